@@ -256,7 +256,7 @@ impl Lab {
         let kvm = kvm();
         let kit = Kit::prepare(&plan, &args.linux, kvm, true, &Silent)?;
         let qemu = kit::qemu(&Silent)?;
-        let named = Named::new(&plan, args)?;
+        let mut named = Named::new(&plan, args)?;
         let (sender, _events) = mpsc::channel();
         let registry = named.serve(&plan, sender.clone())?;
         let processors = if kvm { "KVM" } else { "emulated processors" };

@@ -54,6 +54,9 @@ pub struct NodeCounters {
     /// Of its links that lead somewhere.
     #[serde(default)]
     pub links: Vec<LinkCounters>,
+    /// Commands of its control queues that wait for answers now: no counter.
+    #[serde(default)]
+    pub under_way: u64,
 }
 
 impl NodeCounters {
@@ -109,6 +112,7 @@ impl NodeCounters {
                 })
                 .collect(),
             ip: self.ip.as_ref().map(|now| less(now, before.ip.as_ref())),
+            under_way: self.under_way,
             nwp: self.nwp.as_ref().map(|now| less(now, before.nwp.as_ref())),
             links: self
                 .links

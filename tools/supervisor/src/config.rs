@@ -17,7 +17,7 @@ use crate::faults::FaultSpec;
 use crate::guest::GuestName;
 use crate::units::{
     BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, Interconnect, IpNumber,
-    LinkMode, MemorySize, Mtu, Timeout,
+    LinkMode, MemorySize, MetricsAddress, Mtu, Timeout,
 };
 
 /// A machine file, checked as far as it can be without knowing what the command
@@ -38,6 +38,8 @@ pub struct MachineFile {
     pub(crate) timeout: Option<Timeout>,
     /// Engine threads.
     pub engines: Option<Engines>,
+    /// Where metrics are served, if they are.
+    pub metrics: Option<MetricsAddress>,
     pub(crate) image: Option<ImageName>,
     /// Who has the device in Linux nodes.
     pub(crate) driver: Option<Driver>,
@@ -179,6 +181,7 @@ struct RawFile {
     doorbell: Option<Spanned<String>>,
     timeout: Option<Spanned<TextOrNumber>>,
     engines: Option<Spanned<i64>>,
+    metrics: Option<Spanned<String>>,
     linux: Option<bool>,
     cpus: Option<Spanned<i64>>,
     append: Option<Spanned<String>>,
@@ -274,6 +277,7 @@ impl MachineFile {
             doorbell: source.text("doorbell", &raw.doorbell)?,
             timeout: source.duration("timeout", &raw.timeout)?,
             engines: source.number("engines", &raw.engines)?,
+            metrics: source.text("metrics", &raw.metrics)?,
             image: source.text("image", &raw.image)?,
             driver: source.text("driver", &raw.driver)?,
             boot_server: {
@@ -470,6 +474,7 @@ mod tests {
             doorbell = "polled"
             timeout = 30
             engines = 2
+            metrics = "127.0.0.1:9400"
             linux = false
             cpus = 2
             append = "quiet"
@@ -508,6 +513,7 @@ mod tests {
         assert_eq!(file.doorbell, Some(Doorbell::Polled));
         assert_eq!(file.timeout, "30s".parse().ok());
         assert_eq!(file.engines, "2".parse().ok());
+        assert_eq!(file.metrics, "127.0.0.1:9400".parse().ok());
         assert_eq!(file.nodes[0].at, Coords::new(1, 0, 0, 0, 2, 1));
         assert_eq!(file.nodes[0].settings.guest, Some(GuestName::File("own.elf".into())));
         assert_eq!(file.nodes[0].settings.args, Some(GuestArgs(String::new())));
@@ -559,6 +565,10 @@ mod tests {
             ("timeout = \"soon\"", "timeout = \"soon\" is not allowed; timeout is a whole"),
             ("engines = 0", "engines = 0 is not allowed; engines is a whole number of threads"),
             ("engines = -9223372036854775808", "engines = -9223372036854775808 is not"),
+            (
+                "metrics = \"9400\"",
+                "metrics = \"9400\" is not allowed; metrics is an IP address and a port",
+            ),
             ("boot = \"disk\"", "boot = \"disk\" is not allowed; boot is \"monitor\" or \"tofu\""),
             ("boot_server = [1]", "boot_server = [1] is not allowed; boot_server is [x, y, z"),
             ("cpus = 17", "cpus = 17 is not allowed; cpus is a whole number of processors"),

@@ -11,7 +11,7 @@ use crate::janitor::Janitor;
 use crate::options::MachineArgs;
 use crate::plan::Plan;
 use crate::registry::Registry;
-use crate::server;
+use crate::server::{self, Metrics};
 
 /// The name of a machine: its run directory, and what looks after that.
 pub struct Named {
@@ -22,6 +22,8 @@ pub struct Named {
     pub dir: RunDir,
     /// What joins the machine to the host.
     pub gateway: Option<GatewaySetup>,
+    /// Where metrics are served. Bound before the process gives up to bind ports.
+    metrics: Option<Metrics>,
 }
 
 impl Named {
@@ -34,7 +36,8 @@ impl Named {
         let dir = RunDir::create(args.linux.name.as_ref())?;
         let janitor = Janitor::start_with(dir.path(), &[], gateway::table(plan, &dir).as_deref())?;
         let gateway = GatewaySetup::new(plan, &args.ip, &dir)?;
-        Ok(Self { janitor, dir, gateway })
+        let metrics = plan.metrics.map(Metrics::bind).transpose()?;
+        Ok(Self { janitor, dir, gateway, metrics })
     }
 
     /// Serves the control socket of the machine whose `events` these are.
@@ -42,10 +45,11 @@ impl Named {
     /// # Errors
     ///
     /// If the host has no threads or descriptors left.
-    pub fn serve(&self, plan: &Plan, events: Sender<Event>) -> anyhow::Result<Arc<Registry>> {
+    pub fn serve(&mut self, plan: &Plan, events: Sender<Event>) -> anyhow::Result<Arc<Registry>> {
         let registry =
             Arc::new(Registry::new(&plan.network, events).fail_with_guest(plan.fail_with_guest));
         server::serve(&self.dir.control(), &registry)?;
+        self.metrics.take().map_or(Ok(()), |metrics| metrics.serve(&registry))?;
         Ok(registry)
     }
 }

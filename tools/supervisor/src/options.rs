@@ -10,7 +10,7 @@ use tofu_netboot::Fault;
 use crate::faults::FaultSpec;
 use crate::units::{
     BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, Interconnect, IpNumber,
-    LinkMode, MemorySize, Mtu, Timeout,
+    LinkMode, MemorySize, MetricsAddress, Mtu, Timeout,
 };
 
 /// A machine: its nodes, and what goes on in it.
@@ -66,6 +66,12 @@ pub struct MachineArgs {
     /// Number of engine threads that move data, 1 to 256 [default: from the host's cores]
     #[arg(long, value_name = "N")]
     pub engines: Option<Engines>,
+
+    /// Serve what devices have counted to Prometheus, at http://ADDRESS/metrics
+    ///
+    /// An IP address of this host and a port, such as 127.0.0.1:9400. Nobody is asked who they are.
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<MetricsAddress>,
 
     /// How packets go over links: at once, or as frames with credits in modelled time
     ///

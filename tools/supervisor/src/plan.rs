@@ -20,7 +20,7 @@ use crate::guest::{Guest, GuestError, GuestName};
 use crate::options::{BootArgs, MachineArgs, ShapeArgs};
 use crate::units::{
     BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, Interconnect, IpNumber,
-    LinkMode, MemorySize, Mtu, Timeout,
+    LinkMode, MemorySize, MetricsAddress, Mtu, Timeout,
 };
 
 /// The guest program that runs if nothing else is asked for.
@@ -53,6 +53,8 @@ pub struct Plan {
     pub links: Links,
     /// Engine threads; `None` leaves the number to the machine.
     pub engines: Option<Engines>,
+    /// Where metrics are served, if they are.
+    pub metrics: Option<MetricsAddress>,
     /// The image of Linux nodes, if one is named.
     pub image: Option<ImageName>,
     /// Who has the device in Linux nodes.
@@ -401,6 +403,7 @@ impl Plan {
             links: link_mode.links(),
             fail_with_guest: args.fail_with_guest || file.fail_with_guest,
             engines: args.engines.or(file.engines),
+            metrics: args.metrics.or(file.metrics),
             image: args.linux.image.clone().or(file.image),
             driver,
             faults,

@@ -7,6 +7,7 @@ mod counters;
 mod events;
 mod inspect;
 mod jobs;
+mod metrics;
 mod network;
 mod registers;
 mod reply;
@@ -37,6 +38,8 @@ use crate::event::Event;
 use crate::node::{AgentNode, NodeStatus};
 use crate::registry::Registry;
 use reply::say;
+
+pub use metrics::Metrics;
 
 /// Serves the socket, from now on to the end of the process.
 pub fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {

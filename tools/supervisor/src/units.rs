@@ -1,6 +1,7 @@
 //! Values that the machine file and the command line write alike.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::time::Duration;
@@ -108,6 +109,19 @@ impl TryFrom<i64> for Engines {
     fn try_from(number: i64) -> Result<Self, Self::Error> {
         let number = u32::try_from(number).ok().filter(|number| *number <= 256);
         number.and_then(NonZeroU32::new).map(Self).ok_or(Self::ALLOWED)
+    }
+}
+
+/// Where metrics are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetricsAddress(pub SocketAddr);
+
+impl FromStr for MetricsAddress {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let allowed = "an IP address and a port, such as \"127.0.0.1:9400\"";
+        text.parse().map(Self).map_err(|_| allowed)
     }
 }
 

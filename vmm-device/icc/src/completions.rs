@@ -236,9 +236,14 @@ impl Completions {
         self.next_sequence
     }
 
+    /// Commands that are outstanding.
+    pub(crate) fn under_way(&self) -> usize {
+        self.window.len() - self.free.len()
+    }
+
     /// Whether any command is outstanding.
     pub(crate) fn busy(&self) -> bool {
-        self.free.len() < self.window.len()
+        self.under_way() > 0
     }
 
     /// Notes the command of a message as started, to be given up at `deadline_ns`. Returns its

@@ -313,6 +313,12 @@ impl Icc {
         self.statistics.failed_commands(tni)
     }
 
+    /// Commands of all control queues that wait for answers.
+    pub fn commands_under_way(&self) -> u64 {
+        let of = |queue: &Cq| queue.lock_completions().as_ref().map_or(0, Completions::under_way);
+        self.queues.iter().filter(|queue| queue.enabled()).map(|queue| of(queue) as u64).sum()
+    }
+
     /// Payload bytes that all control queues together have sent and received.
     pub fn payload_bytes(&self) -> (u64, u64) {
         self.queues.iter().fold((0, 0), |(sent, received), queue| {

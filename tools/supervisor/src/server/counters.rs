@@ -99,6 +99,7 @@ fn of_device(node: &Node) -> NodeCounters {
         ports: (0..NUM_PORT as u8).map(of_port).collect(),
         queues: queues.filter(|queue| enabled(queue) != 0).map(of_queue).collect(),
         ip: None,
+        under_way: node.icc().commands_under_way(),
         ..NodeCounters::default()
     }
 }

@@ -19,7 +19,7 @@ use tofu_supervisor::options::{SandboxArgs, ShapeArgs};
 use tofu_supervisor::plan::{Network, shape_of};
 use tofu_supervisor::registry::Registry;
 use tofu_supervisor::served::Served;
-use tofu_supervisor::units::{Engines, Interconnect, MemorySize};
+use tofu_supervisor::units::{Engines, Interconnect, MemorySize, MetricsAddress};
 use tofu_supervisor::{command_line, runner, server};
 use tofu_ui::{exit, signals};
 use tofu_vfio_user::Backing;
@@ -51,6 +51,10 @@ pub(crate) struct ServeArgs {
     /// Number of engine threads that move data, 1 to 256 [default: from the host's cores]
     #[arg(long, value_name = "N")]
     pub(crate) engines: Option<Engines>,
+
+    /// Serve what devices have counted to Prometheus, at http://ADDRESS/metrics, as for `tofu up`
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) metrics: Option<MetricsAddress>,
 
     /// Also serve clients whose memory is not sealed against shrinking, as Cloud Hypervisor's
     ///
@@ -101,6 +105,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     }
     let sockets: Vec<PathBuf> =
         shape.iter().map(|at| folder.join(node_file("node", at, "sock"))).collect();
+    // Not after: a confined process binds no ports.
+    let metrics = args.metrics.or(file.metrics).map(server::Metrics::bind).transpose()?;
     let confinement = Confinement::of_programs(&[dir.base(), folder.as_path()], args.sandbox.off)?;
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let engines = runner::engines(args.engines.or(file.engines), cores);
@@ -121,6 +127,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let ours: &[PathBuf] = if args.socket_dir.is_some() { &sockets } else { &[] };
     let _janitor = Janitor::start(dir.path(), ours)?;
     server::serve(&dir.control(), &registry)?;
+    metrics.map_or(Ok(()), |metrics| metrics.serve(&registry))?;
     let served_at: Vec<_> = shape.iter().zip(sockets).collect();
     let words = command_line::network(&shape, served_at.len(), "tofu.");
     print(args, &dir, interconnect, &served_at, &folder, &words)?;

@@ -202,7 +202,7 @@ fn as_object((id, at, counters): &Counted) -> Value {
     json!({
         "node": id.0, "at": at.to_array(), "tnis": tnis.collect::<Vec<_>>(),
         "ports": ports.collect::<Vec<_>>(), "queues": queues.collect::<Vec<_>>(),
-        "ip": counters.ip,
+        "ip": counters.ip, "under_way": counters.under_way,
     })
 }
 

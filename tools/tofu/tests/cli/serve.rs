@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 
 use tofu_linux_tests::{interrupt, janitor, kill};
@@ -258,4 +259,49 @@ fn clients_that_would_wait_in_vain_are_told() {
     assert!(lines[0].contains("(0,0,0,0,0,0): a client was turned away, as another one"), "{log}");
     assert!(lines[1].contains("memory cannot be reached (Invalid argument"), "{log}");
     assert!(lines[1].contains("memory-backend-memfd,share=on"), "{log}");
+}
+
+#[test]
+fn metrics_are_served_where_somebody_asks_for_them() {
+    let place = Place::new();
+    // A port that was free a moment ago.
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let metrics = free.to_string();
+    let (mut process, _) = place.start(&[&PAIR[..], &["--metrics", &metrics]].concat());
+    let mut client = TcpStream::connect(&metrics).unwrap();
+    client.write_all(b"GET /metrics HTTP/1.1\r\nHost: tofu\r\n\r\n").unwrap();
+    let mut page = String::new();
+    client.read_to_string(&mut page).unwrap();
+    assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{page}");
+    for line in [
+        "tofu_machine_info{shape=\"2x1x1x1x1x1\",generation=\"fugaku\"} 1",
+        "tofu_tni_num_send_tlp_total{node=\"1\",tni=\"5\"} 0",
+        "tofu_port_num_send_tlp_total{node=\"0\",port=\"X+\"} 0",
+        "tofu_node_router_up{node=\"0\"} 1",
+    ] {
+        assert!(page.lines().any(|other| other == line), "{line}: {page}");
+    }
+    // What the dashboard asks for is there, but for queues: nobody has opened one.
+    let dashboard = include_str!("../../../grafana/tofu.json");
+    let dashboard: serde_json::Value = serde_json::from_str(dashboard).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap());
+    let mut asked = 0;
+    for target in targets {
+        let words = target["expr"].as_str().unwrap();
+        let words = words.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        for metric in words.filter(|word| word.starts_with("tofu_")) {
+            let there = page.contains(&format!("# TYPE {metric} "));
+            assert!(there || metric.starts_with("tofu_queue_"), "{metric}");
+            asked += 1;
+        }
+    }
+    assert!(asked > 10);
+    let one = ["serve", "--shape", "1x1x1x1x1x1", "--metrics"];
+    let error = place.run(&[&one[..], &[&metrics]].concat()).error();
+    assert!(error.contains(&format!("cannot serve metrics on {metrics}")), "{error}");
+    let error = place.run(&[&one[..], &["9400"]].concat()).error();
+    assert!(error.contains("an IP address and a port, such as"), "{error}");
+    interrupt(process.id());
+    assert_eq!(process.wait(), Some(130));
 }

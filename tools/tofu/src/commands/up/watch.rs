@@ -332,6 +332,7 @@ pub(super) mod tests {
             timeout: Timeout(timeout),
             interconnect: Default::default(),
             links: Default::default(),
+            metrics: None,
             engines: None,
             image: None,
             driver: Driver::default(),
