@@ -30,6 +30,7 @@ use crate::commands::regs::RegsArgs;
 use crate::commands::sdk::SdkArgs;
 use crate::commands::serve::ServeArgs;
 use crate::commands::stats::StatsArgs;
+use crate::commands::top::TopArgs;
 use crate::commands::topo::TopoArgs;
 use crate::commands::up::UpArgs;
 use crate::logging;
@@ -91,6 +92,7 @@ pub(crate) enum Command {
     Link(LinkCommand),
     #[command(subcommand)]
     Fault(FaultCommand),
+    Top(TopArgs),
     Stats(StatsArgs),
     Regs(RegsArgs),
     Inspect(InspectArgs),

@@ -28,5 +28,6 @@ pub(crate) mod serve;
 pub(crate) mod stats;
 mod svg;
 mod terminal;
+pub(crate) mod top;
 pub(crate) mod topo;
 pub(crate) mod up;

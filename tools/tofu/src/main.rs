@@ -17,7 +17,7 @@ use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use commands::{
     capture, completions, console, cp, doctor, down, events, exec, failing, fault, forward, guest,
-    hosts, image, inspect, link, manual, map, node, ps, regs, sdk, serve, stats, topo, up,
+    hosts, image, inspect, link, manual, map, node, ps, regs, sdk, serve, stats, top, topo, up,
 };
 use tofu_ui::exit;
 
@@ -52,6 +52,7 @@ fn main() -> ExitCode {
         Command::Board(command) => failing::board(command),
         Command::Link(command) => link::run(command),
         Command::Fault(command) => fault::run(command),
+        Command::Top(args) => top::run(args),
         Command::Stats(args) => stats::run(args),
         Command::Regs(args) => regs::run(args),
         Command::Inspect(args) => inspect::run(args),

@@ -15,3 +15,4 @@ mod serve;
 mod shells;
 mod tnw;
 mod tofu;
+mod top;

@@ -1,0 +1,116 @@
+//! `tofu top`: what a machine does, on a full screen.
+
+mod screen;
+mod view;
+
+use std::io::{self, IsTerminal};
+use std::path::Path;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use ratatui_core::terminal::Terminal;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tofu_control::protocol::{MachineInfo, Reply, Request};
+use tofu_control::{MachineName, ask, find_machine, info, rundir};
+use tofu_supervisor::units::Timeout;
+use tofu_ui::{exit, signals};
+
+use self::screen::Screen;
+use self::view::{Key, Keys, Node, Sample, Sort, View};
+
+/// Show what a machine does, on a full screen: nodes, rates, errors, waiting commands, links
+///
+/// Keys: up and down (or j and k) choose a node, Enter goes into it and Esc out of it, s sorts by
+/// the next column and r the other way round, l shows links by load, p pauses, q ends.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct TopArgs {
+    /// Machine; not needed if only one runs
+    #[arg(value_name = "NAME")]
+    pub(crate) name: Option<MachineName>,
+
+    /// Time between two looks
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    pub(crate) every: Timeout,
+
+    /// Column by which nodes are sorted at first
+    #[arg(long, value_name = "COLUMN", default_value = "node")]
+    pub(crate) sort: Sort,
+}
+
+/// How often keys and signals are looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Runs `tofu top` and returns the exit code.
+pub(crate) fn run(args: &TopArgs) -> anyhow::Result<u8> {
+    if !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
+        bail!("tofu top is for terminals; tofu stats --watch is for files and pipes");
+    }
+    let (name, control) = find_machine(args.name.as_ref())?;
+    let (ended, _signals) = signals::flag()?;
+    let mut view = View::new(name.as_str(), args.sort);
+    view.take(sample(&control)?);
+    let mut terminal = Terminal::new(Screen::enter()?).context("cannot use the terminal")?;
+    let interval = args.every.0.max(LOOK);
+    let mut next = Instant::now() + interval;
+    let mut keys = Keys::default();
+    loop {
+        terminal.draw(|frame| view.draw(frame.area(), frame.buffer_mut()))?;
+        let wait = next.saturating_duration_since(Instant::now()).min(LOOK);
+        for key in typed(&mut keys, wait)? {
+            if key == Key::Interrupt {
+                return Ok(exit::INTERRUPTED);
+            }
+            if !view.key(key) {
+                return Ok(0);
+            }
+        }
+        if ended.load(SeqCst) {
+            return Ok(exit::INTERRUPTED);
+        }
+        if Instant::now() >= next {
+            next = Instant::now() + interval;
+            match sample(&control) {
+                Ok(sample) => view.take(sample),
+                // The machine has ended.
+                Err(_) if rundir::is_gone(&control) => return Ok(0),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// What is typed within this time.
+fn typed(keys: &mut Keys, wait: Duration) -> anyhow::Result<Vec<Key>> {
+    let stdin = io::stdin();
+    let time = Timespec::try_from(wait)?;
+    let ready = poll(&mut [PollFd::new(&stdin, PollFlags::IN)], Some(&time));
+    match ready {
+        Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(keys.rest()),
+        ready => ready?,
+    };
+    let mut bytes = [0; 64];
+    match rustix::io::read(&stdin, &mut bytes)? {
+        // The terminal has gone.
+        0 => Ok(vec![Key::Interrupt]),
+        n => Ok(keys.of(&bytes[..n])),
+    }
+}
+
+/// Looks at the machine.
+fn sample(control: &Path) -> anyhow::Result<Sample> {
+    let MachineInfo { shape, generation, links_down, seconds, nodes, .. } = info(control)?;
+    let mut found = Vec::with_capacity(nodes.len());
+    for node in nodes {
+        let counters = match ask(control, &Request::Counters { node: node.index })? {
+            Reply::Counters { counters } => counters.unwrap_or_default(),
+            _ => bail!("not an answer"),
+        };
+        let state = if node.down { "down".to_owned() } else { node.state };
+        found.push(Node { index: node.index, name: node.name, state, counters });
+    }
+    let machine = format!("{shape} {}", generation.unwrap_or_default());
+    let links_down = links_down.len();
+    Ok(Sample { at: Instant::now(), machine, seconds, links_down, nodes: found })
+}

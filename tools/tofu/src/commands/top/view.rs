@@ -1,0 +1,593 @@
+//! What is on the screen, and what keys do to it.
+
+use std::time::Instant;
+
+use clap::ValueEnum;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::style::{Modifier, Style};
+use tofu_abi::regs::{CqReg, PortReg, TniReg};
+use tofu_abi::tnw::{ChannelReg, LinkReg};
+use tofu_control::{Counters, NodeCounters};
+use tofu_fabric::Port;
+use tofu_ui::printable;
+
+/// Columns that nodes can be sorted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Sort {
+    /// Number of the node
+    Node,
+    /// Commands that ended
+    Commands,
+    /// Bytes sent
+    Sent,
+    /// Bytes received
+    Received,
+    /// Commands and packets that failed
+    Errors,
+    /// Commands that wait for answers
+    Waiting,
+}
+
+/// A key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Key {
+    Up,
+    Down,
+    Enter,
+    Escape,
+    Char(char),
+    /// Ctrl-C.
+    Interrupt,
+}
+
+/// Keys out of what a terminal sends. A sequence may come in pieces.
+#[derive(Debug, Default)]
+pub(super) struct Keys {
+    /// Of a sequence that is not complete.
+    begun: Vec<u8>,
+}
+
+/// No sequence of interest is longer.
+const LONGEST: usize = 8;
+
+impl Keys {
+    /// What these bytes say.
+    pub(super) fn of(&mut self, bytes: &[u8]) -> Vec<Key> {
+        let mut keys = Vec::new();
+        for &byte in bytes {
+            match (self.begun.as_slice(), byte) {
+                ([], 0x1b) => self.begun.push(byte),
+                ([], byte) => keys.extend(plain(byte)),
+                ([0x1b], b'[' | b'O') => self.begun.push(byte),
+                ([0x1b], byte) => {
+                    keys.push(Key::Escape);
+                    self.begun.clear();
+                    if byte == 0x1b {
+                        self.begun.push(byte);
+                    } else {
+                        keys.extend(plain(byte));
+                    }
+                }
+                (_, 0x40..=0x7e) => {
+                    self.begun.clear();
+                    match byte {
+                        b'A' => keys.push(Key::Up),
+                        b'B' => keys.push(Key::Down),
+                        _ => {}
+                    }
+                }
+                (begun, _) if begun.len() >= LONGEST => self.begun.clear(),
+                _ => self.begun.push(byte),
+            }
+        }
+        keys
+    }
+
+    /// When nothing has followed for a while: the Escape key by itself.
+    pub(super) fn rest(&mut self) -> Vec<Key> {
+        match std::mem::take(&mut self.begun).as_slice() {
+            [0x1b] => vec![Key::Escape],
+            _ => Vec::new(),
+        }
+    }
+}
+
+fn plain(byte: u8) -> Option<Key> {
+    Some(match byte {
+        3 => Key::Interrupt,
+        b'\r' | b'\n' => Key::Enter,
+        0x7f | 8 => Key::Escape,
+        b'j' => Key::Down,
+        b'k' => Key::Up,
+        b' '..=b'~' => Key::Char(byte.into()),
+        _ => return None,
+    })
+}
+
+/// A node at a moment.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) index: u32,
+    pub(super) name: String,
+    pub(super) state: String,
+    pub(super) counters: NodeCounters,
+}
+
+/// A machine at a moment.
+#[derive(Clone, Debug)]
+pub(super) struct Sample {
+    pub(super) at: Instant,
+    /// Its shape and generation.
+    pub(super) machine: String,
+    /// Since it was started.
+    pub(super) seconds: f64,
+    pub(super) links_down: usize,
+    pub(super) nodes: Vec<Node>,
+}
+
+/// A row of nodes: what happened in a second.
+#[derive(Clone, Debug)]
+struct Row {
+    index: u32,
+    name: String,
+    state: String,
+    commands: f64,
+    sent: f64,
+    received: f64,
+    errors: f64,
+    waiting: u64,
+}
+
+impl Row {
+    fn by(&self, sort: Sort) -> f64 {
+        match sort {
+            Sort::Node => f64::from(self.index),
+            Sort::Commands => self.commands,
+            Sort::Sent => self.sent,
+            Sort::Received => self.received,
+            Sort::Errors => self.errors,
+            Sort::Waiting => self.waiting as f64,
+        }
+    }
+}
+
+/// What of the machine is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Page {
+    Nodes,
+    Links,
+    /// A node, by its number.
+    Node(u32),
+}
+
+/// What is on the screen.
+#[derive(Debug)]
+pub(super) struct View {
+    name: String,
+    last: Option<Sample>,
+    /// What came in between the last two samples, in a second, and what there is now.
+    rows: Vec<Row>,
+    links: Vec<(String, f64)>,
+    /// Nodes with what was added, and the time it took.
+    added: Vec<(Node, f64)>,
+    sort: Sort,
+    reversed: bool,
+    chosen: usize,
+    page: Page,
+    paused: bool,
+}
+
+const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
+const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED);
+
+impl View {
+    pub(super) fn new(name: &str, sort: Sort) -> Self {
+        Self {
+            name: name.to_owned(),
+            last: None,
+            rows: Vec::new(),
+            links: Vec::new(),
+            added: Vec::new(),
+            sort,
+            reversed: false,
+            chosen: 0,
+            page: Page::Nodes,
+            paused: false,
+        }
+    }
+
+    /// Takes another look at the machine, unless the view is paused.
+    pub(super) fn take(&mut self, sample: Sample) {
+        if self.paused {
+            return;
+        }
+        let before = self.last.as_ref();
+        let seconds = before.map_or(0.0, |last| (sample.at - last.at).as_secs_f64());
+        let added = sample.nodes.iter().map(|node| {
+            let same = |other: &&Node| other.index == node.index;
+            let before = before.and_then(|last| last.nodes.iter().find(same));
+            // At first there is nothing to compare with.
+            let old = before.map_or(&node.counters, |before| &before.counters);
+            (Node { counters: node.counters.since(old), ..node.clone() }, seconds)
+        });
+        self.added = added.collect();
+        self.rows = self.added.iter().map(|(node, seconds)| row(node, *seconds)).collect();
+        self.links = self.added.iter().flat_map(|(node, seconds)| links(node, *seconds)).collect();
+        self.links.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+        self.last = Some(sample);
+        self.order();
+    }
+
+    fn order(&mut self) {
+        let (sort, reversed) = (self.sort, self.reversed);
+        // Most comes first, but of numbers of nodes the lowest.
+        let down = (sort != Sort::Node) != reversed;
+        self.rows.sort_by(|a, b| {
+            let order = a.by(sort).total_cmp(&b.by(sort));
+            let order = if down { order.reverse() } else { order };
+            order.then(a.index.cmp(&b.index))
+        });
+        self.chosen = self.chosen.min(self.lines().saturating_sub(1));
+    }
+
+    /// Lines of what can be gone through.
+    fn lines(&self) -> usize {
+        match self.page {
+            Page::Nodes => self.rows.len(),
+            Page::Links => self.links.len(),
+            Page::Node(_) => self.details().len(),
+        }
+    }
+
+    /// Does what a key stands for; false for the end.
+    pub(super) fn key(&mut self, key: Key) -> bool {
+        match key {
+            Key::Interrupt | Key::Char('q') => return false,
+            Key::Up => self.chosen = self.chosen.saturating_sub(1),
+            Key::Down => self.chosen = (self.chosen + 1).min(self.lines().saturating_sub(1)),
+            Key::Enter if self.page == Page::Nodes => {
+                if let Some(row) = self.rows.get(self.chosen) {
+                    self.page = Page::Node(row.index);
+                    self.chosen = 0;
+                }
+            }
+            Key::Escape => {
+                let back = match self.page {
+                    Page::Node(index) => self.rows.iter().position(|row| row.index == index),
+                    _ => None,
+                };
+                self.chosen = back.unwrap_or(0);
+                self.page = Page::Nodes;
+            }
+            Key::Char('l') => {
+                self.page = if self.page == Page::Links { Page::Nodes } else { Page::Links };
+                self.chosen = 0;
+            }
+            Key::Char('s') => {
+                self.sort = match self.sort {
+                    Sort::Node => Sort::Commands,
+                    Sort::Commands => Sort::Sent,
+                    Sort::Sent => Sort::Received,
+                    Sort::Received => Sort::Errors,
+                    Sort::Errors => Sort::Waiting,
+                    Sort::Waiting => Sort::Node,
+                };
+                self.order();
+            }
+            Key::Char('r') => {
+                self.reversed = !self.reversed;
+                self.order();
+            }
+            Key::Char('p') => self.paused = !self.paused,
+            Key::Enter | Key::Char(_) => {}
+        }
+        true
+    }
+
+    /// Draws all of it, whatever the size.
+    pub(super) fn draw(&self, area: Rect, out: &mut Buffer) {
+        let mut put = |y: u16, text: &str, style: Style| {
+            if y < area.height {
+                let (x, y, width) = (area.x, area.y + y, area.width.into());
+                out.set_stringn(x, y, printable(text), width, style);
+            }
+        };
+        let Some(last) = &self.last else { return };
+        let down = match last.links_down {
+            0 => String::new(),
+            n => format!(", {n} links down"),
+        };
+        let paused = if self.paused { ", paused" } else { "" };
+        let (name, machine, seconds) = (&self.name, &last.machine, last.seconds as u64);
+        put(0, &format!("{name}: {machine}, up {seconds} s{down}{paused}"), BOLD);
+        let (title, lines): (String, Vec<String>) = match self.page {
+            Page::Nodes => {
+                let title = format!(
+                    "{:>5} {:<17}{:<10}{:>9}{:>9}{:>9}{:>8}{:>8}",
+                    "node", "name", "state", "cmd/s", "sent/s", "recv/s", "err/s", "waiting"
+                );
+                (title, self.rows.iter().map(Row::line).collect())
+            }
+            Page::Links => {
+                let line = |(name, load): &(String, f64)| format!("{name:<40} {:>9}", short(*load));
+                let title = format!("{:<40} {:>9}", "link, busiest first", "bytes/s");
+                (title, self.links.iter().map(line).collect())
+            }
+            Page::Node(index) => (format!("node {index}, in a second"), self.details()),
+        };
+        put(1, &title, BOLD);
+        // The last line has the keys, where there is room for one.
+        let keys = area.height > 5;
+        let room = usize::from(area.height.saturating_sub(2 + u16::from(keys))).max(1);
+        let first = self.chosen.saturating_sub(room - 1);
+        for (y, (n, line)) in (2..).zip(lines.iter().enumerate().skip(first).take(room)) {
+            put(y, line, if n == self.chosen { REVERSED } else { Style::new() });
+        }
+        if keys {
+            let sort = format!("{:?}", self.sort).to_lowercase();
+            let help = format!(
+                "q quit  enter node  esc back  l links  s sort ({sort})  r reverse  p pause"
+            );
+            put(area.height - 1, &help, BOLD);
+        }
+    }
+
+    /// Everything that a node has counted in a second.
+    fn details(&self) -> Vec<String> {
+        let Page::Node(index) = self.page else { return Vec::new() };
+        let Some((node, seconds)) = self.added.iter().find(|(node, _)| node.index == index) else {
+            return vec!["it is not there any more".to_owned()];
+        };
+        let mut lines = vec![format!("{} {}", node.name, node.state)];
+        let mut block = |title: String, counters: &Counters| {
+            let counted = counters.iter().filter(|(_, n)| **n > 0);
+            for (n, (name, value)) in counted.enumerate() {
+                if n == 0 {
+                    lines.push(title.clone());
+                }
+                lines.push(format!("  {name:<32} {:>12}", short(rate(*value, *seconds))));
+            }
+        };
+        let NodeCounters { tnis, ports, queues, ip, nwp, links, under_way } = &node.counters;
+        for (n, tni) in tnis.iter().enumerate() {
+            block(format!("TNI {n}"), tni);
+        }
+        for queue in queues {
+            block(format!("TNI {}, control queue {}", queue.tni, queue.cq), &queue.counters);
+        }
+        for (port, counters) in Port::ALL.iter().zip(ports) {
+            block(format!("port {port}"), counters);
+        }
+        for link in links {
+            block(format!("link {}", link.port), &link.counters);
+            for (n, channel) in link.channels.iter().enumerate() {
+                block(format!("link {}, channel {n}", link.port), channel);
+            }
+        }
+        nwp.iter().for_each(|nwp| block("network processor".to_owned(), nwp));
+        ip.iter().for_each(|ip| block("IP over Tofu".to_owned(), ip));
+        if *under_way > 0 {
+            lines.push(format!("commands that wait for answers: {under_way}"));
+        }
+        lines
+    }
+}
+
+impl Row {
+    fn line(&self) -> String {
+        let Self { index, name, state, commands, sent, received, errors, waiting } = self;
+        let [commands, sent, received, errors] =
+            [commands, sent, received, errors].map(|rate| short(*rate));
+        format!(
+            "{index:>5} {name:<17}{state:<10.9}{commands:>9}{sent:>9}{received:>9}{errors:>8}\
+             {waiting:>8}"
+        )
+    }
+}
+
+fn rate(n: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 { n as f64 / seconds } else { 0.0 }
+}
+
+/// A number in at most six columns.
+fn short(value: f64) -> String {
+    let mut value = value;
+    for unit in ["", "k", "M", "G", "T", "P"] {
+        if value < 999.5 {
+            return match unit {
+                "" if value == 0.0 => "0".to_owned(),
+                "" if value < 9.95 => format!("{value:.1}"),
+                "" => format!("{value:.0}"),
+                _ if value < 9.95 => format!("{value:.1}{unit}"),
+                _ => format!("{value:.0}{unit}"),
+            };
+        }
+        value /= 1000.0;
+    }
+    "many".to_owned()
+}
+
+fn row(Node { index, name, state, counters }: &Node, seconds: f64) -> Row {
+    let rate = |n| rate(n, seconds);
+    let tnw = counters.nwp.is_some();
+    let of_queues = |reg: CqReg| -> u64 {
+        counters.queues.iter().filter_map(|queue| queue.counters.get(reg.name())).sum()
+    };
+    let (commands, sent, received) = match tnw {
+        // A packet has 128 bytes of data.
+        true => (
+            counters.of_channels(ChannelReg::MessagesSent),
+            128 * counters.of_links(LinkReg::Sent),
+            128 * counters.of_links(LinkReg::Received),
+        ),
+        // Bytes are counted in units of 16.
+        false => (
+            of_queues(CqReg::TcqNumNotice),
+            16 * counters.of_tnis(TniReg::ByteSendTlp),
+            16 * counters.of_tnis(TniReg::ByteReceiveTlp),
+        ),
+    };
+    let errors = [
+        counters.failed_commands(),
+        counters.of_tnis(TniReg::NumReceiveNullifiedTlp),
+        counters.of_tnis(TniReg::RxNumExceptionTlp),
+        counters.of_tnis(TniReg::RxNumUnknownTlp),
+        counters.of_ports(PortReg::NumTxDiscardNormalTlp),
+        counters.of_ports(PortReg::NumTxDiscardSystemTlp),
+        counters.of_links(LinkReg::CrcErrors),
+        counters.of_links(LinkReg::SequenceErrors),
+        counters.of_links(LinkReg::Timeouts),
+        counters.of_channels(ChannelReg::Refused),
+    ];
+    Row {
+        index: *index,
+        name: name.clone(),
+        state: state.clone(),
+        commands: rate(commands),
+        sent: rate(sent),
+        received: rate(received),
+        errors: rate(errors.iter().fold(0, |sum, n| sum.saturating_add(*n))),
+        waiting: counters.under_way,
+    }
+}
+
+/// The links that leave a node, with the bytes that went over each in a second.
+fn links(Node { name, counters, .. }: &Node, seconds: f64) -> Vec<(String, f64)> {
+    let load = |port: &dyn std::fmt::Display, bytes| {
+        (bytes > 0).then(|| (format!("{name} {port}"), rate(bytes, seconds)))
+    };
+    let of = |counters: &Counters, name| counters.get(name).copied().unwrap_or(0);
+    let ports = Port::ALL.iter().zip(&counters.ports);
+    let ports =
+        ports.map(|(port, counted)| load(port, 16 * of(counted, PortReg::ByteSendTlp.name())));
+    let links = counters.links.iter();
+    let links = links.map(|link| load(&link.port, 128 * of(&link.counters, LinkReg::Sent.name())));
+    ports.chain(links).flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn sample(at: Instant, nodes: u32, n: u64) -> Sample {
+        let node = |index: u32| {
+            let tni = [
+                (TniReg::ByteSendTlp.name().to_owned(), n * u64::from(index) * 1000),
+                (TniReg::RxNumUnknownTlp.name().to_owned(), n * u64::from(nodes - index)),
+            ];
+            let port = [(PortReg::ByteSendTlp.name().to_owned(), n * u64::from(index))];
+            let counters = NodeCounters {
+                tnis: vec![tni.into()],
+                ports: vec![port.into(); 10],
+                under_way: u64::from(index % 3),
+                ..NodeCounters::default()
+            };
+            let name = format!("t-{index}-0-0-0-0-0");
+            Node { index, name, state: "run\x1b[31mning".to_owned(), counters }
+        };
+        Sample {
+            at,
+            machine: "4x1x1x1x1x1 fugaku".to_owned(),
+            seconds: 12.0,
+            links_down: 1,
+            nodes: (0..nodes).map(node).collect(),
+        }
+    }
+
+    fn view(nodes: u32) -> View {
+        let mut view = View::new("tofu", Sort::Node);
+        let start = Instant::now();
+        view.take(sample(start, nodes, 1));
+        view.take(sample(start + Duration::from_secs(2), nodes, 5));
+        view
+    }
+
+    /// What a terminal of this size shows, a line each.
+    fn shown(view: &View, width: u16, height: u16) -> Vec<String> {
+        let area = Rect::new(0, 0, width, height);
+        let mut buffer = Buffer::empty(area);
+        view.draw(area, &mut buffer);
+        let line = |y| (0..width).map(|x| buffer[(x, y)].symbol().to_owned()).collect::<String>();
+        (0..height).map(|y| line(y).trim_end().to_owned()).collect()
+    }
+
+    #[test]
+    fn nodes_are_listed_with_what_happened_in_a_second() {
+        let lines = shown(&view(4), 80, 24);
+        assert_eq!(lines[0], "tofu: 4x1x1x1x1x1 fugaku, up 12 s, 1 links down");
+        assert!(lines[1].contains("cmd/s   sent/s   recv/s   err/s waiting"), "{lines:?}");
+        // 3 * 4000 units of 16 bytes in two seconds.
+        let words: Vec<_> = lines[5].split_whitespace().collect();
+        assert_eq!(words[0], "3");
+        assert_eq!(words[words.len() - 4..], ["96k", "0", "2.0", "0"]);
+        assert!(lines[23].starts_with("q quit"), "{lines:?}");
+    }
+
+    #[test]
+    fn keys_sort_and_go_into_a_node_and_back() {
+        let mut view = view(4);
+        let first =
+            |view: &View| shown(view, 80, 24)[2].split_whitespace().next().unwrap().to_owned();
+        assert_eq!(first(&view), "0");
+        for (keys, expected) in [("ss", "3"), ("r", "0"), ("rss", "0"), ("s", "2"), ("s", "0")] {
+            keys.chars().for_each(|c| assert!(view.key(Key::Char(c))));
+            assert_eq!(first(&view), expected, "{keys}");
+        }
+        assert!(view.key(Key::Down) && view.key(Key::Enter));
+        let node = shown(&view, 80, 24);
+        assert!(
+            node[1] == "node 1, in a second" && node[2].starts_with("t-1-0-0-0-0-0"),
+            "{node:?}"
+        );
+        assert!(node.iter().any(|line| line.contains("BYTE_SEND_TLP")), "{node:?}");
+        assert!(view.key(Key::Escape));
+        assert_eq!(view.chosen, 1);
+        assert!(view.key(Key::Char('l')));
+        let links = shown(&view, 80, 24);
+        assert!(links[2].starts_with("t-3-0-0-0-0-0 A "), "{links:?}");
+        assert!(!view.key(Key::Char('q')) && !view.key(Key::Interrupt));
+    }
+
+    #[test]
+    fn what_is_paused_stands_still() {
+        let mut view = view(2);
+        let before = shown(&view, 80, 24)[2..].to_vec();
+        view.key(Key::Char('p'));
+        view.take(sample(Instant::now() + Duration::from_secs(9), 2, 99));
+        let after = shown(&view, 80, 24);
+        assert!(after[0].ends_with("paused"));
+        assert_eq!(after[2..], before);
+    }
+
+    #[test]
+    fn every_size_of_terminal_will_do_and_no_control_characters_get_out() {
+        let mut view = view(768);
+        for _ in 0..800 {
+            view.key(Key::Down);
+        }
+        for page in [None, Some(Key::Enter), Some(Key::Escape), Some(Key::Char('l'))] {
+            page.into_iter().for_each(|key| assert!(view.key(key)));
+            for (width, height) in [(20, 5), (80, 24), (1, 1), (0, 0), (5, 2), (300, 100)] {
+                let lines = shown(&view, width, height);
+                assert!(lines.iter().flat_map(|line| line.chars()).all(|c| !c.is_control()));
+            }
+        }
+        assert_eq!(shown(&view, 20, 5)[0], "tofu: 4x1x1x1x1x1 fu");
+    }
+
+    #[test]
+    fn keys_may_come_in_pieces() {
+        let mut keys = Keys::default();
+        assert_eq!(keys.of(b"\x1b[A\x1b"), [Key::Up]);
+        assert_eq!(keys.of(b"[B"), [Key::Down]);
+        assert_eq!(keys.of(b"\x1b"), []);
+        assert_eq!(keys.rest(), [Key::Escape]);
+        assert_eq!(keys.rest(), []);
+        assert_eq!(keys.of(b"\x1b[1;5Cq\r\x03\xff"), [Key::Char('q'), Key::Enter, Key::Interrupt]);
+        // What is too long is no sequence.
+        assert_eq!(keys.of(b"\x1b[000000000000000q").last(), Some(&Key::Char('q')));
+    }
+}
