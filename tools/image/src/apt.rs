@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
+use crate::arch::Arch;
 use crate::error::{Error, IoContext, Result};
 use crate::hash::sha256_file;
 use crate::manifest::Package;
@@ -106,10 +107,11 @@ fn keyring() -> Result<String> {
 }
 
 impl<'a> Apt<'a> {
-    /// Makes apt ready in `folder`, and its package lists fresh enough. `mirror` is the user's
+    /// Makes apt ready in `folder` for packages of `arch`, and its package lists fresh enough. `mirror` is the user's
     /// choice, else the host's apt configuration is asked.
     pub(crate) fn open(
         folder: &Path,
+        arch: Arch,
         mirror: Option<&str>,
         progress: &'a dyn Progress,
     ) -> Result<Self> {
@@ -152,7 +154,7 @@ impl<'a> Apt<'a> {
             dpkg_deb,
             mirror: first.clone(),
         };
-        apt.configure()?;
+        apt.configure(arch)?;
 
         // Lists of an earlier day do, if they are from a mirror we would ask now.
         let sources = folder.join("sources.list");
@@ -181,11 +183,11 @@ impl<'a> Apt<'a> {
 
     /// Writes our apt.conf. The host's is left out, but for how to reach a mirror: it may have
     /// hooks, pins and folders that are not for us.
-    fn configure(&self) -> Result<()> {
+    fn configure(&self, arch: Arch) -> Result<()> {
         let mut dump = run::command(&tool("apt-config")?);
         dump.arg("dump");
         let dump = run::run(dump, "reading apt's configuration", self.progress, || {})?.stdout;
-        let folder = self.folder.display();
+        let (folder, arch) = (self.folder.display(), arch.debian());
         let text = format!(
             "{}Dir::Etc::main \"/dev/null\";\n\
              Dir::Etc::parts \"/dev/null\";\n\
@@ -204,8 +206,8 @@ impl<'a> Apt<'a> {
              Acquire::GzipIndexes \"true\";\n\
              Acquire::Languages \"none\";\n\
              Acquire::Retries \"2\";\n\
-             APT::Architecture \"amd64\";\n\
-             APT::Architectures {{ \"amd64\"; }};\n\
+             APT::Architecture \"{arch}\";\n\
+             APT::Architectures {{ \"{arch}\"; }};\n\
              APT::Install-Recommends \"false\";\n\
              APT::Install-Suggests \"false\";\n\
              APT::Update::Error-Mode \"any\";\n\

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! lock                 held by whoever builds or removes
-//! apt/                 apt's configuration, lists and fetched packages
+//! apt/                 apt's configuration, lists and fetched packages; apt-arm64/ those for
+//!                      guests with such processors
 //! parts/KEY/           a kernel, busybox, a root file system, QEMU; shared by images
 //! images/NAME/         manifest.toml, vmlinux, vmlinuz, initrd, root.ext4
 //! ```
@@ -18,6 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::apt::Apt;
+use crate::arch::Arch;
 use crate::error::{Error, IoContext, Result};
 use crate::manifest::{self, Manifest};
 use crate::progress::{Phase, Progress};
@@ -124,13 +126,23 @@ impl Cache {
         Ok(Manifest::read(&folder)?.filter(|manifest| manifest.files_are_whole(&folder)))
     }
 
+    /// Packages for the host, which are those of x86-64 guests, too.
     pub(crate) fn apt<'a>(&self, progress: &'a dyn Progress) -> Result<Apt<'a>> {
-        Apt::open(&self.folder.join("apt"), self.mirror.as_deref(), progress)
+        self.apt_for(Arch::default(), progress)
+    }
+
+    /// Packages for guests with these processors.
+    pub(crate) fn apt_for<'a>(&self, arch: Arch, progress: &'a dyn Progress) -> Result<Apt<'a>> {
+        Apt::open(&self.apt_folder(arch), arch, self.mirror.as_deref(), progress)
+    }
+
+    fn apt_folder(&self, arch: Arch) -> PathBuf {
+        self.folder.join(format!("apt{}", arch.suffix()))
     }
 
     /// Has apt ask for new lists when it is next opened.
     pub(crate) fn forget_lists(&self) {
-        Apt::forget_lists(&self.folder.join("apt"));
+        Arch::ALL.iter().for_each(|arch| Apt::forget_lists(&self.apt_folder(*arch)));
     }
 
     /// Waits until nobody else has the lock of this name, which is held until the file is dropped.
@@ -266,14 +278,17 @@ impl Cache {
         let compiles = self.try_lock_file(COMPILER_LOCK)?.is_none();
         for entry in fs::read_dir(&parts).on("read", &parts)?.flatten() {
             let key = entry.file_name().to_string_lossy().into_owned();
-            let kept = ["qemu", "tools"].contains(&key.as_str()) || key.starts_with(PACKAGES);
+            let kept = ["qemu", "qemu-arm64", "tools"].contains(&key.as_str())
+                || key.starts_with(PACKAGES);
             let busy = compiles && is_work(&key);
             if !kept && !busy && !used.contains(&key) {
                 remove_folder(&entry.path())?;
             }
         }
         if images.is_empty() {
-            remove_folder(&self.folder.join("apt"))?;
+            for arch in Arch::ALL {
+                remove_folder(&self.apt_folder(arch))?;
+            }
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 
 use crate::apt;
+use crate::arch::Arch;
 use crate::cache::{COMPILER_LOCK, Cache, WORK, is_work, remove_folder};
 use crate::error::{Error, IoContext, Result};
 use crate::hash::hex;
@@ -228,7 +229,7 @@ impl Target {
         progress: &dyn Progress,
     ) -> Result<Self> {
         let Some(debian) = flavour.debian() else { return Ok(Self { flavour, stock: None }) };
-        let (_, part) = cache.kernel_part(&debian, refresh, progress)?;
+        let (_, part) = cache.kernel_part(&debian, Arch::default(), refresh, progress)?;
         Ok(Self { flavour, stock: Some(Stock::of(&part)?) })
     }
 

@@ -18,6 +18,9 @@ const LIMIT: u64 = 1 << 30;
 /// The PVH entry's note, of the owner "Xen" (xen/include/public/elfnote.h).
 const XEN_ELFNOTE_PHYS32_ENTRY: elf::NoteType = elf::NoteType(18);
 
+/// Where an Image's header says what it is.
+const ARM64_MAGIC: std::ops::Range<usize> = 0x38..0x3c;
+
 /// What a kernel file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KernelKind {
@@ -57,6 +60,22 @@ pub fn inspect(path: &Path, bytes: &[u8]) -> Result<KernelKind> {
     }))
 }
 
+/// Checks that `bytes`, the content of `path`, are a kernel for 64-bit Arm: an Image, which is not
+/// compressed (Documentation/arch/arm64/booting.rst of the Linux source).
+///
+/// # Errors
+/// [`Error::Kernel`] if they are none.
+pub fn inspect_arm64(path: &Path, bytes: &[u8]) -> Result<()> {
+    if bytes.get(ARM64_MAGIC) == Some(b"ARM\x64") {
+        return Ok(());
+    }
+    let reason = match inspect(path, bytes) {
+        Ok(_) => "it is for x86-64, not arm64".to_owned(),
+        Err(_) => "it is no kernel for arm64: that begins with an Image's header".to_owned(),
+    };
+    Err(Error::Kernel { path: path.into(), reason })
+}
+
 /// What an ELF file takes of memory when it is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadedSize {
@@ -88,6 +107,10 @@ pub fn kernel_size(bytes: &[u8]) -> Option<u64> {
     if bytes.get(0x202..0x206) == Some(b"HdrS") {
         let field = bytes.get(INIT_SIZE)?.try_into().ok()?;
         return Some(u32::from_le_bytes(field).into());
+    }
+    if bytes.get(ARM64_MAGIC) == Some(b"ARM\x64") {
+        // `image_size`, with what is not in the file.
+        return Some(u64::from_le_bytes(bytes.get(0x10..0x18)?.try_into().ok()?));
     }
     loaded_size(bytes).map(|size| size.bytes)
 }

@@ -33,6 +33,7 @@ pub const BOOT_ARGUMENTS: &str = "quiet panic=-1 lsm=capability cryptomgr.notest
 pub const TCG_ARGUMENTS: &str = "no_timer_check tsc=reliable";
 
 mod apt;
+mod arch;
 mod cache;
 mod cpio;
 mod driver;
@@ -51,10 +52,14 @@ mod run;
 mod spec;
 mod tshark;
 
+pub use arch::Arch;
 pub use cache::{Cache, Image};
 pub use driver::{Made, Module};
 pub use error::{Error, Result};
-pub use kernel::{KernelKind, LoadedSize, inspect as inspect_kernel, kernel_size, loaded_size};
+pub use kernel::{
+    KernelKind, LoadedSize, inspect as inspect_kernel, inspect_arm64 as inspect_kernel_arm64,
+    kernel_size, loaded_size,
+};
 pub use manifest::{FileInfo, Manifest, Package};
 pub use progress::{Phase, Progress, Silent};
 pub use qemu::{MINIMUM as QEMU_MINIMUM, Origin as QemuOrigin, Qemu};

@@ -9,6 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use crate::arch::Arch;
 use crate::error::{Error, IoContext, Result};
 use crate::hash::sha256_file;
 use crate::spec::{Kernel, Spec};
@@ -50,6 +51,9 @@ pub struct Manifest {
     /// The kernel's release as `uname -r` prints it; empty if it is not known.
     #[serde(default)]
     pub kernel: String,
+    /// What the processors of its guests are.
+    #[serde(default)]
+    pub arch: Arch,
     /// Packages asked for, without those they depend on.
     #[serde(default)]
     pub with: Vec<String>,
@@ -82,6 +86,7 @@ impl Manifest {
             fingerprint: fingerprint.into(),
             built: now,
             kernel: String::new(),
+            arch: Arch::default(),
             with: Vec::new(),
             asked_kernel: String::new(),
             modules: Vec::new(),
@@ -149,7 +154,8 @@ impl Manifest {
             "" => Kernel::Auto,
             text => text.parse()?,
         };
-        Spec::new(&self.name)?.kernel(kernel).with(&self.with)?.modules(&self.modules)
+        let spec = Spec::new(&self.name)?.arch(self.arch).kernel(kernel);
+        spec.with(&self.with)?.modules(&self.modules)
     }
 
     /// The size of all files together, in bytes.

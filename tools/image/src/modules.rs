@@ -80,6 +80,11 @@ impl Tree {
         Ok(())
     }
 
+    /// Whether there is such a module as a file.
+    pub(crate) fn has_file(&self, name: &str) -> bool {
+        self.files.contains_key(&plain(name))
+    }
+
     /// Whether there is such a module, as a file or built in.
     pub(crate) fn has(&self, name: &str) -> bool {
         let name = plain(name);

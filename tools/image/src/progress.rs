@@ -18,6 +18,8 @@ pub enum Phase {
     Kernel,
     /// Compiling a kernel with our driver; progress is in files, about.
     Compile,
+    /// Compiling our programs for guests with other processors than the host's.
+    Programs,
     /// Compiling a module of the user's.
     Module,
     /// Making the initial RAM file system.
@@ -37,6 +39,7 @@ impl fmt::Display for Phase {
             Phase::Unpack => "unpack",
             Phase::Kernel => "kernel",
             Phase::Compile => "compile the kernel and its driver",
+            Phase::Programs => "compile the programs for arm64",
             Phase::Module => "compile the module",
             Phase::Initramfs => "initramfs",
             Phase::Configure => "configure packages",

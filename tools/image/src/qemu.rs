@@ -9,6 +9,7 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 
 use crate::apt;
+use crate::arch::Arch;
 use crate::cache::Cache;
 use crate::error::{Error, IoContext, Result};
 use crate::fetched::{LIBRARIES, start};
@@ -18,10 +19,32 @@ use crate::run;
 /// `vfio-user-pci` came with this version.
 pub const MINIMUM: (u32, u32) = (10, 1);
 
-const NAME: &str = "qemu-system-x86_64";
-const PACKAGE: &str = "qemu-system-x86";
-/// Its part of the cache.
-const PART: &str = "qemu";
+/// One QEMU: what it is called, its package, its part of the cache, and the variable by which a user
+/// names another one.
+struct Names {
+    program: &'static str,
+    package: &'static str,
+    part: &'static str,
+    variable: &'static str,
+}
+
+/// What the QEMU is called that has processors of a kind.
+const fn names(arch: Arch) -> Names {
+    match arch {
+        Arch::X86_64 => Names {
+            program: "qemu-system-x86_64",
+            package: "qemu-system-x86",
+            part: "qemu",
+            variable: "TOFU_QEMU",
+        },
+        Arch::Arm64 => Names {
+            program: "qemu-system-aarch64",
+            package: "qemu-system-arm",
+            part: "qemu-arm64",
+            variable: "TOFU_QEMU_ARM64",
+        },
+    }
+}
 
 /// Where a QEMU is from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,8 +85,8 @@ impl Qemu {
     }
 
     /// The one in `root`. It runs with its own loader and libraries, so the host's do not matter.
-    fn in_root(root: &Path, version: String) -> Self {
-        let (program, mut args_prefix) = start(root, NAME);
+    fn in_root(root: &Path, arch: Arch, version: String) -> Self {
+        let (program, mut args_prefix) = start(root, names(arch).program);
         for folder in ["usr/share/qemu", "usr/share/seabios"] {
             args_prefix.extend(["-L".into(), root.join(folder).into()]);
         }
@@ -148,7 +171,22 @@ impl Cache {
     /// # Errors
     /// [`Error::Qemu`] if the named one cannot be used; all that can go wrong with fetching.
     pub fn qemu(&self, named: Option<&Path>, progress: &dyn Progress) -> Result<Qemu> {
-        let variable = std::env::var_os("TOFU_QEMU").filter(|value| !value.is_empty());
+        self.qemu_for(Arch::default(), named, progress)
+    }
+
+    /// The same of one whose processors are of a kind. That for arm64 is named by the variable
+    /// `TOFU_QEMU_ARM64` (38 MB of packages).
+    ///
+    /// # Errors
+    /// As for [`Cache::qemu`].
+    pub fn qemu_for(
+        &self,
+        arch: Arch,
+        named: Option<&Path>,
+        progress: &dyn Progress,
+    ) -> Result<Qemu> {
+        let Names { program: name, variable, .. } = names(arch);
+        let variable = std::env::var_os(variable).filter(|value| !value.is_empty());
         if let Some(named) = named.map(Path::to_owned).or(variable.map(PathBuf::from)) {
             let bad = |reason| Error::Qemu { program: named.clone(), reason };
             let program = match named.components().count() {
@@ -156,7 +194,7 @@ impl Cache {
                 _ => named.exists().then(|| named.clone()),
             };
             let program = program.ok_or_else(|| bad("there is no such program".into()))?;
-            let known = self.probe_once(&program, progress)?;
+            let known = self.probe_once(arch, &program, progress)?;
             return match known.problem {
                 None => Ok(Qemu::plain(program, known.version, Origin::Named)),
                 Some(problem) => {
@@ -164,8 +202,8 @@ impl Cache {
                 }
             };
         }
-        if let Some(program) = run::find(NAME) {
-            match self.probe_once(&program, progress) {
+        if let Some(program) = run::find(name) {
+            match self.probe_once(arch, &program, progress) {
                 Ok(Known { problem: None, version, .. }) => {
                     return Ok(Qemu::plain(program, version, Origin::Host));
                 }
@@ -174,22 +212,25 @@ impl Cache {
                 Err(error) => log::debug!("{error}"),
             }
         }
-        self.fetched_qemu(false, progress)
+        self.fetched_qemu(arch, false, progress)
     }
 
     /// What [`Cache::qemu`] would return now without fetching anything; for `tofu doctor`.
     pub fn present_qemu(&self) -> Option<Qemu> {
-        if let Some(program) = run::find(NAME)
-            && let Ok(Known { problem: None, version, .. }) = self.probe_once(&program, &Silent)
+        let arch = Arch::default();
+        let Names { program, part, .. } = names(arch);
+        if let Some(program) = run::find(program)
+            && let Ok(Known { problem: None, version, .. }) =
+                self.probe_once(arch, &program, &Silent)
         {
             return Some(Qemu::plain(program, version, Origin::Host));
         }
-        let manifest = self.part(PART).ok()??;
-        Some(Qemu::in_root(&self.root_of(PART), manifest.kernel))
+        let manifest = self.part(part).ok()??;
+        Some(Qemu::in_root(&self.root_of(part), arch, manifest.kernel))
     }
 
-    fn probe_once(&self, program: &Path, progress: &dyn Progress) -> Result<Known> {
-        let file = self.folder().join("host-qemu.toml");
+    fn probe_once(&self, arch: Arch, program: &Path, progress: &dyn Progress) -> Result<Known> {
+        let file = self.folder().join(format!("host-qemu{}.toml", arch.suffix()));
         let remembered = fs::read_to_string(&file).ok();
         if let Some(known) = remembered.and_then(|text| toml::from_str::<Known>(&text).ok())
             && known.fits(program)
@@ -205,16 +246,22 @@ impl Cache {
     }
 
     /// QEMU in the cache; fetched if it is not there, or `refresh`.
-    pub(crate) fn fetched_qemu(&self, refresh: bool, progress: &dyn Progress) -> Result<Qemu> {
+    pub(crate) fn fetched_qemu(
+        &self,
+        arch: Arch,
+        refresh: bool,
+        progress: &dyn Progress,
+    ) -> Result<Qemu> {
+        let Names { package, part, .. } = names(arch);
         let from = apt::From::Backports;
-        let manifest = self.fetch_program(PART, PACKAGE, from, refresh, progress, |root| {
-            let mut command = Qemu::in_root(root, String::new()).command();
+        let manifest = self.fetch_program(part, package, from, refresh, progress, |root| {
+            let mut command = Qemu::in_root(root, arch, String::new()).command();
             command.arg("--version");
             let said = run::must(command, "asking QEMU for its version", root, progress)?;
             let version = parse_version(&said).map(|(version, _)| version);
             Ok(version.unwrap_or_default())
         })?;
-        Ok(Qemu::in_root(&self.root_of(PART), manifest.kernel))
+        Ok(Qemu::in_root(&self.root_of(part), arch, manifest.kernel))
     }
 }
 

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
+use crate::arch::Arch;
 use crate::error::{Error, Result};
 use crate::hash::hex;
 
@@ -211,6 +212,7 @@ pub(crate) fn check_package(name: &str) -> Result<()> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
     pub(crate) name: String,
+    pub(crate) arch: Arch,
     pub(crate) kernel: Kernel,
     pub(crate) with: Vec<String>,
     pub(crate) modules: Vec<String>,
@@ -234,6 +236,7 @@ impl Spec {
         check_name("image name", name)?;
         Ok(Self {
             name: name.into(),
+            arch: Arch::default(),
             kernel: Kernel::Auto,
             with: Vec::new(),
             modules: Vec::new(),
@@ -258,6 +261,13 @@ impl Spec {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What the processors of its guests are.
+    #[must_use]
+    pub fn arch(mut self, arch: Arch) -> Self {
+        self.arch = arch;
+        self
     }
 
     /// The kernel to take.
@@ -318,6 +328,24 @@ impl Spec {
         self.kernel.has_driver()
     }
 
+    /// Checks that images of its kind can be made for its processors.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if not.
+    pub(crate) fn check_arch(&self) -> Result<()> {
+        let own = self.has_driver() || matches!(self.kernel, Kernel::File(_));
+        if self.arch == Arch::default() || !own && self.with.is_empty() {
+            return Ok(());
+        }
+        let (what, value) = match own {
+            true => ("kernel", self.kernel.to_string()),
+            false => ("list of packages", self.with.join(",")),
+        };
+        let allowed = "an image for arm64 has one of Debian's kernels (auto, cloud, generic, \
+                       cloud-backports, generic-backports) and no packages besides";
+        Err(Error::Invalid { what, value, allowed })
+    }
+
     pub(crate) fn wants_rdma(&self) -> bool {
         self.with.iter().any(|name| RDMA_PACKAGES.contains(&name.as_str()))
     }
@@ -353,6 +381,7 @@ mod tests {
         let program = |name: &str, bytes: &[u8]| Program::new(name, bytes.to_vec()).unwrap();
         let specs = [
             plain(),
+            plain().arch(Arch::Arm64),
             plain().kernel(Kernel::Generic),
             plain().kernel(Kernel::Driver),
             plain().kernel(Kernel::DriverCloud),
@@ -385,6 +414,18 @@ mod tests {
         let spec = Spec::new("a").unwrap().with(["mpich"]).unwrap();
         assert_eq!(spec.chosen_kernel(), Kernel::Cloud);
         assert!(spec.extra_modules().is_empty());
+    }
+
+    #[test]
+    fn what_there_is_not_for_arm64_is_refused() {
+        let arm = || Spec::new("a").unwrap().arch(Arch::Arm64);
+        assert!(arm().check_arch().is_ok());
+        assert!(arm().kernel(Kernel::Generic).check_arch().is_ok());
+        let refused = |spec: Spec| spec.check_arch().unwrap_err().to_string();
+        let error = refused(arm().kernel(Kernel::DriverCloud));
+        assert!(error.contains("\"driver-cloud\"") && error.contains("arm64"), "{error}");
+        assert!(refused(arm().with(["mpich", "gdb"]).unwrap()).contains("\"gdb,mpich\""));
+        assert!(Spec::new("a").unwrap().kernel(Kernel::Driver).check_arch().is_ok());
     }
 
     #[test]

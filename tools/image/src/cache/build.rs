@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Cache, Image, PACKAGES, make_folder};
 use crate::apt::{self, Apt};
+use crate::arch::Arch;
 use crate::error::{Error, IoContext, Result};
 use crate::hash::hex;
 use crate::manifest::{self, Manifest};
@@ -19,6 +20,11 @@ use crate::{driver, initramfs, kernel, root};
 
 /// Modules that a guest loads at boot.
 const LOAD: [&str; 2] = ["vfio-pci", "vfio_iommu_type1"];
+/// Modules that a guest with Arm's processors loads before these: VFIO wants the IOMMU to be there,
+/// and that is a virtio device.
+const ARM64: [&str; 2] = ["virtio_pci", "virtio-iommu"];
+/// Which of those some kernels have built in, so that there is nothing to load.
+const BUILT_IN: [&str; 2] = ARM64;
 /// Modules that one with our own driver loads instead.
 const DRIVER: [&str; 1] = ["tofu"];
 /// Modules that it loads when it finds such a device.
@@ -37,6 +43,7 @@ impl Cache {
     /// See [`Error`]. Whatever happens, an image of that name is the old one or the new one, whole,
     /// and what was fetched is kept for the next try.
     pub fn build(&self, spec: &Spec, progress: &dyn Progress) -> Result<Image> {
+        spec.check_arch()?;
         let folder = self.image_folder(&spec.name);
         let fingerprint = spec.fingerprint();
         // A damaged manifest is a reason to build as well.
@@ -115,7 +122,7 @@ impl Cache {
         if let Some(named) = debian {
             // That of a driver is fetched anew before the driver's build root is made.
             let refresh = spec.refresh && driver.is_none();
-            let (key, part) = self.kernel_part(&named, refresh, progress)?;
+            let (key, part) = self.kernel_part(&named, spec.arch, refresh, progress)?;
             release.clone_from(&part.kernel);
             tree = Some(Tree::open(&self.part_folder(&key).join("modules"), &release)?);
             take(part, &key, &["vmlinux", "vmlinuz"])?;
@@ -132,14 +139,16 @@ impl Cache {
             take(part, &key, &["vmlinux", "vmlinuz"])?;
             take(Manifest::new(&root, ""), &root, &[])?;
         }
-        let busybox = self.busybox_part(spec.refresh, progress)?;
-        take(busybox, "busybox", &[])?;
+        let (key, busybox) = self.busybox_part(spec.arch, spec.refresh, progress)?;
+        take(busybox, &key, &[])?;
+        let busybox = self.part_folder(&key).join("busybox");
 
         progress.update(Phase::Initramfs, 0, 1);
         let mut modules = Vec::new();
         let mut load: Vec<&str> = Vec::new();
         if let Some(tree) = tree {
-            let first = loads(driver);
+            let mut first = loads(spec.arch, driver);
+            first.retain(|name| tree.has_file(name) || !BUILT_IN.contains(name));
             let mut names = first.clone();
             names.extend(spec.extra_modules());
             let optional = DEVICES.iter().chain(&OWN).chain(spec.optional_modules());
@@ -149,13 +158,13 @@ impl Cache {
             load.extend(first);
             load.extend(spec.modules.iter().map(String::as_str));
         }
-        let busybox = self.part_folder("busybox").join("busybox");
         let busybox = fs::read(&busybox).on("read", &busybox)?;
         let archive = initramfs::build(&busybox, &release, &modules, &load, &spec.programs)?;
         let initrd = new.join("initrd");
         fs::write(&initrd, archive).on("write", &initrd)?;
         manifest.add_file(new, "initrd")?;
         manifest.kernel = own_release.unwrap_or(release);
+        manifest.arch = spec.arch;
         manifest.with.clone_from(&spec.with);
         manifest.asked_kernel = spec.kernel.to_string();
         manifest.modules.clone_from(&spec.modules);
@@ -168,29 +177,33 @@ impl Cache {
     pub(crate) fn kernel_part(
         &self,
         kernel: &Kernel,
+        arch: Arch,
         refresh: bool,
         progress: &dyn Progress,
     ) -> Result<(String, Manifest)> {
-        let (package, from) = match kernel {
-            Kernel::Generic => ("linux-image-amd64", apt::From::Release),
-            Kernel::CloudBackports => ("linux-image-cloud-amd64", apt::From::Backports),
-            Kernel::GenericBackports => ("linux-image-amd64", apt::From::Backports),
-            _ => ("linux-image-cloud-amd64", apt::From::Release),
+        let (flavour, from) = match kernel {
+            Kernel::Generic => ("", apt::From::Release),
+            Kernel::CloudBackports => ("cloud-", apt::From::Backports),
+            Kernel::GenericBackports => ("", apt::From::Backports),
+            _ => ("cloud-", apt::From::Release),
         };
-        let key = kernel.part_key();
+        let package = format!("linux-image-{flavour}{}", arch.debian());
+        let key = format!("{}{}", kernel.part_key(), arch.suffix());
         let part = self.make_part(&key, refresh, |folder, manifest| {
-            let apt = self.apt(progress)?;
-            let packages = kernel_packages(&apt, package, from)?;
+            let apt = self.apt_for(arch, progress)?;
+            let packages = kernel_packages(&apt, &package, from)?;
             let names: Vec<&str> = packages.iter().map(String::as_str).collect();
             let debs = apt.alone(&names, from)?;
             let files = apt.fetch(&debs, from)?;
             let unpacked = folder.join("unpacked");
             apt.unpack(&files, &unpacked)?;
             progress.update(Phase::Kernel, 0, 1);
-            let release = take_kernel(&unpacked, folder)?;
+            let release = take_kernel(arch, &unpacked, folder)?;
             fs::remove_dir_all(&unpacked).on("remove", &unpacked)?;
             for name in ["vmlinux", "vmlinuz", "config"] {
-                manifest.add_file(folder, name)?;
+                if folder.join(name).exists() {
+                    manifest.add_file(folder, name)?;
+                }
             }
             manifest.kernel = release;
             manifest.packages = apt::packages(&debs, &files)?;
@@ -201,9 +214,16 @@ impl Cache {
         Ok((key, part))
     }
 
-    fn busybox_part(&self, refresh: bool, progress: &dyn Progress) -> Result<Manifest> {
-        self.make_part("busybox", refresh, |folder, manifest| {
-            let apt = self.apt(progress)?;
+    /// With the part's key. The caller holds the lock.
+    fn busybox_part(
+        &self,
+        arch: Arch,
+        refresh: bool,
+        progress: &dyn Progress,
+    ) -> Result<(String, Manifest)> {
+        let key = format!("busybox{}", arch.suffix());
+        let part = self.make_part(&key, refresh, |folder, manifest| {
+            let apt = self.apt_for(arch, progress)?;
             let debs = apt.alone(&["busybox-static"], apt::From::Release)?;
             let files = apt.fetch(&debs, apt::From::Release)?;
             let unpacked = folder.join("unpacked");
@@ -215,7 +235,8 @@ impl Cache {
             manifest.packages = apt::packages(&debs, &files)?;
             apt::discard(&files);
             Ok(())
-        })
+        })?;
+        Ok((key, part))
     }
 
     /// A folder with these Debian packages unpacked over one another, without those they depend on
@@ -285,6 +306,7 @@ impl Spec {
             hash.update(bytes);
         };
         add(&manifest::FORMAT.to_le_bytes());
+        add(self.arch.suffix().as_bytes());
         add(self.chosen_kernel().to_string().as_bytes());
         if let Kernel::File(path) = &self.kernel
             && let Ok(data) = std::fs::metadata(path)
@@ -301,7 +323,10 @@ impl Spec {
             list.iter().for_each(|name| add(name.as_bytes()));
         }
         initramfs::scripts().iter().for_each(|script| add(script.as_bytes()));
-        loads(self.kernel.driver()).iter().chain(&DEVICES).for_each(|name| add(name.as_bytes()));
+        loads(self.arch, self.kernel.driver())
+            .iter()
+            .chain(&DEVICES)
+            .for_each(|name| add(name.as_bytes()));
         add(root::RECIPE.as_bytes());
         for program in &self.programs {
             add(program.name.as_bytes());
@@ -314,7 +339,10 @@ impl Spec {
 
 /// Modules that a guest loads at boot. The kernels that are built here for the driver have VFIO
 /// built in, which takes the device of nodes that do without the driver (`module_blacklist=tofu`).
-fn loads(driver: Option<Flavour>) -> Vec<&'static str> {
+fn loads(arch: Arch, driver: Option<Flavour>) -> Vec<&'static str> {
+    if arch == Arch::Arm64 {
+        return ARM64.iter().chain(&LOAD).copied().collect();
+    }
     let (own, vfio) = match driver {
         None => (&[][..], &LOAD[..]),
         Some(flavour) if flavour.debian().is_some() => (&DRIVER[..], &LOAD[..]),
@@ -354,7 +382,7 @@ fn kernel_packages(apt: &Apt<'_>, package: &str, from: apt::From) -> Result<Vec<
 }
 
 /// Takes the kernel's files out of unpacked packages into `folder`, and returns its release.
-fn take_kernel(unpacked: &Path, folder: &Path) -> Result<String> {
+fn take_kernel(arch: Arch, unpacked: &Path, folder: &Path) -> Result<String> {
     let modules = ["usr/lib/modules", "lib/modules"]
         .iter()
         .map(|sub| unpacked.join(sub))
@@ -372,10 +400,15 @@ fn take_kernel(unpacked: &Path, folder: &Path) -> Result<String> {
         let from = if boot.exists() { boot } else { source.join(name) };
         fs::rename(&from, folder.join(name)).on("move", &from)?;
     }
-    let bz = folder.join("vmlinuz");
-    let elf = kernel::unpack(&bz, &fs::read(&bz).on("read", &bz)?)?;
-    let path = folder.join("vmlinux");
-    fs::write(&path, elf).on("write", &path)?;
+    let (bz, path) = (folder.join("vmlinuz"), folder.join("vmlinux"));
+    let bytes = fs::read(&bz).on("read", &bz)?;
+    if arch == Arch::Arm64 {
+        // Debian's is not compressed.
+        kernel::inspect_arm64(&bz, &bytes)?;
+        fs::rename(&bz, &path).on("move", &bz)?;
+    } else {
+        fs::write(&path, kernel::unpack(&bz, &bytes)?).on("write", &path)?;
+    }
     fs::rename(&source, folder.join("modules")).on("move", &source)?;
     Ok(release)
 }
