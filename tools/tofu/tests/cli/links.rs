@@ -38,6 +38,7 @@ fn faults_and_errors_together_are_survived_on_modelled_links() {
     let faults = ["--faults", "loss=1%,duplicate=1%,reorder=2%,corrupt=1%,seed=7"];
     let guest = ["--guest", "tcpbench", "--args", "verify=1 bytes=500000 count=50"];
     let (mut machine, _) = place.start(&[&up[..], &faults, &guest].concat());
+    place.wait_for_machine();
     place.run(&["link", "errors", "0", "A", "--ber", "1e-6", "--dllp-loss", "0.1"]).ok();
     assert_eq!(machine.wait(), Some(0));
 }

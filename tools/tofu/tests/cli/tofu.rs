@@ -65,7 +65,8 @@ impl Place {
     /// Waits until a machine can be asked, which is a moment after its first line.
     pub(crate) fn wait_for_machine(&self) {
         let end = Instant::now() + PATIENCE;
-        while self.ps().as_array().is_none_or(Vec::is_empty) {
+        // It says of which generation it is when its devices are there.
+        while self.ps()[0]["generation"].is_null() {
             assert!(Instant::now() < end, "no machine is there");
             std::thread::sleep(Duration::from_millis(10));
         }
