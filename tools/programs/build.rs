@@ -110,8 +110,12 @@ fn write_code(out: &Path, firmware: &[Program], bare: &[Program], linux: &[Progr
         format!("include_bytes!({image:?})")
     });
     let image = image.unwrap_or_else(|| "&[]".to_owned());
-    let mut code =
-        format!("/// The boot firmware of small guests.\npub static FIRMWARE: &[u8] = {image};\n");
+    let mut code = format!(
+        "/// The packages of this workspace that those for Linux nodes are of.\n\
+         pub static LINUX_PACKAGES: &[&str] = &{LINUX:?};\n"
+    );
+    code +=
+        &format!("/// The boot firmware of small guests.\npub static FIRMWARE: &[u8] = {image};\n");
     list(&mut code, "BARE", "The guest programs in tools/guests, by name.", bare);
     list(&mut code, "LINUX", "The programs for Linux nodes, by name.", linux);
     fs::write(out.join("shipped.rs"), code).expect("OUT_DIR is writable");

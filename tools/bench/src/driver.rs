@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-use tofu_image::{Cache, Kernel, Spec};
+use tofu_image::{Arch, Cache, Kernel, Spec};
 use tofu_linux_nodes::kit::tools;
 use tofu_linux_nodes::lan::Ethernet;
 use tofu_supervisor::guest::{Guest, GuestName};
@@ -118,7 +118,8 @@ pub(crate) fn measure(
     perf: Option<&Path>,
     say: &mut Say<'_>,
 ) -> anyhow::Result<Driver> {
-    let perf = perf.map(|file| Guest::load_linux(&GuestName::File(file.to_owned())));
+    let perf =
+        perf.map(|file| Guest::load_linux(&GuestName::File(file.to_owned()), Arch::default()));
     let perf = perf.transpose().context("--utofu-perf")?;
     let args = prepare()?;
     let mut this = Driver::default();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use tofu_agent::wire::{Exec, Output, Program, Status};
-use tofu_image::{Cache, Silent, Spec};
+use tofu_image::{Arch, Cache, Silent, Spec};
 use tofu_linux_nodes::host::{LinuxHost, MonitorChoice};
 use tofu_linux_nodes::kit::{self, Kit, kvm_runs_linux, tools};
 use tofu_linux_nodes::lan::Ethernet;
@@ -177,7 +177,7 @@ pub(crate) fn prepare() -> anyhow::Result<()> {
         ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
     let (args, _) = modes()?;
     Kit::prepare(&Plan::new(&args)?, &args.linux, kvm(), true, &progress)?;
-    kit::qemu(&progress)?;
+    kit::qemu(Arch::default(), &progress)?;
     let cache = Cache::from_env()?;
     let has_all = |with: &[String]| PACKAGES.iter().all(|name| with.iter().any(|w| w == name));
     let known = cache.find(IMAGE).ok().flatten();
@@ -255,7 +255,7 @@ impl Lab {
         let plan = Plan::new(args)?;
         let kvm = kvm();
         let kit = Kit::prepare(&plan, &args.linux, kvm, true, &Silent)?;
-        let qemu = kit::qemu(&Silent)?;
+        let qemu = kit::qemu(Arch::default(), &Silent)?;
         let mut named = Named::new(&plan, args)?;
         let (sender, _events) = mpsc::channel();
         let registry = named.serve(&plan, sender.clone())?;

@@ -232,6 +232,9 @@ pub struct MachineInfo {
     /// The name of its generation, or `tnw`, when its devices are there.
     #[serde(default)]
     pub generation: Option<String>,
+    /// What the processors of its Linux nodes are: `x86-64` or `arm64`.
+    #[serde(default)]
+    pub arch: Option<String>,
     /// The ends of links that are down.
     pub links_down: Vec<[[u8; 6]; 2]>,
     /// Since it was started.

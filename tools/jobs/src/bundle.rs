@@ -11,6 +11,7 @@ use anyhow::{Context, bail};
 use object::FileKind;
 use sha2::{Digest, Sha256};
 use tofu_agent::files::{self, Source};
+use tofu_image::Arch;
 
 use crate::args::{Libs, RunArgs};
 use crate::{elf, libraries};
@@ -42,6 +43,8 @@ pub(crate) struct Bundle {
     args: Vec<String>,
     /// What the user must know of the program and MPI.
     about_mpi: Option<String>,
+    /// What the program is for, if it is a file that says so.
+    arch: Option<Arch>,
 }
 
 /// A set of libraries for a node.
@@ -93,11 +96,12 @@ impl Bundle {
                 .with_context(|| format!("--copy {}: cannot read it", path.display()))?;
             contents.push((Path::new(WORK).join(name), Source::Path(path.clone())));
         }
-        let mut about_mpi = None;
+        let (mut about_mpi, mut arch) = (None, None);
         let start = if program.contains('/') || matches!(program.as_str(), "." | "..") {
             let path = Path::new(program);
             let (bytes, interpreter) = read(path)?;
             about_mpi = elf::about_mpi(program, &bytes, args.mpi);
+            arch = Arch::of_elf(&bytes);
             let name = libraries::name(path)?.to_owned();
             contents.push((Path::new(BIN).join(&name), Source::File(0o755, bytes)));
             match interpreter.map(|loader| closure(&loader, path, &ours, args)).transpose()? {
@@ -118,7 +122,21 @@ impl Bundle {
             }
             Start::Named(program.clone())
         };
-        Ok(Self { contents, libraries, start, args: words.to_vec(), about_mpi })
+        Ok(Self { contents, libraries, start, args: words.to_vec(), about_mpi, arch })
+    }
+
+    /// Checks that the program is for the processors of a machine.
+    ///
+    /// # Errors
+    ///
+    /// If it is for others.
+    pub(crate) fn check_arch(&self, machine: Arch) -> anyhow::Result<()> {
+        match (self.arch, &self.start) {
+            (Some(arch), Start::File(file) | Start::Loader { file, .. }) if arch != machine => {
+                bail!("cannot run {file}: it is for {arch}, and the machine's nodes are {machine}")
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What the user must know of the program and MPI, if anything.

@@ -4,28 +4,35 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use object::Endianness;
-use object::elf::{DT_NEEDED, EM_X86_64, FileHeader64};
+use object::elf::{DT_NEEDED, FileHeader64};
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _};
+use tofu_image::Arch;
 
 /// The soname of mpich and what has its interface to programs. Open MPI's is `libmpi.so.40`.
 const MPICH: [&str; 2] = ["libmpich", "libmpi.so.12"];
 
-/// The loader of a program for x86-64, if it is linked dynamically.
+/// The loader of a program, if it is linked dynamically.
 ///
 /// # Errors
 ///
-/// If it is no such program.
+/// If it is no program that nodes can run.
 pub(crate) fn loader(bytes: &[u8]) -> anyhow::Result<Option<PathBuf>> {
     let header = FileHeader64::<Endianness>::parse(bytes)?;
     let endian = header.endian()?;
-    if header.e_machine(endian) != EM_X86_64 {
-        bail!("it is for another processor than x86-64");
-    }
+    let Some(arch) = Arch::of_elf(bytes) else {
+        bail!("it is for another processor than x86-64 or arm64");
+    };
     if !matches!(header.e_type(endian), object::elf::ET_EXEC | object::elf::ET_DYN) {
         bail!("it is no program but an object file or the like");
     }
     for segment in header.program_headers(endian, bytes)? {
         if let Some(name) = segment.interpreter(endian, bytes)? {
+            if arch != Arch::X86_64 {
+                bail!(
+                    "it is for {arch} and linked dynamically, and such nodes have no C library: \
+                     link it statically (-static)"
+                );
+            }
             let name = std::str::from_utf8(name).context("its loader has no proper name")?;
             return Ok(Some(name.into()));
         }

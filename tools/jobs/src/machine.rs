@@ -13,6 +13,7 @@ use tofu_abi::Coords;
 use tofu_control::protocol::{JobInfo, MachineInfo, NodeInfo};
 use tofu_control::{MachineName, find_machine, info, rundir};
 use tofu_fabric::{NodeId, Shape};
+use tofu_image::Arch;
 use tofu_jtofu::{Job, System};
 use tofu_supervisor::janitor;
 use tofu_supervisor::units::{ImageName, Interconnect};
@@ -51,6 +52,8 @@ pub(crate) struct Machine {
     pub(crate) name: MachineName,
     pub(crate) control: PathBuf,
     pub(crate) interconnect: Interconnect,
+    /// What its nodes' processors are.
+    pub(crate) arch: Arch,
     /// Those that are ready.
     pub(crate) nodes: Vec<NodeInfo>,
     /// The machine as jobs see it: what has no Linux that is ready counts as failed.
@@ -111,8 +114,8 @@ impl Machine {
     }
 
     fn running((name, control): (MachineName, PathBuf), own: Option<Own>) -> anyhow::Result<Self> {
-        let Seen { interconnect, nodes, usable, system, jobs } = Seen::new(&name, &control)?;
-        Ok(Self { name, control, interconnect, nodes, usable, system, jobs, own })
+        let Seen { interconnect, arch, nodes, usable, system, jobs } = Seen::new(&name, &control)?;
+        Ok(Self { name, control, interconnect, arch, nodes, usable, system, jobs, own })
     }
 
     /// Looks at it again: what it says of itself is as it is now.
@@ -121,9 +124,9 @@ impl Machine {
     ///
     /// If it does not answer, or has no node that is ready.
     pub(crate) fn look(&mut self) -> anyhow::Result<()> {
-        let Seen { interconnect, nodes, usable, system, jobs } =
+        let Seen { interconnect, arch, nodes, usable, system, jobs } =
             Seen::new(&self.name, &self.control)?;
-        self.interconnect = interconnect;
+        (self.interconnect, self.arch) = (interconnect, arch);
         (self.nodes, self.usable, self.system, self.jobs) = (nodes, usable, system, jobs);
         Ok(())
     }
@@ -179,6 +182,7 @@ impl Machine {
 /// What a machine says of itself.
 struct Seen {
     interconnect: Interconnect,
+    arch: Arch,
     nodes: Vec<NodeInfo>,
     usable: System,
     system: System,
@@ -192,6 +196,8 @@ impl Seen {
         // It has devices, as its nodes are ready.
         let interconnect = machine.generation.as_deref().map(str::parse).transpose();
         let interconnect = interconnect.map_err(anyhow::Error::msg)?.unwrap_or_default();
+        let arch = machine.arch.as_deref().map(str::parse).transpose();
+        let arch = arch.map_err(anyhow::Error::msg)?.unwrap_or_default();
         let ready = machine.nodes.into_iter().filter(|node| node.state == "ready");
         let nodes: Vec<_> = ready.collect();
         if nodes.is_empty() {
@@ -200,7 +206,7 @@ impl Seen {
         let ready: Vec<Coords> = nodes.iter().map(|node| Coords::from_array(node.at)).collect();
         let others = shape.iter().filter(|at| !ready.contains(at));
         let usable = system.clone().with_failed(others)?;
-        Ok(Self { interconnect, nodes, usable, system, jobs: machine.jobs })
+        Ok(Self { interconnect, arch, nodes, usable, system, jobs: machine.jobs })
     }
 }
 

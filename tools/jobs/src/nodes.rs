@@ -91,7 +91,9 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
         Found::Machine(machine) => machine,
         Found::Over(code) => return Ok(code),
     };
-    let result = on_machine(args, wanted, (&bundle, destination.as_ref()), &mut machine, &control);
+    let result = bundle.check_arch(machine.arch).and_then(|()| {
+        on_machine(args, wanted, (&bundle, destination.as_ref()), &mut machine, &control)
+    });
     let ended = machine.end();
     let code = result?;
     ended?;

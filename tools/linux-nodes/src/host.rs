@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use tofu_abi::Coords;
 use tofu_control::node_name;
 use tofu_control::rundir::node_file;
-use tofu_image::{BOOT_ARGUMENTS, Qemu, TCG_ARGUMENTS};
+use tofu_image::{Arch, BOOT_ARGUMENTS, Qemu, TCG_ARGUMENTS};
 use tofu_pci::{EndpointDevice, PciFunction};
 use tofu_supervisor::command_line;
 use tofu_supervisor::confine::Confinement;
@@ -116,6 +116,7 @@ impl LinuxBackend for LinuxHost {
                 kit: Arc::clone(&self.kit),
                 name: node_name(at),
                 memory: linux.memory,
+                arm_cpu: plan.cpu,
                 cpus: linux.cpus.0,
                 command_line: self.command_line(
                     plan,
@@ -192,8 +193,12 @@ impl LinuxHost {
         let machine = command_line::machine(plan, "tofu.");
         let ip = ip.map(|ip| format!("tofu.ip={ip} ")).unwrap_or_default();
         let driver = if self.kit.without_driver { "module_blacklist=tofu " } else { "" };
+        let own = match self.kit.arch {
+            Arch::X86_64 => format!("console=ttyS0 {TCG_ARGUMENTS} intel_iommu=on"),
+            Arch::Arm64 => "console=ttyAMA0".to_owned(),
+        };
         let words = format!(
-            "console=ttyS0 {BOOT_ARGUMENTS} {TCG_ARGUMENTS} intel_iommu=on \
+            "{own} {BOOT_ARGUMENTS} \
              vfio_iommu_type1.allow_unsafe_interrupts=1 iomem=relaxed {driver}tofu.name={} \
              {machine} {ip}{}",
             node_name(at),

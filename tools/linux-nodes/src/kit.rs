@@ -6,16 +6,20 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use rustix::fs::{MemfdFlags, memfd_create};
-use tofu_image::{Cache, Image, Progress, Qemu, Spec};
+use tofu_image::{Arch, Cache, Image, Progress, Qemu, Spec};
 use tofu_programs::{LINUX, Shipped};
 use tofu_supervisor::options::LinuxArgs;
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::units::{Driver, ImageName, MemorySize};
 use tofu_vmm::LinuxSupport;
 
+use crate::arm64;
+
 /// The image that is made if it is not there, and used if none is named and there is none of
 /// [`DRIVER_IMAGES`].
 const DEFAULT_IMAGE: &str = "default";
+/// The same for nodes with Arm's processors.
+const ARM64_IMAGE: &str = "arm64";
 /// Images with the driver tofu.ko that are used if none is named, the first one that is there.
 /// Debian's kernel for virtual machines boots faster than that for all machines; the one of our own
 /// making is for tests.
@@ -30,7 +34,9 @@ const OFFERED: &str = "driver-offered";
 /// Files and programs that Linux nodes need.
 #[derive(Clone, Debug)]
 pub struct Kit {
-    /// The kernel: an ELF file with a PVH note, or a bzImage.
+    /// What it is for.
+    pub(crate) arch: Arch,
+    /// The kernel: an ELF file with a PVH note, or a bzImage; for arm64 an Image.
     pub(crate) kernel: PathBuf,
     /// A cpio archive with our programs.
     pub(crate) initrd: PathBuf,
@@ -58,7 +64,7 @@ impl Kit {
         progress: &dyn Progress,
     ) -> anyhow::Result<Self> {
         if let Some(path) = &args.kernel {
-            check_kernel(path)?;
+            check_kernel(plan.arch, path)?;
         }
         if let Some(path) = &args.initrd {
             check_initrd(path)?;
@@ -70,7 +76,8 @@ impl Kit {
                 bail!("--driver tofu: with --kernel and --initrd, nodes have the drivers of these");
             }
             let (kernel, initrd) = (kernel.clone(), initrd.clone());
-            let kit = Self { kernel, initrd, root: None, without_driver, hint: None };
+            let arch = plan.arch;
+            let kit = Self { arch, kernel, initrd, root: None, without_driver, hint: None };
             kit.check_memory(plan)?;
             return Ok(kit);
         }
@@ -82,6 +89,7 @@ impl Kit {
             // An initrd has modules for its own kernel only, but one of somebody else's kernel may
             // have all built in.
             let kit = Self {
+                arch: plan.arch,
                 kernel: args.kernel.clone().unwrap_or(own),
                 root: image.root.filter(|_| args.initrd.is_none()),
                 initrd: args.initrd.clone().unwrap_or(image.initrd),
@@ -105,10 +113,14 @@ impl Kit {
             // Programs that are to run to their end want the device for themselves, and nodes with
             // a kernel of the user's have no module of ours for it.
             (Driver::Auto, None)
-                if qemu && plan.stays_up() && args.kernel.is_none() && args.initrd.is_none() =>
+                if plan.arch == Arch::default()
+                    && qemu
+                    && plan.stays_up()
+                    && args.kernel.is_none()
+                    && args.initrd.is_none() =>
             {
                 match driver_image(&cache, |image| cache.has_driver_ready(image)) {
-                    Some(name) => match find_image(&cache, Some(name), progress) {
+                    Some(name) => match find_image(&cache, plan.arch, Some(name), progress) {
                         // Nodes with too little memory for it have the other, smaller kernel.
                         Ok(image) => {
                             if let Ok(kit) = of(image) {
@@ -125,7 +137,7 @@ impl Kit {
             }
             (_, name) => name,
         };
-        let kit = find_image(&cache, named, progress).and_then(&of)?;
+        let kit = find_image(&cache, plan.arch, named, progress).and_then(&of)?;
         Ok(Self { hint, ..kit })
     }
 
@@ -159,6 +171,18 @@ impl Kit {
 ///
 /// # Errors
 ///
+/// If there are none for other processors than the host's, and they cannot be built.
+pub fn tools_for(arch: Arch, progress: &dyn Progress) -> anyhow::Result<Vec<tofu_image::Program>> {
+    match arch {
+        Arch::X86_64 => Ok(tools()?),
+        Arch::Arm64 => arm64::programs(progress)?.context(arm64::NONE),
+    }
+}
+
+/// Those for the host's processors.
+///
+/// # Errors
+///
 /// None as long as the shipped programs have proper names.
 pub fn tools() -> tofu_image::Result<Vec<tofu_image::Program>> {
     let program =
@@ -171,9 +195,9 @@ pub fn tools() -> tofu_image::Result<Vec<tofu_image::Program>> {
 /// # Errors
 ///
 /// If there is none and it cannot be fetched, or the host cannot share memory with it.
-pub fn qemu(progress: &dyn Progress) -> anyhow::Result<Arc<Qemu>> {
+pub fn qemu(arch: Arch, progress: &dyn Progress) -> anyhow::Result<Arc<Qemu>> {
     shared_memory()?;
-    Ok(Arc::new(Cache::from_env()?.qemu(None, progress)?))
+    Ok(Arc::new(Cache::from_env()?.qemu_for(arch, None, progress)?))
 }
 
 /// Whether KVM, rather than an emulated processor, is what runs Linux here.
@@ -253,30 +277,54 @@ fn offer(cache: &Cache) -> Option<String> {
 }
 
 /// The image of this name with today's programs; the default one is made if it is not there.
-fn find_image(cache: &Cache, name: Option<&str>, progress: &dyn Progress) -> anyhow::Result<Image> {
-    let name = name.unwrap_or(DEFAULT_IMAGE);
+fn find_image(
+    cache: &Cache,
+    arch: Arch,
+    name: Option<&str>,
+    progress: &dyn Progress,
+) -> anyhow::Result<Image> {
+    let default = match arch {
+        Arch::X86_64 => DEFAULT_IMAGE,
+        Arch::Arm64 => ARM64_IMAGE,
+    };
+    let name = name.unwrap_or(default);
     // One that is damaged is made again if it is known how.
     let known = match cache.find(name) {
         Ok(image) => image,
-        Err(_) if name == DEFAULT_IMAGE => None,
+        Err(_) if name == default => None,
         Err(error) => return Err(error.into()),
     };
     let spec = match known {
+        Some(image) if image.manifest.arch != arch => bail!(
+            "image {name}: it is for {} and the nodes are for {arch}; take another one by \
+             --image, or --arch {0}",
+            image.manifest.arch
+        ),
+        // It goes on as it is where its programs cannot be looked at.
+        Some(image) if arch == Arch::Arm64 => match arm64::programs(progress)? {
+            Some(programs) => {
+                return Ok(cache.build(&image.manifest.spec()?.programs(programs), progress)?);
+            }
+            None => return Ok(image),
+        },
         Some(image) => image.manifest.spec()?,
-        None if name == DEFAULT_IMAGE => Spec::new(name)?,
+        None if name == default => Spec::new(name)?.arch(arch),
         None => bail!(
             "image {name}: there is none; `tofu image ls` lists those there are, and \
              `tofu image build --name {name} --with ...` makes one"
         ),
     };
-    Ok(cache.build(&spec.programs(tools()?), progress)?)
+    Ok(cache.build(&spec.programs(tools_for(arch, progress)?), progress)?)
 }
 
 /// Checks that a file is a kernel.
-fn check_kernel(path: &Path) -> anyhow::Result<()> {
+fn check_kernel(arch: Arch, path: &Path) -> anyhow::Result<()> {
     let bytes =
         fs::read(path).with_context(|| format!("kernel {}: cannot read it", path.display()))?;
-    tofu_image::inspect_kernel(path, &bytes)?;
+    match arch {
+        Arch::X86_64 => tofu_image::inspect_kernel(path, &bytes).map(|_| ())?,
+        Arch::Arm64 => tofu_image::inspect_kernel_arm64(path, &bytes)?,
+    }
     Ok(())
 }
 
@@ -355,13 +403,16 @@ mod tests {
             assert!(!text.contains('\n') && text.contains("file"), "{text}");
             text
         };
-        assert!(one_line(check_kernel(&path).unwrap_err()).contains("No such file"));
+        assert!(one_line(check_kernel(Arch::X86_64, &path).unwrap_err()).contains("No such file"));
         assert!(one_line(check_initrd(&path).unwrap_err()).contains("No such file"));
         fs::write(&path, "").unwrap();
-        assert!(one_line(check_kernel(&path).unwrap_err()).contains("it is empty"));
+        assert!(one_line(check_kernel(Arch::X86_64, &path).unwrap_err()).contains("it is empty"));
         assert!(one_line(check_initrd(&path).unwrap_err()).contains("something in it"));
         fs::write(&path, "#!/bin/sh").unwrap();
-        assert!(one_line(check_kernel(&path).unwrap_err()).contains("neither a bzImage nor"));
+        assert!(
+            one_line(check_kernel(Arch::X86_64, &path).unwrap_err())
+                .contains("neither a bzImage nor")
+        );
         assert!(check_initrd(&path).is_ok());
     }
 }

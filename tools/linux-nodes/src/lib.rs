@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arm64;
 pub mod host;
 pub mod kit;
 pub mod lan;

@@ -8,7 +8,7 @@ use std::process::Child;
 
 use anyhow::Context;
 use command_fds::{CommandFdExt, FdMapping};
-use tofu_image::Qemu;
+use tofu_image::{Arch, Qemu};
 use tofu_supervisor::janitor;
 use tofu_supervisor::units::MemorySize;
 
@@ -66,12 +66,12 @@ pub fn device_argument(socket: &Path) -> String {
     .to_string()
 }
 
-/// The machine type and memory that a device needs: a client shares its memory with the server.
+/// The machine and memory that a device needs: a client shares its memory with the server.
 pub fn memory_arguments(memory: MemorySize, machine: &str) -> [String; 6] {
     let bytes = memory.0;
     [
         "-machine".into(),
-        format!("q35,memory-backend=ram{machine}"),
+        format!("{machine},memory-backend=ram"),
         "-object".into(),
         format!("memory-backend-memfd,id=ram,size={bytes},share=on"),
         "-m".into(),
@@ -85,16 +85,28 @@ fn arguments(setup: &VmSetup) -> Vec<OsString> {
     add(&["-name", &setup.name, "-nodefaults", "-no-user-config", "-display", "none"]);
     // A guest that resets itself has come to an end, as a kernel that has lost its way.
     add(&["-no-reboot"]);
-    let memory = memory_arguments(setup.memory, ",kernel-irqchip=split,graphics=off");
-    add(&memory.each_ref().map(String::as_str));
-    if setup.kvm {
-        add(&["-accel", "kvm", "-cpu", "host"]);
-    } else {
+    let arch = setup.kit.arch;
+    let machine = match arch {
+        Arch::X86_64 => "q35,kernel-irqchip=split,graphics=off",
+        Arch::Arm64 => "virt,gic-version=3",
+    };
+    add(&memory_arguments(setup.memory, machine).each_ref().map(String::as_str));
+    match (arch, setup.kvm) {
+        (Arch::X86_64, true) => add(&["-accel", "kvm", "-cpu", "host"]),
         // With ERMS guests copy by `rep movsb`, byte by byte here.
-        add(&["-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm"]);
+        (Arch::X86_64, false) => {
+            add(&["-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm"]);
+        }
+        (Arch::Arm64, _) => {
+            add(&["-accel", "tcg,thread=multi", "-cpu", setup.arm_cpu.name()]);
+        }
     }
     add(&["-smp", &setup.cpus.to_string()]);
-    add(&["-device", "intel-iommu,caching-mode=on"]);
+    // QEMU's SMMUv3 does not tell what is mapped, so Arm has the other one.
+    add(match arch {
+        Arch::X86_64 => &["-device", "intel-iommu,caching-mode=on"],
+        Arch::Arm64 => &["-device", "virtio-iommu-pci"],
+    });
     add(&["-chardev", &format!("socket,id=console,fd={CONSOLE}"), "-serial", "chardev:console"]);
     add(&["-device", "virtio-serial-pci"]);
     add(&["-chardev", &format!("socket,id=agent,fd={AGENT}")]);
@@ -126,7 +138,9 @@ fn arguments(setup: &VmSetup) -> Vec<OsString> {
         args.extend(["-kernel".into(), firmware.file.clone().into()]);
         return args;
     }
-    add(&["-append", &with_clock(setup.command_line.clone(), setup.kvm)]);
+    let line = setup.command_line.clone();
+    let line = if arch == Arch::X86_64 { with_clock(line, setup.kvm) } else { line };
+    add(&["-append", &line]);
     args.extend(["-kernel".into(), kit.kernel.clone().into()]);
     args.extend(["-initrd".into(), kit.initrd.clone().into()]);
     args

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::netboot::Firmware;
-use tofu_supervisor::units::MemorySize;
+use tofu_supervisor::units::{ArmCpu, MemorySize};
 
 use crate::kit::Kit;
 use crate::lan::LanPort;
@@ -19,6 +19,8 @@ pub struct VmSetup {
     pub(crate) name: String,
     /// Guest memory.
     pub(crate) memory: MemorySize,
+    /// Which processor it has if it is for arm64.
+    pub(crate) arm_cpu: ArmCpu,
     /// Virtual processors.
     pub(crate) cpus: u32,
     /// For the kernel.

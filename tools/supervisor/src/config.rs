@@ -10,14 +10,15 @@ use std::str::FromStr;
 use serde::Deserialize;
 use tofu_abi::Coords;
 use tofu_fabric::{Port, Shape};
+use tofu_image::Arch;
 use tofu_ui::{FileError, FileLine, TomlFile};
 use toml::Spanned;
 
 use crate::faults::FaultSpec;
 use crate::guest::GuestName;
 use crate::units::{
-    BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, Interconnect, IpNumber,
-    LinkMode, MemorySize, MetricsAddress, Mtu, Timeout,
+    ArmCpu, BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, Interconnect,
+    IpNumber, LinkMode, MemorySize, MetricsAddress, Mtu, Timeout,
 };
 
 /// A machine file, checked as far as it can be without knowing what the command
@@ -43,6 +44,9 @@ pub struct MachineFile {
     pub(crate) image: Option<ImageName>,
     /// Who has the device in Linux nodes.
     pub(crate) driver: Option<Driver>,
+    /// What the processors of Linux nodes are.
+    pub(crate) arch: Option<Arch>,
+    pub(crate) cpu: Option<ArmCpu>,
     /// Where the boot server is.
     pub(crate) boot_server: Option<Coords>,
     pub(crate) ip_number: Option<IpNumber>,
@@ -187,6 +191,8 @@ struct RawFile {
     append: Option<Spanned<String>>,
     image: Option<Spanned<String>>,
     driver: Option<Spanned<String>>,
+    arch: Option<Spanned<String>>,
+    cpu: Option<Spanned<String>>,
     boot: Option<Spanned<String>>,
     boot_server: Option<Spanned<Vec<i64>>>,
     ip_number: Option<Spanned<i64>>,
@@ -280,6 +286,8 @@ impl MachineFile {
             metrics: source.text("metrics", &raw.metrics)?,
             image: source.text("image", &raw.image)?,
             driver: source.text("driver", &raw.driver)?,
+            arch: source.text("arch", &raw.arch)?,
+            cpu: source.text("cpu", &raw.cpu)?,
             boot_server: {
                 let at = raw.boot_server.as_ref();
                 at.map(|at| source.coords("boot_server", at)).transpose()?
@@ -480,6 +488,8 @@ mod tests {
             append = "quiet"
             image = "mpi"
             driver = "vfio"
+            arch = "arm64"
+            cpu = "max"
             faults = "loss=1%,seed=3"
             boot = "tofu"
             boot_server = [1, 0, 0, 0, 0, 0]
@@ -523,6 +533,7 @@ mod tests {
         assert_eq!(machine.append, append("quiet"));
         assert_eq!(file.image, "mpi".parse().ok());
         assert_eq!(file.driver, Some(Driver::Vfio));
+        assert_eq!((file.arch, file.cpu), (Some(Arch::Arm64), Some(ArmCpu::Max)));
         let node = &file.nodes[0].settings;
         assert_eq!((node.linux, node.cpus), (Some(true), Some(Cpus(4))));
         assert_eq!(node.append, append("debug"));
@@ -573,6 +584,11 @@ mod tests {
             ("boot_server = [1]", "boot_server = [1] is not allowed; boot_server is [x, y, z"),
             ("cpus = 17", "cpus = 17 is not allowed; cpus is a whole number of processors"),
             ("driver = \"rxe\"", "driver = \"rxe\" is not allowed; driver is \"tofu\", \"vfio\""),
+            (
+                "arch = \"sparc\"",
+                "arch = \"sparc\" is not allowed; arch is \"x86-64\" or \"arm64\"",
+            ),
+            ("cpu = \"a64\"", "cpu = \"a64\" is not allowed; cpu is \"a64fx\" or \"max\""),
             ("image = \"a/b\"", "image = \"a/b\" is not allowed; image is 1 to 64 letters"),
             ("faults = \"loss=2\"", "faults = \"loss=2\" is not allowed; faults is a list of loss"),
             ("append = \"a\\nb\"", "append = \"a\\nb\" is not allowed; append is at most 1024"),

@@ -8,6 +8,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use tofu_image::Arch;
 use tofu_programs::{BARE, LINUX, for_bare, for_linux};
 
 /// The name of a program, for people, and what is in its file. A file of more than `most` bytes, or
@@ -79,6 +80,12 @@ pub enum GuestError {
     /// The file cannot be read.
     #[error("guest {}: cannot read it", path.display())]
     Read { path: PathBuf, source: std::io::Error },
+    /// The file is for other processors than the node's.
+    #[error(
+        "guest {}: it is for {other}, and its node is {arch}; see --arch",
+        path.display()
+    )]
+    Arch { path: PathBuf, other: Arch, arch: Arch },
     /// The file is something else than a program we can boot.
     #[error(
         "guest {}: {problem}; build a static x86-64 ELF file as `tofu guest new` sets up",
@@ -148,21 +155,34 @@ impl Guest {
         tofu_image::loaded_size(&self.image).map_or(0, |size| size.end)
     }
 
-    /// Finds or reads a program for Linux nodes: an ELF program, or a script.
+    /// Finds or reads a program for Linux nodes with such processors: an ELF program, or a script.
     ///
     /// # Errors
     ///
-    /// If there is none of that name, or the file cannot be read.
-    pub fn load_linux(name: &GuestName) -> Result<Self, GuestError> {
+    /// If there is none of that name, or the file cannot be read or is for other processors.
+    pub fn load_linux(name: &GuestName, arch: Arch) -> Result<Self, GuestError> {
         match name {
             GuestName::Shipped(wanted) => {
                 let shipped = for_linux(wanted);
                 let shipped =
                     shipped.ok_or_else(|| GuestError::Unknown { name: wanted.clone() })?;
-                Ok(Self { name: wanted.clone(), image: Arc::new(Cow::Borrowed(shipped.image)) })
+                let image = match arch {
+                    Arch::X86_64 => Cow::Borrowed(shipped.image),
+                    // That for other processors is in their images.
+                    Arch::Arm64 => {
+                        Cow::Owned(format!("#!/bin/sh\nexec {wanted} \"$@\"\n").into_bytes())
+                    }
+                };
+                Ok(Self { name: wanted.clone(), image: Arc::new(image) })
             }
             GuestName::File(path) => {
                 let (name, image) = read_program(path, MAX_LINUX_IMAGE)?;
+                match Arch::of_elf(&image) {
+                    Some(other) if other != arch => {
+                        return Err(GuestError::Arch { path: path.clone(), other, arch });
+                    }
+                    _ => {}
+                }
                 Ok(Self { name, image: Arc::new(Cow::Owned(image)) })
             }
         }

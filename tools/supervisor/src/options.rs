@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use clap::{Args, Parser, ValueEnum};
 use tofu_control::{MachineName, NodeAt};
 use tofu_fabric::Shape;
+use tofu_image::Arch;
 use tofu_netboot::Fault;
 
 use crate::faults::FaultSpec;
 use crate::units::{
-    BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, Interconnect, IpNumber,
-    LinkMode, MemorySize, MetricsAddress, Mtu, Timeout,
+    ArmCpu, BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, Interconnect,
+    IpNumber, LinkMode, MemorySize, MetricsAddress, Mtu, Timeout,
 };
 
 /// A machine: its nodes, and what goes on in it.
@@ -167,6 +168,18 @@ pub struct LinuxArgs {
     /// Virtual processors of each Linux node, 1 to 16 [default: 1]
     #[arg(long, value_name = "N")]
     pub cpus: Option<Cpus>,
+
+    /// What the processors of Linux nodes are: x86-64, or arm64 as in Fugaku, under QEMU
+    ///
+    /// Nodes for arm64 boot the image arm64, which is made if need be: Debian's kernel, and our
+    /// programs. [default: x86-64]
+    #[arg(long, value_name = "ARCH")]
+    pub arch: Option<Arch>,
+
+    /// Processor of nodes for arm64: that of Fugaku, with SVE of 512 bits, or all that QEMU has
+    /// [default: a64fx]
+    #[arg(long, value_name = "CPU")]
+    pub cpu: Option<ArmCpu>,
 
     /// Image to boot: see `tofu image` [default: see --driver]
     #[arg(long, value_name = "NAME")]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use tofu_abi::Coords;
 use tofu_control::NodeName;
 use tofu_fabric::{Axis, FaultPlan, Link, NodeId, Port, Shape};
+use tofu_image::Arch;
 use tofu_machine::Links;
 use tofu_netboot::Fault;
 use tofu_ui::FileError;
@@ -17,10 +18,10 @@ use crate::capture::ToFile;
 use crate::config::{LinkEntry, MachineFile, Settings};
 use crate::faults::FaultSpec;
 use crate::guest::{Guest, GuestError, GuestName};
-use crate::options::{BootArgs, MachineArgs, ShapeArgs};
+use crate::options::{BootArgs, MachineArgs, ShapeArgs, Vmm};
 use crate::units::{
-    BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, Interconnect, IpNumber,
-    LinkMode, MemorySize, MetricsAddress, Mtu, Timeout,
+    ArmCpu, BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, Interconnect,
+    IpNumber, LinkMode, MemorySize, MetricsAddress, Mtu, Timeout,
 };
 
 /// The guest program that runs if nothing else is asked for.
@@ -59,6 +60,10 @@ pub struct Plan {
     pub image: Option<ImageName>,
     /// Who has the device in Linux nodes.
     pub driver: Driver,
+    /// What the processors of Linux nodes are.
+    pub arch: Arch,
+    /// Which processor nodes for arm64 have.
+    pub cpu: ArmCpu,
     /// The boot server, if nodes boot over the torus.
     pub boot_server: Option<ServerPlan>,
     /// What goes for IP over Tofu.
@@ -206,6 +211,10 @@ pub enum PlanError {
     OnlyGateway,
     #[error("--capture {asked}: {why}")]
     Capture { asked: String, why: String },
+    #[error("nodes for arm64 cannot have {0}; leave it out, or --arch arm64")]
+    Arm64(&'static str),
+    #[error("--cpu is for nodes for arm64; add --arch arm64")]
+    Cpu,
     #[error("a machine of TNW cannot have {0}")]
     Tnw(&'static str),
     #[error(
@@ -342,8 +351,9 @@ impl Plan {
             Interconnect::Tofu(_) => DEFAULT_GUEST,
             Interconnect::Tnw => DEFAULT_TNW_GUEST,
         };
+        let arch = args.linux.arch.or(file.arch).unwrap_or_default();
         let (bare, linux) = (HashMap::new(), HashMap::new());
-        let mut roles = Roles { machine: &machine, default_guest, bare, linux };
+        let mut roles = Roles { machine: &machine, default_guest, arch, bare, linux };
         let mut nodes = Vec::with_capacity(shape.nodes() as usize);
         for (id, coords) in (0..).map(NodeId).zip(shape.iter()) {
             let own = overrides.get(&id).copied().unwrap_or(&machine);
@@ -383,6 +393,22 @@ impl Plan {
             // Nor has an image with that driver anything for its nodes.
             driver = Driver::Vfio;
         }
+        let cpu = args.linux.cpu.or(file.cpu);
+        if arch == Arch::Arm64 {
+            let lacks = [
+                (driver == Driver::Tofu, "the kernel driver (--driver tofu)"),
+                (
+                    nodes.iter().any(|node| node.role.is_netbooted()),
+                    "nodes that boot over the torus (--boot tofu)",
+                ),
+                (args.linux.vmm == Vmm::Tofu, "our own monitor (--vmm tofu)"),
+            ];
+            if let Some((_, what)) = lacks.into_iter().find(|(asked, _)| *asked) {
+                return Err(PlanError::Arm64(what));
+            }
+        } else if cpu.is_some() {
+            return Err(PlanError::Cpu);
+        }
         let faults = faults(args.faults.or(file.faults), &file.links);
         // What is behind a gateway is used by people, who take their time.
         let timeout = if gateway.is_some() { Timeout::LONGEST } else { Timeout::DEFAULT };
@@ -406,6 +432,8 @@ impl Plan {
             metrics: args.metrics.or(file.metrics),
             image: args.linux.image.clone().or(file.image),
             driver,
+            arch,
+            cpu: cpu.unwrap_or_default(),
             faults,
             captures: captures(&args.capture, &shape)?,
             nodes,
@@ -560,6 +588,7 @@ fn pair() -> Shape {
 struct Roles<'a> {
     machine: &'a Settings,
     default_guest: &'static str,
+    arch: Arch,
     bare: HashMap<GuestName, Guest>,
     linux: HashMap<GuestName, Guest>,
 }
@@ -574,10 +603,8 @@ impl Roles<'_> {
         let args = text(own.args.as_ref().or(machine.args.as_ref()));
         let boot = own.boot.or(machine.boot).unwrap_or_default();
         if own.linux.or(machine.linux).unwrap_or(false) {
-            let guest = match name {
-                Some(name) => Some(load(&mut self.linux, name, Guest::load_linux)?),
-                None => None,
-            };
+            let find = |name: &_| Guest::load_linux(name, self.arch);
+            let guest = name.map(|name| load(&mut self.linux, name, find)).transpose()?;
             let memory = memory.unwrap_or(MemorySize::LINUX_DEFAULT);
             if memory.0 < MemorySize::LINUX_LEAST.0 {
                 return Err(PlanError::LinuxMemory { memory });
@@ -600,7 +627,7 @@ impl Roles<'_> {
 fn load<T: Clone>(
     loaded: &mut HashMap<GuestName, T>,
     name: &GuestName,
-    load: fn(&GuestName) -> Result<T, GuestError>,
+    load: impl FnOnce(&GuestName) -> Result<T, GuestError>,
 ) -> Result<T, GuestError> {
     if let Some(guest) = loaded.get(name) {
         return Ok(guest.clone());

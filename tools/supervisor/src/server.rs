@@ -307,6 +307,7 @@ fn info(registry: &Registry, ping: bool) -> MachineInfo {
         shape: shape.to_string(),
         torus: shape.torus(),
         generation: registry.running().map(|machine| machine.interconnect().name().into()),
+        arch: Some(registry.arch.name().into()),
         links_down: network::links_down(registry),
         seconds: registry.started.elapsed().as_secs_f64(),
         nodes,

@@ -299,6 +299,34 @@ impl FromStr for Driver {
     }
 }
 
+/// Which of QEMU's processors a node for 64-bit Arm has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ArmCpu {
+    /// Fugaku's, with SVE of 512 bits
+    #[default]
+    A64fx,
+    /// All that QEMU has
+    Max,
+}
+
+impl ArmCpu {
+    /// What QEMU calls it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::A64fx => "a64fx",
+            Self::Max => "max",
+        }
+    }
+}
+
+impl FromStr for ArmCpu {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        ValueEnum::from_str(text, false).map_err(|_| "\"a64fx\" or \"max\"")
+    }
+}
+
 /// Where a node's guest or kernel comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum BootFrom {

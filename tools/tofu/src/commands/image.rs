@@ -9,8 +9,8 @@ use std::process::Command;
 use anyhow::Context;
 use clap::Subcommand;
 use serde_json::json;
-use tofu_image::{Cache, Image, Kernel, Made, Module, Spec};
-use tofu_linux_nodes::kit::tools;
+use tofu_image::{Arch, Cache, Image, Kernel, Made, Module, Spec};
+use tofu_linux_nodes::kit::tools_for;
 use tofu_supervisor::units::ImageName;
 use tofu_ui::{ImageProgress, Style, exit, is_interrupted, signals};
 
@@ -29,6 +29,11 @@ pub(crate) enum ImageCommand {
         /// the packages]
         #[arg(long, value_name = "NAME")]
         name: Option<ImageName>,
+        /// What the processors of its guests are: x86-64 or arm64
+        ///
+        /// An image for arm64 has one of Debian's kernels, and no packages besides.
+        #[arg(long, value_name = "ARCH", default_value_t)]
+        arch: Arch,
         /// Kernel: auto, cloud, generic, cloud-backports, generic-backports, driver, driver-debug,
         /// driver-cloud, driver-generic, or a file
         ///
@@ -115,20 +120,30 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
     let progress = ImageProgress::new(cancelled, Style::detect(false).progress);
     let cache = Cache::from_env()?;
     let result = match command {
-        ImageCommand::Build { with, name, kernel, kernel_driver, modules, mirror, refresh } => {
+        ImageCommand::Build {
+            with,
+            name,
+            arch,
+            kernel,
+            kernel_driver,
+            modules,
+            mirror,
+            refresh,
+        } => {
             let kernel = if *kernel_driver { Kernel::Driver } else { kernel.parse()? };
             let name = match name {
                 Some(name) => name.as_str().to_owned(),
                 None if kernel.has_driver() && with.is_empty() => kernel.to_string(),
                 None if kernel.has_driver() => format!("{kernel}+{}", Spec::name_for(with)),
+                None if *arch != Arch::default() && with.is_empty() => arch.to_string(),
                 None => Spec::name_for(with),
             };
-            let spec = Spec::new(&name)?.kernel(kernel).refresh(*refresh);
-            let mut spec = spec.programs(tools()?).modules(modules)?;
+            let spec = Spec::new(&name)?.arch(*arch).kernel(kernel).refresh(*refresh);
+            let mut spec = spec.programs(tools_for(*arch, &progress)?).modules(modules)?;
             if !with.is_empty() {
                 spec = spec.with(with)?;
             }
-            build(&cache.mirror(mirror.clone()), &spec, &progress)
+            build(&cache.mirror(mirror.clone()), *arch, &spec, &progress)
         }
         ImageCommand::Module { folder, base, out, kernel, debug, args } => {
             let kernel = if *debug { Kernel::DriverDebug } else { kernel.parse()? };
@@ -159,9 +174,9 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
     }
 }
 
-fn build(cache: &Cache, spec: &Spec, progress: &ImageProgress) -> anyhow::Result<()> {
+fn build(cache: &Cache, arch: Arch, spec: &Spec, progress: &ImageProgress) -> anyhow::Result<()> {
     let image = cache.build(spec, progress)?;
-    let qemu = cache.qemu(None, progress)?;
+    let qemu = cache.qemu_for(arch, None, progress)?;
     progress.clear();
     let mut out = io::stdout().lock();
     writeln!(out, "{}", describe(&image))?;
@@ -200,7 +215,16 @@ fn describe(image: &Image) -> String {
         [] => String::new(),
         packages => format!(", Debian with {}", packages.join(" ")),
     };
-    format!("image {}: kernel {}{with}, {} MiB", image.name, manifest.kernel, manifest.size() >> 20)
+    let arch = match manifest.arch {
+        Arch::X86_64 => String::new(),
+        other => format!(" for {other}"),
+    };
+    format!(
+        "image {}{arch}: kernel {}{with}, {} MiB",
+        image.name,
+        manifest.kernel,
+        manifest.size() >> 20
+    )
 }
 
 fn list(cache: &Cache, as_json: bool) -> anyhow::Result<()> {
@@ -212,7 +236,7 @@ fn list(cache: &Cache, as_json: bool) -> anyhow::Result<()> {
             .map(|image| {
                 let folder: Option<PathBuf> = image.initrd.parent().map(Into::into);
                 json!({
-                    "name": image.name, "kernel": image.manifest.kernel,
+                    "name": image.name, "arch": image.manifest.arch, "kernel": image.manifest.kernel,
                     "with": image.manifest.with, "bytes": image.manifest.size(),
                     "built": image.manifest.built, "folder": folder,
                 })

@@ -39,7 +39,7 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<u8> {
             .map(|(name, machine)| match machine {
                 Ok(machine) => json!({
                     "name": name, "pid": machine.pid, "shape": machine.shape,
-                    "generation": machine.generation, "seconds": machine.seconds,
+                    "generation": machine.generation, "arch": machine.arch, "seconds": machine.seconds,
                     "nodes": machine.nodes, "jobs": machine.jobs,
                 }),
                 Err(why) => json!({ "name": name, "error": why }),

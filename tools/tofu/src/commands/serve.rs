@@ -177,7 +177,7 @@ fn print(
         writeln!(out, "... and {} more", served.len() - SHOWN)?;
     }
     let Some((_, first)) = served.first() else { return Ok(()) };
-    let memory = qemu::memory_arguments(MemorySize::LINUX_DEFAULT, "").join(" ");
+    let memory = qemu::memory_arguments(MemorySize::LINUX_DEFAULT, "q35").join(" ");
     writeln!(out, "\nQEMU 10.1 or later, for the first:")?;
     writeln!(out, "  qemu-system-x86_64 {memory} \\")?;
     writeln!(out, "    -device '{}'", qemu::device_argument(first))?;

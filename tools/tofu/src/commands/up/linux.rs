@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use tofu_control::rundir::RunDir;
+use tofu_image::Arch;
 use tofu_linux_nodes::host::{LinuxHost, MonitorChoice};
 use tofu_linux_nodes::kit::{self, Kit, kvm_runs_linux};
 use tofu_supervisor::confine::Confinement;
@@ -30,6 +31,8 @@ pub(crate) fn refuse_options(args: &MachineArgs) -> anyhow::Result<()> {
         (linux.cpus.is_some(), "--cpus"),
         (linux.image.is_some(), "--image"),
         (linux.driver.is_some(), "--driver"),
+        (linux.arch.is_some(), "--arch"),
+        (linux.cpu.is_some(), "--cpu"),
         (linux.kernel.is_some(), "--kernel"),
         (linux.initrd.is_some(), "--initrd"),
         (linux.append.is_some(), "--append"),
@@ -57,7 +60,11 @@ pub(crate) fn run(
         return detach::run();
     }
     let mut parent = args.linux.detached.then(detach::Parent::new).transpose()?;
-    let support = tofu_vmm::probe().linux();
+    // Other processors than the host's are emulated.
+    let support = match plan.arch {
+        Arch::X86_64 => tofu_vmm::probe().linux(),
+        Arch::Arm64 => LinuxSupport::None,
+    };
     let (own, kvm) = (own_monitor(args, support)?, kvm_runs_linux(support));
     let (sender, events) = mpsc::channel();
     let (signal_sender, cancelled) = (sender.clone(), Arc::new(AtomicBool::new(false)));
@@ -128,7 +135,7 @@ fn prepare(
 ) -> anyhow::Result<(Kit, MonitorChoice)> {
     let monitor = match own {
         Some(hypervisor) => MonitorChoice::Own(hypervisor),
-        None => MonitorChoice::Qemu(kit::qemu(progress)?),
+        None => MonitorChoice::Qemu(kit::qemu(plan.arch, progress)?),
     };
     let qemu = matches!(monitor, MonitorChoice::Qemu(_));
     Ok((Kit::prepare(plan, &args.linux, kvm, qemu, progress)?, monitor))

@@ -336,6 +336,8 @@ pub(super) mod tests {
             engines: None,
             image: None,
             driver: Driver::default(),
+            arch: Default::default(),
+            cpu: Default::default(),
             ip: IpPlan::default(),
             fail_with_guest: false,
             faults: None,

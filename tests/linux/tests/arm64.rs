@@ -1,0 +1,66 @@
+//! Linux nodes with Fugaku's processor: what there is of the device, the shipped programs, IP, and
+//! what is refused.
+
+use std::path::Path;
+use std::process::Command;
+
+use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, skip};
+
+/// The root of the checkout, where `tofu` builds the programs for such nodes.
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+/// What that takes on a busy host, at most.
+const BUILD: std::time::Duration = std::time::Duration::from_secs(1200);
+
+#[test]
+fn nodes_with_fugakus_processor() {
+    const TEST: &str = "nodes_with_fugakus_processor";
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let rustup = Command::new("rustup").arg("--version").output();
+    if !rustup.is_ok_and(|said| said.status.success()) {
+        skip(TEST, "no rustup, which fetches Rust's libraries for arm64");
+        return;
+    }
+    let mut build = place.command(&["image", "build", "--arch", "arm64"]);
+    build.current_dir(Path::new(ROOT));
+    let built = tofu_linux_tests::Running::start(build, b"").end(BUILD).ok();
+    assert!(built.starts_with("image arm64 for arm64: kernel "), "{built}");
+    place.up(&["--arch", "arm64", "--shape", "2x1x1x1x1x1", "--image", "arm64"]);
+    let info = place.exec("0", &["cat", "/proc/cpuinfo"]).ok();
+    assert!(info.contains("0x46") && info.contains(" sve"), "Fujitsu's, with SVE: {info}");
+    place.exec_all(&["uname", "-m"]).iter().for_each(|line| assert!(line.ends_with("aarch64")));
+    let said = place.exec("1", &["tofu-guest", "selftest"]).ok();
+    assert!(said.contains(" works: "), "{said}");
+    place.all_pairs(2, 2);
+    let hosts = place.run(&["hosts"]).ok();
+    let address = hosts.lines().find(|line| line.contains("t-1-0-0") && line.contains('.'));
+    let address = address.unwrap().split_whitespace().next().unwrap();
+    let ping =
+        place.run_for(&["exec", "0", "--", "ping", "-c", "3", "-W", "60", address], PATIENCE, b"");
+    assert!(ping.ok().contains(" 0% packet loss"));
+    // Programs for the host are none for such nodes.
+    let error = place.run(&["run", "/bin/true"]).error();
+    let expected = "cannot run true: it is for x86-64, and the machine's nodes are arm64";
+    assert!(error.contains(expected), "{error}");
+    place.run(&["restart", "1"]).ok();
+    tofu_linux_tests::wait_for("node 1 is ready again", PATIENCE, || {
+        place.exec("1", &["true"]).code == Some(0)
+    });
+    place.run_for(&["down"], MOMENT, b"").ok();
+    place.is_clean();
+    for (args, expected) in [
+        (
+            &["--image", "default"][..],
+            "image default: it is for x86-64 and the nodes are for arm64",
+        ),
+        (&["--driver", "tofu"], "nodes for arm64 cannot have the kernel driver (--driver tofu)"),
+        (&["--vmm", "tofu"], "nodes for arm64 cannot have our own monitor (--vmm tofu)"),
+        (&["--guest", "/bin/true"], "guest /bin/true: it is for x86-64, and its node is arm64"),
+    ] {
+        let error = place.run(&[&["up", "--linux", "--arch", "arm64"], args].concat()).error();
+        assert!(error.contains(expected), "{args:?}: {error}");
+    }
+    let error = place.run(&["up", "--linux", "--cpu", "max"]).error();
+    assert!(error.contains("--cpu is for nodes for arm64; add --arch arm64"), "{error}");
+    let error = place.run(&["image", "build", "--arch", "arm64", "--with", "mpich"]);
+    assert!(error.error().contains("no packages besides"));
+}
