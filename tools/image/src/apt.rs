@@ -107,8 +107,8 @@ fn keyring() -> Result<String> {
 }
 
 impl<'a> Apt<'a> {
-    /// Makes apt ready in `folder` for packages of `arch`, and its package lists fresh enough. `mirror` is the user's
-    /// choice, else the host's apt configuration is asked.
+    /// Makes apt ready in `folder` for packages of `arch`, and its package lists fresh enough.
+    /// `mirror` is the user's choice, else the host's apt configuration is asked.
     pub(crate) fn open(
         folder: &Path,
         arch: Arch,

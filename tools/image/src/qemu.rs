@@ -19,8 +19,8 @@ use crate::run;
 /// `vfio-user-pci` came with this version.
 pub const MINIMUM: (u32, u32) = (10, 1);
 
-/// One QEMU: what it is called, its package, its part of the cache, and the variable by which a user
-/// names another one.
+/// One QEMU: what it is called, its package, its part of the cache, and the variable by which a
+/// user names another one.
 struct Names {
     program: &'static str,
     package: &'static str,

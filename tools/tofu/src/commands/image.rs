@@ -236,7 +236,8 @@ fn list(cache: &Cache, as_json: bool) -> anyhow::Result<()> {
             .map(|image| {
                 let folder: Option<PathBuf> = image.initrd.parent().map(Into::into);
                 json!({
-                    "name": image.name, "arch": image.manifest.arch, "kernel": image.manifest.kernel,
+                    "name": image.name, "arch": image.manifest.arch,
+                    "kernel": image.manifest.kernel,
                     "with": image.manifest.with, "bytes": image.manifest.size(),
                     "built": image.manifest.built, "folder": folder,
                 })

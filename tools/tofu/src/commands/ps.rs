@@ -39,8 +39,8 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<u8> {
             .map(|(name, machine)| match machine {
                 Ok(machine) => json!({
                     "name": name, "pid": machine.pid, "shape": machine.shape,
-                    "generation": machine.generation, "arch": machine.arch, "seconds": machine.seconds,
-                    "nodes": machine.nodes, "jobs": machine.jobs,
+                    "generation": machine.generation, "arch": machine.arch,
+                    "seconds": machine.seconds, "nodes": machine.nodes, "jobs": machine.jobs,
                 }),
                 Err(why) => json!({ "name": name, "error": why }),
             })
