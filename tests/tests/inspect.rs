@@ -139,17 +139,6 @@ fn states_under_load_fit_together() {
     let nodes: Vec<_> = shape.iter().map(|at| machine.node(at).unwrap().clone()).collect();
     let done = AtomicBool::new(false);
     std::thread::scope(|s| {
-        let looks = s.spawn(|| {
-            let mut looks = 0;
-            while !done.load(Ordering::Relaxed) {
-                for node in &nodes {
-                    assert_fits(&see(&**node, "device/tni/0/cq/0"));
-                }
-                see(&*nodes[looks % 2], "");
-                looks += 1;
-            }
-            looks
-        });
         let mut ends: Vec<_> = devices
             .iter()
             .map(|device| {
@@ -161,6 +150,17 @@ fn states_under_load_fit_together() {
                 (cq, buffer)
             })
             .collect();
+        let looks = s.spawn(|| {
+            let mut looks = 0;
+            while !done.load(Ordering::Relaxed) {
+                for node in &nodes {
+                    assert_fits(&see(&**node, "device/tni/0/cq/0"));
+                }
+                see(&*nodes[looks % 2], "");
+                looks += 1;
+            }
+            looks
+        });
         let (left, right) = ends.split_at_mut(1);
         std::thread::scope(|s| {
             for (end, to) in [(&mut left[0], 1), (&mut right[0], 0)] {

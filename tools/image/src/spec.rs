@@ -1,13 +1,15 @@
 //! The description of an image that is to be built.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
 use crate::arch::Arch;
-use crate::error::{Error, Result};
+use crate::error::{Error, IoContext, Result};
 use crate::hash::hex;
 
 /// Which of the kernels for our driver.
@@ -155,6 +157,16 @@ pub struct Program {
 }
 
 impl Program {
+    /// Writes it into a folder.
+    ///
+    /// # Errors
+    /// If that cannot be done.
+    pub fn write(&self, folder: &Path) -> Result<()> {
+        let path = folder.join(&self.name);
+        fs::write(&path, &self.bytes).on("write", &path)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(self.mode)).on("change", &path)
+    }
+
     /// A program that everybody may run.
     ///
     /// # Errors

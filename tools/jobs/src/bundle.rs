@@ -412,7 +412,9 @@ mod tests {
         let own = fs::read("/proc/self/exe").unwrap();
         let mut other = own[..4096].to_vec();
         other[18..20].copy_from_slice(&183u16.to_le_bytes());
-        assert!(why(&file("arm", &other)).contains("another processor"));
+        assert!(why(&file("arm", &other)).contains("it is for arm64 and linked dynamically"));
+        other[18..20].copy_from_slice(&243u16.to_le_bytes());
+        assert!(why(&file("riscv", &other)).contains("another processor"));
         assert!(why(&file("cut", &own[..63])).contains("cannot run"));
         assert_eq!(read(&file("script", b"#!/bin/sh\n")).unwrap().1, None);
         // This program itself, which is linked as the host's programs are.

@@ -544,7 +544,7 @@ mod tests {
         let link = &file.links[0];
         assert_eq!(link.faults, "loss=100%".parse().ok());
         assert_eq!((link.at, link.port, link.down), (Coords::default(), Port::BPlus, true));
-        assert_eq!(link.place, FileLine { path: "m.toml".into(), line: 34 });
+        assert_eq!(link.place, FileLine { path: "m.toml".into(), line: 37 });
     }
 
     #[test]

@@ -1,15 +1,16 @@
 //! `tofu image`.
 
 use std::ffi::OsString;
+use std::fs;
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
 use clap::Subcommand;
 use serde_json::json;
-use tofu_image::{Arch, Cache, Image, Kernel, Made, Module, Spec};
+use tofu_image::{Arch, Cache, Image, Kernel, Made, Module, Program, Spec};
 use tofu_linux_nodes::kit::tools_for;
 use tofu_supervisor::units::ImageName;
 use tofu_ui::{ImageProgress, Style, exit, is_interrupted, signals};
@@ -80,6 +81,18 @@ pub(crate) enum ImageCommand {
         /// Arguments of make, such as W=1 or CLIPPY=1
         #[arg(value_name = "ARG", last = true)]
         args: Vec<String>,
+    },
+    /// Leave our programs for Linux nodes in a folder
+    ///
+    /// Those for arm64 are built in a checkout of the sources. TOFU_ARM64_PROGRAMS names such a
+    /// folder where there is none.
+    Programs {
+        /// What the processors of the nodes are: x86-64 or arm64
+        #[arg(long, value_name = "ARCH", default_value_t)]
+        arch: Arch,
+        /// Where to leave them
+        #[arg(value_name = "FOLDER")]
+        folder: PathBuf,
     },
     /// List the images
     Ls {
@@ -155,6 +168,9 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
                 .map_err(Into::into)
                 .and_then(|made| tell(&made, &progress))
         }
+        ImageCommand::Programs { arch, folder } => {
+            tools_for(*arch, &progress).and_then(|programs| write(&programs, folder))
+        }
         ImageCommand::Qemu { args } => cache
             .qemu(None, &progress)
             .map_err(Into::into)
@@ -182,6 +198,12 @@ fn build(cache: &Cache, arch: Arch, spec: &Spec, progress: &ImageProgress) -> an
     writeln!(out, "{}", describe(&image))?;
     writeln!(out, "QEMU {} ({:?})", qemu.version, qemu.origin)?;
     Ok(())
+}
+
+/// Writes programs into a folder.
+fn write(programs: &[Program], folder: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    Ok(programs.iter().try_for_each(|program| program.write(folder))?)
 }
 
 /// Says what came of a module.
