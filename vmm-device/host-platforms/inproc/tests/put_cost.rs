@@ -10,8 +10,9 @@ use tofu_inproc::Pair;
 
 /// The compiler that the counts are of, and the profile: that of tests.
 const COMPILER: &str = "1.95.";
-/// Instructions of a Put of so many bytes, measured with it.
-const MEASURED: [(u32, f64); 1] = [(8, 18_070.0)];
+/// Instructions of a Put of so many bytes, measured with it. Optimised, it takes 8930; what is
+/// inlined in tests changes with the size of crates, and so does this.
+const MEASURED: [(u32, f64); 1] = [(8, 20_200.0)];
 /// By how much it may be more.
 const MARGIN: f64 = 0.03;
 
