@@ -173,9 +173,17 @@ impl Kit {
 ///
 /// If there are none for other processors than the host's, and they cannot be built.
 pub fn tools_for(arch: Arch, progress: &dyn Progress) -> anyhow::Result<Vec<tofu_image::Program>> {
+    tools_there(arch, progress)?.context(arm64::NONE)
+}
+
+/// The same, or `None` if there are none, nor their sources.
+fn tools_there(
+    arch: Arch,
+    progress: &dyn Progress,
+) -> anyhow::Result<Option<Vec<tofu_image::Program>>> {
     match arch {
-        Arch::X86_64 => Ok(tools()?),
-        Arch::Arm64 => arm64::programs(progress)?.context(arm64::NONE),
+        Arch::X86_64 => Ok(Some(tools()?)),
+        Arch::Arm64 => arm64::programs(progress),
     }
 }
 
@@ -294,19 +302,12 @@ fn find_image(
         Err(_) if name == default => None,
         Err(error) => return Err(error.into()),
     };
-    let spec = match known {
+    let spec = match &known {
         Some(image) if image.manifest.arch != arch => bail!(
             "image {name}: it is for {} and the nodes are for {arch}; take another one by \
              --image, or --arch {0}",
             image.manifest.arch
         ),
-        // It goes on as it is where its programs cannot be looked at.
-        Some(image) if arch == Arch::Arm64 => match arm64::programs(progress)? {
-            Some(programs) => {
-                return Ok(cache.build(&image.manifest.spec()?.programs(programs), progress)?);
-            }
-            None => return Ok(image),
-        },
         Some(image) => image.manifest.spec()?,
         None if name == default => Spec::new(name)?.arch(arch),
         None => bail!(
@@ -314,7 +315,11 @@ fn find_image(
              `tofu image build --name {name} --with ...` makes one"
         ),
     };
-    Ok(cache.build(&spec.programs(tools_for(arch, progress)?), progress)?)
+    match tools_there(arch, progress)? {
+        Some(programs) => Ok(cache.build(&spec.programs(programs), progress)?),
+        // It goes on as it is where its programs cannot be looked at.
+        None => known.context(arm64::NONE),
+    }
 }
 
 /// Checks that a file is a kernel.

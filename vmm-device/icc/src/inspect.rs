@@ -8,7 +8,7 @@ use tofu_abi::desc::{Command, Descriptor, Header1, source_type};
 use tofu_abi::regs::BgsReg;
 use tofu_abi::{BgId, CqId, StagOffset, TniId};
 use tofu_fabric::Port;
-use tofu_inspect::{Hex, Inspect, Said, Time, Tree, Visit};
+use tofu_inspect::{Inspect, Said, Time, Tree, Visit};
 use tofu_sync::lock;
 
 use crate::command::{self, Action, PacketRoute};
@@ -96,14 +96,7 @@ impl Inspect for Registers<'_> {
 
 impl Inspect for RegisterNow {
     fn inspect(&self, visit: Visit<'_>) {
-        let fields = self.fields();
-        if fields.is_empty() {
-            return visit.text(format_args!("{:#x}", self.value));
-        }
-        visit.tree(|tree| {
-            tree.add("value", &Hex(self.value));
-            fields.iter().for_each(|(name, value)| tree.add(name, value));
-        });
+        visit.register(self.value, &self.fields());
     }
 }
 

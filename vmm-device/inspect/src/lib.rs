@@ -124,6 +124,17 @@ impl Visit<'_> {
         self.value(Value::Text(text.to_string()));
     }
 
+    /// It is a register with these fields, by name.
+    pub fn register(self, value: u64, fields: &[(impl fmt::Display, impl Inspect)]) {
+        if fields.is_empty() {
+            return self.text(format_args!("{value:#x}"));
+        }
+        self.tree(|tree| {
+            tree.add("value", &Hex(value));
+            fields.iter().for_each(|(name, field)| tree.add(name, field));
+        });
+    }
+
     /// It has parts, which `parts` adds.
     pub fn tree(self, parts: impl FnOnce(&mut Tree<'_>)) {
         let Self { path, at, depth, state, into } = self;

@@ -4,7 +4,7 @@
 //! lengths.
 
 use tofu_abi::tnw::{Channel, ChannelReg, Link, LinkReg, NwpReg, Register};
-use tofu_inspect::{Hex, Inspect, Said, Time, Tree, Visit};
+use tofu_inspect::{Inspect, Said, Time, Tree, Visit};
 
 use crate::device::Nwp;
 use crate::regfile::register_fields;
@@ -37,14 +37,7 @@ impl Inspect for Nwp {
 fn show(tree: &mut Tree<'_>, nwp: &Nwp, name: &str, register: Register) {
     tree.add_with(name, |visit| {
         let value = nwp.read_register(register);
-        let fields = register_fields(register, value);
-        if fields.is_empty() {
-            return visit.text(format_args!("{value:#x}"));
-        }
-        visit.tree(|tree| {
-            tree.add("value", &Hex(value));
-            fields.iter().for_each(|(name, value)| tree.add(name, value));
-        });
+        visit.register(value, &register_fields(register, value));
     });
 }
 

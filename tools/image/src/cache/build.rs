@@ -21,10 +21,8 @@ use crate::{driver, initramfs, kernel, root};
 /// Modules that a guest loads at boot.
 const LOAD: [&str; 2] = ["vfio-pci", "vfio_iommu_type1"];
 /// Modules that a guest with Arm's processors loads before these: VFIO wants the IOMMU to be there,
-/// and that is a virtio device.
+/// and that is a virtio device. Some kernels have them built in.
 const ARM64: [&str; 2] = ["virtio_pci", "virtio-iommu"];
-/// Which of those some kernels have built in, so that there is nothing to load.
-const BUILT_IN: [&str; 2] = ARM64;
 /// Modules that one with our own driver loads instead.
 const DRIVER: [&str; 1] = ["tofu"];
 /// Modules that it loads when it finds such a device.
@@ -148,7 +146,7 @@ impl Cache {
         let mut load: Vec<&str> = Vec::new();
         if let Some(tree) = tree {
             let mut first = loads(spec.arch, driver);
-            first.retain(|name| tree.has_file(name) || !BUILT_IN.contains(name));
+            first.retain(|name| tree.has_file(name) || !ARM64.contains(name));
             let mut names = first.clone();
             names.extend(spec.extra_modules());
             let optional = DEVICES.iter().chain(&OWN).chain(spec.optional_modules());
