@@ -199,7 +199,7 @@ pub(crate) fn modes() -> anyhow::Result<(MachineArgs, Doorbell)> {
     let plan = Plan::new(&args)?;
     let cores = thread::available_parallelism().map_or(1, |n| n.get());
     let engines = runner::engines(plan.engines, cores);
-    Ok(match runner::doorbells(&plan, cores, engines) {
+    Ok(match runner::doorbells(plan.doorbell, plan.vms().count(), cores, engines) {
         Doorbells::Trapped => (args, Doorbell::Polled),
         Doorbells::Polled => (args, Doorbell::Trapped),
     })

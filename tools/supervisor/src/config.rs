@@ -35,7 +35,8 @@ pub struct MachineFile {
     /// How packets go over links.
     pub link_mode: Option<LinkMode>,
     pub(crate) settings: Settings,
-    pub(crate) doorbell: Option<Doorbell>,
+    /// How doorbells reach the devices.
+    pub doorbell: Option<Doorbell>,
     pub(crate) timeout: Option<Timeout>,
     /// Engine threads.
     pub engines: Option<Engines>,

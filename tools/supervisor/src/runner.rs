@@ -262,7 +262,7 @@ impl Backend for Machines {
         let hypervisor = any_bare.then(Hypervisor::open).transpose()?;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let engines = engines(plan.engines, cores);
-        let doorbells = doorbells(plan, cores, engines);
+        let doorbells = doorbells(plan.doorbell, plan.vms().count(), cores, engines);
         let (network, confinement) = (&plan.network, &self.confinement);
         let kind = (plan.interconnect, plan.links);
         let machine = any_machine(network, kind, doorbells, engines, confinement)?;
@@ -349,11 +349,11 @@ const MOST_ENGINES: usize = 4;
 
 /// Polled doorbells are faster as long as every guest and every engine has a core of its own;
 /// otherwise whoever polls takes time from those who have work.
-pub fn doorbells(plan: &Plan, cores: usize, engines: usize) -> Doorbells {
-    match plan.doorbell {
+pub fn doorbells(doorbell: Doorbell, guests: usize, cores: usize, engines: usize) -> Doorbells {
+    match doorbell {
         Doorbell::Trapped => Doorbells::Trapped,
         Doorbell::Polled => Doorbells::Polled,
-        Doorbell::Auto if plan.vms().count() + engines <= cores => Doorbells::Polled,
+        Doorbell::Auto if guests + engines <= cores => Doorbells::Polled,
         Doorbell::Auto => Doorbells::Trapped,
     }
 }

@@ -11,7 +11,6 @@ use tofu_abi::Coords;
 use tofu_control::MachineName;
 use tofu_control::rundir::{RunDir, node_file};
 use tofu_linux_nodes::qemu;
-use tofu_machine::Doorbells;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::Event;
 use tofu_supervisor::janitor::Janitor;
@@ -19,7 +18,7 @@ use tofu_supervisor::options::{SandboxArgs, ShapeArgs};
 use tofu_supervisor::plan::{Network, shape_of};
 use tofu_supervisor::registry::Registry;
 use tofu_supervisor::served::Served;
-use tofu_supervisor::units::{Engines, Interconnect, MemorySize, MetricsAddress};
+use tofu_supervisor::units::{Doorbell, Engines, Interconnect, MemorySize, MetricsAddress};
 use tofu_supervisor::{command_line, runner, server};
 use tofu_ui::{exit, signals};
 use tofu_vfio_user::Backing;
@@ -47,6 +46,12 @@ pub(crate) struct ServeArgs {
     /// Folder for the sockets, node-X-Y-Z-A-B-C.sock [default: the machine's run directory]
     #[arg(long, value_name = "DIR")]
     pub(crate) socket_dir: Option<PathBuf>,
+
+    /// How doorbells reach the devices, as for `tofu up` [default: trapped]
+    ///
+    /// Polled, the doorbells of Tofu and the windows of TNW are memory that monitors map.
+    #[arg(long, value_name = "MODE")]
+    pub(crate) doorbell: Option<Doorbell>,
 
     /// Number of engine threads that move data, 1 to 256 [default: from the host's cores]
     #[arg(long, value_name = "N")]
@@ -111,7 +116,10 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let engines = runner::engines(args.engines.or(file.engines), cores);
     let kind = (interconnect, file.link_mode.unwrap_or_default().links());
-    let machine = runner::any_machine(&network, kind, Doorbells::Trapped, engines, &confinement)?;
+    // Not `auto`: what monitors leave of the host's processors is theirs to know.
+    let doorbell = args.doorbell.or(file.doorbell).unwrap_or(Doorbell::Trapped);
+    let doorbells = runner::doorbells(doorbell, sockets.len(), cores, engines);
+    let machine = runner::any_machine(&network, kind, doorbells, engines, &confinement)?;
     let registry = Arc::new(Registry::new(&network, sender));
     registry.built(machine.network(), None)?;
     let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };

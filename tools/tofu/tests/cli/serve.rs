@@ -213,6 +213,40 @@ fn devices_are_of_the_generation_that_is_asked_for() {
 }
 
 #[test]
+fn monitors_map_doorbells_and_windows_that_are_polled() {
+    let place = Place::new();
+    let file = place.path().join("machine.toml");
+    std::fs::write(&file, "doorbell = \"polled\"\n").unwrap();
+    let in_file = ["-c", file.to_str().unwrap()];
+    // Doorbells of Tofu are in region 0, windows of TNW in region 4.
+    for (generation, region) in [("fugaku", 0u32), ("tnw", 4)] {
+        let cases: [(&[&str], bool); 4] = [
+            (&[], false),
+            (&["--doorbell", "polled"], true),
+            (&in_file, true),
+            (&[&in_file[..], &["--doorbell", "trapped"]].concat(), false),
+        ];
+        for (args, expected) in cases {
+            let args = [&PAIR, args, &["--generation", generation]].concat();
+            let (mut process, machine) = place.start(&args);
+            let mut client = UnixStream::connect(&sockets(&machine)[0]).unwrap();
+            client.set_read_timeout(Some(PATIENCE)).unwrap();
+            assert_eq!(say(&mut client, 1, VERSION), 0);
+            // DEVICE_GET_REGION_INFO: room for the areas, and bit 2 of the flags says "mmap".
+            let body = [4096u32, 0, region, 0, 0, 0, 0, 0].map(u32::to_ne_bytes).concat();
+            let answer = ask(&mut client, 5, &body).unwrap();
+            let flags = u32::from_ne_bytes(answer[4..8].try_into().unwrap());
+            assert_eq!(flags & 1 << 2 != 0, expected, "{args:?}");
+            interrupt(process.id());
+            assert_eq!(process.wait(), Some(130));
+        }
+    }
+    let error = place.run(&[&PAIR[..], &["--doorbell", "rung"]].concat()).error();
+    assert!(error.contains("[possible values: trapped, polled, auto]"), "{error}");
+    place.is_clean();
+}
+
+#[test]
 fn clients_that_would_wait_in_vain_are_told() {
     const BUSY: u32 = 16;
     const INVALID: u32 = 22;
