@@ -64,6 +64,25 @@ impl Coords {
     pub const fn default_path(self) -> Path {
         Path { a: self.a, b: self.b, c: self.c }
     }
+
+    /// The paths that the parts of a long message to another node take: four of the shortest if all
+    /// of A, B and C differ, two if one or two of them do, and the default path alone if none does
+    /// (IEEE Micro 2012). The default path is the first one. That the others differ from it in as
+    /// much as they can is ours.
+    pub fn minimal_paths(self, to: Self) -> impl Iterator<Item = Path> + Clone {
+        let differ = [self.a != to.a, self.b != to.b, self.c != to.c];
+        // On which of A, B, C a part changes before it goes along X, Y, Z.
+        let choices: &[[bool; 3]] = match differ.into_iter().filter(|d| *d).count() {
+            0 => &[[true; 3]],
+            1 | 2 => &[[true; 3], [false; 3]],
+            _ => &[[true; 3], [true, false, false], [false, true, false], [false, false, true]],
+        };
+        choices.iter().map(move |&[a, b, c]| Path {
+            a: if a { to.a } else { self.a },
+            b: if b { to.b } else { self.b },
+            c: if c { to.c } else { self.c },
+        })
+    }
 }
 
 impl fmt::Display for Coords {

@@ -8,7 +8,7 @@ use anyhow::bail;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use tofu_abi::desc::MAX_MTU;
-use tofu_abi::topology::{Axis, NodeId, Port, Shape};
+use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_abi::{Coords, Path};
 use tofu_fabric::chance::{self, below, mix, scramble};
 use tofu_fabric::network::{LinkErrors, Message, Network, Options, Ps, Sink};
@@ -186,21 +186,11 @@ impl Pattern {
 
 /// The paths that the parts of a message take.
 pub(crate) fn paths(rails: Rails, from: Coords, to: Coords) -> impl Iterator<Item = Path> + Clone {
-    const ABC: [Axis; 3] = [Axis::A, Axis::B, Axis::C];
-    let differ = ABC.into_iter().filter(|axis| from[*axis] != to[*axis]).count();
-    // On which of A, B, C a part changes before it goes along X, Y, Z. Whatever two parts go, they
-    // differ in as much as they can.
-    let choices: &[[bool; 3]] = match (rails, differ) {
-        (Rails::Single, _) | (_, 0) => &[[true; 3]],
-        (Rails::Minimal, 1 | 2) => &[[true; 3], [false; 3]],
-        (Rails::Minimal, _) => {
-            &[[true; 3], [true, false, false], [false, true, false], [false, false, true]]
-        }
+    let parts = match rails {
+        Rails::Single => 1,
+        Rails::Minimal => usize::MAX,
     };
-    choices.iter().map(move |first| {
-        let [a, b, c] = [0, 1, 2].map(|i| if first[i] { to[ABC[i]] } else { from[ABC[i]] });
-        Path::new(a, b, c)
-    })
+    from.minimal_paths(to).take(parts)
 }
 
 /// Bytes of the TLP with so much payload, and how many TLPs there are.
@@ -442,7 +432,9 @@ impl Run<'_> {
             if let Some(dst) = target.and_then(|target| traffic.shape.coords(target)) {
                 let parts = paths(traffic.rails, src, dst).count() as u64;
                 let tni = |part: u64| tni(sent * parts + part);
-                if (0..parts).any(|part| self.network.room(node, tni(part)) == 0) {
+                let on = |wanted: u8| (0..parts).filter(|part| tni(*part) == wanted).count();
+                let room = |tni| self.network.room(node, tni) as usize >= on(tni);
+                if !(0..parts).map(tni).all(room) {
                     return Ok(());
                 }
                 // Without a rate a message is to be sent when there is room for it.
