@@ -1,16 +1,16 @@
 //! Commands: descriptors for a transmit order queue.
 
-use tofu_abi::StagOffset;
 use tofu_abi::addr::OFFSET_BITS;
 use tofu_abi::desc::{
     ArmwOp, Command as Opcode, DESC_SIZE, Descriptor, Header1, Header2, MAX_MESSAGE, MAX_MTU,
     MTU_UNIT, PIGGYBACK_BUFFER_MAX, PIGGYBACK_MAX,
 };
+use tofu_abi::{Path, StagOffset};
 
 use crate::error::{Code, Error};
 use crate::flags::{self, CACHE_INJECTION, LOCAL_MRQ_NOTICE, PACKET_RESPONSE};
 use crate::ids::{Stadd, VcqId, is_path};
-use crate::wire::{Edata, Prepared};
+use crate::wire::{Edata, Mark, Prepared};
 
 /// Bytes that a command writes or reads at most: 2^24 - 1.
 pub const MAX_PUTGET_SIZE: usize = MAX_MESSAGE as usize;
@@ -409,8 +409,56 @@ impl Command {
         if good { Ok((command, command.len)) } else { Err(bad(word)) }
     }
 
+    /// The first word of its last descriptor.
+    pub(crate) const fn header1(&self) -> Header1 {
+        self.descriptors[self.len - 1].header1()
+    }
+
+    /// Bytes of a Put from registered memory; `None` for anything else.
+    #[inline]
+    pub(crate) fn put_length(&self) -> Option<u32> {
+        let put = self.header1().command() == Opcode::Put as u8;
+        put.then(|| self.descriptors[self.len - 1].header2().length())
+    }
+
+    /// Where a Put or Get leads in remote and local memory, as STADDs.
+    pub(crate) const fn addresses(&self) -> [u64; 2] {
+        let Descriptor([_, _, remote, local]) = self.descriptors[self.len - 1];
+        [StagOffset(remote).with_cqid(0).0, StagOffset(local).with_cqid(0).0]
+    }
+
+    /// A Put without its first bytes.
+    pub(crate) fn after(mut self, at: u32) -> Self {
+        let length = self.put_length().unwrap_or(0);
+        let main = &mut self.descriptors[self.len - 1];
+        main.0[1] = Header2(main.0[1]).with_length(length.saturating_sub(at)).0;
+        for word in &mut main.0[2..4] {
+            *word = StagOffset(*word).advanced(at.into()).0;
+        }
+        self
+    }
+
+    /// Some bytes of a Put by another path, as the device is to have them: with no notice but the
+    /// local one, which has a mark, and without session steps.
+    pub(crate) fn piece(&self, at: u32, length: u32, path: Path, mark: Mark) -> Descriptor {
+        let Descriptor([word0, word1, remote, local]) = self.after(at).descriptors[self.len - 1];
+        let edata = Edata(word1 >> 16).with_sender(mark.sender).with_user(mark.number);
+        let word1 = Header2(word1)
+            .with_length(length)
+            .with_edata(edata.with_local(true).0 as u16)
+            .with_strong_order(false)
+            .with_remote_notice(false);
+        let word0 = Header1(word0 & !PREPARED).with_path(path).with_sps(0);
+        Descriptor([word0.0, word1.0, remote, local])
+    }
+
     fn marks(&self) -> Prepared {
         Prepared(self.descriptors[self.len - 1].0[0])
+    }
+
+    /// Whether a notice of its end was asked for.
+    pub(crate) fn local_notice(&self) -> bool {
+        Edata(self.descriptors[self.len - 1].0[1] >> 16).local()
     }
 
     /// Whether the completion is to be reported.

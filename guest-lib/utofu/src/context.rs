@@ -26,9 +26,16 @@ pub struct Context<P: Provider + ?Sized> {
 impl<P: Provider + ?Sized> Context<P> {
     /// A process with a share of the device behind `provider`.
     pub fn new(provider: Arc<P>, share: DeviceShare) -> Self {
+        Self::splitting(provider, share, u32::MAX)
+    }
+
+    /// The same, whose Puts of at least `bytes` go in parts by several of the shortest paths, if
+    /// they take the default path and this process is told of their end. They get on in calls of
+    /// the library alone, as do commands that are posted on the same control queue meanwhile.
+    pub fn splitting(provider: Arc<P>, share: DeviceShare, bytes: u32) -> Self {
         let all = share.tnis().flat_map(|tni| share.cqs().map(move |cq| (tni, cq)));
         let queues = all
-            .map(|(tni, cq)| Arc::new(SharedQueue::new(Arc::clone(&provider), tni, cq)))
+            .map(|(tni, cq)| Arc::new(SharedQueue::new(Arc::clone(&provider), tni, cq, bytes)))
             .collect();
         Self { provider, share, queues, barriers: Barriers::default() }
     }

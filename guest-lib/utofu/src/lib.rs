@@ -34,6 +34,7 @@ mod notice;
 mod provider;
 mod queue;
 pub mod share;
+mod split;
 mod stag;
 mod vcq;
 mod wire;

@@ -1,16 +1,18 @@
 //! A control queue and the VCQs that share it.
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec;
 use alloc::vec::Vec;
-use tofu_abi::Rcode;
+use tofu_abi::{Coords, Rcode};
 
 use crate::command::Command;
 use crate::error::{Code, Error};
 use crate::ids::{Stadd, VcqId, reserved_stag};
 use crate::notice::{Entry, Notice, tcq_code};
 use crate::provider::{Queue, Registration};
+use crate::split::{Cut, Split, Tail};
 use crate::stag::{Memory, Stags};
+use crate::wire::Mark;
 
 /// Extra values, so VCQs of a queue at most.
 pub(crate) const NUM_EXTRA: usize = 16;
@@ -41,6 +43,18 @@ struct Posted {
     extra: u8,
     /// The completion is to be reported.
     told: bool,
+    /// It is a part of a Put, of which the library alone knows.
+    part: bool,
+}
+
+/// A command that waits until the parts of the Put before it have arrived.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    extra: u8,
+    command: Command,
+    cbdata: usize,
+    /// The node that it is sent from, if it may be sent in parts as well.
+    long_from: Option<Coords>,
 }
 
 /// A VCQ, as its queue sees it.
@@ -73,6 +87,20 @@ pub(crate) struct OpenState<Q> {
     /// Commands since both are the case, until their notices, which have the lower three bits
     /// only.
     ambiguous: VecDeque<Ambiguous>,
+    /// Commands start as the session advances: none of the library's own may be among them.
+    session: bool,
+    /// A Put whose parts are under way, and by whom and with what it was posted.
+    split: Option<(Split, u8, usize)>,
+    /// Puts that went in parts.
+    splits: u8,
+    /// Ends of Puts in parts whose local notices have not come.
+    tails: VecDeque<Tail>,
+    /// What was posted after it.
+    held: VecDeque<Held>,
+    /// Descriptors of these.
+    held_slots: usize,
+    /// Nodes to which a part was lost: Puts to them go whole from then on.
+    whole_only: BTreeSet<Coords>,
 }
 
 /// Enough of a command to know its notice again.
@@ -86,8 +114,8 @@ struct Ambiguous {
 }
 
 impl<Q: Queue> OpenState<Q> {
-    pub(crate) fn new(queue: Q, exclusive: bool) -> Self {
-        let none = Posted { cbdata: 0, extra: 0, told: false };
+    pub(crate) fn new(queue: Q, exclusive: bool, session: bool) -> Self {
+        let none = Posted { cbdata: 0, extra: 0, told: false, part: false };
         let posted = vec![none; queue.orders().next_power_of_two()];
         Self {
             queue,
@@ -101,6 +129,13 @@ impl<Q: Queue> OpenState<Q> {
             unseen: 0,
             classes: [0; 8],
             ambiguous: VecDeque::new(),
+            session,
+            split: None,
+            splits: 0,
+            tails: VecDeque::new(),
+            held: VecDeque::new(),
+            held_slots: 0,
+            whole_only: BTreeSet::new(),
         }
     }
 
@@ -111,7 +146,8 @@ impl<Q: Queue> OpenState<Q> {
 
     /// The lowest extra value that is free for a VCQ without component ID.
     pub(crate) fn free_extra(&self) -> Option<u8> {
-        (0..8).find(|extra| self.vcqs[usize::from(*extra)].is_none())
+        let mark = self.split.as_ref().map(|(split, ..)| split.mark.sender);
+        (0..8).find(|extra| !self.has(*extra) && mark != Some(*extra))
     }
 
     pub(crate) fn has(&self, extra: u8) -> bool {
@@ -148,7 +184,9 @@ impl<Q: Queue> OpenState<Q> {
     }
 
     fn room(&self) -> usize {
-        self.queue.free_slots().saturating_sub(self.waiting)
+        // The end of a Put whose parts are under way has a place.
+        let taken = self.waiting + self.held_slots + usize::from(self.split.is_some());
+        self.queue.free_slots().saturating_sub(taken)
     }
 
     /// Posts commands, `slots` descriptors in all, or none of them.
@@ -160,39 +198,177 @@ impl<Q: Queue> OpenState<Q> {
         commands: impl Iterator<Item = Command>,
         cbdata: usize,
     ) -> Result<(), Error> {
+        if self.split.is_some() {
+            self.progress();
+        }
         if self.room() < slots {
             self.make_room(slots)?;
         }
+        if self.split.is_some() {
+            for command in commands {
+                self.hold(Held { extra, command, cbdata, long_from: None });
+            }
+            return Ok(());
+        }
         let mut ring = false;
-        for mut command in commands {
-            let (delayed, told) = (command.is_delayed(), command.tcq_notice());
-            if let Some(target) = command.target() {
-                let class = &mut self.classes[usize::from(target & 7)];
-                let bit = 1 << (target >> 3);
-                *class |= if *class == 0 { bit | bit << 2 } else { bit };
-                if *class & 3 == 3 {
-                    self.remember(&command);
-                }
-            }
-            // There is room.
-            if self.queue.post(command.finish(extra), delayed).is_err() {
-                return Err(busy());
-            }
-            let mask = self.posted.len() - 1;
-            self.posted[self.post & mask] = Posted { cbdata, extra, told };
-            self.post = self.post.wrapping_add(1);
-            self.unseen += 1;
-            ring |= !delayed;
+        for command in commands {
+            ring |= !command.is_delayed();
+            self.post_one(extra, command, cbdata)?;
         }
         if ring {
             self.queue.ring();
         }
-        // The device writes a notice of each, wanted or not, also for programs that never look
-        // for one.
+        self.look_for_notices();
+        Ok(())
+    }
+
+    /// Posts a long Put from a node, in parts if that can be.
+    #[cold]
+    pub(crate) fn post_long(
+        &mut self,
+        extra: u8,
+        command: &Command,
+        cbdata: usize,
+        from: Coords,
+    ) -> Result<(), Error> {
+        self.progress();
+        if self.room() == 0 {
+            self.make_room(1)?;
+        }
+        let held = Held { extra, command: *command, cbdata, long_from: Some(from) };
+        if self.split.is_some() {
+            self.hold(held);
+            return Ok(());
+        }
+        self.start(held)
+    }
+
+    /// Posts the only descriptors of a command, for which there is room.
+    #[inline(always)]
+    fn post_one(&mut self, extra: u8, mut command: Command, cbdata: usize) -> Result<(), Error> {
+        let (delayed, told) = (command.is_delayed(), command.tcq_notice());
+        if let Some(target) = command.target() {
+            let class = &mut self.classes[usize::from(target & 7)];
+            let bit = 1 << (target >> 3);
+            *class |= if *class == 0 { bit | bit << 2 } else { bit };
+            if *class & 3 == 3 {
+                self.remember(&command);
+            }
+        }
+        if self.queue.post(command.finish(extra), delayed).is_err() {
+            return Err(busy());
+        }
+        self.note(Posted { cbdata, extra, told, part: false });
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn note(&mut self, posted: Posted) {
+        let mask = self.posted.len() - 1;
+        self.posted[self.post & mask] = posted;
+        self.post = self.post.wrapping_add(1);
+        self.unseen += 1;
+    }
+
+    /// The device writes a notice of each command, wanted or not, also for programs that never look
+    /// for one.
+    #[inline(always)]
+    fn look_for_notices(&mut self) {
         if self.unseen > self.queue.notices() / 4 {
             self.sort_notices();
         }
+    }
+
+    fn hold(&mut self, held: Held) {
+        self.held_slots += held.command.prepared().len();
+        self.held.push_back(held);
+    }
+
+    /// Posts a command for which there is room, in parts if it may be and there is room for them.
+    fn start(&mut self, held: Held) -> Result<(), Error> {
+        let Held { extra, command, cbdata, long_from } = held;
+        if let Some((cut, mark)) = long_from.and_then(|from| self.cut(&command, from)) {
+            for part in cut.parts(mark) {
+                if self.queue.post(&[part], false).is_err() {
+                    return Err(busy());
+                }
+                self.note(Posted { cbdata: 0, extra, told: false, part: true });
+            }
+            self.split = Some((Split::new(cut, mark), extra, cbdata));
+            self.queue.ring();
+        } else {
+            self.post_one(extra, command, cbdata)?;
+            if !command.is_delayed() {
+                self.queue.ring();
+            }
+        }
+        self.look_for_notices();
         Ok(())
+    }
+
+    /// How a long Put is to be cut, if it is.
+    fn cut(&mut self, command: &Command, from: Coords) -> Option<(Cut, Mark)> {
+        if self.session || self.whole_only.contains(&command.header1().target()) {
+            return None;
+        }
+        let sender = (0..8).rev().find(|extra| !self.has(*extra))?;
+        // Notices of parts are to find room, and the end a place.
+        let most = self.room().saturating_sub(1).min(self.queue.notices() / 8);
+        let cut = Cut::new(command, from, most)?;
+        self.splits = self.splits.wrapping_add(1);
+        Some((cut, Mark { sender, number: self.splits }))
+    }
+
+    /// Goes on with a Put in parts, and with what was posted after it.
+    #[cold]
+    pub(crate) fn progress(&mut self) {
+        while self.split.is_some() {
+            self.sort_completions();
+            self.sort_notices();
+            let Some((split, extra, cbdata)) = &mut self.split else { return };
+            let (extra, cbdata) = (*extra, *cbdata);
+            let Some((next, tail)) = split.next() else { return };
+            let target = split.target();
+            self.split = None;
+            match tail {
+                Some(tail) if next.local_notice() => {
+                    // Those whose notices found no room are forgotten some time.
+                    if self.tails.len() >= self.posted.len() {
+                        self.tails.pop_front();
+                    }
+                    self.tails.push_back(tail);
+                }
+                Some(_) => {}
+                None => {
+                    self.whole_only.insert(target);
+                }
+            }
+            // There is room for all of it.
+            let mut held = Some(Held { extra, command: next, cbdata, long_from: None });
+            while let Some(next) = held {
+                if self.start(next).is_err() || self.split.is_some() {
+                    break;
+                }
+                held = self.held.pop_front();
+                if let Some(next) = &held {
+                    self.held_slots -= next.command.prepared().len();
+                }
+            }
+        }
+    }
+
+    /// Looks whether a notice is of the end of a Put in parts.
+    #[cold]
+    fn pass_tail(&mut self, entry: &mut Entry) {
+        if entry.wanted && entry.notice.kind.is_local() {
+            let found = self.tails.iter().position(|tail| tail.takes(&mut entry.notice));
+            found.and_then(|at| self.tails.remove(at));
+        }
+    }
+
+    /// Whether something waits for parts of a Put.
+    pub(crate) fn is_split(&self) -> bool {
+        self.split.is_some()
     }
 
     #[cold]
@@ -211,6 +387,11 @@ impl<Q: Queue> OpenState<Q> {
         let rcode = self.queue.poll_completion()?;
         let posted = self.posted[self.reap & (self.posted.len() - 1)];
         self.reap = self.reap.wrapping_add(1);
+        if posted.part
+            && let Some((split, ..)) = &mut self.split
+        {
+            split.ended(rcode);
+        }
         Some((posted, Completion { cbdata: posted.cbdata, rcode }))
     }
 
@@ -233,6 +414,9 @@ impl<Q: Queue> OpenState<Q> {
     /// The next completion of a VCQ.
     #[inline]
     pub(crate) fn poll_tcq(&mut self, extra: u8) -> Option<Completion> {
+        if self.split.is_some() {
+            self.progress();
+        }
         if self.waiting > 0
             && let Some(vcq) = &mut self.vcqs[usize::from(extra)]
             && let Some(completion) = vcq.completions.pop_front()
@@ -316,6 +500,14 @@ impl<Q: Queue> OpenState<Q> {
                 continue;
             }
             if let Some(mut entry) = Entry::decode(&raw) {
+                if let Some((split, ..)) = &mut self.split
+                    && split.takes(&entry)
+                {
+                    continue;
+                }
+                if !self.tails.is_empty() {
+                    self.pass_tail(&mut entry);
+                }
                 self.complete(&mut entry);
                 return Some((self.addressee(&entry), entry.notice));
             }
@@ -343,6 +535,9 @@ impl<Q: Queue> OpenState<Q> {
     /// The next notice of a VCQ.
     #[inline]
     pub(crate) fn poll_mrq(&mut self, extra: u8) -> Option<Notice> {
+        if self.split.is_some() {
+            self.progress();
+        }
         if let Some(vcq) = &mut self.vcqs[usize::from(extra)]
             && let Some(notice) = vcq.notices.pop_front()
         {
@@ -359,12 +554,18 @@ impl<Q: Queue> OpenState<Q> {
 
     /// Completions that a VCQ can take now.
     pub(crate) fn unread_tcq(&mut self, extra: u8) -> usize {
+        if self.split.is_some() {
+            self.progress();
+        }
         self.sort_completions();
         self.vcqs[usize::from(extra)].as_ref().map_or(0, |vcq| vcq.completions.len())
     }
 
     /// Notices that a VCQ can take now.
     pub(crate) fn unread_mrq(&mut self, extra: u8) -> usize {
+        if self.split.is_some() {
+            self.progress();
+        }
         self.sort_notices();
         self.vcqs[usize::from(extra)].as_ref().map_or(0, |vcq| vcq.notices.len())
     }

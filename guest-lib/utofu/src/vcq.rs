@@ -16,6 +16,9 @@ use crate::provider::{OpenQueue, Provider};
 use crate::queue::{Completion, OpenState};
 use crate::stag::NUM_STAGS;
 
+/// Looks for the parts of a Put before a VCQ is freed, at most: a second or so.
+const LOOKS_AT_PARTS: u32 = 1 << 23;
+
 /// Tells a VCQ from the others of its queue, and from those that had its place before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket {
@@ -34,6 +37,8 @@ pub struct SharedQueue<P: Provider + ?Sized> {
     cq: CqId,
     /// Whether the device has atomic commands.
     atomics: bool,
+    /// Bytes from which Puts go in parts, by several paths.
+    split_from: u32,
     serial: AtomicU32,
     state: Lock<Option<OpenState<P::Queue>>>,
 }
@@ -78,9 +83,11 @@ impl VcqKind {
 }
 
 impl<P: Provider + ?Sized> SharedQueue<P> {
-    pub(crate) fn new(provider: Arc<P>, tni: TniId, cq: CqId) -> Self {
+    /// A queue whose Puts from `split_from` bytes on go in parts.
+    pub(crate) fn new(provider: Arc<P>, tni: TniId, cq: CqId, split_from: u32) -> Self {
         let atomics = provider.generation().description().atomics;
-        Self { provider, tni, cq, atomics, serial: AtomicU32::new(1), state: Lock::new(None) }
+        let (serial, state) = (AtomicU32::new(1), Lock::new(None));
+        Self { provider, tni, cq, atomics, split_from, serial, state }
     }
 
     pub(crate) fn tni(&self) -> TniId {
@@ -104,7 +111,8 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
             closed => {
                 let (tni, cq) = (self.tni, self.cq);
                 let wanted = OpenQueue { tni, cq, stags: NUM_STAGS, session: kind.session };
-                closed.insert(OpenState::new(self.provider.open(&wanted)?, kind.is_alone()))
+                let queue = self.provider.open(&wanted)?;
+                closed.insert(OpenState::new(queue, kind.is_alone(), kind.session))
             }
         };
         let extra = match kind.extra {
@@ -149,6 +157,14 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
             Some(open) if open.is(ticket.extra, ticket.serial) => open,
             _ => return Err(no_such_vcq()),
         };
+        // What waits for parts of a Put is posted before, if the device is not too slow for it.
+        for _ in 0..LOOKS_AT_PARTS {
+            if !open.is_split() {
+                break;
+            }
+            open.progress();
+            self.provider.relax();
+        }
         let result = open.remove(ticket.extra);
         if open.is_empty() {
             *state = None;
@@ -198,6 +214,14 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
     #[inline]
     pub fn post(&self, ticket: Ticket, command: &Command, cbdata: usize) -> Result<(), Error> {
         self.check_command(command)?;
+        if command.put_length().is_some_and(|length| length >= self.split_from)
+            // Who is told of the end of a Put looks for it, so the library gets on with it.
+            && (command.tcq_notice() || command.local_notice())
+            && !command.is_delayed()
+        {
+            let from = self.provider.coords();
+            return self.with(ticket, |open| open.post_long(ticket.extra, command, cbdata, from));
+        }
         let slots = command.prepared().len();
         self.with(ticket, |open| open.post(ticket.extra, slots, core::iter::once(*command), cbdata))
     }

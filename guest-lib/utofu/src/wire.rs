@@ -29,3 +29,12 @@ bitfield! {
         component / with_component: bool @ 3..=3,
     }
 }
+
+/// How the notices of parts are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    /// An extra value that no VCQ of the queue has.
+    pub(crate) sender: u8,
+    /// The program's byte, which nobody else sees.
+    pub(crate) number: u8,
+}

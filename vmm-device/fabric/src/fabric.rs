@@ -11,7 +11,7 @@ use tofu_links::Parameters;
 
 use crate::counters::{PortCounters, XbCounters, XbCycles};
 use crate::link::{NoSuchLink, NoSuchNode};
-use crate::network::{BadErrors, BadOption, LinkErrors, Network, Options};
+use crate::network::{BadErrors, BadOption, LinkErrors, Network, Options, Ps};
 use crate::shared::SharedNetwork;
 use crate::{Hop, Link, NodeId, Port, Shape, TNIS};
 
@@ -132,6 +132,11 @@ impl Fabric {
     /// What the links do in modelled time, if they are modelled.
     pub(crate) const fn network(&self) -> Option<&SharedNetwork> {
         self.network.as_ref()
+    }
+
+    /// The time that modelled links have reached, in picoseconds; `None` of direct ones.
+    pub fn modelled_ps(&self) -> Option<Ps> {
+        self.network.as_ref().map(|network| network.visit().now())
     }
 
     /// The machine's shape.

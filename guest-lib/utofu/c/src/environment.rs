@@ -4,6 +4,10 @@ use std::env;
 
 use tofu_utofu::{Code, Error};
 
+/// Bytes from which parts are faster than the whole where links are shared, and no slower where
+/// they are not (`tests/benches/paths.rs`).
+const SPLIT_FROM: u32 = 512 << 10;
+
 /// Reads a number from the environment.
 pub(crate) fn number(name: &'static str, default: u16) -> Result<u16, Error> {
     match env::var(name) {
@@ -17,14 +21,27 @@ const fn not_a_number(name: &'static str) -> Error {
     Error::new(Code::NotAvailable, name, "the environment variable is not a number below 65536")
 }
 
-/// The group of processes that may reach each other's memory and gates: the register GPID.
-pub(crate) fn group() -> Result<u64, Error> {
-    const NAME: &str = "TOFU_GROUP";
+/// The same below 2^32.
+fn number32(name: &'static str, default: u32) -> Result<u32, Error> {
     let hint = "the environment variable is not a number below 4294967296";
-    let wrong = || Error::new(Code::NotAvailable, NAME, hint);
-    match env::var(NAME) {
-        Err(env::VarError::NotPresent) => Ok(0),
-        Ok(text) => text.parse::<u32>().map(u64::from).map_err(|_| wrong()),
+    let wrong = || Error::new(Code::NotAvailable, name, hint);
+    match env::var(name) {
+        Err(env::VarError::NotPresent) => Ok(default),
+        Ok(text) => text.parse().map_err(|_| wrong()),
         Err(env::VarError::NotUnicode(_)) => Err(wrong()),
     }
+}
+
+/// The group of processes that may reach each other's memory and gates: the register GPID.
+pub(crate) fn group() -> Result<u64, Error> {
+    number32("TOFU_GROUP", 0).map(u64::from)
+}
+
+/// Bytes from which Puts go in parts by several paths, if they do at all.
+pub(crate) fn split_puts() -> Result<Option<u32>, Error> {
+    Ok(match number32("UTOFU_SPLIT_PUTS", 0)? {
+        0 => None,
+        1 => Some(SPLIT_FROM),
+        bytes => Some(bytes),
+    })
 }

@@ -7,6 +7,7 @@ use tofu_abi::Generation;
 use tofu_utofu::{Code, Context, Error};
 
 use crate::backend::{self, Backend};
+use crate::environment;
 use crate::provider::AnyProvider;
 
 /// A process in the sense of uTofu.
@@ -73,7 +74,11 @@ fn get(index: usize) -> Result<&'static Process, Error> {
     let place = world.processes.get(index).ok_or(none)?;
     let make = || {
         let (provider, share) = world.backend.process(index)?;
-        Ok(Context::new(provider, share))
+        let context = match environment::split_puts()? {
+            None => Context::new(provider, share),
+            Some(bytes) => Context::splitting(provider, share, bytes),
+        };
+        Ok(context)
     };
     place.get_or_init(make).as_ref().map_err(Clone::clone)
 }

@@ -283,6 +283,17 @@ fn random_commands_do_what_a_model_does() {
 }
 
 #[test]
+fn programs_run_as_ever_while_their_puts_go_in_parts() {
+    let example = |name: &str| Path::new(HERE).join("../examples/c").join(name);
+    let env = [PAIR[0], ("TOFU_SHAPE", "1x1x1x2x3x2"), ("UTOFU_SPLIT_PUTS", "9600")];
+    for (name, line) in [("sizes.c", "22 sizes"), ("split.c", "40000000 bytes in 3 pieces")] {
+        let Some(whole) = build_and_run(&example(name), &env[..2]) else { return };
+        assert!(whole.contains(line), "{whole}");
+        assert_eq!(build_and_run(&example(name), &env), Some(whole));
+    }
+}
+
+#[test]
 fn groups_synchronise_and_reduce() {
     let unit = [PAIR[0], ("TOFU_SHAPE", "1x1x1x2x3x2")];
     if let Some(output) = build_and_run(&test_source("collective.c"), &unit) {
@@ -311,6 +322,10 @@ fn a_program_without_a_device_is_told_what_to_do() {
     let wrong = [("TOFU_PROVIDER", "inproc"), ("TOFU_PPN", "37")];
     if let Some(output) = build_and_run(&test_source("nodevice.c"), &wrong) {
         assert!(output.starts_with("-7 ") && output.contains("37"), "{output}");
+    }
+    let wrong = [("TOFU_PROVIDER", "inproc"), ("UTOFU_SPLIT_PUTS", "long")];
+    if let Some(output) = build_and_run(&test_source("nodevice.c"), &wrong) {
+        assert!(output.starts_with("-7 ") && output.contains("UTOFU_SPLIT_PUTS"), "{output}");
     }
     let wrong = [("TOFU_PROVIDER", "nobody")];
     if let Some(output) = build_and_run(&test_source("nodevice.c"), &wrong) {

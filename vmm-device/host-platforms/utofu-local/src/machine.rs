@@ -60,9 +60,23 @@ impl LocalMachine {
     ///
     /// As [`LocalMachine::new`].
     pub fn of(generation: Generation, shape: Shape) -> Result<Self, LocalError> {
-        let machine = Arc::new(Machine::new(MachineConfig::of(generation, shape))?);
+        let machine = Machine::new(MachineConfig::of(generation, shape))?;
         machine.start()?;
-        Ok(Self { machine, nodes: Mutex::new(HashMap::new()) })
+        Ok(Self::with(machine))
+    }
+
+    /// A machine without threads, whose clock stands still: things happen in
+    /// [`Machine::run_turn`], in the same order each time.
+    ///
+    /// # Errors
+    ///
+    /// If the host has no descriptors left.
+    pub fn stepped(config: MachineConfig) -> Result<Self, LocalError> {
+        Ok(Self::with(Machine::with_manual_clock(config)?))
+    }
+
+    fn with(machine: Machine) -> Self {
+        Self { machine: Arc::new(machine), nodes: Mutex::new(HashMap::new()) }
     }
 
     /// The machine.
