@@ -1,5 +1,5 @@
 //! Long uTofu Puts in parts by the shortest paths beside the same Puts whole, on modelled links: in
-//! modelled time, so figures are the same on every host.
+//! modelled time, so the host's speed does not matter.
 
 use std::cell::RefCell;
 

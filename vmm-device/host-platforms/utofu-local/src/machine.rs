@@ -41,6 +41,7 @@ pub enum LocalError {
 /// A machine in this process.
 pub struct LocalMachine {
     machine: Arc<Machine>,
+    stepped: bool,
     nodes: Mutex<HashMap<Coords, Arc<LocalProvider>>>,
 }
 
@@ -62,21 +63,21 @@ impl LocalMachine {
     pub fn of(generation: Generation, shape: Shape) -> Result<Self, LocalError> {
         let machine = Machine::new(MachineConfig::of(generation, shape))?;
         machine.start()?;
-        Ok(Self::with(machine))
+        Ok(Self::with(machine, false))
     }
 
-    /// A machine without threads, whose clock stands still: things happen in
-    /// [`Machine::run_turn`], in the same order each time.
+    /// A machine without threads, whose clock stands still but while the driver waits for a device:
+    /// things happen in [`Machine::run_turn`], in the same order each time.
     ///
     /// # Errors
     ///
     /// If the host has no descriptors left.
     pub fn stepped(config: MachineConfig) -> Result<Self, LocalError> {
-        Ok(Self::with(Machine::with_manual_clock(config)?))
+        Ok(Self::with(Machine::with_manual_clock(config)?, true))
     }
 
-    fn with(machine: Machine) -> Self {
-        Self { machine: Arc::new(machine), nodes: Mutex::new(HashMap::new()) }
+    fn with(machine: Machine, stepped: bool) -> Self {
+        Self { machine: Arc::new(machine), stepped, nodes: Mutex::new(HashMap::new()) }
     }
 
     /// The machine.
@@ -100,7 +101,8 @@ impl LocalMachine {
         let node = self.machine.add_node(coords, Arc::clone(&memory) as _)?;
         let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
         node.config_write(regs::COMMAND, &command.to_le_bytes());
-        let platform = LocalPlatform::new(Arc::clone(&self.machine), node, arena, memory);
+        let machine = Arc::clone(&self.machine);
+        let platform = LocalPlatform::new(machine, node, arena, memory, self.stepped);
         let device = Device::probe(platform)?;
         let provider = Arc::new(DriverProvider::new(device, LocalMemory, MRQ_SIZE, 0));
         nodes.insert(coords, Arc::clone(&provider));

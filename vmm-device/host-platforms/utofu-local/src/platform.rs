@@ -17,7 +17,12 @@ pub struct LocalPlatform {
     node: Arc<Node>,
     rings: Arena,
     memory: Arc<NodeMemory>,
+    /// The machine has no threads: it goes on when somebody waits for it.
+    stepped: bool,
 }
+
+/// Time that passes while somebody waits for a machine without threads, in nanoseconds.
+const STEP_NS: u64 = 1000;
 
 impl LocalPlatform {
     pub(crate) const fn new(
@@ -25,8 +30,9 @@ impl LocalPlatform {
         node: Arc<Node>,
         rings: Arena,
         memory: Arc<NodeMemory>,
+        stepped: bool,
     ) -> Self {
-        Self { machine, node, rings, memory }
+        Self { machine, node, rings, memory, stepped }
     }
 }
 
@@ -61,7 +67,12 @@ impl Platform for LocalPlatform {
     }
 
     fn relax(&self) {
-        std::thread::yield_now();
+        if self.stepped {
+            self.machine.run_turn();
+            self.machine.advance(STEP_NS);
+        } else {
+            std::thread::yield_now();
+        }
     }
 }
 
