@@ -1,0 +1,328 @@
+//! Links, nodes and boards fail and are repaired by random schedules, while 48 nodes put to each
+//! other, send frames of IP over Tofu and meet in barriers. All of it is in the test's own thread
+//! and on its clock: a seed does the same each time.
+
+#[allow(dead_code)]
+#[path = "barrier/group.rs"]
+mod group;
+
+use std::collections::BTreeSet;
+
+use tofu_abi::desc::MAX_MTU;
+use tofu_abi::reduce::{Input, Op};
+use tofu_abi::topology::{Port, Shape};
+use tofu_abi::{Coords, Path, Rcode, TniId};
+use tofu_driver::{Order, PacketConfig};
+use tofu_fabric::{Class, Link as Cable, NodeId, Route};
+use tofu_inproc::InProcess;
+use tofu_ipotofu::{Config, Link, addr};
+use tofu_tests::{Cluster, Endpoint, PATIENCE_NS, description, pattern};
+
+use group::{Group, tree};
+
+const SHAPE: &str = "1x1x4x2x3x2";
+const NODES: u32 = 48;
+const SECOND: u64 = 1_000_000_000;
+/// Where Puts land: behind what they read.
+const LANDING: usize = 32 << 10;
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % n
+    }
+
+    fn node(&mut self) -> u32 {
+        self.below(NODES.into()) as u32
+    }
+}
+
+/// A machine, and what is down in it.
+struct Soak {
+    cluster: Cluster,
+    shape: Shape,
+    cables: Vec<Cable>,
+    links: BTreeSet<usize>,
+    nodes: BTreeSet<u32>,
+    ends: Vec<Endpoint>,
+    ip: Vec<Link<InProcess>>,
+    random: Random,
+    serial: u64,
+    /// Puts of each node that were lost.
+    lost: Vec<u64>,
+    /// Ports that were down at some time.
+    was_down: BTreeSet<(Coords, Port)>,
+    /// Frames to each node that have not arrived, and how many have.
+    sent: Vec<BTreeSet<Vec<u8>>>,
+    arrived: u64,
+}
+
+impl Soak {
+    fn new(seed: u64) -> Self {
+        let shape: Shape = SHAPE.parse().unwrap();
+        let cluster = Cluster::new(SHAPE);
+        let open = |rank| {
+            let packets =
+                PacketConfig { rx_buffers: 64, tx_buffers: 64, ..PacketConfig::new(TniId::ALL[0]) };
+            let config = Config { mtu: 1500, ..Config::new(shape) };
+            Link::open(cluster.device(rank), config, &packets).unwrap()
+        };
+        let ip = (0..NODES).map(open).collect();
+        let ends = (0..NODES).map(|rank| cluster.endpoint(rank, 1, 2)).collect();
+        let (links, nodes) = (BTreeSet::new(), BTreeSet::new());
+        let cables = Cable::all(&shape).collect();
+        let lost = vec![0; NODES as usize];
+        let sent = vec![BTreeSet::new(); NODES as usize];
+        let (random, was_down) = (Random(seed), BTreeSet::new());
+        let (serial, arrived) = (0, 0);
+        Self {
+            cluster,
+            shape,
+            cables,
+            links,
+            nodes,
+            ends,
+            ip,
+            random,
+            serial,
+            lost,
+            was_down,
+            sent,
+            arrived,
+        }
+    }
+
+    fn set_link(&mut self, index: usize, up: bool) {
+        let Cable { from, port, to, .. } = self.cables[index];
+        self.was_down.extend([(from, port), (to, port.opposite())]);
+        let rank = self.shape.node_id(from).unwrap().0;
+        self.cluster.set_link(rank, port.index(), up);
+        if up {
+            self.links.remove(&index)
+        } else {
+            self.links.insert(index)
+        };
+    }
+
+    fn set_node(&mut self, rank: u32, up: bool) {
+        let at = self.ends[rank as usize].node;
+        for (port, next) in
+            Port::ALL.into_iter().filter_map(|p| Some((p, self.shape.neighbor(at, p)?)))
+        {
+            self.was_down.extend([(at, port), (next, port.opposite())]);
+        }
+        self.cluster.set_node(rank, up);
+        if up {
+            self.nodes.remove(&rank)
+        } else {
+            self.nodes.insert(rank)
+        };
+    }
+
+    /// The next entry of the schedule.
+    fn break_or_repair(&mut self) {
+        let node = self.random.node();
+        let up = self.random.below(2) == 0;
+        match self.random.below(4) {
+            0 | 1 => {
+                let link = self.random.below(self.cables.len() as u64) as usize;
+                self.set_link(link, up);
+            }
+            2 => self.set_node(node, up),
+            _ => {
+                let at = self.shape.coords(NodeId(node)).unwrap();
+                for at in self.shape.block(at, description().board) {
+                    let rank = self.shape.node_id(at).unwrap().0;
+                    self.set_node(rank, up);
+                }
+            }
+        }
+    }
+
+    fn repair_all(&mut self) {
+        while let Some(link) = self.links.first() {
+            self.set_link(*link, true);
+        }
+        while let Some(node) = self.nodes.first() {
+            self.set_node(*node, true);
+        }
+    }
+
+    fn works(&self, from: Coords, to: Coords, path: Path) -> bool {
+        let down = |at: Coords| self.nodes.contains(&self.shape.node_id(at).unwrap().0);
+        Route::new(&self.shape, from, to, path, Class::Request).unwrap().all(|hop| {
+            let at = self.shape.coords(hop.from).unwrap();
+            let next = self.shape.coords(hop.to).unwrap();
+            let dead = |link: &usize| {
+                let Cable { from, port, .. } = self.cables[*link];
+                (from, port) == (at, hop.port) || (from, port) == (next, hop.port.opposite())
+            };
+            !down(at) && !down(next) && !self.links.iter().any(dead)
+        })
+    }
+
+    /// A Put that arrives if all on its way is in order, and else is told to be lost.
+    fn put(&mut self) {
+        let (from, to) = (self.random.node() as usize, self.random.node() as usize);
+        let paths: Vec<_> = self.shape.paths().collect();
+        let path = paths[self.random.below(paths.len() as u64) as usize];
+        let len = self.random.below(3 * u64::from(MAX_MTU)) as usize;
+        self.serial += 1;
+        let data = pattern(self.serial, len);
+        self.ends[to].fill(LANDING, &vec![0; len + 1]);
+        self.ends[from].fill(0, &data);
+        let (source, target) = (self.ends[from].node, self.ends[to].node);
+        let at = self.ends[to].at(LANDING as u64);
+        let order = Order::put(self.ends[to].target(), at, self.ends[from].at(0), len as u32);
+        self.ends.iter_mut().for_each(|end| drop(end.notices()));
+        self.ends[from].cq.post_and_ring(&order.path(path), self.serial).unwrap();
+        self.cluster.settle();
+        let (there, back) = (self.works(source, target, path), self.works(target, source, path));
+        let what = format!("{source} to {target} by {path:?}, {len} bytes");
+        if there && !back {
+            assert!(self.ends[from].cq.poll_tcq().is_none(), "{what}: its answer is lost");
+            self.cluster.pass(PATIENCE_NS);
+        }
+        let done = self.ends[from].cq.poll_tcq();
+        assert_eq!(done.map(|done| done.rcode), Some(Rcode::SUCCESS), "{what}: it was sent");
+        let [notice] = self.ends[from].notices()[..] else { panic!("{what}: no single notice") };
+        let expected = match (there, back) {
+            (true, true) => Rcode::SUCCESS,
+            (true, false) => Rcode::TIMEOUT,
+            (false, _) => Rcode::LINK_DOWN,
+        };
+        assert_eq!(notice.word0().rcode(), expected, "{what}");
+        self.lost[from] += u64::from(expected != Rcode::SUCCESS);
+        let arrived = self.ends[to].bytes(LANDING, len + 1);
+        let wanted = if there { data } else { vec![0; len] };
+        assert!(arrived[..len] == wanted && arrived[len] == 0, "{what}: wrong bytes");
+    }
+
+    fn frame(&mut self, from: usize, to: usize) -> Vec<u8> {
+        self.serial += 1;
+        let len = 60 + self.random.below(1400) as usize;
+        let (source, target) = (self.ends[from].node, self.ends[to].node);
+        let mut frame = [&addr::mac(target)[..], &addr::mac(source), &[0x88, 0xb5]].concat();
+        frame.extend(pattern(self.serial, len));
+        frame
+    }
+
+    /// Lets all frames and news go as far as they get; returns what arrived at each node.
+    fn settle_frames(&mut self, rounds: u32) -> Vec<Vec<Vec<u8>>> {
+        let mut received = vec![Vec::new(); NODES as usize];
+        let mut buf = vec![0; 1 << 16];
+        for _ in 0..rounds {
+            for (link, frames) in self.ip.iter_mut().zip(&mut received) {
+                link.flush();
+                self.cluster.settle();
+                while let Some(len) = link.recv(&mut buf) {
+                    frames.push(buf[..len].to_vec());
+                }
+            }
+        }
+        received
+    }
+
+    /// Frames among random nodes: what arrives is what was sent, to whom it was sent, once.
+    fn frames(&mut self, count: usize) {
+        for _ in 0..count {
+            let (from, to) = (self.random.node() as usize, self.random.node() as usize);
+            if from == to {
+                continue;
+            }
+            let frame = self.frame(from, to);
+            // Where no way is known, or too much waits, a frame is not taken.
+            if self.ip[from].send(&frame).is_ok() {
+                self.sent[to].insert(frame);
+            }
+        }
+        let received = self.settle_frames(10);
+        for (to, frames) in received.into_iter().enumerate() {
+            for frame in frames {
+                assert!(self.sent[to].remove(&frame), "not sent, or twice, to {to}");
+                self.arrived += 1;
+            }
+        }
+    }
+
+    /// A barrier of all nodes. It ends if nothing is down; else it ends or does not, and the gates
+    /// are freed and linked anew either way.
+    fn barrier(&mut self, all: bool) {
+        self.serial += 1;
+        let config = group::config(self.serial, 0);
+        let mut group = Group::with(&self.cluster, NODES, tree, &config);
+        if all {
+            group.barrier();
+        } else {
+            group.start(Op::Barrier, &[Input::default(); NODES as usize], 0);
+            self.cluster.settle();
+            let ended = group.channels.iter_mut().filter_map(|channel| channel.poll()).count();
+            let well = self.links.is_empty() && self.nodes.is_empty();
+            assert!(!well || ended == NODES as usize, "{ended} of a machine that is well");
+        }
+    }
+
+    /// Every loss is counted, and where: Puts at their senders' interface, TLPs at ports whose
+    /// links were down at some time, and nothing else.
+    fn check_counters(&self) {
+        for (rank, end) in self.ends.iter().enumerate() {
+            let failed = self.cluster.icc(rank as u32).failed_commands(end.tni);
+            assert_eq!((failed.lost, failed.refused), (self.lost[rank], 0), "node {rank}");
+            for port in Port::ALL {
+                let counters = self.cluster.port_counters(rank as u32, port.index());
+                let discarded = counters.tx_discard_normal + counters.tx_discard_system;
+                let was_down = self.was_down.contains(&(end.node, port));
+                assert!(was_down || discarded == 0, "node {rank}: {port:?} was never down");
+                assert_eq!((counters.tx_filtered, counters.send_nullified), (0, 0));
+            }
+        }
+    }
+}
+
+/// A schedule of failures and repairs, and a machine that is well afterwards.
+fn run(seed: u64) {
+    let mut soak = Soak::new(seed);
+    for round in 0..16 {
+        for _ in 0..=soak.random.below(4) {
+            soak.break_or_repair();
+        }
+        (0..24).for_each(|_| soak.put());
+        soak.frames(24);
+        if round % 4 == 0 {
+            soak.barrier(false);
+        }
+        let ns = soak.random.below(SECOND);
+        soak.cluster.pass(ns);
+    }
+    assert!(soak.arrived > 0 && soak.lost.iter().sum::<u64>() > 0, "seed {seed} tests nothing");
+    soak.repair_all();
+    // News of the repair get round, and the last frames.
+    for _ in 0..8 {
+        soak.frames(0);
+        soak.cluster.pass(SECOND);
+    }
+    soak.sent.iter_mut().for_each(BTreeSet::clear);
+    let lost = soak.lost.clone();
+    (0..48).for_each(|_| soak.put());
+    assert_eq!(soak.lost, lost, "seed {seed}: nothing is down");
+    soak.frames(48);
+    for _ in 0..8 {
+        soak.frames(0);
+    }
+    let left: usize = soak.sent.iter().map(BTreeSet::len).sum();
+    assert_eq!(left, 0, "seed {seed}: frames that did not arrive");
+    soak.barrier(true);
+    soak.check_counters();
+}
+
+/// `TOFU_LONG` takes some hours.
+#[test]
+fn whatever_fails_and_comes_back_nothing_is_wrong_lost_untold_or_hangs() {
+    let long = std::env::var_os("TOFU_LONG").is_some();
+    for seed in 0..if long { 5000 } else { 3 } {
+        run(seed);
+    }
+}
