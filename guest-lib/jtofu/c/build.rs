@@ -2,5 +2,8 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libtofutop.so");
+    // A linker by itself, as for other processors, or a compiler that runs one.
+    let linker = std::env::var("RUSTC_LINKER").unwrap_or_default();
+    let pass = if linker.ends_with("lld") { "" } else { "-Wl," };
+    println!("cargo:rustc-cdylib-link-arg={pass}-soname=libtofutop.so");
 }

@@ -1,10 +1,11 @@
-//! Linux nodes with Fugaku's processor: what there is of the device, the shipped programs, IP, and
-//! what is refused.
+//! Linux nodes with Fugaku's processor: what there is of the device, the shipped programs, IP,
+//! programs that were compiled with the SDK, and what is refused.
 
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, skip};
+use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, skip};
 
 /// The root of the checkout, where `tofu` builds the programs for such nodes.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -22,7 +23,7 @@ fn nodes_with_fugakus_processor() {
     }
     let mut build = place.command(&["image", "build", "--arch", "arm64"]);
     build.current_dir(Path::new(ROOT));
-    let built = tofu_linux_tests::Running::start(build, b"").end(BUILD).ok();
+    let built = Running::start(build, b"").end(BUILD).ok();
     assert!(built.starts_with("image arm64 for arm64: kernel "), "{built}");
     place.up(&["--arch", "arm64", "--shape", "2x1x1x1x1x1", "--image", "arm64"]);
     let info = place.exec("0", &["cat", "/proc/cpuinfo"]).ok();
@@ -37,6 +38,7 @@ fn nodes_with_fugakus_processor() {
     let ping =
         place.run_for(&["exec", "0", "--", "ping", "-c", "3", "-W", "60", address], PATIENCE, b"");
     assert!(ping.ok().contains(" 0% packet loss"));
+    compiled_programs(&place, TEST);
     // Programs for the host are none for such nodes.
     let error = place.run(&["run", "/bin/true"]).error();
     let expected = "cannot run true: it is for x86-64, and the machine's nodes are arm64";
@@ -63,4 +65,61 @@ fn nodes_with_fugakus_processor() {
     assert!(error.contains("--cpu is for nodes for arm64; add --arch arm64"), "{error}");
     let error = place.run(&["image", "build", "--arch", "arm64", "--with", "mpich"]);
     assert!(error.error().contains("no packages besides"));
+}
+
+/// Programs that the SDK's compilers make, linked with our libraries and with those of C and C++.
+fn compiled_programs(place: &Place, test: &str) {
+    let here = |args: &[&str]| {
+        let mut command = place.command(args);
+        // The checkout, where the libraries are built.
+        command.current_dir(ROOT);
+        Running::start(command, b"").end(BUILD)
+    };
+    let sdk = place.path().join("arm64");
+    let said = here(&["sdk", "--arch", "arm64", sdk.to_str().unwrap()]);
+    if said.lacks_packages() {
+        skip(test, "of compiled programs: Debian's packages for arm64 cannot be had");
+        return;
+    }
+    said.ok();
+    let openmp = place.path().join("threads.cc");
+    fs::write(
+        &openmp,
+        "#include <cstdlib>\n#include <iostream>\n\
+         int main() {\n\
+             double sum = 0;\n\
+             _Pragma(\"omp parallel for reduction(+ : sum)\")\n\
+             for (int i = 1; i <= 1000; i++) sum += i;\n\
+             std::cout << \"rank \" << std::getenv(\"TOFU_RANK\") << \": \" << sum << std::endl;\n\
+         }\n",
+    )
+    .unwrap();
+    let examples = sdk.join("examples");
+    for (compiler, source) in
+        [("fccpx", examples.join("ring.c")), ("fccpx", examples.join("sve.c")), ("FCCpx", openmp)]
+    {
+        let mut command = Command::new(sdk.join("bin").join(compiler));
+        // Options as Fugaku's makefiles have them.
+        command.args(["-Nclang", "-Kfast,openmp", "-Wall", "-Wextra", "-Werror"]).arg(&source);
+        command.args(["-ltofucom", "-ltofutop", "-o"]).arg(source.with_extension(""));
+        Running::start(command, b"").end(PATIENCE).ok();
+    }
+    let run = |program: &Path| {
+        let mut lines: Vec<String> = here(&["run", "-n", "2", program.to_str().unwrap()])
+            .ok()
+            .lines()
+            .map(|line| line.split_once(": ").unwrap().1.to_owned())
+            .collect();
+        lines.sort();
+        lines
+    };
+    let ring = run(&examples.join("ring"));
+    assert_eq!(ring, ["rank 0 of 2: hello from rank 1", "rank 1 of 2: hello from rank 0"]);
+    let expected =
+        [0, 1].map(|rank| format!("rank {rank} of 2: vectors of 512 bits, as computed alone"));
+    assert_eq!(run(&examples.join("sve")), expected);
+    assert_eq!(run(&place.path().join("threads")), ["rank 0: 500500", "rank 1: 500500"]);
+    let ring = examples.join("ring");
+    let error = here(&["run", "--local", ring.to_str().unwrap()]).error();
+    assert!(error.contains("it is for arm64, and this host is x86-64"), "{error}");
 }

@@ -30,13 +30,13 @@ impl Cache {
         self.part_folder(part).join("root")
     }
 
-    /// The manifest of a package with all that it needs, in the part of the cache of that name;
+    /// The manifest of packages with all that they need, in the part of the cache of that name;
     /// fetched if it is not there, or `refresh`. `version` asks the program in the folder for its
     /// version.
     pub(crate) fn fetch_program(
         &self,
         part: &str,
-        package: &str,
+        packages: &[&str],
         from: apt::From,
         refresh: bool,
         progress: &dyn Progress,
@@ -48,7 +48,7 @@ impl Cache {
         let _lock = self.lock(progress)?;
         self.make_part(part, refresh, |folder, manifest| {
             let apt = self.apt(progress)?;
-            let debs = apt.closure(&[package], from)?;
+            let debs = apt.closure(packages, from)?;
             let files = apt.fetch(&debs, from)?;
             let root = folder.join("root");
             apt.unpack(&files, &root)?;

@@ -36,6 +36,7 @@ mod apt;
 mod arch;
 mod cache;
 mod cpio;
+mod cross;
 mod driver;
 mod error;
 mod fetched;
@@ -54,6 +55,7 @@ mod tshark;
 
 pub use arch::Arch;
 pub use cache::{Cache, Image};
+pub use cross::{Sysroot, has_arm64_gcc};
 pub use driver::{Made, Module};
 pub use error::{Error, Result};
 pub use kernel::{

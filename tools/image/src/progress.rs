@@ -20,6 +20,8 @@ pub enum Phase {
     Compile,
     /// Compiling our programs for guests with other processors than the host's.
     Programs,
+    /// Compiling the libraries that users' programs for such guests are linked with.
+    Libraries,
     /// Compiling a module of the user's.
     Module,
     /// Making the initial RAM file system.
@@ -40,6 +42,7 @@ impl fmt::Display for Phase {
             Phase::Kernel => "kernel",
             Phase::Compile => "compile the kernel and its driver",
             Phase::Programs => "compile the programs for arm64",
+            Phase::Libraries => "compile the libraries for arm64",
             Phase::Module => "compile the module",
             Phase::Initramfs => "initramfs",
             Phase::Configure => "configure packages",

@@ -215,10 +215,13 @@ impl Cache {
         self.fetched_qemu(arch, false, progress)
     }
 
-    /// What [`Cache::qemu`] would return now without fetching anything; for `tofu doctor`.
-    pub fn present_qemu(&self) -> Option<Qemu> {
-        let arch = Arch::default();
-        let Names { program, part, .. } = names(arch);
+    /// What [`Cache::qemu_for`] would return now without fetching anything; for `tofu doctor`.
+    pub fn present_qemu(&self, arch: Arch) -> Option<Qemu> {
+        let Names { program, part, variable, .. } = names(arch);
+        if std::env::var_os(variable).is_some_and(|value| !value.is_empty()) {
+            // Nothing is fetched if one is named.
+            return self.qemu_for(arch, None, &Silent).ok();
+        }
         if let Some(program) = run::find(program)
             && let Ok(Known { problem: None, version, .. }) =
                 self.probe_once(arch, &program, &Silent)
@@ -254,7 +257,7 @@ impl Cache {
     ) -> Result<Qemu> {
         let Names { package, part, .. } = names(arch);
         let from = apt::From::Backports;
-        let manifest = self.fetch_program(part, package, from, refresh, progress, |root| {
+        let manifest = self.fetch_program(part, &[package], from, refresh, progress, |root| {
             let mut command = Qemu::in_root(root, arch, String::new()).command();
             command.arg("--version");
             let said = run::must(command, "asking QEMU for its version", root, progress)?;

@@ -48,7 +48,7 @@ impl Cache {
     /// # Errors
     /// All that can go wrong with fetching.
     pub fn fetched_tshark(&self, progress: &dyn Progress) -> Result<Command> {
-        self.fetch_program(NAME, NAME, apt::From::Release, false, progress, |root| {
+        self.fetch_program(NAME, &[NAME], apt::From::Release, false, progress, |root| {
             let init = root.join(LIBRARIES).join(INIT);
             fs::create_dir_all(init.parent().unwrap_or(root)).on("make", &init)?;
             fs::write(&init, SCRIPTS_FOR_ALL).on("write", &init)?;

@@ -11,10 +11,11 @@ use anyhow::{Context, bail};
 use object::FileKind;
 use sha2::{Digest, Sha256};
 use tofu_agent::files::{self, Source};
-use tofu_image::Arch;
+use tofu_image::{Arch, Progress};
 
 use crate::args::{Libs, RunArgs};
-use crate::{elf, libraries};
+use crate::libraries::Closure;
+use crate::{elf, foreign, libraries};
 
 /// The largest program, in bytes.
 const MAX_PROGRAM: u64 = 1 << 30;
@@ -33,12 +34,17 @@ pub(crate) const WORK: &str = "work";
 /// The mapinfo.
 pub(crate) const MAP: &str = "map.json";
 
+/// Files by what they are called in a folder.
+type Files = Vec<(PathBuf, Source)>;
+
 /// A job's files, and how its program is started.
 #[derive(Debug)]
 pub(crate) struct Bundle {
     contents: Vec<(PathBuf, Source)>,
-    /// Sets of libraries, by the names of their links.
-    libraries: Vec<(&'static str, Vec<(PathBuf, Source)>)>,
+    /// The program's libraries with their loader, if they are not the nodes'.
+    libraries: Option<Files>,
+    /// Ours.
+    ours: Vec<PathBuf>,
     start: Start,
     args: Vec<String>,
     /// What the user must know of the program and MPI.
@@ -68,14 +74,14 @@ enum Start {
 }
 
 impl Bundle {
-    /// What `args` asks for.
+    /// What `args` asks for. Libraries for other processors than the host's are built and fetched
+    /// if need be.
     ///
     /// # Errors
     ///
     /// If a file is not there or not of a kind that runs on nodes.
-    pub(crate) fn new(args: &RunArgs) -> anyhow::Result<Self> {
+    pub(crate) fn new(args: &RunArgs, progress: &dyn Progress) -> anyhow::Result<Self> {
         let Some((program, words)) = args.program.split_first() else { bail!("no program named") };
-        let ours = libraries::find()?;
         let work = match &args.cwd {
             Some(folder) => {
                 check_folder(folder)?;
@@ -83,12 +89,7 @@ impl Bundle {
             }
             None => Source::Folder,
         };
-        let mut contents: Vec<(PathBuf, Source)> = vec![(WORK.into(), work)];
-        let mut set = Vec::new();
-        for library in &ours {
-            set.push((libraries::name(library)?.into(), Source::Path(library.clone())));
-        }
-        let mut libraries = vec![(TOFU, set)];
+        let mut contents: Files = vec![(WORK.into(), work)];
         for path in &args.copy {
             let name =
                 files::name_of(path).with_context(|| format!("--copy {}", path.display()))?;
@@ -96,44 +97,74 @@ impl Bundle {
                 .with_context(|| format!("--copy {}: cannot read it", path.display()))?;
             contents.push((Path::new(WORK).join(name), Source::Path(path.clone())));
         }
-        let (mut about_mpi, mut arch) = (None, None);
-        let start = if program.contains('/') || matches!(program.as_str(), "." | "..") {
-            let path = Path::new(program);
-            let (bytes, interpreter) = read(path)?;
-            about_mpi = elf::about_mpi(program, &bytes, args.mpi);
-            arch = Arch::of_elf(&bytes);
-            let name = libraries::name(path)?.to_owned();
-            contents.push((Path::new(BIN).join(&name), Source::File(0o755, bytes)));
-            match interpreter.map(|loader| closure(&loader, path, &ours, args)).transpose()? {
-                Some(Some(closure)) => {
-                    let files = closure.files.into_iter();
-                    let set = files.map(|(name, path)| (name.into(), Source::Path(path)));
-                    libraries.push((LIB, set.collect()));
-                    Start::Loader { loader: closure.loader, file: name }
-                }
-                // A static program, a script, or the nodes' own libraries.
-                _ => Start::File(name),
-            }
-        } else {
+        let bundle = |start, contents, arch| Self {
+            contents,
+            libraries: None,
+            ours: Vec::new(),
+            start,
+            args: words.to_vec(),
+            about_mpi: None,
+            arch,
+        };
+        if !program.contains('/') && !matches!(program.as_str(), "." | "..") {
             if args.libs == Libs::Host {
                 bail!(
                     "--libs host: {program} is a program of the nodes; write ./{program} for a file"
                 );
             }
-            Start::Named(program.clone())
+            let ours = libraries::find()?;
+            return Ok(Self { ours, ..bundle(Start::Named(program.clone()), contents, None) });
+        }
+        let path = Path::new(program);
+        let (bytes, loader) = read(path)?;
+        let about_mpi = elf::about_mpi(program, &bytes, args.mpi);
+        let arch = Arch::of_elf(&bytes);
+        let name = libraries::name(path)?.to_owned();
+        contents.push((Path::new(BIN).join(&name), Source::File(0o755, bytes)));
+        let (ours, closure) = match (arch, loader) {
+            (Some(Arch::Arm64), Some(loader)) => {
+                let (ours, closure) = foreign::closure(&loader, path, args, progress)?;
+                (ours, Some(closure))
+            }
+            // A static one has no use for any.
+            (Some(Arch::Arm64), None) => (Vec::new(), None),
+            (_, loader) => {
+                let ours = libraries::find()?;
+                let closure = loader.map(|loader| closure(&loader, path, &ours, args));
+                (ours, closure.transpose()?.flatten())
+            }
         };
-        Ok(Self { contents, libraries, start, args: words.to_vec(), about_mpi, arch })
+        let (libraries, start) = match closure {
+            Some(Closure { loader, files }) => {
+                let files = files.into_iter();
+                let set = files.map(|(name, path)| (name.into(), Source::Path(path)));
+                (Some(set.collect()), Start::Loader { loader, file: name })
+            }
+            // A static program, a script, or the nodes' own libraries.
+            None => (None, Start::File(name)),
+        };
+        Ok(Self { libraries, ours, about_mpi, ..bundle(start, contents, arch) })
     }
 
-    /// Checks that the program is for the processors of a machine.
+    /// What the program is for; `None` for scripts and for programs of the nodes.
+    pub(crate) fn arch(&self) -> Option<Arch> {
+        self.arch
+    }
+
+    /// Makes it fit for the processors of a machine.
     ///
     /// # Errors
     ///
-    /// If it is for others.
-    pub(crate) fn check_arch(&self, machine: Arch) -> anyhow::Result<()> {
+    /// If the program is for others, or there are no libraries for these.
+    pub(crate) fn fit(&mut self, machine: Arch, progress: &dyn Progress) -> anyhow::Result<()> {
         match (self.arch, &self.start) {
             (Some(arch), Start::File(file) | Start::Loader { file, .. }) if arch != machine => {
                 bail!("cannot run {file}: it is for {arch}, and the machine's nodes are {machine}")
+            }
+            // Whatever a script starts finds the libraries of its nodes.
+            (None, _) if machine == Arch::Arm64 => {
+                self.ours = libraries::find_arm64(progress)?.0;
+                Ok(())
             }
             _ => Ok(()),
         }
@@ -172,13 +203,21 @@ impl Bundle {
     ///
     /// If a file cannot be read.
     pub(crate) fn sets(&self) -> anyhow::Result<Vec<Set>> {
-        let set = |(link, files): &(&'static str, Vec<_>)| {
+        let set = |link, files: &Files| -> anyhow::Result<Set> {
             let archive = pack(link, files)?;
             let hash = Sha256::digest(&archive);
             let name = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
             Ok(Set { link, name, archive })
         };
-        self.libraries.iter().map(set).collect()
+        let ours = self
+            .ours
+            .iter()
+            .map(|library| Ok((libraries::name(library)?.into(), Source::Path(library.clone()))));
+        let mut sets = vec![set(TOFU, &ours.collect::<anyhow::Result<_>>()?)?];
+        if let Some(libraries) = &self.libraries {
+            sets.push(set(LIB, libraries)?);
+        }
+        Ok(sets)
     }
 
     /// The program and its arguments, where the folder is `folder`, to be run in there.
@@ -258,18 +297,10 @@ fn read(path: &Path) -> anyhow::Result<(Vec<u8>, Option<PathBuf>)> {
         return Ok((bytes, None));
     }
     let Ok(FileKind::Elf64) = FileKind::parse(&*bytes) else {
-        bail!("cannot run {shown}: it is neither an ELF program for x86-64 nor a script with #!");
+        bail!("cannot run {shown}: it is neither an ELF program of 64 bits nor a script with #!");
     };
     let loader = elf::loader(&bytes).with_context(|| format!("cannot run {shown}"))?;
     Ok((bytes, loader))
-}
-
-/// A program's libraries on this host.
-struct Closure {
-    /// File name of the loader, which is one of the files.
-    loader: String,
-    /// By the names that they are asked for.
-    files: BTreeMap<String, PathBuf>,
 }
 
 /// The libraries that a program is run with, or none if these are the nodes'.
@@ -412,7 +443,8 @@ mod tests {
         let own = fs::read("/proc/self/exe").unwrap();
         let mut other = own[..4096].to_vec();
         other[18..20].copy_from_slice(&183u16.to_le_bytes());
-        assert!(why(&file("arm", &other)).contains("it is for arm64 and linked dynamically"));
+        let loader = read(&file("arm", &other)).unwrap().1;
+        assert_eq!(loader, elf::loader(&own).unwrap());
         other[18..20].copy_from_slice(&243u16.to_le_bytes());
         assert!(why(&file("riscv", &other)).contains("another processor"));
         assert!(why(&file("cut", &own[..63])).contains("cannot run"));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use object::Endianness;
-use object::elf::{DT_NEEDED, FileHeader64};
+use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, FileHeader64};
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _};
 use tofu_image::Arch;
 
@@ -19,20 +19,14 @@ const MPICH: [&str; 2] = ["libmpich", "libmpi.so.12"];
 pub(crate) fn loader(bytes: &[u8]) -> anyhow::Result<Option<PathBuf>> {
     let header = FileHeader64::<Endianness>::parse(bytes)?;
     let endian = header.endian()?;
-    let Some(arch) = Arch::of_elf(bytes) else {
+    if Arch::of_elf(bytes).is_none() {
         bail!("it is for another processor than x86-64 or arm64");
-    };
+    }
     if !matches!(header.e_type(endian), object::elf::ET_EXEC | object::elf::ET_DYN) {
         bail!("it is no program but an object file or the like");
     }
     for segment in header.program_headers(endian, bytes)? {
         if let Some(name) = segment.interpreter(endian, bytes)? {
-            if arch != Arch::X86_64 {
-                bail!(
-                    "it is for {arch} and linked dynamically, and such nodes have no C library: \
-                     link it statically (-static)"
-                );
-            }
             let name = std::str::from_utf8(name).context("its loader has no proper name")?;
             return Ok(Some(name.into()));
         }
@@ -40,16 +34,40 @@ pub(crate) fn loader(bytes: &[u8]) -> anyhow::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// The libraries that a program is linked with; none of what is no ELF file.
-fn needed(bytes: &[u8]) -> object::Result<Vec<String>> {
+/// What a program or library says of the libraries that it is linked with.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Links {
+    /// Their names.
+    pub(crate) needed: Vec<String>,
+    /// Folders to look for them in, of DT_RUNPATH, or of DT_RPATH if there is none.
+    pub(crate) folders: Vec<String>,
+}
+
+/// What an ELF file of these bytes is linked with; nothing if it is static.
+pub(crate) fn links(bytes: &[u8]) -> object::Result<Links> {
     let header = FileHeader64::<Endianness>::parse(bytes)?;
     let endian = header.endian()?;
     let sections = header.sections(endian, bytes)?;
-    let Some((entries, link)) = sections.dynamic(endian, bytes)? else { return Ok(Vec::new()) };
+    let Some((entries, link)) = sections.dynamic(endian, bytes)? else {
+        return Ok(Links::default());
+    };
     let strings = sections.strings(endian, bytes, link)?;
-    let entries = entries.iter().filter(|entry| entry.tag(endian) == DT_NEEDED);
-    let names = entries.map(|entry| entry.string(endian, strings));
-    names.map(|name| Ok(String::from_utf8_lossy(name?).into_owned())).collect()
+    let all = |tag| -> object::Result<Vec<String>> {
+        let entries = entries.iter().filter(|entry| entry.tag(endian) == tag);
+        let texts = entries.map(|entry| entry.string(endian, strings));
+        texts.map(|text| Ok(String::from_utf8_lossy(text?).into_owned())).collect()
+    };
+    let mut folders = all(DT_RUNPATH)?;
+    if folders.is_empty() {
+        folders = all(DT_RPATH)?;
+    }
+    let folders = folders.iter().flat_map(|text| text.split(':')).map(str::to_owned).collect();
+    Ok(Links { needed: all(DT_NEEDED)?, folders })
+}
+
+/// The libraries that a program is linked with; none of what is no ELF file.
+fn needed(bytes: &[u8]) -> object::Result<Vec<String>> {
+    Ok(links(bytes)?.needed)
 }
 
 /// What the user must know of a program of these bytes and MPI: that it wants `--mpi` and does not

@@ -10,6 +10,7 @@ mod bring;
 mod bundle;
 mod elf;
 mod everywhere;
+mod foreign;
 mod job;
 mod lease;
 pub mod libraries;

@@ -1,8 +1,12 @@
 //! The libraries that programs of a job are linked with.
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use tofu_image::{Arch, Progress, Sysroot};
+use tofu_linux_nodes::kit;
 
 /// The image for MPI programs, unless another is named.
 pub const MPI_IMAGE: &str = "mpich";
@@ -10,6 +14,15 @@ pub const MPI_IMAGE: &str = "mpich";
 const LIBRARIES: [&str; 3] = ["libtofucom.so", "libtofutop.so", "libtnw.so"];
 /// Names a folder with them.
 const FOLDER: &str = "TOFU_LIBRARIES";
+
+/// A program's libraries on this host.
+#[derive(Debug)]
+pub(crate) struct Closure {
+    /// File name of the loader, which is one of the files.
+    pub(crate) loader: String,
+    /// By the names that they are asked for.
+    pub(crate) files: BTreeMap<String, PathBuf>,
+}
 
 /// The last part of a path.
 pub fn name(path: &Path) -> anyhow::Result<&str> {
@@ -43,4 +56,23 @@ pub fn find() -> anyhow::Result<Vec<PathBuf>> {
             folder.map_or(Path::new("."), PathBuf::as_path).display()
         ),
     }
+}
+
+/// The same for nodes with Arm's processors, and what their programs run with besides. They are
+/// built and fetched if need be.
+///
+/// # Errors
+///
+/// If there are none, or they are for other processors.
+pub fn find_arm64(progress: &dyn Progress) -> anyhow::Result<(Vec<PathBuf>, Sysroot)> {
+    let (folder, sysroot) = kit::arm64_libraries(progress)?;
+    let found = LIBRARIES.map(|name| folder.join(name));
+    for library in &found {
+        let shown = || format!("library for arm64 {}", library.display());
+        let bytes = fs::read(library).with_context(|| format!("{}: cannot read it", shown()))?;
+        if Arch::of_elf(&bytes) != Some(Arch::Arm64) {
+            bail!("{}: it is for another processor", shown());
+        }
+    }
+    Ok((found.into(), sysroot))
 }

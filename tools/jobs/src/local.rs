@@ -39,6 +39,7 @@ use tofu_control::MachineName;
 use tofu_control::node_name;
 use tofu_control::rundir::RunDir;
 use tofu_fabric::Shape;
+use tofu_image::Arch;
 use tofu_jtofu::{Mapinfo, System};
 use tofu_machine::{Doorbells, Links};
 use tofu_supervisor::confine::Confinement;
@@ -67,6 +68,9 @@ const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Bytes that are read of a rank's output at once.
 const CHUNK: usize = 64 << 10;
 
+/// What ranks run on.
+const HOST: Arch = Arch::X86_64;
+
 /// Runs the job and returns the exit code.
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     if !args.copy.is_empty() {
@@ -78,8 +82,11 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let ranks = placement.info.job.processes();
     let program = Program::new(&args.program)?;
     let destination = Destination::new(args)?;
-    let about_mpi = fs::read(&program.path).ok();
-    let about_mpi = about_mpi.and_then(|file| elf::about_mpi(&args.program[0], &file, args.mpi));
+    let file = fs::read(&program.path).ok();
+    if let Some(arch) = file.as_deref().and_then(Arch::of_elf).filter(|arch| *arch != HOST) {
+        bail!("cannot run {}: it is for {arch}, and this host is {HOST}", args.program[0]);
+    }
+    let about_mpi = file.and_then(|file| elf::about_mpi(&args.program[0], &file, args.mpi));
     if let Some(about) = about_mpi.filter(|_| ranks > 1) {
         job::warn(args.json, &about)?;
     }

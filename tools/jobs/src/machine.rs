@@ -67,12 +67,17 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Finds or starts a machine.
+    /// Finds a machine, or starts one with such processors.
     ///
     /// # Errors
     ///
     /// If there is none that will do, or it does not start.
-    pub(crate) fn find(args: &RunArgs, wanted: Wanted, control: &Control) -> anyhow::Result<Found> {
+    pub(crate) fn find(
+        args: &RunArgs,
+        wanted: Wanted,
+        arch: Arch,
+        control: &Control,
+    ) -> anyhow::Result<Found> {
         // What a machine is to be made of says that one is to be made.
         let made = args.machine_shape()?.is_some()
             || args.generation.is_some()
@@ -97,7 +102,7 @@ impl Machine {
         }
         match there.len() {
             0 => {
-                let (own, name) = Own::start(args, wanted)?;
+                let (own, name) = Own::start(args, wanted, arch)?;
                 match own.wait(control)? {
                     Ok(own) => {
                         Self::running(find_machine(Some(&name))?, Some(own)).map(Found::machine)
@@ -229,7 +234,7 @@ struct Own {
 
 impl Own {
     /// Starts a machine with enough nodes.
-    fn start(args: &RunArgs, wanted: Wanted) -> anyhow::Result<(Self, MachineName)> {
+    fn start(args: &RunArgs, wanted: Wanted, arch: Arch) -> anyhow::Result<(Self, MachineName)> {
         let shape = match args.machine_shape()? {
             Some(shape) => shape.to_string(),
             None => wanted.as_machine()?.to_string(),
@@ -247,6 +252,9 @@ impl Own {
         }
         if let Some(generation) = args.generation {
             command.args(["--generation", generation.name()]);
+        }
+        if arch != Arch::default() {
+            command.args(["--arch", arch.name()]);
         }
         if let Some(driver) = args.driver {
             command.args(["--driver", driver.name()]);

@@ -16,8 +16,9 @@ use tofu_agent::user;
 use tofu_agent::wire::{Exec, Output, Program, Status, ToProgram};
 use tofu_control::protocol::{EventInfo, EventKind, Reply, Request};
 use tofu_control::{Connection, RemoteProgram, node_name};
+use tofu_image::{Phase, Progress};
 use tofu_jtofu::Mapinfo;
-use tofu_ui::exit;
+use tofu_ui::{ImageProgress, Style, exit};
 
 use crate::args::RunArgs;
 use crate::bring::{self, Destination, Origin};
@@ -85,19 +86,63 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let control = Control::new()?;
     // What the user can get wrong comes before anything is started.
     let wanted = Wanted::new(args)?;
-    let bundle = Bundle::new(args)?;
+    let preparing = Preparing::new(&control);
+    let mut bundle = match Bundle::new(args, &preparing) {
+        Ok(bundle) => bundle,
+        Err(error) => return preparing.stopped(error),
+    };
     let destination = Destination::new(args)?;
-    let mut machine = match Machine::find(args, wanted, &control)? {
+    let arch = bundle.arch().unwrap_or_default();
+    let mut machine = match Machine::find(args, wanted, arch, &control)? {
         Found::Machine(machine) => machine,
         Found::Over(code) => return Ok(code),
     };
-    let result = bundle.check_arch(machine.arch).and_then(|()| {
-        on_machine(args, wanted, (&bundle, destination.as_ref()), &mut machine, &control)
-    });
+    let result = match bundle.fit(machine.arch, &preparing) {
+        Ok(()) => on_machine(args, wanted, (&bundle, destination.as_ref()), &mut machine, &control),
+        Err(error) => preparing.stopped(error),
+    };
     let ended = machine.end();
     let code = result?;
     ended?;
     Ok(code)
+}
+
+/// Shows how far preparations are, which signals stop.
+struct Preparing<'a> {
+    control: &'a Control,
+    shown: ImageProgress,
+}
+
+impl<'a> Preparing<'a> {
+    fn new(control: &'a Control) -> Self {
+        let shown = ImageProgress::new(Arc::default(), Style::detect(false).progress);
+        Self { control, shown }
+    }
+
+    /// The exit code if a signal is what an error is about.
+    fn stopped(&self, error: anyhow::Error) -> anyhow::Result<u8> {
+        match self.control.signal().filter(|_| tofu_ui::is_interrupted(&error)) {
+            Some(signal) => Ok(exit::of_signal(signal)),
+            None => Err(error),
+        }
+    }
+}
+
+impl Progress for Preparing<'_> {
+    fn update(&self, phase: Phase, done: u64, total: u64) {
+        self.shown.update(phase, done, total);
+        if done == total && total > 0 {
+            self.shown.clear();
+        }
+    }
+
+    fn note(&self, text: &str) {
+        self.shown.note(text);
+    }
+
+    fn cancelled(&self) -> bool {
+        self.control.signal().is_some()
+    }
 }
 
 fn on_machine(

@@ -1,5 +1,6 @@
-//! Programs for nodes with Arm's processors. They are no part of this command: a released package
-//! has them in a folder, and whoever works in a checkout has them built when they are needed.
+//! Programs for nodes with Arm's processors, and the libraries that users' programs for such nodes
+//! are linked with. They are no part of this command: a released package has them in a folder, and
+//! whoever works in a checkout has them built when they are needed.
 
 use std::env;
 use std::ffi::OsString;
@@ -8,16 +9,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, bail};
-use tofu_image::{Arch, Phase, Program, Progress};
+use tofu_image::{Arch, Cache, Phase, Program, Progress, Sysroot};
 use tofu_programs::{LINUX, LINUX_PACKAGES};
 
-/// A folder of the user's with the programs.
+/// A folder of the user's with the programs and libraries.
 const VARIABLE: &str = "TOFU_ARM64_PROGRAMS";
 /// Where a package has them, beside the folder of the command.
 const PACKAGED: &str = "lib/tofu/arm64";
 /// With this C library programs are static, and need nothing but Rust's own linker.
-const TARGET: &str = "aarch64-unknown-linux-musl";
-const LINKER: &str = "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER";
+const STATIC: &str = "aarch64-unknown-linux-musl";
+/// With this one they are as users' programs are.
+const SHARED: &str = "aarch64-unknown-linux-gnu";
+/// Rust's own linker.
+const LINKER: &str = "rust-lld";
+/// Packages of this workspace with libraries for users' programs.
+const LIBRARY_PACKAGES: [&str; 3] = ["tofu-utofu-c", "tofu-jtofu-c", "tofu-tnw-c"];
 
 /// Why there are no programs.
 pub(crate) const NONE: &str = "no programs for arm64 nodes beside this command: run it in a \
@@ -33,16 +39,7 @@ pub(crate) fn programs(progress: &dyn Progress) -> anyhow::Result<Option<Vec<Pro
     if LINUX.is_empty() {
         bail!("this tofu was built without programs for Linux nodes");
     }
-    let folder = match env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
-        Some(named) => PathBuf::from(named),
-        None => match packaged().filter(|folder| folder.is_dir()) {
-            Some(folder) => folder,
-            None => match checkout() {
-                Some(root) => build(&root, progress)?,
-                None => return Ok(None),
-            },
-        },
-    };
+    let Some(folder) = folder(|root| build_programs(root, progress))? else { return Ok(None) };
     let program = |name: &str| {
         let path = folder.join(name);
         let bytes = fs::read(&path)
@@ -53,6 +50,27 @@ pub(crate) fn programs(progress: &dyn Progress) -> anyhow::Result<Option<Vec<Pro
         Ok(Program::new(name, bytes)?)
     };
     LINUX.iter().map(|shipped| program(shipped.name)).collect::<Result<_, _>>().map(Some)
+}
+
+/// The folder with the libraries for programs on such nodes; `None` if there is none, nor their
+/// sources.
+///
+/// # Errors
+///
+/// If they cannot be built: what is missing, and how to get it.
+pub(crate) fn libraries(progress: &dyn Progress) -> anyhow::Result<Option<PathBuf>> {
+    folder(|root| build_libraries(root, progress))
+}
+
+/// The folder that the user names, or that of a package, or what `build` makes in a checkout.
+fn folder(build: impl FnOnce(&Path) -> anyhow::Result<PathBuf>) -> anyhow::Result<Option<PathBuf>> {
+    if let Some(named) = env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
+        return Ok(Some(named.into()));
+    }
+    match packaged().filter(|folder| folder.is_dir()) {
+        Some(folder) => Ok(Some(folder)),
+        None => checkout().as_deref().map(build).transpose(),
+    }
 }
 
 fn packaged() -> Option<PathBuf> {
@@ -71,38 +89,105 @@ fn checkout() -> Option<PathBuf> {
     found.map(Path::to_owned)
 }
 
-/// Builds the programs in a checkout. Returns the folder with them.
-fn build(root: &Path, progress: &dyn Progress) -> anyhow::Result<PathBuf> {
-    progress.update(Phase::Programs, 0, 1);
+/// Whether programs and libraries for such nodes can be had, and where they come from.
+pub(crate) fn origin() -> (bool, String) {
+    if let Some(named) = env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
+        return (true, format!("our programs are in {}", PathBuf::from(named).display()));
+    }
+    if let Some(folder) = packaged().filter(|folder| folder.is_dir()) {
+        return (true, format!("our programs are in {}", folder.display()));
+    }
+    let Some(root) = checkout() else {
+        return (false, format!("our programs are neither beside this command nor in {VARIABLE}"));
+    };
+    let lacking: Vec<_> =
+        [STATIC, SHARED].into_iter().filter(|target| !has_target(&root, target)).collect();
+    match (lacking.as_slice(), rustup(&root)) {
+        ([], _) => (true, format!("our programs are built in {}", root.display())),
+        (lacking, true) => {
+            (true, format!("our programs are built when rustup has fetched {}", lacking.join(", ")))
+        }
+        (lacking, false) => (
+            false,
+            format!("no rustup to fetch Rust's libraries for {} with", lacking.join(" and ")),
+        ),
+    }
+}
+
+fn rustup(root: &Path) -> bool {
+    run(Command::new("rustup").arg("--version"), root).is_ok()
+}
+
+fn has_target(root: &Path, target: &str) -> bool {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let mut libraries = Command::new(rustc);
-    libraries.args(["--print", "target-libdir", "--target", TARGET]);
-    let folder = run(&mut libraries, root)?;
-    let folder = String::from_utf8_lossy(&folder.stdout).trim().to_owned();
-    if !Path::new(&folder).is_dir() {
-        progress.note(&format!("fetching Rust's libraries for {TARGET}"));
-        let mut rustup = Command::new("rustup");
-        rustup.args(["target", "add", TARGET]);
-        run(&mut rustup, root).with_context(|| {
-            format!("Rust has no libraries for {TARGET}; `rustup target add {TARGET}` fetches them")
-        })?;
+    libraries.args(["--print", "target-libdir", "--target", target]);
+    let said = run(&mut libraries, root).map(|output| output.stdout).unwrap_or_default();
+    let folder = String::from_utf8_lossy(&said).trim().to_owned();
+    Path::new(&folder).is_dir()
+}
+
+/// Gets Rust's own libraries for a target, unless they are there.
+fn ensure_target(root: &Path, target: &str, progress: &dyn Progress) -> anyhow::Result<()> {
+    if has_target(root, target) {
+        return Ok(());
     }
-    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    // That of tools/programs/build.rs, too: what compilers run is there already.
-    let target = root.join(target).join("programs/linux");
-    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo
-        .args(["build", "--release", "--locked", "--bins", "--target", TARGET, "--target-dir"])
-        .arg(&target)
-        .args(LINUX_PACKAGES.iter().flat_map(|package| ["--package", package]))
-        .env(LINKER, "rust-lld")
-        .env("CARGO_PROFILE_RELEASE_DEBUG", "none")
-        .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
-        .env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
+    progress.note(&format!("fetching Rust's libraries for {target}"));
+    let mut rustup = Command::new("rustup");
+    rustup.args(["target", "add", target]);
+    let fetched = run(&mut rustup, root).with_context(|| {
+        format!("Rust has no libraries for {target}; `rustup target add {target}` fetches them")
+    });
+    fetched.map(drop)
+}
+
+/// Builds the programs in a checkout. Returns the folder with them.
+fn build_programs(root: &Path, progress: &dyn Progress) -> anyhow::Result<PathBuf> {
+    progress.update(Phase::Programs, 0, 1);
+    ensure_target(root, STATIC, progress)?;
+    let (mut cargo, target) = cargo(root, STATIC, LINUX_PACKAGES);
+    cargo.arg("--bins").env("CARGO_PROFILE_RELEASE_PANIC", "abort");
     let result = run(&mut cargo, root).context("the programs for arm64 nodes do not build")?;
     log::debug!("{}", String::from_utf8_lossy(&result.stderr));
     progress.update(Phase::Programs, 1, 1);
-    Ok(target.join(TARGET).join("release"))
+    Ok(target)
+}
+
+/// Builds the libraries in a checkout. Returns the folder with them.
+fn build_libraries(root: &Path, progress: &dyn Progress) -> anyhow::Result<PathBuf> {
+    let sysroot = Cache::from_env()?.arm64_sysroot(progress)?;
+    progress.update(Phase::Libraries, 0, 1);
+    ensure_target(root, SHARED, progress)?;
+    let (mut cargo, target) = cargo(root, SHARED, &LIBRARY_PACKAGES);
+    let mut flags = OsString::from("-Clink-arg=--sysroot=");
+    flags.push(&sysroot.root);
+    for folder in Sysroot::FOLDERS {
+        // From the sysroot on.
+        flags.push(format!("\x1f-Clink-arg=-L=/{folder}"));
+    }
+    cargo.arg("--lib").env("CARGO_ENCODED_RUSTFLAGS", flags);
+    let result = run(&mut cargo, root).context("the libraries for arm64 nodes do not build")?;
+    log::debug!("{}", String::from_utf8_lossy(&result.stderr));
+    progress.update(Phase::Libraries, 1, 1);
+    Ok(target)
+}
+
+/// A cargo that builds packages for a target, and the folder where it leaves them.
+fn cargo(root: &Path, target: &str, packages: &[&str]) -> (Command, PathBuf) {
+    let folder = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    // That of tools/programs/build.rs, too: what compilers run is there already.
+    let folder = root.join(folder).join("programs/linux");
+    let linker = format!("CARGO_TARGET_{}_LINKER", target.to_ascii_uppercase().replace('-', "_"));
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo
+        .args(["build", "--release", "--locked", "--target", target, "--target-dir"])
+        .arg(&folder)
+        .args(packages.iter().flat_map(|package| ["--package", package]))
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env(linker, LINKER)
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "none")
+        .env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
+    (cargo, folder.join(target).join("release"))
 }
 
 /// Runs a command in a folder. The error is what it said last.
@@ -112,7 +197,6 @@ fn run(command: &mut Command, folder: &Path) -> anyhow::Result<Output> {
     let output = command
         .current_dir(folder)
         .env_remove("RUSTFLAGS")
-        .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .stdin(Stdio::null())
         .output()
         .with_context(|| format!("cannot run {name}"))?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use rustix::fs::{MemfdFlags, memfd_create};
-use tofu_image::{Arch, Cache, Image, Progress, Qemu, Spec};
+use tofu_image::{Arch, Cache, Image, Progress, Qemu, Spec, Sysroot};
 use tofu_programs::{LINUX, Shipped};
 use tofu_supervisor::options::LinuxArgs;
 use tofu_supervisor::plan::Plan;
@@ -187,6 +187,17 @@ fn tools_there(
     }
 }
 
+/// The folder with our libraries for users' programs on nodes with Arm's processors, and what these
+/// programs run with besides. Libraries are built, and the rest is fetched, if need be.
+///
+/// # Errors
+///
+/// If there are none and they cannot be built, or something cannot be fetched.
+pub fn arm64_libraries(progress: &dyn Progress) -> anyhow::Result<(PathBuf, Sysroot)> {
+    let folder = arm64::libraries(progress)?.context(arm64::NONE)?;
+    Ok((folder, Cache::from_env()?.arm64_sysroot(progress)?))
+}
+
 /// Those for the host's processors.
 ///
 /// # Errors
@@ -214,12 +225,30 @@ pub fn kvm_runs_linux(support: LinuxSupport) -> bool {
 }
 
 /// The version of the QEMU that would be used without fetching one.
-pub fn present_qemu(cache: &Cache) -> Option<String> {
-    if std::env::var_os("TOFU_QEMU").is_some_and(|value| !value.is_empty()) {
-        // Nothing is fetched if one is named.
-        return cache.qemu(None, &tofu_image::Silent).ok().map(|qemu| qemu.version);
-    }
-    cache.present_qemu().map(|qemu| qemu.version)
+pub fn present_qemu(cache: &Cache, arch: Arch) -> Option<String> {
+    cache.present_qemu(arch).map(|qemu| qemu.version)
+}
+
+/// What there is for nodes with Arm's processors, and for programs on them, in one line; the first
+/// is whether such nodes can be had here, if need be after something was fetched or built.
+pub fn about_arm64(cache: Option<&Cache>) -> (bool, String) {
+    let (can_run, ours) = arm64::origin();
+    let emulator = match cache.and_then(|cache| present_qemu(cache, Arch::Arm64)) {
+        Some(version) => format!("emulated by QEMU {version}"),
+        None => "their QEMU is fetched at the first use".to_owned(),
+    };
+    let libc = match cache.and_then(Cache::present_arm64_sysroot) {
+        Some(_) => "the C library is in the cache",
+        None => "the C library is fetched at the first use",
+    };
+    let compiler = if tofu_image::has_arm64_gcc() {
+        "programs are compiled by this host's aarch64-linux-gnu-gcc".to_owned()
+    } else if let Some(version) = cache.and_then(Cache::present_arm64_compilers) {
+        format!("programs are compiled by GCC {version} in the cache")
+    } else {
+        "tofu sdk --arch arm64 fetches GCC".to_owned()
+    };
+    (can_run && cache.is_some(), format!("{emulator}; {ours}; {libc}; {compiler}"))
 }
 
 /// Checks that the host can share guest memory between processes.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -249,28 +249,51 @@ impl Cache {
         backports: bool,
         progress: &dyn Progress,
     ) -> Result<PathBuf> {
+        self.packages_for(Arch::default(), names, backports, progress)
+    }
+
+    /// The same of packages for some processors.
+    pub(crate) fn packages_for<S: AsRef<str>>(
+        &self,
+        arch: Arch,
+        names: &[S],
+        backports: bool,
+        progress: &dyn Progress,
+    ) -> Result<PathBuf> {
         let from = if backports { apt::From::Backports } else { apt::From::Release };
         let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
         for name in &names {
             check_package(name)?;
         }
-        let text = format!("{}\n{}", from.suite(), names.join("\n"));
-        let key = format!("{PACKAGES}{}", &hex(&Sha256::digest(text))[..12]);
+        let key = packages_key(arch, &names, from);
         let folder = self.part_folder(&key).join("root");
         if self.part(&key)?.is_some() {
             return Ok(folder);
         }
         let _lock = self.lock(progress)?;
         self.make_part(&key, false, |new, manifest| {
-            let apt = self.apt(progress)?;
+            let apt = self.apt_for(arch, progress)?;
             let debs = apt.alone(&names, from)?;
             let files = apt.fetch(&debs, from)?;
-            apt.unpack(&files, &new.join("root"))?;
+            let root = new.join("root");
+            apt.unpack(&files, &root)?;
+            // As wherever Debian is installed, by which loaders are found.
+            let lib = root.join("lib");
+            if root.join("usr/lib").is_dir() && !lib.exists() {
+                symlink("usr/lib", &lib).on("create", &lib)?;
+            }
             manifest.packages = apt::packages(&debs, &files)?;
             apt::discard(&files);
             Ok(())
         })?;
         Ok(folder)
+    }
+
+    /// Where [`Self::packages_for`] has these packages of the release, if it has them.
+    pub(crate) fn present_packages(&self, arch: Arch, names: &[&str]) -> Option<PathBuf> {
+        let key = packages_key(arch, names, apt::From::Release);
+        self.part(&key).ok()??;
+        Some(self.part_folder(&key).join("root"))
     }
 
     /// Copies a file or folder of an image's root file system into the folder `to`. Symbolic links
@@ -293,6 +316,13 @@ impl Cache {
         };
         root::copy_out(self, root, from, to, progress)
     }
+}
+
+/// The part with these packages.
+fn packages_key(arch: Arch, names: &[&str], from: apt::From) -> String {
+    let text = format!("{}\n{}", from.suite(), names.join("\n"));
+    let hash = hex(&Sha256::digest(text));
+    format!("{PACKAGES}{}{}", &hash[..12], arch.suffix())
 }
 
 impl Spec {

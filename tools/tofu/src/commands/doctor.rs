@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use tofu_image::Cache;
+use tofu_image::{Arch, Cache};
 use tofu_linux_nodes::kit as linux;
 use tofu_sandbox::Support;
 use tofu_supervisor::units::MemorySize;
@@ -73,6 +73,10 @@ struct LinuxReport {
     own_monitor: tofu_vmm::LinuxSupport,
     /// Version of the QEMU there is.
     qemu: Option<String>,
+    /// Nodes with Fugaku's processor can run, if need be after something was fetched or built.
+    arm64: bool,
+    /// What there is for them.
+    about_arm64: String,
     /// Names of the images.
     images: Vec<String>,
     /// Where they are.
@@ -116,11 +120,14 @@ impl LinuxReport {
         let images = cache.as_ref().and_then(|cache| cache.list().ok()).unwrap_or_default();
         let shared_memory = linux::shared_memory().is_ok();
         let own_monitor = kvm.linux();
+        let (arm64, about_arm64) = linux::about_arm64(cache.as_ref());
         Self {
+            arm64: arm64 && shared_memory,
+            about_arm64,
             can_run: shared_memory && cache.is_some(),
             vmm: if linux::kvm_runs_linux(own_monitor) { "tofu" } else { "qemu-tcg" },
             own_monitor,
-            qemu: cache.as_ref().and_then(linux::present_qemu),
+            qemu: cache.as_ref().and_then(|cache| linux::present_qemu(cache, Arch::default())),
             images: images.into_iter().map(|image| image.name).collect(),
             cache: cache.map(|cache| cache.folder().to_owned()),
             shared_memory,
@@ -149,6 +156,8 @@ impl LinuxReport {
                     .into(),
             ),
         }
+        let level = if self.arm64 { Level::Good } else { Level::Note };
+        add(level, "nodes for arm64", self.about_arm64.clone());
         match (&self.cache, self.images.as_slice()) {
             (None, _) => {
                 let text = "no place for them: set TOFU_CACHE or HOME".into();
@@ -357,18 +366,22 @@ mod tests {
             vmm: "qemu-tcg",
             own_monitor: pvm().linux(),
             qemu: None,
+            arm64: false,
+            about_arm64: "none".into(),
             images: Vec::new(),
             cache: Some("/some/where".into()),
             shared_memory: false,
         };
         let texts: Vec<_> = report.findings().into_iter().map(|f| (f.what, f.text)).collect();
-        assert_eq!(texts.len(), 4);
+        assert_eq!(texts.len(), 5);
+        assert_eq!(texts[2], ("nodes for arm64", "none".into()));
         assert!(texts[0].1.contains("TCG") && texts[1].1.contains("tofu image build"));
-        assert_eq!(texts[2].1, "none yet in /some/where; tofu image build makes one");
-        assert_eq!(texts[3].0, "shared memory");
+        assert_eq!(texts[3].1, "none yet in /some/where; tofu image build makes one");
+        assert_eq!(texts[4].0, "shared memory");
         let better = LinuxReport {
             vmm: "tofu",
             qemu: Some("11.1.3".into()),
+            arm64: true,
             images: vec!["default".into(), "mpi".into()],
             shared_memory: true,
             ..report

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use tofu_image::{Cache, Spec};
+use tofu_image::{Arch, Cache, Spec, has_arm64_gcc};
 use tofu_jobs::libraries;
 use tofu_jobs::libraries::MPI_IMAGE;
 use tofu_linux_nodes::kit::tools;
@@ -25,6 +25,17 @@ pub(crate) struct SdkArgs {
     /// The folder; made if it is not there
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
+
+    /// What the processors of the nodes are that programs are for: x86-64 or arm64
+    ///
+    /// For arm64 there are bin/fccpx and bin/FCCpx, which compile with GCC and know options of
+    /// Fujitsu's compilers. A host without aarch64-linux-gnu-gcc gets it in the cache.
+    #[arg(long, value_name = "ARCH", default_value_t)]
+    pub(crate) arch: Arch,
+
+    /// Fetch no compiler for arm64
+    #[arg(long)]
+    pub(crate) no_compiler: bool,
 
     /// Also what MPI programs are compiled with, from an image; the image mpich is made if need be
     #[arg(long)]
@@ -90,6 +101,9 @@ Examples:
   PKG_CONFIG_PATH=sdk/lib/pkgconfig pkg-config --cflags --libs utofu jtofu
   make -C sdk/examples/tnw
   tofu run --local --generation tnw -n 4 sdk/examples/tnw/shift
+  tofu sdk --arch arm64 arm
+  make -C arm/examples && tofu run -n 2 arm/examples/sve
+  arm/bin/fccpx -Nclang -Kfast,openmp program.c -ltofucom -o program
   tofu sdk --mpi sdk
   sdk/bin/mpicc hello.c -o hello";
 
@@ -126,21 +140,72 @@ const PROGRAMS: [(&str, &str); 10] = [
     ("tnw/stream.c", include_str!("../../../../guest-lib/tnw/examples/c/stream.c")),
 ];
 
+/// More for nodes with Arm's processors: where it goes, and the text.
+const ARM64_FILES: [(&str, &str); 3] = [
+    ("arch.mk", include_str!("sdk/arch.mk")),
+    ("arm64.cmake", include_str!("sdk/arm64.cmake")),
+    ("examples/sve.c", include_str!("../../../../guest-lib/utofu/examples/run/sve.c")),
+];
+/// For CMake, whatever the processors.
+const CMAKE: &str = include_str!("sdk/tofu-config.cmake");
+
+/// Compiles programs for such nodes.
+const FCCPX: &str = include_str!("sdk/fccpx.sh");
+/// What does so is called as Fujitsu's compilers on hosts of other kinds and on nodes, for C and
+/// for C++; GCC's; and the variable that names another one.
+const FUJITSU: [(&str, &str, &str); 4] = [
+    ("fccpx", "aarch64-linux-gnu-gcc", "TOFU_ARM64_CC"),
+    ("fcc", "aarch64-linux-gnu-gcc", "TOFU_ARM64_CC"),
+    ("FCCpx", "aarch64-linux-gnu-g++", "TOFU_ARM64_CXX"),
+    ("FCC", "aarch64-linux-gnu-g++", "TOFU_ARM64_CXX"),
+];
+
 /// A header of a library that has one already.
 const COLLECTIVE: &str = include_str!("../../../../guest-lib/utofu/c/include/tofu_collective.h");
 
 /// Runs `tofu sdk` and returns the exit code.
 pub(crate) fn run(args: &SdkArgs) -> anyhow::Result<u8> {
-    let libraries = libraries::find()?;
+    let (cancelled, _signals) = signals::flag()?;
+    let progress = ImageProgress::new(cancelled, Style::detect(false).progress);
+    match write(args, &progress) {
+        Ok(()) => {}
+        Err(error) if is_interrupted(&error) => return Ok(exit::INTERRUPTED),
+        Err(error) => return Err(error),
+    }
+    progress.clear();
+    let (dir, mut out) = (args.dir.display(), io::stdout().lock());
+    match args.arch {
+        Arch::X86_64 => writeln!(
+            out,
+            "gcc -I{dir}/include program.c -L{dir}/lib -ltofucom -ltofutop -o program"
+        )?,
+        Arch::Arm64 => {
+            writeln!(out, "{dir}/bin/fccpx program.c -ltofucom -ltofutop -o program")?;
+        }
+    }
+    if args.mpi {
+        writeln!(out, "{dir}/bin/mpicc program.c -o program")?;
+    }
+    Ok(0)
+}
+
+fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
+    if args.arch == Arch::Arm64 && args.mpi {
+        bail!("--mpi: there are no images with MPI for arm64; leave out --mpi or --arch arm64");
+    }
     let dir = std::path::absolute(&args.dir)?;
     let cannot = || format!("cannot write to {}", dir.display());
     let prefix = dir.to_str().with_context(|| format!("{}: not text", dir.display()))?;
     if prefix.contains(char::is_whitespace) {
         bail!("{prefix}: pkg-config files cannot name folders with blanks; choose another folder");
     }
+    let libraries = match args.arch {
+        Arch::X86_64 => libraries::find()?,
+        Arch::Arm64 => libraries::find_arm64(progress)?.0,
+    };
     let (include, lib) = (dir.join("include"), dir.join("lib"));
-    let pkgconfig = lib.join("pkgconfig");
-    for folder in [&include, &pkgconfig] {
+    let (pkgconfig, cmake) = (lib.join("pkgconfig"), lib.join("cmake/tofu"));
+    for folder in [&include, &pkgconfig, &cmake] {
         fs::create_dir_all(folder).with_context(cannot)?;
     }
     for (name, header, template) in HEADERS {
@@ -150,6 +215,7 @@ pub(crate) fn run(args: &SdkArgs) -> anyhow::Result<u8> {
         fs::write(pkgconfig.join(format!("{name}.pc")), text).with_context(cannot)?;
     }
     fs::write(include.join("tofu_collective.h"), COLLECTIVE).with_context(cannot)?;
+    fs::write(cmake.join("tofu-config.cmake"), CMAKE).with_context(cannot)?;
     for library in &libraries {
         // A program may have the old one open: it keeps that.
         let target = lib.join(libraries::name(library)?);
@@ -161,32 +227,52 @@ pub(crate) fn run(args: &SdkArgs) -> anyhow::Result<u8> {
     for (name, text) in PROGRAMS {
         fs::write(examples.join(name), text).with_context(cannot)?;
     }
-    if args.mpi && !mpi(args, &dir).with_context(cannot)? {
-        return Ok(exit::INTERRUPTED);
-    }
-    let mut out = io::stdout().lock();
-    writeln!(
-        out,
-        "gcc -I{0}/include program.c -L{0}/lib -ltofucom -ltofutop -o program",
-        args.dir.display()
-    )?;
-    if args.mpi {
-        writeln!(out, "{}/bin/mpicc program.c -o program", args.dir.display())?;
-    }
-    Ok(0)
-}
-
-/// Writes what MPI programs are compiled with; false if the user has stopped it.
-fn mpi(args: &SdkArgs, dir: &Path) -> anyhow::Result<bool> {
-    let (cancelled, _signals) = signals::flag()?;
-    let progress = ImageProgress::new(cancelled, Style::detect(false).progress);
-    match copy_mpi(args, dir, &progress) {
-        Ok(()) => Ok(true),
-        Err(error) if is_interrupted(&error) => Ok(false),
-        Err(error) => Err(error),
+    match args.arch {
+        Arch::X86_64 if args.mpi => copy_mpi(args, &dir, progress).with_context(cannot),
+        Arch::X86_64 => Ok(()),
+        Arch::Arm64 => {
+            for (name, text) in ARM64_FILES {
+                fs::write(dir.join(name), text).with_context(cannot)?;
+            }
+            let compilers = compilers(args.no_compiler, progress)?;
+            write_fujitsu(&dir, &compilers).with_context(cannot)
+        }
     }
 }
 
+/// The folder with compilers for arm64, fetched if the host has none; where they are not to be
+/// fetched, one that does not have them.
+fn compilers(none: bool, progress: &ImageProgress) -> anyhow::Result<PathBuf> {
+    if none || has_arm64_gcc() {
+        return Ok(PathBuf::from("/nonexistent"));
+    }
+    Ok(Cache::from_env()?.arm64_compilers(progress)?)
+}
+
+/// Writes the scripts that compile programs for arm64.
+fn write_fujitsu(dir: &Path, compilers: &Path) -> io::Result<()> {
+    // Between single quotes.
+    let compilers = compilers.display().to_string().replace('\'', r"'\''");
+    for (name, compiler, variable) in FUJITSU {
+        let script = FCCPX
+            .replace("@name@", name)
+            .replace("@compiler@", compiler)
+            .replace("@variable@", variable)
+            .replace("@fetched@", &compilers);
+        write_script(dir, name, &script)?;
+    }
+    Ok(())
+}
+
+fn write_script(dir: &Path, name: &str, text: &str) -> io::Result<()> {
+    let bin = dir.join("bin");
+    fs::create_dir_all(&bin)?;
+    let path = bin.join(name);
+    fs::write(&path, text)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
+}
+
+/// Writes what MPI programs are compiled with.
 fn copy_mpi(args: &SdkArgs, dir: &Path, progress: &ImageProgress) -> anyhow::Result<()> {
     let cache = Cache::from_env()?;
     let name = args.image.as_ref().map_or(MPI_IMAGE, |image| image.as_str());
@@ -233,17 +319,13 @@ fn copy_mpi(args: &SdkArgs, dir: &Path, progress: &ImageProgress) -> anyhow::Res
 
 /// Writes the scripts that compile MPI programs.
 fn write_compilers(dir: &Path) -> io::Result<()> {
-    let bin = dir.join("bin");
-    fs::create_dir_all(&bin)?;
     for compiler in &COMPILERS {
         let script = MPICC
             .replace("@name@", compiler.name)
             .replace("@variable@", compiler.variable)
             .replace("@default@", compiler.default)
             .replace("@libraries@", compiler.libraries);
-        let path = bin.join(compiler.name);
-        fs::write(&path, script)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        write_script(dir, compiler.name, &script)?;
     }
     Ok(())
 }
@@ -260,6 +342,49 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+
+    /// What becomes of options of Fujitsu's compilers.
+    #[test]
+    fn options_of_fujitsus_compilers_are_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let here = fs::canonicalize(folder.path()).unwrap();
+        write_fujitsu(&here, Path::new("/no/compilers")).unwrap();
+        let run = |name: &str, args: &[&str], compiler: &str| {
+            let mut command = Command::new(here.join("bin").join(name));
+            command.args(args).env("TOFU_ARM64_CC", compiler).env("TOFU_ARM64_CXX", "echo c++");
+            command.env("PATH", "/usr/bin:/bin").output().unwrap()
+        };
+        let say = |name: &str, args: &[&str]| {
+            let output = run(name, args, "echo cc");
+            assert!(output.status.success(), "{name} {args:?}: {output:?}");
+            String::from_utf8(output.stdout).unwrap().replace(here.to_str().unwrap(), "SDK")
+        };
+        let begin = "-mcpu=a64fx -ISDK/include";
+        let link = "-LSDK/lib -Wl,--allow-shlib-undefined\n";
+        let args = ["-Nclang", "-Kfast,openmp,ocl", "a.c", "-ltofucom", "-o", "a"];
+        let optimised = "-O3 -ffast-math -fopenmp a.c -ltofucom -o a";
+        assert_eq!(say("fccpx", &args), format!("cc {begin} {optimised} {link}"));
+        assert_eq!(say("FCC", &args), format!("c++ {begin} {optimised} {link}"));
+        assert_eq!(say("fcc", &["-KPIC", "-c", "a.c"]), format!("cc {begin} -fPIC -c a.c\n"));
+        assert_eq!(
+            say("fcc", &["-mcpu=a64fx+sve", "-S", "a.c"]),
+            "cc -ISDK/include -mcpu=a64fx -S a.c\n"
+        );
+        assert_eq!(
+            say("fcc", &["-KNOSVE", "-E", "a.c"]),
+            "cc -march=armv8.2-a+nosve -ISDK/include -E a.c\n"
+        );
+        assert_eq!(say("fcc", &["-V"]), format!("cc {begin} --version {link}"));
+        let none = run("fcc", &["a.c"], "");
+        if !has_arm64_gcc() {
+            let said = String::from_utf8(none.stderr).unwrap();
+            assert!(
+                said.starts_with("fcc: there is no aarch64-linux-gnu-gcc; install it"),
+                "{said}"
+            );
+            assert_eq!(none.status.code(), Some(1));
+        }
+    }
 
     /// What scripts say, where CC and CXX name them, as where make has been told so.
     #[test]

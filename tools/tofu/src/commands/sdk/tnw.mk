@@ -5,6 +5,8 @@ CFLAGS ?= -O2 -g -Wall
 CPPFLAGS += -I$(SDK)/include
 LDFLAGS += -L$(SDK)/lib
 LDLIBS += -ltnw
+# Of an SDK for other processors than this host's.
+-include $(SDK)/arch.mk
 
 all: shift stream
 

@@ -1,0 +1,62 @@
+#!/bin/sh
+# Compiles and links for nodes with Fugaku's processor, with options of Fujitsu's compilers, those
+# that have a meaning here. The compiler is GCC: $@variable@, or the host's own, or one that was
+# fetched when this file was written.
+here=$(cd "$(dirname "$0")/.." && pwd) || exit
+if [ -n "${@variable@-}" ]; then
+    compiler=$@variable@
+elif command -v @compiler@ > /dev/null; then
+    compiler=@compiler@
+elif [ -x '@fetched@/@compiler@' ]; then
+    compiler=
+else
+    echo "@name@: there is no @compiler@; install it, name a compiler by @variable@, or make the" \
+        "SDK again without --no-compiler" >&2
+    exit 1
+fi
+processor=-mcpu=a64fx
+link="-L$here/lib -Wl,--allow-shlib-undefined"
+
+# Alone it asks for the version, which is not linked with anything.
+[ "$*" = -v ] && link=
+
+for word; do
+    shift
+    case $word in
+    # Words of -K are a list.
+    -K*)
+        words=${word#-K},
+        while [ -n "$words" ]; do
+            case ${words%%,*} in
+            fast) set -- "$@" -O3 -ffast-math ;;
+            openmp | OMP) set -- "$@" -fopenmp ;;
+            PIC | pic) set -- "$@" -fPIC ;;
+            noSVE | NOSVE) processor=-march=armv8.2-a+nosve ;;
+            esac
+            words=${words#*,}
+        done
+        ;;
+    # Which of two compilers, which libraries of theirs, and listings.
+    -Nclang | -Nnoclang | -Nlibomp | -Nfjomplib | -Nlst* | -Nsrc | -Nnosrc | -Xg) ;;
+    -mcpu=* | -march=*)
+        processor=
+        # As Clang calls it.
+        [ "$word" = -mcpu=a64fx+sve ] && word=-mcpu=a64fx
+        set -- "$@" "$word"
+        ;;
+    -c | -E | -S | -M | -MM | -fsyntax-only)
+        link=
+        set -- "$@" "$word"
+        ;;
+    -V) set -- "$@" --version ;;
+    *) set -- "$@" "$word" ;;
+    esac
+done
+
+if [ -z "$compiler" ]; then
+    # shellcheck disable=SC2086
+    exec '@fetched@/@compiler@' $processor -I"$here/include" "$@" $link
+fi
+# The compiler may have options in it.
+# shellcheck disable=SC2086
+exec $compiler $processor -I"$here/include" "$@" $link
