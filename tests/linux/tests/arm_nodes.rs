@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, skip};
+use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, skip, wait_for};
 
 /// The root of the checkout, where `tofu` builds the programs for such nodes.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -32,22 +32,17 @@ fn nodes_with_fugakus_processor() {
     let said = place.exec("1", &["tofu-guest", "selftest"]).ok();
     assert!(said.contains(" works: "), "{said}");
     place.all_pairs(2, 2);
-    let hosts = place.run(&["hosts"]).ok();
-    let address = hosts.lines().find(|line| line.contains("t-1-0-0") && line.contains('.'));
-    let address = address.unwrap().split_whitespace().next().unwrap();
-    let ping =
-        place.run_for(&["exec", "0", "--", "ping", "-c", "3", "-W", "60", address], PATIENCE, b"");
-    assert!(ping.ok().contains(" 0% packet loss"));
+    reach_each_other(&place);
     compiled_programs(&place, TEST);
     // Programs for the host are none for such nodes.
     let error = place.run(&["run", "/bin/true"]).error();
     let expected = "cannot run true: it is for x86-64, and the machine's nodes are arm64";
     assert!(error.contains(expected), "{error}");
     place.run(&["restart", "1"]).ok();
-    tofu_linux_tests::wait_for("node 1 is ready again", PATIENCE, || {
-        place.exec("1", &["true"]).code == Some(0)
-    });
+    wait_for("node 1 is ready again", PATIENCE, || place.exec("1", &["true"]).code == Some(0));
     place.run_for(&["down"], MOMENT, b"").ok();
+    place.is_clean();
+    both_kinds(&place);
     place.is_clean();
     for (args, expected) in [
         (
@@ -65,6 +60,47 @@ fn nodes_with_fugakus_processor() {
     assert!(error.contains("--cpu is for nodes for arm64; add --arch arm64"), "{error}");
     let error = place.run(&["image", "build", "--arch", "arm64", "--with", "mpich"]);
     assert!(error.error().contains("no packages besides"));
+}
+
+/// IP between the two nodes.
+fn reach_each_other(place: &Place) {
+    let hosts = place.run(&["hosts"]).ok();
+    let address = hosts.lines().find(|line| line.contains("t-1-0-0") && line.contains('.'));
+    let address = address.unwrap().split_whitespace().next().unwrap();
+    // Their interfaces come back when programs have done with the devices.
+    wait_for("nodes reach each other by IP", PATIENCE, || {
+        place.exec("0", &["ping", "-c", "1", "-W", "10", address]).code == Some(0)
+    });
+}
+
+/// A machine with a node of either kind, the second one Fugaku's: the device is the same.
+fn both_kinds(place: &Place) {
+    let file = place.path().join("both.toml");
+    let text = "shape = \"2x1x1x1x1x1\"\nlinux = true\n[[node]]\nat = [1, 0, 0, 0, 0, 0]\n\
+                arch = \"arm64\"\n";
+    fs::write(&file, text).unwrap();
+    place.up(&["-c", file.to_str().unwrap()]);
+    for (node, machine) in [("0", "x86_64"), ("1", "aarch64")] {
+        assert_eq!(place.exec(node, &["uname", "-m"]).ok().trim(), machine);
+    }
+    let ps = place.ps();
+    let arch = |node: usize| ps[0]["nodes"][node]["arch"].as_str();
+    assert_eq!((arch(0), arch(1)), (Some("x86-64"), Some("arm64")));
+    place.all_pairs(2, 2);
+    // Integers, floating-point numbers and bits, of which each node knows what must come out.
+    let lines = place.exec_all(&["allreduce", "rounds=3"]);
+    let right = |line: &&String| line.contains("all operations verified 3 times");
+    assert_eq!(lines.iter().filter(right).count(), 2, "{lines:?}");
+    reach_each_other(place);
+    // Each program where it can run, which is one node.
+    assert_eq!(place.run_for(&["run", "/bin/uname", "-m"], PATIENCE, b"").ok(), "0: x86_64\n");
+    let own = place.path().join("threads");
+    if own.is_file() {
+        let mut command = place.command(&["run", own.to_str().unwrap()]);
+        command.current_dir(ROOT);
+        assert_eq!(Running::start(command, b"").end(BUILD).ok(), "0: rank 0: 500500\n");
+    }
+    place.run_for(&["down"], MOMENT, b"").ok();
 }
 
 /// Programs that the SDK's compilers make, linked with our libraries and with those of C and C++.

@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use tofu_agent::wire::{Exec, Output, Program, Status};
 use tofu_image::{Arch, Cache, Silent, Spec};
-use tofu_linux_nodes::host::{LinuxHost, MonitorChoice};
+use tofu_linux_nodes::host::{LinuxHost, MonitorChoice, Outfit, Outfits};
 use tofu_linux_nodes::kit::{self, Kit, kvm_runs_linux, tools};
 use tofu_linux_nodes::lan::Ethernet;
 use tofu_machine::Doorbells;
@@ -176,7 +176,8 @@ pub(crate) fn prepare() -> anyhow::Result<()> {
     let progress =
         ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
     let (args, _) = modes()?;
-    Kit::prepare(&Plan::new(&args)?, &args.linux, kvm(), true, &progress)?;
+    let arch = Arch::default();
+    Kit::prepare(&Plan::new(&args)?, arch, &args.linux, kvm(), true, &progress)?;
     kit::qemu(Arch::default(), &progress)?;
     let cache = Cache::from_env()?;
     let has_all = |with: &[String]| PACKAGES.iter().all(|name| with.iter().any(|w| w == name));
@@ -254,20 +255,22 @@ impl Lab {
         let start = Instant::now();
         let plan = Plan::new(args)?;
         let kvm = kvm();
-        let kit = Kit::prepare(&plan, &args.linux, kvm, true, &Silent)?;
-        let qemu = kit::qemu(Arch::default(), &Silent)?;
+        let arch = Arch::default();
+        let kit = Kit::prepare(&plan, arch, &args.linux, kvm, true, &Silent)?;
+        let qemu = kit::qemu(arch, &Silent)?;
         let mut named = Named::new(&plan, args)?;
         let (sender, _events) = mpsc::channel();
         let registry = named.serve(&plan, sender.clone())?;
         let processors = if kvm { "KVM" } else { "emulated processors" };
         let monitor = format!("QEMU {}, {processors}", qemu.version);
         let host = LinuxHost {
-            kit: Arc::new(kit),
-            monitor: MonitorChoice::Qemu(qemu),
+            outfits: Outfits {
+                first: Outfit { kit: Arc::new(kit), monitor: MonitorChoice::Qemu(qemu), kvm },
+                second: None,
+            },
             dir: named.dir.path().to_owned(),
             group: named.janitor.group(),
             boot_timeout: args.linux.boot_timeout.0,
-            kvm,
             lan,
             registry: Arc::clone(&registry),
             confinement: Confinement::default(),

@@ -232,7 +232,7 @@ pub struct MachineInfo {
     /// The name of its generation, or `tnw`, when its devices are there.
     #[serde(default)]
     pub generation: Option<String>,
-    /// What the processors of its Linux nodes are: `x86-64` or `arm64`.
+    /// What the processors of its Linux nodes are, if all are of one kind: `x86-64` or `arm64`.
     #[serde(default)]
     pub arch: Option<String>,
     /// The ends of links that are down.
@@ -305,6 +305,9 @@ pub struct NodeInfo {
     pub state: String,
     /// `qemu`, `tofu`, or `none`.
     pub vmm: String,
+    /// What the processors of a Linux node are: `x86-64` or `arm64`.
+    #[serde(default)]
+    pub arch: Option<String>,
     /// Its router has failed: all of its links are down.
     #[serde(default)]
     pub down: bool,

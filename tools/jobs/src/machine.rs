@@ -52,9 +52,11 @@ pub(crate) struct Machine {
     pub(crate) name: MachineName,
     pub(crate) control: PathBuf,
     pub(crate) interconnect: Interconnect,
-    /// What its nodes' processors are.
+    /// What its nodes' processors are that are for the job.
     pub(crate) arch: Arch,
-    /// Those that are ready.
+    /// What the program is for.
+    wanted: Option<Arch>,
+    /// Those that are ready and have such processors.
     pub(crate) nodes: Vec<NodeInfo>,
     /// The machine as jobs see it: what has no Linux that is ready counts as failed.
     pub(crate) usable: System,
@@ -67,7 +69,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Finds a machine, or starts one with such processors.
+    /// Finds a machine, or starts one; with such processors if it matters.
     ///
     /// # Errors
     ///
@@ -75,7 +77,7 @@ impl Machine {
     pub(crate) fn find(
         args: &RunArgs,
         wanted: Wanted,
-        arch: Arch,
+        arch: Option<Arch>,
         control: &Control,
     ) -> anyhow::Result<Found> {
         // What a machine is to be made of says that one is to be made.
@@ -85,7 +87,8 @@ impl Machine {
             || args.driver.is_some()
             || args.links.is_some();
         if args.machine.is_some() {
-            return Self::running(find_machine(args.machine.as_ref())?, None).map(Found::machine);
+            let found = find_machine(args.machine.as_ref())?;
+            return Self::running(found, arch, None).map(Found::machine);
         }
         let mut there = Vec::new();
         for (name, socket) in rundir::machines()?.into_iter().filter(|_| !made) {
@@ -102,15 +105,16 @@ impl Machine {
         }
         match there.len() {
             0 => {
-                let (own, name) = Own::start(args, wanted, arch)?;
+                let (own, name) = Own::start(args, wanted, arch.unwrap_or_default())?;
                 match own.wait(control)? {
                     Ok(own) => {
-                        Self::running(find_machine(Some(&name))?, Some(own)).map(Found::machine)
+                        let found = find_machine(Some(&name))?;
+                        Self::running(found, arch, Some(own)).map(Found::machine)
                     }
                     Err(code) => Ok(Found::Over(code)),
                 }
             }
-            1 => Self::running(there.remove(0), None).map(Found::machine),
+            1 => Self::running(there.remove(0), arch, None).map(Found::machine),
             _ => {
                 let names: Vec<_> = there.iter().map(|(name, _)| name.as_str()).collect();
                 bail!("several machines are running, choose with --machine: {}", names.join(", "))
@@ -118,9 +122,14 @@ impl Machine {
         }
     }
 
-    fn running((name, control): (MachineName, PathBuf), own: Option<Own>) -> anyhow::Result<Self> {
-        let Seen { interconnect, arch, nodes, usable, system, jobs } = Seen::new(&name, &control)?;
-        Ok(Self { name, control, interconnect, arch, nodes, usable, system, jobs, own })
+    fn running(
+        (name, control): (MachineName, PathBuf),
+        wanted: Option<Arch>,
+        own: Option<Own>,
+    ) -> anyhow::Result<Self> {
+        let Seen { interconnect, arch, nodes, usable, system, jobs } =
+            Seen::new(&name, &control, wanted)?;
+        Ok(Self { name, control, interconnect, arch, wanted, nodes, usable, system, jobs, own })
     }
 
     /// Looks at it again: what it says of itself is as it is now.
@@ -130,7 +139,7 @@ impl Machine {
     /// If it does not answer, or has no node that is ready.
     pub(crate) fn look(&mut self) -> anyhow::Result<()> {
         let Seen { interconnect, arch, nodes, usable, system, jobs } =
-            Seen::new(&self.name, &self.control)?;
+            Seen::new(&self.name, &self.control, self.wanted)?;
         (self.interconnect, self.arch) = (interconnect, arch);
         (self.nodes, self.usable, self.system, self.jobs) = (nodes, usable, system, jobs);
         Ok(())
@@ -195,19 +204,24 @@ struct Seen {
 }
 
 impl Seen {
-    fn new(name: &MachineName, control: &Path) -> anyhow::Result<Self> {
+    /// Looks for nodes with processors of the kind that is wanted, or for others if there are none.
+    fn new(name: &MachineName, control: &Path, wanted: Option<Arch>) -> anyhow::Result<Self> {
         let machine = info(control).with_context(|| format!("machine {name}"))?;
         let (shape, system) = system(&machine).with_context(|| format!("machine {name}"))?;
         // It has devices, as its nodes are ready.
         let interconnect = machine.generation.as_deref().map(str::parse).transpose();
         let interconnect = interconnect.map_err(anyhow::Error::msg)?.unwrap_or_default();
-        let arch = machine.arch.as_deref().map(str::parse).transpose();
-        let arch = arch.map_err(anyhow::Error::msg)?.unwrap_or_default();
+        let arch_of = |node: &NodeInfo| {
+            node.arch.as_deref().and_then(|arch| arch.parse::<Arch>().ok()).unwrap_or_default()
+        };
         let ready = machine.nodes.into_iter().filter(|node| node.state == "ready");
-        let nodes: Vec<_> = ready.collect();
-        if nodes.is_empty() {
+        let mut nodes: Vec<_> = ready.collect();
+        let Some(first) = nodes.first() else {
             bail!("the machine {name} has no Linux node that is ready; `tofu ps` lists its nodes");
-        }
+        };
+        let has = |arch: &Arch| nodes.iter().any(|node| arch_of(node) == *arch);
+        let arch = wanted.filter(has).unwrap_or(arch_of(first));
+        nodes.retain(|node| arch_of(node) == arch);
         let ready: Vec<Coords> = nodes.iter().map(|node| Coords::from_array(node.at)).collect();
         let others = shape.iter().filter(|at| !ready.contains(at));
         let usable = system.clone().with_failed(others)?;

@@ -92,8 +92,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
         Err(error) => return preparing.stopped(error),
     };
     let destination = Destination::new(args)?;
-    let arch = bundle.arch().unwrap_or_default();
-    let mut machine = match Machine::find(args, wanted, arch, &control)? {
+    let mut machine = match Machine::find(args, wanted, bundle.arch(), &control)? {
         Found::Machine(machine) => machine,
         Found::Over(code) => return Ok(code),
     };

@@ -33,20 +33,48 @@ use crate::own::{LatestMemory, Own};
 use crate::qemu;
 use crate::setup::VmSetup;
 
-/// What Linux nodes are made with, besides the plan.
-pub struct LinuxHost {
+/// What nodes with processors of one kind are made with.
+pub struct Outfit {
     /// What they boot.
     pub kit: Arc<Kit>,
-    /// Folder for sockets and logs.
-    pub dir: PathBuf,
     /// What runs them.
     pub monitor: MonitorChoice,
+    /// Whether the host's hardware runs the guests.
+    pub kvm: bool,
+}
+
+/// An [`Outfit`] for each kind of processors that a machine has.
+pub struct Outfits {
+    /// That of the first kind.
+    pub first: Outfit,
+    /// That of another, in a machine of both.
+    pub second: Option<Outfit>,
+}
+
+impl Outfits {
+    fn of(&self, arch: Arch) -> &Outfit {
+        self.second.as_ref().filter(|second| second.kit.arch == arch).unwrap_or(&self.first)
+    }
+
+    /// What the user may want to know of other images.
+    pub fn hint(&self) -> Option<&str> {
+        [Some(&self.first), self.second.as_ref()]
+            .into_iter()
+            .flatten()
+            .find_map(|outfit| outfit.kit.hint.as_deref())
+    }
+}
+
+/// What Linux nodes are made with, besides the plan.
+pub struct LinuxHost {
+    /// What they boot, and what runs them.
+    pub outfits: Outfits,
+    /// Folder for sockets and logs.
+    pub dir: PathBuf,
     /// Process group of the janitor.
     pub group: i32,
     /// How long a node may take to boot.
     pub boot_timeout: Duration,
-    /// Whether the host's hardware runs the guests.
-    pub kvm: bool,
     /// The Ethernet of the nodes.
     pub lan: Ethernet,
     /// Where they are registered.
@@ -57,17 +85,14 @@ pub struct LinuxHost {
 
 impl LinuxBackend for LinuxHost {
     fn boot_files(&self, plan: &Plan) -> LinuxFiles<'_> {
+        let Outfit { kit, kvm, .. } = self.outfits.of(Arch::default());
         let lines = plan.linux().enumerate().map(|(index, (id, linux))| {
             let has_lan = !matches!(self.lan, Ethernet::None);
             let line =
                 self.command_line(plan, plan.coords(id), linux, has_lan.then(|| lan::ip(index)));
-            (id, qemu::with_clock(line, self.kvm))
+            (id, qemu::with_clock(line, *kvm))
         });
-        LinuxFiles {
-            kernel: &self.kit.kernel,
-            initrd: &self.kit.initrd,
-            command_lines: lines.collect(),
-        }
+        LinuxFiles { kernel: &kit.kernel, initrd: &kit.initrd, command_lines: lines.collect() }
     }
 
     fn start(
@@ -84,7 +109,8 @@ impl LinuxBackend for LinuxHost {
         for (index, (id, linux)) in plan.linux().enumerate() {
             let at = plan.coords(id);
             let socket = self.dir.join(node_file("node", at, "sock"));
-            let kind = match &self.monitor {
+            let Outfit { kit, monitor, kvm } = self.outfits.of(linux.arch);
+            let kind = match monitor {
                 MonitorChoice::Qemu(qemu) => {
                     served.push(Served::at_path(
                         machine,
@@ -113,7 +139,7 @@ impl LinuxBackend for LinuxHost {
                 }
             };
             let setup = VmSetup {
-                kit: Arc::clone(&self.kit),
+                kit: Arc::clone(kit),
                 name: node_name(at),
                 memory: linux.memory,
                 arm_cpu: plan.cpu,
@@ -129,7 +155,7 @@ impl LinuxBackend for LinuxHost {
                 firmware: firmware.clone().filter(|_| linux.boot == BootFrom::Tofu),
                 confinement: self.confinement.clone(),
                 lan: lan.as_ref().and_then(|lan| lan.place(index)),
-                kvm: self.kvm,
+                kvm: *kvm,
             };
             let log = self.dir.join(node_file("console", at, "log"));
             nodes.push(Arc::new(LinuxNode::new((id, at), setup, kind, log, Arc::clone(&common))));
@@ -192,8 +218,9 @@ impl LinuxHost {
     ) -> String {
         let machine = command_line::machine(plan, "tofu.");
         let ip = ip.map(|ip| format!("tofu.ip={ip} ")).unwrap_or_default();
-        let driver = if self.kit.without_driver { "module_blacklist=tofu " } else { "" };
-        let own = match self.kit.arch {
+        let kit = &self.outfits.of(linux.arch).kit;
+        let driver = if kit.without_driver { "module_blacklist=tofu " } else { "" };
+        let own = match kit.arch {
             Arch::X86_64 => format!("console=ttyS0 {TCG_ARGUMENTS} intel_iommu=on"),
             Arch::Arm64 => "console=ttyAMA0".to_owned(),
         };

@@ -49,8 +49,8 @@ pub struct Kit {
 }
 
 impl Kit {
-    /// What is asked for; what is missing is fetched and made. `kvm` is whether the host's
-    /// hardware runs the guests, and `qemu` whether they run under QEMU.
+    /// What is asked for, for nodes with such processors; what is missing is fetched and made.
+    /// `kvm` is whether the host's hardware runs the guests, and `qemu` whether QEMU does.
     ///
     /// # Errors
     ///
@@ -58,13 +58,19 @@ impl Kit {
     /// has too little memory.
     pub fn prepare(
         plan: &Plan,
+        arch: Arch,
         args: &LinuxArgs,
         kvm: bool,
         qemu: bool,
         progress: &dyn Progress,
     ) -> anyhow::Result<Self> {
+        let mixed = plan.archs().len() > 1;
+        let own = [(args.kernel.is_some(), "--kernel"), (args.initrd.is_some(), "--initrd")];
+        if let Some((_, option)) = own.into_iter().find(|(given, _)| mixed && *given) {
+            bail!("{option}: nodes have processors of two kinds, and it is for one; leave it out");
+        }
         if let Some(path) = &args.kernel {
-            check_kernel(plan.arch, path)?;
+            check_kernel(arch, path)?;
         }
         if let Some(path) = &args.initrd {
             check_initrd(path)?;
@@ -76,7 +82,6 @@ impl Kit {
                 bail!("--driver tofu: with --kernel and --initrd, nodes have the drivers of these");
             }
             let (kernel, initrd) = (kernel.clone(), initrd.clone());
-            let arch = plan.arch;
             let kit = Self { arch, kernel, initrd, root: None, without_driver, hint: None };
             kit.check_memory(plan)?;
             return Ok(kit);
@@ -89,7 +94,7 @@ impl Kit {
             // An initrd has modules for its own kernel only, but one of somebody else's kernel may
             // have all built in.
             let kit = Self {
-                arch: plan.arch,
+                arch,
                 kernel: args.kernel.clone().unwrap_or(own),
                 root: image.root.filter(|_| args.initrd.is_none()),
                 initrd: args.initrd.clone().unwrap_or(image.initrd),
@@ -99,7 +104,15 @@ impl Kit {
             kit.check_memory(plan).map(|()| kit)
         };
         let mut hint = None;
-        let named = match (plan.driver, plan.image.as_ref().map(ImageName::as_str)) {
+        let image = plan.image.as_ref().map(ImageName::as_str);
+        // In a machine of both kinds it is that of the nodes that it is for.
+        let image = match image {
+            Some(name) if mixed => {
+                cache.find(name)?.is_none_or(|image| image.manifest.arch == arch).then_some(name)
+            }
+            image => image,
+        };
+        let named = match (plan.driver, image) {
             (Driver::Tofu, Some(name)) => {
                 check_driver(&cache, name)?;
                 Some(name)
@@ -113,14 +126,14 @@ impl Kit {
             // Programs that are to run to their end want the device for themselves, and nodes with
             // a kernel of the user's have no module of ours for it.
             (Driver::Auto, None)
-                if plan.arch == Arch::default()
+                if arch == Arch::default()
                     && qemu
                     && plan.stays_up()
                     && args.kernel.is_none()
                     && args.initrd.is_none() =>
             {
                 match driver_image(&cache, |image| cache.has_driver_ready(image)) {
-                    Some(name) => match find_image(&cache, plan.arch, Some(name), progress) {
+                    Some(name) => match find_image(&cache, arch, Some(name), progress) {
                         // Nodes with too little memory for it have the other, smaller kernel.
                         Ok(image) => {
                             if let Ok(kit) = of(image) {
@@ -137,7 +150,7 @@ impl Kit {
             }
             (_, name) => name,
         };
-        let kit = find_image(&cache, plan.arch, named, progress).and_then(&of)?;
+        let kit = find_image(&cache, arch, named, progress).and_then(&of)?;
         Ok(Self { hint, ..kit })
     }
 
@@ -155,7 +168,8 @@ impl Kit {
         let kernel = tofu_image::kernel_size(&kernel).unwrap_or(0);
         let initrd = fs::metadata(&self.initrd).with_context(|| cannot(&self.initrd))?.len();
         let least = (kernel + 2 * initrd + MORE).next_multiple_of(1 << 20);
-        let small = plan.linux().map(|(_, linux)| linux.memory).min_by_key(|memory| memory.0);
+        let ours = plan.linux().filter(|(_, linux)| linux.arch == self.arch);
+        let small = ours.map(|(_, linux)| linux.memory).min_by_key(|memory| memory.0);
         match small {
             Some(memory) if memory.0 < least => bail!(
                 "{memory} of memory are too little for a Linux node with this kernel and image; \

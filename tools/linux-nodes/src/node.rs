@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use tofu_abi::Coords;
 use tofu_fabric::NodeId;
+use tofu_image::Arch;
 use tofu_supervisor::agent::Agent;
 use tofu_supervisor::console::Console;
 use tofu_supervisor::event::Event;
@@ -298,6 +299,10 @@ impl AgentNode for LinuxNode {
 
     fn at(&self) -> Coords {
         self.at
+    }
+
+    fn arch(&self) -> Arch {
+        self.setup.kit.arch
     }
 
     fn status(&self) -> NodeStatus {

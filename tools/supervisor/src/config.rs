@@ -45,8 +45,7 @@ pub struct MachineFile {
     pub(crate) image: Option<ImageName>,
     /// Who has the device in Linux nodes.
     pub(crate) driver: Option<Driver>,
-    /// What the processors of Linux nodes are.
-    pub(crate) arch: Option<Arch>,
+    /// Which processors those for arm64 are.
     pub(crate) cpu: Option<ArmCpu>,
     /// Where the boot server is.
     pub(crate) boot_server: Option<Coords>,
@@ -72,6 +71,8 @@ pub(crate) struct Settings {
     pub(crate) append: Option<GuestArgs>,
     /// Where the guest or kernel comes from.
     pub(crate) boot: Option<BootFrom>,
+    /// What the processors of Linux nodes are.
+    pub(crate) arch: Option<Arch>,
 }
 
 /// A `[[node]]`: settings of the node at these coordinates.
@@ -224,6 +225,7 @@ struct RawNode {
     cpus: Option<Spanned<i64>>,
     append: Option<Spanned<String>>,
     boot: Option<Spanned<String>>,
+    arch: Option<Spanned<String>>,
     #[serde(default)]
     gateway: bool,
     /// Known only to say that it is the machine's.
@@ -241,6 +243,7 @@ impl RawNode {
             ("cpus", self.cpus.is_some()),
             ("append", self.append.is_some()),
             ("boot", self.boot.is_some()),
+            ("arch", self.arch.is_some()),
         ];
         given.iter().find(|(_, given)| *given).map(|(field, _)| *field)
     }
@@ -279,6 +282,7 @@ impl MachineFile {
                 cpus: source.number("cpus", &raw.cpus)?,
                 append: source.text("append", &raw.append)?,
                 boot: source.text("boot", &raw.boot)?,
+                arch: source.text("arch", &raw.arch)?,
                 ..source.settings(&raw.guest, &raw.memory, &raw.args)?
             },
             doorbell: source.text("doorbell", &raw.doorbell)?,
@@ -287,7 +291,6 @@ impl MachineFile {
             metrics: source.text("metrics", &raw.metrics)?,
             image: source.text("image", &raw.image)?,
             driver: source.text("driver", &raw.driver)?,
-            arch: source.text("arch", &raw.arch)?,
             cpu: source.text("cpu", &raw.cpu)?,
             boot_server: {
                 let at = raw.boot_server.as_ref();
@@ -329,6 +332,7 @@ impl MachineFile {
                     cpus: source.number("cpus", &node.cpus)?,
                     append: source.text("append", &node.append)?,
                     boot: source.text("boot", &node.boot)?,
+                    arch: source.text("arch", &node.arch)?,
                     ..source.settings(&node.guest, &node.memory, &node.args)?
                 },
             });
@@ -504,6 +508,7 @@ mod tests {
             cpus = 4
             append = "debug"
             boot = "monitor"
+            arch = "x86-64"
 
             [[link]]
             at = [0, 0, 0, 0, 0, 0]
@@ -534,9 +539,10 @@ mod tests {
         assert_eq!(machine.append, append("quiet"));
         assert_eq!(file.image, "mpi".parse().ok());
         assert_eq!(file.driver, Some(Driver::Vfio));
-        assert_eq!((file.arch, file.cpu), (Some(Arch::Arm64), Some(ArmCpu::Max)));
+        assert_eq!((machine.arch, file.cpu), (Some(Arch::Arm64), Some(ArmCpu::Max)));
         let node = &file.nodes[0].settings;
         assert_eq!((node.linux, node.cpus), (Some(true), Some(Cpus(4))));
+        assert_eq!(node.arch, Some(Arch::X86_64));
         assert_eq!(node.append, append("debug"));
         assert_eq!(file.faults.map(|faults| faults.to_string()).as_deref(), Some("loss=1%,seed=3"));
         assert_eq!(machine.boot, Some(BootFrom::Tofu));
@@ -545,7 +551,7 @@ mod tests {
         let link = &file.links[0];
         assert_eq!(link.faults, "loss=100%".parse().ok());
         assert_eq!((link.at, link.port, link.down), (Coords::default(), Port::BPlus, true));
-        assert_eq!(link.place, FileLine { path: "m.toml".into(), line: 37 });
+        assert_eq!(link.place, FileLine { path: "m.toml".into(), line: 38 });
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl Named {
     ///
     /// If the host has no threads or descriptors left.
     pub fn serve(&mut self, plan: &Plan, events: Sender<Event>) -> anyhow::Result<Arc<Registry>> {
-        let registry = Registry::new(&plan.network, events).arch(plan.arch);
+        let registry = Registry::new(&plan.network, events);
         let registry = Arc::new(registry.fail_with_guest(plan.fail_with_guest));
         server::serve(&self.dir.control(), &registry)?;
         self.metrics.take().map_or(Ok(()), |metrics| metrics.serve(&registry))?;

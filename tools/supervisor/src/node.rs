@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tofu_abi::Coords;
 use tofu_fabric::NodeId;
+use tofu_image::Arch;
 
 use crate::agent::Agent;
 use crate::console::Console;
@@ -22,6 +23,9 @@ pub trait AgentNode: Send + Sync {
 
     /// Its coordinates.
     fn at(&self) -> Coords;
+
+    /// What its processors are.
+    fn arch(&self) -> Arch;
 
     /// What it is doing.
     fn status(&self) -> NodeStatus;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs::File;
+use std::hash::Hash;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -60,8 +61,6 @@ pub struct Plan {
     pub image: Option<ImageName>,
     /// Who has the device in Linux nodes.
     pub driver: Driver,
-    /// What the processors of Linux nodes are.
-    pub arch: Arch,
     /// Which processor nodes for arm64 have.
     pub cpu: ArmCpu,
     /// The boot server, if nodes boot over the torus.
@@ -121,6 +120,14 @@ impl Role {
         }
     }
 
+    /// What the processors of a Linux guest are.
+    fn arch(&self) -> Option<Arch> {
+        match self {
+            Self::Linux(linux) => Some(linux.arch),
+            _ => None,
+        }
+    }
+
     /// Guest memory in bytes, and the guest program that runs to its end there.
     fn vm(&self) -> Option<(MemorySize, Option<&str>)> {
         match self {
@@ -171,6 +178,8 @@ pub struct LinuxPlan {
     pub append: String,
     /// Where the kernel comes from.
     pub boot: BootFrom,
+    /// What its processors are.
+    pub arch: Arch,
 }
 
 /// A small guest of a [`Plan`].
@@ -346,14 +355,14 @@ impl Plan {
             cpus: args.linux.cpus.or(file.settings.cpus),
             append: args.linux.append.clone().or(file.settings.append),
             boot: args.boot.boot.or(file.settings.boot),
+            arch: args.linux.arch.or(file.settings.arch),
         };
         let default_guest = match interconnect {
             Interconnect::Tofu(_) => DEFAULT_GUEST,
             Interconnect::Tnw => DEFAULT_TNW_GUEST,
         };
-        let arch = args.linux.arch.or(file.arch).unwrap_or_default();
         let (bare, linux) = (HashMap::new(), HashMap::new());
-        let mut roles = Roles { machine: &machine, default_guest, arch, bare, linux };
+        let mut roles = Roles { machine: &machine, default_guest, bare, linux };
         let mut nodes = Vec::with_capacity(shape.nodes() as usize);
         for (id, coords) in (0..).map(NodeId).zip(shape.iter()) {
             let own = overrides.get(&id).copied().unwrap_or(&machine);
@@ -394,11 +403,12 @@ impl Plan {
             driver = Driver::Vfio;
         }
         let cpu = args.linux.cpu.or(file.cpu);
-        if arch == Arch::Arm64 {
+        let arm64 = |node: &&NodePlan| node.role.arch() == Some(Arch::Arm64);
+        if nodes.iter().any(|node| arm64(&node)) {
             let lacks = [
                 (driver == Driver::Tofu, "the kernel driver (--driver tofu)"),
                 (
-                    nodes.iter().any(|node| node.role.is_netbooted()),
+                    nodes.iter().filter(arm64).any(|node| node.role.is_netbooted()),
                     "nodes that boot over the torus (--boot tofu)",
                 ),
                 (args.linux.vmm == Vmm::Tofu, "our own monitor (--vmm tofu)"),
@@ -432,7 +442,6 @@ impl Plan {
             metrics: args.metrics.or(file.metrics),
             image: args.linux.image.clone().or(file.image),
             driver,
-            arch,
             cpu: cpu.unwrap_or_default(),
             faults,
             captures: captures(&args.capture, &shape)?,
@@ -458,6 +467,12 @@ impl Plan {
             Role::Linux(linux) => Some((id, linux)),
             _ => None,
         })
+    }
+
+    /// What the processors of Linux guests are, each kind once.
+    pub fn archs(&self) -> Vec<Arch> {
+        let has = |arch: &Arch| self.linux().any(|(_, linux)| linux.arch == *arch);
+        Arch::ALL.into_iter().filter(has).collect()
     }
 
     /// The gateway.
@@ -588,9 +603,8 @@ fn pair() -> Shape {
 struct Roles<'a> {
     machine: &'a Settings,
     default_guest: &'static str,
-    arch: Arch,
     bare: HashMap<GuestName, Guest>,
-    linux: HashMap<GuestName, Guest>,
+    linux: HashMap<(GuestName, Arch), Guest>,
 }
 
 impl Roles<'_> {
@@ -603,15 +617,17 @@ impl Roles<'_> {
         let args = text(own.args.as_ref().or(machine.args.as_ref()));
         let boot = own.boot.or(machine.boot).unwrap_or_default();
         if own.linux.or(machine.linux).unwrap_or(false) {
-            let find = |name: &_| Guest::load_linux(name, self.arch);
-            let guest = name.map(|name| load(&mut self.linux, name, find)).transpose()?;
+            let arch = own.arch.or(machine.arch).unwrap_or_default();
+            let find = |(name, arch): &(GuestName, Arch)| Guest::load_linux(name, *arch);
+            let key = name.map(|name| (name.clone(), arch));
+            let guest = key.map(|key| load(&mut self.linux, &key, find)).transpose()?;
             let memory = memory.unwrap_or(MemorySize::LINUX_DEFAULT);
             if memory.0 < MemorySize::LINUX_LEAST.0 {
                 return Err(PlanError::LinuxMemory { memory });
             }
             let cpus = own.cpus.or(machine.cpus).unwrap_or(Cpus::DEFAULT);
             let append = text(own.append.as_ref().or(machine.append.as_ref()));
-            return Ok(Role::Linux(LinuxPlan { guest, memory, cpus, args, append, boot }));
+            return Ok(Role::Linux(LinuxPlan { guest, memory, cpus, args, append, boot, arch }));
         }
         let default = GuestName::Shipped(self.default_guest.into());
         let guest = load(&mut self.bare, name.unwrap_or(&default), Guest::load_bare)?;
@@ -624,10 +640,10 @@ impl Roles<'_> {
     }
 }
 
-fn load<T: Clone>(
-    loaded: &mut HashMap<GuestName, T>,
-    name: &GuestName,
-    load: impl FnOnce(&GuestName) -> Result<T, GuestError>,
+fn load<K: Clone + Eq + Hash, T: Clone>(
+    loaded: &mut HashMap<K, T>,
+    name: &K,
+    load: impl FnOnce(&K) -> Result<T, GuestError>,
 ) -> Result<T, GuestError> {
     if let Some(guest) = loaded.get(name) {
         return Ok(guest.clone());

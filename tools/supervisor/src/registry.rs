@@ -12,7 +12,6 @@ use tofu_abi::Coords;
 use tofu_control::protocol::{EventInfo, EventKind, JobInfo, NodeKind};
 use tofu_fabric::NodeId;
 use tofu_gateway::{Connector, LinkStats};
-use tofu_image::Arch;
 use tofu_machine::{Node, TorusNode};
 use tofu_sync::lock;
 use tofu_ui::printable;
@@ -52,8 +51,6 @@ pub struct Registry {
     cancelled: AtomicBool,
     /// A node fails with its guest.
     fail_with_guest: bool,
-    /// What the processors of Linux nodes are.
-    pub(crate) arch: Arch,
 }
 
 /// A node without Linux.
@@ -101,14 +98,7 @@ impl Registry {
             following: Arc::default(),
             cancelled: AtomicBool::new(false),
             fail_with_guest: false,
-            arch: Arch::default(),
         }
-    }
-
-    /// The same of a machine whose Linux nodes have such processors.
-    #[must_use]
-    pub fn arch(self, arch: Arch) -> Self {
-        Self { arch, ..self }
     }
 
     /// The same of a machine in which a node fails, as by `tofu node down`, when its guest crashes

@@ -277,6 +277,7 @@ fn info(registry: &Registry, ping: bool) -> MachineInfo {
                 kind: NodeKind::Linux,
                 state: state.into(),
                 vmm: vmm.into(),
+                arch: Some(node.arch().name().into()),
                 down: network::is_down(registry, node.at()),
                 pid,
                 seconds: since.as_secs_f64(),
@@ -296,18 +297,21 @@ fn info(registry: &Registry, ping: bool) -> MachineInfo {
             kind: other.kind,
             state: state.into(),
             vmm: if other.kind == NodeKind::Bare { "tofu" } else { "none" }.into(),
+            arch: None,
             down: network::is_down(registry, at),
             pid: None,
             seconds: other.since.elapsed().as_secs_f64(),
         });
     }
     nodes.sort_by_key(|node| node.index);
+    let mut archs: Vec<_> = linux.iter().map(|node| node.arch().name()).collect();
+    archs.dedup();
     MachineInfo {
         pid: std::process::id(),
         shape: shape.to_string(),
         torus: shape.torus(),
         generation: registry.running().map(|machine| machine.interconnect().name().into()),
-        arch: Some(registry.arch.name().into()),
+        arch: archs.first().filter(|_| archs.len() == 1).map(|arch| (*arch).into()),
         links_down: network::links_down(registry),
         seconds: registry.started.elapsed().as_secs_f64(),
         nodes,

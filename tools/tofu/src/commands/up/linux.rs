@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use tofu_control::rundir::RunDir;
 use tofu_image::Arch;
-use tofu_linux_nodes::host::{LinuxHost, MonitorChoice};
+use tofu_linux_nodes::host::{LinuxHost, MonitorChoice, Outfit, Outfits};
 use tofu_linux_nodes::kit::{self, Kit, kvm_runs_linux};
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::Event;
@@ -60,12 +60,11 @@ pub(crate) fn run(
         return detach::run();
     }
     let mut parent = args.linux.detached.then(detach::Parent::new).transpose()?;
-    // Other processors than the host's are emulated.
-    let support = match plan.arch {
-        Arch::X86_64 => tofu_vmm::probe().linux(),
-        Arch::Arm64 => LinuxSupport::None,
+    let support = tofu_vmm::probe().linux();
+    let own = match plan.archs().contains(&Arch::X86_64) {
+        true => own_monitor(args, support)?,
+        false => None,
     };
-    let (own, kvm) = (own_monitor(args, support)?, kvm_runs_linux(support));
     let (sender, events) = mpsc::channel();
     let (signal_sender, cancelled) = (sender.clone(), Arc::new(AtomicBool::new(false)));
     let seen = Arc::clone(&cancelled);
@@ -75,15 +74,15 @@ pub(crate) fn run(
         let _ = signal_sender.send(Event::Signal(signal));
     })?;
     let style = Style::detect(json);
-    let (kit, monitor) = {
+    let outfits = {
         let progress = ImageProgress::new(cancelled, style.progress);
-        match prepare(plan, args, own, kvm, &progress) {
+        match prepare(plan, args, (own, support), &progress) {
             Ok(prepared) => prepared,
             Err(error) if is_interrupted(&error) => return Ok(exit::INTERRUPTED),
             Err(error) => return Err(error),
         }
     };
-    if let (Some(hint), false) = (&kit.hint, json) {
+    if let (Some(hint), false) = (outfits.hint(), json) {
         eprintln!("tofu: image: {hint}");
     }
     let mut named = Named::new(plan, args)?;
@@ -92,12 +91,10 @@ pub(crate) fn run(
     let dir = &named.dir;
     let confinement = Confinement::of_programs(&[dir.base()], args.sandbox.off)?;
     let host = LinuxHost {
-        kit: Arc::new(kit),
-        monitor,
+        outfits,
         dir: dir.path().to_owned(),
         group: named.janitor.group(),
         boot_timeout: args.linux.boot_timeout.0,
-        kvm,
         lan: args.linux.net.into(),
         registry: Arc::clone(&registry),
         confinement,
@@ -129,16 +126,28 @@ pub(crate) fn run(
 fn prepare(
     plan: &Plan,
     args: &MachineArgs,
-    own: Option<Arc<Hypervisor>>,
-    kvm: bool,
+    (own, support): (Option<Arc<Hypervisor>>, LinuxSupport),
     progress: &ImageProgress,
-) -> anyhow::Result<(Kit, MonitorChoice)> {
-    let monitor = match own {
-        Some(hypervisor) => MonitorChoice::Own(hypervisor),
-        None => MonitorChoice::Qemu(kit::qemu(plan.arch, progress)?),
+) -> anyhow::Result<Outfits> {
+    let outfit = |arch| -> anyhow::Result<Outfit> {
+        let (monitor, kvm) = match (arch, &own) {
+            (Arch::X86_64, Some(own)) => {
+                (MonitorChoice::Own(Arc::clone(own)), kvm_runs_linux(support))
+            }
+            // Other processors than the host's are emulated.
+            (arch, _) => {
+                let kvm = arch == Arch::X86_64 && kvm_runs_linux(support);
+                (MonitorChoice::Qemu(kit::qemu(arch, progress)?), kvm)
+            }
+        };
+        let qemu = matches!(monitor, MonitorChoice::Qemu(_));
+        let kit = Kit::prepare(plan, arch, &args.linux, kvm, qemu, progress)?;
+        Ok(Outfit { kit: Arc::new(kit), monitor, kvm })
     };
-    let qemu = matches!(monitor, MonitorChoice::Qemu(_));
-    Ok((Kit::prepare(plan, &args.linux, kvm, qemu, progress)?, monitor))
+    let archs = plan.archs();
+    let first = outfit(archs.first().copied().unwrap_or_default())?;
+    let second = archs.get(1).copied().map(outfit).transpose()?;
+    Ok(Outfits { first, second })
 }
 
 /// What the user may want to know of a machine that is ready.

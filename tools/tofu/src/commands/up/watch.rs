@@ -336,7 +336,6 @@ pub(super) mod tests {
             engines: None,
             image: None,
             driver: Driver::default(),
-            arch: Default::default(),
             cpu: Default::default(),
             ip: IpPlan::default(),
             fail_with_guest: false,
