@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use tofu_links::Parameters;
 
+use crate::fabric::Passage;
 use crate::faults::Fate;
+use crate::part::PartId;
 use crate::{DiscardReason, Fabric, Hop, NodeId, Packet, Port, Route, RouteError, Way};
 
 /// Receives what becomes of packets.
@@ -54,6 +56,50 @@ pub trait Carrier<B>: Send + Sync {
     /// returns; one with delay may tell it of earlier packets. Packets of one class with the same
     /// source, target and path arrive in the order in which they were sent.
     fn inject(&self, packet: Packet<B>, out: &mut dyn Deliver<B>);
+}
+
+/// A packet on a cable, from one part of a machine to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Crossing<B> {
+    /// The packet. Its time is that up to the end of the cable.
+    pub packet: Packet<B>,
+    /// Links of its way that it has gone over, with that of the cable.
+    pub hops: u32,
+    /// So many others are to overtake it at its target, as a fault says.
+    pub held: Option<u32>,
+    /// A fault has made another one of it, or made it out of another one: it is not duplicated
+    /// again.
+    pub doubled: bool,
+}
+
+/// What takes packets from this part of a machine to the others.
+///
+/// Those for one part arrive there in the order in which they were sent, each once, or none after
+/// the first one that did not.
+pub trait Cables<B>: Send + Sync {
+    /// Sends a packet to a part. Gives it back if that part is not there.
+    fn send(&self, to: PartId, crossing: Crossing<B>) -> Option<Crossing<B>>;
+}
+
+/// Why a packet from another part is not taken: no honest one sends that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Stray {
+    /// The machine is not in parts.
+    #[error("the machine is not in parts")]
+    NoParts,
+    /// The packet has no way through the machine.
+    #[error(transparent)]
+    NoRoute(#[from] RouteError),
+    /// After so many links its way does not lead from that part to this one.
+    #[error("a packet from {src} to {dst} does not come over a cable of that part as link {hops}")]
+    WrongCable {
+        /// Its source.
+        src: tofu_abi::Coords,
+        /// Its target.
+        dst: tofu_abi::Coords,
+        /// Links that it says it has gone over.
+        hops: u32,
+    },
 }
 
 /// The time that packets take.
@@ -153,7 +199,7 @@ impl Direct {
         let at = route.node();
         self.fabric.count_injected(at, packet.src_tni, packet.bytes);
         observer.entered(at, &packet);
-        self.travel(Journey { at, hops: route, taken: 0, packet, held: None }, observer, out);
+        self.travel(Journey::begin(at, route, packet), true, observer, out);
     }
 
     /// Takes a packet one hop far.
@@ -166,25 +212,81 @@ impl Direct {
         observer: &mut W,
         out: &mut dyn Deliver<B>,
     ) {
-        let shape = self.fabric.shape();
-        let from = shape.node_id(packet.src);
-        let to = shape.neighbor(packet.src, port);
-        let (Some(from), Some(dst)) = (from, to) else {
-            let (at, port) = (from.unwrap_or(NodeId::NOWHERE), from.map(|_| port));
-            observer.lost(at, port, DiscardReason::NoSuchNode, &packet);
-            out.discarded(at, port, DiscardReason::NoSuchNode, packet);
-            return;
+        let hop = match self.only_hop(&mut packet, port, vc) {
+            Ok(hop) => hop,
+            Err(from) => {
+                let (at, port) = (from.unwrap_or(NodeId::NOWHERE), from.map(|_| port));
+                observer.lost(at, port, DiscardReason::NoSuchNode, &packet);
+                out.discarded(at, port, DiscardReason::NoSuchNode, packet);
+                return;
+            }
         };
-        let Some(to) = shape.node_id(dst) else { return };
-        packet.dst = dst;
+        let from = hop.from;
         self.fabric.count_injected(from, packet.src_tni, packet.bytes);
         observer.entered(from, &packet);
-        let hop = Hop { from, port, to, vc };
         if bad && self.fabric.link_up(packet.src, port) == Some(true) {
             self.fabric.count_nullified(hop, packet.tlps);
         }
         let hops = std::iter::once(hop);
-        self.travel(Journey { at: from, hops, taken: 0, packet, held: None }, observer, out);
+        self.travel(Journey::begin(from, hops, packet), true, observer, out);
+    }
+
+    /// The hop of a packet that goes through a port, and whose target follows from that. If there
+    /// is none, its source, if there is that.
+    fn only_hop<B>(
+        &self,
+        packet: &mut Packet<B>,
+        port: Port,
+        vc: u8,
+    ) -> Result<Hop, Option<NodeId>> {
+        let shape = self.fabric.shape();
+        let from = shape.node_id(packet.src).ok_or(None)?;
+        let dst = shape.neighbor(packet.src, port).ok_or(Some(from))?;
+        let to = shape.node_id(dst).ok_or(Some(from))?;
+        packet.dst = dst;
+        Ok(Hop { from, port, to, vc })
+    }
+
+    /// Takes a packet on that comes over a cable from another part of the machine.
+    pub(crate) fn carry_on<B, W: Observer<B>>(
+        &self,
+        from: PartId,
+        crossing: Crossing<B>,
+        observer: &mut W,
+        out: &mut dyn Deliver<B>,
+    ) -> Result<(), Stray> {
+        let Crossing { mut packet, hops: taken, held, doubled } = crossing;
+        let (parts, own) = self.fabric.part().ok_or(Stray::NoParts)?;
+        let wrong = |packet: &Packet<B>| {
+            let Packet { src, dst, .. } = *packet;
+            Stray::WrongCable { src, dst, hops: taken }
+        };
+        let ours = |hop: &Hop| parts.of(hop.from) == Some(from) && parts.of(hop.to) == Some(own);
+        let nth = taken.checked_sub(1).ok_or_else(|| wrong(&packet))? as usize;
+        let mut journey = |hop: Hop, rest, packet: Packet<B>| {
+            let Packet { system, tlps, bytes, .. } = packet;
+            if self.fabric.send(hop, system, tlps, bytes) == Passage::Down {
+                observer.lost(hop.from, Some(hop.port), DiscardReason::LinkDown, &packet);
+                out.discarded(hop.from, Some(hop.port), DiscardReason::LinkDown, packet);
+                return;
+            }
+            observer.came_in(hop, &packet);
+            let journey = Journey { at: hop.to, hops: rest, before: taken, taken: 0, packet, held };
+            self.travel(journey, !doubled, observer, out);
+        };
+        if let Way::Hop { port, vc, nullified } = packet.way {
+            let hop = self.only_hop(&mut packet, port, vc).ok();
+            let hop = hop.filter(|hop| nth == 0 && ours(hop)).ok_or_else(|| wrong(&packet))?;
+            if nullified && self.fabric.link_up(packet.src, port) == Some(true) {
+                self.fabric.count_nullified(hop, packet.tlps);
+            }
+            journey(hop, Rest::End, packet);
+            return Ok(());
+        }
+        let mut route = self.route(&mut packet)?;
+        let hop = route.nth(nth).filter(ours).ok_or_else(|| wrong(&packet))?;
+        journey(hop, Rest::Route(route), packet);
+        Ok(())
     }
 
     /// Takes a packet, and its duplicate if it gets one, over the rest of their hops.
@@ -192,10 +294,11 @@ impl Direct {
     fn travel<B, W: Observer<B>, H: Iterator<Item = Hop> + Clone>(
         &self,
         journey: Journey<B, H>,
+        may_duplicate: bool,
         observer: &mut W,
         out: &mut dyn Deliver<B>,
     ) {
-        if let Some(duplicate) = self.travel_once(journey, true, observer, out) {
+        if let Some(duplicate) = self.travel_once(journey, may_duplicate, observer, out) {
             self.travel_once(duplicate, false, observer, out);
         }
     }
@@ -209,11 +312,12 @@ impl Direct {
         observer: &mut W,
         out: &mut dyn Deliver<B>,
     ) -> Option<Journey<B, H>> {
-        let Journey { mut at, mut hops, mut taken, mut packet, mut held } = journey;
+        let Journey { mut at, mut hops, before, mut taken, mut packet, mut held } = journey;
         let mut duplicate = None;
         let mut dead = None;
         while let Some(hop) = hops.next() {
-            if !self.fabric.send(hop, packet.system, packet.tlps, packet.bytes) {
+            let passage = self.fabric.send(hop, packet.system, packet.tlps, packet.bytes);
+            if passage == Passage::Down {
                 dead = Some(hop.port);
                 break;
             }
@@ -224,10 +328,21 @@ impl Direct {
                 return duplicate;
             }
             held = held.max(fate.held);
-            if fate.duplicated && may_duplicate && duplicate.is_none() {
-                let copy = observer.duplicate(&packet);
-                duplicate =
-                    copy.map(|packet| Journey { at, hops: hops.clone(), taken, packet, held });
+            let double = (fate.duplicated && may_duplicate && duplicate.is_none())
+                .then(|| observer.duplicate(&packet))
+                .flatten();
+            if let Passage::Beyond(part) = passage {
+                let doubled = !may_duplicate || duplicate.is_some() || double.is_some();
+                for packet in [Some(packet), double].into_iter().flatten() {
+                    let hops = before.saturating_add(taken);
+                    let crossing = Crossing { packet, hops, held, doubled };
+                    self.leave(part, hop, taken, crossing, observer, out);
+                }
+                return duplicate;
+            }
+            if let Some(packet) = double {
+                let hops = hops.clone();
+                duplicate = Some(Journey { at, hops, before, taken, packet, held });
             }
         }
         let bytes = packet.bytes.saturating_add(packet.before.into());
@@ -242,6 +357,27 @@ impl Direct {
         }
         duplicate
     }
+
+    /// Hands a packet to a cable, which takes it over the link of `hop`, as the last of the `taken`
+    /// links of this part.
+    #[cold]
+    fn leave<B, W: Observer<B>>(
+        &self,
+        to: PartId,
+        hop: Hop,
+        taken: u32,
+        mut crossing: Crossing<B>,
+        observer: &mut W,
+        out: &mut dyn Deliver<B>,
+    ) {
+        // The length counts at the end of the whole way.
+        let transit = self.timing.transit_ps(taken, 0);
+        crossing.packet.model_ps = crossing.packet.model_ps.saturating_add(transit);
+        if let Some(Crossing { packet, .. }) = observer.leave(to, crossing) {
+            observer.lost(hop.from, Some(hop.port), DiscardReason::LinkDown, &packet);
+            out.discarded(hop.from, Some(hop.port), DiscardReason::LinkDown, packet);
+        }
+    }
 }
 
 impl<B> Carrier<B> for Direct {
@@ -255,9 +391,36 @@ struct Journey<B, H> {
     at: NodeId,
     /// What is left of the way.
     hops: H,
+    /// Links that it went over before it came to this part of the machine.
+    before: u32,
+    /// Those since.
     taken: u32,
     packet: Packet<B>,
     held: Option<u32>,
+}
+
+impl<B, H> Journey<B, H> {
+    const fn begin(at: NodeId, hops: H, packet: Packet<B>) -> Self {
+        Self { at, hops, before: 0, taken: 0, packet, held: None }
+    }
+}
+
+/// What is left of a way behind a cable.
+#[derive(Clone)]
+enum Rest<'a> {
+    Route(Route<'a>),
+    End,
+}
+
+impl Iterator for Rest<'_> {
+    type Item = Hop;
+
+    fn next(&mut self) -> Option<Hop> {
+        match self {
+            Self::Route(route) => route.next(),
+            Self::End => None,
+        }
+    }
 }
 
 /// Observes packets as they travel.
@@ -268,6 +431,14 @@ pub(crate) trait Observer<B> {
     /// It goes over a link that is up.
     fn crossed(&mut self, _: Hop, _: &mut Packet<B>) -> Fate {
         Fate::default()
+    }
+
+    /// It comes over a link from another part of the machine, where all but that was observed.
+    fn came_in(&mut self, _: Hop, _: &Packet<B>) {}
+
+    /// It goes to another part of the machine. Returns it if that is not there.
+    fn leave(&mut self, _: PartId, crossing: Crossing<B>) -> Option<Crossing<B>> {
+        Some(crossing)
     }
 
     /// The same packet again, if it can be had.

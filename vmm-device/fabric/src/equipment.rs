@@ -1,4 +1,4 @@
-//! What packets meet on their way besides links: a tap, and faults.
+//! What packets meet on their way besides links: a tap, faults, and cables to other parts.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -7,7 +7,9 @@ use tofu_links::{Check, Dllp};
 use tofu_sync::lock;
 
 use crate::carrier::Observer;
+use crate::carrier::{Cables, Crossing};
 use crate::faults::{Fate, Faults};
+use crate::part::PartId;
 use crate::{
     Class, Deliver, Direction, DiscardReason, Hop, NodeId, Observation, OnLink, Packet, Port, Tap,
     TapPoint,
@@ -41,6 +43,8 @@ pub(crate) struct Equipped<'a, B> {
     pub(crate) tap: Option<&'a dyn Tap<B>>,
     pub(crate) faults: Option<&'a Faults<B>>,
     pub(crate) held: &'a HeldBack<B>,
+    /// What leads to other parts of the machine.
+    pub(crate) cables: Option<&'a dyn Cables<B>>,
 }
 
 impl<B> Equipped<'_, B> {
@@ -135,6 +139,20 @@ impl<B> Observer<B> for Equipped<'_, B> {
 
     fn crossed(&mut self, hop: Hop, packet: &mut Packet<B>) -> Fate {
         self.cross(hop, None, packet)
+    }
+
+    fn came_in(&mut self, hop: Hop, packet: &Packet<B>) {
+        let [_, into] = ends(hop, None);
+        if let Some(tap) = self.tap {
+            tap.observe(into, packet);
+        }
+    }
+
+    fn leave(&mut self, to: PartId, crossing: Crossing<B>) -> Option<Crossing<B>> {
+        match self.cables {
+            Some(cables) => cables.send(to, crossing),
+            None => Some(crossing),
+        }
     }
 
     fn duplicate(&mut self, packet: &Packet<B>) -> Option<Packet<B>> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use tofu_abi::Coords;
 use tofu_sync::lock;
@@ -12,6 +12,7 @@ use tofu_links::Parameters;
 use crate::counters::{PortCounters, XbCounters, XbCycles};
 use crate::link::{NoSuchLink, NoSuchNode};
 use crate::network::{BadErrors, BadOption, LinkErrors, Network, Options, Ps};
+use crate::part::{PartId, Parts};
 use crate::shared::SharedNetwork;
 use crate::{Hop, Link, NodeId, Port, Shape, TNIS};
 
@@ -46,6 +47,27 @@ pub struct Fabric {
     /// What the links do in modelled time, if they are modelled. It counts, then, instead of
     /// the nodes.
     network: Option<SharedNetwork>,
+    /// The part that is here, if the machine is in parts. Of the nodes of others, links to this
+    /// part alone count.
+    own: Option<Own>,
+}
+
+/// The part of a machine that is in this process.
+#[derive(Debug)]
+struct Own {
+    parts: Arc<Parts>,
+    id: PartId,
+}
+
+/// Whether a packet got over a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Passage {
+    /// It is at the other end.
+    Crossed,
+    /// It is on its way to the other end, which is in another part of the machine.
+    Beyond(PartId),
+    /// The link is down.
+    Down,
 }
 
 #[derive(Debug, Default)]
@@ -55,6 +77,9 @@ struct NodeState {
     down: AtomicU16,
     /// Bit n is set while the link at port n itself is taken down, whatever its nodes are.
     cut: AtomicU16,
+    /// Bit n is set if the link at port n is down or leads to another part of the machine: a
+    /// sender looks at this first.
+    special: AtomicU16,
     /// The router has failed: every link of the node is down.
     dead: AtomicBool,
     /// Made when the node first sends, as most nodes of a huge machine never do.
@@ -113,7 +138,34 @@ impl Fabric {
     /// The fabric of a machine of this shape, all links up, all counters 0.
     pub fn new(shape: Shape) -> Self {
         let nodes = (0..shape.nodes()).map(|_| NodeState::default()).collect();
-        Self { shape, nodes, link_change: Mutex::new(()), network: None }
+        Self { shape, nodes, link_change: Mutex::new(()), network: None, own: None }
+    }
+
+    /// The fabric of one part of a machine, and of the links from it to other parts. `None` if
+    /// there is no such part.
+    pub fn of_part(parts: Arc<Parts>, id: PartId) -> Option<Self> {
+        parts.block(id)?;
+        let mut fabric = Self::new(*parts.shape());
+        fabric.own = Some(Own { parts, id });
+        for node in fabric.own.iter().flat_map(|own| own.parts.nodes(own.id)) {
+            let Some(at) = fabric.shape.coords(node) else { continue };
+            for port in Port::ALL {
+                // Ports without a link have nothing to settle.
+                let _ = fabric.settle(at, port);
+            }
+        }
+        Some(fabric)
+    }
+
+    /// The parts of the machine, and which of them is here; `None` if all of it is.
+    pub fn part(&self) -> Option<(&Arc<Parts>, PartId)> {
+        self.own.as_ref().map(|own| (&own.parts, own.id))
+    }
+
+    /// The part of the machine that has a node, if that is not here.
+    pub fn elsewhere(&self, node: NodeId) -> Option<PartId> {
+        let own = self.own.as_ref()?;
+        own.parts.of(node).filter(|part| *part != own.id)
     }
 
     /// The fabric of a machine whose links are modelled: packets take their time on them.
@@ -212,8 +264,14 @@ impl Fabric {
         if let Some(network) = &self.network {
             network.visit().set_link(node, port, !down)?;
         }
+        let far = self.shape.neighbor(node, port).ok_or(NoSuchLink { node, port })?;
+        let beyond = [node, far]
+            .map(|end| self.shape.node_id(end).and_then(|id| self.elsewhere(id)))
+            .iter()
+            .any(Option::is_some);
         for (end, bit) in ends {
             set_bit(&end.down, bit, down);
+            set_bit(&end.special, bit, down || beyond);
         }
         Ok(())
     }
@@ -334,24 +392,40 @@ impl Fabric {
         port.nullified.fetch_add(tlps.into(), Relaxed);
     }
 
-    /// Sends over a hop's link and counts it at both ends; false if the link is down,
-    /// which counts as discarded at the sending port.
+    /// Sends over a hop's link and counts it at both ends; a packet that meets a link which is down
+    /// counts as discarded at the sending port.
     #[inline]
-    pub(crate) fn send(&self, hop: Hop, system: bool, tlps: u32, bytes: u64) -> bool {
+    pub(crate) fn send(&self, hop: Hop, system: bool, tlps: u32, bytes: u64) -> Passage {
+        let node = &self.nodes[hop.from.index()];
+        if node.special.load(Relaxed) & 1 << hop.port.index() != 0 {
+            return self.send_over_special(hop, system, tlps, bytes);
+        }
+        let port = &node.tx().ports[hop.port.index()];
+        port.tlps.fetch_add(tlps.into(), Relaxed);
+        port.bytes.fetch_add(bytes, Relaxed);
+        if system {
+            port.system_tlps.fetch_add(tlps.into(), Relaxed);
+        }
+        Passage::Crossed
+    }
+
+    /// The same of a link that is down, or leads to another part of the machine.
+    #[cold]
+    fn send_over_special(&self, hop: Hop, system: bool, tlps: u32, bytes: u64) -> Passage {
         let node = &self.nodes[hop.from.index()];
         let port = &node.tx().ports[hop.port.index()];
         let tlps = u64::from(tlps);
         if node.down.load(Relaxed) & 1 << hop.port.index() != 0 {
             let discarded = if system { &port.discarded_system } else { &port.discarded_normal };
             discarded.fetch_add(tlps, Relaxed);
-            return false;
+            return Passage::Down;
         }
         port.tlps.fetch_add(tlps, Relaxed);
         port.bytes.fetch_add(bytes, Relaxed);
         if system {
             port.system_tlps.fetch_add(tlps, Relaxed);
         }
-        true
+        self.elsewhere(hop.to).map_or(Passage::Crossed, Passage::Beyond)
     }
 }
 

@@ -8,10 +8,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 use tofu_abi::Coords;
 use tofu_sync::lock;
 
+use crate::carrier::{Cables, Crossing, Stray};
 use crate::equipment::{Equipped, HeldBack};
 use crate::faults::Faults;
 use crate::modelled::{Modelled, Progress};
 use crate::network::Ps;
+use crate::part::PartId;
 use crate::{
     Carrier, Deliver, Direct, Disturb, Fabric, FaultCounters, FaultPlan, HostBus, NoSuchLink,
     NodeId, Packet, Tap, Timing,
@@ -25,8 +27,8 @@ use crate::{
 pub struct Wires<B> {
     direct: Direct,
     modelled: Option<Modelled<B>>,
-    /// Whether packets do not just go the direct way: there is a tap, there are faults, or the
-    /// links are modelled.
+    /// Whether packets do not just go the direct way: there is a tap, there are faults or cables,
+    /// or the links are modelled.
     observed: AtomicBool,
     equipment: RwLock<Equipment<B>>,
     held: HeldBack<B>,
@@ -35,17 +37,21 @@ pub struct Wires<B> {
 struct Equipment<B> {
     tap: Option<Arc<dyn Tap<B>>>,
     faults: Option<Arc<Faults<B>>>,
+    cables: Option<Arc<dyn Cables<B>>>,
 }
 
 impl<B> Equipment<B> {
     fn with<'a>(&'a self, held: &'a HeldBack<B>) -> Equipped<'a, B> {
-        Equipped { tap: self.tap.as_deref(), faults: self.faults.as_deref(), held }
+        let Self { tap, faults, cables } = self;
+        let (tap, faults, cables) = (tap.as_deref(), faults.as_deref(), cables.as_deref());
+        Equipped { tap, faults, held, cables }
     }
 }
 
 impl<B> Clone for Equipment<B> {
     fn clone(&self) -> Self {
-        Self { tap: self.tap.clone(), faults: self.faults.clone() }
+        let Self { tap, faults, cables } = self;
+        Self { tap: tap.clone(), faults: faults.clone(), cables: cables.clone() }
     }
 }
 
@@ -69,7 +75,7 @@ impl<B> Wires<B> {
             direct: Direct::new(fabric, timing),
             observed: AtomicBool::new(modelled.is_some()),
             modelled,
-            equipment: RwLock::new(Equipment { tap: None, faults: None }),
+            equipment: RwLock::new(Equipment { tap: None, faults: None, cables: None }),
             held: HeldBack::default(),
         }
     }
@@ -83,6 +89,31 @@ impl<B> Wires<B> {
     /// packets that are under way at the same time.
     pub fn set_tap(&self, tap: Option<Arc<dyn Tap<B>>>) {
         self.change(|equipment| equipment.tap = tap);
+    }
+
+    /// Has these cables take packets to other parts of the machine. Without any, those parts are
+    /// not there.
+    pub fn set_cables(&self, cables: Option<Arc<dyn Cables<B>>>) {
+        self.change(|equipment| equipment.cables = cables);
+    }
+
+    /// Takes a packet that has come over a cable from another part of the machine, on to its target
+    /// or to the next part.
+    ///
+    /// Nothing of what it says is taken on trust: the link of the cable follows from its source,
+    /// target, path and the number of links, and has to be one from that part to this.
+    ///
+    /// # Errors
+    ///
+    /// [`Stray`] if it is not. The packet is gone then, and nothing has been counted.
+    pub fn receive(
+        &self,
+        from: PartId,
+        crossing: Crossing<B>,
+        out: &mut dyn Deliver<B>,
+    ) -> Result<(), Stray> {
+        let equipment = self.equipment();
+        self.direct.carry_on(from, crossing, &mut equipment.with(&self.held), out)
     }
 
     /// Has a tap, if there is one, observe at the ports of these nodes each frame with all that a
@@ -172,7 +203,8 @@ impl<B> Wires<B> {
     fn change(&self, change: impl FnOnce(&mut Equipment<B>)) {
         let mut equipment = self.equipment.write().unwrap_or_else(PoisonError::into_inner);
         change(&mut equipment);
-        let equipped = equipment.tap.is_some() || equipment.faults.is_some();
+        let Equipment { tap, faults, cables } = &*equipment;
+        let equipped = tap.is_some() || faults.is_some() || cables.is_some();
         self.observed.store(equipped || self.modelled.is_some(), Relaxed);
     }
 

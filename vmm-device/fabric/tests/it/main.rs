@@ -5,5 +5,6 @@ mod common;
 mod deadlock;
 mod links;
 mod network;
+mod parts;
 mod routing;
 mod wires;
