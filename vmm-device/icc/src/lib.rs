@@ -51,6 +51,7 @@ mod tni;
 mod translate;
 mod transmit;
 mod waiting;
+pub mod wire;
 
 pub use crate::barrier::gates::BarrierTime;
 pub use crate::breaches::LOG_TARGET;
