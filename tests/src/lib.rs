@@ -4,6 +4,8 @@
 //! while a test waits, so a test does the same each time that it runs.
 #![forbid(unsafe_code)]
 
+pub mod parts;
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};

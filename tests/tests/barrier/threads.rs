@@ -1,6 +1,5 @@
 //! A machine with engine threads, whose nodes synchronise from threads of their own.
 
-use std::sync::Arc;
 use std::thread;
 
 use tofu_abi::barrier::BgAddress;
@@ -10,7 +9,8 @@ use tofu_abi::{BchId, BgId};
 use tofu_driver::{Channel, ChannelConfig, Device};
 use tofu_fabric::Shape;
 use tofu_inproc::InProcess;
-use tofu_machine::{Machine, MachineConfig};
+use tofu_machine::MachineConfig;
+use tofu_tests::parts::InParts;
 
 use crate::group::{Algorithm, BCH, config, doubling, profile, ring, tni, tni_id, tree};
 
@@ -19,28 +19,32 @@ const LONG_NS: u64 = 30_000_000_000;
 const NODES: usize = 12;
 const ROUNDS: u64 = 300;
 
-fn devices() -> Vec<Device<InProcess>> {
+/// The devices of a machine that is in so many parts.
+fn devices(parts: u32) -> Vec<Device<InProcess>> {
     let shape: Shape = "1x1x1x2x3x2".parse().unwrap();
     let config = MachineConfig { engines: 2, ..tofu_tests::machine(shape) };
-    let machine = Arc::new(Machine::new(config).unwrap());
-    let devices = shape
-        .iter()
-        .map(|coords| {
-            let device =
-                Device::probe(InProcess::attach(&machine, coords, 1 << 20).unwrap()).unwrap();
-            device.tni(tni_id()).enable().unwrap();
-            device
-        })
-        .collect();
-    machine.start().unwrap();
-    devices
+    let device = |platform| {
+        let device = Device::probe(platform).unwrap();
+        device.tni(tni_id()).enable().unwrap();
+        device
+    };
+    InParts::new(&config, parts).attach(1 << 20).into_iter().map(device).collect()
 }
 
 /// Three groups of the same nodes, each by another algorithm, with two threads for each node:
 /// they run rounds at the same time, and threads are as late as the host makes them.
 #[test]
 fn threads_of_all_nodes_go_through_the_same_rounds() {
-    let devices = devices();
+    rounds(&devices(1), ROUNDS);
+}
+
+/// The same across cables, to the last bit.
+#[test]
+fn nodes_of_all_parts_go_through_the_same_rounds() {
+    rounds(&devices(3), ROUNDS / 3);
+}
+
+fn rounds(devices: &[Device<InProcess>], rounds: u64) {
     let groups: [(Algorithm, u8, usize); 3] =
         [(tree, 0, NODES), (ring, BCH, NODES), (doubling, BCH + 1, 8)];
     let mut channels = Vec::new();
@@ -75,7 +79,7 @@ fn threads_of_all_nodes_go_through_the_same_rounds() {
     thread::scope(|scope| {
         for (n, rank, channel) in &mut channels {
             scope.spawn(move || {
-                for round in 0..ROUNDS {
+                for round in 0..rounds {
                     let input = reduce::integers(&[*rank + round, round]).unwrap();
                     let count = profile().integers.min(2);
                     let outcome = channel.run(Op::Sum, &input, count, LONG_NS).unwrap();

@@ -1,7 +1,7 @@
 //! What a machine is made from.
 
 use tofu_abi::Generation;
-use tofu_fabric::{Shape, Timing, axes_of, bisection_links, links_between};
+use tofu_fabric::{PartId, Shape, Timing, axes_of, bisection_links, links_between};
 use tofu_icc::CommandTiming;
 use tofu_links::Parameters;
 
@@ -31,6 +31,8 @@ pub enum Links {
 pub struct MachineConfig {
     /// Its box of nodes.
     pub shape: Shape,
+    /// Into how many parts it is cut, and which of them is in this process; `None` if all of it is.
+    pub part: Option<(u32, PartId)>,
     /// How packets go over its links.
     pub links: Links,
     /// What kind of machine it is: what its controllers have, and what their links and commands
@@ -57,6 +59,7 @@ impl MachineConfig {
     pub const fn of(generation: Generation, shape: Shape) -> Self {
         Self {
             shape,
+            part: None,
             links: Links::Direct,
             generation,
             doorbells: Doorbells::Trapped,

@@ -16,6 +16,20 @@ pub enum Error {
     /// A torus of TNW has no axes A, B and C.
     #[error("shape {0}: TNW has the axes X, Y and Z only, so A, B and C must be 1")]
     NotThreeAxes(Shape),
+    /// It cannot be cut into so many parts.
+    #[error(transparent)]
+    Parts(#[from] tofu_fabric::BadParts),
+    /// There is no such part.
+    #[error("part {part}: the machine has {count} parts, from 0 on")]
+    NoSuchPart {
+        /// The part.
+        part: tofu_fabric::PartId,
+        /// How many there are.
+        count: u32,
+    },
+    /// Modelled links have all of a machine in one process.
+    #[error("links between parts of a machine cannot be modelled")]
+    ModelledParts,
     /// The host has no memory, threads or descriptors left.
     #[error("{what}: {source}")]
     Host {

@@ -10,6 +10,7 @@
 //! the same [`Pump`].
 #![forbid(unsafe_code)]
 
+mod cables;
 pub mod capture;
 mod config;
 mod engine;
@@ -28,17 +29,19 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use tofu_abi::Coords;
+use tofu_abi::{Coords, TniId};
 use tofu_fabric::network::Options;
-use tofu_fabric::{Fabric, NodeId, Port, Wires};
+use tofu_fabric::{Fabric, NodeId, PartId, Parts, Port, Wires};
 use tofu_icc::{Body, DmaMemory};
 use tofu_sync::lock;
 
+use crate::cables::Cables;
 use crate::capture::{Capture, CaptureConfig, Hub};
 use crate::engine::Engine;
 use crate::links::Courier;
 use crate::shared::{Clock, Shared};
 
+pub use crate::cables::{CableCounters, MAX_MESSAGE, Refused, Transport};
 pub use crate::config::{Capacity, Doorbells, Links, MachineConfig};
 pub use crate::error::Error;
 pub use crate::interconnect::Interconnect;
@@ -84,6 +87,76 @@ impl Network {
         }
     }
 
+    /// The parts of the machine, and which of them is here; `None` if all of it is.
+    pub fn part(&self) -> Option<(&Arc<Parts>, PartId)> {
+        self.wires.fabric().part()
+    }
+
+    /// Reaches the other parts of the machine by this transport from now on. Only the first one
+    /// counts. Each part is there once [`Network::part_came`] says so.
+    pub fn connect(&self, transport: Arc<dyn Transport>) {
+        if let Some(cables) = self.machine.upgrade().and_then(|shared| shared.cables.clone()) {
+            cables.connect(transport);
+            self.wires.set_cables(Some(cables));
+        }
+    }
+
+    /// A part is there: its nodes can be reached.
+    pub fn part_came(&self, part: PartId) {
+        self.set_part(part, true);
+    }
+
+    /// A part has gone: all of its links are down.
+    pub fn part_went(&self, part: PartId) {
+        self.set_part(part, false);
+    }
+
+    fn set_part(&self, part: PartId, up: bool) {
+        let fabric = self.wires.fabric();
+        let Some((parts, own)) = fabric.part().filter(|(_, own)| *own != part) else { return };
+        for node in parts.nodes(part) {
+            let Some(at) = fabric.shape().coords(node) else { continue };
+            let beside = |port| {
+                let near = fabric.shape().neighbor(at, port);
+                near.and_then(|near| parts.of(fabric.shape().node_id(near)?)) == Some(own)
+            };
+            // No other links of a part are known here.
+            if Port::ALL.into_iter().any(beside) {
+                let _ = fabric.set_node(at, up);
+            }
+        }
+    }
+
+    /// Takes a message that a part has sent by the transport. To be called by one thread for each
+    /// part, in the order in which they come.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] if no honest part sends that. It is counted and has no other consequence.
+    pub fn receive(&self, from: PartId, message: &[u8]) -> Result<(), Refused> {
+        let Some(shared) = self.machine.upgrade() else { return Ok(()) };
+        let Some(cables) = &shared.cables else { return Err(Refused::Kind) };
+        let taken = cables.take(from, message).and_then(|incoming| {
+            let mut pump = Pump::new(&shared);
+            pump.take_from_cable(from, incoming)
+        });
+        cables.count(from, message.len(), &taken);
+        taken
+    }
+
+    /// The transport takes requests again.
+    pub fn room(&self) {
+        let Some(shared) = self.machine.upgrade() else { return };
+        for node in shared.nodes.iter().filter_map(OnceLock::get) {
+            TniId::ALL.into_iter().for_each(|tni| node.icc().room(tni));
+        }
+    }
+
+    /// What went over the cables to and from a part; `None` if there are none.
+    pub fn cables(&self, part: PartId) -> Option<CableCounters> {
+        self.machine.upgrade()?.cables.as_ref()?.counters(part)
+    }
+
     /// Records from now on what goes through a node, at interfaces that it has.
     pub fn capture(&self, config: CaptureConfig) -> Capture {
         self.captures.start(config.of(Interconnect::Tofu(self.generation)))
@@ -119,9 +192,21 @@ impl Machine {
     }
 
     fn with_clock(config: MachineConfig, clock: Clock) -> Result<Self, Error> {
-        let fabric = match config.links {
-            Links::Direct => Fabric::new(config.shape),
-            Links::Modelled => {
+        let cables = match config.part {
+            Some((parts, own)) => {
+                let parts = Parts::new(config.shape, parts)?;
+                Some(Arc::new(Cables::new(Arc::new(parts), own)))
+            }
+            None => None,
+        };
+        let fabric = match (config.links, config.part, &cables) {
+            (Links::Direct, Some((count, own)), Some(cables)) => {
+                let fabric = Fabric::of_part(Arc::clone(cables.parts()), own);
+                fabric.ok_or(Error::NoSuchPart { part: own, count })?
+            }
+            (Links::Direct, ..) => Fabric::new(config.shape),
+            (Links::Modelled, Some(_), _) => return Err(Error::ModelledParts),
+            (Links::Modelled, ..) => {
                 // The carrier has a bound of its own.
                 let options = Options { backlog: u32::MAX, ..Options::default() };
                 Fabric::modelled(config.shape, config.parameters(), &options)?
@@ -137,6 +222,7 @@ impl Machine {
             nodes: (0..nodes).map(|_| OnceLock::new()).collect(),
             engines,
             courier: Courier::new(),
+            cables,
             clock,
             spin_ns: config.spin_ns,
             stopping: AtomicBool::new(false),
@@ -149,6 +235,10 @@ impl Machine {
             machine: Arc::downgrade(&shared),
             generation: config.generation,
         };
+        if let Some((parts, own)) = network.part() {
+            let others: Vec<_> = parts.all().filter(|part| *part != own).collect();
+            others.into_iter().for_each(|part| network.part_went(part));
+        }
         let threads = Mutex::new(Vec::new());
         Ok(Self { shared, config, network, threads })
     }

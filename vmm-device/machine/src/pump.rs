@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 
 use tofu_abi::{Coords, Rcode, TniId};
-use tofu_fabric::{Carrier, Deliver, DiscardReason, NodeId, Packet, Port, Progress};
+use tofu_fabric::{Carrier, Deliver, DiscardReason, NodeId, Packet, PartId, Port, Progress};
 use tofu_icc::{Body, Icc, Net, discard_rcode};
 
+use crate::cables::{Incoming, Refused};
 use crate::shared::Shared;
 
 /// How long a fault holds a packet back that nobody overtakes, in nanoseconds.
@@ -45,6 +46,21 @@ impl<'a> Pump<'a> {
         };
         self.progress();
         progress
+    }
+
+    /// Takes what has come over a cable.
+    pub(crate) fn take_from_cable(
+        &mut self,
+        from: PartId,
+        incoming: Incoming,
+    ) -> Result<(), Refused> {
+        let shared = self.shared;
+        match incoming {
+            Incoming::Packet(crossing) => shared.wires.receive(from, crossing, self)?,
+            Incoming::Undelivered(code, packet) => self.undeliverable(code, packet),
+        }
+        self.progress();
+        Ok(())
     }
 
     /// Lets packets go that a fault holds back.
@@ -99,7 +115,8 @@ impl Deliver<Body> for Pump<'_> {
 
 impl Net for Pump<'_> {
     fn has_room(&self, node: Coords, tni: TniId) -> bool {
-        self.shared.wires.has_room(node, tni.get())
+        let cables = self.shared.cables.as_ref();
+        self.shared.wires.has_room(node, tni.get()) && cables.is_none_or(|cables| cables.has_room())
     }
 
     fn tells_of_frames(&self) -> bool {
@@ -131,10 +148,10 @@ impl Net for Pump<'_> {
                     }
                     // A place of the machine whose device is not there, or not yet: it answers as
                     // one in its reset state.
-                    None => self.undeliverable(Rcode::TARGET_DMA_OFF, &packet),
+                    None => self.undeliverable(Rcode::TARGET_DMA_OFF, packet),
                 },
                 Arrival::Discarded(at, port, reason, packet) => {
-                    self.lost(at, port, reason, &packet);
+                    self.lost(at, port, reason, packet);
                 }
                 // Its sender knows as little of it as its target.
                 Arrival::Swallowed(packet) => self.frame_passed(&packet),
@@ -149,7 +166,7 @@ impl Net for Pump<'_> {
 
 impl Pump<'_> {
     /// Tells the router that lost a packet, and the node that sent it.
-    fn lost(&self, at: NodeId, port: Option<Port>, reason: DiscardReason, packet: &Packet<Body>) {
+    fn lost(&self, at: NodeId, port: Option<Port>, reason: DiscardReason, packet: Packet<Body>) {
         if let Some(node) = self.shared.node(at) {
             node.icc().router_event(port, reason);
         }
@@ -171,9 +188,15 @@ impl Pump<'_> {
     }
 
     /// Tells the node that sent a packet that it did not arrive.
-    fn undeliverable(&self, code: Rcode, packet: &Packet<Body>) {
-        if let Some(source) = self.source(packet) {
-            source.undeliverable(packet, code, self.now_ns);
+    fn undeliverable(&self, code: Rcode, packet: Packet<Body>) {
+        if let Some(source) = self.source(&packet) {
+            source.undeliverable(&packet, code, self.now_ns);
+            return;
+        }
+        let fabric = self.shared.fabric();
+        let part = fabric.shape().node_id(packet.src).and_then(|node| fabric.elsewhere(node));
+        if let (Some(cables), Some(part)) = (&self.shared.cables, part) {
+            cables.report(part, code, packet);
         }
     }
 }

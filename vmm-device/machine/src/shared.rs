@@ -11,6 +11,7 @@ use std::time::Instant;
 use tofu_fabric::{Fabric, NodeId, Port, Wires};
 use tofu_icc::Body;
 
+use crate::cables::Cables;
 use crate::engine::Engine;
 use crate::links::Courier;
 use crate::node::Node;
@@ -30,6 +31,8 @@ pub(crate) struct Shared {
     pub(crate) engines: Vec<Arc<Engine>>,
     /// Drives the links, if they are modelled.
     pub(crate) courier: Courier,
+    /// Lead to the parts of the machine that are in other processes, if it is in parts.
+    pub(crate) cables: Option<Arc<Cables>>,
     pub(crate) clock: Clock,
     pub(crate) spin_ns: u64,
     pub(crate) stopping: AtomicBool,

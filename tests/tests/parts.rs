@@ -1,0 +1,202 @@
+//! Commands and packets among nodes of a machine in parts.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tofu_abi::desc::ArmwOp;
+use tofu_abi::queue::MrqId;
+use tofu_abi::table::PageSize;
+use tofu_abi::{Coords, Rcode, StagOffset, TniId};
+use tofu_driver::{
+    Access, Cq, Device, DmaBuffer, MemoryRange, Order, PacketConfig, PacketTarget, Packets,
+    Platform, Target,
+};
+use tofu_fabric::PartId;
+use tofu_inproc::{Buffer, InProcess};
+use tofu_machine::{MachineConfig, Refused};
+use tofu_tests::parts::InParts;
+use tofu_tests::{config, description, pattern};
+
+/// Far longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(100);
+/// More than a burst, so that a message is several packets.
+const SIZE: usize = 600 << 10;
+
+struct End {
+    device: Device<InProcess>,
+    cq: Cq<InProcess>,
+    buffer: Arc<Buffer>,
+}
+
+fn ends(parts: &InParts) -> Vec<End> {
+    let open = |platform: InProcess| {
+        let device = Device::probe(platform).unwrap();
+        for tni in device.description().tni_ids() {
+            device.tni(tni).enable().unwrap();
+        }
+        let mut cq = Cq::open(&device, &config(0, 0)).unwrap();
+        let buffer = Arc::new(device.platform().alloc_dma(2 * SIZE, 4096).unwrap());
+        let range = [MemoryRange::of(&*buffer)];
+        cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).unwrap();
+        End { device, cq, buffer }
+    };
+    parts.attach(4 << 20).into_iter().map(open).collect()
+}
+
+fn at(offset: usize) -> StagOffset {
+    StagOffset::new(0, 0, offset as u64)
+}
+
+fn to(end: &End) -> Target {
+    Target::new(end.device.coords(), TniId::ALL[0])
+}
+
+impl End {
+    /// How a command ends.
+    fn run(&mut self, order: &Order) -> Rcode {
+        self.cq.post_and_ring(order, 0).unwrap();
+        let start = Instant::now();
+        let mut end = None;
+        let mut read = false;
+        while end.is_none() || !read {
+            read |= self.cq.poll_tcq().is_some();
+            while let Some(notice) = self.cq.poll_mrq() {
+                if notice.id().is_some_and(MrqId::ends_own_command) {
+                    end = Some(notice.word0().rcode());
+                }
+            }
+            assert!(start.elapsed() < PATIENCE, "a command that does not end");
+            self.device.platform().relax();
+        }
+        end.unwrap_or(Rcode::SUCCESS)
+    }
+}
+
+fn unit(parts: u32) -> InParts {
+    let shape = "1x1x1x2x3x2".parse().unwrap();
+    // A host that is busy may let a cable wait for as long as a command does otherwise.
+    let timeout_ns = 2 * PATIENCE.as_nanos() as u64;
+    InParts::new(&MachineConfig { engines: 2, timeout_ns, ..tofu_tests::machine(shape) }, parts)
+}
+
+#[test]
+fn commands_reach_all_nodes_of_all_parts() {
+    let parts = unit(6);
+    let mut ends = ends(&parts);
+    let lengths = [0, 8, 33, 1920, 70_001, SIZE];
+    for source in 0..ends.len() {
+        for target in 0..ends.len() {
+            let seed = (source * 16 + target) as u64;
+            let len = lengths[(source + target) % lengths.len()];
+            let target_at = to(&ends[target]);
+            let (data, mut seen) = (pattern(seed, len), vec![0; len]);
+            ends[source].buffer.write(0, &data);
+            let put = Order::put(target_at, at(SIZE), at(0), len as u32);
+            assert_eq!(ends[source].run(&put), Rcode::SUCCESS);
+            ends[target].buffer.read(SIZE, &mut seen);
+            assert!(seen == data, "Put of {len} bytes from {source} to {target}");
+
+            ends[source].buffer.write(0, &vec![0; len]);
+            let get = Order::get(target_at, at(SIZE), at(0), len as u32);
+            assert_eq!(ends[source].run(&get), Rcode::SUCCESS);
+            ends[source].buffer.read(0, &mut seen);
+            assert!(seen == data, "Get of {len} bytes by {source} from {target}");
+
+            if description().atomics {
+                ends[target].buffer.store_u64(SIZE, seed, Ordering::SeqCst);
+                let add = Order::armw8(target_at, ArmwOp::Add, at(SIZE), 1000);
+                assert_eq!(ends[source].run(&add), Rcode::SUCCESS);
+                let sum = ends[target].buffer.load_u64(SIZE, Ordering::SeqCst);
+                assert_eq!(sum, seed + 1000);
+            }
+        }
+    }
+    let (mut sent, mut received) = (0, 0);
+    for machine in parts.machines() {
+        for part in (0..6).map(PartId) {
+            let counters = machine.network().cables(part).unwrap();
+            (sent, received) = (sent + counters.sent, received + counters.received);
+            assert_eq!(counters.refused, 0);
+        }
+    }
+    assert!(sent > 0 && sent == received, "{sent} {received}");
+}
+
+#[test]
+fn what_is_refused_or_not_there_has_the_codes_of_one_machine() {
+    let run = |parts| {
+        let mut ends = ends(&unit(parts));
+        let own = to(&ends[0]);
+        let far = to(&ends[11]);
+        let beyond = Order::put(far, StagOffset::new(0, 7, 0), at(0), 8);
+        let closed = Order::put(far, StagOffset::new(1, 0, 0), at(0), 8);
+        let nowhere = Target::new(Coords::new(9, 0, 0, 0, 0, 0), TniId::ALL[0]);
+        let nowhere = Order::put(nowhere, at(0), at(0), 8);
+        let here = Order::put(own, StagOffset::new(0, 7, 0), at(0), 8);
+        [beyond, closed, nowhere, here].map(|order| ends[0].run(&order))
+    };
+    assert_eq!(run(4), run(1));
+}
+
+#[test]
+fn system_packets_go_over_cables() {
+    let ends = ends(&unit(4));
+    let open = |end: &End| Packets::open(&end.device, &PacketConfig::new(TniId::ALL[0])).unwrap();
+    let mut queues: Vec<_> = ends.iter().map(open).collect();
+    for source in 0..ends.len() {
+        for target in 0..ends.len() {
+            let (from, dst) = (ends[source].device.coords(), ends[target].device.coords());
+            let way = PacketTarget::straight(from, dst, TniId::ALL[0]);
+            let data = pattern((source * 16 + target) as u64, 100 + source);
+            queues[source].send(&way, &[&data], 0).unwrap();
+            let (start, mut buf) = (Instant::now(), [0; 2000]);
+            let received = loop {
+                if let Some(received) = queues[target].recv(&mut buf) {
+                    break received;
+                }
+                assert!(start.elapsed() < PATIENCE, "from {source} to {target}");
+                std::thread::yield_now();
+            };
+            assert_eq!(buf[..received.len], data);
+            while queues[source].poll_sent().is_none() {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_part_that_is_cut_off_ends_commands_and_may_come_back() {
+    let parts = unit(2);
+    let mut ends = ends(&parts);
+    let far = to(&ends[11]);
+    let put = Order::put(far, at(0), at(0), 8);
+    assert_eq!(ends[0].run(&put), Rcode::SUCCESS);
+    // Nobody has noticed so far: the cable takes no more, which is a link that is down.
+    parts.cut_off();
+    assert_eq!(ends[0].run(&put), Rcode::LINK_DOWN);
+    let [first, _] = parts.machines() else { unreachable!("two parts") };
+    first.network().part_went(PartId(1));
+    assert_eq!(ends[0].run(&put), Rcode::LINK_DOWN);
+    // Those to the part, and those within it.
+    let down = first.fabric().links().filter(|(_, up)| !up).count();
+    assert_eq!(down, 6 + 9);
+    first.network().part_came(PartId(1));
+    assert_eq!(first.fabric().links().filter(|(_, up)| !up).count(), 0);
+}
+
+#[test]
+fn what_no_part_sends_is_counted_and_dropped() {
+    let parts = unit(2);
+    let network = parts.machines()[0].network();
+    let peer = PartId(1);
+    for message in [&[][..], &[0], &[9, 1, 2], &[1], &[1; 300], &[2], &[2, 0], &[2; 300]] {
+        assert!(network.receive(peer, message).is_err());
+    }
+    assert_eq!(network.receive(peer, &[7]), Err(Refused::Kind));
+    assert_eq!(network.cables(peer).unwrap().refused, 9);
+    let mut ends = ends(&parts);
+    let far = to(&ends[11]);
+    assert_eq!(ends[0].run(&Order::put(far, at(0), at(0), 8)), Rcode::SUCCESS);
+}

@@ -1,0 +1,218 @@
+//! Cables to the parts of a machine that are in other processes.
+//!
+//! Packets go by a [`Transport`], as messages: a byte that says what it is, and the packet as bytes
+//! ([`tofu_icc::wire`]). What a peer sends is checked here, by the fabric, and by the device that
+//! it is for. What does not pass is counted and dropped, and this part goes on.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+
+use tofu_abi::Rcode;
+use tofu_fabric::{Crossing, NodeId, Packet, PartId, Parts, Route, Stray, Way};
+use tofu_icc::Body;
+use tofu_icc::wire::{self, Malformed};
+
+/// Takes messages to other parts.
+///
+/// Those for one part arrive there in the order in which they were sent, each once, or none after
+/// the first one that did not.
+pub trait Transport: Send + Sync {
+    /// Sends a message to a part, without waiting for it. Returns false if that part is not there.
+    fn send(&self, to: PartId, message: Vec<u8>) -> bool;
+
+    /// Whether it takes more requests. If not, [`Network::room`](crate::Network::room) is to be
+    /// called when it does.
+    fn has_room(&self) -> bool {
+        true
+    }
+}
+
+/// Bytes that a message takes at most.
+pub const MAX_MESSAGE: usize = 2 + wire::MAX_WIRE;
+
+const PACKET: u8 = 1;
+const UNDELIVERED: u8 = 2;
+
+/// Why a message from another part is not taken: no honest one sends that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// It says no kind that there is.
+    #[error("it is of no known kind")]
+    Kind,
+    /// It is no packet.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// It is not from where it could come from.
+    #[error(transparent)]
+    Stray(#[from] Stray),
+    /// It reports a packet as lost that is not of a node here, or did not go that way.
+    #[error("it reports a packet as lost that did not go there")]
+    Report,
+}
+
+/// What went over the cables of a part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CableCounters {
+    /// Messages sent.
+    pub sent: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Messages received.
+    pub received: u64,
+    /// Their bytes.
+    pub received_bytes: u64,
+    /// Messages received that were refused.
+    pub refused: u64,
+}
+
+/// The cables of a part to one other.
+#[derive(Debug, Default)]
+struct Counters {
+    sent: AtomicU64,
+    sent_bytes: AtomicU64,
+    received: AtomicU64,
+    received_bytes: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// The cables of a part.
+pub(crate) struct Cables {
+    parts: Arc<Parts>,
+    own: PartId,
+    transport: OnceLock<Arc<dyn Transport>>,
+    counters: Box<[Counters]>,
+}
+
+/// What a message is about.
+pub(crate) enum Incoming {
+    Packet(Crossing<Body>),
+    /// A packet of a node here was not delivered.
+    Undelivered(Rcode, Packet<Body>),
+}
+
+impl Cables {
+    pub(crate) fn new(parts: Arc<Parts>, own: PartId) -> Self {
+        let counters = parts.all().map(|_| Counters::default()).collect();
+        Self { parts, own, transport: OnceLock::new(), counters }
+    }
+
+    /// Uses this transport from now on. Only the first one counts.
+    pub(crate) fn connect(&self, transport: Arc<dyn Transport>) {
+        let _ = self.transport.set(transport);
+    }
+
+    pub(crate) const fn parts(&self) -> &Arc<Parts> {
+        &self.parts
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        self.transport.get().is_none_or(|transport| transport.has_room())
+    }
+
+    pub(crate) fn counters(&self, part: PartId) -> Option<CableCounters> {
+        let Counters { sent, sent_bytes, received, received_bytes, refused } =
+            self.counters.get(part.index())?;
+        let read = |counter: &AtomicU64| counter.load(Relaxed);
+        Some(CableCounters {
+            sent: read(sent),
+            sent_bytes: read(sent_bytes),
+            received: read(received),
+            received_bytes: read(received_bytes),
+            refused: read(refused),
+        })
+    }
+
+    fn send_message(&self, to: PartId, message: Vec<u8>) -> bool {
+        let (Some(transport), Some(counters)) =
+            (self.transport.get(), self.counters.get(to.index()))
+        else {
+            return false;
+        };
+        let bytes = message.len() as u64;
+        let sent = transport.send(to, message);
+        if sent {
+            counters.sent.fetch_add(1, Relaxed);
+            counters.sent_bytes.fetch_add(bytes, Relaxed);
+        }
+        sent
+    }
+
+    /// Tells the part that has the source of a packet that it was not delivered.
+    pub(crate) fn report(&self, to: PartId, rcode: Rcode, packet: Packet<Body>) {
+        let Packet { model_ps, body, .. } = packet;
+        let packet = Packet { model_ps, body: body.without_data(), ..packet };
+        let crossing = Crossing { packet, hops: 0, held: None, doubled: false };
+        let mut message = vec![UNDELIVERED, rcode.raw()];
+        if wire::encode(&crossing, &mut message).is_ok() {
+            // If that part is gone, so is the node that would be told.
+            self.send_message(to, message);
+        }
+    }
+
+    /// What a message from a part is, if it can be one.
+    pub(crate) fn take(&self, from: PartId, message: &[u8]) -> Result<Incoming, Refused> {
+        let (kind, rest) = message.split_first().ok_or(Refused::Kind)?;
+        match *kind {
+            PACKET => Ok(Incoming::Packet(wire::decode(rest)?)),
+            UNDELIVERED => {
+                let (rcode, rest) = rest.split_first().ok_or(Malformed::Short)?;
+                let (rcode, packet) = (Rcode::new(*rcode), wire::decode(rest)?.packet);
+                let known = [Rcode::LINK_DOWN, Rcode::TARGET_DMA_OFF].contains(&rcode);
+                if !known || !self.went_through(from, &packet) {
+                    return Err(Refused::Report);
+                }
+                Ok(Incoming::Undelivered(rcode, packet))
+            }
+            _ => Err(Refused::Kind),
+        }
+    }
+
+    /// Whether a packet is from a node here, and its way leads through a part.
+    fn went_through(&self, part: PartId, packet: &Packet<Body>) -> bool {
+        let shape = self.parts.shape();
+        let Packet { src, dst, path, class, .. } = *packet;
+        let Some(source) = shape.node_id(src) else { return false };
+        if self.parts.of(source) != Some(self.own) {
+            return false;
+        }
+        let there = |node: NodeId| self.parts.of(node) == Some(part);
+        match packet.way {
+            Way::Hop { port, .. } => {
+                let far = shape.neighbor(src, port).and_then(|node| shape.node_id(node));
+                far.is_some_and(there)
+            }
+            Way::Distances(distances) => {
+                Route::by_distances(shape, src, dst, distances, path, class)
+                    .is_ok_and(|(_, mut route)| route.any(|hop| there(hop.to)))
+            }
+            Way::Shortest => Route::new(shape, src, dst, path, class)
+                .is_ok_and(|mut route| route.any(|hop| there(hop.to))),
+        }
+    }
+
+    /// Counts a message from a part, and tells of one that was refused, the first time.
+    pub(crate) fn count(&self, from: PartId, bytes: usize, result: &Result<(), Refused>) {
+        let Some(counters) = self.counters.get(from.index()) else { return };
+        counters.received.fetch_add(1, Relaxed);
+        counters.received_bytes.fetch_add(bytes as u64, Relaxed);
+        if let Err(why) = result {
+            let level = match counters.refused.fetch_add(1, Relaxed) {
+                0 => log::Level::Warn,
+                _ => log::Level::Debug,
+            };
+            log::log!(level, "a message from part {from} is dropped: {why}");
+        }
+    }
+}
+
+impl tofu_fabric::Cables<Body> for Cables {
+    fn send(&self, to: PartId, crossing: Crossing<Body>) -> Option<Crossing<Body>> {
+        let mut message = Vec::with_capacity(512);
+        message.push(PACKET);
+        if wire::encode(&crossing, &mut message).is_err() {
+            // The sender's memory is gone, and with it whoever would notice.
+            return Some(crossing);
+        }
+        (!self.send_message(to, message)).then_some(crossing)
+    }
+}
