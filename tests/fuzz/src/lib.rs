@@ -7,6 +7,7 @@
 
 pub mod arrivals;
 pub mod barrier;
+pub mod cables;
 pub mod descriptors;
 pub mod ipotofu;
 pub mod links;

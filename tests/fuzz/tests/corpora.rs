@@ -47,6 +47,11 @@ fn barrier() {
 }
 
 #[test]
+fn cables() {
+    replay("cables", tofu_fuzz::cables::run);
+}
+
+#[test]
 fn ipotofu() {
     replay("ipotofu", tofu_fuzz::ipotofu::run);
 }

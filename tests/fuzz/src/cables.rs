@@ -1,0 +1,159 @@
+//! Any message from a peer over a cable, to a part of a machine with a device.
+
+use std::sync::{Arc, Mutex};
+
+use arbitrary::{Result, Unstructured};
+use tofu_abi::Coords;
+use tofu_abi::desc::{ArmwOp, Header2};
+use tofu_abi::{CqId, Rcode, StagOffset};
+use tofu_fabric::{Class, Crossing, NodeId, Packet, PartId, Port, Shape, Way};
+use tofu_icc::{Answer, Body, Payload, Request, Tag, wire};
+use tofu_inproc::InProcess;
+use tofu_machine::{MAX_MESSAGE, Machine, MachineConfig, Transport};
+
+use crate::world::generation;
+
+/// Messages of one input at most.
+const MAX_MESSAGES: u32 = 32;
+/// The part that sends them; the first of two is here.
+const PEER: PartId = PartId(1);
+
+/// Keeps what is sent.
+#[derive(Default)]
+struct Void(Mutex<Vec<(PartId, Vec<u8>)>>);
+
+impl Transport for Void {
+    fn send(&self, to: PartId, message: Vec<u8>) -> bool {
+        assert_eq!(to, PEER, "to a part that there is");
+        assert!(message.len() <= MAX_MESSAGE, "{} bytes", message.len());
+        self.0.lock().expect("nobody panics with it").push((to, message));
+        true
+    }
+}
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    let mut u = Unstructured::new(data);
+    let shape: Shape = "1x1x1x2x2x2".parse().expect("it is a shape");
+    let config =
+        MachineConfig { part: Some((2, PartId(0))), ..MachineConfig::of(generation(), shape) };
+    let machine = Arc::new(Machine::new(config).expect("the host has descriptors"));
+    let void = Arc::new(Void::default());
+    machine.network().connect(Arc::clone(&void) as _);
+    machine.network().part_came(PEER);
+    // The other nodes of the part have no device.
+    let node = Coords::default();
+    let _device = InProcess::attach(&machine, node, 64 << 10).expect("the node is free");
+    for _ in 0..MAX_MESSAGES {
+        if u.is_empty() {
+            break;
+        }
+        let Ok(message) = message(&mut u) else { break };
+        let taken = machine.network().receive(PEER, &message);
+        let answers = std::mem::take(&mut *void.0.lock().expect("nobody panics with it"));
+        assert!(answers.len() <= 1, "{} answers to one message", answers.len());
+        assert!(taken.is_ok() || answers.is_empty(), "an answer to what was refused");
+    }
+    machine.run_pending();
+    let counters = machine.network().cables(PEER).expect("there are cables");
+    assert!(counters.refused <= counters.received);
+    // A packet within this part still gets through.
+    let up = machine.fabric().links().filter(|(_, up)| *up).count();
+    assert_eq!(up, machine.fabric().links().count());
+    assert!(machine.fabric().port_counters(NodeId(0), Port::A).is_some());
+}
+
+/// Bytes, more often those of a packet with a few of them changed.
+fn message(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
+    let mut message = vec![u.int_in_range(0..=3)?];
+    if u.ratio(1, 8)? {
+        let len = u.int_in_range(0..=400)?;
+        message.extend_from_slice(u.bytes(len.min(u.len()))?);
+        return Ok(message);
+    }
+    if message[0] == 2 {
+        let codes = [Rcode::LINK_DOWN, Rcode::TARGET_DMA_OFF, Rcode::new(u.arbitrary()?)];
+        message.push(u.choose(&codes)?.raw());
+    }
+    // A device's own memory is not read.
+    if wire::encode(&crossing(u)?, &mut message).is_err() {
+        return Ok(Vec::new());
+    }
+    for _ in 0..u.int_in_range(0..=2)? {
+        let at = u.choose_index(message.len())?;
+        message[at] = u.arbitrary()?;
+    }
+    Ok(message)
+}
+
+fn coords(u: &mut Unstructured<'_>) -> Result<Coords> {
+    if u.ratio(1, 16)? {
+        return Ok(Coords::from_array(u.arbitrary()?));
+    }
+    let bits: u8 = u.arbitrary()?;
+    Ok(Coords::new(0, 0, 0, bits & 1, bits >> 1 & 1, bits >> 2 & 1))
+}
+
+fn crossing(u: &mut Unstructured<'_>) -> Result<Crossing<Body>> {
+    let tag = Tag {
+        cq: CqId::ALL[u.choose_index(CqId::ALL.len())?],
+        index: u.arbitrary::<u8>()?.into(),
+        generation: u.arbitrary::<u8>()?.into(),
+    };
+    let length = u.int_in_range(0..=4096)?;
+    let request = Request {
+        tag,
+        gpid: u.arbitrary::<u8>()?.into(),
+        header2: Header2(u.arbitrary()?),
+        sps: u.arbitrary()?,
+        remote: StagOffset(u.arbitrary()?),
+        local: StagOffset(u.arbitrary()?),
+        position: u.arbitrary()?,
+        length,
+        total: u.arbitrary()?,
+        mtu: u.arbitrary()?,
+    };
+    let rcode = Rcode::new(u.arbitrary()?);
+    let answer = Answer { tag, position: 0, length, done: length, rcode, request_ps: 1 };
+    let payload = Payload::Bytes(vec![0x5a; length as usize].into());
+    let body = match u.int_in_range(0..=6)? {
+        0 => Body::Put { request, payload },
+        1 => Body::Get { request },
+        2 => {
+            let op = *u.choose(&ArmwOp::ALL)?;
+            Body::Armw { request, op, operand: 1, compare: 2 }
+        }
+        3 => Body::PutAck { answer },
+        4 => Body::GetData { answer, payload, mtu: 104 },
+        5 => Body::Frame { tag, frame: vec![0; length.min(1992) as usize].into() },
+        _ => Body::ArmwAck { answer, old: 3 },
+    };
+    let way = match u.int_in_range(0..=5)? {
+        0 => Way::Distances(u.arbitrary()?),
+        1 => {
+            let port = Port::ALL[u.choose_index(Port::COUNT)?];
+            Way::Hop { port, vc: u.int_in_range(0..=3)?, nullified: u.arbitrary()? }
+        }
+        _ => Way::Shortest,
+    };
+    let packet = Packet {
+        src: coords(u)?,
+        src_tni: u.int_in_range(0..=5)?,
+        dst: coords(u)?,
+        dst_tni: u.arbitrary()?,
+        path: coords(u)?.default_path(),
+        way,
+        class: Class::Request,
+        system: false,
+        tlps: u.int_in_range(1..=200)?,
+        bytes: u.arbitrary()?,
+        tlp_bytes: u.arbitrary()?,
+        gap: u.arbitrary()?,
+        sender: u.int_in_range(0..=15)?,
+        before: u.arbitrary()?,
+        model_ps: u.arbitrary()?,
+        body,
+    };
+    let hops = if u.ratio(1, 8)? { u.arbitrary()? } else { u.int_in_range(0..=5)? };
+    Ok(Crossing { packet, hops, held: None, doubled: u.arbitrary()? })
+}
