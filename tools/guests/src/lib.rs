@@ -581,7 +581,8 @@ impl Comm {
     }
 }
 
-/// Whether a command with this result may work later because its target is still starting.
+/// Whether a command with this result may work later because its target is still starting. Its
+/// queue may be that of the job before, too, until the broker has taken it back.
 fn is_not_up(code: Rcode) -> bool {
     const STAG_DISABLED: Rcode = Rcode::STAG_DISABLED.remote();
     matches!(
@@ -589,6 +590,7 @@ fn is_not_up(code: Rcode) -> bool {
         Rcode::TARGET_DMA_OFF
             | Rcode::TNI_DISABLED
             | Rcode::CQ_DISABLED
+            | Rcode::GPID
             | Rcode::STEERING_TABLE_DISABLED
             | STAG_DISABLED
     )
