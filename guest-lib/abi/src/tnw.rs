@@ -191,6 +191,48 @@ registers! {
     }
 }
 
+/// Gives each counter of a link a field.
+macro_rules! link_counters {
+    ($($field:ident = $reg:ident,)*) => {
+        /// What a link has counted: its registers without [`LinkReg::Status`].
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct LinkCounters {
+            $(#[doc = concat!("[`LinkReg::", stringify!($reg), "`]")] pub $field: u64,)*
+        }
+
+        impl LinkCounters {
+            /// What `read` reads.
+            pub fn read(read: impl Fn(LinkReg) -> u64) -> Self {
+                Self { $($field: read(LinkReg::$reg),)* }
+            }
+
+            /// The value of a register, if it is a counter.
+            pub const fn get(&self, reg: LinkReg) -> Option<u64> {
+                match reg {
+                    LinkReg::Status => None,
+                    $(LinkReg::$reg => Some(self.$field),)*
+                }
+            }
+        }
+    };
+}
+
+link_counters! {
+    sent = Sent,
+    received = Received,
+    acks_sent = AcksSent,
+    nacks_sent = NacksSent,
+    nacks_received = NacksReceived,
+    restarts = Restarts,
+    resent = Resent,
+    crc_errors = CrcErrors,
+    sequence_errors = SequenceErrors,
+    discarded = Discarded,
+    timeouts = Timeouts,
+    stalls = Stalls,
+    renewals = Renewals,
+}
+
 registers! {
     /// Page of a virtual channel of a link, mappable into a user process.
     pub enum ChannelReg {

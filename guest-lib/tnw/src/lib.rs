@@ -47,7 +47,7 @@ use tofu_abi::tnw::{
 };
 use tofu_driver::{DmaBuffer, DmaError, IrqError, Platform};
 
-pub use tofu_abi::tnw::{Channel, Link, Status};
+pub use tofu_abi::tnw::{Channel, Link, LinkCounters, Status};
 
 /// Bytes of a store to a window: a buffer in which processors combine writes.
 pub const STORE: usize = tnw::MAX_STORE;
@@ -138,25 +138,6 @@ pub struct Nwp<P> {
     shape: [u8; 3],
 }
 
-/// What a link has counted; as [`LinkReg`] has it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "tofu_abi::tnw::LinkReg says what they are")]
-pub struct LinkCounters {
-    pub sent: u64,
-    pub received: u64,
-    pub acks_sent: u64,
-    pub nacks_sent: u64,
-    pub nacks_received: u64,
-    pub restarts: u64,
-    pub resent: u64,
-    pub crc_errors: u64,
-    pub sequence_errors: u64,
-    pub discarded: u64,
-    pub timeouts: u64,
-    pub stalls: u64,
-    pub renewals: u64,
-}
-
 impl<P: Platform> Nwp<P> {
     /// Resets the device, enables it, and finds out which node this is.
     ///
@@ -228,22 +209,7 @@ impl<P: Platform> Nwp<P> {
 
     /// What a link has counted.
     pub fn link_counters(&self, link: Link) -> LinkCounters {
-        let read = |reg| self.read(Register::Link(link, reg));
-        LinkCounters {
-            sent: read(LinkReg::Sent),
-            received: read(LinkReg::Received),
-            acks_sent: read(LinkReg::AcksSent),
-            nacks_sent: read(LinkReg::NacksSent),
-            nacks_received: read(LinkReg::NacksReceived),
-            restarts: read(LinkReg::Restarts),
-            resent: read(LinkReg::Resent),
-            crc_errors: read(LinkReg::CrcErrors),
-            sequence_errors: read(LinkReg::SequenceErrors),
-            discarded: read(LinkReg::Discarded),
-            timeouts: read(LinkReg::Timeouts),
-            stalls: read(LinkReg::Stalls),
-            renewals: read(LinkReg::Renewals),
-        }
+        LinkCounters::read(|reg| self.read(Register::Link(link, reg)))
     }
 
     /// Whether nothing that was sent is still in the device: the neighbours have it all.

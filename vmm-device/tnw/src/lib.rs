@@ -36,7 +36,7 @@ mod window;
 
 pub use crate::device::{Config, Nwp};
 pub use crate::host::{Host, Net};
-pub use crate::link::{Arrival, LinkCounters, LinkEnd, NEVER, Room, TIMEOUT_NS, TX_BUFFER};
+pub use crate::link::{Arrival, LinkEnd, NEVER, Room, TIMEOUT_NS, TX_BUFFER};
 pub use crate::receive::{Done, Receive, Request};
 pub use crate::regfile::register_fields;
 pub use crate::shared::SharedWindows;

@@ -14,7 +14,7 @@
 
 use std::collections::VecDeque;
 
-use tofu_abi::tnw::{CHANNELS, Channel, RECEPTION_FIFO, SEQUENCES};
+use tofu_abi::tnw::{CHANNELS, Channel, LinkCounters, RECEPTION_FIFO, SEQUENCES};
 use tofu_inspect::inspect;
 
 use crate::unit::{Check, Control, Data, Kind, Session, Unit};
@@ -38,25 +38,6 @@ pub const NEVER: u64 = u64::MAX;
 
 /// Free places in the reception FIFO of each channel.
 pub type Room = [u16; CHANNELS];
-
-/// What an end has counted. The names are those of the registers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "tofu_abi::tnw::LinkReg says what they are")]
-pub struct LinkCounters {
-    pub sent: u64,
-    pub received: u64,
-    pub acks_sent: u64,
-    pub nacks_sent: u64,
-    pub nacks_received: u64,
-    pub restarts: u64,
-    pub resent: u64,
-    pub crc_errors: u64,
-    pub sequence_errors: u64,
-    pub discarded: u64,
-    pub timeouts: u64,
-    pub stalls: u64,
-    pub renewals: u64,
-}
 
 /// What has come of something that arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -172,32 +172,17 @@ impl Nwp {
 }
 
 fn read_link(state: &LinkState, reg: LinkReg, present: bool) -> u64 {
-    let (end, counters) = (&state.end, state.end.counters());
-    match reg {
-        LinkReg::Status => {
-            LinkStatus(0)
-                .with_present(present)
-                .with_answered(end.is_answered())
-                .with_resending(end.is_resending())
-                .with_silent(end.is_silent())
-                .with_discarding(end.is_discarding())
-                .with_unacknowledged(end.unacknowledged())
-                .0
-        }
-        LinkReg::Sent => counters.sent,
-        LinkReg::Received => counters.received,
-        LinkReg::AcksSent => counters.acks_sent,
-        LinkReg::NacksSent => counters.nacks_sent,
-        LinkReg::NacksReceived => counters.nacks_received,
-        LinkReg::Restarts => counters.restarts,
-        LinkReg::Resent => counters.resent,
-        LinkReg::CrcErrors => counters.crc_errors,
-        LinkReg::SequenceErrors => counters.sequence_errors,
-        LinkReg::Discarded => counters.discarded,
-        LinkReg::Timeouts => counters.timeouts,
-        LinkReg::Stalls => counters.stalls,
-        LinkReg::Renewals => counters.renewals,
-    }
+    let end = &state.end;
+    end.counters().get(reg).unwrap_or_else(|| {
+        LinkStatus(0)
+            .with_present(present)
+            .with_answered(end.is_answered())
+            .with_resending(end.is_resending())
+            .with_silent(end.is_silent())
+            .with_discarding(end.is_discarding())
+            .with_unacknowledged(end.unacknowledged())
+            .0
+    })
 }
 
 fn read_channel(state: &LinkState, channel: Channel, reg: ChannelReg) -> u64 {
