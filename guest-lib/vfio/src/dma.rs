@@ -1,10 +1,11 @@
 //! Memory that the device can reach through the IOMMU.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use tofu_abi::table::IPA_BITS;
 use tofu_driver::{DmaBuffer, DmaError, VolatileBuffer};
@@ -80,13 +81,16 @@ pub(crate) struct Space {
     page: u64,
     free: Mutex<FreeList>,
     more: Option<Arc<dyn MoreAddresses>>,
+    /// The right to have the device alone, which ends last: others may have the device then.
+    right: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Space {
     /// The address space of `device`, which `ops` maps memory for.
     pub(crate) fn new(ops: Arc<dyn VfioOps>, device: Option<Arc<VfioDevice>>, info: &Info) -> Self {
         let free = Mutex::new(free_addresses(info));
-        Self { ops, _device: device, page: info.page, free, more: None }
+        let right = OnceLock::new();
+        Self { ops, _device: device, page: info.page, free, more: None, right }
     }
 
     /// A part of an address space, of which `more` gives further parts.
@@ -284,6 +288,13 @@ struct Chunks {
 impl Pool {
     pub(crate) fn new(space: Space) -> Self {
         Self { space: Arc::new(space), chunks: Mutex::default(), users: Mutex::default() }
+    }
+
+    /// Keeps the right to have the device alone as long as there are buffers, which may be longer
+    /// than the platform that they came from.
+    pub(crate) fn keep(&self, right: Arc<dyn Any + Send + Sync>) {
+        // An address space has one.
+        let _ = self.space.right.set(right);
     }
 
     /// See [`tofu_driver::Platform::alloc_dma`].

@@ -52,7 +52,7 @@ pub struct Alone {
     ops: Arc<dyn VfioOps>,
     page: u64,
     /// Ends last, as others may have the device then.
-    reservation: Option<Reservation>,
+    reservation: Option<Arc<Reservation>>,
 }
 
 impl fmt::Debug for Alone {
@@ -87,12 +87,15 @@ impl VfioPlatform {
     ///
     /// See [`Error`].
     pub fn open_at(bdf: Option<Bdf>) -> Result<Self, Error> {
-        let mut alone: Option<Reservation> = None;
+        let mut alone: Option<Arc<Reservation>> = None;
         // An attempt alone may take long, so patience begins with what the first one has found.
         let mut since = None;
         loop {
             let error = match Self::try_open_at(bdf) {
                 Ok(mut platform) => {
+                    if let Some(reservation) = &alone {
+                        platform.memory.keep(Arc::clone(reservation) as _);
+                    }
                     platform.tenure.reservation = alone;
                     return Ok(platform);
                 }
@@ -110,7 +113,7 @@ impl VfioPlatform {
             // the last of those who shared it; or it lends what the kernel's driver has.
             let mut patience = HANDOVER;
             if alone.is_none() {
-                alone = Reservation::of(device);
+                alone = Reservation::of(device).map(Arc::new);
                 match alone {
                     Some(_) => since = None,
                     None => patience = LEAVING,
