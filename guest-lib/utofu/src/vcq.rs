@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use tofu_abi::desc::Descriptor;
-use tofu_abi::{CqId, TniId};
+use tofu_abi::{Coords, CqId, TniId};
 
 use crate::command::{Command, Packets, Posting};
 use crate::error::{Code, Error};
@@ -88,6 +88,11 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
         let atomics = provider.generation().description().atomics;
         let (serial, state) = (AtomicU32::new(1), Lock::new(None));
         Self { provider, tni, cq, atomics, split_from, serial, state }
+    }
+
+    /// The node.
+    pub fn coords(&self) -> Coords {
+        self.provider.coords()
     }
 
     pub(crate) fn tni(&self) -> TniId {

@@ -1,29 +1,118 @@
 //! Paths round links that the node knows to be dead.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tofu_abi::{Coords, Path};
 use tofu_jtofu::{System, news};
+use tofu_utofu::ids::VcqId;
 
-use crate::process;
+use crate::{handle, process};
 
 /// The variable that has default paths chosen without a look at dead links, if it is 0.
 const AVOID: &str = "UTOFU_AVOID_DEAD_LINKS";
+/// How long commands go by what was read.
+const FRESH: Duration = Duration::from_secs(1);
 
-/// The path to a node that takes the place of `default`: that itself, unless it is known not to
-/// work, as the command or its answer would meet a dead link. Then it is the shortest that is not
-/// known to, if there is one.
-pub(crate) fn path(to: Coords, default: Path) -> Path {
+/// What commands know of dead links.
+static KNOWN: Mutex<Known> = Mutex::new(Known {
+    read: None,
+    system: None,
+    detours: BTreeMap::new(),
+    chosen: BTreeSet::new(),
+});
+/// Whether any link is known to be dead, so that most commands need not look further.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+struct Known {
+    read: Option<Instant>,
+    /// The machine, if any of its links is dead.
+    system: Option<System>,
+    /// Paths that were found, by both ends.
+    detours: BTreeMap<(Coords, Coords), Path>,
+    /// Nodes whose default path the program has chosen.
+    chosen: BTreeSet<Coords>,
+}
+
+/// The machine without the links that the node knows to be dead, if there are any.
+fn system() -> Option<System> {
     if env::var_os(AVOID).is_some_and(|value| value == "0") {
-        return default;
+        return None;
     }
-    let Some(system) = news().and_then(|text| System::from_news(&text)) else { return default };
-    if system.links_down().is_empty() {
-        return default;
-    }
-    let Ok((me, _)) = process::current() else { return default };
-    let paths = system.onesided_paths(me.provider().coords(), to).unwrap_or_default();
+    let system = news().and_then(|text| System::from_news(&text))?;
+    (!system.links_down().is_empty()).then_some(system)
+}
+
+/// The path that takes the place of `default`: that itself, unless it is known not to work, as the
+/// command or its answer would meet a dead link. Then it is the shortest that is not known to, if
+/// there is one.
+fn working(system: &System, from: Coords, to: Coords, default: Path) -> Path {
+    let paths = system.onesided_paths(from, to).unwrap_or_default();
     let works = paths.iter().any(|way| way.path == default);
     let first = paths.first().filter(|_| !works);
     first.map_or(default, |way| way.path)
+}
+
+/// The path to a node that a new ID gets where it would get `default`.
+pub(crate) fn path(to: Coords, default: Path) -> Path {
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    known.look(Duration::ZERO);
+    let Some(system) = &known.system else { return default };
+    let Ok((me, _)) = process::current() else { return default };
+    working(system, me.provider().coords(), to, default)
+}
+
+impl Known {
+    /// Reads the news anew if that was so long ago.
+    fn look(&mut self, fresh: Duration) {
+        if self.read.is_some_and(|read| read.elapsed() < fresh) {
+            return;
+        }
+        self.system = system();
+        self.detours.clear();
+        self.read = Some(Instant::now());
+        ANY.store(self.system.is_some(), Relaxed);
+    }
+}
+
+/// Looks for news that commands may have to go by: when a VCQ is made, and when a command has met a
+/// dead link.
+#[cold]
+pub(crate) fn refresh() {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner).look(FRESH);
+}
+
+/// The program has chosen a path to a node. Where that is the default path commands keep it.
+pub(crate) fn choose(to: Coords, path: Path) {
+    if path == to.default_path() {
+        KNOWN.lock().unwrap_or_else(PoisonError::into_inner).chosen.insert(to);
+    }
+}
+
+/// The ID that a command takes in place of one that may be of another process: the same, unless
+/// its path is the default one, which nobody has chosen, and is known not to work.
+#[inline(always)]
+pub(crate) fn detour(vcq_hdl: usize, to: u64, flags: u64) -> u64 {
+    if ANY.load(Relaxed) { look_up(vcq_hdl, to, flags) } else { to }
+}
+
+#[cold]
+fn look_up(vcq_hdl: usize, to: u64, flags: u64) -> u64 {
+    let (Ok(id), Ok((queue, _))) = (VcqId::check(to), handle::find(vcq_hdl)) else { return to };
+    let (from, node) = (queue.coords(), id.coords());
+    let default = node.default_path();
+    if flags >> 28 & 15 != 0 || id.path_of_id(0).ok() != Some(default) {
+        return to;
+    }
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    known.look(FRESH);
+    let Known { system: Some(system), detours, chosen, .. } = &mut *known else { return to };
+    if chosen.contains(&node) {
+        return to;
+    }
+    let path = *detours.entry((from, node)).or_insert_with(|| working(system, from, node, default));
+    id.with_path(Some(path)).map_or(to, |id| id.0)
 }

@@ -10,7 +10,7 @@ use tofu_utofu::error::null;
 use tofu_utofu::{Code, Command, Error};
 
 use crate::call::{Out, call};
-use crate::handle;
+use crate::{handle, news};
 
 /// Descriptors in one call of `utofu_post_toq` at most: those of the largest transmit queue.
 const MAX_DESCRIPTORS: usize = 1 << 21;
@@ -122,7 +122,8 @@ macro_rules! commands {
             cbdata: *mut c_void,
         ) -> c_int {
             call(stringify!($post), || {
-                let $posting = Posting::new(rmt_vcq_id, edata, flags)?;
+                let to = news::detour(vcq_hdl, rmt_vcq_id, flags);
+                let $posting = Posting::new(to, edata, flags)?;
                 // SAFETY: as promised to this function.
                 let batch: Batch = unsafe { $batch };
                 batch.post(vcq_hdl, cbdata)
@@ -149,7 +150,8 @@ macro_rules! commands {
             desc_size: *mut usize,
         ) -> c_int {
             call(stringify!($prepare), || {
-                let $posting = Posting::new(rmt_vcq_id, edata, flags)?;
+                let to = news::detour(vcq_hdl, rmt_vcq_id, flags);
+                let $posting = Posting::new(to, edata, flags)?;
                 // SAFETY: as promised to this function.
                 let batch: Batch = unsafe { $batch };
                 // SAFETY: as promised to this function.

@@ -39,7 +39,10 @@ pub unsafe extern "C" fn utofu_set_vcq_id_path(vcq_id: *mut u64, path_coords: *m
         };
         let id = VcqId::check(out.get())?;
         let path = match path {
-            Some(path) => path,
+            Some(path) => {
+                news::choose(id.coords(), path);
+                path
+            }
             None => news::path(id.coords(), Path::new(0, 0, 0)),
         };
         out.set(id.with_path(Some(path))?.0);

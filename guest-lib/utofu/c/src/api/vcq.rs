@@ -22,6 +22,7 @@ unsafe fn create(
         cmp_id.map(check_cmp_id).transpose()?;
         let (process, index) = process::current()?;
         let vcq = process.create_vcq(tni_id, cmp_id, flags)?;
+        news::refresh();
         out.set(handle::give(vcq, index)?);
         Ok(())
     })
