@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 
 use tofu_abi::desc::MAX_MTU;
 use tofu_abi::reduce::{Input, Op};
+use tofu_abi::regs::{PortReg, Register};
 use tofu_abi::topology::{Port, Shape};
 use tofu_abi::{Coords, Path, Rcode, TniId};
 use tofu_driver::{Order, PacketConfig};
@@ -324,5 +325,42 @@ fn whatever_fails_and_comes_back_nothing_is_wrong_lost_untold_or_hangs() {
     let long = std::env::var_os("TOFU_LONG").is_some();
     for seed in 0..if long { 5000 } else { 3 } {
         run(seed);
+    }
+}
+
+/// What GET_PORT_STAT of the kernel driver reads, of a node whose router has failed and of its
+/// neighbours: counters are there, and what met the dead ports is in them and nowhere else.
+#[test]
+fn registers_of_ports_are_there_after_a_node_has_failed() {
+    let mut soak = Soak::new(7);
+    let dead = 17;
+    let read = |soak: &Soak, rank: u32, port: u8, reg| {
+        soak.cluster.device(rank).read(Register::Port { port, reg })
+    };
+    soak.set_node(dead, false);
+    let discarded = |soak: &Soak| -> u64 {
+        let ports = (0..NODES).flat_map(|rank| (0..10).map(move |port| (rank, port)));
+        ports.map(|(rank, port)| read(soak, rank, port, PortReg::NumTxDiscardNormalTlp)).sum()
+    };
+    let target = soak.ends[dead as usize].target();
+    for rank in (0..NODES).filter(|rank| *rank != dead) {
+        let before = discarded(&soak);
+        let [at, from] = [soak.ends[dead as usize].at(0), soak.ends[rank as usize].at(0)];
+        let order = Order::put(target, at, from, 5000);
+        assert_eq!(soak.ends[rank as usize].end_of(&order), Rcode::LINK_DOWN, "node {rank}");
+        // Three TLPs.
+        assert_eq!(discarded(&soak) - before, 3, "node {rank}");
+    }
+    for rank in 0..NODES {
+        for port in 0..10 {
+            for reg in PortReg::ALL {
+                let (first, again) = (read(&soak, rank, port, *reg), read(&soak, rank, port, *reg));
+                let at_rest = *reg == PortReg::FreeRunCount || first == again;
+                assert!(at_rest && first != u64::MAX, "node {rank}, port {port}: {reg:?}");
+            }
+            // Nothing leaves the dead node.
+            let sent = read(&soak, rank, port, PortReg::NumSendTlp);
+            assert!(rank != dead || sent == 0, "{sent} TLPs by port {port}");
+        }
     }
 }
