@@ -182,13 +182,20 @@ fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
-/// Moves a file, or what is in a folder, over what is there.
+/// Moves a file, or what is in a folder, over what is there. Folders that are there may be links
+/// only at the top: another archive may have brought those below, and they lead anywhere.
 fn merge(from: &Path, to: &Path) -> io::Result<()> {
     let is_dir = fs::symlink_metadata(from)?.is_dir();
-    if is_dir && to.is_dir() {
+    merge_into(from, to, is_dir && to.is_dir())
+}
+
+fn merge_into(from: &Path, to: &Path, both_are_dirs: bool) -> io::Result<()> {
+    if both_are_dirs {
         for entry in fs::read_dir(from)? {
             let entry = entry?;
-            merge(&entry.path(), &to.join(entry.file_name()))?;
+            let (from, to) = (entry.path(), to.join(entry.file_name()));
+            let is_dir = |path| fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
+            merge_into(&from, &to, is_dir(&from) && is_dir(&to))?;
         }
         return Ok(());
     }
@@ -295,4 +302,36 @@ pub fn pack_folder(
     }
     archive.into_inner()?.flush()?;
     Ok(skipped)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn archive(of: &Path) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        pack(of, &mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn what_one_archive_brings_leads_no_other_out_of_the_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["one", "other/trap/deeper", "home", "back"] {
+            fs::create_dir_all(at(name)).unwrap();
+        }
+        symlink(at("home"), at("one/trap")).unwrap();
+        fs::write(at("other/trap/file"), "got out").unwrap();
+        unpack_over(&archive(&at("one"))[..], &at("back")).unwrap();
+        assert!(unpack_over(&archive(&at("other"))[..], &at("back")).is_err());
+        assert_eq!(fs::read_dir(at("home")).unwrap().count(), 0);
+        // The folder itself may be reached by a link, and links in it go as they came.
+        symlink(at("back"), at("by link")).unwrap();
+        fs::remove_file(at("back/trap")).unwrap();
+        unpack_over(&archive(&at("other"))[..], &at("by link")).unwrap();
+        assert_eq!(fs::read_to_string(at("back/trap/file")).unwrap(), "got out");
+    }
 }

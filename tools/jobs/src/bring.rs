@@ -8,12 +8,13 @@ use std::thread;
 
 use anyhow::{Context, bail};
 use tofu_agent::files;
-use tofu_agent::wire::{Exec, Output, Program, Status};
+use tofu_agent::wire::{Output, Status};
 use tofu_control::RemoteProgram;
 
 use crate::args::RunArgs;
 use crate::bundle::WORK;
 use crate::job;
+use crate::user::as_user;
 
 /// How much of a node's complaint is shown, in bytes.
 const MAX_COMPLAINT: usize = 2000;
@@ -63,6 +64,8 @@ pub(crate) struct Origin<'a> {
     pub(crate) node: u32,
     /// Its name.
     pub(crate) name: String,
+    /// Whose the folder is: links in it lead to nothing that this user may not read.
+    pub(crate) user: u32,
 }
 
 /// Brings what is new in a job's folder on these nodes, one after the other.
@@ -97,8 +100,8 @@ pub(crate) fn bring(
 }
 
 fn fetch(origin: &Origin<'_>, folder: &str, to: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let args = ["pack-changed", &format!("{folder}/{WORK}"), folder].map(str::to_owned).into();
-    let exec = Exec { program: Program::Agent, args, env: Vec::new(), stdin: false };
+    let work = format!("{folder}/{WORK}");
+    let exec = as_user(origin.user, &["/proc/self/exe", "pack-changed", &work, folder]);
     let remote = RemoteProgram::start(origin.control, origin.node, exec)?;
     let (reader, mut writer) = io::pipe().context("no pipes left")?;
     let mut complaint = Vec::new();

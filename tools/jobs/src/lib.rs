@@ -18,6 +18,7 @@ mod local;
 mod machine;
 mod nodes;
 mod place;
+mod user;
 
 pub use args::{Libs, RunArgs, Variable};
 pub use everywhere::{Silence, run_on_all};

@@ -12,7 +12,6 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde_json::json;
 use tofu_abi::Coords;
-use tofu_agent::user;
 use tofu_agent::wire::{Exec, Output, Program, Status, ToProgram};
 use tofu_control::protocol::{EventInfo, EventKind, Reply, Request};
 use tofu_control::{Connection, RemoteProgram, node_name};
@@ -27,6 +26,7 @@ use crate::job::{self, Control, EXIT_TIMEOUT, Event, Label, Options, OutputTaker
 use crate::lease::{Got, Lease};
 use crate::machine::{Found, Machine};
 use crate::place::{Placement, Wanted};
+use crate::user::as_user;
 
 /// Where a job's folder is on a node.
 const FOLDER: &str = "/tmp";
@@ -36,7 +36,7 @@ const LIBRARIES: &str = "/run/tofu-libraries";
 const JOB: &str = "TOFU_JOB";
 /// The variable by which ranks know how often their job was started before.
 const RESTART: &str = "TOFU_RESTART";
-/// The variable by which ranks that have the device through VFIO know their group.
+/// The variable by which ranks that have the device themselves, as root, know their group.
 const GROUP: &str = "TOFU_GROUP";
 /// What the groups of jobs, and their users, begin with (ours): far from the users that a system
 /// has, whose numbers are their groups with the kernel driver.
@@ -46,11 +46,13 @@ const MAX_SAID: usize = 2000;
 /// How long the process manager may take to say where it is.
 const MANAGER: Duration = Duration::from_secs(30);
 
-/// Makes a job's folder its user's where the kernel driver lets users have the device, before any
-/// program of the job's runs. Then says which of some sets of libraries a node does not have. If
-/// there are any, sets make room that no job's folder leads to.
+/// Makes a job's folder its user's where the kernel driver or `tofud` lets users have the device,
+/// before any program of the job's runs. Then says which of some sets of libraries a node does not
+/// have. If there are any, sets make room that no job's folder leads to.
 const LOOK: &str = r#"
-[ -e /proc/tofu/dev ] && chown -R "$1:$1" "$2" && chmod 700 "$2"
+for way in /proc/tofu/dev /run/tofu/*.sock; do
+    [ -e "$way" ] && chown -R "$1:$1" "$2" && chmod 700 "$2" && break
+done
 shift 2
 mkdir -p "$1" && cd "$1" && shift || exit 1
 lacking=
@@ -66,6 +68,9 @@ for set in *; do
     esac
 done
 "#;
+
+/// Kills all processes of the user who runs this, if that is the job's: none can fork away from it.
+const END: &str = r#"[ "$(id -u)" = "$1" ] && kill -9 -1; true"#;
 
 /// Kills what is left of a job's processes, whatever has become of their parents, and removes its
 /// folder. A process that is forked meanwhile is found the next time.
@@ -239,6 +244,9 @@ impl Start<'_> {
         };
         let left = |node: &u32| !lost.contains(node);
         let site = Site { machine, nodes, name, user };
+        let still_there = || site.nodes.iter().copied().filter(left).collect::<Vec<_>>();
+        // What is left of the job must not change what is brought, or removed.
+        let ended = site.end_processes(&still_there());
         let brought = match self.destination.filter(|_| result.is_ok()) {
             Some(destination) => {
                 let mut from = site.origins(&self.placement);
@@ -251,10 +259,11 @@ impl Start<'_> {
         let tidied = match machine.is_own() {
             true => Ok(()),
             false => {
-                Site { nodes: site.nodes.iter().copied().filter(left).collect(), ..site }.tidy()
+                let nodes = still_there();
+                Site { nodes, ..site }.tidy()
             }
         };
-        let result = match (result, brought.and(tidied)) {
+        let result = match (result, ended.and(brought).and(tidied)) {
             (Ok(0), Err(error)) => Err(error),
             // As of a node that has died under its ranks, which have reported it.
             (Ok(code), Err(error)) => {
@@ -280,7 +289,8 @@ struct Site<'a> {
     nodes: Vec<u32>,
     /// The job's name, and that of its folder.
     name: String,
-    /// Who the ranks are on nodes with the kernel driver: root, or a user that is no other job's.
+    /// Who the ranks are on nodes with the kernel driver or `tofud`: root, or a user that is no
+    /// other job's.
     user: u32,
 }
 
@@ -296,28 +306,25 @@ impl Site<'_> {
             control: &self.machine.control,
             node: *node,
             name: node_name(at),
+            user: self.user,
         };
         nodes.map(origin).collect()
     }
 
+    /// Kills all processes of the job's user on some nodes, also those that hide.
+    fn end_processes(&self, nodes: &[u32]) -> anyhow::Result<()> {
+        if self.user == 0 {
+            return Ok(());
+        }
+        let exec = as_user(self.user, &["sh", "-c", END, "sh", &self.user.to_string()]);
+        let ended =
+            on_nodes(nodes, |node| must(&self.machine.control, node, exec.clone(), &[]).map(drop));
+        ended.context("cannot end what is left of the job there")
+    }
+
     /// Does something on all nodes at the same time; returns the first error.
     fn on_all(&self, each: impl Fn(u32) -> anyhow::Result<()> + Sync) -> anyhow::Result<()> {
-        let each = &each;
-        thread::scope(|scope| {
-            let threads: Vec<_> = self
-                .nodes
-                .iter()
-                .map(|node| {
-                    let done = move || each(*node).with_context(|| format!("node {node}"));
-                    scope.spawn(done)
-                })
-                .collect();
-            let join = |thread: thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            let results: Vec<_> = threads.into_iter().map(join).collect();
-            results.into_iter().collect()
-        })
+        on_nodes(&self.nodes, each)
     }
 
     /// Brings the job's folder to all nodes, and libraries to those that do not have them yet.
@@ -370,8 +377,9 @@ impl Site<'_> {
             false => None,
         };
         let folder = self.folder();
-        let user = [user::WORD.to_owned(), self.user.to_string()];
-        let command = [user.to_vec(), bundle.command(&folder)].concat();
+        let command = bundle.command(&folder);
+        let command: Vec<_> = command.iter().map(String::as_str).collect();
+        let command = as_user(self.user, &command).args;
         let (restart, group) = (start.restart.to_string(), (GROUPS | start.number).to_string());
         let common: Vec<_> = [
             (JOB.to_owned(), self.name.clone()),
@@ -405,6 +413,25 @@ impl Site<'_> {
         }
         code
     }
+}
+
+/// Does something on nodes at the same time; returns the first error.
+fn on_nodes(nodes: &[u32], each: impl Fn(u32) -> anyhow::Result<()> + Sync) -> anyhow::Result<()> {
+    let each = &each;
+    thread::scope(|scope| {
+        let threads: Vec<_> = nodes
+            .iter()
+            .map(|node| {
+                let done = move || each(*node).with_context(|| format!("node {node}"));
+                scope.spawn(done)
+            })
+            .collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        let results: Vec<_> = threads.into_iter().map(join).collect();
+        results.into_iter().collect()
+    })
 }
 
 /// A script for a node's shell, and its arguments.

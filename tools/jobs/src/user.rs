@@ -1,0 +1,11 @@
+//! Programs on nodes that are run as a job's user.
+
+use tofu_agent::user;
+use tofu_agent::wire::{Exec, Program};
+
+/// A program that is run as a job's user, where nodes have such.
+pub(crate) fn as_user(user: u32, words: &[&str]) -> Exec {
+    let user = [user::WORD.to_owned(), user.to_string()];
+    let args = user.into_iter().chain(words.iter().map(|word| (*word).to_owned())).collect();
+    Exec { program: Program::Agent, args, env: Vec::new(), stdin: false }
+}
