@@ -347,6 +347,22 @@ impl<P: Platform> Channel<P> {
         config: &ChannelConfig,
         gates: &[Gate],
     ) -> Result<Self, ChannelError> {
+        let alloc = |size| device.platform().alloc_dma(size, size);
+        Self::open_in(device, config, gates, alloc)
+    }
+
+    /// The same with notices in memory of the caller's, which is told how many bytes it needs, at
+    /// a multiple of as many: for one who opens channels that another process starts and polls.
+    ///
+    /// # Errors
+    ///
+    /// See [`ChannelError`]. Nothing is changed then.
+    pub fn open_in(
+        device: &Device<P>,
+        config: &ChannelConfig,
+        gates: &[Gate],
+        notices: impl FnOnce(usize) -> Result<P::Dma, DmaError>,
+    ) -> Result<Self, ChannelError> {
         let profile = device.description().barrier;
         config.check(profile, gates)?;
         let (tni, bch) = (config.tni, config.bch);
@@ -365,7 +381,7 @@ impl<P: Platform> Channel<P> {
         if !config.interrupts.is_empty() {
             platform.irq_enable(vector::bg(tni)).map_err(ChannelError::Interrupt)?;
         }
-        let notices = platform.alloc_dma(NOTICE_SIZE, NOTICE_SIZE).map_err(ChannelError::Memory)?;
+        let notices = notices(NOTICE_SIZE).map_err(ChannelError::Memory)?;
         let page = DevicePage::new(device.clone(), bch_page(tni, bch));
         let mut channel = Self {
             tni,

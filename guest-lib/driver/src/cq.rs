@@ -175,6 +175,21 @@ impl<P: Platform> Cq<P> {
     ///
     /// See [`OpenError`].
     pub fn open(device: &Device<P>, config: &CqConfig) -> Result<Self, OpenError> {
+        let alloc = |size, align| device.platform().alloc_dma(size, align);
+        Self::open_in(device, config, |orders, notices| RingMemory::new(orders, notices, alloc))
+    }
+
+    /// The same with rings in memory of the caller's, of which it is told how many entries they
+    /// have: for one who opens queues that another process posts to and polls.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`].
+    pub fn open_in(
+        device: &Device<P>,
+        config: &CqConfig,
+        rings: impl FnOnce(u32, u32) -> Result<RingMemory<P::Dma>, DmaError>,
+    ) -> Result<Self, OpenError> {
         let (tni, cq) = (config.tni, config.cq);
         let platform = device.platform();
         let present = platform.bar0_read64(tni_base(tni) + TniReg::CqPresent.offset());
@@ -198,8 +213,7 @@ impl<P: Platform> Cq<P> {
 
         let arm = (!config.interrupts.is_empty()).then(|| Arm::new(platform));
         let arm = arm.transpose().map_err(OpenError::Memory)?;
-        let alloc = |size, align| platform.alloc_dma(size, align);
-        let memory = RingMemory::new(orders, notices, alloc).map_err(OpenError::Memory)?;
+        let memory = rings(orders, notices).map_err(OpenError::Memory)?;
         let page = DevicePage::new(device.clone(), cq_page(tni, cq));
         let mut queue = Self {
             tni,

@@ -74,14 +74,20 @@ impl<D: DmaBuffer> RingMemory<D> {
         notices: u32,
         alloc: impl Fn(usize, usize) -> Result<D, DmaError>,
     ) -> Result<Self, DmaError> {
-        let ring = |entries: u32, size| alloc(entries as usize * size, TABLE_ALIGN as usize);
-        Ok(Self {
-            toq: ring(orders, DESC_SIZE)?,
-            tcq: ring(orders, TCQ_ENTRY_SIZE)?,
-            mrq: ring(notices, MRQ_ENTRY_SIZE)?,
-            orders,
-            notices,
-        })
+        let [toq, tcq, mrq] = Self::sizes(orders, notices);
+        let ring = |size| alloc(size, TABLE_ALIGN as usize);
+        Ok(Self::of([ring(toq)?, ring(tcq)?, ring(mrq)?], orders, notices))
+    }
+
+    /// Bytes of the rings: transmit orders, transmit completions, notices.
+    pub const fn sizes(orders: u32, notices: u32) -> [usize; 3] {
+        let (orders, notices) = (orders as usize, notices as usize);
+        [orders * DESC_SIZE, orders * TCQ_ENTRY_SIZE, notices * MRQ_ENTRY_SIZE]
+    }
+
+    /// Rings in memory of these [`sizes`](Self::sizes) that is there already, all zeroes.
+    pub fn of([toq, tcq, mrq]: [D; 3], orders: u32, notices: u32) -> Self {
+        Self { toq, tcq, mrq, orders, notices }
     }
 
     /// Where the device sees the transmit order queue.
