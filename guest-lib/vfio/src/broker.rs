@@ -13,20 +13,28 @@
 //!
 //! Processes that share a device in this way must trust each other: each can reach all registers
 //! and, by way of the device, all memory that the others have mapped. VFIO cannot keep them apart.
+//! So only root's get that. Those of other users get rings and notices of their own queues and
+//! channels, as files of memory, and for all else ask the broker ([`wire::ApartRequest`]), which
+//! opens queues, writes tables and registers, and maps memory ([`ApartDevice`]).
 //!
 //! [`Broker`] is a process's side of it, [`SharedPlatform`] the platform that results. The
 //! messages are in [`wire`]; what the broker needs from this crate is in
 //! [`VfioPlatform`](crate::VfioPlatform): its terms, addresses to grant, and taking them back.
 
+mod apart;
 mod client;
 pub(crate) mod foreign;
+mod own;
+mod stop;
 pub mod wire;
 
 use std::path::PathBuf;
 
 use crate::bdf::Bdf;
 
+pub use apart::{ApartChannel, ApartDevice, ApartQueue, BrokerPage, Joined, Part, RegisterError};
 pub use client::{Broker, BrokerError, Shared, SharedPlatform};
+pub use own::ShareError;
 
 /// The right to have a device alone, where a broker would otherwise give it to the node's network.
 /// It ends when it is dropped.

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use tofu_abi::table::IPA_BITS;
 use tofu_driver::{DmaBuffer, DmaError, VolatileBuffer};
 use vfio_ioctls::{VfioDevice, VfioError, VfioOps};
-use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
+use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::iommu::Info;
 use crate::lock::lock;
@@ -18,9 +19,9 @@ use tofu_driver::FreeList;
 
 /// Size and alignment of the memory that small buffers are cut from: a huge page, which the IOMMU
 /// maps in one entry.
-const CHUNK: usize = 2 << 20;
+pub(crate) const CHUNK: usize = 2 << 20;
 /// Memory of the process's own shares no granule of this size of the device's addresses.
-const GRANULE: usize = 64 << 10;
+pub(crate) const GRANULE: usize = 64 << 10;
 /// Buffers from this size on get memory of their own.
 const LARGE: usize = 512 << 10;
 
@@ -119,7 +120,7 @@ impl Space {
     /// `memory` to `memory + len` stays mapped in this process until the mapping is gone, and
     /// nobody has Rust references to it.
     #[allow(unsafe_code)]
-    unsafe fn map(
+    pub(crate) unsafe fn map(
         self: &Arc<Self>,
         memory: *mut u8,
         len: usize,
@@ -179,7 +180,7 @@ fn map_error(error: VfioError, address: usize, len: usize) -> MapError {
 }
 
 /// A range of device addresses that leads to memory, until it is dropped.
-struct Mapping {
+pub(crate) struct Mapping {
     space: Arc<Space>,
     /// All addresses that nobody else gets meanwhile: start and length.
     taken: (u64, u64),
@@ -189,8 +190,13 @@ struct Mapping {
 }
 
 impl Mapping {
+    /// Where the device sees it.
+    pub(crate) fn addr(&self) -> u64 {
+        self.addr
+    }
+
     /// Takes the memory from the device; false if the kernel does not do it.
-    fn unmap(&mut self) -> bool {
+    pub(crate) fn unmap(&mut self) -> bool {
         if self.active {
             if let Err(error) = self.space.ops.vfio_dma_unmap(self.addr, self.len) {
                 log::error!("unmapping {:#x} from the device: {error}", self.addr);
@@ -210,7 +216,7 @@ impl Drop for Mapping {
 }
 
 /// Memory of this process that the device can reach, and what is free of it.
-struct Chunk {
+pub(crate) struct Chunk {
     memory: ManuallyDrop<MmapRegion<()>>,
     /// Where the mapped part starts in `memory`.
     start: usize,
@@ -239,6 +245,27 @@ impl Chunk {
         let mut free = FreeList::default();
         free.give(mapping.addr, len as u64);
         Ok(Self { memory: ManuallyDrop::new(memory), start, mapping, free: Mutex::new(free) })
+    }
+}
+
+impl Chunk {
+    /// All `len` bytes of a file that cannot shrink, in whole pages.
+    pub(crate) fn of_file(pool: &Pool, file: File, len: usize) -> Result<Self, MapError> {
+        let no_memory = |source| MapError::Memory { size: len, source };
+        let memory = MmapRegion::from_file(FileOffset::new(file, 0), len)
+            .map_err(|error| no_memory(io::Error::other(error)))?;
+        // SAFETY: the pages are the region's own, which outlives the mapping (see `drop`), and are
+        // accessed by volatile slices only.
+        #[allow(unsafe_code)]
+        let mapping = unsafe { pool.space.map(memory.as_ptr(), len, 1, 0, 1)? };
+        let memory = ManuallyDrop::new(memory);
+        Ok(Self { memory, start: 0, mapping, free: Mutex::default() })
+    }
+
+    /// The `len` bytes from `offset` on. Nobody else gets them, now or later.
+    pub(crate) fn part(self: &Arc<Self>, offset: usize, len: usize) -> Buffer {
+        let addr = self.mapping.addr + offset as u64;
+        Buffer { chunk: Arc::clone(self), addr, taken: 0, len }
     }
 }
 
@@ -383,6 +410,11 @@ impl Pool {
         let addr = range.mapping.addr + (address - range.start) as u64;
         let isolated = range.start == start;
         Ok(UserMemory { _range: range, addr, len, isolated })
+    }
+
+    /// The address space that memory is mapped in.
+    pub(crate) fn space(&self) -> &Arc<Space> {
+        &self.space
     }
 
     /// Takes addresses that nothing is mapped at.

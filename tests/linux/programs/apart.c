@@ -1,6 +1,8 @@
 /*
  * Jobs apart. A victim registers memory at all interfaces and watches it; a stranger guesses queues
- * and STags, and puts to all of them, gets from them and adds to them.
+ * and STags, and puts to all of them, gets from them and adds to them. Two ranks sum up by barrier
+ * gates, as long as nobody says it is over; a meddler links gates of its own to all gates that
+ * there are, and starts rounds with other numbers.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -116,6 +118,82 @@ static int stranger(utofu_stadd_t own)
     return commands < 1000 ? -1 : reaches;
 }
 
+/* The gate of a node and interface that has a number, as its ID differs from that of gate `own`. */
+static utofu_vbg_id_t gate_at(utofu_vbg_id_t own, int node, int tni, int number)
+{
+    uint8_t here[6], there[6];
+    utofu_vcq_id_t from, to;
+    OK(utofu_query_my_coords(here));
+    memcpy(there, here, sizeof there);
+    there[3] = (uint8_t)node;
+    OK(utofu_construct_vcq_id(here, 0, 0, COMPONENT, &from));
+    OK(utofu_construct_vcq_id(there, tni, 0, COMPONENT, &to));
+    /* Below bit 32 there are paths and queues. */
+    return (own ^ from ^ to) >> 32 << 32 | (utofu_vbg_id_t)number;
+}
+
+static int link_gate(utofu_vbg_id_t own, utofu_vbg_id_t other)
+{
+    struct utofu_vbg_setting setting = {own, own, other, own, other, {0xff, 0xff, 0xff}};
+    return utofu_set_vbg(&setting, 1);
+}
+
+/* Both ranks have their gate of the same number. Each round's second sum says whether it is the
+ * last one. */
+static int sums(int rank)
+{
+    utofu_vbg_id_t own;
+    uint8_t at[6];
+    OK(utofu_query_my_coords(at));
+    OK(utofu_alloc_vbg(0, 1, 0, &own));
+    OK(link_gate(own, gate_at(own, 1 - at[3], 0, (int)(own & 63))));
+    printf("ready\n");
+    while (access("/tmp/start", F_OK) != 0) usleep(20000);
+    for (uint64_t round = 0;; round++) {
+        uint64_t found[2] = {round + (uint64_t)rank, access("/tmp/over", F_OK) == 0};
+        int code;
+        OK(utofu_reduce_uint64(own, UTOFU_REDUCE_OP_SUM, found, 2, 0));
+        while ((code = utofu_poll_reduce_uint64(own, 0, found)) == UTOFU_ERR_NOT_COMPLETED)
+            ;
+        OK(code);
+        if (found[0] != 2 * round + 1) {
+            printf("touched\n");
+            return 0;
+        }
+        if (found[1] != 0) break;
+        if (round == 0) printf("sums\n");
+    }
+    printf("untouched\n");
+    return 0;
+}
+
+/* How many gates it has started a round towards, and how many of these have ended. */
+static int meddle(void)
+{
+    int started = 0, ended = 0;
+    for (int node = 0; node < 2; node++) {
+        for (int number = 0; number < 48; number++) {
+            utofu_vbg_id_t own;
+            uint64_t value[2] = {1000, 1};
+            OK(utofu_alloc_vbg(0, 1, 0, &own));
+            utofu_vbg_id_t to = gate_at(own, node, 0, number);
+            if (to != own && link_gate(own, to) == UTOFU_SUCCESS) {
+                OK(utofu_reduce_uint64(own, UTOFU_REDUCE_OP_SUM, value, 2, 0));
+                started++;
+                for (int polls = 0; polls < 1000; polls++) {
+                    if (utofu_poll_reduce_uint64(own, 0, value) == UTOFU_SUCCESS) {
+                        ended++;
+                        break;
+                    }
+                }
+            }
+            OK(utofu_free_vbg(&own, 1));
+        }
+    }
+    printf("%d started, %d ended\n", started, ended);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "", *rank = getenv("TOFU_RANK");
@@ -123,6 +201,8 @@ int main(int argc, char **argv)
     int count;
     setvbuf(stdout, NULL, _IOLBF, 0);
     open_all();
+    if (strcmp(what, "sums") == 0) return sums(atoi(rank));
+    if (strcmp(what, "meddler") == 0) return meddle();
     if (strcmp(what, "victim") == 0 || (strcmp(what, "both") == 0 && strcmp(rank, "0") == 0))
         return victim();
     OK(utofu_reg_mem(vcqs[0], memory[0], SIZE, 0, &own));

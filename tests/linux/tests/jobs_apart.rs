@@ -1,8 +1,8 @@
-//! Jobs that share nodes with the kernel driver, as users of their own: none reaches what is
-//! another's, whatever it writes.
+//! Jobs that share nodes, as users of their own: none reaches what is another's, whatever it
+//! writes, with the kernel driver as with VFIO, where `tofud` keeps them apart.
 
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
-use tofu_linux_tests::{PATIENCE, Place, Running, driver};
+use tofu_linux_tests::{Image, PATIENCE, Place, Running, driver};
 
 /// The first of the users that jobs are.
 const USERS: u32 = 1 << 30;
@@ -14,13 +14,27 @@ fn jobs_on_the_same_nodes_do_not_reach_each_other() {
         return;
     }
     let Some(place) = driver::place(TEST) else { return };
-    let sdk = Sdk::new(&place);
-    sdk.compile("programs/apart.c", &["-ltofucom"]);
     let image = driver::image();
-    place.up(&["--shape", driver::SHAPE, "--driver", "tofu", "--image", &image]);
-    users_are_jobs(&place, &sdk);
+    are_apart(&place, &["--driver", "tofu", "--image", &image]);
+}
+
+#[test]
+fn jobs_with_vfio_on_the_same_nodes_do_not_reach_each_other() {
+    const TEST: &str = "jobs_with_vfio_on_the_same_nodes_do_not_reach_each_other";
+    if !has_compiler(TEST) {
+        return;
+    }
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    are_apart(&place, &["--driver", "vfio"]);
+}
+
+fn are_apart(place: &Place, options: &[&str]) {
+    let sdk = Sdk::new(place);
+    sdk.compile("programs/apart.c", &["-ltofucom"]);
+    place.up(&[&["--shape", driver::SHAPE], options].concat());
+    users_are_jobs(place, &sdk);
     // A program of one job that guesses finds the memory of another rank,
-    let mut both = start(&place, &sdk, &["./apart", "both"]);
+    let mut both = start(place, &sdk, &["./apart", "both"]);
     let line = loop {
         let line = both.line();
         if line.ends_with(" reached\n") {
@@ -29,20 +43,39 @@ fn jobs_on_the_same_nodes_do_not_reach_each_other() {
     };
     let reached: i32 = line.split(' ').next().unwrap().parse().unwrap();
     assert!(reached > 0, "{line}");
-    over(&place, true);
+    over(place, true);
     let said = both.end(PATIENCE);
     assert!(said.out.contains("touched\n") && !said.out.contains("untouched"), "{said:?}");
-    over(&place, false);
+    over(place, false);
     // but not that of another job.
-    let mut victim = start(&place, &sdk, &["./apart", "victim"]);
+    let mut victim = start(place, &sdk, &["./apart", "victim"]);
     assert_eq!([victim.line(), victim.line()], ["ready\n", "ready\n"]);
-    let said = start(&place, &sdk, &["./apart", "stranger"]).end(PATIENCE);
+    let said = start(place, &sdk, &["./apart", "stranger"]).end(PATIENCE);
     assert_eq!(said.ok(), "0 reached\n0 reached\n");
-    over(&place, true);
+    over(place, true);
     assert_eq!([victim.line(), victim.line()], ["untouched\n", "untouched\n"]);
     victim.end(PATIENCE).ok();
+    over(place, false);
+    gates_are_apart(&place, &sdk);
     place.run(&["down"]).ok();
     place.is_clean();
+}
+
+/// Barrier gates that another job links to, and signals, go on as if nobody did.
+fn gates_are_apart(place: &Place, sdk: &Sdk) {
+    let mut victim = start(place, sdk, &["./apart", "sums"]);
+    assert_eq!([victim.line(), victim.line()], ["ready\n", "ready\n"]);
+    place.exec_all(&["touch", "/tmp/start"]);
+    assert_eq!([victim.line(), victim.line()], ["sums\n", "sums\n"]);
+    let said = start(place, sdk, &["./apart", "meddler"]).end(PATIENCE).ok();
+    for line in said.lines() {
+        let (started, ended) = line.split_once(" started, ").unwrap();
+        assert!(started.parse::<u32>().unwrap() > 50, "{said}");
+        assert_eq!(ended, "0 ended");
+    }
+    over(place, true);
+    assert_eq!([victim.line(), victim.line()], ["untouched\n", "untouched\n"]);
+    victim.end(PATIENCE).ok();
 }
 
 fn start(place: &Place, sdk: &Sdk, program: &[&str]) -> Running {

@@ -1,5 +1,6 @@
 //! Programs that are run as users of their own, so that jobs on a node are apart.
 
+use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -8,12 +9,21 @@ use std::process::Command;
 /// The word that makes the agent [`become_program`].
 pub const WORD: &str = "as";
 
-/// What the kernel driver offers to all users. Where it is not, programs have the device through
-/// VFIO, which is for root alone.
-const FOR_USERS: &str = "/proc/tofu/dev";
+/// What the kernel driver offers to all users.
+const DRIVER: &str = "/proc/tofu/dev";
+/// Where `tofud` listens, which shares the device among all users. Where neither is, programs have
+/// the device through VFIO, which is for root alone.
+const BROKERS: &str = "/run/tofu";
+
+/// Whether users who are not root can have the device.
+fn is_for_users() -> bool {
+    let is_socket = |entry: fs::DirEntry| entry.path().extension().is_some_and(|it| it == "sock");
+    Path::new(DRIVER).exists()
+        || fs::read_dir(BROKERS).is_ok_and(|found| found.flatten().any(is_socket))
+}
 
 /// Makes this process the program `words`, run by the user of this number if the node has the
-/// kernel driver. It returns only if that is not possible.
+/// kernel driver or `tofud`. It returns only if that is not possible.
 pub fn become_program(user: &str, words: &[&str]) -> io::Error {
     let Ok(user) = user.parse::<u32>() else {
         return io::Error::new(io::ErrorKind::InvalidInput, "not the number of a user");
@@ -23,7 +33,7 @@ pub fn become_program(user: &str, words: &[&str]) -> io::Error {
     };
     let mut command = Command::new(name);
     command.args(args);
-    if Path::new(FOR_USERS).exists() {
+    if is_for_users() {
         // Other groups of root's go with the user.
         command.uid(user).gid(user);
     }

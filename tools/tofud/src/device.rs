@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tofu_abi::Generation;
 use tofu_abi::irq::vector;
-use tofu_abi::regs::NUM_TNI;
+use tofu_abi::regs::{NUM_TNI, NodeAddress};
 use tofu_abi::{BchId, CqId, TniId};
 use tofu_driver::Device;
 use tofu_utofu::gates_in;
@@ -17,6 +17,7 @@ use tofu_vfio::broker::wire::{Refusal, Terms};
 use tofu_vfio::pci::{Bus, KERNEL_DRIVER};
 use tofu_vfio::{Bdf, VfioPlatform};
 
+use crate::apart::{Part, VfioPart};
 use crate::lease::Refused;
 
 /// Queues and channels of the kernel's own driver.
@@ -90,6 +91,18 @@ pub trait SharedDevice {
     /// Its generation.
     fn generation(&self) -> Generation {
         Generation::Fugaku
+    }
+
+    /// What a process of group `group` gets that is kept apart from others; `None` if the device
+    /// cannot do that.
+    fn part(&self, group: u64) -> Option<Box<dyn Part>> {
+        let _ = group;
+        None
+    }
+
+    /// The node, as the register NODE_ADDRESS has it.
+    fn node(&self) -> u64 {
+        0
     }
 
     /// Stops barrier gates, a bit for each by interface, and the channels of those that have one.
@@ -223,6 +236,14 @@ impl SharedDevice for Vfio {
 
     fn generation(&self) -> Generation {
         self.0.generation()
+    }
+
+    fn part(&self, group: u64) -> Option<Box<dyn Part>> {
+        Some(Box::new(VfioPart::new(self.0.clone(), group)))
+    }
+
+    fn node(&self) -> u64 {
+        NodeAddress::from_coords(self.0.coords()).0
     }
 
     fn stop_gates(&self, gates: &[u64; NUM_TNI]) -> bool {

@@ -117,6 +117,11 @@ impl Leases {
         &mut self.queues[tni.index()][cq.index()]
     }
 
+    /// Whether a queue is a process's.
+    pub fn has(&self, id: ClientId, (tni, cq): (TniId, CqId)) -> bool {
+        self.queues[tni.index()][cq.index()].is(id)
+    }
+
     fn is_free(&self, tni: TniId, cq: CqId) -> bool {
         self.queues[tni.index()][cq.index()] == Owner::Nobody
     }

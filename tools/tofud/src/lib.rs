@@ -1,16 +1,19 @@
 //! `tofud`: owns a Tofu device and shares it among processes.
 //!
 //! [`Server`] serves the processes (messages: [`tofu_vfio::broker::wire`]), [`Leases`] records
-//! which process has which control queues, [`SharedDevice`] is what both need from a device. The
-//! device is opened for the first process and closed after the last one. So programs that use it
-//! through VFIO by themselves can open it while no process shares it.
+//! which process has which control queues, [`SharedDevice`] is what both need from a device, and
+//! [`Part`] what a process has of it that is kept apart from others. The device is opened for the
+//! first process and closed after the last one. So programs that use it through VFIO by themselves
+//! can open it while no process shares it.
 #![forbid(unsafe_code)]
 
+mod apart;
 mod device;
 mod lease;
 mod server;
 mod throttle;
 
+pub use apart::{NewMemory, NewQueue, Part, Registers};
 pub use device::{SharedDevice, Source, Vfio, VfioSource};
 pub use lease::{ClientId, Leases, Refused};
 pub use server::{MAX_CLIENTS, Server, listen};

@@ -19,8 +19,9 @@ use tofud::{Server, VfioSource, listen};
 ///
 /// VFIO gives a device to one process. tofud is that process while others, linked with libtofucom,
 /// use the device by way of it: it opens the device for the first of them and gives it up after the
-/// last, and takes back what a process leaves behind, however it ends. Such processes must trust
-/// each other.
+/// last, and takes back what a process leaves behind, however it ends. Root's processes get the
+/// device itself, and must trust each other. Those of all other users are kept apart: the number of
+/// the user is the group of their queues and gates, and what registers and tables say is tofud's.
 ///
 /// It stays in the foreground, and may be killed at any time: processes that use the device go on;
 /// new ones come when it was started again and the others are gone. What it had lent goes back to

@@ -12,16 +12,24 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, socket_with,
 };
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use tofu_abi::TniId;
-use tofu_vfio::broker::wire::{Answer, Refusal, Request, VERSION, receive, send};
+use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
+use rustix::system::sysinfo;
+use tofu_abi::{BchId, BgId, TniId};
+use tofu_driver::Gate;
+use tofu_vfio::broker::wire::{
+    Answer, ApartRequest, GateLinks, Page, Refusal, Request, VERSION, receive_with_fds, send,
+};
 
+use crate::apart::{NewMemory, NewQueue, Part, Registers};
 use crate::device::{SharedDevice, Source};
 use crate::lease::{ClientId, Leases, Refused};
 use crate::throttle::Throttle;
 
 /// Connections at a time at most. Processes of a node are 36 at most.
 pub const MAX_CLIENTS: usize = 64;
+/// Connections at a time at most of a user whose processes are kept apart: as many as a node has
+/// processes.
+const MAX_OF_USER: usize = 36;
 /// Device addresses that a process has from the start, in bytes; it asks for more when they are
 /// used up.
 const FIRST_ADDRESSES: u64 = 8 << 30;
@@ -43,7 +51,8 @@ pub fn listen(path: &Path) -> io::Result<OwnedFd> {
         Err(error) => return Err(error.into()),
     }
     bind(&socket, &SocketAddrUnix::new(&new)?)?;
-    chmod(&new, Mode::RUSR | Mode::WUSR)?;
+    // For all users: what those get who are not root is kept apart.
+    chmod(&new, Mode::from_raw_mode(0o666))?;
     rustix::net::listen(&socket, MAX_CLIENTS as i32)?;
     rename(&new, path)?;
     Ok(socket)
@@ -55,6 +64,10 @@ struct Client {
     /// Readable when the process has ended, should somebody else keep its socket open.
     process: Option<OwnedFd>,
     pid: i32,
+    /// Its user, who is the group of its queues if it is kept apart.
+    user: u32,
+    /// What it has if it is kept apart.
+    part: Option<Box<dyn Part>>,
     role: Role,
     /// Start and length of each range of device addresses.
     addresses: Vec<(u64, u64)>,
@@ -91,6 +104,9 @@ pub struct Server<S: Source> {
     was_open: bool,
     /// Who has it alone has it from the kernel's own driver.
     lent: bool,
+    /// The user whose processes get the device itself, this one's: root. All others' are kept
+    /// apart.
+    trusted: u32,
     warnings: Throttle,
 }
 
@@ -106,8 +122,14 @@ impl<S: Source> Server<S> {
             next: 0,
             was_open: false,
             lent: false,
+            trusted: geteuid().as_raw(),
             warnings: Throttle::default(),
         }
+    }
+
+    /// The same for another user whose processes get the device itself than this process's.
+    pub fn trusting(self, user: u32) -> Self {
+        Self { trusted: user, ..self }
     }
 
     /// Processes that use the device.
@@ -220,15 +242,24 @@ impl<S: Source> Server<S> {
                 return;
             }
         }
-        let (process, pid) = match socket_peercred(&socket) {
+        let (process, pid, user) = match socket_peercred(&socket) {
             Ok(peer) => {
-                (pidfd_open(peer.pid, PidfdFlags::empty()).ok(), Pid::as_raw(Some(peer.pid)))
+                let process = pidfd_open(peer.pid, PidfdFlags::empty()).ok();
+                (process, Pid::as_raw(Some(peer.pid)), peer.uid.as_raw())
             }
-            Err(_) => (None, 0),
+            // Nobody who is known.
+            Err(_) => (None, 0, u32::MAX),
         };
+        let same = |client: &&Client| user != self.trusted && client.user == user;
+        if self.clients.values().filter(same).count() >= MAX_OF_USER {
+            let text = format!("tofud serves {MAX_OF_USER} processes of a user, and no more");
+            let _ = answer(socket.as_fd(), refused(Refusal::NoneLeft, text));
+            return;
+        }
         let id = ClientId(self.next);
         self.next += 1;
-        let client = Client { socket, process, pid, role: Role::Silent, addresses: Vec::new() };
+        let (role, addresses) = (Role::Silent, Vec::new());
+        let client = Client { socket, process, pid, user, part: None, role, addresses };
         self.clients.insert(id, client);
     }
 
@@ -238,7 +269,7 @@ impl<S: Source> Server<S> {
             return Next::Stay;
         };
         let pid = client.pid;
-        let request = match receive::<Request>(client.socket.as_fd()) {
+        let (request, fds) = match receive_with_fds::<Request>(client.socket.as_fd()) {
             Ok(Some(request)) => request,
             Ok(None) => return Next::Leave,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Next::Stay,
@@ -247,8 +278,11 @@ impl<S: Source> Server<S> {
                 return Next::Leave;
             }
         };
-        let sent = match self.handle(id, &request) {
+        let sent = match self.handle(id, &request, &fds) {
             Ok(Handled::Silent) => Ok(()),
+            Ok(Handled::Memory(file)) => self.clients.get(&id).map_or(Ok(()), |client| {
+                send(client.socket.as_fd(), &Answer::Memory, &[file.as_fd()])
+            }),
             Ok(Handled::Answer(found)) => self.say(id, found),
             Ok(Handled::Welcome(cq)) => self.welcome(id, cq),
             Err(Refused { why, text }) => {
@@ -276,12 +310,20 @@ impl<S: Source> Server<S> {
         self.clients.get(&id).map_or(Ok(()), |client| answer(client.socket.as_fd(), what))
     }
 
-    fn handle(&mut self, id: ClientId, request: &Request) -> Result<Handled, Refused> {
+    fn handle(
+        &mut self,
+        id: ClientId,
+        request: &Request,
+        fds: &[OwnedFd],
+    ) -> Result<Handled, Refused> {
         let wrong = |text: &str| Refused::new(Refusal::Wrong, text);
         let none = || Refused::new(Refusal::NoneLeft, "no device addresses are left");
         let client = self.clients.get(&id).ok_or_else(|| wrong("who is that?"))?;
-        let (pid, role) = (client.pid, client.role);
+        let (pid, role, user) = (client.pid, client.role, client.user);
         match *request {
+            Request::Packets { .. } | Request::Alone { .. } if user != self.trusted => {
+                Err(Refused::new(Refusal::NoDevice, "only root may have that of the device"))
+            }
             Request::Hello { version, .. }
             | Request::Packets { version, .. }
             | Request::Alone { version }
@@ -298,6 +340,9 @@ impl<S: Source> Server<S> {
             Request::Hello { place, .. } => {
                 self.open(true)?;
                 let cq = self.leases.join(id, pid, place)?;
+                if user != self.trusted {
+                    return self.set_apart(id, user, cq);
+                }
                 self.enter(id, Role::Program)?;
                 Ok(Handled::Welcome(cq))
             }
@@ -336,6 +381,10 @@ impl<S: Source> Server<S> {
                 self.leases.give_gates(id, tni, gates)?;
                 Ok(Handled::Silent)
             }
+            Request::Apart(ref request) => self.apart(id, request, fds),
+            Request::Addresses { .. } if user != self.trusted => {
+                Err(wrong("it has no address space"))
+            }
             Request::Addresses { size } => {
                 let device = self.device.as_ref().ok_or_else(none)?;
                 let (start, len) = device.grant_addresses(size).ok_or_else(none)?;
@@ -345,6 +394,121 @@ impl<S: Source> Server<S> {
                 Ok(Handled::Answer(Answer::Addresses { start, len }))
             }
         }
+    }
+
+    /// Makes a process that has its queues one of those who are kept apart.
+    fn set_apart(&mut self, id: ClientId, user: u32, cq: Option<u8>) -> Result<Handled, Refused> {
+        let part = self.device.as_ref().and_then(|device| {
+            let about = (device.node(), device.generation().register());
+            Some((device.part(user.into())?, about))
+        });
+        let (Some((part, (node, generation))), Some(client)) = (part, self.clients.get_mut(&id))
+        else {
+            self.leases.end(id, &[]);
+            return Err(Refused::new(
+                Refusal::NoDevice,
+                "the device cannot be shared with this user",
+            ));
+        };
+        client.part = Some(part);
+        client.role = Role::Program;
+        log::info!("process {} of user {user} uses the device, apart from others", client.pid);
+        Ok(Handled::Answer(Answer::Apart { node, generation, cq }))
+    }
+
+    /// What a process asks for that is kept apart.
+    fn apart(
+        &mut self,
+        id: ClientId,
+        request: &ApartRequest,
+        fds: &[OwnedFd],
+    ) -> Result<Handled, Refused> {
+        let wrong = |text: &str| Refused::new(Refusal::Wrong, text);
+        let leases = &self.leases;
+        let queue = |(tni, cq): (u8, u8)| {
+            let queue = leases.queue(tni, cq)?;
+            let own = leases.has(id, queue);
+            own.then_some(queue).ok_or_else(|| wrong("the control queue is not this process's"))
+        };
+        let gates_of = leases.gates_of(id);
+        let has_gate = |tni: TniId, bg: BgId| gates_of[tni.index()] >> bg.get() & 1 != 0;
+        let channel = |(tni, bch): (u8, u8)| {
+            let channel = TniId::new(tni).zip(BchId::new(bch));
+            let channel = channel.filter(|(tni, bch)| has_gate(*tni, bch.gate()));
+            channel.ok_or_else(|| wrong("the barrier channel is not this process's"))
+        };
+        let page = |page| {
+            Ok(match page {
+                Page::Queue(of) => Registers::Queue(queue(of)?),
+                Page::Channel(of) => Registers::Channel(channel(of)?),
+            })
+        };
+        let pinned: u64 =
+            self.clients.values().flat_map(|client| &client.part).map(|p| p.pinned()).sum();
+        let part = self.clients.get_mut(&id).and_then(|client| client.part.as_mut());
+        let part = part.ok_or_else(|| wrong("it has the device itself"))?;
+        let done = Handled::Answer(Answer::Done);
+        let value = |value| Handled::Answer(Answer::Value(value));
+        Ok(match *request {
+            ApartRequest::OpenQueue { queue: of, stags, mrq_size, session } => {
+                let new = NewQueue { queue: queue(of)?, stags, mrq_size, session };
+                Handled::Memory(part.open_queue(&new)?)
+            }
+            ApartRequest::CloseQueue { queue: of } => {
+                part.close_queue(queue(of)?)?;
+                done
+            }
+            ApartRequest::Register {
+                queue: of,
+                stag,
+                offset,
+                address,
+                len,
+                read_only,
+                ref runs,
+            } => {
+                let file = fds.first().ok_or_else(|| wrong("no file comes with it"))?.as_fd();
+                if pinned.saturating_add(len) > may_pin() {
+                    let text = "half of the node's memory can be pinned at most";
+                    return Err(Refused::new(Refusal::NoneLeft, text));
+                }
+                let queue = queue(of)?;
+                part.register(&NewMemory {
+                    queue,
+                    stag,
+                    offset,
+                    address,
+                    len,
+                    read_only,
+                    file,
+                    runs,
+                })?;
+                done
+            }
+            ApartRequest::Deregister { queue: of, stag } => {
+                part.deregister(queue(of)?, stag)?;
+                done
+            }
+            ApartRequest::OpenChannel { channel: of, ref gates } => {
+                let channel = channel(of)?;
+                let gates: Option<Vec<Gate>> = gates.iter().map(GateLinks::gate).collect();
+                let gates = gates.ok_or_else(|| wrong("there is no such barrier gate"))?;
+                if !gates.iter().all(|gate| has_gate(gate.tni, gate.bg)) {
+                    return Err(wrong("barrier gates are not this process's"));
+                }
+                Handled::Memory(part.open_channel(channel, &gates)?)
+            }
+            ApartRequest::CloseChannel { channel: of } => {
+                part.close_channel(channel(of)?)?;
+                done
+            }
+            ApartRequest::Exceptions { channel: of } => value(part.exceptions(channel(of)?)?),
+            ApartRequest::Write { page: of, offset, value } => {
+                part.write(page(of)?, offset, value)?;
+                Handled::Silent
+            }
+            ApartRequest::Read { page: of, offset } => value(part.read(page(of)?, offset)?),
+        })
     }
 
     /// Opens the device if it is not.
@@ -438,6 +602,8 @@ impl<S: Source> Server<S> {
             queues.push((tni, self.leases.kernel_cq()));
         }
         let stuck = device.stop_queues(&queues);
+        // Closes what the process has left open, which has stopped but for what is stuck.
+        drop(client.part);
         self.leases.end(id, &stuck);
         let gates_stopped = device.stop_gates(&self.leases.gates_of(id));
         self.leases.end_gates(id, gates_stopped);
@@ -480,6 +646,7 @@ impl<S: Source> Server<S> {
 /// What a request has led to.
 enum Handled {
     Silent,
+    Memory(OwnedFd),
     Answer(Answer),
     Welcome(Option<u8>),
 }
@@ -491,6 +658,12 @@ fn answer(socket: BorrowedFd<'_>, what: Answer) -> io::Result<()> {
 fn refused(why: Refusal, text: String) -> Answer {
     // It must fit into a message.
     Answer::Refused { why, text: text.chars().take(300).collect() }
+}
+
+/// Bytes of processes' memory that may be pinned, those that are kept apart taken together.
+fn may_pin() -> u64 {
+    let about = sysinfo();
+    about.totalram.saturating_mul(about.mem_unit.into()) / 2
 }
 
 /// Ranges as few as possible: a process may have mapped memory across the border of two.

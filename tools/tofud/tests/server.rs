@@ -8,15 +8,20 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rustix::event::Timespec;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::getuid;
 use tofu_abi::regs::BAR0_SIZE;
-use tofu_abi::{CqId, TniId};
-use tofu_driver::Platform;
+use tofu_abi::{BchId, BgId, CqId, TniId};
+use tofu_driver::{Gate, Platform};
 use tofu_vfio::Layout;
 use tofu_vfio::broker::wire::{
-    Answer, Refusal, Request, SpaceKind, Terms, VERSION, receive_with_fds, send,
+    Answer, ApartRequest, GateLinks, Page, Refusal, Request, SpaceKind, Terms, VERSION,
+    receive_with_fds, send,
 };
 use tofu_vfio::broker::{Broker, BrokerError};
-use tofud::{MAX_CLIENTS, Refused, Server, SharedDevice, Source, listen};
+use tofud::{
+    MAX_CLIENTS, NewMemory, NewQueue, Part, Refused, Registers, Server, SharedDevice, Source,
+    listen,
+};
 
 const UNIT: u64 = 1 << 30;
 
@@ -38,6 +43,9 @@ struct State {
     is_kernels: bool,
     /// A process that uses that driver.
     user: bool,
+    /// The group of the last process that was kept apart, and what was done for such.
+    group: u64,
+    done: Vec<String>,
 }
 
 #[derive(Clone, Default)]
@@ -134,10 +142,72 @@ impl SharedDevice for Device {
         queues.iter().copied().filter(|queue| state.stuck.contains(&numbers(queue))).collect()
     }
 
+    fn part(&self, group: u64) -> Option<Box<dyn Part>> {
+        self.fake.state().group = group;
+        Some(Box::new(FakePart(self.fake.clone())))
+    }
+
     fn stop_gates(&self, gates: &[u64; 6]) -> bool {
         let mut state = self.fake.state();
         state.stopped_gates.push(*gates);
         !state.gates_stick
+    }
+}
+
+/// Notes what a process that is kept apart has asked for and may have.
+struct FakePart(Fake);
+
+impl FakePart {
+    fn note(&self, what: impl std::fmt::Debug) -> Result<(), Refused> {
+        self.0.state().done.push(format!("{what:?}"));
+        Ok(())
+    }
+
+    fn file(&self, what: impl std::fmt::Debug) -> Result<OwnedFd, Refused> {
+        self.note(what)?;
+        Ok(memfd_create("memory", MemfdFlags::CLOEXEC).unwrap())
+    }
+}
+
+impl Part for FakePart {
+    fn open_queue(&mut self, new: &NewQueue) -> Result<OwnedFd, Refused> {
+        self.file(("open", new.queue.0.get(), new.queue.1.get()))
+    }
+
+    fn close_queue(&mut self, _: (TniId, CqId)) -> Result<(), Refused> {
+        self.note("close")
+    }
+
+    fn register(&mut self, new: &NewMemory<'_>) -> Result<(), Refused> {
+        self.note(("register", new.stag, new.runs))
+    }
+
+    fn deregister(&mut self, _: (TniId, CqId), stag: u32) -> Result<(), Refused> {
+        self.note(("deregister", stag))
+    }
+
+    fn open_channel(&mut self, _: (TniId, BchId), gates: &[Gate]) -> Result<OwnedFd, Refused> {
+        self.file(("channel", gates.len()))
+    }
+
+    fn close_channel(&mut self, _: (TniId, BchId)) -> Result<(), Refused> {
+        self.note("close channel")
+    }
+
+    fn exceptions(&self, _: (TniId, BchId)) -> Result<u64, Refused> {
+        Ok(5)
+    }
+
+    fn write(&self, _: Registers, offset: u16, value: u64) -> Result<(), Refused> {
+        self.note(("write", offset, value))
+    }
+
+    fn read(&self, _: Registers, offset: u16) -> Result<u64, Refused> {
+        Ok(offset.into())
+    }
+
+    fn pinned(&self) -> u64 {
+        0
     }
 }
 
@@ -170,9 +240,25 @@ impl Test {
         ours
     }
 
+    /// Of processes of other users than the server's.
+    fn of_others() -> Self {
+        let test = Self::new();
+        Self { server: test.server.trusting(getuid().as_raw() ^ 1), ..test }
+    }
+
     /// The answer to a request; `None` if the connection has ended.
     fn ask(&mut self, socket: &OwnedFd, request: &Request) -> Option<Answer> {
-        let _ = send(socket.as_fd(), request, &[]);
+        self.ask_with(socket, request, &[])
+    }
+
+    /// The same to one that comes with descriptors.
+    fn ask_with(
+        &mut self,
+        socket: &OwnedFd,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+    ) -> Option<Answer> {
+        let _ = send(socket.as_fd(), request, fds);
         self.settle();
         receive_with_fds(socket.as_fd()).unwrap_or_default().map(|(answer, _)| answer)
     }
@@ -348,6 +434,124 @@ fn those_who_make_no_sense_are_shown_out() {
     test.settle();
     assert_eq!(test.server.users(), 1);
     assert_eq!(test.ask(&good, &Request::Take { tni: 0, cq: 1 }), Some(Answer::Taken));
+}
+
+/// A process that is kept apart, with its queue, which is open, and gates of TNI 0.
+fn apart(test: &mut Test) -> (OwnedFd, (u8, u8), u64) {
+    let socket = test.connect();
+    let cq = match test.ask(&socket, &hello(None)) {
+        Some(Answer::Apart { node: 0, cq: Some(cq), .. }) => cq,
+        other => panic!("{other:?}"),
+    };
+    let queue = (2, cq);
+    let open = ApartRequest::OpenQueue { queue, stags: 8, mrq_size: 0, session: false };
+    assert_eq!(test.ask(&socket, &Request::Apart(open)), Some(Answer::Memory));
+    match test.ask(&socket, &Request::TakeGates { tni: 0, relays: 1 }) {
+        Some(Answer::Gates { gates }) => (socket, queue, gates),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn one_that_is_kept_apart_has_what_is_its_own() {
+    let mut test = Test::of_others();
+    let (socket, queue, gates) = apart(&mut test);
+    assert_eq!(test.fake.state().group, u64::from(getuid().as_raw()));
+    let file = memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
+    let runs = vec![(0, 4096)];
+    let (offset, address, len, read_only) = (0, 0, 4096, false);
+    let register = ApartRequest::Register { queue, stag: 3, offset, address, len, read_only, runs };
+    let registered = test.ask_with(&socket, &Request::Apart(register), &[file.as_fd()]);
+    assert_eq!(registered, Some(Answer::Done));
+    let page = Page::Queue(queue);
+    let write = ApartRequest::Write { page, offset: 0x40, value: 9 };
+    send(socket.as_fd(), &Request::Apart(write), &[]).unwrap();
+    let read = ApartRequest::Read { page, offset: 0x48 };
+    assert_eq!(test.ask(&socket, &Request::Apart(read)), Some(Answer::Value(0x48)));
+    let own = BgId::ALL.into_iter().filter(|bg| gates >> bg.get() & 1 != 0);
+    let own = own.map(|bg| GateLinks::from(&Gate::new(TniId::ALL[0], bg))).collect();
+    let open = ApartRequest::OpenChannel { channel: (0, gates.trailing_zeros() as u8), gates: own };
+    assert_eq!(test.ask(&socket, &Request::Apart(open)), Some(Answer::Memory));
+    let expected = [
+        format!("(\"open\", 2, {})", queue.1),
+        "(\"register\", 3, [(0, 4096)])".into(),
+        "(\"write\", 64, 9)".into(),
+        "(\"channel\", 2)".into(),
+    ];
+    assert_eq!(test.fake.state().done, expected);
+    assert_eq!(test.server.users(), 1);
+    drop(socket);
+    test.settle();
+    assert!(test.fake.state().stopped.contains(&queue));
+    assert_eq!(test.fake.counts(), (1, 1));
+}
+
+#[test]
+fn one_that_is_kept_apart_has_nothing_of_others() {
+    let mut test = Test::of_others();
+    let (_victim, its, gates) = apart(&mut test);
+    let channel = (0, gates.trailing_zeros() as u8);
+    let before = test.fake.state().done.len();
+    let attempts = |own: u8| {
+        let gate = |bg: u8| GateLinks::from(&Gate::new(TniId::ALL[0], BgId::ALL[usize::from(bg)]));
+        let runs = vec![(0, 4096)];
+        let (stag, offset, address, len, read_only) = (1, 0, 0, 4096, false);
+        vec![
+            ApartRequest::OpenQueue { queue: its, stags: 8, mrq_size: 0, session: false },
+            ApartRequest::OpenQueue { queue: (0, 11), stags: 8, mrq_size: 0, session: false },
+            ApartRequest::OpenQueue { queue: (9, 0), stags: 8, mrq_size: 0, session: false },
+            ApartRequest::CloseQueue { queue: its },
+            ApartRequest::Register { queue: its, stag, offset, address, len, read_only, runs },
+            ApartRequest::Deregister { queue: its, stag: 3 },
+            ApartRequest::Write { page: Page::Queue(its), offset: 0x40, value: 1 },
+            ApartRequest::Read { page: Page::Queue(its), offset: 0x40 },
+            ApartRequest::Write { page: Page::Channel(channel), offset: 0x840, value: 1 },
+            ApartRequest::OpenChannel { channel, gates: vec![gate(channel.1)] },
+            ApartRequest::OpenChannel {
+                channel: (0, own),
+                gates: vec![gate(own), gate((63 - gates.leading_zeros()) as u8)],
+            },
+            ApartRequest::OpenChannel {
+                channel: (0, own),
+                gates: vec![GateLinks { bg: 200, ..gate(own) }],
+            },
+            ApartRequest::CloseChannel { channel },
+            ApartRequest::Exceptions { channel },
+        ]
+    };
+    for attempt in 0..attempts(0).len() {
+        let (socket, _, own) = apart(&mut test);
+        let made = test.fake.state().done.len();
+        let request = attempts(own.trailing_zeros() as u8).swap_remove(attempt);
+        let answer = test.ask(&socket, &Request::Apart(request.clone()));
+        assert_eq!(why(answer), Refusal::Wrong, "{request:?}");
+        assert_eq!(test.ask(&socket, &hello(None)), None, "{request:?}");
+        assert_eq!(test.fake.state().done.len(), made, "{request:?}");
+    }
+    assert!(test.fake.state().done.len() > before);
+    // Nor what is root's.
+    for request in [packets(0), Request::Alone { version: VERSION }] {
+        let socket = test.connect();
+        assert_eq!(why(test.ask(&socket, &request)), Refusal::NoDevice);
+    }
+    let (socket, ..) = apart(&mut test);
+    assert_eq!(why(test.ask(&socket, &Request::Addresses { size: 1 })), Refusal::Wrong);
+    // Nor do the trusted have anything by way of tofud.
+    let mut test = Test::new();
+    let (socket, ..) = test.join(None);
+    let request = ApartRequest::CloseQueue { queue: (0, 0) };
+    assert_eq!(why(test.ask(&socket, &Request::Apart(request))), Refusal::Wrong);
+}
+
+#[test]
+fn a_user_who_is_kept_apart_cannot_have_all_connections() {
+    let mut test = Test::of_others();
+    let sockets: Vec<_> = (0..MAX_CLIENTS).map(|_| test.connect()).collect();
+    let heard = |socket: &&OwnedFd| {
+        matches!(receive_with_fds::<Answer>(socket.as_fd()), Ok(Some((Answer::Refused { .. }, _))))
+    };
+    test.settle();
+    assert_eq!(sockets.iter().filter(heard).count(), MAX_CLIENTS - 36);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Where the process's device comes from: chosen by environment variables, which the manual lists.
 
+mod apart;
+mod broker;
 mod gates;
 mod inproc;
 mod local;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use tofu_abi::irq::vector;
@@ -156,14 +157,20 @@ impl Broker {
         request: &Request,
         vector: Option<u16>,
     ) -> Result<SharedPlatform, BrokerError> {
-        let (answer, mut fds) = self.ask(request)?;
+        let (answer, fds) = self.ask(request)?;
+        self.welcomed(answer, fds, vector)
+    }
+
+    pub(super) fn welcomed(
+        self: Arc<Self>,
+        answer: Answer,
+        mut fds: Vec<OwnedFd>,
+        vector: Option<u16>,
+    ) -> Result<SharedPlatform, BrokerError> {
         let Answer::Welcome { terms, addresses: (start, len), cq } = answer else {
             return Err(BrokerError::Answer);
         };
-        let own = match cq {
-            Some(cq) => Some(CqId::new(cq).ok_or(BrokerError::Answer)?),
-            None => None,
-        };
+        let own = queue_number(cq)?;
         let interrupt = match vector {
             Some(vector) => Some((vector, fds.pop().ok_or(BrokerError::Answer)?)),
             None => None,
@@ -222,8 +229,17 @@ impl Broker {
         self.tell(&Request::GiveGates { tni: tni.get(), gates });
     }
 
+    /// Whether the broker has ended the connection.
+    pub fn is_gone(&self) -> bool {
+        let place = lock(&self.socket);
+        let Some(socket) = &*place else { return true };
+        let mut fds = [PollFd::new(socket, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut fds, Some(&now)), Ok(1..)) && !fds[0].revents().is_empty()
+    }
+
     /// Sends a request that is not answered.
-    fn tell(&self, request: &Request) {
+    pub(super) fn tell(&self, request: &Request) {
         let socket = lock(&self.socket);
         // A broker that is gone needs no message.
         if let Some(socket) = &*socket {
@@ -231,11 +247,20 @@ impl Broker {
         }
     }
 
-    fn ask(&self, request: &Request) -> Result<(Answer, Vec<OwnedFd>), BrokerError> {
+    pub(super) fn ask(&self, request: &Request) -> Result<(Answer, Vec<OwnedFd>), BrokerError> {
+        self.ask_with(request, &[])
+    }
+
+    /// Asks with descriptors.
+    pub(super) fn ask_with(
+        &self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(Answer, Vec<OwnedFd>), BrokerError> {
         let mut place = lock(&self.socket);
         let gone = |kind: io::ErrorKind| BrokerError::Gone(kind.into());
         let socket = place.as_ref().ok_or_else(|| gone(io::ErrorKind::NotConnected))?;
-        let answer = send(socket.as_fd(), request, &[])
+        let answer = send(socket.as_fd(), request, fds)
             .and_then(|()| receive_with_fds::<Answer>(socket.as_fd()));
         match answer {
             Ok(Some((Answer::Refused { why, text }, _))) => Err(BrokerError::Refused { why, text }),
@@ -253,6 +278,11 @@ impl Broker {
             }
         }
     }
+}
+
+/// The queue that a broker names.
+pub(super) fn queue_number(cq: Option<u8>) -> Result<Option<CqId>, BrokerError> {
+    cq.map(|cq| CqId::new(cq).ok_or(BrokerError::Answer)).transpose()
 }
 
 fn set_timeouts(socket: &OwnedFd) -> io::Result<()> {

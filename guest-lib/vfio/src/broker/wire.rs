@@ -14,19 +14,24 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use tofu_abi::barrier::BgAddress;
+use tofu_abi::{BgId, TniId};
+use tofu_driver::Gate;
+
 use crate::bar::Layout;
 
 /// Version of the messages. Both sides must have the same.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Most bytes of a message.
-pub const MAX_MESSAGE: usize = 2048;
+pub const MAX_MESSAGE: usize = 8192;
 /// Descriptors in a message at most: the device, its address space, and an interrupt.
 pub const MAX_FDS: usize = 3;
 
 /// What a process asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// To use the device. The first message, answered by [`Answer::Welcome`].
+    /// To use the device. The first message, answered by [`Answer::Welcome`], or by
+    /// [`Answer::Apart`] if the process is another user's than the broker, which is root's.
     Hello {
         /// The process's [`VERSION`].
         version: u16,
@@ -84,6 +89,146 @@ pub enum Request {
         /// Bytes.
         size: u64,
     },
+    /// What a process asks for that the broker keeps apart from others.
+    Apart(ApartRequest),
+}
+
+/// What a process asks for that has neither the device nor its address space, but rings, notices
+/// and pages of registers of its own queues and channels. Those that are about a queue or channel
+/// which is not its own are [`Refusal::Wrong`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ApartRequest {
+    /// Opens a control queue that is its own. Answered by [`Answer::Memory`]: its rings, in whole
+    /// pages each, in the order of TOQ, TCQ and MRQ.
+    OpenQueue {
+        /// The queue.
+        queue: (u8, u8),
+        /// Steering tags.
+        stags: u32,
+        /// Size code of the message receive queue.
+        mrq_size: u8,
+        /// Commands start as the session advances.
+        session: bool,
+    },
+    /// Closes it, and all that it has registered. Answered by [`Answer::Done`].
+    CloseQueue {
+        /// The queue.
+        queue: (u8, u8),
+    },
+    /// Registers memory: pages of the file that comes with it, which cannot shrink. Answered by
+    /// [`Answer::Done`].
+    Register {
+        /// The queue.
+        queue: (u8, u8),
+        /// The steering tag.
+        stag: u32,
+        /// Offset that the first byte is to have.
+        offset: u64,
+        /// Address of the first byte in the process, of which the position in its page counts.
+        address: u64,
+        /// Bytes.
+        len: u64,
+        /// Nobody may write to it.
+        read_only: bool,
+        /// Start and length in the file, in whole pages, of the pages that hold the memory.
+        runs: Vec<(u64, u64)>,
+    },
+    /// Takes it back. Answered by [`Answer::Done`] when the device uses it no more.
+    Deregister {
+        /// The queue.
+        queue: (u8, u8),
+        /// The steering tag.
+        stag: u32,
+    },
+    /// Opens a barrier channel whose gates are its own. Answered by [`Answer::Memory`]: a page
+    /// that begins with its notices.
+    OpenChannel {
+        /// The channel.
+        channel: (u8, u8),
+        /// Its gates.
+        gates: Vec<GateLinks>,
+    },
+    /// Closes it. Answered by [`Answer::Done`].
+    CloseChannel {
+        /// The channel.
+        channel: (u8, u8),
+    },
+    /// What its gates report. Answered by [`Answer::Value`].
+    Exceptions {
+        /// The channel.
+        channel: (u8, u8),
+    },
+    /// Writes a register. Not answered.
+    Write {
+        /// The page.
+        page: Page,
+        /// Offset in it in bytes.
+        offset: u16,
+        /// What is written.
+        value: u64,
+    },
+    /// Reads a register. Answered by [`Answer::Value`].
+    Read {
+        /// The page.
+        page: Page,
+        /// Offset in it in bytes.
+        offset: u16,
+    },
+}
+
+/// A page of registers that is a program's: network interface and number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Page {
+    /// Of a control queue.
+    Queue((u8, u8)),
+    /// Of a barrier channel.
+    Channel((u8, u8)),
+}
+
+/// A barrier gate and its links, as numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GateLinks {
+    /// Network interface.
+    pub tni: u8,
+    /// The gate.
+    pub bg: u8,
+    /// Gate of the interface to wait for.
+    pub src_local: Option<u8>,
+    /// Address of a gate to wait for.
+    pub src_remote: Option<u64>,
+    /// Gate of the interface to signal.
+    pub dst_local: Option<u8>,
+    /// Address of a gate to signal.
+    pub dst_remote: Option<u64>,
+}
+
+impl From<&Gate> for GateLinks {
+    fn from(gate: &Gate) -> Self {
+        Self {
+            tni: gate.tni.get(),
+            bg: gate.bg.get(),
+            src_local: gate.src_local.map(BgId::get),
+            src_remote: gate.src_remote.map(|at| at.0),
+            dst_local: gate.dst_local.map(BgId::get),
+            dst_remote: gate.dst_remote.map(|at| at.0),
+        }
+    }
+}
+
+impl GateLinks {
+    /// The gate; `None` if there are no such numbers. Whether the device has it is another
+    /// question.
+    pub fn gate(&self) -> Option<Gate> {
+        let local = |number: Option<u8>| number.map_or(Some(None), |n| BgId::new(n).map(Some));
+        Some(Gate {
+            tni: TniId::new(self.tni)?,
+            bg: BgId::new(self.bg)?,
+            src_local: local(self.src_local)?,
+            src_remote: self.src_remote.map(BgAddress),
+            dst_local: local(self.dst_local)?,
+            dst_remote: self.dst_remote.map(BgAddress),
+        })
+    }
 }
 
 /// What the broker answers.
@@ -99,6 +244,24 @@ pub enum Answer {
         /// The control queue of each interface that is its own, if it did not know its place.
         cq: Option<u8>,
     },
+    /// The process may use the device by way of the broker, see [`ApartRequest`].
+    Apart {
+        /// The node, as the register NODE_ADDRESS has it.
+        node: u64,
+        /// The device's generation, as the register GENERATION has it.
+        generation: u64,
+        /// As of [`Answer::Welcome`].
+        cq: Option<u8>,
+    },
+    /// Comes with a file, memory that the device and the process share.
+    Memory,
+    /// It is done.
+    Done,
+    /// What was asked for.
+    Value(
+        /// The value.
+        u64,
+    ),
     /// The broker has given up the device, and those whose it was are about to.
     Yours,
     /// The queue is its own.

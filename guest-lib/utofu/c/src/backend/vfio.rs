@@ -5,19 +5,18 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tofu_abi::{CqId, TniId};
+use tofu_abi::CqId;
 use tofu_driver::Device;
-use tofu_utofu::{ClaimQueue, Code, DeviceShare, DriverProvider, Error, MapUser, Mapped};
-use tofu_vfio::broker::wire::Refusal;
-use tofu_vfio::broker::{Broker, BrokerError, socket_path};
+use tofu_utofu::{Code, DeviceShare, DriverProvider, Error, MapUser, Mapped};
+use tofu_vfio::broker::{Broker, Joined, socket_path};
 use tofu_vfio::pci::Bus;
 use tofu_vfio::{Bdf, MapError, MappedPlatform, Tenure, UserMemory, VfioPlatform};
 
+use super::apart::ApartProvider;
+use super::broker::{Claims, MRQ_SIZE, broker_error};
 use crate::environment;
 use crate::provider::{AnyProvider, any};
 
-/// Size code of message receive queues, that of real systems: 131072 notices.
-const MRQ_SIZE: u8 = 3;
 /// What errors are about.
 const WHAT: &str = "Tofu device";
 
@@ -69,17 +68,26 @@ impl Vfio {
     }
 
     fn shared(broker: Broker, rank: Option<(u16, u16)>) -> Result<Self, Error> {
-        let platform = Arc::new(broker).join(rank).map_err(|error| broker_error(WHAT, error))?;
-        let own = platform.cq();
-        let broker = Arc::clone(platform.broker());
-        let device = Device::probe(platform).map_err(|_| no_answer())?;
-        let generation = device.generation();
+        let broker = Arc::new(broker);
         let (index, processes) = rank.unwrap_or((0, 1));
-        let share = match own {
-            Some(cq) => DeviceShare::of_queue(generation, cq)?,
-            None => DeviceShare::of(generation, index, processes)?,
+        let share_of = |generation, own: Option<CqId>| match own {
+            Some(cq) => DeviceShare::of_queue(generation, cq),
+            None => DeviceShare::of(generation, index, processes),
         };
-        let claims = Claims { broker, share: share.clone() };
+        let joined = Arc::clone(&broker).join_any(rank);
+        let platform = match joined.map_err(|error| broker_error(WHAT, error))? {
+            Joined::Shared(platform) => platform,
+            Joined::Apart(device) => {
+                let share = share_of(device.generation(), device.cq())?;
+                let claims = Claims::new(broker, share.clone());
+                let provider = any(Arc::new(ApartProvider::new(device, claims)));
+                return Ok(Self { provider, share });
+            }
+        };
+        let own = platform.cq();
+        let device = Device::probe(platform).map_err(|_| no_answer())?;
+        let share = share_of(device.generation(), own)?;
+        let claims = Claims::new(broker, share.clone());
         let provider = DriverProvider::new(device, Memory, MRQ_SIZE, environment::group()?)
             .with_claims(claims);
         Ok(Self { provider: any(Arc::new(provider)), share })
@@ -102,78 +110,6 @@ fn no_broker(path: &Path) -> Error {
 
 const fn no_answer() -> Error {
     Error::new(Code::Fatal, WHAT, "it does not answer")
-}
-
-fn broker_error(what: &'static str, error: BrokerError) -> Error {
-    let code = match error {
-        BrokerError::Refused { why: Refusal::NoneLeft, .. } => Code::Full,
-        BrokerError::Answer => Code::Fatal,
-        _ => Code::NotAvailable,
-    };
-    Error::with_text(code, what, None, error.to_string())
-}
-
-/// The right to control queues, where other processes have some.
-struct Claims {
-    broker: Arc<Broker>,
-    share: DeviceShare,
-}
-
-/// A control queue that was asked for.
-struct Taken {
-    broker: Arc<Broker>,
-    tni: TniId,
-    cq: CqId,
-}
-
-impl Drop for Taken {
-    fn drop(&mut self) {
-        self.broker.give(self.tni, self.cq);
-    }
-}
-
-impl ClaimQueue for Claims {
-    type Claim = Option<Taken>;
-
-    fn claim(&self, tni: TniId, cq: CqId) -> Result<Option<Taken>, Error> {
-        if self.share.owns(tni, cq) {
-            return Ok(None);
-        }
-        match self.broker.take(tni, cq) {
-            Ok(()) => Ok(Some(Taken { broker: Arc::clone(&self.broker), tni, cq })),
-            Err(BrokerError::Refused { why: Refusal::InUse, .. }) => {
-                let hint = "another process has it";
-                Err(Error::with_value(Code::NotAvailable, "control queue", cq.get().into(), hint))
-            }
-            Err(BrokerError::Gone(_)) => {
-                let hint = "tofud, which knows who has it, is gone";
-                Err(Error::with_value(Code::OutOfResource, "control queue", cq.get().into(), hint))
-            }
-            Err(error) => Err(broker_error("control queue", error)),
-        }
-    }
-
-    fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error> {
-        let Ok(relays) = u8::try_from(relays) else { return Ok(None) };
-        match self.broker.take_gates(tni, relays) {
-            Ok(gates) => Ok(Some(gates)),
-            Err(BrokerError::Refused { why: Refusal::NoneLeft, .. }) => Ok(None),
-            Err(BrokerError::Gone(_)) => {
-                let hint = "tofud, which knows who has them, is gone";
-                Err(Error::with_value(
-                    Code::OutOfResource,
-                    "barrier gates of TNI",
-                    tni.get().into(),
-                    hint,
-                ))
-            }
-            Err(error) => Err(broker_error("barrier gates", error)),
-        }
-    }
-
-    fn give_gates(&self, tni: TniId, gates: u64) {
-        self.broker.give_gates(tni, gates);
-    }
 }
 
 /// The memory of this process.

@@ -1,0 +1,223 @@
+//! A device that `tofud` shares among processes of users who are not root: it keeps them apart, so
+//! that each has rings and notices of its own, and asks for all else.
+
+use std::sync::Arc;
+use std::thread;
+
+use tofu_abi::desc::Descriptor;
+use tofu_abi::irq::BgsIrqs;
+use tofu_abi::queue::MrqEntry;
+use tofu_abi::reduce::{Input, Op};
+use tofu_abi::{BchId, Coords, Generation, Rcode, TniId};
+use tofu_driver::{ChannelConfig, Full, Gate, Order, Outcome, StartError, TimedOut};
+use tofu_utofu::{
+    ClaimQueue, Code, DriverBarrier, DriverChannel, Error, IdlePolls, OpenQueue, Provider, Queue,
+    Registration, VbgSetting,
+};
+use tofu_vfio::broker::wire::Refusal;
+use tofu_vfio::broker::{
+    ApartChannel, ApartDevice, ApartQueue, Broker, BrokerError, RegisterError, ShareError,
+};
+
+use super::broker::{Claims, MRQ_SIZE, Taken, broker_error};
+
+/// After so many polls that found nothing it is looked whether `tofud` is still there.
+const POLLS_WITHOUT_QUESTION: u32 = 1 << 13;
+const QUEUE: &str = "control queue";
+
+/// A process's part of the device.
+pub(super) struct ApartProvider {
+    device: ApartDevice,
+    claims: Claims,
+}
+
+impl ApartProvider {
+    pub(super) fn new(device: ApartDevice, claims: Claims) -> Self {
+        Self { device, claims }
+    }
+}
+
+fn open_error(what: &'static str, number: u8, error: BrokerError) -> Error {
+    let number = u64::from(number);
+    match error {
+        BrokerError::Refused { why: Refusal::NoneLeft, .. } => {
+            Error::with_value(Code::OutOfMemory, what, number, "no memory left that can be pinned")
+        }
+        BrokerError::Refused { why: Refusal::InUse, .. } => {
+            Error::with_value(Code::NotAvailable, what, number, "another process has it")
+        }
+        error => Error::with_text(Code::Fatal, what, Some(number), error.to_string()),
+    }
+}
+
+impl Provider for ApartProvider {
+    type Queue = BrokerQueue;
+    type Channel = DriverChannel<BrokerBarrier>;
+
+    fn coords(&self) -> Coords {
+        self.device.coords()
+    }
+
+    fn generation(&self) -> Generation {
+        self.device.generation()
+    }
+
+    fn open(&self, queue: &OpenQueue) -> Result<BrokerQueue, Error> {
+        let &OpenQueue { tni, cq, stags, session } = queue;
+        let claim = self.claims.claim(tni, cq)?;
+        let opened = self.device.open((tni, cq), stags, MRQ_SIZE, session);
+        let queue = opened.map_err(|error| open_error(QUEUE, cq.get(), error))?;
+        let (broker, idle) = (Arc::clone(self.device.broker()), IdlePolls::default());
+        Ok(BrokerQueue { queue, broker, idle, _claim: claim })
+    }
+
+    fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error> {
+        self.claims.take_gates(tni, relays)
+    }
+
+    fn give_gates(&self, tni: TniId, gates: u64) {
+        self.claims.give_gates(tni, gates);
+    }
+
+    fn open_channel(
+        &self,
+        tni: TniId,
+        bch: BchId,
+        gates: &[VbgSetting],
+    ) -> Result<Self::Channel, Error> {
+        let gates: Vec<Gate> = gates.iter().map(VbgSetting::gate).collect::<Result<_, _>>()?;
+        let profile = self.device.generation().description().barrier;
+        let opened = self.device.open_channel(&ChannelConfig::new(tni, bch), profile, &gates)?;
+        let channel = opened.map_err(|error| open_error("barrier channel", bch.get(), error))?;
+        Ok(DriverChannel::new(BrokerBarrier(channel)))
+    }
+
+    fn relax(&self) {
+        std::hint::spin_loop();
+    }
+}
+
+/// A barrier channel, whose gates are `tofud`'s.
+pub(super) struct BrokerBarrier(ApartChannel);
+
+impl DriverBarrier for BrokerBarrier {
+    fn start(&mut self, op: Op, input: &Input, count: u8) -> Result<(), StartError> {
+        self.0.rounds_mut().start(op, input, count)
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Option<Outcome> {
+        self.0.rounds_mut().poll()
+    }
+
+    fn exceptions(&self) -> BgsIrqs {
+        self.0.exceptions()
+    }
+
+    fn yield_processor(&self) {
+        thread::yield_now();
+    }
+
+    fn close(self) -> Result<(), TimedOut> {
+        // What the device does not let go of, tofud keeps.
+        Ok(())
+    }
+}
+
+/// A control queue, whose STags are `tofud`'s.
+pub(super) struct BrokerQueue {
+    // First, so that the device uses nothing when the rest goes.
+    queue: ApartQueue,
+    broker: Arc<Broker>,
+    idle: IdlePolls,
+    _claim: Option<Taken>,
+}
+
+impl BrokerQueue {
+    #[inline]
+    fn polled<T>(&mut self, found: Option<T>) -> Option<T> {
+        let found = self.idle.note(found, thread::yield_now);
+        if self.idle.count() % POLLS_WITHOUT_QUESTION == POLLS_WITHOUT_QUESTION - 1 {
+            self.end_without_broker();
+        }
+        found
+    }
+
+    /// Without `tofud` nothing comes any more, and there is no call that could say so.
+    #[cold]
+    fn end_without_broker(&self) {
+        if self.broker.is_gone() {
+            eprintln!("libtofucom: tofud, which has the device, is gone: the process ends");
+            // SAFETY: no requirements.
+            unsafe { libc::raise(libc::SIGTERM) };
+        }
+    }
+}
+
+impl Queue for BrokerQueue {
+    fn orders(&self) -> usize {
+        self.queue.rings().orders()
+    }
+
+    fn notices(&self) -> usize {
+        self.queue.rings().notices()
+    }
+
+    #[inline]
+    fn free_slots(&self) -> usize {
+        self.queue.rings().free_slots()
+    }
+
+    #[inline]
+    fn post(&mut self, descriptors: &[Descriptor], delayed: bool) -> Result<(), Full> {
+        let order = Order::raw(descriptors);
+        let rings = self.queue.rings_mut();
+        if delayed { rings.post_delayed(&order, 0) } else { rings.post(&order, 0) }
+    }
+
+    #[inline]
+    fn ring(&mut self) {
+        self.queue.rings().doorbell();
+    }
+
+    #[inline]
+    fn poll_completion(&mut self) -> Option<Rcode> {
+        let found = self.queue.rings_mut().poll_tcq().map(|done| done.rcode);
+        self.polled(found)
+    }
+
+    #[inline]
+    fn poll_notice(&mut self) -> Option<MrqEntry> {
+        let found = self.queue.rings_mut().poll_mrq();
+        self.polled(found)
+    }
+
+    unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error> {
+        let &Registration { addr, len, stag, offset, read_only } = memory;
+        // SAFETY: as promised to this function.
+        let done = unsafe { self.queue.register((addr, len), stag, offset, read_only) };
+        done.map_err(register_error)
+    }
+
+    fn deregister(&mut self, stag: u32) -> Result<(), Error> {
+        self.queue.deregister(stag).map_err(|_| {
+            let hint = "the device does not let go of the memory";
+            Error::with_value(Code::Fatal, "steering tag", stag.into(), hint)
+        })
+    }
+}
+
+fn register_error(error: RegisterError) -> Error {
+    let what = "memory to be registered";
+    let text = |code, error: &dyn ToString| Error::with_text(code, what, None, error.to_string());
+    match error {
+        RegisterError::Share(error @ (ShareError::Inaccessible | ShareError::Foreign)) => {
+            text(Code::InvalidAddress, &error)
+        }
+        RegisterError::Share(error) => text(Code::Fatal, &error),
+        RegisterError::Broker(error @ BrokerError::Refused { why: Refusal::NoneLeft, .. }) => {
+            text(Code::OutOfMemory, &error)
+        }
+        RegisterError::Broker(error) => broker_error(what, error),
+    }
+}

@@ -1,0 +1,356 @@
+//! A process that the broker keeps apart: it has rings, notices, and memory that it has
+//! registered. The device, its address space and all tables are the broker's.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use tofu_abi::barrier::{NOTICE_SIZE, Profile};
+use tofu_abi::irq::BgsIrqs;
+use tofu_abi::queue::queue_entries;
+use tofu_abi::regs::NodeAddress;
+use tofu_abi::{BchId, Coords, CqId, Generation, TniId};
+use tofu_driver::{
+    ChannelConfig, ChannelError, DmaError, Gate, RingMemory, Rings, Rounds, UserPage,
+    VolatileBuffer,
+};
+use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
+
+use super::client::{Broker, BrokerError, SharedPlatform, queue_number};
+use super::own::{OwnMemory, ShareError};
+use super::wire::{Answer, ApartRequest, GateLinks, Page, Refusal, Request, VERSION};
+use crate::memfd::PAGE;
+
+/// How a process uses a device that a broker shares.
+#[derive(Debug)]
+pub enum Joined {
+    /// It has the device's registers and address space, as all others have who trust each other.
+    Shared(SharedPlatform),
+    /// It has what is its own.
+    Apart(ApartDevice),
+}
+
+impl Broker {
+    /// Asks to use the device in whatever way the broker lets this process: as its user's
+    /// processes trust others, or apart from them.
+    ///
+    /// # Errors
+    ///
+    /// See [`BrokerError`].
+    pub fn join_any(self: Arc<Self>, place: Option<(u16, u16)>) -> Result<Joined, BrokerError> {
+        let (answer, fds) = self.ask(&Request::Hello { version: VERSION, place })?;
+        match answer {
+            Answer::Apart { node, generation, cq } => {
+                let generation = Generation::from_register(generation);
+                let generation = generation.ok_or(BrokerError::Answer)?;
+                let cq = queue_number(cq)?;
+                let coords = NodeAddress(node).coords();
+                Ok(Joined::Apart(ApartDevice::new(self, coords, generation, cq)))
+            }
+            answer => self.welcomed(answer, fds, None).map(Joined::Shared),
+        }
+    }
+}
+
+/// Size code of transmit queues.
+const TOQ_SIZE: u8 = 0;
+
+/// A device that this process uses by way of a broker which keeps it apart from others.
+#[derive(Debug)]
+pub struct ApartDevice {
+    broker: Arc<Broker>,
+    coords: Coords,
+    generation: Generation,
+    cq: Option<CqId>,
+    memory: Arc<OwnMemory>,
+}
+
+/// Why memory cannot be registered.
+#[derive(Debug, thiserror::Error)]
+pub enum RegisterError {
+    /// The process's memory cannot be shared with the device.
+    #[error(transparent)]
+    Share(ShareError),
+    /// The broker does not do it.
+    #[error(transparent)]
+    Broker(BrokerError),
+}
+
+impl ApartDevice {
+    fn new(broker: Arc<Broker>, coords: Coords, generation: Generation, cq: Option<CqId>) -> Self {
+        Self { broker, coords, generation, cq, memory: Arc::default() }
+    }
+
+    /// The node.
+    pub const fn coords(&self) -> Coords {
+        self.coords
+    }
+
+    /// The device's generation.
+    pub const fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// The control queue of each interface that is this process's own, if it did not know its
+    /// place on the node.
+    pub const fn cq(&self) -> Option<CqId> {
+        self.cq
+    }
+
+    /// The broker.
+    pub const fn broker(&self) -> &Arc<Broker> {
+        &self.broker
+    }
+
+    /// Opens a control queue of this process's, with message receive queues of size code
+    /// `mrq_size`.
+    ///
+    /// # Errors
+    ///
+    /// See [`BrokerError`].
+    pub fn open(
+        &self,
+        (tni, cq): (TniId, CqId),
+        stags: u32,
+        mrq_size: u8,
+        session: bool,
+    ) -> Result<ApartQueue, BrokerError> {
+        let queue = (tni.get(), cq.get());
+        let entries = |code: u8| queue_entries(code.into()).ok_or(BrokerError::Answer);
+        let (orders, notices) = (entries(TOQ_SIZE)?, entries(mrq_size)?);
+        let request = ApartRequest::OpenQueue { queue, stags, mrq_size, session };
+        let file = self.memory_of(request)?;
+        let page = BrokerPage { broker: Arc::clone(&self.broker), page: Page::Queue(queue) };
+        let cut = Cut::default();
+        let rings = RingMemory::new(orders, notices, |size, _| {
+            cut.next(&file, size).map_err(|_| DmaError { size, align: PAGE as usize })
+        });
+        let rings = rings.map_err(|_| cannot_map())?;
+        let rings = Rings::new(rings, page);
+        Ok(ApartQueue { rings, queue, broker: self.broker.clone(), memory: self.memory.clone() })
+    }
+
+    /// Opens a barrier channel with gates of this process's. Of `config` the broker has its own
+    /// mind about group, subnet and interrupts.
+    ///
+    /// # Errors
+    ///
+    /// Those of the gates, or see [`BrokerError`].
+    pub fn open_channel(
+        &self,
+        config: &ChannelConfig,
+        profile: Profile,
+        gates: &[Gate],
+    ) -> Result<Result<ApartChannel, BrokerError>, ChannelError> {
+        config.check(profile, gates)?;
+        Ok(self.open_checked((config.tni, config.bch), profile, gates))
+    }
+
+    fn open_checked(
+        &self,
+        (tni, bch): (TniId, BchId),
+        profile: Profile,
+        gates: &[Gate],
+    ) -> Result<ApartChannel, BrokerError> {
+        let channel = (tni.get(), bch.get());
+        let gates = gates.iter().map(GateLinks::from).collect();
+        let file = self.memory_of(ApartRequest::OpenChannel { channel, gates })?;
+        let notices = Cut::default().next(&file, NOTICE_SIZE).map_err(|_| cannot_map())?;
+        let page = BrokerPage { broker: Arc::clone(&self.broker), page: Page::Channel(channel) };
+        let rounds = Rounds::new(notices, page, profile, 0);
+        Ok(ApartChannel { rounds, channel, broker: Arc::clone(&self.broker) })
+    }
+
+    fn memory_of(&self, request: ApartRequest) -> Result<OwnedFd, BrokerError> {
+        match self.broker.ask(&Request::Apart(request))? {
+            (Answer::Memory, mut fds) => fds.pop().ok_or(BrokerError::Answer),
+            _ => Err(BrokerError::Answer),
+        }
+    }
+}
+
+fn cannot_map() -> BrokerError {
+    let source = io::ErrorKind::OutOfMemory.into();
+    BrokerError::System { what: "mapping the memory of a queue", source }
+}
+
+/// Parts of a file in the order in which they are in it, in whole pages each.
+#[derive(Default)]
+struct Cut(std::cell::Cell<u64>);
+
+impl Cut {
+    fn next(&self, file: &OwnedFd, len: usize) -> io::Result<Part> {
+        let whole = len.next_multiple_of(PAGE as usize);
+        let file = FileOffset::new(File::from(file.try_clone()?), self.0.get());
+        let memory = MmapRegion::from_file(file, whole).map_err(io::Error::other)?;
+        self.0.set(self.0.get() + whole as u64);
+        Ok(Part { memory, len })
+    }
+}
+
+/// Memory that the device writes to or reads. Where the device sees it is the broker's business.
+pub struct Part {
+    memory: MmapRegion<()>,
+    len: usize,
+}
+
+impl std::fmt::Debug for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Part({} bytes)", self.len)
+    }
+}
+
+impl VolatileBuffer for Part {
+    fn addr(&self) -> u64 {
+        self.memory.as_ptr() as u64
+    }
+
+    #[inline]
+    fn memory(&self) -> VolatileSlice<'_> {
+        self.memory.get_slice(0, self.len).expect("the region is as long at least")
+    }
+}
+
+/// A page of registers that is reached through the broker.
+#[derive(Debug)]
+pub struct BrokerPage {
+    broker: Arc<Broker>,
+    page: Page,
+}
+
+impl UserPage for BrokerPage {
+    /// What cannot be read reads as ones.
+    fn read(&self, offset: u64) -> u64 {
+        let request = ApartRequest::Read { page: self.page, offset: offset as u16 };
+        match self.broker.ask(&Request::Apart(request)) {
+            Ok((Answer::Value(value), _)) => value,
+            _ => u64::MAX,
+        }
+    }
+
+    fn write(&self, offset: u64, value: u64) {
+        // A message comes after all that was written to memory before: it is a system call.
+        let request = ApartRequest::Write { page: self.page, offset: offset as u16, value };
+        self.broker.tell(&Request::Apart(request));
+    }
+}
+
+fn done(broker: &Broker, request: ApartRequest) -> Result<(), BrokerError> {
+    match broker.ask(&Request::Apart(request))? {
+        (Answer::Done, _) => Ok(()),
+        _ => Err(BrokerError::Answer),
+    }
+}
+
+/// A control queue of a process that is kept apart. Dropping it closes it.
+#[derive(Debug)]
+pub struct ApartQueue {
+    rings: Rings<Part, BrokerPage>,
+    queue: (u8, u8),
+    broker: Arc<Broker>,
+    memory: Arc<OwnMemory>,
+}
+
+impl ApartQueue {
+    /// What is posted to and polled.
+    pub const fn rings(&self) -> &Rings<Part, BrokerPage> {
+        &self.rings
+    }
+
+    /// What is posted to and polled.
+    pub const fn rings_mut(&mut self) -> &mut Rings<Part, BrokerPage> {
+        &mut self.rings
+    }
+
+    /// Registers memory of this process under an STag that is free, so that its first byte has
+    /// this offset. Its pages become pages of a file that the broker has as well; what they hold
+    /// stays the same.
+    ///
+    /// # Errors
+    ///
+    /// See [`RegisterError`].
+    ///
+    /// # Safety
+    ///
+    /// Until [`ApartQueue::deregister`], or until the queue is closed, the process treats the
+    /// memory as memory that others may change at any time.
+    #[allow(unsafe_code)]
+    pub unsafe fn register(
+        &self,
+        (addr, len): (usize, usize),
+        stag: u32,
+        offset: u64,
+        read_only: bool,
+    ) -> Result<(), RegisterError> {
+        // SAFETY: as promised to this function.
+        let shared = unsafe { self.memory.share(addr, len, read_only) };
+        let (file, runs) = shared.map_err(RegisterError::Share)?;
+        let request = Request::Apart(ApartRequest::Register {
+            queue: self.queue,
+            stag,
+            offset,
+            address: addr as u64,
+            len: len as u64,
+            read_only,
+            runs,
+        });
+        match self.broker.ask_with(&request, &[file.as_fd()]) {
+            Ok((Answer::Done, _)) => Ok(()),
+            Ok(_) => Err(RegisterError::Broker(BrokerError::Answer)),
+            Err(error) => Err(RegisterError::Broker(error)),
+        }
+    }
+
+    /// Takes memory back. When it returns, the device uses it no more.
+    ///
+    /// # Errors
+    ///
+    /// If the broker or the device does not do it.
+    pub fn deregister(&self, stag: u32) -> Result<(), BrokerError> {
+        done(&self.broker, ApartRequest::Deregister { queue: self.queue, stag })
+    }
+}
+
+impl Drop for ApartQueue {
+    fn drop(&mut self) {
+        let closed = done(&self.broker, ApartRequest::CloseQueue { queue: self.queue });
+        // A broker that is gone has closed it.
+        if let Err(error @ BrokerError::Refused { why: Refusal::InUse, .. }) = closed {
+            log::error!("{error}");
+        }
+    }
+}
+
+/// A barrier channel of a process that is kept apart. Dropping it closes it.
+#[derive(Debug)]
+pub struct ApartChannel {
+    rounds: Rounds<Part, BrokerPage>,
+    channel: (u8, u8),
+    broker: Arc<Broker>,
+}
+
+impl ApartChannel {
+    /// What is started and polled.
+    pub const fn rounds_mut(&mut self) -> &mut Rounds<Part, BrokerPage> {
+        &mut self.rounds
+    }
+
+    /// Exceptions of the channel's gates.
+    pub fn exceptions(&self) -> BgsIrqs {
+        let request = ApartRequest::Exceptions { channel: self.channel };
+        match self.broker.ask(&Request::Apart(request)) {
+            Ok((Answer::Value(value), _)) => BgsIrqs::from_raw(value),
+            _ => BgsIrqs::NONE,
+        }
+    }
+}
+
+impl Drop for ApartChannel {
+    fn drop(&mut self) {
+        let closed = done(&self.broker, ApartRequest::CloseChannel { channel: self.channel });
+        if let Err(error @ BrokerError::Refused { why: Refusal::InUse, .. }) = closed {
+            log::error!("{error}");
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! Memory of this process's own that becomes memory of a file, which another process can have too.
+//!
+//! Any memory of a program's can be registered: on its heap, its stack, of its variables. Such
+//! pages are the process's alone, and VFIO maps only the memory of who asks. So they are copied
+//! into a file of memory which is then mapped in their place. No thread notices, as all are stopped
+//! meanwhile. A page stays one of the file, also when it is not registered any more.
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::{copy_nonoverlapping, null_mut};
+use std::sync::Mutex;
+use std::thread;
+
+use rustix::fs::{FallocateFlags, fallocate, fstat, ftruncate};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::stop::{self, StopError};
+use crate::lock::lock;
+use crate::memfd::{PAGE, new_file};
+
+/// Bytes of the file after which pages are given back that the process has unmapped.
+const SWEEP: u64 = 64 << 20;
+/// What the stack is to have below whoever registers memory: pages of a file do not grow.
+const BELOW: usize = 64 << 10;
+/// Stack of the thread that moves pages, in bytes.
+const STACK: usize = 256 << 10;
+
+/// Why memory cannot be shared with the device.
+#[derive(Debug, thiserror::Error)]
+pub enum ShareError {
+    /// It is not mapped, not all of it, or may not be read or written.
+    #[error("it is not mapped, or read-only")]
+    Inaccessible,
+    /// It is memory of a file that other processes may have.
+    #[error("it is a shared mapping of a file, which tofud cannot map")]
+    Foreign,
+    /// A thread did not stop.
+    #[error("a thread of the process blocks signal {0}, by which it is stopped for a moment")]
+    Thread(i32),
+    /// The system does not do it.
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+impl From<StopError> for ShareError {
+    fn from(error: StopError) -> Self {
+        match error {
+            StopError::Thread(signal) => Self::Thread(signal),
+            StopError::System(error) => Self::System(error),
+        }
+    }
+}
+
+impl From<Errno> for ShareError {
+    fn from(error: Errno) -> Self {
+        Self::System(error.into())
+    }
+}
+
+/// The file, once there is one.
+#[derive(Debug, Default)]
+pub(super) struct OwnMemory(Mutex<Option<Pages>>);
+
+#[derive(Debug)]
+struct Pages {
+    file: OwnedFd,
+    /// Device and inode, as /proc/self/maps has them.
+    name: (u64, u64),
+    /// Where the file ends.
+    end: u64,
+    /// Where it ended when pages were given back last.
+    swept: u64,
+}
+
+/// A part of the address space that is mapped in one way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Area {
+    start: u64,
+    end: u64,
+    read: bool,
+    write: bool,
+    execute: bool,
+    shared: bool,
+    offset: u64,
+    /// Device and inode.
+    name: (u64, u64),
+}
+
+impl Area {
+    /// A line of /proc/self/maps.
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split_ascii_whitespace();
+        let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+        let (start, end) = words.next()?.split_once('-')?;
+        let rights = words.next()?.as_bytes();
+        let offset = words.next()?;
+        let (major, minor) = words.next()?.split_once(':')?;
+        let inode = words.next()?.parse().ok()?;
+        let has = |at: usize, letter| rights.get(at) == Some(&letter);
+        Some(Self {
+            start: hex(start)?,
+            end: hex(end)?,
+            read: has(0, b'r'),
+            write: has(1, b'w'),
+            execute: has(2, b'x'),
+            shared: has(3, b's'),
+            offset: hex(offset)?,
+            name: (hex(major)? << 32 | hex(minor)?, inode),
+        })
+    }
+
+    fn protection(&self) -> ProtFlags {
+        let all = [
+            (self.read, ProtFlags::READ),
+            (self.write, ProtFlags::WRITE),
+            (self.execute, ProtFlags::EXEC),
+        ];
+        all.into_iter().filter(|(has, _)| *has).map(|(_, flag)| flag).collect()
+    }
+}
+
+/// All areas, in the order of their addresses.
+fn areas() -> io::Result<Vec<Area>> {
+    Ok(fs::read_to_string("/proc/self/maps")?.lines().filter_map(Area::parse).collect())
+}
+
+/// A part of what is to be shared.
+struct Piece {
+    area: Area,
+    /// Where it is in the file.
+    offset: u64,
+    /// It has to go there.
+    moves: bool,
+}
+
+/// The parts of `start` to `end`, for a file of this name that ends at `file_end`.
+fn pieces(
+    areas: &[Area],
+    (start, end): (u64, u64),
+    read_only: bool,
+    name: (u64, u64),
+    mut file_end: u64,
+) -> Result<Vec<Piece>, ShareError> {
+    let mut at = start;
+    let mut pieces = Vec::new();
+    for area in areas.iter().filter(|area| area.end > start && area.start < end) {
+        let part = Area { start: area.start.max(start), end: area.end.min(end), ..*area };
+        if part.start != at || !part.read || !(part.write || read_only) {
+            return Err(ShareError::Inaccessible);
+        }
+        at = part.end;
+        let moves = !part.shared;
+        if part.shared && part.name != name {
+            return Err(ShareError::Foreign);
+        }
+        let offset = if moves { file_end } else { area.offset + (part.start - area.start) };
+        if moves {
+            file_end += part.end - part.start;
+        }
+        pieces.push(Piece { area: part, offset, moves });
+    }
+    if at == end { Ok(pieces) } else { Err(ShareError::Inaccessible) }
+}
+
+impl Pages {
+    fn new() -> io::Result<Self> {
+        let file = new_file("tofu-own", 0)?;
+        let stat = fstat(&file)?;
+        let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+        let name = (u64::from(major) << 32 | u64::from(minor), stat.st_ino);
+        Ok(Self { file, name, end: 0, swept: 0 })
+    }
+
+    /// Gives back what the process has unmapped.
+    fn sweep(&mut self, areas: &[Area]) {
+        if self.end - self.swept < SWEEP {
+            return;
+        }
+        let own = areas.iter().filter(|area| area.shared && area.name == self.name);
+        let mut used: Vec<_> =
+            own.map(|own| (own.offset, own.offset + own.end - own.start)).collect();
+        used.sort_unstable();
+        let mut at = 0;
+        for (start, end) in used.into_iter().chain([(self.end, self.end)]) {
+            if start > at {
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                // What cannot be given back stays.
+                let _ = fallocate(&self.file, flags, at, start - at);
+            }
+            at = at.max(end);
+        }
+        self.swept = self.end;
+    }
+}
+
+impl OwnMemory {
+    /// Makes the pages that hold memory of the process pages of the file. Returns the file, and
+    /// where they are in it: start and length in bytes of one run after the other.
+    ///
+    /// # Errors
+    ///
+    /// See [`ShareError`].
+    ///
+    /// # Safety
+    ///
+    /// The memory is the caller's, or pages of the heap, stack or variables of the program that it
+    /// shares with others of the program's; it is treated as memory that others may change.
+    pub(super) unsafe fn share(
+        &self,
+        addr: usize,
+        len: usize,
+        read_only: bool,
+    ) -> Result<(OwnedFd, Vec<(u64, u64)>), ShareError> {
+        deepen_stack();
+        let (addr, len) = (addr as u64, len as u64);
+        let end = addr.checked_add(len).and_then(|end| end.checked_next_multiple_of(PAGE));
+        let end = end.filter(|_| len > 0).ok_or(ShareError::Inaccessible)?;
+        let start = addr & !(PAGE - 1);
+        let mut pages = lock(&self.0);
+        let pages = match &mut *pages {
+            Some(pages) => pages,
+            none => none.insert(Pages::new()?),
+        };
+        let areas = areas()?;
+        pages.sweep(&areas);
+        let pieces = pieces(&areas, (start, end), read_only, pages.name, pages.end)?;
+        let added: u64 =
+            pieces.iter().filter(|piece| piece.moves).map(|p| p.area.end - p.area.start).sum();
+        if added > 0 {
+            ftruncate(&pages.file, pages.end + added)?;
+            pages.end += added;
+            // SAFETY: as promised to this function.
+            unsafe { move_all(&pages.file, &pieces)? };
+        }
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        for Piece { area, offset, .. } in pieces {
+            let len = area.end - area.start;
+            match runs.last_mut() {
+                Some(last) if last.0 + last.1 == offset => last.1 += len,
+                _ => runs.push((offset, len)),
+            }
+        }
+        Ok((pages.file.try_clone()?, runs))
+    }
+}
+
+/// Moves pieces into the file while all other threads stand still: also the caller's, whose stack
+/// may be among them.
+///
+/// # Safety
+///
+/// As for [`OwnMemory::share`].
+unsafe fn move_all(file: &OwnedFd, pieces: &[Piece]) -> Result<(), ShareError> {
+    // All that needs memory or can fail comes before.
+    let mut moves = Vec::new();
+    for Piece { area, offset, .. } in pieces.iter().filter(|piece| piece.moves) {
+        let len = (area.end - area.start) as usize;
+        let (flags, rights) = (MapFlags::SHARED, ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: a new mapping, at an address that the kernel chooses, overlaps nothing.
+        let copy = unsafe { mmap(null_mut(), len, rights, flags, file.as_fd(), *offset)? };
+        moves.push((copy as usize, area.start as usize, len, area.protection(), *offset));
+    }
+    let mover = || {
+        let others = stop::others()?;
+        let mut result = Ok(());
+        for &(copy, start, len, rights, offset) in &moves {
+            let flags = MapFlags::SHARED | MapFlags::FIXED;
+            // SAFETY: both are mapped, and `len` bytes long. The new pages hold what the old ones
+            // held, and nobody can have changed those: no other thread runs.
+            let moved = unsafe {
+                copy_nonoverlapping(start as *const u8, copy as *mut u8, len);
+                mmap(start as *mut _, len, rights, flags, file.as_fd(), offset)
+            };
+            if let Err(error) = moved {
+                result = Err(error.into());
+                break;
+            }
+        }
+        drop(others);
+        result
+    };
+    let moved = thread::scope(|scope| {
+        let thread = thread::Builder::new().name("tofu pages".into()).stack_size(STACK);
+        let thread = thread.spawn_scoped(scope, mover)?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    for (copy, _, len, ..) in moves {
+        // SAFETY: mapped above, and nobody has pointers to it.
+        let _ = unsafe { munmap(copy as *mut _, len) };
+    }
+    moved
+}
+
+/// Touches the stack some way down, so that there is a part below that still grows.
+#[inline(never)]
+fn deepen_stack() {
+    std::hint::black_box([0u8; BELOW]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+    /// What is at some runs of a file.
+    fn in_file(file: &OwnedFd, runs: &[(u64, u64)]) -> Vec<u8> {
+        let mut all = Vec::new();
+        for &(start, len) in runs {
+            let mut bytes = vec![0; len as usize];
+            assert_eq!(rustix::io::pread(file, &mut bytes[..], start).unwrap(), len as usize);
+            all.extend(bytes);
+        }
+        all
+    }
+
+    #[test]
+    fn areas_are_lines() {
+        let line = "7f0010000000-7f0010021000 rw-s 0000a000 00:01 1025  /memfd:tofu-own (deleted)";
+        let area = Area::parse(line).unwrap();
+        assert_eq!((area.start, area.end, area.offset), (0x7f0010000000, 0x7f0010021000, 0xa000));
+        assert_eq!((area.name, area.shared, area.write), ((1, 1025), true, true));
+        assert!(!area.execute && Area::parse("x").is_none());
+    }
+
+    #[test]
+    fn memory_of_all_kinds_is_in_the_file_afterwards() {
+        static VARIABLE: AtomicU64 = AtomicU64::new(0x1234_5678_9abc_def0);
+        let memory = OwnMemory::default();
+        let heap: Vec<AtomicU64> = (0..5000).map(AtomicU64::new).collect();
+        let stack: [AtomicU64; 3] = [1, 2, 3].map(AtomicU64::new);
+        let of = |words: &[AtomicU64]| (words.as_ptr() as usize, words.len() * 8);
+        for (round, words) in
+            [&heap[..], &heap[100..300], &stack, std::slice::from_ref(&VARIABLE)].iter().enumerate()
+        {
+            let (addr, len) = of(words);
+            // SAFETY: memory of this test's, accessed by atomics.
+            let (file, runs) = unsafe { memory.share(addr, len, false).unwrap() };
+            let at = addr % PAGE as usize;
+            let read = || in_file(&file, &runs)[at..][..len].to_vec();
+            let expected = |words: &[AtomicU64]| -> Vec<u8> {
+                words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect()
+            };
+            assert_eq!(read(), expected(words), "{round}");
+            words[0].store(77, Ordering::Relaxed);
+            assert_eq!(read(), expected(words), "{round}: it is the same memory");
+        }
+        assert_eq!(stack[1].load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn memory_that_is_none_or_another_files_is_refused() {
+        let memory = OwnMemory::default();
+        // SAFETY: refused before anything is accessed.
+        let share = |addr, len, ro| unsafe { memory.share(addr, len, ro) };
+        assert!(matches!(share(0x1000, 10, false), Err(ShareError::Inaccessible)));
+        assert!(matches!(share(usize::MAX, 10, false), Err(ShareError::Inaccessible)));
+        assert!(matches!(share(0x1000, 0, false), Err(ShareError::Inaccessible)));
+        static TEXT: &str = "this cannot be written";
+        let at = TEXT.as_ptr() as usize;
+        assert!(matches!(share(at, 5, false), Err(ShareError::Inaccessible)));
+        share(at, 5, true).unwrap();
+        assert_eq!(TEXT, "this cannot be written");
+        let other = new_file("other", PAGE).unwrap();
+        let flags = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping.
+        let mapped = unsafe { mmap(null_mut(), PAGE as usize, flags.0, flags.1, &other, 0) };
+        assert!(matches!(share(mapped.unwrap() as usize, 5, false), Err(ShareError::Foreign)));
+    }
+
+    #[test]
+    fn threads_lose_no_writes() {
+        const WORDS: usize = 64 << 10;
+        let words: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+        let over = AtomicBool::new(false);
+        let memory = OwnMemory::default();
+        thread::scope(|scope| {
+            let writers: Vec<_> = (0..3)
+                .map(|writer| {
+                    let (words, over) = (&words, &over);
+                    scope.spawn(move || {
+                        let mut count = 0u64;
+                        while !over.load(Ordering::Relaxed) {
+                            let word = (count as usize * 3 + writer) % WORDS;
+                            words[word].fetch_add(1, Ordering::Relaxed);
+                            count += 1;
+                        }
+                        count
+                    })
+                })
+                .collect();
+            for part in words.chunks(WORDS / 16) {
+                // SAFETY: memory of this test's, accessed by atomics.
+                unsafe { memory.share(part.as_ptr() as usize, part.len() * 8, false).unwrap() };
+            }
+            over.store(true, Ordering::Relaxed);
+            let counts: u64 = writers.into_iter().map(|writer| writer.join().unwrap()).sum();
+            let found: u64 = words.iter().map(|word| word.load(Ordering::Relaxed)).sum();
+            assert_eq!(found, counts);
+        });
+    }
+
+    #[test]
+    fn pages_that_were_unmapped_are_given_back() {
+        let memory = OwnMemory::default();
+        let blocks = || fstat(&lock(&memory.0).as_ref().unwrap().file).unwrap().st_blocks * 512;
+        for _ in 0..6 {
+            let large = vec![1u8; 32 << 20];
+            // SAFETY: memory of this test's, which nobody looks at.
+            unsafe { memory.share(large.as_ptr() as usize, large.len(), true).unwrap() };
+        }
+        assert!(blocks() < 128 << 20, "{}", blocks());
+    }
+}

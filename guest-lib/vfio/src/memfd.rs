@@ -1,0 +1,21 @@
+//! Files of memory.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+/// Pages of the processor.
+pub(crate) const PAGE: u64 = 4096;
+
+/// Makes a file of memory that can grow, but not shrink: whoever has mapped it keeps it.
+///
+/// # Errors
+///
+/// What the system says.
+pub(crate) fn new_file(name: &str, size: u64) -> io::Result<OwnedFd> {
+    let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&file, size)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::SEAL)?;
+    Ok(file)
+}
