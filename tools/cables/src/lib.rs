@@ -1,0 +1,18 @@
+//! Cables between the parts of a machine in different processes, on one host or several.
+//!
+//! Each part listens at an address of its own and has one TLS connection with each other part.
+//! Both ends have a certificate that says which part they are, signed by an authority that was made
+//! for the machine ([`hosts::init`]). [`Joining`] waits for all parts, before the process gives up
+//! to open connections; a [`Mesh`] then is the transport of its machine.
+//!
+//! Why TLS over TCP, and no larger engine, is in the manual: docs/src/dev/cables.md.
+
+#![forbid(unsafe_code)]
+
+mod hello;
+pub mod hosts;
+mod link;
+mod mesh;
+
+pub use crate::hello::{Hello, PartStatus};
+pub use crate::mesh::{Joining, Mesh, News, Receive};

@@ -1,0 +1,282 @@
+//! The connection with one other part.
+//!
+//! Any thread may send. What the socket does not take at once stays encrypted in the connection,
+//! and the thread that receives from it, which waits for both, sends it on. Nobody waits while he
+//! sends, so that two parts that have much for each other never wait for each other.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustls::Connection;
+use tofu_machine::MAX_MESSAGE;
+use tofu_sync::lock;
+
+/// No more requests are taken while so many bytes wait for the socket.
+const ENOUGH: u64 = 4 << 20;
+/// With so many a part takes nothing any more, and is taken for dead.
+const MOST: u64 = 256 << 20;
+/// Bytes that are read at once.
+const READ: usize = 256 << 10;
+/// Bytes of a frame's header: its length, and its kind.
+const HEADER: usize = 5;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Greetings, and what parts tell each other of their guests: JSON.
+    Said = 0,
+    /// A message of the machine.
+    Message = 1,
+    /// A sign of life.
+    Alive = 2,
+}
+
+impl Kind {
+    const fn from_code(code: u8) -> Option<Self> {
+        match code {
+            0 => Some(Self::Said),
+            1 => Some(Self::Message),
+            2 => Some(Self::Alive),
+            _ => None,
+        }
+    }
+}
+
+/// A frame as it is sent.
+fn frame(kind: Kind, body: &[u8]) -> [u8; HEADER] {
+    let [a, b, c, d] = (body.len() as u32).to_le_bytes();
+    [a, b, c, d, kind as u8]
+}
+
+/// A connection.
+pub(crate) struct Link {
+    socket: TcpStream,
+    wake: OwnedFd,
+    tls: Mutex<Tls>,
+    /// Bytes that wait for the socket, about.
+    waiting: AtomicU64,
+    closed: AtomicBool,
+}
+
+struct Tls {
+    connection: Connection,
+    /// What was received and is no whole frame yet.
+    received: Vec<u8>,
+}
+
+/// Writes by write(2), which every thread of a machine may, unlike sendto(2).
+struct Socket<'a>(&'a TcpStream);
+
+impl Write for Socket<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(self.0, bytes)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for Socket<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::io::read(self.0, bytes)?)
+    }
+}
+
+fn broken(what: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, what)
+}
+
+impl Link {
+    /// A link over a socket, whose ends have not greeted each other yet.
+    pub(crate) fn new(socket: TcpStream, connection: Connection) -> io::Result<Self> {
+        socket.set_nodelay(true)?;
+        socket.set_nonblocking(true)?;
+        let mut connection = connection;
+        // The bounds are this module's.
+        connection.set_buffer_limit(None);
+        Ok(Self {
+            socket,
+            wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+            tls: Mutex::new(Tls { connection, received: Vec::new() }),
+            waiting: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Looks at the connection: its certificates, say.
+    pub(crate) fn with<R>(&self, look: impl FnOnce(&Connection) -> R) -> R {
+        look(&lock(&self.tls).connection)
+    }
+
+    /// Sends a frame. Returns false if the other end is gone.
+    pub(crate) fn send(&self, kind: Kind, body: &[u8]) -> bool {
+        if self.closed.load(SeqCst) {
+            return false;
+        }
+        let mut tls = lock(&self.tls);
+        let mut writer = tls.connection.writer();
+        let written = writer.write_all(&frame(kind, body)).and_then(|()| writer.write_all(body));
+        let before = self.waiting.fetch_add((HEADER + body.len()) as u64, SeqCst);
+        let sent = written.and_then(|()| self.flush(&mut tls));
+        drop(tls);
+        if sent.is_err() || before > MOST {
+            self.close();
+            return false;
+        }
+        if self.waiting.load(SeqCst) > 0 {
+            self.wake();
+        }
+        true
+    }
+
+    /// Sends what the socket takes.
+    fn flush(&self, tls: &mut Tls) -> io::Result<()> {
+        while tls.connection.wants_write() {
+            match tls.connection.write_tls(&mut Socket(&self.socket)) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.waiting.store(0, SeqCst);
+        Ok(())
+    }
+
+    /// Whether more requests are taken.
+    pub(crate) fn has_room(&self) -> bool {
+        self.waiting.load(SeqCst) < ENOUGH
+    }
+
+    /// Takes the other end for dead from now on.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, SeqCst);
+        self.wake();
+    }
+
+    /// Ends the connection, which the other end sees at once.
+    pub(crate) fn leave(&self) {
+        self.close();
+        // It fails if the other end was first.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    fn wake(&self) {
+        // It fails if it is as awake as can be.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Waits for frames, for so long at most if that is said, and sends meanwhile what waits.
+    /// Returns them, and whether there is room for requests that was not there before.
+    ///
+    /// # Errors
+    ///
+    /// If the other end is gone, or sends what none sends.
+    pub(crate) fn receive(
+        &self,
+        patience: Option<Duration>,
+        frames: &mut Vec<(Kind, Vec<u8>)>,
+    ) -> io::Result<bool> {
+        let mut events = PollFlags::IN;
+        if self.waiting.load(SeqCst) > 0 {
+            events |= PollFlags::OUT;
+        }
+        let mut fds = [PollFd::new(&self.socket, events), PollFd::new(&self.wake, PollFlags::IN)];
+        let timeout = patience.map(Timespec::try_from).transpose().map_err(broken)?;
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+        let (socket, woken) = (fds[0].revents(), !fds[1].revents().is_empty());
+        if self.closed.load(SeqCst) {
+            return Err(ErrorKind::ConnectionAborted.into());
+        }
+        if woken {
+            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        }
+        let crowded = !self.has_room();
+        if !socket.is_empty() {
+            self.take(frames)?;
+        }
+        let mut tls = lock(&self.tls);
+        self.flush(&mut tls)?;
+        Ok(crowded && self.has_room())
+    }
+
+    /// Takes what the socket has.
+    fn take(&self, frames: &mut Vec<(Kind, Vec<u8>)>) -> io::Result<()> {
+        let mut bytes = vec![0; READ];
+        let read = match Socket(&self.socket).read(&mut bytes) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(read) => read,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let mut rest = &bytes[..read];
+        while !rest.is_empty() {
+            let mut tls = lock(&self.tls);
+            let Tls { connection, received } = &mut *tls;
+            connection.read_tls(&mut rest)?;
+            let state = connection.process_new_packets().map_err(broken)?;
+            let from = received.len();
+            received.resize(from + state.plaintext_bytes_to_read(), 0);
+            connection.reader().read_exact(&mut received[from..])?;
+            cut(received, frames)?;
+        }
+        Ok(())
+    }
+}
+
+/// Takes whole frames off the start of what was received.
+fn cut(received: &mut Vec<u8>, frames: &mut Vec<(Kind, Vec<u8>)>) -> io::Result<()> {
+    let mut at = 0;
+    while let Some(&[a, b, c, d, kind]) = received[at..].first_chunk::<HEADER>() {
+        let length = u32::from_le_bytes([a, b, c, d]) as usize;
+        let kind = Kind::from_code(kind).filter(|_| length <= MAX_MESSAGE);
+        let kind = kind.ok_or_else(|| broken("a frame of no known kind or size"))?;
+        let Some(body) = received.get(at + HEADER..at + HEADER + length) else { break };
+        frames.push((kind, body.to_vec()));
+        at += HEADER + length;
+    }
+    received.drain(..at);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_cut_wherever_the_stream_is() {
+        let bodies: [&[u8]; 3] = [b"", b"one", &[7; 5000]];
+        let mut stream = Vec::new();
+        for body in bodies {
+            stream.extend(frame(Kind::Message, body));
+            stream.extend(body);
+        }
+        for step in [1, 3, 4, 5, 6, 1000, 10_000] {
+            let (mut received, mut frames) = (Vec::new(), Vec::new());
+            for piece in stream.chunks(step) {
+                received.extend_from_slice(piece);
+                cut(&mut received, &mut frames).unwrap();
+            }
+            let found: Vec<_> = frames.iter().map(|(kind, body)| (*kind, &body[..])).collect();
+            assert_eq!(found, bodies.map(|body| (Kind::Message, body)));
+            assert!(received.is_empty());
+        }
+    }
+
+    #[test]
+    fn what_is_no_frame_ends_the_connection() {
+        for bad in [[255, 255, 255, 255, 1], [0, 0, 0, 0, 9]] {
+            assert!(cut(&mut bad.to_vec(), &mut Vec::new()).is_err());
+        }
+    }
+}

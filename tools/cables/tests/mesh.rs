@@ -1,0 +1,303 @@
+//! Parts of a machine that meet over TLS on this host.
+
+use std::fs;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tofu_abi::table::PageSize;
+use tofu_abi::{CqId, Rcode, StagOffset, TniId};
+use tofu_cables::{Hello, Joining, Mesh, News, PartStatus, Receive, hosts};
+use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
+use tofu_fabric::{PartId, Shape};
+use tofu_inproc::InProcess;
+use tofu_machine::{Machine, MachineConfig, Network, Transport};
+
+/// Far longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(100);
+
+/// A folder for so many parts, at ports that are free.
+fn folder(parts: usize) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("demo");
+    let free: Vec<_> = (0..parts).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let addresses: Vec<_> =
+        free.iter().map(|free| free.local_addr().unwrap().to_string()).collect();
+    hosts::init(&dir, &addresses).unwrap();
+    (folder, dir)
+}
+
+fn hello(part: u16, parts: u32) -> Hello {
+    Hello::new("demo", "1x1x1x2x3x2", "fugaku", (part, parts))
+}
+
+fn meet(dir: &Path, own: Hello) -> anyhow::Result<Mesh> {
+    Joining::new(dir, own)?.meet(&mut |_, _| ())
+}
+
+/// All parts, once they have met.
+fn all(dir: &Path, parts: u16) -> Vec<Arc<Mesh>> {
+    let join = |part| {
+        let dir = dir.to_owned();
+        thread::spawn(move || meet(&dir, hello(part, parts.into())))
+    };
+    let joining: Vec<_> = (0..parts).map(join).collect();
+    joining.into_iter().map(|part| Arc::new(part.join().unwrap().unwrap())).collect()
+}
+
+/// Keeps what comes.
+#[derive(Default)]
+struct Inbox {
+    messages: Mutex<Vec<(PartId, Vec<u8>)>>,
+    news: Mutex<Vec<News>>,
+    changed: Condvar,
+}
+
+impl Receive for Inbox {
+    fn message(&self, from: PartId, message: &[u8]) {
+        self.messages.lock().unwrap().push((from, message.to_vec()));
+        self.changed.notify_all();
+    }
+
+    fn room(&self) {}
+
+    fn news(&self, news: News) {
+        self.news.lock().unwrap().push(news);
+        self.changed.notify_all();
+    }
+}
+
+impl Inbox {
+    fn of(mesh: &Arc<Mesh>) -> Arc<Self> {
+        let inbox = Arc::new(Self::default());
+        start(mesh, &inbox);
+        inbox
+    }
+
+    fn wait_for_messages(&self, count: usize) {
+        let messages = self.messages.lock().unwrap();
+        let few = |messages: &mut Vec<_>| messages.len() < count;
+        let (_messages, timeout) =
+            self.changed.wait_timeout_while(messages, PATIENCE, few).unwrap();
+        assert!(!timeout.timed_out());
+    }
+
+    fn wait_for_news(&self) -> Vec<News> {
+        let news = self.news.lock().unwrap();
+        let none = |news: &mut Vec<_>| news.is_empty();
+        let (mut news, _) = self.changed.wait_timeout_while(news, PATIENCE, none).unwrap();
+        std::mem::take(&mut *news)
+    }
+}
+
+fn start<R: Receive + 'static>(mesh: &Arc<Mesh>, to: &Arc<R>) {
+    let (to, first): (Arc<dyn Receive>, Arc<dyn Fn() + Send + Sync>) =
+        (Arc::clone(to) as _, Arc::new(|| ()));
+    mesh.start(&to, &first).unwrap();
+}
+
+#[test]
+fn messages_of_all_pairs_arrive_once_and_in_order() {
+    const COUNT: u32 = 300;
+    let (_folder, dir) = folder(3);
+    let meshes = all(&dir, 3);
+    let inboxes: Vec<_> = meshes.iter().map(Inbox::of).collect();
+    thread::scope(|scope| {
+        for (own, mesh) in (0..).zip(&meshes) {
+            for to in (0..3).filter(|to| *to != own) {
+                scope.spawn(move || {
+                    for number in 0..COUNT {
+                        // Some are more than a socket takes at once.
+                        let size = if number % 50 == 0 { 250_000 } else { number as usize * 7 };
+                        let mut message = number.to_le_bytes().to_vec();
+                        message.resize(4 + size, number as u8);
+                        assert!(mesh.send(PartId(to), message));
+                    }
+                });
+            }
+        }
+    });
+    for inbox in &inboxes {
+        inbox.wait_for_messages(2 * COUNT as usize);
+        let messages = inbox.messages.lock().unwrap();
+        for from in (0..3).map(PartId) {
+            let of = messages.iter().filter(|(sender, _)| *sender == from);
+            let numbers: Vec<u32> = of
+                .map(|(_, message)| {
+                    let (number, rest) = message.split_first_chunk::<4>().unwrap();
+                    let number = u32::from_le_bytes(*number);
+                    assert!(rest.iter().all(|byte| *byte == number as u8));
+                    number
+                })
+                .collect();
+            assert!(numbers.is_empty() || numbers.into_iter().eq(0..COUNT));
+        }
+    }
+    meshes[1].tell(PartStatus::Ended { failed: 2 });
+    let expected = News::Status(PartId(1), PartStatus::Ended { failed: 2 });
+    assert_eq!(inboxes[0].wait_for_news(), [expected]);
+}
+
+#[test]
+fn a_part_that_leaves_is_seen_and_reached_no_more() {
+    let (_folder, dir) = folder(2);
+    let meshes = all(&dir, 2);
+    let inboxes: Vec<_> = meshes.iter().map(Inbox::of).collect();
+    assert!(meshes[0].send(PartId(1), vec![1]));
+    inboxes[1].wait_for_messages(1);
+    meshes[1].leave();
+    let news = inboxes[0].wait_for_news();
+    assert_eq!(news, [News::Went(PartId(1), "its process has ended".to_owned())]);
+    assert!(!meshes[0].send(PartId(1), vec![1]));
+    assert!(meshes[0].has_room());
+}
+
+#[test]
+fn a_part_is_held_by_one_process() {
+    let (_folder, dir) = folder(2);
+    let _holder = Joining::new(&dir, hello(0, 2)).unwrap();
+    let error = Joining::new(&dir, hello(0, 2)).err().unwrap().to_string();
+    assert!(error.starts_with("part 0 of machine demo is taken: another process"), "{error}");
+    drop(_holder);
+
+    // Somebody has the part's files elsewhere, and comes when all have met.
+    let meshes = all(&dir, 2);
+    let _inboxes: Vec<_> = meshes.iter().map(Inbox::of).collect();
+    let addresses = fs::read_to_string(dir.join("parts.toml")).unwrap();
+    let second = addresses.split('"').nth(3).unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let elsewhere = addresses.replace(second, &free.to_string());
+    fs::write(dir.join("parts.toml"), elsewhere).unwrap();
+    let error = meet(&dir, hello(1, 2)).err().unwrap().to_string();
+    let expected = format!("part 1 of machine demo is taken by process {}", std::process::id());
+    assert_eq!(error, expected);
+}
+
+#[test]
+fn parts_that_do_not_fit_refuse_each_other_in_one_line_each() {
+    let (_folder, dir) = folder(2);
+    let other = Hello { shape: "2x1x1x1x1x1".to_owned(), ..hello(1, 2) };
+    let first = {
+        let dir = dir.clone();
+        thread::spawn(move || meet(&dir, hello(0, 2)))
+    };
+    let second = meet(&dir, other).err().unwrap().to_string();
+    let first = first.join().unwrap().err().unwrap().to_string();
+    for line in [first, second] {
+        for named in ["0/2", "1/2", "1x1x1x2x3x2", "2x1x1x1x1x1"] {
+            assert!(line.contains(named), "{line}");
+        }
+        assert!(!line.contains('\n'));
+    }
+    let error = Joining::new(&dir, hello(0, 3)).err().unwrap().to_string();
+    assert!(error.contains("has addresses for 2 parts; give 0/2"), "{error}");
+}
+
+#[test]
+fn strangers_are_turned_away() {
+    let (_folder, dir) = folder(2);
+    let (_other, theirs) = folder(2);
+    // They know the addresses, and have certificates of their own.
+    fs::copy(dir.join("parts.toml"), theirs.join("parts.toml")).unwrap();
+    let joining = Joining::new(&dir, hello(0, 2)).unwrap();
+    let address = joining.address().to_owned();
+    let first = thread::spawn(move || joining.meet(&mut |_, _| ()));
+    let mut noise = TcpStream::connect(&address).unwrap();
+    noise.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+    drop(noise);
+    let stranger = Joining::new(&theirs, hello(1, 2)).unwrap();
+    let stranger = thread::spawn(move || stranger.meet(&mut |_, _| ()));
+    // One whose certificate is for another part, too.
+    fs::remove_dir_all(theirs.join("part-1")).unwrap();
+    thread::sleep(Duration::from_millis(300));
+    assert!(!first.is_finished() && !stranger.is_finished());
+}
+
+/// Hands to a machine what comes from other parts.
+struct Inwards(Network);
+
+impl Receive for Inwards {
+    fn message(&self, from: PartId, message: &[u8]) {
+        self.0.receive(from, message).unwrap();
+    }
+
+    fn room(&self) {
+        self.0.room();
+    }
+
+    fn news(&self, news: News) {
+        if let News::Went(part, _) = news {
+            self.0.part_went(part);
+        }
+    }
+}
+
+/// How a Put from the first queue ends.
+fn put(cq: &mut Cq<InProcess>, to: Target, len: u32) -> Rcode {
+    let at = StagOffset::new(0, 0, 0);
+    cq.post_and_ring(&Order::put(to, at, at, len), 0).unwrap();
+    let mut read = false;
+    loop {
+        read |= cq.poll_tcq().is_some();
+        if let Some(notice) = cq.poll_mrq()
+            && notice.id().is_some_and(|id| id.ends_own_command())
+        {
+            while !read {
+                read = cq.poll_tcq().is_some();
+            }
+            return notice.word0().rcode();
+        }
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn machines_put_into_each_other_until_one_of_them_goes() {
+    const LEN: usize = 700_000;
+    let (_folder, dir) = folder(2);
+    let meshes = all(&dir, 2);
+    let shape: Shape = "1x1x1x2x1x1".parse().unwrap();
+    let machines: Vec<_> = (0..2)
+        .map(|own| {
+            let part = Some((2, PartId(own)));
+            let timeout_ns = 2 * PATIENCE.as_nanos() as u64;
+            let config = MachineConfig { part, timeout_ns, ..MachineConfig::new(shape) };
+            Arc::new(Machine::new(config).unwrap())
+        })
+        .collect();
+    let mut queues = Vec::new();
+    for ((machine, mesh), node) in machines.iter().zip(&meshes).zip(shape.iter()) {
+        let network = machine.network();
+        network.connect(Arc::clone(mesh) as _);
+        (0..2).map(PartId).for_each(|part| network.part_came(part));
+        start(mesh, &Arc::new(Inwards(network.clone())));
+        machine.start().unwrap();
+        let device = Device::probe(InProcess::attach(machine, node, 4 << 20).unwrap()).unwrap();
+        device.tni(TniId::ALL[0]).enable().unwrap();
+        let config = CqConfig::new(TniId::ALL[0], CqId::ALL[0]);
+        let mut cq = Cq::open(&device, &config).unwrap();
+        let buffer = device.platform().alloc_dma(LEN, 4096).unwrap();
+        let range = [MemoryRange::of(&buffer)];
+        cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).unwrap();
+        queues.push((device, cq, buffer));
+    }
+    let [(_, cq, from), (far, _, into)] = &mut queues[..] else { unreachable!("two nodes") };
+    let data: Vec<u8> = (0..LEN).map(|n| (n * 7 % 251) as u8).collect();
+    from.write(0, &data);
+    let to = Target::new(far.coords(), TniId::ALL[0]);
+    assert_eq!(put(cq, to, LEN as u32), Rcode::SUCCESS);
+    let mut seen = vec![0; LEN];
+    into.read(0, &mut seen);
+    assert!(seen == data);
+    assert_eq!(put(cq, to, 8), Rcode::SUCCESS);
+
+    meshes[1].leave();
+    while machines[0].fabric().links().any(|(_, up)| up) {
+        thread::yield_now();
+    }
+    assert_eq!(put(cq, to, 8), Rcode::LINK_DOWN);
+}
