@@ -51,6 +51,7 @@ fn presets_and_lengths_parse() {
         ("shelf", 48, "1x1x4x2x3x2"),
         ("half-rack", 192, "2x2x4x2x3x2"),
         ("rack", 384, "2x2x8x2x3x2"),
+        ("k-racks", 204, "1x1x17x2x3x2"),
         ("k", 82_944, "24x18x16x2x3x2"),
         ("32x32x32x2x3x2", 393_216, "32x32x32x2x3x2"),
         ("1x1x1x2x1x1", 2, "1x1x1x2x1x1"),
@@ -61,6 +62,22 @@ fn presets_and_lengths_parse() {
     }
     assert_eq!(Shape::RACK.torus(), [true; 3]);
     assert_eq!(Shape::K.torus(), [true, false, true]);
+}
+
+#[test]
+fn io_nodes_are_those_with_z_0() {
+    let racks = Shape::K_RACKS;
+    assert!(racks.has_io_nodes() && !Shape::K.has_io_nodes() && !Shape::RACK.has_io_nodes());
+    assert_eq!((racks.compute_nodes(), racks.io_nodes().count()), (192, 12));
+    assert!(racks.io_nodes().all(|at| at.z == 0 && racks.is_io_node(at)));
+    assert!(!racks.is_io_node(Coords::new(0, 0, 1, 0, 0, 0)));
+    assert!(!racks.is_io_node(Coords::new(1, 0, 0, 0, 0, 0)));
+    // They stay with other axes' rings, and go when asked to.
+    assert!(racks.with_torus([false; 3]).has_io_nodes());
+    assert_eq!(racks.with_io_nodes(false).compute_nodes(), 204);
+    let wide = Shape::new([2, 3, 4, 1, 2, 2]).unwrap().with_io_nodes(true);
+    assert_eq!((wide.compute_nodes(), wide.io_nodes().count()), (72, 24));
+    assert!(!Shape::UNIT.with_io_nodes(true).has_io_nodes());
 }
 
 #[test]

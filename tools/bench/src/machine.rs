@@ -64,7 +64,7 @@ fn resident_kib() -> Option<u64> {
 /// The arguments of a machine of this shape whose nodes run a shipped guest.
 pub(crate) fn up(shape: &str, guest: &str) -> anyhow::Result<MachineArgs> {
     Ok(MachineArgs {
-        shape: ShapeArgs { shape: Some(shape.parse()?), config: None },
+        shape: ShapeArgs { shape: Some(shape.parse()?), ..ShapeArgs::default() },
         sandbox: SandboxArgs { off: true },
         guest: Some(guest.to_owned()),
         ..MachineArgs::default()

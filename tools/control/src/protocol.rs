@@ -229,6 +229,9 @@ pub struct MachineInfo {
     pub shape: String,
     /// Which of X, Y and Z wrap round.
     pub torus: [bool; 3],
+    /// Whether its nodes with Z = 0 are I/O nodes.
+    #[serde(default)]
+    pub io_nodes: bool,
     /// The name of its generation, or `tnw`, when its devices are there.
     #[serde(default)]
     pub generation: Option<String>,
@@ -259,7 +262,7 @@ impl MachineInfo {
     /// If the machine has said something else.
     pub fn shape(&self) -> anyhow::Result<Shape> {
         let shape: Shape = self.shape.parse()?;
-        Ok(shape.with_torus(self.torus))
+        Ok(shape.with_torus(self.torus).with_io_nodes(self.io_nodes))
     }
 }
 

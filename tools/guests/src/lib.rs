@@ -4,7 +4,8 @@
 //! a node knows every other one's addresses without being told.
 //!
 //! Command line: `shape=` and `torus=` tell the machine (see [`tofu_abi::topology`]),
-//! `nodes=N` that only the first N nodes run programs, `without=N` that node N is left out of them,
+//! `io=1` that nodes with Z = 0 run none, `nodes=N` that only the first N of the others do,
+//! `without=N` that node N is left out of them,
 //! `wait=irq` (the default) or `wait=poll` how to wait, `json=1` that results are wanted as a line
 //! of JSON.
 //!
@@ -44,7 +45,7 @@ use core::sync::atomic::Ordering;
 use tofu_abi::irq::CqsIrqs;
 use tofu_abi::queue::MrqId;
 use tofu_abi::table::PageSize;
-use tofu_abi::topology::{NodeId, Shape};
+use tofu_abi::topology::{Axis, NodeId, Shape};
 use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId};
 use tofu_driver::{
     Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target, WaitError,
@@ -118,7 +119,8 @@ pub fn number(name: &str, default: u64) -> Result<u64, Error> {
 pub fn machine_shape() -> Result<Shape, Error> {
     let text = option("shape").ok_or_else(|| fail!("no shape= on the command line"))?;
     let shape: Shape = text.parse()?;
-    Ok(option("torus").map_or(shape, |axes| shape.with_torus_letters(axes)))
+    let shape = option("torus").map_or(shape, |axes| shape.with_torus_letters(axes));
+    Ok(shape.with_io_nodes(option("io") == Some("1")))
 }
 
 /// The nodes that run programs, numbered from 0.
@@ -126,37 +128,66 @@ pub fn machine_shape() -> Result<Shape, Error> {
 struct Places {
     shape: Shape,
     nodes: u32,
-    /// Number among all nodes of one that runs none, but joins the machine to others.
-    without: Option<u32>,
+    /// A node that runs none, but joins the machine to others.
+    gateway: Option<Coords>,
+    /// Its number among the nodes that may run programs, if it is one of these.
+    skipped: Option<u32>,
+}
+
+/// The number of a node among those that may run programs, which I/O nodes do not.
+fn place(shape: &Shape, coords: Coords) -> Option<u32> {
+    let NodeId(node) = shape.node_id(coords)?;
+    if !shape.has_io_nodes() {
+        return Some(node);
+    }
+    // Each X and Y has a block of I/O nodes before its others.
+    let (block, column) = (shape.stride(Axis::Z), shape.stride(Axis::Y));
+    let within = (node % column).checked_sub(block)?;
+    Some(node / column * (column - block) + within)
+}
+
+/// The node with this number among those that may run programs.
+fn node_at(shape: &Shape, place: u32) -> Option<Coords> {
+    if !shape.has_io_nodes() {
+        return shape.coords(NodeId(place));
+    }
+    let (block, column) = (shape.stride(Axis::Z), shape.stride(Axis::Y));
+    let compute = column - block;
+    let before = (place / compute).checked_mul(column)?;
+    shape.coords(NodeId(before.checked_add(block + place % compute)?))
 }
 
 impl Places {
     fn new() -> Result<Self, Error> {
         let shape = machine_shape()?;
-        let without = match option("without") {
-            Some(_) => u32::try_from(number("without", 0)?).ok().filter(|n| *n < shape.nodes()),
+        let gateway = match option("without") {
+            Some(_) => {
+                let node = u32::try_from(number("without", 0)?).ok();
+                node.and_then(|node| shape.coords(NodeId(node)))
+            }
             None => None,
         };
-        let most = shape.nodes() - u32::from(without.is_some());
+        let skipped = gateway.and_then(|at| place(&shape, at));
+        let most = shape.compute_nodes() - u32::from(skipped.is_some());
         let nodes = number("nodes", most.into())?.min(most.into()) as u32;
-        Ok(Self { shape, nodes, without })
+        Ok(Self { shape, nodes, gateway, skipped })
     }
 
     fn coords(&self, rank: u32) -> Option<Coords> {
-        let skipped = self.without.is_some_and(|without| rank >= without);
-        self.shape.coords(NodeId(rank + u32::from(skipped))).filter(|_| rank < self.nodes)
+        let skips = self.skipped.is_some_and(|skipped| rank >= skipped);
+        node_at(&self.shape, rank.checked_add(skips.into())?).filter(|_| rank < self.nodes)
     }
 
     /// The node that is left out.
     fn gateway(&self) -> Option<Coords> {
-        self.shape.coords(NodeId(self.without?))
+        self.gateway
     }
 
     fn rank(&self, coords: Coords) -> Option<u32> {
-        let NodeId(place) = self.shape.node_id(coords)?;
-        let rank = match self.without {
-            Some(without) if place == without => return None,
-            Some(without) if place > without => place - 1,
+        let place = place(&self.shape, coords)?;
+        let rank = match self.skipped {
+            Some(skipped) if place == skipped => return None,
+            Some(skipped) if place > skipped => place - 1,
             _ => place,
         };
         (rank < self.nodes).then_some(rank)

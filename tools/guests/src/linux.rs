@@ -38,6 +38,7 @@ const HELP: &str = "\
 options are words such as count=100; the kernel's command line has defaults (tofu.count=100)
   shape=XxYxZxAxBxC  the machine's shape      torus=xyz  axes of X, Y, Z that are rings
   nodes=N            only the first N nodes   wait=irq|poll  how to wait for the device
+  io=1               nodes with Z = 0 run no programs
   device=BDF         the device, if there are several
   json=1             results as one line of JSON, where there are some
 and those of the program; `tofu guest ls` lists the programs";

@@ -185,8 +185,10 @@ fn find_machine(given: Option<Shape>, wanted: Wanted) -> anyhow::Result<(Shape, 
         bail!("-n {ranks}: with --local a job has up to {MOST} ranks");
     }
     let shapes = match given {
-        Some(shape) if shape.nodes() < nodes => {
-            bail!("the shape {shape} has {} nodes, and the job needs {nodes}", shape.nodes())
+        Some(shape) if shape.compute_nodes() < nodes => {
+            let kind = if shape.has_io_nodes() { "compute " } else { "" };
+            let has = shape.compute_nodes();
+            bail!("the shape {shape} has {has} {kind}nodes, and the job needs {nodes}")
         }
         Some(shape) => vec![shape],
         None if wanted.interconnect == Interconnect::Tnw => vec![wanted.as_machine()?],
@@ -194,7 +196,7 @@ fn find_machine(given: Option<Shape>, wanted: Wanted) -> anyhow::Result<(Shape, 
     };
     let mut error = None;
     for shape in shapes.into_iter().filter(|shape| given.is_some() || shape.nodes() >= nodes) {
-        let system = System::new(shape);
+        let system = System::new(shape).with_failed(shape.io_nodes())?;
         match lay(&system, wanted) {
             Ok(job) if job.processes() > MOST => {
                 bail!("{} ranks: with --local a job has up to {MOST}", job.processes())

@@ -223,7 +223,8 @@ impl Seen {
         let arch = wanted.filter(has).unwrap_or(arch_of(first));
         nodes.retain(|node| arch_of(node) == arch);
         let ready: Vec<Coords> = nodes.iter().map(|node| Coords::from_array(node.at)).collect();
-        let others = shape.iter().filter(|at| !ready.contains(at));
+        // An I/O node may have a Linux of its own, which is not for jobs.
+        let others = shape.iter().filter(|at| !ready.contains(at) || shape.is_io_node(*at));
         let usable = system.clone().with_failed(others)?;
         Ok(Self { interconnect, arch, nodes, usable, system, jobs: machine.jobs })
     }
@@ -250,13 +251,17 @@ impl Own {
     /// Starts a machine with enough nodes.
     fn start(args: &RunArgs, wanted: Wanted, arch: Arch) -> anyhow::Result<(Self, MachineName)> {
         let shape = match args.machine_shape()? {
-            Some(shape) => shape.to_string(),
-            None => wanted.as_machine()?.to_string(),
+            Some(shape) => shape,
+            None => wanted.as_machine()?,
         };
+        let (io, shape) = (shape.has_io_nodes(), shape.to_string());
         let name = MachineName::of_this_run();
         let mut command = janitor::wrapped(0, Path::new("/proc/self/exe"))?;
         command.args(["up", "--linux", "--json", "--shape", &shape, "--boot-timeout", BOOT]);
         command.args(["--name", name.as_str()]);
+        if io {
+            command.arg("--io-nodes");
+        }
         let default = args.mpi.then_some(libraries::MPI_IMAGE);
         if let Some(image) = args.image.as_ref().map(ImageName::as_str).or(default) {
             if tofu_image::Cache::from_env()?.find(image)?.is_none() && args.image.is_none() {

@@ -124,8 +124,8 @@ impl<T: fmt::Debug> fmt::Debug for OneOrMore<T> {
     }
 }
 
-const SHAPE: &str = "\"unit\", \"shelf\", \"half-rack\", \"rack\", \"k\" or six lengths \
-                     such as \"2x2x4x2x3x2\" (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3)";
+const SHAPE: &str = "\"unit\", \"shelf\", \"half-rack\", \"rack\", \"k-racks\", \"k\" or six \
+                     lengths such as \"2x2x4x2x3x2\" (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3)";
 const COORDS: &str = "[x, y, z, a, b, c] of a node of this shape";
 const TIME: &str = "more than 0 and at most 1000 s, such as \"50us\" (ns, us or ms)";
 const MAX_TIME: Ps = 1_000_000_000_000_000;

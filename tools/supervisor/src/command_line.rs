@@ -17,7 +17,9 @@ pub(crate) fn guest(plan: &Plan, vm: &VmPlan) -> String {
 
 /// The machine in words of a command line that begin with `prefix`.
 pub fn machine(plan: &Plan, prefix: &str) -> String {
-    let shape = network(&plan.network.shape, plan.vms().count(), prefix);
+    let shape = &plan.network.shape;
+    let counted = plan.vms().filter(|id| !shape.is_io_node(plan.coords(*id))).count();
+    let shape = network(shape, counted, prefix);
     let ip = ip_words(plan, prefix);
     format!("{shape} {ip}").trim_end().to_owned()
 }
@@ -27,7 +29,8 @@ pub fn network(shape: &Shape, nodes: usize, prefix: &str) -> String {
     let axes = [(Axis::X, 'x'), (Axis::Y, 'y'), (Axis::Z, 'z')];
     let torus: String =
         axes.iter().filter(|(axis, _)| shape.wraps(*axis)).map(|(_, c)| c).collect();
-    format!("{prefix}shape={shape} {prefix}torus={torus} {prefix}nodes={nodes}")
+    let io = if shape.has_io_nodes() { format!(" {prefix}io=1") } else { String::new() };
+    format!("{prefix}shape={shape} {prefix}torus={torus}{io} {prefix}nodes={nodes}")
 }
 
 /// The command line of the firmware.

@@ -28,6 +28,8 @@ pub struct MachineFile {
     pub(crate) shape: Option<Shape>,
     /// X, Y, Z: torus (true) or mesh.
     pub(crate) torus: [Option<bool>; 3],
+    /// Whether nodes with Z = 0 are I/O nodes, with where the file says so.
+    pub(crate) io_nodes: Option<(FileLine, bool)>,
     /// What joins the nodes: the field `generation`.
     pub interconnect: Interconnect,
     /// A node fails with its guest.
@@ -178,6 +180,7 @@ impl fmt::Debug for TextOrNumber {
 struct RawFile {
     shape: Option<Spanned<String>>,
     torus: Option<RawTorus>,
+    io_nodes: Option<Spanned<bool>>,
     generation: Option<Spanned<String>>,
     links: Option<Spanned<String>>,
     fail_with_guest: Option<bool>,
@@ -274,6 +277,7 @@ impl MachineFile {
             shape: source
                 .checked("shape", &raw.shape, |text| text.parse().or(Err(SHAPE_ALLOWED)))?,
             torus: [torus.x, torus.y, torus.z],
+            io_nodes: raw.io_nodes.as_ref().map(|io| (source.place(io.span()), *io.get_ref())),
             interconnect: source.text("generation", &raw.generation)?.unwrap_or_default(),
             link_mode: source.text("links", &raw.links)?,
             fail_with_guest: raw.fail_with_guest.unwrap_or_default(),
@@ -351,8 +355,9 @@ impl MachineFile {
     }
 }
 
-const SHAPE_ALLOWED: &str = "\"unit\", \"shelf\", \"half-rack\", \"rack\", \"k\", six lengths \
-     XxYxZxAxBxC such as \"2x2x4x2x3x2\" (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3) or three, XxYxZ";
+const SHAPE_ALLOWED: &str = "\"unit\", \"shelf\", \"half-rack\", \"rack\", \"k-racks\", \"k\", \
+     six lengths XxYxZxAxBxC such as \"2x2x4x2x3x2\" (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3) or \
+     three, XxYxZ";
 const COORDS_ALLOWED: &str = "[x, y, z, a, b, c], six whole numbers from 0 to 31";
 const PORT_ALLOWED: &str =
     "one of \"A\", \"C\", \"B-\", \"B+\", \"X-\", \"X+\", \"Y-\", \"Y+\", \"Z-\", \"Z+\"";

@@ -44,9 +44,9 @@ pub struct MachineArgs {
 
     /// Boot VMs on the first N nodes only
     ///
-    /// Nodes are numbered with X slowest and C fastest. The others are there as
-    /// devices without a VM: they forward packets and answer what their reset state
-    /// answers. [default: all]
+    /// Nodes are numbered with X slowest and C fastest; I/O nodes do not count. The
+    /// others are there as devices without a VM: they forward packets and answer what their reset
+    /// state answers. [default: all]
     #[arg(long, value_name = "N")]
     pub nodes: Option<u32>,
 
@@ -121,15 +121,24 @@ pub struct MachineArgs {
 /// Which machine.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ShapeArgs {
-    /// Shape of the machine: unit, shelf, half-rack, rack, k, or six lengths
+    /// Shape of the machine: unit, shelf, half-rack, rack, k-racks, k, or six lengths
     ///
     /// Six lengths are XxYxZxAxBxC: X, Y and Z 1 to 32, A and C 1 to 2, B 1 to 3. Three, XxYxZ,
     /// leave A, B and C at 1.
     /// unit is 1x1x1x2x3x2 (12 nodes), shelf 1x1x4x2x3x2 (48), half-rack 2x2x4x2x3x2
-    /// (192), rack 2x2x8x2x3x2 (384); k is the K computer, 24x18x16x2x3x2 with Y a mesh.
+    /// (192), rack 2x2x8x2x3x2 (384); k is the K computer, 24x18x16x2x3x2 with Y a mesh;
+    /// k-racks two racks of it, 1x1x17x2x3x2 (204), with I/O nodes.
     /// [default: unit]
     #[arg(long, value_name = "SHAPE")]
     pub shape: Option<Shape>,
+
+    /// Nodes with Z = 0 are I/O nodes, as in the K computer
+    ///
+    /// They run no guests unless a [[node]] of the machine file gives them one, and jobs leave them
+    /// out. A gateway (--gateway without a node) and a boot server are at one of them. The shape
+    /// k-racks has them without this option.
+    #[arg(long)]
+    pub io_nodes: bool,
 
     /// Machine file (TOML)
     ///
@@ -256,10 +265,11 @@ pub enum Net {
 pub struct GatewayArgs {
     /// Node that joins the machine to the host, and has no guest: X,Y,Z,A,B,C
     ///
+    /// Without coordinates, the first I/O node, in machines that have any (see --io-nodes).
     /// `tofu forward` makes ports of nodes ports of the host. With CAP_NET_ADMIN the host also has
     /// a network interface there, so that ping, ssh and the like reach all nodes.
-    #[arg(long, value_name = "NODE")]
-    pub(crate) gateway: Option<NodeAt>,
+    #[arg(long, value_name = "NODE", num_args = 0..=1)]
+    pub(crate) gateway: Option<Option<NodeAt>>,
 
     /// Whether the host has a network interface at the gateway; auto: if it may be made
     #[arg(long, value_name = "WHEN", default_value = "auto")]
@@ -309,7 +319,8 @@ pub struct BootArgs {
 
     /// Node of the boot server, which runs nothing else: X,Y,Z,A,B,C
     ///
-    /// [default: the last node without a VM; the last node if all have one]
+    /// [default: the last I/O node; without those, the last node without a VM; the last node if all
+    /// have one]
     #[arg(long, value_name = "NODE")]
     pub boot_server: Option<NodeAt>,
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tofu_abi::Coords;
-use tofu_control::NodeName;
+use tofu_control::{NodeAt, NodeName};
 use tofu_fabric::{Axis, FaultPlan, Link, NodeId, Port, Shape};
 use tofu_image::Arch;
 use tofu_machine::Links;
@@ -214,6 +214,15 @@ pub enum PlanError {
         "--gateway {at}: the shape {shape} has no such node; each number must be below its length"
     )]
     Gateway { at: Coords, shape: Shape },
+    #[error(
+        "--gateway without a node is for machines with I/O nodes that have no guests, such as \
+         --shape k-racks; give a node, such as --gateway 0,0,0,0,0,0"
+    )]
+    GatewayNowhere,
+    #[error(
+        "--io-nodes: they have Z = 0, and the shape {0} has no other nodes; give a Z of 2 or more"
+    )]
+    OnlyIoNodes(Shape),
     #[error("--nat is for machines with a gateway; add --gateway and a node, such as 0,0,0,0,0,0")]
     Nat,
     #[error("the machine has no node but its gateway; give a larger --shape")]
@@ -230,7 +239,11 @@ pub enum PlanError {
         "shape {0}: TNW has the axes X, Y and Z only; give three lengths, such as --shape 4x2x2"
     )]
     TnwShape(Shape),
-    #[error("--nodes {asked}: the shape {shape} has {} nodes; give 1 to {0}", shape.nodes())]
+    #[error(
+        "--nodes {asked}: the shape {shape} has {} {}nodes; give 1 to {0}",
+        shape.compute_nodes(),
+        if shape.has_io_nodes() { "compute " } else { "" }
+    )]
     Nodes { asked: u32, shape: Shape },
     #[error("boot server at {at}: the shape {shape} has no such node")]
     BootServer { at: Coords, shape: Shape },
@@ -266,7 +279,7 @@ impl Network {
         let [x, y, z] = shape.torus();
         let [given_x, given_y, given_z] = file.torus;
         let torus = [given_x.unwrap_or(x), given_y.unwrap_or(y), given_z.unwrap_or(z)];
-        let shape = shape.with_torus(torus);
+        let shape = with_io_nodes(shape.with_torus(torus), args, &file)?;
         let mut links_down = Vec::new();
         for link in &file.links {
             if shape.neighbor(link.at, link.port).is_none() {
@@ -295,6 +308,9 @@ impl Network {
         if down > 0 {
             let _ = write!(line, ", {down} down");
         }
+        if shape.has_io_nodes() {
+            let _ = write!(line, ", {} I/O nodes", shape.nodes() - shape.compute_nodes());
+        }
         line
     }
 
@@ -318,14 +334,14 @@ impl Plan {
         {
             return Err(PlanError::TnwShape(shape));
         }
-        let count = args.nodes.unwrap_or(shape.nodes());
-        if count == 0 || count > shape.nodes() {
+        let mut count = args.nodes.unwrap_or(shape.compute_nodes());
+        if count == 0 || count > shape.compute_nodes() {
             return Err(PlanError::Nodes { asked: count, shape });
         }
 
-        let asked = args.ip.gateway.map(|node| node.0);
-        let mut gateway = match asked {
-            Some(at) => Some(shape.node_id(at).ok_or(PlanError::Gateway { at, shape })?),
+        let asked = args.ip.gateway;
+        let mut gateway = match asked.flatten() {
+            Some(NodeAt(at)) => Some(shape.node_id(at).ok_or(PlanError::Gateway { at, shape })?),
             None => None,
         };
         let mut overrides: HashMap<NodeId, &Settings> = HashMap::new();
@@ -338,6 +354,13 @@ impl Plan {
             if node.gateway && asked.is_none() && gateway.replace(id).is_some() {
                 return Err(node.second_gateway().into());
             }
+        }
+        let has_guest =
+            |id: &NodeId| overrides.get(id).is_some_and(|own| **own != Settings::default());
+        if asked == Some(None) {
+            let mut free = shape.io_nodes().filter_map(|at| shape.node_id(at));
+            let free = free.find(|id| !has_guest(id));
+            gateway = Some(free.ok_or(PlanError::GatewayNowhere)?);
         }
 
         let guest = match &args.guest {
@@ -366,9 +389,12 @@ impl Plan {
         let mut nodes = Vec::with_capacity(shape.nodes() as usize);
         for (id, coords) in (0..).map(NodeId).zip(shape.iter()) {
             let own = overrides.get(&id).copied().unwrap_or(&machine);
+            let is_io = shape.is_io_node(coords);
+            let counts = !is_io && count > 0;
+            count -= u32::from(counts);
             let role = match gateway {
                 Some(gateway) if gateway == id => Role::Gateway,
-                _ if id.0 < count => roles.of(own)?,
+                _ if counts || is_io && has_guest(&id) => roles.of(own)?,
                 _ => Role::Stub,
             };
             nodes.push(NodePlan { coords, role });
@@ -393,6 +419,7 @@ impl Plan {
                     "nodes that boot over the torus",
                 ),
                 (gateway.is_some(), "a gateway"),
+                (shape.has_io_nodes(), "I/O nodes"),
                 (link_mode != LinkMode::Direct, "modelled links"),
                 (driver == Driver::Tofu, "the kernel driver, which is Tofu's (--driver tofu)"),
             ];
@@ -518,6 +545,27 @@ impl Plan {
     }
 }
 
+/// The shape with I/O nodes as the command line and the file say, and otherwise as its name does.
+fn with_io_nodes(shape: Shape, args: &ShapeArgs, file: &MachineFile) -> Result<Shape, PlanError> {
+    let (asked, file) = match &file.io_nodes {
+        _ if args.io_nodes => (true, None),
+        Some((place, asked)) => (*asked, Some(place)),
+        None => return Ok(shape),
+    };
+    let with = shape.with_io_nodes(asked);
+    match file {
+        _ if with.has_io_nodes() == asked => Ok(with),
+        None => Err(PlanError::OnlyIoNodes(shape)),
+        Some(place) => Err(FileError::Value {
+            place: place.clone(),
+            field: "io_nodes",
+            value: "true".into(),
+            allowed: format!("for shapes with a Z of 2 or more, and this one is {shape}"),
+        }
+        .into()),
+    }
+}
+
 /// The faults of a machine, and of links that have some of their own.
 fn faults(everywhere: Option<FaultSpec>, links: &[LinkEntry]) -> Option<FaultPlan> {
     let own = |link: &LinkEntry| Some((link.at, link.port, link.faults?.rates));
@@ -564,8 +612,8 @@ fn default_shape(args: &MachineArgs, interconnect: Interconnect) -> Shape {
     }
 }
 
-/// Makes a node the boot server's: the one that is asked for, else the last one without a VM, else
-/// the last one.
+/// Makes a node the boot server's: the one that is asked for, else the last I/O node without a VM,
+/// else the last node without one, else the last one.
 fn make_room(
     nodes: &mut [NodePlan],
     asked: Option<Coords>,
@@ -574,9 +622,12 @@ fn make_room(
     let at = match asked {
         Some(at) => shape.node_id(at).ok_or(PlanError::BootServer { at, shape: *shape })?.index(),
         None => {
-            let free = nodes.iter().rposition(|node| matches!(node.role, Role::Stub));
+            let is_free = |node: &NodePlan| matches!(node.role, Role::Stub);
+            let is_io = |node: &NodePlan| shape.is_io_node(node.coords);
+            let io = nodes.iter().rposition(|node| is_io(node) && is_free(node));
+            let free = || nodes.iter().rposition(is_free);
             let last = || nodes.iter().rposition(|node| !matches!(node.role, Role::Gateway));
-            free.or_else(last).ok_or(PlanError::NoBootServer)?
+            io.or_else(free).or_else(last).ok_or(PlanError::NoBootServer)?
         }
     };
     if matches!(nodes[at].role, Role::Gateway) {
@@ -820,6 +871,67 @@ mod tests {
     }
 
     #[test]
+    fn io_nodes_have_no_guests_but_the_gateway_and_the_boot_server() {
+        let case = Case::new("shape = \"1x1x3x1x1x2\"\nio_nodes = true\nguest = \"one.elf\"");
+        let vms = |plan: &Plan| plan.vms().map(|id| id.0).collect::<Vec<_>>();
+        let server = |plan: &Plan| plan.boot_server.map(|server| server.at.0);
+        let plan = case.plan(&[]).unwrap();
+        assert_eq!((vms(&plan), plan.gateway()), (vec![2, 3, 4, 5], None));
+        let words = "shape=1x1x3x1x1x2 torus=z io=1 nodes=4";
+        assert_eq!(crate::command_line::machine(&plan, ""), words);
+        let plan = case.plan(&["--gateway", "--boot", "tofu"]).unwrap();
+        assert_eq!((plan.gateway(), server(&plan)), (Some(NodeId(0)), Some(1)));
+        assert_eq!((vms(&plan), plan.netbooted()), (vec![2, 3, 4, 5], 4));
+        // An I/O node, although a compute node without a VM is the last.
+        let plan = case.plan(&["--nodes", "3", "--boot", "tofu"]).unwrap();
+        assert_eq!((vms(&plan), server(&plan)), (vec![2, 3, 4], Some(1)));
+        // Other places by name.
+        let more = ["--gateway", "0,0,2,0,0,1", "--boot", "tofu", "--boot-server", "0,0,2,0,0,0"];
+        let plan = case.plan(&more).unwrap();
+        assert_eq!((plan.gateway(), server(&plan)), (Some(NodeId(5)), Some(4)));
+        let message = case.error(&["--nodes", "5"]);
+        assert_eq!(message, "--nodes 5: the shape 1x1x3x1x1x2 has 4 compute nodes; give 1 to 4");
+        // The names of shapes say it, too.
+        let file = "guest = \"one.elf\"\nshape = \"k-racks\"";
+        let plan = Case::new(file).plan(&["--gateway"]).unwrap();
+        assert_eq!((plan.vms().count(), plan.gateway()), (192, Some(NodeId(0))));
+        let plan = Case::new(&format!("{file}\nio_nodes = false")).plan(&[]).unwrap();
+        assert_eq!(plan.vms().count(), 204);
+    }
+
+    #[test]
+    fn an_io_node_may_be_given_a_guest() {
+        let file = r#"
+            shape = "1x1x2x1x1x2"
+            guest = "one.elf"
+            [[node]]
+            at = [0, 0, 0, 0, 0, 0]
+            linux = true
+        "#;
+        let case = Case::new(file);
+        let plan = case.plan(&["--io-nodes", "--gateway"]).unwrap();
+        assert_eq!(plan.linux().map(|(id, _)| id.0).collect::<Vec<_>>(), [0]);
+        assert_eq!((plan.bare().count(), plan.gateway()), (2, Some(NodeId(1))));
+        // Programs that count nodes leave it out.
+        assert!(crate::command_line::machine(&plan, "").contains("nodes=2 "));
+    }
+
+    #[test]
+    fn io_nodes_that_cannot_be_are_refused() {
+        let case = Case::new("guest = \"one.elf\"");
+        let message = case.error(&["--io-nodes"]);
+        assert!(message.contains("the shape 1x1x1x2x3x2 has no other nodes"), "{message}");
+        let message = case.error(&["--gateway"]);
+        assert!(message.starts_with("--gateway without a node is for machines"), "{message}");
+        let message = Case::new("shape = \"unit\"\nio_nodes = true").error(&[]);
+        let expected = "m.toml:2: io_nodes = true is not allowed; io_nodes is for shapes with a Z \
+                        of 2 or more, and this one is 1x1x1x2x3x2";
+        assert!(message.ends_with(expected), "{message}");
+        let tnw = ["--generation", "tnw", "--shape", "2x2x2", "--io-nodes"];
+        assert_eq!(case.error(&tnw), "a machine of TNW cannot have I/O nodes");
+    }
+
+    #[test]
     fn single_nodes_boot_over_the_torus() {
         let file = r#"
             guest = "one.elf"
@@ -885,8 +997,10 @@ mod tests {
         assert!(network.is_down(Coords::new(0, 0, 0, 0, 2, 0), Port::BPlus));
         assert!(!network.is_down(Coords::new(0, 0, 0, 0, 2, 0), Port::BMinus));
         let up = Case::new(&link.replace("true", "false"));
-        let network =
-            Network::new(&ShapeArgs { config: Some(up.folder.path().join("m.toml")), shape: None });
+        let network = Network::new(&ShapeArgs {
+            config: Some(up.folder.path().join("m.toml")),
+            ..ShapeArgs::default()
+        });
         assert!(network.unwrap().0.links_down.is_empty());
     }
 

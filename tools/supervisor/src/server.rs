@@ -310,6 +310,7 @@ fn info(registry: &Registry, ping: bool) -> MachineInfo {
         pid: std::process::id(),
         shape: shape.to_string(),
         torus: shape.torus(),
+        io_nodes: shape.has_io_nodes(),
         generation: registry.running().map(|machine| machine.interconnect().name().into()),
         arch: archs.first().filter(|_| archs.len() == 1).map(|arch| (*arch).into()),
         links_down: network::links_down(registry),

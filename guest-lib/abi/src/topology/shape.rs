@@ -100,7 +100,7 @@ impl fmt::Display for ShapeError {
             }
             Self::Syntax { text } => write!(
                 f,
-                "shape {text} is neither unit, shelf, half-rack, rack, k nor six lengths \
+                "shape {text} is neither unit, shelf, half-rack, rack, k-racks, k nor six lengths \
                  XxYxZxAxBxC such as 2x2x4x2x3x2 (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3) nor \
                  three, XxYxZ"
             ),
@@ -116,12 +116,16 @@ impl core::error::Error for ShapeError {}
 /// the papers. A torus of length 2 has two links between its two nodes, an axis of
 /// length 1 has none. A and C are meshes of at most 2. B is a ring of 3; cut down to
 /// 2 it is a mesh (ours), as is the cutting down of A, B and C itself.
+///
+/// In a machine [with I/O nodes](Shape::with_io_nodes) these are the nodes with Z = 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     len: [u8; 6],
     wraps: [bool; 6],
     /// What a step along the axis adds to the node's number.
     stride: [u32; 6],
+    /// Whether the nodes with Z = 0 are I/O nodes.
+    io: bool,
 }
 
 impl Shape {
@@ -133,6 +137,9 @@ impl Shape {
     pub const HALF_RACK: Self = Self::build([2, 2, 4, 2, 3, 2], [true; 3]);
     /// A rack of Fugaku: 384 nodes. That its halves are neighbours on Z is ours.
     pub const RACK: Self = Self::build([2, 2, 8, 2, 3, 2], [true; 3]);
+    /// Two racks of the K computer: 17 units on Z, of which the one with Z = 0 has the I/O nodes
+    /// (IEEE Micro; the journal article). 192 compute nodes, 12 I/O nodes.
+    pub const K_RACKS: Self = Self::build([1, 1, 17, 2, 3, 2], [true; 3]).with_io_nodes(true);
     /// The compute nodes of the K computer, 82,944. Y is a mesh (TofuD paper).
     pub const K: Self = Self::build([24, 18, 16, 2, 3, 2], [true, false, true]);
     /// The largest machine: 393,216 nodes.
@@ -155,7 +162,16 @@ impl Shape {
     /// The same lengths, with each of X, Y and Z a torus or, where `false`, a mesh.
     #[must_use]
     pub const fn with_torus(self, xyz: [bool; 3]) -> Self {
-        Self::build(self.len, xyz)
+        Self::build(self.len, xyz).with_io_nodes(self.io)
+    }
+
+    /// The same nodes and links, where the nodes with Z = 0 are I/O nodes, as in the K computer
+    /// (journal article), or all are compute nodes. A machine with a single Z has no I/O nodes, as
+    /// it would have no others (ours).
+    #[must_use]
+    pub const fn with_io_nodes(mut self, io: bool) -> Self {
+        self.io = io && self.len(Axis::Z) > 1;
+        self
     }
 
     /// The same lengths, with those of X, Y and Z tori that are named by letters, as in `xz`.
@@ -181,7 +197,7 @@ impl Shape {
             len[Axis::B as usize] == 3,
             false,
         ];
-        Self { len, wraps, stride }
+        Self { len, wraps, stride, io: false }
     }
 
     /// Length of an axis in nodes.
@@ -208,6 +224,29 @@ impl Shape {
     pub const fn torus(&self) -> [bool; 3] {
         let [x, y, z, ..] = self.wraps;
         [x, y, z]
+    }
+
+    /// Whether the nodes with Z = 0 are I/O nodes.
+    pub const fn has_io_nodes(&self) -> bool {
+        self.io
+    }
+
+    /// Whether the machine has an I/O node at these coordinates.
+    pub fn is_io_node(&self, at: Coords) -> bool {
+        self.io && at[Axis::Z] == 0 && self.contains(at)
+    }
+
+    /// Coordinates of the I/O nodes, in the order of their numbers.
+    pub fn io_nodes(&self) -> impl Iterator<Item = Coords> + use<> {
+        let shape = *self;
+        self.iter().filter(move |at| shape.is_io_node(*at))
+    }
+
+    /// Number of nodes that are no I/O nodes.
+    pub const fn compute_nodes(&self) -> u32 {
+        let [x, y, z, a, b, c] = self.len;
+        let z = if self.io { z - 1 } else { z };
+        x as u32 * y as u32 * z as u32 * a as u32 * b as u32 * c as u32
     }
 
     /// Number of nodes, at most 393,216.
@@ -358,7 +397,7 @@ impl Shape {
 }
 
 impl fmt::Display for Shape {
-    /// The six lengths, `2x2x4x2x3x2`; which axes are tori is not shown.
+    /// The six lengths, `2x2x4x2x3x2`; which axes are tori is not shown, nor I/O nodes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [x, y, z, a, b, c] = self.len;
         write!(f, "{x}x{y}x{z}x{a}x{b}x{c}")
@@ -369,13 +408,15 @@ impl FromStr for Shape {
     type Err = ShapeError;
 
     /// Six lengths as in `2x2x4x2x3x2`, those of X, Y and Z as in `4x2x2` where A, B and C are 1,
-    /// or `unit`, `shelf`, `half-rack`, `rack` or `k`. X, Y and Z are tori, but for Y of `k`.
+    /// or `unit`, `shelf`, `half-rack`, `rack`, `k-racks` or `k`. X, Y and Z are tori, but for Y of
+    /// `k`, and `k-racks` has I/O nodes.
     fn from_str(text: &str) -> Result<Self, ShapeError> {
         match text {
             "unit" => return Ok(Self::UNIT),
             "shelf" => return Ok(Self::SHELF),
             "half-rack" => return Ok(Self::HALF_RACK),
             "rack" => return Ok(Self::RACK),
+            "k-racks" => return Ok(Self::K_RACKS),
             "k" => return Ok(Self::K),
             _ => {}
         }

@@ -102,6 +102,7 @@ fn system(network: &Network, exclude: &[NodeAt]) -> anyhow::Result<System> {
     let system = System::new(*shape)
         .with_links_down(links)?
         .with_cut_off_failed()
+        .with_failed(shape.io_nodes())?
         .with_failed(exclude.iter().map(|place| place.0))
         .context("--exclude")?;
     Ok(system)
@@ -178,10 +179,7 @@ mod tests {
 
     fn args(map: &str) -> MapArgs {
         MapArgs {
-            machine: MachineOrShape {
-                shape: ShapeArgs { shape: None, config: None },
-                machine: None,
-            },
+            machine: MachineOrShape { shape: ShapeArgs::default(), machine: None },
             map: Some(map.parse().unwrap()),
             ppn: 1,
             procs: None,

@@ -239,13 +239,17 @@ impl<'a> Picture<'a> {
     fn panel(&mut self, at: Coords) {
         let Point { x, y } = self.corner(at);
         let (width, height) = (self.width, self.height);
+        let (fill, io) = match self.network.shape.is_io_node(at) {
+            true => ("#fdf3d8", " I/O"),
+            false => ("#f5f6f8", ""),
+        };
         self.add(format_args!(
             "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" rx=\"10\" \
-             fill=\"#f5f6f8\" stroke=\"#b9bfc8\"/>"
+             fill=\"{fill}\" stroke=\"#b9bfc8\"/>"
         ));
         self.add(format_args!(
             "<text x=\"{}\" y=\"{}\" font-size=\"15\" font-weight=\"bold\" fill=\"#333333\">\
-             {} {} {}</text>",
+             {} {} {}{io}</text>",
             x + 10,
             y + 20,
             at.x,

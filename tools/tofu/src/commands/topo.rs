@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::json;
 use tofu_abi::Coords;
 use tofu_control::protocol::JobInfo;
-use tofu_fabric::{Axis, Link, Port};
+use tofu_fabric::{Axis, Link, Port, Shape};
 use tofu_machine::{Capacity, Generation};
 use tofu_supervisor::plan::Network;
 use tofu_supervisor::units::generation;
@@ -45,14 +45,18 @@ Examples:
   tofu topo --shape half-rack --svg half-rack.svg
   tofu topo --shape k --generation k
       the K computer, and what its links can carry
+  tofu topo --shape k-racks --generation k
+      two racks of it, with their I/O nodes
   tofu topo --machine
       the machine that runs, with the links that are down now, and its jobs
   tofu topo -c machine.toml --json";
 
+/// Columns for whether a node is an I/O node.
+const KIND: usize = 7;
 /// Columns for the numbers of jobs.
 const JOBS: usize = 5;
-/// Up to this many nodes are listed one by one.
-const LISTED_NODES: u32 = 192;
+/// Up to this many nodes are listed one by one: two racks of the K computer.
+const LISTED_NODES: u32 = 204;
 
 /// Runs `tofu topo`.
 pub(crate) fn run(args: &TopoArgs) -> anyhow::Result<u8> {
@@ -106,6 +110,22 @@ fn carried(generation: Generation, capacity: &Capacity) -> String {
     )
 }
 
+/// The boards of which a machine is, as far as they are not cut short, and the racks where the
+/// papers say what is in one.
+fn built(generation: Generation, shape: &Shape) -> String {
+    let lengths = generation.description().board;
+    let nodes: u32 = lengths.into_iter().map(u32::from).product();
+    let boards = Axis::ALL.map(|axis| u32::from(shape.len(axis).div_ceil(lengths[axis.index()])));
+    let boards: u32 = boards.iter().product();
+    let mut line = format!("boards of up to {nodes} nodes: {boards}");
+    // Two racks have 17 units on Z, and X and Y join racks: IEEE Micro.
+    if shape.has_io_nodes() && shape.lengths()[2..] == Shape::K_RACKS.lengths()[2..] {
+        let _ =
+            write!(line, "; racks: {}", 2 * shape.len(Axis::X) as u32 * shape.len(Axis::Y) as u32);
+    }
+    line
+}
+
 fn text(machine: &Described, capacity: Option<(Generation, Capacity)>, runs: bool) -> String {
     let network = &machine.network;
     let shape = &network.shape;
@@ -113,6 +133,7 @@ fn text(machine: &Described, capacity: Option<(Generation, Capacity)>, runs: boo
     let mut text = network.summary() + "\n";
     if let Some((generation, capacity)) = &capacity {
         let _ = writeln!(text, "{}", carried(*generation, capacity));
+        let _ = writeln!(text, "{}", built(*generation, shape));
     }
     text += "\naxis  length\n";
     for axis in Axis::ALL {
@@ -134,6 +155,9 @@ fn text(machine: &Described, capacity: Option<(Generation, Capacity)>, runs: boo
     let width = shape.iter().map(|at| at.to_string().len()).max().unwrap_or(0);
     let _ = write!(text, "\nnode  {:width$}", "coordinates");
     let column = width.max(6) + 1;
+    if shape.has_io_nodes() {
+        let _ = write!(text, "  {:KIND$}", "kind");
+    }
     if !machine.jobs.is_empty() {
         let _ = write!(text, "  {:JOBS$}", "job");
     }
@@ -144,6 +168,10 @@ fn text(machine: &Described, capacity: Option<(Generation, Capacity)>, runs: boo
     text.push('\n');
     for (id, at) in (0..).zip(shape.iter()) {
         let mut row = format!("{id:>4}  {:pad$}", at.to_string(), pad = width.max(11));
+        if shape.has_io_nodes() {
+            let kind = if shape.is_io_node(at) { "I/O" } else { "compute" };
+            let _ = write!(row, "  {kind:KIND$}");
+        }
         if !machine.jobs.is_empty() {
             let _ = write!(row, "  {:JOBS$}", JobInfo::numbers(&machine.jobs, id));
         }
@@ -188,10 +216,12 @@ fn to_json(machine: &Described, capacity: Option<(Generation, Capacity)>) -> ser
         json!({
             "generation": generation.name(), "injection_bytes_per_s": capacity.injection,
             "bisection_bytes_per_s": capacity.bisection, "optical": capacity.optical,
+            "board": generation.description().board,
         })
     });
     json!({
         "shape": shape.to_string(), "nodes": shape.nodes(), "axes": axes, "links": links,
+        "io_nodes": shape.io_nodes().map(coords).collect::<Vec<_>>(),
         "capacity": capacity, "jobs": machine.jobs,
     })
 }
@@ -258,6 +288,29 @@ mod tests {
     fn large_machines_are_not_listed() {
         let text = text(&machine("4x4x4x2x3x2"), None, false);
         assert!(text.lines().count() < 12);
+    }
+
+    #[test]
+    fn io_nodes_boards_and_racks_are_marked() {
+        let machine = machine("k-racks");
+        let capacity = Capacity::of(Generation::K, &machine.network.shape);
+        let text = text(&machine, Some((Generation::K, capacity)), false);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "machine 1x1x17x2x3x2: 204 nodes, 612 links, 1 down, 12 I/O nodes");
+        assert_eq!(lines[2], "boards of up to 4 nodes: 51; racks: 2");
+        let kinds = |kind: &str| {
+            let of = |line: &&&str| line.split_whitespace().nth(2) == Some(kind);
+            lines.iter().filter(of).count()
+        };
+        assert_eq!((kinds("I/O"), kinds("compute")), (12, 192));
+        let value = to_json(&machine, Some((Generation::K, capacity)));
+        assert_eq!(value["io_nodes"].as_array().map(Vec::len), Some(12));
+        assert_eq!(value["io_nodes"][1], json!([0, 0, 0, 0, 0, 1]));
+        assert_eq!(value["capacity"]["board"], json!([1, 1, 1, 2, 1, 2]));
+        // Of another length nobody says how many racks it fills.
+        let shape: Shape = "2x1x5x2x3x2".parse().unwrap();
+        assert_eq!(built(Generation::Fugaku, &shape), "boards of up to 2 nodes: 60");
+        assert!(!built(Generation::K, &shape.with_io_nodes(true)).contains("racks"));
     }
 
     #[test]

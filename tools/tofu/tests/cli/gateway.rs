@@ -242,7 +242,7 @@ fn wrong_gateways_are_explained() {
             &["--gateway", "0,0,0,0,0,1"][..],
             "--gateway (0,0,0,0,0,1): the shape 1x1x1x2x1x1 has no such node",
         ),
-        (&["--gateway", "0"], "'--gateway <NODE>': coordinates such as 0,0,0,0,0,0"),
+        (&["--gateway", "0"], "'--gateway [<NODE>]': coordinates such as 0,0,0,0,0,0"),
         (&["--nat"], "--nat is for machines with a gateway; add --gateway"),
         (&["--gateway", "0,0,0,0,0,0", "--nat", "--tap", "off"], "leave --tap off out"),
         (&["--gateway", "0,0,0,0,0,0", "--ip-number", "8"], "a whole number from 0 to 7"),

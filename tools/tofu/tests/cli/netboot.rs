@@ -54,6 +54,28 @@ fn a_unit_boots_and_works_together() {
     assert_eq!(notes.into_iter().filter(note).count(), 1);
 }
 
+/// Four compute nodes, whose boot server and gateway are I/O nodes.
+#[test]
+fn io_nodes_serve_compute_nodes() {
+    if !kvm("io_nodes_serve_compute_nodes") {
+        return;
+    }
+    let place = Place::new();
+    let shape = ["--generation", "k", "--shape", "2x1x2x1x1x2", "--io-nodes"];
+    let more = ["--gateway", "--tap", "off", "--guest", "allpairs", "--timeout", "600s"];
+    let said = up(&place, &[&shape[..], &more].concat());
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let events = events(&said);
+    let lines = with(&events, "line");
+    let verified = lines.iter().filter(|event| {
+        event["text"].as_str().is_some_and(|text| text.starts_with("3 peers: put"))
+    });
+    let mut at: Vec<_> = verified.map(|event| event["node"].clone()).collect();
+    at.sort_by_key(Value::to_string);
+    let compute = [[0, 0, 1, 0, 0, 0], [0, 0, 1, 0, 0, 1], [1, 0, 1, 0, 0, 0], [1, 0, 1, 0, 0, 1]];
+    assert_eq!(at, compute.map(|at| json!(at)), "{said:?}");
+}
+
 /// Eleven nodes at once, over links of which some are dead, and all others lose, double, reorder
 /// and damage packets; and two nodes over worse links.
 #[test]
