@@ -129,6 +129,12 @@ fn jobs_and_their_ends(job: &Job) {
     assert_eq!(sorted(&said.ok()), expected);
     let said = job.run(&[&["--no-prefix"], environment.as_slice()].concat());
     assert_eq!(sorted(&said.ok()), ["0 2 0 1 x y map", "1 2 0 1 x y map"]);
+    // Settings of uTofu come along, unless others are named; nothing else does.
+    let script = "echo $UTOFU_SPLIT_PUTS$UTOFU_AVOID_DEAD_LINKS$GIVEN";
+    let args = ["run", "-n", "1", "--env", "UTOFU_SPLIT_PUTS=7", "--", "sh", "-c", script];
+    let mut command = job.command(&args);
+    command.envs([("UTOFU_SPLIT_PUTS", "1"), ("UTOFU_AVOID_DEAD_LINKS", "0"), ("GIVEN", "2")]);
+    assert_eq!(Running::start(command, b"").end(PATIENCE).ok(), "0: 70\n");
     let out = job.run(&[&["--json", "--map", "2", "--ppn", "1"], environment.as_slice()].concat());
     let out = out.ok();
     let events: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

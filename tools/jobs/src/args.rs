@@ -1,5 +1,7 @@
 //! The command line of `tofu run`.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -9,6 +11,9 @@ use tofu_control::MachineName;
 use tofu_fabric::Shape;
 use tofu_jtofu::LogicalShape;
 use tofu_supervisor::units::{Driver, ImageName, Interconnect, LinkMode, Timeout};
+
+/// What the names of uTofu's settings begin with.
+const SETTINGS: &str = "UTOFU_";
 
 /// Run a program as a job: many processes, each of which knows its rank
 ///
@@ -45,6 +50,8 @@ pub struct RunArgs {
     pub(crate) mpi: bool,
 
     /// Variable for the ranks: NAME=VALUE, or NAME with the value it has here; may be given again
+    ///
+    /// Variables whose names begin with UTOFU_ are passed on without being named.
     #[arg(long, value_name = "NAME[=VALUE]")]
     pub(crate) env: Vec<Variable>,
 
@@ -155,6 +162,19 @@ Exit codes: that of the first rank that failed (128 and the number if a signal e
 after --timeout, 130 after Ctrl-C, 2 for mistakes.";
 
 impl RunArgs {
+    /// What the ranks get of this command's environment, and what the user names for them, which
+    /// counts where both have a variable.
+    pub(crate) fn variables(&self) -> Vec<(String, String)> {
+        let text = |(name, value): (OsString, OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        let settings = std::env::vars_os().filter_map(text);
+        let mut variables: BTreeMap<_, _> =
+            settings.filter(|(name, _)| name.starts_with(SETTINGS)).collect();
+        variables.extend(self.env.iter().map(|own| (own.name.clone(), own.value.clone())));
+        variables.into_iter().collect()
+    }
+
     /// The torus that the job gets for itself.
     pub(crate) fn torus(&self) -> Option<LogicalShape> {
         match self.shape {

@@ -389,8 +389,7 @@ impl Site<'_> {
         .into_iter()
         .chain(bundle.variables(&folder))
         .collect();
-        let given = args.env.iter().map(|own| (own.name.clone(), own.value.clone()));
-        let given: Vec<_> = given.collect();
+        let given = args.variables();
         let mut start = |rank| -> anyhow::Result<Arc<dyn Rank>> {
             let mpi =
                 manager.as_ref().map(|manager| placement.mpi_variables(rank, &manager.address));
