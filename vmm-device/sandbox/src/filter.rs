@@ -176,6 +176,14 @@ const VFIO_USER: &[Entry] = &[
     (libc::SYS_ftruncate, &[]),
 ];
 
+/// Connections that come to a socket that listens, and their options.
+const CABLE: &[Entry] = &[
+    (libc::SYS_accept4, &[]),
+    (libc::SYS_setsockopt, &[]),
+    (libc::SYS_shutdown, &[]),
+    (libc::SYS_ioctl, &[Is(1, libc::FIONBIO)]),
+];
+
 /// Files (which Landlock restricts), threads, UNIX sockets, terminals, and all of KVM.
 const MAIN: &[Entry] = &[
     (libc::SYS_openat, &[]),
@@ -272,6 +280,7 @@ fn allowed(role: Role) -> Vec<&'static [Entry]> {
         Role::Engine => lists.extend([EVENTS, ENGINE, KVM_DEVICES]),
         Role::Virtio => lists.extend([EVENTS, VIRTIO]),
         Role::VfioUser => lists.extend([EVENTS, ENGINE, VFIO_USER]),
+        Role::Cable => lists.extend([EVENTS, ENGINE, KVM_DEVICES, CABLE]),
         Role::Main => lists.extend([EVENTS, ENGINE, VFIO_USER, MAIN]),
     }
     lists

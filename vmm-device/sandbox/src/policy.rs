@@ -19,6 +19,9 @@ pub enum Role {
     VfioUser,
     /// Serves a virtio device's requests from files and streams that are open.
     Virtio,
+    /// Takes what other parts of a machine send over TCP connections, delivers it to devices, and
+    /// turns away who connects later.
+    Cable,
     /// Starts and ends the others; may open files and UNIX sockets and create threads, but not
     /// run programs.
     Main,
@@ -26,7 +29,8 @@ pub enum Role {
 
 impl Role {
     /// All roles.
-    pub const ALL: [Self; 5] = [Self::Vcpu, Self::Engine, Self::VfioUser, Self::Virtio, Self::Main];
+    pub const ALL: [Self; 6] =
+        [Self::Vcpu, Self::Engine, Self::VfioUser, Self::Virtio, Self::Cable, Self::Main];
 
     /// The role's name in messages.
     pub const fn name(self) -> &'static str {
@@ -35,6 +39,7 @@ impl Role {
             Self::Engine => "engine",
             Self::VfioUser => "vfio-user",
             Self::Virtio => "virtio",
+            Self::Cable => "cable",
             Self::Main => "main",
         }
     }

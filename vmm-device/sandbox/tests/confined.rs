@@ -318,6 +318,8 @@ fn threads_may_not_do_what_main_may() {
     dies(Role::Virtio, "KVM_RUN", "ioctl", libc::SYS_ioctl);
     dies(Role::Virtio, "KVM_SET_USER_MEMORY_REGION", "ioctl", libc::SYS_ioctl);
     dies(Role::Virtio, "recvmsg", "recvmsg", libc::SYS_recvmsg);
+    dies(Role::Cable, "KVM_RUN", "ioctl", libc::SYS_ioctl);
+    dies(Role::Cable, "recvmsg", "recvmsg", libc::SYS_recvmsg);
     dies(Role::VfioUser, "KVM_SET_USER_MEMORY_REGION", "ioctl", libc::SYS_ioctl);
 }
 
