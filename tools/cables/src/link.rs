@@ -224,7 +224,11 @@ impl Link {
             let mut tls = lock(&self.tls);
             let Tls { connection, received } = &mut *tls;
             connection.read_tls(&mut rest)?;
-            let state = connection.process_new_packets().map_err(broken)?;
+            let state = connection.process_new_packets().map_err(|error| {
+                // The other end may be told why. If not, it sees that this one is gone.
+                let _ = connection.write_tls(&mut Socket(&self.socket));
+                broken(error)
+            })?;
             let from = received.len();
             received.resize(from + state.plaintext_bytes_to_read(), 0);
             connection.reader().read_exact(&mut received[from..])?;

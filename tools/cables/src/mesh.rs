@@ -1,6 +1,6 @@
 //! All connections of a part.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -27,6 +27,10 @@ use crate::link::{Kind, Link};
 const GREETING: Duration = Duration::from_secs(10);
 /// How long to wait before a part is looked for again.
 const RETRY: Duration = Duration::from_millis(100);
+/// The same if someone is there who is turned away, or turns this one away.
+const RETRY_TURNED: Duration = Duration::from_secs(1);
+/// Different reasons why others were turned away that are told, at most, before all parts have met.
+const MOST_TOLD: usize = 100;
 /// How often a part gives a sign of life.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// A part that has given none for so long is taken for dead. One whose process has ended is so at
@@ -141,6 +145,7 @@ impl Joining {
             peers[part.index()] = Some(Peer::new(self.find(part)?));
         }
         let first = usize::from(self.own.part) + 1;
+        let mut told = HashSet::new();
         while let Some(missing) = (first..peers.len()).find(|part| peers[*part].is_none()) {
             waits(PartId(missing as u16), &self.credentials.addresses[missing]);
             let (socket, from) = self.listener.accept().context("waiting for parts")?;
@@ -149,7 +154,13 @@ impl Joining {
                     let place = usize::from(met.1.part);
                     peers[place] = Some(Peer::new(met));
                 }
-                Err(Turned::Away(why)) => log::warn!("{from} is turned away: {why:#}"),
+                Err(Turned::Away(why)) => {
+                    // It may come again and again.
+                    let line = format!("{} is turned away: {why:#}", from.ip());
+                    if told.len() < MOST_TOLD && told.insert(line.clone()) {
+                        log::warn!("{line}");
+                    }
+                }
                 Err(Turned::Unfit(why)) => bail!(why),
             }
         }
@@ -158,6 +169,7 @@ impl Joining {
 
     /// Looks for a part until it is there.
     fn find(&self, part: PartId) -> anyhow::Result<(Link, Hello, Vec<Frame>)> {
+        let mut told = String::new();
         loop {
             let sockets = self.credentials.sockets(part)?;
             let Ok(socket) = TcpStream::connect(&sockets[..]) else {
@@ -176,8 +188,12 @@ impl Joining {
                 // It may be about to end, or not a part at all.
                 Err(Turned::Away(why)) => {
                     let address = &self.credentials.addresses[part.index()];
-                    log::warn!("part {part} at {address}: {why:#}");
-                    thread::sleep(RETRY);
+                    let line = format!("part {part} at {address}: {why:#}");
+                    if told != line {
+                        log::warn!("{line}");
+                        told = line;
+                    }
+                    thread::sleep(RETRY_TURNED);
                 }
             }
         }
@@ -221,7 +237,7 @@ impl Joining {
         let part = PartId(other.part);
         let known = part.0 != self.own.part && link.with(|connection| is_of(connection, part));
         let stranger =
-            || format!("its certificate is not that of part {part}, which it says it is");
+            || format!("whoever says it is part {part} has another certificate than that part");
         let fault = (!known).then(stranger).or_else(|| refuses(&other));
         if let Some(why) = fault {
             say(link, &Greeting::Refused(why.clone()));
