@@ -336,7 +336,7 @@ impl LocalMachine {
             false => Doorbells::Trapped,
         };
         let (network, confinement) =
-            (Network { shape, links_down: Vec::new() }, Confinement::default());
+            (Network { shape, links_down: Vec::new(), part: None }, Confinement::default());
         let machine = runner::any_machine(&network, kind, doorbells, engines, &confinement)?;
         let registry = serve_control(&network, machine.network(), dir, job)?;
         // Nobody else can have taken it.

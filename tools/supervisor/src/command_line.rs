@@ -19,7 +19,7 @@ pub(crate) fn guest(plan: &Plan, vm: &VmPlan) -> String {
 pub fn machine(plan: &Plan, prefix: &str) -> String {
     let shape = &plan.network.shape;
     let counted = plan.vms().filter(|id| !shape.is_io_node(plan.coords(*id))).count();
-    let shape = network(shape, counted, prefix);
+    let shape = network(shape, counted + plan.vms_elsewhere, prefix);
     let ip = ip_words(plan, prefix);
     format!("{shape} {ip}").trim_end().to_owned()
 }

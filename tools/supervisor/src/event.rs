@@ -1,6 +1,6 @@
 //! The events of a machine that runs.
 
-use tofu_fabric::NodeId;
+use tofu_fabric::{NodeId, PartId};
 use tofu_netboot::wire::FileRole;
 
 use crate::backtrace::Frame;
@@ -28,6 +28,10 @@ pub enum Event {
     Died(NodeId, String),
     /// `tofu down` wants the machine to end.
     Down,
+    /// Another part of the machine has gone, and why.
+    PartWent(PartId, String),
+    /// All guests of another part have ended, and so many of them have failed.
+    PartEnded(PartId, u32),
 }
 
 /// How a guest ended.

@@ -25,6 +25,7 @@ pub mod named;
 pub mod netboot;
 pub mod node;
 pub mod options;
+pub mod parts;
 pub mod plan;
 pub mod programs;
 pub mod registry;

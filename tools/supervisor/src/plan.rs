@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use tofu_abi::Coords;
 use tofu_control::{NodeAt, NodeName};
-use tofu_fabric::{Axis, FaultPlan, Link, NodeId, Port, Shape};
+use tofu_fabric::{Axis, BadParts, FaultPlan, Link, NodeId, PartId, Parts, Port, Shape};
 use tofu_image::Arch;
 use tofu_machine::Links;
 use tofu_netboot::Fault;
@@ -22,7 +22,7 @@ use crate::guest::{Guest, GuestError, GuestName};
 use crate::options::{BootArgs, MachineArgs, ShapeArgs, Vmm};
 use crate::units::{
     ArmCpu, BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, Interconnect,
-    IpNumber, LinkMode, MemorySize, MetricsAddress, Mtu, Timeout,
+    IpNumber, LinkMode, MemorySize, MetricsAddress, Mtu, PartOf, Timeout,
 };
 
 /// The guest program that runs if nothing else is asked for.
@@ -38,6 +38,8 @@ pub struct Network {
     /// Links that start down, each named from one of its ends; the other
     /// direction is down as well.
     pub links_down: Vec<(Coords, Port)>,
+    /// Which part of it is in this process; `None` if all of it is.
+    pub part: Option<PartOf>,
 }
 
 /// A machine, checked: nothing in it is left to be refused but by the host.
@@ -73,8 +75,10 @@ pub struct Plan {
     pub faults: Option<FaultPlan>,
     /// What to capture from its start on.
     pub captures: Vec<ToFile>,
-    /// All nodes in the order of their numbers.
+    /// All nodes in the order of their numbers. Those of other parts are like stubs.
     pub nodes: Vec<NodePlan>,
+    /// Virtual machines in other parts.
+    pub vms_elsewhere: usize,
 }
 
 /// What goes for IP over Tofu on all nodes of a [`Plan`].
@@ -254,6 +258,12 @@ pub enum PlanError {
          --nodes so that one is left"
     )]
     NoBootServer,
+    #[error(transparent)]
+    Parts(#[from] BadParts),
+    #[error("a machine in parts cannot have {0} so far; leave out --part, or that")]
+    InParts(&'static str),
+    #[error("--capture of node {at}: it is in part {part}; give the option there")]
+    CaptureElsewhere { at: Coords, part: PartId },
 }
 
 impl Network {
@@ -289,7 +299,7 @@ impl Network {
                 links_down.push((link.at, link.port));
             }
         }
-        Ok((Self { shape, links_down }, file))
+        Ok((Self { shape, links_down, part: None }, file))
     }
 
     /// Nodes and links in one line.
@@ -473,7 +483,43 @@ impl Plan {
             faults,
             captures: captures(&args.capture, &shape)?,
             nodes,
+            vms_elsewhere: 0,
         })
+    }
+
+    /// The plan of a part of this machine, whose other parts other processes have.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be cut into so many parts, or has what machines in parts cannot have.
+    pub fn cut(mut self, own: PartOf) -> Result<Self, PlanError> {
+        let parts = Parts::new(self.network.shape, own.of)?;
+        let lacks = [
+            (self.interconnect == Interconnect::Tnw, "the torus network of TNW"),
+            (self.linux().next().is_some(), "Linux nodes"),
+            (self.gateway().is_some(), "a gateway"),
+            (self.has_io_nodes(), "I/O nodes"),
+            (self.boot_server.is_some(), "nodes that boot over the torus"),
+            (self.links != Links::Direct, "modelled links"),
+        ];
+        if let Some((_, what)) = lacks.into_iter().find(|(asked, _)| *asked) {
+            return Err(PlanError::InParts(what));
+        }
+        for ToFile { at, .. } in &self.captures {
+            let part = self.network.shape.node_id(*at).and_then(|id| parts.of(id));
+            if let Some(part) = part.filter(|part| *part != own.part) {
+                return Err(PlanError::CaptureElsewhere { at: *at, part });
+            }
+        }
+        let all = self.vms().count();
+        for (id, node) in (0..).map(NodeId).zip(&mut self.nodes) {
+            if parts.of(id) != Some(own.part) {
+                node.role = Role::Stub;
+            }
+        }
+        self.vms_elsewhere = all - self.vms().count();
+        self.network.part = Some(own);
+        Ok(self)
     }
 
     fn roles(&self) -> impl Iterator<Item = (NodeId, &Role)> {
@@ -507,9 +553,18 @@ impl Plan {
         self.roles().find(|(_, role)| matches!(role, Role::Gateway)).map(|(id, _)| id)
     }
 
-    /// The nodes with a virtual machine.
+    /// The nodes here with a virtual machine.
     pub fn vms(&self) -> impl Iterator<Item = NodeId> {
         self.roles().filter_map(|(id, role)| role.vm().map(|_| id))
+    }
+
+    fn has_io_nodes(&self) -> bool {
+        self.nodes.iter().any(|node| self.network.shape.is_io_node(node.coords))
+    }
+
+    /// How many virtual machines there are in all parts of the machine.
+    pub fn all_vms(&self) -> usize {
+        self.vms().count() + self.vms_elsewhere
     }
 
     /// The nodes where a guest program runs to its end, and its name.

@@ -360,7 +360,7 @@ impl Registry {
                 self.publish(None, EventKind::Down);
                 return self.wait_for_followers();
             }
-            Event::Started => return,
+            Event::Started | Event::PartWent(..) | Event::PartEnded(..) => return,
         };
         self.publish(node, what);
         let works = match event {

@@ -37,9 +37,10 @@ use crate::event::{Event, Outcome};
 use crate::gateway::{Gateway, GatewaySetup};
 use crate::machine::AnyMachine;
 use crate::node::LinuxBackend;
+use crate::parts::Others;
 use crate::plan::{Network, Plan, VmPlan};
 use crate::registry::Registry;
-use crate::units::{BootFrom, Doorbell, Engines, Interconnect};
+use crate::units::{BootFrom, Doorbell, Engines, Interconnect, PartOf};
 use crate::{command_line, netboot, programs};
 
 /// A machine that runs. Dropping it stops it, joins its threads and frees
@@ -59,6 +60,10 @@ pub trait Running: Send {
     fn guest_resident_kib(&self) -> Option<u64> {
         None
     }
+
+    /// All guests here have ended, or are about to be stopped, and so many of them have failed:
+    /// other parts of the machine are told.
+    fn ended(&self, _failed: u32) {}
 
     /// Ends all guests that still run and waits for them, for a bounded time. Their
     /// [`Event::Ended`] has been sent on return.
@@ -90,6 +95,8 @@ pub struct Machines {
     pub registry: Option<Arc<Registry>>,
     /// What joins it to the host.
     pub gateway: Option<GatewaySetup>,
+    /// Its other parts, if it is in parts.
+    pub others: Option<Others>,
     /// What its threads give up.
     pub confinement: Confinement,
 }
@@ -97,7 +104,7 @@ pub struct Machines {
 impl Machines {
     /// Machines of small guests only, which nobody asks about.
     pub fn bare(confinement: Confinement) -> Self {
-        Self { linux: None, registry: None, gateway: None, confinement }
+        Self { linux: None, registry: None, gateway: None, others: None, confinement }
     }
 
     /// Makes a node and starts its guest.
@@ -193,6 +200,10 @@ fn device(
     Ok(node)
 }
 
+/// How long commands in a machine in parts wait for an answer *(ours)*: as long as another part may
+/// be silent until it is taken for dead. Hosts may differ in how busy they are.
+const PARTS_TIMEOUT_NS: u64 = 10_000_000_000;
+
 /// A machine without nodes whose engines run, with the links down that are to be.
 pub fn machine(
     network: &Network,
@@ -201,7 +212,11 @@ pub fn machine(
     engines: usize,
     confinement: &Confinement,
 ) -> anyhow::Result<Machine> {
-    let config = MachineConfig::of(generation, network.shape);
+    let mut config = MachineConfig::of(generation, network.shape);
+    if let Some(PartOf { part, of }) = network.part {
+        config.part = Some((of, part));
+        config.timeout_ns = PARTS_TIMEOUT_NS;
+    }
     let machine = Machine::new(MachineConfig { links, doorbells, engines, ..config })?;
     for &(at, port) in &network.links_down {
         machine.fabric().set_link(at, port, false)?;
@@ -267,6 +282,9 @@ impl Backend for Machines {
         let kind = (plan.interconnect, plan.links);
         let machine = any_machine(network, kind, doorbells, engines, confinement)?;
         machine.network().set_faults(plan.faults.clone())?;
+        if let (Some(others), Some(machine)) = (&self.others, machine.tofu()) {
+            others.connect(machine, &events, confinement)?;
+        }
         let captures = captures(&machine, plan)?;
         let mut running = Local {
             vms: HashMap::new(),
@@ -274,6 +292,7 @@ impl Backend for Machines {
             linux: None,
             boot_server: None,
             gateway: None,
+            others: self.others.clone(),
             machine,
             captures,
         };
@@ -390,6 +409,7 @@ struct Local {
     linux: Option<Box<dyn Send>>,
     boot_server: Option<IoNode>,
     gateway: Option<Gateway>,
+    others: Option<Others>,
     machine: AnyMachine,
     captures: Vec<FileCapture>,
 }
@@ -416,9 +436,18 @@ impl Running for Local {
         resident_kib(&std::fs::read_to_string("/proc/self/smaps").ok()?, &regions)
     }
 
+    fn ended(&self, failed: u32) {
+        if let Some(others) = &self.others {
+            others.tell(failed);
+        }
+    }
+
     fn stop(&mut self) {
         for vm in self.vms.values() {
             vm.stop();
+        }
+        if let Some(others) = &self.others {
+            others.leave();
         }
         self.linux = None;
         if let Some(server) = &mut self.boot_server {

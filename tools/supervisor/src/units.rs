@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::Serialize;
 use tofu_abi::decimal;
+use tofu_fabric::{PartId, Parts};
 use tofu_machine::{Generation, Links};
 
 pub use tofu_machine::Interconnect;
@@ -122,6 +123,40 @@ impl FromStr for MetricsAddress {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let allowed = "an IP address and a port, such as \"127.0.0.1:9400\"";
         text.parse().map(Self).map_err(|_| allowed)
+    }
+}
+
+/// Which part of a machine, and how many there are: `0/2`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartOf {
+    /// The part, from 0.
+    pub part: PartId,
+    /// How many there are.
+    pub of: u32,
+}
+
+impl FromStr for PartOf {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let allowed = || {
+            format!(
+                "a part is I/N, such as 0/2, with I from 0 on and below N, and N at most {}",
+                Parts::MOST
+            )
+        };
+        let (part, of) = text.split_once('/').ok_or_else(allowed)?;
+        let (part, of) = decimal::<u16>(part).zip(decimal::<u32>(of)).ok_or_else(allowed)?;
+        if u32::from(part) >= of || of > Parts::MOST {
+            return Err(allowed());
+        }
+        Ok(Self { part: PartId(part), of })
+    }
+}
+
+impl fmt::Display for PartOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.part, self.of)
     }
 }
 
@@ -493,6 +528,16 @@ mod tests {
         fn memory_size_round_trips(pages in 512u64..=1 << 28) {
             let size = MemorySize(pages * 4096);
             prop_assert_eq!(size.to_string().parse(), Ok(size));
+        }
+    }
+
+    #[test]
+    fn parts_are_numbered_from_zero() {
+        let part: PartOf = "3/4".parse().unwrap();
+        assert_eq!((part.part, part.of, part.to_string()), (PartId(3), 4, "3/4".to_owned()));
+        for bad in ["3/2", "2/2", "0/0", "1", "/2", "1/", "-1/2", "+1/2", "0/4097", "0/2/3"] {
+            let why = bad.parse::<PartOf>().unwrap_err();
+            assert!(why.contains("such as 0/2"), "{bad}: {why}");
         }
     }
 }

@@ -1,8 +1,9 @@
 //! `tofu hosts`.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use serde_json::json;
 use tofu_abi::Coords;
 use tofu_control::{MachineName, find_machine, info};
@@ -11,7 +12,9 @@ use tofu_ipotofu::hosts::Host;
 /// Print the names and addresses of a machine's nodes, as lines of /etc/hosts
 ///
 /// On the host they are of use where there is a gateway to the machine; Linux nodes have them.
+/// `tofu hosts init` is about the hosts that a machine in parts runs on.
 #[derive(Debug, Clone, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct HostsArgs {
     /// Machine; not needed if only one runs
     #[arg(value_name = "NAME")]
@@ -25,10 +28,45 @@ pub(crate) struct HostsArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+
+    #[command(subcommand)]
+    command: Option<HostsCommand>,
 }
+
+#[derive(Debug, Clone, Subcommand)]
+enum HostsCommand {
+    /// Make the folder of a machine in parts: where each part listens, and who may be which part
+    ///
+    /// Each part has a key and a certificate in it. Copy parts.toml, authority.pem and the folder
+    /// part-I to the host of part I; whoever has these can be that part. Then start each part with
+    /// `tofu up --part I/N --join DIR`.
+    #[command(after_help = EXAMPLES)]
+    Init(InitArgs),
+}
+
+#[derive(Debug, Clone, Args)]
+struct InitArgs {
+    /// Where each part listens, part 0 first: an address or name of its host, and a port
+    #[arg(value_name = "HOST:PORT", required = true)]
+    addresses: Vec<String>,
+
+    /// Folder to make
+    #[arg(long, value_name = "DIR", default_value = "tofu-hosts")]
+    dir: PathBuf,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tofu hosts init --dir demo 127.0.0.1:7700 127.0.0.1:7701
+      two parts on this host
+  tofu hosts init node1:7700 node2:7700 node3:7700 node4:7700
+      four parts, each on a host of its own";
 
 /// Runs `tofu hosts` and returns the exit code.
 pub(crate) fn run(args: &HostsArgs) -> anyhow::Result<u8> {
+    if let Some(HostsCommand::Init(args)) = &args.command {
+        return init(args);
+    }
     let (_, control) = find_machine(args.name.as_ref())?;
     let nodes = info(&control)?.nodes;
     let hosts: Vec<_> = nodes
@@ -52,6 +90,17 @@ pub(crate) fn run(args: &HostsArgs) -> anyhow::Result<u8> {
         for host in hosts {
             write!(out, "{host}")?;
         }
+    }
+    out.flush()?;
+    Ok(0)
+}
+
+fn init(InitArgs { addresses, dir }: &InitArgs) -> anyhow::Result<u8> {
+    tofu_cables::hosts::init(dir, addresses)?;
+    let (count, dir) = (addresses.len(), dir.display());
+    let mut out = io::stdout().lock();
+    for (part, address) in addresses.iter().enumerate() {
+        writeln!(out, "part {part} at {address}: tofu up --part {part}/{count} --join {dir}")?;
     }
     out.flush()?;
     Ok(0)

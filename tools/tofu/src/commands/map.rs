@@ -191,7 +191,7 @@ mod tests {
     }
 
     fn network(shape: &str) -> Network {
-        Network { shape: shape.parse().unwrap(), links_down: Vec::new() }
+        Network { shape: shape.parse().unwrap(), links_down: Vec::new(), part: None }
     }
 
     #[test]

@@ -47,7 +47,11 @@ impl MachineOrShape {
         let Reply::Links { down } = ask(&control, &Request::Links)? else { bail!("not an answer") };
         let links_down = down.iter().filter_map(|end| end.find(&shape)).collect();
         let generation = info.generation();
-        Ok(Described { network: Network { shape, links_down }, generation, jobs: info.jobs })
+        Ok(Described {
+            network: Network { shape, links_down, part: None },
+            generation,
+            jobs: info.jobs,
+        })
     }
 
     /// Whether it runs.

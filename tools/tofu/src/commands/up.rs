@@ -7,19 +7,22 @@ mod screen;
 mod watch;
 
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self};
 use std::time::Instant;
 
-use anyhow::bail;
-use clap::Parser;
+use anyhow::{anyhow, bail};
+use clap::{Args, Parser};
+use tofu_control::MachineName;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::Event;
 use tofu_supervisor::gateway::GatewaySetup;
 use tofu_supervisor::named::Named;
 use tofu_supervisor::options::MachineArgs;
+use tofu_supervisor::parts::{self, Others};
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::runner::Machines;
-use tofu_supervisor::units::Timeout;
+use tofu_supervisor::units::{PartOf, Timeout};
 use tofu_ui::{Style, signals};
 
 use self::screen::Screen;
@@ -46,6 +49,34 @@ pub(crate) struct UpArgs {
 
     #[command(flatten)]
     pub(crate) machine: MachineArgs,
+
+    #[command(flatten)]
+    pub(crate) parts: PartArgs,
+}
+
+/// A machine in parts.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Several processes or hosts")]
+pub(crate) struct PartArgs {
+    /// Have part I of a machine of N parts in this process, and wait for the others; I is from 0
+    ///
+    /// All other options but --capture, --metrics and those for doorbells and engines have to be
+    /// the same for all parts. Small guests only so far; see the manual, page Machines over many
+    /// hosts.
+    #[arg(long, value_name = "I/N", requires = "join")]
+    part: Option<PartOf>,
+
+    /// Folder with the addresses of all parts and the certificate of this one: see
+    /// `tofu hosts init`
+    #[arg(long, value_name = "DIR", requires = "part")]
+    join: Option<PathBuf>,
+}
+
+impl PartArgs {
+    /// The part that is asked for, and the folder.
+    fn asked(&self) -> Option<(PartOf, &Path)> {
+        self.part.zip(self.join.as_deref())
+    }
 }
 
 const EXAMPLES: &str = "\
@@ -64,6 +95,8 @@ Examples:
       two Linux nodes; then tofu exec 0 -- uname -a, tofu console 1, tofu down
   tofu up --linux --shape unit --guest allpairs
       a program on twelve Linux nodes
+  tofu up --shape 4x1x1x1x1x1 --part 0/2 --join demo
+      half of a machine; `tofu up --shape 4x1x1x1x1x1 --part 1/2 --join demo` is the other
 
 A machine file:
   shape = \"2x1x1x2x3x2\"
@@ -77,15 +110,24 @@ A machine file:
 
 /// Runs `tofu up` and returns the exit code.
 pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
-    let (json, grace, args) = (args.json, args.grace.0, &args.machine);
-    let plan = Plan::new(args)?;
+    let (json, grace, parts, args) = (args.json, args.grace.0, &args.parts, &args.machine);
+    let mut plan = Plan::new(args)?;
+    if let Some((own, _)) = parts.asked() {
+        plan = plan.cut(own)?;
+    }
     check_memory(&plan, host::memory_available())?;
     if plan.linux().next().is_some() {
         return linux::run(&plan, args, json, grace);
     }
     linux::refuse_options(args)?;
+    let mut args = args.clone();
+    // Before there is anything to tidy up, and anything is given up: who waits is simply ended.
+    let others = match parts.asked() {
+        Some((own, dir)) => Some(meet(&plan, &mut args, own, dir, json)?),
+        None => None,
+    };
     let start = Instant::now();
-    let mut named = Named::new(&plan, args)?;
+    let mut named = Named::new(&plan, &args)?;
     // Before there are other threads, which it would not reach.
     let confinement = Confinement::of_guests(&[named.dir.base()], args.sandbox.off)?;
     let (sender, events) = mpsc::channel();
@@ -98,6 +140,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     let name = named.dir.name().clone();
     let mut screen = Screen::new(&mut out, Style::detect(json), &plan, name.as_str())?;
     let mut machines = Machines::bare(confinement);
+    machines.others = others;
     machines.registry = Some(named.serve(&plan, sender.clone())?);
     machines.gateway = named.gateway.take();
     let hints = machines.gateway.as_ref().map(GatewaySetup::hints);
@@ -106,6 +149,30 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
         None => Ok(()),
     };
     watch(&plan, grace, &machines, sender, &events, &mut screen, &mut started)
+}
+
+/// Meets the other parts of a machine, however long that takes. This one is called `NAME-partI`
+/// from then on, as parts may share a host.
+fn meet(
+    plan: &Plan,
+    args: &mut MachineArgs,
+    own: PartOf,
+    dir: &Path,
+    json: bool,
+) -> anyhow::Result<Others> {
+    let machine = args.linux.name.as_ref().map_or("tofu", MachineName::as_str).to_owned();
+    let name = format!("{machine}-part{}", own.part);
+    let name = name.parse().map_err(|allowed| anyhow!("name {name} of this part: {allowed}"))?;
+    args.linux.name = Some(name);
+    let joining = parts::join(dir, &machine, plan, own)?;
+    let at = joining.address().to_owned();
+    let mut waits_for = None;
+    let mesh = joining.meet(&mut |part, address| {
+        if !json && waits_for.replace(part) != Some(part) {
+            eprintln!("tofu: part {own} at {at} waits for part {part} at {address}");
+        }
+    })?;
+    Ok(Others::new(mesh))
 }
 
 /// Refuses a machine whose guests could use more memory than there is, which

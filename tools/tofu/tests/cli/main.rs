@@ -11,6 +11,7 @@ mod links;
 mod linux;
 mod local;
 mod netboot;
+mod parts;
 mod serve;
 mod shells;
 mod tnw;

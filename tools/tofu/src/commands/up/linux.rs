@@ -105,6 +105,7 @@ pub(crate) fn run(
         linux: Some(Box::new(host)),
         registry: Some(registry),
         gateway,
+        others: None,
     };
 
     let mut out = io::stdout();

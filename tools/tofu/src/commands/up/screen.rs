@@ -87,13 +87,19 @@ impl<'a> Screen<'a> {
                 "shape": shape.to_string(), "nodes": shape.nodes(), "vms": vms,
                 "doorbell": plan.doorbell.name(),
                 "links_down": plan.network.links_down.len(),
+                "part": plan.network.part.map(|part| part.to_string()),
             }))?;
         } else {
             let linux = match plan.linux().count() {
                 0 => String::new(),
                 n => format!(", {n} of them Linux"),
             };
-            let stubs = shape.nodes() as usize - vms;
+            let (all, part) = (plan.all_vms(), plan.network.part);
+            let vms = match part {
+                Some(part) => format!("part {part}, {vms} of {all} VMs"),
+                None => format!("{vms} VMs"),
+            };
+            let stubs = shape.nodes() as usize - all;
             let stubs = if stubs == 0 { String::new() } else { format!(", {stubs} without a VM") };
             let down = match plan.network.links_down.len() {
                 0 => String::new(),
@@ -102,7 +108,7 @@ impl<'a> Screen<'a> {
             };
             let memory = plan.guest_memory() >> 20;
             screen.line(&format!(
-                "machine {shape}: {vms} VMs{linux}{stubs}{down}, {memory} MiB of guest memory, \
+                "machine {shape}: {vms}{linux}{stubs}{down}, {memory} MiB of guest memory, \
                  doorbells {}",
                 plan.doorbell.name()
             ))?;

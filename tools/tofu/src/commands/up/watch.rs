@@ -1,11 +1,12 @@
 //! Follows a machine from its start to its end, and reports.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tofu_fabric::NodeId;
+use tofu_fabric::{NodeId, PartId};
 use tofu_supervisor::backtrace::Frame;
 use tofu_supervisor::event::{BootStage, Event, Outcome};
 use tofu_supervisor::plan::Plan;
@@ -29,8 +30,12 @@ struct MachineWatch<'a, 'b> {
     /// By node number; stubs stay without a result.
     nodes: Vec<Progress>,
     unfinished: usize,
-    /// One has not succeeded.
-    failed: bool,
+    /// One has not succeeded, or another part has failed: which of both, in words.
+    failed: Option<String>,
+    /// Other parts of the machine, and whether they are there and their guests still run.
+    others: BTreeMap<PartId, bool>,
+    /// Another part has failed.
+    others_failed: bool,
     /// The first signal that came.
     signal: Option<i32>,
     /// `tofu down` came.
@@ -61,7 +66,9 @@ pub(crate) fn watch(
         screen,
         nodes: nodes.collect(),
         unfinished: plan.programs().count(),
-        failed: false,
+        failed: None,
+        others: others(plan),
+        others_failed: false,
         signal: None,
         down: false,
         started: false,
@@ -99,9 +106,14 @@ pub(crate) fn watch(
 
     let stays_up = plan.stays_up();
     let deadline = Instant::now() + plan.timeout.0;
-    let mut graced = None;
-    while (stays_up || watch.unfinished > 0) && !watch.is_to_end() {
-        if graced.is_none() && watch.failed {
+    let (mut graced, mut told) = (None, false);
+    while (stays_up || watch.is_under_way()) && !watch.is_to_end() {
+        if watch.unfinished == 0 && !told {
+            told = true;
+            machine.ended(watch.count_failed());
+            watch.tell_whom_it_waits_for()?;
+        }
+        if graced.is_none() && watch.failed.is_some() {
             graced = Some(Instant::now() + grace);
         }
         let until = graced.map_or(deadline, |graced| deadline.min(graced));
@@ -112,13 +124,20 @@ pub(crate) fn watch(
         };
         match event {
             Ok(event) => watch.take(event)?,
+            Err(RecvTimeoutError::Timeout) if watch.unfinished == 0 => {
+                watch.others_failed = true;
+                watch.screen.note("the other parts take too long; this one leaves the machine")?;
+                break;
+            }
             Err(RecvTimeoutError::Timeout) => {
-                let why = match graced {
-                    Some(graced) if graced < deadline => {
-                        format!("another guest failed {} before", Seconds(grace))
+                let why = match (&watch.failed, graced) {
+                    (Some(what), Some(graced)) if graced < deadline => {
+                        format!("{what} {} before", Seconds(grace))
                     }
                     _ => format!("still running after {}", Seconds(plan.timeout.0)),
                 };
+                told = true;
+                machine.ended(watch.count_failed() + watch.unfinished as u32);
                 let kind = if until < deadline { "stopped" } else { "timeout" };
                 watch.time_is_over(machine.as_mut(), events, (kind, &why))?;
                 break;
@@ -129,7 +148,12 @@ pub(crate) fn watch(
     if !watch.is_to_end() {
         // By itself: those who follow it hear of the end all the same.
         backend.heard(&Event::Down);
+        if !told {
+            machine.ended(watch.count_failed());
+        }
     }
+    // What becomes of them now does not matter here.
+    watch.others.clear();
     machine.stop();
     while let Ok(event) = events.try_recv() {
         watch.take(event)?;
@@ -138,7 +162,49 @@ pub(crate) fn watch(
     watch.finish()
 }
 
+/// The other parts of the machine of a plan.
+fn others(plan: &Plan) -> BTreeMap<PartId, bool> {
+    let parts = plan.network.part.into_iter();
+    parts
+        .flat_map(|own| (0..own.of as u16).map(PartId).filter(move |part| *part != own.part))
+        .map(|part| (part, true))
+        .collect()
+}
+
 impl MachineWatch<'_, '_> {
+    /// Whether guests still run, here or in other parts.
+    fn is_under_way(&self) -> bool {
+        self.unfinished > 0 || self.others.values().any(|runs| *runs)
+    }
+
+    /// Guests here that have failed.
+    fn count_failed(&self) -> u32 {
+        let results = self.nodes.iter().filter_map(|node| node.result.as_ref());
+        results.filter(|result| !result.ok).count() as u32
+    }
+
+    fn tell_whom_it_waits_for(&mut self) -> io::Result<()> {
+        let running = self.others.iter().filter(|(_, runs)| **runs);
+        let running: Vec<_> = running.map(|(part, _)| part.to_string()).collect();
+        match &running[..] {
+            [] => Ok(()),
+            [one] => {
+                self.screen.note(&format!("all guests here have ended; waiting for part {one}"))
+            }
+            more => {
+                let parts = more.join(", ");
+                self.screen.note(&format!("all guests here have ended; waiting for parts {parts}"))
+            }
+        }
+    }
+
+    /// Another part has failed.
+    fn part_failed(&mut self, part: PartId, note: &str) -> io::Result<()> {
+        self.others_failed = true;
+        self.failed.get_or_insert_with(|| format!("part {part} failed"));
+        self.screen.note(note)
+    }
+
     /// Whether somebody wants the machine to end now.
     fn is_to_end(&self) -> bool {
         self.signal.is_some() || self.down
@@ -183,6 +249,23 @@ impl MachineWatch<'_, '_> {
                     format!("{at} is off: {why}; its device is reset, `tofu restart` starts it");
                 self.screen.note(&note)
             }
+            Event::PartWent(part, why) => match self.others.insert(part, false) {
+                // Its guests had ended before.
+                Some(false) | None => Ok(()),
+                Some(true) => {
+                    let note =
+                        format!("part {part} is lost: {}; its links are down", printable(&why));
+                    self.part_failed(part, &note)
+                }
+            },
+            Event::PartEnded(part, failed) => match self.others.insert(part, false) {
+                Some(true) if failed > 0 => {
+                    let guests = if failed == 1 { "guest has" } else { "guests have" };
+                    let note = format!("part {part} has ended: {failed} of its {guests} failed");
+                    self.part_failed(part, &note)
+                }
+                _ => Ok(()),
+            },
             Event::Signal(_) | Event::Down | Event::Died(..) | Event::Started => Ok(()),
         }
     }
@@ -219,7 +302,9 @@ impl MachineWatch<'_, '_> {
             return Ok(());
         }
         self.unfinished -= 1;
-        self.failed |= code != Some(0);
+        if code != Some(0) {
+            self.failed.get_or_insert_with(|| "another guest failed".to_owned());
+        }
         let result = NodeResult {
             coords: self.plan.coords(node),
             guest: guest.to_owned(),
@@ -277,6 +362,7 @@ impl MachineWatch<'_, '_> {
             self.screen.end()?;
             return Ok(match self.signal {
                 Some(signal) => exit::of_signal(signal),
+                None if self.others_failed && !self.down => exit::FAILED,
                 None => 0,
             });
         }
@@ -285,7 +371,8 @@ impl MachineWatch<'_, '_> {
         Ok(match self.signal {
             Some(signal) => exit::of_signal(signal),
             // Whoever takes the machine down knows what still runs.
-            None if self.down || results.iter().all(|result| result.ok) => 0,
+            None if self.down => 0,
+            None if !self.others_failed && results.iter().all(|result| result.ok) => 0,
             None => exit::FAILED,
         })
     }
@@ -327,7 +414,7 @@ pub(super) mod tests {
         Plan {
             boot_server: None,
             nodes: nodes.collect(),
-            network: Network { shape, links_down: Vec::new() },
+            network: Network { shape, links_down: Vec::new(), part: None },
             doorbell: Doorbell::Auto,
             timeout: Timeout(timeout),
             interconnect: Default::default(),
@@ -341,6 +428,7 @@ pub(super) mod tests {
             fail_with_guest: false,
             faults: None,
             captures: Vec::new(),
+            vms_elsewhere: 0,
         }
     }
 
@@ -408,6 +496,46 @@ pub(super) mod tests {
         assert!(text.contains("(0,0,0,1,0,0) 1 MiB \u{fffd}[2Jverified\n"), "{text}");
         assert!(text.contains("(0,0,0,1,0,0)  probe  ok"), "{text}");
         assert!(text.contains("all 2 guests succeeded in "), "{text}");
+    }
+
+    /// Part 0 of two.
+    fn half(timeout: Duration) -> Plan {
+        let mut plan = plan("1x1x1x2x1x1", 1, timeout);
+        plan.network.part = Some("0/2".parse().unwrap());
+        plan.vms_elsewhere = 1;
+        plan
+    }
+
+    #[test]
+    fn a_part_waits_for_the_others() {
+        let coming = vec![ended(0, 0), Event::PartEnded(PartId(1), 0)];
+        let (code, text) = run(&half(LONG), TEXT, coming, &[]);
+        assert_eq!(code, 0, "{text}");
+        assert!(text.starts_with("machine 1x1x1x2x1x1: part 0/2, 1 of 2 VMs, 16 MiB"), "{text}");
+        // One that goes then is not missed.
+        let gone = Event::PartWent(PartId(1), "its process has ended".into());
+        let coming = vec![Event::PartEnded(PartId(1), 0), gone, ended(0, 0)];
+        let (code, text) = run(&half(LONG), TEXT, coming, &[]);
+        assert!(code == 0 && !text.contains("is lost"), "{text}");
+        let (code, text) = run(&half(SHORT), TEXT, vec![ended(0, 0)], &[]);
+        assert!(code == 1 && text.contains("the other parts take too long"), "{text}");
+    }
+
+    #[test]
+    fn a_part_that_fails_ends_the_others() {
+        let gone = Event::PartWent(PartId(1), "its process has ended".into());
+        let (code, text) = run(&half(LONG), TEXT, vec![gone.clone()], &[0]);
+        assert_eq!(code, 1);
+        assert!(text.contains("part 1 is lost: its process has ended; its links"), "{text}");
+        assert!(text.contains("stopped: part 1 failed 0.02 s before"), "{text}");
+        let (code, text) = run(&half(LONG), TEXT, vec![ended(0, 0), gone], &[]);
+        assert!(code == 1 && text.contains("part 1 is lost"), "{text}");
+        let coming = vec![Event::PartEnded(PartId(1), 2)];
+        let (code, text) = run(&half(LONG), TEXT, coming, &[0]);
+        assert!(
+            code == 1 && text.contains("part 1 has ended: 2 of its guests have failed"),
+            "{text}"
+        );
     }
 
     #[test]
