@@ -336,7 +336,7 @@ fn mistakes() {
     let cases: [(&[&str], &str); 13] = [
         (&["--cwd", "nosuch", "./ring"], "--cwd nosuch: cannot read it"),
         (&["./nosuch"], "cannot run ./nosuch: No such file"),
-        (&["./text"], "cannot run ./text: it is neither an ELF program for x86-64 nor a script"),
+        (&["./text"], "cannot run ./text: it is neither an ELF program of 64 bits nor a script"),
         (&["."], "cannot run .: it is not a file"),
         (&["-n", "0", "./ring"], "-n 0: a job has one rank or more"),
         (&["-n", "9999", "./ring"], "-n 9999: a machine that is started for a run has up to 12"),
