@@ -134,7 +134,7 @@ pub struct ShapeArgs {
 
     /// Nodes with Z = 0 are I/O nodes, as in the K computer
     ///
-    /// They run no guests unless a [[node]] of the machine file gives them one, and jobs leave them
+    /// They run no guests unless the machine file says so of one of them, and jobs leave them
     /// out. A gateway (--gateway without a node) and a boot server are at one of them. The shape
     /// k-racks has them without this option.
     #[arg(long)]
