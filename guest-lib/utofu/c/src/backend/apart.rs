@@ -2,24 +2,21 @@
 //! that each has rings and notices of its own, and asks for all else.
 
 use std::sync::Arc;
-use std::thread;
 
-use tofu_abi::desc::Descriptor;
 use tofu_abi::irq::BgsIrqs;
-use tofu_abi::queue::MrqEntry;
-use tofu_abi::reduce::{Input, Op};
-use tofu_abi::{BchId, Coords, Generation, Rcode, TniId};
-use tofu_driver::{ChannelConfig, Full, Gate, Order, Outcome, StartError, TimedOut};
+use tofu_abi::{BchId, Coords, Generation, TniId};
+use tofu_driver::{ChannelConfig, Gate, Rings, Rounds};
 use tofu_utofu::{
-    ClaimQueue, Code, DriverBarrier, DriverChannel, Error, IdlePolls, OpenQueue, Provider, Queue,
-    Registration, VbgSetting,
+    ClaimQueue, Code, DriverChannel, Error, OpenQueue, Provider, Registration, VbgSetting,
 };
 use tofu_vfio::broker::wire::Refusal;
 use tofu_vfio::broker::{
-    ApartChannel, ApartDevice, ApartQueue, Broker, BrokerError, RegisterError, ShareError,
+    ApartChannel, ApartDevice, ApartQueue, Broker, BrokerError, BrokerPage, Part, RegisterError,
+    ShareError,
 };
 
 use super::broker::{Claims, MRQ_SIZE, Taken, broker_error};
+use super::outside::{OutsideBarrier, OutsideChannel, OutsideQueue, RingQueue};
 
 /// After so many polls that found nothing it is looked whether `tofud` is still there.
 const POLLS_WITHOUT_QUESTION: u32 = 1 << 13;
@@ -51,8 +48,8 @@ fn open_error(what: &'static str, number: u8, error: BrokerError) -> Error {
 }
 
 impl Provider for ApartProvider {
-    type Queue = BrokerQueue;
-    type Channel = DriverChannel<BrokerBarrier>;
+    type Queue = RingQueue<BrokerQueue>;
+    type Channel = DriverChannel<OutsideBarrier<ApartChannel>>;
 
     fn coords(&self) -> Coords {
         self.device.coords()
@@ -62,13 +59,13 @@ impl Provider for ApartProvider {
         self.device.generation()
     }
 
-    fn open(&self, queue: &OpenQueue) -> Result<BrokerQueue, Error> {
+    fn open(&self, queue: &OpenQueue) -> Result<Self::Queue, Error> {
         let &OpenQueue { tni, cq, stags, session } = queue;
         let claim = self.claims.claim(tni, cq)?;
         let opened = self.device.open((tni, cq), stags, MRQ_SIZE, session);
         let queue = opened.map_err(|error| open_error(QUEUE, cq.get(), error))?;
-        let (broker, idle) = (Arc::clone(self.device.broker()), IdlePolls::default());
-        Ok(BrokerQueue { queue, broker, idle, _claim: claim })
+        let broker = Arc::clone(self.device.broker());
+        Ok(RingQueue::new(BrokerQueue { queue, broker, _claim: claim }))
     }
 
     fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error> {
@@ -89,7 +86,7 @@ impl Provider for ApartProvider {
         let profile = self.device.generation().description().barrier;
         let opened = self.device.open_channel(&ChannelConfig::new(tni, bch), profile, &gates)?;
         let channel = opened.map_err(|error| open_error("barrier channel", bch.get(), error))?;
-        Ok(DriverChannel::new(BrokerBarrier(channel)))
+        Ok(DriverChannel::new(OutsideBarrier(channel)))
     }
 
     fn relax(&self) {
@@ -97,30 +94,17 @@ impl Provider for ApartProvider {
     }
 }
 
-/// A barrier channel, whose gates are `tofud`'s.
-pub(super) struct BrokerBarrier(ApartChannel);
-
-impl DriverBarrier for BrokerBarrier {
-    fn start(&mut self, op: Op, input: &Input, count: u8) -> Result<(), StartError> {
-        self.0.rounds_mut().start(op, input, count)
-    }
+impl OutsideChannel for ApartChannel {
+    type Memory = Part;
+    type Page = BrokerPage;
 
     #[inline]
-    fn poll(&mut self) -> Option<Outcome> {
-        self.0.rounds_mut().poll()
+    fn rounds_mut(&mut self) -> &mut Rounds<Part, BrokerPage> {
+        self.rounds_mut()
     }
 
     fn exceptions(&self) -> BgsIrqs {
-        self.0.exceptions()
-    }
-
-    fn yield_processor(&self) {
-        thread::yield_now();
-    }
-
-    fn close(self) -> Result<(), TimedOut> {
-        // What the device does not let go of, tofud keeps.
-        Ok(())
+        self.exceptions()
     }
 }
 
@@ -129,20 +113,10 @@ pub(super) struct BrokerQueue {
     // First, so that the device uses nothing when the rest goes.
     queue: ApartQueue,
     broker: Arc<Broker>,
-    idle: IdlePolls,
     _claim: Option<Taken>,
 }
 
 impl BrokerQueue {
-    #[inline]
-    fn polled<T>(&mut self, found: Option<T>) -> Option<T> {
-        let found = self.idle.note(found, thread::yield_now);
-        if self.idle.count() % POLLS_WITHOUT_QUESTION == POLLS_WITHOUT_QUESTION - 1 {
-            self.end_without_broker();
-        }
-        found
-    }
-
     /// Without `tofud` nothing comes any more, and there is no call that could say so.
     #[cold]
     fn end_without_broker(&self) {
@@ -154,42 +128,18 @@ impl BrokerQueue {
     }
 }
 
-impl Queue for BrokerQueue {
-    fn orders(&self) -> usize {
-        self.queue.rings().orders()
-    }
+impl OutsideQueue for BrokerQueue {
+    type Memory = Part;
+    type Page = BrokerPage;
 
-    fn notices(&self) -> usize {
-        self.queue.rings().notices()
+    #[inline]
+    fn rings(&self) -> &Rings<Part, BrokerPage> {
+        self.queue.rings()
     }
 
     #[inline]
-    fn free_slots(&self) -> usize {
-        self.queue.rings().free_slots()
-    }
-
-    #[inline]
-    fn post(&mut self, descriptors: &[Descriptor], delayed: bool) -> Result<(), Full> {
-        let order = Order::raw(descriptors);
-        let rings = self.queue.rings_mut();
-        if delayed { rings.post_delayed(&order, 0) } else { rings.post(&order, 0) }
-    }
-
-    #[inline]
-    fn ring(&mut self) {
-        self.queue.rings().doorbell();
-    }
-
-    #[inline]
-    fn poll_completion(&mut self) -> Option<Rcode> {
-        let found = self.queue.rings_mut().poll_tcq().map(|done| done.rcode);
-        self.polled(found)
-    }
-
-    #[inline]
-    fn poll_notice(&mut self) -> Option<MrqEntry> {
-        let found = self.queue.rings_mut().poll_mrq();
-        self.polled(found)
+    fn rings_mut(&mut self) -> &mut Rings<Part, BrokerPage> {
+        self.queue.rings_mut()
     }
 
     unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error> {
@@ -199,11 +149,15 @@ impl Queue for BrokerQueue {
         done.map_err(register_error)
     }
 
-    fn deregister(&mut self, stag: u32) -> Result<(), Error> {
-        self.queue.deregister(stag).map_err(|_| {
-            let hint = "the device does not let go of the memory";
-            Error::with_value(Code::Fatal, "steering tag", stag.into(), hint)
-        })
+    fn deregister(&mut self, stag: u32) -> bool {
+        self.queue.deregister(stag).is_ok()
+    }
+
+    #[inline]
+    fn polled(&self, in_vain: u32) {
+        if in_vain % POLLS_WITHOUT_QUESTION == POLLS_WITHOUT_QUESTION - 1 {
+            self.end_without_broker();
+        }
     }
 }
 

@@ -7,21 +7,19 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use tofu_abi::desc::Descriptor;
 use tofu_abi::irq::BgsIrqs;
-use tofu_abi::queue::MrqEntry;
-use tofu_abi::reduce::{Input, Op};
-use tofu_abi::{BchId, BgId, Coords, CqId, Generation, Rcode, TniId};
-use tofu_driver::{ChannelConfig, DmaBuffer, Full, Gate, Order, Outcome, StartError, TimedOut};
+use tofu_abi::{BchId, BgId, Coords, CqId, Generation, TniId};
+use tofu_driver::{ChannelConfig, DmaBuffer, Gate, Rings, Rounds};
 use tofu_tof::{
-    BarrierChannel, Buffer, ControlQueue, OpenError, QueueConfig, RegisterError, TofDevice,
+    BarrierChannel, Buffer, ControlQueue, OpenError, PageFile, QueueConfig, RegisterError,
+    TofDevice,
 };
 use tofu_utofu::{
-    Code, DeviceShare, DriverBarrier, DriverChannel, Error, IdlePolls, OpenQueue, Provider, Queue,
-    Registration, VbgSetting,
+    Code, DeviceShare, DriverChannel, Error, OpenQueue, Provider, Registration, VbgSetting,
 };
 
 use super::gates::{LockGate, LockedGates};
+use super::outside::{OutsideBarrier, OutsideChannel, OutsideQueue, RingQueue};
 use crate::environment;
 use crate::provider::{AnyProvider, any};
 
@@ -181,8 +179,8 @@ impl TofProvider {
 }
 
 impl Provider for TofProvider {
-    type Queue = TofQueue;
-    type Channel = DriverChannel<TofBarrier>;
+    type Queue = RingQueue<TofQueue>;
+    type Channel = DriverChannel<OutsideBarrier<BarrierChannel>>;
 
     fn coords(&self) -> Coords {
         self.device.coords()
@@ -192,13 +190,13 @@ impl Provider for TofProvider {
         self.device.generation()
     }
 
-    fn open(&self, queue: &OpenQueue) -> Result<TofQueue, Error> {
+    fn open(&self, queue: &OpenQueue) -> Result<Self::Queue, Error> {
         let &OpenQueue { tni, cq, session, .. } = queue;
         let claim = self.claim(tni, cq)?;
         let config = QueueConfig { tni, cq, toq_size: 0, mrq_size: MRQ_SIZE, session };
         let queue =
             ControlQueue::open(&config).map_err(|error| open_error(QUEUE, cq.into(), error))?;
-        Ok(TofQueue { queue, blank: None, idle: IdlePolls::default(), _claim: claim })
+        Ok(RingQueue::new(TofQueue { queue, blank: None, _claim: claim }))
     }
 
     fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error> {
@@ -219,7 +217,7 @@ impl Provider for TofProvider {
         let profile = self.device.generation().description().barrier;
         let channel = BarrierChannel::open(&ChannelConfig::new(tni, bch), profile, &gates);
         let channel = channel.map_err(|error| open_error("barrier channel", bch.into(), error))?;
-        Ok(DriverChannel::new(TofBarrier(channel)))
+        Ok(DriverChannel::new(OutsideBarrier(channel)))
     }
 
     fn relax(&self) {
@@ -227,30 +225,17 @@ impl Provider for TofProvider {
     }
 }
 
-/// A barrier channel, whose gates are the kernel's.
-struct TofBarrier(BarrierChannel);
-
-impl DriverBarrier for TofBarrier {
-    fn start(&mut self, op: Op, input: &Input, count: u8) -> Result<(), StartError> {
-        self.0.rounds_mut().start(op, input, count)
-    }
+impl OutsideChannel for BarrierChannel {
+    type Memory = Buffer;
+    type Page = PageFile;
 
     #[inline]
-    fn poll(&mut self) -> Option<Outcome> {
-        self.0.rounds_mut().poll()
+    fn rounds_mut(&mut self) -> &mut Rounds<Buffer, PageFile> {
+        self.rounds_mut()
     }
 
     fn exceptions(&self) -> BgsIrqs {
-        self.0.exceptions()
-    }
-
-    fn yield_processor(&self) {
-        thread::yield_now();
-    }
-
-    fn close(self) -> Result<(), TimedOut> {
-        // The kernel lets go of its memory only when the device does.
-        Ok(())
+        self.exceptions()
     }
 }
 
@@ -264,7 +249,6 @@ struct TofQueue {
     queue: ControlQueue,
     /// What parked STags stand for.
     blank: Option<Buffer>,
-    idle: IdlePolls,
     _claim: Option<QueueClaim>,
 }
 
@@ -274,11 +258,6 @@ const TRIES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(5);
 
 impl TofQueue {
-    #[inline]
-    fn polled<T>(&mut self, found: Option<T>) -> Option<T> {
-        self.idle.note(found, thread::yield_now)
-    }
-
     /// Makes the kernel take an STag for a page that nobody uses.
     fn park(&mut self, stag: u32) -> Result<(), Error> {
         if self.blank.is_none() {
@@ -295,42 +274,18 @@ impl TofQueue {
     }
 }
 
-impl Queue for TofQueue {
-    fn orders(&self) -> usize {
-        self.queue.rings().orders()
-    }
+impl OutsideQueue for TofQueue {
+    type Memory = Buffer;
+    type Page = PageFile;
 
-    fn notices(&self) -> usize {
-        self.queue.rings().notices()
+    #[inline]
+    fn rings(&self) -> &Rings<Buffer, PageFile> {
+        self.queue.rings()
     }
 
     #[inline]
-    fn free_slots(&self) -> usize {
-        self.queue.rings().free_slots()
-    }
-
-    #[inline]
-    fn post(&mut self, descriptors: &[Descriptor], delayed: bool) -> Result<(), Full> {
-        let order = Order::raw(descriptors);
-        let rings = self.queue.rings_mut();
-        if delayed { rings.post_delayed(&order, 0) } else { rings.post(&order, 0) }
-    }
-
-    #[inline]
-    fn ring(&mut self) {
-        self.queue.rings().doorbell();
-    }
-
-    #[inline]
-    fn poll_completion(&mut self) -> Option<Rcode> {
-        let found = self.queue.rings_mut().poll_tcq().map(|done| done.rcode);
-        self.polled(found)
-    }
-
-    #[inline]
-    fn poll_notice(&mut self) -> Option<MrqEntry> {
-        let found = self.queue.rings_mut().poll_mrq();
-        self.polled(found)
+    fn rings_mut(&mut self) -> &mut Rings<Buffer, PageFile> {
+        self.queue.rings_mut()
     }
 
     unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error> {
@@ -357,12 +312,9 @@ impl Queue for TofQueue {
         Err(Error::with_value(Code::OutOfResource, "steering tag", stag.into(), hint))
     }
 
-    fn deregister(&mut self, stag: u32) -> Result<(), Error> {
+    fn deregister(&mut self, stag: u32) -> bool {
         // A parked one is free again as well.
-        self.queue.deregister(stag).map_err(|_| {
-            let hint = "the device does not let go of the memory";
-            Error::with_value(Code::Fatal, "steering tag", stag.into(), hint)
-        })
+        self.queue.deregister(stag).is_ok()
     }
 }
 

@@ -1,0 +1,149 @@
+//! Queues and barrier channels that somebody else has set up, the kernel's driver or `tofud`: the
+//! process has their rings and rounds, and asks for all else.
+
+use std::thread;
+
+use tofu_abi::Rcode;
+use tofu_abi::desc::Descriptor;
+use tofu_abi::irq::BgsIrqs;
+use tofu_abi::queue::MrqEntry;
+use tofu_abi::reduce::{Input, Op};
+use tofu_driver::{DmaBuffer, Full, Order, Outcome, Rings, Rounds, StartError, TimedOut, UserPage};
+use tofu_utofu::{Code, DriverBarrier, Error, IdlePolls, Queue, Registration};
+
+/// What a queue has, and what it asks for.
+pub(super) trait OutsideQueue {
+    /// What its rings are in.
+    type Memory: DmaBuffer;
+    /// Its page of registers.
+    type Page: UserPage;
+
+    fn rings(&self) -> &Rings<Self::Memory, Self::Page>;
+
+    fn rings_mut(&mut self) -> &mut Rings<Self::Memory, Self::Page>;
+
+    /// As [`Queue::register`].
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error>;
+
+    /// Takes memory back; false if the device does not let go of it.
+    fn deregister(&mut self, stag: u32) -> bool;
+
+    /// Called after each poll, with the number of those since the last that found something.
+    #[inline]
+    fn polled(&self, _in_vain: u32) {}
+}
+
+/// A control queue of such a kind.
+pub(super) struct RingQueue<Q> {
+    queue: Q,
+    idle: IdlePolls,
+}
+
+impl<Q: OutsideQueue> RingQueue<Q> {
+    pub(super) fn new(queue: Q) -> Self {
+        Self { queue, idle: IdlePolls::default() }
+    }
+
+    #[inline]
+    fn polled<T>(&mut self, found: Option<T>) -> Option<T> {
+        let found = self.idle.note(found, thread::yield_now);
+        self.queue.polled(self.idle.count());
+        found
+    }
+}
+
+impl<Q: OutsideQueue> Queue for RingQueue<Q> {
+    fn orders(&self) -> usize {
+        self.queue.rings().orders()
+    }
+
+    fn notices(&self) -> usize {
+        self.queue.rings().notices()
+    }
+
+    #[inline]
+    fn free_slots(&self) -> usize {
+        self.queue.rings().free_slots()
+    }
+
+    #[inline]
+    fn post(&mut self, descriptors: &[Descriptor], delayed: bool) -> Result<(), Full> {
+        let order = Order::raw(descriptors);
+        let rings = self.queue.rings_mut();
+        if delayed { rings.post_delayed(&order, 0) } else { rings.post(&order, 0) }
+    }
+
+    #[inline]
+    fn ring(&mut self) {
+        self.queue.rings().doorbell();
+    }
+
+    #[inline]
+    fn poll_completion(&mut self) -> Option<Rcode> {
+        let found = self.queue.rings_mut().poll_tcq().map(|done| done.rcode);
+        self.polled(found)
+    }
+
+    #[inline]
+    fn poll_notice(&mut self) -> Option<MrqEntry> {
+        let found = self.queue.rings_mut().poll_mrq();
+        self.polled(found)
+    }
+
+    unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error> {
+        // SAFETY: as promised to this function.
+        unsafe { self.queue.register(memory) }
+    }
+
+    fn deregister(&mut self, stag: u32) -> Result<(), Error> {
+        if self.queue.deregister(stag) {
+            return Ok(());
+        }
+        let hint = "the device does not let go of the memory";
+        Err(Error::with_value(Code::Fatal, "steering tag", stag.into(), hint))
+    }
+}
+
+/// What a barrier channel has, and what it asks for.
+pub(super) trait OutsideChannel {
+    /// What its notices are in.
+    type Memory: DmaBuffer;
+    /// Its page of registers.
+    type Page: UserPage;
+
+    fn rounds_mut(&mut self) -> &mut Rounds<Self::Memory, Self::Page>;
+
+    /// As [`DriverBarrier::exceptions`].
+    fn exceptions(&self) -> BgsIrqs;
+}
+
+/// A barrier channel of such a kind.
+pub(super) struct OutsideBarrier<C>(pub(super) C);
+
+impl<C: OutsideChannel> DriverBarrier for OutsideBarrier<C> {
+    fn start(&mut self, op: Op, input: &Input, count: u8) -> Result<(), StartError> {
+        self.0.rounds_mut().start(op, input, count)
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Option<Outcome> {
+        self.0.rounds_mut().poll()
+    }
+
+    fn exceptions(&self) -> BgsIrqs {
+        self.0.exceptions()
+    }
+
+    fn yield_processor(&self) {
+        thread::yield_now();
+    }
+
+    fn close(self) -> Result<(), TimedOut> {
+        // Whoever has set it up keeps its memory until the device lets go of it.
+        Ok(())
+    }
+}
