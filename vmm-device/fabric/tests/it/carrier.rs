@@ -3,34 +3,11 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tofu_abi::{Coords, Path};
 use tofu_fabric::{
-    Carrier, Class, Deliver, Direct, DiscardReason, Fabric, NoSuchLink, NodeId, Packet, Port,
-    PortCounters, Route, Shape, Timing, Way,
+    Carrier, Class, Direct, DiscardReason, Fabric, NoSuchLink, NodeId, Packet, Port, PortCounters,
+    Route, Shape, Timing, Way,
 };
 
-use crate::common::{any_journey, shape};
-
-/// What was told of packets.
-#[derive(Debug, Default, PartialEq)]
-struct Log {
-    arrived: Vec<(NodeId, Packet<u32>)>,
-    discarded: Vec<(NodeId, Option<Port>, DiscardReason, Packet<u32>)>,
-}
-
-impl Deliver<u32> for Log {
-    fn arrived(&mut self, node: NodeId, packet: Packet<u32>) {
-        self.arrived.push((node, packet));
-    }
-
-    fn discarded(
-        &mut self,
-        at: NodeId,
-        port: Option<Port>,
-        reason: DiscardReason,
-        packet: Packet<u32>,
-    ) {
-        self.discarded.push((at, port, reason, packet));
-    }
-}
+use crate::common::{Log, any_journey, shape};
 
 fn direct(shape: Shape) -> Direct {
     Direct::new(Arc::new(Fabric::new(shape)), Timing::TOFUD)

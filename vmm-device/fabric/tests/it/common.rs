@@ -2,10 +2,39 @@
 
 use proptest::prelude::*;
 use tofu_abi::{Coords, Path};
-use tofu_fabric::{Axis, Class, Hop, Route, Shape};
+use tofu_fabric::{Axis, Class, Deliver, DiscardReason, Hop, NodeId, Packet, Port, Route, Shape};
 
 pub(crate) fn shape(len: [u8; 6]) -> Shape {
     Shape::new(len).expect("lengths are within limits")
+}
+
+/// What was told of packets.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Log<T> {
+    pub(crate) arrived: Vec<(NodeId, Packet<T>)>,
+    pub(crate) discarded: Vec<(NodeId, Option<Port>, DiscardReason, Packet<T>)>,
+}
+
+impl<T> Default for Log<T> {
+    fn default() -> Self {
+        Self { arrived: Vec::new(), discarded: Vec::new() }
+    }
+}
+
+impl<T> Deliver<T> for Log<T> {
+    fn arrived(&mut self, node: NodeId, packet: Packet<T>) {
+        self.arrived.push((node, packet));
+    }
+
+    fn discarded(
+        &mut self,
+        at: NodeId,
+        port: Option<Port>,
+        reason: DiscardReason,
+        packet: Packet<T>,
+    ) {
+        self.discarded.push((at, port, reason, packet));
+    }
 }
 
 /// Whether this is one of the scalable axes.

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 use tofu_abi::{Coords, Path};
 use tofu_fabric::{
-    Cables, Carrier, Class, Crossing, Deliver, DiscardReason, Disturb, Fabric, FaultPlan, Link,
-    NodeId, Packet, PartId, Parts, Port, Ppm, Rates, Shape, Stray, Timing, Way, Wires,
+    Cables, Carrier, Class, Crossing, DiscardReason, Disturb, Fabric, FaultPlan, Link, NodeId,
+    Packet, PartId, Parts, Port, Ppm, Rates, Shape, Stray, Timing, Way, Wires,
 };
 
-use crate::common::{any_coords, shape};
+use crate::common::{Log, any_coords, shape};
 
 /// A body that can be made twice, and damaged.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,29 +52,6 @@ impl Cables<Letter> for Outbox {
     }
 }
 
-/// What was told of packets.
-#[derive(Debug, Default, PartialEq)]
-struct Log {
-    arrived: Vec<(NodeId, Packet<Letter>)>,
-    discarded: Vec<(NodeId, Option<Port>, DiscardReason, Packet<Letter>)>,
-}
-
-impl Deliver<Letter> for Log {
-    fn arrived(&mut self, node: NodeId, packet: Packet<Letter>) {
-        self.arrived.push((node, packet));
-    }
-
-    fn discarded(
-        &mut self,
-        at: NodeId,
-        port: Option<Port>,
-        reason: DiscardReason,
-        packet: Packet<Letter>,
-    ) {
-        self.discarded.push((at, port, reason, packet));
-    }
-}
-
 struct Machine {
     parts: Arc<Parts>,
     wires: Vec<Wires<Letter>>,
@@ -99,12 +76,12 @@ impl Machine {
         &self.wires[self.parts.of(id).unwrap().index()]
     }
 
-    fn send(&self, packet: Packet<Letter>, log: &mut Log) {
+    fn send(&self, packet: Packet<Letter>, log: &mut Log<Letter>) {
         self.at(packet.src).inject(packet, log);
     }
 
     /// Lets cables deliver, whichever of them `turn` says first, until all is quiet.
-    fn settle(&self, log: &mut Log, mut turn: u32) -> u32 {
+    fn settle(&self, log: &mut Log<Letter>, mut turn: u32) -> u32 {
         let mut crossed = 0;
         loop {
             let (from, to, crossing) = {
@@ -149,7 +126,7 @@ fn whole(shape: Shape) -> Wires<Letter> {
     Wires::new(Arc::new(Fabric::new(shape)), Timing::TOFUD)
 }
 
-fn sorted(mut log: Log) -> Log {
+fn sorted(mut log: Log<Letter>) -> Log<Letter> {
     log.arrived.sort_by_key(|(_, packet)| packet.body.clone());
     log.discarded.sort_by_key(|(.., packet)| packet.body.clone());
     log
