@@ -2,6 +2,7 @@
 //!
 //! As on real systems the lowest four bits are the VCQ's extra value, and the next four 0.
 
+use tofu_abi::Coords;
 use tofu_utofu::{Code, Error, SharedQueue, Ticket, Vcq};
 
 use crate::process;
@@ -39,6 +40,11 @@ pub(crate) fn find(handle: usize) -> Result<(&'static SharedQueue<AnyProvider>, 
         }
         _ => Err(no_such_vcq(handle)),
     }
+}
+
+/// The node of a handle's VCQ.
+pub(crate) fn node(handle: usize) -> Option<Coords> {
+    find(handle).ok().map(|(queue, _)| queue.coords())
 }
 
 const fn no_such_vcq(handle: usize) -> Error {

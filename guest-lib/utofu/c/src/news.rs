@@ -7,10 +7,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tofu_abi::{Coords, Path};
-use tofu_jtofu::{System, news};
-use tofu_utofu::ids::VcqId;
-
-use crate::{handle, process};
+use tofu_jtofu::{PathTo, System, news};
+use tofu_utofu::VbgSetting;
+use tofu_utofu::ids::{VbgId, VcqId};
 
 /// The variable that has default paths chosen without a look at dead links, if it is 0.
 const AVOID: &str = "UTOFU_AVOID_DEAD_LINKS";
@@ -50,19 +49,38 @@ fn system() -> Option<System> {
 /// command or its answer would meet a dead link. Then it is the shortest that is not known to, if
 /// there is one.
 fn working(system: &System, from: Coords, to: Coords, default: Path) -> Path {
-    let paths = system.onesided_paths(from, to).unwrap_or_default();
+    first_of(&system.onesided_paths(from, to).unwrap_or_default(), default)
+}
+
+/// `default` if that is among the paths, or there are none, and the first of them otherwise.
+fn first_of(paths: &[PathTo], default: Path) -> Path {
     let works = paths.iter().any(|way| way.path == default);
     let first = paths.first().filter(|_| !works);
     first.map_or(default, |way| way.path)
 }
 
-/// The path to a node that a new ID gets where it would get `default`.
-pub(crate) fn path(to: Coords, default: Path) -> Path {
+/// The path to a node that a new ID gets where it would get `default`; `here` is asked where this
+/// process is, if any link is dead.
+pub(crate) fn path(to: Coords, default: Path, here: impl FnOnce() -> Option<Coords>) -> Path {
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     known.look(Duration::ZERO);
     let Some(system) = &known.system else { return default };
-    let Ok((me, _)) = process::current() else { return default };
-    working(system, me.provider().coords(), to, default)
+    here().map_or(default, |from| working(system, from, to, default))
+}
+
+/// Barrier gates with paths for those signals for which the program has chosen none, where the
+/// default path is known to be dead: the shortest that is not known to, if there is one.
+pub(crate) fn signals(from: Coords, gates: &[VbgSetting]) -> Vec<VbgSetting> {
+    let mut gates = gates.to_vec();
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    known.look(Duration::ZERO);
+    let Some(system) = &known.system else { return gates };
+    for gate in gates.iter_mut().filter(|gate| gate.path.is_none()) {
+        let Some(to) = gate.dst_remote.map(VbgId::coords) else { continue };
+        let paths = system.barrier_paths(from, to).unwrap_or_default();
+        gate.path = Some(first_of(&paths, to.default_path()));
+    }
+    gates
 }
 
 impl Known {
@@ -93,16 +111,17 @@ pub(crate) fn choose(to: Coords, path: Path) {
 }
 
 /// The ID that a command takes in place of one that may be of another process: the same, unless
-/// its path is the default one, which nobody has chosen, and is known not to work.
+/// its path is the default one, which nobody has chosen, and is known not to work. `from` is asked
+/// where the command comes from, if any link is dead.
 #[inline(always)]
-pub(crate) fn detour(vcq_hdl: usize, to: u64, flags: u64) -> u64 {
-    if ANY.load(Relaxed) { look_up(vcq_hdl, to, flags) } else { to }
+pub(crate) fn detour(to: u64, flags: u64, from: impl FnOnce() -> Option<Coords>) -> u64 {
+    if ANY.load(Relaxed) { look_up(to, flags, from()) } else { to }
 }
 
 #[cold]
-fn look_up(vcq_hdl: usize, to: u64, flags: u64) -> u64 {
-    let (Ok(id), Ok((queue, _))) = (VcqId::check(to), handle::find(vcq_hdl)) else { return to };
-    let (from, node) = (queue.coords(), id.coords());
+fn look_up(to: u64, flags: u64, from: Option<Coords>) -> u64 {
+    let (Ok(id), Some(from)) = (VcqId::check(to), from) else { return to };
+    let node = id.coords();
     let default = node.default_path();
     if flags >> 28 & 15 != 0 || id.path_of_id(0).ok() != Some(default) {
         return to;

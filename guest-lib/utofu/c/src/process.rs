@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::OnceLock;
 
-use tofu_abi::Generation;
+use tofu_abi::{Coords, Generation};
 use tofu_utofu::{Code, Context, Error};
 
 use crate::backend::{self, Backend};
@@ -59,6 +59,11 @@ pub(crate) fn select(index: usize) -> Result<(), Error> {
 pub(crate) fn current() -> Result<(&'static Process, usize), Error> {
     let index = CURRENT.get();
     Ok((get(index)?, index))
+}
+
+/// The node of the calling thread's process, if it has a device.
+pub(crate) fn here() -> Option<Coords> {
+    current().ok().map(|(process, _)| process.provider().coords())
 }
 
 /// The generation of the process's device; Fugaku as long as there is none.

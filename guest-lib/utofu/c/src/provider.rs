@@ -5,6 +5,8 @@ use std::sync::Arc;
 use tofu_abi::{BchId, Coords, Generation, TniId};
 use tofu_utofu::{Channel, Error, OpenQueue, Provider, Queue, VbgSetting};
 
+use crate::news;
+
 /// A control queue of whatever kind.
 type AnyQueue = Box<dyn Queue + Send>;
 /// A barrier channel of whatever kind.
@@ -60,7 +62,8 @@ where
         bch: BchId,
         gates: &[VbgSetting],
     ) -> Result<AnyChannel, Error> {
-        Ok(Box::new(self.0.open_channel(tni, bch, gates)?))
+        let gates = news::signals(self.0.coords(), gates);
+        Ok(Box::new(self.0.open_channel(tni, bch, &gates)?))
     }
 
     fn relax(&self) {

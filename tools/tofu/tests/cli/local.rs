@@ -448,6 +448,35 @@ fn nothing_is_left_however_a_job_ends() {
     jobs.is_clean(pid);
 }
 
+/// The only way that is left to a neighbour is the longer one round the ring.
+#[test]
+fn barriers_and_reductions_go_round_links_that_the_node_knows_to_be_dead() {
+    let jobs = Jobs::new();
+    let Some(program) = jobs.own("detour.c") else { return };
+    let folder = jobs.programs.path();
+    let news = folder.join("news");
+    let to_news = format!("TOFU_LINKS={}", news.display());
+    let ring = "1x1x1x1x3x1";
+    let args = ["--shape", ring, "-n", "2", "--env", &to_news, &program, folder.to_str().unwrap()];
+    let child = jobs.command(&args).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let mut job = Job(child.unwrap());
+    let mut lines = BufReader::new(job.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut next = || {
+        let mut lines: Vec<_> = lines.by_ref().take(2).collect();
+        lines.sort_unstable();
+        lines
+    };
+    assert_eq!(next(), ["0: sum 3", "1: sum 3"]);
+    jobs.place.run(&["link", "down", "0", "B+"]).ok();
+    std::fs::write(&news, format!("shape {ring} torus \n0 0 0 0 0 0 B+\n")).unwrap();
+    std::fs::write(folder.join("go"), "").unwrap();
+    assert_eq!(
+        next(),
+        ["0: sum 3, the same to the last bit", "1: sum 3, the same to the last bit"]
+    );
+    assert_eq!(job.0.wait().unwrap().code(), Some(0));
+}
+
 #[test]
 fn mistakes_are_one_line() {
     let jobs = Jobs::new();

@@ -122,7 +122,7 @@ macro_rules! commands {
             cbdata: *mut c_void,
         ) -> c_int {
             call(stringify!($post), || {
-                let to = news::detour(vcq_hdl, rmt_vcq_id, flags);
+                let to = news::detour(rmt_vcq_id, flags, || handle::node(vcq_hdl));
                 let $posting = Posting::new(to, edata, flags)?;
                 // SAFETY: as promised to this function.
                 let batch: Batch = unsafe { $batch };
@@ -150,7 +150,7 @@ macro_rules! commands {
             desc_size: *mut usize,
         ) -> c_int {
             call(stringify!($prepare), || {
-                let to = news::detour(vcq_hdl, rmt_vcq_id, flags);
+                let to = news::detour(rmt_vcq_id, flags, || handle::node(vcq_hdl));
                 let $posting = Posting::new(to, edata, flags)?;
                 // SAFETY: as promised to this function.
                 let batch: Batch = unsafe { $batch };

@@ -7,7 +7,7 @@ use tofu_utofu::Error;
 use tofu_utofu::ids::{PATH_COORD_NULL, VcqId};
 
 use crate::call::{Out, bytes, call};
-use crate::news;
+use crate::{news, process};
 
 /// Reads a path; `None` for the default one.
 ///
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn utofu_set_vcq_id_path(vcq_id: *mut u64, path_coords: *m
                 news::choose(id.coords(), path);
                 path
             }
-            None => news::path(id.coords(), Path::new(0, 0, 0)),
+            None => news::path(id.coords(), Path::new(0, 0, 0), process::here),
         };
         out.set(id.with_path(Some(path))?.0);
         Ok(())

@@ -102,7 +102,8 @@ pub unsafe extern "C" fn utofu_construct_vcq_id(
         let (coords, out) = unsafe { (bytes(coords, "coords")?, Out::new(vcq_id, "vcq_id")?) };
         let node = Coords::from_array(coords);
         let id = VcqId::construct(node, tni_id, cq_id, cmp_id)?;
-        out.set(id.with_path(Some(news::path(node, node.default_path())))?.0);
+        let path = news::path(node, node.default_path(), process::here);
+        out.set(id.with_path(Some(path))?.0);
         Ok(())
     })
 }
