@@ -59,7 +59,7 @@ impl Hello {
     }
 }
 
-/// What a part says of its guests.
+/// What a part says of its guests, or of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PartStatus {
     /// All of them have ended; so many have failed.
@@ -67,6 +67,8 @@ pub enum PartStatus {
         /// Guests that have failed.
         failed: u32,
     },
+    /// The machine is to end.
+    Down,
 }
 
 /// What goes before the packets: one of these from each end.

@@ -13,6 +13,8 @@ mod hello;
 pub mod hosts;
 mod link;
 mod mesh;
+mod streams;
 
 pub use crate::hello::{Hello, PartStatus};
-pub use crate::mesh::{Joining, Mesh, News, Receive};
+pub use crate::mesh::{Joining, Mesh, News, PeerInfo, Receive};
+pub use crate::streams::Visit;

@@ -34,6 +34,8 @@ pub(crate) enum Kind {
     Message = 1,
     /// A sign of life.
     Alive = 2,
+    /// Of a stream.
+    Stream = 3,
 }
 
 impl Kind {
@@ -42,6 +44,7 @@ impl Kind {
             0 => Some(Self::Said),
             1 => Some(Self::Message),
             2 => Some(Self::Alive),
+            3 => Some(Self::Stream),
             _ => None,
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -22,6 +23,7 @@ use tofu_sync::lock;
 use crate::hello::{Greeting, Hello, PartStatus};
 use crate::hosts::{Credentials, server_name};
 use crate::link::{Kind, Link};
+use crate::streams::{Streams, Visit};
 
 /// How long the other end of a new connection may take for each thing that it is to say.
 const GREETING: Duration = Duration::from_secs(10);
@@ -64,7 +66,8 @@ pub struct Mesh {
 }
 
 struct Peer {
-    link: Link,
+    link: Arc<Link>,
+    streams: Arc<Streams>,
     said: Hello,
     /// What came with its greeting.
     early: Mutex<Vec<Frame>>,
@@ -76,7 +79,10 @@ struct Peer {
 impl Peer {
     fn new((link, said, early): (Link, Hello, Vec<Frame>)) -> Self {
         let (early, heard) = (Mutex::new(early), AtomicU64::new(0));
-        Self { link, said, early, heard, gone: AtomicBool::new(false) }
+        let link = Arc::new(link);
+        let sends = Arc::clone(&link);
+        let streams = Streams::new(Box::new(move |body| sends.send(Kind::Stream, body)));
+        Self { link, streams, said, early, heard, gone: AtomicBool::new(false) }
     }
 }
 
@@ -92,6 +98,23 @@ pub trait Receive: Send + Sync {
 
     /// Something has happened to a part.
     fn news(&self, news: News);
+
+    /// A part has opened a stream. Whoever serves it does so on a thread of his own; one that is
+    /// dropped is closed.
+    fn visit(&self, _from: PartId, _visit: Visit) {}
+}
+
+/// Another part, for those who ask about the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerInfo {
+    /// Which.
+    pub part: PartId,
+    /// Where it listens.
+    pub address: String,
+    /// Its process.
+    pub pid: u32,
+    /// It is no longer there.
+    pub gone: bool,
 }
 
 impl Joining {
@@ -356,6 +379,33 @@ impl Mesh {
         }
     }
 
+    /// Opens a stream to a part, which gets it as a [`Visit`], and returns this end. It is served
+    /// by threads that the caller's thread starts.
+    ///
+    /// # Errors
+    ///
+    /// If the part is not there, has too many, or the host has no descriptors or threads left.
+    pub fn open(&self, part: PartId) -> io::Result<UnixStream> {
+        let gone = || io::Error::new(io::ErrorKind::NotConnected, "it is not there");
+        self.peer(part).ok_or_else(gone)?.streams.open()
+    }
+
+    /// The other parts.
+    pub fn peers(&self) -> Vec<PeerInfo> {
+        let info = |(part, peer): (PartId, &Peer)| PeerInfo {
+            part,
+            address: self.joining.credentials.addresses[part.index()].clone(),
+            pid: peer.said.pid,
+            gone: peer.gone.load(SeqCst),
+        };
+        self.others().map(info).collect()
+    }
+
+    /// Where this part listens.
+    pub fn address(&self) -> &str {
+        self.joining.address()
+    }
+
     /// Leaves the machine: all other parts see this one go.
     pub fn leave(&self) {
         self.others().for_each(|(_, peer)| peer.link.leave());
@@ -384,6 +434,11 @@ impl Mesh {
                 match kind {
                     Kind::Message => to.message(part, &body),
                     Kind::Alive => {}
+                    Kind::Stream => {
+                        if let Some(visit) = peer.streams.take(&body) {
+                            to.visit(part, visit);
+                        }
+                    }
                     Kind::Said => match serde_json::from_slice(&body) {
                         Ok(status) => to.news(News::Status(part, status)),
                         Err(error) => log::warn!("part {part} says what is not known: {error}"),
@@ -398,6 +453,7 @@ impl Mesh {
         };
         peer.gone.store(true, SeqCst);
         peer.link.close();
+        peer.streams.end();
         to.room();
         to.news(News::Went(part, went(&why)));
     }

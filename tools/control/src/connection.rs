@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use tofu_abi::Coords;
@@ -33,6 +33,15 @@ impl Connection {
     /// If nobody answers, or one who speaks another version of the protocol.
     pub fn open(control: &Path, request: &Request) -> anyhow::Result<Self> {
         let out = UnixStream::connect(control).context("the machine does not answer")?;
+        Self::over(out, request)
+    }
+
+    /// Asks over a stream that leads to a machine.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::open`].
+    pub fn over(out: UnixStream, request: &Request) -> anyhow::Result<Self> {
         out.set_read_timeout(Some(ANSWER))?;
         let input = LineReader::new(out.try_clone()?, MAX_REPLY);
         let mut connection = Self { out, input };
@@ -68,6 +77,20 @@ impl Connection {
             Reply::Error { why } => bail!(why),
             reply => Ok(reply),
         }
+    }
+
+    /// The next answer, whatever it is, for which the machine has until then.
+    ///
+    /// # Errors
+    ///
+    /// Also if it does not answer in time.
+    pub fn reply_until(&mut self, end: Instant) -> anyhow::Result<Reply> {
+        let left = end.saturating_duration_since(Instant::now());
+        // A time-out of 0 would be none.
+        self.out.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        let reply = self.reply();
+        self.out.set_read_timeout(None)?;
+        reply
     }
 
     /// The next answer, whatever it is.
@@ -117,25 +140,75 @@ fn look(control: &Path, ping: bool) -> anyhow::Result<MachineInfo> {
     }
 }
 
+/// A machine that runs, or those of its parts that do on this host. Any of them answers for all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Present {
+    /// The name of the machine.
+    pub name: MachineName,
+    /// The names of its processes here, which are those of parts if it is in parts, and their
+    /// sockets. There is one at least.
+    pub sockets: Vec<(MachineName, PathBuf)>,
+}
+
+/// The machines that run, or have parts that do on this host, by name.
+///
+/// # Errors
+///
+/// If their folder cannot be read.
+pub fn present() -> anyhow::Result<Vec<Present>> {
+    let mut found: Vec<Present> = Vec::new();
+    for (name, socket) in rundir::machines()? {
+        let whole = name.of_whole();
+        match found.iter_mut().find(|machine| machine.name == whole) {
+            Some(machine) => machine.sockets.push((name, socket)),
+            None => found.push(Present { name: whole, sockets: vec![(name, socket)] }),
+        }
+    }
+    Ok(found)
+}
+
 /// The machine of this name, or the only one there is. Machines of runs count only if there are no
 /// others: a job in one terminal does not make `tofu exec 0` ambiguous in another.
-pub fn find_machine(name: Option<&MachineName>) -> anyhow::Result<(MachineName, PathBuf)> {
-    let machines = rundir::machines()?;
+///
+/// # Errors
+///
+/// If there is none, or none is named of several.
+pub fn find_present(name: Option<&MachineName>) -> anyhow::Result<Present> {
+    let machines = present()?;
     let names = || {
-        let names: Vec<_> = machines.iter().map(|(name, _)| name.as_str()).collect();
+        let names: Vec<_> = machines.iter().map(|machine| machine.name.as_str()).collect();
         names.join(", ")
     };
-    let lasting: Vec<_> = machines.iter().filter(|(name, _)| !name.is_of_a_run()).collect();
-    match (name, &machines[..]) {
+    let lasting: Vec<_> = machines.iter().filter(|machine| !machine.name.is_of_a_run()).collect();
+    let (wanted, found) = match (name, &machines[..]) {
         (_, []) => bail!("no machine is running; `tofu up --linux --detach` starts one"),
-        (None, [only]) => Ok(only.clone()),
-        (None, _) if lasting.len() == 1 => Ok(lasting[0].clone()),
+        (None, [only]) => return Ok(only.clone()),
+        (None, _) if lasting.len() == 1 => return Ok(lasting[0].clone()),
         (None, _) => bail!("several machines are running, name one of them: {}", names()),
-        (Some(wanted), all) => match all.iter().find(|(name, _)| name == wanted) {
-            Some(found) => Ok(found.clone()),
-            None => bail!("no machine {wanted} is running; there are: {}", names()),
-        },
+        // A part is asked by its own name, too.
+        (Some(wanted), all) => (wanted, all.iter().find(|machine| machine.is_called(wanted))),
+    };
+    found
+        .cloned()
+        .with_context(|| format!("no machine {wanted} is running; there are: {}", names()))
+}
+
+impl Present {
+    fn is_called(&self, wanted: &MachineName) -> bool {
+        self.name == *wanted || self.sockets.iter().any(|(name, _)| name == wanted)
     }
+}
+
+/// The same, and the socket to ask it by: that of the part that is named, or of the first here.
+///
+/// # Errors
+///
+/// As [`find_present`].
+pub fn find_machine(name: Option<&MachineName>) -> anyhow::Result<(MachineName, PathBuf)> {
+    let Present { name: machine, sockets } = find_present(name)?;
+    let named = sockets.iter().find(|(part, _)| Some(part) == name).or(sockets.first());
+    let (_, socket) = named.context("a machine without a process")?;
+    Ok((machine, socket.clone()))
 }
 
 /// A node of a machine that runs.

@@ -13,10 +13,20 @@ use crate::protocol::NodeInfo;
 /// process follows.
 const OF_A_RUN: &str = "run-";
 
+/// What is between the name of a machine and the number of a part of it.
+const OF_A_PART: &str = "-part";
+
 /// Name of a machine: it is a file name, too.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
 pub struct MachineName(String);
+
+impl Default for MachineName {
+    /// The name if the user gives none.
+    fn default() -> Self {
+        Self("tofu".to_owned())
+    }
+}
 
 impl MachineName {
     /// What a name may be.
@@ -30,6 +40,23 @@ impl MachineName {
     /// Whether a machine of this name is there for one run, and so nobody's who does not name it.
     pub fn is_of_a_run(&self) -> bool {
         self.0.starts_with(OF_A_RUN)
+    }
+
+    /// The name of the machine of which this is a part, `NAME-partI`, or this name.
+    #[must_use]
+    pub fn of_whole(&self) -> Self {
+        let whole =
+            self.0.rsplit_once(OF_A_PART).filter(|(_, part)| decimal::<u16>(part).is_some());
+        whole.map_or_else(|| self.clone(), |(whole, _)| Self(whole.to_owned()))
+    }
+
+    /// The name of a part of the machine of this name.
+    ///
+    /// # Errors
+    ///
+    /// What a name may be, if that is too long.
+    pub fn of_part(&self, part: u16) -> Result<Self, &'static str> {
+        format!("{self}{OF_A_PART}{part}").parse()
     }
 
     /// As text.
@@ -138,6 +165,17 @@ mod tests {
         }
         assert_eq!("(1,2,3,0,2,1)".parse(), Ok(NodeAt(Coords::new(1, 2, 3, 0, 2, 1))));
         assert!("11".parse::<NodeAt>().is_err());
+    }
+
+    #[test]
+    fn parts_are_called_after_their_machine() {
+        let name = |text: &str| text.parse::<MachineName>().unwrap();
+        assert_eq!(name("demo").of_part(12).unwrap(), name("demo-part12"));
+        assert_eq!(name("demo-part12").of_whole(), name("demo"));
+        for text in ["demo", "demo-part", "demo-partx", "part1"] {
+            assert_eq!(name(text).of_whole(), name(text));
+        }
+        assert!(name(&"x".repeat(30)).of_part(0).is_err());
     }
 
     #[test]

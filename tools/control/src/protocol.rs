@@ -247,6 +247,47 @@ pub struct MachineInfo {
     /// Its jobs, in the order in which they came.
     #[serde(default)]
     pub jobs: Vec<JobInfo>,
+    /// Its parts, if it is in parts.
+    #[serde(default)]
+    pub parts: Vec<PartInfo>,
+}
+
+/// A part of a machine as `tofu ps` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartInfo {
+    /// Its number.
+    pub part: u16,
+    /// Where it listens, as `tofu hosts init` was told.
+    pub address: String,
+    /// The process that has it, or had it.
+    pub pid: u32,
+    /// What became of it.
+    pub state: PartState,
+}
+
+/// Whether a part is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PartState {
+    /// It is the one that was asked.
+    Here,
+    /// It answers.
+    There,
+    /// It is connected, but does not answer.
+    Silent,
+    /// It has gone.
+    Lost,
+}
+
+impl fmt::Display for PartState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Here => "here",
+            Self::There => "there",
+            Self::Silent => "not answering",
+            Self::Lost => "lost",
+        })
+    }
 }
 
 impl MachineInfo {
@@ -298,6 +339,9 @@ pub struct NodeInfo {
     pub index: u32,
     /// Its coordinates.
     pub at: [u8; 6],
+    /// The part that it is in, of a machine in parts.
+    #[serde(default)]
+    pub part: Option<u16>,
     /// As `t-0-0-0-0-0-0`.
     pub name: String,
     /// What it is.

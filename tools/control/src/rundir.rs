@@ -14,8 +14,6 @@ use tofu_abi::Coords;
 
 use crate::name::MachineName;
 
-/// The machine's name if the user gives none.
-const DEFAULT_NAME: &str = "tofu";
 /// How many machines may have a default name.
 const MOST_DEFAULT_NAMES: u32 = 99;
 
@@ -50,10 +48,11 @@ impl RunDir {
         }
         for number in 1..=MOST_DEFAULT_NAMES {
             let name = match number {
-                1 => DEFAULT_NAME.to_owned(),
-                n => format!("{DEFAULT_NAME}-{n}"),
+                1 => MachineName::default(),
+                n => {
+                    format!("{}-{n}", MachineName::default()).parse().map_err(anyhow::Error::msg)?
+                }
             };
-            let name = name.parse().map_err(anyhow::Error::msg)?;
             if let Some(dir) = Self::create_in(&base, &name)? {
                 return Ok(dir);
             }

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tofu_abi::Coords;
 use tofu_control::protocol::{JobInfo, MachineInfo, NodeInfo};
-use tofu_control::{MachineName, find_machine, info, rundir};
+use tofu_control::{MachineName, find_machine, info, present};
 use tofu_fabric::{NodeId, Shape};
 use tofu_image::Arch;
 use tofu_jtofu::{Job, System};
@@ -91,7 +91,9 @@ impl Machine {
             return Self::running(found, arch, None).map(Found::machine);
         }
         let mut there = Vec::new();
-        for (name, socket) in rundir::machines()?.into_iter().filter(|_| !made) {
+        for machine in present()?.into_iter().filter(|_| !made) {
+            let name = machine.name;
+            let Some((_, socket)) = machine.sockets.into_iter().next() else { continue };
             if name.is_of_a_run() {
                 continue;
             }

@@ -9,6 +9,7 @@ use crate::event::Event;
 use crate::gateway::{self, GatewaySetup};
 use crate::janitor::Janitor;
 use crate::options::MachineArgs;
+use crate::parts::Others;
 use crate::plan::Plan;
 use crate::registry::Registry;
 use crate::server::{self, Metrics};
@@ -46,7 +47,21 @@ impl Named {
     ///
     /// If the host has no threads or descriptors left.
     pub fn serve(&mut self, plan: &Plan, events: Sender<Event>) -> anyhow::Result<Arc<Registry>> {
-        let registry = Registry::new(&plan.network, events);
+        self.serve_part(plan, events, None)
+    }
+
+    /// The same of a part of a machine, whose others are these.
+    ///
+    /// # Errors
+    ///
+    /// As [`Named::serve`].
+    pub fn serve_part(
+        &mut self,
+        plan: &Plan,
+        events: Sender<Event>,
+        others: Option<Others>,
+    ) -> anyhow::Result<Arc<Registry>> {
+        let registry = Registry::new(&plan.network, events).with_others(others)?;
         let registry = Arc::new(registry.fail_with_guest(plan.fail_with_guest));
         server::serve(&self.dir.control(), &registry)?;
         self.metrics.take().map_or(Ok(()), |metrics| metrics.serve(&registry))?;

@@ -2,12 +2,13 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use tofu_cables::{Hello, Joining, Mesh, News, PartStatus, Receive};
+use tofu_cables::{Hello, Joining, Mesh, News, PartStatus, PeerInfo, Receive, Visit};
 use tofu_fabric::PartId;
 use tofu_machine::{Machine, Network};
 use tofu_sandbox::Role;
@@ -38,12 +39,46 @@ pub fn join(dir: &Path, machine: &str, plan: &Plan, own: PartOf) -> anyhow::Resu
 pub struct Others {
     mesh: Arc<Mesh>,
     left: Arc<AtomicBool>,
+    /// For whoever serves what other parts ask, and that.
+    visits: Sender<Visit>,
+    visitors: Arc<Mutex<Option<Receiver<Visit>>>>,
 }
 
 impl Others {
     /// Behind these connections.
     pub fn new(mesh: Mesh) -> Self {
-        Self { mesh: Arc::new(mesh), left: Arc::default() }
+        let (visits, visitors) = channel();
+        Self {
+            mesh: Arc::new(mesh),
+            left: Arc::default(),
+            visits,
+            visitors: Arc::new(Mutex::new(Some(visitors))),
+        }
+    }
+
+    /// Where this part listens.
+    pub(crate) fn address(&self) -> &str {
+        self.mesh.address()
+    }
+
+    /// The others, in the order of their numbers.
+    pub(crate) fn peers(&self) -> Vec<PeerInfo> {
+        self.mesh.peers()
+    }
+
+    /// Opens a stream to the control server of a part.
+    pub(crate) fn open(&self, part: PartId) -> io::Result<UnixStream> {
+        self.mesh.open(part)
+    }
+
+    /// Those who come with questions from other parts, once.
+    pub(crate) fn visitors(&self) -> Option<Receiver<Visit>> {
+        lock(&self.visitors).take()
+    }
+
+    /// Has all of them end.
+    pub(crate) fn take_down(&self) {
+        self.mesh.tell(PartStatus::Down);
     }
 
     /// Lets packets go to and from them, before there are nodes here.
@@ -63,6 +98,8 @@ impl Others {
             events: events.clone(),
             ended: Mutex::default(),
             left: Arc::clone(&self.left),
+            visits: Mutex::new(self.visits.clone()),
+            down: AtomicBool::new(false),
         });
         self.mesh.start(&inbox, &confinement.hook(Role::Cable))
     }
@@ -88,6 +125,9 @@ struct Inbox {
     ended: Mutex<HashSet<PartId>>,
     /// This part has left.
     left: Arc<AtomicBool>,
+    visits: Mutex<Sender<Visit>>,
+    /// The machine is to end.
+    down: AtomicBool,
 }
 
 impl Inbox {
@@ -120,6 +160,16 @@ impl Receive for Inbox {
                     self.tell(Event::PartEnded(part, failed));
                 }
             }
+            // Once is enough.
+            News::Status(_, PartStatus::Down) if !self.down.swap(true, SeqCst) => {
+                self.tell(Event::Down);
+            }
+            News::Status(_, PartStatus::Down) => {}
         }
+    }
+
+    fn visit(&self, _from: PartId, visit: Visit) {
+        // If nobody serves them it is closed.
+        let _ = lock(&self.visits).send(visit);
     }
 }

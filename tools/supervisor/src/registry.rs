@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
 use tofu_control::protocol::{EventInfo, EventKind, JobInfo, NodeKind};
-use tofu_fabric::NodeId;
+use tofu_fabric::{NodeId, PartId, Parts};
 use tofu_gateway::{Connector, LinkStats};
 use tofu_machine::{Node, TorusNode};
 use tofu_sync::lock;
@@ -23,8 +23,10 @@ use crate::gateway::GatewayInfo;
 use crate::jobs::Jobs;
 use crate::machine::AnyNetwork;
 use crate::node::AgentNode;
+use crate::parts::Others;
 use crate::plan::Network;
 use crate::served::Served;
+use crate::units::PartOf;
 
 /// What is known about a machine outside of the thread that runs it: by those who serve `tofu ps`
 /// and the like.
@@ -51,6 +53,15 @@ pub struct Registry {
     cancelled: AtomicBool,
     /// A node fails with its guest.
     fail_with_guest: bool,
+    /// The other parts of the machine, if it is in parts.
+    rest: Option<Rest>,
+}
+
+/// What a machine in parts is besides this part.
+pub(crate) struct Rest {
+    pub(crate) own: PartId,
+    pub(crate) parts: Parts,
+    pub(crate) others: Others,
 }
 
 /// A node without Linux.
@@ -98,7 +109,25 @@ impl Registry {
             following: Arc::default(),
             cancelled: AtomicBool::new(false),
             fail_with_guest: false,
+            rest: None,
         }
+    }
+
+    /// The same of a part of a machine, which asks the others.
+    ///
+    /// # Errors
+    ///
+    /// If the machine is in no parts.
+    pub fn with_others(self, others: Option<Others>) -> anyhow::Result<Self> {
+        let Some(others) = others else { return Ok(self) };
+        let PartOf { part: own, of } = self.network.part.context("the machine is in no parts")?;
+        let parts = Parts::new(self.network.shape, of)?;
+        Ok(Self { rest: Some(Rest { own, parts, others }), ..self })
+    }
+
+    /// The other parts of the machine, if it is in parts.
+    pub(crate) fn rest(&self) -> Option<&Rest> {
+        self.rest.as_ref()
     }
 
     /// The same of a machine in which a node fails, as by `tofu node down`, when its guest crashes

@@ -2,6 +2,7 @@
 //!
 //! Lines of JSON, as docs/src/reference/control.md has it.
 
+mod answers;
 mod capture;
 mod counters;
 mod events;
@@ -9,6 +10,7 @@ mod inspect;
 mod jobs;
 mod metrics;
 mod network;
+mod parts;
 mod registers;
 mod reply;
 
@@ -22,29 +24,41 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::SeqCst},
 };
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
 use tofu_agent::wire::FromProgram;
 use tofu_control::lines::{LineError, LineReader, MAX_REQUEST};
-use tofu_control::protocol::{MachineInfo, NodeInfo, NodeKind, Reply, Request, VERSION};
-use tofu_control::{PING, node_name};
+use tofu_control::protocol::{NodeKind, Reply, Request, VERSION};
 use tofu_fabric::NodeId;
 use tofu_gateway::{Connected, Connector};
 
 use crate::agent::ProgramHandle;
 use crate::event::Event;
-use crate::node::{AgentNode, NodeStatus};
+use crate::node::AgentNode;
 use crate::registry::Registry;
+use answers::{answer, find, gateway};
+use parts::Way;
 use reply::say;
 
 pub use metrics::Metrics;
 
-/// Serves the socket, from now on to the end of the process.
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asker {
+    /// A command on this host: for the whole machine.
+    Host,
+    /// Another part of the machine: for what is here.
+    Part,
+}
+
+/// Serves the socket, from now on to the end of the process, and what other parts of the machine
+/// ask.
 pub fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {
     let cannot = || format!("cannot make the control socket {}", socket.display());
     let listener = UnixListener::bind(socket).with_context(cannot)?;
+    serve_visitors(registry)?;
     let registry = Arc::clone(registry);
     let accept = move || {
         for client in listener.incoming() {
@@ -53,7 +67,7 @@ pub fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {
                     let registry = Arc::clone(&registry);
                     let thread = thread::Builder::new().name("control".into());
                     let run = move || {
-                        if let Err(error) = serve_client(client, &registry) {
+                        if let Err(error) = serve_client(client, &registry, Asker::Host) {
                             log::debug!("control: {error:#}");
                         }
                     };
@@ -72,7 +86,32 @@ pub fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn serve_client(mut client: UnixStream, registry: &Registry) -> anyhow::Result<()> {
+/// Serves what other parts ask, from now on.
+fn serve_visitors(registry: &Arc<Registry>) -> anyhow::Result<()> {
+    let Some(visits) = registry.rest().and_then(|rest| rest.others.visitors()) else {
+        return Ok(());
+    };
+    let registry = Arc::clone(registry);
+    let serve = move || {
+        for visit in visits {
+            let registry = Arc::clone(&registry);
+            let run = move || {
+                let served = visit.accept().map_err(anyhow::Error::from);
+                let served = served.and_then(|peer| serve_client(peer, &registry, Asker::Part));
+                if let Err(error) = served {
+                    log::debug!("control, of another part: {error:#}");
+                }
+            };
+            if let Err(error) = thread::Builder::new().name("control".into()).spawn(run) {
+                log::warn!("control: no threads left: {error}");
+            }
+        }
+    };
+    thread::Builder::new().name("visitors".into()).spawn(serve).context("no threads left")?;
+    Ok(())
+}
+
+fn serve_client(mut client: UnixStream, registry: &Registry, asker: Asker) -> anyhow::Result<()> {
     let tofu = env!("CARGO_PKG_VERSION").to_owned();
     match say(&mut client, &Reply::Hello { protocol: VERSION, tofu }) {
         // It only wanted to know whether somebody is here.
@@ -96,6 +135,26 @@ fn serve_client(mut client: UnixStream, registry: &Registry) -> anyhow::Result<(
                 return Err(error.into());
             }
         };
+        let way = match registry.rest().filter(|_| asker == Asker::Host) {
+            Some(rest) => parts::way(registry, rest, &request),
+            None => Way::Here,
+        };
+        match (way, registry.rest()) {
+            (Way::Through(part), Some(rest)) => match rest.connect(part, &request) {
+                Ok(there) => return parts::splice(&client, requests.into_inner(), there),
+                Err(error) => {
+                    say(&mut client, &Reply::Error { why: format!("{error:#}") })?;
+                    continue;
+                }
+            },
+            (Way::Done(reply), _) => {
+                let reply =
+                    reply.unwrap_or_else(|error| Reply::Error { why: format!("{error:#}") });
+                say(&mut client, &reply)?;
+                continue;
+            }
+            (Way::Here | Way::Through(_), _) => {}
+        }
         let reply = match request {
             // These have the rest of the connection.
             Request::Exec(exec) => {
@@ -156,68 +215,6 @@ fn is_gone(error: &anyhow::Error) -> bool {
     matches!(kind, Some(ErrorKind::BrokenPipe | ErrorKind::ConnectionReset))
 }
 
-/// Does what a client wants that has one answer.
-fn answer(registry: &Registry, request: Request) -> anyhow::Result<Reply> {
-    match request {
-        Request::Info { ping } => return Ok(Reply::Machine(info(registry, ping))),
-        Request::Restart { node } => {
-            find(registry, node)?.restart()?;
-            registry.goes_on(NodeId(node));
-        }
-        Request::Pause { node } => registry.hold(NodeId(node), true)?,
-        Request::Resume { node } => registry.hold(NodeId(node), false)?,
-        Request::Gateway => drop(gateway(registry)?),
-        Request::SetLink { node, port, up } => network::set_link(registry, node, &port, up)?,
-        Request::SetLinkErrors { node, port, errors } => {
-            network::set_link_errors(registry, node, &port, errors)?;
-        }
-        Request::Links => return network::links(registry),
-        Request::SetNodes { nodes, up, guests } => {
-            network::set_nodes(registry, &nodes, up, guests)?;
-        }
-        Request::SetFaults { faults } => network::set_faults(registry, faults)?,
-        Request::Faults => return network::faults(registry),
-        Request::Counters { node } => {
-            return Ok(Reply::Counters { counters: counters::of(registry, NodeId(node))? });
-        }
-        Request::Registers { node } => {
-            return Ok(Reply::Registers { registers: registers::of(registry, NodeId(node))? });
-        }
-        Request::Inspect(ask) => return inspect::look_at(registry, &ask),
-        Request::Translate(ask) => return inspect::translate(registry, &ask),
-        Request::To { .. } => bail!("no program runs on this connection"),
-        Request::Take { .. } | Request::Wait => bail!("the connection is no job's"),
-        Request::Exec(_)
-        | Request::Console { .. }
-        | Request::Forward { .. }
-        | Request::Datagrams { .. }
-        | Request::Capture(_)
-        | Request::Down
-        | Request::Job { .. }
-        | Request::Events => bail!("not a request with one answer"),
-    }
-    Ok(Reply::Done)
-}
-
-fn find(registry: &Registry, id: u32) -> anyhow::Result<&Arc<dyn AgentNode>> {
-    let found = registry.linux().iter().find(|node| node.id() == NodeId(id));
-    match found {
-        Some(node) => Ok(node),
-        None if registry.other(NodeId(id)).is_some() => {
-            bail!("the node is not a Linux node of this machine")
-        }
-        None if registry.linux().is_empty() => bail!("the machine has not started yet"),
-        None => bail!("the node has no virtual machine"),
-    }
-}
-
-fn gateway(registry: &Registry) -> anyhow::Result<&Connector> {
-    registry.gateway().context(
-        "the machine has no gateway that works; start it with --gateway and a node, such as \
-         tofu up --gateway 0,0,0,0,0,0",
-    )
-}
-
 /// The gateway, and the place of a node that it is to reach.
 fn way(registry: &Registry, node: u32) -> anyhow::Result<(&Connector, Coords)> {
     let gateway = gateway(registry)?;
@@ -243,81 +240,6 @@ fn datagrams(
     gateway.datagrams(at, port, client.try_clone()?)?;
     // Nothing comes the same way before the client has sent something.
     say(client, &Reply::Done)
-}
-
-fn info(registry: &Registry, ping: bool) -> MachineInfo {
-    let shape = &registry.network.shape;
-    let linux = registry.linux();
-    let mut silent = Vec::new();
-    if ping {
-        let asked = |node: &&Arc<dyn AgentNode>| {
-            node.status().state == "ready" && !registry.is_held(node.id())
-        };
-        let asked: Vec<_> = linux.iter().filter(asked).collect();
-        let pings: Vec<_> = asked.iter().map(|node| node.agent().ping()).collect();
-        let until = Instant::now() + PING;
-        let late =
-            asked.iter().zip(pings).filter(|(node, ping)| !node.agent().answers(*ping, until));
-        silent = late.map(|(node, _)| node.id()).collect();
-    }
-    let mut nodes: Vec<NodeInfo> = linux
-        .iter()
-        .map(|node| {
-            let NodeStatus { state, vmm, pid, since } = node.status();
-            let state = match state {
-                "off" | "waiting" => state,
-                _ if registry.is_held(node.id()) => "paused",
-                "ready" if silent.contains(&node.id()) => "not answering",
-                _ => state,
-            };
-            NodeInfo {
-                index: node.id().0,
-                at: node.at().to_array(),
-                name: node_name(node.at()),
-                kind: NodeKind::Linux,
-                state: state.into(),
-                vmm: vmm.into(),
-                arch: Some(node.arch().name().into()),
-                down: network::is_down(registry, node.at()),
-                pid,
-                seconds: since.as_secs_f64(),
-            }
-        })
-        .collect();
-    for (id, other) in registry.others() {
-        let Some(at) = shape.coords(id) else { continue };
-        let state = match other.state {
-            "running" if registry.is_held(id) => "paused",
-            state => state,
-        };
-        nodes.push(NodeInfo {
-            index: id.0,
-            at: at.to_array(),
-            name: node_name(at),
-            kind: other.kind,
-            state: state.into(),
-            vmm: if other.kind == NodeKind::Bare { "tofu" } else { "none" }.into(),
-            arch: None,
-            down: network::is_down(registry, at),
-            pid: None,
-            seconds: other.since.elapsed().as_secs_f64(),
-        });
-    }
-    nodes.sort_by_key(|node| node.index);
-    let mut archs: Vec<_> = linux.iter().map(|node| node.arch().name()).collect();
-    archs.dedup();
-    MachineInfo {
-        pid: std::process::id(),
-        shape: shape.to_string(),
-        torus: shape.torus(),
-        io_nodes: shape.has_io_nodes(),
-        generation: registry.running().map(|machine| machine.interconnect().name().into()),
-        arch: archs.first().filter(|_| archs.len() == 1).map(|arch| (*arch).into()),
-        links_down: network::links_down(registry),
-        seconds: registry.started.elapsed().as_secs_f64(),
-        nodes,
-        jobs: registry.jobs.list(),
-    }
 }
 
 /// Passes on what a program and a command have to say to each other.

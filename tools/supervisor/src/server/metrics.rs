@@ -15,7 +15,8 @@ use anyhow::Context;
 use tofu_control::{Counters, LinkCounters, NodeCounters, QueueCounters};
 use tofu_fabric::{NodeId, Port};
 
-use super::{counters, info};
+use super::answers::info;
+use super::counters;
 use crate::registry::Registry;
 use crate::units::MetricsAddress;
 

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Args;
 use tofu_control::protocol::Request;
-use tofu_control::{Connection, MachineName, find_machine, rundir};
+use tofu_control::{Connection, MachineName, find_present, present, rundir};
 
 /// End a machine
+///
+/// One in parts ends on all hosts.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DownArgs {
     /// Machine; not needed if only one runs
@@ -26,20 +28,30 @@ const END: Duration = Duration::from_secs(20);
 /// Runs `tofu down` and returns the exit code.
 pub(crate) fn run(args: &DownArgs) -> anyhow::Result<u8> {
     let machines = match args.all {
-        true => rundir::machines()?,
-        false => vec![find_machine(args.name.as_ref())?],
+        true => present()?,
+        false => vec![find_present(args.name.as_ref())?],
     };
-    for (name, control) in &machines {
-        let asked = Connection::open(control, &Request::Down)
-            .and_then(|mut connection| connection.answer());
-        if let Err(error) = asked
-            && !rundir::is_gone(control)
-        {
-            return Err(error).with_context(|| format!("machine {name}"));
+    for machine in &machines {
+        // One of the parts that are here will do.
+        let mut asked = Ok(());
+        for (name, control) in &machine.sockets {
+            let answer = Connection::open(control, &Request::Down)
+                .and_then(|mut connection| connection.answer());
+            asked = match answer {
+                Err(error) if !rundir::is_gone(control) => {
+                    Err(error).with_context(|| format!("machine {name}"))
+                }
+                Err(_) => continue,
+                Ok(_) => Ok(()),
+            };
+            if asked.is_ok() {
+                break;
+            }
         }
+        asked?;
     }
     let end = Instant::now() + END;
-    for (name, control) in &machines {
+    for (name, control) in machines.iter().flat_map(|machine| &machine.sockets) {
         while !rundir::is_gone(control) {
             if Instant::now() > end {
                 bail!("the machine {name} does not end");

@@ -5,15 +5,16 @@ use std::io::{self, Write};
 use clap::Args;
 use serde_json::json;
 use tofu_abi::Coords;
-use tofu_control::protocol::{JobInfo, MachineInfo, NodeInfo};
-use tofu_control::{ping, rundir};
+use tofu_control::protocol::{JobInfo, MachineInfo, NodeInfo, PartInfo, PartState};
+use tofu_control::{Present, ping, present, rundir};
 use tofu_ui::{printable, table};
 
 /// List the machines that run, their nodes and their jobs
 ///
 /// Linux nodes are asked for a sign of life; one that gives none in two seconds is shown as not
 /// answering. A node whose router has failed (see `tofu node`) is shown as down. Jobs of `tofu run`
-/// are listed with the nodes that they have; those that wait for nodes are queued.
+/// are listed with the nodes that they have; those that wait for nodes are queued. A machine in
+/// parts is listed once, with the nodes of all parts that answer.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PsArgs {
     /// Print the list as JSON
@@ -24,12 +25,9 @@ pub(crate) struct PsArgs {
 /// Runs `tofu ps` and returns the exit code.
 pub(crate) fn run(args: &PsArgs) -> anyhow::Result<u8> {
     let mut machines = Vec::new();
-    for (name, control) in rundir::machines()? {
-        match ping(&control) {
-            Ok(machine) => machines.push((name.to_string(), Ok(machine))),
-            // It has come or gone this moment.
-            Err(_) if rundir::is_gone(&control) => rundir::clear(&control)?,
-            Err(error) => machines.push((name.to_string(), Err(format!("{error:#}")))),
+    for machine in present()? {
+        if let Some(seen) = look(&machine)? {
+            machines.push((machine.name.to_string(), seen));
         }
     }
     let mut out = io::stdout().lock();
@@ -41,6 +39,7 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<u8> {
                     "name": name, "pid": machine.pid, "shape": machine.shape,
                     "generation": machine.generation, "arch": machine.arch,
                     "seconds": machine.seconds, "nodes": machine.nodes, "jobs": machine.jobs,
+                    "parts": machine.parts,
                 }),
                 Err(why) => json!({ "name": name, "error": why }),
             })
@@ -60,11 +59,30 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
+/// What a machine says of itself, or why it does not; none if it has gone.
+fn look(machine: &Present) -> anyhow::Result<Option<Result<MachineInfo, String>>> {
+    let mut seen = None;
+    // Any part answers for all.
+    for (_, control) in &machine.sockets {
+        match ping(control) {
+            Ok(info) => return Ok(Some(Ok(info))),
+            // It has come or gone this moment.
+            Err(_) if rundir::is_gone(control) => rundir::clear(control)?,
+            Err(error) => seen = Some(Err(format!("{error:#}"))),
+        }
+    }
+    Ok(seen)
+}
+
 fn print(out: &mut dyn Write, name: &str, machine: &MachineInfo) -> io::Result<()> {
     let (shape, pid, up) = (&machine.shape, machine.pid, duration(machine.seconds));
     // None while it starts.
     let generation = machine.generation.as_ref().map(|of| format!(", {of}")).unwrap_or_default();
-    writeln!(out, "machine {name}: {shape}{generation}, up {up}, process {pid}")?;
+    let in_parts = !machine.parts.is_empty();
+    match machine.parts.len() {
+        0 => writeln!(out, "machine {name}: {shape}{generation}, up {up}, process {pid}")?,
+        parts => writeln!(out, "machine {name}: {shape}{generation}, up {up}, {parts} parts")?,
+    }
     let has_jobs = !machine.jobs.is_empty();
     let rows = machine.nodes.iter().map(|node: &NodeInfo| {
         let mut row = vec![
@@ -76,12 +94,27 @@ fn print(out: &mut dyn Write, name: &str, machine: &MachineInfo) -> io::Result<(
             node.pid.map_or("-".to_owned(), |pid| pid.to_string()),
             duration(node.seconds),
         ];
+        let part = || node.part.map_or("-".to_owned(), |part| part.to_string());
+        row.extend(in_parts.then(part));
         row.extend(has_jobs.then(|| JobInfo::numbers(&machine.jobs, node.index)));
         row
     });
-    let head = ["index", "node", "kind", "state", "vmm", "process", "for", "job"];
-    let columns = head.len() - usize::from(!has_jobs);
-    write!(out, "{}", table(&head[..columns], &[0, 5], rows))?;
+    let mut head = vec!["index", "node", "kind", "state", "vmm", "process", "for"];
+    head.extend(in_parts.then_some("part"));
+    head.extend(has_jobs.then_some("job"));
+    write!(out, "{}", table(&head, &[0, 5], rows))?;
+    if in_parts {
+        let rows = machine.parts.iter().map(|part: &PartInfo| {
+            // A process of another host means nothing here.
+            let PartInfo { part, address, pid, state } = part;
+            let state = match state {
+                PartState::Here => format!("here, process {pid}"),
+                state => state.to_string(),
+            };
+            vec![part.to_string(), printable(address), state]
+        });
+        write!(out, "{}", table(&["part", "address", "state"], &[0], rows))?;
+    }
     if has_jobs {
         let rows = machine.jobs.iter().map(|job: &JobInfo| {
             vec![

@@ -13,7 +13,6 @@ use std::time::Instant;
 
 use anyhow::{anyhow, bail};
 use clap::{Args, Parser};
-use tofu_control::MachineName;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::Event;
 use tofu_supervisor::gateway::GatewaySetup;
@@ -140,8 +139,8 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     let name = named.dir.name().clone();
     let mut screen = Screen::new(&mut out, Style::detect(json), &plan, name.as_str())?;
     let mut machines = Machines::bare(confinement);
+    machines.registry = Some(named.serve_part(&plan, sender.clone(), others.clone())?);
     machines.others = others;
-    machines.registry = Some(named.serve(&plan, sender.clone())?);
     machines.gateway = named.gateway.take();
     let hints = machines.gateway.as_ref().map(GatewaySetup::hints);
     let mut started = |screen: &mut Screen<'_>| match &hints {
@@ -160,11 +159,12 @@ fn meet(
     dir: &Path,
     json: bool,
 ) -> anyhow::Result<Others> {
-    let machine = args.linux.name.as_ref().map_or("tofu", MachineName::as_str).to_owned();
-    let name = format!("{machine}-part{}", own.part);
-    let name = name.parse().map_err(|allowed| anyhow!("name {name} of this part: {allowed}"))?;
-    args.linux.name = Some(name);
-    let joining = parts::join(dir, &machine, plan, own)?;
+    let machine = args.linux.name.take().unwrap_or_default();
+    let name = machine.of_part(own.part.0);
+    let why = |allowed| anyhow!("the name of part {} of {machine}: {allowed}", own.part);
+    args.linux.name = Some(name.map_err(why)?);
+    let machine = machine.as_str();
+    let joining = parts::join(dir, machine, plan, own)?;
     let at = joining.address().to_owned();
     let mut waits_for = None;
     let mesh = joining.meet(&mut |part, address| {

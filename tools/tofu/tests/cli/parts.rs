@@ -5,6 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use serde_json::Value;
 use tofu_linux_tests::{Running, Said, kill};
 
 use crate::tofu::{Place, wait_for};
@@ -55,6 +56,15 @@ impl Hosts {
     fn both(&self, args: &[&str]) -> [Said; 2] {
         let parts = ["0/2", "1/2"].map(|part| self.start(part, args));
         parts.map(|part| part.end(LONGEST))
+    }
+
+    /// Waits until the guests of both parts run.
+    fn wait_for_guests(&self) {
+        wait_for("guests of both parts run", || {
+            let machines = self.place.ps();
+            let whole = |machine: &Value| machine["nodes"].as_array().map_or(0, Vec::len) == 4;
+            machines.as_array().is_some_and(|all| all.len() == 1 && whole(&all[0]))
+        });
     }
 
     /// Waits until somebody listens at the address of a part.
@@ -164,13 +174,7 @@ fn a_part_that_is_killed_ends_the_others() {
     }
     let args = ["--args", "rounds=1000000000"];
     let parts = ["0/2", "1/2"].map(|part| hosts.start(part, &args));
-    wait_for("guests of both parts run", || {
-        let machines = hosts.place.ps();
-        let nodes = |machine: &serde_json::Value| machine["nodes"].as_array().map_or(0, Vec::len);
-        machines.as_array().is_some_and(|all| all.iter().map(nodes).sum::<usize>() == 4)
-    });
-    let machines = hosts.place.ps();
-    assert_eq!([&machines[0]["name"], &machines[1]["name"]], ["tofu-part0", "tofu-part1"]);
+    hosts.wait_for_guests();
     let [first, second] = parts;
     kill(second.id());
     let said = first.end(LONGEST);
@@ -179,4 +183,93 @@ fn a_part_that_is_killed_ends_the_others() {
     assert!(said.out.contains(lost), "{}", said.out);
     second.end(LONGEST);
     hosts.place.is_clean();
+}
+
+#[test]
+fn commands_are_for_the_whole_machine_from_any_part() {
+    let hosts = Hosts::new();
+    let place = &hosts.place;
+    if !place.can_boot("commands_are_for_the_whole_machine_from_any_part") {
+        return;
+    }
+    let args = ["--args", "rounds=1000000000", "--grace", "700s"];
+    let [first, second] = ["0/2", "1/2"].map(|part| hosts.start(part, &args));
+    hosts.wait_for_guests();
+    // Nothing else is to happen on the links.
+    for node in ["0", "1", "2", "3"] {
+        place.run(&["pause", node]).ok();
+    }
+
+    let ps = &place.ps()[0];
+    assert_eq!(ps["name"], "tofu");
+    let nodes = ps["nodes"].as_array().unwrap();
+    let of = |field: &str| nodes.iter().map(|node| node[field].clone()).collect::<Vec<_>>();
+    assert_eq!(of("part"), [0, 0, 1, 1]);
+    assert_eq!(of("state"), ["paused"; 4]);
+    let parts: Vec<_> = ps["parts"].as_array().unwrap().iter().map(|part| &part["state"]).collect();
+    assert_eq!(parts, ["here", "there"]);
+    assert_eq!(ps["parts"][1]["address"], hosts.addresses[1].as_str());
+    let text = place.run(&["ps"]).ok();
+    assert!(text.contains("machine tofu: ") && text.contains(", 2 parts"), "{text}");
+
+    // Counters of another part's node are the same from both.
+    let stats = |node: &str| place.run(&["stats", "--json", node]).ok();
+    assert_eq!(stats("tofu-part0/3"), stats("tofu-part1/3"));
+    let all: Value = serde_json::from_str(&place.run(&["stats", "--json"]).ok()).unwrap();
+    assert_eq!(all["nodes"].as_array().unwrap().len(), 4);
+    let registers = place.run(&["regs", "2"]).ok();
+    assert!(registers.contains("NODE_ADDRESS"), "{registers}");
+
+    let down = || {
+        let of = |name| {
+            let listed = place.run(&["link", "ls", "--down", "--json", name]).ok();
+            let links: Value = serde_json::from_str(&listed).unwrap();
+            links.as_array().unwrap().len()
+        };
+        let [one, two] = ["tofu-part0", "tofu-part1"].map(of);
+        assert_eq!(one, two);
+        one
+    };
+    assert_eq!(down(), 0);
+    // Within the other part, between both, and back.
+    for (args, expected) in [
+        (["link", "down", "tofu-part0/2", "3"], 1),
+        (["link", "down", "tofu-part1/1", "2"], 2),
+        (["link", "up", "tofu-part0/2", "3"], 1),
+        (["link", "up", "tofu-part0/2", "1"], 0),
+    ] {
+        place.run(&args).ok();
+        assert_eq!(down(), expected, "{args:?}");
+    }
+    for (args, expected) in [
+        (&["node", "down", "--keep-guests", "tofu-part0/3", "tofu-part0/0"][..], 3),
+        (&["node", "up", "tofu-part1/0", "tofu-part1/3"], 0),
+    ] {
+        place.run(args).ok();
+        assert_eq!(down(), expected, "{args:?}");
+    }
+    place.run(&["fault", "set", "loss=1%", "tofu-part0"]).ok();
+    let faults = place.run(&["fault", "show", "tofu-part1"]).ok();
+    assert!(faults.contains("loss=1%"), "{faults}");
+    let error = place.run(&["exec", "3", "--", "true"]).error();
+    assert!(error.contains("not a Linux node"), "{error}");
+
+    // What a capture of another part's node has is that node's.
+    let file = place.path().join("there.pcapng");
+    let args = ["capture", "tofu-part0/3", "-w", file.to_str().unwrap(), "--count", "5"];
+    let capture = Running::start(place.command(&args), b"");
+    wait_for("the capture has begun", || file.metadata().is_ok_and(|file| file.len() > 0));
+    place.run(&["fault", "off"]).ok();
+    for node in ["0", "1", "2", "3"] {
+        place.run(&["resume", node]).ok();
+    }
+    capture.end(LONGEST).ok();
+
+    place.run(&["down", "tofu-part1"]).ok();
+    for part in [first, second] {
+        let said = part.end(LONGEST);
+        assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+        assert!(said.out.contains("going down"), "{}", said.out);
+    }
+    place.is_clean();
 }

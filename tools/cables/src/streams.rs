@@ -1,0 +1,421 @@
+//! Streams of bytes between two parts, beside the packets: for those who ask a part about its
+//! nodes. Each has a window, so that a slow reader holds up nobody else on the connection.
+//!
+//! Frames of streams have a number, a byte that says what they are, and what that needs. Numbers
+//! are those of the end that opens; the byte's highest bit says that the sender is that end.
+
+use std::collections::HashMap;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+
+use tofu_sync::lock;
+
+/// Streams that two parts have with each other, at most, by each of both ends.
+const MOST: usize = 256;
+/// Bytes of a stream that may be under way in one direction.
+const WINDOW: u32 = 256 << 10;
+/// Bytes of a frame, at most.
+const PIECE: usize = 32 << 10;
+/// What the sender is that has opened the stream.
+const OPENER: u8 = 0x80;
+
+/// What a frame says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Word {
+    /// A new stream.
+    Open = 0,
+    /// Bytes of it.
+    Data = 1,
+    /// So many more may be sent.
+    Credit = 2,
+    /// No more will come this way.
+    End = 3,
+    /// It is over both ways.
+    Close = 4,
+}
+
+impl Word {
+    const fn from_code(code: u8) -> Option<Self> {
+        match code {
+            0 => Some(Self::Open),
+            1 => Some(Self::Data),
+            2 => Some(Self::Credit),
+            3 => Some(Self::End),
+            4 => Some(Self::Close),
+            _ => None,
+        }
+    }
+}
+
+/// A stream, among those with one other part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    /// This end has opened it.
+    ours: bool,
+    number: u32,
+}
+
+/// Sends the body of a frame to the other part.
+type Send = dyn Fn(&[u8]) -> bool + std::marker::Send + Sync;
+
+/// The streams with one other part.
+pub(crate) struct Streams {
+    send: Box<Send>,
+    table: Mutex<HashMap<Key, Arc<Stream>>>,
+    next: AtomicU32,
+}
+
+/// One that another part has opened, and nobody serves yet.
+pub struct Visit {
+    streams: Arc<Streams>,
+    key: Key,
+    stream: Arc<Stream>,
+}
+
+struct Stream {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// This process's end, once there is one.
+    local: OnceLock<UnixStream>,
+}
+
+struct State {
+    /// What has come, and is to be written.
+    inbox: Vec<u8>,
+    /// Nothing more comes.
+    ended: bool,
+    /// Bytes that may be sent.
+    credit: u32,
+    /// It is over.
+    closed: bool,
+    /// Threads that serve it.
+    pumps: u8,
+}
+
+impl Stream {
+    fn new() -> Arc<Self> {
+        let state =
+            State { inbox: Vec::new(), ended: false, credit: WINDOW, closed: false, pumps: 0 };
+        Arc::new(Self { state: Mutex::new(state), changed: Condvar::new(), local: OnceLock::new() })
+    }
+
+    /// Ends it here.
+    fn close(&self) {
+        lock(&self.state).closed = true;
+        self.changed.notify_all();
+        if let Some(local) = self.local.get() {
+            // It fails if the other end was first.
+            let _ = local.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn wait_while(&self, idle: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
+        let waits = |state: &mut State| !state.closed && idle(state);
+        let waited = self.changed.wait_while(lock(&self.state), waits);
+        waited.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Streams {
+    /// Those with a part to which `send` leads.
+    pub(crate) fn new(send: Box<Send>) -> Arc<Self> {
+        Arc::new(Self { send, table: Mutex::default(), next: AtomicU32::new(0) })
+    }
+
+    fn say(&self, key: Key, word: Word, what: &[u8]) -> bool {
+        let mut body = Vec::with_capacity(5 + what.len());
+        body.extend(key.number.to_le_bytes());
+        body.push(word as u8 | if key.ours { OPENER } else { 0 });
+        body.extend(what);
+        (self.send)(&body)
+    }
+
+    /// Opens one, and returns this process's end.
+    pub(crate) fn open(self: &Arc<Self>) -> io::Result<UnixStream> {
+        let (key, stream) = {
+            let mut table = lock(&self.table);
+            if table.keys().filter(|key| key.ours).count() >= MOST {
+                return Err(io::Error::other("it has been asked too much at once"));
+            }
+            let key = loop {
+                let key = Key { ours: true, number: self.next.fetch_add(1, SeqCst) };
+                if !table.contains_key(&key) {
+                    break key;
+                }
+            };
+            let stream = Stream::new();
+            table.insert(key, Arc::clone(&stream));
+            (key, stream)
+        };
+        self.say(key, Word::Open, &[]);
+        self.serve(key, stream)
+    }
+
+    /// Starts the threads of a stream, and returns this process's end.
+    fn serve(self: &Arc<Self>, key: Key, stream: Arc<Stream>) -> io::Result<UnixStream> {
+        let served = self.start(key, &stream);
+        if served.is_err() {
+            self.say(key, Word::Close, &[]);
+            stream.close();
+            if lock(&stream.state).pumps == 0 {
+                lock(&self.table).remove(&key);
+            }
+        }
+        served
+    }
+
+    fn start(self: &Arc<Self>, key: Key, stream: &Arc<Stream>) -> io::Result<UnixStream> {
+        let (near, far) = UnixStream::pair()?;
+        let local = stream.local.get_or_init(|| near);
+        if lock(&stream.state).closed {
+            let _ = local.shutdown(Shutdown::Both);
+        }
+        for pump in [Self::take_in, Self::give_out] {
+            let (streams, served) = (Arc::clone(self), Arc::clone(stream));
+            lock(&stream.state).pumps += 1;
+            let run = move || {
+                if let Some(local) = served.local.get() {
+                    pump(&streams, key, &served, local);
+                }
+                streams.leave(key, &served);
+            };
+            if let Err(error) = thread::Builder::new().name("stream".to_owned()).spawn(run) {
+                lock(&stream.state).pumps -= 1;
+                return Err(error);
+            }
+        }
+        Ok(far)
+    }
+
+    /// A thread of a stream has ended.
+    fn leave(&self, key: Key, stream: &Stream) {
+        let mut state = lock(&stream.state);
+        state.pumps -= 1;
+        let last = state.pumps == 0;
+        drop(state);
+        if last {
+            lock(&self.table).remove(&key);
+        }
+    }
+
+    /// Sends what this process writes.
+    fn take_in(&self, key: Key, stream: &Stream, mut local: &UnixStream) {
+        let mut bytes = vec![0; PIECE];
+        loop {
+            let state = stream.wait_while(|state| state.credit == 0);
+            if state.closed {
+                return;
+            }
+            let most = (state.credit as usize).min(PIECE);
+            drop(state);
+            match local.read(&mut bytes[..most]) {
+                Ok(0) => break,
+                Ok(n) => {
+                    lock(&stream.state).credit -= n as u32;
+                    if !self.say(key, Word::Data, &bytes[..n]) {
+                        return stream.close();
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        self.say(key, Word::End, &[]);
+    }
+
+    /// Gives this process what has come.
+    fn give_out(&self, key: Key, stream: &Stream, mut local: &UnixStream) {
+        loop {
+            let mut state = stream.wait_while(|state| state.inbox.is_empty() && !state.ended);
+            if state.closed {
+                return;
+            }
+            let bytes = std::mem::take(&mut state.inbox);
+            drop(state);
+            if bytes.is_empty() {
+                let _ = local.shutdown(Shutdown::Write);
+                return;
+            }
+            if local.write_all(&bytes).is_err() {
+                // Nobody reads it any more.
+                self.say(key, Word::Close, &[]);
+                return stream.close();
+            }
+            self.say(key, Word::Credit, &(bytes.len() as u32).to_le_bytes());
+        }
+    }
+
+    /// Takes the body of a frame from the other part, and returns the stream if it is a new one.
+    /// What no honest part sends is dropped, with its stream if there is one.
+    pub(crate) fn take(self: &Arc<Self>, body: &[u8]) -> Option<Visit> {
+        let (number, rest) = body.split_first_chunk::<4>()?;
+        let (&code, what) = rest.split_first()?;
+        let key = Key { ours: code & OPENER == 0, number: u32::from_le_bytes(*number) };
+        let word = Word::from_code(code & !OPENER)?;
+        if word == Word::Open {
+            return self.opened(key);
+        }
+        let stream = lock(&self.table).get(&key).cloned()?;
+        let mut state = lock(&stream.state);
+        match word {
+            Word::Data if !state.ended && state.inbox.len() + what.len() <= WINDOW as usize => {
+                state.inbox.extend(what);
+            }
+            Word::Credit => {
+                let more = what.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+                state.credit = state.credit.saturating_add(more).min(WINDOW);
+            }
+            Word::End => state.ended = true,
+            Word::Open | Word::Data | Word::Close => {
+                let honest = word == Word::Close;
+                drop(state);
+                stream.close();
+                if !honest {
+                    self.say(key, Word::Close, &[]);
+                }
+                return None;
+            }
+        }
+        drop(state);
+        stream.changed.notify_all();
+        None
+    }
+
+    fn opened(self: &Arc<Self>, key: Key) -> Option<Visit> {
+        if key.ours {
+            return None;
+        }
+        let mut table = lock(&self.table);
+        if table.contains_key(&key) || table.keys().filter(|key| !key.ours).count() >= MOST {
+            drop(table);
+            self.say(key, Word::Close, &[]);
+            return None;
+        }
+        let stream = Stream::new();
+        table.insert(key, Arc::clone(&stream));
+        drop(table);
+        Some(Visit { streams: Arc::clone(self), key, stream })
+    }
+
+    /// The other part is gone, and so are all streams.
+    pub(crate) fn end(&self) {
+        let all: Vec<_> = lock(&self.table).values().cloned().collect();
+        all.iter().for_each(|stream| stream.close());
+    }
+}
+
+impl Visit {
+    /// Serves it: returns this process's end.
+    ///
+    /// # Errors
+    ///
+    /// If the host has no descriptors or threads left.
+    pub fn accept(self) -> io::Result<UnixStream> {
+        let Self { streams, key, stream } = &self;
+        streams.serve(*key, Arc::clone(stream))
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        // Nobody has served it.
+        if self.stream.local.get().is_none() {
+            self.streams.say(self.key, Word::Close, &[]);
+            lock(&self.streams.table).remove(&self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Sender, channel};
+
+    /// Two ends that send each other frames; the second echoes what comes.
+    fn echo() -> Arc<Streams> {
+        let (here, bodies) = channel::<Vec<u8>>();
+        let (there, answers) = channel::<Vec<u8>>();
+        let to = |sender: Sender<Vec<u8>>| {
+            let sender = Mutex::new(sender);
+            Box::new(move |body: &[u8]| lock(&sender).send(body.to_vec()).is_ok())
+        };
+        let (near, far) = (Streams::new(to(here)), Streams::new(to(there)));
+        thread::spawn(move || {
+            for body in bodies {
+                let Some(visit) = far.take(&body) else { continue };
+                let served = visit.accept().unwrap();
+                thread::spawn(move || {
+                    let mut bytes = vec![0; 1000];
+                    while let Ok(n @ 1..) = (&served).read(&mut bytes) {
+                        (&served).write_all(&bytes[..n]).unwrap();
+                    }
+                });
+            }
+        });
+        let taker = Arc::clone(&near);
+        thread::spawn(move || answers.iter().for_each(|body| drop(taker.take(&body))));
+        near
+    }
+
+    #[test]
+    fn streams_carry_more_than_their_window() {
+        let near = echo();
+        let streams: Vec<_> = (0..3).map(|_| near.open().unwrap()).collect();
+        let sent: Vec<u8> = (0..3 * WINDOW).map(|n| (n % 251) as u8).collect();
+        for stream in &streams {
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut stream = stream;
+                    stream.write_all(&sent).unwrap();
+                    stream.shutdown(Shutdown::Write).unwrap();
+                });
+                let mut back = Vec::new();
+                { stream }.read_to_end(&mut back).unwrap();
+                assert!(back == sent);
+            });
+        }
+        drop(streams);
+        while !lock(&near.table).is_empty() {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_part_that_goes_ends_its_streams() {
+        let near = echo();
+        let mut stream = near.open().unwrap();
+        near.end();
+        assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0);
+    }
+
+    #[test]
+    fn what_no_honest_part_sends_ends_at_most_its_stream() {
+        let sent: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
+        let note = Arc::clone(&sent);
+        let streams = Streams::new(Box::new(move |body| {
+            lock(&note).push(body.to_vec());
+            true
+        }));
+        for bad in [&[][..], &[1], &[0, 0, 0, 0], &[0, 0, 0, 0, 9], &[0, 0, 0, 0, 0x81, 1]] {
+            assert!(streams.take(bad).is_none());
+        }
+        let open = |number: u32| [&number.to_le_bytes()[..], &[OPENER]].concat();
+        let visit = streams.take(&open(7)).unwrap();
+        assert!(streams.take(&open(7)).is_none());
+        // More than the window, before anybody has taken any.
+        let data = [&7u32.to_le_bytes()[..], &[OPENER | 1], &vec![0; WINDOW as usize]].concat();
+        assert!(streams.take(&data).is_none() && !lock(&visit.stream.state).closed);
+        assert!(streams.take(&data).is_none() && lock(&visit.stream.state).closed);
+        drop(visit);
+        assert!(lock(&streams.table).is_empty());
+        // No more at once than there may be; those that nobody serves make room.
+        let visits: Vec<_> = (0..1000).filter_map(|n| streams.take(&open(n))).collect();
+        assert_eq!(visits.len(), MOST);
+        drop(visits);
+        assert!(lock(&streams.table).is_empty() && streams.take(&open(1)).is_some());
+    }
+}

@@ -1,0 +1,182 @@
+//! Requests that have one answer, which is known in this process.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use tofu_control::protocol::{
+    MachineInfo, NodeInfo, NodeKind, PartInfo, PartState, Reply, Request,
+};
+use tofu_control::{PING, node_name};
+use tofu_fabric::NodeId;
+use tofu_gateway::Connector;
+
+use super::{counters, inspect, network, registers};
+use crate::node::{AgentNode, NodeStatus};
+use crate::registry::{Registry, Rest};
+
+/// Does what a client wants that has one answer, in this process.
+///
+/// # Errors
+///
+/// One line for the user.
+pub(super) fn answer(registry: &Registry, request: Request) -> anyhow::Result<Reply> {
+    match request {
+        Request::Info { ping } => return Ok(Reply::Machine(info(registry, ping))),
+        Request::Restart { node } => {
+            find(registry, node)?.restart()?;
+            registry.goes_on(NodeId(node));
+        }
+        Request::Pause { node } => registry.hold(NodeId(node), true)?,
+        Request::Resume { node } => registry.hold(NodeId(node), false)?,
+        Request::Gateway => drop(gateway(registry)?),
+        Request::SetLink { node, port, up } => network::set_link(registry, node, &port, up)?,
+        Request::SetLinkErrors { node, port, errors } => {
+            network::set_link_errors(registry, node, &port, errors)?;
+        }
+        Request::Links => return network::links(registry),
+        Request::SetNodes { nodes, up, guests } => {
+            network::set_nodes(registry, &nodes, up, guests)?;
+        }
+        Request::SetFaults { faults } => network::set_faults(registry, faults)?,
+        Request::Faults => return network::faults(registry),
+        Request::Counters { node } => {
+            return Ok(Reply::Counters { counters: counters::of(registry, NodeId(node))? });
+        }
+        Request::Registers { node } => {
+            return Ok(Reply::Registers { registers: registers::of(registry, NodeId(node))? });
+        }
+        Request::Inspect(ask) => return inspect::look_at(registry, &ask),
+        Request::Translate(ask) => return inspect::translate(registry, &ask),
+        Request::To { .. } => bail!("no program runs on this connection"),
+        Request::Take { .. } | Request::Wait => bail!("the connection is no job's"),
+        Request::Exec(_)
+        | Request::Console { .. }
+        | Request::Forward { .. }
+        | Request::Datagrams { .. }
+        | Request::Capture(_)
+        | Request::Down
+        | Request::Job { .. }
+        | Request::Events => bail!("not a request with one answer"),
+    }
+    Ok(Reply::Done)
+}
+
+/// The Linux node of this number.
+///
+/// # Errors
+///
+/// One line for the user, if there is none.
+pub(super) fn find(registry: &Registry, id: u32) -> anyhow::Result<&Arc<dyn AgentNode>> {
+    let found = registry.linux().iter().find(|node| node.id() == NodeId(id));
+    match found {
+        Some(node) => Ok(node),
+        None if registry.other(NodeId(id)).is_some() => {
+            bail!("the node is not a Linux node of this machine")
+        }
+        None if registry.linux().is_empty() => bail!("the machine has not started yet"),
+        None => bail!("the node has no virtual machine"),
+    }
+}
+
+/// The gateway.
+///
+/// # Errors
+///
+/// One line for the user, if there is none.
+pub(super) fn gateway(registry: &Registry) -> anyhow::Result<&Connector> {
+    registry.gateway().context(
+        "the machine has no gateway that works; start it with --gateway and a node, such as \
+         tofu up --gateway 0,0,0,0,0,0",
+    )
+}
+
+/// What the machine, or this part of it, says of itself.
+pub(super) fn info(registry: &Registry, ping: bool) -> MachineInfo {
+    let shape = &registry.network.shape;
+    let part = registry.rest().map(|rest| rest.own.0);
+    let linux = registry.linux();
+    let mut silent = Vec::new();
+    if ping {
+        let asked = |node: &&Arc<dyn AgentNode>| {
+            node.status().state == "ready" && !registry.is_held(node.id())
+        };
+        let asked: Vec<_> = linux.iter().filter(asked).collect();
+        let pings: Vec<_> = asked.iter().map(|node| node.agent().ping()).collect();
+        let until = Instant::now() + PING;
+        let late =
+            asked.iter().zip(pings).filter(|(node, ping)| !node.agent().answers(*ping, until));
+        silent = late.map(|(node, _)| node.id()).collect();
+    }
+    let mut nodes: Vec<NodeInfo> = linux
+        .iter()
+        .map(|node| {
+            let NodeStatus { state, vmm, pid, since } = node.status();
+            let state = match state {
+                "off" | "waiting" => state,
+                _ if registry.is_held(node.id()) => "paused",
+                "ready" if silent.contains(&node.id()) => "not answering",
+                _ => state,
+            };
+            NodeInfo {
+                index: node.id().0,
+                at: node.at().to_array(),
+                part,
+                name: node_name(node.at()),
+                kind: NodeKind::Linux,
+                state: state.into(),
+                vmm: vmm.into(),
+                arch: Some(node.arch().name().into()),
+                down: network::is_down(registry, node.at()),
+                pid,
+                seconds: since.as_secs_f64(),
+            }
+        })
+        .collect();
+    for (id, other) in registry.others() {
+        let Some(at) = shape.coords(id) else { continue };
+        let state = match other.state {
+            "running" if registry.is_held(id) => "paused",
+            state => state,
+        };
+        nodes.push(NodeInfo {
+            index: id.0,
+            at: at.to_array(),
+            part,
+            name: node_name(at),
+            kind: other.kind,
+            state: state.into(),
+            vmm: if other.kind == NodeKind::Bare { "tofu" } else { "none" }.into(),
+            arch: None,
+            down: network::is_down(registry, at),
+            pid: None,
+            seconds: other.since.elapsed().as_secs_f64(),
+        });
+    }
+    nodes.sort_by_key(|node| node.index);
+    let mut archs: Vec<_> = linux.iter().map(|node| node.arch().name()).collect();
+    archs.dedup();
+    MachineInfo {
+        pid: std::process::id(),
+        shape: shape.to_string(),
+        torus: shape.torus(),
+        io_nodes: shape.has_io_nodes(),
+        generation: registry.running().map(|machine| machine.interconnect().name().into()),
+        arch: archs.first().filter(|_| archs.len() == 1).map(|arch| (*arch).into()),
+        links_down: network::links_down(registry),
+        seconds: registry.started.elapsed().as_secs_f64(),
+        nodes,
+        jobs: registry.jobs.list(),
+        parts: registry.rest().map(own_part).into_iter().collect(),
+    }
+}
+
+/// This part, for those who ask about the machine.
+fn own_part(rest: &Rest) -> PartInfo {
+    PartInfo {
+        part: rest.own.0,
+        address: rest.others.address().to_owned(),
+        pid: std::process::id(),
+        state: PartState::Here,
+    }
+}

@@ -1,0 +1,285 @@
+//! Requests in a machine in parts: what is about nodes of another part is passed on to it, and what
+//! is about all nodes is asked of all parts.
+
+use std::io::{BufReader, ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use tofu_control::protocol::{MachineInfo, NodeInfo, PartInfo, PartState, Reply, Request};
+use tofu_control::{Connection, node_name};
+use tofu_fabric::{NodeId, PartId, Port};
+use tofu_ui::printable;
+
+use super::{answers, network};
+use crate::registry::{Registry, Rest};
+
+/// How long other parts may take to answer what they know at once: less than a client waits.
+const ANSWER: Duration = Duration::from_secs(4);
+/// The part that has the jobs of all.
+const OF_JOBS: PartId = PartId(0);
+
+/// How a request is done.
+pub(super) enum Way {
+    /// By this part.
+    Here,
+    /// By another part, which has the rest of the connection.
+    Through(PartId),
+    /// It is done: this is the answer.
+    Done(anyhow::Result<Reply>),
+}
+
+/// How a request of somebody on this host is done.
+pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
+    let owner = |node: u32| rest.parts.of(NodeId(node)).filter(|part| *part != rest.own);
+    let through = |node| owner(node).map_or(Way::Here, Way::Through);
+    let ask = |node| owner(node).map_or(Way::Here, |part| Way::Done(rest.ask(part, request)));
+    match request {
+        Request::Exec(exec) => through(exec.node),
+        Request::Capture(ask) => through(ask.node),
+        Request::Console { node }
+        | Request::Forward { node, .. }
+        | Request::Datagrams { node, .. } => through(*node),
+        Request::Job { .. } if rest.own != OF_JOBS => Way::Through(OF_JOBS),
+        Request::Restart { node }
+        | Request::Pause { node }
+        | Request::Resume { node }
+        | Request::SetLinkErrors { node, .. }
+        | Request::Counters { node }
+        | Request::Registers { node } => ask(*node),
+        Request::Inspect(look) => ask(look.node),
+        Request::Translate(look) => ask(look.node),
+        Request::SetLink { node, port, .. } => {
+            Way::Done(set_link(registry, rest, request, (*node, port)))
+        }
+        Request::Info { ping } => Way::Done(Ok(Reply::Machine(info(registry, rest, *ping)))),
+        Request::Links => Way::Done(links(registry, rest)),
+        Request::Faults => Way::Done(faults(registry, rest)),
+        // First here, as what is wrong with it is so everywhere.
+        Request::SetNodes { .. } | Request::SetFaults { .. } => {
+            let here = answers::answer(registry, request.clone());
+            Way::Done(here.and_then(|_| done_by(rest.ask_all(request, &|_| true).collect())))
+        }
+        Request::Down => {
+            rest.others.take_down();
+            Way::Here
+        }
+        Request::Job { .. }
+        | Request::Gateway
+        | Request::Events
+        | Request::Take { .. }
+        | Request::Wait
+        | Request::To { .. } => Way::Here,
+    }
+}
+
+type Answers = Vec<(PartId, anyhow::Result<Reply>)>;
+
+impl Rest {
+    /// A connection to the control server of a part.
+    pub(super) fn connect(&self, part: PartId, request: &Request) -> anyhow::Result<Connection> {
+        let stream = self.others.open(part).map_err(anyhow::Error::from);
+        let connection = stream.and_then(|stream| Connection::over(stream, request));
+        connection.with_context(|| format!("part {part} of the machine"))
+    }
+
+    /// What a part answers, however long that takes while it is there.
+    fn ask(&self, part: PartId, request: &Request) -> anyhow::Result<Reply> {
+        let reply = self.connect(part, request)?.reply();
+        reply.map(said).with_context(|| format!("part {part} of the machine"))
+    }
+
+    /// Asks all parts that are there, of those that are wanted. Answers come when they are looked
+    /// at.
+    fn ask_all(
+        &self,
+        request: &Request,
+        wanted: &dyn Fn(PartId) -> bool,
+    ) -> impl Iterator<Item = (PartId, anyhow::Result<Reply>)> + use<> {
+        let end = Instant::now() + ANSWER;
+        let there = self.others.peers().into_iter().filter(|peer| !peer.gone);
+        let parts = there.map(|peer| peer.part).filter(|part| wanted(*part));
+        let asked: Vec<_> = parts.map(|part| (part, self.connect(part, request))).collect();
+        asked.into_iter().map(move |(part, connection)| {
+            let reply = connection.and_then(|mut connection| connection.reply_until(end));
+            (part, reply.map(said))
+        })
+    }
+}
+
+/// A reply of another part, which may have sent anything.
+fn said(reply: Reply) -> Reply {
+    match reply {
+        Reply::Error { why } => Reply::Error { why: printable(&why) },
+        reply => reply,
+    }
+}
+
+/// What the user is told if all of them have done it, or one has not.
+fn done_by(answers: Answers) -> anyhow::Result<Reply> {
+    for (part, answer) in answers {
+        let of = || format!("part {part} of the machine");
+        match answer.with_context(of)? {
+            Reply::Error { why } => bail!("{}: {why}", of()),
+            Reply::Done => {}
+            _ => bail!("{}: not an answer", of()),
+        }
+    }
+    Ok(Reply::Done)
+}
+
+/// Takes a link up or down in the parts that have its ends.
+fn set_link(
+    registry: &Registry,
+    rest: &Rest,
+    request: &Request,
+    (node, port): (u32, &str),
+) -> anyhow::Result<Reply> {
+    let shape = rest.parts.shape();
+    let at = registry.place(NodeId(node))?;
+    let far = Port::from_name(port).and_then(|port| shape.node_id(shape.neighbor(at, port)?));
+    let ends = [Some(NodeId(node)), far].map(|end| end.and_then(|end| rest.parts.of(end)));
+    if ends.contains(&Some(rest.own)) || far.is_none() {
+        answers::answer(registry, request.clone())?;
+    }
+    done_by(rest.ask_all(request, &|part| ends.contains(&Some(part))).collect())
+}
+
+fn info(registry: &Registry, rest: &Rest, ping: bool) -> MachineInfo {
+    let answers = rest.ask_all(&Request::Info { ping }, &|_| true);
+    let mut all = answers::info(registry, ping);
+    let mut silent = Vec::new();
+    for (part, answer) in answers {
+        match answer {
+            Ok(Reply::Machine(info)) => {
+                let nodes = info.nodes.into_iter();
+                all.nodes.extend(nodes.filter_map(|node| of_part(rest, part, node)));
+                all.links_down.extend(info.links_down);
+                if part == OF_JOBS {
+                    all.jobs = info.jobs;
+                }
+            }
+            other => {
+                log::debug!("control: part {part}: {other:?}");
+                silent.push(part);
+            }
+        }
+    }
+    all.nodes.sort_by_key(|node| node.index);
+    all.links_down.sort_unstable();
+    all.links_down.dedup();
+    let peers = rest.others.peers().into_iter().map(|peer| PartInfo {
+        part: peer.part.0,
+        address: peer.address,
+        pid: peer.pid,
+        state: match peer.gone {
+            true => PartState::Lost,
+            false if silent.contains(&peer.part) => PartState::Silent,
+            false => PartState::There,
+        },
+    });
+    all.parts.extend(peers);
+    all.parts.sort_by_key(|part| part.part);
+    all
+}
+
+/// What a part says of a node, if it is one of its own.
+fn of_part(rest: &Rest, part: PartId, node: NodeInfo) -> Option<NodeInfo> {
+    let id = NodeId(node.index);
+    let at = rest.parts.shape().coords(id).filter(|_| rest.parts.of(id) == Some(part))?;
+    Some(NodeInfo {
+        at: at.to_array(),
+        part: Some(part.0),
+        name: node_name(at),
+        state: printable(&node.state),
+        vmm: printable(&node.vmm),
+        arch: node.arch.as_deref().map(printable),
+        ..node
+    })
+}
+
+/// The links that are down for one of the parts at their ends.
+fn links(registry: &Registry, rest: &Rest) -> anyhow::Result<Reply> {
+    let answers = rest.ask_all(&Request::Links, &|_| true);
+    let Reply::Links { down: mut all } = network::links(registry)? else { bail!("not an answer") };
+    for (part, answer) in answers {
+        // One that has gone in the meantime is a region of links that are down here.
+        let Ok(Reply::Links { down }) = answer else { continue };
+        let new = down.into_iter().filter(|end| {
+            let found = end.find(rest.parts.shape()).and_then(|(at, port)| {
+                let far = rest.parts.shape().neighbor(at, port)?;
+                Some([at, far])
+            });
+            let mut ends = found.into_iter().flatten();
+            ends.any(|at| {
+                let id = rest.parts.shape().node_id(at);
+                id.and_then(|id| rest.parts.of(id)) == Some(part)
+            })
+        });
+        let new: Vec<_> = new.filter(|end| !all.contains(end)).collect();
+        all.extend(new);
+    }
+    Ok(Reply::Links { down: all })
+}
+
+/// The faults, with what all parts have counted.
+fn faults(registry: &Registry, rest: &Rest) -> anyhow::Result<Reply> {
+    let answers = rest.ask_all(&Request::Faults, &|_| true);
+    let mut reply = network::faults(registry)?;
+    if let Reply::Faults { faults: Some(all) } = &mut reply {
+        for (_, answer) in answers {
+            let Ok(Reply::Faults { faults: Some(faults) }) = answer else { continue };
+            for (sum, more) in [
+                (&mut all.lost, faults.lost),
+                (&mut all.duplicated, faults.duplicated),
+                (&mut all.reordered, faults.reordered),
+                (&mut all.corrupted, faults.corrupted),
+                (&mut all.undetected, faults.undetected),
+            ] {
+                *sum = sum.saturating_add(more);
+            }
+        }
+    }
+    Ok(reply)
+}
+
+/// Passes on what a client and another part say to each other, until either leaves.
+pub(super) fn splice(
+    client: &UnixStream,
+    mut typed: BufReader<UnixStream>,
+    part: Connection,
+) -> anyhow::Result<()> {
+    let (out, replies) = part.split();
+    let mut replies = replies.into_inner();
+    thread::scope(|scope| {
+        let back = || {
+            copy(&mut replies, client);
+            // The part says no more: neither need the client.
+            let _ = client.shutdown(Shutdown::Both);
+        };
+        let back = thread::Builder::new().name("passed-on".into()).spawn_scoped(scope, back);
+        back.context("no threads left")?;
+        copy(&mut typed, &out);
+        let _ = out.shutdown(Shutdown::Write);
+        Ok(())
+    })
+}
+
+/// Copies until the end of either: by read(2) and write(2), which is what a machine's threads may.
+fn copy(from: &mut BufReader<UnixStream>, mut to: &UnixStream) {
+    let mut buffer = vec![0; 32 << 10];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(n) => {
+                if to.write_all(&buffer[..n]).is_err() {
+                    return;
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
+    }
+}
