@@ -194,7 +194,9 @@ registers! {
 /// Gives each counter of a link a field.
 macro_rules! link_counters {
     ($($field:ident = $reg:ident,)*) => {
-        /// What a link has counted: its registers without [`LinkReg::Status`].
+        /// What a link has counted: its registers without [`LinkReg::Status`], and what
+        /// `struct tnwCounters` of `tnw.h` is to programs in C.
+        #[repr(C)]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct LinkCounters {
             $(#[doc = concat!("[`LinkReg::", stringify!($reg), "`]")] pub $field: u64,)*

@@ -16,7 +16,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::slice;
 
 use tofu_abi::tnw::MAX_MESSAGE;
-use tofu_tnw::Link;
+use tofu_tnw::{Link, LinkCounters};
 
 use crate::device::{Place, find, link, open, take};
 use crate::error::{Code, Error, call, write_last};
@@ -48,11 +48,6 @@ pub struct LinkStatus {
     discarding: u8,
     unacknowledged: u16,
 }
-
-/// `struct tnwCounters`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Counters([u64; 13]);
 
 /// Where a value goes.
 struct Out<T>(*mut T);
@@ -303,27 +298,12 @@ pub unsafe extern "C" fn tnwGetLinkStatus(
 pub unsafe extern "C" fn tnwGetCounters(
     tnw: c_int,
     link: c_uint,
-    counters: *mut Counters,
+    counters: *mut LinkCounters,
 ) -> c_int {
     call("tnwGetCounters", || {
         // SAFETY: the caller's promise.
         let to = unsafe { Out::new(counters) }?;
-        let c = find(tnw)?.nwp().link_counters(self::link(link)?);
-        to.set(Counters([
-            c.sent,
-            c.received,
-            c.acks_sent,
-            c.nacks_sent,
-            c.nacks_received,
-            c.restarts,
-            c.resent,
-            c.crc_errors,
-            c.sequence_errors,
-            c.discarded,
-            c.timeouts,
-            c.stalls,
-            c.renewals,
-        ]));
+        to.set(find(tnw)?.nwp().link_counters(self::link(link)?));
         Ok(Code::Success)
     })
 }
