@@ -231,7 +231,8 @@ fn jobs_and_their_ends(job: &Job) {
     assert_eq!(sorted(&job.run(&["-n", "2", "./ring"]).ok()).len(), 2);
 }
 
-/// What a job has brought in libraries is there for the next one, until a job brings others.
+/// What a job has brought in libraries is there for the next one, until jobs bring others, two of
+/// them the same at the same time.
 fn libraries_stay(job: &Job) {
     let sets = || {
         let names = job.place.exec("0", &["ls", "-1", "/run/tofu-libraries"]).ok();
@@ -245,7 +246,10 @@ fn libraries_stay(job: &Job) {
     let library = job.place.path().join("libraries/libtofutop.so");
     let library = fs::File::options().append(true).open(library).unwrap();
     library.set_modified(SystemTime::UNIX_EPOCH).unwrap();
-    job.run(&["-n", "1", "./ring"]).ok();
+    let both = [(); 2].map(|()| job.start(&["run", "-n", "2", "./ranks", "environment"], b""));
+    for running in both {
+        running.end(PATIENCE).ok();
+    }
     let after = sets();
     assert_eq!(after.len(), 2, "{after:?}");
     assert_eq!(after.iter().filter(|set| before.contains(set)).count(), 1, "{after:?}");

@@ -69,11 +69,16 @@ for set in *; do
 done
 "#;
 
+/// Gives a set of libraries its name, all of it at once: another job may wait for the same set, or
+/// have brought it meanwhile.
+const NAME: &str = r#"cd "$1" && { mv -T "$2" "$3" 2>/dev/null || rm -rf "$2"; } && [ -e "$3" ]"#;
+
 /// Kills all processes of the user who runs this, if that is the job's: none can fork away from it.
 const END: &str = r#"[ "$(id -u)" = "$1" ] && kill -9 -1; true"#;
 
 /// Kills what is left of a job's processes, whatever has become of their parents, and removes its
-/// folder. A process that is forked meanwhile is found the next time.
+/// folder and libraries that were on their way. A process that is forked meanwhile is found the next
+/// time.
 const TIDY: &str = r#"
 for round in 1 2 3 4 5; do
     found=$(grep -ls "TOFU_JOB=$1" /proc/[0-9]*/environ)
@@ -83,7 +88,7 @@ for round in 1 2 3 4 5; do
         kill -9 "${process%/environ}" 2>/dev/null
     done
 done
-rm -rf "/tmp/$1"
+rm -rf "/tmp/$1" "$2/.$1"-*
 "#;
 
 /// Runs the job and returns the exit code.
@@ -347,7 +352,11 @@ impl Site<'_> {
             let lacking = must(socket, node, shell(&look), &[])?;
             let lacking: Vec<_> = lacking.lines().collect();
             for set in sets.iter().filter(|set| lacking.contains(&set.name.as_str())) {
-                unpack(node, &format!("{LIBRARIES}/{}", set.name), &set.archive)?;
+                // What only this job knows until all is there.
+                let new = format!(".{}-{}", self.name, set.name);
+                unpack(node, &format!("{LIBRARIES}/{new}"), &set.archive)?;
+                let name = shell(&[NAME, "sh", LIBRARIES, &new, &set.name]);
+                must(socket, node, name, &[])?;
             }
             Ok(())
         });
@@ -356,7 +365,7 @@ impl Site<'_> {
 
     /// Leaves nothing of the job on any node.
     fn tidy(&self) -> anyhow::Result<()> {
-        let exec = shell(&[TIDY, "sh", &self.name]);
+        let exec = shell(&[TIDY, "sh", &self.name, LIBRARIES]);
         let tidied =
             self.on_all(|node| must(&self.machine.control, node, exec.clone(), &[]).map(drop));
         tidied.context("cannot tidy up there")
