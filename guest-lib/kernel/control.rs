@@ -15,7 +15,7 @@ use crate::cq::OpenQueues;
 use crate::device::Device;
 use crate::ids::{GateSet, QueueId};
 use crate::uapi;
-use crate::users::{bg_masks, cq_mask, Rights};
+use crate::users::{cq_mask, Rights};
 
 /// Queues and gates that programs register which know TofuD alone.
 const CQ_MASK: u64 = (1 << (NUM_CQ - 1)) - 1;
@@ -99,7 +99,7 @@ fn register_user(device: &Device, a: &uapi::RegUser) -> Result {
     };
     let description = device.description();
     let cqs = [cq_mask(description); NUM_TNI];
-    let gates = bg_masks(description);
+    let gates = description.user_gates();
     let all_gates = gates.iter().fold(BG_MASK, |all, mask| all | mask);
     let rights = Rights {
         gpid: a.gpid.into(),

@@ -105,7 +105,7 @@ pub(crate) struct GateId {
 }
 
 /// Some of a node's gates: a mask for each TNI.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub(crate) struct GateSet(pub(crate) [u64; NUM_TNI]);
 
 impl GateSet {

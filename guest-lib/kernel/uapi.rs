@@ -197,26 +197,14 @@ impl Subnet {
     ///
     /// `EINVAL` if a partition does not lie in its system, or a size is above 32.
     pub(crate) fn mode(&self) -> Result<CqsMode> {
-        for (n, s, l) in [
-            (self.nx, self.sx, self.lx),
-            (self.ny, self.sy, self.ly),
-            (self.nz, self.sz, self.lz),
-        ] {
-            let fit = n <= 32 && l <= n && (s < n || (n == 0 && s == 0));
-            if !fit {
-                return Err(EINVAL);
-            }
-        }
-        Ok(CqsMode(0)
-            .with_nx(self.nx)
-            .with_sx(self.sx)
-            .with_lx(self.lx)
-            .with_ny(self.ny)
-            .with_sy(self.sy)
-            .with_ly(self.ly)
-            .with_nz(self.nz)
-            .with_sz(self.sz)
-            .with_lz(self.lz))
+        let parts = [
+            [self.nx, self.sx, self.lx],
+            [self.ny, self.sy, self.ly],
+            [self.nz, self.sz, self.lz],
+        ];
+        tofu_abi::Subnet::new(parts)
+            .map(tofu_abi::Subnet::mode)
+            .ok_or(EINVAL)
     }
 }
 

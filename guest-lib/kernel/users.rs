@@ -16,28 +16,8 @@ pub(crate) const fn cq_mask(description: &Description) -> u64 {
     (1 << description.user_cqs()) - 1
 }
 
-/// Barrier gates of a TNI that processes may have. Of TofuD the last four are the kernel's
-/// (inferred from the mask that public programs register), of the others the last channel's.
-pub(crate) fn bg_masks(description: &Description) -> [u64; NUM_TNI] {
-    let barrier = description.barrier;
-    let mask = match description.system_channels {
-        0 => (1 << (barrier.gates - 4)) - 1,
-        system => {
-            let of_system = (1 << barrier.channels) - (1 << (barrier.channels - system));
-            (u64::MAX >> (64 - barrier.gates)) & !of_system
-        }
-    };
-    core::array::from_fn(|tni| {
-        if tni < usize::from(barrier.tnis) {
-            mask
-        } else {
-            0
-        }
-    })
-}
-
 /// What a user may do.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(crate) struct Rights {
     /// Only queues with the same id talk to each other.
     pub(crate) gpid: u64,
@@ -83,27 +63,33 @@ impl Users {
     /// id as group process id, so that such users cannot reach each other's memory.
     pub(crate) fn rights(&self, uid: u32) -> Rights {
         let known = self.list.iter().find(|(known, _)| *known == uid);
-        let mut rights = known.map_or(
-            Rights {
-                gpid: uid.into(),
-                subnet: CqsMode(0),
-                cqs: [cq_mask(self.description); NUM_TNI],
-                gates: GateSet(bg_masks(self.description)),
-            },
-            |(_, rights)| *rights,
-        );
+        let mut rights = known.map_or_else(|| self.default_rights(uid), |(_, rights)| *rights);
         if rights.subnet == CqsMode(0) {
             rights.subnet = self.subnet;
         }
         rights
     }
 
-    /// Registers a user, or changes the rights of one who is registered.
+    fn default_rights(&self, uid: u32) -> Rights {
+        Rights {
+            gpid: uid.into(),
+            subnet: CqsMode(0),
+            cqs: [cq_mask(self.description); NUM_TNI],
+            gates: GateSet(self.description.user_gates()),
+        }
+    }
+
+    /// Registers a user, or changes the rights of one who is registered. Ours: one who gets what
+    /// users have who are not registered is none that is, and takes no room.
     ///
     /// # Errors
     ///
     /// `ENOSPC`, `ENOMEM`.
     pub(crate) fn register(&mut self, uid: u32, rights: Rights) -> Result {
+        if rights == self.default_rights(uid) {
+            self.list.retain(|(known, _)| *known != uid);
+            return Ok(());
+        }
         if let Some((_, known)) = self.list.iter_mut().find(|(known, _)| *known == uid) {
             *known = rights;
             return Ok(());

@@ -340,6 +340,21 @@ impl Description {
         self.cqs - 1
     }
 
+    /// Barrier gates of each interface that user processes may have, a bit for each. Of TofuD the
+    /// last four are the kernel's (inferred from the mask that public programs register), of the
+    /// others the last channel's.
+    pub fn user_gates(&self) -> [u64; NUM_TNI] {
+        let barrier = self.barrier;
+        let mask = match self.system_channels {
+            0 => (1 << (barrier.gates - 4)) - 1,
+            system => {
+                let of_system = (1 << barrier.channels) - (1 << (barrier.channels - system));
+                (u64::MAX >> (64 - barrier.gates)) & !of_system
+            }
+        };
+        core::array::from_fn(|tni| if tni < usize::from(barrier.tnis) { mask } else { 0 })
+    }
+
     /// Whether nodes have this network interface.
     #[inline]
     pub const fn has_tni(&self, tni: TniId) -> bool {

@@ -13,7 +13,8 @@ use tofu_abi::regs::{
     TofuReg, XbReg, subnet_contains,
 };
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
-use tofu_abi::{BchId, BgId, Coords, CqId, Doorbell, Path, Rcode, StagOffset, TniId};
+use tofu_abi::topology::Shape;
+use tofu_abi::{BchId, BgId, Coords, CqId, Doorbell, Path, Rcode, StagOffset, Subnet, TniId};
 
 /// Offset in the block and public name.
 type Row = (u64, &'static str);
@@ -695,6 +696,51 @@ fn subnets_wrap_around_the_ring() {
     let mode = CqsMode(0).with_nx(8).with_sx(2).with_lx(3).with_ny(1).with_nz(1);
     assert!(mode.subnet_allows(4, 0, 0));
     assert!(!mode.subnet_allows(5, 0, 0));
+}
+
+#[test]
+fn subnets_are_the_smallest_boxes() {
+    let shape = Shape::new([8, 6, 1, 2, 3, 2]).unwrap().with_torus([true, false, false]);
+    let around = |nodes: &[(u8, u8)]| {
+        let nodes: Vec<_> = nodes.iter().map(|(x, y)| Coords::new(*x, *y, 0, 1, 2, 0)).collect();
+        Subnet::around(&shape, &nodes)
+    };
+    // Round the torus on X, and not on Y, where the machine is a mesh.
+    assert_eq!(around(&[(7, 0), (0, 5), (1, 5)]).to_string(), "8,7,3,6,0,6,1,0,1");
+    assert_eq!(around(&[(2, 3)]).to_string(), "8,2,1,6,3,1,1,0,1");
+    assert_eq!(around(&[(0, 0), (4, 0)]).to_string(), "8,0,5,6,0,1,1,0,1");
+    assert_eq!(around(&[]).to_string(), "8,0,0,6,0,0,1,0,0");
+    let mode = CqsMode(0).with_nx(8).with_sx(7).with_lx(3);
+    let mode = mode.with_ny(6).with_ly(6).with_nz(1).with_lz(1);
+    assert_eq!(around(&[(7, 0), (0, 5), (1, 5)]).mode(), mode);
+    for bad in ["", "8", "8,7,3,6,0,6,1,0", "8,7,3,6,0,6,1,0,1,0", "8,8,1,0,0,0,0,0,0", "33,0,1"] {
+        assert!(bad.parse::<Subnet>().is_err(), "{bad}");
+    }
+    for bad in
+        ["33,0,1,0,0,0,0,0,0", "0,1,0,0,0,0,0,0,0", "8,0,9,0,0,0,0,0,0", "8, 0,1,0,0,0,0,0,0"]
+    {
+        assert!(bad.parse::<Subnet>().is_err(), "{bad}");
+    }
+    assert_eq!("0,0,0,0,0,0,0,0,0".parse(), Ok(Subnet::default()));
+}
+
+proptest! {
+    #[test]
+    fn a_subnet_has_all_nodes_that_it_is_around(
+        size in (1..=32u8, 1..=32u8, 1..=32u8),
+        torus: [bool; 3],
+        seeds in proptest::collection::vec(any::<[u8; 3]>(), 1..5),
+    ) {
+        let shape = Shape::new([size.0, size.1, size.2, 2, 3, 2]).unwrap().with_torus(torus);
+        let [nx, ny, nz] = [size.0, size.1, size.2];
+        let nodes: Vec<_> =
+            seeds.iter().map(|[x, y, z]| Coords::new(x % nx, y % ny, z % nz, 0, 0, 0)).collect();
+        let subnet = Subnet::around(&shape, &nodes);
+        prop_assert_eq!(subnet.to_string().parse(), Ok(subnet));
+        for node in &nodes {
+            prop_assert!(subnet.mode().subnet_allows(node.x, node.y, node.z));
+        }
+    }
 }
 
 /// Checks that setting field `$with` to any value changes that field's bits only.

@@ -2,13 +2,15 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::path::Path;
 
-use tofu_abi::regs::NodeAddress;
-use tofu_abi::{BgId, Coords, CqId, Generation, TniId};
+use tofu_abi::regs::{NUM_TNI, NodeAddress};
+use tofu_abi::{BgId, Coords, CqId, Generation, Subnet, TniId};
 
 use crate::file::FILES;
 use crate::locks::{Claim, Locks};
+use crate::uapi;
 
 /// The device of this computer, through the kernel driver.
 #[derive(Debug)]
@@ -52,6 +54,20 @@ impl TofDevice {
     /// The device's generation.
     pub const fn generation(&self) -> Generation {
         self.generation
+    }
+
+    /// Holds a user's queues and gates to a subnet from now on, in the group of the user's number;
+    /// those that are open stay as they are. What is no limit takes it back. For root alone.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says: it has room for 1024 such users.
+    pub fn limit_user(&self, user: u32, subnet: Subnet) -> io::Result<()> {
+        let control = File::options().write(true).open(Path::new(FILES).join("dev/control"))?;
+        let description = self.generation.description();
+        let queues = [(1 << description.user_cqs()) - 1; NUM_TNI];
+        let gates = description.user_gates();
+        uapi::register_user(control.as_fd(), (user, user), subnet, &queues, &gates)
     }
 
     /// Claims a queue among the processes that use this library; `false` if another one has it.

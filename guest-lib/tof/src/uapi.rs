@@ -4,6 +4,9 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use tofu_abi::Subnet;
+use tofu_abi::regs::NUM_TNI;
+
 /// Version that INIT_CQ names.
 pub(crate) const VERSION: u16 = 0x2a00;
 /// ALLOC_STAG: others may only read.
@@ -82,6 +85,18 @@ pub(crate) struct SetBg {
     pub(crate) dest_rgate: i32,
 }
 
+#[repr(C)]
+struct RegUser {
+    uid: u32,
+    gpid: u32,
+    unused: [u32; 2],
+    subnet: [[u8; 3]; 3],
+    pad: [u8; 7],
+    cqmask: u64,
+    bgmask: u64,
+}
+
+const _: () = assert!(size_of::<RegUser>() == 48);
 const _: () = assert!(size_of::<InitCq>() == 32);
 const _: () = assert!(size_of::<AllocStag>() == 32);
 const _: () = assert!(size_of::<FreeStags>() == 16);
@@ -180,6 +195,25 @@ pub(crate) unsafe fn enable_bch(
     let mut a = EnableBch { addr: notice, bseq: bseq as i32, num, bgs: gates.as_ptr() as u64 };
     // SAFETY: as promised to this function; the kernel reads as many gates as there are.
     unsafe { call(file, 3, &mut a) }
+}
+
+/// Registers a user with a group, a subnet, and masks of queues and gates of each interface.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub(crate) fn register_user(
+    file: BorrowedFd<'_>,
+    (uid, gpid): (u32, u32),
+    subnet: Subnet,
+    queues: &[u64; NUM_TNI],
+    gates: &[u64; NUM_TNI],
+) -> io::Result<()> {
+    let (cqmask, bgmask) = (queues.as_ptr() as u64, gates.as_ptr() as u64);
+    let (unused, pad, subnet) = ([0; 2], [0; 7], subnet.parts());
+    let mut a = RegUser { uid, gpid, unused, subnet, pad, cqmask, bgmask };
+    // SAFETY: the kernel reads as many masks as there are.
+    unsafe { call(file, 7, &mut a) }
 }
 
 /// Chooses the signal for exceptions of a queue or channel.

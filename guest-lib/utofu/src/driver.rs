@@ -10,9 +10,8 @@ use tofu_abi::generation::Generation;
 use tofu_abi::irq::{BgsIrqs, CqsIrqs};
 use tofu_abi::queue::MrqEntry;
 use tofu_abi::reduce::{Input, Op, Value};
-use tofu_abi::regs::CqsMode;
 use tofu_abi::table::PageSize;
-use tofu_abi::{BchId, BgId, Coords, CqId, Rcode, TniId};
+use tofu_abi::{BchId, BgId, Coords, CqId, Rcode, Subnet, TniId};
 use tofu_driver::{
     Access, ChannelConfig, ChannelError, Cq, CqConfig, Device, Full, Gate, MemoryRange, OpenError,
     Order, Outcome, Platform, Stag, StagError, StartError, TimedOut,
@@ -121,6 +120,7 @@ pub struct DriverProvider<P: Platform, M, C = Unshared> {
     claims: C,
     mrq_size: u8,
     gpid: u64,
+    subnet: Subnet,
 }
 
 impl<P: Platform, M> DriverProvider<P, M> {
@@ -128,13 +128,19 @@ impl<P: Platform, M> DriverProvider<P, M> {
     /// 5), to processes of the group `gpid`; `memory` maps what is registered.
     pub fn new(device: Device<P>, memory: M, mrq_size: u8, gpid: u64) -> Self {
         let claims = Unshared::new(device.generation());
-        Self { device, memory, claims, mrq_size, gpid }
+        Self { device, memory, claims, mrq_size, gpid, subnet: Subnet::default() }
+    }
+
+    /// The same for processes that are held to a subnet.
+    #[must_use]
+    pub fn with_subnet(self, subnet: Subnet) -> Self {
+        Self { subnet, ..self }
     }
 
     /// The same for a device that is shared with other processes.
     pub fn with_claims<C>(self, claims: C) -> DriverProvider<P, M, C> {
-        let Self { device, memory, claims: _, mrq_size, gpid } = self;
-        DriverProvider { device, memory, claims, mrq_size, gpid }
+        let Self { device, memory, claims: _, mrq_size, gpid, subnet } = self;
+        DriverProvider { device, memory, claims, mrq_size, gpid, subnet }
     }
 }
 
@@ -166,7 +172,7 @@ impl<P: Platform, M: MapUser<P>, C: ClaimQueue> Provider for DriverProvider<P, M
             stags: queue.stags,
             mrq_size: self.mrq_size,
             gpid: self.gpid,
-            mode: CqsMode(0).with_session(queue.session),
+            mode: self.subnet.mode().with_session(queue.session),
             // The library polls.
             interrupts: CqsIrqs::NONE,
             ..CqConfig::new(queue.tni, queue.cq)
@@ -204,6 +210,7 @@ impl<P: Platform, M: MapUser<P>, C: ClaimQueue> Provider for DriverProvider<P, M
         // The library polls.
         let config = ChannelConfig {
             gpid: self.gpid,
+            subnet: self.subnet.mode(),
             interrupts: BgsIrqs::NONE,
             ..ChannelConfig::new(tni, bch)
         };

@@ -55,6 +55,12 @@ impl Reservation {
 /// The folder of sockets of brokers.
 pub const FOLDER: &str = "/run/tofu";
 
+/// Where brokers read to which subnet a user's queues and gates are held, if such a file is there,
+/// which is root's.
+pub fn subnet_path(user: u32) -> PathBuf {
+    PathBuf::from(FOLDER).join(format!("subnets/{user}"))
+}
+
 /// Where the broker of a device listens, if nothing else was agreed on.
 pub fn socket_path(bdf: Bdf) -> PathBuf {
     PathBuf::from(FOLDER).join(format!("{bdf}.sock"))

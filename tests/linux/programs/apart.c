@@ -2,7 +2,8 @@
  * Jobs apart. A victim registers memory at all interfaces and watches it; a stranger guesses queues
  * and STags, and puts to all of them, gets from them and adds to them. Two ranks sum up by barrier
  * gates, as long as nobody says it is over; a meddler links gates of its own to all gates that
- * there are, and starts rounds with other numbers.
+ * there are, and starts rounds with other numbers. A job of one node tries to leave its subnet for
+ * the other one.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,7 +90,7 @@ static int stranger(utofu_stadd_t own)
     uint8_t at[6];
     OK(utofu_query_my_coords(at));
     for (int node = 0; node < 2; node++) {
-        at[3] = node;
+        at[0] = node;
         for (int queue = 0; queue < TNIS * CQS * STAGS; queue++) {
             int stag = queue % STAGS, cq = queue / STAGS % CQS, tni = queue / STAGS / CQS;
             utofu_vcq_id_t id;
@@ -125,7 +126,7 @@ static utofu_vbg_id_t gate_at(utofu_vbg_id_t own, int node, int tni, int number)
     utofu_vcq_id_t from, to;
     OK(utofu_query_my_coords(here));
     memcpy(there, here, sizeof there);
-    there[3] = (uint8_t)node;
+    there[0] = (uint8_t)node;
     OK(utofu_construct_vcq_id(here, 0, 0, COMPONENT, &from));
     OK(utofu_construct_vcq_id(there, tni, 0, COMPONENT, &to));
     /* Below bit 32 there are paths and queues. */
@@ -146,7 +147,7 @@ static int sums(int rank)
     uint8_t at[6];
     OK(utofu_query_my_coords(at));
     OK(utofu_alloc_vbg(0, 1, 0, &own));
-    OK(link_gate(own, gate_at(own, 1 - at[3], 0, (int)(own & 63))));
+    OK(link_gate(own, gate_at(own, 1 - at[0], 0, (int)(own & 63))));
     printf("ready\n");
     while (access("/tmp/start", F_OK) != 0) usleep(20000);
     for (uint64_t round = 0;; round++) {
@@ -194,6 +195,39 @@ static int meddle(void)
     return 0;
 }
 
+/* What commands to the node itself and to one outside of the subnet come to, and a gate. */
+static int outside(utofu_stadd_t own)
+{
+    int inside = 0, refused = 0, others = 0, gates = 0;
+    uint8_t here[6];
+    utofu_vbg_id_t gate;
+    OK(utofu_query_my_coords(here));
+    for (int away = 0; away < 2; away++) {
+        uint8_t at[6];
+        memcpy(at, here, sizeof at);
+        at[0] = (uint8_t)(away ? 1 - here[0] : here[0]);
+        for (int queue = 0; queue < TNIS * CQS; queue++) {
+            utofu_vcq_id_t id;
+            utofu_stadd_t to;
+            void *data;
+            int code;
+            OK(utofu_construct_vcq_id(at, queue / CQS, queue % CQS, COMPONENT, &id));
+            OK(utofu_query_stadd(id, STAG, &to));
+            OK(utofu_put(vcqs[0], id, own, to, 8, 0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE, NULL));
+            while ((code = utofu_poll_tcq(vcqs[0], 0, &data)) == UTOFU_ERR_NOT_FOUND)
+                ;
+            if (away)
+                *(code == UTOFU_ERR_TCQ_OTHER ? &refused : &others) += 1;
+            else
+                inside += code == UTOFU_SUCCESS;
+        }
+    }
+    OK(utofu_alloc_vbg(0, 1, 0, &gate));
+    gates = link_gate(gate, gate_at(gate, 1 - here[0], 0, (int)(gate & 63))) == UTOFU_SUCCESS;
+    printf("inside %d, outside %d refused, %d not, %d gates\n", inside, refused, others, gates);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "", *rank = getenv("TOFU_RANK");
@@ -206,6 +240,7 @@ int main(int argc, char **argv)
     if (strcmp(what, "victim") == 0 || (strcmp(what, "both") == 0 && strcmp(rank, "0") == 0))
         return victim();
     OK(utofu_reg_mem(vcqs[0], memory[0], SIZE, 0, &own));
+    if (strcmp(what, "outside") == 0) return outside(own);
     /* In one job it finds what is there, once it is there. */
     while ((count = stranger(own)) == 0 && strcmp(what, "both") == 0)
         ;

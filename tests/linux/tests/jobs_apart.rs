@@ -6,6 +6,8 @@ use tofu_linux_tests::{Image, PATIENCE, Place, Running, driver};
 
 /// The first of the users that jobs are.
 const USERS: u32 = 1 << 30;
+/// Subnets are on X, Y and Z.
+const SHAPE: &str = "2x1x1x1x1x1";
 
 #[test]
 fn jobs_on_the_same_nodes_do_not_reach_each_other() {
@@ -16,6 +18,7 @@ fn jobs_on_the_same_nodes_do_not_reach_each_other() {
     let Some(place) = driver::place(TEST) else { return };
     let image = driver::image();
     are_apart(&place, &["--driver", "tofu", "--image", &image]);
+    end(&place);
 }
 
 #[test]
@@ -25,14 +28,23 @@ fn jobs_with_vfio_on_the_same_nodes_do_not_reach_each_other() {
         return;
     }
     let Some(place) = Place::new(TEST, Image::Default) else { return };
-    are_apart(&place, &["--driver", "vfio"]);
+    let sdk = are_apart(&place, &["--driver", "vfio"]);
+    // Root has no limit but the one that it sets itself.
+    keeps_to_its_subnet(&place, &sdk, &["--root"]);
+    end(&place);
 }
 
-fn are_apart(place: &Place, options: &[&str]) {
+fn end(place: &Place) {
+    place.run(&["down"]).ok();
+    place.is_clean();
+}
+
+fn are_apart(place: &Place, options: &[&str]) -> Sdk {
     let sdk = Sdk::new(place);
     sdk.compile("programs/apart.c", &["-ltofucom"]);
-    place.up(&[&["--shape", driver::SHAPE], options].concat());
+    place.up(&[&["--shape", SHAPE], options].concat());
     users_are_jobs(place, &sdk);
+    keeps_to_its_subnet(place, &sdk, &[]);
     // A program of one job that guesses finds the memory of another rank,
     let mut both = start(place, &sdk, &["./apart", "both"]);
     let line = loop {
@@ -56,9 +68,15 @@ fn are_apart(place: &Place, options: &[&str]) {
     assert_eq!([victim.line(), victim.line()], ["untouched\n", "untouched\n"]);
     victim.end(PATIENCE).ok();
     over(place, false);
-    gates_are_apart(&place, &sdk);
-    place.run(&["down"]).ok();
-    place.is_clean();
+    gates_are_apart(place, &sdk);
+    sdk
+}
+
+/// A job of one node reaches that node and no other, by whatever queue, nor a gate.
+fn keeps_to_its_subnet(place: &Place, sdk: &Sdk, options: &[&str]) {
+    let run = [&["run", "-n", "1", "--no-prefix"], options, &["./apart", "outside"]].concat();
+    let said = Running::start(sdk.command(place, &run), b"").end(PATIENCE).ok();
+    assert_eq!(said, "inside 66, outside 66 refused, 0 not, 0 gates\n");
 }
 
 /// Barrier gates that another job links to, and signals, go on as if nobody did.

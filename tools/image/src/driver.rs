@@ -106,6 +106,7 @@ const SOURCES: &[(&str, &str)] = sources![
     "abi/src/reduce/fpsum.rs",
     "abi/src/reduce/value.rs",
     "abi/src/regs.rs",
+    "abi/src/subnet.rs",
     "abi/src/table.rs",
     "abi/src/tnw.rs",
     "abi/src/topology.rs",

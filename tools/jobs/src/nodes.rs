@@ -38,6 +38,8 @@ const JOB: &str = "TOFU_JOB";
 const RESTART: &str = "TOFU_RESTART";
 /// The variable by which ranks that have the device themselves, as root, know their group.
 const GROUP: &str = "TOFU_GROUP";
+/// The variable by which they know their subnet.
+const SUBNET: &str = "TOFU_SUBNET";
 /// What the groups of jobs, and their users, begin with (ours): far from the users that a system
 /// has, whose numbers are their groups with the kernel driver.
 const GROUPS: u32 = 1 << 30;
@@ -47,13 +49,17 @@ const MAX_SAID: usize = 2000;
 const MANAGER: Duration = Duration::from_secs(30);
 
 /// Makes a job's folder its user's where the kernel driver or `tofud` lets users have the device,
-/// before any program of the job's runs. Then says which of some sets of libraries a node does not
-/// have. If there are any, sets make room that no job's folder leads to.
+/// and holds the user to the job's subnet, before any program of the job's runs. Then says which of
+/// some sets of libraries a node does not have. If there are any, sets make room that no job's
+/// folder leads to.
 const LOOK: &str = r#"
 for way in /proc/tofu/dev /run/tofu/*.sock; do
-    [ -e "$way" ] && chown -R "$1:$1" "$2" && chmod 700 "$2" && break
+    [ -e "$way" ] || continue
+    chown -R "$1:$1" "$2" && chmod 700 "$2" || exit 1
+    [ "$1" = 0 ] || tofu-guest subnet "$1" "$3" || exit 1
+    break
 done
-shift 2
+shift 3
 mkdir -p "$1" && cd "$1" && shift || exit 1
 lacking=
 for set; do
@@ -77,8 +83,8 @@ const NAME: &str = r#"cd "$1" && { mv -T "$2" "$3" 2>/dev/null || rm -rf "$2"; }
 const END: &str = r#"[ "$(id -u)" = "$1" ] && kill -9 -1; true"#;
 
 /// Kills what is left of a job's processes, whatever has become of their parents, and removes its
-/// folder and libraries that were on their way. A process that is forked meanwhile is found the next
-/// time.
+/// folder, libraries that were on their way, and the user's subnet. A process that is forked
+/// meanwhile is found the next time.
 const TIDY: &str = r#"
 for round in 1 2 3 4 5; do
     found=$(grep -ls "TOFU_JOB=$1" /proc/[0-9]*/environ)
@@ -88,6 +94,7 @@ for round in 1 2 3 4 5; do
         kill -9 "${process%/environ}" 2>/dev/null
     done
 done
+[ "$3" = 0 ] || tofu-guest subnet "$3"
 rm -rf "/tmp/$1" "$2/.$1"-*
 "#;
 
@@ -240,7 +247,7 @@ impl Start<'_> {
         let name = job_name();
         let user = if self.args.root { 0 } else { GROUPS | self.number };
         let site = Site { machine, nodes: nodes.clone(), name: name.clone(), user };
-        let result = site.put(self.bundle, self.placement.info.to_json());
+        let result = site.put(self.bundle, &self.placement);
         let result = result.and_then(|()| site.start(self, control));
         let may_restart = self.args.restart > 0 && !matches!(result, Ok(0 | EXIT_TIMEOUT));
         let lost = match may_restart && control.signal().is_none() {
@@ -333,12 +340,13 @@ impl Site<'_> {
     }
 
     /// Brings the job's folder to all nodes, and libraries to those that do not have them yet.
-    fn put(&self, bundle: &Bundle, map: String) -> anyhow::Result<()> {
+    fn put(&self, bundle: &Bundle, placement: &Placement) -> anyhow::Result<()> {
         let sets = bundle.sets()?;
-        let folder = bundle.pack(&self.name, map, (LIBRARIES, &sets))?;
+        let folder = bundle.pack(&self.name, placement.info.to_json(), (LIBRARIES, &sets))?;
         let names = sets.iter().map(|set| set.name.as_str());
         let (user, own) = (self.user.to_string(), self.folder());
-        let look = [LOOK, "sh", &user, &own, LIBRARIES];
+        let subnet = placement.subnet().to_string();
+        let look = [LOOK, "sh", &user, &own, &subnet, LIBRARIES];
         let look: Vec<_> = look.into_iter().chain(names).collect();
         let socket = &self.machine.control;
         let unpack = |node, to: &str, archive: &[u8]| {
@@ -365,7 +373,8 @@ impl Site<'_> {
 
     /// Leaves nothing of the job on any node.
     fn tidy(&self) -> anyhow::Result<()> {
-        let exec = shell(&[TIDY, "sh", &self.name, LIBRARIES]);
+        let user = self.user.to_string();
+        let exec = shell(&[TIDY, "sh", &self.name, LIBRARIES, &user]);
         let tidied =
             self.on_all(|node| must(&self.machine.control, node, exec.clone(), &[]).map(drop));
         tidied.context("cannot tidy up there")
@@ -394,6 +403,7 @@ impl Site<'_> {
             (JOB.to_owned(), self.name.clone()),
             (RESTART.to_owned(), restart),
             (GROUP.to_owned(), group),
+            (SUBNET.to_owned(), placement.subnet().to_string()),
         ]
         .into_iter()
         .chain(bundle.variables(&folder))

@@ -1,8 +1,8 @@
 //! Where the ranks of a job go.
 
 use anyhow::{Context, bail};
-use tofu_abi::Coords;
 use tofu_abi::topology::Shape;
+use tofu_abi::{Coords, Subnet};
 use tofu_jtofu::{Job, LogicalShape, Mapinfo, RankMap, System};
 use tofu_supervisor::units::Interconnect;
 
@@ -251,6 +251,11 @@ impl Placement {
     pub(crate) fn nodes(&self) -> Vec<Coords> {
         let job = &self.info.job;
         job.nodes().iter().copied().filter(|node| !job.ranks_at(*node).is_empty()).collect()
+    }
+
+    /// The smallest box with the nodes that have ranks.
+    pub(crate) fn subnet(&self) -> Subnet {
+        Subnet::around(self.info.system.shape(), &self.nodes())
     }
 
     /// The variables by which a rank finds itself, but for the mapinfo.

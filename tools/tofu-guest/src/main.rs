@@ -9,6 +9,7 @@ mod look;
 mod nwp;
 mod output;
 mod selftest;
+mod subnet;
 
 use std::process::ExitCode;
 use std::thread;
@@ -16,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::{Args, Parser, Subcommand};
-use tofu_abi::{CqId, TniId};
+use tofu_abi::{CqId, Subnet, TniId};
 use tofu_vfio::Bdf;
 use tofu_vfio::broker::{Reservation, socket_path};
 use tofu_vfio::pci::Bus;
@@ -115,6 +116,19 @@ enum Command {
         #[command(flatten)]
         output: Output,
     },
+    /// Hold a user to a subnet: what its programs open from now on reaches no other nodes
+    ///
+    /// The kernel driver and tofud see to it. `tofu run` does this for the users that are its jobs.
+    #[command(after_help = "Examples:\n  \
+                            tofu-guest subnet 1000 8,6,4,1,0,1,1,0,1   X 6, 7, 0, 1 of 8\n  \
+                            tofu-guest subnet 1000                     no limit any more")]
+    Subnet {
+        /// The user's number; root has no limit
+        #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+        user: u32,
+        /// Size of the machine, first coordinate and length, on X, on Y and on Z
+        subnet: Option<Subnet>,
+    },
 }
 
 #[derive(Args)]
@@ -179,6 +193,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             bus.reset(bdf)?;
             done(&output, bdf, "reset")?;
         }
+        Command::Subnet { user, subnet } => subnet::limit(user, subnet)?,
         Command::Selftest { device, output } => {
             let found = bus.find_any(device.bdf)?;
             if found.is_tnw() {
@@ -224,7 +239,15 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
-        for bad in ["regs --cq 1", "regs --tni 6", "regs --tni 0 --cq 12", "show 00:99.0", ""] {
+        for bad in [
+            "regs --cq 1",
+            "regs --tni 6",
+            "regs --tni 0 --cq 12",
+            "show 00:99.0",
+            "",
+            "subnet 0",
+            "subnet 7 8",
+        ] {
             let words = ["tofu-guest"].into_iter().chain(bad.split_whitespace());
             assert!(Cli::try_parse_from(words).is_err(), "{bad}");
         }

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use tofu_abi::irq::{BgsIrqs, CqsIrqs};
-use tofu_abi::regs::{CqsMode, PAGE_SIZE, bch_page, cq_page};
+use tofu_abi::regs::{PAGE_SIZE, bch_page, cq_page};
 use tofu_abi::table::PageSize;
-use tofu_abi::{BchId, CqId, TniId};
+use tofu_abi::{BchId, CqId, Subnet, TniId};
 use tofu_driver::{
-    Access, Channel, ChannelConfig, Cq, CqConfig, Device, DmaError, Gate, MemoryRange, OpenError,
-    Platform, RingMemory, Stag,
+    Access, Channel, ChannelConfig, ChannelError, Cq, CqConfig, Device, DmaError, Gate,
+    MemoryRange, OpenError, Platform, RingMemory, Stag,
 };
 use tofu_vfio::broker::wire::Refusal;
 use tofu_vfio::{Buffer, FileMemory, MapError, VfioPlatform};
@@ -165,6 +165,7 @@ impl Drop for Queue {
 pub(crate) struct VfioPart {
     device: Device<VfioPlatform>,
     group: u64,
+    subnet: Subnet,
     queues: BTreeMap<(TniId, CqId), Queue>,
     channels: BTreeMap<(TniId, BchId), Channel<VfioPlatform>>,
 }
@@ -194,9 +195,9 @@ fn map_error(error: MapError) -> Refused {
 }
 
 impl VfioPart {
-    /// Of a device, for a process of this group.
-    pub(crate) fn new(device: Device<VfioPlatform>, group: u64) -> Self {
-        Self { device, group, queues: BTreeMap::new(), channels: BTreeMap::new() }
+    /// Of a device, for a process of this group that is held to a subnet.
+    pub(crate) fn new(device: Device<VfioPlatform>, group: u64, subnet: Subnet) -> Self {
+        Self { device, group, subnet, queues: BTreeMap::new(), channels: BTreeMap::new() }
     }
 
     fn enable(&self, tni: TniId) -> Result<(), Refused> {
@@ -240,7 +241,7 @@ impl Part for VfioPart {
             stags,
             mrq_size,
             gpid: self.group,
-            mode: CqsMode(0).with_session(session),
+            mode: self.subnet.mode().with_session(session),
             interrupts: CqsIrqs::NONE,
             ..CqConfig::new(tni, cq)
         };
@@ -323,6 +324,7 @@ impl Part for VfioPart {
         }
         let config = ChannelConfig {
             gpid: self.group,
+            subnet: self.subnet.mode(),
             interrupts: BgsIrqs::NONE,
             ..ChannelConfig::new(tni, bch)
         };
@@ -333,7 +335,10 @@ impl Part for VfioPart {
             file = Some(made);
             buffers.into_iter().next().ok_or(error)
         });
-        let channel = channel.map_err(|error| Refused::new(Refusal::InUse, error.to_string()))?;
+        let channel = channel.map_err(|error| match error {
+            ChannelError::Subnet { .. } => wrong(error.to_string()),
+            error => Refused::new(Refusal::InUse, error.to_string()),
+        })?;
         self.channels.insert((tni, bch), channel);
         file.ok_or_else(|| none_left("no memory for notices"))
     }

@@ -10,9 +10,10 @@ use std::time::Duration;
 use tofu_abi::Generation;
 use tofu_abi::irq::vector;
 use tofu_abi::regs::{NUM_TNI, NodeAddress};
-use tofu_abi::{BchId, CqId, TniId};
+use tofu_abi::{BchId, CqId, NoSubnet, Subnet, TniId};
 use tofu_driver::Device;
 use tofu_utofu::gates_in;
+use tofu_vfio::broker::subnet_path;
 use tofu_vfio::broker::wire::{Refusal, Terms};
 use tofu_vfio::pci::{Bus, KERNEL_DRIVER};
 use tofu_vfio::{Bdf, VfioPlatform};
@@ -93,10 +94,10 @@ pub trait SharedDevice {
         Generation::Fugaku
     }
 
-    /// What a process of group `group` gets that is kept apart from others; `None` if the device
-    /// cannot do that.
-    fn part(&self, group: u64) -> Option<Box<dyn Part>> {
-        let _ = group;
+    /// What a process of a user gets that is kept apart from others', in the group of the user's
+    /// number; `None` if that cannot be done.
+    fn part(&self, user: u32) -> Option<Box<dyn Part>> {
+        let _ = user;
         None
     }
 
@@ -238,8 +239,20 @@ impl SharedDevice for Vfio {
         self.0.generation()
     }
 
-    fn part(&self, group: u64) -> Option<Box<dyn Part>> {
-        Some(Box::new(VfioPart::new(self.0.clone(), group)))
+    fn part(&self, user: u32) -> Option<Box<dyn Part>> {
+        let path = subnet_path(user);
+        let subnet = match fs::read_to_string(&path) {
+            Ok(text) => text.trim_end().parse().map_err(|error: NoSubnet| error.to_string()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Subnet::default()),
+            Err(error) => Err(error.to_string()),
+        };
+        match subnet {
+            Ok(subnet) => Some(Box::new(VfioPart::new(self.0.clone(), user.into(), subnet))),
+            Err(why) => {
+                log::error!("{}: {why}", path.display());
+                None
+            }
+        }
     }
 
     fn node(&self) -> u64 {

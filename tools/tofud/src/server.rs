@@ -400,7 +400,7 @@ impl<S: Source> Server<S> {
     fn set_apart(&mut self, id: ClientId, user: u32, cq: Option<u8>) -> Result<Handled, Refused> {
         let part = self.device.as_ref().and_then(|device| {
             let about = (device.node(), device.generation().register());
-            Some((device.part(user.into())?, about))
+            Some((device.part(user)?, about))
         });
         let (Some((part, (node, generation))), Some(client)) = (part, self.clients.get_mut(&id))
         else {

@@ -142,8 +142,8 @@ impl SharedDevice for Device {
         queues.iter().copied().filter(|queue| state.stuck.contains(&numbers(queue))).collect()
     }
 
-    fn part(&self, group: u64) -> Option<Box<dyn Part>> {
-        self.fake.state().group = group;
+    fn part(&self, user: u32) -> Option<Box<dyn Part>> {
+        self.fake.state().group = user.into();
         Some(Box::new(FakePart(self.fake.clone())))
     }
 

@@ -2,6 +2,7 @@
 
 use std::env;
 
+use tofu_abi::Subnet;
 use tofu_utofu::{Code, Error};
 
 /// Bytes from which parts are faster than the whole where links are shared, and no slower where
@@ -35,6 +36,19 @@ fn number32(name: &'static str, default: u32) -> Result<u32, Error> {
 /// The group of processes that may reach each other's memory and gates: the register GPID.
 pub(crate) fn group() -> Result<u64, Error> {
     number32("TOFU_GROUP", 0).map(u64::from)
+}
+
+/// The subnet that the process keeps to: the registers MODE and SUBNET_SIZE.
+pub(crate) fn subnet() -> Result<Subnet, Error> {
+    const NAME: &str = "TOFU_SUBNET";
+    match env::var(NAME) {
+        Err(env::VarError::NotPresent) => Ok(Subnet::default()),
+        text => text.ok().and_then(|text| text.parse().ok()).ok_or_else(|| {
+            let hint =
+                "the environment variable is not size, first coordinate and length on X, Y, Z";
+            Error::new(Code::NotAvailable, NAME, hint)
+        }),
+    }
 }
 
 /// Bytes from which Puts go in parts by several paths, if they do at all.

@@ -63,7 +63,8 @@ impl Vfio {
         })?;
         let device = Device::probe(platform).map_err(|_| no_answer())?;
         let share = DeviceShare::of(device.generation(), index, processes)?;
-        let provider = DriverProvider::new(device, Memory, MRQ_SIZE, environment::group()?);
+        let provider = DriverProvider::new(device, Memory, MRQ_SIZE, environment::group()?)
+            .with_subnet(environment::subnet()?);
         Ok(Self { provider: any(Arc::new(provider)), share })
     }
 
@@ -89,6 +90,7 @@ impl Vfio {
         let share = share_of(device.generation(), own)?;
         let claims = Claims::new(broker, share.clone());
         let provider = DriverProvider::new(device, Memory, MRQ_SIZE, environment::group()?)
+            .with_subnet(environment::subnet()?)
             .with_claims(claims);
         Ok(Self { provider: any(Arc::new(provider)), share })
     }
