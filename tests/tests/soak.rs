@@ -5,6 +5,8 @@
 #[allow(dead_code)]
 #[path = "barrier/group.rs"]
 mod group;
+#[path = "soak/schedule.rs"]
+mod schedule;
 
 use std::collections::BTreeSet;
 
@@ -20,26 +22,13 @@ use tofu_ipotofu::{Config, Link, addr};
 use tofu_tests::{Cluster, Endpoint, PATIENCE_NS, description, pattern};
 
 use group::{Group, tree};
+use schedule::{Change, Random};
 
 const SHAPE: &str = "1x1x4x2x3x2";
 const NODES: u32 = 48;
 const SECOND: u64 = 1_000_000_000;
 /// Where Puts land: behind what they read.
 const LANDING: usize = 32 << 10;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % n
-    }
-
-    fn node(&mut self) -> u32 {
-        self.below(NODES.into()) as u32
-    }
-}
 
 /// A machine, and what is down in it.
 struct Soak {
@@ -62,6 +51,10 @@ struct Soak {
 }
 
 impl Soak {
+    fn node(&mut self) -> u32 {
+        self.random.below(NODES.into()) as u32
+    }
+
     fn new(seed: u64) -> Self {
         let shape: Shape = SHAPE.parse().unwrap();
         let cluster = Cluster::new(SHAPE);
@@ -125,15 +118,10 @@ impl Soak {
 
     /// The next entry of the schedule.
     fn break_or_repair(&mut self) {
-        let node = self.random.node();
-        let up = self.random.below(2) == 0;
-        match self.random.below(4) {
-            0 | 1 => {
-                let link = self.random.below(self.cables.len() as u64) as usize;
-                self.set_link(link, up);
-            }
-            2 => self.set_node(node, up),
-            _ => {
+        match self.random.change(NODES, self.cables.len()) {
+            Change::Link(link, up) => self.set_link(link, up),
+            Change::Node(node, up) => self.set_node(node, up),
+            Change::Board(node, up) => {
                 let at = self.shape.coords(NodeId(node)).unwrap();
                 for at in self.shape.block(at, description().board) {
                     let rank = self.shape.node_id(at).unwrap().0;
@@ -167,7 +155,7 @@ impl Soak {
 
     /// A Put that arrives if all on its way is in order, and else is told to be lost.
     fn put(&mut self) {
-        let (from, to) = (self.random.node() as usize, self.random.node() as usize);
+        let (from, to) = (self.node() as usize, self.node() as usize);
         let paths: Vec<_> = self.shape.paths().collect();
         let path = paths[self.random.below(paths.len() as u64) as usize];
         let len = self.random.below(3 * u64::from(MAX_MTU)) as usize;
@@ -230,7 +218,7 @@ impl Soak {
     /// Frames among random nodes: what arrives is what was sent, to whom it was sent, once.
     fn frames(&mut self, count: usize) {
         for _ in 0..count {
-            let (from, to) = (self.random.node() as usize, self.random.node() as usize);
+            let (from, to) = (self.node() as usize, self.node() as usize);
             if from == to {
                 continue;
             }

@@ -1,8 +1,19 @@
 //! Nodes and boards that fail.
 
+#[path = "../../../../tests/tests/soak/schedule.rs"]
+mod schedule;
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
 use serde_json::{Value, json};
+use tofu_abi::Generation;
+use tofu_abi::topology::{NodeId, Shape};
+use tofu_fabric::Link;
 
 use crate::tofu::{Place, wait_for};
+use schedule::{Change, Random};
 
 /// What `tofu ps` says of the nodes: whether they are down, and their states.
 fn nodes(place: &Place) -> Vec<(bool, String)> {
@@ -128,4 +139,100 @@ fn small_guests_end_with_their_board_unless_they_are_kept() {
     place.run(&["down"]).ok();
     assert_eq!(machine.wait(), Some(0), "it was taken down");
     place.is_clean();
+}
+
+/// A machine of small guests that put to each other, and what is down in it.
+struct Soak<'a> {
+    place: &'a Place,
+    shape: Shape,
+    cables: Vec<Link>,
+    links: BTreeSet<usize>,
+    nodes: BTreeSet<u32>,
+}
+
+impl Soak<'_> {
+    fn apply(&mut self, change: Change) {
+        let state = |up| if up { "up" } else { "down" };
+        match change {
+            Change::Link(index, up) => {
+                let Link { from, port, .. } = self.cables[index];
+                let node = self.shape.node_id(from).unwrap().0.to_string();
+                self.place.run(&["link", state(up), &node, port.name()]).ok();
+                _ = if up { self.links.remove(&index) } else { self.links.insert(index) };
+            }
+            Change::Node(node, up) => self.set_nodes("node", node, [node], up),
+            Change::Board(node, up) => {
+                let at = self.shape.coords(NodeId(node)).unwrap();
+                let board = self.shape.block(at, Generation::Fugaku.description().board);
+                let number = |at| self.shape.node_id(at).unwrap().0;
+                let nodes: Vec<_> = board.map(number).collect();
+                self.set_nodes("board", node, nodes, up);
+            }
+        }
+    }
+
+    fn set_nodes(&mut self, what: &str, node: u32, nodes: impl IntoIterator<Item = u32>, up: bool) {
+        let node = node.to_string();
+        if up {
+            self.place.run(&[what, "up", &node]).ok();
+        } else {
+            self.place.run(&[what, "down", &node, "--keep-guests"]).ok();
+        }
+        for node in nodes {
+            _ = if up { self.nodes.remove(&node) } else { self.nodes.insert(node) };
+        }
+    }
+
+    fn is_well(&self) -> bool {
+        self.links.is_empty() && self.nodes.is_empty()
+    }
+}
+
+/// A random schedule of failures and repairs under guests that look at every byte.
+fn soak(place: &Place, seed: u64, changes: u32) {
+    let shape = Shape::UNIT;
+    let args = format!("seed={seed} lossy=1 calm=10");
+    let up = ["up", "--shape", "unit", "--timeout", "7200s", "--guest", "soak", "--args", &args];
+    let machine = place.command(&up).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let mut machine = machine.unwrap();
+    let mut lines = BufReader::new(machine.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let ready = lines.by_ref().filter(|line| line.contains("soaking")).take(12).count();
+    assert_eq!(ready, 12, "seed {seed}: they do not start");
+    let (cables, links, nodes) =
+        (Link::all(&shape).collect::<Vec<_>>(), BTreeSet::new(), BTreeSet::new());
+    let mut soak = Soak { place, shape, cables, links, nodes };
+    let mut random = Random(seed);
+    for _ in 0..changes {
+        let change = random.change(shape.nodes(), soak.cables.len());
+        soak.apply(change);
+        // Guests that lose nothing any more take all to be repaired.
+        if soak.is_well() {
+            soak.apply(Change::Link(0, false));
+        }
+    }
+    for link in soak.links.clone() {
+        soak.apply(Change::Link(link, true));
+    }
+    for node in soak.nodes.clone() {
+        soak.apply(Change::Node(node, true));
+    }
+    assert!(soak.is_well());
+    let said: Vec<_> = lines.collect();
+    assert_eq!(machine.wait().unwrap().code(), Some(0), "seed {seed}: {said:#?}");
+    let all = |line: &String| line.starts_with("all 12 guests succeeded");
+    assert!(said.iter().any(all), "seed {seed}: {said:#?}");
+    place.is_clean();
+}
+
+/// `TOFU_LONG` takes about half an hour.
+#[test]
+fn small_guests_lose_nothing_untold_whatever_fails_and_comes_back() {
+    let place = Place::new();
+    if !place.can_boot("small_guests_lose_nothing_untold_whatever_fails_and_comes_back") {
+        return;
+    }
+    match std::env::var_os("TOFU_LONG") {
+        Some(_) => (1..=20).for_each(|seed| soak(&place, seed, 2000)),
+        None => soak(&place, 0, 60),
+    }
 }

@@ -1,0 +1,155 @@
+//! Every node puts to others and gets back what it put, by random paths, while links, nodes and
+//! boards fail: a Put arrives or is told to be lost, and what comes back is what was put. When all
+//! is repaired nothing is lost any more, and the barrier gates of all nodes add up.
+//!
+//! `calm=N`: seconds without a loss from which all is taken to be repaired (2); with `lossy=1` not
+//! before a first one. `seed=N`: which Puts (1).
+#![cfg_attr(feature = "bare", no_std, no_main)]
+
+extern crate alloc;
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use tofu_abi::desc::MAX_MTU;
+use tofu_abi::queue::MrqId;
+use tofu_abi::reduce::Op;
+use tofu_abi::{Path, Rcode};
+use tofu_driver::{DmaBuffer, Order};
+use tofu_guests::collective::Gates;
+use tofu_guests::random::Random;
+use tofu_guests::{Comm, Error, fail, fill_pattern, now_ns, number, println};
+
+tofu_guests::entry!(soak);
+
+/// A Put has up to three TLPs.
+const MAX_LEN: u64 = 3 * MAX_MTU as u64;
+/// Bytes between the places of two nodes.
+const SLOT: u64 = 8192;
+/// Offsets in each node's memory: what it puts, what it gets back, and a place for each node to put
+/// to.
+const SOURCE: u64 = 0;
+const BACK: u64 = SLOT;
+const PLACES: u64 = 2 * SLOT;
+/// How long a command may take at most, in nanoseconds: far longer than the device waits for an
+/// answer, on a host that has much else to do.
+const PATIENCE_NS: u64 = 120_000_000_000;
+const SECOND: u64 = 1_000_000_000;
+/// Puts, and sums of all nodes, when all is repaired.
+const LAST: u32 = 200;
+const SUMS: u64 = 50;
+
+struct Soak {
+    comm: Comm,
+    random: Random,
+    peers: Vec<u32>,
+    paths: Vec<Path>,
+    /// What this node's place at each other node is known to have: the number of a Put and its
+    /// length. Nothing is known after one that was lost.
+    known: Vec<Option<(u64, usize)>>,
+    serial: u64,
+    lost: u64,
+}
+
+impl Soak {
+    /// Runs a command; what its target has made of it.
+    fn run(&mut self, order: &Order) -> Result<Rcode, Error> {
+        let path = self.random.choose(&self.paths);
+        let cq = self.comm.cq();
+        cq.post_and_ring(&order.path(path), 0)?;
+        let code = loop {
+            let notice = cq.wait_mrq(PATIENCE_NS)?;
+            if notice.id().is_some_and(MrqId::ends_own_command) {
+                break notice.word0().rcode();
+            }
+        };
+        let sent = cq.wait_tcq(PATIENCE_NS)?.rcode;
+        match code {
+            _ if !sent.is_success() => Err(fail!("it was not sent: {}", sent.describe())),
+            Rcode::SUCCESS => Ok(code),
+            Rcode::LINK_DOWN | Rcode::TIMEOUT => {
+                self.lost += 1;
+                Ok(code)
+            }
+            code => Err(fail!("a command ends with {}", code.describe())),
+        }
+    }
+
+    /// Puts something to a node, and gets back what is there.
+    fn put_and_get(&mut self) -> Result<(), Error> {
+        let peer = self.random.choose(&self.peers);
+        let len = 1 + self.random.below(MAX_LEN) as usize;
+        self.serial += 1;
+        let own = u64::from(self.comm.rank());
+        let (serial, target) = (own << 40 | self.serial, self.comm.target(peer));
+        let mut data = vec![0; len];
+        fill_pattern(serial, &mut data);
+        self.comm.data().write(SOURCE as usize, &data);
+        let place = self.comm.at(PLACES + own * SLOT);
+        let put = Order::put(target, place, self.comm.at(SOURCE), len as u32);
+        self.known[peer as usize] = match self.run(&put)? {
+            Rcode::SUCCESS => Some((serial, len)),
+            _ => None,
+        };
+        let Some((serial, len)) = self.known[peer as usize] else { return Ok(()) };
+        let mut wanted = vec![0; len];
+        fill_pattern(serial, &mut wanted);
+        let get = Order::get(target, place, self.comm.at(BACK), len as u32);
+        if self.run(&get)?.is_success() {
+            let mut found = vec![0; len];
+            self.comm.data().read(BACK as usize, &mut found);
+            if found != wanted {
+                return Err(fail!("{len} bytes of node {peer} are not those that were put there"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn soak() -> Result<(), Error> {
+    let calm = number("calm", 2)?.saturating_mul(SECOND);
+    let seed = number("seed", 1)?;
+    let mut comm = Comm::open(|nodes| (PLACES + u64::from(nodes) * SLOT) as usize)?;
+    comm.barrier()?;
+    let mut soak = Soak {
+        random: Random::new(seed << 32 | u64::from(comm.rank())),
+        peers: comm.peers().collect(),
+        paths: comm.shape().paths().collect(),
+        known: vec![None; comm.nodes() as usize],
+        serial: 0,
+        lost: 0,
+        comm,
+    };
+    if soak.peers.is_empty() {
+        return Err(fail!("this takes two nodes or more"));
+    }
+    println!("soaking");
+    let mut last = (number("lossy", 0)? == 0).then(now_ns);
+    while last.is_none_or(|last| now_ns() - last < calm) {
+        let before = soak.lost;
+        soak.put_and_get()?;
+        if soak.lost > before {
+            last = Some(now_ns());
+        }
+    }
+    let lost = soak.lost;
+    for _ in 0..LAST {
+        soak.put_and_get()?;
+    }
+    if soak.lost != lost {
+        return Err(fail!("commands are lost though all was repaired"));
+    }
+    let Soak { mut comm, serial, .. } = soak;
+    comm.barrier()?;
+    let mut gates = Gates::open(&mut comm)?;
+    let (rank, nodes) = (u64::from(comm.rank()), u64::from(comm.nodes()));
+    for round in 0..SUMS {
+        let [sum] = gates.reduce(Op::Sum, [round + rank])?;
+        if sum != nodes * round + nodes * (nodes - 1) / 2 {
+            return Err(fail!("the sum of round {round} is {sum}"));
+        }
+    }
+    println!("{serial} Puts, {lost} commands lost and told, {SUMS} sums");
+    // Gates of others may still be about to send to this node's.
+    comm.barrier()
+}
