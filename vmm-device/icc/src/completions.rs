@@ -17,6 +17,7 @@ use crate::notice::{NoticeEvent, Peer};
 use crate::page::Page;
 use crate::show::{Code, Ring};
 use crate::tlp::{Answer, Tag};
+use crate::watch::Watch;
 
 /// Commands of one queue that may be outstanding at a time.
 pub(crate) const WINDOW: usize = 64;
@@ -93,8 +94,18 @@ pub(crate) struct Failures {
     pub(crate) refused: u64,
     /// What has not reached the target, or whose answer has not come.
     pub(crate) lost: u64,
-    /// The last one that has failed, wherever, with its code.
-    pub(crate) last: Option<(Rcode, Message)>,
+    /// The last one that has failed, wherever.
+    pub(crate) last: Option<Failed>,
+}
+
+/// A command that has failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Failed {
+    pub(crate) rcode: Rcode,
+    pub(crate) message: Message,
+    /// What its [`Tag`] had.
+    pub(crate) index: u16,
+    pub(crate) generation: u32,
 }
 
 /// What the queue's registers say about the writing of notices, read when one is written.
@@ -123,6 +134,8 @@ pub(crate) struct Writer<'a> {
     pub(crate) failed: bool,
     /// When something is due that was held back by way of this writer, in nanoseconds.
     pub(crate) held_until: u64,
+    /// Who is told of commands that end, if anybody is.
+    pub(crate) trace: Option<Watch<'a>>,
 }
 
 impl Outstanding {
@@ -153,11 +166,11 @@ impl Outstanding {
 }
 
 impl Failures {
-    /// Counts a command that has failed with this code, and with that code, or success, at this
-    /// end.
+    /// Counts a command that has failed.
     #[cold]
-    fn count(&mut self, message: &Message, rcode: Rcode, local: Rcode) {
-        self.last = Some((rcode, *message));
+    fn count(&mut self, index: u16, command: &Outstanding) {
+        let Outstanding { message, rcode, local, .. } = *command;
+        self.last = Some(Failed { rcode, message, index, generation: command.generation() });
         if !local.is_success() {
             return;
         }
@@ -325,7 +338,7 @@ impl Completions {
         self.complete(command.slot, sent, message.length, message.header1.interrupt(), w);
         if !frame {
             if !rcode.is_success() {
-                self.failures.count(message, rcode, *local);
+                self.failures.count(index, &command);
                 w.failed = true;
             }
             let mut entry = message.last_notice(rcode);
@@ -333,6 +346,9 @@ impl Completions {
                 entry.0[2] = old_value;
             }
             self.notice(entry, w);
+        }
+        if let Some(watch) = w.trace {
+            watch.ended((index, command.generation()), rcode, sent);
         }
         self.release_deferred(w);
     }

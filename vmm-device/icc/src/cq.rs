@@ -21,6 +21,7 @@ use crate::memory::DmaMemory;
 use crate::page::{DIRECT, PIGGYBACK, Page, SharedPages};
 use crate::translate::Tables;
 use crate::transmit::Transmit;
+use crate::watch::Watch;
 use tofu_parts::RegisterWrite;
 
 /// How long a write to ENABLE waits for bursts under way before it gives up on them. They are
@@ -511,6 +512,7 @@ impl Cq {
         memory: &'a dyn DmaMemory,
         dma: &'a AtomicBool,
         now_ns: u64,
+        trace: Option<Watch<'a>>,
     ) -> Writer<'a> {
         let policy = Policy {
             mrq_mask: self.plain(CqsReg::MrqMask),
@@ -529,6 +531,7 @@ impl Cq {
             requests: CqsIrqs::NONE,
             failed: false,
             held_until: u64::MAX,
+            trace,
         }
     }
 

@@ -14,7 +14,7 @@ use tofu_sync::lock;
 
 use crate::barrier::unit::Barrier;
 use crate::breaches::{self, Breaches};
-use crate::completions::{Completions, Writer};
+use crate::completions::{Completions, Failed, Writer};
 use crate::cq::Cq;
 use crate::explain;
 use crate::failures::Failures;
@@ -26,6 +26,8 @@ use crate::statistics::{FailedCommands, Faults, ModelTime, Statistics};
 use crate::timing::CommandTiming;
 use crate::tlp::Body;
 use crate::tni::Tni;
+use crate::trace::{Subject, Which};
+use crate::watch::Traced;
 use tofu_parts::Plain;
 
 /// What a device is made from.
@@ -80,6 +82,7 @@ pub struct Icc {
     pub(crate) plain: Plain,
     pub(crate) statistics: Statistics,
     pub(crate) faults: Faults,
+    pub(crate) traced: Traced,
     breaches: Breaches,
     /// Commands of this node, and requests of others.
     pub(crate) failed: Failures,
@@ -108,6 +111,7 @@ impl Icc {
             plain: Plain::default(),
             statistics: Statistics::default(),
             faults: Faults::default(),
+            traced: Traced::default(),
             breaches: Breaches::default(),
             failed: Failures::default(),
             refused: Failures::default(),
@@ -259,13 +263,18 @@ impl Icc {
         let failures = queue.lock_completions().as_mut().map(Completions::take_failures);
         let Some(failures) = failures else { return };
         self.statistics.count_failures(queue.tni, &failures);
-        if let Some((rcode, message)) = failures.last {
+        if let Some(Failed { rcode, message, index, generation }) = failures.last {
+            let which = Which::Tag(index, generation);
+            let (node, tni, cq) = (self.coords(), queue.tni.get(), queue.id);
             self.failed.note(
                 self.host().now_ns(),
                 rcode,
                 || format!("{}: {message}", queue.name()),
                 || explain::failure(queue, self.memory(), &message, rcode),
-                |failure| self.breach(format_args!("{failure}")),
+                |failure| {
+                    self.breach(format_args!("{failure}"));
+                    self.tell_why(Subject { node, tni, cq, which }, failure.why());
+                },
             );
         }
     }
@@ -284,7 +293,8 @@ impl Icc {
 
     /// Locks the completions of a queue, to write entries at this time.
     pub(crate) fn completions<'a>(&'a self, queue: &'a Cq, now_ns: u64) -> Completing<'a> {
-        let writer = queue.writer(&*self.memory, &self.bus_master, now_ns);
+        let trace = self.traced.watch(self.host(), (queue.tni, queue.id));
+        let writer = queue.writer(&*self.memory, &self.bus_master, now_ns, trace);
         Completing {
             locked: queue.lock_completions(),
             consequences: Consequences { icc: self, queue, writer, asked: CqsIrqs::NONE },

@@ -30,6 +30,13 @@ pub(crate) struct Failure {
 
 inspect!(Failure { at_ns, command, rcode as Code, why });
 
+impl Failure {
+    /// The reason in words.
+    pub(crate) fn why(&self) -> &str {
+        &self.why
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { at_ns: _, command, rcode, why } = self;

@@ -4,6 +4,7 @@ use tofu_abi::{Coords, Doorbell, TniId};
 use tofu_fabric::{Packet, PortCounters, XbCounters};
 
 use crate::tlp::Body;
+use crate::trace::{Event, Subject};
 
 /// The platform that a device is plugged into: interrupts, engines, clock, links.
 ///
@@ -34,6 +35,23 @@ pub trait Host: Send + Sync {
 
     /// Counters of this node's crossbar.
     fn xb_counters(&self) -> XbCounters;
+
+    /// A step of a command, told in the thread that has made it, with locks of the device held.
+    /// Only while [`Icc::set_traced`](crate::Icc::set_traced) says so.
+    fn observe(&self, event: &Event) {
+        let _ = event;
+    }
+
+    /// Why a command of whichever node has failed, at this one. Not of all that fail, if many do.
+    /// Only while [`Icc::set_traced`](crate::Icc::set_traced) says so.
+    fn explain(&self, subject: &Subject, why: &str) {
+        let _ = (subject, why);
+    }
+
+    /// The time, in whatever units the host likes, for [`Host::observe`]; not 0.
+    fn stamp(&self) -> u64 {
+        1
+    }
 }
 
 /// The network as seen by a thread that drives devices.

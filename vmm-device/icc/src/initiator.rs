@@ -19,6 +19,7 @@ use crate::host::Net;
 use crate::memory::Access;
 use crate::notice::Peer;
 use crate::tlp::{Answer, BURST_BYTES, BURST_NOTICES, Body, Payload, Tag, burst_size, full_tlp};
+use crate::trace::{Subject, Which};
 use crate::translate::Translation;
 use crate::transmit::{Active, Transmit};
 
@@ -243,6 +244,8 @@ impl Icc {
             Err(fault) => fault,
         };
         if !end.rcode.is_success() {
+            let (node, tni, cq) = (self.coords(), queue.tni.get(), queue.id);
+            let subject = Subject { node, tni, cq, which: Which::Slot(slot.index) };
             self.failed.note(
                 now,
                 end.rcode,
@@ -255,9 +258,13 @@ impl Icc {
                     )
                 },
                 || explain::refusal(descriptor, queue.mode(), self.description(), end.rcode),
-                |failure| self.breach(format_args!("{failure}")),
+                |failure| {
+                    self.breach(format_args!("{failure}"));
+                    self.tell_why(subject, failure.why());
+                },
             );
         }
+        self.tell_at_once(queue, slot, descriptor.header1(), end.rcode);
         queue.irq.request(self.host(), end.irq);
         if let Some((completions, writer)) = self.completions(queue, now).parts() {
             let interrupt = descriptor.header1().interrupt();
@@ -272,7 +279,12 @@ impl Icc {
         let deadline_ns = self.command_deadline(now);
         let (index, generation) =
             queue.lock_completions().as_mut()?.start(message, slot, deadline_ns)?;
-        Some(Active { tag: Tag { cq: queue.id, index, generation }, message, sent: 0, wire: 0 })
+        let tag = Tag { cq: queue.id, index, generation };
+        let active = Active { tag, message, sent: 0, wire: 0 };
+        if self.traced.is_on() {
+            self.tell_begun(queue.tni, slot, &active);
+        }
+        Some(active)
     }
 
     /// Sends data that came with the command.
@@ -518,6 +530,8 @@ impl Icc {
         drop(completing);
         if ended {
             self.ring_stalled(queue);
+        } else {
+            self.tell_answered(*tni, answer);
         }
     }
 

@@ -23,6 +23,7 @@ use crate::packets::frame::{
 use crate::target::Incoming;
 use crate::tlp::Request;
 use crate::tni::Tni;
+use crate::trace::{Subject, Which};
 
 /// Something for the packet receive queue, and who counts it if there is no place for it.
 struct Delivery<'a> {
@@ -123,7 +124,13 @@ impl Icc {
                 )
             },
             || self.why_refused(incoming, command, rcode),
-            |failure| self.breach(format_args!("{failure}")),
+            |failure| {
+                self.breach(format_args!("{failure}"));
+                let tag = request.tag;
+                let which = Which::Tag(tag.index, tag.generation);
+                let subject = Subject { node: from.node, tni: from.tni, cq: tag.cq, which };
+                self.tell_why(subject, failure.why());
+            },
         );
         let unit = self.tni(incoming.tni);
         unit.add(TniReg::RxNumExceptionTlp, 1);

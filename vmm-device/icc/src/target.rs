@@ -90,16 +90,19 @@ impl Icc {
         let from = Peer { node: src, tni: src_tni };
         let model_ps = model_ps.saturating_add(self.timing().deliver(&body));
         let incoming = |request| Incoming { tni, from, path, request, model_ps, now_ns };
+        let since = self.came(body.requested());
         let (body, size) = match body {
             Body::Put { request, payload } => {
                 let incoming = incoming(&request);
                 let answer = self.serve_put(&incoming, &payload);
+                self.tell_served(since, &incoming, &answer);
                 self.log_exception(&incoming, Command::Put, answer.rcode);
                 (Body::PutAck { answer }, Size::of_put_ack(tlps))
             }
             Body::Get { request } => {
                 let incoming = incoming(&request);
                 let (answer, payload) = self.serve_get(&incoming);
+                self.tell_served(since, &incoming, &answer);
                 self.log_exception(&incoming, Command::Get, answer.rcode);
                 let mtu = request.legal_mtu();
                 let size = Size::of_data(answer.done, mtu, request.header2.padding());
@@ -108,6 +111,7 @@ impl Icc {
             Body::Armw { request, op, operand, compare } => {
                 let incoming = incoming(&request);
                 let (answer, old) = self.serve_armw(&incoming, op, operand, compare);
+                self.tell_served(since, &incoming, &answer);
                 self.log_exception(&incoming, Command::AtomicReadModifyWrite, answer.rcode);
                 let size = Size::of_data(answer.done, request.legal_mtu(), false);
                 (Body::ArmwAck { answer, old }, size)

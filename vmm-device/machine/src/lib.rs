@@ -21,6 +21,7 @@ mod node;
 mod pump;
 mod shared;
 mod torus;
+pub mod trace;
 mod wakeup;
 mod windows;
 
@@ -40,6 +41,7 @@ use crate::capture::{Capture, CaptureConfig, Hub};
 use crate::engine::Engine;
 use crate::links::Courier;
 use crate::shared::{Clock, Shared};
+use crate::trace::{Recorder, Trace};
 
 pub use crate::cables::{CableCounters, MAX_MESSAGE, Refused, Transport};
 pub use crate::config::{Capacity, Doorbells, Links, MachineConfig};
@@ -161,6 +163,17 @@ impl Network {
     pub fn capture(&self, config: CaptureConfig) -> Capture {
         self.captures.start(config.of(Interconnect::Tofu(self.generation)))
     }
+
+    /// What happens to all commands from now on; `None` if the machine has gone.
+    pub fn trace(&self) -> Option<Trace> {
+        let machine = Weak::clone(&self.machine);
+        let switch = move |on: bool| {
+            let shared = machine.upgrade();
+            let nodes = shared.iter().flat_map(|shared| &shared.nodes).filter_map(OnceLock::get);
+            nodes.for_each(|node| node.icc().set_traced(on));
+        };
+        Some(self.machine.upgrade()?.recorder.begin(Box::new(switch)))
+    }
 }
 
 /// A machine. Dropping it stops its engines.
@@ -227,6 +240,7 @@ impl Machine {
             spin_ns: config.spin_ns,
             stopping: AtomicBool::new(false),
             link_failed: OnceLock::new(),
+            recorder: Arc::new(Recorder::new()),
         };
         let shared = Arc::new(shared);
         let network = Network {
@@ -283,6 +297,7 @@ impl Machine {
         let place = self.shared.nodes.get(id.index()).ok_or(Error::NoSuchNode(coords))?;
         let node = Node::new(id, coords, &self.shared, &self.config, parts)?;
         place.set(Arc::clone(&node)).map_err(|_| Error::NodeExists(coords))?;
+        node.icc().set_traced(self.shared.recorder.is_on());
         self.shared.engine_of(id).adopt(Arc::clone(&node));
         Ok(node)
     }

@@ -10,7 +10,7 @@ use tofu_abi::irq::vector;
 use tofu_abi::regs::{CqReg, NUM_TNI};
 use tofu_abi::{Coords, CqId, Doorbell, Generation, TniId, pci};
 use tofu_fabric::{NodeId, Port, PortCounters, XbCounters};
-use tofu_icc::{Config, DmaMemory, Host, Icc, SharedPages};
+use tofu_icc::{Config, DmaMemory, Event, Host, Icc, SharedPages, Subject};
 use tofu_inspect::{Inspect, Said, Visit};
 use tofu_pci::{Bar, Endpoint, EndpointDevice, Identity, LinkSpeed};
 use tofu_sync::lock;
@@ -21,6 +21,7 @@ use crate::config::{Doorbells, MachineConfig};
 use crate::error::Error;
 use crate::pump::Pump;
 use crate::shared::Shared;
+use crate::trace::{Recorder, What};
 use crate::wakeup::{Queued, Watching};
 
 /// What the VMM behind a node does for its doorbells. All offsets are in BAR0.
@@ -104,6 +105,7 @@ struct Bell {
 struct NodeHost {
     id: NodeId,
     shared: Weak<Shared>,
+    recorder: Arc<Recorder>,
     endpoint: Endpoint,
     pages: Option<SharedPages>,
     backend: Option<Arc<dyn DoorbellBackend>>,
@@ -127,6 +129,7 @@ impl Node {
         let host = Arc::new(NodeHost {
             id,
             shared: Arc::downgrade(shared),
+            recorder: Arc::clone(&shared.recorder),
             endpoint: endpoint(config.generation, coords)?,
             pages: pages.clone(),
             backend,
@@ -281,6 +284,13 @@ pub(crate) fn serial_number(coords: Coords) -> u64 {
 }
 
 impl NodeHost {
+    /// Notes something for a trace, if there is one.
+    fn note(&self, what: What) {
+        if self.recorder.is_on() {
+            self.recorder.note(self.id, &what);
+        }
+    }
+
     /// Queues a control queue or channel at its engine.
     fn enqueue(&self, tni: TniId, bell: Doorbell) {
         if let Some(shared) = self.shared.upgrade() {
@@ -356,7 +366,22 @@ impl NodeHost {
 
 impl Host for NodeHost {
     fn interrupt(&self, vector: u16) {
+        self.note(What::Interrupt(vector));
         self.endpoint.trigger(vector);
+    }
+
+    fn observe(&self, event: &Event) {
+        self.recorder.note(self.id, &What::Command(*event));
+    }
+
+    fn explain(&self, subject: &Subject, why: &str) {
+        if let Some(at) = self.shared.upgrade().and_then(|s| s.fabric().shape().coords(self.id)) {
+            self.recorder.explain(at, subject, why);
+        }
+    }
+
+    fn stamp(&self) -> u64 {
+        self.recorder.stamp()
     }
 
     fn doorbell(&self, tni: TniId, bell: Doorbell) {
@@ -425,6 +450,7 @@ impl EndpointDevice for Node {
 
     fn read(&self, bar: u8, offset: u64, data: &mut [u8]) {
         if bar == pci::REGISTER_BAR {
+            self.host.note(What::Access { offset, write: false });
             self.icc.bar_read(offset, data);
         } else {
             data.fill(0xff);
@@ -433,6 +459,7 @@ impl EndpointDevice for Node {
 
     fn write(&self, bar: u8, offset: u64, data: &[u8]) {
         if bar == pci::REGISTER_BAR {
+            self.host.note(What::Access { offset, write: true });
             self.trapped_write(offset, data);
         }
     }

@@ -15,6 +15,7 @@ use crate::cables::Cables;
 use crate::engine::Engine;
 use crate::links::Courier;
 use crate::node::Node;
+use crate::trace::Recorder;
 
 /// The machine's clock.
 #[derive(Debug)]
@@ -38,6 +39,7 @@ pub(crate) struct Shared {
     pub(crate) stopping: AtomicBool,
     /// Who is told when a modelled link has failed.
     pub(crate) link_failed: OnceLock<LinkFailed>,
+    pub(crate) recorder: Arc<Recorder>,
 }
 
 /// Is told of a link that has failed, by the node and port that have taken it down.

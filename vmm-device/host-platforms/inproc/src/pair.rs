@@ -137,6 +137,11 @@ impl Pair {
         Ok(Self { cq, _target_cq: target_cq, to, local, remote, machine, _buffers })
     }
 
+    /// The network between both.
+    pub fn network(&self) -> tofu_machine::Network {
+        self.machine.network().clone()
+    }
+
     /// A Put of `bytes` bytes, at most [`Pair::BUFFER`], from one buffer to the other.
     pub fn put(&self, bytes: u32) -> Order {
         Order::put(self.to, self.remote, self.local, bytes)

@@ -1,0 +1,80 @@
+//! The device tells its host of the steps of commands.
+
+use tofu_abi::Rcode;
+use tofu_abi::TniId;
+use tofu_abi::desc::Header1;
+
+use crate::completions::Slot;
+use crate::cq::Cq;
+use crate::device::Icc;
+use crate::target::Incoming;
+use crate::tlp::Answer;
+use crate::trace::{Event, Subject};
+use crate::transmit::Active;
+
+/// Requests of so many bytes have a look at the clock at their begin, too. To serve shorter ones
+/// takes little longer than that look (ours).
+const LONG: u32 = 1024;
+
+impl Icc {
+    /// Has [`Host::observe`](crate::Host::observe) and [`Host::explain`](crate::Host::explain) told
+    /// of all commands from now on, or no more.
+    pub fn set_traced(&self, on: bool) {
+        self.traced.set(on);
+    }
+
+    #[inline(never)]
+    pub(crate) fn tell_begun(&self, tni: TniId, slot: Slot, active: &Active) {
+        let Active { tag, message, .. } = active;
+        self.host().observe(&Event::Begun {
+            tni,
+            tag: *tag,
+            slot: slot.index,
+            header1: message.header1,
+            header2: message.header2,
+            remote: message.remote,
+            local: message.local,
+            length: message.length,
+        });
+    }
+
+    #[inline]
+    pub(crate) fn tell_at_once(&self, queue: &Cq, slot: Slot, header1: Header1, rcode: Rcode) {
+        if self.traced.is_on() {
+            let (tni, cq, slot) = (queue.tni, queue.id, slot.index);
+            self.host().observe(&Event::AtOnce { tni, cq, slot, header1, rcode });
+        }
+    }
+
+    /// When a request of so many bytes has come, if anybody wants to know.
+    #[inline]
+    pub(crate) fn came(&self, length: u32) -> u64 {
+        if length >= LONG && self.traced.is_on() { self.host().stamp() } else { 0 }
+    }
+
+    #[inline]
+    pub(crate) fn tell_served(&self, since: u64, incoming: &Incoming<'_>, answer: &Answer) {
+        if self.traced.is_on() {
+            let Incoming { tni, from, .. } = *incoming;
+            let Answer { tag, position, done, rcode, .. } = *answer;
+            let (from, from_tni) = (from.node, from.tni);
+            let served = Event::Served { since, tni, from, from_tni, tag, position, done, rcode };
+            self.host().observe(&served);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn tell_answered(&self, tni: TniId, answer: &Answer) {
+        if self.traced.is_on() {
+            let Answer { tag, position, done, rcode, .. } = *answer;
+            self.host().observe(&Event::Answered { tni, tag, position, done, rcode });
+        }
+    }
+
+    /// Tells why a command has failed or a request was refused.
+    pub(crate) fn tell_why(&self, subject: Subject, why: &str) {
+        if self.traced.is_on() {
+            self.host().explain(&subject, why);
+        }
+    }
+}

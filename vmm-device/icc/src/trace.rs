@@ -1,0 +1,116 @@
+//! Steps of commands, as the device tells its host of them.
+//!
+//! The device has no clock and keeps no trace. While somebody wants to know, it tells its
+//! [`Host`](crate::Host) of the steps of each command, and that one notes when they came. While
+//! nobody does, a step costs one relaxed load.
+
+use tofu_abi::desc::{Header1, Header2};
+use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId};
+
+use crate::tlp::Tag;
+
+/// A step of a command.
+///
+/// A command that sends something is known by node, interface and [`Tag`] from its begin to its
+/// end; no two commands that are under way at the same time have the same.
+#[derive(Clone, Copy, Debug)]
+pub enum Event {
+    /// A queue of this node has read a descriptor that sends something, and is about to send.
+    Begun {
+        /// Interface of the queue.
+        tni: TniId,
+        /// The command.
+        tag: Tag,
+        /// Place of its descriptor in the transmit order queue.
+        slot: u32,
+        /// First header: command, target, path.
+        header1: Header1,
+        /// Second header: flags.
+        header2: Header2,
+        /// Address at the target.
+        remote: StagOffset,
+        /// Address at this node.
+        local: StagOffset,
+        /// Bytes of the message.
+        length: u32,
+    },
+    /// A queue of this node has read a descriptor that sends nothing, or was refused; it has ended.
+    AtOnce {
+        /// Interface of the queue.
+        tni: TniId,
+        /// The queue.
+        cq: CqId,
+        /// Place of its descriptor in the transmit order queue.
+        slot: u32,
+        /// First header.
+        header1: Header1,
+        /// How it has ended.
+        rcode: Rcode,
+    },
+    /// A request has been served at this node, its target.
+    Served {
+        /// What [`Host::stamp`](crate::Host::stamp) said when it came; 0 of short ones.
+        since: u64,
+        /// Interface that it came to.
+        tni: TniId,
+        /// Who sent it.
+        from: Coords,
+        /// Interface that sent it.
+        from_tni: u8,
+        /// The sender's command.
+        tag: Tag,
+        /// Where in its message the request begins, in bytes.
+        position: u32,
+        /// Bytes that were read or written.
+        done: u32,
+        /// How it has ended.
+        rcode: Rcode,
+    },
+    /// An answer for a command of this node has come, which is not the last.
+    Answered {
+        /// Interface of the queue.
+        tni: TniId,
+        /// The command.
+        tag: Tag,
+        /// Where in the message the answered part begins, in bytes.
+        position: u32,
+        /// Bytes of it that were read or written.
+        done: u32,
+        /// How that part has ended.
+        rcode: Rcode,
+    },
+    /// A command of this node has ended: its TCQ entry and notice are written, or held back by a
+    /// coalescing timer.
+    Ended {
+        /// Interface of the queue.
+        tni: TniId,
+        /// The command.
+        tag: Tag,
+        /// What its notice tells.
+        rcode: Rcode,
+        /// What its TCQ entry tells.
+        sent: Rcode,
+    },
+}
+
+/// Which command a reason is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Subject {
+    /// The node that has it.
+    pub node: Coords,
+    /// Interface of its queue.
+    pub tni: u8,
+    /// The queue.
+    pub cq: CqId,
+    /// Which of its commands.
+    pub which: Which,
+}
+
+/// Which command of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Which {
+    /// One that was begun: index and generation of its [`Tag`].
+    Tag(u16, u32),
+    /// One that ended at once, by its place in the transmit order queue.
+    Slot(u32),
+}

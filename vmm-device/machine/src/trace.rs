@@ -1,0 +1,261 @@
+//! Traces: the steps of all commands of a machine, with their times.
+//!
+//! Each thread that drives devices writes into a ring of its own, without a lock, and whoever reads
+//! them comes too late at worst: what was overwritten meanwhile is counted as lost. Nothing is
+//! written while nobody reads.
+
+mod ring;
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tofu_abi::Coords;
+use tofu_fabric::NodeId;
+use tofu_icc::{Event, Subject};
+use tofu_sync::{Ticks, lock};
+
+use ring::{Ring, WORDS, Words};
+
+/// Records of a thread that are kept, of the first [`BIG_RINGS`] threads and of others.
+const BIG: usize = 32768;
+const SMALL: usize = 1024;
+/// Threads that have a big ring: engines, and vCPUs of small machines.
+const BIG_RINGS: usize = 16;
+/// Threads that have a ring at all; of others nothing is kept.
+const MAX_RINGS: usize = 4096;
+/// Reasons that are kept.
+const REASONS: usize = 1024;
+/// A record is read when it is so old, so that those of other threads that came before it are
+/// there, too, in nanoseconds.
+const SETTLED_NS: f64 = 10e6;
+
+/// What has happened at a node.
+#[derive(Clone, Copy, Debug)]
+pub struct Record {
+    /// Since 1970, in nanoseconds of the host's clock.
+    pub time_ns: u64,
+    /// At which node.
+    pub node: NodeId,
+    /// The thread that did it, by its ring.
+    pub thread: u32,
+    /// What it was.
+    pub what: What,
+}
+
+/// What may happen at a node.
+#[derive(Clone, Copy, Debug)]
+pub enum What {
+    /// A step of a command. The time in [`Event::Served`] is like [`Record::time_ns`].
+    Command(Event),
+    /// The device has sent the message of this vector, or wants to.
+    Interrupt(u16),
+    /// The guest has read or written a register, at this offset in BAR0, in a way that the device
+    /// notices.
+    Access {
+        /// Bytes from the start of BAR0.
+        offset: u64,
+        /// Whether it was a write.
+        write: bool,
+    },
+}
+
+/// Why a command has failed.
+#[derive(Clone, Debug)]
+pub struct Reason {
+    /// The command.
+    pub subject: Subject,
+    /// The node that says so.
+    pub by: Coords,
+    /// The reason in words.
+    pub why: String,
+}
+
+thread_local! {
+    /// The ring of this thread, and the recorder that it is of.
+    static OWN: RefCell<Option<Own>> = const { RefCell::new(None) };
+}
+
+struct Own {
+    recorder: u64,
+    /// None if there are too many threads.
+    ring: Option<Arc<Ring>>,
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        if let Some(ring) = &self.ring {
+            ring.leave();
+        }
+    }
+}
+
+/// Keeps what nodes tell.
+pub(crate) struct Recorder {
+    /// Tells it from others in this process.
+    id: u64,
+    on: AtomicBool,
+    ticks: Ticks,
+    /// When `ticks` began, since 1970.
+    epoch_ns: u64,
+    rings: Mutex<Vec<Arc<Ring>>>,
+    /// With the number of the next one.
+    reasons: Mutex<(u64, VecDeque<Reason>)>,
+    readers: Mutex<u32>,
+}
+
+impl Recorder {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let ticks = Ticks::new();
+        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self {
+            id: NEXT.fetch_add(1, Relaxed),
+            on: AtomicBool::new(false),
+            ticks,
+            epoch_ns: epoch.as_nanos() as u64,
+            rings: Mutex::default(),
+            reasons: Mutex::default(),
+            readers: Mutex::new(0),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.on.load(Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn stamp(&self) -> u64 {
+        self.ticks.now()
+    }
+
+    /// Keeps what has happened at a node.
+    #[inline]
+    pub(crate) fn note(&self, node: NodeId, what: &What) {
+        let words = ring::pack(self.ticks.now(), node, what);
+        OWN.with(|own| {
+            // A thread that is ending may have none any more, and notes nothing else meanwhile.
+            let Ok(mut own) = own.try_borrow_mut() else { return };
+            if !matches!(&*own, Some(own) if own.recorder == self.id) {
+                *own = Some(Own { recorder: self.id, ring: self.enter() });
+            }
+            if let Some(Own { ring: Some(ring), .. }) = &*own {
+                ring.push(&words);
+            }
+        });
+    }
+
+    /// A ring for a thread: one that its thread has left, or a new one.
+    #[cold]
+    fn enter(&self) -> Option<Arc<Ring>> {
+        let mut rings = lock(&self.rings);
+        if let Some(left) = rings.iter().find(|ring| ring.enter()) {
+            return Some(Arc::clone(left));
+        }
+        if rings.len() >= MAX_RINGS {
+            return None;
+        }
+        let ring = Arc::new(Ring::new(if rings.len() < BIG_RINGS { BIG } else { SMALL }));
+        rings.push(Arc::clone(&ring));
+        Some(ring)
+    }
+
+    pub(crate) fn explain(&self, by: Coords, subject: &Subject, why: &str) {
+        let mut reasons = lock(&self.reasons);
+        let (next, last) = &mut *reasons;
+        if last.len() >= REASONS {
+            last.pop_front();
+        }
+        last.push_back(Reason { subject: *subject, by, why: why.to_owned() });
+        *next += 1;
+    }
+
+    /// Has `switch` told of the first reader.
+    pub(crate) fn begin(self: &Arc<Self>, switch: Switch) -> Trace {
+        let mut readers = lock(&self.readers);
+        *readers += 1;
+        if *readers == 1 {
+            self.on.store(true, Relaxed);
+            switch(true);
+        }
+        drop(readers);
+        let cursors = lock(&self.rings).iter().map(|ring| ring.head()).collect();
+        let reason = lock(&self.reasons).0;
+        let recorder = Arc::clone(self);
+        Trace { recorder, switch, cursors, reason, early: Vec::new(), lost: 0, rate: None }
+    }
+}
+
+/// Turns the nodes' telling on and off.
+pub(crate) type Switch = Box<dyn Fn(bool) + Send>;
+
+/// What happens to the commands of a machine from now on. Dropping it ends that.
+pub struct Trace {
+    recorder: Arc<Recorder>,
+    switch: Switch,
+    /// Records of each ring that were read.
+    cursors: Vec<u64>,
+    /// Reasons that were read.
+    reason: u64,
+    /// What was read too early.
+    early: Vec<(u32, Words)>,
+    lost: u64,
+    /// Nanoseconds a tick, once that was measured.
+    rate: Option<f64>,
+}
+
+impl Trace {
+    /// What has happened since the last call, in order, up to some milliseconds ago; with `all`,
+    /// up to now.
+    pub fn read(&mut self, all: bool) -> Vec<Record> {
+        let ticks = self.recorder.ticks;
+        let rate = *self.rate.get_or_insert_with(|| ticks.rate());
+        let settled = if all { 0 } else { (SETTLED_NS / rate) as u64 };
+        let until = ticks.now().saturating_sub(settled);
+        let rings = lock(&self.recorder.rings).clone();
+        self.cursors.resize(rings.len(), 0);
+        for (thread, (ring, cursor)) in (0..).zip(rings.iter().zip(&mut self.cursors)) {
+            self.lost += ring.read(cursor, |words| self.early.push((thread, words)));
+        }
+        self.early.sort_by_key(|(_, words)| words[0]);
+        let due = if all {
+            self.early.len()
+        } else {
+            self.early.partition_point(|(_, words)| words[0] < until)
+        };
+        let (first, epoch_ns) = (ticks.first(), self.recorder.epoch_ns);
+        let time = |ticks: u64| epoch_ns + (ticks.saturating_sub(first) as f64 * rate) as u64;
+        let due = self.early.drain(..due);
+        due.filter_map(|(thread, words)| ring::unpack(thread, &words, time)).collect()
+    }
+
+    /// Reasons that were found since the last call.
+    pub fn reasons(&mut self) -> Vec<Reason> {
+        let (next, last) = &*lock(&self.recorder.reasons);
+        let new = next.saturating_sub(self.reason) as usize;
+        self.reason = *next;
+        last.iter().skip(last.len().saturating_sub(new)).cloned().collect()
+    }
+
+    /// Records that were overwritten before they were read.
+    pub const fn lost(&self) -> u64 {
+        self.lost
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        let mut readers = lock(&self.recorder.readers);
+        *readers -= 1;
+        if *readers == 0 {
+            self.recorder.on.store(false, Relaxed);
+            (self.switch)(false);
+        }
+    }
+}
+
+// The layout of a record is one cache line, so that one is written for a step.
+const _: () = assert!(WORDS * 8 == 64);
