@@ -104,6 +104,132 @@ pub enum Request {
     Inspect(InspectRequest),
     /// A walk through the tables of a control queue to memory. Answered by [`Reply::Inspection`].
     Translate(TranslateRequest),
+    /// What becomes of commands: [`Reply::Traced`], the first one empty when the trace has begun,
+    /// and at the end [`Reply::TraceEnded`], upon which the connection ends. It ends early when the
+    /// client sends no more.
+    Trace(TraceRequest),
+}
+
+/// What to trace. Of each list, all if it is empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TraceRequest {
+    /// Numbers of the nodes whose commands are meant.
+    pub nodes: Vec<u32>,
+    /// Control queues, as `TNI/CQ`, or interfaces, as `TNI`.
+    pub queues: Vec<String>,
+    /// Kinds of commands: `put`, `get`, `atomic`, `packet`, `other`.
+    pub kinds: Vec<String>,
+    /// `success`, `failed`, or the number or name of a result code.
+    pub results: Vec<String>,
+    /// When it ends by itself.
+    pub limits: CaptureLimits,
+}
+
+/// A command of a trace. Times are nanoseconds of the host's clock since 1970.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TracedCommand {
+    /// Number of the node that has sent it.
+    pub node: u32,
+    /// Interface of the queue.
+    pub tni: u8,
+    /// Control queue.
+    pub cq: u8,
+    /// Place of the descriptor in the transmit order queue.
+    pub slot: u32,
+    /// Place in the table of commands under way, and what tells it from others in that place; none
+    /// for a command that ended at once.
+    pub tag: Option<(u16, u32)>,
+    /// Its name, such as `Put`, or its code.
+    pub command: String,
+    /// Where it went.
+    pub to: Option<TracedTarget>,
+    /// Bytes of the message.
+    pub length: u32,
+    /// TLPs of its request or, of a Get, of its answer.
+    pub tlps: u32,
+    /// Ports through which its way leads, as far as the machine has one.
+    pub hops: Vec<String>,
+    /// When the guest wrote to the doorbell, if the device saw that.
+    pub doorbell_ns: Option<u64>,
+    /// When its descriptor had been read.
+    pub begin_ns: u64,
+    /// When its TCQ entry and notice were written, or held back by a timer.
+    pub end_ns: u64,
+    /// What was done for it at its target, in order; 64 parts at most.
+    pub parts: Vec<TracedPart>,
+    /// Answers before the last one.
+    pub answers: u32,
+    /// Result code: what its notice tells or, without one, its TCQ entry.
+    pub rcode: u8,
+    /// The code's name.
+    pub result: String,
+    /// What its TCQ entry tells.
+    pub sent: u8,
+    /// Why it has failed, in words. At most 20 a second of each node are explained.
+    pub why: Option<String>,
+}
+
+/// Where a command went.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TracedTarget {
+    /// Number of the node, if the machine has it.
+    pub node: Option<u32>,
+    /// Its coordinates.
+    pub at: [u8; 6],
+    /// Interface.
+    pub tni: u8,
+    /// Control queue, steering tag and offset; none of packets.
+    pub address: Option<(u8, u32, u64)>,
+}
+
+/// What was done at a target for a part of a command.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TracedPart {
+    /// Number of the node.
+    pub node: u32,
+    /// The thread that did it, by a number of the trace's own.
+    pub thread: u32,
+    /// When it was begun; of parts below 1 KiB the same as the end.
+    pub begin_ns: u64,
+    /// When it was done.
+    pub end_ns: u64,
+    /// Where in the message it begins, in bytes.
+    pub position: u32,
+    /// Bytes that were read or written.
+    pub done: u32,
+    /// Result code.
+    pub rcode: u8,
+}
+
+/// An interrupt of a trace, and the guest's next access to a register.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TracedInterrupt {
+    /// Number of the node.
+    pub node: u32,
+    /// MSI-X vector.
+    pub vector: u16,
+    /// When it was requested, in nanoseconds since 1970.
+    pub at_ns: u64,
+    /// When the guest accessed a register next, in a way that the device sees.
+    pub access_ns: Option<u64>,
+    /// That register's offset in BAR0.
+    pub offset: Option<u64>,
+}
+
+/// What became of a trace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TraceSummary {
+    /// Commands that were sent to the client.
+    pub commands: u64,
+    /// Those of them that have failed.
+    pub failed: u64,
+    /// Commands that had begun and not ended.
+    pub open: u64,
+    /// Steps that were overwritten before they could be read.
+    pub lost: u64,
+    /// How long it took.
+    pub seconds: f64,
 }
 
 /// What to look at.
@@ -208,6 +334,10 @@ pub enum Reply {
     },
     /// A capture's file is complete.
     Captured(CaptureSummary),
+    /// Commands that have ended, and interrupts.
+    Traced { commands: Vec<TracedCommand>, interrupts: Vec<TracedInterrupt> },
+    /// A trace has ended.
+    TraceEnded(TraceSummary),
     /// Something has happened.
     Event(EventInfo),
     /// A job waits for its turn, after so many others.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tofu_fabric::{Fabric, FaultCounters, FaultPlan, NoSuchLink, NodeId, Port};
 use tofu_machine::capture::{Capture, CaptureConfig};
+use tofu_machine::trace::Trace;
 use tofu_machine::{Interconnect, Machine, Network, Torus, TorusNetwork};
 
 /// A machine and its devices. Copies are the same machine.
@@ -93,6 +94,15 @@ impl AnyNetwork {
         match self {
             Self::Tofu(network) => network.capture(config),
             Self::Tnw(network) => network.capture(config),
+        }
+    }
+
+    /// What happens to all commands from now on; none if the machine has gone or is of TNW, which
+    /// has no such commands.
+    pub(crate) fn trace(&self) -> Option<Trace> {
+        match self {
+            Self::Tofu(network) => network.trace(),
+            Self::Tnw(_) => None,
         }
     }
 

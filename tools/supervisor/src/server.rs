@@ -13,6 +13,7 @@ mod network;
 mod parts;
 mod registers;
 mod reply;
+mod trace;
 
 use std::io::{BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -186,6 +187,10 @@ fn serve_client(mut client: UnixStream, registry: &Registry, asker: Asker) -> an
                 }
             }
             Request::Capture(ask) => match capture::begin(registry, &ask) {
+                Ok(begun) => return begun.serve(&mut client, requests),
+                Err(error) => Err(error),
+            },
+            Request::Trace(ask) => match trace::begin(registry, &ask) {
                 Ok(begun) => return begun.serve(&mut client, requests),
                 Err(error) => Err(error),
             },

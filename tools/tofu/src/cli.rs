@@ -32,6 +32,7 @@ use crate::commands::serve::ServeArgs;
 use crate::commands::stats::StatsArgs;
 use crate::commands::top::TopArgs;
 use crate::commands::topo::TopoArgs;
+use crate::commands::trace::TraceArgs;
 use crate::commands::up::UpArgs;
 use crate::logging;
 
@@ -98,6 +99,7 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     Events(EventsArgs),
     Capture(CaptureArgs),
+    Trace(TraceArgs),
     #[command(subcommand)]
     Image(ImageCommand),
     Doctor(DoctorArgs),

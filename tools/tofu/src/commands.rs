@@ -30,4 +30,5 @@ mod svg;
 mod terminal;
 pub(crate) mod top;
 pub(crate) mod topo;
+pub(crate) mod trace;
 pub(crate) mod up;

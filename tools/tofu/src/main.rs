@@ -17,7 +17,8 @@ use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use commands::{
     capture, completions, console, cp, doctor, down, events, exec, failing, fault, forward, guest,
-    hosts, image, inspect, link, manual, map, node, ps, regs, sdk, serve, stats, top, topo, up,
+    hosts, image, inspect, link, manual, map, node, ps, regs, sdk, serve, stats, top, topo, trace,
+    up,
 };
 use tofu_ui::exit;
 
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(args),
         Command::Events(args) => events::run(args),
         Command::Capture(args) => capture::run(args),
+        Command::Trace(args) => trace::run(args),
         Command::Image(command) => image::run(command),
         Command::Completions(args) => completions::run(args, &Cli::command()),
         Command::Man(args) => manual::run(args, Cli::command()),

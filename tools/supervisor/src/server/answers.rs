@@ -55,6 +55,7 @@ pub(super) fn answer(registry: &Registry, request: Request) -> anyhow::Result<Re
         | Request::Forward { .. }
         | Request::Datagrams { .. }
         | Request::Capture(_)
+        | Request::Trace(_)
         | Request::Down
         | Request::Job { .. }
         | Request::Events => bail!("not a request with one answer"),

@@ -2,19 +2,16 @@
 
 use std::io::{self, BufWriter, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::thread;
 
 use anyhow::{Context, anyhow};
 use tofu_abi::Coords;
 use tofu_agent::wire::MAX_DATA;
 use tofu_control::lines::LineReader;
-use tofu_control::protocol::{CaptureLimits, CaptureRequest, Reply, Request};
+use tofu_control::protocol::{CaptureLimits, CaptureRequest, Reply};
 use tofu_fabric::NodeId;
 use tofu_machine::capture::{Capture, CaptureConfig};
 
-use super::reply::say;
+use super::reply::{has_enough, say};
 use crate::capture::select::{CapturePoints, PacketKinds};
 use crate::capture::write;
 use crate::registry::Registry;
@@ -102,17 +99,9 @@ impl Begun {
     pub(super) fn serve(
         self,
         client: &mut UnixStream,
-        mut requests: LineReader<UnixStream>,
+        requests: LineReader<UnixStream>,
     ) -> anyhow::Result<()> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&stop);
-        let listen = move || {
-            // It says nothing more; the end of its stream says that it has had enough.
-            while let Ok(Some(_)) = requests.receive::<Request>() {}
-            seen.store(true, SeqCst);
-        };
-        let thread = thread::Builder::new().name("capture-end".into());
-        thread.spawn(listen).context("no threads left")?;
+        let stop = has_enough(requests)?;
         let mut out = BufWriter::with_capacity(MAX_DATA, Sender(client));
         let summary = write(&self.capture, self.at, self.limits, &stop, &mut out)?;
         out.flush()?;

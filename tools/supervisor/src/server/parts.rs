@@ -39,6 +39,8 @@ pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
     match request {
         Request::Exec(exec) => through(exec.node),
         Request::Capture(ask) => through(ask.node),
+        // Of the part that has the first node; that one says so if it has not all of them.
+        Request::Trace(ask) => ask.nodes.first().map_or(Way::Here, |node| through(*node)),
         Request::Console { node }
         | Request::Forward { node, .. }
         | Request::Datagrams { node, .. } => through(*node),

@@ -17,3 +17,4 @@ mod shells;
 mod tnw;
 mod tofu;
 mod top;
+mod trace;

@@ -1,0 +1,186 @@
+//! `tofu trace`: what becomes of commands, as text or in a file for Perfetto.
+
+mod perfetto;
+mod text;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::net::Shutdown;
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use serde_json::json;
+use tofu_control::protocol::{
+    CaptureLimits, Reply, Request, TraceRequest, TraceSummary, TracedCommand, TracedInterrupt,
+};
+use tofu_control::{Connection, find_machine, locate, node_number};
+use tofu_ui::signals;
+
+use perfetto::Perfetto;
+
+/// Show what becomes of each command, or write a file for Perfetto
+///
+/// Without -w a line for each command that has ended: time (UTC), node, queue, command and target,
+/// how long it took, and its result; of one that has failed a second line says why. The file is for
+/// ui.perfetto.dev: a command is a span, with spans of the way there, the work at the target and
+/// the way back. Ctrl-C ends it.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct TraceArgs {
+    /// Nodes whose commands to show: an index, coordinates X,Y,Z,A,B,C or a name t-X-Y-Z-A-B-C,
+    /// with MACHINE/ in front if several machines run [default: all nodes]
+    #[arg(value_name = "NODE")]
+    pub(crate) nodes: Vec<String>,
+
+    /// File to write, or - for standard output [default: text]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) write: Option<PathBuf>,
+
+    /// Only commands of these control queues, such as 0/3, or interfaces, such as 0
+    #[arg(long, value_name = "TNI[/CQ],...", value_delimiter = ',')]
+    pub(crate) queue: Vec<String>,
+
+    /// Only commands of these kinds: put, get, atomic, packet, other
+    #[arg(long, value_name = "KIND,...", value_delimiter = ',')]
+    pub(crate) kind: Vec<String>,
+
+    /// Only commands with these results: success, failed, or a code, such as 0x33 or LINK_DOWN
+    #[arg(long, value_name = "RESULT,...", value_delimiter = ',')]
+    pub(crate) result: Vec<String>,
+
+    /// End after so many commands
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: Option<u64>,
+
+    /// End after so many seconds
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    pub(crate) seconds: Option<u64>,
+
+    /// Print a JSON object for each command, as the control socket has it
+    #[arg(long, conflicts_with = "write")]
+    pub(crate) json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tofu trace --count 10
+  tofu trace 0 --result failed
+      why commands of node 0 fail, as they do
+  tofu trace 0 1 --queue 0/3 --kind put,get -w two.json --seconds 5
+      a file to open in ui.perfetto.dev";
+
+/// Where commands go.
+enum Output {
+    Text(Box<dyn Write>),
+    Json(Box<dyn Write>),
+    File(Perfetto<Box<dyn Write>>),
+}
+
+impl Output {
+    fn take(
+        &mut self,
+        commands: &[TracedCommand],
+        interrupts: &[TracedInterrupt],
+    ) -> io::Result<()> {
+        match self {
+            Self::Text(out) => {
+                commands.iter().try_for_each(|command| text::command(out, command))?;
+                out.flush()
+            }
+            Self::Json(out) => {
+                commands.iter().try_for_each(|command| writeln!(out, "{}", json!(command)))?;
+                out.flush()
+            }
+            Self::File(file) => {
+                commands.iter().try_for_each(|command| file.command(command))?;
+                interrupts.iter().try_for_each(|interrupt| file.interrupt(interrupt))?;
+                file.flush()
+            }
+        }
+    }
+
+    fn finish(self) -> io::Result<()> {
+        match self {
+            Self::Text(mut out) | Self::Json(mut out) => out.flush(),
+            Self::File(file) => file.finish(),
+        }
+    }
+}
+
+/// Runs `tofu trace` and returns the exit code.
+pub(crate) fn run(args: &TraceArgs) -> anyhow::Result<u8> {
+    let mut controls = BTreeMap::new();
+    let mut nodes = Vec::new();
+    for node in &args.nodes {
+        let (control, shape, at) = locate(node)?;
+        nodes.push(node_number(&shape, at)?);
+        controls.insert(control, ());
+    }
+    let mut controls = controls.into_keys();
+    let control = match (controls.next(), controls.next()) {
+        (Some(control), None) => control,
+        (None, _) => find_machine(None)?.1,
+        (Some(_), Some(_)) => bail!("the nodes are of several machines; trace one at a time"),
+    };
+    let request = Request::Trace(TraceRequest {
+        nodes,
+        queues: args.queue.clone(),
+        kinds: args.kind.clone(),
+        results: args.result.clone(),
+        limits: CaptureLimits { count: args.count, seconds: args.seconds },
+    });
+    let mut connection = Connection::open(&control, &request)?;
+    // The first answer says that the request is a good one; no file is touched otherwise.
+    let Reply::Traced { .. } = connection.answer()? else { bail!("not an answer") };
+    let path = args.write.as_deref().filter(|path| path.as_os_str() != "-");
+    let cannot = || match path {
+        Some(path) => format!("cannot write {}", path.display()),
+        None => "standard output".to_owned(),
+    };
+    let out: Box<dyn Write> = match path {
+        Some(path) => Box::new(BufWriter::new(File::create(path).with_context(cannot)?)),
+        None => Box::new(BufWriter::new(io::stdout())),
+    };
+    let mut output = match (&args.write, args.json) {
+        (None, false) => Output::Text(out),
+        (None, true) => Output::Json(out),
+        (Some(_), _) => Output::File(Perfetto::new(out).with_context(cannot)?),
+    };
+    let stream = connection.stream()?;
+    let _signals = signals::forward(move |_| {
+        // The machine then sends what it has and says so.
+        let _ = stream.shutdown(Shutdown::Write);
+    })?;
+    eprintln!("tracing; Ctrl-C ends it");
+    let summary = loop {
+        match connection.answer() {
+            Ok(Reply::Traced { commands, interrupts }) => {
+                output.take(&commands, &interrupts).with_context(cannot)?;
+            }
+            Ok(Reply::TraceEnded(summary)) => break summary,
+            Ok(_) => bail!("not an answer"),
+            // The machine has ended. What there is, is a good file.
+            Err(error) => {
+                output.finish().with_context(cannot)?;
+                return Err(error);
+            }
+        }
+    };
+    output.finish().with_context(cannot)?;
+    eprintln!("{}", words(&summary));
+    Ok(0)
+}
+
+fn words(summary: &TraceSummary) -> String {
+    let TraceSummary { commands, failed, open, lost, seconds } = summary;
+    let mut line = format!("{commands} commands, {failed} failed, in {seconds:.1} s");
+    if *open > 0 {
+        line += &format!("; {open} had not ended");
+    }
+    if *lost > 0 {
+        line += &format!("; {lost} steps were lost, as there were more than could be read");
+    }
+    line
+}

@@ -1,0 +1,195 @@
+//! Traces for Perfetto, in the JSON trace-event format.
+//!
+//! Perfetto's own format is denser. This one needs no crate beside `serde_json`, which also makes
+//! sure that no string breaks out of it; other viewers read it, too; and a file that ends early, as
+//! its disk is full, say, is read up to there, as the bracket at its end may be missing.
+//!
+//! A node is a process of the file. Each place in a queue's table of commands under way is a
+//! thread: commands of one place never overlap, so spans on it nest.
+
+use std::collections::HashSet;
+use std::io::{self, Write};
+
+use serde_json::{Value, json};
+use tofu_abi::regs::Register;
+use tofu_control::protocol::{TracedCommand, TracedInterrupt};
+
+/// Numbers of threads from which on there are those that serve requests, and that of interrupts.
+const SERVERS: u32 = 1 << 20;
+const INTERRUPTS: u32 = 1 << 21;
+
+/// Writes a file.
+pub(super) struct Perfetto<W> {
+    out: W,
+    /// The file's time 0, in nanoseconds since 1970: times in it are numbers of floating point.
+    start_ns: Option<u64>,
+    /// Processes, and threads of them, that have a name already.
+    named: HashSet<(u32, Option<u32>)>,
+    flows: u64,
+    empty: bool,
+}
+
+/// A span.
+struct Span<'a> {
+    name: &'a str,
+    category: &'a str,
+    node: u32,
+    thread: u32,
+    begin_ns: u64,
+    end_ns: u64,
+    args: Value,
+}
+
+impl<W: Write> Perfetto<W> {
+    /// Begins a file.
+    pub(super) fn new(mut out: W) -> io::Result<Self> {
+        out.write_all(b"[\n")?;
+        out.flush()?;
+        Ok(Self { out, start_ns: None, named: HashSet::new(), flows: 0, empty: true })
+    }
+
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+
+    /// Ends it.
+    pub(super) fn finish(mut self) -> io::Result<()> {
+        self.out.write_all(b"\n]\n")?;
+        self.out.flush()
+    }
+
+    /// A command, with what was done for it.
+    pub(super) fn command(&mut self, command: &TracedCommand) -> io::Result<()> {
+        let TracedCommand { node, tni, cq, tag, begin_ns, end_ns, .. } = command;
+        let (node, begin_ns, end_ns) = (*node, *begin_ns, (*end_ns).max(*begin_ns));
+        let place = tag.map_or(64, |(index, _)| u32::from(index.min(63)));
+        let thread = 1 + (u32::from(*tni) * 256 + u32::from(*cq)) * 65 + place;
+        self.name(node, thread, || match place {
+            64 => format!("TNI {tni} CQ {cq}, ended at once"),
+            _ => format!("TNI {tni} CQ {cq}, command {place}"),
+        })?;
+        let name = match command.rcode {
+            0 => command.command.clone(),
+            _ => format!("{} FAILED", command.command),
+        };
+        let mut args = json!(command);
+        if let Some(args) = args.as_object_mut() {
+            args.remove("parts");
+        }
+        let category = if command.rcode == 0 { "command" } else { "command,failed" };
+        self.span(&Span { name: &name, category, node, thread, begin_ns, end_ns, args })?;
+        if let Some(rung) = command.doorbell_ns {
+            let ts = self.time(rung);
+            let name = "doorbell";
+            self.event(&json!({ "ph": "i", "s": "t", "name": name, "cat": name, "ts": ts,
+                "pid": node, "tid": thread }))?;
+        }
+        let (Some(first), Some(last)) = (
+            command.parts.iter().map(|part| part.begin_ns).min(),
+            command.parts.iter().map(|part| part.end_ns).max(),
+        ) else {
+            return Ok(());
+        };
+        let within = |ns: u64| ns.clamp(begin_ns, end_ns);
+        let category = "way";
+        let hops = json!({ "hops": command.hops, "tlps": command.tlps });
+        let there = (begin_ns, within(first));
+        let back = (within(last), end_ns);
+        for (name, (begin_ns, end_ns), args) in
+            [("there", there, hops), ("back: answer, TCQ entry, notice", back, json!({}))]
+        {
+            self.span(&Span { name, category, node, thread, begin_ns, end_ns, args })?;
+        }
+        for part in &command.parts {
+            let at = SERVERS + part.thread;
+            self.name(part.node, at, || format!("serves (thread {})", part.thread))?;
+            let name = format!("serve {} of node {node}", command.command);
+            let (begin_ns, end_ns) = (part.begin_ns, part.end_ns);
+            let args = json!({ "from": node, "tni": tni, "cq": cq, "tag": tag,
+                "position": part.position, "done": part.done, "rcode": part.rcode,
+                "why": command.why });
+            let category = "serve";
+            let span =
+                Span { name: &name, category, node: part.node, thread: at, begin_ns, end_ns, args };
+            self.span(&span)?;
+            self.flow((node, thread, within(begin_ns)), (part.node, at, begin_ns))?;
+        }
+        Ok(())
+    }
+
+    /// An interrupt, up to the guest's next access.
+    pub(super) fn interrupt(&mut self, interrupt: &TracedInterrupt) -> io::Result<()> {
+        let TracedInterrupt { node, vector, at_ns, access_ns, offset } = *interrupt;
+        self.name(node, INTERRUPTS, || "interrupts".to_owned())?;
+        let ts = self.time(at_ns);
+        self.flows += 1;
+        let (pid, tid, id) = (node, INTERRUPTS, format!("interrupt{}", self.flows));
+        let name = format!("vector {vector}");
+        let register = offset.map(|offset| match Register::decode(offset) {
+            Some(register) => format!("{register:?}"),
+            None => format!("{offset:#x}"),
+        });
+        let args = json!({ "vector": vector, "register": register });
+        let Some(access_ns) = access_ns else {
+            return self.event(&json!({ "ph": "i", "s": "t", "name": name, "cat": "interrupt",
+                "ts": ts, "pid": pid, "tid": tid, "args": args }));
+        };
+        let end = self.time(access_ns.max(at_ns));
+        // Several may wait for the same access, so these are spans that need not nest.
+        for (ph, ts, args) in [("b", ts, args), ("e", end, json!({}))] {
+            self.event(&json!({ "ph": ph, "name": name, "cat": "interrupt", "id": id, "ts": ts,
+                "pid": pid, "tid": tid, "args": args }))?;
+        }
+        Ok(())
+    }
+
+    /// Microseconds since the start of the file.
+    fn time(&mut self, ns: u64) -> f64 {
+        // Whatever comes first may not have begun first: room for that.
+        let start = *self.start_ns.get_or_insert_with(|| ns.saturating_sub(10_000_000_000));
+        ns.saturating_sub(start) as f64 / 1000.0
+    }
+
+    fn span(&mut self, span: &Span<'_>) -> io::Result<()> {
+        let Span { name, category, node, thread, begin_ns, end_ns, args } = span;
+        let ts = self.time(*begin_ns);
+        let dur = end_ns.saturating_sub(*begin_ns) as f64 / 1000.0;
+        self.event(&json!({ "ph": "X", "name": name, "cat": category, "ts": ts, "dur": dur,
+            "pid": node, "tid": thread, "args": args }))
+    }
+
+    /// An arrow from a span to another, each by node, thread and a time within it.
+    fn flow(&mut self, from: (u32, u32, u64), to: (u32, u32, u64)) -> io::Result<()> {
+        self.flows += 1;
+        let id = self.flows;
+        for (ph, (pid, tid, ns)) in [("s", from), ("f", to)] {
+            let ts = self.time(ns);
+            self.event(&json!({ "ph": ph, "bp": "e", "name": "request", "cat": "request",
+                "id": id, "ts": ts, "pid": pid, "tid": tid }))?;
+        }
+        Ok(())
+    }
+
+    /// Gives a thread of a node its name, the first time.
+    fn name(&mut self, node: u32, thread: u32, name: impl FnOnce() -> String) -> io::Result<()> {
+        if self.named.insert((node, None)) {
+            let args = json!({ "name": format!("node {node}") });
+            self.event(&json!({ "ph": "M", "name": "process_name", "pid": node, "args": args }))?;
+        }
+        if self.named.insert((node, Some(thread))) {
+            let args = json!({ "name": name() });
+            let name = "thread_name";
+            self.event(
+                &json!({ "ph": "M", "name": name, "pid": node, "tid": thread, "args": args }),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, event: &Value) -> io::Result<()> {
+        if !std::mem::take(&mut self.empty) {
+            self.out.write_all(b",\n")?;
+        }
+        serde_json::to_writer(&mut self.out, event).map_err(io::Error::from)
+    }
+}
