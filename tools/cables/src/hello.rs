@@ -3,11 +3,12 @@
 use serde::{Deserialize, Serialize};
 
 /// Version of what goes over cables. Parts whose versions differ do not join.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
+/// Characters that are shown of what another part says.
+const MOST_SHOWN: usize = 200;
 
-/// What a part says first.
+/// What a part says first. Other versions may say more, or less: they are to be refused by name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Hello {
     /// Version of what goes over cables.
     pub protocol: u32,
@@ -15,10 +16,10 @@ pub struct Hello {
     pub tofu: String,
     /// Name of the machine.
     pub machine: String,
-    /// Lengths of its axes, and which wrap round, as on the command line.
-    pub shape: String,
-    /// Its generation.
-    pub generation: String,
+    /// What has to be the same for all parts, and is not known here: names and values, in an order
+    /// that is the same, too.
+    #[serde(default)]
+    pub same: Vec<(String, String)>,
     /// Number of the part.
     pub part: u16,
     /// How many parts there are.
@@ -29,13 +30,12 @@ pub struct Hello {
 
 impl Hello {
     /// That of this process.
-    pub fn new(machine: &str, shape: &str, generation: &str, (part, parts): (u16, u32)) -> Self {
+    pub fn new(machine: &str, (part, parts): (u16, u32), same: Vec<(String, String)>) -> Self {
         Self {
             protocol: PROTOCOL,
             tofu: env!("CARGO_PKG_VERSION").to_owned(),
             machine: machine.to_owned(),
-            shape: shape.to_owned(),
-            generation: generation.to_owned(),
+            same,
             part,
             parts,
             pid: std::process::id(),
@@ -50,18 +50,51 @@ impl Hello {
             ("protocol", self.protocol.to_string(), other.protocol.to_string()),
             ("version", self.tofu.clone(), other.tofu.clone()),
             ("machine", self.machine.clone(), other.machine.clone()),
-            ("shape", self.shape.clone(), other.shape.clone()),
-            ("generation", self.generation.clone(), other.generation.clone()),
             ("number of parts", self.parts.to_string(), other.parts.to_string()),
         ];
-        let (what, own, its) = fields.into_iter().find(|(_, own, its)| own != its)?;
+        let (what, own, its) = match fields.iter().find(|(_, own, its)| own != its) {
+            Some((what, own, its)) => (*what, &own[..], &its[..]),
+            None => self.differs(other)?,
+        };
+        let (own, its) = (shown(own), shown(its));
         Some(format!("part {parts} has {what} {own}, part {others} has {what} {its}"))
+    }
+
+    /// The first of what has to be the same that is not.
+    fn differs<'a>(&'a self, other: &'a Self) -> Option<(&'a str, &'a str, &'a str)> {
+        let value = |of: &'a Self, what: &str| {
+            of.same.iter().find(|(name, _)| name == what).map_or("", |(_, value)| value)
+        };
+        let names = self.same.iter().map(|(name, _)| &name[..]);
+        let differ = |what: &&str| value(self, what) != value(other, what);
+        if let Some(what) = names.clone().find(differ) {
+            return Some((what, value(self, what), value(other, what)));
+        }
+        // Both have the same version, so that it does not come to this but with a dishonest part.
+        let same = self.same == other.same;
+        (!same).then_some(("properties", "that are known", "that are not"))
+    }
+}
+
+/// What another part says, as users may see it: one line without control characters.
+pub(crate) fn shown(text: &str) -> String {
+    let clean = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c });
+    let mut clean: String = clean.take(MOST_SHOWN + 1).collect();
+    if clean.chars().count() > MOST_SHOWN {
+        clean.pop();
+        clean.push_str("...");
+    }
+    match clean.is_empty() {
+        true => "none".to_owned(),
+        false => clean,
     }
 }
 
 /// What a part says of its guests, or of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PartStatus {
+    /// Its devices are there. Each part says so first.
+    Here,
     /// All of them have ended; so many have failed.
     Ended {
         /// Guests that have failed.
@@ -77,6 +110,10 @@ pub(crate) enum Greeting {
     Hello(Hello),
     /// That part does not fit: why.
     Refused(String),
+    /// That part is held by another process, which lives: a line that names it.
+    Taken(String),
+    /// That part is to wait: this one connects to it.
+    Later,
     /// It does.
     Welcome,
 }
@@ -87,7 +124,8 @@ mod tests {
 
     #[test]
     fn what_differs_is_named_with_both_parts() {
-        let own = Hello::new("here", "1x1x1x2x3x2", "fugaku", (0, 2));
+        let same = |shape: &str| vec![("shape".to_owned(), shape.to_owned())];
+        let own = Hello::new("here", (0, 2), same("1x1x1x2x3x2"));
         let other = Hello { part: 1, pid: 7, ..own.clone() };
         assert_eq!(own.refuses(&other), None);
         let newer = Hello { tofu: "9.9.9".to_owned(), ..other.clone() };
@@ -95,8 +133,20 @@ mod tests {
         let version = env!("CARGO_PKG_VERSION");
         let expected = format!("part 0/2 has version {version}, part 1/2 has version 9.9.9");
         assert_eq!(line, expected);
-        let shape = Hello { shape: "2x1x1x1x1x1".to_owned(), ..other };
-        let line = own.refuses(&shape).unwrap();
-        assert!(line.contains("1x1x1x2x3x2") && line.contains("2x1x1x1x1x1"), "{line}");
+        let shape = Hello { same: same("2x1x1x1x1x1"), ..other.clone() };
+        assert_eq!(
+            own.refuses(&shape).unwrap(),
+            "part 0/2 has shape 1x1x1x2x3x2, part 1/2 has shape 2x1x1x1x1x1"
+        );
+        let first = r#"{"protocol":1,"tofu":"0","machine":"here","shape":"k","generation":"k",
+            "part":1,"parts":2,"pid":7}"#;
+        let line = own.refuses(&serde_json::from_str(first).unwrap()).unwrap();
+        assert_eq!(line, format!("part 0/2 has protocol {PROTOCOL}, part 1/2 has protocol 1"));
+        let none = Hello { same: Vec::new(), ..other.clone() };
+        assert!(own.refuses(&none).unwrap().ends_with("part 1/2 has shape none"));
+        assert!(none.refuses(&own).is_some());
+        let bad = Hello { same: same(&"\n\x1b".repeat(5000)), ..other };
+        let line = own.refuses(&bad).unwrap();
+        assert!(line.len() < 1000 && !line.contains(char::is_control), "{line}");
     }
 }

@@ -7,14 +7,18 @@
 //!
 //! Why TLS over TCP, and no larger engine, is in the manual: docs/src/dev/cables.md.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod door;
 mod hello;
 pub mod hosts;
 mod link;
 mod mesh;
+mod peer;
+mod pulse;
 mod streams;
 
+pub use crate::door::Joining;
 pub use crate::hello::{Hello, PartStatus};
-pub use crate::mesh::{Joining, Mesh, News, PeerInfo, Receive};
+pub use crate::mesh::{Mesh, News, PeerInfo, Receive};
 pub use crate::streams::Visit;

@@ -16,6 +16,8 @@ use rustls::Connection;
 use tofu_machine::MAX_MESSAGE;
 use tofu_sync::lock;
 
+use crate::pulse::Acks;
+
 /// No more requests are taken while so many bytes wait for the socket.
 const ENOUGH: u64 = 4 << 20;
 /// With so many a part takes nothing any more, and is taken for dead.
@@ -117,6 +119,47 @@ impl Link {
         look(&lock(&self.tls).connection)
     }
 
+    /// What is to be waited for before there is anything to receive, or something that waits can be
+    /// sent.
+    pub(crate) fn interest(&self) -> PollFd<'_> {
+        self.interest_and(PollFlags::empty())
+    }
+
+    /// The same, and something more.
+    pub(crate) fn interest_and(&self, more: PollFlags) -> PollFd<'_> {
+        let mut events = PollFlags::IN | more;
+        if self.waiting.load(SeqCst) > 0 {
+            events |= PollFlags::OUT;
+        }
+        PollFd::new(&self.socket, events)
+    }
+
+    /// Whether the other end has closed the connection, whatever it sent before.
+    pub(crate) fn has_ended(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        let ready = poll(&mut fds, Some(&Timespec::default()));
+        self.closed.load(SeqCst) || ready.is_ok_and(|_| !fds[0].revents().is_empty())
+    }
+
+    /// Whether a connection has come about that was begun.
+    ///
+    /// # Errors
+    ///
+    /// Why none has.
+    pub(crate) fn is_connected(&self) -> io::Result<bool> {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
+        poll(&mut fds, Some(&Timespec::default()))?;
+        if fds[0].revents().is_empty() {
+            return Ok(false);
+        }
+        self.socket.take_error()?.map_or(Ok(true), Err)
+    }
+
+    /// What the other kernel has acknowledged.
+    pub(crate) fn acks(&self) -> io::Result<Acks> {
+        Acks::of(&self.socket)
+    }
+
     /// Sends a frame. Returns false if the other end is gone.
     pub(crate) fn send(&self, kind: Kind, body: &[u8]) -> bool {
         if self.closed.load(SeqCst) {
@@ -186,11 +229,7 @@ impl Link {
         patience: Option<Duration>,
         frames: &mut Vec<(Kind, Vec<u8>)>,
     ) -> io::Result<bool> {
-        let mut events = PollFlags::IN;
-        if self.waiting.load(SeqCst) > 0 {
-            events |= PollFlags::OUT;
-        }
-        let mut fds = [PollFd::new(&self.socket, events), PollFd::new(&self.wake, PollFlags::IN)];
+        let mut fds = [self.interest(), PollFd::new(&self.wake, PollFlags::IN)];
         let timeout = patience.map(Timespec::try_from).transpose().map_err(broken)?;
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => {}

@@ -32,7 +32,11 @@ fn folder(parts: usize) -> (TempDir, PathBuf) {
 }
 
 fn hello(part: u16, parts: u32) -> Hello {
-    Hello::new("demo", "1x1x1x2x3x2", "fugaku", (part, parts))
+    shaped("1x1x1x2x3x2", part, parts)
+}
+
+fn shaped(shape: &str, part: u16, parts: u32) -> Hello {
+    Hello::new("demo", (part, parts), vec![("shape".to_owned(), shape.to_owned())])
 }
 
 fn meet(dir: &Path, own: Hello) -> anyhow::Result<Mesh> {
@@ -47,6 +51,16 @@ fn all(dir: &Path, parts: u16) -> Vec<Arc<Mesh>> {
     };
     let joining: Vec<_> = (0..parts).map(join).collect();
     joining.into_iter().map(|part| Arc::new(part.join().unwrap().unwrap())).collect()
+}
+
+/// Joins once the address is free, which it is when the threads of who had it have ended.
+fn join_again(dir: &Path, own: Hello) -> Joining {
+    loop {
+        if let Ok(joining) = Joining::new(dir, own.clone()) {
+            return joining;
+        }
+        thread::yield_now();
+    }
 }
 
 /// Keeps what comes.
@@ -86,11 +100,21 @@ impl Inbox {
         assert!(!timeout.timed_out());
     }
 
-    fn wait_for_news(&self) -> Vec<News> {
+    /// What happens next to other parts, but that they say that they are there at the start.
+    fn next_news(&self) -> News {
         let news = self.news.lock().unwrap();
         let none = |news: &mut Vec<_>| news.is_empty();
         let (mut news, _) = self.changed.wait_timeout_while(news, PATIENCE, none).unwrap();
-        std::mem::take(&mut *news)
+        assert!(!news.is_empty(), "nothing happens");
+        news.remove(0)
+    }
+
+    /// Waits until so many others have said that they are there.
+    fn wait_for_all(&self, count: usize) {
+        for _ in 0..count {
+            let news = self.next_news();
+            assert!(matches!(news, News::Status(_, PartStatus::Here)), "{news:?}");
+        }
     }
 }
 
@@ -137,9 +161,10 @@ fn messages_of_all_pairs_arrive_once_and_in_order() {
             assert!(numbers.is_empty() || numbers.into_iter().eq(0..COUNT));
         }
     }
+    inboxes[0].wait_for_all(2);
     meshes[1].tell(PartStatus::Ended { failed: 2 });
     let expected = News::Status(PartId(1), PartStatus::Ended { failed: 2 });
-    assert_eq!(inboxes[0].wait_for_news(), [expected]);
+    assert_eq!(inboxes[0].next_news(), expected);
 }
 
 #[test]
@@ -149,11 +174,53 @@ fn a_part_that_leaves_is_seen_and_reached_no_more() {
     let inboxes: Vec<_> = meshes.iter().map(Inbox::of).collect();
     assert!(meshes[0].send(PartId(1), vec![1]));
     inboxes[1].wait_for_messages(1);
+    inboxes[0].wait_for_all(1);
     meshes[1].leave();
-    let news = inboxes[0].wait_for_news();
-    assert_eq!(news, [News::Went(PartId(1), "its process has ended".to_owned())]);
-    assert!(!meshes[0].send(PartId(1), vec![1]));
+    let news = inboxes[0].next_news();
+    assert_eq!(news, News::Went(PartId(1), "its process has ended".to_owned()));
+    while meshes[0].send(PartId(1), vec![1]) {
+        thread::yield_now();
+    }
     assert!(meshes[0].has_room());
+}
+
+#[test]
+fn any_part_may_come_back_and_hears_how_the_others_are() {
+    const PARTS: u16 = 3;
+    let (_folder, dir) = folder(PARTS.into());
+    let mut meshes = all(&dir, PARTS);
+    let mut inboxes: Vec<_> = meshes.iter().map(Inbox::of).collect();
+    inboxes.iter().for_each(|inbox| inbox.wait_for_all(2));
+    // In this order the first part is once the one that comes back, and once one that is found.
+    for part in [1, 0, 2] {
+        let (own, others) = (PartId(part), [0, 1, 2].into_iter().filter(|other| *other != part));
+        meshes[own.index()].leave();
+        for other in others.clone() {
+            let news = inboxes[other as usize].next_news();
+            assert_eq!(news, News::Went(own, "its process has ended".to_owned()));
+        }
+        meshes[own.index()] = Arc::clone(&meshes[usize::from((part + 1) % PARTS)]);
+        let joining = join_again(&dir, hello(part, PARTS.into()));
+        let again = Arc::new(joining.meet(&mut |_, _| ()).unwrap());
+        meshes[own.index()] = Arc::clone(&again);
+        inboxes[own.index()] = Inbox::of(&again);
+        for other in others.clone() {
+            let news = inboxes[other as usize].next_news();
+            assert_eq!(news, News::Status(own, PartStatus::Here));
+            assert!(meshes[other as usize].send(own, vec![other as u8]));
+            assert!(again.send(PartId(other), vec![9]));
+            inboxes[other as usize].wait_for_messages(1);
+            inboxes[other as usize].messages.lock().unwrap().clear();
+        }
+        inboxes[own.index()].wait_for_messages(2);
+        inboxes[own.index()].messages.lock().unwrap().clear();
+        inboxes[own.index()].wait_for_all(2);
+    }
+    meshes[0].tell(PartStatus::Ended { failed: 0 });
+    let ended = News::Status(PartId(0), PartStatus::Ended { failed: 0 });
+    for inbox in &inboxes[1..] {
+        assert_eq!(inbox.next_news(), ended);
+    }
 }
 
 #[test]
@@ -164,23 +231,31 @@ fn a_part_is_held_by_one_process() {
     assert!(error.starts_with("part 0 of machine demo is taken: another process"), "{error}");
     drop(_holder);
 
-    // Somebody has the part's files elsewhere, and comes when all have met.
+    // Somebody has a part's files elsewhere, and comes when all have met.
     let meshes = all(&dir, 2);
-    let _inboxes: Vec<_> = meshes.iter().map(Inbox::of).collect();
+    let inboxes: Vec<_> = meshes.iter().map(Inbox::of).collect();
+    inboxes.iter().for_each(|inbox| inbox.wait_for_all(1));
     let addresses = fs::read_to_string(dir.join("parts.toml")).unwrap();
-    let second = addresses.split('"').nth(3).unwrap();
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let elsewhere = addresses.replace(second, &free.to_string());
-    fs::write(dir.join("parts.toml"), elsewhere).unwrap();
-    let error = meet(&dir, hello(1, 2)).err().unwrap().to_string();
-    let expected = format!("part 1 of machine demo is taken by process {}", std::process::id());
-    assert_eq!(error, expected);
+    for part in [1, 0] {
+        let own = addresses.split('"').nth(2 * usize::from(part) + 1).unwrap();
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let elsewhere = addresses.replace(own, &free.to_string());
+        fs::write(dir.join("parts.toml"), elsewhere).unwrap();
+        let error = meet(&dir, hello(part, 2)).err().unwrap().to_string();
+        let pid = std::process::id();
+        let expected =
+            format!("part {part} of machine demo is taken by process {pid} at 127.0.0.1");
+        assert!(error.starts_with(&expected), "{error}");
+    }
+    // And who has it goes on.
+    assert!(meshes[0].send(PartId(1), vec![1]) && meshes[1].send(PartId(0), vec![1]));
+    inboxes.iter().for_each(|inbox| inbox.wait_for_messages(1));
 }
 
 #[test]
 fn parts_that_do_not_fit_refuse_each_other_in_one_line_each() {
     let (_folder, dir) = folder(2);
-    let other = Hello { shape: "2x1x1x1x1x1".to_owned(), ..hello(1, 2) };
+    let other = shaped("2x1x1x1x1x1", 1, 2);
     let first = {
         let dir = dir.clone();
         thread::spawn(move || meet(&dir, hello(0, 2)))
@@ -211,10 +286,52 @@ fn strangers_are_turned_away() {
     drop(noise);
     let stranger = Joining::new(&theirs, hello(1, 2)).unwrap();
     let stranger = thread::spawn(move || stranger.meet(&mut |_, _| ()));
-    // One whose certificate is for another part, too.
-    fs::remove_dir_all(theirs.join("part-1")).unwrap();
     thread::sleep(Duration::from_millis(300));
     assert!(!first.is_finished() && !stranger.is_finished());
+}
+
+#[test]
+fn a_part_cannot_say_that_it_is_another_one() {
+    let (_folder, dir) = folder(3);
+    let joining = Joining::new(&dir, hello(0, 3)).unwrap();
+    let first = thread::spawn(move || joining.meet(&mut |_, _| ()));
+    // It has the certificate of part 1, and says that it is part 2.
+    let (_other, liars) = folder(3);
+    for file in ["parts.toml", "authority.pem"] {
+        fs::copy(dir.join(file), liars.join(file)).unwrap();
+    }
+    for file in ["certificate.pem", "key.pem"] {
+        fs::copy(dir.join("part-1").join(file), liars.join("part-2").join(file)).unwrap();
+    }
+    let liar = Joining::new(&liars, hello(2, 3)).unwrap();
+    let error = liar.meet(&mut |_, _| ()).err().unwrap().to_string();
+    assert_eq!(error, "whoever says it is part 2 has another certificate");
+    assert!(!first.is_finished());
+}
+
+#[test]
+fn those_who_say_nothing_hold_up_nobody() {
+    let (_folder, dir) = folder(2);
+    let first = Joining::new(&dir, hello(0, 2)).unwrap();
+    let address = first.address().to_owned();
+    let silent =
+        |count| -> Vec<_> { (0..count).map(|_| TcpStream::connect(&address).unwrap()).collect() };
+    let before = silent(100);
+    let first = thread::spawn(move || first.meet(&mut |_, _| ()));
+    let second = Arc::new(meet(&dir, hello(1, 2)).unwrap());
+    let first = Arc::new(first.join().unwrap().unwrap());
+    let inboxes = [&first, &second].map(Inbox::of);
+    inboxes.iter().for_each(|inbox| inbox.wait_for_all(1));
+    drop(before);
+    // Nor when all have met, while one comes back.
+    let _flood = silent(100);
+    second.leave();
+    assert!(matches!(inboxes[0].next_news(), News::Went(PartId(1), _)));
+    drop(second);
+    let again = join_again(&dir, hello(1, 2));
+    let again = Arc::new(again.meet(&mut |_, _| ()).unwrap());
+    let _inbox = Inbox::of(&again);
+    assert_eq!(inboxes[0].next_news(), News::Status(PartId(1), PartStatus::Here));
 }
 
 /// Hands to a machine what comes from other parts.
@@ -230,8 +347,10 @@ impl Receive for Inwards {
     }
 
     fn news(&self, news: News) {
-        if let News::Went(part, _) = news {
-            self.0.part_went(part);
+        match news {
+            News::Went(part, _) => self.0.part_went(part),
+            News::Status(part, PartStatus::Here) => self.0.part_came(part),
+            News::Status(..) => {}
         }
     }
 }

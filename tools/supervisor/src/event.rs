@@ -30,6 +30,8 @@ pub enum Event {
     Down,
     /// Another part of the machine has gone, and why.
     PartWent(PartId, String),
+    /// Another part has come back, empty.
+    PartCame(PartId),
     /// All guests of another part have ended, and so many of them have failed.
     PartEnded(PartId, u32),
 }

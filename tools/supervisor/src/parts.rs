@@ -1,6 +1,7 @@
 //! A machine in parts, of which this process has one.
 
-use std::collections::HashSet;
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -8,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use tofu_cables::{Hello, Joining, Mesh, News, PartStatus, PeerInfo, Receive, Visit};
+use sha2::{Digest, Sha256};
+pub use tofu_cables::Joining;
+use tofu_cables::{Hello, Mesh, News, PartStatus, PeerInfo, Receive, Visit};
 use tofu_fabric::PartId;
 use tofu_machine::{Machine, Network};
 use tofu_sandbox::Role;
@@ -20,18 +23,61 @@ use crate::event::Event;
 use crate::plan::Plan;
 use crate::units::PartOf;
 
-/// Takes the address of a part of a plan. `dir` is the folder of `tofu hosts init`, and `machine`
-/// a name that all parts have to give.
+/// Takes the address of a part. `dir` is the folder of `tofu hosts init`, `machine` a name that all
+/// parts have to give, and `same` what they have in common besides ([`in_common`]).
 ///
 /// # Errors
 ///
 /// One line for the user.
-pub fn join(dir: &Path, machine: &str, plan: &Plan, own: PartOf) -> anyhow::Result<Joining> {
+pub fn join(
+    dir: &Path,
+    machine: &str,
+    same: Vec<(String, String)>,
+    own: PartOf,
+) -> anyhow::Result<Joining> {
+    Joining::new(dir, Hello::new(machine, (own.part.0, own.of), same))
+}
+
+/// What has to be the same for all parts of a machine: names and values. `plan` is not cut yet.
+pub fn in_common(plan: &Plan) -> Vec<(String, String)> {
     // What guests are told has to be the same everywhere.
     let shape = command_line::machine(plan, "");
     let shape = shape.strip_prefix("shape=").unwrap_or(&shape);
-    let generation = plan.interconnect.name();
-    Joining::new(dir, Hello::new(machine, shape, generation, (own.part.0, own.of)))
+    let mut files = HashMap::new();
+    let mut file = |image: &Arc<Cow<'static, [u8]>>| {
+        files.entry(Arc::as_ptr(image)).or_insert_with(|| fingerprint(image)).clone()
+    };
+    let down = plan.network.links_down.iter().map(|(at, port)| format!("{at} {}", port.name()));
+    let mut down: Vec<_> = down.collect();
+    down.sort_unstable();
+    [
+        ("shape", shape.to_owned()),
+        ("generation", plan.interconnect.name().to_owned()),
+        ("guest", of_all(plan.bare().map(|(_, vm)| vm.guest.name.clone()))),
+        ("guest file", of_all(plan.bare().map(|(_, vm)| file(&vm.guest.image)))),
+        ("--args", of_all(plan.bare().map(|(_, vm)| vm.args.clone()))),
+        ("links that start down", down.join(", ")),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into()
+}
+
+/// What all nodes have, or what there is, and a fingerprint of which has which.
+fn of_all(values: impl Iterator<Item = String>) -> String {
+    let values: Vec<_> = values.collect();
+    let mut kinds = values.clone();
+    kinds.sort_unstable();
+    kinds.dedup();
+    match &kinds[..] {
+        [] => String::new(),
+        [one] => one.clone(),
+        more => format!("{} ({})", more.join(", "), fingerprint(values.join("\0").as_bytes())),
+    }
+}
+
+/// The first digits of the SHA-256 of something.
+fn fingerprint(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The other parts of a machine, all of which were met. Copies are of the same.
@@ -97,6 +143,7 @@ impl Others {
             network: network.clone(),
             events: events.clone(),
             ended: Mutex::default(),
+            gone: Mutex::default(),
             left: Arc::clone(&self.left),
             visits: Mutex::new(self.visits.clone()),
             down: AtomicBool::new(false),
@@ -123,6 +170,8 @@ struct Inbox {
     /// Parts that have said that they have ended. What they say again is of no interest, however
     /// often they do.
     ended: Mutex<HashSet<PartId>>,
+    /// Parts that are not there.
+    gone: Mutex<HashSet<PartId>>,
     /// This part has left.
     left: Arc<AtomicBool>,
     visits: Mutex<Sender<Visit>>,
@@ -153,7 +202,15 @@ impl Receive for Inbox {
         match news {
             News::Went(part, why) => {
                 self.network.part_went(part);
+                lock(&self.gone).insert(part);
                 self.tell(Event::PartWent(part, why));
+            }
+            News::Status(part, PartStatus::Here) => {
+                if lock(&self.gone).remove(&part) {
+                    self.network.part_came(part);
+                    lock(&self.ended).remove(&part);
+                    self.tell(Event::PartCame(part));
+                }
             }
             News::Status(part, PartStatus::Ended { failed }) => {
                 if lock(&self.ended).insert(part) {
@@ -171,5 +228,22 @@ impl Receive for Inbox {
     fn visit(&self, _from: PartId, visit: Visit) {
         // If nobody serves them it is closed.
         let _ = lock(&self.visits).send(visit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nodes_have_is_said_in_few_words() {
+        let of = |values: &[&str]| of_all(values.iter().map(|&value| value.to_owned()));
+        assert_eq!(of(&[]), "");
+        assert_eq!(of(&["ring", "ring"]), "ring");
+        let (one, other) = (of(&["ring", "put", "put"]), of(&["put", "ring", "put"]));
+        assert!(one.starts_with("put, ring (") && other.starts_with("put, ring ("), "{one}");
+        assert_ne!(one, other);
+        // SHA-256 of nothing.
+        assert_eq!(fingerprint(b""), "e3b0c44298fc1c14");
     }
 }

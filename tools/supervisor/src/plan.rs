@@ -71,6 +71,8 @@ pub struct Plan {
     pub ip: IpPlan,
     /// A node fails when its guest crashes or its virtual machine dies.
     pub fail_with_guest: bool,
+    /// When another part is lost, the guests of this one are stopped.
+    pub end_with_part: bool,
     /// Faults on its links.
     pub faults: Option<FaultPlan>,
     /// What to capture from its start on.
@@ -475,6 +477,7 @@ impl Plan {
             interconnect,
             links: link_mode.links(),
             fail_with_guest: args.fail_with_guest || file.fail_with_guest,
+            end_with_part: false,
             engines: args.engines.or(file.engines),
             metrics: args.metrics.or(file.metrics),
             image: args.linux.image.clone().or(file.image),

@@ -389,7 +389,9 @@ impl Registry {
                 self.publish(None, EventKind::Down);
                 return self.wait_for_followers();
             }
-            Event::Started | Event::PartWent(..) | Event::PartEnded(..) => return,
+            Event::Started | Event::PartWent(..) | Event::PartCame(_) | Event::PartEnded(..) => {
+                return;
+            }
         };
         self.publish(node, what);
         let works = match event {

@@ -200,8 +200,8 @@ fn device(
     Ok(node)
 }
 
-/// How long commands in a machine in parts wait for an answer *(ours)*: as long as another part may
-/// be silent until it is taken for dead. Hosts may differ in how busy they are.
+/// How long commands in a machine in parts wait for an answer *(ours)*. Hosts may differ in how
+/// busy they are, and a cable that loses packets sends them again for a while.
 const PARTS_TIMEOUT_NS: u64 = 10_000_000_000;
 
 /// A machine without nodes whose engines run, with the links down that are to be.

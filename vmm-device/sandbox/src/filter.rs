@@ -180,6 +180,7 @@ const VFIO_USER: &[Entry] = &[
 const CABLE: &[Entry] = &[
     (libc::SYS_accept4, &[]),
     (libc::SYS_setsockopt, &[]),
+    (libc::SYS_getsockopt, &[Is(1, libc::IPPROTO_TCP as u64), Is(2, libc::TCP_INFO as u64)]),
     (libc::SYS_shutdown, &[]),
     (libc::SYS_ioctl, &[Is(1, libc::FIONBIO)]),
 ];

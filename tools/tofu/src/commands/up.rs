@@ -9,7 +9,7 @@ mod watch;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 use clap::{Args, Parser};
@@ -18,7 +18,7 @@ use tofu_supervisor::event::Event;
 use tofu_supervisor::gateway::GatewaySetup;
 use tofu_supervisor::named::Named;
 use tofu_supervisor::options::MachineArgs;
-use tofu_supervisor::parts::{self, Others};
+use tofu_supervisor::parts::{self, Joining, Others};
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::runner::Machines;
 use tofu_supervisor::units::{PartOf, Timeout};
@@ -69,6 +69,15 @@ pub(crate) struct PartArgs {
     /// `tofu hosts init`
     #[arg(long, value_name = "DIR", requires = "part")]
     join: Option<PathBuf>,
+
+    /// Take a part for lost whose host acknowledges nothing for so long, 100ms or more
+    #[arg(long, value_name = "TIME", default_value = "1s", requires = "part")]
+    cable_timeout: Timeout,
+
+    /// Stop the guests here, after --grace, when another part is lost; otherwise they go on, and it
+    /// may come back
+    #[arg(long, requires = "part")]
+    end_with_part: bool,
 }
 
 impl PartArgs {
@@ -77,6 +86,9 @@ impl PartArgs {
         self.part.zip(self.join.as_deref())
     }
 }
+
+/// A kernel waits for 200 ms and more before it sends again what was lost.
+const LEAST_CABLE_TIMEOUT: Duration = Duration::from_millis(100);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -109,10 +121,14 @@ A machine file:
 
 /// Runs `tofu up` and returns the exit code.
 pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
-    let (json, grace, parts, args) = (args.json, args.grace.0, &args.parts, &args.machine);
+    let (json, grace) = (args.json, args.grace.0);
+    let (args_of_parts, args) = (&args.parts, &args.machine);
     let mut plan = Plan::new(args)?;
-    if let Some((own, _)) = parts.asked() {
+    let mut same = Vec::new();
+    if let Some((own, _)) = args_of_parts.asked() {
+        same = parts::in_common(&plan);
         plan = plan.cut(own)?;
+        plan.end_with_part = args_of_parts.end_with_part;
     }
     check_memory(&plan, host::memory_available())?;
     if plan.linux().next().is_some() {
@@ -121,8 +137,11 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     linux::refuse_options(args)?;
     let mut args = args.clone();
     // Before there is anything to tidy up, and anything is given up: who waits is simply ended.
-    let others = match parts.asked() {
-        Some((own, dir)) => Some(meet(&plan, &mut args, own, dir, json)?),
+    let others = match args_of_parts.asked() {
+        Some((own, dir)) => {
+            let joining = join(&mut args, own, dir, same)?;
+            Some(meet(joining, own, args_of_parts.cable_timeout, json)?)
+        }
         None => None,
     };
     let start = Instant::now();
@@ -150,24 +169,34 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     watch(&plan, grace, &machines, sender, &events, &mut screen, &mut started)
 }
 
-/// Meets the other parts of a machine, however long that takes. This one is called `NAME-partI`
-/// from then on, as parts may share a host.
-fn meet(
-    plan: &Plan,
+/// Takes the address of a part. This process is called `NAME-partI` from then on, as parts may
+/// share a host.
+fn join(
     args: &mut MachineArgs,
     own: PartOf,
     dir: &Path,
-    json: bool,
-) -> anyhow::Result<Others> {
+    same: Vec<(String, String)>,
+) -> anyhow::Result<Joining> {
     let machine = args.linux.name.take().unwrap_or_default();
     let name = machine.of_part(own.part.0);
     let why = |allowed| anyhow!("the name of part {} of {machine}: {allowed}", own.part);
     args.linux.name = Some(name.map_err(why)?);
-    let machine = machine.as_str();
-    let joining = parts::join(dir, machine, plan, own)?;
+    parts::join(dir, machine.as_str(), same, own)
+}
+
+/// Meets the other parts of a machine, however long that takes.
+fn meet(
+    joining: Joining,
+    own: PartOf,
+    Timeout(timeout): Timeout,
+    json: bool,
+) -> anyhow::Result<Others> {
+    if timeout < LEAST_CABLE_TIMEOUT {
+        bail!("--cable-timeout {} ms: give 100ms or more", timeout.as_millis());
+    }
     let at = joining.address().to_owned();
     let mut waits_for = None;
-    let mesh = joining.meet(&mut |part, address| {
+    let mesh = joining.with_timeout(timeout).meet(&mut |part, address| {
         if !json && waits_for.replace(part) != Some(part) {
             eprintln!("tofu: part {own} at {at} waits for part {part} at {address}");
         }

@@ -5,8 +5,9 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use rustix::process::Signal;
 use serde_json::Value;
-use tofu_linux_tests::{Running, Said, kill};
+use tofu_linux_tests::{Running, Said, interrupt, kill, signal, skip};
 
 use crate::tofu::{Place, wait_for};
 
@@ -172,7 +173,7 @@ fn a_part_that_is_killed_ends_the_others() {
     if !hosts.place.can_boot("a_part_that_is_killed_ends_the_others") {
         return;
     }
-    let args = ["--args", "rounds=1000000000"];
+    let args = ["--args", "rounds=1000000000", "--end-with-part"];
     let parts = ["0/2", "1/2"].map(|part| hosts.start(part, &args));
     hosts.wait_for_guests();
     let [first, second] = parts;
@@ -272,4 +273,174 @@ fn commands_are_for_the_whole_machine_from_any_part() {
         assert!(said.out.contains("going down"), "{}", said.out);
     }
     place.is_clean();
+}
+
+#[test]
+fn parts_compare_what_has_to_be_the_same() {
+    let hosts = Hosts::new();
+    for (one, other, expected) in [
+        (&["--guest", "ring"][..], &["--guest", "allpairs"][..], ["guest ring", "guest allpairs"]),
+        (&["--args", "rounds=1"], &["--args", "rounds=2"], ["--args rounds=1", "--args rounds=2"]),
+        (&[], &["--generation", "fx10"], ["generation fugaku", "generation fx10"]),
+    ] {
+        let parts = [hosts.start("0/2", one), hosts.start("1/2", other)];
+        for said in parts.map(|part| part.end(LONGEST)) {
+            assert_eq!(said.code, Some(2), "{}", said.err);
+            let last = said.err.lines().last().unwrap_or_default();
+            assert!(expected.iter().all(|what| last.contains(what)), "{}", said.err);
+        }
+    }
+    hosts.place.is_clean();
+}
+
+/// Waits until a part prints this.
+fn wait_for_line(part: &mut Running, what: &str) {
+    while !part.line().contains(what) {}
+}
+
+#[test]
+fn a_part_that_is_killed_comes_back() {
+    let hosts = Hosts::new();
+    if !hosts.place.can_boot("a_part_that_is_killed_comes_back") {
+        return;
+    }
+    let rounds = match std::env::var_os("TOFU_LONG") {
+        Some(_) => 1000,
+        None => 2,
+    };
+    // Each node fetches pages of all others, and then serves its own for ever.
+    let args = ["--guest", "httpd", "--args", "forever=1 count=1"];
+    let mut parts = ["0/2", "1/2"].map(|part| hosts.start(part, &args));
+    let fetched = |part: &mut Running| {
+        (0..2).for_each(|_| wait_for_line(part, "fetched 3 pages"));
+    };
+    parts.iter_mut().for_each(fetched);
+    for round in 0..rounds {
+        let (lost, stays) = (round % 2, 1 - round % 2);
+        kill(parts[lost].id());
+        let gone = format!("part {lost} is lost: its process has ended; its links are down");
+        wait_for_line(&mut parts[stays], &gone);
+        parts[lost] = hosts.start(["0/2", "1/2"][lost], &args);
+        wait_for_line(&mut parts[stays], &format!("part {lost} is back; its links are up"));
+        fetched(&mut parts[lost]);
+    }
+    for part in &parts {
+        interrupt(part.id());
+    }
+    for part in parts {
+        assert_eq!(part.end(LONGEST).code, Some(130));
+    }
+    hosts.place.is_clean();
+}
+
+/// Hosts that are cut off: two parts in network namespaces, joined by a pair of interfaces.
+struct Namespaces([String; 2]);
+
+impl Namespaces {
+    /// `None` if this host or user cannot have any.
+    fn new() -> Option<Self> {
+        let id = std::process::id();
+        let names = [0, 1].map(|n| format!("tofu-{id}-{n}"));
+        let namespaces = Self(names);
+        let [near, far] = &namespaces.0;
+        let made = ip(&["netns", "add", near]) && ip(&["netns", "add", far]);
+        let veth = ["link", "add", "cable", "netns", near, "type", "veth", "peer", "cable"];
+        if !made || !ip(&[&veth[..], &["netns", far]].concat()) {
+            return None;
+        }
+        for (n, name) in namespaces.0.iter().enumerate() {
+            let address = format!("10.77.0.{}/24", n + 1);
+            assert!(ip(&["-n", name, "address", "add", &address, "dev", "cable"]));
+            assert!(ip(&["-n", name, "link", "set", "cable", "up"]));
+            assert!(ip(&["-n", name, "link", "set", "lo", "up"]));
+        }
+        Some(namespaces)
+    }
+
+    /// Takes the interface of the first one up or down.
+    fn set(&self, up: &str) {
+        assert!(ip(&["-n", &self.0[0], "link", "set", "cable", up]));
+    }
+
+    /// A command in one of them.
+    fn enter(&self, n: usize, command: &Command) -> Command {
+        let mut inside = Command::new("ip");
+        inside.args(["netns", "exec", &self.0[n]]).arg(command.get_program());
+        inside.args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => inside.env(name, value),
+                None => inside.env_remove(name),
+            };
+        }
+        inside
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for name in &self.0 {
+            ip(&["netns", "delete", name]);
+        }
+    }
+}
+
+fn ip(args: &[&str]) -> bool {
+    Command::new("ip").args(args).stderr(Stdio::null()).status().is_ok_and(|code| code.success())
+}
+
+#[test]
+fn a_host_that_is_cut_off_is_seen_and_one_that_stands_still_is_not() {
+    let mut hosts = Hosts::new();
+    let test = "a_host_that_is_cut_off_is_seen_and_one_that_stands_still_is_not";
+    if !hosts.place.can_boot(test) {
+        return;
+    }
+    let Some(namespaces) = Namespaces::new() else {
+        skip(test, "no network namespaces: they need root and iproute2");
+        return;
+    };
+    hosts.addresses = vec!["10.77.0.1:7700".to_owned(), "10.77.0.2:7700".to_owned()];
+    hosts.init("apart");
+    let args = ["--shape", SHAPE, "--guest", "httpd", "--args", "forever=1 count=1"];
+    let start = |part: usize| {
+        let command = hosts.command("apart", ["0/2", "1/2"][part], &args);
+        Running::start(namespaces.enter(part, &command), b"")
+    };
+    let mut parts = [0, 1].map(start);
+    let fetched = |part: &mut Running| {
+        (0..2).for_each(|_| wait_for_line(part, "fetched 3 pages"));
+    };
+    parts.iter_mut().for_each(fetched);
+
+    // A process that stands still for longer than a host may be silent: it is not lost, and what
+    // is lost next is lost for another reason.
+    signal(parts[1].id(), Signal::STOP);
+    std::thread::sleep(Duration::from_secs(4));
+    signal(parts[1].id(), Signal::CONT);
+
+    namespaces.set("down");
+    for (part, other) in parts.iter_mut().zip([1, 0]) {
+        let line = loop {
+            let line = part.line();
+            if line.contains("is lost") {
+                break line;
+            }
+        };
+        let expected = format!("part {other} is lost: its host does not answer; its links");
+        assert!(line.contains(&expected), "{line}");
+    }
+    // The part that was cut off is started again.
+    namespaces.set("up");
+    let [mut first, second] = parts;
+    kill(second.id());
+    drop(second);
+    let mut second = start(1);
+    wait_for_line(&mut first, "part 1 is back; its links are up");
+    fetched(&mut second);
+    for part in [first, second] {
+        interrupt(part.id());
+        assert_eq!(part.end(LONGEST).code, Some(130));
+    }
+    hosts.place.is_clean();
 }

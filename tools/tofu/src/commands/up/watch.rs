@@ -1,6 +1,6 @@
 //! Follows a machine from its start to its end, and reports.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::thread;
@@ -34,6 +34,8 @@ struct MachineWatch<'a, 'b> {
     failed: Option<String>,
     /// Other parts of the machine, and whether they are there and their guests still run.
     others: BTreeMap<PartId, bool>,
+    /// Those that have gone before their guests had ended, and have not come back.
+    lost: BTreeSet<PartId>,
     /// Another part has failed.
     others_failed: bool,
     /// The first signal that came.
@@ -68,6 +70,7 @@ pub(crate) fn watch(
         unfinished: plan.programs().count(),
         failed: None,
         others: others(plan),
+        lost: BTreeSet::new(),
         others_failed: false,
         signal: None,
         down: false,
@@ -205,6 +208,11 @@ impl MachineWatch<'_, '_> {
         self.screen.note(note)
     }
 
+    /// Whether another part has failed, or is missing at the end.
+    fn have_others_failed(&self) -> bool {
+        self.others_failed || !self.lost.is_empty()
+    }
+
     /// Whether somebody wants the machine to end now.
     fn is_to_end(&self) -> bool {
         self.signal.is_some() || self.down
@@ -255,9 +263,18 @@ impl MachineWatch<'_, '_> {
                 Some(true) => {
                     let note =
                         format!("part {part} is lost: {}; its links are down", printable(&why));
-                    self.part_failed(part, &note)
+                    if self.plan.end_with_part {
+                        return self.part_failed(part, &note);
+                    }
+                    self.lost.insert(part);
+                    self.screen.note(&note)
                 }
             },
+            Event::PartCame(part) => {
+                self.others.insert(part, true);
+                self.lost.remove(&part);
+                self.screen.note(&format!("part {part} is back; its links are up"))
+            }
             Event::PartEnded(part, failed) => match self.others.insert(part, false) {
                 Some(true) if failed > 0 => {
                     let guests = if failed == 1 { "guest has" } else { "guests have" };
@@ -355,6 +372,7 @@ impl MachineWatch<'_, '_> {
     }
 
     fn finish(mut self) -> anyhow::Result<u8> {
+        let others_failed = self.have_others_failed();
         for id in self.without_result() {
             self.end(id, "stopped", None, String::new())?;
         }
@@ -362,7 +380,7 @@ impl MachineWatch<'_, '_> {
             self.screen.end()?;
             return Ok(match self.signal {
                 Some(signal) => exit::of_signal(signal),
-                None if self.others_failed && !self.down => exit::FAILED,
+                None if others_failed && !self.down => exit::FAILED,
                 None => 0,
             });
         }
@@ -372,7 +390,7 @@ impl MachineWatch<'_, '_> {
             Some(signal) => exit::of_signal(signal),
             // Whoever takes the machine down knows what still runs.
             None if self.down => 0,
-            None if !self.others_failed && results.iter().all(|result| result.ok) => 0,
+            None if !others_failed && results.iter().all(|result| result.ok) => 0,
             None => exit::FAILED,
         })
     }
@@ -426,6 +444,7 @@ pub(super) mod tests {
             cpu: Default::default(),
             ip: IpPlan::default(),
             fail_with_guest: false,
+            end_with_part: false,
             faults: None,
             captures: Vec::new(),
             vms_elsewhere: 0,
@@ -524,7 +543,8 @@ pub(super) mod tests {
     #[test]
     fn a_part_that_fails_ends_the_others() {
         let gone = Event::PartWent(PartId(1), "its process has ended".into());
-        let (code, text) = run(&half(LONG), TEXT, vec![gone.clone()], &[0]);
+        let ending = Plan { end_with_part: true, ..half(LONG) };
+        let (code, text) = run(&ending, TEXT, vec![gone.clone()], &[0]);
         assert_eq!(code, 1);
         assert!(text.contains("part 1 is lost: its process has ended; its links"), "{text}");
         assert!(text.contains("stopped: part 1 failed 0.02 s before"), "{text}");
@@ -536,6 +556,18 @@ pub(super) mod tests {
             code == 1 && text.contains("part 1 has ended: 2 of its guests have failed"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_part_that_is_lost_may_come_back() {
+        let gone = Event::PartWent(PartId(1), "its process has ended".into());
+        let (came, done) = (Event::PartCame(PartId(1)), Event::PartEnded(PartId(1), 0));
+        let coming = vec![gone.clone(), came, ended(0, 0), done];
+        let (code, text) = run(&half(LONG), TEXT, coming, &[]);
+        assert!(code == 0 && text.contains("part 1 is back; its links are up"), "{text}");
+        // If it does not, this one goes on to its end, and fails.
+        let (code, text) = run(&half(LONG), TEXT, vec![gone, ended(0, 0)], &[]);
+        assert!(code == 1 && text.contains("all 1 guests succeeded"), "{text}");
     }
 
     #[test]

@@ -1,0 +1,533 @@
+//! How parts meet: at the start of a machine, and when one comes back.
+//!
+//! A part that starts connects to those with lower numbers, which wait for it. Whoever runs already
+//! has given up to open connections, so a part that comes back connects to those with higher
+//! numbers, too; one that has not met all others yet turns it away then, and connects by itself.
+//! Any number of connections may be about to greet each other, so that nobody waits for one that
+//! says nothing.
+
+use std::collections::{HashSet, VecDeque};
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
+use rustls::client::verify_server_name;
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::CertificateDer;
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
+use tofu_fabric::PartId;
+
+use crate::hello::{Greeting, Hello, shown};
+use crate::hosts::{Credentials, server_name};
+use crate::link::{Kind, Link};
+use crate::peer::{Frame, Met, Peer};
+use crate::pulse::Pulse;
+
+/// How long a new connection may take until its ends have greeted each other.
+const GREETING: Duration = Duration::from_secs(10);
+/// How long to wait before a part is looked for again.
+const RETRY: Duration = Duration::from_millis(100);
+/// The same if someone is there who is turned away, or turns this one away.
+const RETRY_TURNED: Duration = Duration::from_secs(1);
+/// The same of a part with a higher number, which is expected to come by itself.
+const RETRY_HIGHER: Duration = Duration::from_secs(2);
+/// For so long a part that is said to be taken is claimed again: who held it may just have ended.
+const CLAIM: Duration = Duration::from_secs(5);
+/// Connections that greet each other at a time, at most. Who comes when there are so many takes the
+/// place of the one that has taken longest.
+const MOST_GREETING: usize = 64;
+/// Different reasons why others were turned away that are told, at most.
+const MOST_TOLD: usize = 100;
+
+/// After so long without an acknowledgement a part is taken for cut off, unless the user says
+/// otherwise *(ours)*.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A part that is about to meet the others. Its address is taken.
+pub struct Joining {
+    pub(crate) own: Hello,
+    credentials: Credentials,
+    listener: TcpListener,
+    server: Arc<ServerConfig>,
+    client: Arc<ClientConfig>,
+    pub(crate) timeout: Duration,
+}
+
+/// Why a connection is not used.
+enum Turned {
+    /// It is nobody's, or comes to nothing.
+    Away(anyhow::Error),
+    /// It is a part's that does not fit to this one.
+    Unfit(String),
+    /// This part is held by another process, says the other end.
+    Taken(String),
+    /// The other end connects by itself.
+    Later,
+}
+
+fn away(error: impl Into<anyhow::Error>) -> Turned {
+    Turned::Away(error.into())
+}
+
+/// What to do with a part that comes.
+pub(crate) enum Verdict {
+    Take,
+    /// Another process has it: a line that names it.
+    Taken(String),
+    /// It is to wait.
+    Later,
+}
+
+/// A connection whose ends greet each other.
+struct Greet {
+    link: Link,
+    /// It was said who this part is.
+    begun: bool,
+    since: Instant,
+    /// The part that was looked for, or where it came from.
+    with: Result<PartId, SocketAddr>,
+    said: Option<Hello>,
+    frames: VecDeque<Frame>,
+}
+
+impl Greet {
+    fn new(link: Link, with: Result<PartId, SocketAddr>, own: &Hello) -> Self {
+        let begun = with.is_err();
+        if begun {
+            say(&link, &Greeting::Hello(own.clone()));
+        }
+        Self { link, begun, since: Instant::now(), with, said: None, frames: VecDeque::new() }
+    }
+
+    /// Takes what has come. `judge` says what to do with the part that it says it is, if it came
+    /// by itself (`true`) or was looked for. Returns whether both have met.
+    fn go_on(
+        &mut self,
+        own: &Hello,
+        judge: &dyn Fn(&Hello, bool) -> Verdict,
+    ) -> Result<bool, Turned> {
+        if !self.begun && self.link.is_connected().map_err(away)? {
+            say(&self.link, &Greeting::Hello(own.clone()));
+            self.begun = true;
+        }
+        let mut frames = Vec::new();
+        if self.begun {
+            self.link.receive(Some(Duration::ZERO), &mut frames).map_err(away)?;
+        }
+        self.frames.extend(frames);
+        while let Some((kind, body)) = self.frames.pop_front() {
+            if kind != Kind::Said {
+                return Err(Turned::Away(anyhow!("it does not say who it is")));
+            }
+            let greeting = serde_json::from_slice(&body).map_err(away)?;
+            match (greeting, self.said.is_some()) {
+                (Greeting::Hello(other), false) => {
+                    self.judge(own, &other, judge)?;
+                    self.said = Some(other);
+                }
+                (Greeting::Welcome, true) => return Ok(true),
+                (Greeting::Refused(why), _) => return Err(Turned::Unfit(shown(&why))),
+                (Greeting::Taken(why), _) => return Err(Turned::Taken(shown(&why))),
+                (Greeting::Later, _) => return Err(Turned::Later),
+                (Greeting::Hello(_) | Greeting::Welcome, _) => {
+                    return Err(Turned::Away(anyhow!("it does not greet as parts do")));
+                }
+            }
+        }
+        match self.since.elapsed() < GREETING {
+            true => Ok(false),
+            false => Err(Turned::Away(anyhow!("it says nothing"))),
+        }
+    }
+
+    /// Says what this part thinks of the other one.
+    fn judge(
+        &self,
+        own: &Hello,
+        other: &Hello,
+        judge: &dyn Fn(&Hello, bool) -> Verdict,
+    ) -> Result<(), Turned> {
+        let part = PartId(other.part);
+        let known = part.0 != own.part && self.link.with(|connection| is_of(connection, part));
+        let fault = match self.with {
+            _ if !known => Some(format!("whoever says it is part {part} has another certificate")),
+            Ok(wanted) if wanted != part => Some("that is the address of another part".to_owned()),
+            _ => None,
+        };
+        if let Some(why) = fault {
+            say(&self.link, &Greeting::Refused(why.clone()));
+            return Err(Turned::Away(anyhow!(why)));
+        }
+        if let Some(why) = own.refuses(other) {
+            say(&self.link, &Greeting::Refused(why.clone()));
+            return Err(Turned::Unfit(why));
+        }
+        match judge(other, self.with.is_err()) {
+            Verdict::Take => {
+                say(&self.link, &Greeting::Welcome);
+                Ok(())
+            }
+            Verdict::Taken(why) => {
+                say(&self.link, &Greeting::Taken(why.clone()));
+                Err(Turned::Away(anyhow!(why)))
+            }
+            Verdict::Later => {
+                say(&self.link, &Greeting::Later);
+                Err(Turned::Later)
+            }
+        }
+    }
+}
+
+fn say(link: &Link, greeting: &Greeting) {
+    if let Ok(body) = serde_json::to_vec(greeting) {
+        // Whether it is gone is seen when it says nothing.
+        link.send(Kind::Said, &body);
+    }
+}
+
+/// All connections that greet each other.
+#[derive(Default)]
+struct Hall {
+    greets: Vec<Greet>,
+    told: HashSet<String>,
+}
+
+impl Hall {
+    /// Waits for something to happen at the door or here, for so long at most.
+    fn wait(&self, listener: &TcpListener, patience: Duration) {
+        let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
+        fds.extend(self.greets.iter().map(|greet| match greet.begun {
+            true => greet.link.interest(),
+            false => greet.link.interest_and(PollFlags::OUT),
+        }));
+        let patience = Timespec::try_from(patience).unwrap_or_default();
+        // If it fails, there is nothing to do for a while.
+        let _ = poll(&mut fds, Some(&patience));
+    }
+
+    /// Lets in who waits at the door.
+    fn admit(&mut self, joining: &Joining) {
+        loop {
+            let (socket, from) = match joining.listener.accept() {
+                Ok(came) => came,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // No descriptors are left, say. It would be said again at once.
+                Err(_) => return thread::sleep(RETRY),
+            };
+            if self.greets.len() >= MOST_GREETING {
+                self.greets.remove(0);
+            }
+            let connection = ServerConnection::new(Arc::clone(&joining.server));
+            let link = connection.map_err(io::Error::other);
+            match link.and_then(|connection| Link::new(socket, connection.into())) {
+                Ok(link) => self.greets.push(Greet::new(link, Err(from), &joining.own)),
+                Err(error) => self.tell(format!("{from} is turned away: {error}")),
+            }
+        }
+    }
+
+    /// Whether somebody is about to greet this part, who was looked for.
+    fn looks_for(&self, part: PartId) -> bool {
+        self.greets.iter().any(|greet| greet.with == Ok(part))
+    }
+
+    /// Takes what has come from all. Those that have met, and those that were turned away.
+    fn go_on(
+        &mut self,
+        Joining { own, credentials, .. }: &Joining,
+        judge: &dyn Fn(&Hello, bool) -> Verdict,
+        met: &mut dyn FnMut(Met) -> Option<Met>,
+    ) -> Vec<(Result<PartId, SocketAddr>, Turned)> {
+        let mut turned = Vec::new();
+        for mut greet in std::mem::take(&mut self.greets) {
+            match (greet.go_on(own, judge), greet.said.take()) {
+                (Ok(true), Some(said)) => {
+                    let Greet { link, frames, with, .. } = greet;
+                    let at = match with {
+                        Ok(part) => credentials.addresses[part.index()].clone(),
+                        Err(from) => from.to_string(),
+                    };
+                    // It is not taken after all.
+                    if let Some(turned) = met(Met { link, said, at, early: frames.into() }) {
+                        turned.link.leave();
+                    }
+                }
+                (Ok(_), said) => self.greets.push(Greet { said, ..greet }),
+                (Err(why), _) => turned.push((greet.with, why)),
+            }
+        }
+        turned
+    }
+
+    /// Tells something once. Who comes again and again is not told of again and again.
+    fn tell(&mut self, line: String) {
+        if self.told.len() < MOST_TOLD && self.told.insert(line.clone()) {
+            log::warn!("{line}");
+        }
+    }
+}
+
+/// A part that is looked for.
+struct Wanted {
+    next: Instant,
+    /// Since when it says that this one is taken.
+    taken: Option<Instant>,
+}
+
+impl Joining {
+    /// Reads what the folder has for a part, and takes its address.
+    ///
+    /// # Errors
+    ///
+    /// In one line that names the file, or the address if another process has it.
+    pub fn new(dir: &Path, own: Hello) -> anyhow::Result<Self> {
+        let part = PartId(own.part);
+        let credentials = Credentials::read(dir, part)?;
+        let count = credentials.addresses.len();
+        if count != own.parts as usize {
+            bail!(
+                "part {part}/{}: {} has addresses for {count} parts; give {part}/{count}, or make \
+                 another one with `tofu hosts init`",
+                own.parts,
+                dir.display()
+            );
+        }
+        let sockets = credentials.sockets(part)?;
+        let listener = TcpListener::bind(&sockets[..]).map_err(|error| {
+            let address = &credentials.addresses[part.index()];
+            match error.kind() {
+                io::ErrorKind::AddrInUse => anyhow!(
+                    "part {part} of machine {} is taken: another process listens at {address}",
+                    own.machine
+                ),
+                _ => anyhow!("part {part} cannot listen at {address}: {error}"),
+            }
+        })?;
+        listener.set_nonblocking(true)?;
+        let (server, client) = configurations(&credentials)?;
+        Ok(Self { own, credentials, listener, server, client, timeout: TIMEOUT })
+    }
+
+    /// Takes parts for cut off after so long.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Where this part listens.
+    pub fn address(&self) -> &str {
+        self.address_of(PartId(self.own.part))
+    }
+
+    /// Where a part listens that there is.
+    pub(crate) fn address_of(&self, part: PartId) -> &str {
+        &self.credentials.addresses[part.index()]
+    }
+
+    /// Looks for all other parts, and waits for them: see [`Joining::meet`].
+    pub(crate) fn meet_all(
+        &self,
+        waits: &mut dyn FnMut(PartId, &str),
+    ) -> anyhow::Result<Vec<Option<Peer>>> {
+        let own = PartId(self.own.part);
+        let count = self.own.parts as usize;
+        let mut peers: Vec<Option<Peer>> = (0..count).map(|_| None).collect();
+        let start = Instant::now();
+        let wanted = |part: usize| {
+            let later = if part > own.index() { RETRY_HIGHER / 4 } else { Duration::ZERO };
+            Wanted { next: start + later, taken: None }
+        };
+        let mut wanted: Vec<_> = (0..count).map(wanted).collect();
+        let mut hall = Hall::default();
+        let (mut waits_for, mut beat) = (None, start);
+        loop {
+            let mut first = None;
+            for part in (0..own.0).chain(own.0 + 1..count as u16).map(PartId) {
+                let peer = &mut peers[part.index()];
+                if peer.as_ref().is_some_and(|peer| peer.link.has_ended()) {
+                    *peer = None;
+                }
+                if peer.is_some() {
+                    wanted[part.index()].taken = None;
+                    continue;
+                }
+                first.get_or_insert(part);
+                let next = &mut wanted[part.index()].next;
+                if *next <= Instant::now() && !hall.looks_for(part) {
+                    *next = Instant::now() + if part < own { RETRY } else { RETRY_HIGHER };
+                    // Who cannot be reached now may be so later.
+                    hall.greets.extend(self.look_for(part)?);
+                }
+            }
+            let Some(first) = first else { break };
+            if waits_for.replace(first) != Some(first) {
+                waits(first, self.address_of(first));
+            }
+            if beat <= Instant::now() {
+                // Those that run already expect that.
+                beat = Instant::now() + Pulse::beat(self.timeout);
+                for peer in peers.iter().flatten() {
+                    peer.link.send(Kind::Alive, &[]);
+                }
+            }
+            hall.wait(&self.listener, RETRY / 2);
+            hall.admit(self);
+            let mut came = Vec::new();
+            let judge = |other: &Hello, came: bool| {
+                match peers.get(usize::from(other.part)).and_then(Option::as_ref) {
+                    Some(peer) if !peer.link.has_ended() => taken(other, peer),
+                    // Of two that look for each other, the one with the higher number connects.
+                    _ if came && other.part < own.0 => Verdict::Later,
+                    _ => Verdict::Take,
+                }
+            };
+            let turned = hall.go_on(self, &judge, &mut |met| {
+                came.push(met);
+                None
+            });
+            for met in came {
+                let Some(place) = peers.get_mut(usize::from(met.said.part)) else { continue };
+                match place.as_ref().is_none_or(|peer| peer.link.has_ended()) {
+                    true => *place = Some(Peer::new(met)),
+                    false => met.link.leave(),
+                }
+            }
+            for (with, why) in turned {
+                self.turn(with, why, &mut wanted, &mut hall)?;
+            }
+        }
+        Ok(peers)
+    }
+
+    /// What becomes of those that were turned away before all have met.
+    fn turn(
+        &self,
+        with: Result<PartId, SocketAddr>,
+        why: Turned,
+        wanted: &mut [Wanted],
+        hall: &mut Hall,
+    ) -> anyhow::Result<()> {
+        let part = match with {
+            Ok(part) => part,
+            Err(from) => {
+                match why {
+                    Turned::Unfit(why) => bail!(why),
+                    Turned::Away(why) => {
+                        hall.tell(format!("{} is turned away: {why:#}", from.ip()));
+                    }
+                    Turned::Taken(_) | Turned::Later => {}
+                }
+                return Ok(());
+            }
+        };
+        let wanted = &mut wanted[part.index()];
+        match why {
+            Turned::Unfit(why) => bail!(why),
+            Turned::Taken(why) if wanted.taken.get_or_insert(Instant::now()).elapsed() > CLAIM => {
+                bail!(why)
+            }
+            Turned::Taken(_) => wanted.next = Instant::now() + RETRY,
+            Turned::Later => wanted.next = Instant::now() + RETRY_HIGHER,
+            // It may be about to end, or not there yet, or not a part at all.
+            Turned::Away(why) => {
+                let at = &self.credentials.addresses[part.index()];
+                // Nobody listens so far, or the host is not reached.
+                let quiet = [
+                    io::ErrorKind::ConnectionRefused,
+                    io::ErrorKind::HostUnreachable,
+                    io::ErrorKind::NetworkUnreachable,
+                    io::ErrorKind::TimedOut,
+                ];
+                let kind = why.downcast_ref::<io::Error>().map(io::Error::kind);
+                if kind.is_none_or(|kind| !quiet.contains(&kind)) {
+                    hall.tell(format!("part {part} at {at}: {why:#}"));
+                    wanted.next = Instant::now() + RETRY_TURNED;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to connect to a part; `None` if that cannot be.
+    fn look_for(&self, part: PartId) -> anyhow::Result<Option<Greet>> {
+        let Some(at) = self.credentials.sockets(part)?.first().copied() else { return Ok(None) };
+        let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+        match connect(&socket, &at) {
+            Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
+            Err(_) => return Ok(None),
+        }
+        let connection = ClientConnection::new(Arc::clone(&self.client), server_name(part)?)?;
+        let link = Link::new(TcpStream::from(socket), connection.into()).context("a socket")?;
+        Ok(Some(Greet::new(link, Ok(part), &self.own)))
+    }
+
+    /// Lets parts in that come when the machine runs, until `stop` says so. `judge` says whether a
+    /// part may come, and `met` is given it, and gives it back if it is not taken.
+    pub(crate) fn keep_door(
+        &self,
+        stop: &dyn Fn() -> bool,
+        judge: &dyn Fn(&Hello, bool) -> Verdict,
+        met: &mut dyn FnMut(Met) -> Option<Met>,
+    ) {
+        let mut hall = Hall::default();
+        while !stop() {
+            hall.wait(&self.listener, RETRY);
+            hall.admit(self);
+            for (with, why) in hall.go_on(self, judge, met) {
+                let Err(from) = with else { continue };
+                match why {
+                    Turned::Away(why) => {
+                        hall.tell(format!("{} is turned away: {why:#}", from.ip()))
+                    }
+                    Turned::Unfit(why) => hall.tell(format!("{} is turned away: {why}", from.ip())),
+                    Turned::Taken(_) | Turned::Later => {}
+                }
+            }
+        }
+    }
+}
+
+/// A part is held by a process that lives.
+pub(crate) fn taken(other: &Hello, holder: &Peer) -> Verdict {
+    let (part, machine, pid) = (other.part, shown(&other.machine), holder.said.pid);
+    let at = &holder.at;
+    Verdict::Taken(format!("part {part} of machine {machine} is taken by process {pid} at {at}"))
+}
+
+fn configurations(of: &Credentials) -> anyhow::Result<(Arc<ServerConfig>, Arc<ClientConfig>)> {
+    let (provider, authority) = (Arc::new(default_provider()), Arc::new(of.authority.clone()));
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::clone(&authority), Arc::clone(&provider))
+            .build()?;
+    let versions = &[&rustls::version::TLS13];
+    let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(versions)?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(of.certificate.clone(), of.key.clone_key())?;
+    // Nobody comes back with a ticket.
+    server.send_tls13_tickets = 0;
+    let client = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(versions)?
+        .with_root_certificates(authority)
+        .with_client_auth_cert(of.certificate.clone(), of.key.clone_key())?;
+    Ok((Arc::new(server), Arc::new(client)))
+}
+
+/// Whether the other end's certificate is that of a part.
+fn is_of(connection: &Connection, part: PartId) -> bool {
+    let first = connection.peer_certificates().and_then(<[CertificateDer<'_>]>::first);
+    let parsed = first.and_then(|certificate| ParsedCertificate::try_from(certificate).ok());
+    let (Some(parsed), Ok(name)) = (parsed, server_name(part)) else { return false };
+    verify_server_name(&parsed, &name).is_ok()
+}

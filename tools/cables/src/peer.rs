@@ -1,0 +1,55 @@
+//! The process that has another part.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use crate::hello::Hello;
+use crate::link::{Kind, Link};
+use crate::pulse::Dead;
+use crate::streams::Streams;
+
+/// Two ends that have met.
+pub(crate) struct Met {
+    pub(crate) link: Link,
+    pub(crate) said: Hello,
+    /// Where it is.
+    pub(crate) at: String,
+    /// What came with its greeting.
+    pub(crate) early: Vec<Frame>,
+}
+
+/// The process that has a part.
+pub(crate) struct Peer {
+    pub(crate) link: Arc<Link>,
+    pub(crate) streams: Arc<Streams>,
+    pub(crate) said: Hello,
+    pub(crate) at: String,
+    /// What came with its greeting.
+    pub(crate) early: Mutex<Vec<Frame>>,
+    /// Something came from it since this was looked at.
+    pub(crate) heard: AtomicBool,
+    pub(crate) gone: AtomicBool,
+    /// Why it was taken for dead, if it was.
+    pub(crate) dead: OnceLock<Dead>,
+}
+
+impl Peer {
+    pub(crate) fn new(Met { link, said, at, early }: Met) -> Self {
+        let link = Arc::new(link);
+        let sends = Arc::clone(&link);
+        let streams = Streams::new(Box::new(move |body| sends.send(Kind::Stream, body)));
+        Self {
+            link,
+            streams,
+            said,
+            at,
+            early: Mutex::new(early),
+            heard: AtomicBool::new(true),
+            gone: AtomicBool::new(false),
+            dead: OnceLock::new(),
+        }
+    }
+}
+
+/// What was received.
+pub(crate) type Frame = (Kind, Vec<u8>);

@@ -1,0 +1,165 @@
+//! Whether another part is still there.
+//!
+//! A process that ends is seen at once, as its kernel closes its connections. What is left are
+//! hosts that are cut off or have lost their power, and processes that stand still. They are told
+//! apart by whether the other kernel acknowledges what it is sent: it does so whatever else its
+//! processors have to do, so that a host under load is not taken for one that is cut off. Nor is
+//! one whose own process has stood still for a while: what counts is time in which it ran.
+
+use std::io;
+use std::mem::size_of;
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+/// A part whose kernel acknowledges what it is sent, but that says nothing for so long, is taken
+/// for dead *(ours)*: its process stands still, not its host.
+pub(crate) const SILENCE: Duration = Duration::from_secs(30);
+
+/// What the kernel knows of what it has sent over a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Acks {
+    /// Something is not acknowledged.
+    pub(crate) missing: bool,
+    /// Time since the last acknowledgement.
+    pub(crate) last: Duration,
+}
+
+impl Acks {
+    /// Those of a connection.
+    #[expect(unsafe_code, reason = "no safe interface reads TCP_INFO")]
+    pub(crate) fn of(socket: &TcpStream) -> io::Result<Self> {
+        // SAFETY: all bytes zero is a value of the structure, which has but integers.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+        // SAFETY: the descriptor is open, as `socket` is borrowed, and the kernel writes at most
+        // `length` bytes to `info`, which outlives the call. A shorter answer leaves zeroes.
+        let failed = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                (&raw mut info).cast(),
+                &raw mut length,
+            )
+        };
+        if failed != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let last = Duration::from_millis(info.tcpi_last_ack_recv.into());
+        // Where even the own host has no way left, nothing is sent but probes, and those fail.
+        let missing = info.tcpi_unacked > 0 || info.tcpi_probes > 0;
+        Ok(Self { missing, last })
+    }
+}
+
+/// Why a part is taken for dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dead {
+    /// Its host acknowledges nothing.
+    CutOff,
+    /// Its process says nothing.
+    Silent,
+}
+
+/// What was seen of another part so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pulse {
+    /// For how long something was not acknowledged, whenever this process looked.
+    missing: Duration,
+    /// Time in which this process ran and heard nothing.
+    silent: Duration,
+}
+
+impl Pulse {
+    /// How often to look, and to give a sign of life: a fifth of the time after which a part that
+    /// is cut off is taken for dead.
+    pub(crate) fn beat(timeout: Duration) -> Duration {
+        (timeout / 5).max(Duration::from_millis(1))
+    }
+
+    /// Looks at a part again, `after` the last time. `heard` says whether anything came from it
+    /// meanwhile. It is dead once nothing was acknowledged for `timeout`, seen a beat before.
+    pub(crate) fn look(
+        &mut self,
+        after: Duration,
+        heard: bool,
+        acks: Acks,
+        timeout: Duration,
+    ) -> Option<Dead> {
+        let beat = Self::beat(timeout);
+        // Longer than that this process stood still, or its host did.
+        let ran = after.min(2 * beat);
+        self.silent = if heard { Duration::ZERO } else { self.silent + ran };
+        // What was sent a moment ago is not late, however long there was nothing to acknowledge.
+        let late = acks.missing && acks.last > beat;
+        self.missing = if late { self.missing + ran } else { Duration::ZERO };
+        if acks.last + beat >= timeout && 2 * self.missing >= timeout {
+            return Some(Dead::CutOff);
+        }
+        (self.silent >= SILENCE).then_some(Dead::Silent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    const TIMEOUT: Duration = Duration::from_secs(1);
+
+    fn acks(missing: bool, last_ms: u64) -> Acks {
+        Acks { missing, last: Duration::from_millis(last_ms) }
+    }
+
+    #[test]
+    fn a_host_that_acknowledges_nothing_is_dead_in_time() {
+        let (mut pulse, beat) = (Pulse::default(), Pulse::beat(TIMEOUT));
+        let found = (1..).find_map(|beats: u32| {
+            let last = beat * beats;
+            let acks = Acks { missing: true, last };
+            pulse.look(beat, false, acks, TIMEOUT).map(|why| (why, last))
+        });
+        let (why, after) = found.unwrap();
+        assert_eq!(why, Dead::CutOff);
+        assert!(after <= TIMEOUT, "{after:?}");
+    }
+
+    #[test]
+    fn who_was_not_scheduled_takes_nobody_for_dead() {
+        let mut pulse = Pulse::default();
+        let beat = Pulse::beat(TIMEOUT);
+        for _ in 0..1000 {
+            // It wakes up after a minute, and another thread has just sent something.
+            let look = pulse.look(60 * TIMEOUT, true, acks(true, 60_000), TIMEOUT);
+            assert_eq!(look, None);
+            assert_eq!(pulse.look(beat, true, acks(false, 1), TIMEOUT), None);
+        }
+    }
+
+    #[test]
+    fn a_process_may_stand_still_for_long_if_its_host_answers() {
+        let mut pulse = Pulse::default();
+        let beat = Pulse::beat(TIMEOUT);
+        let beats = (1..).find(|_| pulse.look(beat, false, acks(false, 5), TIMEOUT).is_some());
+        assert_eq!(beat * beats.unwrap(), SILENCE);
+        // A minute in which this process stood still counts as two beats.
+        let mut pulse = Pulse::default();
+        assert_eq!(pulse.look(60 * TIMEOUT, false, acks(false, 5), TIMEOUT), None);
+        assert_eq!(pulse.silent, 2 * beat);
+    }
+
+    #[test]
+    fn the_kernel_says_what_was_acknowledged() {
+        use std::io::{Read, Write};
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut far, _) = listener.accept().unwrap();
+        near.write_all(b"beat").unwrap();
+        far.read_exact(&mut [0; 4]).unwrap();
+        // It is read, so it was acknowledged, or will be in a moment.
+        while Acks::of(&near).unwrap().missing {
+            std::thread::yield_now();
+        }
+    }
+}
