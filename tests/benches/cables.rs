@@ -1,0 +1,213 @@
+//! Puts over a cable: two parts of a machine in this process, joined by TLS over TCP of this host.
+//! Beside them the transport alone, and a bare TCP connection, both of which send as many bytes and
+//! wait for an answer.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use tofu_abi::table::PageSize;
+use tofu_abi::{CqId, Rcode, StagOffset, TniId};
+use tofu_cables::{Hello, Joining, Mesh, News, PartStatus, Receive, hosts};
+use tofu_driver::{Access, Cq, CqConfig, Device, MemoryRange, Order, Platform, Target};
+use tofu_fabric::{PartId, Shape};
+use tofu_inproc::InProcess;
+use tofu_machine::{MAX_MESSAGE, Machine, MachineConfig, Network, Transport};
+
+const SIZES: [usize; 4] = [8, 1920, 32 << 10, 1 << 20];
+const LONGEST: usize = 1 << 20;
+
+/// Two parts that have met.
+fn parts() -> [Arc<Mesh>; 2] {
+    let folder = tempfile::tempdir().expect("there is a place for files");
+    let dir = folder.path().join("bench");
+    let free = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").expect("there are ports"));
+    let addresses = free.map(|free| free.local_addr().expect("it has one").to_string());
+    hosts::init(&dir, &addresses).expect("certificates can be made");
+    let meet = |part: u16| {
+        let dir = dir.clone();
+        thread::spawn(move || {
+            let hello = Hello::new("bench", (part, 2), Vec::new());
+            let joining = Joining::new(&dir, hello).expect("the address is free");
+            Arc::new(joining.meet(&mut |_, _| ()).expect("the parts fit"))
+        })
+    };
+    [0, 1].map(meet).map(|part| part.join().expect("it has met the other"))
+}
+
+fn start(mesh: &Arc<Mesh>, to: impl Receive + 'static) {
+    let (to, first): (Arc<dyn Receive>, Arc<dyn Fn() + Send + Sync>) =
+        (Arc::new(to), Arc::new(|| ()));
+    mesh.start(&to, &first).expect("there are threads");
+}
+
+/// Answers the last message of a batch, which says so.
+struct Echo(Arc<Mesh>);
+
+impl Receive for Echo {
+    fn message(&self, from: PartId, message: &[u8]) {
+        if message.first() == Some(&1) {
+            self.0.send(from, vec![0; 8]);
+        }
+    }
+
+    fn room(&self) {}
+
+    fn news(&self, _: News) {}
+}
+
+/// Tells of answers.
+struct Answers(Mutex<Sender<()>>);
+
+impl Receive for Answers {
+    fn message(&self, _: PartId, _: &[u8]) {
+        // The bench may be over.
+        let _ = self.0.lock().expect("nobody panics with it").send(());
+    }
+
+    fn room(&self) {}
+
+    fn news(&self, _: News) {}
+}
+
+/// Two ends of the transport, and where answers are told of.
+fn transport() -> (Arc<Mesh>, Receiver<()>) {
+    let [near, far] = parts();
+    let (sender, answers) = channel();
+    start(&near, Answers(Mutex::new(sender)));
+    start(&far, Echo(Arc::clone(&far)));
+    (near, answers)
+}
+
+/// A bare connection, whose other end answers each so many bytes.
+fn tcp(bytes: usize) -> TcpStream {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("there are ports");
+    let near = TcpStream::connect(listener.local_addr().expect("it has one")).expect("it listens");
+    let (mut far, _) = listener.accept().expect("one has come");
+    for end in [&near, &far] {
+        end.set_nodelay(true).expect("it is TCP");
+    }
+    thread::spawn(move || {
+        let mut buffer = vec![0; bytes];
+        while far.read_exact(&mut buffer).and_then(|()| far.write_all(&[0; 8])).is_ok() {}
+    });
+    near
+}
+
+/// Hands to a machine what comes from other parts.
+struct Inwards(Network);
+
+impl Receive for Inwards {
+    fn message(&self, from: PartId, message: &[u8]) {
+        self.0.receive(from, message).expect("an honest part has sent it");
+    }
+
+    fn room(&self) {
+        self.0.room();
+    }
+
+    fn news(&self, news: News) {
+        match news {
+            News::Went(part, _) => self.0.part_went(part),
+            News::Status(part, PartStatus::Here) => self.0.part_came(part),
+            News::Status(..) => {}
+        }
+    }
+}
+
+/// A node with a queue and a buffer in each part.
+struct End {
+    _machine: Arc<Machine>,
+    device: Device<InProcess>,
+    cq: Cq<InProcess>,
+}
+
+fn machine() -> [End; 2] {
+    let shape: Shape = "1x1x1x2x1x1".parse().expect("it is a shape");
+    let mut part = 0;
+    parts().map(|mesh| {
+        let own = PartId(part);
+        let at = shape.coords(tofu_fabric::NodeId(part.into())).expect("there are two nodes");
+        part += 1;
+        let config = MachineConfig {
+            part: Some((2, own)),
+            timeout_ns: Duration::from_secs(60).as_nanos() as u64,
+            ..MachineConfig::new(shape)
+        };
+        let machine = Arc::new(Machine::new(config).expect("the host has descriptors"));
+        let network = machine.network();
+        network.connect(Arc::clone(&mesh) as _);
+        (0..2).map(PartId).for_each(|part| network.part_came(part));
+        start(&mesh, Inwards(network.clone()));
+        machine.start().expect("there are threads");
+        let platform = InProcess::attach(&machine, at, 4 << 20).expect("the node is free");
+        let device = Device::probe(platform).expect("it is a device");
+        device.tni(TniId::ALL[0]).enable().expect("it has that interface");
+        let config = CqConfig::new(TniId::ALL[0], CqId::ALL[0]);
+        let mut cq = Cq::open(&device, &config).expect("the queue is free");
+        let buffer = device.platform().alloc_dma(LONGEST, 4096).expect("there is memory");
+        let range = [MemoryRange::of(&buffer)];
+        cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).expect("the tag is free");
+        // For as long as the queue is there.
+        std::mem::forget(buffer);
+        End { _machine: machine, device, cq }
+    })
+}
+
+/// Runs a Put to its end.
+fn put(cq: &mut Cq<InProcess>, order: &Order) {
+    cq.post_and_ring(order, 0).expect("there is room");
+    let (mut read, mut ended) = (false, false);
+    while !(read && ended) {
+        read |= cq.poll_tcq().is_some();
+        if let Some(notice) = cq.poll_mrq()
+            && notice.id().is_some_and(|id| id.ends_own_command())
+        {
+            assert_eq!(notice.word0().rcode(), Rcode::SUCCESS);
+            ended = true;
+        }
+        thread::yield_now();
+    }
+}
+
+fn cables(c: &mut Criterion) {
+    let [mut near, far] = machine();
+    let (mesh, answers) = transport();
+    let mut group = c.benchmark_group("cables");
+    group.measurement_time(Duration::from_secs(3)).warm_up_time(Duration::from_millis(500));
+    let (to, at) = (Target::new(far.device.coords(), TniId::ALL[0]), StagOffset::new(0, 0, 0));
+    for bytes in SIZES {
+        group.throughput(Throughput::Bytes(bytes as u64));
+        let order = Order::put(to, at, at, bytes as u32);
+        group.bench_function(BenchmarkId::new("put", bytes), |b| {
+            b.iter(|| put(&mut near.cq, &order));
+        });
+        group.bench_function(BenchmarkId::new("transport", bytes), |b| {
+            b.iter(|| {
+                let mut left = bytes;
+                while left > 0 {
+                    let piece = left.min(MAX_MESSAGE / 2);
+                    left -= piece;
+                    let mut message = vec![0; piece];
+                    message[0] = u8::from(left == 0);
+                    assert!(mesh.send(PartId(1), message));
+                }
+                answers.recv().expect("the other end answers");
+            });
+        });
+        let (mut tcp, data, mut answer) = (tcp(bytes), vec![0; bytes], [0; 8]);
+        group.bench_function(BenchmarkId::new("tcp", bytes), |b| {
+            b.iter(|| {
+                tcp.write_all(&data).and_then(|()| tcp.read_exact(&mut answer)).expect("it works");
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, cables);
+criterion_main!(benches);
