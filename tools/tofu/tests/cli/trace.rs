@@ -18,9 +18,12 @@ fn putting(place: &Place) -> Process {
     machine
 }
 
+/// Begin, end, and name.
+type Span = (f64, f64, String);
+
 /// Spans of each thread of each node, by begin.
-fn spans(events: &[Value]) -> BTreeMap<(u64, u64), Vec<(f64, f64, String)>> {
-    let mut spans: BTreeMap<_, Vec<_>> = BTreeMap::new();
+fn spans(events: &[Value]) -> BTreeMap<(u64, u64), Vec<Span>> {
+    let mut spans: BTreeMap<_, Vec<Span>> = BTreeMap::new();
     for event in events.iter().filter(|event| event["ph"] == "X") {
         let at = (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
         let (ts, dur) = (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap());
