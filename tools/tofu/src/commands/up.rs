@@ -2,6 +2,7 @@
 
 mod board;
 mod detach;
+mod hosts;
 mod linux;
 mod screen;
 mod watch;
@@ -78,6 +79,14 @@ pub(crate) struct PartArgs {
     /// may come back
     #[arg(long, requires = "part")]
     end_with_part: bool,
+
+    /// Start a part on each host of a file by ssh, and follow all of them
+    ///
+    /// Each line is [USER@]HOST [ADDRESS:PORT [PATH]]: what ssh is told, where the part listens
+    /// (HOST:7700 if that is left out), and the command there, which is copied if no path is given.
+    /// The first host has part 0. What guests print has the number of the part in front.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["part", "join", "detach", "capture"])]
+    hosts: Option<PathBuf>,
 }
 
 impl PartArgs {
@@ -108,6 +117,8 @@ Examples:
       a program on twelve Linux nodes
   tofu up --shape 4x1x1x1x1x1 --part 0/2 --join demo
       half of a machine; `tofu up --shape 4x1x1x1x1x1 --part 1/2 --join demo` is the other
+  tofu up --shape half-rack --guest ring --hosts hosts.txt
+      a machine over the hosts of a file, a part on each
 
 A machine file:
   shape = \"2x1x1x2x3x2\"
@@ -121,6 +132,9 @@ A machine file:
 
 /// Runs `tofu up` and returns the exit code.
 pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
+    if let Some(file) = &args.parts.hosts {
+        return hosts::run(file, &args.machine, args.json);
+    }
     let (json, grace) = (args.json, args.grace.0);
     let (args_of_parts, args) = (&args.parts, &args.machine);
     let mut plan = Plan::new(args)?;

@@ -7,6 +7,7 @@ mod failing;
 mod faults;
 mod gateway;
 mod guests;
+mod launch;
 mod links;
 mod linux;
 mod local;

@@ -1,7 +1,7 @@
 //! Machines in parts: `tofu hosts init`, `tofu up --part`.
 
 use std::io::{BufRead, BufReader};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tofu_linux_tests::{Running, Said, interrupt, kill, signal, skip};
 
-use crate::tofu::{Place, wait_for};
+use crate::tofu::{Place, free_addresses, wait_for};
 
 /// Longest time for a machine.
 const LONGEST: Duration = Duration::from_secs(900);
@@ -19,14 +19,12 @@ const SHAPE: &str = "4x1x1x1x1x1";
 /// A place, and a folder in it for two parts at ports that are free.
 struct Hosts {
     place: Place,
-    addresses: Vec<String>,
+    addresses: [String; 2],
 }
 
 impl Hosts {
     fn new() -> Self {
-        let free: Vec<_> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let addresses = free.iter().map(|free| free.local_addr().unwrap().to_string()).collect();
-        let hosts = Self { place: Place::new(), addresses };
+        let hosts = Self { place: Place::new(), addresses: free_addresses() };
         hosts.init("demo");
         hosts
     }
@@ -400,7 +398,7 @@ fn a_host_that_is_cut_off_is_seen_and_one_that_stands_still_is_not() {
         skip(test, "no network namespaces: they need root and iproute2");
         return;
     };
-    hosts.addresses = vec!["10.77.0.1:7700".to_owned(), "10.77.0.2:7700".to_owned()];
+    hosts.addresses = ["10.77.0.1:7700".to_owned(), "10.77.0.2:7700".to_owned()];
     hosts.init("apart");
     let args = ["--shape", SHAPE, "--guest", "httpd", "--args", "forever=1 count=1"];
     let start = |part: usize| {

@@ -1,6 +1,7 @@
 //! Runs the command with a run directory of its own.
 
 use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -146,6 +147,12 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Two addresses of this host at which nobody listens.
+pub(crate) fn free_addresses() -> [String; 2] {
+    let free = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    free.map(|free| free.local_addr().unwrap().to_string())
 }
 
 /// Waits until something is the case.

@@ -1,0 +1,164 @@
+//! Machines in parts by one command: `tofu up --hosts`, and Slurm.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+use tofu_linux_tests::{Running, interrupt};
+
+use crate::tofu::{Place, free_addresses, wait_for};
+
+/// Longest time for a machine.
+const LONGEST: Duration = Duration::from_secs(900);
+/// Four nodes in a row, which are cut in the middle.
+const SHAPE: &str = "4x1x1x1x1x1";
+
+/// A stand-in for ssh(1): each host is this one, with a cache of its own.
+const SSH: &str = r#"#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+if [ "$2" = nowhere ]; then
+    echo "ssh: Could not resolve hostname nowhere: Name or service not known" >&2
+    exit 255
+fi
+export XDG_CACHE_HOME="$CACHES/$2"
+mkdir -p "$XDG_CACHE_HOME"
+exec /bin/sh -c "$3"
+"#;
+
+/// A place with a program in front of others of its name.
+struct Hosts {
+    place: Place,
+}
+
+impl Hosts {
+    fn new(program: &str, text: &str) -> Self {
+        let place = Place::new();
+        let bin = place.path().join("bin");
+        fs::create_dir(&bin).unwrap();
+        let file = bin.join(program);
+        write_program(&file, text);
+        Self { place }
+    }
+
+    /// Has the command find that program.
+    fn with(&self, mut command: Command) -> Command {
+        let path = std::env::var("PATH").unwrap();
+        command.env("PATH", format!("{}:{path}", self.place.path().join("bin").display()));
+        command.env("CACHES", self.place.path().join("caches"));
+        command
+    }
+
+    /// A command with a file of hosts.
+    fn up(&self, hosts: &str, args: &[&str]) -> Command {
+        let file = self.place.path().join("hosts.txt");
+        fs::write(&file, hosts).unwrap();
+        let mut command = self.place.command(&["up", "--timeout", "800s", "--shape", SHAPE]);
+        command.arg("--hosts").arg(file).args(args);
+        self.with(command)
+    }
+
+    /// What hosts have in their caches.
+    fn caches(&self, host: &str) -> Vec<String> {
+        let found = fs::read_dir(self.place.path().join("caches").join(host).join("tofu")).unwrap();
+        found.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+}
+
+fn write_program(file: &Path, text: &str) {
+    fs::write(file, text).unwrap();
+    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+const TOFU: &str = env!("CARGO_BIN_EXE_tofu");
+
+#[test]
+fn hosts_get_the_command_and_their_part_by_ssh() {
+    let hosts = Hosts::new("ssh", SSH);
+    if !hosts.place.can_boot("hosts_get_the_command_and_their_part_by_ssh") {
+        return;
+    }
+    let [first, second] = free_addresses();
+    let file = format!("# both\none {first}\n\nme@two {second} {TOFU} # it has the command\n");
+    let said = hosts.place.run_command(hosts.up(&file, &["--guest", "ring"]));
+    assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+    for expected in ["0: machine 4x1x1x1x1x1: part 0/2", "1: all 2 guests succeeded"] {
+        assert!(said.out.contains(expected), "{}", said.out);
+    }
+    let copies: Vec<_> =
+        said.err.lines().filter(|line| line.contains("copies the command")).collect();
+    assert!(copies.len() == 1 && copies[0].contains("hosts.txt:2: one: "), "{copies:?}");
+    // The command stays for the next time; nobody else's keys do.
+    assert_eq!(hosts.caches("one"), ["commands"]);
+    assert!(hosts.caches("me@two").is_empty());
+
+    let said = hosts.place.run_command(hosts.up(&file, &["--guest", "ring", "--json"]));
+    assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+    assert!(!said.err.contains("copies the command"), "{}", said.err);
+    let events = said.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let ended = events.filter(|event| event["event"] == "ended").map(|event| event["part"].clone());
+    let mut parts: Vec<_> = ended.map(|part| part.as_u64().unwrap()).collect();
+    parts.sort_unstable();
+    assert_eq!(parts, [0, 0, 1, 1]);
+    hosts.place.is_clean();
+}
+
+#[test]
+fn what_is_wrong_with_a_host_is_said_with_its_line() {
+    let hosts = Hosts::new("ssh", SSH);
+    let refused = |file: &str, args: &[&str], expected: &[&str]| {
+        let error = hosts.place.run_command(hosts.up(file, args)).error();
+        for expected in expected {
+            assert!(error.contains(expected), "{error}");
+        }
+    };
+    let [first, second] = free_addresses();
+    let one = format!("one {first} {TOFU}\n");
+    let nowhere = ["hosts.txt:2: nowhere: ", "Could not resolve hostname"];
+    refused(&format!("{one}nowhere {second}\n"), &[], &nowhere);
+    let fails = ["hosts.txt:2: two: the command does not run there"];
+    refused(&format!("{one}two {second} /bin/false\n"), &[], &fails);
+    let older = hosts.place.path().join("bin/older");
+    write_program(&older, "#!/bin/sh\necho tofu 0.0.9\n");
+    let other = ["hosts.txt:2: two: ", "bin/older there is tofu 0.0.9, this is "];
+    refused(&format!("{one}two {second} {}\n", older.display()), &[], &other);
+    // Its folder was made before the other host was asked, or not at all.
+    assert!(hosts.caches("one").is_empty() && hosts.caches("two").is_empty());
+    refused(&format!("{one}two {first}\n"), &[], &["hosts.txt", "two parts cannot listen at"]);
+    refused("-x\n", &[], &["hosts.txt:1: -x: a line is [USER@]HOST"]);
+    refused("# nobody\n", &[], &["hosts.txt: no hosts"]);
+    refused(&one.repeat(5), &[], &["4x1x1x1x1x1 cannot be cut into 5 parts"]);
+    refused(&one, &["--guest", "none"], &["none"]);
+    // A part that does not come to run ends those that wait for it.
+    let broken = hosts.place.path().join("bin/broken");
+    let text =
+        format!("#!/bin/sh\n[ $1 = --version ] && exec {TOFU} $1\necho broken >&2\nexit 3\n");
+    write_program(&broken, &text);
+    let file = format!("{one}two {second} {}\n", broken.display());
+    let said = hosts.place.run_command(hosts.up(&file, &[]));
+    let last = said.err.lines().last().unwrap_or_default();
+    assert_eq!(said.code, Some(2), "{}", said.err);
+    assert!(last.contains("hosts.txt:2: two: exit code 3: broken"), "{}", said.err);
+    hosts.place.is_clean();
+}
+
+#[test]
+fn ctrl_c_ends_the_parts_of_all_hosts() {
+    let hosts = Hosts::new("ssh", SSH);
+    if !hosts.place.can_boot("ctrl_c_ends_the_parts_of_all_hosts") {
+        return;
+    }
+    let [first, second] = free_addresses();
+    let file = format!("one {first} {TOFU}\ntwo {second} {TOFU}\n");
+    let machine = Running::start(hosts.up(&file, &["--args", "rounds=1000000000"]), b"");
+    wait_for("guests of both parts run", || {
+        hosts.place.ps()[0]["nodes"].as_array().is_some_and(|nodes| nodes.len() == 4)
+    });
+    interrupt(machine.id());
+    let said = machine.end(LONGEST);
+    assert_eq!(said.code, Some(130), "{}{}", said.out, said.err);
+    assert!(hosts.caches("one").is_empty() && hosts.caches("two").is_empty());
+    hosts.place.is_clean();
+}
