@@ -25,6 +25,7 @@ pub(crate) mod regs;
 mod running;
 pub(crate) mod sdk;
 pub(crate) mod serve;
+pub(crate) mod slurm;
 pub(crate) mod stats;
 mod svg;
 mod terminal;

@@ -9,6 +9,8 @@ use tofu_abi::Coords;
 use tofu_control::{MachineName, find_machine, info};
 use tofu_ipotofu::hosts::Host;
 
+use crate::commands::slurm;
+
 /// Print the names and addresses of a machine's nodes, as lines of /etc/hosts
 ///
 /// On the host they are of use where there is a gateway to the machine; Linux nodes have them.
@@ -47,8 +49,18 @@ enum HostsCommand {
 #[derive(Debug, Clone, Args)]
 struct InitArgs {
     /// Where each part listens, part 0 first: an address or name of its host, and a port
-    #[arg(value_name = "HOST:PORT", required = true)]
+    #[arg(value_name = "HOST:PORT", required_unless_present = "slurm")]
     addresses: Vec<String>,
+
+    /// Take the hosts of the Slurm job that this runs in: a part for each task, in the order of
+    /// `--distribution=block`
+    #[arg(long, conflicts_with = "addresses")]
+    slurm: bool,
+
+    /// With --slurm, the port of the first part on each host; more follow
+    #[arg(long, value_name = "PORT", default_value_t = 7700, requires = "slurm")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    port: u16,
 
     /// Folder to make
     #[arg(long, value_name = "DIR", default_value = "tofu-hosts")]
@@ -60,7 +72,9 @@ Examples:
   tofu hosts init --dir demo 127.0.0.1:7700 127.0.0.1:7701
       two parts on this host
   tofu hosts init node1:7700 node2:7700 node3:7700 node4:7700
-      four parts, each on a host of its own";
+      four parts, each on a host of its own
+  tofu hosts init --slurm --dir /shared/demo
+      a part for each task of a Slurm job, in its batch script";
 
 /// Runs `tofu hosts` and returns the exit code.
 pub(crate) fn run(args: &HostsArgs) -> anyhow::Result<u8> {
@@ -95,7 +109,11 @@ pub(crate) fn run(args: &HostsArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-fn init(InitArgs { addresses, dir }: &InitArgs) -> anyhow::Result<u8> {
+fn init(InitArgs { addresses, slurm, port, dir }: &InitArgs) -> anyhow::Result<u8> {
+    let addresses = match slurm {
+        true => &slurm::addresses(&slurm::environment, *port)?,
+        false => addresses,
+    };
     tofu_cables::hosts::init(dir, addresses)?;
     let (count, dir) = (addresses.len(), dir.display());
     let mut out = io::stdout().lock();

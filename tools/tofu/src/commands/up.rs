@@ -27,7 +27,7 @@ use tofu_ui::{Style, signals};
 
 use self::screen::Screen;
 use self::watch::watch;
-use crate::commands::host;
+use crate::commands::{host, slurm};
 
 /// Boot a machine and run a guest program on every node
 ///
@@ -60,10 +60,12 @@ pub(crate) struct UpArgs {
 pub(crate) struct PartArgs {
     /// Have part I of a machine of N parts in this process, and wait for the others; I is from 0
     ///
+    /// With slurm, I and N are those of a task of Slurm's (SLURM_PROCID, SLURM_NTASKS).
+    ///
     /// All other options but --capture, --metrics and those for doorbells and engines have to be
     /// the same for all parts. Small guests only so far; see the manual, page Machines over many
     /// hosts.
-    #[arg(long, value_name = "I/N", requires = "join")]
+    #[arg(long, value_name = "I/N|slurm", requires = "join", value_parser = part)]
     part: Option<PartOf>,
 
     /// Folder with the addresses of all parts and the certificate of this one: see
@@ -87,6 +89,14 @@ pub(crate) struct PartArgs {
     /// The first host has part 0. What guests print has the number of the part in front.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["part", "join", "detach", "capture"])]
     hosts: Option<PathBuf>,
+}
+
+/// A part as the user names it.
+fn part(text: &str) -> anyhow::Result<PartOf> {
+    match text {
+        "slurm" => slurm::part(&slurm::environment),
+        text => text.parse().map_err(anyhow::Error::msg),
+    }
 }
 
 impl PartArgs {

@@ -162,3 +162,48 @@ fn ctrl_c_ends_the_parts_of_all_hosts() {
     assert!(hosts.caches("one").is_empty() && hosts.caches("two").is_empty());
     hosts.place.is_clean();
 }
+
+/// A stand-in for srun(1): two tasks on this host.
+const SRUN: &str = r#"#!/bin/sh
+shift
+export SLURM_NTASKS=2
+SLURM_PROCID=0 "$@" & first=$!
+SLURM_PROCID=1 "$@" & second=$!
+wait $first && wait $second
+"#;
+
+#[test]
+fn tasks_of_slurm_are_parts() {
+    let hosts = Hosts::new("srun", SRUN);
+    if !hosts.place.can_boot("tasks_of_slurm_are_parts") {
+        return;
+    }
+    let [address, _] = free_addresses();
+    let (_, port) = address.split_once(':').unwrap();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../slurm/tofu.sbatch");
+    let mut command = Command::new("sh");
+    command.args([script, "--shape", SHAPE, "--guest", "ring", "--timeout", "800s"]);
+    for (name, value) in [
+        ("TOFU", TOFU),
+        ("TOFU_PORT", port),
+        ("SLURM_JOB_ID", "17"),
+        ("SLURM_JOB_NODELIST", "localhost"),
+        ("SLURM_TASKS_PER_NODE", "2"),
+    ] {
+        command.env(name, value);
+    }
+    command.env("XDG_RUNTIME_DIR", hosts.place.path());
+    command.env("SLURM_SUBMIT_DIR", hosts.place.path());
+    let said = hosts.place.run_command(hosts.with(command));
+    assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+    for expected in ["part 0/2, 2 of 4 VMs", "part 1/2, 2 of 4 VMs"] {
+        assert!(said.out.contains(expected), "{}", said.out);
+    }
+    assert!(!hosts.place.path().join("tofu-hosts-17").exists(), "the certificates are left there");
+
+    let mut command = hosts.place.command(&["up", "--part", "slurm", "--join", "none"]);
+    command.env_remove("SLURM_PROCID");
+    let error = hosts.place.run_command(command).error();
+    assert!(error.contains("SLURM_PROCID is not set"), "{error}");
+    hosts.place.is_clean();
+}
