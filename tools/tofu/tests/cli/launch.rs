@@ -207,3 +207,88 @@ fn tasks_of_slurm_are_parts() {
     assert!(error.contains("SLURM_PROCID is not set"), "{error}");
     hosts.place.is_clean();
 }
+
+/// The manifests for Kubernetes have what the API wants (apps/v1 StatefulSet, core/v1 Service), and
+/// name the same things.
+#[test]
+fn manifests_for_kubernetes_fit_together() {
+    let text = include_str!("../../../kubernetes/tofu.json");
+    let list: Value = serde_json::from_str(text).unwrap();
+    assert_eq!((&list["kind"], &list["apiVersion"]), (&"List".into(), &"v1".into()));
+    let of =
+        |kind: &str| list["items"].as_array().unwrap().iter().find(|item| item["kind"] == kind);
+    let (service, set) = (of("Service").unwrap(), of("StatefulSet").unwrap());
+    assert_eq!((&service["apiVersion"], &set["apiVersion"]), (&"v1".into(), &"apps/v1".into()));
+    let (service_spec, spec) = (&service["spec"], &set["spec"]);
+    // Headless, and with names for pods that are not ready: parts look for each other.
+    assert_eq!(
+        (&service_spec["clusterIP"], &spec["podManagementPolicy"]),
+        (&"None".into(), &"Parallel".into())
+    );
+    assert_eq!(service_spec["publishNotReadyAddresses"], true);
+    assert_eq!(spec["serviceName"], service["metadata"]["name"]);
+    let labels = &spec["template"]["metadata"]["labels"];
+    assert!(labels.is_object() && spec["selector"]["matchLabels"] == *labels);
+    assert_eq!(service_spec["selector"], *labels);
+
+    let pod = &spec["template"]["spec"];
+    let container = &pod["containers"][0];
+    for field in ["name", "image", "command", "args", "volumeMounts", "securityContext"] {
+        assert!(!container[field].is_null(), "{field}");
+    }
+    assert_eq!(container["ports"][0]["containerPort"], service_spec["ports"][0]["port"]);
+    let parts = spec["replicas"].as_u64().unwrap();
+    let env = |name: &str| {
+        let found = container["env"].as_array().unwrap().iter().find(|env| env["name"] == name);
+        found.unwrap()["value"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(env("PARTS"), parts.to_string());
+    let volumes = pod["volumes"].as_array().unwrap();
+    for mount in container["volumeMounts"].as_array().unwrap() {
+        assert!(volumes.iter().any(|volume| volume["name"] == mount["name"]), "{mount}");
+    }
+
+    // The secret has each file of `tofu hosts init`, and the script writes it.
+    let place = Place::new();
+    let dir = place.path().join("demo");
+    let dir = dir.to_str().unwrap();
+    let addresses: Vec<_> = (0..parts).map(|part| format!("tofu-{part}.tofu:7700")).collect();
+    let addresses = addresses.iter().map(String::as_str);
+    place
+        .run(&["hosts", "init", "--dir", dir].into_iter().chain(addresses).collect::<Vec<_>>())
+        .ok();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../kubernetes/secret.sh");
+    let said = Command::new("sh").args([script, dir]).output().unwrap();
+    assert!(said.status.success());
+    let written: Value = serde_json::from_slice(&said.stdout).unwrap();
+    let secret = volumes.iter().find_map(|volume| volume.get("secret")).unwrap();
+    assert_eq!(written["metadata"]["name"], secret["secretName"]);
+    let data = written["data"].as_object().unwrap();
+    let items = secret["items"].as_array().unwrap();
+    assert_eq!(items.len(), data.len());
+    for item in items {
+        let file =
+            fs::read(place.path().join("demo").join(item["path"].as_str().unwrap())).unwrap();
+        let coded = data[item["key"].as_str().unwrap()].as_str().unwrap();
+        let base64 = Running::start(coder(), coded.as_bytes()).end(LONGEST);
+        assert_eq!(base64.ok().into_bytes(), file, "{item}");
+    }
+
+    // What the container runs is an option that there is, with a shape that can be cut so.
+    let line = container["args"][0].as_str().unwrap();
+    assert!(
+        line.contains("tofu up --part \"${HOSTNAME##*-}/$PARTS\" --join /hosts $MACHINE"),
+        "{line}"
+    );
+    let mut up = place.command(&["up", "--part", &format!("0/{parts}"), "--join", "none"]);
+    up.args(env("MACHINE").split(' '));
+    let error = place.run_command(up).error();
+    assert!(error.contains("parts.toml; `tofu hosts init` makes it"), "{error}");
+}
+
+/// A program that decodes base64.
+fn coder() -> Command {
+    let mut command = Command::new("base64");
+    command.arg("-d");
+    command
+}
