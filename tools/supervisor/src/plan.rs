@@ -499,7 +499,6 @@ impl Plan {
         let parts = Parts::new(self.network.shape, own.of)?;
         let lacks = [
             (self.interconnect == Interconnect::Tnw, "the torus network of TNW"),
-            (self.linux().next().is_some(), "Linux nodes"),
             (self.gateway().is_some(), "a gateway"),
             (self.has_io_nodes(), "I/O nodes"),
             (self.boot_server.is_some(), "nodes that boot over the torus"),

@@ -63,8 +63,7 @@ pub(crate) struct PartArgs {
     /// With slurm, I and N are those of a task of Slurm's (SLURM_PROCID, SLURM_NTASKS).
     ///
     /// All other options but --capture, --metrics and those for doorbells and engines have to be
-    /// the same for all parts. Small guests only so far; see the manual, page Machines over many
-    /// hosts.
+    /// the same for all parts. See the manual, page Machines over many hosts.
     #[arg(long, value_name = "I/N|slurm", requires = "join", value_parser = part)]
     part: Option<PartOf>,
 
@@ -156,7 +155,11 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     }
     check_memory(&plan, host::memory_available())?;
     if plan.linux().next().is_some() {
-        return linux::run(&plan, args, json, grace);
+        return linux::run(&plan, args, (json, grace), |args| {
+            let Some((own, dir)) = args_of_parts.asked() else { return Ok(None) };
+            let joining = join(args, own, dir, same)?;
+            Ok(Some(meet(joining, own, args_of_parts.cable_timeout, json)?))
+        });
     }
     linux::refuse_options(args)?;
     let mut args = args.clone();

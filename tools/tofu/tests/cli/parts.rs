@@ -106,7 +106,7 @@ fn what_is_no_part_of_the_machine_is_refused() {
     refused("3/2", &shape, "a part is I/N, such as 0/2");
     refused("0/3", &shape, "has addresses for 2 parts; give 0/2");
     refused("0/5", &[], "the shape 1x1x1x2x3x2 cannot be cut into 5 parts");
-    refused("0/2", &["--linux"], "a machine in parts cannot have Linux nodes so far");
+    refused("0/2", &["--linux", "--net", "lan"], "--net: a machine in parts has no Ethernet");
     refused("0/2", &["--links", "modelled"], "a machine in parts cannot have modelled links");
     refused("0/2", &["--generation", "tnw"], "cannot have the torus network of TNW");
     let elsewhere = format!("3={}", hosts.dir("x.pcapng"));

@@ -1,9 +1,9 @@
 //! `tofu up` of a machine with Linux nodes.
 
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
+use std::{io, process};
 
 use anyhow::bail;
 use tofu_control::rundir::RunDir;
@@ -15,6 +15,7 @@ use tofu_supervisor::event::Event;
 use tofu_supervisor::gateway::GatewaySetup;
 use tofu_supervisor::named::Named;
 use tofu_supervisor::options::{MachineArgs, Net, Vmm};
+use tofu_supervisor::parts::Others;
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::runner::Machines;
 use tofu_ui::{ImageProgress, Style, exit, is_interrupted, signals};
@@ -45,13 +46,17 @@ pub(crate) fn refuse_options(args: &MachineArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Runs `tofu up` and returns the exit code.
+/// Runs `tofu up` and returns the exit code. `meet` waits for the other parts of the machine, if it
+/// is in parts.
 pub(crate) fn run(
     plan: &Plan,
     args: &MachineArgs,
-    json: bool,
-    grace: Duration,
+    (json, grace): (bool, Duration),
+    meet: impl FnOnce(&mut MachineArgs) -> anyhow::Result<Option<Others>>,
 ) -> anyhow::Result<u8> {
+    if plan.network.part.is_some() && args.linux.net != Net::None {
+        bail!("--net: a machine in parts has no Ethernet among all of its nodes; leave it out");
+    }
     let start = Instant::now();
     if args.linux.detach && !args.linux.detached {
         if !plan.stays_up() {
@@ -67,15 +72,20 @@ pub(crate) fn run(
     };
     let (sender, events) = mpsc::channel();
     let (signal_sender, cancelled) = (sender.clone(), Arc::new(AtomicBool::new(false)));
-    let seen = Arc::clone(&cancelled);
+    let (seen, waits) = (Arc::clone(&cancelled), Arc::new(AtomicBool::new(false)));
+    let waiting = Arc::clone(&waits);
     let _signals = signals::forward(move |signal| {
         seen.store(true, SeqCst);
+        if waiting.load(SeqCst) {
+            // There is nothing to tidy up yet.
+            process::exit(exit::of_signal(signal).into());
+        }
         // Nobody listens any more once the run is over.
         let _ = signal_sender.send(Event::Signal(signal));
     })?;
     let style = Style::detect(json);
     let outfits = {
-        let progress = ImageProgress::new(cancelled, style.progress);
+        let progress = ImageProgress::new(Arc::clone(&cancelled), style.progress);
         match prepare(plan, args, (own, support), &progress) {
             Ok(prepared) => prepared,
             Err(error) if is_interrupted(&error) => return Ok(exit::INTERRUPTED),
@@ -85,8 +95,17 @@ pub(crate) fn run(
     if let (Some(hint), false) = (outfits.hint(), json) {
         eprintln!("tofu: image: {hint}");
     }
+    // With the image at hand: those who have met do not wait long for each other's devices.
+    let mut args = args.clone();
+    waits.store(true, SeqCst);
+    if cancelled.load(SeqCst) {
+        return Ok(exit::INTERRUPTED);
+    }
+    let others = meet(&mut args)?;
+    waits.store(false, SeqCst);
+    let args = &args;
     let mut named = Named::new(plan, args)?;
-    let registry = named.serve(plan, sender.clone())?;
+    let registry = named.serve_part(plan, sender.clone(), others.clone())?;
     let gateway = named.gateway.take();
     let dir = &named.dir;
     let confinement = Confinement::of_programs(&[dir.base()], args.sandbox.off)?;
@@ -105,7 +124,7 @@ pub(crate) fn run(
         linux: Some(Box::new(host)),
         registry: Some(registry),
         gateway,
-        others: None,
+        others,
     };
 
     let mut out = io::stdout();

@@ -111,7 +111,7 @@ pub(crate) fn watch(
     let deadline = Instant::now() + plan.timeout.0;
     let (mut graced, mut told) = (None, false);
     while (stays_up || watch.is_under_way()) && !watch.is_to_end() {
-        if watch.unfinished == 0 && !told {
+        if watch.unfinished == 0 && !told && !stays_up {
             told = true;
             machine.ended(watch.count_failed());
             watch.tell_whom_it_waits_for()?;

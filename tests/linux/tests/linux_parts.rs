@@ -1,0 +1,77 @@
+//! Machines of Linux nodes in parts: commands from any of them, and jobs over all.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::time::Duration;
+
+use tofu_linux_tests::sdk::{Sdk, has_compiler};
+use tofu_linux_tests::{Image, Place, Running, wait_for};
+
+/// Longest time for a machine to boot or to end, on a busy host.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// Two nodes, which are cut apart.
+const SHAPE: &str = "2x1x1x1x1x1";
+
+#[test]
+fn linux_nodes_of_two_parts_are_one_machine() {
+    const TEST: &str = "linux_nodes_of_two_parts_are_one_machine";
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let free = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let addresses = free.map(|free| free.local_addr().unwrap().to_string());
+    let hosts = place.file("hosts");
+    place.run(&["hosts", "init", "--dir", &hosts, &addresses[0], &addresses[1]]).ok();
+    let parts = ["0/2", "1/2"].map(|part| {
+        let args = ["up", "--linux", "--boot-timeout", "600s", "--shape", SHAPE];
+        Running::start(
+            place.command(&[&args[..], &["--join", &hosts, "--part", part]].concat()),
+            b"",
+        )
+    });
+    wait_for("both nodes are ready", PATIENCE, || {
+        let ps = place.ps();
+        let nodes = ps[0]["nodes"].as_array().cloned().unwrap_or_default();
+        nodes.len() == 2 && nodes.iter().all(|node| node["state"] == "ready")
+    });
+
+    // A program of either node from either part, and what it reads.
+    for part in ["tofu-part0", "tofu-part1"] {
+        for (node, name) in [("0", "t-0-0-0-0-0-0"), ("1", "t-1-0-0-0-0-0")] {
+            let said = place.exec(&format!("{part}/{node}"), &["hostname"]);
+            assert_eq!(said.ok().trim(), name);
+            let cat = ["exec", &format!("{part}/{node}"), "--", "cat"];
+            let text = "over the cable\n".repeat(100_000);
+            assert!(place.run_with(&cat, text.as_bytes()).ok() == text);
+        }
+    }
+    let said = place.exec("1", &["sh", "-c", "echo here; exit 7"]);
+    assert_eq!((said.code, said.out.as_str()), (Some(7), "here\n"));
+    assert_eq!(place.exec_all(&["hostname"]).len(), 2);
+
+    // Files there and back.
+    let file = place.file("sent");
+    std::fs::write(&file, vec![42; 1 << 20]).unwrap();
+    let back = place.file("back");
+    place.run(&["cp", &file, "1:/tmp/file"]).ok();
+    place.run(&["cp", "1:/tmp/file", &back]).ok();
+    assert!(std::fs::read(Path::new(&back)).unwrap() == vec![42; 1 << 20]);
+
+    // Puts and Gets between them, IP over Tofu, and a job asked for at either part.
+    place.all_pairs(2, 2);
+    place.exec("tofu-part0/1", &["ping", "-c", "2", "-W", "60", "10.0.0.1"]).ok();
+    if has_compiler(TEST) {
+        let sdk = Sdk::new(&place);
+        sdk.compile("../../guest-lib/utofu/examples/run/ring.c", &["-ltofucom", "-ltofutop"]);
+        for part in ["tofu-part0", "tofu-part1"] {
+            let run = ["run", "--machine", part, "-n", "2", &place.file("ring")];
+            let out = Running::start(sdk.command(&place, &run), b"").end(PATIENCE).ok();
+            assert!(out.contains("rank 0 of 2: hello from rank 1"), "{out}");
+        }
+    }
+
+    place.run(&["down", "tofu-part1"]).ok();
+    for part in parts {
+        let said = part.end(PATIENCE);
+        assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+    }
+    place.is_clean();
+}
