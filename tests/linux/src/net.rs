@@ -37,10 +37,28 @@ impl Net {
         let up = ["up", "--linux", "--detach", "--boot-timeout", "400s"];
         place.run_for(&[&up, &options[..], args].concat(), BOOT, b"").ok();
         let this = Self { place, nodes };
-        for node in 0..nodes {
-            this.place.run(&["cp", PROGRAM, &format!("{node}:{THERE}")]).ok();
-        }
+        this.bring(0..nodes);
         Some(this)
+    }
+
+    /// Starts the machine of this file, in which these nodes are Linux.
+    pub fn of_file(test: &str, text: &str, nodes: &[usize]) -> Option<Self> {
+        let place = Place::new(test, Image::Network)?;
+        let file = place.file("machine.toml");
+        std::fs::write(&file, text).unwrap();
+        let up = ["up", "-c", &file, "--name", "net", "--image", Image::Network.name()];
+        let options = ["--memory", "288MiB", "--detach", "--boot-timeout", "400s"];
+        place.run_for(&[&up[..], &options].concat(), BOOT, b"").ok();
+        let this = Self { place, nodes: nodes.len() };
+        this.bring(nodes.iter().copied());
+        Some(this)
+    }
+
+    /// Brings the program to nodes.
+    fn bring(&self, nodes: impl IntoIterator<Item = usize>) {
+        for node in nodes {
+            self.place.run(&["cp", PROGRAM, &format!("{node}:{THERE}")]).ok();
+        }
     }
 
     /// Runs a shell's command line on a node.

@@ -3,6 +3,7 @@
 //! What takes minutes runs if the environment variable TOFU_LONG is set.
 
 use std::fs::metadata;
+use std::time::Duration;
 
 use serde_json::Value;
 use tofu_linux_tests::net::{LONG, Net, long};
@@ -257,6 +258,38 @@ fn twelve_nodes_for_long() {
         net.stream(0, node, 8 << 20, |_| ());
     }
     net.everybody_answers();
+}
+
+/// Two Linux nodes of a unit, whose default path leads by boards 1 and 4, and back by 3 and 0: each
+/// of the boards that is neither's fails and is repaired while they exchange data.
+#[test]
+fn streams_survive_any_single_board_for_long() {
+    const TEST: &str = "streams_survive_any_single_board_for_long";
+    if !long(TEST) {
+        return;
+    }
+    let small = |node: u32| {
+        let (a, b, c) = (node / 6, node / 2 % 3, node % 2);
+        format!("[[node]]\nat = [0, 0, 0, {a}, {b}, {c}]\nlinux = false\nguest = \"hello\"\n")
+    };
+    let others: String = (0..12).filter(|node| ![0, 9].contains(node)).map(small).collect();
+    let file = format!("shape = \"unit\"\nlinux = true\n{others}");
+    let Some(net) = Net::of_file(TEST, &file, &[0, 9]) else { return };
+    let mut failed = 0;
+    net.stream(0, 9, 64 << 20, |client| {
+        while client.runs() {
+            for board in ["3", "5", "7", "11"] {
+                net.place.run(&["board", "down", board]).ok();
+                // As long as it takes to send again, and so long that it is noticed.
+                std::thread::sleep(Duration::from_millis(500));
+                net.place.run(&["board", "up", board]).ok();
+                failed += 1;
+            }
+        }
+    });
+    assert!(failed >= 4, "the streams ended before any board failed");
+    net.place.run(&["down"]).ok();
+    net.place.is_clean();
 }
 
 /// `ports` are those of the first node that have links.
