@@ -12,6 +12,7 @@
 mod agenda;
 mod arena;
 mod calendar;
+mod crossbar;
 mod engine;
 mod frame;
 mod mail;
@@ -178,6 +179,7 @@ impl Network {
             scheduler: options.scheduler,
             straight_first: options.arbiter == Arbiter::StraightFirst,
             queue,
+            longest: (longest / row) as u16,
             replay,
             replay_limits: unacknowledged > u64::from(replay_bytes),
         };

@@ -31,32 +31,83 @@ const KEYS: usize = TIMEOUTS + PORTS;
 /// The key of what does not happen.
 const NO_KEY: u32 = u32::MAX;
 
+/// Timers are kept by buckets of so many picoseconds, as a power of two.
+const BUCKET: u32 = 17;
+/// So many buckets, a power of two: they reach further than a frame takes.
+const BUCKETS: usize = 16;
+
 /// Timers of a node.
 #[derive(Clone, Debug)]
+#[repr(align(64))]
 pub(super) struct Agenda {
-    /// When each output is looked at again, and when each TNI is.
-    at: [Ps; TIMEOUTS],
-    /// Which of these are to come: a bit for each.
-    set: u32,
+    /// Which timers are in each bucket of those that begin with the base: a bit for each.
+    buckets: [u32; BUCKETS],
+    /// Buckets that have any.
+    occupied: u16,
     /// Ports on whose links things go wrong: each has a timer of its own.
     pub(super) armed: u16,
+    /// Timers that no bucket is for, as they are later.
+    far: u32,
+    /// The number of the first bucket, counted from time 0.
+    base: u64,
+    /// When each output is looked at again, and when each TNI is.
+    at: [Ps; TIMEOUTS],
 }
 
 impl Default for Agenda {
     fn default() -> Self {
-        Self { at: [NEVER; TIMEOUTS], set: 0, armed: 0 }
+        Self {
+            buckets: [0; BUCKETS],
+            occupied: 0,
+            armed: 0,
+            far: 0,
+            base: 0,
+            at: [NEVER; TIMEOUTS],
+        }
     }
 }
 
 impl Agenda {
     #[inline]
-    const fn set(&mut self, place: usize, at: Ps) -> bool {
-        let sooner = at < self.at[place];
-        if sooner {
-            self.at[place] = at;
-            self.set |= 1 << place;
+    const fn place(&mut self, place: usize, at: Ps) {
+        let bucket = at >> BUCKET;
+        if bucket.wrapping_sub(self.base) < BUCKETS as u64 {
+            let n = bucket as usize % BUCKETS;
+            self.buckets[n] |= 1 << place;
+            self.occupied |= 1 << n;
+        } else {
+            self.far |= 1 << place;
         }
-        sooner
+    }
+
+    #[inline]
+    const fn displace(&mut self, place: usize, at: Ps) {
+        let n = (at >> BUCKET) as usize % BUCKETS;
+        self.far &= !(1 << place);
+        self.buckets[n] &= !(1 << place);
+        if self.buckets[n] == 0 {
+            self.occupied &= !(1 << n);
+        }
+    }
+
+    #[inline]
+    const fn set(&mut self, place: usize, at: Ps) -> bool {
+        let former = self.at[place];
+        if at >= former {
+            return false;
+        }
+        if former != NEVER {
+            self.displace(place, former);
+        }
+        self.at[place] = at;
+        self.place(place, at);
+        true
+    }
+
+    #[inline]
+    const fn clear(&mut self, place: usize) {
+        self.displace(place, self.at[place]);
+        self.at[place] = NEVER;
     }
 
     /// Sees to it that an output is looked at at that time at the latest; false if it is anyway.
@@ -73,26 +124,41 @@ impl Agenda {
     /// An output is looked at.
     #[inline]
     pub(super) const fn retried(&mut self, output: usize) {
-        self.at[output % SLOTS] = NEVER;
-        self.set &= !(1 << (output % SLOTS));
+        self.clear(output % SLOTS);
     }
 
     /// A TNI is.
     pub(super) const fn kicked(&mut self, tni: usize) {
-        self.at[KICKS + tni % TNIS] = NEVER;
-        self.set &= !(1 << (KICKS + tni % TNIS));
+        self.clear(KICKS + tni % TNIS);
     }
 
-    /// The timers that are to come: their places, and when.
+    /// The timers that may be due between two times, of which all before the first are done.
     #[inline]
-    fn timers(&self) -> impl Iterator<Item = (usize, Ps)> {
-        bits(self.set).map(|place| (place, self.at[place % TIMEOUTS]))
+    fn due(&mut self, start: Ps, end: Ps) -> u32 {
+        self.base = start >> BUCKET;
+        if self.far != 0 {
+            for place in bits(std::mem::take(&mut self.far)) {
+                self.place(place, self.at[place % TIMEOUTS]);
+            }
+        }
+        let mut due = 0;
+        let last = end.saturating_sub(1) >> BUCKET;
+        for bucket in self.base..=last.min(self.base + BUCKETS as u64 - 1) {
+            due |= self.buckets[bucket as usize % BUCKETS];
+        }
+        due | self.far
     }
 
-    /// The first of these times.
+    /// The first of the times of timers.
     #[inline]
     pub(super) fn next_at(&self) -> Ps {
-        self.timers().fold(NEVER, |next, (_, at)| next.min(at))
+        let from = (self.base % BUCKETS as u64) as u32;
+        let first = self.occupied.rotate_right(from).trailing_zeros();
+        let mut set = self.far;
+        if first < BUCKETS as u32 {
+            set |= self.buckets[(first + from) as usize % BUCKETS];
+        }
+        bits(set).fold(NEVER, |next, place| next.min(self.at[place % TIMEOUTS]))
     }
 }
 
@@ -100,9 +166,12 @@ impl Agenda {
 #[inline]
 fn bits(mut set: u32) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
+        if set == 0 {
+            return None;
+        }
         let bit = set.trailing_zeros() as usize;
-        set &= set.wrapping_sub(1);
-        (bit < u32::BITS as usize).then_some(bit)
+        set &= set - 1;
+        Some(bit)
     })
 }
 
@@ -254,9 +323,10 @@ impl Window {
 
     /// Sets a node to work up to and with a time within this window.
     #[inline]
-    pub(super) fn enter(&mut self, node: u32, until: Ps, agenda: &Agenda) {
+    pub(super) fn enter(&mut self, node: u32, until: Ps, agenda: &mut Agenda) {
         self.due = 0;
-        for (place, at) in agenda.timers() {
+        for place in bits(agenda.due(self.start, self.end)) {
+            let at = agenda.at[place % TIMEOUTS];
             if place < KICKS { self.retry(place, at) } else { self.kick(place - KICKS, at) }
         }
         self.node = node;

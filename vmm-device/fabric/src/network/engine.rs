@@ -19,6 +19,7 @@ use tofu_links::{
 
 use super::agenda::{self, Agenda, NEVER, Window};
 use super::arena::{Arena, NONE};
+use super::crossbar::{Crossbar, QUEUES, Queues, Turn, Turns, bit_of, bits};
 use super::frame::{
     CLASS, CLASS_ORDER, CLASSES, DOOMED, Far, Frame, LAST, NULLIFIED, PORTS, SLOTS, UNMARKED,
     class_of, class_queue, off_wire, on_wire,
@@ -31,17 +32,11 @@ use crate::packet::Class;
 use crate::routing::{Hop, Scheduler};
 use crate::tap::OnLink;
 
-/// Queues of an input: virtual channels of a port, classes of a TNI.
-const QUEUES: usize = 4;
 /// Of [`Output::credit`], the replay buffer's.
 const REPLAY: usize = QUEUES;
 
 /// Bytes at the beginning of a frame without which it cannot be sent on.
 const HEADER_BYTES: u64 = 16;
-
-/// Bits of [`Output::waiting`] by the part of the crossbar that they come through: it is made of
-/// parts with five inputs (IEEE Micro 2012). That one has the TNIs and two the ports is ours.
-const GROUPS: [u64; 3] = [(1 << 20) - 1, ((1 << 20) - 1) << 20, u64::MAX << 40];
 
 /// A port or a TNI. A hop touches the input of one and the output of another one at its node, and
 /// the returns of one at the node before; each is a cache line, and a node's are side by side.
@@ -51,9 +46,6 @@ struct Slot {
     output: Output,
     returns: Returns,
 }
-
-/// Outputs of a part of the crossbar (IEEE Micro 2012).
-const PART: usize = 3;
 
 /// No [`Watched`].
 const UNWATCHED: u32 = u32::MAX;
@@ -65,18 +57,12 @@ struct Input {
     /// First and last frame of each queue.
     head: [u32; QUEUES],
     tail: [u32; QUEUES],
-    /// When the crossbar has taken in what it takes from each queue, and by which part.
-    free_at: [Ps; QUEUES],
-    part: [u8; QUEUES],
-    /// The node at the other end of the link.
-    peer: u32,
-    /// Where that is: the engine that has it, and the port's slot there.
+    /// Until when the crossbar takes in something.
+    busy_until: Ps,
+    /// Where the other end of the link is: the engine that has it, and the port's slot there.
     far: Far,
     /// Where the state of what comes in is, if things go wrong on it.
     watched: u32,
-    /// Rows of the first frame of each queue, and the channel that it goes on.
-    rows: [u8; QUEUES],
-    vc: [u8; QUEUES],
     /// Bytes of frames that came in.
     bytes: Tally,
     /// Frames that came in.
@@ -108,16 +94,20 @@ impl Tally {
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 struct Output {
-    /// The queues whose first frame wants to leave here: a bit for input * 4 + queue.
-    waiting: u64,
+    /// The queues whose first frame wants to leave here, and the bits of the channels on which
+    /// they do.
+    waiting: Queues,
+    channels: [Queues; 2],
     /// When the link, or the way to the TNI, is free.
     free_at: Ps,
     /// Rows that are free in the queues at the other end and in the replay buffer, as far as is
     /// known here.
     credit: [u16; QUEUES + 1],
-    /// The group whose turn it is, and in each group the bit of `waiting`.
-    group: u8,
-    turn: [u8; GROUPS.len()],
+    /// No frame that waits for a channel has fewer rows.
+    least: [u8; QUEUES],
+    turns: Turns,
+    /// Channels for which [`Counts::zero_since`] has a time.
+    zero: u8,
     /// Frames that had come in as a whole before they left here.
     stored: Tally,
     /// Where the rest of the link's state is, if things go wrong on it.
@@ -148,21 +138,81 @@ struct Returns {
 /// Places of [`Returns`].
 const RING: usize = 4;
 
-const _: () = assert!(size_of::<Slot>() == 256, "cache lines of their own for all three");
+impl Returns {
+    /// When the next of what found a place here is back on a channel.
+    fn next_at(&self, vc: usize) -> Ps {
+        let places = 0..usize::from(self.len);
+        let of = places.filter(|n| usize::from(self.vc[*n]) == vc).map(|n| self.at[n]);
+        of.fold(NEVER, Ps::min)
+    }
+}
 
-impl Input {
-    /// When the crossbar can take the first frame of a queue to an output. From a port it takes
-    /// one frame at a time for each of its parts, from a TNI one in all.
+const _: () = assert!(size_of::<Slot>() == 192, "a cache line for each of the three");
+
+impl Output {
+    /// The queues that wait for a channel.
     #[inline]
-    fn ready_at(&self, from: usize, queue: usize, output: usize) -> Ps {
-        let part = (output / PART) as u8;
-        let mut at = self.free_at[queue];
-        for (free_at, other) in self.free_at.into_iter().zip(self.part) {
-            if from >= PORTS || other == part {
-                at = at.max(free_at);
-            }
+    const fn wants(&self, vc: usize) -> Queues {
+        let [low, high] = self.channels;
+        let low = if vc & 1 == 0 { !low } else { low };
+        let high = if vc & 2 == 0 { !high } else { high };
+        self.waiting & low & high
+    }
+
+    /// The channel that a queue which waits here does so for.
+    #[inline]
+    const fn channel(&self, bit: u32) -> usize {
+        let [low, high] = self.channels;
+        (low >> bit & 1 | (high >> bit & 1) << 1) as usize
+    }
+
+    /// The first frame of a queue wants to leave here.
+    #[inline]
+    const fn ask(&mut self, bit: u32, vc: usize, rows: u8) {
+        let least = &mut self.least[vc % QUEUES];
+        if rows < *least {
+            *least = rows;
         }
-        at
+        let queue = 1 << bit;
+        self.waiting |= queue;
+        self.channels[0] |= (vc as Queues & 1) << bit;
+        self.channels[1] |= (vc as Queues >> 1 & 1) << bit;
+    }
+
+    /// It leaves.
+    #[inline]
+    const fn take(&mut self, bit: u32) {
+        let others = !(1 << bit);
+        self.waiting &= others;
+        self.channels[0] &= others;
+        self.channels[1] &= others;
+    }
+
+    /// Whether a frame finds room at the other end, as far as is known.
+    #[inline]
+    const fn has_room(&self, vc: usize, rows: u16) -> bool {
+        self.credit[vc % QUEUES] >= rows && self.credit[REPLAY] >= rows
+    }
+
+    /// Those of some queues that wait for a channel whose frames find room at the other end.
+    #[inline]
+    fn open(&mut self, queues: Queues, vc: usize, longest: u16, rows: &[u8; 64]) -> Queues {
+        let room = self.credit[vc].min(self.credit[REPLAY]);
+        if room >= longest {
+            return queues;
+        }
+        if room < self.least[vc].into() {
+            return 0;
+        }
+        let mut least = u8::MAX;
+        let mut open = 0;
+        for bit in bits(self.wants(vc)) {
+            let rows = rows[bit as usize];
+            least = least.min(rows);
+            open |= Queues::from(u16::from(rows) <= room) << bit;
+        }
+        self.least[vc] = least;
+        open & queues
     }
 }
 
@@ -191,6 +241,23 @@ struct Counts {
     /// Time in which a frame had all but credit, by channel, and since when it is so now.
     zero_credit: [Ps; QUEUES],
     zero_since: [Ps; QUEUES],
+}
+
+impl Counts {
+    /// A frame lacks nothing but credit of a channel.
+    const fn lacks_credit(&mut self, vc: usize, now: Ps) {
+        if self.zero_since[vc] == NEVER {
+            self.zero_since[vc] = now;
+        }
+    }
+
+    /// There is credit of a channel.
+    const fn has_credit(&mut self, vc: usize, now: Ps) {
+        if self.zero_since[vc] != NEVER {
+            self.zero_credit[vc] += now - self.zero_since[vc];
+            self.zero_since[vc] = NEVER;
+        }
+    }
 }
 
 /// What has come into a slot.
@@ -255,6 +322,8 @@ pub(super) struct Costs {
     pub(super) straight_first: bool,
     /// Rows of a receive queue.
     pub(super) queue: u16,
+    /// Rows of the longest frame.
+    pub(super) longest: u16,
     /// Rows of a replay buffer.
     pub(super) replay: u16,
     /// Whether that can ever be too few, as acknowledgements take their time.
@@ -273,6 +342,9 @@ pub(super) struct Engine {
     /// When something happens at each node next.
     next_at: Vec<Ps>,
     slots: Vec<Slot>,
+    /// The node at the other end of each port's link.
+    peers: Vec<u32>,
+    crossbars: Vec<Crossbar>,
     counts: Vec<Counts>,
     tnis: Vec<Tni>,
     /// Until when the bus to each node's memory is busy.
@@ -298,20 +370,6 @@ pub(super) struct Engine {
 const fn slot(node: u32, n: usize) -> usize {
     node as usize * SLOTS + n
 }
-
-/// Of the input from which frames go straight on through an output: its group, and the bits of
-/// [`Output::waiting`] that are its.
-const STRAIGHT: [(usize, u64); SLOTS] = {
-    let mut straight = [(0, 0); SLOTS];
-    let mut n = 0;
-    while n < PORTS {
-        let bits = ((1 << QUEUES) - 1) << (Port::ALL[n].opposite().index() * QUEUES);
-        let group = if GROUPS[0] & bits != 0 { 0 } else { 1 };
-        straight[n] = (group, bits);
-        n += 1;
-    }
-    straight
-};
 
 /// Adds to a circle that is known by its last, and in which what comes first is first.
 fn push(all: &mut Arena<Returned>, last: &mut u32, returned: Returned) {
@@ -361,6 +419,7 @@ impl Engine {
     ) -> Self {
         let slots = nodes as usize * SLOTS;
         let mut all = Vec::with_capacity(slots);
+        let mut peers = Vec::with_capacity(slots);
         let mut credit = [costs.queue; QUEUES + 1];
         credit[REPLAY] = costs.replay;
         for node in first..first + nodes {
@@ -374,23 +433,21 @@ impl Engine {
                 let input = Input {
                     head: [NONE; QUEUES],
                     tail: [NONE; QUEUES],
-                    free_at: [0; QUEUES],
-                    part: [0; QUEUES],
-                    peer,
+                    busy_until: 0,
                     far,
                     watched: UNWATCHED,
-                    rows: [0; QUEUES],
-                    vc: [0; QUEUES],
                     bytes: Tally(0),
                     frames: Tally(0),
                     wait: Tally(0),
                 };
                 let output = Output {
                     waiting: 0,
+                    channels: [0; 2],
                     free_at: 0,
                     credit,
-                    group: 0,
-                    turn: [0; GROUPS.len()],
+                    least: [u8::MAX; QUEUES],
+                    turns: Turns::default(),
+                    zero: 0,
                     stored: Tally(0),
                     watched: UNWATCHED,
                     down,
@@ -406,6 +463,7 @@ impl Engine {
                     replay: NONE,
                 };
                 all.push(Slot { input, output, returns });
+                peers.push(peer);
             }
         }
         let none = [NONE; CLASSES];
@@ -417,6 +475,8 @@ impl Engine {
             agendas: vec![Agenda::default(); nodes as usize],
             next_at: vec![NEVER; nodes as usize],
             slots: all,
+            peers,
+            crossbars: vec![Crossbar::default(); nodes as usize],
             counts: vec![Counts { zero_since: [NEVER; QUEUES], ..Counts::default() }; slots],
             tnis: vec![tni; nodes as usize * (SLOTS - PORTS)],
             buses: vec![0; nodes as usize],
@@ -479,6 +539,8 @@ impl Engine {
     /// The memory that it takes.
     pub(super) fn bytes(&self) -> usize {
         self.slots.capacity() * size_of::<Slot>()
+            + self.peers.capacity() * size_of::<u32>()
+            + self.crossbars.capacity() * size_of::<Crossbar>()
             + self.agendas.capacity() * size_of::<Agenda>()
             + self.next_at.capacity() * size_of::<Ps>()
             + self.window.bytes()
@@ -645,7 +707,7 @@ impl Engine {
 
     fn run_node(&mut self, node: u32, until: Ps, out: &mut Outlet<'_>) {
         let Self { window, agendas, .. } = self;
-        window.enter(node, until, &agendas[node as usize]);
+        window.enter(node, until, &mut agendas[node as usize]);
         if agendas[node as usize].armed != 0 {
             self.note_timers(node);
         }
@@ -786,10 +848,9 @@ impl Engine {
         let vc = frame.vc;
         let doomed = frame.flags & DOOMED != 0;
         let whole_at = frame.arrived + Ps::from(frame.wire);
-        let input = &mut self.slots[slot(node, n)].input;
-        input.rows[queue] = rows;
-        input.vc[queue] = vc;
-        self.slots[slot(node, to)].output.waiting |= 1 << (n * QUEUES + queue);
+        let bit = bit_of(n, queue);
+        self.crossbars[node as usize].rows[bit as usize] = rows;
+        self.slots[slot(node, to)].output.ask(bit, vc.into(), rows);
         if doomed {
             self.retry(node, to, whole_at.max(now));
         }
@@ -805,6 +866,14 @@ impl Engine {
         }
     }
 
+    /// The same at the node at work, which is looked at again when it has done its work.
+    #[inline]
+    fn retry_here(&mut self, node: u32, n: usize, at: Ps) {
+        if self.agendas[node as usize].retry(n, at) {
+            self.window.retry(n, at);
+        }
+    }
+
     /// Lets go through an output what can go now.
     #[inline]
     fn serve(&mut self, now: Ps, node: u32, n: usize, out: &mut Outlet<'_>) {
@@ -813,7 +882,7 @@ impl Engine {
         if output.free_at > now && output.watched == UNWATCHED && !output.down {
             if output.waiting != 0 {
                 let at = output.free_at;
-                self.retry(node, n, at);
+                self.retry_here(node, n, at);
             }
             return;
         }
@@ -833,111 +902,182 @@ impl Engine {
             }
             if output.free_at > now && !output.down {
                 let at = output.free_at;
-                self.retry(node, n, at);
+                self.retry_here(node, n, at);
                 return;
             }
             if self.doomed > 0 && self.drop_doomed(now, node, n, out) {
                 continue;
             }
-            let output = &self.slots[here].output;
-            let mut again = NEVER;
-            let mut chosen = None;
-            let (waiting, group, turns) = (output.waiting, usize::from(output.group), output.turn);
-            let in_turn = [group, (group + 1) % GROUPS.len(), (group + 2) % GROUPS.len()];
-            let in_turn = in_turn.map(|group| (group, GROUPS[group], (group + 1) % GROUPS.len()));
-            let straight = if self.costs.straight_first { STRAIGHT[n] } else { (0, 0) };
-            let first = (straight.0, straight.1, group);
-            'all: for (group, inputs, next) in [first].into_iter().chain(in_turn) {
-                let turn = u32::from(turns[group]);
-                let mut waiting = (waiting & inputs).rotate_right(turn);
-                while waiting != 0 {
-                    let bit = (waiting.trailing_zeros() + turn) % 64;
-                    waiting &= waiting - 1;
-                    let (from, queue) = (bit as usize / QUEUES, bit as usize % QUEUES);
-                    let input = &self.slots[slot(node, from)].input;
-                    let ready_at = input.ready_at(from, queue, n);
-                    if ready_at > now {
-                        again = again.min(ready_at);
-                        continue;
-                    }
-                    let handle = input.head[queue];
-                    let (vc, rows) = (usize::from(input.vc[queue]) % QUEUES, input.rows[queue]);
-                    if n < PORTS
-                        && !self.slots[here].output.down
-                        && let Err(at) = self.has_room(now, here, vc, rows)
-                    {
-                        again = again.min(at);
-                        continue;
-                    }
-                    chosen = Some((group, next, bit, from, queue, handle));
-                    break 'all;
+            let turn = match self.choose(now, node, n) {
+                Ok(turn) => turn,
+                Err(NEVER) => return,
+                Err(again) => {
+                    self.retry_here(node, n, again);
+                    return;
                 }
-            }
-            let Some((group, next, bit, from, queue, handle)) = chosen else {
-                if again != NEVER {
-                    self.retry(node, n, again);
-                }
-                return;
             };
             let output = &mut self.slots[here].output;
-            output.group = next as u8;
-            output.turn[group] = ((bit + 1) % 64) as u8;
-            output.waiting &= !(1 << bit);
-            let down = output.down;
-            self.take(now, node, (from, queue), n, handle, out);
+            output.turns.pass(turn);
+            output.take(turn.bit);
+            let Output { down, watched, .. } = *output;
+            let handle = self.take(now, node, turn.bit, n, out);
             if down {
                 self.discard(now, node, n, handle, out);
-            } else if n < PORTS {
+                continue;
+            }
+            if n < PORTS {
                 self.send(now, node, n, handle, out);
             } else {
                 self.eject(now, node, n, handle, out);
             }
+            let output = &self.slots[here].output;
+            if watched == UNWATCHED && output.free_at > now {
+                if output.waiting != 0 {
+                    let at = output.free_at;
+                    self.retry_here(node, n, at);
+                }
+                return;
+            }
         }
     }
 
-    /// Whether there is room for a frame at the other end of a link and in the replay buffer, or
-    /// when to look again.
+    /// Whom an output serves next, or when to look again.
     #[inline]
-    fn has_room(&mut self, now: Ps, here: usize, vc: usize, rows: u8) -> Result<(), Ps> {
-        if self.slots[here].output.watched != UNWATCHED {
-            return self.may_send(now, here, vc, rows);
+    fn choose(&mut self, now: Ps, node: u32, n: usize) -> Result<Turn, Ps> {
+        let straight = self.costs.straight_first.then_some(n);
+        let Slot { output, .. } = &mut self.slots[slot(node, n)];
+        let crossbar = &mut self.crossbars[node as usize];
+        crossbar.release(now);
+        let ready = crossbar.ready(output.waiting, n);
+        let Some(first) = output.turns.first(ready, straight) else {
+            return Err(crossbar.ready_at(output.waiting, n));
+        };
+        if n >= PORTS || output.down {
+            return Ok(first);
         }
-        let rows = u16::from(rows);
-        let credit = &self.slots[here].output.credit;
-        if credit[vc] >= rows && credit[REPLAY] >= rows {
-            return Ok(());
+        if output.watched != UNWATCHED {
+            return self.choose_watched(now, node, n, ready);
         }
+        let rows = u16::from(crossbar.rows[first.bit as usize]);
+        let vc = output.channel(first.bit);
+        if output.has_room(vc, rows) {
+            return Ok(first);
+        }
+        let here = slot(node, n);
+        let known = self.slots[here].output.credit;
         self.settle(now, here);
+        let output = &mut self.slots[here].output;
+        if output.has_room(vc, rows) {
+            if output.zero & 1 << vc != 0 {
+                self.counts[here].has_credit(vc, now);
+                output.zero &= !(1 << vc);
+            }
+            return Ok(first);
+        }
+        self.choose_open(now, node, n, ready, known)
+    }
+
+    /// Whom an output serves next among those that are ready, if the first of them lacks room at
+    /// the other end of the link or in the replay buffer. What has come back was settled, but
+    /// before that this credit was known.
+    #[inline(never)]
+    fn choose_open(
+        &mut self,
+        now: Ps,
+        node: u32,
+        n: usize,
+        ready: Queues,
+        known: [u16; QUEUES + 1],
+    ) -> Result<Turn, Ps> {
+        let here = slot(node, n);
+        let straight = self.costs.straight_first.then_some(n);
         let Slot { output, returns, .. } = &mut self.slots[here];
+        let Crossbar { rows, .. } = &self.crossbars[node as usize];
         let counts = &mut self.counts[here];
-        if output.credit[vc] >= rows {
-            if counts.zero_since[vc] != NEVER {
-                counts.zero_credit[vc] += now - counts.zero_since[vc];
-                counts.zero_since[vc] = NEVER;
+        let longest = self.costs.longest;
+        let wanted: [Queues; QUEUES] = std::array::from_fn(|vc| ready & output.wants(vc));
+        let mut open = 0;
+        for (vc, wanted) in wanted.into_iter().enumerate() {
+            if wanted != 0 {
+                open |= output.open(wanted, vc, longest, rows);
             }
-            if output.credit[REPLAY] >= rows {
-                return Ok(());
+        }
+        let chosen = output.turns.first(open, straight);
+        let turns = output.turns;
+        // Whether any of these had its turn, in vain.
+        let passed_over = |queues: Queues| {
+            let before =
+                |chosen: Turn| turns.first(queues | 1 << chosen.bit, straight) != Some(chosen);
+            queues != 0 && chosen.is_none_or(before)
+        };
+        let mut again = NEVER;
+        for (vc, wanted) in wanted.into_iter().enumerate() {
+            let mut lacking: Queues = wanted & !open;
+            if self.costs.replay_limits {
+                // These lack room in the replay buffer alone.
+                let credit = output.credit[vc];
+                let only = bits(lacking).filter(|bit| u16::from(rows[*bit as usize]) <= credit);
+                let only = only.fold(0, |only, bit| only | 1 << bit);
+                lacking &= !only;
+                if passed_over(only) {
+                    counts.has_credit(vc, now);
+                    output.zero &= !(1 << vc);
+                    // Acknowledgements are always on their way.
+                    if returns.replay != NONE {
+                        again = again.min(self.returned[self.returned[returns.replay].next].at);
+                    }
+                }
             }
-            // Acknowledgements are always on their way.
-            let last = returns.replay;
-            return Err(if last == NONE {
-                NEVER
-            } else {
-                self.returned[self.returned[last].next].at
-            });
+            if lacking == 0 {
+                continue;
+            }
+            if output.zero & 1 << vc == 0 && passed_over(lacking) {
+                counts.lacks_credit(vc, now);
+                output.zero |= 1 << vc;
+            }
+            if chosen.is_none() {
+                let at = returns.next_at(vc);
+                let more = returns.more;
+                let more =
+                    if more == NONE { NEVER } else { self.returned[self.returned[more].next].at };
+                let at = at.min(more);
+                if at == NEVER {
+                    returns.starved |= 1 << vc;
+                }
+                again = again.min(at);
+            }
         }
-        if counts.zero_since[vc] == NEVER {
-            counts.zero_since[vc] = now;
+        let Some(turn) = chosen else {
+            let crossbar = &self.crossbars[node as usize];
+            return Err(again.min(crossbar.ready_at(output.waiting & !ready, n)));
+        };
+        let (vc, rows) = (output.channel(turn.bit), u16::from(rows[turn.bit as usize]));
+        if output.zero & 1 << vc != 0 && known[vc].min(known[REPLAY]) < rows {
+            counts.has_credit(vc, now);
+            output.zero &= !(1 << vc);
         }
-        let places = 0..usize::from(returns.len);
-        let known = places.filter(|n| usize::from(returns.vc[*n]) == vc).map(|n| returns.at[n]);
-        let more = returns.more;
-        let more = (more != NONE).then(|| self.returned[self.returned[more].next].at);
-        if let Some(at) = known.chain(more).min() {
-            return Err(at);
+        Ok(turn)
+    }
+
+    /// The same of an output to a watched link.
+    #[cold]
+    fn choose_watched(&mut self, now: Ps, node: u32, n: usize, ready: Queues) -> Result<Turn, Ps> {
+        let here = slot(node, n);
+        let straight = self.costs.straight_first.then_some(n);
+        let output = &self.slots[here].output;
+        let crossbar = &self.crossbars[node as usize];
+        let mut again = crossbar.ready_at(output.waiting & !ready, n);
+        let mut left = ready;
+        while let Some(turn) = self.slots[here].output.turns.first(left, straight) {
+            left &= !(1 << turn.bit);
+            let vc = self.slots[here].output.channel(turn.bit);
+            let rows = self.crossbars[node as usize].rows[turn.bit as usize];
+            match self.may_send(now, here, vc, rows) {
+                Ok(()) => return Ok(turn),
+                Err(at) => again = again.min(at),
+            }
         }
-        returns.starved |= 1 << vc;
-        Err(NEVER)
+        Err(again)
     }
 
     /// Takes what has come back to an output by now.
@@ -967,29 +1107,23 @@ impl Engine {
     }
 
     /// Takes the first frame out of a queue: the input is busy with it now, and the next one may
-    /// ask.
+    /// ask. Returns the frame.
     #[inline]
-    fn take(
-        &mut self,
-        now: Ps,
-        node: u32,
-        (from, queue): (usize, usize),
-        to: usize,
-        handle: u32,
-        out: &mut Outlet<'_>,
-    ) {
+    fn take(&mut self, now: Ps, node: u32, bit: u32, to: usize, out: &mut Outlet<'_>) -> u32 {
+        let (from, queue) = (bit as usize / QUEUES, bit as usize % QUEUES);
+        let input = &mut self.slots[slot(node, from)].input;
+        let handle = input.head[queue];
         let frame = &self.frames[handle];
         let Frame { wire, next, rows, bytes, flags, .. } = *frame;
         let wire = Ps::from(wire);
-        let input = &mut self.slots[slot(node, from)].input;
-        let busy_until = input.free_at.into_iter().fold(frame.arrived, Ps::max);
+        let busy_until = input.busy_until.max(frame.arrived);
         let carry = input.wait.add(now - busy_until.min(now));
         if carry != 0 {
             self.counts[slot(node, from)].wait += carry;
         }
         let free_at = now + wire;
-        input.free_at[queue] = free_at;
-        input.part[queue] = (to / PART) as u8;
+        input.busy_until = input.busy_until.max(free_at);
+        self.crossbars[node as usize].take(bit, to, free_at);
         input.head[queue] = next;
         if from >= PORTS {
             let carry = input.bytes.add(bytes.into());
@@ -997,7 +1131,7 @@ impl Engine {
                 self.counts[slot(node, from)].bytes += carry;
             }
             self.sent_from_tni(now, node, from, queue, wire, out);
-            return;
+            return handle;
         }
         if next == NONE {
             input.tail[queue] = NONE;
@@ -1017,8 +1151,9 @@ impl Engine {
         }
         if next != NONE {
             let output = self.ask(now, node, from, queue, next);
-            self.retry(node, output, free_at);
+            self.retry_here(node, output, free_at);
         }
+        handle
     }
 
     /// A TNI's frame is on its way: the next one may follow.
@@ -1059,7 +1194,7 @@ impl Engine {
             out.tell(end, node, Notice::Left { tni, token, request });
         }
         if let Some(output) = self.load(now, node, n, queue) {
-            self.retry(node, output, end);
+            self.retry_here(node, output, end);
         }
     }
 
@@ -1085,7 +1220,7 @@ impl Engine {
 
     /// The hop over the link at a port.
     fn hop(&self, node: u32, n: usize, vc: u8) -> Hop {
-        let to = NodeId(self.slots[slot(node, n)].input.peer);
+        let to = NodeId(self.peers[slot(node, n)]);
         Hop { from: NodeId(self.first + node), port: Port::ALL[n], to, vc }
     }
 
@@ -1321,22 +1456,19 @@ impl Engine {
         now.map(|link| link.received).or_else(|| self.past_received.get(&(here as u32)).copied())
     }
 
-    /// As [`Self::has_room`], by the sender of a watched link.
+    /// Whether the sender of a watched link has room for a frame, or when to look again.
     fn may_send(&mut self, now: Ps, here: usize, vc: usize, rows: u8) -> Result<(), Ps> {
-        let watched = self.slots[here].output.watched;
-        let link = &mut self.sending[watched as usize];
+        let Output { watched, zero, .. } = &mut self.slots[here].output;
+        let link = &mut self.sending[*watched as usize];
         let counts = &mut self.counts[here];
         let Err(wait) = link.sender.may_send(vc as u8, rows, now) else {
-            if counts.zero_since[vc] != NEVER {
-                counts.zero_credit[vc] += now - counts.zero_since[vc];
-                counts.zero_since[vc] = NEVER;
-            }
+            counts.has_credit(vc, now);
+            *zero &= !(1 << vc);
             return Ok(());
         };
         if wait.reason == Reason::Credit {
-            if counts.zero_since[vc] == NEVER {
-                counts.zero_since[vc] = now;
-            }
+            counts.lacks_credit(vc, now);
+            *zero |= 1 << vc;
             link.sender.starve(vc as u8, now);
             self.arm(now, here);
         }
@@ -1366,6 +1498,7 @@ impl Engine {
         })
     }
 
+    #[cold]
     fn note_timers(&mut self, node: u32) {
         let mut timers = [NEVER; PORTS];
         self.timers(node).for_each(|(n, at)| timers[n] = at);
@@ -1374,6 +1507,7 @@ impl Engine {
         }
     }
 
+    #[cold]
     fn time_out(&mut self, at: Ps, node: u32, n: usize, out: &mut Outlet<'_>) {
         let here = slot(node, n);
         let watched = self.slots[here].output.watched;
@@ -1447,6 +1581,7 @@ impl Engine {
     }
 
     /// A DLLP has arrived at a sender; or, if it asks for the latest of all, at its receiver.
+    #[cold]
     fn told(&mut self, at: Ps, node: u32, n: usize, dllp: u32, out: &mut Outlet<'_>) {
         let Slot { input, output, .. } = &self.slots[slot(node, n)];
         let (into, watched) = (input.watched, output.watched);
@@ -1473,6 +1608,7 @@ impl Engine {
     }
 
     /// Sends a frame again, if there is one to be sent again. Returns whether the output waits.
+    #[cold]
     fn replay(&mut self, now: Ps, node: u32, n: usize, out: &mut Outlet<'_>) -> bool {
         let here = slot(node, n);
         let watched = self.slots[here].output.watched;
@@ -1497,6 +1633,7 @@ impl Engine {
     }
 
     /// Gives a new frame to the sender of a watched link.
+    #[cold]
     fn send_watched(
         &mut self,
         now: Ps,
@@ -1559,6 +1696,7 @@ impl Engine {
     }
 
     /// Takes a frame that has come over a watched link. Returns whether it goes on.
+    #[cold]
     fn check(&mut self, at: Ps, node: u32, n: usize, handle: u32, out: &mut Outlet<'_>) -> bool {
         let watched = self.slots[slot(node, n)].input.watched;
         let Some(link) = self.receiving.get_mut(watched as usize) else { return true };
@@ -1581,20 +1719,19 @@ impl Engine {
     }
 
     /// Drops a frame that was found bad and has come in as a whole, if one waits for an output.
+    #[cold]
     fn drop_doomed(&mut self, now: Ps, node: u32, n: usize, out: &mut Outlet<'_>) -> bool {
         let here = slot(node, n);
-        let mut waiting = self.slots[here].output.waiting;
-        while waiting != 0 {
-            let bit = waiting.trailing_zeros() as usize;
-            waiting &= waiting - 1;
-            let (from, queue) = (bit / QUEUES, bit % QUEUES);
-            let input = &self.slots[slot(node, from)].input;
-            let handle = input.head[queue];
+        let crossbar = &mut self.crossbars[node as usize];
+        crossbar.release(now);
+        for bit in bits(crossbar.ready(self.slots[here].output.waiting, n)) {
+            let (from, queue) = (bit as usize / QUEUES, bit as usize % QUEUES);
+            let handle = self.slots[slot(node, from)].input.head[queue];
             let frame = &self.frames[handle];
             let whole = frame.arrived + Ps::from(frame.wire) <= now;
-            if frame.flags & DOOMED != 0 && whole && input.ready_at(from, queue, n) <= now {
-                self.slots[here].output.waiting &= !(1 << bit);
-                self.take(now, node, (from, queue), n, handle, out);
+            if frame.flags & DOOMED != 0 && whole {
+                self.slots[here].output.take(bit);
+                self.take(now, node, bit, n, out);
                 self.frames.free(handle);
                 self.doomed -= 1;
                 return true;
@@ -1618,6 +1755,7 @@ impl Engine {
     }
 
     /// Throws away a frame whose link is down.
+    #[cold]
     fn discard(&mut self, now: Ps, node: u32, n: usize, handle: u32, out: &mut Outlet<'_>) {
         let frame = self.frames[handle];
         self.frames.free(handle);
