@@ -658,8 +658,20 @@ impl Engine {
     }
 
     /// Opens a window of time, when all of the one before is done: takes in what was posted.
-    pub(super) fn open(&mut self, start: Ps, end: Ps, mail: &mut Mail) {
+    pub(super) fn open<'a>(
+        &mut self,
+        start: Ps,
+        end: Ps,
+        mails: impl Iterator<Item = &'a mut Mail>,
+    ) {
         self.window.open(start, end);
+        for mail in mails {
+            self.take_in(mail);
+        }
+        self.window.sort(&mut self.next_at);
+    }
+
+    fn take_in(&mut self, mail: &mut Mail) {
         self.take_credits(mail);
         for (slot, frame) in mail.frames.drain(..) {
             let (node, port) = (slot / SLOTS as u16, slot % SLOTS as u16);
@@ -674,7 +686,6 @@ impl Engine {
             self.window.post(at, node, agenda::DLLP + u32::from(port), handle);
         }
         (mail.soonest, mail.credits_at) = (NEVER, NEVER);
-        self.window.sort(&mut self.next_at);
     }
 
     /// When the first room comes back by post that somebody waits for.

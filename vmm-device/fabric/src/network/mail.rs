@@ -55,16 +55,6 @@ impl Mail {
         self.soonest == NEVER && self.credits_at == NEVER
     }
 
-    /// Adds what others have sent.
-    pub(super) fn append(&mut self, other: &mut Self) {
-        self.frames.append(&mut other.frames);
-        self.credits.append(&mut other.credits);
-        self.dllps.append(&mut other.dllps);
-        self.soonest = self.soonest.min(other.soonest);
-        self.credits_at = self.credits_at.min(other.credits_at);
-        (other.soonest, other.credits_at) = (NEVER, NEVER);
-    }
-
     /// The memory that it takes.
     pub(super) fn bytes(&self) -> usize {
         self.frames.capacity() * size_of::<(u16, Frame)>()

@@ -6,8 +6,9 @@
 //! nodes stay in the caches of the processor until they have done all that they have to do.
 
 use std::collections::BTreeSet;
+use std::num::NonZero;
 use std::panic;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvError, Sender, TryRecvError, channel};
 use std::thread::{self, JoinHandle};
 
 use tofu_abi::topology::{NodeId, Port, Shape};
@@ -25,6 +26,24 @@ use crate::packet::DiscardReason;
 const NODES: u32 = 48;
 /// Nodes that must have something to do in a window so that threads are worth waking.
 const WORTH_IT: usize = 32;
+/// How often a thread looks for work, or for work that is done, before it sleeps: for some tens of
+/// microseconds, as long as a window takes that is barely worth it.
+const LOOKS: u32 = 1000;
+/// After so many of them others may have the processor.
+const LOOKS_AT_ONCE: u32 = 100;
+
+/// Takes what a channel has or will have soon without going to sleep.
+fn receive<T>(from: &Receiver<T>, looks: u32) -> Result<T, RecvError> {
+    for look in 1..=looks {
+        match from.try_recv() {
+            Ok(value) => return Ok(value),
+            Err(TryRecvError::Disconnected) => return Err(RecvError),
+            Err(TryRecvError::Empty) if look % LOOKS_AT_ONCE == 0 => thread::yield_now(),
+            Err(TryRecvError::Empty) => std::hint::spin_loop(),
+        }
+    }
+    from.recv()
+}
 
 /// Work of a slab.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +65,10 @@ struct Slab {
     engines: Vec<Engine>,
     /// By window, in turns, and by engine of the whole machine.
     mail: [Vec<Mail>; 2],
+    /// For the next window: what came from other slabs for each of the engines.
+    came: Vec<Vec<Mail>>,
+    /// Emptied, and with memory.
+    spare: Vec<Mail>,
     /// Engines of other slabs that are sent to.
     away: Vec<usize>,
     notices: Notices,
@@ -57,13 +80,24 @@ struct Slab {
 }
 
 impl Slab {
+    /// Has an engine take in the room that came back by post for the next window.
+    fn take_credits(&mut self, next: usize, engine: usize) {
+        let Self { first, engines, mail, came, .. } = self;
+        let Some(engine_of) = engines.get_mut(engine) else { return };
+        for mail in std::iter::once(&mut mail[next][*first + engine]).chain(&mut came[engine]) {
+            engine_of.take_credits(mail);
+        }
+    }
+
     fn work(&mut self, piece: Piece) {
-        let Self { engines, mail: [even, odd], notices, .. } = self;
+        let Self { engines, mail: [even, odd], came, spare, notices, .. } = self;
         let (now, next) = if piece.mail == 0 { (even, odd) } else { (odd, even) };
         (self.next_at, self.busy) = (NEVER, 0);
-        for (engine, mail) in engines.iter_mut().zip(&mut now[self.first..]) {
+        let own = now[self.first..].iter_mut().zip(came);
+        for (engine, (mail, came)) in engines.iter_mut().zip(own) {
             if let Some((start, end)) = piece.opens {
-                engine.open(start, end, mail);
+                engine.open(start, end, std::iter::once(&mut *mail).chain(&mut *came));
+                spare.append(came);
             }
             let mut out = Outlet { mail: next, notices, hops: piece.hops };
             self.busy += engine.run(piece.until, &mut out);
@@ -72,7 +106,7 @@ impl Slab {
         let own = next[self.first..].iter().take(self.engines.len());
         let away = self.away.iter().filter_map(|engine| next.get(*engine));
         self.credits_at = NEVER;
-        for mail in own.chain(away) {
+        for mail in own.chain(away).chain(self.came.iter().flatten()) {
             self.next_at = self.next_at.min(mail.soonest);
             self.credits_at = self.credits_at.min(mail.credits_at);
         }
@@ -85,15 +119,17 @@ impl Slab {
 struct Worker {
     jobs: Option<Sender<(Slab, Piece)>>,
     done: Receiver<Slab>,
+    /// How often either side looks before it sleeps.
+    looks: u32,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Worker {
-    fn new() -> std::io::Result<Self> {
+    fn new(looks: u32) -> std::io::Result<Self> {
         let (jobs, work) = channel::<(Slab, Piece)>();
         let (finished, done) = channel();
         let work = move || {
-            for (mut slab, piece) in work {
+            while let Ok((mut slab, piece)) = receive(&work, looks) {
                 slab.work(piece);
                 if finished.send(slab).is_err() {
                     return;
@@ -101,7 +137,7 @@ impl Worker {
             }
         };
         let thread = thread::Builder::new().name("tofu-network".to_owned()).spawn(work)?;
-        Ok(Self { jobs: Some(jobs), done, thread: Some(thread) })
+        Ok(Self { jobs: Some(jobs), done, looks, thread: Some(thread) })
     }
 
     fn begin(&self, slab: Slab, piece: Piece) {
@@ -112,9 +148,11 @@ impl Worker {
     }
 
     fn end(&mut self) -> Slab {
-        self.done.recv().unwrap_or_else(|_| match self.thread.take().map(JoinHandle::join) {
-            Some(Err(panic)) => panic::resume_unwind(panic),
-            _ => unreachable!("a thread ends after its last job"),
+        receive(&self.done, self.looks).unwrap_or_else(|_| {
+            match self.thread.take().map(JoinHandle::join) {
+                Some(Err(panic)) => panic::resume_unwind(panic),
+                _ => unreachable!("a thread ends after its last job"),
+            }
         })
     }
 }
@@ -144,7 +182,11 @@ pub(super) struct Slabs {
     /// When something is due next, but for notices and credits, and when a credit is.
     next_at: Ps,
     credits_at: Ps,
+    /// How many nodes had something to do in the window so far and in the one before, and up to and
+    /// with when it was done.
     busy: usize,
+    busy_before: usize,
+    done: Ps,
     /// Messages of which a frame was lost, and whose last frame has not come yet.
     broken: BTreeSet<u64>,
     /// Links that are to go down when the window is over, by port of a node.
@@ -167,7 +209,11 @@ impl Slabs {
         neighbor: impl Fn(NodeId, Port) -> Option<(NodeId, bool)>,
     ) -> Self {
         let total = shape.nodes();
-        let workers: Vec<_> = (1..threads.min(total)).map_while(|_| Worker::new().ok()).collect();
+        let threads = threads.min(total);
+        // A thread that looks keeps others from working if there are not as many processors.
+        let processors = thread::available_parallelism().map_or(1, NonZero::get);
+        let looks = if threads as usize <= processors { LOOKS } else { 0 };
+        let workers: Vec<_> = (1..threads).map_while(|_| Worker::new(looks).ok()).collect();
         let nodes = total.div_ceil(workers.len() as u32 + 1).clamp(1, NODES);
         let count = total.div_ceil(nodes) as usize;
         let engines = count.div_ceil(workers.len() + 1);
@@ -190,10 +236,13 @@ impl Slabs {
                     Some(to)
                 })
             });
+            let engines: Vec<_> = engines.collect();
             slabs.push(Slab {
                 first,
-                engines: engines.collect(),
                 mail: [(); 2].map(|()| (0..count).map(|_| Mail::new()).collect()),
+                came: engines.iter().map(|_| Vec::new()).collect(),
+                spare: Vec::new(),
+                engines,
                 away: away.into_iter().collect(),
                 notices: Notices::new(),
                 next_at: NEVER,
@@ -212,6 +261,8 @@ impl Slabs {
             next_at: NEVER,
             credits_at: NEVER,
             busy: 0,
+            busy_before: 0,
+            done: 0,
             broken: BTreeSet::new(),
             failed: Vec::new(),
             clean: Vec::new(),
@@ -243,7 +294,7 @@ impl Slabs {
     }
 
     fn all_mail(&self) -> impl Iterator<Item = &Mail> {
-        self.slabs.iter().flat_map(|slab| slab.mail.iter().flatten())
+        self.slabs.iter().flat_map(|slab| slab.mail.iter().chain(&slab.came).flatten())
     }
 
     pub(super) fn hops(&self) -> u64 {
@@ -300,10 +351,11 @@ impl Slabs {
         let mut next_at = notices.fold(self.next_at, Ps::min);
         if self.credits_at < next_at {
             for slab in &self.slabs {
-                let mail = &slab.mail[1 - self.mail][slab.first..];
-                let waited_for =
-                    slab.engines.iter().zip(mail).map(|(one, mail)| one.waited_for(mail));
-                next_at = waited_for.fold(next_at, Ps::min);
+                let own = slab.mail[1 - self.mail][slab.first..].iter().zip(&slab.came);
+                for (engine, (mail, came)) in slab.engines.iter().zip(own) {
+                    let mails = std::iter::once(mail).chain(came);
+                    next_at = mails.map(|mail| engine.waited_for(mail)).fold(next_at, Ps::min);
+                }
             }
         }
         (next_at != NEVER).then_some(next_at)
@@ -327,11 +379,9 @@ impl Slabs {
         errors: &LinkErrors,
     ) {
         let (slab, engine, local) = self.place(node);
-        let Some(Slab { first, engines, mail, .. }) = self.slabs.get_mut(slab) else {
-            return;
-        };
-        let Some(engine_of) = engines.get_mut(engine) else { return };
-        engine_of.take_credits(&mut mail[1 - self.mail][*first + engine]);
+        let Some(slab) = self.slabs.get_mut(slab) else { return };
+        slab.take_credits(1 - self.mail, engine);
+        let Some(engine_of) = slab.engines.get_mut(engine) else { return };
         let new = engine_of.set_errors(now, local, port, errors);
         self.watch_behind(now, (node, port), to, new);
         if let Some((engine, node)) = self.engine_mut(to) {
@@ -348,11 +398,9 @@ impl Slabs {
         look: bool,
     ) {
         let (slab, engine, local) = self.place(node);
-        let Some(Slab { first, engines, mail, .. }) = self.slabs.get_mut(slab) else {
-            return;
-        };
-        let Some(engine_of) = engines.get_mut(engine) else { return };
-        engine_of.take_credits(&mut mail[1 - self.mail][*first + engine]);
+        let Some(slab) = self.slabs.get_mut(slab) else { return };
+        slab.take_credits(1 - self.mail, engine);
+        let Some(engine_of) = slab.engines.get_mut(engine) else { return };
         let new = engine_of.look_at(now, local, port, look);
         self.watch_behind(now, (node, port), to, new);
     }
@@ -477,7 +525,7 @@ impl Slabs {
 
     /// Runs all slabs through a piece of a window, and exchanges what they have sent each other.
     fn work(&mut self, piece: Piece) {
-        if self.slabs.len() == 1 || self.busy < WORTH_IT {
+        if self.slabs.len() == 1 || !self.is_worth_it(&piece) {
             self.slabs.iter_mut().for_each(|slab| slab.work(piece));
         } else {
             let mut away = std::mem::take(&mut self.slabs).into_iter();
@@ -491,23 +539,37 @@ impl Slabs {
             }));
             self.slabs.extend(workers.iter_mut().map(|worker| worker.end()));
         }
-        self.busy = self.slabs.iter().map(|slab| slab.busy).sum();
+        if piece.opens.is_some() {
+            self.busy_before = std::mem::take(&mut self.busy);
+        }
+        self.busy += self.slabs.iter().map(|slab| slab.busy).sum::<usize>();
+        self.done = piece.until;
         self.next_at = self.slabs.iter().map(|slab| slab.next_at).fold(NEVER, Ps::min);
         self.credits_at = self.slabs.iter().map(|slab| slab.credits_at).fold(NEVER, Ps::min);
         let next = 1 - piece.mail;
         for from in 0..self.slabs.len() {
             for n in 0..self.slabs[from].away.len() {
                 let engine = self.slabs[from].away[n];
-                let sent = &mut self.slabs[from].mail[next][engine];
-                if sent.is_empty() {
+                if self.slabs[from].mail[next][engine].is_empty() {
                     continue;
                 }
-                // It is put back, as it has memory.
-                let mut sent = std::mem::replace(sent, Mail::new());
-                self.slabs[engine / self.engines].mail[next][engine].append(&mut sent);
-                self.slabs[from].mail[next][engine] = sent;
+                let to = &mut self.slabs[engine / self.engines];
+                let empty = to.spare.pop().unwrap_or_else(Mail::new);
+                let sent = std::mem::replace(&mut self.slabs[from].mail[next][engine], empty);
+                self.slabs[engine / self.engines].came[engine % self.engines].push(sent);
             }
         }
+    }
+
+    /// Whether a piece of a window has enough to do for threads, to judge by what there was to do
+    /// in the window before.
+    fn is_worth_it(&self, piece: &Piece) -> bool {
+        if piece.opens.is_some() {
+            // There is the post to be sorted, too.
+            return self.busy.max(self.busy_before) >= WORTH_IT;
+        }
+        let share = u128::from(piece.until.saturating_sub(self.done));
+        self.busy_before as u128 * share >= WORTH_IT as u128 * u128::from(self.parameters.hop_ps())
     }
 
     /// Tells what has happened, in the order of time.
