@@ -5,29 +5,21 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
-use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use tofu_control::{Counters, LinkCounters, NodeCounters, QueueCounters};
 use tofu_fabric::{NodeId, Port};
+use tofu_http::{Answer, Request};
 
 use super::answers::info;
 use super::counters;
 use crate::registry::Registry;
 use crate::units::MetricsAddress;
 
-/// Most bytes of a request's head, and fields in it.
-const MAX_HEAD: usize = 8 << 10;
-const MAX_FIELDS: usize = 64;
-/// How long a client may take in all.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long, and for how many bytes, a client may go on talking when it has its answer.
-const LINGER: Duration = Duration::from_secs(1);
-const MAX_DRAIN: usize = 64 << 10;
 /// The only page.
 const PATH: &str = "/metrics";
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -70,7 +62,9 @@ impl Metrics {
             for client in self.listener.incoming() {
                 match client {
                     Ok(client) => {
-                        if let Err(error) = answer(client, || page(&registry)) {
+                        let page = || page(&registry);
+                        let respond = |request: &Request| answer(request, page);
+                        if let Err(error) = tofu_http::answer(client, respond) {
                             log::debug!("metrics: {error}");
                         }
                     }
@@ -86,82 +80,12 @@ impl Metrics {
     }
 }
 
-/// Answers one request and ends the connection.
-fn answer(mut client: TcpStream, page: impl FnOnce() -> String) -> io::Result<()> {
-    let until = Instant::now() + PATIENCE;
-    let (status, kind, body) = match head(&mut client, until)? {
-        Ok((method, path)) => match (method.as_str(), path.split('?').next()) {
-            ("GET" | "HEAD", Some(PATH)) => {
-                let body = if method == "GET" { page() } else { String::new() };
-                ("200 OK", TEXT, body)
-            }
-            ("GET" | "HEAD", _) => ("404 Not Found", TEXT, format!("see {PATH}\n")),
-            _ => ("405 Method Not Allowed", TEXT, "GET only\n".to_owned()),
-        },
-        Err(why) => ("400 Bad Request", TEXT, format!("{why}\n")),
-    };
-    let length = body.len();
-    let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
-         Connection: close\r\n\r\n"
-    );
-    let all = head + &body;
-    // A client that reads a byte now and then does not keep others waiting.
-    let mut rest = all.as_bytes();
-    while !rest.is_empty() {
-        client.set_write_timeout(Some(left(until)?))?;
-        let n = client.write(rest)?;
-        rest = &rest[n..];
-    }
-    client.shutdown(Shutdown::Write)?;
-    drain(&mut client, until.min(Instant::now() + LINGER))
-}
-
-/// Reads what a client still has to say, for a while: a connection that is closed before is reset,
-/// and the answer may be lost with it.
-fn drain(client: &mut TcpStream, until: Instant) -> io::Result<()> {
-    let mut bytes = [0; 4096];
-    for _ in 0..MAX_DRAIN / bytes.len() {
-        client.set_read_timeout(Some(left(until)?))?;
-        if client.read(&mut bytes)? == 0 {
-            break;
-        }
-    }
-    Ok(())
-}
-
-fn left(until: Instant) -> io::Result<Duration> {
-    let left = until.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
-}
-
-/// Method and path of a request, or what is wrong with it.
-fn head(
-    client: &mut TcpStream,
-    until: Instant,
-) -> io::Result<Result<(String, String), &'static str>> {
-    let mut bytes = Vec::new();
-    loop {
-        let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
-        let mut request = httparse::Request::new(&mut fields);
-        match request.parse(&bytes) {
-            Ok(httparse::Status::Complete(_)) => {
-                let (method, path) = (request.method, request.path);
-                let found = method.zip(path).map(|(method, path)| (method.into(), path.into()));
-                return Ok(found.ok_or("no request"));
-            }
-            Ok(httparse::Status::Partial) if bytes.len() >= MAX_HEAD => {
-                return Ok(Err("the request is too long"));
-            }
-            Ok(httparse::Status::Partial) => {}
-            Err(_) => return Ok(Err("not a request of HTTP/1")),
-        }
-        client.set_read_timeout(Some(left(until)?))?;
-        let mut more = [0; 1024];
-        match client.read(&mut more)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            n => bytes.extend_from_slice(&more[..n]),
-        }
+/// The only page, or why there is none.
+fn answer(request: &Request, page: impl FnOnce() -> String) -> Answer {
+    match (request.method.as_str(), request.path.as_str()) {
+        ("GET" | "HEAD", PATH) => Answer::good(TEXT, page()),
+        ("GET" | "HEAD", _) => Answer::refused("404 Not Found", &format!("see {PATH}")),
+        _ => Answer::refused("405 Method Not Allowed", "GET only"),
     }
 }
 
@@ -293,40 +217,16 @@ fn of_node(samples: &mut Samples, node: u32, counters: &NodeCounters) {
 mod tests {
     use super::*;
 
-    /// What comes back for these bytes.
-    fn said(bytes: &[u8]) -> String {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (server, _) = listener.accept().unwrap();
-        let answers = thread::spawn(move || answer(server, || "page\n".to_owned()));
-        // The other end may have said no before it has read everything.
-        let _ = client.write_all(bytes);
-        let mut text = Vec::new();
-        let _ = client.read_to_end(&mut text);
-        drop(client);
-        let _ = answers.join().unwrap();
-        String::from_utf8(text).unwrap()
-    }
-
     #[test]
     fn one_page_is_served_and_all_else_refused() {
-        let good = said(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
-        assert!(good.starts_with("HTTP/1.1 200 OK\r\n") && good.ends_with("\r\n\r\npage\n"));
-        assert!(good.contains("Content-Length: 5\r\n"));
-        let head = said(b"HEAD /metrics HTTP/1.1\r\n\r\n");
-        assert!(head.starts_with("HTTP/1.1 200") && head.ends_with("\r\n\r\n"), "{head}");
-        let many = "a: b\r\n".repeat(MAX_FIELDS + 1);
-        for (bytes, expected) in [
-            (b"GET / HTTP/1.1\r\n\r\n".to_vec(), "404"),
-            (b"POST /metrics HTTP/1.1\r\n\r\n".to_vec(), "405"),
-            (b"\x16\x03\x01\x00\xff".to_vec(), "400"),
-            (b"GET /metrics HTTP/9\r\n\r\n".to_vec(), "400"),
-            (format!("GET /metrics HTTP/1.1\r\n{many}\r\n").into_bytes(), "400"),
-            ([b"GET /".to_vec(), vec![b'a'; MAX_HEAD]].concat(), "400"),
-        ] {
-            let answer = said(&bytes);
-            assert!(answer.starts_with(&format!("HTTP/1.1 {expected} ")), "{answer}");
-        }
+        let said = |method: &str, path: &str| {
+            let (method, path) = (method.to_owned(), path.to_owned());
+            answer(&Request { method, path, ..Request::default() }, || "page".to_owned())
+        };
+        assert_eq!(said("GET", "/metrics"), Answer::good(TEXT, "page"));
+        assert_eq!(said("HEAD", "/metrics"), Answer::good(TEXT, "page"));
+        assert!(said("GET", "/").status.starts_with("404 "));
+        assert!(said("POST", "/metrics").status.starts_with("405 "));
     }
 
     #[test]
