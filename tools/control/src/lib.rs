@@ -11,6 +11,7 @@ pub mod lines;
 mod name;
 mod program;
 pub mod protocol;
+pub mod rates;
 pub mod rundir;
 
 pub use connection::{

@@ -4,7 +4,6 @@ mod screen;
 mod view;
 
 use std::io::{self, IsTerminal};
-use std::path::Path;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
@@ -12,13 +11,13 @@ use anyhow::{Context, bail};
 use clap::Args;
 use ratatui_core::terminal::Terminal;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tofu_control::protocol::{MachineInfo, Reply, Request};
-use tofu_control::{MachineName, ask, find_machine, info, rundir};
+use tofu_control::rates::Look;
+use tofu_control::{MachineName, find_machine, rundir};
 use tofu_supervisor::units::Timeout;
 use tofu_ui::{exit, signals};
 
 use self::screen::Screen;
-use self::view::{Key, Keys, Node, Sample, Sort, View};
+use self::view::{Key, Keys, Sort, View};
 
 /// Show what a machine does, on a full screen: nodes, rates, errors, waiting commands, links
 ///
@@ -50,7 +49,7 @@ pub(crate) fn run(args: &TopArgs) -> anyhow::Result<u8> {
     let (name, control) = find_machine(args.name.as_ref())?;
     let (ended, _signals) = signals::flag()?;
     let mut view = View::new(name.as_str(), args.sort);
-    view.take(sample(&control)?);
+    view.take(Look::take(&control)?.into());
     let mut terminal = Terminal::new(Screen::enter()?).context("cannot use the terminal")?;
     let interval = args.every.0.max(LOOK);
     let mut next = Instant::now() + interval;
@@ -71,8 +70,8 @@ pub(crate) fn run(args: &TopArgs) -> anyhow::Result<u8> {
         }
         if Instant::now() >= next {
             next = Instant::now() + interval;
-            match sample(&control) {
-                Ok(sample) => view.take(sample),
+            match Look::take(&control) {
+                Ok(look) => view.take(look.into()),
                 // The machine has ended.
                 Err(_) if rundir::is_gone(&control) => return Ok(0),
                 Err(error) => return Err(error),
@@ -96,21 +95,4 @@ fn typed(keys: &mut Keys, wait: Duration) -> anyhow::Result<Vec<Key>> {
         0 => Ok(vec![Key::Interrupt]),
         n => Ok(keys.of(&bytes[..n])),
     }
-}
-
-/// Looks at the machine.
-fn sample(control: &Path) -> anyhow::Result<Sample> {
-    let MachineInfo { shape, generation, links_down, seconds, nodes, .. } = info(control)?;
-    let mut found = Vec::with_capacity(nodes.len());
-    for node in nodes {
-        let counters = match ask(control, &Request::Counters { node: node.index })? {
-            Reply::Counters { counters } => counters.unwrap_or_default(),
-            _ => bail!("not an answer"),
-        };
-        let state = if node.down { "down".to_owned() } else { node.state };
-        found.push(Node { index: node.index, name: node.name, state, counters });
-    }
-    let machine = format!("{shape} {}", generation.unwrap_or_default());
-    let links_down = links_down.len();
-    Ok(Sample { at: Instant::now(), machine, seconds, links_down, nodes: found })
 }

@@ -6,8 +6,8 @@ use clap::ValueEnum;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::{Modifier, Style};
-use tofu_abi::regs::{CqReg, PortReg, TniReg};
-use tofu_abi::tnw::{ChannelReg, LinkReg};
+use tofu_control::protocol::MachineInfo;
+use tofu_control::rates::{Look, Node, Rates, rate};
 use tofu_control::{Counters, NodeCounters};
 use tofu_fabric::Port;
 use tofu_ui::printable;
@@ -105,15 +105,6 @@ fn plain(byte: u8) -> Option<Key> {
     })
 }
 
-/// A node at a moment.
-#[derive(Clone, Debug)]
-pub(super) struct Node {
-    pub(super) index: u32,
-    pub(super) name: String,
-    pub(super) state: String,
-    pub(super) counters: NodeCounters,
-}
-
 /// A machine at a moment.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
@@ -126,28 +117,33 @@ pub(super) struct Sample {
     pub(super) nodes: Vec<Node>,
 }
 
+impl From<Look> for Sample {
+    fn from(look: Look) -> Self {
+        let Look { at, machine, nodes } = look;
+        let MachineInfo { shape, generation, links_down, seconds, .. } = machine;
+        let machine = format!("{shape} {}", generation.unwrap_or_default());
+        Self { at, machine, seconds, links_down: links_down.len(), nodes }
+    }
+}
+
 /// A row of nodes: what happened in a second.
 #[derive(Clone, Debug)]
 struct Row {
     index: u32,
     name: String,
     state: String,
-    commands: f64,
-    sent: f64,
-    received: f64,
-    errors: f64,
-    waiting: u64,
+    rates: Rates,
 }
 
 impl Row {
     fn by(&self, sort: Sort) -> f64 {
         match sort {
             Sort::Node => f64::from(self.index),
-            Sort::Commands => self.commands,
-            Sort::Sent => self.sent,
-            Sort::Received => self.received,
-            Sort::Errors => self.errors,
-            Sort::Waiting => self.waiting as f64,
+            Sort::Commands => self.rates.commands,
+            Sort::Sent => self.rates.sent,
+            Sort::Received => self.rates.received,
+            Sort::Errors => self.rates.errors,
+            Sort::Waiting => self.rates.waiting as f64,
         }
     }
 }
@@ -206,14 +202,20 @@ impl View {
         let seconds = before.map_or(0.0, |last| (sample.at - last.at).as_secs_f64());
         let added = sample.nodes.iter().map(|node| {
             let same = |other: &&Node| other.index == node.index;
-            let before = before.and_then(|last| last.nodes.iter().find(same));
             // At first there is nothing to compare with.
-            let old = before.map_or(&node.counters, |before| &before.counters);
-            (Node { counters: node.counters.since(old), ..node.clone() }, seconds)
+            (node.since(before.and_then(|last| last.nodes.iter().find(same))), seconds)
         });
         self.added = added.collect();
-        self.rows = self.added.iter().map(|(node, seconds)| row(node, *seconds)).collect();
-        self.links = self.added.iter().flat_map(|(node, seconds)| links(node, *seconds)).collect();
+        let row = |(node, seconds): &(Node, f64)| {
+            let Node { index, name, state, .. } = node.clone();
+            Row { index, name, state, rates: node.rates(*seconds) }
+        };
+        self.rows = self.added.iter().map(row).collect();
+        let links = |(node, seconds): &(Node, f64)| {
+            let ports = node.ports(*seconds).into_iter();
+            ports.map(|(port, load)| (format!("{} {port}", node.name), load)).collect::<Vec<_>>()
+        };
+        self.links = self.added.iter().flat_map(links).collect();
         self.links.sort_by(|(_, a), (_, b)| b.total_cmp(a));
         self.last = Some(sample);
         self.order();
@@ -376,7 +378,8 @@ impl View {
 
 impl Row {
     fn line(&self) -> String {
-        let Self { index, name, state, commands, sent, received, errors, waiting } = self;
+        let Self { index, name, state, rates } = self;
+        let Rates { commands, sent, received, errors, waiting } = rates;
         let [commands, sent, received, errors] =
             [commands, sent, received, errors].map(|rate| short(*rate));
         format!(
@@ -384,10 +387,6 @@ impl Row {
              {waiting:>8}"
         )
     }
-}
-
-fn rate(n: u64, seconds: f64) -> f64 {
-    if seconds > 0.0 { n as f64 / seconds } else { 0.0 }
 }
 
 /// A number in at most six columns.
@@ -408,67 +407,11 @@ fn short(value: f64) -> String {
     "many".to_owned()
 }
 
-fn row(Node { index, name, state, counters }: &Node, seconds: f64) -> Row {
-    let rate = |n| rate(n, seconds);
-    let tnw = counters.nwp.is_some();
-    let of_queues = |reg: CqReg| -> u64 {
-        counters.queues.iter().filter_map(|queue| queue.counters.get(reg.name())).sum()
-    };
-    let (commands, sent, received) = match tnw {
-        // A packet has 128 bytes of data.
-        true => (
-            counters.of_channels(ChannelReg::MessagesSent),
-            128 * counters.of_links(LinkReg::Sent),
-            128 * counters.of_links(LinkReg::Received),
-        ),
-        // Bytes are counted in units of 16.
-        false => (
-            of_queues(CqReg::TcqNumNotice),
-            16 * counters.of_tnis(TniReg::ByteSendTlp),
-            16 * counters.of_tnis(TniReg::ByteReceiveTlp),
-        ),
-    };
-    let errors = [
-        counters.failed_commands(),
-        counters.of_tnis(TniReg::NumReceiveNullifiedTlp),
-        counters.of_tnis(TniReg::RxNumExceptionTlp),
-        counters.of_tnis(TniReg::RxNumUnknownTlp),
-        counters.of_ports(PortReg::NumTxDiscardNormalTlp),
-        counters.of_ports(PortReg::NumTxDiscardSystemTlp),
-        counters.of_links(LinkReg::CrcErrors),
-        counters.of_links(LinkReg::SequenceErrors),
-        counters.of_links(LinkReg::Timeouts),
-        counters.of_channels(ChannelReg::Refused),
-    ];
-    Row {
-        index: *index,
-        name: name.clone(),
-        state: state.clone(),
-        commands: rate(commands),
-        sent: rate(sent),
-        received: rate(received),
-        errors: rate(errors.iter().fold(0, |sum, n| sum.saturating_add(*n))),
-        waiting: counters.under_way,
-    }
-}
-
-/// The links that leave a node, with the bytes that went over each in a second.
-fn links(Node { name, counters, .. }: &Node, seconds: f64) -> Vec<(String, f64)> {
-    let load = |port: &dyn std::fmt::Display, bytes| {
-        (bytes > 0).then(|| (format!("{name} {port}"), rate(bytes, seconds)))
-    };
-    let of = |counters: &Counters, name| counters.get(name).copied().unwrap_or(0);
-    let ports = Port::ALL.iter().zip(&counters.ports);
-    let ports =
-        ports.map(|(port, counted)| load(port, 16 * of(counted, PortReg::ByteSendTlp.name())));
-    let links = counters.links.iter();
-    let links = links.map(|link| load(&link.port, 128 * of(&link.counters, LinkReg::Sent.name())));
-    ports.chain(links).flatten().collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use tofu_abi::regs::{PortReg, TniReg};
 
     use super::*;
 
