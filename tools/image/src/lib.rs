@@ -35,6 +35,7 @@ pub const TCG_ARGUMENTS: &str = "no_timer_check tsc=reliable";
 mod apt;
 mod arch;
 mod cache;
+mod chromium;
 mod cpio;
 mod cross;
 mod driver;

@@ -119,6 +119,13 @@ pub(crate) enum ImageCommand {
         #[arg(value_name = "ARG", last = true)]
         args: Vec<OsString>,
     },
+    /// Run Chromium without a window, to look at pages in tests; it is fetched
+    #[command(hide = true)]
+    Chromium {
+        /// Chromium's arguments
+        #[arg(value_name = "ARG", last = true)]
+        args: Vec<OsString>,
+    },
     /// Remove an image
     Rm {
         /// The image
@@ -180,6 +187,10 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
                 if *fetched { cache.fetched_tshark(&progress) } else { cache.tshark(&progress) };
             tshark.map_err(Into::into).and_then(|command| become_program(command, args, &progress))
         }
+        ImageCommand::Chromium { args } => cache
+            .chromium(&progress)
+            .map_err(Into::into)
+            .and_then(|command| become_program(command, args, &progress)),
         ImageCommand::Ls { json } => list(&cache, *json),
         ImageCommand::Rm { name } => cache.remove(name.as_str(), &progress).map_err(Into::into),
     };

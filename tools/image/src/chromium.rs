@@ -1,0 +1,57 @@
+//! Chromium without a window, by which tests look at pages: Debian's, in the cache.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::apt;
+use crate::cache::Cache;
+use crate::error::{IoContext, Result};
+use crate::fetched::LIBRARIES;
+use crate::progress::Progress;
+use crate::run;
+
+const NAME: &str = "chromium-headless-shell";
+/// Where it is in its package.
+const FOLDER: &str = "usr/lib/chromium";
+const LOADER: &str = "ld-linux-x86-64.so.2";
+
+/// The one in `root`. It looks for its data beside the program that the kernel has started, which
+/// is the loader, and would start its other processes by it: all of it is one process.
+fn in_root(root: &Path) -> Command {
+    let libraries = root.join(LIBRARIES);
+    let mut path = libraries.clone().into_os_string();
+    path.push(":");
+    path.push(libraries.join("pulseaudio"));
+    let folder = root.join(FOLDER);
+    let mut command = run::command(&folder.join(LOADER));
+    command
+        .arg("--library-path")
+        .arg(path)
+        .arg(folder.join(NAME))
+        .args(["--no-sandbox", "--disable-gpu", "--single-process", "--no-zygote"])
+        // Settings of fonts and the like are the packages' own.
+        .env("FONTCONFIG_PATH", root.join("etc/fonts"))
+        .env("XDG_DATA_DIRS", root.join("usr/share"));
+    command
+}
+
+impl Cache {
+    /// A command that runs Chromium without a window; its arguments are to be added. It is fetched
+    /// into the cache, unless it is there.
+    ///
+    /// # Errors
+    /// All that can go wrong with fetching.
+    pub fn chromium(&self, progress: &dyn Progress) -> Result<Command> {
+        let packages = [NAME, "fonts-dejavu-core"];
+        self.fetch_program(NAME, &packages, apt::From::Release, false, progress, |root| {
+            let (from, to) = (root.join(LIBRARIES).join(LOADER), root.join(FOLDER).join(LOADER));
+            fs::copy(&from, &to).on("copy", &from)?;
+            let mut command = in_root(root);
+            command.arg("--version");
+            let said = run::must(command, "asking Chromium for its version", root, progress)?;
+            Ok(said.lines().next().unwrap_or_default().trim().to_owned())
+        })?;
+        Ok(in_root(&self.root_of(NAME)))
+    }
+}
