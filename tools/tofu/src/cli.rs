@@ -34,6 +34,7 @@ use crate::commands::top::TopArgs;
 use crate::commands::topo::TopoArgs;
 use crate::commands::trace::TraceArgs;
 use crate::commands::up::UpArgs;
+use crate::commands::view::ViewArgs;
 use crate::logging;
 
 /// Run a Tofu machine of virtual machines
@@ -94,6 +95,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Fault(FaultCommand),
     Top(TopArgs),
+    View(ViewArgs),
     Stats(StatsArgs),
     Regs(RegsArgs),
     Inspect(InspectArgs),

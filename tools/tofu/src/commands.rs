@@ -33,3 +33,4 @@ pub(crate) mod top;
 pub(crate) mod topo;
 pub(crate) mod trace;
 pub(crate) mod up;
+pub(crate) mod view;

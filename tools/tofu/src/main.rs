@@ -18,7 +18,7 @@ use cli::{Cli, Command};
 use commands::{
     capture, completions, console, cp, doctor, down, events, exec, failing, fault, forward, guest,
     hosts, image, inspect, link, manual, map, node, ps, regs, sdk, serve, stats, top, topo, trace,
-    up,
+    up, view,
 };
 use tofu_ui::exit;
 
@@ -54,6 +54,7 @@ fn main() -> ExitCode {
         Command::Link(command) => link::run(command),
         Command::Fault(command) => fault::run(command),
         Command::Top(args) => top::run(args),
+        Command::View(args) => view::run(args),
         Command::Stats(args) => stats::run(args),
         Command::Regs(args) => regs::run(args),
         Command::Inspect(args) => inspect::run(args),

@@ -1,6 +1,7 @@
 //! The built command, from outside.
 
 mod bad_input;
+mod browser;
 mod capture;
 mod control;
 mod failing;
@@ -19,3 +20,4 @@ mod tnw;
 mod tofu;
 mod top;
 mod trace;
+mod view;
