@@ -1,5 +1,6 @@
 //! `tofu trace`: what becomes of commands, as text or in a file for Perfetto.
 
+mod flight;
 mod perfetto;
 mod text;
 
@@ -16,8 +17,11 @@ use tofu_control::protocol::{
     CaptureLimits, Reply, Request, TraceRequest, TraceSummary, TracedCommand, TracedInterrupt,
 };
 use tofu_control::{Connection, find_machine, locate, node_number};
-use tofu_ui::signals;
+use tofu_supervisor::units::Timeout;
+use tofu_sync::lock;
+use tofu_ui::{printable, signals};
 
+use flight::Flight;
 use perfetto::Perfetto;
 
 /// Show what becomes of each command, or write a file for Perfetto
@@ -58,6 +62,11 @@ pub(crate) struct TraceArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub(crate) seconds: Option<u64>,
 
+    /// Keep what has ended within this time, and write that, and end, when a command fails, a guest
+    /// dies or the machine ends, or at Ctrl-C
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["result", "count", "seconds"])]
+    pub(crate) last: Option<Timeout>,
+
     /// Print a JSON object for each command, as the control socket has it
     #[arg(long, conflicts_with = "write")]
     pub(crate) json: bool,
@@ -68,6 +77,8 @@ Examples:
   tofu trace --count 10
   tofu trace 0 --result failed
       why commands of node 0 fail, as they do
+  tofu trace --last 2s -w failure.json
+      a flight recorder: the two seconds before a command fails or a guest dies
   tofu trace 0 1 --queue 0/3 --kind put,get -w two.json --seconds 5
       a file to open in ui.perfetto.dev";
 
@@ -153,23 +164,42 @@ pub(crate) fn run(args: &TraceArgs) -> anyhow::Result<u8> {
         // The machine then sends what it has and says so.
         let _ = stream.shutdown(Shutdown::Write);
     })?;
+    let mut flight = args.last.map(|Timeout(last)| Flight::new(last));
+    let dead = flight.as_ref().map(|_| flight::watch(&control, &connection)).transpose()?;
     eprintln!("tracing; Ctrl-C ends it");
-    let summary = loop {
-        match connection.answer() {
-            Ok(Reply::Traced { commands, interrupts }) => {
+    let mut wrong = None;
+    let ended = loop {
+        match (connection.answer(), &mut flight) {
+            (Ok(Reply::Traced { commands, interrupts }), None) => {
                 output.take(&commands, &interrupts).with_context(cannot)?;
             }
-            Ok(Reply::TraceEnded(summary)) => break summary,
-            Ok(_) => bail!("not an answer"),
-            // The machine has ended. What there is, is a good file.
-            Err(error) => {
-                output.finish().with_context(cannot)?;
-                return Err(error);
+            (Ok(Reply::Traced { commands, interrupts }), Some(flight)) => {
+                if let Some(what) = flight.take(commands, interrupts) {
+                    wrong = Some(what);
+                    let _ = connection.stream()?.shutdown(Shutdown::Write);
+                }
             }
+            (Ok(Reply::TraceEnded(summary)), _) => break Ok(summary),
+            (Ok(_), _) => bail!("not an answer"),
+            // The machine has ended. What there is, is a good file.
+            (Err(error), _) => break Err(error),
         }
     };
+    let Some(flight) = flight else {
+        output.finish().with_context(cannot)?;
+        eprintln!("{}", words(&ended?));
+        return Ok(0);
+    };
+    let (commands, interrupts) = flight.finish();
+    output.take(&commands, &interrupts).with_context(cannot)?;
     output.finish().with_context(cannot)?;
-    eprintln!("{}", words(&summary));
+    let dead = dead.and_then(|dead| lock(&dead).take());
+    for what in dead.iter().chain(&wrong) {
+        eprintln!("{}", printable(what));
+    }
+    // That the machine ends is one of the things that are waited for.
+    let seen = ended.map_or_else(|error| error.to_string(), |summary| words(&summary));
+    eprintln!("the last {} commands are written; {seen}", commands.len());
     Ok(0)
 }
 

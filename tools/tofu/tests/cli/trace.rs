@@ -1,6 +1,7 @@
 //! `tofu trace`: text, files for Perfetto, and how it ends.
 
 use std::collections::BTreeMap;
+use std::io::{self, BufRead, BufReader};
 use std::process::Stdio;
 
 use serde_json::Value;
@@ -102,9 +103,39 @@ fn a_running_machine_is_traced() {
     interrupt(machine.id());
     machine.wait();
     assert_eq!(trace.wait().unwrap().code(), Some(2));
-    let said = std::io::read_to_string(trace.stderr.take().unwrap()).unwrap();
+    let said = io::read_to_string(trace.stderr.take().unwrap()).unwrap();
     assert!(said.lines().count() == 2 && said.contains("the machine has ended"), "{said}");
     serde_json::from_slice::<Vec<Value>>(&std::fs::read(&path).unwrap()).unwrap();
+}
+
+#[test]
+fn a_flight_recorder_has_what_was_before_the_first_failure() {
+    let place = Place::new();
+    if !place.can_boot("a_flight_recorder_has_what_was_before_the_first_failure") {
+        return;
+    }
+    let _machine = putting(&place);
+    let path = place.path().join("flight.json");
+    let mut flight = place.command(&["trace", "--last", "10s", "-w", path.to_str().unwrap()]);
+    let mut flight = flight.stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(flight.stderr.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.starts_with("tracing"), "{line}");
+    // Some commands, then one that fails, upon which the guest gives up.
+    place.run(&["trace", "--count", "100"]).ok();
+    place.run(&["link", "down", "0", "A"]).ok();
+    let said = io::read_to_string(said).unwrap();
+    assert_eq!(flight.wait().unwrap().code(), Some(0), "{said}");
+    let failed = said.contains("a command has failed: node 0 TNI ");
+    assert!(failed || said.contains("node 0 has ended: "), "{said}");
+    assert!(said.contains(" commands are written; "), "{said}");
+    let events: Vec<Value> = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let puts = events.iter().filter(|event| {
+        event["ph"] == "X" && event["name"].as_str().is_some_and(|name| name.starts_with("Put"))
+    });
+    let puts = puts.count();
+    assert!(puts > 50, "{puts}");
 }
 
 #[test]
