@@ -104,9 +104,10 @@ const _: () = assert!(size_of::<EnableBch>() == 24);
 const _: () = assert!(size_of::<Addr>() == 9);
 const _: () = assert!(size_of::<SetBg>() == 56);
 
-/// The size in the number says 8 whatever the argument is.
+/// The size in the number says 8 whatever the argument is. The C library takes the number as a
+/// signed one on some machines.
 const fn request(n: libc::Ioctl) -> libc::Ioctl {
-    0xc008_6400 + n
+    0xc008_6400_u32 as libc::Ioctl + n
 }
 
 /// # Safety
