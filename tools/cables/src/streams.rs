@@ -92,14 +92,25 @@ struct State {
     credit: u32,
     /// It is over.
     closed: bool,
+    /// The other part has been told that no more comes.
+    sent: bool,
+    /// Nobody there reads what is sent.
+    unheard: bool,
     /// Threads that serve it.
     pumps: u8,
 }
 
 impl Stream {
     fn new() -> Arc<Self> {
-        let state =
-            State { inbox: Vec::new(), ended: false, credit: WINDOW, closed: false, pumps: 0 };
+        let state = State {
+            inbox: Vec::new(),
+            ended: false,
+            credit: WINDOW,
+            closed: false,
+            sent: false,
+            unheard: false,
+            pumps: 0,
+        };
         Arc::new(Self { state: Mutex::new(state), changed: Condvar::new(), local: OnceLock::new() })
     }
 
@@ -206,9 +217,12 @@ impl Streams {
     fn take_in(&self, key: Key, stream: &Stream, mut local: &UnixStream) {
         let mut bytes = vec![0; PIECE];
         loop {
-            let state = stream.wait_while(|state| state.credit == 0);
+            let state = stream.wait_while(|state| state.credit == 0 && !state.unheard);
             if state.closed {
                 return;
+            }
+            if state.unheard {
+                break;
             }
             let most = (state.credit as usize).min(PIECE);
             drop(state);
@@ -225,6 +239,8 @@ impl Streams {
             }
         }
         self.say(key, Word::End, &[]);
+        lock(&stream.state).sent = true;
+        stream.changed.notify_all();
     }
 
     /// Gives this process what has come.
@@ -241,9 +257,13 @@ impl Streams {
                 return;
             }
             if local.write_all(&bytes).is_err() {
-                // Nobody reads it any more.
-                self.say(key, Word::Close, &[]);
-                return stream.close();
+                // Nobody reads it any more. What they have written before is on its way still.
+                let state = stream.wait_while(|state| !state.sent);
+                if !state.closed {
+                    drop(state);
+                    self.say(key, Word::Close, &[]);
+                }
+                return;
             }
             self.say(key, Word::Credit, &(bytes.len() as u32).to_le_bytes());
         }
@@ -270,6 +290,13 @@ impl Streams {
                 state.credit = state.credit.saturating_add(more).min(WINDOW);
             }
             Word::End => state.ended = true,
+            // All that they had to say has come, and is still to be written.
+            Word::Close if state.ended => {
+                state.unheard = true;
+                if let Some(local) = stream.local.get() {
+                    let _ = local.shutdown(Shutdown::Read);
+                }
+            }
             Word::Open | Word::Data | Word::Close => {
                 let honest = word == Word::Close;
                 drop(state);
