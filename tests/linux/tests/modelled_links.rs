@@ -65,11 +65,11 @@ fn what_goes_wrong_on_a_link_is_seen_in_its_counters_alone() {
     let Some(place) = Place::new(TEST, Image::Default) else { return };
     let sdk = Sdk::new(&place);
     place.up(&["--links", "modelled", "--shape", "1x1x1x2x1x1"]);
-    let errors = ["--ber", "1e-5", "--lane", "1", "--dead", "0", "--dllp-loss", "0.01"];
-    place.run(&[&["link", "errors", "0", PORT][..], &errors].concat()).ok();
     for name in ["FRAME_LCRC_ERROR_COUNT", "SLICE1_FCS_ERROR_COUNT"] {
         assert_eq!(counted(&place, name), [0, 0], "{name}");
     }
+    let errors = ["--ber", "1e-5", "--lane", "1", "--dead", "0", "--dllp-loss", "0.01"];
+    place.run(&[&["link", "errors", "0", PORT][..], &errors].concat()).ok();
     processes(&place, &sdk);
     ip(&place);
     for name in [
