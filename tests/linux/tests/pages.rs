@@ -26,13 +26,15 @@ enum How {
     Beside(&'static str),
     /// It makes a TAP interface: in a network namespace, or not at all.
     Gateway(&'static str),
+    /// It ends by itself, after all that is beside it.
+    Last,
     /// Something else runs it, or nothing does.
     Not(&'static str),
 }
-use How::{Beside, Gateway, Machine, Not};
+use How::{Beside, Gateway, Last, Machine, Not};
 
 /// The page, the command, and how it runs.
-const OTHERWISE: [(&str, &str, How); 10] = [
+const OTHERWISE: [(&str, &str, How); 14] = [
     (README, "cargo run --release -- up --linux", Machine(READY)),
     (
         README,
@@ -42,6 +44,10 @@ const OTHERWISE: [(&str, &str, How); 10] = [
     (README, "target/release/tofu forward 8080:0:80", Beside("8080")),
     (README, "target/release/tofu capture 0 -w node0.pcapng", Beside("capturing at")),
     (README, "target/release/tofu up --linux --boot tofu", Machine(READY)),
+    (README, "target/release/tofu view", Beside("http://")),
+    (README, "target/release/tofu top", Not("is for terminals; a test of the command looks at it")),
+    (README, "target/release/tofu trace --result failed", Beside("tracing")),
+    (README, "target/release/tofu down", Last),
     (
         README,
         "target/release/tofu image build --kernel driver-cloud",
@@ -146,8 +152,12 @@ impl<'a> Reader<'a> {
             let mut machine: Option<Running> = None;
             let mut beside: Vec<Running> = Vec::new();
             for text in block {
-                match how(page, &text) {
-                    None => {
+                let how = how(page, &text);
+                match how {
+                    None | Some(Last) => {
+                        if matches!(how, Some(Last)) {
+                            end(beside.drain(..));
+                        }
                         let said = Running::start(self.command(&text), b"");
                         said.end(Duration::from_secs(300)).ok();
                     }
