@@ -280,9 +280,12 @@ static void ends(void)
     uint8_t coords[6] = {7, 0, 0, 1, 0, 0};
     utofu_vcq_id_t nobody;
     OK(utofu_construct_vcq_id(coords, 0, 0, 0, &nobody));
-    ENDS(SUCCESS, ERR_MRQ_PEER, utofu_put(a, nobody, lcl, rmt, 8, 0, f, 0));
-    ENDS(SUCCESS, ERR_MRQ_PEER, utofu_get(a, nobody, lcl, rmt, 8, 0, f, 0));
-    ENDS(SUCCESS, ERR_MRQ_PEER, utofu_cswap4(a, nobody, 1, 2, rmt, 0, f, 0));
+    /* Such a node is outside of the subnet of a job, whose commands do not get so far. */
+    if (!getenv("TOFU_SUBNET")) {
+        ENDS(SUCCESS, ERR_MRQ_PEER, utofu_put(a, nobody, lcl, rmt, 8, 0, f, 0));
+        ENDS(SUCCESS, ERR_MRQ_PEER, utofu_get(a, nobody, lcl, rmt, 8, 0, f, 0));
+        ENDS(SUCCESS, ERR_MRQ_PEER, utofu_cswap4(a, nobody, 1, 2, rmt, 0, f, 0));
+    }
     coords[0] = 0;
     OK(utofu_construct_vcq_id(coords, 5, 0, 0, &nobody));
     ENDS(SUCCESS, ERR_MRQ_PEER, utofu_put(a, nobody, lcl, rmt, 8, 0, f, 0));
