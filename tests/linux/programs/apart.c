@@ -1,9 +1,9 @@
 /*
- * Jobs apart. A victim registers memory at all interfaces and watches it; a stranger guesses queues
- * and STags, and puts to all of them, gets from them and adds to them. Two ranks sum up by barrier
- * gates, as long as nobody says it is over; a meddler links gates of its own to all gates that
- * there are, and starts rounds with other numbers. A job of one node tries to leave its subnet for
- * the other one.
+ * Jobs apart. A victim registers memory at all interfaces and watches it, or, if it is placed, at
+ * those that are its place's among the ranks of its node; a stranger guesses queues and STags, and
+ * puts to all of them, gets from them and adds to them. Two ranks sum up by barrier gates, as long
+ * as nobody says it is over; a meddler links gates of its own to all gates that there are, and
+ * starts rounds with other numbers. A job of one node tries to leave its subnet for the other one.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,16 +32,20 @@
 static uint8_t memory[TNIS][SIZE] __attribute__((aligned(SIZE)));
 static utofu_vcq_hdl_t vcqs[TNIS];
 static utofu_vcq_id_t ids[TNIS];
+static size_t opened;
 
-static void open_all(void)
+static void open_all(int placed)
 {
     utofu_tni_id_t *tnis;
     size_t count;
-    /* Whoever has other queues of this node: those that are left. */
-    unsetenv("TOFU_PPN");
-    unsetenv("TOFU_LOCAL_RANK");
+    if (!placed) {
+        /* Whoever has other queues of this node: those that are left. */
+        unsetenv("TOFU_PPN");
+        unsetenv("TOFU_LOCAL_RANK");
+    }
     OK(utofu_get_onesided_tnis(&tnis, &count));
-    for (size_t i = 0; i < TNIS && i < count; i++) {
+    opened = count < TNIS ? count : TNIS;
+    for (size_t i = 0; i < opened; i++) {
         OK(utofu_create_vcq_with_cmp_id(tnis[i], COMPONENT, 0, &vcqs[i]));
         OK(utofu_query_vcq_id(vcqs[i], &ids[i]));
     }
@@ -52,7 +56,7 @@ static int victim(void)
 {
     utofu_stadd_t at;
     memset(memory, 0x5a, sizeof memory);
-    for (int i = 0; i < TNIS; i++)
+    for (size_t i = 0; i < opened; i++)
         OK(utofu_reg_mem_with_stag(vcqs[i], memory[i], SIZE, STAG, 0, &at));
     printf("ready\n");
     while (access("/tmp/over", F_OK) != 0) usleep(20000);
@@ -98,7 +102,7 @@ static int stranger(utofu_stadd_t own)
             int mine = 0;
             if (utofu_construct_vcq_id(at, tni, cq, COMPONENT, &id) != UTOFU_SUCCESS) continue;
             if (utofu_query_stadd(id, stag, &to) != UTOFU_SUCCESS) continue;
-            for (int i = 0; i < TNIS; i++) {
+            for (size_t i = 0; i < opened; i++) {
                 uint8_t coords[6], own_at[6];
                 utofu_tni_id_t own_tni;
                 utofu_cq_id_t own_cq;
@@ -234,10 +238,11 @@ int main(int argc, char **argv)
     utofu_stadd_t own;
     int count;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    open_all();
+    open_all(strcmp(what, "placed") == 0);
     if (strcmp(what, "sums") == 0) return sums(atoi(rank));
     if (strcmp(what, "meddler") == 0) return meddle();
-    if (strcmp(what, "victim") == 0 || (strcmp(what, "both") == 0 && strcmp(rank, "0") == 0))
+    if (strcmp(what, "victim") == 0 || strcmp(what, "placed") == 0 ||
+        (strcmp(what, "both") == 0 && strcmp(rank, "0") == 0))
         return victim();
     OK(utofu_reg_mem(vcqs[0], memory[0], SIZE, 0, &own));
     if (strcmp(what, "outside") == 0) return outside(own);

@@ -2,7 +2,7 @@
 //! writes, with the kernel driver as with VFIO, where `tofud` keeps them apart.
 
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
-use tofu_linux_tests::{Image, PATIENCE, Place, Running, driver};
+use tofu_linux_tests::{Image, PATIENCE, Place, Running, driver, interrupt, kill, wait_for};
 
 /// The first of the users that jobs are.
 const USERS: u32 = 1 << 30;
@@ -44,6 +44,7 @@ fn are_apart(place: &Place, options: &[&str]) -> Sdk {
     sdk.compile("programs/apart.c", &["-ltofucom"]);
     place.up(&[&["--shape", SHAPE], options].concat());
     users_are_jobs(place, &sdk);
+    what_is_left_of_a_killed_job_goes(place, &sdk);
     keeps_to_its_subnet(place, &sdk, &[]);
     // A program of one job that guesses finds the memory of another rank,
     let mut both = start(place, &sdk, &["./apart", "both"]);
@@ -59,15 +60,26 @@ fn are_apart(place: &Place, options: &[&str]) -> Sdk {
     let said = both.end(PATIENCE);
     assert!(said.out.contains("touched\n") && !said.out.contains("untouched"), "{said:?}");
     over(place, false);
-    // but not that of another job.
-    let mut victim = start(place, &sdk, &["./apart", "victim"]);
-    assert_eq!([victim.line(), victim.line()], ["ready\n", "ready\n"]);
-    let said = start(place, &sdk, &["./apart", "stranger"]).end(PATIENCE);
-    assert_eq!(said.ok(), "0 reached\n0 reached\n");
-    over(place, true);
-    assert_eq!([victim.line(), victim.line()], ["untouched\n", "untouched\n"]);
-    victim.end(PATIENCE).ok();
-    over(place, false);
+    // but not that of another job, and has no queues where that has them all.
+    for (program, ranks) in [("victim", "2"), ("placed", "6")] {
+        let run = ["run", "-n", ranks, "--no-prefix", "./apart", program];
+        let mut victim = Running::start(sdk.command(place, &run), b"");
+        let mut all_say = |wanted: &str| {
+            for _ in 0..ranks.parse::<u32>().unwrap() {
+                assert_eq!(victim.line(), wanted);
+            }
+        };
+        all_say("ready\n");
+        let said = start(place, &sdk, &["./apart", "stranger"]).end(PATIENCE);
+        match program {
+            "victim" => assert_eq!(said.ok(), "0 reached\n0 reached\n"),
+            _ => assert!(said.code == Some(1) && said.err.contains(": -6\n"), "{said:?}"),
+        }
+        over(place, true);
+        all_say("untouched\n");
+        victim.end(PATIENCE).ok();
+        over(place, false);
+    }
     gates_are_apart(place, &sdk);
     sdk
 }
@@ -94,6 +106,32 @@ fn gates_are_apart(place: &Place, sdk: &Sdk) {
     over(place, true);
     assert_eq!([victim.line(), victim.line()], ["untouched\n", "untouched\n"]);
     victim.end(PATIENCE).ok();
+}
+
+/// A `tofu run` that is killed by force leaves its user's rights, a folder and processes, which the
+/// next one removes, but not those of a job that runs.
+fn what_is_left_of_a_killed_job_goes(place: &Place, sdk: &Sdk) {
+    let script = "setsid sleep $LONG >/dev/null 2>&1 & echo on; exec sleep 600";
+    let run = ["run", "-n", "2", "--no-prefix", "--env", "LONG=54321", "--", "sh", "-c", script];
+    let job = || Running::start(sdk.command(place, &run), b"");
+    let look = "ls -d /tmp/tofu-run-* /run/tofu/subnets/* 2>/dev/null; \
+                for file in $(grep -ls 5432[1] /proc/[0-9]*/cmdline); do echo process; done; true";
+    let left = || place.exec_all(&["sh", "-c", look]);
+    assert_eq!(left(), [""; 0]);
+    let (killed, goes_on) = (job(), job());
+    wait_for("two jobs", PATIENCE, || {
+        left().iter().filter(|line| line.ends_with("process")).count() == 4
+    });
+    let both = left();
+    kill(killed.id());
+    wait_for("the job to be over", PATIENCE, || place.ps()[0]["jobs"][1].is_null());
+    assert_eq!(left(), both);
+    place.run(&["run", "-n", "2", "true"]).ok();
+    let one = left();
+    assert_eq!(2 * one.len(), both.len(), "{both:?} {one:?}");
+    interrupt(goes_on.id());
+    assert_eq!(goes_on.end(PATIENCE).code, Some(130));
+    assert_eq!(left(), [""; 0]);
 }
 
 fn start(place: &Place, sdk: &Sdk, program: &[&str]) -> Running {

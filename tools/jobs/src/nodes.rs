@@ -49,9 +49,10 @@ const MAX_SAID: usize = 2000;
 const MANAGER: Duration = Duration::from_secs(30);
 
 /// Makes a job's folder its user's where the kernel driver or `tofud` lets users have the device,
-/// and holds the user to the job's subnet, before any program of the job's runs. Then says which of
-/// some sets of libraries a node does not have. If there are any, sets make room that no job's
-/// folder leads to.
+/// and holds the user to the job's subnet, before any program of the job's runs. Then says which
+/// folders of jobs there are besides, but for those that a job has made up, and which of some sets
+/// of libraries the node does not have. If there are any, sets make room that no job's folder leads
+/// to.
 const LOOK: &str = r#"
 for way in /proc/tofu/dev /run/tofu/*.sock; do
     [ -e "$way" ] || continue
@@ -59,7 +60,19 @@ for way in /proc/tofu/dev /run/tofu/*.sock; do
     [ "$1" = 0 ] || tofu-guest subnet "$1" "$3" || exit 1
     break
 done
-shift 3
+shown=0
+for folder in /tmp/tofu-run-*; do
+    [ -d "$folder" ] && [ ! -L "$folder" ] && [ "$folder" != "$2" ] || continue
+    number=${folder#/tmp/tofu-run-}
+    case $number in '' | [!1-9]* | *[!0-9-]*) continue ;; esac
+    case $(stat -c %u "$folder") in
+        0 | $(($4 | ${number%%-*}))) ;;
+        *) continue ;;
+    esac
+    [ "$shown" -lt 20 ] && echo "${folder#/tmp/}"
+    shown=$((shown + 1))
+done
+shift 4
 mkdir -p "$1" && cd "$1" && shift || exit 1
 lacking=
 for set; do
@@ -87,7 +100,7 @@ const END: &str = r#"[ "$(id -u)" = "$1" ] && kill -9 -1; true"#;
 /// meanwhile is found the next time.
 const TIDY: &str = r#"
 for round in 1 2 3 4 5; do
-    found=$(grep -ls "TOFU_JOB=$1" /proc/[0-9]*/environ)
+    found=$(grep -Fls "TOFU_JOB=$1" /proc/[0-9]*/environ)
     [ -z "$found" ] && break
     for file in $found; do
         process=${file#/proc/}
@@ -244,10 +257,10 @@ impl Start<'_> {
             Ok(nodes) => nodes,
             Err(error) => return (Err(error), Vec::new()),
         };
-        let name = job_name();
+        let name = job_name(self.number);
         let user = if self.args.root { 0 } else { GROUPS | self.number };
         let site = Site { machine, nodes: nodes.clone(), name: name.clone(), user };
-        let result = site.put(self.bundle, &self.placement);
+        let result = site.put(self.number, self.bundle, &self.placement);
         let result = result.and_then(|()| site.start(self, control));
         let may_restart = self.args.restart > 0 && !matches!(result, Ok(0 | EXIT_TIMEOUT));
         let lost = match may_restart && control.signal().is_none() {
@@ -288,10 +301,20 @@ impl Start<'_> {
     }
 }
 
-/// A name that no other job has, and none begins with.
-fn job_name() -> String {
+/// What the names of jobs begin with.
+const NAMES: &str = "tofu-run-";
+
+/// A name that no other job has, and none begins with: the job's number in its machine, and when it
+/// was started by whom.
+fn job_name(number: u32) -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    format!("tofu-run-{}-{:013}", std::process::id(), now.unwrap_or_default().as_millis())
+    let millis = now.unwrap_or_default().as_millis();
+    format!("{NAMES}{number}-{}-{millis:013}", std::process::id())
+}
+
+/// The job's number, of such a name.
+fn number_of(name: &str) -> Option<u32> {
+    name.strip_prefix(NAMES)?.split_once('-')?.0.parse().ok()
 }
 
 /// The nodes of a job.
@@ -328,9 +351,7 @@ impl Site<'_> {
         if self.user == 0 {
             return Ok(());
         }
-        let exec = as_user(self.user, &["sh", "-c", END, "sh", &self.user.to_string()]);
-        let ended =
-            on_nodes(nodes, |node| must(&self.machine.control, node, exec.clone(), &[]).map(drop));
+        let ended = on_nodes(nodes, |node| end_processes(&self.machine.control, self.user, node));
         ended.context("cannot end what is left of the job there")
     }
 
@@ -339,14 +360,16 @@ impl Site<'_> {
         on_nodes(&self.nodes, each)
     }
 
-    /// Brings the job's folder to all nodes, and libraries to those that do not have them yet.
-    fn put(&self, bundle: &Bundle, placement: &Placement) -> anyhow::Result<()> {
+    /// Brings the job's folder to all nodes, and libraries to those that do not have them yet, and
+    /// removes what is left there of jobs that were killed.
+    fn put(&self, number: u32, bundle: &Bundle, placement: &Placement) -> anyhow::Result<()> {
         let sets = bundle.sets()?;
         let folder = bundle.pack(&self.name, placement.info.to_json(), (LIBRARIES, &sets))?;
         let names = sets.iter().map(|set| set.name.as_str());
         let (user, own) = (self.user.to_string(), self.folder());
         let subnet = placement.subnet().to_string();
-        let look = [LOOK, "sh", &user, &own, &subnet, LIBRARIES];
+        let groups = GROUPS.to_string();
+        let look = [LOOK, "sh", &user, &own, &subnet, &groups, LIBRARIES];
         let look: Vec<_> = look.into_iter().chain(names).collect();
         let socket = &self.machine.control;
         let unpack = |node, to: &str, archive: &[u8]| {
@@ -357,8 +380,9 @@ impl Site<'_> {
         let put = self.on_all(|node| {
             // First what leads to the libraries: they stay as long as that is there.
             unpack(node, &format!("{FOLDER}/"), &folder)?;
-            let lacking = must(socket, node, shell(&look), &[])?;
-            let lacking: Vec<_> = lacking.lines().collect();
+            let found = must(socket, node, shell(&look), &[])?;
+            let (left, lacking): (Vec<_>, Vec<_>) =
+                found.lines().partition(|name| name.starts_with(NAMES));
             for set in sets.iter().filter(|set| lacking.contains(&set.name.as_str())) {
                 // What only this job knows until all is there.
                 let new = format!(".{}-{}", self.name, set.name);
@@ -366,9 +390,27 @@ impl Site<'_> {
                 let name = shell(&[NAME, "sh", LIBRARIES, &new, &set.name]);
                 must(socket, node, name, &[])?;
             }
+            // Of jobs that came before and have ended: those that come later are not known here.
+            let there: Vec<_> = self.machine.jobs.iter().map(|job| job.job).collect();
+            for name in left {
+                let over = |other: &u32| *other < number && !there.contains(other);
+                if let Some(other) = number_of(name).filter(over) {
+                    self.tidy_after(other, name, node)
+                        .unwrap_or_else(|error| log::warn!("node {node}, {name}: {error:#}"));
+                }
+            }
             Ok(())
         });
         put.context("cannot copy the program there")
+    }
+
+    /// Leaves nothing of another job on a node, which was killed: its processes, its folder and its
+    /// user's rights.
+    fn tidy_after(&self, number: u32, name: &str, node: u32) -> anyhow::Result<()> {
+        let user = GROUPS | number;
+        end_processes(&self.machine.control, user, node)?;
+        let exec = shell(&[TIDY, "sh", name, LIBRARIES, &user.to_string()]);
+        must(&self.machine.control, node, exec, &[]).map(drop)
     }
 
     /// Leaves nothing of the job on any node.
@@ -431,6 +473,12 @@ impl Site<'_> {
         }
         code
     }
+}
+
+/// Kills all processes of a job's user on a node.
+fn end_processes(control: &Path, user: u32, node: u32) -> anyhow::Result<()> {
+    let exec = as_user(user, &["sh", "-c", END, "sh", &user.to_string()]);
+    must(control, node, exec, &[]).map(drop)
 }
 
 /// Does something on nodes at the same time; returns the first error.
