@@ -110,15 +110,23 @@ fn nodes_are_taken_in_turn(place: &Place) {
     event(&mut patient, "nodes");
     patient.end(PATIENCE).ok();
     wait_for_jobs(place, 0);
-    // Jobs that share nodes run at once.
-    let mut sharing = start(place, &["-n", "4"]);
-    sharing.line();
+    // Jobs share nodes, and run at once, only where there are not enough for each.
+    let half = [(); 2].map(|()| {
+        let mut job = start(place, &["-n", "2"]);
+        job.line();
+        job
+    });
+    let nodes: Vec<_> = jobs(place).iter().map(|job| job["nodes"].clone()).collect();
+    let shared = |node| nodes[1].as_array().unwrap().contains(node);
+    assert!(!nodes[0].as_array().unwrap().iter().any(shared), "{nodes:?}");
     let out = place.run(&["run", "--no-wait", "-n", "4", "hostname"]).ok();
     assert_eq!(out.lines().count(), 4, "{out}");
     let error = refused(&["--no-wait", "--shape", "1"]);
-    assert!(error.contains("(sh -c echo on; sleep 600) has 4 nodes"), "{error}");
-    interrupt(sharing.id());
-    assert_eq!(sharing.end(MOMENT).code, Some(130));
+    assert!(error.contains("(sh -c echo on; sleep 600) has 2 nodes, job "), "{error}");
+    for job in half {
+        interrupt(job.id());
+        assert_eq!(job.end(MOMENT).code, Some(130));
+    }
 }
 
 /// The last one leaves a board that is down.

@@ -121,24 +121,34 @@ impl Lease {
         machine: &Machine,
     ) -> anyhow::Result<Result<Box<Job>, String>> {
         let wanted = Wanted { interconnect: machine.interconnect, ..wanted };
-        let others: Vec<_> = machine.jobs.iter().filter(|other| other.job != self.number).collect();
-        let in_the_way =
-            |other: &&&JobInfo| !other.nodes.is_empty() && (other.alone || wanted.alone);
-        let others: Vec<&JobInfo> = others.iter().filter(in_the_way).copied().collect();
-        let taken = machine.places(others.iter().flat_map(|other| &other.nodes));
-        match place::fit(&machine.usable, taken, wanted)? {
+        let is_other = |job: &&JobInfo| job.job != self.number && !job.nodes.is_empty();
+        let others: Vec<&JobInfo> = machine.jobs.iter().filter(is_other).collect();
+        let apart = |other: &&&JobInfo| other.alone || wanted.alone;
+        let in_the_way: Vec<&JobInfo> = others.iter().filter(apart).copied().collect();
+        let places = |jobs: &[&JobInfo]| machine.places(jobs.iter().flat_map(|job| &job.nodes));
+        // Nodes that nobody has come before those that jobs share, as jobs there want the same
+        // control queues.
+        if !wanted.alone
+            && (wanted.map.is_some() || wanted.ranks.is_some())
+            && others.len() > in_the_way.len()
+            && let Fit::Now(job) = place::fit(&machine.usable, places(&others), wanted)?
+        {
+            self.hold(&job, wanted.alone, machine)?;
+            return Ok(Ok(job));
+        }
+        match place::fit(&machine.usable, places(&in_the_way), wanted)? {
             Fit::Now(job) => {
                 self.hold(&job, wanted.alone, machine)?;
                 Ok(Ok(job))
             }
             Fit::Later(what) => {
-                let words = others.iter().map(|other| {
+                let words = in_the_way.iter().map(|other| {
                     let nodes = other.nodes.len();
                     let nodes = if nodes == 1 { "1 node".into() } else { format!("{nodes} nodes") };
                     format!("job {} ({}) has {nodes}", other.job, other.command)
                 });
                 let words: Vec<_> = words.take(MOST_NAMED).collect();
-                let more = others.len() - words.len();
+                let more = in_the_way.len() - words.len();
                 let more = if more > 0 { format!(", and {more} more") } else { String::new() };
                 Ok(Err(format!("{what}; {}{more}", words.join(", "))))
             }
