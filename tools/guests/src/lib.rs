@@ -297,6 +297,12 @@ impl Comm {
         })
     }
 
+    /// What else of the node's wants to know.
+    fn setup(&self) -> Setup {
+        let device = self.cq.device().clone();
+        Setup { places: self.places, rank: self.rank, polling: self.polling, device }
+    }
+
     /// The machine's shape.
     pub fn shape(&self) -> &Shape {
         &self.places.shape

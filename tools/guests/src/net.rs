@@ -20,7 +20,7 @@ use tofu_abi::{Coords, TniId};
 use tofu_driver::PacketConfig;
 use tofu_ipotofu::{Link, StackDevice, addr};
 
-use crate::{Error, NodePlatform, Places, SPIN_NS, Setup, fail, now_ns, number, option};
+use crate::{Comm, Error, NodePlatform, Places, SPIN_NS, Setup, fail, now_ns, number, option};
 
 /// TNI of all nodes' links.
 const TNI: TniId = TniId::ALL[0];
@@ -58,7 +58,19 @@ impl Net {
     ///
     /// If there is no device, or the command line makes no sense.
     pub fn open() -> Result<Self, Error> {
-        let Setup { places, rank, polling, device } = Setup::new()?;
+        Self::on(Setup::new()?)
+    }
+
+    /// The same, on the node of a queue.
+    ///
+    /// # Errors
+    ///
+    /// If the command line makes no sense.
+    pub fn beside(comm: &Comm) -> Result<Self, Error> {
+        Self::on(comm.setup())
+    }
+
+    fn on(Setup { places, rank, polling, device }: Setup) -> Result<Self, Error> {
         let (shape, nodes) = (places.shape, places.nodes);
         let mtu = number("mtu", 1500)?;
         let max = tofu_ipotofu::Config::MAX_MTU;

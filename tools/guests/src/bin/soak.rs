@@ -1,6 +1,7 @@
 //! Every node puts to others and gets back what it put, by random paths, while links, nodes and
-//! boards fail: a Put arrives or is told to be lost, and what comes back is what was put. When all
-//! is repaired nothing is lost any more, and the barrier gates of all nodes add up.
+//! boards fail: a Put arrives or is told to be lost, and what comes back is what was put. Meanwhile
+//! nodes ping each other over IP, and answers have what was sent. When all is repaired nothing is
+//! lost any more, all nodes answer, and the barrier gates of all add up.
 //!
 //! `calm=N`: seconds without a loss from which all is taken to be repaired (2); with `lossy=1` not
 //! before a first one. `seed=N`: which Puts (1).
@@ -17,6 +18,7 @@ use tofu_abi::reduce::Op;
 use tofu_abi::{Path, Rcode};
 use tofu_driver::{DmaBuffer, Order};
 use tofu_guests::collective::Gates;
+use tofu_guests::net::{Net, Pinger};
 use tofu_guests::random::Random;
 use tofu_guests::{Comm, Error, fail, fill_pattern, now_ns, number, println};
 
@@ -26,15 +28,22 @@ tofu_guests::entry!(soak);
 const MAX_LEN: u64 = 3 * MAX_MTU as u64;
 /// Bytes between the places of two nodes.
 const SLOT: u64 = 8192;
-/// Offsets in each node's memory: what it puts, what it gets back, and a place for each node to put
-/// to.
+/// Offsets in each node's memory: what it puts, what it gets back, who needs its IP no more, and a
+/// place for each node to put to.
 const SOURCE: u64 = 0;
 const BACK: u64 = SLOT;
-const PLACES: u64 = 2 * SLOT;
+const DONE: u64 = 2 * SLOT;
+const PLACES: u64 = 3 * SLOT;
 /// How long a command may take at most, in nanoseconds: far longer than the device waits for an
 /// answer, on a host that has much else to do.
 const PATIENCE_NS: u64 = 120_000_000_000;
 const SECOND: u64 = 1_000_000_000;
+/// Bytes of data of a ping at most.
+const PING: usize = 1400;
+/// A ping for so many Puts, and how long is waited for its answer, in nanoseconds: not long, as
+/// the other node may be waiting for a command that is lost.
+const PING_IN: u64 = 4;
+const PING_NS: u64 = 1_000_000;
 /// Puts, and sums of all nodes, when all is repaired.
 const LAST: u32 = 200;
 const SUMS: u64 = 50;
@@ -49,9 +58,67 @@ struct Soak {
     known: Vec<Option<(u64, usize)>>,
     serial: u64,
     lost: u64,
+    net: Net,
+    pinger: Pinger,
+    pings: u64,
+    answers: u64,
 }
 
 impl Soak {
+    /// What nodes do all the time.
+    fn round(&mut self) -> Result<(), Error> {
+        self.put_and_get()?;
+        if self.random.one_in(PING_IN) {
+            let peer = self.random.choose(&self.peers);
+            self.pings += 1;
+            self.answers += u64::from(self.ping(peer, PING_NS)?);
+        }
+        // Others may have pinged this one.
+        self.net.poll();
+        Ok(())
+    }
+
+    /// Whether a node answers a ping, which must have the same data.
+    fn ping(&mut self, peer: u32, timeout_ns: u64) -> Result<bool, Error> {
+        let mut data = vec![0; self.random.below(PING as u64 + 1) as usize];
+        fill_pattern(self.random.next(), &mut data);
+        let to = self.net.ipv4(peer);
+        Ok(self.pinger.ping(&mut self.net, to, &data, timeout_ns)?.is_some())
+    }
+
+    /// Waits until all nodes have answered all of them.
+    fn all_answer(&mut self) -> Result<(), Error> {
+        for peer in self.peers.clone() {
+            let start = now_ns();
+            while !self.ping(peer, SECOND)? {
+                if now_ns() - start > PATIENCE_NS {
+                    return Err(fail!("node {peer} does not answer pings though all was repaired"));
+                }
+            }
+        }
+        let own = u64::from(self.comm.rank());
+        for peer in self.peers.clone() {
+            let to = self.comm.at(DONE + own);
+            let done = Order::put_piggyback(self.comm.target(peer), to, &[1])?;
+            if !self.run(&done)?.is_success() {
+                return Err(fail!("a command is lost though all was repaired"));
+            }
+        }
+        let mut done = vec![0; self.comm.nodes() as usize];
+        let start = now_ns();
+        loop {
+            self.comm.data().read(DONE as usize, &mut done);
+            if self.peers.iter().all(|peer| done[*peer as usize] != 0) {
+                return Ok(());
+            }
+            if now_ns() - start > PATIENCE_NS {
+                return Err(fail!("others wait for answers to pings though all was repaired"));
+            }
+            self.net.poll();
+            self.net.wait(PING_NS);
+        }
+    }
+
     /// Runs a command; what its target has made of it.
     fn run(&mut self, order: &Order) -> Result<Rcode, Error> {
         let path = self.random.choose(&self.paths);
@@ -111,6 +178,8 @@ fn soak() -> Result<(), Error> {
     let seed = number("seed", 1)?;
     let mut comm = Comm::open(|nodes| (PLACES + u64::from(nodes) * SLOT) as usize)?;
     comm.barrier()?;
+    let mut net = Net::beside(&comm)?;
+    let pinger = Pinger::new(&mut net, PING)?;
     let mut soak = Soak {
         random: Random::new(seed << 32 | u64::from(comm.rank())),
         peers: comm.peers().collect(),
@@ -118,6 +187,10 @@ fn soak() -> Result<(), Error> {
         known: vec![None; comm.nodes() as usize],
         serial: 0,
         lost: 0,
+        net,
+        pinger,
+        pings: 0,
+        answers: 0,
         comm,
     };
     if soak.peers.is_empty() {
@@ -127,19 +200,21 @@ fn soak() -> Result<(), Error> {
     let mut last = (number("lossy", 0)? == 0).then(now_ns);
     while last.is_none_or(|last| now_ns() - last < calm) {
         let before = soak.lost;
-        soak.put_and_get()?;
+        soak.round()?;
         if soak.lost > before {
             last = Some(now_ns());
         }
     }
     let lost = soak.lost;
     for _ in 0..LAST {
-        soak.put_and_get()?;
+        soak.round()?;
     }
+    soak.all_answer()?;
     if soak.lost != lost {
         return Err(fail!("commands are lost though all was repaired"));
     }
-    let Soak { mut comm, serial, .. } = soak;
+    let Soak { mut comm, serial, pings, answers, net, .. } = soak;
+    net.close()?;
     comm.barrier()?;
     let mut gates = Gates::open(&mut comm)?;
     let (rank, nodes) = (u64::from(comm.rank()), u64::from(comm.nodes()));
@@ -149,7 +224,10 @@ fn soak() -> Result<(), Error> {
             return Err(fail!("the sum of round {round} is {sum}"));
         }
     }
-    println!("{serial} Puts, {lost} commands lost and told, {SUMS} sums");
+    println!(
+        "{serial} Puts, {lost} commands lost and told, {answers} of {pings} pings answered, \
+         {SUMS} sums"
+    );
     // Gates of others may still be about to send to this node's.
     comm.barrier()
 }
