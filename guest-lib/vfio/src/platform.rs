@@ -27,7 +27,7 @@ use crate::iommu::Info;
 use crate::irq::{Interrupts, borrow, new_event};
 use crate::lock::lock;
 use crate::mapped::{MappedPlatform, Tenure};
-use crate::pci::{Bus, KERNEL_DRIVER, PciDevice, VFIO_PCI};
+use crate::pci::{Bus, PciDevice, VFIO_PCI};
 
 const COMMAND: u64 = 4;
 const COMMAND_MEMORY: u16 = 1 << 1;
@@ -87,11 +87,24 @@ impl VfioPlatform {
     ///
     /// See [`Error`].
     pub fn open_at(bdf: Option<Bdf>) -> Result<Self, Error> {
+        let device = Bus::default().find(bdf)?.bdf;
         let mut alone: Option<Arc<Reservation>> = None;
-        // An attempt alone may take long, so patience begins with what the first one has found.
-        let mut since = None;
+        let mut patience = LEAVING;
+        let mut since = Instant::now();
         loop {
-            let error = match Self::try_open_at(bdf) {
+            // A broker is asked first. It may have the device for the node's network only, or be
+            // about to give it up after the last of those who shared it; or it lends what the
+            // kernel's driver has, and takes it from one driver to the other and back.
+            if alone.is_none() && socket_path(device).exists() {
+                alone = Reservation::of(device).map(Arc::new);
+                if alone.is_some() {
+                    (patience, since) = (HANDOVER, Instant::now());
+                } else if since.elapsed() <= patience {
+                    thread::sleep(PAUSE);
+                    continue;
+                }
+            }
+            match Self::try_open_at(Some(device)) {
                 Ok(mut platform) => {
                     if let Some(reservation) = &alone {
                         platform.memory.keep(Arc::clone(reservation) as _);
@@ -99,30 +112,10 @@ impl VfioPlatform {
                     platform.tenure.reservation = alone;
                     return Ok(platform);
                 }
-                Err(error) => error,
-            };
-            let device = match &error {
-                Error::Busy(device) => *device,
-                Error::Driver { bdf: device, driver } if driver == KERNEL_DRIVER => *device,
-                _ => return Err(error),
-            };
-            if !socket_path(device).exists() {
-                return Err(error);
+                // Who has had it until now lets go of it in a moment.
+                Err(Error::Busy(_)) if since.elapsed() <= patience => thread::sleep(PAUSE),
+                Err(error) => return Err(error),
             }
-            // The broker may have it for the node's network only, or be about to give it up after
-            // the last of those who shared it; or it lends what the kernel's driver has.
-            let mut patience = HANDOVER;
-            if alone.is_none() {
-                alone = Reservation::of(device).map(Arc::new);
-                match alone {
-                    Some(_) => since = None,
-                    None => patience = LEAVING,
-                }
-            }
-            if since.get_or_insert_with(Instant::now).elapsed() > patience {
-                return Err(error);
-            }
-            thread::sleep(Duration::from_millis(10));
         }
     }
 
@@ -366,6 +359,8 @@ impl VfioPlatform {
     }
 }
 
+/// How long to wait before the next attempt.
+const PAUSE: Duration = Duration::from_millis(10);
 /// How long a broker may take to give a device up that nobody uses any more.
 const LEAVING: Duration = Duration::from_secs(1);
 /// How long the node's network may take to let go of a device, on a busy computer.
@@ -402,7 +397,6 @@ fn enable(device: &VfioDevice) {
 fn patiently(mut open: impl FnMut() -> Result<Opened, VfioError>) -> Result<Opened, VfioError> {
     const EAGAIN: i32 = 11;
     const PATIENCE: Duration = Duration::from_secs(2);
-    const PAUSE: Duration = Duration::from_millis(5);
     let start = Instant::now();
     loop {
         match open() {
