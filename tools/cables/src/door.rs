@@ -119,7 +119,7 @@ impl Greet {
         }
         let mut frames = Vec::new();
         if self.begun {
-            self.link.receive(Some(Duration::ZERO), &mut frames).map_err(away)?;
+            self.link.receive(Some(Duration::ZERO), true, &mut frames).map_err(away)?;
         }
         self.frames.extend(frames);
         while let Some((kind, body)) = self.frames.pop_front() {

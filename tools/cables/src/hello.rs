@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Version of what goes over cables. Parts whose versions differ do not join.
-const PROTOCOL: u32 = 2;
+const PROTOCOL: u32 = 3;
 /// Characters that are shown of what another part says.
 const MOST_SHOWN: usize = 200;
 

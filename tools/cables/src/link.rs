@@ -4,7 +4,7 @@
 //! and the thread that receives from it, which waits for both, sends it on. Nobody waits while he
 //! sends, so that two parts that have much for each other never wait for each other.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
@@ -20,8 +20,14 @@ use crate::pulse::Acks;
 
 /// No more requests are taken while so many bytes wait for the socket.
 const ENOUGH: u64 = 4 << 20;
+/// With so many, requests of the other end are not served before it has taken answers.
+const MUCH: u64 = 16 << 20;
+/// With so many, nothing is passed on for other parts.
+const MOST_PASSED_ON: u64 = 128 << 20;
 /// With so many a part takes nothing any more, and is taken for dead.
 const MOST: u64 = 256 << 20;
+/// Bytes of a record of TLS 1.3 at most, and those that it needs besides (RFC 8446, 5.1 and 5.2).
+const RECORD: (usize, usize) = (16 << 10, 22);
 /// Bytes that are read at once.
 const READ: usize = 256 << 10;
 /// Bytes of a frame's header: its length, and its kind.
@@ -38,6 +44,8 @@ pub(crate) enum Kind {
     Alive = 2,
     /// Of a stream.
     Stream = 3,
+    /// The other end is to send no requests any more, or may again: a byte, 1 or 0.
+    Hold = 4,
 }
 
 impl Kind {
@@ -47,6 +55,7 @@ impl Kind {
             1 => Some(Self::Message),
             2 => Some(Self::Alive),
             3 => Some(Self::Stream),
+            4 => Some(Self::Hold),
             _ => None,
         }
     }
@@ -63,8 +72,12 @@ pub(crate) struct Link {
     socket: TcpStream,
     wake: OwnedFd,
     tls: Mutex<Tls>,
-    /// Bytes that wait for the socket, about.
+    /// Bytes that wait for the socket; not 0 while there are any.
     waiting: AtomicU64,
+    /// There was no room for requests, and nobody was told yet that there is again.
+    crowded: AtomicBool,
+    /// The socket has taken something since this was looked at.
+    taken: AtomicBool,
     closed: AtomicBool,
 }
 
@@ -110,6 +123,8 @@ impl Link {
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
             tls: Mutex::new(Tls { connection, received: Vec::new() }),
             waiting: AtomicU64::new(0),
+            crowded: AtomicBool::new(false),
+            taken: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         })
     }
@@ -166,16 +181,26 @@ impl Link {
             return false;
         }
         let mut tls = lock(&self.tls);
-        let mut writer = tls.connection.writer();
-        let written = writer.write_all(&frame(kind, body)).and_then(|()| writer.write_all(body));
-        let before = self.waiting.fetch_add((HEADER + body.len()) as u64, SeqCst);
-        let sent = written.and_then(|()| self.flush(&mut tls));
+        let header = frame(kind, body);
+        let length = HEADER + body.len();
+        // As one, so that a short frame is one record.
+        let parts = [IoSlice::new(&header), IoSlice::new(body)];
+        let written = tls.connection.writer().write_vectored(&parts);
+        let bytes = length + length.div_ceil(RECORD.0) * RECORD.1;
+        let before = self.waiting.fetch_add(bytes as u64, SeqCst);
+        if !self.has_room() {
+            self.crowded.store(true, SeqCst);
+        }
+        let sent = written.and_then(|written| match written == length {
+            true => self.flush(&mut tls),
+            false => Err(ErrorKind::WriteZero.into()),
+        });
         drop(tls);
         if sent.is_err() || before > MOST {
             self.close();
             return false;
         }
-        if self.waiting.load(SeqCst) > 0 {
+        if self.waiting.load(SeqCst) > 0 || self.crowded.load(SeqCst) {
             self.wake();
         }
         true
@@ -185,7 +210,12 @@ impl Link {
     fn flush(&self, tls: &mut Tls) -> io::Result<()> {
         while tls.connection.wants_write() {
             match tls.connection.write_tls(&mut Socket(&self.socket)) {
-                Ok(_) => {}
+                Ok(sent) => {
+                    self.taken.store(true, SeqCst);
+                    // Handshakes and alerts were not counted.
+                    let waiting = self.waiting.load(SeqCst);
+                    self.waiting.store(waiting.saturating_sub(sent as u64).max(1), SeqCst);
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -198,6 +228,21 @@ impl Link {
     /// Whether more requests are taken.
     pub(crate) fn has_room(&self) -> bool {
         self.waiting.load(SeqCst) < ENOUGH
+    }
+
+    /// Whether requests of the other end are served.
+    pub(crate) fn is_served(&self) -> bool {
+        self.waiting.load(SeqCst) < MUCH
+    }
+
+    /// Whether anything is passed on for others.
+    pub(crate) fn passes_on(&self) -> bool {
+        self.waiting.load(SeqCst) < MOST_PASSED_ON
+    }
+
+    /// Whether something waits, and the other end has taken nothing since this was asked last.
+    pub(crate) fn stands_still(&self) -> bool {
+        !self.taken.swap(false, SeqCst) && self.waiting.load(SeqCst) > 0
     }
 
     /// Takes the other end for dead from now on.
@@ -219,7 +264,8 @@ impl Link {
     }
 
     /// Waits for frames, for so long at most if that is said, and sends meanwhile what waits.
-    /// Returns them, and whether there is room for requests that was not there before.
+    /// Returns them, and whether there is room for requests that was not there before. If it is
+    /// told not to listen, it takes none, and waits until something was sent.
     ///
     /// # Errors
     ///
@@ -227,9 +273,14 @@ impl Link {
     pub(crate) fn receive(
         &self,
         patience: Option<Duration>,
+        listen: bool,
         frames: &mut Vec<(Kind, Vec<u8>)>,
     ) -> io::Result<bool> {
-        let mut fds = [self.interest(), PollFd::new(&self.wake, PollFlags::IN)];
+        let socket = match listen {
+            true => self.interest(),
+            false => PollFd::new(&self.socket, PollFlags::OUT),
+        };
+        let mut fds = [socket, PollFd::new(&self.wake, PollFlags::IN)];
         let timeout = patience.map(Timespec::try_from).transpose().map_err(broken)?;
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => {}
@@ -243,13 +294,12 @@ impl Link {
         if woken {
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         }
-        let crowded = !self.has_room();
-        if !socket.is_empty() {
+        if listen && !socket.is_empty() {
             self.take(frames)?;
         }
         let mut tls = lock(&self.tls);
         self.flush(&mut tls)?;
-        Ok(crowded && self.has_room())
+        Ok(self.has_room() && self.crowded.swap(false, SeqCst))
     }
 
     /// Takes what the socket has.

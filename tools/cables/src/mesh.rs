@@ -1,5 +1,6 @@
 //! All connections of a part.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -14,9 +15,13 @@ use tofu_sync::lock;
 use crate::door::{Joining, Verdict, taken};
 use crate::hello::{Hello, PartStatus};
 use crate::link::Kind;
-use crate::peer::{Met, Peer};
-use crate::pulse::{Dead, Pulse, SILENCE};
+use crate::peer::{Frame, Met, Peer};
+use crate::pulse::{Dead, HOLD, Pulse, SILENCE, Signs};
 use crate::streams::Visit;
+
+/// Bytes of frames of a part that wait here until it has taken answers, at most, about. Then it is
+/// not listened to.
+const MOST_DEFERRED: usize = 64 << 20;
 
 /// What happens to other parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -207,7 +212,7 @@ impl Mesh {
             match holder.clone().filter(|peer| !peer.gone.load(SeqCst)) {
                 Some(peer) => {
                     drop(holder);
-                    serve(part, &peer, to);
+                    self.serve(part, &peer, to);
                     holder = lock(&place.holder);
                 }
                 None => {
@@ -233,9 +238,13 @@ impl Mesh {
                 if *whose != Some(Arc::as_ptr(&peer)) {
                     (*whose, *pulse) = (Some(Arc::as_ptr(&peer)), Pulse::default());
                 }
-                let heard = peer.heard.swap(false, SeqCst);
-                let acks = peer.link.acks().unwrap_or_default();
-                if let Some(why) = pulse.look(after, heard, acks, timeout) {
+                let signs = Signs {
+                    heard: peer.heard.swap(false, SeqCst),
+                    full: peer.link.stands_still(),
+                    holds: peer.holds.load(SeqCst),
+                    acks: peer.link.acks().unwrap_or_default(),
+                };
+                if let Some(why) = pulse.look(after, signs, timeout) {
                     let _ = peer.dead.set(why);
                     peer.link.close();
                 }
@@ -277,6 +286,12 @@ fn went(error: &io::Error, dead: Option<&Dead>) -> String {
         (_, Some(Dead::Silent)) => {
             format!("its process has said nothing for {} s", SILENCE.as_secs())
         }
+        (_, Some(Dead::Full)) => {
+            format!("its process has taken nothing for {} s", SILENCE.as_secs())
+        }
+        (_, Some(Dead::Holds)) => {
+            format!("its process has let nobody send for {} s", HOLD.as_secs())
+        }
         (
             io::ErrorKind::UnexpectedEof
             | io::ErrorKind::ConnectionReset
@@ -294,50 +309,126 @@ fn say(peer: &Peer, status: PartStatus) {
     }
 }
 
-/// Takes what a process sends that has a part, until it is gone.
-fn serve(part: PartId, peer: &Peer, to: &dyn Receive) {
-    let mut frames = std::mem::take(&mut *lock(&peer.early));
-    let (mut here, mut unknown) = (false, false);
-    let why = loop {
-        if !frames.is_empty() {
-            peer.heard.store(true, SeqCst);
-        }
-        for (kind, body) in frames.drain(..) {
-            match kind {
-                Kind::Message => to.message(part, &body),
-                Kind::Alive => {}
-                Kind::Stream => {
-                    if let Some(visit) = peer.streams.take(&body) {
-                        to.visit(part, visit);
-                    }
+/// What came from a part and is not dealt with yet.
+#[derive(Default)]
+struct Deferred {
+    frames: VecDeque<Frame>,
+    bytes: usize,
+}
+
+impl Deferred {
+    fn push(&mut self, frame: Frame) {
+        self.bytes += frame.1.len();
+        self.frames.push_back(frame);
+    }
+
+    fn pop(&mut self) -> Option<Frame> {
+        let frame = self.frames.pop_front()?;
+        self.bytes -= frame.1.len();
+        Some(frame)
+    }
+}
+
+/// What a process has said that has a part.
+#[derive(Default)]
+struct Heard {
+    here: bool,
+    unknown: bool,
+}
+
+impl Heard {
+    /// Takes what goes in the order in which it was sent.
+    fn take(&mut self, part: PartId, (kind, body): &Frame, to: &dyn Receive) {
+        match kind {
+            Kind::Message => to.message(part, body),
+            Kind::Said => match serde_json::from_slice(body) {
+                // What it says again is of no interest, however often it does.
+                Ok(PartStatus::Here) if self.here => {}
+                Ok(status) => {
+                    self.here |= status == PartStatus::Here;
+                    to.news(News::Status(part, status));
                 }
-                Kind::Said => match serde_json::from_slice(&body) {
-                    // What it says again is of no interest, however often it does.
-                    Ok(PartStatus::Here) if here => {}
-                    Ok(status) => {
-                        here |= status == PartStatus::Here;
-                        to.news(News::Status(part, status));
+                Err(_) if self.unknown => {}
+                Err(error) => {
+                    self.unknown = true;
+                    log::warn!("part {part} says what is not known: {error}");
+                }
+            },
+            Kind::Alive | Kind::Stream | Kind::Hold => {}
+        }
+    }
+}
+
+impl Mesh {
+    /// Takes what a process sends that has a part, until it is gone.
+    ///
+    /// While the answers to what it asks for pile up, what it sends waits, too: a short request may
+    /// have a long answer. It is still read, since two parts that wait for each other to read would
+    /// do so for ever, and it is asked to send no requests meanwhile.
+    fn serve(&self, part: PartId, peer: &Peer, to: &dyn Receive) {
+        let mut frames = std::mem::take(&mut *lock(&peer.early));
+        let (mut heard, mut deferred) = (Heard::default(), Deferred::default());
+        let why = loop {
+            if !frames.is_empty() {
+                peer.heard.store(true, SeqCst);
+            }
+            for frame in frames.drain(..) {
+                match frame.0 {
+                    Kind::Alive => {}
+                    Kind::Stream => {
+                        if let Some(visit) = peer.streams.take(&frame.1) {
+                            to.visit(part, visit);
+                        }
                     }
-                    Err(_) if unknown => {}
-                    Err(error) => {
-                        unknown = true;
-                        log::warn!("part {part} says what is not known: {error}");
+                    Kind::Hold => {
+                        let holds = frame.1 == [1];
+                        if peer.holds.swap(holds, SeqCst) && !holds {
+                            to.room();
+                        }
                     }
-                },
+                    Kind::Message | Kind::Said => deferred.push(frame),
+                }
+            }
+            while peer.link.is_served()
+                && let Some(frame) = deferred.pop()
+            {
+                heard.take(part, &frame, to);
+            }
+            if !deferred.frames.is_empty() {
+                self.hold_back(part, part);
+            }
+            let listen = deferred.bytes < MOST_DEFERRED;
+            match peer.link.receive(None, listen, &mut frames) {
+                Ok(true) => {
+                    self.let_go(part);
+                    to.room();
+                }
+                Ok(false) => {}
+                Err(error) => break error,
+            }
+        };
+        while let Some(frame) = deferred.pop() {
+            heard.take(part, &frame, to);
+        }
+        peer.streams.end();
+        // Nobody takes its part before that is known.
+        to.news(News::Went(part, went(&why, peer.dead.get())));
+        peer.gone.store(true, SeqCst);
+        peer.link.leave();
+        self.let_go(part);
+        to.room();
+    }
+
+    /// Parts that were held back for the sake of this one may send again.
+    fn let_go(&self, because: PartId) {
+        for (_, peer) in self.present() {
+            let mut held = lock(&peer.held);
+            if *held == Some(because) {
+                *held = None;
+                peer.link.send(Kind::Hold, &[0]);
             }
         }
-        match peer.link.receive(None, &mut frames) {
-            Ok(true) => to.room(),
-            Ok(false) => {}
-            Err(error) => break error,
-        }
-    };
-    peer.streams.end();
-    // Nobody takes its part before that is known.
-    to.news(News::Went(part, went(&why, peer.dead.get())));
-    peer.gone.store(true, SeqCst);
-    peer.link.leave();
-    to.room();
+    }
 }
 
 impl Transport for Mesh {
@@ -346,7 +437,32 @@ impl Transport for Mesh {
         peer.is_some_and(|peer| peer.link.send(Kind::Message, &message))
     }
 
+    fn pass_on(&self, to: PartId, message: Vec<u8>) -> bool {
+        let peer = self.places.get(to.index()).and_then(Place::peer);
+        peer.is_some_and(|peer| peer.link.passes_on() && peer.link.send(Kind::Message, &message))
+    }
+
+    fn hold_back(&self, whose: PartId, to: PartId) {
+        let peer = |part: PartId| self.places.get(part.index()).and_then(Place::peer);
+        let crowded = || peer(to).is_some_and(|peer| !peer.link.has_room());
+        if !crowded() {
+            return;
+        }
+        let Some(asks) = peer(whose) else { return };
+        let mut held = lock(&asks.held);
+        if held.is_some() {
+            return;
+        }
+        *held = Some(to);
+        asks.link.send(Kind::Hold, &[1]);
+        drop(held);
+        // Whoever made room in between has not seen that it is held.
+        if !crowded() {
+            self.let_go(to);
+        }
+    }
+
     fn has_room(&self) -> bool {
-        self.present().all(|(_, peer)| peer.link.has_room())
+        self.present().all(|(_, peer)| peer.link.has_room() && !peer.holds.load(SeqCst))
     }
 }

@@ -3,6 +3,8 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use tofu_fabric::PartId;
+
 use crate::hello::Hello;
 use crate::link::{Kind, Link};
 use crate::pulse::Dead;
@@ -28,6 +30,10 @@ pub(crate) struct Peer {
     pub(crate) early: Mutex<Vec<Frame>>,
     /// Something came from it since this was looked at.
     pub(crate) heard: AtomicBool,
+    /// It has asked this part to send no requests.
+    pub(crate) holds: AtomicBool,
+    /// It was asked to send no requests, for the sake of that part.
+    pub(crate) held: Mutex<Option<PartId>>,
     pub(crate) gone: AtomicBool,
     /// Why it was taken for dead, if it was.
     pub(crate) dead: OnceLock<Dead>,
@@ -45,6 +51,8 @@ impl Peer {
             at,
             early: Mutex::new(early),
             heard: AtomicBool::new(true),
+            holds: AtomicBool::new(false),
+            held: Mutex::new(None),
             gone: AtomicBool::new(false),
             dead: OnceLock::new(),
         }

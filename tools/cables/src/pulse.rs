@@ -16,6 +16,11 @@ use std::time::Duration;
 /// for dead *(ours)*: its process stands still, not its host.
 pub(crate) const SILENCE: Duration = Duration::from_secs(30);
 
+/// A part that has others send no requests for so long without a break, because of what it cannot
+/// get rid of, is taken for dead *(ours)*. It is long enough for it to find out first that another
+/// part takes nothing.
+pub(crate) const HOLD: Duration = Duration::from_secs(60);
+
 /// What the kernel knows of what it has sent over a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Acks {
@@ -60,6 +65,23 @@ pub(crate) enum Dead {
     CutOff,
     /// Its process says nothing.
     Silent,
+    /// Its process takes nothing.
+    Full,
+    /// Its process lets nobody send requests.
+    Holds,
+}
+
+/// What was seen of another part at one look.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Signs {
+    /// Something came from it.
+    pub(crate) heard: bool,
+    /// Something waits for it, and it has taken nothing.
+    pub(crate) full: bool,
+    /// It has this part send no requests.
+    pub(crate) holds: bool,
+    /// What its kernel says.
+    pub(crate) acks: Acks,
 }
 
 /// What was seen of another part so far.
@@ -69,6 +91,10 @@ pub(crate) struct Pulse {
     missing: Duration,
     /// Time in which this process ran and heard nothing.
     silent: Duration,
+    /// Time in which this process ran, and the other one took nothing of what it had for it.
+    full: Duration,
+    /// Time in which this process ran, and was held.
+    held: Duration,
 }
 
 impl Pulse {
@@ -78,26 +104,34 @@ impl Pulse {
         (timeout / 5).max(Duration::from_millis(1))
     }
 
-    /// Looks at a part again, `after` the last time. `heard` says whether anything came from it
-    /// meanwhile. It is dead once nothing was acknowledged for `timeout`, seen a beat before.
+    /// Looks at a part again, `after` the last time. It is dead once nothing was acknowledged for
+    /// `timeout`, seen a beat before.
     pub(crate) fn look(
         &mut self,
         after: Duration,
-        heard: bool,
-        acks: Acks,
+        signs: Signs,
         timeout: Duration,
     ) -> Option<Dead> {
+        let Signs { heard, full, holds, acks } = signs;
         let beat = Self::beat(timeout);
         // Longer than that this process stood still, or its host did.
         let ran = after.min(2 * beat);
-        self.silent = if heard { Duration::ZERO } else { self.silent + ran };
+        let longer = |still: bool, time: Duration| if still { time + ran } else { Duration::ZERO };
+        self.silent = longer(!heard, self.silent);
+        self.full = longer(full, self.full);
+        self.held = longer(holds, self.held);
         // What was sent a moment ago is not late, however long there was nothing to acknowledge.
         let late = acks.missing && acks.last > beat;
-        self.missing = if late { self.missing + ran } else { Duration::ZERO };
+        self.missing = longer(late, self.missing);
         if acks.last + beat >= timeout && 2 * self.missing >= timeout {
             return Some(Dead::CutOff);
         }
-        (self.silent >= SILENCE).then_some(Dead::Silent)
+        match () {
+            () if self.silent >= SILENCE => Some(Dead::Silent),
+            () if self.full >= SILENCE => Some(Dead::Full),
+            () if self.held >= HOLD => Some(Dead::Holds),
+            () => None,
+        }
     }
 }
 
@@ -112,13 +146,17 @@ mod tests {
         Acks { missing, last: Duration::from_millis(last_ms) }
     }
 
+    fn signs(heard: bool, acks: Acks) -> Signs {
+        Signs { heard, acks, ..Signs::default() }
+    }
+
     #[test]
     fn a_host_that_acknowledges_nothing_is_dead_in_time() {
         let (mut pulse, beat) = (Pulse::default(), Pulse::beat(TIMEOUT));
         let found = (1..).find_map(|beats: u32| {
             let last = beat * beats;
             let acks = Acks { missing: true, last };
-            pulse.look(beat, false, acks, TIMEOUT).map(|why| (why, last))
+            pulse.look(beat, signs(false, acks), TIMEOUT).map(|why| (why, last))
         });
         let (why, after) = found.unwrap();
         assert_eq!(why, Dead::CutOff);
@@ -131,9 +169,9 @@ mod tests {
         let beat = Pulse::beat(TIMEOUT);
         for _ in 0..1000 {
             // It wakes up after a minute, and another thread has just sent something.
-            let look = pulse.look(60 * TIMEOUT, true, acks(true, 60_000), TIMEOUT);
+            let look = pulse.look(60 * TIMEOUT, signs(true, acks(true, 60_000)), TIMEOUT);
             assert_eq!(look, None);
-            assert_eq!(pulse.look(beat, true, acks(false, 1), TIMEOUT), None);
+            assert_eq!(pulse.look(beat, signs(true, acks(false, 1)), TIMEOUT), None);
         }
     }
 
@@ -141,12 +179,32 @@ mod tests {
     fn a_process_may_stand_still_for_long_if_its_host_answers() {
         let mut pulse = Pulse::default();
         let beat = Pulse::beat(TIMEOUT);
-        let beats = (1..).find(|_| pulse.look(beat, false, acks(false, 5), TIMEOUT).is_some());
+        let beats =
+            (1..).find(|_| pulse.look(beat, signs(false, acks(false, 5)), TIMEOUT).is_some());
         assert_eq!(beat * beats.unwrap(), SILENCE);
         // A minute in which this process stood still counts as two beats.
         let mut pulse = Pulse::default();
-        assert_eq!(pulse.look(60 * TIMEOUT, false, acks(false, 5), TIMEOUT), None);
+        assert_eq!(pulse.look(60 * TIMEOUT, signs(false, acks(false, 5)), TIMEOUT), None);
         assert_eq!(pulse.silent, 2 * beat);
+    }
+
+    #[test]
+    fn who_takes_nothing_or_lets_nobody_send_is_dead_in_the_end() {
+        let (beat, well) = (Pulse::beat(TIMEOUT), signs(true, acks(false, 5)));
+        for (signs, why, after) in [
+            (Signs { full: true, ..well }, Dead::Full, SILENCE),
+            (Signs { holds: true, ..well }, Dead::Holds, HOLD),
+        ] {
+            let mut pulse = Pulse::default();
+            // A break begins anew.
+            for _ in 0..100 {
+                assert_eq!(pulse.look(beat, signs, TIMEOUT), None);
+            }
+            assert_eq!(pulse.look(beat, well, TIMEOUT), None);
+            let mut looks = (1..).map(|beats: u32| (beats, pulse.look(beat, signs, TIMEOUT)));
+            let (beats, found) = looks.find(|(_, found)| found.is_some()).unwrap();
+            assert_eq!((found, beat * beats), (Some(why), after));
+        }
     }
 
     #[test]

@@ -334,6 +334,79 @@ fn those_who_say_nothing_hold_up_nobody() {
     assert_eq!(inboxes[0].next_news(), News::Status(PartId(1), PartStatus::Here));
 }
 
+/// Takes nothing before it is opened.
+#[derive(Default)]
+struct Gate {
+    inbox: Inbox,
+    open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.open.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+}
+
+impl Receive for Gate {
+    fn message(&self, from: PartId, message: &[u8]) {
+        let open = self.open.lock().unwrap();
+        drop(self.opened.wait_while(open, |open| !*open).unwrap());
+        self.inbox.message(from, message);
+    }
+
+    fn room(&self) {}
+
+    fn news(&self, news: News) {
+        self.inbox.news(news);
+    }
+}
+
+#[test]
+fn little_is_kept_for_a_part_that_takes_nothing_and_those_who_ask_are_held_back() {
+    const PIECE: usize = 64 << 10;
+    let (_folder, dir) = folder(3);
+    let meshes = all(&dir, 3);
+    let (first, second) = (Inbox::of(&meshes[0]), Inbox::of(&meshes[1]));
+    let slow = Arc::new(Gate::default());
+    start(&meshes[2], &slow);
+    for inbox in [&*first, &*second, &slow.inbox] {
+        inbox.wait_for_all(2);
+    }
+    assert!(meshes.iter().all(|mesh| mesh.has_room()));
+    // Part 1 passes on what part 0 has for part 2.
+    let pass_on = |number: u32| {
+        let mut message = number.to_le_bytes().to_vec();
+        message.resize(PIECE, number as u8);
+        let passed = meshes[1].pass_on(PartId(2), message);
+        meshes[1].hold_back(PartId(0), PartId(2));
+        passed
+    };
+    let passed = (0..).find(|number| !pass_on(*number)).unwrap();
+    let bytes = passed as usize * PIECE;
+    assert!((64 << 20..160 << 20).contains(&bytes), "{bytes}");
+    while meshes[0].has_room() {
+        thread::yield_now();
+    }
+    // What it has for that part itself still goes, and it waits for nobody.
+    assert!(meshes[1].send(PartId(2), passed.to_le_bytes().to_vec()));
+    assert!(meshes[1].send(PartId(0), vec![1]));
+    first.wait_for_messages(1);
+
+    slow.open();
+    slow.inbox.wait_for_messages(passed as usize + 1);
+    let numbers = slow.inbox.messages.lock().unwrap();
+    let number = |message: &[u8]| u32::from_le_bytes(*message.first_chunk().unwrap());
+    assert!(numbers.iter().map(|(_, message)| number(message)).eq(0..=passed));
+    drop(numbers);
+    while !meshes.iter().all(|mesh| mesh.has_room()) {
+        thread::yield_now();
+    }
+    assert!(pass_on(0));
+    assert!(first.news.lock().unwrap().is_empty() && second.news.lock().unwrap().is_empty());
+}
+
 /// Hands to a machine what comes from other parts.
 struct Inwards(Network);
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use tofu_abi::Rcode;
-use tofu_fabric::{Crossing, NodeId, Packet, PartId, Parts, Route, Stray, Way};
+use tofu_fabric::{Class, Crossing, NodeId, Packet, PartId, Parts, Route, Stray, Way};
 use tofu_icc::Body;
 use tofu_icc::wire::{self, Malformed};
 
@@ -19,6 +19,16 @@ use tofu_icc::wire::{self, Malformed};
 pub trait Transport: Send + Sync {
     /// Sends a message to a part, without waiting for it. Returns false if that part is not there.
     fn send(&self, to: PartId, message: Vec<u8>) -> bool;
+
+    /// The same for a message of another part's node, or about one. Returns false, too, if more
+    /// than enough waits for that part already: nobody here can keep such messages from coming.
+    fn pass_on(&self, to: PartId, message: Vec<u8>) -> bool {
+        self.send(to, message)
+    }
+
+    /// Requests of `whose` have brought about what was just sent to `to`. If much waits for that
+    /// part, `whose` is to send no more of them for a while.
+    fn hold_back(&self, _whose: PartId, _to: PartId) {}
 
     /// Whether it takes more requests. If not, [`Network::room`](crate::Network::room) is to be
     /// called when it does.
@@ -83,6 +93,14 @@ pub(crate) struct Cables {
     counters: Box<[Counters]>,
 }
 
+/// Whose a message is.
+struct Whose {
+    /// The part whose request it is, or whose request it answers.
+    asked: PartId,
+    /// It is not from a node here.
+    through: bool,
+}
+
 /// What a message is about.
 pub(crate) enum Incoming {
     Packet(Crossing<Body>),
@@ -122,19 +140,38 @@ impl Cables {
         })
     }
 
-    fn send_message(&self, to: PartId, message: Vec<u8>) -> bool {
+    fn send_message(&self, to: PartId, message: Vec<u8>, whose: Whose) -> bool {
         let (Some(transport), Some(counters)) =
             (self.transport.get(), self.counters.get(to.index()))
         else {
             return false;
         };
         let bytes = message.len() as u64;
-        let sent = transport.send(to, message);
+        let sent = match whose.through {
+            true => transport.pass_on(to, message),
+            false => transport.send(to, message),
+        };
         if sent {
+            if whose.asked != self.own {
+                transport.hold_back(whose.asked, to);
+            }
             counters.sent.fetch_add(1, Relaxed);
             counters.sent_bytes.fetch_add(bytes, Relaxed);
         }
         sent
+    }
+
+    fn whose(&self, packet: &Packet<Body>) -> Whose {
+        let of = |at| {
+            let node = self.parts.shape().node_id(at);
+            node.and_then(|node| self.parts.of(node)).unwrap_or(self.own)
+        };
+        let from = of(packet.src);
+        let asked = match packet.class {
+            Class::Response => of(packet.dst),
+            Class::Request | Class::System => from,
+        };
+        Whose { asked, through: from != self.own }
     }
 
     /// Tells the part that has the source of a packet that it was not delivered.
@@ -144,8 +181,9 @@ impl Cables {
         let crossing = Crossing { packet, hops: 0, held: None, doubled: false };
         let mut message = vec![UNDELIVERED, rcode.raw()];
         if wire::encode(&crossing, &mut message).is_ok() {
-            // If that part is gone, so is the node that would be told.
-            self.send_message(to, message);
+            // If that part is gone, so is the node that would be told. If it has too much to take,
+            // its command ends by its time-out.
+            self.send_message(to, message, Whose { asked: to, through: true });
         }
     }
 
@@ -213,6 +251,7 @@ impl tofu_fabric::Cables<Body> for Cables {
             // The sender's memory is gone, and with it whoever would notice.
             return Some(crossing);
         }
-        (!self.send_message(to, message)).then_some(crossing)
+        let whose = self.whose(&crossing.packet);
+        (!self.send_message(to, message, whose)).then_some(crossing)
     }
 }
