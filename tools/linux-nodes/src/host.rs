@@ -86,10 +86,11 @@ pub struct LinuxHost {
 impl LinuxBackend for LinuxHost {
     fn boot_files(&self, plan: &Plan) -> LinuxFiles<'_> {
         let Outfit { kit, kvm, .. } = self.outfits.of(Arch::default());
-        let lines = plan.linux().enumerate().map(|(index, (id, linux))| {
-            let has_lan = !matches!(self.lan, Ethernet::None);
-            let line =
-                self.command_line(plan, plan.coords(id), linux, has_lan.then(|| lan::ip(index)));
+        let has_lan = !matches!(self.lan, Ethernet::None);
+        let lines = plan.netbooted_linux().map(|(id, linux)| {
+            // Nodes of other parts have none.
+            let index = plan.linux().position(|(own, _)| own == id).filter(|_| has_lan);
+            let line = self.command_line(plan, plan.coords(id), linux, index.map(lan::ip));
             (id, qemu::with_clock(line, *kvm))
         });
         LinuxFiles { kernel: &kit.kernel, initrd: &kit.initrd, command_lines: lines.collect() }

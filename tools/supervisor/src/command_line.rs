@@ -18,8 +18,7 @@ pub(crate) fn guest(plan: &Plan, vm: &VmPlan) -> String {
 /// The machine in words of a command line that begin with `prefix`.
 pub fn machine(plan: &Plan, prefix: &str) -> String {
     let shape = &plan.network.shape;
-    let counted = plan.vms().filter(|id| !shape.is_io_node(plan.coords(*id))).count();
-    let shape = network(shape, counted + plan.vms_elsewhere, prefix);
+    let shape = network(shape, plan.compute_vms(), prefix);
     let ip = ip_words(plan, prefix);
     format!("{shape} {ip}").trim_end().to_owned()
 }
@@ -51,7 +50,7 @@ fn ip_words(plan: &Plan, prefix: &str) -> String {
     if ip.mtu != Mtu::default() {
         add("mtu", ip.mtu.0.to_string());
     }
-    if let Some(gateway) = plan.gateway() {
+    if let Some(gateway) = plan.any_gateway() {
         // The number of a node that runs no program.
         add("without", gateway.0.to_string());
         if ip.nat {

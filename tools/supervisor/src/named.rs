@@ -61,7 +61,8 @@ impl Named {
         events: Sender<Event>,
         others: Option<Others>,
     ) -> anyhow::Result<Arc<Registry>> {
-        let registry = Registry::new(&plan.network, events).with_others(others)?;
+        let registry =
+            Registry::new(&plan.network, events).with_others(others, plan.any_gateway())?;
         let registry = Arc::new(registry.fail_with_guest(plan.fail_with_guest));
         server::serve(&self.dir.control(), &registry)?;
         self.metrics.take().map_or(Ok(()), |metrics| metrics.serve(&registry))?;

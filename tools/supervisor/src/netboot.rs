@@ -59,7 +59,8 @@ pub struct LinuxFiles<'a> {
     pub command_lines: HashMap<NodeId, String>,
 }
 
-/// Starts the boot server of a plan; `None` if no node wants one.
+/// Starts the boot server of a plan, for the nodes of all parts; `None` if no node wants one, or
+/// another part has it.
 ///
 /// # Errors
 ///
@@ -71,7 +72,7 @@ pub fn start(
     events: &Sender<Event>,
     confinement: &Confinement,
 ) -> anyhow::Result<Option<IoNode>> {
-    let Some(place) = plan.boot_server else { return Ok(None) };
+    let Some(place) = plan.own_boot_server() else { return Ok(None) };
     let at = plan.coords(place.at);
     let mut server = Server::new(place.fault);
     let unfit = |what: &dyn fmt::Display| {
@@ -81,7 +82,7 @@ pub fn start(
         )
     };
     let mut guests: HashMap<&str, Boot> = HashMap::new();
-    for (id, vm) in plan.bare().filter(|(_, vm)| vm.boot == BootFrom::Tofu) {
+    for (id, vm) in plan.netbooted_bare() {
         let line = command_line::guest(plan, vm);
         let name = vm.guest.name.as_str();
         let boot = match guests.get(name) {
@@ -97,7 +98,7 @@ pub fn start(
         server.set(plan.coords(id), boot);
     }
     let mut kernel: Option<Boot> = None;
-    for (id, _) in plan.linux().filter(|(_, linux)| linux.boot == BootFrom::Tofu) {
+    for (id, _) in plan.netbooted_linux() {
         let Some(files) = linux else { bail!("there are no files for Linux nodes to boot") };
         let line = files.command_lines.get(&id).cloned().unwrap_or_default();
         let boot = match &kernel {

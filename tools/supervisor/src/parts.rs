@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use sha2::{Digest, Sha256};
 pub use tofu_cables::Joining;
 use tofu_cables::{Hello, Mesh, News, PartStatus, PeerInfo, Receive, Visit};
-use tofu_fabric::PartId;
+use tofu_fabric::{NodeId, PartId};
 use tofu_machine::{Machine, Network};
 use tofu_sandbox::Role;
 use tofu_sync::lock;
@@ -50,6 +50,7 @@ pub fn in_common(plan: &Plan) -> Vec<(String, String)> {
     let down = plan.network.links_down.iter().map(|(at, port)| format!("{at} {}", port.name()));
     let mut down: Vec<_> = down.collect();
     down.sort_unstable();
+    let at = |node: Option<NodeId>| node.map_or_else(String::new, |id| plan.coords(id).to_string());
     [
         ("shape", shape.to_owned()),
         ("generation", plan.interconnect.name().to_owned()),
@@ -57,6 +58,8 @@ pub fn in_common(plan: &Plan) -> Vec<(String, String)> {
         ("guest file", of_all(plan.bare().map(|(_, vm)| file(&vm.guest.image)))),
         ("--args", of_all(plan.bare().map(|(_, vm)| vm.args.clone()))),
         ("links that start down", down.join(", ")),
+        ("boot server", at(plan.boot_server.map(|server| server.at))),
+        ("nodes that boot over the torus", plan.netbooted().to_string()),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into()

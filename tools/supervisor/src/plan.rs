@@ -79,8 +79,8 @@ pub struct Plan {
     pub captures: Vec<ToFile>,
     /// All nodes in the order of their numbers. Those of other parts are like stubs.
     pub nodes: Vec<NodePlan>,
-    /// Virtual machines in other parts.
-    pub vms_elsewhere: usize,
+    /// What nodes have that are in other parts.
+    pub elsewhere: Vec<(NodeId, Role)>,
 }
 
 /// What goes for IP over Tofu on all nodes of a [`Plan`].
@@ -486,7 +486,7 @@ impl Plan {
             faults,
             captures: captures(&args.capture, &shape)?,
             nodes,
-            vms_elsewhere: 0,
+            elsewhere: Vec::new(),
         })
     }
 
@@ -499,9 +499,6 @@ impl Plan {
         let parts = Parts::new(self.network.shape, own.of)?;
         let lacks = [
             (self.interconnect == Interconnect::Tnw, "the torus network of TNW"),
-            (self.gateway().is_some(), "a gateway"),
-            (self.has_io_nodes(), "I/O nodes"),
-            (self.boot_server.is_some(), "nodes that boot over the torus"),
             (self.links != Links::Direct, "modelled links"),
         ];
         if let Some((_, what)) = lacks.into_iter().find(|(asked, _)| *asked) {
@@ -513,13 +510,12 @@ impl Plan {
                 return Err(PlanError::CaptureElsewhere { at: *at, part });
             }
         }
-        let all = self.vms().count();
         for (id, node) in (0..).map(NodeId).zip(&mut self.nodes) {
             if parts.of(id) != Some(own.part) {
-                node.role = Role::Stub;
+                let role = std::mem::replace(&mut node.role, Role::Stub);
+                self.elsewhere.push((id, role));
             }
         }
-        self.vms_elsewhere = all - self.vms().count();
         self.network.part = Some(own);
         Ok(self)
     }
@@ -550,9 +546,44 @@ impl Plan {
         Arch::ALL.into_iter().filter(has).collect()
     }
 
-    /// The gateway.
+    /// The gateway, if it is here.
     pub fn gateway(&self) -> Option<NodeId> {
         self.roles().find(|(_, role)| matches!(role, Role::Gateway)).map(|(id, _)| id)
+    }
+
+    /// The gateway, whichever part has it.
+    pub fn any_gateway(&self) -> Option<NodeId> {
+        let elsewhere = self.elsewhere.iter().find(|(_, role)| matches!(role, Role::Gateway));
+        self.gateway().or(elsewhere.map(|(id, _)| *id))
+    }
+
+    /// The boot server, if it is here.
+    pub(crate) fn own_boot_server(&self) -> Option<ServerPlan> {
+        let elsewhere = |server: &ServerPlan| {
+            let PartOf { part, of } = self.network.part?;
+            Some(Parts::new(self.network.shape, of).ok()?.of(server.at) != Some(part))
+        };
+        self.boot_server.filter(|server| elsewhere(server) != Some(true))
+    }
+
+    /// The small guests of all parts that boot over the torus.
+    pub(crate) fn netbooted_bare(&self) -> impl Iterator<Item = (NodeId, &VmPlan)> {
+        self.all_roles().filter_map(|(id, role)| match role {
+            Role::Bare(vm) if vm.boot == BootFrom::Tofu => Some((id, vm)),
+            _ => None,
+        })
+    }
+
+    /// The same of Linux.
+    pub fn netbooted_linux(&self) -> impl Iterator<Item = (NodeId, &LinuxPlan)> {
+        self.all_roles().filter_map(|(id, role)| match role {
+            Role::Linux(linux) if linux.boot == BootFrom::Tofu => Some((id, linux)),
+            _ => None,
+        })
+    }
+
+    fn all_roles(&self) -> impl Iterator<Item = (NodeId, &Role)> {
+        self.roles().chain(self.elsewhere.iter().map(|(id, role)| (*id, role)))
     }
 
     /// The nodes here with a virtual machine.
@@ -560,13 +591,16 @@ impl Plan {
         self.roles().filter_map(|(id, role)| role.vm().map(|_| id))
     }
 
-    fn has_io_nodes(&self) -> bool {
-        self.nodes.iter().any(|node| self.network.shape.is_io_node(node.coords))
+    /// How many virtual machines there are in all parts of the machine, but at I/O nodes.
+    pub(crate) fn compute_vms(&self) -> usize {
+        let shape = &self.network.shape;
+        let counts = |id: NodeId| !shape.is_io_node(self.coords(id));
+        self.all_roles().filter(|(id, role)| role.vm().is_some() && counts(*id)).count()
     }
 
     /// How many virtual machines there are in all parts of the machine.
     pub fn all_vms(&self) -> usize {
-        self.vms().count() + self.vms_elsewhere
+        self.all_roles().filter(|(_, role)| role.vm().is_some()).count()
     }
 
     /// The nodes where a guest program runs to its end, and its name.

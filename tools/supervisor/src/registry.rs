@@ -62,6 +62,8 @@ pub(crate) struct Rest {
     pub(crate) own: PartId,
     pub(crate) parts: Parts,
     pub(crate) others: Others,
+    /// The part with the gateway, if there is one.
+    pub(crate) gateway: Option<PartId>,
 }
 
 /// A node without Linux.
@@ -118,11 +120,16 @@ impl Registry {
     /// # Errors
     ///
     /// If the machine is in no parts.
-    pub fn with_others(self, others: Option<Others>) -> anyhow::Result<Self> {
+    pub fn with_others(
+        self,
+        others: Option<Others>,
+        gateway: Option<NodeId>,
+    ) -> anyhow::Result<Self> {
         let Some(others) = others else { return Ok(self) };
         let PartOf { part: own, of } = self.network.part.context("the machine is in no parts")?;
         let parts = Parts::new(self.network.shape, of)?;
-        Ok(Self { rest: Some(Rest { own, parts, others }), ..self })
+        let gateway = gateway.and_then(|node| parts.of(node));
+        Ok(Self { rest: Some(Rest { own, parts, others, gateway }), ..self })
     }
 
     /// The other parts of the machine, if it is in parts.

@@ -36,14 +36,18 @@ pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
     let owner = |node: u32| rest.parts.of(NodeId(node)).filter(|part| *part != rest.own);
     let through = |node| owner(node).map_or(Way::Here, Way::Through);
     let ask = |node| owner(node).map_or(Way::Here, |part| Way::Done(rest.ask(part, request)));
+    let gateway = rest.gateway.filter(|part| *part != rest.own);
     match request {
         Request::Exec(exec) => through(exec.node),
         Request::Capture(ask) => through(ask.node),
         // Of the part that has the first node; that one says so if it has not all of them.
         Request::Trace(ask) => ask.nodes.first().map_or(Way::Here, |node| through(*node)),
-        Request::Console { node }
-        | Request::Forward { node, .. }
-        | Request::Datagrams { node, .. } => through(*node),
+        Request::Console { node } => through(*node),
+        // Whichever part has the node.
+        Request::Gateway => gateway.map_or(Way::Here, |part| Way::Done(rest.ask(part, request))),
+        Request::Forward { .. } | Request::Datagrams { .. } => {
+            gateway.map_or(Way::Here, Way::Through)
+        }
         Request::Job { .. } if rest.own != OF_JOBS => Way::Through(OF_JOBS),
         Request::Restart { node }
         | Request::Pause { node }
@@ -69,7 +73,6 @@ pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
             Way::Here
         }
         Request::Job { .. }
-        | Request::Gateway
         | Request::Events
         | Request::Take { .. }
         | Request::Wait

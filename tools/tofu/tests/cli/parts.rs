@@ -1,6 +1,6 @@
 //! Machines in parts: `tofu hosts init`, `tofu up --part`.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -91,6 +91,65 @@ fn small_guests_run_over_two_parts() {
             assert!(out.contains(own) && !out.contains(not), "{out}");
         }
         assert!(first.contains(says), "{first}");
+    }
+    hosts.place.is_clean();
+}
+
+#[test]
+fn nodes_of_all_parts_boot_over_the_torus() {
+    let hosts = Hosts::new();
+    if !hosts.place.can_boot("nodes_of_all_parts_boot_over_the_torus") {
+        return;
+    }
+    // The server takes the place of the last node, so that part 1 has one guest.
+    let parts = ["0/2", "1/2"].map(|part| hosts.start(part, &["--boot", "tofu"]));
+    let [first, second] = parts.map(|part| part.end(LONGEST).ok());
+    assert!(first.contains("all 2 guests succeeded"), "{first}");
+    assert!(second.contains("the guest succeeded") || second.contains("all 1 guests"), "{second}");
+    for out in [&first, &second] {
+        assert!(out.contains("2 peers: put, get and atomic verified 1 times"), "{out}");
+    }
+    hosts.place.is_clean();
+}
+
+#[test]
+fn a_gateway_reaches_nodes_of_all_parts_from_any_of_them() {
+    let hosts = Hosts::new();
+    if !hosts.place.can_boot("a_gateway_reaches_nodes_of_all_parts_from_any_of_them") {
+        return;
+    }
+    let guest = ["--guest", "httpd", "--args", "forever=1 count=0 size=64"];
+    let args = [&guest[..], &["--gateway", "3,0,0,0,0,0", "--tap", "off"]].concat();
+    let parts = ["0/2", "1/2"].map(|part| hosts.start(part, &args));
+    hosts.wait_for_guests();
+    for (part, node) in [(0, 0), (0, 2), (1, 1), (1, 2)] {
+        let to = format!("0:tofu-part{part}/{node}:80");
+        let mut forward = hosts.place.command(&["forward", "--json", &to]);
+        let mut forward = forward.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(forward.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let said: Value = serde_json::from_str(&line).unwrap();
+        let at = said["listen"].as_str().unwrap().to_owned();
+        wait_for("the node sends its page", || {
+            let Ok(mut stream) = TcpStream::connect(&at) else { return false };
+            let asked = stream.write_all(b"GET / HTTP/1.0\r\nConnection: close\r\n\r\n");
+            let mut page = Vec::new();
+            let mut chunk = [0; 1024];
+            while let Ok(read @ 1..) = stream.read(&mut chunk) {
+                page.extend_from_slice(&chunk[..read]);
+                if String::from_utf8_lossy(&page).contains(&format!("This is node {node}.")) {
+                    return asked.is_ok();
+                }
+            }
+            false
+        });
+        interrupt(forward.id().into());
+        forward.wait().unwrap();
+    }
+    hosts.place.run(&["down", "tofu-part0"]).ok();
+    for part in parts {
+        let said = part.end(LONGEST);
+        assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
     }
     hosts.place.is_clean();
 }

@@ -447,7 +447,7 @@ pub(super) mod tests {
             end_with_part: false,
             faults: None,
             captures: Vec::new(),
-            vms_elsewhere: 0,
+            elsewhere: Vec::new(),
         }
     }
 
@@ -521,7 +521,8 @@ pub(super) mod tests {
     fn half(timeout: Duration) -> Plan {
         let mut plan = plan("1x1x1x2x1x1", 1, timeout);
         plan.network.part = Some("0/2".parse().unwrap());
-        plan.vms_elsewhere = 1;
+        let role = plan.nodes[0].role.clone();
+        plan.elsewhere.push((tofu_fabric::NodeId(1), role));
         plan
     }
 
