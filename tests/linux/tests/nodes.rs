@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, interrupt, kill, skip, wait_for};
 
@@ -70,6 +71,7 @@ fn two_nodes() {
     commands_files_and_the_console(&place);
     no_silent_waits(&place);
     commands_on_a_terminal(&place);
+    a_debugger_in_a_kernel(&place);
     place.run(&["down", "two"]).ok();
     assert_eq!(place.ps(), json!([]));
     place.is_clean();
@@ -137,6 +139,57 @@ fn commands_on_a_terminal(place: &Place) {
     }
     let error = place.run(&["exec", "-t", "0", "--", "true"]).error();
     assert!(error.contains("are not a terminal"), "{error}");
+}
+
+/// `tofu gdb`: names of functions of kernel and modules, and a node that goes on afterwards.
+fn a_debugger_in_a_kernel(place: &Place) {
+    let error = place.run(&["gdb", "2"]).error();
+    assert!(error.contains("node 2: the machine two has no such node"), "{error}");
+    let error = place.run(&["gdb", "0", "--gdb", "/no/gdb"]).error();
+    assert!(error.contains("cannot run /no/gdb: No such file"), "{error}");
+    let files = || -> Vec<String> {
+        let folder = std::fs::read_dir(place.path().join("tofu/two")).unwrap();
+        let names = folder.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with("gdb-")).collect()
+    };
+    let goes_on = || {
+        place.exec("0", &["true"]).ok();
+        assert_eq!(files(), [""; 0]);
+    };
+    goes_on();
+    if !std::process::Command::new("gdb")
+        .arg("--version")
+        .output()
+        .is_ok_and(|it| it.status.success())
+    {
+        return skip("a_debugger_in_a_kernel", "there is no gdb");
+    }
+    // A function of a module, and one of the kernel that is called all the time.
+    let script = "grep -m 1 ' t .*\\[' /proc/kallsyms";
+    let line = place.exec("0", &["sh", "-c", script]).ok();
+    let mut words = line.split_ascii_whitespace();
+    let (address, name) = (words.next().unwrap().to_owned(), words.nth(1).unwrap().to_owned());
+    let reads = "while :; do cat /proc/uptime; done >/dev/null";
+    let reader = place.start(&["exec", "0", "--", "sh", "-c", reads]);
+    let symbol = format!("info symbol 0x{address}");
+    let commands = ["break *vfs_read", "continue", "backtrace 2", "delete", &symbol];
+    let args: Vec<_> = commands.iter().flat_map(|command| ["-ex", command]).collect();
+    let said = place.run(&[&["gdb", "0", "--", "-batch"], &args[..]].concat());
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let expected = ["Breakpoint 1, ", " in vfs_read ()", &format!("{name} in section")];
+    assert!(expected.iter().all(|text| said.out.contains(text)), "{said:?}");
+    goes_on();
+    // One at a time; who is ended lets go as well.
+    let holds = place.start(&["gdb", "0", "--", "-ex", "continue"]);
+    let socket = || files().iter().any(|file| file.ends_with(".sock"));
+    wait_for("the debugger", PATIENCE, socket);
+    let error = place.run(&["gdb", "0"]).error();
+    assert!(error.contains("node 0: another tofu gdb holds it"), "{error}");
+    tofu_linux_tests::signal(holds.id(), Signal::TERM);
+    assert_eq!(holds.end(PATIENCE).code, Some(1));
+    goes_on();
+    interrupt(reader.id());
+    reader.end(MOMENT);
 }
 
 /// As the machine, the kernel and programs have them.

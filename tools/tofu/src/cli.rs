@@ -17,6 +17,7 @@ use crate::commands::exec::ExecArgs;
 use crate::commands::failing::{BoardCommand, NodeCommand};
 use crate::commands::fault::FaultCommand;
 use crate::commands::forward::ForwardArgs;
+use crate::commands::gdb::GdbArgs;
 use crate::commands::guest::GuestCommand;
 use crate::commands::hosts::HostsArgs;
 use crate::commands::image::ImageCommand;
@@ -104,6 +105,7 @@ pub(crate) enum Command {
     Trace(TraceArgs),
     #[command(subcommand)]
     Image(ImageCommand),
+    Gdb(GdbArgs),
     Doctor(DoctorArgs),
     Topo(TopoArgs),
     Map(MapArgs),

@@ -11,6 +11,7 @@ pub(crate) mod exec;
 pub(crate) mod failing;
 pub(crate) mod fault;
 pub(crate) mod forward;
+pub(crate) mod gdb;
 pub(crate) mod guest;
 mod host;
 pub(crate) mod hosts;

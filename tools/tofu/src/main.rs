@@ -16,9 +16,9 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use commands::{
-    capture, completions, console, cp, doctor, down, events, exec, failing, fault, forward, guest,
-    hosts, image, inspect, link, manual, map, node, ps, regs, sdk, serve, stats, top, topo, trace,
-    up, view,
+    capture, completions, console, cp, doctor, down, events, exec, failing, fault, forward, gdb,
+    guest, hosts, image, inspect, link, manual, map, node, ps, regs, sdk, serve, stats, top, topo,
+    trace, up, view,
 };
 use tofu_ui::exit;
 
@@ -31,6 +31,7 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Up(args) => up::run(args),
         Command::Doctor(args) => doctor::run(args.json),
+        Command::Gdb(args) => gdb::run(args),
         Command::Topo(args) => topo::run(args),
         Command::Map(args) => map::run(args),
         Command::Sim(args) => tofu_sim::run(args),

@@ -319,6 +319,8 @@ fn machines_of_small_guests_can_be_asked() {
     let error = place.run(&["regs", "0", "nosuch"]).error();
     assert!(error.contains("nosuch: no unit or register of this name"), "{error}");
     inspects(&place);
+    let error = place.run(&["gdb", "0"]).error();
+    assert!(error.contains("node 0 is a small guest"), "{error}");
     // Events, as the command has them and as they come.
     let mut events = place.command(&["events", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
     let told = BufReader::new(events.stdout.take().unwrap());

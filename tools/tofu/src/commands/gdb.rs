@@ -1,0 +1,263 @@
+//! `tofu gdb`: a debugger for the kernel of a node under QEMU.
+
+mod monitor;
+mod symbols;
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use tofu_abi::Coords;
+use tofu_agent::wire::{Exec, Output, Program, Status};
+use tofu_control::protocol::NodeInfo;
+use tofu_control::rundir::node_file;
+use tofu_control::{RemoteProgram, find_node};
+use tofu_sync::lock;
+
+use self::monitor::Monitor;
+
+/// Attach gdb to the kernel of a Linux node under QEMU
+///
+/// The node stands still while gdb holds it, its processors and its driver; its device and the rest
+/// of the machine go on. The names of functions and variables, those of modules included, come from
+/// the node's own /proc/kallsyms; there are no types and lines. When gdb ends, the node goes on.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct GdbArgs {
+    /// Node: an index, coordinates X,Y,Z,A,B,C or a name t-X-Y-Z-A-B-C, with MACHINE/ in front if
+    /// several machines run
+    #[arg(value_name = "NODE")]
+    pub(crate) node: String,
+
+    /// Debugger [default: gdb; gdb-multiarch for arm64]
+    #[arg(long, value_name = "PROGRAM")]
+    pub(crate) gdb: Option<PathBuf>,
+
+    /// Arguments for gdb, which come after those that attach it
+    #[arg(value_name = "ARG", last = true)]
+    pub(crate) args: Vec<OsString>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tofu gdb 0
+  tofu gdb 0 -- -batch -ex 'info threads' -ex bt
+      where the processors of node 0 are; then the node goes on";
+
+/// Most bytes of a node's list of symbols.
+const MOST: usize = 128 << 20;
+/// A node that says nothing for so long, on a busy host, does not tell its symbols at all.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// Runs `tofu gdb` and returns gdb's exit code.
+pub(crate) fn run(args: &GdbArgs) -> anyhow::Result<u8> {
+    let found = find_node(&args.node)?;
+    let node = &found.node;
+    refuse(node)?;
+    let gdb = debugger(args, node)?;
+    let folder = found.control.parent().context("a socket without a folder")?;
+    let at = Coords::from_array(node.at);
+    let monitor = folder.join(node_file("qmp", at, "sock"));
+    if !monitor.exists() {
+        bail!(
+            "node {}: QEMU's monitor is not here; of a machine in parts, ask the part's own host",
+            node.index
+        );
+    }
+    let scratch = Scratch::take(folder, at, node.index)?;
+    let stage = Arc::new(Mutex::new(Stage::Before));
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot handle signals")?;
+    let (of_signals, files) = (Arc::clone(&stage), scratch.paths());
+    thread::spawn(move || {
+        signals.forever().for_each(|signal| lock(&of_signals).signal(signal, &files))
+    });
+
+    // The node answers no more once gdb holds it.
+    let names = match list(&found.control, node.index).and_then(|list| {
+        let arm64 = node.arch.as_deref() == Some("arm64");
+        symbols::elf(&list, arm64).context("its /proc/kallsyms has no addresses")
+    }) {
+        Ok(elf) => {
+            (&scratch.symbols).write_all(&elf).context("cannot write the names of functions")?;
+            true
+        }
+        Err(error) => {
+            eprintln!("tofu: no names of functions: {error:#}");
+            false
+        }
+    };
+    let mut monitor = Monitor::connect(&monitor)?;
+    let [file, socket] = scratch.paths();
+    let mut command = Command::new(&gdb);
+    command.args(["-q", "-ex", "set confirm off", "-ex", "set pagination off"]);
+    if names {
+        command.arg("-ex").arg(format!("file {}", file.display()));
+    }
+    command.arg("-ex").arg(format!("target remote {}", socket.display()));
+    command.args(&args.args);
+    let ended = debug(&mut monitor, &socket, &mut command, &stage)
+        .with_context(|| format!("cannot run {}", gdb.display()));
+    Ok(ended?.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+}
+/// Has QEMU wait for gdb, runs it, and lets the node go on.
+fn debug(
+    monitor: &mut Monitor,
+    socket: &Path,
+    command: &mut Command,
+    stage: &Mutex<Stage>,
+) -> anyhow::Result<ExitStatus> {
+    let running = monitor.is_running()?;
+    let mut now = lock(stage);
+    monitor.gdbserver(&format!("unix:{},server=on,wait=off", socket.display()))?;
+    let child = command.spawn();
+    if let Ok(child) = &child {
+        *now = Stage::Under(Pid::from_child(child));
+    }
+    drop(now);
+    let ended = child.and_then(|mut child| child.wait());
+    *lock(stage) = Stage::After;
+    // Also if gdb was killed, the node goes on.
+    let given_back = monitor.gdbserver("none");
+    if running {
+        monitor.go_on()?;
+    }
+    given_back?;
+    Ok(ended?)
+}
+
+/// How far `tofu gdb` is, for signals.
+enum Stage {
+    Before,
+    Under(Pid),
+    After,
+}
+
+impl Stage {
+    /// Ctrl-C is gdb's while there is one, as it has the same terminal. What is to end this command
+    /// ends gdb, upon which the node goes on.
+    fn signal(&self, signal: i32, files: &[PathBuf]) {
+        match *self {
+            Self::Before => {
+                files.iter().for_each(|file| drop(fs::remove_file(file)));
+                std::process::exit(128 + signal);
+            }
+            Self::Under(gdb) if signal != SIGINT => drop(kill_process(gdb, Signal::KILL)),
+            Self::Under(_) | Self::After => {}
+        }
+    }
+}
+
+/// The files in the machine's folder, which are removed in the end.
+struct Scratch {
+    /// Whoever has locked it has the node.
+    symbols: File,
+    /// Of the symbols, and of the socket for gdb.
+    paths: [PathBuf; 2],
+}
+
+impl Scratch {
+    fn take(folder: &Path, at: Coords, node: u32) -> anyhow::Result<Self> {
+        let paths = ["symbols", "sock"].map(|kind| folder.join(node_file("gdb", at, kind)));
+        let symbols = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&paths[0])
+            .with_context(|| format!("cannot write {}", paths[0].display()))?;
+        if flock(&symbols, FlockOperation::NonBlockingLockExclusive).is_err() {
+            bail!("node {node}: another tofu gdb holds it");
+        }
+        // What one has left that was killed.
+        symbols.set_len(0)?;
+        let _ = fs::remove_file(&paths[1]);
+        Ok(Self { symbols, paths })
+    }
+
+    fn paths(&self) -> [PathBuf; 2] {
+        self.paths.clone()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        self.paths.iter().for_each(|path| drop(fs::remove_file(path)));
+    }
+}
+
+/// Says why a node has no kernel for gdb.
+fn refuse(node: &NodeInfo) -> anyhow::Result<()> {
+    let number = node.index;
+    match node.vmm.as_str() {
+        "qemu" if node.state == "off" => bail!("node {number} is off; `tofu restart` starts it"),
+        "qemu" if node.state == "paused" => bail!("node {number} is paused; see `tofu resume`"),
+        "qemu" if node.state == "waiting" => bail!("node {number} has not begun to boot"),
+        "qemu" => Ok(()),
+        "tofu" if node.is_linux() => bail!(
+            "node {number} runs under this project's own monitor, which gdb cannot attach to; \
+             `tofu up --linux --vmm qemu` has nodes that it can"
+        ),
+        "tofu" => bail!("node {number} is a small guest; tofu gdb is for Linux nodes under QEMU"),
+        _ => bail!("node {number} has no virtual machine of its own ({})", node.kind),
+    }
+}
+
+/// The debugger for a node's processor.
+fn debugger(args: &GdbArgs, node: &NodeInfo) -> anyhow::Result<PathBuf> {
+    if let Some(named) = &args.gdb {
+        return Ok(named.clone());
+    }
+    let (name, package) = match node.arch.as_deref() {
+        Some("arm64") => ("gdb-multiarch", "gdb-multiarch"),
+        _ => ("gdb", "gdb"),
+    };
+    let path = env::var_os("PATH").unwrap_or_default();
+    let found = env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file());
+    found.with_context(|| {
+        format!("{name} is not installed; `apt install {package}` brings it, --gdb names another")
+    })
+}
+
+/// The node's list of symbols.
+fn list(control: &Path, node: u32) -> anyhow::Result<Vec<u8>> {
+    let args = ["cat", "/proc/kallsyms"].map(str::to_owned).to_vec();
+    let exec = Exec { program: Program::Named, args, env: Vec::new(), stdin: false };
+    let remote = RemoteProgram::start(control, node, exec)?;
+    let (out, input) = channel();
+    // A kernel that hangs never answers, and the thread ends with the process.
+    thread::spawn(move || {
+        let ended = remote.follow(|stream, bytes| {
+            let bytes = if stream == Output::Out { bytes.to_vec() } else { Vec::new() };
+            let _ = out.send(Ok(bytes));
+            Ok(())
+        });
+        let _ = out.send(Err(ended));
+    });
+    let mut list = Vec::new();
+    loop {
+        match input.recv_timeout(SILENCE) {
+            Ok(Ok(more)) if list.len() + more.len() <= MOST => list.extend(more),
+            Ok(Ok(_)) => bail!("its /proc/kallsyms has more than {MOST} bytes"),
+            Ok(Err(ended)) => match ended? {
+                Status::Code(0) => return Ok(list),
+                _ => bail!("it has no /proc/kallsyms"),
+            },
+            Err(RecvTimeoutError::Timeout) => {
+                bail!("it has not answered for {} s", SILENCE.as_secs())
+            }
+            Err(RecvTimeoutError::Disconnected) => bail!("the connection to it has ended"),
+        }
+    }
+}
