@@ -55,6 +55,11 @@ pub(crate) struct Cli {
     #[arg(long, global = true, value_name = "LEVELS", value_parser = logging::levels)]
     pub(crate) log: Option<String>,
 
+    /// What log lines look like: text, or json for an object on each line
+    #[arg(long, global = true, value_name = "FORMAT", value_enum, hide_possible_values = true)]
+    #[arg(default_value = "text")]
+    pub(crate) log_format: logging::Format,
+
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -100,12 +105,12 @@ pub(crate) enum Command {
     Stats(StatsArgs),
     Regs(RegsArgs),
     Inspect(InspectArgs),
+    Gdb(GdbArgs),
     Events(EventsArgs),
     Capture(CaptureArgs),
     Trace(TraceArgs),
     #[command(subcommand)]
     Image(ImageCommand),
-    Gdb(GdbArgs),
     Doctor(DoctorArgs),
     Topo(TopoArgs),
     Map(MapArgs),

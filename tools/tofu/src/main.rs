@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    logging::start(cli.log.as_deref());
+    logging::start(cli.log.as_deref(), cli.log_format);
     let result = match &cli.command {
         Command::Up(args) => up::run(args),
         Command::Doctor(args) => doctor::run(args.json),

@@ -12,6 +12,7 @@ mod launch;
 mod links;
 mod linux;
 mod local;
+mod logging;
 mod netboot;
 mod parts;
 mod serve;
