@@ -1,7 +1,6 @@
 //! Traces of commands, good, refused and senseless: every step is there, and sums are those of the
 //! device's counters.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -11,6 +10,7 @@ use tofu_abi::table::PageSize;
 use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId};
 use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
 use tofu_fabric::NodeId;
+use tofu_fuzz::traced::ended;
 use tofu_icc::{Event, Which};
 use tofu_inproc::{Buffer, InProcess};
 use tofu_machine::trace::{Reason, Record, What};
@@ -92,31 +92,6 @@ fn events(records: &[Record], node: u32) -> impl Iterator<Item = Event> + '_ {
     })
 }
 
-/// Commands that have ended, and those that are under way still. What begins ends once, and what
-/// ends has begun.
-fn ended(records: &[Record], node: u32) -> (u64, usize) {
-    let mut open = HashMap::new();
-    let mut ended = 0;
-    for event in events(records, node) {
-        match event {
-            Event::Begun { tni, tag, .. } => {
-                let before = open.insert((tni, tag.cq, tag.index), tag.generation);
-                assert_eq!(before, None, "commands of one place do not overlap");
-            }
-            Event::Answered { tni, tag, .. } => {
-                assert_eq!(open.get(&(tni, tag.cq, tag.index)), Some(&tag.generation));
-            }
-            Event::Ended { tni, tag, .. } => {
-                assert_eq!(open.remove(&(tni, tag.cq, tag.index)), Some(tag.generation));
-                ended += 1;
-            }
-            Event::AtOnce { .. } => ended += 1,
-            Event::Served { .. } => {}
-        }
-    }
-    (ended, open.len())
-}
-
 #[test]
 fn a_put_has_its_steps_and_a_refused_one_its_reason() {
     let mut two = Two::new();
@@ -190,7 +165,7 @@ proptest! {
         two.machine.run_pending();
         let records = trace.read(true);
         prop_assert_eq!(trace.lost(), 0);
-        let (commands, open) = ended(&records, 0);
+        let (commands, open) = ended(&records, NodeId(0));
         prop_assert_eq!(commands, two.completed() - before);
         prop_assert_eq!(open, 0);
         for reason in trace.reasons() {

@@ -7,6 +7,7 @@ use tofu_abi::desc::{Command, DESC_SIZE, Descriptor, Header1, Header2};
 use tofu_abi::regs::{CqReg, CqsMode, CqsReg, Register, TniReg};
 use tofu_abi::{Coords, Path, StagOffset};
 
+use crate::traced::Traced;
 use crate::world::{
     BUFFERS_RANGE, CQ, DATA_RANGE, HIGH, MRQ_RANGE, PRQ_RANGE, TCQ, TCQ_RANGE, TNI, TOQ, World,
     coords, open_packet_queues,
@@ -23,7 +24,13 @@ const ALLOWED: [Range<u64>; 6] =
 
 /// Runs one input.
 pub fn run(data: &[u8]) {
+    traced(data);
+}
+
+/// Runs one input, and says what a trace has of it.
+pub fn traced(data: &[u8]) -> Traced {
     let mut world = World::new();
+    let trace = world.machine.network().trace().expect("the machine can be traced");
     for node in [0, 1] {
         world.memory[node].fill(node as u8);
         world.memory[node].set_tables();
@@ -46,7 +53,9 @@ pub fn run(data: &[u8]) {
     for node in [0, 1] {
         world.memory[node].assert_unchanged(&before[node], &ALLOWED);
     }
+    let traced = Traced::read(&world, trace);
     world.end();
+    traced
 }
 
 fn act(world: &World, posted: &mut u64, u: &mut Unstructured<'_>) -> Result<()> {

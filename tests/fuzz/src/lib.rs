@@ -17,5 +17,33 @@ pub mod pci_config;
 pub mod registers;
 pub mod tables;
 pub mod tnw;
+pub mod traced;
 pub mod vfio_user;
 mod world;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// The stored inputs of a target, with their names.
+///
+/// # Panics
+///
+/// If there are none.
+pub fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    let archive = File::open(corpus.with_extension("tar")).expect("the target has a corpus");
+    let mut archive = tar::Archive::new(archive);
+    let entries = archive.entries().expect("it is an archive");
+    let inputs: Vec<_> = entries
+        .map(|entry| {
+            let mut entry = entry.expect("the archive can be read");
+            let name = entry.path().expect("inputs have names").display().to_string();
+            let mut input = Vec::new();
+            entry.read_to_end(&mut input).expect("the archive can be read");
+            (name, input)
+        })
+        .collect();
+    assert!(!inputs.is_empty(), "the corpus is empty");
+    inputs
+}

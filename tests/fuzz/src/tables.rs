@@ -8,6 +8,7 @@ use tofu_abi::queue::{MRQ_ENTRY_SIZE, MrqWord0, TCQ_ENTRY_SIZE, TcqEntry};
 use tofu_abi::regs::{CqReg, CqsMode, CqsReg};
 use tofu_abi::{Rcode, StagOffset};
 
+use crate::traced::Traced;
 use crate::world::{
     BLOCKS, CQ, DATA, HIGH, HIGH_SIZE, LOW, LOW_SIZE, MRQ, MRQ_RANGE, Memory, PAGES, STEERING,
     TABLE_ENTRIES, TCQ, TOQ, World, coords, generation,
@@ -37,7 +38,13 @@ const ROOTS: Roots = Roots {
 
 /// Runs one input.
 pub fn run(data: &[u8]) {
+    traced(data);
+}
+
+/// Runs one input, and says what a trace has of it.
+pub fn traced(data: &[u8]) -> Traced {
     let mut world = World::new();
+    let trace = world.machine.network().trace().expect("the machine can be traced");
     let mut roots = [ROOTS; 2];
     for node in [0, 1] {
         world.memory[node].fill(node as u8);
@@ -54,7 +61,9 @@ pub fn run(data: &[u8]) {
         posted += 1;
         notices += u64::from(noticed);
     }
+    let traced = Traced::read(&world, trace);
     world.end();
+    traced
 }
 
 /// Changes some words of the tables and where they are.
