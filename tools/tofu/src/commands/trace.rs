@@ -1,7 +1,8 @@
-//! `tofu trace`: what becomes of commands, as text or in a file for Perfetto.
+//! `tofu trace`: what becomes of commands, as text, as a picture, or in a file for Perfetto.
 
 mod flight;
 mod perfetto;
+mod picture;
 mod text;
 
 use std::collections::BTreeMap;
@@ -23,6 +24,7 @@ use tofu_ui::{printable, signals};
 
 use flight::Flight;
 use perfetto::Perfetto;
+use picture::Picture;
 
 /// Show what becomes of each command, or write a file for Perfetto
 ///
@@ -41,6 +43,10 @@ pub(crate) struct TraceArgs {
     /// File to write, or - for standard output [default: text]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) write: Option<PathBuf>,
+
+    /// Draw a picture of the first 400 commands
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["write", "json"])]
+    pub(crate) svg: Option<PathBuf>,
 
     /// Only commands of these control queues, such as 0/3, or interfaces, such as 0
     #[arg(long, value_name = "TNI[/CQ],...", value_delimiter = ',')]
@@ -77,6 +83,7 @@ Examples:
   tofu trace --count 10
   tofu trace 0 --result failed
       why commands of node 0 fail, as they do
+  tofu trace --count 20 --svg trace.svg
   tofu trace --last 2s -w failure.json
       a flight recorder: the two seconds before a command fails or a guest dies
   tofu trace 0 1 --queue 0/3 --kind put,get -w two.json --seconds 5
@@ -87,6 +94,7 @@ enum Output {
     Text(Box<dyn Write>),
     Json(Box<dyn Write>),
     File(Perfetto<Box<dyn Write>>),
+    Picture(Picture, Box<dyn Write>),
 }
 
 impl Output {
@@ -109,6 +117,10 @@ impl Output {
                 interrupts.iter().try_for_each(|interrupt| file.interrupt(interrupt))?;
                 file.flush()
             }
+            Self::Picture(picture, _) => {
+                commands.iter().for_each(|command| picture.command(command));
+                Ok(())
+            }
         }
     }
 
@@ -116,6 +128,10 @@ impl Output {
         match self {
             Self::Text(mut out) | Self::Json(mut out) => out.flush(),
             Self::File(file) => file.finish(),
+            Self::Picture(picture, mut out) => {
+                out.write_all(picture.draw().as_bytes())?;
+                out.flush()
+            }
         }
     }
 }
@@ -146,6 +162,7 @@ pub(crate) fn run(args: &TraceArgs) -> anyhow::Result<u8> {
     // The first answer says that the request is a good one; no file is touched otherwise.
     let Reply::Traced { .. } = connection.answer()? else { bail!("not an answer") };
     let path = args.write.as_deref().filter(|path| path.as_os_str() != "-");
+    let path = path.or(args.svg.as_deref());
     let cannot = || match path {
         Some(path) => format!("cannot write {}", path.display()),
         None => "standard output".to_owned(),
@@ -155,6 +172,7 @@ pub(crate) fn run(args: &TraceArgs) -> anyhow::Result<u8> {
         None => Box::new(BufWriter::new(io::stdout())),
     };
     let mut output = match (&args.write, args.json) {
+        _ if args.svg.is_some() => Output::Picture(Picture::default(), out),
         (None, false) => Output::Text(out),
         (None, true) => Output::Json(out),
         (Some(_), _) => Output::File(Perfetto::new(out).with_context(cannot)?),

@@ -15,6 +15,7 @@ mod local;
 mod logging;
 mod netboot;
 mod parts;
+mod pictures;
 mod serve;
 mod shells;
 mod tnw;

@@ -15,6 +15,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 /// Longest time for a command that runs a whole machine or job.
 const LONGEST: Duration = Duration::from_secs(900);
 
+/// Where pictures are kept; those of the manual are made with the variable.
+pub(crate) fn artefact(name: &str) -> PathBuf {
+    let folder = std::env::var_os("TOFU_PICTURES").map(PathBuf::from);
+    folder.unwrap_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR"))).join(name)
+}
+
 /// A place for machines. What is left in it, or runs in it, at the end is ended.
 pub(crate) struct Place {
     folder: TempDir,

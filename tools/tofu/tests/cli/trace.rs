@@ -10,7 +10,7 @@ use tofu_linux_tests::interrupt;
 use crate::tofu::{Place, Process, wait_for};
 
 /// A machine whose node 0 puts to node 1 until it is ended.
-fn putting(place: &Place) -> Process {
+pub(crate) fn putting(place: &Place) -> Process {
     let up = ["up", "--shape", "1x1x1x2x1x1", "--json", "--guest", "puts", "--args"];
     let (machine, _) = place.start(&[&up[..], &["count=100000000 max=8"]].concat());
     place.wait_for_machine();

@@ -1,17 +1,15 @@
 //! `tofu view`: who gets the page, and what happens when somebody clicks on it.
 
-use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Stdio};
 
 use serde_json::{Value, json};
 use tofu_linux_tests::interrupt;
 
 use crate::browser::Browser;
-use crate::tofu::{Place, wait_for};
+use crate::tofu::{Place, artefact, wait_for};
 
 /// `tofu view`, until it is dropped.
 struct View {
@@ -68,12 +66,6 @@ impl Drop for View {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// Where pictures of pages are kept; those of the manual are made with the variable.
-fn artefact(name: &str) -> PathBuf {
-    let folder = env::var_os("TOFU_PICTURES").map(PathBuf::from);
-    folder.unwrap_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR"))).join(name)
 }
 
 fn links_down(place: &Place) -> usize {

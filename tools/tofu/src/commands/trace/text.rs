@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use tofu_abi::Coords;
+#[cfg(test)]
+use tofu_control::protocol::TracedPart;
 use tofu_control::protocol::{TracedCommand, TracedTarget};
 use tofu_ui::printable;
 
@@ -21,7 +23,8 @@ fn us(ns: u64) -> String {
     format!("{}.{:03} us", ns / 1000, ns % 1000)
 }
 
-fn line(command: &TracedCommand) -> String {
+/// A command in one line.
+pub(super) fn line(command: &TracedCommand) -> String {
     let TracedCommand { node, tni, cq, slot, length, tlps, begin_ns, end_ns, .. } = command;
     let (seconds, ns) = (begin_ns / 1_000_000_000 % 86_400, begin_ns % 1_000_000_000);
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
@@ -61,46 +64,48 @@ fn line(command: &TracedCommand) -> String {
     line
 }
 
+/// A command that has failed, with texts that would steer a terminal.
+#[cfg(test)]
+pub(super) fn example() -> TracedCommand {
+    TracedCommand {
+        node: 0,
+        tni: 0,
+        cq: 3,
+        slot: 7,
+        tag: Some((0, 9)),
+        command: "Put".to_owned(),
+        to: Some(TracedTarget {
+            node: Some(1),
+            at: [0, 0, 0, 0, 0, 1],
+            tni: 2,
+            address: Some((4, 5, 0x1000)),
+        }),
+        length: 8,
+        tlps: 1,
+        hops: vec!["C".to_owned()],
+        doorbell_ns: Some(3_723_000_000_900),
+        begin_ns: 3_723_000_001_000,
+        end_ns: 3_723_000_002_500,
+        parts: vec![TracedPart {
+            node: 1,
+            thread: 2,
+            begin_ns: 3_723_000_001_400,
+            end_ns: 3_723_000_001_600,
+            position: 0,
+            done: 8,
+            rcode: 0x33,
+        }],
+        answers: 0,
+        rcode: 0x33,
+        result: "0x33 STAG_DISABLED remote".to_owned(),
+        sent: 0,
+        why: Some("bit\x1b[31m 7 is 0\n<b>".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn example() -> TracedCommand {
-        TracedCommand {
-            node: 0,
-            tni: 0,
-            cq: 3,
-            slot: 7,
-            tag: Some((0, 9)),
-            command: "Put".to_owned(),
-            to: Some(TracedTarget {
-                node: Some(1),
-                at: [0, 0, 0, 0, 0, 1],
-                tni: 2,
-                address: Some((4, 5, 0x1000)),
-            }),
-            length: 8,
-            tlps: 1,
-            hops: vec!["C".to_owned()],
-            doorbell_ns: Some(3_723_000_000_900),
-            begin_ns: 3_723_000_001_000,
-            end_ns: 3_723_000_002_500,
-            parts: vec![tofu_control::protocol::TracedPart {
-                node: 1,
-                thread: 2,
-                begin_ns: 3_723_000_001_400,
-                end_ns: 3_723_000_001_600,
-                position: 0,
-                done: 8,
-                rcode: 0x33,
-            }],
-            answers: 0,
-            rcode: 0x33,
-            result: "0x33 STAG_DISABLED remote".to_owned(),
-            sent: 0,
-            why: Some("bit\x1b[31m 7 is 0\n<b>".to_owned()),
-        }
-    }
 
     #[test]
     fn a_command_is_a_line_without_anything_that_steers_a_terminal() {

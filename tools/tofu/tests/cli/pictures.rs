@@ -1,0 +1,38 @@
+//! Pictures of the manual that commands make by themselves.
+
+use std::fs;
+
+use crate::tofu::{Place, artefact};
+use crate::trace::putting;
+
+#[test]
+fn the_manual_has_the_unit_as_the_command_draws_it() {
+    let place = Place::new();
+    let file = artefact("unit.svg");
+    place.run(&["topo", "--svg", file.to_str().unwrap()]).ok();
+    let ours = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/src/pictures/unit.svg");
+    assert_eq!(fs::read_to_string(file).unwrap(), fs::read_to_string(ours).unwrap());
+}
+
+#[test]
+fn a_trace_is_drawn() {
+    let place = Place::new();
+    if !place.can_boot("a_trace_is_drawn") {
+        return;
+    }
+    let _machine = putting(&place);
+    let path = artefact("trace.svg");
+    let file = path.to_str().unwrap();
+    let said = place.run(&["trace", "--count", "12", "--svg", file]);
+    assert!(said.err.contains("12 commands, 0 failed"), "{said:?}");
+    let svg = fs::read_to_string(&path).unwrap();
+    for expected in [">12 commands<", ">node 0 TNI ", ">node 1 serves, thread ", " us</text>"] {
+        assert!(svg.contains(expected), "{expected}: {svg}");
+    }
+    assert!(svg.matches(": Put of ").count() >= 24, "{svg}");
+    let error = place.run(&["trace", "--svg", "/no/such/x"]).error();
+    assert!(error.contains("cannot write /no/such/x: No such file"), "{error}");
+    let said = place.run(&["trace", "--svg", "/dev/full", "--count", "1"]);
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.err.contains("tofu: cannot write /dev/full: No space left"), "{said:?}");
+}
