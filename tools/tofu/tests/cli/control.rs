@@ -343,8 +343,17 @@ fn machines_of_small_guests_can_be_asked() {
     assert_eq!(place.ps()[0]["nodes"][1]["state"], "paused");
     stranger.done(&json!({"request": "resume", "node": 1}));
     assert_eq!(place.ps()[0]["nodes"][1]["state"], "running");
+    // Somebody looks into a device while the machine ends.
+    let mut watch = place.command(&["inspect", "0", "index", "--watch", "100ms"]);
+    let mut watch = watch.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut looks = BufReader::new(watch.stdout.take().unwrap()).lines();
+    assert_eq!(looks.next().unwrap().unwrap(), "index: 0");
     place.run(&["down"]).ok();
     machine.wait();
+    assert!(looks.all(|line| line.is_ok()));
+    let said = std::io::read_to_string(watch.stderr.take().unwrap()).unwrap();
+    assert_eq!(watch.wait().unwrap().code(), Some(2), "{said}");
+    assert!(said.lines().count() == 1 && said.starts_with("tofu: "), "{said}");
     assert_eq!(events.wait().unwrap().code(), Some(0));
     follower.join().unwrap();
     assert!(heard.iter().any(|event| event["event"] == "down"));
