@@ -32,5 +32,5 @@ pub mod registry;
 pub mod runner;
 pub mod served;
 pub mod server;
-mod trace;
+pub mod trace;
 pub mod units;

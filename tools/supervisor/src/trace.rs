@@ -3,5 +3,5 @@
 mod assemble;
 mod select;
 
-pub(crate) use assemble::{Assembler, Ended};
+pub use assemble::{Assembler, Ended};
 pub(crate) use select::Selection;

@@ -21,7 +21,7 @@ const REASONS: usize = 4096;
 type Place = (u32, u8, CqId, u16);
 
 /// Puts commands together.
-pub(crate) struct Assembler {
+pub struct Assembler {
     shape: Shape,
     /// Commands under way, with their generations and codes. There is one for each place at most.
     open: HashMap<Place, (u32, u8, TracedCommand)>,
@@ -36,15 +36,16 @@ pub(crate) struct Assembler {
 
 /// What has ended.
 #[derive(Debug, Default)]
-pub(crate) struct Ended {
+pub struct Ended {
     /// Commands, with the codes of their descriptors.
-    pub(crate) commands: Vec<(u8, TracedCommand)>,
-    pub(crate) interrupts: Vec<TracedInterrupt>,
+    pub commands: Vec<(u8, TracedCommand)>,
+    /// Interrupts, with the access that followed, if one has.
+    pub interrupts: Vec<TracedInterrupt>,
 }
 
 impl Assembler {
     /// For a machine of this shape.
-    pub(crate) fn new(shape: Shape) -> Self {
+    pub fn new(shape: Shape) -> Self {
         Self {
             shape,
             open: HashMap::new(),
@@ -55,12 +56,12 @@ impl Assembler {
     }
 
     /// Commands that have begun and not ended.
-    pub(crate) fn open(&self) -> u64 {
+    pub fn open(&self) -> u64 {
         self.open.len() as u64
     }
 
     /// Keeps reasons for commands that end later.
-    pub(crate) fn learn(&mut self, reasons: Vec<Reason>) {
+    pub fn learn(&mut self, reasons: Vec<Reason>) {
         for Reason { subject, by, why } in reasons {
             let Some(node) = self.shape.node_id(subject.node) else { continue };
             if self.reasons.len() >= REASONS {
@@ -73,7 +74,7 @@ impl Assembler {
     }
 
     /// Takes a step; what ends by it goes into `ended`.
-    pub(crate) fn take(&mut self, record: &Record, ended: &mut Ended) {
+    pub fn take(&mut self, record: &Record, ended: &mut Ended) {
         let (node, time) = (record.node.0, record.time_ns);
         match record.what {
             What::Command(event) => self.step(node, record.thread, time, event, ended),
@@ -103,7 +104,7 @@ impl Assembler {
     }
 
     /// Interrupts that nothing has followed.
-    pub(crate) fn finish(&mut self, ended: &mut Ended) {
+    pub fn finish(&mut self, ended: &mut Ended) {
         ended.interrupts.extend(self.interrupts.drain().flat_map(|(_, waiting)| waiting));
     }
 

@@ -193,3 +193,79 @@ impl<W: Write> Perfetto<W> {
         serde_json::to_writer(&mut self.out, event).map_err(io::Error::from)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use tofu_fuzz::traced::Traced;
+    use tofu_supervisor::trace::{Assembler, Ended};
+
+    use super::*;
+
+    /// Spans of the threads of a file, each by begin, and the longer one first.
+    type Threads = BTreeMap<(u64, u64), Vec<(f64, f64)>>;
+
+    /// Whether each span is within or beside each other one of its thread.
+    fn nest(threads: &mut Threads) -> bool {
+        threads.values_mut().all(|spans| {
+            spans.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.total_cmp(&a.1)));
+            let mut open: Vec<(f64, f64)> = Vec::new();
+            spans.iter().all(|(begin, end)| {
+                // Microseconds, rounded to parts of a nanosecond.
+                open.retain(|outer| outer.1 > *begin + 0.0005);
+                let nests = open.last().is_none_or(|outer| *end <= outer.1 + 0.001);
+                open.push((*begin, *end));
+                nests
+            })
+        })
+    }
+
+    /// An input's commands, put together and written to a file: how many there are, and the file.
+    fn file(traced: Traced) -> (u64, Vec<Value>) {
+        let Traced { shape, records, reasons, ended: counted, lost } = traced;
+        assert_eq!(lost, 0);
+        let (mut assembler, mut ended) = (Assembler::new(shape), Ended::default());
+        assembler.learn(reasons);
+        records.iter().for_each(|record| assembler.take(record, &mut ended));
+        assembler.finish(&mut ended);
+        assert_eq!((ended.commands.len() as u64, assembler.open()), (counted, 0));
+        let mut bytes = Vec::new();
+        let mut perfetto = Perfetto::new(&mut bytes).unwrap();
+        for (_, command) in &ended.commands {
+            let line = json!(command).to_string();
+            assert!(!line.contains(char::is_control), "{line}");
+            assert_eq!(&serde_json::from_str::<TracedCommand>(&line).unwrap(), command);
+            perfetto.command(command).unwrap();
+        }
+        ended.interrupts.iter().for_each(|interrupt| perfetto.interrupt(interrupt).unwrap());
+        perfetto.finish().unwrap();
+        (counted, serde_json::from_slice(&bytes).unwrap())
+    }
+
+    #[test]
+    fn traces_of_the_fuzz_corpora_are_good_files() {
+        for (target, traced) in [
+            ("descriptors", tofu_fuzz::descriptors::traced as fn(&[u8]) -> Traced),
+            ("tables", tofu_fuzz::tables::traced),
+        ] {
+            let (mut commands, mut failed) = (0, 0);
+            for (name, input) in tofu_fuzz::corpus(target) {
+                let (counted, events) = file(traced(&input));
+                let (mut threads, mut spans) = (Threads::new(), 0);
+                for event in events.iter().filter(|event| event["ph"] == "X") {
+                    let at = (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
+                    let (ts, dur) = (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap());
+                    threads.entry(at).or_default().push((ts, ts + dur));
+                    let category = event["cat"].as_str().unwrap();
+                    spans += u64::from(category.starts_with("command"));
+                    failed += u64::from(category == "command,failed");
+                }
+                assert_eq!(spans, counted, "{target} {name}");
+                assert!(nest(&mut threads), "{target} {name}: {threads:?}");
+                commands += counted;
+            }
+            assert!(commands > 100 && failed > 10, "{target}: {failed} of {commands}");
+        }
+    }
+}
