@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use tofu_image::{Cache, Kernel, Phase, Program, Progress, Spec};
+use tofu_image::{Arch, Cache, Kernel, Phase, Program, Progress, Spec};
 
 /// Prints each phase once, and downloads by the megabyte.
 #[derive(Default)]
@@ -60,7 +60,7 @@ fn main() -> anyhow::Result<()> {
     let began = Instant::now();
     match action.as_str() {
         "build" => {
-            let name = name.unwrap_or_else(|| Spec::name_for(&with));
+            let name = name.unwrap_or_else(|| Spec::name_for(Arch::default(), &with));
             let spec = Spec::new(&name)?.kernel(kernel).with(&with)?.modules(&modules)?;
             let image = cache.build(&spec.programs(programs).refresh(refresh), &progress)?;
             println!("{}", image.kernel_elf.display());

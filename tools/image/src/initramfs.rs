@@ -9,6 +9,8 @@ use crate::modules::{self, Module};
 const INIT: &str = include_str!("../init/init");
 const INITTAB: &str = include_str!("../init/inittab");
 const SESSION: &str = include_str!("../init/session");
+/// The first program of a guest that sets packages up.
+pub(crate) const SETUP: &str = include_str!("../init/setup");
 
 /// What our scripts are, for the image's fingerprint.
 pub(crate) fn scripts() -> [&'static str; 3] {
@@ -20,6 +22,17 @@ pub(crate) fn build(
     busybox: &[u8],
     release: &str,
     modules: &[Module],
+    load: &[&str],
+    programs: &[Program],
+) -> Result<Vec<u8>> {
+    build_with(INIT, busybox, (release, modules), load, programs)
+}
+
+/// The same with another first program than that of nodes.
+pub(crate) fn build_with(
+    init: &str,
+    busybox: &[u8],
+    (release, modules): (&str, &[Module]),
     load: &[&str],
     programs: &[Program],
 ) -> Result<Vec<u8>> {
@@ -47,7 +60,7 @@ pub(crate) fn build(
     }
     archive.device("dev/console", 0o600, 5, 1)?;
     archive.file("bin/busybox", 0o755, busybox)?;
-    archive.file("init", 0o755, INIT.as_bytes())?;
+    archive.file("init", 0o755, init.as_bytes())?;
     archive.file("etc/inittab", 0o644, INITTAB.as_bytes())?;
     archive.file("etc/tofu/session", 0o755, SESSION.as_bytes())?;
     archive.link("usr/local/lib/tofu/session", "/etc/tofu/session")?;

@@ -4,6 +4,10 @@
 //! new root runs their own set-up scripts. That takes a root user: the real one, or the one in a
 //! user namespace, which ordinary users may make on most hosts. Where neither can be had, the
 //! scripts do not run; see [`RootAccess::Bare`].
+//!
+//! Those of packages for other processors run in a guest, which needs nothing of the host but QEMU.
+
+mod guest;
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,18 +18,24 @@ use std::process::Command;
 use sha2::{Digest, Sha256};
 
 use crate::apt::{self, Apt};
+use crate::arch::Arch;
 use crate::cache::{Cache, remove_folder};
 use crate::error::{Error, IoContext, Result};
 use crate::hash::hex;
+use crate::initramfs::SETUP;
 use crate::manifest::Manifest;
 use crate::progress::{Phase, Progress};
 use crate::run;
 
+pub(crate) use guest::Guest;
+
 /// In every root, beside Debian's essential packages.
 const BASE: &[&str] = &["iproute2", "iputils-ping", "kmod", "mount", "pciutils", "procps"];
+/// What setting them up takes.
+const BUILD: &str = "tofu-build";
 /// What a guest has no use for.
 const WASTE: &[&str] = &[
-    "tofu-build",
+    BUILD,
     "usr/share/doc",
     "usr/share/man",
     "usr/share/locale",
@@ -46,6 +56,15 @@ const ENTER: &str = include_str!("../init/enter");
 /// Changes with what is done to the packages.
 pub(crate) const RECIPE: &str =
     concat!("3\n", include_str!("../init/configure"), include_str!("../init/enter"));
+
+/// Room in an image, beyond what its files take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Room {
+    /// Guests only read it.
+    Little,
+    /// The packages' scripts have yet to run there. What they write is mostly compiled Python.
+    ForScripts,
+}
 
 /// How the packages' scripts can be run on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,17 +156,24 @@ pub(crate) fn copy_out(
     Tools::find(cache, progress)?.copy_out(image, from, to, progress)
 }
 
-/// The part with the root image for `packages`, made if it is not there yet.
+/// The part with the root image for `packages`, made if it is not there yet. `guest` is for
+/// packages for other processors than the host's. The caller holds the lock.
 pub(crate) fn part(
     cache: &Cache,
     packages: &[String],
+    guest: Option<Guest<'_>>,
     refresh: bool,
     progress: &dyn Progress,
 ) -> Result<(String, Manifest)> {
-    let hash = Sha256::digest(format!("{RECIPE}\n{}", packages.join("\n")));
-    let key = format!("root-{}", &hex(&hash)[..12]);
+    let arch = guest.as_ref().map_or(Arch::default(), |guest| guest.arch);
+    let mut recipe = RECIPE.to_owned();
+    if guest.is_some() {
+        recipe.push_str(SETUP);
+    }
+    let hash = Sha256::digest(format!("{recipe}\n{}", packages.join("\n")));
+    let key = format!("root-{}{}", &hex(&hash)[..12], arch.suffix());
     let manifest = cache.make_part(&key, refresh, |folder, manifest| {
-        let apt = cache.apt(progress)?;
+        let apt = cache.apt_for(arch, progress)?;
         let tools = Tools::find(cache, progress)?;
         let mut wanted = vec!["?essential"];
         wanted.extend(BASE);
@@ -158,13 +184,29 @@ pub(crate) fn part(
         let files = apt.fetch(&debs, apt::From::Release)?;
         let root = folder.join("root");
         unpack(&apt, &files, &root, progress)?;
-        configure(&root, manifest, progress)?;
-        for waste in WASTE {
-            remove_folder(&root.join(waste))?;
+        prepare(&root)?;
+        let mut waste = WASTE.to_vec();
+        match &guest {
+            None => configure(&root, manifest, progress)?,
+            // What the scripts need is removed by the guest.
+            Some(_) => waste.retain(|&folder| folder != BUILD),
+        }
+        for folder in waste {
+            remove_folder(&root.join(folder))?;
         }
         progress.update(Phase::Root, 0, 1);
-        tools.make_image(&root, &folder.join("root.ext4"), progress)?;
+        let image = folder.join("root.ext4");
+        let room = if guest.is_some() { Room::ForScripts } else { Room::Little };
+        tools.make_image(&root, &image, room, progress)?;
         remove_folder(&root)?;
+        if let Some(guest) = guest {
+            guest.configure(cache, &image, (ENTER, debs.len() as u64), progress)?;
+            tools.copy_out(&image, "/var/lib/dpkg/status", folder, progress)?;
+            let path = folder.join("status");
+            let status = fs::read_to_string(&path).on("read", &path)?;
+            fs::remove_file(&path).on("remove", &path)?;
+            tell_unconfigured(&status, manifest, progress);
+        }
         manifest.add_file(folder, "root.ext4")?;
         manifest.packages = apt::packages(&debs, &files)?;
         progress.update(Phase::Root, 1, 1);
@@ -177,7 +219,7 @@ pub(crate) fn part(
 fn unpack(apt: &Apt<'_>, files: &[PathBuf], root: &Path, progress: &dyn Progress) -> Result<()> {
     let database = root.join("var/lib/dpkg");
     let info = database.join("info");
-    let build = root.join("tofu-build");
+    let build = root.join(BUILD);
     for folder in [&info, &database.join("updates"), &database.join("triggers"), &build] {
         fs::create_dir_all(folder).on("create", folder)?;
     }
@@ -261,8 +303,8 @@ fn paths_of(listing: &str) -> String {
     list
 }
 
-/// Sets the unpacked packages up, as well as the host allows.
-fn configure(root: &Path, manifest: &mut Manifest, progress: &dyn Progress) -> Result<()> {
+/// Adds to the unpacked packages what their scripts expect to be there.
+fn prepare(root: &Path) -> Result<()> {
     let copy = |from: &str, to: &str| {
         let (from, to) = (root.join(from), root.join(to));
         fs::copy(&from, &to).on("copy", &from)
@@ -275,12 +317,15 @@ fn configure(root: &Path, manifest: &mut Manifest, progress: &dyn Progress) -> R
         let path = root.join(name);
         fs::write(&path, text).on("write", &path)?;
     }
-    let build = root.join("tofu-build");
+    let build = root.join(BUILD);
     fs::create_dir_all(&build).on("create", &build)?;
     let script = build.join("configure");
     fs::write(&script, CONFIGURE).on("write", &script)?;
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).on("write", &script)?;
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).on("write", &script)
+}
 
+/// Sets the unpacked packages up, as well as the host allows.
+fn configure(root: &Path, manifest: &mut Manifest, progress: &dyn Progress) -> Result<()> {
     let way = RootAccess::find(progress)?;
     let shell = run::find("sh").unwrap_or_else(|| "/bin/sh".into());
     let Some(mut command) = way.command(&shell) else {
@@ -313,13 +358,18 @@ fn configure(root: &Path, manifest: &mut Manifest, progress: &dyn Progress) -> R
     }
     if done < total {
         log::debug!("{}\n{}", output.stdout, output.stderr);
-        for name in unconfigured(&status) {
-            let text = format!("package {name} could not be set up on this host");
-            progress.note(&text);
-            manifest.notes.push(text);
-        }
+        tell_unconfigured(&status, manifest, progress);
     }
     Ok(())
+}
+
+/// Tells which packages could not be set up.
+fn tell_unconfigured(status: &str, manifest: &mut Manifest, progress: &dyn Progress) {
+    for name in unconfigured(status) {
+        let text = format!("package {name} could not be set up on this host");
+        progress.note(&text);
+        manifest.notes.push(text);
+    }
 }
 
 /// Packages in a dpkg status file that are not installed in full.
@@ -390,8 +440,19 @@ impl Tools {
 
     /// Makes an ext4 image of the tree `from`. All files are root's in it, unless we are root and
     /// they have other owners.
-    fn make_image(&self, from: &Path, image: &Path, progress: &dyn Progress) -> Result<()> {
-        let (bytes, inodes) = measure(from)?;
+    fn make_image(
+        &self,
+        from: &Path,
+        image: &Path,
+        room: Room,
+        progress: &dyn Progress,
+    ) -> Result<()> {
+        let (mut bytes, files) = measure(from)?;
+        let mut inodes = files;
+        if room == Room::ForScripts {
+            bytes += bytes / 4 + (64 << 20);
+            inodes += inodes / 2 + 1000;
+        }
         // Guests write elsewhere, so there need be little room but for ext4's own data.
         let blocks = (bytes + bytes / 10 + inodes * 300 + (16 << 20)) / 1024;
         let ordinary = !rustix::process::geteuid().is_root();
@@ -416,7 +477,7 @@ impl Tools {
             .arg(format!("{blocks}k"));
         run::must(command, "making the root file system", image, progress)?;
         if ordinary && prefix.is_empty() {
-            self.give_to_root(image, inodes, progress)?;
+            self.give_to_root(image, files, progress)?;
         }
         Ok(())
     }

@@ -257,16 +257,20 @@ impl Spec {
         })
     }
 
-    /// The name for an image with these packages if the user gives none: "default" without any.
-    pub fn name_for(packages: &[String]) -> String {
+    /// The name for an image with these packages if the user gives none: "default" without any, or
+    /// that of the processors where these are not the host's.
+    pub fn name_for(arch: Arch, packages: &[String]) -> String {
         let mut sorted = packages.to_vec();
         sorted.sort();
         sorted.dedup();
-        let name = sorted.join("+");
-        match name.len() {
-            0 => "default".into(),
-            1..=64 if check_name("", &name).is_ok() => name,
-            _ => format!("packages-{}", &hex(&Sha256::digest(&name))[..12]),
+        let joined = sorted.join("+");
+        if joined.is_empty() {
+            return if arch == Arch::default() { "default".into() } else { arch.to_string() };
+        }
+        let name = format!("{joined}{}", arch.suffix());
+        match check_name("", &name) {
+            Ok(()) => name,
+            Err(_) => format!("packages-{}", &hex(&Sha256::digest(&name))[..12]),
         }
     }
 
@@ -346,16 +350,12 @@ impl Spec {
     /// [`Error::Invalid`] if not.
     pub(crate) fn check_arch(&self) -> Result<()> {
         let own = self.has_driver() || matches!(self.kernel, Kernel::File(_));
-        if self.arch == Arch::default() || !own && self.with.is_empty() {
+        if self.arch == Arch::default() || !own {
             return Ok(());
         }
-        let (what, value) = match own {
-            true => ("kernel", self.kernel.to_string()),
-            false => ("list of packages", self.with.join(",")),
-        };
-        let allowed = "an image for arm64 has one of Debian's kernels (auto, cloud, generic, \
-                       cloud-backports, generic-backports) and no packages besides";
-        Err(Error::Invalid { what, value, allowed })
+        let allowed = "an image for arm64 has one of Debian's kernels without our driver (auto, \
+                       cloud, generic, cloud-backports, generic-backports)";
+        Err(Error::Invalid { what: "kernel", value: self.kernel.to_string(), allowed })
     }
 
     pub(crate) fn wants_rdma(&self) -> bool {
@@ -431,12 +431,12 @@ mod tests {
     #[test]
     fn what_there_is_not_for_arm64_is_refused() {
         let arm = || Spec::new("a").unwrap().arch(Arch::Arm64);
+        let refused = |spec: Spec| spec.check_arch().unwrap_err().to_string();
         assert!(arm().check_arch().is_ok());
         assert!(arm().kernel(Kernel::Generic).check_arch().is_ok());
-        let refused = |spec: Spec| spec.check_arch().unwrap_err().to_string();
         let error = refused(arm().kernel(Kernel::DriverCloud));
         assert!(error.contains("\"driver-cloud\"") && error.contains("arm64"), "{error}");
-        assert!(refused(arm().with(["mpich", "gdb"]).unwrap()).contains("\"gdb,mpich\""));
+        assert!(arm().with(["mpich", "gdb"]).unwrap().check_arch().is_ok());
         assert!(Spec::new("a").unwrap().kernel(Kernel::Driver).check_arch().is_ok());
     }
 
@@ -450,10 +450,16 @@ mod tests {
             assert!(Spec::new("a").unwrap().with([bad]).is_err(), "{bad:?}");
         }
         assert!(Program::with_mode("a", vec![], 0o100_644).is_err());
-        assert_eq!(Spec::name_for(&[]), "default");
-        assert_eq!(Spec::name_for(&["mpich".into(), "iperf3".into()]), "iperf3+mpich");
+        let packages = ["mpich".to_owned(), "iperf3".to_owned()];
         let many: Vec<String> = (0..30).map(|n| format!("package{n}")).collect();
-        assert!(Spec::new(&Spec::name_for(&many)).is_ok());
+        for (arch, none, some) in [
+            (Arch::X86_64, "default", "iperf3+mpich"),
+            (Arch::Arm64, "arm64", "iperf3+mpich-arm64"),
+        ] {
+            assert_eq!(Spec::name_for(arch, &[]), none);
+            assert_eq!(Spec::name_for(arch, &packages), some);
+            assert!(Spec::new(&Spec::name_for(arch, &many)).is_ok());
+        }
     }
 
     #[test]

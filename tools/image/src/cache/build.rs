@@ -15,6 +15,8 @@ use crate::hash::hex;
 use crate::manifest::{self, Manifest};
 use crate::modules::Tree;
 use crate::progress::{Phase, Progress};
+use crate::qemu::Qemu;
+use crate::root::Guest;
 use crate::spec::{Flavour, Kernel, Spec, check_package};
 use crate::{driver, initramfs, kernel, root};
 
@@ -57,6 +59,12 @@ impl Cache {
             // Minutes, in which others can make their images.
             driver::compile(self, flavour, spec.refresh, progress)?;
         }
+        // Packages set themselves up on such processors, and that takes the lock, too.
+        let emulator = match spec.arch {
+            Arch::X86_64 => None,
+            _ if spec.with.is_empty() => None,
+            arch => Some(self.qemu_for(arch, None, progress)?),
+        };
         let _lock = self.lock(progress)?;
         if let (Some(image), false) = (ready(), spec.refresh) {
             return Ok(image);
@@ -65,7 +73,7 @@ impl Cache {
             self.forget_lists();
         }
         let manifest = make_folder(&folder, &spec.name, &fingerprint, |new, manifest| {
-            self.fill(spec, new, manifest, progress)
+            self.fill(spec, emulator.as_ref(), new, manifest, progress)
         })?;
         Ok(Image::in_folder(&folder, manifest))
     }
@@ -81,6 +89,7 @@ impl Cache {
     fn fill(
         &self,
         spec: &Spec,
+        emulator: Option<&Qemu>,
         new: &Path,
         manifest: &mut Manifest,
         progress: &dyn Progress,
@@ -106,11 +115,12 @@ impl Cache {
         // What may be wrong with the user's wishes comes out first, before much is fetched.
         let mut tree = None;
         let mut release = String::new();
+        let kernel = spec.chosen_kernel();
         if !spec.with.is_empty() {
-            let (key, part) = root::part(self, &spec.with, spec.refresh, progress)?;
+            let guest = emulator.map(|qemu| Guest { arch: spec.arch, qemu, kernel: &kernel });
+            let (key, part) = root::part(self, &spec.with, guest, spec.refresh, progress)?;
             take(part, &key, &["root.ext4"])?;
         }
-        let kernel = spec.chosen_kernel();
         let driver = kernel.driver();
         let debian = match (&kernel, driver) {
             (Kernel::File(_), _) => None,
@@ -213,7 +223,7 @@ impl Cache {
     }
 
     /// With the part's key. The caller holds the lock.
-    fn busybox_part(
+    pub(crate) fn busybox_part(
         &self,
         arch: Arch,
         refresh: bool,
@@ -356,6 +366,9 @@ impl Spec {
             .chain(&DEVICES)
             .for_each(|name| add(name.as_bytes()));
         add(root::RECIPE.as_bytes());
+        if self.arch != Arch::default() && !self.with.is_empty() {
+            add(initramfs::SETUP.as_bytes());
+        }
         for program in &self.programs {
             add(program.name.as_bytes());
             add(&program.mode.to_le_bytes());

@@ -32,7 +32,8 @@ pub(crate) enum ImageCommand {
         name: Option<ImageName>,
         /// What the processors of its guests are: x86-64 or arm64
         ///
-        /// An image for arm64 has one of Debian's kernels, and no packages besides.
+        /// An image for arm64 has one of Debian's kernels, and its packages set themselves up in a
+        /// guest, which takes minutes.
         #[arg(long, value_name = "ARCH", default_value_t)]
         arch: Arch,
         /// Kernel: auto, cloud, generic, cloud-backports, generic-backports, driver, driver-debug,
@@ -154,9 +155,10 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
             let name = match name {
                 Some(name) => name.as_str().to_owned(),
                 None if kernel.has_driver() && with.is_empty() => kernel.to_string(),
-                None if kernel.has_driver() => format!("{kernel}+{}", Spec::name_for(with)),
-                None if *arch != Arch::default() && with.is_empty() => arch.to_string(),
-                None => Spec::name_for(with),
+                None if kernel.has_driver() => {
+                    format!("{kernel}+{}", Spec::name_for(*arch, with))
+                }
+                None => Spec::name_for(*arch, with),
             };
             let spec = Spec::new(&name)?.arch(*arch).kernel(kernel).refresh(*refresh);
             let mut spec = spec.programs(tools_for(*arch, &progress)?).modules(modules)?;
