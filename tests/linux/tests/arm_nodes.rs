@@ -1,11 +1,12 @@
 //! Linux nodes with Fugaku's processor: what there is of the device, the shipped programs, IP,
-//! programs that were compiled with the SDK, and what is refused.
+//! programs that were compiled with the SDK, and what is refused. With `TOFU_LONG` in the
+//! environment also Debian's packages for them, and MPI.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, skip, wait_for};
+use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, Said, skip, wait_for};
 
 /// The root of the checkout, where `tofu` builds the programs for such nodes.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -16,9 +17,7 @@ const BUILD: std::time::Duration = std::time::Duration::from_secs(1200);
 fn nodes_with_fugakus_processor() {
     const TEST: &str = "nodes_with_fugakus_processor";
     let Some(place) = Place::new(TEST, Image::Default) else { return };
-    let rustup = Command::new("rustup").arg("--version").output();
-    if !rustup.is_ok_and(|said| said.status.success()) {
-        skip(TEST, "no rustup, which fetches Rust's libraries for arm64");
+    if !has_rustup(TEST) {
         return;
     }
     let mut build = place.command(&["image", "build", "--arch", "arm64"]);
@@ -58,8 +57,82 @@ fn nodes_with_fugakus_processor() {
     }
     let error = place.run(&["up", "--linux", "--cpu", "max"]).error();
     assert!(error.contains("--cpu is for nodes for arm64; add --arch arm64"), "{error}");
-    let error = place.run(&["image", "build", "--arch", "arm64", "--with", "mpich"]);
-    assert!(error.error().contains("no packages besides"));
+    let error = place.run(&["image", "build", "--arch", "arm64", "--kernel", "driver-cloud"]);
+    assert!(error.error().contains("has one of Debian's kernels without our driver"));
+    let error =
+        place.run(&["sdk", "--arch", "arm64", "--mpi", "--image", "default", "sdk"]).error();
+    assert!(error.contains("image default: it is for x86-64, and programs are"), "{error}");
+}
+
+fn has_rustup(test: &str) -> bool {
+    let rustup = Command::new("rustup").arg("--version").output();
+    let there = rustup.is_ok_and(|said| said.status.success());
+    if !there {
+        skip(test, "no rustup, which fetches Rust's libraries for arm64");
+    }
+    there
+}
+
+/// A command that runs in the checkout, where programs and libraries are built.
+fn here(place: &Place, args: &[&str]) -> Said {
+    let mut command = place.command(args);
+    command.current_dir(ROOT);
+    Running::start(command, b"").end(BUILD)
+}
+
+/// A root file system of Debian's packages for such nodes, which have set themselves up in a guest,
+/// and programs with the MPI that is in it.
+#[test]
+fn mpi_on_fugakus_processor() {
+    const TEST: &str = "mpi_on_fugakus_processor";
+    if std::env::var_os("TOFU_LONG").is_none() {
+        skip(TEST, "takes minutes; TOFU_LONG=1 runs it");
+        return;
+    }
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    if !has_rustup(TEST) {
+        return;
+    }
+    let sdk = place.path().join("arm64");
+    let said = here(&place, &["sdk", "--arch", "arm64", "--mpi", sdk.to_str().unwrap()]);
+    if said.lacks_packages() {
+        skip(TEST, "Debian's packages for arm64 cannot be had");
+        return;
+    }
+    said.ok();
+    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
+    let built = |compiler: &str, source: &Path| {
+        let program = place.path().join(source.file_stem().unwrap());
+        let mut command = Command::new(sdk.join("bin").join(compiler));
+        command.args(["-Nclang", "-Kfast,openmp", "-Wall", "-Wextra", "-Werror"]).arg(source);
+        command.args(["-ltofucom", "-o"]).arg(&program);
+        Running::start(command, b"").end(PATIENCE).ok();
+        program.to_str().unwrap().to_owned()
+    };
+    let put = built("mpifccpx", &sdk.join("examples/mpi_put.c"));
+    let abort = built("mpicc", &programs.join("mpi_abort.c"));
+    let cxx = built("mpiFCCpx", &programs.join("mpi_cxx.cc"));
+
+    let lan = ["--net", "lan", "--memory", "512MiB", "--image", "mpich-arm64"];
+    place.up(&[&["--arch", "arm64", "--shape", "2x1x1x1x1x1"], lan.as_slice()].concat());
+    // All packages are set up: none is left to be, names made by their scripts are there, and what
+    // was there for the scripts is not.
+    assert_eq!(place.exec("0", &["dpkg", "--audit"]).ok(), "");
+    let awk = place.exec("0", &["readlink", "/etc/alternatives/awk"]).ok();
+    assert_eq!(awk.trim(), "/usr/bin/mawk");
+    place.exec("0", &["mpirun", "--version"]).ok();
+    assert_eq!(place.exec("0", &["test", "-e", "/tofu-build"]).code, Some(1));
+    for (ranks, numbers) in [("2", 4), ("4", 16)] {
+        let out = here(&place, &["run", "--mpi", "-n", ranks, &put]).ok();
+        assert_eq!(out, format!("0: {ranks} ranks have put {numbers} numbers, 0 wrong\n"));
+    }
+    assert_eq!(here(&place, &["run", "--mpi", "-n", "2", &cxx]).ok(), "0: the sum is 3\n");
+    let said = here(&place, &["run", "--mpi", "-n", "4", &abort]);
+    assert_eq!(said.code, Some(9), "{said:?}");
+    let said = here(&place, &["run", "-n", "2", &put]);
+    assert!(said.err.contains("is linked with libmpich.so.12, and there is no --mpi"), "{said:?}");
+    place.run_for(&["down"], MOMENT, b"").ok();
+    place.is_clean();
 }
 
 /// IP between the two nodes.
@@ -105,12 +178,7 @@ fn both_kinds(place: &Place) {
 
 /// Programs that the SDK's compilers make, linked with our libraries and with those of C and C++.
 fn compiled_programs(place: &Place, test: &str) {
-    let here = |args: &[&str]| {
-        let mut command = place.command(args);
-        // The checkout, where the libraries are built.
-        command.current_dir(ROOT);
-        Running::start(command, b"").end(BUILD)
-    };
+    let here = |args: &[&str]| here(place, args);
     let sdk = place.path().join("arm64");
     let said = here(&["sdk", "--arch", "arm64", sdk.to_str().unwrap()]);
     if said.lacks_packages() {

@@ -274,3 +274,11 @@ pub enum Libs {
     /// The nodes'
     Node,
 }
+
+impl Libs {
+    /// Whether they are the nodes' own in any case, for a program of MPI or another one: the
+    /// image's MPI needs the image's libraries around it.
+    pub(crate) fn are_the_nodes(self, mpi: bool) -> bool {
+        self == Self::Node || self == Self::Auto && mpi
+    }
+}

@@ -122,8 +122,12 @@ impl Bundle {
         let name = libraries::name(path)?.to_owned();
         contents.push((Path::new(BIN).join(&name), Source::File(0o755, bytes)));
         let (ours, closure) = match (arch, loader) {
+            // The nodes' own, as those of MPI are.
+            (Some(Arch::Arm64), Some(_)) if args.libs.are_the_nodes(args.mpi) => {
+                (libraries::find_arm64(progress)?.0, None)
+            }
             (Some(Arch::Arm64), Some(loader)) => {
-                let (ours, closure) = foreign::closure(&loader, path, args, progress)?;
+                let (ours, closure) = foreign::closure(&loader, path, progress)?;
                 (ours, Some(closure))
             }
             // A static one has no use for any.
@@ -310,12 +314,10 @@ fn closure(
     ours: &[PathBuf],
     args: &RunArgs,
 ) -> anyhow::Result<Option<Closure>> {
-    let wanted = match args.libs {
-        // The image's MPI is what the image's MPI libraries need around them.
-        Libs::Auto if args.mpi => return Ok(None),
-        Libs::Node => return Ok(None),
-        wanted => wanted,
-    };
+    let wanted = args.libs;
+    if wanted.are_the_nodes(args.mpi) {
+        return Ok(None);
+    }
     if !loader.exists() {
         return match wanted {
             Libs::Host => bail!(

@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use tofu_image::{Arch, Progress, Sysroot};
 
-use crate::args::{Libs, RunArgs};
 use crate::libraries::Closure;
 use crate::{elf, libraries};
 
@@ -33,13 +32,9 @@ const MAX_LIBRARY: u64 = 1 << 30;
 pub(crate) fn closure(
     loader: &Path,
     program: &Path,
-    args: &RunArgs,
     progress: &dyn Progress,
 ) -> anyhow::Result<(Vec<PathBuf>, Closure)> {
     let shown = program.display();
-    if args.libs == Libs::Node {
-        bail!("--libs node: {shown} is linked dynamically, and nodes for arm64 have no C library");
-    }
     let (ours, sysroot) = libraries::find_arm64(progress)?;
     let mut roots = Vec::new();
     if let Some(named) = env::var_os(SYSROOT).filter(|value| !value.is_empty()) {

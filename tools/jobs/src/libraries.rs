@@ -8,8 +8,14 @@ use anyhow::{Context, bail};
 use tofu_image::{Arch, Progress, Sysroot};
 use tofu_linux_nodes::kit;
 
-/// The image for MPI programs, unless another is named.
-pub const MPI_IMAGE: &str = "mpich";
+/// The image for MPI programs of some processors, unless another is named.
+pub fn mpi_image(arch: Arch) -> &'static str {
+    match arch {
+        Arch::X86_64 => "mpich",
+        Arch::Arm64 => "mpich-arm64",
+    }
+}
+
 /// Our libraries for programs.
 const LIBRARIES: [&str; 3] = ["libtofucom.so", "libtofutop.so", "libtnw.so"];
 /// Names a folder with them.

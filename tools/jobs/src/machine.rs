@@ -264,10 +264,16 @@ impl Own {
         if io {
             command.arg("--io-nodes");
         }
-        let default = args.mpi.then_some(libraries::MPI_IMAGE);
+        let default = args.mpi.then_some(libraries::mpi_image(arch));
         if let Some(image) = args.image.as_ref().map(ImageName::as_str).or(default) {
             if tofu_image::Cache::from_env()?.find(image)?.is_none() && args.image.is_none() {
-                bail!("there is no image {image} for MPI programs; `tofu sdk --mpi DIR` makes it");
+                let of = match arch {
+                    Arch::X86_64 => String::new(),
+                    Arch::Arm64 => format!(" --arch {arch}"),
+                };
+                bail!(
+                    "there is no image {image} for MPI programs; `tofu sdk{of} --mpi DIR` makes it"
+                );
             }
             command.args(["--image", image]);
         }

@@ -9,8 +9,8 @@ use anyhow::{Context, bail};
 use clap::Args;
 use tofu_image::{Arch, Cache, Spec, has_arm64_gcc};
 use tofu_jobs::libraries;
-use tofu_jobs::libraries::MPI_IMAGE;
-use tofu_linux_nodes::kit::tools;
+use tofu_jobs::libraries::mpi_image;
+use tofu_linux_nodes::kit::tools_for;
 use tofu_supervisor::units::ImageName;
 use tofu_ui::{ImageProgress, Style, exit, is_interrupted, signals};
 
@@ -37,20 +37,20 @@ pub(crate) struct SdkArgs {
     #[arg(long)]
     pub(crate) no_compiler: bool,
 
-    /// Also what MPI programs are compiled with, from an image; the image mpich is made if need be
+    /// Also what MPI programs are compiled with, from an image; the image mpich is made if need be,
+    /// or mpich-arm64
     #[arg(long)]
     pub(crate) mpi: bool,
 
-    /// Image to take MPI from [default: mpich]
+    /// Image to take MPI from [default: mpich, or mpich-arm64]
     #[arg(long, value_name = "NAME", requires = "mpi")]
     pub(crate) image: Option<ImageName>,
 }
 
 /// Debian's packages in it.
 const MPI_PACKAGES: [&str; 2] = ["libmpich-dev", "mpich"];
-/// Where these have headers and libraries.
-const MPI_HEADERS: &str = "/usr/lib/x86_64-linux-gnu/mpich/include";
-const MPI_LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
+/// Where these have headers, below the folder with libraries.
+const MPI_HEADERS: &str = "mpich/include";
 
 /// A library for programs, and what it is called where programs are run.
 struct MpiLibrary {
@@ -69,29 +69,45 @@ const MPICC: &str = include_str!("sdk/mpicc.sh");
 
 /// What a script does that compiles MPI programs.
 struct Compiler {
-    name: &'static str,
+    /// What it is called.
+    names: &'static [&'static str],
+    /// What it is called besides where the nodes have Fugaku's processor, as Fujitsu's.
+    fujitsu: &'static [&'static str],
     /// Names another compiler. Not CC and CXX: these name this very script where MPI programs are
     /// built by make.
     variable: &'static str,
     default: &'static str,
+    /// The compiler for Fugaku's processor, beside the script.
+    cross: &'static str,
     libraries: &'static str,
 }
 
-const COMPILERS: [Compiler; 3] = [
-    Compiler { name: "mpicc", variable: "MPICH_CC", default: "cc", libraries: "-lmpich" },
+const COMPILERS: [Compiler; 2] = [
     Compiler {
-        name: "mpicxx",
-        variable: "MPICH_CXX",
-        default: "c++",
-        libraries: "-lmpichcxx -lmpich",
+        names: &["mpicc"],
+        fujitsu: &["mpifccpx", "mpifcc"],
+        variable: "MPICH_CC",
+        default: "cc",
+        cross: "$here/bin/fccpx",
+        libraries: "-lmpich",
     },
     Compiler {
-        name: "mpic++",
+        names: &["mpicxx", "mpic++"],
+        fujitsu: &["mpiFCCpx", "mpiFCC"],
         variable: "MPICH_CXX",
         default: "c++",
+        cross: "$here/bin/FCCpx",
         libraries: "-lmpichcxx -lmpich",
     },
 ];
+
+/// Where Debian has libraries for some processors.
+const fn debian_libraries(arch: Arch) -> &'static str {
+    match arch {
+        Arch::X86_64 => "/usr/lib/x86_64-linux-gnu",
+        Arch::Arm64 => "/usr/lib/aarch64-linux-gnu",
+    }
+}
 
 const EXAMPLES: &str = "\
 Examples:
@@ -105,7 +121,9 @@ Examples:
   make -C arm/examples && tofu run -n 2 arm/examples/sve
   arm/bin/fccpx -Nclang -Kfast,openmp program.c -ltofucom -o program
   tofu sdk --mpi sdk
-  sdk/bin/mpicc hello.c -o hello";
+  sdk/bin/mpicc hello.c -o hello
+  tofu sdk --arch arm64 --mpi arm
+  arm/bin/mpifccpx -Kfast hello.c -o hello && tofu run --mpi -n 2 ./hello";
 
 /// Headers, and templates for pkg-config.
 const HEADERS: [(&str, &str, &str); 3] = [
@@ -190,9 +208,6 @@ pub(crate) fn run(args: &SdkArgs) -> anyhow::Result<u8> {
 }
 
 fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
-    if args.arch == Arch::Arm64 && args.mpi {
-        bail!("--mpi: there are no images with MPI for arm64; leave out --mpi or --arch arm64");
-    }
     let dir = std::path::absolute(&args.dir)?;
     let cannot = || format!("cannot write to {}", dir.display());
     let prefix = dir.to_str().with_context(|| format!("{}: not text", dir.display()))?;
@@ -227,17 +242,17 @@ fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
     for (name, text) in PROGRAMS {
         fs::write(examples.join(name), text).with_context(cannot)?;
     }
-    match args.arch {
-        Arch::X86_64 if args.mpi => copy_mpi(args, &dir, progress).with_context(cannot),
-        Arch::X86_64 => Ok(()),
-        Arch::Arm64 => {
-            for (name, text) in ARM64_FILES {
-                fs::write(dir.join(name), text).with_context(cannot)?;
-            }
-            let compilers = compilers(args.no_compiler, progress)?;
-            write_fujitsu(&dir, &compilers).with_context(cannot)
+    if args.arch == Arch::Arm64 {
+        for (name, text) in ARM64_FILES {
+            fs::write(dir.join(name), text).with_context(cannot)?;
         }
+        let compilers = compilers(args.no_compiler, progress)?;
+        write_fujitsu(&dir, &compilers).with_context(cannot)?;
     }
+    if args.mpi {
+        copy_mpi(args, &dir, progress).with_context(cannot)?;
+    }
+    Ok(())
 }
 
 /// The folder with compilers for arm64, fetched if the host has none; where they are not to be
@@ -275,12 +290,18 @@ fn write_script(dir: &Path, name: &str, text: &str) -> io::Result<()> {
 /// Writes what MPI programs are compiled with.
 fn copy_mpi(args: &SdkArgs, dir: &Path, progress: &ImageProgress) -> anyhow::Result<()> {
     let cache = Cache::from_env()?;
-    let name = args.image.as_ref().map_or(MPI_IMAGE, |image| image.as_str());
+    let default = mpi_image(args.arch);
+    let name = args.image.as_ref().map_or(default, |image| image.as_str());
     let image = match cache.find(name)? {
+        Some(image) if image.manifest.arch != args.arch => bail!(
+            "image {name}: it is for {}, and programs are to be for {}",
+            image.manifest.arch,
+            args.arch
+        ),
         Some(image) => image,
-        None if name == MPI_IMAGE => {
-            let packages = MPI_PACKAGES.map(str::to_owned);
-            let spec = Spec::new(name)?.programs(tools()?).with(packages)?;
+        None if name == default => {
+            let programs = tools_for(args.arch, progress)?;
+            let spec = Spec::new(name)?.arch(args.arch).programs(programs).with(MPI_PACKAGES)?;
             cache.build(&spec, progress)?
         }
         None => bail!("image {name}: there is none; `tofu image ls` lists those there are"),
@@ -293,39 +314,49 @@ fn copy_mpi(args: &SdkArgs, dir: &Path, progress: &ImageProgress) -> anyhow::Res
         cache.copy_out(&image, from, &place, progress).with_context(|| {
             format!(
                 "image {name} has no MPI to compile with; make one with `tofu image build --name \
-                 {name} --with {}`",
+                 {name} --arch {} --with {}`",
+                args.arch,
                 MPI_PACKAGES.join(",")
             )
         })
     };
-    out(MPI_HEADERS)?;
+    let place_there = Path::new(debian_libraries(args.arch));
+    let out_below = |name: &Path| {
+        let path = place_there.join(name);
+        out(path.to_str().context("the library has no proper name")?)
+    };
+    out_below(Path::new(MPI_HEADERS))?;
     let headers = dir.join("include/mpich");
     remove(&headers)?;
     fs::rename(place.join("include"), &headers)?;
     for library in &MPI_FILES {
         // The name that programs ask for is a link to one with the version in it.
-        let path = Path::new(MPI_LIBRARIES).join(library.file);
-        out(path.to_str().context("the library has no proper name")?)?;
+        out_below(Path::new(library.file))?;
         let target = fs::read_link(place.join(library.file))?;
-        let path = Path::new(MPI_LIBRARIES).join(&target);
-        out(path.to_str().context("the library has no proper name")?)?;
+        out_below(&target)?;
         fs::rename(place.join(&target), dir.join("lib").join(library.name))?;
     }
     remove(&place)?;
-    write_compilers(dir)?;
+    write_compilers(args.arch, dir)?;
     progress.clear();
     Ok(())
 }
 
 /// Writes the scripts that compile MPI programs.
-fn write_compilers(dir: &Path) -> io::Result<()> {
+fn write_compilers(arch: Arch, dir: &Path) -> io::Result<()> {
     for compiler in &COMPILERS {
-        let script = MPICC
-            .replace("@name@", compiler.name)
-            .replace("@variable@", compiler.variable)
-            .replace("@default@", compiler.default)
-            .replace("@libraries@", compiler.libraries);
-        write_script(dir, compiler.name, &script)?;
+        let (default, also): (_, &[&str]) = match arch {
+            Arch::X86_64 => (compiler.default, &[]),
+            Arch::Arm64 => (compiler.cross, compiler.fujitsu),
+        };
+        for name in compiler.names.iter().chain(also) {
+            let script = MPICC
+                .replace("@name@", name)
+                .replace("@variable@", compiler.variable)
+                .replace("@default@", default)
+                .replace("@libraries@", compiler.libraries);
+            write_script(dir, name, &script)?;
+        }
     }
     Ok(())
 }
@@ -391,7 +422,7 @@ mod tests {
     fn compilers_tell_what_they_would_do() {
         let folder = tempfile::tempdir().unwrap();
         let here = fs::canonicalize(folder.path()).unwrap();
-        write_compilers(&here).unwrap();
+        write_compilers(Arch::X86_64, &here).unwrap();
         let bin = here.join("bin");
         let say = |name: &str, args: &[&str]| {
             let mut command = Command::new(bin.join(name));
@@ -421,6 +452,15 @@ mod tests {
         assert_eq!(say("mpicc", &["-showme:libdirs"]), "SDK/lib\n");
         assert_eq!(say("mpicxx", &["-showme:libs"]), "mpichcxx mpich\n");
         assert_eq!(say("mpicxx", &["-showme:command"]), "c++\n");
+        // For Fugaku's processor they are Fujitsu's, too.
+        write_compilers(Arch::Arm64, &here).unwrap();
+        let shown = |compiler: &str, link: &str| format!("SDK/bin/{compiler} {includes} {link}");
+        for name in ["mpicc", "mpifccpx", "mpifcc"] {
+            assert_eq!(say(name, &["-show"]), shown("fccpx", link));
+        }
+        for name in ["mpic++", "mpiFCCpx", "mpiFCC"] {
+            assert_eq!(say(name, &["-show"]), shown("FCCpx", link_cxx));
+        }
         let mut unknown = Command::new(bin.join("mpicc"));
         assert_eq!(unknown.arg("-showme:version").output().unwrap().status.code(), Some(1));
         let mut other = Command::new(bin.join("mpicc"));
