@@ -11,7 +11,7 @@ use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::dma::{Buffer, CHUNK, Chunk, GRANULE, MapError, Mapping};
-use crate::memfd::{PAGE, new_file};
+use crate::memfd::{new_file, page_size};
 use crate::platform::VfioPlatform;
 
 impl VfioPlatform {
@@ -22,7 +22,7 @@ impl VfioPlatform {
     ///
     /// See [`MapError`].
     pub fn alloc_file(&self, sizes: &[usize]) -> Result<(OwnedFd, Vec<Buffer>), MapError> {
-        let whole = |size: usize| size.next_multiple_of(PAGE as usize);
+        let whole = |size: usize| size.next_multiple_of(page_size() as usize);
         let len = sizes.iter().copied().map(whole).sum();
         let no_memory = |source| MapError::Memory { size: len, source };
         let file = new_file("tofu", len as u64).map_err(no_memory)?;
@@ -53,8 +53,8 @@ impl VfioPlatform {
         len: u64,
     ) -> Result<FileMemory, MapError> {
         let bad = || MapError::Range { address: address as usize, len: len as usize };
-        let first = address & (PAGE - 1);
-        let size = first.checked_add(len).and_then(|end| end.checked_next_multiple_of(PAGE));
+        let first = address & (page_size() - 1);
+        let size = first.checked_add(len).and_then(|end| end.checked_next_multiple_of(page_size()));
         let size = size.filter(|_| len > 0).ok_or_else(bad)?;
         // Only memory has seals, and what cannot shrink is there as long as it is mapped.
         let seals = fcntl_get_seals(file).map_err(|_| bad())?;
@@ -62,7 +62,7 @@ impl VfioPlatform {
         let mut sum = 0u64;
         for &(start, run) in runs {
             let inside = start.checked_add(run).is_some_and(|at| at <= end);
-            if run == 0 || (start | run) % PAGE != 0 || !inside {
+            if run == 0 || (start | run) % page_size() != 0 || !inside {
                 return Err(bad());
             }
             sum = sum.checked_add(run).ok_or_else(bad)?;

@@ -5,8 +5,10 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
-/// Pages of the processor.
-pub(crate) const PAGE: u64 = 4096;
+/// Bytes of a page of the processor, as the kernel has them: 4 KiB, and on Arm perhaps 16 or 64.
+pub(crate) fn page_size() -> u64 {
+    rustix::param::page_size() as u64
+}
 
 /// Makes a file of memory that can grow, but not shrink: whoever has mapped it keeps it.
 ///

@@ -20,7 +20,7 @@ use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 use super::client::{Broker, BrokerError, SharedPlatform, queue_number};
 use super::own::{OwnMemory, ShareError};
 use super::wire::{Answer, ApartRequest, GateLinks, Page, Refusal, Request, VERSION};
-use crate::memfd::PAGE;
+use crate::memfd::page_size;
 
 /// How a process uses a device that a broker shares.
 #[derive(Debug)]
@@ -124,7 +124,7 @@ impl ApartDevice {
         let page = BrokerPage { broker: Arc::clone(&self.broker), page: Page::Queue(queue) };
         let cut = Cut::default();
         let rings = RingMemory::new(orders, notices, |size, _| {
-            cut.next(&file, size).map_err(|_| DmaError { size, align: PAGE as usize })
+            cut.next(&file, size).map_err(|_| DmaError { size, align: page_size() as usize })
         });
         let rings = rings.map_err(|_| cannot_map())?;
         let rings = Rings::new(rings, page);
@@ -181,7 +181,7 @@ struct Cut(std::cell::Cell<u64>);
 
 impl Cut {
     fn next(&self, file: &OwnedFd, len: usize) -> io::Result<Part> {
-        let whole = len.next_multiple_of(PAGE as usize);
+        let whole = len.next_multiple_of(page_size() as usize);
         let file = FileOffset::new(File::from(file.try_clone()?), self.0.get());
         let memory = MmapRegion::from_file(file, whole).map_err(io::Error::other)?;
         self.0.set(self.0.get() + whole as u64);

@@ -19,7 +19,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::stop::{self, StopError};
 use crate::lock::lock;
-use crate::memfd::{PAGE, new_file};
+use crate::memfd::{new_file, page_size};
 
 /// Bytes of the file after which pages are given back that the process has unmapped.
 const SWEEP: u64 = 64 << 20;
@@ -216,9 +216,9 @@ impl OwnMemory {
     ) -> Result<(OwnedFd, Vec<(u64, u64)>), ShareError> {
         deepen_stack();
         let (addr, len) = (addr as u64, len as u64);
-        let end = addr.checked_add(len).and_then(|end| end.checked_next_multiple_of(PAGE));
+        let end = addr.checked_add(len).and_then(|end| end.checked_next_multiple_of(page_size()));
         let end = end.filter(|_| len > 0).ok_or(ShareError::Inaccessible)?;
-        let start = addr & !(PAGE - 1);
+        let start = addr & !(page_size() - 1);
         let mut pages = lock(&self.0);
         let pages = match &mut *pages {
             Some(pages) => pages,
@@ -338,7 +338,7 @@ mod tests {
             let (addr, len) = of(words);
             // SAFETY: memory of this test's, accessed by atomics.
             let (file, runs) = unsafe { memory.share(addr, len, false).unwrap() };
-            let at = addr % PAGE as usize;
+            let at = addr % page_size() as usize;
             let read = || in_file(&file, &runs)[at..][..len].to_vec();
             let expected = |words: &[AtomicU64]| -> Vec<u8> {
                 words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect()
@@ -363,10 +363,10 @@ mod tests {
         assert!(matches!(share(at, 5, false), Err(ShareError::Inaccessible)));
         share(at, 5, true).unwrap();
         assert_eq!(TEXT, "this cannot be written");
-        let other = new_file("other", PAGE).unwrap();
+        let other = new_file("other", page_size()).unwrap();
         let flags = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping.
-        let mapped = unsafe { mmap(null_mut(), PAGE as usize, flags.0, flags.1, &other, 0) };
+        let mapped = unsafe { mmap(null_mut(), page_size() as usize, flags.0, flags.1, &other, 0) };
         assert!(matches!(share(mapped.unwrap() as usize, 5, false), Err(ShareError::Foreign)));
     }
 
