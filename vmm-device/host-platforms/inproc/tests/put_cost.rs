@@ -1,4 +1,5 @@
-//! What a Put over direct links costs in instructions, so that it does not creep up.
+//! What a Put over direct links costs in instructions, and one that is traced, so that neither
+//! creeps up.
 //!
 //! The test runs itself under Valgrind with two numbers of Puts; the difference is that of the
 //! Puts alone, whatever the host does meanwhile. It depends on the compiler, so with another one
@@ -16,17 +17,23 @@ const MEASURED: [(u32, f64); 1] = [(8, 20_200.0)];
 /// By how much it may be more.
 const MARGIN: f64 = 0.03;
 
-/// Says how many Puts the test is to run instead, and of how many bytes.
+/// How many instructions more a traced one takes: three records, each with a look at the
+/// processor's counter.
+const TRACED: f64 = 1_780.0;
+/// By how much that may be more: it is a difference, so what is inlined weighs more.
+const TRACED_MARGIN: f64 = 0.1;
+
+/// Says how many Puts the test is to run instead, of how many bytes, and whether traced.
 const ASKED: &str = "TOFU_PUT_COST";
 
 /// Instructions that this program takes for so many Puts.
-fn instructions(bytes: u32, puts: u32) -> u64 {
+fn instructions(bytes: u32, puts: u32, traced: bool) -> u64 {
     let itself = std::env::current_exe().expect("a program knows where it is");
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
         .arg(itself)
         .args(["--exact", "a_put_over_direct_links_costs_no_more", "--test-threads", "1"])
-        .env(ASKED, format!("{bytes} {puts}"))
+        .env(ASKED, format!("{bytes} {puts} {}", u32::from(traced)))
         .output()
         .expect("it was there a moment ago");
     let said = String::from_utf8_lossy(&output.stderr);
@@ -46,6 +53,7 @@ fn a_put_over_direct_links_costs_no_more() {
         let numbers: Vec<u32> = asked.split(' ').map(|n| n.parse().expect("a number")).collect();
         let mut pair = Pair::new().expect("two nodes");
         let order = pair.put(numbers[0]);
+        let _trace = (numbers[2] == 1).then(|| pair.network().trace().expect("a trace"));
         (0..numbers[1]).for_each(|_| pair.run(&order).expect("a Put"));
         return;
     }
@@ -60,8 +68,15 @@ fn a_put_over_direct_links_costs_no_more() {
         return;
     }
     for (bytes, measured) in MEASURED {
-        let each = (instructions(bytes, 3000) - instructions(bytes, 1000)) as f64 / 2000.0;
+        let count = |traced| {
+            let more = instructions(bytes, 3000, traced) - instructions(bytes, 1000, traced);
+            more as f64 / 2000.0
+        };
+        let (each, traced) = (count(false), count(true));
+        let more = traced - each;
         eprintln!("{bytes} bytes: {each:.0} instructions a Put, {measured} when it was measured");
+        eprintln!("{bytes} bytes, traced: {more:.0} more, {TRACED} when it was measured");
         assert!(each <= measured * (1.0 + MARGIN), "{bytes} bytes: {each}, more than {measured}");
+        assert!(more <= TRACED * (1.0 + TRACED_MARGIN), "traced: {more}, more than {TRACED}");
     }
 }
