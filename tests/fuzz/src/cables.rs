@@ -155,5 +155,5 @@ fn crossing(u: &mut Unstructured<'_>) -> Result<Crossing<Body>> {
         body,
     };
     let hops = if u.ratio(1, 8)? { u.arbitrary()? } else { u.int_in_range(0..=5)? };
-    Ok(Crossing { packet, hops, held: None, doubled: u.arbitrary()? })
+    Ok(Crossing { packet, hops, held: None, duplicated: u.arbitrary()? })
 }

@@ -69,7 +69,7 @@ pub struct Crossing<B> {
     pub held: Option<u32>,
     /// A fault has made another one of it, or made it out of another one: it is not duplicated
     /// again.
-    pub doubled: bool,
+    pub duplicated: bool,
 }
 
 /// What takes packets from this part of a machine to the others.
@@ -255,7 +255,7 @@ impl Direct {
         observer: &mut W,
         out: &mut dyn Deliver<B>,
     ) -> Result<(), Stray> {
-        let Crossing { mut packet, hops: taken, held, doubled } = crossing;
+        let Crossing { mut packet, hops: taken, held, duplicated } = crossing;
         let (parts, own) = self.fabric.part().ok_or(Stray::NoParts)?;
         let wrong = |packet: &Packet<B>| {
             let Packet { src, dst, .. } = *packet;
@@ -272,7 +272,7 @@ impl Direct {
             }
             observer.came_in(hop, &packet);
             let journey = Journey { at: hop.to, hops: rest, before: taken, taken: 0, packet, held };
-            self.travel(journey, !doubled, observer, out);
+            self.travel(journey, !duplicated, observer, out);
         };
         if let Way::Hop { port, vc, nullified } = packet.way {
             let hop = self.only_hop(&mut packet, port, vc).ok();
@@ -332,10 +332,10 @@ impl Direct {
                 .then(|| observer.duplicate(&packet))
                 .flatten();
             if let Passage::Beyond(part) = passage {
-                let doubled = !may_duplicate || duplicate.is_some() || double.is_some();
+                let duplicated = !may_duplicate || duplicate.is_some() || double.is_some();
                 for packet in [Some(packet), double].into_iter().flatten() {
                     let hops = before.saturating_add(taken);
-                    let crossing = Crossing { packet, hops, held, doubled };
+                    let crossing = Crossing { packet, hops, held, duplicated };
                     self.leave(part, hop, taken, crossing, observer, out);
                 }
                 return duplicate;

@@ -98,10 +98,10 @@ impl Writer<'_> {
     }
 
     fn crossing(&mut self, crossing: &Crossing<Body>) -> Result<(), DmaError> {
-        let Crossing { packet, hops, held, doubled } = crossing;
+        let Crossing { packet, hops, held, duplicated } = crossing;
         self.u32(*hops);
         self.u32(held.map_or(0, |others| others.saturating_add(1)));
-        self.u8(u8::from(*doubled) | u8::from(packet.system) << 1);
+        self.u8(u8::from(*duplicated) | u8::from(packet.system) << 1);
         self.bytes(&packet.src.to_array());
         self.u8(packet.src_tni);
         self.bytes(&packet.dst.to_array());
@@ -298,7 +298,7 @@ impl Reader<'_> {
             model_ps,
             body,
         };
-        Ok(Crossing { packet, hops, held, doubled: flags & 1 != 0 })
+        Ok(Crossing { packet, hops, held, duplicated: flags & 1 != 0 })
     }
 
     fn body(&mut self) -> Result<Body, Malformed> {
@@ -418,7 +418,7 @@ mod tests {
             model_ps: u64::MAX - 1,
             body,
         };
-        Crossing { packet, hops: 11, held: Some(3), doubled: true }
+        Crossing { packet, hops: 11, held: Some(3), duplicated: true }
     }
 
     fn bodies() -> Vec<Body> {

@@ -178,7 +178,7 @@ impl Cables {
     pub(crate) fn report(&self, to: PartId, rcode: Rcode, packet: Packet<Body>) {
         let Packet { model_ps, body, .. } = packet;
         let packet = Packet { model_ps, body: body.without_data(), ..packet };
-        let crossing = Crossing { packet, hops: 0, held: None, doubled: false };
+        let crossing = Crossing { packet, hops: 0, held: None, duplicated: false };
         let mut message = vec![UNDELIVERED, rcode.raw()];
         if wire::encode(&crossing, &mut message).is_ok() {
             // If that part is gone, so is the node that would be told. If it has too much to take,

@@ -251,7 +251,7 @@ proptest! {
         for (src, dst) in [(src, dst), (near(src), near(dst))] {
             let packet = packet(Class::Request, src, dst, dst.default_path(), 1);
             let packet = Packet { way, ..packet };
-            let crossing = Crossing { packet, hops, held: None, doubled: false };
+            let crossing = Crossing { packet, hops, held: None, duplicated: false };
             let mut log = Log::default();
             let taken = own.receive(PartId(from.into()), crossing, &mut log);
             let told = log.arrived.len() + log.discarded.len();
@@ -347,7 +347,7 @@ fn faults_strike_once_on_a_cable_and_make_one_double() {
 fn a_machine_in_one_piece_takes_nothing_from_cables() {
     let wires = whole(shape([2, 1, 1, 1, 1, 1]));
     let packet = packet(Class::Request, node(0), node(1), Path::new(0, 0, 0), 7);
-    let crossing = Crossing { packet, hops: 1, held: None, doubled: false };
+    let crossing = Crossing { packet, hops: 1, held: None, duplicated: false };
     let error = wires.receive(PartId(0), crossing, &mut Log::default());
     assert_eq!(error, Err(Stray::NoParts));
 }
