@@ -59,9 +59,11 @@ fn nodes_with_fugakus_processor() {
     assert!(error.contains("--cpu is for nodes for arm64; add --arch arm64"), "{error}");
     let error = place.run(&["image", "build", "--arch", "arm64", "--kernel", "driver-cloud"]);
     assert!(error.error().contains("has one of Debian's kernels without our driver"));
-    let error =
-        place.run(&["sdk", "--arch", "arm64", "--mpi", "--image", "default", "sdk"]).error();
+    let sdk = place.path().join("sdk");
+    let sdk_for = ["sdk", "--arch", "arm64", "--mpi", "--image", "default", sdk.to_str().unwrap()];
+    let error = place.run(&sdk_for).error();
     assert!(error.contains("image default: it is for x86-64, and programs are"), "{error}");
+    assert!(!sdk.exists());
 }
 
 fn has_rustup(test: &str) -> bool {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use tofu_image::{Arch, Cache, Spec, has_arm64_gcc};
+use tofu_image::{Arch, Cache, Image, Spec, has_arm64_gcc};
 use tofu_jobs::libraries;
 use tofu_jobs::libraries::mpi_image;
 use tofu_linux_nodes::kit::tools_for;
@@ -214,6 +214,7 @@ fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
     if prefix.contains(char::is_whitespace) {
         bail!("{prefix}: pkg-config files cannot name folders with blanks; choose another folder");
     }
+    let mpi = args.mpi.then(|| mpi_source(args, progress)).transpose()?;
     let libraries = match args.arch {
         Arch::X86_64 => libraries::find()?,
         Arch::Arm64 => libraries::find_arm64(progress)?.0,
@@ -249,8 +250,8 @@ fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
         let compilers = compilers(args.no_compiler, progress)?;
         write_fujitsu(&dir, &compilers).with_context(cannot)?;
     }
-    if args.mpi {
-        copy_mpi(args, &dir, progress).with_context(cannot)?;
+    if let Some(mpi) = &mpi {
+        copy_mpi(args, mpi, &dir, progress).with_context(cannot)?;
     }
     Ok(())
 }
@@ -287,8 +288,8 @@ fn write_script(dir: &Path, name: &str, text: &str) -> io::Result<()> {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
 }
 
-/// Writes what MPI programs are compiled with.
-fn copy_mpi(args: &SdkArgs, dir: &Path, progress: &ImageProgress) -> anyhow::Result<()> {
+/// The image that MPI comes from, made if need be.
+fn mpi_source(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<(Cache, Image)> {
     let cache = Cache::from_env()?;
     let default = mpi_image(args.arch);
     let name = args.image.as_ref().map_or(default, |image| image.as_str());
@@ -306,12 +307,23 @@ fn copy_mpi(args: &SdkArgs, dir: &Path, progress: &ImageProgress) -> anyhow::Res
         }
         None => bail!("image {name}: there is none; `tofu image ls` lists those there are"),
     };
+    Ok((cache, image))
+}
+
+/// Writes what MPI programs are compiled with.
+fn copy_mpi(
+    args: &SdkArgs,
+    (cache, image): &(Cache, Image),
+    dir: &Path,
+    progress: &ImageProgress,
+) -> anyhow::Result<()> {
     // In a place of its own first: what is there is replaced as a whole.
     let place = dir.join(".mpi");
     remove(&place)?;
     fs::create_dir_all(&place)?;
     let out = |from: &str| {
-        cache.copy_out(&image, from, &place, progress).with_context(|| {
+        cache.copy_out(image, from, &place, progress).with_context(|| {
+            let name = &image.name;
             format!(
                 "image {name} has no MPI to compile with; make one with `tofu image build --name \
                  {name} --arch {} --with {}`",
