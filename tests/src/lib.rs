@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod parts;
+pub mod seen;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};

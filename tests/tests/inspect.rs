@@ -1,56 +1,21 @@
 //! The live state of devices as a tree: what is there, and that it fits together under load.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use tofu_abi::frame::SYSTEM_PAYLOAD_MAX;
 use tofu_abi::table::PageSize;
 use tofu_abi::{CqId, Rcode, StagOffset, TniId};
-use tofu_driver::{Access, Cq, CqConfig, Device, MemoryRange, Order, Platform, Target};
+use tofu_driver::{
+    Access, Cq, CqConfig, Device, MemoryRange, Order, PacketConfig, PacketTarget, Packets,
+    Platform, Target,
+};
 use tofu_fabric::Shape;
 use tofu_inproc::InProcess;
-use tofu_inspect::{Inspect, Query, Value, look};
+use tofu_inspect::Value;
 use tofu_machine::{Machine, MachineConfig};
+use tofu_tests::seen::{at, number, parts, see, text};
 use tofu_tests::{Cluster, tni};
-
-fn see(what: &dyn Inspect, path: &str) -> Value {
-    let path: Vec<_> = path.split('/').filter(|name| !name.is_empty()).collect();
-    let query = Query { path: &path, depth: 99, limit: usize::MAX };
-    let seen = look(what, &query).unwrap_or_else(|missing| panic!("{path:?}: {missing:?}"));
-    assert!(seen.complete);
-    seen.value
-}
-
-fn at<'a>(value: &'a Value, path: &str) -> &'a Value {
-    path.split('/').fold(value, |value, name| match value {
-        Value::Tree(parts) => parts
-            .iter()
-            .find(|(other, _)| other == name)
-            .map(|(_, part)| part)
-            .unwrap_or_else(|| panic!("no {name} in {value:?}")),
-        _ => panic!("no parts in {value:?}"),
-    })
-}
-
-fn number(value: &Value, path: &str) -> u64 {
-    match at(value, path) {
-        Value::Number(number) => *number,
-        other => panic!("{path} is {other:?}"),
-    }
-}
-
-fn text(value: &Value) -> &str {
-    match value {
-        Value::Text(text) => text,
-        other => panic!("{other:?}"),
-    }
-}
-
-fn parts(value: &Value) -> &[(String, Value)] {
-    match value {
-        Value::Tree(parts) => parts,
-        other => panic!("{other:?}"),
-    }
-}
 
 /// What must be so in a queue's tree at any moment.
 fn assert_fits(queue: &Value) {
@@ -179,6 +144,78 @@ fn states_under_load_fit_together() {
             assert_eq!(sequence, COMMANDS as u64 + 1);
         }
     });
+}
+
+/// Entries that a ring of an interface has seen, which is where its place says; none if it is not
+/// in use.
+fn entries(packets: &Value, ring: &str) -> u64 {
+    let index = |part: &str| number(packets, &format!("{ring}/index/{part}"));
+    assert_eq!(index("slot"), index("count") % index("entries"), "{ring}");
+    index("count")
+}
+
+#[test]
+fn packet_queues_under_load_fit_together() {
+    const PACKETS: u64 = 3000;
+    /// Far fewer than the receiver has buffers, so that none is lost.
+    const UNDER_WAY: u64 = 64;
+    let shape: Shape = "1x1x1x2x1x1".parse().unwrap();
+    let config = MachineConfig { engines: 2, ..tofu_tests::machine(shape) };
+    let machine = Arc::new(Machine::new(config).unwrap());
+    let open = |coords| {
+        let platform = InProcess::attach(&machine, coords, 4 << 20).unwrap();
+        let device = Device::probe(platform).unwrap();
+        device.tni(TniId::ALL[0]).enable().unwrap();
+        Packets::open(&device, &PacketConfig::new(TniId::ALL[0])).unwrap()
+    };
+    let nodes: Vec<_> = shape.iter().collect();
+    let (mut sender, mut receiver) = (open(nodes[0]), open(nodes[1]));
+    machine.start().unwrap();
+    let node = machine.node(nodes[1]).unwrap().clone();
+    let queues = || see(&*node, "device/tni/0/packets");
+    let target = PacketTarget::straight(nodes[0], nodes[1], TniId::ALL[0]);
+    let taken = AtomicU64::new(0);
+    let begin = entries(&queues(), "receive");
+    std::thread::scope(|s| {
+        let looks = s.spawn(|| {
+            let (mut looks, mut last) = (0, begin);
+            while taken.load(Ordering::Acquire) < PACKETS {
+                let before = taken.load(Ordering::Acquire);
+                let queues = queues();
+                let written = entries(&queues, "receive");
+                assert!((last..=begin + PACKETS).contains(&written), "{last}, {written}");
+                assert!(written >= begin + before, "{before} were taken, {written} written");
+                assert!(entries(&queues, "buffers") >= written, "each was written to a buffer");
+                (looks, last) = (looks + 1, written);
+            }
+            looks
+        });
+        s.spawn(|| {
+            let mut sent = 0;
+            while sent < PACKETS {
+                if sent - taken.load(Ordering::Acquire) < UNDER_WAY {
+                    sender.send(&target, &[&sent.to_le_bytes()], 0).unwrap();
+                    sent += 1;
+                }
+                while let Some(sent) = sender.poll_sent() {
+                    assert!(sent.is_success());
+                }
+                std::thread::yield_now();
+            }
+        });
+        let mut buf = [0; SYSTEM_PAYLOAD_MAX];
+        while taken.load(Ordering::Acquire) < PACKETS {
+            match receiver.recv(&mut buf) {
+                Some(received) => {
+                    assert_eq!(buf[..received.len], taken.load(Ordering::Acquire).to_le_bytes());
+                    taken.fetch_add(1, Ordering::AcqRel);
+                }
+                None => std::thread::yield_now(),
+            }
+        }
+        assert!(looks.join().unwrap() > 0);
+    });
+    assert_eq!(entries(&queues(), "receive"), begin + PACKETS);
 }
 
 /// Puts that all succeed.

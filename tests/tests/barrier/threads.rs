@@ -1,5 +1,6 @@
 //! A machine with engine threads, whose nodes synchronise from threads of their own.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use tofu_abi::barrier::BgAddress;
@@ -9,8 +10,10 @@ use tofu_abi::{BchId, BgId};
 use tofu_driver::{Channel, ChannelConfig, Device};
 use tofu_fabric::Shape;
 use tofu_inproc::InProcess;
+use tofu_inspect::Value;
 use tofu_machine::MachineConfig;
 use tofu_tests::parts::InParts;
+use tofu_tests::seen::{at, number, parts, see};
 
 use crate::group::{Algorithm, BCH, config, doubling, profile, ring, tni, tni_id, tree};
 
@@ -20,7 +23,7 @@ const NODES: usize = 12;
 const ROUNDS: u64 = 300;
 
 /// The devices of a machine that is in so many parts.
-fn devices(parts: u32) -> Vec<Device<InProcess>> {
+fn devices(parts: u32) -> (InParts, Vec<Device<InProcess>>) {
     let shape: Shape = "1x1x1x2x3x2".parse().unwrap();
     let config = MachineConfig { engines: 2, ..tofu_tests::machine(shape) };
     let device = |platform| {
@@ -28,20 +31,64 @@ fn devices(parts: u32) -> Vec<Device<InProcess>> {
         device.tni(tni_id()).enable().unwrap();
         device
     };
-    InParts::new(&config, parts).attach(1 << 20).into_iter().map(device).collect()
+    let machine = InParts::new(&config, parts);
+    let devices = machine.attach(1 << 20).into_iter().map(device).collect();
+    (machine, devices)
 }
 
 /// Three groups of the same nodes, each by another algorithm, with two threads for each node:
 /// they run rounds at the same time, and threads are as late as the host makes them.
 #[test]
 fn threads_of_all_nodes_go_through_the_same_rounds() {
-    rounds(&devices(1), ROUNDS);
+    let (_machine, devices) = devices(1);
+    rounds(&devices, ROUNDS);
 }
 
 /// The same across cables, to the last bit.
 #[test]
 fn nodes_of_all_parts_go_through_the_same_rounds() {
-    rounds(&devices(3), ROUNDS / 3);
+    let (_machine, devices) = devices(3);
+    rounds(&devices, ROUNDS / 3);
+}
+
+/// What is seen of gates and channels meanwhile fits together, and to what was there before.
+#[test]
+fn gates_and_channels_under_load_fit_together() {
+    let (machine, devices) = devices(1);
+    let machine = &machine.machines()[0];
+    let node = |rank: usize| machine.node(devices[rank].coords()).unwrap();
+    let interface = format!("device/tni/{}", tni());
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let looks = scope.spawn(|| {
+            let mut last = [0; NODES];
+            let mut looks = 0;
+            while !done.load(Ordering::Relaxed) {
+                for (rank, last) in last.iter_mut().enumerate() {
+                    let seen = see(&**node(rank), &interface);
+                    // Before the first register was written, there are none.
+                    if !parts(&seen).iter().any(|(name, _)| name == "channel") {
+                        continue;
+                    }
+                    let time = |part: &str| number(&seen, &format!("channel/0/time/{part}"));
+                    assert!((*last..=ROUNDS).contains(&time("rounds")), "{last} to {seen:?}");
+                    assert!(time("last_ps") <= time("total_ps"), "{seen:?}");
+                    assert!(parts(at(&seen, "gate")).len() <= BgId::ALL.len());
+                    *last = time("rounds");
+                    looks += 1;
+                }
+            }
+            looks
+        });
+        rounds(&devices, ROUNDS);
+        done.store(true, Ordering::Relaxed);
+        assert!(looks.join().unwrap() > 0);
+    });
+    for rank in 0..NODES {
+        let channel = see(&**node(rank), &format!("{interface}/channel/0"));
+        assert_eq!(number(&channel, "time/rounds"), ROUNDS);
+        assert_eq!(at(&channel, "running"), &Value::Flag(false));
+    }
 }
 
 fn rounds(devices: &[Device<InProcess>], rounds: u64) {
