@@ -26,7 +26,7 @@ pub struct RunDir {
     name: MachineName,
     path: PathBuf,
     /// Locked until it is dropped.
-    _lock: File,
+    lock: File,
 }
 
 impl RunDir {
@@ -81,7 +81,7 @@ impl RunDir {
             .with_context(cannot)?;
         lock.lock().with_context(cannot)?;
         writeln!(lock, "{}", std::process::id()).with_context(cannot)?;
-        Ok(Some(Self { name: name.clone(), path, _lock: lock }))
+        Ok(Some(Self { name: name.clone(), path, lock }))
     }
 
     /// The machine's name.
@@ -103,12 +103,21 @@ impl RunDir {
     pub fn control(&self) -> PathBuf {
         self.path.join(CONTROL)
     }
+
+    /// Its lock file, opened once more and not locked: what [`remove_own`] knows it by.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be opened.
+    pub fn mark(&self) -> io::Result<File> {
+        File::open(self.path.join(LOCK))
+    }
 }
 
 impl Drop for RunDir {
     fn drop(&mut self) {
         // The janitor does it, too, if there is one by then.
-        let _ = fs::remove_dir_all(&self.path);
+        let _ = remove_own(&self.path, &self.lock);
     }
 }
 
@@ -163,8 +172,25 @@ pub fn clear(control: &Path) -> anyhow::Result<()> {
     }
 }
 
+/// Removes a run directory, unless another machine has its name by now: `lock` is its lock file,
+/// which is no other one's as long as it is open.
+pub fn remove_own(dir: &Path, lock: &File) -> anyhow::Result<()> {
+    let base = dir.parent().with_context(|| format!("{} is in no folder", dir.display()))?;
+    let _creating = creating(base)?;
+    let cannot = || format!("cannot look at {}", dir.display());
+    let there = match fs::symlink_metadata(dir.join(LOCK)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        metadata => metadata.with_context(cannot)?,
+    };
+    let own = lock.metadata().with_context(cannot)?;
+    match (there.dev(), there.ino()) == (own.dev(), own.ino()) {
+        true => remove(dir),
+        false => Ok(()),
+    }
+}
+
 /// Removes the run directory of a machine that is no more.
-pub fn remove(dir: &Path) -> anyhow::Result<()> {
+fn remove(dir: &Path) -> anyhow::Result<()> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error)
             .with_context(|| format!("cannot remove what a dead machine left: {}", dir.display())),
@@ -210,4 +236,31 @@ fn base() -> anyhow::Result<PathBuf> {
         );
     }
     Ok(base)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_the_name_by_now_keeps_its_directory() {
+        let base = std::env::temp_dir().join(format!("tofu-rundir-{}", std::process::id()));
+        fs::create_dir(&base).unwrap();
+        let name = MachineName::default();
+        let create = || RunDir::create_in(&base, &name).unwrap();
+        let old = create().unwrap();
+        assert!(create().is_none(), "its name is taken");
+        let mark = old.mark().unwrap();
+        // Its janitor removes it, and another machine takes the name before it has ended.
+        remove_own(old.path(), &mark).unwrap();
+        assert!(!old.path().exists());
+        let new = create().unwrap();
+        drop(old);
+        remove_own(new.path(), &mark).unwrap();
+        assert!(new.path().join(LOCK).exists());
+        let path = new.path().to_owned();
+        drop(new);
+        assert!(!path.exists());
+        fs::remove_dir_all(base).unwrap();
+    }
 }

@@ -94,7 +94,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let control = Control::new()?;
     allow_descriptors(ranks);
     let dir = RunDir::create(Some(&MachineName::of_this_run()))?;
-    let janitor = Janitor::start(dir.path(), &[])?;
+    let janitor = Janitor::start(&dir, &[])?;
     let links = args.links.unwrap_or_default();
     let kind = (wanted.interconnect, links.links());
     let mut host = LocalMachine::start(kind, shape, ranks, &dir, control.teller())?;

@@ -6,8 +6,9 @@
 //! kernel kills each of them with the thread that started it ([`wrapped`]).
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -18,14 +19,14 @@ use anyhow::{Context, bail};
 use clap::Subcommand;
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use tofu_control::rundir;
+use tofu_control::rundir::{self, RunDir};
 
 use crate::gateway::nat;
 
 /// Processes that tofu starts for itself
 #[derive(Debug, Clone, Subcommand)]
 pub enum InternalCommand {
-    /// Remove a machine's files when standard input ends
+    /// Remove a machine's files when standard input ends; standard output is its lock file
     Janitor {
         /// Undo the address translation of this name
         #[arg(long)]
@@ -63,24 +64,26 @@ pub struct Janitor {
 }
 
 impl Janitor {
-    /// Starts it for the run directory `dir` and some other files.
-    pub fn start(dir: &Path, files: &[PathBuf]) -> anyhow::Result<Self> {
+    /// Starts it for a run directory and some other files.
+    pub fn start(dir: &RunDir, files: &[PathBuf]) -> anyhow::Result<Self> {
         Self::start_with(dir, files, None)
     }
 
     /// The same; it also takes back the address translation of the table `nat`, at any end.
-    pub fn start_with(dir: &Path, files: &[PathBuf], nat: Option<&str>) -> anyhow::Result<Self> {
+    pub fn start_with(dir: &RunDir, files: &[PathBuf], nat: Option<&str>) -> anyhow::Result<Self> {
         let mut command = own_command()?;
         command.arg("janitor");
         command.args(nat.iter().flat_map(|nat| ["--nat", nat]));
-        command.arg(dir).args(files);
+        command.arg(dir.path()).args(files);
+        let mark = dir.mark();
+        command.stdout(mark.with_context(|| format!("cannot open {}", dir.path().display()))?);
         Self::spawn(command)
     }
 
     fn spawn(mut command: Command) -> anyhow::Result<Self> {
         command.process_group(0);
         // Whoever reads our output would wait for it, too.
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.stdin(Stdio::piped()).stderr(Stdio::null());
         let child = command.spawn();
         let mut child = child.context("cannot start the process that tidies up")?;
         let (group, pipe) = (child.id() as i32, child.stdin.take());
@@ -144,7 +147,9 @@ fn tidy(dir: &Path, table: Option<&str>, files: &[PathBuf]) -> anyhow::Result<u8
     if let (Some(table), Some(base)) = (table, dir.parent()) {
         nat::undo(table, base);
     }
-    rundir::remove(dir)?;
+    // Another machine may have the name by now.
+    let lock = io::stdout().as_fd().try_clone_to_owned().map(File::from);
+    rundir::remove_own(dir, &lock.context("cannot have the lock file")?)?;
     let group = rustix::process::getpgrp();
     kill_process_group(group, Signal::KILL).context("cannot kill the machine's processes")?;
     Ok(0)

@@ -35,7 +35,7 @@ impl Named {
     /// If the name is taken, or the host lacks something.
     pub fn new(plan: &Plan, args: &MachineArgs) -> anyhow::Result<Self> {
         let dir = RunDir::create(args.linux.name.as_ref())?;
-        let janitor = Janitor::start_with(dir.path(), &[], gateway::table(plan, &dir).as_deref())?;
+        let janitor = Janitor::start_with(&dir, &[], gateway::table(plan, &dir).as_deref())?;
         let gateway = GatewaySetup::new(plan, &args.ip, &dir)?;
         let metrics = plan.metrics.map(Metrics::bind).transpose()?;
         Ok(Self { janitor, dir, gateway, metrics })

@@ -133,7 +133,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     }
     // Not before: the sockets of others in that folder are not its business.
     let ours: &[PathBuf] = if args.socket_dir.is_some() { &sockets } else { &[] };
-    let _janitor = Janitor::start(dir.path(), ours)?;
+    let _janitor = Janitor::start(&dir, ours)?;
     server::serve(&dir.control(), &registry)?;
     metrics.map_or(Ok(()), |metrics| metrics.serve(&registry))?;
     let served_at: Vec<_> = shape.iter().zip(sockets).collect();
