@@ -83,9 +83,10 @@ pub(crate) struct PartArgs {
 
     /// Start a part on each host of a file by ssh, and follow all of them
     ///
-    /// Each line is [USER@]HOST [ADDRESS:PORT [PATH]]: what ssh is told, where the part listens
-    /// (HOST:7700 if that is left out), and the command there, which is copied if no path is given.
-    /// The first host has part 0. What guests print has the number of the part in front.
+    /// Each line has HOST or USER@HOST, which ssh is told; after it may come ADDRESS:PORT, where
+    /// the part listens (HOST:7700 if that is left out), and the path of the command there, which
+    /// is copied if none is given. The first host has part 0. What guests print has the number of
+    /// the part in front.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["part", "join", "detach", "capture"])]
     hosts: Option<PathBuf>,
 }
