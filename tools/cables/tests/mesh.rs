@@ -1,5 +1,7 @@
 //! Parts of a machine that meet over TLS on this host.
 
+mod relay;
+
 use std::fs;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -14,8 +16,10 @@ use tofu_abi::{CqId, Rcode, StagOffset, TniId};
 use tofu_cables::{Hello, Joining, Mesh, News, PartStatus, Receive, hosts};
 use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
 use tofu_fabric::{PartId, Shape};
-use tofu_inproc::InProcess;
+use tofu_inproc::{Buffer, InProcess};
 use tofu_machine::{Machine, MachineConfig, Network, Transport};
+
+use relay::{Relay, Rough};
 
 /// Far longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(100);
@@ -447,49 +451,147 @@ fn put(cq: &mut Cq<InProcess>, to: Target, len: u32) -> Rcode {
     }
 }
 
+/// A node of a part, with a queue and a buffer that others may read and write.
+struct Node {
+    machine: Arc<Machine>,
+    mesh: Arc<Mesh>,
+    device: Device<InProcess>,
+    cq: Cq<InProcess>,
+    buffer: Buffer,
+}
+
+impl Node {
+    /// That of a part of a machine with a node in each.
+    fn new(mesh: &Arc<Mesh>, shape: Shape, own: PartId, len: usize) -> Self {
+        let parts = shape.nodes();
+        let timeout_ns = 2 * PATIENCE.as_nanos() as u64;
+        let part = Some((parts, own));
+        let config = MachineConfig { part, timeout_ns, ..MachineConfig::new(shape) };
+        let machine = Arc::new(Machine::new(config).unwrap());
+        let network = machine.network();
+        network.connect(Arc::clone(mesh) as _);
+        (0..parts as u16).map(PartId).for_each(|part| network.part_came(part));
+        start(mesh, &Arc::new(Inwards(network.clone())));
+        machine.start().unwrap();
+        let at = shape.iter().nth(own.index()).unwrap();
+        let device = Device::probe(InProcess::attach(&machine, at, 4 << 20).unwrap()).unwrap();
+        device.tni(TniId::ALL[0]).enable().unwrap();
+        let config = CqConfig::new(TniId::ALL[0], CqId::ALL[0]);
+        let mut cq = Cq::open(&device, &config).unwrap();
+        let buffer = device.platform().alloc_dma(len, 4096).unwrap();
+        let range = [MemoryRange::of(&buffer)];
+        cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).unwrap();
+        Self { machine, mesh: Arc::clone(mesh), device, cq, buffer }
+    }
+
+    fn target(&self) -> Target {
+        Target::new(self.device.coords(), TniId::ALL[0])
+    }
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|n| (n * 7 % 251) as u8).collect()
+}
+
 #[test]
 fn machines_put_into_each_other_until_one_of_them_goes() {
     const LEN: usize = 700_000;
     let (_folder, dir) = folder(2);
     let meshes = all(&dir, 2);
     let shape: Shape = "1x1x1x2x1x1".parse().unwrap();
-    let machines: Vec<_> = (0..2)
-        .map(|own| {
-            let part = Some((2, PartId(own)));
-            let timeout_ns = 2 * PATIENCE.as_nanos() as u64;
-            let config = MachineConfig { part, timeout_ns, ..MachineConfig::new(shape) };
-            Arc::new(Machine::new(config).unwrap())
-        })
-        .collect();
-    let mut queues = Vec::new();
-    for ((machine, mesh), node) in machines.iter().zip(&meshes).zip(shape.iter()) {
-        let network = machine.network();
-        network.connect(Arc::clone(mesh) as _);
-        (0..2).map(PartId).for_each(|part| network.part_came(part));
-        start(mesh, &Arc::new(Inwards(network.clone())));
-        machine.start().unwrap();
-        let device = Device::probe(InProcess::attach(machine, node, 4 << 20).unwrap()).unwrap();
-        device.tni(TniId::ALL[0]).enable().unwrap();
-        let config = CqConfig::new(TniId::ALL[0], CqId::ALL[0]);
-        let mut cq = Cq::open(&device, &config).unwrap();
-        let buffer = device.platform().alloc_dma(LEN, 4096).unwrap();
-        let range = [MemoryRange::of(&buffer)];
-        cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).unwrap();
-        queues.push((device, cq, buffer));
-    }
-    let [(_, cq, from), (far, _, into)] = &mut queues[..] else { unreachable!("two nodes") };
-    let data: Vec<u8> = (0..LEN).map(|n| (n * 7 % 251) as u8).collect();
-    from.write(0, &data);
-    let to = Target::new(far.coords(), TniId::ALL[0]);
-    assert_eq!(put(cq, to, LEN as u32), Rcode::SUCCESS);
+    let nodes = (0..).map(PartId).zip(&meshes);
+    let mut nodes: Vec<_> = nodes.map(|(own, mesh)| Node::new(mesh, shape, own, LEN)).collect();
+    let [near, far] = &mut nodes[..] else { unreachable!("two nodes") };
+    let data = pattern(LEN);
+    near.buffer.write(0, &data);
+    let to = far.target();
+    assert_eq!(put(&mut near.cq, to, LEN as u32), Rcode::SUCCESS);
     let mut seen = vec![0; LEN];
-    into.read(0, &mut seen);
+    far.buffer.read(0, &mut seen);
     assert!(seen == data);
-    assert_eq!(put(cq, to, 8), Rcode::SUCCESS);
+    assert_eq!(put(&mut near.cq, to, 8), Rcode::SUCCESS);
 
-    meshes[1].leave();
-    while machines[0].fabric().links().any(|(_, up)| up) {
+    far.mesh.leave();
+    while near.machine.fabric().links().any(|(_, up)| up) {
         thread::yield_now();
     }
-    assert_eq!(put(cq, to, 8), Rcode::LINK_DOWN);
+    assert_eq!(put(&mut near.cq, to, 8), Rcode::LINK_DOWN);
+}
+
+/// Four parts in a row, of which the last two meet over a bad network.
+fn over(rough: Rough) -> (TempDir, Vec<Arc<Mesh>>, Relay) {
+    const PARTS: u16 = 4;
+    let (folder, dir) = folder(PARTS.into());
+    let addresses = fs::read_to_string(dir.join("parts.toml")).unwrap();
+    let third = addresses.split('"').nth(5).unwrap();
+    let relay = Relay::new(third, rough);
+    // The last part finds the one before it there.
+    let its = folder.path().join("its");
+    fs::create_dir(&its).unwrap();
+    fs::write(its.join("parts.toml"), addresses.replace(third, relay.address())).unwrap();
+    fs::copy(dir.join("authority.pem"), its.join("authority.pem")).unwrap();
+    fs::rename(dir.join("part-3"), its.join("part-3")).unwrap();
+    let join = |part| {
+        let dir = if part == 3 { its.clone() } else { dir.clone() };
+        thread::spawn(move || meet(&dir, shaped("row", part, PARTS.into())))
+    };
+    let joining: Vec<_> = (0..PARTS).map(join).collect();
+    let meshes = joining.into_iter().map(|part| Arc::new(part.join().unwrap().unwrap()));
+    (folder, meshes.collect(), relay)
+}
+
+#[test]
+fn what_goes_through_a_part_to_a_slow_cable_arrives() {
+    const LEN: usize = 1 << 20;
+    // About 8 MB/s.
+    let rough = Rough { delay: Duration::from_millis(20), piece: Duration::from_millis(2) };
+    let (_folder, meshes, relay) = over(rough);
+    let shape: Shape = "4x1x1x1x1x1".parse().unwrap();
+    let shape = shape.with_torus([false; 3]);
+    let nodes = (0..).map(PartId).zip(&meshes);
+    let mut nodes: Vec<_> = nodes.map(|(own, mesh)| Node::new(mesh, shape, own, LEN)).collect();
+    let data = pattern(LEN);
+    nodes[0].buffer.write(0, &data);
+    let last = nodes[3].target();
+    // More than any of the parts keeps before it has others wait, and then all of it back.
+    let at = StagOffset::new(0, 0, 0);
+    let first = &mut nodes[0];
+    for order in [Order::put(last, at, at, LEN as u32), Order::get(last, at, at, LEN as u32)] {
+        const COUNT: usize = 12;
+        let (mut posted, mut read, mut ended) = (0, 0, 0);
+        while ended < COUNT || read < COUNT {
+            if posted < COUNT && posted - read.min(ended) < 6 {
+                first.cq.post_and_ring(&order, 0).unwrap();
+                posted += 1;
+            }
+            read += usize::from(first.cq.poll_tcq().is_some());
+            if let Some(notice) = first.cq.poll_mrq()
+                && notice.id().is_some_and(|id| id.ends_own_command())
+            {
+                assert_eq!(notice.word0().rcode(), Rcode::SUCCESS);
+                ended += 1;
+            }
+            thread::yield_now();
+        }
+    }
+    for node in [0, 3] {
+        let mut seen = vec![0; LEN];
+        nodes[node].buffer.read(0, &mut seen);
+        assert!(seen == data);
+    }
+    while !meshes.iter().all(|mesh| mesh.has_room()) {
+        thread::yield_now();
+    }
+
+    // Both ends see that it breaks, and nobody else does.
+    relay.cut();
+    for (own, other) in [(2, 3), (3, 2)] {
+        while !meshes[own].peers().iter().any(|peer| peer.part == PartId(other) && peer.gone) {
+            thread::yield_now();
+        }
+    }
+    assert!(meshes[0].peers().iter().all(|peer| !peer.gone));
+    assert_eq!(put(&mut nodes[0].cq, last, 8), Rcode::LINK_DOWN);
+    let beside = nodes[2].target();
+    assert_eq!(put(&mut nodes[0].cq, beside, 8), Rcode::SUCCESS);
 }
