@@ -259,18 +259,33 @@ fn a_part_is_held_by_one_process() {
 #[test]
 fn parts_that_do_not_fit_refuse_each_other_in_one_line_each() {
     let (_folder, dir) = folder(2);
-    let other = shaped("2x1x1x1x1x1", 1, 2);
-    let first = {
-        let dir = dir.clone();
-        thread::spawn(move || meet(&dir, hello(0, 2)))
-    };
-    let second = meet(&dir, other).err().unwrap().to_string();
-    let first = first.join().unwrap().err().unwrap().to_string();
-    for line in [first, second] {
-        for named in ["0/2", "1/2", "1x1x1x2x3x2", "2x1x1x1x1x1"] {
-            assert!(line.contains(named), "{line}");
+    let own = hello(0, 2);
+    let other = hello(1, 2);
+    let (release, protocol) = (own.tofu.clone(), own.protocol.to_string());
+    let next = (own.protocol + 1).to_string();
+    for (other, [has, and]) in [
+        (shaped("2x1x1x1x1x1", 1, 2), ["shape 1x1x1x2x3x2", "shape 2x1x1x1x1x1"]),
+        (
+            Hello { tofu: format!("{release}.1"), ..other.clone() },
+            [&*format!("version {release}"), &format!("version {release}.1")],
+        ),
+        (
+            Hello { protocol: own.protocol + 1, ..other.clone() },
+            [&*format!("protocol {protocol}"), &format!("protocol {next}")],
+        ),
+    ] {
+        let first = {
+            let (dir, own) = (dir.clone(), own.clone());
+            thread::spawn(move || meet(&dir, own))
+        };
+        let second = meet(&dir, other).err().unwrap().to_string();
+        let first = first.join().unwrap().err().unwrap().to_string();
+        for line in [first, second] {
+            for named in [format!("part 0/2 has {has}"), format!("part 1/2 has {and}")] {
+                assert!(line.contains(&named), "{line}");
+            }
+            assert!(!line.contains('\n'));
         }
-        assert!(!line.contains('\n'));
     }
     let error = Joining::new(&dir, hello(0, 3)).err().unwrap().to_string();
     assert!(error.contains("has addresses for 2 parts; give 0/2"), "{error}");
