@@ -451,6 +451,11 @@ impl Running {
         }
     }
 
+    /// Passes over the lines that have come so far.
+    pub fn skip_lines(&mut self) {
+        self.seen.extend(self.lines.try_iter());
+    }
+
     /// Waits for its end, for so long.
     #[track_caller]
     pub fn end(mut self, time: Duration) -> Said {

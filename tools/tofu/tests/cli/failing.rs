@@ -1,7 +1,7 @@
 //! Nodes and boards that fail.
 
 #[path = "../../../../tests/tests/soak/schedule.rs"]
-mod schedule;
+pub(crate) mod schedule;
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};

@@ -178,7 +178,7 @@ fn tasks_of_slurm_are_parts() {
     if !hosts.place.can_boot("tasks_of_slurm_are_parts") {
         return;
     }
-    let [address, _] = free_addresses();
+    let [address] = free_addresses();
     let (_, port) = address.split_once(':').unwrap();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../slurm/tofu.sbatch");
     let mut command = Command::new("sh");

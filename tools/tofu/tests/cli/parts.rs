@@ -1,14 +1,17 @@
 //! Machines in parts: `tofu hosts init`, `tofu up --part`.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
+use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
 use tofu_linux_tests::{Running, Said, interrupt, kill, signal, skip};
 
+use crate::failing::schedule::Random;
 use crate::tofu::{Place, free_addresses, wait_for};
 
 /// Longest time for a machine.
@@ -16,15 +19,20 @@ const LONGEST: Duration = Duration::from_secs(900);
 /// Four nodes in a row, which are cut in the middle.
 const SHAPE: &str = "4x1x1x1x1x1";
 
-/// A place, and a folder in it for two parts at ports that are free.
+/// A place, and a folder in it for parts at ports that are free.
 struct Hosts {
     place: Place,
-    addresses: [String; 2],
+    addresses: Vec<String>,
 }
 
 impl Hosts {
+    /// For two parts.
     fn new() -> Self {
-        let hosts = Self { place: Place::new(), addresses: free_addresses() };
+        Self::of::<2>()
+    }
+
+    fn of<const PARTS: usize>() -> Self {
+        let hosts = Self { place: Place::new(), addresses: free_addresses::<PARTS>().into() };
         hosts.init("demo");
         hosts
     }
@@ -32,7 +40,8 @@ impl Hosts {
     /// Makes a folder with the same addresses.
     fn init(&self, name: &str) -> String {
         let dir = self.dir(name);
-        let args = ["hosts", "init", "--dir", &dir, &self.addresses[0], &self.addresses[1]];
+        let addresses = self.addresses.iter().map(String::as_str);
+        let args: Vec<_> = ["hosts", "init", "--dir", &dir].into_iter().chain(addresses).collect();
         self.place.run(&args).ok()
     }
 
@@ -42,13 +51,20 @@ impl Hosts {
 
     /// The command of a part, with a folder of this name.
     fn command(&self, folder: &str, part: &str, args: &[&str]) -> Command {
-        let mut command = self.place.command(&["up", "--timeout", "800s", "--join"]);
+        // The tests have limits of their own.
+        let mut command = self.place.command(&["up", "--timeout", "24h", "--join"]);
         command.args([&self.dir(folder), "--part", part]).args(args);
         command
     }
 
     fn start(&self, part: &str, args: &[&str]) -> Running {
         Running::start(self.command("demo", part, &[&["--shape", SHAPE], args].concat()), b"")
+    }
+
+    /// Starts one of the parts with these options alone.
+    fn start_one(&self, part: usize, args: &[&str]) -> Running {
+        let name = format!("{part}/{}", self.addresses.len());
+        Running::start(self.command("demo", &name, args), b"")
     }
 
     /// Starts both parts and waits for their ends.
@@ -59,9 +75,14 @@ impl Hosts {
 
     /// Waits until the guests of both parts run.
     fn wait_for_guests(&self) {
-        wait_for("guests of both parts run", || {
+        self.wait_for_nodes(4);
+    }
+
+    /// Waits until all parts know of so many nodes.
+    fn wait_for_nodes(&self, nodes: usize) {
+        wait_for("guests of all parts run", || {
             let machines = self.place.ps();
-            let whole = |machine: &Value| machine["nodes"].as_array().map_or(0, Vec::len) == 4;
+            let whole = |machine: &Value| machine["nodes"].as_array().map_or(0, Vec::len) == nodes;
             machines.as_array().is_some_and(|all| all.len() == 1 && whole(&all[0]))
         });
     }
@@ -361,10 +382,6 @@ fn a_part_that_is_killed_comes_back() {
     if !hosts.place.can_boot("a_part_that_is_killed_comes_back") {
         return;
     }
-    let rounds = match std::env::var_os("TOFU_LONG") {
-        Some(_) => 1000,
-        None => 2,
-    };
     // Each node fetches pages of all others, and then serves its own for ever.
     let args = ["--guest", "httpd", "--args", "forever=1 count=1"];
     let mut parts = ["0/2", "1/2"].map(|part| hosts.start(part, &args));
@@ -372,8 +389,7 @@ fn a_part_that_is_killed_comes_back() {
         (0..2).for_each(|_| wait_for_line(part, "fetched 3 pages"));
     };
     parts.iter_mut().for_each(fetched);
-    for round in 0..rounds {
-        let (lost, stays) = (round % 2, 1 - round % 2);
+    for (lost, stays) in [(0, 1), (1, 0)] {
         kill(parts[lost].id());
         let gone = format!("part {lost} is lost: its process has ended; its links are down");
         wait_for_line(&mut parts[stays], &gone);
@@ -388,6 +404,117 @@ fn a_part_that_is_killed_comes_back() {
         assert_eq!(part.end(LONGEST).code, Some(130));
     }
     hosts.place.is_clean();
+}
+
+/// Waits until both nodes of a part have fetched the pages of all nodes.
+fn wait_for_all_pages(part: &mut Running) {
+    let mut nodes = BTreeSet::new();
+    while nodes.len() < 2 {
+        if let Some((node, _)) = part.line().split_once(" fetched ") {
+            nodes.insert(node.to_owned());
+        }
+    }
+}
+
+/// Three rounds; 1000 with `TOFU_LONG`, or as many as `TOFU_ROUNDS` says.
+#[test]
+fn any_part_may_be_killed_at_any_time_under_load() {
+    let hosts = Hosts::of::<3>();
+    if !hosts.place.can_boot("any_part_may_be_killed_at_any_time_under_load") {
+        return;
+    }
+    let rounds = match (std::env::var("TOFU_ROUNDS"), std::env::var_os("TOFU_LONG")) {
+        (Ok(rounds), _) => rounds.parse().unwrap(),
+        (_, Some(_)) => 1000,
+        _ => 3,
+    };
+    // Each node fetches pages of all others for ever, most of them through other parts.
+    let args = ["--shape", "6x1x1x1x1x1", "--guest", "httpd", "--args", "again=1 size=3000"];
+    let start = |part| hosts.start_one(part, &args);
+    let mut parts = [0, 1, 2].map(start);
+    parts.iter_mut().for_each(wait_for_all_pages);
+    let mut random = Random(21);
+    for round in 0..rounds {
+        let first = random.below(3) as usize;
+        // At times another part goes as well, or the same one before it is back.
+        let second = match random.below(4) {
+            0 => Some((first + 1) % 3),
+            1 => Some(first),
+            _ => None,
+        };
+        let killed: Vec<_> = [Some(first), second].into_iter().flatten().collect();
+        for &part in &killed {
+            sleep(Duration::from_millis(random.below(400)));
+            kill(parts[part].id());
+            wait_for("a killed part to have ended", || !parts[part].runs());
+            parts[part] = start(part);
+        }
+        for &part in &killed {
+            wait_for_all_pages(&mut parts[part]);
+        }
+        if round % 8 == 0 || round + 1 == rounds {
+            eprintln!("round {round}: {killed:?} came back");
+            for part in &mut parts {
+                part.skip_lines();
+                wait_for_all_pages(part);
+            }
+        }
+    }
+    for part in &parts {
+        interrupt(part.id());
+    }
+    // No guest has ended, nor got what it should not.
+    for part in parts {
+        let said = part.end(LONGEST);
+        assert_eq!(said.code, Some(130), "{said:?}");
+    }
+    hosts.place.is_clean();
+}
+
+/// Each part but the two with the ends of a TCP stream is ended and started again, one after the
+/// other: the stream goes by other ways.
+#[test]
+fn a_tcp_stream_outlives_the_parts_on_its_way() {
+    let hosts = Hosts::of::<6>();
+    if !hosts.place.can_boot("a_tcp_stream_outlives_the_parts_on_its_way") {
+        return;
+    }
+    // Guests of the other nodes have nothing to do, and their parts wait for the two.
+    let stream = ["--guest", "tcpbench", "--args", "verify=1 peer=9 bytes=1000000000000"];
+    let args = [&["--shape", "unit"], &stream[..]].concat();
+    let mut parts: Vec<_> = (0..6).map(|part| hosts.start_one(part, &args)).collect();
+    hosts.wait_for_nodes(12);
+    let place = &hosts.place;
+    let ps = place.ps();
+    let part_of = |node: usize| ps[0]["nodes"][node]["part"].as_u64().unwrap() as usize;
+    let (near, far) = (part_of(0), part_of(9));
+    assert_ne!(near, far);
+    let goes_on = |when: &str| {
+        let sent = || {
+            let node = format!("tofu-part{near}/0");
+            let all: Value = place.run(&["stats", "--json", &node]).json();
+            let tnis = all["nodes"][0]["tnis"].as_array().unwrap().iter();
+            tnis.map(|tni| tni["NUM_SEND_TLP"].as_u64().unwrap()).sum::<u64>()
+        };
+        // Far more than what is sent again to somebody who does not answer.
+        let enough = sent() + 3000;
+        wait_for(&format!("the stream goes on {when}"), || sent() > enough);
+    };
+    goes_on("at first");
+    for part in (0..6).filter(|part| ![near, far].contains(part)) {
+        interrupt(parts[part].id());
+        wait_for("an interrupted part to have ended", || !parts[part].runs());
+        goes_on(&format!("without part {part}"));
+        parts[part] = hosts.start_one(part, &args);
+        wait_for_line(&mut parts[near], &format!("part {part} is back; its links are up"));
+        goes_on(&format!("with part {part} again"));
+    }
+    place.run(&["down", &format!("tofu-part{near}")]).ok();
+    for part in parts {
+        let said = part.end(LONGEST);
+        assert_eq!(said.code, Some(0), "{said:?}");
+    }
+    place.is_clean();
 }
 
 /// Hosts that are cut off: two parts in network namespaces, joined by a pair of interfaces.
@@ -457,7 +584,7 @@ fn a_host_that_is_cut_off_is_seen_and_one_that_stands_still_is_not() {
         skip(test, "no network namespaces: they need root and iproute2");
         return;
     };
-    hosts.addresses = ["10.77.0.1:7700".to_owned(), "10.77.0.2:7700".to_owned()];
+    hosts.addresses = vec!["10.77.0.1:7700".to_owned(), "10.77.0.2:7700".to_owned()];
     hosts.init("apart");
     let args = ["--shape", SHAPE, "--guest", "httpd", "--args", "forever=1 count=1"];
     let start = |part: usize| {
@@ -473,7 +600,7 @@ fn a_host_that_is_cut_off_is_seen_and_one_that_stands_still_is_not() {
     // A process that stands still for longer than a host may be silent: it is not lost, and what
     // is lost next is lost for another reason.
     signal(parts[1].id(), Signal::STOP);
-    std::thread::sleep(Duration::from_secs(4));
+    sleep(Duration::from_secs(4));
     signal(parts[1].id(), Signal::CONT);
 
     namespaces.set("down");

@@ -155,9 +155,9 @@ impl Drop for Process {
     }
 }
 
-/// Two addresses of this host at which nobody listens.
-pub(crate) fn free_addresses() -> [String; 2] {
-    let free = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+/// Addresses of this host at which nobody listens.
+pub(crate) fn free_addresses<const COUNT: usize>() -> [String; COUNT] {
+    let free = [(); COUNT].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     free.map(|free| free.local_addr().unwrap().to_string())
 }
 
