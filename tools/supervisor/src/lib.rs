@@ -32,5 +32,6 @@ pub mod registry;
 pub mod runner;
 pub mod served;
 pub mod server;
+mod settings;
 pub mod trace;
 pub mod units;

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,7 @@ use crate::node::AgentNode;
 use crate::parts::Others;
 use crate::plan::Network;
 use crate::served::Served;
+use crate::settings::Settings;
 use crate::units::PartOf;
 
 /// What is known about a machine outside of the thread that runs it: by those who serve `tofu ps`
@@ -55,6 +56,8 @@ pub struct Registry {
     fail_with_guest: bool,
     /// The other parts of the machine, if it is in parts.
     rest: Option<Rest>,
+    /// What commands have set, for them.
+    settings: Mutex<Settings>,
 }
 
 /// What a machine in parts is besides this part.
@@ -112,6 +115,7 @@ impl Registry {
             cancelled: AtomicBool::new(false),
             fail_with_guest: false,
             rest: None,
+            settings: Mutex::default(),
         }
     }
 
@@ -135,6 +139,25 @@ impl Registry {
     /// The other parts of the machine, if it is in parts.
     pub(crate) fn rest(&self) -> Option<&Rest> {
         self.rest.as_ref()
+    }
+
+    /// What commands have set of the network.
+    pub(crate) fn settings(&self) -> MutexGuard<'_, Settings> {
+        lock(&self.settings)
+    }
+
+    /// Tells a part that has come back what commands have set. It answers when it has a moment.
+    fn tell(&self, part: PartId) {
+        let Some(rest) = &self.rest else { return };
+        let (others, settings) = (rest.others.clone(), self.settings().clone());
+        let tell = move || {
+            if let Err(error) = settings.tell(&others, part) {
+                log::warn!("part {part} does not know what commands have set: {error:#}");
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("settings".into()).spawn(tell) {
+            log::warn!("no threads left: {error}");
+        }
     }
 
     /// The same of a machine in which a node fails, as by `tofu node down`, when its guest crashes
@@ -396,9 +419,8 @@ impl Registry {
                 self.publish(None, EventKind::Down);
                 return self.wait_for_followers();
             }
-            Event::Started | Event::PartWent(..) | Event::PartCame(_) | Event::PartEnded(..) => {
-                return;
-            }
+            Event::PartCame(part) => return self.tell(*part),
+            Event::Started | Event::PartWent(..) | Event::PartEnded(..) => return,
         };
         self.publish(node, what);
         let works = match event {

@@ -282,9 +282,6 @@ impl Backend for Machines {
         let kind = (plan.interconnect, plan.links);
         let machine = any_machine(network, kind, doorbells, engines, confinement)?;
         machine.network().set_faults(plan.faults.clone())?;
-        if let (Some(others), Some(machine)) = (&self.others, machine.tofu()) {
-            others.connect(machine, &events, confinement)?;
-        }
         let captures = captures(&machine, plan)?;
         let mut running = Local {
             vms: HashMap::new(),
@@ -307,6 +304,10 @@ impl Backend for Machines {
             plan.gateway().into_iter().for_each(|id| {
                 registry.note(id, NodeKind::Gateway, "gateway");
             });
+        }
+        // They may tell this part at once what commands have set.
+        if let (Some(others), Some(machine)) = (&self.others, running.machine.tofu()) {
+            others.connect(machine, &events, confinement)?;
         }
         if let Some(machine) = running.machine.tofu() {
             let files = self.linux.as_ref().map(|host| host.boot_files(plan));

@@ -82,6 +82,8 @@ struct NodeState {
     special: AtomicU16,
     /// The router has failed: every link of the node is down.
     dead: AtomicBool,
+    /// The node's part of the machine is not there: the same.
+    absent: AtomicBool,
     /// Made when the node first sends, as most nodes of a huge machine never do.
     tx: OnceLock<Box<NodeTx>>,
 }
@@ -230,19 +232,37 @@ impl Fabric {
     /// # Errors
     /// [`NoSuchNode`] if the machine has none there.
     pub fn set_node(&self, node: Coords, up: bool) -> Result<bool, NoSuchNode> {
-        let (state, dead) = (self.state(node)?, !up);
+        let dead = &self.state(node)?.dead;
+        Ok(self.set_links_of(node, dead, !up))
+    }
+
+    /// Has a node be there or not, as the part of the machine that has it comes and goes. Links of
+    /// one that is not there are down, whatever [`Fabric::set_link`] and [`Fabric::set_node`] say
+    /// of them; afterwards they are again as those say.
+    ///
+    /// # Errors
+    /// [`NoSuchNode`] if the machine has none there.
+    pub fn set_there(&self, node: Coords, there: bool) -> Result<(), NoSuchNode> {
+        let absent = &self.state(node)?.absent;
+        self.set_links_of(node, absent, !there);
+        Ok(())
+    }
+
+    /// Sets why the links of a node are down, or that this is no reason any more. Tells whether
+    /// that changes anything.
+    fn set_links_of(&self, node: Coords, why: &AtomicBool, down: bool) -> bool {
         let _guard = lock(&self.link_change);
-        if state.dead.swap(dead, Relaxed) == dead {
-            return Ok(false);
+        if why.swap(down, Relaxed) == down {
+            return false;
         }
         for port in Port::ALL {
             // Ports without a link have nothing to settle.
             let _ = self.settle(node, port);
         }
-        Ok(true)
+        true
     }
 
-    /// Whether a node's router works.
+    /// Whether a node's router works, for all that is known here.
     ///
     /// # Errors
     /// [`NoSuchNode`] if the machine has none there.
@@ -258,9 +278,10 @@ impl Fabric {
     /// Has a link be up or down as it and its nodes are. With `link_change` held.
     fn settle(&self, node: Coords, port: Port) -> Result<(), NoSuchLink> {
         let ends = self.ends(node, port).ok_or(NoSuchLink { node, port })?;
-        let down = ends
-            .iter()
-            .any(|(end, bit)| end.dead.load(Relaxed) || end.cut.load(Relaxed) & bit != 0);
+        let down = ends.iter().any(|(end, bit)| {
+            let of_node = end.dead.load(Relaxed) || end.absent.load(Relaxed);
+            of_node || end.cut.load(Relaxed) & bit != 0
+        });
         if let Some(network) = &self.network {
             network.visit().set_link(node, port, !down)?;
         }

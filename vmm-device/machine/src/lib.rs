@@ -103,7 +103,7 @@ impl Network {
         }
     }
 
-    /// A part is there: its nodes can be reached.
+    /// A part is there: its nodes can be reached, but for links and nodes that were taken down.
     pub fn part_came(&self, part: PartId) {
         self.set_part(part, true);
     }
@@ -113,7 +113,7 @@ impl Network {
         self.set_part(part, false);
     }
 
-    fn set_part(&self, part: PartId, up: bool) {
+    fn set_part(&self, part: PartId, there: bool) {
         let fabric = self.wires.fabric();
         let Some((parts, own)) = fabric.part().filter(|(_, own)| *own != part) else { return };
         for node in parts.nodes(part) {
@@ -124,7 +124,7 @@ impl Network {
             };
             // No other links of a part are known here.
             if Port::ALL.into_iter().any(beside) {
-                let _ = fabric.set_node(at, up);
+                let _ = fabric.set_there(at, there);
             }
         }
     }

@@ -21,7 +21,9 @@ fn running(registry: &Registry) -> anyhow::Result<&AnyNetwork> {
 /// One line for the user, as all errors here.
 pub(super) fn set_link(registry: &Registry, node: u32, port: &str, up: bool) -> anyhow::Result<()> {
     let fabric = running(registry)?.fabric();
-    fabric.set_link(registry.place(NodeId(node))?, known_port(port)?, up)?;
+    let (at, known) = (registry.place(NodeId(node))?, known_port(port)?);
+    fabric.set_link(at, known, up)?;
+    registry.settings().set_link(fabric.shape(), at, known, up);
     registry.publish(Some(NodeId(node)), EventKind::Link { port: port.to_owned(), up });
     Ok(())
 }
@@ -50,6 +52,7 @@ pub(super) fn set_nodes(
             registry.publish(Some(*id), EventKind::Router { up });
         }
     }
+    registry.settings().set_nodes(nodes.iter().map(|(id, _)| *id), up);
     for (id, at) in nodes.iter().filter(|_| guests) {
         registry.power(*id, up).with_context(|| format!("the guest of {at}"))?;
     }
@@ -99,6 +102,7 @@ pub(super) fn set_faults(registry: &Registry, faults: Option<String>) -> anyhow:
     let spec = spec.map_err(|allowed| anyhow!("faults are {allowed}"))?;
     let faults = spec.as_ref().map(ToString::to_string);
     running(registry)?.set_faults(spec.map(|spec| spec.plan()))?;
+    registry.settings().set_faults(faults.clone());
     registry.publish(None, EventKind::Faults { faults });
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use tofu_control::protocol::{MachineInfo, NodeInfo, PartInfo, PartState, Reply, Request};
 use tofu_control::{Connection, node_name};
-use tofu_fabric::{NodeId, PartId, Port};
+use tofu_fabric::{NodeId, PartId};
 use tofu_ui::printable;
 
 use super::{answers, network};
@@ -57,16 +57,14 @@ pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
         | Request::Registers { node } => ask(*node),
         Request::Inspect(look) => ask(look.node),
         Request::Translate(look) => ask(look.node),
-        Request::SetLink { node, port, .. } => {
-            Way::Done(set_link(registry, rest, request, (*node, port)))
-        }
         Request::Info { ping } => Way::Done(Ok(Reply::Machine(info(registry, rest, *ping)))),
         Request::Links => Way::Done(links(registry, rest)),
         Request::Faults => Way::Done(faults(registry, rest)),
-        // First here, as what is wrong with it is so everywhere.
-        Request::SetNodes { .. } | Request::SetFaults { .. } => {
+        // First here, as what is wrong with it is so everywhere. All parts know it, to tell those
+        // that come back.
+        Request::SetLink { .. } | Request::SetNodes { .. } | Request::SetFaults { .. } => {
             let here = answers::answer(registry, request.clone());
-            Way::Done(here.and_then(|_| done_by(rest.ask_all(request, &|_| true).collect())))
+            Way::Done(here.and_then(|_| done_by(rest.ask_all(request).collect())))
         }
         Request::Down => {
             rest.others.take_down();
@@ -96,17 +94,15 @@ impl Rest {
         reply.map(said).with_context(|| format!("part {part} of the machine"))
     }
 
-    /// Asks all parts that are there, of those that are wanted. Answers come when they are looked
-    /// at.
+    /// Asks all parts that are there. Answers come when they are looked at.
     fn ask_all(
         &self,
         request: &Request,
-        wanted: &dyn Fn(PartId) -> bool,
     ) -> impl Iterator<Item = (PartId, anyhow::Result<Reply>)> + use<> {
         let end = Instant::now() + ANSWER;
         let there = self.others.peers().into_iter().filter(|peer| !peer.gone);
-        let parts = there.map(|peer| peer.part).filter(|part| wanted(*part));
-        let asked: Vec<_> = parts.map(|part| (part, self.connect(part, request))).collect();
+        let asked: Vec<_> =
+            there.map(|peer| (peer.part, self.connect(peer.part, request))).collect();
         asked.into_iter().map(move |(part, connection)| {
             let reply = connection.and_then(|mut connection| connection.reply_until(end));
             (part, reply.map(said))
@@ -135,25 +131,8 @@ fn done_by(answers: Answers) -> anyhow::Result<Reply> {
     Ok(Reply::Done)
 }
 
-/// Takes a link up or down in the parts that have its ends.
-fn set_link(
-    registry: &Registry,
-    rest: &Rest,
-    request: &Request,
-    (node, port): (u32, &str),
-) -> anyhow::Result<Reply> {
-    let shape = rest.parts.shape();
-    let at = registry.place(NodeId(node))?;
-    let far = Port::from_name(port).and_then(|port| shape.node_id(shape.neighbor(at, port)?));
-    let ends = [Some(NodeId(node)), far].map(|end| end.and_then(|end| rest.parts.of(end)));
-    if ends.contains(&Some(rest.own)) || far.is_none() {
-        answers::answer(registry, request.clone())?;
-    }
-    done_by(rest.ask_all(request, &|part| ends.contains(&Some(part))).collect())
-}
-
 fn info(registry: &Registry, rest: &Rest, ping: bool) -> MachineInfo {
-    let answers = rest.ask_all(&Request::Info { ping }, &|_| true);
+    let answers = rest.ask_all(&Request::Info { ping });
     let mut all = answers::info(registry, ping);
     let mut silent = Vec::new();
     for (part, answer) in answers {
@@ -207,7 +186,7 @@ fn of_part(rest: &Rest, part: PartId, node: NodeInfo) -> Option<NodeInfo> {
 
 /// The links that are down for one of the parts at their ends.
 fn links(registry: &Registry, rest: &Rest) -> anyhow::Result<Reply> {
-    let answers = rest.ask_all(&Request::Links, &|_| true);
+    let answers = rest.ask_all(&Request::Links);
     let Reply::Links { down: mut all } = network::links(registry)? else { bail!("not an answer") };
     for (part, answer) in answers {
         // One that has gone in the meantime is a region of links that are down here.
@@ -231,7 +210,7 @@ fn links(registry: &Registry, rest: &Rest) -> anyhow::Result<Reply> {
 
 /// The faults, with what all parts have counted.
 fn faults(registry: &Registry, rest: &Rest) -> anyhow::Result<Reply> {
-    let answers = rest.ask_all(&Request::Faults, &|_| true);
+    let answers = rest.ask_all(&Request::Faults);
     let mut reply = network::faults(registry)?;
     if let Reply::Faults { faults: Some(all) } = &mut reply {
         for (_, answer) in answers {

@@ -517,6 +517,62 @@ fn a_tcp_stream_outlives_the_parts_on_its_way() {
     place.is_clean();
 }
 
+#[test]
+fn a_part_that_comes_back_hears_what_commands_have_set() {
+    let hosts = Hosts::new();
+    let place = &hosts.place;
+    if !place.can_boot("a_part_that_comes_back_hears_what_commands_have_set") {
+        return;
+    }
+    let args = ["--guest", "httpd", "--args", "forever=1 count=0"];
+    let [mut first, second] = ["0/2", "1/2"].map(|part| hosts.start(part, &args));
+    hosts.wait_for_guests();
+    let down = |part: &str| {
+        let links = place.run(&["link", "ls", "--down", "--json", part]).json();
+        links.as_array().unwrap().len()
+    };
+    let knows_faults = |part: &str| {
+        wait_for("the part to know of faults", || {
+            place.run(&["fault", "show", part]).ok().contains("loss=1%")
+        });
+    };
+
+    // Some is set before a part goes, and some while it is away.
+    place.run(&["link", "down", "tofu-part0/2", "3"]).ok();
+    place.run(&["fault", "set", "loss=1%", "tofu-part0"]).ok();
+    kill(second.id());
+    wait_for_line(&mut first, "part 1 is lost: its process has ended; its links are down");
+    drop(second);
+    assert_eq!(down("tofu-part0"), 3, "all but the link between 0 and 1");
+    place.run(&["node", "down", "--keep-guests", "tofu-part0/2"]).ok();
+    let mut second = hosts.start("1/2", &args);
+    wait_for_line(&mut first, "part 1 is back; its links are up");
+    knows_faults("tofu-part1");
+    wait_for("the part to know of its node", || place.ps()[0]["nodes"][2]["down"] == true);
+    assert_eq!(down("tofu-part0"), 2, "those of node 2");
+    place.run(&["node", "up", "tofu-part1/2"]).ok();
+    assert_eq!(down("tofu-part1"), 1);
+
+    // What it was told is known when the other one goes.
+    kill(first.id());
+    wait_for_line(&mut second, "part 0 is lost: its process has ended; its links are down");
+    drop(first);
+    assert_eq!(down("tofu-part1"), 4);
+    place.run(&["link", "up", "tofu-part1/3", "2"]).ok();
+    assert_eq!(down("tofu-part1"), 3);
+    let first = hosts.start("0/2", &args);
+    wait_for_line(&mut second, "part 0 is back; its links are up");
+    knows_faults("tofu-part0");
+    assert_eq!(down("tofu-part0"), 0);
+    for part in [&first, &second] {
+        interrupt(part.id());
+    }
+    for part in [first, second] {
+        assert_eq!(part.end(LONGEST).code, Some(130));
+    }
+    place.is_clean();
+}
+
 /// Hosts that are cut off: two parts in network namespaces, joined by a pair of interfaces.
 struct Namespaces([String; 2]);
 

@@ -393,6 +393,18 @@ fn links_of_a_failed_router_are_down_and_come_back_as_they_were() {
     assert_eq!(down(), [2, 3]);
     assert_eq!(fabric.set_node(node(3), true), Ok(true));
     assert_eq!(down(), [3], "as it was set meanwhile");
+
+    // A node that is not there, whose router has failed besides, and works again meanwhile.
+    fabric.set_there(node(1), false).unwrap();
+    assert_eq!(fabric.set_node(node(1), false), Ok(true));
+    assert_eq!(down(), [0, 1, 3]);
+    fabric.set_there(node(1), true).unwrap();
+    assert_eq!((down(), fabric.node_up(node(1))), (vec![0, 1, 3], Ok(false)));
+    fabric.set_there(node(1), false).unwrap();
+    assert_eq!(fabric.set_node(node(1), true), Ok(true));
+    assert_eq!((down(), fabric.node_up(node(1))), (vec![0, 1, 3], Ok(true)));
+    fabric.set_there(node(1), true).unwrap();
+    assert_eq!(down(), [3]);
     let outside = Coords::new(5, 0, 0, 0, 0, 0);
     let error = fabric.set_node(outside, false).unwrap_err();
     assert_eq!(error.to_string(), "the machine has no node (5,0,0,0,0,0)");

@@ -1,0 +1,124 @@
+//! What commands have set of a machine's network since it started.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::bail;
+use tofu_abi::Coords;
+use tofu_control::Connection;
+use tofu_control::protocol::{Reply, Request};
+use tofu_fabric::{NodeId, PartId, Port, Shape};
+
+use crate::parts::Others;
+
+/// Nodes of one request, at most: lines are short.
+const MOST_NODES: usize = 1000;
+
+/// Links, nodes and faults as commands have set them: each part of a machine keeps all of it, for
+/// those that come back, which start as the machine did. No larger than the machine.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Settings {
+    /// By the lower one of their ends; whether they are up.
+    links: BTreeMap<(NodeId, Port), bool>,
+    /// Those that are down.
+    nodes: BTreeSet<NodeId>,
+    /// If they were set.
+    faults: Option<Option<String>>,
+}
+
+impl Settings {
+    /// The link at a port of a node was taken up or down.
+    pub(crate) fn set_link(&mut self, shape: &Shape, at: Coords, port: Port, up: bool) {
+        let end = |at, port| Some((shape.node_id(at)?, port));
+        let near = end(at, port);
+        let far = shape.neighbor(at, port).and_then(|at| end(at, port.opposite()));
+        if let (Some(near), Some(far)) = (near, far) {
+            self.links.insert(near.min(far), up);
+        }
+    }
+
+    /// Nodes were taken up or down.
+    pub(crate) fn set_nodes(&mut self, nodes: impl Iterator<Item = NodeId>, up: bool) {
+        match up {
+            true => nodes.for_each(|node| {
+                self.nodes.remove(&node);
+            }),
+            false => self.nodes.extend(nodes),
+        }
+    }
+
+    /// Faults were set, or taken away.
+    pub(crate) fn set_faults(&mut self, faults: Option<String>) {
+        self.faults = Some(faults);
+    }
+
+    /// Tells a part that has come back, and waits until it has done all of it.
+    ///
+    /// # Errors
+    ///
+    /// If it goes again, or refuses something.
+    pub(crate) fn tell(&self, others: &Others, part: PartId) -> anyhow::Result<()> {
+        let mut connection: Option<Connection> = None;
+        for request in self.requests() {
+            let connection = match &mut connection {
+                Some(connection) => {
+                    connection.say(&request)?;
+                    connection
+                }
+                none => none.insert(Connection::over(others.open(part)?, &request)?),
+            };
+            match connection.answer()? {
+                Reply::Done => {}
+                _ => bail!("not an answer"),
+            }
+        }
+        Ok(())
+    }
+
+    /// What has to be asked of a part that knows nothing of it. Its guests run.
+    fn requests(&self) -> Vec<Request> {
+        let links = self.links.iter().map(|(&(node, port), &up)| Request::SetLink {
+            node: node.0,
+            port: port.name().to_owned(),
+            up,
+        });
+        let nodes: Vec<_> = self.nodes.iter().map(|node| node.0).collect();
+        let nodes = nodes.chunks(MOST_NODES).map(|nodes| Request::SetNodes {
+            nodes: nodes.to_vec(),
+            up: false,
+            guests: false,
+        });
+        let faults = self.faults.clone().map(|faults| Request::SetFaults { faults });
+        links.chain(nodes).chain(faults).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_set_is_told_once_and_as_it_was_set_last() {
+        let shape: Shape = "4x1x1x2x1x1".parse().unwrap();
+        let at = |node| shape.coords(NodeId(node)).unwrap();
+        let mut set = Settings::default();
+        assert_eq!(set.requests(), []);
+        set.set_link(&shape, at(2), Port::XPlus, false);
+        // The same link by its other end, and one that there is not.
+        set.set_link(&shape, at(4), Port::XMinus, true);
+        set.set_link(&shape, at(4), Port::YPlus, true);
+        set.set_link(&shape, at(1), Port::A, false);
+        set.set_nodes([1, 3, 5].map(NodeId).into_iter(), false);
+        set.set_nodes([3, 4].map(NodeId).into_iter(), true);
+        set.set_faults(Some("loss=1%".to_owned()));
+        set.set_faults(None);
+        let link =
+            |node, port: Port, up| Request::SetLink { node, port: port.name().to_owned(), up };
+        let expected = [
+            link(0, Port::A, false),
+            link(2, Port::XPlus, true),
+            Request::SetNodes { nodes: vec![1, 5], up: false, guests: false },
+            Request::SetFaults { faults: None },
+        ];
+        assert_eq!(set.requests(), expected);
+    }
+}
