@@ -215,8 +215,11 @@ fn jobs_and_their_ends(job: &Job) {
     assert!(error.contains("4x3"), "{error}");
     let error = job.run(&["--machine", "other", "./ring"]).error();
     assert!(error.contains("no machine other is running"), "{error}");
+    // Nor do ranks with MPI find each other without an interface.
+    job.place.exec("0", &["ip", "link", "set", "tofu0", "down"]).ok();
     let error = job.run(&["--mpi", "./ring"]).error();
     assert!(error.contains("--net lan"), "{error}");
+    job.place.exec("0", &["ip", "link", "set", "tofu0", "up"]).ok();
     job.nodes_are_clean();
 
     // A node that dies under its rank; the next job does without it.

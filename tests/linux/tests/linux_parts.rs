@@ -5,33 +5,47 @@ use std::path::Path;
 use std::time::Duration;
 
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
-use tofu_linux_tests::{Image, Place, Running, wait_for};
+use tofu_linux_tests::{Image, Place, Running, skip, wait_for};
 
 /// Longest time for a machine to boot or to end, on a busy host.
 const PATIENCE: Duration = Duration::from_secs(600);
 /// Two nodes, which are cut apart.
 const SHAPE: &str = "2x1x1x1x1x1";
 
-#[test]
-fn linux_nodes_of_two_parts_are_one_machine() {
-    const TEST: &str = "linux_nodes_of_two_parts_are_one_machine";
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+/// Starts both parts, and waits for their nodes.
+fn up(place: &Place, options: &[&str]) -> [Running; 2] {
     let free = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     let addresses = free.map(|free| free.local_addr().unwrap().to_string());
     let hosts = place.file("hosts");
     place.run(&["hosts", "init", "--dir", &hosts, &addresses[0], &addresses[1]]).ok();
     let parts = ["0/2", "1/2"].map(|part| {
         let args = ["up", "--linux", "--boot-timeout", "600s", "--shape", SHAPE];
-        Running::start(
-            place.command(&[&args[..], &["--join", &hosts, "--part", part]].concat()),
-            b"",
-        )
+        let args = [&args[..], &["--join", &hosts, "--part", part], options].concat();
+        Running::start(place.command(&args), b"")
     });
     wait_for("both nodes are ready", PATIENCE, || {
         let ps = place.ps();
         let nodes = ps[0]["nodes"].as_array().cloned().unwrap_or_default();
         nodes.len() == 2 && nodes.iter().all(|node| node["state"] == "ready")
     });
+    parts
+}
+
+/// Ends both.
+fn down(place: &Place, parts: [Running; 2]) {
+    place.run(&["down", "tofu-part1"]).ok();
+    for part in parts {
+        let said = part.end(PATIENCE);
+        assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+    }
+    place.is_clean();
+}
+
+#[test]
+fn linux_nodes_of_two_parts_are_one_machine() {
+    const TEST: &str = "linux_nodes_of_two_parts_are_one_machine";
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let parts = up(&place, &[]);
 
     // A program of either node from either part, and what it reads.
     for part in ["tofu-part0", "tofu-part1"] {
@@ -70,10 +84,36 @@ fn linux_nodes_of_two_parts_are_one_machine() {
         }
     }
 
-    place.run(&["down", "tofu-part1"]).ok();
-    for part in parts {
-        let said = part.end(PATIENCE);
-        assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+    down(&place, parts);
+}
+
+/// Ranks find each other, and send what they send by MPI, by IP over the torus.
+#[test]
+fn mpi_goes_from_part_to_part() {
+    const TEST: &str = "mpi_goes_from_part_to_part";
+    if std::env::var_os("TOFU_LONG").is_none() {
+        skip(TEST, "takes a minute; TOFU_LONG=1 runs it");
+        return;
     }
-    place.is_clean();
+    if !has_compiler(TEST) {
+        return;
+    }
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let sdk = Sdk::new(&place);
+    if !sdk.add_mpi(&place, TEST) {
+        return;
+    }
+    sdk.compile_mpi("../../guest-lib/utofu/examples/run/mpi_put.c", &["-ltofucom"]);
+    sdk.compile_mpi_cxx("programs/mpi_cxx.cc");
+    let parts = up(&place, &["--image", "mpich", "--memory", "512MiB"]);
+    let run = |part: &str, ranks: &str, program: &str| {
+        let args = ["run", "--machine", part, "--mpi", "-n", ranks, program];
+        Running::start(sdk.command(&place, &args), b"").end(PATIENCE).ok()
+    };
+    for (part, ranks, numbers) in [("tofu-part0", "2", 4), ("tofu-part1", "4", 16)] {
+        let out = run(part, ranks, "./mpi_put");
+        assert_eq!(out, format!("0: {ranks} ranks have put {numbers} numbers, 0 wrong\n"));
+    }
+    assert_eq!(run("tofu-part1", "2", "./mpi_cxx"), "0: the sum is 3\n");
+    down(&place, parts);
 }

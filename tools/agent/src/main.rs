@@ -13,7 +13,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
@@ -106,13 +106,37 @@ fn serve_ranks(size: u32, mapping: &str) -> io::Result<()> {
 }
 
 /// Where other nodes reach this one: the address that the kernel's command line gives its Ethernet
-/// (as this project's init reads it), or none but this node itself.
+/// (as this project's init reads it), or that of its Tofu interface, or none but this node itself.
 fn address() -> IpAddr {
     let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let mut words = line.split_ascii_whitespace().filter_map(|word| word.strip_prefix("tofu.ip="));
     // As everywhere on that line, the last one counts.
     let address = words.next_back().and_then(|word| word.split('/').next()?.parse().ok());
-    address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+    address.or_else(tofu_address).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+}
+
+/// The address from which this node would send to the network of its Tofu interface, if that is up.
+fn tofu_address() -> Option<IpAddr> {
+    let routes = std::fs::read_to_string("/proc/net/route").ok()?;
+    let inside = routes.lines().find_map(|line| address_behind(line, "tofu0"))?;
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+    // Nothing is sent.
+    socket.connect((inside, 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+/// An address of the network that a line of `/proc/net/route` has right behind an interface:
+/// interface, network, gateway, five numbers, mask and more, addresses in hexadecimal digits of the
+/// processor's order.
+fn address_behind(line: &str, interface: &str) -> Option<Ipv4Addr> {
+    let mut words = line.split_ascii_whitespace();
+    let named = words.next().filter(|name| *name == interface);
+    let mut address = || {
+        let digits = u32::from_str_radix(words.next()?, 16).ok()?;
+        Some(u32::from_be_bytes(digits.to_ne_bytes()))
+    };
+    let (network, gateway) = named.and(address().zip(address()))?;
+    (network != 0 && gateway == 0).then(|| Ipv4Addr::from(network | 1))
 }
 
 /// Opens the port; waits for it, as its driver may be a module that comes later.
@@ -162,4 +186,26 @@ fn wait(file: &impl AsFd) -> io::Result<()> {
         sleep(PAUSE);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_network_behind_an_interface() {
+        let line = |name: &str, network: [u8; 4], gateway: [u8; 4]| {
+            let [network, gateway] = [network, gateway].map(u32::from_ne_bytes);
+            let line = format!("{name}\t{network:08X}\t{gateway:08X}\t0001\t0\t0\t0\tC0FFFFFF\t0");
+            address_behind(&line, "tofu0")
+        };
+        let found = Some(Ipv4Addr::new(10, 0, 0, 1));
+        assert_eq!(line("tofu0", [10, 0, 0, 0], [0; 4]), found);
+        assert_eq!(line("eth0", [10, 84, 0, 0], [0; 4]), None);
+        assert_eq!(line("tofu0", [0; 4], [10, 0, 0, 5]), None);
+        assert_eq!(line("tofu0", [192, 0, 2, 0], [10, 0, 0, 5]), None);
+        for other in ["Iface\tDestination\tGateway", "tofu0", "tofu0 x y", ""] {
+            assert_eq!(address_behind(other, "tofu0"), None);
+        }
+    }
 }

@@ -45,7 +45,7 @@ pub struct RunArgs {
     #[arg(long, conflicts_with_all = ["machine", "image"])]
     pub(crate) local: bool,
 
-    /// The program uses MPI (mpich, or what else speaks PMI-1); Linux nodes need an Ethernet
+    /// The program uses MPI (mpich, or what else speaks PMI-1); Linux nodes need tofu0 or a LAN
     #[arg(long)]
     pub(crate) mpi: bool,
 

@@ -622,8 +622,8 @@ impl Manager {
         let address = address.context("the process manager for the ranks does not start")?;
         if site.nodes.len() > 1 && address.starts_with("127.") {
             bail!(
-                "MPI needs an Ethernet between the nodes, which the machine {} has not; start it \
-                 with `tofu up --linux --net lan`",
+                "MPI needs tofu0 or an Ethernet between the nodes, and the machine {} has neither; \
+                 start it with `tofu up --linux --net lan`",
                 site.machine.name
             );
         }
