@@ -1,4 +1,5 @@
-//! Coalescing: entries and interrupts are held back, so that many cost little more than one.
+//! Coalescing: entries and interrupts are held back, so that many of them cost little more than
+//! one.
 
 use tofu_inspect::{Inspect, Time, Visit, inspect};
 

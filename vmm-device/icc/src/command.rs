@@ -1,5 +1,5 @@
-//! Commands: what descriptors ask for, after all checks that need nothing but the descriptor and
-//! the rights of its queue.
+//! Commands: descriptors after all checks that need only the descriptor and the rights of its
+//! queue.
 
 use std::fmt;
 

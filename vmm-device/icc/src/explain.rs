@@ -1,6 +1,6 @@
 //! Why commands fail, in words: which entry of which table, which bit, which rule.
 //!
-//! Tables are read anew, past what is cached of them, so this tells of what they say now.
+//! Tables are read anew, bypassing the cache, so the explanation reflects their present content.
 
 use tofu_abi::desc::{Command, Descriptor, MAX_MTU, MTU_UNIT};
 use tofu_abi::frame::FRAME_ALIGN;

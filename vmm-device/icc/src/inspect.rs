@@ -1,8 +1,8 @@
 //! The live state of a device as a tree, for those who debug. See [`tofu_inspect`].
 //!
-//! Each queue is copied under its own locks, one after the other, and shown then. So what is shown
-//! of a queue's transmitting side is of one moment, and so is what is shown of its completions; a
-//! queue never waits for longer than a copy takes.
+//! Each queue is copied under its own locks, one after the other, and then shown. So the state of a
+//! queue's transmitting side is a snapshot of one moment, and so is the state of its completions. A
+//! queue never waits longer than a copy takes.
 
 use tofu_abi::desc::{Command, Descriptor, Header1, source_type};
 use tofu_abi::regs::BgsReg;

@@ -6,17 +6,18 @@
 //! called from any thread: vCPUs access registers, engine threads run queues and hand over
 //! arrivals.
 //!
-//! What a guest writes is never trusted. Registers, descriptors and tables are read when they
-//! are needed, checked, and answered with the documented exception; the work of a call is
-//! bounded, and so is the memory of a queue.
+//! Nothing that a guest writes is trusted. Registers, descriptors and tables are read when they are
+//! needed and checked; errors raise the documented exception. The work of a call is bounded, and so
+//! is the memory of a queue.
 //!
-//! Locks: a queue has one for its life, which is held while it is enabled, disabled or reset;
-//! it is taken first and never by what runs queues. It has one for its transmitting side, which
-//! only [`run_queue`](Icc::run_queue) and enabling take, and one for its completions, which is
-//! never held across a call to the host or the network. The first may be held when the second is
-//! taken, not the other way round; no two queues' locks are ever held together except a
-//! transmitting side's and, below it, completions of any queue. The barrier gates of an interface
-//! have one lock, below which no other of the device is taken.
+//! Locks: a queue has three. One is for its life, and is held while the queue is enabled, disabled
+//! or reset. It is taken first, and code that runs queues never takes it. One is for its
+//! transmitting side; only [`run_queue`](Icc::run_queue) and enabling take it. One is for its
+//! completions, and is never held across a call to the host or the network. They are taken in this
+//! order, never in the reverse. Locks of two queues are never held together, with one exception:
+//! while a transmitting side's lock is held, the completions of any queue may be locked. The
+//! barrier gates of an interface have one lock, and while it is held no other lock of the device is
+//! taken.
 #![forbid(unsafe_code)]
 
 mod barrier;

@@ -1,5 +1,5 @@
-//! Raw and system packets: frames out of memory, and the packet queues that frames of others, and
-//! reports about their requests, go to.
+//! Raw and system packets: sending frames from memory, and the packet queues that receive frames of
+//! other nodes and reports about their requests.
 
 pub(crate) mod frame;
 pub(crate) mod queues;

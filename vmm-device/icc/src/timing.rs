@@ -3,7 +3,7 @@
 //! The sources are Table III and section V.B of the TofuD paper, and Table 2 and Figure 6 of IEEE
 //! Micro 2012. A Put of 8 bytes to a neighbour takes [`issue_ps`](CommandTiming::issue_ps), a hop,
 //! the time of its frame, and [`deliver_ps`](CommandTiming::deliver_ps). The papers have the sum of
-//! the two ends; that each has half of it is *ours*.
+//! the two ends; giving each half of it is *ours*.
 
 use tofu_abi::desc::{Header1, source_type};
 use tofu_abi::generation::{Description, Generation, MemoryGroups};

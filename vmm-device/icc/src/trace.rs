@@ -1,8 +1,8 @@
 //! Steps of commands, as the device tells its host of them.
 //!
-//! The device has no clock and keeps no trace. While somebody wants to know, it tells its
-//! [`Host`](crate::Host) of the steps of each command, and that one notes when they came. While
-//! nobody does, a step costs one relaxed load.
+//! The device has no clock and keeps no trace. While somebody traces, it reports the steps of each
+//! command to its [`Host`](crate::Host), which notes the time of each. While nobody does, a step
+//! costs one relaxed load.
 
 use tofu_abi::desc::{Header1, Header2};
 use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId};

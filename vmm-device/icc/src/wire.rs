@@ -1,8 +1,8 @@
 //! Packets as bytes, for cables between processes.
 //!
-//! Numbers are little-endian. What comes from a peer is taken apart here, and whatever could not be
-//! sent by a device is refused: its size, the ids in it, a class that does not go with what it
-//! carries. What it may do then is for the fabric and the target to say.
+//! Numbers are little-endian. This module decodes what a peer sends, and refuses whatever no device
+//! could have sent: by its size, by the ids in it, or by a class that does not match its content.
+//! The fabric and the target decide what an accepted packet may do.
 
 use tofu_abi::desc::{ArmwOp, Header2};
 use tofu_abi::frame::FRAME_MAX;

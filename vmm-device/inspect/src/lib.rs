@@ -1,12 +1,12 @@
-//! State that says itself how it looks, for those who debug.
+//! Types that describe their own live state, for debugging.
 //!
 //! A type that implements [`Inspect`] shows itself to a [`Visit`], as a value or as a tree of named
-//! parts. The macro [`inspect!`] does that for a struct. It takes the struct apart by all of its
-//! fields, so a new field does not compile before it is said how it looks.
+//! parts. The macro [`inspect!`] does that for a struct. It destructures the struct with all of its
+//! fields, so a new field does not compile until the macro says how to show it.
 //!
-//! What is shown is asked for by a [`Query`]: a path, a depth and a limit. Parts that are not on
-//! the path or too deep are not visited at all, so none of their locks are taken, and a tree is
-//! never larger than the limit. The idea is that of OpenVMM's `inspect`.
+//! A [`Query`] selects what is shown: it has a path, a depth and a limit. Parts that are not on the
+//! path or too deep are not visited at all, so none of their locks are taken. A tree is never
+//! larger than the limit. The idea is that of OpenVMM's `inspect`.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "serde")]

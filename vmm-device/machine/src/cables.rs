@@ -1,8 +1,9 @@
 //! Cables to the parts of a machine that are in other processes.
 //!
-//! Packets go by a [`Transport`], as messages: a byte that says what it is, and the packet as bytes
-//! ([`tofu_icc::wire`]). What a peer sends is checked here, by the fabric, and by the device that
-//! it is for. What does not pass is counted and dropped, and this part goes on.
+//! Packets travel over a [`Transport`] as messages: a byte that gives the kind of message, and the
+//! packet as bytes ([`tofu_icc::wire`]). A peer's message is checked here, by the fabric, and by
+//! the device that it is for. A message that does not pass is counted and dropped, and this part
+//! continues.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};

@@ -1,7 +1,8 @@
 //! Records of the packets that pass a node.
 //!
-//! A [`Capture`] sees what goes through the TNIs and ports of one node. The threads that move
-//! packets never wait for its reader: what finds its ring full is counted and left out.
+//! A [`Capture`] records the packets that go through the TNIs and ports of one node. The threads
+//! that move packets never wait for its reader: if its ring is full, a packet is counted and left
+//! out.
 
 mod record;
 

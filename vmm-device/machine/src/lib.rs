@@ -1,13 +1,12 @@
 //! A machine: a box of nodes, the fabric between them, and the engines that do their work.
 //!
-//! A [`Node`] is a device as a bus sees it: an ICC behind a PCI Express endpoint. It knows no
-//! VMM: guest memory, the place that its MSI-X messages go to and the way in which doorbells
-//! arrive are given to it, so the same node serves our own VMM, a vfio-user client, and a
-//! test that has no VM at all.
+//! A [`Node`] is a device as a bus sees it: an ICC behind a PCI Express endpoint. It knows no VMM.
+//! Guest memory, the destination of its MSI-X messages and the way in which doorbells arrive are
+//! passed to it. So the same node serves our own VMM, a vfio-user client, and a test that has no VM
+//! at all.
 //!
-//! Work is done by engine threads ([`Machine::start`]), by the vCPU that rang a trapped
-//! doorbell, or by whoever calls [`Machine::run_pending`]; all of them drive devices through
-//! the same [`Pump`].
+//! Engine threads ([`Machine::start`]), the vCPU that rang a trapped doorbell, or the caller of
+//! [`Machine::run_pending`] do the work. All of them drive devices through the same [`Pump`].
 #![forbid(unsafe_code)]
 
 mod cables;

@@ -1,10 +1,10 @@
 //! The thread that drives modelled links.
 //!
-//! Time in the network goes on with the host's. What the thread is late with, as the host let it
-//! wait, it makes up without waiting for anything, as far as [`AHEAD_NS`]. What is more than that
-//! is lost: the machine's clock stays behind by as much, for good. Nothing is skipped, and what
-//! waits for an answer does so on the same clock, which waits for the thread: a command must not
-//! time out as nobody drove the links. Where nothing is under way there is nothing to be late with.
+//! Time in the network advances with the host's clock. If the host let the thread wait, the thread
+//! catches up without pausing, by up to [`AHEAD_NS`]. Delay beyond that is lost: the machine's
+//! clock stays behind by as much, for good. Nothing is skipped. Timeouts run on the same clock,
+//! which waits for the thread, because a command must not time out when nobody drove the links.
+//! While nothing is in flight the thread cannot be late.
 
 use std::hint::spin_loop;
 use std::sync::OnceLock;

@@ -1,4 +1,4 @@
-//! Drives devices: takes packets from one to the next until none is under way.
+//! Drives devices: carries packets from one to the next until none is in flight.
 
 use std::collections::VecDeque;
 

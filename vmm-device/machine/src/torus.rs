@@ -1,9 +1,9 @@
 //! A machine of the second device: nodes of TNW, their links, and the engine that drives them.
 //!
-//! The links are those of every machine: shapes, links that are down, faults and counters are
-//! `tofu-fabric`'s, of whose packets each here is one hop long. Work is done by whoever writes to a
-//! device, for a bounded time, and by an engine thread ([`Torus::start`]) or whoever calls
-//! [`Torus::run_pending`].
+//! The links are those of every machine: shapes, links that are down, faults and counters are those
+//! of `tofu-fabric`. Each packet here is one hop long. A thread that writes to a device does its
+//! work for a bounded time; the rest is done by an engine thread ([`Torus::start`]) or by the
+//! caller of [`Torus::run_pending`].
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;

@@ -1,4 +1,4 @@
-//! How work reaches an engine that sleeps, and a queue that is queued already.
+//! How work reaches an engine that sleeps, or a queue that is already queued.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
 

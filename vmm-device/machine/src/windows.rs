@@ -1,4 +1,4 @@
-//! Injection windows of TNW that are memory, and the engine that looks at them.
+//! Injection windows of TNW that are memory, and the engine that polls them.
 
 use std::sync::Arc;
 

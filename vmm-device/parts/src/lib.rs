@@ -1,5 +1,5 @@
-//! What device models share, whatever they are models of: memory of a guest as they reach it by
-//! DMA, and accesses to registers of 64 bits.
+//! Code that all device models share: access to guest memory by DMA, and accesses to registers of
+//! 64 bits.
 #![forbid(unsafe_code)]
 
 mod memory;

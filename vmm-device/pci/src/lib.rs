@@ -1,9 +1,8 @@
 //! A PCI Express endpoint function, as far as software can see one.
 //!
-//! A device owns an [`Endpoint`] (configuration space, BARs, capabilities) and
-//! implements [`PciFunction`] by forwarding configuration accesses to it and
-//! serving its own BARs. Whoever puts the function on a bus (our VMM, a
-//! vfio-user server, a test) talks to the trait only and receives interrupts
+//! A device owns an [`Endpoint`] (configuration space, BARs, capabilities) and implements
+//! [`PciFunction`] by forwarding configuration accesses to it and serving its own BARs. The owner
+//! of the bus (our VMM, a vfio-user server, a test) uses only the trait, and receives interrupts
 //! through an [`MsiSink`].
 //!
 //! Figures, offsets and reset values are those of the PCI Local Bus

@@ -1,4 +1,4 @@
-//! Laws that every [`PciFunction`] keeps, and an [`MsiSink`] that records.
+//! Laws that every [`PciFunction`] obeys, and an [`MsiSink`] that records.
 //!
 //! A device crate instantiates all laws on a constructor of its function with
 //! [`law_tests!`](crate::testing::law_tests). Each law panics with a message when

@@ -1,8 +1,8 @@
 //! Which system calls each role may make.
 //!
 //! The lists were found by running machines under strace(1), and by reading what the code of each
-//! thread can come to. What is rare but harmless is in; what leads out of the process (programs,
-//! other processes, files, sockets, new mappings with code) is not.
+//! thread can reach. Calls that are rare but harmless are in. Calls that lead out of the process
+//! (programs, other processes, files, sockets, new mappings with code) are not.
 
 use std::collections::BTreeMap;
 

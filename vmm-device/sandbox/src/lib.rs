@@ -3,22 +3,20 @@
 //! Code that a guest can reach is written so that it cannot be taken over. This crate
 //! limits the damage if that happens all the same, by two means of the kernel's:
 //!
-//! - *seccomp* filters ([`Sandbox::enter_thread`]): each thread gives up the
-//!   system calls that its [`Role`] does not need. One that it makes anyway ends
-//!   the whole process, after one line on standard error that names role and
-//!   call, with exit status [`EXIT_VIOLATION`]. (One made while all signals are
-//!   blocked, as when the C library creates a thread, ends it by SIGSYS itself,
-//!   without the line.)
-//! - *Landlock* ([`Sandbox::enter_process`]): once everything is open, no file
-//!   can be opened but those that the [`Policy`] lists, and no TCP port be bound
-//!   or connected to.
+//! - *seccomp* filters ([`Sandbox::enter_thread`]): each thread gives up the system calls that its
+//!   [`Role`] does not need. If it makes one of them anyway, the whole process ends, after one line
+//!   on standard error that names role and call, with exit status [`EXIT_VIOLATION`]. (If all
+//!   signals are blocked at that time, as when the C library creates a thread, SIGSYS itself ends
+//!   the process, without the line.)
+//! - *Landlock* ([`Sandbox::enter_process`]): once everything is open, only the files that the
+//!   [`Policy`] lists can be opened, and no TCP port can be bound or connected to.
 //!
-//! Neither needs root, and neither can be undone. What a kernel lacks is left
-//! out, with a line in the log and in [`Entered`]; [`Support`] tells beforehand.
+//! Neither needs root, and neither can be undone. Restrictions that a kernel does not support are
+//! left out, with a line in the log and in [`Entered`]; [`Support`] reports them beforehand.
 //!
-//! A thread inherits what its creator had given up. So the process is entered
-//! before there are other threads, threads are created by ones that have not
-//! entered a role, and the main thread enters its own last.
+//! A thread inherits the restrictions of its creator. So the process must be entered before there
+//! are other threads, threads must be created by threads without a role, and the main thread must
+//! enter its own role last.
 
 #![deny(unsafe_code)]
 

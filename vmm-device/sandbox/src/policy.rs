@@ -1,4 +1,4 @@
-//! What threads and the process may do, and what keeps them from being restricted to it.
+//! What threads and the process may do, and the errors of restricting them.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Epochs: which uses of something a change of it has to wait for, as a cache flush has to wait
-//! for those of translation tables.
+//! Epochs: they tell which uses of something a change of it has to wait for, as a cache flush has
+//! to wait for the uses of translation tables.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::SeqCst;

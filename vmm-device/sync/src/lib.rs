@@ -1,8 +1,9 @@
-//! Atomics and mutexes for what threads share without a lock around it all.
+//! Atomics and mutexes for state that threads share without a common lock.
 //!
 //! These are the standard library's. With `--cfg loom` they are loom's, and tests of that
-//! configuration try every order in which threads can come. Modules that loom is to check take
-//! their atomics from here; the others need not. And a clock that costs less than a lock.
+//! configuration try every order in which threads can run. Modules that loom checks take their
+//! atomics from here; the others need not. The crate also has a clock that is cheaper to read than
+//! a lock is to take.
 #![deny(unsafe_code)]
 
 mod epoch;

@@ -1,4 +1,4 @@
-//! The device: six link modules and what drives them.
+//! The device: six link modules and the code that drives them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};

@@ -1,7 +1,7 @@
 //! The live state of a device as a tree, for those who debug. See [`tofu_inspect`].
 //!
-//! A link is shown with its lock held: it has few parts, and queues in it are shown by their
-//! lengths.
+//! A link is shown with its lock held, because it has few parts, and only the lengths of its queues
+//! are shown.
 
 use tofu_abi::tnw::{Channel, ChannelReg, Link, LinkReg, NwpReg, Register};
 use tofu_inspect::{Inspect, Said, Time, Tree, Visit};

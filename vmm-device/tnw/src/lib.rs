@@ -1,25 +1,25 @@
 //! The network processor (NWP) of the torus network TNW, as a device model: the second device, on
-//! the seams of the first.
+//! the interfaces of the first.
 //!
 //! *Paper* is Pivanti, Schifano and Simma, *An FPGA-based Torus Communication Network* (2010),
-//! whose sections are named at the items; *ours* marks what it leaves open. Registers and formats
-//! are in [`tofu_abi::tnw`].
+//! whose sections the items name; *ours* marks what it leaves open. Registers and formats are in
+//! [`tofu_abi::tnw`].
 //!
-//! The device ([`Nwp`]) is a state machine over register accesses, stores to its windows, what
-//! arrives over links, and time. It knows neither KVM nor a machine: guest memory
+//! The device ([`Nwp`]) is a state machine over register accesses, stores to its windows, arrivals
+//! over links, and time. It knows neither KVM nor a machine: guest memory
 //! ([`DmaMemory`](tofu_parts::DmaMemory)), interrupts and clock ([`Host`]) and links ([`Net`]) are
-//! given to it. All methods take `&self` and may be called from any thread.
+//! passed to it. All methods take `&self` and may be called from any thread.
 //!
-//! Inside of it a link is three things that know nothing of each other: the protocol
+//! Inside the device a link has three parts that do not depend on each other: the protocol
 //! ([`LinkEnd`]), injection windows ([`Window`]) and reception FIFOs with their credits
 //! ([`Receive`]).
 //!
-//! What a guest or a neighbour writes is never trusted: it is checked and answered with a status or
-//! a counter; work and memory are bounded.
+//! Nothing that a guest or a neighbour writes is trusted. It is checked, and an error is reported
+//! by a status or a counter. Work and memory are bounded.
 //!
-//! Locks: each link has one for its state and one for what has arrived. The second is taken below
-//! the first, and below that of the link of another node that sends: nothing is taken below it. No
-//! two links' states are ever locked together.
+//! Locks: each link has one for its state and one for what has arrived. The second may be taken
+//! while the first is held, and while the state of another node's link is held that sends to this
+//! one. No lock is taken while the second is held. No two links' states are ever locked together.
 #![forbid(unsafe_code)]
 
 mod device;

@@ -1,16 +1,16 @@
 //! The protocol of a link (section 2.2): one end of it, without clock, thread or memory of a guest.
 //!
 //! The paper has packets with a check sequence, positive and negative feedback, a receiver that
-//! discards everything after an error until RESTART, and a txBuffer out of which its sender repeats
-//! everything that no positive feedback has come for. *Ours* is what makes that hold whatever is
-//! lost or damaged:
+//! discards everything after an error until RESTART, and a txBuffer from which the sender
+//! retransmits everything that was not acknowledged. *Ours* are the rules that make this reliable
+//! whatever is lost or damaged:
 //!
 //! - Packets have sequence numbers, so that a lost one is noticed; feedback and RESTART name one.
 //! - If no feedback comes for a while, the sender enters resend mode by itself.
 //! - Commands tell how many packets of each channel the receiver has room for. A sender never sends
-//!   more, so no packet is thrown away for want of room, and a full channel stalls itself alone.
-//! - Each end has a life, another one after each reset, and says so by HELLO. An end whose
-//!   neighbour has a new life starts to count anew, and sends again what was not acknowledged.
+//!   more, so no packet is dropped for want of room, and a full channel stalls only itself.
+//! - Each end has a life, a new one after each reset, and announces it by HELLO. An end whose
+//!   neighbour has a new life starts to count anew, and retransmits what was not acknowledged.
 
 use std::collections::VecDeque;
 

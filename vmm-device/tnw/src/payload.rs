@@ -1,5 +1,5 @@
-//! The data of packets: bytes, or memory of the node that sends them, which is read where they are
-//! looked at. So what stays in this process is copied once, from memory to memory.
+//! The data of packets: bytes, or memory of the sending node, which is read where the data is used.
+//! So data that stays in this process is copied once, from memory to memory.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

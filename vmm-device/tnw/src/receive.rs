@@ -1,8 +1,8 @@
 //! The receiving side of a channel: its reception FIFO, its credits, and how they match.
 //!
-//! Messages and credits match strictly in order (section 2). *Ours*: a message ends with a packet
-//! that is marked, so that a credit of another length than the message's ends all the same, and the
-//! next message meets the next credit.
+//! Messages and credits match strictly in order (section 2). *Ours*: a message ends with a marked
+//! packet. So a credit whose length differs from the message's ends all the same, and the next
+//! message meets the next credit.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;

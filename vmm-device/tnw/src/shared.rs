@@ -1,13 +1,14 @@
-//! Injection windows that are memory of the guest's (ours): a store costs a store.
+//! Injection windows that are guest memory (ours): a store to a window costs no more than any
+//! store.
 //!
 //! The first half of such a window is its ring. In the second half there is a mark for each place
-//! of the ring, which is stored after the packet's bytes. It has the packet's number, so nothing
-//! needs to be cleared before a place is used again, and the device needs to look at one word only:
-//! the mark of the packet that comes next.
+//! of the ring, which is stored after the packet's bytes. The mark has the packet's number. So
+//! nothing needs to be cleared before a place is reused, and the device needs to look at one word
+//! only: the mark of the next packet.
 //!
-//! Either the device looks by itself or it is told by a write to TX_BELL; a word of the window says
-//! which. What is in a window may change at any time and be anything: each mark is read once, and
-//! so is each byte of a packet whose mark fits.
+//! Either the device polls the window or a write to TX_BELL notifies it; a word of the window says
+//! which. The content of a window is not trusted and may change at any time: each mark is read
+//! once, and so is each byte of a packet whose mark matches.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};

@@ -1,7 +1,7 @@
 //! The sending side of a channel: its window, its Ngets, and in which order they go out.
 //!
-//! *Ours* is the order: a message that has begun ends first; an Nget goes after what had been
-//! stored completely to the window when it was posted.
+//! The order is *ours*: a message that has begun ends first, and an Nget goes after everything that
+//! was stored completely to the window when the Nget was posted.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What goes over a link: data packets and commands.
+//! The units that go over a link: data packets and commands.
 
 use std::sync::Arc;
 

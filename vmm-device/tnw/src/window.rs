@@ -1,9 +1,9 @@
 //! The memory of an injection window: reorder logic and txFifo in one (section 2.1).
 //!
-//! Stores arrive in any order, as processors flush the buffers in which they combine them. A
-//! window is a ring: bytes go out in the order of their places in it, packet by packet. *Ours* is
-//! the ring, and that the second half of a window's addresses, which is the same memory,
-//! marks the last packet of a message.
+//! Stores arrive in any order, as processors flush the buffers in which they combine them. A window
+//! is a ring: bytes go out in the order of their places in it, packet by packet. *Ours* are the
+//! ring and the use of the second half of a window's addresses: it is the same memory, and marks
+//! the last packet of a message.
 //!
 //! A window can be memory of the guest's instead; see [`crate::SharedWindows`].
 

@@ -1,4 +1,4 @@
-//! What is served: the device of a node, of Tofu or of TNW.
+//! The device that is served: that of a node, of Tofu or of TNW.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
-//! What a client maps: pages of control queues and barrier channels, doorbells without a message,
-//! and injection windows of TNW, stores without one.
+//! Pages that a client maps: those of control queues and barrier channels, for doorbells without a
+//! message, and injection windows of TNW, for stores without one.
 //!
-//! Unsafe, as it puts another file's memory where the device looks.
+//! Unsafe, because it maps another file's memory where the device looks.
 #![allow(unsafe_code)]
 
 use std::fs::File;

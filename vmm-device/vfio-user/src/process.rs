@@ -1,6 +1,6 @@
-//! Memory of a client's process, reached where the process has it.
+//! Memory of a client's process, accessed at the process's own addresses.
 //!
-//! Unsafe, as the system calls take addresses.
+//! Unsafe, because the system calls take addresses.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;

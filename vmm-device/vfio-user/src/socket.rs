@@ -1,4 +1,4 @@
-//! Sockets in the file system: one that nobody listens to any more is no obstacle.
+//! Sockets in the file system. A stale one, on which nobody listens any more, is replaced.
 
 use std::fs::{File, symlink_metadata};
 use std::io;

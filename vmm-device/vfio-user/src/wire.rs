@@ -1,5 +1,5 @@
-//! Messages as they are on the wire: the vfio-user protocol, version 0.1, as QEMU's
-//! `docs/interop/vfio-user.rst` has it. Integers have the host's byte order.
+//! Messages as they are on the wire: the vfio-user protocol, version 0.1, as in QEMU's
+//! `docs/interop/vfio-user.rst`. Integers have the host's byte order.
 
 use rustix::io::Errno;
 

@@ -1,7 +1,7 @@
 //! The console device (1.2, 5.3): ports, each connected to a stream of the host's.
 //!
-//! Nothing is buffered here. A byte stays in the stream until the guest has a buffer for it, and
-//! in the guest's buffer until the stream takes it, so whoever is too slow holds up the other.
+//! Nothing is buffered here. A byte stays in the stream until the guest has a buffer for it, and in
+//! the guest's buffer until the stream takes it, so a slow end holds up the other.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -1,4 +1,4 @@
-//! The seam between a kind of device and its transport.
+//! The interface between a kind of device and its transport.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

@@ -1,12 +1,12 @@
-//! The IOMMU (1.2, 5.13): a guest says which addresses of a device are which memory.
+//! The IOMMU (1.2, 5.13): a guest maps addresses of a device to memory.
 //!
 //! [`Iommu`] is the device that a driver talks to. An [`Endpoint`] is what it translates for; a
 //! device that is behind it accesses memory through [`Endpoint::begin`] only, and firmware tells
 //! the guest which function has which endpoint's number (ACPI's VIOT).
 //!
-//! Mappings change while devices work. So an access counts as going on from before an address
-//! is looked up until the memory was used, and a request that takes something away is answered
-//! when no access goes on any more that may have found it.
+//! Mappings change while devices work. So an access lasts from before an address is looked up until
+//! the memory was used. A request that removes a mapping is answered when every access that may
+//! have found it has ended.
 
 mod space;
 

@@ -1,21 +1,20 @@
 //! virtio 1.2 devices over PCI: [`Block`], [`Rng`], [`Console`] and [`iommu::Iommu`].
 //!
-//! A [`Virtio`] is a function as a bus sees it: it offers one [`Device`] through
-//! the modern virtio-pci transport, with split rings. It knows no VMM: guest
-//! memory, the place that its MSI-X messages go to ([`Virtio::endpoint`]) and a
-//! way for notifications that needs no exit ([`Doorbells`]) are given to it.
+//! A [`Virtio`] is a function as a bus sees it: it offers one [`Device`] through the modern
+//! virtio-pci transport, with split rings. It knows no VMM. Guest memory, the destination of its
+//! MSI-X messages ([`Virtio::endpoint`]) and a way to receive notifications without an exit
+//! ([`Doorbells`]) are passed to it.
 //!
-//! Registers are served by the vCPU that touches them. Requests are served by a
-//! thread of the device's own, which sleeps until the guest notifies or the host's
-//! side of a console port has something.
+//! The vCPU that accesses a register serves it. A thread of the device serves requests; it sleeps
+//! until the guest notifies it or the host's side of a console port has data.
 //!
 //! "1.2" followed by a section number names a section of the Virtual I/O Device
 //! Specification, version 1.2; where that leaves a choice the item says "ours".
 //!
-//! A guest is untrusted. A ring that cannot be (a loop, an index or an address
-//! that is not there) makes the device ask for a reset, as 2.1.2 says, and do
-//! nothing until it gets one; a request that cannot be fails. Neither costs more
-//! than a bounded time and amount of memory, and a reset works in every state.
+//! A guest is untrusted. An invalid ring (a loop, an index or an address that does not exist) makes
+//! the device ask for a reset, as 2.1.2 says, and do nothing until it gets one. An invalid request
+//! fails. Neither costs more than a bounded time and amount of memory, and a reset works in every
+//! state.
 #![forbid(unsafe_code)]
 
 mod blk;

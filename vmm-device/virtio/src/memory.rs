@@ -1,4 +1,4 @@
-//! Memory as a device reaches it: all of the guest's, or what an IOMMU lets it.
+//! Memory as a device reaches it: all of the guest's, or what an IOMMU allows.
 
 use smallvec::SmallVec;
 use vm_memory::bitmap::BS;

@@ -14,8 +14,8 @@
 //! 4. [`Vm::wait`] or the callback of [`Vm::start`] tells the [`Outcome`];
 //!    [`Vm::stop`] ends it early, [`Vm::registers`] looks at it meanwhile.
 //!
-//! Guests are untrusted: nothing one does ends or blocks this process or
-//! another VM. What a guest finds where is in [`layout`].
+//! Guests are untrusted: nothing that a guest does ends or blocks this process or another VM.
+//! [`layout`] has the guest's address map.
 //!
 //! `unsafe` is confined to the modules `kick` (signals to vCPU threads), `slots`
 //! (KVM memory slots), `pages` (their write protection) and `limits` (resource

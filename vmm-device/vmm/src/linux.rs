@@ -1,5 +1,5 @@
-//! Loading Linux: what kind of image it is, whether it fits, and the data that
-//! its boot protocol wants. No KVM here.
+//! Loading Linux: what kind of image it is, whether it fits, and the data that its boot protocol
+//! needs. This module does not use KVM.
 //!
 //! Sources: the Linux/x86 boot protocol (Documentation/x86/boot.rst in Linux),
 //! the ELF-64 object file format, and Xen's description of the PVH entry

@@ -1,4 +1,4 @@
-//! PCI Express bus 0: the host bridge, ECAM, and who answers where.
+//! PCI Express bus 0: the host bridge, ECAM, and which function answers which address.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 

@@ -1,6 +1,5 @@
-//! What a PC has beside serial port, interrupt controllers and PCI, as far as
-//! Linux asks for it: a real-time clock, ACPI power management, the reset
-//! register.
+//! The parts of a PC beside serial port, interrupt controllers and PCI, as far as Linux uses them:
+//! a real-time clock, ACPI power management, the reset register.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

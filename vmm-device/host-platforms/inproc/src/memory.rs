@@ -1,4 +1,4 @@
-//! DMA memory: a part of a node's guest memory, of which an allocator hands out parts.
+//! DMA memory: a part of a node's guest memory, from which an allocator hands out blocks.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};

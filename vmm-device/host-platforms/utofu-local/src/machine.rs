@@ -1,4 +1,4 @@
-//! A machine whose nodes come into being when somebody asks for them.
+//! A machine whose nodes are created on demand.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

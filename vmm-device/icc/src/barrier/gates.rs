@@ -1,9 +1,9 @@
 //! The barrier gates and channels of one interface, as a state machine without surroundings.
 //!
-//! Whatever happens returns as [`Effects`]: signals for other interfaces, notices, interrupt
-//! requests. Signals between gates of the interface are worked off within the call. That ends:
-//! a signal belongs to a round, a gate takes two signals in a round at most and fires once, and
-//! then it is in the next one.
+//! Every call returns its results as [`Effects`]: signals for other interfaces, notices, interrupt
+//! requests. Signals between gates of the interface are processed within the call. This terminates:
+//! a signal belongs to a round, and a gate takes at most two signals in a round, fires once, and
+//! then is in the next round.
 
 use smallvec::SmallVec;
 use tofu_abi::barrier::{

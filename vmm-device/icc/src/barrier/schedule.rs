@@ -1,9 +1,9 @@
 //! Modelled time of the barrier: what the gates and channels of one interface cost.
 //!
 //! The TofuD paper (section V.E) measured a channel with its start/end gate at 0.48 us, of which
-//! 0.19 us overlap with those of other channels and 0.29 us do not, and a relay gate at 0.13 us,
-//! and saw that all channels and gates of an interface work one after the other. How the 0.29 us
-//! are split between the start and the end of a round is ours.
+//! 0.19 us overlap with those of other channels and 0.29 us do not, and a relay gate at 0.13 us. It
+//! found that all channels and gates of an interface work one after the other. The split of the
+//! 0.29 us between the start and the end of a round is ours.
 
 use smallvec::SmallVec;
 

@@ -1,4 +1,4 @@
-//! What is recorded of a packet: a header of ours, and the frame.
+//! The record of a packet: a header of ours, and the frame.
 
 use tofu_abi::Coords;
 use tofu_abi::frame::{

@@ -1,4 +1,4 @@
-//! What each endpoint can reach: domains, what is mapped in them, and who is attached to which.
+//! What each endpoint can reach: domains, their mappings, and the endpoints attached to them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
