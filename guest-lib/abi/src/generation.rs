@@ -1,4 +1,4 @@
-//! The generations of Tofu: what controllers, drivers and programs of each have.
+//! The generations of Tofu: the features of each, for controllers, drivers and programs.
 //!
 //! Everything that differs between generations, and that a guest can see, is in their
 //! [`Description`]s, and nowhere else: devices, drivers, libraries and tools read it here. Sources
@@ -6,8 +6,8 @@
 //! *Tofu: Interconnect for the K computer* (FSTJ 48-3, 2012), TofuD *The Tofu Interconnect D*
 //! (CLUSTER 2018).
 //!
-//! The public register map is TofuD's. *Ours*: the registers of the others are where TofuD's are,
-//! as far as they have them.
+//! The public register map is TofuD's. *Ours*: the registers of the other generations are where
+//! TofuD's are, as far as these generations have them.
 
 use core::fmt;
 

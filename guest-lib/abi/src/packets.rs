@@ -1,4 +1,4 @@
-//! System packets as a driver sends and receives them: where they go, and which entries of the
+//! System packets as a driver sends and receives them: their destinations, and which entries of the
 //! packet queues come next.
 
 use crate::desc::{Command, Descriptor, Header1};

@@ -3,10 +3,10 @@
 //! Public are 0, success, and 0x10, steering table disabled. All others are ours: each failure has
 //! a code of its own, so that a driver can tell what went wrong. A command that fails at its
 //! initiator has the code in its TCQ entry and, unless it was refused before anything was sent, in
-//! its MRQ entry. One that its target refuses, or that gets lost, has it in the MRQ entry alone:
-//! the TCQ entry of what was sent reports success. Raw and system packets have no MRQ entry, so
-//! their TCQ entry tells if they were lost. Codes 0x10 to 0x2f are faults of an address; 0x20 is
-//! added when it is the remote one ([`Rcode::remote`]), except for
+//! its MRQ entry. A command that its target refuses, or that gets lost, has the code only in the
+//! MRQ entry: the TCQ entry of a command that was sent reports success. Raw and system packets have
+//! no MRQ entry, so their TCQ entry tells if they were lost. Codes 0x10 to 0x2f are faults of an
+//! address; 0x20 is added when it is the remote one ([`Rcode::remote`]), except for
 //! [`Rcode::STEERING_TABLE_DISABLED`], which is the same for both.
 
 use core::fmt;

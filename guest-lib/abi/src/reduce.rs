@@ -3,9 +3,9 @@
 //! A barrier channel takes an [`Input`] of 64 bytes, as its IDATA registers do. Gates pass on
 //! [`Value`]s of 15 qwords, as their DATA_A and DATA_B registers hold; [`widen`] makes one of an
 //! input, [`combine`] makes one of two. Every operation is associative and commutative, bit for
-//! bit, so the result does not depend on the order in which signals come, nor on the algorithm.
+//! bit, so the result depends neither on the order in which signals arrive nor on the algorithm.
 //!
-//! Public: the operations, the sizes, and the format of floating-point sums ([`fpsum`]) but for
+//! Public: the operations, the sizes, and the format of floating-point sums ([`fpsum`]) except for
 //! its bit positions. *Ours*: the places of elements in inputs and values.
 
 pub mod fpsum;

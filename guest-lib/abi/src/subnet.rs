@@ -1,4 +1,4 @@
-//! Boxes of nodes that control queues and barrier gates are held to.
+//! Boxes of nodes to which control queues and barrier gates are confined.
 
 use core::fmt;
 use core::str::FromStr;

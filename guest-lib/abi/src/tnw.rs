@@ -1,13 +1,13 @@
 //! The network processor (NWP) of the torus network TNW: registers, injection windows, packets and
 //! status codes.
 //!
-//! TNW joined the nodes of QPACE and AuroraScience. What is public of it is Pivanti, Schifano and
-//! Simma, *An FPGA-based Torus Communication Network* (2010), whose sections are named at the
-//! items. There are six links with eight virtual channels each (section 2), packets of 4 + 128 + 4
-//! bytes (section 2.2), injection windows that programs store to (Pput), sends that the device
-//! fetches (Nget), and credits (section 2.1, 2.2). Everything else is *ours*: all offsets and
-//! formats of registers, how a window's offsets are used, sequence numbers, notification words and
-//! status codes.
+//! TNW joined the nodes of QPACE and AuroraScience. Its public source is Pivanti, Schifano and
+//! Simma, *An FPGA-based Torus Communication Network* (2010), whose sections the items name. There
+//! are six links with eight virtual channels each (section 2), packets of 4 + 128 + 4 bytes
+//! (section 2.2), injection windows that programs store to (Pput), sends that the device fetches
+//! (Nget), and credits (section 2.1, 2.2). Everything else is *ours*: all offsets and formats of
+//! registers, how a window's offsets are used, sequence numbers, notification words and status
+//! codes.
 
 use crate::bitfield;
 use crate::regs::registers;

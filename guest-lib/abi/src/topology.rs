@@ -1,5 +1,5 @@
-//! The shape of a machine: its axes and ports, its nodes, who is next to whom, and along which
-//! axes a packet goes.
+//! The shape of a machine: its axes and ports, its nodes, which nodes are neighbours, and along
+//! which axes a packet goes.
 //!
 //! A device knows its own coordinates and nothing of other nodes. A guest learns the shape from
 //! its command line (`shape=2x2x4x2x3x2`, `torus=xyz`, both ours).

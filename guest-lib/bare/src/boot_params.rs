@@ -1,4 +1,4 @@
-//! The parameters that the program was started with: the Linux boot parameters, or those of a PVH
+//! The parameters with which the program was started: the Linux boot parameters, or those of a PVH
 //! loader.
 
 use core::ops::Range;

@@ -1,8 +1,8 @@
 //! Interrupts.
 //!
-//! A handler in ring 0 counts each interrupt of a vector and acknowledges it to
-//! the local APIC; nothing else happens outside of the program's own flow. MSI-X
-//! messages for a vector go to [`MSI_ADDRESS`] with the vector as data.
+//! A handler in ring 0 counts each interrupt of a vector and acknowledges it to the local APIC;
+//! nothing else interrupts the program's own flow. MSI-X messages for a vector go to
+//! [`MSI_ADDRESS`] with the vector as data.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 

@@ -1,11 +1,9 @@
 //! Run-time for small bare-metal guest programs.
 //!
-//! A program is a `no_std`, `no_main` crate for the host's own target
-//! (`x86_64-unknown-linux-gnu`): the kernel, if one wants to call it that, is
-//! this library's ring-0 file of some forty instructions, and everything else,
-//! this library included, runs in ring 3. The reason is PVM, KVM in software,
-//! where ring 3 runs natively and each ring-0 instruction is emulated; on
-//! hardware virtualisation it costs nothing.
+//! A program is a `no_std`, `no_main` crate for the host's own target (`x86_64-unknown-linux-gnu`):
+//! its kernel is this library's ring-0 file of some forty instructions. Everything else, this
+//! library included, runs in ring 3. The reason is PVM, KVM in software, where ring 3 runs natively
+//! and each ring-0 instruction is emulated. On hardware virtualisation this design costs nothing.
 //!
 //! ```ignore
 //! #![no_std]
@@ -35,18 +33,17 @@
 //!
 //! and its `Cargo.toml` sets `panic = "abort"` in the profiles.
 //!
-//! What `main` returns is the program's exit code, written to port 0xf4 (ours),
-//! where 0 is success. A panic ends the program with [`EXIT_PANIC`], an unhandled
-//! exception with [`EXIT_EXCEPTION`]; both print what happened first.
+//! The return value of `main` is the program's exit code, written to port 0xf4 (ours), where 0 is
+//! success. A panic ends the program with [`EXIT_PANIC`], an unhandled exception with
+//! [`EXIT_EXCEPTION`]; both print what happened first.
 //!
-//! The VMM adds to the command line what the library uses if it is there:
-//! `tsc_khz=` (frequency of the time stamp counter), `ecam=` (address of the PCI
-//! Express configuration space; without it configuration goes through ports) and
-//! `print=` (a port that takes a whole line by address; without it output goes to
-//! the serial port at 0x3f8, which costs an exit a byte).
+//! The VMM adds words to the command line that the library uses if they are there: `tsc_khz=`
+//! (frequency of the time stamp counter), `ecam=` (address of the PCI Express configuration space;
+//! without it configuration goes through ports) and `print=` (a port that takes a whole line by
+//! address; without it output goes to the serial port at 0x3f8, which costs an exit a byte).
 //!
-//! A program can also be started by what knows the PVH entry, such as QEMU's `-kernel`: then there
-//! are none of these words, and the clock is measured against the ACPI timer.
+//! A program can also be started by its PVH entry, as QEMU's `-kernel` does. Then these words are
+//! absent, and the clock is measured against the ACPI timer.
 //!
 //! There is one CPU and one thread. Memory is identity-mapped: an address in the
 //! program is what a device needs for DMA.

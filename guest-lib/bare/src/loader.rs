@@ -7,8 +7,9 @@
 //! println!("cargo::rustc-link-arg-bin=NAME=-Wl,--defsym=__loader_heap=0x300000");
 //! ```
 //!
-//! What is between is [`take_ram`]'s, to fetch and place images in. [`start`] then brings the
-//! machine into the state in which the machine monitor (`tofu-vmm`) starts an image.
+//! [`take_ram`] returns the memory in between, in which images are fetched and placed. [`start`]
+//! then brings the machine into the state in which the machine monitor (`tofu-vmm`) starts an
+//! image.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 

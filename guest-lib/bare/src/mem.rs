@@ -1,4 +1,4 @@
-//! Memory: the heap, page tables, and what the compiler calls.
+//! Memory: the heap, page tables, and the functions that the compiler calls.
 
 use core::alloc::Layout;
 use core::arch::asm;

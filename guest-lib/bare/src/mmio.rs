@@ -1,8 +1,8 @@
 //! Device registers.
 //!
-//! Accesses are plain MOVs from ring 3. On a PVM host, too, that costs less than
-//! a call of ring 0 and an access from there, and where the register is really
-//! memory shared with the VMM it costs what a store costs.
+//! Accesses are plain MOVs from ring 3. On a PVM host, too, that costs less than a call of ring 0
+//! and an access from there. Where the register is really memory shared with the VMM, it costs no
+//! more than a store.
 //!
 //! Volatile and atomic. The compiler moves no memory access across them, nor does
 //! x86, except that a later load may pass a write.

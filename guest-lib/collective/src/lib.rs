@@ -1,8 +1,8 @@
 //! Collectives on Tofu barrier gates.
 //!
-//! [`plan`] says how the gates of a group's members are linked, for each of some algorithms, as
-//! plain data. With the feature `group`, a `Group` of uTofu processes links them so, and offers
-//! `barrier`, `allreduce`, `broadcast` and `reduce`.
+//! [`plan`] describes, as plain data, how each of several algorithms links the gates of a group's
+//! members. With the feature `group`, a `Group` of uTofu processes links them accordingly, and
+//! offers `barrier`, `allreduce`, `broadcast` and `reduce`.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,12 +1,12 @@
 //! How gates are linked: from the members of a group to the links of each member's gates.
 //!
-//! A gate has at most two inputs, one from a gate of the same member and one from a gate of
-//! another member, and at most two outputs of the same kinds. Gate 0 of each member is its start
-//! and end gate: it sends the member's input to its outputs, and what comes to its inputs is the
-//! result. All other gates are relays, which send on what comes to them, combined.
+//! A gate has at most two inputs, one from a gate of the same member and one from a gate of another
+//! member, and at most two outputs of the same kinds. Gate 0 of each member is its start and end
+//! gate: it sends the member's input to its outputs, and the signals at its inputs are the result.
+//! All other gates are relays, which combine their inputs and send the result on.
 //!
-//! Every algorithm is made of three kinds of steps: two members exchange what they have, a member
-//! passes what it has to another one, or it passes the result to another one. Every algorithm
+//! Every algorithm is made of three kinds of steps: two members exchange their values, a member
+//! passes its value to another one, or it passes the result to another one. Every algorithm
 //! synchronises: no member has its result before all members have started.
 //!
 //! This is also why two buffers for each input are enough. A member that starts round `n + 2` has

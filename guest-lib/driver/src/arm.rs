@@ -1,4 +1,4 @@
-//! Asking for an interrupt by a word in memory, which costs no access to a register.
+//! Requesting an interrupt through a word in memory, without an access to a register.
 
 use core::sync::atomic::{Ordering, fence};
 

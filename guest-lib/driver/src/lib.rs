@@ -18,12 +18,12 @@
 //! [`Channel`] is a barrier channel with its gates: it synchronises and reduces.
 //! [`Packets`] sends and receives system packets, the frames of a kernel's network driver.
 //!
-//! [`Rings`] and [`Rounds`] are the hot halves of a queue and a channel. They know nothing but
-//! memory and a [`UserPage`], so that they also serve a process whose kernel sets queues up.
+//! [`Rings`] and [`Rounds`] are the hot halves of a queue and a channel. They need only memory and
+//! a [`UserPage`], so they also serve a process whose kernel sets queues up.
 //!
-//! Registers are only touched while setting up and tearing down. On the hot path it is
-//! memory alone, except for the doorbell and, once for each quarter of a message receive
-//! queue, MRQ_FULL_POINTER: in a guest, a register access may cost an exit to the VMM.
+//! Registers are accessed only while setting up and tearing down, because in a guest a register
+//! access may cost an exit to the VMM. The hot path uses memory alone, except for the doorbell and,
+//! once for each quarter of a message receive queue, MRQ_FULL_POINTER.
 #![no_std]
 #![forbid(unsafe_code)]
 

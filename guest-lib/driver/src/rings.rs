@@ -1,5 +1,5 @@
-//! The hot half of a control queue: rings in memory and a page of registers. Commands are posted,
-//! and completions and notices reaped, without any other register.
+//! The hot half of a control queue: rings in memory and a page of registers. Posting commands and
+//! reaping completions and notices needs no other register.
 
 use alloc::sync::Arc;
 use alloc::vec;

@@ -1,5 +1,5 @@
-//! The hot half of a barrier channel: rounds are started by its page of registers, and end in
-//! memory.
+//! The hot half of a barrier channel: its page of registers starts rounds, and memory shows their
+//! end.
 
 use alloc::sync::Arc;
 use core::mem;

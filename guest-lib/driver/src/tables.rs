@@ -1,4 +1,4 @@
-//! Address translation tables: STags and what they stand for.
+//! Address translation tables: STags and the memory that they stand for.
 //!
 //! STag n uses memory block n, as in the public kernel driver, so a queue has at most
 //! 65536 STags here although the field could name 2^18: a memory block id has 16 bits.

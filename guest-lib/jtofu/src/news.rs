@@ -1,7 +1,7 @@
-//! What this node knows of dead links, as its kernel driver or `tofu-net` writes it down.
+//! The dead links that this node knows of, as its kernel driver or `tofu-net` lists them.
 //!
-//! A line has the machine, as in `shape 4x1x1x2x3x2 torus xyz`. Each further line has a node at
-//! whose end of links something was said, and the ports that are dead, as in `1 0 0 0 2 1 X- B+`.
+//! The first line has the machine, as in `shape 4x1x1x2x3x2 torus xyz`. Each further line has a
+//! node and those of its ports whose links were reported dead, as in `1 0 0 0 2 1 X- B+`.
 
 use std::env;
 use std::fs::File;

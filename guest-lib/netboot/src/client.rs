@@ -1,4 +1,4 @@
-//! The node's end: questions that are asked until there is an answer, and files.
+//! The node's end: questions that it repeats until there is an answer, and files.
 
 use alloc::collections::VecDeque;
 use alloc::string::{String, ToString};

@@ -1,5 +1,5 @@
-//! Where an image goes in memory, and what it is handed: small guests (ELF) and Linux kernels
-//! (ELF, bzImage), entered as the 64-bit Linux/x86 boot protocol says.
+//! Where an image goes in memory, and the parameters that it gets: small guests (ELF) and Linux
+//! kernels (ELF, bzImage), entered by the 64-bit Linux/x86 boot protocol.
 //!
 //! Sources: the Linux/x86 boot protocol (Documentation/arch/x86/boot.rst in Linux) and the ELF-64
 //! object file format.

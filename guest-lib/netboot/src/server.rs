@@ -1,4 +1,4 @@
-//! The server's end: what each node is to boot, and who is served next.
+//! The server's end: what each node is to boot, and which node is served next.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::{String, ToString};

@@ -1,13 +1,13 @@
 //! Driver and library for the network processor of the torus network TNW.
 //!
-//! The words are the paper's (Pivanti, Schifano and Simma, *An FPGA-based Torus Communication
-//! Network*, 2010, section 3): a message is sent to a neighbour ([`Stream::send`] stores it to the
-//! device, [`Stream::send_from`] has the device fetch it), its receiver has posted a credit for it
+//! The terms are the paper's (Pivanti, Schifano and Simma, *An FPGA-based Torus Communication
+//! Network*, 2010, section 3). A message is sent to a neighbour: [`Stream::send`] stores it to the
+//! device, [`Stream::send_from`] has the device fetch it. Its receiver has posted a credit for it
 //! ([`Stream::credit`]), and both test or wait for the end ([`Stream::test`], [`Stream::wait`]).
 //! Sends and credits of a link and channel match strictly in order.
 //!
-//! Where this runs is the first device's [`Platform`], and [`Windows`] for what that device does
-//! not have. Between messages no register is read; a send by stores writes none.
+//! The library runs on the first device's [`Platform`]; [`Windows`] adds what that device does not
+//! have. Between messages no register is read, and a send by stores writes none.
 //!
 //! ```
 //! use tofu_driver::{DmaBuffer, Platform};

@@ -1,4 +1,4 @@
-//! Errors, by what the kernel returns.
+//! Errors, by the codes that the kernel returns.
 
 use std::io;
 

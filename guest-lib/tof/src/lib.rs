@@ -1,11 +1,10 @@
-//! The Tofu device of a Linux process by way of the files of `/proc/tofu`, which a kernel driver
+//! The Tofu device of a Linux process through the files of `/proc/tofu`, which a kernel driver
 //! offers.
 //!
-//! A process that drives a queue writes descriptors and doorbells itself, as everywhere: what
-//! posts and polls are the driver's [`Rings`](tofu_driver::Rings) and
-//! [`Rounds`](tofu_driver::Rounds). But the registers that set up queues and gates are the
-//! kernel's, and so are the tables of registered memory. [`ControlQueue`] and [`BarrierChannel`]
-//! ask the kernel for all of that.
+//! A process that drives a queue writes descriptors and doorbells itself, as everywhere: the
+//! driver's [`Rings`](tofu_driver::Rings) and [`Rounds`](tofu_driver::Rounds) post and poll. But
+//! the registers that set up queues and gates belong to the kernel, and so do the tables of
+//! registered memory. [`ControlQueue`] and [`BarrierChannel`] ask the kernel to set them up.
 //!
 //! Locks on `/proc/tofu/position` record which process of a node uses which queue or gate.
 //! Programs that use the files without this library do not see them ([`TofDevice::lock_queue`],

@@ -1,4 +1,4 @@
-//! A provider in a process that drives a device by the driver.
+//! A provider in a process that uses the driver to drive a device.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;

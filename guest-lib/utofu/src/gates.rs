@@ -1,4 +1,4 @@
-//! Which barrier gates are taken, and which of them are linked to one another.
+//! Which barrier gates are allocated, and which of them are linked to each other.
 
 use alloc::vec;
 use alloc::vec::Vec;

@@ -1,17 +1,18 @@
 //! The uTofu API, version 1.0, in Rust: one-sided communication over virtual control queues.
 //!
-//! A process has a [`Context`], made from a [`Provider`] that gives it control queues of its
-//! node's device: the process owns the device, or shares it, or the device is in the process
-//! itself. [`Context::create_vcq`] makes a [`Vcq`]; [`Vcq::reg_mem`] gives memory an
-//! [`Stadd`](ids::Stadd); [`Vcq::post`] starts [`Command`]s; [`Vcq::poll_tcq`] and
-//! [`Vcq::poll_mrq`] tell how they ended and what others did.
+//! A process has a [`Context`], made from a [`Provider`] that gives it control queues of its node's
+//! device: the process owns the device, or shares it, or the device is in the process itself.
+//! [`Context::create_vcq`] makes a [`Vcq`]; [`Vcq::reg_mem`] gives memory an [`Stadd`](ids::Stadd);
+//! [`Vcq::post`] starts [`Command`]s; [`Vcq::poll_tcq`] and [`Vcq::poll_mrq`] tell how they ended
+//! and report other processes' commands.
 //!
-//! [`Context::alloc_vbg`] and [`Context::set_vbg`] take and link barrier gates;
-//! [`Context::barrier`] and the reductions beside it start what the gates then do by themselves.
+//! [`Context::alloc_vbg`] and [`Context::set_vbg`] allocate and link barrier gates.
+//! [`Context::barrier`] and the reductions beside it start operations, which the gates then
+//! complete by themselves.
 //!
-//! The VCQs that a process makes on one interface share one control queue of the device, as they
-//! do on real systems, unless they are exclusive. What the C API adds (handles, codes, pointers)
-//! is in another crate.
+//! The VCQs that a process makes on one interface share one control queue of the device, as they do
+//! on real systems, unless they are exclusive. The additions of the C API (handles, codes,
+//! pointers) are in another crate.
 //!
 //! Where public sources leave room, the choices are listed in the manual under "uTofu: choices".
 #![cfg_attr(not(feature = "std"), no_std)]

@@ -1,9 +1,9 @@
 //! Which interfaces and control queues a process of a node has.
 //!
 //! The first control queue of each process is that of real systems (public sources give them for
-//! all numbers of processes per node); programs compute IDs of their peers from it. They are the
-//! starts of equal shares of the eleven user queues, from which this library takes the further
-//! queues of a process; that, and the interfaces of more than four processes, is ours.
+//! all numbers of processes per node); programs compute IDs of their peers from it. These queues
+//! are the starts of equal shares of the eleven user queues. This library takes the further queues
+//! of a process from its share. That, and the interfaces of more than four processes, is ours.
 
 use core::ops::Range;
 

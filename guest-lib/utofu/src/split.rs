@@ -1,9 +1,10 @@
 //! A long Put in parts that take several of the shortest paths.
 //!
-//! All of it but its end goes in parts of which nobody is told. Its end is the command that the
-//! program has posted, shorter: it goes when the parts have arrived, with all flags, and ends where
-//! the whole Put would. So each end is told once, when all data is there, of the same addresses.
-//! If a part fails, the whole command goes as it was posted, with whatever comes of it.
+//! All of it except its end is sent in parts that raise no notice. The end is a shortened form of
+//! the command that the program has posted. It is sent when the parts have arrived, with all flags,
+//! and ends at the same address as the whole Put would. So each side gets one notice, when all data
+//! is there, with the same addresses as for a whole Put. If a part fails, the whole command is sent
+//! as it was posted, and its result counts.
 
 use tofu_abi::desc::Descriptor;
 use tofu_abi::{Coords, Rcode, StagOffset};

@@ -2,24 +2,25 @@
 //!
 //! VFIO gives a device to one process. A broker, `tofud`, is that process. It hands others
 //! descriptors of the device and of its address space over a UNIX socket, and keeps account of
-//! which control queues and which device addresses are whose; from then on a process maps the
-//! registers, maps its memory, and opens its queues itself, and the broker is in no one's way.
-//! When a process ends, however it does, its connection ends, and the broker stops its queues,
-//! takes its memory from the device, and has both to give again.
+//! which process has which control queues and device addresses. From then on a process maps the
+//! registers, maps its memory, and opens its queues itself, without the broker. When a process
+//! ends, in whatever way, its connection ends. The broker then stops its queues, takes its memory
+//! from the device, and can give both to other processes.
 //!
 //! The node's network is one of the processes, with the packet interface of a TNI
-//! ([`Broker::join_packets`]). It gives way to a process that wants the device alone
-//! ([`Reservation`]), and comes back after it.
+//! ([`Broker::join_packets`]). It yields to a process that wants the device alone
+//! ([`Reservation`]), and returns after that process.
 //!
 //! Processes that share a device in this way must trust each other: each can reach all registers
-//! and, by way of the device, all memory that the others have mapped. VFIO cannot keep them apart.
-//! So only root's get that. Those of other users get rings and notices of their own queues and
-//! channels, as files of memory, and for all else ask the broker ([`wire::ApartRequest`]), which
-//! opens queues, writes tables and registers, and maps memory ([`ApartDevice`]).
+//! and, through the device, all memory that the others have mapped. VFIO cannot isolate them. So
+//! only root's processes share it this way. Processes of other users get rings and notices of their
+//! own queues and channels, as memory files. For everything else they ask the broker
+//! ([`wire::ApartRequest`]), which opens queues, writes tables and registers, and maps memory
+//! ([`ApartDevice`]).
 //!
-//! [`Broker`] is a process's side of it, [`SharedPlatform`] the platform that results. The
-//! messages are in [`wire`]; what the broker needs from this crate is in
-//! [`VfioPlatform`](crate::VfioPlatform): its terms, addresses to grant, and taking them back.
+//! [`Broker`] is the process's side, [`SharedPlatform`] the resulting platform. The messages are in
+//! [`wire`]. [`VfioPlatform`](crate::VfioPlatform) has what the broker needs from this crate: its
+//! terms, addresses to grant, and revoking them.
 
 mod apart;
 mod client;

@@ -1,4 +1,4 @@
-//! Memory that this process and another one have by a file, and the device reaches.
+//! Memory that this process and another one share through a file, and that the device reaches.
 #![allow(unsafe_code)]
 
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! Locks that a panic of their holder leaves open: `tofu_sync::lock`, but for the crates behind it,
-//! which guests without an operating system would have in their lock file.
+//! Locks that are not poisoned by a panic of their holder. This is `tofu_sync::lock` again, because
+//! the crates behind that one would be in the lock file of guests without an operating system.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

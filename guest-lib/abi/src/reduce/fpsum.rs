@@ -4,7 +4,8 @@
 //! of 5, which stands for -1200 to +1200 at intervals of 80. Gates hold 320 bits: two significands
 //! of 155 bits with neighbouring exponents. They do not normalise; where exponents differ, the
 //! smaller digit is dropped. So a sum is that of the inputs with the greatest exponent, plus that
-//! of the inputs with the next smaller one, both exact as integers; all other inputs do not count.
+//! of the inputs with the next smaller one. Both are exact as integers. All other inputs do not
+//! count.
 //!
 //! *Ours*, as the layout of bits is not public:
 //!
@@ -15,7 +16,7 @@
 //!   NaN, +infinity, -infinity. Their sum has all bits of both.
 //! - Significands are in bits 154:0 in two's complement, exponent codes in bits 159:155. In 320
 //!   bits the digit with the greater exponent is at bits 159:0, the other at bits 314:160; bits
-//!   319:315 are 0. Three inputs lie in a row, without gaps; so do three sums.
+//!   319:315 are 0. Three inputs are consecutive, without gaps; so are three sums.
 //! - Zero has the exponent code 0. It has no sign: a sum of negative zeros is +0.
 //! - A result is rounded to the nearest double, ties to even, once, at the end; beyond the greatest
 //!   double it is an infinity. A NaN, or infinities of both signs, give the NaN 0x7ff8000000000000.

@@ -1,4 +1,4 @@
-//! What gates take, pass on and return.
+//! The values that gates take, pass on and return.
 
 /// Qwords of a barrier channel's input: eight integers, or three 160-bit numbers and 32 bits left.
 pub const INPUT_QWORDS: usize = 8;

@@ -1,5 +1,5 @@
-//! `libtofutop`: the C functions of `jtofu.h`, which documents them. All they do is in
-//! `tofu-jtofu`; here are pointers and error codes.
+//! `libtofutop`: the C functions of `jtofu.h`, which documents them. The work is done in
+//! `tofu-jtofu`; this crate handles pointers and error codes.
 
 mod code;
 mod pointer;

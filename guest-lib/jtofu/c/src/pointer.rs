@@ -1,4 +1,4 @@
-//! Pointers that C passes in. They are not null; all else is the caller's promise.
+//! Pointers that C passes in. They are checked for null; everything else is the caller's promise.
 
 use crate::code::Code;
 

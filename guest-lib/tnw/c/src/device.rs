@@ -1,4 +1,4 @@
-//! Network processors that are open, and what waits at their channels.
+//! Network processors that are open, and the requests that wait at their channels.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;

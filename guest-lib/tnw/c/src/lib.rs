@@ -1,10 +1,9 @@
 //! `libtnw`: the functions of `tnw.h`, which documents them.
 //!
-//! What they do is in `tofu-tnw`; here are pointers, handles, codes, memory, and the choice of
-//! where the process's network processor comes from (`backend`). Pointers are checked for null,
-//! handles and requests for being those of something that is there, everything else for its range.
-//! Beyond that a C caller promises what C callers always promise: a pointer that is not null points
-//! to what its type says.
+//! The work is done in `tofu-tnw`. This crate handles pointers, handles, codes and memory, and
+//! chooses where the process's network processor comes from (`backend`). Pointers are checked for
+//! null, handles and requests for validity, everything else for its range. Beyond that a C caller
+//! promises what C callers always promise: a pointer that is not null points to what its type says.
 #![allow(non_snake_case, reason = "names of functions are the paper's, or like these")]
 
 mod backend;

@@ -1,4 +1,4 @@
-//! How a function is called from C: no panic gets out, and the last error is kept for
+//! The frame of each function that C calls: no panic escapes, and the last error is kept for
 //! `utofu_get_last_error`.
 
 use std::cell::Cell;

@@ -1,4 +1,4 @@
-//! Handles of VCQs: numbers that tell living VCQs from freed ones, never pointers.
+//! Handles of VCQs. They are numbers, never pointers, so freed VCQs can be recognised.
 //!
 //! As on real systems the lowest four bits are the VCQ's extra value, and the next four 0.
 

@@ -1,4 +1,4 @@
-//! The processes in the sense of uTofu that this process stands for: one, except in tests.
+//! The processes in the sense of uTofu that this process represents: one, except in tests.
 
 use std::cell::Cell;
 use std::sync::OnceLock;

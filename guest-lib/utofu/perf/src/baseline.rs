@@ -1,5 +1,6 @@
-//! Baselines, the least that could do the same job: a copy in place of a Put, a word that two
-//! threads watch in place of a message. Measured in the same run as the rest, on the same host.
+//! Baselines, the minimum that could do the same job: a copy in place of a Put, a word that two
+//! threads poll in place of a message. They are measured in the same run as the rest, on the same
+//! host.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! What is measured.
+//! The measurements.
 
 use std::collections::VecDeque;
 use std::thread;

@@ -1,4 +1,4 @@
-//! The time that registering memory and deregistering it take.
+//! The time to register and deregister memory.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! A process that the broker keeps apart: it has rings, notices, and memory that it has
-//! registered. The device, its address space and all tables are the broker's.
+//! A process that the broker isolates: it has rings, notices, and memory that it has registered.
+//! The device, its address space and all tables are the broker's.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! A process that uses a device by way of a broker.
+//! A process that uses a device through a broker.
 
 use std::fmt;
 use std::io;

@@ -1,9 +1,9 @@
-//! Memory of this process's own that becomes memory of a file, which another process can have too.
+//! Private memory of this process that becomes memory of a file, which another process can map too.
 //!
-//! Any memory of a program's can be registered: on its heap, its stack, of its variables. Such
-//! pages are the process's alone, and VFIO maps only the memory of who asks. So they are copied
-//! into a file of memory which is then mapped in their place. No thread notices, as all are stopped
-//! meanwhile. A page stays one of the file, also when it is not registered any more.
+//! A program can register any of its memory: heap, stack, variables. Such pages belong to the
+//! process alone, and VFIO maps only the memory of the process that asks. So they are copied into a
+//! memory file, which is then mapped in their place. No thread notices, because all are stopped
+//! meanwhile. A page stays in the file even when it is no longer registered.
 #![allow(unsafe_code)]
 
 use std::fs;

@@ -1,7 +1,7 @@
 //! Stopping all other threads of the process for a moment.
 //!
-//! Each gets a signal, in whose handler it waits without writing to memory: not even to its stack,
-//! which may be moved meanwhile.
+//! Each thread gets a signal and waits in its handler without writing to memory, not even to its
+//! stack, which may be moved meanwhile.
 #![allow(unsafe_code)]
 
 use std::arch::naked_asm;

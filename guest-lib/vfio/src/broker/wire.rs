@@ -1,7 +1,7 @@
 //! Messages between a broker and the processes that share its device.
 //!
-//! A message is a packet of a UNIX socket (`SOCK_SEQPACKET`) in postcard's format. A process asks,
-//! one thing at a time, and the broker answers in order.
+//! A message is a packet of a UNIX socket (`SOCK_SEQPACKET`) in postcard's format. A process sends
+//! one request at a time, and the broker answers in order.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -1,5 +1,5 @@
-//! A device that `tofud` shares among processes of users who are not root: it keeps them apart, so
-//! that each has rings and notices of its own, and asks for all else.
+//! A device that `tofud` shares among processes of users who are not root: it isolates them, so
+//! each has rings and notices of its own, and asks for everything else.
 
 use std::sync::Arc;
 

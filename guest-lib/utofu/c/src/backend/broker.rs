@@ -1,4 +1,4 @@
-//! What processes that share a device by way of `tofud` ask it for.
+//! The requests to `tofud` of processes that share a device.
 
 use std::sync::Arc;
 

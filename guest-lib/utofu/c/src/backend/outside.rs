@@ -1,5 +1,5 @@
-//! Queues and barrier channels that somebody else has set up, the kernel's driver or `tofud`: the
-//! process has their rings and rounds, and asks for all else.
+//! Queues and barrier channels that the kernel driver or `tofud` has set up. The process has their
+//! rings and rounds, and asks for everything else.
 
 use std::thread;
 

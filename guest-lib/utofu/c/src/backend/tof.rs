@@ -1,5 +1,5 @@
-//! A device of this computer's, by the kernel driver's files: shared with other processes, each of
-//! which has queues, gates and memory of its own.
+//! A device of this computer, through the kernel driver's files: shared with other processes, each
+//! of which has queues, gates and memory of its own.
 
 use std::env;
 use std::io;

@@ -1,5 +1,5 @@
-//! A device of this computer's, by VFIO: shared with other processes by way of `tofud`, or, where
-//! there is none, for this process alone.
+//! A device of this computer, through VFIO: shared with other processes through `tofud` or, if
+//! there is none, used by this process alone.
 
 use std::env;
 use std::path::{Path, PathBuf};
