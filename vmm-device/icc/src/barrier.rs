@@ -246,8 +246,9 @@ impl Icc {
         self.settle_barrier(tni, unit, &effects, net);
     }
 
-    /// A gate's signal was lost on its way. That its target does not exist is an exception of the
-    /// gate; a link that is down is one of the port, and the gates that wait go on waiting.
+    /// A gate's signal was lost on its way. If its target does not exist, that is an exception of
+    /// the gate. If a link is down, that is an exception of the port, and the gates that wait keep
+    /// waiting.
     pub(crate) fn signal_lost(&self, tni: TniId, signal: &Signal, code: Rcode) {
         if !matches!(code, Rcode::NO_SUCH_NODE | Rcode::NO_SUCH_PATH) {
             return;
@@ -258,9 +259,9 @@ impl Icc {
         }
     }
 
-    /// Writes the notices of rounds that have ended, and adds the requests that say so. READY must
-    /// be there already: who sees the notice may start the next round, and that is not to be
-    /// overwritten.
+    /// Writes the notices of rounds that have ended, and adds the requests that announce them.
+    /// READY must be written already: software that sees the notice may start the next round, and
+    /// that must not be overwritten.
     fn end_rounds(&self, _locked: &Gates, effects: &mut Effects) {
         for ended in &effects.ended {
             let request = match self.write_notice(ended) {

@@ -131,8 +131,8 @@ pub(crate) fn parse(
     {
         return Err(Rcode::BAD_LENGTH.into());
     }
-    // Piggyback data and operands come with the command; the other side is told the
-    // queue that they come from all the same.
+    // Piggyback data and operands come with the command. The other side is nevertheless told the
+    // queue that they come from.
     let local = if piggyback || kind == CommandKind::Armw {
         StagOffset::new(queue.get(), 0, 0)
     } else {

@@ -125,8 +125,9 @@ pub(crate) struct Writer<'a> {
     pub(crate) page: &'a Page,
     pub(crate) policy: Policy,
     pub(crate) now_ns: u64,
-    /// Whether bus mastering is on; without it nothing is written. Looked at only while the
-    /// queue's completions are locked, for whoever turns it off to wait for that lock.
+    /// Whether bus mastering is on; without it nothing is written. It is read only while the
+    /// queue's completions are locked, so that code which turns bus mastering off can wait for that
+    /// lock.
     pub(crate) dma: &'a AtomicBool,
     /// Interrupt requests to raise when the lock on the queue is released.
     pub(crate) requests: CqsIrqs,
@@ -144,8 +145,8 @@ impl Outstanding {
         self.sequence as u32
     }
 
-    /// Whether an answer can be one to this command: it is of the right kind, comes from whom
-    /// the command went to, and is about a part of its message.
+    /// Whether an answer can be one to this command: it is of the right kind, comes from the
+    /// command's target, and is about a part of its message.
     pub(crate) fn expects(&self, from: Peer, kind: CommandKind, answer: &Answer) -> bool {
         let end = answer.position.checked_add(answer.length);
         self.message.kind == kind
@@ -297,8 +298,8 @@ impl Completions {
             .filter(|command| command.generation() == tag.generation)
     }
 
-    /// Counts `n` bytes of a command as answered, and ends it if these were the last. Otherwise it
-    /// is given up later than was said: at `deadline_ns`. Returns whether it has ended.
+    /// Counts `n` bytes of a command as answered, and ends it if these were the last. Otherwise its
+    /// deadline moves to `deadline_ns`. Returns whether it has ended.
     pub(crate) fn account(
         &mut self,
         tag: Tag,
@@ -321,11 +322,11 @@ impl Completions {
         true
     }
 
-    /// Ends an outstanding command: its TCQ entry, its MRQ notice, and then whatever notices
-    /// of others waited for it.
+    /// Ends an outstanding command: its TCQ entry, its MRQ notice, and then the notices of other
+    /// queues that waited for it.
     ///
-    /// The TCQ entry tells that the command was read, checked and sent. Raw and system packets
-    /// have no notice, so their entry tells what became of them as well.
+    /// The TCQ entry tells that the command was read, checked and sent. Raw and system packets have
+    /// no notice, so their entry also reports the packet's fate.
     fn finish(&mut self, index: u16, old_value: u64, w: &mut Writer<'_>) {
         let Some(command) = self.window.get_mut(usize::from(index)).and_then(|place| place.take())
         else {

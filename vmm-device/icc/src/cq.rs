@@ -24,9 +24,10 @@ use crate::transmit::Transmit;
 use crate::watch::Watch;
 use tofu_parts::RegisterWrite;
 
-/// How long a write to ENABLE waits for bursts under way before it gives up on them. They are
-/// a memory copy long, so this is only reached when the host hardly runs at all: then a guest
-/// that waits is better than one whose memory is written after it was said to be disabled.
+/// How long a write to ENABLE waits for bursts under way before it gives up on them. A burst takes
+/// as long as a memory copy, so this is only reached when the host hardly runs at all. Then it is
+/// better that the guest waits than that its memory is written after the queue was reported
+/// disabled.
 const QUIESCE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Largest value of STATUS.SESSION_OFFSET.
@@ -121,8 +122,7 @@ pub(crate) struct Cq {
     completions: Mutex<Option<Completions>>,
     /// Sequence number of the first command of the next life. Changed with `completions` locked.
     first_sequence: AtomicU64,
-    /// What a word of the direct descriptor register in a shared page holds when nothing was
-    /// written to it.
+    /// The content of an unwritten word of the direct descriptor register in a shared page.
     blank: u64,
 }
 
@@ -182,8 +182,8 @@ impl Cq {
         self.enabled() && !self.process_stop.load(SeqCst)
     }
 
-    /// Whether the queue may take another descriptor as far as its session is concerned: always,
-    /// if it is not in session mode.
+    /// Whether the queue's session allows it to take another descriptor: always, if it is not in
+    /// session mode.
     pub(crate) fn session_may_start(&self) -> bool {
         !self.mode().session() || self.session.load(SeqCst) > 0
     }
@@ -195,8 +195,8 @@ impl Cq {
         }
     }
 
-    /// Whether the queue is in session mode, and an exception has stopped it: its session goes on
-    /// no more.
+    /// Whether the queue is in session mode and an exception has stopped it, so its session has
+    /// ended.
     fn session_dead(&self) -> bool {
         self.enabled() && self.mode().session() && self.process_stop.load(SeqCst)
     }
@@ -298,8 +298,8 @@ impl Cq {
     ///
     /// # Errors
     ///
-    /// It stays disabled if a size code is out of range or an address not a multiple of its entry's
-    /// size: the register, its value, and the rule.
+    /// The queue stays disabled if a size code is out of range or an address not a multiple of its
+    /// entry's size. The error has the register, its value, and the rule.
     pub(crate) fn enable(
         &self,
         description: &Description,
@@ -356,8 +356,8 @@ impl Cq {
         was
     }
 
-    /// Waits for everything under way that touches memory. Something must keep more from
-    /// beginning.
+    /// Waits for everything in progress that touches memory. The caller must have prevented more
+    /// from beginning.
     pub(crate) fn quiesce(&self) {
         drop(self.transmit.lock());
         drop(lock(&self.completions));
@@ -470,8 +470,8 @@ impl Cq {
         }
     }
 
-    /// Whether the guest rang the doorbell in its shared page, or wrote a direct descriptor
-    /// there that the queue may take: one that has to stay must not keep engines awake.
+    /// Whether the guest rang the doorbell in its shared page, or wrote a direct descriptor there
+    /// that the queue may take. A descriptor that has to wait must not keep engines awake.
     pub(crate) fn poll_doorbell(&self) -> bool {
         let fetch = self.page.reg(CqReg::FetchStart);
         let rung =

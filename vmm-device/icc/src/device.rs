@@ -44,8 +44,8 @@ pub struct Config {
     pub generation: Generation,
     /// Pages that the guest maps, for polled doorbells; without them doorbells are trapped.
     pub pages: Option<SharedPages>,
-    /// What an unwritten word of the direct descriptor register reads as in a shared page: any
-    /// value that a guest is unlikely to write. Give each node one of its own at random.
+    /// The value of an unwritten word of the direct descriptor register in a shared page: any value
+    /// that a guest is unlikely to write. Give each node a random one of its own.
     pub blank: u64,
 }
 
@@ -125,10 +125,9 @@ impl Icc {
         self.config.coords
     }
 
-    /// PCI bus mastering: while it is off the device neither reads nor writes memory, and
-    /// answers requests of others with
-    /// [`TARGET_DMA_OFF`](tofu_abi::Rcode::TARGET_DMA_OFF). What it should have written to its
-    /// own queues it writes when bus mastering is on again.
+    /// PCI bus mastering: while it is off the device neither reads nor writes memory, and answers
+    /// requests of others with [`TARGET_DMA_OFF`](tofu_abi::Rcode::TARGET_DMA_OFF). The entries
+    /// that it should have written to its own queues are written when bus mastering is on again.
     ///
     /// When a call that turns it off returns, the device does not touch memory any more.
     pub fn set_bus_master(&self, on: bool) {
@@ -197,8 +196,8 @@ impl Icc {
         }
     }
 
-    /// Looks at the shared page of an enabled queue or a channel in use: whether its doorbell was
-    /// rung since the last look. Then [`run_queue`](Icc::run_queue) is due.
+    /// Checks whether the doorbell in the shared page of an enabled queue or a channel in use was
+    /// rung since the last check. If so, [`run_queue`](Icc::run_queue) is due.
     ///
     /// While the queue cannot work for another reason, no ring is noticed: all ring when that ends.
     pub fn poll_doorbell(&self, tni: TniId, doorbell: Doorbell) -> bool {
@@ -390,8 +389,8 @@ impl Icc {
     }
 }
 
-/// The completions of a queue, locked. When this is dropped they are unlocked first; then what came
-/// up meanwhile has its [`Consequences`].
+/// The completions of a queue, locked. When this is dropped they are unlocked first; then the
+/// pending [`Consequences`] are carried out.
 pub(crate) struct Completing<'a> {
     // Fields are dropped in this order.
     locked: MutexGuard<'a, Option<Completions>>,

@@ -38,8 +38,8 @@ fn corrupt(frame: &mut [u8], random: u64) -> bool {
     count * stride <= bits
 }
 
-/// Changes a byte of a frame's payload, and makes the check sequence fit. A single byte, as the
-/// checksums of IP, TCP and UDP see any such change; larger ones they may miss.
+/// Changes a byte of a frame's payload, and makes the check sequence fit. It is a single byte,
+/// because the checksums of IP, TCP and UDP detect any such change, but may miss larger ones.
 fn forge(frame: &mut [u8], random: u64) -> bool {
     let header = frame.get(ROUTING_HEADER_SIZE..HEADER_SIZE).and_then(|b| b.try_into().ok());
     let Some(header) = header.map(|bytes| TlpHeader(u64::from_le_bytes(bytes))) else {

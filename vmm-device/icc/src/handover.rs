@@ -10,10 +10,10 @@ const RUNNING: u32 = 1;
 /// Somebody asked since the running turn began.
 const ASKED: u32 = 2;
 
-/// State that is worked on in turns, by whichever thread asks first.
+/// State that threads process in turns. The thread that asks first takes the turn.
 ///
-/// A thread that asks while another one works goes away at once; the other one then takes a
-/// further turn. Whatever was done before asking is seen by a turn that begins later.
+/// A thread that asks while another one works returns at once; the other one then takes a further
+/// turn. A turn that begins later sees everything that was done before asking.
 #[derive(Debug)]
 pub(crate) struct Handover<T> {
     /// A single word, so that no request can come between a look at it and a change of it.
@@ -33,8 +33,9 @@ impl<T> Handover<T> {
 
     /// Asks for the work to be done.
     ///
-    /// If nobody does it yet, calls `turn` until nobody has asked meanwhile. A turn that returns
-    /// true has more to do: then this returns true at once, and the caller must ask again later.
+    /// If no thread is doing it yet, calls `turn` until no thread has asked meanwhile. A turn that
+    /// returns true has more to do: then this returns true at once, and the caller must ask again
+    /// later.
     pub(crate) fn run(&self, mut turn: impl FnMut(&mut T) -> bool) -> bool {
         if self.stage.swap(ASKED, AcqRel) != IDLE {
             return false;

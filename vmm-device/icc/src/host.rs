@@ -19,8 +19,8 @@ pub trait Host: Send + Sync {
     fn doorbell(&self, tni: TniId, doorbell: Doorbell);
 
     /// A control queue was enabled or disabled, or a barrier channel unmasked or masked. Called by
-    /// whoever writes the register, before the write returns, so that doorbells can be set up
-    /// before the first one rings.
+    /// the thread that writes the register, before the write returns, so that doorbells can be set
+    /// up before the first one rings.
     fn queue_enabled(&self, tni: TniId, doorbell: Doorbell, enabled: bool);
 
     /// The device wants [`Icc::expire`](crate::Icc::expire) to be called at `deadline_ns`
@@ -36,14 +36,14 @@ pub trait Host: Send + Sync {
     /// Counters of this node's crossbar.
     fn xb_counters(&self) -> XbCounters;
 
-    /// A step of a command, told in the thread that has made it, with locks of the device held.
-    /// Only while [`Icc::set_traced`](crate::Icc::set_traced) says so.
+    /// A step of a command, reported in the thread that has made it, with locks of the device held.
+    /// Called only while [`Icc::set_traced`](crate::Icc::set_traced) says so.
     fn observe(&self, event: &Event) {
         let _ = event;
     }
 
-    /// Why a command of whichever node has failed, at this one. Not of all that fail, if many do.
-    /// Only while [`Icc::set_traced`](crate::Icc::set_traced) says so.
+    /// Why a command of any node has failed at this one. If many fail, not all are reported. Called
+    /// only while [`Icc::set_traced`](crate::Icc::set_traced) says so.
     fn explain(&self, subject: &Subject, why: &str) {
         let _ = (subject, why);
     }

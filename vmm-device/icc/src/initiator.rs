@@ -23,8 +23,8 @@ use crate::trace::{Subject, Which};
 use crate::translate::Translation;
 use crate::transmit::{Active, Transmit};
 
-/// What a queue may do before others get their turn: so many descriptors or bursts, of which each
-/// [`STEP_BYTES`] bytes count as one more.
+/// The steps that a queue may take before others get their turn. A descriptor or a burst is a step,
+/// and each [`STEP_BYTES`] bytes of a burst count as one more.
 const TURN_STEPS: u64 = 64;
 /// Copying so many bytes takes about as long as a step without data, or a little more.
 const STEP_BYTES: u64 = 64 << 10;
@@ -60,8 +60,9 @@ impl Icc {
     /// Runs the control queue or barrier channel of a doorbell: takes descriptors until it meets a
     /// blank one, and sends what they ask for.
     ///
-    /// Returns whether there is more to do: after a turn of bounded length the queue lets
-    /// others work. If another thread runs the queue already, that one takes over what is new.
+    /// Returns whether there is more to do: after a turn of bounded length the queue lets others
+    /// work. If another thread already runs the queue, that thread also handles the new
+    /// descriptors.
     pub fn run_queue(&self, tni: TniId, doorbell: Doorbell, net: &mut dyn Net) -> bool {
         let queue = match doorbell {
             Doorbell::Cq(cq) => self.queue(tni, cq),
@@ -174,8 +175,8 @@ impl Icc {
             self.fail(queue, CqsIrqs::TOQ_SOURCE_TYPE_EXCEPTION);
             return None;
         }
-        // A blank entry, or one that keeps the place of a direct descriptor: here a direct
-        // descriptor goes, if there is one.
+        // A blank entry, or one that reserves the place of a direct descriptor: a direct descriptor
+        // goes here, if there is one.
         queue.poll_direct();
         let direct = lock(&queue.direct).take()?;
         let (first, second) = (direct.first(), direct.second());
@@ -464,8 +465,8 @@ impl Icc {
     pub(crate) fn take_get_data(&self, mut answered: Answered, payload: &Payload) {
         let Answered { tni, from, kind, answer, .. } = answered;
         let queue = self.queue(tni, answer.tag.cq);
-        // Before the look for the command: a queue that is disabled and enabled again meanwhile
-        // waits for this, so the command and the tables are of one life.
+        // This precedes the search for the command. Disabling and enabling the queue meanwhile
+        // waits for this, so the command and the tables belong to the same life.
         let pin = queue.tables.pin();
         let Some(message) = queue
             .lock_completions()

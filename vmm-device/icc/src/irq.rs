@@ -54,8 +54,7 @@ impl<S: IrqSet> IrqUnit<S> {
         }
     }
 
-    /// Sends a message for what was asked for by an [`Arm`], if that is not masked. It is not kept
-    /// in IRR.
+    /// Sends the message that an [`Arm`] asked for, if it is not masked. It is not kept in IRR.
     pub(crate) fn announce(&self, host: &dyn Host, requests: S) {
         if requests.raw() & !self.mask.load(SeqCst) != 0 {
             host.interrupt(self.vector);
@@ -113,8 +112,8 @@ impl<S: IrqSet> Inspect for IrqUnit<S> {
     }
 }
 
-/// A word in the guest's memory by which its driver asks for the next interrupt that tells of
-/// entries: it costs the guest no access to a register.
+/// A word in the guest's memory through which its driver asks for the next interrupt that tells of
+/// entries. It costs the guest no access to a register.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Arm(pub(crate) u64);
 
@@ -124,8 +123,9 @@ impl Arm {
         self.0 != 0
     }
 
-    /// Looks whether the driver has asked, and takes that back. To be called when the entries are
-    /// written: the driver asks first and looks for entries then, so one of both sees the other.
+    /// Checks whether the driver has asked, and clears the request. To be called after the entries
+    /// are written: the driver asks first and looks for entries afterwards, so one of the two sees
+    /// the other.
     ///
     /// # Errors
     ///

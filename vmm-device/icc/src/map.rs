@@ -122,8 +122,8 @@ impl Icc {
             .filter(in_use)
     }
 
-    /// The registers of a part that have something to say, with what is in them, read without an
-    /// effect on the device.
+    /// The registers of a part that are worth showing, with their values, read without an effect on
+    /// the device.
     pub fn registers(&self, unit: Unit) -> Vec<RegisterNow> {
         let read = |(name, register): (&'static str, Register)| {
             let mut data = [0; 8];

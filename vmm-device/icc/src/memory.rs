@@ -18,7 +18,7 @@ pub type Segments = SmallVec<[Segment; 2]>;
 
 /// Copies `len` bytes from one list of segments to another.
 ///
-/// Both lists must be at least `len` bytes long; of longer ones the start is taken.
+/// Both lists must be at least `len` bytes long; only the start of longer ones is used.
 ///
 /// # Errors
 ///
@@ -66,7 +66,8 @@ fn copy_run(src: &dyn DmaMemory, from: u64, dst: &dyn DmaMemory, to: u64, len: u
     result
 }
 
-/// Reads what is in a list of segments; what they do not fill of `data` is left as it is.
+/// Reads the memory of a list of segments into `data`; the part of `data` that they do not fill is
+/// left as it is.
 ///
 /// # Errors
 ///

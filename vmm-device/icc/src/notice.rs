@@ -99,8 +99,8 @@ impl Message {
         tlp: u32,
     ) -> MrqEntry {
         let id = self.kind.id(event);
-        // The last error notice is not advanced; what it is about is the message's last TLP. An
-        // atomic command has but one id for both.
+        // The last error notice is not advanced; it refers to the message's last TLP. An atomic
+        // command has only one id for both.
         let last_failed = id == self.kind.id(NoticeEvent::LastFailed);
         let error_at = if last_failed { self.length - tlp } else { advance };
         let advance = if self.kind == CommandKind::Armw { 0 } else { advance };

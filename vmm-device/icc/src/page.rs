@@ -40,9 +40,9 @@ impl SharedPages {
         (region.len() >= Self::SIZE).then_some(Self { region, layout: Layout::Packed })
     }
 
-    /// The same with each page at its offset in BAR0, for a `region` of a file that another
-    /// process maps; it must be [`SharedPages::SIZE_AS_IN_BAR`] bytes long at least, most of
-    /// which are never touched.
+    /// The same with each page at its offset in BAR0, for a `region` of a file that another process
+    /// maps; it must be at least [`SharedPages::SIZE_AS_IN_BAR`] bytes long, most of which are
+    /// never touched.
     pub fn as_in_bar(region: Arc<MmapRegion<()>>) -> Option<Self> {
         let fits = region.len() >= Self::SIZE_AS_IN_BAR;
         fits.then_some(Self { region, layout: Layout::AsInBar })
@@ -76,8 +76,8 @@ const REGISTERS: usize = CqReg::ALL.len();
 /// The registers of one control queue page.
 #[derive(Debug)]
 pub(crate) struct Page {
-    /// The registers of a private page; of a shared one, what stands in for a register that
-    /// the mapping does not have (which cannot happen, but need not be fatal either).
+    /// The registers of a private page. In a shared page, a stand-in for a register that the
+    /// mapping does not have (which cannot happen, but need not be fatal either).
     own: [AtomicU64; REGISTERS],
     shared: Option<(SharedPages, usize)>,
 }
@@ -114,14 +114,14 @@ impl Page {
         self.reg(reg).store(value, Ordering::Release);
     }
 
-    /// Adds to a counter. Only for counters with one writer at a time: a guest that
-    /// scribbles over a shared page changes what it reads itself, nothing else.
+    /// Adds to a counter. Only for counters with one writer at a time: a guest that scribbles over
+    /// a shared page changes only what it reads itself.
     pub(crate) fn add(&self, reg: CqReg, n: u64) {
         self.reg(reg).fetch_add(n, Ordering::Relaxed);
     }
 
-    /// Puts all registers to 0, and of a shared page also what lies between them: the next user
-    /// of the queue is not to find what the former one has left there.
+    /// Sets all registers to 0, and in a shared page also the memory between them: the next user of
+    /// the queue must not find what the former one has left there.
     pub(crate) fn clear(&self) {
         for &reg in CqReg::ALL {
             self.store(reg, 0);

@@ -62,9 +62,9 @@ impl Icc {
     /// A packet of this node was lost on its way, for the reason that `rcode` tells.
     ///
     /// A lost request ends its command with that code at once: that of a raw or system packet in
-    /// the TCQ entry, any other in the notice. A lost answer is nothing that
-    /// this node could do anything about: whoever waits for it has a timeout. A lost signal of a
-    /// barrier gate is an exception of the gate if its target does not exist.
+    /// the TCQ entry, any other in the notice. This node can do nothing about a lost answer: the
+    /// initiator that waits for it has a timeout. A lost signal of a barrier gate is an exception
+    /// of the gate if its target does not exist.
     pub fn undeliverable(&self, packet: &Packet<Body>, rcode: Rcode, now_ns: u64) {
         let Some(tni) = TniId::new(packet.src_tni) else {
             return;
@@ -83,8 +83,8 @@ impl Icc {
         }
     }
 
-    /// The network takes requests of an interface again: rings the queues that stopped for that,
-    /// in turns.
+    /// The network accepts requests of an interface again: rings the queues that stopped for want
+    /// of room, in turns.
     pub fn room(&self, tni: TniId) {
         for cq in self.tni(tni).waiting.take() {
             self.host().doorbell(tni, cq.into());

@@ -14,8 +14,9 @@ use crate::completions::Failures;
 use crate::host::Host;
 use crate::memory::DmaMemory;
 
-/// Shortest time between two dumps of statistics, in nanoseconds, whatever the guest asks
-/// for (ours): seldom enough that those of all nodes of a machine leave engines time for others.
+/// Shortest time between two dumps of statistics, in nanoseconds, whatever the guest asks for
+/// (ours). It is long enough that the dumps of all nodes of a machine leave engines time for other
+/// work.
 const MIN_INTERVAL_NS: u64 = 100_000;
 
 /// Modelled time of the commands of one TNI.
@@ -31,8 +32,8 @@ pub struct ModelTime {
 
 inspect!(ModelTime { answers, last_request_ps, total_ps });
 
-/// Commands that were sent and failed elsewhere. Their TCQ entries say success; whoever wants to
-/// know of one by itself reads its notice.
+/// Commands that were sent and failed elsewhere. Their TCQ entries say success; the notice of each
+/// tells of its failure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailedCommands {
     /// Those that the target has refused.

@@ -122,8 +122,8 @@ impl Icc {
         Some(self.reply(tni.get(), from, path, model_ps, size, body))
     }
 
-    /// The answer to a request that names an interface which no node has, as a hostile peer's may;
-    /// `None` if the packet is no request.
+    /// The answer to a request that names an interface which no node has, as a hostile peer's
+    /// request may; `None` if the packet is no request.
     pub(crate) fn refuse(&self, packet: &Packet<Body>) -> Option<Packet<Body>> {
         let Packet { src, src_tni, dst_tni, path, model_ps, tlps, .. } = *packet;
         let refused = |request: &Request| {
@@ -205,8 +205,8 @@ impl Icc {
             return Err(Rcode::REMOTE_SUBNET);
         }
         let pin = queue.tables.pin();
-        // Only now is it certain that a queue which is disabled meanwhile, or a device whose bus
-        // mastering is turned off, waits for this; so both are looked at once more.
+        // Only now is it certain that disabling the queue, or turning bus mastering off, waits for
+        // this access. So both are checked once more.
         if !queue.enabled() {
             return Err(Rcode::CQ_DISABLED);
         }
@@ -261,8 +261,8 @@ impl Icc {
         fault.rcode.remote()
     }
 
-    /// Where the memory of a request is, how many bytes of it are there, and why not more. Of a TLP
-    /// with a fault no byte counts.
+    /// Where the memory of a request is, how many bytes of it exist, and why not more. If a TLP has
+    /// a fault, none of its bytes count.
     fn locate(
         &self,
         queue: &Cq,

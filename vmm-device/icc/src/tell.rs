@@ -12,13 +12,13 @@ use crate::tlp::Answer;
 use crate::trace::{Event, Subject};
 use crate::transmit::Active;
 
-/// Requests of so many bytes have a look at the clock at their begin, too. To serve shorter ones
-/// takes little longer than that look (ours).
+/// Requests of at least this many bytes read the clock at their begin, too. Serving shorter ones
+/// takes little longer than reading the clock (ours).
 const LONG: u32 = 1024;
 
 impl Icc {
-    /// Has [`Host::observe`](crate::Host::observe) and [`Host::explain`](crate::Host::explain) told
-    /// of all commands from now on, or no more.
+    /// Turns reports of all commands to [`Host::observe`](crate::Host::observe) and
+    /// [`Host::explain`](crate::Host::explain) on or off.
     pub fn set_traced(&self, on: bool) {
         self.traced.set(on);
     }

@@ -18,8 +18,8 @@ pub struct CommandTiming {
     pub issue_ps: u64,
     /// From a TLP that is in to its data where a process reads it, in picoseconds.
     pub deliver_ps: u64,
-    /// A way to main memory that is not saved: that of a descriptor that is fetched, of data that
-    /// is read, and of data that is not put into the target's cache, in picoseconds.
+    /// A way to main memory, in picoseconds: for a descriptor that is fetched, for data that is
+    /// read, and for data that is not put into the target's cache.
     pub memory_ps: u64,
     /// Whether targets can put data into their caches.
     pub cache_injection: bool,
@@ -30,7 +30,7 @@ pub struct CommandTiming {
     pub far_ps: u64,
     /// For how long a command keeps the interface from beginning the next one, in picoseconds.
     pub command_ps: u64,
-    /// Bytes a second of data on the bus between memory and interfaces, in either direction, where
+    /// Bytes a second of data on the bus between memory and interfaces, in either direction, if
     /// that is less than the interfaces can send.
     pub bus_bytes_per_s: Option<u64>,
 }
@@ -113,7 +113,7 @@ impl CommandTiming {
         if self.groups.is_far(cq) { self.far_ps } else { 0 }
     }
 
-    /// From the doorbell to the first TLP of a command. It takes a way to memory less if the
+    /// From the doorbell to the first TLP of a command. It takes one way to memory less if the
     /// command brings its data, or has none.
     pub(crate) fn issue(&self, header: Header1, body: &Body) -> u64 {
         let fetched = header.source_type() != source_type::DIRECT;

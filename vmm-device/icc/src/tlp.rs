@@ -17,8 +17,8 @@ use tofu_abi::{BgId, CqId, Rcode, StagOffset};
 use crate::memory::{DmaError, DmaMemory, Segment, Segments, copy_segments, skip_segments};
 use crate::translate::Pin;
 
-/// Payload bytes of one burst at most. Long enough that its cost is that of the copy,
-/// short enough that queues take turns.
+/// The most payload bytes of one burst. Long enough that the copy dominates its cost, short enough
+/// that queues take turns.
 pub(crate) const BURST_BYTES: u32 = 256 << 10;
 /// TLPs of one burst at most when each of them needs a notice.
 pub(crate) const BURST_NOTICES: u32 = 256;
@@ -88,8 +88,8 @@ pub struct Request {
     pub sps: u8,
     /// Address at the target where this burst begins.
     pub remote: StagOffset,
-    /// Address at the initiator where this burst begins; without a meaning for piggyback
-    /// and atomic commands but for its CQ id, which is the initiator's.
+    /// Address at the initiator where this burst begins. Of piggyback and atomic commands only its
+    /// CQ id has a meaning: it is the initiator's.
     pub local: StagOffset,
     /// Where in the message this burst begins, in bytes.
     pub position: u32,
@@ -113,7 +113,7 @@ impl Request {
     }
 
     /// Whether the sizes are ones that a device sends. A peer that sends others could make the
-    /// target work or allocate without measure.
+    /// target work or allocate without bound.
     pub(crate) fn is_legal(&self) -> bool {
         let notices = self.length.div_ceil(self.mtu.max(1));
         self.has_legal_mtu()
@@ -225,8 +225,8 @@ impl Payload {
         }
     }
 
-    /// Writes the first `len` bytes to memory. With `strong` order, who sees the last word of the
-    /// data sees all of it.
+    /// Writes the first `len` bytes to memory. With `strong` order, a reader that sees the last
+    /// word of the data sees all of it.
     pub(crate) fn copy_in(
         &self,
         memory: &dyn DmaMemory,
@@ -352,8 +352,8 @@ impl Body {
         }
     }
 
-    /// The initiator's command, and whether the packet comes from there rather than being an
-    /// answer to it; `None` for what belongs to no command.
+    /// The initiator's command, and whether the packet comes from the initiator rather than being
+    /// an answer to it; `None` for packets that belong to no command.
     pub fn tag(&self) -> Option<(Tag, bool)> {
         match self {
             Self::Put { request, .. } | Self::Get { request } | Self::Armw { request, .. } => {

@@ -152,8 +152,8 @@ impl Tni {
         PacketWriter { memory, policy, now_ns, requests: TniIrqs::NONE, asked: TniIrqs::NONE }
     }
 
-    /// Waits for the end of writes to packet buffers and queues that are under way. Something
-    /// must keep more from beginning.
+    /// Waits for the end of writes to packet buffers and queues that are in progress. The caller
+    /// must have prevented further ones from beginning.
     pub(crate) fn quiesce_packets(&self) {
         drop(lock(&self.packets));
     }

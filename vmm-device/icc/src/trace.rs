@@ -11,8 +11,8 @@ use crate::tlp::Tag;
 
 /// A step of a command.
 ///
-/// A command that sends something is known by node, interface and [`Tag`] from its begin to its
-/// end; no two commands that are under way at the same time have the same.
+/// Node, interface and [`Tag`] identify a command that sends something from its begin to its end.
+/// No two commands in flight at the same time share them.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
     /// A queue of this node has read a descriptor that sends something, and is about to send.

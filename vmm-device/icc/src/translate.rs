@@ -69,7 +69,7 @@ pub(crate) struct Tables {
     block_enable: AtomicBool,
     block_ipa: AtomicU64,
     block_size: AtomicU64,
-    /// Bursts under way whose addresses were translated. Cached mappings of an older generation
+    /// Bursts in progress whose addresses were translated. Cached mappings of an older generation
     /// are not used any more.
     epochs: Epochs,
     cache: Mutex<Vec<Option<Mapping>>>,

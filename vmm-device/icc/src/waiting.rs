@@ -13,8 +13,8 @@ const FIRST: u32 = 16;
 
 /// Which control queues of an interface wait for room in the network.
 ///
-/// A queue that finds none enters and looks once more; whoever makes room does so first and takes
-/// the queues out then. So a queue either sees the room or is taken out for it.
+/// A queue that finds no room enters and checks once more. The thread that makes room does so first
+/// and takes the queues out afterwards. So a queue either sees the room or is taken out for it.
 #[derive(Debug)]
 pub(crate) struct Waiting(AtomicU32);
 

@@ -53,7 +53,7 @@ const fn class_of(body: &Body) -> Class {
     }
 }
 
-/// Writes a packet behind what is in `out`. Its data is read from the sender's memory here.
+/// Appends a packet to `out`. Its data is read from the sender's memory here.
 ///
 /// # Errors
 ///
@@ -67,11 +67,11 @@ pub fn encode(crossing: &Crossing<Body>, out: &mut Vec<u8>) -> Result<(), DmaErr
     written
 }
 
-/// The packet that these bytes are.
+/// Decodes a packet.
 ///
 /// # Errors
 ///
-/// [`Malformed`] if they are none that a device sends.
+/// [`Malformed`] if no device sends such bytes.
 pub fn decode(bytes: &[u8]) -> Result<Crossing<Body>, Malformed> {
     let mut reader = Reader(bytes);
     let crossing = reader.crossing()?;

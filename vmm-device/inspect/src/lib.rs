@@ -37,8 +37,8 @@ pub enum Value {
     Flag(bool),
     /// A number that people read in decimal.
     Number(u64),
-    /// Anything else, also numbers in hexadecimal. It may have been written by a guest: whoever
-    /// prints it takes control characters out.
+    /// Anything else, also numbers in hexadecimal. A guest may have written it: code that prints it
+    /// must remove control characters.
     Text(String),
     /// Parts with names, in an order that makes sense to people.
     Tree(Vec<(String, Value)>),
@@ -341,10 +341,11 @@ impl Inspect for AtomicU64 {
 
 /// Implements [`Inspect`] for a struct, as a tree of its fields.
 ///
-/// All fields stand there, or it does not compile. Behind a field can be how it looks: `as hex`
-/// for a number in hexadecimal, `as said` and `as debug` by its `Display` and `Debug`, `as time`
-/// for a [`Time`], `as len` for how many of something there are, `as sparse` for [`Sparse`], `as
-/// skip` for what is not shown. Anything else is a tuple struct around a copy of the field.
+/// All fields must be listed, or it does not compile. A field can be followed by its format:
+/// `as hex` for a number in hexadecimal, `as said` and `as debug` by its `Display` and `Debug`,
+/// `as time` for a [`Time`], `as len` for how many of something there are, `as sparse` for
+/// [`Sparse`], `as skip` for what is not shown. Anything else is a tuple struct around a copy of
+/// the field.
 ///
 /// ```
 /// struct Ring { base: u64, next: u32, held: Vec<u64> }

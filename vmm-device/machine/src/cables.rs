@@ -15,24 +15,24 @@ use tofu_icc::wire::{self, Malformed};
 
 /// Takes messages to other parts.
 ///
-/// Those for one part arrive there in the order in which they were sent, each once, or none after
-/// the first one that did not.
+/// Messages for one part arrive there in the order in which they were sent, each once. After the
+/// first message that is lost, none arrives.
 pub trait Transport: Send + Sync {
     /// Sends a message to a part, without waiting for it. Returns false if that part is not there.
     fn send(&self, to: PartId, message: Vec<u8>) -> bool;
 
-    /// The same for a message of another part's node, or about one. Returns false, too, if more
-    /// than enough waits for that part already: nobody here can keep such messages from coming.
+    /// The same for a message of another part's node, or about one. It also returns false if too
+    /// much waits for that part already: this part cannot keep such messages from coming.
     fn pass_on(&self, to: PartId, message: Vec<u8>) -> bool {
         self.send(to, message)
     }
 
-    /// Requests of `whose` have brought about what was just sent to `to`. If much waits for that
-    /// part, `whose` is to send no more of them for a while.
+    /// Requests of `whose` have caused what was just sent to `to`. If much waits for that part,
+    /// `whose` must send no more of them for a while.
     fn hold_back(&self, _whose: PartId, _to: PartId) {}
 
-    /// Whether it takes more requests. If not, [`Network::room`](crate::Network::room) is to be
-    /// called when it does.
+    /// Whether it accepts more requests. If not, [`Network::room`](crate::Network::room) must be
+    /// called when it does again.
     fn has_room(&self) -> bool {
         true
     }
@@ -182,8 +182,8 @@ impl Cables {
         let crossing = Crossing { packet, hops: 0, held: None, duplicated: false };
         let mut message = vec![UNDELIVERED, rcode.raw()];
         if wire::encode(&crossing, &mut message).is_ok() {
-            // If that part is gone, so is the node that would be told. If it has too much to take,
-            // its command ends by its time-out.
+            // If that part is gone, so is the node that would be told. If the part is overloaded,
+            // the node's command ends by its timeout.
             self.send_message(to, message, Whose { asked: to, through: true });
         }
     }

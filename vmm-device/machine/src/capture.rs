@@ -109,8 +109,8 @@ pub struct Record {
     pub interface: usize,
     /// Which way it went.
     pub direction: Direction,
-    /// The record's header and as much of the packet as there is place for, see the manual's
-    /// page on captures.
+    /// The record's header and as much of the packet as there is room for, see the manual's page on
+    /// captures.
     pub bytes: Vec<u8>,
     /// Bytes of header and whole packet.
     pub length: u32,
@@ -173,7 +173,7 @@ impl Capture {
         lock(&self.active.ring).closed = true;
     }
 
-    /// What an interface counted so far.
+    /// The counters of an interface so far.
     ///
     /// # Panics
     ///
@@ -198,8 +198,8 @@ impl Drop for Capture {
 }
 
 impl Active {
-    /// Takes a record that `encode` makes of at most so many bytes, and says how many it would
-    /// have without that.
+    /// Takes a record of at most so many bytes that `encode` makes, and returns how many bytes it
+    /// would have without the limit.
     fn take(
         &self,
         observation: Observation,
@@ -305,8 +305,7 @@ pub(crate) struct Hub<B> {
     wires: Weak<Wires<B>>,
     shape: Shape,
     active: RwLock<Vec<Arc<Active>>>,
-    /// Held while captures begin or end, so that two changes do not leave it to chance which
-    /// counts.
+    /// Held while captures begin or end, so that the order of two changes is well defined.
     changing: Mutex<()>,
 }
 

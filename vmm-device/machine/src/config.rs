@@ -10,9 +10,9 @@ use tofu_links::Parameters;
 pub enum Doorbells {
     /// By an exit or an ioeventfd; engines sleep meanwhile.
     Trapped,
-    /// In memory that the guest has mapped and the engines look at. Nodes have it if they were
-    /// made with shared pages, otherwise their doorbells are trapped. After a while of quiet a
-    /// page is write-protected, and its next doorbell is trapped.
+    /// In memory that the guest has mapped and the engines poll. Nodes have such doorbells if they
+    /// were made with shared pages; otherwise theirs are trapped. A page that has been quiet for a
+    /// while is write-protected, and its next doorbell is trapped.
     Polled,
 }
 
@@ -35,8 +35,8 @@ pub struct MachineConfig {
     pub part: Option<(u32, PartId)>,
     /// How packets go over its links.
     pub links: Links,
-    /// What kind of machine it is: what its controllers have, and what their links and commands
-    /// cost.
+    /// The machine's generation: the features of its controllers, and the cost of their links and
+    /// commands.
     pub generation: Generation,
     /// How doorbells arrive.
     pub doorbells: Doorbells,
@@ -44,8 +44,8 @@ pub struct MachineConfig {
     pub engines: usize,
     /// How long a command waits for an answer, in nanoseconds.
     pub timeout_ns: u64,
-    /// How long an engine without work goes on looking at a polled doorbell all the time before
-    /// it looks less and less often, in nanoseconds.
+    /// How long an engine without work polls a doorbell continuously before it polls less and less
+    /// often, in nanoseconds.
     pub spin_ns: u64,
 }
 

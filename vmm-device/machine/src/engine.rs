@@ -20,21 +20,20 @@ use crate::pump::{Pump, RELEASES};
 use crate::shared::Shared;
 use crate::wakeup::{Sleep, Watching};
 
-/// How long a page is looked at now and then after its doorbell rang last, before it is
-/// write-protected, in nanoseconds. Long enough for a vCPU that the host has put aside to finish
-/// the write for which the protection was lifted.
+/// How long a page is polled at intervals after its doorbell last rang, before it is protected, in
+/// nanoseconds. Long enough for a vCPU that the host has descheduled to finish the write for which
+/// the protection was lifted.
 const NAPS_NS: u64 = 20_000_000;
 /// The shortest and the longest time between two looks, in nanoseconds.
 const NAP_NS: (u64, u64) = (20_000, 1_000_000);
-/// A page that cannot be protected, and has been quiet for as long as the first of these, is
-/// looked at as often as the second says, both in nanoseconds. See docs/src/reference/vfio-user.md
-/// for what that costs.
+/// A page that cannot be protected, and has been quiet for the first of these times, is polled at
+/// intervals of the second, both in nanoseconds. See docs/src/reference/vfio-user.md for the cost.
 const DOZE_NS: (u64, u64) = (1_000_000_000, 10_000_000);
 
 /// A busy engine looks at its event descriptors once in so many turns.
 const TURNS_PER_LOOK: u32 = 16;
-/// Queues that a turn runs at most, so that a guest with work in all of its queues does not keep
-/// the engine from looking at doorbells and deadlines of others.
+/// The most queues that a turn runs, so that a guest with work in all of its queues does not keep
+/// the engine from checking doorbells and deadlines of others.
 const QUEUES_PER_TURN: usize = 16;
 /// When a turn has taken longer, in nanoseconds, it runs no further queue.
 const TURN_NS: u64 = 200_000;
@@ -287,8 +286,8 @@ impl Sources {
         };
         let free = self.queues.iter().position(Option::is_none).unwrap_or(self.queues.len());
         let token = FIRST_QUEUE + free as u32;
-        // By edges, so that a descriptor never needs to be read: one that another process shares
-        // could block.
+        // Edge-triggered, so that a descriptor never needs to be read: reading one that another
+        // process shares could block.
         let edges = EventSet::IN | EventSet::EDGE_TRIGGERED;
         if let Err(error) = ops.add(Events::with_data(&*event, token, edges)) {
             log::error!("listening to a doorbell of node {}: {error}", queue.node);
@@ -346,11 +345,11 @@ impl MutEventSubscriber for Sources {
     }
 }
 
-/// The shared pages that an engine looks at.
+/// The shared pages that an engine polls.
 ///
-/// One whose doorbell rang lately is looked at all the time, then ever less often. A page that has
-/// been quiet for long is write-protected, so that nobody needs to look at it until the guest
-/// writes to it again.
+/// A page whose doorbell rang lately is polled all the time, then ever less often. A page that has
+/// been quiet for long is write-protected, so it need not be polled until the guest writes to it
+/// again.
 struct WatchedPages<'a> {
     shared: &'a Shared,
     pages: Vec<WatchedPage>,

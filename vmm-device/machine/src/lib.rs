@@ -53,8 +53,7 @@ pub use crate::windows::{TorusParts, WindowBackend};
 pub use tofu_abi::Generation;
 pub use tofu_tnw_device::{Nwp, SharedWindows, register_fields};
 
-/// The network of a machine, for those who look at it or meddle with it. It may outlive the
-/// machine.
+/// The network of a machine, for code that observes or disturbs it. It may outlive the machine.
 #[derive(Clone)]
 pub struct Network {
     wires: Arc<Wires<Body>>,
@@ -79,9 +78,9 @@ impl Network {
         self.machine.upgrade()?.node(id).cloned()
     }
 
-    /// Has `tell` told, from now on, when nothing gets through a modelled link any more and a port
-    /// of a node has taken it down. It is called by the thread that drives the links, so it may not
-    /// look at them. Only the first one counts.
+    /// Sets a function that is called when nothing gets through a modelled link any more and a port
+    /// of a node has taken it down. The thread that drives the links calls `tell`, so it may not
+    /// look at them. Only the first call of this method counts.
     pub fn on_link_failure(&self, tell: impl Fn(NodeId, Port) + Send + Sync + 'static) {
         if let Some(machine) = self.machine.upgrade() {
             let _ = machine.link_failed.set(Box::new(tell));
@@ -93,8 +92,8 @@ impl Network {
         self.wires.fabric().part()
     }
 
-    /// Reaches the other parts of the machine by this transport from now on. Only the first one
-    /// counts. Each part is there once [`Network::part_came`] says so.
+    /// Sets the transport to the other parts of the machine. Only the first call counts. Each part
+    /// is present once [`Network::part_came`] says so.
     pub fn connect(&self, transport: Arc<dyn Transport>) {
         if let Some(cables) = self.machine.upgrade().and_then(|shared| shared.cables.clone()) {
             cables.connect(transport);
@@ -128,12 +127,13 @@ impl Network {
         }
     }
 
-    /// Takes a message that a part has sent by the transport. To be called by one thread for each
-    /// part, in the order in which they come.
+    /// Takes a message that a part has sent over the transport. To be called by one thread for each
+    /// part, in the order of arrival.
     ///
     /// # Errors
     ///
-    /// [`Refused`] if no honest part sends that. It is counted and has no other consequence.
+    /// [`Refused`] if no honest part sends such a message. It is counted and has no other
+    /// consequence.
     pub fn receive(&self, from: PartId, message: &[u8]) -> Result<(), Refused> {
         let Some(shared) = self.machine.upgrade() else { return Ok(()) };
         let Some(cables) = &shared.cables else { return Err(Refused::Kind) };
@@ -193,8 +193,7 @@ impl Machine {
         Self::with_clock(config, Clock::Host(Instant::now()))
     }
 
-    /// A machine whose time stands still but for [`Machine::advance`], for tests that are to
-    /// come out the same every time.
+    /// A machine whose time advances only by [`Machine::advance`], for reproducible tests.
     ///
     /// # Errors
     ///
@@ -365,11 +364,10 @@ impl Machine {
         }
     }
 
-    /// Does what is pending, in this thread, until nothing is. Returns whether there was
-    /// anything.
+    /// Does all pending work in this thread. Returns whether there was any.
     ///
-    /// For machines without engine threads. A guest that feeds its own queue with what the device
-    /// writes can keep this going for ever; see [`Machine::run_turn`].
+    /// For machines without engine threads. If a guest feeds its own queue with what the device
+    /// writes, this may never return; see [`Machine::run_turn`].
     pub fn run_pending(&self) -> bool {
         let mut worked = false;
         while self.run_turn() {
@@ -378,8 +376,8 @@ impl Machine {
         worked
     }
 
-    /// Gives every queue with something pending one turn of bounded length, in this thread.
-    /// Returns whether there was any.
+    /// Gives every queue with pending work one turn of bounded length, in this thread. Returns
+    /// whether there was any.
     pub fn run_turn(&self) -> bool {
         let mut any = false;
         for engine in &self.shared.engines {

@@ -23,9 +23,9 @@ const PS_PER_NS: u64 = 1000;
 const SPIN_NS: u64 = 500;
 /// It sleeps if nothing happens for longer than so many nanoseconds.
 const SLEEP_NS: u64 = 100_000;
-/// So many nanoseconds may the machine's clock be ahead of links on which something is under way.
-/// It is more than a host lets a thread wait that is to have its turn, if there are not many, and
-/// little beside the time in which commands time out.
+/// How far the machine's clock may be ahead of links on which something is in flight, in
+/// nanoseconds. It is longer than a host with few runnable threads makes one of them wait, and
+/// short beside the time in which commands time out.
 const AHEAD_NS: u64 = 5_000_000;
 
 /// Drives the links of a machine, if they are modelled.
@@ -85,8 +85,7 @@ impl Courier {
         self.shown.fetch_max(now, SeqCst).max(now)
     }
 
-    /// The links have had a turn that began at a time of the host's, up to one of the machine's at
-    /// most.
+    /// The links have had a turn. It began at a host time, and ran at most up to a machine time.
     fn turned(&self, host_ns: u64, limit_ns: u64, progress: Progress) {
         // By how much the clock had to wait.
         self.behind.fetch_max(host_ns.saturating_sub(limit_ns), SeqCst);
@@ -94,8 +93,7 @@ impl Courier {
         self.bound.store(next.unwrap_or(u64::MAX), SeqCst);
     }
 
-    /// Something was sent at a time of the machine's: the thread is to take it, and the clock to
-    /// wait for that.
+    /// Something was sent at a machine time: the thread must take it, and the clock waits for that.
     pub(crate) fn sent(&self, now_ns: u64) {
         self.bound.fetch_min(now_ns + AHEAD_NS, SeqCst);
         self.wake();

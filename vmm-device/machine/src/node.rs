@@ -24,9 +24,9 @@ use crate::shared::Shared;
 use crate::trace::{Recorder, What};
 use crate::wakeup::{Queued, Watching};
 
-/// What the VMM behind a node does for its doorbells. All offsets are in BAR0.
+/// The services of the VMM behind a node for its doorbells. All offsets are in BAR0.
 ///
-/// Methods are called from whichever thread enables a queue and from engine threads.
+/// Methods are called from any thread that enables a queue, and from engine threads.
 pub trait DoorbellBackend: Send + Sync {
     /// From now on guest writes at `offset` signal `event` instead of reaching the device.
     ///
@@ -53,8 +53,8 @@ pub trait DoorbellBackend: Send + Sync {
     /// protection stays.
     fn protect_page(&self, offset: u64);
 
-    /// Whether [`DoorbellBackend::protect_page`] can do that. Where it cannot, because another
-    /// process has mapped the pages, engines go on looking at quiet ones, ever less often.
+    /// Whether [`DoorbellBackend::protect_page`] can do that. If it cannot, because another process
+    /// has mapped the pages, engines keep polling quiet ones, ever less often.
     fn can_protect(&self) -> bool {
         true
     }
@@ -173,10 +173,10 @@ impl Node {
     }
 
     /// The event descriptor that rings a queue's trapped doorbell while the queue is enabled, for
-    /// somebody outside of this process. It stays the same over the queue's lives until
+    /// use outside of this process. It stays the same over the queue's lives until
     /// [`Node::renew_doorbell_events`]. Engines never read it, so its owner can neither block nor
-    /// silence them by what it does to it; the backend, to which it is given again whenever the
-    /// queue is enabled, can read what was signalled before.
+    /// silence them. The backend gets it again whenever the queue is enabled, and can then read
+    /// what was signalled before.
     ///
     /// # Errors
     ///
@@ -193,22 +193,22 @@ impl Node {
         Ok(event)
     }
 
-    /// Takes back what [`Node::doorbell_event`] has given away: doorbells of queues that are
-    /// enabled from now on have other descriptors. To be called after a reset.
+    /// Revokes the descriptors of [`Node::doorbell_event`]: doorbells of queues that are enabled
+    /// from now on have other ones. To be called after a reset.
     pub fn renew_doorbell_events(&self) {
         lock(&self.host.events).retain(|_, bell| !bell.exported);
     }
 
-    /// Notes that a queue's doorbell rang, in the life that is given or in whichever it is.
-    /// Returns whether it is to be queued or run now; if not it is queued already, or that
-    /// life is over.
+    /// Notes that a queue's doorbell rang, in the given life or, if none is given, in the present
+    /// one. Returns whether the queue is to be queued or run now. If not, it is queued already, or
+    /// that life is over.
     pub(crate) fn rang(&self, tni: TniId, bell: Doorbell, life: Option<u64>) -> bool {
         self.host.waiting[bell_index(tni, bell)].enter(life)
     }
 
-    /// Runs a queue for one turn; returns whether it is to be queued for another. Its
-    /// place among the queued ones must be the caller's: see [`Node::rang`]. Nothing is done for a
-    /// doorbell that rang before the queue was enabled last.
+    /// Runs a queue for one turn; returns whether it is to be queued for another. The caller must
+    /// own its place among the queued ones: see [`Node::rang`]. A doorbell that rang before the
+    /// queue was last enabled has no effect.
     pub(crate) fn run(&self, tni: TniId, bell: Doorbell, pump: &mut Pump<'_>) -> bool {
         let waiting = &self.host.waiting[bell_index(tni, bell)];
         if !waiting.leave() {
@@ -218,8 +218,8 @@ impl Node {
         self.icc.run_queue(tni, bell, pump) && waiting.enter(None)
     }
 
-    /// Write-protects the page of a queue: nobody looks at it any more. Returns false if that is
-    /// not possible.
+    /// Write-protects the page of a queue: it is not polled any more. Returns false if that is not
+    /// possible.
     pub(crate) fn protect(&self, tni: TniId, bell: Doorbell) -> bool {
         let Some(backend) = self.host.backend.as_ref().filter(|backend| backend.can_protect())
         else {

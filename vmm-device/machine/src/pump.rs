@@ -36,8 +36,8 @@ impl<'a> Pump<'a> {
         Self { shared, arrivals: VecDeque::new(), now_ns: shared.now_ns() }
     }
 
-    /// Runs modelled links until `limit` picoseconds, or for a while; or up to the next thing that
-    /// happens if there is no limit. Then arrivals are handled.
+    /// Runs modelled links until `limit` picoseconds, or for a while; without a limit, up to the
+    /// next event. Then arrivals are handled.
     pub(crate) fn turn(&mut self, limit: Option<u64>) -> Option<Progress> {
         let shared = self.shared;
         let progress = match limit {
@@ -146,8 +146,8 @@ impl Net for Pump<'_> {
                         }
                         target.icc().arrive(packet, self);
                     }
-                    // A place of the machine whose device is not there, or not yet: it answers as
-                    // one in its reset state.
+                    // A place of the machine whose device is absent, or not there yet. It answers
+                    // like a device in its reset state.
                     None => self.undeliverable(Rcode::TARGET_DMA_OFF, packet),
                 },
                 Arrival::Discarded(at, port, reason, packet) => {

@@ -34,8 +34,8 @@ use crate::interconnect::Interconnect;
 use crate::shared::Clock;
 use crate::windows::{HasNwp, TorusParts, Watched, WindowBackend};
 
-/// Turns of devices that a write to one gives to those that are ready, on its vCPU's time: its own,
-/// its neighbour's, its own again for the answer, and one more. What is left is the engine's.
+/// Turns that a write to a device gives to ready devices, on its vCPU's time: to itself, to its
+/// neighbour, to itself again for the answer, and one more. The engine does the rest.
 const TURNS_PER_WRITE: usize = 4;
 /// Turns in a row of an engine, or of a machine without one.
 const TURNS_PER_ROUND: usize = 256;
@@ -58,7 +58,7 @@ pub struct Torus {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The network of a machine of TNW, for those who look at it or meddle with it. It may outlive the
+/// The network of a machine of TNW, for code that observes or disturbs it. It may outlive the
 /// machine.
 #[derive(Clone)]
 pub struct TorusNetwork {
@@ -133,7 +133,7 @@ impl Torus {
         Self::with_clock(shape, Clock::Host(Instant::now()))
     }
 
-    /// The same; its time stands still but for [`Torus::advance`].
+    /// The same; its time advances only by [`Torus::advance`].
     ///
     /// # Errors
     ///
@@ -222,8 +222,8 @@ impl Torus {
         Ok(node)
     }
 
-    /// Whether the engine looks at shared windows in which something was new lately, for as long as
-    /// it needs not sleep, so that their guests needs not tell. At first it does not.
+    /// Whether the engine polls shared windows in which something was new lately, as long as it
+    /// need not sleep. Their guests then need not notify it. At first it does not poll.
     pub fn set_doorbells(&self, doorbells: Doorbells) {
         self.shared.polled.store(doorbells == Doorbells::Polled, SeqCst);
     }
@@ -292,8 +292,8 @@ impl Torus {
         self.shared.has_engine.load(SeqCst)
     }
 
-    /// Does what is pending, in this thread, until nothing is but what waits for time to pass.
-    /// Returns whether there was anything.
+    /// Does the pending work in this thread, until only work that waits for time to pass is left.
+    /// Returns whether there was any.
     pub fn run_pending(&self) -> bool {
         let mut worked = self.shared.expire();
         while self.shared.run(TURNS_PER_ROUND) {

@@ -6,8 +6,8 @@ use tofu_sync::{AtomicBool, AtomicU64};
 
 /// An engine's sleep.
 ///
-/// The engine announces it, looks for work once more, and sleeps if there is none. Whoever
-/// brings work stores it first and calls [`Sleep::end`] then.
+/// The engine announces it, looks for work once more, and sleeps if there is none. A thread that
+/// brings work stores it first and then calls [`Sleep::end`].
 #[derive(Debug)]
 pub(crate) struct Sleep(AtomicBool);
 
@@ -22,8 +22,8 @@ impl Sleep {
         self.0.store(true, SeqCst);
     }
 
-    /// Ends the sleep. Returns whether the engine sleeps or is about to, and must be signalled;
-    /// only the first one to come has to.
+    /// Ends the sleep. Returns whether the engine sleeps or is about to, and must be signalled.
+    /// Only the first caller has to signal it.
     pub(crate) fn end(&self) -> bool {
         self.0.swap(false, SeqCst)
     }
@@ -34,11 +34,11 @@ impl Sleep {
     }
 }
 
-/// Has the guest of a shared window tell from now on, unless something is new there. Returns
-/// whether something is.
+/// Makes the guest of a shared window notify the engine from now on, unless something is new there.
+/// Returns whether something is.
 ///
-/// The guest stores a mark first, then looks whether it has to tell. `set_bell` is followed by a
-/// barrier: so one of the two sees what the other one did.
+/// The guest stores a mark first, then checks whether it has to notify. `set_bell` is followed by a
+/// barrier, so one of the two sees what the other one did.
 pub(crate) fn doze(set_bell: impl Fn(bool), rings: impl Fn() -> bool) -> bool {
     set_bell(true);
     let news = rings();
@@ -59,8 +59,8 @@ pub(crate) enum Watching {
     Stop,
 }
 
-/// Whether a queue is queued at its engine, so that it never is twice, and for which of its lives:
-/// a queue that is enabled again does not serve what rang before.
+/// Whether a queue is queued at its engine, so that it is never queued twice, and for which of its
+/// lives: a queue that is enabled again does not serve earlier doorbells.
 #[derive(Debug)]
 pub(crate) struct Queued(AtomicU64);
 
@@ -90,8 +90,8 @@ impl Queued {
         life(before).wrapping_add(ONE_LIFE)
     }
 
-    /// A doorbell rang, of the life that is given or of whichever it is. Returns whether the queue
-    /// is to be queued; if not it is there already, or the life is over.
+    /// A doorbell rang, in the given life or, if none is given, in the present one. Returns whether
+    /// the queue is to be queued. If not, it is queued already, or the life is over.
     pub(crate) fn enter(&self, of: Option<u64>) -> bool {
         let before = self.change(|state| {
             let now = life(state);
@@ -100,9 +100,9 @@ impl Queued {
         before.is_ok_and(|state| state & WAITS == 0)
     }
 
-    /// The queue's turn has come. A doorbell that rings later queues it again; what was
-    /// written before earlier ones is seen by the turn. Returns whether any of them rang in this
-    /// life.
+    /// The queue's turn has come. A doorbell that rings later queues it again. The turn sees
+    /// everything that was written before earlier doorbells. Returns whether any of them rang in
+    /// this life.
     pub(crate) fn leave(&self) -> bool {
         // Reads what the last `enter` has written, unlike a store.
         self.0.fetch_and(!(WAITS | STALE), AcqRel) & STALE == 0

@@ -9,10 +9,10 @@ use vm_memory::MmapRegion;
 
 use crate::wakeup::doze;
 
-/// What the VMM behind a node of TNW does for windows that are memory. Offsets are in the BAR of
-/// windows; all numbers are multiples of 4 KiB.
+/// The services of the VMM behind a node of TNW for windows that are memory. Offsets are in the BAR
+/// of windows; all numbers are multiples of 4 KiB.
 ///
-/// Methods are called from whichever thread writes to TX_MODE or resets the device.
+/// Methods are called from any thread that writes to TX_MODE or resets the device.
 pub trait WindowBackend: Send + Sync {
     /// From now on `len` bytes at `offset` are the memory at `at` of `region`.
     ///
@@ -37,7 +37,7 @@ pub struct TorusParts {
     pub memory: Arc<dyn DmaMemory>,
     /// Memory that its windows can be.
     pub windows: Option<SharedWindows>,
-    /// How the guest gets that memory where the windows are. Without it each store reaches the
+    /// How that memory is mapped into the guest at the windows. Without it each store reaches the
     /// device.
     pub backend: Option<Arc<dyn WindowBackend>>,
 }
@@ -49,8 +49,8 @@ impl TorusParts {
     }
 }
 
-/// The shared windows that an engine looks at: those in which something was new lately. The guests
-/// of all others tell.
+/// The shared windows that an engine polls: those in which something was new lately. The guests of
+/// all others notify it.
 pub(crate) struct Watched<N> {
     windows: Vec<Window<N>>,
     /// How long a window is looked at after something was new, in nanoseconds.

@@ -50,19 +50,19 @@ pub type Visit<'a> = dyn FnMut(VolatileSlice<'_>) + 'a;
 
 /// Memory that a device can reach by DMA, at the addresses that it uses.
 ///
-/// An address that is mapped, but not for what the device does to it, is no memory.
+/// An address that is mapped, but not for this kind of access, is no memory.
 pub trait DmaMemory: Send + Sync {
     /// Whether the whole range is memory that the device may access in this way.
     fn contains(&self, addr: u64, len: usize, access: Access) -> bool;
 
-    /// Calls `f` with the slices of the range, in order. It does no more to them than `access`
-    /// says, and writes all of them where that is [`Access::Write`]: memory that is not in this
-    /// process is a copy here.
+    /// Calls `f` with the slices of the range, in order. `f` does no more to them than `access`
+    /// says, and writes all of them if that is [`Access::Write`]: for memory that is not in this
+    /// process the slices are a copy.
     ///
     /// # Errors
     ///
-    /// If any part of the range is not memory; then `f` is not called at all, unless that comes
-    /// out only when a copy of it is made or taken back.
+    /// If any part of the range is not memory; then `f` is not called at all, unless this is found
+    /// only when a copy is made or written back.
     fn access(&self, addr: u64, len: usize, access: Access, f: &mut Visit<'_>) -> DmaResult;
 
     /// Reads `buf.len()` bytes.
@@ -127,7 +127,7 @@ pub trait DmaMemory: Send + Sync {
         with_atomic(self, addr, access, f)
     }
 
-    /// Loads a 64-bit word; what was written before it by whoever stored it is visible.
+    /// Loads a 64-bit word. Everything that was written before its store is visible.
     ///
     /// # Errors
     ///
@@ -138,8 +138,8 @@ pub trait DmaMemory: Send + Sync {
         Ok(u64::from_le(value))
     }
 
-    /// Loads four words, the first of them before the others: what was written before it by
-    /// whoever stored it is visible in them.
+    /// Loads four words, the first of them before the others. Everything that was written before
+    /// its store is visible in them.
     ///
     /// # Errors
     ///

@@ -32,8 +32,8 @@ impl RegisterWrite {
         Some((at, Self { mask, bits: u64::from_le_bytes(bytes) << shift }))
     }
 
-    /// The bits that are written; those that are not are 0. That is what counts for a register
-    /// that sets or clears bits of another one.
+    /// The written bits; the others are 0. This is the value for a register that sets or clears
+    /// bits of another one.
     pub const fn bits(self) -> u64 {
         self.bits
     }

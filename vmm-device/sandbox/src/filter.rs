@@ -13,8 +13,8 @@ use seccompiler::{
 
 use crate::policy::{Error, Role};
 
-/// A system call, and what an argument must be: all conditions of one entry hold, or those of
-/// another entry for the same call.
+/// A system call with conditions on its arguments. The call is allowed if all conditions of one of
+/// its entries hold.
 type Entry = (libc::c_long, &'static [Condition]);
 
 /// A condition on argument `.0` (from 0).
@@ -48,8 +48,8 @@ const EVERYWHERE: &[Entry] = &[
     (libc::SYS_fcntl, &[Is(1, libc::F_GETFD as u64)]),
     (libc::SYS_fcntl, &[Is(1, libc::F_GETFL as u64)]),
     (libc::SYS_futex, &[]),
-    // Any thread that drives a device may come to interrupt any node: by an event descriptor,
-    // after a look whether that would block, or by KVM_SIGNAL_MSI.
+    // Any thread that drives a device may have to interrupt any node: by an event descriptor, after
+    // a check whether that would block, or by KVM_SIGNAL_MSI.
     (libc::SYS_poll, &[]),
     (libc::SYS_ppoll, &[]),
     (libc::SYS_ioctl, &[Bits(1, 0xffff, KVM_TYPE | 0xa5)]),
@@ -230,8 +230,8 @@ const MAIN: &[Entry] = &[
     (libc::SYS_getsockname, &[]),
     (libc::SYS_getpeername, &[]),
     (libc::SYS_clone, &[Bits(0, libc::CLONE_THREAD as u64, libc::CLONE_THREAD as u64)]),
-    // Its arguments are in memory, where a filter does not see them; without execve a new process
-    // is confined to this code, and inherits all filters.
+    // Its arguments are in memory, where a filter cannot see them. Without execve a new process is
+    // confined to this code, and inherits all filters.
     (libc::SYS_clone3, &[]),
     (libc::SYS_rt_sigaction, &[]),
     (libc::SYS_rt_sigtimedwait, &[]),

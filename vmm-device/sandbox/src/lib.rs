@@ -46,8 +46,8 @@ pub struct Entered {
 pub struct Sandbox {
     policy: Policy,
     support: Support,
-    /// By role, in the order of [`Role::ALL`]; empty where the kernel has no filters. What a
-    /// thread may do, and what it is told is forbidden without ending the process.
+    /// By role, in the order of [`Role::ALL`]; empty where the kernel has no filters. Each has what
+    /// a thread may do, and what fails without ending the process.
     filters: Vec<(BpfProgram, BpfProgram)>,
 }
 
@@ -67,7 +67,7 @@ impl Sandbox {
         Ok(Self { policy, support, filters })
     }
 
-    /// From now on this thread, and those that it creates from now on, cannot open files but
+    /// From now on this thread, and those that it creates from now on, cannot open files other than
     /// those of the policy, bind or connect to TCP ports, or gain rights by running a program.
     ///
     /// Threads that exist already are left alone on kernels before 7.0, with a line in
@@ -126,8 +126,8 @@ impl Sandbox {
         Ok(true)
     }
 
-    /// A hook for whoever creates threads: enters `role` on the thread that calls it, and ends the
-    /// process with one line where that fails, as such a thread must not run.
+    /// A hook for code that creates threads. It enters `role` on the thread that calls it. If that
+    /// fails it ends the process with one line, because such a thread must not run.
     pub fn thread_start(self: &Arc<Self>, role: Role) -> Arc<dyn Fn() + Send + Sync> {
         let this = Arc::clone(self);
         Arc::new(move || {

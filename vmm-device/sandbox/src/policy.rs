@@ -19,8 +19,8 @@ pub enum Role {
     VfioUser,
     /// Serves a virtio device's requests from files and streams that are open.
     Virtio,
-    /// Takes what other parts of a machine send over TCP connections, delivers it to devices, and
-    /// turns away who connects later.
+    /// Receives what other parts of a machine send over TCP connections, delivers it to devices,
+    /// and turns away later connections.
     Cable,
     /// Starts and ends the others; may open files and UNIX sockets and create threads, but not
     /// run programs.

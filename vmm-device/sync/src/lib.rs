@@ -16,8 +16,8 @@ pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 #[cfg(not(loom))]
 pub use std::sync::{Mutex, MutexGuard};
 
-/// Locks a mutex of the standard library. That another thread has panicked with the lock must not
-/// make what it protects unusable for the others: a device serves other nodes, too.
+/// Locks a mutex of the standard library. If another thread has panicked with the lock, the data
+/// must stay usable for the others: a device serves other nodes, too.
 pub fn lock<T: ?Sized>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
@@ -27,11 +27,12 @@ pub use checked::{AtomicBool, AtomicU32, AtomicU64};
 #[cfg(loom)]
 pub use loom::sync::{Mutex, MutexGuard};
 
-/// loom's atomics, with what it leaves out of [`SeqCst`](std::sync::atomic::Ordering::SeqCst).
+/// loom's atomics, with the part of [`SeqCst`](std::sync::atomic::Ordering::SeqCst) that loom
+/// omits.
 ///
-/// loom takes sequentially consistent accesses for acquire and release ones, and would see flags
-/// pass each other that cannot. It does know sequentially consistent fences, so here a thread
-/// has one between any two such accesses that follow each other.
+/// loom treats sequentially consistent accesses as acquire and release ones, and would let flags
+/// pass each other that cannot. It does model sequentially consistent fences, so here a thread has
+/// one between any two consecutive accesses of this kind.
 #[cfg(loom)]
 mod checked {
     use std::cell::Cell;

@@ -3,8 +3,9 @@
 
 use std::time::Instant;
 
-/// A clock whose unit is its own: the processor's counter where that goes at a constant rate, and
-/// nanoseconds elsewhere. A look at the counter takes about a third of a look at [`Instant`].
+/// A clock with its own unit: the processor's counter where that runs at a constant rate, and
+/// nanoseconds elsewhere. Reading the counter takes about a third of the time of reading
+/// [`Instant`].
 #[derive(Clone, Copy, Debug)]
 pub struct Ticks {
     /// Whether it is the counter.

@@ -20,8 +20,8 @@ use crate::shared::SharedWindows;
 use crate::transmit::Transmit;
 use crate::unit::{MAX_RUN, Unit};
 
-/// Units that wait at a link at most. More than a neighbour that keeps to the protocol has under
-/// way; what is above is lost, as on a link.
+/// The most units that wait at a link. It is more than a neighbour that obeys the protocol has in
+/// flight; further units are lost, as on a link.
 const INBOX: usize = 4 * crate::link::TX_BUFFER as usize;
 /// Units that a link takes in before another one's turn.
 const ARRIVALS_PER_TURN: usize = 256;
@@ -165,7 +165,7 @@ impl Nwp {
         }
     }
 
-    /// Whether the device may reach memory and send interrupts. Until then what would need that
+    /// Whether the device may access memory and send interrupts. Until then, work that needs this
     /// waits.
     pub fn set_bus_master(&self, on: bool) {
         self.bus_master.store(on, SeqCst);
@@ -222,8 +222,8 @@ impl Nwp {
         // What is on its way must not be read after this.
         state.end.keep();
         let life = state.end.life();
-        // A life that nobody knows of can be lived again: a driver that resets the device for ever
-        // must not come round to numbers that its neighbour takes for old ones.
+        // A life that no neighbour has seen can be reused: a driver that keeps resetting the device
+        // must not wrap around to numbers that its neighbour takes for old ones.
         *state = LinkState::new(if state.end.has_spoken() { next_life(life) } else { life });
         lock(&module.inbox).clear();
         module.deadline.store(NEVER, SeqCst);
@@ -415,8 +415,8 @@ impl Nwp {
         }
     }
 
-    /// Says in a shared window whether the guest must tell when something is new. Who has it
-    /// tell must look after that, for what was stored before.
+    /// Sets in a shared window whether the guest must notify when something is new. A caller that
+    /// turns notifications on must check the window afterwards, for what was stored before.
     pub fn set_bell(&self, link: Link, channel: Channel, on: bool) {
         self.with_link(link, |state| {
             if let Some(window) = state.tx[channel.index()].shared() {

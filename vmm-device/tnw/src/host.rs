@@ -19,13 +19,13 @@ pub trait Host: Send + Sync {
     /// clock of [`Host::now_ns`], or later.
     fn timer(&self, deadline_ns: u64);
 
-    /// From now on the window of a channel is memory of the guest's, at its place in
-    /// [`SharedWindows`](crate::SharedWindows), or registers again. Until that is so for the guest,
-    /// its stores reach the device all the same.
+    /// From now on the window of a channel is guest memory, at its place in
+    /// [`SharedWindows`](crate::SharedWindows), or registers again. Until that takes effect for the
+    /// guest, its stores reach the device all the same.
     fn window_shared(&self, _: Link, _: Channel, _shared: bool) {}
 
-    /// The guest has told that something is new in a shared window: somebody may look at it for a
-    /// while, so that it needs not tell.
+    /// The guest has announced that something is new in a shared window. The host may poll the
+    /// window for a while, so that the guest need not notify.
     fn window_rang(&self, _: Link, _: Channel) {}
 
     /// A monotonic clock in nanoseconds.
@@ -34,22 +34,22 @@ pub trait Host: Send + Sync {
 
 /// The links as seen by a thread that drives a device.
 pub trait Net {
-    /// Packets that a link takes now; no more are fetched or taken out of a window at a time. Where
-    /// that is 0, [`Nwp::room`](crate::Nwp::room) must be called when it is more. What is sent
-    /// again, and commands, do not ask.
+    /// The number of packets that a link accepts now; no more are fetched or taken out of a window
+    /// at a time. If it is 0, [`Nwp::room`](crate::Nwp::room) must be called when it grows.
+    /// Retransmissions and commands do not ask.
     fn room(&self, link: Link) -> u16 {
         let _ = link;
         MAX_RUN
     }
 
-    /// Whether packets stay in this process, where they are looked at soon: then those of an Nget
-    /// refer to the memory that they are of, and are copied once. What loses, repeats or records
-    /// them should not have that.
+    /// Whether packets stay in this process, where they are soon processed. Packets of an Nget then
+    /// refer to its memory, and are copied once. Code that loses, repeats or records packets should
+    /// return false.
     fn lends(&self) -> bool {
         false
     }
 
-    /// Sends over a link. What is sent over a link arrives in that order, if at all.
+    /// Sends over a link. Units arrive in the order in which they were sent, if at all.
     ///
     /// Called with a lock of the sender's held; it hands the unit to
     /// [`Nwp::push`](crate::Nwp::push) of the neighbour, or loses it.

@@ -23,8 +23,8 @@ use crate::unit::{Check, Control, Data, Kind, Session, Unit};
 pub const TX_BUFFER: u16 = 1024;
 const _: () = assert!(TX_BUFFER < SEQUENCES / 2);
 
-/// How long an end waits for feedback at first, in nanoseconds (ours). Each time that none comes it
-/// waits twice as long.
+/// How long an end first waits for feedback, in nanoseconds (ours). Each time that none comes the
+/// wait doubles.
 pub const TIMEOUT_NS: u64 = 10_000_000;
 /// The longest that it waits, as a power of two of [`TIMEOUT_NS`].
 const MOST_DOUBLINGS: u32 = 6;
@@ -215,8 +215,9 @@ impl LinkEnd {
         out(Unit::Data(data));
     }
 
-    /// A channel has packets that may not be sent now. If nothing else is waited for, the other end
-    /// is asked after a while whether there is room: it may have said so in vain.
+    /// A channel has packets that may not be sent now. If the end waits for nothing else, it asks
+    /// the other end after a while whether there is room: the announcement of room may have been
+    /// lost.
     pub fn stall(&mut self, channel: Channel, now: u64) {
         let bit = 1 << channel.index();
         if self.tx.stalled & bit == 0 {
@@ -236,7 +237,7 @@ impl LinkEnd {
         }
     }
 
-    /// Packets that were sent in all, and whose data nobody will ask for again: they are
+    /// Packets that were sent in all, and whose data will not be needed again: they are
     /// acknowledged, or were kept.
     pub(crate) fn released(&self) -> u64 {
         (self.counters.sent - u64::from(self.tx.buffered)).max(self.tx.kept)
@@ -248,8 +249,7 @@ impl LinkEnd {
         self.tx.kept = self.counters.sent;
     }
 
-    /// Something came over the link. [`LinkEnd::answer`] is to be called when what comes of it has
-    /// been seen to.
+    /// Something came over the link. [`LinkEnd::answer`] must be called when it has been processed.
     pub fn arrive(
         &mut self,
         unit: Unit,
@@ -268,8 +268,8 @@ impl LinkEnd {
         self.rx.owed.is_some()
     }
 
-    /// Reception FIFOs have this much room now. The other end gets the feedback that is owed to it,
-    /// one for all that has arrived, or is told of the room if it may wait for that.
+    /// Reception FIFOs have this much room now. The other end gets the pending feedback, one for
+    /// everything that has arrived, or is told of the room if it may be waiting for that.
     pub fn answer(&mut self, room: &Room, out: &mut dyn FnMut(Unit)) {
         if self.peer.is_none() {
             return;
@@ -453,8 +453,8 @@ impl LinkEnd {
             self.greet(room, out);
             return arrival;
         }
-        // Room is taken from what acknowledges only: so no more packets of a channel are ever
-        // unacknowledged than its FIFO has room for, which are sent again after a reset.
+        // Only acknowledgements grant room. So the unacknowledged packets of a channel, which are
+        // retransmitted after a reset, are never more than its FIFO has room for.
         if matches!(control.kind, Kind::Ack | Kind::Nack) {
             let mut more = false;
             for (limit, new) in self.tx.limits.iter_mut().zip(control.limits) {
@@ -517,8 +517,8 @@ impl LinkEnd {
         }
     }
 
-    /// The other end has this life. What it has not acknowledged is sent again, as the first
-    /// packets of the session.
+    /// The other end has this life. Unacknowledged packets are retransmitted, as the first packets
+    /// of the session.
     fn meet(&mut self, peer: u16, room: &Room, now: u64, out: &mut dyn FnMut(Unit)) {
         self.peer = Some(peer);
         let session = self.outward();

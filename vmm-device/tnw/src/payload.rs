@@ -9,8 +9,8 @@ use tofu_abi::tnw::PACKET_DATA;
 use tofu_parts::{Access, DmaMemory, DmaResult};
 use tofu_sync::lock;
 
-/// Memory that packets are made of. It is read until [`Payload::keep`], and not after that: then
-/// its owner may use it again.
+/// Memory to which packets refer. It is read until [`Payload::keep`] and not after that, so its
+/// owner may then reuse it.
 pub(crate) struct Lent {
     memory: Arc<dyn DmaMemory>,
     address: u64,

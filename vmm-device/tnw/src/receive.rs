@@ -173,8 +173,8 @@ impl Receive {
         }
     }
 
-    /// Takes over what has come and was not moved yet. To be called before it is acknowledged: then
-    /// its sender's memory may be used again.
+    /// Copies packets that have arrived and were not moved yet. To be called before they are
+    /// acknowledged, because the sender's memory may be reused after that.
     pub(crate) fn keep(&mut self) {
         if self.lent == 0 {
             return;
@@ -193,8 +193,8 @@ impl Receive {
             let Item::Run(data, at) = self.fifo.front_mut()? else {
                 self.fifo.pop_front();
                 self.skipping = false;
-                // If nothing of the message was moved its credit has nothing to tell of: the next
-                // message is for it.
+                // If nothing of the message was moved, its credit is unused: the next message is
+                // for it.
                 if let (Some(moving), Some(credit)) = (self.moving.take(), self.credits.front()) {
                     return Some(self.end(moving, *credit, Some(Status::Cut)));
                 }

@@ -31,8 +31,8 @@ impl SharedWindows {
     /// Bytes of all windows.
     pub const SIZE: usize = WINDOW_SIZE as usize * LINKS * CHANNELS;
 
-    /// Uses `region`, which must be [`SharedWindows::SIZE`] bytes long at least, of which those of
-    /// windows that nobody uses are never touched.
+    /// Uses `region`, which must be at least [`SharedWindows::SIZE`] bytes long. The memory of
+    /// unused windows is never touched.
     pub fn new(region: Arc<MmapRegion<()>>) -> Option<Self> {
         (region.len() >= Self::SIZE).then_some(Self { region, only: false })
     }
@@ -59,7 +59,7 @@ impl SharedWindows {
     }
 
     /// Stores bytes as the guest does, at an offset of the BAR: 8 of them at a multiple of 8 in one
-    /// access, so that whoever sees them sees what was stored before.
+    /// access, so that a reader which sees them sees what was stored before.
     pub fn store(&self, offset: u64, data: &[u8]) {
         let word = data.try_into().map(u64::from_le_bytes);
         match (self.word(offset).filter(|_| offset.is_multiple_of(8)), word) {
@@ -78,8 +78,8 @@ impl SharedWindows {
         self.word(offset).map_or(0, |word| word.load(Ordering::SeqCst))
     }
 
-    /// The mark at a place of a window's ring. What was stored before it is seen by reads after
-    /// this.
+    /// The mark at a place of a window's ring. Reads after this see what was stored before the
+    /// mark.
     pub(crate) fn mark(&self, link: Link, channel: Channel, place: usize) -> Mark {
         let word = self.word(window(link, channel) + mark_offset(place));
         Mark(word.map_or(0, |word| word.load(Ordering::Acquire)))

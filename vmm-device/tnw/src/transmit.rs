@@ -89,7 +89,7 @@ enum Content {
     Lent(Lent),
 }
 
-/// Data of packets, how many, whether the last of them ends its message, and the Nget that ends
+/// Data of packets, their number, whether the last of them ends its message, and the Nget that ends
 /// with them.
 type Fetched = (Content, u32, bool, Option<Lending>);
 
@@ -276,8 +276,8 @@ impl Transmit {
         Some(lending.end())
     }
 
-    /// Takes back all Ngets, whose packets must have been kept. A message that has begun ends with
-    /// what is sent next.
+    /// Cancels all Ngets, whose packets must have been kept. A message that has begun ends with the
+    /// next packet that is sent.
     pub(crate) fn cancel(&mut self) -> Vec<Done> {
         if self.source == Some(Source::Nget) {
             self.source = Some(Source::Ending);

@@ -17,8 +17,8 @@ pub const MAX_RUN: u16 = RECEPTION_FIFO as u16;
 /// The lives of the two ends of a link: the sender's, then the receiver's. An end has another one
 /// after each reset.
 ///
-/// Check sequences cover it although it is not sent (ours): what was sent before a reset does not
-/// fit after it.
+/// Check sequences cover it although it is not sent (ours): packets from before a reset do not
+/// match after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Session {
     /// Life of the end that sends.
@@ -38,7 +38,7 @@ impl Session {
 
 /// The check sequence of what is on a link.
 ///
-/// Most of it never leaves this process: there it is enough to know that the sequence would fit.
+/// Most packets never leave this process. There it is enough to know that the sequence would match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
     /// It is that of the contents.
@@ -47,8 +47,8 @@ pub(crate) enum Check {
     Sent(u32),
 }
 
-/// A run of packets of one message that follow each other: one packet, or more where that makes no
-/// difference, which is as cheap.
+/// A run of consecutive packets of one message: one packet, or several where that makes no
+/// difference. A long run costs no more than one packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Data {
     /// The first packet's. The mark of the last packet is the run's last packet's.
@@ -192,8 +192,8 @@ pub struct Control {
     pub(crate) session: Session,
     pub(crate) sequence: u16,
     /// How many packets of each channel may have been sent in all in this session, modulo 2^16:
-    /// those that have arrived, and the room that there is (ours; the paper says only that full
-    /// buffers stall their senders).
+    /// those that have arrived plus the available room (ours; the paper says only that full buffers
+    /// stall their senders).
     pub(crate) limits: [u16; CHANNELS],
     pub(crate) check: Check,
 }
@@ -261,8 +261,8 @@ impl Unit {
         }
     }
 
-    /// What the bytes of one packet or command are. `None` if nothing on a link is as long as that
-    /// or there is no such command. The check sequence may be wrong: that is for the link to see.
+    /// Decodes one packet or command. `None` if nothing on a link has that length or there is no
+    /// such command. The check sequence may be wrong; the link checks it.
     pub fn from_wire(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
         let check = Check::Sent(u32::from_le_bytes(*bytes.last_chunk()?));

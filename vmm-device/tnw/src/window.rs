@@ -142,7 +142,7 @@ impl Window {
     ///
     /// # Errors
     ///
-    /// The store is dropped then.
+    /// The store is dropped in that case.
     pub fn store(&mut self, at: u64, data: &[u8], last: bool) -> Result<(), StoreError> {
         let end = at.checked_add(data.len() as u64).ok_or(StoreError::Outside)?;
         if end > WINDOW_RING {

@@ -85,8 +85,8 @@ impl Channel {
         Ok(Some(Message { header, fds }))
     }
 
-    /// Answers a message, if its sender wants that. `message` has room for the header before its
-    /// body. Descriptors go with an answer that is no error.
+    /// Answers a message, if its sender wants an answer. `message` has room for the header before
+    /// its body. Descriptors are sent only with an answer that is no error.
     pub(crate) fn reply(
         &mut self,
         header: Header,

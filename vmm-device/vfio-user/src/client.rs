@@ -39,9 +39,9 @@ impl From<ChannelError> for ClientError {
     }
 }
 
-/// A client of a device's server. Dropping it gives the device back, and that resets it.
+/// A client of a device's server. Dropping it releases the device, which resets it.
 ///
-/// A process that forks shares the connection with its child, of whom only one may use it.
+/// A process that forks shares the connection with its child; only one of the two may use it.
 #[derive(Debug)]
 pub struct Client(Mutex<Stream>);
 
@@ -128,8 +128,8 @@ impl Client {
         Ok(())
     }
 
-    /// Writes to a region. Nobody says whether that was possible; what is sent after it comes
-    /// after it.
+    /// Writes to a region. There is no answer that says whether it was possible. Later messages
+    /// arrive after it.
     ///
     /// # Errors
     ///
@@ -140,9 +140,9 @@ impl Client {
         Ok(self.stream().send(0, command::REGION_WRITE, false, &body, &[])?)
     }
 
-    /// Lets the device reach `size` bytes, for which it has the address `address`: of `file` from
-    /// `offset` on, or, if the server does so ([`Backing::Process`](crate::Backing::Process)), of
-    /// this process's memory at `offset`.
+    /// Makes `size` bytes available to the device at `address`: those of `file` from `offset` on
+    /// or, if the server supports it ([`Backing::Process`](crate::Backing::Process)), of this
+    /// process's memory at `offset`.
     ///
     /// # Errors
     ///
@@ -162,7 +162,7 @@ impl Client {
         self.call(command::DMA_MAP, &body, file.as_slice()).map(drop)
     }
 
-    /// Takes memory back. When this returns the device reaches it no more.
+    /// Unmaps memory. When this returns the device can no longer reach it.
     ///
     /// # Errors
     ///

@@ -17,9 +17,9 @@ const VECTOR_CONTROL: u64 = 12;
 
 /// The eventfds that a client has bound to a device's vectors.
 ///
-/// As with VFIO, the server owns the device's MSI-X table and the client keeps one for its guest:
-/// a vector is unmasked in the device's table while it has an eventfd, and what comes while it has
-/// none is pending until it has one.
+/// As with VFIO, the server owns the device's MSI-X table and the client keeps one for its guest: a
+/// vector is unmasked in the device's table while it has an eventfd. An interrupt that comes while
+/// it has none is pending until it has one.
 pub(crate) struct Vectors(Box<[Mutex<Option<OwnedFd>>]>);
 
 impl Vectors {
@@ -95,8 +95,7 @@ fn mask(table: &MsixTable, vector: u16, masked: bool) {
     table.table_write(at, &u32::from(masked).to_le_bytes());
 }
 
-/// Makes sure that a write to a descriptor does not block: that it is an eventfd, and not of the
-/// blocking kind.
+/// Makes sure that a write to a descriptor does not block: it must be an eventfd, and non-blocking.
 pub(crate) fn check_eventfd(event: &OwnedFd) -> Result<(), Errno> {
     // A file of a file system that the client runs could take for ever; poll(2) does not tell.
     let name = fs::read_link(format!("/proc/self/fd/{}", event.as_raw_fd()))

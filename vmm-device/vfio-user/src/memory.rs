@@ -40,14 +40,14 @@ pub enum Backing {
     /// the host does not have, ends this process. Cloud Hypervisor, whose memory cannot be
     /// sealed, needs this.
     Any,
-    /// As [`Backing::Sealed`], and also memory of the client's own process, wherever it has some:
-    /// a range without a descriptor is that, and its offset the address in the process. Such
-    /// ranges need not be whole pages.
+    /// As [`Backing::Sealed`], and also any memory of the client's own process: a range without a
+    /// descriptor is such memory, and its offset is the address in the process. Such ranges need
+    /// not be whole pages.
     ///
     /// For programs of the user's own, never for guests: the client must run as this process's
-    /// user, this process must be allowed to debug it, and a client can make an engine wait for
-    /// the kernel to bring pages of it. A word of it is written as one, and atomic commands are
-    /// atomic to whatever else the devices of this process do, but not to the client's own
+    /// user, this process must be allowed to debug it, and a client can make an engine wait while
+    /// the kernel brings in its pages. A word of it is written as a whole. Atomic commands are
+    /// atomic with respect to the devices of this process, but not to the client's own
     /// instructions.
     Process,
 }
@@ -55,8 +55,8 @@ pub enum Backing {
 /// How much a client may map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Ranges of addresses that do not continue each other, of about 60 bytes each in this
-    /// process. A vIOMMU maps page by page.
+    /// Ranges of addresses that are not contiguous, of about 60 bytes each in this process. A
+    /// vIOMMU maps page by page.
     pub ranges: usize,
     /// Files that are mapped at the same time.
     pub files: usize,
@@ -75,15 +75,15 @@ impl Default for Limits {
     }
 }
 
-/// The memory of whatever client is connected; none while there is no client.
+/// The memory of the connected client; none while there is no client.
 ///
-/// What the client has mapped with a descriptor is memory, for the accesses that the client has
-/// mapped it for. Other ranges are accepted but the device finds no memory there: see the crate's
+/// A range that the client has mapped with a descriptor is memory, for the accesses that the client
+/// allows. Other ranges are accepted but the device finds no memory there: see the crate's
 /// documentation.
 ///
-/// A range that continues another one, at the addresses and in the file, becomes one with it;
-/// taking away a part of a range leaves the rest. A transfer under way keeps what it has found,
-/// and taking a range away waits for the transfers that may have found it.
+/// A range that is contiguous with another one, in addresses and in the file, is merged with it;
+/// removing a part of a range leaves the rest. A transfer in progress keeps what it has found, and
+/// removing a range waits for the transfers that may have found it.
 pub struct ClientMemory {
     backing: Backing,
     /// The client may map these addresses.
@@ -205,7 +205,7 @@ impl Range {
     }
 
     /// Whether `next`, which begins `size` bytes behind the start of this range and at its end,
-    /// is the same memory going on.
+    /// continues the same memory.
     fn goes_on_in(&self, next: &Self, size: u64) -> bool {
         self.rights == next.rights
             && match (&self.place, &next.place) {
@@ -353,11 +353,11 @@ impl ClientMemory {
         Ok(MappedPlace::File(region, offset))
     }
 
-    /// Takes away what is mapped of `size` bytes from `address`; returns how many bytes that
-    /// were, which may be none. When this returns, no transfer touches them any more.
+    /// Unmaps everything in the `size` bytes from `address` on; returns how many bytes were mapped,
+    /// which may be none. When this returns, no transfer touches them any more.
     ///
-    /// Ranges that lie in it in part keep the rest. If that would make too many of them, it is an
-    /// error and nothing is taken away.
+    /// Ranges that are partly in it keep the rest. If that would make too many ranges, it is an
+    /// error and nothing is unmapped.
     pub(crate) fn unmap(&self, address: u64, size: u64) -> Result<u64, Errno> {
         // All addresses have one byte more than can be said.
         let last = match last_of(address, size)? {
@@ -524,10 +524,10 @@ impl DmaMemory for ClientMemory {
     }
 }
 
-/// The addresses of client `index` of `count` that share a node's device: equal parts of those
-/// that the device's tables have.
+/// The addresses of client `index` of `count` clients that share a node's device: equal parts of
+/// the addresses that the device's tables have.
 ///
-/// A client must keep to them, and need not be told: both sides compute them.
+/// A client must use only these, and need not be told: both sides compute them.
 pub fn client_window(index: u16, count: u16) -> RangeInclusive<u64> {
     let size = (1 << IPA_BITS) / u64::from(count).next_power_of_two();
     let start = u64::from(index) * size;

@@ -21,7 +21,7 @@ use tofu_sync::lock;
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
 /// Memory that a node's device looks at and its client maps. Each client gets memory of its own, so
-/// that one that has left but keeps its mapping reaches nothing of the next one's.
+/// that a client which has left but keeps its mapping reaches nothing of the next client's.
 struct ClientFile {
     region: Arc<MmapRegion<()>>,
     /// What is mapped there now.

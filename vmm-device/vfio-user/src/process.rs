@@ -22,8 +22,9 @@ const KEPT: usize = 2;
 
 /// The process at the other end of a socket.
 ///
-/// The kernel lets this process at its memory if it runs as the same user and is a descendant, or
-/// whatever else the host demands of a debugger (ptrace(2), "Ptrace access mode checking").
+/// The kernel allows this process to access its memory if it runs as the same user and is a
+/// descendant, or on whatever other conditions the host sets for a debugger (ptrace(2), "Ptrace
+/// access mode checking").
 pub(crate) struct ClientProcess {
     pid: Pid,
     /// Becomes readable when the process ends. A pid alone may be somebody else's by then.
@@ -43,8 +44,8 @@ impl ClientProcess {
         Ok(Self { pid: peer.pid, pidfd, updates: RwLock::new(()) })
     }
 
-    /// Waits until `socket` has something to say, or its peer or the process is gone; returns
-    /// whether the process lives. One that has ended may have left the socket to a child.
+    /// Waits until `socket` has data, or its peer or the process is gone; returns whether the
+    /// process lives. A process that has ended may have left the socket to a child.
     pub(crate) fn wait(&self, socket: &UnixStream) -> Result<bool, Errno> {
         let mut ready =
             [PollFd::new(socket, PollFlags::IN), PollFd::new(&self.pidfd, PollFlags::IN)];
@@ -65,8 +66,8 @@ impl ClientProcess {
         Ok(())
     }
 
-    /// Lets the device at memory: at a copy of it, which is made before `f` and written back
-    /// after it, as far as `access` says so.
+    /// Gives the device access to a copy of memory, which is made before `f` and written back after
+    /// it, as `access` says.
     pub(crate) fn access(
         &self,
         address: u64,

@@ -28,8 +28,8 @@ fn descriptor(event: &EventFd) -> BorrowedFd<'_> {
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }
 
-/// Sets the counter of an eventfd back. Does not block, even if the client has made it a blocking
-/// one meanwhile.
+/// Resets the counter of an eventfd. Does not block, even if the client has made the eventfd a
+/// blocking one meanwhile.
 pub(crate) fn set_back(event: &EventFd) {
     /// Where the file is now, which an eventfd has not.
     const HERE: u64 = u64::MAX;

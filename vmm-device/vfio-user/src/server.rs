@@ -41,8 +41,8 @@ use crate::wire::{
 
 /// The longest description of a client's capabilities, in bytes.
 const MAX_CAPABILITIES: usize = 64 << 10;
-/// How long a client may wait for another one to leave before it is turned away. One that starts
-/// anew comes before its former connection has been cleared away.
+/// How long a client may wait for another one to leave before it is turned away. A client that
+/// restarts connects before its former connection has been cleaned up.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How often those who wait are looked at.
 const LOOK: Duration = Duration::from_millis(100);
@@ -108,8 +108,8 @@ struct Sockets {
 
 impl Server {
     /// Adds a node with this memory to a machine, and makes a server for it, which receives the
-    /// node's MSI-X messages and has the say of its doorbells. Clients can map `pages` if the
-    /// machine has polled doorbells.
+    /// node's MSI-X messages and controls its doorbells. Clients can map `pages` if the machine has
+    /// polled doorbells.
     ///
     /// # Errors
     ///
@@ -277,9 +277,9 @@ impl Server {
         }
     }
 
-    /// Turns clients away that have come to the listener of [`Server::run`] while another one is
-    /// attached, and stays so for two seconds: they are told EBUSY, and the log who came. Until
-    /// [`Server::stop`]. Without this they wait, and nobody knows what for.
+    /// Runs until [`Server::stop`] and turns away clients that connect to the listener of
+    /// [`Server::run`] while another client is attached and stays attached for two seconds. They
+    /// get EBUSY, and the log says who came. Without this they would wait without any message.
     ///
     /// # Errors
     ///
@@ -370,7 +370,7 @@ impl Server {
             takes_fds: 1,
             told: false,
         };
-        // A client that has left may have kept what it had mapped. Where others are attached it
+        // A client that has left may have kept its mappings. If clients share the node, the memory
         // stays.
         let mappable = self.mappable.as_ref().filter(|_| self.used.is_none());
         mappable.map_or(Ok(()), Mappable::renew).map_err(Error::Pages)?;
@@ -383,8 +383,8 @@ impl Server {
     pub fn stop(&self) {
         let mut sockets = lock(&self.sockets);
         sockets.stopped = true;
-        // Wakes up whoever waits for a client or a message; sockets that are closed already are
-        // no concern.
+        // Wakes up the threads that wait for a client or a message. Sockets that are already closed
+        // do not matter.
         if let Some(listener) = &sockets.listener {
             let _ = shutdown(listener, Shutdown::Both);
         }
@@ -589,8 +589,8 @@ fn for_natural_accesses(
     }
 }
 
-/// Doorbells that ring without this process having to do anything for it: the client signals
-/// their event descriptors, if it has asked for them, or has mapped the pages.
+/// Doorbells that ring without any work of this process: the client signals their event
+/// descriptors, if it has asked for them, or has mapped the pages.
 struct RungByClient;
 
 impl DoorbellBackend for RungByClient {
@@ -844,8 +844,8 @@ fn region_info(
     let mappable = mappable.filter(|it| index == u32::from(it.bar()) && takes_fds > 0);
     let areas = mappable.map(Mappable::areas).unwrap_or_default();
     let whole = mappable.map_or(SIZE, |_| SIZE + CAPABILITY + AREA * areas.len());
-    // Without room for them there are neither capabilities nor a descriptor, and a client that
-    // does not ask again with the size that it is told has nothing to map.
+    // If the client's buffer is too small, the answer has neither capabilities nor a descriptor. A
+    // client that does not ask again with the size in the answer has nothing to map.
     let mappable = mappable.filter(|_| argsz >= whole);
     let mut capabilities = 0;
     if mappable.is_some() {
@@ -980,8 +980,8 @@ fn region_write(server: &Server, mut body: Fields<'_>, reply: &mut Vec<u8>) -> R
     Ok(())
 }
 
-/// Writes that a client has gathered. Each is done as if it had come alone, and those that are
-/// not possible are left out; the answer says how many were done.
+/// Writes that a client has batched. Each is done as if it had come alone, and those that are not
+/// possible are skipped; the answer says how many were done.
 fn region_write_multi(
     server: &Server,
     mut body: Fields<'_>,

@@ -78,14 +78,14 @@ impl Drop for BoundSocket {
 ///
 /// # Errors
 ///
-/// [`SocketError`], of which each tells in one line what is wrong and with which path.
+/// [`SocketError`]. Each says in one line what is wrong and with which path.
 pub fn bind_socket(path: &Path) -> Result<BoundSocket, SocketError> {
     if path.as_os_str().len() > NAME_MAX {
         return Err(SocketError::TooLong(path.to_owned()));
     }
     let host = |source: io::Error| SocketError::Host { path: path.to_owned(), source };
-    // Held while the name is looked at and taken, so that of two that find the same dead socket
-    // the second does not remove the first one's new one.
+    // Held while the name is checked and taken. So if two processes find the same dead socket, the
+    // second does not remove the new socket of the first.
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = File::open(folder.unwrap_or(Path::new("."))).map_err(host)?;
     flock(&folder, FlockOperation::LockExclusive).map_err(|error| host(error.into()))?;

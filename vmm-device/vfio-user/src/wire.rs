@@ -6,7 +6,7 @@ use rustix::io::Errno;
 /// Bytes of a message's header.
 pub(crate) const HEADER_SIZE: usize = 16;
 /// The most bytes of data that a region access carries, which is the protocol's default: a client
-/// that does not look at what the server says keeps to it.
+/// that ignores the server's capabilities observes it.
 pub(crate) const MAX_DATA: usize = 1 << 20;
 /// The most bytes that follow a header: a region write's data and the fields before them.
 pub(crate) const MAX_BODY: usize = MAX_DATA + 16;
@@ -193,8 +193,8 @@ impl<'a> Fields<'a> {
         self.take().map(u64::from_ne_bytes)
     }
 
-    /// The size that a client has set aside for a structure of at least `size` bytes, which its
-    /// body begins with.
+    /// The size that a client has reserved for a structure of at least `size` bytes, with which its
+    /// body begins.
     pub(crate) fn argsz(&mut self, size: usize) -> Result<usize, Errno> {
         let whole = self.0.len() >= size;
         let argsz = self.u32()? as usize;

@@ -46,7 +46,7 @@ pub trait Backend: Send + Sync {
     /// A monotonic clock in nanoseconds.
     fn now_ns(&self) -> u64;
 
-    /// Lets the device do in this thread what it has to do, and time pass. Returns false, at
+    /// Lets the device do its pending work in this thread, and lets time pass. Returns false, at
     /// once, if the device has threads of its own.
     fn pump(&self) -> bool;
 }

@@ -54,7 +54,8 @@ pub enum PairError {
 }
 
 /// Two network processors of TNW that are neighbours on X, enabled, with `size` bytes of memory
-/// each. There is no engine thread: whoever writes to a register or waits does all the work.
+/// each. There is no engine thread: the thread that writes to a register or waits does all the
+/// work.
 ///
 /// # Errors
 ///
@@ -97,7 +98,7 @@ impl Pair {
         Self::over(Links::Direct)
     }
 
-    /// The same over such links. Time on modelled ones goes on with the host's.
+    /// The same over such links. Time on modelled links advances with the host's.
     ///
     /// # Errors
     ///

@@ -69,8 +69,8 @@ struct NwpNode {
     mapped: Option<Arc<MappedWindows>>,
 }
 
-/// Windows that can be memory. As a guest's page tables do, it leads stores to those that are
-/// there, and others to the device.
+/// Windows that can be memory. Like a guest's page tables, it directs stores to the windows that
+/// are memory, and other stores to the device.
 struct MappedWindows {
     windows: SharedWindows,
     /// Windows that are memory, one bit each.

@@ -66,8 +66,8 @@ impl LocalMachine {
         Ok(Self::with(machine, false))
     }
 
-    /// A machine without threads, whose clock stands still but while the driver waits for a device:
-    /// things happen in [`Machine::run_turn`], in the same order each time.
+    /// A machine without threads, whose clock advances only while the driver waits for a device.
+    /// Work is done in [`Machine::run_turn`], in the same order each time.
     ///
     /// # Errors
     ///
@@ -85,7 +85,7 @@ impl LocalMachine {
         &self.machine
     }
 
-    /// What processes on the node at `coords` get their queues from.
+    /// The source of queues for processes on the node at `coords`.
     ///
     /// # Errors
     ///

@@ -27,8 +27,8 @@ impl Interrupts {
         Ok(())
     }
 
-    /// Waits until a vector has fired since the last time that it was found to have; false after
-    /// `timeout_ns` nanoseconds, or if it is not enabled.
+    /// Waits until a vector has fired since the last successful wait; false after `timeout_ns`
+    /// nanoseconds, or if it is not enabled.
     pub(crate) fn wait(&self, vector: u16, timeout_ns: u64) -> bool {
         const SECOND: u64 = 1_000_000_000;
         let events = tofu_sync::lock(&self.0);

@@ -92,7 +92,8 @@ impl From<ClientError> for MapError {
 /// A device, of Tofu or of TNW, that another process serves at a socket.
 ///
 /// This process has it for itself, or shares it with others. When it and all memory that came from
-/// it are dropped, or the process ends, the device is reset, or what this process has used of it.
+/// it are dropped, or the process ends, the device is reset; of a shared device, only the parts
+/// that this process has used.
 pub struct SocketPlatform {
     client: Arc<Client>,
     addresses: Arc<Addresses>,
@@ -183,8 +184,8 @@ impl SocketPlatform {
     }
 
     /// Maps for the device `len` bytes of this process's memory at `address`, until the result is
-    /// dropped: for reading, and for writing if it is `writable`. The server must be one that
-    /// reaches into its clients' processes.
+    /// dropped: for reading, and for writing if it is `writable`. The server must be one that can
+    /// access its clients' memory.
     ///
     /// If the memory is unmapped meanwhile, the device finds none.
     ///

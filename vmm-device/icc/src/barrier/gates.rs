@@ -232,8 +232,8 @@ impl Gates {
         buffer.and_then(|b| b.value.get(usize::from(qword))).copied().unwrap_or(0)
     }
 
-    /// Writes a setting of a gate or channel. Links and the sequence number are those of a gate
-    /// that is not enabled; what is written while it is has no effect.
+    /// Writes a setting of a gate or channel. Links and the sequence number can be set only while
+    /// the gate is disabled; writes while it is enabled have no effect.
     pub(super) fn write(&mut self, bg: BgId, reg: BgsReg, value: u64) {
         if let BgsReg::BchMask | BgsReg::BchNoticeIpa = reg {
             match (self.channels.get_mut(bg.index()), reg) {
@@ -268,8 +268,8 @@ impl Gates {
         }
     }
 
-    /// Enables a gate, or does not, because of its links: then it returns the interrupt requests
-    /// that say so.
+    /// Enables a gate. If its links do not allow that, the gate stays disabled and the matching
+    /// interrupt requests are returned.
     pub(super) fn enable(&mut self, bg: BgId) -> Result<(), BgsIrqs> {
         let profile = self.profile;
         let Some(gate) = self.gates.get_mut(bg.index()) else {
@@ -337,9 +337,9 @@ impl Gates {
         self.channels.get(bch.index()).map_or_else(BarrierTime::default, |c| c.time)
     }
 
-    /// Begins a round, as `ready` says, by the start gate's signals; or ignores that and counts it,
-    /// if the channel cannot take an operation. One that does not exist is an error of the start
-    /// gate. Returns whether a round has begun.
+    /// Begins the round that `ready` describes by the start gate's signals. If the channel cannot
+    /// take an operation, the start is ignored and counted. An operation that does not exist is an
+    /// error of the start gate. Returns whether a round has begun.
     pub(super) fn start(
         &mut self,
         bch: BchId,
@@ -527,8 +527,8 @@ impl Channel {
 }
 
 impl Buffer {
-    /// Puts a signal's value to what came before. Returns whether the two had different operators:
-    /// then the buffer holds an error from now on.
+    /// Combines a signal's value with what came before. Returns whether the two had different
+    /// operators: then the buffer holds an error from now on.
     fn merge(&mut self, content: &Content) -> bool {
         let before = self.state.op();
         if before == 0 {

@@ -17,11 +17,11 @@ const START: u64 = BchReady(0).with_start(true).0;
 const STATE: u64 = BchReady(0).with_state(true).0;
 
 /// The registers of a channel's page, in the device's own memory or in memory that the guest has
-/// mapped. The device takes nothing out of it but IDATA and a READY with START.
+/// mapped. The device reads only IDATA and a READY with START from it.
 #[derive(Debug)]
 pub(super) struct ChannelPage {
-    /// As of a private page; of a shared one, what stands in for a register that the mapping does
-    /// not have (which cannot happen, but need not be fatal either).
+    /// The registers of a private page. In a shared page, a stand-in for a register that the
+    /// mapping does not have (which cannot happen, but need not be fatal either).
     own: [AtomicU64; REGISTERS],
     shared: Option<(SharedPages, usize)>,
 }

@@ -22,8 +22,8 @@ struct Ring {
 inspect!(Ring { base as hex, index as At });
 
 impl Ring {
-    /// The queue at `base`; none for address 0, one that is not a multiple of 8, or a size code
-    /// that does not exist.
+    /// The queue at `base`. There is none for address 0, for an address that is not a multiple of
+    /// 8, or for a size code that does not exist.
     fn new(base: u64, size: u64) -> Option<Self> {
         let base = base & !CACHE_INJECTION;
         let entries = queue_entries(size)?;

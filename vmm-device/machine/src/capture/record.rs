@@ -131,8 +131,8 @@ pub struct RecordHeader {
     pub tlps: u32,
     /// Bytes of them on the wire.
     pub bytes: u64,
-    /// A command's queue, how much it moves, and where in the message that begins; of an answer
-    /// how much was done.
+    /// A command's queue, how many bytes it moves, and where in the message they begin; for an
+    /// answer, how many were done.
     pub message: Option<MessagePart>,
     /// The result that an answer brings.
     pub rcode: Option<u8>,
@@ -390,8 +390,8 @@ fn part_of(length: u32, number: Option<u32>, each: u32) -> (u32, u32) {
     (skip, each.min(length - skip))
 }
 
-/// What a header has besides of a frame on a modelled link. Its routing header becomes the one that
-/// the link sends.
+/// The additional fields of a header for a frame on a modelled link. Its routing header becomes the
+/// one that the link sends.
 fn link_part(
     link: OnLink,
     vc: u8,
@@ -626,8 +626,8 @@ fn copy(out: &mut Vec<u8>, payload: &Payload, skip: u32, room: usize) -> usize {
                 let at = out.len();
                 let take = (segment.len as usize - skipped).min(room - (at - start));
                 out.resize(at + take, 0);
-                // Memory that has gone since is not the capture's affair: the packet's target
-                // will find out.
+                // Memory that has vanished since does not matter to the capture: the packet's
+                // target will find out.
                 let from = segment.addr + skipped as u64;
                 if take > 0 && memory.read(from, &mut out[at..]).is_err() {
                     out.truncate(at);
