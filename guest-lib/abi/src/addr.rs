@@ -7,9 +7,9 @@ use crate::bitfield;
 
 /// Coordinates of a node in the 6D mesh/torus.
 ///
-/// X, Y, Z take 0 to 31, A and C 0 or 1, B 0 to 2 (TofuD register map: NODE_ADDRESS). The
-/// fields are public and unchecked: a descriptor may carry any byte, and whoever
-/// acts on it must check the coordinates against the machine's shape.
+/// X, Y, Z take 0 to 31, A and C 0 or 1, B 0 to 2 (TofuD register map: NODE_ADDRESS). The fields
+/// are public and unchecked: a descriptor may carry any byte, and code that uses it must check the
+/// coordinates against the machine's shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Coords {
     /// X, 0 to 31.
@@ -52,8 +52,8 @@ impl Coords {
         numbers.next().is_none().then(|| Self::from_array(all))
     }
 
-    /// Hops to another node over no link that closes a torus: the distance in any machine whose
-    /// shape is not known.
+    /// Hops to another node without links that close a torus: a distance that holds in every
+    /// machine, for callers that do not know the shape.
     pub fn straight_hops(self, other: Self) -> u32 {
         let pairs = self.to_array().into_iter().zip(other.to_array());
         pairs.map(|(one, other)| u32::from(one.abs_diff(other))).sum()
@@ -67,8 +67,8 @@ impl Coords {
 
     /// The paths that the parts of a long message to another node take: four of the shortest if all
     /// of A, B and C differ, two if one or two of them do, and the default path alone if none does
-    /// (IEEE Micro 2012). The default path is the first one. That the others differ from it in as
-    /// much as they can is ours.
+    /// (IEEE Micro 2012). The default path is the first one. The choice of others that differ from
+    /// it as much as possible is ours.
     pub fn minimal_paths(self, to: Self) -> impl Iterator<Item = Path> + Clone {
         let differ = [self.a != to.a, self.b != to.b, self.c != to.c];
         // On which of A, B, C a part changes before it goes along X, Y, Z.
@@ -118,8 +118,8 @@ impl Path {
 }
 
 bitfield! {
-    /// A *CQ-STag-offset* word: where in which registered memory (TofuD transmit
-    /// descriptors, qwords 2 and 3; the same bits as a uTofu STADD).
+    /// A *CQ-STag-offset* word: a place in a registered memory (TofuD transmit descriptors, qwords
+    /// 2 and 3; the same bits as a uTofu STADD).
     pub struct StagOffset {
         /// Byte offset within the STag's address space.
         offset / with_offset: u64 @ 0..=39,

@@ -17,7 +17,7 @@ pub const GPID_MASK: u64 = (1 << 40) - 1;
 /// Bytes of a channel's notice area, which is also its alignment.
 pub const NOTICE_SIZE: usize = 256;
 
-/// What barriers of a generation of Tofu have: part of its
+/// The features of barriers in a generation of Tofu: part of its
 /// [`Description`](crate::generation::Description).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
@@ -195,8 +195,8 @@ bitfield! {
 bitfield! {
     /// BGS GPID_BSEQ.
     pub struct GpidBseq {
-        /// Sequence number of the round that the gate works on. Ours: it counts on while the gate
-        /// is enabled.
+        /// Sequence number of the round that the gate works on. Ours: it advances while the gate is
+        /// enabled.
         bseq / with_bseq: u32 @ 0..=23,
         /// Group process id, which all gates of a group share.
         gpid / with_gpid: u64 @ 24..=63,
@@ -206,8 +206,8 @@ bitfield! {
 bitfield! {
     /// BCH READY.
     ///
-    /// That STATE says whether the channel can take another operation is public; that a write
-    /// with START begins one is ours. The operation takes the values that IDATA has then.
+    /// That STATE says whether the channel can take another operation is public; that a write with
+    /// START begins one is ours. The operation takes the values that are in IDATA at that time.
     pub struct BchReady {
         /// Operation, see [`Op`].
         op / with_op: u8 @ 0..=3,

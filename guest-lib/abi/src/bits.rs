@@ -78,8 +78,8 @@ macro_rules! bitfield {
     };
 }
 
-/// Defines what the numbers of a field stand for: the enum, `ALL` of it in the order of
-/// definition, and the way back from a number.
+/// Defines the meaning of a field's numbers: the enum, `ALL` its values in the order of definition,
+/// and the conversion from a number.
 #[macro_export]
 macro_rules! codes {
     (

@@ -107,8 +107,8 @@ impl Header1 {
 pub mod source_type {
     /// The descriptor lies in the transmit order queue.
     pub const TOQ: u8 = 0;
-    /// The descriptor was written to the direct descriptor register. A queue entry with
-    /// this type only keeps the place of such a descriptor.
+    /// The descriptor was written to the direct descriptor register. A queue entry with this type
+    /// only reserves the place of such a descriptor.
     pub const DIRECT: u8 = 1;
 }
 

@@ -145,7 +145,7 @@ pub struct Description {
     pub ports: u8,
     /// What each link is like.
     pub link: Link,
-    /// Bytes a second of data on the bus between memory and interfaces, in either direction, where
+    /// Bytes a second of data on the bus between memory and interfaces, in either direction, if
     /// that is less than the interfaces can send.
     pub bus_bytes_per_s: Option<u64>,
     /// The block of nodes out of which links are optical, X Y Z A B C; `None` if all are electric.
@@ -256,8 +256,8 @@ impl Generation {
     /// All of them, in the order in which they came.
     pub const ALL: [Self; 4] = [Self::K, Self::Fx10, Self::Fx100, Self::Fugaku];
 
-    /// The names of all of them, for people who gave another one. They are told what was Tofu,
-    /// Tofu2 and TofuD, as those are no machines but what links them.
+    /// The names of all of them, for people who gave another one. The text explains Tofu, Tofu2 and
+    /// TofuD, because those name interconnects and not machines.
     pub const NAMES: &str = "\"k\" or \"fx10\" (Tofu), \"fx100\" (Tofu2) or \"fugaku\" (TofuD)";
 
     /// What it has.
@@ -288,8 +288,8 @@ impl Generation {
         self.description().device_id as u64 | place << 16
     }
 
-    /// The generation of a device whose register GENERATION reads this. TofuD did without the
-    /// register at first: it read 0.
+    /// The generation of a device whose register GENERATION reads this. At first TofuD did not have
+    /// the register, which read 0.
     pub fn from_register(value: u64) -> Option<Self> {
         if value == 0 {
             return Some(Self::Fugaku);
@@ -420,8 +420,7 @@ impl Description {
         }
     }
 
-    /// Bytes a second that a node can send by all its interfaces, if nothing but links is in the
-    /// way.
+    /// Bytes a second that a node can send by all its interfaces, if only links limit it.
     pub const fn injection_bytes_per_s(&self) -> u64 {
         self.tnis as u64 * self.link.bytes_per_s()
     }

@@ -7,7 +7,7 @@ use crate::queue::{MrqId, PACKET_BUFFER_SIZE, PbqEntry, PrqEntry, RingIndex, que
 use crate::regs::TniReg;
 use crate::{Coords, Path, TniId};
 
-/// Where a system packet goes, and which way: so many hops on X, Y and Z, towards higher
+/// The destination and the way of a system packet: its hops on X, Y and Z, towards higher
 /// coordinates if positive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PacketTarget {
@@ -69,8 +69,8 @@ pub struct PacketQueues {
 }
 
 impl PacketQueues {
-    /// MRQ_MASK of the control queue that sends the packets: it also fetches from others, by Gets,
-    /// whose ends are the only notices. So others cannot fill its message receive queue.
+    /// MRQ_MASK of the control queue that sends the packets: it also fetches from other nodes by
+    /// Gets, whose ends are its only notices. So others cannot fill its message receive queue.
     pub const MRQ_MASK: u64 = MrqId::mask_all_but(&[MrqId::GetLast, MrqId::GetLastRemoteError]);
     /// Size code of the queues.
     pub const SIZE_CODE: u64 = 0;
@@ -79,8 +79,8 @@ impl PacketQueues {
         Some(entries) => entries,
         None => 0,
     };
-    /// Largest number of buffers: the queues have twice as many entries, so that they never fill
-    /// up although the device hears of what was consumed only now and then.
+    /// Largest number of buffers. The queues have twice as many entries, so that they never fill up
+    /// although the device learns only occasionally what was consumed.
     pub const MAX_BUFFERS: u16 = (Self::ENTRIES / 2) as u16;
 
     /// Empty queues for so many buffers, the first of which is at the device address `first`.
@@ -94,7 +94,7 @@ impl PacketQueues {
         }
     }
 
-    /// What to write to the registers of the TNI, in this order, when all buffers are posted.
+    /// The values to write to the registers of the TNI, in this order, when all buffers are posted.
     /// `mask` is PRQ_MASK; the queues are at the device addresses `pbq` and `prq`.
     pub const fn registers(mask: u64, pbq: u64, prq: u64) -> [(TniReg, u64); 6] {
         [
@@ -126,8 +126,8 @@ impl PacketQueues {
         entry.f() == self.receive.flip()
     }
 
-    /// Moves on to the next entry. Now and then the device needs to know: what to write to
-    /// PRQ_FULL_POINTER, when the entry's buffer is posted again.
+    /// Moves on to the next entry. Occasionally the device has to be told: then this returns the
+    /// value to write to PRQ_FULL_POINTER when the entry's buffer is posted again.
     pub const fn advance(&mut self) -> Option<u64> {
         self.receive.advance();
         let count = self.receive.count();
@@ -138,8 +138,9 @@ impl PacketQueues {
         Some(count)
     }
 
-    /// Where among the buffers that of an entry is, in bytes. The device names addresses that were
-    /// posted; a device that names another one would write there itself, were it posted again.
+    /// The place of an entry's buffer among the buffers, in bytes. The device names addresses that
+    /// were posted. If it named another one and that were posted again, the device itself would
+    /// write there.
     pub const fn buffer(&self, entry: PrqEntry) -> Option<usize> {
         let at = entry.addr().wrapping_sub(self.first);
         let posted = at < self.len && at % PACKET_BUFFER_SIZE as u64 == 0;

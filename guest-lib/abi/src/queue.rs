@@ -216,7 +216,7 @@ impl MrqId {
     }
 
     /// Whether the notice is for the end of a command of the queue that it is in. Every command
-    /// that was sent has exactly one, but for raw and system packets, which have none.
+    /// that was sent has exactly one such notice, except raw and system packets, which have none.
     pub const fn ends_own_command(self) -> bool {
         matches!(
             self,
@@ -291,7 +291,7 @@ bitfield! {
         f / with_f: bool @ 7..=7,
         /// Address of the frame buffer, in units of 2048 bytes.
         pa_units / with_pa_units: u64 @ 11..=39,
-        /// W flag. Ours: what is in the buffer was written by this node's device, a
+        /// W flag. Ours: this node's device wrote the content of the buffer, a
         /// [`crate::frame::Report`].
         w / with_w: bool @ 48..=48,
         /// L flag. Ours: the last entry about its TLP. It is always set.
@@ -341,8 +341,8 @@ codes! {
         IllegalTlpFlags = 9,
         /// A TLP of an impossible length.
         IllegalTlpLength = 10,
-        /// A request that the queue does not take: there is none, it is disabled, or it talks to
-        /// others only.
+        /// A request that the queue does not accept: the queue does not exist, is disabled, or
+        /// talks only to other nodes.
         CqError = 12,
     }
 }

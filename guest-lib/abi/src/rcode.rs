@@ -124,8 +124,8 @@ impl Rcode {
         self.0 == Self::SUCCESS.0
     }
 
-    /// The same fault at the target's address; [`Rcode::STEERING_TABLE_DISABLED`] and what speaks
-    /// of no address stay as they are.
+    /// The same fault at the target's address; [`Rcode::STEERING_TABLE_DISABLED`] and codes that
+    /// concern no address stay as they are.
     #[must_use]
     pub const fn remote(self) -> Self {
         if self.0 > 0x10 && self.0 <= 0x1f { Self(self.0 + Self::REMOTE) } else { self }

@@ -22,7 +22,7 @@ pub use value::{
 codes! {
     /// The operations, with their codes in signals (OP_TYPE) and in uTofu.
     ///
-    /// The codes are uTofu's; that signals have the same is inferred.
+    /// The codes are uTofu's. That signals use the same codes is inferred.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub enum Op {
         /// No data: the result is 0.
@@ -112,8 +112,7 @@ pub fn integers(data: &[u64]) -> Option<Input> {
     Some(input)
 }
 
-/// An input of doubles, given by their bits, of which further ones are 0; `None` for more than
-/// three.
+/// An input of doubles, given by their bits; missing ones are 0. `None` for more than three.
 pub fn doubles(data: &[u64]) -> Option<Input> {
     if data.len() > MAX_DOUBLES {
         return None;

@@ -7,8 +7,8 @@ use crate::bitfield;
 use crate::ids::{BchId, BgId, CqId, TniId};
 use crate::topology::Port;
 
-/// Network interfaces (TNI) that the register map has: those of a TofuD node. How many of these
-/// and of what follows a device has depends on its
+/// Network interfaces (TNI) that the register map has: those of a TofuD node. How many of these and
+/// of the following units a device has depends on its
 /// [`Generation`](crate::generation::Generation).
 pub const NUM_TNI: usize = 6;
 /// Control queues (CQ) of a TNI.

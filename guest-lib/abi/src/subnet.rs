@@ -10,8 +10,9 @@ use crate::topology::{Axis, Shape};
 /// Largest size of a machine on X, Y and Z, in nodes.
 const MAX_SIZE: u8 = 32;
 
-/// The nodes that a queue may send to, or a gate be linked to: a box on X, Y and Z, which may reach
-/// round a torus. Nodes that differ in A, B and C only are in it together.
+/// The nodes that a queue may send to, or that a gate may be linked to: a box on X, Y and Z, which
+/// may wrap round a torus. Nodes that differ only in A, B and C are either all in it or all
+/// outside.
 ///
 /// On each axis it has the size of the machine, the first coordinate, and the length. Length 0 is
 /// no limit. As text it is these nine numbers, with commas, as in `8,6,4,4,0,4,1,0,1`.
@@ -27,8 +28,8 @@ impl Subnet {
         parts.iter().all(fits).then_some(Self(parts))
     }
 
-    /// The smallest box that has these nodes of a machine, and may reach round where the machine
-    /// is a torus. No limit if there are none.
+    /// The smallest box that contains these nodes of a machine; it may wrap round where the machine
+    /// is a torus. No limit if there are no nodes.
     pub fn around<'a>(shape: &Shape, nodes: impl IntoIterator<Item = &'a Coords>) -> Self {
         // A bit for each coordinate that a node has.
         let mut taken = [0u32; 3];
@@ -42,8 +43,8 @@ impl Subnet {
             let n = shape.len(axis);
             let is_taken = |at: &u8| taken >> at & 1 != 0;
             let wraps = shape.wraps(axis);
-            // From each first coordinate to the last one that is taken, which comes before it on
-            // the way round.
+            // From each first coordinate to the last one in use, which comes before it on the way
+            // round.
             let all = || (0..n).filter(is_taken);
             let firsts = all().take(if wraps { MAX_SIZE.into() } else { 1 });
             let from = |s: u8| all().map(|at| (at + n - s) % n + 1).max().map(|l| (l, s));

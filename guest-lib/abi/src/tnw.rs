@@ -36,8 +36,8 @@ pub const WINDOW_BAR_SIZE: u64 = 0x20_0000;
 
 /// Bytes of an injection window.
 pub const WINDOW_SIZE: u64 = 0x8000;
-/// Bytes of a message that a window has room for at a time. What is stored at this offset or above
-/// it is of the last packet of its message.
+/// Bytes of a message for which a window has room at a time. Bytes that are stored at this offset
+/// or above belong to the last packet of their message.
 pub const WINDOW_RING: u64 = WINDOW_SIZE / 2;
 /// Packets that a window has places for.
 pub const WINDOW_PLACES: usize = WINDOW_RING as usize / PACKET_DATA;
@@ -46,8 +46,8 @@ pub const WINDOW_PLACES: usize = WINDOW_RING as usize / PACKET_DATA;
 pub const fn mark_offset(place: usize) -> u64 {
     WINDOW_RING + 8 * (place % WINDOW_PLACES) as u64
 }
-/// Of a window that is shared memory: a word in which the device says 1 if TX_BELL is to be written
-/// when there is something new, and 0 as long as it looks by itself. On a cache line of its own.
+/// Of a window that is shared memory: a word that the device sets to 1 if TX_BELL must be written
+/// when there is something new, and to 0 while the device polls. It is on a cache line of its own.
 pub const BELL_OFFSET: u64 = WINDOW_RING + 8 * WINDOW_PLACES as u64;
 /// The longest store to a window: a buffer of a processor that combines writes (section 2.1).
 pub const MAX_STORE: usize = 64;
@@ -194,8 +194,8 @@ registers! {
 /// Gives each counter of a link a field.
 macro_rules! link_counters {
     ($($field:ident = $reg:ident,)*) => {
-        /// What a link has counted: its registers without [`LinkReg::Status`], and what
-        /// `struct tnwCounters` of `tnw.h` is to programs in C.
+        /// The counters of a link: its registers without [`LinkReg::Status`]. `struct tnwCounters`
+        /// of `tnw.h` is the same for C programs.
         #[repr(C)]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct LinkCounters {
@@ -282,7 +282,7 @@ registers! {
         /// What the window is, see [`Mode`].
         TxMode = 0xa0, "TX_MODE",
         /// Of a window that is shared memory: written when something is new in it and the device
-        /// does not look by itself. Reads 0.
+        /// does not poll. Reads 0.
         TxBell = 0xa8, "TX_BELL",
     }
 }
@@ -403,8 +403,8 @@ bitfield! {
 }
 
 bitfield! {
-    /// Of a window that is shared memory: what is stored after all bytes of a packet. The word is
-    /// written in one access, and 0 at first.
+    /// Of a window that is shared memory: the mark that is stored after all bytes of a packet. The
+    /// word is written in one access, and is 0 at first.
     pub struct Mark {
         /// The packet is the last one of its message.
         last / with_last: bool @ 0..=0,
@@ -462,8 +462,8 @@ bitfield! {
 bitfield! {
     /// What is written to CANCEL. A message that has begun ends with a packet of zeros.
     pub struct Cancel {
-        /// All credits and Ngets end, those in use among them. When the write is over the device
-        /// touches their memory no more.
+        /// All credits and Ngets end, including those in use. When the write is over the device no
+        /// longer touches their memory.
         requests / with_requests: bool @ 0..=0,
         /// What was stored to the window and not sent is thrown away. TX_HEAD becomes TX_TAIL.
         window / with_window: bool @ 1..=1,
@@ -471,8 +471,8 @@ bitfield! {
 }
 
 bitfield! {
-    /// A notification word: what the device writes when a credit or an Nget is done with. Whoever
-    /// posts it writes 0 there before.
+    /// A notification word: what the device writes when a credit or an Nget is done. The poster
+    /// writes 0 there first.
     pub struct Notification {
         /// Bytes moved.
         length / with_length: u32 @ 0..=31,

@@ -95,14 +95,14 @@ pub(crate) fn loader_heap() -> Option<Range<usize>> {
     (size > 0).then(|| end.saturating_sub(size).max(start)..end)
 }
 
-/// Where something that a PVH loader has put at this address can be read: page 0 was copied, as it
+/// Where data that a PVH loader has put at this address can be read: page 0 was copied, because it
 /// is not mapped.
 fn readable(address: u64) -> usize {
     let address = address as usize;
     if address < PAGE { (&raw const pvh_page_0) as usize + address } else { address }
 }
 
-/// Brings what a PVH loader tells into the form of the boot parameters.
+/// Converts the information of a PVH loader to boot parameters.
 ///
 /// Source: Xen's public/arch-x86/hvm/start_info.h.
 pub(crate) fn convert_start_info() {

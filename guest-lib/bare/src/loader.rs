@@ -86,8 +86,8 @@ pub fn take_ram() -> Option<Ram> {
 /// which the former should say. A command line that is too long is cut.
 ///
 /// # Safety
-/// At `entry` is code that can run in ring 0 and expects this, within the first 4 GiB and not where
-/// this program is. No device writes to memory any more.
+/// `entry` leads to code that can run in ring 0 and expects this state. It is within the first 4
+/// GiB and not where this program is. No device writes to memory any more.
 pub unsafe fn start(entry: u64, zero_page: &[u8; 4096], command_line: &str) -> ! {
     let line = &command_line.as_bytes()[..command_line.len().min(COMMAND_LINE_MAX)];
     mem::map_page_0();

@@ -151,8 +151,8 @@ impl Device {
         self.config_read(COMMAND) as u16
     }
 
-    /// Resets the device (function level reset) and gives it back the addresses of its BARs and
-    /// this `command`. Without effect but for the latter on a device that cannot be reset.
+    /// Resets the device (function level reset) and restores the addresses of its BARs and this
+    /// `command`. On a device that cannot be reset, only the latter has an effect.
     pub fn reset(&self, command: u16) {
         let bars: [u32; 6] = core::array::from_fn(|bar| self.config_read(BAR0 + 4 * bar as u8));
         self.config_write(COMMAND, 0);

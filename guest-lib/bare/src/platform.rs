@@ -94,9 +94,8 @@ impl BarePlatform {
         self.device
     }
 
-    /// Resets the device, so that whoever comes next finds it as it was before
-    /// [`BarePlatform::find`]. What the driver has opened must be closed: nothing of it works any
-    /// more.
+    /// Resets the device, so that the next user finds it as it was before [`BarePlatform::find`].
+    /// Everything that the driver has opened must be closed: none of it works any more.
     pub fn reset(&self) {
         if let Some(msix) = self.msix.get() {
             msix.disable();

@@ -16,7 +16,7 @@ pub trait Exchange {
     /// What can go wrong.
     type Error;
 
-    /// Every member gives as many numbers as all others, and gets those of all, by rank.
+    /// Every member contributes the same number of values, and gets those of all members, by rank.
     ///
     /// # Errors
     ///
@@ -29,8 +29,8 @@ pub trait Exchange {
 pub struct GroupConfig {
     /// This member, below their number.
     pub rank: u32,
-    /// The members: where the ranks of a job lie in a box of X by Y by Z, say so, and the versions
-    /// of algorithms in three dimensions are considered; otherwise they are a line.
+    /// The members. If the ranks of a job form a box of X by Y by Z, say so here, and the
+    /// three-dimensional versions of algorithms are considered; otherwise they form a line.
     pub shape: GroupShape,
     /// An algorithm that is wanted; otherwise one is chosen.
     pub algorithm: Option<Algorithm>,
@@ -84,7 +84,7 @@ impl<'c, P: Provider + ?Sized> Group<'c, P> {
     ///
     /// # Errors
     ///
-    /// See [`GroupError`]. Nothing is allocated then. Members come to the same end, except that
+    /// See [`GroupError`]. Nothing is allocated then. All members get the same outcome, except that
     /// the one that uTofu refuses knows why.
     pub fn new<X: Exchange>(
         context: &'c Context<P>,
@@ -162,8 +162,8 @@ impl<'c, P: Provider + ?Sized> Group<'c, P> {
         self.algorithm
     }
 
-    /// What a barrier would take on TofuD, by the figures that the algorithm was chosen by, in
-    /// nanoseconds.
+    /// The time of a barrier on TofuD in nanoseconds, by the figures that were used to choose the
+    /// algorithm.
     pub fn nanoseconds(&self) -> u32 {
         self.nanoseconds
     }
@@ -194,8 +194,8 @@ impl<'c, P: Provider + ?Sized> Group<'c, P> {
         self.over(|| self.context.poll_barrier(gate, 0))
     }
 
-    /// Puts what comes of all members' integers in their place: any number of them, six in a
-    /// round (one on Tofu and Tofu2, where there is no [`Op::MaxLoc`] for that).
+    /// Replaces the integers by the result over all members: any number of them, six in a round
+    /// (one on Tofu and Tofu2, where there is no [`Op::MaxLoc`] for that).
     ///
     /// # Errors
     ///
@@ -210,8 +210,8 @@ impl<'c, P: Provider + ?Sized> Group<'c, P> {
         Ok(())
     }
 
-    /// Puts the sums of all members' numbers in their place: any number of them, three in a round.
-    /// All members have the same, to the last bit, and always.
+    /// Replaces the numbers by their sums over all members: any number of them, three in a round.
+    /// All members always get the same result, to the last bit.
     ///
     /// # Errors
     ///
@@ -226,7 +226,7 @@ impl<'c, P: Provider + ?Sized> Group<'c, P> {
         Ok(())
     }
 
-    /// The same as [`Group::allreduce`] for member `root` alone; others keep what they have.
+    /// The same as [`Group::allreduce`] for member `root` alone; others keep their values.
     ///
     /// # Errors
     ///
@@ -244,7 +244,7 @@ impl<'c, P: Provider + ?Sized> Group<'c, P> {
         Ok(())
     }
 
-    /// Gives all members what member `root` has. It is also a barrier.
+    /// Gives all members the values of member `root`. It is also a barrier.
     ///
     /// # Errors
     ///

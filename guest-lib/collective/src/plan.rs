@@ -69,11 +69,11 @@ impl Plan {
         self.longest(|_, _| 1, 0)
     }
 
-    /// The longest way from a start to an end, by what each step takes: the first gate `start`,
-    /// each link to another gate `step(from, to)`.
+    /// The longest way from a start to an end, by the time of each step: the first gate takes
+    /// `start`, each link to another gate `step(from, to)`.
     ///
-    /// Ends after as many steps as there are gates, also for links that go round, which no plan
-    /// of this module has.
+    /// Ends after as many steps as there are gates, also for circular links, which no plan of this
+    /// module has.
     pub fn longest(&self, mut step: impl FnMut(GateOf, GateOf) -> u32, start: u32) -> u32 {
         // When each gate fires, by going through gates whose inputs have all come.
         let mut waiting: Vec<Vec<u8>> = Vec::with_capacity(self.members.len());
@@ -113,11 +113,11 @@ impl Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
     /// Members exchange with the one whose number differs in bit 0, then in bit 1, and so on. For
-    /// `n` members, a power of two, log2 `n` gates each. Of other numbers, those above the power
-    /// give what they have to one below it, which takes two gates more.
+    /// `n` members, a power of two, log2 `n` gates each. For other numbers, each member above the
+    /// power passes its value to one below it, which takes two gates more.
     RecursiveDoubling,
-    /// What members have is combined towards the root of a binary tree, and the outcome comes down.
-    /// At most five gates each.
+    /// The members' values are combined towards the root of a binary tree, and the result comes
+    /// down. At most five gates each.
     Tree,
     /// Along a line of members, from both ends to its middle, and back: all links are between
     /// neighbours. On a ring that is half of it in each direction. Each member has two relay gates
@@ -127,9 +127,10 @@ pub enum Algorithm {
     RecursiveDoubling3d,
     /// The same with double rings.
     DoubleRing3d,
-    /// For members in so many parts in a row, as equal as can be, each of one network interface or
-    /// of one node: trees, and recursive doubling among their roots, of which there are 2^k. A tree
-    /// has the members of one of the 2^k largest parts, and its share of those of the others.
+    /// For members in this many consecutive parts of nearly equal size, each of one network
+    /// interface or of one node: trees, and recursive doubling among their roots, of which there
+    /// are 2^k. A tree has the members of one of the 2^k largest parts, and its share of those of
+    /// the others.
     Parts(u32),
 }
 
@@ -231,8 +232,8 @@ fn parts(line: &[u32], number: u32) -> Vec<&[u32]> {
     (0..number).map(|part| &line[end(part)..end(part + 1)]).collect()
 }
 
-/// The members of 2^k trees: the largest parts, to which the members of the others are dealt out
-/// so that all have about the same number.
+/// The members of 2^k trees. Each tree has one of the largest parts; the members of the other parts
+/// are distributed so that all trees have about the same number.
 fn trees(parts: &[&[u32]]) -> Vec<Vec<u32>> {
     let mut by_size: Vec<&[u32]> = parts.to_vec();
     by_size.sort_by_key(|part| core::cmp::Reverse(part.len()));
@@ -247,12 +248,12 @@ fn trees(parts: &[&[u32]]) -> Vec<Vec<u32>> {
     trees
 }
 
-/// A barrier among members in so many parts in a row: a tree within each part, and among the
+/// A barrier among members in this many consecutive parts: a tree within each part, and among the
 /// roots the dissemination algorithm, in which each signals to the one 1, 2, 4, ... further on. It
 /// takes no more stages for other numbers of parts than for the next power of two.
 ///
-/// Values of members come to others several times, so this is not for sums; AND, OR and the
-/// maximum are as they should be.
+/// Values of members reach others several times, so this does not work for sums. AND, OR and the
+/// maximum are correct.
 ///
 /// # Errors
 ///
@@ -302,7 +303,8 @@ impl GroupShape {
 
 /// Links gates step by step.
 ///
-/// Each member has a *last* gate, which has what the member knows; at first that is its start gate.
+/// Each member has a *last* gate, which holds what the member knows; at first that is its start
+/// gate.
 #[derive(Debug)]
 struct Builder {
     members: Vec<Vec<Links>>,
@@ -487,7 +489,7 @@ impl Builder {
     }
 }
 
-/// What the steps of a round take, in nanoseconds, where an algorithm is chosen.
+/// The times of the steps of a round, in nanoseconds, for choosing an algorithm.
 ///
 /// Relay gates and channels as in the papers, a hop as in the fabric's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -532,8 +534,8 @@ pub enum NoChoice {
     },
 }
 
-/// What some algorithms make of a group, the one by which a round is over first in front.
-/// `hops(a, b)` is how far members are apart.
+/// The plans of some algorithms for a group, the fastest first. `hops(a, b)` is how far members are
+/// apart.
 ///
 /// # Errors
 ///
@@ -560,15 +562,14 @@ pub fn choices(
     Ok(choices)
 }
 
-/// Chooses the algorithm by which a round is over first, of those that each member has enough
-/// gates for.
+/// Chooses the fastest of the algorithms for which each member has enough gates.
 ///
-/// Every member comes to the same result if it is asked for the same: so `free`, which is the
-/// number of gates of the member with the fewest, must have been agreed upon.
+/// Every member gets the same result for the same arguments. So `free`, which is the number of
+/// gates of the member with the fewest, must have been agreed upon.
 ///
 /// # Errors
 ///
-/// If there is no such group, or no algorithm does with so few gates.
+/// If there is no such group, or every algorithm needs more gates.
 pub fn choose(
     shape: GroupShape,
     free: usize,

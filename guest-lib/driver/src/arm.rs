@@ -4,8 +4,8 @@ use core::sync::atomic::{Ordering, fence};
 
 use crate::platform::{DmaBuffer, DmaError, Platform};
 
-/// A word that the device looks at when it has written an entry: only who has asked by it gets an
-/// interrupt, and just one.
+/// A word that the device reads when it has written an entry. The driver gets an interrupt only if
+/// it has asked through this word, and just one.
 #[derive(Debug)]
 pub(crate) struct Arm<D>(D);
 
@@ -22,9 +22,8 @@ impl<D: DmaBuffer> Arm<D> {
         self.0.device_addr()
     }
 
-    /// Asks for an interrupt upon the next entry. What is there already is to be looked for
-    /// afterwards: the device writes an entry first and looks at the word then, so one of both
-    /// sees the other.
+    /// Requests an interrupt for the next entry. Look for existing entries afterwards: the device
+    /// writes an entry first and then reads the word, so one of the two sees the other.
     pub(crate) fn ask(&self) {
         self.0.store_u64(0, 1, Ordering::Release);
         fence(Ordering::SeqCst);

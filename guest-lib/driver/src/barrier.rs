@@ -39,9 +39,9 @@ pub struct ChannelConfig {
     pub interrupts: BgsIrqs,
     /// How long [`Channel::wait`] polls before it sleeps, in nanoseconds.
     pub spin_ns: u64,
-    /// Longest sleep of [`Channel::wait`], in nanoseconds. All channels of an interface have the
-    /// same interrupt, so another one's wait may take it: then this bounds what that costs. Who
-    /// has but one channel on the interface can sleep longer.
+    /// Longest sleep of [`Channel::wait`], in nanoseconds. All channels of an interface share one
+    /// interrupt, so another channel's wait may consume it. This bounds the resulting delay. A
+    /// process with only one channel on the interface can sleep longer.
     pub nap_ns: u64,
 }
 
@@ -61,8 +61,8 @@ impl ChannelConfig {
         }
     }
 
-    /// Checks what can be known of a channel and its gates before they are set, if this is what
-    /// barriers of the device's generation have.
+    /// Checks what can be known of a channel and its gates before they are set, against the profile
+    /// of barriers in the device's generation.
     ///
     /// # Errors
     ///
@@ -121,7 +121,7 @@ impl ChannelConfig {
             }
         }
         // Local links are one to one, so each gate has a chain of gates before it. It fires if that
-        // begins at the start gate, or with a gate that waits for other nodes alone.
+        // chain begins at the start gate, or with a gate that waits only for other nodes.
         for gate in gates {
             let mut at = gate;
             for _ in 0..=gates.len() {
@@ -142,10 +142,10 @@ impl ChannelConfig {
 
 /// A gate and its links.
 ///
-/// A relay gate, 16 to 47, waits for its sources, and signals its destinations. A start/end gate,
-/// 0 to 15, signals its destinations when its channel starts a round; the round ends when the
-/// signals of its sources have come. So its sources must have passed on the channel's own value
-/// too, for it to be in the result.
+/// A relay gate, 16 to 47, waits for its sources, and signals its destinations. A start/end gate, 0
+/// to 15, signals its destinations when its channel starts a round; the round ends when the signals
+/// of its sources have arrived. The result contains the channel's own value only if its sources
+/// have passed that on, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gate {
     /// Network interface.
@@ -315,7 +315,7 @@ pub enum ChannelWaitError {
 
 /// An open barrier channel with its gates.
 ///
-/// Dropping it closes it. If the device does not let go of it then, the memory of its notices is
+/// Dropping it closes it. If the device does not release it then, the memory of its notices is
 /// never freed.
 #[derive(Debug)]
 pub struct Channel<P: Platform> {
@@ -333,8 +333,8 @@ pub struct Channel<P: Platform> {
 }
 
 impl<P: Platform> Channel<P> {
-    /// Opens a channel with the node's gates for it, its own start/end gate among them. Gates
-    /// may lie in other interfaces than the channel.
+    /// Opens a channel with the node's gates for it, its own start/end gate among them. Gates may
+    /// be in other interfaces than the channel.
     ///
     /// Until all members of the group have done this, none may start a round: signals to gates
     /// that are not set up are lost.
@@ -351,8 +351,9 @@ impl<P: Platform> Channel<P> {
         Self::open_in(device, config, gates, alloc)
     }
 
-    /// The same with notices in memory of the caller's, which is told how many bytes it needs, at
-    /// a multiple of as many: for one who opens channels that another process starts and polls.
+    /// The same with notices in the caller's memory. The caller is told how many bytes they need;
+    /// their address must be a multiple of that number. This is for a process that opens channels
+    /// which another process starts and polls.
     ///
     /// # Errors
     ///
@@ -534,8 +535,8 @@ impl<P: Platform> Channel<P> {
                 }
                 let nap = timeout_ns.saturating_sub(elapsed).min(self.nap_ns);
                 self.device().platform().irq_wait(vector::bg(self.tni), nap);
-                // What has ended the sleep may be the interrupt of an earlier round that came
-                // late. Then the request that it was for would hide that of this round's end.
+                // A late interrupt of an earlier round may have ended the sleep. Its request would
+                // then hide the request of this round's end.
                 self.armed = false;
             } else {
                 self.device().platform().relax();
@@ -587,8 +588,8 @@ impl<P: Platform> Channel<P> {
         self.device().bgs_irq(self.tni, self.bch.gate())
     }
 
-    /// Exceptions that the channel's gates report, put together. A stray signal of somebody else
-    /// may be behind them, so they do not end a round.
+    /// The combined exceptions that the channel's gates report. A stray signal of another node may
+    /// have caused them, so they do not end a round.
     pub fn exceptions(&self) -> BgsIrqs {
         let pending = |&(tni, bg): &(TniId, BgId)| self.device().bgs_irq(tni, bg).pending();
         self.gates.iter().map(pending).fold(BgsIrqs::NONE, BgsIrqs::union) & BgsIrqs::EXCEPTIONS
@@ -604,7 +605,7 @@ impl<P: Platform> Channel<P> {
         self.rounds.page().read(BchReg::IgnoredSignalCount.offset())
     }
 
-    /// Masks the channel and disables its gates. A round under way ends nowhere at this node;
+    /// Masks the channel and disables its gates. A round in progress does not end at this node;
     /// other members may wait for it until they time out.
     ///
     /// # Errors
@@ -635,8 +636,7 @@ impl<P: Platform> Drop for Channel<P> {
 }
 
 impl<P: Platform> Device<P> {
-    /// Stops a barrier channel that nobody looks after any more, and gates, with what they were
-    /// about.
+    /// Stops an orphaned barrier channel, and gates, with their rounds in progress.
     ///
     /// # Errors
     ///

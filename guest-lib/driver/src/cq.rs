@@ -52,8 +52,8 @@ pub struct CqConfig {
 }
 
 impl CqConfig {
-    /// A queue with the smallest rings (2048 entries), 256 STags, no limits on whom it talks
-    /// to, and interrupts for completions, notices and exceptions.
+    /// A queue with the smallest rings (2048 entries), 256 STags, no limits on the nodes that it
+    /// talks to, and interrupts for completions, notices and exceptions.
     pub const fn new(tni: TniId, cq: CqId) -> Self {
         Self {
             tni,
@@ -148,8 +148,8 @@ pub enum WaitError {
 
 /// An open control queue.
 ///
-/// Dropping it closes it. If the device does not let go of the queue then, its memory is
-/// never freed, so that the device cannot write to memory that belongs to someone else.
+/// Dropping it closes it. If the device does not release the queue then, its memory is never freed,
+/// so that the device cannot write to memory that belongs to someone else.
 #[derive(Debug)]
 pub struct Cq<P: Platform> {
     tni: TniId,
@@ -179,8 +179,8 @@ impl<P: Platform> Cq<P> {
         Self::open_in(device, config, |orders, notices| RingMemory::new(orders, notices, alloc))
     }
 
-    /// The same with rings in memory of the caller's, of which it is told how many entries they
-    /// have: for one who opens queues that another process posts to and polls.
+    /// The same with rings in the caller's memory; the caller is told how many entries they need.
+    /// This is for a process that opens queues which another process posts to and polls.
     ///
     /// # Errors
     ///
@@ -292,8 +292,8 @@ impl<P: Platform> Cq<P> {
         }
         self.device().disable_queue(self.tni, self.cq);
         if let Err(e) = self.device().finish_queue(self.tni, self.cq) {
-            // Whatever still runs there may write to the rings and read the tables: they
-            // must stay what they are for good.
+            // Commands that still run may write to the rings and read the tables. So this memory
+            // must never be reused.
             self.rings.leak();
             mem::forget(self.arm.take());
             self.tables.leak();
@@ -336,9 +336,9 @@ impl<P: Platform> Cq<P> {
 
     /// Gives memory an STag: `wanted`, or the next one that is free.
     ///
-    /// `ranges` are the parts of the memory in order; in between they must begin and end at
-    /// pages of size `page`. The memory must stay allocated until [`Cq::unregister`] or the
-    /// end of the queue: whoever knows the STag can reach it.
+    /// `ranges` are the parts of the memory in order; in between they must begin and end at pages
+    /// of size `page`. The memory must stay allocated until [`Cq::unregister`] or the end of the
+    /// queue: any peer that knows the STag can reach it.
     ///
     /// # Errors
     ///
@@ -357,7 +357,7 @@ impl<P: Platform> Cq<P> {
     /// Like [`Cq::register`] for one contiguous range, under a given STag and such that the
     /// range's first byte has the given offset.
     ///
-    /// Whoever knows the STag reaches, besides the range, what lies in front of it in the pages
+    /// Besides the range, a peer that knows the STag reaches the memory in front of it in the pages
     /// that hold its first byte, as far back as offset 0.
     ///
     /// # Errors
@@ -375,8 +375,8 @@ impl<P: Platform> Cq<P> {
         self.tables.register_at(platform, range, page, access, stag, offset)
     }
 
-    /// Takes an STag's memory back: disables its entries and empties the device's translation
-    /// cache. When it returns, the device uses the memory no more.
+    /// Unregisters an STag's memory: disables its entries and empties the device's translation
+    /// cache. When it returns, the device no longer uses the memory.
     ///
     /// # Errors
     ///
@@ -487,9 +487,9 @@ impl<P: Platform> Cq<P> {
         self.rings.is_ready()
     }
 
-    /// Asks for one interrupt upon the next entry that interrupts, for whoever waits for it in an
-    /// event loop of its own, not by [`Cq::wait`]. What is there already brings none, so it is to
-    /// be polled for afterwards.
+    /// Requests one interrupt for the next entry that interrupts, for callers that wait for it in
+    /// an event loop of their own, not by [`Cq::wait`]. Entries that are already there raise none,
+    /// so poll for them afterwards.
     pub fn ask_interrupt(&self) {
         if let Some(arm) = &self.arm {
             arm.ask();
@@ -555,7 +555,7 @@ impl<P: Platform> Cq<P> {
             }
         }
         loop {
-            // So: ask, look, sleep. An entry written after the look finds that somebody has asked;
+            // So the order is: ask, look, sleep. An entry written after the look finds the request;
             // one written before was seen.
             self.ask_interrupt();
             if let Some(found) = poll(self) {

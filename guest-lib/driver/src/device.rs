@@ -43,8 +43,8 @@ pub struct TimedOut {
 /// Why a device or one of its network interfaces cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DeviceError {
-    /// NODE_ADDRESS reads as nothing that an ICC has: there is no device behind BAR0, or
-    /// its memory decoding is off.
+    /// NODE_ADDRESS has a value that no ICC has: there is no device behind BAR0, or its memory
+    /// decoding is off.
     #[error("no Tofu device: NODE_ADDRESS reads {node_address:#x}")]
     NotPresent {
         /// What NODE_ADDRESS read.
@@ -145,9 +145,9 @@ impl<P: Platform> Device<P> {
         self.platform.bar0_write64(register.offset(), value);
     }
 
-    /// Stops control queues that nobody looks after any more, because the process that has opened
-    /// them is gone, say. Returns those that the device does not let go of within 3 s: their
-    /// memory must stay what it is. A queue that is not open stays so.
+    /// Stops orphaned control queues, whose process has ended, say. Returns those that the device
+    /// does not release within 3 s: their memory must not be reused. A queue that is not open stays
+    /// closed.
     pub fn stop_queues(&self, queues: &[(TniId, CqId)]) -> Vec<(TniId, CqId)> {
         // All of them first, so that they stop at the same time.
         for &(tni, cq) in queues {
@@ -162,7 +162,7 @@ impl<P: Platform> Device<P> {
         self.platform.bar0_write64(cqs_page(tni, cq) + CqsReg::Enable.offset(), 0);
     }
 
-    /// Waits until a control queue has stopped and uses memory no more, and leaves it without
+    /// Waits until a control queue has stopped and no longer uses memory, and leaves it without
     /// interrupts and tables.
     pub(crate) fn finish_queue(&self, tni: TniId, cq: CqId) -> Result<(), TimedOut> {
         let page = cqs_page(tni, cq);
@@ -253,7 +253,7 @@ impl<'a, P: Platform> Tni<'a, P> {
         self.set_enable(true, TniState::Normal, "TNI STATE normal")
     }
 
-    /// Disables the interface: what arrives for its queues ends with an error.
+    /// Disables the interface: requests to its queues end with an error.
     ///
     /// # Errors
     ///

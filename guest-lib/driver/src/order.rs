@@ -151,7 +151,7 @@ impl Order {
         Self::double([new, 0, 0], armw)
     }
 
-    /// A command from descriptors as they are, for what has no builder here.
+    /// A command from given descriptors, for commands that have no builder here.
     ///
     /// # Panics
     ///
@@ -217,8 +217,8 @@ impl Order {
         self.map1(|h| h.with_interrupt(true))
     }
 
-    /// Payload bytes of a TLP at most: a multiple of 8, rounded down. Not for atomic
-    /// commands, whose operator has bits in the same place.
+    /// The most payload bytes of a TLP: a multiple of 8, rounded down. Not for atomic commands,
+    /// whose operator has bits in the same place.
     #[must_use]
     pub fn mtu(self, bytes: u32) -> Self {
         self.map1(|h| h.with_mtu((bytes / MTU_UNIT).min(0xff) as u8))

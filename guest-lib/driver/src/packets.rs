@@ -124,8 +124,8 @@ pub enum SendError {
 pub struct Sent {
     /// What it was sent with.
     pub cookie: u32,
-    /// [`Rcode::SUCCESS`] if the network has taken it, or why it was lost. That it was taken does
-    /// not mean that it arrives.
+    /// [`Rcode::SUCCESS`] if the network has accepted it, or why it was lost. An accepted packet
+    /// need not arrive.
     pub rcode: Rcode,
 }
 
@@ -151,8 +151,8 @@ pub struct Lost {
 pub struct Received {
     /// What it is. Everything but [`PrqRcode::SystemTlp`] comes only if it is not masked.
     pub kind: PrqRcode,
-    /// The TLP's header: who sent it, and how long it is. For other kinds than system packets it
-    /// is what the sender made it.
+    /// The TLP's header: its sender and its length. For kinds other than system packets the sender
+    /// may have written anything there.
     pub header: TlpHeader,
     /// Bytes of payload that were copied.
     pub len: usize,
@@ -470,9 +470,9 @@ impl<P: Platform> Packets<P> {
         self.memory.fetch.as_ref()
     }
 
-    /// Reads `len` bytes of what another interface shares, at its place `from`, by a path to byte
-    /// `offset` of [`Packets::fetch_memory`]. It starts at the next [`Packets::flush`] at the
-    /// latest; its end is reported by [`Packets::poll_fetched`].
+    /// Reads `len` bytes from place `from` of the memory that another interface shares, by a path,
+    /// to byte `offset` of [`Packets::fetch_memory`]. It starts at the next [`Packets::flush`] at
+    /// the latest; its end is reported by [`Packets::poll_fetched`].
     ///
     /// # Errors
     ///
@@ -599,8 +599,8 @@ impl<P: Platform> Packets<P> {
         }
     }
 
-    /// Has the next packet raise an interrupt, for whoever sleeps by other means than
-    /// [`Packets::wait`]. Returns whether there is one already; then none is raised.
+    /// Makes the next packet raise an interrupt, for callers that sleep by other means than
+    /// [`Packets::wait`]. Returns whether there is a packet already; then no interrupt is raised.
     pub fn prepare_sleep(&self) -> bool {
         if !self.interrupts {
             return self.is_ready();
@@ -613,8 +613,8 @@ impl<P: Platform> Packets<P> {
         ready
     }
 
-    /// Wants no interrupt any more, after [`Packets::prepare_sleep`]: for who was woken by
-    /// something else and looks for packets anyway.
+    /// Cancels [`Packets::prepare_sleep`]: for callers that were woken by something else and look
+    /// for packets anyway.
     pub fn end_sleep(&self) {
         self.memory.arm.withdraw();
     }
@@ -641,9 +641,9 @@ impl<P: Platform> Packets<P> {
 }
 
 impl<P: Platform> Device<P> {
-    /// Takes the packet buffers of a TNI from the device, and masks the interrupt: also of an
-    /// interface that nobody looks after any more, because the process that has opened it is gone,
-    /// say. Its control queue is to be stopped, too: [`Device::stop_queues`].
+    /// Takes the packet buffers of a TNI from the device, and masks the interrupt. This works also
+    /// for an orphaned interface, whose process has ended, say. Its control queue must be stopped,
+    /// too: [`Device::stop_queues`].
     pub fn stop_packets(&self, tni: TniId) {
         self.tni(tni).irq().mask(WAKING);
         let base = tni_base(tni);

@@ -53,14 +53,14 @@ pub trait Platform {
 
     /// Called in loops that wait for the device to change memory or a register.
     ///
-    /// The default is a hint to the processor. A platform whose device has no threads of
-    /// its own lets it work here.
+    /// The default is a hint to the processor. If its device has no threads of its own, a platform
+    /// lets the device work here.
     fn relax(&self) {
         core::hint::spin_loop();
     }
 
-    /// Called by a program that has looked for news in vain for some microseconds: whoever makes
-    /// the news may need this processor. Where there are other processes this is a system call.
+    /// Called by a program that has polled without success for some microseconds: the thread that
+    /// it waits for may need this processor. Where there are other processes this is a system call.
     fn yield_processor(&self) {
         self.relax();
     }
@@ -68,10 +68,10 @@ pub trait Platform {
 
 /// Memory shared with a device, freed when dropped.
 ///
-/// The device may change it at any time, so there are no references to its contents, only
-/// loads, stores and copies. Values are little endian in memory. Offsets must be within the
-/// buffer and, for the typed accesses, aligned; accesses that are not panic, as for a slice:
-/// offsets come from the driver, never from the device.
+/// The device may change it at any time, so there are no references to its contents, only loads,
+/// stores and copies. Values are little endian in memory. Offsets must be within the buffer and,
+/// for the typed accesses, aligned; other accesses panic, as for a slice: offsets come from the
+/// driver, never from the device.
 pub trait DmaBuffer {
     /// Address at which the device sees the first byte.
     fn device_addr(&self) -> u64;
@@ -109,7 +109,7 @@ pub trait DmaBuffer {
     fn write(&self, offset: usize, buf: &[u8]);
 
     /// Hands over `len` bytes from `offset` on, which is a multiple of 8, in words of 8 bytes,
-    /// little endian; the last one is filled up with zeros.
+    /// little endian; the last one is padded with zeros.
     fn each_word(&self, offset: usize, len: usize, mut each: impl FnMut(u64))
     where
         Self: Sized,
@@ -131,8 +131,8 @@ pub trait DmaBuffer {
     }
 }
 
-/// The page of registers of a control queue or barrier channel, which whoever posts and starts
-/// may have without the device's other registers. Offsets are multiples of 8 in the page.
+/// The page of registers of a control queue or barrier channel. A process that posts or starts
+/// rounds may have it without the device's other registers. Offsets are multiples of 8 in the page.
 pub trait UserPage {
     /// Reads a register.
     fn read(&self, offset: u64) -> u64;

@@ -108,8 +108,8 @@ impl<D: DmaBuffer> RingMemory<D> {
 
 /// The rings of a control queue that is enabled, and its page.
 ///
-/// When this is dropped, the page goes before the memory: a page that stops its queue then leaves
-/// nothing behind that the device would write to.
+/// When this is dropped, the page goes before the memory. A page that stops its queue then ensures
+/// that the device does not write to the freed memory.
 #[derive(Debug)]
 pub struct Rings<D, G> {
     page: G,
@@ -193,9 +193,9 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
         Ok(())
     }
 
-    /// Puts a command into the transmit order queue, but keeps it and all that is posted so
-    /// after it from the device until the next command is posted in another way. A doorbell
-    /// alone does not start them.
+    /// Puts a command into the transmit order queue, but hides it, and all commands posted this way
+    /// after it, from the device until the next command is posted in another way. A doorbell alone
+    /// does not start them.
     ///
     /// # Errors
     ///
@@ -239,8 +239,8 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
         Ok(())
     }
 
-    /// Hands a command to the device through the direct descriptor register, which saves it
-    /// the reading of the queue. Everything posted before goes first.
+    /// Hands a command to the device through the direct descriptor register, so that the device
+    /// need not read the queue. Everything posted before goes first.
     ///
     /// While the last direct descriptor is not complete, the command goes into the queue
     /// instead and the doorbell is rung.
@@ -302,8 +302,8 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
     /// Writes the descriptor into its slot and makes it valid.
     fn write_order(&self, count: u64, descriptor: Descriptor) {
         self.write_operands(count, &descriptor);
-        // The first word still has the last lap's flip bit and so is blank until here. One
-        // store brings the command and its flip bit, after all that is to be seen with it.
+        // The first word still has the last lap's flip bit and so is blank until here. One store
+        // publishes the command and its flip bit, after everything that must be seen with it.
         self.write_header(count, descriptor.header1());
     }
 
@@ -379,7 +379,7 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
         Some(notice)
     }
 
-    /// Tells the device how many notices were taken. [`Rings::poll_mrq`] does so for each
+    /// Tells the device how many notices have been taken. [`Rings::poll_mrq`] does so for each
     /// quarter of the queue.
     pub fn acknowledge_mrq(&mut self) {
         self.full_pointer = self.receive.count();

@@ -116,8 +116,8 @@ pub enum StagError {
     /// No memory for the page table.
     #[error(transparent)]
     Memory(DmaError),
-    /// The translation cache did not get empty. The STag stays taken, because the device
-    /// might still use its page table.
+    /// The translation cache could not be emptied. The STag stays taken, because the device might
+    /// still use its page table.
     #[error(transparent)]
     Flush(TimedOut),
 }

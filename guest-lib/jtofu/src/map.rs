@@ -13,11 +13,11 @@ use crate::strand::{GridPoint, StrandPlan};
 
 /// The most nodes a machine has, and so the longest axis of a job.
 const MAX_NODES: u32 = Shape::LARGEST.nodes();
-/// How many strands of each kind, length and choice of axes are put together with others,
-/// for jobs of one, two and three axes: the more axes, the more ways to put them together.
+/// How many strands of each kind, length and choice of axes are combined with others, for jobs of
+/// one, two and three axes: the more axes, the more combinations.
 const PLANS_USED: [usize; 3] = [16, 4, 2];
-/// Places in the machine that are tried for each way to fold the axes, and in all. Both
-/// matter only when nodes have failed; without failures the first try succeeds.
+/// Places in the machine that are tried for each way to fold the axes, and in total. Both matter
+/// only when nodes have failed; without failures the first try succeeds.
 const ORIGINS_TRIED: usize = 4096;
 const TRIES: usize = 300_000;
 /// Places laid before the search ends: bounds its time on large machines.
@@ -187,8 +187,8 @@ struct Folding {
 }
 
 impl Folding {
-    /// What makes one folding worse than another: open axes, nodes left out within the
-    /// job's box, and units of 12 that it touches.
+    /// The cost of a folding: open axes, nodes left out within the job's box, and units of 12 that
+    /// it touches.
     fn cost(&self) -> (usize, u32, u32) {
         (
             self.plans.iter().filter(|plan| !plan.closed).count(),
@@ -215,8 +215,8 @@ impl RankMap {
     /// leave few nodes unused, then those within few units. With `closed`, maps with an
     /// open axis are refused.
     ///
-    /// A failed node is gone round on the axis that B is part of, which then is one
-    /// shorter than its fold has places, or avoided by laying the job elsewhere.
+    /// The axis that includes B leads round a failed node, and is then one shorter than its fold
+    /// has places. Or the job is placed elsewhere to avoid the node.
     ///
     /// # Errors
     /// [`MapError`] if nothing was found. The search knows the foldings described in the
@@ -237,9 +237,9 @@ impl RankMap {
         })
     }
 
-    /// The same for a job that goes on without nodes it has lost: if its torus is not there any
-    /// more, the largest one with one axis shorter, as 8x12x6 that goes on as 8x11x6 when a board
-    /// has died (the journal paper's example).
+    /// The same for a job that continues without nodes it has lost. If its torus does not exist any
+    /// more, the result is the largest one with one axis shorter: 8x12x6 continues as 8x11x6 when a
+    /// board has died (the journal paper's example).
     ///
     /// # Errors
     /// [`MapError`], about the whole torus, if none of them was found.
@@ -342,8 +342,8 @@ fn search(system: &System, shape: LogicalShape, closed: bool) -> Option<RankMap>
     if let Some(map) = lay(system, shape, &foldings) {
         return Some(map);
     }
-    // A link that is down and cannot be left aside is gone round like a node: that at its
-    // one end, or that at its other.
+    // A link that is down and cannot be left unused is avoided like a node: the one at either of
+    // its ends.
     let (one, other): (Vec<_>, Vec<_>) = system.links_down().iter().copied().unzip();
     [one, other].into_iter().filter(|ends| !ends.is_empty()).find_map(|ends| {
         let system = system.clone().with_failed(ends).ok()?;
@@ -414,8 +414,8 @@ fn lay(system: &System, shape: LogicalShape, foldings: &[Folding]) -> Option<Ran
             }
             let inside = |node: &Coords| relative(system, *node, origin, lens);
             let failed: Vec<GridPoint> = system.failed().iter().filter_map(inside).collect();
-            // The axis that goes round the failures, if there are any; the others do not
-            // see them.
+            // The axis that leads round the failures, if there are any; the others do not meet
+            // them.
             let turns = if failed.is_empty() { 1 } else { shape.lens().len() };
             for turn in 0..turns {
                 let mut strands = whole.clone();

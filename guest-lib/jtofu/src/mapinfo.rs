@@ -244,7 +244,7 @@ impl Mapinfo {
         serde_json::to_string(&raw).unwrap_or_default()
     }
 
-    /// Reads the text form, and checks that all in it fits together.
+    /// Reads the text form, and checks that its parts are consistent.
     ///
     /// # Errors
     /// [`MapinfoError`] with the field at fault.

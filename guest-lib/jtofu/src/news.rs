@@ -54,14 +54,14 @@ fn links<'a>(shape: &'a Shape, line: &'a str) -> impl Iterator<Item = (Coords, C
 }
 
 impl System {
-    /// The machine that [`news`] are of, without the links that are dead. What makes no sense is
-    /// left out; none if that is the machine.
+    /// The machine that [`news`] describe, without the dead links. Lines that make no sense are
+    /// left out; none if the line of the machine makes no sense.
     pub fn from_news(text: &str) -> Option<Self> {
         machine(text).map(|system| system.with_news(text))
     }
 
-    /// The same machine without the links that are dead by [`news`] of it. What makes no sense, or
-    /// is of another machine, is left out.
+    /// The same machine without the links that its [`news`] report dead. Lines that make no sense,
+    /// or are about another machine, are left out.
     #[must_use]
     pub fn with_news(self, text: &str) -> Self {
         let shape = *self.shape();

@@ -80,8 +80,8 @@ impl System {
         self.paths(from, to, true)
     }
 
-    /// Paths for a signal of a barrier gate, in the same order. Nothing answers a signal,
-    /// so just the way there counts.
+    /// Paths for a signal of a barrier gate, in the same order. Nothing answers a signal, so only
+    /// the way there counts.
     ///
     /// # Errors
     /// [`RouteError::NoSuchNode`] if the machine lacks one of the nodes.

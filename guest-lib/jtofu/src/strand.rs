@@ -24,8 +24,8 @@ const RIBBON_STARTS: usize = 64;
 enum Lay {
     /// A ring through all places.
     Block,
-    /// A ring through rows of `column`'s 2 or 3 places each. With 3, which is a ring of
-    /// its own, a row may do without one place: this is how B leads round a failed node.
+    /// A ring through rows of `column`'s 2 or 3 places each. With 3, which is a ring of its own, a
+    /// row may omit one place: this is how B leads round a failed node.
     Ribbon { column: usize },
     /// A line to and fro through all places, or a part of it.
     Line,
@@ -68,8 +68,8 @@ impl StrandPlan {
         }
     }
 
-    /// Ways to lay a strand of `len` places through a grid of exactly these axes (a bit
-    /// each), the best first; of each kind so many at most.
+    /// Ways to lay a strand of `len` places through a grid of exactly these axes (a bit each), the
+    /// best first, with a limit for each kind.
     pub(crate) fn all(system: &System, axes: u8, len: u32, most_of_each: usize) -> Vec<Self> {
         let mut plans = Vec::new();
         let axes: Vec<usize> = (0..6).filter(|axis| axes & 1 << axis != 0).collect();
@@ -346,7 +346,7 @@ enum Column {
 
 /// Whether a ring leads through all places of a grid, and by which axis.
 ///
-/// There is none just for a single mesh and for meshes of odd lengths only, as a mesh is
+/// There is none only for a single mesh and for meshes of odd lengths only, because a mesh is
 /// bipartite.
 fn ring_column(system: &System, lens: &[u8; 6]) -> Option<Column> {
     let axes: Vec<usize> = (0..6).filter(|axis| lens[*axis] > 1).collect();

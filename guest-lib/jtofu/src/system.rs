@@ -47,8 +47,7 @@ impl System {
         Self { shape, failed: Vec::new(), down: Vec::new() }
     }
 
-    /// The same machine with these nodes out of order: no map uses them and no path goes
-    /// through them.
+    /// The same machine with these nodes failed: no map uses them and no path goes through them.
     ///
     /// # Errors
     /// [`SystemError::NoSuchNode`] for a node that the machine does not have.
@@ -67,8 +66,8 @@ impl System {
         Ok(self)
     }
 
-    /// The same machine with the links between these neighbours out of order. Where two
-    /// links join the same two nodes (a torus of length 2), neither is used.
+    /// The same machine with the links between these neighbours failed. Where two links join the
+    /// same two nodes (a torus of length 2), neither is used.
     ///
     /// # Errors
     /// [`SystemError::NoSuchLink`] for nodes that are no neighbours.
@@ -87,8 +86,8 @@ impl System {
         Ok(self)
     }
 
-    /// The same machine with nodes out of order that no link reaches: all of theirs are down, as
-    /// those of a node whose router has failed.
+    /// The same machine in which nodes without a working link count as failed: all of their links
+    /// are down, as with a node whose router has failed.
     #[must_use]
     pub fn with_cut_off_failed(mut self) -> Self {
         let shape = self.shape;

@@ -10,14 +10,14 @@ use sha2::{Digest, Sha256};
 use crate::wire::{BLOCK, Envelope, FileRole, Manifest, Message, Range, parse};
 use thiserror::Error;
 
-/// Answers that may be under way to a node at most: of 9 packets each, they fit the packet buffers
-/// that a node should have.
+/// The most answers that may be in flight to a node: with 9 packets each, they fit the packet
+/// buffers that a node should have.
 const WINDOW_MAX: usize = 16;
 const WINDOW_START: usize = 4;
 /// One alone would make each loss a wait.
 const WINDOW_MIN: usize = 2;
-/// A file is kept account of in units of so many bytes: with what is in front of them they fit one
-/// packet.
+/// The progress of a file is tracked in units of this many bytes. With the headers in front, a unit
+/// fits one packet.
 const UNIT: usize = 1 << 10;
 /// Units of the longest answer.
 const LENGTH_MAX: u32 = (BLOCK / UNIT) as u32;
@@ -80,8 +80,7 @@ pub trait Task {
     fn is_done(&self) -> bool;
 }
 
-/// A question that is repeated until there is an answer to it: less and less often, and not for
-/// ever.
+/// A question that is repeated until there is an answer: less and less often, and not for ever.
 #[derive(Clone, Debug)]
 pub struct Ask {
     bytes: Vec<u8>,
@@ -195,8 +194,8 @@ pub struct Fetch<'a> {
     sha: Sha256,
     next: u32,
     lost: VecDeque<Units>,
-    /// Units that a question asks for at most. All packets of an answer must come, so a link that
-    /// loses many lets short ones through only.
+    /// The most units that a question asks for. All packets of an answer must arrive, so a link
+    /// that loses many packets lets only short answers through.
     length: u32,
     /// In the order of their tags.
     flights: VecDeque<Flight>,
@@ -283,8 +282,8 @@ impl<'a> Fetch<'a> {
 
     fn shrink(&mut self) {
         self.length = (self.length / 2).max(1);
-        // Short answers are no burden, and get through only if there are many. A server that has
-        // gone is asked little.
+        // Short answers are no burden, and get through only if there are many of them. A server
+        // that has gone gets few questions.
         let least = match self.backoff {
             ..=SILENCE => WINDOW_MIN.max(WINDOW_MAX / self.length as usize),
             _ => WINDOW_MIN,
@@ -381,7 +380,7 @@ impl<'a> Fetch<'a> {
     ///
     /// # Errors
     ///
-    /// [`Failure::WrongHash`], also if not all of it is there.
+    /// [`Failure::WrongHash`], also if a part is missing.
     pub fn finish(self) -> Result<(), Failure> {
         let hash: [u8; 32] = self.sha.finalize().into();
         if self.hashed == self.units && hash == self.expected {

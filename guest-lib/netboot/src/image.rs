@@ -214,8 +214,8 @@ pub struct Places {
     pub initrd: Range<u64>,
 }
 
-/// Finds places for files of these sizes in bytes at the end of `room`, which is what the loader
-/// does not need itself; the initrd below what every kernel takes.
+/// Finds places for files of these sizes in bytes at the end of `room`, which is the memory that
+/// the loader does not need itself. The initrd is below the limit that every kernel accepts.
 ///
 /// # Errors
 ///

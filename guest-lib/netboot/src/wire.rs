@@ -170,8 +170,8 @@ impl Manifest {
         found.map(|(index, file)| (index, *file))
     }
 
-    /// Whether it can be sent, and booted: files of a size that is allowed, a kernel first, no two
-    /// of one role, a guest without initrd.
+    /// Whether it can be sent and booted: files of an allowed size, a kernel first, no two of one
+    /// role, a guest without initrd.
     pub fn is_valid(&self) -> bool {
         let sizes = self.files.iter().all(|file| (1..=MAX_FILE).contains(&file.size));
         let roles = match (self.kind, self.files.as_slice()) {
@@ -281,8 +281,8 @@ impl Message<'_> {
     }
 
     /// The message as bytes. Text is cut at [`MAX_TEXT`] bytes; a manifest that is not
-    /// [valid](Manifest::is_valid) and a block that is not as long as its range says give bytes
-    /// that nobody accepts.
+    /// [valid](Manifest::is_valid) and a block whose length differs from its range give bytes that
+    /// no receiver accepts.
     pub fn emit(&self, envelope: Envelope) -> Vec<u8> {
         let mut header = Header {
             magic: MAGIC,
@@ -339,7 +339,7 @@ fn emit_text(code: u8, text: &str, bytes: &mut Vec<u8>) {
     bytes.extend_from_slice(text.as_bytes());
 }
 
-/// Reads a message. What follows behind it is not looked at, but is part of the check sum.
+/// Reads a message. Bytes behind it are ignored, but are part of the checksum.
 ///
 /// # Errors
 ///

@@ -63,14 +63,14 @@ pub trait Windows {
     /// pieces and later than stores that come after, but before a register that is written after.
     fn store(&self, offset: u64, data: &[u8; STORE]);
 
-    /// Whether windows can be memory here that the device looks at: if so, the methods below do
-    /// what they say.
+    /// Whether windows can be memory here that the device polls: if so, the methods below do what
+    /// they say.
     fn can_share(&self) -> bool {
         false
     }
 
-    /// Stores a word at `offset`, a multiple of 8, in one access. Whoever sees it sees all that was
-    /// stored before.
+    /// Stores a word at `offset`, a multiple of 8, in one access. A reader that sees it sees
+    /// everything that was stored before.
     fn publish(&self, _offset: u64, _word: u64) {}
 
     /// Loads a word at `offset`, a multiple of 8, in one access that comes after all stores before,
@@ -151,7 +151,7 @@ impl<P: Platform> Nwp<P> {
         Ok(nwp)
     }
 
-    /// Finds out which node this is, and leaves the device as somebody else has set it up.
+    /// Finds out which node this is, and leaves the device as another process has set it up.
     ///
     /// # Errors
     ///
@@ -226,8 +226,8 @@ impl<P: Platform> Nwp<P> {
     }
 
     /// Waits until the neighbours have all that was sent, for at most `timeout_ns` nanoseconds;
-    /// returns whether they do. Who resets the device before, or ends where that resets it, loses
-    /// what is still in it.
+    /// returns whether they do. Data that is still in the device is lost if the device is reset
+    /// before, or if the process ends and that resets the device.
     pub fn flush(&self, timeout_ns: u64) -> bool {
         let start = self.platform.now_ns();
         while !self.is_flushed() {
@@ -345,7 +345,7 @@ impl<P: Platform> Stream<'_, P> {
     }
 
     /// Posts a credit: the next message of the channel goes to `len` bytes at offset `at` of
-    /// `buffer`, which must stay until the end was seen. What the message has beyond that is thrown
+    /// `buffer`, which must stay until the end was seen. The rest of a longer message is thrown
     /// away.
     ///
     /// # Errors
@@ -483,7 +483,7 @@ impl<P: Platform> Stream<'_, P> {
         }
     }
 
-    /// Has the device send an interrupt with each notification from now on, and [`Stream::wait`]
+    /// Makes the device send an interrupt with each notification from now on, and [`Stream::wait`]
     /// sleep until one comes.
     ///
     /// # Errors
@@ -495,8 +495,8 @@ impl<P: Platform> Stream<'_, P> {
         Ok(())
     }
 
-    /// Takes back all credits and Ngets: they end with [`Status::Cancelled`], and the device
-    /// touches their memory no more.
+    /// Cancels all credits and Ngets: they end with [`Status::Cancelled`], and the device no longer
+    /// touches their memory.
     pub fn cancel(&mut self) {
         self.write(ChannelReg::Cancel, Cancel(0).with_requests(true).0);
     }
@@ -510,7 +510,7 @@ impl<P: Platform> Stream<'_, P> {
 
 impl<P: Platform + Windows> Stream<'_, P> {
     /// Sends a message by stores to the window (Pput). It is in the device when this returns, but
-    /// not at the neighbour. If the device has no room it is waited for, for at most `timeout_ns`
+    /// not at the neighbour. If the device has no room, this waits for it, for at most `timeout_ns`
     /// nanoseconds each time.
     ///
     /// # Errors
@@ -531,8 +531,8 @@ impl<P: Platform + Windows> Stream<'_, P> {
         Ok(())
     }
 
-    /// Sends the first packet of what is left of a message, for who has other things to do while
-    /// the window is full, and returns what is left then. The message ends when nothing is.
+    /// Sends the first packet of the rest of a message, for callers that have other work while the
+    /// window is full. Returns what is left then. The message ends when nothing is left.
     ///
     /// `None` if there is no room in the window, or nothing to send.
     pub fn send_packet<'m>(&mut self, rest: &'m [u8]) -> Option<&'m [u8]> {
@@ -551,17 +551,16 @@ impl<P: Platform + Windows> Stream<'_, P> {
         Some(tail)
     }
 
-    /// Has [`Stream::send`] store to registers even if the window could be memory that the device
-    /// looks at. To be called before the first one. Where windows can be nothing else, it does
-    /// nothing.
+    /// Makes [`Stream::send`] store to registers even if the window could be memory that the device
+    /// polls. To be called before the first send. If windows can only be memory, it has no effect.
     pub fn use_registers(&mut self) {
         if !self.nwp.features.only_shared_windows() {
             self.shared = Some(false);
         }
     }
 
-    /// Whether the window is memory that the device looks at: it becomes that when it is used
-    /// first, if device and platform can.
+    /// Whether the window is memory that the device polls. It becomes that when it is first used,
+    /// if device and platform support it.
     fn is_shared(&mut self) -> bool {
         if let Some(shared) = self.shared {
             return shared;

@@ -8,8 +8,8 @@ use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
 /// Pages of the processor.
 const PAGE: usize = 4096;
 
-/// Whole pages of zeroes that nothing else is in. Their device addresses are those of this process:
-/// it is the kernel that knows the device's.
+/// Whole pages of zeroes that contain nothing else. Their addresses are those of this process,
+/// because only the kernel knows the device's.
 pub struct Buffer {
     memory: MmapRegion<()>,
     len: usize,
@@ -22,7 +22,7 @@ impl fmt::Debug for Buffer {
 }
 
 impl Buffer {
-    /// Allocates `len` bytes at a multiple of `align`, a page at most.
+    /// Allocates `len` bytes at a multiple of `align`, which is at most a page.
     ///
     /// # Errors
     ///

@@ -23,7 +23,7 @@ pub struct BarrierChannel {
 }
 
 impl BarrierChannel {
-    /// Opens a channel with its gates, if `profile` is what barriers of the device have. Group,
+    /// Opens a channel with its gates, where `profile` is that of the device's barriers. Group,
     /// subnet and interrupts of `config` are the kernel's and have no meaning here.
     ///
     /// # Errors
@@ -56,8 +56,8 @@ impl BarrierChannel {
         &mut self.rounds
     }
 
-    /// Exceptions of the channel's gates, as the kernel knows them; none if it does not tell,
-    /// because the driver has gone.
+    /// Exceptions of the channel's gates, as the kernel reports them; none if it does not, because
+    /// the driver has gone.
     pub fn exceptions(&self) -> BgsIrqs {
         let mut word = [0; 8];
         match self.rounds.page().file().read(&mut word) {

@@ -56,8 +56,8 @@ impl TofDevice {
         self.generation
     }
 
-    /// Holds a user's queues and gates to a subnet from now on, in the group of the user's number;
-    /// those that are open stay as they are. What is no limit takes it back. For root alone.
+    /// Confines a user's queues and gates to a subnet from now on, in the group of the user's
+    /// number; open ones stay as they are. A subnet without limits lifts this. For root alone.
     ///
     /// # Errors
     ///

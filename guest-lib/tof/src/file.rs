@@ -15,8 +15,8 @@ pub(crate) const FILES: &str = "/proc/tofu";
 
 /// A file that is open, and its page of registers.
 ///
-/// The page comes first: the file is closed for good when it is dropped, and its queue or channel
-/// has stopped then.
+/// The page is dropped first. When the file is dropped it is closed for good, and its queue or
+/// channel has then stopped.
 #[derive(Debug)]
 pub struct PageFile {
     page: Page,

@@ -47,8 +47,8 @@ impl Claim {
 }
 
 impl Locks {
-    /// Locks on `file`, which was opened for reading and writing, once for each process. What it
-    /// holds, and its length, do not matter.
+    /// Locks on `file`, which was opened for reading and writing, once for each process. Its
+    /// content and length do not matter.
     pub const fn new(file: File) -> Self {
         Self(file)
     }
@@ -68,7 +68,8 @@ impl Locks {
         }
     }
 
-    /// Takes a lock; `false` if another process has it. The process's own never stands in the way.
+    /// Takes a lock; `false` if another process has it. A lock of the process itself does not
+    /// prevent this.
     ///
     /// # Errors
     ///

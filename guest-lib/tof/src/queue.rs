@@ -29,7 +29,7 @@ pub struct QueueConfig {
 /// A control queue of this process. Its rings and its page are the process's; its registers and
 /// its tables are the kernel's.
 ///
-/// Dropping it closes it. Memory that was registered is used no more then.
+/// Dropping it closes it. Registered memory is no longer used after that.
 #[derive(Debug)]
 pub struct ControlQueue {
     rings: Rings<Buffer, PageFile>,
@@ -88,8 +88,8 @@ impl ControlQueue {
     /// # Safety
     ///
     /// Until [`ControlQueue::deregister`], or until the queue is closed, the process treats the
-    /// memory as memory that others may change at any time. It may be unmapped: then others can
-    /// reach it no more.
+    /// memory as memory that others may change at any time. It may be unmapped: then others can no
+    /// longer reach it.
     #[allow(unsafe_code)]
     pub unsafe fn register(
         &self,
@@ -103,12 +103,12 @@ impl ControlQueue {
         Ok(unsafe { uapi::alloc_stag(file, addr, len, wanted, read_only)? })
     }
 
-    /// Takes memory back. When it returns, the device uses it no more. Whether the kernel had done
-    /// so before, because the memory was unmapped, makes no difference.
+    /// Deregisters memory. When it returns, the device no longer uses it. It makes no difference
+    /// whether the kernel has already done so because the memory was unmapped.
     ///
     /// # Errors
     ///
-    /// If the device does not let go of it.
+    /// If the device does not release it.
     pub fn deregister(&self, stag: u32) -> Result<(), RegisterError> {
         match uapi::free_stag(self.rings.page().as_fd(), stag) {
             Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error.into()),

@@ -7,8 +7,8 @@
 
 use std::sync::OnceLock;
 
-/// A real-time signal that nothing is done upon, if one can be had: the highest one that the
-/// program has not given a meaning when this is first called.
+/// A real-time signal that is ignored, if one is available: the highest one for which the program
+/// has set no action when this is first called.
 pub(crate) fn ignored() -> Option<i32> {
     static CHOSEN: OnceLock<Option<i32>> = OnceLock::new();
     *CHOSEN.get_or_init(|| (libc::SIGRTMIN()..=libc::SIGRTMAX()).rev().find(|n| ignore(*n)))

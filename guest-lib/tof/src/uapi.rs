@@ -104,7 +104,7 @@ const _: () = assert!(size_of::<EnableBch>() == 24);
 const _: () = assert!(size_of::<Addr>() == 9);
 const _: () = assert!(size_of::<SetBg>() == 56);
 
-/// The size in the number says 8 whatever the argument is. The C library takes the number as a
+/// The size in the number is 8, whatever the argument is. The C library takes the number as a
 /// signed one on some machines.
 const fn request(n: libc::Ioctl) -> libc::Ioctl {
     0xc008_6400_u32 as libc::Ioctl + n
@@ -138,8 +138,8 @@ pub(crate) unsafe fn init_cq(file: BorrowedFd<'_>, mut init: InitCq) -> io::Resu
     unsafe { call(file, 0, &mut init) }
 }
 
-/// Registers memory under an STag, or the lowest one that is free of those that programs do not
-/// choose themselves; returns it with the offset of the first byte.
+/// Registers memory under an STag, or under the lowest free one of those that programs do not
+/// choose themselves. Returns the STag with the offset of the first byte.
 ///
 /// # Errors
 ///
@@ -164,7 +164,7 @@ pub(crate) unsafe fn alloc_stag(
     Ok((a.stag as u32, a.offset))
 }
 
-/// Takes memory back.
+/// Deregisters memory.
 ///
 /// # Errors
 ///

@@ -99,8 +99,8 @@ impl<P: Provider + ?Sized> Context<P> {
         Ok(gates_in(mask).map(|bg| VbgId::new(self.coords(), tni, bg)).collect())
     }
 
-    /// Frees gates, in any order, all of them or none. When a gate goes, the channel that looked
-    /// after it is closed, and its other gates have no links any more.
+    /// Frees gates, in any order, all of them or none. When a gate is freed, its channel is closed,
+    /// and the channel's other gates have no links any more.
     ///
     /// # Errors
     ///

@@ -47,7 +47,7 @@ pub struct Posting {
 }
 
 impl Posting {
-    /// Checks what every command to a VCQ has.
+    /// Checks the fields that every command to a VCQ has.
     ///
     /// # Errors
     ///
@@ -321,7 +321,7 @@ impl Command {
         Ok(Self::one(Descriptor([prepared.0, 0, 0, 0])))
     }
 
-    /// The same command further on: both addresses are moved by `bytes`.
+    /// The same command at later addresses: both are moved by `bytes`.
     ///
     /// # Errors
     ///
@@ -438,8 +438,8 @@ impl Command {
         self
     }
 
-    /// Some bytes of a Put by another path, as the device is to have them: with no notice but the
-    /// local one, which has a mark, and without session steps.
+    /// Some bytes of a Put by another path, in the form for the device: its only notice is the
+    /// local one, which has a mark, and it has no session steps.
     pub(crate) fn piece(&self, at: u32, length: u32, path: Path, mark: Mark) -> Descriptor {
         let Descriptor([word0, word1, remote, local]) = self.after(at).descriptors[self.len - 1];
         let edata = Edata(word1 >> 16).with_sender(mark.sender).with_user(mark.number);
@@ -471,7 +471,7 @@ impl Command {
         self.marks().delay()
     }
 
-    /// The command as the device is to have it, from the VCQ with this extra value: no longer a
+    /// The command in the form for the device, from the VCQ with this extra value: no longer a
     /// prepared one.
     #[inline(always)]
     pub(crate) fn finish(&mut self, extra: u8) -> &[Descriptor] {
@@ -492,8 +492,8 @@ impl Command {
         (main.header1().command() != Opcode::Nop as u8).then_some(extra)
     }
 
-    /// The VCQ that the command is for, without its path, the program's notice data, and the
-    /// STADDs where the remote memory starts and ends. `None` for a command that is for nobody.
+    /// The VCQ that the command is for, without its path, the program's notice data, and the STADDs
+    /// where the remote memory starts and ends. `None` for a command without a target.
     pub(crate) fn whereabouts(&self) -> Option<(VcqId, u8, [u64; 2])> {
         let main = self.descriptors[self.len - 1];
         let length = match Opcode::from_code(main.header1().command())? {

@@ -29,9 +29,9 @@ impl<P: Provider + ?Sized> Context<P> {
         Self::splitting(provider, share, u32::MAX)
     }
 
-    /// The same, whose Puts of at least `bytes` go in parts by several of the shortest paths, if
-    /// they take the default path and this process is told of their end. They get on in calls of
-    /// the library alone, as do commands that are posted on the same control queue meanwhile.
+    /// The same, but Puts of at least `bytes` go in parts by several of the shortest paths, if they
+    /// take the default path and this process is told of their end. They progress only in calls of
+    /// the library, and so do commands that are posted on the same control queue meanwhile.
     pub fn splitting(provider: Arc<P>, share: DeviceShare, bytes: u32) -> Self {
         let all = share.tnis().flat_map(|tni| share.cqs().map(move |cq| (tni, cq)));
         let queues = all
@@ -124,8 +124,9 @@ impl<P: Provider + ?Sized> Context<P> {
             let hint = "the controllers of this generation have none";
             return Err(Error::new(Code::NotSupported, "session mode", hint));
         }
-        // The first queue is the one that peers expect; others are taken only if it does not do.
-        // A session, whose ID they must be told anyway, leaves it to other VCQs if it can.
+        // The first queue is the one that peers expect; other queues are taken only if it is not
+        // suitable. A session leaves it to other VCQs if it can, because peers must be told the
+        // session's ID anyway.
         let mut queues: Vec<_> = self.queues.iter().filter(|queue| queue.tni() == tni).collect();
         if kind.session {
             queues.reverse();

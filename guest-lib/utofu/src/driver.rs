@@ -75,15 +75,15 @@ pub trait ClaimQueue {
     ///
     /// # Errors
     ///
-    /// [`Code::OutOfResource`] if nobody can be asked.
+    /// [`Code::OutOfResource`] if there is nobody to ask.
     fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error>;
 
     /// Gives barrier gates back.
     fn give_gates(&self, tni: TniId, gates: u64);
 }
 
-/// A process that has all queues of the device, or those that it was told of, for itself, and all
-/// barrier gates.
+/// A process that has all queues of the device, or the given ones, for itself, and all barrier
+/// gates.
 #[derive(Debug, Default)]
 pub struct Unshared {
     gates: Lock<GatePool>,
@@ -233,7 +233,7 @@ impl VbgSetting {
     ///
     /// # Errors
     ///
-    /// [`Code::InvalidVbgId`] for an interface that there is not.
+    /// [`Code::InvalidVbgId`] for an interface that does not exist.
     pub fn gate(&self) -> Result<Gate, Error> {
         let path = |to: BgAddress| self.path.map_or(to, |path| to.with_path(path));
         let number = |id: VbgId| BgId::from_field(id.bg());
@@ -348,7 +348,7 @@ pub trait DriverBarrier {
     ///
     /// # Errors
     ///
-    /// If the device does not let go of it.
+    /// If the device does not release it.
     fn close(self) -> Result<(), TimedOut>;
 }
 

@@ -142,7 +142,7 @@ impl Code {
 
 /// What went wrong.
 ///
-/// Its text is one sentence: what it is about, the value at fault, and what would be right.
+/// Its text is one sentence: the subject, the value at fault, and what would be right.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     code: Code,

@@ -10,10 +10,10 @@ use tofu_abi::{BgId, Path, TniId};
 use crate::error::{Code, Error};
 use crate::ids::{PATH_COORD_NULL, VbgId, check_path};
 
-/// The barrier gates of a device that nobody has.
+/// The free barrier gates of a device.
 ///
-/// The lowest are given first, so that processes that ask for the same on nodes where nobody else
-/// does are given the same.
+/// The lowest are handed out first. So processes that make the same requests on nodes without other
+/// users get the same gates.
 #[derive(Clone, Debug)]
 pub struct GatePool {
     /// Of each interface, as masks.
@@ -42,8 +42,8 @@ impl GatePool {
         Self { all, free: all, channels }
     }
 
-    /// Takes a start and end gate, and relay gates, as a mask; `None` if they are not all there,
-    /// and then nothing is taken.
+    /// Takes a start and end gate, and relay gates, as a mask. If not all are free, returns `None`
+    /// and takes nothing.
     pub fn take(&mut self, tni: TniId, relays: usize) -> Option<u64> {
         let free = &mut self.free[tni.index()];
         let mut taken = lowest(*free & self.channels)?;

@@ -3,14 +3,14 @@
 /// After so many polls that found nothing the processor is offered to others: a few microseconds.
 const POLLS_IN_VAIN: u32 = 64;
 
-/// Counts polls since the last one that found something. A program whose polls find nothing may be
-/// keeping what it waits for from the processor: a device that is a program, or a peer.
+/// Counts polls since the last one that found something. A program whose polls find nothing may
+/// keep the processor from what it waits for: a device that is a program, or a peer.
 #[derive(Debug, Default)]
 pub struct IdlePolls(u32);
 
 impl IdlePolls {
-    /// Notes what a poll has found, and hands it back. Now and then while nothing is found, others
-    /// get the processor by `yield_processor`.
+    /// Notes what a poll has found, and returns it. While nothing is found, it yields the processor
+    /// from time to time by `yield_processor`.
     #[inline]
     pub fn note<T>(&mut self, found: Option<T>, yield_processor: impl FnOnce()) -> Option<T> {
         if found.is_some() {

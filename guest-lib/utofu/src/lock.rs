@@ -16,8 +16,9 @@ impl spin::RelaxStrategy for Patience {
 
 #[cfg(feature = "std")]
 impl spin::RelaxStrategy for Patience {
-    /// Mostly it looks again at once, as calls take less than a microsecond; but whoever has the
-    /// lock may need this processor, or register much memory, and may have a lower priority.
+    /// Usually it tries again at once, because calls take less than a microsecond. But the holder
+    /// of the lock may need this processor, may be registering much memory, and may have a lower
+    /// priority.
     fn relax() {
         std::thread_local! {
             static LOOKS: core::cell::Cell<u8> = const { core::cell::Cell::new(0) };
@@ -34,8 +35,8 @@ impl spin::RelaxStrategy for Patience {
 
 pub(crate) type Guard<'a, T> = SpinMutexGuard<'a, T, Patience>;
 
-/// A lock that a panic of its holder leaves open: nothing behind it is left half changed for
-/// longer than a call that cannot panic.
+/// A lock that is not poisoned by a panic of its holder: its data is half changed only during calls
+/// that cannot panic.
 #[derive(Debug, Default)]
 pub(crate) struct Lock<T>(SpinMutex<T, Patience>);
 

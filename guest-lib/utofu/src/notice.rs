@@ -44,8 +44,8 @@ pub struct Notice {
     pub vcq_id: VcqId,
     /// The command's data for notices.
     pub edata: u8,
-    /// The old value ([`NoticeKind::LclArmw`]), or the place in the own memory that the command
-    /// of somebody else led to. Otherwise 0.
+    /// The old value ([`NoticeKind::LclArmw`]), or the place in this process's memory that another
+    /// process's command addressed. Otherwise 0.
     pub rmt_value: u64,
     /// Behind the memory of the VCQ that sent the command; its start if the command failed; 0
     /// for atomic commands.

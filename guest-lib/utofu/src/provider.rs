@@ -41,9 +41,9 @@ pub trait Provider {
     ///
     /// # Errors
     ///
-    /// [`Code::NotAvailable`] if somebody else has it, [`Code::OutOfResource`] or
-    /// [`Code::OutOfMemory`] if there is nothing left for it, [`Code::Fatal`] if the device does
-    /// not answer.
+    /// [`Code::NotAvailable`] if another process has it, [`Code::OutOfResource`] or
+    /// [`Code::OutOfMemory`] if resources are exhausted, [`Code::Fatal`] if the device does not
+    /// answer.
     fn open(&self, queue: &OpenQueue) -> Result<Self::Queue, Error>;
 
     /// The device's generation. Fugaku's, unless a provider knows better.
@@ -52,11 +52,11 @@ pub trait Provider {
     }
 
     /// Takes a start and end gate and `relays` relay gates of an interface, as a mask; `None` if
-    /// there are not so many left.
+    /// there are not enough left.
     ///
     /// # Errors
     ///
-    /// [`Code::OutOfResource`] if nobody can be asked.
+    /// [`Code::OutOfResource`] if there is nobody to ask.
     fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error>;
 
     /// Gives gates back, which belong to no channel any more.
@@ -105,7 +105,7 @@ pub trait Channel {
     ///
     /// # Errors
     ///
-    /// [`Code::Fatal`] if the device does not let go of its gates.
+    /// [`Code::Fatal`] if the device does not release its gates.
     fn close(self: Box<Self>) -> Result<(), Error>;
 }
 
@@ -140,7 +140,7 @@ pub struct Registration {
 
 /// An open control queue.
 ///
-/// Dropping it closes it; what it had registered is not used any more then.
+/// Dropping it closes it; memory that it had registered is no longer used then.
 pub trait Queue {
     /// Entries of the transmit order queue.
     fn orders(&self) -> usize;
@@ -151,8 +151,8 @@ pub trait Queue {
     /// Descriptors that can be posted now.
     fn free_slots(&self) -> usize;
 
-    /// Posts one command of one or two descriptors; one that is `delayed` waits for the next
-    /// that is not.
+    /// Posts one command of one or two descriptors. A `delayed` command waits for the next one that
+    /// is not delayed.
     ///
     /// # Errors
     ///
@@ -182,11 +182,11 @@ pub trait Queue {
     #[allow(unsafe_code)]
     unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error>;
 
-    /// Takes memory back. When it returns, the device uses it no more.
+    /// Deregisters memory. When it returns, the device no longer uses it.
     ///
     /// # Errors
     ///
-    /// [`Code::Fatal`] if the device does not let go of it.
+    /// [`Code::Fatal`] if the device does not release it.
     fn deregister(&mut self, stag: u32) -> Result<(), Error>;
 }
 

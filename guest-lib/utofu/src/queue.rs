@@ -16,8 +16,8 @@ use crate::wire::Mark;
 
 /// Extra values, so VCQs of a queue at most.
 pub(crate) const NUM_EXTRA: usize = 16;
-/// Notices that wait in the library for a VCQ that does not poll, at most; as many as the largest
-/// queue that real systems use. Further ones are lost, as they are when that queue overflows.
+/// The most notices that wait in the library for a VCQ that does not poll: as many as in the
+/// largest queue of real systems. Further ones are lost, as when that queue overflows.
 const MAX_WAITING: usize = 1 << 17;
 
 /// The end of a command.
@@ -84,8 +84,8 @@ pub(crate) struct OpenState<Q> {
     /// For the lower three bits of a target's extra value: whether commands went to a target
     /// without component ID (bit 0) and to one with it (bit 1), and which came first (bits 2, 3).
     classes: [u8; 8],
-    /// Commands since both are the case, until their notices, which have the lower three bits
-    /// only.
+    /// Commands since both are the case, until their notices arrive, which have only the lower
+    /// three bits.
     ambiguous: VecDeque<Ambiguous>,
     /// Commands start as the session advances: none of the library's own may be among them.
     session: bool,
@@ -270,8 +270,8 @@ impl<Q: Queue> OpenState<Q> {
         self.unseen += 1;
     }
 
-    /// The device writes a notice of each command, wanted or not, also for programs that never look
-    /// for one.
+    /// The device writes a notice of each command, wanted or not, also for programs that never poll
+    /// for notices.
     #[inline(always)]
     fn look_for_notices(&mut self) {
         if self.unseen > self.queue.notices() / 4 {

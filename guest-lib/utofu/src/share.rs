@@ -25,8 +25,8 @@ const STARTS: [&[u8]; 7] = [
 /// The same of Tofu's two user queues.
 const STARTS_OF_TWO: [&[u8]; 2] = [&[0], &[0, 1]];
 
-/// The first queues of processes that share a device: one each of the first few, then as few as do
-/// if processes with the same queue have an interface each at least.
+/// The first queues of processes that share a device: one queue each for the first few, then as few
+/// queues as suffice if processes with the same queue have at least one interface each.
 fn starts(description: &Description, processes: u16) -> Option<&'static [u8]> {
     if processes == 0 || processes > description.processes.into() {
         return None;
@@ -91,7 +91,7 @@ impl DeviceShare {
         Ok(Self { tnis: tni..tni + tnis as u8, cqs: first..end, first, shared: false })
     }
 
-    /// The share of a process that nobody has counted: it was given control queue `first` of every
+    /// The share of a process without a known number: it was given control queue `first` of every
     /// interface, and may have others as long as no other process has them.
     ///
     /// # Errors
@@ -108,9 +108,9 @@ impl DeviceShare {
         Ok(Self { tnis: 0..description.tnis, cqs, first, shared: true })
     }
 
-    /// The queue of its own that the next process which nobody has counted gets, if each queue is
-    /// taken or not as `is_free` says. With few processes they are those of a node with one, two,
-    /// three or four.
+    /// The first queue of the next process without a known number; `is_free` tells which queues are
+    /// free. With few processes the queues are those of a node with one, two, three or four
+    /// processes.
     pub fn choose_queue(
         generation: Generation,
         mut is_free: impl FnMut(CqId) -> bool,

@@ -13,8 +13,8 @@ use crate::command::Command;
 use crate::notice::{Entry, Notice};
 use crate::wire::Mark;
 
-/// Bytes of a part at most: so few that switches hold what waits on one path while the next part
-/// goes by another, and so many that commands cost little.
+/// The most bytes of a part: few enough that switches can hold what waits on one path while the
+/// next part goes by another, and enough that commands cost little.
 const PART: u32 = 16 << 10;
 /// Bytes of the end, which waits for the parts: those of the longest packet.
 const END: u32 = 1920;
@@ -31,8 +31,8 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    /// How a command from a node is cut into `most` parts and its end at most; `None` if it is not,
-    /// as there is one shortest path alone or the program has chosen another one.
+    /// How a command from a node is cut into at most `most` parts and its end. `None` if it is not
+    /// cut, because there is only one shortest path or the program has chosen another one.
     pub(crate) fn new(whole: &Command, from: Coords, most: usize) -> Option<Self> {
         let to = whole.header1().target();
         let paths = from.minimal_paths(to).count() as u32;
@@ -86,8 +86,8 @@ pub(crate) struct Tail {
 }
 
 impl Tail {
-    /// Whether a local notice is of it. If it has failed the notice gets the addresses of the whole
-    /// Put.
+    /// Whether a local notice belongs to it. If it has failed, the notice gets the addresses of the
+    /// whole Put.
     pub(crate) fn takes(&self, notice: &mut Notice) -> bool {
         let failed = !notice.rcode.is_success();
         let end = if failed { 0 } else { u64::from(END) };
@@ -137,9 +137,9 @@ impl Split {
         own
     }
 
-    /// The command that follows the parts, once nothing of them is under way: the end if all of
-    /// them have arrived, with what it is of the whole. To be called when completions and notices
-    /// were looked at.
+    /// The command that follows the parts, once none of them is in flight: the end, with its place
+    /// in the whole, if all of them have arrived, and the whole command otherwise. To be called
+    /// after completions and notices were polled.
     pub(crate) fn next(&mut self) -> Option<(Command, Option<Tail>)> {
         if self.unended > 0 {
             return None;

@@ -83,8 +83,8 @@ impl Stags {
         Ok(Stadd::new(stag, (memory.addr & RESERVED_OFFSET_MASK) as u64))
     }
 
-    /// Ends one registration; returns whether it was the last one of its tag, which the device
-    /// is to forget now.
+    /// Ends one registration; returns whether it was the last one of its tag, which the device must
+    /// then forget.
     pub(crate) fn remove(&mut self, stadd: Stadd, owner: u8) -> Result<bool, Error> {
         let stag = stadd.stag();
         let registered = self.in_use.get_mut(&stag).filter(|r| r.memory.owner == owner);

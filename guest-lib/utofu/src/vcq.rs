@@ -150,8 +150,8 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
         }
     }
 
-    /// Frees a VCQ, with all that it has registered. Commands under way may still complete, but
-    /// nobody is told.
+    /// Frees a VCQ, with all its registrations. Commands in flight may still complete, but this is
+    /// not reported.
     ///
     /// # Errors
     ///
@@ -347,8 +347,8 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
         })
     }
 
-    /// Ends a registration. When it was the last one of its memory, the memory is the process's
-    /// own again upon return.
+    /// Ends a registration. If it was the last one of its memory, no peer can reach the memory
+    /// after this returns.
     ///
     /// # Errors
     ///

@@ -4,8 +4,8 @@
 use tofu_abi::bitfield;
 
 bitfield! {
-    /// The edata field of a descriptor, of which a program has the upper byte, as it does on real
-    /// systems. What is in the lower byte is ours.
+    /// The edata field of a descriptor. A program has its upper byte, as on real systems. The
+    /// content of the lower byte is ours.
     pub struct Edata {
         /// Extra value of the VCQ that sends.
         sender / with_sender: u8 @ 0..=3,

@@ -19,7 +19,7 @@ use vfio_ioctls::{VfioDevice, VfioRegionInfoCap};
 use crate::error::Error;
 use crate::pci::{Awake, PciDevice};
 
-/// One region of a VFIO device: the parts that can be mapped are, others are accessed by system
+/// One region of a VFIO device. Parts that can be mapped are mapped; others are accessed by system
 /// calls.
 pub(crate) struct Region {
     /// In the order of their offsets.
@@ -126,13 +126,13 @@ pub struct Window {
 }
 
 impl Window {
-    /// Maps the register space of a device by sysfs, without VFIO: the device is not reset, and
-    /// whoever uses it goes on. This needs root, and, while somebody uses the device, a kernel
+    /// Maps the register space of a device through sysfs, without VFIO: the device is not reset,
+    /// and its users are not disturbed. This needs root and, while the device is in use, a kernel
     /// that was booted with `iomem=relaxed`.
     ///
     /// # Errors
     ///
-    /// [`Error::InUse`] if the kernel lets nobody look, or [`Error::Permission`].
+    /// [`Error::InUse`] if the kernel does not allow it, or [`Error::Permission`].
     pub fn open(device: &PciDevice) -> Result<Self, Error> {
         let path = device.path.join(format!("resource{REGISTER_BAR}"));
         let explain = |error: io::Error| match error.kind() {

@@ -56,8 +56,8 @@ impl Reservation {
 /// The folder of sockets of brokers.
 pub const FOLDER: &str = "/run/tofu";
 
-/// Where brokers read to which subnet a user's queues and gates are held, if such a file is there,
-/// which is root's.
+/// The file, owned by root, in which brokers find the subnet that confines a user's queues and
+/// gates, if it exists.
 pub fn subnet_path(user: u32) -> PathBuf {
     PathBuf::from(FOLDER).join(format!("subnets/{user}"))
 }

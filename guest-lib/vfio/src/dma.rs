@@ -112,13 +112,14 @@ impl Space {
         free.take(size, align, phase)
     }
 
-    /// Maps whole pages for the device, at `phase` above a multiple of `align`, with nothing else
-    /// within `apart` bytes in front of them: a power of two, by which `phase` is counted.
+    /// Maps whole pages for the device, at an address that is `phase` more than a multiple of
+    /// `align`. Nothing else is mapped in the blocks of `apart` bytes, a power of two, that hold
+    /// them.
     ///
     /// # Safety
     ///
-    /// `memory` to `memory + len` stays mapped in this process until the mapping is gone, and
-    /// nobody has Rust references to it.
+    /// `memory` to `memory + len` stays mapped in this process until the mapping is gone, and there
+    /// are no Rust references to it.
     #[allow(unsafe_code)]
     pub(crate) unsafe fn map(
         self: &Arc<Self>,
@@ -317,8 +318,8 @@ impl Pool {
         Self { space: Arc::new(space), chunks: Mutex::default(), users: Mutex::default() }
     }
 
-    /// Keeps the right to have the device alone as long as there are buffers, which may be longer
-    /// than the platform that they came from.
+    /// Keeps the right to have the device alone as long as there are buffers, which may outlive the
+    /// platform that they came from.
     pub(crate) fn keep(&self, right: Arc<dyn Any + Send + Sync>) {
         // An address space has one.
         let _ = self.space.right.set(right);
@@ -456,8 +457,8 @@ impl UserMemory {
         self.addr
     }
 
-    /// Whether the 64 KiB granule of the device's addresses that the first byte is in has nothing
-    /// in front of it but what shares its page. The address is that of the process, modulo 64 KiB.
+    /// Whether, in the 64 KiB granule of device addresses that holds the first byte, only memory of
+    /// the same page is in front of it. The address equals that in the process, modulo 64 KiB.
     pub fn is_isolated(&self) -> bool {
         self.isolated
     }

@@ -15,8 +15,8 @@ use crate::memfd::{new_file, page_size};
 use crate::platform::VfioPlatform;
 
 impl VfioPlatform {
-    /// Allocates memory for the device that another process can have, too: buffers of these sizes,
-    /// each in whole pages of the file that is returned, one after the other. All of it is zeroed.
+    /// Allocates memory for the device that another process can share: buffers of these sizes, each
+    /// in whole pages of the file that is returned, one after the other. All of it is zeroed.
     ///
     /// # Errors
     ///
@@ -37,9 +37,9 @@ impl VfioPlatform {
         Ok((file, buffers))
     }
 
-    /// Lets the device reach `len` bytes that another process has at `address`, in the pages of a
-    /// file whose `runs`, start and length in whole pages, hold them one after the other. The file
-    /// is memory that cannot shrink, whoever has made it.
+    /// Maps for the device `len` bytes that another process has at `address`. They are in pages of
+    /// a file: its `runs`, start and length in whole pages, hold them one after the other. The file
+    /// is memory that cannot shrink, whichever process has made it.
     ///
     /// # Errors
     ///
@@ -99,7 +99,7 @@ impl std::fmt::Debug for FileMemory {
 }
 
 impl FileMemory {
-    /// Where the device sees the first byte. The address is that of the process, modulo 64 KiB,
+    /// The device's address of the first byte. It equals the address in the process, modulo 64 KiB,
     /// and nothing else is mapped in the 64 KiB in front of its page.
     pub fn device_addr(&self) -> u64 {
         self.addr

@@ -20,8 +20,8 @@ use vmm_sys_util::ioctl_io_nr;
 ioctl_io_nr!(VFIO_IOMMU_GET_INFO, VFIO_TYPE.into(), VFIO_BASE + 12);
 ioctl_io_nr!(IOMMU_IOAS_IOVA_RANGES, IOMMUFD_TYPE.into(), IOMMUFD_CMD_IOAS_IOVA_RANGES);
 
-/// What to assume where the kernel does not say: the pages of every processor that we know, and
-/// all addresses but x86's interrupt messages.
+/// The assumptions if the kernel does not say: the pages of every processor that we know, and all
+/// addresses except x86's interrupt messages.
 const DEFAULT_PAGE: u64 = 4096;
 const DEFAULT_RANGES: [(u64, u64); 2] = [(0, 0xfedf_ffff), (0xfef0_0000, u64::MAX)];
 

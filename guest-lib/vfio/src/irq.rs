@@ -46,8 +46,8 @@ impl Interrupts {
         if *on {
             set_msix(&self.device, index.into(), &[fd])?;
         } else {
-            // The first call decides how many vectors there can ever be: all of them, of which
-            // none but this one takes an interrupt of the system yet.
+            // The first call decides how many vectors there can ever be. So it sets up all of them,
+            // although only this one takes an interrupt of the system yet.
             let mut fds = vec![NONE; self.events.len()];
             fds[usize::from(index)] = fd;
             set_msix(&self.device, 0, &fds)?;

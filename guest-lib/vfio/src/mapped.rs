@@ -47,7 +47,7 @@ impl<T: Tenure> MappedPlatform<T> {
     }
 
     /// Maps memory of this process for the device, in whole pages, until the result and its clones
-    /// are dropped. Memory that is mapped already as a part of something larger costs nothing.
+    /// are dropped. Memory that is already mapped as a part of a larger range costs nothing.
     ///
     /// # Errors
     ///
@@ -57,8 +57,8 @@ impl<T: Tenure> MappedPlatform<T> {
     /// # Safety
     ///
     /// Until the mapping is dropped, the pages that hold the `len` bytes at `memory` stay mapped as
-    /// they are, and nobody has Rust references to what the device writes (what it writes is
-    /// decided by the steering tags that the memory is registered under). Remapping the addresses
+    /// they are, and there are no Rust references to memory that the device writes (the steering
+    /// tags under which the memory is registered decide what it writes). Remapping the addresses
     /// meanwhile would leave the device with the old pages.
     #[allow(unsafe_code)]
     pub unsafe fn map_user(&self, memory: *mut u8, len: usize) -> Result<UserMemory, MapError> {

@@ -10,7 +10,7 @@ pub(crate) fn page_size() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// Makes a file of memory that can grow, but not shrink: whoever has mapped it keeps it.
+/// Makes a memory file that can grow, but not shrink: a process that has mapped it keeps it.
 ///
 /// # Errors
 ///

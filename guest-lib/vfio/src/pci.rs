@@ -106,7 +106,7 @@ impl Bus {
     ///
     /// # Errors
     ///
-    /// If there is none, or what is there is no Tofu device.
+    /// If there is none, or the device there is no Tofu device.
     pub fn find(&self, bdf: Option<Bdf>) -> Result<PciDevice, Error> {
         let Some(bdf) = bdf else {
             return self.tofu_devices()?.into_iter().next().ok_or(Error::NoDevice);
@@ -122,7 +122,7 @@ impl Bus {
     ///
     /// # Errors
     ///
-    /// If there is none, or what is there is something else.
+    /// If there is none, or the device there is another one.
     pub fn find_tnw(&self, bdf: Option<Bdf>) -> Result<PciDevice, Error> {
         let Some(bdf) = bdf else {
             return self.tnw_devices()?.into_iter().next().ok_or(Error::NoNwp);
@@ -177,7 +177,7 @@ impl Bus {
     }
 
     /// Takes a device from its driver, whichever that is, and leaves it without one. If a process
-    /// uses it, waits until that lets go of it.
+    /// uses it, waits until the process releases it.
     ///
     /// # Errors
     ///
@@ -283,9 +283,8 @@ impl PciDevice {
         (self.vendor, self.device) == (VENDOR_ID, DEVICE_TNW)
     }
 
-    /// Has the device answer to accesses to its registers for as long as the result lives. It
-    /// does not before anybody has used it, nor while `vfio-pci` lets it sleep because nobody
-    /// does.
+    /// Makes the device answer accesses to its registers for as long as the result lives. It does
+    /// not answer before it was first used, nor while it is unused and `vfio-pci` lets it sleep.
     pub(crate) fn wake(&self) -> Awake {
         // In this order: nothing can be written to the configuration of one that sleeps.
         let awake = Awake::new(self.path.join("power/control"));

@@ -92,9 +92,9 @@ impl VfioPlatform {
         let mut patience = LEAVING;
         let mut since = Instant::now();
         loop {
-            // A broker is asked first. It may have the device for the node's network only, or be
-            // about to give it up after the last of those who shared it; or it lends what the
-            // kernel's driver has, and takes it from one driver to the other and back.
+            // A broker is asked first. It may have the device only for the node's network, or be
+            // about to release it after its last user. Or it lends the device that the kernel's
+            // driver has, and moves it from one driver to the other and back.
             if alone.is_none() && socket_path(device).exists() {
                 alone = Reservation::of(device).map(Arc::new);
                 if alone.is_some() {
@@ -119,7 +119,7 @@ impl VfioPlatform {
         }
     }
 
-    /// The same without patience, for brokers themselves.
+    /// The same without waiting, for brokers themselves.
     ///
     /// # Errors
     ///
@@ -139,7 +139,7 @@ impl VfioPlatform {
     }
 
     /// Opens the network processor of TNW at an address, or the first one, for
-    /// [`tofu_tnw::Nwp::probe`]. It has nobody else who shares it.
+    /// [`tofu_tnw::Nwp::probe`]. It is not shared with any other process.
     ///
     /// # Errors
     ///
@@ -233,8 +233,8 @@ impl VfioPlatform {
         enable(&self.tenure.device);
     }
 
-    /// What another process needs to use the device, too, and the descriptors of the device and
-    /// its address space.
+    /// What another process needs to use the device as well: its terms, and the descriptors of the
+    /// device and its address space.
     ///
     /// # Errors
     ///
@@ -251,19 +251,19 @@ impl VfioPlatform {
         Ok((Terms { registers, page: self.tenure.page, space }, fds))
     }
 
-    /// Sets device addresses aside for another process: start and length of a range of at least
+    /// Reserves device addresses for another process: start and length of a range of at least
     /// `size` bytes, which starts at a multiple of 1 GiB.
     pub fn grant_addresses(&self, size: u64) -> Option<(u64, u64)> {
         let len = size.max(1).checked_next_multiple_of(GRANT_UNIT)?;
         Some((self.memory.take_addresses(len, GRANT_UNIT)?, len))
     }
 
-    /// Takes what other processes have mapped within a range, made of such as were granted, from
-    /// the device, and has the addresses back. The device must have stopped using them.
+    /// Unmaps from the device what other processes have mapped within a range, which consists of
+    /// granted ranges, and reclaims the addresses. The device must have stopped using them.
     ///
     /// # Errors
     ///
-    /// If the kernel does not do it. The addresses stay set aside then.
+    /// If the kernel does not do it. The addresses stay reserved then.
     pub fn take_addresses_back(&self, start: u64, len: u64) -> Result<(), VfioError> {
         const ENOENT: i32 = 2;
         match self.space() {
@@ -391,9 +391,9 @@ fn enable(device: &VfioDevice) {
     device.region_write(VFIO_PCI_CONFIG_REGION_INDEX, &command.to_le_bytes(), COMMAND);
 }
 
-/// Opens a device, and tries again for a while if somebody else holds its lock in the kernel, as
-/// another program does for a moment that binds it, resets it or changes its power state: the
-/// kernel resets a device when it is opened, and rather fails than waits.
+/// Opens a device, and retries for a while if another program holds its lock in the kernel, as a
+/// program does for a moment that binds it, resets it or changes its power state. The kernel resets
+/// a device when it is opened, and fails rather than waits.
 fn patiently(mut open: impl FnMut() -> Result<Opened, VfioError>) -> Result<Opened, VfioError> {
     const EAGAIN: i32 = 11;
     const PATIENCE: Duration = Duration::from_secs(2);

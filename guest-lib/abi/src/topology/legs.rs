@@ -106,8 +106,8 @@ impl Iterator for Legs<'_> {
 impl FusedIterator for Legs<'_> {}
 
 impl Shape {
-    /// The legs of a packet's way. Each is the shorter way round its axis and, where both are as
-    /// long, that towards higher coordinates (ours).
+    /// The legs of a packet's way. Each is the shorter way round its axis; if both are equally
+    /// long, it is the one towards higher coordinates (ours).
     ///
     /// A packet to its own node has no legs, unless its path leads elsewhere: then it goes there
     /// and comes back. Nodes and path must be in the machine.

@@ -14,8 +14,8 @@ use crate::addr::{Coords, Path};
 pub struct NodeId(pub u32);
 
 impl NodeId {
-    /// No node of any machine: where a packet is said to be whose source the
-    /// machine does not have.
+    /// No node of any machine: the reported place of a packet whose source the machine does not
+    /// have.
     pub const NOWHERE: Self = Self(u32::MAX);
 
     /// The number as an index into a table of nodes.
@@ -112,10 +112,10 @@ impl core::error::Error for ShapeError {}
 
 /// The shape of a machine: the lengths of its six axes and which of them wrap round.
 ///
-/// X, Y and Z are tori unless [`Shape::with_torus`] makes them meshes: both exist in
-/// the papers. A torus of length 2 has two links between its two nodes, an axis of
-/// length 1 has none. A and C are meshes of at most 2. B is a ring of 3; cut down to
-/// 2 it is a mesh (ours), as is the cutting down of A, B and C itself.
+/// X, Y and Z are tori unless [`Shape::with_torus`] makes them meshes: both exist in the papers. A
+/// torus of length 2 has two links between its two nodes, an axis of length 1 has none. A and C are
+/// meshes of at most 2. B is a ring of 3; shortened to 2 it is a mesh (ours). Shortening A, B and C
+/// is itself ours.
 ///
 /// In a machine [with I/O nodes](Shape::with_io_nodes) these are the nodes with Z = 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -166,16 +166,16 @@ impl Shape {
     }
 
     /// The same nodes and links, where the nodes with Z = 0 are I/O nodes, as in the K computer
-    /// (journal article), or all are compute nodes. A machine with a single Z has no I/O nodes, as
-    /// it would have no others (ours).
+    /// (journal article), or all are compute nodes. A machine with a single Z has no I/O nodes,
+    /// because it would have no other nodes (ours).
     #[must_use]
     pub const fn with_io_nodes(mut self, io: bool) -> Self {
         self.io = io && self.len(Axis::Z) > 1;
         self
     }
 
-    /// The same lengths, with those of X, Y and Z tori that are named by letters, as in `xz`.
-    /// Other characters count for nothing, so `none` is a mesh.
+    /// The same lengths. The letters name those of X, Y and Z that are tori, as in `xz`. Other
+    /// characters are ignored, so `none` is a mesh.
     #[must_use]
     pub fn with_torus_letters(self, letters: &str) -> Self {
         let named = |axis: Axis| letters.chars().any(|c| c.eq_ignore_ascii_case(&axis.letter()));
@@ -309,8 +309,8 @@ impl Shape {
         (0..a).flat_map(move |a| (0..b).flat_map(move |b| (0..c).map(move |c| Path::new(a, b, c))))
     }
 
-    /// The coordinate on an axis that is so many hops from another one, towards higher
-    /// coordinates if positive.
+    /// The coordinate on an axis at this many hops from another one, towards higher coordinates if
+    /// positive.
     ///
     /// `None` if the hops lead out of a mesh, or all the way round a ring.
     #[inline]
@@ -325,7 +325,7 @@ impl Shape {
     }
 
     /// The hops of the shorter way from one coordinate on an axis to another, towards higher
-    /// coordinates if positive. Where both ways are as long it is that one (ours).
+    /// coordinates if positive. If both ways are equally long, it is that one (ours).
     ///
     /// Both must be below the axis's length.
     #[inline]
@@ -408,8 +408,8 @@ impl FromStr for Shape {
     type Err = ShapeError;
 
     /// Six lengths as in `2x2x4x2x3x2`, those of X, Y and Z as in `4x2x2` where A, B and C are 1,
-    /// or `unit`, `shelf`, `half-rack`, `rack`, `k-racks` or `k`. X, Y and Z are tori, but for Y of
-    /// `k`, and `k-racks` has I/O nodes.
+    /// or `unit`, `shelf`, `half-rack`, `rack`, `k-racks` or `k`. X, Y and Z are tori, except for Y
+    /// of `k`. `k-racks` has I/O nodes.
     fn from_str(text: &str) -> Result<Self, ShapeError> {
         match text {
             "unit" => return Ok(Self::UNIT),

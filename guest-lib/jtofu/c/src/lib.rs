@@ -267,8 +267,8 @@ pub unsafe extern "C" fn jtofu_query_ranks_from_log_coords(
 /// How to ask for paths to a node.
 type Paths = fn(&System, Coords, Coords) -> Result<Vec<PathTo>, RouteError>;
 
-/// The paths to a node without links that are known to be dead now; those of the machine as the job
-/// found it if there are none.
+/// The paths to a node that avoid links known to be dead now. If there are none, the paths of the
+/// machine as the job found it.
 fn paths_now(paths: Paths, to: Coords) -> Result<Vec<PathTo>, Code> {
     let news = news();
     state::read(|jobs| {

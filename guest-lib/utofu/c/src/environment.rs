@@ -5,8 +5,8 @@ use std::env;
 use tofu_abi::Subnet;
 use tofu_utofu::{Code, Error};
 
-/// Bytes from which parts are faster than the whole where links are shared, and no slower where
-/// they are not (`tests/benches/paths.rs`).
+/// The size in bytes from which parts are faster than the whole where links are shared, and no
+/// slower where they are not (`tests/benches/paths.rs`).
 const SPLIT_FROM: u32 = 512 << 10;
 
 /// Reads a number from the environment.

@@ -45,9 +45,9 @@ fn system() -> Option<System> {
     (!system.links_down().is_empty()).then_some(system)
 }
 
-/// The path that takes the place of `default`: that itself, unless it is known not to work, as the
-/// command or its answer would meet a dead link. Then it is the shortest that is not known to, if
-/// there is one.
+/// The path that replaces `default`. It is `default` itself, unless the command or its answer would
+/// meet a link that is known to be dead. Then it is the shortest path that meets none, if there is
+/// one.
 fn working(system: &System, from: Coords, to: Coords, default: Path) -> Path {
     first_of(&system.onesided_paths(from, to).unwrap_or_default(), default)
 }
@@ -59,8 +59,8 @@ fn first_of(paths: &[PathTo], default: Path) -> Path {
     first.map_or(default, |way| way.path)
 }
 
-/// The path to a node that a new ID gets where it would get `default`; `here` is asked where this
-/// process is, if any link is dead.
+/// The path to a node that a new ID gets instead of `default`. `here` tells where this process is,
+/// and is called only if a link is dead.
 pub(crate) fn path(to: Coords, default: Path, here: impl FnOnce() -> Option<Coords>) -> Path {
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     known.look(Duration::ZERO);
@@ -68,8 +68,8 @@ pub(crate) fn path(to: Coords, default: Path, here: impl FnOnce() -> Option<Coor
     here().map_or(default, |from| working(system, from, to, default))
 }
 
-/// Barrier gates with paths for those signals for which the program has chosen none, where the
-/// default path is known to be dead: the shortest that is not known to, if there is one.
+/// Barrier gates with paths for those signals for which the program has chosen none and whose
+/// default path is known to be dead: the shortest path that is not known to be, if there is one.
 pub(crate) fn signals(from: Coords, gates: &[VbgSetting]) -> Vec<VbgSetting> {
     let mut gates = gates.to_vec();
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -96,8 +96,8 @@ impl Known {
     }
 }
 
-/// Looks for news that commands may have to go by: when a VCQ is made, and when a command has met a
-/// dead link.
+/// Looks for news of dead links that commands may have to avoid: when a VCQ is made, and when a
+/// command has met a dead link.
 #[cold]
 pub(crate) fn refresh() {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner).look(FRESH);
@@ -110,9 +110,9 @@ pub(crate) fn choose(to: Coords, path: Path) {
     }
 }
 
-/// The ID that a command takes in place of one that may be of another process: the same, unless
-/// its path is the default one, which nobody has chosen, and is known not to work. `from` is asked
-/// where the command comes from, if any link is dead.
+/// The ID that a command uses instead of one that may belong to another process. It is the same,
+/// unless its path is the default one, which was not chosen explicitly, and is known not to work.
+/// `from` tells where the command comes from, and is called only if a link is dead.
 #[inline(always)]
 pub(crate) fn detour(to: u64, flags: u64, from: impl FnOnce() -> Option<Coords>) -> u64 {
     if ANY.load(Relaxed) { look_up(to, flags, from()) } else { to }

@@ -36,8 +36,8 @@ pub(crate) fn copy(size: usize, time: Duration) -> Result<Row> {
     Ok(row)
 }
 
-/// Time for which a word that one thread writes takes to another thread that looks for it: half of
-/// there and back.
+/// The time that a word takes from the thread that writes it to another thread that polls for it:
+/// half of the round trip.
 pub(crate) fn word(time: Duration) -> Result<Row> {
     static WORDS: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
     const END: u64 = u64::MAX;

@@ -92,8 +92,8 @@ impl Side {
         Ok(Self { vcqs, peers })
     }
 
-    /// Waits until the other side has all its VCQs. It is the measuring side that does so: when it
-    /// greets its own are there, and what it sends next belongs to [`Side::serve`].
+    /// Waits until the other side has all its VCQs. The measuring side does so: when it greets, its
+    /// own VCQs are there, and its next message belongs to [`Side::serve`].
     pub(crate) fn greet(&self) -> Result<()> {
         let start = Instant::now();
         let flags = TCQ_NOTICE | LOCAL_NOTICE | REMOTE_NOTICE;
@@ -142,7 +142,7 @@ impl Side {
         complete(vcq)
     }
 
-    /// Time of a message one way: half of that for a message and its answer, each reported by a
+    /// One-way time of a message: half of the time for a message and its answer, each reported by a
     /// notice.
     pub(crate) fn latency(&self, size: usize, time: Duration) -> Result<Row> {
         let (vcq, peer) = (&self.vcqs[0], self.peers[0]);
@@ -217,8 +217,8 @@ impl Side {
         Ok(row)
     }
 
-    /// Keeps messages under way for some time, and waits for the last ones. Returns how many, and
-    /// how many end in a second.
+    /// Keeps messages in flight for some time, and waits for the last ones. Returns how many there
+    /// were, and how many ended per second.
     fn stream(
         &self,
         tnis: usize,
@@ -257,8 +257,8 @@ impl Side {
     }
 }
 
-/// How many messages end in a second: the median of short slices of time, as on a busy host others
-/// take the processor for a while every now and then.
+/// How many messages end in a second: the median of short slices of time, because on a busy host
+/// others take the processor for a while now and then.
 pub(crate) struct Rate {
     start: Instant,
     ended: u64,
@@ -281,8 +281,8 @@ impl Rate {
         self.ended += 1;
     }
 
-    /// To be called when all that has ended was counted. Lets others have the processor if
-    /// nothing has: on a busy host it may be the device's thread that waits for it.
+    /// To be called when everything that has ended was counted. Yields the processor if nothing has
+    /// ended: on a busy host the device's thread may be waiting for it.
     pub(crate) fn tick(&mut self) {
         self.looks = if self.ended == self.seen { self.looks + 1 } else { 0 };
         self.seen = self.ended;

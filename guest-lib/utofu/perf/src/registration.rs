@@ -11,8 +11,8 @@ use crate::measure::Row;
 /// Bytes of memory, from a page to what a large program has.
 const SIZES: [usize; 6] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30];
 
-/// Registers memory of all sizes that there is memory for, again and again; the memory has been
-/// written to before.
+/// Repeatedly registers memory of all sizes for which there is memory; the memory has been written
+/// to before.
 pub(crate) fn measure(time: Duration) -> Result<Vec<Row>> {
     let registrar = Registrar::new()?;
     let mut rows = Vec::new();

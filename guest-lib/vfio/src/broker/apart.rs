@@ -32,8 +32,8 @@ pub enum Joined {
 }
 
 impl Broker {
-    /// Asks to use the device in whatever way the broker lets this process: as its user's
-    /// processes trust others, or apart from them.
+    /// Asks to use the device in the way that the broker allows this process: sharing it with other
+    /// trusted processes, or isolated from them.
     ///
     /// # Errors
     ///
@@ -131,8 +131,8 @@ impl ApartDevice {
         Ok(ApartQueue { rings, queue, broker: self.broker.clone(), memory: self.memory.clone() })
     }
 
-    /// Opens a barrier channel with gates of this process's. Of `config` the broker has its own
-    /// mind about group, subnet and interrupts.
+    /// Opens a barrier channel with gates of this process's. The broker ignores the group, subnet
+    /// and interrupts of `config` and sets its own.
     ///
     /// # Errors
     ///
@@ -263,9 +263,9 @@ impl ApartQueue {
         &mut self.rings
     }
 
-    /// Registers memory of this process under an STag that is free, so that its first byte has
-    /// this offset. Its pages become pages of a file that the broker has as well; what they hold
-    /// stays the same.
+    /// Registers memory of this process under an STag that is free, so that its first byte has this
+    /// offset. Its pages become pages of a file that the broker also has; their content stays the
+    /// same.
     ///
     /// # Errors
     ///
@@ -302,7 +302,7 @@ impl ApartQueue {
         }
     }
 
-    /// Takes memory back. When it returns, the device uses it no more.
+    /// Deregisters memory. When it returns, the device no longer uses it.
     ///
     /// # Errors
     ///

@@ -74,7 +74,7 @@ impl fmt::Debug for Broker {
 impl Broker {
     /// Connects to the broker that listens at `path`; `None` if there is none.
     ///
-    /// A broker that was there and does not answer is given a moment to come back.
+    /// A broker that was there and does not answer gets a moment to come back.
     ///
     /// # Errors
     ///
@@ -126,10 +126,10 @@ impl Broker {
         self.enter(&Request::Hello { version: VERSION, place }, None)
     }
 
-    /// Asks for the packet interface of a TNI, for the node's network. The platform that comes of
-    /// it has that TNI's interrupt.
+    /// Asks for the packet interface of a TNI, for the node's network. The resulting platform has
+    /// that TNI's interrupt.
     ///
-    /// The device is to be let go of at once when the broker ends the connection, see
+    /// The device must be released at once when the broker ends the connection, see
     /// [`SharedPlatform::connection`].
     ///
     /// # Errors
@@ -311,7 +311,7 @@ impl MoreAddresses for Broker {
 
 /// A Tofu device that this process shares with others.
 ///
-/// It has no interrupts but that of [`Broker::join_packets`]: queues are to be polled.
+/// Its only interrupt is that of [`Broker::join_packets`]: queues must be polled.
 pub type SharedPlatform = MappedPlatform<Shared>;
 
 /// A device that a broker shares.
@@ -353,8 +353,8 @@ impl SharedPlatform {
         &self.tenure.broker
     }
 
-    /// The eventfd of the interrupt that was asked for, for event loops. Who reads it takes the
-    /// event from [`Platform::irq_wait`](tofu_driver::Platform::irq_wait).
+    /// The eventfd of the interrupt that was asked for, for event loops. Reading it takes the event
+    /// from [`Platform::irq_wait`](tofu_driver::Platform::irq_wait).
     pub fn interrupt(&self) -> Option<BorrowedFd<'_>> {
         self.tenure.interrupt.as_ref().map(|(_, event)| event.as_fd())
     }

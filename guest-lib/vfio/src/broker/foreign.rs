@@ -41,8 +41,8 @@ impl ForeignSpace {
     }
 }
 
-/// Unmaps all that is mapped between two addresses of a container, whoever has done it, and
-/// returns how many bytes that was. No mapping may lie across either end.
+/// Unmaps everything between two addresses of a container, whichever process has mapped it, and
+/// returns how many bytes were mapped. No mapping may lie across either end.
 ///
 /// # Errors
 ///

@@ -247,8 +247,8 @@ impl OwnMemory {
     }
 }
 
-/// Moves pieces into the file while all other threads stand still: also the caller's, whose stack
-/// may be among them.
+/// Moves pieces into the file while all other threads are stopped, including the caller's, whose
+/// stack may be among them.
 ///
 /// # Safety
 ///

@@ -129,8 +129,7 @@ fn handle(number: i32) -> bool {
 /// Threads that are stopped at a time at most.
 const MAX_THREADS: usize = 4096;
 
-/// The process's threads, read without memory of the allocator's, whose lock a thread that has
-/// stopped may hold.
+/// The process's threads, read without allocating: a stopped thread may hold the allocator's lock.
 struct Threads(OwnedFd);
 
 impl Threads {

@@ -42,16 +42,16 @@ pub enum Request {
     /// network. The first message, answered by [`Answer::Welcome`], with the TNI's interrupt as a
     /// third descriptor, an eventfd.
     ///
-    /// The network has the device until somebody wants it alone: it has to let go of it at once
-    /// when the broker ends the connection.
+    /// The network has the device until another process wants it alone. It must release the device
+    /// at once when the broker ends the connection.
     Packets {
         /// The process's [`VERSION`].
         version: u16,
         /// Network interface.
         tni: u8,
     },
-    /// To have the device alone, by VFIO. The first message, answered by [`Answer::Yours`] if
-    /// nobody but the network uses it. Nobody else gets it until the connection ends.
+    /// To have the device alone, by VFIO. The first message, answered by [`Answer::Yours`] if only
+    /// the network uses it. No other process gets it until the connection ends.
     Alone {
         /// The process's [`VERSION`].
         version: u16,
@@ -93,9 +93,9 @@ pub enum Request {
     Apart(ApartRequest),
 }
 
-/// What a process asks for that has neither the device nor its address space, but rings, notices
-/// and pages of registers of its own queues and channels. Those that are about a queue or channel
-/// which is not its own are [`Refusal::Wrong`].
+/// Requests of a process that has neither the device nor its address space, but rings, notices and
+/// pages of registers of its own queues and channels. Requests about another process's queue or
+/// channel are [`Refusal::Wrong`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ApartRequest {
     /// Opens a control queue that is its own. Answered by [`Answer::Memory`]: its rings, in whole
@@ -235,7 +235,7 @@ impl GateLinks {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     /// The process may use the device. Comes with descriptors of the device and of its address
-    /// space, and what else was asked for.
+    /// space, and with whatever else was asked for.
     Welcome {
         /// What it needs to know of the device.
         terms: Terms,

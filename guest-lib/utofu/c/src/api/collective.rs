@@ -188,7 +188,7 @@ pub extern "C" fn tofu_coll_barrier(group: usize) -> c_int {
     call("tofu_coll_barrier", || find(group)?.barrier())
 }
 
-/// Data of a caller, to be changed.
+/// Data of a caller that will be changed.
 ///
 /// # Safety
 ///
@@ -215,7 +215,7 @@ fn operation(op: c_uint) -> Result<Op, Error> {
     }
 }
 
-/// Puts what comes of all members' integers in their place.
+/// Replaces the integers by the result over all members.
 ///
 /// # Safety
 ///
@@ -234,7 +234,7 @@ pub unsafe extern "C" fn tofu_coll_allreduce_uint64(
     })
 }
 
-/// Puts the sums of all members' numbers in their place.
+/// Replaces the numbers by their sums over all members.
 ///
 /// # Safety
 ///
@@ -272,7 +272,7 @@ pub unsafe extern "C" fn tofu_coll_reduce_uint64(
     })
 }
 
-/// Gives all members what member `root` has.
+/// Gives all members the values of member `root`.
 ///
 /// # Safety
 ///

@@ -55,8 +55,8 @@ pub struct BarrierCaps {
     pub max_double_reduction: usize,
 }
 
-/// What interfaces of a generation can do, as real ones of Fugaku report it; what others lack is
-/// not there.
+/// The capabilities of a generation's interfaces, as real ones of Fugaku report them, without what
+/// other generations lack.
 const fn onesided_caps(generation: Generation) -> OnesidedCaps {
     let description = generation.description();
     let session = if description.session_mode { SESSION_MODE } else { 0 };

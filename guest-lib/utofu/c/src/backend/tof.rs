@@ -43,7 +43,7 @@ impl Tof {
     }
 
     /// The device that the kernel driver has; with the share of process `TOFU_LOCAL_RANK` of
-    /// `TOFU_PPN`, or, if nobody has counted the processes, the first one that is free.
+    /// `TOFU_PPN`, or, if these are not set, with the first share that is free.
     pub(crate) fn open() -> Result<Self, Error> {
         let device = TofDevice::open().map_err(|error| {
             let hint = format!("the kernel driver: {error}");
@@ -242,8 +242,8 @@ impl OutsideChannel for BarrierChannel {
 /// A control queue, whose STags are the kernel's.
 ///
 /// The kernel gives the lowest STag that is free, and so does the library. They disagree when
-/// memory was unmapped that is registered: to the kernel its STag is free then, to the library not
-/// until the program says so. Such a one is parked: it stands for a page that nobody uses.
+/// registered memory was unmapped: for the kernel its STag is free then, for the library only when
+/// the program deregisters the memory. Such an STag is parked: it stands for an unused page.
 struct TofQueue {
     // First, so that the device uses nothing when the rest goes.
     queue: ControlQueue,

@@ -27,8 +27,8 @@ pub(crate) struct Vfio {
 
 impl Vfio {
     /// The device that `TOFU_DEVICE` names, as in `0000:00:03.0`, or the first one; with the share
-    /// of process `TOFU_LOCAL_RANK` of `TOFU_PPN`, or, if nobody has counted the processes, what
-    /// `tofud` has for it.
+    /// of process `TOFU_LOCAL_RANK` of `TOFU_PPN`, or, if these are not set, with what `tofud` has
+    /// for it.
     pub(crate) fn open() -> Result<Self, Error> {
         let wanted = match env::var("TOFU_DEVICE") {
             Err(env::VarError::NotPresent) => None,
