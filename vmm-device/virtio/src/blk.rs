@@ -17,8 +17,8 @@ pub const SECTOR: u64 = 512;
 /// Buffers of a request at most, and bytes in each at most (ours).
 const SEG_MAX: u32 = 64;
 const SIZE_MAX: u32 = 64 << 10;
-/// Bytes that a request may move at most (ours): all a driver can ask for that keeps to the
-/// limits in the configuration.
+/// The most bytes that a request may move (ours): all that a driver can ask for within the limits
+/// in the configuration.
 pub const MAX_REQUEST: u64 = SEG_MAX as u64 * SIZE_MAX as u64;
 
 const QUEUE: usize = 0;
@@ -74,7 +74,7 @@ impl Block {
     ///
     /// # Errors
     /// [`Error::Image`] if it cannot be opened, is no file or block device, has not a single
-    /// sector, or is in use by someone whom that would disturb.
+    /// sector, or is in use in a way that conflicts.
     pub fn open(config: &BlockConfig) -> Result<Self, Error> {
         let fail = |reason: String| Error::Image { path: config.path.clone(), reason };
         let (file, length) = open(&config.path, config.read_only).map_err(fail)?;

@@ -66,9 +66,8 @@ pub trait Device: Send {
         None
     }
 
-    /// Does what is there to do, for one turn of bounded length: some queue was notified,
-    /// a wanted descriptor is ready, or anything else happened. Called only between DRIVER_OK
-    /// and reset.
+    /// Does the pending work, for one turn of bounded length: some queue was notified, a wanted
+    /// descriptor is ready, or anything else happened. Called only between DRIVER_OK and reset.
     ///
     /// # Errors
     /// The device is reset, and the driver told to do the same.
@@ -124,8 +123,8 @@ impl<'a> Io<'a> {
         Ok(())
     }
 
-    /// Logs a line about this device: the first one as a warning, others for who debugs, as a
-    /// guest may cause as many as it likes.
+    /// Logs a line about this device: the first one as a warning, others for debugging only,
+    /// because a guest may cause as many as it likes.
     pub fn complain(&self, what: &dyn std::fmt::Display) {
         self.core.complain(what);
     }

@@ -81,8 +81,8 @@ const FAULT_READ: u32 = 1 << 0;
 const FAULT_WRITE: u32 = 1 << 1;
 const FAULT_ADDRESS: u32 = 1 << 8;
 
-/// An IOMMU. Endpoints are added to it, at any time; until the driver says otherwise they reach
-/// all of memory at its own addresses.
+/// An IOMMU. Endpoints can be added at any time. Until the driver says otherwise they reach all of
+/// memory, at its own addresses.
 #[derive(Clone)]
 pub struct Iommu {
     space: Arc<Space>,

@@ -28,8 +28,8 @@ impl DeviceMemory {
     }
 
     /// Calls `f` with each slice of the range, in order; with none at all if any part of it is not
-    /// memory, or not mapped for this access. Returns whether that is so. While `f` is called, the
-    /// guest is not told that a mapping of these is gone.
+    /// memory, or not mapped for this access. Returns whether `f` was called. While `f` runs, the
+    /// guest is not told that a mapping of these slices is gone.
     pub fn access(
         &self,
         address: u64,
@@ -53,8 +53,8 @@ impl DeviceMemory {
         self.endpoint.is_some()
     }
 
-    /// Begins a use of slices: while the result lives, the guest is not told that their memory is
-    /// its own again.
+    /// Begins a use of slices: while the result lives, the guest is not told that it may reuse
+    /// their memory.
     pub(crate) fn begin(&self) -> Option<Access<'_>> {
         self.endpoint.as_ref().map(Endpoint::begin)
     }

@@ -94,8 +94,8 @@ impl Ring {
         }
     }
 
-    /// Gives a chain back with `written` bytes in it. Returns whether the driver wants to be
-    /// interrupted.
+    /// Returns a chain to the driver with `written` bytes in it. Returns whether the driver wants
+    /// to be interrupted.
     pub(crate) fn complete(
         &mut self,
         memory: &DeviceMemory,

@@ -123,8 +123,8 @@ impl Core {
         log::log!(level, "{}: {what}", self.name);
     }
 
-    /// Whether the rings may be touched: nobody waits for that to end, and the function may
-    /// access memory at all.
+    /// Whether the rings may be accessed: no thread waits for the device to yield them, and the
+    /// function may access memory at all.
     pub(crate) fn may_work(&self) -> bool {
         !self.yielding.load(SeqCst) && !self.stopping() && self.endpoint.bus_master()
     }

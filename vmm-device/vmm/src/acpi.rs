@@ -33,7 +33,7 @@ pub(crate) const RESET_VALUE: u8 = 6;
 /// CMOS register of the century.
 pub(crate) const CMOS_CENTURY: u8 = 0x32;
 
-/// What a virtio-iommu translates for. A function's endpoint has its
+/// A virtio-iommu and the functions that it translates for. A function's endpoint has its
 /// [`Slot::requester_id`] as number.
 #[derive(Clone, Copy, Debug)]
 pub struct Viot<'a> {

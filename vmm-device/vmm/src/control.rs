@@ -79,8 +79,8 @@ impl Control {
         &self.kickers[vcpu]
     }
 
-    /// Counts the vCPUs as running; called before their threads exist, so that
-    /// nobody takes a VM for ended that has not begun.
+    /// Counts the vCPUs as running. Called before their threads exist, so that a VM that has not
+    /// begun is not taken for one that has ended.
     pub(crate) fn begin(&self) {
         for vcpu in &mut lock(&self.state).vcpus {
             vcpu.phase = VcpuPhase::Running;

@@ -71,8 +71,8 @@ impl Attached<'_> {
         &mut self.vcpu
     }
 
-    /// Takes note of a kick. Whoever kicked has stored its request before, so
-    /// requests must be looked at after this call.
+    /// Takes note of a kick. The kicking thread has stored its request before, so requests must be
+    /// checked after this call.
     pub(crate) fn acknowledge(&self) {
         if let Some(target) = &*lock(&self.kicker.target) {
             // SAFETY: as in `kick`.

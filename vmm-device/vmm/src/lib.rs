@@ -62,6 +62,5 @@ pub use tsc::host_tsc_khz;
 pub use vm::{ConsoleInput, Holder, Vm, VmConfig};
 pub use windows::{Attachment, Windows};
 
-/// What guests see guest memory as, shared between VMM and devices; cloning it
-/// clones references, not memory.
+/// Guest memory, shared between VMM and devices; cloning it clones references, not memory.
 pub type GuestMemory = vm_memory::GuestMemoryMmap<()>;

@@ -41,8 +41,8 @@ impl SerialPort {
         self.serial.writer_mut().raw = Some(sink);
     }
 
-    /// Takes input for the guest; returns how much of it, which is 0 if so much is
-    /// waiting already that no more is kept.
+    /// Takes input for the guest; returns how much of it was taken, which is 0 if the buffer is
+    /// full.
     pub(crate) fn input(&mut self, data: &[u8]) -> usize {
         let taken = data.len().min(INPUT_MAX - self.input.len());
         self.input.extend(&data[..taken]);
@@ -73,8 +73,8 @@ impl SerialPort {
     /// a string instruction: each byte goes to the same register.
     pub(crate) fn write(&mut self, offset: u8, data: &[u8]) {
         for &byte in data {
-            // Only raising the interrupt line can fail, which costs the guest
-            // that interrupt and nobody else anything.
+            // Only raising the interrupt line can fail, which costs the guest that interrupt and
+            // affects nobody else.
             let _ = self.serial.write(offset, byte);
         }
         // The guest may have left loop mode.

@@ -285,8 +285,7 @@ impl Vm {
         self.bus.set_console(Arc::new(sink));
     }
 
-    /// Something to write to what is to arrive at the guest's serial port. It may
-    /// outlive the VM.
+    /// A writer whose bytes arrive at the guest's serial port. It may outlive the VM.
     pub fn console_input(&self) -> ConsoleInput {
         ConsoleInput(self.bus.clone())
     }

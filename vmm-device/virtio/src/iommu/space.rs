@@ -76,8 +76,8 @@ pub(super) struct Fault {
 
 /// What the driver and the endpoints share.
 pub(super) struct Space {
-    /// Not held while endpoints use what they have looked up, which may be from one machine's
-    /// memory to another's and back.
+    /// Not held while endpoints use what they have looked up, because such an access may lead from
+    /// one machine's memory to another's and back.
     state: RwLock<State>,
     uses: Epochs,
     faults: Mutex<Faults>,
@@ -238,8 +238,8 @@ impl Space {
         Ok(())
     }
 
-    /// Takes away what is mapped from `first` to `last`; nothing, if that would cut a mapping in
-    /// two. When this returns, no access goes on to what is gone.
+    /// Removes the mappings from `first` to `last`; nothing, if that would cut a mapping in two.
+    /// When this returns, no access to the removed mappings is in progress.
     pub(super) fn unmap(&self, domain: u32, (first, last): (u64, u64)) -> Result<(), Failure> {
         let mut state = self.write();
         let mappings = state.mappings(domain)?;
@@ -273,8 +273,8 @@ impl Space {
         taken == MAPPINGS_PER_LOCK
     }
 
-    /// Detaches all endpoints and forgets all domains. Whether endpoints are passed through
-    /// without one stays as it is (1.2, 5.13.4).
+    /// Detaches all endpoints and forgets all domains. Whether endpoints without a domain bypass
+    /// translation stays as it is (1.2, 5.13.4).
     pub(super) fn reset(&self) {
         let mut state = self.write();
         state.endpoints.values_mut().for_each(|domain| *domain = None);
@@ -327,7 +327,7 @@ impl State {
     }
 
     /// One endpoint less is attached. Returns the domain if it was the last one, to be dropped
-    /// where nobody waits.
+    /// outside of the lock.
     fn leave(&mut self, number: u32) -> Option<Domain> {
         let domain = self.domains.get_mut(&number)?;
         domain.attached -= 1;
@@ -390,8 +390,8 @@ impl Endpoint {
         self.number
     }
 
-    /// Begins an access. As long as this lives, the driver is not told that a mapping is gone
-    /// which was found through it; so it must not live long, nor wait for the guest.
+    /// Begins an access. As long as this lives, the driver is not told that a mapping which was
+    /// found through it is gone. So it must not live long, nor wait for the guest.
     pub fn begin(&self) -> Access<'_> {
         Access { endpoint: self, generation: self.space.uses.enter() }
     }
@@ -412,7 +412,7 @@ pub struct Access<'a> {
 
 impl Access<'_> {
     /// Calls `f` with the guest-physical address and the length of each range of `len` bytes from
-    /// `address` on, in order. Whether there is memory at these addresses nobody has checked.
+    /// `address` on, in order. It is not checked whether there is memory at these addresses.
     ///
     /// # Errors
     /// If any byte is not mapped for this access. `f` may have got the ranges before it, which are
