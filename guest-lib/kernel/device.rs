@@ -9,14 +9,15 @@ use kernel::io::{Io, IoBackend, IoBase, Mmio, MmioBackend};
 use kernel::irq::IrqRequest;
 use kernel::pci::{self, IrqType, IrqTypes};
 use kernel::prelude::*;
-use kernel::sync::atomic::Atomic;
+use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel::sync::{new_mutex, Arc, Mutex};
 use kernel::time::Delta;
 
 use tofu_abi::generation::{Description, Generation};
-use tofu_abi::irq::{self, CqsIrqs};
+use tofu_abi::irq::{self, CqsIrqs, TnrIrqs};
 use tofu_abi::regs::{CqsReg, CqsStatus, NodeAddress, TniReg, TofuReg};
 use tofu_abi::{Coords, Doorbell, TniId};
+use tofu_ipotofu::dead_links_met;
 
 use crate::engine::Health;
 use crate::ids::{GateId, GateSet, QueueId};
@@ -52,6 +53,8 @@ pub(crate) struct Device {
     pub(crate) pinned: Atomic<usize>,
     /// Exceptions that processes got a signal for.
     pub(crate) faults: Atomic<u64>,
+    /// Requests of the links that were taken; only [`Device::has_met_dead_link`] writes to it.
+    links: Atomic<u64>,
 }
 
 impl Device {
@@ -115,6 +118,7 @@ impl Device {
                 health <- new_mutex!(None),
                 pinned: Atomic::new(0),
                 faults: Atomic::new(0),
+                links: Atomic::new(0),
             }),
             GFP_KERNEL,
         )?;
@@ -231,6 +235,28 @@ impl Device {
     pub(crate) fn flush_cq(&self, id: QueueId) -> Result {
         self.write(id, CqsReg::CacheFlush, 1);
         self.wait(id, CqsReg::Status, |v| !CqsStatus(v).cache_flush_busy())
+    }
+
+    /// Requests of the links since the driver was loaded.
+    pub(crate) fn link_requests(&self) -> TnrIrqs {
+        let taken = TnrIrqs::from_raw(self.links.load(Relaxed));
+        let pending = TnrIrqs::from_raw(self.read((), TofuReg::TnrIrr));
+        (taken | pending) & TnrIrqs::ALL
+    }
+
+    /// Whether a packet, of whichever node, could not leave through a port of this one since that
+    /// was asked last: the link is dead. For one caller at a time.
+    pub(crate) fn has_met_dead_link(&self) -> bool {
+        let pending = TnrIrqs::from_raw(self.read((), TofuReg::TnrIrr));
+        // All ones come from a device that is gone.
+        let met = dead_links_met(pending);
+        if met.is_empty() || pending.raw() == u64::MAX {
+            return false;
+        }
+        self.links
+            .store(self.links.load(Relaxed) | met.raw(), Relaxed);
+        self.write((), TofuReg::TnrIrc, met.raw());
+        true
     }
 
     /// Claims a channel by its start/end gate.

@@ -75,7 +75,7 @@ fn health(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     if device.read((), TofuReg::NodeAddress) == u64::MAX {
         return writeln!(f, "state failed\ndevice no answer");
     }
-    let links = TnrIrqs::from_raw(device.read((), TofuReg::TnrIrr)) & TnrIrqs::ALL;
+    let links = device.link_requests();
     let mut tnis = device.description().tni_ids();
     let is_failed = tnis.clone().any(|tni| has_stopped(device, tni));
     let is_degraded = !links.is_empty()

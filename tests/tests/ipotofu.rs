@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use proptest::prelude::*;
 use tofu_abi::table::PageSize;
-use tofu_abi::topology::{NodeId, Shape};
+use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_abi::{Coords, TniId};
 use tofu_abi::{CqId, Rcode};
 use tofu_driver::{
@@ -607,6 +607,43 @@ fn news_of_a_dead_board_reach_all_nodes_and_frames_go_round_it() {
     }
     for node in &mut nodes {
         let now_ns = now_ns(node);
+        assert_eq!(node.health().iter(now_ns).count(), 0, "what {} knows", node.coords());
+    }
+}
+
+#[test]
+fn the_node_at_which_a_programs_packet_is_lost_tells_all_others() {
+    let text = "2x1x1x2x3x2";
+    let shape: Shape = text.parse().unwrap();
+    let cluster = Cluster::new(text);
+    let mut nodes = open_all(&cluster, text, 1500);
+    // On the default path from the first node to the last, and neither of both.
+    let (at, port) = (Coords::new(0, 0, 0, 0, 2, 1), Port::A);
+    cluster.set_link(shape.node_id(at).unwrap().0, port.index(), false);
+    let mut user = cluster.endpoint(0, 1, 0);
+    let target = cluster.endpoint(23, 1, 0);
+    let put = Order::put(target.target(), target.at(0), user.at(0), 8);
+    user.cq.post_and_ring(&put, 0).unwrap();
+    for _ in 0..4 {
+        settle(&cluster, &mut nodes);
+        cluster.pass(1_000_000_000);
+    }
+    let last = nodes[23].coords();
+    for node in &mut nodes {
+        let now_ns = node.packets().device().platform().now_ns();
+        assert!(node.health().is_dead(at, port, now_ns), "what {} knows", node.coords());
+        if node.coords() == user.node {
+            assert_ne!(node.health().path(last, now_ns), last.default_path());
+        }
+    }
+    // The news is not repeated once the link works and nothing is lost there.
+    cluster.set_link(shape.node_id(at).unwrap().0, port.index(), true);
+    for _ in 0..6 {
+        settle(&cluster, &mut nodes);
+        cluster.pass(1_000_000_000);
+    }
+    for node in &mut nodes {
+        let now_ns = node.packets().device().platform().now_ns();
         assert_eq!(node.health().iter(now_ns).count(), 0, "what {} knows", node.coords());
     }
 }

@@ -423,11 +423,6 @@ impl Reporter {
         self.next == NodeId::NOWHERE
     }
 
-    /// Whether nobody is to be told before a port changes.
-    pub fn is_quiet(&self) -> bool {
-        self.is_settled() && self.report.dead == 0 && self.farewells == 0
-    }
-
     /// Hands the reports to `send` that are to be sent now, which is false when there is no room
     /// for more. To be called from time to time: about every second, and every few milliseconds
     /// unless [`Reporter::is_settled`].

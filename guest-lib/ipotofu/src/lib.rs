@@ -55,7 +55,7 @@ pub use inbound::{Event, Inbound, Incoming, Limits};
 pub use link::{Frame, Link, LinkError, Place};
 pub use nodes::{CAPABILITIES_NS, Peers};
 pub use outbound::{Outbound, PacketQueue, Tag};
-pub use ports::Ports;
+pub use ports::{Ports, dead_links_met};
 pub use reassembly::FrameBuffer;
 #[cfg(feature = "smoltcp")]
 pub use stack::{RxToken, StackDevice, TxToken};

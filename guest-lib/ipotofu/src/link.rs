@@ -23,7 +23,7 @@ use crate::inbound::Event;
 use crate::neighbor::LocalNode;
 use crate::offload::{BadMetadata, MAX_HEADERS, METADATA_SIZE, Metadata};
 use crate::outbound::{Outbound, PacketQueue, Tag};
-use crate::ports::Ports;
+use crate::ports::{Ports, dead_links_met};
 use crate::rendezvous::{self, Fetches, Message, OVERTAKE_NS, Rendezvous, Request, Requests, Room};
 use crate::storage::Heap;
 use crate::tree;
@@ -145,14 +145,20 @@ impl<P: Platform> Out<P> {
         }
     }
 
-    /// Looks at the node's ports from time to time once a packet has met a dead link, and tells
-    /// others of those that are dead. The frames of the node go first: this leaves half of the
-    /// buffers to them.
+    /// Looks at the node's ports from time to time once a packet has met a dead link: one of its
+    /// own anywhere, or one of a program's or another node's here. Tells others of those that are
+    /// dead. The frames of the node go first: this leaves half of the buffers to them.
     fn look_after_links(&mut self) {
         let Self { packets, outbound, node, ports, reporter, now_ns, .. } = self;
         let (now_ns, half) = (*now_ns, packets.buffers() / 2);
         if now_ns.saturating_sub(self.beat_ns) >= BEAT_NS {
             self.beat_ns = now_ns;
+            let irq = packets.device().tnr_irq();
+            let met = dead_links_met(irq.pending());
+            if !met.is_empty() {
+                irq.clear(met);
+                ports.suspect();
+            }
             let tni = packets.tni();
             ports.look(node, tni, |port, target, header| {
                 packets.free() > half
@@ -165,10 +171,9 @@ impl<P: Platform> Out<P> {
         });
     }
 
-    /// When [`Out::look_after_links`] is to be called again, in nanoseconds, if it is.
-    fn next_look_ns(&self) -> Option<u64> {
-        let is_quiet = self.ports.is_quiet() && self.reporter.is_quiet();
-        (!is_quiet).then(|| (self.beat_ns + BEAT_NS).saturating_sub(self.now_ns).max(1))
+    /// When [`Out::look_after_links`] is to be called again, in nanoseconds.
+    fn next_look_ns(&self) -> u64 {
+        (self.beat_ns + BEAT_NS).saturating_sub(self.now_ns).max(1)
     }
 }
 
@@ -800,10 +805,7 @@ impl<P: Platform> Link<P> {
             let left = timeout_ns - elapsed;
             // A packet that meets a dead link is to be sent another way, so its end is awaited.
             if self.is_settled() {
-                let Some(look_ns) = self.out.next_look_ns() else {
-                    return self.out.packets.wait(left);
-                };
-                if self.out.packets.wait(left.min(look_ns)) {
+                if self.out.packets.wait(left.min(self.out.next_look_ns())) {
                     return true;
                 }
                 continue;

@@ -4,11 +4,19 @@
 //! from time to time a packet is sent through every port that the neighbour ignores: an
 //! acknowledgement that it does not wait for.
 
+use tofu_abi::irq::{PortRequest, TnrIrqs};
 use tofu_abi::topology::{Axis, Port};
 use tofu_abi::{PacketTarget, Rcode, TniId};
 
 use crate::neighbor::LocalNode;
 use crate::wire::{HEADER_SIZE, Repr};
+
+/// Those of a node's pending requests of links that say that a packet, of whichever node, could not
+/// leave through a port: the link is dead.
+pub fn dead_links_met(pending: TnrIrqs) -> TnrIrqs {
+    let of = |port: Port| TnrIrqs::of(port.index() as u8, PortRequest::PortError);
+    pending & Port::ALL.into_iter().fold(TnrIrqs::NONE, |all, port| all | of(port))
+}
 
 /// How it stands with a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,11 +85,6 @@ impl Ports {
         *self.ports.get_mut(usize::from(port))? = state;
         self.asked &= !(1 << port);
         (self.asked == 0).then_some(self.dead())
-    }
-
-    /// Whether there is no reason to look at them before a packet meets a dead link.
-    pub fn is_quiet(&self) -> bool {
-        !self.suspect && self.asked == 0 && !self.ports.contains(&PortState::Down)
     }
 
     /// The dead ports, a bit for each.

@@ -231,7 +231,15 @@ impl Link {
 
     /// Is called every second while the interface is up.
     pub(super) fn beat(&self, queue: *mut NetQueue) {
-        if self.tx.lock().look_at_ports() {
+        // One link answers for the node.
+        let suspect = self.reports && self.device.has_met_dead_link();
+        let mut tx = self.tx.lock();
+        if suspect {
+            tx.ports.suspect();
+        }
+        let look_again = tx.look_at_ports();
+        drop(tx);
+        if look_again {
             // SAFETY: the interface is up.
             unsafe { shim::tofu_shim_net_look_again(queue) };
         }

@@ -232,6 +232,7 @@ impl Daemon {
         let interrupt = platform.platform().interrupt().context("no interrupt")?;
         let mut turns = 0;
         let mut looked = Instant::now();
+        let mut dead = 0;
         loop {
             let moved = self.pump.turn(link, tap).context("the interface")?;
             turns = if moved { turns + 1 } else { TURNS };
@@ -239,11 +240,16 @@ impl Daemon {
                 continue;
             }
             turns = 0;
-            if looked.elapsed() >= LOOK {
+            let is_time = looked.elapsed() >= LOOK;
+            if is_time {
                 if link.packets().read(TniReg::PrqPa) == 0 {
                     return Ok(Ended::Lost("somebody has reset it"));
                 }
                 looked = Instant::now();
+            }
+            let own = link.health().own();
+            if is_time || own != dead {
+                dead = own;
                 let now_ns = platform.platform().now_ns();
                 self.write_links(link.health().known(now_ns).to_string());
             }
