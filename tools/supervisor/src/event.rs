@@ -10,7 +10,8 @@ use crate::backtrace::Frame;
 pub enum Event {
     /// The node's guest has been loaded and its vCPU runs; a Linux node can run programs.
     Booted(NodeId),
-    /// A Linux node can run programs again.
+    /// A Linux node can run programs again, or the small guest of a node that was taken down runs
+    /// again.
     Rebooted(NodeId),
     /// Something is new of a node that boots over the torus.
     Netboot(NodeId, BootStage),
@@ -18,7 +19,7 @@ pub enum Event {
     Line(NodeId, String),
     /// A function that the guest is in, which could not go on: the innermost comes first.
     Frame(NodeId, Frame),
-    /// The guest has ended; the last event of the node.
+    /// The guest has ended: the last event of the node, unless its guest is started again.
     Ended(NodeId, Outcome),
     /// This process was sent SIGINT (2) or SIGTERM (15). Not sent by machines.
     Signal(i32),
@@ -45,7 +46,7 @@ pub enum Outcome {
     Reset,
     /// It could not go on: what happened and the registers, in one line.
     Fault(String),
-    /// It was stopped with its machine.
+    /// It was stopped with its machine, or its node was taken down.
     Stopped,
 }
 

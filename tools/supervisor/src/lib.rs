@@ -17,6 +17,7 @@ pub mod event;
 pub mod faults;
 pub mod gateway;
 pub mod guest;
+mod guests;
 pub mod janitor;
 mod jobs;
 pub mod link_errors;

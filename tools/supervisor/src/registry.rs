@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -45,6 +45,8 @@ pub struct Registry {
     holders: Mutex<HashMap<NodeId, Holder>>,
     /// Nodes whose processors were stopped.
     held: Mutex<HashSet<NodeId>>,
+    /// What starts small guests again.
+    guests: OnceLock<Weak<dyn SmallGuests>>,
     /// Who has which nodes.
     pub(crate) jobs: Jobs,
     /// Those who want to know what happens.
@@ -85,6 +87,17 @@ pub(crate) enum AnyNode {
     Tnw(Arc<TorusNode>),
 }
 
+/// What ends small guests, and starts them again.
+pub(crate) trait SmallGuests: Send + Sync {
+    /// Ends the guest of a node, if it has a small one, or starts it again if it was ended so, or
+    /// has crashed.
+    ///
+    /// # Errors
+    ///
+    /// What the host lacks, or if the machine is going down.
+    fn power(&self, node: NodeId, on: bool) -> anyhow::Result<()>;
+}
+
 /// How long those who follow may take to hear of the end.
 const LAST_WORD: Duration = Duration::from_millis(500);
 /// Events that a follower may be behind.
@@ -109,6 +122,7 @@ impl Registry {
             served: Mutex::default(),
             holders: Mutex::default(),
             held: Mutex::default(),
+            guests: OnceLock::new(),
             jobs: Jobs::default(),
             followers: Mutex::default(),
             following: Arc::default(),
@@ -250,6 +264,18 @@ impl Registry {
         Ok(())
     }
 
+    /// Tells of what starts small guests.
+    ///
+    /// # Errors
+    ///
+    /// If there is something already.
+    pub(crate) fn with_guests(&self, guests: Weak<dyn SmallGuests>) -> anyhow::Result<()> {
+        if self.guests.set(guests).is_err() {
+            bail!("a machine can be started once only");
+        }
+        Ok(())
+    }
+
     /// Tells of the virtual machine of a small guest.
     pub(crate) fn with_guest(&self, node: NodeId, holder: Holder) {
         lock(&self.holders).insert(node, holder);
@@ -286,12 +312,12 @@ impl Registry {
         Ok(())
     }
 
-    /// Ends the guest of a node, or starts it again if it is a Linux node that is off. Small guests
-    /// are not started again, and what is served stays as it is.
+    /// Ends the guest of a node, or starts it again if it is a Linux node that is off, or a small
+    /// guest that was ended so or has crashed. What is served stays as it is.
     ///
     /// # Errors
     ///
-    /// If it boots for the first time, or the machine is going down.
+    /// If it boots for the first time, cannot be started, or the machine is going down.
     pub(crate) fn power(&self, node: NodeId, on: bool) -> anyhow::Result<()> {
         let linux = self.linux().iter().find(|linux| linux.id() == node);
         match linux {
@@ -300,11 +326,12 @@ impl Registry {
                 linux.restart()?;
                 self.goes_on(node);
             }
-            None if !on => {
-                let holder = lock(&self.holders).get(&node).cloned();
-                holder.inspect(Holder::stop);
+            Some(_) => {}
+            None => {
+                if let Some(guests) = self.guests.get().and_then(Weak::upgrade) {
+                    guests.power(node, on)?;
+                }
             }
-            _ => {}
         }
         Ok(())
     }

@@ -3,45 +3,32 @@
 //! `tofu up` makes a [`Plan`], starts it here, and sees everything else as [`Event`]s. Policy
 //! (timeouts, Ctrl-C, what counts as success, output) is the command's; this side only runs VMs.
 
-use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Weak};
 
 use anyhow::{Context, bail};
-use tofu_abi::Coords;
-use tofu_abi::pci::REGISTER_BAR;
-use tofu_abi::tnw::WINDOW_BAR;
-use tofu_control::node_name;
 use tofu_control::protocol::NodeKind;
 use tofu_fabric::NodeId;
 use tofu_gateway::IoNode;
-use tofu_icc::SharedPages;
 use tofu_machine::capture::CaptureConfig;
-use tofu_machine::{
-    DoorbellBackend, Doorbells, Generation, Links, Machine, MachineConfig, NodeParts,
-    SharedWindows, Torus, TorusParts, WindowBackend,
-};
-use tofu_pci::{Endpoint, EndpointDevice, PciFunction};
-use tofu_programs::FIRMWARE;
+use tofu_machine::{Doorbells, Generation, Links, Machine, MachineConfig, Torus};
 use tofu_sandbox::Role;
-use tofu_sync::lock;
-use tofu_vmm::{Attachment, Hypervisor, Vm, VmConfig, Windows};
-use vm_memory::{GuestMemoryBackend, MmapRegion};
-use vmm_sys_util::eventfd::EventFd;
+use tofu_vmm::Hypervisor;
 
-use crate::backtrace::{self, Frame};
+use crate::backtrace::Frame;
 use crate::capture::{FileCapture, ToFile};
 use crate::confine::Confinement;
-use crate::event::{Event, Outcome};
+use crate::event::Event;
 use crate::gateway::{Gateway, GatewaySetup};
+use crate::guests::Guests;
 use crate::machine::AnyMachine;
 use crate::node::LinuxBackend;
 use crate::parts::Others;
-use crate::plan::{Network, Plan, VmPlan};
-use crate::registry::Registry;
-use crate::units::{BootFrom, Doorbell, Engines, Interconnect, PartOf};
-use crate::{command_line, netboot, programs};
+use crate::plan::{Network, Plan};
+use crate::registry::{Registry, SmallGuests};
+use crate::units::{Doorbell, Engines, Interconnect, PartOf};
+use crate::{netboot, programs};
 
 /// A machine that runs. Dropping it stops it, joins its threads and frees
 /// everything.
@@ -106,98 +93,6 @@ impl Machines {
     pub fn bare(confinement: Confinement) -> Self {
         Self { linux: None, registry: None, gateway: None, others: None, confinement }
     }
-
-    /// Makes a node and starts its guest.
-    fn boot(
-        &self,
-        hypervisor: &Hypervisor,
-        machine: &AnyMachine,
-        plan: &Plan,
-        (id, vm_plan): (NodeId, &VmPlan),
-        events: &Sender<Event>,
-    ) -> anyhow::Result<Vm> {
-        let noted = self.registry.clone();
-        let note = move |state| {
-            if let Some(registry) = &noted {
-                registry.note(id, NodeKind::Bare, state);
-            }
-        };
-        note("running");
-        let at = plan.coords(id);
-        let lines = events.clone();
-        let config =
-            VmConfig { name: node_name(at), memory: vm_plan.memory.0, ..VmConfig::default() };
-        let vm = Vm::new(hypervisor, &config, move |line| {
-            let _ = lines.send(Event::Line(id, line.to_owned()));
-        })?;
-        let windows = vm.new_windows();
-        let node = device(machine, at, &vm, &windows)?;
-        vm.add_function_with(Arc::clone(&node), windows)?;
-        match plan.boot_server.filter(|_| vm_plan.boot == BootFrom::Tofu) {
-            None => vm.boot(&vm_plan.guest.image, &command_line::guest(plan, vm_plan))?,
-            Some(server) => vm.boot(FIRMWARE, &command_line::firmware(plan, &server))?,
-        }
-        let first = self.confinement.hook(Role::Vcpu);
-        vm.on_thread_start(move |_| first());
-        let ends = events.clone();
-        let (image, memory) = (Arc::clone(&vm_plan.guest.image), vm.memory().clone());
-        let holder = vm.holder();
-        vm.start(move |outcome| {
-            if is_fault(outcome)
-                && let Some(registers) = holder.registers()
-            {
-                for frame in backtrace::frames(&image, &memory, &registers) {
-                    let _ = ends.send(Event::Frame(id, frame));
-                }
-            }
-            // A guest that exited is like a processor that halted: its device goes on serving
-            // others until the machine ends. One that crashed is like a node that lost its power.
-            if !matches!(outcome, tofu_vmm::Outcome::Exited(_)) {
-                node.reset();
-            }
-            note("ended");
-            let _ = ends.send(Event::Ended(id, outcome_of(outcome)));
-        })?;
-        Ok(vm)
-    }
-}
-
-/// Makes a node's device, whose interrupts go to a virtual machine.
-fn device(
-    machine: &AnyMachine,
-    at: Coords,
-    vm: &Vm,
-    windows: &Windows,
-) -> anyhow::Result<Arc<dyn PciFunction>> {
-    let memory = Arc::new(vm.memory().clone());
-    let connect = |endpoint: &Endpoint| {
-        if let Some(table) = endpoint.msix() {
-            table.connect(vm.msi_sink());
-        }
-    };
-    let machine = match machine {
-        AnyMachine::Tofu(machine) => machine,
-        AnyMachine::Tnw(torus) => {
-            let region = MmapRegion::new(SharedWindows::SIZE).context("no memory for windows")?;
-            let backend = Arc::new(WindowPages(WindowDoorbells::new(windows.clone())));
-            let parts = TorusParts {
-                memory,
-                windows: SharedWindows::new(Arc::new(region)),
-                backend: Some(backend),
-            };
-            let node = torus.add_node_of(at, parts)?;
-            connect(EndpointDevice::endpoint(&*node));
-            return Ok(node);
-        }
-    };
-    let pages = match machine.config().doorbells {
-        Doorbells::Trapped => None,
-        Doorbells::Polled => SharedPages::new(tofu_vmm::shared_region(SharedPages::SIZE)?),
-    };
-    let backend: Arc<dyn DoorbellBackend> = Arc::new(WindowDoorbells::new(windows.clone()));
-    let node = machine.add_node_of(at, NodeParts { memory, pages, backend: Some(backend) })?;
-    connect(node.endpoint());
-    Ok(node)
 }
 
 /// How long commands in a machine in parts wait for an answer *(ours)*. Hosts may differ in how
@@ -283,9 +178,19 @@ impl Backend for Machines {
         let machine = any_machine(network, kind, doorbells, engines, confinement)?;
         machine.network().set_faults(plan.faults.clone())?;
         let captures = captures(&machine, plan)?;
+        let guests = hypervisor.map(|hypervisor| {
+            Arc::new(Guests {
+                hypervisor,
+                machine: machine.clone(),
+                plan: plan.clone(),
+                confinement: confinement.clone(),
+                registry: self.registry.clone(),
+                events: events.clone(),
+                all: Default::default(),
+            })
+        });
         let mut running = Local {
-            vms: HashMap::new(),
-            images: HashMap::new(),
+            guests,
             linux: None,
             boot_server: None,
             gateway: None,
@@ -318,19 +223,16 @@ impl Backend for Machines {
         if let Some(host) = &self.linux {
             running.linux = Some(host.start(&running.machine, plan, &events)?);
         }
-        for (id, vm) in plan.bare() {
-            let Some(hypervisor) = &hypervisor else { break };
-            let plan_image = Arc::clone(&vm.guest.image);
-            let vm = self
-                .boot(hypervisor, &running.machine, plan, (id, vm), &events)
-                .with_context(|| format!("node {}", plan.coords(id)))?;
-            // The receiver is gone only when the run is over.
-            let _ = events.send(Event::Booted(id));
+        if let Some(guests) = &running.guests {
             if let Some(registry) = registry {
-                registry.with_guest(id, vm.holder());
+                let guests: Weak<dyn SmallGuests> = Arc::downgrade(guests) as _;
+                registry.with_guests(guests)?;
             }
-            running.vms.insert(id, vm);
-            running.images.insert(id, plan_image);
+            for (id, _) in plan.bare() {
+                guests.boot(id).with_context(|| format!("node {}", plan.coords(id)))?;
+                // The receiver is gone only when the run is over.
+                let _ = events.send(Event::Booted(id));
+            }
         }
         for node in registry.iter().flat_map(|registry| registry.linux()) {
             let linux = plan.linux().find(|(id, _)| *id == node.id());
@@ -378,35 +280,10 @@ pub fn doorbells(doorbell: Doorbell, guests: usize, cores: usize, engines: usize
     }
 }
 
-/// Whether a guest could not go on, or has said so: the run-time of small guests ends a program
-/// with these codes after a panic and after an exception.
-fn is_fault(outcome: &tofu_vmm::Outcome) -> bool {
-    const PANIC: u32 = 101;
-    const EXCEPTION: u32 = 102;
-    match outcome {
-        tofu_vmm::Outcome::Exited(code) => matches!(*code, PANIC | EXCEPTION),
-        tofu_vmm::Outcome::TripleFault(_) | tofu_vmm::Outcome::InternalError(_) => true,
-        _ => false,
-    }
-}
-
-fn outcome_of(outcome: &tofu_vmm::Outcome) -> Outcome {
-    match outcome {
-        tofu_vmm::Outcome::Exited(code) => Outcome::Exited(*code),
-        tofu_vmm::Outcome::Reset => Outcome::Reset,
-        tofu_vmm::Outcome::Stopped => Outcome::Stopped,
-        fault => Outcome::Fault(fault.to_string()),
-    }
-}
-
-/// The ELF of a guest.
-type Image = Arc<Cow<'static, [u8]>>;
-
 /// A machine that runs in this process.
 struct Local {
     // Dropped in this order: no vCPU may be left when the engines stop.
-    vms: HashMap<NodeId, Vm>,
-    images: HashMap<NodeId, Image>,
+    guests: Option<Arc<Guests>>,
     linux: Option<Box<dyn Send>>,
     boot_server: Option<IoNode>,
     gateway: Option<Gateway>,
@@ -417,23 +294,15 @@ struct Local {
 
 impl Running for Local {
     fn registers(&self, node: NodeId) -> Option<String> {
-        self.vms.get(&node)?.registers().map(|registers| registers.to_string())
+        self.guests.as_ref()?.registers(node).map(|registers| registers.to_string())
     }
 
     fn frames(&self, node: NodeId) -> Vec<Frame> {
-        let found = self.vms.get(&node).zip(self.images.get(&node));
-        let frames = found
-            .and_then(|(vm, image)| Some(backtrace::frames(image, vm.memory(), &vm.registers()?)));
-        frames.unwrap_or_default()
+        self.guests.as_ref().map_or_else(Vec::new, |guests| guests.frames(node))
     }
 
     fn guest_resident_kib(&self) -> Option<u64> {
-        let regions: BTreeSet<u64> = self
-            .vms
-            .values()
-            .flat_map(|vm| vm.memory().iter())
-            .map(|region| region.as_ptr() as u64)
-            .collect();
+        let regions = self.guests.as_ref().map(|guests| guests.regions()).unwrap_or_default();
         resident_kib(&std::fs::read_to_string("/proc/self/smaps").ok()?, &regions)
     }
 
@@ -444,8 +313,8 @@ impl Running for Local {
     }
 
     fn stop(&mut self) {
-        for vm in self.vms.values() {
-            vm.stop();
+        if let Some(guests) = &self.guests {
+            guests.stop();
         }
         if let Some(others) = &self.others {
             others.leave();
@@ -474,94 +343,6 @@ fn resident_kib(smaps: &str, starts: &BTreeSet<u64>) -> Option<u64> {
         }
     }
     Some(sum)
-}
-
-/// Doorbells by way of KVM: ioeventfds and shared pages.
-struct WindowDoorbells {
-    windows: Windows,
-    attached: Mutex<HashMap<u64, Attachment>>,
-}
-
-impl WindowDoorbells {
-    fn new(windows: Windows) -> Self {
-        Self { windows, attached: Mutex::new(HashMap::new()) }
-    }
-
-    fn attached(&self) -> MutexGuard<'_, HashMap<u64, Attachment>> {
-        lock(&self.attached)
-    }
-
-    fn keep(&self, offset: u64, attachment: Attachment) {
-        if let Some(former) = self.attached().insert(offset, attachment) {
-            self.windows.detach(former);
-        }
-    }
-}
-
-impl DoorbellBackend for WindowDoorbells {
-    fn attach_event(&self, offset: u64, event: &EventFd) -> Result<(), String> {
-        let event = event.try_clone().map_err(|error| error.to_string())?;
-        let attachment = self
-            .windows
-            .attach_doorbell(REGISTER_BAR, offset, event)
-            .map_err(|error| error.to_string())?;
-        self.keep(offset, attachment);
-        Ok(())
-    }
-
-    fn attach_page(
-        &self,
-        offset: u64,
-        region: &Arc<MmapRegion<()>>,
-        page_offset: usize,
-        written: Box<dyn Fn() + Send + Sync>,
-    ) -> Result<(), String> {
-        let attachment = self
-            .windows
-            .attach_watched_page(REGISTER_BAR, offset, region, page_offset, written)
-            .map_err(|error| error.to_string())?;
-        self.keep(offset, attachment);
-        Ok(())
-    }
-
-    fn protect_page(&self, offset: u64) {
-        let attachment = self.attached().get(&offset).copied();
-        if let Some(attachment) = attachment
-            && let Err(error) = self.windows.set_read_only(attachment, true)
-        {
-            log::warn!("protecting a control queue page: {error}");
-        }
-    }
-
-    fn detach(&self, offset: u64) {
-        if let Some(attachment) = self.attached().remove(&offset) {
-            self.windows.detach(attachment);
-        }
-    }
-}
-
-/// The windows of a network processor of TNW that are memory.
-struct WindowPages(WindowDoorbells);
-
-impl WindowBackend for WindowPages {
-    fn attach_window(
-        &self,
-        offset: u64,
-        region: &Arc<MmapRegion<()>>,
-        at: usize,
-        len: usize,
-    ) -> Result<(), String> {
-        let Self(WindowDoorbells { windows, .. }) = self;
-        let attachment = windows
-            .attach_pages(WINDOW_BAR, offset, Arc::clone(region), (at, len))
-            .map_err(|error| error.to_string())?;
-        self.0.keep(offset, attachment);
-        Ok(())
-    }
-
-    fn detach_window(&self, offset: u64) {
-        self.0.detach(offset);
-    }
 }
 
 #[cfg(test)]

@@ -7,9 +7,9 @@ use std::io;
 use std::os::fd::FromRawFd;
 use std::sync::Arc;
 
-use vm_memory::{FileOffset, MmapRegion};
+use vm_memory::{FileOffset, GuestMemoryBackend, MmapRegion};
 
-use crate::Error;
+use crate::{Error, GuestMemory};
 
 /// Anonymous shared memory of `size` bytes, rounded up to whole pages, that
 /// [`crate::Windows::attach_watched_page`] can use: backed by a memory file.
@@ -62,6 +62,26 @@ pub(crate) fn protect(alias: &MmapRegion<()>, read_only: bool) -> Result<(), Err
     let result = unsafe { libc::mprotect(alias.as_ptr().cast(), alias.size(), rights) };
     if result != 0 {
         return Err(Error::host("protecting a shared page")(io::Error::last_os_error()));
+    }
+    Ok(())
+}
+
+/// Gives the pages of guest memory back to the host: it is all zeros then.
+///
+/// # Errors
+/// [`Error::State`] if there is a file behind it, [`Error::Host`] if the host refuses.
+pub(crate) fn empty(memory: &GuestMemory) -> Result<(), Error> {
+    for region in memory.iter() {
+        if region.file_offset().is_some() {
+            return Err(Error::State("shared with another process"));
+        }
+        // SAFETY: the mapping is alive, private and anonymous. Nobody has references into guest
+        // memory: guests and devices may write to it at any time.
+        let result =
+            unsafe { libc::madvise(region.as_ptr().cast(), region.size(), libc::MADV_DONTNEED) };
+        if result != 0 {
+            return Err(Error::host("emptying guest memory")(io::Error::last_os_error()));
+        }
     }
     Ok(())
 }

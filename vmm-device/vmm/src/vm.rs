@@ -135,10 +135,38 @@ impl Vm {
         config: &VmConfig,
         serial: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Self, Error> {
-        if !(1..=layout::VCPUS_MAX).contains(&config.vcpus) {
-            return Err(Error::Vcpus { count: config.vcpus });
-        }
         let memory = allocate(config, hypervisor.mmio64_start())?;
+        Self::around(memory, hypervisor, config, serial)
+    }
+
+    /// A new VM around the memory of this one, which has ended: for devices that were built around
+    /// that. The memory is all zeros again, and unlike it everything else is new, also sinks and
+    /// windows, which devices have to be given. `config` is this one's.
+    ///
+    /// # Errors
+    /// [`Error::State`] if this one still runs, or shares its memory with another process;
+    /// [`Error::Kvm`], [`Error::Host`].
+    pub fn renew(
+        &self,
+        hypervisor: &Hypervisor,
+        config: &VmConfig,
+        serial: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
+        if self.wait(Duration::ZERO).is_none() {
+            return Err(Error::State("still running"));
+        }
+        // Its threads have left, or are about to.
+        self.stop();
+        pages::empty(&self.memory)?;
+        Self::around(self.memory.clone(), hypervisor, config, serial)
+    }
+
+    fn around(
+        memory: GuestMemory,
+        hypervisor: &Hypervisor,
+        config: &VmConfig,
+        serial: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
         let vm = hypervisor.kvm.create_vm().map_err(Error::kvm("creating a VM"))?;
         let vm = Arc::new(vm);
         vm.set_tss_address(TSS_ADDRESS).map_err(Error::kvm("setting the TSS address"))?;
@@ -471,6 +499,9 @@ impl std::io::Write for ConsoleInput {
 }
 
 fn allocate(config: &VmConfig, end: u64) -> Result<GuestMemory, Error> {
+    if !(1..=layout::VCPUS_MAX).contains(&config.vcpus) {
+        return Err(Error::Vcpus { count: config.vcpus });
+    }
     let size = config.memory;
     let max = end - (layout::HIGH_RAM_START - layout::LOW_RAM_END);
     if !(MEMORY_MIN..=max).contains(&size) || !size.is_multiple_of(PAGE) {

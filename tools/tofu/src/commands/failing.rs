@@ -19,13 +19,13 @@ use tofu_ui::table;
 ///
 /// The router of a node that is down is dead: all of its links are down, and what is sent to it or
 /// through it is lost, counted by the port before it. Commands under way end as with a link that
-/// goes down. The node's guest ends with it, unless it is kept; a Linux node boots again when the
-/// node is back.
+/// goes down. The node's guest ends with it, unless it is kept, and boots again when the node is
+/// back.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum NodeCommand {
     /// Have nodes fail
     Down(NodesArgs),
-    /// Repair nodes, and boot their Linux guests if these are off
+    /// Repair nodes, and boot their guests if these ended with them or have crashed
     Up(NodesArgs),
 }
 
@@ -38,7 +38,7 @@ pub(crate) enum NodeCommand {
 pub(crate) enum BoardCommand {
     /// Have the boards of these nodes fail
     Down(NodesArgs),
-    /// Repair the boards of these nodes, and boot Linux guests there that are off
+    /// Repair the boards of these nodes, and boot guests there that ended with them or have crashed
     Up(NodesArgs),
     /// List the boards, their nodes, and whether they are up
     Ls {
@@ -129,7 +129,13 @@ fn set(
 /// Waits until the guests of nodes have ended, or Linux runs there.
 fn wait(control: &Path, nodes: &[u32], up: bool) -> anyhow::Result<()> {
     loop {
-        let machine = info(control)?;
+        let machine = match info(control) {
+            Err(_) if !up && !control.exists() => {
+                eprintln!("tofu: the machine has ended, as none of its guests runs any more");
+                return Ok(());
+            }
+            answer => answer?,
+        };
         let nodes = || machine.nodes.iter().filter(|node| nodes.contains(&node.index));
         if nodes().any(|node| is_changing(node, up)) {
             sleep(Duration::from_millis(50));

@@ -222,7 +222,12 @@ impl MachineWatch<'_, '_> {
         self.backend.heard(&event);
         match event {
             Event::Rebooted(node) => {
-                self.screen.note(&format!("{} is ready again", self.plan.coords(node)))
+                let is_bare = self.plan.bare().any(|(bare, _)| bare == node);
+                if is_bare && self.nodes[node.index()].result.take().is_some() {
+                    self.unfinished += 1;
+                }
+                let is = if is_bare { "runs" } else { "is ready" };
+                self.screen.note(&format!("{} {is} again", self.plan.coords(node)))
             }
             Event::Booted(node) => self.screen.booted(self.plan.coords(node), self.start.elapsed()),
             Event::Netboot(node, stage) => self.netboot(node, stage),
@@ -238,7 +243,8 @@ impl MachineWatch<'_, '_> {
                     Outcome::Exited(code) => ("exited", Some(code), String::new()),
                     Outcome::Reset => ("reset", None, String::new()),
                     Outcome::Fault(what) => ("fault", None, printable(&what)),
-                    Outcome::Stopped => ("stopped", None, String::new()),
+                    Outcome::Stopped if self.is_to_end() => ("stopped", None, String::new()),
+                    Outcome::Stopped => ("stopped", None, "its node was taken down".to_owned()),
                 };
                 self.end(node, kind, code, detail)
             }
@@ -319,7 +325,9 @@ impl MachineWatch<'_, '_> {
             return Ok(());
         }
         self.unfinished -= 1;
-        if code != Some(0) {
+        // The others go on without a node that was taken down, or that is to fail with its guest.
+        let others_go_on = kind == "stopped" || self.plan.fail_with_guest && code.is_none();
+        if code != Some(0) && !others_go_on {
             self.failed.get_or_insert_with(|| "another guest failed".to_owned());
         }
         let result = NodeResult {
@@ -610,6 +618,26 @@ pub(super) mod tests {
         let stopped = "(0,0,0,0,1,0) stopped: another guest failed 0.02 s before, rip=0x2\n";
         assert!(text.contains(stopped), "{text}");
         assert!(text.contains("3 of 4 guests failed"), "{text}");
+    }
+
+    #[test]
+    fn the_others_go_on_without_a_node_that_was_taken_down() {
+        let plan = plan("unit", 3, Duration::from_millis(60));
+        let down = Event::Ended(NodeId(1), Outcome::Stopped);
+        let coming = vec![ended(0, 0), down.clone(), Event::Rebooted(NodeId(1))];
+        let (code, text) = run(&plan, TEXT, [coming, vec![ended(1, 0), ended(2, 0)]].concat(), &[]);
+        assert_eq!(code, 0, "{text}");
+        assert!(text.contains("(0,0,0,0,0,1) stopped: its node was taken down\n"), "{text}");
+        assert!(text.contains("(0,0,0,0,0,1) runs again\n"), "{text}");
+        // It has not succeeded, but that is no reason to stop the others.
+        let (code, text) = run(&plan, TEXT, vec![ended(0, 0), down], &[2]);
+        assert_eq!(code, 1);
+        assert!(text.contains("(0,0,0,0,1,0) timeout: still running"), "{text}");
+        let fails = Plan { fail_with_guest: true, ..plan };
+        let fault = Event::Ended(NodeId(1), Outcome::Fault("triple fault".into()));
+        let (code, text) = run(&fails, TEXT, vec![ended(0, 0), fault], &[2]);
+        assert_eq!(code, 1);
+        assert!(text.contains("(0,0,0,0,1,0) timeout: still running"), "{text}");
     }
 
     #[test]

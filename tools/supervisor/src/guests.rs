@@ -1,0 +1,371 @@
+//! Small guests: virtual machines of our own VMM, each around a node's device.
+
+use std::borrow::Cow;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use anyhow::Context;
+use tofu_abi::Coords;
+use tofu_abi::pci::REGISTER_BAR;
+use tofu_abi::tnw::WINDOW_BAR;
+use tofu_control::node_name;
+use tofu_control::protocol::NodeKind;
+use tofu_fabric::NodeId;
+use tofu_icc::SharedPages;
+use tofu_machine::{
+    DoorbellBackend, Doorbells, NodeParts, SharedWindows, TorusParts, WindowBackend,
+};
+use tofu_pci::{EndpointDevice, PciFunction};
+use tofu_programs::FIRMWARE;
+use tofu_sandbox::Role;
+use tofu_sync::lock;
+use tofu_vmm::{Attachment, Hypervisor, Registers, Vm, VmConfig, Windows};
+use vm_memory::{GuestMemoryBackend, MmapRegion};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::backtrace::{self, Frame};
+use crate::command_line;
+use crate::confine::Confinement;
+use crate::event::{Event, Outcome};
+use crate::machine::AnyMachine;
+use crate::plan::{Plan, VmPlan};
+use crate::registry::{Registry, SmallGuests};
+use crate::units::BootFrom;
+
+/// The small guests of a machine, and what starts them, for the first time and again.
+pub(crate) struct Guests {
+    pub(crate) hypervisor: Hypervisor,
+    pub(crate) machine: AnyMachine,
+    pub(crate) plan: Plan,
+    /// What their threads give up.
+    pub(crate) confinement: Confinement,
+    pub(crate) registry: Option<Arc<Registry>>,
+    pub(crate) events: Sender<Event>,
+    pub(crate) all: Mutex<All>,
+}
+
+/// Those that were started so far.
+#[derive(Default)]
+pub(crate) struct All {
+    guests: HashMap<NodeId, SmallGuest>,
+    /// No more are to be started.
+    stopped: bool,
+}
+
+/// A guest that runs, or has ended.
+struct SmallGuest {
+    vm: Vm,
+    image: Image,
+    device: Arc<Device>,
+    /// It was ended together with its node.
+    taken_down: bool,
+}
+
+/// The ELF of a guest.
+type Image = Arc<Cow<'static, [u8]>>;
+
+/// A node's device, which outlives the virtual machines that have it one after the other.
+struct Device {
+    /// Twice: as it goes on a bus, and as its endpoint is reached.
+    function: Arc<dyn PciFunction>,
+    endpoint: Arc<dyn EndpointDevice>,
+    doorbells: Arc<WindowDoorbells>,
+}
+
+impl Guests {
+    fn all(&self) -> MutexGuard<'_, All> {
+        lock(&self.all)
+    }
+
+    /// Makes the virtual machine of a node, with its device, and starts its guest.
+    ///
+    /// # Errors
+    ///
+    /// What the host lacks, or is wrong with the guest.
+    pub(crate) fn boot(&self, id: NodeId) -> anyhow::Result<()> {
+        self.boot_in(&mut self.all(), id)
+    }
+
+    fn boot_in(&self, all: &mut All, id: NodeId) -> anyhow::Result<()> {
+        let plan = &self.plan;
+        let (_, vm_plan) = plan.bare().find(|(bare, _)| *bare == id).context("no small guest")?;
+        anyhow::ensure!(!all.stopped, "the machine is going down");
+        let noted = self.registry.clone();
+        let note = move |state| {
+            if let Some(registry) = &noted {
+                registry.note(id, NodeKind::Bare, state);
+            }
+        };
+        let at = plan.coords(id);
+        let (vm, device, windows) = self.put_in_place(all.guests.get(&id), (id, at), vm_plan)?;
+        if let Some(table) = device.endpoint.endpoint().msix() {
+            table.connect(vm.msi_sink());
+        }
+        vm.add_function_with(Arc::clone(&device.function), windows)?;
+        match plan.boot_server.filter(|_| vm_plan.boot == BootFrom::Tofu) {
+            None => vm.boot(&vm_plan.guest.image, &command_line::guest(plan, vm_plan))?,
+            Some(server) => vm.boot(FIRMWARE, &command_line::firmware(plan, &server))?,
+        }
+        let first = self.confinement.hook(Role::Vcpu);
+        vm.on_thread_start(move |_| first());
+        let (ends, holder) = (self.events.clone(), vm.holder());
+        let (image, memory) = (Arc::clone(&vm_plan.guest.image), vm.memory().clone());
+        if let Some(registry) = &self.registry {
+            registry.with_guest(id, holder.clone());
+        }
+        let function = Arc::clone(&device.function);
+        note("running");
+        vm.start(move |outcome| {
+            if is_fault(outcome)
+                && let Some(registers) = holder.registers()
+            {
+                for frame in backtrace::frames(&image, &memory, &registers) {
+                    let _ = ends.send(Event::Frame(id, frame));
+                }
+            }
+            // A guest that exited is like a processor that halted: its device goes on serving
+            // others until the machine ends. One that crashed is like a node that lost its power.
+            if !matches!(outcome, tofu_vmm::Outcome::Exited(_)) {
+                function.reset();
+            }
+            note("ended");
+            let _ = ends.send(Event::Ended(id, outcome_of(outcome)));
+        })?;
+        let image = Arc::clone(&vm_plan.guest.image);
+        all.guests.insert(id, SmallGuest { vm, image, device, taken_down: false });
+        Ok(())
+    }
+
+    /// A virtual machine for a node in place of a former one, its device, and what is to be
+    /// attached to that.
+    fn put_in_place(
+        &self,
+        former: Option<&SmallGuest>,
+        (id, at): (NodeId, Coords),
+        vm_plan: &VmPlan,
+    ) -> anyhow::Result<(Vm, Arc<Device>, Windows)> {
+        let lines = self.events.clone();
+        let serial = move |line: &str| {
+            let _ = lines.send(Event::Line(id, line.to_owned()));
+        };
+        let config =
+            VmConfig { name: node_name(at), memory: vm_plan.memory.0, ..VmConfig::default() };
+        let Some(SmallGuest { vm: former, device, .. }) = former else {
+            let vm = Vm::new(&self.hypervisor, &config, serial)?;
+            let windows = vm.new_windows();
+            let device = Arc::new(device(&self.machine, at, &vm, &windows)?);
+            return Ok((vm, device, windows));
+        };
+        let vm = former.renew(&self.hypervisor, &config, serial)?;
+        // Also that of a guest that exited.
+        device.function.reset();
+        let windows = vm.new_windows();
+        device.doorbells.renew(windows.clone());
+        Ok((vm, Arc::clone(device), windows))
+    }
+
+    /// The registers of a node's guest. `None` if it has none or does not answer.
+    pub(crate) fn registers(&self, node: NodeId) -> Option<Registers> {
+        self.all().guests.get(&node)?.vm.registers()
+    }
+
+    /// Where in its program a node's guest is now, the innermost function first.
+    pub(crate) fn frames(&self, node: NodeId) -> Vec<Frame> {
+        let all = self.all();
+        let frames = all.guests.get(&node).and_then(|SmallGuest { vm, image, .. }| {
+            Some(backtrace::frames(image, vm.memory(), &vm.registers()?))
+        });
+        frames.unwrap_or_default()
+    }
+
+    /// Where the mappings of guest memory start.
+    pub(crate) fn regions(&self) -> BTreeSet<u64> {
+        let all = self.all();
+        let regions = all.guests.values().flat_map(|guest| guest.vm.memory().iter());
+        regions.map(|region| region.as_ptr() as u64).collect()
+    }
+
+    /// Ends all that still run, and starts none any more.
+    pub(crate) fn stop(&self) {
+        let mut all = self.all();
+        all.stopped = true;
+        for guest in all.guests.values() {
+            guest.vm.stop();
+        }
+    }
+}
+
+impl SmallGuests for Guests {
+    fn power(&self, node: NodeId, on: bool) -> anyhow::Result<()> {
+        let mut all = self.all();
+        let Some(guest) = all.guests.get_mut(&node) else { return Ok(()) };
+        if !on {
+            guest.taken_down = true;
+            guest.vm.holder().stop();
+            return Ok(());
+        }
+        let outcome = match std::mem::take(&mut guest.taken_down) {
+            // It may be about to end.
+            true => Some(guest.vm.stop()),
+            false => guest.vm.wait(Duration::ZERO),
+        };
+        let has_exited =
+            |outcome| matches!(outcome, tofu_vmm::Outcome::Exited(_)) && !is_fault(&outcome);
+        if outcome.is_none_or(has_exited) {
+            return Ok(());
+        }
+        self.boot_in(&mut all, node)?;
+        // The receiver is gone only when the run is over.
+        let _ = self.events.send(Event::Rebooted(node));
+        Ok(())
+    }
+}
+
+/// Makes a node's device around the memory of its first virtual machine.
+fn device(machine: &AnyMachine, at: Coords, vm: &Vm, windows: &Windows) -> anyhow::Result<Device> {
+    let memory = Arc::new(vm.memory().clone());
+    let doorbells = Arc::new(WindowDoorbells::new(windows.clone()));
+    let machine = match machine {
+        AnyMachine::Tofu(machine) => machine,
+        AnyMachine::Tnw(torus) => {
+            let region = MmapRegion::new(SharedWindows::SIZE).context("no memory for windows")?;
+            let parts = TorusParts {
+                memory,
+                windows: SharedWindows::new(Arc::new(region)),
+                backend: Some(Arc::new(WindowPages(Arc::clone(&doorbells)))),
+            };
+            let node = torus.add_node_of(at, parts)?;
+            return Ok(Device { function: Arc::clone(&node) as _, endpoint: node, doorbells });
+        }
+    };
+    let pages = match machine.config().doorbells {
+        Doorbells::Trapped => None,
+        Doorbells::Polled => SharedPages::new(tofu_vmm::shared_region(SharedPages::SIZE)?),
+    };
+    let backend: Arc<dyn DoorbellBackend> = Arc::clone(&doorbells) as _;
+    let node = machine.add_node_of(at, NodeParts { memory, pages, backend: Some(backend) })?;
+    Ok(Device { function: Arc::clone(&node) as _, endpoint: node, doorbells })
+}
+
+/// Whether a guest could not go on, or has said so: the run-time of small guests ends a program
+/// with these codes after a panic and after an exception.
+fn is_fault(outcome: &tofu_vmm::Outcome) -> bool {
+    const PANIC: u32 = 101;
+    const EXCEPTION: u32 = 102;
+    match outcome {
+        tofu_vmm::Outcome::Exited(code) => matches!(*code, PANIC | EXCEPTION),
+        tofu_vmm::Outcome::TripleFault(_) | tofu_vmm::Outcome::InternalError(_) => true,
+        _ => false,
+    }
+}
+
+fn outcome_of(outcome: &tofu_vmm::Outcome) -> Outcome {
+    match outcome {
+        tofu_vmm::Outcome::Exited(code) => Outcome::Exited(*code),
+        tofu_vmm::Outcome::Reset => Outcome::Reset,
+        tofu_vmm::Outcome::Stopped => Outcome::Stopped,
+        fault => Outcome::Fault(fault.to_string()),
+    }
+}
+
+/// Doorbells by way of KVM: ioeventfds and shared pages.
+struct WindowDoorbells {
+    /// Of the virtual machine that has the device now.
+    windows: Mutex<Windows>,
+    attached: Mutex<HashMap<u64, Attachment>>,
+}
+
+impl WindowDoorbells {
+    fn new(windows: Windows) -> Self {
+        Self { windows: Mutex::new(windows), attached: Mutex::new(HashMap::new()) }
+    }
+
+    fn windows(&self) -> Windows {
+        lock(&self.windows).clone()
+    }
+
+    /// The device has another virtual machine, with nothing attached.
+    fn renew(&self, windows: Windows) {
+        self.attached().clear();
+        *lock(&self.windows) = windows;
+    }
+
+    fn attached(&self) -> MutexGuard<'_, HashMap<u64, Attachment>> {
+        lock(&self.attached)
+    }
+
+    fn keep(&self, offset: u64, attachment: Attachment) {
+        if let Some(former) = self.attached().insert(offset, attachment) {
+            self.windows().detach(former);
+        }
+    }
+}
+
+impl DoorbellBackend for WindowDoorbells {
+    fn attach_event(&self, offset: u64, event: &EventFd) -> Result<(), String> {
+        let event = event.try_clone().map_err(|error| error.to_string())?;
+        let attachment = self
+            .windows()
+            .attach_doorbell(REGISTER_BAR, offset, event)
+            .map_err(|error| error.to_string())?;
+        self.keep(offset, attachment);
+        Ok(())
+    }
+
+    fn attach_page(
+        &self,
+        offset: u64,
+        region: &Arc<MmapRegion<()>>,
+        page_offset: usize,
+        written: Box<dyn Fn() + Send + Sync>,
+    ) -> Result<(), String> {
+        let attachment = self
+            .windows()
+            .attach_watched_page(REGISTER_BAR, offset, region, page_offset, written)
+            .map_err(|error| error.to_string())?;
+        self.keep(offset, attachment);
+        Ok(())
+    }
+
+    fn protect_page(&self, offset: u64) {
+        let attachment = self.attached().get(&offset).copied();
+        if let Some(attachment) = attachment
+            && let Err(error) = self.windows().set_read_only(attachment, true)
+        {
+            log::warn!("protecting a control queue page: {error}");
+        }
+    }
+
+    fn detach(&self, offset: u64) {
+        if let Some(attachment) = self.attached().remove(&offset) {
+            self.windows().detach(attachment);
+        }
+    }
+}
+
+/// The windows of a network processor of TNW that are memory.
+struct WindowPages(Arc<WindowDoorbells>);
+
+impl WindowBackend for WindowPages {
+    fn attach_window(
+        &self,
+        offset: u64,
+        region: &Arc<MmapRegion<()>>,
+        at: usize,
+        len: usize,
+    ) -> Result<(), String> {
+        let attachment = self
+            .0
+            .windows()
+            .attach_pages(WINDOW_BAR, offset, Arc::clone(region), (at, len))
+            .map_err(|error| error.to_string())?;
+        self.0.keep(offset, attachment);
+        Ok(())
+    }
+
+    fn detach_window(&self, offset: u64) {
+        self.0.detach(offset);
+    }
+}
