@@ -1,0 +1,192 @@
+//! Links, nodes and boards fail and come back by random schedules, while Linux nodes put to each
+//! other, exchange streams of TCP, and send and add up by MPI.
+
+#[path = "../../tests/soak/schedule.rs"]
+mod schedule;
+
+use std::collections::BTreeSet;
+use std::thread::sleep;
+use std::time::Duration;
+
+use tofu_abi::Generation;
+use tofu_abi::topology::{NodeId, Port, Shape};
+use tofu_linux_tests::net::{LONG, Net, long};
+use tofu_linux_tests::sdk::Sdk;
+use tofu_linux_tests::{Place, Running};
+
+use schedule::{Change, Random};
+
+/// Linux nodes on the ring of B, each on a board of its own. All others pass packets on.
+const LINUX: [usize; 3] = [0, 2, 4];
+/// Changes before all is repaired.
+const CHANGES: u32 = 30;
+/// Rounds of changes unless `TOFU_ROUNDS` says otherwise: about two hours.
+const ROUNDS: u32 = 300;
+const STREAM: &str = "4194304";
+const STOP: &str = "/tmp/stop-soak";
+
+/// What is down in a machine.
+struct Broken<'a> {
+    place: &'a Place,
+    shape: Shape,
+    links: BTreeSet<(u32, Port)>,
+    nodes: BTreeSet<u32>,
+}
+
+impl Broken<'_> {
+    fn apply(&mut self, change: Change, all: &[(u32, Port)]) {
+        match change {
+            Change::Link(index, up) => self.set_link(all[index], up),
+            Change::Node(node, up) => self.set_nodes("node", node, [node], up),
+            Change::Board(node, up) => {
+                let at = self.shape.coords(NodeId(node)).unwrap();
+                let board = self.shape.block(at, Generation::Fugaku.description().board);
+                let nodes: Vec<_> = board.map(|at| self.shape.node_id(at).unwrap().0).collect();
+                self.set_nodes("board", node, nodes, up);
+            }
+        }
+    }
+
+    fn set_link(&mut self, link: (u32, Port), up: bool) {
+        let state = if up { "up" } else { "down" };
+        self.place.run(&["link", state, &link.0.to_string(), link.1.name()]).ok();
+        _ = if up { self.links.remove(&link) } else { self.links.insert(link) };
+    }
+
+    /// Guests run on: those of Linux take half a minute to boot.
+    fn set_nodes(&mut self, what: &str, node: u32, nodes: impl IntoIterator<Item = u32>, up: bool) {
+        let state = if up { "up" } else { "down" };
+        self.place.run(&[what, state, &node.to_string(), "--keep-guests"]).ok();
+        for node in nodes {
+            _ = if up { self.nodes.remove(&node) } else { self.nodes.insert(node) };
+        }
+    }
+
+    fn repair(&mut self) {
+        for link in self.links.clone() {
+            self.set_link(link, true);
+        }
+        for node in self.nodes.clone() {
+            self.set_nodes("node", node, [node], true);
+        }
+    }
+}
+
+/// A load that begins anew whenever it has ended, as it should.
+struct Load<'a> {
+    begin: Box<dyn Fn() -> Vec<Running> + 'a>,
+    check: Box<dyn Fn(Vec<String>) + 'a>,
+    running: Vec<Running>,
+    times: u32,
+}
+
+impl<'a> Load<'a> {
+    fn new(begin: impl Fn() -> Vec<Running> + 'a, check: impl Fn(Vec<String>) + 'a) -> Self {
+        let running = begin();
+        Self { begin: Box::new(begin), check: Box::new(check), running, times: 0 }
+    }
+
+    fn end(&mut self) {
+        let said = self.running.drain(..).map(|running| running.end(LONG).ok()).collect();
+        (self.check)(said);
+        self.times += 1;
+    }
+
+    fn look_after(&mut self) {
+        if !self.running.iter_mut().any(Running::runs) {
+            self.end();
+            self.running = (self.begin)();
+        }
+    }
+}
+
+#[test]
+fn linux_nodes_lose_nothing_untold_whatever_fails_and_comes_back() {
+    const TEST: &str = "linux_nodes_lose_nothing_untold_whatever_fails_and_comes_back";
+    if !long(TEST) {
+        return;
+    }
+    let others = (0..12).filter(|node| !LINUX.contains(node)).map(|node| {
+        let (a, b, c) = (node / 6, node / 2 % 3, node % 2);
+        format!(
+            "[[node]]\nat = [0, 0, 0, {a}, {b}, {c}]\nlinux = false\nguest = \"httpd\"\n\
+             args = \"count=0 forever=1\"\n"
+        )
+    });
+    let file = format!("shape = \"unit\"\nlinux = true\n{}", others.collect::<String>());
+    let Some(net) = Net::of_file(TEST, &file, &LINUX) else { return };
+    let sdk = Sdk::new(&net.place);
+    sdk.compile("programs/soak.c", &["-ltofucom", "-ltofutop", "-lpthread"]);
+    let rounds = std::env::var("TOFU_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
+    let seed = std::env::var("TOFU_SEED").map_or(1, |seed| seed.parse().unwrap());
+    soak(&net, &sdk, (seed, rounds), sdk.add_mpi(&net.place, TEST));
+    // A board that goes with its guest, and comes back with another one.
+    net.place.run(&["board", "down", "4"]).ok();
+    net.place.run_for(&["board", "up", "4"], LONG, b"").ok();
+    let said = net.shell(0, "ping -c 3 -i 0.2 -w 20 n4");
+    assert!(said.contains(" 0% packet loss"), "{said}");
+    net.place.run(&["down"]).ok();
+    net.place.is_clean();
+}
+
+fn soak(net: &Net, sdk: &Sdk, (seed, rounds): (u64, u32), with_mpi: bool) {
+    let shape = Shape::UNIT;
+    let ports = |node: u32| {
+        let at = shape.coords(NodeId(node)).unwrap();
+        Port::ALL.into_iter().filter(move |port| shape.neighbor(at, *port).is_some())
+    };
+    let links: Vec<_> =
+        (0..12).flat_map(|node| ports(node).map(move |port| (node, port))).collect();
+    let job = |args: &[&str]| Running::start(sdk.command(&net.place, args), b"");
+    let mut puts = job(&["run", "-n", "3", "--no-prefix", "./soak", STOP]);
+    let streams = || {
+        let server = net.begin(4, &["serve", STREAM]);
+        vec![net.begin(0, &["connect", "n4", STREAM]), server]
+    };
+    let same = |said: Vec<String>| {
+        let [client, server] =
+            [0, 1].map(|i: usize| serde_json::from_str::<serde_json::Value>(&said[i]).unwrap());
+        assert_eq!(client["taken"], server["given"], "seed {seed}: {client} {server}");
+        assert_eq!(server["taken"], client["given"], "seed {seed}: {client} {server}");
+    };
+    let mut loads = vec![Load::new(streams, same)];
+    if with_mpi {
+        sdk.compile_mpi("programs/mpi_ip.c", &[]);
+        let begin = || vec![job(&["run", "--mpi", "-n", "3", "--no-prefix", "./mpi_ip", "20"])];
+        let right = |said: Vec<String>| {
+            assert!(said[0].lines().any(|line| line == "0 wrong"), "seed {seed}: {said:?}");
+        };
+        loads.push(Load::new(begin, right));
+    }
+    let (broken_links, nodes) = (BTreeSet::new(), BTreeSet::new());
+    let mut broken = Broken { place: &net.place, shape, links: broken_links, nodes };
+    let mut random = Random(seed);
+    for _ in 0..rounds {
+        for _ in 0..CHANGES {
+            broken.apply(random.change(12, links.len()), &links);
+            sleep(Duration::from_millis(random.below(300)));
+            loads.iter_mut().for_each(Load::look_after);
+        }
+        broken.repair();
+        // As long as a stream may take to find out that it can go on.
+        for _ in 0..10 {
+            sleep(Duration::from_secs(1));
+            loads.iter_mut().for_each(Load::look_after);
+        }
+        assert!(puts.runs(), "seed {seed}: {:?}", puts.end(LONG));
+    }
+    for load in &mut loads {
+        load.end();
+    }
+    net.shell(0, &format!("touch {STOP}"));
+    let said = puts.end(LONG).ok();
+    assert_eq!(said.lines().filter(|line| line.ends_with(" 0 wrong")).count(), 3, "{said}");
+    eprintln!("seed {seed}: {:?} loads; {said}", loads.iter().map(|l| l.times).collect::<Vec<_>>());
+    // What was lost was lost on links that were down, and nothing else was wrong with it.
+    for node in LINUX {
+        let counters = net.counters(node);
+        for counter in ["malformed", "spoofed", "misdirected", "damaged", "oversized"] {
+            assert_eq!(counters["counters"][counter], 0, "node {node}: {counters}");
+        }
+    }
+}
