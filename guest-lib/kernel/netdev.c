@@ -7,6 +7,7 @@
 #include <linux/etherdevice.h>
 #include <linux/ethtool.h>
 #include <linux/hrtimer.h>
+#include <linux/ioport.h>
 #include <linux/iommu.h>
 #include <linux/module.h>
 #include <linux/moduleparam.h>
@@ -14,6 +15,7 @@
 #include <linux/skbuff.h>
 #include <linux/timer.h>
 #include <linux/virtio_net.h>
+#include <linux/xarray.h>
 #include <net/gso.h>
 
 #include "netdev.h"
@@ -36,6 +38,9 @@ MODULE_PARM_DESC(mtu, "Largest IP packet of interfaces at first, in bytes, 1280 
 static uint queues = 1;
 module_param(queues, uint, 0444);
 MODULE_PARM_DESC(queues, "Queues of each interface for either direction, 1 to 3, on a TNI each.");
+static bool copy;
+module_param(copy, bool, 0444);
+MODULE_PARM_DESC(copy, "Others fetch copies of frames. Without it they fetch them from where they are.");
 static uint interfaces = 1;
 module_param(interfaces, uint, 0444);
 MODULE_PARM_DESC(interfaces, "0, 1 (tofu0 on TNI 0) or 2 (tofu1 on TNI 1, too).");
@@ -126,6 +131,10 @@ static struct netdev_queue *tx_queue(struct tofu_queue *queue)
 #define TOFU_LONGEST (256 << 10)
 /* Bytes of such a frame that do: all headers. */
 #define TOFU_HEAD 256
+/* Bytes of memory that are mapped at a time to be read, which IOMMUs have a page for. */
+#define TOFU_AREA SZ_2M
+/* Ranges of memory that are known at most; others are not mapped. */
+#define TOFU_RAM_RANGES 16
 
 static int net_poll(struct napi_struct *napi, int budget)
 {
@@ -562,10 +571,111 @@ u32 tofu_shim_skb_head(const struct sk_buff *skb)
 }
 
 /*
- * Maps the bytes of a frame from @from on for the device, which may only read them. Returns of
- * how many parts they are, or 0 if that is not possible.
+ * Areas of memory with frames of the stack's in them, where the device may read. One is mapped
+ * when the first of its pages is sent, and stays so until the queue is closed: an IOMMU that is
+ * emulated takes longer to map and unmap a frame's pages than a processor to copy them.
  */
-u32 tofu_shim_skb_map(struct device *dev, struct sk_buff *skb, u32 from, struct tofu_run *runs)
+struct tofu_areas {
+	struct device *dev;
+	/* By number of the area, the page at which the device finds it; 0 if it does not. */
+	struct xarray pages;
+	/* Where there is memory. */
+	unsigned int count;
+	struct range ram[TOFU_RAM_RANGES];
+};
+
+static int areas_add_ram(struct resource *ram, void *to)
+{
+	struct tofu_areas *areas = to;
+
+	if (areas->count == ARRAY_SIZE(areas->ram))
+		return 1;
+	areas->ram[areas->count++] = (struct range){ .start = ram->start, .end = ram->end };
+	return 0;
+}
+
+/* No areas yet; NULL if they cannot be mapped, or need not be. May sleep. */
+struct tofu_areas *tofu_shim_areas_new(struct device *dev)
+{
+	struct tofu_areas *areas;
+
+	if (copy || dma_max_mapping_size(dev) < TOFU_AREA)
+		return NULL;
+	areas = kzalloc(sizeof(*areas), GFP_KERNEL);
+	if (!areas)
+		return NULL;
+	areas->dev = dev;
+	xa_init(&areas->pages);
+	walk_iomem_res_desc(IORES_DESC_NONE, IORESOURCE_SYSTEM_RAM | IORESOURCE_BUSY, 0, -1,
+			    areas, areas_add_ram);
+	return areas;
+}
+
+void tofu_shim_areas_free(struct tofu_areas *areas)
+{
+	unsigned long number;
+	void *entry;
+
+	xa_for_each(&areas->pages, number, entry) {
+		u64 addr = (u64)xa_to_value(entry) << PAGE_SHIFT;
+
+		if (addr)
+			dma_unmap_page(areas->dev, addr, TOFU_AREA, DMA_TO_DEVICE);
+	}
+	xa_destroy(&areas->pages);
+	kfree(areas);
+}
+
+/* Maps an area. Returns the page at which the device finds it, or 0. */
+static unsigned long areas_map(struct tofu_areas *areas, unsigned long number)
+{
+	phys_addr_t start = (phys_addr_t)number * TOFU_AREA;
+	struct range range = { .start = start, .end = start + TOFU_AREA - 1 };
+	dma_addr_t addr = 0;
+
+	for (int i = 0; i < areas->count && !addr; i++) {
+		if (!range_contains(&areas->ram[i], &range))
+			continue;
+		addr = dma_map_page_attrs(areas->dev, pfn_to_page(PHYS_PFN(start)), 0, TOFU_AREA,
+					  DMA_TO_DEVICE, DMA_ATTR_NO_WARN);
+		if (dma_mapping_error(areas->dev, addr))
+			addr = 0;
+	}
+	/* What could not be mapped is not tried again. */
+	if (xa_err(xa_store(&areas->pages, number, xa_mk_value(addr >> PAGE_SHIFT), GFP_ATOMIC))) {
+		if (addr)
+			dma_unmap_page(areas->dev, addr, TOFU_AREA, DMA_TO_DEVICE);
+		return 0;
+	}
+	return addr >> PAGE_SHIFT;
+}
+
+/* Where the device finds bytes, which it is to read now; 0 if it does not. */
+static u64 areas_addr(struct tofu_areas *areas, phys_addr_t at, u32 len)
+{
+	unsigned long number = at / TOFU_AREA;
+	u32 in_area = at % TOFU_AREA;
+	unsigned long page;
+	void *entry;
+	u64 addr;
+
+	if (in_area + len > TOFU_AREA)
+		return 0;
+	entry = xa_load(&areas->pages, number);
+	page = entry ? xa_to_value(entry) : areas_map(areas, number);
+	if (!page)
+		return 0;
+	addr = ((u64)page << PAGE_SHIFT) + in_area;
+	dma_sync_single_for_device(areas->dev, addr, len, DMA_TO_DEVICE);
+	return addr;
+}
+
+/*
+ * Where the device reads the bytes of a frame from @from on. Returns of how many parts they are, or
+ * 0 if it cannot read them where they are.
+ */
+u32 tofu_shim_areas_find(struct tofu_areas *areas, const struct sk_buff *skb, u32 from,
+			  struct tofu_run *runs)
 {
 	u32 n = 0;
 
@@ -580,22 +690,16 @@ u32 tofu_shim_skb_map(struct device *dev, struct sk_buff *skb, u32 from, struct 
 			from -= size;
 			continue;
 		}
-		if (n < TOFU_MAX_RUNS)
-			runs[n].addr = skb_frag_dma_map(dev, frag, from, size - from, DMA_TO_DEVICE);
-		if (n == TOFU_MAX_RUNS || dma_mapping_error(dev, runs[n].addr)) {
-			tofu_shim_skb_unmap(dev, runs, n);
+		if (n == TOFU_MAX_RUNS)
 			return 0;
-		}
-		runs[n++].len = size - from;
+		runs[n].len = size - from;
+		runs[n].addr = areas_addr(areas, page_to_phys(skb_frag_page(frag)) +
+					   skb_frag_off(frag) + from, size - from);
+		if (!runs[n++].addr)
+			return 0;
 		from = 0;
 	}
 	return n;
-}
-
-void tofu_shim_skb_unmap(struct device *dev, const struct tofu_run *runs, u32 count)
-{
-	for (u32 i = 0; i < count; i++)
-		dma_unmap_page(dev, runs[i].addr, runs[i].len, DMA_TO_DEVICE);
 }
 
 /* Pages for frames, mapped for the device. */

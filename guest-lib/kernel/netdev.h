@@ -46,6 +46,7 @@ struct tofu_run {
 	u32 len;
 };
 
+struct tofu_areas;
 struct tofu_queue;
 
 /* Of a queue. _xmit, _poll, _rearm, _beat and _counters are called with software interrupts off. */
@@ -98,8 +99,10 @@ void tofu_shim_skb_done(struct sk_buff *skb);
 void tofu_shim_skb_orphan(struct sk_buff *skb);
 bool tofu_shim_is_direct(struct device *dev);
 u32 tofu_shim_skb_head(const struct sk_buff *skb);
-u32 tofu_shim_skb_map(struct device *dev, struct sk_buff *skb, u32 from, struct tofu_run *runs);
-void tofu_shim_skb_unmap(struct device *dev, const struct tofu_run *runs, u32 count);
+struct tofu_areas *tofu_shim_areas_new(struct device *dev);
+void tofu_shim_areas_free(struct tofu_areas *areas);
+u32 tofu_shim_areas_find(struct tofu_areas *areas, const struct sk_buff *skb, u32 from,
+			  struct tofu_run *runs);
 struct page *tofu_shim_chunk_new(struct device *dev, u64 *addr);
 void tofu_shim_chunk_free(struct device *dev, struct page *page, u64 addr);
 bool tofu_shim_chunk_is_free(const struct page *page);

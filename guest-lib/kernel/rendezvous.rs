@@ -20,7 +20,7 @@ use tofu_ipotofu::rendezvous::{REST_MAX, SLOTS};
 
 use crate::device::Device;
 use crate::dma::Table;
-use crate::shim::{self, DmaRun, SkBuff};
+use crate::shim::{self, DmaRun, ReadAreas, SkBuff};
 
 /// Bytes of pages that are contiguous, in which frames lie.
 pub(crate) const CHUNK: usize = shim::CHUNK;
@@ -245,9 +245,8 @@ pub(crate) enum Shared {
     Skb(MappedSkb),
 }
 
-/// A frame of the stack's whose pages are mapped for the device.
+/// A frame of the stack's that the device reads where it is.
 pub(crate) struct MappedSkb {
-    device: Arc<Device>,
     skb: *mut SkBuff,
     runs: Runs,
     count: usize,
@@ -258,12 +257,39 @@ unsafe impl Send for MappedSkb {}
 
 impl Drop for MappedSkb {
     fn drop(&mut self) {
-        // SAFETY: the runs were mapped, and the device does not use them any more.
-        unsafe {
-            let count = self.count as u32;
-            shim::tofu_shim_skb_unmap(self.device.raw(), self.runs.as_ptr(), count);
-            shim::tofu_shim_skb_done(self.skb);
-        }
+        // SAFETY: the frame is ours, and the device does not read it any more.
+        unsafe { shim::tofu_shim_skb_done(self.skb) };
+    }
+}
+
+/// The memory in which frames of the stack's are, as far as the device may read it.
+struct Areas(*mut ReadAreas);
+
+// SAFETY: they belong to whoever has them, on any processor.
+unsafe impl Send for Areas {}
+
+impl Areas {
+    /// None yet; `None` if others are to read copies.
+    fn new(device: &Device) -> Option<Self> {
+        // SAFETY: the device is there.
+        let areas = unsafe { shim::tofu_shim_areas_new(device.raw()) };
+        (!areas.is_null()).then_some(Self(areas))
+    }
+
+    /// Where the device reads the bytes of a frame from `at` on, which is in parts; nowhere if it
+    /// cannot.
+    fn find(&mut self, skb: *const SkBuff, at: usize, runs: &mut Runs) -> usize {
+        // SAFETY: the caller has the frame, and there is room for so many parts.
+        let count =
+            unsafe { shim::tofu_shim_areas_find(self.0, skb, at as u32, runs.as_mut_ptr()) };
+        count as usize
+    }
+}
+
+impl Drop for Areas {
+    fn drop(&mut self) {
+        // SAFETY: the device does not read them any more.
+        unsafe { shim::tofu_shim_areas_free(self.0) };
     }
 }
 
@@ -280,6 +306,7 @@ pub(crate) struct RendezvousMemory {
     fetched: KVVec<Option<Chunks>>,
     /// The device reaches all memory where it is: to map it costs nothing.
     direct: bool,
+    areas: Option<Areas>,
 }
 
 fn block(pages: u64, count: usize) -> [u64; 2] {
@@ -314,6 +341,7 @@ impl RendezvousMemory {
             fetched: places(SLOTS)?,
             // SAFETY: the device is there.
             direct: unsafe { shim::tofu_shim_is_direct(device.raw()) },
+            areas: Areas::new(device),
         };
         let fetch = block(this.fetch.addr(), SLOTS * FETCH_PAGES);
         store_entry(&this.blocks, FETCH_BLOCK, fetch);
@@ -342,30 +370,14 @@ impl RendezvousMemory {
         ]
     }
 
-    /// Maps the bytes of a frame of the stack's from `at` on, if the device can reach them where
-    /// they are at no cost, and exactly them. The frame becomes ours then.
-    pub(crate) fn map(&self, skb: *mut SkBuff, at: usize) -> Option<MappedSkb> {
-        if !self.direct {
-            return None;
-        }
+    /// Has the device read the bytes of a frame of the stack's from `at` on where they are, and
+    /// exactly them, if it can. The frame becomes ours then.
+    pub(crate) fn map(&mut self, skb: *mut SkBuff, at: usize) -> Option<MappedSkb> {
         let mut runs = Runs::default();
-        // SAFETY: the caller has the frame.
-        let count = unsafe {
-            shim::tofu_shim_skb_map(self.device.raw(), skb, at as u32, runs.as_mut_ptr())
-        } as usize;
+        let count = self.areas.as_mut()?.find(skb, at, &mut runs);
         let mapped = runs.get(..count).filter(|mapped| !mapped.is_empty())?;
-        if is_one_range(mapped) {
-            let device = self.device.clone();
-            return Some(MappedSkb {
-                device,
-                skb,
-                runs,
-                count,
-            });
-        }
-        // SAFETY: they were mapped, and the device has not heard of them.
-        unsafe { shim::tofu_shim_skb_unmap(self.device.raw(), runs.as_ptr(), count as u32) };
-        None
+        // Not before it is certain, as to drop it frees the frame.
+        is_one_range(mapped).then(|| MappedSkb { skb, runs, count })
     }
 
     /// Chunks for a copy of so many bytes; `None` if there is no memory for them.

@@ -31,6 +31,12 @@ pub(crate) struct SkBuff {
     _opaque: [u8; 0],
 }
 
+/// Memory with frames in it that is mapped for the device, which only C looks into.
+#[repr(C)]
+pub(crate) struct ReadAreas {
+    _opaque: [u8; 0],
+}
+
 /// `struct tofu_net_setup`: what an interface is made from.
 #[repr(C)]
 pub(crate) struct NetSetup {
@@ -129,13 +135,14 @@ extern "C" {
     pub(crate) fn tofu_shim_skb_orphan(skb: *mut SkBuff);
     pub(crate) fn tofu_shim_is_direct(dev: *mut bindings::device) -> bool;
     pub(crate) fn tofu_shim_skb_head(skb: *const SkBuff) -> u32;
-    pub(crate) fn tofu_shim_skb_map(
-        dev: *mut bindings::device,
-        skb: *mut SkBuff,
+    pub(crate) fn tofu_shim_areas_new(dev: *mut bindings::device) -> *mut ReadAreas;
+    pub(crate) fn tofu_shim_areas_free(areas: *mut ReadAreas);
+    pub(crate) fn tofu_shim_areas_find(
+        areas: *mut ReadAreas,
+        skb: *const SkBuff,
         from: u32,
         runs: *mut DmaRun,
     ) -> u32;
-    pub(crate) fn tofu_shim_skb_unmap(dev: *mut bindings::device, runs: *const DmaRun, count: u32);
     pub(crate) fn tofu_shim_chunk_new(
         dev: *mut bindings::device,
         addr: *mut u64,

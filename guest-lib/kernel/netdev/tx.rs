@@ -60,7 +60,7 @@ impl Fate {
 }
 
 /// Has a frame be fetched from where it is, if that is possible, but for so many bytes of its head.
-fn map(memory: &RendezvousMemory, frame: &Skb) -> Option<(usize, MappedSkb)> {
+fn map(memory: &mut RendezvousMemory, frame: &Skb) -> Option<(usize, MappedSkb)> {
     // SAFETY: the frame is ours.
     let head = unsafe { shim::tofu_shim_skb_head(frame.raw) } as usize;
     let fits = (1..=HEAD_MAX.min(frame.len - 1)).contains(&head);
