@@ -14,7 +14,8 @@
 //! on real systems, unless they are exclusive. The additions of the C API (handles, codes,
 //! pointers) are in another crate.
 //!
-//! Where public sources leave room, the choices are listed in the manual under "uTofu: choices".
+//! Where public sources leave room, the choices are listed in the manual under "uTofu: design
+//! choices".
 #![cfg_attr(not(feature = "std"), no_std)]
 #![deny(unsafe_code)]
 

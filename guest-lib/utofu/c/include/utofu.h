@@ -3,7 +3,7 @@
  *
  * Names, values, signatures and layouts are those that programs for Tofu machines are written
  * against. What the functions do is told in the manual, under "uTofu"; what was ours to choose,
- * under "uTofu: choices".
+ * under "uTofu: design choices".
  *
  * Functions return UTOFU_SUCCESS or a negative code. Those that hand out a list give it to the
  * caller, who frees it with free(); capabilities stay the library's.
