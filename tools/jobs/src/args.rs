@@ -15,12 +15,12 @@ use tofu_supervisor::units::{Driver, ImageName, Interconnect, LinkMode, Timeout}
 /// What the names of uTofu's settings begin with.
 const SETTINGS: &str = "UTOFU_";
 
-/// Run a program as a job: many processes, each of which knows its rank
+/// Run a program as a job of many processes, each of which has a rank
 ///
-/// Copies the program with its libraries to the Linux nodes of a machine and starts it there,
-/// once on each node unless -n says otherwise. If no machine is running, one is started for the
-/// time of the run. Lines of output have their rank in front; rank 0 gets the standard input. If
-/// a rank fails, its exit code is that of the command, and the others are ended.
+/// Copies the program with its libraries to the Linux nodes of a machine and starts it there, once
+/// on each node unless -n says otherwise. If no machine is running, one is started for the run.
+/// Each line of output begins with its rank; rank 0 gets the standard input. If a rank fails, the
+/// command exits with its code, and the other ranks are stopped.
 #[derive(Debug, Clone, Parser)]
 #[command(after_help = EXAMPLES)]
 pub struct RunArgs {
@@ -32,38 +32,40 @@ pub struct RunArgs {
     #[arg(long, value_name = "XxYxZ")]
     pub(crate) map: Option<LogicalShape>,
 
-    /// Ranks on each node, 1 to 36; to 8 on the K computer and FX10, to 32 on FX100, 1 on TNW
-    /// [default: as few as will do]
+    /// Ranks on each node, 1 to 36; up to 8 on the K computer and FX10, up to 32 on FX100, 1 on TNW
+    /// [default: as few as possible]
     #[arg(long, value_name = "N")]
     pub(crate) ppn: Option<u32>,
 
-    /// Start no machine: run on this one [default: the one that is running]
+    /// Run on this machine, and start none [default: the one that is running]
     #[arg(long, value_name = "NAME")]
     pub(crate) machine: Option<MachineName>,
 
-    /// Ranks are processes on this host, in a machine without guests
+    /// Run the ranks as processes on this host, in a machine without guests
     #[arg(long, conflicts_with_all = ["machine", "image"])]
     pub(crate) local: bool,
 
-    /// The program uses MPI (mpich, or what else speaks PMI-1); Linux nodes need tofu0 or a LAN
+    /// The program uses MPI (mpich, or another MPI that speaks PMI-1); Linux nodes need tofu0 or a
+    /// LAN
     #[arg(long)]
     pub(crate) mpi: bool,
 
-    /// Variable for the ranks: NAME=VALUE, or NAME with the value it has here; may be given again
+    /// Variable for the ranks: NAME=VALUE, or NAME for its value here; can be repeated
     ///
-    /// Variables whose names begin with UTOFU_ are passed on without being named.
+    /// Variables whose names begin with UTOFU_ are always passed on.
     #[arg(long, value_name = "NAME[=VALUE]")]
     pub(crate) env: Vec<Variable>,
 
-    /// File or folder to be copied to the ranks' working folder; may be given again
+    /// File or folder to copy to the ranks' working folder; can be repeated
     #[arg(long, value_name = "PATH")]
     pub(crate) copy: Vec<PathBuf>,
 
-    /// Bring back what ranks wrote in their working folder: to a folder of each node in this one
+    /// Copy what ranks wrote in their working folder back to FOLDER, which gets a folder for each
+    /// node
     #[arg(long, value_name = "FOLDER")]
     pub(crate) out: Option<PathBuf>,
 
-    /// The ranks' working folder is this one: nodes get a copy, and what ranks change comes back
+    /// Working folder of the ranks: nodes get a copy of it, and changes by ranks are copied back
     #[arg(long, value_name = "FOLDER", conflicts_with = "out")]
     pub(crate) cwd: Option<PathBuf>,
 
@@ -75,22 +77,23 @@ pub struct RunArgs {
     #[arg(long, value_name = "TIME")]
     pub(crate) timeout: Option<Timeout>,
 
-    /// How long ranks may go on when another has failed, and to end when asked to
+    /// How long the other ranks may continue when one has failed, and how long ranks may take to
+    /// end when asked to
     #[arg(long, value_name = "TIME", default_value = "2s")]
     pub(crate) grace: Timeout,
 
-    /// Start the job again, up to N times, if it ends because nodes of its are lost, on a torus of
-    /// those that are left
+    /// If the job ends because it has lost nodes, start it again, up to N times, on a torus of the
+    /// nodes that are left
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     #[arg(conflicts_with = "local", value_parser = clap::value_parser!(u32).range(..=1000))]
     pub(crate) restart: u32,
 
-    /// Ranks are root also on nodes with the kernel driver, where jobs that are can reach each
-    /// other's memory
+    /// Run the ranks as root, even on nodes with the kernel driver; there, jobs that run as root
+    /// can access each other's memory
     #[arg(long, conflicts_with = "local")]
     pub(crate) root: bool,
 
-    /// Print the ranks' output as it is
+    /// Print the ranks' output without the rank in front
     #[arg(long, conflicts_with = "json")]
     pub(crate) no_prefix: bool,
 
@@ -98,13 +101,13 @@ pub struct RunArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Torus of nodes for the job alone, such as 12, 4x3 or 3x4x2, out of the machine that is
-    /// running; or the shape of a machine that is started for the run, such as unit or
-    /// 2x1x1x2x3x2, and with --local always that [default: as the job asks]
+    /// One to three lengths, such as 12, 4x3 or 3x4x2: a torus of nodes of the running machine, for
+    /// this job alone. Six lengths or a name, such as 2x1x1x2x3x2 or unit, and always with --local:
+    /// the shape of a machine that is started for the run [default: what the job needs]
     #[arg(long, value_name = "SHAPE")]
     pub(crate) shape: Option<JobShape>,
 
-    /// If there are no nodes for the job now, do not wait for some
+    /// Do not wait if there are no free nodes for the job
     #[arg(long)]
     pub(crate) no_wait: bool,
 
@@ -117,8 +120,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME", conflicts_with = "machine")]
     pub(crate) image: Option<ImageName>,
 
-    /// Who has the device in a machine that is started for the run: tofu, vfio or auto, as for
-    /// `tofu up`
+    /// Who owns the device in the nodes of a machine that is started for the run: tofu, vfio or
+    /// auto, as for `tofu up`
     #[arg(
         long,
         value_name = "DRIVER",
@@ -127,12 +130,13 @@ pub struct RunArgs {
     )]
     pub(crate) driver: Option<Driver>,
 
-    /// How packets go over links of a machine that is started for the run: at once, or as frames
-    /// with credits in modelled time, as for `tofu up` [default: direct]
+    /// How packets cross links in a machine that is started for the run: direct or modelled, as for
+    /// `tofu up` [default: direct]
     #[arg(long, value_name = "LINKS", hide_possible_values = true, conflicts_with = "machine")]
     pub(crate) links: Option<LinkMode>,
 
-    /// The program, and its arguments: a file if there is a / in it, else one of the nodes' own
+    /// The program and its arguments; a name with a / is a file of this host, any other a program
+    /// of the nodes
     #[arg(
         value_name = "PROGRAM",
         required = true,
@@ -149,16 +153,16 @@ Examples:
   tofu run --map 4x3 --ppn 2 ./stencil 100
       24 ranks on a torus of 4 by 3 nodes
   tofu run --shape 3x2x2 --machine big ./stencil
-      12 nodes of a larger machine that no other job has; waits until there are some
+      12 free nodes of a larger machine; waits until there are enough
   tofu run --mpi -n 4 ./hello_mpi
   tofu run --copy ring.py -n 2 python3 ring.py
   tofu run --cwd . ./make_topology && tofu run --cwd . -n 4 ./uses_it
-      what the first writes is there for the second
+      the second job finds the files that the first one wrote
   tofu run --local -n 8 --ppn 4 ./ring
       without guests, as processes here, on two nodes
 
 `tofu sdk DIR` writes the headers and libraries that programs are compiled with.
-Exit codes: that of the first rank that failed (128 and the number if a signal ended it), 124
+Exit codes: that of the first rank that failed (128 plus the signal if a signal ended it), 124
 after --timeout, 130 after Ctrl-C, 2 for mistakes.";
 
 impl RunArgs {
@@ -197,8 +201,8 @@ impl RunArgs {
         };
         if let Some(name) = &self.machine {
             bail!(
-                "--shape {shape} is that of a machine which is started for the run, and --machine \
-                 {name} runs; a torus out of it has one to three lengths, and is not given by --map"
+                "--shape {shape} is the shape of a new machine, but --machine {name} is running; \
+                 for a torus of its nodes give --shape one to three lengths, without --map"
             );
         }
         Ok(Some(shape))

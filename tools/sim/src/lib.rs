@@ -19,9 +19,9 @@ use plot::Curves;
 
 /// Run a network in modelled time, without guests
 ///
-/// `tofu sim papers` prints what papers have published of the Tofu interconnects and of TNW beside
-/// what this model comes to. A scenario says who sends what to whom, and what comes of it is
-/// printed.
+/// `tofu sim papers` prints values that papers have published about the Tofu interconnects and TNW,
+/// next to those of this model. With a scenario, which says who sends what to whom, the results of
+/// its run are printed.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct SimArgs {
@@ -34,7 +34,7 @@ pub struct SimArgs {
     #[arg(long)]
     json: bool,
 
-    /// Threads that run the network of a scenario; the results are the same with any number
+    /// Threads that run the network of a scenario; the results do not depend on their number
     #[arg(
         long,
         value_name = "N",
@@ -54,7 +54,7 @@ Examples:
   tofu sim papers --svg papers.svg
   tofu sim uniform                 latency against load, half a rack
   tofu sim torus                   latency against load and saturation, 8x8x8
-  tofu sim my.toml --json          a scenario of one's own
+  tofu sim my.toml --json          your own scenario
   tofu sim k --threads 2           on two processors
   tofu sim tnw                     messages over three links of TNW at once";
 

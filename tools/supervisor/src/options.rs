@@ -25,7 +25,7 @@ pub struct MachineArgs {
     #[command(flatten)]
     pub sandbox: SandboxArgs,
 
-    /// What joins the nodes: k, fx10, fx100 or fugaku, which are generations of Tofu, or tnw
+    /// Interconnect of the machine: k, fx10, fx100 or fugaku, which are generations of Tofu, or tnw
     ///
     /// tnw is the torus network of QPACE and AuroraScience, whose shapes have three axes.
     /// [default: fugaku]
@@ -44,19 +44,19 @@ pub struct MachineArgs {
 
     /// Boot VMs on the first N nodes only
     ///
-    /// Nodes are numbered with X slowest and C fastest; I/O nodes do not count. The
-    /// others are there as devices without a VM: they forward packets and answer what their reset
-    /// state answers. [default: all]
+    /// Nodes are numbered with X slowest and C fastest; I/O nodes do not count. The others are
+    /// devices without a VM: they forward packets, and answer commands like a device after reset.
+    /// [default: all]
     #[arg(long, value_name = "N")]
     pub nodes: Option<u32>,
 
-    /// Guest memory of each node, such as 16MiB [default: 16MiB, 256MiB with Linux]
+    /// Memory of each guest, such as 16MiB [default: 16MiB, 256MiB with Linux]
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<MemorySize>,
 
-    /// End guests that still run after this time, such as 30s [default: 60s]
+    /// Stop guests that are still running after this time, such as 30s [default: 60s]
     ///
-    /// Counted from when all have booted. Linux nodes without --guest stay up.
+    /// The time starts when all guests have booted. Linux nodes without --guest stay up.
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<Timeout>,
 
@@ -68,37 +68,38 @@ pub struct MachineArgs {
     #[arg(long, value_name = "N")]
     pub engines: Option<Engines>,
 
-    /// Serve what devices have counted to Prometheus, at http://ADDRESS/metrics
+    /// Serve the devices' counters to Prometheus, at http://ADDRESS/metrics
     ///
-    /// An IP address of this host and a port, such as 127.0.0.1:9400. Nobody is asked who they are.
+    /// An IP address of this host and a port, such as 127.0.0.1:9400. There is no authentication.
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<MetricsAddress>,
 
-    /// How packets go over links: at once, or as frames with credits in modelled time
+    /// How packets cross links: at once (direct), or as frames with credits in modelled time
+    /// (modelled)
     ///
-    /// Over modelled links, queues wait for room, and counters of links and crossbars count what
-    /// happens. Their time goes on with the host's, or more slowly if the host does not keep up.
+    /// Over modelled links, queues wait for room, and the counters of links and crossbars work.
+    /// Modelled time advances with the host's time, or more slowly if the host cannot keep up.
     /// [default: direct]
     #[arg(long, value_name = "LINKS", hide_possible_values = true)]
     pub links: Option<LinkMode>,
 
-    /// Have a node fail when its guest crashes or its virtual machine dies
+    /// Make a node fail when its guest crashes or its virtual machine dies
     ///
-    /// As by `tofu node down`: all of its links go down. It works again when its Linux guest is
-    /// ready again (`tofu restart`), or by `tofu node up`. Otherwise a node without a guest still
-    /// carries others' packets.
+    /// As with `tofu node down`, all of its links go down. The node works again when its Linux
+    /// guest is ready again (`tofu restart`), or after `tofu node up`. Without this option, a node
+    /// whose guest has crashed still forwards the packets of others.
     #[arg(long)]
     pub fail_with_guest: bool,
 
     /// Faults on all links, such as loss=1%,duplicate=0.5%,reorder=2%,corrupt=1%,seed=7
     ///
-    /// What happens to raw and system packets on each link, which are what IP over Tofu uses.
-    /// `undetected` damages packets and makes their check sequence fit. With `commands`, loss is
-    /// for Puts, Gets and the like as well. `tofu fault` changes it while the machine runs.
+    /// They apply to raw and system packets, which IP over Tofu uses. `undetected` damages packets
+    /// and makes their check sequence fit. With `commands`, loss also applies to commands such as
+    /// Puts and Gets. `tofu fault` changes the faults while the machine runs.
     #[arg(long, value_name = "FAULTS")]
     pub faults: Option<FaultSpec>,
 
-    /// Capture what goes through a node, from start to end, into a file for Wireshark
+    /// Capture the packets of a node, from start to end, into a file for Wireshark
     ///
     /// NODE is an index, coordinates X,Y,Z,A,B,C or a name t-X-Y-Z-A-B-C. See `tofu capture` for
     /// more.
@@ -134,15 +135,15 @@ pub struct ShapeArgs {
 
     /// Nodes with Z = 0 are I/O nodes, as in the K computer
     ///
-    /// They run no guests unless the machine file says so of one of them, and jobs leave them
-    /// out. A gateway (--gateway without a node) and a boot server are at one of them. The shape
-    /// k-racks has them without this option.
+    /// They run no guests, except those to which the machine file gives one, and jobs do not use
+    /// them. A gateway (--gateway without a node) and a boot server are placed on one of them. The
+    /// shape k-racks has them without this option.
     #[arg(long)]
     pub io_nodes: bool,
 
     /// Machine file (TOML)
     ///
-    /// Options on the command line win over the file's machine-wide settings.
+    /// Options on the command line override the file's machine-wide settings.
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
@@ -150,11 +151,12 @@ pub struct ShapeArgs {
 /// Whether the machine's threads give up rights.
 #[derive(Debug, Clone, Default, Args)]
 pub struct SandboxArgs {
-    /// Do without the sandbox
+    /// Turn the sandbox off
     ///
-    /// Each thread that serves a guest gives up the system calls that it does not need (seccomp),
-    /// and the process access to files (Landlock), so that a guest that takes over its monitor
-    /// has little of it. Of use to find out whether the sandbox is at fault, and under debuggers.
+    /// In the sandbox, each thread that serves a guest gives up the system calls that it does not
+    /// need (seccomp), and the process gives up access to files (Landlock), so a guest that takes
+    /// over its monitor gains little. Turn it off to find out whether it causes a problem, and for
+    /// debuggers.
     #[arg(long = "no-sandbox")]
     pub off: bool,
 }
@@ -165,8 +167,8 @@ pub struct SandboxArgs {
 pub struct LinuxArgs {
     /// Boot Linux on the nodes; two nodes unless a shape is given
     ///
-    /// The machine stays up until Ctrl-C or `tofu down`; with --guest, until that program has
-    /// ended on all nodes. What is needed is fetched into a cache on the first run.
+    /// The machine stays up until Ctrl-C or `tofu down`; with --guest, until that program has ended
+    /// on all nodes. The first run downloads what is needed into a cache.
     #[arg(long)]
     pub linux: bool,
 
@@ -178,15 +180,14 @@ pub struct LinuxArgs {
     #[arg(long, value_name = "N")]
     pub cpus: Option<Cpus>,
 
-    /// What the processors of Linux nodes are: x86-64, or arm64 as in Fugaku, under QEMU
+    /// Architecture of Linux nodes: x86-64, or arm64 as in Fugaku, under QEMU
     ///
-    /// Nodes for arm64 boot the image arm64, which is made if need be: Debian's kernel, and our
-    /// programs. [default: x86-64]
+    /// arm64 nodes boot the image arm64, with Debian's kernel and our programs, which is made if it
+    /// does not exist. [default: x86-64]
     #[arg(long, value_name = "ARCH")]
     pub arch: Option<Arch>,
 
-    /// Processor of nodes for arm64: that of Fugaku, with SVE of 512 bits, or all that QEMU has
-    /// [default: a64fx]
+    /// Processor of arm64 nodes [default: a64fx]
     #[arg(long, value_name = "CPU")]
     pub cpu: Option<ArmCpu>,
 
@@ -194,13 +195,13 @@ pub struct LinuxArgs {
     #[arg(long, value_name = "NAME")]
     pub image: Option<ImageName>,
 
-    /// Who has the device in the nodes: the kernel driver (tofu), programs (vfio), or auto
+    /// Who owns the device in the nodes: the kernel driver (tofu), programs (vfio), or auto
     ///
-    /// `tofu` takes the image driver-cloud, driver-generic or driver, the first one that is there,
-    /// and `vfio` the image default, which is made if need be. `auto` takes one of the former if
-    /// there is one, in machines that stay up and run under QEMU, and the latter otherwise. With
-    /// --image, `tofu` wants the driver in that image, and `vfio` keeps it from the device.
-    /// [default: auto]
+    /// `tofu` boots the first image that exists of driver-cloud, driver-generic and driver. `vfio`
+    /// boots the image default, which is made if it does not exist. `auto` acts like `tofu` in
+    /// machines that stay up and run under QEMU, if there is such an image, and otherwise like
+    /// `vfio`. With --image, `tofu` requires the driver in that image, and `vfio` keeps the driver
+    /// away from the device. [default: auto]
     #[arg(long, value_name = "DRIVER", hide_possible_values = true)]
     pub driver: Option<Driver>,
 
@@ -216,11 +217,11 @@ pub struct LinuxArgs {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub append: Option<GuestArgs>,
 
-    /// An Ethernet between the Linux nodes, 10.84.0.1 and up, or none
+    /// Ethernet between the Linux nodes, with the addresses 10.84.0.1 and up
     #[arg(long, value_name = "NET", default_value = "none")]
     pub net: Net,
 
-    /// How long a node may take to boot
+    /// Time within which a node must be ready
     #[arg(long, value_name = "TIME", default_value = "60s")]
     pub boot_timeout: Timeout,
 
@@ -240,7 +241,7 @@ pub struct LinuxArgs {
 /// A monitor for Linux nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Vmm {
-    /// Our own with hardware virtualisation and without --net; QEMU otherwise
+    /// Our own, with hardware virtualisation and without --net; otherwise QEMU
     #[default]
     Auto,
     /// Our own; needs hardware virtualisation
@@ -255,7 +256,7 @@ pub enum Net {
     /// None
     #[default]
     None,
-    /// All Linux nodes in an Ethernet of their own
+    /// All Linux nodes are on one Ethernet
     Lan,
 }
 
@@ -263,23 +264,24 @@ pub enum Net {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "IP over Tofu")]
 pub struct GatewayArgs {
-    /// Node that joins the machine to the host, and has no guest: X,Y,Z,A,B,C
+    /// Node that connects the machine to the host, and has no guest: X,Y,Z,A,B,C
     ///
-    /// Without coordinates, the first I/O node, in machines that have any (see --io-nodes).
-    /// `tofu forward` makes ports of nodes ports of the host. With CAP_NET_ADMIN the host also has
-    /// a network interface there, so that ping, ssh and the like reach all nodes.
+    /// Without coordinates it is the first I/O node, in machines that have any (see --io-nodes).
+    /// `tofu forward` makes ports of nodes available on the host. With CAP_NET_ADMIN the host also
+    /// gets a network interface, so that ping, ssh and other programs reach all nodes.
     #[arg(long, value_name = "NODE", num_args = 0..=1)]
     pub(crate) gateway: Option<Option<NodeAt>>,
 
-    /// Whether the host has a network interface at the gateway; auto: if it may be made
+    /// Whether the host gets a network interface to the gateway
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub(crate) tap: TapWhen,
 
-    /// Let nodes reach the networks of the host, with its address; needs the interface
+    /// Let nodes reach the host's networks with the host's address (NAT); needs the network
+    /// interface
     #[arg(long)]
     pub(crate) nat: bool,
 
-    /// Number of the machine, 0 to 7, a part of its nodes' IP addresses [default: 0]
+    /// Number of the machine, 0 to 7, which is a part of its nodes' IP addresses [default: 0]
     #[arg(long, value_name = "N")]
     pub(crate) ip_number: Option<IpNumber>,
 
@@ -294,7 +296,7 @@ pub(crate) enum TapWhen {
     /// If this process has CAP_NET_ADMIN
     #[default]
     Auto,
-    /// Always; it is an error if there cannot be one
+    /// Always; it is an error if it cannot be created
     On,
     /// Never
     Off,
@@ -324,7 +326,7 @@ pub struct BootArgs {
     #[arg(long, value_name = "NODE")]
     pub boot_server: Option<NodeAt>,
 
-    /// How long the boot server may be silent until a node gives up [default: 10s]
+    /// How long a node waits for an answer from the boot server before it gives up [default: 10s]
     #[arg(long, value_name = "TIME")]
     pub boot_patience: Option<Timeout>,
 

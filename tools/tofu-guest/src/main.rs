@@ -24,7 +24,7 @@ use tofu_vfio::pci::Bus;
 
 use crate::output::Output;
 
-/// Looks after Tofu devices from inside of a Linux guest
+/// Inspect, bind and test Tofu devices from inside a Linux guest
 ///
 /// A Tofu node is a PCI device (10cf:1ccd in a machine like Fugaku). Programs use it through VFIO:
 /// the driver vfio-pci gives it to one process at a time, and resets it when that process ends.
@@ -35,12 +35,12 @@ use crate::output::Output;
 ///   tofu-guest show        coordinates, network interfaces, queues
 ///   tofu-guest counters    what went over the links
 ///
-/// Commands take the PCI address of a device, and the first device without one. ls, show, regs and
-/// counters read the registers without disturbing a program that uses the device, if the kernel was
-/// booted with iomem=relaxed; selftest needs the device for itself.
+/// Commands take the PCI address of a device; without one they use the first device. ls, show, regs
+/// and counters read the registers without disturbing a program that uses the device, if the kernel
+/// was booted with iomem=relaxed; selftest needs the device for itself.
 ///
-/// Devices of TNW (10cf:1cce) are looked after, too, but for selftest: `tnw-allpairs` on all nodes
-/// tests them.
+/// All commands except selftest also work with devices of TNW (10cf:1cce); `tnw-allpairs` on all
+/// nodes tests these.
 #[derive(Parser)]
 #[command(name = "tofu-guest", version, verbatim_doc_comment)]
 struct Cli {
@@ -82,20 +82,20 @@ enum Command {
     Counters {
         #[command(flatten)]
         device: Device,
-        /// Those that are 0, too
+        /// Also print counters that are 0
         #[arg(long)]
         all: bool,
         #[command(flatten)]
         output: Output,
     },
-    /// Give a device to vfio-pci, whichever driver has it
+    /// Bind a device to vfio-pci, whichever driver it has now
     Bind {
         #[command(flatten)]
         device: Device,
         #[command(flatten)]
         output: Output,
     },
-    /// Take a device from its driver; waits for a process that uses it
+    /// Unbind a device from its driver; waits for a process that uses it
     Unbind {
         #[command(flatten)]
         device: Device,
@@ -116,17 +116,19 @@ enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Hold a user to a subnet: what its programs open from now on reaches no other nodes
+    /// Restrict a user to a subnet: queues and gates that its programs open from now on reach no
+    /// other nodes
     ///
-    /// The kernel driver and tofud see to it. `tofu run` does this for the users that are its jobs.
+    /// The kernel driver and tofud enforce it. `tofu run` uses this for the users that its jobs run
+    /// as.
     #[command(after_help = "Examples:\n  \
                             tofu-guest subnet 1000 8,6,4,1,0,1,1,0,1   X 6, 7, 0, 1 of 8\n  \
                             tofu-guest subnet 1000                     no limit any more")]
     Subnet {
-        /// The user's number; root has no limit
+        /// The user's ID; root is never restricted
         #[arg(value_parser = clap::value_parser!(u32).range(1..))]
         user: u32,
-        /// Size of the machine, first coordinate and length, on X, on Y and on Z
+        /// For each of X, Y and Z: size of the machine, first coordinate, and length
         subnet: Option<Subnet>,
     },
 }

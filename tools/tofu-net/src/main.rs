@@ -25,8 +25,8 @@ const LINKS: &str = "/run/tofu/links";
 
 /// The network interface tofu0, whose frames go over the torus
 ///
-/// It shares the device with other programs by way of tofud. A program that wants the device for
-/// itself gets it; tofu0 has no carrier then, and has it again after that.
+/// It shares the device with other programs through tofud. A program that needs the device for
+/// itself gets it; until that program ends, tofu0 has no carrier.
 #[derive(Parser)]
 #[command(name = "tofu-net", version)]
 struct Cli {
@@ -36,15 +36,15 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Have the interface, in the foreground
+    /// Run the interface, in the foreground
     Run(Box<Run>),
-    /// Put the names of all nodes into a file such as /etc/hosts, by the kernel's tofu.shape,
-    /// tofu.torus and tofu.machine, and end
+    /// Put the names of all nodes into a file such as /etc/hosts, according to the kernel's
+    /// tofu.shape, tofu.torus and tofu.machine, and end
     Hosts {
         /// The file
         file: PathBuf,
     },
-    /// Print what the interface has done
+    /// Print the counters of the interface
     Stats {
         /// Print JSON
         #[arg(long)]
@@ -76,17 +76,17 @@ struct Run {
     /// PCI address of the device [default: the first Tofu device]
     #[arg(long, value_name = "DEVICE")]
     device: Option<Bdf>,
-    /// IPv4 address to send to what is not for the machine, if there is no other way [default: the
-    /// kernel's tofu.gateway, or none]
+    /// IPv4 address of the node to send packets to that are not for the machine, if there is no
+    /// other route [default: the kernel's tofu.gateway, or none]
     #[arg(long, value_name = "ADDRESS")]
     gateway: Option<Ipv4Addr>,
     /// Put the names of all nodes into this file, in the format of /etc/hosts
     #[arg(long, value_name = "FILE")]
     hosts: Option<PathBuf>,
-    /// Tell this file of the kernel's tofu.dns, a name server, if it has nothing to say
+    /// Write the name server of the kernel's tofu.dns to this file, unless the file names one
     #[arg(long, value_name = "FILE")]
     resolver: Option<PathBuf>,
-    /// Where tofud listens [default: where it does by itself]
+    /// Socket of tofud [default: the one that tofud chooses]
     #[arg(long, value_name = "PATH", env = "TOFUD_SOCKET")]
     broker: Option<PathBuf>,
 }

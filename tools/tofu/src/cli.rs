@@ -47,15 +47,15 @@ use crate::logging;
 #[derive(Debug, Parser)]
 #[command(name = "tofu", version, max_term_width = 100, after_help = EXAMPLES)]
 pub(crate) struct Cli {
-    /// Say more on stderr: a level (error, warn, info, debug, trace), or TARGET=LEVEL, several with
-    /// commas in between. device=debug tells what guests do against the rules of their devices;
-    /// more targets are in the manual, page Logging
+    /// Log more to stderr: a level (error, warn, info, debug, trace), or TARGET=LEVEL; several are
+    /// separated by commas. device=debug logs guests' violations of the devices' rules; for more
+    /// targets see the manual, page Logging
     ///
-    /// It is added to what the variable RUST_LOG says.
+    /// It is added to the levels in the environment variable RUST_LOG.
     #[arg(long, global = true, value_name = "LEVELS", value_parser = logging::levels)]
     pub(crate) log: Option<String>,
 
-    /// What log lines look like: text, or json for an object on each line
+    /// Format of log lines: text, or json for one object per line
     #[arg(long, global = true, value_name = "FORMAT", value_enum, hide_possible_values = true)]
     #[arg(default_value = "text")]
     pub(crate) log_format: logging::Format,

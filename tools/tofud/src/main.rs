@@ -15,24 +15,25 @@ use tofu_vfio::broker::socket_path;
 use tofu_vfio::pci::Bus;
 use tofud::{Server, VfioSource, listen};
 
-/// Shares a Tofu device among processes
+/// Share a Tofu device among processes
 ///
-/// VFIO gives a device to one process. tofud is that process while others, linked with libtofucom,
-/// use the device by way of it: it opens the device for the first of them and gives it up after the
-/// last, and takes back what a process leaves behind, however it ends. Root's processes get the
-/// device itself, and must trust each other. Those of all other users are kept apart: the number of
-/// the user is the group of their queues and gates, and what registers and tables say is tofud's.
+/// VFIO gives a device to one process only. tofud is that process, and others, linked with
+/// libtofucom, use the device through it. tofud opens the device for the first of them, closes it
+/// after the last, and frees what a process leaves behind, however it ends. Processes of root
+/// access the device directly, and must trust each other. Processes of other users are isolated by
+/// user: the user ID is the group of their queues and gates, and only tofud writes registers and
+/// tables.
 ///
-/// It stays in the foreground, and may be killed at any time: processes that use the device go on;
-/// new ones come when it was started again and the others are gone. What it had lent goes back to
-/// the kernel's driver then.
+/// It stays in the foreground, and may be killed at any time. Processes that use the device
+/// continue. New ones can use it once tofud was started again and the others have ended. A device
+/// that the kernel driver had lent to tofud goes back to the driver then.
 #[derive(Parser)]
 #[command(name = "tofud", version)]
 struct Cli {
     /// PCI address, such as 0000:00:02.0 [default: the first Tofu device]
     #[arg(long, value_name = "DEVICE")]
     device: Option<Bdf>,
-    /// Where to listen [default: /run/tofu/DEVICE.sock]
+    /// Socket to listen on [default: /run/tofu/DEVICE.sock]
     #[arg(long, value_name = "PATH", env = "TOFUD_SOCKET")]
     socket: Option<PathBuf>,
 }

@@ -27,7 +27,7 @@ use crate::overhead::{Overhead, Way};
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// What to measure; everything but registration and overhead if nothing is named.
+    /// What to measure [default: everything except registration and overhead]
     #[arg(value_enum)]
     tests: Vec<Test>,
     /// Bytes of messages, separated by commas, up to 16777215.
@@ -45,11 +45,11 @@ struct Args {
     /// Write a picture to this file.
     #[arg(long)]
     svg: Option<PathBuf>,
-    /// Coordinates of the other process's node, as in 0,0,0,1,0,0.
+    /// Coordinates of the other process's node, such as 0,0,0,1,0,0.
     #[arg(long, value_delimiter = ',', num_args = 1)]
     peer: Option<Vec<u8>>,
-    /// Just post so many commands of the overhead test, in one way, for a program that counts
-    /// instructions.
+    /// Only post this number of commands of the overhead test, through WAY, for a program that
+    /// counts instructions.
     #[arg(long, num_args = 2, value_names = ["WAY", "COMMANDS"])]
     repeat: Option<Vec<String>>,
     /// Answer the other process instead of measuring.
@@ -79,7 +79,7 @@ enum Test {
     Bidirectional,
     /// Messages of 8 bytes.
     Rate,
-    /// Memory of 4 KiB to 1 GiB, registered and taken back; only if it is named.
+    /// Registering and deregistering memory of 4 KiB to 1 GiB; only if it is named.
     Registration,
     /// What the library adds to posting by hand.
     Overhead,

@@ -16,7 +16,7 @@ use tofu_supervisor::capture::select::{CapturePoints, PacketKinds};
 use tofu_supervisor::capture::text::TextLines;
 use tofu_ui::signals;
 
-/// Show what goes through a node's ports and network interfaces, or write a file for Wireshark
+/// Show the packets at a node's ports and network interfaces, or write a file for Wireshark
 ///
 /// Without -w each packet is a line on standard output: time (UTC), place, direction, kind, source
 /// and target. The file is pcapng with an interface for each of the ten link ports and six TNIs and
@@ -40,21 +40,21 @@ pub(crate) struct CaptureArgs {
     #[arg(value_parser = named::<CapturePoints>)]
     pub(crate) on: Vec<String>,
 
-    /// Only packets of these kinds: system, raw, put, get, atomic, answer, barrier, dllp; of TNW
+    /// Only packets of these kinds: system, raw, put, get, atomic, answer, barrier, dllp; with TNW
     /// data, hello, ack, nack, restart
     #[arg(long, value_name = "KIND,...", value_delimiter = ',')]
     #[arg(value_parser = named::<PacketKinds>)]
     pub(crate) kind: Vec<String>,
 
-    /// End after so many packets
+    /// End after this number of packets
     #[arg(long, value_name = "N")]
     pub(crate) count: Option<u64>,
 
-    /// End after so many seconds
+    /// End after this number of seconds
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub(crate) seconds: Option<u64>,
 
-    /// Bytes of each packet to keep, with the record's header of 56 or 80 bytes
+    /// Number of bytes of each packet to keep, including the record's header of 56 or 80 bytes
     ///
     /// The default holds any single frame; a burst of a Put or Get is longer.
     #[arg(
@@ -65,7 +65,7 @@ pub(crate) struct CaptureArgs {
     )]
     pub(crate) snaplen: u32,
 
-    /// Print a summary as JSON, to standard error if the file goes to standard output
+    /// Print a summary as JSON; it goes to standard error if the file goes to standard output
     #[arg(long)]
     pub(crate) json: bool,
 }

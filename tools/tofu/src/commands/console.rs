@@ -14,11 +14,11 @@ use tofu_ui::terminal::Filter;
 
 use crate::commands::terminal::Raw;
 
-/// Look at a Linux node's console and type on it
+/// Connect this terminal to a Linux node's console
 ///
-/// Shows the last lines first. What would change the terminal for good, as a reset by the node's
-/// firmware, is left out; colours and full-screen programs work. Ctrl-] leaves, and so does ~. at
-/// the beginning of a line; the node runs on.
+/// Shows the last lines first. Colours and full-screen programs work; sequences that would change
+/// the terminal for good, such as a reset by the node's firmware, are left out. Ctrl-], or ~. at
+/// the beginning of a line, leaves the console; the node keeps running.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConsoleArgs {
     /// Node, as for `tofu exec`

@@ -11,9 +11,9 @@ use tofu_agent::wire::{Exec, Output, Program, Status};
 use tofu_control::{MachineName, NodeName, RemoteProgram, find_node};
 use tofu_ui::printable;
 
-/// Copy a file or folder to a Linux node or from it
+/// Copy a file or folder to or from a Linux node
 ///
-/// One of the two is NODE:PATH. If the target is a folder that exists, the copy goes into it.
+/// One of SRC and DST is NODE:PATH. If DST is an existing folder, the copy goes into it.
 /// Permissions are kept.
 #[derive(Debug, Clone, Parser)]
 #[command(after_help = EXAMPLES)]
@@ -22,7 +22,7 @@ pub(crate) struct CpArgs {
     #[arg(value_name = "SRC")]
     pub(crate) from: String,
 
-    /// Where to: NODE:PATH or PATH
+    /// Where to copy it: NODE:PATH or PATH
     #[arg(value_name = "DST")]
     pub(crate) to: String,
 }

@@ -13,10 +13,10 @@ use tofu_vmm::{HostSupport, Virtualisation};
 
 use crate::commands::host;
 
-/// Say what this host can and cannot do
+/// Check what this host can and cannot do
 ///
-/// Looks at KVM, processors, memory and limits, and says in plain words what they
-/// mean. Exits with 0 if machines can run here and with 1 if not.
+/// Checks KVM, processors, memory and limits, and explains in plain words what the findings mean.
+/// Exits with 0 if machines can run here, otherwise with 1.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DoctorArgs {
     /// Print the findings as JSON

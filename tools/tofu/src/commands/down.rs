@@ -10,7 +10,7 @@ use tofu_control::{Connection, MachineName, find_present, present, rundir};
 
 /// End a machine
 ///
-/// One in parts ends on all hosts.
+/// A machine in parts ends on all hosts.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DownArgs {
     /// Machine; not needed if only one runs

@@ -9,17 +9,17 @@ use tofu_abi::Coords;
 use tofu_control::protocol::{EventInfo, EventKind, Reply, Request};
 use tofu_control::{Connection, MachineName, find_machine, rundir};
 
-/// Follow what happens to a machine, until it ends
+/// Print a machine's events until it ends
 ///
-/// A line for each event: nodes that boot, print, end or are paused, links and faults that change,
-/// clients that attach to served devices, jobs that come, run and end.
+/// Prints a line for each event: nodes that boot, print, end or are paused, links and faults that
+/// change, clients that attach to served devices, jobs that are queued, run and end.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EventsArgs {
     /// Machine; not needed if only one runs
     #[arg(value_name = "NAME")]
     pub(crate) name: Option<MachineName>,
 
-    /// Print one JSON object per event, as the control socket has it
+    /// Print one JSON object per event, as the control socket sends it
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -24,9 +24,9 @@ use crate::commands::terminal::Raw;
 
 /// Run a command on a Linux node
 ///
-/// Standard input, output and error are those of the command, and so is the exit code. Ctrl-C
-/// and SIGTERM reach it; a second Ctrl-C ends it. A node that does not answer, as one that is
-/// paused, is told after some seconds.
+/// Standard input, output and error are those of the command, and so is the exit code. Ctrl-C and
+/// SIGTERM are passed on to it; a second Ctrl-C ends it. If the node does not answer, for example
+/// because it is paused, a message says so after some seconds.
 #[derive(Debug, Clone, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ExecArgs {
@@ -35,24 +35,24 @@ pub(crate) struct ExecArgs {
     #[arg(value_name = "NODE", required_unless_present = "all", conflicts_with = "all")]
     pub(crate) node: Option<String>,
 
-    /// Run it on all Linux nodes; lines have the node in front, there is no input
+    /// Run the command on all Linux nodes, without input; each line of output begins with its node
     #[arg(long)]
     pub(crate) all: bool,
 
-    /// Machine, with --all
+    /// Machine to use with --all
     #[arg(long, value_name = "NAME", requires = "all")]
     pub(crate) machine: Option<MachineName>,
 
-    /// Give the command a terminal, as vi and top want it; Ctrl-] three times ends it
+    /// Give the command a terminal, which vi and top need; Ctrl-] three times in a row ends it
     #[arg(short = 't', long, conflicts_with = "all")]
     pub(crate) terminal: bool,
 
-    /// End it after this time, with exit code 124
+    /// End the command after this time, with exit code 124
     #[arg(long, value_name = "TIME")]
     pub(crate) timeout: Option<Timeout>,
 
-    /// With --all: how long commands may go on when another has failed; and how long one may take
-    /// to end when asked to
+    /// With --all: how long the other commands may continue when one has failed, and how long a
+    /// command may take to end when asked to
     #[arg(long, value_name = "TIME", default_value = "2s")]
     pub(crate) grace: Timeout,
 
@@ -68,7 +68,7 @@ Examples:
   tofu exec -t 0 -- vi /etc/fstab
   tofu exec --all -- allpairs
 
-Exit codes: that of the command (128 and the number if a signal ended it), with --all of the first
+Exit codes: that of the command (128 plus the signal if a signal ended it), with --all of the first
 that failed; 124 after --timeout, 130 after Ctrl-C, 2 for mistakes.";
 
 /// The exit code after `--timeout`, as of timeout(1).

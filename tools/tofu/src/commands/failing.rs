@@ -15,28 +15,29 @@ use tofu_control::protocol::{MachineInfo, NodeInfo, NodeKind, Request};
 use tofu_control::{MachineName, ask, find_machine, info, node_number, parse_node, place};
 use tofu_ui::table;
 
-/// Have nodes of a running machine fail, or work again
+/// Make nodes of a running machine fail, or repair them
 ///
-/// The router of a node that is down is dead: all of its links are down, and what is sent to it or
-/// through it is lost, counted by the port before it. Commands under way end as with a link that
-/// goes down. The node's guest ends with it, unless it is kept, and boots again when the node is
-/// back.
+/// The router of a node that is down does not work: all of its links are down, and packets to it or
+/// through it are lost, and counted by the last port before it. Commands under way end as they do
+/// when a link goes down. The node's guest ends with it, unless --keep-guests is given, and boots
+/// again when the node is repaired.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum NodeCommand {
-    /// Have nodes fail
+    /// Make nodes fail
     Down(NodesArgs),
     /// Repair nodes, and boot their guests if these ended with them or have crashed
     Up(NodesArgs),
 }
 
-/// Have boards of a running machine fail, or work again
+/// Make boards of a running machine fail, or repair them
 ///
-/// A board is what is replaced when a part of it fails: on the K computer and FX10 the four nodes
-/// of a unit with the same B, on FX100 three nodes in a row on Z (ours), on Fugaku the two nodes of
-/// a CPU memory unit, which differ in C. Its nodes go down and up together, as by `tofu node`.
+/// A board is the unit that is replaced when a part of it fails: on the K computer and FX10 the
+/// four nodes of a unit with the same B, on FX100 three nodes in a row on Z (ours), on Fugaku the
+/// two nodes of a CPU memory unit, which differ in C. Its nodes go down and up together, as with
+/// `tofu node`.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum BoardCommand {
-    /// Have the boards of these nodes fail
+    /// Make the boards of these nodes fail
     Down(NodesArgs),
     /// Repair the boards of these nodes, and boot guests there that ended with them or have crashed
     Up(NodesArgs),
@@ -45,7 +46,7 @@ pub(crate) enum BoardCommand {
         /// Machine; not needed if only one runs
         #[arg(value_name = "NAME")]
         name: Option<MachineName>,
-        /// Only those of which a node is down
+        /// Only boards with a node that is down
         #[arg(long)]
         down: bool,
         /// Print the list as JSON
@@ -62,7 +63,7 @@ pub(crate) struct NodesArgs {
     #[arg(value_name = "NODE", required = true)]
     pub(crate) nodes: Vec<String>,
 
-    /// Leave the guests alone: they run on, or stay as they are
+    /// Do not end or boot the guests
     #[arg(long)]
     pub(crate) keep_guests: bool,
 }

@@ -7,13 +7,14 @@ use tofu_control::protocol::{FaultReport, Reply, Request};
 use tofu_control::{MachineName, ask, find_machine};
 use tofu_supervisor::faults::FaultSpec;
 
-/// Have packets of a running machine lost, duplicated, overtaken or damaged on its links
+/// Lose, duplicate, reorder or damage packets on the links of a running machine
 ///
-/// Raw and system packets only, as IP over Tofu uses them: real links repeat what gets lost of
-/// commands. On links of TNW, which do that themselves, all packets.
+/// Faults apply only to raw and system packets, which IP over Tofu uses, because real links send
+/// lost packets of commands again. Links of TNW do so themselves in this emulation, so there faults
+/// apply to all packets.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum FaultCommand {
-    /// Have these faults from now on, such as loss=1%,reorder=2%,seed=7
+    /// Set the faults from now on, such as loss=1%,reorder=2%,seed=7
     Set {
         /// Shares of the packets on each link: loss, duplicate, reorder, corrupt, undetected; and
         /// seed=N
@@ -23,18 +24,18 @@ pub(crate) enum FaultCommand {
         #[arg(value_name = "NAME")]
         name: Option<MachineName>,
     },
-    /// Have no more faults
+    /// Turn all faults off
     Off {
         /// Machine; not needed if only one runs
         #[arg(value_name = "NAME")]
         name: Option<MachineName>,
     },
-    /// Show which faults there are, and how often they happened
+    /// Show the faults that are set, and how often each has occurred
     Show {
         /// Machine; not needed if only one runs
         #[arg(value_name = "NAME")]
         name: Option<MachineName>,
-        /// Print it as JSON
+        /// Print the faults as JSON
         #[arg(long)]
         json: bool,
     },

@@ -27,29 +27,29 @@ use tofu_ui::signals;
 
 use self::way::Way;
 
-/// Make ports of this host lead to ports of a machine's nodes
+/// Forward ports of this host to ports of a machine's nodes
 ///
-/// The machine must have a gateway: tofu up --gateway. Ports are of TCP but with --udp. Each
-/// connection to the port becomes one from the gateway to the node, over the torus. Needs no
-/// rights. Runs until Ctrl-C, or until the machine ends.
+/// The machine must have a gateway: tofu up --gateway. Ports are TCP ports, except with --udp. Each
+/// connection to the host's port is continued by one from the gateway to the node, over the torus.
+/// Needs no privileges. Runs until Ctrl-C, or until the machine ends.
 #[derive(Debug, Clone, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ForwardArgs {
-    /// PORT:NODE:PORT or ADDRESS:PORT:NODE:PORT: where to listen, and where that leads
+    /// PORT:NODE:PORT or ADDRESS:PORT:NODE:PORT: where to listen, and where to connect to
     ///
-    /// ADDRESS is 127.0.0.1 unless given; IPv6 is written in brackets. PORT 0 takes one that is
-    /// free. NODE is as for `tofu exec`.
+    /// ADDRESS is 127.0.0.1 by default; IPv6 addresses are written in brackets. PORT 0 chooses a
+    /// free port. NODE is as for `tofu exec`.
     #[arg(value_name = "FORWARD", required_unless_present = "udp")]
     forwards: Vec<Forward>,
 
-    /// The same for a UDP port; may be given again
+    /// The same for a UDP port; can be repeated
     ///
-    /// Each sender has a port of the gateway's for itself, until nothing has come or gone for a
+    /// Each sender gets a port of the gateway for itself, until there has been no traffic for a
     /// minute. Datagrams have up to MTU - 28 bytes.
     #[arg(long, value_name = "FORWARD")]
     udp: Vec<Forward>,
 
-    /// Print one JSON object for each
+    /// Print one JSON object for each forwarded port
     #[arg(long)]
     json: bool,
 }
@@ -57,9 +57,9 @@ pub(crate) struct ForwardArgs {
 const EXAMPLES: &str = "\
 Examples:
   tofu forward 8080:0:80 2222:t-0-0-0-0-0-1:22
-  tofu forward 0.0.0.0:8080:lab/0,0,0,1,2,1:80     for other hosts, too; of the machine lab
+  tofu forward 0.0.0.0:8080:lab/0,0,0,1,2,1:80     also for other hosts; to the machine lab
   tofu forward --udp 5353:0:53 8053:0:53           UDP and TCP
-  tofu forward --json 0:3:80                       which port it is, is printed";
+  tofu forward --json 0:3:80                       prints which port it chose";
 
 /// How often it is looked whether the machine is still there.
 const LOOK: Duration = Duration::from_millis(500);

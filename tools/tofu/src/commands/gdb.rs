@@ -31,9 +31,10 @@ use self::monitor::Monitor;
 
 /// Attach gdb to the kernel of a Linux node under QEMU
 ///
-/// The node stands still while gdb holds it, its processors and its driver; its device and the rest
-/// of the machine go on. The names of functions and variables, those of modules included, come from
-/// the node's own /proc/kallsyms; there are no types and lines. When gdb ends, the node goes on.
+/// While gdb stops the node, its processors and its driver stand still; its device and the rest of
+/// the machine keep running. The names of functions and variables, including those of modules, come
+/// from the node's own /proc/kallsyms; types and line numbers are not available. When gdb ends, the
+/// node continues.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct GdbArgs {
@@ -46,7 +47,7 @@ pub(crate) struct GdbArgs {
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) gdb: Option<PathBuf>,
 
-    /// Arguments for gdb, which come after those that attach it
+    /// Further arguments for gdb, after those that attach it
     #[arg(value_name = "ARG", last = true)]
     pub(crate) args: Vec<OsString>,
 }
@@ -55,7 +56,7 @@ const EXAMPLES: &str = "\
 Examples:
   tofu gdb 0
   tofu gdb 0 -- -batch -ex 'info threads' -ex bt
-      where the processors of node 0 are; then the node goes on";
+      backtraces of node 0's processors; then the node continues";
 
 /// Most bytes of a node's list of symbols.
 const MOST: usize = 128 << 20;

@@ -9,7 +9,7 @@ use clap::Subcommand;
 use serde_json::json;
 use tofu_programs::{BARE, LINUX, Shipped, for_bare, for_linux};
 
-/// List the shipped guest programs, or start one of your own
+/// List the shipped guest programs, or create one of your own
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum GuestCommand {
     /// List the shipped guest programs
@@ -18,7 +18,7 @@ pub(crate) enum GuestCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Make a new guest program from a template
+    /// Create a new guest program from a template
     ///
     /// Creates the folder DIR with a crate that builds into an ELF file for
     /// `tofu up --guest`. The last part of DIR is the crate's name.

@@ -13,8 +13,8 @@ use crate::commands::slurm;
 
 /// Print the names and addresses of a machine's nodes, as lines of /etc/hosts
 ///
-/// On the host they are of use where there is a gateway to the machine; Linux nodes have them.
-/// `tofu hosts init` is about the hosts that a machine in parts runs on.
+/// They are useful on the host if the machine has a gateway; Linux nodes already have them. `tofu
+/// hosts init` is for the hosts that a machine in parts runs on.
 #[derive(Debug, Clone, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct HostsArgs {
@@ -37,11 +37,11 @@ pub(crate) struct HostsArgs {
 
 #[derive(Debug, Clone, Subcommand)]
 enum HostsCommand {
-    /// Make the folder of a machine in parts: where each part listens, and who may be which part
+    /// Create the folder of a machine in parts, with the parts' addresses, keys and certificates
     ///
     /// Each part has a key and a certificate in it. Copy parts.toml, authority.pem and the folder
-    /// part-I to the host of part I; whoever has these can be that part. Then start each part with
-    /// `tofu up --part I/N --join DIR`.
+    /// part-I to the host of part I; whoever has these files can act as that part. Then start each
+    /// part with `tofu up --part I/N --join DIR`.
     #[command(after_help = EXAMPLES)]
     Init(InitArgs),
 }
@@ -52,17 +52,17 @@ struct InitArgs {
     #[arg(value_name = "HOST:PORT", required_unless_present = "slurm")]
     addresses: Vec<String>,
 
-    /// Take the hosts of the Slurm job that this runs in: a part for each task, in the order of
+    /// Use the hosts of the Slurm job that this runs in: one part for each task, in the order of
     /// `--distribution=block`
     #[arg(long, conflicts_with = "addresses")]
     slurm: bool,
 
-    /// With --slurm, the port of the first part on each host; more follow
+    /// With --slurm: the port of the first part on each host; further parts use the following ports
     #[arg(long, value_name = "PORT", default_value_t = 7700, requires = "slurm")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
 
-    /// Folder to make
+    /// Folder to create
     #[arg(long, value_name = "DIR", default_value = "tofu-hosts")]
     dir: PathBuf,
 }

@@ -17,23 +17,24 @@ use tofu_ui::{ImageProgress, Style, exit, is_interrupted, signals};
 
 /// Make, list and remove images for Linux nodes
 ///
-/// An image has a kernel, a small user land with our programs, and if wanted a Debian root with
-/// more packages. Images are made from Debian's packages, in a cache; nothing on the host changes.
+/// An image has a kernel, a small userland with our programs, and optionally a Debian root file
+/// system with more packages. Images are made from Debian's packages, in a cache; nothing else on
+/// the host changes.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum ImageCommand {
-    /// Make an image, and fetch QEMU if this host has none that will do
+    /// Make an image, and download QEMU if this host has no suitable one
     Build {
         /// Debian packages to install, in a root file system for the guest
         #[arg(long, value_name = "PACKAGE,...", value_delimiter = ',')]
         with: Vec<String>,
-        /// Name of the image [default: default, or made of the kernel, if that has our driver, and
-        /// the packages]
+        /// Name of the image [default: default, or composed of the kernel, if it has our driver,
+        /// and the packages]
         #[arg(long, value_name = "NAME")]
         name: Option<ImageName>,
-        /// What the processors of its guests are: x86-64 or arm64
+        /// Architecture of its guests: x86-64 or arm64
         ///
-        /// An image for arm64 has one of Debian's kernels, and its packages set themselves up in a
-        /// guest, which takes minutes.
+        /// An image for arm64 has one of Debian's kernels, and its packages are set up in a guest,
+        /// which takes minutes.
         #[arg(long, value_name = "ARCH", default_value_t)]
         arch: Arch,
         /// Kernel: auto, cloud, generic, cloud-backports, generic-backports, driver, driver-debug,
@@ -47,30 +48,30 @@ pub(crate) enum ImageCommand {
         /// --kernel driver
         #[arg(long, conflicts_with = "kernel")]
         kernel_driver: bool,
-        /// Kernel modules to add, with what they need
+        /// Kernel modules to add, with their dependencies
         #[arg(long, value_name = "MODULE,...", value_delimiter = ',')]
         modules: Vec<String>,
-        /// Debian mirror to fetch from [default: that of this host's apt]
+        /// Debian mirror to download from [default: the one that this host's apt uses]
         #[arg(long, value_name = "URL")]
         mirror: Option<String>,
-        /// Ask Debian for newer packages even if nothing else has changed
+        /// Check for newer Debian packages even if nothing else has changed
         #[arg(long)]
         refresh: bool,
     },
     /// Compile a kernel module for nodes with the kernel of `driver-cloud`, or another one
     ///
-    /// Sources in FOLDER, with a Kbuild file; C or Rust. What the compiler says is printed, and
-    /// modules (*.ko) are left in FOLDER. What the kernel's modules are compiled with is made first
-    /// if it is not there yet, which takes minutes. Then: tofu up --linux --driver tofu,
-    /// tofu cp FOLDER/mine.ko 0:/tmp, tofu exec 0 -- insmod /tmp/mine.ko.
+    /// FOLDER has the sources, in C or Rust, and a Kbuild file. The compiler's messages are
+    /// printed, and modules (*.ko) are written to FOLDER. If the build environment for the kernel's
+    /// modules does not exist yet, it is made first, which takes minutes. Then use the module: tofu
+    /// up --linux --driver tofu, tofu cp FOLDER/mine.ko 0:/tmp, tofu exec 0 -- insmod /tmp/mine.ko.
     Module {
         /// Folder with the sources and Kbuild
         #[arg(value_name = "FOLDER")]
         folder: PathBuf,
-        /// Folder around it with more files that it needs [default: FOLDER]
+        /// Parent folder with more files that the sources need [default: FOLDER]
         #[arg(long, value_name = "BASE")]
         base: Option<PathBuf>,
-        /// Where to leave the modules [default: FOLDER]
+        /// Folder for the modules [default: FOLDER]
         #[arg(long, short, value_name = "FOLDER")]
         out: Option<PathBuf>,
         /// Kernel: driver-cloud, driver-generic, driver or driver-debug
@@ -79,19 +80,19 @@ pub(crate) enum ImageCommand {
         /// The same as --kernel driver-debug
         #[arg(long, conflicts_with = "kernel")]
         debug: bool,
-        /// Arguments of make, such as W=1 or CLIPPY=1
+        /// Arguments for make, such as W=1 or CLIPPY=1
         #[arg(value_name = "ARG", last = true)]
         args: Vec<String>,
     },
-    /// Leave our programs for Linux nodes in a folder
+    /// Write our programs for Linux nodes to a folder
     ///
-    /// Those for arm64 are built in a checkout of the sources. TOFU_ARM64_PROGRAMS names such a
-    /// folder where there is none.
+    /// Programs for arm64 are built in a checkout of the sources. On hosts without a checkout, set
+    /// TOFU_ARM64_PROGRAMS to such a folder.
     Programs {
-        /// What the processors of the nodes are: x86-64 or arm64
+        /// Architecture of the nodes: x86-64 or arm64
         #[arg(long, value_name = "ARCH", default_value_t)]
         arch: Arch,
-        /// Where to leave them
+        /// Folder for the programs
         #[arg(value_name = "FOLDER")]
         folder: PathBuf,
     },
@@ -101,9 +102,9 @@ pub(crate) enum ImageCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Run the QEMU that Linux nodes run under, fetched if need be
+    /// Run the QEMU that Linux nodes run under, and download it if necessary
     ///
-    /// For machines of your own beside `tofu serve`: tofu image qemu -- -M q35 ...
+    /// For virtual machines of your own that attach to `tofu serve`: tofu image qemu -- -M q35 ...
     Qemu {
         /// QEMU's arguments
         #[arg(value_name = "ARG", last = true)]

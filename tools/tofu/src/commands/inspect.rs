@@ -17,10 +17,10 @@ use tofu_ui::printable;
 
 /// Show the live state of a node's device as a tree
 ///
-/// Read by the host, past the guest, which goes on meanwhile: PCI configuration and MSI-X, network
-/// interfaces, control queues with the commands under way and those that wait, tables, barrier
-/// gates and channels, packet queues, interrupts, ports. Each queue is of one moment; two queues
-/// may be of different ones.
+/// The host reads the state without the guest, which keeps running: PCI configuration and MSI-X,
+/// network interfaces, control queues with the commands under way and the waiting ones, tables,
+/// barrier gates and channels, packet queues, interrupts, ports. Each queue is shown at one moment;
+/// the moments of two queues may differ.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct InspectArgs {
@@ -33,11 +33,11 @@ pub(crate) struct InspectArgs {
     #[arg(value_name = "PATH")]
     pub(crate) path: Option<String>,
 
-    /// Levels to show; deeper ones are three dots
+    /// Number of levels to show; deeper ones are shown as three dots
     #[arg(long, value_name = "N")]
     pub(crate) depth: Option<u32>,
 
-    /// Values to show at most
+    /// Maximum number of values to show
     #[arg(long, value_name = "N", default_value_t = InspectRequest::limit())]
     pub(crate) limit: u32,
 
@@ -45,13 +45,13 @@ pub(crate) struct InspectArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Show it again and again, with so much time in between, such as 500ms
+    /// Repeat at this interval, such as 500ms
     #[arg(long, value_name = "TIME", num_args = 0..=1)]
     #[arg(default_missing_value = "1s")]
     #[arg(conflicts_with = "diff")]
     pub(crate) watch: Option<Timeout>,
 
-    /// Show what has changed since this file, which --json has printed
+    /// Show what has changed since this file, an output of --json
     #[arg(long, value_name = "FILE", conflicts_with = "json")]
     pub(crate) diff: Option<PathBuf>,
 
@@ -60,7 +60,7 @@ pub(crate) struct InspectArgs {
     #[arg(conflicts_with_all = ["path", "depth", "diff", "watch"])]
     pub(crate) translate: Option<Vec<String>>,
 
-    /// Bytes to translate
+    /// Number of bytes to translate
     #[arg(long, value_name = "BYTES", default_value_t = 1, requires = "translate")]
     pub(crate) length: u32,
 

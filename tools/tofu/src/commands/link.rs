@@ -12,28 +12,30 @@ use tofu_control::{MachineName, ask, find_machine, locate, node_number, parse_no
 use tofu_fabric::{Link, Port, Shape};
 use tofu_supervisor::link_errors::{LinkErrorSpec, Rate};
 
-/// Take links of a running machine down and up, have them fail in part, or list them
+/// Take links of a running machine down and up, make them fail in part, or list them
 ///
-/// A link goes down as a whole, in both directions. What is sent over it then is lost: the port
-/// before it counts it, and its loss is reported.
+/// A link goes down as a whole, in both directions. Packets sent over a link that is down are lost:
+/// the port at its near end counts them, and their loss is reported.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum LinkCommand {
     /// Take the link between two neighbours down
     Down(LinkArgs),
     /// Bring the link between two neighbours up again
     Up(LinkArgs),
-    /// Have bits, lanes and acknowledgements of a modelled link fail, or, with no option, no more
+    /// Make bits, lanes and acknowledgements of a modelled link fail, or, with no option, work
+    /// again
     ///
-    /// In both directions, in machines with links = "modelled". Nothing that a guest sees is lost
-    /// by that: frames are sent again, or on the other lanes; counters of ports tell.
+    /// The errors are in both directions. The machine must have links = "modelled". Guests lose no
+    /// data, because frames are sent again or on the other lanes; counters of ports show the
+    /// errors.
     Errors {
         /// Which link
         #[command(flatten)]
         link: LinkArgs,
-        /// How likely a bit is wrong, such as 1e-7
+        /// Probability that a bit is wrong, such as 1e-7
         #[arg(long, value_name = "RATE")]
         ber: Option<Rate>,
-        /// The only lane with such bits [default: all lanes]
+        /// Limit wrong bits to this lane [default: all lanes]
         #[arg(
             long,
             value_name = "LANE",
@@ -44,7 +46,7 @@ pub(crate) enum LinkCommand {
         /// A lane on which nothing arrives
         #[arg(long, value_name = "LANE", value_parser = value_parser!(u8).range(LANES))]
         dead: Option<u8>,
-        /// How likely an acknowledgement, or another data-link-layer packet, is lost
+        /// Probability that an acknowledgement or another data-link-layer packet is lost
         #[arg(long, value_name = "RATE")]
         dllp_loss: Option<Rate>,
     },
@@ -53,7 +55,7 @@ pub(crate) enum LinkCommand {
         /// Machine; not needed if only one runs
         #[arg(value_name = "NAME")]
         name: Option<MachineName>,
-        /// Only those that are down
+        /// Only links that are down
         #[arg(long)]
         down: bool,
         /// Print the list as JSON
@@ -75,7 +77,7 @@ pub(crate) struct LinkArgs {
 
     /// Node at the other end, or the port of the first: A, C, B-, B+, X-, X+, Y-, Y+, Z-, Z+
     ///
-    /// Between two nodes on a ring of two there are two links; by nodes, both are meant.
+    /// Two nodes on a ring of two have two links between them; naming both nodes means both links.
     #[arg(value_name = "NODE|PORT")]
     pub(crate) to: String,
 }

@@ -8,12 +8,12 @@ use clap::{Args, Command};
 
 /// Write the commands' manual pages to a folder
 ///
-/// There is one page for tofu, and one for each command: tofu.1, tofu-up.1, tofu-link-down.1 and
-/// so on. They say what --help says.
+/// There is one page for tofu, and one for each command: tofu.1, tofu-up.1, tofu-link-down.1 and so
+/// on. They have the same text as --help.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ManArgs {
-    /// The folder; made if it is not there
+    /// The folder, which is created if it does not exist
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
 }

@@ -18,12 +18,12 @@ use crate::commands::running::MachineOrShape;
 /// Up to this many nodes are listed one by one.
 const LISTED_NODES: u32 = 192;
 
-/// Show where the processes of a job go
+/// Show on which nodes the processes of a job are placed
 ///
-/// A job asks for a torus of one to three axes. Each of its axes is folded from axes of
-/// the machine, so that neighbours in the job are neighbours in the machine, the last and
-/// the first too. With --json the output is a mapinfo, which tells programs where they
-/// are: TOFU_MAPINFO_FILE names a file with it.
+/// A job asks for a torus of one to three axes. Each of its axes is folded from axes of the
+/// machine, so neighbours in the job are neighbours in the machine, and so are the last and the
+/// first node of an axis. With --json the output is a mapinfo, which tells programs where they are:
+/// TOFU_MAPINFO_FILE names a file with it.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct MapArgs {
@@ -40,15 +40,15 @@ pub(crate) struct MapArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) ppn: u32,
 
-    /// Processes in all [default: as many as fit]
+    /// Total number of processes [default: as many as fit]
     #[arg(short = 'n', long, value_name = "N")]
     pub(crate) procs: Option<u32>,
 
-    /// Node that the job must not use, such as 0,0,0,0,1,0 or t-0-0-0-0-1-0; may be given again
+    /// Node that the job must not use, such as 0,0,0,0,1,0 or t-0-0-0-0-1-0; can be repeated
     #[arg(long, value_name = "X,Y,Z,A,B,C")]
     pub(crate) exclude: Vec<NodeAt>,
 
-    /// Refuse maps with an axis whose last node is no neighbour of its first
+    /// Refuse maps with an axis whose last node is not a neighbour of its first node
     #[arg(long)]
     pub(crate) closed: bool,
 
@@ -66,9 +66,9 @@ Examples:
   tofu map --map 4x3
       a torus of 4 by 3 on the 12 nodes of a Tofu unit
   tofu map --shape half-rack --map 8x12x2 --svg map.svg
-      a picture: each line has the colour of the machine's axis it goes along
+      a picture; each link has the colour of its axis of the machine
   tofu map --shape 1x1x4x2x3x2 --map 4x11 --exclude 0,0,1,0,2,0
-      round a node that has failed
+      around a node that has failed
   tofu map --map 4x3 --ppn 4 --json > map.json
       48 processes; programs find the map by TOFU_MAPINFO_FILE=map.json";
 

@@ -10,7 +10,7 @@ use tofu_control::{Connection, find_node, info};
 
 /// Restart the virtual machine of a Linux node
 ///
-/// Its device is reset; all other nodes run on.
+/// Its device is reset; all other nodes keep running.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RestartArgs {
     /// Node, as for `tofu exec`
@@ -20,8 +20,8 @@ pub(crate) struct RestartArgs {
 
 /// Stop the processors of a node
 ///
-/// Its device works on: memory that others may reach, and barrier gates. `tofu resume` lets them
-/// go on.
+/// Its device keeps working, so others can still reach its memory and barrier gates. `tofu resume`
+/// lets the processors continue.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PauseArgs {
     /// Node, as for `tofu exec`
@@ -29,7 +29,7 @@ pub(crate) struct PauseArgs {
     pub(crate) node: String,
 }
 
-/// Let the processors of a node go on that `tofu pause` has stopped
+/// Let the processors of a node continue after `tofu pause`
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ResumeArgs {
     /// Node, as for `tofu exec`

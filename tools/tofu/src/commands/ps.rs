@@ -9,11 +9,11 @@ use tofu_control::protocol::{JobInfo, MachineInfo, NodeInfo, PartInfo, PartState
 use tofu_control::{Present, ping, present, rundir};
 use tofu_ui::{printable, table};
 
-/// List the machines that run, their nodes and their jobs
+/// List the running machines, their nodes and their jobs
 ///
-/// Linux nodes are asked for a sign of life; one that gives none in two seconds is shown as not
-/// answering. A node whose router has failed (see `tofu node`) is shown as down. Jobs of `tofu run`
-/// are listed with the nodes that they have; those that wait for nodes are queued. A machine in
+/// Linux nodes are asked for a sign of life; a node that gives none within two seconds is shown as
+/// not answering. A node whose router has failed (see `tofu node`) is shown as down. Jobs of `tofu
+/// run` are listed with their nodes; jobs that wait for nodes are shown as queued. A machine in
 /// parts is listed once, with the nodes of all parts that answer.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PsArgs {

@@ -10,8 +10,9 @@ use tofu_control::{ask, locate, node_number};
 
 /// Show the registers of a node's device, by the names of the register map
 ///
-/// Read by the host, past the guest, and without effect on the device. Control queues and barrier
-/// gates that are not enabled are left out, and so are registers that are 0, unless --all is given.
+/// The host reads the registers without the guest, and without effect on the device. Control queues
+/// and barrier gates that are not enabled are left out. So are registers that are 0, unless --all
+/// is given.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct RegsArgs {
@@ -20,15 +21,16 @@ pub(crate) struct RegsArgs {
     #[arg(value_name = "NODE")]
     pub(crate) node: String,
 
-    /// Only registers of these units, such as tofu, tni0, tni0cq3, port, or of these names
+    /// Only registers of these units, such as tofu, tni0, tni0cq3 or port, or registers with these
+    /// names
     #[arg(value_name = "UNIT|NAME")]
     pub(crate) only: Vec<String>,
 
-    /// Also those that are 0
+    /// Also show registers that are 0
     #[arg(long)]
     pub(crate) all: bool,
 
-    /// Print JSON, of all registers
+    /// Print JSON, including registers that are 0
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -14,7 +14,7 @@ pub(crate) struct MachineOrShape {
     #[command(flatten)]
     pub(crate) shape: ShapeArgs,
 
-    /// A machine that runs, with the links that are down now; without NAME the only one there is
+    /// Use a running machine, without the links that are down now; NAME is needed if several run
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
     #[arg(conflicts_with_all = ["shape", "config"])]
     pub(crate) machine: Option<Option<MachineName>>,

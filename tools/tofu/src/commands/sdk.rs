@@ -16,29 +16,30 @@ use tofu_ui::{ImageProgress, Style, exit, is_interrupted, signals};
 
 /// Write headers, libraries, pkg-config files and examples for C programs to a folder
 ///
-/// The folder gets include, lib, lib/pkgconfig, and examples with a Makefile, those for TNW in a
-/// folder of their own. Programs that are compiled with them run by `tofu run`, which brings its
-/// own copy of the libraries.
+/// The folder gets include, lib, lib/pkgconfig, and examples with a Makefile; the examples for TNW
+/// are in a folder of their own. Run the compiled programs with `tofu run`, which brings its own
+/// copy of the libraries.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SdkArgs {
-    /// The folder; made if it is not there
+    /// The folder, which is created if it does not exist
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
 
-    /// What the processors of the nodes are that programs are for: x86-64 or arm64
+    /// Architecture of the nodes that programs are compiled for: x86-64 or arm64
     ///
-    /// For arm64 there are bin/fccpx and bin/FCCpx, which compile with GCC and know options of
-    /// Fujitsu's compilers. A host without aarch64-linux-gnu-gcc gets it in the cache.
+    /// For arm64 the folder also gets bin/fccpx and bin/FCCpx, which compile with GCC and accept
+    /// options of Fujitsu's compilers. If the host has no aarch64-linux-gnu-gcc, it is downloaded
+    /// into the cache.
     #[arg(long, value_name = "ARCH", default_value_t)]
     pub(crate) arch: Arch,
 
-    /// Fetch no compiler for arm64
+    /// Do not download a compiler for arm64
     #[arg(long)]
     pub(crate) no_compiler: bool,
 
-    /// Also what MPI programs are compiled with, from an image; the image mpich is made if need be,
-    /// or mpich-arm64
+    /// Also write compiler wrappers, headers and libraries for MPI, from an image; the image mpich
+    /// or mpich-arm64 is made if it does not exist
     #[arg(long)]
     pub(crate) mpi: bool,
 

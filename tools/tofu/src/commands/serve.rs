@@ -25,9 +25,9 @@ use tofu_vfio_user::Backing;
 
 /// Serve the devices of a machine to other virtual machine monitors
 ///
-/// Each node's device is on a UNIX socket, by the vfio-user protocol. QEMU (10.1 or later) and
-/// Cloud Hypervisor attach, detach and restart as they like, while the others run on. Prints how
-/// to attach them. Runs until Ctrl-C.
+/// Each node's device is served on a UNIX socket, by the vfio-user protocol. QEMU (10.1 or later)
+/// and Cloud Hypervisor can attach, detach and restart at any time, while the other nodes keep
+/// running. Prints how to attach them. Runs until Ctrl-C.
 #[derive(Debug, Clone, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ServeArgs {
@@ -49,7 +49,7 @@ pub(crate) struct ServeArgs {
 
     /// How doorbells reach the devices, as for `tofu up` [default: trapped]
     ///
-    /// Polled, the doorbells of Tofu and the windows of TNW are memory that monitors map.
+    /// When polled, the doorbells of Tofu and the windows of TNW are memory that monitors map.
     #[arg(long, value_name = "MODE")]
     pub(crate) doorbell: Option<Doorbell>,
 
@@ -57,13 +57,13 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N")]
     pub(crate) engines: Option<Engines>,
 
-    /// Serve what devices have counted to Prometheus, at http://ADDRESS/metrics, as for `tofu up`
+    /// Serve the devices' counters to Prometheus, at http://ADDRESS/metrics, as for `tofu up`
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) metrics: Option<MetricsAddress>,
 
-    /// Also serve clients whose memory is not sealed against shrinking, as Cloud Hypervisor's
+    /// Also serve clients whose memory is not sealed against shrinking, such as Cloud Hypervisor
     ///
-    /// Such a client can end this process.
+    /// Such a client can crash this process.
     #[arg(long)]
     pub(crate) any_memory: bool,
 

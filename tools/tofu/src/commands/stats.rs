@@ -20,10 +20,10 @@ use tofu_fabric::{NodeId, Port, Shape};
 use tofu_supervisor::units::Timeout;
 use tofu_ui::table;
 
-/// Show what the devices of a running machine have counted
+/// Show the counters of the devices of a running machine
 ///
-/// A line for each device, or all counters of one by their names in the register map. Counters
-/// begin with the device's last reset, those of ports with the machine.
+/// Prints a line for each device, or all counters of one device by their names in the register map.
+/// Counters start at the device's last reset, and those of ports when the machine starts.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct StatsArgs {
@@ -36,11 +36,11 @@ pub(crate) struct StatsArgs {
     #[arg(long, value_name = "NAME", conflicts_with = "node")]
     pub(crate) machine: Option<MachineName>,
 
-    /// Go on, and show what was added in each such time, until Ctrl-C or the machine's end
+    /// Show the increase in each interval of this time, until Ctrl-C or the machine's end
     #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s")]
     pub(crate) watch: Option<Timeout>,
 
-    /// Print JSON: with --watch an object each time
+    /// Print JSON; with --watch one object per interval
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -50,7 +50,7 @@ Examples:
   tofu stats
   tofu stats 0 --json
   tofu stats --watch
-      what comes and goes each second";
+      the increase of the counters each second";
 
 /// A column of the overview: its title, and what is in it.
 type Column = (&'static str, fn(&NodeCounters) -> u64);

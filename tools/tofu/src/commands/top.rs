@@ -19,17 +19,17 @@ use tofu_ui::{exit, signals};
 use self::screen::Screen;
 use self::view::{Key, Keys, Sort, View};
 
-/// Show what a machine does, on a full screen: nodes, rates, errors, waiting commands, links
+/// Show a machine's activity on a full screen: nodes, rates, errors, waiting commands, links
 ///
-/// Keys: up and down (or j and k) choose a node, Enter goes into it and Esc out of it, s sorts by
-/// the next column and r the other way round, l shows links by load, p pauses, q ends.
+/// Keys: up and down (or j and k) choose a node, Enter shows its details and Esc goes back, s sorts
+/// by the next column, r reverses the order, l shows links by load, p pauses, q quits.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TopArgs {
     /// Machine; not needed if only one runs
     #[arg(value_name = "NAME")]
     pub(crate) name: Option<MachineName>,
 
-    /// Time between two looks
+    /// Interval between updates
     #[arg(long, value_name = "TIME", default_value = "1s")]
     pub(crate) every: Timeout,
 

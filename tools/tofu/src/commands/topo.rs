@@ -24,7 +24,7 @@ pub(crate) struct TopoArgs {
     #[command(flatten)]
     pub(crate) machine: MachineOrShape,
 
-    /// Whose links it has, for what they can carry: k, fx10, fx100 or fugaku
+    /// Generation of the links, which determines their bandwidth: k, fx10, fx100 or fugaku
     ///
     /// [default: that of the machine file, or fugaku]
     #[arg(long, value_name = "GENERATION", value_parser = generation)]

@@ -26,12 +26,12 @@ use flight::Flight;
 use perfetto::Perfetto;
 use picture::Picture;
 
-/// Show what becomes of each command, or write a file for Perfetto
+/// Trace the commands of a running machine as text, or write a file for Perfetto
 ///
-/// Without -w a line for each command that has ended: time (UTC), node, queue, command and target,
-/// how long it took, and its result; of one that has failed a second line says why. The file is for
-/// ui.perfetto.dev: a command is a span, with spans of the way there, the work at the target and
-/// the way back. Ctrl-C ends it.
+/// Without -w each command that has ended is a line: time (UTC), node, queue, command and target,
+/// how long it took, and its result; for a failed command a second line says why. The file is for
+/// ui.perfetto.dev: a command is a span, which has spans for the way there, the work at the target
+/// and the way back. Ctrl-C ends the trace.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TraceArgs {
@@ -60,20 +60,20 @@ pub(crate) struct TraceArgs {
     #[arg(long, value_name = "RESULT,...", value_delimiter = ',')]
     pub(crate) result: Vec<String>,
 
-    /// End after so many commands
+    /// End after this number of commands
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) count: Option<u64>,
 
-    /// End after so many seconds
+    /// End after this number of seconds
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub(crate) seconds: Option<u64>,
 
-    /// Keep what has ended within this time, and write that, and end, when a command fails, a guest
-    /// dies or the machine ends, or at Ctrl-C
+    /// Keep only the commands that ended within this time; when a command fails, a guest dies, the
+    /// machine ends, or at Ctrl-C, write them and end
     #[arg(long, value_name = "TIME", conflicts_with_all = ["result", "count", "seconds"])]
     pub(crate) last: Option<Timeout>,
 
-    /// Print a JSON object for each command, as the control socket has it
+    /// Print a JSON object for each command, as the control socket sends it
     #[arg(long, conflicts_with = "write")]
     pub(crate) json: bool,
 }

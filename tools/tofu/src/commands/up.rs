@@ -31,10 +31,9 @@ use crate::commands::{host, slurm};
 
 /// Boot a machine and run a guest program on every node
 ///
-/// Boots one VM per node, shows what the guests print with the coordinates of
-/// their nodes, and ends when all guests have ended, the time is over, or you
-/// press Ctrl-C. A guest succeeds if it exits with code 0; when one has failed
-/// the others are stopped soon.
+/// Boots one VM per node, and shows what the guests print, with the coordinates of their nodes. It
+/// ends when all guests have ended, when --timeout expires, or when you press Ctrl-C. A guest
+/// succeeds if it exits with code 0. If one fails, the others are stopped after --grace.
 #[derive(Debug, Clone, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct UpArgs {
@@ -43,7 +42,7 @@ pub(crate) struct UpArgs {
     #[arg(long, display_order = 10)]
     pub(crate) json: bool,
 
-    /// How long guests may go on when another has failed
+    /// How long the other guests may continue when one has failed
     #[arg(long, value_name = "TIME", default_value = "2s", display_order = 9)]
     pub(crate) grace: Timeout,
 
@@ -58,12 +57,12 @@ pub(crate) struct UpArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Several processes or hosts")]
 pub(crate) struct PartArgs {
-    /// Have part I of a machine of N parts in this process, and wait for the others; I is from 0
+    /// Run part I of a machine of N parts, counted from 0, in this process, and wait for the others
     ///
-    /// With slurm, I and N are those of a task of Slurm's (SLURM_PROCID, SLURM_NTASKS).
+    /// With slurm, I and N come from the Slurm task that this runs in (SLURM_PROCID, SLURM_NTASKS).
     ///
-    /// All other options but --capture, --metrics and those for doorbells and engines have to be
-    /// the same for all parts. See the manual, page Machines over many hosts.
+    /// All other options must be the same for all parts, except --capture, --metrics, --doorbell
+    /// and --engines. See the manual, page Machines over many hosts.
     #[arg(long, value_name = "I/N|slurm", requires = "join", value_parser = part)]
     part: Option<PartOf>,
 
@@ -72,21 +71,21 @@ pub(crate) struct PartArgs {
     #[arg(long, value_name = "DIR", requires = "part")]
     join: Option<PathBuf>,
 
-    /// Take a part for lost whose host acknowledges nothing for so long, 100ms or more
+    /// Consider a part lost when its host acknowledges nothing for this time, 100ms or more
     #[arg(long, value_name = "TIME", default_value = "1s", requires = "part")]
     cable_timeout: Timeout,
 
-    /// Stop the guests here, after --grace, when another part is lost; otherwise they go on, and it
-    /// may come back
+    /// Stop the guests of this part, after --grace, when another part is lost; without this option
+    /// they continue, and the other part may come back
     #[arg(long, requires = "part")]
     end_with_part: bool,
 
     /// Start a part on each host of a file by ssh, and follow all of them
     ///
-    /// Each line has HOST or USER@HOST, which ssh is told; after it may come ADDRESS:PORT, where
-    /// the part listens (HOST:7700 if that is left out), and the path of the command there, which
-    /// is copied if none is given. The first host has part 0. What guests print has the number of
-    /// the part in front.
+    /// Each line has HOST or USER@HOST for ssh. It may be followed by ADDRESS:PORT, where the part
+    /// listens (default: HOST:7700), and by the path of the tofu command on that host; without a
+    /// path the command is copied there. The first host has part 0. Lines that guests print begin
+    /// with the number of their part.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["part", "join", "detach", "capture"])]
     hosts: Option<PathBuf>,
 }

@@ -22,9 +22,9 @@ use self::server::{Scene, Server};
 
 /// Show a machine on a page in a browser: the torus, load and health of links, jobs, a time line
 ///
-/// The page is served on this host alone, at an address with a token that this command prints;
-/// whoever has the address can also take links and nodes of the machine down. Over ssh, forward
-/// the port: ssh -L PORT:127.0.0.1:PORT HOST.
+/// The page is served on this host only, at an address with a token, which this command prints.
+/// Anyone who has the address can also take links and nodes of the machine down. To look at it over
+/// ssh, forward the port: ssh -L PORT:127.0.0.1:PORT HOST.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ViewArgs {
@@ -36,11 +36,11 @@ pub(crate) struct ViewArgs {
     #[arg(long, value_name = "PORT", value_parser = value_parser!(u16).range(1..))]
     pub(crate) port: Option<u16>,
 
-    /// Time between two looks at the machine
+    /// Interval between updates
     #[arg(long, value_name = "TIME", default_value = "1s")]
     pub(crate) every: Timeout,
 
-    /// Write what is seen to a file, for --replay
+    /// Record what the page shows to a file, for --replay
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
     pub(crate) record: Option<PathBuf>,
 
@@ -52,8 +52,8 @@ pub(crate) struct ViewArgs {
 const EXAMPLES: &str = "\
 Examples:
   tofu view                       prints the page's address; Ctrl-C ends it, not the machine
-  tofu view --record run.film     the same, and keeps what is seen
-  tofu view --replay run.film     shows that later, or on another host";
+  tofu view --record run.film     the same, and records it
+  tofu view --replay run.film     shows the recording later, or on another host";
 
 /// Shortest time between two looks.
 const SHORTEST: Duration = Duration::from_millis(100);
