@@ -1,6 +1,8 @@
 //! `tofu sim`: networks and devices in modelled time, without guests.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod independent;
 mod machine;
 mod papers;
 mod plot;

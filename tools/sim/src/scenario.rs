@@ -18,7 +18,7 @@ use tofu_ui::{FileError, TomlFile};
 use toml::Spanned;
 
 use crate::plot::{Curves, Line};
-use crate::traffic::{Load, MOST_WALKED, Outcome, Pattern, Rails, Traffic};
+use crate::traffic::{Arrivals, Limits, Load, MOST_WALKED, Outcome, Pattern, Rails, Traffic};
 
 /// The scenarios that come with the command: name and text.
 pub(crate) const SHIPPED: [(&str, &str); 10] = [
@@ -68,6 +68,7 @@ struct Raw {
     count: Option<Spanned<i64>>,
     rate: Option<Spanned<OneOrMore<f64>>>,
     load: Option<Spanned<OneOrMore<f64>>>,
+    arrivals: Option<Spanned<String>>,
     warm_up: Option<Spanned<String>>,
     time: Option<Spanned<String>>,
     rails: Option<Spanned<String>>,
@@ -185,26 +186,86 @@ enum Offered {
 #[derive(Debug, Serialize)]
 struct Row {
     size: u64,
+    /// What passes on each link that a message goes over, while it does.
+    link_bytes: u64,
     /// Payload that each node is to send, if not as much as it can.
     offered_gbytes_per_s: Option<f64>,
     /// What the routes of uniform traffic leave to each node: then a link is full.
     bound_gbytes_per_s: Option<f64>,
+    /// Links that a message goes over and how long that takes if it waits for nothing, in the mean,
+    /// if that is known.
+    mean_hops: Option<f64>,
+    unloaded_us: Option<f64>,
     #[serde(flatten)]
     outcome: Outcome,
 }
+
+/// What the network is like, as other simulators want to be told.
+#[derive(Clone, Debug, Serialize)]
+struct Described {
+    nodes: u32,
+    link_gbytes_per_s: f64,
+    /// From a frame's header leaving one node until it may leave the next.
+    hop_ns: f64,
+    cycle_ns: f64,
+    /// What credit is counted in.
+    row_bytes: u8,
+    /// Receive queues of a port for requests, and as many for answers.
+    request_channels: u8,
+    queue_bytes: u32,
+    replay_bytes: u32,
+    scheduler: &'static str,
+    arbiter: &'static str,
+    /// Messages that a TNI holds.
+    backlog: u32,
+}
+
+impl Described {
+    fn new(traffic: &Traffic) -> Self {
+        let Traffic { shape, links, options, .. } = traffic;
+        let row = u32::from(links.row);
+        let rows = |bytes: Option<u32>, all: u32| bytes.unwrap_or(all) / row * row;
+        Self {
+            nodes: shape.nodes(),
+            link_gbytes_per_s: f64::from(links.link_kbytes()) / 1e6,
+            hop_ns: links.hop_ps() as f64 / 1e3,
+            cycle_ns: links.cycle_ps() as f64 / 1e3,
+            row_bytes: links.row,
+            request_channels: 2,
+            queue_bytes: rows(options.queue_bytes, links.queue_bytes),
+            replay_bytes: rows(options.replay_bytes, links.replay_bytes),
+            scheduler: match options.scheduler {
+                Scheduler::LookAhead => LOOK_AHEAD,
+                Scheduler::DateLine => DATE_LINE,
+            },
+            arbiter: match options.arbiter {
+                Arbiter::InTurn => IN_TURN,
+                Arbiter::StraightFirst => STRAIGHT_FIRST,
+            },
+            backlog: options.backlog,
+        }
+    }
+}
+
+const LOOK_AHEAD: &str = "look-ahead";
+const DATE_LINE: &str = "date-line";
+const IN_TURN: &str = "in-turn";
+const STRAIGHT_FIRST: &str = "straight-first";
 
 /// A scenario with all its points.
 pub(crate) struct Scenario {
     name: String,
     title: String,
-    /// With the rate at which a link is full, if that is known.
-    points: Vec<(Traffic, Option<f64>)>,
+    network: Described,
+    /// With what follows from the routes, if that is known.
+    points: Vec<(Traffic, Option<Limits>)>,
 }
 
 /// What came of a scenario.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     scenario: String,
+    network: Described,
     rows: Vec<Row>,
     /// Of each size that was sent at rates.
     saturation: Vec<Saturation>,
@@ -232,15 +293,15 @@ impl Scenario {
         let options = Options {
             scheduler: file
                 .checked("scheduler", &raw.scheduler, |name| match name.as_str() {
-                    "look-ahead" => Ok(Scheduler::LookAhead),
-                    "date-line" => Ok(Scheduler::DateLine),
+                    LOOK_AHEAD => Ok(Scheduler::LookAhead),
+                    DATE_LINE => Ok(Scheduler::DateLine),
                     _ => Err("\"look-ahead\" or \"date-line\""),
                 })?
                 .unwrap_or_default(),
             arbiter: file
                 .checked("arbiter", &raw.arbiter, |name| match name.as_str() {
-                    "in-turn" => Ok(Arbiter::InTurn),
-                    "straight-first" => Ok(Arbiter::StraightFirst),
+                    IN_TURN => Ok(Arbiter::InTurn),
+                    STRAIGHT_FIRST => Ok(Arbiter::StraightFirst),
                     _ => Err("\"in-turn\" or \"straight-first\""),
                 })?
                 .unwrap_or_default(),
@@ -274,6 +335,13 @@ impl Scenario {
             pattern,
             size: 0,
             load: Load::Count(0),
+            arrivals: file
+                .checked("arrivals", &raw.arrivals, |name| match name.as_str() {
+                    "even" => Ok(Arrivals::Even),
+                    "poisson" => Ok(Arrivals::Poisson),
+                    _ => Err("\"even\" or \"poisson\""),
+                })?
+                .unwrap_or_default(),
             rails: file
                 .checked("rails", &raw.rails, |name| match name.as_str() {
                     "single" => Ok(Rails::Single),
@@ -288,12 +356,12 @@ impl Scenario {
         };
         let mut points = Vec::new();
         for &size in &sizes {
-            let bound = Traffic { size, ..traffic.clone() }.bound();
+            let limits = Traffic { size, ..traffic.clone() }.limits();
             for load in &loads {
-                let load = match (load, bound) {
+                let load = match (load, limits) {
                     (Offered::Load(load), _) => *load,
-                    (Offered::Part { part, warm_up, time }, Some(bound)) if size > 0 => {
-                        let kbytes = (part * bound / 1e3) as u64;
+                    (Offered::Part { part, warm_up, time }, Some(limits)) if size > 0 => {
+                        let kbytes = (part * limits.rate / 1e3) as u64;
                         Load::Rate { kbytes: kbytes.max(1), warm_up: *warm_up, time: *time }
                     }
                     _ => {
@@ -303,27 +371,36 @@ impl Scenario {
                         ));
                     }
                 };
-                points.push((Traffic { size, load, ..traffic.clone() }, bound));
+                points.push((Traffic { size, load, ..traffic.clone() }, limits));
             }
         }
         let generation = generation.description().interconnect;
         let title = format!("{} on {} ({generation})", raw.pattern.get_ref(), raw.shape.get_ref());
-        Ok(Self { name: name.to_owned(), title, points })
+        let network = Described::new(&traffic);
+        Ok(Self { name: name.to_owned(), title, network, points })
     }
 
     /// Runs every point.
     pub(crate) fn run(&self, threads: u32) -> anyhow::Result<Report> {
-        let rows = self.points.iter().map(|(traffic, bound)| {
+        let rows = self.points.iter().map(|(traffic, limits)| {
             let offered_gbytes_per_s = match traffic.load {
                 Load::Rate { kbytes, .. } => Some(kbytes as f64 / 1e6),
                 Load::Count(_) => None,
             };
             let outcome = traffic.run(threads).with_context(|| self.name.clone())?;
-            let bound_gbytes_per_s = bound.map(|bound| bound / 1e9);
-            Ok(Row { size: traffic.size, offered_gbytes_per_s, bound_gbytes_per_s, outcome })
+            Ok(Row {
+                size: traffic.size,
+                link_bytes: traffic.frames().bytes,
+                offered_gbytes_per_s,
+                bound_gbytes_per_s: limits.map(|limits| limits.rate / 1e9),
+                mean_hops: limits.map(|limits| limits.hops),
+                unloaded_us: limits.map(|limits| limits.latency / 1e6),
+                outcome,
+            })
         });
         let mut report = Report {
             scenario: self.name.clone(),
+            network: self.network.clone(),
             rows: rows.collect::<anyhow::Result<_>>()?,
             saturation: Vec::new(),
             title: self.title.clone(),
@@ -502,6 +579,8 @@ struct Saturation {
     /// The most that arrived.
     most_gbytes_per_s: f64,
     bound_gbytes_per_s: Option<f64>,
+    /// How long a message takes that waits for nothing, in the mean.
+    unloaded_us: Option<f64>,
 }
 
 impl fmt::Display for Saturation {
@@ -509,7 +588,11 @@ impl fmt::Display for Saturation {
         let Self { size, .. } = self;
         let (at, most) = (self.at_gbytes_per_s, self.most_gbytes_per_s);
         let bound = self.bound_gbytes_per_s;
-        write!(f, "{size} bytes: at most {most:.3} GB/s of each node arrive")?;
+        write!(f, "{size} bytes: ")?;
+        if let Some(unloaded) = self.unloaded_us {
+            write!(f, "{unloaded:.3} us without load; ")?;
+        }
+        write!(f, "at most {most:.3} GB/s of each node arrive")?;
         if let Some(bound) = bound {
             let part = most / bound * 100.0;
             write!(f, ", {part:.0} % of {bound:.3}, at which a link is full")?;
@@ -560,7 +643,15 @@ impl Report {
         let mut text = String::new();
         let senders = self.rows.first().map_or(0, |row| row.outcome.senders);
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "{}, {senders} nodes send\n", self.title);
+        let Described { link_gbytes_per_s, hop_ns, request_channels, queue_bytes, .. } =
+            self.network;
+        let _ = writeln!(
+            text,
+            "{}, {senders} nodes send\n\
+             links of {link_gbytes_per_s} GB/s, {hop_ns} ns a hop, {request_channels} queues of \
+             {queue_bytes} bytes a port for requests, {} and {}\n",
+            self.title, self.network.scheduler, self.network.arbiter
+        );
         text += &tofu_ui::table(&head, &right, rows);
         let wrong: u64 = self.rows.iter().map(|row| row.outcome.lcrc_errors).sum();
         let late: u64 = self.rows.iter().map(|row| row.outcome.ack_timeouts).sum();
@@ -591,6 +682,17 @@ impl Report {
             at_gbytes_per_s: at,
             most_gbytes_per_s: most,
             bound_gbytes_per_s: rows.clone().find_map(|row| row.bound_gbytes_per_s),
+            unloaded_us: rows.clone().find_map(|row| row.unloaded_us),
+        })
+    }
+
+    /// Of each rate: what was offered and what arrived, in GB/s of each node, and the mean latency
+    /// in microseconds.
+    #[cfg(test)]
+    pub(crate) fn rates(&self) -> impl Iterator<Item = (f64, f64, f64)> {
+        self.rows.iter().filter_map(|row| {
+            let Outcome { gbytes_per_s, mean_us, .. } = row.outcome;
+            Some((row.offered_gbytes_per_s?, gbytes_per_s, mean_us))
         })
     }
 
@@ -728,6 +830,9 @@ mod tests {
             assert!(full < 1.02 && double < 1.02 && full > 0.4 && double > 0.4, "{parts:?}");
             let us: Vec<_> = report.rows.iter().map(|row| row.outcome.mean_us).collect();
             assert!(us.is_sorted(), "{us:?}");
+            // With little load hardly anything waits.
+            let unloaded = report.rows[0].unloaded_us.unwrap();
+            assert!((0.95..1.1).contains(&(us[0] / unloaded)), "{us:?}, {unloaded}");
             let saturation = &report.saturation[0];
             assert_eq!(saturation.bound_gbytes_per_s, Some(bound));
             assert!(saturation.at_gbytes_per_s.is_some_and(|at| at > 0.3 * bound), "{saturation}");
@@ -820,6 +925,11 @@ mod tests {
                 "s.toml:5: arbiter = \"x\" is not allowed; arbiter is \"in-turn\" or",
             ),
             ("count = 1", "rate = 1\ntime = \"1\"", "s.toml:5: time = \"1\" is not allowed"),
+            (
+                "count = 1",
+                "count = 1\narrivals = \"x\"",
+                "s.toml:5: arrivals = \"x\" is not allowed; arrivals is \"even\" or \"poisson\"",
+            ),
             ("\"uniform\"", "\"hotspot\"", "hot is missing, which pattern = \"hotspot\" needs"),
             ("\"fugaku\"", "\"tofud\"", "s.toml:5: generation = \"tofud\" is not allowed"),
             ("\"fugaku\"", "\"k\"\ntnis = 5", "s.toml:6: tnis = 5 is not allowed; tnis is 1 to 4"),
@@ -871,7 +981,7 @@ mod tests {
         let report = Scenario::parse("test", text).unwrap().run(1).unwrap();
         let table = report.text();
         assert!(table.starts_with("uniform on unit (TofuD), 12 nodes send\n"), "{table}");
-        assert_eq!(table.lines().count(), 2 + 1 + 4 + 4, "{table}");
+        assert_eq!(table.lines().count(), 3 + 1 + 4 + 4, "{table}");
         let curves = report.curves();
         assert_eq!(curves[0].lines.len(), 2);
         assert_eq!(curves[0].lines[1].points.len(), 2);

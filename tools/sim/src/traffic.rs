@@ -56,6 +56,51 @@ pub(crate) enum Load {
     Rate { kbytes: u64, warm_up: Ps, time: Ps },
 }
 
+/// How long nodes wait between two messages that they send at a rate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Arrivals {
+    /// For any time up to twice the mean.
+    #[default]
+    Even,
+    /// As if each moment was as likely as any other, whatever was sent before: a Poisson process,
+    /// to which other simulators come close by throwing a coin in each cycle.
+    Poisson,
+}
+
+impl Arrivals {
+    /// The time between two messages, from a random number.
+    const fn interval(self, mean: u64, random: u64) -> Ps {
+        match self {
+            Self::Even => below(random, 2 * mean),
+            Self::Poisson => exponential(random, mean),
+        }
+    }
+}
+
+/// A time whose logarithm is as a Poisson process has it: `mean` by the negative logarithm of the
+/// random number, as a part of all of them. It is worked out in integers, which are the same on
+/// every host.
+const fn exponential(random: u64, mean: u64) -> Ps {
+    /// The natural logarithm of 2, with 32 bits behind the point.
+    const LN_2: u128 = 2_977_044_472;
+    let random = random | 1;
+    // One bit before the point and 63 behind it, of which the logarithm to base 2 has a fraction
+    // only: each squaring gives a bit of that.
+    let mut mantissa = random << random.leading_zeros();
+    let mut fraction = 0u64;
+    let mut bit = 0;
+    while bit < 32 {
+        let square = mantissa as u128 * mantissa as u128;
+        let carry = square >> 127;
+        mantissa = (square >> (63 + carry)) as u64;
+        fraction = fraction << 1 | carry as u64;
+        bit += 1;
+    }
+    let halvings = ((random.leading_zeros() as u64 + 1) << 32) - fraction;
+    let time = ((mean as u128 * halvings as u128) >> 32) * LN_2 >> 32;
+    time as u64
+}
+
 /// How a message goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Rails {
@@ -81,6 +126,7 @@ pub(crate) struct Traffic {
     /// Payload of a message, in bytes.
     pub(crate) size: u64,
     pub(crate) load: Load,
+    pub(crate) arrivals: Arrivals,
     pub(crate) rails: Rails,
     /// TNIs that a node's messages take in turn.
     pub(crate) tnis: u8,
@@ -208,11 +254,10 @@ fn tlp_size(payload: u32) -> u16 {
 pub(crate) const MOST_WALKED: u32 = 2048;
 
 impl Traffic {
-    /// The rate of payload, in bytes a second of each node, at which the busiest link is full, or
-    /// all TNIs of a node are: no network with these routes takes more of traffic in which each
-    /// node sends as much to any other as to itself, or to all others. `None` of other traffic, of
-    /// links that fail, and of large machines.
-    pub(crate) fn bound(&self) -> Option<f64> {
+    /// What follows from the way of each pair of nodes, if each node sends as much to any other as
+    /// to itself, or to all others. `None` of other traffic, of links that fail, and of large
+    /// machines.
+    pub(crate) fn limits(&self) -> Option<Limits> {
         let Self { shape, links, .. } = self;
         let itself = match self.pattern {
             Pattern::Uniform => false,
@@ -238,14 +283,52 @@ impl Traffic {
         }
         let targets = shape.nodes() - u32::from(!itself);
         let most = *ways.iter().max()? as f64 / f64::from(targets);
-        let (tlps, last) = tlps(self.size);
-        let frame = |tlp: u16| u64::from(links.wire_bytes(tlp + ROUTING_HEADER));
-        let mut bytes = u64::from(tlps - 1) * frame(tlp_size(MTU as u32)) + frame(last);
+        let pairs = f64::from(targets) * f64::from(shape.nodes());
+        let hops = ways.iter().sum::<u64>() as f64 / pairs;
+        let frames = self.frames();
         // An answer goes the other way, and as much goes either way in all.
-        bytes += u64::from(self.answers) * frame(tlp_size(0));
+        let bytes = frames.bytes + u64::from(self.answers) * frame_of(links, tlp_size(0)).bytes;
         let rate = f64::from(links.link_kbytes()) * 1e3 * self.size as f64 / bytes as f64;
-        Some((rate / most).min(rate * f64::from(self.tnis)))
+        Some(Limits {
+            rate: (rate / most).min(rate * f64::from(self.tnis)),
+            hops,
+            latency: hops * links.hop_ps() as f64 + frames.time as f64,
+        })
     }
+
+    /// The frames of a message on a link.
+    pub(crate) fn frames(&self) -> Frames {
+        let (tlps, last) = tlps(self.size);
+        let (full, last) =
+            (frame_of(&self.links, tlp_size(MTU as u32)), frame_of(&self.links, last));
+        let others = u64::from(tlps - 1);
+        Frames { bytes: others * full.bytes + last.bytes, time: others * full.time + last.time }
+    }
+}
+
+/// Frames on a link.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Frames {
+    /// What passes while they do.
+    pub(crate) bytes: u64,
+    pub(crate) time: Ps,
+}
+
+fn frame_of(links: &Parameters, tlp: u16) -> Frames {
+    let frame = tlp + ROUTING_HEADER;
+    Frames { bytes: links.wire_bytes(frame).into(), time: links.wire_ps(frame) }
+}
+
+/// What no network with these routes does better.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// The payload of each node, in bytes a second, at which the busiest link is full, or all TNIs
+    /// of a node are.
+    pub(crate) rate: f64,
+    /// The links that a message goes over, in the mean.
+    pub(crate) hops: f64,
+    /// How long it takes if it waits for nothing, in the mean, in picoseconds.
+    pub(crate) latency: f64,
 }
 
 /// A node that sends.
@@ -365,13 +448,13 @@ impl Traffic {
 }
 
 impl Run<'_> {
-    /// Time until a sender's next message: with a rate, any up to twice the mean.
+    /// Time until a sender's next message.
     fn interval(&self, sender: usize) -> Ps {
         let Load::Rate { kbytes, .. } = self.traffic.load else { return 0 };
         let Sender { node, sent, .. } = self.senders[sender];
         let mean = u128::from(self.traffic.size) * 1_000_000_000 / u128::from(kbytes.max(1));
         let random = draw(self.traffic.seed.rotate_left(32), u64::from(node.0), sent);
-        below(random, 2 * mean.min(1 << 60) as u64)
+        self.traffic.arrivals.interval(mean.min(1 << 60) as u64, random)
     }
 
     fn go(&mut self) -> anyhow::Result<()> {
@@ -644,6 +727,7 @@ mod tests {
                 pattern: Pattern::Permutations,
                 size: MTU,
                 load: Load::Count(1),
+                arrivals: Arrivals::default(),
                 rails: Rails::Single,
                 tnis: 4,
                 answers: false,
@@ -651,15 +735,40 @@ mod tests {
             let half = f64::from(lengths.into_iter().max().unwrap() / 2);
             let hops = half * (half + 1.0) / 2.0 / (2.0 * half);
             let link = f64::from(links.link_kbytes()) * 1e3 * 1920.0 / 2016.0;
-            let ours = traffic.bound().unwrap();
+            let ours = traffic.limits().unwrap().rate;
             assert!((ours * hops / link - 1.0).abs() < 1e-9, "{lengths:?}: {ours}");
             // To others only: as much goes over the links by fewer messages.
-            let others = Traffic { pattern: Pattern::Uniform, ..traffic.clone() }.bound().unwrap();
+            let others =
+                Traffic { pattern: Pattern::Uniform, ..traffic.clone() }.limits().unwrap().rate;
             let nodes = f64::from(shape.nodes());
             assert!((others * nodes / (nodes - 1.0) / ours - 1.0).abs() < 1e-9, "{lengths:?}");
-            let one_tni = Traffic { tnis: 1, ..traffic.clone() }.bound().unwrap();
+            let one_tni = Traffic { tnis: 1, ..traffic.clone() }.limits().unwrap().rate;
             assert!((one_tni - ours.min(link)).abs() < 1.0, "{lengths:?}");
-            assert_eq!(Traffic { pattern: Pattern::Transpose, ..traffic }.bound(), None);
+            assert_eq!(
+                Traffic { pattern: Pattern::Transpose, ..traffic }
+                    .limits()
+                    .map(|limits| limits.rate),
+                None
+            );
+        }
+    }
+
+    /// Of a Poisson process the times between messages have a standard deviation as large as their
+    /// mean; each is as far from 0 as the logarithm says.
+    #[test]
+    fn arrivals_have_the_mean_and_the_spread_of_their_kind() {
+        for (arrivals, spread) in [(Arrivals::Even, 1.0 / 3.0), (Arrivals::Poisson, 1.0)] {
+            let all: Vec<_> =
+                (1..100_000).map(|n| arrivals.interval(1_000_000, mix(n)) as f64 / 1e6).collect();
+            let mean = all.iter().sum::<f64>() / all.len() as f64;
+            let variance = all.iter().map(|at| (at - mean).powi(2)).sum::<f64>() / all.len() as f64;
+            assert!((mean - 1.0).abs() < 0.01, "{arrivals:?}: {mean}");
+            assert!((variance / spread - 1.0).abs() < 0.03, "{arrivals:?}: {variance}");
+        }
+        for random in [0, 1, 2, 3, 1 << 33, 1 << 63, (1 << 63) + 1, u64::MAX - 1, u64::MAX] {
+            let ours = exponential(random, 1 << 40) as f64;
+            let exact = -((random | 1) as f64 / 2f64.powi(64)).ln() * 2f64.powi(40);
+            assert!((ours - exact).abs() <= 1e-6 * exact + 1024.0, "{random}: {ours} {exact}");
         }
     }
 
