@@ -10,12 +10,17 @@ use kernel::sync::atomic::Relaxed;
 use kernel::sync::Arc;
 use kernel::uaccess::{UserPtr, UserSlice};
 
+use tofu_abi::table::PageSize;
+
 use crate::device::Device;
 use crate::shim;
 
-/// Bytes of a page of memory.
-pub(crate) const PAGE: u64 = 4096;
-const _: () = assert!(PAGE as usize == kernel::page::PAGE_SIZE);
+/// Bytes of a page of the processor's, which is one page of the device's or several.
+pub(crate) const PAGE: u64 = kernel::page::PAGE_SIZE as u64;
+/// Bytes of the smallest page of the device's tables.
+pub(crate) const DEVICE_PAGE: u64 = PageSize::Size4K.bytes();
+// An address that is aligned to the device's larger pages begins one of ours.
+const _: () = assert!(PAGE % DEVICE_PAGE == 0 && PageSize::Size64K.bytes() % PAGE == 0);
 /// The most bytes to pin in one call: the range of an STag offset.
 pub(crate) const MAX_SPAN: u64 = 1 << tofu_abi::addr::OFFSET_BITS;
 
@@ -276,9 +281,11 @@ impl Pinned {
         }
     }
 
-    /// How many pages there are.
-    pub(crate) fn len(&self) -> usize {
-        self.pages.len()
+    /// Where the device sees each of its own smallest pages.
+    pub(crate) fn device_pages(&self) -> impl Iterator<Item = u64> + '_ {
+        let parts = (0..PAGE).step_by(DEVICE_PAGE as usize);
+        (0..self.pages.len())
+            .flat_map(move |index| parts.clone().map(move |part| self.addr(index) + part))
     }
 
     /// Whether the device sees the pages as one range.

@@ -11,7 +11,7 @@ use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
 
 use crate::device::Device;
 use crate::dma::Table;
-use crate::pin::{pages_around, Pinned, MAX_SPAN, PAGE};
+use crate::pin::{pages_around, Pinned, DEVICE_PAGE, MAX_SPAN};
 use crate::uapi::{self, AllocStag};
 use crate::unmap::{MemoryUser, UnmapNotifier, UsedMemory};
 
@@ -122,9 +122,9 @@ impl Pages {
             }
             None => {
                 // Entries in front of the first page stay disabled.
-                let skipped = ((span.start - first) / PAGE) as usize;
-                for i in 0..pinned.len() {
-                    table.store(skipped + i, entry(pinned.addr(i)));
+                let skipped = ((span.start - first) / DEVICE_PAGE) as usize;
+                for (i, addr) in pinned.device_pages().enumerate() {
+                    table.store(skipped + i, entry(addr));
                 }
             }
         }

@@ -56,7 +56,10 @@ static inline void die(const char *what)
 	exit(2);
 }
 
-enum { TOQ_ENTRIES = 2048, MRQ_ENTRIES = 2048, PAGE = 4096 };
+enum { TOQ_ENTRIES = 2048, MRQ_ENTRIES = 2048 };
+
+/* 4 KiB, on Arm perhaps 16 or 64. */
+#define PAGE ((int)sysconf(_SC_PAGESIZE))
 
 struct coords {
 	uint8_t x, y, z, a, b, c;

@@ -51,7 +51,8 @@ struct port_stat {
 };
 
 #define IOC(n) (0xc0086400u + (n))
-enum { TOQ = 2048, MRQ = 131072, PAGE = 4096 };
+enum { TOQ = 2048, MRQ = 131072 };
+#define PAGE ((size_t)sysconf(_SC_PAGESIZE))
 
 static volatile int signals, last_code, last_int;
 

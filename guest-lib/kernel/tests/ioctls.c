@@ -222,14 +222,15 @@ static void maps(void)
 	uint64_t *table;
 
 	/* Machines that have this interface have pages of 64 KiB. */
-	volatile uint64_t *regs = mmap(NULL, 16 * PAGE, PROT_READ, MAP_SHARED, q.fd, 0);
+	enum { UNIT = 64 << 10 };
+	volatile uint64_t *regs = mmap(NULL, UNIT, PROT_READ, MAP_SHARED, q.fd, 0);
 	CHECK(regs != MAP_FAILED && regs[0x78 / 8] == q.regs[0x78 / 8], "64 KiB of registers");
-	munmap((void *)regs, 16 * PAGE);
-	CHECK(mmap(NULL, 17 * PAGE, PROT_READ, MAP_SHARED, q.fd, 0) == MAP_FAILED && errno == EINVAL,
+	munmap((void *)regs, UNIT);
+	CHECK(mmap(NULL, UNIT + PAGE, PROT_READ, MAP_SHARED, q.fd, 0) == MAP_FAILED && errno == EINVAL,
 	      "but not those of the next queue");
 	CHECK(mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, q.fd, 0) == MAP_FAILED && errno == EINVAL,
 	      "no private map of registers");
-	CHECK(mmap(NULL, PAGE, PROT_READ, MAP_SHARED, q.fd, 32 * PAGE) == MAP_FAILED &&
+	CHECK(mmap(NULL, PAGE, PROT_READ, MAP_SHARED, q.fd, 2 * UNIT) == MAP_FAILED &&
 	      errno == EINVAL, "no register page of another queue");
 	CHECK(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, q.fd, PAGE) == MAP_FAILED &&
 	      errno == EACCES, "the table is not for writing");
@@ -245,7 +246,7 @@ static void maps(void)
 	}
 	CHECK(mmap(NULL, 8192 * 16 + PAGE, PROT_READ, MAP_SHARED, q.fd, PAGE) == MAP_FAILED,
 	      "no more than the table");
-	uint64_t *elsewhere = mmap(NULL, 8192 * 16, PROT_READ, MAP_SHARED, q.fd, 16 * PAGE);
+	uint64_t *elsewhere = mmap(NULL, 8192 * 16, PROT_READ, MAP_SHARED, q.fd, UNIT);
 	CHECK(elsewhere != MAP_FAILED && elsewhere[10] && elsewhere[10] == elsewhere[11],
 	      "the table at 64 KiB, too");
 	munmap(elsewhere, 8192 * 16);

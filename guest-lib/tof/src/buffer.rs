@@ -5,8 +5,13 @@ use std::fmt;
 use tofu_driver::{DmaError, VolatileBuffer};
 use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
 
-/// Pages of the processor.
-const PAGE: usize = 4096;
+/// Bytes of a page of the processor.
+#[allow(unsafe_code)]
+fn page_size() -> usize {
+    // SAFETY: it only asks.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).expect("Linux knows its pages")
+}
 
 /// Whole pages of zeroes that contain nothing else. Their addresses are those of this process,
 /// because only the kernel knows the device's.
@@ -29,7 +34,8 @@ impl Buffer {
     /// If there is no such memory.
     pub fn new(len: usize, align: usize) -> Result<Self, DmaError> {
         let error = DmaError { size: len, align };
-        let whole = len.max(1).checked_next_multiple_of(PAGE).filter(|_| align <= PAGE);
+        let page = page_size();
+        let whole = len.max(1).checked_next_multiple_of(page).filter(|_| align <= page);
         let memory = MmapRegion::new(whole.ok_or(error)?).map_err(|_| error)?;
         Ok(Self { memory, len })
     }
@@ -55,7 +61,7 @@ mod tests {
     #[test]
     fn memory_has_addresses_of_the_process() {
         let buffer = Buffer::new(5000, 256).unwrap();
-        assert_eq!(buffer.device_addr() % 4096, 0);
+        assert_eq!(buffer.device_addr() % page_size() as u64, 0);
         assert_eq!(buffer.len(), 5000);
         buffer.store_u64(4096, 0x1234, Ordering::Relaxed);
         assert_eq!(buffer.load_u64(4096, Ordering::Relaxed), 0x1234);
@@ -63,6 +69,6 @@ mod tests {
         buffer.read(4997, &mut bytes);
         assert_eq!(bytes, [0; 3]);
         assert!(Buffer::new(usize::MAX, 256).is_err());
-        assert!(Buffer::new(1, 8192).is_err());
+        assert!(Buffer::new(1, 2 * page_size()).is_err());
     }
 }

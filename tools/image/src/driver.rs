@@ -24,7 +24,7 @@ use crate::manifest::Manifest;
 use crate::progress::{Phase, Progress};
 use crate::root::RootAccess;
 use crate::run;
-use crate::spec::{Flavour, Kernel};
+use crate::spec::{DriverFor, Flavour, Kernel};
 
 use stock::Stock;
 
@@ -66,6 +66,8 @@ const PACKAGES: &[&str] = &[
 /// What a kernel that looks after itself needs besides: KASAN wants the same compiler for C and
 /// Rust.
 const CLANG: &[&str] = &["clang", "lld", "llvm"];
+/// What compiles for Arm's processors.
+const CROSS: &[&str] = &["gcc-aarch64-linux-gnu"];
 /// Lines that a build of this kernel says, about, to tell how far it is.
 const LINES: u64 = 2300;
 
@@ -77,6 +79,7 @@ const ROOT: &str = "driver-root-";
 
 const CONFIG: &str = include_str!("../../../guest-lib/kernel/tofu.config");
 const DEBUG_CONFIG: &str = include_str!("../../../guest-lib/kernel/tofu-debug.config");
+const ARM64_CONFIG: &str = include_str!("../../../guest-lib/kernel/tofu-arm64.config");
 const SCRIPT: &str = include_str!("../init/driver");
 const OWN_SCRIPT: &str = include_str!("../init/module");
 
@@ -176,24 +179,35 @@ const SOURCES: &[(&str, &str)] = sources![
     "kernel/users.rs",
 ];
 
-impl Flavour {
+impl DriverFor {
+    /// All that there are.
+    fn all() -> impl Iterator<Item = Self> {
+        let of = |arch| Flavour::ALL.into_iter().map(move |flavour| Self { flavour, arch });
+        Arch::ALL.into_iter().flat_map(of)
+    }
+
     /// What the build root is made of, but for packages named by the release of a kernel.
     fn packages(self) -> Vec<&'static str> {
-        let more: &[&str] = match self {
-            Self::Plain => &[],
-            Self::Debug => CLANG,
-            Self::Cloud | Self::Generic => return stock::PACKAGES.to_vec(),
+        let cross = if self.arch == Arch::Arm64 { CROSS } else { &[] };
+        let lists = match self.flavour {
+            Flavour::Plain => [PACKAGES, cross],
+            Flavour::Debug => [PACKAGES, CLANG],
+            Flavour::Cloud | Flavour::Generic | Flavour::Pages16K => [stock::PACKAGES, cross],
         };
-        PACKAGES.iter().chain(more).copied().collect()
+        lists.concat()
     }
 
     /// A file that the build root gets for the script, by its path, and its content: what the
     /// kernel is configured with, or how the tree for a kernel of Debian's is made.
     fn file(self) -> (&'static str, String) {
-        match self {
-            Self::Plain => ("build/config", CONFIG.into()),
-            Self::Debug => ("build/config", CONFIG.to_owned() + DEBUG_CONFIG),
-            Self::Cloud | Self::Generic => ("tofu-build/kdir", stock::KDIR.into()),
+        let config = |more: &str| ("build/config", CONFIG.to_owned() + more);
+        match (self.flavour, self.arch) {
+            (Flavour::Plain, Arch::X86_64) => config(""),
+            (Flavour::Plain, Arch::Arm64) => config(ARM64_CONFIG),
+            (Flavour::Debug, _) => config(DEBUG_CONFIG),
+            (Flavour::Cloud | Flavour::Generic | Flavour::Pages16K, _) => {
+                ("tofu-build/kdir", stock::KDIR.into())
+            }
         }
     }
 
@@ -201,42 +215,63 @@ impl Flavour {
         if self.debian().is_some() { stock::SCRIPT } else { SCRIPT }
     }
 
+    /// Debian's kernel that it is for; `None` if the kernel is built here.
+    fn debian(self) -> Option<Kernel> {
+        self.flavour.debian()
+    }
+
     /// Where packages are from if Debian has several versions.
     fn from(self) -> apt::From {
         if self.debian().is_some() { apt::From::Release } else { apt::From::Backports }
+    }
+
+    /// What the kernel's makefiles and our scripts are told of the processors.
+    fn environment(self) -> &'static [(&'static str, &'static str)] {
+        match self.arch {
+            Arch::X86_64 => &[],
+            Arch::Arm64 => &[("ARCH", "arm64"), ("CROSS_COMPILE", "aarch64-linux-gnu-")],
+        }
+    }
+
+    /// The file of a kernel that is built here.
+    fn kernel_file(self) -> &'static str {
+        match self.arch {
+            Arch::X86_64 => "bzImage",
+            Arch::Arm64 => "Image",
+        }
     }
 }
 
 /// What a build root is made for.
 struct Target {
-    flavour: Flavour,
+    wanted: DriverFor,
     /// One of Debian's kernels; `None` if the root builds its own.
     stock: Option<Stock>,
 }
 
 impl Target {
     /// For the Debian kernel that is in the cache, if the flavour is one of those.
-    fn find(cache: &Cache, flavour: Flavour) -> Result<Option<Self>> {
-        let Some(debian) = flavour.debian() else { return Ok(Some(Self { flavour, stock: None })) };
-        let Some(part) = cache.part(&debian.part_key())? else { return Ok(None) };
-        Ok(Some(Self { flavour, stock: Some(Stock::of(&part)?) }))
+    fn find(cache: &Cache, wanted: DriverFor) -> Result<Option<Self>> {
+        let Some(debian) = wanted.debian() else { return Ok(Some(Self { wanted, stock: None })) };
+        let Some(part) = cache.part(&debian.part_key(wanted.arch))? else { return Ok(None) };
+        Ok(Some(Self { wanted, stock: Some(Stock::of(&part)?) }))
     }
 
     /// The same; that kernel is fetched first if it is not there. The caller holds the lock.
     fn fetch(
         cache: &Cache,
-        flavour: Flavour,
+        wanted: DriverFor,
         refresh: bool,
         progress: &dyn Progress,
     ) -> Result<Self> {
-        let Some(debian) = flavour.debian() else { return Ok(Self { flavour, stock: None }) };
-        let (_, part) = cache.kernel_part(&debian, Arch::default(), refresh, progress)?;
-        Ok(Self { flavour, stock: Some(Stock::of(&part)?) })
+        let Some(debian) = wanted.debian() else { return Ok(Self { wanted, stock: None }) };
+        let (_, part) = cache.kernel_part(&debian, wanted.arch, refresh, progress)?;
+        Ok(Self { wanted, stock: Some(Stock::of(&part)?) })
     }
 
     /// The key of the part with the build root.
     fn key(&self) -> String {
-        format!("{ROOT}{}", &self.mark(root_recipe(self.flavour))[..12])
+        format!("{ROOT}{}", &self.mark(root_recipe(self.wanted))[..12])
     }
 
     /// Changes with the recipe, and with the kernel that it is for.
@@ -255,9 +290,9 @@ impl Target {
 }
 
 /// Changes with the driver's sources and the way that it is built.
-pub(crate) fn recipe(flavour: Flavour) -> String {
+pub(crate) fn recipe(wanted: DriverFor) -> String {
     let mut hash = Sha256::new();
-    hash.update(root_recipe(flavour));
+    hash.update(root_recipe(wanted));
     for (path, text) in SOURCES {
         for part in [path, text] {
             hash.update((part.len() as u64).to_le_bytes());
@@ -267,8 +302,8 @@ pub(crate) fn recipe(flavour: Flavour) -> String {
     hex(&hash.finalize())
 }
 
-fn root_recipe(flavour: Flavour) -> String {
-    let parts = [flavour.script(), &flavour.file().1, &flavour.packages().join(" ")];
+fn root_recipe(wanted: DriverFor) -> String {
+    let parts = [wanted.script(), &wanted.file().1, &wanted.packages().join(" ")];
     hex(&Sha256::digest(parts.join("\n")))
 }
 
@@ -277,7 +312,7 @@ fn root_recipe(flavour: Flavour) -> String {
 /// use the cache while the compiler runs.
 pub(crate) fn compile(
     cache: &Cache,
-    flavour: Flavour,
+    wanted: DriverFor,
     refresh: bool,
     progress: &dyn Progress,
 ) -> Result<()> {
@@ -287,7 +322,7 @@ pub(crate) fn compile(
         if refresh {
             cache.forget_lists();
         }
-        Target::fetch(cache, flavour, refresh, progress)?
+        Target::fetch(cache, wanted, refresh, progress)?
     };
     let work = target.work_folder(cache);
     if !refresh && (cache.part(&target.key())?.is_some() || Manifest::read(&work)?.is_some()) {
@@ -302,8 +337,8 @@ pub(crate) fn compile(
 
 /// Whether the build root of today's recipe is there, so that [`part`] takes seconds and fetches
 /// nothing.
-pub(crate) fn has_root(cache: &Cache, flavour: Flavour) -> Result<bool> {
-    let Some(target) = Target::find(cache, flavour)? else { return Ok(false) };
+pub(crate) fn has_root(cache: &Cache, wanted: DriverFor) -> Result<bool> {
+    let Some(target) = Target::find(cache, wanted)? else { return Ok(false) };
     Ok(cache.part(&target.key())?.is_some()
         || Manifest::read(&target.work_folder(cache))?.is_some())
 }
@@ -313,12 +348,12 @@ pub(crate) fn has_root(cache: &Cache, flavour: Flavour) -> Result<bool> {
 /// or was made by [`compile`].
 pub(crate) fn part(
     cache: &Cache,
-    flavour: Flavour,
+    wanted: DriverFor,
     refresh: bool,
     progress: &dyn Progress,
 ) -> Result<(String, String, Manifest)> {
-    let (target, root) = take_root(cache, flavour)?;
-    let key = format!("driver-{}", &target.mark(recipe(flavour))[..12]);
+    let (target, root) = take_root(cache, wanted)?;
+    let key = format!("driver-{}", &target.mark(recipe(wanted))[..12]);
     let manifest = cache.make_part(&key, refresh, |folder, manifest| {
         make_module(&target, &root, folder, manifest, progress)
     })?;
@@ -326,12 +361,12 @@ pub(crate) fn part(
 }
 
 /// The build root, taken from where it was made if need be.
-fn take_root(cache: &Cache, flavour: Flavour) -> Result<(Target, PathBuf)> {
+fn take_root(cache: &Cache, wanted: DriverFor) -> Result<(Target, PathBuf)> {
     let changed = |release: &str| Error::Stock {
         release: release.into(),
         reason: "another process has fetched or removed it meanwhile: try again".into(),
     };
-    let Some(target) = Target::find(cache, flavour)? else { return Err(changed("")) };
+    let Some(target) = Target::find(cache, wanted)? else { return Err(changed("")) };
     let key = target.key();
     let work = target.work_folder(cache);
     let made = Manifest::read(&work)?;
@@ -365,7 +400,7 @@ pub struct Made {
 pub struct Module {
     folder: PathBuf,
     base: PathBuf,
-    flavour: Flavour,
+    wanted: DriverFor,
     arguments: Vec<String>,
 }
 
@@ -373,8 +408,8 @@ impl Module {
     /// That of the folder with this Kbuild file.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
-        let flavour = Flavour::Plain;
-        Self { base: folder.clone(), folder, flavour, arguments: Vec::new() }
+        let wanted = DriverFor { flavour: Flavour::Plain, arch: Arch::default() };
+        Self { base: folder.clone(), folder, wanted, arguments: Vec::new() }
     }
 
     /// The module needs files of this folder around it, too.
@@ -384,17 +419,19 @@ impl Module {
         self
     }
 
-    /// For this kernel, instead of [`Kernel::Driver`].
+    /// For this kernel, instead of [`Kernel::Driver`], and these processors.
     ///
     /// # Errors
     ///
     /// If it is none that modules can be compiled for: see [`Kernel::has_driver`].
-    pub fn kernel(mut self, kernel: &Kernel) -> Result<Self> {
-        self.flavour = kernel.driver().ok_or_else(|| Error::Invalid {
+    pub fn kernel(mut self, kernel: &Kernel, arch: Arch) -> Result<Self> {
+        let flavour = kernel.driver().ok_or_else(|| Error::Invalid {
             what: "kernel of a module",
             value: kernel.to_string(),
-            allowed: "driver, driver-debug, driver-cloud or driver-generic",
+            allowed: "driver, driver-debug, driver-cloud, driver-generic or driver-16k",
         })?;
+        kernel.check_arch(arch)?;
+        self.wanted = DriverFor { flavour, arch };
         Ok(self)
     }
 
@@ -427,9 +464,9 @@ impl Module {
             return Err(bad(word.to_owned(), "paths and arguments of make may not have blanks"));
         }
         fs::create_dir_all(to).on("create", to)?;
-        compile(cache, self.flavour, false, progress)?;
+        compile(cache, self.wanted, false, progress)?;
         let _lock = cache.lock(progress)?;
-        let (target, root) = take_root(cache, self.flavour)?;
+        let (target, root) = take_root(cache, self.wanted)?;
         let own = root.join("src/own");
         remove_folder(&own)?;
         fs::create_dir_all(&own).on("create", &own)?;
@@ -464,7 +501,7 @@ impl Module {
 
 /// Removes what is left of root folders of other recipes, whose making was interrupted.
 fn forget_others(cache: &Cache) -> Result<()> {
-    let targets = Flavour::ALL.iter().filter_map(|flavour| Target::find(cache, *flavour).ok()?);
+    let targets = DriverFor::all().filter_map(|wanted| Target::find(cache, wanted).ok()?);
     let ours: Vec<PathBuf> = targets.map(|target| target.work_folder(cache)).collect();
     let parts = cache.part_folder("");
     fs::create_dir_all(&parts).on("create", &parts)?;
@@ -484,25 +521,23 @@ fn make_root(
     progress: &dyn Progress,
 ) -> Result<Manifest> {
     let root = work.join("root");
-    let Target { flavour, stock } = target;
+    let Target { wanted, stock } = target;
     let mut manifest = Manifest::new(&target.key(), "");
     let files = {
         let _lock = cache.lock(progress)?;
-        let apt = cache.apt(progress)?;
-        let from = flavour.from();
-        let mut debs = match stock {
-            None => apt.closure(&flavour.packages(), from)?,
-            Some(stock) => {
-                let names = stock.packages();
-                let names: Vec<&str> = names.iter().map(String::as_str).collect();
-                let debs = apt.closure(&names, from).map_err(|error| stock.explain(error))?;
-                stock.check(&debs)?;
-                debs
-            }
+        let from = wanted.from();
+        let (mut debs, foreign) = match stock {
+            None => (cache.apt(progress)?.closure(&wanted.packages(), from)?, Vec::new()),
+            Some(stock) => stock.find_packages(cache, *wanted, progress)?,
         };
         // It has the links /bin, /lib and so on, which have to be there before anything else.
         debs.sort_by_key(|deb| deb.name() != "base-files");
-        let files = apt.fetch(&debs, from)?;
+        let apt = cache.apt(progress)?;
+        let mut files = apt.fetch(&debs, from)?;
+        if !foreign.is_empty() {
+            files.extend(cache.apt_for(wanted.arch, progress)?.fetch(&foreign, from)?);
+            debs.extend(foreign);
+        }
         manifest.packages = apt::packages(&debs, &files)?;
         let unpacked = work.join("unpacked");
         let these = format!("{:?}", manifest.packages);
@@ -512,7 +547,7 @@ fn make_root(
             remove_folder(work)?;
             apt.unpack(&files, &root)?;
             prepare(&root)?;
-            let (path, text) = flavour.file();
+            let (path, text) = wanted.file();
             write(&root.join(path), &text)?;
             write(&unpacked, &these)?;
         }
@@ -568,16 +603,25 @@ fn make_module(
         manifest.kernel.clone_from(&stock.release);
         return Ok(());
     }
-    copy("bzImage", "vmlinuz")?;
     copy("linux/.config", "config")?;
     copy("modules.builtin", "modules/modules.builtin")?;
-    // Without symbols, which would be in the guest's memory.
-    let bz = folder.join("vmlinuz");
-    let elf = kernel::unpack(&bz, &fs::read(&bz).on("read", &bz)?)?;
+    let file = target.wanted.kernel_file();
     let vmlinux = folder.join("vmlinux");
-    fs::write(&vmlinux, elf).on("write", &vmlinux)?;
+    match target.wanted.arch {
+        // Not compressed.
+        Arch::Arm64 => copy(file, "vmlinux")?,
+        Arch::X86_64 => {
+            copy(file, "vmlinuz")?;
+            // Without symbols, which would be in the guest's memory.
+            let bz = folder.join("vmlinuz");
+            let elf = kernel::unpack(&bz, &fs::read(&bz).on("read", &bz)?)?;
+            fs::write(&vmlinux, elf).on("write", &vmlinux)?;
+        }
+    }
     for name in ["vmlinux", "vmlinuz", "config"] {
-        manifest.add_file(folder, name)?;
+        if folder.join(name).exists() {
+            manifest.add_file(folder, name)?;
+        }
     }
     let release = built.join("release");
     manifest.kernel = fs::read_to_string(&release).on("read", &release)?.trim().into();
@@ -595,7 +639,7 @@ fn build(
     progress.update(Phase::Compile, 0, lines);
     let release = target.stock.iter().map(|stock| ("TOFU_RELEASE", stock.release.clone()));
     let env: Vec<_> = release.collect();
-    let script = target.flavour.script();
+    let script = target.wanted.script();
     let output = enter(target, root, (script, what), &env, progress, |said| {
         progress.update(Phase::Compile, (said.lines().count() as u64).min(lines), lines);
     })?;
@@ -630,7 +674,9 @@ fn enter(
     }
     let mut command = RootAccess::find(progress)?.enter(root, what)?;
     command.env("HOME", "/root").envs(env.iter().map(|(name, value)| (name, value)));
-    if target.flavour == Flavour::Debug {
+    command.envs(target.wanted.environment().iter().copied());
+    command.env("TOFU_KERNEL", target.wanted.kernel_file());
+    if target.wanted.flavour == Flavour::Debug {
         command.env("LLVM", "1");
     }
     let mut ticks = 0u32;
@@ -657,31 +703,40 @@ mod tests {
     fn modules_are_for_kernels_with_the_driver() {
         for name in Kernel::NAMES {
             let kernel: Kernel = name.parse().unwrap();
-            let module = Module::new("x").kernel(&kernel);
-            assert_eq!(module.is_ok(), name.starts_with("driver"), "{name}");
+            let is_ok = |arch| Module::new("x").kernel(&kernel, arch).is_ok();
+            let driver = name.starts_with("driver");
+            assert_eq!(is_ok(Arch::X86_64), driver && name != "driver-16k", "{name}");
+            assert_eq!(is_ok(Arch::Arm64), driver && name != "driver-debug", "{name}");
         }
         assert_eq!(
-            Module::new("x").kernel(&Kernel::Cloud).unwrap_err().to_string(),
-            "kernel of a module \"cloud\": driver, driver-debug, driver-cloud or driver-generic"
+            Module::new("x").kernel(&Kernel::Cloud, Arch::X86_64).unwrap_err().to_string(),
+            "kernel of a module \"cloud\": driver, driver-debug, driver-cloud, driver-generic or \
+             driver-16k"
         );
     }
 
     #[test]
     fn each_kernel_of_debian_has_its_own_build_root() {
+        let on = |flavour, arch| DriverFor { flavour, arch };
         let key = |flavour, release: &str, version: &str| {
+            let arch = if release.ends_with("amd64") { Arch::X86_64 } else { Arch::Arm64 };
             let mut part = Manifest::new("", "");
             part.kernel = release.into();
             let package =
                 crate::manifest::Package { version: version.into(), sha256: String::new() };
             part.packages.insert(format!("linux-binary-{release}"), package);
-            Target { flavour, stock: Some(Stock::of(&part).unwrap()) }.key()
+            Target { wanted: on(flavour, arch), stock: Some(Stock::of(&part).unwrap()) }.key()
         };
+        let own = |arch| Target { wanted: on(Flavour::Plain, arch), stock: None }.key();
         let keys = [
             key(Flavour::Cloud, "7.3.4+deb13-cloud-amd64", "7.3.4-1~bpo13+1"),
             key(Flavour::Cloud, "7.3.5+deb13-cloud-amd64", "7.3.5-1~bpo13+1"),
             key(Flavour::Cloud, "7.3.4+deb13-cloud-amd64", "7.3.4-1~bpo13+2"),
             key(Flavour::Generic, "7.3.4+deb13-amd64", "7.3.4-1~bpo13+1"),
-            Target { flavour: Flavour::Plain, stock: None }.key(),
+            key(Flavour::Cloud, "7.3.4+deb13-cloud-arm64", "7.3.4-1~bpo13+1"),
+            key(Flavour::Pages16K, "7.3.4+deb13-arm64-16k", "7.3.4-1~bpo13+1"),
+            own(Arch::X86_64),
+            own(Arch::Arm64),
         ];
         for (at, key) in keys.iter().enumerate() {
             assert!(key.starts_with(ROOT) && !keys[..at].contains(key), "{keys:?}");

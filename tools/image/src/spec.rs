@@ -23,10 +23,13 @@ pub(crate) enum Flavour {
     Cloud,
     /// Debian's for all machines.
     Generic,
+    /// Debian's for arm64 with pages of 16 KiB.
+    Pages16K,
 }
 
 impl Flavour {
-    pub(crate) const ALL: [Self; 4] = [Self::Plain, Self::Debug, Self::Cloud, Self::Generic];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Plain, Self::Debug, Self::Cloud, Self::Generic, Self::Pages16K];
 
     /// Debian's kernel of this flavour; `None` if the kernel is built here.
     pub(crate) fn debian(self) -> Option<Kernel> {
@@ -34,8 +37,16 @@ impl Flavour {
             Self::Plain | Self::Debug => None,
             Self::Cloud => Some(Kernel::CloudBackports),
             Self::Generic => Some(Kernel::GenericBackports),
+            Self::Pages16K => Some(Kernel::Pages16KBackports),
         }
     }
+}
+
+/// A kernel that our driver is built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DriverFor {
+    pub(crate) flavour: Flavour,
+    pub(crate) arch: Arch,
 }
 
 /// Which kernel an image has.
@@ -54,7 +65,12 @@ pub enum Kernel {
     CloudBackports,
     /// The newest kernel for all machines, from backports.
     GenericBackports,
-    /// A kernel built for the driver tofu.ko, and the driver: see `driver.rs`.
+    /// Debian 13's kernel for arm64 with pages of 16 KiB.
+    Pages16K,
+    /// The newest one of these, from backports.
+    Pages16KBackports,
+    /// A kernel built for the driver tofu.ko, and the driver: see `driver.rs`. For arm64 it has
+    /// pages of 64 KiB, as Fugaku's.
     Driver,
     /// The same with checks of locks and memory, for tests of the driver; slow.
     DriverDebug,
@@ -62,27 +78,32 @@ pub enum Kernel {
     DriverCloud,
     /// [`Kernel::GenericBackports`] as it is, and the driver compiled for it.
     DriverGeneric,
+    /// [`Kernel::Pages16KBackports`] as it is, and the driver compiled for it.
+    Driver16K,
     /// A file of the user's own: a bzImage or ELF kernel, with all that is needed built in.
     File(PathBuf),
 }
 
 impl Kernel {
     /// The key of the part of the cache that has its files.
-    pub(crate) fn part_key(&self) -> String {
-        format!("kernel-{self}")
+    pub(crate) fn part_key(&self, arch: Arch) -> String {
+        format!("kernel-{self}{}", arch.suffix())
     }
 
     /// Names of those that have one.
-    pub const NAMES: [&'static str; 9] = [
+    pub const NAMES: [&'static str; 12] = [
         "auto",
         "cloud",
         "generic",
         "cloud-backports",
         "generic-backports",
+        "16k",
+        "16k-backports",
         "driver",
         "driver-debug",
         "driver-cloud",
         "driver-generic",
+        "driver-16k",
     ];
 
     /// Of kernels with the driver, which one it is.
@@ -92,8 +113,28 @@ impl Kernel {
             Kernel::DriverDebug => Some(Flavour::Debug),
             Kernel::DriverCloud => Some(Flavour::Cloud),
             Kernel::DriverGeneric => Some(Flavour::Generic),
+            Kernel::Driver16K => Some(Flavour::Pages16K),
             _ => None,
         }
+    }
+
+    /// Checks that there is such a kernel for these processors.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if not.
+    pub(crate) fn check_arch(&self, arch: Arch) -> Result<()> {
+        let allowed = match (arch, self) {
+            (Arch::Arm64, Self::File(_) | Self::DriverDebug) => {
+                "an image for arm64 has one of Debian's kernels or one that is built for our \
+                 driver (auto, cloud, generic, 16k and the like, driver, driver-cloud, \
+                 driver-generic, driver-16k)"
+            }
+            (Arch::X86_64, Self::Pages16K | Self::Pages16KBackports | Self::Driver16K) => {
+                "processors of x86-64 have pages of 4 KiB; add --arch arm64"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::Invalid { what: "kernel", value: self.to_string(), allowed })
     }
 
     /// Whether nodes with it have the driver tofu.ko.
@@ -110,10 +151,13 @@ impl fmt::Display for Kernel {
             Kernel::Generic => f.write_str("generic"),
             Kernel::CloudBackports => f.write_str("cloud-backports"),
             Kernel::GenericBackports => f.write_str("generic-backports"),
+            Kernel::Pages16K => f.write_str("16k"),
+            Kernel::Pages16KBackports => f.write_str("16k-backports"),
             Kernel::Driver => f.write_str("driver"),
             Kernel::DriverDebug => f.write_str("driver-debug"),
             Kernel::DriverCloud => f.write_str("driver-cloud"),
             Kernel::DriverGeneric => f.write_str("driver-generic"),
+            Kernel::Driver16K => f.write_str("driver-16k"),
             Kernel::File(path) => write!(f, "{}", path.display()),
         }
     }
@@ -130,18 +174,21 @@ impl FromStr for Kernel {
             "generic" => Kernel::Generic,
             "cloud-backports" => Kernel::CloudBackports,
             "generic-backports" => Kernel::GenericBackports,
+            "16k" => Kernel::Pages16K,
+            "16k-backports" => Kernel::Pages16KBackports,
             "driver" => Kernel::Driver,
             "driver-debug" => Kernel::DriverDebug,
             "driver-cloud" => Kernel::DriverCloud,
             "driver-generic" => Kernel::DriverGeneric,
+            "driver-16k" => Kernel::Driver16K,
             path if path.contains('/') => Kernel::File(path.into()),
             other => {
                 return Err(Error::Invalid {
                     what: "kernel",
                     value: other.into(),
-                    allowed: "auto, cloud, generic, cloud-backports, generic-backports, driver, \
-                              driver-debug, driver-cloud, driver-generic, or the path of a \
-                              kernel file",
+                    allowed: "auto, cloud, generic, cloud-backports, generic-backports, 16k, \
+                              16k-backports, driver, driver-debug, driver-cloud, driver-generic, \
+                              driver-16k, or the path of a kernel file",
                 });
             }
         })
@@ -267,11 +314,16 @@ impl Spec {
         if joined.is_empty() {
             return if arch == Arch::default() { "default".into() } else { arch.to_string() };
         }
-        let name = format!("{joined}{}", arch.suffix());
+        let name = Self::name_with(&joined, arch);
         match check_name("", &name) {
             Ok(()) => name,
             Err(_) => format!("packages-{}", &hex(&Sha256::digest(&name))[..12]),
         }
+    }
+
+    /// The name for an image of which there is one for each kind of processors.
+    pub fn name_with(what: &str, arch: Arch) -> String {
+        format!("{what}{}", arch.suffix())
     }
 
     /// Its name.
@@ -344,18 +396,17 @@ impl Spec {
         self.kernel.has_driver()
     }
 
+    /// What that driver is built for.
+    pub(crate) fn driver(&self) -> Option<DriverFor> {
+        Some(DriverFor { flavour: self.kernel.driver()?, arch: self.arch })
+    }
+
     /// Checks that images of its kind can be made for its processors.
     ///
     /// # Errors
     /// [`Error::Invalid`] if not.
     pub(crate) fn check_arch(&self) -> Result<()> {
-        let own = self.has_driver() || matches!(self.kernel, Kernel::File(_));
-        if self.arch == Arch::default() || !own {
-            return Ok(());
-        }
-        let allowed = "an image for arm64 has one of Debian's kernels without our driver (auto, \
-                       cloud, generic, cloud-backports, generic-backports)";
-        Err(Error::Invalid { what: "kernel", value: self.kernel.to_string(), allowed })
+        self.kernel.check_arch(self.arch)
     }
 
     pub(crate) fn wants_rdma(&self) -> bool {
@@ -398,6 +449,10 @@ mod tests {
             plain().kernel(Kernel::Driver),
             plain().kernel(Kernel::DriverCloud),
             plain().kernel(Kernel::DriverGeneric),
+            plain().kernel(Kernel::Driver).arch(Arch::Arm64),
+            plain().kernel(Kernel::DriverCloud).arch(Arch::Arm64),
+            plain().kernel(Kernel::Driver16K).arch(Arch::Arm64),
+            plain().kernel(Kernel::Pages16K).arch(Arch::Arm64),
             plain().kernel(Kernel::File("/no/such".into())),
             plain().with(["mpich"]).unwrap(),
             plain().with(["mpich", "iperf3"]).unwrap(),
@@ -429,15 +484,18 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_not_for_arm64_is_refused() {
-        let arm = || Spec::new("a").unwrap().arch(Arch::Arm64);
-        let refused = |spec: Spec| spec.check_arch().unwrap_err().to_string();
-        assert!(arm().check_arch().is_ok());
-        assert!(arm().kernel(Kernel::Generic).check_arch().is_ok());
-        let error = refused(arm().kernel(Kernel::DriverCloud));
-        assert!(error.contains("\"driver-cloud\"") && error.contains("arm64"), "{error}");
-        assert!(arm().with(["mpich", "gdb"]).unwrap().check_arch().is_ok());
-        assert!(Spec::new("a").unwrap().kernel(Kernel::Driver).check_arch().is_ok());
+    fn what_there_is_not_for_a_processor_is_refused() {
+        let of = |arch, kernel| Spec::new("a").unwrap().arch(arch).kernel(kernel).check_arch();
+        let refused = |arch, kernel| of(arch, kernel).unwrap_err().to_string();
+        for name in Kernel::NAMES {
+            let kernel = || name.parse::<Kernel>().unwrap();
+            assert_eq!(of(Arch::Arm64, kernel()).is_ok(), name != "driver-debug", "{name}");
+            assert_eq!(of(Arch::X86_64, kernel()).is_ok(), !name.contains("16k"), "{name}");
+        }
+        let error = refused(Arch::Arm64, Kernel::File("/a".into()));
+        assert!(error.contains("\"/a\"") && error.contains("arm64"), "{error}");
+        let error = refused(Arch::X86_64, Kernel::Driver16K);
+        assert!(error.contains("\"driver-16k\"") && error.contains("add --arch arm64"), "{error}");
     }
 
     #[test]

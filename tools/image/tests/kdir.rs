@@ -10,6 +10,7 @@ use tempfile::TempDir;
 
 const RELEASE: &str = "7.3.4+deb13-amd64";
 const VERSION: &str = "7.3.4-1~bpo13+1";
+const CC: &str = "x86_64-linux-gnu-gcc-14";
 const RUSTC: &str = "rustc 1.85.1 (4eb161250 2025-03-15) (built from a source tarball)";
 
 /// What a machine with all that is needed has.
@@ -27,13 +28,16 @@ impl Machine {
         this.headers_of(RELEASE, VERSION);
         this.config("y", RUSTC);
         this.source("7.3.4");
+        this.program(CC, "");
         let version = format!("#1 SMP Debian {VERSION} (2026-11-01)");
-        let script = format!("[ \"$1\" = -v ] && echo '{version}' || echo {RELEASE}");
+        let script = format!(
+            "case $1 in -v) echo '{version}' ;; -m) echo x86_64 ;; *) echo {RELEASE} ;; esac"
+        );
         this.program("uname", &script);
         this.program("rustc", &format!("echo '{RUSTC}'"));
         this.program("dpkg-query", &format!("printf '%s' '{VERSION}'"));
         // Where nothing is wrong, this is as far as it goes.
-        this.program("make", "echo made; exit 9");
+        this.program("make", "echo made for \"${6#ARCH=}\" by \"${9#HOSTCC=}\"; exit 9");
         this
     }
 
@@ -65,7 +69,14 @@ impl Machine {
     }
 
     fn config(&self, rust: &str, compiler: &str) {
-        let text = format!("CONFIG_RUST={rust}\nCONFIG_RUSTC_VERSION_TEXT=\"{compiler}\"\n");
+        self.config_for("X86_64", CC, rust, compiler);
+    }
+
+    fn config_for(&self, arch: &str, cc: &str, rust: &str, compiler: &str) {
+        let text = format!(
+            "CONFIG_{arch}=y\nCONFIG_CC_VERSION_TEXT=\"{cc} (Debian 14.2.0-19) 14.2.0\"\n\
+             CONFIG_RUST={rust}\nCONFIG_RUSTC_VERSION_TEXT=\"{compiler}\"\n"
+        );
         self.write(&self.header(".config"), &text);
     }
 
@@ -128,7 +139,17 @@ fn what_does_not_fit_is_named() {
         }
     }
     let machine = Machine::new();
-    assert_eq!(machine.run(), (Some(9), "made".into()));
+    assert_eq!(machine.run(), (Some(9), format!("made for x86 by {CC}")));
+    machine.program("aarch64-linux-gnu-gcc-14", "");
+    machine.config_for("ARM64", "aarch64-linux-gnu-gcc-14", "y", RUSTC);
+    assert_eq!(machine.run(), (Some(9), format!("made for arm64 by {CC}")));
+    machine.config_for("ARM64", "aarch64-linux-gnu-gcc-99", "y", RUSTC);
+    machine.refuses(&format!(
+        "there is no aarch64-linux-gnu-gcc-99, which kernel {RELEASE} was built by"
+    ));
+    machine.config_for("RISCV", CC, "y", RUSTC);
+    machine.refuses(&format!("kernel {RELEASE} is neither for x86-64 nor for arm64"));
+    machine.config("y", RUSTC);
 
     machine.headers_of("7.3.5+deb13-amd64", VERSION);
     machine.refuses(&format!(

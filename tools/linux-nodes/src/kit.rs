@@ -20,13 +20,11 @@ use crate::arm64;
 const DEFAULT_IMAGE: &str = "default";
 /// The same for nodes with Arm's processors.
 const ARM64_IMAGE: &str = "arm64";
-/// Images with the driver tofu.ko that are used if none is named, the first one that is there.
-/// Debian's kernel for virtual machines boots faster than that for all machines; the one of our own
-/// making is for tests.
-const DRIVER_IMAGES: [&str; 3] = ["driver-cloud", "driver-generic", "driver"];
-/// What makes the first of them.
-const MAKE_DRIVER: &str = "`tofu image build --kernel driver-cloud`";
-/// What that takes.
+/// Kernels with the driver tofu.ko whose images are used if none is named, the first one that is
+/// there. Debian's kernel for virtual machines boots faster than that for all machines; the one of
+/// our own making is for tests.
+const DRIVER_KERNELS: [&str; 4] = ["driver-cloud", "driver-generic", "driver-16k", "driver"];
+/// What making the first of them takes.
 const DRIVER_COST: &str = "480 MB to download, about 2 minutes";
 /// A file of the cache: what users have been told of images with the driver.
 const OFFERED: &str = "driver-offered";
@@ -114,15 +112,19 @@ impl Kit {
         };
         let named = match (plan.driver, image) {
             (Driver::Tofu, Some(name)) => {
-                check_driver(&cache, name)?;
-                Some(name)
+                check_driver(&cache, arch, name)?;
+                Some(name.to_owned())
             }
-            (Driver::Tofu, None) => Some(driver_image(&cache, |_| true).with_context(|| {
-                format!(
-                    "--driver tofu: there is no image with tofu.ko; {MAKE_DRIVER} makes one \
-                     ({DRIVER_COST})"
-                )
-            })?),
+            (Driver::Tofu, None) => {
+                Some(driver_image(&cache, arch, |_| true).with_context(|| {
+                    format!(
+                        "--driver tofu: there is no image with tofu.ko{}; {} makes one \
+                         ({DRIVER_COST})",
+                        if arch == Arch::default() { "" } else { " for arm64" },
+                        make_driver(arch)
+                    )
+                })?)
+            }
             // Programs that are to run to their end want the device for themselves, and nodes with
             // a kernel of the user's have no module of ours for it.
             (Driver::Auto, None)
@@ -132,8 +134,8 @@ impl Kit {
                     && args.kernel.is_none()
                     && args.initrd.is_none() =>
             {
-                match driver_image(&cache, |image| cache.has_driver_ready(image)) {
-                    Some(name) => match find_image(&cache, arch, Some(name), progress) {
+                match driver_image(&cache, arch, |image| cache.has_driver_ready(image)) {
+                    Some(name) => match find_image(&cache, arch, Some(&name), progress) {
                         // Nodes with too little memory for it have the other, smaller kernel.
                         Ok(image) => {
                             if let Ok(kit) = of(image) {
@@ -148,9 +150,9 @@ impl Kit {
                 }
                 None
             }
-            (_, name) => name,
+            (_, name) => name.map(str::to_owned),
         };
-        let kit = find_image(&cache, arch, named, progress).and_then(&of)?;
+        let kit = find_image(&cache, arch, named.as_deref(), progress).and_then(&of)?;
         Ok(Self { hint, ..kit })
     }
 
@@ -283,19 +285,30 @@ fn is_interrupted(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(tofu_image::Error::Interrupted))
 }
 
-/// The first of [`DRIVER_IMAGES`] that is there and has the driver.
-fn driver_image(cache: &Cache, fits: impl Fn(&Image) -> bool) -> Option<&'static str> {
+/// The image of the first of [`DRIVER_KERNELS`] that is there and has the driver.
+fn driver_image(cache: &Cache, arch: Arch, fits: impl Fn(&Image) -> bool) -> Option<String> {
     let has = |image: &Image| image.manifest.spec().is_ok_and(|spec| spec.has_driver());
-    DRIVER_IMAGES.into_iter().find(|name| {
+    DRIVER_KERNELS.into_iter().map(|kernel| Spec::name_with(kernel, arch)).find(|name| {
         cache.find(name).ok().flatten().is_some_and(|image| has(&image) && fits(&image))
     })
 }
 
+/// The command that makes an image with the driver.
+fn make_driver(arch: Arch) -> String {
+    let kernel = DRIVER_KERNELS[0];
+    format!("`tofu image build{} --kernel {kernel}`", arch_option(arch))
+}
+
+/// The option for other processors than the host's.
+fn arch_option(arch: Arch) -> String {
+    if arch == Arch::default() { String::new() } else { format!(" --arch {arch}") }
+}
+
 /// Checks that an image that is there has the driver.
-fn check_driver(cache: &Cache, name: &str) -> anyhow::Result<()> {
+fn check_driver(cache: &Cache, arch: Arch, name: &str) -> anyhow::Result<()> {
     let Some(image) = cache.find(name)? else { return Ok(()) };
     let spec = image.manifest.spec()?;
-    if spec.has_driver() {
+    if spec.has_driver() || image.manifest.arch != arch {
         return Ok(());
     }
     let with = match image.manifest.with.as_slice() {
@@ -303,8 +316,9 @@ fn check_driver(cache: &Cache, name: &str) -> anyhow::Result<()> {
         packages => format!(" --with {}", packages.join(",")),
     };
     bail!(
-        "--driver tofu: image {name} has no tofu.ko; `tofu image build --name {name} --kernel \
-         driver-cloud{with}` makes it with one"
+        "--driver tofu: image {name} has no tofu.ko; `tofu image build{} --name {name} --kernel \
+         driver-cloud{with}` makes it with one",
+        arch_option(arch)
     )
 }
 
@@ -312,12 +326,16 @@ fn check_driver(cache: &Cache, name: &str) -> anyhow::Result<()> {
 /// one there is was made by another version of these sources.
 fn offer(cache: &Cache) -> Option<String> {
     let said = cache.folder().join(OFFERED);
-    let what = match driver_image(cache, |_| true) {
+    let arch = Arch::default();
+    let what = match driver_image(cache, arch, |_| true) {
         Some(name) => format!(
             "`tofu image build --kernel {name}` renews the image {name}, which another version of \
              tofu has made (minutes)"
         ),
-        None => format!("{MAKE_DRIVER} makes nodes whose kernel drives the device ({DRIVER_COST})"),
+        None => format!(
+            "{} makes nodes whose kernel drives the device ({DRIVER_COST})",
+            make_driver(arch)
+        ),
     };
     let hint = format!("{what}; this is said once");
     if fs::read_to_string(&said).is_ok_and(|text| text == hint) {
@@ -406,21 +424,29 @@ mod tests {
     fn images_with_the_driver_have_an_order() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path());
-        let found = || driver_image(&cache, |_| true);
+        let on = |arch| driver_image(&cache, arch, |_| true);
+        let found = || on(Arch::X86_64);
         assert_eq!(found(), None);
         // Named so, but another kernel's.
         put(&cache, "driver-cloud", "cloud");
         assert_eq!(found(), None);
         for name in ["driver", "driver-generic", "driver-cloud"] {
             put(&cache, name, name);
-            assert_eq!(found(), Some(name));
+            assert_eq!(found().as_deref(), Some(name));
         }
-        let other = driver_image(&cache, |image| image.name != "driver-cloud");
-        assert_eq!(other, Some("driver-generic"));
+        let not_that = |image: &Image| image.name != "driver-cloud";
+        let other = driver_image(&cache, Arch::X86_64, not_that);
+        assert_eq!(other.as_deref(), Some("driver-generic"));
+        assert_eq!(on(Arch::Arm64), None);
+        put(&cache, "driver-16k-arm64", "driver-16k");
+        assert_eq!(on(Arch::Arm64).as_deref(), Some("driver-16k-arm64"));
+        let make = "`tofu image build --arch arm64 --kernel driver-cloud`";
+        assert_eq!(make_driver(Arch::Arm64), make);
         put(&cache, "mine", "auto");
-        check_driver(&cache, "driver").unwrap();
+        let check = |name| check_driver(&cache, Arch::X86_64, name);
+        check("driver").unwrap();
         assert_eq!(
-            check_driver(&cache, "mine").unwrap_err().to_string(),
+            check("mine").unwrap_err().to_string(),
             "--driver tofu: image mine has no tofu.ko; `tofu image build --name mine --kernel \
              driver-cloud --with mpich` makes it with one"
         );

@@ -445,7 +445,6 @@ impl Plan {
         let arm64 = |node: &&NodePlan| node.role.arch() == Some(Arch::Arm64);
         if nodes.iter().any(|node| arm64(&node)) {
             let lacks = [
-                (driver == Driver::Tofu, "the kernel driver (--driver tofu)"),
                 (
                     nodes.iter().filter(arm64).any(|node| node.role.is_netbooted()),
                     "nodes that boot over the torus (--boot tofu)",

@@ -17,7 +17,7 @@ use crate::modules::Tree;
 use crate::progress::{Phase, Progress};
 use crate::qemu::Qemu;
 use crate::root::Guest;
-use crate::spec::{Flavour, Kernel, Spec, check_package};
+use crate::spec::{DriverFor, Kernel, Spec, check_package};
 use crate::{driver, initramfs, kernel, root};
 
 /// Modules that a guest loads at boot.
@@ -55,9 +55,9 @@ impl Cache {
         if let (Some(image), false) = (ready(), spec.refresh) {
             return Ok(image);
         }
-        if let Some(flavour) = spec.kernel.driver() {
+        if let Some(wanted) = spec.driver() {
             // Minutes, in which others can make their images.
-            driver::compile(self, flavour, spec.refresh, progress)?;
+            driver::compile(self, wanted, spec.refresh, progress)?;
         }
         // Packages set themselves up on such processors, and that takes the lock, too.
         let emulator = match spec.arch {
@@ -81,8 +81,8 @@ impl Cache {
     /// Whether an image has the driver tofu.ko, and all that it is compiled with is in the cache:
     /// to bring the image up to date takes seconds, and fetches nothing.
     pub fn has_driver_ready(&self, image: &Image) -> bool {
-        let flavour = image.manifest.spec().ok().and_then(|spec| spec.kernel.driver());
-        flavour.is_some_and(|flavour| driver::has_root(self, flavour).unwrap_or(false))
+        let wanted = image.manifest.spec().ok().and_then(|spec| spec.driver());
+        wanted.is_some_and(|wanted| driver::has_root(self, wanted).unwrap_or(false))
     }
 
     /// Puts all files of an image into `new`.
@@ -121,10 +121,10 @@ impl Cache {
             let (key, part) = root::part(self, &spec.with, guest, spec.refresh, progress)?;
             take(part, &key, &["root.ext4"])?;
         }
-        let driver = kernel.driver();
+        let driver = spec.driver();
         let debian = match (&kernel, driver) {
             (Kernel::File(_), _) => None,
-            (_, Some(flavour)) => flavour.debian(),
+            (_, Some(wanted)) => wanted.flavour.debian(),
             (named, None) => Some(named.clone()),
         };
         if let Some(named) = debian {
@@ -135,8 +135,8 @@ impl Cache {
             tree = Some(Tree::open(&self.part_folder(&key).join("modules"), &release)?);
             take(part, &key, &["vmlinux", "vmlinuz"])?;
         }
-        if let Some(flavour) = driver {
-            let (root, key, part) = driver::part(self, flavour, spec.refresh, progress)?;
+        if let Some(wanted) = driver {
+            let (root, key, part) = driver::part(self, wanted, spec.refresh, progress)?;
             let modules = self.part_folder(&key).join("modules");
             if let Some(tree) = &mut tree {
                 tree.add(&modules)?;
@@ -189,14 +189,16 @@ impl Cache {
         refresh: bool,
         progress: &dyn Progress,
     ) -> Result<(String, Manifest)> {
-        let (flavour, from) = match kernel {
-            Kernel::Generic => ("", apt::From::Release),
-            Kernel::CloudBackports => ("cloud-", apt::From::Backports),
-            Kernel::GenericBackports => ("", apt::From::Backports),
-            _ => ("cloud-", apt::From::Release),
+        let (before, behind, from) = match kernel {
+            Kernel::Generic => ("", "", apt::From::Release),
+            Kernel::CloudBackports => ("cloud-", "", apt::From::Backports),
+            Kernel::GenericBackports => ("", "", apt::From::Backports),
+            Kernel::Pages16K => ("", "-16k", apt::From::Release),
+            Kernel::Pages16KBackports => ("", "-16k", apt::From::Backports),
+            _ => ("cloud-", "", apt::From::Release),
         };
-        let package = format!("linux-image-{flavour}{}", arch.debian());
-        let key = format!("{}{}", kernel.part_key(), arch.suffix());
+        let package = format!("linux-image-{before}{}{behind}", arch.debian());
+        let key = kernel.part_key(arch);
         let part = self.make_part(&key, refresh, |folder, manifest| {
             let apt = self.apt_for(arch, progress)?;
             let packages = kernel_packages(&apt, &package, from)?;
@@ -353,15 +355,15 @@ impl Spec {
                 add(&number.to_le_bytes());
             }
         }
-        if let Some(flavour) = self.kernel.driver() {
-            add(driver::recipe(flavour).as_bytes());
+        if let Some(wanted) = self.driver() {
+            add(driver::recipe(wanted).as_bytes());
         }
         for list in [&self.with, &self.modules] {
             add(&(list.len() as u64).to_le_bytes());
             list.iter().for_each(|name| add(name.as_bytes()));
         }
         initramfs::scripts().iter().for_each(|script| add(script.as_bytes()));
-        loads(self.arch, self.kernel.driver())
+        loads(self.arch, self.driver())
             .iter()
             .chain(&DEVICES)
             .for_each(|name| add(name.as_bytes()));
@@ -380,16 +382,14 @@ impl Spec {
 
 /// Modules that a guest loads at boot. The kernels that are built here for the driver have VFIO
 /// built in, which takes the device of nodes that do without the driver (`module_blacklist=tofu`).
-fn loads(arch: Arch, driver: Option<Flavour>) -> Vec<&'static str> {
-    if arch == Arch::Arm64 {
-        return ARM64.iter().chain(&LOAD).copied().collect();
-    }
-    let (own, vfio) = match driver {
+fn loads(arch: Arch, driver: Option<DriverFor>) -> Vec<&'static str> {
+    let iommu = if arch == Arch::Arm64 { &ARM64[..] } else { &[] };
+    let (own, vfio) = match driver.map(|wanted| wanted.flavour.debian()) {
         None => (&[][..], &LOAD[..]),
-        Some(flavour) if flavour.debian().is_some() => (&DRIVER[..], &LOAD[..]),
-        Some(_) => (&DRIVER[..], &[][..]),
+        Some(Some(_)) => (&DRIVER[..], &LOAD[..]),
+        Some(None) => (&DRIVER[..], &[][..]),
     };
-    [own, vfio].concat()
+    [iommu, own, vfio].concat()
 }
 
 fn link_or_copy(from: &Path, to: &Path) -> Result<()> {

@@ -4,8 +4,12 @@
 //! off), so headers and source have to be of the very version that the kernel is of.
 
 use crate::apt::Deb;
+use crate::arch::Arch;
+use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::manifest::Manifest;
+use crate::progress::Progress;
+use crate::spec::DriverFor;
 
 /// The version that the driver is written for: the kernel's interfaces for Rust change.
 const VERSION: &str = "7.3";
@@ -82,14 +86,40 @@ impl Stock {
         format!("linux-headers-{}", self.release)
     }
 
-    /// The packages of the build root.
-    pub(super) fn packages(&self) -> Vec<String> {
-        let own = [self.source(), self.headers()];
-        PACKAGES.iter().map(|&name| name.to_owned()).chain(own).collect()
+    /// The packages of the build root: those for the processors of this host, and others, which
+    /// are unpacked alone. What runs on other processors than the host's has headers of theirs.
+    pub(super) fn find_packages(
+        &self,
+        cache: &Cache,
+        wanted: DriverFor,
+        progress: &dyn Progress,
+    ) -> Result<(Vec<Deb>, Vec<Deb>)> {
+        let from = wanted.from();
+        let mut names: Vec<String> = wanted.packages().into_iter().map(str::to_owned).collect();
+        names.push(self.source());
+        let mut foreign = Vec::new();
+        if wanted.arch == Arch::default() {
+            names.push(self.headers());
+        } else {
+            let apt = cache.apt_for(wanted.arch, progress)?;
+            let depends =
+                apt.depends(&self.headers(), from).map_err(|error| self.explain(error))?;
+            let start = |start: &'static str| move |name: &&String| name.starts_with(start);
+            names.extend(depends.iter().filter(start("linux-kbuild-")).cloned());
+            let common = depends.iter().filter(start("linux-headers-")).map(String::as_str);
+            let headers = self.headers();
+            let alone: Vec<&str> = common.chain([headers.as_str()]).collect();
+            foreign = apt.alone(&alone, from).map_err(|error| self.explain(error))?;
+        }
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let closure = cache.apt(progress)?.closure(&names, from);
+        let debs = closure.map_err(|error| self.explain(error))?;
+        self.check(debs.iter().chain(&foreign))?;
+        Ok((debs, foreign))
     }
 
     /// Explains that a package is not there.
-    pub(super) fn explain(&self, error: Error) -> Error {
+    fn explain(&self, error: Error) -> Error {
         match error {
             Error::NoPackage { name, .. } if name == self.headers() || name == self.source() => {
                 let reason =
@@ -101,10 +131,10 @@ impl Stock {
     }
 
     /// Headers and source are of the kernel's version.
-    pub(super) fn check(&self, debs: &[Deb]) -> Result<()> {
+    fn check<'a>(&self, mut debs: impl Iterator<Item = &'a Deb>) -> Result<()> {
         let ours =
             |deb: &&Deb| deb.name() == self.source() || deb.name().starts_with("linux-headers-");
-        match debs.iter().filter(ours).find(|deb| deb.version() != self.version) {
+        match debs.find(|deb| ours(deb) && deb.version() != self.version) {
             None => Ok(()),
             Some(deb) => Err(Error::Stock {
                 release: self.release.clone(),
@@ -169,10 +199,10 @@ mod tests {
             debs.push(deb("make", "4.4.1-2"));
             debs
         };
-        stock.check(&debs("")).unwrap();
+        stock.check(debs("").iter()).unwrap();
         for name in names {
             assert_eq!(
-                stock.check(&debs(name)).unwrap_err().to_string(),
+                stock.check(debs(name).iter()).unwrap_err().to_string(),
                 format!(
                     "cannot build tofu.ko for Debian's kernel {RELEASE}: it is of version {good}, \
                      and {name} of 7.3.5-1~bpo13+1: add --refresh"

@@ -33,15 +33,16 @@ pub(crate) enum ImageCommand {
         name: Option<ImageName>,
         /// Architecture of its guests: x86-64 or arm64
         ///
-        /// An image for arm64 has one of Debian's kernels, and its packages are set up in a guest,
-        /// which takes minutes.
+        /// Packages of an image for arm64 are set up in a guest, which takes minutes.
         #[arg(long, value_name = "ARCH", default_value_t)]
         arch: Arch,
-        /// Kernel: auto, cloud, generic, cloud-backports, generic-backports, driver, driver-debug,
-        /// driver-cloud, driver-generic, or a file
+        /// Kernel: auto, cloud, generic, cloud-backports, generic-backports, 16k, 16k-backports,
+        /// driver, driver-debug, driver-cloud, driver-generic, driver-16k, or a file
         ///
-        /// Those named after the driver have tofu.ko: driver-cloud and driver-generic are Debian's
-        /// own kernels, for which it is compiled in a few minutes; the other two are built here.
+        /// Those named after the driver have tofu.ko: driver-cloud, driver-generic and driver-16k
+        /// are Debian's own kernels, for which it is compiled in a few minutes; the other two are
+        /// built here. For arm64 there are Debian's kernels with pages of 16 KiB, and `driver` has
+        /// pages of 64 KiB, as Fugaku's kernel; driver-debug and files are for x86-64.
         #[arg(long, value_name = "KERNEL", default_value = "auto")]
         kernel: String,
         /// Build a kernel with the driver tofu.ko, which takes minutes the first time: the same as
@@ -74,9 +75,12 @@ pub(crate) enum ImageCommand {
         /// Folder for the modules [default: FOLDER]
         #[arg(long, short, value_name = "FOLDER")]
         out: Option<PathBuf>,
-        /// Kernel: driver-cloud, driver-generic, driver or driver-debug
+        /// Kernel: driver-cloud, driver-generic, driver, driver-debug or driver-16k
         #[arg(long, value_name = "KERNEL", default_value = "driver-cloud")]
         kernel: String,
+        /// What the processors of the nodes are: x86-64 or arm64
+        #[arg(long, value_name = "ARCH", default_value_t)]
+        arch: Arch,
         /// The same as --kernel driver-debug
         #[arg(long, conflicts_with = "kernel")]
         debug: bool,
@@ -155,7 +159,9 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
             let kernel = if *kernel_driver { Kernel::Driver } else { kernel.parse()? };
             let name = match name {
                 Some(name) => name.as_str().to_owned(),
-                None if kernel.has_driver() && with.is_empty() => kernel.to_string(),
+                None if kernel.has_driver() && with.is_empty() => {
+                    Spec::name_with(&kernel.to_string(), *arch)
+                }
                 None if kernel.has_driver() => {
                     format!("{kernel}+{}", Spec::name_for(*arch, with))
                 }
@@ -168,9 +174,9 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
             }
             build(&cache.mirror(mirror.clone()), *arch, &spec, &progress)
         }
-        ImageCommand::Module { folder, base, out, kernel, debug, args } => {
+        ImageCommand::Module { folder, base, out, kernel, arch, debug, args } => {
             let kernel = if *debug { Kernel::DriverDebug } else { kernel.parse()? };
-            let module = Module::new(folder).base(base.clone()).kernel(&kernel)?;
+            let module = Module::new(folder).base(base.clone()).kernel(&kernel, *arch)?;
             let to = out.as_ref().unwrap_or(folder);
             module
                 .arguments(args.iter().cloned())
