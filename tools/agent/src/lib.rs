@@ -15,6 +15,7 @@
 
 pub mod credit;
 pub mod files;
+mod foreign;
 mod job;
 pub mod pmi;
 mod port;

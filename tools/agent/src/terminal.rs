@@ -2,12 +2,12 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
+use crate::foreign;
 use crate::wire::WindowSize;
 
 /// The word that makes the agent [`become_program`].
@@ -67,7 +67,7 @@ pub fn become_program(path: &str, words: &[&str]) -> io::Error {
         return error;
     }
     match words.split_first() {
-        Some((name, args)) => Command::new(name).args(args).exec(),
+        Some((name, args)) => foreign::exec(Command::new(name).args(args)),
         None => io::ErrorKind::InvalidInput.into(),
     }
 }

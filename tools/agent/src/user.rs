@@ -6,6 +6,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
+use crate::foreign;
+
 /// The word that makes the agent [`become_program`].
 pub const WORD: &str = "as";
 
@@ -37,5 +39,5 @@ pub fn become_program(user: &str, words: &[&str]) -> io::Error {
         // Other groups of root's go with the user.
         command.uid(user).gid(user);
     }
-    command.exec()
+    foreign::exec(&mut command)
 }

@@ -1,0 +1,98 @@
+//! Programs for other processors than this node's, of which the kernel only says that their format
+//! is wrong, or a shell that it does not understand them.
+
+use std::env::{self, consts::ARCH};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What users call processors, what Rust does, and their numbers in ELF files.
+const PROCESSORS: [(&str, &str, u16); 2] = [("x86-64", "x86_64", 62), ("arm64", "aarch64", 183)];
+
+/// Checks that a program is not for other processors. One that is not there, or cannot be read, is
+/// left to who runs it.
+///
+/// # Errors
+///
+/// What it is for, and what this node is.
+pub(crate) fn check(command: &Command) -> io::Result<()> {
+    let machine = find(command).and_then(|file| machine(&file));
+    let own = PROCESSORS.iter().find(|(_, rust, _)| *rust == ARCH);
+    let (Some(machine), Some((own, _, number))) = (machine, own) else { return Ok(()) };
+    if machine == *number {
+        return Ok(());
+    }
+    let known = PROCESSORS.iter().find(|(.., number)| *number == machine);
+    let what = known.map_or("other processors", |(name, ..)| *name);
+    Err(io::Error::other(format!("it is for {what}, and this node is {own}")))
+}
+
+/// Makes this process a program; returns only if that is not possible.
+pub(crate) fn exec(command: &mut Command) -> io::Error {
+    match check(command) {
+        Ok(()) => command.exec(),
+        Err(error) => error,
+    }
+}
+
+/// The file of a program, looked for as those who run it do.
+fn find(command: &Command) -> Option<PathBuf> {
+    let program = Path::new(command.get_program());
+    if program.components().count() > 1 {
+        return Some(program.into());
+    }
+    let given = command.get_envs().find(|(name, _)| *name == "PATH").and_then(|(_, path)| path);
+    let path = given.map(Into::into).or_else(|| env::var_os("PATH"))?;
+    env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
+/// What an ELF program of 64 bits is for.
+fn machine(file: &Path) -> Option<u16> {
+    let mut head = [0; 20];
+    // Not of pipes, which who reads would wait for.
+    let file = file.is_file().then(|| File::open(file).ok())??;
+    file.take(head.len() as u64).read_exact(&mut head).ok()?;
+    let [0x7f, b'E', b'L', b'F', 2, 1, .., low, high] = head else { return None };
+    Some(u16::from_le_bytes([low, high]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn programs_for_other_processors_are_told_from_ones_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let put = |name: &str, bytes: &[u8]| {
+            let path = folder.path().join(name);
+            fs::write(&path, bytes).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let elf = |machine: u8| {
+            let mut head = *b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\0\0rest";
+            head[18] = machine;
+            head
+        };
+        let check = |name: &str| check(Command::new(name).env("PATH", folder.path()));
+        let (_, _, own) = PROCESSORS.iter().find(|(_, rust, _)| *rust == ARCH).unwrap();
+        let (other, _, number) = PROCESSORS.iter().find(|(_, rust, _)| *rust != ARCH).unwrap();
+        check(&put("own", &elf(*own as u8))).unwrap();
+        let path = put("foreign", &elf(*number as u8));
+        for name in [path.as_str(), "foreign"] {
+            let error = check(name).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("it is for {other}, and this node is ")), "{error}");
+        }
+        let error = check(&put("risc-v", &elf(243))).unwrap_err().to_string();
+        assert!(error.starts_with("it is for other processors, and"), "{error}");
+        // What is none is for others to complain about.
+        for (name, bytes) in [("script", &b"#!/bin/sh\necho yes\n"[..]), ("short", b"\x7fELF\x02")]
+        {
+            check(&put(name, bytes)).unwrap();
+        }
+        check("nothing").unwrap();
+        check(folder.path().to_str().unwrap()).unwrap();
+    }
+}
