@@ -419,6 +419,14 @@ mod tests {
             "cc -march=armv8.2-a+nosve -ISDK/include -E a.c\n"
         );
         assert_eq!(say("fcc", &["-V"]), format!("cc {begin} --version {link}"));
+        // What only Fujitsu's compilers have.
+        let args =
+            ["-Nlst=t", "-Nrt_tune", "-Xg", "-ffj-ocl", "-Koptmsg=2,openmp_simd", "-c", "a.c"];
+        assert_eq!(say("fcc", &args), format!("cc {begin} -fopenmp-simd -c a.c\n"));
+        let said = run("fcc", &["-SSL2BLAMP", "a.c"], "echo cc");
+        assert_eq!(said.status.code(), Some(1));
+        let said = String::from_utf8(said.stderr).unwrap();
+        assert!(said.starts_with("fcc: -SSL2BLAMP: Fujitsu's mathematical libraries"), "{said}");
         let none = run("fcc", &["a.c"], "");
         if !has_arm64_gcc() {
             let said = String::from_utf8(none.stderr).unwrap();

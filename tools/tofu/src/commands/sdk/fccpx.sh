@@ -30,14 +30,21 @@ for word; do
             case ${words%%,*} in
             fast) set -- "$@" -O3 -ffast-math ;;
             openmp | OMP) set -- "$@" -fopenmp ;;
+            openmp_simd) set -- "$@" -fopenmp-simd ;;
             PIC | pic) set -- "$@" -fPIC ;;
             noSVE | NOSVE) processor=-march=armv8.2-a+nosve ;;
             esac
             words=${words#*,}
         done
         ;;
-    # Which of two compilers, which libraries of theirs, and listings.
-    -Nclang | -Nnoclang | -Nlibomp | -Nfjomplib | -Nlst* | -Nsrc | -Nnosrc | -Xg) ;;
+    # Which of two compilers, which libraries of theirs, listings, profiles, and optimisations that
+    # only they have.
+    -N?* | -X? | -ffj-* | -Rpass*) ;;
+    -SSL2* | -SCALAPACK)
+        echo "@name@: $word: Fujitsu's mathematical libraries are not here; leave it out, and name" \
+            "others by -l" >&2
+        exit 1
+        ;;
     -mcpu=* | -march=*)
         processor=
         # As Clang calls it.
