@@ -44,6 +44,14 @@ const RUN_LINKER: &str = include_str!("../init/cross-linker");
 /// As which the helper looks for it first.
 const LINKER: &str = "real-ld";
 
+/// The part of the cache with a rustc, and its packages: that of the host, and Rust's libraries for
+/// nodes with Arm's processors. Those of Debian 13 itself are too old for this project.
+const RUST_PART: &str = "rust-arm64";
+const RUSTC: &str = "rustc";
+const RUST_LIBRARIES: &str = "libstd-rust-dev";
+/// Runs that rustc.
+const RUN_RUSTC: &str = include_str!("../init/cross-rustc");
+
 /// A folder with the C library and the compilers' own for some processors, laid out as a root file
 /// system.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,6 +96,33 @@ impl Cache {
         Ok(self.root_of(PART).join(SCRIPTS))
     }
 
+    /// A rustc with Rust's libraries for nodes with Arm's processors, for the target
+    /// `aarch64-unknown-linux-gnu`, which runs whatever libraries the host has; fetched if it is not
+    /// there.
+    ///
+    /// # Errors
+    /// All that can go wrong with fetching.
+    pub fn arm64_rustc(&self, progress: &dyn Progress) -> Result<PathBuf> {
+        let from = apt::From::Backports;
+        self.fetch_program(RUST_PART, &[RUSTC], from, false, progress, |root| {
+            let apt = self.apt_for(Arch::Arm64, progress)?;
+            let files = apt.fetch(&apt.alone(&[RUST_LIBRARIES], from)?, from)?;
+            apt.unpack(&files, root)?;
+            apt::discard(&files);
+            write_script(root, RUSTC, RUN_RUSTC)?;
+            let mut command = run::command(&root.join(SCRIPTS).join(RUSTC));
+            command.arg("--version");
+            let said = run::must(command, "asking rustc for its version", root, progress)?;
+            Ok(said.trim().trim_start_matches("rustc ").to_owned())
+        })?;
+        Ok(self.root_of(RUST_PART).join(SCRIPTS).join(RUSTC))
+    }
+
+    /// The version of that rustc, if it is there.
+    pub fn present_arm64_rustc(&self) -> Option<String> {
+        Some(self.part(RUST_PART).ok()??.kernel)
+    }
+
     /// The version of those compilers, if they are there.
     pub fn present_arm64_compilers(&self) -> Option<String> {
         Some(self.part(PART).ok()??.kernel)
@@ -101,13 +136,15 @@ pub fn has_arm64_gcc() -> bool {
 
 /// Writes the scripts into `root`. They find it by where they are, as it is moved when it is whole.
 fn write_scripts(root: &Path) -> Result<()> {
+    let compilers = COMPILERS.map(|name| (name, RUN_COMPILER));
+    let mut scripts = compilers.into_iter().chain([(LINKER, RUN_LINKER)]);
+    scripts.try_for_each(|(name, text)| write_script(root, name, text))
+}
+
+fn write_script(root: &Path, name: &str, text: &str) -> Result<()> {
     let folder = root.join(SCRIPTS);
     fs::create_dir_all(&folder).on("create", &folder)?;
-    let compilers = COMPILERS.map(|name| (name, RUN_COMPILER));
-    for (name, text) in compilers.into_iter().chain([(LINKER, RUN_LINKER)]) {
-        let path = folder.join(name);
-        fs::write(&path, text.replace("@libraries@", LIBRARIES)).on("write", &path)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).on("write", &path)?;
-    }
-    Ok(())
+    let path = folder.join(name);
+    fs::write(&path, text.replace("@libraries@", LIBRARIES)).on("write", &path)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).on("write", &path)
 }

@@ -22,6 +22,8 @@ const STATIC: &str = "aarch64-unknown-linux-musl";
 const SHARED: &str = "aarch64-unknown-linux-gnu";
 /// Rust's own linker.
 const LINKER: &str = "rust-lld";
+/// What links what Debian's rustc has compiled.
+const COMPILER: &str = "aarch64-linux-gnu-gcc";
 /// Packages of this workspace with libraries for users' programs.
 const LIBRARY_PACKAGES: [&str; 3] = ["tofu-utofu-c", "tofu-jtofu-c", "tofu-tnw-c"];
 
@@ -102,16 +104,18 @@ pub(crate) fn origin() -> (bool, String) {
     };
     let lacking: Vec<_> =
         [STATIC, SHARED].into_iter().filter(|target| !has_target(&root, target)).collect();
-    match (lacking.as_slice(), rustup(&root)) {
-        ([], _) => (true, format!("our programs are built in {}", root.display())),
+    let debian = || Cache::from_env().ok()?.present_arm64_rustc();
+    let compiler = match (lacking.as_slice(), rustup(&root)) {
+        ([], _) => "this host's rustc".to_owned(),
         (lacking, true) => {
-            (true, format!("our programs are built when rustup has fetched {}", lacking.join(", ")))
+            format!("this host's rustc, when rustup has fetched {}", lacking.join(", "))
         }
-        (lacking, false) => (
-            false,
-            format!("no rustup to fetch Rust's libraries for {} with", lacking.join(" and ")),
-        ),
-    }
+        (_, false) => match debian() {
+            Some(version) => format!("Debian's rustc {version} in the cache"),
+            None => "Debian's rustc, which is fetched at the first use".to_owned(),
+        },
+    };
+    (true, format!("our programs are built in {} by {compiler}", root.display()))
 }
 
 fn rustup(root: &Path) -> bool {
@@ -127,26 +131,58 @@ fn has_target(root: &Path, target: &str) -> bool {
     Path::new(&folder).is_dir()
 }
 
-/// Gets Rust's own libraries for a target, unless they are there.
-fn ensure_target(root: &Path, target: &str, progress: &dyn Progress) -> anyhow::Result<()> {
-    if has_target(root, target) {
-        return Ok(());
+/// What compiles for nodes with Arm's processors.
+enum Toolchain {
+    /// The host's Rust, which has the libraries for all targets.
+    Own,
+    /// Debian's, in the cache, with those for [`SHARED`].
+    Debian { rustc: PathBuf, linker: OsString },
+}
+
+impl Toolchain {
+    /// The host's, for a target, if it has Rust's own libraries for that or rustup fetches them;
+    /// else Debian's.
+    fn find(root: &Path, target: &str, progress: &dyn Progress) -> anyhow::Result<Self> {
+        if has_target(root, target) {
+            return Ok(Self::Own);
+        }
+        let mut why = "there is no rustup".to_owned();
+        if rustup(root) {
+            progress.note(&format!("fetching Rust's libraries for {target}"));
+            let mut fetch = Command::new("rustup");
+            match run(fetch.args(["target", "add", target]), root) {
+                Ok(_) => return Ok(Self::Own),
+                Err(error) => why = error.to_string(),
+            }
+        }
+        progress.note(&format!("{why}: taking Debian's rustc instead"));
+        let cache = Cache::from_env()?;
+        let debian = || -> anyhow::Result<Self> {
+            let linker = match tofu_image::has_arm64_gcc() {
+                true => COMPILER.into(),
+                false => cache.arm64_compilers(progress)?.join(COMPILER).into_os_string(),
+            };
+            Ok(Self::Debian { rustc: cache.arm64_rustc(progress)?, linker })
+        };
+        debian().with_context(|| {
+            format!("Rust has no libraries for {target}; `rustup target add {target}` fetches them")
+        })
     }
-    progress.note(&format!("fetching Rust's libraries for {target}"));
-    let mut rustup = Command::new("rustup");
-    rustup.args(["target", "add", target]);
-    let fetched = run(&mut rustup, root).with_context(|| {
-        format!("Rust has no libraries for {target}; `rustup target add {target}` fetches them")
-    });
-    fetched.map(drop)
 }
 
 /// Builds the programs in a checkout. Returns the folder with them.
 fn build_programs(root: &Path, progress: &dyn Progress) -> anyhow::Result<PathBuf> {
     progress.update(Phase::Programs, 0, 1);
-    ensure_target(root, STATIC, progress)?;
-    let (mut cargo, target) = cargo(root, STATIC, LINUX_PACKAGES);
+    let toolchain = Toolchain::find(root, STATIC, progress)?;
+    let target = match toolchain {
+        Toolchain::Own => STATIC,
+        Toolchain::Debian { .. } => SHARED,
+    };
+    let (mut cargo, target) = cargo(root, &toolchain, target, LINUX_PACKAGES);
     cargo.arg("--bins").env("CARGO_PROFILE_RELEASE_PANIC", "abort");
+    if let Toolchain::Debian { .. } = toolchain {
+        cargo.env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
+    }
     let result = run(&mut cargo, root).context("the programs for arm64 nodes do not build")?;
     log::debug!("{}", String::from_utf8_lossy(&result.stderr));
     progress.update(Phase::Programs, 1, 1);
@@ -157,15 +193,18 @@ fn build_programs(root: &Path, progress: &dyn Progress) -> anyhow::Result<PathBu
 fn build_libraries(root: &Path, progress: &dyn Progress) -> anyhow::Result<PathBuf> {
     let sysroot = Cache::from_env()?.arm64_sysroot(progress)?;
     progress.update(Phase::Libraries, 0, 1);
-    ensure_target(root, SHARED, progress)?;
-    let (mut cargo, target) = cargo(root, SHARED, &LIBRARY_PACKAGES);
-    let mut flags = OsString::from("-Clink-arg=--sysroot=");
-    flags.push(&sysroot.root);
-    for folder in Sysroot::FOLDERS {
-        // From the sysroot on.
-        flags.push(format!("\x1f-Clink-arg=-L=/{folder}"));
+    let toolchain = Toolchain::find(root, SHARED, progress)?;
+    let (mut cargo, target) = cargo(root, &toolchain, SHARED, &LIBRARY_PACKAGES);
+    cargo.arg("--lib");
+    if let Toolchain::Own = toolchain {
+        let mut flags = OsString::from("-Clink-arg=--sysroot=");
+        flags.push(&sysroot.root);
+        for folder in Sysroot::FOLDERS {
+            // From the sysroot on.
+            flags.push(format!("\x1f-Clink-arg=-L=/{folder}"));
+        }
+        cargo.env("CARGO_ENCODED_RUSTFLAGS", flags);
     }
-    cargo.arg("--lib").env("CARGO_ENCODED_RUSTFLAGS", flags);
     let result = run(&mut cargo, root).context("the libraries for arm64 nodes do not build")?;
     log::debug!("{}", String::from_utf8_lossy(&result.stderr));
     progress.update(Phase::Libraries, 1, 1);
@@ -173,10 +212,20 @@ fn build_libraries(root: &Path, progress: &dyn Progress) -> anyhow::Result<PathB
 }
 
 /// A cargo that builds packages for a target, and the folder where it leaves them.
-fn cargo(root: &Path, target: &str, packages: &[&str]) -> (Command, PathBuf) {
+fn cargo(
+    root: &Path,
+    toolchain: &Toolchain,
+    target: &str,
+    packages: &[&str],
+) -> (Command, PathBuf) {
     let folder = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    // That of tools/programs/build.rs, too: what compilers run is there already.
-    let folder = root.join(folder).join("programs/linux");
+    // That of tools/programs/build.rs, too: what compilers run is there already. Another compiler
+    // makes that anew.
+    let name = match toolchain {
+        Toolchain::Own => "programs/linux",
+        Toolchain::Debian { .. } => "programs/debian",
+    };
+    let folder = root.join(folder).join(name);
     let linker = format!("CARGO_TARGET_{}_LINKER", target.to_ascii_uppercase().replace('-', "_"));
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
@@ -184,9 +233,14 @@ fn cargo(root: &Path, target: &str, packages: &[&str]) -> (Command, PathBuf) {
         .arg(&folder)
         .args(packages.iter().flat_map(|package| ["--package", package]))
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .env(linker, LINKER)
         .env("CARGO_PROFILE_RELEASE_DEBUG", "none")
         .env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
+    match toolchain {
+        Toolchain::Own => cargo.env(linker, LINKER),
+        Toolchain::Debian { rustc, linker: gcc } => {
+            cargo.env("RUSTC", rustc).env(linker, gcc).env_remove("RUSTUP_TOOLCHAIN")
+        }
+    };
     (cargo, folder.join(target).join("release"))
 }
 
