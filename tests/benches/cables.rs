@@ -1,6 +1,6 @@
 //! Puts over a cable: two parts of a machine in this process, joined by TLS over TCP of this host.
-//! Beside them the transport alone, and a bare TCP connection, both of which send as many bytes and
-//! wait for an answer.
+//! Beside them the transport alone, and a bare TCP connection, each of which sends as many bytes
+//! and waits for an answer.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -45,7 +45,7 @@ fn start(mesh: &Arc<Mesh>, to: impl Receive + 'static) {
     mesh.start(&to, &first).expect("there are threads");
 }
 
-/// Answers the last message of a batch, which says so.
+/// Answers the last message of a batch, which is marked as the last.
 struct Echo(Arc<Mesh>);
 
 impl Receive for Echo {
@@ -74,7 +74,7 @@ impl Receive for Answers {
     fn news(&self, _: News) {}
 }
 
-/// Two ends of the transport, and where answers are told of.
+/// Two ends of the transport, and a channel that announces answers.
 fn transport() -> (Arc<Mesh>, Receiver<()>) {
     let [near, far] = parts();
     let (sender, answers) = channel();
@@ -83,7 +83,7 @@ fn transport() -> (Arc<Mesh>, Receiver<()>) {
     (near, answers)
 }
 
-/// A bare connection, whose other end answers each so many bytes.
+/// A bare connection, whose other end answers every `bytes` bytes.
 fn tcp(bytes: usize) -> TcpStream {
     let listener = TcpListener::bind("127.0.0.1:0").expect("there are ports");
     let near = TcpStream::connect(listener.local_addr().expect("it has one")).expect("it listens");
@@ -98,7 +98,7 @@ fn tcp(bytes: usize) -> TcpStream {
     near
 }
 
-/// Hands to a machine what comes from other parts.
+/// Delivers to a machine the messages that come from other parts.
 struct Inwards(Network);
 
 impl Receive for Inwards {
@@ -152,7 +152,7 @@ fn machine() -> [End; 2] {
         let buffer = device.platform().alloc_dma(LONGEST, 4096).expect("there is memory");
         let range = [MemoryRange::of(&buffer)];
         cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).expect("the tag is free");
-        // For as long as the queue is there.
+        // It must live as long as the queue.
         std::mem::forget(buffer);
         End { _machine: machine, device, cq }
     })

@@ -1,5 +1,5 @@
-//! What a gap between packets does to a congested receiver and those who pass it: in modelled time,
-//! so the host's speed does not matter.
+//! The effect of a gap between packets on a congested receiver and on the traffic that passes it:
+//! in modelled time, so the host's speed does not matter.
 
 #[allow(unreachable_pub)]
 #[path = "../../guest-lib/utofu/tests/congestion/mod.rs"]

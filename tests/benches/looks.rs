@@ -1,8 +1,8 @@
-//! How long a guest's Put waits for `tofu inspect`: Puts with and without a thread that looks at
-//! the whole device again and again, by turns.
+//! How long a guest's Put waits for `tofu inspect`: Puts with and without a thread that inspects
+//! the whole device again and again, in turn.
 //!
-//! On a host with other work the longest times are those for which the scheduler had put the thread
-//! aside; they are there without looks, too.
+//! On a host with other work, the longest times are those in which the scheduler had preempted the
+//! thread. They occur without inspection, too.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -11,7 +11,7 @@ use tofu_fabric::NodeId;
 use tofu_inproc::Pair;
 use tofu_inspect::{Query, look};
 
-/// Puts of a turn, and turns of each kind.
+/// Puts per turn, and turns of each kind.
 const PUTS: usize = 20_000;
 const TURNS: usize = 10;
 

@@ -1,5 +1,5 @@
-//! Long uTofu Puts in parts by the shortest paths beside the same Puts whole, on modelled links: in
-//! modelled time, so the host's speed does not matter.
+//! Long uTofu Puts, split over the shortest paths, compared with the same Puts unsplit, on modelled
+//! links: in modelled time, so the host's speed does not matter.
 
 use std::cell::RefCell;
 
@@ -15,7 +15,7 @@ use tofu_utofu_local::{Generation, LocalMachine, LocalProvider};
 const PUTS: usize = 8;
 const SIZES: [usize; 3] = [16 << 10, 128 << 10, 512 << 10];
 
-/// Who puts to whom: indices of nodes.
+/// Which node puts to which: pairs of node indices.
 type Pairs = Vec<(usize, usize)>;
 
 struct Sender {
@@ -25,7 +25,7 @@ struct Sender {
     done: usize,
 }
 
-/// Modelled time until everybody is done, in microseconds.
+/// Modelled time until all are done, in microseconds.
 fn run(shape: Shape, pairs: &Pairs, bytes: usize, split_from: u32) -> f64 {
     let config = MachineConfig { links: Links::Modelled, ..MachineConfig::new(shape) };
     let machine = LocalMachine::stepped(config).expect("a machine");
@@ -40,10 +40,10 @@ fn run(shape: Shape, pairs: &Pairs, bytes: usize, split_from: u32) -> f64 {
     let mut receivers = Vec::new();
     let mut senders = Vec::new();
     for &(from, to) in pairs {
-        // What is sent lies where it does; nobody looks at it.
+        // The contents of the memory do not matter.
         let register = |vcq: &Vcq<LocalProvider>| -> Stadd {
             let memory = Box::leak(vec![0u8; bytes].into_boxed_slice());
-            // SAFETY: the memory is never freed, and nobody else uses it.
+            // SAFETY: the memory is never freed, and nothing else uses it.
             unsafe { vcq.reg_mem(memory.as_mut_ptr(), bytes, None, 0) }.expect("memory")
         };
         // One interface sends, and one receives.
@@ -81,7 +81,7 @@ fn main() {
     let index = |shape: &Shape, coords| shape.node_id(coords).map_or(0, |id| id.index());
     let one = |to| vec![(0, index(&unit, to))];
     let (two, four) = (Coords::new(1, 0, 0, 1, 0, 0), Coords::new(1, 0, 0, 1, 1, 1));
-    // Two that share the last link of the default path.
+    // Two senders that share the last link of the default path.
     let beside = |to: Coords, from: Coords| {
         vec![(0, index(&unit, to)), (index(&unit, from), index(&unit, to))]
     };

@@ -1,4 +1,4 @@
-//! Any packet from a peer, as one at the other end of a cable could send it.
+//! Any packet that a peer at the other end of a cable could send.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl Host for Quiet {
     }
 }
 
-/// A network that nobody is at the other end of; it keeps what was sent.
+/// A network without another end. It keeps what was sent.
 struct Void {
     now_ns: u64,
     sent: Vec<Packet<Body>>,
@@ -72,7 +72,7 @@ struct Bench {
     memory: Memory,
     pages: Option<Arc<MmapRegion<()>>>,
     posted: u64,
-    /// Requests of the device that nobody has answered.
+    /// Requests of the device that have not been answered.
     requests: Vec<Packet<Body>>,
 }
 
@@ -88,7 +88,7 @@ pub fn run(data: &[u8]) {
         }
     }
     bench.memory.assert_unchanged(&before, &ALLOWED);
-    // The device still stops when it is told to, and lets go of its memory then.
+    // The device still stops when told to, and then releases its memory.
     bench.requests.clear();
     bench.icc.set_bus_master(false);
     bench.icc.reset();
@@ -130,7 +130,7 @@ impl Bench {
 
     fn act(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         match u.int_in_range(0..=11)? {
-            // A command whose answers are what the input says.
+            // A command whose answers the input determines.
             0 | 1 => {
                 let command = *u.choose(&Command::ALL)?;
                 let place = StagOffset::new(CQ.get(), 0, u.arbitrary::<u16>()?.into());
@@ -184,7 +184,7 @@ impl Bench {
                 }
             }
         }
-        // Reads that a driver does all the time.
+        // Reads that a driver does frequently.
         for reg in [CqsReg::Status, CqsReg::Irr] {
             let register = Register::Cqs { tni: TNI, cq: CQ, reg };
             self.icc.bar_read(register.offset(), &mut [0; 8]);
@@ -196,7 +196,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A packet, often one that goes with a command of the device.
+    /// A packet, often one that answers a command of the device.
     fn packet(&self, u: &mut Unstructured<'_>) -> Result<Packet<Body>> {
         let mut tag = Tag {
             cq: CqId::ALL[u.int_in_range(0..=1)?],
@@ -224,7 +224,7 @@ impl Bench {
             tag,
             gpid: u64::from(u.ratio(1, 16)?),
             header2: Header2(u.arbitrary::<u16>()?.into()),
-            // Four bits in a descriptor, which says nothing of what a peer sends.
+            // It has four bits in a descriptor, but that does not restrict what a peer sends.
             sps: if u.arbitrary()? { 0 } else { u.arbitrary()? },
             remote: place(u)?,
             local: place(u)?,
@@ -277,7 +277,7 @@ impl Bench {
     }
 }
 
-/// A frame, more often one that could be.
+/// A frame, more often a plausible one.
 fn frame(u: &mut Unstructured<'_>) -> Result<Box<[u8]>> {
     if u.ratio(1, 4)? {
         let len = u.int_in_range(0..=4096)?;

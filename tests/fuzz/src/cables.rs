@@ -15,7 +15,7 @@ use crate::world::generation;
 
 /// Messages of one input at most.
 const MAX_MESSAGES: u32 = 32;
-/// The part that sends them; the first of two is here.
+/// The part that sends the messages; this process has the first of the two parts.
 const PEER: PartId = PartId(1);
 
 /// Keeps what is sent.
@@ -75,7 +75,7 @@ fn message(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
         let codes = [Rcode::LINK_DOWN, Rcode::TARGET_DMA_OFF, Rcode::new(u.arbitrary()?)];
         message.push(u.choose(&codes)?.raw());
     }
-    // A device's own memory is not read.
+    // A device's own memory is not encoded.
     if wire::encode(&crossing(u)?, &mut message).is_err() {
         return Ok(Vec::new());
     }

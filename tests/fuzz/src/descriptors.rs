@@ -1,4 +1,4 @@
-//! Any descriptor, queued or direct, on a queue that is set up as it should be.
+//! Any descriptor, queued or direct, on a queue that is set up correctly.
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ pub fn run(data: &[u8]) {
     traced(data);
 }
 
-/// Runs one input, and says what a trace has of it.
+/// Runs one input, and returns what a trace recorded of it.
 pub fn traced(data: &[u8]) -> Traced {
     let mut world = World::new();
     let trace = world.machine.network().trace().expect("the machine can be traced");
@@ -47,7 +47,7 @@ pub fn traced(data: &[u8]) -> Traced {
     while posted < MAX_DESCRIPTORS && !u.is_empty() && act(&world, &mut posted, &mut u).is_ok() {}
     world.run(256);
     world.bystanders_transfer();
-    // Whatever still waits for an answer gives up.
+    // Commands that still wait for an answer time out.
     world.machine.advance(world.machine.config().timeout_ns);
     world.run(16);
     for node in [0, 1] {
@@ -152,7 +152,7 @@ fn descriptor(u: &mut Unstructured<'_>) -> Result<Descriptor> {
     };
     let header2 = Header2(flags.into()).with_edata(u.arbitrary()?).with_length(length);
     if (0x10..=0x13).contains(&command) && u.ratio(7, 8)? {
-        // A frame out of the data, of a length that there can be, near by.
+        // A frame from the data, of a valid length, to a nearby node.
         let units = u.int_in_range(0..=63)?;
         let length = if command < 0x12 { 8 + 32 * units } else { 16 + 31 * units };
         let at = DATA_RANGE.start + u64::from(u.arbitrary::<u16>()? & 0xff00);
@@ -166,7 +166,7 @@ fn descriptor(u: &mut Unstructured<'_>) -> Result<Descriptor> {
     Ok(Descriptor(words))
 }
 
-/// An address, more often one of an STag that there is.
+/// An address, more often one of an existing STag.
 fn place(u: &mut Unstructured<'_>) -> Result<u64> {
     Ok(match u.int_in_range(0..=7)? {
         0..=5 => {

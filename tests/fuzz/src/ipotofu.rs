@@ -138,7 +138,7 @@ fn receive(
         body[at + 6..at + 12].copy_from_slice(&addr::mac(origin));
     }
     if let Some(message) = Message::parse(from, &header, &body) {
-        // What is understood is what a node could have sent.
+        // A message that is accepted is one that a node could have sent.
         let (again, rest) = message.emit(from);
         let head = match &message {
             Message::Request(request) => request.head_in(&body),

@@ -1,8 +1,8 @@
 //! What the fuzz targets do, apart from the engine that feeds them.
 //!
 //! Each target turns bytes into what a guest or a peer may do to a device, and panics when the
-//! device breaks a promise: it answers and goes on, it changes no memory that it was not told
-//! to, and other nodes do not notice. Any bytes are a valid input.
+//! device breaks a promise: it answers and keeps working, it changes no memory that it was not told
+//! to, and other nodes are not affected. Any bytes are a valid input.
 #![forbid(unsafe_code)]
 
 pub mod arrivals;

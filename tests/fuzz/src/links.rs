@@ -115,13 +115,13 @@ impl End {
         }
     }
 
-    /// What came on the two lanes: slices of a frame, changed here and there, or any bytes.
+    /// The input of the two lanes: slices of a frame with some changes, or any bytes.
     fn lanes(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let units = if u.arbitrary()? { u.int_in_range(0..=4)? } else { u.int_in_range(0..=63)? };
         let mut tlp = [0x5a; 2048];
         let some = u.int_in_range(0..=8)?;
         u.fill_buffer(&mut tlp[..some])?;
-        // Near to what is expected, most often.
+        // Usually close to the expected number.
         let seq = self.receiver.expected().get().wrapping_add(u.int_in_range(0..=3)?);
         let seq = if u.ratio(1, 8)? { u.arbitrary()? } else { seq };
         let routing = RoutingHeader(u.arbitrary()?).with_tlp_units(units).with_seq(seq);
@@ -174,7 +174,7 @@ impl End {
         Ok(())
     }
 
-    /// What holds whatever the other end says.
+    /// Invariants that hold whatever the other end sends.
     fn check(&self) {
         assert!(usize::from(self.sender.unacknowledged()) <= WINDOW);
         let queue = self.parameters.queue_bytes / u32::from(self.parameters.row);

@@ -50,7 +50,7 @@ fn range(u: &mut Unstructured<'_>) -> Result<Range> {
     })
 }
 
-/// A message, whole or of any bytes behind a right check sum.
+/// A valid message, or any bytes with a correct checksum.
 fn message(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     let tag = *u.choose(&[0, 1, 2, 3, u32::MAX])?;
     let envelope = Envelope { session: *u.choose(&[SESSION, SESSION, 0])?, tag };
@@ -104,7 +104,7 @@ fn message(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     })
 }
 
-/// Each question has one answer at most, and what is in it is part of the file.
+/// Each question has at most one answer, whose contents are part of the file.
 fn serve(u: &mut Unstructured<'_>) -> Result<()> {
     let data = file();
     let mut server = Server::new(Fault::None);
@@ -140,7 +140,7 @@ fn serve(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A file that is taken is the right one.
+/// A file that is accepted is the right one.
 fn fetch(u: &mut Unstructured<'_>) -> Result<()> {
     let data = file();
     let boot = Boot::new(MANIFEST, ImageKind::Guest, Arc::new(data.clone()), None, String::new());
@@ -175,7 +175,7 @@ fn drive(u: &mut Unstructured<'_>, task: &mut dyn Task, now_ns: &mut u64) -> Res
         if u.is_empty() {
             break;
         }
-        // All that it wants to say, which has an end.
+        // All messages that it wants to send, of which there must be an end.
         let mut said = 0;
         loop {
             match task.poll(*now_ns) {
@@ -199,7 +199,7 @@ fn drive(u: &mut Unstructured<'_>, task: &mut dyn Task, now_ns: &mut u64) -> Res
     Ok(matches!(task.poll(*now_ns), Poll::Ready))
 }
 
-/// Nothing is placed outside of the memory that there is, nor in it twice.
+/// Nothing is placed outside of the existing memory, nor twice at the same place.
 fn place(u: &mut Unstructured<'_>) -> Result<()> {
     let room = 0x20_0000..0x20_0000 + u64::from(u.arbitrary::<u32>()?);
     if let Ok(found) = places(&room, u.arbitrary()?, u.arbitrary()?) {
@@ -230,7 +230,7 @@ fn place(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// An image whose beginning is right, so that more than the first check is reached.
+/// An image whose beginning is valid, so that later checks are reached as well.
 trait TakeImage {
     fn take_rest_image(&mut self) -> Result<Vec<u8>>;
 }

@@ -1,4 +1,4 @@
-//! Any reports of dead links at a node, in anybody's name.
+//! Any reports of dead links at a node, in the name of any node.
 
 use std::collections::BTreeMap;
 
@@ -98,7 +98,7 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A packet is tried by all ways at most twice, whatever is known.
+/// A packet is tried at most twice on each way, whatever is known.
 fn send(outbound: &mut Outbound<Heap>, to: Coords, now_ns: u64) {
     let mut queue = Last::default();
     outbound.post(&mut queue, to, &[&[0]], now_ns);
@@ -114,7 +114,7 @@ fn send(outbound: &mut Outbound<Heap>, to: Coords, now_ns: u64) {
 }
 
 fn node(shape: &Shape, u: &mut Unstructured<'_>) -> Result<Coords> {
-    // A few nodes most of the time, so that they are heard more than once.
+    // A few nodes most of the time, so that a node receives several reports of each.
     let rank = if u.ratio(7, 8)? { u.int_in_range(0..=7)? } else { u.arbitrary::<u32>()? };
     Ok(shape.coords(NodeId(rank % shape.nodes())).unwrap_or_default())
 }

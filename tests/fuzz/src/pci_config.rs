@@ -1,4 +1,4 @@
-//! Any configuration access, MSI-X tables and all, while interrupts come in.
+//! Any configuration access, MSI-X tables included, while interrupts arrive.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ fn act(device: &Node, u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What holds of the function whatever was written to it.
+/// Invariants of the function that hold whatever was written to it.
 fn check(device: &Node) {
     let mut id = [0; 4];
     device.config_read(regs::VENDOR_ID, &mut id);

@@ -17,7 +17,7 @@ pub fn run(data: &[u8]) {
     }
     world.bystanders_transfer();
     let mut u = Unstructured::new(data);
-    // An input that ends in the middle of an action has said all that it has to say.
+    // An input that ends in the middle of an action is complete.
     while !u.is_empty() && act(&world, &mut u).is_ok() {}
     world.run(16);
     world.bystanders_transfer();
@@ -86,7 +86,7 @@ fn act(world: &World, u: &mut Unstructured<'_>) -> Result<()> {
 fn register(u: &mut Unstructured<'_>) -> Result<Register> {
     let tni = u.int_in_range(0..=NUM_TNI - 1)?;
     let cq = u.int_in_range(0..=NUM_CQ - 1)?;
-    // Most of what needs several registers needs those of one queue.
+    // Most actions that need several registers need those of one queue.
     let (tni, cq) = if u.ratio(3, 4)? { (tni & 1, cq & 1) } else { (tni, cq) };
     let (tni, cq) = (TniId::ALL[tni], CqId::ALL[cq]);
     Ok(match u.int_in_range(0..=7)? {

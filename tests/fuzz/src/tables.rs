@@ -1,4 +1,4 @@
-//! Any translation tables, against a second opinion on what they say.
+//! Any translation tables, checked by an independent translation.
 
 use std::ops::Range;
 
@@ -41,7 +41,7 @@ pub fn run(data: &[u8]) {
     traced(data);
 }
 
-/// Runs one input, and says what a trace has of it.
+/// Runs one input, and returns what a trace recorded of it.
 pub fn traced(data: &[u8]) -> Traced {
     let mut world = World::new();
     let trace = world.machine.network().trace().expect("the machine can be traced");
@@ -66,7 +66,7 @@ pub fn traced(data: &[u8]) -> Traced {
     traced
 }
 
-/// Changes some words of the tables and where they are.
+/// Changes some words of the tables, and the tables' addresses.
 fn change_tables(world: &World, roots: &mut [Roots; 2], u: &mut Unstructured<'_>) -> Result<()> {
     for _ in 0..u.int_in_range(0..=6)? {
         let choice: u8 = u.arbitrary()?;
@@ -118,8 +118,8 @@ fn entry(u: &mut Unstructured<'_>) -> Result<u64> {
     })
 }
 
-/// Posts one command and checks what it did against what the tables say. Returns whether it has a
-/// notice: all but those that the generation does not have.
+/// Posts one command, and checks its effect against the tables. Returns whether it has a notice:
+/// all commands have one, except those that the generation does not support.
 fn command(
     world: &World,
     roots: &[Roots; 2],
@@ -150,7 +150,7 @@ fn command(
     }
     let (writes_remote, writes_local) = (command != Command::Get, command == Command::Get);
     let there = translate(&world.memory[1], &roots[1], remote, length, writes_remote);
-    // The local address of a Get is not looked at before there is data for it.
+    // The local address of a Get is not translated before there is data for it.
     let here = if atomic || (writes_local && length == 0) {
         Reach { ranges: Vec::new(), complete: true }
     } else {
@@ -192,7 +192,8 @@ fn command(
     let aligned =
         there.ranges.len() == 1 && there.ranges[0].start.is_multiple_of(length.max(1).into());
     let possible = there.complete && here.complete && (!atomic || aligned);
-    // Every command that is sent has one notice: none asks for one at the target or for each TLP.
+    // Every command that is sent has one notice: none asks for a notice at the target or for each
+    // TLP.
     let notice = MrqWord0(world.memory[0].word(MRQ + notices * MRQ_ENTRY_SIZE as u64));
     assert!(notice.flip(), "a command has no notice");
     let (sent, ended) = (done.rcode(), notice.rcode());
@@ -217,15 +218,15 @@ fn place(u: &mut Unstructured<'_>) -> Result<StagOffset> {
     Ok(StagOffset::new(CQ.get(), u.int_in_range(0..=TABLE_ENTRIES as u32)?, offset))
 }
 
-/// What a queue's tables make of an address: the memory in order, and whether it is all there is
-/// to reach.
+/// The translation of an address by a queue's tables: the memory in order, and whether the whole
+/// range is reachable.
 struct Reach {
     ranges: Vec<Range<u64>>,
     complete: bool,
 }
 
-/// The second opinion: the tables read as the driver developer's guide describes them, without
-/// any of the device's code or field definitions.
+/// The independent translation: the tables read as the driver developer's guide describes them,
+/// without any of the device's code or field definitions.
 fn translate(memory: &Memory, roots: &Roots, at: StagOffset, len: u32, write: bool) -> Reach {
     let mut reach = Reach { ranges: Vec::new(), complete: false };
     let (stag, offset) = (at.0 >> 40 & 0x3_ffff, at.0 & 0xff_ffff_ffff);

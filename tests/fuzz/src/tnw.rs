@@ -1,8 +1,9 @@
 //! Everything that a guest, a neighbour or a link can do to network processors of TNW: registers,
 //! stores to windows, credits, what arrives over links, faults, resets.
 //!
-//! Four nodes in a row. The first two do what the input says; the other two are bystanders. One
-//! target does everything; the others keep to one way in each, so that inputs get further there.
+//! Four nodes in a row. The first two are controlled by the input; the other two are bystanders.
+//! One target does everything; each of the others uses one interface only, so that its inputs get
+//! further.
 
 use std::sync::Arc;
 
@@ -36,9 +37,9 @@ struct World {
 /// What an input can have happen.
 #[derive(Clone, Copy)]
 enum Action {
-    /// A register is written, as a whole or half of it.
+    /// A register is written, in whole or in half.
     Register,
-    /// A credit or an Nget that may be good.
+    /// A credit or an Nget that may be valid.
     Request,
     /// CANCEL.
     Cancel,
@@ -113,12 +114,12 @@ pub fn windows(data: &[u8]) {
     run_actions(data, &all);
 }
 
-/// Runs one input of credits and Ngets, with something to match them.
+/// Runs one input of credits and Ngets, with messages that match them.
 pub fn credits(data: &[u8]) {
     run_actions(data, &[A::Request, A::Request, A::Store, A::Store, A::Cancel, A::Config, A::Link]);
 }
 
-/// Runs one input of what comes over links.
+/// Runs one input of packets that arrive over links.
 pub fn arrivals(data: &[u8]) {
     run_actions(
         data,
@@ -139,7 +140,7 @@ fn run_actions(data: &[u8], actions: &[Action]) {
     world.transfer(2);
     let mut u = Unstructured::new(data);
     for _ in 0..MAX_ACTIONS {
-        // An input that ends in the middle of an action has said all that it has to say.
+        // An input that ends in the middle of an action is complete.
         if u.is_empty() || world.act(&mut u, actions).is_err() {
             break;
         }
@@ -172,7 +173,7 @@ impl World {
     /// A node sends to the next one.
     fn transfer(&self, first: usize) {
         let nwp = |node: usize| {
-            // Not reset, as by a probe: what it is doing goes on.
+            // Not reset, as it would be by a probe, so that its work continues.
             let platform = self.platforms[node].clone();
             Nwp::attach(platform).expect("it says what it is")
         };
@@ -330,7 +331,7 @@ fn channel(u: &mut Unstructured<'_>) -> Result<Channel> {
 }
 
 fn chance(u: &mut Unstructured<'_>) -> Result<Ppm> {
-    // Not so often that nothing gets through.
+    // Rates low enough that some packets get through.
     Ok(Ppm::new(u.int_in_range(0..=300_000)?).unwrap_or_default())
 }
 
@@ -355,7 +356,7 @@ fn value(u: &mut Unstructured<'_>) -> Result<u64> {
     })
 }
 
-/// Something on a link, more often with a check sequence that fits.
+/// Any unit on a link, more often with a correct check sequence.
 fn unit(u: &mut Unstructured<'_>) -> Result<Option<Unit>> {
     let forged = u.ratio(3, 4)?;
     let lives = [u.int_in_range(0..=3u16)?, u.int_in_range(0..=3u16)?];

@@ -1,4 +1,4 @@
-//! What a trace tells of the commands of an input.
+//! What a trace records of the commands of an input.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use tofu_pci::PciFunction;
 
 use crate::world::{CQ, TNI, World, coords};
 
-/// All that a trace has of an input, from before the first command.
+/// A complete trace of an input, from before the first command.
 pub struct Traced {
     /// The machine's shape.
     pub shape: Shape,
@@ -19,15 +19,15 @@ pub struct Traced {
     pub records: Vec<Record>,
     /// Why commands have failed.
     pub reasons: Vec<Reason>,
-    /// Commands that the devices have counted as ended, of all nodes.
+    /// Commands of all nodes that the devices have counted as ended.
     pub ended: u64,
-    /// Records that there was no room for.
+    /// Records that were lost for lack of room.
     pub lost: u64,
 }
 
 impl Traced {
-    /// Reads a trace to its end. Steps have to fit together, and their sums to be what the devices
-    /// have counted.
+    /// Reads a trace to its end. The steps must be consistent, and their sums must equal the
+    /// devices' counters.
     pub(crate) fn read(world: &World, mut trace: Trace) -> Self {
         let (records, reasons, lost) = (trace.read(true), trace.reasons(), trace.lost());
         let shape = world.machine.config().shape;
@@ -59,11 +59,11 @@ impl World {
     }
 }
 
-/// Commands of a node that have ended, and those that are under way still.
+/// Commands of a node that have ended, and those that are still in progress.
 ///
 /// # Panics
 ///
-/// If one ends that has not begun, or begins where another one is under way.
+/// If one ends that has not begun, or begins while another one is in progress.
 pub fn ended(records: &[Record], node: NodeId) -> (u64, usize) {
     let mut open = HashMap::new();
     let mut ended = 0;

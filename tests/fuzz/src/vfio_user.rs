@@ -26,7 +26,7 @@ use tofu_vfio_user::{Backing, ClientMemory, ClientPages, Limits, Server};
 const FILE: u64 = 0x1_0000;
 /// Where the bystander has its memory.
 const BYSTANDER: u64 = 0x1000;
-/// The most bytes of a body, but for those that are told wrongly.
+/// The most bytes of a body, except where its length is given wrongly.
 const BODY: usize = 256;
 /// The most descriptors with a message.
 const FDS: usize = 20;
@@ -106,7 +106,7 @@ fn serve(server: &Arc<Server>) -> (UnixStream, std::thread::JoinHandle<()>) {
     let (ours, theirs) = UnixStream::pair().expect("the host has descriptors");
     let server = Arc::clone(server);
     let thread = std::thread::spawn(move || {
-        // Why a client was dropped is no concern here.
+        // The reason for which a client was dropped does not matter here.
         let _ = server.serve(theirs);
     });
     ours.set_read_timeout(Some(Duration::from_secs(10))).expect("a time");
@@ -184,7 +184,7 @@ fn send_and_drain(
 struct Answers(Vec<u8>);
 
 impl Answers {
-    /// Takes what there is; returns whether the server is still there.
+    /// Reads what has arrived; returns whether the server is still there.
     fn drain(&mut self, client: &mut UnixStream) -> bool {
         let mut bytes = [0; 1 << 16];
         let there = loop {
@@ -241,7 +241,7 @@ pub fn run(data: &[u8]) {
 }
 
 impl World {
-    /// What holds when a client has gone.
+    /// Invariants that hold once a client has gone.
     fn check(&self) {
         assert_eq!(self.memory.mapped_ranges(), 0, "memory of a client that has gone");
         let mut command = [0xff; 2];
@@ -332,7 +332,7 @@ fn act(
             return Ok(false);
         }
     };
-    // Flags and size that do not fit, now and then.
+    // Occasionally, flags and a size that do not match the message.
     if choice & 0x30 == 0x30 && bytes.len() >= 16 {
         let at = [4, 8][u.choose_index(2)?];
         bytes[at..at + 4].copy_from_slice(&u.arbitrary::<u32>()?.to_ne_bytes());
@@ -341,7 +341,7 @@ fn act(
         bytes[8] |= 0x10;
     }
     let there = send_and_drain(client, &bytes, &fds, answers);
-    // While the server maps it, perhaps.
+    // Possibly while the server maps it.
     let _ = ftruncate(&shrinking, 0);
     Ok(answers.drain(client) && there)
 }
@@ -385,7 +385,7 @@ fn access(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     Ok(message(10, &body))
 }
 
-/// A place in a region, mostly one where something is.
+/// A place in a region, mostly one that is in use.
 fn place(u: &mut Unstructured<'_>) -> Result<(u32, u64)> {
     let cqs = |reg| Register::Cqs { tni: TniId::ALL[0], cq: CqId::ALL[0], reg }.offset();
     Ok(match u.int_in_range(0..=7)? {

@@ -1,4 +1,4 @@
-//! A machine of four nodes: two that the input plays with and two bystanders.
+//! A machine of four nodes: two that the input controls and two bystanders.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -64,7 +64,7 @@ pub(crate) const CQ: CqId = CqId::ALL[0];
 /// Bytes that are compared at a time.
 const PIECE: usize = 0x1000;
 
-/// Bytes that tell places in a page apart.
+/// Bytes that differ between places in a page.
 const PATTERN: [u8; 0x1000] = {
     let mut page = [0; 0x1000];
     let mut i = 0;
@@ -89,7 +89,7 @@ impl Drop for Memory {
     }
 }
 
-/// What was in a memory at some time.
+/// The contents of a memory at some time.
 #[derive(Clone)]
 pub(crate) struct Snapshot {
     low: Vec<u8>,
@@ -136,7 +136,7 @@ impl Memory {
         snapshot
     }
 
-    /// Panics if anything outside of the `allowed` ranges is not as it was.
+    /// Panics if anything outside of the `allowed` ranges has changed.
     pub(crate) fn assert_unchanged(&self, before: &Snapshot, allowed: &[Range<u64>]) {
         let mut now = [0; PIECE];
         for (base, before) in [(LOW, &before.low), (HIGH, &before.high)] {
@@ -157,9 +157,10 @@ impl Memory {
         }
     }
 
-    /// Fills data and read-only data with bytes that tell places apart.
+    /// Fills data and read-only data with bytes that differ between places.
     pub(crate) fn fill(&self, seed: u8) {
-        // A page has its number and the seed in its first bytes and the place in it all over.
+        // The first bytes of a page hold its number and the seed; the others depend on their place
+        // in it.
         let mut page: [u8; 0x1000] = PATTERN;
         for i in 0..DATA_SIZE / 0x1000 {
             page[0] = i as u8;
@@ -238,8 +239,8 @@ pub(crate) fn coords(node: usize) -> Coords {
     Coords::new((node / 2) as u8, 0, 0, (node % 2) as u8, 0, 0)
 }
 
-/// The generation that TOFU_TEST_GENERATION names, Fugaku without it: targets and their corpora are
-/// the same for all.
+/// The generation that TOFU_TEST_GENERATION names, by default Fugaku. Targets and their corpora are
+/// the same for all generations.
 pub(crate) fn generation() -> Generation {
     let Ok(name) = std::env::var("TOFU_TEST_GENERATION") else { return Generation::Fugaku };
     Generation::from_name(&name).expect("the name of a generation")
@@ -336,7 +337,7 @@ impl World {
         assert_eq!(data[0], data[1]);
     }
 
-    /// Another transfer, and nothing but the transfers may have happened to the bystanders.
+    /// Does another transfer. Nothing but the transfers may have affected the bystanders.
     pub(crate) fn end(mut self) {
         self.bystanders_transfer();
         let Bystanders { posted, before } = &self.bystanders;
@@ -349,7 +350,7 @@ impl World {
     }
 }
 
-/// Posts all buffers and sets up the packet queues of a TNI, by way of `write`.
+/// Posts all buffers and sets up the packet queues of a TNI, through `write`.
 pub(crate) fn open_packet_queues(memory: &Memory, write: &mut dyn FnMut(TniReg, u64)) {
     for n in 0..BUFFER_COUNT {
         let entry = PbqEntry::post(BUFFERS + n * PACKET_BUFFER_SIZE as u64, true);
@@ -362,7 +363,7 @@ pub(crate) fn open_packet_queues(memory: &Memory, write: &mut dyn FnMut(TniReg, 
     }
 }
 
-/// Programs and enables a queue with the world's layout, by way of `write`.
+/// Programs and enables a queue with the world's layout, through `write`.
 pub(crate) fn open_queue(write: &mut dyn FnMut(CqsReg, u64)) {
     for (reg, value) in [
         (CqsReg::ToqIpa, TOQ),

@@ -1,5 +1,5 @@
-//! Every target over its stored corpus, without the fuzzing engine: the inputs that once reached
-//! something new stay without consequences.
+//! Runs every target over its stored corpus, without the fuzzing engine: the inputs that once
+//! reached new code must still do no harm.
 
 fn replay(target: &str, run: fn(&[u8])) {
     for (name, input) in tofu_fuzz::corpus(target) {

@@ -1,9 +1,10 @@
 /*
- * Jobs apart. A victim registers memory at all interfaces and watches it, or, if it is placed, at
- * those that are its place's among the ranks of its node; a stranger guesses queues and STags, and
- * puts to all of them, gets from them and adds to them. Two ranks sum up by barrier gates, as long
- * as nobody says it is over; a meddler links gates of its own to all gates that there are, and
- * starts rounds with other numbers. A job of one node tries to leave its subnet for the other one.
+ * Isolation of jobs. A victim registers memory at all interfaces and watches it, or, if it is
+ * placed, at those that belong to its place among the ranks of its node; a stranger guesses queues
+ * and STags, and puts to all of them, gets from them and adds to them. Two ranks sum up by barrier
+ * gates, until told that the test is over; a meddler links gates of its own to all gates that
+ * there are, and starts rounds with other numbers. A job of one node tries to leave its subnet for
+ * the other one.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +26,7 @@
 #define CQS 11
 #define STAGS 6
 #define STAG 3
-/* All have the same, so that STADDs can be guessed. */
+/* All use the same component ID, so that STADDs can be guessed. */
 #define COMPONENT 7
 #define SIZE 4096
 
@@ -39,7 +40,7 @@ static void open_all(int placed)
     utofu_tni_id_t *tnis;
     size_t count;
     if (!placed) {
-        /* Whoever has other queues of this node: those that are left. */
+        /* The remaining queues of this node, whoever has the others. */
         unsetenv("TOFU_PPN");
         unsetenv("TOFU_LOCAL_RANK");
     }
@@ -70,7 +71,7 @@ static int victim(void)
     return 0;
 }
 
-/* Whether a command that was posted has done what it was to. */
+/* Whether a posted command has had its effect. */
 static int reached(utofu_vcq_hdl_t vcq, int posted)
 {
     struct utofu_mrq_notice notice;
@@ -85,7 +86,7 @@ static int reached(utofu_vcq_hdl_t vcq, int posted)
     return code == UTOFU_SUCCESS;
 }
 
-/* How often something of others was reached. */
+/* How often it reached something of others. */
 static int stranger(utofu_stadd_t own)
 {
     const unsigned long flags =
@@ -123,7 +124,7 @@ static int stranger(utofu_stadd_t own)
     return commands < 1000 ? -1 : reaches;
 }
 
-/* The gate of a node and interface that has a number, as its ID differs from that of gate `own`. */
+/* The gate of this number of a node and interface, computed from the ID of gate `own`. */
 static utofu_vbg_id_t gate_at(utofu_vbg_id_t own, int node, int tni, int number)
 {
     uint8_t here[6], there[6];
@@ -133,7 +134,7 @@ static utofu_vbg_id_t gate_at(utofu_vbg_id_t own, int node, int tni, int number)
     there[0] = (uint8_t)node;
     OK(utofu_construct_vcq_id(here, 0, 0, COMPONENT, &from));
     OK(utofu_construct_vcq_id(there, tni, 0, COMPONENT, &to));
-    /* Below bit 32 there are paths and queues. */
+    /* The bits below 32 hold paths and queues. */
     return (own ^ from ^ to) >> 32 << 32 | (utofu_vbg_id_t)number;
 }
 
@@ -143,8 +144,8 @@ static int link_gate(utofu_vbg_id_t own, utofu_vbg_id_t other)
     return utofu_set_vbg(&setting, 1);
 }
 
-/* Both ranks have their gate of the same number. Each round's second sum says whether it is the
- * last one. */
+/* Both ranks have the gate of the same number. The second sum of each round says whether the round
+ * is the last one. */
 static int sums(int rank)
 {
     utofu_vbg_id_t own;
@@ -199,7 +200,7 @@ static int meddle(void)
     return 0;
 }
 
-/* What commands to the node itself and to one outside of the subnet come to, and a gate. */
+/* The results of commands to the node itself and to one outside of the subnet, and of a gate. */
 static int outside(utofu_stadd_t own)
 {
     int inside = 0, refused = 0, others = 0, gates = 0;
@@ -246,7 +247,7 @@ int main(int argc, char **argv)
         return victim();
     OK(utofu_reg_mem(vcqs[0], memory[0], SIZE, 0, &own));
     if (strcmp(what, "outside") == 0) return outside(own);
-    /* In one job it finds what is there, once it is there. */
+    /* Within one job it finds the victim's memory once that is there. */
     while ((count = stranger(own)) == 0 && strcmp(what, "both") == 0)
         ;
     printf("%d reached\n", count);

@@ -24,11 +24,11 @@
 #define STAG 10
 #define ROUNDS 200
 #define TNIS 6
-/* Of Fugaku's interfaces, and the most of all generations. */
+/* As many as Fugaku's interfaces have, which is the most of all generations. */
 #define STARTS 16
 #define RELAYS 32
 #define MOST_GATES 64
-/* Seconds that nothing here may take longer than, on a busy host. */
+/* The most seconds that anything here may take, on a busy host. */
 #define PATIENCE 120
 
 static int rank, size, ppn;
@@ -97,7 +97,7 @@ static int allgather(void *context, const void *own, size_t bytes, void *all)
     mine.here[call][rank] = 1;
     for (int to = 0; to < size; to++) {
         put(to, mine.words[call][rank], sizeof mine.words[call][rank]);
-        /* The end of the first one is known, so the second cannot overtake it. */
+        /* The first one is known to have ended, so the second cannot overtake it. */
         put(to, &mine.here[call][rank], sizeof mine.here[call][rank]);
     }
     for (int from = 0; from < size; from++) {
@@ -179,8 +179,8 @@ static void groups(void)
     /* Those of the node's other ranks may be on the same TNI. */
     meet();
 
-    /* The first rank of a node has all gates of a TNI, and then none of them. Before Fugaku there
-     * were seven start and end gates for programs, and 56 others. */
+    /* The first rank of a node allocates all gates of a TNI, and then frees all of them. Before
+     * Fugaku there were seven start and end gates for programs, and 56 others. */
     const utofu_tni_id_t tni = with_gates(5);
     int major, minor;
     utofu_query_tofu_version(&major, &minor);
@@ -225,14 +225,14 @@ static void over(utofu_vbg_id_t gate, const char *what)
     OK(code);
 }
 
-/* All gates of the TNIs that are this rank's share; those of one of them in two pieces. */
+/* Takes all gates of the TNIs that are this rank's share; those of one TNI in two pieces. */
 static utofu_vbg_id_t take_all(void)
 {
     utofu_vbg_id_t first = UTOFU_VBG_ID_NULL, gates[STARTS + RELAYS];
     for (utofu_tni_id_t tni = (utofu_tni_id_t)(rank % ppn); tni < TNIS;
          tni = (utofu_tni_id_t)(tni + ppn)) {
         int code;
-        /* It may take a moment until those of a dead process are back. */
+        /* It may take a moment until the gates of a dead process are free again. */
         while ((code = utofu_alloc_vbg(tni, RELAYS + 1, 0, gates)) == UTOFU_ERR_FULL)
             wait_a_little("gates do not come back");
         OK(code);

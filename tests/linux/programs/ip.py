@@ -7,7 +7,8 @@ import struct
 import sys
 import time
 
-# Others are imported where they are needed: an emulated processor takes a second for them.
+# Other modules are imported where they are needed, because importing them takes an emulated
+# processor a second.
 
 INTERFACE = b"tofu0"
 ICMP_ECHO, ICMP_REPLY = 8, 0
@@ -27,7 +28,8 @@ def checksum(data):
 
 def sizes(peer, first, last):
     """Echo requests with every size of data; each answer must be the same data."""
-    # A socket of the kernel's own for this, which sees to checksums; a group must be allowed to.
+    # The kernel's own kind of socket for this, which handles checksums; the user's group must be
+    # allowed to use it.
     with open("/proc/sys/net/ipv4/ping_group_range", "w") as groups:
         groups.write("0 0")
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)
@@ -37,7 +39,7 @@ def sizes(peer, first, last):
     data = lambda size: source[size * 5:][:size]
     todo = list(range(int(last), int(first) - 1, -1))
     waiting, answered, wrong, again = {}, 0, 0, 0
-    # Some may get lost, by intent or where there is a shortage of processors.
+    # Some may get lost, by intent or on a host that is short of processors.
     allowed = max(50, len(todo))
     while todo or waiting:
         while todo and len(waiting) < 16:
@@ -76,7 +78,7 @@ def meet(nodes, seconds):
     join = socket.inet_pton(socket.AF_INET6, GROUP6) + struct.pack("@I", index)
     group6.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, join)
     group6.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)
-    # To all nodes by the link's broadcast, and to each by itself.
+    # One to all nodes by the link's broadcast, and one to each.
     wide = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     wide.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
     wide.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, INTERFACE)
@@ -86,13 +88,13 @@ def meet(nodes, seconds):
     heard = {group4: set(), group6: set(), wide: set()}
     seen, content, back = set(), set(), set()
     number, told, twice, wrong, quiet = 0, 0.0, 0, 0, None
-    # Names are bytes, as text is looked at with the help of further modules.
+    # Names are bytes, because text would need further modules.
     addresses = {socket.gethostbyname(b"n%d" % node) for node in range(nodes)}
     while time.monotonic() < end:
         now = time.monotonic()
         done = all(len(names) >= nodes for names in heard.values()) and back == addresses
         if now - told > 1:
-            # The last ones may not have heard that this one has all.
+            # The last nodes may not have received everything from this one yet.
             if done and len(content) >= nodes:
                 quiet = (quiet or 0) + 1
                 if quiet > 3:
@@ -145,7 +147,7 @@ def give(connection, amount, seed):
     block = source.randbytes(1 << 18)
     left = amount
     while left:
-        # Not the same over and over, and made faster than at random.
+        # The data does not repeat, and is made faster than random data.
         turn = source.randrange(len(block))
         data = (block[turn:] + block[:turn])[:left]
         connection.sendall(data)
@@ -230,7 +232,8 @@ def bad(peer, count):
     for n in range(count):
         other = bytes([2, 0, n % 32, n // 32 % 32, 0, 0])
         packet = udp(mine, target, b"x" * 100)
-        # Not its own hardware address, its own with another's IP address, and no node's.
+        # The source is another node's hardware address, its own with another node's IP address,
+        # and an address of no node.
         send("spoofed mac", ether(theirs, b"\x02\0\x05\x05\x05\x01", ETHER_IP) + packet)
         send("spoofed ip", ether(theirs, mac, ETHER_IP) + udp(target, target, b"x" * 100))
         send("foreign mac", ether(theirs, b"\x52\x54\0\x12\x34\x56", ETHER_IP) + packet)
@@ -239,7 +242,7 @@ def bad(peer, count):
         question = struct.pack("!HHBBH", 1, ETHER_IP, 6, 4, 1) + mac + mine + b"\0" * 6
         send("arp", ether(broadcast, mac, ETHER_ARP) + question + random.randbytes(4))
         send("arp short", ether(broadcast, mac, ETHER_ARP) + question[: n % 20])
-        # As short as the kernel lets it be, and with lengths that lie.
+        # As short as the kernel permits, and with wrong lengths.
         send("truncated", ether(theirs, mac, ETHER_IP) + packet[: n % 28])
         send("lying", ether(theirs, mac, ETHER_IP) + packet[:2] + b"\xff\xff" + packet[4:])
         send("oversized", ether(theirs, mac, ETHER_IP) + packet + b"x" * (2000 + n))

@@ -1,4 +1,4 @@
-/* Says where it runs, then sends between the first and the last rank and adds up among all. */
+/* Prints where it runs, then sends between the first and the last rank and sums over all ranks. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 
 static unsigned char data[LARGEST], back[LARGEST];
 
-/* Waits for what all take part in without spinning: emulated nodes, of which there are more than
- * processors, would keep these from the ranks that have something to do. */
+/* Waits for a collective operation without spinning. There are more emulated nodes than processors,
+ * so spinning ranks would keep processors from those that have work. */
 static void wait_for(MPI_Request *request)
 {
     int done = 0;

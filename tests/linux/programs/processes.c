@@ -35,7 +35,7 @@ void utofu_get_last_error(char *msg);
 #define CMP_ID 7
 #define STAG_SLOTS 3
 #define STAG_BIG 4
-/* Nothing here may take longer, on a busy host. */
+/* The most seconds that anything here may take, on a busy host. */
 #define PATIENCE 100
 
 struct peer {
@@ -81,7 +81,7 @@ static double now(void)
 }
 
 static double deadline;
-/* The process that does not take what is put to it, and how Puts to it end; -1 if there is none. */
+/* The process that accepts no Puts, and how Puts to it end; -1 if there is none. */
 static int absent = -1, absence;
 
 static void wait_a_little(const char *what)
@@ -122,7 +122,7 @@ static void open_queues(void)
     }
 }
 
-/* A completion tells that a Put was sent, a notice what the target said. */
+/* A completion tells that a Put was sent, a notice tells the target's answer. */
 #define NOTICES (UTOFU_ONESIDED_FLAG_TCQ_NOTICE | UTOFU_ONESIDED_FLAG_LOCAL_MRQ_NOTICE)
 
 /* Waits for a Put with NOTICES. */
@@ -147,14 +147,14 @@ static unsigned char pattern(int from, int to, unsigned long round, size_t at)
 #define FINAL (1UL << 63)
 
 /* All of `count` processes but those not `in` the mask put to all others, round by round, until the
- * last one. Process `leader` says which that is. */
+ * last one. Process `leader` decides which that is. */
 static void exchange(int me, int count, unsigned in, const struct peer *peers, unsigned long rounds,
                      int leader)
 {
     unsigned long final = 0;
     for (unsigned long round = 1; final == 0 || round <= final; round++) {
         deadline = now() + PATIENCE;
-        /* As a background to others, it leaves them the processor. */
+        /* As background load, it yields the processor to others. */
         if (rounds == 0)
             usleep(5000);
         if (me == leader && final == 0 && (rounds ? round == rounds : shared->stop))
@@ -209,7 +209,7 @@ static void exchange(int me, int count, unsigned in, const struct peer *peers, u
 /* Where a counted process of a node has its queues. */
 static void peer_of(struct peer *peer, int node, int rank, int processes)
 {
-    /* The first queues of so many processes or more. */
+    /* The first queues, by the number of processes. */
     static const int starts[4][4] = {{0}, {0, 6}, {0, 4, 8}, {0, 2, 5, 8}};
     const int *start = starts[processes < 4 ? processes - 1 : 3];
     int sharing = (processes + 3) / 4, all = 6 / sharing;
@@ -255,7 +255,7 @@ static void put_large(int processes, int to_say)
     utofu_stadd_t from, remote;
     deadline = now() + PATIENCE;
     open_queues();
-    /* It has its queues, and they work, whatever became of those before it. */
+    /* It has its queues, and they work, whatever happened to the processes before it. */
     utofu_stadd_t own;
     check(utofu_query_stadd(ids[0], STAG_SLOTS, &own), "query_stadd");
     memset(slots, 0x5a, SLOT);
@@ -399,7 +399,7 @@ static void orphan(const char *file)
     deadline = now() + PATIENCE;
     while (access(file, F_OK) != 0)
         wait_a_little("a file");
-    /* What it has goes on working, memory included. */
+    /* What it has keeps working, memory included. */
     utofu_stadd_t own;
     unsigned char *more = memory(1 << 20);
     memset(more, 0x33, 1 << 20);

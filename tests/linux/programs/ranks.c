@@ -1,4 +1,4 @@
-/* A rank that does one of the things that ranks do to their launcher. */
+/* A rank that confronts its launcher with one of the things that ranks do. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,7 +52,8 @@ int main(int argc, char **argv)
         if (file == NULL || fgets(line, sizeof line, file) == NULL) return 1;
         printf("%s", line);
     } else if (strcmp(what, "queues") == 0) {
-        /* Those of its share, each of which it opens and sends something to itself by. */
+        /* The interfaces of its share. It opens a queue on each and sends something to itself over
+         * it. */
         utofu_tni_id_t *tnis;
         size_t count;
         if (utofu_get_onesided_tnis(&tnis, &count) != UTOFU_SUCCESS) return 1;

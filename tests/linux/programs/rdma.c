@@ -1,5 +1,5 @@
 /*
- * Two ranks put into each other's memory over all interfaces, and each looks at every byte that it
+ * Two ranks put into each other's memory over all interfaces, and each checks every byte that it
  * got, until a file appears at rank 0.
  */
 #include <string.h>
