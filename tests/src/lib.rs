@@ -1,7 +1,7 @@
 //! A few nodes to test with: devices and links without a VM, worked by the test's own thread.
 //!
 //! Nothing happens in a [`Cluster`] unless a test waits for it, and its clock only moves
-//! while a test waits, so a test does the same each time that it runs.
+//! while a test waits, so a test does the same on each run.
 #![forbid(unsafe_code)]
 
 pub mod parts;
@@ -33,13 +33,13 @@ use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};
 
 /// Where a node's memory starts.
 const MEMORY_BASE: u64 = 0x10_0000;
-/// Time that passes while a test looks once, in nanoseconds.
+/// Time that passes with each poll of a test, in nanoseconds.
 const TICK_NS: u64 = 1000;
 /// How long tests wait on the cluster's clock: longer than a device waits for an answer.
 pub const PATIENCE_NS: u64 = 2_000_000_000;
 
-/// How packets go over links where a test does not mind: as the environment variable
-/// `TOFU_TEST_LINKS` says, at once if it is not set.
+/// How packets go over links in tests that do not depend on it: as the environment variable
+/// `TOFU_TEST_LINKS` says, directly if it is not set.
 ///
 /// # Panics
 ///
@@ -52,8 +52,8 @@ pub fn links() -> Links {
     }
 }
 
-/// Whose controllers a test has where it does not mind: those of the generation that the
-/// environment variable `TOFU_TEST_GENERATION` names, Fugaku's if it is not set.
+/// The generation of the controllers in tests that do not depend on it: the one that the
+/// environment variable `TOFU_TEST_GENERATION` names, Fugaku if it is not set.
 ///
 /// # Panics
 ///
@@ -65,18 +65,18 @@ pub fn generation() -> Generation {
         .unwrap_or_else(|| panic!("TOFU_TEST_GENERATION is {}, not {name}", Generation::NAMES))
 }
 
-/// What controllers of [`generation`] have.
+/// The properties of controllers of [`generation`].
 pub fn description() -> &'static Description {
     generation().description()
 }
 
-/// An interface of such controllers. Tests that want some other than the first give any number:
-/// they go round.
+/// An interface of such controllers. Tests that want another one than the first give any number:
+/// numbers wrap around.
 pub fn tni(number: u8) -> TniId {
     TniId::ALL[usize::from(number % description().tnis)]
 }
 
-/// A control queue of such controllers; numbers go round.
+/// A control queue of such controllers; numbers wrap around.
 pub fn cq(number: u8) -> CqId {
     CqId::ALL[usize::from(number % description().cqs)]
 }
@@ -117,7 +117,7 @@ impl World {
         }
     }
 
-    /// The memory behind a register of a shared page; `None` where accesses are trapped.
+    /// The memory behind a register of a shared page; `None` if accesses are trapped.
     fn mapped(&self, node: usize, offset: u64) -> Option<&AtomicU64> {
         let at = match Register::decode(offset)? {
             Register::Cq { tni, cq, reg } => {
@@ -138,7 +138,7 @@ impl World {
         loop {
             let next = self.doorbells.lock().unwrap().pop_front();
             let Some((node, tni, bell)) = next else {
-                // Time passes in modelled links when nothing else is left to do.
+                // Time advances in modelled links when there is no other work.
                 let progress = self.wires.step(&mut net);
                 net.progress();
                 let under_way = progress.is_some_and(|progress| progress.next.is_some());
@@ -163,7 +163,7 @@ impl World {
     }
 }
 
-/// The network as one call of [`World::settle`] sees it.
+/// The network during one call of [`World::settle`].
 struct Wire<'a> {
     world: &'a World,
     arrivals: VecDeque<(usize, Packet<Body>)>,
@@ -201,7 +201,7 @@ impl Net for Wire<'_> {
 }
 
 impl Wire<'_> {
-    /// Tells the node that sent a raw or system packet that the network has no more of it.
+    /// Tells the node that sent a raw or system packet that it has left the network.
     fn frame_passed(&self, packet: &Packet<Body>) {
         let source = self.world.fabric.shape().node_id(packet.src);
         if let (Body::Frame { tag, .. }, Some(tni)) = (&packet.body, TniId::new(packet.src_tni))
@@ -333,7 +333,7 @@ impl Cluster {
     }
 
     /// Like [`Cluster::new`], with control queue pages that are memory shared between driver
-    /// and device, which looks at them now and then.
+    /// and device, which the device polls from time to time.
     pub fn polled(shape: &str) -> Self {
         Self::build(shape, 4 << 20, true, generation(), links())
     }
@@ -348,7 +348,7 @@ impl Cluster {
         Self::build(shape, 4 << 20, false, generation, links())
     }
 
-    /// A machine with `size` bytes of memory for each node, whose packets go over links like this.
+    /// A machine with `size` bytes of memory for each node, whose packets go over such links.
     pub fn with_links(shape: &str, size: usize, links: Links) -> Self {
         Self::build(shape, size, false, generation(), links)
     }
@@ -444,7 +444,7 @@ impl Cluster {
         Endpoint::new(self, rank, config, 64 << 10)
     }
 
-    /// Lets the devices finish what they can do at this time.
+    /// Lets the devices finish all work that they can do now.
     pub fn settle(&self) {
         self.world.settle();
     }
@@ -461,7 +461,7 @@ impl Cluster {
         self.world.fabric.set_link(self.device(rank).coords(), port, up).unwrap();
     }
 
-    /// Has the router of node `rank` fail or work again, and with it all links there.
+    /// Makes the router of node `rank` fail or work again, and all its links with it.
     pub fn set_node(&self, rank: u32, up: bool) {
         self.world.fabric.set_node(self.device(rank).coords(), up).unwrap();
     }
@@ -471,7 +471,7 @@ impl Cluster {
         self.world.fabric.xb_counters(NodeId(rank)).unwrap()
     }
 
-    /// Has things go wrong on the modelled link at port `port` of node `rank`.
+    /// Sets the errors of the modelled link at port `port` of node `rank`.
     pub fn set_link_errors(&self, rank: u32, port: usize, errors: &LinkErrors) {
         let port = Port::from_index(port).unwrap();
         self.world.fabric.set_link_errors(self.device(rank).coords(), port, errors).unwrap();
@@ -571,8 +571,9 @@ impl Endpoint {
         self.complete()
     }
 
-    /// Runs a command that is sent, as its completion says even if its target refuses it or it
-    /// gets lost. Returns what its notice says. Notices that were there before are taken, too.
+    /// Runs a command and checks that its completion says that it was sent, which holds even if its
+    /// target refuses it or it gets lost. Returns the code of its notice. Earlier notices are
+    /// taken, too.
     pub fn end_of(&mut self, order: &Order) -> Rcode {
         self.notices();
         let done = self.run(order);

@@ -14,7 +14,7 @@ type Mail = (PartId, Vec<u8>);
 struct Outbox {
     own: PartId,
     boxes: Vec<Sender<Mail>>,
-    /// Messages are thrown away from when this is set on.
+    /// Messages are dropped once this is set.
     cut: Arc<Mutex<bool>>,
 }
 
@@ -32,7 +32,7 @@ pub struct InParts {
 }
 
 impl InParts {
-    /// A machine like `config` says, in so many parts, whose engines and cables run.
+    /// A machine as described by `config`, in this number of parts, whose engines and cables run.
     pub fn new(config: &MachineConfig, parts: u32) -> Self {
         let part = |own: u16| {
             let part = (parts > 1).then_some((parts, PartId(own)));
@@ -67,7 +67,7 @@ impl InParts {
         shape.iter().map(attach).collect()
     }
 
-    /// Nothing gets through cables any more, and nobody has noticed so far.
+    /// From now on nothing gets through the cables, which no part has noticed yet.
     pub fn cut_off(&self) {
         *self.cut.lock().unwrap() = true;
     }

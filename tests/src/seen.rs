@@ -2,11 +2,11 @@
 
 use tofu_inspect::{Inspect, Query, Value, look};
 
-/// What is at a path of a tree, all of it.
+/// The whole value at a path of a tree.
 ///
 /// # Panics
 ///
-/// If there is nothing, or not all of it can be seen.
+/// If there is none, or it is not complete.
 pub fn see(what: &dyn Inspect, path: &str) -> Value {
     let path: Vec<_> = path.split('/').filter(|name| !name.is_empty()).collect();
     let query = Query { path: &path, depth: 99, limit: usize::MAX };
@@ -43,11 +43,11 @@ pub fn number(value: &Value, path: &str) -> u64 {
     }
 }
 
-/// What a leaf says.
+/// The text of a leaf.
 ///
 /// # Panics
 ///
-/// If it is no text.
+/// If it is not a text.
 pub fn text(value: &Value) -> &str {
     match value {
         Value::Text(text) => text,

@@ -183,7 +183,7 @@ fn notices_tell_both_ends_about_each_other() {
         assert_eq!(notice.word1().length(), 4000 % 1920, "payload of the last TLP");
         assert!(!notice.word1().initial());
     }
-    // Addresses are advanced by the length; each end has its own as the local one.
+    // Addresses are advanced by the length; each end has its own address as the local one.
     assert_eq!((at_a.local(), at_a.remote()), (a.at(128 + 4000), b.at(64 + 4000)));
     assert_eq!((at_b.local(), at_b.remote()), (b.at(64 + 4000), a.at(128 + 4000)));
 }
@@ -309,7 +309,7 @@ fn a_queue_can_talk_to_itself_and_to_other_tnis_of_its_node() {
     let order = Order::put(a.target(), a.at(1000), a.at(0), 100).remote_notice();
     assert_eq!(a.run(&order).rcode, Rcode::SUCCESS);
     assert_eq!(a.bytes(1000, 100), pattern(5, 100));
-    // The own completion comes before the notice that the command caused.
+    // The command's own completion comes before the notice that it caused.
     assert_eq!(a.ids(), [MrqId::PutLast, MrqId::PutLastHalfway]);
     for b in &mut others {
         let order = Order::put(b.target(), b.at(0), a.at(0), 100).remote_notice();
@@ -389,7 +389,7 @@ fn commands_that_do_not_exist_or_are_not_permitted_are_refused() {
         assert_eq!(a.run(&order).rcode, Rcode::NOT_PERMITTED);
     }
     assert_eq!(a.notices(), [], "a command that was never sent has no notice");
-    // Rights for system packets are not those for raw ones, of which each kind has its own.
+    // Rights for system packets are not those for raw ones, each kind of which has its own right.
     let with_rights = |mode: CqsMode, tni| {
         let mut queue = cluster.endpoint_with(0, &CqConfig { mode, ..tofu_tests::config(tni, 11) });
         raw.map(|order| queue.run(&order).rcode)
@@ -412,7 +412,7 @@ fn fields_out_of_range_are_refused() {
     let mut piggyback = Order::put_piggyback(b.target(), b.at(0), &[1; 8]).unwrap();
     piggyback = piggyback_len(piggyback, 33);
     assert_eq!(a.run(&piggyback).rcode, Rcode::BAD_LENGTH);
-    // What there is not is refused before its fields are looked at.
+    // A command that does not exist is refused before its fields are checked.
     let atomics = description().atomics;
     let checked = |code| if atomics { code } else { Rcode::UNSUPPORTED_COMMAND };
     for len in [0, 1, 2, 3, 5, 16] {

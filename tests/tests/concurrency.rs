@@ -54,15 +54,14 @@ fn at(cq: u8, offset: u64) -> tofu_abi::StagOffset {
     tofu_abi::StagOffset::new(cq, 0, offset)
 }
 
-/// Waits for something to reap. A wake-up that was lost would show as a wait that ended by its
-/// time limit.
+/// Waits for something to reap. A lost wake-up would show as a wait that ends by its time limit.
 fn wait(cq: &mut Cq<InProcess>) {
     let start = cq.device().platform().now_ns();
     cq.wait(LONG).unwrap();
     assert!(cq.device().platform().now_ns() - start < LONG, "woken by the time limit only");
 }
 
-/// Takes completions and notices until `n` commands are complete, all of them well.
+/// Takes completions and notices until `n` commands are complete, all of them successfully.
 fn reap(cq: &mut Cq<InProcess>, n: usize) {
     let mut done = 0;
     while done < n {
@@ -219,7 +218,8 @@ fn a_notice_is_never_seen_before_its_data() {
                 let order =
                     Order::put(to, at(0, offset as u64), at(0, (n * 53) as u64), len as u32);
                 source.post_and_ring(&order.remote_notice().edata(n as u16), 0).unwrap();
-                // One at a time, as the places overlap: wait until the other side has looked.
+                // One at a time, because the places overlap: waits until the other side has
+                // checked.
                 reap(&mut source, 1);
                 while target.load_u64((1 << 20) - 8, Ordering::Acquire) != n as u64 + 1 {
                     std::thread::yield_now();

@@ -1,4 +1,5 @@
-//! Controllers of each generation: what they have works, and what they do not have is refused.
+//! Controllers of each generation: what they support works, and what they do not support is
+//! refused.
 
 use tofu_abi::barrier::BchReady;
 use tofu_abi::desc::{ArmwOp, Descriptor, Header1};
@@ -150,7 +151,7 @@ fn session_mode_came_with_tofu2() {
         device.write(register(CqsReg::Enable), 1);
         let enabled = device.read(register(CqsReg::Enable)) & 1 != 0;
         assert_eq!(enabled, description.session_mode, "{generation}");
-        // TOQ_READ_EXCEPTION, as for other settings that are not possible.
+        // TOQ_READ_EXCEPTION, as for other impossible settings.
         assert_eq!(device.read(register(CqsReg::Irr)) & 1 != 0, !description.session_mode);
     });
 }
@@ -165,7 +166,7 @@ fn a_session_dies_with_its_queue() {
         let mut a = cluster.endpoint_with(0, &CqConfig { mode, ..config(1, 1) });
         let mut b = cluster.endpoint(1, 0, 0);
         let put = Order::put(a.target(), a.at(0), b.at(0), 8);
-        // There is no such source type, which is an exception as soon as the session goes on.
+        // There is no such source type, which is an exception as soon as the session continues.
         let bad = Descriptor([Header1(0).with_source_type(2).0, 0, 0, 0]);
         a.cq.post_and_ring(&Order::raw(&[bad]), 0).unwrap();
         cluster.settle();

@@ -1,4 +1,4 @@
-//! The live state of devices as a tree: what is there, and that it fits together under load.
+//! The live state of devices as a tree: its contents, and their consistency under load.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use tofu_machine::{Machine, MachineConfig};
 use tofu_tests::seen::{at, number, parts, see, text};
 use tofu_tests::{Cluster, tni};
 
-/// What must be so in a queue's tree at any moment.
+/// Invariants of a queue's tree at any moment.
 fn assert_fits(queue: &Value) {
     if at(queue, "completions") == &Value::None {
         return;
@@ -60,7 +60,7 @@ fn a_queue_shows_what_waits_and_what_is_under_way() {
     let said = text(&waiting[1].1);
     assert!(said.starts_with("Put of 8 bytes to node (0,0,0,1,0,0) TNI 0 CQ 0"), "{said}");
     assert!(said.ends_with("own STag 0x0 offset 0x100"), "{said}");
-    // With no answers, they are under way.
+    // Without answers, they stay in progress.
     cluster.lose_answers(true);
     device.tni(tni(0)).enable().unwrap();
     a.cq.doorbell();
@@ -79,7 +79,7 @@ fn a_queue_shows_what_waits_and_what_is_under_way() {
     }
     assert_eq!(parts(at(&queue(), "completions/window")), []);
     assert_eq!(number(&see(cluster.icc(0), "tni/0"), "failed_commands/lost"), 3);
-    // A queue that nobody has opened is there, and is not in use.
+    // A queue that was never opened exists, and is not in use.
     let other = see(cluster.icc(0), "tni/0/cq/1");
     assert_eq!(at(&other, "enabled"), &Value::Flag(false));
     assert_eq!(parts(&other).len(), 2);
@@ -146,8 +146,8 @@ fn states_under_load_fit_together() {
     });
 }
 
-/// Entries that a ring of an interface has seen, which is where its place says; none if it is not
-/// in use.
+/// Entries that a ring of an interface has seen, which must agree with its current slot; none if it
+/// is not in use.
 fn entries(packets: &Value, ring: &str) -> u64 {
     let index = |part: &str| number(packets, &format!("{ring}/index/{part}"));
     assert_eq!(index("slot"), index("count") % index("entries"), "{ring}");
@@ -255,7 +255,7 @@ fn a_failure_has_its_reason_at_the_end_where_the_fault_is() {
     assert!(rcode.starts_with("0x13 STAG_DISABLED"), "{rcode}");
     assert!(why.starts_with("steering entry 77 at 0x"), "{why}");
     assert!(why.ends_with("is 0x0: enable (bit 7) is 0"), "{why}");
-    // One of the other end: each says what it knows.
+    // An error at the other end: each end reports what it knows.
     let order = Order::put(b.target(), nowhere, a.at(0), 8);
     assert_eq!(a.end_of(&order), Rcode::STAG_DISABLED.remote());
     let [_, rcode, why] = last(0, "failed");

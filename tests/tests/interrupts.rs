@@ -12,7 +12,7 @@ use tofu_tests::{Cluster, Endpoint};
 const TCQ_WRITE_ACKNOWLEDGE: u64 = CqsIrqs::TCQ_WRITE_ACKNOWLEDGE.raw();
 const MRQ_WRITE_ACKNOWLEDGE: u64 = CqsIrqs::MRQ_WRITE_ACKNOWLEDGE.raw();
 
-/// Two nodes whose drivers ask for interrupts in memory.
+/// Two nodes whose drivers request interrupts through memory.
 fn asking_pair(config: &CqConfig) -> (Cluster, Endpoint, Endpoint) {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let a = cluster.endpoint_with(0, config);
@@ -33,10 +33,10 @@ fn config() -> CqConfig {
     tofu_tests::config(2, 3)
 }
 
-/// Whether the queue's message was sent since the last call.
+/// Whether the queue's interrupt message was sent since the last call.
 fn fired(end: &Endpoint) -> bool {
     let index = vector::cq(end.cq.tni(), end.cq.cq());
-    // Without time, `irq_wait` only looks.
+    // With a timeout of 0, `irq_wait` only polls.
     end.device().platform().irq_wait(index, 0)
 }
 

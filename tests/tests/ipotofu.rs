@@ -53,16 +53,16 @@ fn whole<D: DmaBuffer>(frame: &Frame<'_, D>) -> Vec<u8> {
     bytes
 }
 
-/// Everything that is there for a node.
+/// All frames that have arrived for a node.
 fn receive<P: Platform>(node: &mut Link<P>) -> Vec<Vec<u8>> {
     let mut buf = vec![0; node.config().max_frame()];
     std::iter::from_fn(|| node.recv(&mut buf).map(|len| buf[..len].to_vec())).collect()
 }
 
-/// Lets links and devices work until nothing moves any more, and takes what arrived.
+/// Lets links and devices work until nothing moves any more, and returns the frames that arrived.
 fn settle(cluster: &Cluster, nodes: &mut [Node]) -> Vec<Vec<Vec<u8>>> {
     let mut received = vec![Vec::new(); nodes.len()];
-    // As many rounds as a broadcast has hops and a packet has ways, at most.
+    // The most hops of a broadcast and ways of a packet.
     for _ in 0..110 {
         for (node, frames) in nodes.iter_mut().zip(&mut received) {
             node.flush();
@@ -87,7 +87,7 @@ fn frames_of_all_lengths_arrive() {
         assert_eq!(received, [vec![], vec![sent]], "{len} bytes");
     }
     assert!(matches!(nodes[0].send(&frame(a, addr::mac(b), 9015, 0)), Err(LinkError::Frame(_))));
-    // To a buffer that is too short for a fragment, too.
+    // Also into a buffer that is too short for a fragment.
     let sent = frame(a, addr::mac(b), 300, 1);
     nodes[0].send(&sent).unwrap();
     nodes[0].flush();
@@ -128,12 +128,12 @@ fn dropped(cluster: &Cluster, rank: u32) -> u64 {
 /// Memory of nodes that fetch frames.
 const FETCHING: usize = 16 << 20;
 
-/// Two links that fetch long frames from each other, and know it of each other.
+/// Two links that fetch long frames from each other, each of which knows that of the other.
 fn fetching(cluster: &Cluster, text: &str) -> Vec<Node> {
     fetching_by(cluster, text, [0, 1].map(|rank| cluster.device(rank).clone()))
 }
 
-/// The same by way of devices as they are wanted.
+/// The same with devices that the caller makes.
 fn fetching_by<P: Platform>(
     cluster: &Cluster,
     text: &str,
@@ -148,7 +148,7 @@ fn fetching_by<P: Platform>(
     nodes
 }
 
-/// A short frame each way: each says of itself what it does.
+/// A short frame each way, which tells the other end that its sender fetches.
 fn introduce<P: Platform>(cluster: &Cluster, nodes: &mut [Link<P>]) {
     for (from, to) in [(0, 1), (1, 0)] {
         let sent = frame(nodes[from].coords(), nodes[to].mac(), 100, 7);
@@ -166,7 +166,7 @@ fn long_frames_are_fetched_in_order_and_places_come_back() {
     let mut nodes = fetching(&cluster, text);
     let (from, to) = (nodes[0].coords(), nodes[1].mac());
     let nothing = Metadata::default();
-    // More than there are places for, long ones and short ones by turns.
+    // More than there are places for, long ones and short ones in turn.
     let sent: Vec<_> = (0..120).map(|n| frame(from, to, [9014, 80][n % 2], n as u64)).collect();
     let mut received = Vec::new();
     let mut waits = 0;
@@ -187,7 +187,7 @@ fn long_frames_are_fetched_in_order_and_places_come_back() {
     );
     assert_eq!((theirs.damaged, theirs.malformed), (0, 0));
     assert!(!nodes[1].is_fetching());
-    // One that is offloaded, as long as can be, whose checksum is at its end.
+    // An offloaded frame of the greatest length, whose checksum is at its end.
     let long = frame(from, to, 65527, 3);
     let metadata = Metadata { checksum: Some((14, 65511)), ..nothing };
     nodes[0].send_offloaded(&metadata, &long).unwrap();
@@ -201,7 +201,7 @@ fn long_frames_are_fetched_in_order_and_places_come_back() {
         got
     });
     assert!(got == Some((metadata, long)));
-    // Finished ones are no longer than they may be.
+    // Frames that are not offloaded must not exceed the usual length.
     let long = frame(from, to, 9015, 3);
     let refused = nodes[0].send_offloaded(&nothing, &long);
     assert!(matches!(refused, Err(LinkError::Frame(_))), "{refused:?}");
@@ -337,7 +337,7 @@ fn a_placed_frame_is_not_copied_on_its_way() {
             let taken = nodes[1].recv_with(&mut buf, |said, frame| {
                 let rest = frame.rest.as_ref().map_or(0, |(_, range)| range.len());
                 assert_eq!((*said, frame.head.len() + rest), (metadata, len));
-                // What the kernel does when it is given the frame.
+                // As the kernel does when it is given the frame.
                 let mut whole = frame.head.to_vec();
                 if let Some((memory, range)) = &frame.rest {
                     whole.resize(len, 0);
@@ -358,7 +358,7 @@ fn a_placed_frame_is_not_copied_on_its_way() {
     assert_eq!(nodes[0].counters().rendezvous_sent, 11);
 }
 
-/// Has answers get where they are wanted.
+/// Lets answers arrive at both nodes.
 fn settle_two<P: Platform>(cluster: &Cluster, nodes: &mut [Link<P>]) {
     for _ in 0..3 {
         for node in &mut *nodes {
@@ -386,7 +386,7 @@ fn a_place_is_of_one_link_and_for_long_frames_to_those_that_fetch() {
         let is_sent = nodes[0].send_placed(&nothing, head, &place, len);
         assert_eq!(is_sent, Ok(false), "{} of {len}", head.len());
     }
-    // A node that is not there, or one that has not said that it fetches.
+    // A node that does not exist, or one that has not announced that it fetches.
     let mut astray = sent.clone();
     astray[..6].copy_from_slice(&addr::mac(Coords::new(5, 0, 0, 0, 0, 0)));
     assert_eq!(nodes[0].send_placed(&nothing, &astray[..MIN_FRAME], &place, 9014), Ok(false));
@@ -395,7 +395,7 @@ fn a_place_is_of_one_link_and_for_long_frames_to_those_that_fetch() {
     cluster.pass(3_000_000_000);
     assert_eq!(nodes[0].send_placed(&nothing, head, &place, 9014), Ok(false));
     assert_eq!(nodes[0].counters().rendezvous_sent, 0);
-    // When all places are taken there is none.
+    // No place is available when all are taken.
     introduce(&cluster, &mut nodes);
     while nodes[0].send_offloaded(&nothing, &sent).is_ok() {}
     assert!(nodes[0].place().is_some(), "others may have some");
@@ -409,7 +409,7 @@ fn frames_that_cannot_be_fetched_are_lost_and_the_next_ones_sent() {
     let mut nodes = fetching(&cluster, text);
     let (from, to) = (nodes[0].coords(), nodes[1].mac());
     let long = frame(from, to, 9014, 1);
-    // Its origin starts anew, with other memory, between the offer and the Get.
+    // The frame's origin restarts, with other memory, between the offer and the Get.
     nodes[0].send_offloaded(&Metadata::default(), &long).unwrap();
     nodes[0].flush();
     assert_eq!(nodes[0].counters().rendezvous_sent, 1);
@@ -422,7 +422,7 @@ fn frames_that_cannot_be_fetched_are_lost_and_the_next_ones_sent() {
         (1, 0)
     );
     assert!(!nodes[1].is_fetching());
-    // The new one knows nothing of fetching: fragments go both ways.
+    // The new link does not know that the other one fetches: fragments go both ways.
     introduce(&cluster, &mut nodes);
     for (a, b) in [(0, 1), (1, 0)] {
         let long = frame(nodes[a].coords(), nodes[b].mac(), 9014, 2);
@@ -438,7 +438,7 @@ fn nobody_else_can_read_or_write_where_frames_are_fetched() {
     let cluster = Cluster::with_memory(text, FETCHING);
     let mut nodes = fetching(&cluster, text);
     let shared = nodes[0].packets().share_at(0).unwrap();
-    // A queue of another group, on a node that is none of the two.
+    // A queue of another group, on a node that is neither of the two.
     let device = cluster.device(2);
     let mut cq = Cq::open(device, &CqConfig::new(TniId::ALL[0], CqId::ALL[1])).unwrap();
     let memory = device.platform().alloc_dma(4096, 4096).unwrap();
@@ -496,7 +496,7 @@ fn broadcasts_go_around_nodes_that_do_not_listen() {
     let received = settle(&cluster, &mut nodes);
     assert_eq!(received, [vec![], vec![sent[0].clone()], vec![]]);
     assert!(nodes[0].is_settled());
-    // From then on it is known, until the node listens.
+    // From then on it is known that the node does not listen, until it does.
     nodes[0].send(&sent[1]).unwrap();
     let received = settle(&cluster, &mut nodes);
     assert_eq!(received, [vec![], vec![sent[1].clone()], vec![sent[1].clone()]]);
@@ -507,7 +507,7 @@ fn broadcasts_go_around_nodes_that_do_not_listen() {
         let once = vec![sent[2].clone()];
         assert_eq!(received, [vec![], once.clone(), once.clone(), once]);
     }
-    // The last one came by way of the node that listens now, and by no other.
+    // The last frame came through the node that listens now, and by no other way.
     assert_eq!(nodes[1].counters().duplicates, 3, "three fragments of the frame before it");
     assert!(nodes[0].is_settled());
 }
@@ -517,7 +517,7 @@ fn frames_go_round_dead_links() {
     let text = "3x1x1x2x3x2";
     let cluster = Cluster::new(text);
     let mut nodes = open_all(&cluster, text, 9000);
-    // Node 0 keeps its links on C, B+ and X- alone.
+    // Node 0 keeps only its links on C, B+ and X-.
     for port in [0, 2, 5] {
         cluster.set_link(0, port, false);
     }
@@ -562,7 +562,7 @@ fn news_of_a_dead_board_reach_all_nodes_and_frames_go_round_it() {
     let all: Vec<_> = shape.iter().collect();
     let second = 1_000_000_000;
     let quiet = |node: &Node| node.health().is_quiet(u64::MAX - 1);
-    // Where all is well nobody says anything.
+    // As long as nothing fails, no node sends news.
     for _ in 0..3 {
         cluster.pass(second);
         settle(&cluster, &mut nodes);
@@ -570,7 +570,7 @@ fn news_of_a_dead_board_reach_all_nodes_and_frames_go_round_it() {
     assert!(nodes.iter().all(quiet));
     let dead = [8, 9];
     dead.iter().for_each(|rank| cluster.set_node(*rank, false));
-    // Its neighbours find out when they need it, and tell the others.
+    // The neighbours of the dead nodes notice when they send to them, and tell the others.
     for (n, node) in nodes.iter_mut().enumerate().filter(|(n, _)| !dead.contains(&(*n as u32))) {
         for to in dead.map(|rank| all[rank as usize]) {
             node.send(&frame(all[n], addr::mac(to), 100, 1)).unwrap();
@@ -599,7 +599,7 @@ fn news_of_a_dead_board_reach_all_nodes_and_frames_go_round_it() {
     assert!(alive.iter().all(|n| received[*n].len() == alive.len() - 1));
     assert_eq!(nodes.iter().map(|node| node.counters().rerouted).sum::<u64>(), before);
     assert!(nodes.iter().map(|node| node.counters().avoided).sum::<u64>() > 0);
-    // It is repaired: its neighbours see that by themselves, and say so.
+    // The nodes are repaired: their neighbours notice that by themselves, and report it.
     dead.iter().for_each(|rank| cluster.set_node(*rank, true));
     for _ in 0..6 {
         settle(&cluster, &mut nodes);
@@ -649,7 +649,8 @@ fn the_node_at_which_a_programs_packet_is_lost_tells_all_others() {
 }
 
 prop_compose! {
-    /// Something like a message about frames to be fetched, of node 2 or in the name of node 0.
+    /// A message that resembles those about frames to be fetched, from node 2 or in the name of
+    /// node 0.
     fn hostile()(
         kind in prop_oneof![Just(0x14u8), Just(0x15), Just(0x12), any::<u8>()],
         flags in any::<u8>(),
@@ -674,8 +675,8 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Whatever a third node sends, frames between two that fetch from each other are right, and
-    /// the two go on.
+    /// Whatever a third node sends, frames between two nodes that fetch from each other are
+    /// correct, and the two keep working.
     #[test]
     fn a_hostile_node_does_not_keep_others_from_fetching(
         packets in proptest::collection::vec((hostile(), any::<bool>()), 1..60),
@@ -733,8 +734,8 @@ proptest! {
         let received = settle(&cluster, &mut nodes);
         let lost: u64 = nodes.iter().map(|node| node.counters().lost).sum();
         for (n, frames) in received.iter().enumerate() {
-            // Not every two nodes have a way between them that the device knows, even though they
-            // are connected; then others take over what is behind, and one edge is lost.
+            // Some pairs of nodes have no way between them that the device knows, even though they
+            // are connected. Then other nodes take over the nodes behind, and one edge is lost.
             let expected = usize::from(n != origin);
             prop_assert!(frames.len() == expected || (lost > 0 && frames.is_empty()), "{n}");
             prop_assert!(frames.iter().all(|frame| *frame == sent));

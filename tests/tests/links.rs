@@ -1,4 +1,4 @@
-//! Networks, interfaces and queues that are not there or not willing.
+//! Networks, interfaces and queues that are absent or refuse.
 
 use tofu_abi::Rcode;
 use tofu_abi::desc::ArmwOp;
@@ -27,7 +27,7 @@ fn a_link_that_is_down_ends_commands_and_raises_a_port_error() {
     let orders = &orders[..kinds];
     let port_error = TnrIrqs::of(0, PortRequest::PortError);
     for &(order, id) in orders {
-        // It was sent, which is all that its completion tells.
+        // It was sent, which is all that its completion reports.
         assert_eq!(a.run(&order).rcode, Rcode::SUCCESS);
         let [notice] = a.notices()[..] else { panic!("one notice") };
         assert_eq!((notice.id(), notice.word0().rcode()), (Some(id), Rcode::LINK_DOWN));

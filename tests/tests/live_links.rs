@@ -1,5 +1,5 @@
-//! A machine with threads of its own on modelled links on which much goes wrong: all that several
-//! queues at both ends ask for at once is done, and done once.
+//! A machine with threads of its own on modelled links with many errors. All commands that several
+//! queues at both ends post at once are carried out, and carried out once.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,7 +23,7 @@ const SHAPE: &str = "1x1x1x2x1x1";
 const PATIENCE: Duration = Duration::from_secs(100);
 const PLACE: usize = 16 << 10;
 const COMMANDS: usize = 16;
-/// What is put, what that became, what was got, words, and what is got.
+/// The areas: data to put, data that was put, data that was got, words, and data to get.
 const AREAS: usize = 5;
 const SIZE: usize = AREAS * COMMANDS * PLACE;
 
@@ -113,7 +113,7 @@ fn rate(rate: f64) -> ErrorRate {
     ErrorRate::new(rate).unwrap()
 }
 
-/// So many queues at each end of the link between two nodes, in pairs.
+/// `queues` queues at each end of the link between two nodes, in pairs.
 fn ends(machine: &Arc<Machine>, queues: usize) -> Vec<End> {
     let shape = machine.config().shape;
     let devices: Vec<_> = shape
@@ -148,8 +148,8 @@ fn ends(machine: &Arc<Machine>, queues: usize) -> Vec<End> {
     ends
 }
 
-/// Several queues at both ends of a link, one lane of which is dead if it works without, while the
-/// other one has errors and DLLPs are lost.
+/// Several queues at both ends of a link, one lane of which is dead if the link works without it.
+/// The other lane has errors, and DLLPs are lost.
 fn run(seed: u64) {
     let shape: Shape = SHAPE.parse().unwrap();
     let config = MachineConfig {
@@ -186,8 +186,8 @@ fn whatever_goes_wrong_on_a_link_everything_is_done_once() {
     (0..if long { 300 } else { 2 }).for_each(run);
 }
 
-/// However long the host lets those wait who drive the links: the clock on which commands time out
-/// waits for them.
+/// The clock on which commands time out waits for the threads that drive the links, however long
+/// the host delays these.
 #[test]
 fn no_command_times_out_because_the_links_got_no_processor() {
     let shape: Shape = SHAPE.parse().unwrap();
@@ -197,7 +197,7 @@ fn no_command_times_out_because_the_links_got_no_processor() {
         links: Links::Modelled,
         ..MachineConfig::of(generation(), shape)
     };
-    // Without threads: the links go on when the test says so.
+    // Without threads: the links advance when the test says so.
     let machine = Arc::new(Machine::new(config).unwrap());
     let mut ends = ends(&machine, 1);
     let [here, _] = &mut ends[..] else { unreachable!("two nodes") };
@@ -215,8 +215,8 @@ fn no_command_times_out_because_the_links_got_no_processor() {
     }
 }
 
-/// Each frame of an answer says where in the message its data is, whatever was added to that on
-/// the link.
+/// Each frame of an answer tells the position of its data in the message, whatever padding was
+/// added on the link.
 #[test]
 fn frames_of_padded_answers_say_where_their_data_is() {
     let shape: Shape = SHAPE.parse().unwrap();

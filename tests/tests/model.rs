@@ -51,7 +51,7 @@ struct Step {
 fn what() -> impl Strategy<Value = What> {
     let op =
         prop::sample::select(vec![ArmwOp::Swap, ArmwOp::Add, ArmwOp::Xor, ArmwOp::And, ArmwOp::Or]);
-    // Small values, so that compare-and-swap finds what it looks for now and then.
+    // Small values, so that compare-and-swap sometimes finds the value that it compares with.
     prop_oneof![
         3 => Just(What::Put),
         3 => Just(What::Get),
@@ -100,12 +100,12 @@ struct Expected {
     notice: Option<MrqId>,
     /// At the target, if it is told.
     halfway: Option<MrqId>,
-    /// TLPs with a notice of their own if that is asked for.
+    /// TLPs, which have a notice of their own if the command asks for that.
     tlps: usize,
     old: Option<u64>,
 }
 
-/// Does on `memory` what the command should do, and returns its order.
+/// Applies the command's effect to `memory`, and returns its order.
 fn model(s: &Step, ends: &[Endpoint], memory: &mut [Vec<u8>]) -> (Order, Expected) {
     let (from, to) = (&ends[s.from], &ends[s.to]);
     let target = to.target();
@@ -117,7 +117,7 @@ fn model(s: &Step, ends: &[Endpoint], memory: &mut [Vec<u8>]) -> (Order, Expecte
     let mut atomic = |remote: &mut usize, size: usize, change: &dyn Fn(u64) -> u64| {
         *remote = (*remote).min(MEMORY - 8) / size * size;
         if !description().atomics {
-            // Nothing is sent, so nobody is told but by the TCQ entry.
+            // Nothing is sent, so the TCQ entry is the only report.
             expected.rcode = Rcode::UNSUPPORTED_COMMAND;
             return;
         }
@@ -150,8 +150,8 @@ fn model(s: &Step, ends: &[Endpoint], memory: &mut [Vec<u8>]) -> (Order, Expecte
             let put = matches!(s.what, What::Put);
             let (src, src_at, dst, dst_at) =
                 if put { (s.from, s.local, s.to, remote) } else { (s.to, remote, s.from, s.local) };
-            // Within one memory, bursts are copied one after another: what overlaps would depend
-            // on their size, so it is made not to.
+            // Within one memory, bursts are copied one after another: the result of an overlap
+            // would depend on their size, so overlaps are avoided.
             let overlaps = src == dst && src_at.abs_diff(dst_at) < len;
             let len = if overlaps { src_at.abs_diff(dst_at) } else { len };
             let data = memory[src][src_at..src_at + len].to_vec();
@@ -263,7 +263,7 @@ proptest! {
             prop_assert_eq!((done.cookie, done.rcode), (7, expected.rcode));
             prop_assert_eq!(done.length as usize, expected.length);
 
-            // Notices, by kind: of the own command and of the other side's.
+            // Notices, by kind: of this end's commands and of the other end's.
             let mut seen: HashMap<MrqId, usize> = HashMap::new();
             for (i, end) in ends.iter_mut().enumerate() {
                 for notice in end.notices() {
@@ -300,8 +300,8 @@ proptest! {
         }
     }
 
-    /// Whatever lies in a descriptor: the queue ends it with one completion or stops with an
-    /// exception, and the neighbours work on.
+    /// Whatever a descriptor contains, the queue ends it with one completion or stops with an
+    /// exception, and the neighbours keep working.
     #[test]
     fn any_descriptor_ends(
         words in prop::collection::vec(any::<[u64; 4]>(), 1..20),
@@ -312,7 +312,7 @@ proptest! {
         let mut b = cluster.endpoint(1, 0, 0);
         for (i, words) in words.into_iter().enumerate() {
             let mut d = tofu_abi::desc::Descriptor(words);
-            // Half of them with a known command and source type, else few get far.
+            // Half of them with a known command and source type, else few pass the first checks.
             if i % 2 == 0 {
                 let header = d.header1().with_command(command).with_source_type(0);
                 d.0[0] = header.with_target(b.node).with_ri(0).with_path(Path::new(0, 0, 0)).0;
@@ -322,8 +322,8 @@ proptest! {
             match a.cq.poll_tcq() {
                 Some(done) => prop_assert_eq!(done.cookie, i as u64),
                 None => {
-                    // An entry of the direct source keeps the place of a descriptor that does
-                    // not come; any other one that is not answered is an exception.
+                    // An entry of the direct source reserves the place of a descriptor that does
+                    // not come; any other entry without a completion is an exception.
                     let exception = a.cq.exception().is_some();
                     prop_assert_eq!(exception, d.header1().source_type() != DIRECT);
                     prop_assert_eq!(a.cq.status().descriptor_process_stop(), exception);

@@ -15,7 +15,8 @@ const SHAPE: &str = "3x1x1x2x3x1";
 const NODES: usize = 18;
 /// Queues of a node that are used, all on one interface, so that they wait for each other.
 const QUEUES: usize = 3;
-/// What a command reads and what it writes has places of its own, each so long.
+/// Bytes of each place. The data that a command reads and the data that it writes have places of
+/// their own.
 const PLACE: usize = 6000;
 const COMMANDS: usize = 60;
 
@@ -68,7 +69,7 @@ fn order(step: &Step, number: usize, ends: &[Vec<Endpoint>]) -> Order {
     let (from, to) = (&ends[step.from][step.queue], &ends[step.to][step.queue]);
     let place = (number * PLACE) as u64;
     let (target, len) = (to.target(), step.len as u32);
-    // Behind the places that are read are those that are written.
+    // The places that are written follow those that are read.
     let written = place + (COMMANDS * PLACE) as u64;
     let order = match step.what {
         What::Put => Order::put(target, to.at(written), from.at(place), len).mtu(step.mtu),
@@ -90,14 +91,14 @@ fn order(step: &Step, number: usize, ends: &[Vec<Endpoint>]) -> Order {
     order
 }
 
-/// What is left of a queue: how its commands ended, in order; its notices, which may come in
-/// another order from different nodes; and its memory.
+/// The final state of a queue: how its commands ended, in order; its notices, which may come in any
+/// order from different nodes; and its memory.
 type Rest = (Vec<(u64, Rcode)>, Vec<[u64; 4]>, Vec<u8>);
 
-/// A port with a link of some node, and what goes wrong there.
+/// A node, its port with a link, and the errors there.
 type Wrong = (usize, usize, LinkErrors);
 
-/// On the first two lanes; without one of them there is no link where frames are laid over all.
+/// Errors on the first two lanes. Where frames are striped over all lanes, no lane may be dead.
 fn errors(ber: [f64; 2], dead: u8, dllp_loss: f64) -> LinkErrors {
     let dead = if slicing() == Slicing::Striped { 0 } else { dead };
     let rate = |rate| ErrorRate::new(rate).unwrap();
@@ -122,7 +123,7 @@ fn wrong() -> impl Strategy<Value = Wrong> {
         .prop_map(|(node, port, a, b, dead, loss)| (node, port, errors([a, b], dead, loss)))
 }
 
-/// Runs commands, all at the same time, and returns what is left of all queues.
+/// Runs commands, all at the same time, and returns the final state of all queues.
 fn run(links: Links, steps: &[Step], down: &[(usize, usize)], wrong: &[Wrong]) -> Vec<Rest> {
     let size = 2 * COMMANDS * PLACE;
     let memory = size.next_multiple_of(64 << 10) * QUEUES + (4 << 20);
@@ -212,7 +213,7 @@ fn all_queues_get_through_where_all_send_to_one() {
     assert!(wait > 0);
 }
 
-/// What goes wrong on a link is seen in its counters alone.
+/// Errors on a link show only in its counters.
 #[test]
 fn errors_are_counted_and_made_good() {
     let cluster = Cluster::with_links(SHAPE, 4 << 20, Links::Modelled);
@@ -227,7 +228,7 @@ fn errors_are_counted_and_made_good() {
     assert!(b.bytes(0, 60_000) == data);
     cluster.settle();
     let (near, far) = (cluster.port_counters(0, 3), cluster.port_counters(1, 2));
-    // Of frames that are cut it is known on which lane that was.
+    // For sliced frames, the lane of an error is known.
     let cut = slicing() == Slicing::Dynamic;
     assert_eq!(far.slice_fcs_errors.map(|errors| errors > 0), [cut, false]);
     assert!(far.lcrc_errors > 0);

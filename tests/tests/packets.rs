@@ -55,7 +55,7 @@ fn send(cluster: &Cluster, from: &mut Packets<InProcess>, to: &PacketTarget, dat
     from.poll_sent().unwrap().rcode
 }
 
-/// Packet queues by hand: what the driver does not do wrong.
+/// Packet queues set up by hand, for mistakes that the driver does not make.
 struct Queues {
     pbq: Buffer,
     prq: Buffer,
@@ -115,7 +115,7 @@ fn kernel_queue(cluster: &Cluster, rank: u32) -> Endpoint {
     cluster.endpoint_with(rank, &CqConfig { mode, ..tofu_tests::config(0, 11) })
 }
 
-/// A frame of some kind with a right ECRC.
+/// A frame of this header and size with a correct ECRC.
 fn frame(header: TlpHeader, size: usize) -> Vec<u8> {
     let mut frame = pattern(5, size);
     frame[8..16].copy_from_slice(&header.0.to_le_bytes());
@@ -125,7 +125,7 @@ fn frame(header: TlpHeader, size: usize) -> Vec<u8> {
     frame
 }
 
-/// A TRANSMIT_RAW_PACKET1 to another node of what lies in the queue's memory.
+/// A TRANSMIT_RAW_PACKET1 of the contents of the queue's memory to another node.
 fn raw(from: &Endpoint, to: Coords, length: usize) -> Order {
     let header = Header1(0).with_target(to).with_path(to.default_path());
     let command = Command::TransmitRawPacket1;
@@ -255,7 +255,7 @@ fn packet_commands_are_checked() {
     let pending = CqsIrqs::from_raw(queue.device().read(exceptions));
     assert_eq!(pending & CqsIrqs::EXCEPTIONS, CqsIrqs::PAYLOAD_READ_EXCEPTION);
     assert_eq!(queue.notices(), [], "packet commands have no notices");
-    // Without packet queues what came was counted and thrown away.
+    // Without packet queues, arriving packets were counted and discarded.
     assert_eq!(tni(&cluster, 1, TniReg::RxNumDiscardSystemTlp), 1);
     assert_eq!(irr(&cluster, 1), TniIrqs::PRQ_PACKET_DISCARD);
 }
@@ -272,8 +272,8 @@ fn raw_packets_go_as_they_are() {
     let cases = [
         (whole(system, FRAME_MIN), FRAME_MIN, PrqRcode::SystemTlp),
         (whole(system, FRAME_MAX), FRAME_MAX, PrqRcode::SystemTlp),
-        // Another node's name, another TNI's, a length beyond the end, one that needs no such
-        // long frame.
+        // The source is another node or another TNI, the length exceeds the frame, or the frame is
+        // longer than the length needs.
         (whole(system.with_source(to), FRAME_MIN), FRAME_MIN, PrqRcode::IllegalTlpFlags),
         (whole(system.with_i(3), FRAME_MIN), FRAME_MIN, PrqRcode::IllegalTlpFlags),
         (system.with_length(payload(FRAME_MIN) + 1), FRAME_MIN, PrqRcode::IllegalTlpLength),
@@ -467,7 +467,7 @@ fn entries_and_interrupts_are_held_back_as_told() {
     assert_eq!(irr(&cluster, 1), TniIrqs::NONE);
     cluster.pass(50_000);
     assert_eq!(irr(&cluster, 1), TniIrqs::PRQ_WRITE_ACKNOWLEDGE, "by time");
-    // Who asks in memory is told in the same way.
+    // A queue that requests interrupts through memory is notified in the same way.
     set(TniReg::Irc, u64::MAX);
     let word = cluster.alloc(1, 8, 8);
     word.store_u64(0, 1, Ordering::Release);
@@ -565,7 +565,7 @@ fn the_senders_buffers_come_back() {
     let sent: Vec<_> = std::iter::from_fn(|| a.poll_sent()).map(|sent| sent.cookie).collect();
     assert_eq!(sent, [0, 1, 2]);
     assert_eq!(a.free(), 3);
-    // Closed and opened anew, with the memory of before.
+    // Closed and opened again, with the same memory.
     a.close().unwrap();
     let a = Packets::open(cluster.device(0), &config).unwrap();
     assert_eq!(a.free(), 3);
@@ -574,8 +574,8 @@ fn the_senders_buffers_come_back() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Any sequence of packets between three nodes arrives in order, for longer than the queues
-    /// are.
+    /// Any sequence of packets between three nodes arrives in order, for more packets than the
+    /// queues hold.
     #[test]
     fn packets_arrive_in_order_and_whole(
         bursts in proptest::collection::vec((0u32..3, 0u32..3, 1usize..60, 0usize..1973), 1..40),

@@ -75,7 +75,7 @@ impl End {
 
 fn unit(parts: u32) -> InParts {
     let shape = "1x1x1x2x3x2".parse().unwrap();
-    // A host that is busy may let a cable wait for as long as a command does otherwise.
+    // A busy host may delay a cable for as long as commands usually wait for an answer.
     let timeout_ns = 2 * PATIENCE.as_nanos() as u64;
     InParts::new(&MachineConfig { engines: 2, timeout_ns, ..tofu_tests::machine(shape) }, parts)
 }
@@ -173,13 +173,14 @@ fn a_part_that_is_cut_off_ends_commands_and_may_come_back() {
     let far = to(&ends[11]);
     let put = Order::put(far, at(0), at(0), 8);
     assert_eq!(ends[0].run(&put), Rcode::SUCCESS);
-    // Nobody has noticed so far: the cable takes no more, which is a link that is down.
+    // No part has noticed yet: the cable accepts no more packets, which is like a link that is
+    // down.
     parts.cut_off();
     assert_eq!(ends[0].run(&put), Rcode::LINK_DOWN);
     let [first, _] = parts.machines() else { unreachable!("two parts") };
     first.network().part_went(PartId(1));
     assert_eq!(ends[0].run(&put), Rcode::LINK_DOWN);
-    // Those to the part, and those within it.
+    // The links to the part, and those within it.
     let down = first.fabric().links().filter(|(_, up)| !up).count();
     assert_eq!(down, 6 + 9);
     first.network().part_came(PartId(1));

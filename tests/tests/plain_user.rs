@@ -1,6 +1,6 @@
 //! A user program that knows queues and registers and nothing of our driver's habits: it writes an
 //! entry with the old flip bit, turns the bit, rings again and again while it waits, and never
-//! tells how far it has read.
+//! reports how far it has read.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -194,7 +194,7 @@ fn puts_by_the_book_until_the_message_queue_overflows() {
         assert_eq!(b.memory.load_u64(0, Ordering::Acquire), n + 1);
         assert!(!overflow(&a) && !overflow(&b), "after {n} entries");
     }
-    // One more than there is room for, as nobody has said that entries were read.
+    // One more than there is room for, because no entries were reported as read.
     let (slot, flip) = a.post(put(b.coords, 0));
     let done = a.ring_until(|| a.completion(slot, flip));
     assert_eq!(done.rcode(), Rcode::SUCCESS);

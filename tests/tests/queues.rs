@@ -17,7 +17,7 @@ fn pair() -> (Cluster, Endpoint, Endpoint) {
     (cluster, a, b)
 }
 
-/// Both ways in which doorbells arrive.
+/// Both ways by which doorbells arrive.
 fn both_ways() -> impl Iterator<Item = (Cluster, Endpoint, Endpoint)> {
     [Cluster::new, Cluster::polled].into_iter().map(|make| {
         let cluster = make("1x1x1x2x1x1");
@@ -111,7 +111,7 @@ fn a_full_message_queue_overflows_and_goes_on_when_there_is_room() {
             a.notices();
         }
         assert_eq!(b.cq.exception(), None);
-        // The queue is full: the notice is lost, the data is not.
+        // The queue is full: the notice is lost, but not the data.
         assert_eq!(a.run(&piggyback(77, &b).remote_notice()).rcode, Rcode::SUCCESS);
         assert_eq!(b.words(0, 1), [77]);
         assert_eq!(b.cq.exception().unwrap().irr, CqsIrqs::MRQ_OVERFLOW);
@@ -120,7 +120,7 @@ fn a_full_message_queue_overflows_and_goes_on_when_there_is_room() {
             assert_eq!(b.cq.poll_mrq().unwrap().word1().edata(), i as u16);
         }
         assert!(b.cq.poll_mrq().is_none());
-        // The driver acknowledges by quarters; now there is room again.
+        // The driver acknowledges a quarter of the ring at a time; now there is room again.
         a.run(&order.edata(0xabc));
         assert_eq!(b.cq.poll_mrq().unwrap().word1().edata(), 0xabc);
         assert_eq!(b.cq.exception(), None);
@@ -176,7 +176,7 @@ fn held_back_entries_come_by_time_or_by_the_line() {
     };
     let mut a = cluster.endpoint_with(0, &config);
     let b = cluster.endpoint(1, 0, 0);
-    // A NOP has no notice that would bring its completion along.
+    // A NOP has no notice that would flush its completion.
     a.cq.post_and_ring(&Order::nop(), 1).unwrap();
     cluster.settle();
     assert_eq!(a.cq.poll_tcq(), None);
@@ -209,7 +209,7 @@ fn held_back_entries_come_by_time_or_by_the_line() {
     assert_eq!(a.ids(), [MrqId::PutLast; 8]);
     while a.cq.poll_tcq().is_some() {}
 
-    // Who asks for an interrupt does not want to wait.
+    // A command that asks for an interrupt is not held back.
     a.cq.post_and_ring(&Order::nop().interrupt(), 9).unwrap();
     cluster.settle();
     assert_eq!(a.cq.poll_tcq().unwrap().cookie, 9);
@@ -222,7 +222,7 @@ fn direct_descriptors_of_one_and_two() {
         let data = pattern(2, 32);
         let mut swap = Order::cswap8(b.target(), b.at(400), 0, 99);
         if !description().atomics {
-            // As many descriptors, and the same in the end.
+            // As many descriptors, with the same effect.
             let mut data = [0; 32];
             data[0] = 99;
             swap = Order::put_piggyback(b.target(), b.at(400), &data).unwrap();
@@ -395,7 +395,7 @@ fn counters_start_anew_with_the_queue() {
 
 #[test]
 fn queues_outside_of_memory_are_exceptions() {
-    // What to move out of memory, and the exception that it comes to.
+    // The register that is set to an address outside of memory, and the resulting exception.
     let cases = [
         (CqsReg::ToqIpa, CqsIrqs::TOQ_READ_EXCEPTION),
         (CqsReg::TcqIpa, CqsIrqs::TCQ_WRITE_EXCEPTION),
@@ -403,7 +403,7 @@ fn queues_outside_of_memory_are_exceptions() {
     ];
     for (reg, exception) in cases {
         let (cluster, mut a, b) = pair();
-        // Addresses are taken when the queue is enabled.
+        // Addresses take effect when the queue is enabled.
         set(&a, CqsReg::Enable, 0);
         set(&a, reg, 1 << 39);
         set(&a, CqsReg::Enable, 1);

@@ -1,4 +1,5 @@
-//! Resets, bus mastering and queues that go while engines and others are at work.
+//! Resets, bus mastering being turned off, and queues being closed while engines and other nodes
+//! are at work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +21,7 @@ use tofu_tests::pattern;
 const LONG: u64 = 20_000_000_000;
 const SIZE: usize = 256 << 10;
 
-/// What firmware and the driver's probe do.
+/// Starts a node as firmware and the driver's probe do.
 fn start(node: &Node, platform: &InProcess) -> Device<InProcess> {
     let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
     node.config_write(regs::COMMAND, &command.to_le_bytes());
@@ -74,7 +75,7 @@ fn is_quiet(buffer: &Buffer) -> bool {
     })
 }
 
-/// Node 1 is upset in one way after another while node 0 sends to it and to node 2, and node 1
+/// Node 1 is disturbed in one way after another while node 0 sends to it and to node 2, and node 1
 /// sends itself.
 fn upset(rounds: u32, what: impl Fn(u32, &Node, &Device<InProcess>) + Sync) {
     let shape: Shape = "1x1x1x2x3x1".parse().unwrap();
@@ -107,7 +108,7 @@ fn upset(rounds: u32, what: impl Fn(u32, &Node, &Device<InProcess>) + Sync) {
                 assert_ne!(run(&mut cq, &order), Rcode::TIMEOUT, "refused, but not unanswered");
                 let order = Order::get(victim, at(0), at(0), SIZE as u32).remote_notice();
                 assert_ne!(run(&mut cq, &order), Rcode::TIMEOUT, "refused, but not unanswered");
-                // What happens to one neighbour is nothing to the other.
+                // What happens to one neighbour does not affect the other.
                 buffers[0].write(0, &data);
                 let order = Order::put(bystander, at(0), at(0), SIZE as u32);
                 assert_eq!(run(&mut cq, &order), Rcode::SUCCESS);

@@ -153,7 +153,7 @@ impl Soak {
         })
     }
 
-    /// A Put that arrives if all on its way is in order, and else is told to be lost.
+    /// A Put that arrives if everything on its way works, and otherwise is reported as lost.
     fn put(&mut self) {
         let (from, to) = (self.node() as usize, self.node() as usize);
         let paths: Vec<_> = self.shape.paths().collect();
@@ -199,7 +199,8 @@ impl Soak {
         frame
     }
 
-    /// Lets all frames and news go as far as they get; returns what arrived at each node.
+    /// Lets all frames and news travel as far as they can; returns the frames that arrived at each
+    /// node.
     fn settle_frames(&mut self, rounds: u32) -> Vec<Vec<Vec<u8>>> {
         let mut received = vec![Vec::new(); NODES as usize];
         let mut buf = vec![0; 1 << 16];
@@ -215,7 +216,7 @@ impl Soak {
         received
     }
 
-    /// Frames among random nodes: what arrives is what was sent, to whom it was sent, once.
+    /// Frames among random nodes. Each frame that arrives was sent to that node, and arrives once.
     fn frames(&mut self, count: usize) {
         for _ in 0..count {
             let (from, to) = (self.node() as usize, self.node() as usize);
@@ -223,7 +224,7 @@ impl Soak {
                 continue;
             }
             let frame = self.frame(from, to);
-            // Where no way is known, or too much waits, a frame is not taken.
+            // A frame is refused where no way is known or too many frames wait.
             if self.ip[from].send(&frame).is_ok() {
                 self.sent[to].insert(frame);
             }
@@ -237,8 +238,8 @@ impl Soak {
         }
     }
 
-    /// A barrier of all nodes. It ends if nothing is down; else it ends or does not, and the gates
-    /// are freed and linked anew either way.
+    /// A barrier of all nodes. It ends if nothing is down. Otherwise it may end or not, and the
+    /// gates are freed and linked again either way.
     fn barrier(&mut self, all: bool) {
         self.serial += 1;
         let config = group::config(self.serial, 0);
@@ -254,8 +255,8 @@ impl Soak {
         }
     }
 
-    /// Every loss is counted, and where: Puts at their senders' interface, TLPs at ports whose
-    /// links were down at some time, and nothing else.
+    /// Every loss is counted at the right place: Puts at their senders' interface, TLPs at ports
+    /// whose links were down at some time, and nothing else.
     fn check_counters(&self) {
         for (rank, end) in self.ends.iter().enumerate() {
             let failed = self.cluster.icc(rank as u32).failed_commands(end.tni);
@@ -288,7 +289,7 @@ fn run(seed: u64) {
     }
     assert!(soak.arrived > 0 && soak.lost.iter().sum::<u64>() > 0, "seed {seed} tests nothing");
     soak.repair_all();
-    // News of the repair get round, and the last frames.
+    // News of the repair and the last frames spread.
     for _ in 0..8 {
         soak.frames(0);
         soak.cluster.pass(SECOND);
@@ -317,7 +318,8 @@ fn whatever_fails_and_comes_back_nothing_is_wrong_lost_untold_or_hangs() {
 }
 
 /// What GET_PORT_STAT of the kernel driver reads, of a node whose router has failed and of its
-/// neighbours: counters are there, and what met the dead ports is in them and nowhere else.
+/// neighbours: the counters exist, and packets that met the dead ports are in them and nowhere
+/// else.
 #[test]
 fn registers_of_ports_are_there_after_a_node_has_failed() {
     let mut soak = Soak::new(7);

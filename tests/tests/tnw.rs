@@ -20,7 +20,7 @@ use tofu_tnw::{
 };
 
 const MEMORY: usize = 4 << 20;
-/// Longer than any of these tests takes: what has not come then does not come.
+/// Longer than any of these tests takes: a message that has not arrived by then does not arrive.
 const LONG_NS: u64 = 60_000_000_000;
 const X_MINUS: Link = Link::ALL[0];
 const X_PLUS: Link = Link::ALL[1];
@@ -37,7 +37,7 @@ impl World {
         Self::over(Torus::with_manual_clock(Shape::new([x, y, z, 1, 1, 1]).unwrap()).unwrap())
     }
 
-    /// The same of devices whose windows can be memory.
+    /// The same with devices whose windows can be memory.
     fn sharing(x: u8, y: u8, z: u8) -> Self {
         let torus = Torus::with_manual_clock(Shape::new([x, y, z, 1, 1, 1]).unwrap()).unwrap();
         Self::of(torus, InProcess::attach_sharing_nwp)
@@ -273,7 +273,8 @@ fn a_link_that_is_down_holds_messages_until_it_is_up() {
     assert_eq!(near.link_counters(X_PLUS).nacks_received, 0);
 }
 
-/// What waits for a link does not keep its memory: that may change when the Nget is over.
+/// Packets that wait for a link do not reference their memory, which may change once the Nget is
+/// over.
 #[test]
 fn a_fetched_message_that_waits_for_its_link_is_kept() {
     let world = World::new(2, 1, 1);
@@ -315,7 +316,7 @@ fn a_neighbour_that_is_reset_cuts_its_messages_and_comes_back() {
     near.platform().bar0_write64(Register::Nwp(NwpReg::Control).offset(), reset);
     assert_eq!(world.end(&mut sink, credit), Outcome { status: Status::Cut, length: 512 },);
     assert_eq!(far.read(Register::Link(X_MINUS, LinkReg::Renewals)), 1);
-    // From then on all is as ever, in both directions.
+    // From then on both directions work as usual.
     let mut stream = near.open(X_PLUS, Channel::ALL[2]).unwrap();
     let credit = sink.credit(&got, 0, 1024).unwrap();
     stream.send(&message(1024, 5), LONG_NS).unwrap();
@@ -352,7 +353,8 @@ fn lengths_that_do_not_agree_are_told() {
     assert!(sink.credit(&got, 0, 0).is_err());
 }
 
-/// What is posted by registers alone ends with this status; other channels do not notice.
+/// Requests that are posted directly by registers end with this status; other channels are not
+/// affected.
 #[test]
 fn what_cannot_be_posted_is_refused_with_a_status() {
     let world = World::new(2, 1, 1);
@@ -400,7 +402,7 @@ fn what_cannot_be_posted_is_refused_with_a_status() {
     assert_eq!(errors, Errors(0).with_refused(true));
     near.platform().bar0_write64(Register::Nwp(NwpReg::Errors).offset(), u64::MAX);
     assert_eq!(near.read(Register::Nwp(NwpReg::Errors)), 0);
-    // All that has changed nothing for who keeps to the rules.
+    // All of that does not affect users that keep to the rules.
     let mut stream = near.open(X_PLUS, Channel::ALL[5]).unwrap();
     let mut sink = far.open(X_MINUS, Channel::ALL[5]).unwrap();
     let got = buffer(far, &[0; 128]);
@@ -442,7 +444,7 @@ fn an_nget_whose_message_has_begun_can_be_taken_back() {
     stream.cancel();
     let end = stream.test(nget).unwrap();
     assert_eq!((end.status, end.length as usize), (Status::Cancelled, len / 2));
-    // What was sent of it is a short message, and the next one is whole.
+    // The part that was sent is a short message, and the next message is complete.
     stream.send(&message(128, 2), LONG_NS).unwrap();
     let mut sink = far.open(X_MINUS, Channel::ALL[0]).unwrap();
     let got = buffer(far, &vec![0; len]);
@@ -461,7 +463,8 @@ fn stores_that_no_message_has_are_counted() {
     let [near, _] = world.pair();
     let function = world.torus.node(near.coords()).unwrap();
     let read = |reg| near.read(Register::Nwp(reg));
-    // A link that does not exist, one without a neighbour, one beyond a window, too long, empty.
+    // A link that does not exist, a link without a neighbour, a place beyond a window, and stores
+    // that are too long or empty.
     let places: [(u64, usize); 5] = [
         (WINDOW_SIZE * 48, 64),
         (
@@ -545,7 +548,7 @@ fn threads_that_send(doorbells: Doorbells, attach: Attach) {
                     for n in 0..200 {
                         stream.send(&message(1 + n * 37, n), LONG_NS).unwrap();
                     }
-                    // The window's last bytes are under way when the stream ends.
+                    // The window's last bytes are still on their way when the stream ends.
                 });
                 scope.spawn(move || {
                     let node = world.node(neighbour);

@@ -1,4 +1,4 @@
-//! Traces of commands, good, refused and senseless: every step is there, and sums are those of the
+//! Traces of valid, refused and meaningless commands: every step is there, and sums equal the
 //! device's counters.
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use tofu_machine::{Machine, MachineConfig};
 
 /// Bytes of a node's buffer.
 const BUFFER: usize = 1 << 20;
-/// A command without an answer is given up before so much time has passed.
+/// A command without an answer times out before this much time has passed.
 const LATE_NS: u64 = 2_000_000_000;
 
 /// Two nodes with a queue each, and no threads.
@@ -58,12 +58,12 @@ impl Two {
         Target::new(Self::at(1), TniId::ALL[0])
     }
 
-    /// Addresses of both buffers: that of the target and the own one.
+    /// Addresses of both buffers: the target's and the own one.
     fn both(&self, remote: u64, local: u64) -> (StagOffset, StagOffset) {
         (self.queues[1].1.advanced(remote), self.queues[0].1.advanced(local))
     }
 
-    /// Has node 0 carry something out, as far as it can be.
+    /// Makes node 0 carry out an order, as far as possible.
     fn run(&mut self, order: &Order) {
         let _ = self.queues[0].0.post_and_ring(order, 0);
         self.machine.run_pending();
@@ -133,7 +133,7 @@ fn a_put_has_its_steps_and_a_refused_one_its_reason() {
     assert!(reason.why.contains("beyond the STag"), "{reason:?}");
     assert_eq!(trace.lost(), 0);
 
-    // Nobody is told any more, and a second trace knows nothing of the first.
+    // No records are written any more, and a second trace has none of the first.
     drop(trace);
     two.put(0, 8);
     let mut trace = two.machine.network().trace().unwrap();

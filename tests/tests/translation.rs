@@ -14,8 +14,8 @@ use tofu_inproc::Buffer;
 use tofu_inspect::{Query, look};
 use tofu_tests::{Cluster, Endpoint, description, pattern};
 
-/// A queue whose tables the test writes itself, so that they can be wrong. STag 5 leads
-/// through memory block 9 to `buffer`, by pages of 4 KiB.
+/// A queue whose tables the test writes itself, so that they can be wrong. STag 5 maps through
+/// memory block 9 to `buffer`, by pages of 4 KiB.
 struct Handmade {
     end: Endpoint,
     steering: Buffer,
@@ -94,7 +94,7 @@ impl Handmade {
     }
 }
 
-/// What to break, the code that it is answered with and the exception that goes with it.
+/// What to break, the code of the answer and the exception that accompanies it.
 type Fault = (&'static str, fn(&Handmade), Rcode, CqsIrqs);
 
 const FAR: u64 = 0xff_0000_0000;
@@ -164,7 +164,7 @@ fn faults() -> Vec<Fault> {
     ]
 }
 
-/// What a walk through the tables of TNI 0 CQ 0 comes to, and why.
+/// The result of a walk through the tables of TNI 0 CQ 0, and the reason.
 fn walk(cluster: &Cluster, rank: u32, at: StagOffset, length: u32, access: Use) -> [String; 2] {
     let icc = cluster.icc(rank);
     let walk = icc.translation(TniId::ALL[0], CqId::ALL[0], at, length, access).unwrap();
@@ -270,7 +270,7 @@ fn of_a_message_that_fails_whole_tlps_land_and_nothing_of_the_others() {
     let mut b = Handmade::new(&cluster, 1);
     a.fill(0, &[0x77; 0x3000]);
     b.page(2, b.good_page(2).with_enable(false));
-    // TLPs of 1024 bytes: seven whole ones lie below page 2, the eighth would cross into it.
+    // TLPs of 1024 bytes: seven complete ones lie below page 2; the eighth would cross into it.
     let order = Order::put(b.end.target(), b.at(512), a.at(0), 0x2800).mtu(1024);
     assert_eq!(a.end_of(&order), Rcode::PAGE_DISABLED.remote());
     let mut bytes = vec![0; 0x4000];
@@ -310,7 +310,7 @@ fn read_only_memory_can_be_read_and_not_written() {
     assert_eq!(a.run(&Order::get(b.target(), ro.at(0), a.at(0), 64)).rcode, Rcode::SUCCESS);
     assert_eq!(a.bytes(0, 64), [3; 64]);
     assert_eq!(b.bytes(0, 64), [3; 64]);
-    // Reading from read-only memory is fine for the own Put, writing is not for the own Get.
+    // The own Put may read from read-only memory; the own Get may not write to it.
     assert_eq!(b.run(&Order::put(a.target(), a.at(0), ro.at(0), 8)).rcode, Rcode::SUCCESS);
     assert_eq!(b.run(&Order::get(a.target(), a.at(0), ro.at(0), 8)).rcode, Rcode::READ_ONLY);
 }
@@ -467,7 +467,7 @@ fn a_page_table_may_be_its_own_page() {
     a.fill(0, &[0xff; 16384]);
     let order = Order::put(b.end.target(), b.at(0), a.at(0), 16384);
     assert_eq!(a.run(&order).rcode, Rcode::SUCCESS);
-    // What it wrote there are enabled entries that lead out of the memory.
+    // It wrote enabled entries there that point outside of the memory.
     assert_eq!(a.end_of(&order), Rcode::PAYLOAD_ACCESS.remote());
     let mut long = Order::get(b.end.target(), b.at(0), a.at(0), MAX_MESSAGE).descriptors()[0];
     long = Descriptor([long.0[0], long.0[1], b.at(1 << 39).0, long.0[3]]);

@@ -75,7 +75,7 @@ fn message(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
         let codes = [Rcode::LINK_DOWN, Rcode::TARGET_DMA_OFF, Rcode::new(u.arbitrary()?)];
         message.push(u.choose(&codes)?.raw());
     }
-    // A device's own memory is not encoded.
+    // Data in a device's own memory cannot be read here.
     if wire::encode(&crossing(u)?, &mut message).is_err() {
         return Ok(Vec::new());
     }

@@ -209,7 +209,7 @@ static void exchange(int me, int count, unsigned in, const struct peer *peers, u
 /* Where a counted process of a node has its queues. */
 static void peer_of(struct peer *peer, int node, int rank, int processes)
 {
-    /* The first queues, by the number of processes. */
+    /* The first queues, by the number of processes; the last row is for four or more. */
     static const int starts[4][4] = {{0}, {0, 6}, {0, 4, 8}, {0, 2, 5, 8}};
     const int *start = starts[processes < 4 ? processes - 1 : 3];
     int sharing = (processes + 3) / 4, all = 6 / sharing;

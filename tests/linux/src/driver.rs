@@ -18,22 +18,23 @@ pub const LOAD: &str = "{ modprobe tofu || insmod /lib/modules/*/kernel/tofu/tof
 /// Two neighbours along A, as the library's own tests have them.
 pub const SHAPE: &str = "1x1x1x2x1x1";
 
-/// Name of the image with the driver, and of its kernel. It takes minutes to make, so that tests
-/// only run where it has been made. `TOFU_DRIVER_IMAGE` names another one, such as one whose kernel
-/// looks after itself.
+/// Name of the image with the driver, and of its kernel. It takes minutes to make, so tests only
+/// run where it has been made. `TOFU_DRIVER_IMAGE` names another one, such as one whose kernel
+/// checks itself.
 pub fn image() -> String {
     std::env::var("TOFU_DRIVER_IMAGE").unwrap_or_else(|_| "driver-cloud".into())
 }
 
-/// Words for a node's kernel that has it look after its heap: freed memory is poisoned and cleared,
-/// objects have red zones, and some of them a page of their own. Debian's kernel has all of that.
+/// Words for the command line of a node's kernel that make it check its heap: freed memory is
+/// poisoned and cleared, objects have red zones, and some of them have a page of their own.
+/// Debian's kernel supports all of that.
 pub const CHECKS: &str = "slab_debug=FZP init_on_free=1 kfence.sample_interval=10";
 
 /// Goes to the folder of tracing, in a shell of a node.
 pub const TRACING: &str =
     "cd /sys/kernel/tracing && { [ -e events ] || { mount -t tracefs trace . && cd .; }; }";
 
-/// A place for a machine with that image; or `None`, after it was said why not.
+/// A place for a machine with that image; or `None`, after the reason was printed.
 pub fn place(test: &str) -> Option<Place> {
     if Command::new("gcc").arg("--version").output().is_err() {
         skip(test, "there is no gcc");
@@ -68,20 +69,20 @@ pub fn programs(place: &Place, names: &[&str], nodes: &[&str]) {
     }
 }
 
-/// Runs a C test on a node: it succeeds, and says how many things it has looked at.
+/// Runs a C test on a node: it succeeds, and prints how many things it has checked.
 #[track_caller]
 pub fn passes(place: &Place, node: &str, command: &[&str]) {
     passed(&place.run_for(&[&["exec", node, "--"], command].concat(), PATIENCE, b""));
 }
 
-/// A C test has succeeded, and said how many things it has looked at.
+/// A C test has succeeded, and printed how many things it has checked.
 #[track_caller]
 pub fn passed(said: &Said) {
     assert!(said.code == Some(0) && said.out.contains("\n1.."), "{said:?}");
     assert!(!said.out.contains("not ok"), "{said:?}");
 }
 
-/// The kernel has not complained; nor has it lost memory, if it looks for that.
+/// The kernel has not complained; nor has it leaked memory, if it checks for that.
 #[track_caller]
 pub fn is_well(place: &Place, node: &str) {
     let log = place.exec(node, &["dmesg"]).ok();
@@ -99,7 +100,7 @@ pub fn is_well(place: &Place, node: &str) {
     for sign in signs.iter().chain(&["DMAR: [DMA"]) {
         assert!(!log.contains(sign), "{sign}: {log}");
     }
-    // What is lost is told once it has been so for some seconds.
+    // A leak is reported once it is some seconds old.
     let script = "mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null; \
                   leaks=/sys/kernel/debug/kmemleak; [ -e $leaks ] || exit 0; \
                   echo scan >$leaks; sleep 6; echo scan >$leaks; cat $leaks";
@@ -107,7 +108,7 @@ pub fn is_well(place: &Place, node: &str) {
     assert!(!leaks.contains("tofu"), "{leaks}");
 }
 
-/// The kernel of a node that was started with [`CHECKS`] has understood them.
+/// The kernel of a node that was started with [`CHECKS`] has recognised them.
 #[track_caller]
 pub fn checks_its_heap(place: &Place, node: &str) {
     let script = "cd /sys/kernel/slab/kmalloc-64 && cat poison red_zone";
@@ -124,8 +125,8 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// A machine of two nodes of a generation with the driver, whose kernels look after their heap,
-    /// and the C programs in /tmp; or `None`, after it was said why not.
+    /// A machine of two nodes of a generation with the driver, whose kernels check their heap, with
+    /// the C programs in /tmp; or `None`, after the reason was printed.
     pub fn boot(test: &str, generation: Generation) -> Option<Self> {
         if !has_compiler(test) {
             return None;
@@ -162,7 +163,7 @@ impl Nodes {
         lines
     }
 
-    /// A Put between two nodes without a library, of a length that is no multiple of anything.
+    /// A Put between two nodes without a library, of an odd length.
     #[track_caller]
     pub fn puts(&self) {
         let common = ["2", "1", "1000003", "7"];
@@ -178,7 +179,7 @@ impl Nodes {
     /// A program that somebody else could have written, between two nodes and on one.
     #[track_caller]
     pub fn foreign_program(&self) {
-        // The last two that are not the kernel's.
+        // The last two queues that are not the kernel's.
         let last = self.generation.description().user_cqs() - 1;
         let [sends, serves] = [last - 1, last].map(|cq| cq.to_string());
         for (server, bytes) in [("1", "3000001"), ("1", "100"), ("0", "70000")] {

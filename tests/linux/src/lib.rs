@@ -1,9 +1,9 @@
 //! Runs the built `tofu` command for tests of machines with Linux nodes.
 //!
-//! The command is what the environment variable `TOFU` names, else the release build in cargo's
-//! target folder. A test runs in a [`Place`]: a run directory of its own, and the processor for
-//! itself, as guests are emulated on most hosts. What this host cannot run is skipped by
-//! [`Place::new`] with a line `SKIP test: reason`.
+//! The command is the one that the environment variable `TOFU` names, else the release build in
+//! cargo's target folder. A test runs in a [`Place`]: a run directory of its own, and the processor
+//! for itself, because guests are emulated on most hosts. [`Place::new`] skips a test that this
+//! host cannot run, with a line `SKIP test: reason`.
 #![forbid(unsafe_code)]
 
 pub mod driver;
@@ -37,7 +37,7 @@ const PROGRESS: &str = "tofu: image: ";
 /// One machine at a time.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// A place for machines. What is left in it at the end, or runs in it, is ended.
+/// A place for machines. Whatever still runs in it at the end is stopped.
 pub struct Place {
     folder: TempDir,
     _alone: MutexGuard<'static, ()>,
@@ -50,7 +50,7 @@ pub enum Image {
     Default,
     /// Debian's newest kernel, which the kernel's own tests need, and lspci.
     Newest,
-    /// With the modules that make a host of virtual machines of a node.
+    /// With the modules that make a node a host of virtual machines.
     Host,
     /// With Debian's programs for networks, file servers and MPI.
     Network,
@@ -97,7 +97,7 @@ impl Image {
 }
 
 /// The folder with the kernel's own tests of VFIO, which are built if the cache has none; or
-/// `None`, after it was said why they cannot be.
+/// `None`, after the reason was printed for which they cannot be built.
 pub fn vfio_selftests(test: &str) -> Option<PathBuf> {
     let script = "../../ci/selftests/build-vfio-selftests";
     let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(script));
@@ -149,7 +149,7 @@ impl Said {
         serde_json::from_str(&out).unwrap_or_else(|error| panic!("{out:?}: {error}"))
     }
 
-    /// The one line of an error of the user's, with exit code 2.
+    /// The one line of a user's error, with exit code 2.
     #[track_caller]
     pub fn error(self) -> String {
         assert_eq!(self.code, Some(2), "{self:?}");
@@ -178,8 +178,8 @@ pub fn tofu() -> PathBuf {
 }
 
 impl Place {
-    /// A new place for `test`, with an image; or `None`, after it was said why this host cannot
-    /// run Linux nodes or have the image.
+    /// A new place for `test`, with an image; or `None`, after the reason was printed for which
+    /// this host cannot run Linux nodes or have the image.
     pub fn new(test: &str, image: Image) -> Option<Self> {
         let place = Self::empty();
         let said = place.run_for(
@@ -195,7 +195,7 @@ impl Place {
                 }
                 format!("no Linux nodes on this host: {}", doctor["linux"])
             }
-            // What the host lacks; all else is a fault.
+            // The host lacks packages; every other error is a failure.
             _ if said.lacks_packages() => said.err.lines().last().unwrap_or_default().to_owned(),
             _ => panic!("{said:?}"),
         };
@@ -203,14 +203,14 @@ impl Place {
         None
     }
 
-    /// A new place, whatever the host can do.
+    /// A new place, whatever the host supports.
     pub fn empty() -> Self {
-        // A test that has failed leaves nothing that matters to the next one.
+        // A failed test leaves nothing that affects the next one.
         let alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         Self { folder: tempfile::tempdir().unwrap(), _alone: alone }
     }
 
-    /// Its folder, which has the run directory.
+    /// Its folder, which contains the run directory.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
@@ -245,7 +245,7 @@ impl Place {
         self.run_for(args, PATIENCE, input)
     }
 
-    /// Runs a command that takes its time.
+    /// Runs a command that takes long.
     #[track_caller]
     pub fn run_for(&self, args: &[&str], time: Duration, input: &[u8]) -> Said {
         Running::start(self.command(args), input).end(time)
@@ -278,8 +278,8 @@ impl Place {
         lines
     }
 
-    /// Runs `allpairs` on all of the machine's `nodes`, which verify what they exchange with each
-    /// other and add up their numbers.
+    /// Runs `allpairs` on all of the machine's `nodes`, which verify the data that they exchange
+    /// with each other and sum up their numbers.
     #[track_caller]
     pub fn all_pairs(&self, nodes: usize, rounds: u32) {
         let lines = self.exec_all(&["allpairs", &format!("rounds={rounds}")]);
@@ -327,7 +327,7 @@ impl Place {
                 let read = |name| std::fs::read(entry.path().join(name));
                 let has = |bytes: &[u8]| String::from_utf8_lossy(bytes).contains(wanted);
                 let line = read("cmdline").ok()?;
-                // Whatever a machine starts inherits its environment.
+                // Every process that a machine starts inherits its environment.
                 let ours = has(&line) || has(&read("environ").ok()?);
                 let shown = String::from_utf8_lossy(&line).replace('\0', " ");
                 ours.then(|| format!("{} {shown}", entry.file_name().display()))
@@ -360,7 +360,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if thread::panicking() {
-            // For whoever reads why it has failed.
+            // For the reader of a failed test's log.
             for machine in std::fs::read_dir(self.path().join("tofu")).into_iter().flatten() {
                 for file in std::fs::read_dir(machine.unwrap().path()).into_iter().flatten() {
                     let path = file.unwrap().path();
@@ -416,8 +416,8 @@ impl Running {
             let mut bytes = Vec::new();
             let mut begin = 0;
             while let Ok(1..) = stderr.read_until(b'\n', &mut bytes) {
-                // Why it takes long, and for what it waits: for whoever waits for the test, whose
-                // own output comes at its end.
+                // Shows why the test takes long and what it waits for, because the test's own
+                // output is printed only at its end.
                 if bytes[begin..].starts_with(PROGRESS.as_bytes()) {
                     let _ = std::io::stderr().write_all(&bytes[begin..]);
                 }
@@ -451,7 +451,7 @@ impl Running {
         }
     }
 
-    /// Passes over the lines that have come so far.
+    /// Skips the lines that have arrived so far.
     pub fn skip_lines(&mut self) {
         self.seen.extend(self.lines.try_iter());
     }
@@ -466,7 +466,7 @@ impl Running {
                 None if Instant::now() > end => break None,
                 None => {}
             }
-            // Nor may it wait for somebody to read.
+            // Its lines are read meanwhile, because it must not block on a full pipe.
             match self.lines.recv_timeout(Duration::from_millis(5)) {
                 Ok(line) => self.seen.push_str(&line),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -482,7 +482,7 @@ impl Running {
         self.seen.extend(self.lines.try_iter());
         let err = self.err.take().unwrap().join().unwrap();
         let (out, what) = (std::mem::take(&mut self.seen), std::mem::take(&mut self.what));
-        // Where a test's time goes, for who reads its log.
+        // Shows in the log where a test's time goes.
         let shown: String = what.chars().take(160).collect();
         eprintln!("{:7.2} s  {shown}", self.since.elapsed().as_secs_f64());
         Said { code: status.code(), out, err, what }
@@ -542,7 +542,7 @@ fn janitor_now(machine: u64) -> Option<u64> {
     children.last()
 }
 
-/// Waits until something is the case.
+/// Waits until a condition holds.
 #[track_caller]
 pub fn wait_for(what: &str, time: Duration, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + time;
@@ -594,7 +594,7 @@ impl Typed {
     /// Types a command, and returns what it prints.
     #[track_caller]
     pub fn run(&mut self, command: &str) -> String {
-        // What is typed is shown as well, and is not the same.
+        // The terminal echoes what is typed, which must differ from the output.
         self.say(&format!("echo BEGIN$((1)); {command}; echo END$((1))"));
         self.until("BEGIN1\r\n");
         let output = self.until("END1\r\n");

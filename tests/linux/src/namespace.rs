@@ -1,4 +1,5 @@
-//! Network namespaces: what happens to interfaces, routes and rules in one happens to no host.
+//! Network namespaces, in which interfaces, routes and rules can be changed without changing the
+//! host's.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -18,8 +19,8 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// A new one with its loopback interface up; or `None`, after it was said why `test` cannot
-    /// have one with TAP interfaces here.
+    /// A new one with its loopback interface up; or `None`, after the reason was printed for which
+    /// `test` cannot have one with TAP interfaces here.
     pub fn new(test: &str) -> Option<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         if !Path::new("/dev/net/tun").exists() {
@@ -40,7 +41,7 @@ impl Namespace {
         None
     }
 
-    /// What `ip` says of what is in it.
+    /// The output of `ip` in it.
     ///
     /// # Panics
     ///
@@ -67,7 +68,7 @@ impl Namespace {
         inside
     }
 
-    /// A pair of interfaces of this name that join it with another one, with these addresses.
+    /// Joins it with another namespace by a pair of interfaces of this name, with these addresses.
     ///
     /// # Panics
     ///
@@ -98,7 +99,7 @@ impl Namespace {
         })
     }
 
-    /// Whatever a gateway may change: interfaces, routes, forwarding, tables of rules.
+    /// Everything that a gateway may change: interfaces, routes, forwarding, tables of rules.
     pub fn state(&self) -> String {
         let forward = "/proc/sys/net/ipv4/ip_forward";
         let forward = self.inside(|| std::fs::read_to_string(forward).unwrap_or_default());

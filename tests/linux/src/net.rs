@@ -23,13 +23,14 @@ pub struct Net {
 }
 
 impl Net {
-    /// Starts a machine of so many nodes with these arguments of `tofu up`; `None`, after it was
-    /// said why, if this host cannot.
+    /// Starts a machine of `nodes` nodes with these arguments of `tofu up`; `None`, after the
+    /// reason was printed, if this host cannot.
     pub fn start(test: &str, nodes: usize, args: &[&str]) -> Option<Self> {
         Self::start_with(test, nodes, "288MiB", args)
     }
 
-    /// The same with another size of the nodes' memory. What a node writes is in half of it.
+    /// The same with another size of the nodes' memory, half of which holds the files that a node
+    /// writes.
     pub fn start_with(test: &str, nodes: usize, memory: &str, args: &[&str]) -> Option<Self> {
         let place = Place::new(test, Image::Network)?;
         let options = ["--name", "net", "--image", Image::Network.name(), "--memory", memory];
@@ -67,7 +68,7 @@ impl Net {
         self.shell_for(node, line, PATIENCE)
     }
 
-    /// Runs a shell's command line that takes its time.
+    /// Runs a shell's command line that takes long.
     #[track_caller]
     pub fn shell_for(&self, node: usize, line: &str, time: Duration) -> String {
         let node = node.to_string();
@@ -77,19 +78,19 @@ impl Net {
     /// Starts the program on a node.
     pub fn begin(&self, node: usize, args: &[&str]) -> Running {
         let node = node.to_string();
-        // Emulated processors take seconds for what Python otherwise looks for at its start.
+        // The options avoid searches at Python's start, which take emulated processors seconds.
         let command = ["exec", node.as_str(), "--", "python3", "-I", "-S", THERE];
         self.place.start(&[&command, args].concat())
     }
 
-    /// Runs the program on a node; what it says.
+    /// Runs the program on a node; returns its output.
     #[track_caller]
     pub fn python(&self, node: usize, args: &[&str]) -> Value {
         self.begin(node, args).end(LONG).json()
     }
 
-    /// Moves so many bytes each way between two nodes at the same time, while something else
-    /// happens. Nothing may arrive other than it was sent.
+    /// Moves `bytes` bytes each way between two nodes at the same time, while something else
+    /// happens. All bytes must arrive as they were sent.
     #[track_caller]
     pub fn stream(&self, from: usize, to: usize, bytes: u64, meanwhile: impl FnOnce(&mut Running)) {
         let bytes_text = bytes.to_string();
@@ -120,8 +121,8 @@ impl Net {
         self.place.exec_all(&["sh", "-c", &prepare]);
     }
 
-    /// Compiles the program `mpi_ip` and copies it to all nodes; `None`, after it was said why, if
-    /// this host cannot.
+    /// Compiles the program `mpi_ip` and copies it to all nodes; `None`, after the reason was
+    /// printed, if this host cannot.
     #[track_caller]
     pub fn mpi_program(&self, test: &str) -> Option<Sdk> {
         let test = format!("{test}_mpi");
@@ -141,7 +142,8 @@ impl Net {
         Some(sdk)
     }
 
-    /// Runs it on all nodes with so many rounds, by `tofu0` alone: started by ssh from node 0.
+    /// Runs it on all nodes with this number of rounds, over `tofu0` alone: started by ssh from
+    /// node 0.
     #[track_caller]
     pub fn mpi(&self, rounds: u32) {
         let hosts: Vec<_> = (0..self.nodes).map(|node| format!("n{node}")).collect();

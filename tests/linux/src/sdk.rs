@@ -1,4 +1,4 @@
-//! C programs for nodes, compiled by what `tofu sdk` writes.
+//! C programs for nodes, compiled with the files that `tofu sdk` writes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::{MOMENT, Place, Running, Said, skip};
 /// Longest time for the image that MPI's headers come from, where it has to be fetched.
 const IMAGE: Duration = Duration::from_secs(600);
 
-/// Whether there are a compiler and `strip`; after it was said if not.
+/// Whether there are a compiler and `strip`; if not, prints that.
 pub fn has_compiler(test: &str) -> bool {
     let found = ["gcc", "strip"].iter().all(|tool| {
         Command::new(tool).arg("--version").output().is_ok_and(|output| output.status.success())
@@ -51,7 +51,8 @@ impl Sdk {
         this
     }
 
-    /// Adds what programs with MPI need; `false`, after it was said why, if it cannot be had.
+    /// Adds the files that programs with MPI need; `false`, after the reason was printed, if they
+    /// are not available.
     #[track_caller]
     pub fn add_mpi(&self, place: &Place, test: &str) -> bool {
         let command = self.command(place, &["sdk", "--mpi", "sdk"]);
@@ -90,7 +91,7 @@ impl Sdk {
         self.compile_by(&self.folder.join("sdk/bin/mpicc"), source, libraries);
     }
 
-    /// The same for a program with MPI in C++, as make does it that was told so by CC and CXX.
+    /// The same for a program with MPI in C++, as make compiles it when CC and CXX say so.
     #[track_caller]
     pub fn compile_mpi_cxx(&self, source: &str) {
         let bin = self.folder.join("sdk/bin");
@@ -101,8 +102,8 @@ impl Sdk {
         must(command.arg(&source).arg("-o").arg(program));
     }
 
-    /// Builds a project of CMake's, in a folder of these tests, that looks for MPI; `false`, after
-    /// it was said, where there is no CMake.
+    /// Builds a CMake project that looks for MPI, in a folder of these tests; `false`, after a
+    /// message, where there is no CMake.
     #[track_caller]
     pub fn build_with_cmake(&self, source: &str, test: &str) -> bool {
         if !Command::new("cmake").arg("--version").output().is_ok_and(|out| out.status.success()) {
@@ -134,7 +135,7 @@ impl Sdk {
 }
 
 impl Said {
-    /// Whether it failed because Debian's packages cannot be had here.
+    /// Whether it failed because Debian's packages are not available here.
     pub fn lacks_packages(&self) -> bool {
         self.code == Some(2) && (self.err.contains("mirror") || self.err.contains("cannot find"))
     }

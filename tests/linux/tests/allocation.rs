@@ -11,7 +11,7 @@ fn start(place: &Place, options: &[&str]) -> Running {
     place.start(&[&["run", "--grace", "100ms"], options, &SLEEP].concat())
 }
 
-/// The next event of this kind that a job with `--json` tells of.
+/// The next event of this kind that a job with `--json` reports.
 #[track_caller]
 fn event(running: &mut Running, wanted: &str) -> Value {
     loop {
@@ -28,7 +28,7 @@ fn jobs(place: &Place) -> Vec<Value> {
     place.ps()[0]["jobs"].as_array().unwrap().clone()
 }
 
-/// Waits until there are so many jobs in all.
+/// Waits until there are this many jobs in all.
 #[track_caller]
 fn wait_for_jobs(place: &Place, number: usize) -> Vec<Value> {
     wait_for("jobs", PATIENCE, || jobs(place).len() == number);
@@ -68,7 +68,8 @@ fn nodes_are_taken_in_turn(place: &Place) {
     let topo = place.run(&["topo", "--machine", "--json"]).json();
     assert_eq!(topo["jobs"].as_array().map(Vec::len), Some(2), "{topo}");
 
-    // Who does not want to wait, with nodes for itself or not; who would wait for ever.
+    // Jobs that do not want to wait, with nodes for themselves or not, and jobs that would wait for
+    // ever.
     let refused =
         |options: &[&str]| place.run(&[&["run"], options, &["hostname"]].concat()).error();
     let error = refused(&["--no-wait", "--shape", "2"]);
@@ -80,7 +81,7 @@ fn nodes_are_taken_in_turn(place: &Place) {
     let error = refused(&["--machine", "four", "--shape", "unit"]);
     assert!(error.contains("--machine four runs"), "{error}");
 
-    // First come, first served; who leaves the queue is not waited for.
+    // First come, first served. A job that leaves the queue does not hold up the others.
     let mut all = start(place, &["--json", "--shape", "4"]);
     let why = event(&mut all, "queued")["text"].to_string();
     assert!(why.contains("waiting for nodes: the job needs 4 nodes, and 0 are free"), "{why}");
@@ -129,14 +130,14 @@ fn nodes_are_taken_in_turn(place: &Place) {
     }
 }
 
-/// The last one leaves a board that is down.
+/// Must come last, because it leaves a board down.
 fn a_job_goes_on_without_a_board(place: &Place) {
-    // One that fails by itself is not restarted.
+    // A job that fails by itself is not restarted.
     let said = place.run(&["run", "--restart", "2", "--", "sh", "-c", "exit 7"]);
     assert_eq!(said.code, Some(7), "{said:?}");
     let why = "the job is not restarted: its nodes work, so that it has failed by itself\n";
     assert!(said.err.ends_with(why), "{said:?}");
-    // What it has written on nodes that are left is there again.
+    // The files that it has written on the remaining nodes are there again.
     std::fs::create_dir(place.path().join("cwd")).unwrap();
     let cwd = place.file("cwd");
     let program = "echo $TOFU_RESTART $TOFU_SIZE $(ls); touch step-$TOFU_RANK; sleep 600";

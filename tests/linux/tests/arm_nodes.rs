@@ -1,4 +1,4 @@
-//! Linux nodes with Fugaku's processor: what there is of the device, the shipped programs, IP,
+//! Linux nodes with Fugaku's processor: what they see of the device, the shipped programs, IP,
 //! programs that were compiled with the SDK, and what is refused. With `TOFU_LONG` in the
 //! environment also Debian's packages for them, and MPI.
 
@@ -10,7 +10,7 @@ use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, Said, skip, wait
 
 /// The root of the checkout, where `tofu` builds the programs for such nodes.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-/// What that takes on a busy host, at most.
+/// The longest time for that, on a busy host.
 const BUILD: std::time::Duration = std::time::Duration::from_secs(1200);
 
 #[test]
@@ -33,7 +33,7 @@ fn nodes_with_fugakus_processor() {
     place.all_pairs(2, 2);
     reach_each_other(&place);
     compiled_programs(&place, TEST);
-    // Programs for the host are none for such nodes.
+    // Programs for the host do not run on such nodes.
     let error = place.run(&["run", "/bin/true"]).error();
     let expected = "cannot run true: it is for x86-64, and the machine's nodes are arm64";
     assert!(error.contains(expected), "{error}");
@@ -82,8 +82,8 @@ fn here(place: &Place, args: &[&str]) -> Said {
     Running::start(command, b"").end(BUILD)
 }
 
-/// A root file system of Debian's packages for such nodes, which have set themselves up in a guest,
-/// and programs with the MPI that is in it.
+/// A root file system of Debian's packages for such nodes, whose set-up scripts have run in a
+/// guest, and programs with the MPI that is in it.
 #[test]
 fn mpi_on_fugakus_processor() {
     const TEST: &str = "mpi_on_fugakus_processor";
@@ -117,8 +117,8 @@ fn mpi_on_fugakus_processor() {
 
     let lan = ["--net", "lan", "--memory", "512MiB", "--image", "mpich-arm64"];
     place.up(&[&["--arch", "arm64", "--shape", "2x1x1x1x1x1"], lan.as_slice()].concat());
-    // All packages are set up: none is left to be, names made by their scripts are there, and what
-    // was there for the scripts is not.
+    // All packages are set up: none is pending, the names that their scripts make are there, and
+    // the files that only the scripts needed are gone.
     assert_eq!(place.exec("0", &["dpkg", "--audit"]).ok(), "");
     let awk = place.exec("0", &["readlink", "/etc/alternatives/awk"]).ok();
     assert_eq!(awk.trim(), "/usr/bin/mawk");
@@ -142,13 +142,13 @@ fn reach_each_other(place: &Place) {
     let hosts = place.run(&["hosts"]).ok();
     let address = hosts.lines().find(|line| line.contains("t-1-0-0") && line.contains('.'));
     let address = address.unwrap().split_whitespace().next().unwrap();
-    // Their interfaces come back when programs have done with the devices.
+    // Their interfaces come back when programs have released the devices.
     wait_for("nodes reach each other by IP", PATIENCE, || {
         place.exec("0", &["ping", "-c", "1", "-W", "10", address]).code == Some(0)
     });
 }
 
-/// A machine with a node of either kind, the second one Fugaku's: the device is the same.
+/// A machine with one node of each kind, the second one Fugaku's: the device is the same.
 fn both_kinds(place: &Place) {
     let file = place.path().join("both.toml");
     let text = "shape = \"2x1x1x1x1x1\"\nlinux = true\n[[node]]\nat = [1, 0, 0, 0, 0, 0]\n\
@@ -162,12 +162,12 @@ fn both_kinds(place: &Place) {
     let arch = |node: usize| ps[0]["nodes"][node]["arch"].as_str();
     assert_eq!((arch(0), arch(1)), (Some("x86-64"), Some("arm64")));
     place.all_pairs(2, 2);
-    // Integers, floating-point numbers and bits, of which each node knows what must come out.
+    // Integers, floating-point numbers and bits, of which each node knows the result.
     let lines = place.exec_all(&["allreduce", "rounds=3"]);
     let right = |line: &&String| line.contains("all operations verified 3 times");
     assert_eq!(lines.iter().filter(right).count(), 2, "{lines:?}");
     reach_each_other(place);
-    // Each program where it can run, which is one node.
+    // Each program runs where it can, which is on one node.
     assert_eq!(place.run_for(&["run", "/bin/uname", "-m"], PATIENCE, b"").ok(), "0: x86_64\n");
     let own = place.path().join("threads");
     if own.is_file() {

@@ -1,7 +1,7 @@
 //! The kernel driver `tofu.ko` in Linux nodes: its own C tests (`guest-lib/kernel/tests`), uTofu
-//! programs on it, and a program that knows the public interface alone; between two nodes, and
-//! while the driver comes and goes. The image with the driver takes minutes to make, so these tests
-//! only run where it has been made.
+//! programs on it, and a program that knows only the public interface; between two nodes, and while
+//! the driver is loaded and unloaded. The image with the driver takes minutes to make, so these
+//! tests only run where it has been made.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -15,7 +15,7 @@ use tofu_linux_tests::driver::{
 };
 use tofu_linux_tests::{MOMENT, PATIENCE, Running, skip, wait_for};
 
-/// Starts to trace what the driver tells; `false`, after it was said, if the kernel cannot.
+/// Starts to trace the driver's events; `false`, after a message, if the kernel cannot.
 fn trace(nodes: &Nodes) -> bool {
     let script = format!("{TRACING} && [ -e events/tofu ] || exit 9; echo 1 >events/tofu/enable");
     let said = nodes.place.exec("0", &["sh", "-c", &script]);
@@ -27,7 +27,7 @@ fn trace(nodes: &Nodes) -> bool {
     true
 }
 
-/// The exceptions of gates that the test of barriers has provoked are in the trace.
+/// The exceptions of gates that the test of barriers has caused are in the trace.
 fn gate_faults_are_traced(nodes: &Nodes) {
     let script = format!("{TRACING}; grep tofu_gate_fault trace; echo 0 >events/tofu/enable");
     let faults = nodes.place.exec("0", &["sh", "-c", &script]).ok();
@@ -54,7 +54,7 @@ fn without_an_iommu(nodes: &Nodes) {
     with_group("DMA", "true").ok();
 }
 
-/// libtofucom takes the driver by itself: programs as on every node.
+/// libtofucom chooses the driver by itself: the programs are those for every node.
 fn utofu_programs(nodes: &Nodes) {
     for (name, expected) in [
         ("counter", &["0: counter 2000, each number drawn once: yes"][..]),
@@ -70,8 +70,8 @@ fn utofu_programs(nodes: &Nodes) {
         nodes.sdk.compile(&source, &["-ltofucom", "-ltofutop", "-lpthread"]);
         assert_eq!(nodes.job(&["-n", "2", &format!("./{name}")], PATIENCE), expected, "{name}");
     }
-    // Many processes: those that nobody has counted, as many as there are queues; then those of two
-    // nodes, of which one is killed again and again in the middle of large Puts.
+    // Many processes: uncounted ones, as many as there are queues; then those of two nodes, of
+    // which one is killed again and again in the middle of large Puts.
     nodes.sdk.compile("programs/processes.c", &["-ltofucom"]);
     let job = ["-n", "1", "--no-prefix", "./processes", "many", "11", "20"];
     let mut expected: Vec<_> = (0..11).map(|n| format!("process {n}: 20 rounds")).collect();
@@ -83,8 +83,8 @@ fn utofu_programs(nodes: &Nodes) {
     assert_eq!(out.len(), 10, "one line, and one for each of nine processes: {out:?}");
 }
 
-/// The library's own tests, in which both processes are one process of node 0 here. They say the
-/// same as on a machine in that process, which runs on this host.
+/// The library's own tests, in which both processes are one process of node 0 here. They print the
+/// same as on a machine inside the process, which runs on this host.
 fn utofu_tests(nodes: &Nodes) {
     for (name, args) in [
         ("abi", &[][..]),
@@ -99,7 +99,7 @@ fn utofu_tests(nodes: &Nodes) {
         let mut command = nodes.sdk.here(&program);
         command.args(args).env("TOFU_PROVIDER", "inproc").env("TOFU_SHAPE", SHAPE);
         if name == "codes" {
-            // As in a job: it leaves the nodes outside of its subnet alone then.
+            // As in a job, so that it does not access nodes outside of its subnet.
             command.env("TOFU_SUBNET", "");
         }
         let expected = Running::start(command, b"").end(PATIENCE).ok();
@@ -109,8 +109,7 @@ fn utofu_tests(nodes: &Nodes) {
         expected.sort_unstable();
         assert_eq!(out, expected, "{name}");
     }
-    // Any calls, of which nobody knows what they do: all functions are among them, the program
-    // looks at memory and at the codes.
+    // Arbitrary calls, of all functions. The program checks memory and return codes.
     utofu_test(nodes, "anything");
     let lines = nodes.job(&["-n", "1", "--no-prefix", "./anything", "5000"], 2 * PATIENCE);
     let mut functions: Vec<_> = lines.iter().filter_map(|line| line.split(' ').next()).collect();
@@ -124,8 +123,8 @@ fn utofu_test(nodes: &Nodes, name: &str) {
     nodes.sdk.compile(&source, &flags);
 }
 
-/// Barriers and reductions of groups, two processes on each node; all gates run out, and come back
-/// from processes that are killed in the midst of a round.
+/// Barriers and reductions of groups, two processes on each node; all gates are used up, and become
+/// free when their processes are killed in the middle of a round.
 fn utofu_barriers(nodes: &Nodes) {
     nodes.sdk.compile("programs/barriers.c", &["-ltofucom", "-ltofutop"]);
     let groups = "4 ranks: 200 rounds right, gates ran out and came back";
@@ -137,7 +136,7 @@ fn utofu_barriers(nodes: &Nodes) {
     assert_eq!(nodes.job(&["-n", "4", "./barriers", "take"], PATIENCE), expected);
 }
 
-/// `utofu-perf` between the nodes ends with figures for all it is asked for.
+/// `utofu-perf` between the nodes prints all the figures that it is asked for.
 fn utofu_perf(nodes: &Nodes) {
     let built = std::env::current_exe().unwrap();
     let program: PathBuf = built.ancestors().nth(2).unwrap().join("utofu-perf");
@@ -163,8 +162,8 @@ fn utofu_perf(nodes: &Nodes) {
     }
 }
 
-/// Loading and unloading, also while queues are open and mapped and Puts are under way; so many
-/// times in all, half of them on each node, as both mostly wait.
+/// Loading and unloading, also while queues are open and mapped and Puts are under way; `times`
+/// times in all, half of them on each node, because both mostly wait.
 fn comes_and_goes(nodes: &Nodes, times: u32) {
     let start = Instant::now();
     let each = times / 2;
@@ -186,8 +185,9 @@ fn comes_and_goes(nodes: &Nodes, times: u32) {
     eprintln!("{times} times unloaded and loaded in {:.1} s", start.elapsed().as_secs_f32());
 }
 
-/// Without options nodes get the driver where an image with it is there, and run what nodes without
-/// it run, programs that want the device by VFIO included; `--driver` chooses.
+/// Without options, nodes get the driver where an image with it exists. They run the same programs
+/// as nodes without it, including programs that use the device by VFIO. `--driver` overrides the
+/// choice.
 #[test]
 fn nodes_get_the_driver_by_themselves() {
     const TEST: &str = "nodes_get_the_driver_by_themselves";
@@ -201,7 +201,7 @@ fn nodes_get_the_driver_by_themselves() {
     assert!(has_driver("0") && has_driver("1"));
     let answers = || place.exec("0", &["ping", "-c1", "-W2", "10.1.0.1"]).code == Some(0);
     wait_for("tofu0", MOMENT, answers);
-    // It lends the device, and has it back.
+    // The driver lends the device, and gets it back.
     place.all_pairs(2, 2);
     place.exec("1", &["tofu-guest", "selftest"]).ok();
     wait_for("the driver", MOMENT, || has_driver("0") && has_driver("1"));
@@ -221,7 +221,7 @@ fn nodes_get_the_driver_by_themselves() {
     place.exec("0", &["sh", "-c", killed]).ok();
     wait_for("the driver", MOMENT, || has_driver("0") && has_driver("1"));
     wait_for("tofu0 once more", MOMENT, answers);
-    // Nor is it lost if who lends it is killed, and another one comes.
+    // Nor is it lost if the process that lends it is killed and replaced.
     let killed = "puts nodes=2 count=4000000 & sleep 2; [ ! -e /proc/tofu ] || exit 3; \
                   killall -9 tofud; sleep 3; [ ! -e /proc/tofu ] || exit 4; kill -9 $!";
     place.exec("0", &["sh", "-c", killed]).ok();
@@ -247,7 +247,7 @@ fn nodes_get_the_driver_by_themselves() {
     place.is_clean();
 }
 
-/// Programs include the header and nothing else, in whichever language.
+/// Programs in C and C++ can include the header and nothing else.
 #[test]
 fn the_header_stands_alone() {
     let header = "../../guest-lib/kernel/include/uapi/tof.h";

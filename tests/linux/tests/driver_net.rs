@@ -1,5 +1,5 @@
-//! `tofu0` of the kernel driver: three nodes on a ring, the middle one of which has the device by
-//! VFIO and its `tofu0` from `tofu-net`, so that both understand each other.
+//! `tofu0` of the kernel driver: three nodes on a ring. The middle one has the device by VFIO and
+//! its `tofu0` from `tofu-net`, so that both implementations must understand each other.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use tofu_linux_tests::driver::{self, CHECKS, TRACING, checks_its_heap, image, is
 use tofu_linux_tests::{MOMENT, PATIENCE, Place, wait_for};
 
 /// The node without the driver: its kernel refuses the module. The others have several queues, and
-/// the first one sends frames from where they are.
+/// the first one sends frames without copying them.
 const MACHINE: &str = r#"
 shape = "3x1x1x1x1x1"
 linux = true
@@ -43,7 +43,7 @@ fn answers(place: &Place, from: usize, to: usize, bytes: u32) {
     assert!(said.contains(" 0% packet loss"), "{from} to {to}, {bytes}: {said}");
 }
 
-/// So many MiB of random bytes go by TCP as they are.
+/// `size` MiB of random bytes arrive by TCP unchanged.
 #[track_caller]
 fn streams(place: &Place, from: usize, to: usize, size: u32) {
     // The listener must not see the end of its input, or it ends too early.
@@ -60,9 +60,9 @@ fn streams(place: &Place, from: usize, to: usize, size: u32) {
     wait_for("the last bytes", MOMENT, || shell(place, to, "md5sum </tmp/got") == sent);
 }
 
-/// What a program leaves unread beyond the pages that the driver has mapped comes as copies.
+/// Data that a program leaves unread beyond the pages that the driver has mapped arrives as copies.
 fn unread(place: &Place) {
-    // The room at first is all that there is while nobody reads.
+    // The initial buffer does not grow while nothing is read.
     let room = "echo 4096 16777216 67108864 >/proc/sys/net/ipv4/tcp_";
     for node in DRIVER {
         shell(place, node, &format!("{room}rmem; {room}wmem"));
@@ -107,7 +107,7 @@ fn sent_by(place: &Place, node: usize, tni: u32) -> u64 {
     said.lines().find_map(|line| line.strip_prefix(&name)).map_or(0, |n| n.parse().unwrap())
 }
 
-/// Streams go by all queues that both ends have, and by no others.
+/// Streams use all queues that both ends have, and no others.
 fn queues_are_used(place: &Place) {
     for (node, tnis) in [(0, "0 2 4\n"), (2, "0 2\n")] {
         assert_eq!(shell(place, node, "cat /sys/class/net/tofu0/tofu/tni"), tnis);
@@ -118,7 +118,7 @@ fn queues_are_used(place: &Place) {
         streams(place, 0, 2, 1);
         streams(place, 0, 1, 1);
         now = [0, 2].map(|tni| sent_by(place, 0, tni));
-        // A frame that is fetched is one packet of 64 KiB.
+        // A fetched frame is one packet of 64 KiB.
         if now.iter().zip(before).all(|(now, before)| *now > before + 10) {
             assert_eq!(sent_by(place, 0, 4), 0, "node 2 has no third queue, node 1 but one");
             return;
@@ -127,8 +127,8 @@ fn queues_are_used(place: &Place) {
     panic!("twelve connections, and all by one queue: packets before {before:?}, after {now:?}");
 }
 
-/// TCP may hand over frames beyond 64 KiB, which go as they are between nodes with the driver, and
-/// in parts to the other one.
+/// TCP may pass frames beyond 64 KiB to the interface. They go unsplit between nodes with the
+/// driver, and in parts to the other node.
 fn longer_frames(place: &Place) {
     for node in DRIVER {
         shell(place, node, "/tmp/net longest 262144");
@@ -169,7 +169,8 @@ fn the_interface_of_the_driver() {
         let said = shell(&place, node, "ip address show tofu0");
         assert!(said.contains(&format!("inet {address}/14")), "{said}");
     }
-    // Within a fragment, at its end, and in many, by all combinations of the two.
+    // Sizes within one fragment, at its end, and of many fragments, between all combinations of the
+    // two kinds of nodes.
     for (from, to) in [(0, 1), (1, 0), (0, 2)] {
         for bytes in [0, 1, 1472, 1473, 1910, 1911, 20_000, 65_000] {
             answers(&place, from, to, bytes);
@@ -179,8 +180,8 @@ fn the_interface_of_the_driver() {
     queues_are_used(&place);
     unread(&place);
     longer_frames(&place);
-    // Long frames are not sent but fetched, by nodes of both kinds from nodes of both kinds. What
-    // TCP sends at a time may be short on a slow host, so they are echoes.
+    // Long frames are fetched instead of sent, by nodes of both kinds from nodes of both kinds. TCP
+    // may send short segments on a slow host, so the test uses echoes.
     for mtu in [65_521, 1500] {
         for node in 0..ADDRESSES.len() {
             shell(&place, node, &format!("ip link set tofu0 mtu {mtu}"));
@@ -218,7 +219,7 @@ fn the_interface_of_the_driver() {
     let health = shell(&place, 0, "cat /sys/kernel/debug/tofu/health");
     assert!(lapsed > 0 || health.starts_with("state ok\n"), "{health}");
 
-    // Links lose packets: offers that nobody hears of lapse, and what goes by TCP is right.
+    // Links lose packets: offers that get lost lapse, and data by TCP arrives unchanged.
     place.run(&["fault", "set", "loss=1%,seed=7"]).ok();
     streams(&place, 0, 2, 2);
     streams(&place, 1, 0, 2);
@@ -234,28 +235,29 @@ fn the_interface_of_the_driver() {
         counter(&place, 2, "rendezvous_received") > before
     });
 
-    // Around a link that is down, and not at all when there is no way.
+    // Frames go around a link that is down, and are lost when there is no way.
     place.run(&["link", "down", "0", "2"]).ok();
-    // A Get has one way only: who cannot fetch refuses, and is sent what comes next.
+    // A Get has one way only. A node that cannot fetch refuses the offer, and the next frames are
+    // sent to it.
     wait_for("frames in fragments", PATIENCE, || {
         let said = shell(&place, 0, "ping -c 2 -i 0.2 -W 2 -s 30000 10.2.0.1; true");
         said.contains(" 0% packet loss")
     });
-    // The first of them, or the answer to it.
+    // The first offer failed, or the answer to it.
     assert!(counter(&place, 0, "rendezvous_failed") + counter(&place, 2, "rendezvous_failed") > 0);
     // The driver may have noticed before.
     assert!(counter(&place, 0, "rerouted") + counter(&place, 0, "avoided") > 0);
     assert_eq!(nodes_that_answer(&place, 0), 3);
-    // Node 1, which has no part in it, is told, and writes it down for programs.
+    // Node 1, which takes no part in it, is told, and records it for programs.
     wait_for("news of the link at node 1", PATIENCE, || {
         let said = shell(&place, 1, "cat /run/tofu/links");
         said.contains("\n0 0 0 0 0 0 X-\n") && said.contains("\n2 0 0 0 0 0 X+\n")
     });
-    // Node 1 is out of reach, and node 0 still reaches node 2.
+    // Node 1 becomes unreachable, and node 0 still reaches node 2.
     place.run(&["link", "up", "0", "2"]).ok();
     wait_for("both ports", MOMENT, || ports(&place, 0) == "X- up\nX+ up\n");
 
-    // A node fails: ports, health and what nodes tell each other say the same of it.
+    // A node fails: ports, health and the nodes' news agree on it.
     let links = |node| shell(&place, node, "cat /proc/tofu/links");
     let well = "shape 3x1x1x1x1x1 torus x\n";
     wait_for("no news", PATIENCE, || DRIVER.iter().all(|node| links(*node) == well));
@@ -288,7 +290,7 @@ fn the_interface_of_the_driver() {
     wait_for("a port that is down", MOMENT, || ports(&place, 0) == "X- up\nX+ down\n");
     assert!(has_carrier(&place, 0));
 
-    // Without any link there is no carrier, and with one it is back.
+    // Without any link there is no carrier; with one link the carrier is back.
     place.run(&["link", "down", "0", "2"]).ok();
     wait_for("no carrier", MOMENT, || !has_carrier(&place, 0));
     assert_eq!(ports(&place, 0), "X- down\nX+ down\n");
@@ -308,7 +310,7 @@ fn the_interface_of_the_driver() {
     assert!(health.starts_with("state degraded\n") && health.contains("PORT_ERROR"), "{health}");
     let queues = shell(&place, 0, "cat /sys/kernel/debug/tofu/queues");
     assert!(queues.contains("tni0cq11 owner kernel"), "{queues}");
-    // What was sent is looked after with the next packet, or later.
+    // Completions of sent packets are processed with the next packet, or later.
     let trace = format!(
         "{TRACING}; echo 1 >events/tofu/enable; ping -c 3 -i 0.2 10.2.0.1 >/dev/null; \
          echo 0 >events/tofu/enable; cat trace"
@@ -325,7 +327,7 @@ fn the_interface_of_the_driver() {
         assert!(event.iter().any(|name| trace.contains(name)), "no {event:?}: {trace}");
     }
 
-    // It comes and goes in the midst of traffic, and works afterwards.
+    // The driver is loaded and unloaded in the middle of traffic, and works afterwards.
     let script = "modprobe tofu; for i in 1 2 3 4 5; do \
                       (ping -A -i 0 -s 20000 10.2.0.1 >/dev/null 2>&1 &) ; \
                       (nc 10.2.0.1 9 </dev/zero >/dev/null 2>&1 &) ; sleep 0.3; \

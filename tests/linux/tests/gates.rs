@@ -1,4 +1,4 @@
-//! Barrier gates of processes on Linux nodes, by way of `tofud`: a C program (see
+//! Barrier gates of processes on Linux nodes, with `tofud`: a C program (see
 //! `programs/barriers.c`), run as a job on three nodes.
 
 use std::fs;
@@ -38,13 +38,13 @@ fn gates_of_processes_on_three_nodes() {
     let line = "6 ranks: 200 rounds right, gates ran out and came back";
     assert_eq!(lines(&out), of_each(6, line));
 
-    // All gates are in the hands of processes that are killed in the middle of a round.
+    // All gates belong to processes that are killed in the middle of a round.
     let killed = start("6", "hold").end(PATIENCE);
     assert_eq!(killed.code, Some(128 + 9), "{killed:?}");
     let out = start("6", "take").end(PATIENCE).ok();
     assert_eq!(lines(&out), of_each(6, "took all and met"));
 
-    // A node whose processor stands still: its gates do not.
+    // A node's gates keep working while its processor is paused.
     let mut job = start("3", "stopped");
     assert_eq!(job.line(), "1: started\n");
     let qemu = place.node(1)["pid"].as_u64().unwrap();
@@ -96,8 +96,7 @@ fn gates_of_a_paused_guest() {
     };
     until("the relay", &mut |line| is_node(line, 1) && line.contains("relays"));
     place.run(&["pause", "1"]).ok();
-    // What was said before that may still be on its way: lines of node 1 end, those of the others
-    // do not.
+    // Earlier output may still be on its way. Lines of node 1 end, those of the others do not.
     let mut quiet = 0;
     let mut greatest = 0;
     until("the others alone", &mut |line| {

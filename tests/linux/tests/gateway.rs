@@ -1,4 +1,5 @@
-//! Linux nodes behind a gateway: the host reaches them, and they reach what the host reaches.
+//! Linux nodes behind a gateway: the host reaches them, and they reach everything that the host
+//! reaches.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -67,7 +68,7 @@ fn the_host_and_the_world_by_the_kernels_driver() {
     }
 }
 
-/// The host reaches nodes with this driver, and they what is behind the host.
+/// The host reaches nodes with this driver, and they reach what is behind the host.
 fn are_reached(test: &str, place: &Place, driver: &[&str]) {
     let spaces = Namespace::new(test).zip(Namespace::new(test));
     let up = ["up", "--linux", "--detach", "--boot-timeout", "140s", "--shape", "3x1x1x1x1x1"];
@@ -101,7 +102,7 @@ fn are_reached(test: &str, place: &Place, driver: &[&str]) {
     }
 
     if let Some((host, world)) = &spaces {
-        // By the host's interface, both at once.
+        // By the host's interface, both nodes at once.
         host.inside(|| {
             thread::scope(|scope| {
                 for address in NODES {
@@ -130,7 +131,7 @@ fn are_reached(test: &str, place: &Place, driver: &[&str]) {
     place.is_clean();
 }
 
-/// A node fetches a file from a server that knows of the host only.
+/// A node fetches a file from a server that knows only the host.
 fn to_the_world(place: &Place, world: &Namespace, data: &[u8]) {
     let listener = world.inside(|| TcpListener::bind("192.0.2.2:8000").unwrap());
     thread::scope(|scope| {
@@ -148,7 +149,7 @@ fn to_the_world(place: &Place, world: &Namespace, data: &[u8]) {
         place.exec("1", &["sh", "-c", get]).ok();
         assert_eq!(server.join().unwrap(), "192.0.2.1", "the host's address");
     });
-    // But nobody from outside reaches a node, even if it knows the way.
+    // But nothing outside reaches a node, even if it has a route.
     world.ip(&["route", "add", "10.0.0.0/8", "via", "192.0.2.1"]);
     let address = format!("{}:80", NODES[0]).parse().unwrap();
     let outside =

@@ -1,6 +1,6 @@
-//! The images of all tests here, and programs that one of them builds, which take minutes to make
-//! where they are not in the cache yet: `ci/test` has them made while it compiles and runs other
-//! tests.
+//! The images of all tests here, and programs that one of them builds. Making them takes minutes
+//! where the cache does not have them yet, so `ci/test` has them made while it compiles and runs
+//! other tests.
 
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
 use tofu_linux_tests::{Image, Place, vfio_selftests};

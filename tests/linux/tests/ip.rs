@@ -1,6 +1,6 @@
 //! IP between Linux nodes by `tofu0`: two nodes that send each other anything, and six or twelve.
 //!
-//! What takes minutes runs if the environment variable TOFU_LONG is set.
+//! Tests that take minutes run if the environment variable TOFU_LONG is set.
 
 use std::fs::metadata;
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn addresses_and_names(net: &Net) {
     assert!(said.contains("10.1.0.1/15") && said.contains("t-1-0-0-0-0-0"), "{said}");
 }
 
-/// Echo requests of every size up to 9000, in fragments of IP's and in frames of that length.
+/// Echo requests of every size up to 9000, in IP fragments and in frames of that length.
 fn sizes(net: &Net) {
     for mtu in ["9028", "1500"] {
         for node in 0..2 {
@@ -38,8 +38,8 @@ fn sizes(net: &Net) {
     }
 }
 
-/// Links that lose, double, reorder and damage so many per thousand of the packets, and also damage
-/// some so that no device sees it: streams arrive as they were sent, and so do answers.
+/// Links lose, duplicate, reorder and damage `per_mille` per thousand of the packets, and also
+/// damage some in a way that no device detects. Streams and answers still arrive as they were sent.
 fn faults(net: &Net, per_mille: u32, bytes: u64) {
     let share = format!("{}.{}%", per_mille / 10, per_mille % 10);
     let kinds = ["loss", "duplicate", "reorder", "corrupt", "undetected"];
@@ -56,12 +56,13 @@ fn faults(net: &Net, per_mille: u32, bytes: u64) {
     net.place.run(&["fault", "off"]).ok();
 }
 
-/// What goes through node 0 while it is pinged and spoken with, as tshark sees it by our dissector.
+/// The traffic of node 0 while it is pinged and has connections, as tshark shows it with our
+/// dissector.
 fn capture(net: &Net) {
     let place = &net.place;
     let file = place.file("ip.pcapng");
     let capture = place.start(&["capture", "0", "-w", &file, "--on", "tni0", "--json"]);
-    // Its head is there when it has begun.
+    // The file's header is there once the capture has begun.
     wait_for("the capture", MOMENT, || metadata(&file).is_ok_and(|data| data.len() > 0));
     net.shell(1, "ping -4 -c 3 -i 0.2 -w 10 n0");
     net.shell(0, "ping -c 2 -i 0.2 ff02::1%tofu0");
@@ -90,7 +91,7 @@ fn capture(net: &Net) {
     };
     assert_eq!(rows("icmp.type == 8"), ["10.1.0.1\t10.0.0.1\t(1,0,0,0,0,0)\t1"; 3]);
     assert_eq!(rows("icmp.type == 0"), ["10.0.0.1\t10.1.0.1\t(0,0,0,0,0,0)\t0"; 3]);
-    // TCP between Linux nodes leaves checksums and segments to the other end; multicasts are
+    // TCP between Linux nodes leaves checksums and segmentation to the other end; multicasts are
     // confirmed.
     assert!(!rows("ipot.kind == 2 && tcp && ipot.metadata.checksum == 1").is_empty());
     assert!(!rows("ipot.kind == 1 && ipot.acknowledge == 1 && icmpv6.type == 128").is_empty());
@@ -108,7 +109,8 @@ fn flood(net: &Net, count: u32) {
 fn iperf(net: &Net, seconds: u32) {
     net.shell(1, "iperf3 -s -D");
     let run = |options: &str| -> Value {
-        // The server takes one test at a time, and resets who comes while it still ends another.
+        // The server takes one test at a time, and resets connections that arrive while it still
+        // ends another test.
         let test = format!("iperf3 --json -c n1 -t {seconds} {options}");
         let twice = format!(
             "said=$({test}) || {{ sleep 1; said=$({test}); }}; code=$?; echo \"$said\"; exit $code"
@@ -130,7 +132,7 @@ fn iperf(net: &Net, seconds: u32) {
     }
 }
 
-/// Whatever a node gets wrong on its Ethernet is counted, and nobody stops answering.
+/// Every invalid frame that a node sends on its Ethernet is counted, and all nodes keep answering.
 fn bad_input(net: &Net, count: u32) {
     let sum = |counters: &Value, names: &[&str]| -> u64 {
         names.iter().map(|name| find(counters, name)).sum()
@@ -140,7 +142,7 @@ fn bad_input(net: &Net, count: u32) {
     let before = [0, 1].map(|node| net.counters(node));
     let said = net.python(0, &["bad", "t-1-0-0-0-0-0", &count.to_string()]);
     assert_eq!(said["sent"]["arp"], count, "{said}");
-    // Longer than the interface lets anything be: the kernel says so.
+    // Longer than the interface permits, which the kernel reports.
     assert_eq!(said["refused"]["oversized"], count, "{said}");
     net.everybody_answers();
     let after = [0, 1].map(|node| net.counters(node));
@@ -149,7 +151,7 @@ fn bad_input(net: &Net, count: u32) {
         total(&after) - total(&before)
     };
     let detail = || format!("before {before:?}, after {after:?}, {said}");
-    // Those of an absent node and those of no node at all; those with two wrong sources.
+    // Packets to an absent node and to no node at all; packets with two kinds of wrong sources.
     assert!(more(&NOWHERE) >= u64::from(count), "{}", detail());
     assert!(more(&SPOOFED) >= u64::from(2 * count), "{}", detail());
 }
@@ -165,7 +167,7 @@ fn find(counters: &Value, name: &str) -> u64 {
     search(counters, name).unwrap_or_else(|| panic!("no counter {name}: {counters}"))
 }
 
-/// Two nodes: every size, floods, TCP and UDP, faults, and what nobody should send.
+/// Two nodes: every size, floods, TCP and UDP, faults, and invalid frames.
 #[test]
 fn two_nodes() {
     const TEST: &str = "two_nodes";
@@ -181,7 +183,7 @@ fn two_nodes() {
     flood(&net, 500);
     iperf(&net, 1);
     net.stream(0, 1, 8 << 20, |_| ());
-    // Long frames are not sent but fetched, each way.
+    // Long frames are fetched instead of sent, each way.
     for node in 0..2 {
         let said: Value = net.shell(node, "tofu-net stats --json").parse().unwrap();
         assert!(
@@ -211,9 +213,9 @@ fn two_nodes_for_long() {
     net.everybody_answers();
 }
 
-/// Six nodes that come over the torus, from a boot server on a seventh: all to all, groups,
+/// Six nodes that boot over the torus, from a boot server on a seventh: all to all, groups,
 /// connections while links go down and up, MPI; and their devices without the network. A unit has
-/// twelve, but emulated they keep two processors busy for minutes.
+/// twelve nodes, but emulating them keeps two processors busy for minutes.
 #[test]
 fn six_nodes() {
     const TEST: &str = "six_nodes";
@@ -225,7 +227,7 @@ fn six_nodes() {
     net.place.is_clean();
 }
 
-/// Six devices are where they should be, and each reaches each.
+/// Six devices are at their coordinates, and each reaches every other one.
 fn devices(place: &Place) {
     let expected: Vec<_> = (0..6)
         .map(|index| (index / 2, index % 2))
@@ -260,8 +262,8 @@ fn twelve_nodes_for_long() {
     net.everybody_answers();
 }
 
-/// Two Linux nodes of a unit, whose default path leads by boards 1 and 4, and back by 3 and 0: each
-/// of the boards that is neither's fails and is repaired while they exchange data.
+/// Two Linux nodes of a unit, whose default path leads over boards 1 and 4, and back over 3 and 0:
+/// each of the boards that is neither's fails and is repaired while they exchange data.
 #[test]
 fn streams_survive_any_single_board_for_long() {
     const TEST: &str = "streams_survive_any_single_board_for_long";
@@ -280,7 +282,7 @@ fn streams_survive_any_single_board_for_long() {
         while client.runs() {
             for board in ["3", "5", "7", "11"] {
                 net.place.run(&["board", "down", board]).ok();
-                // As long as it takes to send again, and so long that it is noticed.
+                // Long enough for packets to be sent again, and for the failure to be noticed.
                 std::thread::sleep(Duration::from_millis(500));
                 net.place.run(&["board", "up", board]).ok();
                 failed += 1;
@@ -294,8 +296,8 @@ fn streams_survive_any_single_board_for_long() {
 
 /// `ports` are those of the first node that have links.
 fn all_to_all(net: &Net, test: &str, nodes: usize, ports: &[&str], rounds: usize) {
-    // Each hears each by multicasts of both versions of IP and by broadcasts, each of them once,
-    // and gets back the datagrams that it sends to each.
+    // Each node hears every other one by multicasts of both versions of IP and by broadcasts, each
+    // exactly once, and gets back the datagrams that it sends to each.
     let everybody: Vec<Running> =
         (0..nodes).map(|node| net.begin(node, &["meet", &nodes.to_string(), "200"])).collect();
     for (node, told) in everybody.into_iter().enumerate() {
@@ -305,8 +307,8 @@ fn all_to_all(net: &Net, test: &str, nodes: usize, ports: &[&str], rounds: usize
         }
         assert_eq!((&said["twice"], &said["wrong"]), (&0.into(), &0.into()), "node {node}: {said}");
     }
-    // Connections from one corner to the other, both ways at once, while links of the first go
-    // down one after another and come up again: there is a way at all times.
+    // Connections from one corner to the other, both ways at once, while links of the first node go
+    // down one after another and come up again. There is a way at all times.
     net.stream(0, nodes - 1, 2 << 20, |client| {
         for round in 0..rounds {
             let port = ports[round % ports.len()];

@@ -1,17 +1,16 @@
-//! What people use a network for, over `tofu0` between two Linux nodes: ssh, a file server, MPI.
+//! Common uses of a network, over `tofu0` between two Linux nodes: ssh, a file server, MPI.
 
 use serde_json::Value;
 use tofu_linux_tests::Running;
 use tofu_linux_tests::net::{LONG, Net, long};
 use tofu_linux_tests::sdk::Sdk;
 
-/// The first word, which is the sum in what `sha256sum` prints.
+/// The first word, which is the checksum in the output of `sha256sum`.
 fn sum(said: &str) -> &str {
     said.split_whitespace().next().unwrap_or_default()
 }
 
-/// A file of so many MiB there and back by scp, with a cipher that emulated processors are quick
-/// at.
+/// A file of `mib` MiB there and back by scp, with a cipher that is quick on emulated processors.
 fn scp(net: &Net, mib: u32) {
     assert_eq!(net.shell(0, "ssh n1 hostname"), "t-1-0-0-0-0-0\n");
     assert_eq!(net.shell(0, "ssh -6 n1 hostname"), "t-1-0-0-0-0-0\n");
@@ -44,7 +43,7 @@ fn nfs(net: &Net) {
     );
     let mount = "mount -t nfs4 -o proto=tcp n1:/ /mnt";
     net.shell_for(0, &format!("{mount} && cp /tmp/big /mnt/big && umount /mnt"), LONG);
-    // Read from the server, not from what was remembered.
+    // Read from the server, not from the cache.
     let said =
         net.shell_for(0, &format!("{mount} && sha256sum /tmp/big /mnt/big && umount /mnt"), LONG);
     let mut sums = said.lines().map(sum);
@@ -52,7 +51,7 @@ fn nfs(net: &Net) {
     assert_eq!(sum(&net.shell(1, "sha256sum /srv/share/big")), sum(&said));
 }
 
-/// A job of uTofu whose ranks look at every byte that they put into each other's memory, for as
+/// A job of uTofu whose ranks check every byte that they put into each other's memory, for as
 /// long as `meanwhile`, which uses IP between the same nodes.
 fn beside_rdma(net: &Net, sdk: &Sdk, meanwhile: impl FnOnce()) {
     sdk.compile("programs/rdma.c", &["-ltofucom", "-ltofutop", "-lpthread"]);
@@ -66,12 +65,12 @@ fn beside_rdma(net: &Net, sdk: &Sdk, meanwhile: impl FnOnce()) {
     let said = rdma.end(LONG).ok();
     let ranks: Vec<_> = said.lines().filter(|line| line.contains(" rounds of ")).collect();
     assert!(ranks.len() == 2 && ranks.iter().all(|line| line.ends_with(", 0 wrong")), "{said}");
-    // Neither kept the other waiting all the time.
+    // Neither starved the other.
     assert!(ranks.iter().all(|line| !line.contains(" 0 rounds")), "{said}");
     net.shell(0, &format!("rm {stop}"));
 }
 
-/// What a bandwidth test by TCP says, both ways at once, in bit/s.
+/// The results of a bandwidth test by TCP, both ways at once, in bit/s.
 fn iperf(net: &Net, seconds: u32) -> [f64; 2] {
     let said = net.shell_for(0, &format!("iperf3 --json --bidir -c n1 -t {seconds}"), LONG);
     let said: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{said}: {error}"));

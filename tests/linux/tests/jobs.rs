@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
 use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, Said, interrupt, kill};
 
-/// A place with what is needed to compile programs, and programs.
+/// A place with programs and all that compiling them needs.
 struct Job {
     place: Place,
     sdk: Sdk,
@@ -67,7 +67,7 @@ fn jobs_on_two_nodes() {
     job.place.is_clean();
 }
 
-/// The C examples do on two nodes what they do anywhere.
+/// The C examples give the same results on two nodes as anywhere else.
 fn examples(job: &Job) {
     for (name, ranks, expected) in [
         ("counter", "2", &["0: counter 2000, each number drawn once: yes"][..]),
@@ -109,7 +109,7 @@ fn examples(job: &Job) {
     job.nodes_are_clean();
 }
 
-/// The last one leaves one node only.
+/// Must come last, because it leaves only one node.
 fn jobs_and_their_ends(job: &Job) {
     // Put and notice from rank to rank: a rank a node, then two on each.
     let out = job.run(&["-n", "2", "./ring"]).ok();
@@ -129,7 +129,7 @@ fn jobs_and_their_ends(job: &Job) {
     assert_eq!(sorted(&said.ok()), expected);
     let said = job.run(&[&["--no-prefix"], environment.as_slice()].concat());
     assert_eq!(sorted(&said.ok()), ["0 2 0 1 x y map", "1 2 0 1 x y map"]);
-    // Settings of uTofu come along, unless others are named; nothing else does.
+    // Settings of uTofu are passed on, unless others are named; no other variables are.
     let script = "echo $UTOFU_SPLIT_PUTS$UTOFU_AVOID_DEAD_LINKS$GIVEN";
     let args = ["run", "-n", "1", "--env", "UTOFU_SPLIT_PUTS=7", "--", "sh", "-c", script];
     let mut command = job.command(&args);
@@ -142,7 +142,7 @@ fn jobs_and_their_ends(job: &Job) {
     assert_eq!((of("line"), of("ended"), of("summary")), (4, 2, 1), "{out}");
     assert_eq!(events.last().unwrap()["code"], 0, "{out}");
 
-    // Input is the first rank's; a last line need not be whole.
+    // Input goes to the first rank. A last line need not end with a newline.
     let said = job.start(&["run", "./ranks", "input"], b"one\ntwo\n").end(PATIENCE);
     let expected =
         ["0: end without a newline", "0: got one", "0: got two", "1: end without a newline"];
@@ -158,7 +158,7 @@ fn jobs_and_their_ends(job: &Job) {
     assert_eq!(sorted(&out), ["0: 0 -x what was copied", "1: 1 -x what was copied"]);
     assert_eq!(sorted(&job.run(&["hostname"]).ok()), ["0: t-0-0-0-0-0-0", "1: t-1-0-0-0-0-0"]);
 
-    // What ranks write comes back: by node, or to the folder that is theirs, too.
+    // Files that ranks write are copied back: by node, or to the folder that is also theirs.
     let write = "mkdir -p deep; echo $TOFU_RANK > deep/$TOFU_RANK; echo old >> data";
     job.run(&["-n", "3", "--copy", "data", "--out", "out", "--", "sh", "-c", write]).ok();
     let read = |path: &str| fs::read_to_string(job.place.path().join(path)).unwrap_or_default();
@@ -174,7 +174,7 @@ fn jobs_and_their_ends(job: &Job) {
     let said = job.run(&["-n", "2", "--cwd", "shared", "--grace", "5s", "--", "sh", "-c", make]);
     assert_eq!((said.code, said.out.matches("given").count()), (Some(3), 2), "{said:?}");
     assert_eq!((read("shared/of-0"), read("shared/of-1")), ("0\n".into(), "1\n".into()));
-    // What nobody has changed stays as it was.
+    // Unchanged files are left alone.
     let after = fs::metadata(shared.join("given")).unwrap().modified().unwrap();
     assert_eq!(before, after);
     let said = job.run(&["-n", "2", "--cwd", "shared", "--", "sh", "-c", "cat of-*; date > now"]);
@@ -182,7 +182,7 @@ fn jobs_and_their_ends(job: &Job) {
     assert_eq!(said.err, several, "{said:?}");
     assert_eq!(sorted(&said.ok()), ["0: 0", "0: 1", "1: 0", "1: 1"]);
 
-    // The first that fails decides; the others are ended, whether they want it or not.
+    // The first rank that fails decides the exit code. The others are ended, by force if necessary.
     let said = job.run(&["--grace", "100ms", "./ranks", "code"]);
     assert_eq!(said.code, Some(7), "{said:?}");
     assert!(
@@ -200,7 +200,7 @@ fn jobs_and_their_ends(job: &Job) {
     assert!(said.err.contains("2 ranks still run after 0.5 s"), "{said:?}");
     job.nodes_are_clean();
 
-    // Ctrl-C, upon which children that have left their rank's group go, too.
+    // Ctrl-C also ends children that have left their rank's process group.
     let mut running = job.start(&["run", "./ranks", "wait"], b"");
     let lines = [running.line(), running.line()];
     assert!(lines.iter().all(|line| line.ends_with(": on\n")), "{lines:?}");
@@ -222,7 +222,7 @@ fn jobs_and_their_ends(job: &Job) {
     job.place.exec("0", &["ip", "link", "set", "tofu0", "up"]).ok();
     job.nodes_are_clean();
 
-    // A node that dies under its rank; the next job does without it.
+    // A node dies under its rank; the next job runs without it.
     let mut running = job.start(&["run", "--grace", "100ms", "./ranks", "wait"], b"");
     let lines = [running.line(), running.line()];
     assert!(lines.iter().all(|line| line.ends_with(": on\n")), "{lines:?}");
@@ -234,8 +234,8 @@ fn jobs_and_their_ends(job: &Job) {
     assert_eq!(sorted(&job.run(&["-n", "2", "./ring"]).ok()).len(), 2);
 }
 
-/// What a job has brought in libraries is there for the next one, until jobs bring others, two of
-/// them the same at the same time.
+/// Libraries that a job has copied stay for the next one, until jobs bring others. Two of these
+/// bring the same libraries at the same time.
 fn libraries_stay(job: &Job) {
     let sets = || {
         let names = job.place.exec("0", &["ls", "-1", "/run/tofu-libraries"]).ok();
@@ -310,7 +310,7 @@ fn mpi_and_utofu_in_one_program() {
         let out = job.run(&["--mpi", "-n", ranks, "./mpi_put"]).ok();
         assert_eq!(out, format!("0: {ranks} ranks have put {numbers} numbers, 0 wrong\n"));
     }
-    // Without --mpi each is alone, and the user is told why.
+    // Without --mpi each rank is alone, and the user is told why.
     let said = job.run(&["-n", "2", "./mpi_put"]);
     assert_eq!(said.err.matches("is linked with libmpich.so.12, and there is no --mpi").count(), 1);
     let said = job.run(&["--mpi", "-n", "4", "./mpi_abort"]);

@@ -1,10 +1,10 @@
-//! Jobs that share nodes, as users of their own: none reaches what is another's, whatever it
-//! writes, with the kernel driver as with VFIO, where `tofud` keeps them apart.
+//! Jobs that share nodes, each as a user of its own. None reaches what belongs to another, whatever
+//! it writes, with the kernel driver as well as with VFIO, where `tofud` keeps them apart.
 
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
 use tofu_linux_tests::{Image, PATIENCE, Place, Running, driver, interrupt, kill, wait_for};
 
-/// The first of the users that jobs are.
+/// The first user ID of jobs.
 const USERS: u32 = 1 << 30;
 /// Subnets are on X, Y and Z.
 const SHAPE: &str = "2x1x1x1x1x1";
@@ -29,7 +29,7 @@ fn jobs_with_vfio_on_the_same_nodes_do_not_reach_each_other() {
     }
     let Some(place) = Place::new(TEST, Image::Default) else { return };
     let sdk = are_apart(&place, &["--driver", "vfio"]);
-    // Root has no limit but the one that it sets itself.
+    // Root has no limits except those that it sets itself.
     keeps_to_its_subnet(&place, &sdk, &["--root"]);
     end(&place);
 }
@@ -46,7 +46,7 @@ fn are_apart(place: &Place, options: &[&str]) -> Sdk {
     users_are_jobs(place, &sdk);
     what_is_left_of_a_killed_job_goes(place, &sdk);
     keeps_to_its_subnet(place, &sdk, &[]);
-    // A program of one job that guesses finds the memory of another rank,
+    // A program that guesses finds the memory of another rank of its job,
     let mut both = start(place, &sdk, &["./apart", "both"]);
     let line = loop {
         let line = both.line();
@@ -60,7 +60,7 @@ fn are_apart(place: &Place, options: &[&str]) -> Sdk {
     let said = both.end(PATIENCE);
     assert!(said.out.contains("touched\n") && !said.out.contains("untouched"), "{said:?}");
     over(place, false);
-    // but not that of another job, and has no queues where that has them all.
+    // but not that of another job, and gets no queues where that job has them all.
     for (program, ranks) in [("victim", "2"), ("placed", "6")] {
         let run = ["run", "-n", ranks, "--no-prefix", "./apart", program];
         let mut victim = Running::start(sdk.command(place, &run), b"");
@@ -84,14 +84,14 @@ fn are_apart(place: &Place, options: &[&str]) -> Sdk {
     sdk
 }
 
-/// A job of one node reaches that node and no other, by whatever queue, nor a gate.
+/// A job of one node reaches that node and no other, by any queue or gate.
 fn keeps_to_its_subnet(place: &Place, sdk: &Sdk, options: &[&str]) {
     let run = [&["run", "-n", "1", "--no-prefix"], options, &["./apart", "outside"]].concat();
     let said = Running::start(sdk.command(place, &run), b"").end(PATIENCE).ok();
     assert_eq!(said, "inside 66, outside 66 refused, 0 not, 0 gates\n");
 }
 
-/// Barrier gates that another job links to, and signals, go on as if nobody did.
+/// Barrier gates that another job links to and signals are not affected.
 fn gates_are_apart(place: &Place, sdk: &Sdk) {
     let mut victim = start(place, sdk, &["./apart", "sums"]);
     assert_eq!([victim.line(), victim.line()], ["ready\n", "ready\n"]);
@@ -108,8 +108,8 @@ fn gates_are_apart(place: &Place, sdk: &Sdk) {
     victim.end(PATIENCE).ok();
 }
 
-/// A `tofu run` that is killed by force leaves its user's rights, a folder and processes, which the
-/// next one removes, but not those of a job that runs.
+/// A `tofu run` that is killed by force leaves its user's rights, a folder and processes behind.
+/// The next one removes these, but not those of a running job.
 fn what_is_left_of_a_killed_job_goes(place: &Place, sdk: &Sdk) {
     let script = "setsid sleep $LONG >/dev/null 2>&1 & echo on; exec sleep 600";
     let run = ["run", "-n", "2", "--no-prefix", "--env", "LONG=54321", "--", "sh", "-c", script];
@@ -139,12 +139,12 @@ fn start(place: &Place, sdk: &Sdk, program: &[&str]) -> Running {
     Running::start(sdk.command(place, &[&run[..], program].concat()), b"")
 }
 
-/// Tells the victims that it is over, or takes that back.
+/// Tells the victims that the test is over, or revokes that.
 fn over(place: &Place, on: bool) {
     place.exec_all(&[if on { "touch" } else { "rm" }, "/tmp/over"]);
 }
 
-/// Each job is a user of its own, on all of its nodes, unless it is not to be.
+/// Each job runs as a user of its own on all of its nodes, unless told otherwise.
 fn users_are_jobs(place: &Place, sdk: &Sdk) {
     let user = |options: &[&str]| {
         let run = [&["run", "--no-prefix"], options, &["--", "sh", "-c", "touch new && id -u"]];

@@ -1,4 +1,4 @@
-//! What stock kernels, and other people's programs, find the device to be.
+//! The device as stock kernels and other people's programs see it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -24,7 +24,7 @@ fn slot(place: &Place) -> String {
 const SKIPPED: [(&str, &str); 1] =
     [("vfio_pci_irq_test.msi.enable_trigger_disable", "the device has MSI-X only")];
 
-/// The cases of a selftest in the kernel's format: name, and what became of it.
+/// The cases of a selftest in the kernel's format: name and result.
 fn cases(output: &str) -> Vec<(String, &'static str)> {
     let mut found = Vec::new();
     for line in output.lines() {
@@ -89,13 +89,14 @@ fn selftests_of_vfio() {
     for expected in ["config_space_read_write", "validate_bars", "reset", "msix", "dma_map_unmap"] {
         assert!(found.iter().any(|(name, _)| name.contains(expected)), "{expected}: {output}");
     }
-    // Nobody has left it in a state that matters.
+    // None of them has left the device in an unusable state.
     place.exec("0", &["tofu-guest", "selftest"]).ok();
     place.run(&["down"]).ok();
     place.is_clean();
 }
 
-/// `lspci -vvv` without what differs from run to run, see tests/golden/README.md.
+/// The output of `lspci -vvv` without the parts that differ from run to run; see
+/// tests/golden/README.md.
 fn normalised(output: &str) -> String {
     let mut lines = Vec::new();
     for line in output.lines().filter(|line| !line.starts_with("lspci:")) {
@@ -124,7 +125,7 @@ struct Client<'a> {
 }
 
 impl Client<'_> {
-    /// Boots `line`, as `tofu serve` prints it, with a guest; returns its shell.
+    /// Boots `line`, which `tofu serve` has printed, with a guest; returns its shell.
     fn boot(&self, line: &str) -> Typed {
         let folder = Path::new(self.image["folder"].as_str().unwrap());
         let file = |name: &str| folder.join(name).display().to_string();
@@ -161,7 +162,7 @@ fn a_served_device_and_what_lspci_says_of_it() {
     let image = images.as_array().unwrap().iter().find(|image| image["name"] == "tofu-tests");
     let client = Client { place: &place, image: image.unwrap() };
 
-    // The name that the printed command line has, for the QEMU that machines here run under.
+    // Replaces the name in the printed command line by the QEMU that machines here run under.
     let qemu = Cache::from_env().unwrap().qemu(None, &Silent).unwrap();
     let words = qemu.command();
     let words = [words.get_program()].into_iter().chain(words.get_args());
@@ -180,7 +181,7 @@ fn a_served_device_and_what_lspci_says_of_it() {
     while !text.contains("Ctrl-C ends it.") {
         text += &serve.line();
     }
-    // The line that it prints for QEMU, with what it says to change for VFIO in the guest.
+    // The line that it prints for QEMU, with the changes that it recommends for VFIO in the guest.
     let begin = text.find("qemu-system-x86_64").unwrap();
     let line = text[begin..].split("\n  and for VFIO").next().unwrap();
     let line = line.replace("\\\n", " ");
@@ -204,7 +205,7 @@ fn a_served_device_and_what_lspci_says_of_it() {
     let port = "-device pcie-root-port,id=rp0,chassis=1,slot=1";
     let behind = line.replace(iommu, &format!("{iommu} {port}"));
     let mut guest = client.boot(&behind.replace("{\"driver\":", "{\"bus\":\"rp0\",\"driver\":"));
-    // Without its list of names, which grows.
+    // Without its list of names, which changes.
     let output = guest.run("lspci -vvv -i /dev/null -d 10cf:1ccd");
     let golden = fs::read_to_string(workspace().join("tests/golden/lspci-qemu.txt")).unwrap();
     assert_eq!(normalised(&output), golden.trim_end());

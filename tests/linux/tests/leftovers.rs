@@ -1,4 +1,4 @@
-//! Whatever is killed: no process, socket or file is left.
+//! Whatever process is killed, no process, socket or file is left.
 
 use tofu_linux_tests::{Image, MOMENT, Place, interrupt, janitor, kill, wait_for};
 
@@ -27,12 +27,12 @@ fn of_a_machine_whose_janitor_is_killed() {
     place.up(&[]);
     let first = machine(&place);
     kill(janitor(first));
-    // It runs on, and goes down as any other.
+    // It keeps running, and goes down like any other.
     assert_eq!(place.exec("1", &["echo", "on"]).ok(), "on\n");
     place.run(&["down"]).ok();
     place.is_clean();
 
-    // Both: the monitors die with the machine, and the next command removes the files.
+    // Both are killed: the monitors die with the machine, and the next command removes the files.
     place.up(&[]);
     let second = machine(&place);
     kill(janitor(second));

@@ -1,9 +1,9 @@
-//! Linux nodes of the generations before Fugaku: what they have of the device, with the kernel
-//! driver and by VFIO, and what programs, jobs and IP do there. Those of Fugaku are in all other
-//! tests.
+//! Linux nodes of the generations before Fugaku: what they see of the device, with the kernel
+//! driver and by VFIO, and how programs, jobs and IP work there. All other tests use Fugaku's
+//! nodes.
 //!
-//! With TOFU_LONG in the environment, FX10 takes its turn, too, which is a K computer to its nodes
-//! but for the bus, and machines whose nodes are all of one kind.
+//! With TOFU_LONG in the environment, FX10 is tested, too, which to its nodes is a K computer
+//! except for the bus, and machines whose nodes are all of one kind.
 
 use std::fs;
 
@@ -17,8 +17,8 @@ use tofu_linux_tests::net::long;
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
 use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, wait_for};
 
-/// Node 0 has the driver, whose interface has as many queues as one of Fugaku may have; the kernel
-/// of node 1 refuses it, so that `tofud` and `tofu-net` have the device.
+/// Node 0 has the driver, whose interface has as many queues as one of Fugaku may have. The kernel
+/// of node 1 refuses the driver, so that `tofud` and `tofu-net` have the device.
 const MIXED: &str = r#"
 shape = "SHAPE"
 generation = "GENERATION"
@@ -41,7 +41,7 @@ fn takes_long() -> bool {
     std::env::var_os("TOFU_LONG").is_some()
 }
 
-/// A machine, and what jobs on it are compiled with.
+/// A machine, and the SDK that its jobs are compiled with.
 struct Jobs<'a> {
     place: &'a Place,
     sdk: &'a Sdk,
@@ -70,8 +70,8 @@ impl Jobs<'_> {
         self.sdk.compile(source, &["-ltofucom", "-ltofutop", "-lpthread"]);
     }
 
-    /// What the interfaces of each node can do, and what becomes of calls that they lack: the same
-    /// as on a machine of the generation in a process of this host.
+    /// The capabilities of each node's interfaces, and the results of calls that they do not
+    /// support. Both are the same as on a machine of the generation in a process of this host.
     fn interfaces(&self) {
         let source = "../../guest-lib/utofu/c/tests/generation.c";
         self.sdk.compile(source, &["-DONE_PROCESS", "-ltofucom"]);
@@ -111,7 +111,7 @@ impl Jobs<'_> {
         }
     }
 
-    /// Several ranks on each node, up to as many as have queues of their own, and one too many.
+    /// Several ranks on each node, up to the most that have queues of their own, and one too many.
     fn ranks(&self) {
         self.compile("../../guest-lib/utofu/examples/run/ring.c");
         let line =
@@ -129,7 +129,7 @@ impl Jobs<'_> {
         if most <= 8 || takes_long() {
             let all = (2 * most).to_string();
             let lines = self.run(&["-n", &all, "--no-prefix", "./ranks", "queues"]);
-            // Each queue is one rank's of each node, and none is the kernel's.
+            // Each queue belongs to one rank on each node, and none is the kernel's.
             let queues: Vec<(u8, u8)> = lines
                 .iter()
                 .flat_map(|line| line.split(' '))
@@ -150,7 +150,7 @@ impl Jobs<'_> {
         assert!(error.contains(&format!("a node has 1 to {most} ranks")), "{error}");
     }
 
-    /// Processes of a node that nobody has counted: as many as there are queues for them.
+    /// Uncounted processes of a node: as many as there are queues for them.
     fn uncounted(&self) {
         let most = usize::from(self.description().user_cqs()).min(4);
         self.compile("programs/processes.c");
@@ -161,7 +161,7 @@ impl Jobs<'_> {
     }
 }
 
-/// Node `to` answers over `tofu0`, soon.
+/// Node `to` soon answers over `tofu0`.
 #[track_caller]
 fn answers(place: &Place, from: &str, to: &str) {
     let ping = format!("ping -c 1 -W 2 n{to}");
@@ -194,7 +194,7 @@ fn self_test(place: &Place, node: &str) {
     assert_eq!(result["ok"], true, "{result}");
 }
 
-/// Programs that have the device alone, on both nodes at once.
+/// Programs that use the device exclusively, on both nodes at once.
 #[track_caller]
 fn programs(place: &Place) {
     place.all_pairs(2, 2);
@@ -255,11 +255,11 @@ fn nodes_with_and_without_the_driver() {
         jobs.examples();
         jobs.ranks();
         jobs.uncounted();
-        // The driver lends the device, and has it back.
+        // The driver lends the device, and gets it back.
         programs(&place);
         self_test(&place, "0");
         self_test(&place, "1");
-        // Also to one right after the other, while the driver is about to have it back.
+        // Also to one program right after another, while the driver is about to get it back.
         let script = "for i in 1 2 3; do tofu-guest selftest >/dev/null || exit 1; done";
         place.exec("0", &["sh", "-c", script]).ok();
         wait_for("the driver", MOMENT, || {
@@ -327,7 +327,7 @@ fn on_all(place: &Place, sdk: &Sdk, generation: Generation) {
     answers(place, "0", "1");
 }
 
-/// A machine for the time of a run is of the generation that is asked for, with MPI, too.
+/// A machine that exists for one run has the requested generation, with MPI, too.
 #[test]
 fn a_run_on_a_machine_of_its_own() {
     const TEST: &str = "a_run_on_a_machine_of_its_own";

@@ -1,4 +1,4 @@
-//! Machines of Linux nodes in parts: commands from any of them, and jobs over all.
+//! Machines of Linux nodes in parts: commands from any part, and jobs over all parts.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -47,7 +47,7 @@ fn linux_nodes_of_two_parts_are_one_machine() {
     let Some(place) = Place::new(TEST, Image::Default) else { return };
     let parts = up(&place, &[]);
 
-    // A program of either node from either part, and what it reads.
+    // A program on either node, run from either part, and its input.
     for part in ["tofu-part0", "tofu-part1"] {
         for (node, name) in [("0", "t-0-0-0-0-0-0"), ("1", "t-1-0-0-0-0-0")] {
             let said = place.exec(&format!("{part}/{node}"), &["hostname"]);
@@ -71,7 +71,7 @@ fn linux_nodes_of_two_parts_are_one_machine() {
 
     // Puts and Gets between them, IP over Tofu, and a job asked for at either part.
     place.all_pairs(2, 2);
-    // The interface is there again a moment after the programs have given the device back.
+    // The interface is back a moment after the programs have released the device.
     let ping = "for i in $(seq 60); do ping -c 2 -W 60 10.0.0.1 && exit; sleep 1; done; exit 1";
     place.exec("tofu-part0/1", &["sh", "-c", ping]).ok();
     if has_compiler(TEST) {
@@ -87,7 +87,7 @@ fn linux_nodes_of_two_parts_are_one_machine() {
     down(&place, parts);
 }
 
-/// Ranks find each other, and send what they send by MPI, by IP over the torus.
+/// Ranks find each other and send their MPI messages by IP over the torus.
 #[test]
 fn mpi_goes_from_part_to_part() {
     const TEST: &str = "mpi_goes_from_part_to_part";

@@ -1,4 +1,4 @@
-//! Linux nodes with devices of TNW: what they have of the device, what the programs do there by
+//! Linux nodes with devices of TNW: what they see of the device, what the programs do with it by
 //! VFIO, and jobs of C programs with `tnw.h`.
 
 use serde_json::json;
@@ -7,8 +7,8 @@ use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, interrupt, wait_
 
 const NODES: usize = 2;
 
-/// What the kernel and the tools say of a node's device. Nobody shares it, and no interface of IP
-/// is on it.
+/// What the kernel and the tools show of a node's device. It is not shared, and no IP interface is
+/// on it.
 fn device(place: &Place, node: usize) {
     let name = node.to_string();
     let shown = place.exec(&name, &["tofu-guest", "show", "--json"]).json();
@@ -56,8 +56,8 @@ fn programs(place: &Place) {
     }
 }
 
-/// The counters of the links, seen from outside and from inside, of programs that are then ended
-/// by force.
+/// The counters of the links, read from outside and from inside while programs run, which are then
+/// ended by force.
 #[track_caller]
 fn counted(place: &Place) {
     let running = place.start(&["exec", "--all", "--", "tnw-pingpong", "rounds=1000000"]);
@@ -78,7 +78,7 @@ fn counted(place: &Place) {
     assert_ne!(said.code, Some(0), "{said:?}");
 }
 
-/// A device is one program's at a time; one that waits for its neighbour has it still.
+/// One program at a time has the device; a program that waits for its neighbour still has it.
 fn one_at_a_time(place: &Place) {
     let first = place.start(&["exec", "0", "--", "tnw-allpairs"]);
     wait_for("the program has the device", MOMENT, || {
@@ -92,7 +92,7 @@ fn one_at_a_time(place: &Place) {
     first.end(PATIENCE).ok();
 }
 
-/// C programs, which libtnw travels with.
+/// C programs, with which libtnw is copied.
 fn jobs(place: &Place) {
     let sdk = Sdk::new(place);
     let run = |args: &[&str]| -> Running {
@@ -111,7 +111,7 @@ fn jobs(place: &Place) {
     assert!(error.contains("a node has 1 to 1 ranks (TNW)"), "{error}");
 }
 
-/// What windows can be, bits of FEATURES.
+/// What windows can be, from the bits of FEATURES.
 #[track_caller]
 fn features(place: &Place) -> String {
     let registers = place.exec("0", &["tofu-guest", "regs", "--json"]).json();
@@ -130,7 +130,7 @@ fn nodes_of_tnw() {
     programs(&place);
     counted(&place);
     all_pairs(&place);
-    // What a link loses or spoils is sent again.
+    // Packets that a link loses or damages are sent again.
     place.run(&["fault", "set", "loss=2%,corrupt=2%,seed=3"]).ok();
     all_pairs(&place);
     place.run(&["fault", "off"]).ok();
@@ -142,7 +142,7 @@ fn nodes_of_tnw() {
     place.run(&["down"]).ok();
     place.is_clean();
 
-    // The same by stores to memory, which QEMU maps.
+    // The same by stores to memory that QEMU maps.
     place.up(&[&up[..], &["polled"]].concat());
     assert_eq!(features(&place), "0x3");
     programs(&place);

@@ -1,4 +1,5 @@
-//! What a user gets wrong, or a host lacks: one clear line and exit code 2, and nothing is left.
+//! Mistakes of users and deficiencies of hosts: each gives one clear line and exit code 2, and
+//! leaves nothing behind.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -51,7 +52,7 @@ fn qemu() {
     let error = with("#!/bin/sh\necho 'QEMU emulator version 7.2.22 (Debian 1:7.2)'\n");
     let all = [fake.as_str(), "7.2.22", "10.1"].iter().all(|text| error.contains(text));
     assert!(all, "{error}");
-    // Of an age that would do, but made without the device.
+    // A recent enough version, but built without the device.
     let error = with("#!/bin/sh\n[ \"$1\" = --version ] && echo 'QEMU emulator version 10.2.0'\n");
     assert!(error.contains(&fake) && error.contains("vfio-user"), "{error}");
     let error = with("#!/bin/sh\necho 'something else' >&2; exit 1\n");
@@ -98,8 +99,8 @@ fn nodes_that_never_boot() {
     assert!(error.contains("the last lines of its console: "), "{error}");
     assert!(error.contains("Kernel panic"), "{error}");
     place.is_clean();
-    // One that goes on without our agent. What it says last is there; a busy host needs longer to
-    // get that far.
+    // A kernel that keeps running without our agent. Its last output is shown; a busy host needs
+    // longer to get that far.
     let init = "rdinit=/bin/busybox -- sh -c \"echo here I sit; exec /bin/busybox sleep 100\"";
     let sits = [15, 60].into_iter().any(|seconds| {
         let timeout = format!("{seconds}s");

@@ -1,6 +1,6 @@
-//! Two Linux nodes on a modelled link one lane of which is dead, while the other one has bit errors
-//! and DLLPs are lost: what uTofu processes and IP see is as over any other, and counters tell what
-//! has happened.
+//! Two Linux nodes on a modelled link. One lane is dead, the other one has bit errors, and DLLPs
+//! are lost. uTofu processes and IP work as over any other link, and counters tell what has
+//! happened.
 
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
 use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, wait_for};
@@ -8,7 +8,7 @@ use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, wait_for};
 /// The one link, by the port at both of its ends.
 const PORT: &str = "A";
 
-/// What both nodes' ports have counted by a name, and the kernel's interfaces, if they count it.
+/// The counters of this name of both nodes' ports, and of the kernel's interfaces, if they have it.
 #[track_caller]
 fn counted(place: &Place, name: &str) -> [u64; 2] {
     let said = place.run(&["stats", "--json"]).json();
@@ -23,7 +23,7 @@ fn shell(place: &Place, node: &str, line: &str) -> String {
     place.run_for(&["exec", node, "--", "sh", "-c", line], PATIENCE, b"").ok()
 }
 
-/// Six processes put to each other, round by round, and look at each byte.
+/// Six processes put to each other, round by round, and check each byte.
 fn processes(place: &Place, sdk: &Sdk) {
     sdk.compile("programs/processes.c", &["-ltofucom"]);
     let job = ["-n", "2", "--no-prefix", "--env", "AXIS=3", "./processes"];

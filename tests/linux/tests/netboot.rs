@@ -2,7 +2,7 @@
 
 use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, wait_for};
 
-/// Two nodes boot at once, work together, and one boots again.
+/// Two nodes boot at once and work together; then one boots again.
 #[test]
 fn linux_comes_over_the_torus() {
     let Some(place) = Place::new("linux_comes_over_the_torus", Image::Default) else { return };
@@ -14,7 +14,7 @@ fn linux_comes_over_the_torus() {
         (&"3x1x1x1x1x1".into(), Some(2))
     );
     for node in ["0", "1"] {
-        // What the kernel was told is for this node.
+        // The kernel's command line is the one for this node.
         let line = place.exec(node, &["cat", "/proc/cmdline"]).ok();
         assert!(line.contains(&format!("tofu.name=t-{node}-0-0-0-0-0 ")), "{line}");
         // The firmware was there before it.
@@ -34,7 +34,7 @@ fn linux_comes_over_the_torus() {
     place.is_clean();
 }
 
-/// A kernel that is not what the server has announced is not started.
+/// A kernel that differs from the one that the server has announced is not started.
 #[test]
 fn a_changed_kernel_is_not_started() {
     let Some(place) = Place::new("a_changed_kernel_is_not_started", Image::Default) else { return };

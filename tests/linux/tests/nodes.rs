@@ -77,9 +77,9 @@ fn two_nodes() {
     place.is_clean();
 }
 
-/// Whoever waits for others says so, and what waits in vain ends, or can be ended.
+/// A program that waits for others says so. A program that waits in vain ends, or can be ended.
 fn no_silent_waits(place: &Place) {
-    // A program without the others that it counts on. It has to begin in that time on a busy host.
+    // A program whose peers do not run. The time must suffice for it to begin on a busy host.
     let waits = place.run(&["exec", "--timeout", "12", "0", "--", "allpairs"]);
     assert_eq!(waits.code, Some(124), "{waits:?}");
     assert!(waits.err.contains("waiting for 1 of 1 other nodes: (1,0,0,0,0,0)\n"), "{waits:?}");
@@ -87,7 +87,7 @@ fn no_silent_waits(place: &Place) {
     let expected = "waiting for node (0,0,0,0,0,0), where no program has started\n";
     assert!(waits.err.contains(expected), "{waits:?}");
 
-    // One fails where the other would go on.
+    // One program fails while the other would keep running.
     place.run(&["link", "down", "0", "1"]).ok();
     let said = place.start(&["exec", "--all", "--", "allpairs"]).end(MOMENT);
     assert_eq!(said.code, Some(1), "{said:?}");
@@ -105,7 +105,8 @@ fn no_silent_waits(place: &Place) {
     let mut hangs = place.start(&["exec", "1", "--", "true"]);
     let begun = Instant::now();
     while hangs.runs() && begun.elapsed() < MOMENT {
-        // Further apart than what counts as the same Ctrl-C, unless the host is busy.
+        // Longer than the time within which signals count as the same Ctrl-C, unless the host is
+        // busy.
         std::thread::sleep(Duration::from_millis(700));
         interrupt(hangs.id());
     }
@@ -128,7 +129,7 @@ fn commands_on_a_terminal(place: &Place) {
     let here = format!("stty rows 33 cols 77; {on_node}; echo code $?; stty -a; exit 7");
     let mut command = std::process::Command::new("script");
     command.args(["-qec", &here, "/dev/null"]);
-    // As commands of this place have it.
+    // The environment that commands of this place have.
     for (name, value) in place.command(&[]).get_envs() {
         value.map(|value| command.env(name, value));
     }
@@ -141,7 +142,7 @@ fn commands_on_a_terminal(place: &Place) {
     assert!(error.contains("are not a terminal"), "{error}");
 }
 
-/// `tofu gdb`: names of functions of kernel and modules, and a node that goes on afterwards.
+/// `tofu gdb`: names of functions of kernel and modules, and a node that keeps running afterwards.
 fn a_debugger_in_a_kernel(place: &Place) {
     let error = place.run(&["gdb", "2"]).error();
     assert!(error.contains("node 2: the machine two has no such node"), "{error}");
@@ -179,7 +180,7 @@ fn a_debugger_in_a_kernel(place: &Place) {
     let expected = ["Breakpoint 1, ", " in vfs_read ()", &format!("{name} in section")];
     assert!(expected.iter().all(|text| said.out.contains(text)), "{said:?}");
     goes_on();
-    // One at a time; who is ended lets go as well.
+    // One debugger at a time; one that is killed releases the node as well.
     let holds = place.start(&["gdb", "0", "--", "-ex", "continue"]);
     let socket = || files().iter().any(|file| file.ends_with(".sock"));
     wait_for("the debugger", PATIENCE, socket);
@@ -192,14 +193,14 @@ fn a_debugger_in_a_kernel(place: &Place) {
     reader.end(MOMENT);
 }
 
-/// As the machine, the kernel and programs have them.
+/// The devices as the machine, the kernel and programs see them.
 fn devices(place: &Place) {
     let ps = place.ps();
     assert_eq!(ps[0]["shape"], "2x1x1x1x1x1");
     for (index, node) in ["0", "1"].into_iter().enumerate() {
         let own = &ps[0]["nodes"][index];
         assert_eq!((&own["state"], &own["vmm"]), (&json!("ready"), &json!("qemu")));
-        // As the machine has it, by the device's registers.
+        // As the machine sees it, according to the device's registers.
         assert_eq!(own["at"], json!([index, 0, 0, 0, 0, 0]));
         let device = device(place, node);
         assert_eq!(device["coords"], own["at"], "{device}");
@@ -243,7 +244,7 @@ fn linux_and_bare_nodes_on_one_torus() {
         text.starts_with("3 peers: put, get and atomic verified 3 times, ")
     };
     assert_eq!(lines.iter().filter(|line| verified(line)).count(), 4, "{out}");
-    // One node tells of the sum over all.
+    // One node prints the sum over all.
     let sum = |line: &&&Value| line["text"].as_str().unwrap().contains(" nodes by ");
     let sums: Vec<_> = lines.iter().filter(sum).collect();
     assert!(sums.len() == 1 && sums[0]["text"].as_str().unwrap().contains(": sum 10, "), "{out}");
@@ -285,7 +286,8 @@ fn a_monitor_is_killed_in_mid_traffic() {
     assert_eq!(device(&place, "1")["coords"], json!([1, 0, 0, 0, 0, 0]));
     place.all_pairs(3, 3);
 
-    // One that has no part in the traffic of the others fails and is repaired: they do not notice.
+    // A node that takes no part in the others' traffic fails and is repaired, which does not affect
+    // them.
     let mut programs = traffic(&place);
     place.run(&["node", "down", "2"]).ok();
     let node = place.node(2);
@@ -310,7 +312,7 @@ fn a_monitor_is_killed_in_mid_traffic() {
 }
 
 fn a_device_is_taken_away_in_mid_traffic(place: &Place) {
-    // Reset under the program that is sent to.
+    // Reset of the device of the receiving program.
     let [sender, receiver] = traffic(place);
     place.exec("1", &["tofu-guest", "reset"]).ok();
     let said = receiver.end(NOTICED);
@@ -328,7 +330,7 @@ fn a_device_is_taken_away_in_mid_traffic(place: &Place) {
     end_receiver(place, receiver);
     self_test(place, "0");
 
-    // Unbound under the program: it lets go.
+    // Unbound while the program uses it: the program releases it.
     let [sender, receiver] = traffic(place);
     let start = Instant::now();
     place.exec("1", &["tofu-guest", "unbind"]).ok();
@@ -342,7 +344,7 @@ fn a_device_is_taken_away_in_mid_traffic(place: &Place) {
     self_test(place, "1");
     place.all_pairs(2, 3);
 
-    // A program that is killed, at the one end and at the other.
+    // A program is killed, at either end.
     for node in ["1", "0"] {
         let [sender, receiver] = traffic(place);
         place.exec(node, &["killall", "-9", "puts"]).ok();
@@ -359,7 +361,7 @@ fn a_device_is_taken_away_in_mid_traffic(place: &Place) {
 }
 
 fn commands_files_and_the_console(place: &Place) {
-    // The streams, the input and the code are the program's own.
+    // The output streams, the input and the exit code are the program's own.
     let said = place.exec("0", &["sh", "-c", "echo out; echo err >&2; exit 7"]);
     assert_eq!((said.out.as_str(), said.err.as_str(), said.code), ("out\n", "err\n", Some(7)));
     let said = place.exec("0", &["sh", "-c", "kill -9 $$"]);
@@ -369,7 +371,7 @@ fn commands_files_and_the_console(place: &Place) {
     let bytes: Vec<u8> = (0..3_000_000u32).map(|n| (n.wrapping_mul(n) >> 7) as u8).collect();
     let said = place.run_with(&["exec", "0", "--", "sha256sum"], &bytes);
     let sum = said.ok();
-    // A signal to the command is one to the program.
+    // A signal to the command is passed to the program.
     let mut sleeper = place.start(&[
         "exec",
         "0",
@@ -388,7 +390,7 @@ fn commands_files_and_the_console(place: &Place) {
     let gone = || place.exec("0", &["sh", "-c", "! pgrep -f 'sleep 1234[5]'"]).code == Some(0);
     wait_for("the program to die", MOMENT, gone);
 
-    // A folder with a file of some size, an empty one, a program and a link, there and back.
+    // A folder with a file of some size, an empty one, a program and a link, copied there and back.
     let folder = place.path().join("folder");
     std::fs::create_dir_all(folder.join("deep/er")).unwrap();
     std::fs::write(folder.join("data"), &bytes).unwrap();

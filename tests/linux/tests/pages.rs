@@ -1,9 +1,9 @@
 //! The commands of README.md and of the quick start, as they stand there, in their order.
 //!
 //! Each runs in a shell, in an empty folder where `guest-lib` and `ci` lead to those of the tree,
-//! and `target/release` to where the command is; `tofu` is on the path. `cargo run` builds and runs
-//! the command if it is the release build, and just runs it if it is another. A command that is not
-//! named in [`OTHERWISE`] ends by itself with exit code 0.
+//! and `target/release` to the folder of the command; `tofu` is on the path. `cargo run` builds and
+//! runs the command if it is the release build, and just runs it if it is another. A command that
+//! is not named in [`OTHERWISE`] ends by itself with exit code 0.
 
 use std::env;
 use std::ffi::OsString;
@@ -22,11 +22,11 @@ enum How {
     /// It is a machine: the commands after it wait for this text, and Ctrl-C ends it at the end of
     /// its block, or before the next machine.
     Machine(&'static str),
-    /// It serves until Ctrl-C: the commands after it wait for this text.
+    /// It runs until Ctrl-C: the commands after it wait for this text.
     Beside(&'static str),
     /// It makes a TAP interface: in a network namespace, or not at all.
     Gateway(&'static str),
-    /// It ends by itself, after all that is beside it.
+    /// It ends by itself, after all that runs beside it.
     Last,
     /// Something else runs it, or nothing does.
     Not(&'static str),
@@ -132,14 +132,14 @@ impl<'a> Reader<'a> {
 
     fn command(&self, text: &str) -> Command {
         let mut command = Command::new("bash");
-        // What comes after must get the shell's signals.
+        // The command must get the signals that are sent to the shell.
         command.args(["-c", &format!("cd '{}' && exec {text} 2>&1", self.folder.display())]);
         command.env("PATH", &self.path).env("XDG_RUNTIME_DIR", self.place.path());
         command.env_remove("RUST_LOG");
         command
     }
 
-    /// Starts what goes on until Ctrl-C, and waits for a line with this text.
+    /// Starts a command that runs until Ctrl-C, and waits for a line with this text.
     fn start(command: Command, ready: &str) -> Running {
         let mut running = Running::start(command, b"");
         while !running.line().contains(ready) {}
@@ -174,7 +174,8 @@ impl<'a> Reader<'a> {
                         end(beside.drain(..).chain(machine.take()));
                         let command = namespace.command(&self.command(&text));
                         machine = Some(Self::start(command, ready));
-                        // The interface ends with the machine, and the namespace by name only.
+                        // The interface ends with the machine; only the name of the namespace is
+                        // removed here.
                         drop(namespace);
                     }
                 }

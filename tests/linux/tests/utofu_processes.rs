@@ -1,5 +1,6 @@
-//! Many uTofu processes on a Linux node at once, by way of `tofud`: a C program (see
-//! `programs/processes.c`), built as a user builds his and copied to the nodes with its libraries.
+//! Many uTofu processes on a Linux node at once, with `tofud`: a C program (see
+//! `programs/processes.c`), built as a user would build it and copied to the nodes with its
+//! libraries.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,7 +20,7 @@ fn run(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A machine of two nodes that have the program; or `None`, after it was said why not.
+/// A machine of two nodes that have the program; or `None`, after the reason was printed.
 fn machine(test: &str) -> Option<Place> {
     if Command::new("gcc").arg("--version").output().is_err() {
         skip(test, "there is no gcc");
@@ -73,7 +74,7 @@ fn on_both(place: &Place, args: &[&str], time: Duration) -> [String; 2] {
     running.map(|program| program.end(time).ok())
 }
 
-/// The processes that a program speaks of, each with the rounds that it did.
+/// The processes that a program lists, each with the rounds that it did.
 fn rounds(out: &str) -> BTreeSet<(u32, u64)> {
     let line = |line: &str| {
         let (process, rounds) = line.strip_prefix("process ")?.split_once(": ")?;
@@ -98,7 +99,7 @@ fn many_processes() {
 }
 
 fn that_nobody_counted(place: &Place) {
-    // One alone, and as many as there are queues on all TNIs, started at once.
+    // One process, and as many as there are queues on all TNIs, started at once.
     for count in ["1", "8", "11", "2"] {
         let out = place.run(&processes("0", &["many", count, "20"])).ok();
         let expected = (0..count.parse().unwrap()).map(|process| (process, 20)).collect();
@@ -108,8 +109,8 @@ fn that_nobody_counted(place: &Place) {
     assert_eq!(said.code, Some(1), "{said:?}");
     let text = "UTOFU_ERR_FULL: Tofu device: no control queue is free on all TNIs";
     assert!(said.err.contains(text), "{said:?}");
-    // A queue is its process's, whoever has inherited the descriptors; another one keeps the
-    // device open meanwhile.
+    // A queue belongs to its process, whatever process has inherited the descriptors. Another
+    // process keeps the device open meanwhile.
     let mut other = place.start(&processes("0", &["orphan", "/tmp/go"]));
     assert_eq!(other.line(), "ready\n");
     place.run(&processes("0", &["heir", "/tmp/go"])).ok();
@@ -148,7 +149,7 @@ fn without_their_broker(place: &Place) {
         let new = place.exec("0", &["pidof", "tofud"]);
         new.code == Some(0) && new.out != old
     });
-    // The process keeps what it has; others wait for its end.
+    // The process keeps its queues; others get none until it ends.
     let said = place.run(&processes("0", &["many", "1", "1"]));
     assert_eq!(said.code, Some(1), "{said:?}");
     assert!(said.err.contains("in use by another process"), "{said:?}");
@@ -159,10 +160,10 @@ fn without_their_broker(place: &Place) {
     assert_eq!(out, format!("ready\nputs\nfurther queue: {gone}\n"));
     let out = place.run(&processes("0", &["many", "8", "3"])).ok();
     assert_eq!(rounds(&out).len(), 8, "{out}");
-    // Further queues are to be had from a broker that is there.
+    // Further queues are available while the broker runs.
     let out = place.run(&processes("0", &["orphan", "/tmp/go"])).ok();
     assert_eq!(out, "ready\nputs\nfurther queue: yes\n");
-    // Nor does anything need one, once it has let go of the device, and the network as well.
+    // No program needs a broker once the broker and the network have released the device.
     others_have_it(place).ok();
     place.exec("0", &["sh", "-c", "rm /run/tofu/*.sock; killall tofu-net"]).ok();
     let out = place.run(&processes("0", &["many", "1", "3"])).ok();

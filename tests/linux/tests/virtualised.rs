@@ -1,5 +1,5 @@
-//! Our monitor with hardware virtualisation: on a Linux node whose emulated processor has AMD's, so
-//! that it needs nothing of the host that runs the test.
+//! Our monitor with hardware virtualisation: on a Linux node whose emulated processor has AMD's
+//! virtualisation, so that the test needs nothing of the host that it runs on.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -19,7 +19,7 @@ fn libraries(program: &Path) -> BTreeSet<String> {
 fn host(test: &str) -> Option<Place> {
     let place = Place::new(test, Image::Host)?;
     let up = ["--image", Image::Host.name(), "--shape", "1x1x1x1x1x1", "--vmm", "qemu"];
-    // Landlock is not among what the kernel of a node starts with. With two processors, guests and
+    // The kernel of a node does not enable Landlock by default. With two processors, guests and
     // at times the host itself are lost in QEMU's emulation of AMD-V.
     let append = "lsm=landlock,capability tofu.net=off";
     let more = ["--memory", "3GiB", "--cpus", "1", "--append", append];
@@ -56,7 +56,7 @@ fn guests_run_on_hardware_virtualisation() {
         assert!(out.contains("all 12 guests succeeded"), "{out}");
     }
 
-    // Linux by our own monitor, which `auto` takes, with all of the sandbox.
+    // Linux under our own monitor, which `auto` chooses, with the complete sandbox.
     let mut files = Vec::new();
     let image = place.run(&["image", "ls", "--json"]).json();
     let images = image.as_array().unwrap();
@@ -86,7 +86,7 @@ const TRIES: u32 = 3;
 
 fn linux_by_our_own_monitor(place: &Place, up: &[&str], with: &[&str]) -> Result<(), Said> {
     let run = |args: &[&str]| {
-        // Longer than it gives its guests itself, so that it says what is wrong.
+        // Longer than its own time limit for guests, so that it reports what is wrong.
         let line = [&["exec", "0", "--", "timeout", "300", "/tmp/tofu"], args].concat();
         let said = place.run_for(&line, Duration::from_secs(400), b"");
         assert!(!said.err.contains("sandbox") && !said.err.contains("Landlock"), "{said:?}");
@@ -98,7 +98,8 @@ fn linux_by_our_own_monitor(place: &Place, up: &[&str], with: &[&str]) -> Result
     };
     let out = run(&[up, with, &["--guest", "allpairs"]].concat())?.ok();
     assert!(out.contains("all 2 guests succeeded"), "{out}");
-    // As they come, and, but for the node whose last word is of the sum, at the end.
+    // Each line is printed as it arrives, and again at the end, except for the node whose last line
+    // is the sum.
     assert_eq!(out.matches("1 peers: put, get and atomic verified").count(), 3, "{out}");
     assert_eq!(out.matches("allreduce over 2 nodes").count(), 2, "{out}");
 

@@ -1,4 +1,4 @@
-//! Which module of a crate uses which, by what names.
+//! Which module of a crate uses which other module, and by what names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ impl Graph {
         self.uses.get(file).into_iter().flat_map(BTreeMap::keys)
     }
 
-    /// Forgets the uses of one file by another, and says which they were.
+    /// Removes the uses of one file by another, and returns them.
     pub(crate) fn remove(&mut self, from: &Path, to: &Path) -> Option<Uses> {
         self.uses.get_mut(from)?.remove(to)
     }
@@ -57,10 +57,10 @@ impl Graph {
     }
 }
 
-/// Re-exports that a path may go through before it is taken for one that never ends.
+/// Re-exports that a path may go through before it is taken to be endless.
 const MAX_DEPTH: u32 = 16;
 
-/// What a path in a module leads to: the module that defines the item and the item's name, or a
+/// Resolves a path in a module: the module that defines the item and the item's name, or a
 /// module itself. `None` if it leads out of the crate, or nowhere.
 fn resolve(crate_: &Crate, from: usize, path: &[String], depth: u32) -> Option<Found> {
     let (first, rest) = path.split_first()?;
@@ -79,10 +79,10 @@ fn resolve(crate_: &Crate, from: usize, path: &[String], depth: u32) -> Option<F
     }
 }
 
-/// A module, and the name of the item in it if it is not the module itself that was found.
+/// A module, and the name of the item in it, unless the module itself was found.
 type Found = (usize, Option<String>);
 
-/// The same for a path whose first name is looked for in a module.
+/// The same for a path whose first name is looked up in a module.
 fn follow(crate_: &Crate, at: usize, path: &[String], depth: u32) -> Option<Found> {
     let Some((first, rest)) = path.split_first() else { return Some((at, None)) };
     if depth > MAX_DEPTH {
@@ -90,7 +90,7 @@ fn follow(crate_: &Crate, at: usize, path: &[String], depth: u32) -> Option<Foun
     }
     let module = &crate_.modules[at];
     if let Some(child) = module.children.get(first) {
-        // The name of a module may be a function's, too.
+        // A module may have the same name as a function.
         if !rest.is_empty() || !module.items.contains(first) {
             return follow(crate_, *child, rest, depth);
         }

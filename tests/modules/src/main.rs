@@ -9,15 +9,14 @@
 //! are no use of the child. What is compiled for tests only does not count. Modules in one file
 //! are one, named by the file.
 //!
-//! A use that has to be against the others is explained in the comment at the top of its module, in
-//! a line that begins with `Cycle:` and the path of the other module in backticks:
+//! A use that must close a cycle is explained in the comment at the top of its module, in a line
+//! that begins with `Cycle:` and the path of the other module in backticks:
 //!
 //! ```text
 //! //! Cycle: `super::queue`, because a queue makes these and they refer to their queue.
 //! ```
 //!
-//! Uses of that module by this one are then left out of account. A line that explains what is no
-//! cycle is an error.
+//! Uses of that module by this one are then ignored. A line that explains no cycle is an error.
 
 mod cycles;
 mod graph;

@@ -9,7 +9,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, UseTree, Visibility};
 
-/// The kernel's module is no crate of cargo's.
+/// The kernel module is not a cargo crate.
 const OTHER_ROOTS: [&str; 1] = ["guest-lib/kernel/tofu_main.rs"];
 
 /// A path: the names between its colons.
@@ -43,7 +43,7 @@ pub(crate) struct Module {
 pub(crate) struct Import {
     pub(crate) name: String,
     pub(crate) path: Names,
-    /// Whether it makes the item known to others: then it may not be used here.
+    /// Whether it re-exports the item: then the import alone is no use here.
     pub(crate) exported: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Members that do not come, that do something else, and networks that lose signals.
+//! Members that do not take part or do something else, and networks that lose signals.
 
 use tofu_abi::barrier::{BchReady, BgAddress, InactiveBg};
 use tofu_abi::irq::{BgsIrqs, PortRequest, TniIrqs, TnrIrqs, vector};
@@ -37,7 +37,7 @@ fn a_member_that_never_comes_leaves_the_others_to_their_timeouts() {
         assert_eq!(error, ChannelWaitError::TimedOut { exceptions: BgsIrqs::NONE });
     }
     assert_eq!(group.channels[5].wait(SHORT_NS), Err(ChannelWaitError::Idle));
-    // Set up again with another number, it works as if nothing had been.
+    // Set up again with another number, it works as if nothing had happened.
     let Group { channels, .. } = group;
     for channel in channels {
         channel.close().unwrap();
@@ -151,7 +151,7 @@ fn a_signal_of_another_group_is_refused() {
     }
 }
 
-/// A node whose gate sends to one that waits for somebody else, or for nobody, or is not enabled.
+/// A node's gate sends to a gate that waits for another one, or for none, or is not enabled.
 #[test]
 fn a_signal_of_a_stranger_changes_nothing() {
     let cluster = Cluster::new("1x1x1x2x3x2");
@@ -229,7 +229,7 @@ fn a_notice_address_outside_of_memory_is_an_exception() {
     let mut group = Group::new(&cluster, 2, doubling);
     let register = gate_register(BCH, BgsReg::BchNoticeIpa);
     let right = cluster.device(0).read(register);
-    // Behind memory, not aligned, at the end of all addresses.
+    // Beyond memory, not aligned, and at the end of all addresses.
     for wrong in [cluster.memory_end(0), right + 4, u64::MAX - 127, u64::MAX] {
         cluster.device(0).write(register, wrong);
         group.start(Op::Sum, &[[1; 8]; 2], profile().integers);
@@ -277,8 +277,8 @@ fn a_circle_of_gates_does_not_run_for_ever() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let register = |bg, reg| gate_register(bg, reg);
     let here = |bg: u8| BgAddress::new(cluster.device(0).coords(), tni(), bg).0;
-    // By local links on node 0: the channel's gate, 20, 21, 22, 20, ...; 20 takes the signal of
-    // the start gate as one of the remote kind. 22 waits for 21 alone.
+    // By local links on node 0: the channel's gate, 20, 21, 22, 20, ...; 20 takes the start gate's
+    // signal as a remote one. 22 waits only for 21.
     let gates: [(u8, u64, u64, u64); 4] = [
         (BCH, 1 << 61 | 1 << 63, 0, here(20)),
         (20, 1 << 60 | 1 << 63, 21, here(BCH) << 32),
@@ -296,7 +296,7 @@ fn a_circle_of_gates_does_not_run_for_ever() {
     let ready = channel_register(BchReg::Ready);
     device.write(ready, BchReady(0).with_op(1).with_start(true).0);
     cluster.settle();
-    // It came back to gate 20, from a gate that this does not wait for.
+    // The signal came back to gate 20, from a gate that 20 does not wait for.
     assert_eq!(pending(&cluster, 0, 20), BgsIrqs::NODE_ADDRESS_UNMATCH);
     assert_eq!([21, 22].map(|bg| pending(&cluster, 0, bg)), [BgsIrqs::NONE; 2]);
 }

@@ -54,7 +54,8 @@ pub(crate) fn channel_config(tni: u8, bch: u8) -> ChannelConfig {
 /// Relay gates of every generation.
 pub(crate) const RELAYS: [u8; 4] = [16, 17, 18, 19];
 
-/// A way to connect gates: those of one member, by its place among the addresses of all.
+/// A way to connect gates: the gates of one member, by its place among the addresses of all
+/// members.
 pub(crate) type Algorithm = fn(&[BgAddress], usize) -> Vec<Gate>;
 
 /// A gate of another member.
@@ -62,7 +63,7 @@ fn gate_of(members: &[BgAddress], rank: usize, bg: u8) -> Option<BgAddress> {
     Some(members[rank].with_bg(bg))
 }
 
-/// Each exchanges with a partner in each of log2 n steps; for powers of two.
+/// Each member exchanges with a partner in each of log2 n steps; for powers of two.
 pub(crate) fn doubling(members: &[BgAddress], rank: usize) -> Vec<Gate> {
     doubling_with(members, rank, |_, step| RELAYS[0] + step as u8 - 1)
 }
@@ -102,8 +103,8 @@ pub(crate) fn tree(members: &[BgAddress], rank: usize) -> Vec<Gate> {
     let start = members[rank].bg();
     let child = |of: usize, n: usize| Some(2 * of + n).filter(|c| *c < members.len());
     let children = [child(rank, 1), child(rank, 2)];
-    // What goes up waits for the second child if there is one, else for the first; so does what
-    // goes down last.
+    // The signal up waits for the second child if there is one, else for the first. So does the
+    // last signal down.
     let up = |rank: usize| match (child(rank, 1), child(rank, 2)) {
         (_, Some(_)) => RELAYS[1],
         (Some(_), None) => RELAYS[0],
@@ -132,7 +133,7 @@ pub(crate) fn tree(members: &[BgAddress], rank: usize) -> Vec<Gate> {
     let parent = (rank > 0).then(|| (rank - 1) / 2);
     let find = |gates: &mut Vec<Gate>, bg: u8| gates.iter().position(|g| g.bg.get() == bg).unwrap();
     for link in chain.windows(2) {
-        // Where the value leaves for the parent and comes back from there, the chain is cut.
+        // The chain is cut where the value goes to the parent and comes back.
         if parent.is_some() && link[0] == up(rank) && link[1] == down(rank) {
             continue;
         }
@@ -165,7 +166,7 @@ pub(crate) fn ring(members: &[BgAddress], rank: usize) -> Vec<Gate> {
     } else {
         (first.dst_local, second.src_local) = (bg(RELAYS[1]), bg(RELAYS[0]));
     }
-    // The second time round begins at the last rank and ends at the one before.
+    // The second round begins at the last rank and ends at the one before.
     if n > 1 && rank + 2 != n {
         second.dst_remote = gate_of(members, (rank + 1) % n, RELAYS[1]);
     }
@@ -209,7 +210,7 @@ impl Group {
         Self { members, channels }
     }
 
-    /// Starts a round at all members, from one after the other, each with an input of its own.
+    /// Starts a round at all members, one after another, each with its own input.
     pub(crate) fn start(&mut self, op: Op, inputs: &[Input], count: u8) {
         for (channel, input) in self.channels.iter_mut().zip(inputs) {
             channel.start(op, input, count).unwrap();
@@ -247,7 +248,7 @@ pub(crate) fn expected(op: Op, inputs: &[Input]) -> Value {
     value
 }
 
-/// An input for each of `n` members, of as many integers or doubles as the operation takes.
+/// An input for each of `n` members, with as many integers or doubles as the operation takes.
 pub(crate) fn inputs(op: Op, n: usize, seed: u64) -> Vec<Input> {
     (0..n as u64)
         .map(|rank| {

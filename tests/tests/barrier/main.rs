@@ -62,7 +62,7 @@ fn barriers_of_tofu_and_tofu2() {
     let cluster = Cluster::of(Generation::K, "1x1x1x2x3x2");
     assert_eq!(cluster.device(0).generation(), Generation::K);
     let config = channel_config(0, 7);
-    // Relays that TofuD does not have, and some that would be start/end gates there.
+    // Relays that TofuD does not have, and some that would be start/end gates in TofuD.
     let members = group::members(&cluster, 8, 0, 7);
     let relay = |_: usize, step: usize| [63, 8][step - 1];
     let mut channels: Vec<_> = (0..8)
@@ -88,7 +88,7 @@ fn barriers_of_tofu_and_tofu2() {
         }
     }
     drop(channels);
-    // What the others have is not there.
+    // Gates that only the other generations have do not exist.
     for (tni, bch) in [(0, 8), (1, 0), (5, 15)] {
         let own = Gate { src_local: bg(bch), dst_local: bg(bch), ..gate(tni, bch) };
         let config = channel_config(tni, bch);
@@ -104,7 +104,7 @@ fn elements_beyond_the_count_are_nothing() {
     let mut group = Group::new(&cluster, 2, doubling);
     let Profile { integers, doubles, .. } = profile();
     let eight = [reduce::integers(&[7; 8]).unwrap(); 2];
-    // What was written to IDATA before is there still, but no part of it.
+    // IDATA still holds what was written before, but that is no part of the input.
     for count in [integers, integers.min(3), 0] {
         let sums: [u64; 9] = std::array::from_fn(|i| if i < count.into() { 14 } else { 0 });
         assert_eq!(group.reduce(Op::Sum, &eight, count)[..9], sums);
@@ -119,7 +119,7 @@ fn elements_beyond_the_count_are_nothing() {
 #[test]
 fn a_hundred_thousand_barriers_of_twelve_nodes() {
     let cluster = Cluster::new("1x1x1x2x3x2");
-    // Over the end of the sequence numbers.
+    // Across the wrap of the sequence numbers.
     let mut group = Group::with(&cluster, 12, tree, &config(1, 0xff_ff00));
     for round in 0..100_000u64 {
         if round % 100 == 0 {
@@ -155,7 +155,7 @@ fn no_node_ends_before_the_last_has_begun() {
     }
 }
 
-/// What a debugger does to the processors of relaying nodes: their drivers do nothing between
+/// As when a debugger stops the processors of relaying nodes: their drivers do nothing between
 /// the start of the round and its end elsewhere.
 #[test]
 fn gates_work_without_their_drivers() {
@@ -165,7 +165,7 @@ fn gates_work_without_their_drivers() {
     group.start(Op::Sum, &inputs, profile().integers);
     let outcome = group.channels[11].wait(PATIENCE_NS).unwrap();
     assert_eq!(outcome.value, expected(Op::Sum, &inputs));
-    // All the others have the notice in memory by now.
+    // By now all the others have the notice in memory.
     for channel in &mut group.channels[..11] {
         assert_eq!(channel.poll().unwrap().value, outcome.value);
     }
@@ -182,7 +182,7 @@ fn a_fast_node_may_be_a_round_ahead() {
         assert_eq!(fast.wait(PATIENCE_NS).unwrap().value[0], 2 * round);
         fast.start(Op::Sum, &number(round + 1)[0], 1).unwrap();
         cluster.settle();
-        // It waits in the other buffer, with its value, before the slow one has looked.
+        // The signal waits in the other buffer, with its value, before the slow member has polled.
         let read = |reg| cluster.device(1).read(gate_register(BCH, reg));
         let (mut buffers, mut used) = ([BgsReg::SignalA, BgsReg::SignalB], 1);
         if !(round + 1).is_multiple_of(2) {
@@ -212,7 +212,7 @@ fn one_round_at_a_time() {
     channel.start(Op::Barrier, &[0; 8], 0).unwrap();
     assert!(!state(0));
     assert_eq!(channel.start(Op::Barrier, &[0; 8], 0), Err(StartError::Busy));
-    // Who does not care is ignored, and counted.
+    // A start that disregards that is ignored, and counted.
     cluster.settle();
     cluster.device(0).write(ready, BchReady(0).with_op(1).with_start(true).0);
     cluster.settle();
@@ -343,7 +343,7 @@ fn modelled_time_is_that_of_the_paper() {
         assert_eq!(time.total_ps, rounds * time.last_ps);
     }
     drop(channel);
-    // Between neighbours a hop comes to it, and 104 bytes on the link.
+    // Between neighbours a hop is added, and 104 bytes on the link.
     let members = [here, BgAddress::new(cluster.device(1).coords(), tni(), BCH)];
     let mut channels = [0, 1].map(|rank| {
         let gates = doubling(&members, rank as usize);
@@ -358,18 +358,18 @@ fn modelled_time_is_that_of_the_paper() {
         let expected = 480_000 + timing().transit_ps(1, 104);
         match tofu_tests::links() {
             Links::Direct => assert_eq!(time.last_ps, expected),
-            // Frames have more about them than the bytes of a TLP.
+            // Frames add overhead to the bytes of a TLP.
             Links::Modelled => assert!(time.last_ps.abs_diff(expected) < expected / 20),
         }
     }
 }
 
-/// What packets take on the links of the generation.
+/// The time that packets take on the links of the generation.
 fn timing() -> Timing {
     Timing::of(Parameters::of(tofu_tests::generation()))
 }
 
-/// 0.29 us of each channel's 0.48 us do not overlap with those of others on the interface, and
+/// 0.29 us of each channel's 0.48 us do not overlap with other channels on the interface, and
 /// neither do relay gates.
 #[test]
 fn modelled_time_of_channels_of_one_interface_adds_up() {
@@ -397,7 +397,7 @@ fn modelled_time_of_channels_of_one_interface_adds_up() {
                 .map(|bch| cluster.icc(0).barrier_time(tni_id(), *bch));
             let last = times.inspect(|t| assert_eq!(t.rounds, rounds)).map(|t| t.last_ps).max();
             let busy = 190_000 + 290_000 * n;
-            // Of more than two, signals may be later than the interface is free.
+            // With more than two nodes, signals may arrive later than the interface becomes free.
             let relays = if n == 4 { n * 130_000 } else { 0 };
             let waits = if n == 4 { 4 * signal } else { 0 };
             assert!((busy + relays..=busy + relays + waits).contains(&last.unwrap()), "{last:?}");

@@ -1,4 +1,4 @@
-//! Links that cannot be, and what the driver and the device say of them.
+//! Impossible links, and how the driver and the device refuse them.
 
 use tofu_abi::Generation;
 use tofu_abi::barrier::{BgAddress, GpidBseq, LocalLink, RemoteLink, SignalMask};
@@ -88,7 +88,7 @@ fn the_driver_says_what_is_wrong_with_links() {
     loop_of_one[1].src_local = bg(relay);
     loop_of_one[1].dst_local = bg(relay);
     assert_eq!(check(&loop_of_one), ChannelError::NeverFires { tni: tni_id(), bg: first });
-    // After all of that, what is right works.
+    // After all of that, correct settings work.
     Group::new(&cluster, 4, doubling).barrier();
 }
 
@@ -104,7 +104,8 @@ fn gates_belong_to_one_channel_until_it_is_closed() {
     let gates = tree(&group.members, 0);
     let error = refused(&cluster, &config(0, 0), &gates);
     assert_eq!(error, ChannelError::Busy { tni: tni_id(), bg: BCH_ID.gate() });
-    // Another channel with a relay in common: nothing is changed, so it is free afterwards.
+    // Another channel with a relay in common is refused. Nothing is changed, so the channel is free
+    // afterwards.
     let other = channel_config(tni(), BCH + 1);
     let mut own = gate(tni(), BCH + 1);
     own.src_local = bg(BCH + 1);
@@ -157,7 +158,7 @@ fn the_device_refuses_links_to_gates_that_there_are_not() {
     let wrong = |bg, tni| BgAddress(peer).with_bg(bg).with_tni(tni).0;
     assert_eq!(enable(device, 17, [all, local(20, 21), remote(peer, peer), 0]), (1, BgsIrqs::NONE));
     let beyond = profile().gates;
-    // Some have all gates that an address can name.
+    // Some generations have all gates that an address can name.
     let gates = [
         ([all, local(beyond, 20), remote(peer, peer), 0], recv),
         ([all, local(20, 63), remote(peer, peer), 0], send),

@@ -22,7 +22,7 @@ const LONG_NS: u64 = 30_000_000_000;
 const NODES: usize = 12;
 const ROUNDS: u64 = 300;
 
-/// The devices of a machine that is in so many parts.
+/// The devices of a machine in this number of parts.
 fn devices(parts: u32) -> (InParts, Vec<Device<InProcess>>) {
     let shape: Shape = "1x1x1x2x3x2".parse().unwrap();
     let config = MachineConfig { engines: 2, ..tofu_tests::machine(shape) };
@@ -36,8 +36,8 @@ fn devices(parts: u32) -> (InParts, Vec<Device<InProcess>>) {
     (machine, devices)
 }
 
-/// Three groups of the same nodes, each by another algorithm, with two threads for each node:
-/// they run rounds at the same time, and threads are as late as the host makes them.
+/// Three groups of the same nodes, each with another algorithm, with two threads for each node:
+/// they run rounds at the same time, and the host decides how late threads are.
 #[test]
 fn threads_of_all_nodes_go_through_the_same_rounds() {
     let (_machine, devices) = devices(1);
@@ -51,7 +51,8 @@ fn nodes_of_all_parts_go_through_the_same_rounds() {
     rounds(&devices, ROUNDS / 3);
 }
 
-/// What is seen of gates and channels meanwhile fits together, and to what was there before.
+/// Inspected under load, gates and channels are consistent with each other and with earlier
+/// inspections.
 #[test]
 fn gates_and_channels_under_load_fit_together() {
     let (machine, devices) = devices(1);
@@ -66,7 +67,7 @@ fn gates_and_channels_under_load_fit_together() {
             while !done.load(Ordering::Relaxed) {
                 for (rank, last) in last.iter_mut().enumerate() {
                     let seen = see(&**node(rank), &interface);
-                    // Before the first register was written, there are none.
+                    // There are none before the first register is written.
                     if !parts(&seen).iter().any(|(name, _)| name == "channel") {
                         continue;
                     }

@@ -1,4 +1,4 @@
-//! Faults on the wires, and what barriers make of them.
+//! Faults on the wires, and their effects on barriers.
 
 use std::sync::Arc;
 
@@ -98,7 +98,7 @@ fn signals_that_come_twice_count_once() {
     let mut channels = wired.group(0);
     sums(&mut channels, ROUNDS);
     let exceptions = channels.iter().fold(BgsIrqs::NONE, |all, channel| all | channel.exceptions());
-    // A second one comes while the gate waits for the round's other signal, or after the round.
+    // A duplicate arrives while the gate waits for the round's other signal, or after the round.
     assert_eq!(exceptions, BgsIrqs::SIGNAL_STATE_ERROR | BgsIrqs::BSEQ_UNMATCH);
     let FaultCounters { duplicated, lost, .. } = wired.faults();
     assert!(duplicated > ROUNDS && lost == 0, "{duplicated} duplicated, {lost} lost");
@@ -112,7 +112,8 @@ fn after_a_lost_signal_the_group_is_set_up_again() {
         let mut channels = wired.group(bseq);
         sums(&mut channels, 2);
         wired.set_faults(Rates { loss, ..Rates::NONE }, true);
-        // Ends with the first round that a signal is lost in; what ends is right.
+        // Ends with the first round in which a signal is lost. Rounds that end have correct
+        // results.
         let lost = (0..1_000_000u64).find(|round| {
             for (rank, channel) in (0..).zip(&mut channels) {
                 channel.start(Op::Max, &reduce::integers(&[rank * round]).unwrap(), 1).unwrap();

@@ -1,6 +1,6 @@
 //! Random schedules of failures and repairs.
 
-/// What fails, or is repaired if `up`.
+/// An element that fails, or is repaired if the flag is set.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change {
     /// A link, by its number among all.
@@ -22,7 +22,7 @@ impl Random {
         (self.0 >> 33) % n
     }
 
-    /// The next entry of a schedule for a machine of so many nodes and links.
+    /// The next entry of a schedule for a machine of this number of nodes and links.
     pub(crate) fn change(&mut self, nodes: u32, links: usize) -> Change {
         let node = self.below(nodes.into()) as u32;
         let up = self.below(2) == 0;
