@@ -170,7 +170,7 @@ fn a_strongly_ordered_put_shows_its_last_word_last() {
     let (mut to_a, memory_a) = open(&devices[0], &CqConfig::new(TniId::ALL[0], CqId::ALL[0]), 4096);
     let (mut to_b, memory_b) = open(&devices[1], &CqConfig::new(TniId::ALL[0], CqId::ALL[0]), 4096);
     let [a, b] = [0, 1].map(|i| Target::new(devices[i].coords(), TniId::ALL[0]));
-    // Every word of the message is its sequence number, so the last one promises the others.
+    // Every word of the message is its sequence number, so the last word implies the others.
     let words = LEN / 8;
     std::thread::scope(|s| {
         s.spawn(|| {

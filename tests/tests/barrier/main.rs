@@ -88,7 +88,7 @@ fn barriers_of_tofu_and_tofu2() {
         }
     }
     drop(channels);
-    // Gates that only the other generations have do not exist.
+    // Interfaces and channels that only TofuD has do not exist.
     for (tni, bch) in [(0, 8), (1, 0), (5, 15)] {
         let own = Gate { src_local: bg(bch), dst_local: bg(bch), ..gate(tni, bch) };
         let config = channel_config(tni, bch);
