@@ -234,8 +234,8 @@ fn golden_map() -> Vec<(u64, Register)> {
         for bg in BgId::ALL {
             let page = 0x80_0000 + t + u64::from(bg.get()) * 0x1_0000;
             for (reg, (offset, name)) in BgsReg::ALL.iter().zip(BGS) {
-                // The 15 data qwords have a variant of their own; barrier channels exist
-                // for the gates 0 to 15 only.
+                // The 15 data qwords have a variant of their own; barrier channels exist only for
+                // the gates 0 to 15.
                 if !name.starts_with("DATA_") && (bg.get() < 16 || *offset < 0x800) {
                     map.push((page + offset, Register::Bgs { tni, bg, reg: *reg }));
                 }
@@ -485,7 +485,7 @@ fn interrupt_sets_are_sets() {
     assert!(both.intersects(CqsIrqs::EXCEPTIONS) && !both.intersects(CqsIrqs::ACKNOWLEDGES));
     assert_eq!(both.without(CqsIrqs::TOQ_MARKED_UE), CqsIrqs::MRQ_OVERFLOW);
     assert_eq!(format!("{both:?}"), r#"{"TOQ_MARKED_UE", "MRQ_OVERFLOW"}"#);
-    // Hardware may have requests that nobody knows.
+    // Hardware may have unknown requests.
     assert_eq!(format!("{:?}", CqsIrqs::from_raw(1 << 63)), "{9223372036854775808}");
     let links = TnrIrqs::of(3, PortRequest::PortError) | TnrIrqs::of(9, PortRequest::PortError);
     assert!(links.ports(PortRequest::PortError).eq([3, 9]));
@@ -705,7 +705,7 @@ fn subnets_are_the_smallest_boxes() {
         let nodes: Vec<_> = nodes.iter().map(|(x, y)| Coords::new(*x, *y, 0, 1, 2, 0)).collect();
         Subnet::around(&shape, &nodes)
     };
-    // Round the torus on X, and not on Y, where the machine is a mesh.
+    // Around the torus on X, but not on Y, where the machine is a mesh.
     assert_eq!(around(&[(7, 0), (0, 5), (1, 5)]).to_string(), "8,7,3,6,0,6,1,0,1");
     assert_eq!(around(&[(2, 3)]).to_string(), "8,2,1,6,3,1,1,0,1");
     assert_eq!(around(&[(0, 0), (4, 0)]).to_string(), "8,0,5,6,0,1,1,0,1");
@@ -743,7 +743,7 @@ proptest! {
     }
 }
 
-/// Checks that setting field `$with` to any value changes that field's bits only.
+/// Checks that setting field `$with` to any value changes only that field's bits.
 macro_rules! check_setter {
     ($raw:expr, $value:expr, $t:ident { $($field:ident / $with:ident : $ty:ty),* $(,)? }) => {$({
         let (_, lo, hi) = *$t::FIELDS.iter().find(|f| f.0 == stringify!($field)).unwrap();

@@ -72,7 +72,7 @@ fn io_nodes_are_those_with_z_0() {
     assert!(racks.io_nodes().all(|at| at.z == 0 && racks.is_io_node(at)));
     assert!(!racks.is_io_node(Coords::new(0, 0, 1, 0, 0, 0)));
     assert!(!racks.is_io_node(Coords::new(1, 0, 0, 0, 0, 0)));
-    // They stay with other axes' rings, and go when asked to.
+    // They stay when other axes lose their rings, and are removed on request.
     assert!(racks.with_torus([false; 3]).has_io_nodes());
     assert_eq!(racks.with_io_nodes(false).compute_nodes(), 204);
     let wide = Shape::new([2, 3, 4, 1, 2, 2]).unwrap().with_io_nodes(true);

@@ -11,7 +11,7 @@ use tofu_collective::{Exchange, Group, GroupConfig, GroupError};
 use tofu_utofu::{Code, Context, DeviceShare};
 use tofu_utofu_local::{LocalMachine, LocalProvider};
 
-/// Threads tell each other things by memory.
+/// Threads exchange data through memory.
 #[derive(Clone)]
 struct Board(Arc<(Barrier, Mutex<Vec<Vec<u64>>>)>, usize);
 
@@ -35,7 +35,7 @@ impl Exchange for Board {
     }
 }
 
-/// Runs `body` as each of so many processes, `per_node` of them on a node.
+/// Runs `body` as each of `members` processes, `per_node` of them on a node.
 fn processes(
     members: u32,
     per_node: u16,
@@ -122,7 +122,7 @@ fn with_few_gates_left_another_algorithm_is_taken() {
         let best = Group::new(context, &config(rank, [12, 1, 1]), board).unwrap();
         let most = best.gates().len();
         drop(best);
-        // One member has but three relays left on each interface.
+        // One member has only three relays left on each interface.
         let taken: Vec<_> = if rank == 5 {
             (0..6).map(|tni| context.alloc_vbg(tni, 30, 0).unwrap()).collect()
         } else {

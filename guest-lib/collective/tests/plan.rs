@@ -1,4 +1,4 @@
-//! Plans, run by a simulator of gates that knows no more than the links.
+//! Plans, run by a simulator of gates that knows only the links.
 
 use proptest::prelude::*;
 use tofu_abi::reduce::{self, Op, Value};
@@ -20,7 +20,7 @@ struct Gate {
     buffers: [Buffer; 2],
 }
 
-/// A signal under way: where to, by which input, of which round.
+/// A signal on its way: its target, the input there, and its round.
 struct Signal {
     to: GateOf,
     remote: bool,
@@ -122,7 +122,7 @@ impl Machine {
         }
     }
 
-    /// Runs until nothing moves; `choose(n)` picks one of `n` things that could happen next.
+    /// Runs until nothing happens any more; `choose(n)` picks one of `n` possible next events.
     fn run(&mut self, mut choose: impl FnMut(usize) -> usize) {
         loop {
             let ready: Vec<usize> =
@@ -142,7 +142,7 @@ impl Machine {
     }
 }
 
-/// Every link has its other end, and local ones stay with the member.
+/// Every link has another end, and local links stay within the member.
 fn check_links(plan: &Plan) {
     for member in 0..plan.members() {
         let gates = plan.gates(member);
@@ -259,7 +259,7 @@ fn boxes_of_1_to_48_members() {
         for shape in shapes(members) {
             for algorithm in ALGORITHMS {
                 check_links(&algorithm.plan(shape).unwrap());
-                // The latest thing first, so that some get far ahead of others.
+                // The latest event first, so that some members get far ahead of others.
                 check(algorithm, shape, Op::Sum, 4, |n| n - 1);
             }
         }

@@ -1,5 +1,5 @@
-//! The driver against a device made of a register map and memory, to see what exactly it
-//! writes, and in which order. What the real device does with it is tested with the device.
+//! The driver against a device made of a register map and memory, to see exactly what it writes,
+//! and in which order. The real device's reaction is tested with the device.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -84,7 +84,7 @@ struct State {
     on_sleep: Option<fn(&mut State)>,
     /// STATUS keeps CQ_ENABLE and CACHE_FLUSH_BUSY whatever is written.
     stuck: bool,
-    /// It does not know the register by which interrupts are asked for.
+    /// It lacks the register by which interrupts are requested.
     old: bool,
 }
 
@@ -317,7 +317,7 @@ fn a_queue_that_does_not_stop_keeps_its_memory() {
 fn queues_that_nobody_looks_after_are_stopped() {
     let (fake, cq) = open();
     let device = cq.device().clone();
-    // Whoever had it is gone, without closing it.
+    // The previous owner is gone, without closing it.
     std::mem::forget(cq);
     fake.take_writes();
     let other = CqId::ALL[CQ.index() + 1];
@@ -555,7 +555,7 @@ fn notices_are_taken_in_order_and_acknowledged_by_quarters() {
     }
 }
 
-/// The driver has asked for an interrupt; takes that back, as the device does.
+/// Checks that the driver has requested an interrupt, and clears the request, as the device does.
 fn take_ask(state: &State) {
     let addr = state.registers[&cqs_reg(CqsReg::InterruptArmIpa).offset()];
     let arm = state.memory.iter().find(|m| m.addr == addr).unwrap();
@@ -563,7 +563,7 @@ fn take_ask(state: &State) {
     arm.set(0, 0);
 }
 
-/// Puts a notice into the MRQ and fires, as the device does if it was asked to.
+/// Puts a notice into the MRQ and fires, as the device does on request.
 fn notice_while_asleep(state: &mut State) {
     take_ask(state);
     let addr = state.registers[&cqs_reg(CqsReg::MrqIpa).offset()];
@@ -581,7 +581,7 @@ fn a_wait_ends_with_a_notice_an_exception_or_the_time() {
 
     fake.with(|s| s.on_sleep = Some(notice_while_asleep));
     assert_eq!(cq.wait_mrq(u64::MAX).unwrap().id(), Some(MrqId::PutLast));
-    // Each would be an exit or a message, and a read an answer that the guest waits for.
+    // Each access would be an exit or a message, and the guest would wait for the answer to a read.
     assert_eq!(
         (fake.take_writes(), fake.with(|s| s.reads)),
         (vec![], 0),

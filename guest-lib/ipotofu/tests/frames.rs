@@ -1,4 +1,4 @@
-//! Frames over networks that lose, repeat, mix up and damage packets, and packets that are none.
+//! Frames over networks that lose, repeat, reorder and damage packets, and invalid packets.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use tofu_ipotofu::wire::{
 };
 use tofu_ipotofu::{Config, Core, Event, SendError, addr, tree};
 
-/// A packet on its way: who sent it, who is to have it, header and body.
+/// A packet on its way: its sender, its receiver, header and body.
 #[derive(Clone, Debug)]
 struct Flying {
     from: Coords,
@@ -45,7 +45,7 @@ fn send(core: &mut Core, frame: &[u8]) -> Result<Vec<Flying>, SendError> {
     Ok(flying)
 }
 
-/// Lets a packet arrive; what it leads to, and what is handed on.
+/// Lets a packet arrive; returns the resulting event, and the packets that are passed on.
 fn arrive(core: &mut Core, packet: &Flying) -> (Option<Vec<u8>>, Vec<Flying>) {
     let from = core.me();
     let (header, body) = packet.bytes.split_at(HEADER_SIZE.min(packet.bytes.len()));
@@ -76,7 +76,7 @@ impl Net {
         Self { nodes: all.map(|node| (node, Core::new(config(shape, mtu), node))).collect() }
     }
 
-    /// Lets everything arrive; what each node receives.
+    /// Lets all packets arrive; returns the frames that each node receives.
     fn run(&mut self, mut flying: Vec<Flying>) -> BTreeMap<Coords, Vec<Vec<u8>>> {
         let mut received = BTreeMap::<_, Vec<_>>::new();
         while let Some(packet) = flying.pop() {
@@ -150,7 +150,7 @@ fn sums_do_not_depend_on_how_words_are_added() {
     assert_eq!(sum(&[0xff, 0xff, 0xff, 0xff, 5]), 5);
 }
 
-/// A slow sum, a byte after the other.
+/// A slow sum, byte by byte.
 fn by_bytes(frame: &[u8]) -> u32 {
     let sum = frame.iter().enumerate().fold(0u64, |sum, (at, byte)| {
         (sum + (u64::from(*byte) << (8 * (at % 4)))) % u64::from(u32::MAX)
@@ -178,7 +178,7 @@ proptest! {
     }
 }
 
-/// Bytes among which there are many that carry.
+/// Bytes of which many cause a carry.
 fn any_byte() -> impl Strategy<Value = u8> {
     prop_oneof![Just(0), Just(0xff), any::<u8>()]
 }
@@ -208,10 +208,10 @@ fn questions_for_nodes_are_answered_and_others_go_out() {
     assert_eq!(reply[32..38], addr::mac(me));
     assert_eq!(reply[38..42], addr::ipv4(0, me));
     assert_eq!(core.take_reply(), None);
-    // One's own address, as before it is used: nobody else has it.
+    // The own address, as asked for before it is used: no other node has it.
     assert!(send(&mut core, &arp(addr::ipv4(0, me))).unwrap().is_empty());
     assert_eq!(core.take_reply(), None);
-    // Addresses that follow from no node of this machine.
+    // Addresses that belong to no node of this machine.
     let absent = addr::ipv4(0, Coords::new(1, 0, 0, 0, 0, 0));
     for target in [[192, 168, 0, 1], addr::ipv4(1, other), absent, [10, 0, 0, 2]] {
         assert_eq!(send(&mut core, &arp(target)).unwrap().len(), 4, "{target:?}");
@@ -270,7 +270,8 @@ fn neighbour_solicitations_are_answered() {
         let words = pseudo.chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
         let total = words.sum::<u32>();
         assert_eq!((total & 0xffff) + (total >> 16), 0xffff);
-        // Who has no address yet is told with everybody, and not that it was asked.
+        // A node without an address is answered by multicast, without the flag for solicited
+        // answers.
         assert!(send(&mut core, &solicitation([0; 16], target)).unwrap().is_empty());
         let reply = core.take_reply().unwrap();
         assert_eq!((reply[..6].to_vec(), reply[58]), (vec![0x33, 0x33, 0, 0, 0, 1], 0x20));
@@ -307,14 +308,14 @@ fn who_lies_about_the_sender_is_not_taken() {
     let mut victim = Core::new(config(shape, 1500), node(5));
     let mut other = Core::new(config(shape, 1500), node(1));
     let to = addr::mac(node(5));
-    // Another origin than the packet's source.
+    // An origin that is not the packet's source.
     let mut packet = send(&mut other, &frame(node(1), to, 100, 0)).unwrap().remove(0);
     packet.from = node(2);
     assert_eq!(arrive(&mut victim, &packet).0, None);
     // Another address in the frame.
     let packet = send(&mut other, &frame(node(2), to, 100, 0)).unwrap().remove(0);
     assert_eq!(arrive(&mut victim, &packet).0, None);
-    // A broadcast from somebody who is not on the way.
+    // A broadcast from a node that is not on its way.
     let all = send(&mut other, &frame(node(1), addr::BROADCAST, 100, 0)).unwrap();
     let mut packet = all[0].clone();
     let leaf = (0..12)
@@ -367,7 +368,7 @@ fn fragments_of_frames_that_never_end_take_no_room() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Whatever comes, nothing breaks, and what is received has been sent so.
+    /// Whatever arrives, nothing breaks, and received frames are as they were sent.
     #[test]
     fn any_bytes_are_taken(
         header in proptest::collection::vec(any::<u8>(), 0..40),
@@ -393,7 +394,7 @@ proptest! {
         }
     }
 
-    /// Packets get lost, come twice, in any order, or changed; what is received was sent.
+    /// Packets get lost, arrive twice, in any order, or changed. All received frames were sent.
     #[test]
     fn nothing_is_received_that_was_not_sent(
         lengths in proptest::collection::vec(60usize..9015, 1..12),
@@ -422,7 +423,7 @@ proptest! {
             let mut packet = flying[index].clone();
             match what {
                 0 => {
-                    // The device's ECRC finds these; without it the sum does, in frames of
+                    // The device's ECRC detects these; without it the sum does, in frames of
                     // several fragments.
                     let at = usize::from(place) % packet.bytes.len();
                     packet.bytes[at] ^= change;
@@ -475,7 +476,7 @@ proptest! {
         prop_assert_eq!(received, expected);
     }
 
-    /// Each node of any machine gets a broadcast once, and nobody sends it to himself or further
+    /// Each node of any machine gets a broadcast once, and no node sends it to itself or further
     /// than one hop.
     #[test]
     fn a_broadcast_reaches_each_node_once(

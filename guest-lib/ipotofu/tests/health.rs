@@ -1,4 +1,4 @@
-//! What nodes know of dead links, how they tell each other, and what they do about it.
+//! What nodes know of dead links, how they tell each other, and how they avoid them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,14 +26,14 @@ fn node(shape: &Shape, seed: u32) -> Coords {
     shape.coords(NodeId(seed % shape.nodes())).unwrap()
 }
 
-/// Links by one of their ends, for either end.
+/// Links given by one of their ends, listed for both ends.
 fn both_ends(shape: &Shape, links: &[(Coords, Port)]) -> BTreeSet<(Coords, Port)> {
     let other = |(at, port): &(Coords, Port)| Some((shape.neighbor(*at, *port)?, port.opposite()));
     let real = links.iter().filter(|link| other(link).is_some());
     real.flat_map(|link| [Some(*link), other(link)]).flatten().collect()
 }
 
-/// The links of a packet's way, one hop after the other.
+/// The links of a packet's way, hop by hop.
 fn links_of(shape: &Shape, from: Coords, target: &PacketTarget) -> Vec<(Coords, Port)> {
     let mut at = from;
     let legs = shape.legs(from, target.node, target.path).with_distances(target.distances);
@@ -57,7 +57,8 @@ impl PacketQueue for Posted {
     }
 }
 
-/// Has every node of a machine tell the others, for so long. What each of them knows then.
+/// Lets every node of a machine tell the others for some time. Returns what each of them knows
+/// then.
 fn tell_all(
     shape: Shape,
     dead: &BTreeSet<(Coords, Port)>,
@@ -116,7 +117,7 @@ proptest! {
         }
     }
 
-    /// What nobody has said has no effect, and what is said of others neither.
+    /// Reports that no node sent have no effect, and neither have reports about other nodes.
     #[test]
     fn a_node_speaks_for_itself_only(
         shape in shape(),
@@ -143,7 +144,7 @@ proptest! {
         }
     }
 
-    /// Where there is a way without dead links, that is taken; where there is none, all are tried.
+    /// A way without dead links is taken if there is one; otherwise all ways are tried.
     #[test]
     fn packets_go_round_what_is_known_to_be_dead_and_try_every_way(
         shape in shape(),
@@ -177,7 +178,8 @@ proptest! {
         if !all.iter().any(is_clear) {
             prop_assert_eq!(first, all[0]);
         }
-        // Should all that was said be a lie, and all other ways be dead, it goes by one of those.
+        // If all reports are false, and all other ways are dead, the packet goes by one of the
+        // reported ones.
         let works = |way: &PacketTarget| lies && !is_clear(way);
         let mut tried = vec![first];
         while !works(tried.last().unwrap()) {
@@ -247,7 +249,7 @@ fn reports_last_for_their_time_and_late_ones_change_nothing() {
     assert!(known.learn(&report(0, 2), SECOND), "numbers begin again after the last one");
     assert!(known.learn(&report(1, 0), SECOND));
     assert_eq!(known.dead_ports(other, SECOND), 0);
-    // Started again, with a number of long ago: it is believed when its last word has lapsed.
+    // The node restarts with an old number: it is believed once its last report has expired.
     assert!(!known.learn(&report(u32::MAX - 100, 2), 2 * SECOND));
     assert!(known.learn(&report(u32::MAX - 100, 2), 3 * SECOND + REPORT_NS));
 }

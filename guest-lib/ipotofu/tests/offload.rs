@@ -1,4 +1,4 @@
-//! Offloaded frames: their metadata, who gets them, and completing them.
+//! Offloaded frames: their metadata, their receivers, and their completion.
 
 use proptest::prelude::*;
 use smoltcp::wire::{EthernetFrame, Ipv4Packet, Ipv6Packet, TcpPacket, UdpPacket};
@@ -13,7 +13,7 @@ const OTHER: Coords = Coords::new(1, 0, 0, 0, 0, 0);
 const SECOND: u64 = 1_000_000_000;
 const SEQUENCE: u32 = 0xffff_ff00;
 
-/// A frame as a kernel leaves it that is offloaded: its checksum field has the sum of the pseudo
+/// A frame as a kernel with offloading leaves it: its checksum field has the sum of the pseudo
 /// header. `protocol` is 6 with `flags` of TCP, or 17.
 fn frame(v6: bool, protocol: u8, flags: u8, payload: &[u8]) -> (Metadata, Vec<u8>) {
     let mut frame = [addr::mac(OTHER), addr::mac(ONE)].concat();
@@ -32,7 +32,7 @@ fn frame(v6: bool, protocol: u8, flags: u8, payload: &[u8]) -> (Metadata, Vec<u8
         frame.extend([0x12, 0xff, 0x40, 0, 64, protocol, 0, 0]);
         frame.extend(addr::ipv4(0, ONE));
         frame.extend(addr::ipv4(0, OTHER));
-        // The header's own checksum is there, for those that go as they are.
+        // The IP header's own checksum is valid, for frames that are sent unchanged.
         Ipv4Packet::new_unchecked(&mut frame[14..]).fill_checksum();
         14 + 12
     };
@@ -65,7 +65,7 @@ fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|i| ((i * 31) >> 3) as u8).collect()
 }
 
-/// Looks at a complete frame with another TCP/IP stack's eyes: sequence number, flags, payload.
+/// Parses a complete frame by another TCP/IP stack: sequence number, flags, payload.
 fn look(v6: bool, frame: &[u8]) -> (u32, bool, bool, Vec<u8>) {
     let ethernet = EthernetFrame::new_checked(frame).unwrap();
     let (from, to, tcp) = if v6 {
@@ -124,7 +124,7 @@ proptest! {
         prop_assert_eq!(Metadata::parse(&metadata.emit()), Ok(metadata));
     }
 
-    /// Whatever is said of whatever frame: it is refused, or done within bounds.
+    /// Whatever the metadata of whatever frame: it is refused, or handled within bounds.
     #[test]
     fn nothing_that_is_said_does_harm(
         said: [u8; METADATA_SIZE],
@@ -182,7 +182,7 @@ fn what_does_not_fit_is_refused() {
     }
 }
 
-/// A packet: header, and what follows.
+/// A packet: header and body.
 type Flying = ([u8; HEADER_SIZE], Vec<u8>);
 
 fn node(at: Coords, offload: bool) -> Core {
@@ -235,7 +235,7 @@ fn they_go_to_nodes_that_say_that_they_take_them() {
     let packets = send(&mut one, &metadata, &small, SECOND).unwrap();
     let event = arrive(&mut other, ONE, &packets, SECOND);
     assert_eq!(event, Event::Whole(metadata, METADATA_SIZE..METADATA_SIZE + small.len()));
-    // It may have been replaced by something else meanwhile.
+    // The other node may have been replaced meanwhile by one that takes no such frames.
     assert!(send(&mut one, &metadata, &small, 3 * SECOND).is_none());
     arrive(&mut one, OTHER, &hello, 4 * SECOND);
     assert!(send(&mut one, &metadata, &small, 4 * SECOND).is_some());
@@ -243,7 +243,7 @@ fn they_go_to_nodes_that_say_that_they_take_them() {
     let hello = plain(&mut replaced, ONE);
     arrive(&mut one, OTHER, &hello, 4 * SECOND);
     assert!(send(&mut one, &metadata, &small, 4 * SECOND).is_none());
-    // Whoever does not take them counts them as what they do not know.
+    // A node that does not take them counts them as malformed.
     assert_eq!(arrive(&mut replaced, ONE, &packets, 0), Event::Nothing);
     assert_eq!(replaced.counters().malformed, 1);
 }
@@ -257,12 +257,13 @@ fn a_hostile_neighbour_gets_nothing_through() {
     let packets = send(&mut one, &metadata, &small, 0).unwrap();
     let packet = Packet::new_checked(&packets[0].0).unwrap();
     assert_eq!((packet.kind(), packet.takes_offloaded()), (Some(PacketKind::Offloaded), true));
-    // Every byte of what is said changed in every bit: refused, or another thing that fits.
+    // Every bit of the metadata is changed: the frame is refused, or the metadata is still
+    // consistent.
     for byte in 0..METADATA_SIZE {
         for bit in 0..8 {
             let mut changed = packets.clone();
             changed[0].1[byte] ^= 1 << bit;
-            // Damage is found; a liar makes the sum fit.
+            // Damage is detected; a malicious sender makes the sum match.
             assert_eq!(arrive(&mut other, ONE, &changed, 0), Event::Nothing);
             let sum = wire::sum(&changed[0].1).to_be_bytes();
             changed[0].0[12..16].copy_from_slice(&sum);
@@ -273,7 +274,7 @@ fn a_hostile_neighbour_gets_nothing_through() {
     }
     assert!(other.counters().malformed > 30, "{:?}", other.counters());
     assert_eq!(other.counters().damaged, 64);
-    // For another node, or by one that it does not come from.
+    // For another node, or from a node that did not send it.
     let mut stray = packets.clone();
     stray[0].1[METADATA_SIZE + 5] ^= 2;
     let sum = wire::sum(&stray[0].1).to_be_bytes();

@@ -19,7 +19,7 @@ struct channel {
 
 static struct channel open_channel(int tni, int bch)
 {
-	/* A relay gate of its own, the same for all who compute it. */
+	/* A relay gate of its own, the same for all that compute it. */
 	struct channel c = { .tni = tni, .bch = bch, .relay = 16 + bch };
 	char name[64];
 
@@ -71,7 +71,7 @@ static void start(struct channel *c, int op, int count, const uint64_t *values)
 	c->regs[0x840 / 8] = 1ull << 62 | (uint64_t)count << 8 | op;
 }
 
-/* The operation of the round's notice, or -1 after so many seconds. */
+/* The operation of the round's notice, or -1 after `seconds` seconds. */
 static int wait_round(struct channel *c, uint64_t *values, int seconds)
 {
 	volatile uint64_t *half = c->notice + (c->bseq & 1) * 16;
@@ -102,7 +102,7 @@ static int rest_is_untouched(struct channel *c)
 
 static void rounds(struct coords me)
 {
-	/* Of two interfaces if they have barriers, and a sequence number that is about to begin anew. */
+	/* Of two interfaces if they have barriers, and a sequence number that is about to wrap. */
 	int tni = barrier_tni(3), most = generation().integers;
 	struct channel a = open_channel(0, 4), b = open_channel(tni, 5);
 	uint32_t bseq = 0xffffff - 20;
@@ -133,7 +133,7 @@ static void rounds(struct coords me)
 	close_channel(&b);
 }
 
-/* What the last signal of these numbers said. */
+/* The contents of the last of these signals. */
 static volatile int got_number, got_code, got_value;
 
 static void note(int number, siginfo_t *info, void *context)
@@ -241,7 +241,7 @@ static int meet(int me, int count, struct coords other)
 
 	if (link_to(&c, other, tni, 3, 1))
 		die("ENABLE_BCH");
-	/* Signals to gates that are not set up are lost: whoever started us waits for this line. */
+	/* Signals to gates that are not set up are lost, so the parent waits for this line. */
 	printf("ready\n");
 	fflush(stdout);
 	for (int i = 0; i < 6000 && access("/tmp/go", F_OK); i++)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What the tests share: results in the form of kselftest (TAP), and a small user of a queue. */
+/* Shared by the tests: results in kselftest format (TAP), and a small user of a queue. */
 #ifndef TOFU_TESTS_COMMON_H
 #define TOFU_TESTS_COMMON_H
 
@@ -33,7 +33,7 @@ static int tests_done, tests_failed;
 	fflush(stdout); \
 } while (0)
 
-/* That a call fails with an errno. */
+/* Checks that a call fails with an errno. */
 #define FAILS(call, code, ...) do { \
 	errno = 0; \
 	int result_ = (call); \
@@ -84,12 +84,13 @@ static inline struct coords my_coords(void)
 	return me;
 }
 
-/* What the node's controller has, as docs/src/user/generations.md says it. */
+/* The features of the node's controller, according to docs/src/user/generations.md. */
 struct generation {
 	const char *name;
 	/* The last queue of each interface is the kernel's. */
 	int tnis, cqs;
-	/* Interfaces with barriers; channels for processes and gates of one; integers of a reduction. */
+	/* Interfaces with barriers; channels for processes and gates of each; integers of a
+	 * reduction. */
 	int barrier_tnis, channels, gates, integers;
 	int sessions;
 };
@@ -227,8 +228,8 @@ static inline void ring(struct queue *q)
 }
 
 /*
- * Waits until the last command was sent; its rcode at this end, or -1 after some seconds. What the
- * target has made of it is in its notice: see end_of().
+ * Waits until the last command was sent; its rcode at this end, or -1 after some seconds. The
+ * target's result is in its notice: see end_of().
  */
 static inline int wait_tcq(struct queue *q)
 {
@@ -247,7 +248,7 @@ static inline int wait_tcq(struct queue *q)
 	}
 }
 
-/* Waits for a notice; its id, or -1 after so many seconds. */
+/* Waits for a notice; its id, or -1 after `seconds` seconds. */
 static inline int wait_mrq(struct queue *q, int seconds)
 {
 	uint64_t flip = (q->received / MRQ_ENTRIES & 1) ^ 1;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The driver of a device that no IOMMU translates for: rings have to be contiguous, other memory
- * need not be. Run as root.
+ * The driver with a device that has no IOMMU: rings must be contiguous, other memory need not be.
+ * Run as root.
  */
 #include "common.h"
 
 enum { HUGE = 2 << 20, LEN = 300 << 10 };
 
-/* Memory in small pages that do not follow each other: given out from the last to the first, and
- * every other one first. */
+/* Memory in small pages that are not contiguous: touched from the last to the first, and every
+ * other one first. */
 static uint8_t *scattered(size_t len)
 {
 	uint8_t *p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -22,7 +22,7 @@ static uint8_t *scattered(size_t len)
 	return p;
 }
 
-/* A large page, whose parts follow each other. */
+/* A large page, whose parts are contiguous. */
 static uint8_t *large(void)
 {
 	uint8_t *p = mmap(NULL, 2 * HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

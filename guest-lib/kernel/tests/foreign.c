@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A program as somebody would write it for a machine with this interface who has never seen this
- * project: of its files it includes none, and all that it knows is public.
+ * A program as an author would write it for a machine with this interface without having seen this
+ * project. It includes none of its files, and uses only public facts.
  *
  *	foreign serve TNI CQ BYTES
  *	foreign send TNI CQ BYTES X Y Z A B C ADDRESS
  *
- * The server prints "ADDRESS n", the address word of its buffer, which is for the sender.
+ * The server prints "ADDRESS n", the address word of its buffer, which the sender needs.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -142,7 +142,7 @@ int main(int argc, char **argv)
 	if (ioctl(fd, IOC(0), &init))
 		die("INIT_CQ");
 
-	/* Not at the start of a page, and large pages where they can be had. */
+	/* Not at the start of a page, and large pages where they are available. */
 	uint8_t *buffer = (uint8_t *)area(len + PAGE) + 1000;
 	struct alloc_stag stag = { .flags = 2, .stag = -1, .va = buffer, .len = len };
 	if (ioctl(fd, IOC(1), &stag))
@@ -214,8 +214,7 @@ int main(int argc, char **argv)
 	if (ioctl(fd, IOC(2), &free_stags) || stag.stag != -1 || free_stags.num != 1)
 		die("FREE_STAGS");
 	if (sends) {
-		/* Another way to use it is an exception, which is a signal: a direct descriptor that is
-		 * none. */
+		/* A wrong use is an exception, which is a signal: an invalid direct descriptor. */
 		for (int i = 7; i >= 0; i--)
 			regs[i] = ~0ull;
 		for (int i = 0; i < 500 && !signals; i++)

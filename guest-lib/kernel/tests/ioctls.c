@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Every ioctl with good and bad arguments, mmap, and who may open what. Run as root. */
+/* Every ioctl with good and bad arguments, mmap, and the permissions of files. Run as root. */
 #include "common.h"
 
 static void *const BAD = (void *)0xdead0000;
@@ -13,7 +13,7 @@ static int open_channel(int tni, int bch)
 	return open(name, O_RDWR);
 }
 
-/* There are files of what the controller has and processes may use, and no others. */
+/* There are files for all that the controller has and processes may use, and no others. */
 static void files(void)
 {
 	int last = has.tnis - 1, user = has.cqs - 2;
@@ -75,7 +75,7 @@ static void init_cq(void)
 	BAD_INIT(tcq_mem, (void *)((char *)q.tcq + 4), EINVAL);
 	BAD_INIT(mrq_mem, BAD, EFAULT);
 	BAD_INIT(toq_mem, (void *)-4096, EINVAL);
-	/* Larger than what is there. */
+	/* Larger than the memory that is mapped. */
 	BAD_INIT(mrq_size, 5, EFAULT);
 	WORKS(ioctl(q.fd, TOF_IOCTL_INIT_CQ, &good), "INIT_CQ after all that");
 	FAILS(ioctl(q.fd, TOF_IOCTL_INIT_CQ, &good), EBUSY, "INIT_CQ twice");
@@ -148,7 +148,7 @@ static void stags(void)
 	munmap(buffer, len);
 }
 
-/* The same memory has one STag, however often it is registered, as long as it is the same. */
+/* The same memory has one STag, however often it is registered, until its pages change. */
 static void again(void)
 {
 	struct queue q = open_queue(0, 1);
@@ -365,7 +365,7 @@ static void administration(void)
 	subnet = (struct tof_subnet){ 0 };
 	WORKS(ioctl(control, TOF_IOCTL_SET_SUBNET, &subnet), "SET_SUBNET");
 	FAILS(ioctl(info, TOF_IOCTL_SET_SUBNET, &subnet), ENOTTY, "SET_SUBNET of info");
-	/* A program that knows TofuD alone gets what there is. */
+	/* A program that knows only TofuD gets what this controller has. */
 	WORKS(ioctl(control, TOF_IOCTL_REG_USER, &user), "REG_USER");
 	cqs[5] = 0x800;
 	FAILS(ioctl(control, TOF_IOCTL_REG_USER, &user), EINVAL, "the kernel's queue");
@@ -386,7 +386,7 @@ static void administration(void)
 	fflush(stdout);
 	pid_t pid = fork();
 	if (!pid) {
-		/* Numbers go on in the child, and its failures in its exit code. */
+		/* Test numbers continue in the child, whose exit code is its number of failures. */
 		int before = tests_failed;
 
 		if (setgid(1) || setuid(4322))

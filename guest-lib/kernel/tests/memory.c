@@ -6,7 +6,7 @@ enum { BIG = 16 << 20, LEN = 1 << 20 };
 
 static struct coords me;
 
-/* Pages that are pinned, in KiB, of this process. */
+/* Pinned pages of this process, in KiB. */
 static long pinned(void)
 {
 	char line[128];
@@ -89,7 +89,7 @@ static void forked(void)
 		struct tof_alloc_stag more = { .stag = -1, .va = a, .len = 1 };
 		int bad = 0;
 
-		/* The child has a copy of the memory, and no business with the queue. */
+		/* The child has a copy of the memory, and may not use the queue. */
 		if (ioctl(q.fd, TOF_IOCTL_ALLOC_STAG, &more) != -1 || errno != EPERM)
 			bad |= 1;
 		memset(b, 1, LEN);
@@ -110,7 +110,7 @@ static void forked(void)
 	munmap(b, LEN);
 }
 
-/* A program that inherits the file: its rings are gone, and so its memory. */
+/* A program that inherits the file: its rings are gone, and so is its memory. */
 static void executed(void)
 {
 	int status = -1;
@@ -169,7 +169,7 @@ static void killed(void)
 			uint8_t *source = memory(BIG);
 			int64_t from = add_memory(&mine, source, BIG, 40, 0);
 
-			/* Both ways: the one who dies is at either end. */
+			/* Both ways: the process that dies is at either end. */
 			for (int i = 0; i < 64; i++)
 				post_command(&mine, i % 2 ? PUT : GET, me, 0, to, from, BIG - 8, 0);
 			ring(&mine);
@@ -184,7 +184,7 @@ static void killed(void)
 		usleep(round * 7000);
 		kill(pid, SIGKILL);
 		waitpid(pid, NULL, 0);
-		/* What it had can be had at once, and works. */
+		/* What it had is available at once, and works. */
 		struct queue again = open_queue(0, 0);
 		uint8_t *buffer = memory(LEN);
 		int64_t from = add_memory(&again, buffer, LEN, 40, 0);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The interface tofu0 from inside: `net test` looks at what ethtool and ioctls tell and set, and
- * at frames that cannot go anywhere; `net counters` prints the counters of ethtool, `net link`
- * what it says of the link; `net longest N` has TCP hand over and take up to N bytes at a time.
+ * The interface tofu0 from inside: `net test` checks what ethtool and ioctls report and set, and
+ * frames that cannot be delivered; `net counters` prints the counters of ethtool, `net link` its
+ * state of the link; `net longest N` lets TCP pass and receive up to N bytes at a time.
  */
 #include <arpa/inet.h>
 #include <linux/ethtool.h>
@@ -60,7 +60,7 @@ static struct {
 	__u64 value[MOST];
 } values;
 
-/* Reads names and values; how many there are. */
+/* Reads names and values; returns how many there are. */
 static int counters(void)
 {
 	struct ethtool_drvinfo info = { .cmd = ETHTOOL_GDRVINFO };
@@ -152,7 +152,7 @@ static void test(void)
 	CHECK(counter("no_such_node") == counted + 2, "both are counted");
 	FAILS(send_frame(frame, 5), EINVAL, "no Ethernet header");
 
-	/* A frame to all, of a kind that nobody knows, is sent; a question for a node is answered. */
+	/* A broadcast frame of an unknown kind is sent; a question for a node is answered. */
 	memset(frame, 0xff, 6);
 	frame[12] = 0x88;
 	frame[13] = 0xb5;
@@ -161,10 +161,10 @@ static void test(void)
 	CHECK(counter("sent") == counted + 1, "it is counted once");
 }
 
-/* Sets the longest packets that are not cut yet, as `ip link set` does by the names of these. */
+/* Sets the longest packets before segmentation, as `ip link set` does by these names. */
 static void longest(__u32 bytes)
 {
-	/* Those of IPv4 are newer than the headers of some systems. */
+	/* The attributes of IPv4 are newer than the headers of some systems. */
 	enum { GSO_IPV4 = 63, GRO_IPV4 = 64 };
 	static const unsigned short what[] = { IFLA_GSO_MAX_SIZE, IFLA_GRO_MAX_SIZE, GSO_IPV4,
 		GRO_IPV4 };

@@ -5,7 +5,7 @@
  *	put receive TNI CQ BYTES SEED
  *	put send TNI CQ BYTES SEED X Y Z A B C
  *
- * Both use the STag 7, which is one of a process's own choice, so that nothing is to be exchanged.
+ * Both use STag 7, which a process may choose itself, so that nothing need be exchanged.
  */
 #include "common.h"
 

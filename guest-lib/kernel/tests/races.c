@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Threads that call all at once, and a fuzzer of the ioctls; both for so many seconds:
+ * Threads that call everything at once, and a fuzzer of the ioctls; both for some seconds:
  *
  *	races [SECONDS [SEED]]
  *
- * What must hold: the kernel is well, a bystander's Puts stay correct, and nothing is left.
+ * Invariants: the kernel reports no error, a bystander's Puts stay correct, and nothing is left
+ * behind.
  */
 #include "common.h"
 
@@ -79,7 +80,7 @@ static void *bystander(void *failures)
 	return NULL;
 }
 
-/* Any ioctl with any argument, some of them nearly right. */
+/* Any ioctl with any argument, some of them almost valid. */
 static void *fuzzer(void *seed)
 {
 	uint64_t state = (uintptr_t)seed;
@@ -112,7 +113,7 @@ static void *fuzzer(void *seed)
 			if (next(&state) % 2)
 				argument[0] = TOF_UAPI_VERSION;
 			uint32_t n = next(&state) % 14;
-			/* Users' rights and the subnet are the bystander's, too. */
+			/* Users' rights and the subnet also apply to the bystander. */
 			if (n == 6 || n == 7)
 				continue;
 			ioctl(fd, TOF_IOCTL(n), next(&state) % 8 ? (void *)argument : (void *)pointers);
@@ -132,12 +133,12 @@ int main(int argc, char **argv)
 	pthread_t threads[2 * THREADS + 1];
 	int failures = 0;
 
-	/* An exception of a queue that is made of garbage ends no test. */
+	/* An exception of a queue with garbage must not end the test. */
 	signal(SIGTERM, SIG_IGN);
 	me = my_coords();
 	has = generation();
 	area = memory(LEN + (16 << 20));
-	/* Not one of the fuzzers' interface. */
+	/* Not a queue of the fuzzers' interface. */
 	int tni = has.tnis - 3, cq = has.cqs - 2;
 	shared = open_queue(tni, cq);
 	printf("# seed %llu\n", (unsigned long long)seed);

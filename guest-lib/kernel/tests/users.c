@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Two users of one node who try to reach each other's memory and queues. Run as root. */
+/* Two users of one node that try to reach each other's memory and queues. Run as root. */
 #include "common.h"
 
 enum { LEN = 65536, SECRET = 0x5a };
 
-/* What goes between the victim and the others. */
+/* Shared between the victim and the others. */
 struct shared {
 	volatile int ready, done;
 	int64_t address;
@@ -25,7 +25,7 @@ static void register_user(__u32 uid, __u32 gpid, __u64 cqs)
 	close(control);
 }
 
-/* Runs part as a user; what it returns. */
+/* Runs `part` as a user; returns its result. */
 static int as_user(unsigned int uid, int (*part)(struct shared *), struct shared *s)
 {
 	int status = -1;
@@ -81,7 +81,7 @@ static int stranger(struct shared *s)
 	return result;
 }
 
-/* What is not registered with one's own queue is out of reach, whoever has it. */
+/* Memory that is not registered with the own queue is out of reach, whoever owns it. */
 static int own_limits(struct shared *s)
 {
 	struct queue q = open_queue(0, 1);

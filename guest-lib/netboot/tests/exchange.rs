@@ -1,4 +1,5 @@
-//! Nodes and a server, and between them a network that loses, duplicates, delays and damages.
+//! Nodes and a server, and between them a network that loses, duplicates, delays and damages
+//! messages.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,11 +49,11 @@ impl Dice {
 /// Bytes of a message that one packet carries.
 const PACKET: usize = 1900;
 
-/// How bad a network is: how likely each is for a message, 0 to 1.
+/// How bad a network is: the probability of each fault of a message, 0 to 1.
 #[derive(Clone, Copy, Debug, Default)]
 struct Weather {
     lost: f64,
-    /// The same for each packet of a message, all of which must come.
+    /// The same for each packet of a message, all of which must arrive.
     packets_lost: f64,
     duplicated: f64,
     damaged: f64,
@@ -60,7 +61,8 @@ struct Weather {
     jitter_ns: u64,
 }
 
-/// What is on its way, by time of arrival: to whom, the server if `None`, from whom, and what.
+/// Messages on their way, by time of arrival: receiver (the server if `None`), sender, and
+/// contents.
 type Sent = BTreeMap<(u64, u64), (Option<Coords>, Coords, Vec<u8>)>;
 
 struct World {
@@ -233,8 +235,8 @@ fn a_server_that_falls_silent_is_given_up() {
     assert_eq!(world.sent, before);
 }
 
-/// As on a way of seven links each of which loses every twentieth packet: a block of 9 packets
-/// arrives once in 24 times, and the question for it twice in three.
+/// As on a way of seven links each of which loses one packet in twenty: a block of 9 packets
+/// arrives once in 24 times, and the question for it two times in three.
 #[test]
 fn a_file_comes_over_links_that_lose_many_packets() {
     let kernel = bytes(40 * BLOCK + 17);
@@ -271,7 +273,7 @@ fn blocks_of_other_files_are_refused() {
     }
 }
 
-/// Found by fuzzing: what an answer did not have was never asked for again.
+/// Found by fuzzing: blocks that an answer left out were never asked for again.
 #[test]
 fn what_an_answer_leaves_out_is_asked_for_again() {
     let kernel = bytes(3 * BLOCK + 17);
@@ -320,7 +322,7 @@ fn nodes_take_turns() {
             server.receive(node(c), &message);
         }
     };
-    // One asks for more than is kept, the other for two.
+    // One node asks for more than the server keeps, the other for two.
     ask(&mut server, 0, 1000);
     ask(&mut server, 1, 2);
     let order: Vec<_> = std::iter::from_fn(|| server.answer()).map(|(to, _)| to.c).collect();
@@ -358,8 +360,7 @@ fn manifests_that_cannot_be_sent_are_none() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the network does short of losing everything, the files that arrive are the right
-    /// ones.
+    /// Unless the network loses everything, the right files arrive, whatever else it does.
     #[test]
     fn what_arrives_is_right(
         seed: u64,
@@ -384,7 +385,7 @@ proptest! {
         prop_assert_eq!(world.fetch(node(0), &manifest, FileRole::Kernel).unwrap(), kernel);
     }
 
-    /// Messages are read as they were written, and no other bytes are taken for them.
+    /// Messages are read as they were written, and other bytes are not taken for messages.
     #[test]
     fn bytes_are_a_message_or_none(
         bytes in proptest::collection::vec(any::<u8>(), 0..200),
@@ -403,7 +404,7 @@ proptest! {
         }
     }
 
-    /// A report is cut where a character ends.
+    /// A report is cut at the end of a character.
     #[test]
     fn text_is_cut(text in "\\PC{0,300}") {
         let envelope = wire::Envelope { session: 5, tag: 6 };

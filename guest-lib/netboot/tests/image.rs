@@ -1,4 +1,4 @@
-//! Placing images, by files made here.
+//! Placing images, with files made here.
 
 use proptest::prelude::*;
 use tofu_netboot::image::{Handed, ImageError, ZERO_PAGE_SIZE, places, plan};
@@ -125,7 +125,7 @@ fn files_are_kept_apart_at_the_end_of_memory() {
         assert!(matches!(error, ImageError::TooLittleMemory { .. }));
         assert!(error.to_string().contains("give it more memory"), "{error}");
     }
-    // Beyond 2 GiB no kernel looks for it.
+    // No kernel looks for it beyond 2 GiB.
     let large = places(&(0x20_0000..0xc000_0000), 1, 0x1000).unwrap();
     assert_eq!(large.initrd.end, 0x8000_0000);
 }
@@ -173,8 +173,8 @@ fn the_boot_parameters_say_where_everything_is() {
 }
 
 proptest! {
-    /// Whatever the file, all that would be written is within the room, comes from the file, and
-    /// is written once.
+    /// Whatever the file, everything that would be written lies within the room, comes from the
+    /// file, and is written once.
     #[test]
     fn nothing_is_placed_outside(
         changes in proptest::collection::vec((0usize..300, any::<u8>()), 0..12),

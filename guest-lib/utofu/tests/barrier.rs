@@ -102,7 +102,7 @@ fn different_operations_are_a_mismatch_and_the_next_round_is_good() {
 fn after_a_round_that_does_not_end_gates_are_linked_anew() {
     let Pair { contexts, .. } = pair();
     let [one, other] = &contexts;
-    // The one that never comes has done several rounds, one or none.
+    // The process that does not take part has done several rounds, one or none.
     for rounds in [5, 1, 0] {
         let [a, b] = linked(&contexts, 4);
         for round in 0..rounds {
@@ -114,7 +114,7 @@ fn after_a_round_that_does_not_end_gates_are_linked_anew() {
         one.reduce_uint64(a, 7, &[1 << 40], 0).unwrap();
         assert_eq!(code(one.poll_reduce_uint64(a, 0)), Code::NotCompleted);
         assert_eq!(code(one.barrier(a, 0)), Code::Busy);
-        // Both let go of their gates before one links them again: see utofu-choices.md.
+        // Both free their gates before one links them again: see utofu-choices.md.
         one.free_vbg(&[a]).unwrap();
         other.free_vbg(&[b]).unwrap();
     }
@@ -221,12 +221,12 @@ fn codes_of_links() {
     };
     let round = [own(ids[0]), pair(ids[1], ids[2]), pair(ids[2], ids[1])];
     assert_eq!(code(one.set_vbg(&round)), Code::InvalidArg);
-    // Nothing of all this has linked anything.
+    // None of this has linked anything.
     one.set_vbg(&[own(ids[0])]).unwrap();
     one.barrier(ids[0], 0).unwrap();
     over(|| one.poll_barrier(ids[0], 0)).unwrap();
     assert_eq!(code(one.set_vbg(&[own(ids[0])])), Code::Used);
-    // A channel that cannot be opened takes those with it that were opened for the same call.
+    // If a channel cannot be opened, those opened for the same call are closed as well.
     let second = one.alloc_vbg(2, 1, 0).unwrap()[0];
     let third = one.alloc_vbg(2, 1, 0).unwrap()[0];
     assert_eq!(code(one.set_vbg(&[own(second), VbgSetting::new(third)])), Code::InvalidArg);
@@ -302,11 +302,11 @@ fn processes_of_a_node_share_its_gates() {
     one.reduce_uint64(first[0], 7, &[1], 0).unwrap();
     other.reduce_uint64(second[0], 7, &[2], 0).unwrap();
     assert_eq!(*over(|| one.poll_reduce_uint64(first[0], 0)).unwrap(), [3]);
-    // A process that goes gives back what it had, also in the middle of a round.
+    // A process that exits frees what it had, also in the middle of a round.
     other.reduce_uint64(second[0], 7, &[2], 0).unwrap_err();
     drop(one);
     assert_eq!(other.alloc_vbg(0, 33, 0).unwrap()[0], first[0]);
-    // Five processes share the interfaces out.
+    // Five processes divide the interfaces among themselves.
     let five = Context::new(node.clone(), DeviceShare::new(1, 5).unwrap());
     assert_eq!(code(five.alloc_vbg(0, 1, 0)), Code::NotAvailable);
 }

@@ -1,4 +1,4 @@
-//! What one command does, and which completions and notices both ends get.
+//! The effects of single commands, and the completions and notices that both ends get.
 
 mod common;
 
@@ -161,16 +161,16 @@ fn failures_have_their_codes_at_the_initiator_only() {
             .unwrap()
     };
     check("no such node", &to_nowhere, Success, MrqPeer);
-    // The target of this one has done its part.
+    // The target of this command has done its part.
     get(mine_ro, remote);
     assert_eq!((completion(&a).status(), notice(&a).status()), (TcqStadd, MrqLclStadd));
     assert_eq!(notice(&b).kind, NoticeKind::RmtGet);
-    // Reading what is for reading only is fine.
+    // Reading read-only memory is allowed.
     put(mine_ro, remote, 8);
     assert_eq!((completion(&a).status(), notice(&a).status()), (Code::Success, Code::Success));
     notice(&b);
 
-    // Notice data of more than a byte spills over into the length on real systems.
+    // On real systems, notice data of more than one byte spills over into the length.
     a.put(
         &Transfer { peer: b.id(), local, remote, length: 8, edata: u64::MAX, flags: TCQ_NOTICE },
         5,
@@ -250,7 +250,7 @@ fn a_full_queue_is_busy_until_completions_are_taken() {
         assert_eq!(completion(&a).cbdata, cbdata);
     }
     assert!(a.poll_tcq().is_none());
-    // Nobody asks for these: the library takes them by itself.
+    // These completions are not asked for: the library takes them by itself.
     let silent = Command::nop(0).unwrap();
     for _ in 0..10_000 {
         common::wait("room", || a.post(&silent, 0).ok());
@@ -354,7 +354,7 @@ fn processes_of_a_node_have_queues_of_their_own() {
             )
             .unwrap();
             assert_eq!(completion(from).cbdata, i);
-            // To itself, the local notice comes first.
+            // If a VCQ sends to itself, the local notice comes first.
             assert_eq!(notice(from).vcq_id, to.id());
             assert_eq!((notice(to).vcq_id, from.poll_mrq()), (from.id(), None));
             assert!(memories[k].bytes().iter().all(|&b| b == (10 * i + k) as u8));

@@ -1,4 +1,4 @@
-//! Every code that the Rust API can return, provoked; the C side has a table of its own.
+//! Causes every code that the Rust API can return; the C side has a table of its own.
 
 mod common;
 
@@ -14,8 +14,8 @@ use tofu_utofu::ids::{Stadd, VbgId, VcqId};
 use tofu_utofu::{Code, Command, Context, DeviceShare, Error, Vcq};
 use tofu_utofu_local::{Generation, LocalMachine, LocalProvider};
 
-/// Codes of barriers, which have a test of their own; those that C functions alone return; those
-/// for which there is always a more exact one; and what no test can have at will.
+/// Codes of barriers, which have a test of their own; codes that only C functions return; codes for
+/// which there is always a more exact one; and codes that no test can cause at will.
 const ELSEWHERE: [Code; 14] = [
     Code::NotCompleted,
     Code::NotProcessed,
@@ -40,7 +40,7 @@ impl Seen {
     fn error<T>(&mut self, expected: Code, result: Result<T, Error>) {
         let error = result.map(|_| ()).unwrap_err();
         assert_eq!(error.code(), expected, "{error}");
-        // Code, what it is about, and what would be right.
+        // Code, subject, and remedy.
         let text = error.to_string();
         assert!(text.split(": ").filter(|part| !part.is_empty()).count() >= 3, "{text}");
         self.0.insert(expected);
@@ -131,8 +131,8 @@ fn vcqs(seen: &mut Seen, context: &Context<LocalProvider>) {
 fn memory(seen: &mut Seen, vcq: &Vcq<LocalProvider>) {
     let memory = Memory::new(4096);
     let mut register = |expected, addr: usize, size, stag, flags| {
-        // SAFETY: the memory is never freed and only accessed by volatile accesses; what is not
-        // there is refused.
+        // SAFETY: the memory is never freed and only accessed by volatile accesses; unmapped memory
+        // is refused.
         seen.error(expected, unsafe { vcq.reg_mem(addr as *mut u8, size, stag, flags) });
     };
     let at = memory.addr() as usize;

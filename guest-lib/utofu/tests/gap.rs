@@ -1,4 +1,5 @@
-//! Injection control: a gap between packets relieves a receiver that more is sent to than it takes.
+//! Injection control: a gap between packets relieves a receiver to which more is sent than it can
+//! take.
 #![allow(unreachable_pub)]
 
 mod congestion;
@@ -6,14 +7,15 @@ mod congestion;
 use congestion::congestion;
 
 /// With a gap as long as a packet, each of two senders takes half of what the receiver's interface
-/// takes: it is busy as before, and nobody waits for credit, nor behind those who do.
+/// takes: the interface is as busy as before, and no packet waits for credit, or behind one that
+/// does.
 #[test]
 fn a_gap_relieves_a_congested_receiver() {
     let (fast, spaced) = (congestion(0), congestion(64));
     assert!(fast.zero_credit > 10 * spaced.zero_credit.max(1), "{fast:?} {spaced:?}");
     assert!(fast.short_ps > 2 * spaced.short_ps, "{fast:?} {spaced:?}");
     assert!(spaced.time_ps < fast.time_ps * 11 / 10, "{fast:?} {spaced:?}");
-    // With more the receiver has time to spare.
+    // With a longer gap the receiver has idle time.
     let slow = congestion(255);
     assert!(slow.time_ps > spaced.time_ps * 3 / 2, "{slow:?} {spaced:?}");
 }

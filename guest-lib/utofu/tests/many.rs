@@ -1,8 +1,8 @@
-//! Random commands between several VCQs of several nodes, many of them under way at once, against
+//! Random commands between several VCQs of several nodes, many of them in progress at once, against
 //! a model of all memories.
 //!
-//! What is under way at once does not overlap, as the order would not be defined; everything else
-//! may: the VCQs of a node have all registered the same memory, twice.
+//! Commands in progress at once do not overlap, because their order would not be defined. All
+//! others may: the VCQs of a node have all registered the same memory, twice.
 
 mod common;
 
@@ -21,8 +21,8 @@ use tofu_utofu_local::{LocalMachine, LocalProvider};
 const NODES: usize = 3;
 /// Bytes of each node's memory.
 const SIZE: usize = 6000;
-/// Node, interface, component ID and flags of the VCQs. The second differs from the first in bit
-/// 3 of its extra value only.
+/// Node, interface, component ID and flags of the VCQs. The second differs from the first only in
+/// bit 3 of its extra value.
 const VCQS: [(usize, u16, Option<u16>, u64); 8] = [
     (0, 0, None, 0),
     (0, 0, Some(0), 0),
@@ -51,7 +51,7 @@ struct Op {
     to: usize,
     /// Which registration of each side.
     reserved: [bool; 2],
-    /// Where, in the memories of both sides.
+    /// Offsets in the memories of both sides.
     at: [usize; 2],
     kind: CommandKind,
     remote_notice: bool,
@@ -117,7 +117,7 @@ impl Op {
     }
 }
 
-/// Those that may be under way together, in order.
+/// Those that may be in progress together, in order.
 fn compatible(ops: Vec<Op>) -> Vec<Op> {
     let mut taken: Vec<[Bytes; 2]> = Vec::new();
     let mut kept = Vec::new();
@@ -151,7 +151,7 @@ struct World {
     vcqs: Vec<Vcq<LocalProvider>>,
     memories: Vec<Memory>,
     model: Vec<Vec<u8>>,
-    /// By VCQ: under a tag of the library's choice, and under the reserved one.
+    /// By VCQ: under a tag that the library chose, and under the reserved one.
     stadds: Vec<[Stadd; 2]>,
 }
 
@@ -195,8 +195,8 @@ impl World {
         self.model[node][at..at + len].iter().rev().fold(0, |n, &b| n << 8 | u64::from(b))
     }
 
-    /// Makes the command of an operation, does it to the model, and tells which notices are due at
-    /// the sender and at the target.
+    /// Makes the command of an operation, applies it to the model, and returns the notices that are
+    /// due at the sender and at the target.
     fn prepare(&mut self, op: &Op, edata: u8) -> (Command, Told, Option<Told>) {
         let place = |side: usize, vcq: usize| {
             self.stadds[vcq][usize::from(op.reserved[side])].0 + op.at[side] as u64
@@ -289,7 +289,7 @@ impl World {
         (command.unwrap(), own, theirs)
     }
 
-    /// Has all operations under way at once.
+    /// Runs all operations at once.
     fn batch(&mut self, ops: &[Op]) -> Result<(), TestCaseError> {
         let mut completions = vec![Vec::new(); VCQS.len()];
         let mut notices = vec![Vec::new(); VCQS.len()];
@@ -306,7 +306,7 @@ impl World {
             vcq.post(&Command::nop(TCQ_NOTICE).unwrap(), 1000).unwrap();
             completions.push((1000, true));
         }
-        // The last VCQ first: what comes for others in the meantime is kept for them.
+        // The last VCQ first: messages for others are kept for them in the meantime.
         for (i, vcq) in self.vcqs.iter().enumerate().rev() {
             for expected in &completions[i] {
                 let done = wait("completion", || vcq.poll_tcq());
@@ -353,7 +353,7 @@ proptest! {
 #[test]
 fn a_notice_names_the_vcq_that_the_command_was_for_whichever_came_first() {
     for order in [[6, 1], [1, 6]] {
-        // Extra values 0 and 8: the notice of the device has the lower three bits only.
+        // Extra values 0 and 8: the notice of the device has only the lower three bits.
         let world = World::new([0; NODES]);
         let from = &world.vcqs[2];
         for (edata, to) in order.into_iter().enumerate() {

@@ -67,13 +67,13 @@ fn set_word(memory: &mut [u8], at: usize, len: usize, value: u64) {
     memory[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
 }
 
-/// What the initiator is told: result, and the old value of an atomic command.
+/// The initiator's report: result, and the old value of an atomic command.
 type Told = (Code, Option<u64>);
 
-/// Stands for whichever of both sides is found at fault first.
+/// Stands for the error of whichever side is found at fault first.
 const EITHER_LENGTH: Code = Code::TcqLength;
 
-/// Does an operation to the model; returns what is told for each of its commands.
+/// Applies an operation to the model; returns the reports of each of its commands.
 fn apply(op: &Op, mine: &mut [u8], theirs: &mut [u8]) -> Vec<Told> {
     let copy = |from: &[u8], at: usize, to: &mut [u8], to_at: usize, len: usize| {
         to[to_at..to_at + len].copy_from_slice(&from[at..at + len]);
@@ -232,7 +232,7 @@ proptest! {
             for (status, value) in apply(op, mine, theirs) {
                 let done = completion(&a);
                 prop_assert_eq!(done.cbdata, number);
-                // What this end could not send, or not take, is told by the completion, too.
+                // The completion also reports data that this end could not send or take.
                 if status != EITHER_LENGTH {
                     let here = status == Code::MrqLclLength;
                     prop_assert_eq!(done.status() != Code::Success, here, "{:?}", op);
@@ -258,8 +258,8 @@ proptest! {
                     prop_assert_eq!(remote.rmt_stadd, local.rmt_stadd);
                 }
             }
-            // A Get that fails on this side has been read on the other. What a failed message of
-            // several packets has left is not defined.
+            // A Get that fails on this side has been read on the other. The effects of a failed
+            // message of several packets are not defined.
             while b.poll_mrq().is_some() {}
             for (memory, model) in memories.iter().zip(&mut model) {
                 let bytes = memory.bytes();
@@ -272,7 +272,7 @@ proptest! {
     }
 }
 
-/// Whether a part of the operation may have been done although it fails.
+/// Whether a part of the operation may have been carried out although it fails.
 fn apply_failed(op: &Op) -> bool {
     match *op {
         Op::Put { from, to, len, .. } | Op::Get { from, to, len } => from.max(to) + len > SIZE,
@@ -294,8 +294,8 @@ fn a_million_commands_over_many_laps_arrive_in_order_and_once() {
     let (mut told, mut seen, mut counted) = (0, 0, 0);
     let mut waiting = VecDeque::new();
     for n in 0..COMMANDS {
-        // Every seventh command asks for nothing, every fifth waits for the next, each third is
-        // of two descriptors.
+        // Every seventh command asks for nothing, every fifth waits for the next, every third has
+        // two descriptors.
         let flags = if n % 7 == 0 { 0 } else { TCQ_NOTICE }
             | if n % 2 == 0 { REMOTE_MRQ_NOTICE } else { 0 }
             | if n % 5 == 0 && n + 1 < COMMANDS { DELAY_START } else { 0 };
@@ -411,7 +411,7 @@ fn what_is_deregistered_or_freed_is_out_of_reach_at_once() {
         let b = pair.contexts[1].create_vcq(0, None, 0).unwrap();
         let sink = Memory::new(64);
         let rmt = sink.register(&b, 0);
-        // Many on their way while the memory is taken back.
+        // Many are on their way while the memory is deregistered.
         for _ in 0..50 {
             a.put(
                 &Transfer {

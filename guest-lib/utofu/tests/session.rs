@@ -1,4 +1,4 @@
-//! Session mode: commands that start when a peer says so.
+//! Session mode: commands that start when a peer triggers them.
 
 mod common;
 
@@ -43,7 +43,7 @@ fn commands_wait_for_steps_and_use_one_for_each_descriptor() {
         assert_eq!((session.unread_tcq(), a.unread_mrq()), (0, 0));
     };
     quiet();
-    // A failed Put, one to another queue, and one without steps change nothing.
+    // A failed Put, a Put to another queue, and a Put without steps change nothing.
     let step = |n| Posting::new(session.id().0, 0, TCQ_NOTICE | sps(n)).unwrap();
     let put = |posting: Posting, at: u64| {
         a.post(&posting.put_piggyback8(7, 1, at).unwrap(), 0).unwrap();
@@ -56,7 +56,7 @@ fn commands_wait_for_steps_and_use_one_for_each_descriptor() {
     assert_eq!(put(step(1), rmt.0), Code::Success);
     assert_eq!(completion(&session).cbdata, 1);
     notice(&a);
-    // What has given the step is there already.
+    // The data that came with the step is there already.
     assert_eq!(mine.bytes()[..3], [7, 1, 2]);
     quiet();
     assert_eq!(put(step(1), rmt.0), Code::Success);
@@ -78,7 +78,7 @@ fn commands_wait_for_steps_and_use_one_for_each_descriptor() {
     }
     session.post(&Command::nop(TCQ_NOTICE).unwrap(), 99).unwrap();
     quiet();
-    // Those that wait are given up with the VCQ, and a new session starts without steps.
+    // Waiting commands are dropped with the VCQ, and a new session starts without steps.
     drop(session);
     let session = pair.contexts[1].create_vcq(0, Some(1), VCQ_SESSION_MODE).unwrap();
     session.post(&Command::nop(TCQ_NOTICE).unwrap(), 1).unwrap();

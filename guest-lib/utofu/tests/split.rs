@@ -1,5 +1,5 @@
-//! Long Puts that go in parts: both ends are told what they are told of whole ones, once, and when
-//! all data is there.
+//! Long Puts that go in parts. Both ends get the same reports as for whole Puts, once, and when all
+//! data has arrived.
 
 mod common;
 
@@ -29,8 +29,8 @@ struct World {
 }
 
 impl World {
-    /// A process at each of two nodes of a machine on modelled links, whose Puts of at least so
-    /// many bytes go in parts.
+    /// A process at each of two nodes of a machine on modelled links, whose Puts of at least
+    /// `bytes` bytes go in parts.
     fn new(to: Coords, bytes: u32) -> Self {
         let shape = Shape::new([2, 1, 1, 2, 3, 2]).unwrap();
         let config = MachineConfig { links: Links::Modelled, ..MachineConfig::new(shape) };
@@ -53,7 +53,7 @@ impl World {
         panic!("it does not come");
     }
 
-    /// Gets on until nothing is under way.
+    /// Runs until nothing is in progress.
     fn settle(&self) {
         while self.machine.machine().run_turn() {}
     }
@@ -112,7 +112,7 @@ impl Ends {
     }
 }
 
-/// All that is told of one Put once the world has come to rest.
+/// All reports of one Put once nothing is in progress.
 fn put(to: Coords, split_from: u32, length: usize, flags: u64) -> (Told, bool, Vec<u64>) {
     let world = World::new(to, split_from);
     let ends = Ends::new(&world);
@@ -143,7 +143,7 @@ fn both_ends_are_told_the_same_as_of_a_whole_put() {
             let (parts, there, ports) = put(TO, 2000, length, flags);
             assert!(there, "{length} bytes, flags {flags:#x}");
             assert_eq!(parts, whole, "{length} bytes, flags {flags:#x}");
-            // Who is not told of the end may never look for it.
+            // A program that gets no report of the end may never poll for it.
             let several = flags & (TCQ_NOTICE | LOCAL_MRQ_NOTICE) != 0;
             // By B (the default path), A and C, and by B again.
             assert_eq!(ports.len(), if several { 3 } else { 1 }, "{length} bytes: {ports:?}");
@@ -151,7 +151,7 @@ fn both_ends_are_told_the_same_as_of_a_whole_put() {
     }
 }
 
-/// The papers' rule: one, two or four by how many of A, B and C differ.
+/// The papers' rule: one, two or four paths, depending on how many of A, B and C differ.
 #[test]
 fn as_many_paths_as_a_b_and_c_say() {
     let total = |ports: &[u64]| ports.iter().sum::<u64>();
@@ -167,13 +167,13 @@ fn as_many_paths_as_a_b_and_c_say() {
         assert!(there);
         assert_eq!([told.completions.len(), told.local.len(), told.remote.len()], [1; 3]);
         assert_eq!(ports.len(), first_hops, "{to}: {ports:?}");
-        // Each has its share: none has more than half, but where there is one alone.
+        // Each port has its share: none has more than half, unless it is the only one.
         let most = ports.iter().max().unwrap();
         assert!(first_hops == 1 || *most < total(&ports) * 3 / 5, "{to}: {ports:?}");
     }
 }
 
-/// A path that the program has chosen stays.
+/// A path that the program has chosen is kept.
 #[test]
 fn a_chosen_path_is_kept() {
     let world = World::new(TO, 2000);
@@ -209,7 +209,7 @@ fn nobody_is_told_before_all_data_is_there() {
     }
 }
 
-/// What is posted after a Put arrives after it, as by one path.
+/// What is posted after a Put arrives after it, as over one path.
 #[test]
 fn later_commands_do_not_overtake() {
     let world = World::new(TO, 2000);
@@ -243,7 +243,8 @@ fn later_commands_do_not_overtake() {
     assert_eq!(local, [7, 0xc5]);
 }
 
-/// A part that meets a dead link makes the whole Put go by its own path, with what comes of that.
+/// If a part meets a dead link, the whole Put is sent over its own path, and that path's result
+/// counts.
 #[test]
 fn a_lost_part_makes_the_put_go_whole() {
     let world = World::new(TO, 2000);
@@ -280,7 +281,7 @@ fn a_lost_part_makes_the_put_go_whole() {
     assert_eq!((local.lcl_stadd, local.rmt_stadd), (transfer.local.0, transfer.remote.0));
 }
 
-/// Faults of either memory are told as of a whole Put.
+/// Faults of either memory are reported as for a whole Put.
 #[test]
 fn faults_are_those_of_a_whole_put() {
     let run = |split_from| {
@@ -303,7 +304,7 @@ fn faults_are_those_of_a_whole_put() {
     assert_eq!(run(2000), run(u32::MAX));
 }
 
-/// Posting says that there is no room as it does of whole ones, and all that was posted is told.
+/// Posting reports a full queue as for whole Puts, and all posted Puts are reported.
 #[test]
 fn a_full_queue_is_full_and_empties() {
     let world = World::new(TO, 2000);
@@ -330,7 +331,7 @@ fn a_full_queue_is_full_and_empties() {
     assert!(posted > 1000, "{posted}");
 }
 
-/// A VCQ that is freed at once has sent what it was to send.
+/// A VCQ that is freed at once has sent everything that was posted.
 #[test]
 fn a_freed_vcq_has_sent_all() {
     let shape = Shape::new([2, 1, 1, 2, 3, 2]).unwrap();

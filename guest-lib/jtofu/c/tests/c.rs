@@ -1,4 +1,4 @@
-//! A C program against the header and the shared library, as a user's is built.
+//! A C program against the header and the shared library, built as a user would build it.
 
 use std::env;
 use std::fs;

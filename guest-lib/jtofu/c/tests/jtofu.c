@@ -1,7 +1,7 @@
 /*
- * Uses every function of jtofu.h as a C program does. Wants a job of 4 x 3 nodes on one
- * Tofu unit, four processes on each node, 46 in all, in the environment; "failures" as an
- * argument wants the same machine larger and with a failed node instead.
+ * Uses every function of jtofu.h as a C program does. Needs a job of 4 x 3 nodes on one Tofu unit,
+ * four processes on each node, 46 in all, in the environment; with the argument "failures", it
+ * needs a larger machine with a failed node instead.
  */
 #include <jtofu.h>
 #include <pthread.h>
@@ -50,7 +50,7 @@ static union jtofu_path_coords paths[16];
 static jtofu_rank_t ranks[48];
 static size_t count;
 
-/* All queries, with these pointers; the code that each gives must be the one expected. */
+/* All queries, with these pointers; each must return the expected code. */
 static void all_queries(int expected, union jtofu_phys_coords *p, union jtofu_log_coords *l,
                         union jtofu_path_coords *t, jtofu_rank_t *r, size_t *n)
 {
@@ -98,7 +98,7 @@ static void sizes(void)
     CHECK(jtofu_query_max_proc_per_node() == 4);
 }
 
-/* Places are where the rank says, and ranks where the place says. */
+/* Ranks and places lead to each other. */
 static void places(void)
 {
     for (jtofu_rank_t rank = 0; rank < 46; rank++) {
@@ -183,7 +183,7 @@ static void *asking(void *unused)
     return unused;
 }
 
-/* Other jobs come and go while threads ask. */
+/* Other jobs come and go while threads query. */
 static void jobs(const void *mapinfo)
 {
     pthread_t threads[3];
@@ -201,8 +201,8 @@ static void jobs(const void *mapinfo)
 }
 
 /*
- * A row of four units with node (1,0,0,0,0,0) out of order: no rank is there, and no path
- * from (0,0,0,0,0,0) leads through it.
+ * A row of four units with a failed node (1,0,0,0,0,0): it has no rank, and no path from
+ * (0,0,0,0,0,0) leads through it.
  */
 static void failures(const void *mapinfo)
 {

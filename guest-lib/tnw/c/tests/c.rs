@@ -1,4 +1,4 @@
-//! C programs against the header and the shared library, built as a user builds his.
+//! C programs against the header and the shared library, built as a user would build them.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -9,7 +9,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
-/// What the programs are compiled with.
+/// The compiler's options for the programs.
 const C: [&str; 7] = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"];
 /// Two neighbouring nodes in the program's own process.
 const PAIR: [(&str, &str); 2] = [("TOFU_PROVIDER", "inproc"), ("TOFU_SHAPE", "2x1x1")];
@@ -31,14 +31,14 @@ fn run(command: &mut Command) -> String {
     out
 }
 
-/// A program that was built against what is installed in a folder.
+/// A program that was built against the files installed in a folder.
 struct Program {
     root: TempDir,
     path: PathBuf,
 }
 
 impl Program {
-    /// `None`, after it was said, if there is no compiler.
+    /// `None`, after a message, if there is no compiler.
     fn build(source: &Path) -> Option<Self> {
         let name = source.file_stem().unwrap().to_str().unwrap();
         if !have("gcc") {

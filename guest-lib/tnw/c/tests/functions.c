@@ -1,4 +1,4 @@
-/* Every function does what tnw.h says: two nodes in this process, each the other's neighbour. */
+/* Every function does what tnw.h says: two neighbouring nodes in this process. */
 #include "test.h"
 
 enum { BIG = 300000 };
@@ -44,7 +44,7 @@ static void message(int from, enum tnwScheme scheme, unsigned channel, size_t by
     IS(tnwTest(node[1 - from], credit, NULL), TNW_ERR_INVALID_REQUEST);
 }
 
-/* Credits match sends in order, and say when lengths differ. */
+/* Credits match sends in order, and report different lengths. */
 static void order(void)
 {
     static const uint8_t out[3000] = {1, 2, 3};
@@ -72,7 +72,7 @@ static void limits(void)
     OK(tnwCancel(node[0], TNW_XM, 5));
     for (int i = 0; i < TNW_MAX_CREDITS; i++)
         IS(tnwWait(node[0], requests[i], LONG, NULL), TNW_ERR_CANCELLED);
-    /* Nobody takes what is sent there, but for 128 packets of the FIFO. */
+    /* Messages to this channel are not received, except for 128 packets in the FIFO. */
     for (int i = 0; i < TNW_MAX_NGETS; i++)
         OK(tnwSend(node[0], TNW_XP, 6, memory[0], 16384, TNW_NGET, &requests[i]));
     int code = TNW_SUCCESS;
@@ -190,7 +190,8 @@ int main(void)
     static const size_t sizes[] = {1, 127, 128, 129, 4096, 65536, BIG};
     for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (int from = 0; from < 2; from++) {
-            /* Up to the room there is: nobody takes it while this thread stores. */
+            /* At most as much as there is room for, because nothing is received while this thread
+             * stores. */
             message(from, TNW_PPUT, i % TNW_CHANNELS, sizes[i]);
             message(from, TNW_NGET, i % TNW_CHANNELS, sizes[i]);
         }
@@ -198,7 +199,7 @@ int main(void)
     monitoring();
     mistakes();
     limits();
-    /* A request whose memory was freed ends all the same. */
+    /* A request whose memory was freed ends nevertheless. */
     tnwRequest_t last;
     OK(tnwCredit(node[1], TNW_XM, 2, memory[1], 128, &last));
     OK(tnwFree(node[1], memory[1]));
@@ -207,7 +208,7 @@ int main(void)
     IS(tnwFree(node[1], memory[1]), TNW_ERR_INVALID_MEMORY);
     OK(tnwClose(node[0]));
     IS(tnwGetConfig(node[0], &(struct tnwConfig){0}), TNW_ERR_INVALID_HANDLE);
-    /* It can be opened again, and is another one then. */
+    /* It can be opened again, with a new handle. */
     OK(tnwOpen(0, &node[0]));
     void *at;
     OK(tnwAlloc(node[0], BIG, &at));

@@ -1,4 +1,4 @@
-/* What a program without a device is told. */
+/* The errors that a program without a device gets. */
 #include "test.h"
 
 int main(void)

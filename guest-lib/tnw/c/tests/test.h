@@ -1,4 +1,4 @@
-/* What the C tests share. */
+/* Shared by the C tests. */
 #ifndef TEST_H
 #define TEST_H
 
@@ -9,7 +9,7 @@
 
 #include <tnw.h>
 
-/* Microseconds. Ends of what does end come at once, also where processors are few. */
+/* Microseconds. Requests that do end end at once, even with few processors. */
 #define LONG 60000000ull
 
 #define IS(expr, value)                                                               \

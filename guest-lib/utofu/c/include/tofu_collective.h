@@ -33,30 +33,31 @@ enum tofu_coll_algorithm {
 };
 
 /*
- * How members tell each other things while a group is made: each gives `size` bytes at `mine`, and
- * gets those of all members, by rank, at `all`. Returns 0 if it could be done. MPI_Allgather of
- * `size` bytes does it.
+ * How members exchange data while a group is made: each gives `size` bytes at `mine`, and gets
+ * those of all members, by rank, at `all`. Returns 0 on success. MPI_Allgather of `size` bytes does
+ * this.
  */
 typedef int tofu_coll_allgather_t(void *context, const void *mine, size_t size, void *all);
 
 /*
- * Makes a group of axes[0] * axes[1] * axes[2] members, of which this process is `rank`; for those
- * that are not in a box, {members, 1, 1}. The gates of interface `tni` are tried first.
+ * Makes a group of axes[0] * axes[1] * axes[2] members, of which this process is `rank`; for
+ * members that do not form a box, {members, 1, 1}. The gates of interface `tni` are tried first.
  */
 int tofu_coll_create(
     uint32_t rank, const uint32_t axes[3], unsigned algorithm, utofu_tni_id_t tni,
     tofu_coll_allgather_t *allgather, void *context, tofu_coll_t *group);
 int tofu_coll_free(tofu_coll_t group);
 
-/* Which algorithm it is, and this member's gates: the start and end gate, and how many. */
+/* Which algorithm the group uses, and this member's gates: the start and end gate, and the number
+ * of gates. */
 int tofu_coll_query(
     tofu_coll_t group, unsigned *algorithm, utofu_vbg_id_t *vbg_id, size_t *num_vbgs);
 
-/* These wait. Any number of elements is allowed; results take the place of the data. */
+/* These wait. Any number of elements is allowed; results replace the data. */
 int tofu_coll_barrier(tofu_coll_t group);
 int tofu_coll_allreduce_uint64(
     tofu_coll_t group, enum utofu_reduce_op op, uint64_t data[], size_t count);
-/* Sums; all members have the same, to the last bit. */
+/* Sums; all members get the same result, to the last bit. */
 int tofu_coll_allreduce_double(tofu_coll_t group, double data[], size_t count);
 int tofu_coll_reduce_uint64(
     tofu_coll_t group, uint32_t root, enum utofu_reduce_op op, uint64_t data[], size_t count);

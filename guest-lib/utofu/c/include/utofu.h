@@ -2,11 +2,11 @@
  * utofu.h: one-sided communication and barriers on Tofu, API version 1.0.
  *
  * Names, values, signatures and layouts are those that programs for Tofu machines are written
- * against. What the functions do is told in the manual, under "uTofu"; what was ours to choose,
- * under "uTofu: design choices".
+ * against. The manual describes the functions under "uTofu", and our own choices under "uTofu:
+ * design choices".
  *
- * Functions return UTOFU_SUCCESS or a negative code. Those that hand out a list give it to the
- * caller, who frees it with free(); capabilities stay the library's.
+ * Functions return UTOFU_SUCCESS or a negative code. A list that a function returns belongs to the
+ * caller, who frees it with free(); capabilities belong to the library.
  *
  * SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
  */
@@ -182,7 +182,7 @@ struct utofu_barrier_caps {
     size_t max_double_reduction;
 };
 
-/* The links of a barrier gate: where its two inputs come from, where its two outputs go. */
+/* The links of a barrier gate: the sources of its two inputs and the targets of its two outputs. */
 struct utofu_vbg_setting {
     utofu_vbg_id_t vbg_id;
     utofu_vbg_id_t src_lcl_vbg_id;
@@ -192,7 +192,7 @@ struct utofu_vbg_setting {
     uint8_t dst_path_coords[3];
 };
 
-/* A notice: which members have a meaning for which type, see the manual. */
+/* A notice; the manual tells which members are valid for which type. */
 struct utofu_mrq_notice {
     uint8_t notice_type;
     uint8_t padding1[7];

@@ -1,6 +1,6 @@
 /*
  * What programs for Tofu machines rely on when they are compiled: values, sizes, offsets and
- * signatures of utofu.h, written down once more, and that all functions can be linked.
+ * signatures of utofu.h, written down a second time, and that all functions can be linked.
  */
 #include <stddef.h>
 #include <stdint.h>

@@ -1,8 +1,8 @@
 /*
- * Any calls of all functions, from several threads at once: arguments are alive, freed, wrong or
- * garbage. Nothing crashes, every code is one that the function can return (the Rust side compares
- * the lines "function code"), memory that is not registered does not change, and a well-behaved
- * program works afterwards (TOFU_SHAPE=1x1x1x2x1x1). Argument: calls of each thread.
+ * Arbitrary calls of all functions, from several threads at once: arguments are valid, freed, wrong
+ * or garbage. Nothing crashes, every code is one that the function can return (the Rust side
+ * compares the lines "function code"), memory that is not registered does not change, and a
+ * well-behaved program works afterwards (TOFU_SHAPE=1x1x1x2x1x1). Argument: calls of each thread.
  */
 #include "test.h"
 
@@ -12,9 +12,9 @@
 #define THREADS 3
 #define HANDLES 12
 #define PAGE 4096UL
-/* What is registered, with pages around it that are not there. */
+/* The memory that is registered, with unmapped pages around it. */
 #define ARENA (64 * PAGE)
-/* Every so many calls a thread begins anew with VCQs of its own. */
+/* After this many calls a thread starts over with new VCQs of its own. */
 #define LIFE 5000
 
 static uint8_t *arena;
@@ -49,7 +49,7 @@ static uint64_t number(struct rng *r)
     return any(r) >> below(r, 64);
 }
 
-/* Mostly a good value, now and then with a wrong bit, sometimes anything. */
+/* Mostly a valid value, occasionally with a wrong bit, sometimes any value. */
 static uint64_t about(struct rng *r, uint64_t good)
 {
     switch (below(r, 8)) {
@@ -114,7 +114,7 @@ static void *address(struct rng *r)
     }
 }
 
-/* Now and then none. */
+/* Occasionally NULL. */
 #define OUT(pointer) (below(r, 16) ? (pointer) : NULL)
 
 static void keep(struct rng *r, utofu_vcq_hdl_t vcq)
@@ -132,7 +132,7 @@ static void keep(struct rng *r, utofu_vcq_hdl_t vcq)
 
 static int call(struct rng *r, int which, const char **name)
 {
-    /* Room for the descriptors of 64 blocks and more, and of what is posted. */
+    /* Room for the descriptors of 64 blocks and more, and of commands that are posted. */
     static __thread uint64_t desc[64 * 8];
     uint8_t data[64] = {0}, coords[6] = {0};
     utofu_tni_id_t *list = NULL, tni = (utofu_tni_id_t)below(r, 8);
@@ -287,7 +287,7 @@ static int call(struct rng *r, int which, const char **name)
     case 50:
         CALL(utofu_prepare_nop, handle(r), flags(r), OUT(desc), OUT(&n));
     case 51:
-        /* What was prepared, in part, or spoiled. */
+        /* The prepared descriptors, in part, or changed. */
         if (below(r, 4) == 0) desc[below(r, 64)] ^= 1ULL << below(r, 64);
         CALL(utofu_post_toq, handle(r), OUT(desc), about(r, 32 * below(r, 8)) % sizeof desc, r);
     case 52:
@@ -359,7 +359,7 @@ static void *thread(void *argument)
     OK(tofu_inproc_select(me % 2));
     for (int i = 0; i < calls; i++) {
         if (i % LIFE == 0) {
-            /* So that not everything is freed, or full, for good. */
+            /* So that not everything stays freed or full. */
             for (int k = 0; k < HANDLES / THREADS; k++) {
                 utofu_vcq_hdl_t vcq;
                 if (utofu_create_vcq((utofu_tni_id_t)below(&rng, 6), 0, &vcq) == UTOFU_SUCCESS)
@@ -377,8 +377,8 @@ static void *thread(void *argument)
 int main(int argc, char **argv)
 {
     calls = argc > 1 ? atoi(argv[1]) : 100000;
-    /* On each side of the arena is a page that is not there, then one that is and that nobody
-     * registers. */
+    /* On each side of the arena is an inaccessible page, then an accessible one that is not
+     * registered. */
     const size_t room = ARENA + 4 * PAGE;
     uint8_t *start = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (start == MAP_FAILED) return 1;
@@ -396,7 +396,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < 2; i++)
         for (size_t k = 0; k < PAGE; k++) IS(sides[i][k], 0x5a);
 
-    /* Everything can be freed, and two well-behaved processes find what they need. */
+    /* Everything can be freed, and two well-behaved processes find free what they need. */
     for (int i = 0; i < HANDLES; i++) utofu_free_vcq(handles[i]);
     utofu_vcq_hdl_t a, b;
     utofu_vcq_id_t b_id;

@@ -1,4 +1,4 @@
-//! C programs against the header and the shared library, built as a user builds his.
+//! C programs against the header and the shared library, built as a user would build them.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -28,7 +28,7 @@ fn run(command: &mut Command) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
-    // What could not run here is told to whoever runs the tests.
+    // Passes on messages about tests that could not run here.
     for line in err.lines().filter(|line| line.starts_with("SKIP ")) {
         eprintln!("{line}");
     }
@@ -61,20 +61,20 @@ fn flags(root: &Path) -> Vec<String> {
     flags.split_whitespace().map(str::to_owned).collect()
 }
 
-/// What the C programs of the tests are compiled with.
+/// The command that compiles the C programs of the tests.
 const C: [&str; 7] = ["gcc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"];
-/// The same for those that are C++, too.
+/// The same for programs that are C++ as well.
 const CPP: [&str; 8] =
     ["g++", "-x", "c++", "-std=c++11", "-O1", "-Wall", "-Wextra", "-D_Static_assert=static_assert"];
 
-/// A program that was built, installed libraries at hand.
+/// A program that was built, with the installed libraries.
 struct Program {
     root: TempDir,
     path: PathBuf,
 }
 
 impl Program {
-    /// `None`, after it was said, if there is no compiler.
+    /// `None`, after a message, if there is no compiler.
     fn build(compiler: &[&str], source: &Path) -> Option<Self> {
         let name = source.file_stem().unwrap().to_str().unwrap();
         if !have(compiler[0]) {
@@ -154,7 +154,7 @@ fn paths_go_round_links_that_the_node_knows_to_be_dead() {
         assert_eq!(run(&dead, "1"), "020\n020\n1 020\n020\n010\n");
         assert_eq!(run(&dead, "0"), "010\n000\n1 020\n010\n010\n");
     }
-    // Where no way is known, it is as if nothing were.
+    // Where no way is known, dead links are ignored.
     let cut_off = format!("{well}0 0 0 0 0 0 B+ B-\n");
     assert_eq!(run(&cut_off, "1"), "010\n000\n3 010\n010\n010\n");
     let other = "shape 1x1x1x2x3x2 torus \n0 0 0 0 0 0 B+\n";
@@ -333,7 +333,7 @@ fn a_program_without_a_device_is_told_what_to_do() {
     }
 }
 
-/// What `generation.c` says of a generation.
+/// The expected output of `generation.c` for a generation.
 fn said_of(generation: Generation) -> String {
     let Description { version, tnis, barrier, piggyback, .. } = *generation.description();
     let Description { atomics, session_mode, .. } = *generation.description();
@@ -400,7 +400,7 @@ fn any_calls_of_earlier_generations_crash_nothing() {
     }
 }
 
-/// What an example needs besides what all generations have.
+/// What an example needs beyond the features of all generations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Needs {
     Nothing,

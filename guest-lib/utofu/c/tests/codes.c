@@ -1,10 +1,10 @@
 /*
- * Every function with every code that it can return: each one is provoked, and must be told by
- * utofu_get_last_error as the function's own. Prints a line "function code" for each; the Rust
- * side compares them with the table in the manual (TOFU_SHAPE=1x1x1x2x1x1).
+ * Every function with every code that it can return: each one is caused, and utofu_get_last_error
+ * must report it for that function. Prints a line "function code" for each; the Rust side compares
+ * them with the table in the manual (TOFU_SHAPE=1x1x1x2x1x1).
  *
- * With an argument: what needs many processes on a node (many-processes, TOFU_PPN=36), and what
- * happens without a device (no-device).
+ * With an argument: codes that need many processes on a node (many-processes, TOFU_PPN=36), or
+ * codes without a device (no-device).
  */
 #include "test.h"
 
@@ -28,7 +28,7 @@ static void check(int line, const char *function, const char *name, int got, int
     if (got != UTOFU_SUCCESS) {
         utofu_get_last_error(text);
         int length = snprintf(start, sizeof start, "%s: UTOFU_%s: ", function, name);
-        /* After function and code: what it is about, and what would be right. */
+        /* After function and code come the subject and the remedy. */
         if (strncmp(text, start, length) != 0 || !strstr(text + length, ": ")) {
             fprintf(stderr, "line %d: the text of %s is: %s\n", line, name, text);
             exit(1);
@@ -203,7 +203,7 @@ static void posting(void)
     for (int i = 0; i < 2048; i++) OK(wait_tcq(a, &cbdata));
 }
 
-/* The ends of commands that fail: what both queues say. */
+/* The ends of commands that fail: the codes of both queues. */
 #define ENDS(tcq, mrq, post)                                                             \
     do {                                                                                 \
         void *cbdata;                                                                    \
@@ -222,8 +222,8 @@ static void posting(void)
     } while (0)
 
 #ifndef ONE_PROCESS
-/* Memory that cannot be written although it was registered for that, which a driver of the
- * kernel's refuses. */
+/* Memory that cannot be written although it was registered for that, which a kernel driver
+ * refuses. */
 static void faults(void)
 {
     const unsigned long f = TCQ | LOCAL;
@@ -276,11 +276,11 @@ static void ends(void)
     faults();
 #endif
 
-    /* Nobody there: no such node, an interface and a queue that nobody uses. */
+    /* No receiver: no such node, an interface and a queue that are not in use. */
     uint8_t coords[6] = {7, 0, 0, 1, 0, 0};
     utofu_vcq_id_t nobody;
     OK(utofu_construct_vcq_id(coords, 0, 0, 0, &nobody));
-    /* Such a node is outside of the subnet of a job, whose commands do not get so far. */
+    /* Such a node is outside of the subnet of a job, whose commands are refused earlier. */
     if (!getenv("TOFU_SUBNET")) {
         ENDS(SUCCESS, ERR_MRQ_PEER, utofu_put(a, nobody, lcl, rmt, 8, 0, f, 0));
         ENDS(SUCCESS, ERR_MRQ_PEER, utofu_get(a, nobody, lcl, rmt, 8, 0, f, 0));
@@ -291,7 +291,7 @@ static void ends(void)
     ENDS(SUCCESS, ERR_MRQ_PEER, utofu_put(a, nobody, lcl, rmt, 8, 0, f, 0));
     ENDS(SUCCESS, ERR_MRQ_PEER, utofu_put(a, b_id | 9, lcl, rmt, 8, 0, f, 0));
 
-    /* What only the device finds out is not worth a notice. */
+    /* Errors that only the device detects have no notice. */
     ENDS_UNTOLD(ERR_TCQ_LENGTH, utofu_put(a, b_id, lcl, rmt, 8, 256, f, 0));
     ENDS_UNTOLD(ERR_TCQ_LENGTH, utofu_cswap8(a, b_id, 1, 2, rmt, ~0ULL, f, 0));
     OK(utofu_prepare_put(a, b_id, lcl, rmt, 8, 0, f, desc, &n));
@@ -361,7 +361,7 @@ static void vcqs(void)
     CASE(ERR_INVALID_TNI_ID, utofu_create_vcq_with_cmp_id, 6, 0, 0, &made[8]);
     CASE(ERR_INVALID_FLAGS, utofu_create_vcq_with_cmp_id, 1, 0, ~0UL, &made[8]);
     CASE(ERR_INVALID_POINTER, utofu_create_vcq_with_cmp_id, 1, 0, 0, NULL);
-    /* Control queues of one's own run out, too. */
+    /* Exclusive control queues run out, too. */
     int owned = 8, code;
     while ((code = utofu_create_vcq(1, owned & 1 ? UTOFU_VCQ_FLAG_SESSION_MODE
                                                  : UTOFU_VCQ_FLAG_EXCLUSIVE,
@@ -458,8 +458,8 @@ static void memory(void)
     CASE(ERR_INVALID_STADD, utofu_dereg_mem, a, BIT63, 0);
 
 #ifndef ONE_PROCESS
-    /* More than the device has addresses for: no memory is used, if the system allows for it. A
-     * driver of the kernel's would have to pin it. */
+    /* More than the device has addresses for: no memory is used, if the system permits that. A
+     * kernel driver would have to pin it. */
     const size_t half = (size_t)1 << 39;
     void *big = mmap(NULL, half, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -475,7 +475,7 @@ static void memory(void)
 #endif
 }
 
-/* Links of a gate with one of the other process's, or with itself alone. */
+/* Links of a gate with a gate of the other process, or with itself alone. */
 static struct utofu_vbg_setting meet(utofu_vbg_id_t own, utofu_vbg_id_t peer)
 {
     struct utofu_vbg_setting setting = {own, own, peer, own, peer, {UTOFU_PATH_COORD_NULL, 0, 0}};
@@ -688,7 +688,7 @@ static void many_processes(void)
     }
 }
 
-/* Without a device: what needs none works all the same. */
+/* Without a device: functions that need none work nevertheless. */
 static void no_device(void)
 {
     utofu_tni_id_t *ids;

@@ -1,5 +1,5 @@
 /*
- * Every function, and every code that can be had, between two processes of a machine in this
+ * Every function, and every code that can be caused, between two processes of a machine in this
  * process (TOFU_SHAPE=1x1x1x2x1x1).
  */
 #include "test.h"
@@ -393,7 +393,7 @@ static void onesided(void)
     IS(utofu_poll_mrq(b, 0, &notice), UTOFU_ERR_NOT_FOUND);
 }
 
-/* A command that fails: its two codes. One that was sent is a success to the TCQ. */
+/* A command that fails: its two codes. For the TCQ, a command that was sent is a success. */
 static void fails(int line, int posted, int tcq, int mrq)
 {
     void *cbdata;
@@ -405,7 +405,7 @@ static void fails(int line, int posted, int tcq, int mrq)
 }
 #define FAILS(expr, tcq, mrq) fails(__LINE__, expr, UTOFU_##tcq, UTOFU_##mrq)
 
-/* A Put into a reserved tag that the peer registers later: dropped, and a success to the TCQ. */
+/* A Put into a reserved tag that the peer registers later: dropped, and a success for the TCQ. */
 static void early(void)
 {
     static uint8_t late[256] __attribute__((aligned(256)));

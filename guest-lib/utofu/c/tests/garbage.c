@@ -1,6 +1,6 @@
 /*
  * Null pointers and garbage to every function: none succeeds where it must not, none crashes,
- * and what is alive stays so.
+ * and valid objects stay valid.
  */
 #include "test.h"
 
@@ -83,7 +83,7 @@ static uint64_t any(void)
     return seed;
 }
 
-/* Every function that takes a handle, with one that is none. */
+/* Every function that takes a handle, with an invalid one. */
 static void handles(utofu_vcq_hdl_t h)
 {
     static uint8_t memory[4096];
@@ -136,7 +136,7 @@ static void handles(utofu_vcq_hdl_t h)
     BAD(utofu_query_num_unread_mrq(h, &n));
 }
 
-/* Random arguments: whatever comes back, it is a code, and the VCQ lives on. */
+/* Random arguments: every result is a valid code, and the VCQ keeps working. */
 static void random_calls(void)
 {
     static uint8_t memory[1 << 16];

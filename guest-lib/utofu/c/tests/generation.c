@@ -1,8 +1,8 @@
 /*
- * What the interfaces of a generation can do, as programs ask for it, and what becomes of calls
- * that it lacks: a line for each, which others compare with what they expect. Then what every
- * generation has, between two processes of a machine in this process: Put, Get, data in commands,
- * parts over all interfaces, barriers and sums.
+ * The capabilities of a generation's interfaces, as programs query them, and the results of calls
+ * that it does not support: a line for each, which the caller compares with the expected lines.
+ * Then the features of every generation, between two processes of a machine in this process: Put,
+ * Get, data in commands, parts over all interfaces, barriers and sums.
  */
 #include "test.h"
 
@@ -38,7 +38,7 @@ static void list(const char *what, int (*get)(utofu_tni_id_t **, size_t *))
     free(tnis);
 }
 
-/* What is asked of each interface that some generation has; how many there are here. */
+/* Queries each interface that some generation has; returns how many this one has. */
 static size_t interfaces(void)
 {
     size_t there = 0;
@@ -131,7 +131,7 @@ static void onesided(size_t tnis)
         OK(utofu_put(vcqs[0][t], id, lcl[t] + t * part, rmt[t] + t * part, part, 0, TCQ, NULL));
     }
     for (size_t t = 0; t < tnis; t++) OK(wait_tcq(vcqs[0][t], &cbdata));
-    /* What comes back by a Get has arrived before. */
+    /* Data that a Get returns has arrived before. */
     uint8_t *back = calloc(SIZE, 1);
     utofu_stadd_t there;
     OK(utofu_reg_mem(a, back, SIZE, 0, &there));

@@ -1,6 +1,6 @@
 /*
- * Random commands between two processes, each compared with a model of both memories and with what
- * its notices say (TOFU_SHAPE=1x1x1x2x1x1). Arguments: commands, seed.
+ * Random commands between two processes, each compared with a model of both memories and of its
+ * notices (TOFU_SHAPE=1x1x1x2x1x1). Arguments: commands, seed.
  */
 #include "test.h"
 
@@ -63,7 +63,7 @@ int main(int argc, char **argv)
         size_t wide = below(2) ? 8 : 4, cell = below(SIZE / 8) * 8;
         uint64_t old = word(theirs + cell, wide), mask = wide == 8 ? ~0ULL : 0xffffffff;
         int is_atomic = 0, type = UTOFU_MRQ_TYPE_LCL_PUT;
-        /* What the other side is told: where it ends. */
+        /* The other side is told the end address. */
         utofu_stadd_t end = rmt + at + len;
         mine[below(SIZE)] = (uint8_t)value;
         memcpy(model_mine, mine, SIZE);

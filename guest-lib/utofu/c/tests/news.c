@@ -1,6 +1,7 @@
-/* Which paths a program gets to the next node on B: that of a new VCQ ID, that of an ID whose path
- * was taken back, and how many jTofu knows and the first of them; which ones its commands take to
- * an ID as its owner has made it, and after the program has chosen the default path. */
+/* Prints which paths a program gets to the next node on B: that of a new VCQ ID, that of an ID
+ * whose path was reset, and the number of paths that jTofu knows and the first of them. Then prints
+ * the paths of its commands, to an ID as its owner has made it and after the program has chosen the
+ * default path. */
 #include "test.h"
 
 #include <jtofu.h>
@@ -17,7 +18,7 @@ static void print_path(utofu_vcq_id_t id)
     print(path);
 }
 
-/* The path that a Put takes, as its notice tells. */
+/* The path that a Put takes, according to its notice. */
 static void print_put(utofu_vcq_hdl_t vcq, utofu_stadd_t mine, utofu_vcq_id_t id, utofu_stadd_t to)
 {
     struct utofu_mrq_notice notice;

@@ -1,4 +1,4 @@
-/* What a program learns that has no device. */
+/* The errors that a program without a device gets. */
 #include "test.h"
 
 int main(void)

@@ -1,4 +1,4 @@
-/* What the C tests share. */
+/* Shared by the C tests. */
 #ifndef TEST_H
 #define TEST_H
 
@@ -13,7 +13,7 @@
 extern void utofu_get_last_error(char *msg);
 
 #ifdef ONE_PROCESS
-/* On a device that is there, the second process is the same one, and so on the same node. */
+/* On a real device, the second process is the same as the first, and so is on the same node. */
 enum { PEER = 0 };
 static inline int tofu_inproc_select(unsigned process)
 {

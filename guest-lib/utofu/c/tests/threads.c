@@ -1,6 +1,6 @@
 /*
  * Threads: several share a THREAD_SAFE VCQ, and count with atomic commands in a neighbour's memory
- * while its own threads answer. Nothing is lost and nothing comes twice.
+ * while its own threads answer. Nothing is lost and nothing arrives twice.
  */
 #include "test.h"
 
@@ -54,7 +54,7 @@ static void *sender(void *number)
     return NULL;
 }
 
-/* Makes, uses and frees VCQs and registrations all the while. */
+/* Makes, uses and frees VCQs and registrations all the time. */
 static void *disturber(void *unused)
 {
     static uint8_t memory[4096];

@@ -43,7 +43,7 @@ static void body(int rank, int size)
                                         UTOFU_ONESIDED_FLAG_TCQ_NOTICE |
                                             UTOFU_ONESIDED_FLAG_REMOTE_MRQ_NOTICE,
                                         (void *)&numbers[t][v]));
-        /* The last one first: what comes for other VCQs in the meantime is kept for them. */
+        /* The last VCQ first: messages for other VCQs are kept for them in the meantime. */
         int told = 0;
         for (size_t t = count; t-- > 0;)
             for (int v = VCQS; v-- > 0;) told += completed(vcqs[t][v]) == (void *)&numbers[t][v];

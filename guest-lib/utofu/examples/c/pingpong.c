@@ -1,6 +1,6 @@
 /*
  * Ranks 0 and 1 send a message back and forth. The receiver waits for the notice of the message;
- * the sender sees its own completion before the answer that its message has led to.
+ * the sender sees its own completion before the answer to its message.
  */
 #include <string.h>
 

@@ -1,8 +1,8 @@
 /*
  * The ranks of the examples. A launcher (`tofu run`, with one rank on each node) starts each as a
- * process of its own, and tells by TOFU_RANK which one it is. Without a launcher they are threads
- * of one program, on a machine in its own process: TOFU_PROVIDER=inproc, TOFU_SHAPE is the machine,
- * one rank for each node.
+ * process of its own, and TOFU_RANK tells which one it is. Without a launcher they are threads
+ * of one program, on a machine in its own process: TOFU_PROVIDER=inproc, and TOFU_SHAPE is the
+ * machine's shape, with one rank for each node.
  */
 #ifndef RANKS_H
 #define RANKS_H
@@ -29,7 +29,7 @@ static int ranks_size;
 static pthread_barrier_t ranks_barrier;
 static uint8_t (*ranks_coords)[6];
 
-/* How processes meet: each writes to a place of its own in all others' memory, by turns. */
+/* How processes meet: in each turn, each writes to its own place in the memory of all others. */
 #define RANKS_MOST 64
 #define RANKS_ROOM 1024
 #define RANKS_JOB 1
@@ -50,7 +50,8 @@ static _Alignas(256) uint8_t ranks_out[RANKS_ROOM + 8];
 static _Alignas(256) struct ranks_inbox ranks_in;
 static uint64_t ranks_turn;
 
-/* Puts a part of the outbox to a rank, which may not be there yet: until it is. */
+/* Puts a part of the outbox to a rank. The rank may not have started yet, so repeats the Put until
+ * it arrives. */
 static inline void ranks_put(int rank, size_t from, size_t to, size_t length)
 {
     utofu_vcq_id_t id;
@@ -75,8 +76,8 @@ static inline void ranks_put(int rank, size_t from, size_t to, size_t length)
 }
 
 /*
- * All ranks have come here, and each has the others' elements of an array in which it has set its
- * own, of so many bytes.
+ * Returns once all ranks have come here. Each rank has set its own element of an array, and gets
+ * those of the others. An element has `bytes` bytes.
  */
 static inline void share(void *array, size_t bytes)
 {
@@ -101,7 +102,7 @@ static inline void share(void *array, size_t bytes)
     for (int rank = 0; rank < ranks_size; rank++) {
         void *cbdata;
         if (rank == ranks_own) continue;
-        /* What the poll finds is nothing; it lets others have the processor. */
+        /* The poll finds nothing; it gives others the processor. */
         while (__atomic_load_n(&ranks_in.turns[half][rank], __ATOMIC_ACQUIRE) < ranks_turn)
             utofu_poll_tcq(ranks_vcq, 0, &cbdata);
         if (bytes > 0)
@@ -109,7 +110,7 @@ static inline void share(void *array, size_t bytes)
     }
 }
 
-/* All ranks have come here. */
+/* Returns once all ranks have come here. */
 static inline void meet(void)
 {
     share(NULL, 0);
@@ -134,7 +135,7 @@ static inline utofu_vcq_id_t peer(int rank, utofu_tni_id_t tni)
     return id;
 }
 
-/* The STADD of memory that such a VCQ has registered under a reserved steering tag. */
+/* The STADD of memory that this VCQ has registered under a reserved steering tag. */
 static inline utofu_stadd_t place(int rank, utofu_tni_id_t tni, unsigned stag)
 {
     utofu_stadd_t stadd;
@@ -181,7 +182,7 @@ static inline void ranks_need(int ok, const char *what)
     exit(1);
 }
 
-/* This process's rank as its launcher says; 0 if there is none. */
+/* This process's rank according to its launcher; 0 if there is none. */
 static inline int ranks_number(void)
 {
     const char *rank = getenv("TOFU_RANK");
@@ -216,8 +217,8 @@ static inline void run_rank(rank_body *body)
         memcpy(ranks_coords[i], at.a, sizeof *ranks_coords);
     }
     /*
-     * A control queue of its own, which is the same one in all ranks. The first of its TNI it
-     * leaves to the example, which computes IDs from it.
+     * A control queue of its own, which is the same one in all ranks. It leaves the first queue of
+     * its TNI to the example, which computes IDs from it.
      */
     OK(utofu_get_onesided_tnis(&own, &tnis));
     ranks_tni = own[tnis - 1];
@@ -236,7 +237,7 @@ static inline void run_rank(rank_body *body)
     free(ranks_coords);
 }
 
-/* All ranks, or one of many processes; returns what `main` does. */
+/* Runs all ranks, or one of many processes; returns the result for `main`. */
 static inline int run_ranks(rank_body *body)
 {
     unsigned count;

@@ -1,4 +1,5 @@
-/* Each rank puts a line of text into the next one's memory, and waits for the notice of its own. */
+/* Each rank puts a line of text into the next one's memory, and waits for the notice of the Put
+ * into its own. */
 #include <string.h>
 
 #include "ranks.h"
@@ -13,7 +14,7 @@ static void body(int rank, int size)
     OK(utofu_create_vcq_with_cmp_id(0, 7, 0, &vcq));
     OK(utofu_reg_mem_with_stag(vcq, in, sizeof in, STAG, 0, &in_stadd));
     OK(utofu_reg_mem(vcq, out, sizeof out, 0, &out_stadd));
-    meet(); /* What is not registered yet cannot be written to. */
+    meet(); /* Memory that is not registered yet cannot be written to. */
 
     int next = (rank + 1) % size;
     int length = snprintf(out, sizeof out, "hello from rank %d", rank) + 1;

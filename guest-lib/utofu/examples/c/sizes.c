@@ -25,7 +25,7 @@ static void body(int rank, int size)
         meet();
         return;
     }
-    /* What comes back goes to the second half. */
+    /* Messages that come back go to the second half. */
     uint8_t *buffer = aligned_alloc(4096, 2 * (ROOM / 4096 + 1) * 4096);
     memset(buffer, 0, 2 * ROOM);
     utofu_vcq_hdl_t vcq;

@@ -32,8 +32,8 @@ static void body(int rank, int size)
     const size_t word = sizeof(int32_t), row_size = sizeof (*m)[0];
     utofu_vcq_id_t to = peer(right, 0);
     utofu_stadd_t theirs = place(right, 0, STAG);
-    /* Both sides move on by the same stride, so a column goes into the same kind of column: the
-     * start makes it another one. Each block is a command of its own, with a completion. */
+    /* Both sides advance by the same stride, so a column goes into a column; the start decides into
+     * which one. Each block is a command of its own, with a completion. */
     OK(utofu_put_stride(vcq, to, mine + COLUMNS * word, theirs, word, row_size, ROWS, 0,
                         UTOFU_ONESIDED_FLAG_TCQ_NOTICE, NULL));
     OK(utofu_get_stride(vcq, to, mine + (COLUMNS + 1) * word, theirs + word, word, row_size, ROWS,

@@ -21,7 +21,7 @@ static void body(int rank, int size)
     for (int i = 0; i < SIZE; i++) buffer[i] = rank == 0 ? (uint8_t)(i % 253) : 0;
     utofu_vcq_hdl_t *vcqs = calloc(count, sizeof *vcqs);
     utofu_stadd_t *mine = calloc(count, sizeof *mine);
-    /* Memory is registered with each interface that is to reach it. */
+    /* Memory is registered with each interface that must reach it. */
     for (size_t i = 0; i < count; i++) {
         OK(utofu_create_vcq_with_cmp_id(tnis[i], 7, 0, &vcqs[i]));
         OK(utofu_reg_mem_with_stag(vcqs[i], buffer, SIZE, STAG, 0, &mine[i]));

@@ -37,7 +37,7 @@ static jtofu_rank_t neighbour(union jtofu_log_coords at, int x, int y,
 
 static void body(int thread, int threads)
 {
-    /* Threads are numbered by nodes; who is which rank is told by the map. */
+    /* Threads are numbered by nodes; the map tells which rank each of them is. */
     union jtofu_phys_coords node;
     union jtofu_log_coords at;
     jtofu_rank_t rank;

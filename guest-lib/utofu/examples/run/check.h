@@ -1,4 +1,4 @@
-/* What every program does with what uTofu returns. */
+/* How every program checks uTofu's return codes. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -9,7 +9,7 @@
 
 extern void utofu_get_last_error(char *msg);
 
-/* Ends the process with the library's own words; the job ends with it. */
+/* Ends the process with the library's own message; the job ends with it. */
 #define OK(call)                                               \
     do {                                                       \
         if ((call) != UTOFU_SUCCESS) {                         \

@@ -35,7 +35,7 @@ static inline int job_size(void)
     return job_number("TOFU_SIZE");
 }
 
-/* Before anything else of jTofu. */
+/* Call this before any other function of jTofu. */
 static inline void job_start(void)
 {
     void *map;
@@ -50,8 +50,8 @@ static inline void job_start(void)
 }
 
 /*
- * The control queue of a rank depends on how many share its node, and which of them it is. The
- * first Tofu has two queues for ranks, later ones eleven.
+ * The control queue of a rank depends on how many ranks share its node, and which of them it is.
+ * The first Tofu has two queues for ranks, later ones eleven.
  */
 static inline utofu_cq_id_t job_cq(int rank)
 {

@@ -1,5 +1,5 @@
 /*
- * MPI and uTofu in one program, as real programs for Fugaku do it: MPI tells all ranks the VCQ IDs
+ * MPI and uTofu in one program, as real programs for Fugaku do: MPI tells all ranks the VCQ IDs
  * and STADDs of the others, then each puts a number into the memory of every other one.
  */
 #include <stdint.h>

@@ -31,7 +31,7 @@ int main(void)
             OK(utofu_put(vcq, next, out_stadd, next_stadd, length, 0, told, NULL));
             while ((code = utofu_poll_tcq(vcq, 0, &cbdata)) == UTOFU_ERR_NOT_FOUND)
                 ;
-            /* It was sent. What became of it is in its notice. */
+            /* It was sent. Its notice has the result. */
             OK(code);
             under_way = 1;
         }
@@ -41,7 +41,8 @@ int main(void)
         if (notice.notice_type == UTOFU_MRQ_TYPE_RMT_PUT) {
             received = 1;
         } else {
-            /* What the next rank has not registered yet cannot be written to: once more. */
+            /* Memory that the next rank has not registered yet cannot be written to, so try
+             * again. */
             delivered = code == UTOFU_SUCCESS;
             under_way = 0;
         }

@@ -1,8 +1,8 @@
 /*
- * A kernel in SVE whose data travels: each rank has a part of a ring of numbers, and smooths it
- * again and again. The two numbers at a part's ends are put into the neighbours' memory each time.
- * The same is computed without vectors for the whole ring, and compared bit for bit. For processors
- * with SVE, whatever the length of their vectors.
+ * An SVE kernel whose data travels. Each rank has a part of a ring of numbers, and smooths it again
+ * and again. Each time, the two numbers at a part's ends are put into the neighbours' memory. The
+ * same is computed without vectors for the whole ring, and compared bit by bit. The program runs on
+ * processors with SVE, whatever the length of their vectors.
  */
 #include <arm_sve.h>
 #include <stddef.h>
@@ -14,13 +14,14 @@
 #define STEPS 20
 #define STAG 11
 
-/* A part, and the number beyond either end, as the neighbours put it for even and odd steps. */
+/* A part, and the numbers beyond both ends, which the neighbours put there for even and odd
+ * steps. */
 struct part {
     volatile double ends[2][2];
     double own[PART];
 };
 
-/* What becomes of each number in a step. */
+/* The new value of a number after a step. */
 static double smooth(double left, double middle, double right)
 {
     return (left + right) * 0.25 + middle * 0.5;
@@ -28,7 +29,7 @@ static double smooth(double left, double middle, double right)
 
 static void step(double *restrict to, const double *restrict from, size_t count)
 {
-    /* from[-1] and from[count] are there. */
+    /* from[-1] and from[count] exist. */
     for (size_t i = 0; i < count; i += svcntd()) {
         svbool_t in = svwhilelt_b64_u64(i, count);
         svfloat64_t ends = svadd_x(in, svld1(in, from + i - 1), svld1(in, from + i + 1));
@@ -60,8 +61,8 @@ static int poll_notice(void)
 }
 
 /*
- * Puts a number to a neighbour, on whose given side this rank is, and waits until it is there. What
- * the neighbour has not registered yet cannot be written to: once more.
+ * Puts a number to a neighbour, on whose given side this rank is, and waits until it is there.
+ * Memory that the neighbour has not registered yet cannot be written to, so tries again.
  */
 static void put(utofu_vcq_id_t to, utofu_stadd_t from, utofu_stadd_t at, enum side side)
 {

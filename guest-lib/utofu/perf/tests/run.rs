@@ -72,7 +72,7 @@ fn every_test_gives_its_numbers() {
     }
     let load = report["load"].as_array().unwrap();
     assert!(load.iter().all(|load| load.as_f64().is_some_and(|load| load >= 0.0)), "{load:?}");
-    // Times of copies, messages, Puts and Gets; bandwidths of copies, and both kinds with one
+    // Times of copies, messages, Puts and Gets; bandwidths of copies, and of both kinds with one
     // interface and with two.
     let svg = fs::read_to_string(svg).unwrap();
     assert!(svg.starts_with("<svg ") && svg.matches("<polyline").count() == 4 + 5, "{svg}");

@@ -33,7 +33,7 @@ pub fn pair_of(generation: Generation) -> Pair {
 }
 
 /// Memory that is registered somewhere. It is never freed, so that a failing test cannot leave the
-/// device with memory that is gone.
+/// device with freed memory.
 pub struct Memory {
     addr: *mut u8,
     len: usize,

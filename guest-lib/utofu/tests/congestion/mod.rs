@@ -1,5 +1,5 @@
 //! Two nodes put to one interface of a node between them as fast as they can, or with gaps, while
-//! somebody else's short Puts pass that node. In modelled time.
+//! another node's short Puts pass that node. In modelled time.
 
 use tofu_abi::Coords;
 use tofu_abi::topology::{Axis, Shape};
@@ -17,13 +17,13 @@ const SHORT: usize = 1024;
 
 const RECEIVER: Coords = Coords::new(2, 0, 0, 0, 0, 0);
 const SENDERS: [Coords; 2] = [Coords::new(1, 0, 0, 0, 0, 0), Coords::new(3, 0, 0, 0, 0, 0)];
-/// To whom the short Puts go, from the first sender by way of the receiver.
+/// The target of the short Puts, which go from the first sender through the receiver's node.
 const PASSER: Coords = Coords::new(2, 1, 0, 0, 0, 0);
 
 /// What a gap does.
 #[derive(Clone, Copy, Debug)]
 pub struct Congestion {
-    /// Until the receiver has all, in picoseconds.
+    /// Time until the receiver has all data, in picoseconds.
     pub time_ps: u64,
     /// Mean time of a short Put until it is complete, in picoseconds.
     pub short_ps: u64,
@@ -72,15 +72,15 @@ impl Stream {
     }
 }
 
-/// The STADD of new memory, which stays for good.
+/// The STADD of new memory, which is never freed.
 #[allow(unsafe_code)]
 fn register(vcq: &Vcq<LocalProvider>, bytes: usize) -> u64 {
     let memory = Box::leak(vec![0u8; bytes].into_boxed_slice());
-    // SAFETY: the memory is never freed, and nobody looks at it.
+    // SAFETY: the memory is never freed, and its contents do not matter.
     unsafe { vcq.reg_mem(memory.as_mut_ptr(), bytes, None, 0) }.expect("memory").0
 }
 
-/// What happens with a gap, in units of 32 bytes.
+/// Measures the congestion with a gap, in units of 32 bytes.
 pub fn congestion(gap: usize) -> Congestion {
     let shape = Shape::new([4, 2, 1, 1, 1, 1]).expect("a shape");
     let config = MachineConfig { links: Links::Modelled, ..MachineConfig::new(shape) };
