@@ -1,5 +1,5 @@
-//! A network that takes so many requests of an interface at a time: queues wait for room, lose
-//! nothing, and have it in turns.
+//! A network that takes a limited number of requests of an interface at a time. Queues wait for
+//! room, lose nothing, and take turns.
 
 mod common;
 
@@ -17,12 +17,12 @@ use tofu_icc::{Body, Config, DmaMemory, Host, Icc, Net};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 const TNI: TniId = TniId::ALL[0];
-/// Each queue has its rings here, a multiple of its number.
+/// Each queue has its rings at its number times this.
 const RINGS: u64 = 0x10_0000;
 const TCQ: u64 = 0x8_0000;
 const MRQ: u64 = 0x9_0000;
 
-/// A host with doorbells that somebody has to answer.
+/// A host with doorbells that the test must answer.
 #[derive(Default)]
 struct Bells(Mutex<VecDeque<Doorbell>>);
 
@@ -47,7 +47,7 @@ impl Host for Bells {
     }
 }
 
-/// Keeps requests until they are taken out, and has room for so many.
+/// Keeps requests until they are taken out, and has room for a limited number.
 struct Narrow {
     room: usize,
     sent: VecDeque<Packet<Body>>,
@@ -130,9 +130,9 @@ impl Node {
 }
 
 proptest! {
-    /// However little room there is: all commands are sent, each once and in its queue's order,
-    /// and of queues that have more to send none is ahead of another by more than the network
-    /// holds and one.
+    /// However little room there is, all commands are sent, each once and in its queue's order. Of
+    /// queues with more to send, none is ahead of another by more than the network's capacity plus
+    /// one.
     #[test]
     fn all_queues_get_their_turn(
         room in 1..6usize,

@@ -1,4 +1,4 @@
-//! What a guest does against the rules is told at debug level, under the target `device`.
+//! A guest's breaches of the rules are logged at debug level, under the target `device`.
 
 mod common;
 
@@ -29,7 +29,7 @@ impl Log for Keeper {
     fn flush(&self) {}
 }
 
-/// The lines that came up meanwhile: all of this node.
+/// The lines that were logged meanwhile: all are of this node.
 fn told(what: impl FnOnce()) -> Vec<String> {
     KEEPER.0.lock().unwrap().clear();
     what();
@@ -51,7 +51,8 @@ fn register_and_rule_are_told_and_only_some_lines_a_second() {
     log::set_logger(&KEEPER).unwrap();
     log::set_max_level(LevelFilter::Debug);
     let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap();
-    // A device for each part, as the clock stands still and the lines of a second are few.
+    // A new device for each part, because the clock stands still and the lines of a second are
+    // limited.
     let device = || {
         let icc =
             Icc::new(Config::tofud(SELF), Arc::new(Quiet::default()), Arc::new(memory.clone()));

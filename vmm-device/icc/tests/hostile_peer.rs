@@ -1,4 +1,4 @@
-//! Packets that no device sends, as a peer over a cable could make them up.
+//! Packets that no device sends, but that a peer over a cable could make up.
 
 mod common;
 
@@ -92,7 +92,7 @@ fn sizes_that_no_device_sends_are_refused() {
         Request { mtu: 0, ..request() },
         Request { mtu: 4, ..request() },
         Request { mtu: u32::MAX, header2: padding, ..request() },
-        // Memory of the target's process for a copy of what tables may map many times over.
+        // It would take memory of the target's process to copy what tables may map many times over.
         Request { length: u32::MAX, total: u32::MAX, ..request() },
         Request { length: (256 << 10) + 1, total: 1 << 20, ..request() },
         Request { total: 1 << 24, ..request() },

@@ -1,4 +1,5 @@
-//! Signals that no gate sends, and more of them than any sends, as a peer over a cable could.
+//! Signals that no gate sends, and more of them than any gate sends, as a peer over a cable could
+//! send them.
 
 mod common;
 
@@ -77,7 +78,7 @@ impl Device {
         BgsIrqs::from_raw(pending)
     }
 
-    /// Lets a signal arrive; returns how many came of it.
+    /// Lets a signal arrive; returns how many signals result.
     fn arrive(&mut self, tni: u8, signal: Signal) -> usize {
         let before = self.net.0.len();
         let packet = Packet {
@@ -126,7 +127,7 @@ fn a_relay_passes_on_what_it_waits_for_once_for_each_round() {
     // Again, as a network that repeats what has arrived would send it.
     assert_eq!(device.arrive(0, signal()), 0);
     assert_eq!(device.irr(RELAY), BgsIrqs::BSEQ_UNMATCH);
-    // Out of order: the next but one waits, and goes with the next one.
+    // Out of order: the next but one waits, and is used with the next one.
     assert_eq!(device.arrive(0, Signal { bseq: 12, ..signal() }), 0);
     assert_eq!(device.irr(RELAY), BgsIrqs::NONE, "the gate waits for round 11");
     assert_eq!(device.arrive(0, Signal { bseq: 12, ..signal() }), 0);
@@ -175,7 +176,7 @@ fn signals_that_no_gate_sends_are_counted_and_dropped() {
         assert_eq!(device.arrive(0, signal), 0);
         assert_eq!((device.read(unknown), device.irr(RELAY)), (n, BgsIrqs::NONE));
     }
-    // Gates and interfaces that there are not.
+    // Gates and interfaces that do not exist.
     for (tni, target) in
         [(0, BgId::ALL[48]), (0, BgId::ALL[63]), (5, RELAY), (6, RELAY), (255, END)]
     {

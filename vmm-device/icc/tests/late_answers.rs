@@ -1,4 +1,4 @@
-//! Packets that are under way for a while: what the device does when something else happens
+//! Packets that are on their way for a while: what the device does if something else happens
 //! between a request and its answer.
 
 mod common;
@@ -250,7 +250,7 @@ fn a_command_that_gets_on_is_not_given_up() {
 #[test]
 fn notices_stay_in_order_however_many_wait() {
     let (mut a, mut b, mut net) = pair();
-    // While this one has no answer, notices of others wait.
+    // While this command has no answer, notices of others wait.
     b.post(&transfer(Command::Put, Header2(0), 0), &mut net);
     net.sent.clear();
     for n in 0..5000u64 {
@@ -314,7 +314,7 @@ fn a_direct_descriptor_rings_only_when_it_is_whole_and_may_go() {
     let nop = Header1(0).with_source_type(1).with_flip(true).0;
     for n in [0, 1, 2] {
         word(n).store(nop, SeqCst);
-        // An engine that took this for work would never sleep.
+        // An engine that counted this as work would never sleep.
         assert!(!icc.poll_doorbell(TniId::ALL[0], CqId::ALL[0].into()), "word {n}");
     }
     word(3).store(0, SeqCst);
@@ -339,7 +339,7 @@ fn a_counter_of_cycles_counts_for_longer_than_any_uptime() {
     assert!(u64::from_le_bytes(bytes).abs_diff(expected) <= 425);
 }
 
-/// Timers and sizes as far from sense as they can be.
+/// The most extreme timers and sizes.
 #[test]
 fn the_greatest_settings_overflow_nothing() {
     let (mut a, b, mut net) = pair();

@@ -63,7 +63,7 @@ fn registers() -> Vec<Register> {
     registers
 }
 
-/// What a register holds after reset.
+/// The value of a register after reset.
 fn reset_value(register: Register) -> u64 {
     match register {
         // Of gates that TofuD does not have.
@@ -79,7 +79,7 @@ fn reset_value(register: Register) -> u64 {
             21 << 18 | 10 << 13 | 5 << 8 | 1 << 7 | 2 << 5 | 1 << 4
         }
         Register::Tofu(TofuReg::Generation) => 0x1ccd,
-        // Of the host: bytes in units of 16.
+        // As the test's host counts: bytes in units of 16.
         Register::Port { reg: PortReg::ByteSendTlp, .. } => 10,
         Register::Port { reg: PortReg::NumReceiveTlp, .. } => 3,
         _ => 0,
@@ -187,7 +187,7 @@ fn a_register_has_two_halves() {
         device.icc.bar_write(at + 4, &0x7777_8888u32.to_le_bytes());
         assert_eq!((device.read_half(at), device.read_half(at + 4)), (0x5555_6666, 0x7777_8888));
     }
-    // Enabling is bit 0: the other half says nothing about it.
+    // Enabling is bit 0: the other half does not affect it.
     let enable = Register::Cqs { tni: TniId::ALL[0], cq: CqId::ALL[0], reg: CqsReg::Enable };
     device.write(enable, 1);
     device.icc.bar_write(enable.offset() + 4, &[0; 4]);
@@ -246,7 +246,7 @@ fn masks_are_set_and_cleared_bit_by_bit() {
         assert_eq!(device.read(imr), !0b1111, "{imr:?}");
         device.write(imr, 0b0101);
         assert_eq!(device.read(imr), !0b1010, "{imr:?}");
-        // The other half of a mask stays as it is.
+        // The other half of a mask is unchanged.
         device.icc.bar_write(imc.offset() + 4, &[0xff; 4]);
         assert_eq!(device.read(imr), 0xffff_ffff & !0b1010, "{imr:?}");
         device.write(irr, u64::MAX);
@@ -279,7 +279,7 @@ fn a_pending_request_is_announced_when_it_is_unmasked_and_not_twice() {
     assert_eq!(device.messages(), [1 + 16 * 2 + 5], "a new request");
 }
 
-/// The rule of the public kernel driver, for every partition of every ring.
+/// Compared with the rule of the public kernel driver, for every partition of every ring.
 #[test]
 fn subnets_are_those_of_the_public_driver() {
     for n in 1..=32u8 {

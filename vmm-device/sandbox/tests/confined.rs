@@ -1,4 +1,4 @@
-//! Child processes enter a sandbox and try things; their parents look at how they end.
+//! Child processes enter a sandbox and try things; their parents check how they end.
 //!
 //! A child is this test program again, running the ignored test `child` alone.
 
@@ -21,7 +21,7 @@ use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use vmm_sys_util::timerfd::TimerFd;
 
 const HINT: &str = "Run with --no-sandbox to go without.";
-/// What a child prints that got to its end.
+/// The line that a child prints when it reaches its end.
 const SURVIVED: &str = "the child has survived";
 
 /// Runs `child` with this task and folder.
@@ -57,7 +57,7 @@ fn dies(role: Role, what: &str, call: &str, number: libc::c_long) {
     assert!(errors.ends_with(&line), "{what}: {errors}");
 }
 
-/// Whether this host has what test `name` needs.
+/// Whether this host can run test `name`.
 fn filters(name: &str) -> bool {
     let support = Support::probe().seccomp;
     if let Err(reason) = &support {
@@ -110,7 +110,7 @@ fn attempt(what: &str, mut pair: (UnixStream, UnixStream), fd: &EventFd, mut fil
     let refused = |result: io::Result<()>| {
         assert_eq!(result.unwrap_err().kind(), ErrorKind::PermissionDenied, "{what}");
     };
-    // The kernel got the call, but there is no such descriptor.
+    // The call reached the kernel, but there is no such descriptor.
     let no_fd = |result: io::Result<libc::c_long>| {
         assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EBADF), "{what}");
     };
@@ -189,7 +189,7 @@ fn attempt(what: &str, mut pair: (UnixStream, UnixStream), fd: &EventFd, mut fil
     }
 }
 
-/// What any thread does: memory, locks, time, events, output, log lines.
+/// The work of any thread: memory, locks, time, events, output, log lines.
 fn ordinary(fd: &EventFd) {
     let mut large: Vec<Vec<u8>> = (0..64).map(|i| vec![i; 1 << 20]).collect();
     large.iter_mut().for_each(|memory| memory.extend_from_slice(&[1; 4096]));
@@ -255,7 +255,7 @@ fn each_role_may_do_its_work() {
     }
 }
 
-/// The run-time library looks at files at times, and copes with not getting them.
+/// The run-time library sometimes reads files, and copes with being refused.
 #[test]
 fn files_are_refused_without_ado() {
     if !filters("files_are_refused_without_ado") {
@@ -308,7 +308,8 @@ fn threads_may_not_do_what_main_may() {
             dies(role, what, call, number);
         }
     }
-    // The C library creates threads with all signals blocked, SIGSYS too: no line, but the end.
+    // The C library creates threads with all signals blocked, SIGSYS too: so there is no line, only
+    // the end.
     let output = run("vcpu a thread", Path::new("/"));
     assert_eq!(output.status.signal(), Some(libc::SIGSYS));
     dies(Role::Vcpu, "events", "epoll_create1", libc::SYS_epoll_create1);
@@ -323,7 +324,7 @@ fn threads_may_not_do_what_main_may() {
     dies(Role::VfioUser, "KVM_SET_USER_MEMORY_REGION", "ioctl", libc::SYS_ioctl);
 }
 
-/// A thread that has not entered a role is not concerned by those that have.
+/// A thread that has not entered a role is not affected by those that have.
 #[test]
 fn other_threads_stay_free() {
     if !filters("other_threads_stay_free") {
@@ -352,7 +353,7 @@ fn files(what: &str, folder: &Path) {
         .allow_if_present(folder.join("none"), Access::Read)
         .allow_runtime();
     let sandbox = Sandbox::new(policy).unwrap();
-    // The test harness has threads of its own, which were there before.
+    // The test harness has threads of its own, which existed before.
     let others = AtomicBool::new(false);
     let (sender, receiver) = mpsc::channel::<()>();
     thread::scope(|scope| {

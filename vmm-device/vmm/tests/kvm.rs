@@ -1,5 +1,5 @@
-//! Guests under KVM. Where /dev/kvm cannot be opened each test says so on
-//! standard error and passes.
+//! Guests under KVM. Where /dev/kvm cannot be opened, each test says so on standard error and
+//! passes.
 
 mod common;
 
@@ -139,7 +139,7 @@ fn what_kvm_cannot_emulate_ends_only_that_vm() {
     let (outcome, _) = Guest::run(&kvm, "test=unemulated");
     match (kvm.virtualisation(), &outcome) {
         (Virtualisation::Pvm, Outcome::InternalError(fault)) => {
-            // And which one: POPCNT of a 64-bit register.
+            // The message names the instruction: POPCNT of a 64-bit register.
             let instruction = "KVM cannot emulate the instruction f3 4";
             assert!(fault.reason.starts_with(instruction), "{fault}");
             assert!((0x40_0000..0x50_0000).contains(&fault.registers.rip), "{fault}");
@@ -198,7 +198,7 @@ fn memory_and_time_work() {
     let kvm = kvm!();
     let (outcome, lines) = Guest::run(&kvm, "test=memory");
     assert_eq!(outcome, Outcome::Exited(0), "{lines:?}");
-    // 16 MiB less the 4 below the image and the image itself.
+    // 16 MiB minus the 4 MiB below the image and the image itself.
     let free: usize = lines[0].parse().unwrap();
     assert!((11 << 20..12 << 20).contains(&free), "{free}");
 
@@ -239,7 +239,7 @@ fn a_device_works_in_all_its_ways() {
     let (function, slot) = TestFunction::plug(&guest.vm);
     assert_eq!(slot.device(), 1);
     let writes = drive(&guest, &function);
-    // Neither doorbells nor unprotected page writes came as exits.
+    // Neither doorbells nor unprotected page writes caused exits.
     let page = regs::PAGE;
     let expected = [
         (regs::SCRATCH, 0x1122_3344_5566_7788),
@@ -252,8 +252,8 @@ fn a_device_works_in_all_its_ways() {
     assert_eq!(writes, expected);
 }
 
-/// The same with a watched page: the write to it while it was protected was
-/// noticed, and went to the page.
+/// The same with a watched page: a write to it while it was protected was noticed, and reached the
+/// page.
 #[test]
 fn a_watched_page_notices_a_write() {
     let kvm = kvm!();
@@ -327,7 +327,7 @@ fn drive(guest: &Guest, function: &Arc<TestFunction>) -> Vec<(u64, u64)> {
     function.take_writes()
 }
 
-/// However early the stop comes, it is neither lost nor late.
+/// However early the stop is, it is neither lost nor late.
 #[test]
 fn a_stop_right_after_the_start_works() {
     let kvm = kvm!();

@@ -26,10 +26,10 @@ use vm_memory::GuestMemoryBackend;
 use vmm_sys_util::eventfd::EventFd;
 
 const MIB: u64 = 1 << 20;
-/// For a kernel on PVM beside other work on few processors; usual are 15 s.
+/// Enough for a kernel on PVM beside other work on few processors; 15 s are usual.
 const LONG: Duration = Duration::from_secs(240);
-/// What a boot as far as the init program may take of the host's processors; on
-/// an idle one that is how long it takes.
+/// The processor time that a boot to the init program may take; on an idle host, also the time that
+/// it lasts.
 const BOOT_TIME: Duration = Duration::from_secs(60);
 
 /// Linux guests keep a processor busy each: one test at a time.
@@ -50,7 +50,7 @@ fn kernel_folder(test: &str) -> Option<PathBuf> {
     Some(path.parent().unwrap().to_owned())
 }
 
-/// A Linux guest and what it has printed.
+/// A Linux guest and its output.
 struct Linux {
     vm: Vm,
     console: Arc<(Mutex<Vec<String>>, Condvar)>,
@@ -84,7 +84,7 @@ impl Linux {
                 drop(lines);
                 panic!("no {text:?}; the VM: {ended:?}; last lines:\n{last}");
             }
-            // Not all of it, so as to see the VM's end.
+            // Not all of the time, so as to notice the VM's end.
             let step = left.min(Duration::from_secs(1));
             lines = self.console.1.wait_timeout(lines, step).unwrap().0;
         }
@@ -94,7 +94,7 @@ impl Linux {
         self.console.0.lock().unwrap().iter().any(|line| line.contains(text))
     }
 
-    /// The console so far must contain these, in lines of their own each.
+    /// The console so far must contain these texts, each in a line of its own.
     #[track_caller]
     fn printed(&self, texts: &[&str]) {
         let lines = self.console.0.lock().unwrap().clone();
@@ -246,15 +246,15 @@ fn initrd() -> Vec<u8> {
     archive
 }
 
-/// Everything that firmware tables say, on the kernel made for PVM.
+/// Tests everything that the firmware tables describe, with the kernel made for PVM.
 #[test]
 fn linux_finds_the_machine_through_acpi() {
     let test = "linux_finds_the_machine_through_acpi";
     let (Some(kvm), Some(folder)) = (hypervisor(test), kernel_folder(test)) else { return };
     let _turn = turn();
-    // Memory on both sides of the hole. Most of that below it is given up on the
-    // command line, and so are bounce buffers, which Linux makes if there is memory
-    // above 4 GiB: on PVM it takes long to look after each page and to clear them.
+    // Memory on both sides of the hole. The command line gives up most of the memory below it, and
+    // the bounce buffers that Linux makes if there is memory above 4 GiB: on PVM it takes long to
+    // set up each page and to clear them.
     let config = VmConfig {
         name: "acpi".to_owned(),
         memory: layout::LOW_RAM_END + 64 * MIB,
@@ -320,11 +320,11 @@ fn linux_finds_the_machine_through_acpi() {
             bar0 + (256 << 20) - 1
         ),
         &format!("pci 0000:00:01.0: BAR 2 [mem {bar2:#x}-"),
-        // Devices that tables alone tell of.
+        // Devices that only the tables describe.
         "ttyS0 at I/O 0x3f8 (irq = 4, base_baud = 115200) is a 16550A",
         "rtc_cmos 00:02: registered as rtc0",
         "system 00:00: [mem 0xe0000000-0xefffffff] has been reserved",
-        // Its driver placed no BAR anew, wrote to the rings, rang the doorbell and
+        // Its driver moved no BAR, wrote to the rings, rang the doorbell and
         // got its interrupts by MSI-X: it has read the partition table.
         "[vda] 2048 512-byte logical blocks",
         " vda: vda1",
@@ -349,8 +349,8 @@ fn mmio64_start(end: u64) -> u64 {
     layout::MMIO64_START.min(end / 2)
 }
 
-/// VIOT leads to the IOMMU, and a disk behind it works with the addresses that
-/// Linux maps; one that is not behind it works as ever.
+/// Linux finds the IOMMU through VIOT. A disk behind it works with the addresses that Linux maps,
+/// and one that is not behind it works as usual.
 #[test]
 fn linux_finds_the_iommu_through_viot() {
     let test = "linux_finds_the_iommu_through_viot";
@@ -411,8 +411,7 @@ fn linux_finds_the_iommu_through_viot() {
     assert!((1..memory).contains(&ring(&beside)), "{:#x}", ring(&beside));
 }
 
-/// Without tables Linux finds what a PC always had, and moves a BAR that is
-/// somewhere it cannot be.
+/// Without tables Linux finds what a PC always had, and moves a BAR that is at an impossible place.
 #[test]
 fn linux_without_acpi_finds_the_bus_and_places_a_bar() {
     let test = "linux_without_acpi_finds_the_bus_and_places_a_bar";
@@ -429,7 +428,7 @@ fn linux_without_acpi_finds_the_bus_and_places_a_bar() {
     let disk = plug_disk(&linux.vm, folder_of_disk.path());
     let (function, _) = TestFunction::plug(&linux.vm);
     let before = bar64(&*function);
-    // All over RAM. The disk's doorbell is to follow to wherever Linux puts it.
+    // The BARs overlap RAM. The disk's doorbell must follow to the place that Linux chooses.
     for bar in [0x10, 0x14] {
         function.config_write(bar, &0u32.to_le_bytes());
         disk.config_write(bar, &0u32.to_le_bytes());
@@ -445,14 +444,14 @@ fn linux_without_acpi_finds_the_bus_and_places_a_bar() {
         })
         .unwrap();
     linux.vm.start(|_| ()).unwrap();
-    // There is nothing to run: it gives up here.
+    // There is nothing to run, so Linux gives up here.
     linux.expect("Kernel panic - not syncing: VFS: Unable to mount root fs");
     linux.printed(&[
         "PCI: Using configuration type 1",
         "pci 0000:00:02.0: [10cf:1ccd] type 00 class 0x028000",
         " vda: vda1",
     ]);
-    // Where Linux says that it put it is where it is.
+    // The BAR is where Linux says that it put it.
     let after = bar64(&*function);
     let place = format!("[mem {after:#x}-{:#x} 64bit pref]", after + (256 << 20) - 1);
     let lines = linux.console.0.lock().unwrap().clone();
@@ -520,8 +519,7 @@ fn cache() -> PathBuf {
         .unwrap_or_default()
 }
 
-/// A small guest on a machine made for Linux, for what a kernel on PVM does not
-/// come to.
+/// A small guest on a machine made for Linux, for tests that a kernel on PVM does not get to.
 fn small_guest(kvm: &Hypervisor, vcpus: u8, test: &str, acpi: bool) -> Linux {
     let linux = Linux::new(kvm, &VmConfig { vcpus, ..VmConfig::default() });
     let image = guest("vmmtest");
@@ -555,7 +553,7 @@ fn input_reaches_the_serial_port_whatever_its_size() {
     let sink = raw.clone();
     linux.vm.set_console(move |bytes| sink.lock().unwrap().extend_from_slice(bytes));
     let mut input = linux.vm.console_input();
-    // More than is kept for a guest that does not read (or runs at all).
+    // More than is kept for a guest that does not read (or does not run at all).
     let text = vec![b'a'; 100_000];
     let mut taken = 0;
     let full = loop {

@@ -1,5 +1,5 @@
-//! Many VMs in one process, and what they leave behind. A program of its own:
-//! it counts this process's threads and descriptors.
+//! Many VMs in one process, and what they leave behind. This is a program of its own because it
+//! counts the process's threads and descriptors.
 
 mod common;
 
@@ -55,7 +55,7 @@ fn many_vms_run_at_once_and_leave_nothing() {
             entries("/proc/self/fd")
         );
     }
-    // A thread is gone a moment after it was joined.
+    // A thread disappears a moment after it was joined.
     let begin = Instant::now();
     while entries("/proc/self/task") > threads && begin.elapsed() < Duration::from_secs(5) {
         std::thread::sleep(Duration::from_millis(1));

@@ -140,7 +140,7 @@ fn another_path_goes_round_a_dead_link() {
         carrier.inject(Packet { path, ..packet(src, dst) }, &mut log);
     }
     // B comes first on the way out and last on the way in, so the link is on the four
-    // paths with b = 1 and on the four with b = 0; those with b = 2 go round the ring.
+    // paths with b = 1 and on the four with b = 0; those with b = 2 go around the ring.
     assert_eq!((log.arrived.len(), log.discarded.len()), (4, 8));
     assert!(log.arrived.iter().all(|(_, packet)| packet.path.b == 2));
 }
@@ -191,7 +191,7 @@ fn crossbars_count_what_comes_in_by_interface_and_port() {
     let carrier = direct(shape([3, 1, 1, 1, 1, 1]));
     let mut log = Log::default();
     carrier.inject(Packet { bytes: 1_600, ..packet(node(0), node(1)) }, &mut log);
-    // No node has a TNI 9: carried all the same, counted nowhere.
+    // No node has a TNI 9: carried nevertheless, counted nowhere.
     carrier.inject(Packet { src_tni: 9, bytes: 160, ..packet(node(0), node(1)) }, &mut log);
     assert_eq!(log.arrived.len(), 2);
     let sender = carrier.fabric().xb_counters(NodeId(0)).unwrap();
@@ -384,7 +384,7 @@ fn links_of_a_failed_router_are_down_and_come_back_as_they_were() {
     let (plus, minus) = (Some(Port::XPlus), Some(Port::XMinus));
     assert_eq!(lost, [(1, plus), (3, minus), (2, plus), (1, plus)]);
 
-    // A link stays down while one of its ends is, whatever is said of the link.
+    // A link stays down while one of its ends is down, whatever the link itself is set to.
     fabric.set_link(node(1), Port::XPlus, true).unwrap();
     fabric.set_link(node(3), Port::XPlus, false).unwrap();
     assert_eq!(fabric.set_node(node(3), false), Ok(true));
@@ -394,7 +394,7 @@ fn links_of_a_failed_router_are_down_and_come_back_as_they_were() {
     assert_eq!(fabric.set_node(node(3), true), Ok(true));
     assert_eq!(down(), [3], "as it was set meanwhile");
 
-    // A node that is not there, whose router has failed besides, and works again meanwhile.
+    // A node that is absent. Meanwhile its router fails, too, and works again.
     fabric.set_there(node(1), false).unwrap();
     assert_eq!(fabric.set_node(node(1), false), Ok(true));
     assert_eq!(down(), [0, 1, 3]);

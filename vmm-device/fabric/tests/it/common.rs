@@ -1,4 +1,4 @@
-//! What several of the tests need.
+//! Shared by several of the tests.
 
 use proptest::prelude::*;
 use tofu_abi::{Coords, Path};
@@ -42,8 +42,8 @@ pub(crate) fn is_xyz(axis: Axis) -> bool {
     matches!(axis, Axis::X | Axis::Y | Axis::Z)
 }
 
-/// A hop and where in its route it is, worked out from the nodes that the route
-/// visits and not from how the router found them.
+/// A hop and its position in its route, derived from the nodes that the route visits and not from
+/// the router's computation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     pub(crate) hop: Hop,
@@ -94,7 +94,7 @@ pub(crate) fn trace(
 }
 
 /// The shapes with these lengths of X, Y, Z and each of the three a torus or a mesh,
-/// without the doubles that axes of length 1 would make.
+/// without the duplicates that axes of length 1 would cause.
 pub(crate) fn tori_and_meshes(len: [u8; 6]) -> impl Iterator<Item = Shape> {
     (0..8u8)
         .map(|bits| [0, 1, 2].map(|axis| bits >> axis & 1 != 0))

@@ -1,10 +1,11 @@
-//! Freedom from deadlock: the graph of which channel waits for which has no cycle.
+//! Freedom from deadlock: the graph that shows which channel waits for which other one has no
+//! cycle.
 //!
 //! A channel is a virtual channel of a link in one direction. A packet that holds one
-//! waits for the next channel of its route. A request at its target holds its last
-//! channel until the target has taken it in, for which it may need to send a response
-//! first; so the target's interface is in the graph too, after the requests that end
-//! there and before the responses that begin there.
+//! waits for the next channel of its route. A request at its target holds its last channel until
+//! the target has taken it in, and the target may first need to send a response. So the target's
+//! interface is in the graph too, after the requests that end there and before the responses that
+//! begin there.
 
 use proptest::prelude::*;
 use tofu_abi::{Coords, Path};
@@ -13,13 +14,14 @@ use tofu_fabric::{Axis, Class, Port, Route, Shape};
 use crate::common::{Step, any_journey, is_xyz, shape, tori_and_meshes, trace};
 
 const VCS: usize = 4;
-/// Vertices of a node: what leaves it by each port and channel, and its interface.
+/// Vertices of a node: one for each port and channel by which packets leave, and one for its
+/// interface.
 const SLOTS: usize = Port::COUNT * VCS + 1;
 const INTERFACE: usize = SLOTS - 1;
 
 /// Who waits for whom.
 struct Graph {
-    /// For each vertex, the node at which all that it waits for is.
+    /// For each vertex, the node with all vertices that it waits for.
     head: Vec<u32>,
     /// For each vertex, a set of slots of that node.
     waits_for: Vec<u64>,
@@ -79,8 +81,8 @@ impl Graph {
         (0..SLOTS).filter(move |slot| set >> slot & 1 != 0).map(move |slot| head + slot)
     }
 
-    /// Kahn's algorithm: takes away what nothing waits for any more until nothing is
-    /// left, or only cycles and what lies behind them.
+    /// Kahn's algorithm: removes vertices that no other one waits for, until none is left, or only
+    /// cycles and the vertices behind them.
     fn is_acyclic(&self) -> bool {
         let mut waiting = vec![0u32; self.head.len()];
         for vertex in 0..self.head.len() {
@@ -103,7 +105,7 @@ impl Graph {
     }
 }
 
-/// Date-line scheduling without look-ahead, which the look-ahead must not be worse than.
+/// Date-line scheduling without look-ahead, to which look-ahead must not be inferior.
 fn date_line_only(step: &Step) -> u8 {
     step.class.first_vc() + u8::from(step.stage == 2 || step.stage == 1 && step.crossed)
 }
@@ -157,14 +159,14 @@ fn no_cycle_in_larger_machines() {
 
 #[test]
 fn broken_rules_give_cycles() {
-    // The shortest ring on which a packet goes on after a hop has four nodes.
+    // The shortest ring on which a packet continues after a hop has four nodes.
     let ring = shape([4, 1, 1, 1, 1, 1]);
     let one_channel_on_rings = |step: &Step| step.class.first_vc() + u8::from(step.stage == 2);
     assert!(!Graph::build(&ring, one_channel_on_rings).is_acyclic());
     let mesh = ring.with_torus([false; 3]);
     assert!(Graph::build(&mesh, one_channel_on_rings).is_acyclic(), "a mesh has no ring");
 
-    // With look-ahead alone, three hops in a row are the first to wait in a circle.
+    // With look-ahead alone, three hops in a row are the first to wait for each other in a circle.
     let look_ahead_only = |step: &Step| {
         step.class.first_vc() + u8::from(step.stage == 2 || step.stage == 1 && step.last_on_axis)
     };
@@ -218,7 +220,7 @@ fn assert_ranks_rise(shape: &Shape, from: Coords, to: Coords, path: Path) {
     }
 }
 
-/// The same for routes by distances, of which there are others than the shortest.
+/// The same for routes by distances, which need not be the shortest.
 fn assert_ranks_rise_by_distances(shape: &Shape, from: Coords, distances: [i8; 3], path: Path) {
     let mut steps = Vec::new();
     let class = Class::System;
@@ -236,7 +238,7 @@ fn assert_ranks_rise_by_distances(shape: &Shape, from: Coords, distances: [i8; 3
     );
 }
 
-/// The whole of the argument for one axis of any length: see the reference manual.
+/// The complete argument for one axis of any length; see the reference manual.
 #[test]
 fn ranks_rise_along_every_leg_of_every_axis() {
     for axis in [Axis::X, Axis::Y, Axis::Z] {
@@ -267,8 +269,7 @@ fn ranks_rise_along_every_leg_of_every_axis() {
 }
 
 proptest! {
-    /// With it, no leg depends on another: what one axis was seen to do, it does in any
-    /// machine.
+    /// With this, no leg depends on another: an axis behaves in any machine as it did alone.
     #[test]
     fn each_leg_of_xyz_is_as_on_a_machine_of_that_axis_alone(
         (shape, from, to, path) in any_journey(),

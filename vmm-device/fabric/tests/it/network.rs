@@ -1,5 +1,5 @@
-//! The modelled network: what was injected arrives once and in order, whatever the shape, the load
-//! and the buffers, and takes the time that links and crossbars take.
+//! The modelled network: injected messages arrive once and in order, whatever the shape, the load
+//! and the buffers, and take the time of the links and crossbars.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -67,7 +67,7 @@ fn one_frame(scheduler: Scheduler) -> Options {
     Options { scheduler, queue_bytes: bytes, replay_bytes: bytes, ..Options::default() }
 }
 
-/// Numbers that look like chance, the same in every run.
+/// Pseudo-random numbers, the same in every run.
 struct Random(u64);
 
 impl Random {
@@ -82,12 +82,12 @@ impl Random {
 }
 
 /// Fills all TNIs with messages from anywhere to anywhere until each node has sent `count`, and
-/// checks that each arrives once, where it should, and in order. Returns the log and the network.
+/// checks that each arrives once, at the right node, and in order. Returns the log and the network.
 fn saturate(shape: Shape, options: &Options, count: u64, seed: u64) -> (Log, Network) {
     saturate_with(network(shape, options), count, seed, |_, _| {})
 }
 
-/// The same in a network to which something happens each microsecond.
+/// The same in a network that is changed each microsecond.
 fn saturate_with(
     mut network: Network,
     count: u64,
@@ -406,7 +406,7 @@ fn errors_lose_nothing_and_change_no_order() {
             let options = Options { seed, ..Options::default() };
             let network = Network::new(shape, &parameters, &options).expect("defaults");
             let run = |network| {
-                // From the beginning for some, and for others while frames are under way.
+                // For some from the beginning, for others while frames are on their way.
                 saturate_with(network, 60, seed, |network, now| {
                     if now == 4 * seed {
                         set_all_errors(network, &errors);
@@ -453,14 +453,14 @@ fn a_dead_lane_slows_a_link_down_and_loses_nothing() {
             assert_eq!(counters.send_tlp, 500);
             assert!(network.is_idle());
         }
-        // TofuD sends all on the lane that is left; Tofu2 has three of four.
+        // TofuD sends everything on the remaining lane; Tofu2 has three of four.
         let slower = times[1] as f64 / times[0] as f64;
         let expected = if parameters.name == "TofuD" { 1.9 } else { 1.3 };
         assert!((slower / expected - 1.0).abs() < 0.1, "{}: {slower}", parameters.name);
     }
 }
 
-/// Two messages of three frames over a link with these errors, and what becomes of them.
+/// Sends two messages of three frames over a link with these errors, and returns their fates.
 fn over_a_bad_link(network: &mut Network, errors: &LinkErrors) -> Log {
     let [near, far] = [0, 1].map(|x| Coords::new(x, 0, 0, 0, 0, 0));
     network.set_errors(near, Port::XPlus, errors).expect("a link");
@@ -481,7 +481,7 @@ fn a_link_on_which_nothing_gets_through_goes_down() {
     let (node, port) = (Coords::default(), Port::XPlus);
     let nothing = LinkErrors { rates: [rate(1.0); MAX_LANES], ..LinkErrors::default() };
     let deaf = LinkErrors { dllp_loss: rate(1.0), ..LinkErrors::default() };
-    // Of the second message a deaf sender's replay buffer holds one frame.
+    // The replay buffer of a sender that gets no answers holds one frame of the second message.
     for (errors, arrive, discarded) in [(nothing, 0, 6), (deaf, 1, 2)] {
         let shape = shape([2, 1, 1, 1, 1, 1]).with_torus([false; 3]);
         let mut network =
@@ -490,14 +490,15 @@ fn a_link_on_which_nothing_gets_through_goes_down() {
         let mut errors = errors;
         errors.rates[lanes..].fill(ErrorRate::NEVER);
         let log = over_a_bad_link(&mut network, &errors);
-        // What the other end has taken in has arrived, even if it could not say so.
+        // Frames that the other end has accepted have arrived, even if it could not acknowledge
+        // them.
         assert_eq!((log.delivered.len(), log.lost.len()), (arrive, 2 - arrive), "{log:?}");
         assert!(log.lost.iter().all(|(_, at, lost, _)| (*at, *lost) == (NodeId(0), Some(port))));
         assert_eq!(network.link_up(node, port), Some(false));
         let counters = network.port_counters(NodeId(0), port).expect("a node");
         assert_eq!(counters.failures, 1);
         assert_eq!(counters.tx_discard_normal, discarded);
-        // It stays down until it is taken up, and works then if there are no more errors.
+        // The link stays down until it is taken up, and then works if there are no more errors.
         let none = LinkErrors::default();
         assert_eq!(over_a_bad_link(&mut network, &none).lost.len(), 2);
         network.set_link(node, port, true).expect("a link");
@@ -522,8 +523,8 @@ fn over_all_links(network: &mut Network, log: &mut Log) {
     }
 }
 
-/// The state that a link has for errors goes with them, at whatever moment they end, and what was
-/// counted stays.
+/// The state that a link keeps for errors is dropped with them, at whatever moment they end, and
+/// counters keep their values.
 #[test]
 fn errors_that_end_leave_nothing_behind() {
     let shape = shape([3, 2, 1, 2, 3, 2]);
@@ -552,7 +553,7 @@ fn errors_that_end_leave_nothing_behind() {
         let before = all_counters(&network);
         let sum = |count: fn(&PortCounters) -> u64| before.iter().map(count).sum::<u64>();
         assert!(sum(|c| c.lcrc_errors) > 0 && sum(|c| c.ack_timeouts) > 0);
-        // All goes on as on links that never had errors, and counts on from there.
+        // Everything continues as on links that never had errors, and counters continue from there.
         more = Log::default();
         over_all_links(&mut network, &mut more);
         assert_eq!((more.delivered.len(), more.lost.len()), (7 * links, 0));
@@ -571,7 +572,7 @@ fn errors_that_end_leave_nothing_behind() {
     }
 }
 
-/// What is told of frames and data-link-layer packets of links that are looked at.
+/// The reports of frames and data-link-layer packets of observed links.
 #[derive(Default)]
 struct Looks {
     frames: Vec<(Hop, OnLink)>,
@@ -602,8 +603,8 @@ impl Sink for Looks {
     }
 }
 
-/// Frames of a node that somebody looks at are told with all that its link does with them, and no
-/// others; and as many as its counters say.
+/// Frames of an observed node are reported with all that its link does with them, and no others.
+/// There are as many reports as its counters say.
 #[test]
 fn what_a_link_does_is_told_of_nodes_that_are_looked_at() {
     let shape = shape([4, 1, 1, 1, 1, 1]).with_torus([false; 3]);
@@ -627,7 +628,7 @@ fn what_a_link_does_is_told_of_nodes_that_are_looked_at() {
     assert_eq!((counters.send_tlp, fourth.recv_tlp - fourth.recv_nullified), (400, 400));
     let (first, again): (Vec<_>, Vec<_>) = looks.frames.iter().partition(|(_, link)| !link.again);
     assert!(looks.frames.iter().all(|(hop, _)| (hop.from, hop.to) == (NodeId(0), NodeId(1))));
-    // In order, each TLP once for the first time; the other two hops have nothing in full.
+    // In order, each TLP once as a first transmission; the other two hops have no details.
     let numbers: Vec<_> = first.iter().map(|(_, link)| link.tlp).collect();
     assert_eq!(numbers, (0..400).collect::<Vec<_>>());
     assert!(first.iter().all(|(_, link)| u32::from(link.seq.get()) == link.tlp));
@@ -638,13 +639,13 @@ fn what_a_link_does_is_told_of_nodes_that_are_looked_at() {
     let on = |lane: u8| looks.frames.iter().filter(move |(_, link)| link.spoilt >> lane & 1 != 0);
     assert_eq!(on(0).count(), looks.frames.len(), "a dead lane");
     assert_eq!(on(1).count() as u64, far.slice_fcs_errors[1]);
-    // From when the sender knew of the lane, frames are sent as a whole on each.
+    // Once the sender knew of the dead lane, each frame is sent on one lane.
     assert_eq!((first[0].1.lanes, first[399].1.lanes), (2, 1));
     let lost = looks.said.iter().filter(|(_, _, lost)| *lost).count() as u64;
     let heard = looks.said.iter().filter(|(hop, ..)| hop.from == NodeId(1)).count() as u64;
     assert!(lost > 0 && heard == far.send_dllp && heard - lost <= counters.recv_dllp);
     assert!(looks.said.iter().any(|(_, dllp, _)| matches!(dllp, Dllp::Nack(_))));
-    // Two who look at one link: it is as before when both have gone.
+    // Two observers of one link: when both have gone, it is as before.
     network.set_errors(Coords::default(), Port::XPlus, &LinkErrors::default()).expect("a link");
     network.look_at(&BTreeSet::from([NodeId(0), NodeId(1)]));
     assert_eq!(network.in_full(), 4);
@@ -656,9 +657,8 @@ fn what_a_link_does_is_told_of_nodes_that_are_looked_at() {
     assert_eq!(network.in_full(), 0);
 }
 
-/// Whoever looks at links, from whatever moment on, and goes again, changes no counter: each frame
-/// has an ACK, and its room is given back. That is so as long as no frame waits until its sender
-/// asks for credit.
+/// An observer of links changes no counter, whenever it begins and ends: each frame has an ACK, and
+/// its room is given back. That holds as long as no frame waits until its sender asks for credit.
 #[test]
 fn who_looks_changes_no_counter() {
     let shape = shape([4, 1, 1, 1, 1, 1]);
@@ -704,7 +704,7 @@ fn impossible_errors_are_refused() {
     assert_eq!(refused.to_string(), "lane 2 does not exist: links have 0 to 1");
 }
 
-/// All shapes of up to 48 nodes whose axes are in falling order where they are alike.
+/// All shapes of up to 48 nodes, with axes of the same kind in descending order of length.
 fn shapes_to_48_nodes() -> impl Iterator<Item = Shape> {
     let lengths = |n: u8| 1..=n;
     lengths(48)
@@ -737,8 +737,8 @@ fn everything_arrives_under_load() {
     }
 }
 
-/// Bytes of frames that each node takes in, as a share of what a link moves, if all send to anyone
-/// as fast as they can.
+/// Bytes of frames that each node receives, as a share of a link's bandwidth, if all nodes send to
+/// random nodes as fast as they can.
 fn uniform_load(shape: Shape, scheduler: Scheduler) -> f64 {
     let mut network = network(shape, &Options { scheduler, ..Options::default() });
     let mut random = Random(9);
@@ -775,7 +775,7 @@ fn uniform_traffic_stays_below_the_bound_of_the_bisection() {
             .map(|scheduler| uniform_load(shape(len), scheduler) / bound);
         println!("{len:?}: {date_line:.2} and {look_ahead:.2} of the bound");
         for share in [date_line, look_ahead] {
-            // To itself a node sends without a link: one message in as many as there are nodes.
+            // A node sends to itself without a link: one message in as many as there are nodes.
             assert!(share > 0.25 && share < 1.15, "{len:?}: {share}");
         }
         assert!(look_ahead > 0.9 * date_line, "{len:?}: {look_ahead} and {date_line}");
@@ -799,8 +799,8 @@ fn the_same_again_is_the_same() {
     assert_ne!(log, other);
 }
 
-/// A load under which links go down and up again and others have errors, in steps of any length;
-/// with long messages, all classes and answers that are late. Returns all that can be seen of it.
+/// A load during which links go down and up again and others have errors, in steps of any length,
+/// with long messages, all classes and late answers. Returns everything that is observable.
 fn troubled_load(
     shape: Shape,
     parameters: &Parameters,
@@ -853,7 +853,7 @@ fn troubled_load(
     (log, counters, next)
 }
 
-/// What happens does not depend on how nodes are shared among threads.
+/// The result does not depend on how nodes are distributed among threads.
 #[test]
 fn any_number_of_threads_does_the_same() {
     for (lengths, parameters, scheduler) in [
@@ -871,7 +871,7 @@ fn any_number_of_threads_does_the_same() {
         let one = run(1);
         let (log, counters, _) = &one;
         assert!(!log.delivered.is_empty() && !log.hops.is_empty());
-        // On two nodes there is too little of it.
+        // On two nodes there is too little traffic.
         if lengths[0] > 1 {
             assert!(log.lost.len() > 1, "{lengths:?}");
             assert!(counters.iter().any(|port| port.lcrc_errors > 0), "{lengths:?}");
@@ -883,7 +883,8 @@ fn any_number_of_threads_does_the_same() {
     }
 }
 
-/// What is sent over a link arrives at its other end, and what comes in goes out.
+/// Everything that is sent over a link arrives at its other end, and everything that enters a node
+/// leaves it.
 #[test]
 fn counters_add_up() {
     let shape = shape([2, 3, 2, 2, 3, 2]);
@@ -914,7 +915,7 @@ fn counters_add_up() {
 }
 
 proptest! {
-    /// Frames go the way that the router says, with its virtual channels.
+    /// Frames take the router's way, with its virtual channels.
     #[test]
     fn frames_take_their_route(
         (shape, from, to, path) in

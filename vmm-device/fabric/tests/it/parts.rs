@@ -1,4 +1,4 @@
-//! A machine in parts, over cables in memory, beside the same machine in one piece.
+//! A machine in parts, over cables in memory, compared with the same machine in one piece.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use tofu_fabric::{
 
 use crate::common::{Log, any_coords, shape};
 
-/// A body that can be made twice, and damaged.
+/// A body that can be duplicated and damaged.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Letter(u32);
 
@@ -80,7 +80,7 @@ impl Machine {
         self.at(packet.src).inject(packet, log);
     }
 
-    /// Lets cables deliver, whichever of them `turn` says first, until all is quiet.
+    /// Lets cables deliver, in an order that `turn` decides, until nothing is on its way.
     fn settle(&self, log: &mut Log<Letter>, mut turn: u32) -> u32 {
         let mut crossed = 0;
         loop {
@@ -90,7 +90,7 @@ impl Machine {
                 let Some(any) = (turn as usize >> 8).checked_rem(under_way.len()) else {
                     return crossed;
                 };
-                // The first one of that cable: they stay in order.
+                // The first message of that cable, because each cable keeps the order.
                 let cable = (under_way[any].0, under_way[any].1);
                 let first = under_way.iter().position(|(from, to, _)| (*from, *to) == cable);
                 under_way.remove(first.unwrap()).unwrap()
@@ -132,7 +132,7 @@ fn sorted(mut log: Log<Letter>) -> Log<Letter> {
     log
 }
 
-/// Shapes whose packets cross few parts or many, and parts that there can be.
+/// Shapes whose packets cross few parts or many, and possible numbers of parts.
 fn any_machine() -> impl Strategy<Value = (Shape, u32)> {
     let lengths = (1..=6u8, 1..=4u8, 1..=3u8, 1..=2u8, 1..=3u8, 1..=2u8);
     let machine = (lengths, any::<[bool; 3]>(), 1..=12u32);
@@ -156,7 +156,7 @@ fn any_traffic() -> impl Strategy<Value = (Shape, u32, Vec<Journey>, Vec<u32>)> 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// What arrives, what is lost and where, all times and all counters.
+    /// Arrivals, losses and their places, all times and all counters are the same.
     #[test]
     fn parts_together_are_the_whole_machine(
         (shape, parts, journeys, down) in any_traffic(),
@@ -198,7 +198,7 @@ proptest! {
         }
     }
 
-    /// Of one class, source, target and path, each once.
+    /// Packets of one class, source, target and path, each once.
     #[test]
     fn packets_arrive_in_order_and_once((shape, parts) in any_machine(), seed: u64, turn: u32) {
         let machine = Machine::new(shape, parts);
@@ -226,7 +226,7 @@ proptest! {
         }
     }
 
-    /// Whatever a peer says, it sends over cables of its own only.
+    /// Whatever a peer says, it can send only over its own cables.
     #[test]
     fn strays_are_refused_and_leave_no_trace(
         (shape, parts) in any_machine(),
@@ -327,7 +327,7 @@ fn faults_strike_once_on_a_cable_and_make_one_double() {
         wires.set_faults(Some(plan.clone())).unwrap();
     }
     let mut log = Log::default();
-    // The link of the cable makes the double.
+    // The link of the cable makes the duplicate.
     machine.send(packet(Class::System, node(1), node(5), Path::new(0, 0, 0), 7), &mut log);
     machine.settle(&mut log, 0);
     assert_eq!(log.arrived.len(), 2);

@@ -6,8 +6,8 @@ use tofu_fabric::{Axis, Class, NodeId, Port, Route, RouteError, Shape};
 
 use crate::common::{any_journey, is_xyz, shape, tori_and_meshes, trace};
 
-/// Hops from `from` to every node over links of some axes only, by searching the
-/// graph breadth first; `None` where these links do not lead.
+/// Hops from `from` to every node over links of some axes only, by a breadth-first search of the
+/// graph; `None` for nodes that these links do not reach.
 fn distances(shape: &Shape, from: NodeId, use_axis: fn(Axis) -> bool) -> Vec<Option<u32>> {
     let mut distance = vec![None; shape.nodes() as usize];
     distance[from.index()] = Some(0);
@@ -118,7 +118,7 @@ fn a_route_has_the_order_and_channels_of_the_papers() {
         (Port::A, 0),
         // One hop is the last hop.
         (Port::XPlus, 1),
-        // A tie, so upwards: over the date line first, the last hop after it.
+        // A tie, so upwards: first over the date line, then the last hop.
         (Port::YPlus, 1),
         (Port::YPlus, 1),
         // 5, 6, over the date line to 0, and to 1.

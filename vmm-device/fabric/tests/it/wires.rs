@@ -13,7 +13,7 @@ use tofu_links::{ErrorRate, Parameters};
 
 use crate::common::shape;
 
-/// A body that remembers what was done to it.
+/// A body that records what was done to it.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Letter {
     number: u32,
@@ -121,7 +121,7 @@ fn percent(n: u32) -> Ppm {
 
 #[test]
 fn every_rate_holds_on_every_link() {
-    // Two links: each has its say. Four times the standard deviation is 240 at most.
+    // Two links, each of which applies the rate. Four standard deviations are 240 at most.
     let near = |found: u64, expected: u64| assert!(found.abs_diff(expected) < 250, "{found}");
     let lossy = with(Rates { loss: percent(5), ..Rates::NONE });
     let log = send(&lossy, Class::System, 2, 20_000);
@@ -146,7 +146,7 @@ fn a_packet_is_duplicated_once() {
     let log = send(&wires, Class::System, 4, 3);
     assert_eq!(log.numbers(), [0, 0, 1, 1, 2, 2]);
     assert_eq!(wires.faults().unwrap().1.duplicated, 3);
-    // The copy goes over the rest of the links: three of the four.
+    // The copy goes over the remaining links: three of the four.
     let counters = wires.fabric().port_counters(NodeId(1), Port::XPlus).unwrap();
     assert_eq!(counters.send_system, 6);
 }
@@ -163,7 +163,7 @@ fn packets_are_overtaken_by_a_few_others_and_none_gets_lost() {
     let moved = numbers.windows(2).filter(|pair| pair[0] > pair[1]).count();
     assert!(moved > 50, "{moved}");
     for (place, number) in numbers.iter().enumerate() {
-        // Those that are held back do not count for others, hence the factor.
+        // Packets that are held back do not count as overtaking others, hence the factor.
         assert!(place.abs_diff(*number as usize) <= 3 * REORDER_DEPTH as usize, "{place} {number}");
     }
     numbers.sort_unstable();
@@ -301,7 +301,7 @@ fn modelled() -> Wires<Letter> {
 }
 
 /// Sends packets 0 to `count` - 1 over modelled links, each once there is room, and drives these
-/// until all is quiet.
+/// until nothing is on its way.
 fn drive(wires: &Wires<Letter>, class: Class, to: u8, count: u32) -> Log {
     let mut log = Log::default();
     let quiet = |log: &mut Log| {
@@ -328,13 +328,14 @@ fn spoil(wires: &Wires<Letter>) {
     }
 }
 
-/// What is damaged, lost and made twice follows from seed, link and number, however links work.
+/// Which packets are damaged, lost and duplicated follows from seed, link and number, however links
+/// work.
 #[test]
 fn modelled_links_with_errors_have_the_faults_of_direct_ones() {
     let plan = |everywhere, links| FaultPlan { seed: 3, everywhere, links, commands: false };
     let damage = Rates { corrupt: percent(10), undetected: percent(5), ..Rates::NONE };
     let lossy = plan(Rates { loss: percent(10), ..damage }, Vec::new());
-    // A double goes its own way over further links, so there are none.
+    // A duplicate takes its own way over further links, so there are none.
     let twice = Rates { duplicate: percent(10), ..Rates::NONE };
     let double = plan(Rates::NONE, vec![(node(1), Port::XPlus, twice)]);
     for (plan, to) in [(lossy, 3), (double, 2)] {
@@ -355,7 +356,7 @@ fn modelled_links_with_errors_have_the_faults_of_direct_ones() {
             assert_eq!(of(&log), of(&expected));
             assert_eq!(wires.faults(), direct.faults());
             assert_eq!(log.discarded, []);
-            // Whoever sent what was lost has his command end.
+            // The sender of a lost packet has its command ended.
             assert_eq!(u64::from(log.swallowed), wires.faults().unwrap().1.lost);
             let replayed = wires.fabric().port_counters(NodeId(1), Port::XMinus).unwrap();
             assert_eq!(replayed.lcrc_errors > 0, errors);

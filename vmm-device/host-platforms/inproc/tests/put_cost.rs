@@ -1,32 +1,32 @@
-//! What a Put over direct links costs in instructions, and one that is traced, so that neither
-//! creeps up.
+//! The cost in instructions of a Put over direct links, and of a traced one, so that neither grows
+//! unnoticed.
 //!
-//! The test runs itself under Valgrind with two numbers of Puts; the difference is that of the
-//! Puts alone, whatever the host does meanwhile. It depends on the compiler, so with another one
-//! the test is skipped, and the numbers here are to be measured anew.
+//! The test runs itself under Valgrind with two numbers of Puts; the difference is due to the Puts
+//! alone, whatever the host does meanwhile. It depends on the compiler, so with another one the
+//! test is skipped, and the numbers here must be measured again.
 
 use std::process::Command;
 
 use tofu_inproc::Pair;
 
-/// The compiler that the counts are of, and the profile: that of tests.
+/// The compiler of the counts. The profile is that of tests.
 const COMPILER: &str = "1.95.";
-/// Instructions of a Put of so many bytes, measured with it. Optimised, it takes 8930; what is
-/// inlined in tests changes with the size of crates, and so does this.
+/// Instructions of a Put of this many bytes, measured with that compiler. Optimised, a Put takes
+/// 8930. In tests, inlining changes with the size of crates, and so does this number.
 const MEASURED: [(u32, f64); 1] = [(8, 20_200.0)];
 /// By how much it may be more.
 const MARGIN: f64 = 0.03;
 
-/// How many instructions more a traced one takes: three records, each with a look at the
+/// How many instructions more a traced one takes: three records, each with a read of the
 /// processor's counter.
 const TRACED: f64 = 1_780.0;
-/// By how much that may be more: it is a difference, so what is inlined weighs more.
+/// The margin of that. It is a difference, so inlining has a larger effect.
 const TRACED_MARGIN: f64 = 0.1;
 
-/// Says how many Puts the test is to run instead, of how many bytes, and whether traced.
+/// Tells the test to run Puts instead: how many, of how many bytes, and whether traced.
 const ASKED: &str = "TOFU_PUT_COST";
 
-/// Instructions that this program takes for so many Puts.
+/// Instructions that this program takes for `puts` Puts.
 fn instructions(bytes: u32, puts: u32, traced: bool) -> u64 {
     let itself = std::env::current_exe().expect("a program knows where it is");
     let output = Command::new("valgrind")

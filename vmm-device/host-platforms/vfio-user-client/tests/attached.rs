@@ -77,7 +77,7 @@ fn run(cq: &mut Cq<SocketPlatform>, order: &Order) -> Rcode {
     if !sent.is_success() {
         return sent;
     }
-    // It was sent; what became of it is in its notice.
+    // It was sent; its notice has the result.
     loop {
         let notice = cq.wait_mrq(PATIENCE).unwrap();
         if notice.id().is_some_and(MrqId::ends_own_command) {
@@ -86,7 +86,7 @@ fn run(cq: &mut Cq<SocketPlatform>, order: &Order) -> Rcode {
     }
 }
 
-/// Through queues with an event each, and such whose doorbells are messages.
+/// Through queues with an event each, and through queues whose doorbells are messages.
 fn exchange(doorbells: Doorbells, queue: u8) {
     let mut served = Served::new(doorbells);
     let (a, b) = (served.attach(A, Backing::Process), served.attach(B, Backing::Process));
@@ -106,7 +106,7 @@ fn exchange(doorbells: Doorbells, queue: u8) {
     assert_eq!(run(&mut from, &add), Rcode::SUCCESS);
     assert_eq!(target[0].load(SeqCst), 7);
     assert_eq!(source[0].load(SeqCst), 3);
-    // Not after it was taken back: the command is sent, and its notice has the error.
+    // Not after the memory was unmapped: the command is sent, and its notice has the error.
     to.unregister(theirs).unwrap();
     drop(mapped);
     assert_eq!(run(&mut from, &put), Rcode::STAG_DISABLED.remote());
@@ -128,7 +128,7 @@ fn memory_is_mapped_only_if_it_is_there_and_the_server_reaches_into_processes() 
     assert!(matches!(refused, Err(MapError::NoMemory)), "{refused:?}");
     let refused = a.platform().map(0x1000, 1 << 41, true).map(|_| ());
     assert!(matches!(refused, Err(MapError::NoAddresses(_))), "{refused:?}");
-    // A server of guests takes such a range for one without memory.
+    // A server for guests treats such a range as one without memory.
     let b = served.attach(B, Backing::Sealed);
     let mut cq = open(&b, 0);
     let own: Vec<u64> = vec![1; 2048];
@@ -138,7 +138,7 @@ fn memory_is_mapped_only_if_it_is_there_and_the_server_reaches_into_processes() 
     let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None).unwrap();
     let order = Order::put(Target::new(B, TniId::ALL[0]), stag.at(0), stag.at(8), 8);
     cq.post_and_ring(&order.interrupt(), 7).unwrap();
-    // The queue's exception may be seen before the command's completion is.
+    // The queue's exception may be seen before the command's completion.
     match cq.wait_tcq(PATIENCE) {
         Ok(completion) => assert!(!completion.rcode.is_success()),
         Err(error) => assert!(matches!(error, WaitError::Exception(_)), "{error}"),

@@ -15,7 +15,7 @@ use tofu_vfio_user_client::SocketPlatform;
 
 /// The longest time for anything, in nanoseconds.
 const PATIENCE: u64 = 60_000_000_000;
-/// More than a window has room for, and no multiple of a packet.
+/// More than a window has room for, and not a multiple of a packet.
 const LENGTH: usize = 40_001;
 const LINK: Link = Link::ALL[1];
 const CHANNEL: Channel = Channel::ALL[3];
@@ -108,14 +108,14 @@ fn windows_are_memory_of_each_client() {
             messages(&near, &far);
             let stream = near.open(LINK, CHANNEL).unwrap();
             assert_eq!(stream.read(ChannelReg::TxMode), 1);
-            // Asked for registers, it has memory all the same.
+            // It was asked for registers, but has memory nevertheless.
             let mut other = near.open(LINK, Channel::ALL[0]).unwrap();
             other.use_registers();
             other.send(&[1], PATIENCE).unwrap();
             assert_eq!(other.read(ChannelReg::TxMode), 1);
             assert_ne!(first_word(near.platform()), 0);
             drop((stream, other));
-            // Nor of a program before, which a reset has ended.
+            // Nor from an earlier program, which a reset has ended.
             near.platform().bar0_write64(Register::Nwp(NwpReg::Control).offset(), 2);
             // Comes after the write.
             assert_eq!(near.read(Register::Nwp(NwpReg::Control)), 0);

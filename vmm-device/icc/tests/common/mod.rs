@@ -1,4 +1,4 @@
-//! Surroundings of a device that is alone in a test.
+//! The surroundings of a device that is alone in a test.
 
 #![allow(dead_code, reason = "each user takes what it needs")]
 
@@ -12,10 +12,10 @@ use tofu_icc::{Body, Host, Net};
 
 /// The device's node.
 pub(crate) const SELF: Coords = Coords::new(0, 0, 0, 0, 0, 0);
-/// Its neighbour, which is no device.
+/// Its neighbour, which is not a device.
 pub(crate) const PEER: Coords = Coords::new(0, 0, 0, 1, 0, 0);
 
-/// A host that notes what it is told.
+/// A host that records what it is told.
 #[derive(Default)]
 pub(crate) struct Quiet {
     /// Vectors of interrupts.

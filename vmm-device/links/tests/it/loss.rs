@@ -5,7 +5,7 @@ use tofu_links::Parameters;
 
 use crate::world::{Fate, Frame, World};
 
-/// A link with so little of everything that each of it runs out.
+/// A link with so few resources that each of them runs out.
 const SMALL: Parameters =
     Parameters { queue_bytes: 16 * 16, replay_bytes: 40 * 16, ..Parameters::TOFUD };
 
@@ -74,7 +74,7 @@ proptest! {
     ) {
         let mut state = seed;
         let mut fates = || {
-            // The generator of Numerical Recipes: any will do.
+            // The generator of Numerical Recipes; any other one would do.
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let mut draw = (state >> 33) as u32 % 1000;
             for (fate, rate) in [Fate::Bad, Fate::Lost, Fate::Nullified].into_iter().zip(rates) {

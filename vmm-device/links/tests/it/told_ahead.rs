@@ -1,4 +1,4 @@
-//! What comes back is said ahead, as where nothing is lost.
+//! Acknowledgements and credits are announced ahead, as on links that lose nothing.
 
 use tofu_links::{
     Check, Counters, Dllp, NEVER, Parameters, Reason, Receiver, Sender, Seq, Verdict, WINDOW, Wait,
@@ -26,7 +26,7 @@ fn credit_that_is_known_to_come_is_waited_for() {
     sender.return_credit(1, 25, 90, 50);
     assert_eq!(sender.may_send(1, ROWS, 89), wait(90));
     assert_eq!(sender.may_send(1, ROWS, 90), Ok(()));
-    // Acknowledgements that are said ahead have no time-out.
+    // Acknowledgements that are announced ahead have no time-out.
     assert_eq!((sender.deadline(), sender.unacknowledged()), (NEVER, 0));
 }
 
@@ -52,7 +52,7 @@ fn so_is_the_window() {
     assert_eq!(sender.may_send(0, 1, 99).map_err(|wait| wait.until), Err(100));
 }
 
-/// More returns under way than there are places for: the latest ones are put together.
+/// More returns on their way than there are places for: the latest ones are merged.
 #[test]
 fn no_return_is_lost_if_there_are_many() {
     let (mut sender, mut counters) = sender();

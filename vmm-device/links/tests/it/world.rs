@@ -1,4 +1,4 @@
-//! One direction of a link and what comes back, in modelled time.
+//! One direction of a link and its acknowledgements, in modelled time.
 
 use std::collections::VecDeque;
 
@@ -82,7 +82,7 @@ impl<F: FnMut() -> Fate> World<F> {
         }
     }
 
-    /// Sends frames and goes on until nothing is left to do.
+    /// Sends frames and runs until nothing is left to do.
     pub(crate) fn run(&mut self, frames: impl IntoIterator<Item = Frame>) {
         self.waiting.extend(frames);
         for _ in 0..10_000_000 {

@@ -1,4 +1,4 @@
-//! Two devices whose threads the test is.
+//! Two devices, driven by the test's thread.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tofu_abi::topology::Shape;
 use tofu_tnw_device::{Config, Host, Net, Nwp, SharedWindows, TIMEOUT_NS, Unit};
 use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion};
 
-/// Nobody is told of anything, and time is what the test says.
+/// No notifications go anywhere, and the test sets the time.
 #[derive(Default)]
 struct Surroundings(AtomicU64);
 
@@ -77,14 +77,14 @@ impl Pair {
         pair
     }
 
-    /// One node does what there is to do; the other one gets what it says.
+    /// One node does its pending work; the other one gets what it sends.
     fn run(&self, node: usize) {
         let mut sent = Sent::default();
         while self.nodes[node].run(&mut sent) {}
         self.hand_over(node, sent);
     }
 
-    /// Deadlines of a node that have come are seen.
+    /// A node handles its deadlines that have passed.
     fn expire(&self, node: usize) {
         let mut sent = Sent::default();
         self.nodes[node].expire(self.host.now_ns(), &mut sent);
@@ -178,7 +178,7 @@ fn put(windows: &SharedWindows, number: u64, last: bool) {
 fn a_window_is_memory_from_one_write_to_the_next() {
     let (pair, windows) = shared();
     let at = window(X_PLUS, CHANNEL);
-    // Its guest has to tell until somebody looks.
+    // The guest must notify the device until the window is polled.
     assert_eq!(windows.load(at + tofu_abi::tnw::BELL_OFFSET), 1);
     put(&windows, 1, true);
     assert!(pair.nodes[0].window_rings(X_PLUS, CHANNEL));
@@ -187,7 +187,7 @@ fn a_window_is_memory_from_one_write_to_the_next() {
     pair.settle();
     assert_eq!(pair.counter(1, X_MINUS, LinkReg::Received), 1);
     assert_eq!(pair.register(ChannelReg::TxHead), PACKET);
-    // Stores that come as such do the same.
+    // Stores that reach the device itself have the same effect.
     for n in [PACKET, PACKET + 64] {
         pair.nodes[0].bar_write(WINDOW_BAR, at + n, &[1; 64]);
     }
@@ -198,7 +198,7 @@ fn a_window_is_memory_from_one_write_to_the_next() {
     assert_eq!(read, mark);
     pair.settle();
     assert_eq!(pair.counter(1, X_MINUS, LinkReg::Received), 2);
-    // Marks of packets that nobody has sent are gone when the window is emptied.
+    // Marks of packets that were not sent are gone when the window is emptied.
     put(&windows, 4, true);
     pair.write(ChannelReg::Cancel, 2);
     put(&windows, 3, false);
@@ -212,7 +212,7 @@ fn a_window_is_memory_from_one_write_to_the_next() {
     pair.settle();
     assert_eq!(pair.register(ChannelReg::TxTail), 3 * PACKET);
     assert!(!pair.nodes[0].window_rings(X_PLUS, CHANNEL));
-    // A reset makes registers of it, too, and what was there cannot be seen afterwards.
+    // A reset also turns it into registers, and its earlier contents cannot be seen afterwards.
     pair.write(ChannelReg::TxMode, 1);
     put(&windows, 9, true);
     pair.nodes[0].reset();
@@ -245,7 +245,7 @@ fn a_window_that_cannot_be_memory_is_none() {
 #[derive(Clone, Debug)]
 enum Deed {
     Bytes(u64, Vec<u8>),
-    /// A mark for a place, of a packet so many laps and places from the next one.
+    /// A mark for a place, of a packet this many laps and places from the next one.
     Mark(u64, i64, bool),
     Packets(u8),
     Bell,
@@ -302,7 +302,7 @@ proptest! {
             let received = pair.counter(1, X_MINUS, LinkReg::Received);
             prop_assert_eq!(pair.counter(0, X_PLUS, LinkReg::Sent), received);
         }
-        // Another channel has noticed nothing.
+        // Another channel is not affected.
         pair.write(ChannelReg::TxBell, 1);
         pair.settle();
         let other = Channel::ALL[3];

@@ -1,4 +1,4 @@
-//! Two ends of a link, and wires that lose, damage, repeat and reorder what goes over them.
+//! Two ends of a link, and wires that lose, damage, repeat and reorder units.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ enum Fate {
     Lost,
     Damaged(u64),
     Twice,
-    /// It comes after so many others, or when nothing else is under way.
+    /// It arrives after this many others, or when nothing else is on its way.
     Late(u8),
-    /// A run's packets come one by one, so many of them.
+    /// A run's packets arrive one by one, only this many of them.
     Part(u8),
 }
 
@@ -36,7 +36,7 @@ fn fates() -> impl Strategy<Value = Vec<Fate>> {
 /// One direction of a link.
 #[derive(Default)]
 struct Wire {
-    /// What is done to what comes next; then all is fine.
+    /// The fates of the next units; after these, nothing goes wrong.
     fates: VecDeque<Fate>,
     queue: VecDeque<Unit>,
     late: Vec<(u8, Unit)>,
@@ -77,7 +77,7 @@ impl Wire {
     }
 }
 
-/// A node: an end, what it is to send, and its reception FIFOs.
+/// A node: an end, its packets to send, and its reception FIFOs.
 struct Node {
     end: LinkEnd,
     to_send: [VecDeque<Data>; CHANNELS],
@@ -166,7 +166,7 @@ impl World {
         world
     }
 
-    /// Goes on until nothing moves and no time is waited for, or only stalled channels are.
+    /// Runs until nothing happens and no deadline is pending, except for stalled channels.
     fn run(&mut self) {
         for _ in 0..100_000 {
             let Self { a, b, to_b, to_a, now } = self;
@@ -251,7 +251,7 @@ proptest! {
         prop_assert!(!world.a.end.is_resending() && !world.a.end.is_silent());
     }
 
-    /// A channel that nobody takes packets from fills up and stalls alone.
+    /// A channel from which no packets are taken fills up and stalls alone.
     #[test]
     fn a_full_channel_stalls_no_other(
         to_b in fates(),
@@ -281,7 +281,8 @@ proptest! {
         prop_assert_eq!(&world.b.received, &sent);
     }
 
-    /// After a reset of one end, what is sent from then on arrives, and the other way all of it.
+    /// After a reset of one end, everything that it sends from then on arrives, and everything that
+    /// the other end sends.
     #[test]
     fn a_reset_ends_nothing_but_what_it_forgets(
         to_b in fates(),
@@ -305,7 +306,7 @@ proptest! {
                 a.arrive(unit, *now, to_b);
             }
         }
-        // What A has received until now is gone with it.
+        // Packets that A has received until now are lost with it.
         let forgotten: [usize; CHANNELS] = std::array::from_fn(|c| {
             world.a.fifos[c].iter().map(|data| data.payload().len()).sum()
         });
@@ -317,7 +318,7 @@ proptest! {
         world.run();
         for c in 0..CHANNELS {
             prop_assert!(world.b.received[c].ends_with(&sent_a[c]), "channel {}", c);
-            // A packet whose feedback was under way at the reset is sent again.
+            // A packet whose feedback was on its way at the reset is sent again.
             let got = &world.a.received[c];
             prop_assert!(sent_b[c].ends_with(got));
             prop_assert!(got.len() + forgotten[c] >= sent_b[c].len());
@@ -340,7 +341,7 @@ fn without_errors_nothing_is_sent_twice_or_refused() {
 
 #[test]
 fn an_error_brings_a_nack_a_restart_and_everything_again() {
-    // HELLO, RESTART and ACK of the beginning, then data.
+    // First the initial HELLO, RESTART and ACK, then data.
     let mut world = World::new(Vec::new(), Vec::new());
     world.run();
     world.to_b.fates = [Fate::Fine, Fate::Damaged(0)].into();
@@ -383,7 +384,7 @@ fn of_a_run_that_came_in_part_the_rest_is_sent_again() {
     world.run();
     assert_eq!(world.b.received, sent);
     assert_eq!((world.a.end.counters().resent, world.b.end.counters().discarded), (5, 0));
-    // If nobody has heard that they came, they are left out there.
+    // If the acknowledgement is lost, the receiver discards the repeated packets.
     world.to_b.fates = [Fate::Part(3)].into();
     world.to_a.fates = vec![Fate::Lost; 3].into();
     world.b.received = Default::default();
@@ -400,7 +401,7 @@ fn who_had_to_wait_for_room_does_not_wait_longer_for_an_answer() {
     (world.a.stuck[0], world.b.stuck[0]) = (true, true);
     queue(&mut world.a, &vec![(0, 8); RECEPTION_FIFO / 8 + 4]);
     world.run();
-    // Room is asked for ever less often.
+    // Requests for room become ever less frequent.
     for _ in 0..6 {
         world.now = world.a.end.deadline();
         let room = world.a.room();
@@ -409,12 +410,12 @@ fn who_had_to_wait_for_room_does_not_wait_longer_for_an_answer() {
     }
     let waits = |world: &World| (world.a.end.deadline() - world.now) / TIMEOUT_NS;
     assert_eq!(waits(&world), 64);
-    // What another channel sends is waited for as ever.
+    // Answers to another channel's packets are awaited as usual.
     queue(&mut world.a, &vec![(1, 1)]);
     world.a.send(world.now, &mut world.to_b);
     assert_eq!(waits(&world), 1);
     world.run();
-    // And when there is room, what was stalled; then nothing.
+    // When there is room, the stalled packets are sent; then nothing is pending.
     (world.a.stuck[0], world.b.stuck[0]) = (false, false);
     let World { a, b, to_b, to_a, now } = &mut world;
     b.take(to_a);

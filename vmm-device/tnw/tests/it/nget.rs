@@ -1,4 +1,4 @@
-//! What an Nget costs: copies of its data, and units on the link. Both are the same on every host.
+//! The cost of an Nget: copies of its data, and units on the link. Both are the same on every host.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tofu_parts::{Access, DmaMemory, DmaResult, Visit};
 use tofu_tnw_device::{Config, Host, Net, Nwp, Unit};
 use vm_memory::{GuestAddress, GuestMemoryMmap, VolatileSlice};
 
-/// Nobody is told of anything, and no time passes.
+/// No notifications go anywhere, and no time passes.
 struct Nobody;
 
 impl Host for Nobody {
@@ -28,10 +28,10 @@ impl Host for Nobody {
     }
 }
 
-/// Memory that counts how it is used.
+/// Memory that counts its accesses.
 struct Counted {
     memory: GuestMemoryMmap<()>,
-    /// Bytes that were copied out of it to buffers, in from buffers, and in from other memory.
+    /// Bytes copied from it to buffers, into it from buffers, and into it from other memory.
     out: AtomicU64,
     into: AtomicU64,
     direct: AtomicU64,
@@ -151,7 +151,7 @@ impl Pair {
         self.post(0, [R::NgetAddress, R::NgetLength, R::NgetNotify, R::NgetStart], FROM, len);
     }
 
-    /// Bytes moved, if a node's request is done with and all went well.
+    /// Bytes moved, if a node's request has ended successfully.
     fn done(&self, node: usize) -> Option<u32> {
         let word = Notification(self.memory[node].memory.load(WORD).unwrap());
         assert_eq!(word.status(), 0);
@@ -188,7 +188,7 @@ fn a_message_that_is_waited_for_is_copied_once() {
         assert_eq!(from.out.load(Relaxed), 0, "{len} bytes: to a buffer");
         assert_eq!(to.into.load(Relaxed), 0, "{len} bytes: from a buffer");
         assert_eq!(to.direct.load(Relaxed), len as u64);
-        // A run fills a reception FIFO, and brings one answer.
+        // A run fills a reception FIFO, and causes one answer.
         let runs = len.div_ceil(RECEPTION_FIFO * PACKET_DATA) as u64;
         assert!(pair.units <= 2 * runs + 2, "{len} bytes: {} units", pair.units);
     }
@@ -208,7 +208,7 @@ fn a_link_that_lends_nothing_has_bytes() {
     assert_eq!(counts, [LEN as u64, LEN as u64, 0]);
 }
 
-/// Wherever the packets are when an Nget is done with, its memory is another message's then.
+/// Wherever the packets are when an Nget is over, its memory may then hold another message.
 #[test]
 fn memory_is_not_read_when_its_nget_is_over() {
     const SHORT: usize = 3 * PACKET_DATA + 5;
@@ -223,7 +223,7 @@ fn memory_is_not_read_when_its_nget_is_over() {
     pair.run();
     assert_eq!(pair.done(1), Some(SHORT as u32));
     assert_eq!(pair.contents(1, SHORT), sent);
-    // On the link: it was taken back, and the device disabled, reset, or kept from memory.
+    // On the link: the Nget is cancelled, or the device disabled, reset, or kept from memory.
     let cancel = |nwp: &Nwp| {
         let at = Register::Channel(LINKS[0], CHANNEL, ChannelReg::Cancel).offset();
         nwp.bar_write(REGISTER_BAR, at, &1u64.to_le_bytes());
@@ -285,7 +285,7 @@ proptest! {
         let mut fates = fates.into_iter();
         for (seed, len) in lens.into_iter().enumerate() {
             let sent = pair.fill(len, seed);
-            // Every second message comes before its credit.
+            // Every second message arrives before its credit.
             let early = seed % 2 == 0;
             if early {
                 pair.credit(len as u64);
@@ -343,7 +343,7 @@ proptest! {
     }
 }
 
-/// No answer comes: after the first time-out nobody waits for one to use the memory again.
+/// No answer arrives: after the first time-out, memory can be used again without one.
 #[test]
 fn an_nget_is_over_though_nobody_answers() {
     let pair = Pair::new(true);

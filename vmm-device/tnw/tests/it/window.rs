@@ -21,8 +21,8 @@ fn cuts(len: usize) -> impl Strategy<Value = Vec<usize>> {
 }
 
 proptest! {
-    /// Messages that are stored piece by piece, in any order as far as the ring reaches, come out
-    /// whole, in order, and cut where their last packets are.
+    /// Messages are stored piece by piece, in any order within the ring. They come out complete, in
+    /// order, and cut at their last packets.
     #[test]
     fn any_order_of_stores_gives_the_same_bytes(
         packets in prop::collection::vec(1..40usize, 1..6),
@@ -42,7 +42,8 @@ proptest! {
             let last_packet = at + bytes.len() - PACKET_DATA;
             for cut in sizes.windows(2).take_while(|cut| cut[0] < bytes.len()) {
                 let (from, to) = (cut[0], cut[1].min(bytes.len()));
-                // A store is of the last packet or not, and does not go over the ring's end.
+                // A store belongs either to the last packet or to others, and does not cross the
+                // ring's end.
                 let middles = [last_packet - at, RING - at % RING];
                 let mut ends: Vec<usize> =
                     middles.into_iter().filter(|m| from < *m && *m < to).collect();
@@ -83,7 +84,7 @@ proptest! {
         prop_assert_eq!(window.head(), at as u64);
     }
 
-    /// Any stores at all leave the window as it was, or full of what was stored.
+    /// Any stores leave the window as it was, or filled with the stored bytes.
     #[test]
     fn any_stores_are_harmless(
         stores in prop::collection::vec((0..WINDOW_RING + 100, 0..=64usize, any::<bool>()), 0..500),

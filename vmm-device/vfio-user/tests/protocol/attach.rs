@@ -49,7 +49,7 @@ fn a_put_between_two_clients() {
     let mut received = vec![0; LEN];
     buffer2.read(0, &mut received);
     assert_eq!(received, sent);
-    // The driver has slept until the interrupts came, or they come now.
+    // The driver has slept until the interrupts arrived, or they arrive now.
     for end in [&cq, &cq2] {
         let platform = end.device().platform();
         let interrupted = platform.woken.load(SeqCst);
@@ -95,7 +95,7 @@ fn what_a_client_finds() {
     for index in [0u32, 1, 4] {
         assert_eq!(counts[index as usize], words(&[16, 0, index, 0]));
     }
-    // QEMU wants to be told of errors, of which there are none.
+    // QEMU registers for errors, which never occur.
     let errors = Event::new();
     let body = words(&[20, EVENTFDS, 3, 0, 1]);
     assert_eq!(client.try_call(SET_IRQS, &body, &[errors.as_fd()]), Ok(vec![]));
@@ -151,7 +151,7 @@ fn interrupts_wait_for_their_eventfd_and_follow_a_new_one() {
     assert!(endpoint.msix().unwrap().pending(6));
     client.try_bind(6, &[&first]).unwrap();
     assert_eq!(first.wait(), 1);
-    // The client's own test of its eventfds.
+    // A client may test its eventfds itself.
     client.call(SET_IRQS, &words(&[20, 0x21, MSIX, 6, 1]));
     assert_eq!(first.wait(), 1);
     let mut chosen = words(&[20, 0x22, MSIX, 5, 2]);
@@ -159,7 +159,7 @@ fn interrupts_wait_for_their_eventfd_and_follow_a_new_one() {
     client.call(SET_IRQS, &chosen);
     assert_eq!(first.wait(), 1);
     assert_eq!(other.take(), 0);
-    // A reset masks all vectors; they are the client's all the same.
+    // A reset masks all vectors; they still belong to the client.
     client.call(RESET, &[]);
     client.enable();
     client.try_bind(5, &[&other]).unwrap();
@@ -223,7 +223,7 @@ impl End {
         Self { cq, stag, buffer }
     }
 
-    /// Puts all of the buffer to another one, `count` times, without waiting for the end.
+    /// Puts the whole buffer to another one, `count` times, without waiting for the end.
     fn post(&mut self, host: &Host, to: usize, stag: StagOffset, count: usize) {
         let to = Target::new(host.servers[to].coords(), TniId::ALL[1]);
         for _ in 0..count {
@@ -232,7 +232,7 @@ impl End {
         }
     }
 
-    /// The socket goes, and nothing else is said.
+    /// Closes the socket, without any message.
     fn die(self) {
         let socket = self.cq.device().platform().client.lock().unwrap().socket.try_clone();
         socket.unwrap().shutdown(std::net::Shutdown::Both).unwrap();
@@ -241,12 +241,12 @@ impl End {
 }
 
 /// Node 0's client dies in the middle of its Puts to node 1, then node 1's in the middle of those
-/// to it. The survivor goes on, and the next client finds everything in order.
+/// to it. The survivor keeps working, and the next client finds everything in order.
 #[test]
 fn clients_that_die_in_the_middle_of_traffic_harm_nobody() {
     let host = Host::sealed();
     let directory = tempfile::tempdir().unwrap();
-    // One server by each of the two ways to run it.
+    // One server is run in each of the two ways.
     let path = directory.path().join("socket");
     let listener = UnixListener::bind(&path).unwrap();
     let server = Arc::clone(&host.servers[0]);
@@ -266,7 +266,7 @@ fn clients_that_die_in_the_middle_of_traffic_harm_nobody() {
         first.buffer.write(0, &[round; 4096]);
         first.post(&host, 1, second.stag.at(0), 30);
         first.die();
-        // The survivor's queue works, with what the dead one's Puts have left under way.
+        // The survivor's queue works, while the dead client's Puts are still on their way.
         second.buffer.write(0, &[round; 8]);
         second.post(&host, 1, second.stag.at(0), 1);
         assert!(second.cq.wait_tcq(20_000_000_000).unwrap().is_success());
@@ -276,7 +276,7 @@ fn clients_that_die_in_the_middle_of_traffic_harm_nobody() {
         second.die();
         assert!(thread.join().unwrap().is_ok());
         assert_eq!(host.memories[1].mapped_ranges(), 0);
-        // What did not arrive any more ends with an error, by itself.
+        // Puts that did not arrive end with an error, by themselves.
         let ends: Vec<bool> =
             (0..30).map(|_| first.cq.wait_tcq(20_000_000_000).unwrap().is_success()).collect();
         assert!(ends.is_sorted_by(|a, b| a >= b), "first those that arrived: {ends:?}");

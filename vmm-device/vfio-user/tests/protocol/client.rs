@@ -122,7 +122,7 @@ impl Client {
     }
 
     /// Id and command, flags, errno and body of the next message. Its descriptors are kept in
-    /// `received`, in the place of earlier ones.
+    /// `received`, replacing earlier ones.
     pub(crate) fn receive(&mut self) -> ((u16, u16), u32, u32, Vec<u8>) {
         let mut head = [0; 16];
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(128))];
@@ -143,7 +143,7 @@ impl Client {
         ((half(0), half(2)), word(8), word(12), body)
     }
 
-    /// True if the server has closed the connection, after whatever it had still to say.
+    /// True if the server has closed the connection, after its last messages.
     pub(crate) fn is_closed(&mut self) -> bool {
         let mut rest = Vec::new();
         match self.socket.read_to_end(&mut rest) {
@@ -160,7 +160,7 @@ impl Client {
         self.negotiate_for(8)
     }
 
-    /// Takes so many descriptors with a message.
+    /// Accepts `fds` descriptors with a message.
     pub(crate) fn negotiate_for(&mut self, fds: usize) -> String {
         let mut body = words(&[0]);
         let capabilities = format!("{{\"max_msg_fds\":{fds},\"max_data_xfer_size\":1048576}}");
@@ -232,7 +232,7 @@ impl Client {
         self.post(REGION_WRITE, &body);
     }
 
-    /// Memory accesses and bus mastering.
+    /// Enables memory accesses and bus mastering.
     pub(crate) fn enable(&mut self) {
         self.write(CONFIG, 4, &6u16.to_le_bytes());
     }
@@ -260,7 +260,7 @@ impl Event {
         rustix::io::write(&self.0, &count.to_ne_bytes()).unwrap();
     }
 
-    /// How often it was signalled since the last call.
+    /// Returns how often it was signalled since the last call.
     pub(crate) fn take(&self) -> u64 {
         let mut bytes = [0; 8];
         match rustix::io::read(&self.0, &mut bytes) {
@@ -277,7 +277,7 @@ impl Event {
         count
     }
 
-    /// Waits for at most `time`; returns 0 then.
+    /// Waits for at most `time`, after which it returns 0.
     pub(crate) fn wait_for(&self, time: Duration) -> u64 {
         let end = Instant::now() + time;
         loop {
@@ -311,7 +311,7 @@ pub(crate) fn unsealed(size: u64, flags: MemfdFlags) -> File {
 
 /// Two neighbours, each with a server.
 pub(crate) struct Host {
-    /// Drives the devices until it is dropped.
+    /// It drives the devices until it is dropped.
     _machine: Machine,
     pub(crate) servers: Vec<Arc<Server>>,
     pub(crate) memories: Vec<Arc<ClientMemory>>,

@@ -1,5 +1,5 @@
-//! The client of the crate vfio_user, which is Cloud Hypervisor's, with the calls that its
-//! user-device code makes, in its order.
+//! The client of the crate vfio_user, which is Cloud Hypervisor's, with the calls of its
+//! user-device code, in that order.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -42,7 +42,7 @@ struct UserDevice {
 impl UserDevice {
     fn attach(path: &Path, polled: bool) -> Self {
         let mut client = vfio_user::Client::new(path).unwrap();
-        // It says the opposite of what the server says, so Cloud Hypervisor does not do this.
+        // It returns the opposite of the server's answer, so Cloud Hypervisor does not call it.
         assert!(!client.resettable());
         client.reset().unwrap();
         // Capabilities.
@@ -94,7 +94,7 @@ impl UserDevice {
         // Guest memory.
         let mut ranges = Vec::new();
         for (address, size) in [LOW, HIGH] {
-            // Neither sealed nor possible to seal.
+            // Neither sealed nor sealable.
             let file: File = unsealed(size, MemfdFlags::empty());
             client.dma_map(0, address, size, file.as_fd().as_raw_fd()).unwrap();
             ranges.push((GuestAddress(address), size as usize, Some(FileOffset::new(file, 0))));

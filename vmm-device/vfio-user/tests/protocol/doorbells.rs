@@ -1,4 +1,4 @@
-//! Doorbells that need no message, and writes that come in one.
+//! Doorbells that need no message, and writes that arrive in one.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -118,7 +118,7 @@ fn a_doorbell_in_a_mapped_page_is_heard_however_long_it_was_quiet() {
     remote.pages = Some(pages);
     let mut looped = Looped::new(&host, remote);
     looped.put(1);
-    // Longer than engines watch, than they nap, and than they wait before they doze.
+    // Longer than engines poll, than they nap, and than they wait before they doze.
     for (byte, quiet) in [(2, 1), (3, 40), (4, 1200)] {
         sleep(Duration::from_millis(quiet));
         let time = looped.put(byte);
@@ -187,7 +187,7 @@ fn a_page_of_a_disabled_queue_is_memory_without_consequences() {
     let disabled = fetch_start(7);
     assert_eq!(remote.word(disabled).unwrap().load(SeqCst), 0x1234_5678_9abc_def0);
     let mut looped = Looped::new(&host, remote);
-    // Enabling has cleared the page, with the descriptor and the doorbell of before.
+    // Enabling has cleared the page, including the earlier descriptor and doorbell.
     for _ in 0..10 {
         looped.put(9);
     }
@@ -298,8 +298,8 @@ fn a_doorbell_rings_by_its_event_descriptor() {
             rustix::io::read(&bell, &mut bytes).map(|_| u64::from_ne_bytes(bytes))
         };
         assert_eq!(rings(), Ok(20), "what was before is gone, the rest nobody reads");
-        // The queue's next life has the same descriptor, and does not hear what rang before it:
-        // what lies in the transmit queue yet is not sent again.
+        // When the queue is enabled again, it has the same descriptor, and ignores earlier rings:
+        // entries that are still in the transmit queue are not sent again.
         rustix::io::write(&bell, &9u64.to_ne_bytes()).unwrap();
         let enable =
             Register::Cqs { tni: TniId::ALL[2], cq: CqId::ALL[3], reg: CqsReg::Enable }.offset();

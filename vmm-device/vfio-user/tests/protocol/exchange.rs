@@ -8,7 +8,7 @@ use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, P
 const PATIENCE_NS: u64 = 20_000_000_000;
 
 /// Puts `sent` from the first platform's memory to the second's, whose node is `to`, by this queue
-/// of either. Both sleep until their interrupts come, before anything has looked at the queues.
+/// of each. Both sleep until their interrupts arrive, before anything has polled the queues.
 /// Returns the queues and their memory.
 pub(crate) fn put<P: Platform>(
     platforms: [P; 2],

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use rustix::fs::MemfdFlags;
 use tofu_vfio_user::{Backing, ChannelError, Error, Limits};
 
-/// The server is there for the next client.
+/// The server still serves the next client.
 fn assert_serves(host: &Host) {
     let (mut client, thread) = host.attach(0);
     assert_eq!(client.read(CONFIG, 4, 2), [0, 0]);
@@ -42,7 +42,7 @@ fn wrong_versions_are_refused() {
     let (mut client, thread) = host.connect(0);
     assert_eq!(client.try_call(GET_INFO, &words(&[16, 0, 0, 0]), &[]), Err(EINVAL));
     assert!(matches!(thread.join().unwrap(), Err(Error::Version)));
-    // Without capabilities, and with none that is known, all is well.
+    // Without capabilities, or with unknown ones only, the server agrees.
     for body in [&b"\0\0\x09\0"[..], b"\0\0\0\0{}\0", b"\0\0\0\0{\"capabilities\":{\"x\":[1]}}\0"] {
         let (mut client, _thread) = host.connect(0);
         let reply = client.try_call(VERSION, body, &[]).unwrap();
@@ -171,7 +171,7 @@ fn memory_that_cannot_be_had_is_refused() {
     assert_eq!(client.try_call(DMA_MAP, &body, &many), Err(EINVAL));
     let many = vec![file.as_fd(); 64];
     assert_eq!(client.try_call(DMA_MAP, &body, &many), Err(EINVAL));
-    // What is not a memory file, or one that can shrink for good.
+    // A file that is not a memory file, or one that can shrink at any time.
     let place = [0, 0x40000, 0x1000];
     let (pipe, _other) = rustix::pipe::pipe().unwrap();
     assert_eq!(client.try_map(Some(&pipe), place), Err(EPERM));
@@ -236,8 +236,8 @@ fn interrupts_that_cannot_be_had_are_refused() {
     assert_serves(&host);
 }
 
-/// A client that wants answers and does not read them holds up only its own thread, and that one
-/// not for ever.
+/// A client that wants answers and does not read them holds up only its own thread, and not for
+/// ever.
 #[test]
 fn answers_that_nobody_reads() {
     let host = Host::sealed();
@@ -277,7 +277,7 @@ fn run_stream(host: &Host, bytes: &[u8], negotiate: bool) {
 static FUZZED: LazyLock<Host> = LazyLock::new(Host::sealed);
 static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
-/// A message with a correct header and a body that is nearly right.
+/// A message with a correct header and an almost valid body.
 fn message() -> impl Strategy<Value = Vec<u8>> {
     let word = prop_oneof![
         0u32..40,

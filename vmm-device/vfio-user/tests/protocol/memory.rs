@@ -1,4 +1,4 @@
-//! What clients map, and what the device finds of it.
+//! Memory that clients map, as the device sees it.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -133,14 +133,14 @@ fn pages_that_continue_each_other_are_one_range() {
     let whole = (PAGES * PAGE) as usize;
     memory.access(BASE, whole, Access::Read, &mut |_| pieces += 1).unwrap();
     assert_eq!(pieces, 1);
-    // Next to it but elsewhere in the file, or with other rights: another range.
+    // Adjacent, but at another place in the file or with other rights: a range of its own.
     client.try_map(Some(&file), [0, BASE + PAGES * PAGE, PAGE]).unwrap();
     assert_eq!(memory.mapped_ranges(), 2);
     client.try_unmap(BASE + PAGES * PAGE, PAGE).unwrap();
     let end = [PAGES * PAGE, BASE + PAGES * PAGE, PAGE];
     client.try_map_for(READ, Some(&file), end).unwrap();
     assert_eq!(memory.mapped_ranges(), 2);
-    // Taken away page by page, as it came.
+    // Removed page by page, as it was mapped.
     for page in 0..PAGES {
         let at = BASE + page * PAGE;
         assert!(memory.contains(at, 4096, Access::Update));
@@ -191,10 +191,10 @@ fn a_range_is_memory_only_for_what_it_is_mapped_for() {
     assert!(memory.load(out_only).is_err());
     memory.store(out_only, 7).unwrap();
     assert_eq!(memory.load(in_only), Ok(0));
-    // One that crosses over into less is refused as a whole.
+    // An access that extends into memory with fewer rights is refused as a whole.
     assert!(memory.write(out_only + PAGE - 4, &[1; 8]).is_ok());
     assert!(memory.read(out_only + PAGE - 4, &mut [0; 8]).is_err());
-    // A file that cannot be written to will do for reading.
+    // A read-only file is enough for reading.
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file.as_fd()));
     let read_only = File::open(path).unwrap();
     let at = BASE + 16 * PAGE;
@@ -204,7 +204,7 @@ fn a_range_is_memory_only_for_what_it_is_mapped_for() {
     assert!(memory.store(at, 1).is_err());
 }
 
-/// What a map of pages is to be like.
+/// A change to a map of pages.
 #[derive(Clone, Debug)]
 enum Change {
     Map { page: u64, count: u64, from: u64 },

@@ -1,7 +1,7 @@
 //! QEMU as the client. It runs no guest: the test drives its buses by the qtest protocol.
 //!
-//! Run with `QEMU=qemu-system-x86_64 cargo test -p tofu-vfio-user`; without the
-//! variable the test is skipped, and says so.
+//! Run with `QEMU=qemu-system-x86_64 cargo test -p tofu-vfio-user`; without the variable the test
+//! is skipped, with a message.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -71,7 +71,7 @@ impl Qemu {
         command.args(["-machine", "q35,memory-backend=ram", "-m", "64", "-object", &backend]);
         command.args(["-qtest", &format!("unix:{}", control.display()), "-qtest-log", "none"]);
         command.args(["-qmp", &format!("unix:{}", monitor.display())]);
-        // Plugging by the port itself: without a guest nobody runs ACPI methods.
+        // Plugging by the port itself, because without a guest nothing runs ACPI methods.
         command.args(["-global", "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off"]);
         command.args(["-device", &format!("pcie-root-port,id=plug,slot=1,addr={PORT_SLOT}")]);
         for index in 0..sockets {
@@ -97,7 +97,7 @@ impl Qemu {
             std::fs::remove_file(path).unwrap();
             Mutex::new(BufReader::new(stream))
         };
-        // It connects to its monitor first, and waits for it to be greeted with the qtest socket.
+        // It connects to its monitor first, and then waits until the qtest socket is accepted.
         let monitor = accept(monitors, &monitor);
         let qtest = accept(listener, &control);
         let qemu = Arc::new(Self { qtest, monitor, ram: map(&ram, 0) });
@@ -110,7 +110,7 @@ impl Qemu {
         let line = format!("{command}\n");
         let mut monitor = self.monitor.lock().unwrap();
         monitor.get_mut().write_all(line.as_bytes()).unwrap();
-        // Events and the greeting come in between.
+        // Events and the greeting may arrive in between.
         loop {
             let mut line = String::new();
             monitor.read_line(&mut line).unwrap();
@@ -122,7 +122,7 @@ impl Qemu {
         }
     }
 
-    /// Says something to QEMU; returns what follows "OK".
+    /// Sends a line to QEMU; returns what follows "OK".
     fn say(&self, line: &str) -> String {
         let mut qtest = self.qtest.lock().unwrap();
         qtest.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
@@ -265,7 +265,7 @@ fn have_qemu(test: &str) -> bool {
     have
 }
 
-/// Two devices of one QEMU; it is killed, and the next one finds them as new.
+/// Two devices of one QEMU; it is killed, and the next one finds them like new.
 #[test]
 fn qemu_drives_the_devices() {
     if have_qemu("qemu_drives_the_devices") {
@@ -273,7 +273,7 @@ fn qemu_drives_the_devices() {
     }
 }
 
-/// The same with pages that QEMU maps.
+/// The same through pages that QEMU maps.
 #[test]
 fn qemu_drives_the_devices_by_mapped_pages() {
     if have_qemu("qemu_drives_the_devices_by_mapped_pages") {
@@ -312,8 +312,8 @@ fn drive(host: &Host) {
 /// A device that is plugged in while QEMU runs, and unplugged.
 ///
 /// QEMU 11.1 aborts when it unplugs any vfio-user device with MSI-X (it takes the memory region of
-/// the pending bits from one that is gone by then). For the device that is a client that leaves,
-/// and the next QEMU finds it as new.
+/// the pending bits from one that is gone by then). To the device, this is a client that leaves,
+/// and the next QEMU finds it like new.
 #[test]
 fn qemu_plugs_and_unplugs_a_device() {
     if !have_qemu("qemu_plugs_and_unplugs_a_device") {
@@ -345,7 +345,7 @@ fn qemu_plugs_and_unplugs_a_device() {
         assert_eq!(identity(), u32::from(DEVICE_TOFUD) << 16 | u32::from(VENDOR_ID));
         qemu.say(&format!("outl 0xcf8 {:#x}", 1u32 << 31 | 1 << 16 | u32::from(regs::COMMAND)));
         qemu.say("outl 0xcfc 0x6");
-        // An answer to a read comes after what was written before.
+        // An answer to a read arrives after earlier writes.
         identity();
         assert!(node.endpoint().bus_master());
         qemu.command(&json!({"execute": "device_del", "arguments": {"id": "tofu"}}));

@@ -22,11 +22,11 @@ pub(crate) struct Remote {
     pub(crate) memory: Arena,
     events: Mutex<HashMap<u16, Arc<Event>>>,
     start: Instant,
-    /// BAR0 as far as it can be mapped, if it can.
+    /// The mappable part of BAR0, if there is any.
     pub(crate) pages: Option<MmapRegion<()>>,
     /// Doorbells that need no message, by offset in BAR0.
     pub(crate) bells: HashMap<u64, OwnedFd>,
-    /// Whether an interrupt has come that the driver was told of.
+    /// Whether an interrupt has arrived that woke the driver.
     pub(crate) woken: AtomicBool,
 }
 

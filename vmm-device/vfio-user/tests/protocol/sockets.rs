@@ -20,14 +20,14 @@ fn a_dead_socket_is_replaced_and_a_living_one_is_not() {
     let socket = bind_socket(&path).unwrap();
     let text = format!("socket {} is in use by another tofu serve", path.display());
     assert_eq!(error_of(&path), text);
-    // It still is the first one's, which saw a client that left at once.
+    // The socket still belongs to the first one, which saw a client that left at once.
     let listener = socket.listener().unwrap();
     let (mut probe, _) = listener.accept().unwrap();
     assert_eq!(probe.read(&mut [0]).unwrap(), 0);
     let _client = UnixStream::connect(&path).unwrap();
     drop((socket, listener));
     assert!(!path.exists());
-    // One that waits for no more clients lives all the same.
+    // A server whose queue of clients is full is alive nevertheless.
     let full = UnixListener::bind(&path).unwrap();
     rustix::net::listen(&full, 0).unwrap();
     let _waiting = UnixStream::connect(&path).unwrap();
@@ -48,7 +48,7 @@ fn what_is_not_ours_is_left_alone() {
     let long = directory.path().join("x".repeat(108));
     let error = error_of(&long);
     assert!(error.contains("at most 107 are allowed") && !error.contains('\n'), "{error}");
-    // Somebody has put another socket in the place of ours.
+    // Another socket has replaced ours.
     let path = directory.path().join("node");
     let ours = bind_socket(&path).unwrap();
     std::fs::remove_file(&path).unwrap();

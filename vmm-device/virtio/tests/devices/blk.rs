@@ -94,8 +94,8 @@ fn cut(at: u64, len: u64, pieces: &[u32], writable: bool) -> Vec<Buffer> {
     buffers
 }
 
-/// Any mixture of reads and writes, in buffers cut anyhow, keeps guest and file at what a plain
-/// array would hold.
+/// Any mixture of reads and writes, in buffers cut anyhow, leaves guest and file with the contents
+/// of a plain array.
 #[test]
 fn data_is_what_it_should_be() {
     const SECTORS: u64 = 200;

@@ -62,7 +62,7 @@ fn say(guest: &Guest, queue: &mut Queue, id: u32, event: u16, value: u16) {
     queue.call(&[to_device(at, 8)]);
 }
 
-/// The next control message: port, event, value and what follows.
+/// The next control message: port, event, value and the following bytes.
 fn hear(guest: &Guest, queue: &mut Queue) -> (u32, u16, u16, String) {
     let at = BUFFERS - 256;
     let len = queue.call(&[from_device(at, 128)]) as usize;
@@ -105,7 +105,7 @@ fn a_terminal_speaks_both_ways() {
     ours.write_all(b"root\n").unwrap();
     assert_eq!(receive(&guest, &mut queues[0]), b"root\n");
     assert!(handle.connected() && handle.guest_open());
-    // A closed stream: what the guest writes is lost, and it is not held up.
+    // A closed stream: the guest's output is lost, and the guest is not held up.
     drop(ours);
     for _ in 0..100 {
         send(&guest, &mut queues[1], &[b'x'; 1000]);
@@ -135,7 +135,7 @@ fn a_named_port_introduces_itself() {
     assert_eq!(hear(&guest, control_rx), (1, 7, 1, AGENT.to_owned()), "PORT_NAME");
     assert_eq!(hear(&guest, control_rx), (1, 6, 1, String::new()), "PORT_OPEN");
 
-    // What comes before the guest has opened the port waits in the stream.
+    // Input that arrives before the guest has opened the port waits in the stream.
     ours.write_all(b"are you there?").unwrap();
     rx.add(&[from_device(BUFFERS + 0x8000, 100)]);
     rx.kick();
@@ -148,7 +148,7 @@ fn a_named_port_introduces_itself() {
     send(&guest, tx, b"yes");
     assert_eq!(read(&mut ours, 3), b"yes");
 
-    // The other end goes, and another one comes.
+    // The other end disconnects, and another one connects.
     drop(ours);
     rx.add(&[from_device(BUFFERS, 100)]);
     rx.kick();
@@ -181,7 +181,7 @@ fn a_simple_driver_has_a_terminal() {
     assert_eq!(read(&mut ours, 6), b"simple");
 }
 
-/// Opens the second port of a console as far as data is concerned.
+/// Opens the second port of a console for data.
 fn opened(console: Console) -> (Guest, Queue, Queue) {
     let guest = Guest::new(console);
     let mut queues = guest.start(F_MULTIPORT, 6, 64);
@@ -219,7 +219,7 @@ fn a_slow_host_holds_up_the_guest() {
     while tx.poll().is_some() {
         done += 1;
     }
-    // A socket takes a few hundred KiB; then everything stands still.
+    // A socket takes a few hundred KiB; then everything stops.
     while sent - done < 64 && sent < BUFFERS_SENT {
         put(&mut tx, sent);
         sent += 1;
@@ -295,7 +295,7 @@ fn a_slow_guest_holds_up_the_host() {
     drop(writer.join().unwrap().unwrap());
 }
 
-/// What was written before the other end closed still arrives.
+/// Data that was written before the other end closed still arrives.
 #[test]
 fn the_last_words_arrive() {
     let (mut ours, device) = pair();

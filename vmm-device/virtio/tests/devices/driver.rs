@@ -1,5 +1,5 @@
-//! A small virtio driver: finds everything in configuration space and talks to the function only
-//! as a guest can, through configuration space, BARs and guest memory.
+//! A small virtio driver: finds everything in configuration space and uses the function only as a
+//! guest can, through configuration space, BARs and guest memory.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -46,7 +46,7 @@ pub(crate) fn wait(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Where a capability says that something is.
+/// The place that a capability gives for a structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CapabilityRange {
     pub(crate) bar: u8,
@@ -211,7 +211,7 @@ impl Guest {
         self.set_status(self.status() | status::DRIVER_OK);
     }
 
-    /// Negotiates, describes so many queues of `size` entries, and goes.
+    /// Negotiates, describes `queues` queues of `size` entries, and starts.
     pub(crate) fn start(&self, features: u64, queues: u16, size: u16) -> Vec<Queue> {
         assert!(self.negotiate(features | feature::VERSION_1));
         let mut queues: Vec<_> = (0..queues).map(|index| self.queue(index, size)).collect();
@@ -245,7 +245,7 @@ pub(crate) fn from_device(at: u64, len: u32) -> Buffer {
     Buffer { at, len, writable: true }
 }
 
-/// The driver's side of a queue. Descriptors are taken in order; a caller does not have more in
+/// The driver's side of a queue. Descriptors are taken in order; a caller must not have more in
 /// flight than there are.
 pub(crate) struct Queue {
     pub(crate) index: u16,
@@ -279,7 +279,7 @@ impl Queue {
         self.memory.write_slice(&bytes, GuestAddress(table + 16 * u64::from(index))).unwrap();
     }
 
-    /// Makes a request available without telling.
+    /// Makes a request available without notifying the device.
     pub(crate) fn add(&mut self, buffers: &[Buffer]) -> u16 {
         let head = self.next;
         for (i, buffer) in (0u16..).zip(buffers) {
@@ -307,7 +307,7 @@ impl Queue {
         head
     }
 
-    /// Puts a head into the available ring.
+    /// Puts a chain's head into the available ring.
     pub(crate) fn publish(&self, head: u16) {
         let index: u16 = self.memory.load(GuestAddress(self.avail + 2), Acquire).unwrap();
         let slot = self.avail + 4 + 2 * u64::from(index % self.size);

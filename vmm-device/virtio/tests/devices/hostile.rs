@@ -1,4 +1,4 @@
-//! Guests that do what no driver may.
+//! Guests that break the rules for drivers.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -13,7 +13,7 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// The device asks for a reset, works after it, and had not forgotten to.
+/// The device asks for a reset when it should, and works after it.
 fn refuses(what: &str, trick: impl FnOnce(&Guest, &mut Queue)) {
     let guest = Guest::new(Rng::new());
     let mut queues = guest.start(0, 1, 8);
@@ -107,7 +107,7 @@ fn rings_that_cannot_be() {
     let guest = Guest::new(Rng::new());
     for part in 0..3 {
         for address in bad {
-            // An address of 8 is fine for rings, and 0 for all but the available ring.
+            // An address of 8 is valid for rings, and 0 for all but the available ring.
             if (address == 8 && part > 0) || (address == 0 && part != 1) {
                 continue;
             }
@@ -126,7 +126,7 @@ fn rings_that_cannot_be() {
     assert_eq!(queues[0].call(&[from_device(BUFFERS, 8)]), 8);
 }
 
-/// Rings over each other and over the buffers: the device does something, and lives.
+/// Rings that overlap each other and the buffers: the device does something, and survives.
 #[test]
 fn rings_in_one_place() {
     let guest = Guest::new(Rng::new());
@@ -170,7 +170,7 @@ enum Step {
         place: u64,
         data: Vec<u8>,
     },
-    /// A descriptor that nearly makes sense.
+    /// An almost valid descriptor.
     Descriptor {
         index: u16,
         at: u64,
@@ -230,7 +230,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Does all that to a device, and then uses it as one should.
+/// Does all that to a device, and then uses it correctly.
 fn survive(guest: &Guest, queues: u16, steps: Vec<Step>, works: impl Fn(&Guest)) {
     let mut rings = guest.start(feature::EVENT_IDX, queues, 8);
     for step in steps {
@@ -322,7 +322,7 @@ fn anything_at_all_to_a_console() {
     };
     TestRunner::new(cases())
         .run(&steps(), |steps| {
-            // Someone to talk to, who does not listen.
+            // A peer that does not read.
             let (ours, device) = std::os::unix::net::UnixStream::pair().unwrap();
             ours.set_nonblocking(true).unwrap();
             let _ = std::io::Write::write(&mut (&ours), &[7; 4096]);
@@ -335,7 +335,7 @@ fn anything_at_all_to_a_console() {
         .unwrap();
 }
 
-/// A queue that is not enabled, and registers of queues that are not there.
+/// A queue that is not enabled, and registers of queues that do not exist.
 #[test]
 fn queues_that_are_not_in_use() {
     let guest = Guest::new(Rng::new());

@@ -52,7 +52,7 @@ impl Driver {
         Self { guest, requests, events }
     }
 
-    /// Sends a request with room for `room` bytes; returns them.
+    /// Sends a request with room for an answer of `room` bytes; returns the answer.
     fn send(&mut self, request: &[u8], room: u32) -> Vec<u8> {
         let memory = &self.guest.memory;
         memory.write_slice(request, GuestAddress(BUFFERS)).unwrap();
@@ -133,7 +133,7 @@ fn probe(endpoint: u32) -> Vec<u8> {
     request
 }
 
-/// Where an endpoint finds `len` bytes; none if it may not access them so.
+/// Where an endpoint finds `len` bytes; none if it may not access them in this way.
 fn find(
     endpoint: &Endpoint,
     at: u64,
@@ -176,7 +176,7 @@ fn an_endpoint_reaches_what_is_mapped_for_it_and_nothing_else() {
     driver.set_bypass(0);
     assert_eq!(driver.guest.read::<1>(cap::DEVICE, 40), [0]);
     assert_eq!(find(&one, 0x1234, 8, Read), None);
-    // Neither another value nor another width counts.
+    // Other values and other widths have no effect.
     driver.set_bypass(2);
     driver.guest.write(cap::DEVICE, 40, &[1, 0]);
     driver.guest.write(cap::DEVICE, 36, &[1; 8]);
@@ -198,7 +198,7 @@ fn an_endpoint_reaches_what_is_mapped_for_it_and_nothing_else() {
     assert_eq!(driver.unmap(3, (0x1000, 0x2fff)), OK);
     assert_eq!((find(&one, 0x1000, 8, Read), find(&two, 0x1000, 8, Read)), (None, None));
     assert_eq!(find(&one, 0x3000, 8, Write).unwrap(), [(0x9000, 8)]);
-    // To another domain, where all is passed through.
+    // To another domain, in which everything is passed through.
     assert_eq!(driver.attach(4, 16, 1), OK);
     assert_eq!(find(&two, 0x3000, 8, ReadWrite).unwrap(), [(0x3000, 8)]);
     assert_eq!(driver.map(4, (0x1000, 0x1fff), 0x5000, READ), INVAL);
@@ -276,11 +276,11 @@ fn requests_that_cannot_be_change_nothing() {
         assert_eq!(iommu.mappings(), 1, "{what}");
         assert!(find(&endpoint, 0x1_0000, 0x1_0000, Permissions::Read).is_some(), "{what}");
     }
-    // What is not there can be taken away.
+    // Unmapping a range without mappings succeeds.
     assert_eq!(driver.unmap(1, (0x2_0000, u64::MAX)), OK);
     assert_eq!(driver.attach(1, 8, 0), OK, "it is there already");
     assert_eq!(iommu.mappings(), 1);
-    // No room for a status: nobody can be told.
+    // No room for a status, so no answer is possible.
     driver.requests.add(&[to_device(BUFFERS, 20), from_device(ANSWER, 3)]);
     driver.requests.kick();
     driver.guest.needs_reset();
@@ -346,7 +346,7 @@ fn refused_accesses_are_told() {
     driver.guest.needs_reset();
 }
 
-/// Whatever bytes a driver sends, each request is answered, and the device lives.
+/// Whatever bytes a driver sends, each request is answered, and the device survives.
 #[test]
 fn garbage_is_answered() {
     let iommu = Iommu::new();
@@ -368,7 +368,7 @@ fn garbage_is_answered() {
         .unwrap();
 }
 
-/// A device behind the IOMMU: its rings and buffers are where the driver mapped them.
+/// A device behind the IOMMU: its rings and buffers are at the addresses that the driver mapped.
 #[test]
 fn a_disk_behind_it_works_through_mappings() {
     // Far above all memory.
@@ -392,12 +392,12 @@ fn a_disk_behind_it_works_through_mappings() {
     assert_ne!(disk.offered() & feature::ACCESS_PLATFORM, 0);
     assert!(!disk.negotiate(feature::VERSION_1), "a driver must know of the IOMMU");
 
-    // The ring of the disk is the third one, so as not to be in the way of the IOMMU's.
+    // The ring of the disk is the third one, so as not to overlap those of the IOMMU.
     let ring = QUEUES + 2 * 0x1_0000;
     guest_memory.write_slice(&[0; 0x1_0000], GuestAddress(ring)).unwrap();
     assert_eq!(driver.attach(1, 8, 0), OK);
     assert_eq!(driver.map(1, (AT, AT + 0xffff), ring, READ | WRITE), OK);
-    // Two pages that lie elsewhere each, the second one for writing only.
+    // Two pages, each mapped to another place, the second one write-only.
     let (first, second) = (0x30_0000, 0x31_0000);
     let page = |n: u64| (AT + 0x10_0000 + n * 0x1000, AT + 0x10_0fff + n * 0x1000);
     assert_eq!(driver.map(1, page(0), first, READ | WRITE), OK);
@@ -406,7 +406,7 @@ fn a_disk_behind_it_works_through_mappings() {
     assert!(disk.negotiate(feature::VERSION_1 | feature::ACCESS_PLATFORM));
     disk.describe(0, 8, [AT, AT + 0x4000, AT + 0x8000]);
     disk.go();
-    // The tests' driver has its rings at the addresses of memory.
+    // The tests' driver writes its rings at addresses of memory.
     let mut queue = disk.queue_at(0, 8, ring);
     let at = page(0).0;
     let request = |queue: &mut Queue, to: u64| {
@@ -423,7 +423,7 @@ fn a_disk_behind_it_works_through_mappings() {
     guest_memory.read_slice(&mut found[..256], GuestAddress(first + 0xf00)).unwrap();
     guest_memory.read_slice(&mut found[256..], GuestAddress(second)).unwrap();
     assert_eq!(found, sector);
-    // Not mapped any more: this request fails, and nothing is written where the page was.
+    // The page is unmapped: this request fails, and nothing is written to the page.
     assert_eq!(driver.unmap(1, page(1)), OK);
     request(&mut queue, at + 0xf00);
     assert_eq!(guest_memory.read_obj::<u8>(GuestAddress(first + 16)).unwrap(), 1, "I/O error");
@@ -432,7 +432,7 @@ fn a_disk_behind_it_works_through_mappings() {
     driver.offer(0);
     let (reason, flags, endpoint, address) = driver.event(0);
     assert_eq!((reason, flags & 3, endpoint, address), (2, WRITE, 8, page(1).0));
-    // Neither is its ring: it asks for a reset instead of using memory that is not its own.
+    // Its ring is unmapped, too: it asks for a reset instead of using memory that is not its own.
     assert_eq!(driver.unmap(1, (AT, AT + 0xffff)), OK);
     queue.add(&[to_device(at, 16)]);
     queue.kick();
@@ -450,7 +450,7 @@ fn a_ring_that_is_not_mapped_is_refused() {
     let options = Options { endpoint: Some(endpoint), ..Options::default() };
     let rng = Virtio::new(Rng::new(), options, memory.clone()).unwrap();
     let guest = Guest::of(Arc::new(rng), memory);
-    // The used ring is for reading only.
+    // The used ring is read-only.
     assert!(guest.negotiate(feature::VERSION_1 | feature::ACCESS_PLATFORM));
     let ring = QUEUES + 2 * 0x1_0000;
     guest.describe(0, 8, [ring, ring + 0x4000, ring + 0x8000]);
@@ -458,7 +458,7 @@ fn a_ring_that_is_not_mapped_is_refused() {
     guest.needs_reset();
 }
 
-/// As a device that is not a virtio device uses it.
+/// As a device other than a virtio device uses it.
 #[test]
 fn an_access_is_to_all_of_a_range_or_to_nothing() {
     let iommu = Iommu::new();
@@ -466,7 +466,7 @@ fn an_access_is_to_all_of_a_range_or_to_nothing() {
     let mut driver = Driver::new(&iommu, ALL);
     let memory = DeviceMemory::new(driver.guest.memory.clone(), Some(endpoint));
     assert_eq!(driver.attach(1, 8, 0), OK);
-    // The third page leads to where there is no memory.
+    // The third page is mapped to a place without memory.
     assert_eq!(driver.map(1, (0x1000, 0x1fff), 0x30_0000, READ), OK);
     assert_eq!(driver.map(1, (0x2000, 0x2fff), 0x38_0000, READ), OK);
     assert_eq!(driver.map(1, (0x3000, 0x3fff), LOW, READ), OK);

@@ -1,4 +1,4 @@
-//! Drives each device as a guest does: by a driver of the tests' own, from outside.
+//! Drives each device as a guest does: with a driver of the tests' own, from outside.
 
 mod blk;
 mod console;

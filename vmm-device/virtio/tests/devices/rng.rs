@@ -31,7 +31,7 @@ fn random_bytes_come_and_differ() {
 fn a_request_is_bounded() {
     let guest = Guest::new(Rng::new());
     let mut queues = guest.start(feature::EVENT_IDX, 1, 8);
-    // Most of it lies outside of memory, where the device does not get.
+    // Most of it lies outside of memory, which the device cannot reach.
     assert_eq!(queues[0].call(&[from_device(BUFFERS, u32::MAX)]), 4096);
     let mut behind = [0u8; 64];
     guest.memory.read_slice(&mut behind, GuestAddress(BUFFERS + 4096)).unwrap();

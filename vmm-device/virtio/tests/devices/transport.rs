@@ -42,7 +42,7 @@ fn features_must_be_offered_and_modern() {
     guest.reset();
     guest.set_status(status::ACKNOWLEDGE | status::DRIVER | status::DRIVER_OK);
     assert_eq!(guest.status(), status::ACKNOWLEDGE | status::DRIVER, "not without FEATURES_OK");
-    // Bits stay until reset, and the device's own is not for the driver to set.
+    // Bits stay until reset, and the driver cannot set the device's own bit.
     guest.set_status(status::FAILED | status::NEEDS_RESET);
     let expected = status::ACKNOWLEDGE | status::DRIVER | status::FAILED;
     assert_eq!(guest.status(), expected);
@@ -99,7 +99,7 @@ fn the_window_reaches_the_registers() {
     assert_eq!(read(1), [status::ACKNOWLEDGE]);
     point(place.bar, place.offset + common::QUEUE_SIZE, 2);
     assert_eq!(read(2), 64u16.to_le_bytes());
-    // Lengths and places that cannot be: nothing happens, zeroes come.
+    // Invalid lengths and places: writes have no effect, reads return zeroes.
     for (bar, offset, len) in [(place.bar, 0, 3), (place.bar, 0, 8), (place.bar, 2, 4)] {
         point(bar, offset, len);
         guest.function.config_write(data, &[0xff; 4]);
@@ -211,7 +211,7 @@ fn every_kind_of_reset_ends_the_queues() {
     queues[0].call(&[from_device(BUFFERS, 8)]);
 }
 
-/// Resets while the device is busy: it does nothing with rings that were taken away, and works
+/// Resets while the device is busy: it does not use rings after their removal, and works
 /// afterwards.
 #[test]
 fn resets_under_load() {

@@ -29,7 +29,7 @@ pub mod regs {
     pub const SIZE: u64 = 256 << 20;
 }
 
-/// KVM, or `None` and a line that says why not.
+/// KVM, or `None` and a line with the reason.
 pub fn hypervisor(test: &str) -> Option<Hypervisor> {
     match Hypervisor::open() {
         Ok(hypervisor) => Some(hypervisor),
@@ -53,7 +53,7 @@ pub struct TestFunction {
     pub page: Arc<MmapRegion<()>>,
     scratch: AtomicU64,
     attached: OnceLock<(Windows, Attachment)>,
-    /// BAR writes that came as exits, by offset.
+    /// BAR writes that arrived as exits, by offset.
     writes: Mutex<Vec<(u64, u64)>>,
     /// Writes to the watched page while it was protected.
     pub woken: Arc<AtomicU64>,
@@ -134,7 +134,7 @@ impl TestFunction {
         self.page.get_atomic_ref(self.page.size() - 4096 + 8 * index).unwrap()
     }
 
-    /// The BAR 0 writes that came as exits since the last call, oldest first, up
+    /// The BAR 0 writes that arrived as exits since the last call, oldest first, up
     /// to a limit: offset and value.
     pub fn take_writes(&self) -> Vec<(u64, u64)> {
         std::mem::take(&mut self.writes.lock().unwrap())
@@ -195,11 +195,11 @@ pub fn guest(name: &str) -> Vec<u8> {
         let target = this.ancestors().nth(2).unwrap().join("vmm-guests");
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let status = Command::new(cargo)
-            // There are flags of the guests' own.
+            // This folder has the guests' own flags.
             .current_dir(&sources)
             .args(["build", "--release", "--quiet", "--target-dir"])
             .arg(&target)
-            // Instrumentation meant for the host's programs has no run-time there.
+            // Instrumentation meant for the host's programs has no runtime in guests.
             .env_remove("RUSTFLAGS")
             .env_remove("CARGO_ENCODED_RUSTFLAGS")
             .status()
