@@ -1,4 +1,4 @@
-//! How much of a stream may be under way.
+//! Limits how much of a stream may be in flight.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -12,13 +12,13 @@ pub struct Credit {
 }
 
 impl Credit {
-    /// Credit for so many bytes to begin with.
+    /// Starts with credit for `bytes` bytes.
     pub const fn new(bytes: u32) -> Self {
         Self { left: Mutex::new(bytes as u64), more: Condvar::new() }
     }
 
-    /// Waits for credit and takes at most `most` bytes of it. What is not sent is to be granted
-    /// again.
+    /// Waits for credit and takes at most `most` bytes of it. Credit for bytes that are not sent
+    /// must be granted again.
     pub fn take(&self, most: usize) -> usize {
         let mut left = self
             .more

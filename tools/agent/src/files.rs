@@ -26,8 +26,8 @@ pub fn name_of(path: &Path) -> io::Result<&OsStr> {
 }
 
 /// Writes the file or folder at `path` to `out` as an archive. Symbolic links in a folder stay
-/// links; one named as `path` itself is followed. What is neither file, folder nor link is left
-/// out; returns how many such there were.
+/// links; one named as `path` itself is followed. Entries that are neither file, folder nor link
+/// are left out; returns how many these were.
 ///
 /// # Errors
 ///
@@ -36,8 +36,8 @@ pub fn pack(path: &Path, out: impl Write) -> io::Result<usize> {
     pack_since(path, None, out)
 }
 
-/// The same with only what has changed since the folder at `since` was made or last changed its
-/// place: files and links that are new, written or renamed, and folders with new contents.
+/// The same with only the entries that have changed since the folder at `since` was made or last
+/// moved: files and links that are new, written or renamed, and folders with new contents.
 ///
 /// # Errors
 ///
@@ -52,8 +52,8 @@ fn pack_since(path: &Path, since: Option<Time>, out: impl Write) -> io::Result<u
     let real = fs::canonicalize(path).map_err(|error| context(path, "cannot read", &error))?;
     let mut archive = tar::Builder::new(out);
     archive.follow_symlinks(false);
-    // Holes of files become zeros: `unpack` takes no holes, as a few bytes would make any number
-    // of others.
+    // Holes of files become zeros: `unpack` accepts no holes, because a few bytes could then become
+    // any number of others.
     archive.sparse(false);
     if since.is_some() {
         // There is always something to unpack.
@@ -113,8 +113,8 @@ pub fn unpack(archive: impl Read, to: &Path) -> io::Result<()> {
     unpack_to(archive, to, into).map(drop)
 }
 
-/// Unpacks an archive made by [`pack`] over what is at `to`, whatever its name. Returns the files
-/// and links in it, by their paths there.
+/// Unpacks an archive made by [`pack`] over the contents of `to`, whatever its name. Returns the
+/// files and links in it, by their paths there.
 ///
 /// # Errors
 ///
@@ -130,8 +130,8 @@ fn unpack_to(archive: impl Read, to: &Path, into: bool) -> io::Result<Vec<PathBu
         let message = format!("there is no folder {}", folder.display());
         return Err(io::Error::new(io::ErrorKind::NotFound, message));
     }
-    // First to a place of its own: an archive that is cut off leaves nothing half done, and
-    // links in it cannot lead what follows to other places.
+    // First to a place of its own, so that a truncated archive leaves nothing half done, and links
+    // in it cannot redirect later entries.
     let place = TemporaryFolder::new(folder)?;
     let mut archive = tar::Archive::new(archive);
     let (mut dirs, mut files) = (Vec::new(), Vec::new());
@@ -139,7 +139,7 @@ fn unpack_to(archive: impl Read, to: &Path, into: bool) -> io::Result<Vec<PathBu
         let mut entry = entry?;
         let kind = entry.header().entry_type();
         let known = kind.is_file() || kind.is_dir() || kind.is_symlink();
-        // A folder that may not be written could not be filled: its mode comes last.
+        // A read-only folder could not be filled, so its mode comes last.
         if kind.is_dir() {
             dirs.push((place.0.join(entry.path()?), entry.header().mode()? & 0o777));
             entry.set_mask(0);
@@ -154,7 +154,7 @@ fn unpack_to(archive: impl Read, to: &Path, into: bool) -> io::Result<Vec<PathBu
             None => files.push(entry.path()?.components().skip(1).collect()),
         }
     }
-    // The padding at the end, without which the sender could not finish.
+    // Reads the padding at the end, without which the sender could not finish.
     io::copy(&mut archive.into_inner(), &mut io::sink())?;
     let mut names = fs::read_dir(&place.0)?;
     let (Some(entry), None) = (names.next(), names.next()) else {
@@ -182,8 +182,8 @@ fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
-/// Moves a file, or what is in a folder, over what is there. Folders that are there may be links
-/// only at the top: another archive may have brought those below, and they lead anywhere.
+/// Moves a file, or the contents of a folder, over existing entries. Existing folders may be links
+/// only at the top: links below may come from another archive, and may lead anywhere.
 fn merge(from: &Path, to: &Path) -> io::Result<()> {
     let is_dir = fs::symlink_metadata(from)?.is_dir();
     merge_into(from, to, is_dir && to.is_dir())
@@ -221,7 +221,7 @@ impl TemporaryFolder {
 
 impl Drop for TemporaryFolder {
     fn drop(&mut self) {
-        // Nothing is left to be done about a folder that cannot be removed.
+        // Nothing more can be done about a folder that cannot be removed.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -240,7 +240,7 @@ pub fn pack_bytes(name: &str, mode: u32, contents: &[u8], out: impl Write) -> io
     archive.into_inner()?.flush()
 }
 
-/// What is put into a folder that is packed.
+/// An entry of a folder that is packed.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// A file or folder of this computer.
@@ -253,8 +253,8 @@ pub enum Source {
     Folder,
 }
 
-/// Writes an archive of a folder `name` to `out`, as [`pack`] would, with these things in it by
-/// their paths there. Returns how many were left out.
+/// Writes an archive of a folder `name` to `out`, as [`pack`] would, with these entries by their
+/// paths in it. Returns how many were left out.
 ///
 /// # Errors
 ///

@@ -21,7 +21,7 @@ use crate::port::Reports;
 use crate::terminal::{self, Terminal};
 use crate::wire::{Exec, FromProgram, MAX_DATA, Output, Program, Status, WINDOW, WindowSize};
 
-/// How often output is looked for once the program itself has ended, whose children may hold its
+/// How often output is polled once the program itself has ended, because its children may hold its
 /// output open for ever.
 const AFTER_THE_END: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
@@ -39,7 +39,7 @@ pub(crate) struct Job {
     /// Bytes of input that wait for the program.
     waiting: Arc<Mutex<usize>>,
     credits: [Credit; 2],
-    /// The program was waited for: its group may be somebody else's by now.
+    /// The program has been waited for, so its group may belong to others by now.
     gone: Mutex<bool>,
     killed: AtomicBool,
 }
@@ -49,7 +49,7 @@ impl Job {
     ///
     /// # Errors
     ///
-    /// Whether there is no such program, and why it cannot be run.
+    /// Whether there is no such program, and the reason for which it cannot be run.
     pub(crate) fn spawn(exec: &Exec) -> Result<(Arc<Self>, Child), (bool, String)> {
         let mut args = exec.args.iter();
         let mut terminal = None;
@@ -97,7 +97,7 @@ impl Job {
     }
 
     /// Moves the program's streams and waits for it, on threads of their own. `end` is called
-    /// once the program has ended and says whether the host is to be told.
+    /// once the program has ended and tells whether the host must be informed.
     pub(crate) fn attend(
         self: &Arc<Self>,
         mut child: Child,
@@ -140,7 +140,7 @@ impl Job {
         });
     }
 
-    /// Sends what comes out of a pipe to the host.
+    /// Sends the output of a pipe to the host.
     fn drain(
         self: &Arc<Self>,
         pipe: impl Read + AsFd + Send + 'static,
@@ -164,7 +164,7 @@ impl Job {
         let mut buffer = vec![0; MAX_DATA];
         loop {
             loop {
-                // Asked before: what a program writes last, it writes before it is gone.
+                // Checked before reading: a program's last output is written before it is gone.
                 let gone = *lock(&self.gone);
                 if poll(&mut [PollFd::new(&pipe, PollFlags::IN)], Some(&AFTER_THE_END))? > 0 {
                     break;
@@ -178,12 +178,12 @@ impl Job {
                 Ok(0) => return Ok(()),
                 Ok(n) => n,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-                // Nobody has the other side of a terminal any more.
+                // The other side of the terminal is closed.
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::IO) => return Ok(()),
                 Err(error) => return Err(error),
             };
             if self.killed.load(SeqCst) {
-                // Nobody wants it; the program shall not wait for anybody either.
+                // The output is not wanted, but the program must not wait for a reader either.
                 continue;
             }
             self.credits[output as usize].grant((most - n) as u32);
@@ -219,9 +219,9 @@ impl Job {
     pub(crate) fn signal(&self, number: i32) {
         let gone = lock(&self.gone);
         if let (false, Some(signal)) = (*gone, Signal::from_named_raw(number)) {
-            // It may have ended and not been waited for; then there is nobody to tell.
+            // It may have ended and not been waited for; then the signal has no target.
             if kill_process_group(self.group, signal).is_err() && self.terminal.is_some() {
-                // It has no group of its own before it has its terminal.
+                // Before it has its terminal, it has no group of its own.
                 let _ = kill_process(self.group, signal);
             }
         }
@@ -234,7 +234,7 @@ impl Job {
         }
     }
 
-    /// Kills the program and its children, and lets its output go nowhere.
+    /// Kills the program and its children, and discards its output.
     pub(crate) fn kill(&self) {
         self.killed.store(true, SeqCst);
         self.input_end();
@@ -249,7 +249,7 @@ fn stream(terminal: &Terminal) -> Option<File> {
     terminal.stream().inspect_err(|error| log::warn!("a terminal: {error}")).ok()
 }
 
-/// Writes to a program what the host sends.
+/// Writes the host's input to a program.
 fn feed(
     mut stdin: Box<dyn Write + Send>,
     input: &Receiver<Vec<u8>>,
@@ -258,7 +258,8 @@ fn feed(
 ) {
     let mut closed = false;
     for bytes in input {
-        // A program that does not want its input may still run for long: the host must not wait.
+        // A program that does not read its input may still run for long, and the host must not
+        // wait.
         closed |= !closed && stdin.write_all(&bytes).is_err();
         *lock(waiting) -= bytes.len();
         reports.say(FromProgram::Credit(bytes.len() as u32));

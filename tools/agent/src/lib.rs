@@ -1,5 +1,5 @@
-//! What the `tofu` command and a Linux guest say to each other: running programs, and moving
-//! files, over a byte stream such as a virtio console port.
+//! The protocol between the `tofu` command and a Linux guest: running programs and moving files
+//! over a byte stream such as a virtio console port.
 //!
 //! [`wire`] has the messages and how they are framed, [`session`] the guest's side, [`files`]
 //! the archives that files travel in. The host's side is the command's. [`pmi`] lets MPI programs
@@ -7,10 +7,10 @@
 //!
 //! # Trust
 //!
-//! Neither side trusts the other. Frames, numbers of programs and what may be under way of each
-//! stream are bounded ([`wire::MAX_FRAME`], [`wire::MAX_PROGRAMS`], [`wire::WINDOW`]); a frame that
-//! is not a message is dropped and the next one is found; archives cannot leave the folder they
-//! are unpacked in.
+//! Neither side trusts the other. Frames, the number of programs, and the data in flight of each
+//! stream are bounded ([`wire::MAX_FRAME`], [`wire::MAX_PROGRAMS`], [`wire::WINDOW`]); an invalid
+//! frame is dropped and the next one is found; archives cannot leave the folder that they are
+//! unpacked in.
 #![forbid(unsafe_code)]
 
 pub mod credit;

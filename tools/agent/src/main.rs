@@ -1,14 +1,13 @@
-//! The agent: runs in a Linux guest, started by its init, and does what `tofu exec` and `tofu cp`
-//! on the host ask for.
+//! The agent: runs in a Linux guest, started by its init, and serves `tofu exec` and `tofu cp` on
+//! the host.
 //!
 //! `tofu-agent [PORT]` serves a virtio port, or a UNIX socket, for ever; `tofu-agent pack PATH`
-//! and `tofu-agent unpack PATH` move files as archives by way of the standard streams;
-//! `tofu-agent pack-changed PATH FOLDER` only those that have changed since the folder was put
-//! there.
-//! `tofu-agent pmi SIZE MAPPING` serves the ranks of an MPI job, says where on its first line of
-//! output, and on later ones which rank has aborted the job with which code.
-//! `tofu-agent as USER PROGRAM` becomes a program of a user's, where users can have the device.
-//! `tofu-agent terminal PATH PROGRAM` becomes a program that the terminal at that path controls.
+//! and `tofu-agent unpack PATH` move files as archives over the standard streams; `tofu-agent
+//! pack-changed PATH FOLDER` packs only those that have changed since the folder was put there.
+//! `tofu-agent pmi SIZE MAPPING` serves the ranks of an MPI job. Its first line of output tells
+//! where, and later lines tell which rank has aborted the job with which code. `tofu-agent as USER
+//! PROGRAM` becomes a program run by that user, where users can have the device. `tofu-agent
+//! terminal PATH PROGRAM` becomes a program that the terminal at that path controls.
 #![forbid(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -27,7 +26,7 @@ use tofu_agent::{files, pmi, session, terminal, user};
 
 /// The port that the host gives its nodes.
 const PORT: &str = "/dev/virtio-ports/org.tofu.agent";
-/// Between two looks for a port, or a host, that is not there yet.
+/// Pause between two checks for a port, or a host, that is not there yet.
 const PAUSE: Duration = Duration::from_millis(50);
 
 fn main() -> ExitCode {
@@ -73,7 +72,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says why this process has not become a program.
+/// Reports why this process has not become a program.
 fn not_run(words: &[&str], error: &io::Error) -> ExitCode {
     eprintln!("cannot run {}: {error}", words.first().unwrap_or(&"nothing"));
     let missing = error.kind() == io::ErrorKind::NotFound;
@@ -105,12 +104,13 @@ fn serve_ranks(size: u32, mapping: &str) -> io::Result<()> {
     pmi::serve(&listener, size, mapping, report)
 }
 
-/// Where other nodes reach this one: the address that the kernel's command line gives its Ethernet
-/// (as this project's init reads it), or that of its Tofu interface, or none but this node itself.
+/// The address at which other nodes reach this one: the one that the kernel's command line gives
+/// its Ethernet (as this project's init reads it), or that of its Tofu interface, or an address for
+/// this node alone.
 fn address() -> IpAddr {
     let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let mut words = line.split_ascii_whitespace().filter_map(|word| word.strip_prefix("tofu.ip="));
-    // As everywhere on that line, the last one counts.
+    // As everywhere on that line, the last word counts.
     let address = words.next_back().and_then(|word| word.split('/').next()?.parse().ok());
     address.or_else(tofu_address).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
 }
@@ -125,9 +125,9 @@ fn tofu_address() -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// An address of the network that a line of `/proc/net/route` has right behind an interface:
-/// interface, network, gateway, five numbers, mask and more, addresses in hexadecimal digits of the
-/// processor's order.
+/// An address of the network that a line of `/proc/net/route` gives for an interface. The line has
+/// interface, network, gateway, five numbers, mask and more, with addresses in hexadecimal digits
+/// of the processor's byte order.
 fn address_behind(line: &str, interface: &str) -> Option<Ipv4Addr> {
     let mut words = line.split_ascii_whitespace();
     let named = words.next().filter(|name| *name == interface);
@@ -139,7 +139,7 @@ fn address_behind(line: &str, interface: &str) -> Option<Ipv4Addr> {
     (network != 0 && gateway == 0).then(|| Ipv4Addr::from(network | 1))
 }
 
-/// Opens the port; waits for it, as its driver may be a module that comes later.
+/// Opens the port; waits for it, because its driver may be a module that is loaded later.
 fn open(path: &Path) -> io::Result<(Input, File)> {
     loop {
         match path.metadata() {
@@ -159,7 +159,8 @@ fn open(path: &Path) -> io::Result<(Input, File)> {
     }
 }
 
-/// What comes from the host. A port has an end whenever no host is connected, and later no more.
+/// Input from the host. A port reports an end whenever no host is connected, and has data again
+/// later.
 struct Input {
     file: File,
     may_return: bool,
@@ -181,7 +182,7 @@ impl Read for Input {
 fn wait(file: &impl AsFd) -> io::Result<()> {
     let mut fds = [PollFd::new(file, PollFlags::IN)];
     poll(&mut fds, None)?;
-    // Without a host there is always something to read: the end.
+    // Without a host the port is always readable: it reports the end.
     if fds[0].revents().contains(PollFlags::HUP) {
         sleep(PAUSE);
     }

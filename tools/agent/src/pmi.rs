@@ -1,9 +1,9 @@
 //! A process manager for MPI programs: the server's side of PMI-1, by which the ranks of mpich and
 //! its relatives find out who they are and exchange their addresses.
 //!
-//! Lines of `key=value` words over TCP, as mpich's own process manager speaks them to ranks that
-//! it has told `PMI_PORT` and `PMI_ID`. Of PMI-1 there is what MPI-1 to MPI-4 need without dynamic
-//! processes: those are refused, and the name service too.
+//! Lines of `key=value` words over TCP, as mpich's own process manager exchanges them with ranks
+//! that it has given `PMI_PORT` and `PMI_ID`. The part of PMI-1 that MPI-1 to MPI-4 need without
+//! dynamic processes is supported; dynamic processes and the name service are refused.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -17,16 +17,16 @@ use tofu_sync::lock;
 const SPACE: &str = "tofu";
 /// The longest line that a rank may send, in bytes.
 const MAX_LINE: u64 = 64 << 10;
-/// What ranks are told about the longest key and value, in bytes.
+/// The longest key and value that ranks are told, in bytes.
 const MAX_KEY: usize = 64;
 const MAX_VALUE: usize = 1024;
-/// All keys and values together, in bytes; a rank of mpich has some hundred.
+/// All keys and values together, in bytes; a rank of mpich uses some hundred.
 const MAX_SPACE: usize = 256 << 20;
 
-/// The key by which ranks ask who shares a node with whom.
+/// The key by which ranks ask which of them share a node.
 const MAPPING: &str = "PMI_process_mapping";
 
-/// What has happened that whoever started the ranks must know.
+/// An abort, which the program that started the ranks must know of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abort {
     /// The rank that has called `MPI_Abort`.
@@ -81,7 +81,7 @@ fn words(line: &str) -> HashMap<&str, &str> {
 
 impl<R: Fn(Abort)> Server<R> {
     fn attend(&self, mut client: TcpStream) -> io::Result<()> {
-        // Lines are short, and each is waited for.
+        // Lines are short, and the other side waits for each.
         client.set_nodelay(true)?;
         let mut lines = BufReader::new(client.try_clone()?);
         let mut rank = None;
@@ -122,7 +122,7 @@ impl<R: Fn(Abort)> Server<R> {
         Ok(())
     }
 
-    /// The answer to a line; none if it comes later, or never.
+    /// The answer to a line; `None` if it comes later, or never.
     fn answer(
         &self,
         rank: u32,
@@ -186,14 +186,14 @@ impl<R: Fn(Abort)> Server<R> {
         true
     }
 
-    /// Lets all go when the last has come.
+    /// Releases all ranks when the last one has arrived.
     fn barrier(&self, rank: u32, client: &TcpStream) -> io::Result<()> {
         let mut space = lock(&self.space);
         space.waiting.insert(rank, client.try_clone()?);
         if space.waiting.len() == self.size as usize {
             for (rank, mut client) in space.waiting.drain() {
                 if let Err(error) = client.write_all(b"cmd=barrier_out rc=0\n") {
-                    // Its end will be noticed by whoever started it.
+                    // The process that started it will notice its end.
                     log::debug!("rank {rank} has gone: {error}");
                 }
             }
@@ -293,7 +293,7 @@ mod tests {
         nameless.write_all(b"cmd=get key=x\n").unwrap();
         assert_eq!(nameless.read(&mut [0]).unwrap(), 0);
         let mut endless = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
-        // It may be closed before it has taken all.
+        // The connection may be closed before it has taken everything.
         let _ = endless.write_all(&vec![b'x'; MAX_LINE as usize + 1]);
         assert!(!matches!(endless.read(&mut [0]), Ok(1)));
         let mut rank = Client::new(port, "0");

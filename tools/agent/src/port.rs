@@ -7,7 +7,7 @@ use tofu_sync::lock;
 
 use crate::wire::{FromGuest, FromProgram, encode};
 
-/// The way to the host, shared by all programs.
+/// The connection to the host, shared by all programs.
 pub(crate) struct Port {
     out: Mutex<Box<dyn Write + Send>>,
 }
@@ -17,7 +17,7 @@ impl Port {
         Self { out: Mutex::new(out) }
     }
 
-    /// Says something to the host. A host that is not there or does not listen makes this wait.
+    /// Sends a message to the host. It waits if the host is absent or does not read.
     pub(crate) fn say(&self, message: &FromGuest) {
         let frame = match encode(message) {
             Ok(frame) => frame,

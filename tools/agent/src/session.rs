@@ -30,7 +30,7 @@ pub fn serve(input: impl Read, output: impl Write + Send + 'static) -> Result<()
             Ok(Some(message)) => take(message, &port, &jobs),
             Ok(None) => break Ok(()),
             Err(error @ WireError::Io(_)) => break Err(error),
-            // The rest of a host's last words, or a host that is not of our kind.
+            // The rest of a host's last message, or a host of another kind.
             Err(error) => log::warn!("from the host: {error}"),
         }
     };

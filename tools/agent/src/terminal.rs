@@ -26,7 +26,7 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// If the guest has no more of them, or no file system of them.
+    /// If the guest has no more of them, or no file system for them.
     pub(crate) fn open(size: WindowSize) -> io::Result<Self> {
         let file = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         grantpt(&file)?;
@@ -38,7 +38,7 @@ impl Terminal {
         Ok(terminal)
     }
 
-    /// Another handle of the host's side, for what is typed and what the program writes.
+    /// Another handle of the host's side, for input and the program's output.
     pub(crate) fn stream(&self) -> io::Result<File> {
         self.file.try_clone()
     }
@@ -51,8 +51,8 @@ impl Terminal {
     }
 }
 
-/// Makes this process one that the terminal at `path` controls, and then the program `words`. It
-/// returns only if that is not possible.
+/// Makes the terminal at `path` control this process, and then turns the process into the program
+/// `words`. It returns only if that is not possible.
 pub fn become_program(path: &str, words: &[&str]) -> io::Error {
     let attach = || {
         rustix::process::setsid()?;

@@ -1,4 +1,5 @@
-//! Programs that are run as users of their own, so that jobs on a node are apart.
+//! Programs that are run as users of their own, so that jobs on a node are isolated from each
+//! other.
 
 use std::fs;
 use std::io;
@@ -11,13 +12,13 @@ use crate::foreign;
 /// The word that makes the agent [`become_program`].
 pub const WORD: &str = "as";
 
-/// What the kernel driver offers to all users.
+/// The folder that the kernel driver offers to all users.
 const DRIVER: &str = "/proc/tofu/dev";
-/// Where `tofud` listens, which shares the device among all users. Where neither is, programs have
-/// the device through VFIO, which is for root alone.
+/// Where `tofud` listens, which shares the device among all users. If neither exists, programs have
+/// the device through VFIO, which only root may use.
 const BROKERS: &str = "/run/tofu";
 
-/// Whether users who are not root can have the device.
+/// Whether users other than root can have the device.
 fn is_for_users() -> bool {
     let is_socket = |entry: fs::DirEntry| entry.path().extension().is_some_and(|it| it == "sock");
     Path::new(DRIVER).exists()
@@ -36,7 +37,7 @@ pub fn become_program(user: &str, words: &[&str]) -> io::Error {
     let mut command = Command::new(name);
     command.args(args);
     if is_for_users() {
-        // Other groups of root's go with the user.
+        // Setting the user also drops root's other groups.
         command.uid(user).gid(user);
     }
     foreign::exec(&mut command)

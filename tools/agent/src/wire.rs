@@ -1,25 +1,25 @@
 //! Messages and their frames.
 //!
 //! A frame is a message in postcard's format, made free of zero bytes by COBS, and a zero byte.
-//! So whoever joins in the middle of a stream, or behind a peer that died in the middle of a
-//! frame, finds the next message at the next zero, whatever came before. That matters because a
+//! So a reader that joins in the middle of a stream, or after a peer that died in the middle of a
+//! frame, finds the next message after the next zero, whatever came before. That matters because a
 //! virtio port outlives the programs on both of its sides.
 //!
 //! # Course of a session
 //!
-//! The guest says [`FromGuest::Awake`] when it opens the port. The host says [`ToGuest::Hello`]
-//! when it opens its end, and again upon `Awake`; the guest answers [`FromGuest::Welcome`] with
-//! the same number, and ends all programs of an earlier session. What comes before the right
-//! `Welcome` is from an earlier session and means nothing.
+//! The guest sends [`FromGuest::Awake`] when it opens the port. The host sends [`ToGuest::Hello`]
+//! when it opens its end, and again upon `Awake`; the guest answers [`FromGuest::Welcome`] with the
+//! same number, and ends all programs of an earlier session. Messages before the right `Welcome`
+//! are from an earlier session and are ignored.
 //!
 //! # Flow control
 //!
-//! Of each stream at most [`WINDOW`] bytes are under way: the sender may send that much at first,
-//! and later what the receiver has taken and granted by `Credit`. A slow reader of one program's
-//! output so holds up that program alone.
+//! Each stream has at most [`WINDOW`] bytes in flight: the sender may send that much at first, and
+//! later as much as the receiver has taken and granted by `Credit`. So a slow reader of one
+//! program's output holds up only that program.
 //!
-//! Those that are about programs go over a machine's control socket, too, as JSON. The names that
-//! `serde` gives them are for that; postcard has numbers.
+//! Messages about programs also go over a machine's control socket, as JSON. The names that `serde`
+//! gives them are for that; postcard uses numbers.
 
 use std::io::{self, BufRead, BufReader, Read};
 
@@ -27,13 +27,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Version of the messages. Both sides must have the same.
+/// Version of the messages. Both sides must have the same one.
 pub const VERSION: u16 = 2;
 /// Most bytes of a stream in a message.
 pub const MAX_DATA: usize = 32 << 10;
 /// Most bytes of a frame without its zero.
 pub const MAX_FRAME: usize = 64 << 10;
-/// Bytes of a stream that may be under way without a grant.
+/// Bytes of a stream that may be in flight without a grant.
 pub const WINDOW: u32 = 256 << 10;
 /// Programs that run at the same time in a session.
 pub const MAX_PROGRAMS: usize = 64;
@@ -47,7 +47,7 @@ pub enum WireError {
     /// A frame is longer than [`MAX_FRAME`]; it was skipped.
     #[error("a message of more than {MAX_FRAME} bytes")]
     TooLong,
-    /// A frame is no message; it was skipped.
+    /// A frame is not a message; it was skipped.
     #[error("not a message: {0}")]
     Malformed(postcard::Error),
 }
@@ -59,7 +59,7 @@ pub enum Program {
     /// The first of the arguments, looked for in the guest's PATH.
     #[default]
     Named,
-    /// The agent itself, with these arguments: how files are moved.
+    /// The agent itself, with these arguments; used to move files.
     Agent,
     /// As [`Program::Named`], on a terminal of this size, which is its standard input, output and
     /// error, and controls it. All that it writes comes as standard output.
@@ -81,12 +81,12 @@ pub struct Exec {
     /// Which.
     #[serde(default)]
     pub program: Program,
-    /// Its arguments; but for [`Program::Agent`] the first is its name.
+    /// Its arguments; except for [`Program::Agent`], the first one is its name.
     pub args: Vec<String>,
     /// Variables besides the agent's own.
     #[serde(default)]
     pub env: Vec<(String, String)>,
-    /// Whether something will come on its standard input; otherwise that is empty.
+    /// Whether it will get standard input; otherwise that is empty.
     #[serde(default)]
     pub stdin: bool,
 }
@@ -109,9 +109,9 @@ pub enum Status {
     Code(i32),
     /// This signal ended it.
     Signal(i32),
-    /// It could not be run: whether for want of such a program, and the reason in one line.
+    /// It could not be run: whether the program is missing, and the reason in one line.
     NotRun {
-        /// There is no such program, rather than another reason.
+        /// Whether the reason is that there is no such program.
         missing: bool,
         /// One line.
         why: String,
@@ -119,7 +119,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// The exit code that shells make of it: 127 and 126 for programs that cannot be run, 128
+    /// The exit code that shells report for it: 127 and 126 for programs that cannot be run, 128
     /// and the signal's number for those that a signal ended.
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -155,11 +155,11 @@ pub enum ToGuest {
         /// What.
         what: ToProgram,
     },
-    /// Whether the agent is there. Answered by [`FromGuest::Pong`] at once.
+    /// Asks whether the agent is alive. Answered by [`FromGuest::Pong`] at once.
     Ping,
 }
 
-/// What the host says about a program. What concerns a program that has ended is ignored.
+/// The host's messages to a program. Those to a program that has ended are ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToProgram {
@@ -167,11 +167,11 @@ pub enum ToProgram {
     Input(#[serde(with = "bytes")] Vec<u8>),
     /// The end of its standard input.
     InputEnd,
-    /// So many more bytes of this stream may come.
+    /// Grants this many more bytes of this stream.
     Credit(Output, u32),
     /// Sends a signal to it and its children.
     Signal(i32),
-    /// Kills it and its children; their output is of no interest.
+    /// Kills it and its children, and discards their output.
     Kill,
     /// Its terminal has another size now.
     Resize(WindowSize),
@@ -200,15 +200,15 @@ pub enum FromGuest {
     Pong,
 }
 
-/// What the guest says about a program.
+/// The guest's messages about a program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FromProgram {
     /// The next bytes of a stream, at most [`MAX_DATA`].
     Output(Output, #[serde(with = "bytes")] Vec<u8>),
-    /// So many more bytes of standard input may come.
+    /// Grants this many more bytes of standard input.
     Credit(u32),
-    /// Nothing more comes of it; its number is free again.
+    /// It is over, and all of its output was sent; its number is free again.
     Ended(Status),
 }
 
@@ -243,7 +243,7 @@ pub mod bytes {
         }
     }
 
-    // Compiled here, with optimisation in tests, too: whole files come this way.
+    // Compiled in this crate, so that it is optimised in tests, too: whole files pass through here.
     fn text(bytes: &[u8]) -> String {
         STANDARD.encode(bytes)
     }
@@ -263,12 +263,12 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
     if frame.len() > MAX_FRAME + 1 { Err(WireError::TooLong) } else { Ok(frame) }
 }
 
-/// Most bytes without a zero that one byte in front of them stands for.
+/// Most bytes without a zero that one byte in front of them can describe.
 const RUN: usize = 254;
 
-/// What makes a frame of these bytes, with its zero (COBS). In front of each run of bytes without a
-/// zero is how far it is to the next such place: a zero follows the run unless it has [`RUN`]
-/// bytes. By runs, not by bytes: whole files come this way, to processors that are emulated.
+/// Makes a frame of these bytes, with its zero (COBS). In front of each run of bytes without a zero
+/// is the distance to the next such place: a zero follows the run unless it has [`RUN`] bytes. It
+/// works by runs, not by bytes, because whole files pass through here, on emulated processors.
 fn without_zeros(bytes: &[u8]) -> Vec<u8> {
     let mut frame = Vec::with_capacity(bytes.len() + bytes.len() / RUN + 2);
     for mut run in bytes.split(|byte| *byte == 0) {
@@ -284,7 +284,8 @@ fn without_zeros(bytes: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Turns a frame, without its zero, into the bytes that it was made of; `false` if it is none.
+/// Turns a frame, without its zero, into the bytes that it was made of; `false` if it is not a
+/// frame.
 fn with_zeros(frame: &mut Vec<u8>) -> bool {
     let (mut from, mut to) = (0, 0);
     while let Some(code) = frame.get(from).map(|code| usize::from(*code)) {
@@ -317,7 +318,7 @@ impl<R: Read> FrameReader<R> {
         Self { stream: BufReader::with_capacity(MAX_DATA, stream), frame: Vec::new() }
     }
 
-    /// The stream, with what was read of it and is no message yet.
+    /// The stream, with the bytes that were read from it and are not a message yet.
     pub fn into_inner(self) -> BufReader<R> {
         self.stream
     }
@@ -327,7 +328,7 @@ impl<R: Read> FrameReader<R> {
     ///
     /// # Errors
     ///
-    /// After [`WireError::TooLong`] and [`WireError::Malformed`] the next call goes on with the
+    /// After [`WireError::TooLong`] and [`WireError::Malformed`] the next call continues with the
     /// next frame.
     pub fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>, WireError> {
         loop {

@@ -1,4 +1,4 @@
-//! The guest's side, spoken to as a host does: over a socket, to the built program.
+//! The guest's side, addressed as by a host: the built program, over a socket.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -76,7 +76,7 @@ impl Host {
         self.say(&ToGuest::Exec { id, exec: Exec { program, args, env, stdin } });
     }
 
-    /// Takes what comes of the programs `ids` until all have ended, granting credit.
+    /// Takes the messages of the programs `ids` until all have ended, granting credit.
     fn finish(&mut self, ids: &[u32]) -> HashMap<u32, (Vec<u8>, Vec<u8>, Status)> {
         let mut streams: HashMap<u32, [Vec<u8>; 2]> = HashMap::new();
         let mut ended = HashMap::new();
@@ -140,7 +140,7 @@ fn input_is_read_to_its_end() {
 fn a_slow_reader_stalls_nobody_else() {
     let mut host = Host::new();
     host.exec(1, &["sh", "-c", "head -c 2000000 /dev/zero"], false);
-    // Its window is all that comes without a grant.
+    // Without a grant, no more than its window arrives.
     let mut taken = 0;
     while taken < WINDOW as usize {
         match host.hear() {
@@ -182,8 +182,8 @@ fn programs_run_at_the_same_time_up_to_a_limit() {
 fn signals_reach_a_program_and_its_children() {
     let mut host = Host::new();
     let script = "trap 'echo caught; exit 5' INT; echo ready; while :; do sleep 0.05; done";
-    // A shell cannot catch what was ignored when it started, as SIGINT is in what scripts start in
-    // the background: these tests, for instance.
+    // A shell cannot catch signals that were ignored when it started, as SIGINT is in programs that
+    // scripts start in the background: these tests, for instance.
     host.exec(1, &["env", "--default-signal=INT", "sh", "-c", script], false);
     while !matches!(host.hear(), FromGuest::From { what: FromProgram::Output(..), .. }) {}
     host.to(1, ToProgram::Signal(2));

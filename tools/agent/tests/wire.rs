@@ -1,4 +1,4 @@
-//! Frames and archives from somebody who means no good.
+//! Frames and archives from a malicious sender.
 
 use proptest::prelude::*;
 use std::fs;
@@ -34,7 +34,7 @@ fn to_guest() -> impl Strategy<Value = ToGuest> {
     ]
 }
 
-/// All messages of a stream, and how many frames were none.
+/// All messages of a stream, and the number of invalid frames.
 fn read_all(stream: &[u8]) -> (Vec<ToGuest>, usize) {
     let mut reader = FrameReader::new(stream);
     let (mut messages, mut bad) = (Vec::new(), 0);
@@ -68,7 +68,7 @@ proptest! {
         prop_assert_eq!(heard, Some(message));
     }
 
-    /// A message with bits turned is another one or none, nothing worse.
+    /// A message with flipped bits is another message or none, and does no harm.
     #[test]
     fn damaged_messages_harm_nobody(
         message in to_guest(),
@@ -100,8 +100,8 @@ proptest! {
     }
 }
 
-/// Runs without a zero of all lengths about those that COBS cuts at, before zeros, at the end, or
-/// both.
+/// Runs without a zero, of all lengths around those at which COBS cuts, before zeros, at the end,
+/// or both.
 #[test]
 fn runs_of_any_length_arrive() {
     for run in (0..6).chain(250..260).chain(505..512).chain([MAX_DATA - 8]) {
@@ -131,7 +131,7 @@ fn frames_are_bounded() {
     stream.push(0);
     stream.extend(encode(&end).unwrap());
     assert_eq!(read_all(&stream), (vec![end.clone()], 1));
-    // The beginning of a message at the end is none.
+    // An incomplete message at the end is no message.
     let whole = encode(&end).unwrap();
     assert_eq!(read_all(&whole[..whole.len() - 1]), (vec![], 0));
 }
@@ -162,7 +162,7 @@ fn folders_are_copied_with_modes_and_links() {
     let folder = sample();
     let mut archive = Vec::new();
     assert_eq!(files::pack(&folder.path().join("dir"), &mut archive).unwrap(), 0);
-    // To a new name, and into a folder that is there.
+    // To a new name, and into an existing folder.
     let there = folder.path().join("there");
     fs::create_dir(&there).unwrap();
     for (to, at) in [("new", "new"), ("there", "there/dir"), ("there/", "there/dir")] {

@@ -1,4 +1,4 @@
-//! Barriers and reductions: by gates against the same by Puts, from guest to guest.
+//! Barriers and reductions: by gates, compared with Puts, from guest to guest.
 
 use std::fmt::{self, Write};
 
@@ -29,7 +29,7 @@ struct Round {
     p99_us: f64,
 }
 
-/// Measures all of it, and says it as it comes.
+/// Measures all of it, and prints the results as they come.
 pub(crate) fn measure(
     quick: bool,
     say: &mut dyn FnMut(&dyn fmt::Display) -> std::io::Result<()>,

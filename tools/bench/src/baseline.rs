@@ -1,5 +1,5 @@
-//! What a doorbell and a look at shared memory cost a guest without any device behind them: the
-//! baselines of `tofu bench`.
+//! The cost of a doorbell and a poll of shared memory for a guest without any device behind them:
+//! the baselines of `tofu bench`.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(crate) type Times = [u64; 3];
 /// Round trips between a guest and a thread of the host.
 pub(crate) struct Baseline {
     /// The guest writes a word of shared memory and spins until the thread, which spins on it,
-    /// has answered in another one.
+    /// has answered in another word.
     pub(crate) spin: Times,
     /// The guest rings an ioeventfd and spins until the thread that sleeps on it has answered in
     /// shared memory.
@@ -63,7 +63,7 @@ pub(crate) fn measure(count: u32) -> anyhow::Result<Baseline> {
     let (lines, printed) = mpsc::channel();
     let config = VmConfig { name: "baseline".into(), ..VmConfig::default() };
     let vm = Vm::new(&hypervisor, &config, move |line| {
-        // Nobody listens any more after a failure.
+        // After a failure the receiver is gone.
         let _ = lines.send(line.to_owned());
     })?;
     let identity = Identity {
@@ -132,7 +132,7 @@ fn answer(page: &MmapRegion<()>, event: &EventFd, stop: &AtomicBool) -> anyhow::
         std::hint::spin_loop();
     }
     while !stop.load(Ordering::Acquire) {
-        // With a limit, to see that the guest is done.
+        // With a time limit, to notice that the guest is done.
         if ready.wait(100, &mut found)? > 0 {
             event.read()?;
             rung.fetch_add(1, Ordering::Release);

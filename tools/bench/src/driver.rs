@@ -1,5 +1,5 @@
-//! The kernel driver: its `tofu0` and its queues against those of VFIO, on the same device of the
-//! same two nodes, which goes from one to the other.
+//! The kernel driver: its `tofu0` and its queues compared with those of VFIO, on the same device of
+//! the same two nodes, which passes from one to the other.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,20 +30,20 @@ const PACKAGES: [&str; 3] = ["iperf3", "iproute2", "iputils-ping"];
 const MEMORY: MemorySize = MemorySize(3 << 30);
 /// How much longer than by VFIO a command may take.
 const TARGET: f64 = 0.95;
-/// How good the driver's interface is to be against virtio-net, what it is to reach with frames of
-/// 256 KiB, and what the daemon's is.
+/// How good the driver's interface should be compared with virtio-net, what it should reach with
+/// frames of 256 KiB, and how good the daemon's should be.
 const AIMS: Aims = Aims { latency: 1.0, throughput: 1.0, processor: 1.0 };
 const AIMS_OF_LONG_FRAMES: Aims = Aims { throughput: 1.3, ..AIMS };
 const AIMS_OF_DAEMON: Aims = Aims { throughput: 0.6, ..AIMS };
 /// The address of either node's peer, on the torus.
 const PEERS: [&str; 2] = ["1,0,0,0,0,0", "0,0,0,0,0,0"];
-/// How long a program of uTofu may look for its device, which has just changed its driver.
+/// How long a uTofu program may look for its device, which has just changed its driver.
 const COMES_UP: Duration = Duration::from_secs(20);
 
-/// Has TCP hand over up to 256 KiB at a time (BIG TCP).
+/// Makes TCP pass up to 256 KiB at a time (BIG TCP).
 const LONG_FRAMES: &str = "ip link set tofu0 gso_max_size 262144 gso_ipv4_max_size 262144";
 
-/// Gives the device to VFIO, with what images without the driver run.
+/// Gives the device to VFIO, and starts the programs of images without the driver.
 const TO_VFIO: &str = "\
 rmmod tofu
 for what in broker network; do
@@ -77,7 +77,7 @@ pub(crate) struct Driver {
     commands: Vec<Command>,
 }
 
-/// A value of `utofu-perf` by one driver and by the other: the best median of some rounds.
+/// A value of `utofu-perf` with one driver and with the other: the best median of some rounds.
 #[derive(Debug, Serialize)]
 struct Command {
     what: String,
@@ -159,7 +159,7 @@ pub(crate) fn measure(
     Ok(this)
 }
 
-/// Makes sure that the image is there, and says what machine to boot of it.
+/// Makes sure that the image exists, and returns the machine to boot from it.
 fn prepare() -> anyhow::Result<MachineArgs> {
     linux::prepare()?;
     let cache = Cache::from_env()?;
@@ -208,7 +208,7 @@ struct Row {
 type Best = BTreeMap<(String, u64), (f64, f64)>;
 
 impl Driver {
-    /// Commands and registration, by turns.
+    /// Commands and registration, in turn.
     fn commands(
         &mut self,
         program: &Guest,

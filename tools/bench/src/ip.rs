@@ -1,5 +1,5 @@
-//! IP between nodes: Linux nodes against virtio-net on a bridge between the same guests, and
-//! bare guests against the same TCP/IP stack on a veth pair; and nodes that boot over it.
+//! IP between nodes: Linux nodes compared with virtio-net on a bridge between the same guests, and
+//! bare guests compared with the same TCP/IP stack on a veth pair; and nodes that boot over it.
 
 use std::fmt;
 use std::io;
@@ -17,7 +17,7 @@ use crate::machine::{PATIENCE, run_machine, up};
 use crate::netboot::{self, Boot};
 use crate::veth::{self, Namespace};
 
-/// How many times as good as the other side one is to be.
+/// How many times as good as the other side ours should be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Aims {
     /// Round trips, by time.
@@ -28,8 +28,8 @@ pub(crate) struct Aims {
     pub(crate) processor: f64,
 }
 
-/// Against the stack or the interface that others have: as good a bandwidth for no more of the
-/// host's processors, and half the time of a round trip.
+/// Compared with others' stack or interface: the same bandwidth for no more of the host's processor
+/// time, and half the round-trip time.
 const AIMS: Aims = Aims { latency: 2.0, throughput: 1.0, processor: 1.0 };
 /// MTUs between bare guests.
 const MTUS: [u16; 2] = [1500, 9000];
@@ -42,14 +42,14 @@ ip tuntap add dev $tap mode tap vnet_hdr
 ip link set $tap master br0 up
 done
 ip link set br0 up";
-/// How long `tofu0` may take to come up after its node, and how often to look.
+/// How long `tofu0` may take to come up after its node, and how often to check.
 const COMES_UP: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Everything about IP.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Ip {
-    /// Monitor of the Linux nodes, and what runs their processors.
+    /// Monitor of the Linux nodes, and the accelerator that runs their processors.
     monitor: Option<String>,
     /// The host's load, average of a minute, before and after.
     load: Option<[f64; 2]>,
@@ -64,7 +64,7 @@ pub(crate) struct Figures {
     pub(crate) latency: Vec<Latency>,
     pub(crate) throughput: Vec<Throughput>,
     pub(crate) ratios: Vec<Ratio>,
-    /// What this host could not measure, and why.
+    /// Parts that this host could not measure, and why.
     skipped: Vec<String>,
 }
 
@@ -133,7 +133,7 @@ impl Figures {
         self.ratios.iter().try_for_each(|ratio| say(ratio))
     }
 
-    /// Puts our figures beside the others', which come in the same order.
+    /// Compares our figures with the others', which come in the same order.
     fn compare<S: AsRef<str>>(&mut self, names: &[S], aims: Aims, ours: &Side, others: &Side) {
         let pairs = ours.round_trips.iter().zip(&others.round_trips);
         let round_trips = pairs.map(|(ours, others)| (others / ours, aims.latency));
@@ -148,7 +148,7 @@ impl Figures {
         }
     }
 
-    /// Pings and streams of TCP between two nodes, by the interface with the peer's address.
+    /// Pings and streams of TCP between two nodes, over the interface with the peer's address.
     pub(crate) fn between(
         &mut self,
         name: &str,
@@ -189,7 +189,7 @@ impl Figures {
         Ok(side)
     }
 
-    /// Puts one interface between Linux nodes beside another.
+    /// Compares one interface between Linux nodes with another.
     pub(crate) fn compare_linux(
         &mut self,
         (name, ours): (&str, &Side),
@@ -209,7 +209,7 @@ impl Figures {
 }
 
 impl Ip {
-    /// Between bare guests, and by the same stack on a veth pair.
+    /// Between bare guests, and with the same stack on a veth pair.
     fn bare(&mut self, mtu: u16, quick: bool, say: &mut Say<'_>) -> anyhow::Result<()> {
         let (count, bytes) = if quick { (100, 4 << 20) } else { (1000, 32 << 20) };
         let mut ours = Side::default();
@@ -249,7 +249,7 @@ impl Ip {
         Ok(())
     }
 
-    /// Between Linux nodes, by `tofu0` and by virtio-net.
+    /// Between Linux nodes, over `tofu0` and over virtio-net.
     fn linux(&mut self, quick: bool, say: &mut Say<'_>) -> anyhow::Result<()> {
         linux::prepare()?;
         let (args, _) = linux::modes()?;

@@ -48,9 +48,9 @@ struct Report {
     /// Puts between two devices of this process, by one thread.
     put: Vec<Put>,
     rate: Option<Rate>,
-    /// The same over modelled links, by turns with direct ones.
+    /// The same over modelled links, in turn with direct ones.
     modelled: Vec<Modelled>,
-    /// The same between devices of other generations, by turns with TofuD's.
+    /// The same between devices of other generations, in turn with TofuD's.
     generations: Vec<OfGeneration>,
     /// Messages of TNW between two devices of this process, by one thread.
     tnw: Vec<tnw::Message>,
@@ -68,7 +68,8 @@ struct Report {
 }
 
 impl Report {
-    /// Notes why a part could not be measured. Whoever asks for nothing else gets the error.
+    /// Records why a part could not be measured. If nothing else was asked for, it returns the
+    /// error.
     fn unless_skipped<T>(
         &mut self,
         args: &BenchArgs,
@@ -101,7 +102,7 @@ struct Host {
     virtualisation: String,
 }
 
-/// A Put beside a memory copy of the same size, both between the same buffers.
+/// A Put compared with a memory copy of the same size, both between the same buffers.
 #[derive(Debug, Serialize)]
 struct Put {
     bytes: u32,
@@ -120,7 +121,7 @@ struct Rate {
     commands_per_s: f64,
 }
 
-/// Puts over modelled links beside the same over direct ones.
+/// Puts over modelled links compared with the same over direct ones.
 #[derive(Debug, Serialize)]
 struct Modelled {
     bytes: u32,
@@ -133,8 +134,9 @@ struct Modelled {
     ratio: f64,
 }
 
-/// Puts between devices of a generation beside the same between TofuD's, all of this process. What
-/// is Fugaku's is beside others of its own kind, and tells how sure the figures are.
+/// Puts between devices of a generation compared with the same between TofuD's, all in this
+/// process. Fugaku's are compared with others of their own kind, which shows how certain the
+/// figures are.
 #[derive(Debug, Serialize)]
 struct OfGeneration {
     generation: &'static str,
@@ -148,15 +150,15 @@ struct OfGeneration {
     ratio: f64,
 }
 
-/// A machine whose guests only say hello, or pass a token on.
+/// A machine whose guests only print a greeting, or pass on a token.
 #[derive(Debug, Serialize)]
 struct MachineRun {
     nodes: u32,
     guest: String,
     /// From the command until the last guest has ended.
     seconds: f64,
-    /// Memory of this process beyond that of the guests, divided by the nodes; kernel memory
-    /// is not in it.
+    /// Memory of this process beyond that of the guests, divided by the nodes; kernel memory is not
+    /// included.
     kib_per_node: Option<f64>,
 }
 
@@ -248,7 +250,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<u8> {
         let count = if args.quick { 2 } else { shapes.len() };
         for shape in &shapes[..count] {
             for guest in ["hello", "ring", "allpairs"] {
-                // Pairs grow with the square of the nodes; a unit is what it is made for.
+                // Pairs grow with the square of the nodes, and the guest is made for one unit.
                 if guest == "allpairs" && *shape != "unit" {
                     continue;
                 }
@@ -305,13 +307,13 @@ impl Bench {
         Ok(Self { pair: Pair::new()?, source, sink })
     }
 
-    /// Puts and copies by turns, so that both meet the same host.
+    /// Puts and copies in turn, so that both see the same load of the host.
     fn put(&mut self, bytes: u32, time: Duration) -> anyhow::Result<Put> {
         let order = match bytes {
             8 => self.pair.piggyback(),
             _ => self.pair.put(bytes),
         };
-        // As many at a time as make the clock's own cost small.
+        // Enough at a time to make the cost of reading the clock small.
         let batch = (4000 / (200 + bytes / 20)).max(1);
         let (mut puts, mut copies) = (Vec::new(), Vec::new());
         let end = Instant::now() + time;
@@ -352,8 +354,8 @@ impl Bench {
         Ok(Modelled { bytes, at_once, p50_ns, direct_p50_ns, ratio })
     }
 
-    /// Puts between two other devices and between these by turns: the median of each, of one Put
-    /// or of its share.
+    /// Puts between two other devices and between these in turn: the median of each, of one Put or
+    /// of its share.
     fn beside(
         &mut self,
         other: &mut Pair,
@@ -390,7 +392,7 @@ impl Bench {
             self.pair.run_many(&order, BATCH)?;
             times.push(start.elapsed().as_nanos() as u64);
         }
-        // The median of the batches: one in which the host ran something else tells nothing.
+        // The median of the batches: one during which the host ran something else tells nothing.
         let [p50, _] = quantiles(&mut times);
         Ok(Rate { commands_per_s: BATCH as f64 * 1e9 / p50.max(1) as f64 })
     }

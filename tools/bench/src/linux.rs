@@ -1,4 +1,4 @@
-//! Linux nodes: our figures, and in the same guests those of an Ethernet between them and of soft
+//! Linux nodes: our figures, compared with those of an Ethernet between the same guests and of soft
 //! RoCE (`rxe`) over it.
 
 use std::fmt;
@@ -58,14 +58,14 @@ const TARGET_THROUGHPUT: f64 = 50.0;
 /// Everything about Linux nodes.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Linux {
-    /// Monitor, and what runs its processors.
+    /// Monitor, and the accelerator that runs its processors.
     monitor: String,
     /// The host's load, average of a minute, before and after.
     load: Option<[f64; 2]>,
     /// From the plan to both nodes ready, with everything in the cache.
     ready_s: Option<f64>,
-    /// Between the guests that also measured the Ethernet; the doorbell mode is the one that
-    /// `auto` takes.
+    /// Between the guests that also measured the Ethernet; the doorbell mode is the one that `auto`
+    /// chooses.
     latency: Vec<Latency>,
     throughput: Vec<Throughput>,
     /// Between others, in the other doorbell mode.
@@ -88,7 +88,7 @@ pub(crate) struct Throughput {
     pub(crate) processor_ms_per_mib: Option<f64>,
 }
 
-/// How many times as good as the other.
+/// How many times as good as the other side ours is.
 #[derive(Debug, Serialize)]
 pub(crate) struct Ratio {
     pub(crate) what: String,
@@ -106,7 +106,7 @@ pub(crate) fn measure(
     let before = load();
     let (args, other) = modes()?;
 
-    // As `tofu up --linux` does it, but for how doorbells arrive, which is settled afterwards.
+    // As `tofu up --linux` does, except for the doorbell mode, which is decided afterwards.
     let lab = Lab::start(&MachineArgs { doorbell: Some(other), ..args.clone() }, Ethernet::None)?;
     this.monitor.clone_from(&lab.monitor);
     this.ready_s = Some(lab.ready.as_secs_f64());
@@ -182,7 +182,7 @@ pub(crate) fn prepare() -> anyhow::Result<()> {
     let cache = Cache::from_env()?;
     let has_all = |with: &[String]| PACKAGES.iter().all(|name| with.iter().any(|w| w == name));
     let known = cache.find(IMAGE).ok().flatten();
-    // One of the user's own with more in it will do; it is kept up to date when it boots.
+    // A user's own image with more in it is good enough; it is brought up to date when it boots.
     if !known.is_some_and(|image| has_all(&image.manifest.with)) {
         let spec = Spec::new(IMAGE)?.programs(tools()?).with(PACKAGES)?;
         cache.build(&spec, &progress)?;
@@ -190,7 +190,7 @@ pub(crate) fn prepare() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The machine, and the doorbell mode that `auto` does not take for it.
+/// The machine, and the doorbell mode that `auto` does not choose for it.
 pub(crate) fn modes() -> anyhow::Result<(MachineArgs, Doorbell)> {
     let args = MachineArgs {
         guest: None,
@@ -217,8 +217,8 @@ pub(crate) fn load() -> Option<f64> {
     fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
-/// Time that processors have spent on this process and its children, in seconds: on a machine and
-/// the monitors of its nodes.
+/// Processor time of this process and its children, in seconds, which are a machine and the
+/// monitors of its nodes.
 fn processor_s() -> Option<f64> {
     let me = std::process::id();
     let ticks = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| {
@@ -241,7 +241,7 @@ fn parent_and_ticks(stat: &str) -> Option<(u32, u64)> {
 
 /// A machine of two Linux nodes. Dropping it ends them.
 pub(crate) struct Lab {
-    // In this order: guests end before what looks after their files.
+    // In this order, so that guests end before the values that own their files.
     _running: Box<dyn Running>,
     pub(crate) guests: Guests,
     _named: Named,
@@ -310,7 +310,7 @@ impl Guests {
         succeeded(node, script, self.run_words(node, &["sh", "-c", script])?)
     }
 
-    /// Brings a program to a node; returns where it is there.
+    /// Copies a program to a node; returns its path there.
     pub(crate) fn put(&self, node: usize, program: &Guest) -> anyhow::Result<String> {
         programs::put(&**self.node(node)?, program)
     }
@@ -348,7 +348,7 @@ impl Guests {
                 }
             };
             if result.is_err() && !serving.is_finished() {
-                // It would wait for its client until its time is over.
+                // Otherwise it would wait for its client until its time limit.
                 let name = server.split_whitespace().next().unwrap_or_default();
                 let _ = self.run(1, &format!("pkill {name}"));
             }
@@ -399,7 +399,7 @@ impl Guests {
     fn throughput(&self, quick: bool) -> anyhow::Result<Vec<Throughput>> {
         let bytes = if quick { 16 << 20 } else { 256 << 20 };
         let mut rows = Vec::new();
-        // The largest of a series is always in it.
+        // The largest size of a series is always included.
         for max in THROUGHPUT_SIZES {
             rows.extend(self.ours(&format!("stream max={max} bytes={bytes}"))?);
         }
@@ -523,7 +523,7 @@ impl Row {
 }
 
 impl Linux {
-    /// Puts our figures beside the others'.
+    /// Compares our figures with the others'.
     fn compare(&mut self) {
         let mut ratios = Vec::new();
         let first = |rows: &[Latency]| rows.first().map(|row| row.p50_us);

@@ -9,7 +9,7 @@ use tofu_supervisor::options::{MachineArgs, SandboxArgs, ShapeArgs};
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::runner::{Backend, Machines};
 
-/// How long a machine may take to run a guest program to its end.
+/// The longest time for a machine to run a guest program to its end.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What a machine's guests printed, and how long it ran.

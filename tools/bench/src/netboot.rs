@@ -1,5 +1,5 @@
-//! How long machines take whose nodes boot over the torus, beside the same ones whose monitor puts
-//! everything into their memory.
+//! Boot times of machines whose nodes boot over the torus, compared with the same machines whose
+//! monitor puts everything into memory.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use tofu_supervisor::units::{BootFrom, Driver, MemorySize, Timeout};
 use crate::linux::Lab;
 use crate::machine::{PATIENCE, run_machine, up};
 
-/// How long all nodes together may take: on a busy host each of a dozen emulated ones has a small
-/// part of a processor.
+/// The longest time for all nodes together: on a busy host each of a dozen emulated nodes gets a
+/// small part of a processor.
 const ALL_READY: Duration = Duration::from_secs(300);
 
 /// A machine that was started twice.
@@ -42,10 +42,10 @@ impl fmt::Display for Boot {
     }
 }
 
-/// So many nodes and a boot server in a row.
+/// `nodes` nodes and a boot server in a row.
 fn row(nodes: u32, guest: &str, from: BootFrom) -> anyhow::Result<MachineArgs> {
     let boot = BootArgs { boot: Some(from), ..BootArgs::default() };
-    // Without a boot server its node has nothing to do either.
+    // Without a boot server, its node also has nothing to do.
     Ok(MachineArgs { nodes: Some(nodes), boot, ..up(&format!("{}x1x1x1x1x1", nodes + 1), guest)? })
 }
 

@@ -1,5 +1,5 @@
-//! Messages of TNW between two devices of this process, beside Puts of Tofu and copies of the same
-//! size.
+//! Messages of TNW between two devices of this process, compared with Puts of Tofu and copies of
+//! the same size.
 
 use std::fmt;
 use std::hint::black_box;
@@ -14,7 +14,7 @@ use tofu_tnw::{Channel, Link, Status, Stream};
 
 use crate::figures::quantiles;
 
-/// By stores, and fetched by the device, in bytes.
+/// Sizes of messages by stores, and of messages that the device fetches, in bytes.
 const BY_STORES: [usize; 3] = [128, 1 << 10, 8 << 10];
 const FETCHED: [usize; 5] = [128, 8 << 10, 64 << 10, 1 << 20, 8 << 20];
 const LONGEST: usize = 8 << 20;
@@ -22,8 +22,8 @@ const LONGEST: usize = 8 << 20;
 const MEMORY: usize = 64 << 20;
 const SECOND: u64 = 1_000_000_000;
 
-/// A message of TNW, from before its credit to its notification, beside a Put from its post to its
-/// completion and a memory copy.
+/// A message of TNW, from before its credit to its notification, compared with a Put from its post
+/// to its completion and with a memory copy.
 #[derive(Debug, Serialize)]
 pub(crate) struct Message {
     /// `pput` or `nget`.
@@ -73,9 +73,9 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// All by turns, so that they meet the same host.
+    /// All in turn, so that they see the same load of the host.
     fn measure(&mut self, bytes: usize, stores: bool, time: Duration) -> anyhow::Result<Message> {
-        // As many at a time as make the clock's own cost small.
+        // Enough at a time to make the cost of reading the clock small.
         let batch = (4000 / (200 + bytes / 20)).max(1);
         // The longest message of TNW is a byte longer than that of Tofu.
         let put = self.pair.put((bytes as u32).min(MAX_MESSAGE));
@@ -132,7 +132,7 @@ pub(crate) fn measure(
         source: vec![1; LONGEST],
         sink: vec![2; LONGEST],
     };
-    // Touched before it is measured, as the Puts' buffers are.
+    // Touched before the measurement, as the Puts' buffers are.
     bench.from.write(0, &bench.source);
     bench.to.write(0, &bench.source);
     say(&Message::header())?;

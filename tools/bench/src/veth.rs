@@ -1,6 +1,6 @@
-//! What IP over Tofu between two bare guests is compared with: the same TCP/IP stack, smoltcp, in
-//! two threads of this process, with packet sockets on a pair of the kernel's virtual Ethernets
-//! (veth). It measures what the guests `ping` and `tcpbench` do.
+//! The baseline for IP over Tofu between two bare guests: the same TCP/IP stack, smoltcp, in two
+//! threads of this process, with packet sockets on a pair of the kernel's virtual Ethernets (veth).
+//! It measures the same as the guests `ping` and `tcpbench`.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -21,17 +21,17 @@ use smoltcp::wire::{EthernetAddress, Icmpv4Packet, Icmpv4Repr, IpAddress, IpCidr
 use crate::figures::quantiles;
 
 const PORT: u16 = 5201;
-/// Bytes of a TCP socket's buffers, and at a time, as the guests have them.
+/// Bytes of a TCP socket's buffers, and bytes that are written at a time, as in the guests.
 const TCP_BUFFER: usize = 64 << 10;
 const CHUNK: usize = 16 << 10;
 /// What `ping` sends by default, in bytes.
 const PING_BYTES: usize = 56;
-/// The longest that nothing may come.
+/// The longest time in which nothing may arrive.
 const QUIET: Duration = Duration::from_secs(10);
-/// Frames come soon, or a step of the other side's was missed.
+/// Frames come soon, unless a step of the other side was missed.
 const NAP: smoltcp::time::Duration = smoltcp::time::Duration::from_millis(50);
 
-/// A network namespace with interfaces of its own, so that nothing of the host's is touched.
+/// A network namespace with interfaces of its own, so that nothing of the host is changed.
 /// Dropping it ends it.
 pub(crate) struct Namespace {
     child: Child,
@@ -44,7 +44,7 @@ impl Namespace {
     ///
     /// If the host lacks the programs, or forbids it.
     pub(crate) fn new(commands: &str) -> anyhow::Result<Self> {
-        // It stays for as long as a process is in it: `cat` is, until its input is closed.
+        // It exists as long as a process is in it: `cat`, until its input is closed.
         let script = format!("set -e\n{commands}\necho ready\nexec cat >/dev/null\n");
         let mut child = Command::new("unshare")
             .args(["--net", "sh", "-c", &script])
@@ -200,7 +200,7 @@ impl Stack {
         Ok(())
     }
 
-    /// Closes the connection, and waits until the other side has done so, too.
+    /// Closes the connection, and waits until the other side has closed it, too.
     fn finish(&mut self, handle: SocketHandle) -> anyhow::Result<()> {
         self.sockets.get_mut::<tcp::Socket<'_>>(handle).close();
         self.run(|this| {
@@ -283,7 +283,7 @@ impl Client {
         stack.run(|stack| stack.sockets.get::<tcp::Socket<'_>>(socket).may_send().then_some(()))?;
         let start = Instant::now();
         stack.send(socket, self.bytes)?;
-        // The other side's first byte says that it has them all.
+        // The other side's first byte tells that it has received everything.
         stack.run(|stack| stack.sockets.get::<tcp::Socket<'_>>(socket).can_recv().then_some(()))?;
         let out = start.elapsed();
         stack.receive(socket, self.bytes)?;

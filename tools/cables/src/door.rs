@@ -1,10 +1,10 @@
 //! How parts meet: at the start of a machine, and when one comes back.
 //!
-//! A part that starts connects to those with lower numbers, which wait for it. Whoever runs already
-//! has given up to open connections, so a part that comes back connects to those with higher
-//! numbers, too; one that has not met all others yet turns it away then, and connects by itself.
-//! Any number of connections may be about to greet each other, so that nobody waits for one that
-//! says nothing.
+//! A part that starts connects to those with lower numbers, which wait for it. Parts that already
+//! run have given up the right to open connections, so a part that comes back connects to those
+//! with higher numbers, too. A part that has not met all others yet then turns it away, and
+//! connects by itself. Many connections may be in the middle of their greeting at once, so that no
+//! part waits for a silent one.
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
@@ -32,21 +32,21 @@ use crate::pulse::Pulse;
 
 /// How long a new connection may take until its ends have greeted each other.
 const GREETING: Duration = Duration::from_secs(10);
-/// How long to wait before a part is looked for again.
+/// Pause before another attempt to connect to a part.
 const RETRY: Duration = Duration::from_millis(100);
-/// The same if someone is there who is turned away, or turns this one away.
+/// The same if the other end was turned away, or turned this one away.
 const RETRY_TURNED: Duration = Duration::from_secs(1);
-/// The same of a part with a higher number, which is expected to come by itself.
+/// The same for a part with a higher number, which is expected to connect by itself.
 const RETRY_HIGHER: Duration = Duration::from_secs(2);
-/// For so long a part that is said to be taken is claimed again: who held it may just have ended.
+/// For this long a part that is reported as taken is claimed again: its holder may just have ended.
 const CLAIM: Duration = Duration::from_secs(5);
-/// Connections that greet each other at a time, at most. Who comes when there are so many takes the
-/// place of the one that has taken longest.
+/// The most connections that may be greeting at a time. A further one takes the place of the one
+/// that has taken longest.
 const MOST_GREETING: usize = 64;
-/// Different reasons why others were turned away that are told, at most.
+/// The most different reasons for turning others away that are reported.
 const MOST_TOLD: usize = 100;
 
-/// After so long without an acknowledgement a part is taken for cut off, unless the user says
+/// After this time without an acknowledgement a part is considered cut off, unless the user says
 /// otherwise *(ours)*.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -62,9 +62,9 @@ pub struct Joining {
 
 /// Why a connection is not used.
 enum Turned {
-    /// It is nobody's, or comes to nothing.
+    /// It is not from a part, or failed.
     Away(anyhow::Error),
-    /// It is a part's that does not fit to this one.
+    /// It is from a part that does not match this one.
     Unfit(String),
     /// This part is held by another process, says the other end.
     Taken(String),
@@ -76,7 +76,7 @@ fn away(error: impl Into<anyhow::Error>) -> Turned {
     Turned::Away(error.into())
 }
 
-/// What to do with a part that comes.
+/// What to do with a part that connects.
 pub(crate) enum Verdict {
     Take,
     /// Another process has it: a line that names it.
@@ -91,7 +91,7 @@ struct Greet {
     /// It was said who this part is.
     begun: bool,
     since: Instant,
-    /// The part that was looked for, or where it came from.
+    /// The part that this one connected to, or the address that it came from.
     with: Result<PartId, SocketAddr>,
     said: Option<Hello>,
     frames: VecDeque<Frame>,
@@ -106,8 +106,8 @@ impl Greet {
         Self { link, begun, since: Instant::now(), with, said: None, frames: VecDeque::new() }
     }
 
-    /// Takes what has come. `judge` says what to do with the part that it says it is, if it came
-    /// by itself (`true`) or was looked for. Returns whether both have met.
+    /// Handles received data. `judge` decides what to do with the part that the other end claims to
+    /// be; it is told whether that connected by itself (`true`). Returns whether both have met.
     fn go_on(
         &mut self,
         own: &Hello,
@@ -147,7 +147,7 @@ impl Greet {
         }
     }
 
-    /// Says what this part thinks of the other one.
+    /// Sends this part's verdict on the other one.
     fn judge(
         &self,
         own: &Hello,
@@ -188,7 +188,7 @@ impl Greet {
 
 fn say(link: &Link, greeting: &Greeting) {
     if let Ok(body) = serde_json::to_vec(greeting) {
-        // Whether it is gone is seen when it says nothing.
+        // If it is gone, that is noticed by its silence.
         link.send(Kind::Said, &body);
     }
 }
@@ -201,7 +201,7 @@ struct Hall {
 }
 
 impl Hall {
-    /// Waits for something to happen at the door or here, for so long at most.
+    /// Waits for something to happen at the door or here, for `patience` at most.
     fn wait(&self, listener: &TcpListener, patience: Duration) {
         let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
         fds.extend(self.greets.iter().map(|greet| match greet.begun {
@@ -219,7 +219,7 @@ impl Hall {
             let (socket, from) = match joining.listener.accept() {
                 Ok(came) => came,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // No descriptors are left, say. It would be said again at once.
+                // For example, no descriptors are left. The error would come again at once.
                 Err(_) => return thread::sleep(RETRY),
             };
             if self.greets.len() >= MOST_GREETING {
@@ -234,12 +234,13 @@ impl Hall {
         }
     }
 
-    /// Whether somebody is about to greet this part, who was looked for.
+    /// Whether a connection that this process opened to this part is in its greeting.
     fn looks_for(&self, part: PartId) -> bool {
         self.greets.iter().any(|greet| greet.with == Ok(part))
     }
 
-    /// Takes what has come from all. Those that have met, and those that were turned away.
+    /// Handles received data of all connections. Returns those that have met, and those that were
+    /// turned away.
     fn go_on(
         &mut self,
         Joining { own, credentials, .. }: &Joining,
@@ -267,7 +268,7 @@ impl Hall {
         turned
     }
 
-    /// Tells something once. Who comes again and again is not told of again and again.
+    /// Reports each line once, so that an end that connects repeatedly is not reported repeatedly.
     fn tell(&mut self, line: String) {
         if self.told.len() < MOST_TOLD && self.told.insert(line.clone()) {
             log::warn!("{line}");
@@ -278,12 +279,12 @@ impl Hall {
 /// A part that is looked for.
 struct Wanted {
     next: Instant,
-    /// Since when it says that this one is taken.
+    /// Since when it reports that this part is taken.
     taken: Option<Instant>,
 }
 
 impl Joining {
-    /// Reads what the folder has for a part, and takes its address.
+    /// Reads a part's files from the folder, and binds its address.
     ///
     /// # Errors
     ///
@@ -316,7 +317,7 @@ impl Joining {
         Ok(Self { own, credentials, listener, server, client, timeout: TIMEOUT })
     }
 
-    /// Takes parts for cut off after so long.
+    /// Considers parts cut off after this time.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -328,12 +329,12 @@ impl Joining {
         self.address_of(PartId(self.own.part))
     }
 
-    /// Where a part listens that there is.
+    /// The address at which an existing part listens.
     pub(crate) fn address_of(&self, part: PartId) -> &str {
         &self.credentials.addresses[part.index()]
     }
 
-    /// Looks for all other parts, and waits for them: see [`Joining::meet`].
+    /// Connects to all other parts, and waits for them: see [`Joining::meet`].
     pub(crate) fn meet_all(
         &self,
         waits: &mut dyn FnMut(PartId, &str),
@@ -364,7 +365,7 @@ impl Joining {
                 let next = &mut wanted[part.index()].next;
                 if *next <= Instant::now() && !hall.looks_for(part) {
                     *next = Instant::now() + if part < own { RETRY } else { RETRY_HIGHER };
-                    // Who cannot be reached now may be so later.
+                    // A part that cannot be reached now may be reachable later.
                     hall.greets.extend(self.look_for(part)?);
                 }
             }
@@ -373,7 +374,7 @@ impl Joining {
                 waits(first, self.address_of(first));
             }
             if beat <= Instant::now() {
-                // Those that run already expect that.
+                // Parts that already run expect that.
                 beat = Instant::now() + Pulse::beat(self.timeout);
                 for peer in peers.iter().flatten() {
                     peer.link.send(Kind::Alive, &[]);
@@ -385,7 +386,7 @@ impl Joining {
             let judge = |other: &Hello, came: bool| {
                 match peers.get(usize::from(other.part)).and_then(Option::as_ref) {
                     Some(peer) if !peer.link.has_ended() => taken(other, peer),
-                    // Of two that look for each other, the one with the higher number connects.
+                    // Of two that connect to each other, the one with the higher number connects.
                     _ if came && other.part < own.0 => Verdict::Later,
                     _ => Verdict::Take,
                 }
@@ -408,7 +409,7 @@ impl Joining {
         Ok(peers)
     }
 
-    /// What becomes of those that were turned away before all have met.
+    /// Handles connections that were turned away before all have met.
     fn turn(
         &self,
         with: Result<PartId, SocketAddr>,
@@ -437,10 +438,10 @@ impl Joining {
             }
             Turned::Taken(_) => wanted.next = Instant::now() + RETRY,
             Turned::Later => wanted.next = Instant::now() + RETRY_HIGHER,
-            // It may be about to end, or not there yet, or not a part at all.
+            // It may be about to end, not started yet, or not a part at all.
             Turned::Away(why) => {
                 let at = &self.credentials.addresses[part.index()];
-                // Nobody listens so far, or the host is not reached.
+                // Nothing listens so far, or the host is not reachable.
                 let quiet = [
                     io::ErrorKind::ConnectionRefused,
                     io::ErrorKind::HostUnreachable,
@@ -457,7 +458,7 @@ impl Joining {
         Ok(())
     }
 
-    /// Begins to connect to a part; `None` if that cannot be.
+    /// Begins to connect to a part; `None` if that is impossible.
     fn look_for(&self, part: PartId) -> anyhow::Result<Option<Greet>> {
         let Some(at) = self.credentials.sockets(part)?.first().copied() else { return Ok(None) };
         let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -472,8 +473,8 @@ impl Joining {
         Ok(Some(Greet::new(link, Ok(part), &self.own)))
     }
 
-    /// Lets parts in that come when the machine runs, until `stop` says so. `judge` says whether a
-    /// part may come, and `met` is given it, and gives it back if it is not taken.
+    /// Lets in parts that connect while the machine runs, until `stop` says so. `judge` decides
+    /// whether a part may join. `met` gets it, and returns it if it is not accepted.
     pub(crate) fn keep_door(
         &self,
         stop: &dyn Fn() -> bool,
@@ -498,7 +499,7 @@ impl Joining {
     }
 }
 
-/// A part is held by a process that lives.
+/// The verdict for a part that is held by a live process.
 pub(crate) fn taken(other: &Hello, holder: &Peer) -> Verdict {
     let (part, machine, pid) = (other.part, shown(&other.machine), holder.said.pid);
     let at = &holder.at;

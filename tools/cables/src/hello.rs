@@ -1,13 +1,14 @@
-//! What parts tell each other before and besides packets.
+//! Messages between parts before and beside packets.
 
 use serde::{Deserialize, Serialize};
 
-/// Version of what goes over cables. Parts whose versions differ do not join.
+/// Version of the protocol on cables. Parts whose versions differ do not join.
 const PROTOCOL: u32 = 3;
-/// Characters that are shown of what another part says.
+/// Most characters of another part's text that are shown.
 const MOST_SHOWN: usize = 200;
 
-/// What a part says first. Other versions may say more, or less: they are to be refused by name.
+/// A part's first message. Other versions may send more or less, and must be refused with their
+/// version named.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// Version of what goes over cables.
@@ -16,8 +17,8 @@ pub struct Hello {
     pub tofu: String,
     /// Name of the machine.
     pub machine: String,
-    /// What has to be the same for all parts, and is not known here: names and values, in an order
-    /// that is the same, too.
+    /// Settings that must be the same for all parts, and have no meaning here: names and values, in
+    /// the same order.
     #[serde(default)]
     pub same: Vec<(String, String)>,
     /// Number of the part.
@@ -42,7 +43,7 @@ impl Hello {
         }
     }
 
-    /// Why another part does not fit to this one, if it does not: one line that names both.
+    /// The reason for which another part does not match this one, if any: one line that names both.
     pub(crate) fn refuses(&self, other: &Self) -> Option<String> {
         let parts = format!("{}/{}", self.part, self.parts);
         let others = format!("{}/{}", other.part, other.parts);
@@ -60,7 +61,7 @@ impl Hello {
         Some(format!("part {parts} has {what} {own}, part {others} has {what} {its}"))
     }
 
-    /// The first of what has to be the same that is not.
+    /// The first setting that must be the same and is not.
     fn differs<'a>(&'a self, other: &'a Self) -> Option<(&'a str, &'a str, &'a str)> {
         let value = |of: &'a Self, what: &str| {
             of.same.iter().find(|(name, _)| name == what).map_or("", |(_, value)| value)
@@ -70,13 +71,13 @@ impl Hello {
         if let Some(what) = names.clone().find(differ) {
             return Some((what, value(self, what), value(other, what)));
         }
-        // Both have the same version, so that it does not come to this but with a dishonest part.
+        // Both have the same version, so this happens only with a dishonest part.
         let same = self.same == other.same;
         (!same).then_some(("properties", "that are known", "that are not"))
     }
 }
 
-/// What another part says, as users may see it: one line without control characters.
+/// Another part's text as users may see it: one line without control characters.
 pub(crate) fn shown(text: &str) -> String {
     let clean = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c });
     let mut clean: String = clean.take(MOST_SHOWN + 1).collect();
@@ -90,12 +91,12 @@ pub(crate) fn shown(text: &str) -> String {
     }
 }
 
-/// What a part says of its guests, or of the machine.
+/// A part's report of its guests, or of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PartStatus {
-    /// Its devices are there. Each part says so first.
+    /// Its devices exist. Each part reports this first.
     Here,
-    /// All of them have ended; so many have failed.
+    /// All of its guests have ended; this many have failed.
     Ended {
         /// Guests that have failed.
         failed: u32,
@@ -104,15 +105,15 @@ pub enum PartStatus {
     Down,
 }
 
-/// What goes before the packets: one of these from each end.
+/// The exchange before the packets: one of these from each end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Greeting {
     Hello(Hello),
     /// That part does not fit: why.
     Refused(String),
-    /// That part is held by another process, which lives: a line that names it.
+    /// That part is held by another live process: a line that names it.
     Taken(String),
-    /// That part is to wait: this one connects to it.
+    /// That part must wait: this one connects to it.
     Later,
     /// It does.
     Welcome,

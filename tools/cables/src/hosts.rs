@@ -1,4 +1,4 @@
-//! Who may be which part, and where it is: a folder with addresses and certificates.
+//! Which process may be which part, and where: a folder with addresses and certificates.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::Write;
@@ -30,7 +30,7 @@ struct Addresses {
     parts: Vec<String>,
 }
 
-/// The name that the certificate of a part is for. It is no name of a host.
+/// The name that the certificate of a part is for. It is not a host name.
 fn name_of(part: PartId) -> String {
     format!("part-{part}.tofu.invalid")
 }
@@ -51,7 +51,7 @@ fn folder(dir: &Path, part: PartId) -> PathBuf {
 ///
 /// # Errors
 ///
-/// If the folder is there already, cannot be made, or an address is none.
+/// If the folder already exists or cannot be made, or an address is invalid.
 pub fn init(dir: &Path, addresses: &[String]) -> anyhow::Result<()> {
     ensure!(!addresses.is_empty(), "a machine has at least one part; give HOST:PORT for each");
     ensure!(
@@ -120,7 +120,7 @@ pub(crate) struct Credentials {
 }
 
 impl Credentials {
-    /// Reads those of a part.
+    /// Reads the files of a part.
     ///
     /// # Errors
     ///

@@ -3,9 +3,10 @@
 //! Each part listens at an address of its own and has one TLS connection with each other part.
 //! Both ends have a certificate that says which part they are, signed by an authority that was made
 //! for the machine ([`hosts::init`]). [`Joining`] waits for all parts, before the process gives up
-//! to open connections; a [`Mesh`] then is the transport of its machine.
+//! the right to open connections; then a [`Mesh`] is the transport of its machine.
 //!
-//! Why TLS over TCP, and no larger engine, is in the manual: docs/src/dev/cables.md.
+//! The manual explains the choice of TLS over TCP, and of no larger library:
+//! docs/src/dev/cables.md.
 
 #![deny(unsafe_code)]
 

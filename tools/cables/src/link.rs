@@ -1,8 +1,9 @@
 //! The connection with one other part.
 //!
-//! Any thread may send. What the socket does not take at once stays encrypted in the connection,
-//! and the thread that receives from it, which waits for both, sends it on. Nobody waits while he
-//! sends, so that two parts that have much for each other never wait for each other.
+//! Any thread may send. Bytes that the socket does not take at once stay encrypted in the
+//! connection. The thread that receives from it waits for both directions, and sends them on. No
+//! thread blocks while sending, so two parts with much data for each other never wait for each
+//! other.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -18,15 +19,15 @@ use tofu_sync::lock;
 
 use crate::pulse::Acks;
 
-/// No more requests are taken while so many bytes wait for the socket.
+/// No more requests are accepted while this many bytes wait for the socket.
 const ENOUGH: u64 = 4 << 20;
-/// With so many, requests of the other end are not served before it has taken answers.
+/// With this many, requests of the other end are not served before it has taken answers.
 const MUCH: u64 = 16 << 20;
-/// With so many, nothing is passed on for other parts.
+/// With this many, nothing is passed on for other parts.
 const MOST_PASSED_ON: u64 = 128 << 20;
-/// With so many a part takes nothing any more, and is taken for dead.
+/// With this many, a part takes nothing any more, and is considered dead.
 const MOST: u64 = 256 << 20;
-/// Bytes of a record of TLS 1.3 at most, and those that it needs besides (RFC 8446, 5.1 and 5.2).
+/// Bytes of a record of TLS 1.3 at most, and its overhead in bytes (RFC 8446, 5.1 and 5.2).
 const RECORD: (usize, usize) = (16 << 10, 22);
 /// Bytes that are read at once.
 const READ: usize = 256 << 10;
@@ -36,7 +37,7 @@ const HEADER: usize = 5;
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Greetings, and what parts tell each other of their guests: JSON.
+    /// Greetings, and parts' reports of their guests: JSON.
     Said = 0,
     /// A message of the machine.
     Message = 1,
@@ -44,7 +45,7 @@ pub(crate) enum Kind {
     Alive = 2,
     /// Of a stream.
     Stream = 3,
-    /// The other end is to send no requests any more, or may again: a byte, 1 or 0.
+    /// The other end must stop sending requests, or may send them again: a byte, 1 or 0.
     Hold = 4,
 }
 
@@ -74,20 +75,20 @@ pub(crate) struct Link {
     tls: Mutex<Tls>,
     /// Bytes that wait for the socket; not 0 while there are any.
     waiting: AtomicU64,
-    /// There was no room for requests, and nobody was told yet that there is again.
+    /// There was no room for requests, and it has not been reported yet that there is room again.
     crowded: AtomicBool,
-    /// The socket has taken something since this was looked at.
+    /// The socket has taken something since this was last checked.
     taken: AtomicBool,
     closed: AtomicBool,
 }
 
 struct Tls {
     connection: Connection,
-    /// What was received and is no whole frame yet.
+    /// Received bytes that are not a complete frame yet.
     received: Vec<u8>,
 }
 
-/// Writes by write(2), which every thread of a machine may, unlike sendto(2).
+/// Writes by write(2), which every thread of a machine may call, unlike sendto(2).
 struct Socket<'a>(&'a TcpStream);
 
 impl Write for Socket<'_> {
@@ -129,13 +130,12 @@ impl Link {
         })
     }
 
-    /// Looks at the connection: its certificates, say.
+    /// Lets the caller inspect the connection, for example its certificates.
     pub(crate) fn with<R>(&self, look: impl FnOnce(&Connection) -> R) -> R {
         look(&lock(&self.tls).connection)
     }
 
-    /// What is to be waited for before there is anything to receive, or something that waits can be
-    /// sent.
+    /// The events to wait for until there is something to receive, or waiting bytes can be sent.
     pub(crate) fn interest(&self) -> PollFd<'_> {
         self.interest_and(PollFlags::empty())
     }
@@ -149,18 +149,18 @@ impl Link {
         PollFd::new(&self.socket, events)
     }
 
-    /// Whether the other end has closed the connection, whatever it sent before.
+    /// Whether the other end has closed the connection, even if data that it sent before is unread.
     pub(crate) fn has_ended(&self) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         let ready = poll(&mut fds, Some(&Timespec::default()));
         self.closed.load(SeqCst) || ready.is_ok_and(|_| !fds[0].revents().is_empty())
     }
 
-    /// Whether a connection has come about that was begun.
+    /// Whether a connection that was begun is established.
     ///
     /// # Errors
     ///
-    /// Why none has.
+    /// The reason for which it failed.
     pub(crate) fn is_connected(&self) -> io::Result<bool> {
         let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
         poll(&mut fds, Some(&Timespec::default()))?;
@@ -170,7 +170,7 @@ impl Link {
         self.socket.take_error()?.map_or(Ok(true), Err)
     }
 
-    /// What the other kernel has acknowledged.
+    /// The state of the other kernel's acknowledgements.
     pub(crate) fn acks(&self) -> io::Result<Acks> {
         Acks::of(&self.socket)
     }
@@ -183,7 +183,7 @@ impl Link {
         let mut tls = lock(&self.tls);
         let header = frame(kind, body);
         let length = HEADER + body.len();
-        // As one, so that a short frame is one record.
+        // In one write, so that a short frame is one record.
         let parts = [IoSlice::new(&header), IoSlice::new(body)];
         let written = tls.connection.writer().write_vectored(&parts);
         let bytes = length + length.div_ceil(RECORD.0) * RECORD.1;
@@ -230,46 +230,46 @@ impl Link {
         self.waiting.load(SeqCst) < ENOUGH
     }
 
-    /// Whether requests of the other end are served.
+    /// Whether requests of the other end are served now.
     pub(crate) fn is_served(&self) -> bool {
         self.waiting.load(SeqCst) < MUCH
     }
 
-    /// Whether anything is passed on for others.
+    /// Whether anything is passed on for others now.
     pub(crate) fn passes_on(&self) -> bool {
         self.waiting.load(SeqCst) < MOST_PASSED_ON
     }
 
-    /// Whether something waits, and the other end has taken nothing since this was asked last.
+    /// Whether something waits, and the other end has taken nothing since the last call.
     pub(crate) fn stands_still(&self) -> bool {
         !self.taken.swap(false, SeqCst) && self.waiting.load(SeqCst) > 0
     }
 
-    /// Takes the other end for dead from now on.
+    /// Treats the other end as dead from now on.
     pub(crate) fn close(&self) {
         self.closed.store(true, SeqCst);
         self.wake();
     }
 
-    /// Ends the connection, which the other end sees at once.
+    /// Ends the connection, which the other end notices at once.
     pub(crate) fn leave(&self) {
         self.close();
-        // It fails if the other end was first.
+        // It fails if the other end has closed first.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
     fn wake(&self) {
-        // It fails if it is as awake as can be.
+        // It fails only if the counter is full, and then the thread is awake.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Waits for frames, for so long at most if that is said, and sends meanwhile what waits.
-    /// Returns them, and whether there is room for requests that was not there before. If it is
-    /// told not to listen, it takes none, and waits until something was sent.
+    /// Waits for frames, up to the time limit if there is one, and meanwhile sends waiting bytes.
+    /// Returns the frames, and whether there is new room for requests. If it is told not to listen,
+    /// it takes no frames, and waits until something was sent.
     ///
     /// # Errors
     ///
-    /// If the other end is gone, or sends what none sends.
+    /// If the other end is gone, or sends something invalid.
     pub(crate) fn receive(
         &self,
         patience: Option<Duration>,
@@ -317,7 +317,8 @@ impl Link {
             let Tls { connection, received } = &mut *tls;
             connection.read_tls(&mut rest)?;
             let state = connection.process_new_packets().map_err(|error| {
-                // The other end may be told why. If not, it sees that this one is gone.
+                // Tries to tell the other end why. If that fails, the other end notices that this
+                // one is gone.
                 let _ = connection.write_tls(&mut Socket(&self.socket));
                 broken(error)
             })?;
@@ -330,7 +331,7 @@ impl Link {
     }
 }
 
-/// Takes whole frames off the start of what was received.
+/// Takes complete frames off the start of the received bytes.
 fn cut(received: &mut Vec<u8>, frames: &mut Vec<(Kind, Vec<u8>)>) -> io::Result<()> {
     let mut at = 0;
     while let Some(&[a, b, c, d, kind]) = received[at..].first_chunk::<HEADER>() {

@@ -19,8 +19,8 @@ use crate::peer::{Frame, Met, Peer};
 use crate::pulse::{Dead, HOLD, Pulse, SILENCE, Signs};
 use crate::streams::Visit;
 
-/// Bytes of frames of a part that wait here until it has taken answers, at most, about. Then it is
-/// not listened to.
+/// About the most bytes of a part's frames that wait here until it has taken answers. With more,
+/// nothing is read from it.
 const MOST_DEFERRED: usize = 64 << 20;
 
 /// What happens to other parts.
@@ -28,16 +28,18 @@ const MOST_DEFERRED: usize = 64 << 20;
 pub enum News {
     /// A part has gone, and why.
     Went(PartId, String),
-    /// A part has said how it is. One that has gone says [`PartStatus::Here`] when it comes back.
+    /// A part has reported its status. One that was gone sends [`PartStatus::Here`] when it comes
+    /// back.
     Status(PartId, PartStatus),
 }
 
 /// The connections with all other parts.
 pub struct Mesh {
-    /// By part; that of this one stays empty.
+    /// By part; the place of this part stays empty.
     places: Box<[Place]>,
     joining: Joining,
-    /// That all guests here have ended, if they have: those who come later are told, too.
+    /// The report that all guests here have ended, if they have; parts that come later are told,
+    /// too.
     told: Mutex<Option<PartStatus>>,
     left: AtomicBool,
 }
@@ -56,7 +58,7 @@ impl Place {
     }
 }
 
-/// What is done with what comes from other parts.
+/// Handles the messages of other parts.
 pub trait Receive: Send + Sync {
     /// A message of the machine.
     fn message(&self, from: PartId, message: &[u8]);
@@ -67,12 +69,12 @@ pub trait Receive: Send + Sync {
     /// Something has happened to a part.
     fn news(&self, news: News);
 
-    /// A part has opened a stream. Whoever serves it does so on a thread of his own; one that is
+    /// A part has opened a stream. It must be served on a thread of its own; a stream that is
     /// dropped is closed.
     fn visit(&self, _from: PartId, _visit: Visit) {}
 }
 
-/// Another part, for those who ask about the machine.
+/// Another part, for reports about the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerInfo {
     /// Which.
@@ -86,13 +88,13 @@ pub struct PeerInfo {
 }
 
 impl Joining {
-    /// Meets all other parts, however long that takes. `waits` is told of the first that is missing
-    /// whenever that is another one, with its address.
+    /// Meets all other parts, however long that takes. `waits` is called with the first missing
+    /// part and its address whenever that changes.
     ///
     /// # Errors
     ///
-    /// If one of them does not fit to this one, or another process has this part. Whoever is none
-    /// of them is turned away.
+    /// If one of them does not match this one, or another process has this part. Connections that
+    /// are not from parts are turned away.
     pub fn meet(self, waits: &mut dyn FnMut(PartId, &str)) -> anyhow::Result<Mesh> {
         Ok(Mesh::new(self.meet_all(waits)?, self))
     }
@@ -108,8 +110,8 @@ impl Mesh {
         Self { places, joining, told: Mutex::default(), left: AtomicBool::new(false) }
     }
 
-    /// Says that this part is there, and starts the threads that take what others send; each calls
-    /// `first` before anything else, to give up rights, say.
+    /// Announces this part, and starts the threads that receive from others; each calls `first`
+    /// before anything else, for example to give up rights.
     ///
     /// # Errors
     ///
@@ -138,7 +140,7 @@ impl Mesh {
         spawn("cables-door".to_owned(), Box::new(move || mesh.keep_door()))
     }
 
-    /// Tells all other parts how this one is, and those that come later.
+    /// Tells this part's status to all other parts, and to those that come later.
     pub fn tell(&self, status: PartStatus) {
         if let PartStatus::Ended { .. } = status {
             *lock(&self.told) = Some(status);
@@ -152,8 +154,8 @@ impl Mesh {
         }
     }
 
-    /// Opens a stream to a part, which gets it as a [`Visit`], and returns this end. It is served
-    /// by threads that the caller's thread starts.
+    /// Opens a stream to a part, which gets it as a [`Visit`], and returns this end. Threads that
+    /// the caller's thread starts serve it.
     ///
     /// # Errors
     ///
@@ -183,12 +185,12 @@ impl Mesh {
         self.joining.address()
     }
 
-    /// Leaves the machine: all other parts see this one go.
+    /// Leaves the machine, which all other parts notice.
     pub fn leave(&self) {
         self.left.store(true, SeqCst);
         self.present().for_each(|(_, peer)| peer.link.leave());
         for place in &self.places {
-            // Nobody misses that who looks for it right now.
+            // Under the lock, so that a thread that is just waiting for it does not miss that.
             let _holder = lock(&place.holder);
             place.came.notify_all();
         }
@@ -204,7 +206,7 @@ impl Mesh {
         (0..).map(PartId).zip(&self.places).filter_map(|(part, place)| Some((part, place.peer()?)))
     }
 
-    /// Takes what a part sends, and whoever has that part after it.
+    /// Receives from a part, and from processes that have that part later.
     fn receive(&self, part: PartId, to: &dyn Receive) {
         let Some(place) = self.places.get(part.index()) else { return };
         let mut holder = lock(&place.holder);
@@ -223,7 +225,7 @@ impl Mesh {
         }
     }
 
-    /// Gives signs of life, and takes those for dead who give none.
+    /// Sends signs of life, and considers parts dead that send none.
     fn look_after(&self) {
         let timeout = self.joining.timeout;
         let mut pulses: Vec<_> = self.places.iter().map(|_| (None, Pulse::default())).collect();
@@ -309,7 +311,7 @@ fn say(peer: &Peer, status: PartStatus) {
     }
 }
 
-/// What came from a part and is not dealt with yet.
+/// Frames from a part that are not handled yet.
 #[derive(Default)]
 struct Deferred {
     frames: VecDeque<Frame>,
@@ -329,7 +331,7 @@ impl Deferred {
     }
 }
 
-/// What a process has said that has a part.
+/// The messages of a process that has a part.
 #[derive(Default)]
 struct Heard {
     here: bool,
@@ -337,12 +339,12 @@ struct Heard {
 }
 
 impl Heard {
-    /// Takes what goes in the order in which it was sent.
+    /// Handles frames that are taken in the order in which they were sent.
     fn take(&mut self, part: PartId, (kind, body): &Frame, to: &dyn Receive) {
         match kind {
             Kind::Message => to.message(part, body),
             Kind::Said => match serde_json::from_slice(body) {
-                // What it says again is of no interest, however often it does.
+                // Repeated messages are ignored, however many there are.
                 Ok(PartStatus::Here) if self.here => {}
                 Ok(status) => {
                     self.here |= status == PartStatus::Here;
@@ -360,11 +362,11 @@ impl Heard {
 }
 
 impl Mesh {
-    /// Takes what a process sends that has a part, until it is gone.
+    /// Receives from the process that has a part, until it is gone.
     ///
-    /// While the answers to what it asks for pile up, what it sends waits, too: a short request may
-    /// have a long answer. It is still read, since two parts that wait for each other to read would
-    /// do so for ever, and it is asked to send no requests meanwhile.
+    /// While the answers to its requests pile up, its frames wait, too, because a short request may
+    /// have a long answer. They are still read, since two parts that wait for each other to read
+    /// would do so for ever, and the process is asked to send no requests meanwhile.
     fn serve(&self, part: PartId, peer: &Peer, to: &dyn Receive) {
         let mut frames = std::mem::take(&mut *lock(&peer.early));
         let (mut heard, mut deferred) = (Heard::default(), Deferred::default());
@@ -411,7 +413,7 @@ impl Mesh {
             heard.take(part, &frame, to);
         }
         peer.streams.end();
-        // Nobody takes its part before that is known.
+        // Before another process can take its part.
         to.news(News::Went(part, went(&why, peer.dead.get())));
         peer.gone.store(true, SeqCst);
         peer.link.leave();
@@ -419,7 +421,7 @@ impl Mesh {
         to.room();
     }
 
-    /// Parts that were held back for the sake of this one may send again.
+    /// Parts that were held back because of this one may send again.
     fn let_go(&self, because: PartId) {
         for (_, peer) in self.present() {
             let mut held = lock(&peer.held);
@@ -456,7 +458,7 @@ impl Transport for Mesh {
         *held = Some(to);
         asks.link.send(Kind::Hold, &[1]);
         drop(held);
-        // Whoever made room in between has not seen that it is held.
+        // A thread that made room in between has not seen that the part is held.
         if !crowded() {
             self.let_go(to);
         }

@@ -28,14 +28,14 @@ pub(crate) struct Peer {
     pub(crate) at: String,
     /// What came with its greeting.
     pub(crate) early: Mutex<Vec<Frame>>,
-    /// Something came from it since this was looked at.
+    /// Something came from it since this was last checked.
     pub(crate) heard: AtomicBool,
     /// It has asked this part to send no requests.
     pub(crate) holds: AtomicBool,
-    /// It was asked to send no requests, for the sake of that part.
+    /// It was asked to send no requests, because of that part.
     pub(crate) held: Mutex<Option<PartId>>,
     pub(crate) gone: AtomicBool,
-    /// Why it was taken for dead, if it was.
+    /// Why it was considered dead, if it was.
     pub(crate) dead: OnceLock<Dead>,
 }
 

@@ -1,10 +1,11 @@
-//! Whether another part is still there.
+//! Finds out whether another part is still alive.
 //!
-//! A process that ends is seen at once, as its kernel closes its connections. What is left are
-//! hosts that are cut off or have lost their power, and processes that stand still. They are told
-//! apart by whether the other kernel acknowledges what it is sent: it does so whatever else its
-//! processors have to do, so that a host under load is not taken for one that is cut off. Nor is
-//! one whose own process has stood still for a while: what counts is time in which it ran.
+//! A process that ends is noticed at once, because its kernel closes its connections. That leaves
+//! hosts that are cut off or have lost their power, and processes that are stopped. They are
+//! distinguished by whether the other kernel acknowledges data: it does so however busy its
+//! processors are, so a host under load is not taken for one that is cut off. If this process was
+//! stopped for a while, the others are not considered dead either: only time in which it ran
+//! counts.
 
 use std::io;
 use std::mem::size_of;
@@ -12,16 +13,16 @@ use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-/// A part whose kernel acknowledges what it is sent, but that says nothing for so long, is taken
-/// for dead *(ours)*: its process stands still, not its host.
+/// A part whose kernel acknowledges data, but that is silent for this long, is considered dead
+/// *(ours)*: its process is stopped, not its host.
 pub(crate) const SILENCE: Duration = Duration::from_secs(30);
 
-/// A part that has others send no requests for so long without a break, because of what it cannot
-/// get rid of, is taken for dead *(ours)*. It is long enough for it to find out first that another
-/// part takes nothing.
+/// A part that stops others from sending requests for this long without a break, because of data
+/// that it cannot deliver, is considered dead *(ours)*. The time is long enough for it to find out
+/// first that another part takes nothing.
 pub(crate) const HOLD: Duration = Duration::from_secs(60);
 
-/// What the kernel knows of what it has sent over a connection.
+/// The kernel's knowledge of the data that it has sent over a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Acks {
     /// Something is not acknowledged.
@@ -34,7 +35,7 @@ impl Acks {
     /// Those of a connection.
     #[expect(unsafe_code, reason = "no safe interface reads TCP_INFO")]
     pub(crate) fn of(socket: &TcpStream) -> io::Result<Self> {
-        // SAFETY: all bytes zero is a value of the structure, which has but integers.
+        // SAFETY: all bytes zero is a value of the structure, which has only integers.
         let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
         let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
         // SAFETY: the descriptor is open, as `socket` is borrowed, and the kernel writes at most
@@ -52,7 +53,7 @@ impl Acks {
             return Err(io::Error::last_os_error());
         }
         let last = Duration::from_millis(info.tcpi_last_ack_recv.into());
-        // Where even the own host has no way left, nothing is sent but probes, and those fail.
+        // If even this host has no route left, only probes are sent, and those fail.
         let missing = info.tcpi_unacked > 0 || info.tcpi_probes > 0;
         Ok(Self { missing, last })
     }
@@ -67,27 +68,27 @@ pub(crate) enum Dead {
     Silent,
     /// Its process takes nothing.
     Full,
-    /// Its process lets nobody send requests.
+    /// Its process stops others from sending requests.
     Holds,
 }
 
-/// What was seen of another part at one look.
+/// The observations of another part at one check.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Signs {
     /// Something came from it.
     pub(crate) heard: bool,
     /// Something waits for it, and it has taken nothing.
     pub(crate) full: bool,
-    /// It has this part send no requests.
+    /// It has asked this part to send no requests.
     pub(crate) holds: bool,
     /// What its kernel says.
     pub(crate) acks: Acks,
 }
 
-/// What was seen of another part so far.
+/// The observations of another part so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pulse {
-    /// For how long something was not acknowledged, whenever this process looked.
+    /// How long something was unacknowledged, as of each check of this process.
     missing: Duration,
     /// Time in which this process ran and heard nothing.
     silent: Duration,
@@ -98,14 +99,14 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    /// How often to look, and to give a sign of life: a fifth of the time after which a part that
-    /// is cut off is taken for dead.
+    /// How often to check, and to send a sign of life: a fifth of the time after which a part that
+    /// is cut off is considered dead.
     pub(crate) fn beat(timeout: Duration) -> Duration {
         (timeout / 5).max(Duration::from_millis(1))
     }
 
-    /// Looks at a part again, `after` the last time. It is dead once nothing was acknowledged for
-    /// `timeout`, seen a beat before.
+    /// Checks a part again, `after` the last time. It is dead once nothing was acknowledged for
+    /// `timeout`, also as of a beat before.
     pub(crate) fn look(
         &mut self,
         after: Duration,
@@ -114,13 +115,14 @@ impl Pulse {
     ) -> Option<Dead> {
         let Signs { heard, full, holds, acks } = signs;
         let beat = Self::beat(timeout);
-        // Longer than that this process stood still, or its host did.
+        // For the time beyond that, this process or its host was stopped.
         let ran = after.min(2 * beat);
         let longer = |still: bool, time: Duration| if still { time + ran } else { Duration::ZERO };
         self.silent = longer(!heard, self.silent);
         self.full = longer(full, self.full);
         self.held = longer(holds, self.held);
-        // What was sent a moment ago is not late, however long there was nothing to acknowledge.
+        // Data that was sent a moment ago is not late, however long there was nothing to
+        // acknowledge.
         let late = acks.missing && acks.last > beat;
         self.missing = longer(late, self.missing);
         if acks.last + beat >= timeout && 2 * self.missing >= timeout {
@@ -182,7 +184,7 @@ mod tests {
         let beats =
             (1..).find(|_| pulse.look(beat, signs(false, acks(false, 5)), TIMEOUT).is_some());
         assert_eq!(beat * beats.unwrap(), SILENCE);
-        // A minute in which this process stood still counts as two beats.
+        // A minute in which this process was stopped counts as two beats.
         let mut pulse = Pulse::default();
         assert_eq!(pulse.look(60 * TIMEOUT, signs(false, acks(false, 5)), TIMEOUT), None);
         assert_eq!(pulse.silent, 2 * beat);
@@ -215,7 +217,7 @@ mod tests {
         let (mut far, _) = listener.accept().unwrap();
         near.write_all(b"beat").unwrap();
         far.read_exact(&mut [0; 4]).unwrap();
-        // It is read, so it was acknowledged, or will be in a moment.
+        // It was read, so it is acknowledged, or will be in a moment.
         while Acks::of(&near).unwrap().missing {
             std::thread::yield_now();
         }

@@ -1,7 +1,7 @@
-//! Streams of bytes between two parts, beside the packets: for those who ask a part about its
-//! nodes. Each has a window, so that a slow reader holds up nobody else on the connection.
+//! Streams of bytes between two parts, beside the packets, for requests to a part about its nodes.
+//! Each has a window, so that a slow reader holds up nothing else on the connection.
 //!
-//! Frames of streams have a number, a byte that says what they are, and what that needs. Numbers
+//! Frames of streams have a number, a byte with their kind, and the data of that kind. Numbers
 //! are those of the end that opens; the byte's highest bit says that the sender is that end.
 
 use std::collections::HashMap;
@@ -14,13 +14,13 @@ use std::thread;
 
 use tofu_sync::lock;
 
-/// Streams that two parts have with each other, at most, by each of both ends.
+/// The most streams that each of two parts may have open with the other.
 const MOST: usize = 1024;
-/// Bytes of a stream that may be under way in one direction.
+/// Bytes of a stream that may be in flight in one direction.
 const WINDOW: u32 = 256 << 10;
 /// Bytes of a frame, at most.
 const PIECE: usize = 32 << 10;
-/// What the sender is that has opened the stream.
+/// The sender has opened the stream.
 const OPENER: u8 = 0x80;
 
 /// What a frame says.
@@ -69,7 +69,7 @@ pub(crate) struct Streams {
     next: AtomicU32,
 }
 
-/// One that another part has opened, and nobody serves yet.
+/// A stream that another part has opened, and that is not served yet.
 pub struct Visit {
     streams: Arc<Streams>,
     key: Key,
@@ -84,7 +84,7 @@ struct Stream {
 }
 
 struct State {
-    /// What has come, and is to be written.
+    /// Received bytes that must be written.
     inbox: Vec<u8>,
     /// Nothing more comes.
     ended: bool,
@@ -92,7 +92,7 @@ struct State {
     credit: u32,
     /// It is over.
     closed: bool,
-    /// The other part has been told that no more comes.
+    /// The other part has been told that no more data comes.
     sent: bool,
     /// Nobody there reads what is sent.
     unheard: bool,
@@ -119,7 +119,7 @@ impl Stream {
         lock(&self.state).closed = true;
         self.changed.notify_all();
         if let Some(local) = self.local.get() {
-            // It fails if the other end was first.
+            // It fails if the other end has closed first.
             let _ = local.shutdown(Shutdown::Both);
         }
     }
@@ -132,7 +132,7 @@ impl Stream {
 }
 
 impl Streams {
-    /// Those with a part to which `send` leads.
+    /// The streams with a part to which `send` leads.
     pub(crate) fn new(send: Box<Send>) -> Arc<Self> {
         Arc::new(Self { send, table: Mutex::default(), next: AtomicU32::new(0) })
     }
@@ -145,7 +145,7 @@ impl Streams {
         (self.send)(&body)
     }
 
-    /// Opens one, and returns this process's end.
+    /// Opens a stream, and returns this process's end.
     pub(crate) fn open(self: &Arc<Self>) -> io::Result<UnixStream> {
         let (key, stream) = {
             let mut table = lock(&self.table);
@@ -257,7 +257,8 @@ impl Streams {
                 return;
             }
             if local.write_all(&bytes).is_err() {
-                // Nobody reads it any more. What they have written before is on its way still.
+                // Its output is not read any more. Data that was written before is still on its
+                // way.
                 let state = stream.wait_while(|state| !state.sent);
                 if !state.closed {
                     drop(state);
@@ -270,7 +271,7 @@ impl Streams {
     }
 
     /// Takes the body of a frame from the other part, and returns the stream if it is a new one.
-    /// What no honest part sends is dropped, with its stream if there is one.
+    /// A frame that no honest part sends is dropped, with its stream if there is one.
     pub(crate) fn take(self: &Arc<Self>, body: &[u8]) -> Option<Visit> {
         let (number, rest) = body.split_first_chunk::<4>()?;
         let (&code, what) = rest.split_first()?;
@@ -290,7 +291,7 @@ impl Streams {
                 state.credit = state.credit.saturating_add(more).min(WINDOW);
             }
             Word::End => state.ended = true,
-            // All that they had to say has come, and is still to be written.
+            // All data has arrived, but must still be written.
             Word::Close if state.ended => {
                 state.unheard = true;
                 if let Some(local) = stream.local.get() {
@@ -328,7 +329,7 @@ impl Streams {
         Some(Visit { streams: Arc::clone(self), key, stream })
     }
 
-    /// The other part is gone, and so are all streams.
+    /// Ends all streams, because the other part is gone.
     pub(crate) fn end(&self) {
         let all: Vec<_> = lock(&self.table).values().cloned().collect();
         all.iter().for_each(|stream| stream.close());
@@ -336,7 +337,7 @@ impl Streams {
 }
 
 impl Visit {
-    /// Serves it: returns this process's end.
+    /// Serves the stream: returns this process's end.
     ///
     /// # Errors
     ///
@@ -362,7 +363,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Sender, channel};
 
-    /// Two ends that send each other frames; the second echoes what comes.
+    /// Two ends that send each other frames; the second one echoes.
     fn echo() -> Arc<Streams> {
         let (here, bodies) = channel::<Vec<u8>>();
         let (there, answers) = channel::<Vec<u8>>();
@@ -433,13 +434,13 @@ mod tests {
         let open = |number: u32| [&number.to_le_bytes()[..], &[OPENER]].concat();
         let visit = streams.take(&open(7)).unwrap();
         assert!(streams.take(&open(7)).is_none());
-        // More than the window, before anybody has taken any.
+        // More than the window, before any of it was taken.
         let data = [&7u32.to_le_bytes()[..], &[OPENER | 1], &vec![0; WINDOW as usize]].concat();
         assert!(streams.take(&data).is_none() && !lock(&visit.stream.state).closed);
         assert!(streams.take(&data).is_none() && lock(&visit.stream.state).closed);
         drop(visit);
         assert!(lock(&streams.table).is_empty());
-        // No more at once than there may be; those that nobody serves make room.
+        // No more at once than the limit; streams that are not served make room.
         let visits: Vec<_> = (0..2000).filter_map(|n| streams.take(&open(n))).collect();
         assert_eq!(visits.len(), MOST);
         drop(visits);

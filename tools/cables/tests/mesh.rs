@@ -24,7 +24,7 @@ use relay::{Relay, Rough};
 /// Far longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// A folder for so many parts, at ports that are free.
+/// A folder for `parts` parts, at free ports.
 fn folder(parts: usize) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("demo");
@@ -57,7 +57,7 @@ fn all(dir: &Path, parts: u16) -> Vec<Arc<Mesh>> {
     joining.into_iter().map(|part| Arc::new(part.join().unwrap().unwrap())).collect()
 }
 
-/// Joins once the address is free, which it is when the threads of who had it have ended.
+/// Joins once the address is free, which it is when the threads of its previous owner have ended.
 fn join_again(dir: &Path, own: Hello) -> Joining {
     loop {
         if let Ok(joining) = Joining::new(dir, own.clone()) {
@@ -104,7 +104,7 @@ impl Inbox {
         assert!(!timeout.timed_out());
     }
 
-    /// What happens next to other parts, but that they say that they are there at the start.
+    /// The next news of other parts, without their initial announcements.
     fn next_news(&self) -> News {
         let news = self.news.lock().unwrap();
         let none = |news: &mut Vec<_>| news.is_empty();
@@ -113,7 +113,7 @@ impl Inbox {
         news.remove(0)
     }
 
-    /// Waits until so many others have said that they are there.
+    /// Waits until `count` others have announced themselves.
     fn wait_for_all(&self, count: usize) {
         for _ in 0..count {
             let news = self.next_news();
@@ -195,7 +195,8 @@ fn any_part_may_come_back_and_hears_how_the_others_are() {
     let mut meshes = all(&dir, PARTS);
     let mut inboxes: Vec<_> = meshes.iter().map(Inbox::of).collect();
     inboxes.iter().for_each(|inbox| inbox.wait_for_all(2));
-    // In this order the first part is once the one that comes back, and once one that is found.
+    // In this order the first part is once the one that comes back, and once one that others
+    // connect to.
     for part in [1, 0, 2] {
         let (own, others) = (PartId(part), [0, 1, 2].into_iter().filter(|other| *other != part));
         meshes[own.index()].leave();
@@ -235,7 +236,7 @@ fn a_part_is_held_by_one_process() {
     assert!(error.starts_with("part 0 of machine demo is taken: another process"), "{error}");
     drop(_holder);
 
-    // Somebody has a part's files elsewhere, and comes when all have met.
+    // Another process has a part's files elsewhere, and connects when all have met.
     let meshes = all(&dir, 2);
     let inboxes: Vec<_> = meshes.iter().map(Inbox::of).collect();
     inboxes.iter().for_each(|inbox| inbox.wait_for_all(1));
@@ -295,7 +296,7 @@ fn parts_that_do_not_fit_refuse_each_other_in_one_line_each() {
 fn strangers_are_turned_away() {
     let (_folder, dir) = folder(2);
     let (_other, theirs) = folder(2);
-    // They know the addresses, and have certificates of their own.
+    // They have the addresses, and certificates of their own.
     fs::copy(dir.join("parts.toml"), theirs.join("parts.toml")).unwrap();
     let joining = Joining::new(&dir, hello(0, 2)).unwrap();
     let address = joining.address().to_owned();
@@ -314,7 +315,7 @@ fn a_part_cannot_say_that_it_is_another_one() {
     let (_folder, dir) = folder(3);
     let joining = Joining::new(&dir, hello(0, 3)).unwrap();
     let first = thread::spawn(move || joining.meet(&mut |_, _| ()));
-    // It has the certificate of part 1, and says that it is part 2.
+    // It has the certificate of part 1, and claims to be part 2.
     let (_other, liars) = folder(3);
     for file in ["parts.toml", "authority.pem"] {
         fs::copy(dir.join(file), liars.join(file)).unwrap();
@@ -342,7 +343,7 @@ fn those_who_say_nothing_hold_up_nobody() {
     let inboxes = [&first, &second].map(Inbox::of);
     inboxes.iter().for_each(|inbox| inbox.wait_for_all(1));
     drop(before);
-    // Nor when all have met, while one comes back.
+    // Nor does it after all have met, while one comes back.
     let _flood = silent(100);
     second.leave();
     assert!(matches!(inboxes[0].next_news(), News::Went(PartId(1), _)));
@@ -394,7 +395,7 @@ fn little_is_kept_for_a_part_that_takes_nothing_and_those_who_ask_are_held_back(
         inbox.wait_for_all(2);
     }
     assert!(meshes.iter().all(|mesh| mesh.has_room()));
-    // Part 1 passes on what part 0 has for part 2.
+    // Part 1 passes on messages from part 0 to part 2.
     let pass_on = |number: u32| {
         let mut message = number.to_le_bytes().to_vec();
         message.resize(PIECE, number as u8);
@@ -408,7 +409,7 @@ fn little_is_kept_for_a_part_that_takes_nothing_and_those_who_ask_are_held_back(
     while meshes[0].has_room() {
         thread::yield_now();
     }
-    // What it has for that part itself still goes, and it waits for nobody.
+    // Its own messages to that part still go out, and it does not wait.
     assert!(meshes[1].send(PartId(2), passed.to_le_bytes().to_vec()));
     assert!(meshes[1].send(PartId(0), vec![1]));
     first.wait_for_messages(1);
@@ -426,7 +427,7 @@ fn little_is_kept_for_a_part_that_takes_nothing_and_those_who_ask_are_held_back(
     assert!(first.news.lock().unwrap().is_empty() && second.news.lock().unwrap().is_empty());
 }
 
-/// Hands to a machine what comes from other parts.
+/// Delivers to a machine the messages that come from other parts.
 struct Inwards(Network);
 
 impl Receive for Inwards {
@@ -568,7 +569,7 @@ fn what_goes_through_a_part_to_a_slow_cable_arrives() {
     let data = pattern(LEN);
     nodes[0].buffer.write(0, &data);
     let last = nodes[3].target();
-    // More than any of the parts keeps before it has others wait, and then all of it back.
+    // More than any part keeps before it makes others wait, and then all of it back.
     let at = StagOffset::new(0, 0, 0);
     let first = &mut nodes[0];
     for order in [Order::put(last, at, at, LEN as u32), Order::get(last, at, at, LEN as u32)] {
@@ -598,7 +599,7 @@ fn what_goes_through_a_part_to_a_slow_cable_arrives() {
         thread::yield_now();
     }
 
-    // Both ends see that it breaks, and nobody else does.
+    // Both ends notice that it breaks, and no other part does.
     relay.cut();
     for (own, other) in [(2, 3), (3, 2)] {
         while !meshes[own].peers().iter().any(|peer| peer.part == PartId(other) && peer.gone) {

@@ -37,7 +37,7 @@ impl Relay {
         thread::spawn(move || {
             for near in listener.incoming() {
                 let near = near.unwrap();
-                // Nobody is there yet: whoever came sees the end of the connection.
+                // Nothing listens yet: the client sees the end of the connection.
                 let Ok(far) = TcpStream::connect(&to) else { continue };
                 for end in [&near, &far] {
                     end.set_nodelay(true).unwrap();
