@@ -14,9 +14,9 @@ use crate::name::{MachineName, NodeName};
 use crate::protocol::{MachineInfo, NodeInfo, Reply, Request, VERSION};
 use crate::rundir;
 
-/// How long a machine may take to answer what it knows at once.
+/// The longest time for a machine to answer questions whose answer it knows at once.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How long the agents of Linux nodes have to answer a ping.
+/// The longest time for the agents of Linux nodes to answer a ping.
 pub const PING: Duration = Duration::from_secs(2);
 
 /// A connection to a machine.
@@ -30,7 +30,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// If nobody answers, or one who speaks another version of the protocol.
+    /// If there is no answer, or the other end uses another version of the protocol.
     pub fn open(control: &Path, request: &Request) -> anyhow::Result<Self> {
         let out = UnixStream::connect(control).context("the machine does not answer")?;
         Self::over(out, request)
@@ -58,7 +58,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Asks, or tells, something more.
+    /// Sends a further request.
     ///
     /// # Errors
     ///
@@ -79,7 +79,7 @@ impl Connection {
         }
     }
 
-    /// The next answer, whatever it is, for which the machine has until then.
+    /// The next answer, whatever it is, which must arrive before `end`.
     ///
     /// # Errors
     ///
@@ -97,7 +97,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// If the machine has ended, or says what is no reply.
+    /// If the machine has ended, or sends something that is not a reply.
     pub fn reply(&mut self) -> anyhow::Result<Reply> {
         self.input.receive().map_err(told)?.context("the machine has ended")
     }
@@ -113,7 +113,7 @@ impl Connection {
     }
 }
 
-/// An error of a stream that is waited at, as it is reported to users.
+/// An error of a stream that is read from, as it is reported to users.
 fn told(error: LineError) -> anyhow::Error {
     match error {
         LineError::Io(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -128,7 +128,7 @@ pub fn info(control: &Path) -> anyhow::Result<MachineInfo> {
     look(control, false)
 }
 
-/// The same; nodes are asked whether they answer.
+/// The same; nodes are pinged.
 pub fn ping(control: &Path) -> anyhow::Result<MachineInfo> {
     look(control, true)
 }
@@ -140,17 +140,17 @@ fn look(control: &Path, ping: bool) -> anyhow::Result<MachineInfo> {
     }
 }
 
-/// A machine that runs, or those of its parts that do on this host. Any of them answers for all.
+/// A running machine, or those of its parts that run on this host. Any of them answers for all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Present {
     /// The name of the machine.
     pub name: MachineName,
-    /// The names of its processes here, which are those of parts if it is in parts, and their
-    /// sockets. There is one at least.
+    /// The names of its processes here, which are those of its parts if it is in parts, and their
+    /// sockets. There is at least one.
     pub sockets: Vec<(MachineName, PathBuf)>,
 }
 
-/// The machines that run, or have parts that do on this host, by name.
+/// The machines that run, or of which parts run, on this host, by name.
 ///
 /// # Errors
 ///
@@ -167,12 +167,12 @@ pub fn present() -> anyhow::Result<Vec<Present>> {
     Ok(found)
 }
 
-/// The machine of this name, or the only one there is. Machines of runs count only if there are no
+/// The machine of this name, or else the only one. Machines of runs count only if there are no
 /// others: a job in one terminal does not make `tofu exec 0` ambiguous in another.
 ///
 /// # Errors
 ///
-/// If there is none, or none is named of several.
+/// If there is none, or if there are several and none is named.
 pub fn find_present(name: Option<&MachineName>) -> anyhow::Result<Present> {
     let machines = present()?;
     let names = || {
@@ -185,7 +185,7 @@ pub fn find_present(name: Option<&MachineName>) -> anyhow::Result<Present> {
         (None, [only]) => return Ok(only.clone()),
         (None, _) if lasting.len() == 1 => return Ok(lasting[0].clone()),
         (None, _) => bail!("several machines are running, name one of them: {}", names()),
-        // A part is asked by its own name, too.
+        // A part may also be given by its own name.
         (Some(wanted), all) => (wanted, all.iter().find(|machine| machine.is_called(wanted))),
     };
     found
@@ -199,7 +199,7 @@ impl Present {
     }
 }
 
-/// The same, and the socket to ask it by: that of the part that is named, or of the first here.
+/// The same, and the socket for requests to it: that of the named part, or of the first part here.
 ///
 /// # Errors
 ///
@@ -219,8 +219,8 @@ pub struct Found {
     pub node: NodeInfo,
 }
 
-/// Finds what the user calls `text`: an index, coordinates or a name, with the machine in front
-/// if need be.
+/// Finds the node that the user calls `text`: an index, coordinates or a name, preceded by the
+/// machine if necessary.
 pub fn find_node(text: &str) -> anyhow::Result<Found> {
     let (machine, wanted) = parse_node(text)?;
     let (name, control) = find_machine(machine.as_ref())?;
@@ -234,7 +234,7 @@ pub fn find_node(text: &str) -> anyhow::Result<Found> {
     }
 }
 
-/// What the user calls a node, and the machine if it is in front.
+/// The user's name of a node, and the machine if that precedes it.
 pub fn parse_node(text: &str) -> anyhow::Result<(Option<MachineName>, NodeName)> {
     let (machine, node) = match text.split_once('/') {
         Some((machine, node)) => {
@@ -258,7 +258,7 @@ pub fn parse_node(text: &str) -> anyhow::Result<(Option<MachineName>, NodeName)>
 ///
 /// # Errors
 ///
-/// If it has none.
+/// If there is no such place.
 pub fn place(node: NodeName, text: &str, shape: &Shape) -> anyhow::Result<Coords> {
     node.at(shape).with_context(|| format!("node {text}: the machine {shape} has no such node"))
 }
@@ -287,7 +287,7 @@ pub fn locate(text: &str) -> anyhow::Result<(PathBuf, Shape, Coords)> {
     Ok((control, shape, at))
 }
 
-/// What a machine answers that it knows at once.
+/// A machine's answer to a question whose answer it knows at once.
 pub fn ask(control: &Path, request: &Request) -> anyhow::Result<Reply> {
     let mut connection = Connection::open(control, request)?;
     connection.out.set_read_timeout(Some(ANSWER))?;

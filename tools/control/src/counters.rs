@@ -1,4 +1,4 @@
-//! The counters of a node's device, by the names of the register map, but for two that are no
+//! The counters of a node's device, by the names of the register map, except for two that are not
 //! registers.
 
 use std::collections::BTreeMap;
@@ -10,9 +10,9 @@ use tofu_abi::tnw::{ChannelReg, LinkReg};
 /// Counters of the same kind of thing, by name.
 pub type Counters = BTreeMap<String, u64>;
 
-/// Counter of an interface that is no register: commands that their targets have refused.
+/// Counter of an interface that is not a register: commands that their targets have refused.
 pub const COMMANDS_REFUSED: &str = "COMMANDS_REFUSED";
-/// Counter of an interface that is no register: commands that found no target, or no answer.
+/// Counter of an interface that is not a register: commands that found no target, or got no answer.
 pub const COMMANDS_LOST: &str = "COMMANDS_LOST";
 
 /// Counters of a control queue.
@@ -33,7 +33,7 @@ pub struct LinkCounters {
     pub port: String,
     /// What the link has counted.
     pub counters: Counters,
-    /// What its channels have, in their order.
+    /// The counters of its channels, in their order.
     pub channels: Vec<Counters>,
 }
 
@@ -46,7 +46,7 @@ pub struct NodeCounters {
     pub ports: Vec<Counters>,
     /// Of the control queues that are enabled.
     pub queues: Vec<QueueCounters>,
-    /// Of IP over Tofu, if it is this process that speaks it there.
+    /// The counters of IP over Tofu, if this process runs it there.
     pub ip: Option<Counters>,
     /// Of a network processor of TNW.
     #[serde(default)]
@@ -54,7 +54,7 @@ pub struct NodeCounters {
     /// Of its links that lead somewhere.
     #[serde(default)]
     pub links: Vec<LinkCounters>,
-    /// Commands of its control queues that wait for answers now: no counter.
+    /// Commands of its control queues that wait for answers now; not a counter.
     #[serde(default)]
     pub under_way: u64,
 }

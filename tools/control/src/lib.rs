@@ -1,5 +1,5 @@
-//! The control protocol of a machine: what commands ask a machine that runs, by the socket in its
-//! run directory, and the client side of it.
+//! The control protocol of a machine: the requests of commands to a running machine, over the
+//! socket in its run directory, and the client side.
 //!
 //! The server side is in `tofu-supervisor`.
 

@@ -20,7 +20,7 @@ pub enum LineError {
     /// A line is too long; the rest of it is still to come.
     #[error("a line of more than {0} bytes")]
     TooLong(usize),
-    /// A line is no message; it was skipped.
+    /// A line is not a message; it was skipped.
     #[error("{0}")]
     Malformed(#[from] serde_json::Error),
 }
@@ -45,22 +45,22 @@ pub struct LineReader<R> {
 }
 
 impl<R: Read> LineReader<R> {
-    /// Reads `stream` from now on, whose lines have up to `most` bytes.
+    /// Reads `stream`, whose lines have up to `most` bytes.
     pub fn new(stream: R, most: usize) -> Self {
         Self { stream: BufReader::new(stream), most, line: Vec::new() }
     }
 
-    /// The stream, with what was read of it and is no message yet.
+    /// The stream, with the bytes that were read from it and are not a message yet.
     pub fn into_inner(self) -> BufReader<R> {
         self.stream
     }
 
-    /// Waits for the next message; `None` at the end of the stream. Part of a line at the end is
-    /// no error: its sender has died. Empty lines mean nothing.
+    /// Waits for the next message; `None` at the end of the stream. An incomplete line at the end
+    /// is no error: its sender has died. Empty lines are ignored.
     ///
     /// # Errors
     ///
-    /// After [`LineError::Malformed`] the next call goes on with the next line.
+    /// After [`LineError::Malformed`] the next call continues with the next line.
     pub fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>, LineError> {
         loop {
             self.line.clear();

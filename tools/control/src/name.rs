@@ -1,4 +1,4 @@
-//! How users call machines and their nodes.
+//! How users name machines and their nodes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,11 +9,11 @@ use tofu_fabric::{NodeId, Shape};
 
 use crate::protocol::NodeInfo;
 
-/// What names of machines begin with that are there for one run of `tofu run`; the number of its
+/// The beginning of the names of machines that exist for one run of `tofu run`; the number of its
 /// process follows.
 const OF_A_RUN: &str = "run-";
 
-/// What is between the name of a machine and the number of a part of it.
+/// Stands between the name of a machine and the number of one of its parts.
 const OF_A_PART: &str = "-part";
 
 /// Name of a machine: it is a file name, too.
@@ -32,12 +32,12 @@ impl MachineName {
     /// What a name may be.
     pub(crate) const ALLOWED: &str = "1 to 32 letters, digits, - and _, and begins with a letter";
 
-    /// What the machine is called that a run of `tofu run` in this process has for itself.
+    /// The name of the machine that a run of `tofu run` in this process has for itself.
     pub fn of_this_run() -> Self {
         Self(format!("{OF_A_RUN}{}", std::process::id()))
     }
 
-    /// Whether a machine of this name is there for one run, and so nobody's who does not name it.
+    /// Whether a machine of this name exists for one run, so that it is only used if it is named.
     pub fn is_of_a_run(&self) -> bool {
         self.0.starts_with(OF_A_RUN)
     }
@@ -54,7 +54,7 @@ impl MachineName {
     ///
     /// # Errors
     ///
-    /// What a name may be, if that is too long.
+    /// The rules for names, if that is too long.
     pub fn of_part(&self, part: u16) -> Result<Self, &'static str> {
         format!("{self}{OF_A_PART}{part}").parse()
     }
@@ -116,7 +116,7 @@ impl NodeName {
         at.map(Self::At)
     }
 
-    /// Where it is in a machine of this shape.
+    /// Its place in a machine of this shape.
     pub fn at(self, shape: &Shape) -> Option<Coords> {
         match self {
             Self::Index(index) => shape.coords(NodeId(index)),

@@ -38,7 +38,7 @@ impl RemoteProgram {
         out.write_all(&line).context("the machine has ended")
     }
 
-    /// Gives it everything that can be read.
+    /// Sends it everything that can be read from `input`.
     pub fn feed(&self, mut input: impl Read) {
         let mut buffer = vec![0; MAX_DATA];
         loop {
@@ -58,11 +58,11 @@ impl RemoteProgram {
                 Err(_) => break,
             }
         }
-        // If it cannot be told, it has ended.
+        // If this fails, it has ended.
         let _ = self.say(ToProgram::InputEnd);
     }
 
-    /// Lets [`RemoteProgram::feed`] end by finding out that the program has.
+    /// Makes [`RemoteProgram::feed`] end by noticing that the program has ended.
     pub fn give_up(&self) {
         self.credit.grant(u32::MAX);
     }
@@ -71,7 +71,7 @@ impl RemoteProgram {
     ///
     /// # Errors
     ///
-    /// If the node or machine is gone; or `output` fails, upon which the program is killed.
+    /// If the node or machine is gone; or if `output` fails, upon which the program is killed.
     pub fn follow(
         &self,
         mut output: impl FnMut(Output, &[u8]) -> io::Result<()>,
@@ -82,7 +82,7 @@ impl RemoteProgram {
             match connection.answer()? {
                 Reply::Program { what: FromProgram::Output(stream, bytes) } => {
                     output(stream, &bytes)?;
-                    // If it has ended, it has said so, which comes next.
+                    // If it has ended, it has reported that, which comes next.
                     let _ = self.say(ToProgram::Credit(stream, bytes.len() as u32));
                 }
                 Reply::Program { what: FromProgram::Credit(bytes) } => self.credit.grant(bytes),

@@ -1,7 +1,7 @@
-//! The messages of a machine's control socket, as plain types: lines of JSON, by [`crate::lines`].
+//! The messages of a machine's control socket, as plain types: lines of JSON, see [`crate::lines`].
 //!
-//! The manual has them for others: docs/src/reference/control.md. Its examples are a test of
-//! `tools/tofu`.
+//! The manual describes them for other programs: docs/src/reference/control.md. A test of
+//! `tools/tofu` checks its examples.
 
 use std::fmt;
 
@@ -13,27 +13,27 @@ use tofu_inspect::Value;
 
 use crate::counters::NodeCounters;
 
-/// Version of the protocol. It grows when what was right before is no longer understood, not when
-/// something is added.
+/// Version of the protocol. It is increased when earlier messages are no longer understood, not
+/// when something is added.
 pub const VERSION: u32 = 1;
 
-/// What a client asks.
+/// A client's requests.
 ///
 /// A `node` is its number in the machine, a `port` its name, such as `X+`.
 #[expect(missing_docs, reason = "fields are what their names say")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Answered by [`Reply::Machine`]. With `ping` it takes up to [`PING`](crate::PING) more, and
-    /// says which Linux nodes do not answer.
+    /// Answered by [`Reply::Machine`]. With `ping` it takes up to [`PING`](crate::PING) longer, and
+    /// reports which Linux nodes do not answer.
     Info {
         #[serde(default)]
         ping: bool,
     },
-    /// Runs a program on a Linux node. What it says comes as [`Reply::Program`], and the
-    /// connection ends with it.
+    /// Runs a program on a Linux node. Its messages arrive as [`Reply::Program`], and the
+    /// connection ends with the program.
     Exec(ExecRequest),
-    /// Something for that program. Not answered.
+    /// A message to that program. Not answered.
     To { what: ToProgram },
     /// Answered by [`Reply::Console`]; from then on the connection is the console's bytes.
     Console { node: u32 },
@@ -43,53 +43,53 @@ pub enum Request {
     Pause { node: u32 },
     /// Lets a node's processors go on.
     Resume { node: u32 },
-    /// Whether there is a gateway. Answered by [`Reply::Done`].
+    /// Asks whether there is a gateway. Answered by [`Reply::Done`].
     Gateway,
-    /// A TCP connection to a node by way of the gateway. Answered by [`Reply::Done`]; from then on
-    /// the connection is its bytes.
+    /// Opens a TCP connection to a node through the gateway. Answered by [`Reply::Done`]; from then
+    /// on the connection is its bytes.
     Forward { node: u32, port: u16 },
-    /// Datagrams to a node's port by way of the gateway, and what it answers. Answered by
+    /// Sends datagrams to a node's port through the gateway, and returns its answers. Answered by
     /// [`Reply::Done`]; from then on each has its length in front, in two bytes, big endian.
     Datagrams { node: u32, port: u16 },
-    /// Ends the machine. Answered when that has begun.
+    /// Ends the machine. Answered when the end has begun.
     Down,
     /// Answered by [`Reply::Packets`] and at the end [`Reply::Captured`], upon which the
-    /// connection ends. It ends early when the client sends no more.
+    /// connection ends. It ends early when the client closes its side.
     Capture(CaptureRequest),
-    /// What happens from now on: [`Reply::Done`], and [`Reply::Event`] until the machine ends.
+    /// Reports events from now on: [`Reply::Done`], and [`Reply::Event`] until the machine ends.
     Events,
     /// Takes the link at a port of a node up or down.
     SetLink { node: u32, port: String, up: bool },
     /// Answered by [`Reply::Links`].
     Links,
-    /// Has the routers of nodes fail, all at once, or work again. With `guests` theirs end, and
-    /// Linux nodes that are off are started again. Answered when that has begun.
+    /// Makes the routers of nodes fail, all at once, or work again. With `guests`, their guests
+    /// end, and Linux nodes that are off are started again. Answered when that has begun.
     SetNodes {
         nodes: Vec<u32>,
         up: bool,
         #[serde(default)]
         guests: bool,
     },
-    /// Has these errors on the modelled link at a port of a node, as text, or none.
+    /// Sets the errors of the modelled link at a port of a node, as text, or removes them.
     SetLinkErrors { node: u32, port: String, errors: Option<String> },
-    /// Has these faults from now on, as text, or none.
+    /// Sets the faults from now on, as text, or removes them.
     SetFaults { faults: Option<String> },
     /// Answered by [`Reply::Faults`].
     Faults,
-    /// What the device of a node has counted. Answered by [`Reply::Counters`].
+    /// The counters of a node's device. Answered by [`Reply::Counters`].
     Counters { node: u32 },
     /// The registers of a node's device. Answered by [`Reply::Registers`].
     Registers { node: u32 },
     /// A job asks for its turn to take nodes: first [`Reply::Queued`] if others are before it,
-    /// whenever its place changes, then [`Reply::Turn`]. The connection is the job's: when it ends
-    /// the job has ended, and its nodes are free.
+    /// whenever its place changes, then [`Reply::Turn`]. The connection belongs to the job: when it
+    /// ends, the job has ended, and its nodes are free.
     Job {
         command: String,
         #[serde(default)]
         pid: Option<u32>,
     },
-    /// Takes nodes for the connection's job, in its turn, or in place of those that it has: fewer
-    /// of these at any time, others while no job waits. With `alone` no other job may have them.
+    /// Takes nodes for the connection's job, in its turn, or instead of its present ones: fewer of
+    /// these at any time, others while no job waits. With `alone`, no other job may have them.
     Take {
         nodes: Vec<u32>,
         #[serde(default)]
@@ -104,17 +104,17 @@ pub enum Request {
     Inspect(InspectRequest),
     /// A walk through the tables of a control queue to memory. Answered by [`Reply::Inspection`].
     Translate(TranslateRequest),
-    /// What becomes of commands: [`Reply::Traced`], the first one empty when the trace has begun,
-    /// and at the end [`Reply::TraceEnded`], upon which the connection ends. It ends early when the
-    /// client sends no more.
+    /// Traces commands: [`Reply::Traced`], the first one empty when the trace has begun, and at the
+    /// end [`Reply::TraceEnded`], upon which the connection ends. It ends early when the client
+    /// closes its side.
     Trace(TraceRequest),
 }
 
-/// What to trace. Of each list, all if it is empty.
+/// What to trace. An empty list stands for everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TraceRequest {
-    /// Numbers of the nodes whose commands are meant.
+    /// Numbers of the nodes whose commands are traced.
     pub nodes: Vec<u32>,
     /// Control queues, as `TNI/CQ`, or interfaces, as `TNI`.
     pub queues: Vec<String>,
@@ -137,8 +137,8 @@ pub struct TracedCommand {
     pub cq: u8,
     /// Place of the descriptor in the transmit order queue.
     pub slot: u32,
-    /// Place in the table of commands under way, and what tells it from others in that place; none
-    /// for a command that ended at once.
+    /// Place in the table of outstanding commands, and a number that distinguishes it from others
+    /// in that place; none for a command that ended at once.
     pub tag: Option<(u16, u32)>,
     /// Its name, such as `Put`, or its code.
     pub command: String,
@@ -146,9 +146,9 @@ pub struct TracedCommand {
     pub to: Option<TracedTarget>,
     /// Bytes of the message.
     pub length: u32,
-    /// TLPs of its request or, of a Get, of its answer.
+    /// TLPs of its request or, for a Get, of its answer.
     pub tlps: u32,
-    /// Ports through which its way leads, as far as the machine has one.
+    /// Ports on its way, if the machine has one.
     pub hops: Vec<String>,
     /// When the guest wrote to the doorbell, if the device saw that.
     pub doorbell_ns: Option<u64>,
@@ -156,7 +156,7 @@ pub struct TracedCommand {
     pub begin_ns: u64,
     /// When its TCQ entry and notice were written, or held back by a timer.
     pub end_ns: u64,
-    /// What was done for it at its target, in order; 64 parts at most.
+    /// The work for it at its target, in order; 64 parts at most.
     pub parts: Vec<TracedPart>,
     /// Answers before the last one.
     pub answers: u32,
@@ -166,7 +166,7 @@ pub struct TracedCommand {
     pub result: String,
     /// What its TCQ entry tells.
     pub sent: u8,
-    /// Why it has failed, in words. At most 20 a second of each node are explained.
+    /// Why it has failed, in words. At most 20 commands a second of each node are explained.
     pub why: Option<String>,
 }
 
@@ -179,22 +179,22 @@ pub struct TracedTarget {
     pub at: [u8; 6],
     /// Interface.
     pub tni: u8,
-    /// Control queue, steering tag and offset; none of packets.
+    /// Control queue, steering tag and offset; none for packets.
     pub address: Option<(u8, u32, u64)>,
 }
 
-/// What was done at a target for a part of a command.
+/// The work at a target for a part of a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedPart {
     /// Number of the node.
     pub node: u32,
     /// The thread that did it, by a number of the trace's own.
     pub thread: u32,
-    /// When it was begun; of parts below 1 KiB the same as the end.
+    /// When it was begun; for parts below 1 KiB the same as the end.
     pub begin_ns: u64,
     /// When it was done.
     pub end_ns: u64,
-    /// Where in the message it begins, in bytes.
+    /// Its position in the message, in bytes.
     pub position: u32,
     /// Bytes that were read or written.
     pub done: u32,
@@ -224,7 +224,7 @@ pub struct TraceSummary {
     pub commands: u64,
     /// Those of them that have failed.
     pub failed: u64,
-    /// Commands that had begun and not ended.
+    /// Commands that had begun and had not ended.
     pub open: u64,
     /// Steps that were overwritten before they could be read.
     pub lost: u64,
@@ -244,13 +244,13 @@ pub struct InspectRequest {
     /// Levels below it to show.
     #[serde(default = "InspectRequest::depth")]
     pub depth: u32,
-    /// Values to show at most; no more than [`InspectRequest::MOST`] are.
+    /// The most values to show, up to [`InspectRequest::MOST`].
     #[serde(default = "InspectRequest::limit")]
     pub limit: u32,
 }
 
 impl InspectRequest {
-    /// Values that are shown at most, whatever is asked for.
+    /// The most values that are shown, whatever is asked for.
     pub const MOST: u32 = 1 << 18;
 
     /// Levels that are shown unless the client says otherwise: all.
@@ -278,7 +278,7 @@ pub struct TranslateRequest {
     pub stag: u32,
     /// Where in it, in bytes.
     pub offset: u64,
-    /// How many bytes: up to those of a message.
+    /// How many bytes, up to the length of a message.
     #[serde(default = "TranslateRequest::length")]
     pub length: u32,
     /// As for a write.
@@ -323,11 +323,11 @@ pub enum Reply {
     Counters { counters: Option<NodeCounters> },
     /// None where no device is.
     Registers { registers: Option<Vec<RegisterValue>> },
-    /// None where no device is. Not complete if the limit left something out.
+    /// `tree` is none where there is no device. Not complete if the limit left something out.
     Inspection { tree: Option<Value>, complete: bool },
-    /// What follows are a console's bytes, of which so many are from before.
+    /// A console's bytes follow, the first `replay` of which are from before.
     Console { replay: u64 },
-    /// More of a capture's file; the first one when the capture has begun.
+    /// More of a capture's file; the first such message comes when the capture has begun.
     Packets {
         #[serde(with = "wire::bytes")]
         pcapng: Vec<u8>,
@@ -340,13 +340,13 @@ pub enum Reply {
     TraceEnded(TraceSummary),
     /// Something has happened.
     Event(EventInfo),
-    /// A job waits for its turn, after so many others.
+    /// A job waits for its turn, after `before` others.
     Queued { job: u32, before: u32 },
     /// It is the job's turn.
     Turn { job: u32 },
     /// What was asked for has been done.
     Done,
-    /// What was asked for cannot be done: why, in one line.
+    /// The request failed; the reason, in one line.
     Error { why: String },
 }
 
@@ -362,10 +362,10 @@ pub struct MachineInfo {
     /// Whether its nodes with Z = 0 are I/O nodes.
     #[serde(default)]
     pub io_nodes: bool,
-    /// The name of its generation, or `tnw`, when its devices are there.
+    /// The name of its generation, or `tnw`, once its devices exist.
     #[serde(default)]
     pub generation: Option<String>,
-    /// What the processors of its Linux nodes are, if all are of one kind: `x86-64` or `arm64`.
+    /// The kind of its Linux nodes' processors, if all have the same: `x86-64` or `arm64`.
     #[serde(default)]
     pub arch: Option<String>,
     /// The ends of links that are down.
@@ -387,7 +387,7 @@ pub struct MachineInfo {
 pub struct PartInfo {
     /// Its number.
     pub part: u16,
-    /// Where it listens, as `tofu hosts init` was told.
+    /// The address at which it listens, as given to `tofu hosts init`.
     pub address: String,
     /// The process that has it, or had it.
     pub pid: u32,
@@ -421,23 +421,23 @@ impl fmt::Display for PartState {
 }
 
 impl MachineInfo {
-    /// Its generation of Tofu, if it has said so.
+    /// Its generation of Tofu, if it has reported that.
     pub fn generation(&self) -> Option<Generation> {
         Generation::from_name(self.generation.as_deref()?)
     }
 
-    /// Its shape, which knows the axes that wrap round.
+    /// Its shape, which includes the axes that wrap around.
     ///
     /// # Errors
     ///
-    /// If the machine has said something else.
+    /// If the machine has sent something else.
     pub fn shape(&self) -> anyhow::Result<Shape> {
         let shape: Shape = self.shape.parse()?;
         Ok(shape.with_torus(self.torus).with_io_nodes(self.io_nodes))
     }
 }
 
-/// What stands behind a node's device.
+/// What uses a node's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeKind {
@@ -445,9 +445,9 @@ pub enum NodeKind {
     Linux,
     /// A virtual machine with a small guest.
     Bare,
-    /// Whoever attaches to the device's socket.
+    /// The client that attaches to the device's socket.
     Served,
-    /// This machine's own process, by which the host reaches the nodes.
+    /// This machine's own process, through which the host reaches the nodes.
     Gateway,
 }
 
@@ -469,7 +469,7 @@ pub struct NodeInfo {
     pub index: u32,
     /// Its coordinates.
     pub at: [u8; 6],
-    /// The part that it is in, of a machine in parts.
+    /// The part that it belongs to, if the machine is in parts.
     #[serde(default)]
     pub part: Option<u16>,
     /// As `t-0-0-0-0-0-0`.
@@ -482,7 +482,7 @@ pub struct NodeInfo {
     pub state: String,
     /// `qemu`, `tofu`, or `none`.
     pub vmm: String,
-    /// What the processors of a Linux node are: `x86-64` or `arm64`.
+    /// The kind of a Linux node's processors: `x86-64` or `arm64`.
     #[serde(default)]
     pub arch: Option<String>,
     /// Its router has failed: all of its links are down.
@@ -504,7 +504,7 @@ impl NodeInfo {
 /// A job as `tofu ps` shows it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobInfo {
-    /// Its number: the machine has no other job of this number, now or later.
+    /// Its number, which the machine gives to no other job.
     pub job: u32,
     /// What it runs.
     pub command: String,
@@ -516,7 +516,7 @@ pub struct JobInfo {
     pub shape: Option<String>,
     /// No other job may have its nodes.
     pub alone: bool,
-    /// Numbers of its nodes, in its own order.
+    /// Numbers of its nodes, in the job's order.
     pub nodes: Vec<u32>,
     /// Since it has been in its state.
     pub seconds: f64,
@@ -528,7 +528,7 @@ impl JobInfo {
         self.nodes.contains(&node)
     }
 
-    /// The numbers of those that have a node, such as `1 4`, or `-`.
+    /// The numbers of the jobs that have a node, such as `1 4`, or `-`.
     pub fn numbers(jobs: &[Self], node: u32) -> String {
         let jobs = jobs.iter().filter(|job| job.has(node));
         let jobs: Vec<_> = jobs.map(|job| job.job.to_string()).collect();
@@ -571,9 +571,9 @@ pub struct FaultReport {
     pub duplicated: u64,
     /// Packets that others have overtaken.
     pub reordered: u64,
-    /// Packets whose check sequence shows that they were damaged.
+    /// Packets that were damaged, which their check sequence shows.
     pub corrupted: u64,
-    /// Packets that were damaged, with a check sequence that fits.
+    /// Packets that were damaged, with a matching check sequence.
     pub undetected: u64,
 }
 
@@ -592,7 +592,7 @@ impl LinkEnd {
         Some(Self { node: shape.node_id(link.from)?.0, port: link.port.to_string() })
     }
 
-    /// The port of the node, if there are such ones.
+    /// The port of the node, if both exist.
     pub fn find(&self, shape: &Shape) -> Option<(tofu_abi::Coords, Port)> {
         let port = Port::from_name(&self.port)?;
         Some((shape.coords(NodeId(self.node))?, port))
@@ -602,9 +602,9 @@ impl LinkEnd {
 /// A register of a node's device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegisterValue {
-    /// Where it is, in bytes from the start of BAR 0.
+    /// Its offset in BAR 0, in bytes.
     pub offset: u64,
-    /// What it belongs to: `tofu`, `tni 0`, `tni 0 cq 3`, `port X+` and so on.
+    /// The unit that it belongs to: `tofu`, `tni 0`, `tni 0 cq 3`, `port X+` and so on.
     pub of: String,
     /// Its name in the register map.
     pub name: String,
@@ -621,10 +621,10 @@ pub struct RegisterValue {
 pub struct CaptureRequest {
     /// Number of the node.
     pub node: u32,
-    /// Where, as `--on` of `tofu capture` has it; everywhere if empty.
+    /// Where, in the notation of `--on` of `tofu capture`; everywhere if empty.
     #[serde(default)]
     pub on: Vec<String>,
-    /// Which kinds, as `--kind` has it; all if empty.
+    /// Which kinds, in the notation of `--kind`; all if empty.
     #[serde(default)]
     pub kind: Vec<String>,
     /// Bytes of each packet to keep.
@@ -658,13 +658,13 @@ pub struct CaptureLimits {
 pub struct CaptureSummary {
     /// Packets in the file.
     pub packets: u64,
-    /// Packets that the filter let through, but for which there was no place.
+    /// Packets that passed the filter, but for which there was no room.
     pub dropped: u64,
     /// How long it took.
     pub seconds: f64,
 }
 
-/// Something that has happened to a machine.
+/// An event of a machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EventInfo {
     /// After the machine's start.
@@ -683,7 +683,7 @@ pub struct EventInfo {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum EventKind {
-    /// The node's guest runs; a Linux node can run programs.
+    /// The node's guest runs; for a Linux node, it can run programs.
     Booted,
     /// A step of a node that boots over the torus.
     Netboot { stage: String, file: Option<String>, percent: Option<u8>, why: Option<String> },
@@ -706,11 +706,11 @@ pub enum EventKind {
     Link { port: String, up: bool },
     /// The node's router has failed, or works again.
     Router { up: bool },
-    /// Nothing got through a modelled link, and the node at one of its ends has taken it down.
+    /// Nothing got through a modelled link, so the node at one of its ends has taken it down.
     LinkFailed { port: String },
-    /// These are the errors of a link now, seen from one of its ends.
+    /// The errors of a link have changed to these, seen from one of its ends.
     LinkErrors { port: String, errors: Option<String> },
-    /// These are the faults of all links now.
+    /// The faults of all links have changed to these.
     Faults { faults: Option<String> },
     /// A job waits for nodes, has taken these, or has ended.
     Job { job: u32, state: JobState, command: String, nodes: Vec<u32> },

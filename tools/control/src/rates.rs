@@ -1,4 +1,4 @@
-//! What the nodes of a machine do in a second, out of two looks at what they have counted.
+//! The rates of a machine's nodes per second, from two readings of their counters.
 
 use std::path::Path;
 use std::time::Instant;
@@ -56,7 +56,7 @@ pub struct Rates {
 }
 
 impl Look {
-    /// Looks at the machine of this control socket.
+    /// Reads the counters of the machine at this control socket.
     ///
     /// # Errors
     ///
@@ -77,13 +77,13 @@ impl Look {
 }
 
 impl Node {
-    /// The same with what was added since another look at it; with nothing if there was none.
+    /// The same with the increase since an earlier reading; with nothing if there was none.
     pub fn since(&self, before: Option<&Self>) -> Self {
         let old = before.map_or(&self.counters, |before| &before.counters);
         Self { counters: self.counters.since(old), ..self.clone() }
     }
 
-    /// What it does in a second, if its counters are those of so many seconds.
+    /// Its rates per second, if its counters are those of `seconds` seconds.
     pub fn rates(&self, seconds: f64) -> Rates {
         let counters = &self.counters;
         let of_queues = |reg: CqReg| -> u64 {
@@ -122,7 +122,7 @@ impl Node {
         }
     }
 
-    /// The ports over which anything left it, with the bytes in a second.
+    /// The ports over which data left it, with the bytes per second.
     pub fn ports(&self, seconds: f64) -> Vec<(String, f64)> {
         let of = |counters: &Counters, name| counters.get(name).copied().unwrap_or(0);
         let ports = Port::ALL.iter().zip(&self.counters.ports);

@@ -1,8 +1,8 @@
 //! Run directories: where machines have their sockets, one for each machine.
 //!
 //! `$XDG_RUNTIME_DIR/tofu/NAME`, or `/tmp/tofu-UID/NAME` where that variable is not set. In it
-//! the file `lock` is locked as long as the machine's process lives; a directory whose lock is
-//! free is left over from a process that was killed, and is removed by whoever sees it.
+//! the file `lock` is locked as long as the machine's process lives; a directory whose lock is free
+//! was left by a killed process, and is removed by the first process that sees it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -104,7 +104,7 @@ impl RunDir {
         self.path.join(CONTROL)
     }
 
-    /// Its lock file, opened once more and not locked: what [`remove_own`] knows it by.
+    /// Its lock file, opened a second time and not locked, by which [`remove_own`] recognises it.
     ///
     /// # Errors
     ///
@@ -116,7 +116,7 @@ impl RunDir {
 
 impl Drop for RunDir {
     fn drop(&mut self) {
-        // The janitor does it, too, if there is one by then.
+        // The janitor also removes it, if there is one by then.
         let _ = remove_own(&self.path, &self.lock);
     }
 }
@@ -127,7 +127,7 @@ pub fn node_file(kind: &str, at: Coords, extension: &str) -> String {
     format!("{kind}-{x}-{y}-{z}-{a}-{b}-{c}.{extension}")
 }
 
-/// The machines that run, by name, with their control sockets. What dead ones have left is
+/// The machines that run, by name, with their control sockets. The directories of dead machines are
 /// removed.
 pub fn machines() -> anyhow::Result<Vec<(MachineName, PathBuf)>> {
     let base = base()?;
@@ -148,7 +148,7 @@ pub fn machines() -> anyhow::Result<Vec<(MachineName, PathBuf)>> {
     Ok(found)
 }
 
-/// Whether the directory is gone, or nobody's.
+/// Whether the directory is gone, or has no owner.
 pub fn is_gone(control: &Path) -> bool {
     control.parent().is_none_or(|dir| !is_alive(dir))
 }
@@ -173,7 +173,7 @@ pub fn clear(control: &Path) -> anyhow::Result<()> {
 }
 
 /// Removes a run directory, unless another machine has its name by now: `lock` is its lock file,
-/// which is no other one's as long as it is open.
+/// whose identity no other file gets while it is open.
 pub fn remove_own(dir: &Path, lock: &File) -> anyhow::Result<()> {
     let base = dir.parent().with_context(|| format!("{} is in no folder", dir.display()))?;
     let _creating = creating(base)?;
@@ -189,7 +189,7 @@ pub fn remove_own(dir: &Path, lock: &File) -> anyhow::Result<()> {
     }
 }
 
-/// Removes the run directory of a machine that is no more.
+/// Removes the run directory of a machine that has ended.
 fn remove(dir: &Path) -> anyhow::Result<()> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error)
@@ -198,7 +198,8 @@ fn remove(dir: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Held while directories come and go, so that nobody takes one without a lock yet for a dead one.
+/// Held while directories are made and removed, so that a directory whose lock does not exist yet
+/// is not taken for a dead one.
 fn creating(base: &Path) -> anyhow::Result<File> {
     let path = base.join(".lock");
     let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
@@ -206,9 +207,9 @@ fn creating(base: &Path) -> anyhow::Result<File> {
     file.with_context(|| format!("cannot lock {}", path.display()))
 }
 
-/// The folder of all run directories, made if it is not there.
+/// The folder of all run directories, which is made if it does not exist.
 fn base() -> anyhow::Result<PathBuf> {
-    // An empty variable counts as none, as the specification of the base directories wants.
+    // An empty variable counts as none, as the specification of the base directories requires.
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
     let uid = rustix::process::getuid().as_raw();
     let base = match runtime.map(PathBuf::from) {
@@ -251,7 +252,8 @@ mod tests {
         let old = create().unwrap();
         assert!(create().is_none(), "its name is taken");
         let mark = old.mark().unwrap();
-        // Its janitor removes it, and another machine takes the name before it has ended.
+        // Its janitor removes it, and another machine takes the name before the first one has
+        // ended.
         remove_own(old.path(), &mark).unwrap();
         assert!(!old.path().exists());
         let new = create().unwrap();

@@ -1,7 +1,7 @@
 //! Datagrams between a client and a port of a node.
 //!
-//! They go over a stream, each behind its length in two bytes, big endian. A datagram for which
-//! there is no room is lost, as everywhere on its way.
+//! They go over a stream, each after its length in two bytes, big endian. A datagram for which
+//! there is no room is lost, as anywhere on its way.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -10,12 +10,12 @@ use rustix::event::PollFlags;
 use smoltcp::socket::udp;
 use smoltcp::wire::IpEndpoint;
 
-/// Datagrams that wait in the stack, in each direction, and bytes of them.
+/// The most datagrams that wait in the stack in each direction, and the most bytes.
 const WAITING: usize = 64;
 const BUFFER: usize = 128 << 10;
 /// Bytes that may wait for a client that does not read.
 const MOST_OUTPUT: usize = 256 << 10;
-/// What is read from a client at a time.
+/// Bytes that are read from a client at a time.
 const CHUNK: usize = 16 << 10;
 
 /// A socket for one flow.
@@ -31,11 +31,11 @@ pub(crate) struct Flow {
     node: IpEndpoint,
     /// Longest datagram that fits into a packet.
     most: usize,
-    /// Whether the client has sent something: nobody answers before.
+    /// Whether the client has sent something; before that there are no answers.
     spoken: bool,
-    /// What has come of the client and is not complete.
+    /// Input from the client that is not complete.
     input: Vec<u8>,
-    /// What the client has not taken yet.
+    /// Output that the client has not taken yet.
     output: Vec<u8>,
 }
 
@@ -50,7 +50,7 @@ impl Flow {
         (&self.client, PollFlags::IN | out)
     }
 
-    /// Moves datagrams both ways: whether the stack has something to do then.
+    /// Moves datagrams both ways; returns whether the stack then has work to do.
     ///
     /// # Errors
     ///
@@ -86,7 +86,7 @@ impl Flow {
         Ok(moved)
     }
 
-    /// What the client has sent, as much as fits into one datagram and a bit more.
+    /// Reads what the client has sent, at most a little more than one datagram.
     fn read(&mut self) -> io::Result<()> {
         let most = 2 + usize::from(u16::MAX);
         while self.input.len() < most {
@@ -104,7 +104,7 @@ impl Flow {
         Ok(())
     }
 
-    /// Sends the datagrams that are complete; whether there were any.
+    /// Sends the datagrams that are complete; returns whether there were any.
     fn send(&mut self, socket: &mut udp::Socket<'_>) -> bool {
         let input = std::mem::take(&mut self.input);
         let mut rest = &input[..];
@@ -143,7 +143,7 @@ mod tests {
         (Flow::new(own, node, 1472), client, socket)
     }
 
-    /// Datagrams are cut out of the stream wherever it is cut itself, and long ones left out.
+    /// Datagrams are extracted from the stream wherever that is split, and long ones are dropped.
     #[test]
     fn datagrams_are_cut_out_of_the_stream() {
         let (mut flow, mut client, mut socket) = flow();

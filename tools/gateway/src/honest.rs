@@ -1,8 +1,8 @@
 //! Checks that a frame claims no address of another node.
 //!
-//! The link has checked that a frame is from the node whose hardware address it has. IP addresses
-//! follow from coordinates, too, so frames that claim another node's IP address can be dropped:
-//! the host's kernel, for one, would believe any ARP reply.
+//! The link has checked that a frame comes from the node whose hardware address it has. IP
+//! addresses follow from coordinates, too, so frames that claim another node's IP address can be
+//! dropped. The host's kernel, for example, would believe any ARP reply.
 
 use std::net::Ipv4Addr;
 
@@ -14,8 +14,8 @@ use tofu_ipotofu::addr;
 const ICMPV6: u8 = 58;
 const ADVERTISEMENT: u8 = 136;
 
-/// Whether all that the frame says of addresses of machine `machine` is so. What is no address of
-/// the machine, or no whole header, is not looked at.
+/// Whether the frame's claims about addresses of machine `machine` are true. Addresses outside of
+/// the machine and incomplete headers are not checked.
 pub(crate) fn is_honest(frame: &[u8], machine: u8) -> bool {
     let Ok(ethernet) = EthernetFrame::new_checked(frame) else { return true };
     let from = ethernet.src_addr().0;
@@ -76,10 +76,10 @@ mod tests {
         assert!(!arp(ONE, ONE, two));
         assert!(!arp(ONE, TWO, two));
         assert!(!arp(ONE, TWO, one));
-        // The other side of a node is the node's, too.
+        // The address of a node's other side belongs to the node, too.
         assert!(arp(ONE, ONE, [10, 0, 0, 6]));
         assert!(!arp(TWO, TWO, [10, 0, 0, 6]));
-        // Of nobody, and of another machine.
+        // Addresses of no node, and of another machine.
         assert!(arp(ONE, TWO, [192, 0, 2, 1]));
         assert!(arp(ONE, TWO, addr::ipv4(1, TWO)));
     }
@@ -109,7 +109,7 @@ mod tests {
             assert!(is_honest(&frame(ONE, kind, &[0x45]), 0));
         }
         assert!(is_honest(&[0; 5], 0));
-        // But nobody needs half an ARP packet.
+        // An incomplete ARP packet is of no use, however.
         assert!(!is_honest(&frame(ONE, 0x0806, &[0, 1, 8, 0, 6, 4, 0, 2, 2, 0]), 0));
     }
 }

@@ -24,16 +24,16 @@ use crate::honest::is_honest;
 const TNI: TniId = TniId::ALL[0];
 /// Memory of the node, in bytes: queues, and packet buffers of 2 KiB.
 const MEMORY: usize = 16 << 20;
-/// Packet buffers in each direction: the most that a device takes, as this node may speak with all
-/// others.
+/// Packet buffers in each direction: the most that a device supports, because this node may
+/// communicate with all others.
 const BUFFERS: u16 = 1024;
-/// Frames that are taken before tenants get their turn.
+/// Frames that are received before tenants get their turn.
 const TURN: usize = 256;
-/// How long the thread sleeps while packets are on their way out, as nobody wakes it up when one
-/// has met a dead link and has to be sent another way.
+/// How long the thread sleeps while packets are on their way out, because nothing wakes it up when
+/// a packet has met a dead link and must be sent another way.
 const NAP: Duration = Duration::from_millis(1);
 
-/// How the network of the machine is made.
+/// The settings of the machine's network.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The machine.
@@ -73,14 +73,14 @@ pub enum IoNodeError {
     Host(#[from] std::io::Error),
 }
 
-/// Wakes up the thread of an I/O node, so that its tenants get to work.
+/// Wakes up the thread of an I/O node, so that its tenants work.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<OwnedFd>);
 
 impl Waker {
     /// Does it; never blocks.
     pub fn wake(&self) {
-        // Fails only if it was called more often than anybody can count.
+        // Fails only if the counter is full, which takes more calls than there can be.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 }
@@ -101,8 +101,8 @@ pub struct Out<'a> {
 }
 
 impl Out<'_> {
-    /// Whether a frame of any length could be sent now. If not, its tenants are asked to work
-    /// again within a millisecond or so.
+    /// Whether a frame of any length could be sent now. If not, its tenants' `work` is called again
+    /// within about a millisecond.
     pub fn has_room(&mut self) -> bool {
         self.link.has_room()
     }
@@ -120,33 +120,33 @@ impl Out<'_> {
         self.link.mac()
     }
 
-    /// Bytes of the longest frame: MTU and Ethernet header.
+    /// Bytes of the longest frame: MTU plus Ethernet header.
     pub fn max_frame(&self) -> usize {
         self.link.config().max_frame()
     }
 }
 
-/// Somebody who uses the link of an I/O node. All of its methods are called on the node's thread
+/// A user of the link of an I/O node. All of its methods are called on the node's thread
 /// and must not block.
 pub trait Tenant: Send {
-    /// A frame has come: for this node, or for a group, from the node whose hardware address it
-    /// has, and without IP addresses of other nodes as its sender's. Returns whether it is for this
+    /// A frame has arrived: for this node or for a group, from the node whose hardware address it
+    /// has, and without another node's IP address as its sender. Returns whether it is for this
     /// tenant alone; if not, the next one sees it too.
     fn frame(&mut self, frame: &[u8]) -> bool;
 
-    /// Adds what is to be waited for before [`Tenant::work`] is called again.
+    /// Adds the events to wait for before [`Tenant::work`] is called again.
     fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
         let _ = fds;
     }
 
-    /// Does what there is to do: after frames have come, when something of [`Tenant::watch`] is
+    /// Does the pending work: after frames have arrived, when something of [`Tenant::watch`] is
     /// ready (`ready` has the events of each, in the same order; it is empty or shorter if they
-    /// were not looked at), when the time is over that it returned before, or when somebody has
-    /// called [`Waker::wake`]. Returns how long it can be left alone if nothing else happens.
+    /// were not polled), when the time that it returned before is over, or when [`Waker::wake`] was
+    /// called. Returns how long no further call is needed if nothing else happens.
     fn work(&mut self, ready: &[PollFlags], out: &mut Out<'_>) -> Option<Duration>;
 }
 
-/// An I/O node whose link is up, and nobody drives it yet.
+/// An I/O node whose link is up, and which is not driven yet.
 pub struct Prepared {
     link: Link<InProcess>,
     waker: Waker,
@@ -184,13 +184,13 @@ impl Prepared {
         self.link.coords()
     }
 
-    /// What wakes up the thread that is to come.
+    /// A waker for the future thread.
     pub fn waker(&self) -> Waker {
         self.waker.clone()
     }
 
-    /// Starts the thread. A frame is offered to the tenants in this order; `first` is called on
-    /// the thread before anything else, to give up rights, say.
+    /// Starts the thread. A frame is offered to the tenants in this order; `first` is called on the
+    /// thread before anything else, for example to give up rights.
     ///
     /// # Errors
     ///
@@ -215,7 +215,7 @@ impl Prepared {
     }
 }
 
-/// What an I/O node's link has counted, from any thread.
+/// The counters of an I/O node's link, readable from any thread.
 #[derive(Clone, Debug, Default)]
 pub struct LinkStats(Arc<Mutex<LinkCounters>>);
 
@@ -224,18 +224,18 @@ pub struct LinkStats(Arc<Mutex<LinkCounters>>);
 pub struct LinkCounters {
     /// What the link counts itself.
     pub link: Counters,
-    /// Frames that were dropped because an address in them is another node's.
+    /// Frames that were dropped because an address in them belongs to another node.
     pub forged: u64,
 }
 
 impl LinkStats {
-    /// What has been counted up to the last time that the node's thread had nothing to do.
+    /// The counters as of the last time that the node's thread was idle.
     pub fn now(&self) -> LinkCounters {
         *lock(&self.0)
     }
 }
 
-/// An I/O node that works. Dropping it ends that, and its tenants.
+/// A running I/O node. Dropping it ends the node and its tenants.
 #[derive(Debug)]
 pub struct IoNode {
     waker: Waker,
@@ -245,7 +245,7 @@ pub struct IoNode {
 }
 
 impl IoNode {
-    /// What its link counts; also of use when the node has ended.
+    /// The counters of its link, which stay readable after the node has ended.
     pub fn stats(&self) -> LinkStats {
         self.stats.clone()
     }
@@ -330,7 +330,7 @@ fn run(
     Ok(())
 }
 
-/// Used by tenants to say what they wait for.
+/// Used by tenants for the events that they wait for.
 pub(crate) fn watched(fd: &impl AsFd, flags: PollFlags) -> PollFd<'_> {
     PollFd::new(fd, flags)
 }

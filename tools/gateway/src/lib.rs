@@ -1,8 +1,8 @@
 //! I/O nodes: nodes of a machine that have no guest, but are driven by this process, and join the
 //! machine's network to the host.
 //!
-//! An [`IoNode`] is the link of such a node on a thread of its own. What it is good for is up to
-//! the [`Tenant`]s that live on top of it:
+//! An [`IoNode`] is the link of such a node on a thread of its own. Its purpose is decided by the
+//! [`Tenant`]s on top of it:
 //!
 //! - [`Stack`], a TCP/IP stack in this process, for connections to nodes without any rights on
 //!   the host;

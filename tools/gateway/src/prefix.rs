@@ -7,10 +7,10 @@ use tofu_abi::Coords;
 use tofu_abi::topology::Shape;
 use tofu_ipotofu::addr;
 
-/// The smallest network that has the addresses of all nodes of a machine, number `machine`.
+/// The smallest network that contains the addresses of all nodes of machine number `machine`.
 pub fn machine_network(machine: u8, shape: &Shape) -> Ipv4Net {
     let highest = shape.iter().map(addr::pack).max().unwrap_or(0);
-    // Two more bits tell the interfaces of a node apart.
+    // Two more bits distinguish the interfaces of a node.
     let varying = 32 - highest.leading_zeros() + 2;
     let first = node_address(machine, Coords::default());
     // Addresses of a machine differ in 29 bits at most.

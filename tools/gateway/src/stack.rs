@@ -24,7 +24,7 @@ use crate::datagrams::{self, Flow};
 use crate::io_node::{Config, Out, Tenant, Waker, watched};
 use crate::prefix;
 
-/// Connections at a time; each has two buffers. As many flows of datagrams.
+/// Connections at a time; each has two buffers. Also the number of flows of datagrams.
 const MOST_STREAMS: usize = 256;
 /// Headers of IPv4 and of UDP.
 const UDP_HEADERS: u16 = 20 + 8;
@@ -34,9 +34,9 @@ const BUFFER: usize = 128 << 10;
 const MOST_FRAMES: usize = 1024;
 /// How long a node may take to answer a connection.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long one that is open may leave what it was sent without an answer.
+/// How long an open connection may leave data unacknowledged.
 const STALL: Duration = Duration::from_secs(60);
-/// How often an idle connection is looked after.
+/// How often an idle connection is checked.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// How long a connection whose client has gone may take to end.
 const LINGER: Duration = Duration::from_secs(60);
@@ -45,7 +45,7 @@ const ANSWER: Duration = Duration::from_secs(7);
 /// First port of those that connections are made from (RFC 6335).
 const FIRST_PORT: u16 = 49152;
 
-/// Why a connection to a node cannot be had.
+/// Why there is no connection to a node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
     /// Nobody listens at the port.
@@ -110,7 +110,7 @@ impl Connector {
         Ok(())
     }
 
-    /// Opens a TCP connection to a port of a node, which takes as long as the node does to answer:
+    /// Opens a TCP connection to a port of a node, which takes as long as the node takes to answer,
     /// some seconds at most.
     ///
     /// # Errors
@@ -131,14 +131,14 @@ impl Connector {
         }
     }
 
-    /// Joins a stream with a UDP port of a node, from a port of the gateway's that is for this
-    /// alone. On the stream each datagram, of up to MTU - 28 bytes, has its length in two bytes in
-    /// front, big endian; longer ones are lost. Nothing is written to it before something has come
-    /// from it. Ends when the client closes it.
+    /// Joins a stream with a UDP port of a node, from a port of the gateway that is used for this
+    /// alone. On the stream each datagram, of up to MTU - 28 bytes, comes after its length in two
+    /// bytes, big endian; longer ones are lost. Nothing is written to the stream before something
+    /// has come from it. It ends when the client closes it.
     ///
     /// # Errors
     ///
-    /// See [`ConnectError`]. Whether somebody listens there is not known.
+    /// See [`ConnectError`]. It is not known whether anything listens there.
     pub fn datagrams(
         &self,
         node: Coords,
@@ -179,21 +179,21 @@ impl Connected {
 impl Drop for Connected {
     fn drop(&mut self) {
         if let Some(id) = self.id.take() {
-            // If it has ended, so has the connection.
+            // If the stack has ended, so has the connection.
             let _ = self.connector.say(Command::Drop { id });
         }
     }
 }
 
-/// What a connection of the stack is at.
+/// The state of a connection of the stack.
 enum State {
     /// The node has not answered yet at this port.
     Connecting { port: u16, since: Instant, reply: SyncSender<Result<u64, ConnectError>> },
-    /// It has, and whoever asked has not said yet with what to join it.
+    /// It has answered, and the caller has not given a stream to join it with yet.
     Waiting,
     /// It is joined with this stream.
     Spliced(UnixStream),
-    /// The client has gone; what it sent last is on its way.
+    /// The client has gone; its last data is on its way.
     Ending { until: Instant },
 }
 
@@ -205,7 +205,7 @@ struct Stream {
     input_ended: bool,
     /// The client knows that the node sends no more.
     output_ended: bool,
-    /// The client took less than there was.
+    /// The client took less data than there was.
     blocked: bool,
 }
 
@@ -238,9 +238,9 @@ impl fmt::Debug for Stack {
 impl Stack {
     /// A stack for the I/O node `at`, which `waker` wakes up.
     ///
-    /// It has the node's addresses. If somebody else has these, as the host's kernel behind a
-    /// [`Tap`](crate::Tap) (`shared`), it has the one of the node's other side, and takes no frames
-    /// but those for that.
+    /// It has the node's addresses. If another tenant has these, such as the host's kernel behind a
+    /// [`Tap`](crate::Tap) (`shared`), it has the address of the node's other side, and takes only
+    /// frames for that.
     pub fn new(config: &Config, at: Coords, waker: Waker, shared: bool) -> (Self, Connector) {
         let mac = EthernetAddress(addr::mac(at));
         let max_frame = usize::from(config.mtu) + tofu_ipotofu::wire::ETHERNET_HEADER;
@@ -299,7 +299,7 @@ impl Stack {
         socket.set_ack_delay(None);
         socket.set_timeout(Some(CONNECT.into()));
         let local = self.port();
-        // Questions for addresses are asked once a second at most, so the answer comes first.
+        // The stack asks for addresses once a second at most, so the answer is given in advance.
         self.introduce(to);
         socket
             .connect(self.interface.context(), (to, port), local)
@@ -376,7 +376,7 @@ impl Stack {
                     }
                 },
                 Command::Datagrams { to, port, client, reply } => {
-                    // Who asked may have gone, and then the client ends.
+                    // The caller may have gone, and then the client ends.
                     let _ = reply.try_send(self.datagrams(to, port, client));
                 }
                 Command::Splice { id, client } => {
@@ -395,14 +395,14 @@ impl Stack {
         }
     }
 
-    /// Moves what can be moved; true if the stack has something to do then.
+    /// Moves all data that can be moved; returns true if the stack then has work to do.
     fn move_all(&mut self, ready: Option<&[PollFlags]>) -> bool {
         let mut ready = ready.map(|ready| ready.iter().copied());
         let mut moved = false;
         for stream in &mut self.streams {
             let socket = self.sockets.get_mut::<tcp::Socket<'_>>(stream.socket);
             let watched = stream.watched(socket).is_some();
-            // Those that are new since are looked at, too.
+            // Connections that are new since then are handled, too.
             let events = match ready.as_mut().filter(|_| watched).map(|ready| ready.next()) {
                 Some(Some(events)) => events,
                 _ => PollFlags::IN | PollFlags::OUT,
@@ -434,7 +434,7 @@ impl Stack {
     }
 }
 
-/// Something that differs from one time to the next; what it seeds need not be secret.
+/// A number that differs each time; the values that it seeds need not be secret.
 fn seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(0)
@@ -451,11 +451,11 @@ impl Stream {
         if self.blocked && socket.can_recv() {
             flags |= PollFlags::OUT;
         }
-        // Of one that nothing is wanted from, its end would be reported again and again.
+        // For a client without flags, its end would be reported again and again.
         (!flags.is_empty()).then_some((client, flags))
     }
 
-    /// Moves bytes between client and node; true if the stack has something to do then.
+    /// Moves bytes between client and node; returns true if the stack then has work to do.
     fn advance(&mut self, socket: &mut tcp::Socket<'_>, events: PollFlags) -> bool {
         match &mut self.state {
             State::Connecting { port, since, reply } => match socket.state() {
@@ -470,7 +470,7 @@ impl Stream {
                     }
                     true
                 }
-                // A node that refuses does so soon; of one that is silent the stack gives up.
+                // A node that refuses does so soon; on a silent one the stack gives up.
                 _ => {
                     let refused = since.elapsed() < CONNECT;
                     let why =
@@ -521,10 +521,10 @@ impl Stream {
                         }
                     }
                 }
-                // It has said all, and all of it has been passed on.
+                // The node has sent everything, and all of it was passed on.
                 if !socket.may_recv() && !socket.can_recv() && !self.output_ended {
                     self.output_ended = true;
-                    // It may have gone, which is found out by reading.
+                    // The client may have gone, which reading will show.
                     let _ = client.shutdown(std::net::Shutdown::Write);
                 }
                 if self.input_ended && self.output_ended {
@@ -543,7 +543,7 @@ impl Stream {
 
     /// Whether nothing is left to be done for it.
     fn is_over(&self, socket: &tcp::Socket<'_>) -> bool {
-        // Of an aborted one the last word is still to be sent while it has a remote end.
+        // An aborted connection must still send its last packet as long as it has a remote end.
         let closed = match socket.state() {
             tcp::State::Closed => socket.remote_endpoint().is_none(),
             tcp::State::TimeWait => true,
@@ -592,7 +592,7 @@ impl Tenant for Stack {
         // In the order of watch(), so before anything changes.
         self.move_all(Some(ready));
         self.obey();
-        // Once more for what the frames have brought.
+        // Once more for the effects of the frames.
         for _ in 0..2 {
             let now = self.now();
             let Self { device, interface, sockets, .. } = self;
@@ -607,7 +607,7 @@ impl Tenant for Stack {
             State::Ending { until } => Some(until.saturating_duration_since(Instant::now())),
             _ => None,
         });
-        // Without room the thread is back soon, in any case.
+        // Without room, the thread calls this again soon in any case.
         let delay = delay.filter(|delay| !delay.is_zero() || out.has_room());
         delay.into_iter().chain(linger).min()
     }
@@ -687,8 +687,8 @@ impl<'b> phy::Device for Port<'_, 'b> {
         let mut capabilities = DeviceCapabilities::default();
         capabilities.medium = Medium::Ethernet;
         capabilities.max_transmission_unit = self.queue.max_frame;
-        // What arrives has been checked by the device, from end to end; but what a kernel behind
-        // another gateway has left to its network interface is checked nowhere else.
+        // The device checks all packets end to end. But checksums that a kernel behind another
+        // gateway has left to its network interface are checked nowhere else.
         capabilities.checksum.ipv4 = Checksum::Both;
         capabilities
     }

@@ -9,7 +9,7 @@ use tofu_tap::NAME_MAX;
 
 use crate::io_node::{Out, Tenant, watched};
 
-/// Frames that are taken from the kernel before others get their turn.
+/// Frames that are taken from the kernel before other tenants get their turn.
 const TURN: usize = 256;
 
 /// Why there is no interface.
@@ -34,14 +34,14 @@ pub enum TapError {
     },
 }
 
-/// A TAP interface, which goes with this value. It is a [`Tenant`] that takes all frames, so others
-/// come before it.
+/// A TAP interface, which is removed with this value. It is a [`Tenant`] that takes all frames, so
+/// others must come before it.
 #[derive(Debug)]
 pub struct Tap {
     file: File,
     name: String,
     buffer: Vec<u8>,
-    /// There was no room for what the kernel has.
+    /// There was no room for the kernel's frames.
     full: bool,
 }
 
@@ -94,7 +94,7 @@ impl Tenant for Tap {
         for _ in 0..TURN {
             self.full = !out.has_room();
             if self.full {
-                // Packets are under way, so that the thread is back soon.
+                // Packets are on their way, so the thread calls this again soon.
                 return None;
             }
             match self.file.read(&mut self.buffer) {

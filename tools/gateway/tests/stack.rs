@@ -22,7 +22,7 @@ use tofu_machine::{Machine, MachineConfig};
 
 /// Sends back what it gets.
 const ECHO: u16 = 7;
-/// Takes connections and never reads.
+/// A port that accepts connections and never reads.
 const STALL: u16 = 9;
 /// Longest time for anything here, on a busy host.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -80,7 +80,7 @@ fn serve(link: Link<InProcess>, at: Coords, stop: &AtomicBool) {
     let start = std::time::Instant::now();
     while !stop.load(SeqCst) {
         let now = Instant::from_micros(start.elapsed().as_micros() as i64);
-        // What came before anybody listens would be refused.
+        // Connections before anything listens would be refused.
         if places.iter().all(|(_, handle)| sockets.get::<tcp::Socket<'_>>(*handle).is_open()) {
             interface.poll(now, &mut device, &mut sockets);
         }
@@ -112,12 +112,12 @@ fn serve(link: Link<InProcess>, at: Coords, stop: &AtomicBool) {
     }
 }
 
-/// A machine of four nodes: an I/O node, two servers, and one with nothing.
+/// A machine of four nodes: an I/O node, two servers, and one without a program.
 struct World {
     machine: Arc<Machine>,
     connector: Connector,
     shape: Shape,
-    // Before the servers, which others speak to.
+    // Dropped before the servers, which it communicates with.
     _io_node: IoNode,
     _servers: [Server; 2],
 }
@@ -153,7 +153,8 @@ fn bytes(seed: u32, len: u32) -> Vec<u8> {
     (0..len).map(|n| (n.wrapping_mul(2_654_435_761 ^ seed) >> 13) as u8).collect()
 }
 
-/// Sends `sent`, ends the direction, and takes what comes back until the node ends the other.
+/// Sends `sent`, closes that direction, and returns what comes back until the node closes the
+/// other.
 fn echo(stream: &UnixStream, sent: &[u8]) -> Vec<u8> {
     let mut back = Vec::new();
     thread::scope(|scope| {
@@ -205,14 +206,14 @@ fn who_stalls_holds_up_nobody() {
         sent += n;
         assert!(sent < 64 << 20, "somebody takes it all");
     }
-    // A client that sends without end, and never reads what comes back.
+    // A client that sends without end, and never reads the answers.
     let stalled = world.open(1, ECHO);
     stalled.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
     while (&stalled).write(&[2; 65536]).is_ok() {}
-    // Another one of the same node is served all the same.
+    // Another connection to the same node is served nevertheless.
     let sent = bytes(3, 500_000);
     assert!(echo(&world.open(1, ECHO), &sent) == sent);
-    // And when it reads at last, it is as if nothing had been.
+    // When it reads at last, everything arrives.
     stalled.shutdown(Shutdown::Write).unwrap();
     let mut back = Vec::new();
     (&stalled).read_to_end(&mut back).unwrap();
@@ -268,7 +269,7 @@ fn datagrams_there_and_back() {
         for length in [0, 1, 100, 1471, 1472] {
             let sent = [0, 1].map(|n| bytes(length + n, length));
             for (mut stream, sent) in streams.iter().zip(&sent) {
-                // One that nobody can have comes first, and is lost.
+                // A datagram that is too long comes first, and is lost.
                 stream.write_all(&framed(&[9; 1473])).unwrap();
                 stream.write_all(&framed(sent)).unwrap();
             }
@@ -286,7 +287,7 @@ fn flows_end_with_their_clients() {
     let port = world.connector.datagrams(world.at(1), 0, there).unwrap_err();
     assert_eq!(port, ConnectError::Port);
     drop(here);
-    // More in turn than there can be at a time; nobody answers them.
+    // More in turn than there can be at a time; they get no answers.
     for _ in 0..600 {
         let mut stream = datagrams(&world, 3, ECHO);
         stream.write_all(&framed(b"anybody?")).unwrap();
@@ -353,7 +354,7 @@ fn garbage_from_a_node_changes_nothing() {
     }
 }
 
-/// A frame that is nearly one: IPv4, ARP, IPv6 or other, of the gateway's addresses or others.
+/// An almost valid frame: IPv4, ARP, IPv6 or other, with the gateway's addresses or others.
 fn garbage(seed: u32, from: addr::Mac, gateway: addr::Mac) -> Vec<u8> {
     let kinds = [[8, 0], [8, 6], [0x86, 0xdd], [0x88, 0xb5]];
     let to = if seed.is_multiple_of(5) { addr::BROADCAST } else { gateway };

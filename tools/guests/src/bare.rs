@@ -1,4 +1,4 @@
-//! What the programs need from where they run: no operating system.
+//! The programs' interface to where they run: no operating system.
 
 use tofu_bare::{irq, time};
 use tofu_tnw::Nwp;
@@ -26,7 +26,7 @@ macro_rules! entry {
     };
 }
 
-/// Tells the user something that is no result.
+/// Tells the user something that is not a result.
 pub(crate) fn tell(args: core::fmt::Arguments<'_>) {
     print_args(args);
 }
@@ -36,7 +36,7 @@ pub fn option(name: &str) -> Option<&'static str> {
     tofu_bare::option(name)
 }
 
-/// Nanoseconds on a clock that never goes back.
+/// Nanoseconds of a monotonic clock.
 pub fn now_ns() -> u64 {
     time::now_ns()
 }

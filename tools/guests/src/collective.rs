@@ -1,4 +1,4 @@
-//! Collectives of all nodes: by barrier gates, and the same by Puts alone.
+//! Collectives of all nodes: by barrier gates, and by Puts alone.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -25,7 +25,7 @@ pub struct Gates {
     profile: Profile,
 }
 
-/// The gate of a node's device: all nodes have the same ones free.
+/// The gate of a node's device; the same ones are free on all nodes.
 fn gate_number(profile: Profile, gate: u8) -> BgId {
     match gate {
         0 => BCH.gate(),
@@ -37,7 +37,7 @@ fn profile_of(comm: &Comm) -> Profile {
     comm.cq.device().description().barrier
 }
 
-/// Opens the channel with its gates; when this returns all nodes have.
+/// Opens the channel with its gates; when this returns, all nodes have opened theirs.
 fn open(comm: &mut Comm, gates: &[Gate]) -> Result<Channel<NodePlatform>, Error> {
     let config = ChannelConfig {
         gpid: GPID,
@@ -74,8 +74,8 @@ fn run(
 }
 
 impl Gates {
-    /// Links gates of all nodes that run programs, by the algorithm that is quickest for so many.
-    /// All of them call this at the same place.
+    /// Links gates of all nodes that run programs, by the algorithm that is quickest for that
+    /// number. All of them call this at the same place.
     ///
     /// # Errors
     ///
@@ -131,7 +131,7 @@ impl Gates {
         self.profile.integers >= 2
     }
 
-    /// What comes of all nodes' integers, in as many rounds as it takes.
+    /// Reduces all nodes' integers, in as many rounds as needed.
     ///
     /// # Errors
     ///
@@ -149,7 +149,7 @@ impl Gates {
         Ok(data)
     }
 
-    /// The sums of all nodes' numbers, in as many rounds as it takes.
+    /// The sums of all nodes' numbers, in as many rounds as needed.
     ///
     /// # Errors
     ///
@@ -238,7 +238,7 @@ pub struct Messages {
 
 /// Steps at most.
 const STEPS: u64 = 32;
-/// A place for a message: the round that it is of, and the number.
+/// A place for a message: its round, and the number.
 const PLACE: u64 = 16;
 
 impl Default for Messages {
@@ -248,7 +248,7 @@ impl Default for Messages {
 }
 
 impl Messages {
-    /// Bytes of data that it needs: for two rounds, as a node may be one round ahead.
+    /// Bytes of data that it needs: for two rounds, because a node may be one round ahead.
     pub const SIZE: usize = (2 * (STEPS + 2) * PLACE) as usize;
 
     /// Before the first round.

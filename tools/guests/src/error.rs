@@ -1,4 +1,4 @@
-//! What goes wrong in a program, and what becomes of it.
+//! Errors of a program, and its exit code.
 
 use alloc::string::{String, ToString};
 use core::fmt;

@@ -1,7 +1,7 @@
-//! What the guest programs share: who is where, and how to talk to them.
+//! Shared by the guest programs: the places of nodes, and the communication with them.
 //!
-//! All nodes do the same: open control queue 0 of TNI 0 and register the same STags, so that
-//! a node knows every other one's addresses without being told.
+//! All nodes do the same: they open control queue 0 of TNI 0 and register the same STags, so that a
+//! node knows every other one's addresses without an exchange.
 //!
 //! Command line: `shape=` and `torus=` tell the machine (see [`tofu_abi::topology`]),
 //! `io=1` that nodes with Z = 0 run none, `nodes=N` that only the first N of the others do,
@@ -10,9 +10,9 @@
 //! of JSON.
 //!
 //! The programs run without an operating system (feature `bare`, the default) or as Linux
-//! programs (feature `linux`). What differs is behind [`entry!`], [`println!`], [`option`],
-//! [`now_ns`], [`find_device`], [`NodePlatform`] and [`NodeBuffer`]; nodes of both kinds work
-//! together.
+//! programs (feature `linux`). The differences are hidden behind [`entry!`], [`println!`],
+//! [`option`], [`now_ns`], [`find_device`], [`NodePlatform`] and [`NodeBuffer`]; nodes of both
+//! kinds work together.
 #![cfg_attr(not(feature = "linux"), no_std)]
 
 extern crate alloc;
@@ -60,7 +60,7 @@ const DATA: u32 = 1;
 /// Group process id of the shipped programs. Not 0, the reset value: a node that was never
 /// set up cannot talk to them.
 const GPID: u64 = 1;
-/// Offset in the control block of the number of the last barrier that everyone has reached.
+/// Offset in the control block of the number of the last barrier that all nodes have reached.
 const RELEASE: u64 = 0;
 
 /// Offset in node 0's control block of how often a node has come to a barrier.
@@ -70,15 +70,15 @@ fn arrivals(rank: u32) -> u64 {
 
 /// How long to poll before sleeping, in nanoseconds: about what a wake-up costs.
 const SPIN_NS: u64 = 5_000;
-/// How often a wait without end looks whether its queue still works, in nanoseconds. Without an
-/// operating system nobody but the program itself can reset the device, and a timer costs.
+/// How often an unlimited wait checks whether its queue still works, in nanoseconds. Without an
+/// operating system only the program itself can reset the device, and a timer costs time.
 const PATROL_NS: u64 = if cfg!(feature = "linux") { 2_000_000_000 } else { u64::MAX };
 /// Pause before a command to a node that is not up yet is tried again, in nanoseconds. It
 /// doubles up to the longest.
 const RETRY_NS: u64 = 1_000_000;
 const RETRY_MAX_NS: u64 = 16_000_000;
-/// Who waits for others so long tells of it, in nanoseconds; and again when it has taken twice as
-/// long.
+/// After this time in nanoseconds a program reports that it waits for others, and again whenever
+/// that time has doubled.
 pub(crate) const TELL_NS: u64 = 3_000_000_000;
 /// How long a node may take to come up, in nanoseconds.
 const START_NS: u64 = 60_000_000_000;
@@ -130,7 +130,7 @@ struct Places {
     nodes: u32,
     /// A node that runs none, but joins the machine to others.
     gateway: Option<Coords>,
-    /// Its number among the nodes that may run programs, if it is one of these.
+    /// Its number among the nodes that may run programs, if it is one of them.
     skipped: Option<u32>,
 }
 
@@ -194,7 +194,7 @@ impl Places {
     }
 }
 
-/// What the command line and the device say about this node.
+/// This node according to the command line and the device.
 struct Setup {
     places: Places,
     rank: u32,
@@ -221,7 +221,7 @@ impl Setup {
     }
 }
 
-/// This node's queue and what it knows of the others.
+/// This node's queue and its knowledge of the others.
 pub struct Comm {
     places: Places,
     nodes: u32,
@@ -232,12 +232,12 @@ pub struct Comm {
     control: NodeBuffer,
     data: NodeBuffer,
     barriers: u64,
-    /// Commands of [`Comm::start`] under way.
+    /// Commands of [`Comm::start`] in progress.
     started: Awaited,
 }
 
-/// What has not come yet of the commands under way. Each has a completion, which tells that it was
-/// sent, and a notice, which tells what its target has made of it.
+/// Completions and notices that commands in progress still wait for. Each command has a completion,
+/// which tells that it was sent, and a notice, which tells its target's result.
 #[derive(Clone, Copy, Debug, Default)]
 struct Awaited {
     completions: u64,
@@ -280,7 +280,7 @@ impl Comm {
             let range = [MemoryRange::of(buffer)];
             cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(stag))?;
         }
-        // Last: from here on, what others send is taken.
+        // Last, because from here on packets of others are accepted.
         device.tni(TNI).enable()?;
         let sleeper = Sleeper::new()?;
         Ok(Self {
@@ -297,7 +297,7 @@ impl Comm {
         })
     }
 
-    /// What else of the node's wants to know.
+    /// The settings for other parts of the program.
     fn setup(&self) -> Setup {
         let device = self.cq.device().clone();
         Setup { places: self.places, rank: self.rank, polling: self.polling, device }
@@ -323,8 +323,8 @@ impl Comm {
         self.cq.device().coords()
     }
 
-    /// The numbers of the other nodes that run programs, beginning with the next one, so that
-    /// not all nodes turn to the same one at once.
+    /// The numbers of the other nodes that run programs, beginning with the next one, so that not
+    /// all nodes address the same one at once.
     pub fn peers(&self) -> impl Iterator<Item = u32> + use<> {
         let (rank, nodes) = (self.rank, self.nodes);
         (1..nodes).map(move |i| (rank + i) % nodes)
@@ -335,12 +335,12 @@ impl Comm {
         &self.data
     }
 
-    /// The queue, for what is not offered here.
+    /// The queue, for operations that are not offered here.
     pub fn cq(&mut self) -> &mut Cq<NodePlatform> {
         &mut self.cq
     }
 
-    /// Where commands to a node go.
+    /// The target of commands to a node.
     ///
     /// # Panics
     ///
@@ -397,12 +397,12 @@ impl Comm {
         }
     }
 
-    /// Starts a command that must not fail and does not wait for its end, which is looked at
-    /// later: by the next call of this or by [`Comm::finish`].
+    /// Starts a command that must not fail, and does not wait for its end, which is checked later:
+    /// by the next call of this or by [`Comm::finish`].
     ///
     /// # Errors
     ///
-    /// If an earlier command failed, or too many are under way.
+    /// If an earlier command failed, or too many are in progress.
     pub fn start(&mut self, order: &Order) -> Result<(), Error> {
         self.cq.post_and_ring(order, 0)?;
         self.started.posted();
@@ -416,7 +416,7 @@ impl Comm {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Takes the completions and notices that have come; returns the first failure.
+    /// Takes the completions and notices that have arrived; returns the first failure.
     fn reap(&mut self, awaited: &mut Awaited) -> Option<Error> {
         let mut failed = None;
         while let Some(done) = self.cq.poll_tcq() {
@@ -455,7 +455,7 @@ impl Comm {
         }
     }
 
-    /// Waits for something that only a fault keeps from coming.
+    /// Waits for something that only a fault can prevent.
     fn wait<T>(
         &mut self,
         mut wait: impl FnMut(&mut Cq<NodePlatform>, u64) -> Result<T, WaitError>,
@@ -511,8 +511,9 @@ impl Comm {
         self.wait_until_or_tell(PATROL_NS, done, |_, out| out.push_str("another node"))
     }
 
-    /// The same; if it takes long, the user is told, of what `whom` writes. It wakes up to look
-    /// at the time after `patrol` nanoseconds at the latest, unless that is all there are.
+    /// The same; if it takes long, the user is told, with the text that `whom` writes. It wakes up
+    /// to check the time after `patrol` nanoseconds at the latest, unless that is the greatest
+    /// value.
     fn wait_until_or_tell(
         &mut self,
         patrol: u64,
@@ -561,7 +562,7 @@ impl Comm {
         }
         if self.rank != 0 {
             let arrivals = StagOffset::new(CQ.get(), CONTROL, arrivals(self.rank));
-            // No atomic command is needed, which Tofu does not have.
+            // This needs no atomic command, which the first Tofu lacks.
             let arrive = Order::put_piggyback(self.target(0), arrivals, &number.to_le_bytes())?;
             self.run(&arrive.remote_notice())?;
             return self.wait_until_or_tell(
@@ -599,7 +600,7 @@ impl Comm {
         self.run_all(orders)
     }
 
-    /// Writes which nodes these are, the first of them by name.
+    /// Writes a list of these nodes, the first of them by name.
     fn list(&self, out: &mut String, ranks: impl Iterator<Item = u32> + Clone) {
         const NAMED: usize = 4;
         let (count, others) = (ranks.clone().count(), self.nodes - 1);
@@ -619,7 +620,7 @@ impl Comm {
 }
 
 /// Whether a command with this result may work later because its target is still starting. Its
-/// queue may be that of the job before, too, until the broker has taken it back.
+/// queue may also be that of the job before, until the broker has taken it back.
 fn is_not_up(code: Rcode) -> bool {
     const STAG_DISABLED: Rcode = Rcode::STAG_DISABLED.remote();
     matches!(

@@ -1,4 +1,4 @@
-//! What the programs need from where they run: a process on Linux.
+//! The programs' interface to where they run: a process on Linux.
 
 use std::fmt;
 use std::io::Write;
@@ -50,7 +50,7 @@ pub fn start(program: fn() -> Result<(), Error>) -> ExitCode {
         print(info);
         std::process::exit(EXIT_PANIC);
     }));
-    // Only what goes wrong is logged; the program goes on without a log just as well.
+    // Only errors are logged; the program also works without a log.
     if log::set_logger(&Messages).is_ok() {
         log::set_max_level(log::LevelFilter::Warn);
     }
@@ -106,7 +106,7 @@ fn is_option(word: &str) -> bool {
     })
 }
 
-/// What follows `key=` in a word that is an option of that name.
+/// The text after `key=` in a word that is an option of that name.
 fn value<'a>(word: &'a str, key: &str) -> Option<&'a str> {
     word.strip_prefix(key)?.strip_prefix('=')
 }
@@ -127,7 +127,7 @@ pub fn option(name: &str) -> Option<&'static str> {
     command_line().option(name)
 }
 
-/// Nanoseconds on a clock that never goes back.
+/// Nanoseconds of a monotonic clock.
 pub fn now_ns() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64
@@ -155,7 +155,7 @@ pub fn find_device() -> Result<NodePlatform, Error> {
     until_released(NodePlatform::open_at(bdf)?)
 }
 
-/// A device with which the program ends.
+/// A device whose removal ends the program.
 fn until_released(platform: NodePlatform) -> Result<NodePlatform, Error> {
     let bdf = platform.bdf();
     platform
@@ -169,11 +169,11 @@ fn until_released(platform: NodePlatform) -> Result<NodePlatform, Error> {
 
 #[doc(hidden)]
 pub fn print_args(args: fmt::Arguments<'_>) {
-    // A reader who has seen enough is no reason to fail.
+    // A reader that stops early is no reason to fail.
     let _ = std::io::stdout().write_fmt(args);
 }
 
-/// Tells the user something that is no result.
+/// Tells the user something that is not a result.
 pub(crate) fn tell(args: fmt::Arguments<'_>) {
     // Nobody may be there to be told.
     let _ = std::io::stderr().write_fmt(args);

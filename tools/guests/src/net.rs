@@ -1,9 +1,9 @@
 //! IP between the nodes: the TCP/IP stack smoltcp over system packets.
 //!
 //! Command line: `mtu=N` (1500) and `machine=N` (0) are those of IP over Tofu, see
-//! [`tofu_ipotofu::Config`], `verify=1` checks the checksums of IP besides the device's,
-//! `gateway=ADDRESS` is the way to everything outside; `shape=`, `torus=`, `nodes=`, `without=` and
-//! `wait=` as for all programs.
+//! [`tofu_ipotofu::Config`], `verify=1` checks IP's checksums in addition to the device's,
+//! `gateway=ADDRESS` is the gateway to everything outside; `shape=`, `torus=`, `nodes=`, `without=`
+//! and `wait=` as for all programs.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -24,8 +24,8 @@ use crate::{Comm, Error, NodePlatform, Places, SPIN_NS, Setup, fail, now_ns, num
 
 /// TNI of all nodes' links.
 const TNI: TniId = TniId::ALL[0];
-/// How often the stack gets the other nodes' addresses, in nanoseconds: it forgets what it has
-/// not used for a minute, and asks for one address in a second at most.
+/// How often the stack is given the other nodes' addresses, in nanoseconds: it forgets addresses
+/// that it has not used for a minute, and asks for at most one address per second.
 const INTRODUCE_NS: u64 = 20_000_000_000;
 /// The longest sleep, in nanoseconds.
 const NAP_NS: u64 = 1_000_000_000;
@@ -170,7 +170,7 @@ impl Net {
         self.nodes + u32::from(self.places.gateway().is_some())
     }
 
-    /// Lets the stack work on what has come and what is to be sent.
+    /// Lets the stack process received frames and send its own.
     pub fn poll(&mut self) {
         let now = now_ns();
         if self.introduced_ns.is_none_or(|at| now - at > INTRODUCE_NS) {
@@ -199,7 +199,7 @@ impl Net {
         self.device.link().flush();
     }
 
-    /// Sleeps until something comes or the stack has something to do, for `timeout_ns` at most.
+    /// Sleeps until something arrives or the stack has work to do, for `timeout_ns` at most.
     pub fn wait(&mut self, timeout_ns: u64) {
         let delay = self.iface.poll_delay(Self::now(), &self.sockets);
         let delay = delay.map_or(NAP_NS, |delay| delay.total_micros().saturating_mul(1000));
@@ -216,7 +216,7 @@ impl Net {
         loop {
             self.poll();
             if let Some(found) = done(self) {
-                // What it has sent goes out, even if nobody works here any more.
+                // Its last data goes out, even if this is not called again.
                 self.poll();
                 return Some(found);
             }
@@ -224,13 +224,13 @@ impl Net {
             if elapsed >= timeout_ns {
                 return None;
             }
-            // If `done` has given the stack something to do, this does not sleep. What comes from
-            // here on is looked at by `done` before the next sleep.
+            // If `done` has given the stack work to do, this does not sleep. `done` sees what
+            // arrives from here on before the next sleep.
             self.wait(timeout_ns - elapsed);
         }
     }
 
-    /// Waits until all is out, before the program ends.
+    /// Waits until everything is sent, before the program ends.
     ///
     /// # Errors
     ///
@@ -264,11 +264,11 @@ impl Net {
         Ok(self.sockets.add(socket))
     }
 
-    /// Connects a new TCP socket, and tries again while nobody listens there.
+    /// Connects a new TCP socket, and tries again while nothing listens there.
     ///
     /// # Errors
     ///
-    /// If nobody does for `timeout_ns` nanoseconds.
+    /// If nothing listens for `timeout_ns` nanoseconds.
     pub fn connect(
         &mut self,
         rank: u32,
@@ -301,7 +301,7 @@ impl Net {
             self.poll();
             self.sockets.remove(handle);
             if open == Some(false) {
-                // Refused at once; it may take a moment until somebody listens.
+                // Refused at once; it may take a moment until something listens.
                 self.run(TRY_NS / 20, |net| {
                     meanwhile(net);
                     None::<()>
@@ -338,7 +338,7 @@ impl Pinger {
     }
 
     /// Sends a request with this data and waits for its answer, `timeout_ns` at most. Returns how
-    /// long it took, in nanoseconds; `None` if none came.
+    /// long it took, in nanoseconds; `None` if no answer came.
     ///
     /// # Errors
     ///

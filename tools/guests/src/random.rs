@@ -1,4 +1,4 @@
-//! Numbers for programs that do something else each time, and the same again with the same seed.
+//! Numbers for programs that act differently each time, and in the same way with the same seed.
 
 /// xorshift64.
 #[derive(Clone, Debug)]
@@ -7,7 +7,7 @@ pub struct Random(u64);
 impl Random {
     /// A series of numbers.
     pub const fn new(seed: u64) -> Self {
-        // Not 0, of which nothing else would come.
+        // Not 0, which would yield only zeros.
         Self(match seed ^ 0x5851_f42d_4c95_7f2d {
             0 => 1,
             seed => seed,

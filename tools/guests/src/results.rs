@@ -17,7 +17,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table of which nothing is printed yet but, unless JSON is wanted, its head.
+    /// A table without rows. Its head is printed unless JSON is wanted.
     ///
     /// # Errors
     ///
@@ -112,14 +112,14 @@ pub const LATENCY_COLUMNS: &[Column] = &[
     ("p99 us", "p99_us", 10),
 ];
 
-/// A size, and the shortest, median and nearly longest of some times in nanoseconds, which it
-/// puts in order.
+/// A row with a size, and the shortest, the median and the 99th percentile of some times in
+/// nanoseconds, which it sorts.
 pub fn latency_row(size: u64, times: &mut [u64]) -> Vec<Hundredths> {
     times.sort_unstable();
     [Hundredths::whole(size)].into_iter().chain([0, 50, 99].map(|p| percentile(times, p))).collect()
 }
 
-/// The time that so many percent of `times`, nanoseconds in order, are shorter than.
+/// The time below which this percentage of `times` (sorted, in nanoseconds) lies.
 pub fn percentile(times: &[u64], percent: usize) -> Hundredths {
     Hundredths::micros(times.get(times.len() * percent / 100).copied().unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! What the programs for TNW share.
+//! Shared by the programs for TNW.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -12,22 +12,23 @@ use crate::{Error, NodeBuffer, NodePlatform, fail, option};
 
 /// How long a neighbour may take, in nanoseconds: it may not have booted yet.
 pub const PATIENCE_NS: u64 = 50_000_000_000;
-/// How long neighbours are waited for at the end, in nanoseconds. One that has ended before may
-/// have taken its last answer with it.
+/// How long to wait for neighbours at the end, in nanoseconds. The last answer of one that has
+/// ended before may be lost.
 const LEAVING_NS: u64 = 5_000_000_000;
 
 /// The torus that a network processor is in.
 ///
 /// # Errors
 ///
-/// If the device says something that is none.
+/// If the device reports something that is not a torus.
 pub fn torus(nwp: &Nwp<NodePlatform>) -> Result<Shape, Error> {
     let [x, y, z] = nwp.shape();
     let shape = Shape::new([x, y, z, 1, 1, 1])?;
     Ok(option("torus").map_or(shape, |axes| shape.with_torus_letters(axes)))
 }
 
-/// Waits until the neighbours have what was sent, as a device may be reset when its program ends.
+/// Waits until the neighbours have received everything, because a device may be reset when its
+/// program ends.
 pub fn leave(nwp: &Nwp<NodePlatform>) {
     nwp.flush(LEAVING_NS);
 }
@@ -58,7 +59,7 @@ impl<'a> Lane<'a> {
     ///
     /// # Errors
     ///
-    /// If nobody is there, or there is no memory.
+    /// If there is no neighbour, or no memory.
     pub fn open(
         nwp: &'a Nwp<NodePlatform>,
         link: Link,
@@ -69,7 +70,7 @@ impl<'a> Lane<'a> {
         Ok(Self { stream: nwp.open(link, channel)?, buffer, bytes: vec![0; most] })
     }
 
-    /// The same, whose waits sleep: for programs of which more run than there are processors.
+    /// The same, with waits that sleep, for programs of which more run than there are processors.
     ///
     /// # Errors
     ///
@@ -79,11 +80,11 @@ impl<'a> Lane<'a> {
         Ok(self)
     }
 
-    /// Sends a message. The lane is free again when its end was seen, by [`Lane::sent`].
+    /// Sends a message. The lane is free again once [`Lane::sent`] has seen its end.
     ///
     /// # Errors
     ///
-    /// If it is not taken.
+    /// If it is not accepted.
     pub fn send(&mut self, how: How, message: &[u8]) -> Result<Option<Ticket>, Error> {
         if how == How::Pput {
             self.stream.send(message, PATIENCE_NS)?;
@@ -106,7 +107,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Posts a credit for a message of so many bytes.
+    /// Posts a credit for a message of `bytes` bytes.
     ///
     /// # Errors
     ///
@@ -115,7 +116,7 @@ impl<'a> Lane<'a> {
         Ok(self.stream.credit(&self.buffer, 0, bytes)?)
     }
 
-    /// Waits for the message of a credit, which must have as many bytes as that.
+    /// Waits for the message of a credit, which must have as many bytes as the credit.
     ///
     /// # Errors
     ///
@@ -127,7 +128,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// The first bytes of what has come last.
+    /// The first bytes of the last received message.
     pub fn bytes(&mut self, count: usize) -> &[u8] {
         let bytes = &mut self.bytes[..count];
         self.buffer.read(0, bytes);

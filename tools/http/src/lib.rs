@@ -1,7 +1,7 @@
-//! Answers of a command to browsers and to programs that ask by HTTP/1, one request a connection.
+//! Answers requests of browsers and programs by HTTP/1, one request per connection.
 //!
-//! For pages of a machine that runs, not for the world: heads and bodies are short, and a client
-//! that is slow or says too much is left. What is served, and to whom, is the caller's.
+//! It serves pages of a running machine, not the world: heads and bodies are short, and a client
+//! that is slow or sends too much is dropped. The caller decides what is served, and to whom.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -14,7 +14,7 @@ const MAX_FIELDS: usize = 64;
 const MAX_BODY: usize = 4 << 10;
 /// How long a client may take in all.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long, and for how many bytes, a client may go on talking when it has its answer.
+/// How long, and how many bytes, a client may keep sending once it has its answer.
 const LINGER: Duration = Duration::from_secs(1);
 const MAX_DRAIN: usize = 64 << 10;
 
@@ -24,22 +24,22 @@ pub const TEXT: &str = "text/plain; charset=utf-8";
 /// What a client asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// `GET`, `HEAD`, `POST` and so on, as the client has it.
+    /// `GET`, `HEAD`, `POST` and so on, as the client sent it.
     pub method: String,
-    /// What it asks for, without what follows a question mark.
+    /// The path, without the query after a question mark.
     pub path: String,
     /// What follows the question mark.
     pub query: String,
-    /// The host that the client believes to talk to, with its port.
+    /// The host, with its port, that the client believes to be connected to.
     pub host: Option<String>,
-    /// The page that makes a browser ask.
+    /// The page from which a browser sends the request.
     pub origin: Option<String>,
     /// What came with it, at most 4 KiB.
     pub body: Vec<u8>,
 }
 
 impl Request {
-    /// A value of the query by its name, as it stands there.
+    /// A value of the query by its name, not decoded.
     pub fn value(&self, name: &str) -> Option<&str> {
         self.query
             .split('&')
@@ -67,7 +67,7 @@ impl Answer {
         Self { status: "200 OK", kind, fields: "", body: body.into() }
     }
 
-    /// Something else: a line of text that says why.
+    /// A refusal: a line of text with the reason.
     pub fn refused(status: &'static str, why: &str) -> Self {
         Self { status, kind: TEXT, fields: "", body: format!("{why}\n").into_bytes() }
     }
@@ -94,7 +94,7 @@ pub fn answer(mut client: TcpStream, respond: impl FnOnce(&Request) -> Answer) -
     if whole {
         all.extend_from_slice(&body);
     }
-    // A client that reads a byte now and then does not keep others waiting.
+    // A client that reads very slowly does not keep others waiting.
     let mut rest = all.as_slice();
     while !rest.is_empty() {
         client.set_write_timeout(Some(left(until)?))?;
@@ -105,8 +105,8 @@ pub fn answer(mut client: TcpStream, respond: impl FnOnce(&Request) -> Answer) -
     drain(&mut client, until.min(Instant::now() + LINGER))
 }
 
-/// Reads what a client still has to say, for a while: a connection that is closed before is reset,
-/// and the answer may be lost with it.
+/// Reads the rest of a client's data for a while: a connection that is closed earlier is reset, and
+/// the answer may be lost with it.
 fn drain(client: &mut TcpStream, until: Instant) -> io::Result<()> {
     let mut bytes = [0; 4096];
     for _ in 0..MAX_DRAIN / bytes.len() {
@@ -123,7 +123,7 @@ fn left(until: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// Reads a request. Inside is what is wrong with it.
+/// Reads a request. The inner error tells what is wrong with it.
 fn read(client: &mut TcpStream, until: Instant) -> io::Result<Result<Request, &'static str>> {
     let mut bytes = Vec::new();
     let (mut request, body, length) = loop {
@@ -152,7 +152,7 @@ fn read(client: &mut TcpStream, until: Instant) -> io::Result<Result<Request, &'
     Ok(Ok(request))
 }
 
-/// A head without its body, and how long that is.
+/// A head without its body, and the length of the body.
 fn parsed(head: &httparse::Request<'_, '_>) -> Result<(Request, usize), &'static str> {
     let (method, target) = head.method.zip(head.path).ok_or("no request")?;
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
@@ -166,7 +166,7 @@ fn parsed(head: &httparse::Request<'_, '_>) -> Result<(Request, usize), &'static
     for field in &*head.headers {
         let value = std::str::from_utf8(field.value).map(str::trim);
         match field.name.to_ascii_lowercase().as_str() {
-            // Nobody may take one of two for the other.
+            // Two of them could be confused.
             "host" if request.host.is_some() => return Err("two fields Host"),
             "host" => request.host = value.ok().map(str::to_owned),
             "origin" => request.origin = Some(value.unwrap_or("?").to_owned()),
@@ -200,14 +200,14 @@ mod tests {
 
     use super::*;
 
-    /// What comes back for these bytes, where the answer repeats what was asked.
+    /// The response to these bytes, with an answer that repeats the request.
     fn said(bytes: &[u8]) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (server, _) = listener.accept().unwrap();
         let respond = |request: &Request| Answer::good(TEXT, format!("{request:?}"));
         let answers = thread::spawn(move || answer(server, respond));
-        // The other end may have said no before it has read everything.
+        // The other end may have refused before it has read everything.
         let _ = client.write_all(bytes);
         let mut text = Vec::new();
         let _ = client.read_to_end(&mut text);

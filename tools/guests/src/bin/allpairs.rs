@@ -21,7 +21,7 @@ tofu_guests::entry!(allpairs);
 
 /// Bytes between the places of two nodes.
 const SLOT: u64 = 4096;
-/// Data is not aligned within its place, and no multiple of anything.
+/// Data is not aligned within its place, and its length is odd.
 const SKEW: u64 = 13;
 /// More than two TLPs.
 const LEN: usize = 4001;
@@ -83,7 +83,7 @@ fn allreduce(comm: &mut Comm) -> Result<(), Error> {
         let algorithm = gates.choice().algorithm;
         println!("allreduce over {nodes} nodes by {algorithm}: sum {sum}, {us} us");
     }
-    // Gates of others may still be about to send to this node's.
+    // Other nodes' gates may still send to this node's.
     comm.barrier()
 }
 
@@ -98,7 +98,7 @@ fn round_of(comm: &mut Comm, round: u64) -> Result<(), Error> {
     let mut bytes = vec![0; LEN];
     data_of(me, round, &mut bytes);
     comm.data().write(Layout::SOURCE as usize, &bytes);
-    // Everyone has something to get from.
+    // Every node has data to get.
     comm.barrier()?;
 
     let len = LEN as u32;
@@ -118,7 +118,7 @@ fn round_of(comm: &mut Comm, round: u64) -> Result<(), Error> {
         .map(|peer| Order::get(comm.target(peer), source, comm.at(layout.got(peer)), len))
         .collect();
     comm.run_all(gets)?;
-    // Everyone's Puts and atomics have arrived.
+    // All nodes' Puts and atomics have arrived.
     comm.barrier()?;
 
     let mut found = vec![0; LEN];
@@ -137,6 +137,6 @@ fn round_of(comm: &mut Comm, round: u64) -> Result<(), Error> {
     if count != expected {
         return Err(fail!("round {round}: {count} atomics arrived instead of {expected}"));
     }
-    // Nobody changes anything, or leaves, while others still look.
+    // No node changes anything, or leaves, while others still read.
     comm.barrier()
 }

@@ -24,7 +24,7 @@ fn allreduce() -> Result<(), Error> {
         "{nodes} nodes, {algorithm}, {own} gates here: \
          all operations verified {rounds} times, {us} us"
     );
-    // Gates of others may still be about to send to this node's.
+    // Other nodes' gates may still send to this node's.
     comm.barrier()
 }
 
@@ -68,7 +68,7 @@ fn round_of(comm: &Comm, gates: &mut Gates, round: u64) -> Result<(), Error> {
     let [sum, all, odd] = gates.sum([huge + small, 0.5, odd])?;
     same("sum with cancellation", sum, 1.0)?;
     same("sum of halves", all, nodes as f64 / 2.0)?;
-    // Every node has the same, to the last bit.
+    // Every node has the same result, to the last bit.
     let bits = gates.reduce(Op::Max, [odd.to_bits(), !odd.to_bits()])?;
     same("bits of the sum", bits, [odd.to_bits(), !odd.to_bits()])
 }

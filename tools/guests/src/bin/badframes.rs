@@ -48,7 +48,7 @@ fn badframes() -> Result<(), Error> {
         }
         packets.send(&target, &[&packet], n as u32)?;
         while packets.poll_sent().is_some() {}
-        // What the others have to say about it does not matter.
+        // The others' answers do not matter.
         while packets.recv(&mut received).is_some() {}
     }
     println!("{count} bad packets sent");
@@ -63,7 +63,7 @@ struct Vandal {
 }
 
 impl Vandal {
-    /// A node of the machine; now and then itself.
+    /// A node of the machine, occasionally this one.
     fn node(&mut self) -> Coords {
         let id = self.random.below(self.shape.nodes().into()) as u32;
         self.shape.coords(NodeId(id)).unwrap_or(self.me)
@@ -78,7 +78,7 @@ impl Vandal {
         [&to[..], &from, &kind, data].concat()
     }
 
-    /// A packet that is right but for what the caller makes wrong.
+    /// A packet that is correct except for what the caller changes.
     fn repr(&self, kind: PacketKind, id: u32, len: usize) -> Repr {
         Repr {
             kind,
@@ -99,19 +99,19 @@ impl Vandal {
         let (len, name) = (self.random.below(1400) as usize, addr::mac(other));
         let data = self.bytes(len);
         match self.random.below(11) {
-            // From another node, says the packet.
+            // The packet claims to be from another node.
             0 => {
                 let frame = self.frame(theirs, name, IPV4, &data);
                 let repr =
                     Repr { origin: other, ..self.repr(PacketKind::Unicast, id, frame.len()) };
                 [&repr.emit()[..], &frame].concat()
             }
-            // From another node, says the frame.
+            // The frame claims to be from another node.
             1 => {
                 let frame = self.frame(theirs, name, IPV4, &data);
                 [&self.repr(PacketKind::Unicast, id, frame.len()).emit()[..], &frame].concat()
             }
-            // For another node than the one that it comes to.
+            // For another node than the one that it is sent to.
             2 => {
                 let frame = self.frame(name, own, IPV4, &data);
                 [&self.repr(PacketKind::Unicast, id, frame.len()).emit()[..], &frame].concat()
@@ -123,7 +123,7 @@ impl Vandal {
                     Repr { origin: other, ..self.repr(PacketKind::Broadcast, id, frame.len()) };
                 [&repr.emit()[..], &frame].concat()
             }
-            // A question for an address that nobody has, to all.
+            // A question for an address that no node has, to all nodes.
             4 | 5 => self.question(id),
             // The first fragment of a frame that is too long, or that never becomes complete.
             6 => {
@@ -142,7 +142,7 @@ impl Vandal {
                 packet.truncate(self.random.below(packet.len() as u64) as usize);
                 packet
             }
-            // Unfinished, with metadata that do not fit, or a confirmation that nobody waits for.
+            // An offloaded frame with inconsistent metadata, or an unexpected confirmation.
             8 => {
                 let kind =
                     self.random.choose(&[PacketKind::Offloaded, PacketKind::Acknowledgement]);
@@ -153,8 +153,8 @@ impl Vandal {
                     if kind == PacketKind::Acknowledgement { repr.acknowledgement() } else { repr };
                 [&repr.emit()[..], &body].concat()
             }
-            // A frame to be fetched from memory that is not there, or the end of a request that
-            // nobody has made.
+            // A frame to be fetched from memory that does not exist, or the end of a request that
+            // was never made.
             9 => {
                 let len = self.random.below(1 << 16) as u32;
                 let head = self.random.choose(&[0, 1, 14, 400, 600]);
@@ -170,7 +170,7 @@ impl Vandal {
         }
     }
 
-    /// A right question by ARP for an address that no node has, in a broadcast.
+    /// A correct ARP question for an address that no node has, in a broadcast.
     fn question(&mut self, id: u32) -> Vec<u8> {
         let [.., a, b, _] = self.random.next().to_le_bytes();
         let arp = ArpRepr::EthernetIpv4 {

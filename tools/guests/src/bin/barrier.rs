@@ -3,9 +3,9 @@
 //! `rounds=N` of each (200), by turns, so that both see the same load. Node 0 prints a table:
 //! `gates` is 1 for gates and 0 for Puts, `bytes` 0 for a barrier and 8 for a sum.
 //!
-//! With `through=SECONDS` nodes 0 and 2 of three add up numbers for so long instead, through relay
-//! gates of node 1, which has no other part in it: it counts aloud, so that one sees it stop when
-//! somebody stops it, and the others not.
+//! With `through=SECONDS`, nodes 0 and 2 of three instead sum up numbers for that long, through
+//! relay gates of node 1, which takes no other part in it. Node 1 prints a count, so that one sees
+//! that it stops when it is paused, and that the others do not.
 #![cfg_attr(feature = "bare", no_std, no_main)]
 
 extern crate alloc;
@@ -46,7 +46,7 @@ fn through(seconds: u64) -> Result<(), Error> {
     let end = now_ns().saturating_add(seconds.saturating_mul(1_000_000_000));
     let (mut sums, mut next) = (0u64, now_ns());
     loop {
-        // The last round is the one that both know to be the last.
+        // Both nodes know which round is the last.
         let over = u64::from(now_ns() >= end);
         if comm.rank() == Through::RELAY {
             comm.pause(LINE_NS);
@@ -69,7 +69,7 @@ fn through(seconds: u64) -> Result<(), Error> {
             next = now_ns() + LINE_NS;
         }
     }
-    // Gates of others may still be about to send to this node's.
+    // Other nodes' gates may still send to this node's.
     comm.barrier()
 }
 
@@ -87,7 +87,7 @@ fn measure() -> Result<(), Error> {
     while done < rounds {
         let turn = TURN.min(rounds - done);
         for (kind, times) in times.iter_mut().enumerate() {
-            // One more, which finds all nodes at the same place and is not counted.
+            // One more round, which brings all nodes to the same place and is not counted.
             for i in 0..=turn {
                 let start = now_ns();
                 let number = done + i;

@@ -15,7 +15,7 @@ use tofu_guests::{Error, fail, now_ns, number, println};
 
 tofu_guests::entry!(run);
 
-/// The function of `tofu bench`: ours, and of no other use.
+/// The function of `tofu bench`, which is ours and has no other use.
 const VENDOR: u16 = 0x10cf;
 const DEVICE: u16 = 0x1cff;
 /// Its BAR 0: a doorbell page, then a page of memory with one word that the host changes when the

@@ -1,10 +1,9 @@
 //! Writes garbage everywhere: registers, rings, descriptors, tables. Nothing of it may harm
 //! the machine or the other nodes; the program succeeds if it comes to its end.
 //!
-//! `steps=N`: how much (2000), `seed=N`: which. Two things it does keep to, because breaking
-//! them is a guest's good right and no fault of the device: it lets the device write to one
-//! arena of its own memory only, and it does not use the group process id of the other
-//! programs.
+//! `steps=N`: how much (2000), `seed=N`: which. It keeps two rules, because a guest may break them
+//! without any fault of the device: it lets the device write only to one arena of its own memory,
+//! and it does not use the group process id of the other programs.
 #![cfg_attr(feature = "bare", no_std, no_main)]
 
 use tofu_abi::desc::{Command, DESC_SIZE, Header1, Header2};
@@ -100,7 +99,7 @@ impl Vandal {
         (self.arena.device_addr() + offset) | cache_injection
     }
 
-    /// Where a steering table may be: memory blocks will do, too.
+    /// An address for a steering table; memory blocks will do, too.
     fn steering_table(&mut self) -> u64 {
         match self.random.below(4) {
             0 => self.nowhere(),
@@ -113,7 +112,7 @@ impl Vandal {
         if self.random.one_in(4) { self.nowhere() } else { self.tables.device_addr() + BLOCKS_AT }
     }
 
-    /// A queue that the device has, or now and then one that devices of some generation have.
+    /// A queue that the device has, or occasionally one that devices of some generation have.
     fn any_queue(&mut self) -> (TniId, CqId) {
         let Description { tnis, cqs, .. } = *self.description;
         let (tnis, cqs) = match self.random.one_in(4) {
@@ -170,8 +169,8 @@ impl Vandal {
         }
     }
 
-    /// A group process id that nobody else has: the others' do not use the highest bit, and
-    /// not 0.
+    /// A group process id that no other program has: the others' ids do not use the highest bit,
+    /// and are not 0.
     fn gpid(&mut self) -> u64 {
         if self.random.one_in(2) { 0 } else { self.random.next() | 1 << 63 }
     }
@@ -240,7 +239,7 @@ impl Vandal {
         }
     }
 
-    /// Fills all tables. Whatever an entry leads to is the arena or no memory at all.
+    /// Fills all tables. Every entry leads to the arena or to no memory at all.
     fn fill_tables(&mut self) {
         for i in 0..ENTRIES as usize {
             let steering = Steering(self.random.next())
@@ -262,7 +261,8 @@ impl Vandal {
                 block.with_ps(size).with_ipa(self.tables.device_addr() + table)
             };
             self.store_entry(BLOCKS_AT as usize + i * 16, block.0);
-            // Never more than a page table has: the device may read this between two stores.
+            // Never more than a page table has, because the device may read this between two
+            // stores.
             let pages = self.random.below(PAGES + 1);
             self.store_entry(BLOCKS_AT as usize + i * 16 + 8, pages);
         }
@@ -284,7 +284,7 @@ impl Vandal {
     /// An access that registers do not have, or half of one.
     fn odd_access(&mut self, platform: &NodePlatform) {
         let anywhere = self.random.below(BAR0_SIZE - 8);
-        // Registers of the user page only: halves of addresses would break the rules.
+        // Only registers of the user page: halves of addresses would break the rules.
         let (tni, cq) = self.any_queue();
         let half = cq_page(tni, cq) + self.random.below(0x88 / 4) * 4;
         let value = self.random.next();

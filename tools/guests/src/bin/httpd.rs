@@ -1,8 +1,8 @@
 //! Every node serves a page over HTTP, and fetches those of all others.
 //!
-//! `size=N` bytes of the page (20000), `count=N` how often to fetch each (3); `forever=1` goes on
-//! serving after that. With `again=1` it goes on fetching while nodes go and come back, and says,
-//! once a second at most, when those of all nodes have come.
+//! `size=N` bytes of the page (20000), `count=N` how often to fetch each (3); `forever=1` keeps
+//! serving after that. With `again=1` it keeps fetching while nodes go and come back, and reports,
+//! once a second at most, when the pages of all nodes have arrived.
 #![cfg_attr(feature = "bare", no_std, no_main)]
 
 extern crate alloc;
@@ -22,19 +22,19 @@ tofu_guests::entry!(httpd);
 const PORT: u16 = 80;
 /// Connections that a node serves at a time.
 const SERVERS: usize = 16;
-/// How long a node may take to come up, a page to come, and the others to fetch theirs, in
+/// How long a node may take to come up, a page to arrive, and the others to fetch theirs, in
 /// nanoseconds.
 const START_NS: u64 = 60_000_000_000;
 const PAGE_NS: u64 = 20_000_000_000;
-/// How long the ends of connections are waited for: the last acknowledgement may have been lost,
-/// and who sent it be gone.
+/// How long to wait for the ends of connections: the last acknowledgement may have been lost, and
+/// its sender may be gone.
 const END_NS: u64 = 2_000_000_000;
-/// With `again=1`: how long a connection may take, and a page, before it is another node's turn.
-/// Who is served may say nothing for as long as a page may take.
+/// With `again=1`: how long a connection may take, and a page, before it is another node's turn. A
+/// client may be silent for as long as a page may take.
 const AGAIN_NS: [u64; 2] = [1_000_000_000, 10_000_000_000];
-/// How often it is said at most that pages have come.
+/// The shortest time between reports that pages have arrived.
 const SAY_NS: u64 = 1_000_000_000;
-/// Longest request that is looked at, in bytes.
+/// Longest request that is parsed, in bytes.
 const MAX_REQUEST: usize = 1024;
 
 fn httpd() -> Result<(), Error> {
@@ -78,7 +78,7 @@ fn httpd() -> Result<(), Error> {
     }
 }
 
-/// Fetches the pages of all others for ever, whoever is there.
+/// Fetches the pages of all others for ever, whichever are there.
 fn fetch_again(net: &mut Net, server: &mut Server, size: usize) -> Result<(), Error> {
     server.end_quiet(net);
     let (mut fetched, mut said) = (0_u64, None);
@@ -111,7 +111,7 @@ fn page(rank: u32, size: usize) -> Vec<u8> {
 struct Connection {
     handle: SocketHandle,
     request: Vec<u8>,
-    /// What is to be sent, and how much of it was.
+    /// The response to send, and how much of it was sent.
     response: Option<usize>,
 }
 
@@ -137,7 +137,7 @@ impl Server {
         Ok(Self { connections, found, missing, is_found, served: 0 })
     }
 
-    /// Ends connections of clients that are not there any more.
+    /// Ends connections of clients that have gone.
     fn end_quiet(&self, net: &mut Net) {
         let quiet = Some(Duration::from_micros(AGAIN_NS[1] / 1000));
         for connection in &self.connections {
@@ -147,7 +147,7 @@ impl Server {
         }
     }
 
-    /// Whether clients have acknowledged all that they were sent.
+    /// Whether clients have acknowledged everything that was sent to them.
     fn is_taken(&self, net: &Net) -> bool {
         self.connections
             .iter()
@@ -162,7 +162,7 @@ impl Server {
         })
     }
 
-    /// Does what there is to do for all connections.
+    /// Does the pending work of all connections.
     fn work(&mut self, net: &mut Net) {
         for (connection, is_found) in self.connections.iter_mut().zip(&mut self.is_found) {
             let socket = net.sockets.get_mut::<tcp::Socket>(connection.handle);
@@ -212,12 +212,12 @@ fn head(status: &str, length: usize) -> String {
     )
 }
 
-/// Fetches a node's page, for which its connection and then the page have so long. The inner result
-/// is why it did not come.
+/// Fetches a node's page, with a time limit for its connection and then for the page. The inner
+/// error is the reason for which it did not arrive.
 ///
 /// # Errors
 ///
-/// If another page has come.
+/// If another page has arrived.
 fn fetch(
     net: &mut Net,
     server: &mut Server,

@@ -84,13 +84,13 @@ fn ping() -> Result<(), Error> {
         socket
             .send_slice(DONE, (Ipv4Address::BROADCAST, PORT))
             .map_err(|error| fail!("the broadcast: {error}"))?;
-        // One after another, so that the loss of one is not that of the next.
+        // One after another, so that they are not lost together.
         net.run(AGAIN_NS, |_| None::<()>);
     }
     net.close()
 }
 
-/// An echo request that must be answered, at the last try at the latest.
+/// Sends an echo request that must be answered at the last try at the latest.
 fn once(
     net: &mut Net,
     pinger: &mut Pinger,

@@ -36,7 +36,7 @@ fn pingpong() -> Result<(), Error> {
         if run.comm.rank() == 0 {
             run.report(size, times);
         }
-        // None of this size may come late and overwrite one of the next.
+        // No message of this size may arrive late and overwrite one of the next size.
         run.comm.finish()?;
     }
     run.finish()

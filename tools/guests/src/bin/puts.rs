@@ -48,7 +48,7 @@ fn timed(comm: &mut Comm, order: &Order) -> Result<u64, Error> {
         spin_loop();
     };
     let time = now_ns() - start;
-    // Its notice is there as well, or comes; it tells what the target has made of the Put.
+    // Its notice is there as well, or will come; it has the target's result.
     let notice = loop {
         match comm.cq().poll_mrq() {
             Some(notice) if notice.id().is_some_and(MrqId::ends_own_command) => break notice,

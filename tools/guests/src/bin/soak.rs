@@ -3,8 +3,8 @@
 //! nodes ping each other over IP, and answers have what was sent. When all is repaired nothing is
 //! lost any more, all nodes answer, and the barrier gates of all add up.
 //!
-//! `calm=N`: seconds without a loss from which all is taken to be repaired (2); with `lossy=1` not
-//! before a first one. `seed=N`: which Puts (1).
+//! `calm=N`: seconds without a loss after which everything counts as repaired (2); with `lossy=1`
+//! not before a first loss. `seed=N`: which Puts (1).
 #![cfg_attr(feature = "bare", no_std, no_main)]
 
 extern crate alloc;
@@ -28,8 +28,8 @@ tofu_guests::entry!(soak);
 const MAX_LEN: u64 = 3 * MAX_MTU as u64;
 /// Bytes between the places of two nodes.
 const SLOT: u64 = 8192;
-/// Offsets in each node's memory: what it puts, what it gets back, who needs its IP no more, and a
-/// place for each node to put to.
+/// Offsets in each node's memory: the data that it puts, the data that it gets back, the nodes that
+/// need its IP no more, and a place for each node to put to.
 const SOURCE: u64 = 0;
 const BACK: u64 = SLOT;
 const DONE: u64 = 2 * SLOT;
@@ -40,11 +40,11 @@ const PATIENCE_NS: u64 = 120_000_000_000;
 const SECOND: u64 = 1_000_000_000;
 /// Bytes of data of a ping at most.
 const PING: usize = 1400;
-/// A ping for so many Puts, and how long is waited for its answer, in nanoseconds: not long, as
-/// the other node may be waiting for a command that is lost.
+/// One ping in this many Puts, and how long to wait for its answer, in nanoseconds: not long,
+/// because the other node may be waiting for a command that is lost.
 const PING_IN: u64 = 4;
 const PING_NS: u64 = 1_000_000;
-/// Puts, and sums of all nodes, when all is repaired.
+/// Puts, and sums of all nodes, once everything is repaired.
 const LAST: u32 = 200;
 const SUMS: u64 = 50;
 
@@ -53,8 +53,8 @@ struct Soak {
     random: Random,
     peers: Vec<u32>,
     paths: Vec<Path>,
-    /// What this node's place at each other node is known to have: the number of a Put and its
-    /// length. Nothing is known after one that was lost.
+    /// The known contents of this node's place at each other node: the number of a Put and its
+    /// length. Nothing is known after a lost Put.
     known: Vec<Option<(u64, usize)>>,
     serial: u64,
     lost: u64,
@@ -119,7 +119,7 @@ impl Soak {
         }
     }
 
-    /// Runs a command; what its target has made of it.
+    /// Runs a command; returns its target's result.
     fn run(&mut self, order: &Order) -> Result<Rcode, Error> {
         let path = self.random.choose(&self.paths);
         let cq = self.comm.cq();
@@ -142,7 +142,7 @@ impl Soak {
         }
     }
 
-    /// Puts something to a node, and gets back what is there.
+    /// Puts data to a node, and gets back what is there.
     fn put_and_get(&mut self) -> Result<(), Error> {
         let peer = self.random.choose(&self.peers);
         let len = 1 + self.random.below(MAX_LEN) as usize;
@@ -228,6 +228,6 @@ fn soak() -> Result<(), Error> {
         "{serial} Puts, {lost} commands lost and told, {answers} of {pings} pings answered, \
          {SUMS} sums"
     );
-    // Gates of others may still be about to send to this node's.
+    // Other nodes' gates may still send to this node's.
     comm.barrier()
 }

@@ -17,8 +17,8 @@ use tofu_guests::{Error, Hundredths, Table, fail, now_ns, number, percentile, pr
 tofu_guests::entry!(tcpbench);
 
 const PORT: u16 = 5201;
-/// How long the other node may take to come up, and the longest that nothing may come, in
-/// nanoseconds.
+/// How long the other node may take to come up, and the longest time in which nothing may arrive,
+/// in nanoseconds.
 const START_NS: u64 = 60_000_000_000;
 const QUIET_NS: u64 = 20_000_000_000;
 /// Bytes that are made or checked at a time.
@@ -65,7 +65,7 @@ fn client(net: &mut Net, socket: SocketHandle, bytes: u64, count: u64) -> Result
     let mut table = Table::new("tcpbench", columns)?;
     let start = now_ns();
     send(net, socket, bytes)?;
-    // The other side's first byte says that it has them all.
+    // The other side's first byte tells that it has received everything.
     let first = net.run(QUIET_NS, |net| {
         let socket = net.sockets.get::<tcp::Socket>(socket);
         (socket.can_recv() || bytes == 0).then_some(())
@@ -96,7 +96,7 @@ fn client(net: &mut Net, socket: SocketHandle, bytes: u64, count: u64) -> Result
     finish(net, socket)
 }
 
-/// Data that tells places in the stream apart.
+/// Data that differs between places in the stream.
 fn fill(position: u64, chunk: &mut [u8]) {
     for (n, byte) in chunk.iter_mut().enumerate() {
         let at = position + n as u64;
@@ -172,15 +172,15 @@ fn get(net: &mut Net, handle: SocketHandle, data: &mut [u8]) -> Result<(), Error
     Ok(())
 }
 
-/// Closes the connection, and waits until the other side has done so, too.
+/// Closes the connection, and waits until the other side has closed it, too.
 fn finish(net: &mut Net, handle: SocketHandle) -> Result<(), Error> {
     net.sockets.get_mut::<tcp::Socket>(handle).close();
     let closed = net.run(QUIET_NS, |net| {
         let state = net.sockets.get::<tcp::Socket>(handle).state();
         matches!(state, tcp::State::Closed | tcp::State::TimeWait).then_some(())
     });
-    // The other side, which has closed as well, is not there any more if the acknowledgement of
-    // our end was lost, and what came after.
+    // The other side has closed as well, and has gone if the acknowledgement of our end and its
+    // repetitions were lost.
     let state = net.sockets.get::<tcp::Socket>(handle).state();
     let alone = matches!(state, tcp::State::LastAck | tcp::State::Closing);
     closed.or(alone.then_some(())).ok_or_else(|| fail!("the connection does not end: {state}"))

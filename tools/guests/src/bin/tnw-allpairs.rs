@@ -17,10 +17,11 @@ use tofu_tnw::{Channel, Link, Outcome, Status};
 
 tofu_guests::entry!(allpairs);
 
-/// Lengths of the messages, by stores and by fetching: several packets, and no multiple of them.
+/// Lengths of the messages, by stores and by fetching: several packets, and not a multiple of a
+/// packet.
 const LENGTHS: [usize; 2] = [1_001, 9_999];
 
-/// What a node sends over one of its links.
+/// The data that a node sends over one of its links.
 fn contents(from: Coords, link: Link, channel: Channel, round: u64, which: usize) -> Vec<u8> {
     let place = from.to_array().iter().fold(0, |n, &c| n << 5 | u64::from(c));
     let stream = (link.index() * 8 + channel.index()) as u64;
@@ -48,7 +49,7 @@ fn allpairs() -> Result<(), Error> {
                 }
                 open.push((stream, credits));
             }
-            // Fetching needs nobody; stores may have to wait for the neighbour.
+            // Fetching needs no waiting; stores may have to wait for the neighbour.
             let mut fetched = Vec::new();
             for (stream, _) in &mut open {
                 let bytes = contents(nwp.coords(), stream.link(), channel, round, 0);

@@ -32,7 +32,7 @@ const COLUMNS: &[Column] = &[
 ];
 /// Messages of the shortest size: a packet.
 const SHORTEST: usize = 128;
-/// The longest messages, as `max=` may ask for.
+/// The longest messages, that `max=` may ask for.
 const LIMIT: u64 = 1 << 20;
 
 /// What is to be measured.
@@ -84,7 +84,7 @@ fn bench() -> Result<(), Error> {
         talks: matches!(option("json"), None | Some("0")),
         first: nwp.coords() == Coords::default(),
     };
-    // X+, Y+ and Z+, as far as they lead anywhere, and receive from the links beside them.
+    // X+, Y+ and Z+ as far as they lead anywhere; messages arrive from the opposite links.
     let plus: Vec<Link> = Link::ALL.into_iter().skip(1).step_by(2).collect();
     let is_ring = |link: &Link| nwp.is_present(*link) && nwp.is_present(link.opposite());
     let plus: Vec<Link> = plus.into_iter().filter(is_ring).collect();
@@ -130,7 +130,7 @@ fn latency(nwp: &Nwp<NodePlatform>, run: &Run, how: How, link: Link) -> Result<(
     let mut table = run.table(how, "latency", program, LATENCY_COLUMNS)?;
     for size in run.sizes(how) {
         let mut times = Vec::new();
-        // The first one, for which the neighbour may not be ready, does not count.
+        // The first one does not count, because the neighbour may not be ready for it.
         for round in 0..=run.count {
             let text = message(size, round);
             let credit = inward.credit(size)?;

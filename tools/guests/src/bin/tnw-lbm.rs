@@ -3,12 +3,12 @@
 //!
 //! A lattice of `nx=N` by `ny=N` sites (64), periodic in both directions, `steps=N` (50). X of the
 //! lattice is cut along X of the machine, Y along a ring through the nodes of Y and Z. `how=nget`
-//! (the default) or `how=pput` is how messages are sent. Each node computes the whole by itself,
-//! too, and compares; `verify=0` leaves that out.
+//! (the default) or `how=pput` is how messages are sent. Each node also computes the whole lattice
+//! by itself, and compares; `verify=0` omits that.
 //!
 //! The lattice is D2Q9, with nine populations a site that come from the eight neighbours and from
-//! the site itself, and a single time of relaxation. Its weights are rational numbers, so that
-//! there are additions, multiplications and divisions only, whose results are the same everywhere.
+//! the site itself, and a single time of relaxation. Its weights are rational numbers, so that it
+//! needs only additions, multiplications and divisions, whose results are the same everywhere.
 #![cfg_attr(feature = "bare", no_std, no_main)]
 
 extern crate alloc;
@@ -60,14 +60,14 @@ fn wave(at: usize, of: usize) -> f64 {
     sign * 4.0 * place * (1.0 - place)
 }
 
-/// What is sent to the next block in a direction of the lattice, or to the one before.
+/// The data that is sent to the next block in a direction of the lattice, or to the one before.
 #[derive(Clone, Copy)]
 struct Side {
     along_x: bool,
     forward: bool,
 }
 
-/// A part of the lattice, with a line of sites around it that are its neighbours'.
+/// A part of the lattice, with a line of sites around it that belong to its neighbours.
 struct Block {
     /// Its first site, and how many it has.
     first: (usize, usize),
@@ -112,7 +112,7 @@ impl Block {
         (q * (self.sites.1 + 2) + y) * (self.sites.0 + 2) + x
     }
 
-    /// Lets the populations of each site come nearer to equilibrium.
+    /// Moves the populations of each site towards equilibrium.
     fn collide(&mut self) {
         for y in 1..=self.sites.1 {
             for x in 1..=self.sites.0 {
@@ -147,8 +147,8 @@ impl Block {
         core::mem::swap(&mut self.now, &mut self.next);
     }
 
-    /// Places of what goes to a side: in the block where it is, or, if `outside`, where it arrives
-    /// in the line around the next block. Lines along X have the corners, which have come along Y.
+    /// Places of the data for a side: in this block, or, if `outside`, in the line around the next
+    /// block where it arrives. Lines along X have the corners, which have arrived along Y.
     fn edge(&self, side: Side, outside: bool) -> Vec<usize> {
         let (across, along) = if side.along_x { self.sites } else { (self.sites.1, self.sites.0) };
         let line = match (side.forward, outside) {
@@ -179,7 +179,7 @@ impl Block {
         places.into_iter().flat_map(|at| self.now[at].to_le_bytes()).collect()
     }
 
-    /// Puts what has come from the other side where it belongs.
+    /// Stores the data from the other side at its place.
     fn unpack(&mut self, side: Side, bytes: &[u8]) {
         let places = self.edge(side, true);
         for (at, bytes) in places.into_iter().zip(bytes.as_chunks().0) {
@@ -192,7 +192,7 @@ impl Block {
         8 * self.edge(Side { along_x, forward: true }, false).len()
     }
 
-    /// A sum of all populations with their places in the lattice, of their bits.
+    /// A sum of the bits of all populations, weighted by their places in the lattice.
     fn checksum(&self, lattice: (usize, usize)) -> u64 {
         let mut sum = 0u64;
         for q in 0..POPULATIONS {
@@ -235,7 +235,7 @@ impl<'a> Ring<'a> {
         Ok(Self { count, index, lanes: None, how })
     }
 
-    /// Opens the ways to its neighbours, for messages of up to `most` bytes.
+    /// Opens the lanes to its neighbours, for messages of up to `most` bytes.
     fn open(
         &mut self,
         nwp: &'a Nwp<NodePlatform>,
@@ -250,7 +250,7 @@ impl<'a> Ring<'a> {
         let (before, here, next) =
             (node(self.index + self.count - 1), node(self.index), node(self.index + 1));
         let forward = link_between(&shape, here, next);
-        // The other end of that by which the one before reaches this.
+        // The other end of the link by which the one before reaches this.
         let backward = link_between(&shape, before, here).map(|link| link.opposite());
         let (Some(forward), Some(backward)) = (forward, backward) else {
             return Err(fail!("{before}, {here} and {next} are no neighbours: no ring"));
@@ -268,7 +268,8 @@ impl<'a> Ring<'a> {
         Ok(())
     }
 
-    /// Sends one message forward and one back, and returns what has come in the same directions.
+    /// Sends one message forward and one back, and returns those that arrived in the same
+    /// directions.
     fn exchange(&mut self, messages: [Vec<u8>; 2]) -> Result<[Vec<u8>; 2], Error> {
         let Some(Lanes { out, inward }) = &mut self.lanes else { return Ok(messages) };
         let [forward, back] = messages.each_ref().map(Vec::len);
@@ -283,7 +284,7 @@ impl<'a> Ring<'a> {
         Ok([inward[0].bytes(forward).to_vec(), inward[1].bytes(back).to_vec()])
     }
 
-    /// The sum of what all of the ring have.
+    /// The sum of the values of all nodes of the ring.
     fn sum(&mut self, own: u64) -> Result<u64, Error> {
         let (mut sum, mut passed) = (own, own);
         for _ in 1..self.count {
@@ -314,7 +315,7 @@ fn round_trip(a: u8, b: u8) -> Option<Vec<(u8, u8)>> {
     Some(order)
 }
 
-/// Where the nodes are that this one's rings go through: along X, and along Y and Z.
+/// The coordinates of the nodes in this one's rings: along X, and along Y and Z.
 fn rings(shape: &Shape, here: Coords) -> Result<[Vec<Coords>; 2], Error> {
     let [lx, ly, lz, ..] = shape.lengths();
     let [x, y, z, ..] = here.to_array();

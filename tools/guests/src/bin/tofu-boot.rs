@@ -1,9 +1,9 @@
 //! Boot firmware: fetches what the node is to run from a boot server, and starts it.
 //!
 //! Command line: `shape=` and `torus=` tell the machine, as for all programs; `server=N` the
-//! number of the node with the boot server (without it, it is looked for by broadcast);
-//! `patience_ms=N` after how many milliseconds of silence to give up (10000). What goes over the
-//! wire is in the manual (docs/src/reference/netboot.md).
+//! number of the node with the boot server (without it, the server is searched for by broadcast);
+//! `patience_ms=N` after how many milliseconds of silence to give up (10000). The protocol is
+//! described in the manual (docs/src/reference/netboot.md).
 
 #![no_std]
 #![no_main]
@@ -34,14 +34,14 @@ const TNI: TniId = TniId::ALL[0];
 const ETHERNET_HEADER: usize = 14;
 /// The longest sleep, in nanoseconds, so that a lost interrupt costs no more.
 const NAP_NS: u64 = 50_000_000;
-/// How long the server may take to hear how it ends, in nanoseconds.
+/// The longest time to report the end to the server, in nanoseconds.
 const REPORT_NS: u64 = 500_000_000;
-/// What the machine monitor tells small guests on the command line besides the machine.
+/// The words that the machine monitor adds to small guests' command lines, apart from the machine.
 const MONITOR_WORDS: [&str; 3] = ["ecam", "print", "tsc_khz"];
 
 fn main() -> Result<(), Error> {
     let patience_ns = number("patience_ms", 10_000)?.saturating_mul(1_000_000);
-    // Time differs from boot to boot; 0 is what a server takes for nobody.
+    // Time differs from boot to boot; a server takes 0 for no session.
     let settings = Settings { session: tofu_bare::time::ticks() as u32 | 1, patience_ns };
     let mut ram = loader::take_ram().ok_or_else(|| fail!("too little memory to boot"))?;
     let device = Device::probe(find_device()?)?;
@@ -74,8 +74,8 @@ fn main() -> Result<(), Error> {
         rsdp: loader::rsdp(),
     };
     let zero_page = loaded.layout.zero_page(&handed)?;
-    // SAFETY: the image is in place, checked to be what the server has announced, and apart from
-    // this program; the device was reset.
+    // SAFETY: the image is in place, checked to be the announced one, and does not overlap this
+    // program; the device was reset.
     unsafe { loader::start(loaded.layout.entry, &zero_page, &line) }
 }
 
@@ -97,7 +97,7 @@ impl Wire {
             }
         };
         let config = Config { mtu: MTU, ..Config::new(shape) };
-        // Room for all that may be under way to here, and for a broadcast.
+        // Room for all packets that may be on their way here, and for a broadcast.
         let packets = PacketConfig { rx_buffers: 192, tx_buffers: 128, ..PacketConfig::new(TNI) };
         let frame = vec![0; config.max_frame()];
         Ok(Self { link: Link::open(device, config, &packets)?, server, frame })
@@ -117,7 +117,7 @@ impl Wire {
         }
     }
 
-    /// Does all that a task wants, until it is done.
+    /// Carries out a task's requests until it is done.
     fn run(&mut self, task: &mut impl Task) -> Result<(), Error> {
         loop {
             while let Some(len) = self.link.recv(&mut self.frame) {
@@ -128,7 +128,7 @@ impl Wire {
                 }
                 task.receive(message, tofu_guests::now_ns());
                 if task.is_done() {
-                    // Who answers first is asked for all the rest.
+                    // The server that answers first is asked for all the rest.
                     self.server = Some(from);
                     return Ok(());
                 }
@@ -148,7 +148,7 @@ impl Wire {
     fn report(&mut self, settings: Settings, state: BootState, text: &str) {
         let message = Message::Report(state, text);
         let mut ask = Ask::report(settings, &message, tofu_guests::now_ns());
-        // The server only tells people; it need not be there any more.
+        // The server only reports it to users, and may be gone.
         let _ = self.run(&mut ask);
     }
 }
@@ -165,7 +165,7 @@ struct Loaded {
     initrd: Range<u64>,
 }
 
-/// Fetches all files and puts them in place.
+/// Fetches all files and loads them.
 fn load(wire: &mut Wire, settings: Settings, ram: &mut Ram) -> Result<(Manifest, Loaded), Error> {
     let start = tofu_guests::now_ns();
     let mut ask = Ask::manifest(settings, start);
@@ -213,7 +213,8 @@ fn fetch(
     Ok(fetch.finish()?)
 }
 
-/// The command line of the image: the server's words, and for a small guest those of the monitor.
+/// The command line of the image: the server's words, and for a small guest also those of the
+/// monitor.
 fn command_line(manifest: &Manifest) -> String {
     let mut line = manifest.command_line.clone();
     if manifest.kind == ImageKind::Guest {

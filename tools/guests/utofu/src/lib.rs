@@ -1,4 +1,4 @@
-//! What the programs set up alike: the device, and VCQs on every interface with a peer.
+//! Common set-up of the programs: the device, and VCQs on every interface with a peer.
 #![no_std]
 
 extern crate alloc;
@@ -19,7 +19,7 @@ pub const CMP_ID: u16 = 7;
 /// Steering tag of each node's memory.
 pub const MEMORY: u32 = 1;
 
-/// This node, which has its device alone.
+/// This node, which uses its device alone.
 pub struct Node {
     /// The machine.
     pub shape: Shape,
@@ -39,7 +39,7 @@ impl Node {
         let shape = machine_shape()?;
         let provider = tofu_utofu_bare::open(0).map_err(|e| fail!("{e}"))?;
         let share = DeviceShare::of(provider.generation(), 0, 1)?;
-        // The core counts references across threads; a bare guest has one thread only.
+        // The core counts references across threads; a bare guest has only one thread.
         #[expect(clippy::arc_with_non_send_sync)]
         let context = Context::new(Arc::new(provider), share);
         let NodeId(rank) =

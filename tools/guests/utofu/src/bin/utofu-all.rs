@@ -1,5 +1,5 @@
-//! What uTofu can do, between the two nodes of each pair: both do all of it to each other, and
-//! each checks what it finds. What the nodes' generation lacks must be refused.
+//! What uTofu can do, between the two nodes of each pair: both do all of it to each other, and each
+//! checks what it finds. Features that the nodes' generation lacks must be refused.
 #![no_std]
 #![no_main]
 
@@ -19,8 +19,8 @@ use tofu_utofu::ids::{Stadd, VbgId, VcqId};
 use tofu_utofu::{Code, Command, Context, Notice, NoticeKind, VbgSetting, Vcq};
 use tofu_utofu_bare::BareProvider;
 
-/// The memory: words for meetings and atomic commands, then places to be written, then what is
-/// sent.
+/// The memory: words for meetings and atomic commands, then places that are written, then data that
+/// is sent.
 const SIZE: usize = 1 << 20;
 const MEETING: u64 = 0;
 const COUNTER: u64 = 8;
@@ -99,7 +99,7 @@ impl Pair {
         Ok(Posting::new(self.ids[tni].0, edata, flags)?)
     }
 
-    /// Runs a command until it is sent, which must go well.
+    /// Runs a command until it is sent, which must succeed.
     fn run(&self, tni: usize, command: &Command) -> Result<(), Error> {
         let vcq = &self.vcqs[tni];
         vcq.post(command, 9)?;
@@ -125,13 +125,13 @@ impl Pair {
         Err(fail!("{:?} ({}) where {kind:?} was due", notice.kind, notice.status().name()))
     }
 
-    /// Tells the other node, when it is there, that this one is, and waits for the same.
+    /// Announces this node to the other one once that is there, and waits for the same.
     fn first_meeting(&mut self) -> Result<(), Error> {
         let start = tofu_guests::now_ns();
         let flags = TCQ_NOTICE | LOCAL_MRQ_NOTICE;
         let hello = self.to(0, 0, flags)?.put_piggyback8(1, 8, self.theirs + MEETING)?;
         loop {
-            // A Put to a node that is not there yet is dropped, as the notice tells.
+            // A Put to a node that is not there yet is dropped, according to the notice.
             self.run(0, &hello)?;
             match self.notice(NoticeKind::LclPut) {
                 Ok(_) => break,
@@ -152,7 +152,7 @@ impl Pair {
         wait(&self.vcqs[0], "other node", || (self.word(MEETING) >= number).then_some(()))
     }
 
-    /// A Put at odd addresses, whose target gets a notice when all of it is there.
+    /// A Put at odd addresses, whose target gets a notice when all of it has arrived.
     fn put(&mut self) -> Result<bool, Error> {
         self.set(OUTBOX + 1, 5000, |i| (i * 7) as u8);
         let flags = TCQ_NOTICE | LOCAL_MRQ_NOTICE | REMOTE_MRQ_NOTICE;
@@ -163,7 +163,7 @@ impl Pair {
             Packets::new(256, 1)?,
         )?;
         self.run(0, &put)?;
-        // The other node's Put may come first.
+        // The other node's Put may arrive first.
         let vcq = &self.vcqs[0];
         let one = wait(vcq, "notice", || vcq.poll_mrq())?;
         let two = wait(vcq, "notice", || vcq.poll_mrq())?;
@@ -333,7 +333,7 @@ impl Pair {
         Ok(self.is(INBOX, 60_000, |i| (i * 3 + i / 256) as u8))
     }
 
-    /// The last word is written last: no notice is needed to know that all is there.
+    /// The last word is written last: no notice is needed to know that everything has arrived.
     fn strong_order(&mut self) -> Result<bool, Error> {
         self.set(INBOX, 8192, |_| 0);
         self.set(OUTBOX, 8192, |i| i as u8 | 1);
@@ -385,7 +385,7 @@ impl Pair {
         }
         let tni = self.context.barrier_tnis().next().ok_or_else(|| fail!("no barriers"))?;
         let own = self.context.alloc_vbg(tni.get().into(), 2, 0)?;
-        // The other node has taken the same ones.
+        // The other node has allocated the same gates.
         let theirs = |id: VbgId| BgId::new(id.bg()).map(|bg| VbgId::new(other, tni, bg));
         let (start, relay) = (own[0], own[1]);
         let [their_start, their_relay] = [start, relay].map(theirs);

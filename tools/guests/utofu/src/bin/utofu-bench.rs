@@ -34,10 +34,10 @@ const SIZES: [usize; 5] = [8, 64, 1024, 16_384, 262_144];
 const LARGE: usize = 262_144;
 /// Commands under way on each interface.
 const WINDOW: u64 = 32;
-/// How long something may take, in nanoseconds.
+/// How long anything may take, in nanoseconds.
 const PATIENCE_NS: u64 = 60_000_000_000;
 
-/// How long the other node looks for messages before it sleeps, in nanoseconds.
+/// How long the other node polls for messages before it sleeps, in nanoseconds.
 const SPIN_NS: u64 = 1_000_000;
 
 /// What a message is for, as edata.
@@ -73,7 +73,7 @@ fn wait<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> Result<T, Error> 
     }
 }
 
-/// How many end in how long, by slices of time.
+/// The number of messages that end, by slices of time.
 struct Rate {
     start: u64,
     ended: u64,
@@ -154,7 +154,7 @@ impl Side {
             loop {
                 vcq.post(&put, 0)?;
                 self.good(tni)?;
-                // A Put to a node that is not ready is dropped, as the local notice tells.
+                // A Put to a node that is not ready is dropped, according to the local notice.
                 let own = loop {
                     let notice = wait("notice", || vcq.poll_mrq())?;
                     if notice.kind.is_local() {
@@ -184,8 +184,8 @@ impl Side {
         Ok(notice.rmt_stadd - Stadd::reserved(vcq.id(), MEMORY)?.0)
     }
 
-    /// Sends back what comes, as long as it is. Sleeps when nothing comes, so that two processors
-    /// are enough for node 0 and an engine.
+    /// Sends back each message with the same length. Sleeps when nothing arrives, so that two
+    /// processors are enough for node 0 and an engine.
     fn serve(&self) -> Result<(), Error> {
         let vcq = &self.vcqs[0];
         let quiet = irq::alloc_vector().ok_or_else(|| fail!("no interrupt vector left"))?;
@@ -272,7 +272,7 @@ impl Side {
         Ok(())
     }
 
-    /// Many messages under way on some interfaces.
+    /// Many messages in progress on some interfaces.
     fn stream(&self, test: &str, size: usize, tnis: usize) -> Result<(), Error> {
         let commands: Vec<_> = (0..tnis).map(|t| self.put(t, size)).collect::<Result<_, _>>()?;
         let all = if size == 8 { self.count * 10 } else { self.count / 2 };
@@ -359,7 +359,7 @@ impl Side {
         let all = self.count / 2;
         let mut rate = Rate::new();
         for _ in 0..all {
-            // SAFETY: both halves are this program's memory, which nobody writes to now.
+            // SAFETY: both halves are this program's memory, which nothing writes to now.
             unsafe {
                 let (to, from) = (self.memory, self.memory.add(half));
                 core::ptr::copy_nonoverlapping(black_box(from), black_box(to), LARGE);

@@ -32,8 +32,8 @@ fn notice(vcq: &Vcq<BareProvider>) -> Notice {
     }
 }
 
-/// Puts eight bytes until the target is there to take them, as the notice tells. Returns the notice
-/// of what others have put here, should it come meanwhile.
+/// Puts eight bytes until the target is there to take them, according to the notice. Returns the
+/// notice of a Put of another node, if it comes meanwhile.
 fn put(vcq: &Vcq<BareProvider>, to: VcqId, value: u64) -> Result<Option<Notice>, Error> {
     let posting = Posting::new(to.0, 0, LOCAL_MRQ_NOTICE | REMOTE_MRQ_NOTICE)?;
     let command = posting.put_piggyback8(value, 8, Stadd::reserved(to, MAILBOX)?.0)?;
@@ -71,6 +71,7 @@ fn ring() -> Result<(), Error> {
     // SAFETY: as above.
     let from = unsafe { mailbox.read_volatile() };
     println!("node {from} has written here, from {}", notice.vcq_id.coords());
-    // Whoever writes here must still find the memory: the machine ends when all have ended.
+    // A node that writes here must still find the memory, which stays until the machine ends with
+    // its last node.
     Ok(())
 }
