@@ -1,11 +1,11 @@
 //! Builds the programs for nodes and embeds them.
 //!
-//! Those of tools/guests run without an operating system. They are a workspace of
-//! their own (no std, panic = "abort"), so they get a cargo of their own. Those for Linux nodes
-//! are packages of this workspace, but linked statically, as there may be nothing else in a guest:
-//! one more cargo for all of them. Both build in the folder `programs` of the target folder, which
-//! all profiles share: the programs are the same for all. Every binary is described by the first
-//! sentence of its documentation.
+//! Those of tools/guests run without an operating system. They are a workspace of their own (no
+//! std, panic = "abort"), so they get a cargo of their own. Those for Linux nodes are packages of
+//! this workspace, but linked statically, because there may be nothing else in a guest: another
+//! cargo builds all of them. Both build in the folder `programs` of the target folder, which all
+//! profiles share: the programs are the same for all. The first sentence of its documentation
+//! describes every binary.
 //!
 //! With TOFU_SKIP_PROGRAMS set, nothing is built or embedded: the command then compiles in seconds,
 //! for `cargo check`, and has no guests.
@@ -27,7 +27,7 @@ const NOT_INHERITED: [&str; 8] = [
     "CARGO_MAKEFLAGS",
 ];
 
-/// The program of tools/guests that is no guest.
+/// The program of tools/guests that is not a guest.
 const FIRMWARE: &str = "tofu-boot";
 /// The package of the guests that are shipped. Others in its workspace are tests.
 const GUESTS: &str = "tofu-guests";
@@ -35,7 +35,7 @@ const GUESTS: &str = "tofu-guests";
 /// Packages of this workspace whose programs run on Linux nodes.
 const LINUX: [&str; 5] = ["tofu-agent", "tofu-guest", "tofu-guests-linux", "tofu-net", "tofud"];
 
-/// What the programs are built from, relative to this folder.
+/// The folders that the programs are built from, relative to this folder.
 const SOURCES: [&str; 18] = [
     "../../Cargo.lock",
     "../../guest-lib/abi",
@@ -126,11 +126,11 @@ fn run(mut build: Command, problem: &str) {
     assert!(status.success(), "{problem}");
 }
 
-/// A program that was built: its name, what it is for, its file.
+/// A program that was built: its name, its summary, its file.
 type Program = (String, String, PathBuf);
 
-/// The folder `programs` beside those of the profiles, or `out` where cargo lays out its target
-/// folder in another way than `PROFILE/build/PACKAGE/out`.
+/// The folder `programs` beside those of the profiles, or `out` if cargo's layout of the target
+/// folder is not `PROFILE/build/PACKAGE/out`.
 fn shared_folder(out: &Path) -> PathBuf {
     let known =
         out.ends_with("out") && out.ancestors().nth(2).is_some_and(|f| f.ends_with("build"));
@@ -140,9 +140,9 @@ fn shared_folder(out: &Path) -> PathBuf {
     }
 }
 
-/// The programs of the packages that `wanted` wants, of the workspace in `folder`. They are copied
-/// from where they were `built` to `kept`, since a build of another profile may replace the former
-/// at any time.
+/// The programs of the packages that `wanted` selects, of the workspace in `folder`. They are
+/// copied from `built` to `kept`, since a build of another profile may replace the former at any
+/// time.
 fn programs(
     folder: &Path,
     wanted: impl Fn(&str) -> bool,

@@ -1,6 +1,6 @@
-//! Debian packages by way of the host's apt-get, whose resolver and signature checks we rely on,
-//! with state, cache, sources and configuration of our own: nothing of the host is changed, and
-//! nobody needs to be root.
+//! Debian packages through the host's apt-get, whose resolver and signature checks we rely on, with
+//! state, cache, sources and configuration of our own: nothing on the host is changed, and it does
+//! not need root.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,8 @@ use crate::run;
 
 /// The release that kernels and packages are from: Debian 13.
 pub(crate) const RELEASE: &str = "trixie";
-/// Newer versions of some packages for it. QEMU is from there, as the release's own is too old.
+/// Newer versions of some packages for it. QEMU is from there, because the release's own is too
+/// old.
 pub(crate) const BACKPORTS: &str = "trixie-backports";
 /// Package lists older than this are fetched again before something is built.
 const LISTS_AGE: Duration = Duration::from_secs(24 * 3600);
@@ -65,7 +66,7 @@ impl Deb {
     }
 }
 
-/// apt with everything of its own in one folder. The caller holds the cache's lock.
+/// apt with all of its files in one folder. The caller holds the cache's lock.
 pub(crate) struct Apt<'a> {
     folder: PathBuf,
     progress: &'a dyn Progress,
@@ -107,8 +108,8 @@ fn keyring() -> Result<String> {
 }
 
 impl<'a> Apt<'a> {
-    /// Makes apt ready in `folder` for packages of `arch`, and its package lists fresh enough.
-    /// `mirror` is the user's choice, else the host's apt configuration is asked.
+    /// Prepares apt in `folder` for packages of `arch`, and makes sure that its package lists are
+    /// fresh enough. `mirror` is the user's choice; otherwise the host's apt configuration decides.
     pub(crate) fn open(
         folder: &Path,
         arch: Arch,
@@ -133,7 +134,7 @@ impl<'a> Apt<'a> {
             None => mirror::of_host(Path::new("/etc/apt")),
         };
         let Some(first) = candidates.first() else { return Err(Error::NoMirror) };
-        // The path goes into files whose formats know quotes and brackets.
+        // The path goes into files whose formats use quotes and brackets.
         if folder.to_string_lossy().contains(['"', '\n', '[', ']', ';', '\u{fffd}']) {
             return Err(Error::Invalid {
                 what: "cache folder",
@@ -156,7 +157,7 @@ impl<'a> Apt<'a> {
         };
         apt.configure(arch)?;
 
-        // Lists of an earlier day do, if they are from a mirror we would ask now.
+        // Lists of an earlier day are good enough if they are from a mirror that would be used now.
         let sources = folder.join("sources.list");
         let present = fs::read_to_string(&sources).unwrap_or_default();
         for mirror in &candidates {
@@ -181,8 +182,8 @@ impl<'a> Apt<'a> {
         Err(problem.unwrap_or(Error::NoMirror))
     }
 
-    /// Writes our apt.conf. The host's is left out, but for how to reach a mirror: it may have
-    /// hooks, pins and folders that are not for us.
+    /// Writes our apt.conf. The host's is left out, except for how to reach a mirror: it may have
+    /// hooks, pins and folders that must not apply here.
     fn configure(&self, arch: Arch) -> Result<()> {
         let mut dump = run::command(&tool("apt-config")?);
         dump.arg("dump");
@@ -233,14 +234,14 @@ impl<'a> Apt<'a> {
         self.folder.join(STAMP)
     }
 
-    /// Has the apt in `folder` ask for new lists when it is next opened.
+    /// Makes the apt in `folder` fetch new lists when it is next opened.
     pub(crate) fn forget_lists(folder: &Path) {
         let _ = fs::remove_file(folder.join(STAMP));
     }
 
     fn lists_are_fresh(&self) -> bool {
         let changed = fs::metadata(self.stamp()).and_then(|data| data.modified());
-        // A stamp of the future comes from a clock that was wrong: not fresh.
+        // A stamp from the future comes from a wrong clock: not fresh.
         changed
             .is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age < LISTS_AGE))
     }
@@ -279,7 +280,7 @@ impl<'a> Apt<'a> {
         Ok(())
     }
 
-    /// What `packages` and all they depend on come to.
+    /// `packages` and everything that they depend on.
     pub(crate) fn closure(&self, packages: &[&str], from: From) -> Result<Vec<Deb>> {
         self.uris(&["install"], packages, from)
     }
@@ -293,7 +294,7 @@ impl<'a> Apt<'a> {
         let mut command = self.command(&self.apt_get);
         command
             .args(["-qq", "-y", "--print-uris", "-t", from.suite()])
-            // Files that are there already are not listed: look where there are none.
+            // Existing files are not listed, so this looks in a folder without any.
             .arg("-o")
             .arg(format!("Dir::Cache::archives={}/none", self.folder.display()))
             .args(action)
@@ -330,8 +331,8 @@ impl<'a> Apt<'a> {
         Ok(parse_depends(&output.stdout))
     }
 
-    /// Fetches what is missing of `debs`, and returns where each is. What an interrupted run left
-    /// is taken up.
+    /// Fetches the missing files of `debs`, and returns the path of each. It continues what an
+    /// interrupted run left.
     pub(crate) fn fetch(&self, debs: &[Deb], from: From) -> Result<Vec<PathBuf>> {
         let archives = self.folder.join("archives");
         let present = |deb: &Deb| {
@@ -355,8 +356,8 @@ impl<'a> Apt<'a> {
             };
             self.progress.update(Phase::Download, done(), total);
             let mut command = self.command(&self.apt_get);
-            // `download` writes into the current folder, takes up partial files there, and checks
-            // each against the signed lists at the end. Only whole files leave that folder.
+            // `download` writes into the current folder, continues partial files there, and checks
+            // each against the signed lists at the end. Only complete files leave that folder.
             command
                 .args(["-q", "-t", from.suite(), "download", "--"])
                 .args(missing.iter().map(|deb| format!("{}={}", deb.name(), deb.version())))
@@ -365,7 +366,7 @@ impl<'a> Apt<'a> {
                 self.progress.update(Phase::Download, done(), total);
             })?;
             if !output.ok {
-                // Lists that name what the mirror no longer has would fail again.
+                // Lists that name files that the mirror no longer has would fail again.
                 let _ = fs::remove_file(self.stamp());
                 return Err(self.mirror_error(&output));
             }
@@ -409,7 +410,7 @@ impl<'a> Apt<'a> {
     }
 }
 
-/// Removes package files that are of no more use.
+/// Removes package files that are no longer needed.
 pub(crate) fn discard(files: &[PathBuf]) {
     for file in files {
         let _ = fs::remove_file(file);
@@ -436,7 +437,7 @@ fn parse_uris(text: &str) -> Vec<Deb> {
     text.lines().filter_map(deb).collect()
 }
 
-/// The names in the first stanza's `Depends`, without versions; of alternatives the first.
+/// The names in the first stanza's `Depends`, without versions; the first one of alternatives.
 fn parse_depends(text: &str) -> Vec<String> {
     let line = text.lines().find_map(|line| line.strip_prefix("Depends: ")).unwrap_or_default();
     line.split(',')
@@ -445,7 +446,7 @@ fn parse_depends(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// What the manifest says about package files.
+/// The manifest's entries for package files.
 pub(crate) fn packages(debs: &[Deb], files: &[PathBuf]) -> Result<BTreeMap<String, Package>> {
     debs.iter()
         .zip(files)

@@ -30,7 +30,8 @@ impl Arch {
         }
     }
 
-    /// What the ELF file `bytes` is for; `None` if it is none, or for neither.
+    /// The processors that the ELF file `bytes` is for; `None` if it is not an ELF file, or for
+    /// neither.
     pub fn of_elf(bytes: &[u8]) -> Option<Self> {
         const CLASS_AND_ORDER: &[u8] = b"\x7fELF\x02\x01";
         let machine = bytes.strip_prefix(CLASS_AND_ORDER)?.get(12..14)?;
@@ -49,7 +50,7 @@ impl Arch {
         }
     }
 
-    /// What is in the cache for it has this behind its name.
+    /// The suffix of its files' names in the cache.
     pub(crate) const fn suffix(self) -> &'static str {
         match self {
             Self::X86_64 => "",

@@ -1,4 +1,4 @@
-//! The cache: a folder of the user's with images, the parts they share, and apt's own files.
+//! The cache: a folder of the user with images, the parts that they share, and apt's own files.
 //!
 //! ```text
 //! lock                 held by whoever builds or removes
@@ -7,7 +7,7 @@
 //! parts/KEY/           a kernel, busybox, a root file system, QEMU; shared by images
 //! images/NAME/         manifest.toml, vmlinux, vmlinuz, initrd, root.ext4
 //! ```
-//! A folder below `parts` and `images` is made beside its place and renamed when it is whole.
+//! A folder below `parts` and `images` is made beside its place and renamed when it is complete.
 
 mod build;
 
@@ -25,13 +25,13 @@ use crate::manifest::{self, Manifest};
 use crate::progress::{Phase, Progress};
 use crate::spec::check_name;
 
-/// How the names of build roots begin that are not complete yet.
+/// The beginning of the names of incomplete build roots.
 pub(crate) const WORK: &str = ".work-";
-/// Who makes a build root holds this lock, so that others can use the cache meanwhile.
+/// The process that makes a build root holds this lock, so that others can use the cache meanwhile.
 pub(crate) const COMPILER_LOCK: &str = "driver-lock";
-/// How the parts begin that [`Cache::packages`] makes.
+/// The beginning of the names of parts that [`Cache::packages`] makes.
 const PACKAGES: &str = "packages-";
-/// Who waits for a lock for so long gets a message which it is.
+/// After this time of waiting for a lock, the user is told which lock it is.
 const TELL_AFTER: Duration = Duration::from_secs(1);
 const NEW: &str = ".new-";
 const OLD: &str = ".old-";
@@ -41,7 +41,7 @@ const OLD: &str = ".old-";
 pub struct Image {
     /// Its name.
     pub name: String,
-    /// The kernel as an ELF file: boots fastest. Debian's have a PVH entry.
+    /// The kernel as an ELF file, which boots fastest. Debian's have a PVH entry.
     pub kernel_elf: PathBuf,
     /// The same kernel as a bzImage; `None` if it was made of an ELF file.
     pub kernel_bz: Option<PathBuf>,
@@ -68,7 +68,7 @@ impl Image {
     }
 }
 
-/// A cache folder. Making one touches nothing.
+/// A cache folder. Making the value changes no file.
 #[derive(Debug, Clone)]
 pub struct Cache {
     folder: PathBuf,
@@ -92,10 +92,10 @@ impl Cache {
         Ok(Self::at(folder).mirror(mirror))
     }
 
-    /// The cache in `folder`, which need not exist.
+    /// The cache in `folder`, which need not exist yet.
     pub fn at(folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
-        // Programs run in other folders use it, too.
+        // Programs that run in other folders use it, too.
         let folder = std::path::absolute(&folder).unwrap_or(folder);
         Self { folder, mirror: None }
     }
@@ -120,7 +120,7 @@ impl Cache {
         self.folder.join("parts").join(key)
     }
 
-    /// The manifest of a part that is there and whole.
+    /// The manifest of a part that exists and is complete.
     pub(crate) fn part(&self, key: &str) -> Result<Option<Manifest>> {
         let folder = self.part_folder(key);
         Ok(Manifest::read(&folder)?.filter(|manifest| manifest.files_are_whole(&folder)))
@@ -140,12 +140,12 @@ impl Cache {
         self.folder.join(format!("apt{}", arch.suffix()))
     }
 
-    /// Has apt ask for new lists when it is next opened.
+    /// Makes apt fetch new lists when it is next opened.
     pub(crate) fn forget_lists(&self) {
         Arch::ALL.iter().for_each(|arch| Apt::forget_lists(&self.apt_folder(*arch)));
     }
 
-    /// Waits until nobody else has the lock of this name, which is held until the file is dropped.
+    /// Takes the lock of this name, waiting for others. It is held until the file is dropped.
     pub(crate) fn lock_file(&self, name: &str, progress: &dyn Progress) -> Result<File> {
         let since = Instant::now();
         let mut told = false;
@@ -166,7 +166,7 @@ impl Cache {
         }
     }
 
-    /// The same without waiting; `None` if somebody has it.
+    /// The same without waiting; `None` if another process has it.
     fn try_lock_file(&self, name: &str) -> Result<Option<File>> {
         fs::create_dir_all(&self.folder).on("create", &self.folder)?;
         let path = self.folder.join(name);
@@ -178,7 +178,7 @@ impl Cache {
         }
     }
 
-    /// Waits until nobody else builds, and removes what an interrupted build left.
+    /// Waits until no other process builds, and removes what an interrupted build left.
     pub(crate) fn lock(&self, progress: &dyn Progress) -> Result<File> {
         let file = self.lock_file("lock", progress)?;
         for sub in ["parts", "images"] {
@@ -195,7 +195,7 @@ impl Cache {
         Ok(file)
     }
 
-    /// Makes a part with `make`, unless it is there already and `refresh` is off. The caller holds
+    /// Makes a part with `make`, unless it exists already and `refresh` is off. The caller holds
     /// the lock.
     pub(crate) fn make_part(
         &self,
@@ -228,7 +228,7 @@ impl Cache {
     /// All images by name. Damaged ones are left out, with a warning in the log.
     ///
     /// # Errors
-    /// If the cache cannot be read; one that is not there has no images.
+    /// If the cache cannot be read; a cache that does not exist has no images.
     pub fn list(&self) -> Result<Vec<Image>> {
         let folder = self.folder.join("images");
         let entries = match fs::read_dir(&folder) {
@@ -252,7 +252,7 @@ impl Cache {
         Ok(images)
     }
 
-    /// Removes an image, whole or damaged, and the parts that no other image uses. QEMU stays.
+    /// Removes an image, damaged or not, and the parts that no other image uses. QEMU stays.
     ///
     /// # Errors
     /// [`Error::NoImage`] if there is none of that name.
@@ -294,8 +294,8 @@ impl Cache {
     }
 }
 
-/// Makes `folder` of what `fill` puts into a new one, with a manifest. Nothing of `folder` changes
-/// before all is there, and nothing is left when it fails.
+/// Makes `folder` from the files that `fill` puts into a new one, with a manifest. `folder` does
+/// not change before everything is there, and nothing is left behind on failure.
 fn make_folder(
     folder: &Path,
     name: &str,
@@ -318,7 +318,7 @@ fn make_folder(
     }
 }
 
-/// Puts folder `new` in the place of `folder`, and removes what was there.
+/// Replaces `folder` by the folder `new`, and removes the old one.
 fn replace(new: &Path, folder: &Path) -> Result<()> {
     if !folder.exists() {
         return fs::rename(new, folder).on("rename", new);
@@ -333,7 +333,7 @@ fn replace(new: &Path, folder: &Path) -> Result<()> {
     if exchange.is_ok() {
         return remove_folder(new);
     }
-    // A file system that cannot exchange: for a moment there is neither.
+    // This file system cannot exchange names, so for a moment neither exists.
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let old = folder.with_file_name(format!("{OLD}{name}"));
     fs::rename(folder, &old).on("rename", folder)?;
@@ -341,7 +341,7 @@ fn replace(new: &Path, folder: &Path) -> Result<()> {
     remove_folder(&old)
 }
 
-/// Whether a folder among the parts is a build root that is being made.
+/// Whether a folder among the parts is an incomplete build root.
 pub(crate) fn is_work(name: &str) -> bool {
     name.starts_with(WORK)
 }

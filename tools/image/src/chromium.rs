@@ -1,4 +1,4 @@
-//! Chromium without a window, by which tests look at pages: Debian's, in the cache.
+//! Chromium without a window, with which tests view pages: Debian's, in the cache.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ const FOLDER: &str = "usr/lib/chromium";
 const LOADER: &str = "ld-linux-x86-64.so.2";
 
 /// The one in `root`. It looks for its data beside the program that the kernel has started, which
-/// is the loader, and would start its other processes by it: all of it is one process.
+/// is the loader, and would start its other processes by that. So everything is one process.
 fn in_root(root: &Path) -> Command {
     let libraries = root.join(LIBRARIES);
     let mut path = libraries.clone().into_os_string();
@@ -38,7 +38,7 @@ fn in_root(root: &Path) -> Command {
 
 impl Cache {
     /// A command that runs Chromium without a window; its arguments are to be added. It is fetched
-    /// into the cache, unless it is there.
+    /// into the cache unless it is there already.
     ///
     /// # Errors
     /// All that can go wrong with fetching.

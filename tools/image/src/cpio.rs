@@ -1,7 +1,7 @@
 //! Writes archives in the "newc" format, which Linux unpacks as its initial RAM file system
 //! (Documentation/driver-api/early-userspace/buffer-format.rst of the Linux source).
 //!
-//! Equal entries give equal bytes: no times, owners or inode numbers of the host get in.
+//! Equal entries give equal bytes: times, owners and inode numbers of the host are not included.
 
 use std::io::Write;
 

@@ -1,5 +1,5 @@
-//! What programs for nodes with Arm's processors are compiled, linked and run with: libraries and
-//! headers out of Debian's packages for these, and compilers that run on this host.
+//! Everything to compile, link and run programs for nodes with Arm's processors: libraries and
+//! headers from Debian's packages for these, and compilers that run on this host.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,8 @@ use crate::fetched::LIBRARIES;
 use crate::progress::Progress;
 use crate::run;
 
-/// What programs in C, C++ and Fortran are linked with, and run with: about 12 MB to fetch.
+/// The libraries with which programs in C, C++ and Fortran are linked and run: about 12 MB to
+/// fetch.
 const SYSROOT: [&str; 11] = [
     "libatomic1",
     "libc6",
@@ -27,21 +28,22 @@ const SYSROOT: [&str; 11] = [
     "libstdc++6",
     "linux-libc-dev",
 ];
-/// Where these have libraries: those that programs are run with first.
+/// The folders with their libraries, first those that programs are run with.
 const FOLDERS: [&str; 2] = ["usr/lib/aarch64-linux-gnu", "usr/lib/gcc/aarch64-linux-gnu/14"];
 
-/// The part of the cache with compilers, their packages (68 MB), and what they are called.
+/// The part of the cache with compilers, their packages (68 MB), and their names.
 const PART: &str = "gcc-arm64";
 const PACKAGES: [&str; 2] = ["g++-aarch64-linux-gnu", "libc6-dev-arm64-cross"];
 const COMPILER: &str = "aarch64-linux-gnu-gcc";
 const COMPILERS: [&str; 2] = [COMPILER, "aarch64-linux-gnu-g++"];
 /// A folder of the part with scripts: compilers, and the linker that these call.
 const SCRIPTS: &str = "tofu";
-/// Runs one of the compilers with its own loader and libraries, and so what it runs itself.
+/// Runs one of the compilers with its own loader and libraries, and also the programs that it runs
+/// itself.
 const RUN_COMPILER: &str = include_str!("../init/cross-compiler");
 /// The linker, which the compiler's helper runs by itself.
 const RUN_LINKER: &str = include_str!("../init/cross-linker");
-/// As which the helper looks for it first.
+/// The name by which the helper looks for it first.
 const LINKER: &str = "real-ld";
 
 /// The part of the cache with a rustc, and its packages: that of the host, and Rust's libraries for
@@ -61,12 +63,12 @@ pub struct Sysroot {
 }
 
 impl Sysroot {
-    /// The folders with libraries, from the root on: those that programs are run with first.
+    /// The folders with libraries, relative to the root, first those that programs are run with.
     pub const FOLDERS: [&str; 2] = FOLDERS;
 }
 
 impl Cache {
-    /// The sysroot for nodes with Arm's processors; fetched if it is not there.
+    /// The sysroot for nodes with Arm's processors; fetched if it is missing.
     ///
     /// # Errors
     /// All that can go wrong with fetching.
@@ -81,7 +83,7 @@ impl Cache {
     }
 
     /// A folder with GCC for nodes with Arm's processors: the programs `aarch64-linux-gnu-gcc` and
-    /// `-g++`, which run whatever libraries the host has; fetched if they are not there.
+    /// `-g++`, which run whatever libraries the host has; fetched if they are missing.
     ///
     /// # Errors
     /// All that can go wrong with fetching.
@@ -134,7 +136,8 @@ pub fn has_arm64_gcc() -> bool {
     COMPILERS.iter().all(|name| run::find(name).is_some())
 }
 
-/// Writes the scripts into `root`. They find it by where they are, as it is moved when it is whole.
+/// Writes the scripts into `root`. They find it relative to their own place, because it is moved
+/// when it is complete.
 fn write_scripts(root: &Path) -> Result<()> {
     let compilers = COMPILERS.map(|name| (name, RUN_COMPILER));
     let mut scripts = compilers.into_iter().chain([(LINKER, RUN_LINKER)]);

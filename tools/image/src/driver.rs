@@ -28,8 +28,8 @@ use crate::spec::{DriverFor, Flavour, Kernel};
 
 use stock::Stock;
 
-/// What builds a kernel with Rust. The driver is written for this version's interfaces, which the
-/// kernel does not keep from one to the next.
+/// The packages that build a kernel with Rust. The driver is written for this version's interfaces,
+/// which change from one version to the next.
 const PACKAGES: &[&str] = &[
     "base-files",
     "bash",
@@ -63,8 +63,7 @@ const PACKAGES: &[&str] = &[
     "tar",
     "xz-utils",
 ];
-/// What a kernel that looks after itself needs besides: KASAN wants the same compiler for C and
-/// Rust.
+/// Further packages for a kernel that checks itself: KASAN needs the same compiler for C and Rust.
 const CLANG: &[&str] = &["clang", "lld", "llvm"];
 /// What compiles for Arm's processors.
 const CROSS: &[&str] = &["gcc-aarch64-linux-gnu"];
@@ -197,8 +196,8 @@ impl DriverFor {
         lists.concat()
     }
 
-    /// A file that the build root gets for the script, by its path, and its content: what the
-    /// kernel is configured with, or how the tree for a kernel of Debian's is made.
+    /// A file for the script in the build root, by its path, and its content: the kernel's
+    /// configuration, or the script that makes the tree for a Debian kernel.
     fn file(self) -> (&'static str, String) {
         let config = |more: &str| ("build/config", CONFIG.to_owned() + more);
         match (self.flavour, self.arch) {
@@ -282,8 +281,8 @@ impl Target {
         }
     }
 
-    /// The folder in which a build root is made, which stays after an interruption: what takes so
-    /// long is not started again.
+    /// The folder in which a build root is made, which is kept after an interruption, so that such
+    /// a long build is not started again.
     fn work_folder(&self, cache: &Cache) -> PathBuf {
         cache.part_folder(&format!("{WORK}{}", self.key()))
     }
@@ -307,9 +306,9 @@ fn root_recipe(wanted: DriverFor) -> String {
     hex(&Sha256::digest(parts.join("\n")))
 }
 
-/// Makes the build root with its kernel, which [`part`] takes from there; nothing is done if it is
-/// there. The caller does not hold the cache's lock, which is needed for moments only: others can
-/// use the cache while the compiler runs.
+/// Makes the build root with its kernel, which [`part`] takes from there; does nothing if it
+/// exists. The caller does not hold the cache's lock, which is needed only for moments, so that
+/// others can use the cache while the compiler runs.
 pub(crate) fn compile(
     cache: &Cache,
     wanted: DriverFor,
@@ -335,7 +334,7 @@ pub(crate) fn compile(
     make_root(cache, &target, &work, progress)?.write(&work)
 }
 
-/// Whether the build root of today's recipe is there, so that [`part`] takes seconds and fetches
+/// Whether the build root of the current recipe exists, so that [`part`] takes seconds and fetches
 /// nothing.
 pub(crate) fn has_root(cache: &Cache, wanted: DriverFor) -> Result<bool> {
     let Some(target) = Target::find(cache, wanted)? else { return Ok(false) };
@@ -343,9 +342,9 @@ pub(crate) fn has_root(cache: &Cache, wanted: DriverFor) -> Result<bool> {
         || Manifest::read(&target.work_folder(cache))?.is_some())
 }
 
-/// The part with vmlinux, vmlinuz, config and modules, as those of Debian's kernels, for which it
-/// has the driver alone; and the build root's key, which the image has to keep. The root is there
-/// or was made by [`compile`].
+/// The part with vmlinux, vmlinuz, config and modules, like those of Debian's kernels; for these,
+/// it has only the driver. Also returns the build root's key, which the image must keep. The root
+/// exists already or was made by [`compile`].
 pub(crate) fn part(
     cache: &Cache,
     wanted: DriverFor,
@@ -373,7 +372,7 @@ fn take_root(cache: &Cache, wanted: DriverFor) -> Result<(Target, PathBuf)> {
     if let (None, None, Some(stock)) = (&made, cache.part(&key)?, &target.stock) {
         return Err(changed(&stock.release));
     }
-    // A new one takes the place of the old one.
+    // A new one replaces the old one.
     cache.make_part(&key, made.is_some(), |folder, manifest| {
         manifest.packages = made.map(|made| made.packages).unwrap_or_default();
         fs::rename(work.join("root"), folder.join("root")).on("move", &work)?;
@@ -390,12 +389,12 @@ pub struct Made {
     pub ok: bool,
     /// What make and the compiler said.
     pub said: String,
-    /// The modules, copied to where they were wanted.
+    /// The modules, copied to the requested folder.
     pub modules: Vec<PathBuf>,
 }
 
-/// Sources of a kernel module outside of the kernel's, to be compiled for nodes with a kernel that
-/// the driver `tofu.ko` is for.
+/// Sources of an out-of-tree kernel module, to be compiled for nodes with a kernel that the driver
+/// `tofu.ko` supports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Module {
     folder: PathBuf,
@@ -405,14 +404,14 @@ pub struct Module {
 }
 
 impl Module {
-    /// That of the folder with this Kbuild file.
+    /// The module of the folder with this Kbuild file.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
         let wanted = DriverFor { flavour: Flavour::Plain, arch: Arch::default() };
         Self { base: folder.clone(), folder, wanted, arguments: Vec::new() }
     }
 
-    /// The module needs files of this folder around it, too.
+    /// The module also needs files of this folder, which contains it.
     #[must_use]
     pub fn base(mut self, base: Option<PathBuf>) -> Self {
         self.base = base.unwrap_or(self.base);
@@ -442,13 +441,13 @@ impl Module {
         self
     }
 
-    /// Compiles it, with the kernel if that is not there yet (minutes), and copies `*.ko` to the
+    /// Compiles it, after the kernel if that does not exist yet (minutes), and copies `*.ko` to the
     /// folder `to`.
     ///
     /// # Errors
     ///
-    /// If the kernel cannot be made, or files not be copied. What the compiler finds is no error
-    /// here: see [`Made`].
+    /// If the kernel cannot be made, or files cannot be copied. Errors of the compiler are not
+    /// errors here: see [`Made`].
     pub fn make(&self, cache: &Cache, to: &Path, progress: &dyn Progress) -> Result<Made> {
         let bad = |value, allowed| Error::Invalid { what: "kernel module", value, allowed };
         let folder = fs::canonicalize(&self.folder).on("read", &self.folder)?;
@@ -499,7 +498,7 @@ impl Module {
     }
 }
 
-/// Removes what is left of root folders of other recipes, whose making was interrupted.
+/// Removes unfinished root folders of other recipes.
 fn forget_others(cache: &Cache) -> Result<()> {
     let targets = DriverFor::all().filter_map(|wanted| Target::find(cache, wanted).ok()?);
     let ours: Vec<PathBuf> = targets.map(|target| target.work_folder(cache)).collect();
@@ -513,7 +512,7 @@ fn forget_others(cache: &Cache) -> Result<()> {
     Ok(())
 }
 
-/// Makes the build root in `work`, or goes on where it was interrupted.
+/// Makes the build root in `work`, or continues an interrupted build.
 fn make_root(
     cache: &Cache,
     target: &Target,
@@ -530,7 +529,7 @@ fn make_root(
             None => (cache.apt(progress)?.closure(&wanted.packages(), from)?, Vec::new()),
             Some(stock) => stock.find_packages(cache, *wanted, progress)?,
         };
-        // It has the links /bin, /lib and so on, which have to be there before anything else.
+        // It has the links /bin, /lib and so on, which must exist before anything else.
         debs.sort_by_key(|deb| deb.name() != "base-files");
         let apt = cache.apt(progress)?;
         let mut files = apt.fetch(&debs, from)?;
@@ -555,19 +554,19 @@ fn make_root(
     };
     let lines = if stock.is_some() { stock::LINES } else { LINES };
     build(target, &root, "kernel", lines, progress)?;
-    // The sources are unpacked; the rest is what modules are built of.
+    // The sources are unpacked; the rest is needed to build modules.
     apt::discard(&files);
     remove_folder(&root.join("usr/src"))?;
     Ok(manifest)
 }
 
-/// What a root of unpacked packages lacks.
+/// Adds what a root of unpacked packages lacks.
 fn prepare(root: &Path) -> Result<()> {
     for name in ["build", "src", "tofu-build", "dev", "proc", "tmp"] {
         let path = root.join(name);
         fs::create_dir_all(&path).on("create", &path)?;
     }
-    // What the packages' own scripts would have made.
+    // The links that the packages' own scripts would have made.
     for (name, target) in [("awk", "mawk"), ("cc", "gcc"), ("sh", "dash")] {
         let link = root.join("usr/bin").join(name);
         if link.symlink_metadata().is_err() {
@@ -628,7 +627,7 @@ fn make_module(
     Ok(())
 }
 
-/// Runs our script in the root, which is to succeed.
+/// Runs our script in the root, which must succeed.
 fn build(
     target: &Target,
     root: &Path,
@@ -646,8 +645,8 @@ fn build(
     if !output.ok {
         let log = root.join("build/log");
         let said = fs::read_to_string(&log).unwrap_or_default();
-        // What the compiler said is some lines above make's farewell. Marked, so that it is
-        // reported.
+        // The compiler's errors are some lines above make's last ones. They are marked, so that
+        // they are reported.
         let errors = said.lines().filter(|line| line.contains("error")).take(2);
         let stderr = errors.map(|line| format!("E: {line}\n")).collect::<String>() + &said;
         let output = run::Output { stderr, ..output };
@@ -657,7 +656,7 @@ fn build(
     Ok(())
 }
 
-/// Runs a script in the root with an argument, and tells every second or so what it has said.
+/// Runs a script in the root with an argument, and reports its output about every second.
 fn enter(
     target: &Target,
     root: &Path,
@@ -668,7 +667,7 @@ fn enter(
 ) -> Result<run::Output> {
     write(&root.join("tofu-build/configure"), script)?;
     let log = root.join("build/log");
-    // That of a kernel goes on when its build does.
+    // The log of a kernel is continued with its build.
     if what != "kernel" || target.stock.is_some() || !log.exists() {
         write(&log, "")?;
     }
@@ -766,7 +765,7 @@ mod tests {
                 }
             }
         }
-        // What the module does not compile, as it needs features of its crate.
+        // Files that the module does not compile, because they need features of their crate.
         let features = ["complete.rs", "frames.rs", "link.rs", "stack.rs"];
         found.retain(|path| {
             !path.strip_prefix("ipotofu/src/").is_some_and(|name| features.contains(&name))

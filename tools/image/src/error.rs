@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why an image, a kernel or QEMU could not be had.
+/// Why an image, a kernel or QEMU is not available.
 ///
 /// The text of each is one line: what failed, with which value, and what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +53,7 @@ pub enum Error {
          debian-archive-keyring, or name a key ring in TOFU_KEYRING"
     )]
     NoKeyring,
-    /// The mirror cannot be reached, or has not got what is needed.
+    /// The mirror cannot be reached, or lacks something that is needed.
     #[error(
         "cannot fetch from the Debian mirror {mirror}: {reason}; check network and proxy, or name \
          another mirror with --mirror URL"
@@ -108,12 +108,12 @@ pub enum Error {
         /// The kernel.
         release: String,
     },
-    /// Debian's packages of a kernel do not fit each other, or the driver.
+    /// Debian's packages of a kernel do not match each other, or the driver.
     #[error("cannot build tofu.ko for Debian's kernel {release}: {reason}")]
     Stock {
         /// The kernel.
         release: String,
-        /// What does not fit, and what to do.
+        /// What does not match, and what to do.
         reason: String,
     },
     /// A module file that cannot be read.
@@ -156,7 +156,7 @@ pub enum Error {
         /// What was looked for.
         path: String,
     },
-    /// QEMU named by the user that cannot be used.
+    /// A QEMU named by the user that cannot be used.
     #[error("{} cannot be used: {reason}", program.display())]
     Qemu {
         /// The program.

@@ -1,4 +1,4 @@
-//! Programs out of Debian's packages that run on any host, with their own loader and libraries.
+//! Programs from Debian's packages that run on any host, with their own loader and libraries.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::progress::Progress;
 pub(crate) const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
 /// How to run `name` of the packages in `root`, so that the host's libraries do not matter: the
-/// loader, and what comes before the program's own arguments.
+/// loader, and the arguments before the program's own.
 pub(crate) fn start(root: &Path, name: &str) -> (PathBuf, Vec<OsString>) {
     let libraries = root.join(LIBRARIES);
     let mut path = OsString::from(&libraries);
@@ -30,9 +30,9 @@ impl Cache {
         self.part_folder(part).join("root")
     }
 
-    /// The manifest of packages with all that they need, in the part of the cache of that name;
-    /// fetched if it is not there, or `refresh`. `version` asks the program in the folder for its
-    /// version.
+    /// The manifest of packages with all their dependencies, in the part of the cache of that name;
+    /// fetched if it does not exist, or if `refresh` is set. `version` asks the program in the
+    /// folder for its version.
     pub(crate) fn fetch_program(
         &self,
         part: &str,

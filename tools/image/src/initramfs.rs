@@ -9,10 +9,10 @@ use crate::modules::{self, Module};
 const INIT: &str = include_str!("../init/init");
 const INITTAB: &str = include_str!("../init/inittab");
 const SESSION: &str = include_str!("../init/session");
-/// The first program of a guest that sets packages up.
+/// The first program of a guest that configures packages.
 pub(crate) const SETUP: &str = include_str!("../init/setup");
 
-/// What our scripts are, for the image's fingerprint.
+/// The contents of our scripts, for the image's fingerprint.
 pub(crate) fn scripts() -> [&'static str; 3] {
     [INIT, INITTAB, SESSION]
 }
@@ -28,7 +28,7 @@ pub(crate) fn build(
     build_with(INIT, busybox, (release, modules), load, programs)
 }
 
-/// The same with another first program than that of nodes.
+/// The same with a different first program from that of nodes.
 pub(crate) fn build_with(
     init: &str,
     busybox: &[u8],
@@ -37,7 +37,7 @@ pub(crate) fn build_with(
     programs: &[Program],
 ) -> Result<Vec<u8>> {
     let mut archive = Archive::new();
-    // Linux itself makes neither folders above a file nor a console.
+    // Linux itself makes neither parent folders nor a console.
     for folder in [
         "bin",
         "sbin",

@@ -1,9 +1,9 @@
-//! Kernel files: what one is, and the ELF kernel out of a bzImage.
+//! Kernel files: their kinds, and the ELF kernel in a bzImage.
 //!
 //! A bzImage is a boot loader's format: set-up code, and a compressed ELF kernel with code to
 //! unpack it (Documentation/arch/x86/boot.rst of the Linux source). Under an emulator that code
-//! takes seconds, so we unpack it once, here. A kernel built with CONFIG_PVH is started by way of
-//! a note in the ELF file.
+//! takes seconds, so we unpack it once, here. A kernel built with CONFIG_PVH is started through a
+//! note in the ELF file.
 
 use std::io::Read;
 use std::path::Path;
@@ -18,7 +18,7 @@ const LIMIT: u64 = 1 << 30;
 /// The PVH entry's note, of the owner "Xen" (xen/include/public/elfnote.h).
 const XEN_ELFNOTE_PHYS32_ENTRY: elf::NoteType = elf::NoteType(18);
 
-/// Where an Image's header says what it is.
+/// The position of the magic number in an Image's header.
 const ARM64_MAGIC: std::ops::Range<usize> = 0x38..0x3c;
 
 /// What a kernel file is.
@@ -35,7 +35,7 @@ pub enum KernelKind {
 /// What kind of kernel `bytes`, the content of `path`, is.
 ///
 /// # Errors
-/// [`Error::Kernel`] if it is no x86-64 kernel, with what it seems to be instead.
+/// [`Error::Kernel`] if it is not an x86-64 kernel, with what it seems to be instead.
 pub fn inspect(path: &Path, bytes: &[u8]) -> Result<KernelKind> {
     let bad = |reason: &str| Error::Kernel { path: path.into(), reason: reason.into() };
     if bytes.starts_with(&elf::ELFMAG) {
@@ -64,7 +64,7 @@ pub fn inspect(path: &Path, bytes: &[u8]) -> Result<KernelKind> {
 /// compressed (Documentation/arch/arm64/booting.rst of the Linux source).
 ///
 /// # Errors
-/// [`Error::Kernel`] if they are none.
+/// [`Error::Kernel`] if they are not.
 pub fn inspect_arm64(path: &Path, bytes: &[u8]) -> Result<()> {
     if bytes.get(ARM64_MAGIC) == Some(b"ARM\x64") {
         return Ok(());
@@ -76,7 +76,7 @@ pub fn inspect_arm64(path: &Path, bytes: &[u8]) -> Result<()> {
     Err(Error::Kernel { path: path.into(), reason })
 }
 
-/// What an ELF file takes of memory when it is loaded.
+/// The memory that an ELF file takes when it is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadedSize {
     /// The sum of its segments, in bytes.
@@ -85,7 +85,7 @@ pub struct LoadedSize {
     pub end: u64,
 }
 
-/// What the ELF file `bytes` takes of memory; `None` if it is damaged or none.
+/// The memory that the ELF file `bytes` takes; `None` if it is damaged or not an ELF file.
 pub fn loaded_size(bytes: &[u8]) -> Option<LoadedSize> {
     let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
     let endian = file.endian();
@@ -100,16 +100,16 @@ pub fn loaded_size(bytes: &[u8]) -> Option<LoadedSize> {
     Some(size)
 }
 
-/// Bytes of memory that a kernel takes before it has done anything, by its file.
+/// Bytes of memory that a kernel takes before it does anything, according to its file.
 pub fn kernel_size(bytes: &[u8]) -> Option<u64> {
-    /// `init_size` of the boot protocol: what it needs to unpack itself.
+    /// `init_size` of the boot protocol: the memory that it needs to unpack itself.
     const INIT_SIZE: std::ops::Range<usize> = 0x260..0x264;
     if bytes.get(0x202..0x206) == Some(b"HdrS") {
         let field = bytes.get(INIT_SIZE)?.try_into().ok()?;
         return Some(u32::from_le_bytes(field).into());
     }
     if bytes.get(ARM64_MAGIC) == Some(b"ARM\x64") {
-        // `image_size`, with what is not in the file.
+        // `image_size`, which includes memory that is not in the file.
         return Some(u64::from_le_bytes(bytes.get(0x10..0x18)?.try_into().ok()?));
     }
     loaded_size(bytes).map(|size| size.bytes)
@@ -133,7 +133,7 @@ fn inspect_elf(bytes: &[u8]) -> std::result::Result<KernelKind, String> {
         match segment.p_type(endian) {
             elf::PT_LOAD => {
                 segment.data(endian, bytes).map_err(|()| "it is cut short".to_owned())?;
-                // A program of the user's is not at a kernel's addresses.
+                // A user's program is not linked at a kernel's addresses.
                 let address = segment.p_paddr(endian);
                 if !(0x10_0000..1 << 32).contains(&address) {
                     return Err("its addresses are not a kernel's (1 MiB to 4 GiB)".into());
@@ -186,7 +186,7 @@ fn payload(bytes: &[u8]) -> std::result::Result<&[u8], String> {
 /// The ELF kernel in the bzImage `bytes`, the content of `path`.
 ///
 /// # Errors
-/// [`Error::Kernel`] if it is damaged, or compressed in a way that Debian does not.
+/// [`Error::Kernel`] if it is damaged, or compressed in a way that Debian does not use.
 pub(crate) fn unpack(path: &Path, bytes: &[u8]) -> Result<Vec<u8>> {
     let bad = |reason: String| Error::Kernel { path: path.into(), reason };
     let payload = payload(bytes).map_err(bad)?;
@@ -214,7 +214,7 @@ pub(crate) fn unpack(path: &Path, bytes: &[u8]) -> Result<Vec<u8>> {
     }
 }
 
-/// The release in a bzImage, as `uname -r` prints it; `None` if it says none.
+/// The release in a bzImage, as `uname -r` prints it; `None` if it gives none.
 pub(crate) fn release(bytes: &[u8]) -> Option<String> {
     let offset = u16::from_le_bytes(bytes.get(0x20e..0x210)?.try_into().ok()?);
     let text = bytes.get(usize::from(offset).checked_add(0x200)?..)?;

@@ -1,9 +1,9 @@
-//! Makes what Linux guests need, out of Debian's packages, in a cache of the user's: a kernel, an
-//! initial RAM file system with busybox and our programs, if wanted a Debian root file system with
-//! more packages, and QEMU where the host has none that is new enough.
+//! Makes the files that Linux guests need from Debian's packages, in a cache of the user: a kernel,
+//! an initial RAM file system with busybox and our programs, optionally a Debian root file system
+//! with more packages, and QEMU if the host has none that is new enough.
 //!
-//! Nothing of the host is changed and nobody needs to be root; apt-get and dpkg-deb of the host do
-//! the fetching, resolving and checking of signatures, with folders of their own.
+//! Nothing on the host is changed, and it does not need root; apt-get and dpkg-deb of the host
+//! fetch packages, resolve dependencies and check signatures, with separate folders.
 //!
 //! ```no_run
 //! use tofu_image::{Cache, Program, Silent, Spec};
@@ -21,15 +21,15 @@
 
 #![forbid(unsafe_code)]
 
-/// What to put on the kernel's command line so that it boots fast: silent, without security modules
-/// and self-tests of its cryptography, which a guest of ours has no use for. Saves a second under
+/// Options for the kernel's command line that make it boot fast: silent, without security modules
+/// and self-tests of its cryptography, which our guests do not need. Saves a second under
 /// emulation. A kernel that panics restarts, which ends a monitor that does not restart guests
 /// (QEMU's `-no-reboot`).
 pub const BOOT_ARGUMENTS: &str = "quiet panic=-1 lsm=capability cryptomgr.notests \
                                   initcall_blacklist=jent_mod_init random.trust_cpu=on";
 
-/// What to add under QEMU's emulation (TCG), where the kernel's measurements of its clocks take
-/// long and find what is known.
+/// Further options under QEMU's emulation (TCG), where the kernel's clock measurements take long
+/// and yield known results.
 pub const TCG_ARGUMENTS: &str = "no_timer_check tsc=reliable";
 
 mod apt;

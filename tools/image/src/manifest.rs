@@ -1,6 +1,6 @@
 //! `manifest.toml`, which describes a folder of the cache.
 //!
-//! It is written last, so a folder with a manifest is whole.
+//! It is written last, so a folder with a manifest is complete.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,7 +37,7 @@ pub struct FileInfo {
     pub sha256: String,
 }
 
-/// What an image is and what it was made of.
+/// The description of an image and of what it was made from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Version of this format.
@@ -51,28 +51,28 @@ pub struct Manifest {
     /// The kernel's release as `uname -r` prints it; empty if it is not known.
     #[serde(default)]
     pub kernel: String,
-    /// What the processors of its guests are.
+    /// The processors of its guests.
     #[serde(default)]
     pub arch: Arch,
-    /// Packages asked for, without those they depend on.
+    /// Requested packages, without those that they depend on.
     #[serde(default)]
     pub with: Vec<String>,
-    /// The kernel asked for, as [`Kernel`](crate::Kernel) is written.
+    /// The requested kernel, in the notation of [`Kernel`](crate::Kernel).
     #[serde(default)]
     pub asked_kernel: String,
-    /// Modules asked for, beyond those of every image.
+    /// Requested modules, beyond those of every image.
     #[serde(default)]
     pub modules: Vec<String>,
     /// Parts of the cache that it shares with other images.
     #[serde(default)]
     pub(crate) parts: Vec<String>,
-    /// What in it did not go as it should, a line each.
+    /// Problems while it was made, one per line.
     #[serde(default)]
     pub notes: Vec<String>,
     /// Its files by name.
     #[serde(default)]
     pub files: BTreeMap<String, FileInfo>,
-    /// The packages it was made of, by name.
+    /// The packages that it was made from, by name.
     #[serde(default)]
     pub packages: BTreeMap<String, Package>,
 }
@@ -136,16 +136,16 @@ impl Manifest {
         toml::from_str(&text).map(Some).map_err(damaged)
     }
 
-    /// Whether all files are in `folder` and as long as they should be.
+    /// Whether all files are in `folder` and have the right length.
     pub(crate) fn files_are_whole(&self, folder: &Path) -> bool {
         self.files.iter().all(|(name, info)| {
             fs::metadata(folder.join(name)).is_ok_and(|data| data.len() == info.size)
         })
     }
 
-    /// What was asked for when the image was built, without its programs. With today's programs,
-    /// `Cache::build` of it brings an image up to date that an older version of a program made;
-    /// nothing is fetched for that.
+    /// The request that the image was built for, without its programs. With the current programs,
+    /// `Cache::build` of it updates an image that an older version made; nothing is fetched for
+    /// that.
     ///
     /// # Errors
     /// If the manifest was changed by hand to something that is not allowed.

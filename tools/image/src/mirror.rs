@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// A source of packages as apt's configuration has it: one address with one suite.
+/// A source of packages in apt's configuration: one address with one suite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Source {
     uri: String,
@@ -11,7 +11,7 @@ struct Source {
 }
 
 /// Names that Debian gives its releases. A suite of another name belongs to another distribution,
-/// whose packages we do not want.
+/// whose packages are not used.
 const RELEASES: &[&str] = &[
     "bullseye",
     "bookworm",
@@ -51,7 +51,7 @@ fn parse_lines(text: &str) -> Vec<Source> {
 /// Parses the deb822 format (`*.sources`).
 fn parse_stanzas(text: &str) -> Vec<Source> {
     let mut sources = Vec::new();
-    // Comments may stand within a stanza, so they go before it is looked for.
+    // Comments may stand within a stanza, so they are removed first.
     let lines: Vec<&str> =
         text.lines().map(str::trim_end).filter(|line| !line.starts_with('#')).collect();
     for stanza in lines.split(|line| line.is_empty()) {
@@ -106,8 +106,8 @@ fn archives(sources: &[Source]) -> Vec<String> {
     found
 }
 
-/// `uri`, and where else the same host would have the archive: a mirror may serve the state of a
-/// past day by a longer path, and not have that day's backports.
+/// `uri`, and the other place where the same host would have the archive: a mirror may serve the
+/// state of a past day by a longer path, and lack that day's backports.
 fn with_fallback(uri: &str) -> Vec<String> {
     let mut uris = vec![uri.trim_end_matches('/').to_owned()];
     if let Some((scheme, rest)) = uri.split_once("://").filter(|(s, _)| s.starts_with("http")) {
@@ -146,9 +146,9 @@ pub(crate) fn of_host(etc: &Path) -> Vec<String> {
     uris
 }
 
-/// The parts of the host's apt configuration, as `apt-config dump` prints it, that say how to
-/// reach a mirror: proxies, certificates, time limits. All else in it (hooks, pins, folders) is
-/// the host's own and stays out.
+/// The parts of the host's apt configuration, as `apt-config dump` prints it, that tell how to
+/// reach a mirror: proxies, certificates, time limits. Everything else (hooks, pins, folders)
+/// belongs to the host and is left out.
 pub(crate) fn transport_settings(dump: &str) -> String {
     let wanted = |line: &str| {
         [

@@ -1,8 +1,8 @@
 //! Kernel modules: which ones another needs, and in what order they load.
 //!
 //! Debian's kernel packages come without `modules.dep`, which depmod makes when they are
-//! installed. Each module's `.modinfo` section says what it depends on, though, and that is what
-//! we follow.
+//! installed. But each module's `.modinfo` section lists its dependencies, and this code follows
+//! them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -62,7 +62,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Adds the modules of another such folder, which were made for the release later.
+    /// Adds the modules of another such folder, which were built later for the same release.
     pub(crate) fn add(&mut self, folder: &Path) -> Result<()> {
         let mut folders = vec![folder.join("kernel")];
         while let Some(next) = folders.pop() {
@@ -91,11 +91,11 @@ impl Tree {
         self.files.contains_key(&name) || self.built_in.contains(&name)
     }
 
-    /// `names` and all that they depend on, each after what it depends on. Those built into the
+    /// `names` and all their dependencies, each after its own dependencies. Those built into the
     /// kernel are left out.
     ///
     /// # Errors
-    /// [`Error::NoModule`] for a name the release has not.
+    /// [`Error::NoModule`] for a name that the release does not have.
     pub(crate) fn closure(&self, names: &[&str]) -> Result<Vec<Module>> {
         let mut order = Vec::new();
         let mut seen = Vec::new();
@@ -105,7 +105,7 @@ impl Tree {
         Ok(order)
     }
 
-    /// Depth first; `seen` ends circles, which no real kernel has.
+    /// Depth first; `seen` ends cycles, which no real kernel has.
     fn visit(&self, name: &str, seen: &mut Vec<String>, order: &mut Vec<Module>) -> Result<()> {
         if self.built_in.iter().any(|known| known == name) || seen.iter().any(|known| known == name)
         {
@@ -164,7 +164,7 @@ struct Info {
     aliases: Vec<String>,
 }
 
-/// What a module says of itself: `key=value` strings, each ended by NUL.
+/// A module's description of itself: `key=value` strings, each ended by NUL.
 fn modinfo(bytes: &[u8]) -> std::result::Result<Info, String> {
     let file = ElfFile64::<Endianness>::parse(bytes).map_err(|error| error.to_string())?;
     let section = file.section_by_name(".modinfo").ok_or("it has no .modinfo section")?;
@@ -189,7 +189,7 @@ fn parse_info(data: &[u8]) -> Info {
 }
 
 /// The text of `modules.dep` for `modules`, which are in the order of loading, for modprobe in the
-/// guest. It loads what a line lists from right to left.
+/// guest. It loads the modules of a line from right to left.
 pub(crate) fn dependency_file(modules: &[Module]) -> String {
     let mut text = String::new();
     for (index, module) in modules.iter().enumerate() {
@@ -230,7 +230,7 @@ mod tests {
         }
     }
 
-    /// An ELF object with nothing but a `.modinfo` section.
+    /// An ELF object with only a `.modinfo` section.
     fn object(info: &[&str]) -> Vec<u8> {
         let data: Vec<u8> =
             info.iter().flat_map(|text| [text.as_bytes(), b"\0"].concat()).collect();

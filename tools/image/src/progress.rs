@@ -51,18 +51,18 @@ impl fmt::Display for Phase {
     }
 }
 
-/// Hears of a build's progress. Called often, from the thread that builds; must not block.
+/// Receives a build's progress. Called often, from the thread that builds; must not block.
 pub trait Progress {
     /// `done` of `total` of a phase is done, in bytes for downloads and in steps otherwise.
     /// `total` is 0 when it is not known.
     fn update(&self, phase: Phase, done: u64, total: u64);
 
-    /// Something the user may want to know, one line; the build goes on.
+    /// Something that the user may want to know, in one line; the build continues.
     fn note(&self, text: &str) {
         log::info!("{text}");
     }
 
-    /// Whether to stop. Asked some ten times a second; children are ended, and the build returns
+    /// Whether to stop. Called about ten times a second; children are ended, and the build returns
     /// [`Error::Interrupted`](crate::Error::Interrupted). A program sets this on Ctrl-C.
     fn cancelled(&self) -> bool {
         false

@@ -1,4 +1,4 @@
-//! QEMU with `vfio-user-pci`: the host's own, or one out of Debian's backports in the cache.
+//! QEMU with `vfio-user-pci`: the host's own, or one from Debian's backports in the cache.
 
 use std::ffi::OsString;
 use std::fs;
@@ -19,8 +19,8 @@ use crate::run;
 /// `vfio-user-pci` came with this version.
 pub const MINIMUM: (u32, u32) = (10, 1);
 
-/// One QEMU: what it is called, its package, its part of the cache, and the variable by which a
-/// user names another one.
+/// One QEMU: its name, its package, its part of the cache, and the variable by which a user names
+/// another one.
 struct Names {
     program: &'static str,
     package: &'static str,
@@ -28,7 +28,7 @@ struct Names {
     variable: &'static str,
 }
 
-/// What the QEMU is called that has processors of a kind.
+/// The names for the QEMU with this kind of processors.
 const fn names(arch: Arch) -> Names {
     match arch {
         Arch::X86_64 => Names {
@@ -109,7 +109,7 @@ fn parse_version(text: &str) -> Option<(String, (u32, u32))> {
     Some((version.to_owned(), pair))
 }
 
-/// What we learned of a host's program, kept as asking takes a tenth of a second.
+/// What is known of a host's program, kept because asking it takes a tenth of a second.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Known {
     program: PathBuf,
@@ -128,7 +128,7 @@ impl Known {
     }
 }
 
-/// Asks `program` for its version and device. The error is one of running it.
+/// Asks `program` for its version and device. An error means that it could not be run.
 fn probe(program: &Path, progress: &dyn Progress) -> Result<Known> {
     let data = fs::metadata(program).on("look at", program)?;
     let mut command = run::command(program);
@@ -164,9 +164,9 @@ fn probe(program: &Path, progress: &dyn Progress) -> Result<Known> {
 }
 
 impl Cache {
-    /// A QEMU that can be used: the one that `named` or the variable `TOFU_QEMU` says, else the
+    /// A QEMU that can be used: the one that `named` or the variable `TOFU_QEMU` gives, else the
     /// host's if it is 10.1 or later and has `vfio-user-pci`, else the cache's, which is fetched
-    /// (37 MB of packages) if it is not there yet.
+    /// (37 MB of packages) if it is missing.
     ///
     /// # Errors
     /// [`Error::Qemu`] if the named one cannot be used; all that can go wrong with fetching.
@@ -174,7 +174,7 @@ impl Cache {
         self.qemu_for(Arch::default(), named, progress)
     }
 
-    /// The same of one whose processors are of a kind. That for arm64 is named by the variable
+    /// The same for a QEMU with this kind of processors. The one for arm64 is named by the variable
     /// `TOFU_QEMU_ARM64` (38 MB of packages).
     ///
     /// # Errors
@@ -241,14 +241,14 @@ impl Cache {
             return Ok(known);
         }
         let known = probe(program, progress)?;
-        // Only to save time: whoever cannot write it asks again.
+        // Only to save time: if it cannot be written, the program is asked again.
         if let Ok(text) = toml::to_string(&known) {
             let _ = fs::create_dir_all(self.folder()).and_then(|()| fs::write(&file, text));
         }
         Ok(known)
     }
 
-    /// QEMU in the cache; fetched if it is not there, or `refresh`.
+    /// QEMU in the cache; fetched if it is missing, or if `refresh` is set.
     pub(crate) fn fetched_qemu(
         &self,
         arch: Arch,

@@ -2,10 +2,10 @@
 //!
 //! Packages are unpacked by dpkg-deb, and entered in a dpkg database as unpacked; then dpkg in the
 //! new root runs their own set-up scripts. That takes a root user: the real one, or the one in a
-//! user namespace, which ordinary users may make on most hosts. Where neither can be had, the
+//! user namespace, which ordinary users may make on most hosts. Where neither is available, the
 //! scripts do not run; see [`RootAccess::Bare`].
 //!
-//! Those of packages for other processors run in a guest, which needs nothing of the host but QEMU.
+//! The scripts of packages for other processors run in a guest, which needs only QEMU of the host.
 
 mod guest;
 
@@ -45,7 +45,7 @@ const WASTE: &[&str] = &[
     "var/cache/apt",
     "var/lib/apt/lists",
 ];
-/// ext4 without what a disk needs that is written to.
+/// ext4 without the features that only a writable disk needs.
 const FEATURES: &str = "none,dir_index,dir_nlink,ext_attr,extent,extra_isize,filetype,flex_bg,\
                         large_file,sparse_super";
 /// The file system's label, by which init finds the disk.
@@ -62,7 +62,7 @@ pub(crate) const RECIPE: &str =
 enum Room {
     /// Guests only read it.
     Little,
-    /// The packages' scripts have yet to run there. What they write is mostly compiled Python.
+    /// The packages' scripts must still run there. They mostly write compiled Python.
     ForScripts,
 }
 
@@ -71,7 +71,7 @@ enum Room {
 pub(crate) enum RootAccess {
     /// As root, in namespaces of their own.
     Root,
-    /// As root by chroot alone, as in a container that may not mount.
+    /// As root with only chroot, as in a container that may not mount.
     Chroot,
     /// As the root user of a user namespace.
     UserNamespace,
@@ -80,7 +80,7 @@ pub(crate) enum RootAccess {
 }
 
 impl RootAccess {
-    /// The command in front of what is to run there.
+    /// The words in front of the command that runs there.
     fn prefix(self) -> Option<Vec<OsString>> {
         let user: &[&str] = match self {
             RootAccess::Root => &[],
@@ -110,7 +110,7 @@ impl RootAccess {
     /// A command that runs the script `tofu-build/configure` in `root` with an argument.
     ///
     /// # Errors
-    /// [`Error::NoTool`] if the host allows no such thing.
+    /// [`Error::NoTool`] if the host does not permit that.
     pub(crate) fn enter(self, root: &Path, argument: &str) -> Result<Command> {
         let shell = run::find("sh").unwrap_or_else(|| "/bin/sh".into());
         let mut command = self.command(&shell).ok_or_else(|| Error::NoTool {
@@ -156,7 +156,7 @@ pub(crate) fn copy_out(
     Tools::find(cache, progress)?.copy_out(image, from, to, progress)
 }
 
-/// The part with the root image for `packages`, made if it is not there yet. `guest` is for
+/// The part with the root image for `packages`, made if it does not exist yet. `guest` is for
 /// packages for other processors than the host's. The caller holds the lock.
 pub(crate) fn part(
     cache: &Cache,
@@ -179,7 +179,7 @@ pub(crate) fn part(
         wanted.extend(BASE);
         wanted.extend(packages.iter().map(String::as_str));
         let mut debs = apt.closure(&wanted, apt::From::Release)?;
-        // It has the links /bin, /lib and so on, which have to be there before anything else.
+        // It has the links /bin, /lib and so on, which must exist before anything else.
         debs.sort_by_key(|deb| deb.name() != "base-files");
         let files = apt.fetch(&debs, apt::From::Release)?;
         let root = folder.join("root");
@@ -188,7 +188,7 @@ pub(crate) fn part(
         let mut waste = WASTE.to_vec();
         match &guest {
             None => configure(&root, manifest, progress)?,
-            // What the scripts need is removed by the guest.
+            // The guest removes the files that the scripts need.
             Some(_) => waste.retain(|&folder| folder != BUILD),
         }
         for folder in waste {
@@ -303,7 +303,7 @@ fn paths_of(listing: &str) -> String {
     list
 }
 
-/// Adds to the unpacked packages what their scripts expect to be there.
+/// Adds to the unpacked packages the files that their scripts expect.
 fn prepare(root: &Path) -> Result<()> {
     let copy = |from: &str, to: &str| {
         let (from, to) = (root.join(from), root.join(to));
@@ -324,7 +324,7 @@ fn prepare(root: &Path) -> Result<()> {
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).on("write", &script)
 }
 
-/// Sets the unpacked packages up, as well as the host allows.
+/// Configures the unpacked packages, as well as the host permits.
 fn configure(root: &Path, manifest: &mut Manifest, progress: &dyn Progress) -> Result<()> {
     let way = RootAccess::find(progress)?;
     let shell = run::find("sh").unwrap_or_else(|| "/bin/sh".into());
@@ -363,7 +363,7 @@ fn configure(root: &Path, manifest: &mut Manifest, progress: &dyn Progress) -> R
     Ok(())
 }
 
-/// Tells which packages could not be set up.
+/// Reports which packages could not be configured.
 fn tell_unconfigured(status: &str, manifest: &mut Manifest, progress: &dyn Progress) {
     for name in unconfigured(status) {
         let text = format!("package {name} could not be set up on this host");
@@ -382,13 +382,13 @@ fn unconfigured(status: &str) -> Vec<String> {
     status.split("\n\n").filter_map(bad).collect()
 }
 
-/// What can be set up without being root anywhere.
+/// Does the set-up that needs no root user.
 fn bare(root: &Path, manifest: &mut Manifest, progress: &dyn Progress) -> Result<()> {
     let text = "this host allows neither root nor user namespaces: the packages' set-up scripts \
                 did not run, so names that are alternatives (awk, mpirun) are missing";
     progress.note(text);
     manifest.notes.push(text.into());
-    // What the scripts of base-files make, and nearly every program expects.
+    // The folders that the scripts of base-files make, and that nearly every program expects.
     for folder in ["root", "home", "mnt", "opt", "srv", "var/tmp", "usr/local/bin"] {
         let path = root.join(folder);
         fs::create_dir_all(&path).on("create", &path)?;
@@ -403,7 +403,7 @@ fn bare(root: &Path, manifest: &mut Manifest, progress: &dyn Progress) -> Result
 /// mke2fs of the host, or one in the cache.
 struct Tools {
     mke2fs: PathBuf,
-    /// The root it came out of, if it is not the host's.
+    /// The root that it comes from, if it is not the host's.
     root: Option<PathBuf>,
 }
 
@@ -438,8 +438,8 @@ impl Tools {
         command
     }
 
-    /// Makes an ext4 image of the tree `from`. All files are root's in it, unless we are root and
-    /// they have other owners.
+    /// Makes an ext4 image of the tree `from`. All files in it belong to root, unless we are root
+    /// and they have other owners.
     fn make_image(
         &self,
         from: &Path,
@@ -453,7 +453,7 @@ impl Tools {
             bytes += bytes / 4 + (64 << 20);
             inodes += inodes / 2 + 1000;
         }
-        // Guests write elsewhere, so there need be little room but for ext4's own data.
+        // Guests write elsewhere, so little room is needed except for ext4's own data.
         let blocks = (bytes + bytes / 10 + inodes * 300 + (16 << 20)) / 1024;
         let ordinary = !rustix::process::geteuid().is_root();
         let mut prefix: Vec<OsString> = Vec::new();
@@ -467,7 +467,7 @@ impl Tools {
         let mut command = self.command("mke2fs", &prefix);
         command
             .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-L", LABEL])
-            // By name, as what is on by default differs from version to version.
+            // By name, because the defaults differ between versions.
             .args(["-O", FEATURES, "-E", "root_owner=0:0"])
             .arg("-N")
             .arg((inodes + inodes / 20 + 100).to_string())
@@ -486,7 +486,7 @@ impl Tools {
     fn copy_out(&self, image: &Path, from: &str, to: &Path, progress: &dyn Progress) -> Result<()> {
         let mut command = self.command("debugfs", &[]);
         command.arg("-R").arg(format!("rdump \"{from}\" \"{}\"", to.display())).arg(image);
-        // It says what it could not do, but succeeds.
+        // It reports failures, but its exit code is success.
         run::must(command, "reading a root file system", to, progress)?;
         let name = from.rsplit('/').next().unwrap_or(from);
         if to.join(name).symlink_metadata().is_err() {
@@ -496,7 +496,7 @@ impl Tools {
     }
 
     /// Makes root the owner of all files in an image with `count` of them. mke2fs numbers them from
-    /// 12; there are a few less where files have two names, which does no harm.
+    /// 12; there are a few less if files have several names, which does no harm.
     fn give_to_root(&self, image: &Path, count: u64, progress: &dyn Progress) -> Result<()> {
         let script = image.with_file_name("owners");
         let mut text = String::new();

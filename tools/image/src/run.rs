@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, IoContext, Result};
 use crate::progress::Progress;
 
-/// What we run needs no longer than this, but for compilers.
+/// The time limit of programs other than compilers.
 const TIME_LIMIT: Duration = Duration::from_secs(3600);
 /// How much of a child's output is kept, in bytes. apt's list of a few thousand packages fits.
 const OUTPUT_LIMIT: usize = 16 << 20;
@@ -27,7 +27,7 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
         })
 }
 
-/// A command of `program` that the kernel ends when this process dies, by whatever way, if the
+/// A command for `program` that the kernel ends when this process dies, for whatever reason, if the
 /// host has util-linux's setpriv.
 pub(crate) fn command(program: &Path) -> Command {
     match find("setpriv") {
@@ -91,8 +91,8 @@ fn collect(mut from: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     })
 }
 
-/// Runs `command` to its end, calling `tick` some times a second. Whether it succeeded is the
-/// caller's to judge.
+/// Runs `command` to its end, calling `tick` some times a second. The caller decides whether it
+/// succeeded.
 ///
 /// # Errors
 /// When the program cannot be started, takes over an hour, or the caller cancels.
@@ -105,7 +105,7 @@ pub(crate) fn run(
     run_for(TIME_LIMIT, command, purpose, progress, tick)
 }
 
-/// The same for what may take another time.
+/// The same with another time limit.
 ///
 /// # Errors
 /// As [`run`], after `limit`.
@@ -160,7 +160,7 @@ pub(crate) fn run_for(
     })
 }
 
-/// Runs `command`, which is to succeed, and returns what it wrote to stdout. `writes` is where it
+/// Runs `command`, which must succeed, and returns its stdout. `writes` is where it
 /// writes to, for the message when the disk is full.
 ///
 /// # Errors
@@ -188,7 +188,7 @@ pub(crate) fn display_name(command: &Command) -> String {
     name.rsplit('/').next().unwrap_or_default().to_owned()
 }
 
-/// The error of a child that failed: a full disk by name, else its own last words.
+/// The error of a child that failed: a full disk by name, else its own last message.
 pub(crate) fn failure(
     output: &Output,
     program: String,
@@ -209,7 +209,8 @@ pub(crate) fn failure(
     Error::Child { program, purpose, reason: reason.trim().to_owned() }
 }
 
-/// The lines that say most about a failure: those that apt and dpkg mark as errors, else the last.
+/// The most informative lines about a failure: those that apt and dpkg mark as errors, else the
+/// last one.
 pub(crate) fn last_words(text: &str) -> String {
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
     let marked: Vec<&str> = lines()

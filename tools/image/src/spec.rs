@@ -17,7 +17,7 @@ use crate::hash::hex;
 pub(crate) enum Flavour {
     /// Built here, small and fast.
     Plain,
-    /// Built here, looks after itself: locks, memory, leaks.
+    /// Built here, checks itself: locks, memory, leaks.
     Debug,
     /// Debian's for virtual machines.
     Cloud,
@@ -53,11 +53,10 @@ pub(crate) struct DriverFor {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Kernel {
-    /// [`Kernel::Cloud`], or [`Kernel::Generic`] if a package was asked for that needs RDMA
-    /// devices.
+    /// [`Kernel::Cloud`], or [`Kernel::Generic`] if a requested package needs RDMA devices.
     #[default]
     Auto,
-    /// Debian 13's kernel for virtual machines (34 MB of packages): has VFIO, not soft RoCE.
+    /// Debian 13's kernel for virtual machines (34 MB of packages): has VFIO, but not soft RoCE.
     Cloud,
     /// Debian 13's kernel for all machines (108 MB of packages): has soft RoCE.
     Generic,
@@ -106,7 +105,7 @@ impl Kernel {
         "driver-16k",
     ];
 
-    /// Of kernels with the driver, which one it is.
+    /// The flavour of a kernel with the driver.
     pub(crate) fn driver(&self) -> Option<Flavour> {
         match self {
             Kernel::Driver => Some(Flavour::Plain),
@@ -195,7 +194,7 @@ impl FromStr for Kernel {
     }
 }
 
-/// A program that goes into `/usr/local/bin` of the guest; static, as it may be alone there.
+/// A program that goes into `/usr/local/bin` of the guest; static, because it may be alone there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     pub(crate) name: String,
@@ -214,10 +213,10 @@ impl Program {
         fs::set_permissions(&path, fs::Permissions::from_mode(self.mode)).on("change", &path)
     }
 
-    /// A program that everybody may run.
+    /// A program that all users may run.
     ///
     /// # Errors
-    /// If `name` is no file name.
+    /// If `name` is not a file name.
     pub fn new(name: &str, bytes: Vec<u8>) -> Result<Self> {
         Self::with_mode(name, bytes, 0o755)
     }
@@ -225,7 +224,7 @@ impl Program {
     /// A file with the permissions of `mode`.
     ///
     /// # Errors
-    /// If `name` is no file name, or `mode` has other bits than 07777.
+    /// If `name` is not a file name, or `mode` has other bits than 07777.
     pub fn with_mode(name: &str, bytes: Vec<u8>, mode: u32) -> Result<Self> {
         check_name("program name", name)?;
         if mode & !0o7777 != 0 {
@@ -279,7 +278,7 @@ pub struct Spec {
     pub(crate) refresh: bool,
 }
 
-/// Packages that are of use only with an RDMA device, which in a guest is soft RoCE's.
+/// Packages that are useful only with an RDMA device, which in a guest is soft RoCE's.
 const RDMA_PACKAGES: &[&str] =
     &["rdma-core", "perftest", "ibverbs-utils", "rdmacm-utils", "qperf", "infiniband-diags"];
 /// Modules for them.
@@ -287,7 +286,7 @@ const RDMA_MODULES: &[&str] =
     &["rdma_rxe", "rdma_ucm", "ib_uverbs", "ib_umad", "crc32_generic", "crc32_pclmul"];
 
 impl Spec {
-    /// An image called `name` with nothing but kernel and busybox.
+    /// An image called `name` with only a kernel and busybox.
     ///
     /// # Errors
     /// If `name` is not 1 to 64 letters, digits and `. _ + -`.
@@ -305,7 +304,7 @@ impl Spec {
     }
 
     /// The name for an image with these packages if the user gives none: "default" without any, or
-    /// that of the processors where these are not the host's.
+    /// that of the processors if these are not the host's.
     pub fn name_for(arch: Arch, packages: &[String]) -> String {
         let mut sorted = packages.to_vec();
         sorted.sort();
@@ -331,7 +330,7 @@ impl Spec {
         &self.name
     }
 
-    /// What the processors of its guests are.
+    /// Sets the processors of its guests.
     #[must_use]
     pub fn arch(mut self, arch: Arch) -> Self {
         self.arch = arch;
@@ -342,7 +341,7 @@ impl Spec {
     #[must_use]
     pub fn kernel(mut self, kernel: Kernel) -> Self {
         self.kernel = match kernel {
-            // It may be asked for again from another folder.
+            // It may be requested again from another folder.
             Kernel::File(path) => Kernel::File(std::path::absolute(&path).unwrap_or(path)),
             named => named,
         };
@@ -352,7 +351,7 @@ impl Spec {
     /// Adds a Debian root file system with `packages`.
     ///
     /// # Errors
-    /// If a name is none of a Debian package: 2 to 128 lower case letters, digits, and `+ - .`
+    /// If a name is not that of a Debian package: 2 to 128 lower case letters, digits, and `+ - .`
     /// (Debian Policy 5.6.1). Whether Debian has it shows when the image is built.
     pub fn with<S: AsRef<str>>(mut self, packages: impl IntoIterator<Item = S>) -> Result<Self> {
         for package in packages {
@@ -365,10 +364,10 @@ impl Spec {
         Ok(self)
     }
 
-    /// Adds kernel modules, and what they depend on, beyond those that every image has.
+    /// Adds kernel modules and their dependencies, beyond those that every image has.
     ///
     /// # Errors
-    /// If a name is none of a module.
+    /// If a name is not that of a module.
     pub fn modules<S: AsRef<str>>(mut self, names: impl IntoIterator<Item = S>) -> Result<Self> {
         for name in names {
             check_name("module name", name.as_ref())?;
@@ -413,7 +412,7 @@ impl Spec {
         self.with.iter().any(|name| RDMA_PACKAGES.contains(&name.as_str()))
     }
 
-    /// The kernel that [`Kernel::Auto`] stands for, and any other itself.
+    /// The kernel that [`Kernel::Auto`] stands for; any other kernel stands for itself.
     pub(crate) fn chosen_kernel(&self) -> Kernel {
         match &self.kernel {
             Kernel::Auto if self.wants_rdma() => Kernel::Generic,
@@ -468,7 +467,7 @@ mod tests {
         }
         let order = |list: [&str; 2]| plain().with(list).unwrap().fingerprint();
         assert_eq!(order(["mpich", "iperf3"]), order(["iperf3", "mpich"]));
-        // The default kernel by name is the same image.
+        // The default kernel, given by name, yields the same image.
         assert_eq!(plain().fingerprint(), plain().kernel(Kernel::Cloud).fingerprint());
         assert_eq!(plain().fingerprint(), plain().refresh(true).fingerprint());
     }

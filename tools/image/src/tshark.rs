@@ -1,4 +1,4 @@
-//! tshark, which tests and users look at captures with: the host's own, or Debian's in the cache.
+//! tshark, with which tests and users read captures: the host's own, or Debian's in the cache.
 
 use std::fs;
 use std::path::Path;
@@ -12,8 +12,8 @@ use crate::progress::Progress;
 use crate::run;
 
 const NAME: &str = "tshark";
-/// Where tshark of these packages looks for settings of Lua when root runs it, for whom it ignores
-/// the environment; and that scripts on its command line are for root, too.
+/// Where tshark of these packages looks for Lua settings when root runs it, for whom it ignores the
+/// environment. The settings permit scripts on its command line for root, too.
 const INIT: &str = "plugins/init.lua";
 const SCRIPTS_FOR_ALL: &str = "run_user_scripts_when_superuser = true\n";
 
@@ -32,7 +32,7 @@ fn in_root(root: &Path) -> Command {
 
 impl Cache {
     /// A command that runs tshark; its arguments are to be added. If the host has none, it is
-    /// fetched into the cache, unless it is there.
+    /// fetched into the cache unless it is there already.
     ///
     /// # Errors
     /// All that can go wrong with fetching.
@@ -43,7 +43,7 @@ impl Cache {
         }
     }
 
-    /// The same without looking at what the host has.
+    /// The same without considering the host's own.
     ///
     /// # Errors
     /// All that can go wrong with fetching.

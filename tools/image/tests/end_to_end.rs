@@ -1,7 +1,7 @@
 //! Builds images from Debian's packages into a cache that is empty at first, and boots them.
 //!
-//! Needs apt-get, dpkg-deb and a Debian mirror; some 200 MB are fetched. What the host cannot do is
-//! skipped by name and reason.
+//! Needs apt-get, dpkg-deb and a Debian mirror; some 200 MB are fetched. Tests that the host cannot
+//! run are skipped with name and reason.
 
 use std::cell::RefCell;
 use std::fs;
@@ -18,8 +18,8 @@ use tofu_image::{
     Spec, TCG_ARGUMENTS, inspect_kernel,
 };
 
-/// One cache for all tests, as each package should be fetched once. The folder goes with the
-/// process's last test; see [`Guard`].
+/// One cache for all tests, because each package should be fetched only once. The folder goes with
+/// the process's last test; see [`Guard`].
 fn cache() -> Cache {
     static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| tempfile::tempdir().unwrap());
@@ -48,7 +48,7 @@ impl Drop for Guard {
     }
 }
 
-/// Whether `error` means that this host or its network cannot do it.
+/// Whether `error` means that this host or its network cannot run the test.
 fn skipped(name: &str, error: &Error) -> bool {
     let host = matches!(
         error,
@@ -128,7 +128,7 @@ impl Guest {
         Some(Self { child, console, seen: String::new() })
     }
 
-    /// Reads until `text` comes, and returns what came before.
+    /// Reads until `text` arrives, and returns the output before it.
     fn until(&mut self, text: &str) -> String {
         // Generous: tests run beside builds, on hosts that emulate.
         let limit = Instant::now() + Duration::from_secs(180);
@@ -147,7 +147,7 @@ impl Guest {
         }
     }
 
-    /// Runs a command in the guest's shell and returns what it says and its exit code.
+    /// Runs a command in the guest's shell and returns its output and exit code.
     fn run(&mut self, command: &str) -> (String, i32) {
         // The marks are put together by the shell, so its echo of the line has none.
         let line = format!("echo be'gin'; {command}; echo e'nd'=$?=\n");
@@ -199,7 +199,7 @@ fn an_image_is_built_found_and_boots_to_a_shell() {
     assert!(image.manifest.packages.contains_key("busybox-static"));
     assert_eq!(cache().find("default").unwrap().as_ref(), Some(&image));
 
-    // Once more: nothing is done, and quickly.
+    // Once more: nothing is done, which is quick.
     let phases = Phases::default();
     let began = Instant::now();
     assert_eq!(cache().build(&spec(), &phases).unwrap(), image);
@@ -247,7 +247,7 @@ fn a_debian_root_has_its_packages_set_up() {
     }
     let Some(mut guest) = Guest::boot(&image, "tofu.name=1-1-1-0-0-0") else { return };
     guest.until("# ");
-    // The terminal's marks of bash would be in the way.
+    // Bash's terminal codes would be in the way.
     guest.run("bind 'set enable-bracketed-paste off'; PS1='# '");
     let (version, code) = guest.run("iperf3 --version | head -n 1");
     assert!(version.starts_with("iperf 3") && code == 0, "{version}");
@@ -284,7 +284,7 @@ fn an_interrupted_download_is_taken_up() {
         Err(Error::Interrupted) => {}
         Err(error) if skipped("an_interrupted_download_is_taken_up", &error) => return,
         Err(error) => panic!("{error}"),
-        // A fast mirror may be done before we look.
+        // A fast mirror may be done before we check.
         Ok(_) => {
             eprintln!("SKIP an_interrupted_download_is_taken_up: it was done at once");
             return;
@@ -298,9 +298,9 @@ fn an_interrupted_download_is_taken_up() {
     assert!(began.elapsed() < Duration::from_millis(500));
 }
 
-/// Builds an image in a process with a changed view of the files, and returns what it says: after
-/// `set_up`, a shell command that finds an empty folder in `$FOLDER`, in a mount namespace of its
-/// own. `None` where the host allows none.
+/// Builds an image in a process with a changed view of the files, and returns its output. It runs
+/// after `set_up`, a shell command that finds an empty folder in `$FOLDER`, in a mount namespace of
+/// its own. `None` if the host does not permit that.
 fn in_namespace(name: &str, set_up: &str) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let script = format!("{set_up} && exec \"$0\" --exact inner_build --nocapture --ignored");
@@ -367,7 +367,7 @@ fn a_full_disk_is_named_and_nothing_half_is_left() {
 #[test]
 fn a_mirror_that_does_not_answer_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    // Port 9 of this host: discard, which nobody serves.
+    // Port 9 of this host (discard), which is not served.
     let cache = Cache::at(folder.path()).mirror(Some("http://127.0.0.1:9/debian".into()));
     let error = cache.build(&Spec::new("default").unwrap(), &Silent).unwrap_err();
     if matches!(error, Error::NoTool { .. } | Error::NoKeyring) {

@@ -1,5 +1,5 @@
-//! `guest-lib/kernel/kdir` on machines where something does not fit: files and programs made up,
-//! each with one thing of another version.
+//! `guest-lib/kernel/kdir` on machines where something does not match: made-up files and programs,
+//! each time with one of another version.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ const VERSION: &str = "7.3.4-1~bpo13+1";
 const CC: &str = "x86_64-linux-gnu-gcc-14";
 const RUSTC: &str = "rustc 1.85.1 (4eb161250 2025-03-15) (built from a source tarball)";
 
-/// What a machine with all that is needed has.
+/// A machine with everything that is needed.
 struct Machine {
     folder: TempDir,
 }
@@ -97,7 +97,7 @@ impl Machine {
         assert!(tar.status().unwrap().success());
     }
 
-    /// Runs kdir; its exit code and its only line.
+    /// Runs kdir; returns its exit code and its only line.
     #[track_caller]
     fn run(&self) -> (Option<i32>, String) {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-lib/kernel/kdir");

@@ -12,7 +12,7 @@ use tofu_fabric::Shape;
 use tofu_jtofu::LogicalShape;
 use tofu_supervisor::units::{Driver, ImageName, Interconnect, LinkMode, Timeout};
 
-/// What the names of uTofu's settings begin with.
+/// The beginning of the names of uTofu's settings.
 const SETTINGS: &str = "UTOFU_";
 
 /// Run a program as a job of many processes, each of which has a rank
@@ -166,8 +166,8 @@ Exit codes: that of the first rank that failed (128 plus the signal if a signal 
 after --timeout, 130 after Ctrl-C, 2 for mistakes.";
 
 impl RunArgs {
-    /// What the ranks get of this command's environment, and what the user names for them, which
-    /// counts where both have a variable.
+    /// The variables that the ranks get from this command's environment, and those that the user
+    /// names for them, which take precedence.
     pub(crate) fn variables(&self) -> Vec<(String, String)> {
         let text = |(name, value): (OsString, OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
@@ -179,7 +179,7 @@ impl RunArgs {
         variables.into_iter().collect()
     }
 
-    /// The torus that the job gets for itself.
+    /// The torus that the job gets exclusively.
     pub(crate) fn torus(&self) -> Option<LogicalShape> {
         match self.shape {
             Some(JobShape::Torus(torus)) if self.map.is_none() && !self.local => Some(torus),
@@ -191,7 +191,7 @@ impl RunArgs {
     ///
     /// # Errors
     ///
-    /// If no machine is of that shape, or none is to be started.
+    /// If no machine has that shape, or none may be started.
     pub(crate) fn machine_shape(&self) -> anyhow::Result<Option<Shape>> {
         let shape = match self.shape {
             None => return Ok(None),
@@ -212,7 +212,7 @@ impl RunArgs {
 /// What `--shape` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum JobShape {
-    /// One to three lengths: a torus for the job.
+    /// One to three lengths, for the job's torus.
     Torus(LogicalShape),
     /// Six, or a name: a machine for the run.
     Machine(Shape),
@@ -235,7 +235,7 @@ impl FromStr for JobShape {
 ///
 /// # Errors
 ///
-/// If no machine is so long.
+/// If no machine is that long.
 pub(crate) fn as_machine(torus: LogicalShape) -> anyhow::Result<Shape> {
     let mut lens = [1; 6];
     for (len, wanted) in lens.iter_mut().zip(torus.lens()) {
@@ -280,8 +280,8 @@ pub enum Libs {
 }
 
 impl Libs {
-    /// Whether they are the nodes' own in any case, for a program of MPI or another one: the
-    /// image's MPI needs the image's libraries around it.
+    /// Whether the nodes' own libraries are used in any case, for an MPI program or another one:
+    /// the image's MPI needs the image's libraries.
     pub(crate) fn are_the_nodes(self, mpi: bool) -> bool {
         self == Self::Node || self == Self::Auto && mpi
     }

@@ -1,4 +1,4 @@
-//! What ranks wrote in their working folders comes back to this host.
+//! Copies the files that ranks wrote in their working folders back to this host.
 
 use std::collections::HashSet;
 use std::fs;
@@ -16,24 +16,24 @@ use crate::bundle::WORK;
 use crate::job;
 use crate::user::as_user;
 
-/// How much of a node's complaint is shown, in bytes.
+/// How much of a node's error message is shown, in bytes.
 const MAX_COMPLAINT: usize = 2000;
 
 /// Where it goes.
 #[derive(Debug)]
 pub(crate) enum Destination {
-    /// To a folder of each node's in this one.
+    /// Into a folder for each node in this one.
     ByNode(PathBuf),
     /// Of all nodes to this folder.
     Shared(PathBuf),
 }
 
 impl Destination {
-    /// What the user asks for, if anything; one for the folders of nodes is made if need be.
+    /// The user's request, if any; a folder for the nodes' folders is made if necessary.
     ///
     /// # Errors
     ///
-    /// If the folder cannot be made, or is not there.
+    /// If the folder cannot be made, or does not exist.
     pub(crate) fn new(args: &RunArgs) -> anyhow::Result<Option<Self>> {
         let absolute = |path: &PathBuf| std::path::absolute(path).map_err(anyhow::Error::from);
         if let Some(out) = &args.out {
@@ -56,7 +56,7 @@ impl Destination {
     }
 }
 
-/// Where a job's folder is on a node.
+/// The place of a job's folder on a node.
 pub(crate) struct Origin<'a> {
     /// The machine's control socket.
     pub(crate) control: &'a Path,
@@ -64,11 +64,11 @@ pub(crate) struct Origin<'a> {
     pub(crate) node: u32,
     /// Its name.
     pub(crate) name: String,
-    /// Whose the folder is: links in it lead to nothing that this user may not read.
+    /// The owner of the folder: links in it lead to nothing that this user may not read.
     pub(crate) user: u32,
 }
 
-/// Brings what is new in a job's folder on these nodes, one after the other.
+/// Copies new files in a job's folder from these nodes, one node after another.
 ///
 /// # Errors
 ///

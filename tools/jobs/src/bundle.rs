@@ -1,5 +1,5 @@
-//! What a job needs on a node: the program and files, in one folder, and libraries, in another,
-//! which later jobs find there.
+//! Everything that a job needs on a node: the program and files in one folder, and libraries in
+//! another, which later jobs can reuse.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -21,11 +21,11 @@ use crate::{elf, foreign, libraries};
 const MAX_PROGRAM: u64 = 1 << 30;
 /// The largest working folder that is copied to nodes, in bytes.
 const MAX_FOLDER: u64 = 256 << 20;
-/// The loader that our libraries go with.
+/// The loader that our libraries are built for.
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 
-/// Folders in that of a job, of which the last two are links to sets of libraries: the loader with
-/// the host's, and ours.
+/// Folders in a job's folder. The last two are links to sets of libraries: the loader with the
+/// host's, and ours.
 const BIN: &str = "bin";
 const LIB: &str = "lib";
 const TOFU: &str = "tofu";
@@ -34,22 +34,22 @@ pub(crate) const WORK: &str = "work";
 /// The mapinfo.
 pub(crate) const MAP: &str = "map.json";
 
-/// Files by what they are called in a folder.
+/// Files by their names in a folder.
 type Files = Vec<(PathBuf, Source)>;
 
 /// A job's files, and how its program is started.
 #[derive(Debug)]
 pub(crate) struct Bundle {
     contents: Vec<(PathBuf, Source)>,
-    /// The program's libraries with their loader, if they are not the nodes'.
+    /// The program's libraries with their loader, if these are not the nodes' own.
     libraries: Option<Files>,
     /// Ours.
     ours: Vec<PathBuf>,
     start: Start,
     args: Vec<String>,
-    /// What the user must know of the program and MPI.
+    /// A message for the user about the program and MPI.
     about_mpi: Option<String>,
-    /// What the program is for, if it is a file that says so.
+    /// The processors that the program is for, if it is a file that tells that.
     arch: Option<Arch>,
 }
 
@@ -74,12 +74,12 @@ enum Start {
 }
 
 impl Bundle {
-    /// What `args` asks for. Libraries for other processors than the host's are built and fetched
-    /// if need be.
+    /// The bundle that `args` asks for. Libraries for other processors than the host's are built
+    /// and fetched if necessary.
     ///
     /// # Errors
     ///
-    /// If a file is not there or not of a kind that runs on nodes.
+    /// If a file does not exist or cannot run on nodes.
     pub(crate) fn new(args: &RunArgs, progress: &dyn Progress) -> anyhow::Result<Self> {
         let Some((program, words)) = args.program.split_first() else { bail!("no program named") };
         let work = match &args.cwd {
@@ -122,7 +122,7 @@ impl Bundle {
         let name = libraries::name(path)?.to_owned();
         contents.push((Path::new(BIN).join(&name), Source::File(0o755, bytes)));
         let (ours, closure) = match (arch, loader) {
-            // The nodes' own, as those of MPI are.
+            // The nodes' own libraries, like those of MPI.
             (Some(Arch::Arm64), Some(_)) if args.libs.are_the_nodes(args.mpi) => {
                 (libraries::find_arm64(progress)?.0, None)
             }
@@ -150,22 +150,22 @@ impl Bundle {
         Ok(Self { libraries, ours, about_mpi, ..bundle(start, contents, arch) })
     }
 
-    /// What the program is for; `None` for scripts and for programs of the nodes.
+    /// The processors that the program is for; `None` for scripts and for programs of the nodes.
     pub(crate) fn arch(&self) -> Option<Arch> {
         self.arch
     }
 
-    /// Makes it fit for the processors of a machine.
+    /// Adapts it to the processors of a machine.
     ///
     /// # Errors
     ///
-    /// If the program is for others, or there are no libraries for these.
+    /// If the program is for other processors, or there are no libraries for these.
     pub(crate) fn fit(&mut self, machine: Arch, progress: &dyn Progress) -> anyhow::Result<()> {
         match (self.arch, &self.start) {
             (Some(arch), Start::File(file) | Start::Loader { file, .. }) if arch != machine => {
                 bail!("cannot run {file}: it is for {arch}, and the machine's nodes are {machine}")
             }
-            // Whatever a script starts finds the libraries of its nodes.
+            // Programs that a script starts find the libraries of its nodes.
             (None, _) if machine == Arch::Arm64 => {
                 self.ours = libraries::find_arm64(progress)?.0;
                 Ok(())
@@ -174,7 +174,7 @@ impl Bundle {
         }
     }
 
-    /// What the user must know of the program and MPI, if anything.
+    /// A message for the user about the program and MPI, if there is any.
     pub(crate) fn about_mpi(&self) -> Option<&str> {
         self.about_mpi.as_deref()
     }
@@ -224,7 +224,7 @@ impl Bundle {
         Ok(sets)
     }
 
-    /// The program and its arguments, where the folder is `folder`, to be run in there.
+    /// The program and its arguments, to be run in the folder, which is `folder` there.
     pub(crate) fn command(&self, folder: &str) -> Vec<String> {
         let words = match &self.start {
             Start::Named(name) => vec![name.clone()],
@@ -236,13 +236,13 @@ impl Bundle {
                 format!("{folder}/{BIN}/{file}"),
             ],
         };
-        // A shell, for the sake of the working folder.
+        // A shell, to set the working folder.
         let shell = ["/bin/sh", "-c", "cd \"$0\" && exec \"$@\""].map(str::to_owned);
         let work = format!("{folder}/{WORK}");
         [shell.to_vec(), vec![work], words, self.args.clone()].concat()
     }
 
-    /// Variables that let the program find what is in the folder.
+    /// Variables that let the program find the contents of the folder.
     pub(crate) fn variables(&self, folder: &str) -> Vec<(String, String)> {
         vec![
             (tofu_jtofu::vars::FILE.to_owned(), format!("{folder}/{MAP}")),
@@ -307,7 +307,7 @@ fn read(path: &Path) -> anyhow::Result<(Vec<u8>, Option<PathBuf>)> {
     Ok((bytes, loader))
 }
 
-/// The libraries that a program is run with, or none if these are the nodes'.
+/// The libraries that a program is run with, or none if these are the nodes' own.
 fn closure(
     loader: &Path,
     program: &Path,
@@ -381,7 +381,7 @@ fn list(loader: &Path, path: &Path, ours: &[PathBuf]) -> anyhow::Result<Found> {
     Ok(found)
 }
 
-/// Reads what a loader lists: lines such as `libc.so.6 => /lib/libc.so.6 (0x00007f)`.
+/// Parses a loader's list: lines such as `libc.so.6 => /lib/libc.so.6 (0x00007f)`.
 fn parse(text: &str) -> Found {
     let mut found = Found::default();
     for line in text.lines() {
@@ -398,7 +398,7 @@ fn parse(text: &str) -> Found {
     found
 }
 
-/// The library that a loader complains of, which some do before they list anything.
+/// The library that a loader reports as missing, which some loaders do before they list anything.
 fn missing(errors: &str) -> Option<String> {
     let (_, what) = errors.split_once("error while loading shared libraries: ")?;
     let (name, _) = what.split_once(": cannot open shared object file")?;

@@ -1,4 +1,4 @@
-//! What a program's file says of it.
+//! The properties of a program according to its file.
 
 use std::path::PathBuf;
 
@@ -8,14 +8,14 @@ use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, FileHeader64};
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _};
 use tofu_image::Arch;
 
-/// The soname of mpich and what has its interface to programs. Open MPI's is `libmpi.so.40`.
+/// The soname of mpich and of libraries with the same ABI. Open MPI's is `libmpi.so.40`.
 const MPICH: [&str; 2] = ["libmpich", "libmpi.so.12"];
 
 /// The loader of a program, if it is linked dynamically.
 ///
 /// # Errors
 ///
-/// If it is no program that nodes can run.
+/// If it is not a program that nodes can run.
 pub(crate) fn loader(bytes: &[u8]) -> anyhow::Result<Option<PathBuf>> {
     let header = FileHeader64::<Endianness>::parse(bytes)?;
     let endian = header.endian()?;
@@ -34,16 +34,16 @@ pub(crate) fn loader(bytes: &[u8]) -> anyhow::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// What a program or library says of the libraries that it is linked with.
+/// The libraries that a program or library is linked with, according to its file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Links {
     /// Their names.
     pub(crate) needed: Vec<String>,
-    /// Folders to look for them in, of DT_RUNPATH, or of DT_RPATH if there is none.
+    /// Folders to look for them in, from DT_RUNPATH, or from DT_RPATH if there is none.
     pub(crate) folders: Vec<String>,
 }
 
-/// What an ELF file of these bytes is linked with; nothing if it is static.
+/// The libraries that an ELF file of these bytes is linked with; none if it is static.
 pub(crate) fn links(bytes: &[u8]) -> object::Result<Links> {
     let header = FileHeader64::<Endianness>::parse(bytes)?;
     let endian = header.endian()?;
@@ -65,13 +65,13 @@ pub(crate) fn links(bytes: &[u8]) -> object::Result<Links> {
     Ok(Links { needed: all(DT_NEEDED)?, folders })
 }
 
-/// The libraries that a program is linked with; none of what is no ELF file.
+/// The libraries that a program is linked with; none if it is not an ELF file.
 fn needed(bytes: &[u8]) -> object::Result<Vec<String>> {
     Ok(links(bytes)?.needed)
 }
 
-/// What the user must know of a program of these bytes and MPI: that it wants `--mpi` and does not
-/// have it, or cannot use it.
+/// A message for the user about a program of these bytes and MPI: that it needs `--mpi` and does
+/// not have it, or cannot use it.
 pub(crate) fn about_mpi(name: &str, bytes: &[u8], mpi: bool) -> Option<String> {
     let needed = needed(bytes).unwrap_or_default();
     let library = needed.iter().find(|name| name.starts_with("libmpi"))?;

@@ -14,12 +14,12 @@ use tofu_control::{RemoteProgram, info};
 
 use crate::job::{self, Control, Label, Options, OutputTaker, Rank, Style};
 
-/// A program that says nothing for so long may be on a node that does not answer.
+/// A program that is silent for this long may be on a node that does not answer.
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// Runs a command on these nodes at the same time; lines have the node in front. Returns the exit
-/// code, that of the first that failed; the others are ended then as ranks of a job are, after
-/// `grace`.
+/// Runs a command on these nodes at the same time; lines begin with the node. Returns the exit
+/// code, which is that of the first command that failed. The others are then ended like ranks of a
+/// job, after `grace`.
 ///
 /// # Errors
 ///
@@ -46,7 +46,7 @@ pub fn run_on_all(
     })
 }
 
-/// A command on a node, of which is known whether it has said anything.
+/// A command on a node, for which it is known whether it has written anything.
 struct OnNode {
     program: RemoteProgram,
     silence: Silence,
@@ -75,8 +75,8 @@ impl Rank for OnNode {
     }
 }
 
-/// Tells the user, after some seconds without a word of a program, if its node does not answer,
-/// as one that is paused or hangs.
+/// Tells the user, after some seconds without output of a program, if its node does not answer, for
+/// example because it is paused or hangs.
 pub struct Silence(Arc<AtomicBool>);
 
 impl Silence {
@@ -89,7 +89,7 @@ impl Silence {
             if seen.load(SeqCst) {
                 return;
             }
-            // A machine that does not answer itself ends the command, and that is told.
+            // A machine that does not answer ends the command, which is reported anyway.
             let Ok(machine) = info(&control) else { return };
             let node = machine.nodes.into_iter().find(|other| other.index == node);
             let why = match node.as_ref().map(|node| node.state.as_str()) {
@@ -101,12 +101,12 @@ impl Silence {
                 eprintln!("tofu: {name} does not answer: {why}");
             }
         };
-        // Without a thread there is nothing to be told.
+        // Without a thread there is no message.
         let _ = thread::Builder::new().name("silence".into()).spawn(watch);
         Self(over)
     }
 
-    /// The program has said something, or ended.
+    /// To be called when the program has written something, or ended.
     pub fn end(&self) {
         self.0.store(true, SeqCst);
     }

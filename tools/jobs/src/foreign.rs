@@ -1,5 +1,5 @@
 //! The shared libraries of a program for nodes with Arm's processors. Its loader cannot be asked
-//! for them on this host, so they are looked for in the order that the loader has.
+//! for them on this host, so they are searched for in the loader's order.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -14,21 +14,21 @@ use tofu_image::{Arch, Progress, Sysroot};
 use crate::libraries::Closure;
 use crate::{elf, libraries};
 
-/// A folder of the user's, laid out as a root file system, whose loader and libraries programs get
-/// before those of Debian.
+/// A user's folder, laid out as a root file system, whose loader and libraries take precedence over
+/// Debian's.
 const SYSROOT: &str = "TOFU_ARM64_SYSROOT";
-/// Where root file systems have libraries, of Debian's kind and of Red Hat's, from which Fugaku's
-/// is.
+/// The folders with libraries in root file systems of Debian's kind and of Red Hat's, which is
+/// Fugaku's.
 const FOLDERS: [&str; 6] =
     ["usr/lib/aarch64-linux-gnu", "lib/aarch64-linux-gnu", "usr/lib64", "lib64", "usr/lib", "lib"];
-/// The largest library that is looked into, in bytes.
+/// The largest library that is read, in bytes.
 const MAX_LIBRARY: u64 = 1 << 30;
 
-/// Our libraries for a program, and those that it is run with besides, with their loader.
+/// Our libraries for a program, and the others that it is run with, with their loader.
 ///
 /// # Errors
 ///
-/// If something is missing: what, and where it was looked for.
+/// If something is missing: what, and where it was searched for.
 pub(crate) fn closure(
     loader: &Path,
     program: &Path,
@@ -55,7 +55,7 @@ pub(crate) fn closure(
 
 /// Where libraries are looked for.
 struct Search {
-    /// Folders of the user's, then that of our libraries, then those of root file systems.
+    /// The user's folders, then the folder of our libraries, then those of root file systems.
     folders: Vec<PathBuf>,
     roots: Vec<PathBuf>,
 }
@@ -70,8 +70,8 @@ impl Search {
         Self { folders: theirs.chain(own).chain(of_roots).collect(), roots: roots.to_vec() }
     }
 
-    /// All that `program` and our libraries are linked with, by name, with the loader and without
-    /// our libraries.
+    /// All libraries that `program` and our libraries are linked with, by name, with the loader and
+    /// without our libraries.
     fn closure(
         &self,
         loader: &Path,
@@ -113,7 +113,7 @@ impl Search {
             .with_context(|| format!("its loader {} is not here", path.display()))
     }
 
-    /// A library that the file `of` needs, which has said where to look first.
+    /// A library that the file `of` needs; `said` are the folders that it names, which come first.
     fn find(&self, name: &str, of: &Path, said: &[String]) -> Option<PathBuf> {
         let origin = of.parent().unwrap_or(Path::new("/")).to_string_lossy().into_owned();
         let said = said.iter().filter(|folder| !folder.is_empty()).map(|folder| {
@@ -125,7 +125,7 @@ impl Search {
     }
 }
 
-/// Whether a file is a library for such nodes: others may have the same name.
+/// Whether a file is a library for such nodes, because others may have the same name.
 fn is_library(path: &Path) -> bool {
     let mut head = [0; 64];
     let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut head));

@@ -19,11 +19,11 @@ use tofu_ui::signals::{self, Forwarding};
 
 use crate::args::RunArgs;
 
-/// The exit code after `--timeout`, as of timeout(1).
+/// The exit code after `--timeout`, as with timeout(1).
 pub(crate) const EXIT_TIMEOUT: u8 = 124;
 /// The exit code when a node is lost: that of ranks that have not run to their ends.
 const EXIT_LOST: u8 = 126;
-/// How long a rank may take to die that was killed.
+/// How long a killed rank may take to die.
 const DEATH: Duration = Duration::from_secs(5);
 /// A line is shown in chunks of this size, in bytes.
 const MAX_LINE: usize = 64 << 10;
@@ -37,7 +37,7 @@ pub(crate) trait Rank: Send + Sync {
     /// If it can no longer be observed, or `output` fails.
     fn follow(&self, output: &mut OutputTaker<'_>) -> anyhow::Result<Status>;
 
-    /// Gives it everything that can be read as its standard input, and then the end of it. The
+    /// Sends it everything that can be read as its standard input, and then the end. The
     /// rank may end meanwhile. Called for rank 0 only; all others have no input.
     fn feed(&self, input: &mut dyn Read);
 
@@ -59,23 +59,23 @@ pub(crate) enum Event {
     Signal(i32),
     /// A rank wants the whole job to end with this exit code, as by `MPI_Abort`.
     Abort { rank: u32, code: i32 },
-    /// The machine has lost a node of the job's: which, and why.
+    /// The machine has lost a node of the job.
     Lost { node: String, why: String },
 }
 
-/// Where events come from: made before anything else, so that Ctrl-C counts from then on.
+/// The source of events, made before anything else, so that Ctrl-C counts from then on.
 pub(crate) struct Control {
     sender: Sender<(Option<u32>, Event)>,
-    /// Those that are about ranks have the number of the start.
+    /// Events of ranks have the number of the start.
     events: Receiver<(Option<u32>, Event)>,
-    /// How often ranks were started before.
+    /// How often the ranks were started before.
     start: Cell<u32>,
     /// The first signal that came, or 0.
     signal: Arc<AtomicI32>,
     _signals: Forwarding,
 }
 
-/// Tells of what happens to a job that was started.
+/// Sends the events of a started job.
 #[derive(Clone)]
 pub(crate) struct Teller {
     to: Sender<(Option<u32>, Event)>,
@@ -83,7 +83,7 @@ pub(crate) struct Teller {
 }
 
 impl Teller {
-    /// Tells of an event. Once the job is over, or was started again, nobody listens any more.
+    /// Sends an event. Once the job is over, or was started again, it is ignored.
     pub(crate) fn tell(&self, event: Event) {
         // The receiver is gone only when the run is over.
         let _ = self.to.send((Some(self.start), event));
@@ -102,23 +102,23 @@ impl Control {
         let first = Arc::clone(&signal);
         let signals = signals::forward(move |signal| {
             first.store(signal, SeqCst);
-            // Nobody listens any more once the run is over.
+            // The receiver is gone once the run is over.
             let _ = to.send((None, Event::Signal(signal)));
         });
         Ok(Self { sender, events, start: Cell::new(0), signal, _signals: signals? })
     }
 
-    /// A way for others to tell what has happened.
+    /// A sender of events for others.
     pub(crate) fn teller(&self) -> Teller {
         Teller { to: self.sender.clone(), start: self.start.get() }
     }
 
-    /// The job is to be started again: what is said of it as it was is of no interest.
+    /// The job will be started again, so events of its earlier start are ignored.
     pub(crate) fn again(&self) {
         self.start.set(self.start.get() + 1);
     }
 
-    /// The next event; none if there is none until then.
+    /// The next event; `None` if there is none before the time limit.
     pub(crate) fn next(&self, until: Option<Instant>) -> anyhow::Result<Option<Event>> {
         loop {
             let next = match until {
@@ -150,7 +150,8 @@ impl Control {
 pub(crate) struct Options {
     /// After this time it is ended.
     pub(crate) timeout: Option<Duration>,
-    /// How long ranks may go on after another one's failure, and after they were asked to end.
+    /// How long ranks may keep running after another one's failure, and after they were asked to
+    /// end.
     pub(crate) grace: Duration,
     pub(crate) style: Style,
     /// Whether rank 0 gets our own standard input.
@@ -169,7 +170,7 @@ pub(crate) struct Label {
 }
 
 impl Label {
-    /// Of the ranks of a job; `place` says where they are.
+    /// The labels of a job's ranks; `place` tells where they are.
     pub(crate) fn of_ranks(ranks: u32, place: impl Fn(u32) -> String) -> Vec<Self> {
         let label = |rank: u32| Self {
             name: format!("rank {rank} {}", place(rank)),
@@ -199,11 +200,11 @@ pub(crate) enum Style {
     Json,
 }
 
-/// Shows what ranks write, line by line unless it is wanted as it is.
+/// Shows the output of ranks, line by line unless raw output is wanted.
 struct Screen {
     style: Style,
     labels: Vec<Label>,
-    /// What is not a whole line yet, by rank and stream.
+    /// Incomplete lines, by rank and stream.
     lines: Vec<[Vec<u8>; 2]>,
 }
 
@@ -263,7 +264,7 @@ impl Screen {
         write(Output::Out, format!("{value}\n").as_bytes())
     }
 
-    /// Something about the job: a line on standard error, or an object.
+    /// Reports something about the job: a line on standard error, or an object.
     fn note(&self, text: &str, value: &Value) -> io::Result<()> {
         match self.style {
             Style::Json => self.object(value),
@@ -272,7 +273,7 @@ impl Screen {
     }
 }
 
-/// Tells the user something about a job that has not begun.
+/// Tells the user something about a job that has not begun yet.
 ///
 /// # Errors
 ///
@@ -367,7 +368,7 @@ fn feed(rank: Arc<dyn Rank>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How far the end of a job has come.
+/// The stages of a job's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     /// It runs.
@@ -394,7 +395,7 @@ struct JobWatch {
 }
 
 impl JobWatch {
-    /// Moves a rank's output from now on.
+    /// Forwards a rank's output from now on.
     fn attend(&mut self, rank: u32, started: Arc<dyn Rank>, teller: Teller) -> anyhow::Result<()> {
         let (screen, followed) = (Arc::clone(&self.screen), Arc::clone(&started));
         let follow = move || {
@@ -434,7 +435,7 @@ impl JobWatch {
         self.enter(Stage::Killed, DEATH);
     }
 
-    /// Something that is no rank's fault: the job is over.
+    /// Handles an error that is no rank's fault: the job is over.
     fn fail(&mut self, error: anyhow::Error) {
         self.error.get_or_insert(error);
         self.kill();
@@ -457,13 +458,14 @@ impl JobWatch {
             let text = format!("{} has aborted the job with code {code}", screen.name(rank));
             screen.note(&text, &value)?;
         }
-        // What is no exit code, or would look like success, is the commonest of failures.
+        // A value that is not an exit code, or would look like success, becomes the commonest
+        // failure.
         self.code = u8::try_from(code).ok().filter(|code| *code != 0).unwrap_or(1);
         self.ask(SIGTERM);
         Ok(())
     }
 
-    /// What the ranks on the node are doing is of no use any more, nor is what the others are.
+    /// The work of the ranks on the node is lost, and that of the others is useless.
     fn lost(&mut self, node: &str, why: &str) -> io::Result<()> {
         if self.stage < Stage::Asked {
             let value = json!({ "event": "node_lost", "node": node, "detail": why });
@@ -549,7 +551,7 @@ impl JobWatch {
                     let value = json!({ "event": "lost", "rank": rank, "detail": words });
                     screen.note(&format!("{name} {words}"), &value)?;
                 }
-                // What was to end with an error has its code.
+                // A job that was ending with an error has its code.
                 self.left = 0;
             }
         }

@@ -19,26 +19,26 @@ use crate::job::{self, Control};
 use crate::machine::Machine;
 use crate::place::{self, Fit, Wanted};
 
-/// How often a job that waits looks for Ctrl-C.
+/// How often a waiting job checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
-/// Others may have their turn for so long before anything is said of it.
+/// How long others may have their turn before the user is told.
 const TURN: Duration = Duration::from_millis(500);
-/// How long a machine may take to answer when it is no matter of turns.
+/// How long a machine may take to answer when no turn is involved.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// What became of the wish for nodes.
+/// The result of a request for nodes.
 pub(crate) enum Got {
-    /// The job has these nodes as long as the lease is there.
+    /// The job has these nodes as long as the lease exists.
     Nodes(Lease, Box<Job>),
     /// A signal came first.
     Signal(i32),
 }
 
-/// A job of a machine that runs. When it is dropped, however this process ends, the machine has the
-/// job's nodes back.
+/// A job of a running machine. When it is dropped, or this process ends in any way, the machine
+/// gets the job's nodes back.
 pub(crate) struct Lease {
     out: UnixStream,
-    /// Also errors, after which others come.
+    /// Also errors, which further answers may follow.
     answers: Receiver<anyhow::Result<Reply>>,
     number: u32,
 }
@@ -49,8 +49,8 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// If the job would not fit even if it were the only one; or if it would have to wait, and is
-    /// not to.
+    /// If the job would not fit even if it were the only one; or if it would have to wait, and must
+    /// not.
     pub(crate) fn take(
         args: &RunArgs,
         wanted: Wanted,
@@ -59,7 +59,7 @@ impl Lease {
     ) -> anyhow::Result<Got> {
         let mut lease = Self::enter(machine, &args.program.join(" "))?;
         let mut waiting = Waiting { json: args.json, since: Instant::now(), said: None };
-        // How many jobs are before this one, if that is not said yet.
+        // How many jobs are before this one, if that was not reported yet.
         let mut queued = None;
         loop {
             match lease.next(control, queued.map(|_| waiting.since + TURN))? {
@@ -91,7 +91,7 @@ impl Lease {
         }
     }
 
-    /// The job's number, which no other job of the machine has, now or later.
+    /// The job's number, which the machine gives to no other job.
     pub(crate) const fn number(&self) -> u32 {
         self.number
     }
@@ -114,7 +114,7 @@ impl Lease {
         Ok(Self { out, answers, number: 0 })
     }
 
-    /// Takes nodes for the job in its turn; if it has to wait, says why.
+    /// Takes nodes for the job in its turn; if it must wait, returns why.
     fn fit(
         &mut self,
         wanted: Wanted,
@@ -126,8 +126,8 @@ impl Lease {
         let apart = |other: &&&JobInfo| other.alone || wanted.alone;
         let in_the_way: Vec<&JobInfo> = others.iter().filter(apart).copied().collect();
         let places = |jobs: &[&JobInfo]| machine.places(jobs.iter().flat_map(|job| &job.nodes));
-        // Nodes that nobody has come before those that jobs share, as jobs there want the same
-        // control queues.
+        // Free nodes come before shared ones, because jobs on the same node need the same control
+        // queues.
         if !wanted.alone
             && (wanted.map.is_some() || wanted.ranks.is_some())
             && others.len() > in_the_way.len()
@@ -155,8 +155,8 @@ impl Lease {
         }
     }
 
-    /// Lays the job anew when it has lost nodes: as it was, if there are such nodes and nobody
-    /// waits for some, or else on what is left of its own.
+    /// Places the job again when it has lost nodes: as it was, if there are such nodes and no job
+    /// waits for nodes, or else on its remaining nodes.
     ///
     /// # Errors
     ///
@@ -203,7 +203,7 @@ impl Lease {
         self.out.write_all(&encode(request)?).context("the machine has ended")
     }
 
-    /// What the machine says next, if it says something until then.
+    /// The machine's next message, if one arrives before the time limit.
     fn next(&self, control: &Control, until: Option<Instant>) -> anyhow::Result<Next> {
         loop {
             if let Some(signal) = control.signal() {
@@ -236,7 +236,7 @@ enum Next {
     Late,
 }
 
-/// The most jobs that are named to who waits.
+/// The most jobs that are named to a waiting user.
 const MOST_NAMED: usize = 3;
 
 fn jobs(number: u32) -> String {

@@ -26,7 +26,7 @@ const FOLDER: &str = "TOFU_LIBRARIES";
 pub(crate) struct Closure {
     /// File name of the loader, which is one of the files.
     pub(crate) loader: String,
-    /// By the names that they are asked for.
+    /// By the names that they are requested by.
     pub(crate) files: BTreeMap<String, PathBuf>,
 }
 
@@ -36,8 +36,8 @@ pub fn name(path: &Path) -> anyhow::Result<&str> {
     name.with_context(|| format!("{}: not a file's name that nodes can have", path.display()))
 }
 
-/// Our libraries: beside this program, as cargo leaves them, or in `../lib` of it, as after an
-/// installation, unless the environment says otherwise.
+/// Our libraries: beside this program, as cargo leaves them, or in `../lib` relative to it, as
+/// after an installation, unless the environment says otherwise.
 ///
 /// # Errors
 ///
@@ -64,8 +64,8 @@ pub fn find() -> anyhow::Result<Vec<PathBuf>> {
     }
 }
 
-/// The same for nodes with Arm's processors, and what their programs run with besides. They are
-/// built and fetched if need be.
+/// The same for nodes with Arm's processors, and the other libraries of their programs. They are
+/// built and fetched if necessary.
 ///
 /// # Errors
 ///

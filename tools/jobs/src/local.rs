@@ -1,9 +1,9 @@
 //! `tofu run --local`: ranks as processes of this host.
 //!
 //! The machine is in this process. A node is served to each of its ranks by vfio-user at an
-//! abstract socket, of which no file is left behind, and reaches into the ranks' memory. Ranks are
-//! in the janitor's process group: however this process ends, they end. The machine has a run
-//! directory with its control socket, as every machine.
+//! abstract socket, which leaves no file behind, and accesses the ranks' memory. Ranks are in the
+//! janitor's process group: however this process ends, they end. The machine has a run directory
+//! with its control socket, as every machine.
 //!
 //! Nothing is confined here: ranks are programs of the user's own, with the user's rights.
 
@@ -62,10 +62,10 @@ use crate::{elf, libraries};
 
 /// The most ranks: each takes threads and descriptors here, besides its process.
 const MOST: u32 = 256;
-/// A mapinfo that is longer is no variable: Linux allows 128 KiB for one.
+/// A longer mapinfo is not passed as a variable, for which Linux permits 128 KiB.
 const MOST_IN_VARIABLE: usize = 100 << 10;
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-/// Bytes that are read of a rank's output at once.
+/// Bytes that are read from a rank's output at once.
 const CHUNK: usize = 64 << 10;
 
 /// What ranks run on.
@@ -128,7 +128,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
         command.envs(own.iter().map(|(name, value)| (name, value)));
         Process::start(command, rank == 0).map(|process| Arc::new(process) as Arc<dyn Rank>)
     });
-    // Whatever the ranks have started ends with it.
+    // All processes that the ranks have started end with it.
     drop(janitor);
     drop(host);
     code
@@ -153,7 +153,8 @@ fn serve_mpi(placement: &Placement, events: Teller) -> anyhow::Result<String> {
     Ok(address)
 }
 
-/// Raises the limit of this process's descriptors to what so many ranks need, as far as it may.
+/// Raises the limit of this process's descriptors to the number that `ranks` ranks need, as far as
+/// permitted.
 fn allow_descriptors(ranks: u32) {
     /// Sockets, pipes, memory and doorbells.
     const OF_A_RANK: u64 = 48;
@@ -168,8 +169,8 @@ fn allow_descriptors(ranks: u32) {
     }
 }
 
-/// A machine that has nodes for the ranks, and where the ranks are in it. `given` is the user's
-/// wish.
+/// A machine that has nodes for the ranks, and the ranks' places in it. `given` is the user's
+/// choice.
 fn find_machine(given: Option<Shape>, wanted: Wanted) -> anyhow::Result<(Shape, Placement)> {
     let wanted = match (given, wanted) {
         (None, Wanted { ranks: None, map: None, .. }) => Wanted { ranks: Some(2), ..wanted },
@@ -264,7 +265,8 @@ fn is_executable(path: &Path) -> bool {
     rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }
 
-/// Where ranks look for libraries: first where ours are. A program may bring its own.
+/// The path on which ranks look for libraries, first in the folder of ours. A program may bring its
+/// own.
 fn library_path() -> anyhow::Result<OsString> {
     let own = match libraries::find() {
         Ok(libraries) => libraries.first().and_then(|path| path.parent().map(Path::to_owned)),
@@ -282,7 +284,8 @@ fn library_path() -> anyhow::Result<OsString> {
 struct LocalNode {
     /// To each of its ranks.
     _served: Vec<Served>,
-    /// A file by whose locks its ranks tell apart what each has. This process has no locks.
+    /// A file by whose locks its ranks keep track of what each of them has. This process has no
+    /// locks.
     locks: OwnedFd,
 }
 
@@ -320,7 +323,7 @@ struct LocalMachine {
 }
 
 impl LocalMachine {
-    /// `job` gets an event if somebody wants the machine to end.
+    /// `job` gets an event if a command wants the machine to end.
     fn start(
         kind: (Interconnect, Links),
         shape: Shape,
@@ -330,7 +333,7 @@ impl LocalMachine {
     ) -> anyhow::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, |n| n.get());
         let engines = runner::engines(None, cores);
-        // An engine that looks at doorbells all the time needs a processor of its own.
+        // An engine that polls doorbells all the time needs a processor of its own.
         let doorbells = match cores > ranks as usize + engines {
             true => Doorbells::Polled,
             false => Doorbells::Trapped,
@@ -345,7 +348,7 @@ impl LocalMachine {
         Ok(Self { nodes: HashMap::new(), machine, registry, name })
     }
 
-    /// Serves a rank's node; returns the rank's socket and the node's locks, as its library wants
+    /// Serves a rank's node; returns the rank's socket and the node's locks, as its library needs
     /// them.
     fn serve(&mut self, rank: u32, placement: &Placement) -> anyhow::Result<(String, String)> {
         let at = placement.node(rank);
@@ -408,7 +411,7 @@ struct Process {
     pid: Pid,
     pidfd: OwnedFd,
     child: Mutex<Child>,
-    /// Its standard output and error, until somebody follows them.
+    /// Its standard output and error, until they are followed.
     outputs: Mutex<Option<[PipeReader; 2]>>,
     input: Mutex<Option<PipeWriter>>,
 }
@@ -428,7 +431,7 @@ impl Process {
         };
         let child = command.spawn().context("cannot start a process")?;
         let pid = Pid::from_child(&child);
-        // It is not waited for before this is dropped, so that the pid stays its.
+        // It is not waited for before this is dropped, so that the pid stays its own.
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).context("no descriptors left")?;
         let outputs = Mutex::new(Some([out, err]));
         Ok(Self { pid, pidfd, child: Mutex::new(child), outputs, input: Mutex::new(input) })
@@ -463,7 +466,7 @@ fn descendants(pid: Pid) -> Vec<Pid> {
     found.split_off(1)
 }
 
-/// Waits until one of two pipes or the end of a process can be seen; returns which.
+/// Waits until one of two pipes is readable or a process has ended; returns which.
 fn ready(
     outputs: &[Option<PipeReader>; 2],
     end: &OwnedFd,
@@ -493,8 +496,8 @@ impl Rank for Process {
         let mut buffer = vec![0; CHUNK];
         let mut ended = false;
         loop {
-            // Once it has ended only what is there already is read: what it has started may hold
-            // the pipes open for ever.
+            // Once it has ended, only present data is read, because processes that it has started
+            // may hold the pipes open for ever.
             let wait = if ended { Some(&AT_ONCE) } else { None };
             let [out, err, end] = ready(&outputs, &self.pidfd, wait)?;
             for (index, kind) in [(0, Output::Out), (1, Output::Err)] {

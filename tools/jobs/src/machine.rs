@@ -1,4 +1,4 @@
-//! The machine that a job runs on: one that is there, or one for the time of the run.
+//! The machine that a job runs on: an existing one, or one for the time of the run.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -28,13 +28,13 @@ use crate::place::Wanted;
 const BOOT: &str = "180s";
 /// How long it may take to end.
 const END: Duration = Duration::from_secs(20);
-/// How long it may take until a machine knows that a node has gone, and how often it is asked.
+/// How long a machine may take to notice that a node has gone, and how often it is asked.
 const LOSS: Duration = Duration::from_secs(5);
 const LOSS_STEP: Duration = Duration::from_millis(250);
-/// How much memory a node has whose programs are MPI's, which are large.
+/// The memory of a node for MPI programs, which are large.
 const MPI_MEMORY: &str = "512MiB";
 
-/// What became of the search for a machine.
+/// The result of the search for a machine.
 pub(crate) enum Found {
     Machine(Box<Machine>),
     /// The command is over, with this exit code, and the user knows why.
@@ -52,35 +52,35 @@ pub(crate) struct Machine {
     pub(crate) name: MachineName,
     pub(crate) control: PathBuf,
     pub(crate) interconnect: Interconnect,
-    /// What its nodes' processors are that are for the job.
+    /// The processors of its nodes for the job.
     pub(crate) arch: Arch,
     /// What the program is for.
     wanted: Option<Arch>,
-    /// Those that are ready and have such processors.
+    /// Its nodes that are ready and have such processors.
     pub(crate) nodes: Vec<NodeInfo>,
-    /// The machine as jobs see it: what has no Linux that is ready counts as failed.
+    /// The machine as jobs see it: nodes without a ready Linux count as failed.
     pub(crate) usable: System,
     /// The machine as programs get it.
     pub(crate) system: System,
     /// Those that it has.
     pub(crate) jobs: Vec<JobInfo>,
-    /// Its process, if it is there for this run only.
+    /// Its process, if the machine exists for this run only.
     own: Option<Own>,
 }
 
 impl Machine {
-    /// Finds a machine, or starts one; with such processors if it matters.
+    /// Finds a machine, or starts one; with `wanted` processors if they matter.
     ///
     /// # Errors
     ///
-    /// If there is none that will do, or it does not start.
+    /// If there is none that is suitable, or it does not start.
     pub(crate) fn find(
         args: &RunArgs,
         wanted: Wanted,
         arch: Option<Arch>,
         control: &Control,
     ) -> anyhow::Result<Found> {
-        // What a machine is to be made of says that one is to be made.
+        // Options for a new machine imply that one is started.
         let made = args.machine_shape()?.is_some()
             || args.generation.is_some()
             || args.image.is_some()
@@ -134,7 +134,7 @@ impl Machine {
         Ok(Self { name, control, interconnect, arch, wanted, nodes, usable, system, jobs, own })
     }
 
-    /// Looks at it again: what it says of itself is as it is now.
+    /// Updates its description to the present state.
     ///
     /// # Errors
     ///
@@ -147,14 +147,14 @@ impl Machine {
         Ok(())
     }
 
-    /// The numbers of a job's nodes that are not ready any more, or that no link reaches. What has
-    /// happened this moment is waited for.
+    /// The numbers of a job's nodes that are not ready any more, or that no link reaches. It waits
+    /// for failures of this moment to be noticed.
     pub(crate) fn lost(&mut self, job: &Job) -> Vec<u32> {
         let until = Instant::now() + LOSS;
         let mut last = Vec::new();
         loop {
             if let Err(error) = self.look() {
-                // It has no node that is left, or has ended.
+                // It has no nodes left, or has ended.
                 log::info!("{error:#}");
                 self.usable = System::new(*self.system.shape());
                 let shape = self.system.shape();
@@ -184,12 +184,12 @@ impl Machine {
         Ok(node.with_context(|| format!("there is no Linux node {at}"))?.index)
     }
 
-    /// Whether it is there for this run only.
+    /// Whether it exists for this run only.
     pub(crate) fn is_own(&self) -> bool {
         self.own.is_some()
     }
 
-    /// Ends it if it is there for this run only.
+    /// Ends it if it exists for this run only.
     pub(crate) fn end(self) -> anyhow::Result<()> {
         self.own.map_or(Ok(()), Own::end)
     }
@@ -206,11 +206,11 @@ struct Seen {
 }
 
 impl Seen {
-    /// Looks for nodes with processors of the kind that is wanted, or for others if there are none.
+    /// Finds nodes with the wanted kind of processors, or other nodes if there are none.
     fn new(name: &MachineName, control: &Path, wanted: Option<Arch>) -> anyhow::Result<Self> {
         let machine = info(control).with_context(|| format!("machine {name}"))?;
         let (shape, system) = system(&machine).with_context(|| format!("machine {name}"))?;
-        // It has devices, as its nodes are ready.
+        // It has devices, because its nodes are ready.
         let interconnect = machine.generation.as_deref().map(str::parse).transpose();
         let interconnect = interconnect.map_err(anyhow::Error::msg)?.unwrap_or_default();
         let arch_of = |node: &NodeInfo| {
@@ -225,7 +225,7 @@ impl Seen {
         let arch = wanted.filter(has).unwrap_or(arch_of(first));
         nodes.retain(|node| arch_of(node) == arch);
         let ready: Vec<Coords> = nodes.iter().map(|node| Coords::from_array(node.at)).collect();
-        // An I/O node may have a Linux of its own, which is not for jobs.
+        // An I/O node may run Linux, too, which is not for jobs.
         let others = shape.iter().filter(|at| !ready.contains(at) || shape.is_io_node(*at));
         let usable = system.clone().with_failed(others)?;
         Ok(Self { interconnect, arch, nodes, usable, system, jobs: machine.jobs })
@@ -300,7 +300,7 @@ impl Own {
         Ok((Self { child, started: Instant::now(), talks: !args.json }, name))
     }
 
-    /// Waits until all nodes are ready; if they are not to be, returns the exit code.
+    /// Waits until all nodes are ready; if they will not be, returns the exit code.
     fn wait(mut self, control: &Control) -> anyhow::Result<Result<Self, u8>> {
         let stdout = self.child.stdout.take().context("no pipe")?;
         let (sender, lines) = std::sync::mpsc::channel();
@@ -313,7 +313,7 @@ impl Own {
                     break;
                 }
             }
-            // What it says later is of no interest, but must be read.
+            // Its later output is ignored, but must be read.
             let _ = std::io::copy(&mut output, &mut std::io::sink());
         });
         reading.context("no threads left")?;
@@ -334,7 +334,7 @@ impl Own {
                     }
                 }
                 Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
-                // It has said why on standard error.
+                // It has reported the reason on standard error.
                 Err(_) => {
                     let code = self.child.wait()?.code().and_then(|code| u8::try_from(code).ok());
                     return Ok(Err(code.filter(|code| *code != 0).unwrap_or(exit::BAD_INPUT)));

@@ -30,29 +30,29 @@ use crate::user::as_user;
 
 /// Where a job's folder is on a node.
 const FOLDER: &str = "/tmp";
-/// Where libraries are on a node, each set in a folder of its own, for all jobs that need it.
+/// The folder of libraries on a node, each set in a folder of its own, for all jobs that need it.
 const LIBRARIES: &str = "/run/tofu-libraries";
 /// The variable by which a job's processes are found.
 const JOB: &str = "TOFU_JOB";
-/// The variable by which ranks know how often their job was started before.
+/// The variable that tells ranks how often their job was started before.
 const RESTART: &str = "TOFU_RESTART";
-/// The variable by which ranks that have the device themselves, as root, know their group.
+/// The variable that tells ranks that have the device themselves, as root, their group.
 const GROUP: &str = "TOFU_GROUP";
-/// The variable by which they know their subnet.
+/// The variable that tells them their subnet.
 const SUBNET: &str = "TOFU_SUBNET";
-/// What the groups of jobs, and their users, begin with (ours): far from the users that a system
-/// has, whose numbers are their groups with the kernel driver.
+/// The first number of jobs' groups and users (ours), far from a system's own users, whose numbers
+/// are their groups with the kernel driver.
 const GROUPS: u32 = 1 << 30;
-/// How much is taken of what a program of ours says on a node, in bytes.
+/// How much of our programs' output on a node is read, in bytes.
 const MAX_SAID: usize = 2000;
-/// How long the process manager may take to say where it is.
+/// How long the process manager may take to report its address.
 const MANAGER: Duration = Duration::from_secs(30);
 
-/// Makes a job's folder its user's where the kernel driver or `tofud` lets users have the device,
-/// and holds the user to the job's subnet, before any program of the job's runs. Then says which
-/// folders of jobs there are besides, but for those that a job has made up, and which of some sets
-/// of libraries the node does not have. If there are any, sets make room that no job's folder leads
-/// to.
+/// Makes the user the owner of the job's folder where the kernel driver or `tofud` lets users have
+/// the device, and limits the user to the job's subnet, before any program of the job runs. Then
+/// prints which other folders of jobs exist, except those that a job has faked, and which of some
+/// sets of libraries the node lacks. If it lacks any, sets that no job's folder links to are
+/// removed to make room.
 const LOOK: &str = r#"
 for way in /proc/tofu/dev /run/tofu/*.sock; do
     [ -e "$way" ] || continue
@@ -88,16 +88,17 @@ for set in *; do
 done
 "#;
 
-/// Gives a set of libraries its name, all of it at once: another job may wait for the same set, or
-/// have brought it meanwhile.
+/// Gives a complete set of libraries its name, atomically: another job may wait for the same set,
+/// or have copied it meanwhile.
 const NAME: &str = r#"cd "$1" && { mv -T "$2" "$3" 2>/dev/null || rm -rf "$2"; } && [ -e "$3" ]"#;
 
-/// Kills all processes of the user who runs this, if that is the job's: none can fork away from it.
+/// Kills all processes of the user that runs this, if it is the job's user: no process can escape
+/// that by forking.
 const END: &str = r#"[ "$(id -u)" = "$1" ] && kill -9 -1; true"#;
 
-/// Kills what is left of a job's processes, whatever has become of their parents, and removes its
-/// folder, libraries that were on their way, and the user's subnet. A process that is forked
-/// meanwhile is found the next time.
+/// Kills the remaining processes of a job, whatever has happened to their parents, and removes its
+/// folder, partly copied libraries, and the user's subnet. A process that is forked meanwhile is
+/// found the next time.
 const TIDY: &str = r#"
 for round in 1 2 3 4 5; do
     found=$(grep -Fls "TOFU_JOB=$1" /proc/[0-9]*/environ)
@@ -114,7 +115,7 @@ rm -rf "/tmp/$1" "$2/.$1"-*
 /// Runs the job and returns the exit code.
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let control = Control::new()?;
-    // What the user can get wrong comes before anything is started.
+    // The user's errors are found before anything is started.
     let wanted = Wanted::new(args)?;
     let preparing = Preparing::new(&control);
     let mut bundle = match Bundle::new(args, &preparing) {
@@ -136,7 +137,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-/// Shows how far preparations are, which signals stop.
+/// Shows the progress of preparations, which signals stop.
 struct Preparing<'a> {
     control: &'a Control,
     shown: ImageProgress,
@@ -148,7 +149,7 @@ impl<'a> Preparing<'a> {
         Self { control, shown }
     }
 
-    /// The exit code if a signal is what an error is about.
+    /// The exit code if an error was caused by a signal.
     fn stopped(&self, error: anyhow::Error) -> anyhow::Result<u8> {
         match self.control.signal().filter(|_| tofu_ui::is_interrupted(&error)) {
             Some(signal) => Ok(exit::of_signal(signal)),
@@ -249,8 +250,8 @@ struct Start<'a> {
 }
 
 impl Start<'_> {
-    /// Runs it to its end. Returns its exit code, and if it has failed and may be restarted the
-    /// numbers of the nodes that are lost.
+    /// Runs it to its end. Returns its exit code, and, if it has failed and may be restarted, the
+    /// numbers of the lost nodes.
     fn run(&self, machine: &mut Machine, control: &Control) -> (anyhow::Result<u8>, Vec<u32>) {
         let nodes = self.placement.nodes().into_iter().map(|at| machine.index(at));
         let nodes: Vec<u32> = match nodes.collect() {
@@ -270,7 +271,7 @@ impl Start<'_> {
         let left = |node: &u32| !lost.contains(node);
         let site = Site { machine, nodes, name, user };
         let still_there = || site.nodes.iter().copied().filter(left).collect::<Vec<_>>();
-        // What is left of the job must not change what is brought, or removed.
+        // Remaining processes of the job must not change files while these are copied or removed.
         let ended = site.end_processes(&still_there());
         let brought = match self.destination.filter(|_| result.is_ok()) {
             Some(destination) => {
@@ -280,7 +281,7 @@ impl Start<'_> {
             }
             None => Ok(()),
         };
-        // A machine that is there for this run takes all with it.
+        // A machine that exists for this run takes everything with it.
         let tidied = match machine.is_own() {
             true => Ok(()),
             false => {
@@ -290,7 +291,7 @@ impl Start<'_> {
         };
         let result = match (result, ended.and(brought).and(tidied)) {
             (Ok(0), Err(error)) => Err(error),
-            // As of a node that has died under its ranks, which have reported it.
+            // For example, a node has died under its ranks, which have reported it.
             (Ok(code), Err(error)) => {
                 log::warn!("{error:#}");
                 Ok(code)
@@ -301,11 +302,11 @@ impl Start<'_> {
     }
 }
 
-/// What the names of jobs begin with.
+/// The beginning of jobs' names.
 const NAMES: &str = "tofu-run-";
 
-/// A name that no other job has, and none begins with: the job's number in its machine, and when it
-/// was started by whom.
+/// A name that no other job's name equals or begins with: the job's number in its machine, the time
+/// when it was started, and the process.
 fn job_name(number: u32) -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let millis = now.unwrap_or_default().as_millis();
@@ -324,8 +325,8 @@ struct Site<'a> {
     nodes: Vec<u32>,
     /// The job's name, and that of its folder.
     name: String,
-    /// Who the ranks are on nodes with the kernel driver or `tofud`: root, or a user that is no
-    /// other job's.
+    /// The user of the ranks on nodes with the kernel driver or `tofud`: root, or a user of this
+    /// job alone.
     user: u32,
 }
 
@@ -346,7 +347,7 @@ impl Site<'_> {
         nodes.map(origin).collect()
     }
 
-    /// Kills all processes of the job's user on some nodes, also those that hide.
+    /// Kills all processes of the job's user on some nodes, also hidden ones.
     fn end_processes(&self, nodes: &[u32]) -> anyhow::Result<()> {
         if self.user == 0 {
             return Ok(());
@@ -360,8 +361,8 @@ impl Site<'_> {
         on_nodes(&self.nodes, each)
     }
 
-    /// Brings the job's folder to all nodes, and libraries to those that do not have them yet, and
-    /// removes what is left there of jobs that were killed.
+    /// Copies the job's folder to all nodes, and libraries to those that lack them, and removes the
+    /// remains of killed jobs there.
     fn put(&self, number: u32, bundle: &Bundle, placement: &Placement) -> anyhow::Result<()> {
         let sets = bundle.sets()?;
         let folder = bundle.pack(&self.name, placement.info.to_json(), (LIBRARIES, &sets))?;
@@ -378,19 +379,19 @@ impl Site<'_> {
             must(socket, node, exec, archive).map(drop)
         };
         let put = self.on_all(|node| {
-            // First what leads to the libraries: they stay as long as that is there.
+            // First the links to the libraries, which are kept as long as the links exist.
             unpack(node, &format!("{FOLDER}/"), &folder)?;
             let found = must(socket, node, shell(&look), &[])?;
             let (left, lacking): (Vec<_>, Vec<_>) =
                 found.lines().partition(|name| name.starts_with(NAMES));
             for set in sets.iter().filter(|set| lacking.contains(&set.name.as_str())) {
-                // What only this job knows until all is there.
+                // A name that only this job knows until the set is complete.
                 let new = format!(".{}-{}", self.name, set.name);
                 unpack(node, &format!("{LIBRARIES}/{new}"), &set.archive)?;
                 let name = shell(&[NAME, "sh", LIBRARIES, &new, &set.name]);
                 must(socket, node, name, &[])?;
             }
-            // Of jobs that came before and have ended: those that come later are not known here.
+            // Folders of earlier jobs that have ended; later jobs are not known here.
             let there: Vec<_> = self.machine.jobs.iter().map(|job| job.job).collect();
             for name in left {
                 let over = |other: &u32| *other < number && !there.contains(other);
@@ -404,7 +405,7 @@ impl Site<'_> {
         put.context("cannot copy the program there")
     }
 
-    /// Leaves nothing of another job on a node, which was killed: its processes, its folder and its
+    /// Removes everything that a killed job left on a node: its processes, its folder and its
     /// user's rights.
     fn tidy_after(&self, number: u32, name: &str, node: u32) -> anyhow::Result<()> {
         let user = GROUPS | number;
@@ -413,7 +414,7 @@ impl Site<'_> {
         must(&self.machine.control, node, exec, &[]).map(drop)
     }
 
-    /// Leaves nothing of the job on any node.
+    /// Removes everything of the job from all nodes.
     fn tidy(&self) -> anyhow::Result<()> {
         let user = self.user.to_string();
         let exec = shell(&[TIDY, "sh", &self.name, LIBRARIES, &user]);
@@ -506,8 +507,7 @@ fn shell(words: &[&str]) -> Exec {
     Exec { program: Program::Named, args, env: Vec::new(), stdin: false }
 }
 
-/// Runs a program of ours on a node, and wants it to succeed. Returns the beginning of what it
-/// says.
+/// Runs one of our programs on a node, which must succeed. Returns the beginning of its output.
 fn must(socket: &Path, node: u32, exec: Exec, input: &[u8]) -> anyhow::Result<String> {
     let remote = RemoteProgram::start(socket, node, exec)?;
     let mut said = Vec::new();
@@ -519,7 +519,8 @@ fn must(socket: &Path, node: u32, exec: Exec, input: &[u8]) -> anyhow::Result<St
             said.extend_from_slice(&bytes[..bytes.len().min(room)]);
             Ok(())
         });
-        // Whoever still feeds a program that has ended gets no more credit, but also no answer.
+        // A thread that still feeds a program that has ended gets no more credit, but also no
+        // answer.
         remote.give_up();
         status
     });
@@ -541,7 +542,7 @@ impl Rank for RemoteProgram {
     }
 
     fn signal(&self, signal: i32) {
-        // If it cannot be told, it has ended.
+        // If this fails, it has ended.
         let _ = self.say(ToProgram::Signal(signal));
     }
 
@@ -550,7 +551,7 @@ impl Rank for RemoteProgram {
     }
 }
 
-/// Tells a job of the first of its nodes that the machine loses.
+/// Reports to a job the first of its nodes that the machine loses.
 struct NodeWatch(UnixStream);
 
 impl NodeWatch {
@@ -631,12 +632,12 @@ impl Manager {
     }
 
     fn end(self) {
-        // If it cannot be told, it has ended.
+        // If this fails, it has ended.
         let _ = self.remote.say(ToProgram::Kill);
     }
 }
 
-/// A line of the process manager: first where it is, later who has aborted the job.
+/// A line of the process manager: first its address, later which rank has aborted the job.
 fn take_line(line: &str, addresses: &Sender<String>, events: &Teller) {
     match line.split_once(' ').map(|(rank, code)| (rank.parse(), code.parse())) {
         None => {
@@ -667,7 +668,7 @@ mod tests {
         assert!(matches!(control.next(None), Ok(Some(Event::Abort { rank: 3, code: -1 }))));
         let now = Some(Instant::now());
         assert!(matches!(control.next(now), Ok(None)));
-        // What is said of an earlier start is of no interest.
+        // Events of an earlier start are ignored.
         control.again();
         events.tell(Event::Abort { rank: 3, code: -1 });
         assert!(matches!(control.next(now), Ok(None)));

@@ -8,7 +8,7 @@ use tofu_supervisor::units::Interconnect;
 
 use crate::args::{RunArgs, as_machine};
 
-/// What the user asks for, in numbers.
+/// The user's request, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) ranks: Option<u32>,
@@ -21,7 +21,7 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// What the command line says. A machine that is there may be of another generation.
+    /// The request on the command line. An existing machine may be of another generation.
     ///
     /// # Errors
     ///
@@ -41,7 +41,7 @@ impl Wanted {
     }
 
     /// The most ranks on a node: that many have control queues of their own. A network processor of
-    /// TNW is one rank's.
+    /// TNW belongs to one rank.
     fn most_on_node(self) -> u32 {
         self.interconnect.tofu().map_or(1, |generation| generation.description().processes.into())
     }
@@ -70,7 +70,7 @@ impl Wanted {
         Ok(())
     }
 
-    /// How many nodes a machine must have that is made for this job.
+    /// How many nodes a machine for this job must have.
     pub(crate) fn nodes(self) -> anyhow::Result<LogicalShape> {
         if let Some(map) = self.map {
             return Ok(map);
@@ -96,18 +96,18 @@ impl Wanted {
 }
 
 impl Wanted {
-    /// The shape of a machine that is made for this job: the job's torus as the machine's, into
-    /// which every map fits, and every torus.
+    /// The shape of a machine for this job: the job's torus is the machine's, so that every map and
+    /// every torus fits.
     pub(crate) fn as_machine(self) -> anyhow::Result<Shape> {
         as_machine(self.nodes()?)
     }
 }
 
 /// The most nodes of a machine that is started for a job which does not ask for more: as many as a
-/// Tofu unit has, and a host can bear.
+/// Tofu unit has, which a host can run.
 const MOST_STARTED: u32 = 12;
 
-/// Lays a job on the nodes of `system` that have not failed.
+/// Places a job on the nodes of `system` that have not failed.
 ///
 /// # Errors
 ///
@@ -159,12 +159,12 @@ pub(crate) fn lay(system: &System, wanted: Wanted) -> anyhow::Result<Job> {
 pub(crate) enum Fit {
     /// There are.
     Now(Box<Job>),
-    /// There will be when others have given back theirs: what is asked for, and what is free.
+    /// There will be nodes once other jobs have returned theirs: the request, and the free nodes.
     Later(String),
 }
 
-/// Lays a job on the nodes of `system` that have not failed, beside jobs that have taken some. What
-/// it gets, but for where, does not depend on these, unless it asks for nothing.
+/// Places a job on the nodes of `system` that have not failed, beside jobs that have taken some.
+/// Except for the position, the result does not depend on these, unless the job requests nothing.
 ///
 /// # Errors
 ///
@@ -201,7 +201,7 @@ pub(crate) fn fit(system: &System, taken: Vec<Coords>, wanted: Wanted) -> anyhow
     }
 }
 
-/// Lays a job once more as it was, on the nodes of `system` that have not failed.
+/// Places a job again as it was, on the nodes of `system` that have not failed.
 ///
 /// # Errors
 ///
@@ -211,9 +211,9 @@ pub(crate) fn lay_again(system: &System, wanted: Wanted, job: &Job) -> anyhow::R
     lay(system, Wanted { map: Some(job.shape()), ranks, ppn, ..wanted })
 }
 
-/// Lays a job that has lost nodes on those of `system` that have not failed: on its torus, or one
-/// with an axis shorter. There are as many ranks as the user wants, or as many on each node as
-/// there were.
+/// Places a job that has lost nodes on those of `system` that have not failed: on its torus, or on
+/// one with a shorter axis. There are as many ranks as the user wants, or as many on each node as
+/// before.
 ///
 /// # Errors
 ///
@@ -228,7 +228,7 @@ pub(crate) fn degrade(system: &System, wanted: Wanted, job: &Job) -> anyhow::Res
     lay(system, Wanted { map: Some(map.shape()), ppn, ..wanted })
 }
 
-/// A job in numbers that its ranks get, and where each is.
+/// A job as its ranks get it, and the place of each rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Placement {
     pub(crate) info: Mapinfo,
@@ -240,7 +240,7 @@ impl Placement {
         self.info.job.coords(rank).unwrap_or_default()
     }
 
-    /// Which of its node's ranks a rank is, from 0, and how many there are.
+    /// A rank's index among its node's ranks, from 0, and their number.
     pub(crate) fn local(&self, rank: u32) -> (u32, u32) {
         let ranks = self.info.job.ranks_at(self.node(rank));
         let index = ranks.iter().position(|own| *own == rank).unwrap_or_default();
@@ -258,20 +258,21 @@ impl Placement {
         Subnet::around(self.info.system.shape(), &self.nodes())
     }
 
-    /// The variables by which a rank finds itself, but for the mapinfo.
+    /// The variables that tell a rank its place, except the mapinfo.
     pub(crate) fn variables(&self, rank: u32) -> Vec<(String, String)> {
         let job = &self.info.job;
         let values = [
             ("TOFU_RANK", rank),
             ("TOFU_SIZE", job.processes()),
             ("TOFU_LOCAL_RANK", self.local(rank).0),
-            // The same on all nodes, also if the last has fewer: IDs of peers follow from it.
+            // The same on all nodes, even if the last one has fewer, because IDs of peers follow
+            // from it.
             ("TOFU_PPN", job.per_node()),
         ];
         values.map(|(name, value)| (name.to_owned(), value.to_string())).into()
     }
 
-    /// Variables by which a rank of an MPI job finds itself, and its process manager at `address`.
+    /// Variables that tell a rank of an MPI job its place, and its process manager at `address`.
     pub(crate) fn mpi_variables(&self, rank: u32, address: &str) -> Vec<(String, String)> {
         let (local, locals) = self.local(rank);
         let values = [
@@ -291,7 +292,7 @@ impl Placement {
     }
 }
 
-/// From which node on how many nodes have how many ranks each.
+/// Triples of first node, number of nodes and ranks on each.
 fn mapping(ranks: u32, per_node: u32) -> String {
     let (full, rest) = (ranks / per_node, ranks % per_node);
     let mut blocks = String::new();
@@ -390,13 +391,14 @@ mod tests {
         };
         let why = later(&taken, alone("3x2"));
         assert_eq!(why, "the job needs 6 nodes, and 0 are free");
-        // Enough nodes, but no such torus of them: every second one is free.
+        // Enough nodes, but they form no such torus: every second one is free.
         let odd = unit().shape().iter().filter(|at| (at.a + at.b + at.c) % 2 == 1);
         let why = later(&odd.collect::<Vec<_>>(), alone("2x2"));
         assert_eq!(why, "no torus 2x2 is free, though 6 nodes are");
-        // One that would never fit is told at once.
+        // A job that would never fit is refused at once.
         assert!(fit(&unit(), taken.clone(), alone("4x4")).is_err());
-        // Fewer nodes with more ranks each is not what was asked for, but all there are is.
+        // A request for ranks does not get fewer nodes with more ranks each; a request for all
+        // nodes gets the present ones.
         later(&taken[..6], wanted(Some(12), None, None));
         let Ok(Fit::Now(job)) = fit(&unit(), taken[..6].to_vec(), wanted(None, None, None)) else {
             panic!("six are free")
@@ -416,7 +418,7 @@ mod tests {
         };
         assert_eq!(goes_on(wanted(None, Some("4x3"), None)), Ok(("4x2".into(), 8, 1)));
         assert_eq!(goes_on(wanted(None, None, Some(2))), Ok(("10".into(), 20, 2)));
-        // The ranks that the user wants share nodes, unless they are not to.
+        // The ranks that the user wants share nodes, unless that is forbidden.
         assert_eq!(goes_on(wanted(Some(12), None, None)), Ok(("10".into(), 12, 2)));
         let error = goes_on(wanted(Some(12), None, Some(1))).unwrap_err();
         assert!(error.contains("has at most 10"), "{error}");

@@ -1,6 +1,6 @@
 //! Programs for nodes with Arm's processors, and the libraries that users' programs for such nodes
-//! are linked with. They are no part of this command: a released package has them in a folder, and
-//! whoever works in a checkout has them built when they are needed.
+//! are linked with. They are not part of this command: a released package has them in a folder, and
+//! in a checkout they are built when they are needed.
 
 use std::env;
 use std::ffi::OsString;
@@ -12,13 +12,13 @@ use anyhow::{Context, bail};
 use tofu_image::{Arch, Cache, Phase, Program, Progress, Sysroot};
 use tofu_programs::{LINUX, LINUX_PACKAGES};
 
-/// A folder of the user's with the programs and libraries.
+/// Names a user's folder with the programs and libraries.
 const VARIABLE: &str = "TOFU_ARM64_PROGRAMS";
-/// Where a package has them, beside the folder of the command.
+/// Where a package has them, relative to the parent of the command's folder.
 const PACKAGED: &str = "lib/tofu/arm64";
-/// With this C library programs are static, and need nothing but Rust's own linker.
+/// With this C library, programs are static, and need only Rust's own linker.
 const STATIC: &str = "aarch64-unknown-linux-musl";
-/// With this one they are as users' programs are.
+/// With this one, they are like users' programs.
 const SHARED: &str = "aarch64-unknown-linux-gnu";
 /// Rust's own linker.
 const LINKER: &str = "rust-lld";
@@ -64,7 +64,8 @@ pub(crate) fn libraries(progress: &dyn Progress) -> anyhow::Result<Option<PathBu
     folder(|root| build_libraries(root, progress))
 }
 
-/// The folder that the user names, or that of a package, or what `build` makes in a checkout.
+/// The folder that the user names, or that of a package, or the one that `build` makes in a
+/// checkout.
 fn folder(build: impl FnOnce(&Path) -> anyhow::Result<PathBuf>) -> anyhow::Result<Option<PathBuf>> {
     if let Some(named) = env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         return Ok(Some(named.into()));
@@ -80,7 +81,7 @@ fn packaged() -> Option<PathBuf> {
     Some(command.parent()?.parent()?.join(PACKAGED))
 }
 
-/// The checkout in which this command or the user is.
+/// The checkout that contains this command or the working folder.
 fn checkout() -> Option<PathBuf> {
     let places = [env::current_exe().ok(), env::current_dir().ok()];
     let is_ours = |folder: &&Path| {
@@ -91,7 +92,7 @@ fn checkout() -> Option<PathBuf> {
     found.map(Path::to_owned)
 }
 
-/// Whether programs and libraries for such nodes can be had, and where they come from.
+/// Whether programs and libraries for such nodes are available, and where they come from.
 pub(crate) fn origin() -> (bool, String) {
     if let Some(named) = env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         return (true, format!("our programs are in {}", PathBuf::from(named).display()));
@@ -244,7 +245,7 @@ fn cargo(
     (cargo, folder.join(target).join("release"))
 }
 
-/// Runs a command in a folder. The error is what it said last.
+/// Runs a command in a folder. The error is its last message.
 fn run(command: &mut Command, folder: &Path) -> anyhow::Result<Output> {
     let name = OsString::from(command.get_program());
     let name = name.to_string_lossy();

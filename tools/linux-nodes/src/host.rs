@@ -33,7 +33,7 @@ use crate::own::{LatestMemory, Own};
 use crate::qemu;
 use crate::setup::VmSetup;
 
-/// What nodes with processors of one kind are made with.
+/// The equipment of nodes with processors of one kind.
 pub struct Outfit {
     /// What they boot.
     pub kit: Arc<Kit>,
@@ -47,7 +47,7 @@ pub struct Outfit {
 pub struct Outfits {
     /// That of the first kind.
     pub first: Outfit,
-    /// That of another, in a machine of both.
+    /// The outfit of the other kind, in a machine of both.
     pub second: Option<Outfit>,
 }
 
@@ -56,7 +56,7 @@ impl Outfits {
         self.second.as_ref().filter(|second| second.kit.arch == arch).unwrap_or(&self.first)
     }
 
-    /// What the user may want to know of other images.
+    /// A hint for the user about other images.
     pub fn hint(&self) -> Option<&str> {
         [Some(&self.first), self.second.as_ref()]
             .into_iter()
@@ -65,9 +65,9 @@ impl Outfits {
     }
 }
 
-/// What Linux nodes are made with, besides the plan.
+/// The equipment of Linux nodes, apart from the plan.
 pub struct LinuxHost {
-    /// What they boot, and what runs them.
+    /// What they boot, and the monitor that runs them.
     pub outfits: Outfits,
     /// Folder for sockets and logs.
     pub dir: PathBuf,

@@ -1,4 +1,4 @@
-//! What Linux nodes are made of: a QEMU if need be, a kernel, an initrd, a root.
+//! The parts of Linux nodes: a QEMU if necessary, a kernel, an initrd, a root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,8 +15,8 @@ use tofu_vmm::LinuxSupport;
 
 use crate::arm64;
 
-/// The image that is made if it is not there, and used if none is named and there is none of
-/// [`DRIVER_IMAGES`].
+/// The image that is used if none is named and none of [`DRIVER_IMAGES`] exists. It is made if it
+/// does not exist.
 const DEFAULT_IMAGE: &str = "default";
 /// The same for nodes with Arm's processors.
 const ARM64_IMAGE: &str = "arm64";
@@ -26,7 +26,7 @@ const ARM64_IMAGE: &str = "arm64";
 const DRIVER_KERNELS: [&str; 4] = ["driver-cloud", "driver-generic", "driver-16k", "driver"];
 /// What making the first of them takes.
 const DRIVER_COST: &str = "480 MB to download, about 2 minutes";
-/// A file of the cache: what users have been told of images with the driver.
+/// A file of the cache with the hint about images with the driver that users have seen.
 const OFFERED: &str = "driver-offered";
 
 /// Files and programs that Linux nodes need.
@@ -40,20 +40,20 @@ pub struct Kit {
     pub(crate) initrd: PathBuf,
     /// A file system image with more programs, read-only.
     pub(crate) root: Option<PathBuf>,
-    /// Whether the kernel is to leave the device to programs, whatever drivers it has.
+    /// Whether the kernel must leave the device to programs, whatever drivers it has.
     pub(crate) without_driver: bool,
-    /// What the user may want to know of other images.
+    /// A hint for the user about other images.
     pub hint: Option<String>,
 }
 
 impl Kit {
-    /// What is asked for, for nodes with such processors; what is missing is fetched and made.
+    /// The requested kit, for nodes with such processors; missing parts are fetched and made.
     /// `kvm` is whether the host's hardware runs the guests, and `qemu` whether QEMU does.
     ///
     /// # Errors
     ///
-    /// If something is not there or of the wrong kind, or cannot be fetched or made, or if a node
-    /// has too little memory.
+    /// If something does not exist or is of the wrong kind, or cannot be fetched or made, or if a
+    /// node has too little memory.
     pub fn prepare(
         plan: &Plan,
         arch: Arch,
@@ -89,8 +89,8 @@ impl Kit {
             // not, and QEMU with KVM was seen to hang where it enters an ELF file.
             let packed = image.kernel_bz.filter(|_| kvm);
             let own = packed.unwrap_or(image.kernel_elf);
-            // An initrd has modules for its own kernel only, but one of somebody else's kernel may
-            // have all built in.
+            // An initrd has modules only for its own kernel, but a kernel from elsewhere may have
+            // everything built in.
             let kit = Self {
                 arch,
                 kernel: args.kernel.clone().unwrap_or(own),
@@ -103,7 +103,7 @@ impl Kit {
         };
         let mut hint = None;
         let image = plan.image.as_ref().map(ImageName::as_str);
-        // In a machine of both kinds it is that of the nodes that it is for.
+        // In a machine of both kinds, the image applies to the nodes that it is for.
         let image = match image {
             Some(name) if mixed => {
                 cache.find(name)?.is_none_or(|image| image.manifest.arch == arch).then_some(name)
@@ -143,7 +143,7 @@ impl Kit {
                             }
                         }
                         Err(error) if is_interrupted(&error) => return Err(error),
-                        // What goes without the driver goes on doing so.
+                        // Machines that work without the driver continue to do so.
                         Err(error) => log::warn!("without the kernel driver: {error:#}"),
                     },
                     None => hint = offer(&cache),
@@ -157,13 +157,13 @@ impl Kit {
     }
 
     /// Checks that each Linux node of a plan has the memory that its kernel and its initramfs take
-    /// before anything can run. The initramfs is there twice while it is unpacked.
+    /// before anything can run. The initramfs is in memory twice while it is unpacked.
     ///
     /// # Errors
     ///
-    /// If one has less, with the least that does, or if a file cannot be read.
+    /// If one has less, with the least that is enough, or if a file cannot be read.
     fn check_memory(&self, plan: &Plan) -> anyhow::Result<()> {
-        /// What Linux and the programs that every node runs want besides, in bytes.
+        /// Further memory for Linux and the programs that every node runs, in bytes.
         const MORE: u64 = 32 << 20;
         let cannot = |path: &Path| format!("cannot read {}", path.display());
         let kernel = fs::read(&self.kernel).with_context(|| cannot(&self.kernel))?;
@@ -192,7 +192,7 @@ pub fn tools_for(arch: Arch, progress: &dyn Progress) -> anyhow::Result<Vec<tofu
     tools_there(arch, progress)?.context(arm64::NONE)
 }
 
-/// The same, or `None` if there are none, nor their sources.
+/// The same, or `None` if neither these nor their sources exist.
 fn tools_there(
     arch: Arch,
     progress: &dyn Progress,
@@ -203,8 +203,8 @@ fn tools_there(
     }
 }
 
-/// The folder with our libraries for users' programs on nodes with Arm's processors, and what these
-/// programs run with besides. Libraries are built, and the rest is fetched, if need be.
+/// The folder with our libraries for users' programs on nodes with Arm's processors, and the other
+/// libraries of these programs. Libraries are built, and the rest is fetched, if necessary.
 ///
 /// # Errors
 ///
@@ -235,7 +235,7 @@ pub fn qemu(arch: Arch, progress: &dyn Progress) -> anyhow::Result<Arc<Qemu>> {
     Ok(Arc::new(Cache::from_env()?.qemu_for(arch, None, progress)?))
 }
 
-/// Whether KVM, rather than an emulated processor, is what runs Linux here.
+/// Whether KVM, rather than an emulated processor, runs Linux here.
 pub fn kvm_runs_linux(support: LinuxSupport) -> bool {
     support == LinuxSupport::Full
 }
@@ -245,8 +245,9 @@ pub fn present_qemu(cache: &Cache, arch: Arch) -> Option<String> {
     cache.present_qemu(arch).map(|qemu| qemu.version)
 }
 
-/// What there is for nodes with Arm's processors, and for programs on them, in one line; the first
-/// is whether such nodes can be had here, if need be after something was fetched or built.
+/// What is available for nodes with Arm's processors, and for programs on them, in one line. The
+/// first value tells whether such nodes are possible here, if necessary after something was fetched
+/// or built.
 pub fn about_arm64(cache: Option<&Cache>) -> (bool, String) {
     let (can_run, ours) = arm64::origin();
     let emulator = match cache.and_then(|cache| present_qemu(cache, Arch::Arm64)) {
@@ -271,7 +272,7 @@ pub fn about_arm64(cache: Option<&Cache>) -> (bool, String) {
 ///
 /// # Errors
 ///
-/// What the host says.
+/// The host's error.
 pub fn shared_memory() -> anyhow::Result<()> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     memfd_create("tofu-probe", flags).context(
@@ -322,8 +323,8 @@ fn check_driver(cache: &Cache, arch: Arch, name: &str) -> anyhow::Result<()> {
     )
 }
 
-/// What to tell of images with the driver, once for each cache: that there are such, or that the
-/// one there is was made by another version of these sources.
+/// The hint about images with the driver, once for each cache: that such images are possible, or
+/// that the existing one was made by another version of these sources.
 fn offer(cache: &Cache) -> Option<String> {
     let said = cache.folder().join(OFFERED);
     let arch = Arch::default();
@@ -341,11 +342,11 @@ fn offer(cache: &Cache) -> Option<String> {
     if fs::read_to_string(&said).is_ok_and(|text| text == hint) {
         return None;
     }
-    // Not where it would be said each time.
+    // No hint if it would be repeated each time.
     fs::write(&said, &hint).ok().map(|()| hint)
 }
 
-/// The image of this name with today's programs; the default one is made if it is not there.
+/// The image of this name with the current programs; the default one is made if it does not exist.
 fn find_image(
     cache: &Cache,
     arch: Arch,
@@ -357,7 +358,7 @@ fn find_image(
         Arch::Arm64 => ARM64_IMAGE,
     };
     let name = name.unwrap_or(default);
-    // One that is damaged is made again if it is known how.
+    // A damaged image is made again if it is known how.
     let known = match cache.find(name) {
         Ok(image) => image,
         Err(_) if name == default => None,
@@ -378,7 +379,7 @@ fn find_image(
     };
     match tools_there(arch, progress)? {
         Some(programs) => Ok(cache.build(&spec.programs(programs), progress)?),
-        // It goes on as it is where its programs cannot be looked at.
+        // It stays as it is if its programs cannot be read.
         None => known.context(arm64::NONE),
     }
 }
@@ -460,11 +461,11 @@ mod tests {
         assert!(hint.starts_with("`tofu image build --kernel driver-cloud` makes"), "{hint}");
         assert!(hint.contains("480 MB") && !hint.contains('\n'), "{hint}");
         assert_eq!(offer(&cache), None);
-        // What is there is of another version: something else to say, once.
+        // The existing image is of another version: another hint, once.
         put(&cache, "driver-cloud", "driver-cloud");
         assert!(offer(&cache).unwrap().contains("renews the image driver-cloud, which"));
         assert_eq!(offer(&cache), None);
-        // Where nothing can be remembered, nothing is said again and again.
+        // Where nothing can be recorded, no hint is repeated.
         assert_eq!(offer(&Cache::at(folder.path().join("none/such"))), None);
     }
 

@@ -1,10 +1,10 @@
 //! An Ethernet between the Linux nodes of a machine, without any rights on the host.
 //!
 //! Each node has a pair of datagram sockets, an Ethernet frame a datagram. Two nodes are joined
-//! directly; of more, a thread passes frames on, as a switch does.
+//! directly; between more nodes, a thread forwards frames like a switch.
 //!
-//! For comparison there is what other people have: a TAP interface for each node, on a bridge of
-//! the host's kernel. That takes rights, and somebody who has made them.
+//! For comparison there is the usual alternative: a TAP interface for each node, on a bridge of the
+//! host's kernel. That needs rights, and interfaces that were made before.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -19,7 +19,7 @@ use rustix::net::{
 };
 use tofu_supervisor::options::Net;
 
-/// The longest frame that is passed on, in bytes; virtio has no longer ones.
+/// The longest frame that is forwarded, in bytes; virtio has no longer ones.
 const MAX_FRAME: usize = 65_536 + 64;
 /// Addresses that the switch remembers; a guest can make up any number of them.
 const MOST_ADDRESSES: usize = 4096;
@@ -68,7 +68,7 @@ pub(crate) struct LanPort {
     pub(crate) end: End,
 }
 
-/// What a node's monitor sends frames to.
+/// The end to which a node's monitor sends frames.
 #[derive(Clone, Debug)]
 pub(crate) enum End {
     /// A datagram socket.
@@ -136,7 +136,7 @@ impl Drop for Lan {
     }
 }
 
-/// Passes frames on until the other end of `stopped` is closed.
+/// Forwards frames until the other end of `stopped` is closed.
 fn switch(ports: &[OwnedFd], stopped: &OwnedFd) -> Result<(), rustix::io::Errno> {
     let mut known: HashMap<Mac, usize> = HashMap::new();
     let mut frame = vec![0; MAX_FRAME];
@@ -208,7 +208,7 @@ mod tests {
         let post = |node: usize, frame: &[u8]| {
             send(end(&lan, node), frame, SendFlags::empty()).unwrap();
         };
-        // To everybody, and so is where 2 lives known.
+        // A broadcast, from which the switch learns the port of 2.
         post(0, &frame(0xff, 2));
         assert_eq!(has_frame(&lan, 1), Some(frame(0xff, 2)));
         assert_eq!(has_frame(&lan, 2), Some(frame(0xff, 2)));

@@ -1,6 +1,6 @@
 //! Nodes whose guest is Linux: under QEMU, or our own monitor where that can run them.
 //!
-//! [`host::LinuxHost`] is the supervisor's way here.
+//! The supervisor uses this crate through [`host::LinuxHost`].
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A virtual machine that runs, under either monitor.
+//! A running virtual machine, under either monitor.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, PipeReader};
@@ -66,7 +66,7 @@ impl MonitorKind {
         }
     }
 
-    /// Takes back what a virtual machine had, after its end.
+    /// Reclaims a virtual machine's resources after its end.
     pub(crate) fn clean_up(&self) {
         if let Self::Own(own) = self {
             own::end(own);
@@ -83,13 +83,13 @@ pub(crate) enum Monitor {
     },
     Own {
         vm: Arc<Vm>,
-        /// What follows the console and the agent ends when these are shut down.
+        /// Threads that follow the console and the agent end when these are shut down.
         streams: [UnixStream; 2],
     },
 }
 
-/// A way to end a virtual machine from another thread. Not to be used any more after
-/// [`Monitor::finish`] was called.
+/// A way to end a virtual machine from another thread. Must not be used after [`Monitor::finish`]
+/// was called.
 #[derive(Clone)]
 pub(crate) enum Killer {
     Process(u32),
@@ -113,7 +113,7 @@ impl Killer {
         }
     }
 
-    /// Stops its processors, or lets them go on. Returns whether that could be done.
+    /// Stops its processors, or lets them continue. Returns whether that was possible.
     pub(crate) fn hold(&self, on: bool) -> bool {
         match self {
             Self::Process(pid) => {
@@ -164,7 +164,7 @@ impl Monitor {
     pub(crate) fn finish(self) -> String {
         match self {
             Self::Qemu { mut child, errors, .. } => {
-                // Nothing to be done if it has ended already.
+                // Nothing to do if it has ended already.
                 let _ = child.kill();
                 let status = child.wait();
                 let errors = errors.join().unwrap_or_default();
@@ -195,7 +195,7 @@ fn last_error(errors: PipeReader) -> String {
     let mut last = VecDeque::new();
     for line in BufReader::new(errors).split(b'\n').map_while(Result::ok) {
         let line = tofu_ui::printable(String::from_utf8_lossy(&line).trim());
-        // It says so when it is sent a signal, which we say ourselves.
+        // It reports signals that it gets, which we report ourselves.
         if line.is_empty() || line.contains("terminating on signal") {
             continue;
         }

@@ -1,4 +1,4 @@
-//! A Linux node: starts its virtual machine, follows it to its end, and starts it again if asked.
+//! A Linux node: starts its virtual machine, follows it to its end, and starts it again on request.
 
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -22,9 +22,9 @@ use crate::setup::VmSetup;
 const LEAST_STARTS: usize = 2;
 /// Lines of the console in an error.
 const LAST_LINES: usize = 8;
-/// How often a node that boots is looked at.
+/// How often a booting node is checked.
 const OFTEN: Duration = Duration::from_millis(20);
-/// And one that is ready, which announces its end by itself.
+/// How often a ready node is checked, which announces its end by itself.
 const SELDOM: Duration = Duration::from_secs(3600);
 /// How long a monitor may take to end when told to.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -60,7 +60,7 @@ fn kill(state: &State, force: bool) {
     }
 }
 
-/// What is the same for all nodes of a machine.
+/// The settings that all nodes of a machine have in common.
 pub(crate) struct Common {
     /// How long a node may boot.
     pub(crate) boot_timeout: Duration,
@@ -98,7 +98,7 @@ struct State {
     since: Instant,
     /// Why it is off, in one line.
     why: String,
-    /// The virtual machine is to be started.
+    /// The virtual machine should be started.
     start: bool,
     /// A virtual machine was started before.
     again: bool,
@@ -111,7 +111,7 @@ struct State {
 }
 
 impl LinuxNode {
-    /// A node whose virtual machine is to be started.
+    /// A node whose virtual machine should be started.
     pub(crate) fn new(
         (id, at): (NodeId, Coords),
         setup: VmSetup,
@@ -171,7 +171,8 @@ impl LinuxNode {
         self.changed.notify_all();
     }
 
-    /// Has whoever waits for the node, or for its turn to start, see that its state has changed.
+    /// Wakes the threads that wait for the node, or for its turn to start, because its state has
+    /// changed.
     fn wake(&self) {
         self.changed.notify_all();
         let _starts = lock(&self.common.starts);
@@ -183,9 +184,9 @@ impl LinuxNode {
         let _ = self.common.events.send(event);
     }
 
-    /// Runs virtual machines, one after the other, until [`AgentNode::stop`].
+    /// Runs virtual machines, one after another, until [`AgentNode::stop`].
     ///
-    /// Monitors die with the thread that is in here.
+    /// Monitors die with the thread that runs this.
     pub(crate) fn supervise(self: &Arc<Self>) {
         loop {
             {
@@ -223,7 +224,7 @@ impl LinuxNode {
         };
         let turn = Turn::take(&self.common, cancelled);
         let ((monitor, [console, agent]), again) = {
-            // Under the lock, so that nobody stops a machine that is about to start.
+            // Under the lock, so that a machine that is about to start is not stopped.
             let mut state = self.state();
             if state.stop || !state.start {
                 return Ok("stopped".into());
@@ -246,7 +247,7 @@ impl LinuxNode {
             });
             let end = self.wait(&monitor, turn);
             let was_ready = self.state().phase == Phase::Ready;
-            // A process that was waited for may be another one by now.
+            // Once a process was waited for, its number may belong to another one.
             self.state().killer = None;
             let words = monitor.finish();
             Ok(match end? {
@@ -270,8 +271,8 @@ impl LinuxNode {
         }
     }
 
-    /// Waits for a virtual machine to end, or for the end of the time that it has to get ready.
-    /// `turn` is given back as soon as it is ready.
+    /// Waits for a virtual machine to end, or for the end of its time limit to get ready. `turn` is
+    /// returned as soon as it is ready.
     fn wait(&self, monitor: &Monitor, turn: Turn) -> anyhow::Result<End> {
         let deadline = Instant::now() + self.common.boot_timeout;
         let mut turn = Some(turn);
@@ -280,7 +281,7 @@ impl LinuxNode {
             if !booting {
                 turn = None;
             }
-            // Readiness is looked for often enough to start the next node in time.
+            // Readiness is checked often enough to start the next node in time.
             let often = booting || turn.is_some();
             if monitor.wait(if often { OFTEN } else { SELDOM })? {
                 return Ok(End::Exit);

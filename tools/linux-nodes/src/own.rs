@@ -24,26 +24,26 @@ use crate::setup::VmSetup;
 
 /// The name of the agent's port.
 const AGENT_PORT: &str = "org.tofu.agent";
-/// How long typing waits for a guest that does not read.
+/// How long input waits for a guest that does not read.
 const TYPING: Duration = Duration::from_millis(20);
 
-/// A node that our own monitor backs, and what its virtual machines share.
+/// A node under our own monitor, with everything that its virtual machines share.
 pub(crate) struct Own {
     pub(crate) hypervisor: Arc<Hypervisor>,
-    /// The node's device, twice: as its endpoint is reached, and as it goes on a bus.
+    /// The node's device, twice: as an endpoint, and as a function on a bus.
     pub(crate) device: Arc<dyn EndpointDevice>,
     pub(crate) function: Arc<dyn PciFunction>,
     pub(crate) memory: Arc<LatestMemory>,
 }
 
-/// A virtual machine that runs, and our ends of its console and its agent's port.
+/// A running virtual machine, and our ends of its console and its agent's port.
 pub(crate) struct Started {
     pub(crate) vm: Arc<Vm>,
     pub(crate) console: UnixStream,
     pub(crate) agent: UnixStream,
 }
 
-/// The memory of whichever virtual machine a node has at the moment, at the addresses that its
+/// The memory of a node's current virtual machine, at the addresses that its
 /// guest has mapped for the device.
 #[derive(Default)]
 pub(crate) struct LatestMemory(RwLock<Option<Arc<DeviceMemory>>>);
@@ -131,7 +131,7 @@ pub(crate) fn start(own: &Own, setup: &VmSetup) -> anyhow::Result<Started> {
         vcpus: u8::try_from(setup.cpus).unwrap_or(u8::MAX),
         shared_memory: false,
     };
-    // Lines are not enough for a console.
+    // A console needs bytes, so lines are ignored.
     let vm = Vm::new(&own.hypervisor, &config, |_| {})?;
     own.function.reset();
     connect(&vm, own.device.endpoint());
@@ -158,7 +158,7 @@ pub(crate) fn start(own: &Own, setup: &VmSetup) -> anyhow::Result<Started> {
 
     let (console, there) = UnixStream::pair().context("no sockets left")?;
     let mut typed = there.try_clone()?;
-    // On the vCPU's thread, which may write but not send; our reader never waits for anybody.
+    // On the vCPU's thread, which may write but not send; our reader never blocks.
     let there = File::from(OwnedFd::from(there));
     vm.set_console(move |bytes| {
         let _ = (&there).write_all(bytes);
@@ -197,7 +197,7 @@ pub(crate) fn start(own: &Own, setup: &VmSetup) -> anyhow::Result<Started> {
     Ok(Started { vm: Arc::new(vm), console, agent })
 }
 
-/// Takes everything back that a virtual machine had of its node.
+/// Reclaims everything that a virtual machine had of its node.
 pub(crate) fn end(own: &Own) {
     if let Some(table) = own.device.endpoint().msix() {
         table.disconnect();

@@ -20,7 +20,7 @@ const CONSOLE: i32 = 3;
 const AGENT: i32 = 4;
 const LAN: i32 = 5;
 
-/// A QEMU that runs, and our ends of its console and its agent's port.
+/// A running QEMU, and our ends of its console and its agent's port.
 pub struct Started {
     pub(crate) child: Child,
     pub(crate) console: UnixStream,
@@ -42,7 +42,7 @@ pub fn start(qemu: &Qemu, setup: &VmSetup, group: i32, stderr: OwnedFd) -> anyho
     };
     command.args(&qemu.args_prefix).envs(qemu.envs.iter().cloned());
     command.args(arguments(setup));
-    // It has its ways to say something: the console, and errors.
+    // It has other ways for output: the console, and errors.
     command.stdout(stderr.try_clone()?).stderr(stderr);
     let mut mappings = vec![
         FdMapping { parent_fd: console_there.into(), child_fd: CONSOLE },
@@ -83,7 +83,7 @@ fn arguments(setup: &VmSetup) -> Vec<OsString> {
     let mut args: Vec<OsString> = Vec::new();
     let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
     add(&["-name", &setup.name, "-nodefaults", "-no-user-config", "-display", "none"]);
-    // A guest that resets itself has come to an end, as a kernel that has lost its way.
+    // A guest that resets itself has ended, for example a kernel that cannot continue.
     add(&["-no-reboot"]);
     let arch = setup.kit.arch;
     let machine = match arch {
@@ -93,7 +93,7 @@ fn arguments(setup: &VmSetup) -> Vec<OsString> {
     add(&memory_arguments(setup.memory, machine).each_ref().map(String::as_str));
     match (arch, setup.kvm) {
         (Arch::X86_64, true) => add(&["-accel", "kvm", "-cpu", "host"]),
-        // With ERMS guests copy by `rep movsb`, byte by byte here.
+        // With ERMS, guests copy by `rep movsb`, which is emulated byte by byte.
         (Arch::X86_64, false) => {
             add(&["-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm"]);
         }
@@ -102,7 +102,7 @@ fn arguments(setup: &VmSetup) -> Vec<OsString> {
         }
     }
     add(&["-smp", &setup.cpus.to_string()]);
-    // QEMU's SMMUv3 does not tell what is mapped, so Arm has the other one.
+    // QEMU's SMMUv3 does not report mappings, so Arm gets the virtio IOMMU.
     add(match arch {
         Arch::X86_64 => &["-device", "intel-iommu,caching-mode=on"],
         Arch::Arm64 => &["-device", "virtio-iommu-pci"],
@@ -130,7 +130,7 @@ fn arguments(setup: &VmSetup) -> Vec<OsString> {
         add(&["-device", "virtio-blk-pci,drive=root"]);
     }
     if let Some(firmware) = &setup.firmware {
-        // By which it ends if it cannot boot anything.
+        // Through this device it ends if it cannot boot anything.
         add(&["-device", "isa-debug-exit,iobase=0xf4,iosize=4"]);
         let clock = tofu_vmm::host_tsc_khz().filter(|_| !setup.kvm);
         let clock = clock.map(|khz| format!(" tsc_khz={khz}")).unwrap_or_default();
@@ -146,9 +146,9 @@ fn arguments(setup: &VmSetup) -> Vec<OsString> {
     args
 }
 
-/// A kernel's command line that tells it the time stamp counter's frequency where the processor is
-/// emulated. The emulated counter is the host's. On a busy host the kernel would measure it against
-/// timers that are late, and its clock would run several times too fast.
+/// A kernel's command line with the time stamp counter's frequency if the processor is emulated.
+/// The emulated counter is the host's. On a busy host the kernel would measure it against timers
+/// that are late, and its clock would run several times too fast.
 pub(crate) fn with_clock(mut command_line: String, kvm: bool) -> String {
     if let Some(khz) = tofu_vmm::host_tsc_khz().filter(|_| !kvm) {
         command_line.insert_str(0, &format!("tsc_early_khz={khz} "));

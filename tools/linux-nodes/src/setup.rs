@@ -10,7 +10,7 @@ use tofu_supervisor::units::{ArmCpu, MemorySize};
 use crate::kit::Kit;
 use crate::lan::LanPort;
 
-/// What a node's virtual machine is to be like.
+/// The configuration of a node's virtual machine.
 #[derive(Clone, Debug)]
 pub struct VmSetup {
     /// Kernel, initrd, root.
@@ -19,22 +19,22 @@ pub struct VmSetup {
     pub(crate) name: String,
     /// Guest memory.
     pub(crate) memory: MemorySize,
-    /// Which processor it has if it is for arm64.
+    /// Its processor if it is for arm64.
     pub(crate) arm_cpu: ArmCpu,
     /// Virtual processors.
     pub(crate) cpus: u32,
     /// For the kernel.
     pub(crate) command_line: String,
-    /// What it starts with instead of the kernel, which that fetches.
+    /// The firmware that it starts with instead of the kernel, which the firmware fetches.
     pub(crate) firmware: Option<Firmware>,
-    /// Where the node's device is served.
+    /// The socket at which the node's device is served.
     pub(crate) device: PathBuf,
-    /// Where QEMU's own control socket goes.
+    /// The path of QEMU's own control socket.
     pub(crate) qmp: PathBuf,
     /// Its place in the Ethernet of the nodes.
     pub(crate) lan: Option<LanPort>,
     /// Whether the host's hardware runs the guest.
     pub(crate) kvm: bool,
-    /// What threads give up that serve the guest in this process.
+    /// The rights that threads give up which serve the guest in this process.
     pub(crate) confinement: Confinement,
 }

@@ -1,7 +1,7 @@
 //! The programs for nodes that the command ships, built and embedded by the build script.
 //!
-//! This crate has nothing else in it and depends on nothing, so that a change of the command builds
-//! no guests again.
+//! This crate contains nothing else and depends on nothing, so that changes of the command do not
+//! rebuild the guests.
 
 #![forbid(unsafe_code)]
 

@@ -22,31 +22,31 @@ use crate::{driver, initramfs, kernel, root};
 
 /// Modules that a guest loads at boot.
 const LOAD: [&str; 2] = ["vfio-pci", "vfio_iommu_type1"];
-/// Modules that a guest with Arm's processors loads before these: VFIO wants the IOMMU to be there,
-/// and that is a virtio device. Some kernels have them built in.
+/// Modules that a guest with Arm's processors loads before these: VFIO needs the IOMMU, which is a
+/// virtio device. Some kernels have them built in.
 const ARM64: [&str; 2] = ["virtio_pci", "virtio-iommu"];
-/// Modules that one with our own driver loads instead.
+/// Modules that a guest with our own driver loads instead.
 const DRIVER: [&str; 1] = ["tofu"];
 /// Modules that it loads when it finds such a device.
 const DEVICES: [&str; 5] =
     ["virtio_blk", "virtio_net", "virtio-rng", "virtio_console", "virtio-iommu"];
-/// Modules for what the kernel makes by itself: a network interface of a program's.
+/// Modules for devices that programs make: their network interfaces.
 const OWN: [&str; 1] = ["tun"];
 /// Modules that it needs for a root disk.
 const ROOT: [&str; 4] = ["ext4", "overlay", "crc32c_generic", "crc32c_intel"];
 
 impl Cache {
-    /// Makes the image that `spec` asks for, or returns it if it is there already, which takes
-    /// some milliseconds. Everything else that is in the cache and fits is used.
+    /// Makes the image that `spec` asks for, or returns it if it exists already, which takes some
+    /// milliseconds. Everything else in the cache that matches is used.
     ///
     /// # Errors
-    /// See [`Error`]. Whatever happens, an image of that name is the old one or the new one, whole,
-    /// and what was fetched is kept for the next try.
+    /// See [`Error`]. Whatever happens, an image of that name is the complete old one or the
+    /// complete new one, and fetched files are kept for the next attempt.
     pub fn build(&self, spec: &Spec, progress: &dyn Progress) -> Result<Image> {
         spec.check_arch()?;
         let folder = self.image_folder(&spec.name);
         let fingerprint = spec.fingerprint();
-        // A damaged manifest is a reason to build as well.
+        // A damaged manifest is also a reason to build.
         let ready = || {
             let manifest = Manifest::read(&folder).ok().flatten()?;
             let fit = manifest.fingerprint == fingerprint && manifest.files_are_whole(&folder);
@@ -59,7 +59,8 @@ impl Cache {
             // Minutes, in which others can make their images.
             driver::compile(self, wanted, spec.refresh, progress)?;
         }
-        // Packages set themselves up on such processors, and that takes the lock, too.
+        // Packages are configured on such processors, and fetching their emulator takes the lock,
+        // too.
         let emulator = match spec.arch {
             Arch::X86_64 => None,
             _ if spec.with.is_empty() => None,
@@ -78,8 +79,8 @@ impl Cache {
         Ok(Image::in_folder(&folder, manifest))
     }
 
-    /// Whether an image has the driver tofu.ko, and all that it is compiled with is in the cache:
-    /// to bring the image up to date takes seconds, and fetches nothing.
+    /// Whether an image has the driver tofu.ko, and everything for compiling that is in the cache:
+    /// updating the image then takes seconds, and fetches nothing.
     pub fn has_driver_ready(&self, image: &Image) -> bool {
         let wanted = image.manifest.spec().ok().and_then(|spec| spec.driver());
         wanted.is_some_and(|wanted| driver::has_root(self, wanted).unwrap_or(false))
@@ -112,7 +113,7 @@ impl Cache {
             Ok(())
         };
 
-        // What may be wrong with the user's wishes comes out first, before much is fetched.
+        // Errors in the user's request are found first, before much is fetched.
         let mut tree = None;
         let mut release = String::new();
         let kernel = spec.chosen_kernel();
@@ -128,7 +129,7 @@ impl Cache {
             (named, None) => Some(named.clone()),
         };
         if let Some(named) = debian {
-            // That of a driver is fetched anew before the driver's build root is made.
+            // The kernel of a driver is fetched again before the driver's build root is made.
             let refresh = spec.refresh && driver.is_none();
             let (key, part) = self.kernel_part(&named, spec.arch, refresh, progress)?;
             release.clone_from(&part.kernel);
@@ -180,8 +181,8 @@ impl Cache {
         Ok(())
     }
 
-    /// One of Debian's kernels: vmlinux, vmlinuz, config and modules. With the part's key. The
-    /// caller holds the lock.
+    /// One of Debian's kernels: vmlinux, vmlinuz, config and modules. Returns it with the part's
+    /// key. The caller holds the lock.
     pub(crate) fn kernel_part(
         &self,
         kernel: &Kernel,
@@ -224,7 +225,7 @@ impl Cache {
         Ok((key, part))
     }
 
-    /// With the part's key. The caller holds the lock.
+    /// Returns it with the part's key. The caller holds the lock.
     pub(crate) fn busybox_part(
         &self,
         arch: Arch,
@@ -250,8 +251,8 @@ impl Cache {
     }
 
     /// A folder with these Debian packages unpacked over one another, without those they depend on
-    /// and without running any of their scripts; fetched if it is not there yet. For sources and
-    /// headers that a test is built of. `backports` takes the newest versions for Debian 13.
+    /// and without running any of their scripts; fetched if it does not exist yet. For sources and
+    /// headers that a test is built from. `backports` takes the newest versions for Debian 13.
     ///
     /// # Errors
     /// See [`Error`].
@@ -264,7 +265,7 @@ impl Cache {
         self.packages_for(Arch::default(), names, backports, progress)
     }
 
-    /// The same of packages for some processors.
+    /// The same for packages for other processors.
     pub(crate) fn packages_for<S: AsRef<str>>(
         &self,
         arch: Arch,
@@ -289,7 +290,7 @@ impl Cache {
             let files = apt.fetch(&debs, from)?;
             let root = new.join("root");
             apt.unpack(&files, &root)?;
-            // As wherever Debian is installed, by which loaders are found.
+            // As on every Debian system; loaders are found through these links.
             let lib = root.join("lib");
             if root.join("usr/lib").is_dir() && !lib.exists() {
                 symlink("usr/lib", &lib).on("create", &lib)?;
@@ -301,7 +302,8 @@ impl Cache {
         Ok(folder)
     }
 
-    /// Where [`Self::packages_for`] has these packages of the release, if it has them.
+    /// The folder in which [`Self::packages_for`] has these packages of the release, if it has
+    /// them.
     pub(crate) fn present_packages(&self, arch: Arch, names: &[&str]) -> Option<PathBuf> {
         let key = packages_key(arch, names, apt::From::Release);
         self.part(&key).ok()??;
@@ -313,8 +315,8 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// If the image has no root file system or that does not have it, or the copy cannot be
-    /// written. The host needs e2fsprogs, or else it is fetched.
+    /// If the image has no root file system, or that lacks the file, or the copy cannot be written.
+    /// If the host lacks e2fsprogs, that is fetched.
     pub fn copy_out(
         &self,
         image: &Image,
@@ -338,7 +340,7 @@ fn packages_key(arch: Arch, names: &[&str], from: apt::From) -> String {
 }
 
 impl Spec {
-    /// Changes with all that makes a difference to the image, but for newer packages.
+    /// Changes with everything that affects the image, except newer packages.
     pub(crate) fn fingerprint(&self) -> String {
         let mut hash = Sha256::new();
         let mut add = |bytes: &[u8]| {
@@ -399,8 +401,8 @@ fn link_or_copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The packages with a kernel's files: the one that `package`, which is empty, stands for, and
-/// those it is split into.
+/// The packages with a kernel's files: the one that the empty package `package` stands for, and
+/// those that it is split into.
 fn kernel_packages(apt: &Apt<'_>, package: &str, from: apt::From) -> Result<Vec<String>> {
     let mut found: Vec<String> = Vec::new();
     let mut ask = vec![package.to_owned()];
@@ -422,7 +424,7 @@ fn kernel_packages(apt: &Apt<'_>, package: &str, from: apt::From) -> Result<Vec<
     Ok(found)
 }
 
-/// Takes the kernel's files out of unpacked packages into `folder`, and returns its release.
+/// Copies the kernel's files from unpacked packages to `folder`, and returns its release.
 fn take_kernel(arch: Arch, unpacked: &Path, folder: &Path) -> Result<String> {
     let modules = ["usr/lib/modules", "lib/modules"]
         .iter()
@@ -454,7 +456,7 @@ fn take_kernel(arch: Arch, unpacked: &Path, folder: &Path) -> Result<String> {
     Ok(release)
 }
 
-/// Takes a kernel file of the user's into `new`, and returns its release if it says it.
+/// Copies a user's kernel file to `new`, and returns its release if the file gives it.
 fn user_kernel(path: &Path, new: &Path, manifest: &mut Manifest) -> Result<String> {
     let bytes = fs::read(path).on("read", path)?;
     let write = |name: &str, bytes: &[u8]| {

@@ -1,7 +1,8 @@
-//! Debian's own kernels: which one it is, and whether all that the driver is compiled with fits it.
+//! Debian's own kernels: which one it is, and whether everything that the driver is compiled with
+//! matches it.
 //!
 //! These kernels do not check the layouts that a module was compiled with (CONFIG_MODVERSIONS is
-//! off), so headers and source have to be of the very version that the kernel is of.
+//! off), so headers and source must be of exactly the kernel's version.
 
 use crate::apt::Deb;
 use crate::arch::Arch;
@@ -14,8 +15,8 @@ use crate::spec::DriverFor;
 /// The version that the driver is written for: the kernel's interfaces for Rust change.
 const VERSION: &str = "7.3";
 
-/// What a module for such a kernel is compiled with, but for the kernel's own packages. All of
-/// Debian 13 itself, whose Rust the kernel is compiled by.
+/// The packages with which a module for such a kernel is compiled, except the kernel's own. All are
+/// from Debian 13 itself, whose Rust compiles the kernel.
 pub(super) const PACKAGES: &[&str] = &[
     "base-files",
     "bash",
@@ -56,7 +57,7 @@ pub(super) struct Stock {
 }
 
 impl Stock {
-    /// The kernel of a part with one of Debian's.
+    /// The kernel of a part that has one of Debian's.
     pub(super) fn of(part: &Manifest) -> Result<Self> {
         let release = part.kernel.clone();
         let packages = ["linux-binary-", "linux-image-"].map(|start| format!("{start}{release}"));
@@ -73,7 +74,7 @@ impl Stock {
         Ok(Self { release, version })
     }
 
-    /// What tells its build root from those of other kernels.
+    /// The key that distinguishes its build root from those of other kernels.
     pub(super) fn key(&self) -> String {
         format!("{} {}", self.release, self.version)
     }

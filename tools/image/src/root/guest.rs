@@ -1,4 +1,4 @@
-//! Lets packages for other processors than the host's set themselves up: in a guest of QEMU's, with
+//! Runs the set-up scripts of packages for other processors than the host's: in a QEMU guest, with
 //! the root file system as its disk.
 
 use std::fs;
@@ -17,7 +17,7 @@ use crate::spec::{Kernel, Program};
 
 /// What the guest says last.
 const END: &str = "tofu: the packages' scripts have ended with ";
-/// What dpkg says of each package, at the beginning of a line.
+/// The beginning of the line that dpkg prints for each package.
 const PACKAGE: &str = "Setting up ";
 /// Modules for the disk; some kernels have them built in.
 const MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "virtio-rng", "ext4"];
@@ -34,11 +34,11 @@ pub(crate) struct Guest<'a> {
 }
 
 impl Guest<'_> {
-    /// Runs the scripts of the packages, of which there are so many, on `image`. `enter` is the
+    /// Runs the scripts of the packages, whose number is given, on `image`. `enter` is the
     /// script that goes into a root folder.
     ///
     /// # Errors
-    /// If the guest does not come to its end. Packages that cannot be set up are no error.
+    /// If the guest does not come to its end. Packages that cannot be configured are not an error.
     pub(crate) fn configure(
         &self,
         cache: &Cache,
