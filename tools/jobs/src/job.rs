@@ -511,7 +511,7 @@ impl JobWatch {
         let value = json!({
             "event": "ended", "rank": rank, "code": exit, "signal": signal, "detail": words,
         });
-        // Of those that we have ended ourselves there is nothing to tell.
+        // Ranks that we have ended ourselves are not reported.
         if self.options.style == Style::Json || (code != 0 && self.stage < Stage::Asked) {
             let screen = lock(&self.screen);
             screen.note(&format!("{} {words}", screen.name(rank)), &value)?;

@@ -14,7 +14,7 @@ use tofu_agent::wire::{
 };
 use tofu_sync::lock;
 
-/// A node's agent, whichever virtual machine it is in at the moment.
+/// A node's agent, in the node's current virtual machine.
 #[derive(Default)]
 pub struct Agent {
     link: Mutex<Link>,
@@ -22,8 +22,8 @@ pub struct Agent {
     answered: Condvar,
 }
 
-/// Pings and their answers, so far. One is under way at most: what a guest does not read stays in
-/// the host's memory.
+/// Pings and their answers, so far. At most one is outstanding, because data that a guest does not
+/// read stays in the host's memory.
 #[derive(Default)]
 struct Pings {
     asked: u64,
@@ -53,7 +53,7 @@ fn send(out: &Mutex<UnixStream>, message: &ToGuest) -> Result<(), WireError> {
 }
 
 impl Agent {
-    /// Speaks with the agent of a virtual machine until that ends; calls `ready` whenever an
+    /// Communicates with the agent of a virtual machine until that ends; calls `ready` whenever an
     /// agent has answered.
     pub fn follow(&self, stream: UnixStream, name: &str, ready: impl Fn()) {
         match stream.try_clone() {
@@ -66,7 +66,7 @@ impl Agent {
             match reader.receive() {
                 Ok(Some(message)) => self.take(message, name, &ready),
                 Ok(None) | Err(WireError::Io(_)) => break,
-                // Whatever is in the guest may write to the port.
+                // Anything in the guest may write to the port.
                 Err(error) => log::debug!("{name}: from the agent: {error}"),
             }
         }
@@ -122,21 +122,21 @@ impl Agent {
         self.answered.notify_all();
     }
 
-    /// Asks the guest's agent for a sign of life; returns what [`Agent::answers`] wants.
+    /// Pings the guest's agent; returns the argument for [`Agent::answers`].
     pub(crate) fn ping(&self) -> u64 {
         let out = lock(&self.link).out.clone();
         let mut pings = lock(&self.pinged);
         if pings.asked == pings.answered {
             pings.asked += 1;
             drop(pings);
-            // If it cannot be told, it does not answer.
+            // If this fails, it does not answer.
             let _ = out.map(|out| send(&out, &ToGuest::Ping));
             return lock(&self.pinged).asked;
         }
         pings.asked
     }
 
-    /// Waits for the answer to a ping; whether it came in time.
+    /// Waits for the answer to a ping; returns whether it came in time.
     pub(crate) fn answers(&self, ping: u64, until: Instant) -> bool {
         let mut pings = lock(&self.pinged);
         while pings.answered < ping {
@@ -220,21 +220,21 @@ pub(crate) struct AgentProgram {
     events: Receiver<FromProgram>,
 }
 
-/// What the program hears. Dropping it kills the program.
+/// Sends messages to the program. Dropping it kills the program.
 pub(crate) struct ProgramHandle {
     agent: Arc<Agent>,
     id: u32,
 }
 
 impl AgentProgram {
-    /// The way to the program, and what it says, whose last is [`FromProgram::Ended`].
+    /// The handle of the program, and its messages, the last of which is [`FromProgram::Ended`].
     pub(crate) fn split(self) -> (ProgramHandle, Receiver<FromProgram>) {
         (self.handle, self.events)
     }
 }
 
 impl ProgramHandle {
-    /// Tells the program something; if it has ended, nobody.
+    /// Sends a message to the program; if it has ended, the message is dropped.
     pub(crate) fn say(&self, what: ToProgram) -> anyhow::Result<()> {
         let out = {
             let mut link = lock(&self.agent.link);
@@ -254,7 +254,7 @@ impl ProgramHandle {
         }
     }
 
-    /// So many bytes of a stream were used.
+    /// This many bytes of a stream were used.
     pub(crate) fn used(&self, output: Output, bytes: usize) -> anyhow::Result<()> {
         self.say(ToProgram::Credit(output, bytes as u32))
     }
@@ -264,10 +264,10 @@ impl Drop for ProgramHandle {
     fn drop(&mut self) {
         let runs = lock(&self.agent.link).programs.contains_key(&self.id);
         if runs {
-            // If it cannot be reached it is dead, or will be when the node is.
+            // If it cannot be reached, it is dead, or will be when the node is.
             let _ = self.say(ToProgram::Kill);
-            // Its number must not be used again before the guest has forgotten it: the entry
-            // stays until the guest says that it has ended, as far as it may still send.
+            // Its number must not be used again before the guest has forgotten it: the entry stays
+            // until the guest reports its end, in case it still sends.
             if let Some(entry) = lock(&self.agent.link).programs.get_mut(&self.id) {
                 entry.credit = [u64::MAX; 2];
             }

@@ -3,7 +3,7 @@
 //!
 //! The frames are found by frame pointers (`-C force-frame-pointers=yes`), which the shipped guests
 //! and those of `tofu guest new` are built with. Memory is a guest's, so nothing that is read there
-//! is trusted: the number of frames is bounded, and what leads out of RAM or out of the program
+//! is trusted: the number of frames is bounded, and an address outside of RAM or of the program
 //! ends the walk.
 
 use std::fmt;
@@ -14,9 +14,9 @@ use object::{Object, ObjectSection, ObjectSymbol, SymbolKind};
 use tofu_vmm::Registers;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
-/// Frames that are looked at, at most.
+/// The most frames that are examined.
 const MOST: usize = 32;
-/// What reports an exception: it was called, so to speak, by the instruction at fault.
+/// The function that reports an exception. The faulting instruction is treated as its caller.
 const REPORTS_EXCEPTION: &str = "report_exception";
 /// What handles panics.
 const HANDLES_PANIC: &str = "rust_begin_unwind";
@@ -47,12 +47,12 @@ impl fmt::Display for Frame {
 }
 
 /// The frames of a guest whose program is the ELF `image`, the innermost first; without those that
-/// only report an exception or a panic. None if the image tells nothing.
+/// only report an exception or a panic. Empty if the image has no such information.
 pub fn frames(image: &[u8], memory: &impl GuestMemoryBackend, registers: &Registers) -> Vec<Frame> {
     let Some(program) = Program::parse(image) else { return Vec::new() };
     let word = |at: u64| memory.read_obj::<u64>(GuestAddress(at)).ok();
     let rsp = registers.general[7];
-    // In ring 0 there are services only. An interrupt entered them, and has left where from.
+    // Ring 0 only has services. An interrupt entered them, and has stored its return address.
     let interrupted = (registers.cs & 3 == 0)
         .then(|| Some((word(rsp)?, word(rsp.checked_add(8)?)?)))
         .flatten()
@@ -66,7 +66,7 @@ pub fn frames(image: &[u8], memory: &impl GuestMemoryBackend, registers: &Regist
         else {
             break;
         };
-        // A call returns behind itself; an exception is told where it is.
+        // A call returns to the next instruction; an exception is reported at its own.
         let reported = frames.last().is_some_and(|frame| frame.is(REPORTS_EXCEPTION));
         let at = if reported { address } else { address - 1 };
         frames.extend(program.look_up(at, address));
@@ -89,7 +89,7 @@ impl Frame {
     }
 }
 
-/// A program that can be asked what is at an address.
+/// A program that can be searched by address.
 struct Program<'a> {
     context: Option<Context<EndianSlice<'a, LittleEndian>>>,
     /// Start, size and name of each function, by start.
@@ -148,7 +148,7 @@ impl<'a> Program<'a> {
         if found.is_empty() {
             found.push(Frame { address: shown, function: None, line: None });
         }
-        // The outermost of them is the function that the symbols know.
+        // The outermost of them is the function in the symbol table.
         if let Some(last) = found.last_mut().filter(|frame| frame.function.is_none()) {
             last.function = self.function(at).map(str::to_owned);
         }
@@ -173,13 +173,13 @@ mod tests {
 
     #[test]
     fn a_walk_ends_whatever_memory_says() {
-        // This very test is a program, though none that the guest runs.
+        // This test is itself a program, though not one that the guest runs.
         let image = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let program = Program::parse(&image).unwrap();
         let (start, _, name) = program.functions.iter().find(|(_, size, _)| *size > 8).unwrap();
         let memory = memory();
         let mut registers = Registers { rip: start + 1, cs: 3, ..Registers::default() };
-        // A frame that is its own caller, two that are each other's, and one that leads nowhere.
+        // A frame that is its own caller, two that call each other, and one that leads nowhere.
         for (at, next) in [(0x100u64, 0x100u64), (0x200, 0x300), (0x300, 0x200), (0x400, u64::MAX)]
         {
             memory.write_obj(next, GuestAddress(at)).unwrap();

@@ -17,10 +17,10 @@ use tofu_abi::Coords;
 use tofu_control::protocol::{CaptureLimits, CaptureSummary};
 use tofu_machine::capture::Capture;
 
-/// How often a capture without packets looks whether it is to end, and what it has is sent on.
+/// How often a capture without packets checks whether it must end, and flushes its data.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Writes what is captured to `out`, until a limit is reached or `stop` is set, with the counters
+/// Writes captured packets to `out`, until a limit is reached or `stop` is set, with the counters
 /// of the interfaces at the end.
 ///
 /// # Errors
@@ -36,7 +36,7 @@ pub(crate) fn write(
     let (start, since) = (Instant::now(), SystemTime::now());
     let end = limits.seconds.map(|seconds| start + Duration::from_secs(seconds));
     let mut writer = Writer::new(out, at, capture.config())?;
-    // With its head, a file is one however soon the machine ends.
+    // With its header, the file is valid however soon the machine ends.
     writer.flush()?;
     let mut packets = 0;
     let is_over = || stop.load(SeqCst) || end.is_some_and(|end| Instant::now() >= end);
@@ -67,7 +67,7 @@ pub(crate) fn write(
 pub struct ToFile {
     pub(crate) at: Coords,
     pub(crate) path: PathBuf,
-    /// Opened early, as the machine gives up the right to open files.
+    /// Opened early, because the machine gives up the right to open files.
     pub(crate) file: Arc<std::fs::File>,
 }
 

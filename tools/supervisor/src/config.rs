@@ -28,9 +28,9 @@ pub struct MachineFile {
     pub(crate) shape: Option<Shape>,
     /// X, Y, Z: torus (true) or mesh.
     pub(crate) torus: [Option<bool>; 3],
-    /// Whether nodes with Z = 0 are I/O nodes, with where the file says so.
+    /// Whether nodes with Z = 0 are I/O nodes, with the place in the file.
     pub(crate) io_nodes: Option<(FileLine, bool)>,
-    /// What joins the nodes: the field `generation`.
+    /// The interconnect of the nodes: the field `generation`.
     pub interconnect: Interconnect,
     /// A node fails with its guest.
     pub(crate) fail_with_guest: bool,
@@ -45,9 +45,9 @@ pub struct MachineFile {
     /// Where metrics are served, if they are.
     pub metrics: Option<MetricsAddress>,
     pub(crate) image: Option<ImageName>,
-    /// Who has the device in Linux nodes.
+    /// Which driver has the device in Linux nodes.
     pub(crate) driver: Option<Driver>,
-    /// Which processors those for arm64 are.
+    /// The processors of nodes for arm64.
     pub(crate) cpu: Option<ArmCpu>,
     /// Where the boot server is.
     pub(crate) boot_server: Option<Coords>,
@@ -59,7 +59,7 @@ pub struct MachineFile {
     pub(crate) links: Vec<LinkEntry>,
 }
 
-/// What can be set for the machine and for a single node.
+/// Settings for the machine or for a single node.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Settings {
     pub(crate) guest: Option<GuestName>,
@@ -71,9 +71,9 @@ pub(crate) struct Settings {
     pub(crate) cpus: Option<Cpus>,
     /// For the kernel of Linux nodes.
     pub(crate) append: Option<GuestArgs>,
-    /// Where the guest or kernel comes from.
+    /// The source of the guest or kernel.
     pub(crate) boot: Option<BootFrom>,
-    /// What the processors of Linux nodes are.
+    /// The processors of Linux nodes.
     pub(crate) arch: Option<Arch>,
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct LinkEntry {
     pub(crate) at: Coords,
     pub(crate) port: Port,
     pub(crate) down: bool,
-    /// Its own, instead of those on all links.
+    /// Its own faults, instead of those on all links.
     pub(crate) faults: Option<FaultSpec>,
 }
 
@@ -104,7 +104,7 @@ impl NodeEntry {
         not_in_machine(&self.place, self.at, shape)
     }
 
-    /// The error that there is a gateway already.
+    /// The error that there is already a gateway.
     pub(crate) fn second_gateway(&self) -> FileError {
         FileError::Value {
             place: self.place.clone(),
@@ -114,7 +114,7 @@ impl NodeEntry {
         }
     }
 
-    /// The error that an earlier entry has this node already.
+    /// The error that an earlier entry already has this node.
     pub(crate) fn repeated(&self) -> FileError {
         FileError::Value {
             place: self.place.clone(),
@@ -231,12 +231,12 @@ struct RawNode {
     arch: Option<Spanned<String>>,
     #[serde(default)]
     gateway: bool,
-    /// Known only to say that it is the machine's.
+    /// Known only for the error that it belongs to the machine.
     generation: Option<Spanned<toml::Value>>,
 }
 
 impl RawNode {
-    /// The name of a field that says something about a guest.
+    /// The name of a field that describes a guest.
     fn of_a_guest(&self) -> Option<&'static str> {
         let given = [
             ("guest", self.guest.is_some()),
@@ -267,8 +267,8 @@ impl MachineFile {
         Self::parse(path, &TomlFile::read(path, "machine file")?)
     }
 
-    /// Checks the text of a machine file; guests given as relative paths are looked
-    /// for next to `path`.
+    /// Checks the text of a machine file; guests given as relative paths are searched for next to
+    /// `path`.
     pub fn parse(path: &Path, text: &str) -> Result<Self, FileError> {
         let source = Source(TomlFile { path, text });
         let raw: RawFile = source.parse()?;
@@ -373,7 +373,7 @@ impl<'a> Deref for Source<'a> {
     }
 }
 
-/// Values with the list of what is allowed as their parse error.
+/// Values whose parse error lists the allowed ones.
 trait Field: FromStr<Err = &'static str> {}
 impl<T: FromStr<Err = &'static str>> Field for T {}
 

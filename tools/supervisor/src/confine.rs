@@ -1,5 +1,5 @@
-//! Sandboxing: a machine's threads give up what they do not need of the host. See the manual's page
-//! on sandboxing.
+//! Sandboxing: a machine's threads give up rights on the host that they do not need. See the
+//! manual's page on sandboxing.
 
 use std::fmt;
 use std::path::Path;
@@ -11,14 +11,14 @@ use tofu_sandbox::{Access, Policy, Role, Sandbox};
 const HINT: &str = "This is a mistake of tofu's or an attack from a guest; please report it. \
                     --no-sandbox goes without";
 
-/// What a machine's threads give up; cloning it makes another handle.
+/// The rights that a machine's threads give up; cloning it makes another handle.
 #[derive(Clone, Default)]
 pub struct Confinement(Option<Arc<Sandbox>>);
 
 impl Confinement {
-    /// Confines this process, whose guests all run in it: no file can be opened any more but
-    /// KVM, what the run-time library looks at, and what is in these folders. `switched_off` is the
-    /// user's wish to go without.
+    /// Confines this process, whose guests all run in it: it can open no files except KVM, those
+    /// that the run-time library reads, and those in these folders. `switched_off` is the user's
+    /// choice to do without.
     ///
     /// # Errors
     ///
@@ -32,7 +32,7 @@ impl Confinement {
     }
 
     /// Confines this process and the programs that it will start, such as QEMU: every file can be
-    /// read and run, but only devices and what is in these folders can be written.
+    /// read and run, but only devices and files in these folders can be written.
     ///
     /// # Errors
     ///
@@ -55,7 +55,7 @@ impl Confinement {
         Ok(Self(Some(Arc::new(sandbox))))
     }
 
-    /// Called first on a thread of this role.
+    /// A hook that must be called first on a thread of this role.
     pub fn hook(&self, role: Role) -> Arc<dyn Fn() + Send + Sync> {
         match &self.0 {
             Some(sandbox) => sandbox.thread_start(role),

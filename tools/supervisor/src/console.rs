@@ -11,9 +11,9 @@ use std::sync::{Mutex, MutexGuard};
 
 use tofu_sync::lock;
 
-/// Bytes of output that are kept for those who come later.
+/// Bytes of output that are kept for later clients.
 const TAIL: usize = 64 << 10;
-/// Chunks of output that a viewer may be behind; more are lost to it.
+/// Chunks of output by which a viewer may lag behind; it loses further ones.
 const BEHIND: usize = 256;
 /// At this size a new log file is begun; the one before is kept.
 const MAX_LOG: u64 = 1 << 20;
@@ -53,14 +53,14 @@ impl Console {
             match stream.read(&mut buffer) {
                 Ok(n) if n > 0 => self.lock().output(&buffer[..n]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // An error is the other end's death, too.
+                // An error also means that the other end is gone.
                 _ => break,
             }
         }
         self.lock().input = None;
     }
 
-    /// What was printed last, and what will be.
+    /// The latest output, and the coming output.
     pub(crate) fn view(&self) -> (Vec<u8>, Receiver<Vec<u8>>) {
         let (sender, receiver) = sync_channel(BEHIND);
         let mut inner = self.lock();
@@ -68,7 +68,7 @@ impl Console {
         (inner.tail.iter().copied().collect(), receiver)
     }
 
-    /// Types something. A console that nobody reads does not hold up whoever types.
+    /// Sends input. A console that does not read does not hold up the sender.
     pub(crate) fn type_in(&self, bytes: &[u8]) -> io::Result<()> {
         let input = self.lock().input.as_ref().map(UnixStream::try_clone).transpose()?;
         match input {
@@ -84,7 +84,7 @@ impl Console {
     }
 }
 
-/// Of a kernel that has given up the reason is shown rather than where that was.
+/// For a kernel panic, the reason is shown rather than its place.
 fn last_lines(text: &str, most: usize) -> Vec<String> {
     let text = tofu_ui::terminal::plain(text);
     let clean = text.lines().map(|line| tofu_ui::printable(line.trim_end()));

@@ -1,4 +1,4 @@
-//! The events of a machine that runs.
+//! The events of a running machine.
 
 use tofu_fabric::{NodeId, PartId};
 use tofu_netboot::wire::FileRole;
@@ -13,11 +13,11 @@ pub enum Event {
     /// A Linux node can run programs again, or the small guest of a node that was taken down runs
     /// again.
     Rebooted(NodeId),
-    /// Something is new of a node that boots over the torus.
+    /// News of a node that boots over the torus.
     Netboot(NodeId, BootStage),
     /// The guest printed a line, without its line end.
     Line(NodeId, String),
-    /// A function that the guest is in, which could not go on: the innermost comes first.
+    /// A function on the stack of a guest that could not continue; the innermost comes first.
     Frame(NodeId, Frame),
     /// The guest has ended: the last event of the node, unless its guest is started again.
     Ended(NodeId, Outcome),
@@ -33,7 +33,7 @@ pub enum Event {
     PartWent(PartId, String),
     /// Another part has come back, empty.
     PartCame(PartId),
-    /// All guests of another part have ended, and so many of them have failed.
+    /// All guests of another part have ended, and this many of them have failed.
     PartEnded(PartId, u32),
 }
 
@@ -44,18 +44,18 @@ pub enum Outcome {
     Exited(u32),
     /// It reset its machine.
     Reset,
-    /// It could not go on: what happened and the registers, in one line.
+    /// It could not continue: the cause and the registers, in one line.
     Fault(String),
     /// It was stopped with its machine, or its node was taken down.
     Stopped,
 }
 
-/// What is new of a node that boots over the torus.
+/// The progress of a node that boots over the torus.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BootStage {
     /// Its firmware has found the server.
     Begun,
-    /// It was given so many percent of a file.
+    /// It has this percentage of a file.
     Fetching(FileRole, u8),
     /// It has all and starts it.
     Starting,

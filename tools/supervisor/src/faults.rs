@@ -25,7 +25,7 @@ impl FaultSpec {
         FaultPlan { seed, everywhere: rates, links: Vec::new(), commands }
     }
 
-    /// Those of a plan that are on all links.
+    /// The faults of a plan that are on all links.
     pub fn of(plan: &FaultPlan) -> Self {
         Self { rates: plan.everywhere, seed: plan.seed, commands: plan.commands }
     }

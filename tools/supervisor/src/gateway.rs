@@ -1,7 +1,8 @@
-//! The gateway of a machine: a node that this process drives, by which the host reaches the others.
+//! The gateway of a machine: a node that this process drives, through which the host reaches the
+//! others.
 //!
-//! A [`GatewaySetup`] is made before this process gives up its rights on the host, and has all that
-//! needs them. [`GatewaySetup::start`] puts the I/O node into a machine.
+//! A [`GatewaySetup`] is made before this process gives up its rights on the host, and has
+//! everything that needs them. [`GatewaySetup::start`] puts the I/O node into a machine.
 
 mod host;
 pub(crate) mod nat;
@@ -23,7 +24,7 @@ use crate::options::{GatewayArgs, TapWhen};
 use crate::plan::Plan;
 pub(crate) use host::resolver;
 
-/// What of a gateway is ready before there is a machine.
+/// The part of a gateway that is ready before the machine exists.
 pub struct GatewaySetup {
     at: Coords,
     config: Config,
@@ -36,12 +37,12 @@ pub struct GatewaySetup {
 }
 
 impl GatewaySetup {
-    /// Makes what the plan's gateway needs of the host, for the machine in `dir`. `None` if it has
-    /// no gateway.
+    /// Makes everything that the plan's gateway needs on the host, for the machine in `dir`. `None`
+    /// if it has no gateway.
     ///
     /// # Errors
     ///
-    /// One line on what the host lacks, or what is in the way of the machine's addresses.
+    /// One line on what the host lacks, or what conflicts with the machine's addresses.
     pub fn new(plan: &Plan, args: &GatewayArgs, dir: &RunDir) -> anyhow::Result<Option<Self>> {
         let Some(at) = plan.gateway().map(|id| plan.coords(id)) else { return Ok(None) };
         let config = config(plan);
@@ -79,14 +80,14 @@ impl GatewaySetup {
         let (stack, connector) = Stack::new(&self.config, self.at, prepared.waker(), tap.is_some());
         let mut tenants: Vec<Box<dyn Tenant>> = vec![Box::new(stack)];
         tenants.extend(tap.map(|tap| Box::new(tap) as Box<dyn Tenant>));
-        // The roles of both are to read and write what is open.
+        // The role of both is to read and write open files.
         let first = confinement.hook(Role::Virtio);
         let node = prepared.start(tenants, move || first())?;
         let info = GatewayInfo { at: self.at, connector, stats: node.stats() };
         Ok(Gateway { info, _node: node })
     }
 
-    /// What the user may want to know of it, in lines.
+    /// Hints for the user about it, as lines.
     pub fn hints(&self) -> Vec<String> {
         let mut hints = Vec::new();
         if let Some(interface) = &self.interface {
@@ -107,7 +108,7 @@ pub fn table(plan: &Plan, dir: &RunDir) -> Option<String> {
     plan.ip.nat.then(|| nat::table(dir.name().as_str()))
 }
 
-/// A gateway that works, until it is dropped.
+/// A running gateway, until it is dropped.
 pub struct Gateway {
     info: GatewayInfo,
     _node: IoNode,
@@ -120,7 +121,7 @@ impl Gateway {
     }
 }
 
-/// How a gateway is reached, and what it counts.
+/// How a gateway is reached, and its counters.
 #[derive(Clone)]
 pub struct GatewayInfo {
     /// Its node.

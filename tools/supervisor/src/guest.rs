@@ -11,8 +11,8 @@ use std::sync::Arc;
 use tofu_image::Arch;
 use tofu_programs::{BARE, LINUX, for_bare, for_linux};
 
-/// The name of a program, for people, and what is in its file. A file of more than `most` bytes, or
-/// what is no regular file, is refused before it is read.
+/// The name of a program, for people, and the contents of its file. A file of more than `most`
+/// bytes, or one that is not a regular file, is refused before it is read.
 fn read_program(path: &Path, most: u64) -> Result<(String, Vec<u8>), GuestError> {
     let read_error = |source| GuestError::Read { path: path.to_owned(), source };
     let metadata = std::fs::metadata(path).map_err(read_error)?;
@@ -38,8 +38,8 @@ pub enum GuestName {
 }
 
 impl GuestName {
-    /// What the user means by `text`: the name of a shipped guest, or a path, which
-    /// has a `/` or ends in `.elf`. A relative one starts at `folder`.
+    /// The program that the user means by `text`: the name of a shipped guest, or a path, which has
+    /// a `/` or ends in `.elf`. A relative path starts at `folder`.
     pub(crate) fn find(text: &str, folder: &Path) -> Option<Self> {
         if BARE.iter().chain(LINUX).any(|shipped| shipped.name == text) {
             return Some(Self::Shipped(text.to_owned()));
@@ -86,7 +86,7 @@ pub enum GuestError {
         path.display()
     )]
     Arch { path: PathBuf, other: Arch, arch: Arch },
-    /// The file is something else than a program we can boot.
+    /// The file is not a program that we can boot.
     #[error(
         "guest {}: {problem}; build a static x86-64 ELF file as `tofu guest new` sets up",
         path.display()
@@ -118,7 +118,7 @@ impl fmt::Debug for Guest {
     }
 }
 
-/// The largest guest file that is read; more cannot be a small guest or a kernel.
+/// The largest guest file that is read; a larger one cannot be a small guest or a kernel.
 const MAX_IMAGE: u64 = 1 << 30;
 /// The largest program that is copied to Linux nodes, in bytes.
 const MAX_LINUX_IMAGE: u64 = 1 << 28;
@@ -150,7 +150,7 @@ impl Guest {
         }
     }
 
-    /// Where the program ends in memory once it is loaded, in bytes; 0 if it cannot be told.
+    /// The end of the loaded program in memory, in bytes; 0 if it is not known.
     pub(crate) fn end(&self) -> u64 {
         tofu_image::loaded_size(&self.image).map_or(0, |size| size.end)
     }
@@ -168,7 +168,7 @@ impl Guest {
                     shipped.ok_or_else(|| GuestError::Unknown { name: wanted.clone() })?;
                 let image = match arch {
                     Arch::X86_64 => Cow::Borrowed(shipped.image),
-                    // That for other processors is in their images.
+                    // Programs for other processors are in their images.
                     Arch::Arm64 => {
                         Cow::Owned(format!("#!/bin/sh\nexec {wanted} \"$@\"\n").into_bytes())
                     }

@@ -2,7 +2,7 @@
 //!
 //! It is a small process that waits at a pipe whose other end this process holds. When the pipe
 //! closes, for whatever reason, it removes the machine's files and kills its own process group, to
-//! which all virtual machine monitors of the machine belong. In case the janitor is gone, too, the
+//! which all virtual machine monitors of the machine belong. If the janitor is gone, too, the
 //! kernel kills each of them with the thread that started it ([`wrapped`]).
 
 use std::ffi::OsString;
@@ -47,12 +47,12 @@ pub enum InternalCommand {
 }
 
 impl InternalCommand {
-    /// What it is called on the command line.
+    /// Its name on the command line.
     pub(crate) const NAME: &str = "internal";
 }
 
-/// Said to the janitor at an orderly end: the files have been removed, and what is there now is
-/// somebody else's.
+/// Sent to the janitor at an orderly end: the files have been removed, and files that exist now
+/// belong to others.
 const ORDERLY: &[u8] = b"done";
 
 /// The process that tidies up; dropping it makes it do so.
@@ -69,7 +69,8 @@ impl Janitor {
         Self::start_with(dir, files, None)
     }
 
-    /// The same; it also takes back the address translation of the table `nat`, at any end.
+    /// The same; it also removes the address translation of the table `nat`, however this process
+    /// ends.
     pub fn start_with(dir: &RunDir, files: &[PathBuf], nat: Option<&str>) -> anyhow::Result<Self> {
         let mut command = own_command()?;
         command.arg("janitor");
@@ -82,7 +83,7 @@ impl Janitor {
 
     fn spawn(mut command: Command) -> anyhow::Result<Self> {
         command.process_group(0);
-        // Whoever reads our output would wait for it, too.
+        // Otherwise a reader of our output would wait for it, too.
         command.stdin(Stdio::piped()).stderr(Stdio::null());
         let child = command.spawn();
         let mut child = child.context("cannot start the process that tidies up")?;
@@ -109,7 +110,8 @@ impl Drop for Janitor {
 
 /// This program with the hidden subcommand.
 fn own_command() -> anyhow::Result<Command> {
-    // By way of /proc it is found even if the file was replaced meanwhile, as by a new build.
+    // Through /proc it is found even if the file was replaced meanwhile, for example by a new
+    // build.
     let mut command = Command::new("/proc/self/exe");
     command.arg0("tofu").arg(InternalCommand::NAME).env_remove("RUST_LOG");
     Ok(command)

@@ -1,7 +1,7 @@
-//! Who has which nodes of a machine, and who waits for some.
+//! Which jobs have which nodes of a machine, and which jobs wait for some.
 //!
-//! Jobs take nodes in the order in which they came. What nodes a job wants is its own business: in
-//! its turn it looks at the machine, and takes what is free, or waits.
+//! Jobs take nodes in the order in which they came. A job decides itself which nodes it wants: in
+//! its turn it reads the state of the machine, and takes free nodes, or waits.
 
 use std::sync::Mutex;
 use std::time::Instant;
@@ -16,7 +16,8 @@ const MOST: usize = 1024;
 /// Characters of a command that are kept.
 const MOST_COMMAND: usize = 200;
 
-/// Wakes whoever serves a job: it may have another place in the queue, or the machine has changed.
+/// Wakes the thread that serves a job: the job may have another place in the queue, or the machine
+/// has changed.
 pub(crate) type Wake = Box<dyn Fn() + Send>;
 
 /// The jobs of a machine.
@@ -80,7 +81,7 @@ impl Table {
 }
 
 impl Jobs {
-    /// A job comes, as the last in the queue. Returns its number.
+    /// Adds a job at the end of the queue. Returns its number.
     ///
     /// # Errors
     ///
@@ -111,12 +112,13 @@ impl Jobs {
         place.map(|place| place as u32)
     }
 
-    /// A job takes nodes in place of those that it has.
+    /// Gives a job nodes, which replace those that it has.
     ///
     /// # Errors
     ///
-    /// If it is not its turn, and it has not all of them already; jobs that have nodes have their
-    /// turn when none waits. Or if another job has one of them, unless neither wants to be alone.
+    /// If it is not its turn, and it does not already have all of them; jobs that have nodes have
+    /// their turn when none waits. Or if another job has one of them, unless neither wants to be
+    /// alone.
     pub(crate) fn take(&self, number: u32, wanted: Held) -> anyhow::Result<JobInfo> {
         let mut table = lock(&self.0);
         let first = table.queue().next().map(|job| job.number);
@@ -149,12 +151,12 @@ impl Jobs {
         Some(job.info(JobState::Ended))
     }
 
-    /// Those who wait look again: the machine has changed, or its jobs.
+    /// Makes waiting jobs check again, because the machine or its jobs have changed.
     pub(crate) fn wake(&self) {
         lock(&self.0).queue().for_each(|job| (job.wake)());
     }
 
-    /// All of them, in the order in which they came.
+    /// All jobs, in the order in which they came.
     pub(crate) fn list(&self) -> Vec<JobInfo> {
         let state = |job: &Job| match job.held {
             Some(_) => JobState::Running,
@@ -185,7 +187,7 @@ mod tests {
         assert_eq!(error, format!("it is not the turn of job {two}"));
         jobs.take(one, nodes(&[0, 1], true)).unwrap();
         assert_eq!([one, two, three].map(|job| jobs.before(job)), [None, Some(0), Some(1)]);
-        // One who leaves lets the next come up.
+        // A job that leaves lets the next one advance.
         jobs.leave(two).unwrap();
         assert_eq!(jobs.before(three), Some(0));
         assert!(jobs.leave(two).is_none());
@@ -219,7 +221,7 @@ mod tests {
         assert!(jobs.take(one, nodes(&[0], false)).is_err());
         jobs.take(two, nodes(&[1], true)).unwrap();
         assert_eq!(jobs.list()[0].nodes, [0, 2]);
-        // Others as soon as none waits for them.
+        // Other nodes as soon as no job waits for them.
         jobs.take(one, nodes(&[2, 3], true)).unwrap();
     }
 

@@ -43,7 +43,7 @@ pub struct LinkErrorSpec {
     pub lane: Option<u8>,
     /// A lane that is dead.
     pub dead: Option<u8>,
-    /// How likely a data-link-layer packet is lost.
+    /// The probability that a data-link-layer packet is lost.
     pub dllp_loss: Rate,
 }
 
@@ -51,7 +51,7 @@ impl LinkErrorSpec {
     pub(crate) const ALLOWED: &str = "a list of ber and dllp_loss, each a rate from 0 to 1, and \
          lane and dead, each the number of a lane, such as \"ber=1e-7,lane=1,dllp_loss=1e-3\"";
 
-    /// The same for the network of a generation whose links have so many lanes.
+    /// The same for the network of a generation whose links have `lanes` lanes.
     pub(crate) fn errors(&self, lanes: u8) -> LinkErrors {
         let mut rates = [ErrorRate::NEVER; MAX_LANES];
         for (lane, rate) in (0..).zip(&mut rates) {

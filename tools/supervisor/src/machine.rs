@@ -1,4 +1,4 @@
-//! A machine of whichever devices.
+//! A machine with any kind of devices.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ impl AnyMachine {
         }
     }
 
-    /// What can be seen and changed of it from anywhere.
+    /// The part of it that can be read and changed from anywhere.
     pub fn network(&self) -> AnyNetwork {
         match self {
             Self::Tofu(machine) => AnyNetwork::Tofu(machine.network().clone()),
@@ -42,7 +42,7 @@ impl AnyMachine {
     }
 }
 
-/// The network of a machine, for those who look at it or meddle with it. It may outlive the
+/// The network of a machine, for reading and changing it. It may outlive the
 /// machine.
 #[derive(Clone)]
 pub enum AnyNetwork {
@@ -69,11 +69,11 @@ impl AnyNetwork {
         }
     }
 
-    /// Has these faults happen from now on, or none.
+    /// Sets the faults from now on, or removes them.
     ///
     /// # Errors
     ///
-    /// If a link that is named is not there. All stays as it was then.
+    /// If a named link does not exist. Then nothing changes.
     pub fn set_faults(&self, plan: Option<FaultPlan>) -> Result<(), NoSuchLink> {
         match self {
             Self::Tofu(network) => network.wires().set_faults(plan),
@@ -81,7 +81,7 @@ impl AnyNetwork {
         }
     }
 
-    /// The faults there are, and how often they happened since they were set.
+    /// The current faults, and how often they happened since they were set.
     pub fn faults(&self) -> Option<(FaultPlan, FaultCounters)> {
         match self {
             Self::Tofu(network) => network.wires().faults(),
@@ -89,7 +89,7 @@ impl AnyNetwork {
         }
     }
 
-    /// Records from now on what goes through a node, at interfaces that it has.
+    /// Records the packets of a node from now on, at interfaces that it has.
     pub fn capture(&self, config: CaptureConfig) -> Capture {
         match self {
             Self::Tofu(network) => network.capture(config),
@@ -97,8 +97,8 @@ impl AnyNetwork {
         }
     }
 
-    /// What happens to all commands from now on; none if the machine has gone or is of TNW, which
-    /// has no such commands.
+    /// Traces all commands from now on; `None` if the machine has gone or is of TNW, which has no
+    /// such commands.
     pub(crate) fn trace(&self) -> Option<Trace> {
         match self {
             Self::Tofu(network) => network.trace(),
@@ -106,7 +106,7 @@ impl AnyNetwork {
         }
     }
 
-    /// Has `tell` told when a modelled link has failed; those of TNW never do.
+    /// Calls `tell` when a modelled link has failed; those of TNW never do.
     pub(crate) fn on_link_failure(&self, tell: impl Fn(NodeId, Port) + Send + Sync + 'static) {
         match self {
             Self::Tofu(network) => network.on_link_failure(tell),

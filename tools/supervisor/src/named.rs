@@ -1,4 +1,4 @@
-//! What a machine has that others can ask for.
+//! The parts of a machine that other processes can use.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -14,21 +14,21 @@ use crate::plan::Plan;
 use crate::registry::Registry;
 use crate::server::{self, Metrics};
 
-/// The name of a machine: its run directory, and what looks after that.
+/// The name of a machine: its run directory, and the janitor of that.
 pub struct Named {
     // In this order: the janitor removes the directory as long as its name is taken.
     /// Tidies up after the machine.
     pub janitor: Janitor,
     /// The run directory.
     pub dir: RunDir,
-    /// What joins the machine to the host.
+    /// Joins the machine to the host.
     pub gateway: Option<GatewaySetup>,
-    /// Where metrics are served. Bound before the process gives up to bind ports.
+    /// Where metrics are served. Bound before the process gives up the right to bind ports.
     metrics: Option<Metrics>,
 }
 
 impl Named {
-    /// Takes the name that the options say, and what the gateway needs of the host.
+    /// Takes the name from the options, and makes what the gateway needs on the host.
     ///
     /// # Errors
     ///
@@ -50,7 +50,7 @@ impl Named {
         self.serve_part(plan, events, None)
     }
 
-    /// The same of a part of a machine, whose others are these.
+    /// The same for a part of a machine, with these other parts.
     ///
     /// # Errors
     ///

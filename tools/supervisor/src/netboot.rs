@@ -1,7 +1,7 @@
-//! Network boot: nodes get what they run from a boot server in this process, over the torus.
+//! Network boot: nodes fetch their programs from a boot server in this process, over the torus.
 //!
-//! A node that boots so starts with our firmware alone (`tofu-boot`, see tools/guests). The server
-//! is an I/O node of its own; its protocol is implemented in `tofu_netboot`.
+//! A node that boots in this way starts with only our firmware (`tofu-boot`, see tools/guests). The
+//! server is an I/O node of its own; its protocol is implemented in `tofu_netboot`.
 
 mod tenant;
 
@@ -59,7 +59,7 @@ pub struct LinuxFiles<'a> {
     pub command_lines: HashMap<NodeId, String>,
 }
 
-/// Starts the boot server of a plan, for the nodes of all parts; `None` if no node wants one, or
+/// Starts the boot server of a plan, for the nodes of all parts; `None` if no node needs one, or
 /// another part has it.
 ///
 /// # Errors
@@ -126,7 +126,7 @@ pub fn start(
     Ok(Some(prepared.start(vec![Box::new(tenant)], move || first())?))
 }
 
-/// A number for the files of this run of the server, which those of another one most likely do not
+/// A number for the files of this run of the server, which those of another run are unlikely to
 /// have.
 fn generation() -> u32 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);

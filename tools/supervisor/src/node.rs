@@ -1,5 +1,4 @@
-//! The seam to nodes that this crate does not run itself: those with Linux, of
-//! `tofu-linux-nodes`.
+//! The seam to nodes that this crate does not run itself: those with Linux, in `tofu-linux-nodes`.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -16,7 +15,7 @@ use crate::machine::AnyMachine;
 use crate::netboot::LinuxFiles;
 use crate::plan::Plan;
 
-/// A node whose guest has an agent, by which programs are run there, and a console.
+/// A node whose guest has an agent, through which programs are run there, and a console.
 pub trait AgentNode: Send + Sync {
     /// Its number in the machine.
     fn id(&self) -> NodeId;
@@ -51,7 +50,7 @@ pub trait AgentNode: Send + Sync {
     /// If the node has not been ready yet: the start of its machine waits for that.
     fn power_off(&self, why: &'static str) -> anyhow::Result<()>;
 
-    /// Stops the virtual machine's processors, or lets them go on.
+    /// Stops the virtual machine's processors, or lets them continue.
     ///
     /// # Errors
     ///
@@ -75,13 +74,12 @@ pub struct NodeStatus {
     pub since: Duration,
 }
 
-/// What starts the nodes of a plan that have an agent.
+/// Starts the nodes of a plan that have an agent.
 pub trait LinuxBackend: Sync {
     /// What they boot over the torus.
     fn boot_files(&self, plan: &Plan) -> LinuxFiles<'_>;
 
-    /// Starts them, registers them, and waits until all are ready. Dropping what is returned ends
-    /// them.
+    /// Starts them, registers them, and waits until all are ready. Dropping the result ends them.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Options of machines: what the command line says of one, whichever command it is.
+//! Options of machines: the common command-line options that describe one.
 
 use std::path::PathBuf;
 

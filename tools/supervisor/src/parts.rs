@@ -24,7 +24,7 @@ use crate::plan::Plan;
 use crate::units::PartOf;
 
 /// Takes the address of a part. `dir` is the folder of `tofu hosts init`, `machine` a name that all
-/// parts have to give, and `same` what they have in common besides ([`in_common`]).
+/// parts must give, and `same` the other settings that they have in common ([`in_common`]).
 ///
 /// # Errors
 ///
@@ -38,9 +38,10 @@ pub fn join(
     Joining::new(dir, Hello::new(machine, (own.part.0, own.of), same))
 }
 
-/// What has to be the same for all parts of a machine: names and values. `plan` is not cut yet.
+/// Settings that must be the same for all parts of a machine: names and values. `plan` is not cut
+/// yet.
 pub fn in_common(plan: &Plan) -> Vec<(String, String)> {
-    // What guests are told has to be the same everywhere.
+    // Guests' command lines must be the same everywhere.
     let shape = command_line::machine(plan, "");
     let shape = shape.strip_prefix("shape=").unwrap_or(&shape);
     let mut files = HashMap::new();
@@ -65,7 +66,8 @@ pub fn in_common(plan: &Plan) -> Vec<(String, String)> {
     .into()
 }
 
-/// What all nodes have, or what there is, and a fingerprint of which has which.
+/// The value that all nodes have, or all different values, with a fingerprint of which node has
+/// which.
 fn of_all(values: impl Iterator<Item = String>) -> String {
     let values: Vec<_> = values.collect();
     let mut kinds = values.clone();
@@ -88,7 +90,7 @@ fn fingerprint(bytes: &[u8]) -> String {
 pub struct Others {
     mesh: Arc<Mesh>,
     left: Arc<AtomicBool>,
-    /// For whoever serves what other parts ask, and that.
+    /// For the thread that serves requests of other parts, and its receiver.
     visits: Sender<Visit>,
     visitors: Arc<Mutex<Option<Receiver<Visit>>>>,
 }
@@ -120,7 +122,7 @@ impl Others {
         self.mesh.open(part)
     }
 
-    /// Those who come with questions from other parts, once.
+    /// The requests from other parts; can be taken once.
     pub(crate) fn visitors(&self) -> Option<Receiver<Visit>> {
         lock(&self.visitors).take()
     }
@@ -130,7 +132,7 @@ impl Others {
         self.mesh.tell(PartStatus::Down);
     }
 
-    /// Lets packets go to and from them, before there are nodes here.
+    /// Connects the network to them, before there are nodes here.
     pub(crate) fn connect(
         &self,
         machine: &Machine,
@@ -166,12 +168,11 @@ impl Others {
     }
 }
 
-/// What is done with what other parts send.
+/// Handles the messages of other parts.
 struct Inbox {
     network: Network,
     events: Sender<Event>,
-    /// Parts that have said that they have ended. What they say again is of no interest, however
-    /// often they do.
+    /// Parts that have reported their end. Repeated reports are ignored.
     ended: Mutex<HashSet<PartId>>,
     /// Parts that are not there.
     gone: Mutex<HashSet<PartId>>,
@@ -185,7 +186,7 @@ struct Inbox {
 impl Inbox {
     fn tell(&self, event: Event) {
         if !self.left.load(SeqCst) {
-            // Nobody listens any more once the run is over.
+            // The receiver is gone once the run is over.
             let _ = self.events.send(event);
         }
     }
@@ -229,7 +230,7 @@ impl Receive for Inbox {
     }
 
     fn visit(&self, _from: PartId, visit: Visit) {
-        // If nobody serves them it is closed.
+        // If visits are not served, this one is closed.
         let _ = lock(&self.visits).send(visit);
     }
 }

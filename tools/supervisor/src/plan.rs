@@ -25,7 +25,7 @@ use crate::units::{
     IpNumber, LinkMode, MemorySize, MetricsAddress, Mtu, PartOf, Timeout,
 };
 
-/// The guest program that runs if nothing else is asked for.
+/// The guest program that runs by default.
 const DEFAULT_GUEST: &str = "allpairs";
 /// The same for machines of TNW.
 const DEFAULT_TNW_GUEST: &str = "tnw-allpairs";
@@ -33,16 +33,16 @@ const DEFAULT_TNW_GUEST: &str = "tnw-allpairs";
 /// The network of a machine: what `topo` draws and `up` builds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
-    /// Lengths of the axes and which wrap round.
+    /// Lengths of the axes and which wrap around.
     pub shape: Shape,
     /// Links that start down, each named from one of its ends; the other
     /// direction is down as well.
     pub links_down: Vec<(Coords, Port)>,
-    /// Which part of it is in this process; `None` if all of it is.
+    /// The part of it that is in this process; `None` if all of it is.
     pub part: Option<PartOf>,
 }
 
-/// A machine, checked: nothing in it is left to be refused but by the host.
+/// A machine, checked: only the host can still refuse something in it.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The fabric.
@@ -61,9 +61,9 @@ pub struct Plan {
     pub metrics: Option<MetricsAddress>,
     /// The image of Linux nodes, if one is named.
     pub image: Option<ImageName>,
-    /// Who has the device in Linux nodes.
+    /// Which driver has the device in Linux nodes.
     pub driver: Driver,
-    /// Which processor nodes for arm64 have.
+    /// The processor of nodes for arm64.
     pub cpu: ArmCpu,
     /// The boot server, if nodes boot over the torus.
     pub boot_server: Option<ServerPlan>,
@@ -79,11 +79,11 @@ pub struct Plan {
     pub captures: Vec<ToFile>,
     /// All nodes in the order of their numbers. Those of other parts are like stubs.
     pub nodes: Vec<NodePlan>,
-    /// What nodes have that are in other parts.
+    /// The roles of nodes in other parts.
     pub elsewhere: Vec<(NodeId, Role)>,
 }
 
-/// What goes for IP over Tofu on all nodes of a [`Plan`].
+/// The settings of IP over Tofu on all nodes of a [`Plan`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IpPlan {
     /// Part of addresses.
@@ -106,7 +106,7 @@ pub struct NodePlan {
 /// What is at a node's device.
 #[derive(Clone, Debug)]
 pub enum Role {
-    /// Nothing: the device forwards packets and has no guest.
+    /// No guest: the device only forwards packets.
     Stub,
     /// A small guest without an operating system, under our own monitor.
     Bare(VmPlan),
@@ -117,7 +117,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// Whether what it runs comes over the torus.
+    /// Whether its program comes over the torus.
     fn is_netbooted(&self) -> bool {
         match self {
             Self::Stub | Self::Gateway => false,
@@ -126,7 +126,7 @@ impl Role {
         }
     }
 
-    /// What the processors of a Linux guest are.
+    /// The processors of a Linux guest.
     fn arch(&self) -> Option<Arch> {
         match self {
             Self::Linux(linux) => Some(linux.arch),
@@ -158,7 +158,7 @@ pub struct ServerPlan {
 }
 
 impl ServerPlan {
-    /// At this node, and as the options say.
+    /// A server at this node, with these options.
     pub fn new(at: NodeId, args: &BootArgs) -> Self {
         let patience = args.boot_patience.map_or(DEFAULT_PATIENCE_MS, |patience| {
             u64::try_from(patience.0.as_millis()).unwrap_or(u64::MAX)
@@ -180,7 +180,7 @@ pub struct LinuxPlan {
     pub cpus: Cpus,
     /// Arguments of the program.
     pub(crate) args: String,
-    /// What the user wants on the kernel's command line.
+    /// The user's additions to the kernel's command line.
     pub append: String,
     /// Where the kernel comes from.
     pub boot: BootFrom,
@@ -195,7 +195,7 @@ pub struct VmPlan {
     pub guest: Guest,
     /// Guest memory.
     pub memory: MemorySize,
-    /// What the user wants on the command line; the machine adds its own part.
+    /// The user's part of the command line; the machine adds its own part.
     pub args: String,
     /// Where the program comes from.
     pub boot: BootFrom,
@@ -269,14 +269,14 @@ pub enum PlanError {
 }
 
 impl Network {
-    /// The network of a machine file, or that of an empty one, with the command
-    /// line's say on top.
+    /// The network of a machine file, or of an empty one, with the settings of the command line on
+    /// top.
     pub fn new(args: &ShapeArgs) -> Result<(Self, MachineFile), PlanError> {
         Self::new_or(args, None, shape_of)
     }
 
-    /// The same; the kind of device may be given, too, and what says the shape of a machine of
-    /// which none is given.
+    /// The same; the kind of device may be given, too, and a function for the shape if none is
+    /// given.
     pub fn new_or(
         args: &ShapeArgs,
         interconnect: Option<Interconnect>,
@@ -334,8 +334,8 @@ impl Network {
 }
 
 impl Plan {
-    /// Builds the plan for `tofu up`. The command line wins over the file's
-    /// machine-wide settings, a `[[node]]` of the file over both.
+    /// Builds the plan for `tofu up`. The command line overrides the file's machine-wide settings;
+    /// a `[[node]]` of the file overrides both.
     pub fn new(args: &MachineArgs) -> Result<Self, PlanError> {
         let default = |interconnect| default_shape(args, interconnect);
         let (network, file) = Network::new_or(&args.shape, args.generation, default)?;
@@ -438,7 +438,7 @@ impl Plan {
             if let Some((_, what)) = lacks.into_iter().find(|(asked, _)| *asked) {
                 return Err(PlanError::Tnw(what));
             }
-            // Nor has an image with that driver anything for its nodes.
+            // Nor does an image with that driver offer anything to its nodes.
             driver = Driver::Vfio;
         }
         let cpu = args.linux.cpu.or(file.cpu);
@@ -458,7 +458,7 @@ impl Plan {
             return Err(PlanError::Cpu);
         }
         let faults = faults(args.faults.or(file.faults), &file.links);
-        // What is behind a gateway is used by people, who take their time.
+        // Nodes behind a gateway are used by people, who take their time.
         let timeout = if gateway.is_some() { Timeout::LONGEST } else { Timeout::DEFAULT };
         let boot_server = match nodes.iter().any(|node: &NodePlan| node.role.is_netbooted()) {
             false => None,
@@ -489,11 +489,12 @@ impl Plan {
         })
     }
 
-    /// The plan of a part of this machine, whose other parts other processes have.
+    /// The plan of a part of this machine; other processes have the other parts.
     ///
     /// # Errors
     ///
-    /// If it cannot be cut into so many parts, or has what machines in parts cannot have.
+    /// If it cannot be cut into this many parts, or has something that machines in parts cannot
+    /// have.
     pub fn cut(mut self, own: PartOf) -> Result<Self, PlanError> {
         let parts = Parts::new(self.network.shape, own.of)?;
         let lacks = [
@@ -539,7 +540,7 @@ impl Plan {
         })
     }
 
-    /// What the processors of Linux guests are, each kind once.
+    /// The processors of Linux guests, each kind once.
     pub fn archs(&self) -> Vec<Arch> {
         let has = |arch: &Arch| self.linux().any(|(_, linux)| linux.arch == *arch);
         Arch::ALL.into_iter().filter(has).collect()
@@ -590,7 +591,7 @@ impl Plan {
         self.roles().filter_map(|(id, role)| role.vm().map(|_| id))
     }
 
-    /// How many virtual machines there are in all parts of the machine, but at I/O nodes.
+    /// How many virtual machines there are in all parts of the machine, except at I/O nodes.
     pub(crate) fn compute_vms(&self) -> usize {
         let shape = &self.network.shape;
         let counts = |id: NodeId| !shape.is_io_node(self.coords(id));
@@ -607,7 +608,7 @@ impl Plan {
         self.roles().filter_map(|(id, role)| Some((id, role.vm()?.1?)))
     }
 
-    /// How many nodes get what they run from the boot server.
+    /// How many nodes fetch their programs from the boot server.
     pub fn netbooted(&self) -> usize {
         self.nodes.iter().filter(|node| node.role.is_netbooted()).count()
     }
@@ -635,7 +636,8 @@ impl Plan {
     }
 }
 
-/// The shape with I/O nodes as the command line and the file say, and otherwise as its name does.
+/// The shape with I/O nodes according to the command line and the file, or else according to its
+/// name.
 fn with_io_nodes(shape: Shape, args: &ShapeArgs, file: &MachineFile) -> Result<Shape, PlanError> {
     let (asked, file) = match &file.io_nodes {
         _ if args.io_nodes => (true, None),
@@ -684,7 +686,7 @@ fn captures(asked: &[String], shape: &Shape) -> Result<Vec<ToFile>, PlanError> {
     asked.iter().map(capture).collect()
 }
 
-/// The machine of small guests if none is described.
+/// The shape of a machine of small guests if none is given.
 pub fn shape_of(interconnect: Interconnect) -> Shape {
     match interconnect {
         Interconnect::Tofu(_) => Shape::UNIT,
@@ -702,7 +704,7 @@ fn default_shape(args: &MachineArgs, interconnect: Interconnect) -> Shape {
     }
 }
 
-/// Makes a node the boot server's: the one that is asked for, else the last I/O node without a VM,
+/// Makes a node the boot server's: the requested one, else the last I/O node without a VM,
 /// else the last node without one, else the last one.
 fn make_room(
     nodes: &mut [NodePlan],
@@ -730,17 +732,17 @@ fn make_room(
     Ok(NodeId(at as u32))
 }
 
-/// The machine of TNW if none is described.
+/// The shape of a machine of TNW if none is given.
 fn cube() -> Shape {
     Shape::new([2, 2, 2, 1, 1, 1]).unwrap_or(Shape::UNIT)
 }
 
-/// The machine of Linux nodes if none is described: two, next to each other.
+/// The shape of a machine of Linux nodes if none is given: two neighbouring nodes.
 fn pair() -> Shape {
     Shape::new([2, 1, 1, 1, 1, 1]).unwrap_or(Shape::UNIT)
 }
 
-/// Makes roles of settings; each guest program is loaded once.
+/// Makes roles from settings; each guest program is loaded once.
 struct Roles<'a> {
     machine: &'a Settings,
     default_guest: &'static str,
@@ -867,7 +869,7 @@ mod tests {
             let message = case.error(args);
             assert_eq!(message, format!("a machine of TNW cannot have {what}"));
         }
-        // Linux nodes are two, here, too, and have no image with the kernel driver.
+        // There are two Linux nodes here, too, and they have no image with the kernel driver.
         let plan = Case::new("generation = \"tnw\"").plan(&["--linux"]).unwrap();
         assert_eq!((plan.network.shape, plan.linux().count()), (pair(), 2));
         assert_eq!(plan.driver, Driver::Vfio);
@@ -944,7 +946,7 @@ mod tests {
         let case = Case::new("guest = \"one.elf\"");
         let server = |plan: &Plan| plan.boot_server.map(|server| plan.coords(server.at));
         assert_eq!(server(&case.plan(&[]).unwrap()), None);
-        // The last node gives way if there is no other one.
+        // The last node gives way if there is no other place.
         let plan = case.plan(&["--boot", "tofu"]).unwrap();
         assert_eq!(server(&plan), Some(Coords::new(0, 0, 0, 1, 2, 1)));
         assert_eq!((plan.vms().count(), plan.netbooted()), (11, 11));

@@ -1,4 +1,4 @@
-//! Guest programs on Linux nodes, by way of their agents.
+//! Guest programs on Linux nodes, through their agents.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -18,7 +18,7 @@ const FOLDER: &str = "/tmp";
 /// A line of a guest is cut here, in bytes.
 const MAX_LINE: usize = 4096;
 
-/// Runs a program to its end, with `input` on its standard input; `output` gets what it writes.
+/// Runs a program to its end, with `input` on its standard input; `output` gets its output.
 ///
 /// # Errors
 ///
@@ -54,7 +54,7 @@ pub fn run(
     }
 }
 
-/// Runs a program, and wants it to succeed.
+/// Runs a program, which must succeed.
 pub(crate) fn must_run(agent: &Arc<Agent>, exec: Exec, input: &[u8]) -> anyhow::Result<()> {
     let name = exec.args.join(" ");
     let mut errors = Vec::new();
@@ -105,7 +105,7 @@ pub fn start(
     Ok(())
 }
 
-/// Brings a program into a guest; returns where it is there.
+/// Copies a program into a guest; returns its path there.
 pub fn put(node: &dyn AgentNode, guest: &Guest) -> anyhow::Result<String> {
     let name = format!("guest-{}", guest.name);
     let mut archive = Vec::new();

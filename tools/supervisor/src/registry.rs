@@ -1,4 +1,4 @@
-//! The state of a machine that other threads than the one that runs it can read.
+//! The state of a machine that threads other than the one that runs it can read.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -29,8 +29,8 @@ use crate::served::Served;
 use crate::settings::Settings;
 use crate::units::PartOf;
 
-/// What is known about a machine outside of the thread that runs it: by those who serve `tofu ps`
-/// and the like.
+/// The knowledge about a machine outside of the thread that runs it, for the threads that serve
+/// `tofu ps` and the like.
 pub struct Registry {
     pub(crate) network: Network,
     pub(crate) started: Instant,
@@ -39,7 +39,7 @@ pub struct Registry {
     built: OnceLock<Built>,
     /// Nodes without Linux.
     others: Mutex<HashMap<NodeId, OtherNode>>,
-    /// Devices that are served to whoever attaches.
+    /// Devices that are served to clients.
     served: Mutex<HashMap<NodeId, Vec<Arc<Server>>>>,
     /// The virtual machines of small guests.
     holders: Mutex<HashMap<NodeId, Holder>>,
@@ -49,7 +49,7 @@ pub struct Registry {
     guests: OnceLock<Weak<dyn SmallGuests>>,
     /// Who has which nodes.
     pub(crate) jobs: Jobs,
-    /// Those who want to know what happens.
+    /// The followers of events.
     followers: Mutex<Vec<SyncSender<EventInfo>>>,
     /// Held by each of them.
     following: Arc<()>,
@@ -62,7 +62,7 @@ pub struct Registry {
     settings: Mutex<Settings>,
 }
 
-/// What a machine in parts is besides this part.
+/// The rest of a machine in parts.
 pub(crate) struct Rest {
     pub(crate) own: PartId,
     pub(crate) parts: Parts,
@@ -100,7 +100,7 @@ pub(crate) trait SmallGuests: Send + Sync {
 
 /// How long those who follow may take to hear of the end.
 const LAST_WORD: Duration = Duration::from_millis(500);
-/// Events that a follower may be behind.
+/// Events by which a follower may lag behind.
 const FOLLOWERS_QUEUE: usize = 1 << 14;
 
 /// A machine that has been built.
@@ -110,7 +110,7 @@ struct Built {
 }
 
 impl Registry {
-    /// Of a machine that is not built yet; `events` are its own.
+    /// The registry of a machine that is not built yet; `events` are its own.
     pub fn new(network: &Network, events: Sender<Event>) -> Self {
         Self {
             network: network.clone(),
@@ -133,11 +133,11 @@ impl Registry {
         }
     }
 
-    /// The same of a part of a machine, which asks the others.
+    /// The same for a part of a machine, which asks the others.
     ///
     /// # Errors
     ///
-    /// If the machine is in no parts.
+    /// If the machine is not in parts.
     pub fn with_others(
         self,
         others: Option<Others>,
@@ -155,12 +155,13 @@ impl Registry {
         self.rest.as_ref()
     }
 
-    /// What commands have set of the network.
+    /// The settings of the network that commands have changed.
     pub(crate) fn settings(&self) -> MutexGuard<'_, Settings> {
         lock(&self.settings)
     }
 
-    /// Tells a part that has come back what commands have set. It answers when it has a moment.
+    /// Sends a part that has come back the settings that commands have changed. The part answers in
+    /// its own time.
     fn tell(&self, part: PartId) {
         let Some(rest) = &self.rest else { return };
         let (others, settings) = (rest.others.clone(), self.settings().clone());
@@ -174,7 +175,7 @@ impl Registry {
         }
     }
 
-    /// The same of a machine in which a node fails, as by `tofu node down`, when its guest crashes
+    /// The same for a machine in which a node fails, as by `tofu node down`, when its guest crashes
     /// or its virtual machine dies, and works again when a Linux guest is ready again.
     #[must_use]
     pub fn fail_with_guest(self, on: bool) -> Self {
@@ -191,11 +192,11 @@ impl Registry {
         shape.coords(id).with_context(|| format!("the machine {shape} has no node {id}"))
     }
 
-    /// The device of a node; none where none is.
+    /// The device of a node; `None` if there is none.
     ///
     /// # Errors
     ///
-    /// One line for the user, if the machine is not there or has no such node.
+    /// One line for the user, if the machine does not exist or has no such node.
     pub(crate) fn device(&self, id: NodeId) -> anyhow::Result<Option<AnyNode>> {
         let machine = self.running().context("the machine has not started yet")?;
         self.place(id)?;
@@ -205,12 +206,12 @@ impl Registry {
         })
     }
 
-    /// The machine's gateway, if it has one that works.
+    /// The machine's gateway, if it has a running one.
     pub(crate) fn gateway(&self) -> Option<&Connector> {
         Some(&self.built.get()?.gateway.as_ref()?.connector)
     }
 
-    /// What the gateway's link counts, if it is at this place.
+    /// The counters of the gateway's link, if it is at this place.
     pub(crate) fn gateway_link(&self, at: Coords) -> Option<&LinkStats> {
         let gateway = self.built.get()?.gateway.as_ref()?;
         (gateway.at == at).then_some(&gateway.stats)
@@ -226,11 +227,11 @@ impl Registry {
         self.built.get().map(|built| &built.network)
     }
 
-    /// Tells of the machine that was built, by its network, and of its gateway.
+    /// Registers the machine that was built, by its network, and its gateway.
     ///
     /// # Errors
     ///
-    /// If there is one already.
+    /// If one is registered already.
     pub fn built(
         self: &Arc<Self>,
         network: AnyNetwork,
@@ -249,11 +250,11 @@ impl Registry {
         Ok(())
     }
 
-    /// Tells of the Linux nodes, which are about to start.
+    /// Registers the Linux nodes, which are about to start.
     ///
     /// # Errors
     ///
-    /// If there are some already.
+    /// If some are registered already.
     pub fn with_linux(&self, nodes: Vec<Arc<dyn AgentNode>>) -> anyhow::Result<()> {
         if self.linux.set(nodes).is_err() {
             bail!("a machine can be started once only");
@@ -281,7 +282,7 @@ impl Registry {
         lock(&self.holders).insert(node, holder);
     }
 
-    /// Stops the processors of a node, or lets them go on. Its device works on.
+    /// Stops the processors of a node, or lets them continue. Its device keeps working.
     ///
     /// # Errors
     ///
@@ -341,7 +342,7 @@ impl Registry {
         lock(&self.held).contains(&node)
     }
 
-    /// A node has another virtual machine, whose processors nobody has stopped.
+    /// A node has another virtual machine, whose processors are not stopped.
     pub(crate) fn goes_on(&self, node: NodeId) {
         lock(&self.held).remove(&node);
     }
@@ -363,12 +364,12 @@ impl Registry {
         self.others().into_iter().find(|(id, _)| *id == node).map(|(_, other)| other)
     }
 
-    /// Tells what a node without Linux is doing now.
+    /// Records the state of a node without Linux.
     pub(crate) fn note(&self, node: NodeId, kind: NodeKind, state: &'static str) {
         lock(&self.others).insert(node, OtherNode { kind, state, since: Instant::now() });
     }
 
-    /// Tells of a device that is served to whoever attaches, of which several may.
+    /// Registers a device that is served to clients, of which there may be several.
     pub fn with_served(self: &Arc<Self>, node: NodeId, served: &[Served]) {
         let servers: Vec<_> = served.iter().map(|served| Arc::clone(served.server())).collect();
         for server in &servers {
@@ -383,7 +384,7 @@ impl Registry {
         lock(&self.served).insert(node, servers);
     }
 
-    /// What happens from now on. The second is to be dropped when the last event has been passed
+    /// The events from now on. The second value must be dropped when the last event has been passed
     /// on.
     pub(crate) fn follow(&self) -> (Receiver<EventInfo>, Arc<()>) {
         let (sender, events) = mpsc::sync_channel(FOLLOWERS_QUEUE);
@@ -391,7 +392,7 @@ impl Registry {
         (events, Arc::clone(&self.following))
     }
 
-    /// Lets those who follow tell of the end before this process ends.
+    /// Lets followers report the end before this process ends.
     fn wait_for_followers(&self) {
         let until = Instant::now() + LAST_WORD;
         while Arc::strong_count(&self.following) > 1 && Instant::now() < until {
@@ -399,14 +400,14 @@ impl Registry {
         }
     }
 
-    /// Tells those who follow of a job that has come, taken nodes or ended.
+    /// Tells followers of a job that has come, taken nodes or ended.
     pub(crate) fn publish_job(&self, job: JobInfo) {
         let JobInfo { job, command, state, nodes, .. } = job;
         self.publish(None, EventKind::Job { job, state, command, nodes });
     }
 
-    /// Tells those who follow what has happened. One who is too far behind is dropped. Jobs that
-    /// wait for nodes look whether there are some now.
+    /// Sends an event to followers. One that is too far behind is dropped. Jobs that wait for nodes
+    /// check whether there are some now.
     pub(crate) fn publish(&self, node: Option<NodeId>, what: EventKind) {
         if !matches!(what, EventKind::Line { .. }) {
             self.jobs.wake();
@@ -424,7 +425,7 @@ impl Registry {
         followers.retain(|follower| follower.try_send(event.clone()).is_ok());
     }
 
-    /// Tells those who follow of an event of the machine.
+    /// Tells followers of an event of the machine.
     pub fn heard(&self, event: &Event) {
         let (node, what) = match event {
             Event::Booted(node) | Event::Rebooted(node) => {

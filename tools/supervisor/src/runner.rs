@@ -30,26 +30,26 @@ use crate::registry::{Registry, SmallGuests};
 use crate::units::{Doorbell, Engines, Interconnect, PartOf};
 use crate::{netboot, programs};
 
-/// A machine that runs. Dropping it stops it, joins its threads and frees
+/// A running machine. Dropping it stops it, joins its threads and frees
 /// everything.
 pub trait Running: Send {
     /// The registers of a node's vCPU in one line, for a report about a guest that
     /// hangs. `None` if it has none or does not answer.
     fn registers(&self, node: NodeId) -> Option<String>;
 
-    /// Where in its program a node's small guest is now, the innermost function first. Empty if
-    /// that cannot be told.
+    /// The call stack of a node's small guest now, the innermost function first. Empty if it is not
+    /// known.
     fn frames(&self, _: NodeId) -> Vec<Frame> {
         Vec::new()
     }
 
-    /// Memory of the guests that this process really has, in KiB, if that is known.
+    /// Resident memory of the guests, in KiB, if that is known.
     fn guest_resident_kib(&self) -> Option<u64> {
         None
     }
 
-    /// All guests here have ended, or are about to be stopped, and so many of them have failed:
-    /// other parts of the machine are told.
+    /// To be called when all guests here have ended or are about to be stopped, with the number of
+    /// those that have failed: other parts of the machine are told.
     fn ended(&self, _failed: u32) {}
 
     /// Ends all guests that still run and waits for them, for a bounded time. Their
@@ -57,7 +57,7 @@ pub trait Running: Send {
     fn stop(&mut self);
 }
 
-/// What can start machines; tests have one of their own.
+/// Starts machines; tests have a backend of their own.
 pub trait Backend {
     /// Starts all VMs of `plan` and returns while they run. `events` may be cloned
     /// and used from any thread.
@@ -67,18 +67,18 @@ pub trait Backend {
     /// fix it. Nothing runs then.
     fn start(&self, plan: &Plan, events: Sender<Event>) -> anyhow::Result<Box<dyn Running>>;
 
-    /// Something has happened to the machine, for those who follow it from outside.
+    /// To be called with each event of the machine, for outside followers.
     fn heard(&self, _event: &Event) {}
 
-    /// Makes a [`Backend::start`] under way return soon, with an error, if it takes long.
+    /// Makes a running [`Backend::start`] return soon, with an error, if it takes long.
     fn cancel(&self) {}
 }
 
 /// Machines in this process: VMs of our own VMM around the devices of a [`Machine`].
 pub struct Machines {
-    /// What starts the plan's Linux nodes.
+    /// Starts the plan's Linux nodes.
     pub linux: Option<Box<dyn LinuxBackend>>,
-    /// Where its state is kept for `tofu ps` and the like, if anywhere.
+    /// Keeps its state for `tofu ps` and the like, if present.
     pub registry: Option<Arc<Registry>>,
     /// What joins it to the host.
     pub gateway: Option<GatewaySetup>,
@@ -89,7 +89,7 @@ pub struct Machines {
 }
 
 impl Machines {
-    /// Machines of small guests only, which nobody asks about.
+    /// Machines of small guests only, without a registry.
     pub fn bare(confinement: Confinement) -> Self {
         Self { linux: None, registry: None, gateway: None, others: None, confinement }
     }
@@ -99,7 +99,7 @@ impl Machines {
 /// busy they are, and a cable that loses packets sends them again for a while.
 const PARTS_TIMEOUT_NS: u64 = 10_000_000_000;
 
-/// A machine without nodes whose engines run, with the links down that are to be.
+/// A machine without nodes whose engines run, with the plan's links down.
 pub fn machine(
     network: &Network,
     (generation, links): (Generation, Links),
@@ -137,7 +137,7 @@ fn torus(
     Ok(torus)
 }
 
-/// The same of whichever devices. Links of TNW are direct, and it has one engine.
+/// The same for any kind of devices. Links of TNW are direct, and it has one engine.
 ///
 /// # Errors
 ///
@@ -210,7 +210,7 @@ impl Backend for Machines {
                 registry.note(id, NodeKind::Gateway, "gateway");
             });
         }
-        // They may tell this part at once what commands have set.
+        // They may at once send this part the settings that commands have changed.
         if let (Some(others), Some(machine)) = (&self.others, running.machine.tofu()) {
             others.connect(machine, &events, confinement)?;
         }
@@ -219,7 +219,7 @@ impl Backend for Machines {
             running.boot_server =
                 netboot::start(machine, plan, files.as_ref(), &events, &self.confinement)?;
         }
-        // First, as they take their time, and small guests would wait for them until they time out.
+        // First, because they take long, and small guests would wait for them until they time out.
         if let Some(host) = &self.linux {
             running.linux = Some(host.start(&running.machine, plan, &events)?);
         }
@@ -265,12 +265,12 @@ fn captures(machine: &AnyMachine, plan: &Plan) -> anyhow::Result<Vec<FileCapture
     plan.captures.iter().map(start).collect()
 }
 
-/// Engines of a machine unless the user says otherwise: more of them than this fight over the
-/// same nodes rather than share the work.
+/// Engines of a machine unless the user says otherwise: more than this would compete for the same
+/// nodes rather than share the work.
 const MOST_ENGINES: usize = 4;
 
 /// Polled doorbells are faster as long as every guest and every engine has a core of its own;
-/// otherwise whoever polls takes time from those who have work.
+/// otherwise polling takes time from threads that have work.
 pub fn doorbells(doorbell: Doorbell, guests: usize, cores: usize, engines: usize) -> Doorbells {
     match doorbell {
         Doorbell::Trapped => Doorbells::Trapped,
@@ -329,7 +329,7 @@ impl Running for Local {
     }
 }
 
-/// Resident memory of the mappings in which one of `starts` is, from a text like that of
+/// Resident memory of the mappings that contain one of `starts`, from a text like that of
 /// /proc/self/smaps. The host merges neighbouring mappings of guest memory into one.
 fn resident_kib(smaps: &str, starts: &BTreeSet<u64>) -> Option<u64> {
     let (mut sum, mut counts) = (0, false);

@@ -42,7 +42,7 @@ impl Served {
         let door = socket.listener().context("no descriptors left")?;
         let mut served = Self::on(machine, at, listener, backing, confinement)?;
         served.socket = Some(socket);
-        // Whoever starts these clients is not us, and may start two.
+        // We do not start these clients, so there may be two of them.
         let (server, first) = (Arc::clone(&served.server), confinement.hook(Role::VfioUser));
         let run = move || {
             first();
@@ -74,7 +74,7 @@ impl Served {
         servers.into_iter().zip(listeners).map(start).collect()
     }
 
-    /// Adds a device at `at` and serves whoever connects to `listener`.
+    /// Adds a device at `at` and serves clients that connect to `listener`.
     ///
     /// # Errors
     ///
@@ -130,7 +130,7 @@ fn pages(machine: &Machine) -> anyhow::Result<Option<ClientPages>> {
     })
 }
 
-/// Windows that a client maps, if the machine looks at them.
+/// Windows that a client maps, if the machine polls them.
 fn windows(torus: &Torus) -> anyhow::Result<Option<ClientWindows>> {
     Ok(match torus.doorbells() {
         Doorbells::Trapped => None,

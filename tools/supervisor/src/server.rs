@@ -1,6 +1,6 @@
 //! The control socket of a machine: serves `tofu ps`, `exec`, `cp`, `run`, `console`, `down`.
 //!
-//! Lines of JSON, as docs/src/reference/control.md has it.
+//! Lines of JSON, as docs/src/reference/control.md describes them.
 
 mod answers;
 mod capture;
@@ -48,14 +48,14 @@ pub use metrics::Metrics;
 /// Who asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asker {
-    /// A command on this host: for the whole machine.
+    /// A command on this host, which concerns the whole machine.
     Host,
-    /// Another part of the machine: for what is here.
+    /// Another part of the machine, which concerns this part.
     Part,
 }
 
-/// Serves the socket, from now on to the end of the process, and what other parts of the machine
-/// ask.
+/// Serves the socket, from now on to the end of the process, and the requests of other parts of the
+/// machine.
 pub fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {
     let cannot = || format!("cannot make the control socket {}", socket.display());
     let listener = UnixListener::bind(socket).with_context(cannot)?;
@@ -87,7 +87,7 @@ pub fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Serves what other parts ask, from now on.
+/// Serves the requests of other parts, from now on.
 fn serve_visitors(registry: &Arc<Registry>) -> anyhow::Result<()> {
     let Some(visits) = registry.rest().and_then(|rest| rest.others.visitors()) else {
         return Ok(());
@@ -115,7 +115,7 @@ fn serve_visitors(registry: &Arc<Registry>) -> anyhow::Result<()> {
 fn serve_client(mut client: UnixStream, registry: &Registry, asker: Asker) -> anyhow::Result<()> {
     let tofu = env!("CARGO_PKG_VERSION").to_owned();
     match say(&mut client, &Reply::Hello { protocol: VERSION, tofu }) {
-        // It only wanted to know whether somebody is here.
+        // It only checked whether the socket is served.
         Err(error) if is_gone(&error) => return Ok(()),
         said => said?,
     }
@@ -199,9 +199,9 @@ fn serve_client(mut client: UnixStream, registry: &Registry, asker: Asker) -> an
                 return jobs::serve(client, requests, registry, (&command, pid));
             }
             Request::Down => {
-                // First, as this process may end before it could be said.
+                // First, because this process may end before it could answer.
                 say(&mut client, &Reply::Done)?;
-                // If nobody listens any more the machine is going down already.
+                // If the receiver is gone, the machine is already going down.
                 let _ = registry.events.send(Event::Down);
                 continue;
             }
@@ -220,7 +220,7 @@ fn is_gone(error: &anyhow::Error) -> bool {
     matches!(kind, Some(ErrorKind::BrokenPipe | ErrorKind::ConnectionReset))
 }
 
-/// The gateway, and the place of a node that it is to reach.
+/// The gateway, and the place of a node that it must reach.
 fn way(registry: &Registry, node: u32) -> anyhow::Result<(&Connector, Coords)> {
     let gateway = gateway(registry)?;
     let at = registry.network.shape.coords(NodeId(node)).context("there is no such node")?;
@@ -243,11 +243,11 @@ fn datagrams(
 ) -> anyhow::Result<()> {
     let (gateway, at) = way(registry, node)?;
     gateway.datagrams(at, port, client.try_clone()?)?;
-    // Nothing comes the same way before the client has sent something.
+    // Nothing is sent this way before the client has sent something.
     say(client, &Reply::Done)
 }
 
-/// Passes on what a program and a command have to say to each other.
+/// Passes messages between a program and a command.
 fn serve_program(
     mut client: UnixStream,
     mut requests: LineReader<UnixStream>,
@@ -272,7 +272,7 @@ fn serve_program(
                     break Err(error);
                 }
             }
-            // The command has gone, with or without a word.
+            // The command has gone, with or without an error.
             _ => break Ok(()),
         }
     };
@@ -283,7 +283,7 @@ fn serve_program(
     result
 }
 
-/// How often a console looks whether its viewer is still there.
+/// How often a console checks whether its viewer is still there.
 const LOOK: Duration = Duration::from_millis(200);
 
 fn serve_console(

@@ -1,4 +1,4 @@
-//! What commands have set of a machine's network since it started.
+//! The settings of a machine's network that commands have changed since it started.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,8 +13,8 @@ use crate::parts::Others;
 /// Nodes of one request, at most: lines are short.
 const MOST_NODES: usize = 1000;
 
-/// Links, nodes and faults as commands have set them: each part of a machine keeps all of it, for
-/// those that come back, which start as the machine did. No larger than the machine.
+/// Links, nodes and faults as commands have set them: each part of a machine keeps all of them, for
+/// parts that come back, which start as the machine did. They are no larger than the machine.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
     /// By the lower one of their ends; whether they are up.
@@ -51,7 +51,7 @@ impl Settings {
         self.faults = Some(faults);
     }
 
-    /// Tells a part that has come back, and waits until it has done all of it.
+    /// Sends them to a part that has come back, and waits until it has applied all of them.
     ///
     /// # Errors
     ///
@@ -74,7 +74,7 @@ impl Settings {
         Ok(())
     }
 
-    /// What has to be asked of a part that knows nothing of it. Its guests run.
+    /// The requests for a part that knows none of it. Its guests run.
     fn requests(&self) -> Vec<Request> {
         let links = self.links.iter().map(|(&(node, port), &up)| Request::SetLink {
             node: node.0,
@@ -103,7 +103,7 @@ mod tests {
         let mut set = Settings::default();
         assert_eq!(set.requests(), []);
         set.set_link(&shape, at(2), Port::XPlus, false);
-        // The same link by its other end, and one that there is not.
+        // The same link by its other end, and one that does not exist.
         set.set_link(&shape, at(4), Port::XMinus, true);
         set.set_link(&shape, at(4), Port::YPlus, true);
         set.set_link(&shape, at(1), Port::A, false);

@@ -1,4 +1,5 @@
-//! Traces: commands put together from the steps that a machine tells, and which a user wants.
+//! Traces: commands assembled from the steps that a machine reports, and the selection that a user
+//! wants.
 
 mod assemble;
 mod select;

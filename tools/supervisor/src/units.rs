@@ -1,4 +1,4 @@
-//! Values that the machine file and the command line write alike.
+//! Values with the same notation in the machine file and on the command line.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -126,7 +126,7 @@ impl FromStr for MetricsAddress {
     }
 }
 
-/// Which part of a machine, and how many there are: `0/2`.
+/// The number of a part of a machine, and the number of parts: `0/2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartOf {
     /// The part, from 0.

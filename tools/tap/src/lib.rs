@@ -1,4 +1,4 @@
-//! TAP interfaces: how one is opened, and the structure in which the kernel is asked about one.
+//! TAP interfaces: opening them, and the structure for requests to the kernel about one.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -7,12 +7,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use libc::{c_char, c_int, c_short, ifreq};
 use rustix::ioctl::{Opcode, Setter, ioctl};
 
-/// The device that interfaces are opened by.
+/// The device through which interfaces are opened.
 pub const DEVICE: &str = "/dev/net/tun";
 /// Longest name of an interface, in bytes (linux/if.h).
 pub const NAME_MAX: usize = libc::IFNAMSIZ - 1;
 
-/// Opens [`DEVICE`], so that neither reads nor writes wait.
+/// Opens [`DEVICE`], so that neither reads nor writes block.
 ///
 /// # Errors
 ///
@@ -37,7 +37,7 @@ pub fn attach(tun: &File, name: &str, flags: c_int) -> io::Result<()> {
     Ok(unsafe { ioctl(tun, Setter::<TUNSETIFF, ifreq>::new(request)) }?)
 }
 
-/// A request about the interface `name`, of which at most [`NAME_MAX`] bytes count.
+/// A request about the interface `name`, of whose name at most [`NAME_MAX`] bytes count.
 #[expect(unsafe_code, reason = "the structure has a union")]
 pub fn request(name: &str) -> ifreq {
     // SAFETY: all bytes zero is a value of the structure and its union.

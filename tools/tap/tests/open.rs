@@ -1,4 +1,4 @@
-//! An interface is made and goes with its descriptor, where the host allows that.
+//! An interface is made and disappears with its descriptor, where the host permits that.
 
 use std::path::Path;
 

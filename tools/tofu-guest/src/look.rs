@@ -1,4 +1,4 @@
-//! Looking at devices without disturbing them: all in a list, and those of Tofu.
+//! Reads devices without disturbing them: all in a list, and those of Tofu.
 
 use anyhow::bail;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use tofu_vfio::pci::{Bus, PciDevice};
 use crate::nwp;
 use crate::output::{Block, Output};
 
-/// What reads as this is no register.
+/// A register that reads as this does not exist.
 const NOTHING: u64 = u64::MAX;
 
 /// The registers of a device, if it answers.
@@ -54,7 +54,7 @@ impl View {
 /// `tofu-guest ls`.
 pub(crate) fn list(bus: &Bus, output: &Output) -> anyhow::Result<()> {
     let devices = [bus.tofu_devices()?, bus.tnw_devices()?].concat();
-    // A device that cannot be looked at is listed all the same.
+    // A device that cannot be read is listed nevertheless.
     let rows: Vec<_> = devices.iter().map(|device| (device, place(device))).collect();
     let entry = |(device, coords): &(&PciDevice, Option<(String, Value)>)| {
         json!({
@@ -198,7 +198,8 @@ pub(crate) fn registers(
             })]
         }
         (None, _) => {
-            // Indexed registers go by their names here, as in NODE_ADDRESS or TniVms(0, 3).
+            // Indexed registers are shown with their names here, as in NODE_ADDRESS or TniVms(0,
+            // 3).
             let node = (0..0x700)
                 .step_by(8)
                 .filter_map(TofuReg::from_offset)

@@ -1,5 +1,5 @@
 //! Looks after Tofu devices from inside of a Linux guest: lists, shows, binds and tests them. Those
-//! of TNW, too, but for the tests.
+//! of TNW, too, except for the tests.
 //!
 //! Every error is one line on stderr and exit code 2; a self-test that finds a fault ends with
 //! exit code 1.
@@ -144,7 +144,7 @@ struct Device {
 const EXIT_FAULT: u8 = 1;
 const EXIT_BAD_INPUT: u8 = 2;
 
-/// Pause before a device is asked for again that processes share.
+/// Pause before another request for a device that processes share.
 const AGAIN: Duration = Duration::from_millis(100);
 
 fn main() -> ExitCode {
@@ -211,7 +211,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Has the node's network let go of a device, as soon as no other process shares it, until this one
+/// Makes the node's network release a device, as soon as no other process shares it, until this one
 /// ends.
 fn keep_network_away(bdf: Bdf) {
     thread::spawn(move || {

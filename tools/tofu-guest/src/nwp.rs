@@ -1,4 +1,4 @@
-//! Looking at network processors of TNW without disturbing them.
+//! Reads network processors of TNW without disturbing them.
 
 use anyhow::bail;
 use serde_json::{Value, json};
@@ -50,12 +50,12 @@ impl View {
     }
 }
 
-/// What a link does, in a word or two.
+/// The state of a link, in a word or two.
 fn state_name(status: LinkStatus) -> &'static str {
     match () {
         () if status.silent() => "silent",
         () if status.resending() => "resending",
-        // One that was never used discards, too.
+        // A link that was never used discards, too.
         () if !status.answered() => "not answered",
         () if status.discarding() => "discarding",
         () => "answered",

@@ -19,7 +19,7 @@ use crate::output::Output;
 
 /// How long a command or an interrupt may take, in nanoseconds.
 const PATIENCE_NS: u64 = 5_000_000_000;
-/// Bytes of a message: more than two TLPs, and no multiple of anything.
+/// Bytes of a message: more than two TLPs, and an odd number.
 const LEN: usize = 4001;
 /// Where the second half of the memory begins.
 const HALF: u64 = 64 << 10;
@@ -65,7 +65,7 @@ fn check(
     findings.push(Finding { check: name.into(), result, time: start.elapsed() });
 }
 
-/// Tests a device; returns whether all was well.
+/// Tests a device; returns whether all tests passed.
 pub(crate) fn run(bdf: Bdf, output: &Output) -> anyhow::Result<bool> {
     let platform = VfioPlatform::open_at(Some(bdf))?;
     let mut findings = Vec::new();
@@ -145,8 +145,8 @@ impl Loop {
         Ok(old)
     }
 
-    /// What keeps this end from sending a command, which the queue may report by an exception as
-    /// well; that may come first.
+    /// The error that keeps this end from sending a command. The queue may also report it by an
+    /// exception, which may come first.
     fn refusal(&mut self, order: &Order) -> Result<Rcode, Fault> {
         self.cq.post_and_ring(order, 0)?;
         let mut waited = self.cq.wait_tcq(PATIENCE_NS);
@@ -159,7 +159,7 @@ impl Loop {
         Ok(refused)
     }
 
-    /// The same of a command whose notice tells more.
+    /// The same for a command whose notice tells more.
     fn end_of_refused(&mut self, order: &Order) -> Result<Rcode, Fault> {
         self.refusal(order)?;
         Ok(self.cq.wait_mrq(PATIENCE_NS)?.word0().rcode())
@@ -225,14 +225,14 @@ fn interrupts(device: &Device<VfioPlatform>, tni: TniId) -> Result<String, Fault
     queue.cq.post_and_ring(&put.interrupt(), 0)?;
     ensure!(platform.irq_wait(vector, PATIENCE_NS), "MSI-X vector {vector} did not fire");
     let time = start.elapsed();
-    // The completion is there, or it comes: its notice may have been first.
+    // The completion is there or will come, because its notice may have been first.
     queue.cq.wait_tcq(PATIENCE_NS)?;
     queue.cq.wait_mrq(PATIENCE_NS)?;
     queue.cq.close()?;
     Ok(format!("vector {vector}, {} us after the doorbell", time.as_micros()))
 }
 
-/// Interrupts by way of the event loop.
+/// Interrupts through the event loop.
 fn handler(device: &Device<VfioPlatform>) -> Result<String, Fault> {
     const CQ: CqId = CqId::ALL[1];
     let fired = Arc::new(AtomicU32::new(0));
@@ -283,8 +283,8 @@ fn mapped_memory(device: &Device<VfioPlatform>) -> Result<String, Fault> {
     const BYTES: usize = 3 << 20;
     let own: Vec<AtomicU8> = pattern(3, BYTES).into_iter().map(AtomicU8::new).collect();
     let memory = own.as_ptr().cast_mut().cast();
-    // SAFETY: `own` lives until the queue is closed, and is made of atomics, so that nobody has
-    // references to what the device could write; it only reads here.
+    // SAFETY: `own` lives until the queue is closed, and is made of atomics, so that there are no
+    // references to memory that the device could write; it only reads here.
     #[allow(unsafe_code)]
     let mapped = unsafe { device.platform().map_user(memory, BYTES)? };
     let target = device.platform().alloc_dma(BYTES, 4096)?;
@@ -303,7 +303,7 @@ fn mapped_memory(device: &Device<VfioPlatform>) -> Result<String, Fault> {
     Ok(format!("{} MiB of the program's heap", BYTES >> 20))
 }
 
-/// An address that leads nowhere must give an error and not bytes of somebody else.
+/// An address that leads nowhere must give an error and not bytes of another process.
 fn stray(device: &Device<VfioPlatform>) -> Result<String, Fault> {
     let buffer = device.platform().alloc_dma(4 << 20, 4096)?;
     let addr = buffer.device_addr();

@@ -1,4 +1,4 @@
-//! Subnets of users: to whom their programs' queues and gates may talk.
+//! Subnets of users: the nodes that their programs' queues and gates may reach.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use tofu_abi::Subnet;
 use tofu_tof::TofDevice;
 use tofu_vfio::broker::{FOLDER, subnet_path};
 
-/// Tells the kernel driver, and `tofud` by a file, whichever there is.
+/// Sets it in the kernel driver, and for `tofud` by a file, whichever exists.
 pub(crate) fn limit(user: u32, subnet: Option<Subnet>) -> anyhow::Result<()> {
     if TofDevice::is_there() {
         let limited = TofDevice::open()
@@ -30,7 +30,7 @@ pub(crate) fn limit(user: u32, subnet: Option<Subnet>) -> anyhow::Result<()> {
     done.with_context(|| path.display().to_string())
 }
 
-/// Writes a file that is whole as soon as it is there.
+/// Writes a file that is complete as soon as it exists.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;

@@ -25,11 +25,11 @@ use tofu_vfio::pci::Bus;
 use crate::pump::{End, LONGEST_MTU, Pump};
 use crate::{AddressPlan, Tap};
 
-/// How long to wait before the device is asked for again.
+/// Pause before the device is requested again.
 const RETRY: Duration = Duration::from_millis(200);
-/// How often the device is looked at, lest somebody has reset it.
+/// How often the device is checked, in case it was reset.
 const LOOK: Duration = Duration::from_secs(1);
-/// Turns without a sleep before other descriptors are looked at in passing.
+/// Turns without a sleep after which other descriptors are polled once.
 const TURNS: u32 = 16;
 /// Packet buffers to receive to, and to send from.
 const RX_BUFFERS: u16 = 1024;
@@ -46,17 +46,17 @@ pub struct Settings {
     pub interface: String,
     /// Largest IP packet that the kernel sends, in bytes.
     pub mtu: u16,
-    /// Where to send what is not for the machine, if there is no other way.
+    /// The gateway for packets that are not for the machine, if there is no other route.
     pub gateway: Option<Ipv4Addr>,
     /// The TNI, the same on all nodes.
     pub tni: TniId,
     /// The device; the first one if it is not named.
     pub device: Option<Bdf>,
-    /// Where `tofud` listens; where it does by itself if it is not named.
+    /// Where `tofud` listens; its default place if not given.
     pub broker: Option<PathBuf>,
-    /// Where the daemon tells what it has done.
+    /// Where the daemon serves its statistics.
     pub stats: PathBuf,
-    /// Where it writes down which links are dead, for programs.
+    /// Where it records which links are dead, for programs.
     pub links: PathBuf,
 }
 
@@ -80,7 +80,7 @@ pub struct Daemon {
     counters: BTreeMap<&'static str, u64>,
     sessions: u64,
     why: String,
-    /// What was written down last of dead links.
+    /// The last record of dead links.
     links: String,
 }
 
@@ -89,7 +89,7 @@ impl Daemon {
     ///
     /// # Errors
     ///
-    /// If it cannot listen for those who ask what it has done.
+    /// If it cannot listen for requests for its statistics.
     pub fn new(settings: Settings, stop: OwnedFd) -> anyhow::Result<Self> {
         let path = &settings.stats;
         if let Some(folder) = path.parent() {
@@ -112,11 +112,11 @@ impl Daemon {
         Ok(Self { settings, stop, stats, pump, tap: None, counters, sessions: 0, why, links })
     }
 
-    /// Has the interface work whenever the device can be had, until it is to stop.
+    /// Runs the interface whenever the device is available, until it must stop.
     ///
     /// # Errors
     ///
-    /// What does not pass by waiting.
+    /// Errors that do not go away by waiting.
     pub fn run(&mut self) -> anyhow::Result<()> {
         loop {
             let ended = match self.open()? {
@@ -147,7 +147,7 @@ impl Daemon {
         }
     }
 
-    /// Opens the link, or says why it has to wait.
+    /// Opens the link, or returns why it must wait.
     #[allow(clippy::type_complexity)]
     fn open(&mut self) -> anyhow::Result<Result<(Link<SharedPlatform>, OwnedFd), String>> {
         let Settings { shape, machine, mtu, tni, device, .. } = self.settings;
@@ -178,7 +178,8 @@ impl Daemon {
             tx_buffers: TX_BUFFERS,
             ..PacketConfig::new(tni)
         };
-        // The kernel decides what it sends; what others send is received, however long it is.
+        // The kernel decides the length of its own frames; those of others are received at any
+        // length.
         let config = Config {
             machine,
             mtu: LONGEST_MTU,
@@ -267,8 +268,7 @@ impl Daemon {
         }
     }
 
-    /// Writes down which links are dead, if that is something new. Whoever reads it sees the old or
-    /// the new text.
+    /// Records which links are dead, if that has changed. A reader sees the old or the new text.
     fn write_links(&mut self, text: String) {
         if text == self.links {
             return;
@@ -281,7 +281,7 @@ impl Daemon {
         self.links = text;
     }
 
-    /// Waits for a moment. Returns whether the daemon is to end.
+    /// Waits for a moment. Returns whether the daemon must end.
     fn pause(&mut self) -> io::Result<bool> {
         let end = Instant::now() + RETRY;
         loop {
@@ -303,7 +303,7 @@ impl Daemon {
         }
     }
 
-    /// Adds what a link has done to what those before it have.
+    /// Adds a link's statistics to those of earlier links.
     fn add_up(&mut self, link: &mut Link<SharedPlatform>) {
         for (name, value) in link.counters().named() {
             *self.counters.entry(name).or_default() += value;
@@ -345,9 +345,9 @@ impl Daemon {
 
     /// Tells whoever has asked.
     fn tell(&self, state: &Value) {
-        // Whoever does not take it at once has bad luck: it fits into the socket's buffer if it is
-        // written at once. Formatted straight into the socket it would be a hundred messages, of
-        // which each takes a page or so of that buffer.
+        // A client that does not take it at once gets nothing. The text fits into the socket's
+        // buffer if it is written at once. Formatted straight into the socket, it would be a
+        // hundred messages, each of which takes about a page of that buffer.
         if let Ok((mut stream, _)) = self.stats.accept() {
             let _ = stream.set_nonblocking(true);
             let _ = stream.write_all(format!("{state}\n").as_bytes());
@@ -364,7 +364,7 @@ impl Drop for Daemon {
     }
 }
 
-/// What the daemon that tells at `path` has done, in JSON.
+/// The statistics of the daemon that serves them at `path`, in JSON.
 ///
 /// # Errors
 ///

@@ -3,7 +3,7 @@
 //!
 //! [`Tap`] is the kernel's side of it, [`tofu_ipotofu::Link`] the torus's, [`Pump`] moves frames
 //! between the two, and [`Daemon`] runs all of that in a Linux node: it shares the device with
-//! other programs by way of `tofud`, gives way to one that wants it alone, and comes back.
+//! other programs through `tofud`, gives way to one that needs it alone, and comes back.
 //! [`AddressPlan`] has the addresses of a node, [`names`] gives names to those of all nodes.
 #![deny(unsafe_code)]
 

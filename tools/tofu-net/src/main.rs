@@ -18,9 +18,9 @@ use tofu_abi::topology::Shape;
 use tofu_net::{Daemon, Settings, ask, names};
 use tofu_vfio::Bdf;
 
-/// Where the daemon tells what it has done.
+/// Where the daemon serves its statistics.
 const STATS: &str = "/run/tofu/net.sock";
-/// Where it writes down which links are dead.
+/// Where it records which links are dead.
 const LINKS: &str = "/run/tofu/links";
 
 /// The network interface tofu0, whose frames go over the torus
@@ -131,7 +131,7 @@ fn shape(shape: Option<Shape>, torus: Option<String>) -> anyhow::Result<Shape> {
     Ok(axes.map_or(shape, |axes| shape.with_torus_letters(&axes)))
 }
 
-/// What is said by an option, or else by a word of the kernel's, if it is `allowed`.
+/// The value of an option, or else of a word on the kernel's command line, if it is `allowed`.
 fn value<T: FromStr + Copy>(
     own: Option<T>,
     word: &str,
@@ -196,7 +196,7 @@ fn serve(run: Run) -> anyhow::Result<()> {
         links: LINKS.into(),
     };
     fs::create_dir_all("/run/tofu").context("making /run/tofu")?;
-    // Held until the end, whatever that is.
+    // Held until the process ends in any way.
     let lock = fs::File::create("/run/tofu/net.lock").context("/run/tofu/net.lock")?;
     if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
         bail!("another tofu-net is running");

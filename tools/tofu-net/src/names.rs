@@ -13,10 +13,10 @@ const END: &str = "# tofu0: end";
 /// A hosts file is read as a whole for every name, so it gets the names of no more nodes.
 const MAX_NODES: u32 = 4096;
 
-/// The text of a hosts file with the nodes of a machine, in place of those that may be there.
+/// The text of a hosts file with the nodes of a machine, replacing those that may be there.
 ///
-/// A node's name does not stand for 127.0.0.1 and the like any more: other nodes would get
-/// that address.
+/// A node's name no longer stands for 127.0.0.1 and the like, because other nodes would get that
+/// address.
 pub fn with_nodes(text: &str, shape: Shape, machine: u8) -> String {
     let mut result = String::new();
     let mut ours = false;
@@ -64,7 +64,7 @@ pub fn write(path: &Path, shape: Shape, machine: u8) -> io::Result<bool> {
     };
     let after = with_nodes(&before, shape, machine);
     if after != before {
-        // Beside it and then in its place: whoever reads it meanwhile finds the one or the other.
+        // Written beside it and then renamed: a reader finds either the old or the new file.
         let new = path.with_extension("tofu-new");
         fs::write(&new, after)?;
         fs::rename(&new, path)?;

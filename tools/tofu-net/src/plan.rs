@@ -49,7 +49,8 @@ mod tests {
 
     #[test]
     fn the_network_is_as_small_as_the_machine_allows() {
-        // One node has room for the gateway's side; a unit, two nodes on X, and all there can be.
+        // One node, with room for the gateway's side; a unit; two nodes on X; and the largest
+        // machine.
         assert_eq!(plan("1x1x1x1x1x1", 0).ipv4_prefix, 30);
         assert_eq!(plan("1x1x1x2x3x2", 0).ipv4_prefix, 26);
         assert_eq!(plan("2x1x1x1x1x1", 1).ipv4_prefix, 15);

@@ -15,20 +15,21 @@ use tofu_ipotofu::{Config, Link, LinkError, Place};
 use crate::Tap;
 use crate::tap::Aside;
 
-/// Frames each way that are moved before anything else is looked after.
+/// Frames each way that are moved before anything else is handled.
 const BATCH: usize = 64;
-/// How long a sleep is while packets are on their way out, of whose end nothing tells: one that
-/// meets a dead link is to be sent another way.
+/// How long a sleep is while packets are on their way out. Nothing announces their end, and a
+/// packet that meets a dead link must be sent another way.
 const NAP: Duration = Duration::from_millis(10);
 /// How long a sleep is while there is no room to send, or something is being fetched.
 const CRAMPED: Duration = Duration::from_micros(200);
 
-/// What was moved, since the beginning.
+/// The frames that were moved since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Frames of the kernel's that cannot be sent, because no node has their address, say.
+    /// Frames of the kernel's that cannot be sent, for example because no node has their address.
     pub refused: u64,
-    /// Frames from the torus that the kernel does not take, as while the interface is switched off.
+    /// Frames from the torus that the kernel does not take, for example while the interface is
+    /// switched off.
     pub unwanted: u64,
     /// Sleeps.
     pub sleeps: u64,
@@ -43,8 +44,8 @@ pub enum End {
     Other(usize),
 }
 
-/// A frame that the kernel sends, in [`Pump::out`]. If it has a place, what is behind its first
-/// [`MIN_FRAME`] bytes is there.
+/// A frame that the kernel sends, in [`Pump::out`]. If it has a place, the bytes behind its first
+/// [`MIN_FRAME`] ones are there.
 #[derive(Debug)]
 struct Held {
     metadata: Metadata,
@@ -52,8 +53,8 @@ struct Held {
     place: Option<Place>,
 }
 
-/// Moves frames between an interface and a link. It keeps a frame at most, so a link may be
-/// replaced by another one at any time: no more than that frame is lost.
+/// Moves frames between an interface and a link. It keeps at most one frame, so a link may be
+/// replaced by another one at any time, which loses no more than that frame.
 #[derive(Debug)]
 pub struct Pump {
     /// For what comes from the torus.
@@ -63,7 +64,7 @@ pub struct Pump {
     /// A frame that there was no room for.
     held: Option<Held>,
     counters: Counters,
-    /// There was no room for what the kernel sends, and how long a sleep is for that reason.
+    /// Set if there was no room for the kernel's frames: how long a sleep is for that reason.
     cramped: Option<Duration>,
 }
 
@@ -85,7 +86,7 @@ impl Pump {
         self.counters
     }
 
-    /// Moves what there is, a batch each way at most. Returns whether there was anything.
+    /// Moves pending frames, at most a batch each way. Returns whether there were any.
     ///
     /// # Errors
     ///
@@ -125,7 +126,8 @@ impl Pump {
                 Ok(false) => self.counters.refused += 1,
                 Err(LinkError::Full) => {
                     self.held = Some(held);
-                    // What makes room, if it is not packets that are lacking, interrupts.
+                    // If packets are not what is lacking, the event that makes room causes an
+                    // interrupt.
                     self.cramped = Some(if link.has_room() { NAP } else { CRAMPED });
                     break;
                 }
@@ -138,12 +140,12 @@ impl Pump {
     }
 
     /// Sleeps until there is something to move, or one of `others` is readable or gone, for `time`
-    /// at most; with no time at all it only looks at the others. `interrupt` is the eventfd of the
+    /// at most; with a time of 0 it only polls the others. `interrupt` is the eventfd of the
     /// interrupt of the link's TNI.
     ///
     /// # Errors
     ///
-    /// If the system does not let it.
+    /// If the system refuses.
     pub fn sleep<P: Platform>(
         &mut self,
         link: &mut Link<P>,
@@ -182,7 +184,7 @@ impl Pump {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        // What comes before the next sleep is looked for anyway.
+        // Frames that arrive before the next sleep are polled for anyway.
         link.packets().end_sleep();
         if !fds[others.len()].revents().is_empty() {
             // It may be one that was read already.
@@ -211,8 +213,8 @@ where
     link.send_offloaded(metadata, &out[..*len]).map(|()| true)
 }
 
-/// The longest frame that the kernel sends: what TCP leaves to be cut may be longer than what the
-/// torus carries at once.
+/// The longest frame that the kernel sends: unsegmented TCP frames may be longer than the torus
+/// carries at once.
 const LONGEST_FRAME: usize = 1 << 17;
 
 /// The longest frame that links of this project carry, in bytes.

@@ -39,8 +39,8 @@ pub enum TapError {
 }
 
 /// A TAP interface: frames that the kernel sends can be read from it, and what is written to it
-/// the kernel receives. Neither waits. Frames are offloaded both ways, as the kernel likes it: it
-/// leaves checksums to others, and cutting what a TCP sends into segments.
+/// the kernel receives. Neither blocks. Frames are offloaded both ways, as the kernel prefers: it
+/// leaves checksums and TCP segmentation to others.
 #[derive(Debug)]
 pub struct Tap {
     file: File,
@@ -48,7 +48,7 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Makes the interface `name`, or takes the one of that name that is there, if nobody has it.
+    /// Makes the interface `name`, or takes an existing one of that name, if no process has it.
     /// It stays when this is dropped, without a carrier, so that connections outlive this process;
     /// [`Tap::remove`] is the end of it.
     ///
@@ -84,7 +84,8 @@ impl Tap {
         let inet = inet.as_fd();
         raw::set_mac(inet, name, plan.mac).map_err(self.error("its hardware address"))?;
         raw::set_mtu(inet, name, mtu).map_err(self.error("its MTU"))?;
-        // Addresses follow from hardware: nobody else can have them, nor does a router know more.
+        // Addresses follow from the hardware: no other node can have them, and routers know nothing
+        // more.
         for (key, value) in [("accept_dad", "0"), ("addr_gen_mode", "0")] {
             // There may be no IPv6.
             let _ = std::fs::write(self.setting(key), value);
@@ -106,7 +107,7 @@ impl Tap {
         Ok(())
     }
 
-    /// Sends what no other route is for to this address, by a route of low preference.
+    /// Sends packets without another route to this address, by a route of low preference.
     ///
     /// # Errors
     ///
@@ -136,14 +137,13 @@ impl Tap {
         raw::set_carrier(self.file.as_fd(), on).map_err(self.error("its carrier"))
     }
 
-    /// Takes the next frame that the kernel sends, its length and offload metadata;
-    /// `None` if there is none now. What the kernel says of a frame in an unknown way is not
-    /// understood as anything: such a frame has the length 0. Bytes that go `aside` are not in
-    /// `buf`.
+    /// Takes the next frame that the kernel sends, with its length and offload metadata; `None` if
+    /// there is none now. A frame whose metadata is in an unknown form has the length 0. Bytes that
+    /// go `aside` are not in `buf`.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn read<D: VolatileBuffer>(
         &self,
         buf: &mut [u8],
@@ -180,7 +180,7 @@ impl Tap {
     ///
     /// # Errors
     ///
-    /// What the kernel says: an interface that is switched off receives nothing, for one.
+    /// The kernel's error: for example, an interface that is switched off receives nothing.
     pub fn write<D: VolatileBuffer>(
         &self,
         metadata: &Metadata,
@@ -223,9 +223,9 @@ impl AsFd for Tap {
     }
 }
 
-/// Where bytes of a frame are put that are for others' eyes: those from byte `at` on, as many as
-/// there is room for in a range of memory, which is as the frame, so that its bytes before `at`
-/// stay as they are.
+/// The place for bytes of a frame that only others read: those from byte `at` on, as many as fit
+/// into a range of memory. The range is laid out like the frame, so its bytes before `at` are
+/// unchanged.
 #[derive(Debug)]
 pub struct Aside<'a, D> {
     /// The memory.
@@ -236,7 +236,7 @@ pub struct Aside<'a, D> {
     pub at: usize,
 }
 
-/// Bytes of what the kernel says of a frame in front of it: `struct virtio_net_hdr`. Numbers are in
+/// Bytes of the kernel's metadata in front of a frame: `struct virtio_net_hdr`. Numbers are in
 /// the processor's order.
 const VNET_HEADER: usize = 10;
 
@@ -246,7 +246,7 @@ fn understand(header: &[u8; VNET_HEADER]) -> Option<Metadata> {
     Metadata::from_fields(Fields { flags, kind, size: word(4), start: word(6), offset: word(8) })
 }
 
-/// What to tell the kernel of a frame of `len` bytes that begins with `head`.
+/// The metadata for the kernel of a frame of `len` bytes that begins with `head`.
 fn explain(metadata: &Metadata, head: &[u8], len: usize) -> [u8; VNET_HEADER] {
     let Fields { flags, kind, size, start, offset } = metadata.fields();
     let mut header = [0; VNET_HEADER];
@@ -261,7 +261,7 @@ fn explain(metadata: &Metadata, head: &[u8], len: usize) -> [u8; VNET_HEADER] {
     header
 }
 
-/// What the kernel's interface is made of: structures by their addresses.
+/// The kernel's interface, which takes structures by address.
 #[allow(unsafe_code)]
 mod raw {
     use super::{AddressFamily, BorrowedFd, Errno, Ipv4Addr, Ipv6Addr, Mac, io};
@@ -273,7 +273,7 @@ mod raw {
     use tofu_tap::request;
     use vm_memory::VolatileSlice;
 
-    /// Of the default route: others come first.
+    /// The metric of the default route: other routes come first.
     const ROUTE_METRIC: c_short = 100;
 
     const TUNSETOFFLOAD: Opcode = libc::TUNSETOFFLOAD as Opcode;
@@ -304,7 +304,7 @@ mod raw {
     }
 
     /// Writes a frame, the last part of which is in memory that a device may write to meanwhile:
-    /// the kernel copies it from there, and nothing here looks at it.
+    /// the kernel copies it from there, and nothing here reads it.
     pub(super) fn write(
         tap: BorrowedFd<'_>,
         header: &[u8],
@@ -325,7 +325,7 @@ mod raw {
     }
 
     /// Reads a frame, whose bytes from `at` on go to memory that a device may read from meanwhile,
-    /// and those that have no room there to the same places in `buf` as without it.
+    /// and those that do not fit there to the same places in `buf` as without it.
     pub(super) fn read(
         tap: BorrowedFd<'_>,
         header: &mut [u8],

@@ -64,7 +64,7 @@ impl<'a> Writer<'a> {
                 InterfaceDescriptionOption::IfDescription(what.into()),
                 InterfaceDescriptionOption::IfTsResol(InterfaceTsResolution::NANO),
             ];
-            // Record headers are of our own making, and so is the link type that says so.
+            // Record headers are our own, and so is the link type that announces them.
             let linktype = DataLink::USER0;
             let snaplen = config.snaplen as u32;
             writer.block(InterfaceDescriptionBlock { linktype, snaplen, options })?;
@@ -72,7 +72,7 @@ impl<'a> Writer<'a> {
         Ok(writer)
     }
 
-    /// The number in the file of one of them.
+    /// The number of an interface in the file.
     fn number(&self, interface: usize) -> u32 {
         let place = self.interfaces.iter().position(|known| *known == interface);
         place.unwrap_or_default() as u32
@@ -91,7 +91,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Writes what the interfaces have counted since `start`. Returns how many packets were
+    /// Writes the interfaces' counts since `start`. Returns how many packets were
     /// dropped.
     pub(crate) fn finish(mut self, capture: &Capture, start: SystemTime) -> io::Result<u64> {
         let since = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH);
@@ -126,8 +126,8 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Passes on whole blocks of a capture file only, so that what is there is a good file whenever
-/// its source falls silent.
+/// Passes on only whole blocks of a capture file, so that the output is a valid file whenever its
+/// source falls silent.
 pub struct WholeBlocks<W> {
     out: W,
     partial: Vec<u8>,
@@ -144,7 +144,7 @@ impl<W: Write> WholeBlocks<W> {
 
     /// # Errors
     ///
-    /// If `out` takes no more, or what comes is no pcapng.
+    /// If `out` takes no more, or the input is not pcapng.
     pub fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.partial.extend_from_slice(bytes);
         let mut whole = 0;
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!([&names[3], &names[4]], ["tni3", "port-A"]);
     }
 
-    /// The dissector's table is that of the descriptions.
+    /// The dissector's table equals that of the descriptions.
     #[test]
     fn the_dissector_knows_the_generations() {
         let dissector = include_str!("../../../wireshark/tofu.lua");

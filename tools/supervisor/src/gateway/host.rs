@@ -14,8 +14,8 @@ use tofu_gateway::{Config, Tap, addr, machine_network};
 const NAME_MAX: usize = 15;
 /// The bit of CAP_NET_ADMIN in a set of capabilities.
 const CAP_NET_ADMIN: u32 = 12;
-/// Bits that all machines' addresses have in common with a route, at most, for no number of a
-/// machine to help.
+/// If a route has at most this many bits, it covers the addresses of all machine numbers, so that
+/// another number does not help.
 const ALL_MACHINES: u8 = 10;
 
 /// Whether this process has CAP_NET_ADMIN and the kernel has TAP interfaces.
@@ -56,7 +56,7 @@ fn ip(args: &[&str]) -> anyhow::Result<()> {
     run("ip", args, "iproute2")
 }
 
-/// Runs a program of the host's that is to say nothing.
+/// Runs a program of the host that must print nothing.
 pub(super) fn run(program: &str, args: &[&str], package: &str) -> anyhow::Result<()> {
     let output = Command::new(program).args(args).output();
     let output =
@@ -76,7 +76,7 @@ struct Route {
     interface: String,
 }
 
-/// Those of a text like that of /proc/net/route, but for default routes and those of interfaces
+/// The routes of a text like that of /proc/net/route, except default routes and those of interfaces
 /// that are down.
 fn routes(text: &str) -> impl Iterator<Item = Route> + '_ {
     const UP: u32 = 1;
@@ -96,13 +96,13 @@ fn overlap(a: &Ipv4Net, b: &Ipv4Net) -> bool {
     a.contains(b) || b.contains(a)
 }
 
-/// Refuses to take addresses from others that the host reaches.
+/// Refuses to take over addresses that the host reaches elsewhere.
 fn check_routes(ours: Ipv4Net, machine: u8, text: &str) -> anyhow::Result<()> {
     let Some(Route { to, interface }) = routes(text).find(|route| overlap(&route.to, &ours)) else {
         return Ok(());
     };
     if to.prefix_len() <= ALL_MACHINES {
-        // No machine's addresses are outside of it, and only ours are taken from it.
+        // It covers all machines' addresses, and only ours are taken from it.
         log::warn!(
             "gateway: {ours}, this machine's addresses, were reached by {to} of {interface} so far"
         );

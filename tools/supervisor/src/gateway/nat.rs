@@ -1,9 +1,9 @@
 //! Network address translation for a machine's nodes, by the host's kernel.
 //!
 //! The rules are in a table of the machine's own, so that they can be removed without touching
-//! others. The janitor removes it, as this process gives up the right to and may be killed.
-//! Forwarding between the host's interfaces is on while there are such machines: the last one to
-//! end switches it off again.
+//! others. The janitor removes it, because this process gives up the right to do so and may be
+//! killed. Forwarding between the host's interfaces is on while there are such machines: the last
+//! one to end switches it off again.
 
 use std::fs;
 use std::io::Write;
@@ -16,7 +16,7 @@ use ipnet::Ipv4Net;
 use super::host::run;
 
 const IP_FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
-/// What our tables' and chains' names begin with.
+/// The beginning of our tables' and chains' names.
 const OURS: &str = "tofu-";
 /// Longest name of a chain of iptables, in bytes.
 const CHAIN_MAX: usize = 28;
@@ -26,7 +26,7 @@ pub(crate) fn table(machine: &str) -> String {
     format!("{OURS}{machine}").chars().take(CHAIN_MAX).collect()
 }
 
-/// What the host has to change rules with.
+/// The host's program for changing rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tool {
     Nft,
@@ -73,12 +73,12 @@ impl Tool {
     }
 }
 
-/// Lets the nodes behind `interface`, whose addresses are `network`, reach what this host reaches.
-/// `base` is the folder of all run directories.
+/// Lets the nodes behind `interface`, whose addresses are `network`, reach everything that this
+/// host reaches. `base` is the folder of all run directories.
 ///
 /// # Errors
 ///
-/// If the host has no program for it, or that refuses.
+/// If the host has no program for it, or the program refuses.
 pub(crate) fn apply(
     table: &str,
     interface: &str,
@@ -96,10 +96,10 @@ pub(crate) fn apply(
     forward(base).with_context(|| format!("--nat: cannot write {IP_FORWARD}"))
 }
 
-/// Takes back what [`apply`] did, as far as it is there.
+/// Undoes [`apply`], as far as its rules exist.
 pub(crate) fn undo(table: &str, base: &Path) {
     for tool in Tool::ALL.into_iter().filter(|tool| tool.is_there()) {
-        // What is not there need not be removed.
+        // Rules that do not exist need not be removed.
         match tool {
             Tool::Nft => drop(tool.run(&["delete", "table", "ip", table])),
             Tool::Iptables => {
@@ -116,13 +116,14 @@ pub(crate) fn undo(table: &str, base: &Path) {
         && !others
         && note.exists()
     {
-        // It may have been switched off by somebody else.
+        // Another process may have switched it off.
         let _ = fs::write(IP_FORWARD, "0");
         let _ = fs::remove_file(note);
     }
 }
 
-/// The rules as nft reads them. Nodes can be reached from outside only by what they have begun.
+/// The rules as nft reads them. From outside, nodes can be reached only by connections that they
+/// have opened.
 fn ruleset(table: &str, interface: &str, network: Ipv4Net) -> String {
     format!(
         "add table ip {table}
@@ -177,7 +178,7 @@ fn iptables(table: &str, interface: &str, network: Ipv4Net) -> anyhow::Result<()
     Ok(())
 }
 
-/// A file that says that forwarding was off before the first machine, in this network namespace.
+/// A file that records that forwarding was off before the first machine, in this network namespace.
 fn note(base: &Path) -> Option<PathBuf> {
     let namespace = fs::read_link("/proc/self/ns/net").ok()?;
     let number: String =

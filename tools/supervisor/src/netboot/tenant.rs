@@ -14,9 +14,9 @@ use tofu_netboot::{News, Server};
 use crate::event::{BootStage, Event};
 
 const HEADER: usize = 14;
-/// Answers until other frames get their turn.
+/// Answers that are sent before other frames get their turn.
 const TURN: usize = 64;
-/// When to look again whether there is room to send.
+/// When to check again whether there is room to send.
 const SOON: Duration = Duration::from_micros(100);
 
 pub(super) struct BootServer {

@@ -1,4 +1,4 @@
-//! Requests that have one answer, which is known in this process.
+//! Requests with one answer, which this process knows.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use super::{counters, inspect, network, registers};
 use crate::node::{AgentNode, NodeStatus};
 use crate::registry::{Registry, Rest};
 
-/// Does what a client wants that has one answer, in this process.
+/// Carries out a client's request that has one answer, in this process.
 ///
 /// # Errors
 ///
@@ -92,7 +92,7 @@ pub(super) fn gateway(registry: &Registry) -> anyhow::Result<&Connector> {
     )
 }
 
-/// What the machine, or this part of it, says of itself.
+/// The description of the machine, or of this part of it.
 pub(super) fn info(registry: &Registry, ping: bool) -> MachineInfo {
     let shape = &registry.network.shape;
     let part = registry.rest().map(|rest| rest.own.0);
@@ -172,7 +172,7 @@ pub(super) fn info(registry: &Registry, ping: bool) -> MachineInfo {
     }
 }
 
-/// This part, for those who ask about the machine.
+/// This part, for descriptions of the machine.
 fn own_part(rest: &Rest) -> PartInfo {
     PartInfo {
         part: rest.own.0,

@@ -16,7 +16,7 @@ use crate::capture::select::{CapturePoints, PacketKinds};
 use crate::capture::write;
 use crate::registry::Registry;
 
-/// Sends what is written to a client.
+/// Sends to a client what is written to it.
 struct Sender<'a>(&'a mut UnixStream);
 
 impl Write for Sender<'_> {
@@ -77,11 +77,11 @@ pub(super) fn begin(registry: &Registry, request: &CaptureRequest) -> anyhow::Re
     Ok(Begun { capture: network.capture(config), at, limits: request.limits })
 }
 
-/// A packet's record has a header of so many bytes, and no packet is longer than the most.
+/// A packet's record has a header of this many bytes, and no packet is longer than the maximum.
 const LEAST_SNAPLEN: u32 = 56;
 const MOST_SNAPLEN: u32 = 1 << 20;
 
-/// All bits that are in one of them; none if there are none.
+/// The union of their bits; `None` if there are none.
 fn union(all: impl Iterator<Item = anyhow::Result<u32>>) -> anyhow::Result<Option<u32>> {
     let mut bits = None;
     for one in all {
@@ -91,7 +91,7 @@ fn union(all: impl Iterator<Item = anyhow::Result<u32>>) -> anyhow::Result<Optio
 }
 
 impl Begun {
-    /// Serves the capture until a limit is reached, or the client says no more or has gone.
+    /// Serves the capture until a limit is reached, or the client closes its side or has gone.
     ///
     /// # Errors
     ///

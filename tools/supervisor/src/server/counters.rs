@@ -20,7 +20,7 @@ const QUEUE: [CqReg; 4] =
 ///
 /// # Errors
 ///
-/// One line for the user, if the machine is not there or has no such node.
+/// One line for the user, if the machine does not exist or has no such node.
 pub(super) fn of(registry: &Registry, id: NodeId) -> anyhow::Result<Option<NodeCounters>> {
     let ip = registry.gateway_link(registry.place(id)?).map(|stats| ip(&stats.now()));
     Ok(registry.device(id)?.map(|node| match node {

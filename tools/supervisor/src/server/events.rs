@@ -1,4 +1,4 @@
-//! What happens to a machine, for those who follow it by the control socket.
+//! The events of a machine, for followers on the control socket.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -13,10 +13,10 @@ use tofu_control::protocol::{EventInfo, EventKind, Reply, Request};
 use super::reply::say;
 use crate::registry::Registry;
 
-/// How often a follower without events is looked for.
+/// How often it is checked whether a follower without events is still there.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Sends what happens until the client has left, or cannot keep up.
+/// Sends events until the client has left, or cannot keep up.
 pub(super) fn serve(
     mut client: UnixStream,
     mut requests: LineReader<UnixStream>,
@@ -26,7 +26,7 @@ pub(super) fn serve(
     say(&mut client, &Reply::Done)?;
     let (left, gone) = std::sync::mpsc::channel::<()>();
     let listen = move || {
-        // It says nothing more; the end of its stream says that it has had enough.
+        // It sends nothing more; the end of its stream means that it wants no more events.
         while let Ok(Some(_)) = requests.receive::<Request>() {}
         drop(left);
     };

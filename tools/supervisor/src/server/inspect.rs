@@ -16,7 +16,7 @@ const MAX_PATH: usize = 32;
 /// Names that an error lists.
 const NAMES: usize = 12;
 
-/// Looks at a node.
+/// Inspects a node.
 ///
 /// # Errors
 ///

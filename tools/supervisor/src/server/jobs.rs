@@ -23,9 +23,9 @@ const MOST_SHAPE: usize = 20;
 
 /// What a job's thread hears.
 enum Message {
-    /// From the client, which waits for the answer before it is heard again.
+    /// From the client, whose next request is read only after the answer.
     Request(Request),
-    /// Something that is no request: why not.
+    /// Something that is not a request: the reason.
     Wrong(String),
     /// The machine or its jobs have changed.
     Changed,
@@ -47,7 +47,7 @@ pub(super) fn serve(
     let wake = move || {
         // One that is under way will do.
         if !under_way.swap(true, SeqCst) {
-            // Whoever served the job may have gone.
+            // The thread that served the job may have gone.
             let _ = told.send(Message::Changed);
         }
     };
@@ -73,7 +73,7 @@ pub(super) fn serve(
     result
 }
 
-/// Passes on what the client says, one request after the other.
+/// Passes on the client's requests, one after another.
 fn read(mut requests: LineReader<UnixStream>, to: &Sender<Message>, next: &Receiver<()>) {
     loop {
         let message = match requests.receive() {
@@ -88,7 +88,7 @@ fn read(mut requests: LineReader<UnixStream>, to: &Sender<Message>, next: &Recei
     }
 }
 
-/// Tells the client of its place and its turn, and does what it asks.
+/// Tells the client its place and its turn, and carries out its requests.
 fn attend(
     client: &mut UnixStream,
     registry: &Registry,

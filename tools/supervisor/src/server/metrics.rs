@@ -1,7 +1,7 @@
-//! What devices have counted, for Prometheus: `--metrics`.
+//! The counters of devices, for Prometheus: `--metrics`.
 //!
-//! A page in its text format, made from the same counters as `tofu stats` each time that it is
-//! asked for. One request is answered at a time, and whoever is slow or says too much is left.
+//! A page in its text format, made from the same counters as `tofu stats` for each request. One
+//! request is answered at a time, and a client that is slow or sends too much is dropped.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -31,12 +31,12 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Listens, which a sandboxed process cannot begin later, and tells where on standard error: if
-    /// port 0 was asked for, the host has chosen one.
+    /// Listens, which a sandboxed process cannot begin later, and prints the address on standard
+    /// error: if port 0 was asked for, the host has chosen one.
     ///
     /// # Errors
     ///
-    /// If the address is taken, or not the host's.
+    /// If the address is taken, or does not belong to the host.
     pub fn bind(address: MetricsAddress) -> anyhow::Result<Self> {
         let MetricsAddress(address) = address;
         let cannot = || format!("cannot serve metrics on {address}");
@@ -80,7 +80,7 @@ impl Metrics {
     }
 }
 
-/// The only page, or why there is none.
+/// The only page, or an error.
 fn answer(request: &Request, page: impl FnOnce() -> String) -> Answer {
     match (request.method.as_str(), request.path.as_str()) {
         ("GET" | "HEAD", PATH) => Answer::good(TEXT, page()),
@@ -122,7 +122,7 @@ impl Samples {
         };
     }
 
-    /// Counters of a part, each as a metric of its own.
+    /// Adds the counters of a part, each as a metric of its own.
     fn count(&mut self, part: &str, counters: &Counters, labels: &[Label<'_>]) {
         for (register, value) in counters {
             let name = format!("tofu_{part}_{}_total", sane(register));
@@ -142,7 +142,7 @@ impl Samples {
 
 type Label<'a> = (&'a str, String);
 
-/// A register's name as part of a metric's.
+/// A register's name as part of a metric's name.
 fn sane(name: &str) -> String {
     let keep = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' };
     name.chars().map(keep).collect()

@@ -1,4 +1,4 @@
-//! Requests about the network of a machine that runs: its state, and changes of it.
+//! Requests about the network of a running machine: its state, and changes of it.
 
 use anyhow::{Context, anyhow, bail};
 use tofu_abi::Coords;
@@ -28,11 +28,11 @@ pub(super) fn set_link(registry: &Registry, node: u32, port: &str, up: bool) -> 
     Ok(())
 }
 
-/// Has the routers of nodes fail, or work again, and with `guests` these end, or are started.
+/// Makes the routers of nodes fail, or work again; with `guests`, their guests end, or are started.
 ///
 /// # Errors
 ///
-/// Nothing has changed, unless a guest is what is wrong.
+/// Nothing has changed, unless the error concerns a guest.
 pub(super) fn set_nodes(
     registry: &Registry,
     nodes: &[u32],
@@ -71,7 +71,7 @@ fn known_port(name: &str) -> anyhow::Result<Port> {
     })
 }
 
-/// Sets the errors of the modelled link at a port of a node, or has it have none.
+/// Sets the errors of the modelled link at a port of a node, or removes them.
 pub(super) fn set_link_errors(
     registry: &Registry,
     node: u32,

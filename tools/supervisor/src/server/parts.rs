@@ -1,5 +1,5 @@
-//! Requests in a machine in parts: what is about nodes of another part is passed on to it, and what
-//! is about all nodes is asked of all parts.
+//! Requests in a machine in parts: those about nodes of another part are passed on to it, and those
+//! about all nodes are sent to all parts.
 
 use std::io::{BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -16,7 +16,8 @@ use tofu_ui::printable;
 use super::{answers, network};
 use crate::registry::{Registry, Rest};
 
-/// How long other parts may take to answer what they know at once: less than a client waits.
+/// How long other parts may take to answer questions whose answer they know at once: less than a
+/// client waits.
 const ANSWER: Duration = Duration::from_secs(4);
 /// The part that has the jobs of all.
 const OF_JOBS: PartId = PartId(0);
@@ -31,7 +32,7 @@ pub(super) enum Way {
     Done(anyhow::Result<Reply>),
 }
 
-/// How a request of somebody on this host is done.
+/// How a request of a client on this host is carried out.
 pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
     let owner = |node: u32| rest.parts.of(NodeId(node)).filter(|part| *part != rest.own);
     let through = |node| owner(node).map_or(Way::Here, Way::Through);
@@ -40,7 +41,8 @@ pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
     match request {
         Request::Exec(exec) => through(exec.node),
         Request::Capture(ask) => through(ask.node),
-        // Of the part that has the first node; that one says so if it has not all of them.
+        // By the part that has the first node, which reports an error if it does not have all of
+        // them.
         Request::Trace(ask) => ask.nodes.first().map_or(Way::Here, |node| through(*node)),
         Request::Console { node } => through(*node),
         // Whichever part has the node.
@@ -60,8 +62,8 @@ pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
         Request::Info { ping } => Way::Done(Ok(Reply::Machine(info(registry, rest, *ping)))),
         Request::Links => Way::Done(links(registry, rest)),
         Request::Faults => Way::Done(faults(registry, rest)),
-        // First here, as what is wrong with it is so everywhere. All parts know it, to tell those
-        // that come back.
+        // First here, because an error would be the same everywhere. All parts record it, to tell
+        // those that come back.
         Request::SetLink { .. } | Request::SetNodes { .. } | Request::SetFaults { .. } => {
             let here = answers::answer(registry, request.clone());
             Way::Done(here.and_then(|_| done_by(rest.ask_all(request).collect())))
@@ -88,13 +90,13 @@ impl Rest {
         connection.with_context(|| format!("part {part} of the machine"))
     }
 
-    /// What a part answers, however long that takes while it is there.
+    /// A part's answer, however long that takes while the part exists.
     fn ask(&self, part: PartId, request: &Request) -> anyhow::Result<Reply> {
         let reply = self.connect(part, request)?.reply();
         reply.map(said).with_context(|| format!("part {part} of the machine"))
     }
 
-    /// Asks all parts that are there. Answers come when they are looked at.
+    /// Asks all present parts. The answers are read lazily.
     fn ask_all(
         &self,
         request: &Request,
@@ -118,7 +120,7 @@ fn said(reply: Reply) -> Reply {
     }
 }
 
-/// What the user is told if all of them have done it, or one has not.
+/// The reply if all of them have done it, or one has failed.
 fn done_by(answers: Answers) -> anyhow::Result<Reply> {
     for (part, answer) in answers {
         let of = || format!("part {part} of the machine");
@@ -169,7 +171,7 @@ fn info(registry: &Registry, rest: &Rest, ping: bool) -> MachineInfo {
     all
 }
 
-/// What a part says of a node, if it is one of its own.
+/// A part's description of a node, if it is one of its own.
 fn of_part(rest: &Rest, part: PartId, node: NodeInfo) -> Option<NodeInfo> {
     let id = NodeId(node.index);
     let at = rest.parts.shape().coords(id).filter(|_| rest.parts.of(id) == Some(part))?;
@@ -189,7 +191,7 @@ fn links(registry: &Registry, rest: &Rest) -> anyhow::Result<Reply> {
     let answers = rest.ask_all(&Request::Links);
     let Reply::Links { down: mut all } = network::links(registry)? else { bail!("not an answer") };
     for (part, answer) in answers {
-        // One that has gone in the meantime is a region of links that are down here.
+        // The links to a part that has gone in the meantime are down here.
         let Ok(Reply::Links { down }) = answer else { continue };
         let new = down.into_iter().filter(|end| {
             let found = end.find(rest.parts.shape()).and_then(|(at, port)| {
@@ -208,7 +210,7 @@ fn links(registry: &Registry, rest: &Rest) -> anyhow::Result<Reply> {
     Ok(Reply::Links { down: all })
 }
 
-/// The faults, with what all parts have counted.
+/// The faults, with the counts of all parts.
 fn faults(registry: &Registry, rest: &Rest) -> anyhow::Result<Reply> {
     let answers = rest.ask_all(&Request::Faults);
     let mut reply = network::faults(registry)?;
@@ -229,7 +231,7 @@ fn faults(registry: &Registry, rest: &Rest) -> anyhow::Result<Reply> {
     Ok(reply)
 }
 
-/// Passes on what a client and another part say to each other, until either leaves.
+/// Passes data between a client and another part, until either leaves.
 pub(super) fn splice(
     client: &UnixStream,
     mut typed: BufReader<UnixStream>,
@@ -240,7 +242,7 @@ pub(super) fn splice(
     thread::scope(|scope| {
         let back = || {
             copy(&mut replies, client);
-            // The part says no more: neither need the client.
+            // The part sends no more, so the client need not either.
             let _ = client.shutdown(Shutdown::Both);
         };
         let back = thread::Builder::new().name("passed-on".into()).spawn_scoped(scope, back);
@@ -251,7 +253,7 @@ pub(super) fn splice(
     })
 }
 
-/// Copies until the end of either: by read(2) and write(2), which is what a machine's threads may.
+/// Copies until the end of either: by read(2) and write(2), which a machine's threads may call.
 fn copy(from: &mut BufReader<UnixStream>, mut to: &UnixStream) {
     let mut buffer = vec![0; 32 << 10];
     loop {

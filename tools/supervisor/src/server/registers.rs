@@ -1,7 +1,7 @@
 //! The registers of a node's device, by the names of the register map.
 //!
-//! Of a network processor of TNW those links are there that lead somewhere, and channels that were
-//! used.
+//! For a network processor of TNW, these are of links that lead somewhere, and of channels that
+//! were used.
 
 use tofu_abi::tnw::{self, Channel, ChannelReg, Link, LinkReg, NwpReg};
 use tofu_control::protocol::RegisterValue;
@@ -15,7 +15,7 @@ use crate::registry::{AnyNode, Registry};
 ///
 /// # Errors
 ///
-/// One line for the user, if the machine is not there or has no such node.
+/// One line for the user, if the machine does not exist or has no such node.
 pub(super) fn of(registry: &Registry, id: NodeId) -> anyhow::Result<Option<Vec<RegisterValue>>> {
     Ok(registry.device(id)?.map(|node| match node {
         AnyNode::Tofu(node) => of_icc(node.icc()),

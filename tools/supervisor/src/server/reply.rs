@@ -1,4 +1,4 @@
-//! What the control socket answers, a line each.
+//! The replies of the control socket, one per line.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -15,8 +15,8 @@ pub(super) fn say(client: &mut UnixStream, reply: &Reply) -> anyhow::Result<()> 
     Ok(client.write_all(&encode(reply)?)?)
 }
 
-/// Whether a client that is sent something has had enough: it says nothing more, and the end of its
-/// stream says so.
+/// A flag for a client that receives data: it is set when the client wants no more, which the end
+/// of its stream tells.
 ///
 /// # Errors
 ///

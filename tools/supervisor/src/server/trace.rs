@@ -56,7 +56,7 @@ pub(super) fn begin(registry: &Registry, request: &TraceRequest) -> anyhow::Resu
 }
 
 impl Begun {
-    /// Serves the trace until a limit is reached, or the client says no more or has gone.
+    /// Serves the trace until a limit is reached, or the client closes its side or has gone.
     ///
     /// # Errors
     ///
@@ -76,7 +76,7 @@ impl Begun {
         loop {
             let over = stop.load(SeqCst) || end.is_some_and(|end| Instant::now() >= end);
             let records = self.trace.read(over);
-            // After the steps: what has ended was explained before.
+            // After the steps, because commands that have ended were explained before.
             assembler.learn(self.trace.reasons());
             let mut ended = Ended::default();
             for record in &records {
@@ -98,7 +98,7 @@ impl Begun {
         say(client, &Reply::TraceEnded(summary))
     }
 
-    /// Sends what is wanted of what has ended, up to so many commands.
+    /// Sends the selected commands and interrupts that have ended, up to this many commands.
     fn send(
         &self,
         client: &mut UnixStream,

@@ -1,4 +1,4 @@
-//! Commands are put together from their steps.
+//! Assembles commands from their steps.
 
 use std::collections::HashMap;
 
@@ -17,20 +17,20 @@ const INTERRUPTS: usize = 16;
 /// Reasons that wait for their commands.
 const REASONS: usize = 4096;
 
-/// A place in the table of commands under way of a node's queue.
+/// A place in a queue's table of outstanding commands.
 type Place = (u32, u8, CqId, u16);
 
 /// Puts commands together.
 pub struct Assembler {
     shape: Shape,
-    /// Commands under way, with their generations and codes. There is one for each place at most.
+    /// Outstanding commands, with their generations and codes. There is at most one for each place.
     open: HashMap<Place, (u32, u8, TracedCommand)>,
-    /// When a doorbell was written that no command has followed yet.
+    /// The time of a doorbell that no command has followed yet.
     doorbells: HashMap<(u32, TniId, CqId), u64>,
     /// Interrupts that no access has followed yet, by node.
     interrupts: HashMap<u32, Vec<TracedInterrupt>>,
-    /// By node, interface and queue of the command: what the target says, and what its own node
-    /// does.
+    /// Reasons by node, interface and queue of the command: the target's, and those of its own
+    /// node.
     reasons: HashMap<(u32, u8, CqId, Which), [Option<String>; 2]>,
 }
 
@@ -55,7 +55,7 @@ impl Assembler {
         }
     }
 
-    /// Commands that have begun and not ended.
+    /// Commands that have begun and have not ended.
     pub fn open(&self) -> u64 {
         self.open.len() as u64
     }
@@ -73,7 +73,7 @@ impl Assembler {
         }
     }
 
-    /// Takes a step; what ends by it goes into `ended`.
+    /// Takes a step; commands and interrupts that it ends go into `ended`.
     pub fn take(&mut self, record: &Record, ended: &mut Ended) {
         let (node, time) = (record.node.0, record.time_ns);
         match record.what {
@@ -103,7 +103,7 @@ impl Assembler {
         }
     }
 
-    /// Interrupts that nothing has followed.
+    /// Adds the interrupts that no access has followed to `ended`.
     pub fn finish(&mut self, ended: &mut Ended) {
         ended.interrupts.extend(self.interrupts.drain().flat_map(|(_, waiting)| waiting));
     }
@@ -120,7 +120,7 @@ impl Assembler {
                 let address = (!is_packet(code)).then_some(address);
                 let from = self.shape.coords(NodeId(node)).unwrap_or_default();
                 let (to, path) = (header1.target(), header1.path());
-                // Of system packets the header has distances in place of X, Y and Z.
+                // For system packets, the header has distances in place of X, Y and Z.
                 let way = if is_system_packet(code) {
                     let hops = header1.distances();
                     Route::by_distances(&self.shape, from, to, hops, path, Class::System)
@@ -139,7 +139,7 @@ impl Assembler {
                 if let Ok((_, route)) = way {
                     command.hops = route.map(|hop| hop.port.to_string()).collect();
                 }
-                // Only the port of such a packet says where it goes.
+                // Only the port of such a packet tells where it goes.
                 if code == Command::TransmitRawPacket2 as u8 {
                     command.to = None;
                     command.hops.clear();
@@ -173,7 +173,7 @@ impl Assembler {
             Event::Ended { tni, tag, rcode, sent } => {
                 let place = (node, tni.get(), tag.cq, tag.index);
                 let known = self.open.get(&place).is_some_and(|open| open.0 == tag.generation);
-                // Others began before the trace did, or that was lost.
+                // Other commands began before the trace did, or their beginning was lost.
                 if let Some((_, code, mut command)) =
                     known.then(|| self.open.remove(&place)).flatten()
                 {
@@ -259,7 +259,7 @@ fn is_system_packet(code: u8) -> bool {
 /// TLPs of the data of a command.
 fn tlps(header1: Header1, length: u32, padding: bool) -> u32 {
     let code = header1.command();
-    // The bits of the mtu are others in atomics and packets, which are of one TLP.
+    // The MTU bits have another meaning in atomics and packets, which have one TLP.
     if is_packet(code) || code == Command::AtomicReadModifyWrite as u8 {
         return 1;
     }

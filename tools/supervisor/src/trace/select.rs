@@ -22,7 +22,7 @@ const KINDS: [(&str, &[Command]); 5] = [
     ("other", &[Command::Nop, Command::WritePiggybackBuffer]),
 ];
 
-/// Commands that are wanted. Of each list, all if it is empty.
+/// Commands that are wanted. An empty list stands for everything.
 #[derive(Debug)]
 pub(crate) struct Selection {
     nodes: Vec<u32>,
@@ -39,7 +39,7 @@ enum Wanted {
 }
 
 impl Selection {
-    /// What a client asks for.
+    /// The selection that a client asks for.
     ///
     /// # Errors
     ///
@@ -95,7 +95,7 @@ impl Selection {
     }
 }
 
-/// What kind of command has a code; those that there are not are `other`.
+/// The kind of a command by its code; unknown codes are `other`.
 fn kind(code: u8) -> &'static str {
     let of = |(_, commands): &&(&str, &[Command])| commands.iter().any(|c| *c as u8 == code);
     KINDS.iter().find(of).map_or("other", |(name, _)| name)
