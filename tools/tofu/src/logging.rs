@@ -1,4 +1,4 @@
-//! What is logged, and how: `RUST_LOG`, `--log` and `--log-format`.
+//! Logging and its settings: `RUST_LOG`, `--log` and `--log-format`.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -35,7 +35,7 @@ pub(crate) fn levels(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// Starts to log: warnings, and what the environment and the command line ask for.
+/// Starts to log: warnings, and the levels that the environment and the command line ask for.
 pub(crate) fn start(levels: Option<&str>, format: Format) {
     let mut builder = Builder::from_env(Env::default().default_filter_or("warn"));
     if let Some(levels) = levels {

@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(code) => ExitCode::from(code),
-        // The reader of our output has what it wanted, as in `tofu topo | head`.
+        // The reader of our output has stopped reading, as in `tofu topo | head`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("tofu: {}", in_one_line(&error));
@@ -78,7 +78,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// An error with its causes. Those of some libraries name their cause themselves.
+/// An error with its causes. Errors of some libraries already include their cause.
 fn in_one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain().map(ToString::to_string) {

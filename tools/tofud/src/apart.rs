@@ -1,5 +1,5 @@
-//! What a process has of the device that does not have the device itself: queues and channels that
-//! are opened for it, with tables and registers that it cannot write to.
+//! The part of the device for a process that does not have the device itself: queues and channels
+//! that are opened for it, with tables and registers that it cannot write to.
 
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -17,8 +17,8 @@ use tofu_vfio::{Buffer, FileMemory, MapError, VfioPlatform};
 
 use crate::lease::Refused;
 
-/// Registrations of a process at a time at most: each is a mapping of the IOMMU's, of which the
-/// kernel allows 65535 of a device.
+/// The most registrations of a process at a time: each is an IOMMU mapping, of which the kernel
+/// permits 65535 for a device.
 const MAX_REGISTRATIONS: usize = 8192;
 
 /// A queue to be opened.
@@ -64,8 +64,8 @@ pub enum Registers {
     Channel((TniId, BchId)),
 }
 
-/// The part of a device that a process has. Queues and gates are the process's; dropping this
-/// closes what is open.
+/// The part of a device that a process has. Queues and gates belong to the process; dropping this
+/// closes those that are open.
 pub trait Part {
     /// Opens a queue, and returns the file of its rings.
     ///
@@ -78,24 +78,24 @@ pub trait Part {
     ///
     /// # Errors
     ///
-    /// If it is not open, or does not stop: its memory stays what it is then.
+    /// If it is not open, or does not stop; in that case its memory stays mapped.
     fn close_queue(&mut self, queue: (TniId, CqId)) -> Result<(), Refused>;
 
     /// Registers memory with a queue.
     ///
     /// # Errors
     ///
-    /// Why that cannot be done.
+    /// Why that is impossible.
     fn register(&mut self, new: &NewMemory<'_>) -> Result<(), Refused>;
 
-    /// Takes it back.
+    /// Deregisters memory.
     ///
     /// # Errors
     ///
-    /// If it was not registered, or the device does not let go of it.
+    /// If it was not registered, or the device does not release it.
     fn deregister(&mut self, queue: (TniId, CqId), stag: u32) -> Result<(), Refused>;
 
-    /// Opens a channel with gates that are the process's, and returns the file of its notices.
+    /// Opens a channel with gates that belong to the process, and returns the file of its notices.
     ///
     /// # Errors
     ///
@@ -110,14 +110,14 @@ pub trait Part {
     /// If it is not open, or does not stop.
     fn close_channel(&mut self, channel: (TniId, BchId)) -> Result<(), Refused>;
 
-    /// What the gates of a channel report.
+    /// The exceptions that the gates of a channel report.
     ///
     /// # Errors
     ///
     /// If it is not open.
     fn exceptions(&self, channel: (TniId, BchId)) -> Result<u64, Refused>;
 
-    /// Writes a register of a page that is the process's.
+    /// Writes a register of a page that belongs to the process.
     ///
     /// # Errors
     ///
@@ -137,7 +137,7 @@ pub trait Part {
 
 /// A queue of a process's.
 struct Queue {
-    // First, so that the device uses nothing when the rest goes.
+    // Dropped first, so that the device uses nothing when the rest is dropped.
     cq: Option<Cq<VfioPlatform>>,
     registered: BTreeMap<u32, (Stag, FileMemory, u64)>,
 }
@@ -195,7 +195,7 @@ fn map_error(error: MapError) -> Refused {
 }
 
 impl VfioPart {
-    /// Of a device, for a process of this group that is held to a subnet.
+    /// The part of a device for a process of this group that is limited to a subnet.
     pub(crate) fn new(device: Device<VfioPlatform>, group: u64, subnet: Subnet) -> Self {
         Self { device, group, subnet, queues: BTreeMap::new(), channels: BTreeMap::new() }
     }
@@ -284,8 +284,9 @@ impl Part for VfioPart {
         let mapped = self.device.platform().map_file(file, runs, address, len);
         let memory = mapped.map_err(map_error)?;
         let range = MemoryRange { addr: memory.device_addr(), len };
-        // As the library does it for memory that it maps itself. Whoever has the STag reaches what
-        // is in front, as far as the offset goes back in the page: nothing that is another's.
+        // As the library does for memory that it maps itself. A holder of the STag also reaches the
+        // memory before it, as far as the offset in the page, but nothing that belongs to another
+        // process.
         let page = match len {
             _ if offset > memory.device_addr() & 0xffff => PageSize::Size4K,
             0..=0x1_0000 => PageSize::Size64K,

@@ -25,7 +25,7 @@ use crate::lease::Refused;
 const QUEUES: &str = "/proc/tofu/dev";
 /// The files of VFIO's groups.
 const VFIO: &str = "/dev/vfio";
-/// How often a look is taken whether a device is in use.
+/// How often it is checked whether a device is in use.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Opens the device when the first process comes.
@@ -40,8 +40,8 @@ pub trait Source {
     /// The reason in one line.
     fn open(&self, bind: bool) -> Result<Self::Device, String>;
 
-    /// Takes it from the kernel's own driver for a process that wants it by VFIO. Returns whether
-    /// it was that driver's, and has to be [given back](Self::give_back).
+    /// Takes it from the kernel's own driver for a process that needs it through VFIO. Returns
+    /// whether that driver had it, so that it must be [given back](Self::give_back).
     ///
     /// # Errors
     ///
@@ -56,24 +56,24 @@ pub trait Source {
     fn give_back(&self) -> Result<(), String>;
 }
 
-/// A device that processes share. It is given up when it is dropped.
+/// A device that processes share. It is released when it is dropped.
 pub trait SharedDevice {
-    /// What a process needs to use it: a description, and descriptors of the device and of its
-    /// address space.
+    /// Everything that a process needs to use it: a description, and descriptors of the device and
+    /// of its address space.
     ///
     /// # Errors
     ///
     /// If it cannot be shared.
     fn terms(&self) -> io::Result<(Terms, [BorrowedFd<'_>; 2])>;
 
-    /// Sets a range of at least `size` device addresses aside: start and length in bytes.
+    /// Reserves a range of at least `size` device addresses: start and length in bytes.
     fn grant_addresses(&self, size: u64) -> Option<(u64, u64)>;
 
-    /// Unmaps all memory within a range, made of such as were granted, and has it back.
+    /// Unmaps all memory within a range, which consists of granted ranges, and frees the range.
     ///
     /// # Errors
     ///
-    /// The reason in one line; the range stays set aside.
+    /// The reason in one line; the range stays reserved.
     fn take_addresses_back(&self, start: u64, len: u64) -> Result<(), String>;
 
     /// The eventfd of a TNI's interrupt.
@@ -94,14 +94,14 @@ pub trait SharedDevice {
         Generation::Fugaku
     }
 
-    /// What a process of a user gets that is kept apart from others', in the group of the user's
-    /// number; `None` if that cannot be done.
+    /// The part for a user's process that is isolated from other users', in the group of the user's
+    /// number; `None` if that is impossible.
     fn part(&self, user: u32) -> Option<Box<dyn Part>> {
         let _ = user;
         None
     }
 
-    /// The node, as the register NODE_ADDRESS has it.
+    /// The node, as in the register NODE_ADDRESS.
     fn node(&self) -> u64 {
         0
     }
@@ -119,14 +119,14 @@ pub struct VfioSource {
 }
 
 impl VfioSource {
-    /// Opens this device. The file `lent` is there while the kernel's own driver does not have what
-    /// is its: so a later one knows, should this one be killed.
+    /// Opens this device. The file `lent` exists while the kernel's own driver has lent its device,
+    /// so that a later process knows that if this one is killed.
     pub fn new(bdf: Bdf, lent: PathBuf) -> Self {
         Self { bdf, lent }
     }
 
-    /// Gives back what a process before this one has lent and could not give back itself, as soon
-    /// as nobody uses it any more. Does not wait for that.
+    /// Gives back a device that an earlier process has lent and could not give back itself, as soon
+    /// as it is no longer used. Does not wait for that.
     ///
     /// # Errors
     ///
@@ -143,7 +143,8 @@ impl VfioSource {
         thread::Builder::new().name("give back".into()).spawn(give_back).map(drop)
     }
 
-    /// Waits until no process has the device open, who would otherwise be told to let go of it.
+    /// Waits until no process has the device open, because the process would otherwise be told to
+    /// release it.
     fn wait_until_unused(&self) -> Result<(), String> {
         let found = Bus::default().find(Some(self.bdf)).map_err(|error| error.to_string())?;
         let Some(group) = found.iommu_group else { return Ok(()) };
@@ -204,7 +205,7 @@ fn user_of(proc: &Path, folder: &Path) -> Option<u32> {
     let mut processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     processes.find(|pid| {
         let files = std::fs::read_dir(proc.join(format!("{pid}/fd"))).into_iter().flatten();
-        // Those of a process that ends meanwhile are gone.
+        // The files of a process that ends meanwhile are gone.
         let mut files = files.flatten().filter_map(|file| std::fs::read_link(file.path()).ok());
         files.any(|file| file.starts_with(folder))
     })
@@ -267,7 +268,7 @@ impl SharedDevice for Vfio {
         let channels = all.iter().filter_map(|(tni, bg)| Some((*tni, bg.channel()?)));
         let channels = channels.filter(|(tni, bch)| profile.has_channel(tni.get(), bch.get()));
         let sticks = |&(tni, bch): &(TniId, BchId)| self.0.stop_barrier(tni, bch, &all).is_err();
-        // All of them, also when one sticks.
+        // All of them, even if one is stuck.
         channels.filter(sticks).count() == 0
     }
 }

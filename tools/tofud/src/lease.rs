@@ -9,11 +9,11 @@ use tofu_abi::{CqId, TniId};
 use tofu_utofu::{DeviceShare, GatePool};
 use tofu_vfio::broker::wire::Refusal;
 
-/// Tells a process from all others that ever were.
+/// Distinguishes a process from all others, past and present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
 
-/// Why a process does not get what it asks for.
+/// Why a process's request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// The kind of reason.
@@ -37,7 +37,7 @@ enum Owner {
         /// Its process id, for people.
         pid: i32,
     },
-    /// Of a process that is gone; the device does not let go of it.
+    /// It belonged to a process that is gone, and the device does not release it.
     Stuck,
 }
 
@@ -46,7 +46,7 @@ impl Owner {
         matches!(self, Self::Client { id, .. } if *id == client)
     }
 
-    /// That it is nobody's, being `what` of a TNI.
+    /// Checks that it is free; it is `what` of a TNI.
     fn check(self, what: impl fmt::Display, tni: TniId) -> Result<(), Refused> {
         let text = match self {
             Self::Nobody => return Ok(()),
@@ -65,7 +65,7 @@ pub struct Leases {
     queues: [[Owner; NUM_CQ]; NUM_TNI],
     /// Barrier gates that nobody has.
     gates: GatePool,
-    /// Those of each process: a bit for each, by interface.
+    /// The gates of each process: a bit for each, by interface.
     gates_of: BTreeMap<ClientId, [u64; NUM_TNI]>,
     /// Gates of a process that is gone do not stop.
     gates_stuck: bool,
@@ -78,7 +78,7 @@ impl Default for Leases {
 }
 
 impl Leases {
-    /// Nobody has anything of a device of this generation.
+    /// A device of this generation without any leases.
     pub fn new(generation: Generation) -> Self {
         Self {
             generation,
@@ -126,13 +126,13 @@ impl Leases {
         self.queues[tni.index()][cq.index()] == Owner::Nobody
     }
 
-    /// Gives a process its queues: those of its place (its number and how many processes there
-    /// are on the node), or one queue of each interface, whose number is returned.
+    /// Gives a process its queues: those of its place (its number, and the number of processes on
+    /// the node), or one queue of each interface, whose number is returned.
     ///
     /// # Errors
     ///
     /// [`Refusal::InUse`] or [`Refusal::NoneLeft`] if they are not free, [`Refusal::Wrong`] for a
-    /// place that there is not. Nothing is given then.
+    /// place that does not exist. Then nothing is given.
     pub fn join(
         &mut self,
         id: ClientId,
@@ -188,7 +188,7 @@ impl Leases {
         Ok(())
     }
 
-    /// The TNIs whose packet interface is a process's.
+    /// The TNIs whose packet interface belongs to a process.
     pub fn packets_of(&self, id: ClientId) -> Vec<TniId> {
         let all = TniId::ALL.into_iter();
         let kernel = self.kernel_cq().index();
@@ -211,11 +211,11 @@ impl Leases {
         Ok(())
     }
 
-    /// Takes a queue back that a process has closed.
+    /// Takes back a queue that a process has closed.
     ///
     /// # Errors
     ///
-    /// [`Refusal::Wrong`] if it is not its.
+    /// [`Refusal::Wrong`] if the process does not have it.
     pub fn give(&mut self, id: ClientId, tni: TniId, cq: CqId) -> Result<(), Refused> {
         let owner = self.owner(tni, cq);
         if !owner.is(id) {
@@ -230,7 +230,7 @@ impl Leases {
     ///
     /// # Errors
     ///
-    /// [`Refusal::NoneLeft`] if there are not so many left.
+    /// [`Refusal::NoneLeft`] if there are not enough left.
     pub fn take_gates(&mut self, id: ClientId, tni: TniId, relays: u8) -> Result<u64, Refused> {
         let gates = self.gates.take(tni, relays.into()).ok_or_else(|| {
             let text = format!("TNI {tni} has not so many barrier gates left");
@@ -240,11 +240,11 @@ impl Leases {
         Ok(gates)
     }
 
-    /// Takes gates back that a process does not use any more.
+    /// Takes back gates that a process no longer uses.
     ///
     /// # Errors
     ///
-    /// [`Refusal::Wrong`] if they are not all its.
+    /// [`Refusal::Wrong`] if the process does not have all of them.
     pub fn give_gates(&mut self, id: ClientId, tni: TniId, gates: u64) -> Result<(), Refused> {
         match self.gates_of.get_mut(&id).map(|its| &mut its[tni.index()]) {
             Some(its) if gates & !*its == 0 => {
@@ -264,8 +264,8 @@ impl Leases {
         self.gates_of.get(&id).copied().unwrap_or_default()
     }
 
-    /// Ends the leases of a process's gates. Those that do not stop are nobody's until the device
-    /// is given up.
+    /// Ends the leases of a process's gates. Gates that do not stop are given to no process until
+    /// the device is released.
     pub fn end_gates(&mut self, id: ClientId, stopped: bool) {
         let gates = self.gates_of.remove(&id).unwrap_or_default();
         if !stopped {
@@ -284,8 +284,8 @@ impl Leases {
         all.filter(|(tni, cq)| self.queues[tni.index()][cq.index()].is(id)).collect()
     }
 
-    /// Ends the leases of a process. Those of its queues that are `stuck` are nobody's until the
-    /// device is given up.
+    /// Ends the leases of a process. Its queues that are `stuck` are given to no process until the
+    /// device is released.
     pub fn end(&mut self, id: ClientId, stuck: &[(TniId, CqId)]) {
         let kernel = self.kernel_cq();
         let packets = self.packets_of(id).into_iter().map(|tni| (tni, kernel));

@@ -2,9 +2,9 @@
 //!
 //! [`Server`] serves the processes (messages: [`tofu_vfio::broker::wire`]), [`Leases`] records
 //! which process has which control queues, [`SharedDevice`] is what both need from a device, and
-//! [`Part`] what a process has of it that is kept apart from others. The device is opened for the
-//! first process and closed after the last one. So programs that use it through VFIO by themselves
-//! can open it while no process shares it.
+//! [`Part`] is the part of it for a process that is isolated from others. The device is opened for
+//! the first process and closed after the last one. So programs that use it through VFIO by
+//! themselves can open it while no process shares it.
 #![forbid(unsafe_code)]
 
 mod apart;

@@ -56,7 +56,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     }
-    // Held until the end, whatever that is.
+    // Held until the process ends in any way.
     let lock = path.with_extension("lock");
     let file = File::create(&lock).with_context(|| lock.display().to_string())?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {

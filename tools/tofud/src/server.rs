@@ -25,46 +25,46 @@ use crate::device::{SharedDevice, Source};
 use crate::lease::{ClientId, Leases, Refused};
 use crate::throttle::Throttle;
 
-/// Connections at a time at most. Processes of a node are 36 at most.
+/// The most connections at a time. A node has at most 36 processes.
 pub const MAX_CLIENTS: usize = 64;
-/// Connections at a time at most of a user whose processes are kept apart: as many as a node has
+/// The most connections at a time of a user whose processes are isolated: as many as a node has
 /// processes.
 const MAX_OF_USER: usize = 36;
 /// Device addresses that a process has from the start, in bytes; it asks for more when they are
 /// used up.
 const FIRST_ADDRESSES: u64 = 8 << 30;
-/// Connections that are accepted before processes that are known are looked at again.
+/// Connections that are accepted before known processes are served again.
 const ACCEPTED_AT_ONCE: usize = 16;
 
-/// Makes a socket that listens at `path`, in place of one that may be there from before.
+/// Makes a socket that listens at `path`, replacing one that may be left from before.
 ///
 /// # Errors
 ///
-/// If the folder does not let it.
+/// If the folder does not permit it.
 pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    // Made ready beside it, so that at any time what is there is a socket.
+    // Prepared beside it, so that there is a socket at any time.
     let new = path.with_extension("new");
     match unlink(&new) {
         Ok(()) | Err(Errno::NOENT) => {}
         Err(error) => return Err(error.into()),
     }
     bind(&socket, &SocketAddrUnix::new(&new)?)?;
-    // For all users: what those get who are not root is kept apart.
+    // For all users, because what users other than root get is isolated.
     chmod(&new, Mode::from_raw_mode(0o666))?;
     rustix::net::listen(&socket, MAX_CLIENTS as i32)?;
     rename(&new, path)?;
     Ok(socket)
 }
 
-/// A process, or whatever has connected.
+/// A process, or anything else that has connected.
 struct Client {
     socket: OwnedFd,
-    /// Readable when the process has ended, should somebody else keep its socket open.
+    /// Readable when the process has ended, in case another process keeps its socket open.
     process: Option<OwnedFd>,
     pid: i32,
-    /// Its user, who is the group of its queues if it is kept apart.
+    /// Its user, whose number is the group of its queues if it is isolated.
     user: u32,
     /// What it has if it is kept apart.
     part: Option<Box<dyn Part>>,
@@ -76,17 +76,17 @@ struct Client {
 /// What a client has to do with the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// Nothing, as it has not said anything.
+    /// Nothing, because it has not sent anything.
     Silent,
     /// Shares it.
     Program,
-    /// Is the node's network, on this TNI: shares it until somebody wants it alone.
+    /// It is the node's network, on this TNI, and shares it until a process wants it alone.
     Network(TniId),
     /// Has it alone, by VFIO.
     Alone,
 }
 
-/// What became of a client's message.
+/// The result of a client's message.
 enum Next {
     Stay,
     Leave,
@@ -100,18 +100,19 @@ pub struct Server<S: Source> {
     leases: Leases,
     clients: BTreeMap<ClientId, Client>,
     next: u64,
-    /// The device was opened once: if it has no driver, somebody has taken it away.
+    /// The device was opened once: if it has no driver now, it was taken away.
     was_open: bool,
-    /// Who has it alone has it from the kernel's own driver.
+    /// The process that has it alone has it from the kernel's own driver.
     lent: bool,
-    /// The user whose processes get the device itself, this one's: root. All others' are kept
-    /// apart.
+    /// The user whose processes get the device itself: this process's user, root. All others' are
+    /// isolated.
     trusted: u32,
     warnings: Throttle,
 }
 
 impl<S: Source> Server<S> {
-    /// Shares the device of `source` with those who connect to `listener`, which does not wait.
+    /// Shares the device of `source` with processes that connect to `listener`, which does not
+    /// block.
     pub fn new(listener: OwnedFd, source: S) -> Self {
         Self {
             listener,
@@ -127,7 +128,7 @@ impl<S: Source> Server<S> {
         }
     }
 
-    /// The same for another user whose processes get the device itself than this process's.
+    /// The same with another user than this process's whose processes get the device itself.
     pub fn trusting(self, user: u32) -> Self {
         Self { trusted: user, ..self }
     }
@@ -148,22 +149,22 @@ impl<S: Source> Server<S> {
         self.device.is_some()
     }
 
-    /// Serves until the system does not let it.
+    /// Serves until a system call fails.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The system's error.
     pub fn run(&mut self) -> io::Result<()> {
         loop {
             self.turn(None)?;
         }
     }
 
-    /// Waits until something happens, or for so long, and deals with it.
+    /// Waits until something happens, or until the time-out, and handles it.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The system's error.
     pub fn turn(&mut self, timeout: Option<&Timespec>) -> io::Result<()> {
         let events = PollFlags::IN;
         let mut fds = vec![PollFd::new(&self.listener, events)];
@@ -214,11 +215,12 @@ impl<S: Source> Server<S> {
             match accept_with(&self.listener, flags) {
                 Ok(socket) => self.add(socket),
                 Err(Errno::AGAIN) => break,
-                // The other side is gone already, or was in the way.
+                // The other side is gone already, or the call was interrupted.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)) => {
                     self.warnings.warn(format_args!("cannot accept a process: {error}"));
-                    // It stays in line; without a pause it would be asked for without end.
+                    // The connection stays in the queue; without a pause this would be an endless
+                    // loop.
                     std::thread::sleep(std::time::Duration::from_millis(100));
                     break;
                 }
@@ -228,10 +230,10 @@ impl<S: Source> Server<S> {
         Ok(())
     }
 
-    /// Takes on whoever is at the other end of a socket that does not wait.
+    /// Adds the client at the other end of a socket that does not block.
     pub fn add(&mut self, socket: OwnedFd) {
         if self.clients.len() >= MAX_CLIENTS {
-            // Whoever has connected and says nothing has to go first.
+            // Clients that have connected and sent nothing are dropped first.
             let silent = self.clients.iter().find(|(_, client)| client.role == Role::Silent);
             if let Some(id) = silent.map(|(id, _)| *id) {
                 self.end(id);
@@ -290,7 +292,7 @@ impl<S: Source> Server<S> {
                     self.warnings.warn(format_args!("process {pid}: {text}"));
                 }
                 let sent = self.say(id, refused(why, text));
-                // One that makes mistakes may make worse ones.
+                // A client that makes mistakes may make worse ones.
                 if why == Refusal::Wrong {
                     return Next::Leave;
                 }
@@ -396,7 +398,7 @@ impl<S: Source> Server<S> {
         }
     }
 
-    /// Makes a process that has its queues one of those who are kept apart.
+    /// Makes a process that has its queues an isolated one.
     fn set_apart(&mut self, id: ClientId, user: u32, cq: Option<u8>) -> Result<Handled, Refused> {
         let part = self.device.as_ref().and_then(|device| {
             let about = (device.node(), device.generation().register());
@@ -416,7 +418,7 @@ impl<S: Source> Server<S> {
         Ok(Handled::Answer(Answer::Apart { node, generation, cq }))
     }
 
-    /// What a process asks for that is kept apart.
+    /// Handles a request of an isolated process.
     fn apart(
         &mut self,
         id: ClientId,
@@ -529,7 +531,7 @@ impl<S: Source> Server<S> {
         Ok(())
     }
 
-    /// Makes a process that has its queues one of those who share the device.
+    /// Makes a process that has its queues one that shares the device.
     fn enter(&mut self, id: ClientId, role: Role) -> Result<(), Refused> {
         let range = self.device.as_ref().and_then(|device| device.grant_addresses(FIRST_ADDRESSES));
         let (Some(range), Some(client)) = (range, self.clients.get_mut(&id)) else {
@@ -542,7 +544,7 @@ impl<S: Source> Server<S> {
         Ok(())
     }
 
-    /// Gives the device up for a process that wants it alone.
+    /// Releases the device for a process that wants it alone.
     fn leave_alone(&mut self, id: ClientId) -> Result<(), Refused> {
         let in_the_way = |(other, client): &(&ClientId, &Client)| {
             **other != id && matches!(client.role, Role::Program | Role::Alone)
@@ -586,7 +588,7 @@ impl<S: Source> Server<S> {
             return;
         };
         if client.role == Role::Alone && std::mem::take(&mut self.lent) {
-            // The kernel waits until the process has let go of it.
+            // The kernel waits until the process has released it.
             if let Err(error) = self.source.give_back() {
                 log::error!("the kernel's driver does not get the device back: {error}");
             }
@@ -602,7 +604,7 @@ impl<S: Source> Server<S> {
             queues.push((tni, self.leases.kernel_cq()));
         }
         let stuck = device.stop_queues(&queues);
-        // Closes what the process has left open, which has stopped but for what is stuck.
+        // Closes what the process has left open, all of which has stopped except stuck queues.
         drop(client.part);
         self.leases.end(id, &stuck);
         let gates_stopped = device.stop_gates(&self.leases.gates_of(id));
@@ -630,9 +632,9 @@ impl<S: Source> Server<S> {
         log::info!("process {pid} has left the device");
     }
 
-    /// Gives the device up if nobody uses it. The kernel resets it then.
+    /// Releases the device if no process uses it. Then the kernel resets it.
     fn give_up_unused(&mut self) {
-        // The network alone must not keep what only a reset repairs.
+        // The network alone must not keep a device that only a reset can repair.
         if self.leases.any_stuck() && self.with_role(|role| role == Role::Program).is_empty() {
             self.end_network();
         }
@@ -660,13 +662,13 @@ fn refused(why: Refusal, text: String) -> Answer {
     Answer::Refused { why, text: text.chars().take(300).collect() }
 }
 
-/// Bytes of processes' memory that may be pinned, those that are kept apart taken together.
+/// Bytes of memory that all isolated processes together may pin.
 fn may_pin() -> u64 {
     let about = sysinfo();
     about.totalram.saturating_mul(about.mem_unit.into()) / 2
 }
 
-/// Ranges as few as possible: a process may have mapped memory across the border of two.
+/// Merges ranges, because a process may have mapped memory across the border of two.
 fn joined(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     ranges.sort_unstable();
     let mut result: Vec<(u64, u64)> = Vec::with_capacity(ranges.len());

@@ -1,4 +1,4 @@
-//! The server with a device that is none, and processes of all kinds.
+//! The server with a fake device, and processes of all kinds.
 
 use std::fs::File;
 use std::io;
@@ -43,7 +43,7 @@ struct State {
     is_kernels: bool,
     /// A process that uses that driver.
     user: bool,
-    /// The group of the last process that was kept apart, and what was done for such.
+    /// The group of the last isolated process, and the operations for such processes.
     group: u64,
     done: Vec<String>,
 }
@@ -56,7 +56,7 @@ impl Fake {
         self.0.lock().unwrap()
     }
 
-    /// How often the device was opened and given up.
+    /// How often the device was opened and released.
     fn counts(&self) -> (u32, u32) {
         let state = self.state();
         (state.open, state.closed)
@@ -154,7 +154,7 @@ impl SharedDevice for Device {
     }
 }
 
-/// Notes what a process that is kept apart has asked for and may have.
+/// Records what an isolated process has asked for, and grants it.
 struct FakePart(Fake);
 
 impl FakePart {
@@ -225,7 +225,7 @@ impl Test {
         Self { fake, server, _folder: folder }
     }
 
-    /// Lets the server do all that there is to do.
+    /// Lets the server do all pending work.
     fn settle(&mut self) {
         for _ in 0..20 {
             self.server.turn(Some(&Timespec::default())).unwrap();
@@ -240,7 +240,7 @@ impl Test {
         ours
     }
 
-    /// Of processes of other users than the server's.
+    /// A test with processes of other users than the server's.
     fn of_others() -> Self {
         let test = Self::new();
         Self { server: test.server.trusting(getuid().as_raw() ^ 1), ..test }
@@ -251,7 +251,7 @@ impl Test {
         self.ask_with(socket, request, &[])
     }
 
-    /// The same to one that comes with descriptors.
+    /// The same to a request with descriptors.
     fn ask_with(
         &mut self,
         socket: &OwnedFd,
@@ -393,7 +393,7 @@ fn barrier_gates_are_stopped_before_others_have_them() {
     let all = 1 | 0xffff_ffff << 16 & !(1 << 20);
     assert_eq!(test.fake.state().stopped_gates, [[0, all, 0, 0, 0, 0]]);
     assert_eq!(test.ask(&other, &take(31)), Some(Answer::Gates { gates: all }));
-    // What does not stop may still write to the process's memory.
+    // A queue that does not stop may still write to the process's memory.
     test.fake.state().back.clear();
     test.fake.state().gates_stick = true;
     drop(other);
@@ -427,7 +427,7 @@ fn those_who_make_no_sense_are_shown_out() {
         rustix::io::write(&socket, bytes).unwrap();
         assert_eq!(test.ask(&socket, &hello(None)), None);
     }
-    // Descriptors are not taken, however many.
+    // Descriptors are not accepted, however many.
     let socket = test.connect();
     let fds = [socket.as_fd(), good.as_fd()];
     send(socket.as_fd(), &hello(Some((9, 9))), &fds).unwrap();
@@ -436,7 +436,7 @@ fn those_who_make_no_sense_are_shown_out() {
     assert_eq!(test.ask(&good, &Request::Take { tni: 0, cq: 1 }), Some(Answer::Taken));
 }
 
-/// A process that is kept apart, with its queue, which is open, and gates of TNI 0.
+/// An isolated process, with its queue, which is open, and gates of TNI 0.
 fn apart(test: &mut Test) -> (OwnedFd, (u8, u8), u64) {
     let socket = test.connect();
     let cq = match test.ask(&socket, &hello(None)) {
@@ -536,7 +536,7 @@ fn one_that_is_kept_apart_has_nothing_of_others() {
     }
     let (socket, ..) = apart(&mut test);
     assert_eq!(why(test.ask(&socket, &Request::Addresses { size: 1 })), Refusal::Wrong);
-    // Nor do the trusted have anything by way of tofud.
+    // Nor do trusted processes get anything through tofud.
     let mut test = Test::new();
     let (socket, ..) = test.join(None);
     let request = ApartRequest::CloseQueue { queue: (0, 0) };
@@ -667,7 +667,7 @@ fn the_network_shares_the_device_with_programs() {
     assert_eq!(fds.len(), 3, "the device, its address space, the interrupt");
     let (program, _, cq) = test.join(None);
     assert_eq!((cq, test.server.users()), (Some(0), 2));
-    // There is one network on a TNI, and no TNI 6.
+    // There is only one network on a TNI, and no TNI 6.
     let other = test.connect();
     assert_eq!(why(test.ask(&other, &packets(2))), Refusal::InUse);
     let other = test.connect();
@@ -699,7 +699,7 @@ fn the_network_gives_way_to_whoever_wants_the_device_alone() {
     assert_eq!(test.ask(&greedy, &alone()), Some(Answer::Yours));
     assert_eq!(test.fake.counts(), (1, 1), "given up");
     assert!(receive_with_fds::<Answer>(network.as_fd()).unwrap().is_none(), "shown out");
-    // Until it is gone nobody else gets the device.
+    // Until it is gone, no other process gets the device.
     for request in [packets(0), hello(None)] {
         let other = test.connect();
         assert_eq!(why(test.ask(&other, &request)), Refusal::NoDevice);
@@ -722,7 +722,7 @@ fn the_network_binds_a_device_once_only() {
     assert!(std::mem::take(&mut test.fake.state().bound), "it has no driver at first");
     drop(network);
     test.settle();
-    // Whoever takes the driver away now means it.
+    // Taking away the driver now is intended.
     let network = test.connect();
     test.ask(&network, &packets(0)).unwrap();
     assert!(!test.fake.state().bound);

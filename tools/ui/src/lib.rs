@@ -1,4 +1,4 @@
-//! What all commands have towards the terminal: style, text, progress, signals, exit codes.
+//! Shared by all commands for the terminal: style, text, progress, signals, exit codes.
 
 #![forbid(unsafe_code)]
 

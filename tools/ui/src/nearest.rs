@@ -1,16 +1,16 @@
 //! What the user may have meant.
 
-/// How alike two names must be, from 0 to 1, for one to be taken for the other.
+/// How similar two names must be, from 0 to 1, for one to be suggested for the other.
 const ALIKE: f64 = 0.75;
 
-/// The name that is most like `word`, if one is at all.
+/// The name that is most similar to `word`, if any is.
 pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let alike = |name: &'a str| (strsim::jaro_winkler(word, name), name);
     let best = names.into_iter().map(alike).max_by(|(a, _), (b, _)| a.total_cmp(b));
     best.filter(|(alike, _)| *alike >= ALIKE).map(|(_, name)| name)
 }
 
-/// The same as words for the end of an error; empty if nothing is alike.
+/// The same as words for the end of an error; empty if none is similar.
 pub fn did_you_mean<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> String {
     nearest(word, names).map(|name| format!("; did you mean {name}?")).unwrap_or_default()
 }

@@ -22,7 +22,7 @@ pub struct ImageProgress {
 }
 
 impl ImageProgress {
-    /// Nothing is shown before something is to be done.
+    /// Nothing is shown before there is work to do.
     pub fn new(cancelled: Arc<AtomicBool>, terminal: bool) -> Self {
         Self { cancelled, terminal, state: Mutex::default() }
     }

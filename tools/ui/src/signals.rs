@@ -15,13 +15,13 @@ pub struct Forwarding {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Wrappers such as `timeout` and some shells deliver one Ctrl-C twice; signals so
-/// soon after the first count as the same.
+/// Wrappers such as `timeout` and some shells deliver one Ctrl-C twice; signals this soon after the
+/// first count as the same.
 pub const SAME: Duration = Duration::from_millis(500);
 
 const CANNOT: &str = "cannot handle signals";
 
-/// What becomes true with the first SIGINT or SIGTERM, as [`forward`] has it.
+/// A flag that becomes true with the first SIGINT or SIGTERM that [`forward`] gets.
 ///
 /// # Errors
 ///
@@ -33,7 +33,7 @@ pub fn flag() -> anyhow::Result<(Arc<AtomicBool>, Forwarding)> {
 }
 
 /// Calls `forward` with the number of the first SIGINT or SIGTERM. A later one ends
-/// the process at once, for the case that stopping hangs.
+/// the process at once, in case stopping hangs.
 ///
 /// # Errors
 ///

@@ -1,8 +1,8 @@
-//! What output looks like.
+//! The style of output.
 
 use std::io::{self, IsTerminal};
 
-/// Where output goes and what it looks like.
+/// The style of output, by where it goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
     /// JSON events instead of text.
@@ -14,7 +14,7 @@ pub struct Style {
 }
 
 impl Style {
-    /// What suits the standard streams: colour only on a terminal and only if
+    /// The style that suits the standard streams: colour only on a terminal and only if
     /// NO_COLOR is unset or empty, progress only if stderr is a terminal.
     pub fn detect(json: bool) -> Self {
         let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());

@@ -1,19 +1,20 @@
-//! Tables, as wide as the terminal; elsewhere as wide as they are.
+//! Tables, as wide as the terminal; elsewhere as wide as their contents.
 
 use std::io::{self, IsTerminal};
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use rustix::termios::tcgetwinsize;
 
-/// Columns of the terminal that is standard output; `None` if it is none, and nothing is to be cut.
+/// Columns of the terminal that is standard output; `None` if it is not a terminal, and nothing
+/// must be cut.
 pub fn terminal_width() -> Option<u16> {
     let out = io::stdout();
     let size = out.is_terminal().then(|| tcgetwinsize(&out).ok()).flatten()?;
     Some(size.ws_col).filter(|columns| *columns > 0)
 }
 
-/// Rows below a head, in columns two spaces apart. `right` are the columns with numbers, which end
-/// alike. In a terminal cells are broken into lines if the table is too wide for it.
+/// Rows below a head, in columns two spaces apart. `right` are the columns with numbers, which are
+/// aligned on the right. In a terminal cells are broken into lines if the table is too wide for it.
 pub fn table(
     head: &[&str],
     right: &[usize],

@@ -1,25 +1,25 @@
-//! What guests write to consoles, made fit for the user's terminal.
+//! Adapts guests' console output to the user's terminal.
 //!
 //! A console is a stream for a terminal of its own. Firmware resets that terminal, clears it and
-//! turns its wrapping off; shells ask it where the cursor is. A user who looks in has another one,
-//! with a screen that is not the guest's and goes on being used afterwards.
+//! turns its wrapping off; shells ask it where the cursor is. A user who attaches has another one,
+//! with a screen that does not belong to the guest and that is used afterwards.
 
 use std::collections::BTreeSet;
 
 use vte::{Params, Parser, Perform};
 
-/// Lets through what a guest may do to the user's terminal.
+/// Passes on only what a guest may do to the user's terminal.
 ///
-/// Text, colours, the movements of the cursor and what editors need go through. A reset, a change
+/// Text, colours, cursor movements and what editors need are passed on. A reset, a change
 /// of how lines wrap, titles, questions and whatever else outlives the guest's output does not.
-/// What editors turn on is noted, for [`Filter::restore`].
+/// Modes that editors turn on are recorded, for [`Filter::restore`].
 #[derive(Default)]
 pub struct Filter {
     parser: Parser,
     passed: Passed,
 }
 
-/// What is understood, and what has gone through.
+/// The parser's output: the bytes that were passed on, and state.
 #[derive(Default)]
 struct Passed {
     out: Vec<u8>,
@@ -27,7 +27,7 @@ struct Passed {
     strict: bool,
     /// Firmware has asked for a reset, and its clearing comes next.
     resetting: bool,
-    /// Private modes that differ from how a terminal begins.
+    /// Private modes that differ from a terminal's initial ones.
     modes: BTreeSet<u16>,
     keypad: bool,
     margins: bool,
@@ -35,18 +35,20 @@ struct Passed {
 }
 
 /// Private modes that full-screen programs turn on and off: cursor keys, the cursor's visibility,
-/// the other screen in its three kinds, marked pastes.
+/// the alternate screen in its three kinds, bracketed paste.
 const MODES: [u16; 6] = [1, 25, 47, 1047, 1049, 2004];
-/// Of these, the ones that are on at first.
+/// Those of them that are on initially.
 const ON: [u16; 1] = [25];
 
 impl Filter {
-    /// What the terminal gets of these bytes, which are live: whoever writes them sees the user.
+    /// The bytes for the terminal from these bytes, which are live: their writer interacts with the
+    /// user.
     pub fn live(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.pass(bytes, false)
     }
 
-    /// What the terminal gets of bytes that were written to nobody before: text and colours only.
+    /// The bytes for the terminal from bytes that were written earlier, for no viewer: text and
+    /// colours only.
     pub fn replay(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.pass(bytes, true)
     }
@@ -57,7 +59,7 @@ impl Filter {
         std::mem::take(&mut self.passed.out)
     }
 
-    /// What gives the terminal back as it was, but for the text.
+    /// The bytes that restore the terminal, except for the text.
     pub fn restore(&self) -> Vec<u8> {
         let passed = &self.passed;
         let mut out = Vec::new();
@@ -95,7 +97,7 @@ impl Passed {
         self.out.extend(action.to_string().bytes());
     }
 
-    /// Passes those on that full-screen programs need.
+    /// Passes on those that full-screen programs need.
     fn private_modes(&mut self, params: &Params, on: bool) {
         for mode in params.iter().filter_map(|parts| parts.first()) {
             if !MODES.contains(mode) {
@@ -120,7 +122,7 @@ impl Perform for Passed {
     fn execute(&mut self, byte: u8) {
         match byte {
             b'\n' | b'\r' | b'\t' | 0x08 => self.out.push(byte),
-            // The bell is for those who are there to hear it.
+            // The bell is only for live viewers.
             0x07 if !self.strict => self.out.push(byte),
             0x0e | 0x0f if !self.strict => {
                 self.charset = true;
@@ -136,7 +138,7 @@ impl Perform for Passed {
             _ if ignore => {}
             ([], 'm') => self.sequence(params, intermediates, action),
             _ if self.strict || self.resetting => {}
-            // What was scrolled away is the user's.
+            // The scrollback belongs to the user.
             ([], 'J') if first == Some(3) => {}
             // Movements, erasing, inserting and deleting, scrolling.
             ([], 'A'..='M' | 'P' | 'S' | 'T' | 'X' | 'Z' | '@' | '`' | 'a' | 'd'..='f') => {
@@ -171,7 +173,7 @@ impl Perform for Passed {
     }
 }
 
-/// The text of what was written for a terminal, without all that steers one.
+/// The text of terminal output, without control sequences.
 pub fn plain(text: &str) -> String {
     struct Text(String);
     impl Perform for Text {
@@ -193,7 +195,7 @@ pub fn plain(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// What SeaBIOS says first on a serial console, and a boot loader.
+    /// The first output of SeaBIOS on a serial console, and of a boot loader.
     const FIRMWARE: &[u8] =
         b"\x1bc\x1b[?7l\x1b[2J\x1b[0mSeaBIOS (version 1.16)\r\n\x1b[6n\x1b[?7l Booting\r\n";
 
@@ -230,7 +232,7 @@ mod tests {
         assert_eq!(text(filter.restore()), restored);
         filter.live(b"\x1b[?1049l\x1b[?25h");
         assert!(!text(filter.restore()).contains('?'));
-        // The same, but nobody was there: it did not happen to this terminal.
+        // The same without a viewer: this terminal is not affected.
         assert_eq!(text(Filter::default().replay(vi.as_bytes())), "xq");
     }
 

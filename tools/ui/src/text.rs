@@ -1,7 +1,7 @@
-//! Text that others have written.
+//! Text from other sources.
 
-/// A guest's text with control characters replaced, so that a guest cannot steer
-/// the user's terminal. Tabs become spaces.
+/// A guest's text with control characters replaced, so that a guest cannot control the user's
+/// terminal. Tabs become spaces.
 pub fn printable(text: &str) -> String {
     text.chars()
         .map(|c| match c {

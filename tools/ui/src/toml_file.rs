@@ -19,7 +19,7 @@ pub enum FileError {
     /// It cannot be read.
     #[error("{}: cannot read the {what}", path.display())]
     Read { path: PathBuf, what: &'static str, source: std::io::Error },
-    /// No TOML, an unknown field, or a value of the wrong type.
+    /// Invalid TOML, an unknown field, or a value of the wrong type.
     #[error("{place}: {}", one_line(message))]
     Toml { place: FileLine, message: String },
     /// A value that is not allowed.
@@ -63,7 +63,7 @@ pub struct TomlFile<'a> {
 }
 
 impl TomlFile<'_> {
-    /// The text of a file; `what` is the kind of it.
+    /// The text of a file; `what` is the kind of file.
     ///
     /// # Errors
     /// [`FileError::Read`].
@@ -106,7 +106,7 @@ impl TomlFile<'_> {
         FileError::Toml { place, message }
     }
 
-    /// The error that a value is not allowed.
+    /// The error for a value that is not allowed.
     pub fn value_error<V: fmt::Debug>(
         &self,
         field: &'static str,
@@ -121,7 +121,7 @@ impl TomlFile<'_> {
         }
     }
 
-    /// What a check makes of a value, if it is given; or what is allowed.
+    /// The checked value, if one is given; or the error with the allowed values.
     ///
     /// # Errors
     /// [`FileError::Value`].
@@ -137,7 +137,7 @@ impl TomlFile<'_> {
     }
 }
 
-/// The unknown field that an error is about, and those there are.
+/// The unknown field in an error, and the existing fields.
 fn unknown_field(message: &str) -> Option<(&str, Vec<&str>)> {
     let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
     Some((quoted.next()?, quoted.collect()))

@@ -77,7 +77,7 @@ Examples:
   tofu capture t-0-0-0-0-1-0 -w - --on tni | wireshark -k -i -
   tofu capture 0 -w ip.pcapng --on tni0 --kind system --seconds 10";
 
-/// A name that is passed to the machine as it is, if it is one of these.
+/// A name that is passed to the machine unchanged, if it is one of these.
 fn named<T: FromStr<Err = &'static str>>(name: &str) -> Result<String, &'static str> {
     name.parse::<T>().map(|_| name.to_owned())
 }
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<u8> {
     let mut connection = Connection::open(&control, &request)?;
     let stream = connection.stream()?;
     let _signals = signals::forward(move |_| {
-        // The machine then ends the file and says so.
+        // The machine then ends the file and reports that.
         let _ = stream.shutdown(Shutdown::Write);
     })?;
     let mut file = WholeBlocks::new(out);

@@ -1,4 +1,4 @@
-//! `tofu completions`: what a shell completes the command line with.
+//! `tofu completions`: the shell's completion of the command line.
 
 use std::io::{self, Write};
 
@@ -24,7 +24,7 @@ Examples:
 
 /// Runs `tofu completions` for this command line and returns the exit code.
 pub(crate) fn run(args: &CompletionsArgs, command: &Command) -> anyhow::Result<u8> {
-    // `generate` panics if nobody reads what it writes.
+    // `generate` panics if its output is not read.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut visible(command), "tofu", &mut script);
     io::stdout().lock().write_all(&script)?;

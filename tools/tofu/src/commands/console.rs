@@ -28,7 +28,7 @@ pub(crate) struct ConsoleArgs {
 
 /// Ctrl-].
 const ESCAPE: u8 = 0x1d;
-/// How long output is waited for after the end of input that is not a terminal's.
+/// How long to wait for output after the end of input that is not from a terminal.
 const AFTERWARDS: Duration = Duration::from_millis(500);
 
 /// Runs `tofu console` and returns the exit code.
@@ -76,14 +76,14 @@ pub(crate) fn run(args: &ConsoleArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Sends what is typed until the user leaves.
+/// Sends input until the user leaves.
 fn type_in(mut out: UnixStream, terminal: bool) -> io::Result<()> {
     let mut keys = Keys::default();
     let mut buffer = [0; 1024];
     loop {
         let n = io::stdin().read(&mut buffer)?;
         if n == 0 {
-            // What the node says to it is still of interest.
+            // The node's answer to it is still shown.
             thread::sleep(AFTERWARDS);
             return out.shutdown(Shutdown::Both);
         }
@@ -114,7 +114,7 @@ enum Line {
 }
 
 impl Keys {
-    /// What is for the node, and whether the user wants to leave.
+    /// The input for the node, and whether the user wants to leave.
     fn take(&mut self, bytes: &[u8]) -> (Vec<u8>, bool) {
         let mut typed = Vec::new();
         for &byte in bytes {
@@ -126,7 +126,7 @@ impl Keys {
                 b'\r' | b'\n' => Line::Begin,
                 _ => Line::Middle,
             };
-            // A tilde waits for what comes next, and ~~ is one.
+            // A tilde waits for the next character, and ~~ stands for one tilde.
             if state == Line::Tilde && byte != b'~' {
                 typed.push(b'~');
             }

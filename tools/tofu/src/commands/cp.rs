@@ -32,7 +32,7 @@ Examples:
   tofu cp ./mine 0:/usr/local/bin/
   tofu cp 1,0,0,0,0,0:/var/log ./logs";
 
-/// How much of the other side's complaint is shown, in bytes.
+/// How much of the other side's error message is shown, in bytes.
 const MAX_COMPLAINT: usize = 2000;
 
 /// Runs `tofu cp` and returns the exit code.
@@ -91,7 +91,8 @@ fn send(from: &str, node: &str, to: &str) -> anyhow::Result<()> {
         let feeding = remote.clone();
         scope.spawn(move || feeding.feed(reader));
         let status = remote.follow(|_, bytes| complain(&mut complaint, bytes));
-        // Whoever still feeds a program that has ended gets no more credit, but also no answer.
+        // A thread that still feeds a program that has ended gets no more credit, but also no
+        // answer.
         remote.give_up();
         let packed = packing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         (packed, status)
@@ -126,7 +127,7 @@ fn fetch(node: &str, from: &str, to: &str) -> anyhow::Result<()> {
         Ok(status @ (Status::Code(1..) | Status::NotRun { .. } | Status::Signal(_))) => {
             check(status, &complaint, node)
         }
-        // If unpacking has failed, it has said why, and the rest is of no interest.
+        // If unpacking has failed, it has reported why, and other errors do not matter.
         status => {
             unpacked.with_context(|| format!("cannot write {to}"))?;
             check(status?, &complaint, node)

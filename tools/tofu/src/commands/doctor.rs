@@ -24,7 +24,7 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: bool,
 }
 
-/// How a finding bears on running machines.
+/// How a finding affects running machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Level {
@@ -65,15 +65,15 @@ struct Report {
 /// What there is for Linux nodes.
 #[derive(Debug, Clone, Serialize)]
 struct LinuxReport {
-    /// Linux nodes can run, if need be after something was fetched.
+    /// Linux nodes can run, if necessary after something was fetched.
     can_run: bool,
-    /// What runs them: `tofu`, our own monitor, or `qemu-tcg`.
+    /// The monitor that runs them: `tofu`, our own monitor, or `qemu-tcg`.
     vmm: &'static str,
     /// What our own monitor can do with Linux here.
     own_monitor: tofu_vmm::LinuxSupport,
     /// Version of the QEMU there is.
     qemu: Option<String>,
-    /// Nodes with Fugaku's processor can run, if need be after something was fetched or built.
+    /// Nodes with Fugaku's processor can run, if necessary after something was fetched or built.
     arm64: bool,
     /// What there is for them.
     about_arm64: String,
@@ -85,7 +85,7 @@ struct LinuxReport {
     shared_memory: bool,
 }
 
-/// What the kernel offers to restrict our own processes.
+/// The kernel's means to restrict our own processes.
 #[derive(Debug, Clone, Serialize)]
 struct SandboxReport {
     seccomp: bool,

@@ -32,7 +32,7 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<u8> {
         false => vec![find_present(args.name.as_ref())?],
     };
     for machine in &machines {
-        // One of the parts that are here will do.
+        // One of the parts on this host is enough.
         let mut asked = Ok(());
         for (name, control) in &machine.sockets {
             let answer = Connection::open(control, &Request::Down)

@@ -71,9 +71,9 @@ Examples:
 Exit codes: that of the command (128 plus the signal if a signal ended it), with --all of the first
 that failed; 124 after --timeout, 130 after Ctrl-C, 2 for mistakes.";
 
-/// The exit code after `--timeout`, as of timeout(1).
+/// The exit code after `--timeout`, as with timeout(1).
 const EXIT_TIMEOUT: u8 = 124;
-/// Ctrl-], which leaves when typed so often in a row.
+/// Ctrl-], which leaves when typed this often in a row.
 const ESCAPE: u8 = 0x1d;
 const ESCAPES: usize = 3;
 
@@ -172,7 +172,7 @@ fn window_size() -> anyhow::Result<WindowSize> {
     Ok(WindowSize { rows: size.ws_row, columns: size.ws_col })
 }
 
-/// What is typed at a terminal, until the user wants to leave.
+/// Terminal input, until the user wants to leave.
 struct Typed {
     ends: Arc<Ends>,
     escapes: usize,
@@ -191,8 +191,8 @@ impl io::Read for Typed {
     }
 }
 
-/// Passes signals of this process on to a program, until the process ends: which it does with the
-/// second of them that asks for an end.
+/// Passes signals of this process on to a program, until the process ends, which happens with the
+/// second signal that asks for an end.
 fn forward_signals(program: &RemoteProgram, ends: &Arc<Ends>, tty: bool) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT])?;
     if tty {
@@ -204,7 +204,7 @@ fn forward_signals(program: &RemoteProgram, ends: &Arc<Ends>, tty: bool) -> anyh
         for signal in signals.forever() {
             if signal == SIGWINCH {
                 if let Ok(size) = window_size() {
-                    // If it cannot be told, it has ended.
+                    // If this fails, it has ended.
                     let _ = program.say(ToProgram::Resize(size));
                 }
                 continue;
@@ -220,7 +220,7 @@ fn forward_signals(program: &RemoteProgram, ends: &Arc<Ends>, tty: bool) -> anyh
     Ok(())
 }
 
-/// Asks a program to end after a time, and after `grace` does not ask.
+/// Asks a program to end after a time, and ends it by force after `grace`.
 fn end_after(
     timeout: Duration,
     grace: Duration,
@@ -231,7 +231,7 @@ fn end_after(
     let end = move || {
         thread::sleep(timeout);
         ends.timeout.store(true, SeqCst);
-        // If it cannot be told, this process ends all the same.
+        // If this fails, this process ends nevertheless.
         let _ = program.say(ToProgram::Signal(SIGTERM));
         thread::sleep(grace);
         ends.now(EXIT_TIMEOUT);

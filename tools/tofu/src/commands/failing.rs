@@ -1,4 +1,4 @@
-//! `tofu node` and `tofu board`: parts of a machine that runs fail, and are repaired.
+//! `tofu node` and `tofu board`: parts of a running machine fail, and are repaired.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -106,7 +106,7 @@ fn find(texts: &[String]) -> anyhow::Result<(PathBuf, MachineInfo, BTreeSet<Coor
     Ok((control, machine, at.collect::<anyhow::Result<_>>()?))
 }
 
-/// Lengths of a board of a machine. Each node of TNW is one of its own.
+/// Lengths of a board of a machine. Each node of TNW is a board of its own.
 fn lengths(machine: &MachineInfo) -> [u8; 6] {
     machine.generation().map_or([1; 6], |generation| generation.description().board)
 }
@@ -151,7 +151,7 @@ fn wait(control: &Path, nodes: &[u32], up: bool) -> anyhow::Result<()> {
     }
 }
 
-/// Whether a node's guest is still to end, or to be ready.
+/// Whether a node's guest has not ended yet, or is not ready yet.
 fn is_changing(node: &NodeInfo, up: bool) -> bool {
     match node.kind {
         NodeKind::Linux if up => matches!(node.state.as_str(), "waiting" | "booting"),

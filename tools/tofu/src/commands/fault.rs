@@ -1,4 +1,4 @@
-//! `tofu fault`: faults on the links of a machine that runs.
+//! `tofu fault`: faults on the links of a running machine.
 
 use anyhow::bail;
 use clap::Subcommand;

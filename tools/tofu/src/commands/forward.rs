@@ -1,7 +1,7 @@
 //! `tofu forward`: ports of this host that lead to ports of nodes.
 //!
 //! This process listens. For each connection, or each sender of datagrams, it asks the machine for
-//! a stream to the node, and passes bytes on; so a machine's process, which gives up its rights,
+//! a stream to the node, and passes bytes on. So a machine's process, which gives up its rights,
 //! opens no port.
 
 mod tcp;
@@ -61,7 +61,7 @@ Examples:
   tofu forward --udp 5353:0:53 8053:0:53           UDP and TCP
   tofu forward --json 0:3:80                       prints which port it chose";
 
-/// How often it is looked whether the machine is still there.
+/// How often it is checked whether the machine still exists.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// One of the user's wishes.
@@ -100,7 +100,7 @@ impl FromStr for Forward {
 pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<u8> {
     let (sender, ended) = mpsc::channel();
     let _signals = signals::forward(move |signal| {
-        // Nobody listens any more if it is over.
+        // The receiver is gone if it is over.
         let _ = sender.send(signal);
     })?;
     let open = Arc::new(AtomicUsize::new(0));

@@ -60,7 +60,7 @@ Examples:
 
 /// Most bytes of a node's list of symbols.
 const MOST: usize = 128 << 20;
-/// A node that says nothing for so long, on a busy host, does not tell its symbols at all.
+/// A node that is silent for this long, even on a busy host, does not send its symbols at all.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// Runs `tofu gdb` and returns gdb's exit code.
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &GdbArgs) -> anyhow::Result<u8> {
         signals.forever().for_each(|signal| lock(&of_signals).signal(signal, &files))
     });
 
-    // The node answers no more once gdb holds it.
+    // The node no longer answers once gdb holds it.
     let names = match list(&found.control, node.index).and_then(|list| {
         let arm64 = node.arch.as_deref() == Some("arm64");
         symbols::elf(&list, arm64).context("its /proc/kallsyms has no addresses")
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &GdbArgs) -> anyhow::Result<u8> {
         .with_context(|| format!("cannot run {}", gdb.display()));
     Ok(ended?.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
 }
-/// Has QEMU wait for gdb, runs it, and lets the node go on.
+/// Makes QEMU wait for gdb, runs gdb, and lets the node continue.
 fn debug(
     monitor: &mut Monitor,
     socket: &Path,
@@ -130,7 +130,7 @@ fn debug(
     drop(now);
     let ended = child.and_then(|mut child| child.wait());
     *lock(stage) = Stage::After;
-    // Also if gdb was killed, the node goes on.
+    // The node continues even if gdb was killed.
     let given_back = monitor.gdbserver("none");
     if running {
         monitor.go_on()?;
@@ -139,7 +139,7 @@ fn debug(
     Ok(ended?)
 }
 
-/// How far `tofu gdb` is, for signals.
+/// The stage of `tofu gdb`, for signals.
 enum Stage {
     Before,
     Under(Pid),
@@ -147,8 +147,8 @@ enum Stage {
 }
 
 impl Stage {
-    /// Ctrl-C is gdb's while there is one, as it has the same terminal. What is to end this command
-    /// ends gdb, upon which the node goes on.
+    /// While gdb runs, it gets Ctrl-C, because it has the same terminal. Signals that must end this
+    /// command end gdb, after which the node continues.
     fn signal(&self, signal: i32, files: &[PathBuf]) {
         match *self {
             Self::Before => {
@@ -163,9 +163,9 @@ impl Stage {
 
 /// The files in the machine's folder, which are removed in the end.
 struct Scratch {
-    /// Whoever has locked it has the node.
+    /// The process that has locked it has the node.
     symbols: File,
-    /// Of the symbols, and of the socket for gdb.
+    /// The paths of the symbols, and of the socket for gdb.
     paths: [PathBuf; 2],
 }
 
@@ -181,7 +181,7 @@ impl Scratch {
         if flock(&symbols, FlockOperation::NonBlockingLockExclusive).is_err() {
             bail!("node {node}: another tofu gdb holds it");
         }
-        // What one has left that was killed.
+        // Removes what a killed process has left.
         symbols.set_len(0)?;
         let _ = fs::remove_file(&paths[1]);
         Ok(Self { symbols, paths })
@@ -198,7 +198,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Says why a node has no kernel for gdb.
+/// The error for a node without a kernel for gdb.
 fn refuse(node: &NodeInfo) -> anyhow::Result<()> {
     let number = node.index;
     match node.vmm.as_str() {

@@ -33,7 +33,7 @@ pub(crate) fn run(command: &GuestCommand) -> anyhow::Result<u8> {
     match command {
         GuestCommand::Ls { json } => list(*json),
         GuestCommand::New { dir } => {
-            // Guest crates refer to the runtime by path, as none of this is published.
+            // Guest crates refer to the runtime by path, because none of this is published.
             let tree = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
             let tree = fs::canonicalize(&tree)
                 .with_context(|| format!("the source tree {} is gone", tree.display()))?;
@@ -84,8 +84,8 @@ const TEMPLATE: [(&str, &str); 5] = [
     (".gitignore", "target/\n"),
 ];
 
-/// What a guest crate depends on: the place in the text that takes its path, as a TOML string,
-/// and its folder in the source tree.
+/// The dependencies of a guest crate: the place in the text for its path, as a TOML string, and its
+/// folder in the source tree.
 const CRATES: [(&str, &str); 3] =
     [("@BARE@", "guest-lib/bare"), ("@DRIVER@", "guest-lib/driver"), ("@GUESTS@", "tools/guests")];
 

@@ -240,7 +240,7 @@ fn tell(made: &Made, progress: &ImageProgress) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Becomes a program, or says why not.
+/// Becomes a program, or returns why that failed.
 fn become_program(
     mut command: Command,
     args: &[OsString],

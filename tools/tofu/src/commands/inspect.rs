@@ -129,7 +129,7 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<u8> {
         };
         let now = Snapshot { node, path: path.clone(), complete, tree };
         if args.watch.is_some() && !args.json && out.is_terminal() {
-            // To the top of a screen that is empty.
+            // To the top of an empty screen.
             write!(out, "\x1b[H\x1b[2J")?;
         }
         if args.json {
@@ -226,7 +226,7 @@ fn show(out: &mut dyn Write, indent: usize, name: &str, value: &Value) -> io::Re
     parts.iter().try_for_each(|(name, part)| show(out, indent + 2, &printable(name), part))
 }
 
-/// Prints what is different, a line each.
+/// Prints the differences, one per line.
 fn changes(out: &mut dyn Write, at: &str, before: &Value, now: &Value) -> io::Result<()> {
     let (Value::Tree(old), Value::Tree(new)) = (before, now) else {
         if before != now {
@@ -255,7 +255,7 @@ fn changes(out: &mut dyn Write, at: &str, before: &Value, now: &Value) -> io::Re
     Ok(())
 }
 
-/// Prints what is there on one side only.
+/// Prints a value that exists on one side only.
 fn only(out: &mut dyn Write, sign: char, at: &str, value: &Value) -> io::Result<()> {
     match value {
         Value::Tree(parts) => parts.iter().try_for_each(|(name, part)| {

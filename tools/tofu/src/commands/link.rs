@@ -1,4 +1,4 @@
-//! `tofu link`: links of a machine that runs.
+//! `tofu link`: links of a running machine.
 
 use std::io::{self, Write};
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! `tofu map`: where the processes of a job go, as text, JSON or a picture.
+//! `tofu map`: the places of a job's processes, as text, JSON or a picture.
 
 mod picture;
 

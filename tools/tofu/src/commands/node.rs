@@ -51,7 +51,7 @@ pub(crate) fn restart(args: &RestartArgs) -> anyhow::Result<u8> {
     let found = find_node(&args.node)?;
     let node = found.node.index;
     Connection::open(&found.control, &Request::Restart { node })?.answer()?;
-    // Until it can be used, or has failed for good.
+    // Waits until it can be used, or has failed for good.
     loop {
         let nodes = info(&found.control)?.nodes;
         let now = nodes.iter().find(|info| info.index == node).map(|info| info.state.as_str());

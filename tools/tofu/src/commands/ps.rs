@@ -59,7 +59,7 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// What a machine says of itself, or why it does not; none if it has gone.
+/// A machine's description of itself, or the error; `None` if it has gone.
 fn look(machine: &Present) -> anyhow::Result<Option<Result<MachineInfo, String>>> {
     let mut seen = None;
     // Any part answers for all.
@@ -105,7 +105,7 @@ fn print(out: &mut dyn Write, name: &str, machine: &MachineInfo) -> io::Result<(
     write!(out, "{}", table(&head, &[0, 5], rows))?;
     if in_parts {
         let rows = machine.parts.iter().map(|part: &PartInfo| {
-            // A process of another host means nothing here.
+            // The process number of another host has no meaning here.
             let PartInfo { part, address, pid, state } = part;
             let state = match state {
                 PartState::Here => format!("here, process {pid}"),

@@ -1,4 +1,4 @@
-//! The network of a machine that runs, for commands that also describe machines on paper.
+//! The network of a running machine, for commands that also describe machines that do not run.
 
 use anyhow::bail;
 use clap::Args;

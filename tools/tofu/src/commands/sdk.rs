@@ -1,4 +1,4 @@
-//! `tofu sdk`: what C programs are compiled with, and where our libraries are.
+//! `tofu sdk`: the files for compiling C programs, and the place of our libraries.
 
 use std::fs;
 use std::io::{self, Write};
@@ -50,10 +50,10 @@ pub(crate) struct SdkArgs {
 
 /// Debian's packages in it.
 const MPI_PACKAGES: [&str; 2] = ["libmpich-dev", "mpich"];
-/// Where these have headers, below the folder with libraries.
+/// The place of MPI's headers, below the folder with libraries.
 const MPI_HEADERS: &str = "mpich/include";
 
-/// A library for programs, and what it is called where programs are run.
+/// A library for programs, and its name where programs are run.
 struct MpiLibrary {
     name: &'static str,
     file: &'static str,
@@ -68,14 +68,15 @@ const MPI_FILES: [MpiLibrary; 2] = [
 /// Compiles MPI programs for nodes.
 const MPICC: &str = include_str!("sdk/mpicc.sh");
 
-/// What a script does that compiles MPI programs.
+/// The properties of a script that compiles MPI programs.
 struct Compiler {
     /// What it is called.
     names: &'static [&'static str],
-    /// What it is called besides where the nodes have Fugaku's processor, as Fujitsu's.
+    /// Its further names where the nodes have Fugaku's processor, which are those of Fujitsu's
+    /// compilers.
     fujitsu: &'static [&'static str],
-    /// Names another compiler. Not CC and CXX: these name this very script where MPI programs are
-    /// built by make.
+    /// The variable that names another compiler. It is not CC or CXX, which name this script itself
+    /// where MPI programs are built by make.
     variable: &'static str,
     default: &'static str,
     /// The compiler for Fugaku's processor, beside the script.
@@ -102,7 +103,7 @@ const COMPILERS: [Compiler; 2] = [
     },
 ];
 
-/// Where Debian has libraries for some processors.
+/// Debian's folder of libraries for these processors.
 const fn debian_libraries(arch: Arch) -> &'static str {
     match arch {
         Arch::X86_64 => "/usr/lib/x86_64-linux-gnu",
@@ -145,7 +146,7 @@ const HEADERS: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// Programs that start from here, with what they include and how they are compiled.
+/// Programs to start from, with the files that they include and how they are compiled.
 const PROGRAMS: [(&str, &str); 10] = [
     ("Makefile", include_str!("sdk/Makefile")),
     ("check.h", include_str!("../../../../guest-lib/utofu/examples/run/check.h")),
@@ -159,7 +160,7 @@ const PROGRAMS: [(&str, &str); 10] = [
     ("tnw/stream.c", include_str!("../../../../guest-lib/tnw/examples/c/stream.c")),
 ];
 
-/// More for nodes with Arm's processors: where it goes, and the text.
+/// Further files for nodes with Arm's processors: path and text.
 const ARM64_FILES: [(&str, &str); 3] = [
     ("arch.mk", include_str!("sdk/arch.mk")),
     ("arm64.cmake", include_str!("sdk/arm64.cmake")),
@@ -170,8 +171,8 @@ const CMAKE: &str = include_str!("sdk/tofu-config.cmake");
 
 /// Compiles programs for such nodes.
 const FCCPX: &str = include_str!("sdk/fccpx.sh");
-/// What does so is called as Fujitsu's compilers on hosts of other kinds and on nodes, for C and
-/// for C++; GCC's; and the variable that names another one.
+/// The names of Fujitsu's compilers on hosts of other kinds and on nodes, for C and for C++; GCC's
+/// names; and the variable that names another compiler.
 const FUJITSU: [(&str, &str, &str); 4] = [
     ("fccpx", "aarch64-linux-gnu-gcc", "TOFU_ARM64_CC"),
     ("fcc", "aarch64-linux-gnu-gcc", "TOFU_ARM64_CC"),
@@ -179,7 +180,7 @@ const FUJITSU: [(&str, &str, &str); 4] = [
     ("FCC", "aarch64-linux-gnu-g++", "TOFU_ARM64_CXX"),
 ];
 
-/// A header of a library that has one already.
+/// A second header of a library.
 const COLLECTIVE: &str = include_str!("../../../../guest-lib/utofu/c/include/tofu_collective.h");
 
 /// Runs `tofu sdk` and returns the exit code.
@@ -257,8 +258,8 @@ fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The folder with compilers for arm64, fetched if the host has none; where they are not to be
-/// fetched, one that does not have them.
+/// The folder with compilers for arm64, fetched if the host has none; if they must not be fetched,
+/// a folder without them.
 fn compilers(none: bool, progress: &ImageProgress) -> anyhow::Result<PathBuf> {
     if none || has_arm64_gcc() {
         return Ok(PathBuf::from("/nonexistent"));
@@ -289,7 +290,7 @@ fn write_script(dir: &Path, name: &str, text: &str) -> io::Result<()> {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
 }
 
-/// The image that MPI comes from, made if need be.
+/// The image that MPI comes from, made if necessary.
 fn mpi_source(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<(Cache, Image)> {
     let cache = Cache::from_env()?;
     let default = mpi_image(args.arch);
@@ -311,14 +312,14 @@ fn mpi_source(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<(Cache
     Ok((cache, image))
 }
 
-/// Writes what MPI programs are compiled with.
+/// Copies the files with which MPI programs are compiled.
 fn copy_mpi(
     args: &SdkArgs,
     (cache, image): &(Cache, Image),
     dir: &Path,
     progress: &ImageProgress,
 ) -> anyhow::Result<()> {
-    // In a place of its own first: what is there is replaced as a whole.
+    // First to a separate place, because existing files are replaced all at once.
     let place = dir.join(".mpi");
     remove(&place)?;
     fs::create_dir_all(&place)?;
@@ -387,7 +388,7 @@ mod tests {
 
     use super::*;
 
-    /// What becomes of options of Fujitsu's compilers.
+    /// The translation of options of Fujitsu's compilers.
     #[test]
     fn options_of_fujitsus_compilers_are_known() {
         let folder = tempfile::tempdir().unwrap();
@@ -438,7 +439,7 @@ mod tests {
         }
     }
 
-    /// What scripts say, where CC and CXX name them, as where make has been told so.
+    /// The output of the scripts, if CC and CXX name them, as with make.
     #[test]
     fn compilers_tell_what_they_would_do() {
         let folder = tempfile::tempdir().unwrap();

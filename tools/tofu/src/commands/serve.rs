@@ -82,7 +82,8 @@ Examples:
   tofu serve --generation k --shape 2x1x1x1x1x1
   tofu serve -c machine.toml --socket-dir /tmp/sockets --json";
 
-/// Sockets that are printed with their command lines; of more only the folder is.
+/// The most sockets that are printed with their command lines; for more, only the folder is
+/// printed.
 const SHOWN: usize = 12;
 /// Nodes of a machine: each takes a thread and descriptors.
 const MOST: u32 = 1024;
@@ -98,25 +99,25 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let (sender, events) = mpsc::channel();
     let signal_sender = sender.clone();
     let _signals = signals::forward(move |signal| {
-        // Nobody listens any more once the run is over.
+        // The receiver is gone once the run is over.
         let _ = signal_sender.send(Event::Signal(signal));
     })?;
     let dir = RunDir::create(args.name.as_ref())?;
     let folder = args.socket_dir.clone().unwrap_or_else(|| dir.path().to_owned());
-    // A client is started from another folder, perhaps.
+    // A client may be started from another folder.
     let folder = std::path::absolute(&folder)?;
     if !folder.is_dir() {
         bail!("--socket-dir {}: there is no such folder", folder.display());
     }
     let sockets: Vec<PathBuf> =
         shape.iter().map(|at| folder.join(node_file("node", at, "sock"))).collect();
-    // Not after: a confined process binds no ports.
+    // Before the sandbox, because a confined process cannot bind ports.
     let metrics = args.metrics.or(file.metrics).map(server::Metrics::bind).transpose()?;
     let confinement = Confinement::of_programs(&[dir.base(), folder.as_path()], args.sandbox.off)?;
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let engines = runner::engines(args.engines.or(file.engines), cores);
     let kind = (interconnect, file.link_mode.unwrap_or_default().links());
-    // Not `auto`: what monitors leave of the host's processors is theirs to know.
+    // Not `auto`, because only the monitors know how much of the host's processors they leave.
     let doorbell = args.doorbell.or(file.doorbell).unwrap_or(Doorbell::Trapped);
     let doorbells = runner::doorbells(doorbell, sockets.len(), cores, engines);
     let machine = runner::any_machine(&network, kind, doorbells, engines, &confinement)?;
@@ -131,7 +132,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
         }
         served.push(device);
     }
-    // Not before: the sockets of others in that folder are not its business.
+    // Only now, because other processes' sockets in that folder do not concern it.
     let ours: &[PathBuf] = if args.socket_dir.is_some() { &sockets } else { &[] };
     let _janitor = Janitor::start(&dir, ours)?;
     server::serve(&dir.control(), &registry)?;

@@ -1,4 +1,4 @@
-//! What Slurm tells the tasks of a job: which part each is, and where all of them run.
+//! Slurm's information for the tasks of a job: the part of each task, and the hosts of all tasks.
 
 use anyhow::{Context, bail, ensure};
 use tofu_abi::decimal;
@@ -24,7 +24,7 @@ fn number(variables: Variables<'_>, name: &str) -> anyhow::Result<u32> {
 ///
 /// # Errors
 ///
-/// If this is no task of Slurm's, or the job has more of them than a machine has parts.
+/// If this is not a task of Slurm, or the job has more tasks than a machine can have parts.
 pub(crate) fn part(variables: Variables<'_>) -> anyhow::Result<PartOf> {
     let (task, tasks) = (number(variables, "SLURM_PROCID")?, number(variables, "SLURM_NTASKS")?);
     ensure!(
@@ -36,8 +36,8 @@ pub(crate) fn part(variables: Variables<'_>) -> anyhow::Result<PartOf> {
     Ok(PartOf { part: PartId(task as u16), of: tasks })
 }
 
-/// Where the parts of a job listen, one for each task, those of a node at one port after the other
-/// from this one on. Tasks are taken to fill one node after the other, as with
+/// The addresses at which the parts of a job listen, one for each task. Those on one node have
+/// consecutive ports from this one on. Tasks are taken to fill one node after the other, as with
 /// `--distribution=block`.
 ///
 /// # Errors
@@ -104,7 +104,7 @@ fn nodes(list: &str) -> anyhow::Result<Vec<String>> {
     Ok(nodes)
 }
 
-/// All names that begin with `first` and go on with one of `rest`.
+/// All names that begin with `first` and continue with one of `rest`.
 fn expand(first: String, rest: &str, to: &mut Vec<String>) -> anyhow::Result<()> {
     let Some((before, after)) = rest.split_once('[') else {
         let name = first + rest;
@@ -122,7 +122,7 @@ fn expand(first: String, rest: &str, to: &mut Vec<String>) -> anyhow::Result<()>
         let most = from.saturating_add(Parts::MOST);
         ensure!(from <= until && until < most, "[{range}]: not a range of nodes");
         for number in from..=until {
-            // As many digits as the first one has.
+            // With as many digits as the first number has.
             let name = format!("{first}{before}{number:0width$}", width = low.len());
             expand(name, after, to)?;
         }

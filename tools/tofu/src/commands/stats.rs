@@ -1,4 +1,4 @@
-//! `tofu stats`: the counters of the devices of a machine that runs.
+//! `tofu stats`: the counters of the devices of a running machine.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -52,7 +52,7 @@ Examples:
   tofu stats --watch
       the increase of the counters each second";
 
-/// A column of the overview: its title, and what is in it.
+/// A column of the overview: its title, and its value.
 type Column = (&'static str, fn(&NodeCounters) -> u64);
 
 const COLUMNS: [Column; 10] = [
@@ -93,7 +93,7 @@ const COLUMNS_OF_TNW: [Column; 11] = [
     }),
 ];
 
-/// A node and what its device has counted.
+/// A node and its device's counters.
 type Counted = (NodeId, Coords, NodeCounters);
 
 /// Runs `tofu stats` and returns the exit code.

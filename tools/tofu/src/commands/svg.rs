@@ -13,7 +13,7 @@ use tofu_control::protocol::JobInfo;
 use tofu_fabric::{Axis, Link};
 use tofu_supervisor::plan::Network;
 
-/// Larger machines give pictures nobody can read.
+/// Pictures of larger machines are not readable.
 const MAX_NODES: u32 = 3072;
 
 /// The machine is too large for a picture.
@@ -59,7 +59,7 @@ pub(crate) fn colour(axis: Axis) -> &'static str {
     }
 }
 
-/// What nodes of a job are filled with.
+/// The fill colour of a job's nodes.
 fn of_job(job: u32) -> &'static str {
     const FILLS: [&str; 6] = ["#cfe8ff", "#ffe2b8", "#d6f2c4", "#f3d3f5", "#fff3a8", "#d8d8ee"];
     FILLS[job as usize % FILLS.len()]
@@ -81,8 +81,8 @@ struct Point {
     y: i32,
 }
 
-/// Where X, Y and Z go: panels run along `inner`, groups of them along `outer`,
-/// rows down `row`. Axes of one panel are given the roles that are left.
+/// The roles of X, Y and Z: panels run along `inner`, groups of them along `outer`, rows down
+/// `row`. Axes of one panel get the remaining roles.
 struct Roles {
     inner: Axis,
     row: Axis,
@@ -169,7 +169,7 @@ impl<'a> Picture<'a> {
         let last = shape.iter().last().unwrap_or_default();
         let corner = self.corner(last);
         Point {
-            // The title and the legend want some width of their own.
+            // The title and the legend need some width of their own.
             x: (corner.x + self.width + MARGIN).max(700),
             y: corner.y + self.height + GAP / 2 + LEGEND,
         }
@@ -185,7 +185,7 @@ impl<'a> Picture<'a> {
         ));
         self.add(format_args!("<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>"));
         self.title();
-        // Panels first, then the lines between them, then what is inside.
+        // Panels first, then the lines between them, then their contents.
         for at in shape.iter().filter(|at| (at.a, at.b, at.c) == (0, 0, 0)) {
             self.panel(at);
         }
@@ -314,7 +314,7 @@ impl<'a> Picture<'a> {
         let (from, to) = (self.corner(link.from), self.corner(link.to));
         let (middle, bottom) = (self.height / 2, self.height);
         let (centre, step) = (self.width / 2, self.width / 8);
-        // Where the note on links that are down goes.
+        // The place of the note on links that are down.
         let label;
         let path = if axis == self.roles.inner && !link.wrap {
             let y = from.y + middle;

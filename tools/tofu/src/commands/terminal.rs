@@ -4,7 +4,7 @@ use std::io;
 
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 
-/// The terminal passes every key on. Dropping it gives the terminal back as it was.
+/// A terminal that passes on every key. Dropping this restores the terminal.
 pub(crate) struct Raw {
     former: Termios,
 }
@@ -14,7 +14,7 @@ impl Raw {
     ///
     /// # Errors
     ///
-    /// If standard input is no terminal.
+    /// If standard input is not a terminal.
     pub(crate) fn enter() -> anyhow::Result<Self> {
         let former = tcgetattr(io::stdin())?;
         let mut raw = former.clone();
@@ -23,7 +23,7 @@ impl Raw {
         Ok(Self { former })
     }
 
-    /// Gives the terminal back as it was; for a process that ends without dropping this.
+    /// Restores the terminal; for a process that ends without dropping this.
     pub(crate) fn leave(&self) {
         // The terminal may be gone.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.former);

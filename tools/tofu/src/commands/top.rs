@@ -1,4 +1,4 @@
-//! `tofu top`: what a machine does, on a full screen.
+//! `tofu top`: the activity of a machine, on a full screen.
 
 mod screen;
 mod view;
@@ -38,7 +38,7 @@ pub(crate) struct TopArgs {
     pub(crate) sort: Sort,
 }
 
-/// How often keys and signals are looked at.
+/// How often keys and signals are checked.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Runs `tofu top` and returns the exit code.

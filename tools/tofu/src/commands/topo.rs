@@ -92,7 +92,7 @@ fn closing(network: &Network, axis: Axis) -> &'static str {
     }
 }
 
-/// What the links can carry, in one line.
+/// The capacity of the links, in one line.
 fn carried(generation: Generation, capacity: &Capacity) -> String {
     let rate = |bytes: u64| {
         let units = [(1e15, "PB/s"), (1e12, "TB/s"), (1e9, "GB/s")];
@@ -110,8 +110,8 @@ fn carried(generation: Generation, capacity: &Capacity) -> String {
     )
 }
 
-/// The boards of which a machine is, as far as they are not cut short, and the racks where the
-/// papers say what is in one.
+/// The boards of a machine, unless they are cut short, and the racks if the papers tell what is in
+/// one.
 fn built(generation: Generation, shape: &Shape) -> String {
     let lengths = generation.description().board;
     let nodes: u32 = lengths.into_iter().map(u32::from).product();
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(value["io_nodes"].as_array().map(Vec::len), Some(12));
         assert_eq!(value["io_nodes"][1], json!([0, 0, 0, 0, 0, 1]));
         assert_eq!(value["capacity"]["board"], json!([1, 1, 1, 2, 1, 2]));
-        // Of another length nobody says how many racks it fills.
+        // For another length, no source tells how many racks it fills.
         let shape: Shape = "2x1x5x2x3x2".parse().unwrap();
         assert_eq!(built(Generation::Fugaku, &shape), "boards of up to 2 nodes: 60");
         assert!(!built(Generation::K, &shape.with_io_nodes(true)).contains("racks"));

@@ -1,4 +1,4 @@
-//! `tofu trace`: what becomes of commands, as text, as a picture, or in a file for Perfetto.
+//! `tofu trace`: the course of commands, as text, as a picture, or in a file for Perfetto.
 
 mod flight;
 mod perfetto;
@@ -159,7 +159,7 @@ pub(crate) fn run(args: &TraceArgs) -> anyhow::Result<u8> {
         limits: CaptureLimits { count: args.count, seconds: args.seconds },
     });
     let mut connection = Connection::open(&control, &request)?;
-    // The first answer says that the request is a good one; no file is touched otherwise.
+    // The first answer confirms that the request is valid; otherwise no file is touched.
     let Reply::Traced { .. } = connection.answer()? else { bail!("not an answer") };
     let path = args.write.as_deref().filter(|path| path.as_os_str() != "-");
     let path = path.or(args.svg.as_deref());
@@ -179,7 +179,7 @@ pub(crate) fn run(args: &TraceArgs) -> anyhow::Result<u8> {
     };
     let stream = connection.stream()?;
     let _signals = signals::forward(move |_| {
-        // The machine then sends what it has and says so.
+        // The machine then sends what it has and reports the end.
         let _ = stream.shutdown(Shutdown::Write);
     })?;
     let mut flight = args.last.map(|Timeout(last)| Flight::new(last));
@@ -199,7 +199,7 @@ pub(crate) fn run(args: &TraceArgs) -> anyhow::Result<u8> {
             }
             (Ok(Reply::TraceEnded(summary)), _) => break Ok(summary),
             (Ok(_), _) => bail!("not an answer"),
-            // The machine has ended. What there is, is a good file.
+            // The machine has ended. The file is valid up to here.
             (Err(error), _) => break Err(error),
         }
     };
@@ -215,7 +215,7 @@ pub(crate) fn run(args: &TraceArgs) -> anyhow::Result<u8> {
     for what in dead.iter().chain(&wrong) {
         eprintln!("{}", printable(what));
     }
-    // That the machine ends is one of the things that are waited for.
+    // The end of the machine is one of the awaited events.
     let seen = ended.map_or_else(|error| error.to_string(), |summary| words(&summary));
     eprintln!("the last {} commands are written; {seen}", commands.len());
     Ok(0)

@@ -99,13 +99,13 @@ fn part(text: &str) -> anyhow::Result<PartOf> {
 }
 
 impl PartArgs {
-    /// The part that is asked for, and the folder.
+    /// The requested part, and the folder.
     fn asked(&self) -> Option<(PartOf, &Path)> {
         self.part.zip(self.join.as_deref())
     }
 }
 
-/// A kernel waits for 200 ms and more before it sends again what was lost.
+/// A kernel waits for 200 ms or more before it sends lost data again.
 const LEAST_CABLE_TIMEOUT: Duration = Duration::from_millis(100);
 
 const EXAMPLES: &str = "\
@@ -163,7 +163,8 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     }
     linux::refuse_options(args)?;
     let mut args = args.clone();
-    // Before there is anything to tidy up, and anything is given up: who waits is simply ended.
+    // Before there is anything to clean up and before rights are given up, so that a waiting
+    // process can simply be ended.
     let others = match args_of_parts.asked() {
         Some((own, dir)) => {
             let joining = join(&mut args, own, dir, same)?;
@@ -178,7 +179,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     let (sender, events) = mpsc::channel();
     let signal_sender = sender.clone();
     let _signals = signals::forward(move |signal| {
-        // Nobody listens any more once the run is over.
+        // The receiver is gone once the run is over.
         let _ = signal_sender.send(Event::Signal(signal));
     })?;
     let mut out = io::stdout();
@@ -196,7 +197,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     watch(&plan, grace, &machines, sender, &events, &mut screen, &mut started)
 }
 
-/// Takes the address of a part. This process is called `NAME-partI` from then on, as parts may
+/// Takes the address of a part. This process is called `NAME-partI` from then on, because parts may
 /// share a host.
 fn join(
     args: &mut MachineArgs,
@@ -231,8 +232,8 @@ fn meet(
     Ok(Others::new(mesh))
 }
 
-/// Refuses a machine whose guests could use more memory than there is, which
-/// would end in the kernel killing processes.
+/// Refuses a machine whose guests could use more memory than there is, upon which the kernel would
+/// kill processes.
 fn check_memory(plan: &Plan, available: Option<u64>) -> anyhow::Result<()> {
     let (wanted, mib) = (plan.guest_memory(), 1 << 20);
     match available {

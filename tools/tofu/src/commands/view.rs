@@ -1,4 +1,4 @@
-//! `tofu view`: a page of a machine that runs, or of a run that was recorded.
+//! `tofu view`: a page of a running machine, or of a recorded run.
 
 mod film;
 mod server;
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &ViewArgs) -> anyhow::Result<u8> {
             recorder = None;
         }
         before = now;
-        // A look that takes longer than planned is not followed by another at once.
+        // A reading that takes longer than planned is not followed by another one at once.
         next = (next + every).max(Instant::now() + every / 4);
         while Instant::now() < next {
             if ended.load(SeqCst) {

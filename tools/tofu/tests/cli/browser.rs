@@ -24,7 +24,8 @@ pub(crate) struct Browser {
 }
 
 impl Browser {
-    /// The browser that tests fetch. `None`, after it was said why, if there is none to be had.
+    /// The browser that tests fetch. `None`, after the reason was printed, if there is none
+    /// available.
     pub(crate) fn start(test: &str, place: &Place) -> Option<Self> {
         let said = place.run(&["image", "chromium", "--", "--version"]);
         if said.code != Some(0) {
@@ -87,7 +88,7 @@ impl Browser {
         self.command("Page.navigate", json!({ "url": address }));
     }
 
-    /// What an expression is on the page.
+    /// The value of an expression on the page.
     #[track_caller]
     pub(crate) fn eval(&mut self, expression: &str) -> Value {
         let params = json!({

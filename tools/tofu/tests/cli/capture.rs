@@ -1,5 +1,5 @@
-//! `tofu capture` and `tofu up --capture`: the files, and what tshark makes of them by our
-//! dissector.
+//! `tofu capture` and `tofu up --capture`: the files, and their contents as tshark shows them with
+//! our dissector.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -63,8 +63,8 @@ pub(crate) fn read(path: &Path) -> Capture {
     capture
 }
 
-/// tshark: the host's, or the one that the command fetches. `None`, after it was said why, if
-/// there is none to be had.
+/// tshark: the host's, or the one that the command fetches. `None`, after the reason was printed,
+/// if there is none available.
 fn tshark_for(test: &str) -> Option<Tshark> {
     let place = Place::new();
     let said = place.run(&["image", "tshark", "--", "--version"]);
@@ -92,7 +92,7 @@ impl Tshark {
         said.out
     }
 
-    /// Rows of fields of the packets that a filter lets through.
+    /// Rows of fields of the packets that pass a filter.
     fn fields(&self, file: &Path, filter: &str, names: &[&str]) -> Vec<Vec<String>> {
         let mut args = vec!["-Y", filter, "-T", "fields"];
         args.extend(names.iter().flat_map(|name| ["-e", name]));
@@ -101,7 +101,7 @@ impl Tshark {
     }
 }
 
-/// Has `check` count the packets that a filter lets through, if there is a tshark.
+/// Lets `check` count the packets that pass a filter, if there is a tshark.
 pub(crate) fn dissected(test: &str, file: &Path, check: impl FnOnce(&dyn Fn(&str) -> usize)) {
     if let Some(tshark) = tshark_for(test) {
         check(&|filter| tshark.fields(file, filter, &["frame.number"]).len());
@@ -171,7 +171,7 @@ fn damaged_frames_are_dissected_too() {
     if !place.can_boot("damaged_frames_are_dissected_too") {
         return;
     }
-    // Nobody needs to have an answer here.
+    // No node needs an answer here.
     let path = place.path().join("bad.pcapng");
     let capture = format!("1={}", path.display());
     let up = ["up", "--shape", "1x1x1x2x1x1", "--guest", "ping", "--timeout", "3s"];
@@ -180,7 +180,7 @@ fn damaged_frames_are_dissected_too() {
     let packets = read(&path).packets.len();
     assert!(packets >= 6, "{packets}");
     let Some(tshark) = tshark_for("damaged_frames_are_dissected_too") else { return };
-    // All of them, and what is wrong with them.
+    // All of them are shown, with their errors.
     assert_eq!(tshark.fields(&path, "tofu", &["frame.number"]).len(), packets);
     assert!(!tshark.fields(&path, "tofu.tlp.ecrc.good == 0", &["frame.number"]).is_empty());
     assert!(!tshark.fields(&path, "tofu.ecrc_wrong", &["frame.number"]).is_empty());
@@ -209,7 +209,7 @@ fn commands_are_dissected() {
     );
 }
 
-/// Frames on modelled links, with what these do when one of their lanes is dead and the other one
+/// Frames on modelled links, with their behaviour when one of their lanes is dead and the other one
 /// has errors.
 #[test]
 fn slices_of_modelled_links_are_dissected() {
@@ -304,7 +304,7 @@ fn a_running_machine_is_captured() {
     assert_eq!(summary["packets"], 40);
     let capture = read(&path);
     assert_eq!(capture.packets.len(), 40);
-    // The same for people, a packet a line.
+    // The same for people, one packet per line.
     let said = place.run(&[&["capture", "1", "--count", "5"][..], &limits[..4]].concat());
     let lines: Vec<_> = said.out.lines().collect();
     assert!(lines.len() == 5 && said.err.contains("5 packets, 0 dropped"), "{said:?}");
@@ -342,7 +342,7 @@ fn what_cannot_be_captured_is_refused() {
     }
 }
 
-/// The counters of a column of `tofu stats --json`, summed up over what `of` is about.
+/// The counters of a column of `tofu stats --json`, summed over the part `of`.
 fn counted(stats: &serde_json::Value, node: usize, of: &str, name: &str) -> u64 {
     let all = stats["nodes"][node][of].as_array().unwrap();
     all.iter().map(|one| one[name].as_u64().unwrap_or_else(|| panic!("no {name}: {one}"))).sum()
@@ -357,7 +357,7 @@ fn devices_say_what_they_have_counted() {
         return;
     }
     let up = ["up", "--name", "ping", "--shape", "2x1x1x2x1x1", "--json", "--guest", "ping"];
-    // What is on the link when it dies is lost, be it the answer: another request follows.
+    // Packets on the link are lost when it dies, perhaps the answer, so another request follows.
     let ping = "count=300000 size=56 tries=100";
     let more = ["--gateway", "1,0,0,0,0,0", "--tap", "off", "--args", ping];
     let (mut machine, _) = place.start(&[&up[..], &more].concat());
@@ -387,13 +387,13 @@ fn devices_say_what_they_have_counted() {
     let gateway = all["nodes"].as_array().unwrap().iter().find(|node| node["at"][0] == 1).unwrap();
     assert!(gateway["ip"]["received"].is_number(), "{gateway}");
     assert!(all["nodes"][0]["ip"].is_null());
-    // With a dead link, what is sent over it is counted at its port.
+    // Packets that are sent over a dead link are counted at its port.
     place.run(&["link", "down", "0", "A"]).ok();
     wait_for("lost packets", || {
         counted(&stats(&["0"]), 0, "ports", "NUM_TX_DISCARD_SYSTEM_TLP") > 0
     });
     place.run(&["link", "up", "0", "A"]).ok();
-    // For people: a line for each device, and what was added in some time.
+    // For people: a line for each device, and the increase in some time.
     let text = place.run(&["stats"]).ok();
     assert!(text.starts_with("index ") && text.lines().count() == 5, "{text}");
     let text = place.run(&["stats", "0"]).ok();
@@ -438,7 +438,7 @@ fn faults_are_set_shown_and_counted() {
     );
 }
 
-/// A node of the K computer has four TNIs, and records say whose they are.
+/// A node of the K computer has four TNIs, and records are marked with the generation.
 #[test]
 fn a_capture_is_of_its_generation() {
     let place = Place::new();
@@ -459,7 +459,7 @@ fn a_capture_is_of_its_generation() {
     let machines = tshark.fields(&path, "tofu.machine == 1", &["tofu.machine"]);
     assert_eq!(machines.len(), capture.packets.len());
     assert!(tshark.fields(&path, "tofu.absent", &["tofu.machine"]).is_empty());
-    // The same as of another machine: it has no such interface.
+    // The same file marked as of another generation, which has no such interface.
     let mut bytes = std::fs::read(&path).unwrap();
     let first = &capture.packets[0].1;
     let at = bytes.windows(first.len()).position(|window| window == &first[..]).unwrap();

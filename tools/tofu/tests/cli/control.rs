@@ -1,4 +1,4 @@
-//! The control socket, as a program of somebody else's uses it: text over a UNIX socket.
+//! The control socket, as an independent program uses it: text over a UNIX socket.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -14,7 +14,7 @@ use crate::tofu::{PATIENCE, Place, wait_for};
 
 const PAGE: &str = include_str!("../../../../docs/src/reference/control.md");
 
-/// A client that knows nothing but JSON.
+/// A client that knows only JSON.
 struct Stranger {
     out: UnixStream,
     input: BufReader<UnixStream>,
@@ -62,7 +62,7 @@ fn examples(arrow: &str) -> Vec<Value> {
     lines.map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}"))).collect()
 }
 
-/// The names of all requests, or all replies, by what is said of one that does not exist.
+/// The names of all requests, or of all replies, from the error for one that does not exist.
 fn names<T: serde::de::DeserializeOwned>(tag: &str) -> Vec<String> {
     let error = serde_json::from_value::<T>(json!({tag: "?"})).err().unwrap().to_string();
     let names: Vec<_> = error.split('`').skip(3).step_by(2).map(str::to_owned).collect();
@@ -141,7 +141,7 @@ fn a_stranger_asks_by_plain_text() {
     let address = registers.iter().find(|register| register["name"] == "NODE_ADDRESS").unwrap();
     assert_eq!((&address["of"], &address["value"]), (&"tofu".into(), &(1 << 18).into()));
     assert!(address["fields"].as_array().unwrap().contains(&json!(["x", "1"])), "{address}");
-    // Somebody attaches to a device, and leaves.
+    // A client attaches to a device, and leaves.
     let info = stranger.ask(&json!({"request": "info"}));
     assert_eq!(
         (&info["nodes"][1]["kind"], &info["nodes"][1]["state"]),
@@ -219,7 +219,7 @@ fn jobs_take_nodes_in_the_order_in_which_they_come() {
     assert!(text.contains("0-1 alone  one"), "{text}");
     let topo = place.run(&["topo", "--machine"]).ok();
     assert!(topo.lines().any(|line| line.contains("(0,0,0,0,0,0)  1 ")), "{topo}");
-    // Fewer nodes need no turn, and wake who waits; so does a client that goes.
+    // Taking fewer nodes needs no turn, and wakes waiting jobs; so does a client that leaves.
     one.done(&take(&[0]));
     assert_eq!(two.hear().unwrap(), turn(2));
     two.done(&take(&[1, 2]));
@@ -257,7 +257,7 @@ fn who_follows_a_machine_hears_of_its_end() {
     assert_eq!(machine.wait(), Some(0));
 }
 
-/// `tofu inspect` at a machine of two small guests that run.
+/// `tofu inspect` of a machine of two running small guests.
 fn inspects(place: &Place) {
     let all = place.run(&["inspect", "1"]).ok();
     for part in ["pci:", "msix:", "completions:", "STATUS:", "cq_enable", "port:"] {
@@ -321,7 +321,7 @@ fn machines_of_small_guests_can_be_asked() {
     inspects(&place);
     let error = place.run(&["gdb", "0"]).error();
     assert!(error.contains("node 0 is a small guest"), "{error}");
-    // Events, as the command has them and as they come.
+    // Events, as the command prints them and as they come.
     let mut events = place.command(&["events", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
     let told = BufReader::new(events.stdout.take().unwrap());
     let (hear, heard) = mpsc::channel();
@@ -330,7 +330,7 @@ fn machines_of_small_guests_can_be_asked() {
             hear.send(serde_json::from_str(&line.unwrap()).unwrap()).unwrap();
         }
     });
-    // Until the follower is there, nobody hears of what happens.
+    // Events before the follower has connected are not seen.
     wait_for("an event", || {
         for state in ["down", "up"] {
             place.run(&["link", state, "0", "X+"]).ok();
@@ -343,7 +343,7 @@ fn machines_of_small_guests_can_be_asked() {
     assert_eq!(place.ps()[0]["nodes"][1]["state"], "paused");
     stranger.done(&json!({"request": "resume", "node": 1}));
     assert_eq!(place.ps()[0]["nodes"][1]["state"], "running");
-    // Somebody looks into a device while the machine ends.
+    // A command inspects a device while the machine ends.
     let mut watch = place.command(&["inspect", "0", "index", "--watch", "100ms"]);
     let mut watch = watch.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut looks = BufReader::new(watch.stdout.take().unwrap()).lines();

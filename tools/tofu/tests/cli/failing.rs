@@ -15,7 +15,7 @@ use tofu_fabric::Link;
 use crate::tofu::{Place, wait_for};
 use schedule::{Change, Random};
 
-/// What `tofu ps` says of the nodes: whether they are down, and their states.
+/// The nodes according to `tofu ps`: whether they are down, and their states.
 fn nodes(place: &Place) -> Vec<(bool, String)> {
     let ps = place.ps();
     let nodes = ps[0]["nodes"].as_array().cloned().unwrap_or_default();
@@ -76,7 +76,7 @@ fn tcp_streams_survive_any_single_board() {
         return;
     }
     let up = ["up", "--shape", "unit", "--json", "--timeout", "600s"];
-    // The default path there leads by boards 1 and 4, and back by 3 and 0.
+    // The default path there leads over boards 1 and 4, and back over 3 and 0.
     let guest = ["--guest", "tcpbench", "--args", "verify=1 peer=9 bytes=300000000 count=1000"];
     let (mut machine, _) = place.start(&[&up[..], &guest].concat());
     place.wait_for_machine();
@@ -85,7 +85,7 @@ fn tcp_streams_survive_any_single_board() {
         let ended = nodes.iter().filter(|(_, state)| state == "ended").count();
         nodes.len() == 12 && ended >= 10
     });
-    // Each of the boards without an end of the streams fails and is repaired, while there are any.
+    // Each board without an end of the streams fails and is repaired, as long as there are streams.
     let mut failed = 0;
     'streams: for _ in 0..20 {
         for board in ["3", "5", "7", "11"] {
@@ -94,7 +94,7 @@ fn tcp_streams_survive_any_single_board() {
                 break 'streams;
             }
             failed += 1;
-            // As long as retransmission takes to try again, and so long that it is noticed.
+            // Long enough for a retransmission, and for the failure to be noticed.
             std::thread::sleep(std::time::Duration::from_millis(300));
             if place.run(&["board", "up", board]).code != Some(0) {
                 break 'streams;
@@ -114,7 +114,7 @@ fn small_guests_end_with_their_board_unless_they_are_kept() {
     }
     // Boards of the K computer have four nodes.
     let up = ["up", "--generation", "k", "--shape", "unit", "--json", "--timeout", "300s"];
-    // Guests that need nothing of each other, and never end by themselves.
+    // Guests that do not need each other, and never end by themselves.
     let guest = ["--guest", "httpd", "--args", "count=0 forever=1"];
     let (mut machine, _) = place.start(&[&up[..], &guest].concat());
     place.wait_for_machine();
@@ -146,7 +146,7 @@ fn small_guests_end_with_their_board_unless_they_are_kept() {
     place.is_clean();
 }
 
-/// A machine of small guests that put to each other, and what is down in it.
+/// A machine of small guests that put to each other, and its elements that are down.
 struct Soak<'a> {
     place: &'a Place,
     shape: Shape,
@@ -210,7 +210,7 @@ fn soak(place: &Place, name: &str, seed: u64, changes: u32) {
     for _ in 0..changes {
         let change = random.change(nodes, soak.cables.len());
         soak.apply(change);
-        // Guests that lose nothing any more take all to be repaired.
+        // Guests that no longer lose anything conclude that everything is repaired.
         if soak.is_well() {
             soak.apply(Change::Link(0, false));
         }

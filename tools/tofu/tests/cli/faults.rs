@@ -1,5 +1,5 @@
-//! IP between bare guests over a network that loses, doubles, reorders and damages packets, and
-//! whose links go down and up: what is delivered is right, and TCP completes.
+//! IP between bare guests over a network that loses, duplicates, reorders and damages packets, and
+//! whose links go down and up. Delivered data is correct, and TCP completes.
 
 use crate::tofu::Place;
 
@@ -28,7 +28,7 @@ fn all_faults_together_are_survived() {
     }
     let faults = "loss=1%,duplicate=1%,reorder=2%,corrupt=1%,undetected=1%,seed=7";
     pair(&place, "tcpbench", "verify=1 bytes=500000 count=50", faults);
-    // Frames in several fragments, of which each can get lost.
+    // Frames in several fragments, each of which can get lost.
     pair(&place, "tcpbench", "verify=1 bytes=500000 count=50 mtu=9000", faults);
     pair(&place, "ping", "verify=1 count=5 tries=10", faults);
 }

@@ -30,7 +30,7 @@ fn servers(place: &Place, more: &[&str]) -> Process {
     servers_in(place, more, |args| place.command(args))
 }
 
-/// The same, by a command that is made of these arguments.
+/// The same, by a command that `make` makes from these arguments.
 fn servers_in(place: &Place, more: &[&str], make: impl Fn(&[&str]) -> Command) -> Process {
     let args = format!("forever=1 count=0 size={PAGE}");
     let fixed = ["up", "--json", "--shape", "1x1x1x2x1x2", "--gateway", "0,0,0,0,0,0"];
@@ -105,7 +105,7 @@ fn try_fetch(mut stream: TcpStream) -> Option<Vec<u8>> {
     }
 }
 
-/// Reads a page to its end, which its head tells; the node waits for the client to close.
+/// Reads a page to its end, which its header gives; the node waits for the client to close.
 fn read_page(stream: &mut TcpStream, answer: &mut Vec<u8>) -> io::Result<()> {
     let mut chunk = [0; 65536];
     loop {
@@ -201,7 +201,7 @@ fn ports_of_bare_nodes_are_ports_of_the_host() {
     assert_eq!(closed.kind(), ErrorKind::ConnectionReset);
     let mut said = forward.error();
     while said.contains(": port 80 of ") {
-        // Of clients that found all places taken.
+        // Errors of clients that found all places taken.
         said = forward.error();
     }
     assert_eq!(said, "tofu: port 81 of (0,0,0,0,0,1): the node refuses connections at port 81\n");
@@ -317,7 +317,7 @@ fn the_host_has_an_interface() {
     }
 }
 
-/// What nodes should not send is counted where it comes.
+/// Invalid frames are counted where they arrive.
 #[test]
 fn bad_frames_are_counted() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! Small guests that do what they should not.
+//! Small guests that misbehave.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -72,7 +72,7 @@ fn guests_of_tnw_verify_what_they_send() {
         place.run(&[&machine[..], &["--guest", guest, "--args", args]].concat()).ok()
     };
     let out = run("2x2x1", "tnw-allpairs", "rounds=1");
-    // Each says so once, and the table in the end once more.
+    // Each guest prints it once, and the table at the end repeats it.
     let verified = "4 neighbours, 8 channels: Pput and Nget verified 1 times";
     assert_eq!(out.matches(verified).count(), 2 * 4, "{out}");
     let out = run("2x1x1", "tnw-pingpong", "rounds=2");

@@ -13,10 +13,10 @@ use crate::tofu::{Place, free_addresses, wait_for};
 
 /// Longest time for a machine.
 const LONGEST: Duration = Duration::from_secs(900);
-/// Four nodes in a row, which are cut in the middle.
+/// Four nodes in a row, divided in the middle.
 const SHAPE: &str = "4x1x1x1x1x1";
 
-/// A stand-in for ssh(1): each host is this one, with a cache of its own.
+/// A stand-in for ssh(1): each host is this host with a cache of its own.
 const SSH: &str = r#"#!/bin/sh
 while [ "$1" != -- ]; do shift; done
 if [ "$2" = nowhere ]; then
@@ -28,7 +28,7 @@ mkdir -p "$XDG_CACHE_HOME"
 exec /bin/sh -c "$3"
 "#;
 
-/// A place with a program in front of others of its name.
+/// A place with a program that takes precedence over others of its name.
 struct Hosts {
     place: Place,
 }
@@ -43,7 +43,7 @@ impl Hosts {
         Self { place }
     }
 
-    /// Has the command find that program.
+    /// Makes the command find that program.
     fn with(&self, mut command: Command) -> Command {
         let path = std::env::var("PATH").unwrap();
         command.env("PATH", format!("{}:{path}", self.place.path().join("bin").display()));
@@ -90,7 +90,7 @@ fn hosts_get_the_command_and_their_part_by_ssh() {
     let copies: Vec<_> =
         said.err.lines().filter(|line| line.contains("copies the command")).collect();
     assert!(copies.len() == 1 && copies[0].contains("hosts.txt:2: one: "), "{copies:?}");
-    // The command stays for the next time; nobody else's keys do.
+    // The command is kept for the next time; keys are not.
     assert_eq!(hosts.caches("one"), ["commands"]);
     assert!(hosts.caches("me@two").is_empty());
 
@@ -124,14 +124,14 @@ fn what_is_wrong_with_a_host_is_said_with_its_line() {
     write_program(&older, "#!/bin/sh\necho tofu 0.0.9\n");
     let other = ["hosts.txt:2: two: ", "bin/older there is tofu 0.0.9, this is "];
     refused(&format!("{one}two {second} {}\n", older.display()), &[], &other);
-    // Its folder was made before the other host was asked, or not at all.
+    // Its folder was made before the other host was contacted, or not at all.
     assert!(hosts.caches("one").is_empty() && hosts.caches("two").is_empty());
     refused(&format!("{one}two {first}\n"), &[], &["hosts.txt", "two parts cannot listen at"]);
     refused("-x\n", &[], &["hosts.txt:1: -x: a line is [USER@]HOST"]);
     refused("# nobody\n", &[], &["hosts.txt: no hosts"]);
     refused(&one.repeat(5), &[], &["4x1x1x1x1x1 cannot be cut into 5 parts"]);
     refused(&one, &["--guest", "none"], &["none"]);
-    // A part that does not come to run ends those that wait for it.
+    // A part that fails to start ends those that wait for it.
     let broken = hosts.place.path().join("bin/broken");
     let text =
         format!("#!/bin/sh\n[ $1 = --version ] && exec {TOFU} $1\necho broken >&2\nexit 3\n");
@@ -208,8 +208,8 @@ fn tasks_of_slurm_are_parts() {
     hosts.place.is_clean();
 }
 
-/// The manifests for Kubernetes have what the API wants (apps/v1 StatefulSet, core/v1 Service), and
-/// name the same things.
+/// The manifests for Kubernetes have the fields that the API requires (apps/v1 StatefulSet, core/v1
+/// Service), and their names agree.
 #[test]
 fn manifests_for_kubernetes_fit_together() {
     let text = include_str!("../../../kubernetes/tofu.json");
@@ -220,7 +220,7 @@ fn manifests_for_kubernetes_fit_together() {
     let (service, set) = (of("Service").unwrap(), of("StatefulSet").unwrap());
     assert_eq!((&service["apiVersion"], &set["apiVersion"]), (&"v1".into(), &"apps/v1".into()));
     let (service_spec, spec) = (&service["spec"], &set["spec"]);
-    // Headless, and with names for pods that are not ready: parts look for each other.
+    // Headless, and with names for pods that are not ready: parts connect to each other.
     assert_eq!(
         (&service_spec["clusterIP"], &spec["podManagementPolicy"]),
         (&"None".into(), &"Parallel".into())
@@ -274,7 +274,7 @@ fn manifests_for_kubernetes_fit_together() {
         assert_eq!(base64.ok().into_bytes(), file, "{item}");
     }
 
-    // What the container runs is an option that there is, with a shape that can be cut so.
+    // The container's command line is valid, with a shape that can be divided in this way.
     let line = container["args"][0].as_str().unwrap();
     assert!(
         line.contains("tofu up --part \"${HOSTNAME##*-}/$PARTS\" --join /hosts $MACHINE"),

@@ -60,7 +60,8 @@ fn a_link_that_fails_is_an_event() {
     let reader = thread::spawn(move || {
         lines.filter(|line| line.contains("link_failed")).for_each(|line| drop(sender.send(line)));
     });
-    // Nothing says when the other command has begun to listen, so the link may have to fail again.
+    // It is not known when the other command has begun to listen, so the link may have to fail
+    // again.
     let failed = (0..60).find_map(|_| {
         place.run(&["link", "errors", "0", "A"]).ok();
         place.run(&["link", "up", "0", "A"]).ok();

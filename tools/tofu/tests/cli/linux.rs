@@ -10,7 +10,7 @@ use tofu_linux_tests::{interrupt, janitor, kill, signal};
 
 use crate::tofu::{Place, wait_for};
 
-/// Whether Linux nodes can run without anything being fetched first; says so if not.
+/// Whether Linux nodes can run without anything being fetched first; if not, prints that.
 fn can_run(place: &Place, test: &str) -> bool {
     let doctor = place.run(&["doctor", "--json"]);
     let doctor: Value = serde_json::from_str(&doctor.out).unwrap_or_default();
@@ -73,7 +73,7 @@ fn a_machine_from_up_to_down() {
     assert!(lines[0].starts_with("(0,0,0,0,0,0) ") && lines[0].contains("tofu.nodes=2"));
     assert!(lines[1].starts_with("(1,0,0,0,0,0) ") && lines[1].contains("tofu.name=t-1-0"));
 
-    // The device, and the other node by way of the Ethernet.
+    // The device, and the other node over the Ethernet.
     let devices = place.run(&["exec", "1", "--", "sh", "-c", "cat /sys/bus/pci/devices/*/vendor"]);
     assert!(devices.ok().contains("0x10cf"));
     place.run(&["exec", "0", "--", "ping", "-c", "1", "-W", "10", "10.84.0.2"]).ok();
@@ -94,13 +94,13 @@ fn a_machine_from_up_to_down() {
     // The console, before and after something is typed.
     place.run_with(&["console", "0"], b"\necho typed-$((40+2))\n");
     wait_for("the console to answer", || place.run(&["console", "0"]).ok().contains("typed-42"));
-    // The firmware's reset, its clearing of the screen and the shell's questions stay away.
+    // The firmware's reset, its clearing of the screen and the shell's questions are filtered out.
     let console = place.run(&["console", "0"]).ok();
     for sequence in ["\u{1b}c", "\u{1b}[?7l", "\u{1b}[2J", "\u{1b}[6n"] {
         assert!(!console.contains(sequence), "{console:?}");
     }
 
-    // Nodes whose processors were stopped, and whose guest says nothing for another reason.
+    // Nodes whose processors were stopped, and nodes whose guest is silent for another reason.
     place.run(&["pause", "1"]).ok();
     let monitor = pid(&place.ps()[0]["nodes"][0]);
     signal(monitor, Signal::STOP);
@@ -114,7 +114,7 @@ fn a_machine_from_up_to_down() {
         ps[0]["nodes"].as_array().is_some_and(|nodes| nodes.iter().all(|n| n["state"] == "ready"))
     });
 
-    // A monitor that is killed takes its node only.
+    // A monitor that is killed takes only its node with it.
     kill(pid(&place.ps()[0]["nodes"][0]));
     wait_for("node 0 to be off", || place.ps()[0]["nodes"][0]["state"] == "off");
     let error = place.run(&["exec", "0", "--", "true"]).error();

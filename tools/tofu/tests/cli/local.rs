@@ -86,7 +86,7 @@ impl Jobs {
         lines
     }
 
-    /// Starts a job whose ranks say something first.
+    /// Starts a job whose ranks print something first.
     fn start(&self, args: &[&str], ranks: usize) -> Job {
         let child = self.command(args).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
         let mut child = child.unwrap();
@@ -175,7 +175,7 @@ fn examples_run_as_processes() {
     assert_eq!(jobs.lines(&["--map", "4x3", &program]), expected);
 }
 
-/// The tests of the C API want two processes, in the sense of uTofu, in one program: rank 0 gets
+/// The tests of the C API need two processes, in the sense of uTofu, in one program: rank 0 gets
 /// rank 1's node, too.
 #[test]
 fn the_c_api_does_the_same_over_a_socket() {
@@ -233,7 +233,7 @@ fn ranks_share_nodes() {
     let script = "echo $TOFU_LOCAL_RANK of $TOFU_PPN";
     let said = jobs.lines(&["--map", "2", "--ppn", "2", "--", "sh", "-c", script]);
     assert_eq!(said, ["0: 0 of 2", "1: 1 of 2", "2: 0 of 2", "3: 1 of 2"]);
-    // They share barrier gates, too: some ask for all there are, and get no others'.
+    // They share barrier gates, too: some ask for all gates, and get none of the others'.
     let barriers = Path::new(HERE).join("../../tests/linux/programs/barriers.c");
     let barriers = jobs.compile(&barriers).unwrap();
     let line =
@@ -261,7 +261,7 @@ fn ranks_of_mpi_find_each_other() {
     };
     let said = jobs.lines(&["--mpi", "-n", "5", "--ppn", "2", &program]);
     assert_eq!(said, (0..5).map(line).collect::<Vec<_>>());
-    // Linked with a library of that name, it is told what --mpi is for.
+    // If it is linked with a library of that name, the user is told what --mpi is for.
     let folder = jobs.programs.path();
     let library = ["-shared", "-x", "c", "/dev/null", "-Wl,-soname,libmpich.so.12", "-o"];
     let mut gcc = Command::new("gcc");
@@ -303,7 +303,7 @@ fn ranks_work_where_they_are_told_to() {
     assert_eq!(jobs.lines(&[&more[..], &["cat", "of-1"]].concat()), ["0: 1", "1: 1"]);
 }
 
-/// What `tofu sdk` writes is enough to compile its examples and run them.
+/// The files that `tofu sdk` writes are enough to compile its examples and run them.
 #[test]
 fn the_sdk_has_examples() {
     if !have("make") || !have("gcc") {
@@ -360,14 +360,14 @@ fn the_sdk_has_examples_for_tnw() {
         lines.sort_unstable();
         lines
     };
-    // A row of so many nodes, or the torus that was asked for.
+    // A row of this many nodes, or the requested torus.
     assert_eq!(lines(&["-n", "3"], "shift"), shifted([3, 1, 1]));
     assert_eq!(lines(&["--map", "2x2x2"], "shift"), shifted([2, 2, 2]));
     for (at, line) in lines(&["-n", "2"], "stream").into_iter().enumerate() {
         let from = 1 - at;
         let said =
             format!("{at}: 64 pieces of 65536 bytes from {from}, 0 wrong, 32768 packets sent, ");
-        // Some go again where a busy host lets the other process wait.
+        // Some are sent again if a busy host delays the other process.
         assert!(line.starts_with(&said), "{line}");
     }
     for (args, why) in [
@@ -424,7 +424,7 @@ fn nothing_is_left_however_a_job_ends() {
         assert_eq!(job.0.wait().unwrap().code(), code, "{how:?}");
         jobs.is_clean(pid);
     }
-    // The machine of a run has its control socket, by which others see and end it.
+    // The machine of a run has its control socket, by which other commands see and end it.
     let mut job = jobs.start(&args, 3);
     let ps = jobs.place.ps();
     let nodes = ps[0]["nodes"].as_array().unwrap();
@@ -434,7 +434,7 @@ fn nothing_is_left_however_a_job_ends() {
     jobs.place.run(&["down"]).ok();
     assert_eq!(job.0.wait().unwrap().code(), Some(143));
     jobs.is_clean(job.0.id());
-    // Ranks end even if the one that tidies up is killed as well.
+    // Ranks end even if the janitor is killed as well.
     let script = format!("echo here; exec tail -f {marker}");
     let mut job = jobs.start(&["-n", "3", "--", "sh", "-c", &script], 3);
     let pid = job.0.id();
@@ -443,12 +443,12 @@ fn nothing_is_left_however_a_job_ends() {
     kill(janitor.parse().unwrap());
     kill(pid.into());
     assert_eq!(job.0.wait().unwrap().code(), None);
-    // The folder is removed by whoever sees it.
+    // The next command that sees the folder removes it.
     assert_eq!(jobs.place.run(&["ps"]).ok(), "no machine is running\n");
     jobs.is_clean(pid);
 }
 
-/// The only way that is left to a neighbour is the longer one round the ring.
+/// The only remaining way to a neighbour is the longer one around the ring.
 #[test]
 fn barriers_and_reductions_go_round_links_that_the_node_knows_to_be_dead() {
     let jobs = Jobs::new();

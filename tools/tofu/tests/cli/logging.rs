@@ -10,7 +10,7 @@ fn log_lines_are_objects_on_request() {
     if !place.can_boot("log_lines_are_objects_on_request") {
         return;
     }
-    // A guest that breaks rules, each of which is told.
+    // A guest that breaks rules, each of which is logged.
     let up = ["up", "--shape", "1x1x1x2x1x1", "--guest", "garbage", "--args", "steps=200 seed=1"];
     let up = [&up[..], &["--log", "device=debug"]].concat();
     let said = place.run(&[&up[..], &["--log-format", "json"]].concat());

@@ -76,7 +76,7 @@ fn io_nodes_serve_compute_nodes() {
     assert_eq!(at, compute.map(|at| json!(at)), "{said:?}");
 }
 
-/// Eleven nodes at once, over links of which some are dead, and all others lose, double, reorder
+/// Eleven nodes at once, over links of which some are dead, and all others lose, duplicate, reorder
 /// and damage packets; and two nodes over worse links.
 #[test]
 fn nodes_boot_over_bad_links() {
@@ -119,7 +119,7 @@ fn a_guest_finds_what_it_finds_otherwise() {
     let lines = |said: &Said| -> Vec<(Value, String)> {
         let events = events(said);
         let lines = with(&events, "line").into_iter().map(|event| {
-            // But for the firmware's words, and times.
+            // Except for the firmware's lines, and times.
             let text = event["text"].as_str().unwrap_or_default();
             let words =
                 text.split_whitespace().filter(|word| !word.contains(|c: char| c.is_ascii_digit()));
@@ -153,7 +153,7 @@ fn what_cannot_be_booted_is_not() {
         let said = up(&place, &[&pair[..], args].concat());
         let events = events(&said);
         assert_eq!(said.code, Some(1), "{said:?}");
-        // It was the firmware that ended, and it says why; the guest has not run.
+        // The firmware has ended, and reports why; the guest has not run.
         let ended = with(&events, "ended");
         assert_eq!((ended.len(), &ended[0]["code"]), (1, &json!(1)), "{said:?}");
         let lines = with(&events, "line");

@@ -16,10 +16,10 @@ use crate::tofu::{Place, free_addresses, wait_for};
 
 /// Longest time for a machine.
 const LONGEST: Duration = Duration::from_secs(900);
-/// Four nodes in a row, which are cut in the middle.
+/// Four nodes in a row, divided in the middle.
 const SHAPE: &str = "4x1x1x1x1x1";
 
-/// A place, and a folder in it for parts at ports that are free.
+/// A place, and a folder in it for parts at free ports.
 struct Hosts {
     place: Place,
     addresses: Vec<String>,
@@ -78,7 +78,7 @@ impl Hosts {
         self.wait_for_nodes(4);
     }
 
-    /// Waits until all parts know of so many nodes.
+    /// Waits until all parts know `nodes` nodes.
     fn wait_for_nodes(&self, nodes: usize) {
         wait_for("guests of all parts run", || {
             let machines = self.place.ps();
@@ -87,7 +87,7 @@ impl Hosts {
         });
     }
 
-    /// Waits until somebody listens at the address of a part.
+    /// Waits until the address of a part is served.
     fn wait_for(&self, part: usize) {
         wait_for("a part listens", || TcpStream::connect(&self.addresses[part]).is_ok());
     }
@@ -274,7 +274,7 @@ fn commands_are_for_the_whole_machine_from_any_part() {
     let args = ["--args", "rounds=1000000000", "--grace", "700s"];
     let [first, second] = ["0/2", "1/2"].map(|part| hosts.start(part, &args));
     hosts.wait_for_guests();
-    // Nothing else is to happen on the links.
+    // Nothing else must happen on the links.
     for node in ["0", "1", "2", "3"] {
         place.run(&["pause", node]).ok();
     }
@@ -333,7 +333,7 @@ fn commands_are_for_the_whole_machine_from_any_part() {
     let error = place.run(&["exec", "3", "--", "true"]).error();
     assert!(error.contains("not a Linux node"), "{error}");
 
-    // What a capture of another part's node has is that node's.
+    // A capture of another part's node has the packets of that node.
     let file = place.path().join("there.pcapng");
     let args = ["capture", "tofu-part0/3", "-w", file.to_str().unwrap(), "--count", "5"];
     let capture = Running::start(place.command(&args), b"");
@@ -436,7 +436,7 @@ fn any_part_may_be_killed_at_any_time_under_load() {
     let mut random = Random(21);
     for round in 0..rounds {
         let first = random.below(3) as usize;
-        // At times another part goes as well, or the same one before it is back.
+        // Sometimes another part goes as well, or the same one before it is back.
         let second = match random.below(4) {
             0 => Some((first + 1) % 3),
             1 => Some(first),
@@ -463,7 +463,7 @@ fn any_part_may_be_killed_at_any_time_under_load() {
     for part in &parts {
         interrupt(part.id());
     }
-    // No guest has ended, nor got what it should not.
+    // No guest has ended, or received wrong data.
     for part in parts {
         let said = part.end(LONGEST);
         assert_eq!(said.code, Some(130), "{said:?}");
@@ -471,8 +471,8 @@ fn any_part_may_be_killed_at_any_time_under_load() {
     hosts.place.is_clean();
 }
 
-/// Each part but the two with the ends of a TCP stream is ended and started again, one after the
-/// other: the stream goes by other ways.
+/// Each part but the two with the ends of a TCP stream is ended and started again, one after
+/// another: the stream takes other ways.
 #[test]
 fn a_tcp_stream_outlives_the_parts_on_its_way() {
     let hosts = Hosts::of::<6>();
@@ -496,7 +496,7 @@ fn a_tcp_stream_outlives_the_parts_on_its_way() {
             let tnis = all["nodes"][0]["tnis"].as_array().unwrap().iter();
             tnis.map(|tni| tni["NUM_SEND_TLP"].as_u64().unwrap()).sum::<u64>()
         };
-        // Far more than what is sent again to somebody who does not answer.
+        // Far more than retransmissions to a node that does not answer.
         let enough = sent() + 3000;
         wait_for(&format!("the stream goes on {when}"), || sent() > enough);
     };
@@ -537,7 +537,7 @@ fn a_part_that_comes_back_hears_what_commands_have_set() {
         });
     };
 
-    // Some is set before a part goes, and some while it is away.
+    // Some settings are made before a part goes, and some while it is away.
     place.run(&["link", "down", "tofu-part0/2", "3"]).ok();
     place.run(&["fault", "set", "loss=1%", "tofu-part0"]).ok();
     kill(second.id());
@@ -553,7 +553,7 @@ fn a_part_that_comes_back_hears_what_commands_have_set() {
     place.run(&["node", "up", "tofu-part1/2"]).ok();
     assert_eq!(down("tofu-part1"), 1);
 
-    // What it was told is known when the other one goes.
+    // Its settings are kept when the other one goes.
     kill(first.id());
     wait_for_line(&mut second, "part 0 is lost: its process has ended; its links are down");
     drop(first);
@@ -573,7 +573,7 @@ fn a_part_that_comes_back_hears_what_commands_have_set() {
     place.is_clean();
 }
 
-/// Hosts that are cut off: two parts in network namespaces, joined by a pair of interfaces.
+/// Hosts that can be cut off: two parts in network namespaces, joined by a pair of interfaces.
 struct Namespaces([String; 2]);
 
 impl Namespaces {
@@ -653,8 +653,8 @@ fn a_host_that_is_cut_off_is_seen_and_one_that_stands_still_is_not() {
     };
     parts.iter_mut().for_each(fetched);
 
-    // A process that stands still for longer than a host may be silent: it is not lost, and what
-    // is lost next is lost for another reason.
+    // A process is stopped for longer than a host may be silent. It is not lost, and a later loss
+    // has another reason.
     signal(parts[1].id(), Signal::STOP);
     sleep(Duration::from_secs(4));
     signal(parts[1].id(), Signal::CONT);

@@ -1,4 +1,4 @@
-//! Pictures of the manual that commands make by themselves.
+//! Pictures of the manual that commands generate.
 
 use std::fs;
 

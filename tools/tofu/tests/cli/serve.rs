@@ -85,7 +85,7 @@ fn killed_by_force_it_leaves_nothing() {
     let (process, _) = place.start(&PAIR);
     kill(process.id());
     place.is_clean();
-    // Even if the one that tidies up is killed as well: then the next command does it.
+    // Even if the janitor is killed as well: then the next command cleans up.
     let (process, machine) = place.start(&PAIR);
     kill(janitor(process.id()));
     kill(process.id());
@@ -110,7 +110,7 @@ fn links_go_down_and_come_up() {
     // Both links of a ring of two.
     place.run(&["link", "down", "tofu/3", "t-0-0-0-1-0-0"]).ok();
     assert_eq!(down().len(), 3);
-    // On paper the machine has all its links; as it runs, three less.
+    // As planned, the machine has all its links; the running one has three fewer.
     let topo = place.run(&["topo", "--machine"]).ok();
     assert!(topo.starts_with("machine 2x1x1x2x1x1: 4 nodes, 6 links, 3 down\n"), "{topo}");
     assert!(topo.ends_with("\n! this link is down\n"), "{topo}");
@@ -142,7 +142,7 @@ fn say(client: &mut UnixStream, command: u16, body: &[u8]) -> u32 {
     ask(client, command, body).err().unwrap_or(0)
 }
 
-/// The same, with the body of an answer that is no error.
+/// The same, with the body of an answer that is not an error.
 fn ask(client: &mut UnixStream, command: u16, body: &[u8]) -> Result<Vec<u8>, u32> {
     let mut message = Vec::new();
     message.extend([7, 0]);
@@ -232,7 +232,7 @@ fn monitors_map_doorbells_and_windows_that_are_polled() {
             let mut client = UnixStream::connect(&sockets(&machine)[0]).unwrap();
             client.set_read_timeout(Some(PATIENCE)).unwrap();
             assert_eq!(say(&mut client, 1, VERSION), 0);
-            // DEVICE_GET_REGION_INFO: room for the areas, and bit 2 of the flags says "mmap".
+            // DEVICE_GET_REGION_INFO: with room for the areas; bit 2 of the flags means "mmap".
             let body = [4096u32, 0, region, 0, 0, 0, 0, 0].map(u32::to_ne_bytes).concat();
             let answer = ask(&mut client, 5, &body).unwrap();
             let flags = u32::from_ne_bytes(answer[4..8].try_into().unwrap());
@@ -264,7 +264,7 @@ fn clients_that_would_wait_in_vain_are_told() {
     };
     let mut first = connect();
     assert_eq!(say(&mut first, 1, VERSION), 0);
-    // One that comes while another one is attached, and does not leave.
+    // A client that connects while another one is attached, and does not leave.
     let mut second = connect();
     assert_eq!(say(&mut second, 1, VERSION), BUSY);
     // Memory without a descriptor: a ROM, which does not matter, and where programs are.
@@ -276,8 +276,8 @@ fn clients_that_would_wait_in_vain_are_told() {
     };
     assert_eq!(say(&mut first, 2, &map(0xfffc_0000, 0x4_0000)), 0);
     assert_eq!(say(&mut first, 2, &map(0, 16 << 20)), INVALID);
-    // One that starts anew is served, and a good run ends without a warning: the client leaves
-    // without reading what it was told.
+    // A client that starts over is served, and a correct run ends without a warning: the client
+    // leaves without reading its answers.
     first.write_all(&[7, 0, 4, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
     first.write_all(&[32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(100));
@@ -315,7 +315,7 @@ fn metrics_are_served_where_somebody_asks_for_them() {
     ] {
         assert!(page.lines().any(|other| other == line), "{line}: {page}");
     }
-    // What the dashboard asks for is there, but for queues: nobody has opened one.
+    // All that the dashboard asks for exists, except queues, because none is open.
     let dashboard = include_str!("../../../grafana/tofu.json");
     let dashboard: serde_json::Value = serde_json::from_str(dashboard).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();

@@ -1,4 +1,4 @@
-//! What shells and `man` get: completions and manual pages.
+//! The texts for shells and `man`: completions and manual pages.
 
 use std::fs;
 use std::process::Command;
@@ -50,7 +50,7 @@ fn every_command_has_a_manual_page() {
     let folder = place.path().join("man1");
     place.run(&["man", folder.to_str().unwrap()]).ok();
     let page = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
-    // What `tofu --help` lists, one line a command.
+    // The commands that `tofu --help` lists, one per line.
     let help = place.run(&["--help"]).ok();
     let commands = help.split("Commands:\n").nth(1).unwrap().lines();
     let commands: Vec<_> = commands

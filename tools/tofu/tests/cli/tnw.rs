@@ -1,4 +1,4 @@
-//! What commands say of a machine of TNW that runs.
+//! The output of commands for a running machine of TNW.
 
 use serde_json::Value;
 
@@ -45,7 +45,7 @@ fn a_machine_of_tnw_is_seen_from_outside() {
     assert!(shown.contains("loss=20%"), "{shown}");
     place.run(&["fault", "off"]).ok();
 
-    // A link that is down is silent; what is sent waits for it.
+    // A link that is down is silent; messages wait for it.
     place.run(&["link", "down", "0", "X+"]).ok();
     let path = place.path().join("down.pcapng");
     let capture = ["capture", "0", "-w", path.to_str().unwrap(), "--seconds", "2"];

@@ -10,18 +10,18 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tofu_linux_tests::{Running, Said};
 
-/// Longest time for anything here, in a busy host.
+/// Longest time for anything here, on a busy host.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 /// Longest time for a command that runs a whole machine or job.
 const LONGEST: Duration = Duration::from_secs(900);
 
-/// Where pictures are kept; those of the manual are made with the variable.
+/// The place of pictures; those of the manual are made with the variable.
 pub(crate) fn artefact(name: &str) -> PathBuf {
     let folder = std::env::var_os("TOFU_PICTURES").map(PathBuf::from);
     folder.unwrap_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR"))).join(name)
 }
 
-/// A place for machines. What is left in it, or runs in it, at the end is ended.
+/// A place for machines. Whatever still runs in it at the end is ended.
 pub(crate) struct Place {
     folder: TempDir,
 }
@@ -60,7 +60,7 @@ impl Place {
         Process::start(self.command(args))
     }
 
-    /// Whether small guests run on this host; says so if not.
+    /// Whether small guests run on this host; if not, prints that.
     pub(crate) fn can_boot(&self, test: &str) -> bool {
         let runs = self.run(&["doctor"]).code == Some(0);
         if !runs {
@@ -72,7 +72,7 @@ impl Place {
     /// Waits until a machine can be asked, which is a moment after its first line.
     pub(crate) fn wait_for_machine(&self) {
         let end = Instant::now() + PATIENCE;
-        // It says of which generation it is when its devices are there.
+        // It reports its generation once its devices exist.
         while self.ps()[0]["generation"].is_null() {
             assert!(Instant::now() < end, "no machine is there");
             std::thread::sleep(Duration::from_millis(10));
@@ -155,13 +155,13 @@ impl Drop for Process {
     }
 }
 
-/// Addresses of this host at which nobody listens.
+/// Addresses of this host at which nothing listens.
 pub(crate) fn free_addresses<const COUNT: usize>() -> [String; COUNT] {
     let free = [(); COUNT].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     free.map(|free| free.local_addr().unwrap().to_string())
 }
 
-/// Waits until something is the case.
+/// Waits until a condition holds.
 #[track_caller]
 pub(crate) fn wait_for(what: &str, condition: impl FnMut() -> bool) {
     tofu_linux_tests::wait_for(what, PATIENCE, condition);

@@ -65,7 +65,7 @@ impl Terminal {
         }
     }
 
-    /// Types something, and waits for the end.
+    /// Sends input, and waits for the end.
     fn end(mut self, typed: &[u8]) -> ExitStatus {
         self.ours.write_all(typed).unwrap();
         let status = self.child.wait().unwrap();
@@ -77,8 +77,8 @@ impl Terminal {
     }
 }
 
-/// What is on a terminal's screen after these bytes, a line each, and which modes were set last:
-/// cells come by themselves, each after where it is, and blanks not at all.
+/// The lines on a terminal's screen after these bytes, and the modes that were set last. Cells are
+/// sent individually, each after its position, and blanks are not sent.
 fn shown(bytes: &[u8]) -> String {
     let bytes = String::from_utf8_lossy(bytes);
     let mut pieces = bytes.split("\x1b[");

@@ -14,7 +14,7 @@ pub(crate) fn putting(place: &Place) -> Process {
     let up = ["up", "--shape", "1x1x1x2x1x1", "--json", "--guest", "puts", "--args"];
     let (machine, _) = place.start(&[&up[..], &["count=100000000 max=8"]].concat());
     place.wait_for_machine();
-    // The first Put may be some time away.
+    // The first Put may take some time to come.
     place.run(&["trace", "--count", "1"]).ok();
     machine
 }
@@ -89,12 +89,12 @@ fn a_running_machine_is_traced() {
         assert!(events.iter().filter(|event| event["ph"] == ph).count() >= least, "{ph}");
     }
 
-    // A disk without room ends it, and the machine goes on.
+    // A full disk ends it, and the machine keeps running.
     let error = place.run(&["trace", "-w", "/dev/full", "--seconds", "60"]).error();
     assert!(error.contains("cannot write /dev/full: No space left"), "{error}");
     place.run(&["trace", "--count", "1"]).ok();
 
-    // The machine ends first: one line, and a file that is whole.
+    // The machine ends first: one line, and a complete file.
     std::fs::remove_file(&path).unwrap();
     let mut trace = place.command(&["trace", "-w", file]);
     let mut trace = trace.stderr(Stdio::piped()).spawn().unwrap();
@@ -122,7 +122,7 @@ fn a_flight_recorder_has_what_was_before_the_first_failure() {
     let mut line = String::new();
     said.read_line(&mut line).unwrap();
     assert!(line.starts_with("tracing"), "{line}");
-    // Some commands, then one that fails, upon which the guest gives up.
+    // Some commands, then one that fails, after which the guest gives up.
     place.run(&["trace", "--count", "100"]).ok();
     place.run(&["link", "down", "0", "A"]).ok();
     let said = io::read_to_string(said).unwrap();

@@ -1,4 +1,4 @@
-//! `tofu view`: who gets the page, and what happens when somebody clicks on it.
+//! `tofu view`: access to the page, and the effects of clicks on it.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,7 +15,7 @@ use crate::tofu::{Place, artefact, wait_for};
 struct View {
     child: Child,
     _out: BufReader<ChildStdout>,
-    /// With the port, and the token after it.
+    /// The host with its port; the token follows.
     host: String,
     token: String,
 }
@@ -37,7 +37,7 @@ impl View {
         format!("http://{}/{}/", self.host, self.token)
     }
 
-    /// What is answered to a request with these fields.
+    /// The answer to a request with these fields.
     fn ask(&self, method: &str, path: &str, fields: &str, body: &str) -> String {
         let mut client = TcpStream::connect(&self.host).unwrap();
         let length = body.len();
@@ -128,7 +128,7 @@ fn the_page_is_for_those_who_have_its_address() {
     assert_eq!(hops[2]["to"], 11, "{hops}");
     assert!(view.json("inspect?node=0")["tree"]["device"].is_object());
 
-    // What a browser leaves open keeps nobody waiting.
+    // Connections that a browser leaves open do not block others.
     let _idle: Vec<_> = (0..4).map(|_| TcpStream::connect(&host).unwrap()).collect();
     view.json("frames?since=0");
     place.run(&["down"]).ok();
@@ -185,7 +185,7 @@ fn what_is_clicked_happens_in_the_machine() {
     browser.eval("document.getElementById('inspect').click()");
     browser.wait_for("document.querySelector('#inspection details summary')");
 
-    // The time line stands still when it is moved.
+    // The time line stops when it is moved.
     browser.eval(
         "(() => { const time = document.getElementById('time'); time.value = 0; \
          time.dispatchEvent(new Event('input')); })()",
@@ -194,7 +194,7 @@ fn what_is_clicked_happens_in_the_machine() {
     browser.eval("document.getElementById('play').click()");
     browser.wait_for("tofu.shown.live && tofu.shown.frame > 1");
 
-    // The machine ends, and what was seen stays, here and in the recording.
+    // The machine ends, and its history stays, here and in the recording.
     place.run(&["down"]).ok();
     browser.wait_for("document.getElementById('news').textContent === 'The machine has ended.'");
     drop(view);
@@ -227,7 +227,7 @@ fn links_show_what_goes_over_them() {
     // Guests find each other first, for which they need all links.
     place.run(&["link", "down", "5", "X+"]).ok();
     browser.wait_for("tofu.film.frames.at(-1).down.length === 1");
-    // Those with most load come first, after those that are down.
+    // Links with the greatest load come first, after those that are down.
     browser.eval("document.querySelector('[data-panel=links]').click()");
     let cell = |row: u32, cell: u32| {
         format!("document.querySelector('#links tbody').rows[{row}].cells[{cell}].textContent")
@@ -312,7 +312,7 @@ fn recordings_that_are_none_are_refused_by_line() {
     assert!(error.contains("cannot read nowhere"), "{error}");
     let error = place.run(&["view", "--port", "0"]).error();
     assert!(error.contains("--port <PORT>") && error.contains("1..=65535"), "{error}");
-    // Half a line at the end is what a recorder leaves that was killed.
+    // A killed recorder leaves half a line at the end.
     fs::write(&file, good + "{\"seconds\":").unwrap();
     let mut view = View::start(&place, &["--replay", file.to_str().unwrap()]);
     assert_eq!(view.json("frames?since=0")["frames"].as_array().unwrap().len(), 2);

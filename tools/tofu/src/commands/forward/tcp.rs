@@ -23,7 +23,7 @@ pub(super) fn serve(listener: &TcpListener, way: &Arc<Way>) {
         let client = match client {
             Ok(client) => client,
             Err(error) => {
-                // Descriptors, most likely, which come back when connections end.
+                // Probably there are no descriptors left, which become free when connections end.
                 eprintln!("tofu: no connection can be taken: {error}");
                 thread::sleep(BUSY);
                 continue;
@@ -44,13 +44,13 @@ pub(super) fn serve(listener: &TcpListener, way: &Arc<Way>) {
             own.open.fetch_sub(1, SeqCst);
         };
         if thread::Builder::new().name("forward".into()).spawn(run).is_err() {
-            // The client has been dropped with what could not be run.
+            // The client was dropped with the thread that could not be started.
             way.open.fetch_sub(1, SeqCst);
         }
     }
 }
 
-/// Lets the client see that the connection did not end in order.
+/// Shows the client that the connection did not end in order.
 fn reset(client: &TcpStream) {
     // Closed in order, then.
     let _ = set_socket_linger(client, Some(Duration::ZERO));
@@ -58,20 +58,20 @@ fn reset(client: &TcpStream) {
 
 fn pass_on(client: &TcpStream, way: &Way) -> anyhow::Result<()> {
     let (node, from_node) = way.connect(false)?;
-    // Whoever forwards knows no more about when to send than the client.
+    // A forwarder knows no more about when to send than the client.
     client.set_nodelay(true)?;
     let client_ended = AtomicBool::new(false);
     thread::scope(|scope| {
         let there = thread::Builder::new().spawn_scoped(scope, || {
             copy(client, &node);
             client_ended.store(true, SeqCst);
-            // The other direction goes on; if the node has gone, it ends by itself.
+            // The other direction continues; if the node has gone, it ends by itself.
             let _ = node.shutdown(Shutdown::Write);
         });
         there.context("no threads left")?;
         let whole = copy(from_node, client);
-        // The machine lets go of the stream when both directions have ended in order, or when the
-        // connection has ended otherwise.
+        // The machine closes the stream when both directions have ended in order, or when the
+        // connection has ended in another way.
         let mut gone = [PollFd::new(&node, PollFlags::empty())];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let gone = poll(&mut gone, Some(&now)).is_ok_and(|n| n > 0);
@@ -86,7 +86,7 @@ fn pass_on(client: &TcpStream, way: &Way) -> anyhow::Result<()> {
     })
 }
 
-/// Passes on all that comes; false if it ended before its time.
+/// Passes on all input; returns false if that ended prematurely.
 fn copy(mut from: impl io::Read, mut to: impl Write) -> bool {
     io::copy(&mut from, &mut to).is_ok()
 }

@@ -15,7 +15,7 @@ use tofu_sync::lock;
 
 use super::way::{MOST, Way};
 
-/// How long a client's way stays that is not used.
+/// How long an unused stream of a client is kept.
 const IDLE: Duration = Duration::from_secs(60);
 
 /// The way of a client's datagrams.
@@ -35,7 +35,7 @@ pub(super) fn serve(socket: &Arc<UdpSocket>, way: &Arc<Way>) {
         let (length, client) = match socket.recv_from(&mut buffer[2..]) {
             Ok(received) => received,
             Err(error) => {
-                // Of datagrams sent before, for which nobody was there.
+                // An error of earlier datagrams, which nothing received.
                 log::debug!("forward: {error}");
                 thread::sleep(Duration::from_millis(1));
                 continue;
@@ -65,7 +65,7 @@ fn pass_on(
         if flow.node.write_all(datagram).is_ok() {
             return Ok(());
         }
-        // The gateway has let go of it; with a new one it may go on.
+        // The gateway has closed the stream; a new one may work.
         all.remove(&client);
     }
     let oldest = now.saturating_sub(IDLE.as_millis() as u64);
@@ -102,7 +102,7 @@ fn pass_on(
     Ok(())
 }
 
-/// Sends a client what its node says, until the stream ends.
+/// Sends a client its node's answers, until the stream ends.
 fn answer(
     socket: &UdpSocket,
     client: SocketAddr,

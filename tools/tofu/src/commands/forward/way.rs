@@ -14,16 +14,16 @@ use tofu_sync::lock;
 
 /// Connections at a time; each takes two threads.
 pub(super) const MOST: usize = 256;
-/// How long the same thing is not said again.
+/// The shortest time between repetitions of the same message.
 const QUIET: Duration = Duration::from_secs(1);
-/// Where a listener's connections go.
+/// The target of a listener's connections.
 pub(super) struct Way {
     control: PathBuf,
     pub(super) node: NodeInfo,
     pub(super) port: u16,
     /// Connections of all ways.
     pub(super) open: Arc<AtomicUsize>,
-    /// What was said last of what went wrong, and when.
+    /// The last error message, and its time.
     said: Mutex<Option<(String, Instant)>>,
 }
 
@@ -32,7 +32,7 @@ impl Way {
         Self { control, node, port, open, said: Mutex::default() }
     }
 
-    /// Tells the user, but not the same again and again.
+    /// Tells the user, without repeating the same message too often.
     pub(super) fn complain(&self, line: &str) {
         let mut said = lock(&self.said);
         let again = said.as_ref().is_some_and(|(last, at)| last == line && at.elapsed() < QUIET);
@@ -42,8 +42,7 @@ impl Way {
         }
     }
 
-    /// A stream to a port of a node by way of the machine's gateway, of TCP's bytes or of
-    /// datagrams.
+    /// A stream to a port of a node through the machine's gateway, of TCP's bytes or of datagrams.
     pub(super) fn connect(&self, udp: bool) -> anyhow::Result<(UnixStream, BufReader<UnixStream>)> {
         let (node, port) = (self.node.index, self.port);
         let request =
@@ -51,7 +50,7 @@ impl Way {
         let mut connection = Connection::open(&self.control, &request)?;
         let Reply::Done = connection.answer()? else { bail!("not an answer") };
         let (stream, input) = connection.split();
-        // What the node says first may have come with the answer.
+        // The node's first data may have come with the answer.
         Ok((stream, input.into_inner()))
     }
 }

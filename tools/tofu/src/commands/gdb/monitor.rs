@@ -53,7 +53,7 @@ impl Monitor {
         }
     }
 
-    /// Has gdb's server listen there, or, by `none`, no more.
+    /// Makes gdb's server listen there, or, with `none`, stop listening.
     pub(super) fn gdbserver(&mut self, place: &str) -> anyhow::Result<()> {
         let line = json!({ "command-line": format!("gdbserver {place}") });
         let said =

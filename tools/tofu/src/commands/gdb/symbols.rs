@@ -1,4 +1,4 @@
-//! What a kernel calls its functions and variables, as an ELF file for debuggers.
+//! The names of a kernel's functions and variables, as an ELF file for debuggers.
 
 /// Numbers of the ELF format (gABI, chapters 4 and 5).
 const EXECUTABLE: u16 = 2;
@@ -15,26 +15,26 @@ const FUNC: u8 = 2;
 const HEADER: u64 = 64;
 const SECTION: u64 = 64;
 const SYMBOL: u64 = 24;
-/// Where kernels are, on x86-64 and arm64.
+/// The lowest address of kernels, on x86-64 and arm64.
 const KERNEL: u64 = 1 << 63;
 
 /// A symbol of `/proc/kallsyms`: address, whether it is a function, name.
 type Symbol<'a> = (u64, bool, &'a str);
 
-/// A line of `/proc/kallsyms`, if it is of use.
+/// A line of `/proc/kallsyms`, if it is useful.
 fn symbol(line: &str) -> Option<Symbol<'_>> {
     let mut words = line.split_ascii_whitespace();
     let address = u64::from_str_radix(words.next()?, 16).ok()?;
     let kind = words.next()?;
     let name = words.next()?;
-    // Of the processors' own variables there are offsets; the rest are assemblers' marks.
+    // Per-CPU variables have only offsets; the others are assemblers' marks.
     let useful = address >= KERNEL && !name.starts_with(['.', '$']);
     let function = matches!(kind, "t" | "T" | "w" | "W");
     useful.then_some((address, function, name))
 }
 
-/// An ELF file without contents but for symbols, out of a `/proc/kallsyms`; `None` if that has
-/// none, as users see it who may not know addresses.
+/// An ELF file with only symbols, made from a `/proc/kallsyms`; `None` if that has none, as for
+/// users that may not know addresses.
 pub(super) fn elf(list: &[u8], arm64: bool) -> Option<Vec<u8>> {
     let list = String::from_utf8_lossy(list);
     let symbols: Vec<_> = list.lines().filter_map(symbol).collect();

@@ -12,7 +12,7 @@ use tofu_jtofu::{Mapinfo, RankMap};
 
 use crate::commands::svg;
 
-/// Larger jobs give pictures nobody can read.
+/// Pictures of larger jobs are not readable.
 const MAX_NODES: u32 = 1536;
 
 /// The job is too large for a picture.
@@ -28,7 +28,7 @@ const SLICE_GAP: i32 = 40;
 const MARGIN: i32 = 48;
 const HEAD: i32 = 110;
 const FOOT: i32 = 84;
-/// A job of one axis is drawn in rows of so many nodes if it is longer than twice that.
+/// A job of one axis is drawn in rows of this many nodes if it is longer than twice that.
 const ROW: u32 = 12;
 
 /// Draws the job as a stand-alone SVG document.
@@ -52,8 +52,8 @@ struct Picture<'a> {
 const LINE: i32 = 20;
 const TITLE_LINE: i32 = 28;
 
-/// The lines of a text in a picture. Nobody here knows the viewer's font, of which a letter is
-/// taken to be 0.6 of its size wide, more than most are on average.
+/// The lines of a text in a picture. The viewer's font is not known. A letter is taken to be 0.6 of
+/// its size wide, more than the average of most fonts.
 fn lines(text: &str, size: i32, width: i32) -> Vec<String> {
     let letters = (width * 10 / (size * 6)).max(1) as usize;
     textwrap::wrap(text, letters).into_iter().map(Cow::into_owned).collect()

@@ -10,7 +10,7 @@ use rustix::termios::tcgetwinsize;
 
 use crate::commands::terminal::Raw;
 
-/// The other screen of the terminal, in raw mode. Dropping it gives the terminal back.
+/// The other screen of the terminal, in raw mode. Dropping it restores the terminal.
 pub(super) struct Screen {
     /// Restores the modes.
     _raw: Raw,

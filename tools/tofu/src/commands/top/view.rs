@@ -1,4 +1,4 @@
-//! What is on the screen, and what keys do to it.
+//! The contents of the screen, and the effects of keys.
 
 use std::time::Instant;
 
@@ -41,10 +41,10 @@ pub(super) enum Key {
     Interrupt,
 }
 
-/// Keys out of what a terminal sends. A sequence may come in pieces.
+/// Parses keys from a terminal's input. A sequence may arrive in pieces.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
-    /// Of a sequence that is not complete.
+    /// The beginning of an incomplete sequence.
     begun: Vec<u8>,
 }
 
@@ -84,7 +84,7 @@ impl Keys {
         keys
     }
 
-    /// When nothing has followed for a while: the Escape key by itself.
+    /// If nothing has followed for a while, it was the Escape key by itself.
     pub(super) fn rest(&mut self) -> Vec<Key> {
         match std::mem::take(&mut self.begun).as_slice() {
             [0x1b] => vec![Key::Escape],
@@ -126,7 +126,7 @@ impl From<Look> for Sample {
     }
 }
 
-/// A row of nodes: what happened in a second.
+/// A row of nodes: the activity per second.
 #[derive(Clone, Debug)]
 struct Row {
     index: u32,
@@ -162,10 +162,10 @@ enum Page {
 pub(super) struct View {
     name: String,
     last: Option<Sample>,
-    /// What came in between the last two samples, in a second, and what there is now.
+    /// The activity per second between the last two samples, and the current state.
     rows: Vec<Row>,
     links: Vec<(String, f64)>,
-    /// Nodes with what was added, and the time it took.
+    /// Nodes with the increase of their counters, and the time that it took.
     added: Vec<(Node, f64)>,
     sort: Sort,
     reversed: bool,
@@ -193,7 +193,7 @@ impl View {
         }
     }
 
-    /// Takes another look at the machine, unless the view is paused.
+    /// Takes another sample of the machine, unless the view is paused.
     pub(super) fn take(&mut self, sample: Sample) {
         if self.paused {
             return;
@@ -223,7 +223,7 @@ impl View {
 
     fn order(&mut self) {
         let (sort, reversed) = (self.sort, self.reversed);
-        // Most comes first, but of numbers of nodes the lowest.
+        // The greatest value comes first, but the lowest of node numbers.
         let down = (sort != Sort::Node) != reversed;
         self.rows.sort_by(|a, b| {
             let order = a.by(sort).total_cmp(&b.by(sort));
@@ -233,7 +233,7 @@ impl View {
         self.chosen = self.chosen.min(self.lines().saturating_sub(1));
     }
 
-    /// Lines of what can be gone through.
+    /// The number of lines that can be scrolled through.
     fn lines(&self) -> usize {
         match self.page {
             Page::Nodes => self.rows.len(),
@@ -242,7 +242,7 @@ impl View {
         }
     }
 
-    /// Does what a key stands for; false for the end.
+    /// Handles a key; returns false for the end.
     pub(super) fn key(&mut self, key: Key) -> bool {
         match key {
             Key::Interrupt | Key::Char('q') => return false,
@@ -335,7 +335,7 @@ impl View {
         }
     }
 
-    /// Everything that a node has counted in a second.
+    /// All of a node's counts per second.
     fn details(&self) -> Vec<String> {
         let Page::Node(index) = self.page else { return Vec::new() };
         let Some((node, seconds)) = self.added.iter().find(|(node, _)| node.index == index) else {
@@ -448,7 +448,7 @@ mod tests {
         view
     }
 
-    /// What a terminal of this size shows, a line each.
+    /// The lines that a terminal of this size shows.
     fn shown(view: &View, width: u16, height: u16) -> Vec<String> {
         let area = Rect::new(0, 0, width, height);
         let mut buffer = Buffer::empty(area);

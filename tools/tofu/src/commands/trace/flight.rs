@@ -13,7 +13,7 @@ use tofu_control::protocol::{
 };
 use tofu_sync::lock;
 
-/// Commands and interrupts that are kept at most: about 500 MB of them.
+/// The most commands and interrupts that are kept, about 500 MB.
 const MOST: usize = 1 << 20;
 
 /// What has ended within a time.
@@ -22,9 +22,9 @@ pub(super) struct Flight {
     last_ns: u64,
     commands: VecDeque<TracedCommand>,
     interrupts: VecDeque<TracedInterrupt>,
-    /// When what was seen last had happened.
+    /// The time of the latest event.
     now_ns: u64,
-    /// Something has gone wrong. What comes until the machine has heard of it is not wanted.
+    /// Something has gone wrong. Events that arrive until the machine has been told are ignored.
     over: bool,
 }
 
@@ -39,7 +39,7 @@ impl Flight {
         }
     }
 
-    /// Keeps these, and drops what is too old. Returns what has gone wrong.
+    /// Keeps these, and drops those that are too old. Returns what has gone wrong, if anything.
     pub(super) fn take(
         &mut self,
         commands: Vec<TracedCommand>,
@@ -82,8 +82,8 @@ fn text(command: &TracedCommand) -> String {
     format!("a command has failed: node {node} TNI {tni} CQ {cq}, {command}: {result}")
 }
 
-/// Ends a trace when a guest of the machine dies, by no longer saying anything on its connection.
-/// Returns where it then says so.
+/// Ends a trace when a guest of the machine dies, by closing its side of the connection. Returns
+/// the place of the message about that.
 ///
 /// # Errors
 ///
@@ -93,7 +93,7 @@ pub(super) fn watch(
     trace: &Connection,
 ) -> anyhow::Result<Arc<Mutex<Option<String>>>> {
     let mut events = Connection::open(control, &Request::Events)?;
-    // The first answer says that none is missed from now on.
+    // After the first answer, no event is missed.
     events.answer()?;
     let stream = trace.stream()?;
     let found = Arc::new(Mutex::new(None));
@@ -113,7 +113,7 @@ pub(super) fn watch(
     Ok(found)
 }
 
-/// What has become of a guest, if it has died.
+/// How a guest has died, if it has.
 fn death(event: &EventInfo) -> Option<String> {
     let node = event.node?;
     match &event.what {

@@ -1,10 +1,11 @@
 //! Traces for Perfetto, in the JSON trace-event format.
 //!
-//! Perfetto's own format is denser. This one needs no crate beside `serde_json`, which also makes
-//! sure that no string breaks out of it; other viewers read it, too; and a file that ends early, as
-//! its disk is full, say, is read up to there, as the bracket at its end may be missing.
+//! Perfetto's own format is denser. But this one needs no crate besides `serde_json`, which also
+//! makes sure that no string breaks the format. Other viewers read it, too. A file that ends early,
+//! for example because its disk is full, is read up to there, because the bracket at its end may be
+//! missing.
 //!
-//! A node is a process of the file. Each place in a queue's table of commands under way is a
+//! A node is a process of the file. Each place in a queue's table of outstanding commands is a
 //! thread: commands of one place never overlap, so spans on it nest.
 
 use std::collections::HashSet;
@@ -14,16 +15,16 @@ use serde_json::{Value, json};
 use tofu_abi::regs::Register;
 use tofu_control::protocol::{TracedCommand, TracedInterrupt};
 
-/// Numbers of threads from which on there are those that serve requests, and that of interrupts.
+/// The first number of threads that serve requests, and the number of the thread of interrupts.
 const SERVERS: u32 = 1 << 20;
 const INTERRUPTS: u32 = 1 << 21;
 
 /// Writes a file.
 pub(super) struct Perfetto<W> {
     out: W,
-    /// The file's time 0, in nanoseconds since 1970: times in it are numbers of floating point.
+    /// The file's time 0, in nanoseconds since 1970: times in it are floating-point numbers.
     start_ns: Option<u64>,
-    /// Processes, and threads of them, that have a name already.
+    /// Processes, and their threads, that already have a name.
     named: HashSet<(u32, Option<u32>)>,
     flows: u64,
     empty: bool,
@@ -58,7 +59,7 @@ impl<W: Write> Perfetto<W> {
         self.out.flush()
     }
 
-    /// A command, with what was done for it.
+    /// Writes a command, with the work that was done for it.
     pub(super) fn command(&mut self, command: &TracedCommand) -> io::Result<()> {
         let TracedCommand { node, tni, cq, tag, begin_ns, end_ns, .. } = command;
         let (node, begin_ns, end_ns) = (*node, *begin_ns, (*end_ns).max(*begin_ns));
@@ -117,7 +118,7 @@ impl<W: Write> Perfetto<W> {
         Ok(())
     }
 
-    /// An interrupt, up to the guest's next access.
+    /// Writes an interrupt, up to the guest's next access.
     pub(super) fn interrupt(&mut self, interrupt: &TracedInterrupt) -> io::Result<()> {
         let TracedInterrupt { node, vector, at_ns, access_ns, offset } = *interrupt;
         self.name(node, INTERRUPTS, || "interrupts".to_owned())?;
@@ -145,7 +146,7 @@ impl<W: Write> Perfetto<W> {
 
     /// Microseconds since the start of the file.
     fn time(&mut self, ns: u64) -> f64 {
-        // Whatever comes first may not have begun first: room for that.
+        // The first command in the trace may not have begun first, so this leaves room before it.
         let start = *self.start_ns.get_or_insert_with(|| ns.saturating_sub(10_000_000_000));
         ns.saturating_sub(start) as f64 / 1000.0
     }
@@ -158,7 +159,7 @@ impl<W: Write> Perfetto<W> {
             "pid": node, "tid": thread, "args": args }))
     }
 
-    /// An arrow from a span to another, each by node, thread and a time within it.
+    /// Writes an arrow from a span to another, each by node, thread and a time within it.
     fn flow(&mut self, from: (u32, u32, u64), to: (u32, u32, u64)) -> io::Result<()> {
         self.flows += 1;
         let id = self.flows;
@@ -206,7 +207,7 @@ mod tests {
     /// Spans of the threads of a file, each by begin, and the longer one first.
     type Threads = BTreeMap<(u64, u64), Vec<(f64, f64)>>;
 
-    /// Whether each span is within or beside each other one of its thread.
+    /// Whether any two spans of a thread are either nested or disjoint.
     fn nest(threads: &mut Threads) -> bool {
         threads.values_mut().all(|spans| {
             spans.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.total_cmp(&a.1)));
@@ -221,7 +222,7 @@ mod tests {
         })
     }
 
-    /// An input's commands, put together and written to a file: how many there are, and the file.
+    /// An input's commands, assembled and written to a file: their number, and the file.
     fn file(traced: Traced) -> (u64, Vec<Value>) {
         let Traced { shape, records, reasons, ended: counted, lost } = traced;
         assert_eq!(lost, 0);

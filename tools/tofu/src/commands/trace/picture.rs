@@ -1,5 +1,5 @@
-//! Traces as a picture: time to the right, and a row for each place in a queue's table of commands
-//! under way, as for Perfetto, and for each thread that served them.
+//! Traces as a picture: time to the right, and a row for each place in a queue's table of
+//! outstanding commands, as for Perfetto, and for each thread that served them.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -9,7 +9,7 @@ use tofu_ui::printable;
 
 use super::text;
 
-/// Commands and rows of a picture: more nobody can read.
+/// The most commands and rows of a picture: more would not be readable.
 const COMMANDS: usize = 400;
 const ROWS: usize = 48;
 
@@ -20,7 +20,7 @@ const TOP: f64 = 72.0;
 const ROW: f64 = 26.0;
 const BAR: f64 = 16.0;
 const MARGIN: f64 = 24.0;
-/// What is shorter would not be seen.
+/// Shorter ones would not be visible.
 const LEAST: f64 = 1.5;
 
 /// Parts of a command, with their colours.
@@ -53,7 +53,7 @@ impl Picture {
         }
     }
 
-    /// Draws all as a stand-alone SVG document.
+    /// Draws everything as a stand-alone SVG document.
     pub(super) fn draw(&self) -> String {
         let first = self.commands.iter().map(begin).min().unwrap_or(0);
         let last = self.commands.iter().map(|command| command.end_ns).max().unwrap_or(0);
@@ -98,7 +98,7 @@ fn serving(node: u32, thread: u32) -> Row {
     (node, true, 0, 0, thread)
 }
 
-/// Text of others in an XML document.
+/// Escapes foreign text for an XML document.
 fn escaped(text: &str) -> String {
     let mut safe = String::new();
     for c in printable(text).chars() {
@@ -115,7 +115,7 @@ fn escaped(text: &str) -> String {
 
 struct Drawing {
     out: String,
-    /// When the picture begins, and how long it is, in nanoseconds.
+    /// The beginning and the length of the picture, in nanoseconds.
     first: u64,
     taken: u64,
     rows: BTreeMap<Row, usize>,
@@ -138,7 +138,7 @@ impl Drawing {
         self.rows.get(&row).map(|place| TOP + ROW * *place as f64)
     }
 
-    /// What is shown, the legend, and the names of rows.
+    /// Draws the title, the legend, and the names of rows.
     fn head(&mut self, commands: usize, more: u64, hidden: usize) {
         let mut title = format!("{commands} commands");
         if more > 0 {
@@ -175,7 +175,7 @@ impl Drawing {
         }
     }
 
-    /// Lines of time, at round numbers, with their microseconds.
+    /// Draws lines of time, at round numbers, with their microseconds.
     fn scale(&mut self, bottom: f64) {
         let mut step = 1;
         while self.taken / step > 10 {
@@ -228,7 +228,7 @@ impl Drawing {
             let there = serving(part.node, part.thread);
             self.bar(there, (part.begin_ns, part.end_ns), 1, &title);
             if let Some((from, to)) = self.y(row).zip(self.y(there)) {
-                // From the lower edge of the one to the upper one of the other.
+                // From the lower edge of one to the upper edge of the other.
                 let (from, to) = if from < to { (from + BAR, to) } else { (from, to + BAR) };
                 let (x, at) = (self.x(begin), self.x(part.begin_ns));
                 self.add(format_args!(

@@ -10,7 +10,7 @@ use tofu_supervisor::event::BootStage;
 
 struct BootingNode {
     since: Instant,
-    /// The file that it fetches, and how much of it is there, in percent.
+    /// The file that it fetches, and how much of it has arrived, in percent.
     at: Option<(FileRole, u8)>,
     done: bool,
 }
@@ -30,7 +30,7 @@ pub(crate) struct Board {
 pub(crate) enum Line {
     /// So many percent of a file.
     Progress(FileRole, u8),
-    /// It starts what it has fetched, after so long.
+    /// It starts what it has fetched, after this time.
     Started(Duration),
     /// It gives up, and why.
     Failed(String),
@@ -45,7 +45,7 @@ impl Board {
         Self { wanted, nodes: HashMap::new(), since: None, times: Vec::new() }
     }
 
-    /// Takes news; returns what is worth a line.
+    /// Takes news; returns a line if it is worth one.
     pub(crate) fn take(&mut self, id: NodeId, stage: BootStage) -> Option<Line> {
         let now = Instant::now();
         self.since.get_or_insert(now);
@@ -74,7 +74,7 @@ impl Board {
         }
     }
 
-    /// The slowest of those that boot, for a single line: how many there are, and its file.
+    /// The slowest booting node, for a single line: the number of booting nodes, and its file.
     pub(crate) fn slowest(&self) -> Option<String> {
         let booting = || self.nodes.values().filter(|node| !node.done);
         let at = booting().min_by_key(|node| node.at.map_or((0, 0), rank));
@@ -82,7 +82,7 @@ impl Board {
         Some(format!("boot: {} nodes, {role} {percent} %", booting().count()))
     }
 
-    /// The times of all, when the last one has started: once.
+    /// The times of all nodes, returned once, when the last one has started.
     pub(crate) fn summary(&mut self) -> Option<String> {
         if self.times.len() < self.wanted.max(1) {
             return None;

@@ -38,7 +38,7 @@ pub(crate) fn run() -> anyhow::Result<u8> {
     while matches!(ready.read(&mut byte), Err(error) if error.kind() == io::ErrorKind::Interrupted)
     {
     }
-    // Either it is ready, or it ends and has said why.
+    // Either it is ready, or it ends and has reported why.
     let status = match child.try_wait()? {
         None if parent_pipe_only_closed(pid) => None,
         None => Some(child.wait()?),
@@ -51,12 +51,12 @@ pub(crate) fn run() -> anyhow::Result<u8> {
     })
 }
 
-/// Whether the process runs on: one that has ended closes all its files a moment before it can
-/// be waited for.
+/// Whether the process keeps running: a process that ends closes all its files a moment before it
+/// can be waited for.
 fn parent_pipe_only_closed(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     let state = stat.ok().and_then(|stat| stat.rsplit_once(") ")?.1.chars().next());
-    // Its standard input is /dev/null if it let go of us.
+    // Its standard input is /dev/null if it has detached from us.
     let stdin = std::fs::read_link(format!("/proc/{}/fd/0", pid.as_raw_nonzero()));
     !matches!(state, None | Some('Z' | 'X'))
         && stdin.is_ok_and(|path| path == Path::new("/dev/null"))
@@ -68,14 +68,14 @@ pub(crate) struct Parent {
 }
 
 impl Parent {
-    /// Ends with the command that waits, until [`Parent::leave`].
+    /// The process ends with the waiting command, until [`Parent::leave`].
     pub(crate) fn new() -> anyhow::Result<Self> {
         set_parent_process_death_signal(Some(Signal::TERM))?;
         setsid().context("cannot leave the session")?;
         Ok(Self { left: false })
     }
 
-    /// Lets go of the command and its terminal; from now on `log` gets the output.
+    /// Detaches from the command and its terminal; from now on `log` gets the output.
     pub(crate) fn leave(&mut self, log: &Path) -> anyhow::Result<()> {
         if std::mem::replace(&mut self.left, true) {
             return Ok(());

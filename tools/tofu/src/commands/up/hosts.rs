@@ -1,9 +1,9 @@
 //! `tofu up --hosts FILE`: starts a part of a machine on each of several hosts by ssh(1), and
 //! follows all of them.
 //!
-//! On each host one session makes a folder with what its part needs, a second one copies the
-//! command if the host has not got it yet, and a third one runs the part. That ends with the
-//! session's standard input, however this process ends.
+//! On each host one session makes a folder with everything that its part needs, a second one copies
+//! the command if the host does not have it yet, and a third one runs the part. The part ends with
+//! the session's standard input, however this process ends.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -23,11 +23,11 @@ use tofu_supervisor::plan::Plan;
 use tofu_supervisor::units::PartOf;
 use tofu_ui::{exit, printable, signals};
 
-/// Where a part listens if its line does not say.
+/// The port of a part if its line does not give one.
 const PORT: u16 = 7700;
 /// Hosts that are prepared at once.
 const AT_ONCE: usize = 16;
-/// The exit code of ssh(1) when it has not come to run anything.
+/// The exit code of ssh(1) when it has failed before running anything.
 const SSH_FAILED: i32 = 255;
 
 /// A line of the file.
@@ -39,7 +39,7 @@ struct Host {
     name: String,
     /// Where its part listens.
     address: String,
-    /// The command there, if it is not to be copied.
+    /// The command there, if it must not be copied.
     tofu: Option<String>,
 }
 
@@ -71,14 +71,14 @@ fn quoted(word: &str) -> String {
 /// Runs a script on a host.
 fn session(host: &Host, script: &str) -> Command {
     let mut command = Command::new("ssh");
-    // Nobody is there to type a password for each host.
+    // There is no user to type a password for each host.
     command.args(["-T", "-o", "BatchMode=yes", "--", &host.name]);
-    // Whatever shell the user has there.
+    // Works with any shell that the user has there.
     command.arg(format!("exec sh -c {}", quoted(script)));
     command
 }
 
-/// What a host has got of the machine.
+/// What a host has received of the machine.
 struct Prepared {
     /// The folder there of this machine.
     dir: String,
@@ -126,7 +126,7 @@ impl Machine<'_> {
         let mut command = session(host, script);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("cannot run ssh")?;
-        // What it says is short, and comes after it has read.
+        // Its output is short, and comes after it has read everything.
         let given = child.stdin.take().map_or(Ok(()), |mut stdin| input(&mut stdin));
         let said = child.wait_with_output()?;
         if !said.status.success() {
@@ -152,7 +152,7 @@ impl Machine<'_> {
              dir=$(mktemp -d \"$base/part.XXXXXX\"); cd \"$dir\"; mkdir part-{part}; "
         );
         for (bytes, name) in &files {
-            // Not a byte more than those of the file is read.
+            // Exactly the bytes of the file are read, not one more.
             script += &format!("dd bs=1 count={} of={name} 2>/dev/null; ", bytes.len());
         }
         script += "cat > guest.elf; echo \"$dir\"; ";
@@ -198,7 +198,7 @@ impl Machine<'_> {
         fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
     }
 
-    /// Copies the command, which is there at once or not at all.
+    /// Copies the command, which appears complete or not at all.
     fn copy(&self, host: &Host, to: &str) -> anyhow::Result<()> {
         let mut file = File::open(&self.command)?;
         let mib = file.metadata()?.len() >> 20;
@@ -211,7 +211,7 @@ impl Machine<'_> {
         self.run(host, &script, |stdin| io::copy(&mut file, stdin).map(drop)).map(drop)
     }
 
-    /// Removes what a host has got, but for the command.
+    /// Removes everything that a host has received, except the command.
     fn tidy(&self, host: &Host, prepared: &Prepared) {
         let script = format!("rm -rf {}", quoted(&prepared.dir));
         if let Err(error) = self.run(host, &script, |_| Ok(())) {
@@ -234,7 +234,7 @@ impl Machine<'_> {
             add("--guest", "guest.elf");
         }
         let args: Vec<_> = args.iter().map(|arg| quoted(arg)).collect();
-        // The second process ends the part when nobody is here any more.
+        // The second process ends the part when this process is gone.
         let script = format!(
             "exec 3<&0; {tofu} up --part {part}/{of} {args} </dev/null 3<&- & part=$!; \
              {{ cat <&3; kill -TERM $part; }} >/dev/null 2>&1 & ends=$!; exec 3<&-; \
@@ -251,7 +251,7 @@ impl Machine<'_> {
     }
 }
 
-/// The arguments of this process for each part: without those about files here, and hosts.
+/// The arguments of this process for each part: without those about local files, and about hosts.
 fn passed_on(
     args: impl Iterator<Item = OsString>,
     guest_is_file: bool,
@@ -268,7 +268,7 @@ fn passed_on(
             true => {}
             // -cFILE
             false if arg.starts_with("-c") => {}
-            // Whatever its value looks like, it is no option.
+            // Whatever its value looks like, the value is not an option.
             false if arg == "--args" => {
                 let value = args.next().unwrap_or_default().into_string();
                 passed.extend([
@@ -282,7 +282,7 @@ fn passed_on(
     Ok(passed)
 }
 
-/// What comes from the parts, and from the user.
+/// Messages from the parts, and from the user.
 enum News {
     /// A line of standard output, or of standard error.
     Line {
@@ -305,7 +305,7 @@ fn follow(part: usize, child: &mut Child, to: &Sender<News>) -> anyhow::Result<(
             while matches!(lines.read_until(b'\n', &mut line), Ok(1..)) {
                 let text = String::from_utf8_lossy(&line).trim_end().to_owned();
                 line.clear();
-                // Nobody listens any more once all is over.
+                // The receiver is gone once all is over.
                 let _ = to.send(News::Line { part, out, line: text });
             }
         };
@@ -345,7 +345,7 @@ pub(crate) fn run(file: &Path, args: &MachineArgs, json: bool) -> anyhow::Result
     let of = hosts.len() as u32;
     ensure!(of > 0, "{}: no hosts; a line is [USER@]HOST [ADDRESS:PORT [PATH]]", file.display());
     ensure!(of <= Parts::MOST, "{}: {of} hosts: there are {} at most", file.display(), Parts::MOST);
-    // What is wrong with the machine is said before any host is asked.
+    // Errors of the machine are reported before any host is contacted.
     Plan::new(args)?.cut(PartOf { part: PartId(0), of })?;
     let guest = args.guest.as_deref().filter(|name| name.contains('/') || name.ends_with(".elf"));
     let file_of =
@@ -426,7 +426,7 @@ pub(crate) fn run(file: &Path, args: &MachineArgs, json: bool) -> anyhow::Result
     Ok(if parts.iter().all(|part| part.code == Some(0)) { 0 } else { exit::FAILED })
 }
 
-/// Prepares all hosts, or none: what is wrong with one is said, and the others are tidied up.
+/// Prepares all hosts, or none: an error of one is reported, and the others are cleaned up.
 fn prepare(machine: &Machine<'_>, hosts: &[Host]) -> anyhow::Result<Vec<Prepared>> {
     let numbered: Vec<_> = hosts.iter().zip(0..).collect();
     let mut all = Vec::new();

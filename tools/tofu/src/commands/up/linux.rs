@@ -25,7 +25,7 @@ use crate::commands::up::detach;
 use crate::commands::up::screen::Screen;
 use crate::commands::up::watch::watch;
 
-/// Refuses options that mean nothing without Linux nodes, rather than ignore them.
+/// Refuses options that have no meaning without Linux nodes, rather than ignore them.
 pub(crate) fn refuse_options(args: &MachineArgs) -> anyhow::Result<()> {
     let linux = &args.linux;
     let given = [
@@ -80,7 +80,7 @@ pub(crate) fn run(
             // There is nothing to tidy up yet.
             process::exit(exit::of_signal(signal).into());
         }
-        // Nobody listens any more once the run is over.
+        // The receiver is gone once the run is over.
         let _ = signal_sender.send(Event::Signal(signal));
     })?;
     let style = Style::detect(json);
@@ -95,7 +95,8 @@ pub(crate) fn run(
     if let (Some(hint), false) = (outfits.hint(), json) {
         eprintln!("tofu: image: {hint}");
     }
-    // With the image at hand: those who have met do not wait long for each other's devices.
+    // Once the image is ready, because parts that have met do not wait long for each other's
+    // devices.
     let mut args = args.clone();
     waits.store(true, SeqCst);
     if cancelled.load(SeqCst) {
@@ -142,7 +143,7 @@ pub(crate) fn run(
     watch(plan, grace, &machines, sender, &events, &mut screen, &mut started)
 }
 
-/// What nodes boot and what runs them.
+/// The files that nodes boot, and the monitor that runs them.
 fn prepare(
     plan: &Plan,
     args: &MachineArgs,
@@ -170,7 +171,7 @@ fn prepare(
     Ok(Outfits { first, second })
 }
 
-/// What the user may want to know of a machine that is ready.
+/// Hints for the user about a machine that is ready.
 fn hints(dir: &RunDir, args: &MachineArgs, more: &[String]) -> Vec<String> {
     let mut hints = vec![
         "  tofu exec 0 -- uname -a       run a command on node 0 (--all: on all nodes)".into(),
@@ -185,7 +186,7 @@ fn hints(dir: &RunDir, args: &MachineArgs, more: &[String]) -> Vec<String> {
     hints
 }
 
-/// Our own monitor, if it is asked for or the best there is: it needs hardware virtualisation, and
+/// Our own monitor, if it is requested or the best choice: it needs hardware virtualisation, and
 /// has no Ethernet.
 fn own_monitor(
     args: &MachineArgs,

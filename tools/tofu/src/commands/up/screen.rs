@@ -44,7 +44,7 @@ impl NodeResult {
 const RED: &str = "31";
 const GREEN: &str = "32";
 const DIM: &str = "2";
-/// Colours to tell neighbouring lines' nodes apart by.
+/// Colours that distinguish the nodes of neighbouring lines.
 const NODE_COLOURS: [&str; 5] = ["36", "35", "34", "33", "32"];
 
 /// Up to this many nodes the table has a row for each.
@@ -128,7 +128,7 @@ impl<'a> Screen<'a> {
         Ok(())
     }
 
-    /// Something is worth a line of a node that boots over the torus.
+    /// Shows a line about a node that boots over the torus.
     pub(crate) fn netboot(&mut self, at: Coords, line: &Line) -> io::Result<()> {
         if self.style.json {
             let (stage, detail) = match line {
@@ -155,7 +155,7 @@ impl<'a> Screen<'a> {
         }
     }
 
-    /// How far the slowest node is that boots over the torus.
+    /// Shows the progress of the slowest node that boots over the torus.
     pub(crate) fn netboot_slowest(&self, words: Option<String>) {
         if let Some(bar) = &self.bar {
             bar.set_message(words.unwrap_or_else(|| "booted".into()));
@@ -203,7 +203,7 @@ impl<'a> Screen<'a> {
         self.line(&format!("{} {words}{colon}{}", result.coords, result.detail))
     }
 
-    /// Something that concerns the whole run.
+    /// Shows something that concerns the whole run.
     pub(crate) fn note(&mut self, text: &str) -> io::Result<()> {
         if self.style.json {
             return self.object(json!({ "event": "note", "text": text }));
@@ -211,7 +211,7 @@ impl<'a> Screen<'a> {
         self.line(text)
     }
 
-    /// All Linux nodes of a machine that stays up are ready; `hints` tell what can be done.
+    /// All Linux nodes of a machine that stays up are ready; `hints` tell what the user can do.
     pub(crate) fn ready(
         &mut self,
         name: &str,
@@ -295,7 +295,7 @@ impl<'a> Screen<'a> {
         Ok(())
     }
 
-    /// One row a kind of result, for machines too large for a row a node.
+    /// One row for each kind of result, for machines too large for a row for each node.
     fn groups(&mut self, results: &[NodeResult]) -> io::Result<()> {
         let mut groups: BTreeMap<(bool, String, &str), Vec<&NodeResult>> = BTreeMap::new();
         for result in results {
@@ -337,8 +337,8 @@ impl<'a> Screen<'a> {
     }
 }
 
-/// A row that ends with what a guest has said, in a terminal of this width, with so many bytes that
-/// only colour it.
+/// A row that ends with a guest's text, in a terminal of this width, with this many bytes that only
+/// colour it.
 fn cut(row: &str, width: Option<u16>, colours: usize) -> &str {
     let most = width.map_or(usize::MAX, |width| usize::from(width) + colours);
     row.char_indices().nth(most).map_or(row, |(at, _)| &row[..at])

@@ -30,9 +30,9 @@ struct MachineWatch<'a, 'b> {
     /// By node number; stubs stay without a result.
     nodes: Vec<Progress>,
     unfinished: usize,
-    /// One has not succeeded, or another part has failed: which of both, in words.
+    /// A guest has not succeeded, or another part has failed; tells which, in words.
     failed: Option<String>,
-    /// Other parts of the machine, and whether they are there and their guests still run.
+    /// Other parts of the machine, and whether they are present with guests that still run.
     others: BTreeMap<PartId, bool>,
     /// Those that have gone before their guests had ended, and have not come back.
     lost: BTreeSet<PartId>,
@@ -47,9 +47,9 @@ struct MachineWatch<'a, 'b> {
     boots: Board,
 }
 
-/// Starts a machine and follows it to its end: all guests have ended, the time is
-/// over, or a signal came; or one has failed, and the others have gone on for `grace`. Returns the
-/// exit code. `started` is called once all have booted.
+/// Starts a machine and follows it to its end: all guests have ended, the time is over, or a signal
+/// came; or one has failed, and the others have kept running for `grace`. Returns the exit code.
+/// `started` is called once all have booted.
 pub(crate) fn watch(
     plan: &Plan,
     grace: Duration,
@@ -78,7 +78,7 @@ pub(crate) fn watch(
         boots: Board::new(plan.netbooted()),
     };
 
-    // On a thread of its own, so that what happens while others boot is seen.
+    // On a thread of its own, so that events are seen while others boot.
     let machine = thread::scope(|scope| {
         let starting = scope.spawn(move || {
             let machine = backend.start(plan, sender.clone());
@@ -149,13 +149,13 @@ pub(crate) fn watch(
         }
     }
     if !watch.is_to_end() {
-        // By itself: those who follow it hear of the end all the same.
+        // The machine ends by itself, and followers must be told of that as well.
         backend.heard(&Event::Down);
         if !told {
             machine.ended(watch.count_failed());
         }
     }
-    // What becomes of them now does not matter here.
+    // Their further course does not matter here.
     watch.others.clear();
     machine.stop();
     while let Ok(event) = events.try_recv() {
@@ -213,7 +213,7 @@ impl MachineWatch<'_, '_> {
         self.others_failed || !self.lost.is_empty()
     }
 
-    /// Whether somebody wants the machine to end now.
+    /// Whether the machine was asked to end now.
     fn is_to_end(&self) -> bool {
         self.signal.is_some() || self.down
     }
@@ -256,7 +256,7 @@ impl MachineWatch<'_, '_> {
                 self.down = true;
                 self.screen.note("going down")
             }
-            // Before that, it is the end of all.
+            // Before that, it ends the whole machine.
             Event::Died(node, why) if self.started => {
                 let at = self.plan.coords(node);
                 let note =
@@ -293,7 +293,7 @@ impl MachineWatch<'_, '_> {
         }
     }
 
-    /// Shows a function that a guest is in, below what the guest has printed.
+    /// Shows a function on a guest's stack, below the guest's output.
     fn frame(&mut self, node: NodeId, frame: &Frame) -> io::Result<()> {
         self.screen.guest_line(self.plan.coords(node), &printable(&format!("    at {frame}")))
     }
@@ -310,8 +310,8 @@ impl MachineWatch<'_, '_> {
         }
     }
 
-    /// Writes down how a node ended. The first word counts: a guest found hanging
-    /// ends as stopped a moment later.
+    /// Records how a node ended. The first record counts: a guest found hanging ends as stopped a
+    /// moment later.
     fn end(
         &mut self,
         node: NodeId,
@@ -350,7 +350,7 @@ impl MachineWatch<'_, '_> {
         nodes.filter(|id| self.nodes[id.index()].result.is_none()).collect()
     }
 
-    /// Looks at the guests that still run, stops them, and reports them as hanging.
+    /// Examines the guests that still run, stops them, and reports them as hanging.
     fn time_is_over(
         &mut self,
         machine: &mut dyn Running,
@@ -396,7 +396,7 @@ impl MachineWatch<'_, '_> {
         self.screen.summary(&results, self.start.elapsed())?;
         Ok(match self.signal {
             Some(signal) => exit::of_signal(signal),
-            // Whoever takes the machine down knows what still runs.
+            // The user who takes the machine down knows what still runs.
             None if self.down => 0,
             None if !others_failed && results.iter().all(|result| result.ok) => 0,
             None => exit::FAILED,
@@ -493,7 +493,7 @@ pub(super) mod tests {
 
     const TEXT: Style = Style { json: false, colour: false, progress: false };
 
-    /// Runs `plan` with these events coming, and `hanging` nodes until stopped.
+    /// Runs `plan` with these events, and with `hanging` nodes that run until stopped.
     fn run(plan: &Plan, style: Style, coming: Vec<Event>, hanging: &[u32]) -> (u8, String) {
         let (sender, events) = mpsc::channel();
         let mut out = Vec::new();
@@ -574,7 +574,7 @@ pub(super) mod tests {
         let coming = vec![gone.clone(), came, ended(0, 0), done];
         let (code, text) = run(&half(LONG), TEXT, coming, &[]);
         assert!(code == 0 && text.contains("part 1 is back; its links are up"), "{text}");
-        // If it does not, this one goes on to its end, and fails.
+        // If it does not, this one runs to its end, and fails.
         let (code, text) = run(&half(LONG), TEXT, vec![gone, ended(0, 0)], &[]);
         assert!(code == 1 && text.contains("all 1 guests succeeded"), "{text}");
     }

@@ -1,4 +1,5 @@
-//! What the page shows: a machine as it stands, and frames of what its nodes and links did.
+//! The data of the page: the machine's structure, and frames of the activity of its nodes and
+//! links.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -11,7 +12,7 @@ use tofu_control::protocol::{JobInfo, LinkEnd, MachineInfo};
 use tofu_control::rates::{Look, Node};
 use tofu_fabric::{Link, Shape};
 
-/// What the first line of a file says that it is.
+/// The format that the first line of a file gives.
 const FORMAT: &str = "tofu film 1";
 /// Longest line of a file, in bytes: a frame of a machine of 27,648 nodes has less.
 const LONGEST: usize = 16 << 20;
@@ -57,7 +58,7 @@ pub(super) struct Seen {
     pub(super) waiting: u64,
 }
 
-/// The links of a machine by their ends.
+/// The links of a machine, by their ends.
 #[derive(Debug)]
 pub(super) struct Links {
     pub(super) all: Vec<Link>,
@@ -112,13 +113,13 @@ impl Links {
 }
 
 impl Frame {
-    /// What has happened between two looks, with the links that are down.
+    /// The activity between two readings, with the links that are down.
     pub(super) fn new(links: &Links, down: &[LinkEnd], before: &Look, now: &Look) -> Self {
         let seconds = (now.at - before.at).as_secs_f64();
         let old: HashMap<_, _> = before.nodes.iter().map(|node| (node.index, node)).collect();
         let nodes = now.nodes.iter().map(|node| node.since(old.get(&node.index).copied()));
         let nodes: Vec<_> = nodes.collect();
-        // Both are of the same look, in the same order.
+        // Both are of the same reading, in the same order.
         let seen = nodes.iter().zip(&now.machine.nodes).map(|(node, info)| {
             let rates = node.rates(seconds);
             Seen {
@@ -142,7 +143,7 @@ impl Frame {
 }
 
 impl Film {
-    /// Of a machine that has been looked at, without any frame.
+    /// A film of a machine that has been read, without any frame.
     pub(super) fn new(name: &str, look: &Look) -> anyhow::Result<Self> {
         let MachineInfo { shape, torus, io_nodes, generation, .. } = &look.machine;
         Self::of(Stage {
@@ -161,11 +162,11 @@ impl Film {
         Ok(Self { links: Links::new(&shape), shape, stage, frames: Vec::new() })
     }
 
-    /// What a recorder has written.
+    /// Reads a recorder's file.
     ///
     /// # Errors
     ///
-    /// With the file and the line if it is something else.
+    /// If it is another kind of file, with the file and the line.
     pub(super) fn read(file: &Path) -> anyhow::Result<Self> {
         let cannot = || format!("cannot read {}", file.display());
         let size = fs::metadata(file).with_context(cannot)?.len();

@@ -1,4 +1,4 @@
-//! Serves the page, and what it asks for, to whoever has the token.
+//! Serves the page, and its requests, to clients that have the token.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -22,7 +22,7 @@ use tofu_sync::lock;
 
 use super::film::{Film, Frame};
 
-/// Frames that are kept of a machine that runs, and bytes of them.
+/// The most frames that are kept of a running machine, and the most bytes.
 const MOST_FRAMES: usize = 3600;
 const MOST_BYTES: usize = 64 << 20;
 /// Bytes of frames in one answer, unless a single one has more.
@@ -33,7 +33,7 @@ const CLIENTS: usize = 16;
 const DEPTH: u32 = 6;
 const VALUES: u32 = 4096;
 const JSON: &str = "application/json";
-/// For browsers: nothing but what this page brings runs or is loaded, and no other page shows it.
+/// For browsers: only this page's own contents run or are loaded, and no other page embeds it.
 const GUARD: &str = "Content-Security-Policy: default-src 'none'; script-src 'self'; \
                      style-src 'self'; connect-src 'self'; img-src 'self' data:; \
                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n\
@@ -75,7 +75,7 @@ impl Frames {
 }
 
 impl Scene {
-    /// Of a film, and of the machine of a control socket if it still runs.
+    /// The scene of a film, and of the machine of a control socket if it still runs.
     pub(super) fn new(mut film: Film, control: Option<PathBuf>) -> anyhow::Result<Self> {
         let links = film.links.all.iter().map(|link| {
             let id = |at| film.shape.node_id(at).map(|id| id.0);
@@ -90,7 +90,7 @@ impl Scene {
             "links": links,
         });
         let mut frames = Frames::default();
-        // A film is on the host's disk, and not a machine that goes on for ever.
+        // A film is on the host's disk, and is not a machine that runs for ever.
         frames.all = film.frames.drain(..).map(Arc::from).collect();
         Ok(Self {
             stage: stage.to_string(),
@@ -134,8 +134,7 @@ impl Scene {
         format!("{{\"ended\":{ended},\"first\":{first},\"frames\":[{}]}}", some.join(","))
     }
 
-    /// The way of a command from one node to another, by the paths that are taken unless a program
-    /// chooses one.
+    /// The way of a command from one node to another, over the default paths.
     fn route(&self, request: &Request) -> anyhow::Result<Value> {
         let node = |name: &str| -> anyhow::Result<_> {
             let number = number(request, name)?;
@@ -187,7 +186,7 @@ impl Scene {
     fn act(&self, act: Act) -> anyhow::Result<Value> {
         let request = match act {
             Act::Link { node, port, up } => Ask::SetLink { node, port, up },
-            // What runs there goes on, as with `tofu node down` unless told otherwise.
+            // Guests there keep running, as with `tofu node down` by default.
             Act::Node { node, up } => Ask::SetNodes { nodes: vec![node], up, guests: false },
         };
         self.ask(&request)?;
@@ -282,7 +281,8 @@ impl Listening {
                     continue;
                 }
             };
-            // Browsers open connections ahead and leave them idle: others need not wait for these.
+            // Browsers open connections ahead and leave them idle: other clients need not wait for
+            // these.
             if self.clients.fetch_add(1, SeqCst) >= CLIENTS {
                 self.clients.fetch_sub(1, SeqCst);
                 let _ = client.shutdown(Shutdown::Both);
@@ -310,7 +310,7 @@ impl Listening {
         Answer { fields: GUARD, ..answer }
     }
 
-    /// Why a request is not of a page of ours: another site may send a browser here, too.
+    /// Why a request is not from our page, because another site may send a browser here, too.
     fn refusal(&self, request: &Request) -> Option<&'static str> {
         let port = self.at.port();
         let ours = [format!("127.0.0.1:{port}"), format!("localhost:{port}")];
@@ -361,7 +361,7 @@ impl Listening {
     }
 }
 
-/// Whether two texts are the same, found in a time that tells nothing about where they differ.
+/// Whether two texts are the same, in a time that does not reveal where they differ.
 fn same(one: &str, other: &str) -> bool {
     let differ = one.bytes().zip(other.bytes()).fold(0, |differ, (a, b)| differ | (a ^ b));
     one.len() == other.len() && differ == 0
