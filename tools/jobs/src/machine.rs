@@ -69,7 +69,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Finds a machine, or starts one; with `wanted` processors if they matter.
+    /// Finds a machine, or starts one; with processors of the kind `arch` if one is given.
     ///
     /// # Errors
     ///
