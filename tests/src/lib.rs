@@ -131,7 +131,7 @@ impl World {
         self.pages.get(node)?.region().get_atomic_ref(at).ok()
     }
 
-    /// Does all work that there is.
+    /// Does all pending work.
     fn settle(&self) {
         let mut net = Wire { world: self, arrivals: VecDeque::new() };
         self.poll();

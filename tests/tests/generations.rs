@@ -135,7 +135,7 @@ fn atomics_came_with_tofu2() {
             assert_eq!(a.run(&add).rcode, Rcode::UNSUPPORTED_COMMAND, "{generation}");
             assert_eq!(b.words(8, 1), [5]);
             assert_eq!(a.notices(), [], "nothing was sent");
-            // The queue goes on.
+            // The queue continues.
             assert_eq!(a.run(&Order::nop()).rcode, Rcode::SUCCESS);
         }
     });

@@ -695,7 +695,7 @@ proptest! {
         let mut sent = Vec::new();
         let mut received = Vec::new();
         for (n, (mut packet, aside)) in packets.into_iter().enumerate() {
-            // Some name memory that is there.
+            // Some refer to existing memory.
             if aside {
                 packet[28..36].copy_from_slice(&place.0.to_be_bytes());
             }

@@ -92,7 +92,7 @@ fn step() -> impl Strategy<Value = Step> {
     )
 }
 
-/// What a command comes to.
+/// The result of a command.
 struct Expected {
     rcode: Rcode,
     length: usize,

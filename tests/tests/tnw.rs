@@ -391,7 +391,7 @@ fn what_cannot_be_posted_is_refused_with_a_status() {
             let end = post(link, credit, address, length, notify);
             assert_eq!(end, (true, 77, Some(status)), "{credit} {address:#x} {length}");
         }
-        // Nobody can be told.
+        // No notification is possible.
         for bad in [0, 1 << 40, notify + 4, u64::MAX] {
             assert_eq!(post(X_PLUS, credit, good, 128, bad), (false, 0, Some(Status::Ok)));
         }

@@ -178,7 +178,7 @@ const ALGORITHMS: [Algorithm; 7] = [
     Algorithm::Parts(8),
 ];
 
-/// Boxes of so many members.
+/// Boxes of `members` members.
 fn shapes(members: u32) -> Vec<GroupShape> {
     let mut shapes = Vec::new();
     for x in (1..=members).filter(|x| members.is_multiple_of(*x)) {

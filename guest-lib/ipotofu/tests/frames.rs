@@ -330,7 +330,7 @@ fn who_lies_about_the_sender_is_not_taken() {
     assert_eq!(arrive(&mut origin, &packet).0, None);
     assert_eq!(victim.counters().spoofed, 3);
     assert_eq!(victim.counters().received, 0);
-    // A frame for somebody else.
+    // A frame for another node.
     let mut packet = send(&mut other, &frame(node(1), addr::mac(node(3)), 100, 0)).unwrap();
     packet[0].to = node(5);
     assert_eq!(arrive(&mut victim, &packet[0]).0, None);

@@ -104,7 +104,7 @@ proptest! {
         // 144 nodes at most, 32 each 10 ms.
         let all = tell_all(shape, &dead, 10);
         for (me, health) in &all {
-            // Who is cut off hears nothing.
+            // A node that is cut off receives nothing.
             if all.values().any(|other| other.is_cut_off(*me, SECOND)) {
                 continue;
             }

@@ -221,7 +221,7 @@ fn every_code_comes_up_and_says_why() {
     let other = if few.share().tnis().any(|tni| tni.get() == 0) { 1 } else { 0 };
     seen.error(Code::NotAvailable, few.create_vcq(other, None, 0));
 
-    // What Tofu does not have.
+    // Features that the first Tofu lacks.
     let old = pair_of(Generation::K);
     let session = old.contexts[0].create_vcq(0, None, VCQ_SESSION_MODE);
     seen.error(Code::NotSupported, session);

@@ -42,7 +42,7 @@ impl World {
         Self { machine, ends }
     }
 
-    /// Gets on until something is there.
+    /// Runs until `poll` returns something.
     fn until<T>(&self, mut poll: impl FnMut() -> Option<T>) -> T {
         for _ in 0..TURNS {
             if let Some(found) = poll() {

@@ -191,7 +191,7 @@ fn complete(metadata: &Metadata, frame: &[u8]) {
     assert!(done.is_ok() && (1..=frame.len().div_ceil(48)).contains(&count), "{count} frames");
 }
 
-/// What goes out can be taken in.
+/// Packets that are sent can be received.
 fn check(shape: &Shape, header: &[u8], body: &[u8]) -> Repr {
     let packet = Packet::new_checked(header).expect("a whole header");
     let repr = Repr::parse(&packet, body.len()).expect("a header that makes sense");

@@ -72,7 +72,7 @@ fn message(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
         2 => Message::Read(range(u)?).emit(envelope),
         3 => {
             let range = range(u)?;
-            // What is there, or something else.
+            // The requested data, or other data.
             let start = (range.offset as usize).min(data.len());
             let end = (start + usize::from(range.length)).min(data.len());
             let there = if u.ratio(3, 4)? { &data[start..end] } else { u.arbitrary()? };

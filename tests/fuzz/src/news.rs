@@ -40,7 +40,7 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
     let Ok(mut outbound) = Outbound::<Heap>::new(shape, me, TniId::ALL[0], health.clone());
     let mut reporter = Reporter::new(me, u.arbitrary()?);
     let mut now_ns = 0u64;
-    // Who has ever spoken, and what.
+    // The nodes that have ever sent reports, and their contents.
     let mut spoken = BTreeMap::<Coords, u16>::new();
     for _ in 0..MAX_ACTIONS {
         if u.is_empty() {

@@ -34,7 +34,7 @@ struct World {
     nodes: Vec<Arc<TorusNode>>,
 }
 
-/// What an input can have happen.
+/// The actions of an input.
 #[derive(Clone, Copy)]
 enum Action {
     /// A register is written, in whole or in half.

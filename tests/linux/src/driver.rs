@@ -119,7 +119,7 @@ pub fn checks_its_heap(place: &Place, node: &str) {
 pub struct Nodes {
     /// Where their machine is.
     pub place: Place,
-    /// What programs are compiled with.
+    /// The SDK for compiling programs.
     pub sdk: Sdk,
     generation: Generation,
 }

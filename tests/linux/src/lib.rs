@@ -116,7 +116,7 @@ pub fn vfio_selftests(test: &str) -> Option<PathBuf> {
     Some(PathBuf::from(String::from_utf8(build.stdout).unwrap().trim()))
 }
 
-/// What a command has said.
+/// The output of a command.
 pub struct Said {
     /// Its exit code, or `None` if a signal ended it.
     pub code: Option<i32>,
@@ -220,7 +220,7 @@ impl Place {
         self.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// What `tofu doctor` says.
+    /// The report of `tofu doctor`.
     pub fn doctor(&self) -> Value {
         let said = self.run(&["doctor", "--json"]);
         serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))
@@ -439,7 +439,7 @@ impl Running {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Its next line, with what ends it.
+    /// Its next line, with its line end.
     #[track_caller]
     pub fn line(&mut self) -> String {
         match self.lines.recv_timeout(PATIENCE) {
@@ -456,7 +456,7 @@ impl Running {
         self.seen.extend(self.lines.try_iter());
     }
 
-    /// Waits for its end, for so long.
+    /// Waits for its end, up to `time`.
     #[track_caller]
     pub fn end(mut self, time: Duration) -> Said {
         let end = Instant::now() + time;
@@ -496,7 +496,7 @@ impl Drop for Running {
     }
 }
 
-/// Says that a test cannot run here.
+/// Reports that a test cannot run here.
 pub fn skip(test: &str, why: &str) {
     eprintln!("SKIP {test}: {why}");
 }
@@ -601,7 +601,7 @@ impl Typed {
         output.replace("\r\n", "\n").trim_end_matches("END1\n").to_owned()
     }
 
-    /// What comes up to and with `text`.
+    /// Reads the output up to and including `text`.
     #[track_caller]
     fn until(&mut self, text: &str) -> String {
         self.seen.clear();

@@ -113,7 +113,7 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // Nobody is left to be told.
+        // An error cannot be reported here.
         let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
     }
 }

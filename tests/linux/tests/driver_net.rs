@@ -144,7 +144,7 @@ fn longer_frames(place: &Place) {
     }
 }
 
-/// What is known of a node's ports.
+/// The known state of a node's ports.
 #[track_caller]
 fn ports(place: &Place, node: usize) -> String {
     shell(place, node, "cat /sys/class/net/tofu0/tofu/ports")

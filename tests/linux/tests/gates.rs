@@ -13,7 +13,7 @@ fn lines(out: &str) -> Vec<&str> {
     lines
 }
 
-/// A line of each of so many ranks.
+/// A line of each of `ranks` ranks.
 fn of_each(ranks: usize, line: &str) -> Vec<String> {
     (0..ranks).map(|rank| format!("{rank}: {line}")).collect()
 }

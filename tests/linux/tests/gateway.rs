@@ -141,7 +141,7 @@ fn to_the_world(place: &Place, world: &Namespace, data: &[u8]) {
             let head = format!("HTTP/1.0 200 OK\r\nContent-Length: {}\r\n\r\n", data.len());
             client.write_all(&[head.as_bytes(), data].concat()).unwrap();
             client.shutdown(Shutdown::Write).unwrap();
-            // The rest of what it has to say.
+            // The rest of its output.
             let _ = client.read_to_end(&mut Vec::new());
             from.ip().to_string()
         });

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tofu_linux_tests::net::{LONG, Net, long};
 use tofu_linux_tests::{MOMENT, Place, Running, interrupt, skip, wait_for};
 
-/// A number in what iperf3 says.
+/// A number in the output of iperf3.
 fn rate(said: &Value, sum: &str) -> f64 {
     said["end"][sum]["bits_per_second"].as_f64().unwrap_or_else(|| panic!("no {sum}: {said}"))
 }

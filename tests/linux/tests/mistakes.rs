@@ -113,7 +113,7 @@ fn nodes_that_never_boot() {
         error.ends_with("here I sit")
     });
     assert!(sits, "the last lines of its console are not there");
-    // An initrd that is none.
+    // An invalid initrd.
     let initrd = place.file("initrd");
     fs::write(&initrd, "no archive").unwrap();
     let error = up(&place, &["--shape", "1x1x1x1x1x1", "--initrd", &initrd]).error();

@@ -12,7 +12,7 @@ use tofu_tests::{Cluster, PATIENCE_NS};
 pub(crate) const BCH: u8 = 3;
 pub(crate) const BCH_ID: BchId = BchId::ALL[BCH as usize];
 
-/// What there is for barriers.
+/// The resources for barriers.
 pub(crate) fn profile() -> Profile {
     tofu_tests::description().barrier
 }
@@ -239,7 +239,7 @@ impl Group {
     }
 }
 
-/// What a reduction is to result in.
+/// The expected result of a reduction.
 pub(crate) fn expected(op: Op, inputs: &[Input]) -> Value {
     let mut value = reduce::widen(op, &inputs[0]);
     for input in &inputs[1..] {

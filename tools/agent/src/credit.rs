@@ -29,7 +29,7 @@ impl Credit {
         taken
     }
 
-    /// So many more bytes may be sent.
+    /// This many more bytes may be sent.
     pub fn grant(&self, bytes: u32) {
         let mut left = lock(&self.left);
         *left = left.saturating_add(bytes.into());

@@ -127,7 +127,7 @@ impl Job {
         let err = child.stderr.take().map(|pipe| job.drain(pipe, Output::Err, &reports));
         thread::spawn(move || {
             let status = child.wait();
-            // Input that nobody reads any more.
+            // Input that is no longer read.
             job.input_end();
             *lock(&job.gone) = true;
             for pipe in [out, err].into_iter().flatten() {

@@ -131,7 +131,7 @@ impl Status {
     }
 }
 
-/// What the host says.
+/// The host's messages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToGuest {
     /// Begins a session.
@@ -177,7 +177,7 @@ pub enum ToProgram {
     Resize(WindowSize),
 }
 
-/// What the guest says.
+/// The guest's messages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromGuest {
     /// The agent has started and knows of no session.

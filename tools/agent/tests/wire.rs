@@ -145,7 +145,7 @@ fn exit_codes_are_those_of_shells() {
     assert_eq!(codes, [0, 255, 130, 127, 126]);
 }
 
-/// A folder with what folders have.
+/// A folder with all kinds of entries.
 fn sample() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("dir");

@@ -125,7 +125,7 @@ struct Rate {
 #[derive(Debug, Serialize)]
 struct Modelled {
     bytes: u32,
-    /// So many share a doorbell.
+    /// This many share a doorbell.
     at_once: usize,
     /// Of one Put, or of its share.
     p50_ns: u64,
@@ -141,7 +141,7 @@ struct Modelled {
 struct OfGeneration {
     generation: &'static str,
     bytes: u32,
-    /// So many share a doorbell.
+    /// This many share a doorbell.
     at_once: usize,
     /// Of one Put, or of its share.
     p50_ns: u64,

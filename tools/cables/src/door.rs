@@ -88,7 +88,7 @@ pub(crate) enum Verdict {
 /// A connection whose ends greet each other.
 struct Greet {
     link: Link,
-    /// It was said who this part is.
+    /// This part has introduced itself.
     begun: bool,
     since: Instant,
     /// The part that this one connected to, or the address that it came from.
@@ -213,7 +213,7 @@ impl Hall {
         let _ = poll(&mut fds, Some(&patience));
     }
 
-    /// Lets in who waits at the door.
+    /// Accepts waiting connections.
     fn admit(&mut self, joining: &Joining) {
         loop {
             let (socket, from) = match joining.listener.accept() {
@@ -276,7 +276,7 @@ impl Hall {
     }
 }
 
-/// A part that is looked for.
+/// A part that this one connects to.
 struct Wanted {
     next: Instant,
     /// Since when it reports that this part is taken.
@@ -516,7 +516,7 @@ fn configurations(of: &Credentials) -> anyhow::Result<(Arc<ServerConfig>, Arc<Cl
         .with_protocol_versions(versions)?
         .with_client_cert_verifier(verifier)
         .with_single_cert(of.certificate.clone(), of.key.clone_key())?;
-    // Nobody comes back with a ticket.
+    // Parts do not resume sessions with tickets.
     server.send_tls13_tickets = 0;
     let client = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(versions)?

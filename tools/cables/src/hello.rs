@@ -11,7 +11,7 @@ const MOST_SHOWN: usize = 200;
 /// version named.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// Version of what goes over cables.
+    /// Version of the protocol on cables.
     pub protocol: u32,
     /// Version of the command.
     pub tofu: String,

@@ -110,7 +110,7 @@ fn check(address: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a part needs of the folder.
+/// The files of the folder that a part needs.
 pub(crate) struct Credentials {
     /// Where each part listens.
     pub(crate) addresses: Vec<String>,

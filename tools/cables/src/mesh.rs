@@ -23,7 +23,7 @@ use crate::streams::Visit;
 /// nothing is read from it.
 const MOST_DEFERRED: usize = 64 << 20;
 
-/// What happens to other parts.
+/// Events of other parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
     /// A part has gone, and why.
@@ -52,7 +52,7 @@ struct Place {
 }
 
 impl Place {
-    /// Who is there and has not gone.
+    /// The peer, if it is present.
     fn peer(&self) -> Option<Arc<Peer>> {
         lock(&self.holder).clone().filter(|peer| !peer.gone.load(SeqCst))
     }

@@ -64,7 +64,7 @@ impl Acks {
 pub(crate) enum Dead {
     /// Its host acknowledges nothing.
     CutOff,
-    /// Its process says nothing.
+    /// Its process is silent.
     Silent,
     /// Its process takes nothing.
     Full,
@@ -198,7 +198,7 @@ mod tests {
             (Signs { holds: true, ..well }, Dead::Holds, HOLD),
         ] {
             let mut pulse = Pulse::default();
-            // A break begins anew.
+            // After a break it begins again.
             for _ in 0..100 {
                 assert_eq!(pulse.look(beat, signs, TIMEOUT), None);
             }

@@ -30,7 +30,7 @@ enum Word {
     Open = 0,
     /// Bytes of it.
     Data = 1,
-    /// So many more may be sent.
+    /// This many more bytes may be sent.
     Credit = 2,
     /// No more will come this way.
     End = 3,
@@ -94,7 +94,7 @@ struct State {
     closed: bool,
     /// The other part has been told that no more data comes.
     sent: bool,
-    /// Nobody there reads what is sent.
+    /// The other end no longer reads.
     unheard: bool,
     /// Threads that serve it.
     pumps: u8,
@@ -350,7 +350,7 @@ impl Visit {
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        // Nobody has served it.
+        // It was not served.
         if self.stream.local.get().is_none() {
             self.streams.say(self.key, Word::Close, &[]);
             lock(&self.streams.table).remove(&self.key);

@@ -252,7 +252,7 @@ fn a_part_is_held_by_one_process() {
             format!("part {part} of machine demo is taken by process {pid} at 127.0.0.1");
         assert!(error.starts_with(&expected), "{error}");
     }
-    // And who has it goes on.
+    // And its holder keeps running.
     assert!(meshes[0].send(PartId(1), vec![1]) && meshes[1].send(PartId(0), vec![1]));
     inboxes.iter().for_each(|inbox| inbox.wait_for_messages(1));
 }

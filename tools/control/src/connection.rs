@@ -215,7 +215,7 @@ pub fn find_machine(name: Option<&MachineName>) -> anyhow::Result<(MachineName, 
 pub struct Found {
     /// The socket of its machine.
     pub control: PathBuf,
-    /// What the machine says of it.
+    /// The machine's description of it.
     pub node: NodeInfo,
 }
 

@@ -41,7 +41,7 @@ pub enum Request {
     Restart { node: u32 },
     /// Stops a node's processors. Answered when they have stopped.
     Pause { node: u32 },
-    /// Lets a node's processors go on.
+    /// Lets a node's processors continue.
     Resume { node: u32 },
     /// Asks whether there is a gateway. Answered by [`Reply::Done`].
     Gateway,
@@ -217,7 +217,7 @@ pub struct TracedInterrupt {
     pub offset: Option<u64>,
 }
 
-/// What became of a trace.
+/// The summary of a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TraceSummary {
     /// Commands that were sent to the client.
@@ -319,9 +319,9 @@ pub enum Reply {
     Links { down: Vec<LinkEnd> },
     /// None if there are none.
     Faults { faults: Option<FaultReport> },
-    /// None where no device is.
+    /// None where there is no device.
     Counters { counters: Option<NodeCounters> },
-    /// None where no device is.
+    /// None where there is no device.
     Registers { registers: Option<Vec<RegisterValue>> },
     /// `tree` is none where there is no device. Not complete if the limit left something out.
     Inspection { tree: Option<Value>, complete: bool },
@@ -344,7 +344,7 @@ pub enum Reply {
     Queued { job: u32, before: u32 },
     /// It is the job's turn.
     Turn { job: u32 },
-    /// What was asked for has been done.
+    /// The request has been carried out.
     Done,
     /// The request failed; the reason, in one line.
     Error { why: String },
@@ -391,7 +391,7 @@ pub struct PartInfo {
     pub address: String,
     /// The process that has it, or had it.
     pub pid: u32,
-    /// What became of it.
+    /// Its state.
     pub state: PartState,
 }
 
@@ -647,13 +647,13 @@ impl CaptureRequest {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CaptureLimits {
-    /// After so many packets.
+    /// After this many packets.
     pub count: Option<u64>,
-    /// After so many seconds.
+    /// After this many seconds.
     pub seconds: Option<u64>,
 }
 
-/// What became of a capture.
+/// The summary of a capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CaptureSummary {
     /// Packets in the file.
@@ -696,7 +696,7 @@ pub enum EventKind {
     Died { why: String },
     /// The node's processors were stopped.
     Paused,
-    /// They go on.
+    /// They continue.
     Resumed,
     /// A client has attached to a served device.
     Attached,

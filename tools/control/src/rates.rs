@@ -34,13 +34,13 @@ pub struct Node {
 pub struct Look {
     /// When that was.
     pub at: Instant,
-    /// What it says of itself.
+    /// Its description of itself.
     pub machine: MachineInfo,
     /// Its nodes that have a device.
     pub nodes: Vec<Node>,
 }
 
-/// What a node does in a second.
+/// A node's activity per second.
 #[derive(Clone, Debug)]
 pub struct Rates {
     /// Commands of its queues that ended.
@@ -138,7 +138,7 @@ impl Node {
     }
 }
 
-/// So many in a second.
+/// `n` in `seconds`, as a rate per second.
 pub fn rate(n: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { n as f64 / seconds } else { 0.0 }
 }

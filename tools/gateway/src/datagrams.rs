@@ -66,7 +66,7 @@ impl Flow {
             moved = self.send(socket);
         }
         while let Ok((data, from)) = socket.recv() {
-            // Nobody else has a say in this.
+            // Datagrams of other senders are ignored.
             let expected = self.spoken && from.endpoint == self.node;
             if !expected || self.output.len() > MOST_OUTPUT {
                 continue;

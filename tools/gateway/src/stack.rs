@@ -48,7 +48,7 @@ const FIRST_PORT: u16 = 49152;
 /// Why there is no connection to a node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    /// Nobody listens at the port.
+    /// Nothing listens at the port.
     #[error("the node refuses connections at port {0}")]
     Refused(u16),
     /// The node does not say anything.
@@ -371,7 +371,7 @@ impl Stack {
                         });
                     }
                     Err(error) => {
-                        // Who asked may have gone.
+                        // The caller may have gone.
                         let _ = reply.try_send(Err(error));
                     }
                 },

@@ -295,7 +295,7 @@ fn flows_end_with_their_clients() {
     let mut stream = datagrams(&world, 1, ECHO);
     stream.write_all(&framed(b"somebody?")).unwrap();
     assert_eq!(next(&stream), b"somebody?");
-    // So many at a time.
+    // This many at a time.
     let mut open: Vec<_> = Vec::new();
     let why = loop {
         let (here, there) = UnixStream::pair().unwrap();

@@ -175,7 +175,7 @@ pub fn print_args(args: fmt::Arguments<'_>) {
 
 /// Tells the user something that is not a result.
 pub(crate) fn tell(args: fmt::Arguments<'_>) {
-    // Nobody may be there to be told.
+    // There may be no reader.
     let _ = std::io::stderr().write_fmt(args);
 }
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use object::elf;
 use serde::{Deserialize, Serialize};
 
-/// What a guest's processors are.
+/// The processors of a guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Arch {
     /// x86-64, as the host has.
@@ -22,7 +22,7 @@ impl Arch {
     /// All, the default one first.
     pub const ALL: [Self; 2] = [Self::X86_64, Self::Arm64];
 
-    /// What users call it.
+    /// Its name for users.
     pub const fn name(self) -> &'static str {
         match self {
             Self::X86_64 => "x86-64",
@@ -42,7 +42,7 @@ impl Arch {
         }
     }
 
-    /// What Debian calls it.
+    /// Its name in Debian.
     pub(crate) const fn debian(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",

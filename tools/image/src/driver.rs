@@ -382,12 +382,12 @@ fn take_root(cache: &Cache, wanted: DriverFor) -> Result<(Target, PathBuf)> {
     Ok((target, root))
 }
 
-/// What came of a [`Module`].
+/// The result of making a [`Module`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Made {
     /// Whether make succeeded.
     pub ok: bool,
-    /// What make and the compiler said.
+    /// The output of make and the compiler.
     pub said: String,
     /// The modules, copied to the requested folder.
     pub modules: Vec<PathBuf>,

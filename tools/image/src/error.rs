@@ -89,7 +89,7 @@ pub enum Error {
         program: String,
         /// What it was to do.
         purpose: &'static str,
-        /// The last of what it said.
+        /// Its last output.
         reason: String,
     },
     /// A kernel that cannot be used.

@@ -69,7 +69,7 @@ pub trait Progress {
     }
 }
 
-/// Progress that nobody looks at.
+/// Progress that is not shown.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Silent;
 

@@ -31,9 +31,9 @@ pub(crate) use guest::Guest;
 
 /// In every root, beside Debian's essential packages.
 const BASE: &[&str] = &["iproute2", "iputils-ping", "kmod", "mount", "pciutils", "procps"];
-/// What setting them up takes.
+/// The folder with the files for setting them up.
 const BUILD: &str = "tofu-build";
-/// What a guest has no use for.
+/// Folders that a guest does not need.
 const WASTE: &[&str] = &[
     BUILD,
     "usr/share/doc",

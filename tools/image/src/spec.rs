@@ -266,7 +266,7 @@ pub(crate) fn check_package(name: &str) -> Result<()> {
     })
 }
 
-/// What an image is to be.
+/// The specification of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
     pub(crate) name: String,

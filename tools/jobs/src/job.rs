@@ -156,7 +156,7 @@ pub(crate) struct Options {
     pub(crate) style: Style,
     /// Whether rank 0 gets our own standard input.
     pub(crate) input: bool,
-    /// What a rank is called.
+    /// The name for a rank.
     pub(crate) noun: &'static str,
 }
 
@@ -495,7 +495,7 @@ impl JobWatch {
             Err(error) => {
                 let broken = error.downcast_ref::<io::Error>();
                 if broken.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
-                    // Whoever reads has seen enough.
+                    // The reader has stopped reading.
                     self.fail(io::Error::from(io::ErrorKind::BrokenPipe).into());
                     return Ok(());
                 }

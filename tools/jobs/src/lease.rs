@@ -228,7 +228,7 @@ impl Drop for Lease {
     }
 }
 
-/// What a job that waits is told.
+/// The messages to a waiting job.
 enum Next {
     Reply(Reply),
     Signal(i32),

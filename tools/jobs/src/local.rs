@@ -342,7 +342,7 @@ impl LocalMachine {
             (Network { shape, links_down: Vec::new(), part: None }, Confinement::default());
         let machine = runner::any_machine(&network, kind, doorbells, engines, &confinement)?;
         let registry = serve_control(&network, machine.network(), dir, job)?;
-        // Nobody else can have taken it.
+        // No other process can have taken it.
         let random = RandomState::new().hash_one(std::process::id());
         let name = format!("tofu-run-{}-{random:016x}", std::process::id());
         Ok(Self { nodes: HashMap::new(), machine, registry, name })

@@ -195,7 +195,7 @@ impl Machine {
     }
 }
 
-/// What a machine says of itself.
+/// A machine's description of itself.
 struct Seen {
     interconnect: Interconnect,
     arch: Arch,

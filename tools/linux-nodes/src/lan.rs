@@ -38,7 +38,7 @@ pub enum Ethernet {
 }
 
 impl Ethernet {
-    /// Makes it for so many nodes.
+    /// Makes it for `nodes` nodes.
     pub(crate) fn join(&self, nodes: usize) -> anyhow::Result<Option<Lan>> {
         match self {
             Self::None => Ok(None),
@@ -216,7 +216,7 @@ mod tests {
         post(2, &frame(2, 6));
         assert_eq!(has_frame(&lan, 0), Some(frame(2, 6)));
         assert_eq!(has_frame(&lan, 1), None);
-        // What is no frame is nobody's.
+        // An invalid frame goes to no node.
         post(1, b"short");
         assert_eq!(has_frame(&lan, 0), None);
     }

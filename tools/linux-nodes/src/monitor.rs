@@ -189,7 +189,7 @@ impl Monitor {
 
 const SWITCHED_OFF: &str = "the guest has switched itself off";
 
-/// What a monitor has to say last.
+/// A monitor's last error message.
 fn last_error(errors: PipeReader) -> String {
     const MOST: usize = 3;
     let mut last = VecDeque::new();

@@ -115,7 +115,7 @@ impl Agent {
         }
     }
 
-    /// None is under way any more.
+    /// No ping is outstanding any more.
     fn forget_pings(&self) {
         let mut pings = lock(&self.pinged);
         pings.answered = pings.asked;
@@ -186,7 +186,7 @@ impl Link {
         self.ready = false;
         for (_, entry) in self.programs.drain() {
             let status = Status::NotRun { missing: false, why: why.to_owned() };
-            // Nobody may be interested.
+            // The receiver may be gone.
             let _ = entry.sink.send(FromProgram::Ended(status));
         }
     }

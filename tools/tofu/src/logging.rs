@@ -48,7 +48,7 @@ pub(crate) fn start(levels: Option<&str>, format: Format) {
         }
         let (now, level) = (format_rfc3339_seconds(now), record.level());
         let style = line.default_level_style(level);
-        // Guests have a say in some texts.
+        // Some texts contain guests' input.
         let (target, text) = (record.target(), printable(&record.args().to_string()));
         writeln!(line, "[{now} {style}{level:<5}{style:#} {target}] {text}")
     });

@@ -47,7 +47,7 @@ pub struct NewMemory<'a> {
     pub address: u64,
     /// Bytes.
     pub len: u64,
-    /// Nobody may write to it.
+    /// It must not be written to.
     pub read_only: bool,
     /// The file that it is in.
     pub file: BorrowedFd<'a>,

@@ -63,7 +63,7 @@ pub struct Leases {
     /// The kernel's control queue stands for the packet interface, which goes with it.
     generation: Generation,
     queues: [[Owner; NUM_CQ]; NUM_TNI],
-    /// Barrier gates that nobody has.
+    /// Free barrier gates.
     gates: GatePool,
     /// The gates of each process: a bit for each, by interface.
     gates_of: BTreeMap<ClientId, [u64; NUM_TNI]>,

@@ -66,7 +66,7 @@ struct Client {
     pid: i32,
     /// Its user, whose number is the group of its queues if it is isolated.
     user: u32,
-    /// What it has if it is kept apart.
+    /// Its part of the device if it is isolated.
     part: Option<Box<dyn Part>>,
     role: Role,
     /// Start and length of each range of device addresses.
@@ -249,7 +249,7 @@ impl<S: Source> Server<S> {
                 let process = pidfd_open(peer.pid, PidfdFlags::empty()).ok();
                 (process, Pid::as_raw(Some(peer.pid)), peer.uid.as_raw())
             }
-            // Nobody who is known.
+            // An unknown process.
             Err(_) => (None, 0, u32::MAX),
         };
         let same = |client: &&Client| user != self.trusted && client.user == user;
@@ -645,7 +645,7 @@ impl<S: Source> Server<S> {
     }
 }
 
-/// What a request has led to.
+/// The result of a request.
 enum Handled {
     Silent,
     Memory(OwnedFd),

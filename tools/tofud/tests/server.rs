@@ -647,7 +647,7 @@ fn what_the_kernels_driver_has_is_lent() {
     drop(program);
     test.settle();
     assert!(test.fake.state().is_kernels);
-    // What was nobody's stays so.
+    // What was free stays free.
     test.fake.state().is_kernels = false;
     let program = test.connect();
     assert_eq!(test.ask(&program, &alone()), Some(Answer::Yours));

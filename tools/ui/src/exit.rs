@@ -1,6 +1,6 @@
 //! Exit codes of the command.
 
-/// What was run has failed.
+/// The program or guest that was run has failed.
 pub const FAILED: u8 = 1;
 /// Bad input, or a host that cannot do what was asked.
 pub const BAD_INPUT: u8 = 2;

@@ -58,7 +58,7 @@ fn one_line(text: &str) -> String {
 pub struct TomlFile<'a> {
     /// Where it is.
     pub path: &'a Path,
-    /// What it says.
+    /// Its text.
     pub text: &'a str,
 }
 

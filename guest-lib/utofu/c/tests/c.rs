@@ -47,7 +47,7 @@ fn installed() -> TempDir {
     root
 }
 
-/// What a compiler is to be told.
+/// The compiler's flags.
 fn flags(root: &Path) -> Vec<String> {
     if !have("pkg-config") {
         let root = root.display();

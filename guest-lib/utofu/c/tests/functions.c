@@ -368,7 +368,7 @@ static void onesided(void)
         OK(wait_tcq(a, &cbdata));
         IS(theirs[8], i);
     }
-    /* What was delayed waits. */
+    /* Delayed commands wait. */
     size_t count;
     OK(utofu_nop(a, TCQ | UTOFU_ONESIDED_FLAG_DELAY_START, D 32));
     OK(utofu_query_num_unread_tcq(a, &count));

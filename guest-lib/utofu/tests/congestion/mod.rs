@@ -20,7 +20,7 @@ const SENDERS: [Coords; 2] = [Coords::new(1, 0, 0, 0, 0, 0), Coords::new(3, 0, 0
 /// The target of the short Puts, which go from the first sender through the receiver's node.
 const PASSER: Coords = Coords::new(2, 1, 0, 0, 0, 0);
 
-/// What a gap does.
+/// The effects of a gap.
 #[derive(Clone, Copy, Debug)]
 pub struct Congestion {
     /// Time until the receiver has all data, in picoseconds.
@@ -57,7 +57,7 @@ impl Stream {
         Self { vcq, command, posted: 0, done: 0, since: 0, total_ps: 0 }
     }
 
-    /// Keeps so many Puts under way.
+    /// Keeps `ahead` Puts in progress.
     fn turn(&mut self, ahead: usize, now: u64) {
         while let Some(completion) = self.vcq.poll_tcq() {
             assert_eq!(completion.status(), Code::Success);

@@ -28,7 +28,7 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// To whoever listens there.
+    /// To the server that listens there.
     pub(crate) fn new(to: &str, rough: Rough) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();

@@ -65,7 +65,7 @@ struct Soak {
 }
 
 impl Soak {
-    /// What nodes do all the time.
+    /// The repeated work of nodes.
     fn round(&mut self) -> Result<(), Error> {
         self.put_and_get()?;
         if self.random.one_in(PING_IN) {

@@ -44,7 +44,7 @@ pub(super) const PACKAGES: &[&str] = &[
 pub(super) const SCRIPT: &str = include_str!("../../init/stock");
 /// Makes the tree that modules compile against.
 pub(super) const KDIR: &str = include_str!("../../../../guest-lib/kernel/kdir");
-/// Lines that making it says, about.
+/// Approximate number of lines that making it prints.
 pub(super) const LINES: u64 = 30;
 
 /// One of Debian's kernels.

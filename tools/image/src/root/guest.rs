@@ -15,7 +15,7 @@ use crate::qemu::Qemu;
 use crate::run;
 use crate::spec::{Kernel, Program};
 
-/// What the guest says last.
+/// The guest's last line.
 const END: &str = "tofu: the packages' scripts have ended with ";
 /// The beginning of the line that dpkg prints for each package.
 const PACKAGE: &str = "Setting up ";

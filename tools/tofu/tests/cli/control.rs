@@ -37,7 +37,7 @@ impl Stranger {
         self.out.write_all(line.as_bytes()).unwrap();
     }
 
-    /// The next line; none at the end.
+    /// The next line; `None` at the end.
     fn hear(&mut self) -> Option<Value> {
         let mut line = String::new();
         self.input.read_line(&mut line).unwrap();
@@ -209,7 +209,7 @@ fn jobs_take_nodes_in_the_order_in_which_they_come() {
     assert_eq!(three.hear().unwrap(), queued(3, 1));
     assert_eq!(two.ask(&take(&[1, 2]))["why"], "node 1 is job 1's");
     two.say("{\"request\":\"wait\"}\n");
-    // The commands of those who look.
+    // The commands that only read.
     let jobs = &place.ps()[0]["jobs"];
     assert_eq!(
         (&jobs[0]["nodes"], &jobs[0]["state"], &jobs[1]["state"], &jobs[2]["job"]),
@@ -273,7 +273,7 @@ fn inspects(place: &Place) {
     let file = place.path().join("before.json");
     std::fs::write(&file, &before).unwrap();
     let file = file.to_str().unwrap();
-    // The node goes on counting.
+    // The node keeps counting.
     wait_for("a change", || {
         let changes = place.run(&["inspect", "1", "--diff", file]).ok();
         changes.lines().any(|line| line.contains("registers/NUM_SEND_TLP: "))

@@ -195,7 +195,7 @@ fn ports_of_bare_nodes_are_ports_of_the_host() {
         is_page_of(&page, 0);
     }
 
-    // Where nobody listens.
+    // A port at which nothing listens.
     let mut byte = [0];
     let closed = connect(forward.ports[3]).read(&mut byte).unwrap_err();
     assert_eq!(closed.kind(), ErrorKind::ConnectionReset);

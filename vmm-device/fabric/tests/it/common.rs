@@ -8,7 +8,7 @@ pub(crate) fn shape(len: [u8; 6]) -> Shape {
     Shape::new(len).expect("lengths are within limits")
 }
 
-/// What was told of packets.
+/// The reports of packets.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Log<T> {
     pub(crate) arrived: Vec<(NodeId, Packet<T>)>,

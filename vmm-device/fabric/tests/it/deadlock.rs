@@ -19,7 +19,7 @@ const VCS: usize = 4;
 const SLOTS: usize = Port::COUNT * VCS + 1;
 const INTERFACE: usize = SLOTS - 1;
 
-/// Who waits for whom.
+/// Which vertex waits for which others.
 struct Graph {
     /// For each vertex, the node with all vertices that it waits for.
     head: Vec<u32>,

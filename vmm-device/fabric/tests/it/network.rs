@@ -17,7 +17,7 @@ use tofu_links::{Check, Dllp, ErrorRate, MAX_LANES, Parameters};
 
 use crate::common::{any_journey, shape, tori_and_meshes};
 
-/// What became of messages.
+/// The fates of messages.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Log {
     delivered: Vec<(Ps, NodeId, u8, u64)>,

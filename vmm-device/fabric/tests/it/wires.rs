@@ -36,7 +36,7 @@ impl Disturb for Letter {
     }
 }
 
-/// What was told of packets.
+/// The reports of packets.
 #[derive(Default)]
 struct Log {
     arrived: Vec<(NodeId, Letter)>,
@@ -128,7 +128,7 @@ fn every_rate_holds_on_every_link() {
     let lost = lossy.faults().unwrap().1.lost;
     near(lost, 20_000 - 20_000 * 95 * 95 / 10_000);
     assert_eq!(log.arrived.len() as u64, 20_000 - lost);
-    // Nobody is told.
+    // No loss is reported.
     assert_eq!(log.discarded, []);
 
     let wires = with(Rates { corrupt: percent(5), undetected: percent(1), ..Rates::NONE });

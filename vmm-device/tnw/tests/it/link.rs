@@ -83,7 +83,7 @@ struct Node {
     to_send: [VecDeque<Data>; CHANNELS],
     fifos: [VecDeque<Data>; CHANNELS],
     received: [Vec<u8>; CHANNELS],
-    /// Channels that nobody empties.
+    /// Channels that are not emptied.
     stuck: [bool; CHANNELS],
     renewed: u32,
 }
@@ -274,7 +274,7 @@ proptest! {
         }
         prop_assert!(world.b.received[full].is_empty());
         prop_assert!(!world.a.to_send[full].is_empty());
-        // Then somebody does.
+        // Then it is emptied.
         world.b.stuck[full] = false;
         world.a.stuck[full] = false;
         world.run();

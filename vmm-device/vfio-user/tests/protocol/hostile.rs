@@ -225,7 +225,7 @@ fn interrupts_that_cannot_be_had_are_refused() {
     client.enable();
     host.servers[0].node().unwrap().endpoint().trigger(0);
     assert_eq!(event.take(), 0, "a half of a refused request was done");
-    // A full counter holds nobody up.
+    // A full counter blocks nothing.
     let full = Event::new();
     full.add(u64::MAX - 1);
     client.try_bind(1, &[&full]).unwrap();

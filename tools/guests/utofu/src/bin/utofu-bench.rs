@@ -57,7 +57,7 @@ struct Side {
     count: u64,
 }
 
-/// Looks until there is something.
+/// Polls until there is something.
 fn wait<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> Result<T, Error> {
     let start = now_ns();
     loop {

@@ -1,7 +1,7 @@
 /*
- * Ranks that make a group and add up numbers in barrier gates, wait for the file "go", by which a
- * link is dead, and do the same in a new group. What they tell each other while a group is made is
- * in files. The argument is the folder.
+ * Ranks that make a group and sum up numbers in barrier gates, wait for the file "go", at which
+ * time a link is dead, and do the same in a new group. They exchange data through files while a
+ * group is made. The argument is the folder.
  */
 #include <string.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 /*
- * Rank 1 is killed while large Puts to it are under way. Their notices say so, and ranks 0 and 2
- * go on with each other.
+ * Rank 1 is killed while large Puts to it are in progress. Their notices report that, and ranks 0
+ * and 2 continue with each other.
  */
 #include <signal.h>
 #include <unistd.h>
@@ -39,7 +39,7 @@ static void body(int rank, int size)
         }
         OK(utofu_put(vcq, peer(2, 0), mine, place(2, 0, STAG), SIZE, 0, told, NULL));
         completed(vcq);
-        /* The memory went first, or the queue. */
+        /* Either the memory or the queue disappeared first. */
         const int gone = code == UTOFU_ERR_MRQ_RMT_MEMORY || code == UTOFU_ERR_MRQ_PEER;
         printf("%s, then %s, then success\n", rounds > 1 ? "success" : "nothing",
                gone ? "an error" : "another one");

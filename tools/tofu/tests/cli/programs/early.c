@@ -1,7 +1,8 @@
 /*
  * Rank 0 puts into memory that rank 1 registers some time later, under a steering tag that both
- * know, again and again until rank 1 answers. It exchanges nothing before, and takes any completion
- * but success for a fault: what comes too early is dropped, and that is no fault of the sender.
+ * know, again and again until rank 1 answers. It exchanges nothing before, and counts any
+ * completion but success as a fault: data that comes too early is dropped, which is no fault of the
+ * sender.
  */
 #include <unistd.h>
 
@@ -37,7 +38,7 @@ static void body(int rank, int size)
         printf("answered\n");
         meet();
     } else {
-        /* So its queue is there, and the memory is not. */
+        /* So its queue exists, but not the memory. */
         meet();
         if (inbox[0] != 0) exit(1);
         OK(utofu_reg_mem_with_stag(vcq, (void *)inbox, sizeof inbox, STAG, 0, &in));

@@ -1,6 +1,6 @@
 /*
- * Memory of all kinds is reached where a process has it: of the stack, of the heap, of the program,
- * of files; and what is not there, or not any more, is an error and nothing else.
+ * Memory of all kinds can be reached where a process has it: of the stack, of the heap, of the
+ * program, of files. Memory that does not exist, or no longer exists, is an error and nothing else.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -29,7 +29,7 @@ static void is(int line, long long value, long long expected)
 
 #define TOLD (UTOFU_ONESIDED_FLAG_TCQ_NOTICE | UTOFU_ONESIDED_FLAG_LOCAL_MRQ_NOTICE)
 
-/* How a command ended: at this end, or else as its notice says. */
+/* How a command ended: at this end, or else according to its notice. */
 static int end(void)
 {
     struct utofu_mrq_notice notice;
@@ -116,7 +116,7 @@ static void body(int rank, int size)
     one(rank, private, 1);
     one(rank, (uint8_t *)constant, 0);
 
-    /* A child has copies, and the process itself keeps what is registered. */
+    /* A child has copies, and the process itself keeps the registered memory. */
     utofu_stadd_t mine = 0;
     static uint8_t source[4096] = "after the fork", late[4096];
     OK(utofu_reg_mem(vcq, rank == 1 ? heap : source, 4096, 0, &mine));
@@ -136,8 +136,8 @@ static void body(int rank, int size)
     waitpid(child, NULL, 0);
 
     /*
-     * What is not there cannot be registered. It is not unmapped, as the next malloc could take its
-     * place.
+     * Inaccessible memory cannot be registered. It is not unmapped, because the next malloc could
+     * take its place.
      */
     utofu_stadd_t none;
     uint8_t *hole =
@@ -147,7 +147,7 @@ static void body(int rank, int size)
     IS(utofu_reg_mem(vcq, hole, 3 * 4096, 0, &none), UTOFU_ERR_INVALID_ADDRESS);
     IS(utofu_reg_mem(vcq, (void *)16, 10, 0, &none), UTOFU_ERR_INVALID_ADDRESS);
 
-    /* Memory that goes while it is registered is not there; the process lives. */
+    /* Memory that disappears while it is registered is an error; the process survives. */
     utofu_stadd_t gone;
     OK(utofu_reg_mem(vcq, hole, 4096, 0, &gone));
     theirs = of_rank_1(rank, gone);
@@ -161,12 +161,12 @@ static void body(int rank, int size)
         IS(end(), UTOFU_ERR_MRQ_RMT_MEMORY);
         OK(utofu_armw8(vcq, ids[1], UTOFU_ARMW_OP_ADD, 1, theirs, 0, TOLD, NULL));
         IS(end(), UTOFU_ERR_MRQ_RMT_MEMORY);
-        /* Where data is copied from one to the other, either may be said to be missing. */
+        /* Where data is copied from one to the other, either may be reported as missing. */
         IS(get(mine, theirs, 8) != UTOFU_SUCCESS, 1);
         OK(utofu_put(vcq, ids[1], gone, theirs, 8, 0, TOLD, NULL));
         IS(end() != UTOFU_SUCCESS, 1);
     }
-    /* Until then it is registered, and not there. */
+    /* Until then it is registered, but absent. */
     meet();
     OK(utofu_dereg_mem(vcq, gone, 0));
 

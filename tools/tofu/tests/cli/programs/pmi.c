@@ -1,5 +1,5 @@
 /*
- * What an MPI library does when a program starts: asks the process manager who it is, and
+ * Does what an MPI library does when a program starts: asks the process manager for its rank, and
  * exchanges a word with the next rank. With an argument, rank 1 ends the job with that code.
  */
 #include <arpa/inet.h>

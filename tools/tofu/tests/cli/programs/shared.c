@@ -1,6 +1,6 @@
 /*
- * Four ranks on two nodes. Rank 1 is killed, which shares a node with rank 0; the others go on and
- * pass a number round, as if nothing had happened.
+ * Four ranks on two nodes. Rank 1, which shares a node with rank 0, is killed. The others continue
+ * and pass a number around, as if nothing had happened.
  */
 #include <errno.h>
 #include <sched.h>

@@ -7,7 +7,8 @@
 #define STAG 10
 #define EACH 3000
 
-/* What all add to, and what is put beside it; on a line of its own what is watched. */
+/* The word that all add to, and the words that are put beside it; the watched word is on a cache
+ * line of its own. */
 static _Alignas(256) volatile uint64_t words[64];
 
 static void body(int rank, int size)
@@ -23,7 +24,7 @@ static void body(int rank, int size)
     meet();
     const unsigned long told = UTOFU_ONESIDED_FLAG_TCQ_NOTICE;
     if (rank == 0) {
-        /* All others have said that they are done. */
+        /* All others have reported that they are done. */
         while (words[8] != (uint64_t)(size - 1)) {
             uint64_t word = __atomic_load_n(&words[32], __ATOMIC_RELAXED);
             if (word != 0 && word != UINT64_MAX) {
