@@ -15,9 +15,12 @@ mod calendar;
 mod crossbar;
 mod engine;
 mod frame;
+mod full;
 mod mail;
 mod message;
+mod node;
 mod slabs;
+mod slot;
 mod steps;
 mod watched;
 
@@ -37,8 +40,9 @@ use crate::link::Link;
 use crate::link::NoSuchLink;
 use crate::packet::{Class, Way};
 use crate::routing::{Route, RouteError, Scheduler, is_date_line};
-use engine::{CameIn, Costs, Queued};
+use node::{Costs, Queued};
 use slabs::Slabs;
+use slot::CameIn;
 use steps::Steps;
 
 /// Bytes of the routing header, which each frame has before its TLP.

@@ -3,6 +3,7 @@
 //! A node's timers are kept for all times; what goes by post is known for one window of time, when
 //! that is opened. While a node is at work all of it is a few numbers, whose least is next.
 
+use super::arena::NONE;
 use super::frame::{PORTS, SLOTS};
 use super::message::Ps;
 
@@ -190,18 +191,20 @@ pub(super) const fn output_of(at: Ps, kind: u32) -> usize {
 
 /// Something that goes by post.
 #[derive(Clone, Copy, Debug)]
-struct Posted {
-    at: Ps,
-    argument: u32,
-    node: u16,
-    kind: u16,
+pub(super) struct Posted {
+    pub(super) at: Ps,
+    pub(super) argument: u32,
+    /// The node, counted from the engine's first, and what happens there.
+    pub(super) node: u16,
+    pub(super) kind: u16,
 }
 
-/// What arrives in a window: time and kind, and more of what it is.
-#[derive(Clone, Copy, Debug, Default)]
+/// What arrives in a window: time and kind, more of what it is, and what arrives next at the node.
+#[derive(Clone, Copy, Debug)]
 struct Arrival {
     key: u32,
     argument: u32,
+    next: u32,
 }
 
 /// A window of time.
@@ -209,20 +212,19 @@ struct Arrival {
 pub(super) struct Window {
     start: Ps,
     end: Ps,
-    /// What is posted and not sorted, and when the first of it is due.
-    posted: Vec<Posted>,
+    /// What is posted and arrives later than in this window, and when the first of it does.
+    later: Vec<Posted>,
     soonest: Ps,
-    /// What arrives in this window, node by node, each node's in order; and for each node the next
-    /// of it and where it ends.
+    /// What arrives in this window, and for each node the first of it that has not happened.
     arrivals: Vec<Arrival>,
-    nodes: Vec<(u32, u32)>,
-    // Of the node at work: its timers, those among them within this window, its arrivals, and the
-    // first key that is not its turn.
+    nodes: Vec<u32>,
+    // Of the node at work: its timers, those among them within this window and the first of them,
+    // its next arrival, and the first key that is not its turn.
     keys: [u32; KEYS],
     due: u32,
+    first: u32,
     node: u32,
     next: u32,
-    last: u32,
     limit: u32,
 }
 
@@ -232,24 +234,24 @@ impl Window {
         Self {
             start: 0,
             end: 0,
-            posted: Vec::new(),
+            later: Vec::new(),
             soonest: NEVER,
             arrivals: Vec::new(),
-            nodes: vec![(0, 0); nodes],
+            nodes: vec![NONE; nodes],
             keys: [NO_KEY; KEYS],
             due: 0,
+            first: NO_KEY,
             node: 0,
-            next: 0,
-            last: 0,
+            next: NONE,
             limit: 0,
         }
     }
 
     /// The memory that it takes.
     pub(super) fn bytes(&self) -> usize {
-        self.posted.capacity() * size_of::<Posted>()
+        self.later.capacity() * size_of::<Posted>()
             + self.arrivals.capacity() * size_of::<Arrival>()
-            + self.nodes.capacity() * size_of::<(u32, u32)>()
+            + self.nodes.capacity() * size_of::<u32>()
     }
 
     /// When the first is due of what lies behind this window.
@@ -257,80 +259,72 @@ impl Window {
         self.soonest
     }
 
-    /// Begins a window, when nothing of the last one is left.
-    pub(super) const fn open(&mut self, start: Ps, end: Ps) {
+    /// Begins a window, when nothing of the last one is left. Notes for each node when something
+    /// happens of what was posted before.
+    pub(super) fn open(&mut self, start: Ps, end: Ps, next_at: &mut [Ps]) {
         self.start = start;
         self.end = end;
-    }
-
-    #[inline]
-    pub(super) fn post(&mut self, at: Ps, node: u16, kind: u32, argument: u32) {
-        self.posted.push(Posted { at, argument, node, kind: kind as u16 });
-    }
-
-    /// Sorts what was posted, and notes for each node when something happens.
-    pub(super) fn sort(&mut self, next_at: &mut [Ps]) {
-        let Self { start, end, posted, arrivals, nodes, .. } = self;
+        self.arrivals.clear();
         self.soonest = NEVER;
-        nodes.fill((0, 0));
-        arrivals.clear();
-        if posted.is_empty() {
+        for posted in std::mem::take(&mut self.later) {
+            self.post(posted, next_at);
+        }
+    }
+
+    /// Takes in what was posted to a node. What happens at one time in the same way came from the
+    /// same place, and keeps its order.
+    #[inline]
+    pub(super) fn post(&mut self, posted: Posted, next_at: &mut [Ps]) {
+        let Posted { at, argument, node, kind } = posted;
+        if at >= self.end {
+            self.later.push(posted);
+            self.soonest = self.soonest.min(at);
             return;
         }
-        for Posted { at, node, .. } in posted.iter() {
-            nodes[usize::from(*node)].1 += u32::from(*at < *end);
-        }
-        let mut place = 0;
-        for node in nodes.iter_mut() {
-            let count = node.1;
-            *node = (place, place);
-            place += count;
-        }
-        arrivals.resize(place as usize, Arrival::default());
-        for Posted { at, argument, node, kind } in posted.iter() {
-            if at >= end {
-                continue;
-            }
-            let key = ((at - *start) as u32) << 8 | u32::from(*kind);
-            let (first, last) = &mut nodes[usize::from(*node)];
-            let mut place = *last as usize;
-            *last += 1;
-            // What has the same key came from the same place, and keeps its order.
-            while place > *first as usize && arrivals[place - 1].key > key {
-                arrivals[place] = arrivals[place - 1];
-                place -= 1;
-            }
-            arrivals[place] = Arrival { key, argument: *argument };
-            let next_at = &mut next_at[usize::from(*node)];
-            *next_at = (*next_at).min(*at);
-        }
-        if place as usize == posted.len() {
-            posted.clear();
+        let next_at = &mut next_at[usize::from(node)];
+        *next_at = at.min(*next_at);
+        let key = ((at - self.start) as u32) << 8 | u32::from(kind);
+        let new = self.arrivals.len() as u32;
+        let first = &mut self.nodes[usize::from(node)];
+        let mut before = *first;
+        let next = if before == NONE || self.arrivals[before as usize].key > key {
+            std::mem::replace(first, new)
         } else {
-            posted.retain(|posted| posted.at >= *end);
-            self.soonest = posted.iter().map(|posted| posted.at).min().unwrap_or(NEVER);
-        }
+            loop {
+                let next = self.arrivals[before as usize].next;
+                if next == NONE || self.arrivals[next as usize].key > key {
+                    break;
+                }
+                before = next;
+            }
+            std::mem::replace(&mut self.arrivals[before as usize].next, new)
+        };
+        self.arrivals.push(Arrival { key, argument, next });
     }
 
     /// Notes a timer of the node at work.
     #[inline]
     const fn note(&mut self, place: usize, at: Ps, kind: u32) {
         if at < self.end {
-            self.keys[place % KEYS] = ((at - self.start) as u32) << 8 | kind;
+            let key = ((at - self.start) as u32) << 8 | kind;
+            self.keys[place % KEYS] = key;
             self.due |= 1 << (place % KEYS);
+            if key < self.first {
+                self.first = key;
+            }
         }
     }
 
     /// Sets a node to work up to and with a time within this window.
     #[inline]
     pub(super) fn enter(&mut self, node: u32, until: Ps, agenda: &mut Agenda) {
-        self.due = 0;
+        (self.due, self.first) = (0, NO_KEY);
         for place in bits(agenda.due(self.start, self.end)) {
             let at = agenda.at[place % TIMEOUTS];
             if place < KICKS { self.retry(place, at) } else { self.kick(place - KICKS, at) }
         }
         self.node = node;
-        (self.next, self.last) = self.nodes[node as usize];
+        self.next = self.nodes[node as usize];
         self.limit = ((until - self.start + 1) as u32) << 8;
     }
 
@@ -354,20 +348,15 @@ impl Window {
     /// What happens next at the node at work: when, what, and more of that.
     #[inline]
     pub(super) fn pop(&mut self) -> Option<(Ps, u32, u32)> {
-        let none = Arrival { key: NO_KEY, argument: 0 };
-        let arrival = if self.next < self.last {
-            self.arrivals.get(self.next as usize).copied().unwrap_or(none)
-        } else {
-            none
-        };
-        let timers = bits(self.due).map(|place| self.keys[place % KEYS]);
-        let key = timers.fold(arrival.key, u32::min);
+        let arrival = self.arrivals.get(self.next as usize).copied();
+        let arrives = arrival.map_or(NO_KEY, |arrival| arrival.key);
+        let key = arrives.min(self.first);
         if key >= self.limit {
             return None;
         }
         let (at, kind) = (self.start + Ps::from(key >> 8), key & 0xff);
-        if arrival.key == key {
-            self.next += 1;
+        if let Some(arrival) = arrival.filter(|_| arrives == key) {
+            self.next = arrival.next;
             return Some((at, kind, arrival.argument));
         }
         let place = match kind {
@@ -376,15 +365,15 @@ impl Window {
             _ => KICKS + (kind as usize % SLOTS) - PORTS,
         };
         self.due &= !(1 << place);
+        let timers = bits(self.due).map(|place| self.keys[place % KEYS]);
+        self.first = timers.fold(NO_KEY, u32::min);
         Some((at, kind, 0))
     }
 
     /// Ends the work of a node. Returns when something of the post arrives that is left.
     pub(super) fn leave(&mut self) -> Ps {
-        self.nodes[self.node as usize].0 = self.next;
-        if self.next == self.last {
-            return NEVER;
-        }
-        self.start + Ps::from(self.arrivals[self.next as usize].key >> 8)
+        self.nodes[self.node as usize] = self.next;
+        let arrival = self.arrivals.get(self.next as usize);
+        arrival.map_or(NEVER, |arrival| self.start + Ps::from(arrival.key >> 8))
     }
 }

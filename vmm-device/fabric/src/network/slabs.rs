@@ -15,10 +15,12 @@ use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_links::{Counters, Parameters};
 
 use super::agenda::NEVER;
-use super::engine::{CameIn, Costs, Engine, Queued, Sending};
+use super::engine::Engine;
 use super::frame::{Far, SLOTS};
 use super::mail::{Mail, Notice, Notices, Outlet, Told};
 use super::message::{Ps, Sink};
+use super::node::{Costs, Queued};
+use super::slot::{CameIn, Sending};
 use super::watched::{LinkErrors, Receiving};
 use crate::packet::DiscardReason;
 
