@@ -85,10 +85,16 @@ impl Guests {
     ///
     /// What the host lacks, or is wrong with the guest.
     pub(crate) fn boot(&self, id: NodeId) -> anyhow::Result<()> {
-        self.boot_in(&mut self.all(), id)
+        self.boot_in(&mut self.all(), id, Event::Booted)
     }
 
-    fn boot_in(&self, all: &mut All, id: NodeId) -> anyhow::Result<()> {
+    /// The same, of which `news` is told.
+    fn boot_in(
+        &self,
+        all: &mut All,
+        id: NodeId,
+        news: impl Fn(NodeId) -> Event,
+    ) -> anyhow::Result<()> {
         let plan = &self.plan;
         let (_, vm_plan) = plan.bare().find(|(bare, _)| *bare == id).context("no small guest")?;
         anyhow::ensure!(!all.stopped, "the machine is going down");
@@ -117,6 +123,8 @@ impl Guests {
         }
         let function = Arc::clone(&device.function);
         note("running");
+        // First, as the guest may end at once. The receiver is gone only when the run is over.
+        let _ = self.events.send(news(id));
         vm.start(move |outcome| {
             if is_fault(outcome)
                 && let Some(registers) = holder.registers()
@@ -216,10 +224,7 @@ impl SmallGuests for Guests {
         if outcome.is_none_or(has_exited) {
             return Ok(());
         }
-        self.boot_in(&mut all, node)?;
-        // The receiver is gone only when the run is over.
-        let _ = self.events.send(Event::Rebooted(node));
-        Ok(())
+        self.boot_in(&mut all, node, Event::Rebooted)
     }
 }
 

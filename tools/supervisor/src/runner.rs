@@ -230,8 +230,6 @@ impl Backend for Machines {
             }
             for (id, _) in plan.bare() {
                 guests.boot(id).with_context(|| format!("node {}", plan.coords(id)))?;
-                // The receiver is gone only when the run is over.
-                let _ = events.send(Event::Booted(id));
             }
         }
         for node in registry.iter().flat_map(|registry| registry.linux()) {

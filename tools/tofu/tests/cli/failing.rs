@@ -146,6 +146,58 @@ fn small_guests_end_with_their_board_unless_they_are_kept() {
     place.is_clean();
 }
 
+/// A guest that crashes at once: with no exceptions to go to, it meets one.
+fn crashing() -> Vec<u8> {
+    // push 0; push 0; lidt [rsp]; ud2
+    const CODE: [u8; 10] = [0x6a, 0, 0x6a, 0, 0x0f, 0x01, 0x1c, 0x24, 0x0f, 0x0b];
+    const AT: u64 = 2 << 20;
+    let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
+    elf.resize(16, 0);
+    // An executable for x86-64 with a program header, and no sections.
+    elf.extend([2u8, 0, 62, 0, 1, 0, 0, 0]);
+    elf.extend([AT, 64, 0].map(u64::to_le_bytes).concat());
+    elf.extend([0u8, 0, 0, 0, 64, 0, 56, 0, 1, 0, 64, 0, 0, 0, 0, 0]);
+    // To be loaded, to read and execute: offset, addresses, sizes, alignment.
+    elf.extend([1u8, 0, 0, 0, 5, 0, 0, 0]);
+    let size = CODE.len() as u64;
+    elf.extend([120, AT, AT, size, size, 4096].map(u64::to_le_bytes).concat());
+    elf.extend(CODE);
+    elf
+}
+
+#[test]
+fn a_node_fails_with_its_guest_and_the_others_go_on() {
+    let place = Place::new();
+    if !place.can_boot("a_node_fails_with_its_guest_and_the_others_go_on") {
+        return;
+    }
+    std::fs::write(place.path().join("crash.elf"), crashing()).unwrap();
+    let machine = "shape = \"1x1x1x2x1x2\"\nguest = \"httpd\"\nargs = \"count=0 forever=1\"\n\
+                   timeout = \"300s\"\n[[node]]\nat = [0, 0, 0, 0, 0, 1]\nargs = \"\"\n\
+                   guest = \"./crash.elf\"\n";
+    let file = place.path().join("machine.toml");
+    std::fs::write(&file, machine).unwrap();
+    let file = file.to_str().unwrap();
+    let up = ["up", "--json", "-c", file, "--fail-with-guest", "--grace", "1ms"];
+    let (mut machine, _) = place.start(&up);
+    place.wait_for_machine();
+    let is_as_it_should = || {
+        let nodes = nodes(&place);
+        let is = |(node, (down, state)): (usize, &(bool, String))| match node {
+            1 => *down && state == "ended",
+            _ => !down && state == "running",
+        };
+        nodes.len() == 4 && nodes.iter().enumerate().all(is)
+    };
+    wait_for("its node to be down", is_as_it_should);
+    // It boots again, and crashes again.
+    place.run(&["node", "up", "1"]).ok();
+    wait_for("its node to be down again", is_as_it_should);
+    place.run(&["down"]).ok();
+    assert_eq!(machine.wait(), Some(0), "it was taken down");
+    place.is_clean();
+}
+
 /// A machine of small guests that put to each other, and its elements that are down.
 struct Soak<'a> {
     place: &'a Place,
