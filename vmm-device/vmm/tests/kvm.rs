@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use common::{TestFunction, guest, hypervisor, regs};
 use tofu_pci::PciFunction;
 use tofu_vmm::{Error, Hypervisor, Outcome, Virtualisation, Vm, VmConfig};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -155,6 +156,41 @@ fn what_kvm_cannot_emulate_ends_only_that_vm() {
 fn a_reset_is_reported() {
     let kvm = kvm!();
     assert_eq!(Guest::run(&kvm, "test=reset").0, Outcome::Reset);
+}
+
+/// One that was stopped, or has ended, is followed by another around the same memory.
+#[test]
+fn a_vm_takes_the_place_of_a_former_one() {
+    let kvm = kvm!();
+    let former = Guest::new(&kvm);
+    former.start("test=sleep");
+    former.wait_for_line("sleeping");
+    let renew = |vm: &Vm, lines: &Arc<Mutex<Vec<String>>>| {
+        let lines = lines.clone();
+        let sink = move |line: &str| lines.lock().unwrap().push(line.to_owned());
+        vm.renew(&kvm, &VmConfig::default(), sink)
+    };
+    let still = renew(&former.vm, &former.lines);
+    assert!(matches!(still, Err(Error::State("still running"))));
+    former.vm.stop();
+    // Where the command line was, among much else.
+    let used = |vm: &Vm| {
+        let mut all = vec![0; 2 << 20];
+        vm.memory().read_slice(&mut all, GuestAddress(0)).unwrap();
+        all.iter().any(|byte| *byte != 0)
+    };
+    assert!(used(&former.vm));
+    let mut vm = renew(&former.vm, &former.lines).unwrap();
+    let start = |vm: &Vm| vm.memory().iter().next().unwrap().as_ptr();
+    assert!(start(&vm) == start(&former.vm) && !used(&vm));
+    drop(former);
+    // As often as one likes, also after one that has exited.
+    for _ in 0..3 {
+        let next = Guest { vm, lines: Arc::default() };
+        next.start("test=hello who=node7");
+        assert_eq!(next.end(), Outcome::Exited(0));
+        vm = renew(&next.vm, &next.lines).unwrap();
+    }
 }
 
 /// A spinning vCPU and a sleeping one both answer and stop at once.
