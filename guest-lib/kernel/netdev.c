@@ -140,9 +140,10 @@ static int net_poll(struct napi_struct *napi, int budget)
 {
 	struct tofu_queue *queue = container_of(napi, struct tofu_queue, napi);
 	int done = tofu_rs_net_poll(queue->link, queue, budget);
+	/* In this the stack gets most of what came, and answers. */
+	bool idle = done < budget && napi_complete_done(napi, done);
 
-	if (done < budget && napi_complete_done(napi, done) &&
-	    tofu_rs_net_rearm(queue->link, queue))
+	if (tofu_rs_net_polled(queue->link, queue, idle))
 		napi_schedule(napi);
 	return done;
 }

@@ -49,14 +49,17 @@ struct tofu_run {
 struct tofu_areas;
 struct tofu_queue;
 
-/* Of a queue. _xmit, _poll, _rearm, _beat and _counters are called with software interrupts off. */
+/* Of a queue. _xmit, _poll, _polled, _beat and _counters are called with software interrupts off. */
 int tofu_rs_net_open(void *link, struct tofu_queue *queue);
 void tofu_rs_net_stop(void *link);
 /* Takes the frame, or returns false and has the queue held. */
 bool tofu_rs_net_xmit(void *link, struct tofu_queue *queue, struct sk_buff *skb, bool more);
 int tofu_rs_net_poll(void *link, struct tofu_queue *queue, int budget);
-/* Whether there is more to be done, although the poll has found nothing. */
-bool tofu_rs_net_rearm(void *link, struct tofu_queue *queue);
+/*
+ * Follows a poll. If that was the last one for now, it returns whether there is something to be
+ * done all the same.
+ */
+bool tofu_rs_net_polled(void *link, struct tofu_queue *queue, bool idle);
 void tofu_rs_net_counters(void *link, u64 *values, int n);
 void tofu_rs_net_coalesce(void *link, u32 *usecs, u32 *frames, bool set);
 const char *tofu_rs_net_counter_name(int n);

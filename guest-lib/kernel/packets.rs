@@ -180,6 +180,11 @@ impl Sender {
         self.free.len() == OUT.into()
     }
 
+    /// Commands that the device was not told of.
+    pub(crate) fn posted(&self) -> usize {
+        self.posted as usize
+    }
+
     /// Takes a buffer, which comes back by [`Self::post_buffer`] or [`Self::give_up`].
     pub(crate) fn take(&mut self) -> Option<u16> {
         self.free.pop()

@@ -308,11 +308,13 @@ extern "C" fn tofu_rs_net_beat(link: *mut c_void, queue: *mut NetQueue) {
     unsafe { link_of(link) }.beat(queue);
 }
 
-/// Waits for the next interrupt.
+/// Ends a poll, and if that was the last one for now, waits for the next interrupt.
 #[no_mangle]
-extern "C" fn tofu_rs_net_rearm(link: *mut c_void, queue: *mut NetQueue) -> bool {
+extern "C" fn tofu_rs_net_polled(link: *mut c_void, queue: *mut NetQueue, idle: bool) -> bool {
     // SAFETY: as above.
-    unsafe { link_of(link) }.rearm(queue)
+    let link = unsafe { link_of(link) };
+    link.uncork();
+    idle && link.rearm(queue)
 }
 
 /// Adds what was done.

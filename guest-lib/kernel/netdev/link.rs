@@ -185,7 +185,7 @@ impl Link {
             }
             tx.reap(now);
             tx.expire(now);
-            tx.flush();
+            tx.cork();
             tx.counters.polls += 1;
             tx.ports.news()
         };
@@ -218,7 +218,10 @@ impl Link {
         rx.state.fetches.answer(true, &mut tx.queue(now));
         drop(rx);
         tx.settle(now);
-        tx.flush();
+        // What other nodes wait for does not wait for the stack.
+        if tx.has_fetches() {
+            tx.flush();
+        }
         let goes_on = tx.goes_on(&self.peers, now);
         drop(tx);
         // SAFETY: the interface is up.
@@ -227,6 +230,11 @@ impl Link {
             unsafe { shim::tofu_shim_net_go_on(queue) };
         }
         done
+    }
+
+    /// Tells the device of what was posted during a poll, by this side and by the stack.
+    pub(super) fn uncork(&self) {
+        self.tx.lock().uncork();
     }
 
     /// Is called every second while the interface is up.
@@ -261,7 +269,7 @@ impl Link {
         tx.reap(now);
         tx.flush();
         let settled = tx.is_settled() && !fetching;
-        let ready = ready || !tx.fetched.is_empty();
+        let ready = ready || tx.are_fetched(now);
         if !settled {
             // SAFETY: the interface is up.
             unsafe { shim::tofu_shim_net_look_again(queue) };

@@ -232,7 +232,6 @@ impl RxState {
                 let queue = &mut tx.queue(now);
                 let counters = self.inbound.count();
                 self.fetches.request(request, head, queue, counters);
-                tx.flush();
             }
             Message::Done { id, refused } => tx.requests.done(from, id, refused, now),
         }
@@ -241,7 +240,11 @@ impl RxState {
     /// Takes the next frame that was fetched, if one was.
     fn take_fetched(&mut self, sides: &Sides<'_>, queue: *mut NetQueue, now: u64) -> Option<Step> {
         if self.private.is_empty() {
-            self.take_all(&mut sides.tx.lock(), now);
+            let mut tx = sides.tx.lock();
+            if !tx.are_fetched(now) {
+                return None;
+            }
+            self.take_all(&mut tx, now);
         }
         let Fetched {
             request,
@@ -300,7 +303,6 @@ impl RxState {
             }
         }
         fetches.go_on(&mut tx.queue(now), inbound.count());
-        tx.flush();
         for fetched in private.iter_mut() {
             RendezvousMemory::fetched(&mut fetched.chunks);
         }

@@ -2,6 +2,7 @@
 
 //! The sending side.
 
+use kernel::cpu::CpuId;
 use kernel::prelude::*;
 use kernel::sync::Arc;
 
@@ -36,6 +37,10 @@ const QUIET_BEATS: u32 = 5;
 /// nanoseconds. As many others can be under way.
 const MAX_ENDED: usize = SLOTS / 2;
 const ENDED_NS: u64 = 5_000_000;
+/// Requests that go together, if as many are under way, and frames that are taken together.
+const BATCH: usize = 4;
+/// How long a frame that was fetched waits at most for others, in nanoseconds.
+const FETCHED_WAIT_NS: u64 = 500_000;
 /// Bytes of the longest frame that may go behind its metadata.
 const MAX_OFFLOADED: usize = u16::MAX as usize - METADATA_SIZE;
 
@@ -101,9 +106,19 @@ pub(super) struct Tx {
     blocked: Option<Coords>,
     /// Slots for which a Get has ended, and how, in the order of the commands.
     pub(super) fetched: KVVec<(u8, Rcode)>,
+    /// When the first of them ended.
+    fetched_since: u64,
     scratch: KVVec<u8>,
     /// Since when frames wait to be taken back.
     ended: Option<u64>,
+    /// The processor that polls.
+    corked: Option<u32>,
+    /// Requests that were posted, and the device not told of.
+    untold: usize,
+    /// Whether the same is so of Gets.
+    fetches: bool,
+    /// Gets that have not ended.
+    fetching: usize,
     pub(super) counters: QueueCounters,
 }
 
@@ -190,7 +205,8 @@ impl Tx {
             // SAFETY: the interface is up.
             unsafe { shim::tofu_shim_net_hold(queue) };
         }
-        if !more || room < RESERVE {
+        let later = more || self.is_corked() || self.can_wait();
+        if !later || room < RESERVE {
             self.flush();
         }
         // SAFETY: the interface is up.
@@ -301,7 +317,10 @@ impl Rendezvous for RendezvousQueue<'_> {
         let sender = self.tx.sender.as_mut();
         let path = self.tx.outbound.health().path(request.origin, self.now);
         let way = (request.origin, path);
-        sender.is_some_and(|sender| sender.fetch(way, request.place, slot, len))
+        let posted = sender.is_some_and(|sender| sender.fetch(way, request.place, slot, len));
+        self.tx.fetches |= posted;
+        self.tx.fetching += usize::from(posted);
+        posted
     }
 
     fn tell(&mut self, to: Coords, message: &Message) {
@@ -330,8 +349,13 @@ impl Tx {
             reporter: reports.then(|| Reporter::new(node.me, now_ns() as u32)),
             blocked: None,
             fetched: KVVec::with_capacity(SLOTS, GFP_KERNEL)?,
+            fetched_since: 0,
             scratch: KVVec::from_elem(0, FRAGMENT_MAX, GFP_KERNEL)?,
             ended: None,
+            corked: None,
+            untold: 0,
+            fetches: false,
+            fetching: 0,
             counters: QueueCounters::default(),
         })
     }
@@ -345,6 +369,8 @@ impl Tx {
         self.blocked = None;
         self.fetched.clear();
         self.ended = None;
+        self.corked = None;
+        (self.untold, self.fetches, self.fetching) = (0, false, 0);
         self.ports = Ports::new(&self.node, QUIET_BEATS, true);
     }
 
@@ -383,8 +409,47 @@ impl Tx {
         !reporter.is_settled()
     }
 
+    /// Begins a poll by this processor: of what it posts until [`Self::uncork`] the device is told
+    /// together, answers of the stack to what the poll brings among it.
+    pub(super) fn cork(&mut self) {
+        self.corked = Some(CpuId::current().as_u32());
+    }
+
+    /// Ends a poll.
+    pub(super) fn uncork(&mut self) {
+        self.corked = None;
+        self.flush();
+    }
+
+    /// Whether this processor polls.
+    fn is_corked(&self) -> bool {
+        self.corked == Some(CpuId::current().as_u32())
+    }
+
+    /// Whether what was posted can wait for more: it is requests, and so many others are under way
+    /// that an answer is to come soon, and a poll with it. There is one in 10 ms at the latest.
+    fn can_wait(&self) -> bool {
+        let posted = self.sender.as_ref().map_or(0, Sender::posted);
+        let under_way = || (0..SLOTS).filter(|slot| self.requests.is_under_way(*slot)).count();
+        posted == self.untold && posted < BATCH && under_way() >= posted + BATCH
+    }
+
+    /// Whether what was fetched is to be taken now. That means to ask the device, so several are
+    /// taken together: unless they have waited for long, or nothing else is on its way.
+    pub(super) fn are_fetched(&self, now: u64) -> bool {
+        let count = self.fetched.len();
+        let late = || now.saturating_sub(self.fetched_since) >= FETCHED_WAIT_NS;
+        count >= BATCH || count > 0 && (self.fetching == 0 || late())
+    }
+
+    /// Whether Gets were posted, and the device not told of them.
+    pub(super) fn has_fetches(&self) -> bool {
+        self.fetches
+    }
+
     /// Tells the device of what was posted.
     pub(super) fn flush(&mut self) {
+        (self.untold, self.fetches) = (0, false);
         if let Some(sender) = self.sender.as_mut() {
             sender.flush();
         }
@@ -512,6 +577,7 @@ impl Tx {
         };
         self.requests.sent(slot, to, request.id, now);
         self.send_request(to, frame, request, now);
+        self.untold += 1;
         self.outbound.count().rendezvous_sent += 1;
         self.outbound.count().sent += 1;
         Some(fate)
@@ -755,6 +821,10 @@ impl Tx {
             } = posted;
             let tag = match purpose {
                 Purpose::Fetch(slot) => {
+                    self.fetching = self.fetching.saturating_sub(1);
+                    if self.fetched.is_empty() {
+                        self.fetched_since = now;
+                    }
                     // There is room, as there is one for each slot.
                     let _ = self.fetched.push_within_capacity((slot, rcode));
                     continue;
