@@ -35,6 +35,9 @@ MODULE_PARM_DESC(machine, "Number of the machine, 0 to 7, a part of addresses.")
 static uint mtu = 1500;
 module_param(mtu, uint, 0444);
 MODULE_PARM_DESC(mtu, "Largest IP packet of interfaces at first, in bytes, 1280 to 65521.");
+static uint longest = 256 << 10;
+module_param(longest, uint, 0444);
+MODULE_PARM_DESC(longest, "Longest packet that TCP hands over at first, in bytes, 65536 to 262144.");
 static uint queues = 1;
 module_param(queues, uint, 0444);
 MODULE_PARM_DESC(queues, "Queues of each interface for either direction, 1 to 3, on a TNI each.");
@@ -127,8 +130,10 @@ static struct netdev_queue *tx_queue(struct tofu_queue *queue)
 #define TOFU_LOOK (HZ / 100 ? HZ / 100 : 1)
 /* A frame that is longer than this is not contiguous in memory. */
 #define TOFU_LINEAR 2000
-/* Bytes of the longest packet that is sent as one; beyond 64 KiB if that is asked for. */
+/* Bytes of the longest packet that is sent as one. */
 #define TOFU_LONGEST (256 << 10)
+/* Bytes of TCP's data in what a packet is cut into for nodes that take no more than 64 KiB. */
+#define TOFU_PIECE 65000
 /* Bytes of such a frame that do: all headers. */
 #define TOFU_HEAD 256
 /* Bytes of memory that are mapped at a time to be read, which IOMMUs have a page for. */
@@ -398,6 +403,8 @@ struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *er
 	dev->features = dev->hw_features | NETIF_F_HIGHDMA;
 	/* What the other end does not take offloaded must have room when it is cut here. */
 	netif_set_tso_max_size(dev, TOFU_LONGEST);
+	dev->gso_max_size = clamp(longest, GSO_LEGACY_MAX_SIZE, TOFU_LONGEST);
+	dev->gso_ipv4_max_size = dev->gso_max_size;
 	netif_set_tso_max_segs(dev, 200);
 	timer_setup(&net->beat, net_beat, 0);
 	for (unsigned int i = 0; i < n; i++) {
@@ -502,23 +509,64 @@ bool tofu_shim_skb_offload(const struct sk_buff *skb, struct tofu_offload *offlo
 	return true;
 }
 
+/* Puts a list in the place of the first frame of another one, if it is a list. */
+static bool replace_skb(struct sk_buff **skb, struct sk_buff *list)
+{
+	struct sk_buff *last = list;
+
+	if (IS_ERR_OR_NULL(list))
+		return false;
+	while (last->next)
+		last = last->next;
+	last->next = (*skb)->next;
+	consume_skb(*skb);
+	*skb = list;
+	return true;
+}
+
 /*
- * Does what is left to do with a frame: it becomes a list of complete ones. If that is not
- * possible, false, and the frame is as it was.
+ * Does what is left to do with the first frame of a list: it becomes several complete ones. If that
+ * is not possible, false, and the frame is as it was.
  */
 bool tofu_shim_skb_complete(struct sk_buff **skb)
 {
-	struct sk_buff *list;
-
-	if (skb_is_gso(*skb)) {
-		list = skb_gso_segment(*skb, NETIF_F_SG);
-		if (IS_ERR_OR_NULL(list))
-			return false;
-		consume_skb(*skb);
-		*skb = list;
-		return true;
-	}
+	if (skb_is_gso(*skb))
+		return replace_skb(skb, skb_gso_segment(*skb, NETIF_F_SG));
 	return (*skb)->ip_summed != CHECKSUM_PARTIAL || !skb_checksum_help(*skb);
+}
+
+/*
+ * Cuts the first frame of a list, of TCP, into several of less than 64 KiB, with which the same is
+ * left to do. If that is not possible, false, and the frame is as it was.
+ */
+bool tofu_shim_skb_cut(struct sk_buff **skb)
+{
+	struct skb_shared_info *whole;
+	struct sk_buff *list, *piece;
+	unsigned int type;
+	u16 size;
+
+	/* What is written here is not the stack's any more. */
+	if (!skb_is_gso_tcp(*skb) || skb_unclone(*skb, GFP_ATOMIC))
+		return false;
+	whole = skb_shinfo(*skb);
+	type = whole->gso_type;
+	size = whole->gso_size;
+	if (size > TOFU_PIECE / 2)
+		return false;
+	whole->gso_size = rounddown(TOFU_PIECE, size);
+	list = skb_gso_segment(*skb, NETIF_F_SG | NETIF_F_HW_CSUM);
+	whole->gso_size = size;
+	for (piece = IS_ERR(list) ? NULL : list; piece; piece = piece->next) {
+		unsigned int data = piece->len - skb_tcp_all_headers(piece);
+
+		if (data <= size)
+			continue;
+		skb_shinfo(piece)->gso_type = type;
+		skb_shinfo(piece)->gso_size = size;
+		skb_shinfo(piece)->gso_segs = DIV_ROUND_UP(data, size);
+	}
+	return replace_skb(skb, list);
 }
 
 /* Takes the first one off a list, and returns the rest. */
@@ -602,7 +650,7 @@ struct tofu_areas *tofu_shim_areas_new(struct device *dev)
 
 	if (copy || dma_max_mapping_size(dev) < TOFU_AREA)
 		return NULL;
-	areas = kzalloc(sizeof(*areas), GFP_KERNEL);
+	areas = kzalloc_obj(*areas, GFP_KERNEL);
 	if (!areas)
 		return NULL;
 	areas->dev = dev;

@@ -96,6 +96,7 @@ u32 tofu_shim_skb_len(const struct sk_buff *skb);
 int tofu_shim_skb_read(const struct sk_buff *skb, u32 at, void *to, u32 len);
 bool tofu_shim_skb_offload(const struct sk_buff *skb, struct tofu_offload *offload);
 bool tofu_shim_skb_complete(struct sk_buff **skb);
+bool tofu_shim_skb_cut(struct sk_buff **skb);
 struct sk_buff *tofu_shim_skb_next(struct sk_buff *skb);
 void tofu_shim_skb_count(struct tofu_queue *queue, const struct sk_buff *skb, bool sent);
 void tofu_shim_skb_done(struct sk_buff *skb);

@@ -238,6 +238,8 @@ impl Pool {
 }
 
 /// What others may read, until it is dropped.
+// Chunks are not much smaller, which clippy does not see.
+#[allow(clippy::large_enum_variant)]
 pub(crate) enum Shared {
     /// A copy of a frame.
     Copy(Chunks),

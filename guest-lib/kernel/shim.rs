@@ -129,6 +129,7 @@ extern "C" {
     ) -> c_int;
     pub(crate) fn tofu_shim_skb_offload(skb: *const SkBuff, offload: *mut Fields) -> bool;
     pub(crate) fn tofu_shim_skb_complete(skb: *mut *mut SkBuff) -> bool;
+    pub(crate) fn tofu_shim_skb_cut(skb: *mut *mut SkBuff) -> bool;
     pub(crate) fn tofu_shim_skb_next(skb: *mut SkBuff) -> *mut SkBuff;
     pub(crate) fn tofu_shim_skb_count(queue: *mut NetQueue, skb: *const SkBuff, sent: bool);
     pub(crate) fn tofu_shim_skb_done(skb: *mut SkBuff);

@@ -241,10 +241,15 @@ impl Tx {
                 return (Some(unsafe { shim::tofu_shim_skb_next(*skb) }), fate);
             }
         }
-        let metadata = metadata.filter(|_| len <= MAX_OFFLOADED);
         if offloaded {
+            let metadata = metadata.filter(|_| node.is_some_and(|to| peers.get(to, now).offload));
+            let too_long = len > MAX_OFFLOADED;
+            // SAFETY: the frame is ours.
+            if metadata.is_some() && too_long && unsafe { shim::tofu_shim_skb_cut(skb) } {
+                return (None, Fate::Dropped);
+            }
             match (node, metadata) {
-                (Some(node), Some(metadata)) if peers.get(node, now).offload => {
+                (Some(node), Some(metadata)) if !too_long => {
                     let sent = self.unicast(node, frame, Some(&metadata), now);
                     // SAFETY: the frame is ours.
                     let rest = unsafe { shim::tofu_shim_skb_next(*skb) };
@@ -252,8 +257,6 @@ impl Tx {
                 }
                 _ => {}
             }
-            // A list has only frames that are complete, but for a checksum, so nothing is lost
-            // behind this one.
             self.counters.completed += 1;
             // SAFETY: the frame is ours.
             if unsafe { shim::tofu_shim_skb_complete(skb) } {
@@ -430,7 +433,11 @@ impl Tx {
     /// that an answer is to come soon, and a poll with it. There is one in 10 ms at the latest.
     fn can_wait(&self) -> bool {
         let posted = self.sender.as_ref().map_or(0, Sender::posted);
-        let under_way = || (0..SLOTS).filter(|slot| self.requests.is_under_way(*slot)).count();
+        let under_way = || {
+            (0..SLOTS)
+                .filter(|slot| self.requests.is_under_way(*slot))
+                .count()
+        };
         posted == self.untold && posted < BATCH && under_way() >= posted + BATCH
     }
 
