@@ -208,7 +208,7 @@ impl<B> Modelled<B> {
         let mut under_way = lock(&self.under_way);
         let mut network = self.fabric.network()?.drive();
         let mut witness = Witness { carrier: self, under_way: &mut under_way, equipped, out };
-        let until = match witness.next(&network) {
+        let until = match witness.next(&mut network) {
             // Where nothing happens the network gets as far as one likes at once.
             Some(next) if next <= limit => limit.min(next.max(network.now() + TURN_PS)),
             _ => limit,
@@ -219,7 +219,7 @@ impl<B> Modelled<B> {
         for packet in mail {
             witness.enter(&mut network, packet);
         }
-        Some(Progress { now: network.now(), next: witness.next(&network) })
+        Some(Progress { now: network.now(), next: witness.next(&mut network) })
     }
 
     /// The same up to the next thing that happens, for whoever has no clock.
@@ -230,7 +230,7 @@ impl<B> Modelled<B> {
     ) -> Option<Progress> {
         let limit = {
             let landing = lock(&self.under_way).next_landing();
-            let network = self.fabric.network()?.drive();
+            let mut network = self.fabric.network()?.drive();
             let next = network.next_event().into_iter().chain(landing).min();
             next.unwrap_or_else(|| network.now())
         };
@@ -258,7 +258,7 @@ struct Witness<'a, B> {
 
 impl<B> Witness<'_, B> {
     /// When something happens next.
-    fn next(&self, network: &Network) -> Option<Ps> {
+    fn next(&self, network: &mut Network) -> Option<Ps> {
         network.next_event().into_iter().chain(self.under_way.next_landing()).min()
     }
 

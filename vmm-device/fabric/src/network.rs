@@ -19,12 +19,14 @@ mod full;
 mod mail;
 mod message;
 mod node;
+mod parts;
 mod slabs;
 mod slot;
 mod steps;
 mod watched;
 
 use std::collections::BTreeSet;
+use std::io;
 
 use tofu_abi::Coords;
 use tofu_abi::frame::ROUTING_HEADER_SIZE;
@@ -32,6 +34,7 @@ use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_links::{ErrorRate, Lanes, Parameters};
 
 pub use message::{LONGEST_TLP, Message, Ps, Refused, Sink};
+pub use parts::{Exchange, Share, Totals};
 pub use watched::LinkErrors;
 
 use crate::TNIS;
@@ -152,6 +155,34 @@ impl Network {
         parameters: &Parameters,
         options: &Options,
     ) -> Result<Self, BadOption> {
+        Self::of_part(shape, parameters, options, None)
+    }
+
+    /// A part of that network, whose other parts other processes run.
+    ///
+    /// All parts need the same options, and are to be told the same in the same order: what is
+    /// injected, what is set of links, and up to when they run, each of which waits for all. Then
+    /// each learns of messages what a single process would, to the last bit. Errors of links may
+    /// be set before anything runs; counters, and hops of which a [`Sink`] is told, are those of
+    /// nodes here, but for [`Self::totals`]. Nodes are dealt out to parts by their numbers.
+    ///
+    /// # Errors
+    /// As [`Self::new`], or if the share is none of a machine of this size.
+    pub fn of_part(
+        shape: Shape,
+        parameters: &Parameters,
+        options: &Options,
+        share: Option<Share>,
+    ) -> Result<Self, BadOption> {
+        if let Some(&Share { own, of, .. }) = share.as_ref() {
+            let bad = |name, value, least, most| BadOption { name, value, least, most };
+            if !(1..=shape.nodes()).contains(&of) {
+                return Err(bad("parts", of, 1, shape.nodes()));
+            }
+            if own >= of {
+                return Err(bad("part", own, 0, of - 1));
+            }
+        }
         let row = u32::from(parameters.row);
         let longest = u32::from(parameters.rows(ROUTING_HEADER + LONGEST_TLP)) * row;
         let rows = |name, value: u32| {
@@ -188,7 +219,7 @@ impl Network {
             replay_limits: unacknowledged > u64::from(replay_bytes),
         };
         let Options { seed, threads, .. } = *options;
-        let slabs = Slabs::new(&costs, &shape, seed, threads, |node, port| {
+        let slabs = Slabs::new(&costs, &shape, seed, threads, share, |node, port| {
             let from = shape.coords(node)?;
             let to = shape.neighbor(from, port)?;
             let (axis, direction) = (port.axis(), port.direction());
@@ -215,8 +246,18 @@ impl Network {
     }
 
     /// When something happens next; `None` while nothing is under way.
-    pub fn next_event(&self) -> Option<Ps> {
+    pub fn next_event(&mut self) -> Option<Ps> {
         self.slabs.next_at()
+    }
+
+    /// Why a network in parts has stopped, if another part is gone: once.
+    pub fn take_failure(&mut self) -> Option<io::Error> {
+        self.slabs.take_failure()
+    }
+
+    /// What was counted on all links, in all parts.
+    pub fn totals(&mut self) -> Totals {
+        self.slabs.totals()
     }
 
     /// How many times a frame was sent over a link.

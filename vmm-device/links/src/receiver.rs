@@ -52,14 +52,14 @@ impl Receiver {
     /// The other end of a sender that has just been made, or of one whose returns were all said
     /// ahead so far. Rows that are still in queues count once they leave.
     pub fn new(parameters: &Parameters, sender: &Sender) -> Self {
-        Self {
-            expected: sender.next(),
-            due: 0,
-            turn: 0,
-            freed: sender.returned(),
-            refuse_at: 0,
-            patience: parameters.timeout_ps / 2,
-        }
+        Self::at(parameters, sender.next(), sender.returned())
+    }
+
+    /// The receiver of a link that expects this frame next, after so many rows have left its
+    /// queues, and has nothing to say.
+    pub const fn at(parameters: &Parameters, expected: Seq, freed: [u16; VCS]) -> Self {
+        let patience = parameters.timeout_ps / 2;
+        Self { expected, due: 0, turn: 0, freed, refuse_at: 0, patience }
     }
 
     /// Number of the next frame that it takes in.
@@ -125,11 +125,16 @@ impl Receiver {
 
     /// Begins anew with the sender's next frame, as the link went down, and tells it of all room.
     pub fn restart(&mut self, sender: &mut Sender) {
-        self.expected = sender.next();
-        (self.due, self.refuse_at) = (0, 0);
+        self.restart_at(sender.next());
         for (vc, total) in (0..).zip(self.freed) {
             sender.update(vc, total);
         }
+    }
+
+    /// The same at its own end only, where the sender's next frame is this one.
+    pub const fn restart_at(&mut self, next: Seq) {
+        self.expected = next;
+        (self.due, self.refuse_at) = (0, 0);
     }
 
     /// Rows that have left the queue of each virtual channel since the link came up, counted

@@ -13,12 +13,13 @@ use tofu_links::{Counters, Receiver};
 use super::agenda::{self, NEVER, Posted, Window};
 use super::arena::{Arena, NONE};
 use super::crossbar::QUEUES;
-use super::frame::{DOOMED, Far, Frame, SLOTS, class_queue};
+use super::frame::{DOOMED, Far, Frame, PORTS, SLOTS, class_queue};
 use super::mail::{Credit, Mail, Outlet};
 use super::message::Ps;
 use super::node::{Costs, Node, Queued, Shared};
+use super::parts::Totals;
 use super::slot::{CameIn, Counts, REPLAY, Sending, Slot, UNWATCHED, slot};
-use super::watched::{LinkErrors, Receiving, Sending as WatchedSending};
+use super::watched::{LinkErrors, Receiving, Sending as WatchedSending, seed_of};
 use crate::packet::Class;
 
 /// Some nodes that follow each other, and what happens at them.
@@ -88,6 +89,24 @@ impl Engine {
 
     pub(super) const fn hops(&self) -> u64 {
         self.shared.hops
+    }
+
+    /// What was counted here.
+    pub(super) fn totals(&self) -> Totals {
+        let Shared { counts, sending, receiving, past_sent, past_received, hops, .. } =
+            &self.shared;
+        let bytes = self.nodes.iter().zip(counts.chunks(SLOTS)).flat_map(|(node, counts)| {
+            let ports = node.slots.iter().zip(counts).take(PORTS);
+            ports.map(|(slot, counts)| slot.input.bytes.with(counts.bytes))
+        });
+        let received = receiving.iter().map(|link| &link.received).chain(past_received.values());
+        let sent = sending.iter().map(|link| &link.sent).chain(past_sent.values());
+        Totals {
+            hops: *hops,
+            busiest_bytes: bytes.max().unwrap_or_default(),
+            lcrc_errors: received.map(|counters| counters.lcrc_errors).sum(),
+            ack_timeouts: sent.map(|counters| counters.ack_timeouts).sum(),
+        }
     }
 
     /// Directions that go out here whose state is there in full.
@@ -336,8 +355,7 @@ impl Engine {
         let output = &self.nodes[node as usize].slots[port.index()].output;
         let in_use = std::array::from_fn(|vc| self.shared.costs.queue - output.credit[vc]);
         let parameters = &self.shared.costs.parameters;
-        let global = slot(self.shared.first, 0) + here;
-        let seed = self.seed ^ (global as u64) << 32;
+        let seed = seed_of(self.seed, NodeId(self.shared.first + node), port);
         let mut sending = WatchedSending::new(parameters, in_use, now, seed, here as u32);
         let receiving = Receiving::new(parameters, &sending);
         sending.sent = self.shared.past_sent.remove(&(here as u32)).unwrap_or_default();

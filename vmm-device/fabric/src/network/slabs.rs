@@ -4,6 +4,8 @@
 //! in a later one. So engines can be run through a window in any order and on any thread, and the
 //! result is the same to the last bit. Even with one thread it is the faster way, as an engine's
 //! nodes stay in the caches of the processor until they have done all that they have to do.
+//!
+//! Slabs may be of several processes: see [`parts`](super::parts).
 
 use std::collections::BTreeSet;
 use std::num::NonZero;
@@ -12,7 +14,7 @@ use std::sync::mpsc::{Receiver, RecvError, Sender, TryRecvError, channel};
 use std::thread::{self, JoinHandle};
 
 use tofu_abi::topology::{NodeId, Port, Shape};
-use tofu_links::{Counters, Parameters};
+use tofu_links::{Counters, Parameters, Receiver as LinkReceiver, Seq};
 
 use super::agenda::NEVER;
 use super::engine::Engine;
@@ -20,9 +22,12 @@ use super::frame::{Far, SLOTS};
 use super::mail::{Mail, Notice, Notices, Outlet, Told};
 use super::message::{Ps, Sink};
 use super::node::{Costs, Queued};
+use super::parts::{
+    Layout, Next, Others, Share, Totals, far_of, far_words, receiver_of, receiver_words,
+};
 use super::slot::{CameIn, Sending};
 use super::watched::{LinkErrors, Receiving};
-use crate::packet::DiscardReason;
+use crate::packet::{Class, DiscardReason};
 
 /// Nodes of an engine at most: their state is a few hundred kilobytes, as caches have.
 const NODES: u32 = 48;
@@ -173,11 +178,16 @@ impl Drop for Worker {
 #[derive(Debug)]
 pub(super) struct Slabs {
     parameters: Parameters,
+    seed: u64,
     /// Nodes of an engine, and engines of a slab.
     nodes: u32,
     engines: usize,
+    /// Those of this process, and the number of the first of them.
     slabs: Vec<Slab>,
+    first: usize,
     workers: Vec<Worker>,
+    /// The other processes.
+    others: Option<Others>,
     /// The window that is open.
     end: Ps,
     mail: usize,
@@ -202,29 +212,39 @@ impl Slabs {
     /// Nodes with these neighbours: for each port of each node, the node at the other end, if
     /// there is a link, and whether the link closes a ring.
     ///
-    /// With fewer threads than asked for if the system has no more.
+    /// With fewer threads than asked for if the system has no more. With a `share`, only those of a
+    /// part have a state here; a part may have none.
     pub(super) fn new(
         costs: &Costs,
         shape: &Shape,
         seed: u64,
         threads: u32,
+        share: Option<Share>,
         neighbor: impl Fn(NodeId, Port) -> Option<(NodeId, bool)>,
     ) -> Self {
         let total = shape.nodes();
-        let threads = threads.min(total);
+        let (own, parts) = share.as_ref().map_or((0, 1), |share| (share.own, share.of));
+        let threads = threads.min(total.div_ceil(parts));
         // A thread that looks keeps others from working if there are not as many processors.
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
         let looks = if threads as usize <= processors { LOOKS } else { 0 };
         let workers: Vec<_> = (1..threads).map_while(|_| Worker::new(looks).ok()).collect();
-        let nodes = total.div_ceil(workers.len() as u32 + 1).clamp(1, NODES);
+        // All parts have to cut the machine in the same way, whatever threads they have got.
+        let of_part = match share {
+            None => workers.len() + 1,
+            Some(_) => threads as usize,
+        };
+        let slabs = parts as usize * of_part;
+        let nodes = total.div_ceil(slabs as u32).clamp(1, NODES);
         let count = total.div_ceil(nodes) as usize;
-        let engines = count.div_ceil(workers.len() + 1);
+        let engines = count.div_ceil(slabs);
+        let first_slab = own as usize * of_part;
         let far = |(node, closes): (NodeId, bool), port: Port| {
             let slot = (node.0 % nodes) as usize * SLOTS + port.opposite().index();
             (node, Far { engine: node.0 / nodes, slot: slot as u16 }, closes)
         };
         let mut slabs = Vec::new();
-        for first in (0..count).step_by(engines) {
+        for first in (0..count).step_by(engines).skip(first_slab).take(of_part) {
             let of_slab = first..count.min(first + engines);
             let mut away = BTreeSet::new();
             let engines = of_slab.clone().map(|engine| {
@@ -252,12 +272,16 @@ impl Slabs {
                 busy: 0,
             });
         }
+        let layout = Layout { total, nodes, engines: (engines * of_part) as u32 };
         Self {
             parameters: costs.parameters,
+            seed,
             nodes,
             engines,
             slabs,
+            first: first_slab,
             workers,
+            others: share.map(|share| Others::new(share, layout)),
             end: 0,
             mail: 0,
             next_at: NEVER,
@@ -281,14 +305,25 @@ impl Slabs {
         (engine / self.engines, engine % self.engines, node.0 % self.nodes)
     }
 
+    /// `None` if the node is another part's.
     fn engine(&self, node: NodeId) -> Option<(&Engine, u32)> {
         let (slab, engine, node) = self.place(node);
-        Some((self.slabs.get(slab)?.engines.get(engine)?, node))
+        let slab = self.slabs.get(slab.checked_sub(self.first)?)?;
+        Some((slab.engines.get(engine)?, node))
     }
 
     fn engine_mut(&mut self, node: NodeId) -> Option<(&mut Engine, u32)> {
         let (slab, engine, node) = self.place(node);
-        Some((self.slabs.get_mut(slab)?.engines.get_mut(engine)?, node))
+        Some((self.slab_mut(slab)?.engines.get_mut(engine)?, node))
+    }
+
+    fn slab_mut(&mut self, slab: usize) -> Option<&mut Slab> {
+        self.slabs.get_mut(slab.checked_sub(self.first)?)
+    }
+
+    /// Why nothing happens any more, if another part is gone.
+    pub(super) fn take_failure(&mut self) -> Option<std::io::Error> {
+        self.others.as_mut()?.take_failure()
     }
 
     fn all(&self) -> impl Iterator<Item = &Engine> {
@@ -330,11 +365,24 @@ impl Slabs {
         self.all().map(|engine| engine.bytes() + size_of::<Engine>()).sum::<usize>()
             + self.all_mail().map(|mail| mail.bytes() + size_of::<Mail>()).sum::<usize>()
             + self.slabs.iter().map(|slab| slab.notices.bytes()).sum::<usize>()
+            + self.others.as_ref().map_or(0, Others::bytes)
+    }
+
+    /// What was counted on the links of all parts.
+    pub(super) fn totals(&mut self) -> Totals {
+        let own = self.all().map(Engine::totals).fold(Totals::default(), Totals::and);
+        match &mut self.others {
+            Some(others) => others.totals(own),
+            None => own,
+        }
     }
 
     pub(super) fn backlog(&self, node: NodeId, tni: u8) -> Option<u32> {
-        let (engine, node) = self.engine(node)?;
-        engine.backlog(node, tni)
+        match (self.engine(node), &self.others) {
+            (Some((engine, node)), _) => engine.backlog(node, tni),
+            (None, Some(others)) => others.backlog_of(node, tni),
+            (None, None) => None,
+        }
     }
 
     pub(super) fn set_down(&mut self, now: Ps, node: NodeId, port: Port, down: bool) {
@@ -348,9 +396,16 @@ impl Slabs {
         self.engine(node).is_none_or(|(engine, node)| engine.is_down(node, port))
     }
 
-    pub(super) fn next_at(&self) -> Option<Ps> {
-        let notices = self.slabs.iter().map(|slab| slab.notices.next_at());
-        let mut next_at = notices.fold(self.next_at, Ps::min);
+    /// When a notice is due in any part.
+    fn notices_at(&self) -> Ps {
+        match &self.others {
+            Some(others) => others.next.notices_at,
+            None => self.slabs.iter().map(|slab| slab.notices.next_at()).fold(NEVER, Ps::min),
+        }
+    }
+
+    pub(super) fn next_at(&mut self) -> Option<Ps> {
+        let mut next_at = self.next_at.min(self.notices_at());
         if self.credits_at < next_at {
             for slab in &self.slabs {
                 let own = slab.mail[1 - self.mail][slab.first..].iter().zip(&slab.came);
@@ -358,6 +413,9 @@ impl Slabs {
                     let mails = std::iter::once(mail).chain(came);
                     next_at = mails.map(|mail| engine.waited_for(mail)).fold(next_at, Ps::min);
                 }
+            }
+            if let Some(others) = &mut self.others {
+                next_at = others.least(next_at);
             }
         }
         (next_at != NEVER).then_some(next_at)
@@ -368,6 +426,10 @@ impl Slabs {
         self.next_at = self.next_at.min(message.ready_at.max(now));
         if let Some((engine, node)) = self.engine_mut(node) {
             engine.inject(now, node, tni, message);
+        } else if message.class != Class::Response
+            && let Some(backlog) = self.others.as_mut().and_then(|all| all.backlog(node, tni))
+        {
+            *backlog += 1;
         }
     }
 
@@ -381,10 +443,18 @@ impl Slabs {
         errors: &LinkErrors,
     ) {
         let (slab, engine, local) = self.place(node);
-        let Some(slab) = self.slabs.get_mut(slab) else { return };
-        slab.take_credits(1 - self.mail, engine);
-        let Some(engine_of) = slab.engines.get_mut(engine) else { return };
-        let new = engine_of.set_errors(now, local, port, errors);
+        let mail = 1 - self.mail;
+        let new = if let Some(slab) = self.slab_mut(slab) {
+            slab.take_credits(mail, engine);
+            let Some(engine_of) = slab.engines.get_mut(engine) else { return };
+            engine_of.set_errors(now, local, port, errors)
+        } else {
+            // The other part does the same, and nothing was sent so far.
+            let known =
+                self.engine(to).and_then(|(engine, to)| engine.watched_in(to, port.opposite()));
+            let erring = *errors != LinkErrors::default() && known.is_none();
+            erring.then(|| Receiving::of_idle(&self.parameters, self.seed, node, port))
+        };
         self.watch_behind(now, (node, port), to, new);
         if let Some((engine, node)) = self.engine_mut(to) {
             engine.set_errors_behind(node, port.opposite(), errors);
@@ -400,8 +470,9 @@ impl Slabs {
         look: bool,
     ) {
         let (slab, engine, local) = self.place(node);
-        let Some(slab) = self.slabs.get_mut(slab) else { return };
-        slab.take_credits(1 - self.mail, engine);
+        let mail = 1 - self.mail;
+        let Some(slab) = self.slab_mut(slab) else { return };
+        slab.take_credits(mail, engine);
         let Some(engine_of) = slab.engines.get_mut(engine) else { return };
         let new = engine_of.look_at(now, local, port, look);
         self.watch_behind(now, (node, port), to, new);
@@ -466,6 +537,11 @@ impl Slabs {
     pub(super) fn run_until(&mut self, until: Ps, sink: &mut impl Sink) {
         let hop_ps = self.parameters.hop_ps();
         let mut opens = None;
+        // What was not told is missing.
+        if self.others.as_ref().is_some_and(Others::has_failed) {
+            (self.next_at, self.credits_at) = (NEVER, NEVER);
+            return;
+        }
         loop {
             let last = until.min(self.end.saturating_sub(1));
             if opens.is_some() || self.next_at <= last {
@@ -487,8 +563,9 @@ impl Slabs {
             self.mail = 1 - self.mail;
             opens = Some((start, self.end));
         }
-        if self.slabs.iter().any(|slab| slab.notices.next_at() <= until) {
+        if self.notices_at() <= until {
             self.slabs.iter_mut().for_each(|slab| slab.notices.gather(until));
+            self.exchange(1 - self.mail);
             self.tell(sink);
         }
     }
@@ -500,34 +577,49 @@ impl Slabs {
         for (node, port) in std::mem::take(&mut self.failed) {
             let engine = self.engine(node);
             // It may have been told twice.
-            let Some(far) = engine.and_then(|(engine, node)| engine.failed_link(node, port)) else {
-                continue;
-            };
+            let far = engine.and_then(|(engine, node)| engine.failed_link(node, port));
+            let far = self.known(far.map(far_words));
+            let layout = self.others.as_ref().map(Others::layout);
+            let Some(far) = far.and_then(|words| far_of(words, layout)) else { continue };
             let to = NodeId(far.engine * self.nodes + u32::from(far.slot) / SLOTS as u32);
             let slot = usize::from(far.slot);
             let receiver = self.engine_mut(to).and_then(|(engine, _)| engine.receiver_mut(slot));
-            let Some(mut receiver) = receiver.copied() else { continue };
+            let stands = receiver.map(|at| receiver_words(at.expected(), at.freed_rows()));
+            let Some((expected, freed)) = self.known(stands).map(receiver_of) else { continue };
+            let mut receiver = LinkReceiver::at(&self.parameters, expected, freed);
             let (slab, engine, local) = self.place(node);
-            let Some(Slab { engines, mail, notices, .. }) = self.slabs.get_mut(slab) else {
-                continue;
-            };
-            let mut out = Outlet { mail: &mut mail[1 - self.mail], notices, hops: false };
-            if let Some(engine) = engines.get_mut(engine) {
-                engine.fail(now, local, port, &mut receiver, &mut out);
-            }
+            let mail = 1 - self.mail;
+            let begins =
+                self.slab_mut(slab).and_then(|Slab { engines, mail: mails, notices, .. }| {
+                    let mut out = Outlet { mail: &mut mails[mail], notices, hops: false };
+                    engines.get_mut(engine)?.fail(now, local, port, &mut receiver, &mut out);
+                    Some([receiver.expected().get().into()])
+                });
+            let Some([begins]) = self.known(begins) else { continue };
             if let Some((engine, _)) = self.engine_mut(to)
                 && let Some(there) = engine.receiver_mut(slot)
             {
-                *there = receiver;
+                there.restart_at(Seq::new(begins as u16));
             }
             self.set_down(now, to, port.opposite(), true);
             sink.failed(now, node, port);
         }
     }
 
+    /// What one part knows, of which the others know nothing.
+    fn known<const N: usize>(&mut self, own: Option<[u64; N]>) -> Option<[u64; N]> {
+        match &mut self.others {
+            Some(others) => others.known(own),
+            None => own,
+        }
+    }
+
     /// Runs all slabs through a piece of a window, and exchanges what they have sent each other.
     fn work(&mut self, piece: Piece) {
-        if self.slabs.len() == 1 || !self.is_worth_it(&piece) {
+        let threads = self.workers.len() + 1;
+        if (threads.min(self.slabs.len()) == 1 || self.slabs.len() > threads)
+            || !self.is_worth_it(&piece)
+        {
             self.slabs.iter_mut().for_each(|slab| slab.work(piece));
         } else {
             let mut away = std::mem::take(&mut self.slabs).into_iter();
@@ -548,18 +640,52 @@ impl Slabs {
         self.done = piece.until;
         self.next_at = self.slabs.iter().map(|slab| slab.next_at).fold(NEVER, Ps::min);
         self.credits_at = self.slabs.iter().map(|slab| slab.credits_at).fold(NEVER, Ps::min);
-        let next = 1 - piece.mail;
-        for from in 0..self.slabs.len() {
-            for n in 0..self.slabs[from].away.len() {
-                let engine = self.slabs[from].away[n];
-                if self.slabs[from].mail[next][engine].is_empty() {
+        self.exchange(1 - piece.mail);
+    }
+
+    /// Hands slabs what others have sent them for the next window, and tells the other parts.
+    fn exchange(&mut self, next: usize) {
+        let Self { slabs, others, engines, first, .. } = self;
+        if let Some(others) = others {
+            let notices = slabs.iter().map(|slab| slab.notices.next_at());
+            let own = Next {
+                next_at: self.next_at,
+                credits_at: self.credits_at,
+                notices_at: notices.fold(NEVER, Ps::min),
+            };
+            let told: Vec<_> = slabs.iter().map(|slab| &slab.notices.due[..]).collect();
+            others.begin(own, &told);
+        }
+        for from in 0..slabs.len() {
+            for n in 0..slabs[from].away.len() {
+                let engine = slabs[from].away[n];
+                if slabs[from].mail[next][engine].is_empty() {
                     continue;
                 }
-                let to = &mut self.slabs[engine / self.engines];
-                let empty = to.spare.pop().unwrap_or_else(Mail::new);
-                let sent = std::mem::replace(&mut self.slabs[from].mail[next][engine], empty);
-                self.slabs[engine / self.engines].came[engine % self.engines].push(sent);
+                let to = (engine / *engines).checked_sub(*first).filter(|to| *to < slabs.len());
+                match (to, &mut *others) {
+                    (Some(to), _) => {
+                        let empty = slabs[to].spare.pop().unwrap_or_else(Mail::new);
+                        let sent = std::mem::replace(&mut slabs[from].mail[next][engine], empty);
+                        slabs[to].came[engine % *engines].push(sent);
+                    }
+                    (None, Some(others)) => {
+                        others.post(engine as u32, &mut slabs[from].mail[next][engine]);
+                    }
+                    (None, None) => {}
+                }
             }
+        }
+        if let Some(others) = others {
+            slabs.iter_mut().for_each(|slab| others.spare.append(&mut slab.spare));
+            others.end(self.end, |engine, mail| {
+                let slab = (engine as usize / *engines).checked_sub(*first);
+                let slab = slab.and_then(|slab| slabs.get_mut(slab));
+                if let Some(came) = slab.and_then(|s| s.came.get_mut(engine as usize % *engines)) {
+                    came.push(mail);
+                }
+            });
+            (self.next_at, self.credits_at) = (others.next.next_at, others.next.credits_at);
         }
     }
 
@@ -574,13 +700,25 @@ impl Slabs {
         self.busy_before as u128 * share >= WORTH_IT as u128 * u128::from(self.parameters.hop_ps())
     }
 
+    /// A message that is no response has left its TNI.
+    fn left(&mut self, node: NodeId, tni: u8) {
+        if let Some((engine, node)) = self.engine_mut(node) {
+            engine.left(node, tni);
+        } else if let Some(backlog) = self.others.as_mut().and_then(|all| all.backlog(node, tni)) {
+            *backlog = backlog.saturating_sub(1);
+        }
+    }
+
     /// Tells what has happened, in the order of time.
     fn tell(&mut self, sink: &mut impl Sink) {
         let mut told = std::mem::take(&mut self.told);
         for slab in &mut self.slabs {
             told.append(&mut slab.notices.due);
         }
-        if self.slabs.len() > 1 {
+        if let Some(others) = &mut self.others {
+            told.append(&mut others.told);
+        }
+        if self.slabs.len() > 1 || self.others.is_some() {
             told.sort_by_key(Told::order);
         }
         for told in told.drain(..) {
@@ -592,8 +730,8 @@ impl Slabs {
                     }
                 }
                 Notice::Left { tni, token, request } => {
-                    if request && let Some((engine, node)) = self.engine_mut(node) {
-                        engine.left(node, tni);
+                    if request {
+                        self.left(node, tni);
                     }
                     sink.left(at, node, tni, token);
                 }

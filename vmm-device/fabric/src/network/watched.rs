@@ -1,10 +1,12 @@
 //! Directions of links on which something may go wrong.
 
+use tofu_abi::topology::{NodeId, Port};
 use tofu_links::{
     Check, Counters, Dllp, ErrorRate, Lanes, MAX_LANES, NEVER, Parameters, Receiver, Sender, Seq,
     VCS, WINDOW,
 };
 
+use super::frame::{Frame, SLOTS};
 use crate::chance::mix;
 
 /// What goes wrong on a direction of a link.
@@ -16,6 +18,12 @@ pub struct LinkErrors {
     pub dead: u8,
     /// How likely a data-link-layer packet about this direction is lost.
     pub dllp_loss: ErrorRate,
+}
+
+/// What chance begins with on the direction of a link out of a port.
+pub(super) const fn seed_of(seed: u64, node: NodeId, port: Port) -> u64 {
+    let slot = (node.index() * SLOTS + port.index()) as u64;
+    seed ^ slot << 32
 }
 
 /// What is left to chance at one end.
@@ -188,6 +196,12 @@ impl Receiving {
             stat: 0,
             counted: [0; VCS],
         }
+    }
+
+    /// The receiver of a link over which nothing has gone so far, whose sender is elsewhere.
+    pub(super) fn of_idle(parameters: &Parameters, seed: u64, node: NodeId, port: Port) -> Self {
+        let seed = seed_of(seed, node, port);
+        Self::new(parameters, &Sending::<Frame>::new(parameters, [0; 4], 0, seed, 0))
     }
 
     /// The next DLLP that the receiver has to say, and whether it is lost.

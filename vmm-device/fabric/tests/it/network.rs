@@ -2,12 +2,15 @@
 //! and the buffers, and take the time of the links and crossbars.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::{io, thread};
 
 use proptest::prelude::*;
 use tofu_abi::{Coords, Path};
 use tofu_fabric::chance::{below, mix};
 use tofu_fabric::network::{
-    BadOption, LONGEST_TLP, LinkErrors, MOST_THREADS, Message, Network, Options, Ps, Refused, Sink,
+    BadOption, Exchange, LONGEST_TLP, LinkErrors, MOST_THREADS, Message, Network, Options, Ps,
+    Refused, Share, Sink, Totals,
 };
 use tofu_fabric::{
     Axis, Class, DiscardReason, Hop, NodeId, OnLink, Port, PortCounters, Route, Scheduler, Shape,
@@ -24,6 +27,7 @@ struct Log {
     left: Vec<(Ps, NodeId, u8, u64)>,
     lost: Vec<(Ps, NodeId, Option<Port>, u64)>,
     hops: Vec<(Ps, Hop, u64)>,
+    failed: Vec<(Ps, NodeId, Port)>,
 }
 
 impl Sink for Log {
@@ -45,6 +49,10 @@ impl Sink for Log {
     ) {
         assert_eq!(reason, DiscardReason::LinkDown);
         self.lost.push((at, node, port, token));
+    }
+
+    fn failed(&mut self, at: Ps, node: NodeId, port: Port) {
+        self.failed.push((at, node, port));
     }
 
     fn hop(&mut self, at: Ps, hop: &Hop, _: Class, _: u32, token: u64, _: Option<OnLink>) {
@@ -269,7 +277,8 @@ fn a_tni_takes_so_many_requests_and_any_number_of_responses() {
         network.inject(&Message { class: Class::Response, ..one.clone() }).expect("room");
     }
     while log.left.is_empty() {
-        network.run_until(network.next_event().expect("not idle"), &mut log);
+        let next = network.next_event().expect("not idle");
+        network.run_until(next, &mut log);
     }
     assert_eq!(network.room(NodeId(0), 0), 1);
     network.run_until(Ps::MAX, &mut log);
@@ -799,15 +808,27 @@ fn the_same_again_is_the_same() {
     assert_ne!(log, other);
 }
 
-/// A load during which links go down and up again and others have errors, in steps of any length,
-/// with long messages, all classes and late answers. Returns everything that is observable.
+/// A load under which links go down and up again and others have errors, in steps of any length;
+/// with long messages, all classes and answers that are late. If `early`, errors are set before
+/// anything happens, and a link fails by them. Returns all that can be seen of it.
 fn troubled_load(
-    shape: Shape,
-    parameters: &Parameters,
-    options: &Options,
+    mut network: Network,
     errors: &LinkErrors,
-) -> (Log, Vec<PortCounters>, Vec<Option<Ps>>) {
-    let mut network = Network::new(shape, parameters, options).expect("the options are possible");
+    early: bool,
+) -> (Log, Vec<PortCounters>, Vec<Option<Ps>>, Totals) {
+    let shape = *network.shape();
+    if early {
+        let links: Vec<_> = network.links().map(|(link, _)| link).collect();
+        for link in links.iter().step_by(3) {
+            network.set_errors(link.from, link.port, errors).expect("a link");
+            network.set_errors(link.to, link.port.opposite(), errors).expect("a link");
+        }
+        // Between nodes that are far from each other by their numbers.
+        let lanes = usize::from(network.parameters().lanes);
+        let rates = std::array::from_fn(|lane| rate(if lane < lanes { 1.0 } else { 0.0 }));
+        let dead = LinkErrors { rates, ..*errors };
+        network.set_errors(links[0].from, links[0].port, &dead).expect("a link");
+    }
     let mut random = Random(u64::from(shape.nodes()));
     let (mut log, mut next) = (Log::default(), Vec::new());
     let (mut now, mut token) = (0, 0);
@@ -832,7 +853,7 @@ fn troubled_load(
         let link = links[random.below(links.len() as u64) as usize];
         match step % 8 {
             0 => network.set_link(link.from, link.port, false).expect("a link"),
-            1 => network.set_errors(link.from, link.port, errors).expect("a link"),
+            1 if !early => network.set_errors(link.from, link.port, errors).expect("a link"),
             // All of them.
             5 => links.iter().for_each(|link| {
                 network.set_link(link.from, link.port, true).expect("a link");
@@ -848,9 +869,16 @@ fn troubled_load(
     }
     network.run_until(now + 2_000_000_000, &mut log);
     assert!(network.is_idle(), "{} of {token}", log.delivered.len());
-    assert_eq!(log.delivered.len() + log.lost.len(), token as usize);
+    if early {
+        // Of a message that loses frames at two nodes both may be told.
+        let lost = log.lost.iter().map(|(.., token)| *token);
+        let ended: BTreeSet<_> = log.delivered.iter().map(|told| told.3).chain(lost).collect();
+        assert_eq!(ended.len(), token as usize);
+    } else {
+        assert_eq!(log.delivered.len() + log.lost.len(), token as usize);
+    }
     let counters = all_counters(&network);
-    (log, counters, next)
+    (log, counters, next, network.totals())
 }
 
 /// The result does not depend on how nodes are distributed among threads.
@@ -866,10 +894,11 @@ fn any_number_of_threads_does_the_same() {
         let errors = LinkErrors { rates: wrong, dead: 0, dllp_loss: rate(0.05) };
         let run = |threads| {
             let options = Options { scheduler, threads, ..Options::default() };
-            troubled_load(shape(lengths), &parameters, &options, &errors)
+            let network = Network::new(shape(lengths), &parameters, &options);
+            troubled_load(network.expect("the options are possible"), &errors, false)
         };
         let one = run(1);
-        let (log, counters, _) = &one;
+        let (log, counters, ..) = &one;
         assert!(!log.delivered.is_empty() && !log.hops.is_empty());
         // On two nodes there is too little traffic.
         if lengths[0] > 1 {
@@ -883,8 +912,138 @@ fn any_number_of_threads_does_the_same() {
     }
 }
 
-/// Everything that is sent over a link arrives at its other end, and everything that enters a node
-/// leaves it.
+/// Threads that are parts of a network: a channel to each other part, and one from it.
+#[derive(Debug)]
+struct Threads {
+    own: usize,
+    to: Vec<Sender<Vec<u8>>>,
+    from: Vec<Receiver<Vec<u8>>>,
+    /// Rounds before it fails.
+    rounds: u64,
+}
+
+impl Threads {
+    fn new(parts: usize) -> Vec<Self> {
+        let none = |own| Self { own, to: Vec::new(), from: Vec::new(), rounds: u64::MAX };
+        let mut all: Vec<_> = (0..parts).map(none).collect();
+        for from in 0..parts {
+            for to in 0..parts {
+                let (sender, receiver) = channel();
+                all[from].to.push(sender);
+                all[to].from.push(receiver);
+            }
+        }
+        all
+    }
+}
+
+impl Exchange for Threads {
+    fn round(&mut self, messages: &mut [Vec<u8>]) -> io::Result<()> {
+        let others: Vec<_> = (0..self.to.len()).filter(|part| *part != self.own).collect();
+        self.rounds -= 1;
+        if self.rounds == 0 {
+            return Err(io::Error::other("it is over"));
+        }
+        for &part in &others {
+            let message = std::mem::take(&mut messages[part]);
+            self.to[part].send(message).map_err(io::Error::other)?;
+        }
+        for part in others {
+            messages[part] = self.from[part].recv().map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+}
+
+/// What happens in a network in parts is the same to the last bit, whatever is between them.
+#[test]
+fn any_number_of_parts_does_the_same() {
+    for (lengths, parameters, parts, threads) in [
+        ([3, 2, 2, 2, 3, 2], Parameters::TOFUD, 2, 1),
+        ([4, 3, 2, 2, 3, 1], Parameters::TOFU, 3, 2),
+        ([5, 1, 1, 2, 1, 2], Parameters::TOFU2, 4, 1),
+        ([2, 1, 1, 2, 2, 1], Parameters::TOFU, 8, 1),
+    ] {
+        let wrong = std::array::from_fn(|lane| rate(if lane == 0 { 3e-5 } else { 0.0 }));
+        let errors = LinkErrors { rates: wrong, dead: 0, dllp_loss: rate(0.05) };
+        let options = Options { threads, ..Options::default() };
+        let run = |share| {
+            let network = Network::of_part(shape(lengths), &parameters, &options, share);
+            troubled_load(network.expect("the options are possible"), &errors, true)
+        };
+        let (mut log, _, next, totals) = run(None);
+        assert!(!log.failed.is_empty() && totals.ack_timeouts > 0, "{totals:?}");
+        log.hops.sort_unstable_by_key(|(at, hop, token)| (*at, hop.from, hop.port, *token));
+        let all: Vec<_> = thread::scope(|scope| {
+            let of = parts as u32;
+            let threads = (0..).zip(Threads::new(parts)).map(|(own, exchange)| {
+                let share = Share { own, of, exchange: Box::new(exchange) };
+                scope.spawn(move || run(Some(share)))
+            });
+            let threads: Vec<_> = threads.collect();
+            threads.into_iter().map(|thread| thread.join().expect("it ends")).collect()
+        });
+        let mut hops = Vec::new();
+        for (its, _, its_next, its_totals) in all {
+            assert!(its.delivered == log.delivered && its.left == log.left, "{lengths:?}");
+            assert!(its.lost == log.lost && its.failed == log.failed, "{lengths:?}");
+            assert!(its_next == next, "{lengths:?}");
+            assert_eq!(its_totals, totals);
+            hops.extend(its.hops);
+        }
+        hops.sort_unstable_by_key(|(at, hop, token)| (*at, hop.from, hop.port, *token));
+        assert!(hops == log.hops, "{lengths:?}");
+    }
+}
+
+/// A part that is gone, or says nonsense, ends the network, and no part waits for ever.
+#[test]
+fn a_network_without_one_of_its_parts_comes_to_an_end() {
+    let shape = shape([4, 1, 1, 2, 1, 1]);
+    let run = |share| {
+        let network = Network::of_part(shape, &Parameters::TOFU, &Options::default(), Some(share));
+        let mut network = network.expect("the options are possible");
+        for (token, from) in (0..).zip(shape.iter()) {
+            let to = Coords { x: 3 - from.x, ..from };
+            network.inject(&Message { tlps: 100, ..message(from, to, token) }).expect("room");
+        }
+        network.run_until(Ps::MAX, &mut Log::default());
+        assert_eq!(network.next_event(), None);
+        network.take_failure().map(|failure| failure.to_string())
+    };
+    // Two do it; one of them ends early, or does not say what it should.
+    let [first, mut second] = <[Threads; 2]>::try_from(Threads::new(2)).expect("two");
+    second.rounds = 20;
+    let failures = thread::scope(|scope| {
+        let parts = [(0, first), (1, second)].map(|(own, exchange)| {
+            scope.spawn(move || run(Share { own, of: 2, exchange: Box::new(exchange) }))
+        });
+        parts.map(|part| part.join().expect("it ends"))
+    });
+    assert!(failures.iter().all(Option::is_some), "{failures:?}");
+
+    let [first, mut second] = <[Threads; 2]>::try_from(Threads::new(2)).expect("two");
+    let part = thread::spawn(move || {
+        let mut random = Random(7);
+        for len in [0, 1, 24, 27, 28, 60, 300] {
+            let mut messages = vec![(0..len).map(|_| random.below(256) as u8).collect(), vec![]];
+            if second.round(&mut messages).is_err() {
+                break;
+            }
+        }
+    });
+    let failure = run(Share { own: 0, of: 2, exchange: Box::new(first) });
+    assert_eq!(failure.as_deref(), Some("part 1 says of the network what cannot be"));
+    part.join().expect("it ends");
+    for (own, of) in [(0, 0), (2, 2), (0, 17)] {
+        let [exchange] = <[Threads; 1]>::try_from(Threads::new(1)).expect("one");
+        let share = Share { own, of, exchange: Box::new(exchange) };
+        let options = Options::default();
+        assert!(Network::of_part(shape, &Parameters::TOFU, &options, Some(share)).is_err());
+    }
+}
+
+/// What is sent over a link arrives at its other end, and what comes in goes out.
 #[test]
 fn counters_add_up() {
     let shape = shape([2, 3, 2, 2, 3, 2]);
