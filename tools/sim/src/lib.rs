@@ -13,9 +13,10 @@ mod traffic;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Args;
 use serde::Serialize;
+use tofu_fabric::network::{Exchange, Share};
 
 use plot::Curves;
 
@@ -50,6 +51,33 @@ pub struct SimArgs {
     svg: Option<PathBuf>,
 }
 
+/// The part of a scenario that this process runs, and how it reaches the others.
+pub struct Part {
+    /// Its number, from 0.
+    pub own: u32,
+    /// How many there are.
+    pub of: u32,
+    /// Makes an exchange with the same others.
+    pub exchange: Box<dyn Fn() -> Box<dyn Exchange>>,
+}
+
+impl Part {
+    fn share(&self) -> Share {
+        Share { own: self.own, of: self.of, exchange: (self.exchange)() }
+    }
+}
+
+/// What has to be the same for all parts of a scenario.
+pub struct Common<'a> {
+    /// The scenario file.
+    pub text: &'a str,
+    /// Threads of each part.
+    pub threads: u32,
+}
+
+/// Meets the other parts of a scenario.
+pub type Meet<'a> = dyn FnOnce(&Common<'_>) -> anyhow::Result<Part> + 'a;
+
 const EXAMPLES: &str = "\
 Examples:
   tofu sim papers                  each published value beside ours
@@ -58,24 +86,37 @@ Examples:
   tofu sim torus                   latency against load and saturation, 8x8x8
   tofu sim my.toml --json          your own scenario
   tofu sim k --threads 2           on two processors
+  tofu sim k --part 0/2 --join demo
+                                   in two processes, with `--part 1/2`, on a host or two
   tofu sim tnw                     messages over three links of TNW at once";
 
-/// Runs `tofu sim`.
+/// Runs `tofu sim`. With `meet`, a part of a scenario: the results are those of all parts, and part
+/// 0 prints them.
 ///
 /// # Errors
 ///
-/// If there is nothing of this name, a result cannot be written, or a model fails.
-pub fn run(args: &SimArgs) -> anyhow::Result<u8> {
+/// If there is nothing of this name, a result cannot be written, a model fails, or another part is
+/// lost.
+pub fn run(args: &SimArgs, meet: Option<Box<Meet<'_>>>) -> anyhow::Result<u8> {
+    let whole = |what: &str| format!("--part is for scenarios of Tofu's links, and not for {what}");
     if args.what == "papers" {
+        ensure!(meet.is_none(), whole("papers"));
         let report = papers::Report::measure()?;
         return args.print(&report, report.curves(), &report.text());
     }
     let text = scenario::text_of(&args.what)?;
     if tnw::scenario::is_of_tnw(&text) {
+        ensure!(meet.is_none(), whole("TNW"));
         let report = tnw::scenario::Scenario::parse(&args.what, &text)?.run()?;
         return args.print(&report, &report.curves(), &report.text());
     }
-    let report = scenario::Scenario::parse(&args.what, &text)?.run(args.threads)?;
+    let scenario = scenario::Scenario::parse(&args.what, &text)?;
+    let common = Common { text: &text, threads: args.threads };
+    let part = meet.map(|meet| meet(&common)).transpose()?;
+    let report = scenario.run(args.threads, part.as_ref())?;
+    if part.is_some_and(|part| part.own != 0) {
+        return Ok(0);
+    }
     args.print(&report, &report.curves(), &report.text())
 }
 

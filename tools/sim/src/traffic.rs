@@ -11,7 +11,7 @@ use tofu_abi::desc::MAX_MTU;
 use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_abi::{Coords, Path};
 use tofu_fabric::chance::{self, below, mix, scramble};
-use tofu_fabric::network::{LinkErrors, Message, Network, Options, Ps, Sink};
+use tofu_fabric::network::{LinkErrors, Message, Network, Options, Ps, Share, Sink};
 use tofu_fabric::{Class, DiscardReason, Way};
 use tofu_links::Parameters;
 
@@ -394,13 +394,14 @@ struct Run<'a> {
 }
 
 impl Traffic {
-    /// Runs it on so many threads.
+    /// Runs it on so many threads, or a share of it, whose other parts do the same.
     ///
     /// # Errors
-    /// If a link that is to be down does not exist, or the network comes to a stop.
-    pub(crate) fn run(&self, threads: u32) -> anyhow::Result<Outcome> {
+    /// If a link that is to be down does not exist, the network comes to a stop, or another part
+    /// is lost.
+    pub(crate) fn run(&self, threads: u32, share: Option<Share>) -> anyhow::Result<Outcome> {
         let options = Options { threads, ..self.options.clone() };
-        let mut network = Network::new(self.shape, &self.links, &options)?;
+        let mut network = Network::of_part(self.shape, &self.links, &options, share)?;
         for &(node, port) in &self.down {
             network.set_link(node, port, false)?;
         }
@@ -442,8 +443,13 @@ impl Traffic {
         for i in 0..run.senders.len() {
             run.senders[i].due = run.interval(i);
         }
-        run.go()?;
-        Ok(run.outcome())
+        let gone = run.go();
+        let outcome = run.outcome();
+        // Whatever else went wrong then did so for this.
+        match run.network.take_failure() {
+            Some(failure) => Err(failure.into()),
+            None => gone.map(|()| outcome),
+        }
     }
 }
 
@@ -472,7 +478,8 @@ impl Run<'_> {
             }
             let waits = self.under_way > 0 && self.under_way == before && answers.is_empty();
             let late = before > 0 && now > changed + PATIENCE;
-            if late || waits && self.network.next_event().is_none() {
+            let late = late || waits && self.network.next_event().is_none();
+            if late {
                 bail!("nothing arrives any more after {} us", changed / 1_000_000);
             }
             self.network.run_until(now, &mut told);
@@ -484,7 +491,8 @@ impl Run<'_> {
             }
             // Nothing happens until this time.
             let next = self.senders.iter().filter(|sender| !self.is_done(sender));
-            let next = next.map(|sender| sender.due).chain(self.network.next_event()).min();
+            let next = next.map(|sender| sender.due).min();
+            let next = next.into_iter().chain(self.network.next_event()).min();
             match next {
                 Some(next) if self.answers.is_empty() => now = now.max(next.saturating_sub(STEP)),
                 None if self.answers.is_empty() && self.under_way == 0 => break,
@@ -613,7 +621,7 @@ impl Run<'_> {
         }
     }
 
-    fn outcome(&self) -> Outcome {
+    fn outcome(&mut self) -> Outcome {
         let time = match self.traffic.load {
             Load::Count(_) => self.last,
             Load::Rate { time, .. } => time,
@@ -623,14 +631,7 @@ impl Run<'_> {
         let rate = |bytes: u64, time: Ps| bytes as f64 * 1000.0 / time.max(1) as f64;
         let senders = self.senders.len() as u32;
         let payload = self.delivered * self.traffic.size;
-        let ports = (0..self.traffic.shape.nodes())
-            .flat_map(|node| Port::ALL.map(|port| self.network.port_counters(NodeId(node), port)));
-        let (mut busiest, mut lcrc_errors, mut ack_timeouts) = (0, 0, 0);
-        for counters in ports.flatten() {
-            busiest = busiest.max(counters.send_bytes);
-            lcrc_errors += counters.lcrc_errors;
-            ack_timeouts += counters.ack_timeouts;
-        }
+        let totals = self.network.totals();
         Outcome {
             senders,
             delivered: self.delivered,
@@ -641,10 +642,10 @@ impl Run<'_> {
             p50_us: us(self.latency.value_at_quantile(0.5)),
             p99_us: us(self.latency.value_at_quantile(0.99)),
             max_us: us(self.latency.max()),
-            hops: self.network.hops(),
-            busiest_gbytes_per_s: rate(busiest, self.network.now()),
-            lcrc_errors,
-            ack_timeouts,
+            hops: totals.hops,
+            busiest_gbytes_per_s: rate(totals.busiest_bytes, self.network.now()),
+            lcrc_errors: totals.lcrc_errors,
+            ack_timeouts: totals.ack_timeouts,
         }
     }
 }

@@ -81,7 +81,7 @@ fn of_all(values: impl Iterator<Item = String>) -> String {
 }
 
 /// The first digits of the SHA-256 of something.
-fn fingerprint(bytes: &[u8]) -> String {
+pub fn fingerprint(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 

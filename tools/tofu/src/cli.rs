@@ -3,7 +3,6 @@
 use clap::{Parser, Subcommand};
 use tofu_bench::BenchArgs;
 use tofu_jobs::RunArgs;
-use tofu_sim::SimArgs;
 use tofu_supervisor::janitor::InternalCommand;
 
 use crate::commands::capture::CaptureArgs;
@@ -30,6 +29,7 @@ use crate::commands::ps::PsArgs;
 use crate::commands::regs::RegsArgs;
 use crate::commands::sdk::SdkArgs;
 use crate::commands::serve::ServeArgs;
+use crate::commands::sim::SimCommand;
 use crate::commands::stats::StatsArgs;
 use crate::commands::top::TopArgs;
 use crate::commands::topo::TopoArgs;
@@ -114,7 +114,7 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     Topo(TopoArgs),
     Map(MapArgs),
-    Sim(SimArgs),
+    Sim(SimCommand),
     Bench(BenchArgs),
     #[command(subcommand)]
     Guest(GuestCommand),

@@ -10,7 +10,7 @@ mod watch;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{anyhow, bail};
 use clap::{Args, Parser};
@@ -27,7 +27,8 @@ use tofu_ui::{Style, signals};
 
 use self::screen::Screen;
 use self::watch::watch;
-use crate::commands::{host, slurm};
+use crate::commands::host;
+use crate::commands::joining::JoinArgs;
 
 /// Boot a machine and run a guest program on every node
 ///
@@ -57,23 +58,8 @@ pub(crate) struct UpArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Several processes or hosts")]
 pub(crate) struct PartArgs {
-    /// Run part I of a machine of N parts, counted from 0, in this process, and wait for the others
-    ///
-    /// With slurm, I and N come from the Slurm task that this runs in (SLURM_PROCID, SLURM_NTASKS).
-    ///
-    /// All other options must be the same for all parts, except --capture, --metrics, --doorbell
-    /// and --engines. See the manual, page Machines over many hosts.
-    #[arg(long, value_name = "I/N|slurm", requires = "join", value_parser = part)]
-    part: Option<PartOf>,
-
-    /// Folder with the addresses of all parts and the certificate of this one: see
-    /// `tofu hosts init`
-    #[arg(long, value_name = "DIR", requires = "part")]
-    join: Option<PathBuf>,
-
-    /// Consider a part lost when its host acknowledges nothing for this time, 100ms or more
-    #[arg(long, value_name = "TIME", default_value = "1s", requires = "part")]
-    cable_timeout: Timeout,
+    #[command(flatten)]
+    join: JoinArgs,
 
     /// Stop the guests of this part, after --grace, when another part is lost; without this option
     /// they continue, and the other part may come back
@@ -89,24 +75,6 @@ pub(crate) struct PartArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["part", "join", "detach", "capture"])]
     hosts: Option<PathBuf>,
 }
-
-/// A part as the user names it.
-fn part(text: &str) -> anyhow::Result<PartOf> {
-    match text {
-        "slurm" => slurm::part(&slurm::environment),
-        text => text.parse().map_err(anyhow::Error::msg),
-    }
-}
-
-impl PartArgs {
-    /// The requested part, and the folder.
-    fn asked(&self) -> Option<(PartOf, &Path)> {
-        self.part.zip(self.join.as_deref())
-    }
-}
-
-/// A kernel waits for 200 ms or more before it sends lost data again.
-const LEAST_CABLE_TIMEOUT: Duration = Duration::from_millis(100);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -148,7 +116,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     let (args_of_parts, args) = (&args.parts, &args.machine);
     let mut plan = Plan::new(args)?;
     let mut same = Vec::new();
-    if let Some((own, _)) = args_of_parts.asked() {
+    if let Some((own, _)) = args_of_parts.join.asked() {
         same = parts::in_common(&plan);
         plan = plan.cut(own)?;
         plan.end_with_part = args_of_parts.end_with_part;
@@ -156,19 +124,18 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     check_memory(&plan, host::memory_available())?;
     if plan.linux().next().is_some() {
         return linux::run(&plan, args, (json, grace), |args| {
-            let Some((own, dir)) = args_of_parts.asked() else { return Ok(None) };
+            let Some((own, dir)) = args_of_parts.join.asked() else { return Ok(None) };
             let joining = join(args, own, dir, same)?;
-            Ok(Some(meet(joining, own, args_of_parts.cable_timeout, json)?))
+            Ok(Some(Others::new(args_of_parts.join.meet(joining, own, json)?)))
         });
     }
     linux::refuse_options(args)?;
     let mut args = args.clone();
-    // Before there is anything to clean up and before rights are given up, so that a waiting
-    // process can simply be ended.
-    let others = match args_of_parts.asked() {
+    // Before there is anything to tidy up, and anything is given up: who waits is simply ended.
+    let others = match args_of_parts.join.asked() {
         Some((own, dir)) => {
             let joining = join(&mut args, own, dir, same)?;
-            Some(meet(joining, own, args_of_parts.cable_timeout, json)?)
+            Some(Others::new(args_of_parts.join.meet(joining, own, json)?))
         }
         None => None,
     };
@@ -212,28 +179,8 @@ fn join(
     parts::join(dir, machine.as_str(), same, own)
 }
 
-/// Meets the other parts of a machine, however long that takes.
-fn meet(
-    joining: Joining,
-    own: PartOf,
-    Timeout(timeout): Timeout,
-    json: bool,
-) -> anyhow::Result<Others> {
-    if timeout < LEAST_CABLE_TIMEOUT {
-        bail!("--cable-timeout {} ms: give 100ms or more", timeout.as_millis());
-    }
-    let at = joining.address().to_owned();
-    let mut waits_for = None;
-    let mesh = joining.with_timeout(timeout).meet(&mut |part, address| {
-        if !json && waits_for.replace(part) != Some(part) {
-            eprintln!("tofu: part {own} at {at} waits for part {part} at {address}");
-        }
-    })?;
-    Ok(Others::new(mesh))
-}
-
-/// Refuses a machine whose guests could use more memory than there is, upon which the kernel would
-/// kill processes.
+/// Refuses a machine whose guests could use more memory than there is, which
+/// would end in the kernel killing processes.
 fn check_memory(plan: &Plan, available: Option<u64>) -> anyhow::Result<()> {
     let (wanted, mib) = (plan.guest_memory(), 1 << 20);
     match available {
