@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use tofu_abi::desc::ArmwOp;
 use tofu_abi::queue::MrqId;
+use tofu_abi::regs::CqsMode;
 use tofu_abi::table::PageSize;
 use tofu_abi::{Coords, Rcode, StagOffset, TniId};
 use tofu_driver::{
-    Access, Cq, Device, DmaBuffer, MemoryRange, Order, PacketConfig, PacketTarget, Packets,
-    Platform, Target,
+    Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, PacketConfig, PacketTarget,
+    Packets, Platform, Target,
 };
 use tofu_fabric::PartId;
 use tofu_inproc::{Buffer, InProcess};
@@ -121,6 +122,39 @@ fn commands_reach_all_nodes_of_all_parts() {
         }
     }
     assert!(sent > 0 && sent == received, "{sent} {received}");
+}
+
+/// A queue in session mode takes its command when a Put of another part's node lets it.
+#[test]
+fn sessions_go_on_by_puts_of_other_parts() {
+    if !description().session_mode {
+        return;
+    }
+    let parts = unit(2);
+    let mut ends = ends(&parts);
+    let (own, far) = (to(&ends[0]), to(&ends[11]));
+    let session = CqConfig { mode: CqsMode(0).with_session(true), ..config(0, 1) };
+    let here = |offset| StagOffset::new(1, 0, offset);
+    let range = [MemoryRange::of(&*ends[0].buffer)];
+    let mut cq = Cq::open(&ends[0].device, &session).unwrap();
+    cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).unwrap();
+    ends[0].buffer.write(0, &[7; 8]);
+    cq.post_and_ring(&Order::put(far, at(SIZE), here(0), 8), 0).unwrap();
+    // More than would have brought about what the session holds back.
+    for _ in 0..20 {
+        assert_eq!(ends[11].run(&Order::put(own, at(SIZE), at(0), 8)), Rcode::SUCCESS);
+    }
+    assert!(cq.poll_tcq().is_none());
+    let steps = Order::put(own, here(SIZE as u64), at(8), 8).sps(2);
+    assert_eq!(ends[11].run(&steps), Rcode::SUCCESS);
+    let start = Instant::now();
+    while cq.poll_tcq().is_none() {
+        assert!(start.elapsed() < PATIENCE, "the session does not go on");
+        std::thread::yield_now();
+    }
+    let mut seen = [0; 8];
+    ends[11].buffer.read(SIZE, &mut seen);
+    assert_eq!(seen, [7; 8]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod faults;
 mod group;
+mod parts;
 mod settings;
 mod threads;
 mod wires;

@@ -1,0 +1,46 @@
+//! Barriers of a machine in parts.
+
+use tofu_abi::barrier::BgAddress;
+use tofu_abi::reduce::Op;
+use tofu_driver::{Channel, Device};
+use tofu_machine::MachineConfig;
+use tofu_tests::parts::InParts;
+
+use crate::group::{
+    Algorithm, BCH, Group, config, doubling, expected, inputs, profile, ring, tni, tni_id, tree,
+};
+
+/// Signals go over cables, and results are those of a machine in one piece to the last bit: the
+/// order in which values meet is that of the gates, wherever they are.
+#[test]
+fn every_operation_over_parts_has_the_bits_of_one_machine() {
+    let shape = "1x1x1x2x3x2".parse().unwrap();
+    let parts = InParts::new(&MachineConfig { engines: 2, ..tofu_tests::machine(shape) }, 6);
+    let devices: Vec<_> = parts
+        .attach(1 << 16)
+        .into_iter()
+        .map(|platform| {
+            let device = Device::probe(platform).unwrap();
+            device.tni(tni_id()).enable().unwrap();
+            device
+        })
+        .collect();
+    let algorithms: [(Algorithm, usize); 3] = [(doubling, 8), (tree, 12), (ring, 12)];
+    for (algorithm, n) in algorithms {
+        let address = |device: &Device<_>| BgAddress::new(device.coords(), tni(), BCH);
+        let members: Vec<_> = devices[..n].iter().map(address).collect();
+        let open = |(rank, device)| {
+            Channel::open(device, &config(7, 0), &algorithm(&members, rank)).unwrap()
+        };
+        let channels = devices[..n].iter().enumerate().map(open).collect();
+        let mut group = Group { members: members.clone(), channels };
+        for op in Op::ALL {
+            let inputs = inputs(op, n, 21);
+            let value = group.reduce(op, &inputs, profile().max_elements(op));
+            assert_eq!(value, expected(op, &inputs), "{op:?} of {n}");
+        }
+        for _ in 0..100 {
+            group.barrier();
+        }
+    }
+}
