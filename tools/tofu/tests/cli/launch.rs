@@ -24,6 +24,7 @@ if [ "$2" = nowhere ]; then
     exit 255
 fi
 export XDG_CACHE_HOME="$CACHES/$2"
+unset TOFU_CACHE
 mkdir -p "$XDG_CACHE_HOME"
 exec /bin/sh -c "$3"
 "#;
@@ -102,6 +103,45 @@ fn hosts_get_the_command_and_their_part_by_ssh() {
     let mut parts: Vec<_> = ended.map(|part| part.as_u64().unwrap()).collect();
     parts.sort_unstable();
     assert_eq!(parts, [0, 0, 1, 1]);
+    hosts.place.is_clean();
+}
+
+/// An image goes to hosts that have not got it, once. That it boots nothing is found there.
+#[test]
+fn hosts_get_the_image_that_is_named_once() {
+    let hosts = Hosts::new("ssh", SSH);
+    let cache = hosts.place.path().join("cache");
+    let folder = cache.join("images/mine");
+    fs::create_dir_all(&folder).unwrap();
+    let files = ["initrd", "vmlinux"];
+    let mut manifest = "format = 1\nname = \"mine\"\nfingerprint = \"f\"\nbuilt = 1\n\
+                        kernel = \"6\"\narch = \"arm64\"\nwith = []\n"
+        .to_owned();
+    for file in files {
+        fs::write(folder.join(file), file.repeat(100_000)).unwrap();
+        let size = file.len() * 100_000;
+        manifest += &format!("[files.{file}]\nsize = {size}\nsha256 = \"0\"\n");
+    }
+    fs::write(folder.join("manifest.toml"), manifest).unwrap();
+    let [first, second] = free_addresses();
+    let file = format!("one {first} {TOFU}\ntwo {second} {TOFU}\n");
+    for (round, copied) in [(0, 2), (1, 0)] {
+        let mut up = hosts.up(&file, &["--linux", "--image", "mine"]);
+        // There is no other cache for hosts to take one from.
+        up.env("TOFU_CACHE", &cache).env("TOFU_QEMU", "/bin/true");
+        let said = hosts.place.run_command(up);
+        assert_eq!(said.code, Some(2), "{}", said.err);
+        let copies = said.err.lines().filter(|line| line.contains("copies the image mine, 1 MiB"));
+        assert_eq!(copies.count(), copied, "round {round}: {}", said.err);
+        for host in ["one", "two"] {
+            let there = hosts.place.path().join("caches").join(host).join("tofu/images/mine");
+            for file in files.into_iter().chain(["manifest.toml"]) {
+                let (sent, got) = (fs::read(folder.join(file)), fs::read(there.join(file)));
+                assert!(sent.unwrap() == got.unwrap(), "{file}");
+            }
+            assert_eq!(fs::read_dir(there.parent().unwrap()).unwrap().count(), 1);
+        }
+    }
     hosts.place.is_clean();
 }
 

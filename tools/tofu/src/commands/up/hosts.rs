@@ -1,9 +1,11 @@
 //! `tofu up --hosts FILE`: starts a part of a machine on each of several hosts by ssh(1), and
 //! follows all of them.
 //!
-//! On each host one session makes a folder with everything that its part needs, a second one copies
-//! the command if the host does not have it yet, and a third one runs the part. The part ends with
-//! the session's standard input, however this process ends.
+//! On each host one session makes a folder with everything that its part needs, others copy the
+//! command and the image of Linux nodes if the host does not have them yet, and the last one runs
+//! the part. The part ends with the session's standard input, however this process ends.
+
+mod image;
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -22,6 +24,8 @@ use tofu_supervisor::options::MachineArgs;
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::units::PartOf;
 use tofu_ui::{exit, printable, signals};
+
+use self::image::Image;
 
 /// The port of a part if its line does not give one.
 const PORT: u16 = 7700;
@@ -98,6 +102,8 @@ struct Machine<'a> {
     /// The machine file and the guest, if they are files.
     config: Option<Vec<u8>>,
     guest: Option<Vec<u8>>,
+    /// The image of Linux nodes, if it is one of this host's.
+    image: Option<Image>,
     /// The options of the machine.
     args: Vec<String>,
     of: u32,
@@ -189,7 +195,8 @@ impl Machine<'_> {
             ensure!(same, "{} there is {}, this is {version}", prepared.tofu, printable(&other));
             Ok(())
         });
-        works.inspect_err(|_| self.tidy(host, &prepared))?;
+        let image = works.and_then(|()| self.send_image(host).context("copying the image"));
+        image.inspect_err(|_| self.tidy(host, &prepared))?;
         Ok(prepared)
     }
 
@@ -211,7 +218,17 @@ impl Machine<'_> {
         self.run(host, &script, |stdin| io::copy(&mut file, stdin).map(drop)).map(drop)
     }
 
-    /// Removes everything that a host has received, except the command.
+    /// Copies the image, if the host does not have the same one.
+    fn send_image(&self, host: &Host) -> anyhow::Result<()> {
+        let Some(image) = &self.image else { return Ok(()) };
+        if self.run(host, &image.looked_for(), |_| Ok(()))?.trim() == "there" {
+            return Ok(());
+        }
+        eprintln!("tofu: {}: copies {}", self.place(host), image.words());
+        self.run(host, &image.unpacked(), |stdin| image.pack(stdin)).map(drop)
+    }
+
+    /// Removes everything that a host has received, except the command and the image.
     fn tidy(&self, host: &Host, prepared: &Prepared) {
         let script = format!("rm -rf {}", quoted(&prepared.dir));
         if let Err(error) = self.run(host, &script, |_| Ok(())) {
@@ -346,7 +363,7 @@ pub(crate) fn run(file: &Path, args: &MachineArgs, json: bool) -> anyhow::Result
     ensure!(of > 0, "{}: no hosts; a line is [USER@]HOST [ADDRESS:PORT [PATH]]", file.display());
     ensure!(of <= Parts::MOST, "{}: {of} hosts: there are {} at most", file.display(), Parts::MOST);
     // Errors of the machine are reported before any host is contacted.
-    Plan::new(args)?.cut(PartOf { part: PartId(0), of })?;
+    let plan = Plan::new(args)?.cut(PartOf { part: PartId(0), of })?;
     let guest = args.guest.as_deref().filter(|name| name.contains('/') || name.ends_with(".elf"));
     let file_of =
         |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
@@ -359,6 +376,7 @@ pub(crate) fn run(file: &Path, args: &MachineArgs, json: bool) -> anyhow::Result
         command,
         config: args.shape.config.as_deref().map(file_of).transpose()?,
         guest: guest.map(|path| file_of(Path::new(path))).transpose()?,
+        image: Image::of(&plan)?,
         args: passed_on(std::env::args_os(), guest.is_some())?,
         of,
     };

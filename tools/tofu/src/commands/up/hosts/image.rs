@@ -1,0 +1,91 @@
+//! The image of Linux nodes, which goes to the hosts that have not got it.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::Context;
+use sha2::{Digest, Sha256};
+use tofu_image::Cache;
+use tofu_supervisor::plan::Plan;
+
+/// The user's cache, as a shell has it.
+const CACHE: &str = "${TOFU_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tofu}";
+
+/// What an image's folder says of itself: a file that each has.
+const MANIFEST: &str = "manifest.toml";
+
+/// An image of this host's.
+pub(super) struct Image {
+    name: String,
+    folder: PathBuf,
+    /// Its files, with the manifest.
+    files: Vec<String>,
+    /// The hash of the manifest, which has those of all files.
+    hash: String,
+    /// Bytes of all files.
+    size: u64,
+}
+
+impl Image {
+    /// The image that nodes boot, if the user has named one and this host has it. Others are made
+    /// by each host.
+    ///
+    /// # Errors
+    ///
+    /// If it is damaged.
+    pub(super) fn of(plan: &Plan) -> anyhow::Result<Option<Self>> {
+        let named = plan.image.as_ref().filter(|_| plan.linux().next().is_some());
+        let Some(name) = named.map(|name| name.as_str().to_owned()) else { return Ok(None) };
+        let Some(image) = Cache::from_env()?.find(&name)? else { return Ok(None) };
+        let folder = image.initrd.parent().context("an image without a folder")?.to_owned();
+        let manifest = folder.join(MANIFEST);
+        let text =
+            fs::read(&manifest).with_context(|| format!("cannot read {}", manifest.display()))?;
+        let hash = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
+        let others = image.manifest.files.keys().cloned();
+        let files = [MANIFEST.to_owned()].into_iter().chain(others).collect();
+        let size = image.manifest.size();
+        Ok(Some(Self { name, folder, files, hash, size }))
+    }
+
+    /// What is copied, for users.
+    pub(super) fn words(&self) -> String {
+        format!("the image {}, {} MiB", self.name, self.size >> 20)
+    }
+
+    /// A script that prints whether a host has the same image.
+    pub(super) fn looked_for(&self) -> String {
+        let Self { name, hash, .. } = self;
+        format!(
+            "m=\"{CACHE}/images/{name}/{MANIFEST}\"; test \"$(sha256sum \"$m\" 2>/dev/null | \
+             cut -c 1-64)\" = {hash} && echo there || echo missing"
+        )
+    }
+
+    /// A script that takes the image from its standard input: it is there at once, or not at all.
+    pub(super) fn unpacked(&self) -> String {
+        let Self { name, .. } = self;
+        format!(
+            "set -eu; umask 077; d=\"{CACHE}/images\"; new=\"$d/.sent-{name}-$$\"; \
+             mkdir -p \"$new\"; trap 'rm -rf \"$new\"' EXIT; tar -x -f - -C \"$new\"; \
+             rm -rf \"$d/{name}\"; mv \"$new\" \"$d/{name}\""
+        )
+    }
+
+    /// Writes what that takes.
+    pub(super) fn pack(&self, to: &mut impl Write) -> io::Result<()> {
+        let mut tar = Command::new("tar");
+        tar.arg("-C").arg(&self.folder).args(["-c", "-f", "-", "--"]).args(&self.files);
+        let mut tar = tar.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let copied = tar.stdout.take().map_or(Ok(0), |mut out| io::copy(&mut out, to));
+        // What it had no reader for ends it.
+        let ended = tar.wait()?;
+        copied?;
+        match ended.success() {
+            true => Ok(()),
+            false => Err(io::Error::other(format!("tar: {ended}"))),
+        }
+    }
+}
