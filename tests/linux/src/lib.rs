@@ -451,7 +451,14 @@ impl Running {
         }
     }
 
-    /// Skips the lines that have arrived so far.
+    /// Its next line, if one has come.
+    pub fn line_so_far(&mut self) -> Option<String> {
+        let line = self.lines.try_recv().ok()?;
+        self.seen.push_str(&line);
+        Some(line)
+    }
+
+    /// Passes over the lines that have come so far.
     pub fn skip_lines(&mut self) {
         self.seen.extend(self.lines.try_iter());
     }

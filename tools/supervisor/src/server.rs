@@ -194,7 +194,10 @@ fn serve_client(mut client: UnixStream, registry: &Registry, asker: Asker) -> an
                 Ok(begun) => return begun.serve(&mut client, requests),
                 Err(error) => Err(error),
             },
-            Request::Events => return events::serve(client, requests, registry),
+            Request::Events => {
+                let rest = registry.rest().filter(|_| asker == Asker::Host);
+                return events::serve(client, requests, registry, rest);
+            }
             Request::Job { command, pid } => {
                 return jobs::serve(client, requests, registry, (&command, pid));
             }

@@ -1,28 +1,137 @@
 //! The events of a machine, for followers on the control socket.
 
+use std::collections::HashMap;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tofu_control::lines::LineReader;
 use tofu_control::protocol::{EventInfo, EventKind, Reply, Request};
+use tofu_fabric::{NodeId, PartId, Parts};
+use tofu_ui::printable;
 
+use super::parts::OF_JOBS;
 use super::reply::say;
-use crate::registry::Registry;
+use crate::registry::{Registry, Rest};
 
-/// How often it is checked whether a follower without events is still there.
+/// How often a follower without events is looked for, and parts that have come back.
 const LOOK: Duration = Duration::from_millis(500);
+/// Events of other parts that wait for a follower, at most: then theirs wait with them.
+const ELSEWHERE: usize = 1 << 10;
+/// How often events of other parts are looked for.
+const MERGE: Duration = Duration::from_millis(50);
 
-/// Sends events until the client has left, or cannot keep up.
+/// Those who tell what happens in other parts.
+struct Elsewhere<'a> {
+    rest: &'a Rest,
+    sender: SyncSender<EventInfo>,
+    events: Receiver<EventInfo>,
+    /// The process of each part that is followed, and the stream from there.
+    followed: HashMap<PartId, (u32, UnixStream)>,
+    looked_at: Option<Instant>,
+}
+
+impl<'a> Elsewhere<'a> {
+    fn new(rest: &'a Rest) -> Self {
+        let (sender, events) = mpsc::sync_channel(ELSEWHERE);
+        Self { rest, sender, events, followed: HashMap::new(), looked_at: None }
+    }
+
+    /// Follows parts that are there and were not before.
+    fn look(&mut self) {
+        if self.looked_at.is_some_and(|at| at.elapsed() < LOOK) {
+            return;
+        }
+        self.looked_at = Some(Instant::now());
+        for peer in self.rest.others.peers() {
+            let known = self.followed.get(&peer.part).is_some_and(|(pid, _)| *pid == peer.pid);
+            if peer.gone || known {
+                continue;
+            }
+            match self.follow(peer.part) {
+                Ok(stream) => drop(self.followed.insert(peer.part, (peer.pid, stream))),
+                Err(error) => log::debug!("control: events of part {}: {error:#}", peer.part),
+            }
+        }
+    }
+
+    fn follow(&self, part: PartId) -> anyhow::Result<UnixStream> {
+        let mut connection = self.rest.connect(part, &Request::Events)?;
+        let stream = connection.stream()?;
+        let (parts, sender) = (self.rest.parts.clone(), self.sender.clone());
+        let run = move || {
+            // It ends with the part, or when the follower has left.
+            while let Ok(reply) = connection.reply() {
+                let Reply::Event(event) = reply else { continue };
+                if let Some(event) = of_part(&parts, part, event)
+                    && sender.send(event).is_err()
+                {
+                    break;
+                }
+            }
+        };
+        thread::Builder::new().name("events".into()).spawn(run).context("no threads left")?;
+        Ok(stream)
+    }
+}
+
+impl Drop for Elsewhere<'_> {
+    fn drop(&mut self) {
+        for (_, stream) in self.followed.values() {
+            // The part may have ended.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// What a part says of its own nodes, or of jobs if they are there. What is about links, routers,
+/// faults and the end of the machine happens here, too.
+fn of_part(parts: &Parts, part: PartId, event: EventInfo) -> Option<EventInfo> {
+    let text = |text: String| printable(&text);
+    let what = match event.what {
+        EventKind::Job { job, state, command, nodes } if part == OF_JOBS => {
+            let what = EventKind::Job { job, state, command: text(command), nodes };
+            return Some(EventInfo { node: None, at: None, what, ..event });
+        }
+        EventKind::Netboot { stage, file, percent, why } => EventKind::Netboot {
+            stage: text(stage),
+            file: file.map(text),
+            percent,
+            why: why.map(text),
+        },
+        EventKind::Line { text: line } => EventKind::Line { text: text(line) },
+        EventKind::Ended { outcome, code, detail } => {
+            EventKind::Ended { outcome: text(outcome), code, detail: detail.map(text) }
+        }
+        EventKind::Died { why } => EventKind::Died { why: text(why) },
+        EventKind::Booted
+        | EventKind::Paused
+        | EventKind::Resumed
+        | EventKind::Attached
+        | EventKind::Detached => event.what,
+        _ => return None,
+    };
+    let id = NodeId(event.node?);
+    let at = parts.shape().coords(id).filter(|_| parts.of(id) == Some(part))?;
+    Some(EventInfo { at: Some(at.to_array()), what, ..event })
+}
+
+/// Sends what happens until the client has left, or cannot keep up: in all parts if `rest` has the
+/// others.
 pub(super) fn serve(
     mut client: UnixStream,
     mut requests: LineReader<UnixStream>,
     registry: &Registry,
+    rest: Option<&Rest>,
 ) -> anyhow::Result<()> {
     let (events, _follows): (Receiver<EventInfo>, _) = registry.follow();
+    let mut elsewhere = rest.map(Elsewhere::new);
+    let wait = if elsewhere.is_some() { MERGE } else { LOOK };
+    // Before the client knows that it hears of everything.
+    elsewhere.iter_mut().for_each(Elsewhere::look);
     say(&mut client, &Reply::Done)?;
     let (left, gone) = std::sync::mpsc::channel::<()>();
     let listen = move || {
@@ -32,7 +141,15 @@ pub(super) fn serve(
     };
     thread::Builder::new().name("events".into()).spawn(listen).context("no threads left")?;
     loop {
-        match events.recv_timeout(LOOK) {
+        if let Some(elsewhere) = &mut elsewhere {
+            elsewhere.look();
+            for event in elsewhere.events.try_iter() {
+                // Parts have begun at other times.
+                let seconds = registry.started.elapsed().as_secs_f64();
+                say(&mut client, &Reply::Event(EventInfo { seconds, ..event }))?;
+            }
+        }
+        match events.recv_timeout(wait) {
             Ok(event) => {
                 let last = event.what == EventKind::Down;
                 say(&mut client, &Reply::Event(event))?;

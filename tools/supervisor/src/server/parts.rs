@@ -20,7 +20,7 @@ use crate::registry::{Registry, Rest};
 /// client waits.
 const ANSWER: Duration = Duration::from_secs(4);
 /// The part that has the jobs of all.
-const OF_JOBS: PartId = PartId(0);
+pub(super) const OF_JOBS: PartId = PartId(0);
 
 /// How a request is done.
 pub(super) enum Way {

@@ -275,9 +275,29 @@ fn commands_are_for_the_whole_machine_from_any_part() {
     let args = ["--args", "rounds=1000000000", "--grace", "700s"];
     let [first, second] = ["0/2", "1/2"].map(|part| hosts.start(part, &args));
     hosts.wait_for_guests();
-    // Nothing else must happen on the links.
+    // Either part tells of the nodes of both, each once.
+    let mut events = ["tofu-part0", "tofu-part1"]
+        .map(|part| Running::start(place.command(&["events", "--json", part]), b""));
+    // They follow from their first line on, which is one of this node's.
+    for follower in &mut events {
+        while follower.line_so_far().is_none() {
+            place.run(&["pause", "0"]).ok();
+            place.run(&["resume", "0"]).ok();
+        }
+    }
+    // Nothing else is to happen on the links.
     for node in ["0", "1", "2", "3"] {
         place.run(&["pause", node]).ok();
+    }
+    for follower in &mut events {
+        let mut paused = BTreeSet::new();
+        while paused.len() < 3 {
+            let event: Value = serde_json::from_str(&follower.line()).unwrap();
+            let node = event["node"].as_u64();
+            if event["event"] == "paused" && node != Some(0) {
+                assert!(paused.insert(node), "{event} again");
+            }
+        }
     }
 
     let ps = &place.ps()[0];
