@@ -1,5 +1,6 @@
 //! Parts of a machine that meet over TLS on this host.
 
+mod hostile;
 mod relay;
 
 use std::fs;
@@ -19,6 +20,7 @@ use tofu_fabric::{PartId, Shape};
 use tofu_inproc::{Buffer, InProcess};
 use tofu_machine::{Machine, MachineConfig, Network, Transport};
 
+use hostile::{Hostile, Random};
 use relay::{Relay, Rough};
 
 /// Far longer than anything here takes.
@@ -427,12 +429,13 @@ fn little_is_kept_for_a_part_that_takes_nothing_and_those_who_ask_are_held_back(
     assert!(first.news.lock().unwrap().is_empty() && second.news.lock().unwrap().is_empty());
 }
 
-/// Delivers to a machine the messages that come from other parts.
-struct Inwards(Network);
+/// Hands to a machine what comes from other parts, of which one may send anything.
+struct Inwards(Network, Option<PartId>);
 
 impl Receive for Inwards {
     fn message(&self, from: PartId, message: &[u8]) {
-        self.0.receive(from, message).unwrap();
+        let taken = self.0.receive(from, message);
+        assert!(taken.is_ok() || self.1 == Some(from), "{taken:?}");
     }
 
     fn room(&self) {
@@ -479,6 +482,17 @@ struct Node {
 impl Node {
     /// That of a part of a machine with a node in each.
     fn new(mesh: &Arc<Mesh>, shape: Shape, own: PartId, len: usize) -> Self {
+        Self::beside(None, mesh, shape, own, len)
+    }
+
+    /// The same beside a part that may send anything.
+    fn beside(
+        hostile: Option<PartId>,
+        mesh: &Arc<Mesh>,
+        shape: Shape,
+        own: PartId,
+        len: usize,
+    ) -> Self {
         let parts = shape.nodes();
         let timeout_ns = 2 * PATIENCE.as_nanos() as u64;
         let part = Some((parts, own));
@@ -487,7 +501,7 @@ impl Node {
         let network = machine.network();
         network.connect(Arc::clone(mesh) as _);
         (0..parts as u16).map(PartId).for_each(|part| network.part_came(part));
-        start(mesh, &Arc::new(Inwards(network.clone())));
+        start(mesh, &Arc::new(Inwards(network.clone(), hostile)));
         machine.start().unwrap();
         let at = shape.iter().nth(own.index()).unwrap();
         let device = Device::probe(InProcess::attach(&machine, at, 4 << 20).unwrap()).unwrap();
@@ -532,6 +546,52 @@ fn machines_put_into_each_other_until_one_of_them_goes() {
         thread::yield_now();
     }
     assert_eq!(put(&mut near.cq, to, 8), Rcode::LINK_DOWN);
+}
+
+/// Whatever a part sends that has the right certificate, the others go on with each other, and an
+/// honest one may take its place.
+#[test]
+fn a_part_that_sends_anything_is_no_trouble_to_the_others() {
+    let (_folder, dir) = folder(3);
+    let mut meshes = all(&dir, 3);
+    let shape: Shape = "3x1x1x1x1x1".parse().unwrap();
+    let mut nodes: Vec<_> = [0, 2]
+        .into_iter()
+        .map(|part| {
+            let (mesh, own) = (&meshes[part], PartId(part as u16));
+            Node::beside(Some(PartId(1)), mesh, shape, own, 64 << 10)
+        })
+        .collect();
+    let first = Arc::clone(&meshes[0]);
+    let is_gone = || first.peers().iter().any(|peer| peer.part == PartId(1) && peer.gone);
+    meshes[1].leave();
+    drop(meshes.remove(1));
+    let own = hello(1, 3);
+    let mut random = Random(21);
+    let rounds = if std::env::var_os("TOFU_LONG").is_some() { 3000 } else { 60 };
+    let (near, far) = (nodes[0].target(), nodes[1].target());
+    for round in 0..rounds {
+        while !is_gone() {
+            thread::yield_now();
+        }
+        let mut hostile = Hostile::connect(&dir, &own);
+        assert!(hostile.greet(&own), "round {round}");
+        let many = random.below(200);
+        let _ended = (0..many).find(|_| !hostile.torment(&mut random));
+        drop(hostile);
+        let [first, second] = &mut nodes[..] else { unreachable!("two nodes") };
+        assert_eq!(put(&mut first.cq, far, 8), Rcode::SUCCESS, "round {round}");
+        assert_eq!(put(&mut second.cq, near, 8), Rcode::SUCCESS, "round {round}");
+    }
+    let counters = nodes[0].machine.network().cables(PartId(1)).unwrap();
+    assert!(counters.refused > u64::from(rounds as u32), "{counters:?}");
+    while !is_gone() {
+        thread::yield_now();
+    }
+    let honest = join_again(&dir, hello(1, 3));
+    let honest = Arc::new(honest.meet(&mut |_, _| ()).unwrap());
+    let inbox = Inbox::of(&honest);
+    inbox.wait_for_all(2);
 }
 
 /// Four parts in a row, of which the last two meet over a bad network.
