@@ -9,6 +9,7 @@ mod faults;
 mod gateway;
 mod guests;
 mod launch;
+mod launchers;
 mod links;
 mod linux;
 mod local;
