@@ -17,6 +17,7 @@ mod logging;
 mod netboot;
 mod parts;
 mod pictures;
+mod rough;
 mod serve;
 mod shells;
 mod tnw;

@@ -20,15 +20,15 @@ const LONGEST: Duration = Duration::from_secs(900);
 /// Four nodes in a row, divided in the middle.
 const SHAPE: &str = "4x1x1x1x1x1";
 
-/// A place, and a folder in it for parts at free ports.
-struct Hosts {
-    place: Place,
-    addresses: Vec<String>,
+/// A place, and a folder in it for parts at ports that are free.
+pub(crate) struct Hosts {
+    pub(crate) place: Place,
+    pub(crate) addresses: Vec<String>,
 }
 
 impl Hosts {
     /// For two parts.
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::of::<2>()
     }
 
@@ -39,7 +39,7 @@ impl Hosts {
     }
 
     /// Makes a folder with the same addresses.
-    fn init(&self, name: &str) -> String {
+    pub(crate) fn init(&self, name: &str) -> String {
         let dir = self.dir(name);
         let addresses = self.addresses.iter().map(String::as_str);
         let args: Vec<_> = ["hosts", "init", "--dir", &dir].into_iter().chain(addresses).collect();
@@ -51,7 +51,7 @@ impl Hosts {
     }
 
     /// The command of a part, with a folder of this name.
-    fn command(&self, folder: &str, part: &str, args: &[&str]) -> Command {
+    pub(crate) fn command(&self, folder: &str, part: &str, args: &[&str]) -> Command {
         // The tests have limits of their own.
         let mut command = self.place.command(&["up", "--timeout", "24h", "--join"]);
         command.args([&self.dir(folder), "--part", part]).args(args);
@@ -393,7 +393,7 @@ fn parts_compare_what_has_to_be_the_same() {
 }
 
 /// Waits until a part prints this.
-fn wait_for_line(part: &mut Running, what: &str) {
+pub(crate) fn wait_for_line(part: &mut Running, what: &str) {
     while !part.line().contains(what) {}
 }
 
@@ -713,7 +713,7 @@ impl Drop for Namespaces {
     }
 }
 
-fn ip(args: &[&str]) -> bool {
+pub(crate) fn ip(args: &[&str]) -> bool {
     Command::new("ip").args(args).stderr(Stdio::null()).status().is_ok_and(|code| code.success())
 }
 
