@@ -18,9 +18,10 @@ const LEAST_CABLE_TIMEOUT: Duration = Duration::from_millis(100);
 pub(crate) struct JoinArgs {
     /// Run part I of N parts, counted from 0, in this process, and wait for the others
     ///
-    /// With slurm, I and N come from the Slurm task that this runs in (SLURM_PROCID, SLURM_NTASKS).
-    /// All other options must be the same for all parts, except some that each part may choose. See
-    /// the manual, page Machines over many hosts.
+    /// With slurm, I and N are those of a task of Slurm's (SLURM_PROCID, SLURM_NTASKS).
+    ///
+    /// All other options have to be the same for all parts, but those for what is printed or
+    /// captured, and for doorbells and engines. See the manual, page Machines over many hosts.
     #[arg(long, value_name = "I/N|slurm", requires = "join", value_parser = part)]
     part: Option<PartOf>,
 
