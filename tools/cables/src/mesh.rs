@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread;
 use std::time::Instant;
 
@@ -37,6 +37,8 @@ pub enum News {
 pub struct Mesh {
     /// By part; the place of this part stays empty.
     places: Box<[Place]>,
+    /// Who has or had them last, to be looked at before each request.
+    holders: RwLock<Vec<Arc<Peer>>>,
     joining: Joining,
     /// The report that all guests here have ended, if they have; parts that come later are told,
     /// too.
@@ -102,12 +104,11 @@ impl Joining {
 
 impl Mesh {
     fn new(peers: Vec<Option<Peer>>, joining: Joining) -> Self {
-        let place = |peer: Option<Peer>| Place {
-            holder: Mutex::new(peer.map(Arc::new)),
-            came: Condvar::new(),
-        };
+        let peers: Vec<_> = peers.into_iter().map(|peer| peer.map(Arc::new)).collect();
+        let holders = RwLock::new(peers.iter().flatten().cloned().collect());
+        let place = |holder| Place { holder: Mutex::new(holder), came: Condvar::new() };
         let places = peers.into_iter().map(place).collect();
-        Self { places, joining, told: Mutex::default(), left: AtomicBool::new(false) }
+        Self { places, holders, joining, told: Mutex::default(), left: AtomicBool::new(false) }
     }
 
     /// Announces this part, and starts the threads that receive from others; each calls `first`
@@ -273,6 +274,10 @@ impl Mesh {
             if let Some(status) = *lock(&self.told) {
                 say(&peer, status);
             }
+            let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
+            holders.retain(|other| other.said.part != peer.said.part);
+            holders.push(Arc::clone(&peer));
+            drop(holders);
             *holder = Some(peer);
             place.came.notify_all();
             None
@@ -465,6 +470,9 @@ impl Transport for Mesh {
     }
 
     fn has_room(&self) -> bool {
-        self.present().all(|(_, peer)| peer.link.has_room() && !peer.holds.load(SeqCst))
+        let holders = self.holders.read().unwrap_or_else(PoisonError::into_inner);
+        holders
+            .iter()
+            .all(|peer| peer.gone.load(SeqCst) || peer.link.has_room() && !peer.holds.load(SeqCst))
     }
 }
