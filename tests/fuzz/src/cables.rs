@@ -1,13 +1,20 @@
-//! Any message from a peer over a cable, to a part of a machine with a device.
+//! Any message from a peer over a cable, to a part of a machine with a device, whose queue, packet
+//! queue and barrier channel are open.
 
 use std::sync::{Arc, Mutex};
 
 use arbitrary::{Result, Unstructured};
-use tofu_abi::Coords;
+use tofu_abi::barrier::BgAddress;
 use tofu_abi::desc::{ArmwOp, Header2};
-use tofu_abi::{CqId, Rcode, StagOffset};
+use tofu_abi::reduce::VALUE_QWORDS;
+use tofu_abi::table::PageSize;
+use tofu_abi::{BchId, BgId, Coords, CqId, Rcode, StagOffset, TniId};
+use tofu_driver::{
+    Access, Channel, ChannelConfig, Cq, CqConfig, Device, Gate, MemoryRange, PacketConfig, Packets,
+    Platform,
+};
 use tofu_fabric::{Class, Crossing, NodeId, Packet, PartId, Port, Shape, Way};
-use tofu_icc::{Answer, Body, Payload, Request, Tag, wire};
+use tofu_icc::{Answer, Body, Payload, Request, Signal, Tag, wire};
 use tofu_inproc::InProcess;
 use tofu_machine::{MAX_MESSAGE, Machine, MachineConfig, Transport};
 
@@ -17,6 +24,13 @@ use crate::world::generation;
 const MAX_MESSAGES: u32 = 32;
 /// The part that sends the messages; this process has the first of the two parts.
 const PEER: PartId = PartId(1);
+
+/// The interface that is open, and the group process id of its queue and its barrier channel.
+const TNI: TniId = TniId::ALL[0];
+const GPID: u64 = 5;
+/// Bytes that others may read and write, and of all of the device's memory.
+const SHARED: usize = 8 << 10;
+const MEMORY: usize = 1 << 20;
 
 /// Keeps what is sent.
 #[derive(Default)]
@@ -43,7 +57,10 @@ pub fn run(data: &[u8]) {
     machine.network().part_came(PEER);
     // The other nodes of the part have no device.
     let node = Coords::default();
-    let _device = InProcess::attach(&machine, node, 64 << 10).expect("the node is free");
+    let platform = InProcess::attach(&machine, node, MEMORY).expect("the node is free");
+    let device = Device::probe(platform).expect("there is one");
+    let _open = open(&device);
+    machine.run_pending();
     for _ in 0..MAX_MESSAGES {
         if u.is_empty() {
             break;
@@ -61,6 +78,28 @@ pub fn run(data: &[u8]) {
     let up = machine.fabric().links().filter(|(_, up)| *up).count();
     assert_eq!(up, machine.fabric().links().count());
     assert!(machine.fabric().port_counters(NodeId(0), Port::A).is_some());
+}
+
+/// What packets may be for.
+fn open(device: &Device<InProcess>) -> impl Sized + use<'_> {
+    const WORKS: &str = "there is memory for it";
+    device.tni(TNI).enable().expect(WORKS);
+    let config = CqConfig { gpid: GPID, ..CqConfig::new(TNI, CqId::ALL[0]) };
+    let mut cq = Cq::open(device, &config).expect(WORKS);
+    let buffer = device.platform().alloc_dma(SHARED, 4096).expect(WORKS);
+    let range = [MemoryRange::of(&buffer)];
+    cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).expect(WORKS);
+    let config = PacketConfig { rx_buffers: 16, tx_buffers: 16, ..PacketConfig::new(TNI) };
+    let packets = Packets::open(device, &config).expect(WORKS);
+    // A round of two: a peer's node is the other one.
+    let bch = BchId::ALL[0];
+    let far = BgAddress::new(Coords::new(0, 0, 0, 1, 1, 1), TNI.get(), bch.get());
+    let mut gate = Gate::new(TNI, bch.gate());
+    (gate.src_local, gate.dst_local) = (Some(bch.gate()), Some(bch.gate()));
+    (gate.src_remote, gate.dst_remote) = (Some(far), Some(far));
+    let config = ChannelConfig { gpid: GPID, ..ChannelConfig::new(TNI, bch) };
+    let channel = Channel::open(device, &config, &[gate]).expect(WORKS);
+    (cq, buffer, packets, channel)
 }
 
 /// Bytes, more often those of a packet with a few of them changed.
@@ -101,13 +140,24 @@ fn crossing(u: &mut Unstructured<'_>) -> Result<Crossing<Body>> {
         generation: u.arbitrary::<u8>()?.into(),
     };
     let length = u.int_in_range(0..=4096)?;
+    let gpid = if u.ratio(1, 8)? { u.arbitrary::<u8>()?.into() } else { GPID };
+    let place = |u: &mut Unstructured<'_>| -> Result<StagOffset> {
+        if u.ratio(1, 4)? {
+            return Ok(StagOffset(u.arbitrary()?));
+        }
+        Ok(StagOffset::new(
+            u.int_in_range(0..=1)?,
+            u.int_in_range(0..=1)?,
+            u.arbitrary::<u16>()?.into(),
+        ))
+    };
     let request = Request {
         tag,
-        gpid: u.arbitrary::<u8>()?.into(),
+        gpid,
         header2: Header2(u.arbitrary()?),
         sps: u.arbitrary()?,
-        remote: StagOffset(u.arbitrary()?),
-        local: StagOffset(u.arbitrary()?),
+        remote: place(u)?,
+        local: place(u)?,
         position: u.arbitrary()?,
         length,
         total: u.arbitrary()?,
@@ -116,7 +166,7 @@ fn crossing(u: &mut Unstructured<'_>) -> Result<Crossing<Body>> {
     let rcode = Rcode::new(u.arbitrary()?);
     let answer = Answer { tag, position: 0, length, done: length, rcode, request_ps: 1 };
     let payload = Payload::Bytes(vec![0x5a; length as usize].into());
-    let body = match u.int_in_range(0..=6)? {
+    let body = match u.int_in_range(0..=7)? {
         0 => Body::Put { request, payload },
         1 => Body::Get { request },
         2 => {
@@ -125,7 +175,15 @@ fn crossing(u: &mut Unstructured<'_>) -> Result<Crossing<Body>> {
         }
         3 => Body::PutAck { answer },
         4 => Body::GetData { answer, payload, mtu: 104 },
-        5 => Body::Frame { tag, frame: vec![0; length.min(1992) as usize].into() },
+        5 => Body::Signal(Signal {
+            source: BgId::ALL[u.choose_index(BgId::ALL.len())?],
+            target: if u.ratio(1, 4)? { BgId::ALL[17] } else { BchId::ALL[0].gate() },
+            gpid,
+            bseq: u.int_in_range(0..=2)?,
+            op: u.int_in_range(0..=15)?,
+            value: u.arbitrary::<bool>()?.then(|| Box::new([7; VALUE_QWORDS])),
+        }),
+        6 => Body::Frame { tag, frame: vec![0; length.min(1992) as usize].into() },
         _ => Body::ArmwAck { answer, old: 3 },
     };
     let way = match u.int_in_range(0..=5)? {
@@ -155,5 +213,6 @@ fn crossing(u: &mut Unstructured<'_>) -> Result<Crossing<Body>> {
         body,
     };
     let hops = if u.ratio(1, 8)? { u.arbitrary()? } else { u.int_in_range(0..=5)? };
-    Ok(Crossing { packet, hops, held: None, duplicated: u.arbitrary()? })
+    let held = if u.ratio(1, 8)? { Some(u.arbitrary()?) } else { None };
+    Ok(Crossing { packet, hops, held, duplicated: u.arbitrary()? })
 }
