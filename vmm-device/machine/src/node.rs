@@ -371,7 +371,7 @@ impl Host for NodeHost {
     }
 
     fn observe(&self, event: &Event) {
-        self.recorder.note(self.id, &What::Command(*event));
+        self.recorder.note_step(self.id, event);
     }
 
     fn explain(&self, subject: &Subject, why: &str) {

@@ -6,10 +6,10 @@
 
 mod ring;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tofu_abi::Coords;
@@ -74,33 +74,34 @@ pub struct Reason {
 }
 
 thread_local! {
-    /// The ring of this thread, and the recorder that it is of.
+    /// The recorder that this thread writes for, by its number, and which of its rings is this
+    /// thread's. Beside [`OWN`], as what needs no destructor is found in fewer instructions.
+    static HERE: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
+    /// The ring of this thread, until it ends or writes for another recorder.
     static OWN: RefCell<Option<Own>> = const { RefCell::new(None) };
 }
 
-struct Own {
-    recorder: u64,
-    /// None if there are too many threads.
-    ring: Option<Arc<Ring>>,
-}
+struct Own(Arc<Ring>);
 
 impl Drop for Own {
     fn drop(&mut self) {
-        if let Some(ring) = &self.ring {
-            ring.leave();
-        }
+        HERE.set((0, 0));
+        self.0.leave();
     }
 }
 
 /// Keeps what nodes tell.
 pub(crate) struct Recorder {
-    /// Tells it from others in this process.
+    /// Tells it from others in this process; not 0.
     id: u64,
     on: AtomicBool,
     ticks: Ticks,
     /// When `ticks` began, since 1970.
     epoch_ns: u64,
-    rings: Mutex<Vec<Arc<Ring>>>,
+    /// A place for each that there may be, from the first record on.
+    rings: OnceLock<Box<[OnceLock<Arc<Ring>>]>>,
+    /// How many there are.
+    count: Mutex<usize>,
     /// With the number of the next one.
     reasons: Mutex<(u64, VecDeque<Reason>)>,
     readers: Mutex<u32>,
@@ -108,7 +109,7 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     pub(crate) fn new() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
+        static NEXT: AtomicU64 = AtomicU64::new(1);
         let ticks = Ticks::new();
         let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
@@ -116,7 +117,8 @@ impl Recorder {
             on: AtomicBool::new(false),
             ticks,
             epoch_ns: epoch.as_nanos() as u64,
-            rings: Mutex::default(),
+            rings: OnceLock::new(),
+            count: Mutex::new(0),
             reasons: Mutex::default(),
             readers: Mutex::new(0),
         }
@@ -133,34 +135,63 @@ impl Recorder {
     }
 
     /// Keeps what has happened at a node.
-    #[inline]
     pub(crate) fn note(&self, node: NodeId, what: &What) {
-        let words = ring::pack(self.ticks.now(), node, what);
-        OWN.with(|own| {
-            // A thread that is ending may have none any more, and notes nothing else meanwhile.
-            let Ok(mut own) = own.try_borrow_mut() else { return };
-            if !matches!(&*own, Some(own) if own.recorder == self.id) {
-                *own = Some(Own { recorder: self.id, ring: self.enter() });
-            }
-            if let Some(Own { ring: Some(ring), .. }) = &*own {
-                ring.push(&words);
-            }
-        });
+        if let Some(ring) = self.ring() {
+            let now = self.ticks.now();
+            ring.push(|place| ring::pack(place, now, node, what));
+        }
     }
 
-    /// A ring for a thread: one that its thread has left, or a new one.
+    /// Keeps a step of a command, the same without a copy of it.
+    #[inline]
+    pub(crate) fn note_step(&self, node: NodeId, step: &Event) {
+        if let Some(ring) = self.ring() {
+            let now = self.ticks.now();
+            ring.push(|place| ring::pack_event(place, now, node, step));
+        }
+    }
+
+    /// The ring of this thread. `None` if there are too many threads.
+    #[inline]
+    fn ring(&self) -> Option<&Ring> {
+        let (recorder, index) = HERE.get();
+        if recorder != self.id {
+            return self.enter();
+        }
+        self.rings.get()?.get(index)?.get().map(|ring| &**ring)
+    }
+
+    /// Gives this thread a ring: one that its thread has left, or a new one.
     #[cold]
-    fn enter(&self) -> Option<Arc<Ring>> {
-        let mut rings = lock(&self.rings);
-        if let Some(left) = rings.iter().find(|ring| ring.enter()) {
-            return Some(Arc::clone(left));
-        }
-        if rings.len() >= MAX_RINGS {
+    #[inline(never)]
+    fn enter(&self) -> Option<&Ring> {
+        let places = || (0..MAX_RINGS).map(|_| OnceLock::new()).collect();
+        let rings = self.rings.get_or_init(places);
+        let mut count = lock(&self.count);
+        let left = self.rings().position(|ring| ring.enter());
+        let index = left.unwrap_or_else(|| {
+            let next = *count;
+            *count = (next + 1).min(MAX_RINGS);
+            next
+        });
+        let size = if index < BIG_RINGS { BIG } else { SMALL };
+        let ring = rings.get(index).map(|place| place.get_or_init(|| Arc::new(Ring::new(size))));
+        drop(count);
+        // A thread that is ending has nothing of its own any more, and notes nothing else.
+        let Ok(()) = OWN.try_with(|own| {
+            let ring = ring.map(|ring| Own(Arc::clone(ring)));
+            drop(own.replace(ring));
+        }) else {
+            ring.inspect(|ring| ring.leave());
             return None;
-        }
-        let ring = Arc::new(Ring::new(if rings.len() < BIG_RINGS { BIG } else { SMALL }));
-        rings.push(Arc::clone(&ring));
-        Some(ring)
+        };
+        HERE.set((self.id, index));
+        ring.map(|ring| &**ring)
+    }
+
+    /// All rings.
+    fn rings(&self) -> impl Iterator<Item = &Arc<Ring>> {
+        self.rings.get().into_iter().flatten().map_while(OnceLock::get)
     }
 
     pub(crate) fn explain(&self, by: Coords, subject: &Subject, why: &str) {
@@ -182,7 +213,7 @@ impl Recorder {
             switch(true);
         }
         drop(readers);
-        let cursors = lock(&self.rings).iter().map(|ring| ring.head()).collect();
+        let cursors = self.rings().map(|ring| ring.head()).collect();
         let reason = lock(&self.reasons).0;
         let recorder = Arc::clone(self);
         Trace { recorder, switch, cursors, reason, early: Vec::new(), lost: 0, rate: None }
@@ -215,9 +246,11 @@ impl Trace {
         let rate = *self.rate.get_or_insert_with(|| ticks.rate());
         let settled = if all { 0 } else { (SETTLED_NS / rate) as u64 };
         let until = ticks.now().saturating_sub(settled);
-        let rings = lock(&self.recorder.rings).clone();
-        self.cursors.resize(rings.len(), 0);
-        for (thread, (ring, cursor)) in (0..).zip(rings.iter().zip(&mut self.cursors)) {
+        for (thread, ring) in self.recorder.rings().enumerate() {
+            if self.cursors.len() <= thread {
+                self.cursors.push(0);
+            }
+            let (cursor, thread) = (&mut self.cursors[thread], thread as u32);
             self.lost += ring.read(cursor, |words| self.early.push((thread, words)));
         }
         self.early.sort_by_key(|(_, words)| words[0]);

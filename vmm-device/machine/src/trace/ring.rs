@@ -15,10 +15,12 @@ use super::{Record, What};
 /// Words of a record.
 pub(super) const WORDS: usize = 8;
 pub(super) type Words = [u64; WORDS];
+/// Where a record is kept.
+type Place = [AtomicU64; WORDS];
 
 /// The last records of a thread.
 pub(super) struct Ring {
-    records: Box<[[AtomicU64; WORDS]]>,
+    records: Box<[Place]>,
     /// Records that were written so far.
     head: AtomicU64,
     /// Whether a thread writes here.
@@ -45,19 +47,18 @@ impl Ring {
         self.head.load(Acquire)
     }
 
-    fn place(&self, number: u64) -> &[AtomicU64; WORDS] {
+    #[inline]
+    fn place(&self, number: u64) -> &Place {
         &self.records[number as usize & (self.records.len() - 1)]
     }
 
-    /// Writes a record in place of the oldest. By the thread that has entered only.
+    /// Has `write` put a record in place of the oldest. By the thread that has entered only.
     #[inline]
-    pub(super) fn push(&self, words: &Words) {
+    pub(super) fn push(&self, write: impl FnOnce(&Place)) {
         let head = self.head.load(Relaxed);
         // Whoever reads something of this record sees that the one before it is written.
         fence(Release);
-        for (place, word) in self.place(head).iter().zip(words) {
-            place.store(*word, Relaxed);
-        }
+        write(self.place(head));
         self.head.store(head + 1, Release);
     }
 
@@ -107,59 +108,61 @@ fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// A record of what has happened at a time.
+/// Puts the first words of a record at its place. What it does not need stays as it was: that is
+/// a store less for each, of a few that a whole Put has to spare.
 #[inline]
-pub(super) fn pack(now: u64, node: NodeId, what: &What) -> Words {
+fn set<const N: usize>(place: &Place, words: [u64; N]) {
+    for (place, word) in place.iter().zip(words) {
+        place.store(word, Relaxed);
+    }
+}
+
+/// Records at a place what has happened at a time.
+#[inline]
+pub(super) fn pack(place: &Place, now: u64, node: NodeId, what: &What) {
+    let at = u64::from(node.0) << 32;
+    match what {
+        What::Command(event) => pack_event(place, now, node, event),
+        What::Interrupt(vector) => set(place, [now, INTERRUPT | at, (*vector).into()]),
+        What::Access { offset, write } => {
+            set(place, [now, ACCESS | at, u64::from(*write), *offset]);
+        }
+    }
+}
+
+/// Records a step of a command, like [`pack`].
+#[inline]
+pub(super) fn pack_event(place: &Place, now: u64, node: NodeId, event: &Event) {
     let at = u64::from(node.0) << 32;
     let ok = Rcode::SUCCESS;
-    match *what {
-        What::Command(Event::Begun {
-            tni,
-            tag: of,
-            slot,
-            header1,
-            header2,
-            remote,
-            local,
-            length,
-        }) => [
-            now,
-            kind(BEGUN, tni, of.cq, ok) | at,
-            tag(of, 0, 0),
-            pair(length, slot),
-            remote.0,
-            local.0,
-            header1.0,
-            header2.0,
-        ],
-        What::Command(Event::AtOnce { tni, cq, slot, header1, rcode }) => {
-            let word = kind(AT_ONCE, tni, cq, rcode) | at;
-            [now, word, 0, pair(0, slot), 0, 0, header1.0, 0]
+    match *event {
+        Event::Begun { tni, tag: of, slot, header1, header2, remote, local, length } => {
+            let word = kind(BEGUN, tni, of.cq, ok) | at;
+            let numbers = pair(length, slot);
+            let headers = (header1.0, header2.0);
+            set(
+                place,
+                [now, word, tag(of, 0, 0), numbers, remote.0, local.0, headers.0, headers.1],
+            );
         }
-        What::Command(Event::Served {
-            since,
-            tni,
-            from,
-            from_tni,
-            tag: of,
-            position,
-            done,
-            rcode,
-        }) => {
+        Event::AtOnce { tni, cq, slot, header1, rcode } => {
+            let word = kind(AT_ONCE, tni, cq, rcode) | at;
+            set(place, [now, word, 0, pair(0, slot), 0, 0, header1.0]);
+        }
+        Event::Served { since, tni, from, from_tni, tag: of, position, done, rcode } => {
             let [x, y, z, a, b, c] = from.to_array();
             let from = u64::from_le_bytes([x, y, z, a, b, c, 0, 0]);
             let word = kind(SERVED, tni, of.cq, rcode) | at;
-            [now, word, tag(of, 0, from_tni), pair(position, done), since, from, 0, 0]
+            set(place, [now, word, tag(of, 0, from_tni), pair(position, done), since, from]);
         }
-        What::Command(Event::Answered { tni, tag: of, position, done, rcode }) => {
+        Event::Answered { tni, tag: of, position, done, rcode } => {
             let word = kind(ANSWERED, tni, of.cq, rcode) | at;
-            [now, word, tag(of, 0, 0), pair(position, done), 0, 0, 0, 0]
+            set(place, [now, word, tag(of, 0, 0), pair(position, done)]);
         }
-        What::Command(Event::Ended { tni, tag: of, rcode, sent }) => {
-            [now, kind(ENDED, tni, of.cq, rcode) | at, tag(of, sent.raw(), 0), 0, 0, 0, 0, 0]
+        Event::Ended { tni, tag: of, rcode, sent } => {
+            let word = kind(ENDED, tni, of.cq, rcode) | at;
+            set(place, [now, word, tag(of, sent.raw(), 0)]);
         }
-        What::Interrupt(vector) => [now, INTERRUPT | at, vector.into(), 0, 0, 0, 0, 0],
-        What::Access { offset, write } => [now, ACCESS | at, write.into(), offset, 0, 0, 0, 0],
     }
 }
 
@@ -232,7 +235,7 @@ mod tests {
         let ring = Ring::new(64);
         let (mut read, mut lost, mut cursor) = (0, 0, 0);
         std::thread::scope(|scope| {
-            scope.spawn(|| (0..RECORDS).for_each(|n| ring.push(&[n; WORDS])));
+            scope.spawn(|| (0..RECORDS).for_each(|n| ring.push(|place| set(place, [n; WORDS]))));
             while cursor < RECORDS {
                 let from = cursor;
                 let mut next = from;
@@ -283,7 +286,10 @@ mod tests {
             What::Interrupt(515),
             What::Access { offset: u64::MAX, write: true },
         ] {
-            let words = pack(10, NodeId(768), &what);
+            // Of a record that was here before.
+            let place = Place::from([u64::MAX; WORDS].map(AtomicU64::new));
+            pack(&place, 10, NodeId(768), &what);
+            let words = place.map(AtomicU64::into_inner);
             let record = unpack(2, &words, |ticks| ticks).unwrap();
             let expected = Record { time_ns: 10, node: NodeId(768), thread: 2, what };
             assert_eq!(format!("{record:?}"), format!("{expected:?}"));
