@@ -166,7 +166,8 @@ impl Scene {
         }
     }
 
-    fn inspect(&self, request: &Request) -> anyhow::Result<Value> {
+    /// A node's state as JSON, whose parts have the order of the device.
+    fn inspect(&self, request: &Request) -> anyhow::Result<String> {
         let path = request.value("path").unwrap_or_default();
         let asked = InspectRequest {
             node: number(request, "node")?,
@@ -176,7 +177,8 @@ impl Scene {
         };
         match self.ask(&Ask::Inspect(asked))? {
             Reply::Inspection { tree: Some(tree), complete } => {
-                Ok(json!({ "tree": tree, "complete": complete }))
+                let tree = serde_json::to_string(&tree)?;
+                Ok(format!("{{\"tree\":{tree},\"complete\":{complete}}}"))
             }
             _ => bail!("there is no device at this place"),
         }
@@ -347,11 +349,13 @@ impl Listening {
                 let since = request.value("since").and_then(|since| since.parse().ok());
                 Answer::good(JSON, self.scene.frames(since.unwrap_or(0)))
             }
-            ("GET" | "HEAD", "/route") => told(self.scene.route(request)),
+            ("GET" | "HEAD", "/route") => {
+                told(self.scene.route(request).map(|way| way.to_string()))
+            }
             ("GET" | "HEAD", "/inspect") => told(self.scene.inspect(request)),
             ("POST", "/act") => {
                 let act = serde_json::from_slice(&request.body).context("not an act");
-                told(act.and_then(|act| self.scene.act(act)))
+                told(act.and_then(|act| self.scene.act(act)).map(|done| done.to_string()))
             }
             ("GET" | "HEAD" | "POST", _) => {
                 Answer::refused("404 Not Found", "there is no such page")
@@ -368,9 +372,9 @@ fn same(one: &str, other: &str) -> bool {
 }
 
 /// JSON, or why there is none.
-fn told(result: anyhow::Result<Value>) -> Answer {
+fn told(result: anyhow::Result<String>) -> Answer {
     match result {
-        Ok(value) => Answer::good(JSON, value.to_string()),
+        Ok(value) => Answer::good(JSON, value),
         Err(error) => Answer::refused("409 Conflict", &format!("{error:#}")),
     }
 }
