@@ -47,6 +47,18 @@ fn a_queue_shows_what_waits_and_what_is_under_way() {
     let b = cluster.endpoint(1, 0, 0);
     let queue = || see(cluster.icc(0), "tni/0/cq/0");
     assert_eq!(parts(at(&queue(), "waiting")), []);
+    // What is registered, as the tables in memory have it.
+    let of_buffer = see(cluster.icc(0), "tni/0/cq/0/stags/0");
+    assert_eq!(at(&of_buffer, "readonly"), &Value::Flag(false), "{of_buffer:?}");
+    let block = number(&of_buffer, "block");
+    let block = see(cluster.icc(0), &format!("tni/0/cq/0/blocks/{block}"));
+    let bytes = number(&block, "page_size") * number(&block, "pages");
+    let length = u64::from_str_radix(&text(at(&of_buffer, "length"))[2..], 16).unwrap();
+    assert!(length > 0 && length <= bytes, "{of_buffer:?} {block:?}");
+    // Requests by name; nobody has used the gates.
+    let masked = see(cluster.icc(0), "tni/0/interrupts/masked");
+    assert!(!text(&masked).contains(['{', '"']), "{masked:?}");
+    assert_eq!(parts(&see(cluster.icc(0), "tni/0/channel")), []);
     // With the interface disabled, descriptors stay where they are.
     let device = cluster.device(0);
     device.tni(tni(0)).disable().unwrap();

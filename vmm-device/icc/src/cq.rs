@@ -19,6 +19,7 @@ use crate::handover::Handover;
 use crate::irq::{Arm, IrqUnit};
 use crate::memory::DmaMemory;
 use crate::page::{DIRECT, PIGGYBACK, Page, SharedPages};
+use crate::show::Words;
 use crate::translate::Tables;
 use crate::transmit::Transmit;
 use crate::watch::Watch;
@@ -38,6 +39,8 @@ const MAX_SESSION: u32 = (1 << 25) - 1;
 pub(crate) struct DirectCommand {
     pub(crate) words: [u64; 8],
 }
+
+inspect!(DirectCommand { words as Words });
 
 impl DirectCommand {
     pub(crate) fn first(&self) -> Descriptor {
@@ -68,7 +71,7 @@ pub(crate) struct DirectRegister {
     ready: Option<DirectCommand>,
 }
 
-inspect!(DirectRegister { words as debug, written as hex, ready as debug });
+inspect!(DirectRegister { words as Words, written as hex, ready });
 
 impl DirectRegister {
     /// Notes a trapped write; `Err` if it comes while a command still waits.

@@ -11,7 +11,7 @@ use tofu_abi::table::{
     STEERING_ENTRY_SIZE, Steering,
 };
 use tofu_abi::{Rcode, StagOffset};
-use tofu_inspect::{Hex, Inspect, Said, Visit};
+use tofu_inspect::{Hex, Inspect, Said, Tree, Visit};
 
 use crate::command::{CommandKind, Message};
 use crate::cq::Cq;
@@ -166,13 +166,7 @@ impl Walk {
 
     fn go(&mut self, tables: &Tables, memory: &dyn DmaMemory) -> Result<(), (Rcode, String)> {
         let (stag, offset) = (u64::from(self.at.stag()), self.at.offset());
-        let steering = Table {
-            tables,
-            memory,
-            name: "steering",
-            registers: STEERING,
-            size: STEERING_ENTRY_SIZE,
-        };
+        let steering = Table::steering(tables, memory);
         let (address, raw, length) = steering.entry(
             stag,
             (Rcode::STEERING_TABLE_DISABLED, Rcode::STAG_RANGE, Rcode::STEERING_UNREADABLE),
@@ -183,13 +177,7 @@ impl Walk {
         if !entry.enable() {
             return Err((Rcode::STAG_DISABLED, disabled("steering", stag, address, raw)));
         }
-        let block = Table {
-            tables,
-            memory,
-            name: "memory block",
-            registers: MEMORY_BLOCK,
-            size: MEMORY_BLOCK_ENTRY_SIZE,
-        };
+        let block = Table::memory_block(tables, memory);
         let mbid = u64::from(entry.mbid());
         let (address, raw, pages) = block.entry(
             mbid,
@@ -325,6 +313,42 @@ fn disabled(table: &str, index: u64, address: u64, raw: u64) -> String {
     format!("{table} entry {index} at {address:#x} is {raw:#x}: enable (bit 7) is 0")
 }
 
+/// Entries of a table that are looked at for those who debug.
+const SHOWN: u64 = 4096;
+
+/// The entries of a queue's steering table that are enabled, as they are in memory.
+pub(crate) fn stags(tree: &mut Tree<'_>, tables: &Tables, memory: &dyn DmaMemory) {
+    for (index, raw, length) in Table::steering(tables, memory).entries() {
+        let entry = Steering(raw);
+        if entry.enable() {
+            tree.add_with(index, |visit| {
+                visit.tree(|tree| {
+                    tree.add("readonly", &entry.readonly());
+                    tree.add("block", &entry.mbid());
+                    tree.add("from", &Hex(entry.mbva()));
+                    tree.add("length", &Hex(length));
+                });
+            });
+        }
+    }
+}
+
+/// The same of its memory block table.
+pub(crate) fn blocks(tree: &mut Tree<'_>, tables: &Tables, memory: &dyn DmaMemory) {
+    for (index, raw, pages) in Table::memory_block(tables, memory).entries() {
+        let entry = MemoryBlock(raw);
+        if entry.enable() {
+            tree.add_with(index, |visit| {
+                visit.tree(|tree| {
+                    tree.add("page_size", &PageSize::from_code(entry.ps()).map(PageSize::bytes));
+                    tree.add("pages", &pages);
+                    tree.add("page_table", &Hex(entry.ipa()));
+                });
+            });
+        }
+    }
+}
+
 /// Registers of a table: whether it is there, where, and how many entries it has.
 type Registers = [(CqsReg, &'static str); 3];
 
@@ -347,7 +371,26 @@ struct Table<'a> {
     size: u64,
 }
 
-impl Table<'_> {
+impl<'a> Table<'a> {
+    fn steering(tables: &'a Tables, memory: &'a dyn DmaMemory) -> Self {
+        let (name, registers, size) = ("steering", STEERING, STEERING_ENTRY_SIZE);
+        Self { tables, memory, name, registers, size }
+    }
+
+    fn memory_block(tables: &'a Tables, memory: &'a dyn DmaMemory) -> Self {
+        let (name, registers, size) = ("memory block", MEMORY_BLOCK, MEMORY_BLOCK_ENTRY_SIZE);
+        Self { tables, memory, name, registers, size }
+    }
+
+    /// Index and words of all entries up to the first that cannot be read, [`SHOWN`] at most.
+    fn entries(&self) -> impl Iterator<Item = (u64, u64, u64)> {
+        let codes = (Rcode::SUCCESS, Rcode::SUCCESS, Rcode::SUCCESS);
+        (0..SHOWN).map_while(move |index| {
+            let (_, raw, second) = self.entry(index, codes).ok()?;
+            Some((index, raw, second))
+        })
+    }
+
     /// Address and two words of an entry. The codes are those of a table that is disabled, of an
     /// index beyond it, and of an entry that cannot be read.
     fn entry(

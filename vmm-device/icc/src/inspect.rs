@@ -14,7 +14,7 @@ use tofu_sync::lock;
 use crate::command::{self, Action, PacketRoute};
 use crate::cq::Cq;
 use crate::device::Icc;
-use crate::explain::Walk;
+use crate::explain::{self, Walk};
 use crate::map::{RegisterNow, Unit};
 use crate::memory::Access;
 use crate::transmit::Transmit;
@@ -129,9 +129,13 @@ impl Inspect for Interface<'_> {
                     }
                 });
             });
-            if let Some(barrier) = icc.barrier.get(tni) {
+            if tni.get() < icc.description().barrier.tnis {
+                // None of them before one of its registers is written.
                 tree.add_with("gate", |visit| visit.tree(|tree| gates(tree, icc, tni)));
-                tree.add("channel", barrier);
+                tree.add_with("channel", |visit| match icc.barrier.get(tni) {
+                    Some(unit) => unit.inspect(visit),
+                    None => visit.tree(|_| ()),
+                });
             }
         });
     }
@@ -175,6 +179,13 @@ impl Inspect for Queue<'_> {
                 Inspect::inspect(&completions, visit);
             });
             tree.add("tables", &*queue.tables);
+            if icc.dma_enabled() {
+                let (tables, memory) = (&*queue.tables, icc.memory());
+                let stags = |visit: Visit<'_>| visit.tree(|t| explain::stags(t, tables, memory));
+                let blocks = |visit: Visit<'_>| visit.tree(|t| explain::blocks(t, tables, memory));
+                tree.add_with("stags", stags);
+                tree.add_with("blocks", blocks);
+            }
         });
     }
 }

@@ -1,5 +1,6 @@
 //! How values of the register map look to those who debug.
 
+use tofu_abi::desc::Descriptor;
 use tofu_abi::irq::IrqSet;
 use tofu_abi::queue::RingIndex;
 use tofu_abi::{Rcode, StagOffset};
@@ -42,9 +43,35 @@ pub(crate) struct Requests<S>(pub(crate) S);
 
 impl<S: IrqSet> Inspect for Requests<S> {
     fn inspect(&self, visit: Visit<'_>) {
-        match self.0.raw() {
-            u64::MAX => visit.text("all"),
-            _ => visit.text(format_args!("{:?}", self.0)),
+        // Bits that are no requests mean nothing.
+        let raw = self.0.raw() & S::ALL.raw();
+        if raw == 0 {
+            return visit.text("none");
         }
+        if raw == S::ALL.raw() {
+            return visit.text("all");
+        }
+        // A set of names in quotes.
+        let names = format!("{:?}", S::from_raw(raw));
+        visit.text(names.replace(['{', '}', '"', ','], ""));
+    }
+}
+
+/// Words as they stand in a register or descriptor.
+pub(crate) struct Words<const N: usize>(pub(crate) [u64; N]);
+
+impl<const N: usize> Inspect for Words<N> {
+    fn inspect(&self, visit: Visit<'_>) {
+        let words = self.0.map(|word| format!("{word:#x}"));
+        visit.text(words.join(" "));
+    }
+}
+
+/// A descriptor, if there is one.
+pub(crate) struct Maybe(pub(crate) Option<Descriptor>);
+
+impl Inspect for Maybe {
+    fn inspect(&self, visit: Visit<'_>) {
+        Inspect::inspect(&self.0.map(|descriptor| Words(descriptor.0)), visit);
     }
 }

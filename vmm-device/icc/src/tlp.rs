@@ -13,6 +13,7 @@ use tofu_abi::desc::{ArmwOp, Header2, MAX_MESSAGE, MAX_MTU, MTU_UNIT};
 use tofu_abi::frame::{TLP_MAX, frame_around};
 use tofu_abi::reduce::{MAX_INTEGERS, Op, Value};
 use tofu_abi::{BgId, CqId, Rcode, StagOffset};
+use tofu_inspect::inspect;
 
 use crate::memory::{DmaError, DmaMemory, Segment, Segments, copy_segments, skip_segments};
 use crate::translate::Pin;
@@ -74,6 +75,8 @@ pub struct Tag {
     /// Tells commands apart that had the same place.
     pub generation: u32,
 }
+
+inspect!(Tag { cq as said, index, generation });
 
 /// The part that all requests share.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@ use tofu_inspect::inspect;
 
 use crate::command::Message;
 use crate::completions::Slot;
-use crate::show::Ring;
+use crate::show::{Maybe, Ring};
 use crate::tlp::{Request, Tag};
 
 /// A message that is being sent.
@@ -38,7 +38,7 @@ impl Active {
     }
 }
 
-inspect!(Active { tag as debug, message as said, sent, wire });
+inspect!(Active { tag, message as said, sent, wire });
 
 /// Where a queue takes its descriptors from, and what it is at.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +52,7 @@ pub(crate) struct Transmit {
     pub(crate) waited: bool,
 }
 
-inspect!(Transmit { toq as hex, ring as Ring, active, second as debug, waited });
+inspect!(Transmit { toq as hex, ring as Ring, active, second as Maybe, waited });
 
 impl Transmit {
     pub(crate) const fn new(toq: u64, ring: RingIndex) -> Self {

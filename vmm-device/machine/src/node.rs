@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, Weak};
 use tofu_abi::irq::vector;
 use tofu_abi::regs::{CqReg, NUM_TNI};
 use tofu_abi::{Coords, CqId, Doorbell, Generation, TniId, pci};
-use tofu_fabric::{NodeId, Port, PortCounters, XbCounters};
+use tofu_fabric::{Fabric, NodeId, Port, PortCounters, XbCounters};
 use tofu_icc::{Config, DmaMemory, Event, Host, Icc, SharedPages, Subject};
-use tofu_inspect::{Inspect, Said, Visit};
+use tofu_inspect::{Inspect, Said, Tree, Visit};
 use tofu_pci::{Bar, Endpoint, EndpointDevice, Identity, LinkSpeed};
 use tofu_sync::lock;
 use vm_memory::MmapRegion;
@@ -247,12 +247,34 @@ impl Node {
 
 impl Inspect for Node {
     fn inspect(&self, visit: Visit<'_>) {
-        let Self { id, coords: _, icc, host } = self;
+        let Self { id, coords, icc, host } = self;
         visit.tree(|tree| {
             tree.add("index", &id.0);
             tree.add("doorbells", &Said(format_args!("{:?}", self.doorbells())));
             tree.add("pci", &host.endpoint);
             tree.add("device", icc);
+            if let Some(shared) = host.shared.upgrade() {
+                let fabric = shared.fabric();
+                // Nobody has asked for a node that is not there.
+                tree.add("router_up", &fabric.node_up(*coords).unwrap_or_default());
+                let links = |tree: &mut Tree<'_>| links(tree, fabric, *coords);
+                tree.add_with("link", |visit| visit.tree(links));
+            }
+        });
+    }
+}
+
+/// The links of a node by its ports, and whether they are up.
+fn links(tree: &mut Tree<'_>, fabric: &Fabric, node: Coords) {
+    let shape = fabric.shape();
+    for port in Port::ALL {
+        let Some(to) = shape.neighbor(node, port) else { continue };
+        tree.add_with(port, |visit| {
+            visit.tree(|tree| {
+                tree.add("up", &fabric.link_up(node, port).unwrap_or_default());
+                tree.add("to", &shape.node_id(to).map(|to| to.0));
+                tree.add("at", &Said(to));
+            });
         });
     }
 }

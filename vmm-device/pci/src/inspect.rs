@@ -23,7 +23,8 @@ impl Inspect for Endpoint {
                             visit.tree(|tree| {
                                 tree.add("size", &Hex(bar.size));
                                 tree.add("prefetchable", &bar.prefetchable);
-                                tree.add("address", &range.map(|range| Hex(range.address)));
+                                let at = range.map_or(0, |range| range.address);
+                                tree.add("address", &Assigned(at));
                             });
                         });
                     }
@@ -31,6 +32,15 @@ impl Inspect for Endpoint {
             });
             tree.add("msix", &self.msix());
         });
+    }
+}
+
+/// An address on the bus. One that is 0 was never given: a monitor like QEMU keeps those to itself.
+pub(crate) struct Assigned(pub(crate) u64);
+
+impl Inspect for Assigned {
+    fn inspect(&self, visit: Visit<'_>) {
+        Inspect::inspect(&(self.0 != 0).then_some(Hex(self.0)), visit);
     }
 }
 

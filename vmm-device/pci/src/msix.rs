@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use tofu_sync::lock;
 
+use crate::inspect::Assigned;
+
 /// The most vectors an MSI-X table can have.
 pub const MAX_VECTORS: u16 = 2048;
 
@@ -40,7 +42,7 @@ pub(crate) struct Vector {
     reported: Option<(u64, u32)>,
 }
 
-tofu_inspect::inspect!(Vector { address as hex, data as hex, masked, pending, reported as skip });
+tofu_inspect::inspect!(Vector { address as Assigned, data as hex, masked, pending, reported as skip });
 
 impl Vector {
     const RESET: Self = Self { address: 0, data: 0, masked: true, pending: false, reported: None };

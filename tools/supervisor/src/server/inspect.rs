@@ -42,7 +42,7 @@ pub(super) fn look_at(registry: &Registry, ask: &InspectRequest) -> anyhow::Resu
 fn absent(path: &[&str], missing: &Missing) -> anyhow::Error {
     let Missing { at, names } = missing;
     let before = match at {
-        0 => "the device".to_owned(),
+        0 => "the node".to_owned(),
         at => printable(&path[..*at].join("/")),
     };
     let name = path.get(*at).copied().unwrap_or_default();
@@ -53,8 +53,11 @@ fn absent(path: &[&str], missing: &Missing) -> anyhow::Error {
     let all = names.iter().map(String::as_str);
     let more = if names.len() > NAMES { ", ..." } else { "" };
     let some: Vec<_> = all.clone().take(NAMES).collect();
-    let meant = did_you_mean(name, all);
-    anyhow!("{before} has no {wanted}{meant}; there are {}{more}", some.join(", "))
+    // Of numbers none is meant more than another.
+    let number = name.chars().all(|c| c.is_ascii_digit());
+    let meant = if number { String::new() } else { did_you_mean(name, all) };
+    let there = if meant.is_empty() { "; there are" } else { " There are" };
+    anyhow!("{before} has no {wanted}{meant}{there} {}{more}", some.join(", "))
 }
 
 /// Walks through the tables of a control queue.

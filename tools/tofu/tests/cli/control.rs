@@ -265,7 +265,9 @@ fn inspects(place: &Place) {
     }
     let short = place.run(&["inspect", "1", "--depth", "1"]).ok();
     assert!(short.starts_with("node: index=1 doorbells="), "{short}");
-    assert!(short.ends_with(" pci=... device=...\n"), "{short}");
+    assert!(short.ends_with(" pci=... device=... router_up=yes link=...\n"), "{short}");
+    let links = place.run(&["inspect", "1", "link"]).ok();
+    assert!(links.contains(": up=yes to=0 at=(0,0,0,0,0,0)\n"), "{links}");
     let before = place.run(&["inspect", "1", "device/tni/0", "--json"]).ok();
     let tree: Value = serde_json::from_str(&before).unwrap();
     assert_eq!((&tree["node"], &tree["complete"]), (&1.into(), &true.into()));
@@ -282,7 +284,7 @@ fn inspects(place: &Place) {
     assert!(walk.contains("STEERING_TABLE_ENABLE is 0"), "{walk}");
     for (args, expected) in [
         (&["1", "device/tni/9"][..], "device/tni has no 9; there are 0, 1, 2, 3, 4, 5"),
-        (&["1", "device/prot"], "device has no prot; did you mean port?; there are"),
+        (&["1", "device/prot"], "device has no prot; did you mean port? There are"),
         (&["1", "index/x"], "index has no parts, and so no x"),
         (&["0", "--diff", file], "the file is about node 1, not 0"),
         (&["1", "--diff", "/dev/null"], "is not what tofu inspect --json prints"),
