@@ -42,7 +42,13 @@ pub(crate) struct Vector {
     reported: Option<(u64, u32)>,
 }
 
-tofu_inspect::inspect!(Vector { address as Assigned, data as hex, masked, pending, reported as skip });
+tofu_inspect::inspect!(Vector {
+    address as Assigned,
+    data as hex,
+    masked,
+    pending,
+    reported as skip,
+});
 
 impl Vector {
     const RESET: Self = Self { address: 0, data: 0, masked: true, pending: false, reported: None };

@@ -722,7 +722,7 @@ function listen() {
     button.addEventListener("click", () => panel(button.dataset.panel));
   }
   for (const head of document.querySelectorAll("#nodes th")) {
-    head.firstChild.addEventListener("click", () => {
+    head.firstElementChild.addEventListener("click", () => {
       const same = shown.sort === head.dataset.sort;
       // Of numbers of what happens, most comes first.
       const most = !["index", "at", "state", "jobs"].includes(head.dataset.sort);
