@@ -72,7 +72,8 @@ impl Broken<'_> {
     }
 }
 
-/// A load that begins anew whenever it has ended, as it should.
+/// A load that begins anew whenever it has ended, as it should, and all is well: a job would not
+/// get its nodes otherwise.
 struct Load<'a> {
     begin: Box<dyn Fn() -> Vec<Running> + 'a>,
     check: Box<dyn Fn(Vec<String>) + 'a>,
@@ -86,16 +87,21 @@ impl<'a> Load<'a> {
         Self { begin: Box::new(begin), check: Box::new(check), running, times: 0 }
     }
 
+    /// Waits for its end, if it is under way.
     fn end(&mut self) {
-        let said = self.running.drain(..).map(|running| running.end(LONG).ok()).collect();
-        (self.check)(said);
-        self.times += 1;
+        let said: Vec<_> = self.running.drain(..).map(|running| running.end(LONG).ok()).collect();
+        if !said.is_empty() {
+            (self.check)(said);
+            self.times += 1;
+        }
     }
 
-    fn look_after(&mut self) {
+    fn look_after(&mut self, all_is_well: bool) {
         if !self.running.iter_mut().any(Running::runs) {
             self.end();
-            self.running = (self.begin)();
+            if all_is_well {
+                self.running = (self.begin)();
+            }
         }
     }
 }
@@ -165,13 +171,13 @@ fn soak(net: &Net, sdk: &Sdk, (seed, rounds): (u64, u32), with_mpi: bool) {
         for _ in 0..CHANGES {
             broken.apply(random.change(12, links.len()), &links);
             sleep(Duration::from_millis(random.below(300)));
-            loads.iter_mut().for_each(Load::look_after);
+            loads.iter_mut().for_each(|load| load.look_after(false));
         }
         broken.repair();
         // As long as a stream may take to find out that it can go on.
         for _ in 0..10 {
             sleep(Duration::from_secs(1));
-            loads.iter_mut().for_each(Load::look_after);
+            loads.iter_mut().for_each(|load| load.look_after(true));
         }
         assert!(puts.runs(), "seed {seed}: {:?}", puts.end(LONG));
     }
