@@ -1,7 +1,7 @@
 /*
  * Ranks put to each other and get back what they have put, while links, nodes and boards on their
- * ways fail and come back, until a file appears at rank 0. A command may be lost, but is told to be;
- * what has arrived is what was put.
+ * ways fail and come back, until a file appears at rank 0. A command may be lost, but is told to
+ * be; what has arrived is what was put.
  */
 #include <string.h>
 #include <time.h>
