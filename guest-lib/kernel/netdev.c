@@ -546,8 +546,11 @@ bool tofu_shim_skb_cut(struct sk_buff **skb)
 	unsigned int type;
 	u16 size;
 
+	/* A packet that is one segment has a type, too. */
+	if (!skb_is_gso(*skb) || !skb_is_gso_tcp(*skb))
+		return false;
 	/* What is written here is not the stack's any more. */
-	if (!skb_is_gso_tcp(*skb) || skb_unclone(*skb, GFP_ATOMIC))
+	if (skb_unclone(*skb, GFP_ATOMIC))
 		return false;
 	whole = skb_shinfo(*skb);
 	type = whole->gso_type;
