@@ -541,7 +541,6 @@ bool tofu_shim_skb_complete(struct sk_buff **skb)
  */
 bool tofu_shim_skb_cut(struct sk_buff **skb)
 {
-	struct skb_shared_info *whole;
 	struct sk_buff *list, *piece;
 	unsigned int type;
 	u16 size;
@@ -552,14 +551,13 @@ bool tofu_shim_skb_cut(struct sk_buff **skb)
 	/* What is written here is not the stack's any more. */
 	if (skb_unclone(*skb, GFP_ATOMIC))
 		return false;
-	whole = skb_shinfo(*skb);
-	type = whole->gso_type;
-	size = whole->gso_size;
+	type = skb_shinfo(*skb)->gso_type;
+	size = skb_shinfo(*skb)->gso_size;
 	if (size > TOFU_PIECE / 2)
 		return false;
-	whole->gso_size = rounddown(TOFU_PIECE, size);
+	skb_shinfo(*skb)->gso_size = rounddown(TOFU_PIECE, size);
 	list = skb_gso_segment(*skb, NETIF_F_SG | NETIF_F_HW_CSUM);
-	whole->gso_size = size;
+	skb_shinfo(*skb)->gso_size = size;
 	for (piece = IS_ERR(list) ? NULL : list; piece; piece = piece->next) {
 		unsigned int data = piece->len - skb_tcp_all_headers(piece);
 
