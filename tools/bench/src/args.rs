@@ -48,6 +48,8 @@ pub enum BenchPart {
     Boot,
     /// Two Linux nodes, against an Ethernet and soft RoCE between the same guests
     Linux,
+    /// Linux nodes with Fugaku's processor, against x86 ones: until they are ready, and Puts
+    Arm64,
     /// IP between two nodes, against virtio-net on a bridge, and TCP/IP stacks on a veth pair
     Ip,
     /// The kernel driver, against VFIO and tofu-net on the same device, and virtio-net; needs its

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod arm64;
 mod barrier;
 mod baseline;
 mod driver;
@@ -61,6 +62,8 @@ struct Report {
     machines: Vec<MachineRun>,
     barriers: Option<barrier::Barriers>,
     linux: Option<linux::Linux>,
+    /// Nodes with Fugaku's processor beside x86 ones.
+    arm64: Option<Vec<arm64::Beside>>,
     ip: Option<ip::Ip>,
     driver: Option<driver::Driver>,
     /// Parts that this host could not measure, and why.
@@ -264,6 +267,11 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<u8> {
         say(&"\nFrom Linux to Linux, against an Ethernet and soft RoCE between the same guests")?;
         let measured = linux::measure(args.quick, &mut say);
         report.linux = report.unless_skipped(args, "linux", measured, &mut say)?;
+    }
+    if wanted(BenchPart::Arm64) {
+        say(&"\nLinux nodes with Fugaku's processor, against x86 ones")?;
+        let measured = arm64::measure(args.quick, &mut say);
+        report.arm64 = report.unless_skipped(args, "arm64", measured, &mut say)?;
     }
     if wanted(BenchPart::Ip) {
         say(&"\nIP between two nodes, against virtio-net on a bridge, and stacks on a veth pair")?;

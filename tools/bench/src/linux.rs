@@ -37,7 +37,7 @@ use crate::machine::up;
 const IMAGE: &str = "bench";
 const PACKAGES: [&str; 4] = ["iperf3", "iputils-ping", "perftest", "rdma-core"];
 /// Two neighbours.
-const SHAPE: &str = "2x1x1x1x1x1";
+pub(crate) const SHAPE: &str = "2x1x1x1x1x1";
 /// rxe and perftest take more than the usual memory of a node.
 const MEMORY: MemorySize = MemorySize(512 << 20);
 /// Where node 1 is in the Ethernet.
@@ -167,8 +167,9 @@ pub(crate) fn measure(
     Ok(this)
 }
 
-fn kvm() -> bool {
-    kvm_runs_linux(tofu_vmm::probe().linux())
+/// Whether KVM runs nodes with such processors.
+pub(crate) fn kvm(arch: Arch) -> bool {
+    arch == Arch::default() && kvm_runs_linux(tofu_vmm::probe().linux())
 }
 
 /// Makes sure that everything is in the cache.
@@ -177,7 +178,7 @@ pub(crate) fn prepare() -> anyhow::Result<()> {
         ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
     let (args, _) = modes()?;
     let arch = Arch::default();
-    Kit::prepare(&Plan::new(&args)?, arch, &args.linux, kvm(), true, &progress)?;
+    Kit::prepare(&Plan::new(&args)?, arch, &args.linux, kvm(arch), true, &progress)?;
     kit::qemu(Arch::default(), &progress)?;
     let cache = Cache::from_env()?;
     let has_all = |with: &[String]| PACKAGES.iter().all(|name| with.iter().any(|w| w == name));
@@ -254,8 +255,8 @@ impl Lab {
     pub(crate) fn start(args: &MachineArgs, lan: Ethernet) -> anyhow::Result<Self> {
         let start = Instant::now();
         let plan = Plan::new(args)?;
-        let kvm = kvm();
-        let arch = Arch::default();
+        let arch = args.linux.arch.unwrap_or_default();
+        let kvm = kvm(arch);
         let kit = Kit::prepare(&plan, arch, &args.linux, kvm, true, &Silent)?;
         let qemu = kit::qemu(arch, &Silent)?;
         let mut named = Named::new(&plan, args)?;
@@ -376,7 +377,7 @@ impl Guests {
     }
 
     /// Puts by size: to their completion, and one way.
-    fn latencies(
+    pub(crate) fn latencies(
         &self,
         quick: bool,
         mode: &str,

@@ -1,0 +1,130 @@
+//! Nodes with Fugaku's processor beside x86 ones: how long they take to be ready, and what Puts and
+//! messages between two of them take. The device is the same, and the nodes' programs are of the
+//! same sources.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use serde::Serialize;
+use tofu_image::Arch;
+use tofu_linux_nodes::kit::{self, Kit};
+use tofu_linux_nodes::lan::Ethernet;
+use tofu_supervisor::options::{LinuxArgs, MachineArgs};
+use tofu_supervisor::plan::Plan;
+use tofu_supervisor::units::{Driver, Timeout};
+use tofu_ui::{ImageProgress, Style};
+
+use crate::figures::Latency;
+use crate::linux::{Lab, SHAPE, kvm};
+use crate::machine::up;
+
+/// How long all nodes together may take: on a busy host each of a dozen emulated ones has a small
+/// part of a processor.
+const ALL_READY: Duration = Duration::from_secs(600);
+
+/// A figure of either kind of nodes, both in one run.
+#[derive(Debug, Serialize)]
+pub(crate) struct Beside {
+    pub(crate) what: String,
+    /// Of a Put or message.
+    pub(crate) bytes: Option<u64>,
+    /// Of times: `s` or `us`, of which the median.
+    pub(crate) unit: &'static str,
+    pub(crate) x86_64: f64,
+    pub(crate) arm64: f64,
+    /// How many times as long with Fugaku's processor.
+    pub(crate) times: f64,
+}
+
+impl Beside {
+    fn new(
+        what: String,
+        bytes: Option<u64>,
+        unit: &'static str,
+        [x86_64, arm64]: [f64; 2],
+    ) -> Self {
+        Self { what, bytes, unit, x86_64, arm64, times: arm64 / x86_64 }
+    }
+
+    fn header() -> String {
+        format!("{:<44} {:>8} {:>10} {:>10} {:>8}", "", "bytes", "x86-64", "A64FX", "times")
+    }
+}
+
+impl fmt::Display for Beside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, bytes, unit, x86_64, arm64, times } = self;
+        let bytes = bytes.map(|bytes| bytes.to_string()).unwrap_or_default();
+        write!(
+            f,
+            "{what:<44} {bytes:>8} {x86_64:>7.2} {unit:<2} {arm64:>7.2} {unit:<2} {times:>8.2}"
+        )
+    }
+}
+
+fn machine(arch: Arch, shape: &str) -> anyhow::Result<MachineArgs> {
+    let linux = LinuxArgs {
+        linux: true,
+        arch: Some(arch),
+        driver: Some(Driver::Vfio),
+        boot_timeout: Timeout(ALL_READY),
+        ..LinuxArgs::default()
+    };
+    Ok(MachineArgs { guest: None, linux, ..up(shape, "")? })
+}
+
+/// Makes sure that everything is in the cache.
+fn prepare() -> anyhow::Result<()> {
+    let progress =
+        ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
+    for arch in Arch::ALL {
+        let args = machine(arch, SHAPE)?;
+        Kit::prepare(&Plan::new(&args)?, arch, &args.linux, kvm(arch), true, &progress)?;
+        kit::qemu(arch, &progress)?;
+    }
+    Ok(())
+}
+
+/// Seconds until two nodes are ready, and times between them.
+fn two(arch: Arch, quick: bool) -> anyhow::Result<(f64, Vec<Latency>)> {
+    let lab = Lab::start(&machine(arch, SHAPE)?, Ethernet::None)?;
+    let mut latencies = Vec::new();
+    lab.guests.latencies(quick, "auto", &mut |latency| {
+        latencies.push(latency);
+        Ok(())
+    })?;
+    Ok((lab.ready.as_secs_f64(), latencies))
+}
+
+/// Measures; `say` gets lines as they come.
+pub(crate) fn measure(
+    quick: bool,
+    say: &mut dyn FnMut(&dyn fmt::Display) -> io::Result<()>,
+) -> anyhow::Result<Vec<Beside>> {
+    prepare()?;
+    say(&Beside::header())?;
+    let mut rows = Vec::new();
+    let mut tell = |what: String, bytes, unit, times| {
+        let row = Beside::new(what, bytes, unit, times);
+        say(&row)?;
+        rows.push(row);
+        io::Result::Ok(())
+    };
+    let (x86_64, puts) = two(Arch::X86_64, quick)?;
+    let (arm64, others) = two(Arch::Arm64, quick)?;
+    tell("two nodes ready".to_owned(), None, "s", [x86_64, arm64])?;
+    for (put, other) in puts.into_iter().zip(others) {
+        tell(put.what, Some(put.bytes), "us", [put.p50_us, other.p50_us])?;
+    }
+    if !quick {
+        let unit = |arch| {
+            anyhow::Ok(Lab::start(&machine(arch, "unit")?, Ethernet::None)?.ready.as_secs_f64())
+        };
+        let times = [unit(Arch::X86_64)?, unit(Arch::Arm64)?];
+        tell("twelve nodes ready".to_owned(), None, "s", times)?;
+    }
+    Ok(rows)
+}
