@@ -4,7 +4,7 @@ use tofu_inspect::{Hex, Inspect, Visit};
 
 use crate::config::{ConfigSpace, regs};
 use crate::endpoint::Endpoint;
-use crate::msix::MsixTable;
+use crate::msix::{Assigned, MsixTable};
 
 /// Capabilities that are shown at most: as many as fit.
 const MAX_CAPABILITIES: usize = 48;
@@ -32,15 +32,6 @@ impl Inspect for Endpoint {
             });
             tree.add("msix", &self.msix());
         });
-    }
-}
-
-/// An address on the bus. One that is 0 was never given: a monitor like QEMU keeps those to itself.
-pub(crate) struct Assigned(pub(crate) u64);
-
-impl Inspect for Assigned {
-    fn inspect(&self, visit: Visit<'_>) {
-        Inspect::inspect(&(self.0 != 0).then_some(Hex(self.0)), visit);
     }
 }
 

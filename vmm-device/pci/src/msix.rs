@@ -3,9 +3,8 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use tofu_inspect::{Hex, Inspect, Visit};
 use tofu_sync::lock;
-
-use crate::inspect::Assigned;
 
 /// The most vectors an MSI-X table can have.
 pub const MAX_VECTORS: u16 = 2048;
@@ -40,6 +39,15 @@ pub(crate) struct Vector {
     pub(crate) pending: bool,
     /// What was last passed to the sink.
     reported: Option<(u64, u32)>,
+}
+
+/// An address on the bus. One that is 0 was never given: a monitor like QEMU keeps those to itself.
+pub(crate) struct Assigned(pub(crate) u64);
+
+impl Inspect for Assigned {
+    fn inspect(&self, visit: Visit<'_>) {
+        Inspect::inspect(&(self.0 != 0).then_some(Hex(self.0)), visit);
+    }
 }
 
 tofu_inspect::inspect!(Vector {
