@@ -17,7 +17,7 @@ use tofu_machine::Generation;
 use tofu_ui::{FileError, TomlFile};
 use toml::Spanned;
 
-use crate::Part;
+use crate::part::Part;
 use crate::plot::{Curves, Line};
 use crate::traffic::{Arrivals, Limits, Load, MOST_WALKED, Outcome, Pattern, Rails, Traffic};
 
