@@ -49,7 +49,7 @@ struct tofu_run {
 struct tofu_areas;
 struct tofu_queue;
 
-/* Of a queue. _xmit, _poll, _polled, _beat and _counters are called with software interrupts off. */
+/* Of a queue. All but _open, _stop and _coalesce are called with software interrupts off. */
 int tofu_rs_net_open(void *link, struct tofu_queue *queue);
 void tofu_rs_net_stop(void *link);
 /* Takes the frame, or returns false and has the queue held. */
