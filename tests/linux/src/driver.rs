@@ -54,10 +54,14 @@ pub fn place(test: &str) -> Option<Place> {
 /// Compiles C tests of the driver (`guest-lib/kernel/tests`) and puts them into /tmp of nodes.
 #[track_caller]
 pub fn programs(place: &Place, names: &[&str], nodes: &[&str]) {
+    programs_by(Path::new("gcc"), place, names, nodes);
+}
+
+fn programs_by(compiler: &Path, place: &Place, names: &[&str], nodes: &[&str]) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-lib/kernel/tests");
     for name in names {
         let path = place.file(name);
-        let output = Command::new("gcc")
+        let output = Command::new(compiler)
             .args(["-static", "-pthread", "-Wall", "-Wextra", "-Werror", "-O2", "-o", &path])
             .arg(source.join(name).with_extension("c"))
             .output()
@@ -138,6 +142,15 @@ impl Nodes {
         place.up(&[&of, &options[..]].concat());
         programs(&place, &PROGRAMS, &["0", "1"]);
         Some(Self { place, sdk, generation })
+    }
+
+    /// A machine of two nodes with Fugaku's processor, whose image has the driver, and the C
+    /// programs in /tmp.
+    pub fn boot_arm64(place: Place, sdk: Sdk, (image, cpu): (&str, &str)) -> Self {
+        let nodes = ["--shape", SHAPE, "--memory", "512MiB", "--arch", "arm64", "--cpu", cpu];
+        place.up(&[&nodes[..], &["--driver", "tofu", "--image", image]].concat());
+        programs_by(sdk.compiler(), &place, &PROGRAMS, &["0", "1"]);
+        Self { place, sdk, generation: Generation::Fugaku }
     }
 
     /// What /proc/tofu says of a node's place, as words.

@@ -233,6 +233,13 @@ impl Place {
         command
     }
 
+    /// The same in the checkout, where programs and libraries for other processors are built.
+    pub fn command_in_checkout(&self, args: &[&str]) -> Command {
+        let mut command = self.command(args);
+        command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+        command
+    }
+
     /// Runs a command to its end.
     #[track_caller]
     pub fn run(&self, args: &[&str]) -> Said {

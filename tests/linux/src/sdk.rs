@@ -10,7 +10,10 @@ use crate::{MOMENT, Place, Running, Said, skip};
 /// Longest time for the image that MPI's headers come from, where it has to be fetched.
 const IMAGE: Duration = Duration::from_secs(600);
 
-/// Whether there are a compiler and `strip`; if not, prints that.
+/// What programs and libraries for other processors take to be built on a busy host, at most.
+pub const BUILD: Duration = Duration::from_secs(1200);
+
+/// Whether there are a compiler and `strip`; after it was said if not.
 pub fn has_compiler(test: &str) -> bool {
     let found = ["gcc", "strip"].iter().all(|tool| {
         Command::new(tool).arg("--version").output().is_ok_and(|output| output.status.success())
@@ -33,14 +36,24 @@ fn must(command: &mut Command) {
 pub struct Sdk {
     folder: PathBuf,
     libraries: PathBuf,
+    /// What compiles, and its options.
+    compiler: (PathBuf, &'static [&'static str]),
 }
+
+/// Options of GCC in these tests.
+const STRICT: &[&str] = &["-Wall", "-Wextra", "-Werror", "-O2"];
+/// The same for Fugaku's processor, as makefiles for Fugaku have them.
+const FUJITSU: &[&str] = &["-Nclang", "-Kfast,openmp", "-Wall", "-Wextra", "-Werror"];
 
 impl Sdk {
     /// For programs with uTofu and jTofu.
     #[track_caller]
     pub fn new(place: &Place) -> Self {
-        let this =
-            Self { folder: place.path().to_path_buf(), libraries: place.path().join("libraries") };
+        let this = Self {
+            folder: place.path().to_path_buf(),
+            libraries: place.path().join("libraries"),
+            compiler: ("gcc".into(), STRICT),
+        };
         fs::create_dir(&this.libraries).unwrap();
         for name in ["libtofucom.so", "libtofutop.so", "libtnw.so"] {
             // Cargo leaves them beside the tests. Copying their debug information takes long.
@@ -51,8 +64,37 @@ impl Sdk {
         this
     }
 
-    /// Adds the files that programs with MPI need; `false`, after the reason was printed, if they
-    /// are not available.
+    /// For programs on nodes with Fugaku's processor; what that takes is built in the checkout.
+    /// `None`, after it was said, if Debian's packages for it cannot be had.
+    #[track_caller]
+    pub fn arm64(place: &Place, test: &str, more: &[&str]) -> Option<Self> {
+        let this = Self {
+            folder: place.path().to_path_buf(),
+            libraries: place.path().join("sdk/lib"),
+            compiler: (place.path().join("sdk/bin/fccpx"), FUJITSU),
+        };
+        let sdk = place.path().join("sdk");
+        let args = [&["sdk", "--arch", "arm64", sdk.to_str().unwrap()], more].concat();
+        let said = Running::start(place.command_in_checkout(&args), b"").end(BUILD);
+        if said.lacks_packages() {
+            skip(test, "of compiled programs: Debian's packages for arm64 cannot be had");
+            return None;
+        }
+        said.ok();
+        Some(this)
+    }
+
+    /// The folder that `tofu sdk` has written.
+    pub fn path(&self) -> PathBuf {
+        self.folder.join("sdk")
+    }
+
+    /// What compiles C for the nodes.
+    pub fn compiler(&self) -> &Path {
+        &self.compiler.0
+    }
+
+    /// Adds what programs with MPI need; `false`, after it was said why, if it cannot be had.
     #[track_caller]
     pub fn add_mpi(&self, place: &Place, test: &str) -> bool {
         let command = self.command(place, &["sdk", "--mpi", "sdk"]);
@@ -67,9 +109,18 @@ impl Sdk {
 
     /// A command of `tofu` with these libraries, in the place's folder.
     pub fn command(&self, place: &Place, args: &[&str]) -> Command {
-        let mut command = place.command(args);
-        command.env("TOFU_LIBRARIES", &self.libraries).current_dir(&self.folder);
-        command
+        if self.compiler.1 == STRICT {
+            let mut command = place.command(args);
+            command.env("TOFU_LIBRARIES", &self.libraries).current_dir(&self.folder);
+            return command;
+        }
+        // Those for other processors are built in the checkout, and found there.
+        let program = |word: &&str| match word.strip_prefix("./") {
+            Some(name) => self.folder.join(name).to_str().unwrap().to_owned(),
+            None => (*word).to_owned(),
+        };
+        let args: Vec<_> = args.iter().map(program).collect();
+        place.command_in_checkout(&args.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     /// A program of the place's folder on this host, with these libraries.
@@ -82,7 +133,7 @@ impl Sdk {
     /// Compiles a source file, named from the folder of these tests, with these libraries.
     #[track_caller]
     pub fn compile(&self, source: &str, libraries: &[&str]) {
-        self.compile_by(Path::new("gcc"), source, libraries);
+        self.compile_by(&self.compiler.0, source, libraries);
     }
 
     /// The same for a program with MPI.
@@ -128,7 +179,7 @@ impl Sdk {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
         let sdk = self.folder.join("sdk");
         let mut command = Command::new(compiler);
-        command.args(["-Wall", "-Wextra", "-Werror", "-O2", "-I"]).arg(sdk.join("include"));
+        command.args(self.compiler.1).arg("-I").arg(sdk.join("include"));
         command.arg(&source).arg("-L").arg(sdk.join("lib")).args(libraries);
         must(command.arg("-o").arg(self.folder.join(source.file_stem().unwrap())));
     }

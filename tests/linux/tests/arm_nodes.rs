@@ -1,17 +1,15 @@
 //! Linux nodes with Fugaku's processor: what they see of the device, the shipped programs, IP,
 //! programs that were compiled with the SDK, and what is refused. With `TOFU_LONG` in the
-//! environment also Debian's packages for them, and MPI.
+//! environment also Debian's packages for them, MPI, the kernel driver with pages of each size, the
+//! tests of the uTofu library, and twelve nodes.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use tofu_linux_tests::driver::{Nodes, is_well, passes};
+use tofu_linux_tests::sdk::{BUILD, Sdk};
 use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, Said, skip, wait_for};
-
-/// The root of the checkout, where `tofu` builds the programs for such nodes.
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-/// The longest time for that, on a busy host.
-const BUILD: std::time::Duration = std::time::Duration::from_secs(1200);
 
 #[test]
 fn nodes_with_fugakus_processor() {
@@ -20,9 +18,7 @@ fn nodes_with_fugakus_processor() {
     if !has_rustup(TEST) {
         return;
     }
-    let mut build = place.command(&["image", "build", "--arch", "arm64"]);
-    build.current_dir(Path::new(ROOT));
-    let built = Running::start(build, b"").end(BUILD).ok();
+    let built = here(&place, &["image", "build", "--arch", "arm64"]).ok();
     assert!(built.starts_with("image arm64 for arm64: kernel "), "{built}");
     place.up(&["--arch", "arm64", "--shape", "2x1x1x1x1x1", "--image", "arm64"]);
     let info = place.exec("0", &["cat", "/proc/cpuinfo"]).ok();
@@ -31,9 +27,14 @@ fn nodes_with_fugakus_processor() {
     let said = place.exec("1", &["tofu-guest", "selftest"]).ok();
     assert!(said.contains(" works: "), "{said}");
     place.all_pairs(2, 2);
-    reach_each_other(&place);
+    reach_each_other(&place, "t-1-0-0");
     compiled_programs(&place, TEST);
-    // Programs for the host do not run on such nodes.
+    // Programs for the host are none for such nodes.
+    let host = std::env::current_exe().unwrap();
+    place.run(&["cp", host.to_str().unwrap(), "0:/tmp/host"]).ok();
+    let said = place.exec("0", &["/tmp/host"]);
+    let why = "tofu: cannot run /tmp/host: it is for x86-64, and this node is arm64\n";
+    assert_eq!((said.code, said.err.as_str()), (Some(126), why), "{said:?}");
     let error = place.run(&["run", "/bin/true"]).error();
     let expected = "cannot run true: it is for x86-64, and the machine's nodes are arm64";
     assert!(error.contains(expected), "{error}");
@@ -48,7 +49,7 @@ fn nodes_with_fugakus_processor() {
             &["--image", "default"][..],
             "image default: it is for x86-64 and the nodes are for arm64",
         ),
-        (&["--driver", "tofu"], "nodes for arm64 cannot have the kernel driver (--driver tofu)"),
+        (&["--driver", "tofu", "--image", "arm64"], "--driver tofu: image arm64 has no tofu.ko"),
         (&["--vmm", "tofu"], "nodes for arm64 cannot have our own monitor (--vmm tofu)"),
         (&["--guest", "/bin/true"], "guest /bin/true: it is for x86-64, and its node is arm64"),
     ] {
@@ -57,8 +58,10 @@ fn nodes_with_fugakus_processor() {
     }
     let error = place.run(&["up", "--linux", "--cpu", "max"]).error();
     assert!(error.contains("--cpu is for nodes for arm64; add --arch arm64"), "{error}");
-    let error = place.run(&["image", "build", "--arch", "arm64", "--kernel", "driver-cloud"]);
-    assert!(error.error().contains("has one of Debian's kernels without our driver"));
+    let error = place.run(&["image", "build", "--arch", "arm64", "--kernel", "driver-debug"]);
+    assert!(error.error().contains("an image for arm64 has one of Debian's kernels"));
+    let error = place.run(&["image", "build", "--kernel", "16k"]).error();
+    assert!(error.contains("have pages of 4 KiB; add --arch arm64"), "{error}");
     let sdk = place.path().join("sdk");
     let sdk_for = ["sdk", "--arch", "arm64", "--mpi", "--image", "default", sdk.to_str().unwrap()];
     let error = place.run(&sdk_for).error();
@@ -77,9 +80,116 @@ fn has_rustup(test: &str) -> bool {
 
 /// A command that runs in the checkout, where programs and libraries are built.
 fn here(place: &Place, args: &[&str]) -> Said {
-    let mut command = place.command(args);
-    command.current_dir(ROOT);
-    Running::start(command, b"").end(BUILD)
+    Running::start(place.command_in_checkout(args), b"").end(BUILD)
+}
+
+/// A place for a test that takes long; or `None`, after it was said why not.
+fn long(test: &str) -> Option<Place> {
+    if std::env::var_os("TOFU_LONG").is_none() {
+        skip(test, "takes minutes; TOFU_LONG=1 runs it");
+        return None;
+    }
+    has_rustup(test).then(|| Place::new(test, Image::Default)).flatten()
+}
+
+/// The kernel driver, with pages of 4 and 16 KiB in kernels of Debian's, and of 64 KiB, as Fugaku's
+/// kernel has, in one that is built here if it is not there, which takes long.
+#[test]
+fn the_driver_on_fugakus_processor() {
+    const TEST: &str = "the_driver_on_fugakus_processor";
+    for (kernel, cpu, kib) in
+        [("driver-cloud", "a64fx", 4), ("driver-16k", "max", 16), ("driver", "a64fx", 64)]
+    {
+        let Some(place) = long(TEST) else { return };
+        let Some(sdk) = Sdk::arm64(&place, TEST, &[]) else { return };
+        let said = here(&place, &["image", "build", "--arch", "arm64", "--kernel", kernel]);
+        if said.lacks_packages() {
+            return skip(TEST, "Debian's packages for arm64 cannot be had");
+        }
+        said.ok();
+        let nodes = Nodes::boot_arm64(place, sdk, (&format!("{kernel}-arm64"), cpu));
+        for node in ["0", "1"] {
+            let maps =
+                nodes.place.exec(node, &["grep", "-m1", "KernelPageSize", "/proc/self/smaps"]);
+            let words: Vec<_> = maps.ok().split_whitespace().map(str::to_owned).collect();
+            assert_eq!(words[1..], [kib.to_string(), "kB".to_owned()], "{kernel}");
+        }
+        for test in ["ioctls", "users", "memory", "barrier"] {
+            passes(&nodes.place, "0", &[&format!("/tmp/{test}")]);
+        }
+        passes(&nodes.place, "0", &["/tmp/races", "5"]);
+        nodes.puts();
+        nodes.barriers();
+        nodes.foreign_program();
+        reach_each_other(&nodes.place, "t-0-0-0-1-0-0");
+        utofu_suite(&nodes.place, &nodes.sdk);
+        for node in ["0", "1"] {
+            is_well(&nodes.place, node);
+        }
+        nodes.place.run_for(&["down"], MOMENT, b"").ok();
+        nodes.place.is_clean();
+    }
+}
+
+/// Examples and tests of the library, on what nodes have of the device: by `tofud` or the driver.
+fn utofu_suite(place: &Place, sdk: &Sdk) {
+    let run = |args: &[&str]| {
+        let command = sdk.command(place, &[&["run"], args].concat());
+        Running::start(command, b"").end(4 * PATIENCE).ok()
+    };
+    for (name, expected) in [
+        ("counter", "0: counter 2000, each number drawn once: yes\n"),
+        ("pingpong", "0: 1000 rounds of 4096 bytes, first byte 208\n"),
+        ("striping", "1: 12582912 bytes over 6 TNIs, 0 wrong\n"),
+        ("stride", "0: 2 ranks, halo columns of 300 rows, 0 wrong\n"),
+        ("piggyback", "0: 128 of 128 letters as they were written\n"),
+        ("prepared", "0: 100 rounds of 192 bytes of descriptors, 0 wrong\n"),
+        ("sizes", "0: 22 sizes up to 16777215 bytes, 22 as they were sent\n"),
+        ("threads", "0: 2 ranks of 4 threads: each number drawn once\n"),
+    ] {
+        let source = format!("../../guest-lib/utofu/examples/c/{name}.c");
+        sdk.compile(&source, &["-ltofucom", "-ltofutop", "-lpthread"]);
+        assert_eq!(run(&["-n", "2", &format!("./{name}")]), expected, "{name}");
+    }
+    for (name, args) in [("abi", &[][..]), ("functions", &[]), ("codes", &[]), ("model", &["500"])]
+    {
+        let source = format!("../../guest-lib/utofu/c/tests/{name}.c");
+        let flags = ["-DONE_PROCESS", "-ltofucom", "-ltofutop", "-lpthread"];
+        sdk.compile(&source, &flags);
+        run(&[&["-n", "1", "--no-prefix", &format!("./{name}")], args].concat());
+    }
+}
+
+/// The library's own examples and tests without the kernel driver.
+#[test]
+fn utofu_on_fugakus_processor() {
+    const TEST: &str = "utofu_on_fugakus_processor";
+    let Some(place) = long(TEST) else { return };
+    let Some(sdk) = Sdk::arm64(&place, TEST, &[]) else { return };
+    place.up(&["--arch", "arm64", "--shape", "1x1x1x2x1x1"]);
+    utofu_suite(&place, &sdk);
+    place.run_for(&["down"], MOMENT, b"").ok();
+    place.is_clean();
+}
+
+/// A unit of Fugaku, whose twelve nodes have its processor.
+#[test]
+fn twelve_nodes_with_fugakus_processor() {
+    const TEST: &str = "twelve_nodes_with_fugakus_processor";
+    let Some(place) = long(TEST) else { return };
+    let Some(sdk) = Sdk::arm64(&place, TEST, &[]) else { return };
+    let up = ["up", "--linux", "--detach", "--boot-timeout", "20m", "--arch", "arm64"];
+    here(&place, &up).ok();
+    place.all_pairs(12, 12);
+    let source = sdk.path().join("examples/sve.c");
+    sdk.compile(source.to_str().unwrap(), &["-ltofucom", "-ltofutop"]);
+    let command = sdk.command(&place, &["run", "-n", "12", "./sve"]);
+    let out = Running::start(command, b"").end(4 * PATIENCE).ok();
+    let right = |line: &&str| line.ends_with(" of 12: vectors of 512 bits, as computed alone");
+    assert_eq!(out.lines().filter(right).count(), 12, "{out}");
+    reach_each_other(&place, "t-1-1-2");
+    place.run_for(&["down"], PATIENCE, b"").ok();
+    place.is_clean();
 }
 
 /// A root file system of Debian's packages for such nodes, whose set-up scripts have run in a
@@ -87,21 +197,9 @@ fn here(place: &Place, args: &[&str]) -> Said {
 #[test]
 fn mpi_on_fugakus_processor() {
     const TEST: &str = "mpi_on_fugakus_processor";
-    if std::env::var_os("TOFU_LONG").is_none() {
-        skip(TEST, "takes minutes; TOFU_LONG=1 runs it");
-        return;
-    }
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
-    if !has_rustup(TEST) {
-        return;
-    }
-    let sdk = place.path().join("arm64");
-    let said = here(&place, &["sdk", "--arch", "arm64", "--mpi", sdk.to_str().unwrap()]);
-    if said.lacks_packages() {
-        skip(TEST, "Debian's packages for arm64 cannot be had");
-        return;
-    }
-    said.ok();
+    let Some(place) = long(TEST) else { return };
+    let Some(sdk) = Sdk::arm64(&place, TEST, &["--mpi"]) else { return };
+    let sdk = sdk.path();
     let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
     let built = |compiler: &str, source: &Path| {
         let program = place.path().join(source.file_stem().unwrap());
@@ -137,10 +235,10 @@ fn mpi_on_fugakus_processor() {
     place.is_clean();
 }
 
-/// IP between the two nodes.
-fn reach_each_other(place: &Place) {
+/// IP from the first node to another one.
+fn reach_each_other(place: &Place, other: &str) {
     let hosts = place.run(&["hosts"]).ok();
-    let address = hosts.lines().find(|line| line.contains("t-1-0-0") && line.contains('.'));
+    let address = hosts.lines().find(|line| line.contains(other) && line.contains('.'));
     let address = address.unwrap().split_whitespace().next().unwrap();
     // Their interfaces come back when programs have released the devices.
     wait_for("nodes reach each other by IP", PATIENCE, || {
@@ -166,14 +264,17 @@ fn both_kinds(place: &Place) {
     let lines = place.exec_all(&["allreduce", "rounds=3"]);
     let right = |line: &&String| line.contains("all operations verified 3 times");
     assert_eq!(lines.iter().filter(right).count(), 2, "{lines:?}");
-    reach_each_other(place);
-    // Each program runs where it can, which is on one node.
+    reach_each_other(place, "t-1-0-0");
+    // Each program where it can run, which is one node.
     assert_eq!(place.run_for(&["run", "/bin/uname", "-m"], PATIENCE, b"").ok(), "0: x86_64\n");
     let own = place.path().join("threads");
     if own.is_file() {
-        let mut command = place.command(&["run", own.to_str().unwrap()]);
-        command.current_dir(ROOT);
-        assert_eq!(Running::start(command, b"").end(BUILD).ok(), "0: rank 0: 500500\n");
+        assert_eq!(here(place, &["run", own.to_str().unwrap()]).ok(), "0: rank 0: 500500\n");
+        // Where it cannot, it is said what it is for.
+        place.run(&["cp", own.to_str().unwrap(), "0:/tmp/threads"]).ok();
+        let said = place.exec("0", &["/tmp/threads"]);
+        let why = "tofu: cannot run /tmp/threads: it is for arm64, and this node is x86-64\n";
+        assert_eq!((said.code, said.err.as_str()), (Some(126), why), "{said:?}");
     }
     place.run_for(&["down"], MOMENT, b"").ok();
 }
@@ -181,13 +282,8 @@ fn both_kinds(place: &Place) {
 /// Programs that the SDK's compilers make, linked with our libraries and with those of C and C++.
 fn compiled_programs(place: &Place, test: &str) {
     let here = |args: &[&str]| here(place, args);
-    let sdk = place.path().join("arm64");
-    let said = here(&["sdk", "--arch", "arm64", sdk.to_str().unwrap()]);
-    if said.lacks_packages() {
-        skip(test, "of compiled programs: Debian's packages for arm64 cannot be had");
-        return;
-    }
-    said.ok();
+    let Some(sdk) = Sdk::arm64(place, test, &[]) else { return };
+    let sdk = sdk.path();
     let openmp = place.path().join("threads.cc");
     fs::write(
         &openmp,

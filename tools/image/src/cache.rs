@@ -278,7 +278,8 @@ impl Cache {
         let compiles = self.try_lock_file(COMPILER_LOCK)?.is_none();
         for entry in fs::read_dir(&parts).on("read", &parts)?.flatten() {
             let key = entry.file_name().to_string_lossy().into_owned();
-            let kept = ["qemu", "qemu-arm64", "gcc-arm64", "rust-arm64", "tools"].contains(&key.as_str())
+            let kept = ["qemu", "qemu-arm64", "gcc-arm64", "rust-arm64", "tools"]
+                .contains(&key.as_str())
                 || key.starts_with(PACKAGES);
             let busy = compiles && is_work(&key);
             if !kept && !busy && !used.contains(&key) {

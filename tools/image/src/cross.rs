@@ -99,8 +99,8 @@ impl Cache {
     }
 
     /// A rustc with Rust's libraries for nodes with Arm's processors, for the target
-    /// `aarch64-unknown-linux-gnu`, which runs whatever libraries the host has; fetched if it is not
-    /// there.
+    /// `aarch64-unknown-linux-gnu`, which runs whatever libraries the host has; fetched if it is
+    /// not there.
     ///
     /// # Errors
     /// All that can go wrong with fetching.

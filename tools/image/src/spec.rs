@@ -395,6 +395,12 @@ impl Spec {
         self.kernel.has_driver()
     }
 
+    /// Whether its kernel has pages of 16 KiB, which not all processors know.
+    pub fn has_pages_of_16k(&self) -> bool {
+        use Kernel::{Driver16K, Pages16K, Pages16KBackports};
+        matches!(self.kernel, Pages16K | Pages16KBackports | Driver16K)
+    }
+
     /// What that driver is built for.
     pub(crate) fn driver(&self) -> Option<DriverFor> {
         Some(DriverFor { flavour: self.kernel.driver()?, arch: self.arch })
@@ -404,7 +410,7 @@ impl Spec {
     ///
     /// # Errors
     /// [`Error::Invalid`] if not.
-    pub(crate) fn check_arch(&self) -> Result<()> {
+    pub fn check_arch(&self) -> Result<()> {
         self.kernel.check_arch(self.arch)
     }
 

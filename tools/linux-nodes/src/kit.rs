@@ -10,7 +10,7 @@ use tofu_image::{Arch, Cache, Image, Progress, Qemu, Spec, Sysroot};
 use tofu_programs::{LINUX, Shipped};
 use tofu_supervisor::options::LinuxArgs;
 use tofu_supervisor::plan::Plan;
-use tofu_supervisor::units::{Driver, ImageName, MemorySize};
+use tofu_supervisor::units::{ArmCpu, Driver, ImageName, MemorySize};
 use tofu_vmm::LinuxSupport;
 
 use crate::arm64;
@@ -99,6 +99,14 @@ impl Kit {
                 without_driver,
                 hint: None,
             };
+            let pages = image.manifest.spec().is_ok_and(|spec| spec.has_pages_of_16k());
+            if pages && args.kernel.is_none() && plan.cpu == ArmCpu::A64fx {
+                bail!(
+                    "image {}: its kernel has pages of 16 KiB, which the A64FX has not; add \
+                     --cpu max",
+                    image.name
+                );
+            }
             kit.check_memory(plan).map(|()| kit)
         };
         let mut hint = None;

@@ -168,6 +168,8 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
                 None => Spec::name_for(*arch, with),
             };
             let spec = Spec::new(&name)?.arch(*arch).kernel(kernel).refresh(*refresh);
+            // Before programs are built for it.
+            spec.check_arch()?;
             let mut spec = spec.programs(tools_for(*arch, &progress)?).modules(modules)?;
             if !with.is_empty() {
                 spec = spec.with(with)?;
