@@ -238,6 +238,79 @@ fn a_notice_is_never_seen_before_its_data() {
     });
 }
 
+/// Commands are written while the device reads those before them, each of two descriptors; what it
+/// has read of one it must not have read too early.
+#[test]
+fn commands_are_read_as_they_were_posted_meanwhile() {
+    const COUNT: usize = 6000;
+    const SLOTS: usize = 1500;
+    let devices = machine("1x1x1x2x1x1", 2);
+    let (mut source, _memory) =
+        open(&devices[0], &CqConfig::new(TniId::ALL[0], CqId::ALL[0]), 4096);
+    let (_sink, target) = open(&devices[1], &CqConfig::new(TniId::ALL[0], CqId::ALL[0]), 1 << 16);
+    let to = Target::new(devices[1].coords(), TniId::ALL[0]);
+    let (mut posted, mut done) = (0, 0);
+    while done < COUNT {
+        if posted < COUNT {
+            let value = posted as u64 + 1;
+            let bytes: Vec<u8> = [value; 4].iter().flat_map(|word| word.to_le_bytes()).collect();
+            let slot = at(0, (posted % SLOTS * 32) as u64);
+            let order = Order::put_piggyback(to, slot, &bytes).unwrap();
+            // The queue is full where the device is behind.
+            posted += usize::from(source.post_and_ring(&order, value).is_ok());
+        }
+        while source.poll_tcq().is_some() {}
+        while let Some(notice) = source.poll_mrq() {
+            assert_eq!(notice.word0().rcode(), Rcode::SUCCESS);
+            done += 1;
+        }
+    }
+    for slot in 0..SLOTS {
+        let value = (COUNT - SLOTS + slot) as u64 + 1;
+        for word in 0..4 {
+            let at = slot * 32 + word * 8;
+            assert_eq!(target.load_u64(at, Ordering::Relaxed), value, "slot {slot}, word {word}");
+        }
+    }
+}
+
+/// Tables are written while the device looks into them, for memory that others have used before;
+/// and who sees the notice of a command's end sees its data, without another word between the two.
+#[test]
+fn tables_and_data_are_there_when_they_are_promised() {
+    const COUNT: u64 = 400;
+    const LEN: usize = 2048;
+    let devices = machine("1x1x1x2x1x1", 2);
+    let (mut source, _memory) =
+        open(&devices[0], &CqConfig::new(TniId::ALL[0], CqId::ALL[0]), 4096);
+    let (_sink, target) = open(&devices[1], &CqConfig::new(TniId::ALL[0], CqId::ALL[0]), 4096);
+    let to = Target::new(devices[1].coords(), TniId::ALL[0]);
+    let buffers = [(); 2].map(|()| devices[0].platform().alloc_dma(4096, 4096).unwrap());
+    for n in 1..=COUNT {
+        let buffer = &buffers[n as usize % 2];
+        for i in 0..LEN / 8 {
+            buffer.store_u64(i * 8, n, Ordering::Relaxed);
+        }
+        let range = [MemoryRange::of(buffer)];
+        let stag = source.register(&range, PageSize::Size4K, Access::ReadOnly, Some(1)).unwrap();
+        let from = tofu_abi::StagOffset::new(0, 1, 0);
+        let order = Order::put(to, at(0, 0), from, LEN as u32);
+        source.post_and_ring(&order, n).unwrap();
+        let notice = loop {
+            while source.poll_tcq().is_some() {}
+            if let Some(notice) = source.poll_mrq() {
+                break notice;
+            }
+            std::hint::spin_loop();
+        };
+        assert_eq!(notice.word0().rcode(), Rcode::SUCCESS);
+        for i in 0..LEN / 8 {
+            assert_eq!(target.load_u64(i * 8, Ordering::Relaxed), n, "word {i}");
+        }
+        source.unregister(stag).unwrap();
+    }
+}
+
 #[test]
 fn every_wait_is_woken() {
     // Ping-pong by interrupts alone: after a lost wake-up a wait would end by its time limit.

@@ -1,6 +1,7 @@
 //! Drives the library: `image build [--name N] [--kernel K] [--with A,B] [--program FILE]...
 //! [--modules A,B] [--mirror URL] [--refresh]`, `image ls`, `image rm NAME`, `image qemu`,
-//! `image fetch [--backports] PACKAGE,PACKAGE` (prints a folder with them unpacked).
+//! `image fetch [--backports] PACKAGE,PACKAGE` (prints a folder with them unpacked),
+//! `image arm64-compilers` (prints a folder with `aarch64-linux-gnu-gcc` and `-g++`).
 
 use std::cell::Cell;
 use std::path::Path;
@@ -86,7 +87,8 @@ fn main() -> anyhow::Result<()> {
             let packages: Vec<&str> = packages.split(',').collect();
             println!("{}", cache.packages(&packages, backports, &progress)?.display());
         }
-        other => bail!("unknown action {other:?}: build, ls, rm, qemu or fetch"),
+        "arm64-compilers" => println!("{}", cache.arm64_compilers(&progress)?.display()),
+        other => bail!("unknown action {other:?}: build, ls, rm, qemu, fetch or arm64-compilers"),
     }
     eprintln!("{:.3} s", began.elapsed().as_secs_f64());
     Ok(())
