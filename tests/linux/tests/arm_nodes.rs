@@ -33,7 +33,7 @@ fn nodes_with_fugakus_processor() {
     let host = std::env::current_exe().unwrap();
     place.run(&["cp", host.to_str().unwrap(), "0:/tmp/host"]).ok();
     let said = place.exec("0", &["/tmp/host"]);
-    let why = "tofu: cannot run /tmp/host: it is for x86-64, and this node is arm64\n";
+    let why = "tofu: node 0: cannot run /tmp/host: it is for x86-64, and this node is arm64\n";
     assert_eq!((said.code, said.err.as_str()), (Some(126), why), "{said:?}");
     let error = place.run(&["run", "/bin/true"]).error();
     let expected = "cannot run true: it is for x86-64, and the machine's nodes are arm64";
@@ -273,7 +273,8 @@ fn both_kinds(place: &Place) {
         // Where it cannot, it is said what it is for.
         place.run(&["cp", own.to_str().unwrap(), "0:/tmp/threads"]).ok();
         let said = place.exec("0", &["/tmp/threads"]);
-        let why = "tofu: cannot run /tmp/threads: it is for arm64, and this node is x86-64\n";
+        let why =
+            "tofu: node 0: cannot run /tmp/threads: it is for arm64, and this node is x86-64\n";
         assert_eq!((said.code, said.err.as_str()), (Some(126), why), "{said:?}");
     }
     place.run_for(&["down"], MOMENT, b"").ok();
