@@ -62,7 +62,7 @@ fn nodes_with_fugakus_processor() {
     assert!(error.error().contains("an image for arm64 has one of Debian's kernels"));
     let error = place.run(&["image", "build", "--kernel", "16k"]).error();
     assert!(error.contains("have pages of 4 KiB; add --arch arm64"), "{error}");
-    let sdk = place.path().join("sdk");
+    let sdk = place.path().join("none");
     let sdk_for = ["sdk", "--arch", "arm64", "--mpi", "--image", "default", sdk.to_str().unwrap()];
     let error = place.run(&sdk_for).error();
     assert!(error.contains("image default: it is for x86-64, and programs are"), "{error}");
