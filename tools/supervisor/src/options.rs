@@ -85,10 +85,10 @@ pub struct MachineArgs {
 
     /// Make a node fail when its guest crashes or its virtual machine dies
     ///
-    /// As with `tofu node down`, all of its links go down, and the other nodes go on. The node works
-    /// again after `tofu node up`, or when its Linux guest is ready again (`tofu restart`). Without
-    /// this option, a node whose guest has crashed still forwards the packets of others, and a small
-    /// guest that fails ends the machine.
+    /// As with `tofu node down`, all of its links go down, and the other nodes go on. The node
+    /// works again after `tofu node up`, or when its Linux guest is ready again (`tofu restart`).
+    /// Without this option, a node whose guest has crashed still forwards the packets of others,
+    /// and a small guest that fails ends the machine.
     #[arg(long)]
     pub fail_with_guest: bool,
 

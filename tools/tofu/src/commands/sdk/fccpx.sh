@@ -41,8 +41,8 @@ for word; do
     # only they have.
     -N?* | -X? | -ffj-* | -Rpass*) ;;
     -SSL2* | -SCALAPACK)
-        echo "@name@: $word: Fujitsu's mathematical libraries are not here; leave it out, and name" \
-            "others by -l" >&2
+        echo "@name@: $word: Fujitsu's mathematical libraries are not here; leave it out, and" \
+            "name others by -l" >&2
         exit 1
         ;;
     -mcpu=* | -march=*)
