@@ -80,6 +80,9 @@ pub(crate) struct Link {
     /// The socket has taken something since this was last checked.
     taken: AtomicBool,
     closed: AtomicBool,
+    /// The socket takes nothing more, because the other end is gone. What that end sent before it
+    /// went, such as that it leaves, can still be received.
+    unheard: AtomicBool,
 }
 
 struct Tls {
@@ -127,6 +130,7 @@ impl Link {
             crowded: AtomicBool::new(false),
             taken: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            unheard: AtomicBool::new(false),
         })
     }
 
@@ -177,7 +181,7 @@ impl Link {
 
     /// Sends a frame. Returns false if the other end is gone.
     pub(crate) fn send(&self, kind: Kind, body: &[u8]) -> bool {
-        if self.closed.load(SeqCst) {
+        if self.closed.load(SeqCst) || self.unheard.load(SeqCst) {
             return false;
         }
         let mut tls = lock(&self.tls);
@@ -191,13 +195,15 @@ impl Link {
         if !self.has_room() {
             self.crowded.store(true, SeqCst);
         }
-        let sent = written.and_then(|written| match written == length {
-            true => self.flush(&mut tls),
-            false => Err(ErrorKind::WriteZero.into()),
-        });
+        let written = written.is_ok_and(|written| written == length);
+        let sent = written && self.flush(&mut tls);
         drop(tls);
-        if sent.is_err() || before > MOST {
+        if !written || before > MOST {
             self.close();
+            return false;
+        }
+        if !sent {
+            self.wake();
             return false;
         }
         if self.waiting.load(SeqCst) > 0 || self.crowded.load(SeqCst) {
@@ -206,9 +212,9 @@ impl Link {
         true
     }
 
-    /// Sends what the socket takes.
-    fn flush(&self, tls: &mut Tls) -> io::Result<()> {
-        while tls.connection.wants_write() {
+    /// Sends what the socket takes. Returns false if it takes nothing more.
+    fn flush(&self, tls: &mut Tls) -> bool {
+        while tls.connection.wants_write() && !self.unheard.load(SeqCst) {
             match tls.connection.write_tls(&mut Socket(&self.socket)) {
                 Ok(sent) => {
                     self.taken.store(true, SeqCst);
@@ -216,13 +222,13 @@ impl Link {
                     let waiting = self.waiting.load(SeqCst);
                     self.waiting.store(waiting.saturating_sub(sent as u64).max(1), SeqCst);
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                Err(_) => self.unheard.store(true, SeqCst),
             }
         }
         self.waiting.store(0, SeqCst);
-        Ok(())
+        !self.unheard.load(SeqCst)
     }
 
     /// Whether more requests are taken.
@@ -297,8 +303,8 @@ impl Link {
         if listen && !socket.is_empty() {
             self.take(frames)?;
         }
-        let mut tls = lock(&self.tls);
-        self.flush(&mut tls)?;
+        // If the socket takes nothing more, reading from it ends soon, and says why.
+        self.flush(&mut lock(&self.tls));
         Ok(self.has_room() && self.crowded.swap(false, SeqCst))
     }
 
