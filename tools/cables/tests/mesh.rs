@@ -190,6 +190,27 @@ fn a_part_that_leaves_is_seen_and_reached_no_more() {
     assert!(meshes[0].has_room());
 }
 
+/// The last words of a part are heard, though others send to it while it goes.
+#[test]
+fn a_part_that_says_something_and_leaves_is_heard() {
+    let ended = PartStatus::Ended { failed: 3 };
+    for _ in 0..20 {
+        let (_folder, dir) = folder(2);
+        let meshes = all(&dir, 2);
+        let inboxes: Vec<_> = meshes.iter().map(Inbox::of).collect();
+        inboxes[0].wait_for_all(1);
+        thread::scope(|scope| {
+            scope.spawn(|| while meshes[0].send(PartId(1), vec![1; 5000]) {});
+            inboxes[1].wait_for_messages(1);
+            meshes[1].tell(ended);
+            meshes[1].leave();
+        });
+        assert_eq!(inboxes[0].next_news(), News::Status(PartId(1), ended));
+        let went = News::Went(PartId(1), "its process has ended".to_owned());
+        assert_eq!(inboxes[0].next_news(), went);
+    }
+}
+
 #[test]
 fn any_part_may_come_back_and_hears_how_the_others_are() {
     const PARTS: u16 = 3;
