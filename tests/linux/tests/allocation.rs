@@ -79,7 +79,7 @@ fn nodes_are_taken_in_turn(place: &Place) {
     let error = refused(&["--shape", "3x2"]);
     assert!(error.contains("a map of 3x2 needs 6 nodes"), "{error}");
     let error = refused(&["--machine", "four", "--shape", "unit"]);
-    assert!(error.contains("--machine four runs"), "{error}");
+    assert!(error.contains("--machine four is running"), "{error}");
 
     // First come, first served. A job that leaves the queue does not hold up the others.
     let mut all = start(place, &["--json", "--shape", "4"]);
