@@ -97,7 +97,7 @@ const fn exponential(random: u64, mean: u64) -> Ps {
         bit += 1;
     }
     let halvings = ((random.leading_zeros() as u64 + 1) << 32) - fraction;
-    let time = ((mean as u128 * halvings as u128) >> 32) * LN_2 >> 32;
+    let time = (((mean as u128 * halvings as u128) >> 32) * LN_2) >> 32;
     time as u64
 }
 
