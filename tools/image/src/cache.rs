@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use crate::apt::Apt;
 use crate::arch::Arch;
 use crate::error::{Error, IoContext, Result};
-use crate::manifest::{self, Manifest};
+use crate::manifest::Manifest;
 use crate::progress::{Phase, Progress};
 use crate::spec::check_name;
 
@@ -218,7 +218,7 @@ impl Cache {
         let folder = self.image_folder(name);
         let Some(manifest) = Manifest::read(&folder)? else { return Ok(None) };
         if !manifest.files_are_whole(&folder) {
-            let path = folder.join(manifest::FILE);
+            let path = folder.join(Manifest::FILE);
             let reason = "a file of the image is missing or of another length".into();
             return Err(Error::Manifest { path, reason });
         }
@@ -416,7 +416,7 @@ mod tests {
         let error = cache.find("a").unwrap_err().to_string();
         assert!(error.contains("tofu image rm"), "{error}");
         assert_eq!(cache.list().unwrap(), []);
-        fs::write(cache.image_folder("a").join(manifest::FILE), "garbage").unwrap();
+        fs::write(cache.image_folder("a").join(Manifest::FILE), "garbage").unwrap();
         assert!(cache.find("a").is_err());
         cache.remove("a", &Silent).unwrap();
         assert!(!cache.image_folder("a").exists());

@@ -14,8 +14,6 @@ use crate::error::{Error, IoContext, Result};
 use crate::hash::sha256_file;
 use crate::spec::{Kernel, Spec};
 
-/// The name of the file.
-pub(crate) const FILE: &str = "manifest.toml";
 /// Changes when a folder made by an older version of this crate cannot be used any more.
 pub(crate) const FORMAT: u32 = 1;
 
@@ -78,6 +76,9 @@ pub struct Manifest {
 }
 
 impl Manifest {
+    /// The name of the file.
+    pub const FILE: &'static str = "manifest.toml";
+
     pub(crate) fn new(name: &str, fingerprint: &str) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Self {
@@ -107,7 +108,7 @@ impl Manifest {
     }
 
     pub(crate) fn write(&self, folder: &Path) -> Result<()> {
-        let path = folder.join(FILE);
+        let path = folder.join(Self::FILE);
         let text = toml::to_string(self)
             .map_err(|error| Error::Manifest { path: path.clone(), reason: error.to_string() })?;
         fs::write(&path, text).on("write", &path)
@@ -115,7 +116,7 @@ impl Manifest {
 
     /// Reads a folder's manifest. `None` if there is none, or of another format.
     pub(crate) fn read(folder: &Path) -> Result<Option<Self>> {
-        let path = folder.join(FILE);
+        let path = folder.join(Self::FILE);
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -210,7 +211,7 @@ mod tests {
     #[test]
     fn missing_old_and_damaged_ones_differ() {
         let folder = tempfile::tempdir().unwrap();
-        let write = |text: &str| fs::write(folder.path().join(FILE), text).unwrap();
+        let write = |text: &str| fs::write(folder.path().join(Manifest::FILE), text).unwrap();
         assert!(Manifest::read(folder.path()).unwrap().is_none());
         write("format = 99\nother = true\n");
         assert!(Manifest::read(folder.path()).unwrap().is_none());

@@ -354,6 +354,11 @@ impl Part {
     }
 }
 
+/// Bytes as hexadecimal digits.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Runs `tofu up --hosts` and returns the exit code.
 pub(crate) fn run(file: &Path, args: &MachineArgs, json: bool) -> anyhow::Result<u8> {
     let text =
@@ -372,7 +377,7 @@ pub(crate) fn run(file: &Path, args: &MachineArgs, json: bool) -> anyhow::Result
     let machine = Machine {
         file,
         certificates: std::env::temp_dir().join(format!("tofu-hosts-{}", std::process::id())),
-        hash: hash[..16].iter().map(|byte| format!("{byte:02x}")).collect(),
+        hash: hex(&hash[..16]),
         command,
         config: args.shape.config.as_deref().map(file_of).transpose()?,
         guest: guest.map(|path| file_of(Path::new(path))).transpose()?,

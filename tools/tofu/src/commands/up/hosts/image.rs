@@ -7,14 +7,13 @@ use std::process::{Command, Stdio};
 
 use anyhow::Context;
 use sha2::{Digest, Sha256};
-use tofu_image::Cache;
+use tofu_image::{Cache, Manifest};
 use tofu_supervisor::plan::Plan;
+
+use super::hex;
 
 /// The user's cache, as a shell has it.
 const CACHE: &str = "${TOFU_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tofu}";
-
-/// What an image's folder says of itself: a file that each has.
-const MANIFEST: &str = "manifest.toml";
 
 /// An image of this host's.
 pub(super) struct Image {
@@ -40,12 +39,12 @@ impl Image {
         let Some(name) = named.map(|name| name.as_str().to_owned()) else { return Ok(None) };
         let Some(image) = Cache::from_env()?.find(&name)? else { return Ok(None) };
         let folder = image.initrd.parent().context("an image without a folder")?.to_owned();
-        let manifest = folder.join(MANIFEST);
+        let manifest = folder.join(Manifest::FILE);
         let text =
             fs::read(&manifest).with_context(|| format!("cannot read {}", manifest.display()))?;
-        let hash = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
+        let hash = hex(&Sha256::digest(text));
         let others = image.manifest.files.keys().cloned();
-        let files = [MANIFEST.to_owned()].into_iter().chain(others).collect();
+        let files = [Manifest::FILE.to_owned()].into_iter().chain(others).collect();
         let size = image.manifest.size();
         Ok(Some(Self { name, folder, files, hash, size }))
     }
@@ -59,8 +58,9 @@ impl Image {
     pub(super) fn looked_for(&self) -> String {
         let Self { name, hash, .. } = self;
         format!(
-            "m=\"{CACHE}/images/{name}/{MANIFEST}\"; test \"$(sha256sum \"$m\" 2>/dev/null | \
-             cut -c 1-64)\" = {hash} && echo there || echo missing"
+            "m=\"{CACHE}/images/{name}/{}\"; test \"$(sha256sum \"$m\" 2>/dev/null | \
+             cut -c 1-64)\" = {hash} && echo there || echo missing",
+            Manifest::FILE
         )
     }
 
