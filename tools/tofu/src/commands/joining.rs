@@ -10,7 +10,7 @@ use tofu_supervisor::units::{PartOf, Timeout};
 
 use crate::commands::slurm;
 
-/// A kernel waits for 200 ms and more before it sends again what was lost.
+/// A kernel waits for 200 ms or more before it sends lost data again.
 const LEAST_CABLE_TIMEOUT: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, Args)]
@@ -18,9 +18,9 @@ const LEAST_CABLE_TIMEOUT: Duration = Duration::from_millis(100);
 pub(crate) struct JoinArgs {
     /// Run part I of N parts, counted from 0, in this process, and wait for the others
     ///
-    /// With slurm, I and N are those of a task of Slurm's (SLURM_PROCID, SLURM_NTASKS).
+    /// With slurm, I and N come from the Slurm task that this runs in (SLURM_PROCID, SLURM_NTASKS).
     ///
-    /// All other options have to be the same for all parts, but those for what is printed or
+    /// All other options must be the same for all parts, except those for what is printed or
     /// captured, and for doorbells and engines. See the manual, page Machines over many hosts.
     #[arg(long, value_name = "I/N|slurm", requires = "join", value_parser = part)]
     part: Option<PartOf>,
@@ -44,7 +44,7 @@ fn part(text: &str) -> anyhow::Result<PartOf> {
 }
 
 impl JoinArgs {
-    /// The part that is asked for, and the folder.
+    /// The requested part, and the folder.
     pub(crate) fn asked(&self) -> Option<(PartOf, &Path)> {
         self.part.zip(self.join.as_deref())
     }
