@@ -59,6 +59,7 @@ pub use cache::{Cache, Image};
 pub use cross::{Sysroot, has_arm64_gcc};
 pub use driver::{Made, Module};
 pub use error::{Error, Result};
+pub use hash::hex;
 pub use kernel::{
     KernelKind, LoadedSize, inspect as inspect_kernel, inspect_arm64 as inspect_kernel_arm64,
     kernel_size, loaded_size,

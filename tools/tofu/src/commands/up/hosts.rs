@@ -20,6 +20,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tofu_fabric::{PartId, Parts};
+use tofu_image::hex;
 use tofu_supervisor::options::MachineArgs;
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::units::PartOf;
@@ -352,11 +353,6 @@ impl Part {
     fn end(&mut self) {
         self.child.stdin = None;
     }
-}
-
-/// Bytes as hexadecimal digits.
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Runs `tofu up --hosts` and returns the exit code.

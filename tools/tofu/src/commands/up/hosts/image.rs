@@ -7,10 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::Context;
 use sha2::{Digest, Sha256};
-use tofu_image::{Cache, Manifest};
+use tofu_image::{Cache, Manifest, hex};
 use tofu_supervisor::plan::Plan;
-
-use super::hex;
 
 /// The user's cache, as a shell has it.
 const CACHE: &str = "${TOFU_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tofu}";
