@@ -286,7 +286,7 @@ fn the_driver_and_its_tests() {
     utofu_tests(&nodes);
     utofu_barriers(&nodes);
     utofu_perf(&nodes);
-    let times = if std::env::var_os("TOFU_LONG").is_some() { 1000 } else { 100 };
+    let times = if std::env::var_os("TOFU_LONG").is_some() { 1000 } else { 30 };
     comes_and_goes(&nodes, times);
     without_an_iommu(&nodes);
     learners_driver(&nodes.place, "1", &first_put(&nodes.place));
