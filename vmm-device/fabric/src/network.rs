@@ -11,6 +11,7 @@
 
 mod agenda;
 mod arena;
+mod broken;
 mod calendar;
 mod crossbar;
 mod engine;

@@ -1,5 +1,7 @@
 //! Values with small handles, reused when freed.
 
+use std::collections::BTreeSet;
+
 /// No handle.
 pub(super) const NONE: u32 = u32::MAX;
 
@@ -28,6 +30,13 @@ impl<T> Arena<T> {
     #[inline]
     pub(super) fn free(&mut self, handle: u32) {
         self.free.push(handle);
+    }
+
+    /// All values that there are.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        let free: BTreeSet<_> = self.free.iter().copied().collect();
+        let all = (0..).zip(&self.values);
+        all.filter(move |(handle, _)| !free.contains(handle)).map(|(_, value)| value)
     }
 
     /// How many values there are.

@@ -133,6 +133,13 @@ impl Engine {
             && self.shared.sending.iter().all(sure)
     }
 
+    /// The tokens of frames that are here, or may have to be sent again.
+    pub(super) fn tokens(&self) -> impl Iterator<Item = u64> {
+        let Shared { frames, sending, .. } = &self.shared;
+        let kept = sending.iter().flat_map(WatchedSending::unacknowledged);
+        frames.iter().chain(kept).map(|frame| frame.token)
+    }
+
     /// The memory that it takes.
     pub(super) fn bytes(&self) -> usize {
         self.nodes.capacity() * size_of::<Node>()

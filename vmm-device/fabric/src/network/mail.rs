@@ -5,6 +5,7 @@ use tofu_links::Dllp;
 
 use super::agenda::NEVER;
 use super::arena::Arena;
+use super::broken::Which;
 use super::calendar::{Calendar, Event};
 use super::frame::{Far, Frame, PORTS};
 use super::message::Ps;
@@ -81,7 +82,7 @@ pub(super) enum Notice {
     Discarded {
         port: Option<Port>,
         token: u64,
-        last: bool,
+        which: Which,
     },
     /// Nothing gets through a link.
     Failed {

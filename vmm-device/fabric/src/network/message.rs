@@ -45,7 +45,8 @@ pub struct Message {
     pub bus: Ps,
     /// The TNI does not begin to send before this time.
     pub ready_at: Ps,
-    /// The caller's name for the message. Those under way at one time should differ.
+    /// The caller's name for the message. Those under way at one time should differ, and frames of
+    /// one that was lost may be under way for some time after that is told.
     pub token: u64,
 }
 

@@ -15,6 +15,7 @@ use tofu_links::{Counters, Parameters};
 
 use super::agenda::{self, Agenda, NEVER, Window};
 use super::arena::{Arena, NONE};
+use super::broken::Which;
 use super::crossbar::{Crossbar, QUEUES, Queues, Turn, bit_of, bits};
 use super::frame::{
     CLASS, CLASS_ORDER, CLASSES, DOOMED, Far, Frame, LAST, NULLIFIED, PORTS, SLOTS, UNMARKED,
@@ -793,7 +794,11 @@ impl Node {
             counts.discarded_normal += 1;
         }
         let (node, port) = (self.id(shared), Port::ALL.get(n).copied());
-        let last = frame.flags & LAST != 0;
-        out.tell_now(now, node, n as u8, Notice::Discarded { port, token: frame.token, last });
+        let which = match (frame.flags & LAST != 0, frame.number) {
+            (false, _) => Which::Earlier,
+            (true, 0) => Which::Only,
+            (true, _) => Which::Last,
+        };
+        out.tell_now(now, node, n as u8, Notice::Discarded { port, token: frame.token, which });
     }
 }

@@ -13,6 +13,7 @@ use tofu_abi::topology::{NodeId, Port};
 use tofu_links::{Dllp, Seq, VCS};
 
 use super::agenda::NEVER;
+use super::broken::Which;
 use super::frame::{Far, Frame, PORTS, SLOTS};
 use super::mail::{Credit, Mail, Notice, Said, Told};
 use super::message::Ps;
@@ -221,6 +222,13 @@ impl Others {
         own.or_else(|| theirs.last().copied())
     }
 
+    /// Adds the bits that any part has set.
+    pub(super) fn any(&mut self, own: &mut [u64]) {
+        for own in own {
+            *own = self.words(Some([*own])).into_iter().fold(*own, |all, [bits]| all | bits);
+        }
+    }
+
     /// What each of the others says that says anything.
     fn words<const N: usize>(&mut self, own: Option<[u64; N]>) -> Vec<[u64; N]> {
         self.clear();
@@ -344,8 +352,8 @@ fn put_told(to: &mut Vec<u8>, told: &Told) -> bool {
     let (kind, a, b, token) = match told.notice {
         Notice::Delivered { tni, token } => (0, tni, 0, token),
         Notice::Left { tni, token, request } => (1, tni, u8::from(request), token),
-        Notice::Discarded { port, token, last } => {
-            (2, port.map_or(u8::MAX, |port| port.index() as u8), u8::from(last), token)
+        Notice::Discarded { port, token, which } => {
+            (2, port.map_or(u8::MAX, |port| port.index() as u8), which as u8, token)
         }
         Notice::Failed { port } => (3, port.index() as u8, 0, 0),
         // Who wants to see these sees those of his own part.
@@ -459,7 +467,10 @@ impl Rules {
         let notice = match kind {
             0 => Notice::Delivered { tni: tni?, token },
             1 => Notice::Left { tni: tni?, token, request: flag },
-            2 => Notice::Discarded { port, token, last: flag },
+            2 => {
+                let which = [Which::Earlier, Which::Last, Which::Only].get(usize::from(b));
+                Notice::Discarded { port, token, which: *which? }
+            }
             3 => Notice::Failed { port: port? },
             _ => return None,
         };

@@ -17,6 +17,7 @@ use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_links::{Counters, Parameters, Receiver as LinkReceiver, Seq};
 
 use super::agenda::NEVER;
+use super::broken::Broken;
 use super::engine::Engine;
 use super::frame::{Far, SLOTS};
 use super::mail::{Mail, Notice, Notices, Outlet, Told};
@@ -199,8 +200,7 @@ pub(super) struct Slabs {
     busy: usize,
     busy_before: usize,
     done: Ps,
-    /// Messages of which a frame was lost, and whose last frame has not come yet.
-    broken: BTreeSet<u64>,
+    broken: Broken,
     /// Links that are to go down when the window is over, by port of a node.
     failed: Vec<(NodeId, Port)>,
     /// Directions that are modelled in full and need not be, by port of a node.
@@ -289,7 +289,7 @@ impl Slabs {
             busy: 0,
             busy_before: 0,
             done: 0,
-            broken: BTreeSet::new(),
+            broken: Broken::new(),
             failed: Vec::new(),
             clean: Vec::new(),
             told: Vec::new(),
@@ -366,6 +366,7 @@ impl Slabs {
             + self.all_mail().map(|mail| mail.bytes() + size_of::<Mail>()).sum::<usize>()
             + self.slabs.iter().map(|slab| slab.notices.bytes()).sum::<usize>()
             + self.others.as_ref().map_or(0, Others::bytes)
+            + self.broken.bytes()
     }
 
     /// What was counted on the links of all parts.
@@ -553,6 +554,9 @@ impl Slabs {
                 if !self.clean.is_empty() {
                     self.clean_links();
                 }
+                if self.broken.is_full() {
+                    self.forget_broken();
+                }
             }
             let next_at = self.next_at.min(self.credits_at);
             if until < self.end || next_at > until || next_at == NEVER {
@@ -604,6 +608,24 @@ impl Slabs {
             self.set_down(now, to, port.opposite(), true);
             sink.failed(now, node, port);
         }
+    }
+
+    /// Forgets lost messages of which nothing is under way any more.
+    fn forget_broken(&mut self) {
+        let ended = self.broken.ended();
+        let mut stay = vec![0; ended.len().div_ceil(u64::BITS as usize)];
+        let posted = self.all_mail().flat_map(|mail| &mail.frames).map(|(_, frame)| frame.token);
+        for token in self.all().flat_map(Engine::tokens).chain(posted) {
+            if let Ok(n) = ended.binary_search(&token) {
+                stay[n / u64::BITS as usize] |= 1 << (n % u64::BITS as usize);
+            }
+        }
+        if let Some(others) = &mut self.others {
+            others.any(&mut stay);
+        }
+        let stays = |n: usize| stay[n / u64::BITS as usize] >> (n % u64::BITS as usize) & 1 != 0;
+        let gone = ended.iter().enumerate().filter(|(n, _)| !stays(*n));
+        self.broken.forget(gone.map(|(_, token)| *token));
     }
 
     /// What one part knows, of which the others know nothing.
@@ -725,7 +747,7 @@ impl Slabs {
             let (at, node) = (told.at, told.node());
             match told.notice {
                 Notice::Delivered { tni, token } => {
-                    if self.broken.is_empty() || !self.broken.remove(&token) {
+                    if self.broken.is_whole(token) {
                         sink.delivered(at, node, tni, token);
                     }
                 }
@@ -735,12 +757,8 @@ impl Slabs {
                     }
                     sink.left(at, node, tni, token);
                 }
-                Notice::Discarded { port, token, last } => {
-                    let first = match last {
-                        true => !self.broken.remove(&token),
-                        false => self.broken.insert(token),
-                    };
-                    if first {
+                Notice::Discarded { port, token, which } => {
+                    if self.broken.is_first(token, which) {
                         sink.lost(at, node, port, DiscardReason::LinkDown, token);
                     }
                 }

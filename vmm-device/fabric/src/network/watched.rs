@@ -131,6 +131,15 @@ impl<Frame: Copy> Sending<Frame> {
         self.kept[seq.get() as usize % WINDOW]
     }
 
+    /// The frames that may have to be sent again.
+    pub(super) fn unacknowledged(&self) -> impl Iterator<Item = &Frame> {
+        let next = self.sender.next().get();
+        let before = 1..=self.sender.unacknowledged();
+        before.filter_map(move |n| {
+            self.kept[Seq::new(next.wrapping_sub(n)).get() as usize % WINDOW].as_ref()
+        })
+    }
+
     /// Sends a frame over the lanes; says what the receiver sees.
     pub(super) fn carry(&mut self, parameters: &Parameters, bytes: u16, width: u8) -> Check {
         let Self { lanes, sent, chance, .. } = self;
