@@ -381,6 +381,8 @@ struct Run<'a> {
     senders: Vec<Sender>,
     open: Vec<Open>,
     free: Vec<usize>,
+    /// How many parts and answers have been sent, which makes each token another one.
+    serial: u32,
     /// Messages, without answers, that are under way.
     under_way: u64,
     /// What is counted: from when, until when.
@@ -428,6 +430,7 @@ impl Traffic {
             senders: Vec::new(),
             open: Vec::new(),
             free: Vec::new(),
+            serial: 0,
             under_way: 0,
             from,
             until,
@@ -487,7 +490,7 @@ impl Run<'_> {
                 changed = now;
             }
             for (at, token, lost) in told.ended.drain(..) {
-                self.ended(at, token as usize, lost);
+                self.ended(at, token, lost);
             }
             // Nothing happens until this time.
             let next = self.senders.iter().filter(|sender| !self.is_done(sender));
@@ -534,11 +537,12 @@ impl Run<'_> {
                     Load::Rate { .. } => due,
                 };
                 let open = Open { since, parts: parts as u8, lost: false, answer: false, src, dst };
-                let token = self.keep(open);
+                let place = self.keep(open);
                 self.under_way += 1;
                 for (part, path) in (0..).zip(paths(traffic.rails, src, dst)) {
                     let size = traffic.size / parts + u64::from(part < traffic.size % parts);
                     let (tlps, last) = tlps(size);
+                    let token = self.token(place);
                     self.network.inject(&Message {
                         src,
                         src_tni: tni(part),
@@ -553,7 +557,7 @@ impl Run<'_> {
                         gap: 0,
                         bus: 0,
                         ready_at: since,
-                        token: token as u64,
+                        token,
                     })?;
                 }
             }
@@ -572,16 +576,24 @@ impl Run<'_> {
         self.open.len() - 1
     }
 
+    /// A token for a part of what has that place: the place, and a number that no other one has
+    /// that was sent lately, as frames of what was lost may stay for longer.
+    const fn token(&mut self, place: usize) -> u64 {
+        self.serial = self.serial.wrapping_add(1);
+        (self.serial as u64) << 32 | place as u64
+    }
+
     /// A message, or a part of it, has arrived or was lost.
-    fn ended(&mut self, at: Ps, token: usize, lost: bool) {
-        let open = &mut self.open[token];
+    fn ended(&mut self, at: Ps, token: u64, lost: bool) {
+        let place = token as u32 as usize;
+        let open = &mut self.open[place];
         open.parts -= 1;
         open.lost |= lost;
         let Open { since, parts, lost, answer, src, dst } = *open;
         if parts > 0 {
             return;
         }
-        self.free.push(token);
+        self.free.push(place);
         if answer {
             return;
         }
@@ -600,8 +612,9 @@ impl Run<'_> {
         if self.traffic.answers {
             let answer =
                 Open { since: at, parts: 1, lost: false, answer: true, src: dst, dst: src };
-            let token = self.keep(answer) as u64;
-            let tni = (token % u64::from(self.traffic.tnis)) as u8;
+            let place = self.keep(answer);
+            let tni = (place % usize::from(self.traffic.tnis)) as u8;
+            let token = self.token(place);
             self.answers.push(Message {
                 src: dst,
                 src_tni: tni,
