@@ -136,6 +136,8 @@ const NOW: u32 = 48;
 #[derive(Debug)]
 pub(super) struct Notices {
     ahead: Calendar,
+    /// When the first of it is due.
+    ahead_at: Ps,
     bodies: Arena<Notice>,
     /// What has happened, in the order of nodes.
     now: Vec<Told>,
@@ -145,15 +147,24 @@ pub(super) struct Notices {
 
 impl Notices {
     pub(super) fn new() -> Self {
-        Self { ahead: Calendar::new(), bodies: Arena::new(), now: Vec::new(), due: Vec::new() }
+        Self {
+            ahead: Calendar::new(),
+            ahead_at: NEVER,
+            bodies: Arena::new(),
+            now: Vec::new(),
+            due: Vec::new(),
+        }
     }
 
     /// Puts in order what is to be told up to and with a time.
     pub(super) fn gather(&mut self, until: Ps) {
-        while let Some(Event { at, what, argument }) = self.ahead.pop(until) {
-            let notice = self.bodies[argument];
-            self.bodies.free(argument);
-            self.due.push(Told { at, what, notice });
+        if self.ahead_at <= until {
+            while let Some(Event { at, what, argument }) = self.ahead.pop(until) {
+                let notice = self.bodies[argument];
+                self.bodies.free(argument);
+                self.due.push(Told { at, what, notice });
+            }
+            self.ahead_at = self.ahead.next_at().unwrap_or(NEVER);
         }
         if !self.now.is_empty() {
             self.due.append(&mut self.now);
@@ -161,8 +172,8 @@ impl Notices {
         }
     }
 
-    pub(super) fn next_at(&self) -> Ps {
-        self.ahead.next_at().unwrap_or(NEVER)
+    pub(super) const fn next_at(&self) -> Ps {
+        self.ahead_at
     }
 
     /// The memory that it takes.
@@ -210,6 +221,7 @@ impl Outlet<'_> {
             _ => NOW,
         };
         let argument = self.notices.bodies.add(notice);
+        self.notices.ahead_at = self.notices.ahead_at.min(at);
         self.notices.ahead.push(Event { at, what: node.0 << 8 | order, argument });
     }
 
