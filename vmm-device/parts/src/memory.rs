@@ -9,6 +9,11 @@ use vm_memory::{
     VolatileMemory, VolatileSlice,
 };
 
+/// How a word is loaded: everything that was written before its store is visible.
+const LOAD: Ordering = Ordering::Acquire;
+/// How a word is stored: after everything that was written before.
+const STORE: Ordering = Ordering::Release;
+
 /// An address range that is not memory, or not aligned as the access needs.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("no memory at {addr:#x}, length {len:#x}")]
@@ -134,7 +139,7 @@ pub trait DmaMemory: Send + Sync {
     /// As [`DmaMemory::word`].
     fn load(&self, addr: u64) -> DmaResult<u64> {
         let mut value = 0;
-        self.word(addr, Access::Read, &mut |word| value = word.load(Ordering::Acquire))?;
+        self.word(addr, Access::Read, &mut |word| value = word.load(LOAD))?;
         Ok(u64::from_le(value))
     }
 
@@ -147,9 +152,7 @@ pub trait DmaMemory: Send + Sync {
     fn load_entry(&self, addr: u64) -> DmaResult<[u64; 4]> {
         let mut entry = [0; 4];
         self.entry(addr, Access::Read, &mut |words| {
-            for (value, word) in entry.iter_mut().zip(words) {
-                *value = u64::from_le(word.load(Ordering::Acquire));
-            }
+            entry = load_words(|i, order| u64::from_le(words[i].load(order)));
         })?;
         Ok(entry)
     }
@@ -162,9 +165,7 @@ pub trait DmaMemory: Send + Sync {
     /// If the 32 bytes are not memory or not aligned to 32.
     fn store_entry(&self, addr: u64, entry: [u64; 4]) -> DmaResult {
         self.entry(addr, Access::Write, &mut |words| {
-            for (value, word) in entry.iter().zip(words).rev() {
-                word.store(value.to_le(), Ordering::Release);
-            }
+            store_words(entry, |i, value, order| words[i].store(value.to_le(), order));
         })
     }
 
@@ -195,7 +196,21 @@ pub trait DmaMemory: Send + Sync {
     ///
     /// As [`DmaMemory::word`].
     fn store(&self, addr: u64, value: u64) -> DmaResult {
-        self.word(addr, Access::Write, &mut |word| word.store(value.to_le(), Ordering::Release))
+        self.word(addr, Access::Write, &mut |word| word.store(value.to_le(), STORE))
+    }
+}
+
+/// Loads the four words of an entry, the first of them before the others.
+#[inline]
+fn load_words(mut load: impl FnMut(usize, Ordering) -> u64) -> [u64; 4] {
+    [0, 1, 2, 3].map(|i| load(i, LOAD))
+}
+
+/// Stores the four words of an entry, the first of them after the others.
+#[inline]
+fn store_words(entry: [u64; 4], mut store: impl FnMut(usize, u64, Ordering)) {
+    for (i, value) in entry.into_iter().enumerate().rev() {
+        store(i, value, STORE);
     }
 }
 
@@ -243,3 +258,6 @@ impl DmaMemory for GuestMemoryMmap<()> {
         Ok(())
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_tests;
