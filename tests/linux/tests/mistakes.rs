@@ -62,6 +62,20 @@ fn qemu() {
     command.env("TOFU_QEMU", &fake).env("TOFU_CACHE", place.path().join("cache"));
     let error = Running::start(command, b"").end(MOMENT).error();
     assert!(error.contains(&fake), "{error}");
+    // What a user has got wrong is said before a QEMU is looked for, or fetched.
+    for (args, expected) in [
+        (&["--driver", "tofu"][..], "--driver tofu: there is no image with tofu.ko"),
+        (&["--image", "none"], "image none: there is none"),
+        (&["--kernel", "/no/kernel"], "kernel /no/kernel: cannot read it"),
+    ] {
+        for arch in ["x86-64", "arm64"] {
+            let mut command = place.command(&[&["up", "--linux", "--arch", arch], args].concat());
+            command.env("TOFU_QEMU", &fake).env("TOFU_QEMU_ARM64", &fake);
+            command.env("TOFU_CACHE", place.path().join("cache"));
+            let error = Running::start(command, b"").end(MOMENT).error();
+            assert!(error.contains(expected), "{arch}: {error}");
+        }
+    }
     place.is_clean();
 }
 

@@ -118,6 +118,11 @@ impl Bundle {
         let path = Path::new(program);
         let (bytes, loader) = read(path)?;
         let about_mpi = elf::about_mpi(program, &bytes, args.mpi);
+        let without_mpi = elf::without_mpi(program, &bytes).filter(|_| !args.mpi);
+        let explain = |error: anyhow::Error| match without_mpi {
+            Some(why) => error.context(why),
+            None => error,
+        };
         let arch = Arch::of_elf(&bytes);
         let name = libraries::name(path)?.to_owned();
         contents.push((Path::new(BIN).join(&name), Source::File(0o755, bytes)));
@@ -127,7 +132,8 @@ impl Bundle {
                 (libraries::find_arm64(progress)?.0, None)
             }
             (Some(Arch::Arm64), Some(loader)) => {
-                let (ours, closure) = foreign::closure(&loader, path, progress)?;
+                let found = foreign::closure(&loader, path, progress);
+                let (ours, closure) = found.map_err(explain)?;
                 (ours, Some(closure))
             }
             // A static one has no use for any.
@@ -135,7 +141,7 @@ impl Bundle {
             (_, loader) => {
                 let ours = libraries::find()?;
                 let closure = loader.map(|loader| closure(&loader, path, &ours, args));
-                (ours, closure.transpose()?.flatten())
+                (ours, closure.transpose().map_err(explain)?.flatten())
             }
         };
         let (libraries, start) = match closure {

@@ -70,23 +70,34 @@ fn needed(bytes: &[u8]) -> object::Result<Vec<String>> {
     Ok(links(bytes)?.needed)
 }
 
+/// The library of MPI among those that a program is linked with.
+fn mpi_library(needed: &[String]) -> Option<&String> {
+    needed.iter().find(|name| name.starts_with("libmpi"))
+}
+
+/// Why a program of these bytes lacks libraries without `--mpi`, if it is one of MPI.
+pub(crate) fn without_mpi(name: &str, bytes: &[u8]) -> Option<String> {
+    let needed = needed(bytes).unwrap_or_default();
+    let library = mpi_library(&needed)?;
+    Some(format!("{name} is linked with {library}, and there is no --mpi"))
+}
+
 /// A message for the user about a program of these bytes and MPI: that it needs `--mpi` and does
 /// not have it, or cannot use it.
 pub(crate) fn about_mpi(name: &str, bytes: &[u8], mpi: bool) -> Option<String> {
+    if !mpi {
+        let why = without_mpi(name, bytes)?;
+        return Some(format!("{why}: each rank takes itself for the only one"));
+    }
     let needed = needed(bytes).unwrap_or_default();
-    let library = needed.iter().find(|name| name.starts_with("libmpi"))?;
+    let library = mpi_library(&needed)?;
     let is_mpich = needed.iter().any(|name| MPICH.iter().any(|mpich| name.starts_with(mpich)));
-    match (mpi, is_mpich) {
-        (true, true) => None,
-        (true, false) => Some(format!(
+    (!is_mpich).then(|| {
+        format!(
             "{name} is linked with {library}, which is not mpich's: if it does not speak PMI-1, \
              each rank takes itself for the only one"
-        )),
-        (false, _) => Some(format!(
-            "{name} is linked with {library}, and there is no --mpi: each rank takes itself for \
-             the only one"
-        )),
-    }
+        )
+    })
 }
 
 #[cfg(test)]

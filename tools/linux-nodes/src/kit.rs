@@ -62,23 +62,10 @@ impl Kit {
         qemu: bool,
         progress: &dyn Progress,
     ) -> anyhow::Result<Self> {
-        let mixed = plan.archs().len() > 1;
-        let own = [(args.kernel.is_some(), "--kernel"), (args.initrd.is_some(), "--initrd")];
-        if let Some((_, option)) = own.into_iter().find(|(given, _)| mixed && *given) {
-            bail!("{option}: nodes have processors of two kinds, and it is for one; leave it out");
-        }
-        if let Some(path) = &args.kernel {
-            check_kernel(arch, path)?;
-        }
-        if let Some(path) = &args.initrd {
-            check_initrd(path)?;
-        }
+        Self::check(plan, arch, args)?;
         let cache = Cache::from_env()?;
         let without_driver = plan.driver == Driver::Vfio;
         if let (Some(kernel), Some(initrd)) = (&args.kernel, &args.initrd) {
-            if plan.driver == Driver::Tofu {
-                bail!("--driver tofu: with --kernel and --initrd, nodes have the drivers of these");
-            }
             let (kernel, initrd) = (kernel.clone(), initrd.clone());
             let kit = Self { arch, kernel, initrd, root: None, without_driver, hint: None };
             kit.check_memory(plan)?;
@@ -110,29 +97,7 @@ impl Kit {
             kit.check_memory(plan).map(|()| kit)
         };
         let mut hint = None;
-        let image = plan.image.as_ref().map(ImageName::as_str);
-        // In a machine of both kinds, the image applies to the nodes that it is for.
-        let image = match image {
-            Some(name) if mixed => {
-                cache.find(name)?.is_none_or(|image| image.manifest.arch == arch).then_some(name)
-            }
-            image => image,
-        };
-        let named = match (plan.driver, image) {
-            (Driver::Tofu, Some(name)) => {
-                check_driver(&cache, arch, name)?;
-                Some(name.to_owned())
-            }
-            (Driver::Tofu, None) => {
-                Some(driver_image(&cache, arch, |_| true).with_context(|| {
-                    format!(
-                        "--driver tofu: there is no image with tofu.ko{}; {} makes one \
-                         ({DRIVER_COST})",
-                        if arch == Arch::default() { "" } else { " for arm64" },
-                        make_driver(arch)
-                    )
-                })?)
-            }
+        let named = match (plan.driver, requested_image(plan, arch, &cache)?) {
             // Programs that are to run to their end want the device for themselves, and nodes with
             // a kernel of the user's have no module of ours for it.
             (Driver::Auto, None)
@@ -158,10 +123,41 @@ impl Kit {
                 }
                 None
             }
-            (_, name) => name.map(str::to_owned),
+            (_, name) => name,
         };
         let kit = find_image(&cache, arch, named.as_deref(), progress).and_then(&of)?;
         Ok(Self { hint, ..kit })
+    }
+
+    /// Checks what is requested as far as that is possible before anything is fetched or made, so
+    /// that a user who has made a mistake does not wait for that first.
+    ///
+    /// # Errors
+    ///
+    /// If a file or an image does not exist or is of the wrong kind, or options exclude each other.
+    pub fn check(plan: &Plan, arch: Arch, args: &LinuxArgs) -> anyhow::Result<()> {
+        let mixed = plan.archs().len() > 1;
+        let own = [(args.kernel.is_some(), "--kernel"), (args.initrd.is_some(), "--initrd")];
+        if let Some((_, option)) = own.into_iter().find(|(given, _)| mixed && *given) {
+            bail!("{option}: nodes have processors of two kinds, and it is for one; leave it out");
+        }
+        if let Some(path) = &args.kernel {
+            check_kernel(arch, path)?;
+        }
+        if let Some(path) = &args.initrd {
+            check_initrd(path)?;
+        }
+        if args.kernel.is_some() && args.initrd.is_some() {
+            if plan.driver == Driver::Tofu {
+                bail!("--driver tofu: with --kernel and --initrd, nodes have the drivers of these");
+            }
+            return Ok(());
+        }
+        let cache = Cache::from_env()?;
+        match requested_image(plan, arch, &cache)? {
+            Some(name) => present_image(&cache, arch, &name).map(drop),
+            None => Ok(()),
+        }
     }
 
     /// Checks that each Linux node of a plan has the memory that its kernel and its initramfs take
@@ -260,8 +256,9 @@ pub fn about_arm64(cache: Option<&Cache>) -> (bool, String) {
     let (can_run, ours) = arm64::origin();
     let emulator = match cache.and_then(|cache| present_qemu(cache, Arch::Arm64)) {
         Some(version) => format!("emulated by QEMU {version}"),
-        None => "their QEMU is fetched at the first use".to_owned(),
+        None => "emulated by a QEMU that is fetched at the first use".to_owned(),
     };
+    let emulator = emulator + ", on every host: there is no KVM for arm64";
     let libc = match cache.and_then(Cache::present_arm64_sysroot) {
         Some(_) => "the C library is in the cache",
         None => "the C library is fetched at the first use",
@@ -354,6 +351,63 @@ fn offer(cache: &Cache) -> Option<String> {
     fs::write(&said, &hint).ok().map(|()| hint)
 }
 
+const fn default_image(arch: Arch) -> &'static str {
+    match arch {
+        Arch::X86_64 => DEFAULT_IMAGE,
+        Arch::Arm64 => ARM64_IMAGE,
+    }
+}
+
+/// The image that nodes with such processors must have: the named one, or one with the driver if
+/// that is requested.
+fn requested_image(plan: &Plan, arch: Arch, cache: &Cache) -> anyhow::Result<Option<String>> {
+    let named = match plan.image.as_ref().map(ImageName::as_str) {
+        // In a machine of both kinds, the image applies to the nodes that it is for.
+        Some(name) if plan.archs().len() > 1 => {
+            cache.find(name)?.is_none_or(|image| image.manifest.arch == arch).then_some(name)
+        }
+        image => image,
+    };
+    match (plan.driver, named) {
+        (Driver::Tofu, Some(name)) => check_driver(cache, arch, name)?,
+        (Driver::Tofu, None) => {
+            let there = driver_image(cache, arch, |_| true).with_context(|| {
+                format!(
+                    "--driver tofu: there is no image with tofu.ko{}; {} makes one ({DRIVER_COST})",
+                    if arch == Arch::default() { "" } else { " for arm64" },
+                    make_driver(arch)
+                )
+            });
+            return there.map(Some);
+        }
+        _ => {}
+    }
+    Ok(named.map(str::to_owned))
+}
+
+/// The image of this name, or `None` if it is the default one and does not exist.
+fn present_image(cache: &Cache, arch: Arch, name: &str) -> anyhow::Result<Option<Image>> {
+    let is_default = name == default_image(arch);
+    // A damaged image is made again if it is known how.
+    let known = match cache.find(name) {
+        Ok(image) => image,
+        Err(_) if is_default => None,
+        Err(error) => return Err(error.into()),
+    };
+    match known {
+        Some(image) if image.manifest.arch != arch => bail!(
+            "image {name}: it is for {} and the nodes are for {arch}; take another one by \
+             --image, or --arch {0}",
+            image.manifest.arch
+        ),
+        None if !is_default => bail!(
+            "image {name}: there is none; `tofu image ls` lists those there are, and \
+             `tofu image build --name {name} --with ...` makes one"
+        ),
+        known => Ok(known),
+    }
+}
+
 /// The image of this name with the current programs; the default one is made if it does not exist.
 fn find_image(
     cache: &Cache,
@@ -361,29 +415,11 @@ fn find_image(
     name: Option<&str>,
     progress: &dyn Progress,
 ) -> anyhow::Result<Image> {
-    let default = match arch {
-        Arch::X86_64 => DEFAULT_IMAGE,
-        Arch::Arm64 => ARM64_IMAGE,
-    };
-    let name = name.unwrap_or(default);
-    // A damaged image is made again if it is known how.
-    let known = match cache.find(name) {
-        Ok(image) => image,
-        Err(_) if name == default => None,
-        Err(error) => return Err(error.into()),
-    };
+    let name = name.unwrap_or(default_image(arch));
+    let known = present_image(cache, arch, name)?;
     let spec = match &known {
-        Some(image) if image.manifest.arch != arch => bail!(
-            "image {name}: it is for {} and the nodes are for {arch}; take another one by \
-             --image, or --arch {0}",
-            image.manifest.arch
-        ),
         Some(image) => image.manifest.spec()?,
-        None if name == default => Spec::new(name)?.arch(arch),
-        None => bail!(
-            "image {name}: there is none; `tofu image ls` lists those there are, and \
-             `tofu image build --name {name} --with ...` makes one"
-        ),
+        None => Spec::new(name)?.arch(arch),
     };
     match tools_there(arch, progress)? {
         Some(programs) => Ok(cache.build(&spec.programs(programs), progress)?),

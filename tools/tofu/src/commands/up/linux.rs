@@ -150,6 +150,8 @@ fn prepare(
     (own, support): (Option<Arc<Hypervisor>>, LinuxSupport),
     progress: &ImageProgress,
 ) -> anyhow::Result<Outfits> {
+    let archs = plan.archs();
+    archs.iter().try_for_each(|arch| Kit::check(plan, *arch, &args.linux))?;
     let outfit = |arch| -> anyhow::Result<Outfit> {
         let (monitor, kvm) = match (arch, &own) {
             (Arch::X86_64, Some(own)) => {
@@ -165,7 +167,6 @@ fn prepare(
         let kit = Kit::prepare(plan, arch, &args.linux, kvm, qemu, progress)?;
         Ok(Outfit { kit: Arc::new(kit), monitor, kvm })
     };
-    let archs = plan.archs();
     let first = outfit(archs.first().copied().unwrap_or_default())?;
     let second = archs.get(1).copied().map(outfit).transpose()?;
     Ok(Outfits { first, second })
