@@ -6,7 +6,7 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, Kvm};
 
 use crate::Error;
-use crate::probe::Virtualisation;
+use crate::support::Virtualisation;
 
 const FEATURES: u32 = 1;
 const ECX_FMA: u32 = 1 << 12;

@@ -2,7 +2,8 @@ use kvm_bindings::CpuId;
 use kvm_ioctls::Kvm;
 use log::{info, warn};
 
-use crate::probe::{self, Virtualisation};
+use crate::probe;
+use crate::support::Virtualisation;
 use crate::{Error, cpuid, layout, limits};
 
 /// KVM opened and checked: what all VMs of a process share.
