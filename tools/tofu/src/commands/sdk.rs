@@ -217,9 +217,12 @@ fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
         bail!("{prefix}: pkg-config files cannot name folders with blanks; choose another folder");
     }
     let mpi = args.mpi.then(|| mpi_source(args, progress)).transpose()?;
-    let libraries = match args.arch {
-        Arch::X86_64 => libraries::find()?,
-        Arch::Arm64 => libraries::find_arm64(progress)?.0,
+    let (libraries, sysroot) = match args.arch {
+        Arch::X86_64 => (libraries::find()?, None),
+        Arch::Arm64 => {
+            let (found, sysroot) = libraries::find_arm64(progress)?;
+            (found, Some(sysroot))
+        }
     };
     let (include, lib) = (dir.join("include"), dir.join("lib"));
     let (pkgconfig, cmake) = (lib.join("pkgconfig"), lib.join("cmake/tofu"));
@@ -245,12 +248,12 @@ fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
     for (name, text) in PROGRAMS {
         fs::write(examples.join(name), text).with_context(cannot)?;
     }
-    if args.arch == Arch::Arm64 {
+    if let Some(sysroot) = sysroot {
         for (name, text) in ARM64_FILES {
             fs::write(dir.join(name), text).with_context(cannot)?;
         }
         let compilers = compilers(args.no_compiler, progress)?;
-        write_fujitsu(&dir, &compilers).with_context(cannot)?;
+        write_fujitsu(&dir, &compilers, &sysroot.root).with_context(cannot)?;
     }
     if let Some(mpi) = &mpi {
         copy_mpi(args, mpi, &dir, progress).with_context(cannot)?;
@@ -267,16 +270,18 @@ fn compilers(none: bool, progress: &ImageProgress) -> anyhow::Result<PathBuf> {
     Ok(Cache::from_env()?.arm64_compilers(progress)?)
 }
 
-/// Writes the scripts that compile programs for arm64.
-fn write_fujitsu(dir: &Path, compilers: &Path) -> io::Result<()> {
+/// Writes the scripts that compile programs for arm64, with the folder of the compilers that were
+/// fetched, and the one with the C library.
+fn write_fujitsu(dir: &Path, compilers: &Path, sysroot: &Path) -> io::Result<()> {
     // Between single quotes.
-    let compilers = compilers.display().to_string().replace('\'', r"'\''");
+    let quoted = |path: &Path| path.display().to_string().replace('\'', r"'\''");
     for (name, compiler, variable) in FUJITSU {
         let script = FCCPX
             .replace("@name@", name)
             .replace("@compiler@", compiler)
             .replace("@variable@", variable)
-            .replace("@fetched@", &compilers);
+            .replace("@fetched@", &quoted(compilers))
+            .replace("@sysroot@", &quoted(sysroot));
         write_script(dir, name, &script)?;
     }
     Ok(())
@@ -393,17 +398,18 @@ mod tests {
     fn options_of_fujitsus_compilers_are_known() {
         let folder = tempfile::tempdir().unwrap();
         let here = fs::canonicalize(folder.path()).unwrap();
-        write_fujitsu(&here, Path::new("/no/compilers")).unwrap();
+        write_fujitsu(&here, Path::new("/no/compilers"), Path::new("/a/it's here")).unwrap();
         let run = |name: &str, args: &[&str], compiler: &str| {
             let mut command = Command::new(here.join("bin").join(name));
             command.args(args).env("TOFU_ARM64_CC", compiler).env("TOFU_ARM64_CXX", "echo c++");
             command.env("PATH", "/usr/bin:/bin").output().unwrap()
         };
-        let say = |name: &str, args: &[&str]| {
-            let output = run(name, args, "echo cc");
+        let say_by = |compiler: &str, name: &str, args: &[&str]| {
+            let output = run(name, args, compiler);
             assert!(output.status.success(), "{name} {args:?}: {output:?}");
             String::from_utf8(output.stdout).unwrap().replace(here.to_str().unwrap(), "SDK")
         };
+        let say = |name: &str, args: &[&str]| say_by("echo cc", name, args);
         let begin = "-mcpu=a64fx -ISDK/include";
         let link = "-LSDK/lib -Wl,--allow-shlib-undefined\n";
         let args = ["-Nclang", "-Kfast,openmp,ocl", "a.c", "-ltofucom", "-o", "a"];
@@ -428,6 +434,17 @@ mod tests {
         assert_eq!(said.status.code(), Some(1));
         let said = String::from_utf8(said.stderr).unwrap();
         assert!(said.starts_with("fcc: -SSL2BLAMP: Fujitsu's mathematical libraries"), "{said}");
+        // Clang's target and its linker, unless the user says how it is called.
+        let clang = here.join("clang-19");
+        write_script(&here, "../clang-19", "#!/bin/sh\nprintf '<%s>' \"$@\"\n").unwrap();
+        let said = say_by(clang.to_str().unwrap(), "fccpx", &["-Kopenmp", "a.c"]);
+        let expected = "<-mcpu=a64fx><-ISDK/include><--target=aarch64-linux-gnu>\
+                        <--sysroot=/a/it's here><-fopenmp><a.c><-LSDK/lib>\
+                        <-Wl,--allow-shlib-undefined><-fuse-ld=lld>";
+        assert_eq!(said, expected);
+        assert!(!say_by(clang.to_str().unwrap(), "fccpx", &["-c", "a.c"]).contains("lld"));
+        let said = say_by(&format!("{} --target=x", clang.display()), "fccpx", &["-c", "a.c"]);
+        assert_eq!(said, "<--target=x><-mcpu=a64fx><-ISDK/include><-c><a.c>");
         let none = run("fcc", &["a.c"], "");
         if !has_arm64_gcc() {
             let said = String::from_utf8(none.stderr).unwrap();

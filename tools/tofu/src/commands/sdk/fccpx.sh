@@ -1,7 +1,8 @@
 #!/bin/sh
 # Compiles and links for nodes with Fugaku's processor, with options of Fujitsu's compilers, those
-# that have a meaning here. The compiler is GCC: $@variable@, or the host's own, or one that was
-# fetched when this file was written.
+# that have a meaning here. The compiler is GCC, the host's own or one that was fetched when this
+# file was written, or what $@variable@ names. Clang compiles for all processors, and is told here
+# for which, and where the C library is.
 here=$(cd "$(dirname "$0")/.." && pwd) || exit
 if [ -n "${@variable@-}" ]; then
     compiler=$@variable@
@@ -16,6 +17,16 @@ else
 fi
 processor=-mcpu=a64fx
 link="-L$here/lib -Wl,--allow-shlib-undefined"
+clang=
+case $compiler in
+# Whoever gives options gives all of them.
+*[[:space:]]*) ;;
+*)
+    case ${compiler##*/} in
+    clang | clang++ | clang-[0-9]* | clang++-[0-9]*) clang=y link="$link -fuse-ld=lld" ;;
+    esac
+    ;;
+esac
 
 # Alone it asks for the version, which is not linked with anything.
 [ "$*" = -v ] && link=
@@ -60,6 +71,7 @@ for word; do
     esac
 done
 
+[ -z "$clang" ] || set -- --target=aarch64-linux-gnu --sysroot='@sysroot@' "$@"
 if [ -z "$compiler" ]; then
     # shellcheck disable=SC2086
     exec '@fetched@/@compiler@' $processor -I"$here/include" "$@" $link
