@@ -8,7 +8,10 @@ use tofu_abi::desc::Descriptor;
 use tofu_abi::regs::{CqReg, Register};
 use tofu_abi::table::PageSize;
 use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId};
-use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
+use tofu_driver::{
+    Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, PacketConfig, PacketTarget,
+    Packets, Platform, Target,
+};
 use tofu_fabric::NodeId;
 use tofu_fuzz::traced::ended;
 use tofu_icc::{Event, Which};
@@ -138,6 +141,31 @@ fn a_put_has_its_steps_and_a_refused_one_its_reason() {
     two.put(0, 8);
     let mut trace = two.machine.network().trace().unwrap();
     assert!(trace.read(true).is_empty() && trace.reasons().is_empty());
+}
+
+/// A packet is seen at its target, which has no place for another one.
+#[test]
+fn packets_have_their_part_at_the_target() {
+    let two = Two::new();
+    let config = PacketConfig::new(TniId::ALL[0]);
+    let mut from = Packets::open(&two.devices[0], &config).unwrap();
+    let to = PacketTarget::straight(Two::at(0), Two::at(1), TniId::ALL[0]);
+    let mut trace = two.machine.network().trace().unwrap();
+    for receives in [true, false] {
+        let mut at = receives.then(|| Packets::open(&two.devices[1], &config).unwrap());
+        from.send(&to, &[b"a packet"], 0).unwrap();
+        two.machine.run_pending();
+        assert!(from.poll_sent().unwrap().rcode.is_success());
+        assert!(at.as_mut().is_none_or(|at| at.recv(&mut [0; 64]).is_some()));
+        let steps = trace.read(true);
+        let Some(Event::Begun { tag, .. }) = events(&steps, 0).next() else { panic!("{steps:?}") };
+        let [Event::Served { tag: its, from, done, .. }] =
+            events(&steps, 1).collect::<Vec<_>>()[..]
+        else {
+            panic!("{steps:?}");
+        };
+        assert_eq!((its, from, done > 0), (tag, Two::at(0), receives), "{steps:?}");
+    }
 }
 
 proptest! {

@@ -156,7 +156,8 @@ pub struct TracedCommand {
     pub begin_ns: u64,
     /// When its TCQ entry and notice were written, or held back by a timer.
     pub end_ns: u64,
-    /// The work for it at its target, in order; 64 parts at most.
+    /// The work for it at its target, in order; 64 parts at most. A packet has one if it was seen
+    /// there, perhaps after its end.
     pub parts: Vec<TracedPart>,
     /// Answers before the last one.
     pub answers: u32,
@@ -168,6 +169,13 @@ pub struct TracedCommand {
     pub sent: u8,
     /// Why it has failed, in words. At most 20 commands a second of each node are explained.
     pub why: Option<String>,
+}
+
+impl TracedCommand {
+    /// Whether it sends a raw or system packet, which has no answer.
+    pub fn is_packet(&self) -> bool {
+        self.command.starts_with("Transmit")
+    }
 }
 
 /// Where a command went.
@@ -196,7 +204,7 @@ pub struct TracedPart {
     pub end_ns: u64,
     /// Its position in the message, in bytes.
     pub position: u32,
-    /// Bytes that were read or written.
+    /// Bytes that were read or written; 0 of a packet that was discarded.
     pub done: u32,
     /// Result code.
     pub rcode: u8,

@@ -57,7 +57,8 @@ impl Icc {
         })
     }
 
-    /// Takes a frame that arrived for TNI `tni` of this node.
+    /// Takes a frame that arrived for TNI `tni` of this node. Returns whether it is in the packet
+    /// receive queue.
     pub(crate) fn receive_frame(
         &self,
         tni: TniId,
@@ -65,21 +66,21 @@ impl Icc {
         way: Way,
         frame: &[u8],
         now_ns: u64,
-    ) {
+    ) -> bool {
         let unit = self.tni(tni);
         if matches!(way, Way::Hop { nullified: true, .. }) {
             unit.add(TniReg::NumReceiveNullifiedTlp, 1);
-            return;
+            return false;
         }
         if !is_whole(frame) {
             unit.add(TniReg::RxNumUnknownTlp, 1);
             unit.add(TniReg::RxNumDiscardUnknownTlp, 1);
             unit.irq.request(self.host(), TniIrqs::PRQ_PACKET_DISCARD);
-            return;
+            return false;
         }
         if !ecrc_is_right(frame) {
             unit.add(TniReg::NumReceiveNullifiedTlp, 1);
-            return;
+            return false;
         }
         let header = tlp_header(frame);
         let code = if !is_system(frame) {
@@ -97,7 +98,7 @@ impl Icc {
             _ => (TniReg::RxNumExceptionTlp, TniReg::RxNumDiscardExceptionTlp),
         };
         unit.add(counter, 1);
-        self.deliver(unit, &Delivery { code, own: false, bytes: frame, discards }, now_ns);
+        self.deliver(unit, &Delivery { code, own: false, bytes: frame, discards }, now_ns)
     }
 
     /// Counts a request of another node that was refused with `rcode`, and reports it to the packet
@@ -152,12 +153,13 @@ impl Icc {
         self.deliver(unit, &Delivery { code, own: true, bytes, discards }, now_ns);
     }
 
-    /// Puts something into the packet receive queue of a TNI, or counts it as discarded.
-    fn deliver(&self, unit: &Tni, delivery: &Delivery<'_>, now_ns: u64) {
+    /// Puts something into the packet receive queue of a TNI, or counts it as discarded. Returns
+    /// whether it is there.
+    fn deliver(&self, unit: &Tni, delivery: &Delivery<'_>, now_ns: u64) -> bool {
         let Delivery { code, own, bytes, discards } = *delivery;
         if unit.read(TniReg::PrqMask) >> (code as u8) & 1 != 0 {
             unit.add(discards, 1);
-            return;
+            return false;
         }
         let mut queues = lock(&unit.packets);
         let mut writer = unit.packet_writer(self.memory(), now_ns);
@@ -173,6 +175,7 @@ impl Icc {
         unit.irq.request(self.host(), writer.requests);
         unit.irq.announce(self.host(), writer.asked);
         self.want_expire(deadline);
+        taken
     }
 
     /// Does what is due by now for the packet queues, or, with `all`, all that was held back.

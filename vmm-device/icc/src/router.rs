@@ -39,8 +39,9 @@ impl Icc {
                     net.inject(answer);
                 }
             }
-            Body::Frame { frame, .. } => {
-                self.receive_frame(tni, from, packet.way, &frame, now_ns);
+            Body::Frame { tag, frame } => {
+                let taken = self.receive_frame(tni, from, packet.way, &frame, now_ns);
+                self.tell_received(tni, from, tag, if taken { frame.len() } else { 0 });
             }
             Body::PutAck { answer } => self.answered(&answered(CommandKind::Put, answer, 0)),
             Body::GetData { answer, payload, .. } => {

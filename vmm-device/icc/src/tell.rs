@@ -7,8 +7,9 @@ use tofu_abi::desc::Header1;
 use crate::completions::Slot;
 use crate::cq::Cq;
 use crate::device::Icc;
+use crate::notice::Peer;
 use crate::target::Incoming;
-use crate::tlp::Answer;
+use crate::tlp::{Answer, Tag};
 use crate::trace::{Event, Subject};
 use crate::transmit::Active;
 
@@ -58,6 +59,16 @@ impl Icc {
             let Incoming { tni, from, .. } = *incoming;
             let Answer { tag, position, done, rcode, .. } = *answer;
             let (from, from_tni) = (from.node, from.tni);
+            let served = Event::Served { since, tni, from, from_tni, tag, position, done, rcode };
+            self.host().observe(&served);
+        }
+    }
+
+    /// Tells that a frame has come, of which so many bytes are in the packet receive queue.
+    pub(crate) fn tell_received(&self, tni: TniId, from: Peer, tag: Tag, done: usize) {
+        if self.traced.is_on() {
+            let (from, from_tni) = (from.node, from.tni);
+            let (since, position, done, rcode) = (0, 0, done as u32, Rcode::SUCCESS);
             let served = Event::Served { since, tni, from, from_tni, tag, position, done, rcode };
             self.host().observe(&served);
         }

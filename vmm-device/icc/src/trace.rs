@@ -47,7 +47,8 @@ pub enum Event {
         /// How it has ended.
         rcode: Rcode,
     },
-    /// A request has been served at this node, its target.
+    /// A request has been served at this node, its target, or a frame was received. A frame may
+    /// come after its command has ended.
     Served {
         /// What [`Host::stamp`](crate::Host::stamp) said when it came; 0 of short ones.
         since: u64,
@@ -61,7 +62,7 @@ pub enum Event {
         tag: Tag,
         /// Where in its message the request begins, in bytes.
         position: u32,
-        /// Bytes that were read or written.
+        /// Bytes that were read or written; 0 of a frame that was discarded.
         done: u32,
         /// How it has ended.
         rcode: Rcode,

@@ -134,6 +134,12 @@ impl Recorder {
         self.ticks.now()
     }
 
+    /// The time of these ticks, in nanoseconds since 1970; `rate` is nanoseconds a tick.
+    fn time_ns(&self, ticks: u64, rate: f64) -> u64 {
+        let since = ticks.saturating_sub(self.ticks.first());
+        self.epoch_ns + (since as f64 * rate) as u64
+    }
+
     /// Keeps what has happened at a node.
     pub(crate) fn note(&self, node: NodeId, what: &What) {
         if let Some(ring) = self.ring() {
@@ -243,7 +249,7 @@ impl Trace {
     /// up to now.
     pub fn read(&mut self, all: bool) -> Vec<Record> {
         let ticks = self.recorder.ticks;
-        let rate = *self.rate.get_or_insert_with(|| ticks.rate());
+        let rate = self.rate();
         let settled = if all { 0 } else { (SETTLED_NS / rate) as u64 };
         let until = ticks.now().saturating_sub(settled);
         for (thread, ring) in self.recorder.rings().enumerate() {
@@ -259,10 +265,20 @@ impl Trace {
         } else {
             self.early.partition_point(|(_, words)| words[0] < until)
         };
-        let (first, epoch_ns) = (ticks.first(), self.recorder.epoch_ns);
-        let time = |ticks: u64| epoch_ns + (ticks.saturating_sub(first) as f64 * rate) as u64;
+        let recorder = &self.recorder;
+        let time = |ticks| recorder.time_ns(ticks, rate);
         let due = self.early.drain(..due);
         due.filter_map(|(thread, words)| ring::unpack(thread, &words, time)).collect()
+    }
+
+    /// What the time of a record would be now.
+    pub fn now_ns(&mut self) -> u64 {
+        let rate = self.rate();
+        self.recorder.time_ns(self.recorder.ticks.now(), rate)
+    }
+
+    fn rate(&mut self) -> f64 {
+        *self.rate.get_or_insert_with(|| self.recorder.ticks.rate())
     }
 
     /// Reasons that were found since the last call.

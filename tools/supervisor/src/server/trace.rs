@@ -82,6 +82,7 @@ impl Begun {
             for record in &records {
                 assembler.take(record, &mut ended);
             }
+            assembler.settle(self.trace.now_ns(), &mut ended);
             if over {
                 assembler.finish(&mut ended);
             }

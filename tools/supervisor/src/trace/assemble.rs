@@ -1,6 +1,6 @@
 //! Assembles commands from their steps.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use tofu_abi::desc::{Command, Header1, MAX_MTU, MTU_UNIT};
 use tofu_abi::regs::{CqReg, Register};
@@ -17,6 +17,12 @@ const INTERRUPTS: usize = 16;
 /// Reasons that wait for their commands.
 const REASONS: usize = 4096;
 
+/// How long a packet that has ended may take to its target and still be seen there: it ends as soon
+/// as the network has taken it.
+const ON_ITS_WAY_NS: u64 = 100_000_000;
+/// The most packets that are kept on their way; the oldest go first.
+const PACKETS: usize = 4096;
+
 /// A place in a queue's table of outstanding commands.
 type Place = (u32, u8, CqId, u16);
 
@@ -25,6 +31,9 @@ pub struct Assembler {
     shape: Shape,
     /// Outstanding commands, with their generations and codes. There is at most one for each place.
     open: HashMap<Place, (u32, u8, TracedCommand)>,
+    /// Packets that have ended and were not seen at their targets so far, in the order of their
+    /// ends.
+    on_their_way: VecDeque<(Place, u32, u8, TracedCommand)>,
     /// The time of a doorbell that no command has followed yet.
     doorbells: HashMap<(u32, TniId, CqId), u64>,
     /// Interrupts that no access has followed yet, by node.
@@ -49,6 +58,7 @@ impl Assembler {
         Self {
             shape,
             open: HashMap::new(),
+            on_their_way: VecDeque::new(),
             doorbells: HashMap::new(),
             interrupts: HashMap::new(),
             reasons: HashMap::new(),
@@ -103,8 +113,23 @@ impl Assembler {
         }
     }
 
-    /// Adds the interrupts that no access has followed to `ended`.
+    /// Adds packets to `ended` that must have been lost on their way by now, in nanoseconds since
+    /// 1970.
+    pub fn settle(&mut self, now_ns: u64, ended: &mut Ended) {
+        let since = now_ns.saturating_sub(ON_ITS_WAY_NS);
+        while self.on_their_way.len() > PACKETS
+            || self.on_their_way.front().is_some_and(|(.., packet)| packet.end_ns < since)
+        {
+            let packet = self.on_their_way.pop_front();
+            ended.commands.extend(packet.map(|(.., code, command)| (code, command)));
+        }
+    }
+
+    /// Adds packets that were not seen at their targets, and interrupts that no access has
+    /// followed, to `ended`.
     pub fn finish(&mut self, ended: &mut Ended) {
+        let packets = self.on_their_way.drain(..);
+        ended.commands.extend(packets.map(|(.., code, command)| (code, command)));
         ended.interrupts.extend(self.interrupts.drain().flat_map(|(_, waiting)| waiting));
     }
 
@@ -153,17 +178,16 @@ impl Assembler {
                 ended.commands.push((header1.command(), command));
             }
             Event::Served { since, tni: _, from, from_tni, tag, position, done, rcode } => {
-                let from = self.shape.node_id(from).map(|from| from.0);
-                let command = from.and_then(|from| self.find(from, from_tni, tag));
-                let Some(command) = command.filter(|command| command.parts.len() < PARTS) else {
-                    return;
-                };
-                // Clocks of processors may differ by less than anything takes.
+                let Some(from) = self.shape.node_id(from) else { return };
                 let begin_ns = if since == 0 { time } else { since.min(time) };
-                let begin_ns = begin_ns.max(command.begin_ns);
-                let (end_ns, rcode) = (time.max(begin_ns), rcode.raw());
+                let (end_ns, rcode) = (time, rcode.raw());
                 let part = TracedPart { node, thread, begin_ns, end_ns, position, done, rcode };
-                command.parts.push(part);
+                if let Some(command) = self.find(from.0, from_tni, tag) {
+                    serve(command, part);
+                } else if let Some((code, mut packet)) = self.arrived(from.0, from_tni, tag) {
+                    serve(&mut packet, part);
+                    ended.commands.push((code, packet));
+                }
             }
             Event::Answered { tni, tag, .. } => {
                 if let Some(command) = self.find(node, tni.get(), tag) {
@@ -179,10 +203,25 @@ impl Assembler {
                 {
                     let which = Which::Tag(tag.index, tag.generation);
                     self.end(&mut command, which, rcode, sent, time);
-                    ended.commands.push((code, command));
+                    let lost = !rcode.is_success() || !sent.is_success();
+                    if is_packet(code) && command.parts.is_empty() && !lost {
+                        self.on_their_way.push_back((place, tag.generation, code, command));
+                    } else {
+                        ended.commands.push((code, command));
+                    }
                 }
             }
         }
+    }
+
+    /// Takes out a packet that is on its way.
+    fn arrived(&mut self, node: u32, tni: u8, tag: Tag) -> Option<(u8, TracedCommand)> {
+        let wanted = ((node, tni, tag.cq, tag.index), tag.generation);
+        let found = self
+            .on_their_way
+            .iter()
+            .position(|(place, generation, ..)| (*place, *generation) == wanted)?;
+        self.on_their_way.remove(found).map(|(.., code, packet)| (code, packet))
     }
 
     fn find(&mut self, node: u32, tni: u8, tag: Tag) -> Option<&mut TracedCommand> {
@@ -248,6 +287,15 @@ impl Assembler {
     }
 }
 
+/// Adds work that was done for a command at its target.
+fn serve(command: &mut TracedCommand, part: TracedPart) {
+    if command.parts.len() < PARTS {
+        // Clocks of processors may differ by less than anything takes.
+        let begin_ns = part.begin_ns.max(command.begin_ns);
+        command.parts.push(TracedPart { begin_ns, end_ns: part.end_ns.max(begin_ns), ..part });
+    }
+}
+
 fn is_packet(code: u8) -> bool {
     (Command::TransmitRawPacket1 as u8..=Command::TransmitSystemPacket2 as u8).contains(&code)
 }
@@ -268,4 +316,85 @@ fn tlps(header1: Header1, length: u32, padding: bool) -> u32 {
         mtu => mtu.min(MAX_MTU),
     };
     burst_size(length, mtu, padding).0
+}
+
+#[cfg(test)]
+mod tests {
+    use tofu_abi::desc::Header2;
+    use tofu_abi::{Coords, StagOffset};
+
+    use super::*;
+
+    const TNI: TniId = TniId::ALL[0];
+
+    /// A packet of node 0, or its arrival at node 1.
+    fn record(time_ns: u64, node: u32, event: Event) -> Record {
+        Record { time_ns, node: NodeId(node), thread: 0, what: What::Command(event) }
+    }
+
+    fn tag(generation: u32) -> Tag {
+        Tag { cq: CqId::KERNEL, index: 0, generation }
+    }
+
+    fn sent(time_ns: u64, generation: u32) -> [Record; 2] {
+        let begun = Event::Begun {
+            tni: TNI,
+            tag: tag(generation),
+            slot: generation,
+            header1: Header1(0).with_command(Command::TransmitSystemPacket1 as u8),
+            header2: Header2(0),
+            remote: StagOffset(0),
+            local: StagOffset(0),
+            length: 100,
+        };
+        let (rcode, sent) = (Rcode::SUCCESS, Rcode::SUCCESS);
+        let ended = Event::Ended { tni: TNI, tag: tag(generation), rcode, sent };
+        [record(time_ns, 0, begun), record(time_ns + 10, 0, ended)]
+    }
+
+    fn received(time_ns: u64, generation: u32, done: u32) -> Record {
+        let (from, rcode) = (Coords::default(), Rcode::SUCCESS);
+        let (tni, from_tni, tag) = (TNI, TNI.get(), tag(generation));
+        let event = Event::Served { since: 0, tni, from, from_tni, tag, position: 0, done, rcode };
+        record(time_ns, 1, event)
+    }
+
+    #[test]
+    fn packets_may_arrive_before_and_after_their_end_or_not_at_all() {
+        let mut assembler = Assembler::new("2x1x1x1x1x1".parse().unwrap());
+        let mut ended = Ended::default();
+        let [begun, end] = sent(1000, 0);
+        for record in [begun, received(1005, 0, 100), end] {
+            assembler.take(&record, &mut ended);
+        }
+        // The same place in the queue's table, twice, before any of them has come.
+        for record in [sent(2000, 1), sent(3000, 2)].as_flattened() {
+            assembler.take(record, &mut ended);
+        }
+        assert_eq!((ended.commands.len(), assembler.open()), (1, 0));
+        assembler.take(&received(4000, 2, 0), &mut ended);
+        assembler.settle(5000, &mut ended);
+        let seen = |ended: &Ended| -> Vec<_> {
+            let commands = ended.commands.iter().map(|(_, command)| command);
+            let part = |command: &TracedCommand| command.parts.first().map(|p| (p.end_ns, p.done));
+            commands.map(|command| (command.slot, command.end_ns, part(command))).collect()
+        };
+        let arrived = [(0, 1010, Some((1005, 100))), (2, 3010, Some((4000, 0)))];
+        assert_eq!(seen(&ended), arrived);
+        // One is lost, and one is on its way when the trace ends.
+        assembler.settle(2011 + ON_ITS_WAY_NS, &mut ended);
+        assert_eq!(seen(&ended)[2..], [(1, 2010, None)]);
+        sent(6000, 3).iter().for_each(|record| assembler.take(record, &mut ended));
+        assembler.finish(&mut ended);
+        assert_eq!(seen(&ended)[3..], [(3, 6010, None)]);
+        assembler.take(&received(7000, 3, 100), &mut ended);
+        assert_eq!(ended.commands.len(), 4);
+        // Packets without end are not kept without end.
+        for generation in 4..4 + 2 * PACKETS as u32 {
+            let sent = sent(8000, generation);
+            sent.iter().for_each(|record| assembler.take(record, &mut ended));
+        }
+        assembler.settle(8010, &mut ended);
+        assert_eq!((assembler.on_their_way.len(), ended.commands.len()), (PACKETS, 4 + PACKETS));
+    }
 }

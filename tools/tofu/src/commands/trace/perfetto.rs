@@ -106,12 +106,21 @@ impl<W: Write> Perfetto<W> {
         let way = |file: &mut Self, name, (begin_ns, end_ns), args| {
             file.span(&Span { name, category, node, thread, begin_ns, end_ns, args })
         };
+        // A packet has no answer, and may arrive after its end.
+        let packet = command.is_packet();
         // In this order, as of spans that begin at the same time an arrow is from the last one.
-        way(self, "there", there, hops)?;
+        if !packet {
+            way(self, "there", there, hops)?;
+        }
         for part in &command.parts {
             let at = SERVERS + part.thread;
             self.name(part.node, at, || format!("serves (thread {})", part.thread))?;
-            let name = format!("serve {} of node {node}", command.command);
+            let verb = match (packet, part.done) {
+                (false, _) => "serve",
+                (true, 0) => "discard",
+                (true, _) => "receive",
+            };
+            let name = format!("{verb} {} of node {node}", command.command);
             let (begin_ns, end_ns) = (part.begin_ns, part.end_ns);
             let args = json!({ "from": node, "tni": tni, "cq": cq, "tag": tag,
                 "position": part.position, "done": part.done, "rcode": part.rcode,
@@ -122,7 +131,7 @@ impl<W: Write> Perfetto<W> {
             self.span(&span)?;
             self.flow((node, thread, within(begin_ns)), (part.node, at, begin_ns))?;
         }
-        way(self, "back: answer, TCQ entry, notice", back, json!({}))
+        if packet { Ok(()) } else { way(self, "back: answer, TCQ entry, notice", back, json!({})) }
     }
 
     /// Writes an interrupt, up to the guest's next access.

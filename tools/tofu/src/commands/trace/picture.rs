@@ -56,7 +56,7 @@ impl Picture {
     /// Draws everything as a stand-alone SVG document.
     pub(super) fn draw(&self) -> String {
         let first = self.commands.iter().map(begin).min().unwrap_or(0);
-        let last = self.commands.iter().map(|command| command.end_ns).max().unwrap_or(0);
+        let last = self.commands.iter().map(end).max().unwrap_or(0);
         let mut rows: BTreeMap<Row, usize> = BTreeMap::new();
         for command in &self.commands {
             rows.insert(own_row(command), 0);
@@ -87,6 +87,11 @@ impl Picture {
 
 fn begin(command: &TracedCommand) -> u64 {
     command.doorbell_ns.map_or(command.begin_ns, |rung| rung.min(command.begin_ns))
+}
+
+/// When it has ended, and has come to its target if it is a packet.
+fn end(command: &TracedCommand) -> u64 {
+    command.parts.iter().map(|part| part.end_ns).fold(command.end_ns, u64::max)
 }
 
 fn own_row(command: &TracedCommand) -> Row {
@@ -214,8 +219,10 @@ impl Drawing {
         let first = command.parts.iter().map(|part| part.begin_ns).min();
         let last = command.parts.iter().map(|part| part.end_ns).max();
         let (first, last) = (first.unwrap_or(end), last.unwrap_or(end));
+        let first = if command.is_packet() { end } else { first };
         self.bar(row, (begin, first), if failed { 3 } else { 0 }, &title);
-        if last < end {
+        // A packet has no answer, and may arrive after its end.
+        if last < end && !command.is_packet() {
             self.bar(row, (last, end), if failed { 3 } else { 2 }, &title);
         }
         if let Some((rung, y)) = command.doorbell_ns.zip(self.y(row)) {

@@ -55,7 +55,11 @@ pub(super) fn line(command: &TracedCommand) -> String {
         let there = first.begin_ns.saturating_sub(*begin_ns);
         let work = last.end_ns.saturating_sub(first.begin_ns);
         let back = end_ns.saturating_sub(last.end_ns);
-        let _ = write!(line, " (there {}, work {}, back {})", us(there), us(work), us(back));
+        let _ = match (command.is_packet(), first.done) {
+            (true, 0) => write!(line, " (there {}, discarded there)", us(there)),
+            (true, _) => write!(line, " (there {})", us(there)),
+            _ => write!(line, " (there {}, work {}, back {})", us(there), us(work), us(back)),
+        };
     }
     if let Some(rung) = command.doorbell_ns {
         let _ = write!(line, ", doorbell {} before", us(begin_ns.saturating_sub(rung)));
