@@ -3,6 +3,7 @@
 //! It serves pages of a running machine, not the world: heads and bodies are short, and a client
 //! that is slow or sends too much is dropped. The caller decides what is served, and to whom.
 
+use std::borrow::Cow;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
@@ -56,7 +57,7 @@ pub struct Answer {
     /// The type of the body.
     pub kind: &'static str,
     /// More fields of the head, each with the end of its line.
-    pub fields: &'static str,
+    pub fields: Cow<'static, str>,
     /// The body.
     pub body: Vec<u8>,
 }
@@ -64,12 +65,19 @@ pub struct Answer {
 impl Answer {
     /// What was asked for.
     pub fn good(kind: &'static str, body: impl Into<Vec<u8>>) -> Self {
-        Self { status: "200 OK", kind, fields: "", body: body.into() }
+        Self { status: "200 OK", kind, fields: "".into(), body: body.into() }
+    }
+
+    /// Sends a client to another path.
+    pub fn moved(path: &str) -> Self {
+        let fields = format!("Location: {path}\r\n").into();
+        Self { fields, ..Self::refused("308 Permanent Redirect", path) }
     }
 
     /// A refusal: a line of text with the reason.
     pub fn refused(status: &'static str, why: &str) -> Self {
-        Self { status, kind: TEXT, fields: "", body: format!("{why}\n").into_bytes() }
+        let body = format!("{why}\n").into_bytes();
+        Self { status, kind: TEXT, fields: "".into(), body }
     }
 }
 

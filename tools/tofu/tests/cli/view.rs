@@ -88,6 +88,10 @@ fn the_page_is_for_those_who_have_its_address() {
     assert!(good.contains("Content-Security-Policy: default-src 'none'"), "{good}");
     let named = view.ask("GET", &page, &format!("Host: localhost:{port}\r\n"), "");
     assert!(named.starts_with("HTTP/1.1 200 "), "{named}");
+    let short = view.ask("GET", page.trim_end_matches('/'), &ours, "");
+    let moved =
+        short.starts_with("HTTP/1.1 308 ") && short.contains(&format!("Location: {page}\r\n"));
+    assert!(moved, "{short}");
     let wrong = format!("/{}/", "0".repeat(token.len()));
     for (path, fields, expected) in [
         (wrong.as_str(), ours.clone(), "the token is wrong"),

@@ -309,7 +309,7 @@ impl Listening {
             Some(why) => Answer::refused(FORBIDDEN, why),
             None => self.page(request),
         };
-        Answer { fields: GUARD, ..answer }
+        Answer { fields: answer.fields + GUARD, ..answer }
     }
 
     /// Why a request is not from our page, because another site may send a browser here, too.
@@ -335,6 +335,8 @@ impl Listening {
     fn page(&self, request: &Request) -> Answer {
         let path = request.path.get(1 + self.token.len()..).unwrap_or_default();
         match (request.method.as_str(), path) {
+            // What is on the page has addresses relative to this one.
+            ("GET" | "HEAD", "") => Answer::moved(&format!("/{}/", self.token)),
             ("GET" | "HEAD", "/") => {
                 Answer::good("text/html; charset=utf-8", include_str!("page/index.html"))
             }
