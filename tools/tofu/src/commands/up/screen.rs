@@ -23,6 +23,8 @@ pub(crate) struct NodeResult {
     pub(crate) kind: &'static str,
     /// Exit code, if it exited.
     pub(crate) code: Option<u32>,
+    /// It ran until the user ended the machine, so it has neither succeeded nor failed.
+    pub(crate) by_user: bool,
     /// More about it, in one line; may be empty.
     pub(crate) detail: String,
     /// From the start of the machine.
@@ -31,6 +33,18 @@ pub(crate) struct NodeResult {
 }
 
 impl NodeResult {
+    fn has_failed(&self) -> bool {
+        !self.ok && !self.by_user
+    }
+
+    fn colour(&self) -> &'static str {
+        match (self.ok, self.by_user) {
+            (true, _) => GREEN,
+            (false, true) => DIM,
+            (false, false) => RED,
+        }
+    }
+
     /// The result in a few words.
     fn words(&self) -> String {
         match (self.ok, self.code) {
@@ -198,7 +212,7 @@ impl<'a> Screen<'a> {
         if result.ok {
             return Ok(());
         }
-        let words = self.paint(RED, &result.words());
+        let words = self.paint(result.colour(), &result.words());
         let colon = if result.detail.is_empty() { "" } else { ": " };
         self.line(&format!("{} {words}{colon}{}", result.coords, result.detail))
     }
@@ -246,11 +260,13 @@ impl<'a> Screen<'a> {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
-        let failed = results.iter().filter(|result| !result.ok).count();
+        let failed = results.iter().filter(|result| result.has_failed()).count();
+        let stopped = results.iter().filter(|result| result.by_user).count();
+        let succeeded = results.len() - failed - stopped;
         if self.style.json {
             self.object(json!({
-                "event": "summary", "ok": failed == 0, "succeeded": results.len() - failed,
-                "failed": failed, "seconds": took.as_secs_f64(),
+                "event": "summary", "ok": succeeded == results.len(), "succeeded": succeeded,
+                "failed": failed, "stopped": stopped, "seconds": took.as_secs_f64(),
             }))?;
             return self.out.flush();
         }
@@ -261,10 +277,17 @@ impl<'a> Screen<'a> {
             self.groups(results)?;
         }
         let seconds = took.as_secs_f64();
-        let verdict = if failed == 0 {
-            self.paint(GREEN, &format!("all {} guests succeeded", results.len()))
-        } else {
-            self.paint(RED, &format!("{failed} of {} guests failed", results.len()))
+        let all = results.len();
+        let were = if stopped == 1 { "was" } else { "were" };
+        let verdict = match (failed, stopped) {
+            (0, 0) => self.paint(GREEN, &format!("all {all} guests succeeded")),
+            (0, _) if stopped == all => format!("all {all} guests were stopped"),
+            (0, _) => format!("{stopped} of {all} guests {were} stopped, {succeeded} succeeded"),
+            (_, 0) => self.paint(RED, &format!("{failed} of {all} guests failed")),
+            _ => {
+                let words = format!("{failed} of {all} guests failed, {stopped} {were} stopped");
+                self.paint(RED, &words)
+            }
         };
         self.line(&format!("{verdict} in {seconds:.2} s"))?;
         self.out.flush()
@@ -285,7 +308,7 @@ impl<'a> Screen<'a> {
         self.line(&self.paint(DIM, &title))?;
         for result in results {
             let cell = format!("{:words$}", result.words());
-            let cell = self.paint(if result.ok { GREEN } else { RED }, &cell);
+            let cell = self.paint(result.colour(), &cell);
             let (at, name) = (result.coords.to_string(), &result.guest);
             let seconds = result.after.as_secs_f64();
             let row =
@@ -299,11 +322,13 @@ impl<'a> Screen<'a> {
     fn groups(&mut self, results: &[NodeResult]) -> io::Result<()> {
         let mut groups: BTreeMap<(bool, String, &str), Vec<&NodeResult>> = BTreeMap::new();
         for result in results {
-            groups.entry((!result.ok, result.words(), &result.guest)).or_default().push(result);
+            let key = (result.has_failed(), result.words(), result.guest.as_str());
+            groups.entry(key).or_default().push(result);
         }
         for ((failed, words, guest), members) in groups {
             let slowest = members.iter().map(|result| result.after).max().unwrap_or_default();
-            let words = self.paint(if failed { RED } else { GREEN }, &words);
+            let colour = members.first().map_or(GREEN, |result| result.colour());
+            let words = self.paint(colour, &words);
             let mut row = format!(
                 "{:>6} x {guest}: {words}, the last after {:.2} s",
                 members.len(),

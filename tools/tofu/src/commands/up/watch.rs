@@ -320,6 +320,7 @@ impl MachineWatch<'_, '_> {
         detail: String,
     ) -> io::Result<()> {
         let Some(guest) = self.plan.program(node) else { return Ok(()) };
+        let by_user = kind == "stopped" && self.is_to_end();
         let progress = &mut self.nodes[node.index()];
         if progress.result.is_some() {
             return Ok(());
@@ -336,6 +337,7 @@ impl MachineWatch<'_, '_> {
             ok: code == Some(0),
             kind,
             code,
+            by_user,
             detail,
             after: self.start.elapsed(),
             last_line: progress.last_line.clone(),
@@ -647,6 +649,23 @@ pub(super) mod tests {
         assert_eq!(code, 130);
         assert!(text.contains("interrupted, stopping the guests\n"), "{text}");
         assert!(text.contains("(0,0,0,0,0,1) stopped\n"), "{text}");
+        assert!(text.contains("1 of 2 guests was stopped, 1 succeeded in "), "{text}");
+    }
+
+    #[test]
+    fn guests_of_a_machine_that_is_taken_down_have_not_failed() {
+        let (of_three, down) = (plan("unit", 3, LONG), Event::Down);
+        let (code, text) = run(&of_three, TEXT, vec![down.clone()], &[0, 1, 2]);
+        assert_eq!(code, 0, "{text}");
+        assert!(text.contains("all 3 guests were stopped in "), "{text}");
+        let json = Style { json: true, ..TEXT };
+        let (code, text) = run(&of_three, json, vec![ended(0, 7), ended(1, 0), down.clone()], &[2]);
+        assert_eq!(code, 0, "{text}");
+        let last: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        let said = ["succeeded", "failed", "stopped"].map(|name| last[name].as_u64());
+        assert_eq!((said, &last["ok"]), ([Some(1); 3], &false.into()), "{text}");
+        let (_, text) = run(&of_three, TEXT, vec![ended(0, 7), ended(1, 0), down], &[2]);
+        assert!(text.contains("1 of 3 guests failed, 1 was stopped in "), "{text}");
     }
 
     #[test]
