@@ -77,6 +77,7 @@ impl Qemu {
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.args_prefix).envs(self.envs.iter().map(|(name, value)| (name, value)));
+        unnamed(&mut command);
         command
     }
 
@@ -128,11 +129,19 @@ impl Known {
     }
 }
 
+/// Keeps what names a QEMU from a program that may be one. A script that runs `tofu image qemu`
+/// would otherwise run itself, again and again.
+fn unnamed(command: &mut Command) {
+    for arch in [Arch::X86_64, Arch::Arm64] {
+        command.env_remove(names(arch).variable);
+    }
+}
+
 /// Asks `program` for its version and device. An error means that it could not be run.
 fn probe(program: &Path, progress: &dyn Progress) -> Result<Known> {
     let data = fs::metadata(program).on("look at", program)?;
     let mut command = run::command(program);
-    command.arg("--version");
+    unnamed(command.arg("--version"));
     let output = run::run(command, "asking QEMU for its version", progress, || {})?;
     let mut known = Known {
         program: program.into(),
@@ -151,7 +160,7 @@ fn probe(program: &Path, progress: &dyn Progress) -> Result<Known> {
         Some((version, _)) => {
             known.version = version;
             let mut command = run::command(program);
-            command.args(["-device", "vfio-user-pci,help"]);
+            unnamed(command.args(["-device", "vfio-user-pci,help"]));
             if !run::run(command, "asking QEMU for its devices", progress, || {})?.ok {
                 known.problem = Some(format!(
                     "this QEMU {} was built without the vfio-user-pci device",
@@ -270,6 +279,7 @@ impl Cache {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
@@ -327,7 +337,9 @@ mod tests {
         for _ in 0..3 {
             let qemu = cache.qemu(Some(&program), &Silent).unwrap();
             assert_eq!((qemu.version.as_str(), qemu.origin), ("10.2.0", Origin::Named));
-            assert_eq!(qemu.command().get_program(), program);
+            let command = qemu.command();
+            assert_eq!(command.get_program(), program);
+            assert!(command.get_envs().any(|env| env == (OsStr::new("TOFU_QEMU"), None)));
         }
         assert_eq!(fs::read_to_string(count).unwrap().lines().count(), 2);
     }
