@@ -1,6 +1,5 @@
-//! Every node puts data to every other one, counts itself there by an atomic if the device has
-//! them, gets data back and verifies all of it. At the end all nodes sum up a number of each by
-//! their barrier gates.
+//! Put, atomic and Get between every two nodes, with all data verified. At the end all nodes sum up
+//! a number of each by their barrier gates.
 //!
 //! `rounds=N`: how often (once).
 #![cfg_attr(feature = "bare", no_std, no_main)]

@@ -1,6 +1,6 @@
-//! Sends what no node should on IP over Tofu: in other nodes' names, too long, cut off, questions
-//! without end, requests to fetch what is not there. Nothing of it may harm the other nodes; the
-//! program succeeds if it comes to its end.
+//! Sends malformed and forged packets of IP over Tofu: false origins, wrong lengths, too many
+//! address requests, requests to fetch memory that does not exist. Nothing of it may harm the other
+//! nodes; the program succeeds if it comes to its end.
 //!
 //! `count=N`: how many packets (20000), `seed=N`: which.
 #![cfg_attr(feature = "bare", no_std, no_main)]

@@ -1,4 +1,4 @@
-//! How long a barrier, and the sum of a number of each node, take: in barrier gates, and by Puts.
+//! Latency of a barrier and of a sum over all nodes, by barrier gates and by Puts.
 //!
 //! `rounds=N` of each (200), by turns, so that both see the same load. Node 0 prints a table:
 //! `gates` is 1 for gates and 0 for Puts, `bytes` 0 for a barrier and 8 for a sum.

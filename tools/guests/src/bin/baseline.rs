@@ -1,4 +1,4 @@
-//! Rings a bare doorbell and spins on bare memory: what `tofu bench` compares Puts with.
+//! Rings a bare doorbell and spins on bare memory: the baseline for Puts in `tofu bench`.
 //!
 //! It needs the function that `tofu bench` puts on the bus in place of a Tofu device, and says
 //! so where there is none. `count=N`: round trips of each kind (1000).

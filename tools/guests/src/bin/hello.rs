@@ -1,4 +1,4 @@
-//! Says who this node is and who its neighbours are.
+//! Prints this node's coordinates and those of its neighbours.
 #![cfg_attr(feature = "bare", no_std, no_main)]
 
 use tofu_abi::topology::Port;

@@ -1,4 +1,4 @@
-//! Every node serves a page over HTTP, and fetches those of all others.
+//! Every node serves a page over HTTP, and fetches the pages of all others.
 //!
 //! `size=N` bytes of the page (20000), `count=N` how often to fetch each (3); `forever=1` keeps
 //! serving after that. With `again=1` it keeps fetching while nodes go and come back, and reports,

@@ -1,4 +1,4 @@
-//! Node 0 pings every other node over IP, and tells them by a broadcast when it is done.
+//! Node 0 pings every other node over IP. It tells them by a broadcast when it is done.
 //!
 //! `count=N` echo requests of each size to each node (20), `size=N` bytes of data of the largest
 //! (what fits into one packet of the MTU). Once each by IPv6, too. `tries=N` (1): requests that

@@ -1,4 +1,4 @@
-//! Node 0 and another one send each other messages: latency by size.
+//! Latency by size of messages between node 0 and another one.
 //!
 //! `peer=N` is the other node (the last one), `count=N` the round trips for each size (200),
 //! `max=N` the largest size in bytes (65536). The other nodes only wait.

@@ -1,4 +1,4 @@
-//! Node 0 puts to another node and looks for the completion: time by size.
+//! Time of a Put by size, from node 0 to another node.
 //!
 //! `peer=N` is the other node (the last one), `count=N` the Puts for each size (1000), `max=N`
 //! the largest size in bytes (65536). Times are kept of the first 262144 Puts of each size, so that

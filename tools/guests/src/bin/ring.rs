@@ -1,4 +1,4 @@
-//! A token goes around all nodes, in the order of their numbers.
+//! A token passes through all nodes in the order of their numbers.
 //!
 //! `laps=N`: how often (once).
 #![cfg_attr(feature = "bare", no_std, no_main)]

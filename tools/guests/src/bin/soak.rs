@@ -1,7 +1,7 @@
-//! Every node puts to others and gets back what it put, by random paths, while links, nodes and
-//! boards fail: a Put arrives or is told to be lost, and what comes back is what was put. Meanwhile
-//! nodes ping each other over IP, and answers have what was sent. When all is repaired nothing is
-//! lost any more, all nodes answer, and the barrier gates of all add up.
+//! Random Puts and Gets while links, nodes and boards fail: each Put arrives or is reported lost,
+//! and all data are verified. Meanwhile nodes ping each other over IP, and answers have what was
+//! sent. When all is repaired nothing is lost any more, all nodes answer, and the barrier gates of
+//! all add up.
 //!
 //! `calm=N`: seconds without a loss after which everything counts as repaired (2); with `lossy=1`
 //! not before a first loss. `seed=N`: which Puts (1).

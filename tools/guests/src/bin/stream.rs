@@ -1,4 +1,4 @@
-//! Node 0 puts messages to another node as fast as it can: throughput by size.
+//! Throughput of Puts by size, from node 0 to another node.
 //!
 //! `peer=N` is the other node (the last one), `bytes=N` what to move for each size (64 MiB),
 //! `max=N` the largest size in bytes (1 MiB). The other nodes only wait.

@@ -1,4 +1,4 @@
-//! Node 0 and another one exchange data over TCP: throughput both ways, and latency.
+//! TCP between node 0 and another one: throughput in both directions, and latency.
 //!
 //! `peer=N` is the other node (the last one), `bytes=N` what to move each way (8 MiB), `count=N`
 //! the round trips of one byte (200). The other nodes have nothing to do.

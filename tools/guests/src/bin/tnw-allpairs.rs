@@ -1,5 +1,5 @@
-//! TNW: every node sends to all of its neighbours on every channel, by stores and by fetching, and
-//! verifies what it gets.
+//! TNW: every node sends to all neighbours on every channel, by stores and by fetching, with all
+//! data verified.
 //!
 //! `rounds=N`: how often (once).
 #![cfg_attr(feature = "bare", no_std, no_main)]

@@ -1,5 +1,4 @@
-//! TNW: latency and bandwidth of messages by size, by stores and by fetching, over one to three
-//! links.
+//! TNW: latency and bandwidth by size, by stores and by fetching, over one to three links.
 //!
 //! Latency is half of the time that a message of the first node to its neighbour and back takes,
 //! from the send to the notification. Then all nodes send to X+, then to X+ and Y+, then to X+, Y+

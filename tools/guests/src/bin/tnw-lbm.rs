@@ -1,5 +1,5 @@
-//! TNW: a fluid in two dimensions by the Lattice-Boltzmann method, each node with a block of it;
-//! the result is that of one node to the last bit.
+//! TNW: a two-dimensional fluid by the Lattice-Boltzmann method, a block on each node, with the
+//! bits of a run on one node.
 //!
 //! A lattice of `nx=N` by `ny=N` sites (64), periodic in both directions, `steps=N` (50). X of the
 //! lattice is cut along X of the machine, Y along a ring through the nodes of Y and Z. `how=nget`

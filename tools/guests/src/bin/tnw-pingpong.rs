@@ -1,5 +1,4 @@
-//! TNW: the first node and its neighbour on X+ send messages to and fro and tell how long that
-//! takes.
+//! TNW: latency of messages between the first node and its neighbour on X+.
 //!
 //! `rounds=N`: how often each length (10). `windows=registers`: each store to a window leaves the
 //! guest, as if it could not be memory that the device looks at.

@@ -1,4 +1,4 @@
-//! Boot firmware: fetches what the node is to run from a boot server, and starts it.
+//! Boot firmware: fetches the node's program from a boot server, and starts it.
 //!
 //! Command line: `shape=` and `torus=` tell the machine, as for all programs; `server=N` the
 //! number of the node with the boot server (without it, the server is searched for by broadcast);
