@@ -53,7 +53,7 @@ impl Reply {
     }
 }
 
-/// What becomes of a frame that goes to a group.
+/// How a multicast frame is handled.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
     /// This is the answer; the question need not go anywhere.

@@ -280,7 +280,7 @@ fn neighbour_solicitations_are_answered() {
         wrong[56] ^= 1;
         assert!(!send(&mut core, &wrong).unwrap().is_empty());
     }
-    // One's own address.
+    // The node's own address.
     assert!(send(&mut core, &solicitation([0; 16], addr::ipv6(0, me))).unwrap().is_empty());
     assert_eq!(core.take_reply(), None);
 }
@@ -324,7 +324,7 @@ fn who_lies_about_the_sender_is_not_taken() {
         .unwrap();
     packet.from = leaf;
     assert_eq!(arrive(&mut victim, &packet), (None, vec![].into_iter().collect::<Vec<Flying>>()));
-    // One's own broadcast, come back.
+    // The node's own broadcast, which has come back.
     packet.from = node(1);
     let mut origin = Core::new(config(shape, 1500), node(1));
     assert_eq!(arrive(&mut origin, &packet).0, None);

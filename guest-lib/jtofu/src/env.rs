@@ -103,7 +103,7 @@ pub fn from_env() -> Result<Mapinfo, EnvError> {
     from_vars(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }
 
-/// The same, for an environment of one's own.
+/// The same, for an environment that the caller provides.
 ///
 /// # Errors
 /// [`EnvError`] with the variable at fault.

@@ -15,7 +15,7 @@ use crate::env::vars;
 
 /// Where the news are if nobody says otherwise: those of the kernel driver, and of `tofu-net`.
 const PLACES: [&str; 2] = ["/proc/tofu/links", "/run/tofu/links"];
-/// Longest file that is read, in bytes: twice of what a node keeps in mind.
+/// Longest file that is read, in bytes: twice as many as a node keeps.
 const MAX_FILE: u64 = 1 << 17;
 
 /// The news of this node, if there are any: the file that `TOFU_LINKS` names, or the first of those

@@ -27,7 +27,7 @@ enum Lay {
     /// A ring through rows of `column`'s 2 or 3 places each. With 3, which is a ring of its own, a
     /// row may omit one place: this is how B leads round a failed node.
     Ribbon { column: usize },
-    /// A line to and fro through all places, or a part of it.
+    /// A line back and forth through all places, or a part of it.
     Line,
     /// Whatever a search finds.
     Search,
@@ -322,7 +322,7 @@ fn grids(
     }
 }
 
-/// To and fro through a grid, the first axis fastest.
+/// Back and forth through a grid, the first axis fastest.
 fn snake(lens: &[u8; 6]) -> Vec<GridPoint> {
     let mut line = vec![[0; 6]];
     for axis in (0..6).filter(|axis| lens[*axis] > 1) {
@@ -340,7 +340,7 @@ fn snake(lens: &[u8; 6]) -> Vec<GridPoint> {
 enum Column {
     /// It is the only axis, and closed by itself.
     Alone(usize),
-    /// Along this axis at 0 back, elsewhere to and fro across.
+    /// Along this axis back at 0, elsewhere back and forth across.
     Spine(usize),
 }
 

@@ -41,7 +41,7 @@ pub(crate) enum Kind {
     Said = 0,
     /// A message of the machine.
     Message = 1,
-    /// A sign of life.
+    /// A keep-alive.
     Alive = 2,
     /// Of a stream.
     Stream = 3,

@@ -226,7 +226,7 @@ impl Mesh {
         }
     }
 
-    /// Sends signs of life, and considers parts dead that send none.
+    /// Sends keep-alives, and considers parts dead that send none.
     fn look_after(&self) {
         let timeout = self.joining.timeout;
         let mut pulses: Vec<_> = self.places.iter().map(|_| (None, Pulse::default())).collect();

@@ -9,7 +9,7 @@ use crate::faults::Fate;
 use crate::part::PartId;
 use crate::{DiscardReason, Fabric, Hop, NodeId, Packet, Port, Route, RouteError, Way};
 
-/// Receives what becomes of packets.
+/// Receives the fate of packets.
 pub trait Deliver<B> {
     /// The packet is at its target, the node `node`.
     fn arrived(&mut self, node: NodeId, packet: Packet<B>);
@@ -169,7 +169,7 @@ impl Direct {
         }
     }
 
-    /// Takes a packet along its way; `observer` sees it, and may change what becomes of it.
+    /// Takes a packet along its way; `observer` sees it, and may change its fate.
     #[inline]
     pub(crate) fn carry<B, W: Observer<B>>(
         &self,

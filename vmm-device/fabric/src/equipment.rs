@@ -60,7 +60,7 @@ impl<B> Equipped<'_, B> {
         }
     }
 
-    /// What a tap sees of a packet on a link, or of one frame of it there, and what becomes of it.
+    /// What a tap sees of a packet on a link, or of one frame of it there, and its fate.
     pub(crate) fn cross(&self, hop: Hop, link: Option<OnLink>, packet: &mut Packet<B>) -> Fate {
         let [out, into] = ends(hop, link);
         if let Some(tap) = self.tap {

@@ -130,7 +130,7 @@ pub(crate) struct Counters {
     undetected: AtomicU64,
 }
 
-/// What becomes of a packet on a link.
+/// The fate of a packet on a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fate {
     pub(crate) lost: bool,
@@ -195,7 +195,7 @@ impl<B> Faults<B> {
         }
     }
 
-    /// What becomes of a packet that goes over a link. Damages it if that is due.
+    /// Decides the fate of a packet that crosses a link. Damages it if that is due.
     pub(crate) fn apply(&self, hop: Hop, packet: &mut Packet<B>) -> Fate {
         let system = packet.class == Class::System;
         if !system && !self.plan.commands {

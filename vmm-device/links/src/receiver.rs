@@ -67,7 +67,7 @@ impl Receiver {
         self.expected
     }
 
-    /// Takes a frame that is in as a whole, and says what becomes of it. If `check` is
+    /// Takes a frame that has arrived as a whole, and returns its fate. If `check` is
     /// [`Check::Bad`], its number is not looked at.
     pub fn frame(&mut self, seq: Seq, check: Check, now: Ps, counters: &mut Counters) -> Verdict {
         // Half of all numbers are behind, half ahead.

@@ -451,7 +451,7 @@ impl Sender {
         }
     }
 
-    /// What is to be done as nothing was heard for too long. It may be called at any time.
+    /// What to do after nothing has arrived for too long. It may be called at any time.
     pub fn timeout(&mut self, now: Ps, counters: &mut Counters) -> Option<Timeout> {
         self.settle(now);
         if self.oldest == self.next {

@@ -1,4 +1,4 @@
-//! Descriptors that are sent to a client, and what becomes of them afterwards.
+//! Descriptors that are sent to a client, and their later fate.
 #![allow(unsafe_code)]
 
 use std::io::IoSliceMut;

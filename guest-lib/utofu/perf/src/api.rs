@@ -15,7 +15,7 @@ pub(crate) const LOCAL_NOTICE: u64 = 1 << 15;
 /// The last bytes become visible last.
 pub(crate) const STRONG_ORDER: u64 = 1;
 
-/// Type of the notice of a Put of one's own.
+/// Type of the local notice of a Put.
 const LCL_PUT: u8 = 0;
 const NOT_FOUND: c_int = -1;
 const BUSY: c_int = -4;

@@ -307,7 +307,7 @@ fn round_trip(a: u8, b: u8) -> Option<Vec<(u8, u8)>> {
         let swapped = if a.is_multiple_of(2) { round_trip(b, a)? } else { return None };
         return Some(swapped.into_iter().map(|(j, i)| (i, j)).collect());
     }
-    // To and fro, row by row, and back through the first place of each row.
+    // Back and forth, row by row, and back through the first place of each row.
     let rows =
         (0..b).flat_map(|j| (1..a).map(move |i| (if j.is_multiple_of(2) { i } else { a - i }, j)));
     let mut order: Vec<_> = rows.chain((0..b).rev().map(|j| (0, j))).collect();

@@ -72,7 +72,7 @@ impl Message {
     }
 }
 
-/// Is told what becomes of messages. Times never go back from one call to the next.
+/// Is told the fate of messages. Times never go back from one call to the next.
 pub trait Sink {
     /// The last byte of a message is in at its target.
     fn delivered(&mut self, at: Ps, node: NodeId, tni: u8, token: u64);
@@ -152,7 +152,7 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// What becomes of a packet that a message stands for: the port it should have left through,
+    /// The fate of a packet that a message stands for: the port it should have left through,
     /// if the source has that, and why it is lost.
     pub const fn fate(&self) -> (Option<Port>, DiscardReason) {
         match self {
