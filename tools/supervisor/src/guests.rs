@@ -199,6 +199,10 @@ impl Guests {
     pub(crate) fn stop(&self) {
         let mut all = self.all();
         all.stopped = true;
+        // All at once, as those that still ran would see the others vanish, and fail.
+        for guest in all.guests.values() {
+            guest.vm.holder().stop();
+        }
         for guest in all.guests.values() {
             guest.vm.stop();
         }

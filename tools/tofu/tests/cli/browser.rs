@@ -1,5 +1,6 @@
 //! A browser without a window, driven by the Chrome DevTools Protocol over a pipe.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -125,6 +126,29 @@ impl Browser {
     pub(crate) fn prefers(&mut self, scheme: &str) {
         let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
         self.command("Emulation.setEmulatedMedia", json!({ "features": features }));
+    }
+
+    /// What takes the focus and has no name or, of buttons, the name of another one: a screen
+    /// reader could not tell what it is. In the head of a table it is told that it is there.
+    pub(crate) fn nameless(&mut self) -> Vec<String> {
+        let tree = self.command("Accessibility.getFullAXTree", json!({}));
+        let tree = tree["nodes"].as_array().unwrap();
+        let heads = tree.iter().filter(|node| node["role"]["value"] == "columnheader");
+        let heads: Vec<_> = heads.map(|node| &node["nodeId"]).collect();
+        let takes_focus = |node: &&Value| {
+            let mut properties = node["properties"].as_array().into_iter().flatten();
+            node["ignored"] == false
+                && properties.any(|p| p["name"] == "focusable" && p["value"]["value"] == true)
+        };
+        let mut names = BTreeSet::new();
+        let unclear = tree.iter().filter(takes_focus).filter(|node| {
+            let name = node["name"]["value"].as_str();
+            let in_head = heads.contains(&&node["parentId"]);
+            let mut again =
+                |name| node["role"]["value"] == "button" && !names.insert((in_head, name));
+            name.is_none_or(str::is_empty) || again(name)
+        });
+        unclear.map(|node| format!("{} {}", node["role"]["value"], node["name"])).collect()
     }
 
     /// Presses a key where the focus is.

@@ -156,6 +156,13 @@ fn what_is_clicked_happens_in_the_machine() {
     let summary = browser.eval("document.getElementById('summary').textContent");
     assert!(summary.as_str().unwrap().contains("12 nodes"), "{summary}");
 
+    for panel in ["node", "nodes", "links", "jobs", "node"] {
+        browser.eval(&format!("document.querySelector('[data-panel={panel}]').click()"));
+        assert_eq!(browser.nameless(), [""; 0], "{panel}");
+    }
+    let live = browser.eval("document.querySelector('output').ariaLive");
+    assert_eq!(live, "off", "the clock is not read aloud each second");
+
     // A link, from the panel of its node.
     let of_a = "document.querySelector('#node-ports tbody tr button[data-link]')";
     assert_eq!(browser.eval(&format!("{of_a}.textContent")), "Take down");

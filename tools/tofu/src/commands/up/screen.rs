@@ -49,6 +49,7 @@ impl NodeResult {
     fn words(&self) -> String {
         match (self.ok, self.code) {
             (true, _) => "ok".into(),
+            _ if self.by_user => "stopped".into(),
             (false, Some(code)) => format!("exit code {code}"),
             (false, None) => self.kind.into(),
         }

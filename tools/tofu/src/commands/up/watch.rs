@@ -320,7 +320,8 @@ impl MachineWatch<'_, '_> {
         detail: String,
     ) -> io::Result<()> {
         let Some(guest) = self.plan.program(node) else { return Ok(()) };
-        let by_user = kind == "stopped" && self.is_to_end();
+        // It may fail just because the others vanish.
+        let by_user = code != Some(0) && self.is_to_end();
         let progress = &mut self.nodes[node.index()];
         if progress.result.is_some() {
             return Ok(());

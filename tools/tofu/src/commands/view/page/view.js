@@ -160,7 +160,9 @@ function show(number) {
   const now = frame();
   if (!now) return;
   get("time").value = number;
-  set(get("clock"), `${now.seconds.toFixed(1)} s`);
+  const clock = `${now.seconds.toFixed(1)} s`;
+  set(get("clock"), clock);
+  get("time").setAttribute("aria-valuetext", clock);
   prepare(now);
   enter(now);
   tell(before, now);
@@ -412,7 +414,10 @@ function linkButton(link, node, port) {
 
 function updateLinkButton(element, link, now) {
   const down = now.isDown.has(link.number);
-  set(element, can() ? (down ? "Bring up" : "Take down") : down ? "down" : "up");
+  const words = can() ? (down ? "Bring up" : "Take down") : down ? "down" : "up";
+  set(element, words);
+  // Read aloud, it is out of its row.
+  element.setAttribute("aria-label", `${words}, link ${link.from} ${link.port}`);
   element.classList.toggle("down", down);
   element.disabled = !can();
 }
@@ -425,6 +430,7 @@ function buildPorts(node) {
     row.end = end;
     const to = make("button", String(end.to));
     to.type = "button";
+    to.setAttribute("aria-label", `${end.to}, node at ${end.port}`);
     to.addEventListener("click", () => choose(end.to));
     const cell = make("td");
     cell.append(to);
@@ -472,6 +478,7 @@ function nodeRow(node) {
   row.node = node;
   const name = make("button", String(node.index));
   name.type = "button";
+  name.setAttribute("aria-label", `${node.index}, node`);
   name.addEventListener("click", () => {
     choose(node.index);
     panel("node");
