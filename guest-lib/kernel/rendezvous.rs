@@ -305,6 +305,8 @@ pub(crate) struct RendezvousMemory {
     pool: Pool,
     /// By slots.
     shared: KVVec<Option<(u32, Shared)>>,
+    /// How many slots there are that others may read.
+    shared_count: usize,
     fetched: KVVec<Option<Chunks>>,
     /// The device reaches all memory where it is: to map it costs nothing.
     direct: bool,
@@ -340,6 +342,7 @@ impl RendezvousMemory {
             fetch: Table::new(device, SLOTS * FETCH_PAGES)?,
             pool: Pool::new(device)?,
             shared: places(SLOTS)?,
+            shared_count: 0,
             fetched: places(SLOTS)?,
             // SAFETY: the device is there.
             direct: unsafe { shim::tofu_shim_is_direct(device.raw()) },
@@ -425,9 +428,15 @@ impl RendezvousMemory {
             .with_enable(true);
         store_entry(&self.steering, stag as usize, [steering.0, len]);
         if let Some(place) = self.shared.get_mut(slot) {
-            *place = Some((stag, shared));
+            let before = place.replace((stag, shared));
+            self.shared_count += usize::from(before.is_none());
         }
         StagOffset::new(self.cq(), stag, 0)
+    }
+
+    /// Whether others read nothing.
+    pub(crate) fn shares_nothing(&self) -> bool {
+        self.shared_count == 0
     }
 
     /// Whether others read nothing by a slot.
@@ -458,6 +467,7 @@ impl RendezvousMemory {
     /// Lets go of a frame that the device has forgotten.
     pub(crate) fn free(&mut self, slot: usize) {
         let taken = self.shared.get_mut(slot).and_then(Option::take);
+        self.shared_count -= usize::from(taken.is_some());
         if let Some((_, Shared::Copy(chunks))) = taken {
             self.give(chunks);
         }

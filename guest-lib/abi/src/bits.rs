@@ -105,7 +105,8 @@ macro_rules! codes {
     };
 }
 
-/// Mask of a field `width` bits wide, at bit 0.
+/// Mask of a field from bit `lo` to bit `hi`, at bit 0.
+#[inline]
 const fn mask(lo: u32, hi: u32) -> u64 {
     u64::MAX >> (63 - (hi - lo))
 }

@@ -117,11 +117,13 @@ impl PacketQueues {
     }
 
     /// The slot of the packet receive queue that is written next.
+    #[inline]
     pub const fn slot(&self) -> usize {
         self.receive.slot() as usize
     }
 
     /// Whether that slot, which has this content, was written.
+    #[inline]
     pub const fn is_written(&self, entry: PrqEntry) -> bool {
         entry.f() == self.receive.flip()
     }
@@ -141,6 +143,7 @@ impl PacketQueues {
     /// The place of an entry's buffer among the buffers, in bytes. The device names addresses that
     /// were posted. If it named another one and that were posted again, the device itself would
     /// write there.
+    #[inline]
     pub const fn buffer(&self, entry: PrqEntry) -> Option<usize> {
         let at = entry.addr().wrapping_sub(self.first);
         let posted = at < self.len && at % PACKET_BUFFER_SIZE as u64 == 0;

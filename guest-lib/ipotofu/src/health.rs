@@ -423,6 +423,12 @@ impl Reporter {
         self.next == NodeId::NOWHERE
     }
 
+    /// Whether there is nothing to tell as long as no port of this node is dead, so that
+    /// [`Reporter::step`] need not be called.
+    pub fn is_silent(&self) -> bool {
+        self.is_settled() && self.report.dead == 0 && self.farewells == 0
+    }
+
     /// Hands the reports to `send` that are to be sent now, which is false when there is no room
     /// for more. To be called from time to time: about every second, and every few milliseconds
     /// unless [`Reporter::is_settled`].

@@ -140,11 +140,12 @@ impl<S: Storage> Peers<S> {
         let (key, set) = self.set(node);
         let nothing = says == Capabilities::default();
         let age = |peer: &&Peer| match peer.key() {
-            known if known == key => (0, 0),
-            0 => (1, 0),
-            _ => (2, peer.since_ns.load(Ordering::Relaxed)),
+            0 => (0, 0),
+            _ => (1, peer.since_ns.load(Ordering::Relaxed)),
         };
-        let place = set.iter().min_by_key(age).filter(|peer| !nothing || peer.key() == key);
+        let known = set.iter().find(|peer| peer.key() == key);
+        // Of whom nothing is known, nothing need not be noted.
+        let place = known.or_else(|| set.iter().min_by_key(age).filter(|_| !nothing));
         if let Some(peer) = place {
             peer.said.store(key << 8 | u64::from(says.flags()), Ordering::Relaxed);
             peer.since_ns.store(now_ns, Ordering::Relaxed);

@@ -87,6 +87,8 @@ struct Ways<S: Storage> {
     shape: Shape,
     me: Coords,
     tni: TniId,
+    /// The way that was taken last, by its node and number: most packets take it again.
+    last: Option<(Coords, u8, PacketTarget)>,
     /// The number of the way to a node.
     detours: NodeTable<S, u8>,
     health: S::Shared<Health<S>>,
@@ -94,8 +96,13 @@ struct Ways<S: Storage> {
 }
 
 impl<S: Storage> Ways<S> {
-    fn way(&self, tag: Tag) -> Option<(PacketTarget, Tag)> {
+    fn way(&mut self, tag: Tag) -> Option<(PacketTarget, Tag)> {
+        let last = self.last.filter(|(to, attempt, _)| (*to, *attempt) == (tag.to, tag.attempt));
+        if let Some((.., target)) = last {
+            return Some((target, tag));
+        }
         let target = route(&self.shape, self.me, tag.to, self.tni, tag.attempt)?;
+        self.last = Some((tag.to, tag.attempt, target));
         Some((target, tag))
     }
 
@@ -119,7 +126,7 @@ impl<S: Storage> Ways<S> {
     }
 
     /// The way to send a packet by once more.
-    fn next(&self, tag: Tag) -> Option<(PacketTarget, Tag)> {
+    fn next(&mut self, tag: Tag) -> Option<(PacketTarget, Tag)> {
         let next = self.way(Tag { attempt: tag.attempt.saturating_add(1), ..tag });
         match tag.wraps {
             true => next.or_else(|| self.way(Tag { attempt: 0, wraps: false, ..tag })),
@@ -266,7 +273,7 @@ impl<S: Storage> Outbound<S> {
     ) -> Result<Self, S::Error> {
         let (detours, counters) = (NodeTable::new()?, Counters::default());
         Ok(Self {
-            ways: Ways { shape, me, tni, detours, health, counters },
+            ways: Ways { shape, me, tni, last: None, detours, health, counters },
             relay: Relay {
                 awaited: S::places(MAX_AWAITED, || Awaited::NOTHING)?,
                 first: 0,

@@ -312,9 +312,7 @@ extern "C" fn tofu_rs_net_beat(link: *mut c_void, queue: *mut NetQueue) {
 #[no_mangle]
 extern "C" fn tofu_rs_net_polled(link: *mut c_void, queue: *mut NetQueue, idle: bool) -> bool {
     // SAFETY: as above.
-    let link = unsafe { link_of(link) };
-    link.uncork();
-    idle && link.rearm(queue)
+    unsafe { link_of(link) }.polled(queue, idle)
 }
 
 /// Adds what was done.

@@ -178,21 +178,7 @@ impl Link {
         if let Some(receiver) = self.rx.lock().receiver.as_ref() {
             receiver.disarm();
         }
-        let carrier = {
-            let mut tx = self.tx.lock();
-            if let Some(sender) = tx.sender.as_ref() {
-                sender.disarm();
-            }
-            tx.reap(now);
-            tx.expire(now);
-            tx.cork();
-            tx.counters.polls += 1;
-            tx.ports.news()
-        };
-        if let Some(on) = carrier {
-            // SAFETY: the interface is up.
-            unsafe { shim::tofu_shim_net_carrier(queue, on) };
-        }
+        self.tx.lock().begin_poll(now);
         let mut done = 0;
         while done < budget {
             let step = self.rx.lock().step(&self.sides(), queue, now);
@@ -217,24 +203,37 @@ impl Link {
         let mut tx = self.tx.lock();
         rx.state.fetches.answer(true, &mut tx.queue(now));
         drop(rx);
-        tx.settle(now);
         // What other nodes wait for does not wait for the stack.
         if tx.has_fetches() {
             tx.flush();
         }
+        tx.received(done);
+        done
+    }
+
+    /// Ends a poll: tells the device of what was posted, by this side and by the stack. What nobody
+    /// waits for comes after that. If that was the last one for now, the next packet is to raise an
+    /// interrupt. Returns whether there is something to be done now.
+    pub(super) fn polled(&self, queue: *mut NetQueue, idle: bool) -> bool {
+        let now = now_ns();
+        let mut tx = self.tx.lock();
+        tx.uncork();
+        tx.reap(now);
+        tx.expire(now);
+        tx.settle(now);
+        let carrier = tx.ports.news();
         let goes_on = tx.goes_on(&self.peers, now);
         drop(tx);
+        if let Some(on) = carrier {
+            // SAFETY: the interface is up.
+            unsafe { shim::tofu_shim_net_carrier(queue, on) };
+        }
         // SAFETY: the interface is up.
         if goes_on && unsafe { shim::tofu_shim_net_is_held(queue) } {
             // SAFETY: as above.
             unsafe { shim::tofu_shim_net_go_on(queue) };
         }
-        done
-    }
-
-    /// Tells the device of what was posted during a poll, by this side and by the stack.
-    pub(super) fn uncork(&self) {
-        self.tx.lock().uncork();
+        idle && self.rearm(queue, now)
     }
 
     /// Is called every second while the interface is up.
@@ -254,8 +253,7 @@ impl Link {
     }
 
     /// Has the next packet raise an interrupt. Returns whether there is something to be done now.
-    pub(super) fn rearm(&self, queue: *mut NetQueue) -> bool {
-        let now = now_ns();
+    fn rearm(&self, queue: *mut NetQueue, now: u64) -> bool {
         let rx = self.rx.lock();
         let ready = rx.receiver.as_ref().is_some_and(Receiver::rearm);
         // What waits for a frame is looked at when that comes, or when it has waited long enough.

@@ -115,6 +115,10 @@ impl RxState {
 
     /// How much longer the next packet must wait for frames of its origin that are fetched.
     fn must_wait(&mut self, receiver: &Receiver) -> Option<u64> {
+        if !self.fetches.are_under_way() {
+            self.late = None;
+            return None;
+        }
         let follows = receiver.peek(|from, payload| {
             rendezvous::is_from_origin(payload) && self.fetches.are_under_way_from(from)
         });
@@ -240,6 +244,9 @@ impl RxState {
     /// Takes the next frame that was fetched, if one was.
     fn take_fetched(&mut self, sides: &Sides<'_>, queue: *mut NetQueue, now: u64) -> Option<Step> {
         if self.private.is_empty() {
+            if !self.fetches.are_under_way() {
+                return None;
+            }
             let mut tx = sides.tx.lock();
             if !tx.are_fetched(now) {
                 return None;

@@ -3,6 +3,7 @@
 //! The sending side.
 
 use kernel::cpu::CpuId;
+use kernel::ffi::c_int;
 use kernel::prelude::*;
 use kernel::sync::Arc;
 
@@ -113,8 +114,12 @@ pub(super) struct Tx {
     ended: Option<u64>,
     /// The processor that polls.
     corked: Option<u32>,
-    /// Requests that were posted, and the device not told of.
+    /// It has received one packet at most: whoever sent it may wait for the answer.
+    lone: bool,
+    /// Requests that were posted, and the device not told of; and the node that all of them are
+    /// for, if they are for one.
     untold: usize,
+    untold_to: Option<Coords>,
     /// Whether the same is so of Gets.
     fetches: bool,
     /// Gets that have not ended.
@@ -168,19 +173,19 @@ impl Tx {
         more: bool,
     ) -> bool {
         let now = now_ns();
-        self.reap(now);
-        if let (Some(node), _) = target(&self.node, skb, &mut [0; 6]) {
-            // SAFETY: the frame is ours.
-            let len = unsafe { shim::tofu_shim_skb_len(skb) } as usize;
-            if self.must_wait(peers, node, len, now) {
-                self.counters.held += 1;
-                // SAFETY: the interface is up.
-                unsafe { shim::tofu_shim_net_hold(queue) };
-                self.flush();
-                // SAFETY: as above.
-                unsafe { shim::tofu_shim_net_look_again(queue) };
-                return false;
-            }
+        let corked = self.is_corked();
+        // A poll has just done so.
+        if !corked || self.room() < ENOUGH {
+            self.reap(now);
+        }
+        if self.must_wait(peers, skb, now) {
+            self.counters.held += 1;
+            // SAFETY: the interface is up.
+            unsafe { shim::tofu_shim_net_hold(queue) };
+            self.flush();
+            // SAFETY: as above.
+            unsafe { shim::tofu_shim_net_look_again(queue) };
+            return false;
         }
         while !skb.is_null() {
             let (next, fate) = self.send(peers, queue, &mut skb, now);
@@ -199,14 +204,16 @@ impl Tx {
             };
             skb = rest;
         }
-        let room = self.sender.as_ref().map_or(0, Sender::room);
+        let room = self.room();
         if room < RESERVE {
             self.counters.held += 1;
             // SAFETY: the interface is up.
             unsafe { shim::tofu_shim_net_hold(queue) };
         }
-        let later = more || self.is_corked() || self.can_wait();
+        let later = more || corked && !self.lone || self.can_wait();
         if !later || room < RESERVE {
+            // One is told of at once, those that follow it together.
+            self.lone = false;
             self.flush();
         }
         // SAFETY: the interface is up.
@@ -356,7 +363,9 @@ impl Tx {
             scratch: KVVec::from_elem(0, FRAGMENT_MAX, GFP_KERNEL)?,
             ended: None,
             corked: None,
+            lone: false,
             untold: 0,
+            untold_to: None,
             fetches: false,
             fetching: 0,
             counters: QueueCounters::default(),
@@ -373,7 +382,8 @@ impl Tx {
         self.fetched.clear();
         self.ended = None;
         self.corked = None;
-        (self.untold, self.fetches, self.fetching) = (0, false, 0);
+        (self.untold, self.untold_to) = (0, None);
+        (self.fetches, self.fetching) = (false, 0);
         self.ports = Ports::new(&self.node, QUIET_BEATS, true);
     }
 
@@ -405,6 +415,9 @@ impl Tx {
         let (Some(sender), Some(reporter)) = (sender, reporter) else {
             return false;
         };
+        if outbound.health().own() == 0 && reporter.is_silent() {
+            return false;
+        }
         let health = outbound.health().clone();
         reporter.step(&health, now, |to, header| {
             sender.room() > ENOUGH / 2 && outbound.report(sender, to, header, now)
@@ -414,13 +427,28 @@ impl Tx {
 
     /// Begins a poll by this processor: of what it posts until [`Self::uncork`] the device is told
     /// together, answers of the stack to what the poll brings among it.
-    pub(super) fn cork(&mut self) {
+    pub(super) fn begin_poll(&mut self, now: u64) {
+        if let Some(sender) = self.sender.as_ref() {
+            sender.disarm();
+        }
+        // What was fetched is to be received, and answers need room; the rest can wait.
+        if self.fetching > 0 || self.room() < ENOUGH {
+            self.reap(now);
+        }
         self.corked = Some(CpuId::current().as_u32());
+        self.counters.polls += 1;
+    }
+
+    /// The poll has received `count` packets, which the stack is about to get. Of its first answer
+    /// to a lone one the device is told at once.
+    pub(super) fn received(&mut self, count: c_int) {
+        self.lone = count <= 1;
     }
 
     /// Ends a poll.
     pub(super) fn uncork(&mut self) {
         self.corked = None;
+        self.lone = false;
         self.flush();
     }
 
@@ -429,16 +457,22 @@ impl Tx {
         self.corked == Some(CpuId::current().as_u32())
     }
 
-    /// Whether what was posted can wait for more: it is requests, and so many others are under way
-    /// that an answer is to come soon, and a poll with it. There is one in 10 ms at the latest.
+    /// Whether what was posted can wait for more: it is requests to a node of which so many others
+    /// are under way that an answer is to come soon, and a poll with it. There is one in 10 ms at
+    /// the latest. A node that does not answer holds up its own frames only.
     fn can_wait(&self) -> bool {
         let posted = self.sender.as_ref().map_or(0, Sender::posted);
-        let under_way = || {
-            (0..SLOTS)
-                .filter(|slot| self.requests.is_under_way(*slot))
-                .count()
+        let Some(to) = self.untold_to else {
+            return false;
         };
-        posted == self.untold && posted < BATCH && under_way() >= posted + BATCH
+        posted == self.untold
+            && posted < BATCH
+            && self.requests.under_way_to(to) >= posted + BATCH
+    }
+
+    /// Packets that can be posted now.
+    fn room(&self) -> usize {
+        self.sender.as_ref().map_or(0, Sender::room)
     }
 
     /// Whether what was fetched is to be taken now. That means to ask the device, so several are
@@ -456,7 +490,7 @@ impl Tx {
 
     /// Tells the device of what was posted.
     pub(super) fn flush(&mut self) {
-        (self.untold, self.fetches) = (0, false);
+        (self.untold, self.untold_to, self.fetches) = (0, None, false);
         if let Some(sender) = self.sender.as_mut() {
             sender.flush();
         }
@@ -478,8 +512,7 @@ impl Tx {
 
     /// Whether the stack may go on, should it have been held.
     pub(super) fn goes_on(&mut self, peers: &Peers, now: u64) -> bool {
-        let room = self.sender.as_ref().map_or(0, Sender::room);
-        room >= ENOUGH && !self.is_blocked(peers, now)
+        self.room() >= ENOUGH && !self.is_blocked(peers, now)
     }
 
     /// Whether nothing is on its way that has to be looked after.
@@ -488,7 +521,7 @@ impl Tx {
             && self.blocked.is_none()
             && self.ended.is_none()
             && self.reporter.as_ref().is_none_or(Reporter::is_settled)
-            && (0..SLOTS).all(|slot| !self.requests.is_under_way(slot))
+            && !self.requests.are_under_way()
             && self.sender.as_ref().is_none_or(Sender::is_settled)
     }
 
@@ -502,10 +535,15 @@ impl Tx {
     }
 
     /// Whether a frame has to wait until an earlier one to the same node was fetched.
-    fn must_wait(&mut self, peers: &Peers, to: Coords, len: usize, now: u64) -> bool {
-        let waits = len >= MIN_FRAME && self.room_at(peers, to, now) == Room::Busy;
-        self.blocked = waits.then_some(to);
-        waits
+    fn must_wait(&mut self, peers: &Peers, skb: *const SkBuff, now: u64) -> bool {
+        // SAFETY: the frame is ours.
+        let len = unsafe { shim::tofu_shim_skb_len(skb) } as usize;
+        let to = match len {
+            MIN_FRAME.. => target(&self.node, skb, &mut [0; 6]).0,
+            _ => None,
+        };
+        self.blocked = to.filter(|to| self.room_at(peers, *to, now) == Room::Busy);
+        self.blocked.is_some()
     }
 
     /// Whether the stack still has to wait for a slot.
@@ -549,7 +587,7 @@ impl Tx {
         if frame.len > MAX_OFFLOADED && !split || frame.len - head > REST_MAX {
             return None;
         }
-        if self.sender.as_ref().is_none_or(|s| s.room() == 0) {
+        if self.room() == 0 {
             return None;
         }
         if self
@@ -584,6 +622,8 @@ impl Tx {
         };
         self.requests.sent(slot, to, request.id, now);
         self.send_request(to, frame, request, now);
+        let same = self.untold == 0 || self.untold_to == Some(to);
+        self.untold_to = same.then_some(to);
         self.untold += 1;
         self.outbound.count().rendezvous_sent += 1;
         self.outbound.count().sent += 1;
@@ -630,7 +670,9 @@ impl Tx {
         let Self {
             sender, requests, ..
         } = self;
-        let Some(memory) = sender.as_mut().and_then(Sender::rendezvous) else {
+        let memory = sender.as_mut().and_then(Sender::rendezvous);
+        let Some(memory) = memory.filter(|memory| !memory.shares_nothing()) else {
+            self.ended = None;
             return;
         };
         let ended =

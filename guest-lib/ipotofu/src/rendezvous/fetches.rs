@@ -42,7 +42,11 @@ pub struct Fetches<S: Storage, H: Debug = ()> {
     first: usize,
     count: usize,
     slots: S::Places<Option<(Request, H)>>,
+    /// How many slots are in use.
+    under_way: usize,
     owed: S::Places<Option<Owed>>,
+    /// How many of these there are.
+    owed_count: usize,
 }
 
 impl<S: Storage, H: Debug> Fetches<S, H> {
@@ -57,7 +61,9 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
             first: 0,
             count: 0,
             slots: S::places(SLOTS, || None)?,
+            under_way: 0,
             owed: S::places(OWED_NODES, || None)?,
+            owed_count: 0,
         })
     }
 
@@ -66,16 +72,18 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         self.waiting.iter_mut().chain(self.slots.iter_mut()).for_each(|place| *place = None);
         self.owed.fill(None);
         (self.first, self.count) = (0, 0);
+        (self.under_way, self.owed_count) = (0, 0);
     }
 
     /// Whether something is on its way here.
-    pub fn are_under_way(&self) -> bool {
-        self.slots.iter().any(Option::is_some)
+    pub const fn are_under_way(&self) -> bool {
+        self.under_way > 0
     }
 
     /// Whether something of a node is on its way here.
     pub fn are_under_way_from(&self, node: Coords) -> bool {
-        self.slots.iter().flatten().any(|(request, _)| request.origin == node)
+        self.are_under_way()
+            && self.slots.iter().flatten().any(|(request, _)| request.origin == node)
     }
 
     /// Takes a request, and what is kept with it: fetches its frame at once, or later. If too many
@@ -139,7 +147,8 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         let Some((request, _)) = self.take(slot) else { return };
         counters.rendezvous_failed += 1;
         for place in self.owed.iter_mut() {
-            place.take_if(|owed| owed.to == request.origin);
+            let taken = place.take_if(|owed| owed.to == request.origin);
+            self.owed_count -= usize::from(taken.is_some());
         }
         queue.tell(request.origin, &Message::Done { id: request.id, refused: true });
     }
@@ -165,12 +174,14 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         self.first = (self.first + 1) % MAX_WAITING;
         self.count -= 1;
         self.slots[slot] = Some((request, with));
+        self.under_way += 1;
         Some((slot, request))
     }
 
     /// What was fetched to a slot, which is free now. An answer is owed then.
     fn take(&mut self, slot: usize) -> Option<(Request, H)> {
         let taken = self.slots.get_mut(slot)?.take()?;
+        self.under_way -= 1;
         self.owe(taken.0.origin, taken.0.id);
         Some(taken)
     }
@@ -184,17 +195,22 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
             owed.count += 1;
         } else if let Some(place) = self.owed.iter_mut().find(|place| place.is_none()) {
             *place = Some(Owed { to, id, count: 1 });
+            self.owed_count += 1;
         }
     }
 
     /// To whom an answer is owed, up to which id: those that cannot wait, or all that wait for
     /// nothing. To be asked until there are none.
     fn answer_due(&mut self, all: bool) -> Option<(Coords, u32)> {
-        let full = self.owed.iter().all(Option::is_some);
+        if self.owed_count == 0 {
+            return None;
+        }
+        let full = self.owed_count == self.owed.len();
         let slots = &self.slots;
         let ends = |to| !slots.iter().flatten().any(|(request, _)| request.origin == to);
         let due = |owed: &mut Owed| full || owed.count >= OWED || all && ends(owed.to);
         let owed = self.owed.iter_mut().find_map(|place| place.take_if(due))?;
+        self.owed_count -= 1;
         Some((owed.to, owed.id))
     }
 }

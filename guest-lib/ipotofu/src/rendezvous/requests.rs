@@ -45,6 +45,8 @@ struct Slot {
 #[derive(Debug)]
 pub struct Requests<S: Storage> {
     slots: S::Places<Slot>,
+    /// How many have a request under way.
+    count: usize,
     /// Where to look for a free one first: those that were used last come last.
     next: usize,
     /// Nodes of which nothing is requested, and for how long, in nanoseconds.
@@ -58,7 +60,12 @@ impl<S: Storage> Requests<S> {
     ///
     /// If there is no memory.
     pub fn new() -> Result<Self, S::Error> {
-        Ok(Self { slots: S::places(SLOTS, Slot::default)?, next: 0, backed_off: NodeTable::new()? })
+        Ok(Self {
+            slots: S::places(SLOTS, Slot::default)?,
+            count: 0,
+            next: 0,
+            backed_off: NodeTable::new()?,
+        })
     }
 
     /// Forgets what is under way.
@@ -66,23 +73,41 @@ impl<S: Storage> Requests<S> {
         for slot in self.slots.iter_mut() {
             slot.lapsed = slot.lapsed.wrapping_add(slot.under_way.take().is_some().into());
         }
+        self.count = 0;
     }
 
     /// Ends requests that were not answered in time. To be called from time to time.
     pub fn expire(&mut self, now_ns: u64, counters: &mut Counters) {
+        if self.count == 0 {
+            return;
+        }
         for slot in self.slots.iter_mut() {
             let late = |one: &mut UnderWay| now_ns.saturating_sub(one.since_ns) >= ANSWER_NS;
             if let Some(late) = slot.under_way.take_if(late) {
                 slot.lapsed = slot.lapsed.wrapping_add(1);
+                self.count -= 1;
                 counters.rendezvous_timed_out += 1;
                 self.backed_off.set(late.to, now_ns, BACK_OFF_TIMED_OUT_NS);
             }
         }
     }
 
+    /// Whether any frame may still be fetched.
+    pub const fn are_under_way(&self) -> bool {
+        self.count > 0
+    }
+
     /// Whether the frame in a slot may still be fetched.
     pub fn is_under_way(&self, slot: usize) -> bool {
         self.slots.get(slot).is_some_and(|slot| slot.under_way.is_some())
+    }
+
+    /// How many frames a node may still fetch.
+    pub fn under_way_to(&self, node: Coords) -> usize {
+        match self.count {
+            0 => 0,
+            _ => self.under_way().filter(|one| one.to == node).count(),
+        }
     }
 
     /// A number of the slot that is another one after each request that lapsed: its frame may be
@@ -104,7 +129,7 @@ impl<S: Storage> Requests<S> {
         if backed_off.is_some() || !peers.get(to, now_ns).rendezvous {
             return Room::None;
         }
-        let its = self.under_way().filter(|one| one.to == to).count();
+        let its = self.under_way_to(to);
         match self.free().next() {
             Some(slot) if its < PER_NODE => Room::Slot(slot),
             _ if its > 0 => Room::Busy,
@@ -131,7 +156,8 @@ impl<S: Storage> Requests<S> {
     /// Takes note that a node was requested to fetch the frame in a slot, which was free.
     pub fn sent(&mut self, slot: usize, to: Coords, id: u32, now_ns: u64) {
         if let Some(place) = self.slots.get_mut(slot) {
-            place.under_way = Some(UnderWay { to, id, since_ns: now_ns });
+            let before = place.under_way.replace(UnderWay { to, id, since_ns: now_ns });
+            self.count += usize::from(before.is_none());
             self.next = (slot + 1) % SLOTS;
         }
     }
@@ -144,7 +170,8 @@ impl<S: Storage> Requests<S> {
     pub fn done(&mut self, from: Coords, id: u32, refused: bool, now_ns: u64) {
         for slot in self.slots.iter_mut() {
             // Ids count up, and wrap.
-            slot.under_way.take_if(|one| one.to == from && id.wrapping_sub(one.id) < 1 << 31);
+            let its = |one: &mut UnderWay| one.to == from && id.wrapping_sub(one.id) < 1 << 31;
+            self.count -= usize::from(slot.under_way.take_if(its).is_some());
         }
         if refused {
             self.backed_off.set(from, now_ns, BACK_OFF_REFUSED_NS);
