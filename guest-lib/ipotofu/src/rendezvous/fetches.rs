@@ -243,6 +243,14 @@ mod tests {
         // The last one of those, though it ended first.
         assert_eq!(fetches.answer_due(false), Some((NODE, taken[SLOTS - 1].1.id)));
         assert_eq!(fetches.answer_due(true), None);
+        assert!(fetches.are_under_way() && fetches.are_under_way_from(NODE));
+        for (slot, _) in taken {
+            fetches.take(slot);
+        }
+        assert!(!fetches.are_under_way() && !fetches.are_under_way_from(NODE));
+        assert!(fetches.answer_due(true).is_some());
+        fetches.clear();
+        assert_eq!(fetches.answer_due(true), None);
     }
 
     #[test]

@@ -229,11 +229,23 @@ mod tests {
             Room::None,
             "it would wait for others"
         );
+        let under_way = |n| requests.under_way_to(node(n));
+        assert_eq!([1, 2, 3].map(under_way), [PER_NODE, SLOTS - PER_NODE, 0]);
         requests.done(node(1), 3, false, 3);
         requests.done(node(3), 100, false, 3);
         assert!(matches!(requests.room(node(3), &peers, 3, &mut counters), Room::Slot(_)));
         let left: Vec<u32> = (4..PER_NODE as u32).collect();
         assert_eq!(ids_of(&requests, node(1)), left);
+        assert_eq!(requests.under_way_to(node(1)), left.len());
+        assert!(requests.are_under_way());
+        requests.done(node(1), 100, false, 4);
+        requests.done(node(2), 100, false, 4);
+        assert!(!requests.are_under_way());
+        requests.sent(0, node(1), 101, 4);
+        requests.sent(0, node(1), 102, 4);
+        assert_eq!(requests.under_way_to(node(1)), 1, "it is the same place");
+        requests.clear();
+        assert!(!requests.are_under_way());
     }
 
     #[test]
@@ -247,7 +259,7 @@ mod tests {
         assert_eq!(requests.room(NODE, &peers, 1 + ANSWER_NS, &mut counters), Room::None);
         assert_eq!(counters.rendezvous_timed_out, 1);
         assert_eq!((requests.generation(0), requests.generation(1)), (1, 0));
-        assert!(!requests.is_under_way(0));
+        assert!(!requests.is_under_way(0) && !requests.are_under_way());
         let later = 2 + ANSWER_NS + BACK_OFF_TIMED_OUT_NS;
         learn(&peers, NODE, later);
         assert_eq!(requests.room(NODE, &peers, later, &mut counters), Room::Slot(1), "the next");
