@@ -1,7 +1,7 @@
 //! Keeps a modelled network busy for a while and prints what a hop of a TLP costs.
 //!
 //! `cargo run --release -p tofu-fabric --example network_load -- SHAPE PATTERN MICROSECONDS
-//! [THREADS]`, where PATTERN is uniform or neighbour. Under `valgrind --tool=callgrind` it says how
+//! [THREADS]`, where PATTERN is uniform, neighbour or stream. Under `valgrind --tool=callgrind` it says how
 //! many instructions a hop takes. What it prints first is a fingerprint of all that arrived and
 //! when, which no optimisation may change.
 
@@ -30,6 +30,7 @@ fn main() {
     let shape: Shape = arg(1, "half-rack").parse().expect("a shape");
     let pattern = match arg(2, "uniform").as_str() {
         "uniform" => Pattern::Uniform,
+        "stream" => Pattern::Stream,
         _ => Pattern::Neighbour,
     };
     let time: Ps = arg(3, "20").parse().expect("microseconds");

@@ -7,6 +7,9 @@ use tofu_fabric::{DiscardReason, NodeId, Port, Shape};
 /// TNIs of a node that send.
 const TNIS: u8 = 4;
 
+/// TLPs of a long message: those of a burst of a device.
+const STREAM_TLPS: u32 = 137;
+
 /// Who sends to whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
@@ -14,6 +17,8 @@ pub enum Pattern {
     Uniform,
     /// Everyone to those next to it.
     Neighbour,
+    /// Node 0 to those next to it, in long messages through one TNI.
+    Stream,
 }
 
 /// Keeps TNIs busy: a TNI that has sent a message is given another.
@@ -30,8 +35,10 @@ pub struct Traffic {
 impl Traffic {
     /// Traffic of all nodes of a machine.
     pub fn new(shape: Shape, pattern: Pattern) -> Self {
-        let tnis = |node| (0..TNIS).flat_map(move |tni| [(NodeId(node), tni); 4]);
-        let left = (0..shape.nodes()).flat_map(tnis).collect();
+        let (senders, tnis) =
+            if pattern == Pattern::Stream { (1, 1) } else { (shape.nodes(), TNIS) };
+        let tnis = |node| (0..tnis).flat_map(move |tni| [(NodeId(node), tni); 4]);
+        let left = (0..senders).flat_map(tnis).collect();
         let nodes = shape.iter().collect();
         Self { pattern, shape, nodes, random: 1, left, fingerprint: 0 }
     }
@@ -50,7 +57,8 @@ impl Traffic {
         for (node, src_tni) in std::mem::take(&mut self.left) {
             let src = self.nodes[node.index()];
             let dst = self.target(src);
-            let message = Message { src_tni, dst_tni: src_tni, ..Message::longest(src, dst) };
+            let tlps = if self.pattern == Pattern::Stream { STREAM_TLPS } else { 1 };
+            let message = Message { src_tni, dst_tni: src_tni, tlps, ..Message::longest(src, dst) };
             network.inject(&message).expect("a message has left");
         }
     }
@@ -61,7 +69,7 @@ impl Traffic {
                 let n = self.below(self.nodes.len());
                 self.nodes[n]
             }
-            Pattern::Neighbour => loop {
+            Pattern::Neighbour | Pattern::Stream => loop {
                 let port = Port::ALL[self.below(Port::COUNT)];
                 if let Some(to) = self.shape.neighbor(from, port) {
                     return to;

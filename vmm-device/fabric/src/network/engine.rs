@@ -246,13 +246,17 @@ impl Engine {
         mails: impl Iterator<Item = &'a mut Mail>,
     ) {
         self.shared.window.open(start, end, &mut self.next_at);
-        for mail in mails {
+        for mail in mails.filter(|mail| !mail.is_empty()) {
             self.take_in(mail);
         }
     }
 
     fn take_in(&mut self, mail: &mut Mail) {
         self.take_credits(mail);
+        if mail.soonest == NEVER {
+            mail.credits_at = NEVER;
+            return;
+        }
         for (slot, frame) in mail.frames.drain(..) {
             let (node, port) = (slot / SLOTS as u16, slot % SLOTS as u16);
             self.shared.doomed += usize::from(frame.flags & DOOMED != 0 && frame.next == NONE);

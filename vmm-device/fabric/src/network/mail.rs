@@ -156,6 +156,12 @@ impl Notices {
         }
     }
 
+    /// Whether there is nothing to be told up to and with a time.
+    #[inline]
+    pub(super) fn is_quiet(&self, until: Ps) -> bool {
+        self.ahead_at > until && self.now.is_empty() && self.due.is_empty()
+    }
+
     /// Puts in order what is to be told up to and with a time.
     pub(super) fn gather(&mut self, until: Ps) {
         if self.ahead_at <= until {

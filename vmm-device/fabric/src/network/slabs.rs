@@ -118,7 +118,9 @@ impl Slab {
             self.next_at = self.next_at.min(mail.soonest);
             self.credits_at = self.credits_at.min(mail.credits_at);
         }
-        notices.gather(piece.until);
+        if !notices.is_quiet(piece.until) {
+            notices.gather(piece.until);
+        }
     }
 }
 
@@ -668,6 +670,9 @@ impl Slabs {
     /// Hands slabs what others have sent them for the next window, and tells the other parts.
     fn exchange(&mut self, next: usize) {
         let Self { slabs, others, engines, first, .. } = self;
+        if slabs.len() == 1 && others.is_none() {
+            return;
+        }
         if let Some(others) = others {
             let notices = slabs.iter().map(|slab| slab.notices.next_at());
             let own = Next {
@@ -733,6 +738,10 @@ impl Slabs {
 
     /// Tells what has happened, in the order of time.
     fn tell(&mut self, sink: &mut impl Sink) {
+        let tells = |slab: &Slab| !slab.notices.due.is_empty();
+        if self.others.is_none() && !self.slabs.iter().any(tells) {
+            return;
+        }
         let mut told = std::mem::take(&mut self.told);
         for slab in &mut self.slabs {
             told.append(&mut slab.notices.due);
