@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
@@ -23,6 +24,9 @@ pub(crate) const RELEASE: &str = "trixie";
 pub(crate) const BACKPORTS: &str = "trixie-backports";
 /// Package lists older than this are fetched again before something is built.
 const LISTS_AGE: Duration = Duration::from_secs(24 * 3600);
+
+/// The room that they take at most, in bytes.
+const LISTS_ROOM: u64 = 64 << 20;
 
 /// A file as old as the lists.
 const STAMP: &str = "lists.stamp";
@@ -267,6 +271,7 @@ impl<'a> Apt<'a> {
     /// Fetches the lists of packages, and checks their signatures.
     fn update(&self) -> Result<()> {
         self.progress.update(Phase::Lists, 0, 0);
+        must_have_room(&self.folder, LISTS_ROOM)?;
         let _ = fs::remove_file(self.stamp());
         let mut command = self.command(&self.apt_get);
         command.args(["-q", "update"]);
@@ -355,6 +360,7 @@ impl<'a> Apt<'a> {
                     .sum()
             };
             self.progress.update(Phase::Download, done(), total);
+            must_have_room(&archives, total.saturating_sub(done()))?;
             let mut command = self.command(&self.apt_get);
             // `download` writes into the current folder, continues partial files there, and checks
             // each against the signed lists at the end. Only complete files leave that folder.
@@ -457,9 +463,27 @@ pub(crate) fn packages(debs: &[Deb], files: &[PathBuf]) -> Result<BTreeMap<Strin
         .collect()
 }
 
+/// Checks that the file system of a folder has this many bytes free. On a full one apt was seen to
+/// wait without end for what it cannot write.
+fn must_have_room(folder: &Path, bytes: u64) -> Result<()> {
+    let data = rustix::fs::statvfs(folder).map_err(io::Error::from).on("look at", folder)?;
+    if data.f_bavail.saturating_mul(data.f_frsize) < bytes {
+        return Err(Error::DiskFull { path: folder.into() });
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_disk_is_seen_before_apt_writes_to_it() {
+        let folder = tempfile::tempdir().unwrap();
+        must_have_room(folder.path(), 0).unwrap();
+        let error = must_have_room(folder.path(), u64::MAX).unwrap_err().to_string();
+        assert!(error.starts_with("disk full while writing "), "{error}");
+    }
 
     #[test]
     fn uris_are_parsed_and_bad_ones_dropped() {
