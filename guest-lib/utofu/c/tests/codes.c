@@ -12,10 +12,12 @@
 
 static utofu_vcq_hdl_t a, b, bad, freed;
 static utofu_vcq_id_t b_id;
-static uint8_t mine[4096] __attribute__((aligned(4096)));
-static uint8_t theirs[4096] __attribute__((aligned(4096)));
+/* The longest page of processors: with the kernel driver, memory ends where its last page does. */
+enum { PAGE = 65536 };
+static uint8_t mine[PAGE] __attribute__((aligned(PAGE)));
+static uint8_t theirs[PAGE] __attribute__((aligned(PAGE)));
 #ifndef ONE_PROCESS
-static const uint8_t constant[4096] __attribute__((aligned(4096))) = {1};
+static const uint8_t constant[PAGE] __attribute__((aligned(PAGE))) = {1};
 #endif
 static utofu_stadd_t lcl, rmt;
 static uint64_t desc[64];
@@ -252,8 +254,8 @@ static void ends(void)
     ENDS(ERR_TCQ_STADD, ERR_MRQ_LCL_STADD, utofu_put(a, b_id, never, rmt, 8, 0, f, 0));
     ENDS(ERR_TCQ_STADD, ERR_MRQ_LCL_STADD, utofu_get(a, b_id, never, rmt, 8, 0, f, 0));
     ENDS(ERR_TCQ_STADD, ERR_MRQ_LCL_STADD, utofu_get(a, b_id, mine_ro, rmt, 8, 0, f, 0));
-    ENDS(ERR_TCQ_LENGTH, ERR_MRQ_LCL_LENGTH, utofu_put(a, b_id, lcl + 4095, rmt, 2, 0, f, 0));
-    ENDS(ERR_TCQ_LENGTH, ERR_MRQ_LCL_LENGTH, utofu_get(a, b_id, lcl + 4096, rmt, 1, 0, f, 0));
+    ENDS(ERR_TCQ_LENGTH, ERR_MRQ_LCL_LENGTH, utofu_put(a, b_id, lcl + PAGE - 1, rmt, 2, 0, f, 0));
+    ENDS(ERR_TCQ_LENGTH, ERR_MRQ_LCL_LENGTH, utofu_get(a, b_id, lcl + PAGE, rmt, 1, 0, f, 0));
 
     ENDS(SUCCESS, ERR_MRQ_RMT_STADD, utofu_put(a, b_id, lcl, never, 8, 0, f, 0));
     ENDS(SUCCESS, ERR_MRQ_RMT_STADD, utofu_put(a, b_id, lcl, theirs_ro, 8, 0, f, 0));
@@ -267,10 +269,10 @@ static void ends(void)
          utofu_armw8(a, b_id, UTOFU_ARMW_OP_OR, 1, rmt + 4, 0, f, 0));
     ENDS(SUCCESS, ERR_MRQ_RMT_STADD, utofu_cswap4(a, b_id, 1, 2, theirs_ro, 0, f, 0));
     ENDS(SUCCESS, ERR_MRQ_RMT_STADD, utofu_cswap8(a, b_id, 1, 2, never, 0, f, 0));
-    ENDS(SUCCESS, ERR_MRQ_RMT_LENGTH, utofu_put(a, b_id, lcl, rmt + 4095, 2, 0, f, 0));
-    ENDS(SUCCESS, ERR_MRQ_RMT_LENGTH, utofu_get(a, b_id, lcl, rmt + 4096, 1, 0, f, 0));
+    ENDS(SUCCESS, ERR_MRQ_RMT_LENGTH, utofu_put(a, b_id, lcl, rmt + PAGE - 1, 2, 0, f, 0));
+    ENDS(SUCCESS, ERR_MRQ_RMT_LENGTH, utofu_get(a, b_id, lcl, rmt + PAGE, 1, 0, f, 0));
     ENDS(SUCCESS, ERR_MRQ_RMT_LENGTH,
-         utofu_armw8(a, b_id, UTOFU_ARMW_OP_ADD, 1, rmt + 4096, 0, f, 0));
+         utofu_armw8(a, b_id, UTOFU_ARMW_OP_ADD, 1, rmt + PAGE, 0, f, 0));
 
 #ifndef ONE_PROCESS
     faults();
@@ -415,14 +417,14 @@ static void paths(void)
 static void memory(void)
 {
     utofu_stadd_t stadd, other;
-    void *hole = mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    munmap((char *)hole + 4096, 4096);
+    void *hole = mmap(NULL, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    munmap((char *)hole + PAGE, PAGE);
     CASE(SUCCESS, utofu_reg_mem, a, mine, 4096, 0, &stadd);
     CASE(ERR_INVALID_VCQ_HDL, utofu_reg_mem, freed, mine, 4096, 0, &stadd);
     CASE(ERR_INVALID_POINTER, utofu_reg_mem, a, mine, 4096, 0, NULL);
     CASE(ERR_INVALID_FLAGS, utofu_reg_mem, a, mine, 4096, 2, &stadd);
     CASE(ERR_INVALID_ADDRESS, utofu_reg_mem, a, NULL, 4096, 0, &stadd);
-    CASE(ERR_INVALID_ADDRESS, utofu_reg_mem, a, hole, 3 * 4096, 0, &stadd);
+    CASE(ERR_INVALID_ADDRESS, utofu_reg_mem, a, hole, 3 * PAGE, 0, &stadd);
     CASE(ERR_INVALID_ADDRESS, utofu_reg_mem, a, (void *)8, 8, 0, &stadd);
     CASE(ERR_INVALID_SIZE, utofu_reg_mem, a, mine, 0, 0, &stadd);
     CASE(ERR_INVALID_SIZE, utofu_reg_mem, a, mine, SIZE_MAX, 0, &stadd);
