@@ -1,5 +1,7 @@
 //! Machines of Linux nodes with programs for networks.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -14,6 +16,26 @@ const THERE: &str = "/tmp/ip.py";
 const BOOT: Duration = Duration::from_secs(420);
 /// Time for a long step.
 pub const LONG: Duration = Duration::from_secs(900);
+
+/// The body of the answer of a web server to a request for the file `data`.
+#[track_caller]
+pub fn fetch(mut stream: TcpStream) -> Vec<u8> {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(b"GET /data HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let end = answer.windows(4).position(|end| end == b"\r\n\r\n").expect("a head") + 4;
+    answer.split_off(end)
+}
+
+/// A `tofu forward` to port 80 of a node, and its port here.
+#[track_caller]
+pub fn forward(place: &Place, node: &str) -> (Running, u16) {
+    let mut forward = place.start(&["forward", "--json", &format!("0:{node}:80")]);
+    let said: Value = serde_json::from_str(&forward.line()).unwrap();
+    let port = said["listen"].as_str().unwrap().rsplit_once(':').unwrap().1.parse().unwrap();
+    (forward, port)
+}
 
 /// A machine called `net` whose nodes have the program `ip.py`.
 pub struct Net {

@@ -4,10 +4,12 @@
 //! tests of the uTofu library, and twelve nodes.
 
 use std::fs;
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 
 use tofu_linux_tests::driver::{Nodes, is_well, passes};
+use tofu_linux_tests::net::{fetch, forward};
 use tofu_linux_tests::sdk::{BUILD, Sdk};
 use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, Said, skip, wait_for};
 
@@ -92,43 +94,95 @@ fn long(test: &str) -> Option<Place> {
     has_rustup(test).then(|| Place::new(test, Image::Default)).flatten()
 }
 
-/// The kernel driver, with pages of 4 and 16 KiB in kernels of Debian's, and of 64 KiB, as Fugaku's
-/// kernel has, in one that is built here if it is not there, which takes long.
+/// The kernel driver in a kernel of Debian's.
 #[test]
-fn the_driver_on_fugakus_processor() {
-    const TEST: &str = "the_driver_on_fugakus_processor";
-    for (kernel, cpu, kib) in
-        [("driver-cloud", "a64fx", 4), ("driver-16k", "max", 16), ("driver", "a64fx", 64)]
-    {
-        let Some(place) = long(TEST) else { return };
-        let Some(sdk) = Sdk::arm64(&place, TEST, &[]) else { return };
-        let said = here(&place, &["image", "build", "--arch", "arm64", "--kernel", kernel]);
-        if said.lacks_packages() {
-            return skip(TEST, "Debian's packages for arm64 cannot be had");
-        }
-        said.ok();
-        let nodes = Nodes::boot_arm64(place, sdk, (&format!("{kernel}-arm64"), cpu));
-        for node in ["0", "1"] {
-            let maps =
-                nodes.place.exec(node, &["grep", "-m1", "KernelPageSize", "/proc/self/smaps"]);
-            let words: Vec<_> = maps.ok().split_whitespace().map(str::to_owned).collect();
-            assert_eq!(words[1..], [kib.to_string(), "kB".to_owned()], "{kernel}");
-        }
-        for test in ["ioctls", "users", "memory", "barrier"] {
-            passes(&nodes.place, "0", &[&format!("/tmp/{test}")]);
-        }
-        passes(&nodes.place, "0", &["/tmp/races", "5"]);
-        nodes.puts();
-        nodes.barriers();
-        nodes.foreign_program();
-        reach_each_other(&nodes.place, "t-0-0-0-1-0-0");
-        utofu_suite(&nodes.place, &nodes.sdk);
-        for node in ["0", "1"] {
-            is_well(&nodes.place, node);
-        }
-        nodes.place.run_for(&["down"], MOMENT, b"").ok();
-        nodes.place.is_clean();
+fn the_driver_with_pages_of_4_kib() {
+    the_driver("the_driver_with_pages_of_4_kib", ("driver-cloud", "a64fx", 4));
+}
+
+/// In another one. The A64FX has no such pages.
+#[test]
+fn the_driver_with_pages_of_16_kib() {
+    the_driver("the_driver_with_pages_of_16_kib", ("driver-16k", "max", 16));
+}
+
+/// With pages as Fugaku's kernel has them, in a kernel that is built here if it is not there, which
+/// takes long.
+#[test]
+fn the_driver_with_pages_of_64_kib() {
+    the_driver("the_driver_with_pages_of_64_kib", ("driver", "a64fx", 64));
+}
+
+/// The driver's own tests, and all that nodes do with it, by a kernel whose pages have this size.
+fn the_driver(test: &str, (kernel, cpu, kib): (&str, &str, u32)) {
+    let Some(place) = long(test) else { return };
+    let Some(sdk) = Sdk::arm64(&place, test, &[]) else { return };
+    let said = here(&place, &["image", "build", "--arch", "arm64", "--kernel", kernel]);
+    if said.lacks_packages() {
+        return skip(test, "Debian's packages for arm64 cannot be had");
     }
+    said.ok();
+    let nodes = Nodes::boot_arm64(place, sdk, (&format!("{kernel}-arm64"), cpu));
+    for node in ["0", "1"] {
+        let maps = nodes.place.exec(node, &["grep", "-m1", "KernelPageSize", "/proc/self/smaps"]);
+        let words: Vec<_> = maps.ok().split_whitespace().map(str::to_owned).collect();
+        assert_eq!(words[1..], [kib.to_string(), "kB".to_owned()], "{kernel}");
+    }
+    for test in ["ioctls", "users", "memory", "barrier"] {
+        passes(&nodes.place, "0", &[&format!("/tmp/{test}")]);
+    }
+    passes(&nodes.place, "0", &["/tmp/races", "5"]);
+    nodes.puts();
+    nodes.barriers();
+    nodes.foreign_program();
+    reach_each_other(&nodes.place, "t-0-0-0-1-0-0");
+    utofu_suite(&nodes.place, &nodes.sdk);
+    for node in ["0", "1"] {
+        is_well(&nodes.place, node);
+    }
+    nodes.place.run_for(&["down"], MOMENT, b"").ok();
+    nodes.place.is_clean();
+}
+
+/// What users have around nodes with Fugaku's processor: a gateway with forwards, captures, files,
+/// a console, and a restart.
+#[test]
+fn all_around_fugakus_processor() {
+    const TEST: &str = "all_around_fugakus_processor";
+    const OTHER: &str = "10.2.0.1";
+    let Some(place) = long(TEST) else { return };
+    let gateway = ["--gateway", "0,0,0,0,0,0", "--tap", "off", "--arch", "arm64"];
+    place.up(&[&["--shape", "3x1x1x1x1x1"], &gateway[..]].concat());
+    let ping = || place.exec("1", &["ping", "-c", "1", "-W", "10", OTHER]).code == Some(0);
+    wait_for("nodes reach each other by IP", PATIENCE, ping);
+
+    let data: Vec<u8> = (0..1_000_000_u32).map(|n| (n.wrapping_mul(97) >> 5) as u8).collect();
+    let (file, back) = (place.file("data"), place.file("back"));
+    fs::write(&file, &data).unwrap();
+    place.exec("1", &["mkdir", "/srv"]).ok();
+    place.run(&["cp", &file, "1:/srv/data"]).ok();
+    place.run(&["cp", "1:/srv/data", &back]).ok();
+    assert!(fs::read(&back).unwrap() == data);
+    place.exec("1", &["busybox", "httpd", "-p", "80", "-h", "/srv"]).ok();
+    let (forwarding, port) = forward(&place, "1");
+    assert!(fetch(TcpStream::connect(("127.0.0.1", port)).unwrap()) == data);
+    drop(forwarding);
+
+    let pcapng = place.file("pings.pcapng");
+    let capture = ["capture", "1", "-w", &pcapng, "--on", "tni0", "--kind", "system"];
+    let mut capturing = place.start(&[&capture[..], &["--count", "4", "--json"]].concat());
+    wait_for("pings to be captured", PATIENCE, || ping() && !capturing.runs());
+    let said = capturing.end(MOMENT).json();
+    assert_eq!((&said["packets"], &said["dropped"]), (&4.into(), &0.into()), "{said}");
+
+    place.run_with(&["console", "2"], b"\nuname -m\n").ok();
+    let answered = || place.run(&["console", "2"]).ok().contains("\naarch64");
+    wait_for("the console to answer", MOMENT, answered);
+    place.run(&["restart", "2"]).ok();
+    wait_for("node 2 is ready again", PATIENCE, || place.exec("2", &["true"]).code == Some(0));
+    wait_for("it is reached again", PATIENCE, ping);
+    place.run_for(&["down"], MOMENT, b"").ok();
+    place.is_clean();
 }
 
 /// Examples and tests of the library, on what nodes have of the device: by `tofud` or the driver.
@@ -179,7 +233,7 @@ fn twelve_nodes_with_fugakus_processor() {
     let Some(place) = long(TEST) else { return };
     let Some(sdk) = Sdk::arm64(&place, TEST, &[]) else { return };
     let up = ["up", "--linux", "--detach", "--boot-timeout", "20m", "--arch", "arm64"];
-    here(&place, &up).ok();
+    here(&place, &[&up[..], &["--shape", "1x1x1x2x3x2"]].concat()).ok();
     place.all_pairs(12, 12);
     let source = sdk.path().join("examples/sve.c");
     sdk.compile(source.to_str().unwrap(), &["-ltofucom", "-ltofutop"]);
@@ -187,7 +241,7 @@ fn twelve_nodes_with_fugakus_processor() {
     let out = Running::start(command, b"").end(4 * PATIENCE).ok();
     let right = |line: &&str| line.ends_with(" of 12: vectors of 512 bits, as computed alone");
     assert_eq!(out.lines().filter(right).count(), 12, "{out}");
-    reach_each_other(&place, "t-1-1-2");
+    reach_each_other(&place, "t-0-0-0-1-2-1");
     place.run_for(&["down"], PATIENCE, b"").ok();
     place.is_clean();
 }
@@ -307,6 +361,7 @@ fn compiled_programs(place: &Place, test: &str) {
         command.args(["-ltofucom", "-ltofutop", "-o"]).arg(source.with_extension(""));
         Running::start(command, b"").end(PATIENCE).ok();
     }
+    let clang = by_clang(&sdk, test);
     let run = |program: &Path| {
         let mut lines: Vec<String> = here(&["run", "-n", "2", program.to_str().unwrap()])
             .ok()
@@ -321,8 +376,42 @@ fn compiled_programs(place: &Place, test: &str) {
     let expected =
         [0, 1].map(|rank| format!("rank {rank} of 2: vectors of 512 bits, as computed alone"));
     assert_eq!(run(&examples.join("sve")), expected);
+    if clang {
+        assert_eq!(run(&examples.join("sve-clang")), expected);
+        assert_eq!(run(&examples.join("words-clang")), ["clang: 6", "clang: 6"]);
+    }
     assert_eq!(run(&place.path().join("threads")), ["rank 0: 500500", "rank 1: 500500"]);
     let ring = examples.join("ring");
     let error = here(&["run", "--local", ring.to_str().unwrap()]).error();
     assert!(error.contains("it is for arm64, and this host is x86-64"), "{error}");
+}
+
+/// Compiles the SVE example and a program in C++ with Clang, which lacks OpenMP's library for such
+/// nodes; `false`, after it was said, where there is no Clang.
+fn by_clang(sdk: &Path, test: &str) -> bool {
+    let there = |tool: &str| Command::new(tool).arg("--version").output().is_ok();
+    if !there("clang++") || !there("ld.lld") {
+        skip(test, "of Clang: there is none, or no lld");
+        return false;
+    }
+    let examples = sdk.join("examples");
+    let words = examples.join("words.cc");
+    let text = "#include <iostream>\n#include <numeric>\n#include <vector>\n\
+                int main() {\n\
+                    std::vector<int> v{1, 2, 3};\n\
+                    std::cout << \"clang: \" << std::accumulate(v.begin(), v.end(), 0) << std::endl;\n\
+                }\n";
+    fs::write(&words, text).unwrap();
+    for (compiler, variable, clang, source) in [
+        ("fccpx", "TOFU_ARM64_CC", "clang", &examples.join("sve.c")),
+        ("FCCpx", "TOFU_ARM64_CXX", "clang++", &words),
+    ] {
+        let program = format!("{}-clang", source.file_stem().unwrap().to_str().unwrap());
+        let mut command = Command::new(sdk.join("bin").join(compiler));
+        command.args(["-Nclang", "-Kfast", "-Wall", "-Wextra", "-Werror"]).arg(source);
+        command.args(["-ltofucom", "-ltofutop", "-o"]).arg(examples.join(program));
+        command.env(variable, clang);
+        Running::start(command, b"").end(PATIENCE).ok();
+    }
+    true
 }

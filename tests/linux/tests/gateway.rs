@@ -7,8 +7,8 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::Command;
 use std::thread;
 
-use serde_json::Value;
 use tofu_linux_tests::namespace::{Namespace, can_translate};
+use tofu_linux_tests::net::{fetch, forward};
 use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, driver, skip, wait_for};
 
 /// Bytes of the file that is moved.
@@ -32,24 +32,6 @@ fn serve(place: &Place, file: &str) {
         place.run(&["cp", file, &format!("{node}:/srv/data")]).ok();
         place.exec(node, &["busybox", "httpd", "-p", "80", "-h", "/srv"]).ok();
     }
-}
-
-/// The body of the answer to a request for a file.
-fn fetch(mut stream: TcpStream) -> Vec<u8> {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(b"GET /data HTTP/1.0\r\n\r\n").unwrap();
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).unwrap();
-    let end = answer.windows(4).position(|end| end == b"\r\n\r\n").expect("a head") + 4;
-    answer.split_off(end)
-}
-
-/// A `tofu forward` to port 80 of a node, and its port here.
-fn forward(place: &Place, node: &str) -> (Running, u16) {
-    let mut forward = place.start(&["forward", "--json", &format!("0:{node}:80")]);
-    let said: Value = serde_json::from_str(&forward.line()).unwrap();
-    let port = said["listen"].as_str().unwrap().rsplit_once(':').unwrap().1.parse().unwrap();
-    (forward, port)
 }
 
 #[test]
