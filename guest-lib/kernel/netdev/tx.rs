@@ -465,9 +465,7 @@ impl Tx {
         let Some(to) = self.untold_to else {
             return false;
         };
-        posted == self.untold
-            && posted < BATCH
-            && self.requests.under_way_to(to) >= posted + BATCH
+        posted == self.untold && posted < BATCH && self.requests.under_way_to(to) >= posted + BATCH
     }
 
     /// Packets that can be posted now.
