@@ -419,11 +419,11 @@ static void memory(void)
     utofu_stadd_t stadd, other;
     void *hole = mmap(NULL, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     munmap((char *)hole + PAGE, PAGE);
-    CASE(SUCCESS, utofu_reg_mem, a, mine, 4096, 0, &stadd);
-    CASE(ERR_INVALID_VCQ_HDL, utofu_reg_mem, freed, mine, 4096, 0, &stadd);
-    CASE(ERR_INVALID_POINTER, utofu_reg_mem, a, mine, 4096, 0, NULL);
-    CASE(ERR_INVALID_FLAGS, utofu_reg_mem, a, mine, 4096, 2, &stadd);
-    CASE(ERR_INVALID_ADDRESS, utofu_reg_mem, a, NULL, 4096, 0, &stadd);
+    CASE(SUCCESS, utofu_reg_mem, a, mine, PAGE, 0, &stadd);
+    CASE(ERR_INVALID_VCQ_HDL, utofu_reg_mem, freed, mine, PAGE, 0, &stadd);
+    CASE(ERR_INVALID_POINTER, utofu_reg_mem, a, mine, PAGE, 0, NULL);
+    CASE(ERR_INVALID_FLAGS, utofu_reg_mem, a, mine, PAGE, 2, &stadd);
+    CASE(ERR_INVALID_ADDRESS, utofu_reg_mem, a, NULL, PAGE, 0, &stadd);
     CASE(ERR_INVALID_ADDRESS, utofu_reg_mem, a, hole, 3 * PAGE, 0, &stadd);
     CASE(ERR_INVALID_ADDRESS, utofu_reg_mem, a, (void *)8, 8, 0, &stadd);
     CASE(ERR_INVALID_SIZE, utofu_reg_mem, a, mine, 0, 0, &stadd);
@@ -435,18 +435,18 @@ static void memory(void)
     /* 2048 tags, of which the test has two. */
     IS(size, 2047);
     CASE(ERR_FULL, utofu_reg_mem, a, mine, size, 0, &other);
-    CASE(SUCCESS, utofu_reg_mem, a, mine, 4096, 0, &other);
+    CASE(SUCCESS, utofu_reg_mem, a, mine, PAGE, 0, &other);
     IS(other, stadd);
 
-    CASE(SUCCESS, utofu_reg_mem_with_stag, a, mine, 4096, 255, 0, &stadd);
-    CASE(ERR_USED, utofu_reg_mem_with_stag, a, mine, 4096, 255, 0, &other);
-    CASE(ERR_INVALID_STAG, utofu_reg_mem_with_stag, a, mine, 4096, 256, 0, &other);
-    CASE(ERR_INVALID_STAG, utofu_reg_mem_with_stag, a, mine, 4096, ~0U, 0, &other);
-    CASE(ERR_INVALID_VCQ_HDL, utofu_reg_mem_with_stag, freed, mine, 4096, 0, 0, &other);
-    CASE(ERR_INVALID_POINTER, utofu_reg_mem_with_stag, a, mine, 4096, 0, 0, NULL);
-    CASE(ERR_INVALID_FLAGS, utofu_reg_mem_with_stag, a, mine, 4096, 0, 2, &other);
-    CASE(ERR_INVALID_ADDRESS, utofu_reg_mem_with_stag, a, NULL, 4096, 0, 0, &other);
-    CASE(ERR_INVALID_ADDRESS, utofu_reg_mem_with_stag, a, hole, 4097, 0, 0, &other);
+    CASE(SUCCESS, utofu_reg_mem_with_stag, a, mine, PAGE, 255, 0, &stadd);
+    CASE(ERR_USED, utofu_reg_mem_with_stag, a, mine, PAGE, 255, 0, &other);
+    CASE(ERR_INVALID_STAG, utofu_reg_mem_with_stag, a, mine, PAGE, 256, 0, &other);
+    CASE(ERR_INVALID_STAG, utofu_reg_mem_with_stag, a, mine, PAGE, ~0U, 0, &other);
+    CASE(ERR_INVALID_VCQ_HDL, utofu_reg_mem_with_stag, freed, mine, PAGE, 0, 0, &other);
+    CASE(ERR_INVALID_POINTER, utofu_reg_mem_with_stag, a, mine, PAGE, 0, 0, NULL);
+    CASE(ERR_INVALID_FLAGS, utofu_reg_mem_with_stag, a, mine, PAGE, 0, 2, &other);
+    CASE(ERR_INVALID_ADDRESS, utofu_reg_mem_with_stag, a, NULL, PAGE, 0, 0, &other);
+    CASE(ERR_INVALID_ADDRESS, utofu_reg_mem_with_stag, a, hole, PAGE + 1, 0, 0, &other);
     CASE(ERR_INVALID_SIZE, utofu_reg_mem_with_stag, a, mine, 0, 0, 0, &other);
     CASE(SUCCESS, utofu_query_stadd, b_id, 0, &other);
     CASE(ERR_INVALID_STAG, utofu_query_stadd, b_id, 256, &other);
