@@ -98,15 +98,7 @@ impl Kit {
         };
         let mut hint = None;
         let named = match (plan.driver, requested_image(plan, arch, &cache)?) {
-            // Programs that are to run to their end want the device for themselves, and nodes with
-            // a kernel of the user's have no module of ours for it.
-            (Driver::Auto, None)
-                if arch == Arch::default()
-                    && qemu
-                    && plan.stays_up()
-                    && args.kernel.is_none()
-                    && args.initrd.is_none() =>
-            {
+            (Driver::Auto, None) if qemu && takes_driver(plan, arch, args) => {
                 match driver_image(&cache, arch, |image| cache.has_driver_ready(image)) {
                     Some(name) => match find_image(&cache, arch, Some(&name), progress) {
                         // Nodes with too little memory for it have the other, smaller kernel.
@@ -299,6 +291,47 @@ fn driver_image(cache: &Cache, arch: Arch, fits: impl Fn(&Image) -> bool) -> Opt
     })
 }
 
+/// The image that nodes with such processors boot if none is named, if this host has it.
+///
+/// # Errors
+///
+/// If the cache cannot be read.
+pub fn present_default(
+    plan: &Plan,
+    arch: Arch,
+    args: &LinuxArgs,
+) -> anyhow::Result<Option<String>> {
+    if args.kernel.is_some() && args.initrd.is_some() {
+        return Ok(None);
+    }
+    let cache = Cache::from_env()?;
+    let with_driver = match plan.driver {
+        Driver::Tofu => return Ok(driver_image(&cache, arch, |_| true)),
+        Driver::Auto => takes_driver(plan, arch, args),
+        Driver::Vfio => false,
+    };
+    let ready = || driver_image(&cache, arch, |image| cache.has_driver_ready(image));
+    let name = with_driver.then(ready).flatten();
+    let name = name.unwrap_or_else(|| default_image(arch).to_owned());
+    // Whoever makes it again knows how, so a damaged one is as good as none.
+    Ok(cache.find(&name).ok().flatten().map(|image| image.name))
+}
+
+/// Whether nodes have a kernel with the driver if there is one, although nobody asks for it.
+/// Programs that are to run to their end want the device for themselves, and nodes with a kernel
+/// of the user's have no module of ours for it.
+fn takes_driver(plan: &Plan, arch: Arch, args: &LinuxArgs) -> bool {
+    arch == Arch::default() && plan.stays_up() && args.kernel.is_none() && args.initrd.is_none()
+}
+
+/// The image without the driver.
+fn default_image(arch: Arch) -> &'static str {
+    match arch {
+        Arch::X86_64 => DEFAULT_IMAGE,
+        Arch::Arm64 => ARM64_IMAGE,
+    }
+}
+
 /// The command that makes an image with the driver.
 fn make_driver(arch: Arch) -> String {
     let kernel = DRIVER_KERNELS[0];
@@ -415,8 +448,8 @@ fn find_image(
     name: Option<&str>,
     progress: &dyn Progress,
 ) -> anyhow::Result<Image> {
-    let name = name.unwrap_or(default_image(arch));
-    let known = present_image(cache, arch, name)?;
+        let named = match (plan.driver, requested_image(plan, arch, &cache)?) {
+            (Driver::Auto, None) if qemu && takes_driver(plan, arch, args) => {
     let spec = match &known {
         Some(image) => image.manifest.spec()?,
         None => Spec::new(name)?.arch(arch),

@@ -122,7 +122,7 @@ fn hosts_get_the_image_that_is_named_once() {
         let size = file.len() * 100_000;
         manifest += &format!("[files.{file}]\nsize = {size}\nsha256 = \"0\"\n");
     }
-    fs::write(folder.join("manifest.toml"), manifest).unwrap();
+    fs::write(folder.join("manifest.toml"), &manifest).unwrap();
     let [first, second] = free_addresses();
     let file = format!("one {first} {TOFU}\ntwo {second} {TOFU}\n");
     for (round, copied) in [(0, 2), (1, 0)] {
@@ -141,6 +141,24 @@ fn hosts_get_the_image_that_is_named_once() {
             }
             assert_eq!(fs::read_dir(there.parent().unwrap()).unwrap().count(), 1);
         }
+    }
+    // Without a name, hosts get the default image if they have none of that name.
+    let ours = cache.join("images/default");
+    fs::rename(&folder, &ours).unwrap();
+    let manifest = manifest.replace("mine", "default");
+    fs::write(ours.join("manifest.toml"), &manifest).unwrap();
+    let caches = ["one", "two"].map(|host| hosts.place.path().join("caches").join(host));
+    let theirs = caches[1].join("tofu/images/default");
+    fs::create_dir_all(&theirs).unwrap();
+    fs::write(theirs.join("manifest.toml"), manifest.replace("built = 1", "built = 2")).unwrap();
+    for copied in [1, 0] {
+        let mut up = hosts.up(&file, &["--linux", "--driver", "vfio"]);
+        up.env("TOFU_CACHE", &cache).env("TOFU_QEMU", "/bin/true");
+        let said = hosts.place.run_command(up);
+        let copies = said.err.lines().filter(|line| line.contains("copies the image default"));
+        assert_eq!(copies.count(), copied, "{}", said.err);
+        assert!(caches[0].join("tofu/images/default/vmlinux").exists());
+        assert!(!theirs.join("vmlinux").exists());
     }
     hosts.place.is_clean();
 }

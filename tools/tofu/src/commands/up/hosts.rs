@@ -103,8 +103,8 @@ struct Machine<'a> {
     /// The machine file and the guest, if they are files.
     config: Option<Vec<u8>>,
     guest: Option<Vec<u8>>,
-    /// The image of Linux nodes, if it is one of this host's.
-    image: Option<Image>,
+    /// The images of Linux nodes that this host has.
+    images: Vec<Image>,
     /// The options of the machine.
     args: Vec<String>,
     of: u32,
@@ -196,8 +196,11 @@ impl Machine<'_> {
             ensure!(same, "{} there is {}, this is {version}", prepared.tofu, printable(&other));
             Ok(())
         });
-        let image = works.and_then(|()| self.send_image(host).context("copying the image"));
-        image.inspect_err(|_| self.tidy(host, &prepared))?;
+        let sent = works.and_then(|()| {
+            let mut images = self.images.iter();
+            images.try_for_each(|image| self.send(image, host)).context("copying the image")
+        });
+        sent.inspect_err(|_| self.tidy(host, &prepared))?;
         Ok(prepared)
     }
 
@@ -219,9 +222,8 @@ impl Machine<'_> {
         self.run(host, &script, |stdin| io::copy(&mut file, stdin).map(drop)).map(drop)
     }
 
-    /// Copies the image, if the host does not have the same one.
-    fn send_image(&self, host: &Host) -> anyhow::Result<()> {
-        let Some(image) = &self.image else { return Ok(()) };
+    /// Copies an image, if the host does not have it.
+    fn send(&self, image: &Image, host: &Host) -> anyhow::Result<()> {
         if self.run(host, &image.looked_for(), |_| Ok(()))?.trim() == "there" {
             return Ok(());
         }
@@ -364,7 +366,9 @@ pub(crate) fn run(file: &Path, args: &MachineArgs, json: bool) -> anyhow::Result
     ensure!(of > 0, "{}: no hosts; a line is [USER@]HOST [ADDRESS:PORT [PATH]]", file.display());
     ensure!(of <= Parts::MOST, "{}: {of} hosts: there are {} at most", file.display(), Parts::MOST);
     // Errors of the machine are reported before any host is contacted.
-    let plan = Plan::new(args)?.cut(PartOf { part: PartId(0), of })?;
+    let plan = Plan::new(args)?;
+    let images = Image::of(&plan, &args.linux)?;
+    plan.cut(PartOf { part: PartId(0), of })?;
     let guest = args.guest.as_deref().filter(|name| name.contains('/') || name.ends_with(".elf"));
     let file_of =
         |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
@@ -377,7 +381,7 @@ pub(crate) fn run(file: &Path, args: &MachineArgs, json: bool) -> anyhow::Result
         command,
         config: args.shape.config.as_deref().map(file_of).transpose()?,
         guest: guest.map(|path| file_of(Path::new(path))).transpose()?,
-        image: Image::of(&plan)?,
+        images,
         args: passed_on(std::env::args_os(), guest.is_some())?,
         of,
     };

@@ -8,6 +8,8 @@ use std::process::{Command, Stdio};
 use anyhow::Context;
 use sha2::{Digest, Sha256};
 use tofu_image::{Cache, Manifest, hex};
+use tofu_linux_nodes::kit;
+use tofu_supervisor::options::LinuxArgs;
 use tofu_supervisor::plan::Plan;
 
 /// The user's cache, as a shell has it.
@@ -23,18 +25,35 @@ pub(super) struct Image {
     hash: String,
     /// Bytes of all files.
     size: u64,
+    /// Whether the user has named it. A host that has another one of a default image's name keeps
+    /// that, and renews it by itself.
+    named: bool,
 }
 
 impl Image {
-    /// The image that nodes boot, if the user has named one and this host has it. Others are made
-    /// by each host.
+    /// The images that nodes boot, as far as this host has them: the one that the user has named,
+    /// or the default ones. Others are made by each host.
     ///
     /// # Errors
     ///
-    /// If it is damaged.
-    pub(super) fn of(plan: &Plan) -> anyhow::Result<Option<Self>> {
-        let named = plan.image.as_ref().filter(|_| plan.linux().next().is_some());
-        let Some(name) = named.map(|name| name.as_str().to_owned()) else { return Ok(None) };
+    /// If one is damaged.
+    pub(super) fn of(plan: &Plan, args: &LinuxArgs) -> anyhow::Result<Vec<Self>> {
+        if plan.linux().next().is_none() {
+            return Ok(Vec::new());
+        }
+        if let Some(name) = &plan.image {
+            return Ok(Self::find(name.as_str(), true)?.into_iter().collect());
+        }
+        let mut images = Vec::new();
+        for arch in plan.archs() {
+            let name = kit::present_default(plan, arch, args)?;
+            images.extend(name.map(|name| Self::find(&name, false)).transpose()?.flatten());
+        }
+        Ok(images)
+    }
+
+    fn find(name: &str, named: bool) -> anyhow::Result<Option<Self>> {
+        let name = name.to_owned();
         let Some(image) = Cache::from_env()?.find(&name)? else { return Ok(None) };
         let folder = image.initrd.parent().context("an image without a folder")?.to_owned();
         let manifest = folder.join(Manifest::FILE);
@@ -44,7 +63,7 @@ impl Image {
         let others = image.manifest.files.keys().cloned();
         let files = [Manifest::FILE.to_owned()].into_iter().chain(others).collect();
         let size = image.manifest.size();
-        Ok(Some(Self { name, folder, files, hash, size }))
+        Ok(Some(Self { name, folder, files, hash, size, named }))
     }
 
     /// What is copied, for users.
@@ -52,14 +71,16 @@ impl Image {
         format!("the image {}, {} MiB", self.name, self.size >> 20)
     }
 
-    /// A script that prints whether a host has the same image.
+    /// A script that prints whether a host has the same image, or another one in its place.
     pub(super) fn looked_for(&self) -> String {
         let Self { name, hash, .. } = self;
-        format!(
-            "m=\"{CACHE}/images/{name}/{}\"; test \"$(sha256sum \"$m\" 2>/dev/null | \
-             cut -c 1-64)\" = {hash} && echo there || echo missing",
-            Manifest::FILE
-        )
+        let is_there = if self.named {
+            format!("test \"$(sha256sum \"$m\" 2>/dev/null | cut -c 1-64)\" = {hash}")
+        } else {
+            "test -e \"$m\"".to_owned()
+        };
+        let file = Manifest::FILE;
+        format!("m=\"{CACHE}/images/{name}/{file}\"; {is_there} && echo there || echo missing")
     }
 
     /// A script that takes the image from its standard input: it is there at once, or not at all.
