@@ -32,7 +32,11 @@ impl Connection {
     ///
     /// If there is no answer, or the other end uses another version of the protocol.
     pub fn open(control: &Path, request: &Request) -> anyhow::Result<Self> {
-        let out = UnixStream::connect(control).context("the machine does not answer")?;
+        let out = UnixStream::connect(control).map_err(|error| match error.kind() {
+            // Since somebody has looked for it.
+            ErrorKind::NotFound => anyhow!("the machine has ended"),
+            _ => anyhow::Error::from(error).context("the machine does not answer"),
+        })?;
         Self::over(out, request)
     }
 
