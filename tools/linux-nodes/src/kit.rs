@@ -324,14 +324,6 @@ fn takes_driver(plan: &Plan, arch: Arch, args: &LinuxArgs) -> bool {
     arch == Arch::default() && plan.stays_up() && args.kernel.is_none() && args.initrd.is_none()
 }
 
-/// The image without the driver.
-fn default_image(arch: Arch) -> &'static str {
-    match arch {
-        Arch::X86_64 => DEFAULT_IMAGE,
-        Arch::Arm64 => ARM64_IMAGE,
-    }
-}
-
 /// The command that makes an image with the driver.
 fn make_driver(arch: Arch) -> String {
     let kernel = DRIVER_KERNELS[0];
@@ -384,6 +376,7 @@ fn offer(cache: &Cache) -> Option<String> {
     fs::write(&said, &hint).ok().map(|()| hint)
 }
 
+/// The image without the driver.
 const fn default_image(arch: Arch) -> &'static str {
     match arch {
         Arch::X86_64 => DEFAULT_IMAGE,
