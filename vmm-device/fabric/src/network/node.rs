@@ -196,7 +196,7 @@ impl Node {
                 agenda::KICK.. => {
                     self.agenda.kicked(n - PORTS);
                     for queue in 0..CLASSES {
-                        if let Some(output) = self.load(shared, at, n, queue) {
+                        if let Some(output) = self.load(shared, (at, at), n, queue) {
                             self.serve(shared, at, output, out);
                         }
                     }
@@ -250,9 +250,15 @@ impl Node {
         }
     }
 
-    /// Makes the next frame of a TNI's queue, if there is one to make now. Returns the output
-    /// that it asked for.
-    fn load(&mut self, shared: &mut Shared, now: Ps, n: usize, queue: usize) -> Option<usize> {
+    /// Makes the next frame of a TNI's queue, if there is one that is ready when the TNI may send
+    /// it, which is from `free_at` on. Returns the output that it asked for.
+    fn load(
+        &mut self,
+        shared: &mut Shared,
+        (now, free_at): (Ps, Ps),
+        n: usize,
+        queue: usize,
+    ) -> Option<usize> {
         if self.slots[n % SLOTS].input.head[queue] != NONE {
             return None;
         }
@@ -263,7 +269,7 @@ impl Node {
         }
         let message = shared.messages[handle];
         let ready_at = message.ready_at.max(self.tnis[tni % TNIS].quiet[queue]);
-        if ready_at > now {
+        if ready_at > free_at {
             if self.agenda.kick(n - PORTS, ready_at) {
                 shared.window.kick(n - PORTS, ready_at);
             }
@@ -280,7 +286,7 @@ impl Node {
         }
         let frame = shared.frames.add(Frame {
             token: message.token,
-            arrived: now,
+            arrived: ready_at.max(now),
             next: NONE,
             wire: shared.costs.parameters.wire_ps(bytes) as u32,
             bytes,
@@ -663,7 +669,7 @@ impl Node {
             let (node, tni) = (self.id(shared), (n - PORTS) as u8);
             out.tell(end, node, Notice::Left { tni, token, request });
         }
-        if let Some(output) = self.load(shared, now, n, queue) {
+        if let Some(output) = self.load(shared, (now, end), n, queue) {
             self.retry(shared, output, end);
         }
     }

@@ -240,6 +240,25 @@ fn a_gap_spaces_frames_out() {
     assert_eq!(times, [0, 1, 2, 3, 4].map(|n| 1000 + n * step));
 }
 
+/// Data of the next frame is read while one leaves.
+#[test]
+fn a_bus_spaces_frames_out_if_it_is_slower_than_the_link() {
+    let wire = Parameters::TOFU.wire_ps(LONGEST_TLP + 8);
+    for bus in [wire / 3, wire - 1, wire, wire + 1, 2 * wire] {
+        let mut network = network(Shape::UNIT, &Options::default());
+        let mut log = Log::default();
+        let dst = Coords { a: 1, ..Coords::default() };
+        let read = Message { tlps: 3, bus, ready_at: 1000, ..message(Coords::default(), dst, 0) };
+        for token in [0, 1] {
+            network.inject(&Message { token, ..read.clone() }).expect("room");
+        }
+        network.run_until(Ps::MAX, &mut log);
+        assert!(network.is_idle());
+        let times: Vec<Ps> = log.hops.iter().map(|(at, ..)| at - 1000).collect();
+        assert_eq!(times, (0..6).map(|n| n * wire.max(bus)).collect::<Vec<_>>(), "{bus}");
+    }
+}
+
 #[test]
 fn two_messages_to_one_target_share_its_link() {
     let shape = shape([3, 1, 1, 1, 1, 1]);
