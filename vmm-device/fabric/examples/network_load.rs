@@ -1,9 +1,9 @@
 //! Keeps a modelled network busy for a while and prints what a hop of a TLP costs.
 //!
 //! `cargo run --release -p tofu-fabric --example network_load -- SHAPE PATTERN MICROSECONDS
-//! [THREADS]`, where PATTERN is uniform, neighbour or stream. Under `valgrind --tool=callgrind` it says how
-//! many instructions a hop takes. What it prints first is a fingerprint of all that arrived and
-//! when, which no optimisation may change.
+//! [THREADS]`, where PATTERN is uniform, neighbour or stream. Under `valgrind --tool=callgrind` it
+//! says how many instructions a hop takes. What it prints first is a fingerprint of all that
+//! arrived and when, which no optimisation may change.
 
 #[allow(unreachable_pub)]
 mod load;
