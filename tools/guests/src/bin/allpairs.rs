@@ -1,7 +1,8 @@
 //! Put, atomic and Get between every two nodes, with all data verified. At the end all nodes sum up
 //! a number of each by their barrier gates.
 //!
-//! `rounds=N`: how often (once).
+//! `rounds=N`: how often (once). `pairs=N`: each node does so with only N others, which are spread
+//! over all nodes.
 #![cfg_attr(feature = "bare", no_std, no_main)]
 
 extern crate alloc;
@@ -55,17 +56,40 @@ impl Layout {
 
 fn allpairs() -> Result<(), Error> {
     let rounds = number("rounds", 1)?;
+    let pairs = number("pairs", u64::MAX)?;
     let mut comm = Comm::open(|nodes| Layout::of(nodes).size())?;
+    let others = Others::of(&comm, pairs);
     comm.barrier()?;
     let start = now_ns();
     for round in 0..rounds {
-        round_of(&mut comm, round)?;
+        round_of(&mut comm, &others, round)?;
     }
     let us = (now_ns() - start) / 1000;
-    let peers = comm.nodes() - 1;
+    let peers = others.to.len();
     let what = if comm.has_atomics() { "put, get and atomic" } else { "put and get" };
     println!("{peers} peers: {what} verified {rounds} times, {us} us");
     allreduce(&mut comm)
+}
+
+/// The nodes that a node puts to and gets from, and those that do so with it.
+struct Others {
+    to: Vec<u32>,
+    from: Vec<u32>,
+}
+
+impl Others {
+    /// So many of all nodes, at the same distances from each, beginning with the next one.
+    fn of(comm: &Comm, pairs: u64) -> Self {
+        let (me, nodes) = (u64::from(comm.rank()), u64::from(comm.nodes()));
+        let all = nodes - 1;
+        let pairs = pairs.min(all);
+        let distance = |n: u64| 1 + n * all / pairs;
+        let distances = || (0..pairs).map(distance);
+        Self {
+            to: distances().map(|by| ((me + by) % nodes) as u32).collect(),
+            from: distances().map(|by| ((me + nodes - by) % nodes) as u32).collect(),
+        }
+    }
 }
 
 /// The last thing: a sum over all nodes, without the processor.
@@ -91,7 +115,7 @@ fn data_of(rank: u32, round: u64, bytes: &mut [u8]) {
     fill_pattern(round << 32 | u64::from(rank), bytes);
 }
 
-fn round_of(comm: &mut Comm, round: u64) -> Result<(), Error> {
+fn round_of(comm: &mut Comm, others: &Others, round: u64) -> Result<(), Error> {
     let layout = Layout::of(comm.nodes());
     let me = comm.rank();
     let mut bytes = vec![0; LEN];
@@ -102,8 +126,8 @@ fn round_of(comm: &mut Comm, round: u64) -> Result<(), Error> {
 
     let len = LEN as u32;
     let source = comm.at(Layout::SOURCE);
-    let puts: Vec<_> = comm
-        .peers()
+    let to = || others.to.iter().copied();
+    let puts: Vec<_> = to()
         .flat_map(|peer| {
             let to = comm.target(peer);
             let put = Order::put(to, comm.at(layout.put(me)), source, len);
@@ -112,8 +136,7 @@ fn round_of(comm: &mut Comm, round: u64) -> Result<(), Error> {
         })
         .collect();
     comm.run_all(puts)?;
-    let gets: Vec<_> = comm
-        .peers()
+    let gets: Vec<_> = to()
         .map(|peer| Order::get(comm.target(peer), source, comm.at(layout.got(peer)), len))
         .collect();
     comm.run_all(gets)?;
@@ -121,18 +144,18 @@ fn round_of(comm: &mut Comm, round: u64) -> Result<(), Error> {
     comm.barrier()?;
 
     let mut found = vec![0; LEN];
-    for peer in comm.peers() {
+    let put = others.from.iter().map(|peer| ("put by", *peer, layout.put(*peer)));
+    let got = to().map(|peer| ("got from", peer, layout.got(peer)));
+    for (what, peer, offset) in put.chain(got) {
         data_of(peer, round, &mut bytes);
-        for (what, offset) in [("put by", layout.put(peer)), ("got from", layout.got(peer))] {
-            comm.data().read(offset as usize, &mut found);
-            if found != bytes {
-                return Err(fail!("round {round}: data {what} node {peer} is wrong"));
-            }
+        comm.data().read(offset as usize, &mut found);
+        if found != bytes {
+            return Err(fail!("round {round}: data {what} node {peer} is wrong"));
         }
     }
     let count = comm.data().load_u64(Layout::COUNTER as usize, Ordering::Acquire);
     let counts = if comm.has_atomics() { round + 1 } else { 0 };
-    let expected = counts * (layout.nodes - 1);
+    let expected = counts * others.from.len() as u64;
     if count != expected {
         return Err(fail!("round {round}: {count} atomics arrived instead of {expected}"));
     }
