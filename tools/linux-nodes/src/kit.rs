@@ -441,8 +441,8 @@ fn find_image(
     name: Option<&str>,
     progress: &dyn Progress,
 ) -> anyhow::Result<Image> {
-        let named = match (plan.driver, requested_image(plan, arch, &cache)?) {
-            (Driver::Auto, None) if qemu && takes_driver(plan, arch, args) => {
+    let name = name.unwrap_or(default_image(arch));
+    let known = present_image(cache, arch, name)?;
     let spec = match &known {
         Some(image) => image.manifest.spec()?,
         None => Spec::new(name)?.arch(arch),
