@@ -8,7 +8,7 @@
 //! counts.
 
 use std::io;
-use std::mem::size_of;
+use std::mem::{offset_of, size_of};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -53,9 +53,15 @@ impl Acks {
             return Err(io::Error::last_os_error());
         }
         let last = Duration::from_millis(info.tcpi_last_ack_recv.into());
-        // If even this host has no route left, only probes are sent, and those fail.
-        let missing = info.tcpi_unacked > 0 || info.tcpi_probes > 0;
-        Ok(Self { missing, last })
+        // Kernels before 5.4 don't report the window.
+        let reported = length as usize > offset_of!(libc::tcp_info, tcpi_snd_wnd);
+        let open = !reported || info.tcpi_snd_wnd > 0;
+        // A kernel whose process takes nothing closes the window, if need be for data that was on
+        // its way already. This one then sends such data less and less often, so that long times
+        // without an acknowledgement are none of the other one's. If even this host has no route
+        // left, only probes are sent, and those fail.
+        let missing = (info.tcpi_unacked > 0 || info.tcpi_probes > 0) && open;
+        Ok(Self { missing: missing || info.tcpi_probes > 1, last })
     }
 }
 

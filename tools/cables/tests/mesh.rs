@@ -428,7 +428,9 @@ fn little_is_kept_for_a_part_that_takes_nothing_and_those_who_ask_are_held_back(
     };
     let passed = (0..).find(|number| !pass_on(*number)).unwrap();
     let bytes = passed as usize * PIECE;
-    assert!((64 << 20..160 << 20).contains(&bytes), "{bytes}");
+    let news = second.news.lock().unwrap();
+    assert!((64 << 20..160 << 20).contains(&bytes) && news.is_empty(), "{bytes}, {news:?}");
+    drop(news);
     while meshes[0].has_room() {
         thread::yield_now();
     }
