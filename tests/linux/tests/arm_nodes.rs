@@ -399,7 +399,8 @@ fn by_clang(sdk: &Path, test: &str) -> bool {
     let text = "#include <iostream>\n#include <numeric>\n#include <vector>\n\
                 int main() {\n\
                     std::vector<int> v{1, 2, 3};\n\
-                    std::cout << \"clang: \" << std::accumulate(v.begin(), v.end(), 0) << std::endl;\n\
+                    std::cout << \"clang: \" << std::accumulate(v.begin(), v.end(), 0)\n\
+                              << std::endl;\n\
                 }\n";
     fs::write(&words, text).unwrap();
     for (compiler, variable, clang, source) in [

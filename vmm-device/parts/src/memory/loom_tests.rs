@@ -1,5 +1,5 @@
-//! The rings between a driver and a device, in every order in which the two can run: the driver's own
-//! code on memory of loom's atomics, and the device's order of accesses.
+//! The rings between a driver and a device, in every order in which the two can run: the driver's
+//! own code on memory of loom's atomics, and the device's order of accesses.
 
 use std::sync::atomic::Ordering::{self, Relaxed};
 
