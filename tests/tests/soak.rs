@@ -308,7 +308,7 @@ fn run(seed: u64) {
     soak.check_counters();
 }
 
-/// `TOFU_LONG` takes some hours.
+/// `TOFU_LONG` takes 20 minutes of a processor.
 #[test]
 fn whatever_fails_and_comes_back_nothing_is_wrong_lost_untold_or_hangs() {
     let long = std::env::var_os("TOFU_LONG").is_some();

@@ -1,5 +1,5 @@
 //! Links, nodes and boards fail and come back by random schedules, while Linux nodes put to each
-//! other, exchange streams of TCP, and send and add up by MPI.
+//! other, add up in barrier gates, exchange streams of TCP, and send and add up by MPI.
 
 #[path = "../../tests/soak/schedule.rs"]
 mod schedule;
