@@ -116,7 +116,11 @@ pub(crate) fn lay(system: &System, wanted: Wanted) -> anyhow::Result<Job> {
     wanted.check()?;
     let usable = system.shape().nodes() - system.failed().len() as u32;
     if usable == 0 {
-        bail!("the machine has no node for a rank");
+        bail!(
+            "none of the machine's nodes can run a rank: each of the {} is down, behind dead \
+             links, or does not run Linux; `tofu ps` and `tofu topo` show which",
+            system.shape().nodes()
+        );
     }
     let nodes = match (wanted.map, wanted.ranks) {
         (Some(map), _) => map.nodes(),
