@@ -25,7 +25,7 @@ pub(crate) const HOLD: Duration = Duration::from_secs(60);
 /// The kernel's knowledge of the data that it has sent over a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Acks {
-    /// Something is not acknowledged.
+    /// Something is not acknowledged, though the other end has room for it.
     pub(crate) missing: bool,
     /// Time since the last acknowledgement.
     pub(crate) last: Duration,
@@ -60,8 +60,8 @@ impl Acks {
         // its way already. This one then sends such data less and less often, so that long times
         // without an acknowledgement are none of the other one's. If even this host has no route
         // left, only probes are sent, and those fail.
-        let missing = (info.tcpi_unacked > 0 || info.tcpi_probes > 0) && open;
-        Ok(Self { missing: missing || info.tcpi_probes > 1, last })
+        let late = info.tcpi_unacked > 0 || info.tcpi_probes > 0;
+        Ok(Self { missing: late && open || info.tcpi_probes > 1, last })
     }
 }
 

@@ -132,7 +132,7 @@ impl Known {
 /// Keeps what names a QEMU from a program that may be one. A script that runs `tofu image qemu`
 /// would otherwise run itself, again and again.
 fn unnamed(command: &mut Command) {
-    for arch in [Arch::X86_64, Arch::Arm64] {
+    for arch in Arch::ALL {
         command.env_remove(names(arch).variable);
     }
 }
