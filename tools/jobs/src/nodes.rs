@@ -52,7 +52,9 @@ const MANAGER: Duration = Duration::from_secs(30);
 /// the device, and limits the user to the job's subnet, before any program of the job runs. Then
 /// prints which other folders of jobs exist, except those that a job has faked, and which of some
 /// sets of libraries the node lacks. If it lacks any, sets that no job's folder links to are
-/// removed to make room.
+/// removed to make room. Another job may do the same at the same time, or link to a set that is
+/// there and then look for it. So a set is renamed first, which only one job can do, and gets its
+/// name back if a job has linked to it meanwhile.
 const LOOK: &str = r#"
 for way in /proc/tofu/dev /run/tofu/*.sock; do
     [ -e "$way" ] || continue
@@ -72,6 +74,7 @@ for folder in /tmp/tofu-run-*; do
     [ "$shown" -lt 20 ] && echo "${folder#/tmp/}"
     shown=$((shown + 1))
 done
+old=.${2#/tmp/}-old
 shift 4
 mkdir -p "$1" && cd "$1" && shift || exit 1
 lacking=
@@ -79,13 +82,14 @@ for set; do
     [ -e "$set" ] || { echo "$set"; lacking=1; }
 done
 [ -z "$lacking" ] && exit 0
-used=$(ls -l /tmp/tofu-run-*/)
+linked() { ls -l /tmp/tofu-run-*/ | grep -qF -e "/$1"; }
 for set in *; do
-    case $used in
-        *"/$set"*) ;;
-        *) rm -rf "$set" ;;
-    esac
+    linked "$set" && continue
+    mv -T "$set" "$old" 2>/dev/null || continue
+    linked "$set" && mv -T "$old" "$set" 2>/dev/null
+    rm -rf "$old"
 done
+true
 "#;
 
 /// Gives a complete set of libraries its name, atomically: another job may wait for the same set,
