@@ -50,7 +50,6 @@ const EVERYWHERE: &[Entry] = &[
     (libc::SYS_futex, &[]),
     // Any thread that drives a device may have to interrupt any node: by an event descriptor, after
     // a check whether that would block, or by KVM_SIGNAL_MSI.
-    (libc::SYS_poll, &[]),
     (libc::SYS_ppoll, &[]),
     (libc::SYS_ioctl, &[Bits(1, 0xffff, KVM_TYPE | 0xa5)]),
     (libc::SYS_mmap, NO_EXEC),
@@ -72,7 +71,6 @@ const EVERYWHERE: &[Entry] = &[
     (libc::SYS_clock_nanosleep, &[]),
     (libc::SYS_nanosleep, &[]),
     (libc::SYS_gettimeofday, &[]),
-    (libc::SYS_time, &[]),
     (libc::SYS_getrandom, &[]),
     (libc::SYS_restart_syscall, &[]),
     (libc::SYS_set_robust_list, &[]),
@@ -88,24 +86,20 @@ const EVERYWHERE: &[Entry] = &[
 /// where a panic's functions are) and copes with not getting them.
 const REFUSED: &[Entry] = &[
     (libc::SYS_openat, &[Bits(2, READ_ONLY, 0)]),
-    (libc::SYS_open, &[Bits(1, READ_ONLY, 0)]),
     (libc::SYS_newfstatat, &[]),
     (libc::SYS_statx, &[]),
-    (libc::SYS_stat, &[]),
-    (libc::SYS_access, &[]),
     (libc::SYS_getcwd, &[]),
     // Whether standard error is a terminal.
     (libc::SYS_ioctl, &[Is(1, libc::TCGETS)]),
 ];
 
 /// Where links lead; refused in the same way to whoever has no use for it.
-const LINKS: &[Entry] = &[(libc::SYS_readlink, &[]), (libc::SYS_readlinkat, &[])];
+const LINKS: &[Entry] = &[(libc::SYS_readlinkat, &[])];
 
 /// Waiting for several things.
 const EVENTS: &[Entry] = &[
     (libc::SYS_epoll_create1, &[]),
     (libc::SYS_epoll_ctl, &[]),
-    (libc::SYS_epoll_wait, &[]),
     (libc::SYS_epoll_pwait, &[]),
     (libc::SYS_timerfd_create, &[]),
     (libc::SYS_timerfd_settime, &[]),
@@ -188,14 +182,10 @@ const CABLE: &[Entry] = &[
 /// Files (which Landlock restricts), threads, UNIX sockets, terminals, and all of KVM.
 const MAIN: &[Entry] = &[
     (libc::SYS_openat, &[]),
-    (libc::SYS_open, &[]),
     (libc::SYS_newfstatat, &[]),
     (libc::SYS_statx, &[]),
-    (libc::SYS_stat, &[]),
-    (libc::SYS_lstat, &[]),
     (libc::SYS_statfs, &[]),
     (libc::SYS_fstatfs, &[]),
-    (libc::SYS_access, &[]),
     (libc::SYS_faccessat, &[]),
     (libc::SYS_faccessat2, &[]),
     (libc::SYS_getdents64, &[]),
@@ -206,19 +196,13 @@ const MAIN: &[Entry] = &[
     (libc::SYS_fdatasync, &[]),
     (libc::SYS_ftruncate, &[]),
     (libc::SYS_flock, &[]),
-    (libc::SYS_unlink, &[]),
     (libc::SYS_unlinkat, &[]),
-    (libc::SYS_rename, &[]),
     (libc::SYS_renameat2, &[]),
-    (libc::SYS_mkdir, &[]),
     (libc::SYS_mkdirat, &[]),
-    (libc::SYS_rmdir, &[]),
     (libc::SYS_fchmod, &[]),
-    (libc::SYS_chmod, &[]),
     (libc::SYS_memfd_create, &[]),
     (libc::SYS_fcntl, &[]),
     (libc::SYS_dup, &[]),
-    (libc::SYS_dup2, &[]),
     (libc::SYS_dup3, &[]),
     (libc::SYS_pipe2, &[]),
     (libc::SYS_socket, &[Is(0, libc::AF_UNIX as u64)]),
@@ -239,7 +223,6 @@ const MAIN: &[Entry] = &[
     (libc::SYS_wait4, &[]),
     (libc::SYS_waitid, &[]),
     (libc::SYS_prlimit64, &[]),
-    (libc::SYS_getrlimit, &[]),
     (libc::SYS_getrusage, &[]),
     (libc::SYS_sysinfo, &[]),
     (libc::SYS_uname, &[]),
@@ -268,21 +251,22 @@ fn refused(role: Role) -> Vec<&'static [Entry]> {
     match role {
         Role::Main => vec![NONE],
         // It looks at what kind of descriptor a client has sent.
-        Role::VfioUser => vec![REFUSED],
-        _ => vec![REFUSED, LINKS],
+        Role::VfioUser => vec![REFUSED, older::REFUSED],
+        _ => vec![REFUSED, older::REFUSED, LINKS, older::LINKS],
     }
 }
 
 /// What does not end the process.
 fn allowed(role: Role) -> Vec<&'static [Entry]> {
-    let mut lists = vec![EVERYWHERE, REFUSED, LINKS];
+    let mut lists =
+        vec![EVERYWHERE, older::EVERYWHERE, REFUSED, older::REFUSED, LINKS, older::LINKS];
     match role {
         Role::Vcpu => lists.extend([KVM_VCPU, KVM_DEVICES, VCPU]),
-        Role::Engine => lists.extend([EVENTS, ENGINE, KVM_DEVICES]),
-        Role::Virtio => lists.extend([EVENTS, VIRTIO]),
-        Role::VfioUser => lists.extend([EVENTS, ENGINE, VFIO_USER]),
-        Role::Cable => lists.extend([EVENTS, ENGINE, KVM_DEVICES, CABLE]),
-        Role::Main => lists.extend([EVENTS, ENGINE, VFIO_USER, MAIN]),
+        Role::Engine => lists.extend([EVENTS, older::EVENTS, ENGINE, KVM_DEVICES]),
+        Role::Virtio => lists.extend([EVENTS, older::EVENTS, VIRTIO]),
+        Role::VfioUser => lists.extend([EVENTS, older::EVENTS, ENGINE, VFIO_USER]),
+        Role::Cable => lists.extend([EVENTS, older::EVENTS, ENGINE, KVM_DEVICES, CABLE]),
+        Role::Main => lists.extend([EVENTS, older::EVENTS, ENGINE, VFIO_USER, MAIN, older::MAIN]),
     }
     lists
 }
@@ -308,7 +292,7 @@ pub(crate) fn compile(role: Role) -> Result<(BpfProgram, BpfProgram), Error> {
 }
 
 /// For a role to which nothing is refused quietly: a call that there is not.
-const NONE: &[Entry] = &[(libc::SYS_tuxcall, &[])];
+const NONE: &[Entry] = &[(libc::SYS_nfsservctl, &[])];
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
@@ -350,18 +334,14 @@ macro_rules! names {
 
 /// The name of a system call, if it is one that is likely to end a process.
 pub(crate) fn call_name(call: i64) -> Option<&'static str> {
-    NAMES.iter().find(|(number, _)| *number == call).map(|(_, name)| *name)
+    NAMES.iter().chain(older::NAMES).find(|(number, _)| *number == call).map(|(_, name)| *name)
 }
 
 const NAMES: &[(i64, &str)] = names![
-    open = SYS_open,
     openat = SYS_openat,
     openat2 = SYS_openat2,
-    creat = SYS_creat,
-    stat = SYS_stat,
     statx = SYS_statx,
     newfstatat = SYS_newfstatat,
-    poll = SYS_poll,
     ppoll = SYS_ppoll,
     lseek = SYS_lseek,
     mmap = SYS_mmap,
@@ -370,23 +350,15 @@ const NAMES: &[(i64, &str)] = names![
     ioctl = SYS_ioctl,
     pread64 = SYS_pread64,
     pwrite64 = SYS_pwrite64,
-    pipe = SYS_pipe,
     pipe2 = SYS_pipe2,
-    select = SYS_select,
     dup = SYS_dup,
-    dup2 = SYS_dup2,
     dup3 = SYS_dup3,
     fcntl = SYS_fcntl,
     fsync = SYS_fsync,
     fdatasync = SYS_fdatasync,
     ftruncate = SYS_ftruncate,
     getdents64 = SYS_getdents64,
-    unlink = SYS_unlink,
     unlinkat = SYS_unlinkat,
-    rename = SYS_rename,
-    mkdir = SYS_mkdir,
-    chmod = SYS_chmod,
-    chown = SYS_chown,
     socket = SYS_socket,
     socketpair = SYS_socketpair,
     connect = SYS_connect,
@@ -400,8 +372,6 @@ const NAMES: &[(i64, &str)] = names![
     recvmsg = SYS_recvmsg,
     clone = SYS_clone,
     clone3 = SYS_clone3,
-    fork = SYS_fork,
-    vfork = SYS_vfork,
     execve = SYS_execve,
     execveat = SYS_execveat,
     kill = SYS_kill,
@@ -415,7 +385,6 @@ const NAMES: &[(i64, &str)] = names![
     setuid = SYS_setuid,
     setgid = SYS_setgid,
     prctl = SYS_prctl,
-    arch_prctl = SYS_arch_prctl,
     seccomp = SYS_seccomp,
     prlimit64 = SYS_prlimit64,
     getuid = SYS_getuid,
@@ -441,9 +410,66 @@ const NAMES: &[(i64, &str)] = names![
     timerfd_settime = SYS_timerfd_settime,
     epoll_create1 = SYS_epoll_create1,
     epoll_ctl = SYS_epoll_ctl,
-    epoll_wait = SYS_epoll_wait,
     epoll_pwait = SYS_epoll_pwait,
     eventfd2 = SYS_eventfd2,
     shutdown = SYS_shutdown,
     flock = SYS_flock,
 ];
+
+/// Calls that only older architectures have, of which x86-64 is one. On others the C library makes
+/// newer calls in their place, which are in the lists above.
+#[cfg(target_arch = "x86_64")]
+mod older {
+    use super::{Bits, Entry, READ_ONLY};
+
+    pub(super) const EVERYWHERE: &[Entry] = &[(libc::SYS_poll, &[]), (libc::SYS_time, &[])];
+    pub(super) const REFUSED: &[Entry] = &[
+        (libc::SYS_open, &[Bits(1, READ_ONLY, 0)]),
+        (libc::SYS_stat, &[]),
+        (libc::SYS_access, &[]),
+    ];
+    pub(super) const LINKS: &[Entry] = &[(libc::SYS_readlink, &[])];
+    pub(super) const EVENTS: &[Entry] = &[(libc::SYS_epoll_wait, &[])];
+    pub(super) const MAIN: &[Entry] = &[
+        (libc::SYS_open, &[]),
+        (libc::SYS_stat, &[]),
+        (libc::SYS_lstat, &[]),
+        (libc::SYS_access, &[]),
+        (libc::SYS_unlink, &[]),
+        (libc::SYS_rename, &[]),
+        (libc::SYS_mkdir, &[]),
+        (libc::SYS_rmdir, &[]),
+        (libc::SYS_chmod, &[]),
+        (libc::SYS_dup2, &[]),
+        (libc::SYS_getrlimit, &[]),
+    ];
+    pub(super) const NAMES: &[(i64, &str)] = names![
+        open = SYS_open,
+        creat = SYS_creat,
+        stat = SYS_stat,
+        poll = SYS_poll,
+        pipe = SYS_pipe,
+        select = SYS_select,
+        dup2 = SYS_dup2,
+        unlink = SYS_unlink,
+        rename = SYS_rename,
+        mkdir = SYS_mkdir,
+        chmod = SYS_chmod,
+        chown = SYS_chown,
+        fork = SYS_fork,
+        vfork = SYS_vfork,
+        arch_prctl = SYS_arch_prctl,
+        epoll_wait = SYS_epoll_wait,
+    ];
+}
+#[cfg(not(target_arch = "x86_64"))]
+mod older {
+    use super::Entry;
+
+    pub(super) const EVERYWHERE: &[Entry] = &[];
+    pub(super) const REFUSED: &[Entry] = &[];
+    pub(super) const LINKS: &[Entry] = &[];
+    pub(super) const EVENTS: &[Entry] = &[];
+    pub(super) const MAIN: &[Entry] = &[];
+    pub(super) const NAMES: &[(i64, &str)] = &[];
+}

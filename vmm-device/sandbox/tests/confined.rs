@@ -165,6 +165,7 @@ fn attempt(what: &str, mut pair: (UnixStream, UnixStream), fd: &EventFd, mut fil
         "accept4" => no_fd(call(libc::SYS_accept4, [999, 0, 0])),
         "recvmsg" => no_fd(call(libc::SYS_recvmsg, [999, 0, 0])),
         "execve" => drop(call(libc::SYS_execve, [0, 0, 0])),
+        #[cfg(target_arch = "x86_64")]
         "fork" => drop(call(libc::SYS_fork, [0, 0, 0])),
         "a new process" => drop(call(libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0])),
         "a thread" => thread::spawn(|| ()).join().unwrap(),
@@ -275,6 +276,7 @@ fn what_leads_out_ends_the_process() {
     for role in Role::ALL {
         for (what, call, number) in [
             ("execve", "execve", libc::SYS_execve),
+            #[cfg(target_arch = "x86_64")]
             ("fork", "fork", libc::SYS_fork),
             ("a new process", "clone", libc::SYS_clone),
             ("socket", "socket", libc::SYS_socket),
