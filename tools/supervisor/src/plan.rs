@@ -235,7 +235,7 @@ pub enum PlanError {
     OnlyGateway,
     #[error("--capture {asked}: {why}")]
     Capture { asked: String, why: String },
-    #[error("nodes for arm64 cannot have {0}; leave it out, or --arch arm64")]
+    #[error("nodes for arm64 cannot have {0}: drop that, or run nodes for x86-64")]
     Arm64(&'static str),
     #[error("--cpu is for nodes for arm64; add --arch arm64")]
     Cpu,
