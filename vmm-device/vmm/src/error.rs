@@ -6,6 +6,13 @@ use vmm_sys_util::errno;
 /// how to fix it where the user can.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// This monitor runs no guests on the host's processor, whatever KVM can do there.
+    #[error(
+        "our own monitor, and small guests with it, needs KVM on x86-64, and this host is {}, \
+         where it does not run: boot Linux nodes under QEMU (tofu up --linux)",
+        std::env::consts::ARCH
+    )]
+    OtherHost,
     /// There is no KVM device node.
     #[error(
         "no {} on this host: load the kvm module (kvm_intel, kvm_amd or kvm_pvm), or enable \
@@ -201,16 +208,6 @@ pub enum KernelError {
         /// What the kernel allows, in bytes.
         max: usize,
     },
-}
-
-impl Error {
-    pub(crate) fn kvm(what: &'static str) -> impl FnOnce(errno::Error) -> Self {
-        move |source| Self::Kvm { what, source }
-    }
-
-    pub(crate) fn host(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
-        move |source| Self::Host { what, source }
-    }
 }
 
 fn hint(source: &errno::Error) -> &'static str {

@@ -17,91 +17,32 @@
 //! Guests are untrusted: nothing that a guest does ends or blocks this process or another VM.
 //! [`layout`] has the guest's address map.
 //!
-//! It runs x86-64 guests on x86-64 hosts. On others it is an empty monitor: [`probe`] says so, and
-//! there is nothing else.
+//! It runs x86-64 guests on x86-64 hosts. On others all names are there, and [`probe`] and
+//! [`Hypervisor::open`] say that nothing can be run.
 //!
-//! `unsafe` is confined to the modules `kick` (signals to vCPU threads), `slots`
+//! `unsafe` is confined to the modules of `kvm`: `kick` (signals to vCPU threads), `slots`
 //! (KVM memory slots), `pages` (their write protection) and `limits` (resource
 //! limits), one union read in `vcpu`, and one instruction in `tsc`.
 
 #![deny(unsafe_code)]
 
+mod config;
+mod error;
+// The one place that knows what the host is: on others there is a stand-in, so that all that uses
+// this crate is the same everywhere.
+#[cfg_attr(not(target_arch = "x86_64"), path = "absent.rs")]
+mod kvm;
+pub mod layout;
+mod outcome;
 mod support;
 
-#[cfg(not(target_arch = "x86_64"))]
-mod absent;
-#[cfg(target_arch = "x86_64")]
-mod acpi;
-#[cfg(target_arch = "x86_64")]
-mod boot;
-#[cfg(target_arch = "x86_64")]
-mod bus;
-#[cfg(target_arch = "x86_64")]
-mod control;
-#[cfg(target_arch = "x86_64")]
-mod cpuid;
-#[cfg(target_arch = "x86_64")]
-mod error;
-#[cfg(target_arch = "x86_64")]
-mod host;
-#[cfg(target_arch = "x86_64")]
-mod kick;
-#[cfg(target_arch = "x86_64")]
-pub mod layout;
-#[cfg(target_arch = "x86_64")]
-mod limits;
-#[cfg(target_arch = "x86_64")]
-mod linux;
-#[cfg(target_arch = "x86_64")]
-mod msi;
-#[cfg(target_arch = "x86_64")]
-mod outcome;
-#[cfg(target_arch = "x86_64")]
-mod pages;
-#[cfg(target_arch = "x86_64")]
-mod pci_host;
-#[cfg(target_arch = "x86_64")]
-mod platform;
-#[cfg(target_arch = "x86_64")]
-mod probe;
-#[cfg(target_arch = "x86_64")]
-mod serial;
-#[cfg(target_arch = "x86_64")]
-mod slots;
-#[cfg(target_arch = "x86_64")]
-mod tsc;
-#[cfg(target_arch = "x86_64")]
-mod vcpu;
-#[cfg(target_arch = "x86_64")]
-mod vm;
-#[cfg(target_arch = "x86_64")]
-mod windows;
-
-#[cfg(not(target_arch = "x86_64"))]
-pub use absent::probe;
-#[cfg(target_arch = "x86_64")]
-pub use acpi::Viot;
-#[cfg(target_arch = "x86_64")]
+pub use config::{KernelEntry, LinuxBoot, Slot, Viot, VmConfig};
 pub use error::{Error, KernelError};
-#[cfg(target_arch = "x86_64")]
-pub use host::Hypervisor;
-#[cfg(target_arch = "x86_64")]
-pub use linux::{KernelEntry, LinuxBoot};
-#[cfg(target_arch = "x86_64")]
+pub use kvm::{
+    Attachment, ConsoleInput, Holder, Hypervisor, Vm, Windows, host_tsc_khz, probe, shared_region,
+};
 pub use outcome::{Fault, Outcome, Registers};
-#[cfg(target_arch = "x86_64")]
-pub use pages::shared_region;
-#[cfg(target_arch = "x86_64")]
-pub use pci_host::Slot;
-#[cfg(target_arch = "x86_64")]
-pub use probe::probe;
 pub use support::{HostSupport, LinuxSupport, Virtualisation};
-#[cfg(target_arch = "x86_64")]
-pub use tsc::host_tsc_khz;
-#[cfg(target_arch = "x86_64")]
-pub use vm::{ConsoleInput, Holder, Vm, VmConfig};
-#[cfg(target_arch = "x86_64")]
-pub use windows::{Attachment, Windows};
 
 /// Guest memory, shared between VMM and devices; cloning it clones references, not memory.
 pub type GuestMemory = vm_memory::GuestMemoryMmap<()>;

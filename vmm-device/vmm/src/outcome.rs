@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use kvm_ioctls::VcpuFd;
 use serde::Serialize;
 
 /// The registers that tell where a vCPU is and why.
@@ -34,26 +33,6 @@ impl Registers {
         "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12",
         "r13", "r14", "r15",
     ];
-
-    /// Reads them; a register that cannot be read is 0.
-    pub(crate) fn of(vcpu: &VcpuFd) -> Self {
-        let r = vcpu.get_regs().unwrap_or_default();
-        let s = vcpu.get_sregs().unwrap_or_default();
-        Self {
-            rip: r.rip,
-            rflags: r.rflags,
-            general: [
-                r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11,
-                r.r12, r.r13, r.r14, r.r15,
-            ],
-            cs: s.cs.selector,
-            cr0: s.cr0,
-            cr2: s.cr2,
-            cr3: s.cr3,
-            cr4: s.cr4,
-            efer: s.efer,
-        }
-    }
 }
 
 impl fmt::Display for Registers {

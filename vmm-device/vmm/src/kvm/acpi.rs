@@ -19,8 +19,7 @@ use acpi_tables::viot::{PciDevice, PciRange, VIOT, VirtIoPciIommu};
 use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, AmlSink, aml};
 
-use crate::layout;
-use crate::pci_host::Slot;
+use crate::{Slot, Viot, layout};
 
 const OEM: [u8; 6] = *b"TOFU  ";
 const OEM_TABLE: [u8; 8] = *b"TOFUVMM ";
@@ -32,16 +31,6 @@ pub(crate) const SLEEP_TYPE_OFF: u8 = 5;
 pub(crate) const RESET_VALUE: u8 = 6;
 /// CMOS register of the century.
 pub(crate) const CMOS_CENTURY: u8 = 0x32;
-
-/// A virtio-iommu and the functions that it translates for. A function's endpoint has its
-/// [`Slot::requester_id`] as number.
-#[derive(Clone, Copy, Debug)]
-pub struct Viot<'a> {
-    /// Where the virtio-iommu is.
-    pub iommu: Slot,
-    /// The functions behind it. Others, and the virtio-iommu itself, are not.
-    pub behind: &'a [Slot],
-}
 
 /// Makes the tables of a machine with `vcpus` CPUs whose window for 64-bit BARs
 /// is `mmio64`, and that has an IOMMU if `viot` says so, as one block to be placed at
@@ -347,7 +336,7 @@ mod tests {
 
     #[test]
     fn tables_fit_their_place_with_the_most_vcpus_and_functions() {
-        let slots: Vec<_> = (1..32).map(Slot::of_device).collect();
+        let slots: Vec<_> = (1..32).map(Slot).collect();
         let all = Viot { iommu: slots[0], behind: &slots };
         let size = tables(layout::VCPUS_MAX, MMIO64, Some(all)).len() as u64;
         assert!(size < layout::ACPI_END - layout::ACPI_START, "{size}");
@@ -408,7 +397,7 @@ mod tests {
 
     #[test]
     fn the_viot_names_the_iommu_and_what_is_behind_it() {
-        let slots = [4, 1, 9].map(Slot::of_device);
+        let slots = [4, 1, 9].map(Slot);
         // It cannot be behind itself.
         let tables = tables(1, MMIO64, Some(Viot { iommu: slots[1], behind: &slots }));
         let viot = find(&tables, b"VIOT");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tofu_sync::lock;
 
-use crate::acpi::{CMOS_CENTURY, SLEEP_TYPE_OFF};
+use super::acpi::{CMOS_CENTURY, SLEEP_TYPE_OFF};
 use crate::layout;
 use crate::outcome::Outcome;
 

@@ -11,18 +11,19 @@ use tofu_pci::{MsiSink, PciFunction};
 use tofu_sync::lock;
 use vm_memory::{FileOffset, GuestAddress};
 
-use crate::bus::Bus;
-use crate::control::Control;
-use crate::msi::{FunctionMsi, Routes};
+use super::bus::Bus;
+use super::control::Control;
+use super::msi::{FunctionMsi, Routes};
+use super::pci_host::PciHost;
+use super::platform::Platform;
+use super::serial::SerialPort;
+use super::slots::Slots;
+use super::vcpu::Vcpu;
+use super::windows::Windows;
+use super::{Hypervisor, boot, cpuid, linux, pages};
 use crate::outcome::{Fault, Outcome, Registers};
-use crate::pci_host::{PciHost, Slot};
-use crate::platform::Platform;
-use crate::serial::SerialPort;
-use crate::slots::Slots;
 use crate::support::Virtualisation;
-use crate::vcpu::Vcpu;
-use crate::windows::Windows;
-use crate::{Error, GuestMemory, Hypervisor, LinuxBoot, boot, cpuid, layout, linux, pages};
+use crate::{Error, GuestMemory, LinuxBoot, Slot, VmConfig, layout};
 
 /// Called on a vCPU's thread with its number.
 type ThreadStart = Arc<dyn Fn(u8) + Send + Sync>;
@@ -65,30 +66,6 @@ impl Holder {
     /// Ends the VM if it still runs. Does not wait for it.
     pub fn stop(&self) {
         self.0.stop();
-    }
-}
-
-/// What a VM is made of.
-#[derive(Clone, Debug)]
-pub struct VmConfig {
-    /// Names the VM in the log and its thread, whose name keeps the first 15
-    /// bytes.
-    pub name: String,
-    /// Guest memory in bytes, a multiple of 4096. The host gives pages as the
-    /// guest touches them.
-    pub memory: u64,
-    /// Number of vCPUs, 1 to [`layout::VCPUS_MAX`]. The first one starts at the
-    /// guest's entry, the others when it sends them INIT and SIPI.
-    pub vcpus: u8,
-    /// Back the memory with a file in memory, which [`Vm::memory`] names (region
-    /// by region: `file_offset`), so that it can be shared with another process.
-    pub shared_memory: bool,
-}
-
-impl Default for VmConfig {
-    /// 16 MiB of private memory and one vCPU, named "vm".
-    fn default() -> Self {
-        Self { name: "vm".to_owned(), memory: 16 << 20, vcpus: 1, shared_memory: false }
     }
 }
 

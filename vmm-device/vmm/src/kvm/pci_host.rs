@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use tofu_pci::{BarRange, ConfigSpace, PciFunction, regs, size_bars};
 use tofu_sync::lock;
 
-use crate::windows::Windows;
-use crate::{Error, layout};
+use super::windows::Windows;
+use crate::{Error, Slot, layout};
 
 /// Devices on a bus.
 const SLOTS: usize = 32;
@@ -14,29 +14,6 @@ const SLOTS: usize = 32;
 const ECAM_BUS_SIZE: u64 = 1 << 20;
 /// Enable bit of [`layout::PORT_PCI_ADDRESS`].
 const ADDRESS_ENABLE: u32 = 1 << 31;
-
-/// Where a function sits: the device number on bus 0, 1 to 31.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Slot(u8);
-
-impl Slot {
-    /// The device number.
-    pub fn device(self) -> u8 {
-        self.0
-    }
-
-    /// Bus, device and function number in one, as in a requester ID: what an IOMMU
-    /// calls the function.
-    pub fn requester_id(self) -> u16 {
-        u16::from(self.0) << 3
-    }
-
-    #[cfg(test)]
-    pub(crate) fn of_device(device: u8) -> Self {
-        assert!(usize::from(device) < SLOTS);
-        Self(device)
-    }
-}
 
 struct Occupant {
     function: Arc<dyn PciFunction>,

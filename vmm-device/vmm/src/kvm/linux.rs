@@ -20,46 +20,13 @@ use linux_loader::loader::elf::{Elf, PvhBootCapability};
 use linux_loader::loader::{KernelLoader, KernelLoaderResult};
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
-use crate::acpi::{self, Viot};
-use crate::boot::{
+use super::acpi;
+use super::boot::{
     BOOT_FLAG, E820_RAM, E820_RESERVED, Entry, HEADER_MAGIC, KERNEL_ALIGNMENT, LOADER_UNDEFINED,
     write_command_line, write_gdt, write_page_tables,
 };
 use crate::error::{Error, KernelError};
-use crate::{GuestMemory, layout};
-
-/// A Linux kernel and what it is given. See [`crate::Vm::boot_linux`].
-#[derive(Clone, Copy, Debug, Default)]
-pub struct LinuxBoot<'a> {
-    /// The kernel image: a bzImage, or an ELF file (`vmlinux`).
-    pub kernel: &'a [u8],
-    /// The initial RAM disk, if any: a cpio archive, compressed or not.
-    pub initrd: Option<&'a [u8]>,
-    /// The kernel's command line, at most [`layout::COMMAND_LINE_MAX`] bytes and what
-    /// the kernel allows.
-    pub command_line: &'a str,
-    /// Whether the guest gets ACPI tables. Without them a kernel finds neither CPUs
-    /// beside the first nor the ECAM window, and cannot power off.
-    pub acpi: bool,
-    /// Where to enter the kernel.
-    pub entry: KernelEntry,
-    /// The IOMMU, if the machine has one; said by ACPI only.
-    pub viot: Option<Viot<'a>>,
-}
-
-/// How a kernel is entered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KernelEntry {
-    /// By what the image is: a bzImage in 64-bit mode; an ELF file by its PVH note
-    /// if it has one, else in 64-bit mode.
-    #[default]
-    Auto,
-    /// In 64-bit mode: a bzImage 512 bytes after its start, an ELF file at its entry
-    /// point.
-    Bits64,
-    /// In 32-bit mode without paging, where the PVH note of an ELF file says.
-    Pvh,
-}
+use crate::{GuestMemory, KernelEntry, LinuxBoot, layout};
 
 /// Boot protocol versions and flags, and offsets in a bzImage.
 mod header {

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use super::boot::Entry;
+use super::bus::Bus;
+use super::control::{Control, Next};
 use crate::Error;
-use crate::boot::Entry;
-use crate::bus::Bus;
-use crate::control::{Control, Next};
 use crate::outcome::{Fault, Outcome, Registers};
 use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
@@ -89,11 +89,11 @@ impl Vcpu {
         loop {
             attached.acknowledge();
             let fd = attached.vcpu();
-            if control.service(usize::from(id), || Registers::of(fd)) == Next::Leave {
+            if control.service(usize::from(id), || registers(fd)) == Next::Leave {
                 return Ok(());
             }
             if let Some(outcome) = run_until_kicked(fd, id, &bus, breakpoints) {
-                control.keep(usize::from(id), Registers::of(fd));
+                control.keep(usize::from(id), registers(fd));
                 control.end(outcome);
                 return Ok(());
             }
@@ -104,7 +104,7 @@ impl Vcpu {
 /// Runs the guest and serves its exits until it ends or someone kicks.
 fn run_until_kicked(fd: &mut VcpuFd, id: u8, bus: &Bus, breakpoints: bool) -> Option<Outcome> {
     let fault = |fd: &VcpuFd, reason: String| {
-        Box::new(Fault { reason, vcpu: id, registers: Registers::of(fd) })
+        Box::new(Fault { reason, vcpu: id, registers: registers(fd) })
     };
     let mut lifts = 0;
     loop {
@@ -215,5 +215,25 @@ fn internal_error(fd: &mut VcpuFd, bus: &Bus) -> String {
             format!("KVM cannot emulate the instruction{bytes}")
         }
         other => format!("KVM internal error {other}"),
+    }
+}
+
+/// Reads the registers; one that cannot be read is 0.
+fn registers(vcpu: &VcpuFd) -> Registers {
+    let r = vcpu.get_regs().unwrap_or_default();
+    let s = vcpu.get_sregs().unwrap_or_default();
+    Registers {
+        rip: r.rip,
+        rflags: r.rflags,
+        general: [
+            r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11,
+            r.r12, r.r13, r.r14, r.r15,
+        ],
+        cs: s.cs.selector,
+        cr0: s.cr0,
+        cr2: s.cr2,
+        cr3: s.cr3,
+        cr4: s.cr4,
+        efer: s.efer,
     }
 }

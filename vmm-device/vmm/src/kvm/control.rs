@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tofu_sync::lock;
 
-use crate::kick::Kicker;
+use super::kick::Kicker;
 use crate::outcome::{Outcome, Registers};
 
 /// What the owner of the VM wants its vCPUs to do.

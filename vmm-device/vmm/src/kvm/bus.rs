@@ -7,10 +7,10 @@ use log::debug;
 use tofu_sync::lock;
 use vm_memory::{Bytes, GuestAddress};
 
+use super::pci_host::PciHost;
+use super::platform::Platform;
+use super::serial::{ByteSink, SerialPort};
 use crate::outcome::Outcome;
-use crate::pci_host::PciHost;
-use crate::platform::Platform;
-use crate::serial::{ByteSink, SerialPort};
 use crate::{GuestMemory, layout};
 
 /// Accesses to nothing that are logged per VM; the rest are silent.

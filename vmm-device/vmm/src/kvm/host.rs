@@ -2,9 +2,10 @@ use kvm_bindings::CpuId;
 use kvm_ioctls::Kvm;
 use log::{info, warn};
 
-use crate::probe;
+use super::probe;
+use super::{cpuid, limits};
 use crate::support::Virtualisation;
-use crate::{Error, cpuid, layout, limits};
+use crate::{Error, layout};
 
 /// KVM opened and checked: what all VMs of a process share.
 pub struct Hypervisor {

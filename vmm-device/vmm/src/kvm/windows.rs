@@ -11,8 +11,9 @@ use tofu_sync::lock;
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::slots::{SlotId, Slots};
-use crate::{Error, pages};
+use super::pages;
+use super::slots::{SlotId, Slots};
+use crate::Error;
 
 const PAGE: u64 = 4096;
 
