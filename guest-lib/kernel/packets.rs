@@ -125,7 +125,10 @@ impl Sender {
             );
         }
         let settings = [
-            (CqsReg::Mode, CqsMode(0).with_system(true).0),
+            (
+                CqsReg::Mode,
+                CqsMode(0).with_system(true).with_failures(true).0,
+            ),
             (CqsReg::Gpid, GROUP),
             (CqsReg::ToqIpa, memory.toq.addr()),
             (CqsReg::ToqSize, SIZE),
@@ -173,11 +176,6 @@ impl Sender {
     /// Packets that can be posted now.
     pub(crate) fn room(&self) -> usize {
         self.free.len()
-    }
-
-    /// Whether nothing is on its way.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.free.len() == OUT.into()
     }
 
     /// Commands that the device was not told of.

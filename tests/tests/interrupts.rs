@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use tofu_abi::Rcode;
 use tofu_abi::irq::{CqsIrqs, vector};
 use tofu_abi::queue::MrqId;
-use tofu_abi::regs::CqsReg;
+use tofu_abi::regs::{CqsMode, CqsReg};
 use tofu_driver::{CqConfig, DmaBuffer, Order, Platform, WaitError};
 use tofu_tests::{Cluster, Endpoint};
 
@@ -85,6 +85,23 @@ fn a_masked_request_fires_when_it_is_unmasked() {
     assert_eq!(read(&a, CqsReg::Imr) & CqsIrqs::ALL.raw(), 0);
     write(&a, CqsReg::Imc, TCQ_WRITE_ACKNOWLEDGE);
     assert!(!fired(&a), "it was unmasked before");
+}
+
+#[test]
+fn commands_that_fail_interrupt_if_the_queue_is_told_so() {
+    let refused = |mode: CqsMode| {
+        let (_cluster, mut a, b) = pair(&CqConfig { mode, ..config() });
+        a.run(&Order::put(b.target(), b.at(0), a.at(0), 8));
+        assert_eq!(read(&a, CqsReg::Irr) & TCQ_WRITE_ACKNOWLEDGE, 0, "this one has not failed");
+        write(&a, CqsReg::Irc, u64::MAX);
+        fired(&a);
+        // An own address that is not there, which the TCQ entry tells.
+        a.cq.post_and_ring(&Order::put(b.target(), b.at(0), a.at(0).with_stag(9), 8), 0).unwrap();
+        assert_eq!(a.cq.wait_tcq(1_000_000).unwrap().rcode, Rcode::STAG_DISABLED);
+        read(&a, CqsReg::Irr) & TCQ_WRITE_ACKNOWLEDGE != 0
+    };
+    assert!(!refused(CqsMode(0)));
+    assert!(refused(CqsMode(0).with_failures(true)));
 }
 
 #[test]

@@ -805,6 +805,8 @@ bitfield! {
         sx / with_sx: u8 @ 42..=47,
         /// X size of the system.
         nx / with_nx: u8 @ 48..=53,
+        /// Ours: commands that fail ask for an interrupt, whatever their descriptors say.
+        failures / with_failures: bool @ 59..=59,
         /// Session mode.
         session / with_session: bool @ 60..=60,
         /// Raw packets of the first kind may be sent.

@@ -216,8 +216,10 @@ impl Tx {
             self.lone = false;
             self.flush();
         }
-        // SAFETY: the interface is up.
-        unsafe { shim::tofu_shim_net_look_again(queue) };
+        if room < RESERVE || !self.is_settled() {
+            // SAFETY: the interface is up.
+            unsafe { shim::tofu_shim_net_look_again(queue) };
+        }
         true
     }
 
@@ -513,14 +515,14 @@ impl Tx {
         self.room() >= ENOUGH && !self.is_blocked(peers, now)
     }
 
-    /// Whether nothing is on its way that has to be looked after.
+    /// Whether nothing is on its way that has to be looked after. A packet that is lost raises an
+    /// interrupt.
     pub(super) fn is_settled(&self) -> bool {
         self.outbound.is_settled()
             && self.blocked.is_none()
             && self.ended.is_none()
             && self.reporter.as_ref().is_none_or(Reporter::is_settled)
             && !self.requests.are_under_way()
-            && self.sender.as_ref().is_none_or(Sender::is_settled)
     }
 
     /// Where to put a frame for a node to fetch.

@@ -117,6 +117,8 @@ pub(crate) struct Policy {
     pub(crate) interrupt_hold_ns: u64,
     pub(crate) interrupt_count: u64,
     pub(crate) interrupt_mask: u64,
+    /// Whether commands that fail ask for an interrupt, too.
+    pub(crate) failures: bool,
 }
 
 /// Where notices go: memory, the page with FULL_POINTER and the counters, and the time.
@@ -409,7 +411,7 @@ impl Completions {
         }
     }
 
-    /// Writes a transmit complete entry.
+    /// Writes a transmit complete entry. `interrupt` is what the descriptor says.
     pub(crate) fn complete(
         &mut self,
         slot: Slot,
@@ -419,6 +421,7 @@ impl Completions {
         w: &mut Writer<'_>,
     ) {
         let entry = TcqEntry(0).with_flip(slot.flip).with_rcode(rcode).with_length(length);
+        let interrupt = interrupt || w.policy.failures && !rcode.is_success();
         if interrupt {
             w.requests |= CqsIrqs::TCQ_WRITE_ACKNOWLEDGE;
         }

@@ -524,6 +524,7 @@ impl Cq {
             interrupt_hold_ns: self.plain(CqsReg::MrqInterruptCoalescingTimer),
             interrupt_count: self.plain(CqsReg::MrqInterruptCoalescingCount),
             interrupt_mask: self.plain(CqsReg::MrqInterruptMask),
+            failures: self.mode().failures(),
         };
         Writer {
             memory,
