@@ -163,6 +163,18 @@ pub(super) fn select(node: &LocalNode, peers: &Peers, skb: *const SkBuff, chosen
     }
 }
 
+/// Lets go of a frame of the stack's with which all is done, unless it is kept.
+fn let_go(skb: *mut SkBuff, fate: Fate) {
+    // SAFETY: the frame is ours, and not used any more unless it is kept.
+    unsafe {
+        match fate {
+            Fate::Kept => {}
+            Fate::Sent => shim::tofu_shim_skb_done(skb),
+            Fate::Dropped => shim::tofu_shim_skb_free(skb),
+        }
+    }
+}
+
 impl Tx {
     /// Sends a frame of the stack's, or drops it. False if it has to wait.
     pub(super) fn xmit(
@@ -174,8 +186,7 @@ impl Tx {
     ) -> bool {
         let now = now_ns();
         let corked = self.is_corked();
-        // A poll has just done so.
-        if !corked || self.room() < ENOUGH {
+        if self.room() < ENOUGH {
             self.reap(now);
         }
         if self.must_wait(peers, skb, now) {
@@ -187,21 +198,19 @@ impl Tx {
             unsafe { shim::tofu_shim_net_look_again(queue) };
             return false;
         }
+        // The last frame is let go of when the device has been told of it.
+        let mut last = None;
         while !skb.is_null() {
             let (next, fate) = self.send(peers, queue, &mut skb, now);
             let Some(rest) = next else {
                 // It has become several.
                 continue;
             };
-            // SAFETY: the frame is ours, and not used any more unless it is kept.
-            unsafe {
-                shim::tofu_shim_skb_count(queue, skb, fate != Fate::Dropped);
-                match fate {
-                    Fate::Kept => {}
-                    Fate::Sent => shim::tofu_shim_skb_done(skb),
-                    Fate::Dropped => shim::tofu_shim_skb_free(skb),
-                }
-            };
+            // SAFETY: the frame is ours, or kept until this lets go of the lock.
+            unsafe { shim::tofu_shim_skb_count(queue, skb, fate != Fate::Dropped) };
+            if let Some((before, fate)) = last.replace((skb, fate)) {
+                let_go(before, fate);
+            }
             skb = rest;
         }
         let room = self.room();
@@ -215,6 +224,14 @@ impl Tx {
             // One is told of at once, those that follow it together.
             self.lone = false;
             self.flush();
+            if !corked {
+                // A poll does so when it ends.
+                self.reap(now);
+                self.flush();
+            }
+        }
+        if let Some((last, fate)) = last {
+            let_go(last, fate);
         }
         if room < RESERVE || !self.is_settled() {
             // SAFETY: the interface is up.
