@@ -680,7 +680,9 @@ impl Session<'_> {
     /// Waits for a message; returns false if there will be none, as the client's process is no
     /// more.
     fn lives(&self) -> bool {
-        let Some(process) = &self.process else { return true };
+        let Some(process) = self.process.as_ref().filter(|_| !self.channel.has_read_ahead()) else {
+            return true;
+        };
         process.wait(self.channel.socket()).unwrap_or(false)
     }
 
