@@ -315,6 +315,10 @@ pub(crate) fn compile(
     refresh: bool,
     progress: &dyn Progress,
 ) -> Result<()> {
+    // Who makes another root has the lock for long.
+    if !refresh && has_root(cache, wanted)? {
+        return Ok(());
+    }
     let _lock = cache.lock_file(COMPILER_LOCK, progress)?;
     let target = {
         let _lock = cache.lock(progress)?;
