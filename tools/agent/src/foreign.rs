@@ -1,15 +1,14 @@
 //! Programs for other processors than this node's, of which the kernel only says that their format
 //! is wrong, or a shell that it does not understand them.
 
-use std::env::{self, consts::ARCH};
+use std::env;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What users call processors, what Rust does, and their numbers in ELF files.
-const PROCESSORS: [(&str, &str, u16); 2] = [("x86-64", "x86_64", 62), ("arm64", "aarch64", 183)];
+use tofu_arch::Arch;
 
 /// Checks that a program is not for other processors. One that is not there, or cannot be read, is
 /// left to who runs it.
@@ -19,13 +18,11 @@ const PROCESSORS: [(&str, &str, u16); 2] = [("x86-64", "x86_64", 62), ("arm64", 
 /// What it is for, and what this node is.
 pub(crate) fn check(command: &Command) -> io::Result<()> {
     let machine = find(command).and_then(|file| machine(&file));
-    let own = PROCESSORS.iter().find(|(_, rust, _)| *rust == ARCH);
-    let (Some(machine), Some((own, _, number))) = (machine, own) else { return Ok(()) };
-    if machine == *number {
+    let (Some(machine), Some(own)) = (machine, Arch::own()) else { return Ok(()) };
+    if machine == own.elf_number() {
         return Ok(());
     }
-    let known = PROCESSORS.iter().find(|(.., number)| *number == machine);
-    let what = known.map_or("other processors", |(name, ..)| *name);
+    let what = Arch::of_elf_number(machine).map_or("other processors", Arch::name);
     Err(io::Error::other(format!("it is for {what}, and this node is {own}")))
 }
 
@@ -50,12 +47,11 @@ fn find(command: &Command) -> Option<PathBuf> {
 
 /// What an ELF program of 64 bits is for.
 fn machine(file: &Path) -> Option<u16> {
-    let mut head = [0; 20];
+    let mut head = [0; tofu_arch::ELF_HEAD];
     // Not of pipes, which who reads would wait for.
     let file = file.is_file().then(|| File::open(file).ok())??;
     file.take(head.len() as u64).read_exact(&mut head).ok()?;
-    let [0x7f, b'E', b'L', b'F', 2, 1, .., low, high] = head else { return None };
-    Some(u16::from_le_bytes([low, high]))
+    tofu_arch::elf_number(&head)
 }
 
 #[cfg(test)]
@@ -71,16 +67,16 @@ mod tests {
             fs::write(&path, bytes).unwrap();
             path.to_str().unwrap().to_owned()
         };
-        let elf = |machine: u8| {
+        let elf = |machine: u16| {
             let mut head = *b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\0\0rest";
-            head[18] = machine;
+            head[18..20].copy_from_slice(&machine.to_le_bytes());
             head
         };
         let check = |name: &str| check(Command::new(name).env("PATH", folder.path()));
-        let (_, _, own) = PROCESSORS.iter().find(|(_, rust, _)| *rust == ARCH).unwrap();
-        let (other, _, number) = PROCESSORS.iter().find(|(_, rust, _)| *rust != ARCH).unwrap();
-        check(&put("own", &elf(*own as u8))).unwrap();
-        let path = put("foreign", &elf(*number as u8));
+        let own = Arch::own().unwrap();
+        let other = Arch::ALL.into_iter().find(|arch| *arch != own).unwrap();
+        check(&put("own", &elf(own.elf_number()))).unwrap();
+        let path = put("foreign", &elf(other.elf_number()));
         for name in [path.as_str(), "foreign"] {
             let error = check(name).unwrap_err().to_string();
             assert!(error.starts_with(&format!("it is for {other}, and this node is ")), "{error}");

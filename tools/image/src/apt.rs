@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use crate::arch::Arch;
+use crate::arch::{self, Arch};
 use crate::error::{Error, IoContext, Result};
 use crate::hash::sha256_file;
 use crate::manifest::Package;
@@ -192,7 +192,7 @@ impl<'a> Apt<'a> {
         let mut dump = run::command(&tool("apt-config")?);
         dump.arg("dump");
         let dump = run::run(dump, "reading apt's configuration", self.progress, || {})?.stdout;
-        let (folder, arch) = (self.folder.display(), arch.debian());
+        let (folder, arch) = (self.folder.display(), arch::debian(arch));
         let text = format!(
             "{}Dir::Etc::main \"/dev/null\";\n\
              Dir::Etc::parts \"/dev/null\";\n\

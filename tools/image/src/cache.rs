@@ -19,7 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::apt::Apt;
-use crate::arch::Arch;
+use crate::arch::{self, Arch};
 use crate::error::{Error, IoContext, Result};
 use crate::manifest::Manifest;
 use crate::progress::{Phase, Progress};
@@ -137,7 +137,7 @@ impl Cache {
     }
 
     fn apt_folder(&self, arch: Arch) -> PathBuf {
-        self.folder.join(format!("apt{}", arch.suffix()))
+        self.folder.join(format!("apt{}", arch::suffix(arch)))
     }
 
     /// Makes apt fetch new lists when it is next opened.

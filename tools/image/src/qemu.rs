@@ -9,7 +9,7 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 
 use crate::apt;
-use crate::arch::Arch;
+use crate::arch::{self, Arch};
 use crate::cache::Cache;
 use crate::error::{Error, IoContext, Result};
 use crate::fetched::{LIBRARIES, start};
@@ -242,7 +242,7 @@ impl Cache {
     }
 
     fn probe_once(&self, arch: Arch, program: &Path, progress: &dyn Progress) -> Result<Known> {
-        let file = self.folder().join(format!("host-qemu{}.toml", arch.suffix()));
+        let file = self.folder().join(format!("host-qemu{}.toml", arch::suffix(arch)));
         let remembered = fs::read_to_string(&file).ok();
         if let Some(known) = remembered.and_then(|text| toml::from_str::<Known>(&text).ok())
             && known.fits(program)

@@ -18,7 +18,7 @@ use std::process::Command;
 use sha2::{Digest, Sha256};
 
 use crate::apt::{self, Apt};
-use crate::arch::Arch;
+use crate::arch::{self, Arch};
 use crate::cache::{Cache, remove_folder};
 use crate::error::{Error, IoContext, Result};
 use crate::hash::hex;
@@ -171,7 +171,7 @@ pub(crate) fn part(
         recipe.push_str(SETUP);
     }
     let hash = Sha256::digest(format!("{recipe}\n{}", packages.join("\n")));
-    let key = format!("root-{}{}", &hex(&hash)[..12], arch.suffix());
+    let key = format!("root-{}{}", &hex(&hash)[..12], arch::suffix(arch));
     let manifest = cache.make_part(&key, refresh, |folder, manifest| {
         let apt = cache.apt_for(arch, progress)?;
         let tools = Tools::find(cache, progress)?;

@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
-use crate::arch::Arch;
+use crate::arch::{self, Arch};
 use crate::error::{Error, IoContext, Result};
 use crate::hash::hex;
 
@@ -86,7 +86,7 @@ pub enum Kernel {
 impl Kernel {
     /// The key of the part of the cache that has its files.
     pub(crate) fn part_key(&self, arch: Arch) -> String {
-        format!("kernel-{self}{}", arch.suffix())
+        format!("kernel-{self}{}", arch::suffix(arch))
     }
 
     /// Names of those that have one.
@@ -322,7 +322,7 @@ impl Spec {
 
     /// The name for an image of which there is one for each kind of processors.
     pub fn name_with(what: &str, arch: Arch) -> String {
-        format!("{what}{}", arch.suffix())
+        format!("{what}{}", arch::suffix(arch))
     }
 
     /// Its name.

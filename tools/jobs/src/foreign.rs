@@ -150,40 +150,38 @@ mod tests {
     const LOADER: &str = "/lib/ld-linux-aarch64.so.1";
 
     /// This program as if it were for such nodes, at `path`.
-    fn put(path: &Path, machine: u16) {
+    fn put(path: &Path, arch: Arch) {
         let mut bytes = fs::read("/proc/self/exe").unwrap();
-        bytes[18..20].copy_from_slice(&machine.to_le_bytes());
+        bytes[18..20].copy_from_slice(&arch.elf_number().to_le_bytes());
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, bytes).unwrap();
     }
 
     #[test]
     fn libraries_are_found_in_order_and_those_of_others_passed_over() {
-        const ARM64: u16 = 183;
-        const X86_64: u16 = 62;
         let folder = tempfile::tempdir().unwrap();
         let at = |path: &str| folder.path().join(path);
-        put(&at("program"), ARM64);
+        put(&at("program"), Arch::Arm64);
         let needed = links(&at("program")).unwrap().needed;
         assert!(needed.contains(&"libc.so.6".to_owned()), "{needed:?}");
         let search = Search::new(at("theirs").as_os_str(), &[], &[at("first"), at("second")]);
         let find = || search.closure(Path::new(LOADER), &at("program"), &[]);
         let why = || format!("{:#}", find().unwrap_err());
         assert_eq!(why(), format!("its loader {LOADER} is not here"));
-        put(&at("second/lib/ld-linux-aarch64.so.1"), ARM64);
+        put(&at("second/lib/ld-linux-aarch64.so.1"), Arch::Arm64);
         for name in needed.iter().filter(|name| *name != "libc.so.6") {
-            put(&at("second/usr/lib64").join(name), ARM64);
+            put(&at("second/usr/lib64").join(name), Arch::Arm64);
         }
-        put(&at("first/lib64/libc.so.6"), X86_64);
+        put(&at("first/lib64/libc.so.6"), Arch::X86_64);
         let expected = "needs libc.so.6, which is not here; name its folder by LD_LIBRARY_PATH";
         assert!(why().contains(expected), "{}", why());
-        put(&at("second/usr/lib/aarch64-linux-gnu/libc.so.6"), ARM64);
+        put(&at("second/usr/lib/aarch64-linux-gnu/libc.so.6"), Arch::Arm64);
         let files = find().unwrap();
         assert_eq!(files["libc.so.6"], at("second/usr/lib/aarch64-linux-gnu/libc.so.6"));
         assert_eq!(files["ld-linux-aarch64.so.1"], at("second/lib/ld-linux-aarch64.so.1"));
-        put(&at("first/lib64/libc.so.6"), ARM64);
+        put(&at("first/lib64/libc.so.6"), Arch::Arm64);
         assert_eq!(find().unwrap()["libc.so.6"], at("first/lib64/libc.so.6"));
-        put(&at("theirs/libc.so.6"), ARM64);
+        put(&at("theirs/libc.so.6"), Arch::Arm64);
         assert_eq!(find().unwrap()["libc.so.6"], at("theirs/libc.so.6"));
     }
 }

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Cache, Image, PACKAGES, make_folder};
 use crate::apt::{self, Apt};
-use crate::arch::Arch;
+use crate::arch::{self, Arch};
 use crate::error::{Error, IoContext, Result};
 use crate::hash::hex;
 use crate::manifest::{self, Manifest};
@@ -198,7 +198,7 @@ impl Cache {
             Kernel::Pages16KBackports => ("", "-16k", apt::From::Backports),
             _ => ("cloud-", "", apt::From::Release),
         };
-        let package = format!("linux-image-{before}{}{behind}", arch.debian());
+        let package = format!("linux-image-{before}{}{behind}", arch::debian(arch));
         let key = kernel.part_key(arch);
         let part = self.make_part(&key, refresh, |folder, manifest| {
             let apt = self.apt_for(arch, progress)?;
@@ -232,7 +232,7 @@ impl Cache {
         refresh: bool,
         progress: &dyn Progress,
     ) -> Result<(String, Manifest)> {
-        let key = format!("busybox{}", arch.suffix());
+        let key = format!("busybox{}", arch::suffix(arch));
         let part = self.make_part(&key, refresh, |folder, manifest| {
             let apt = self.apt_for(arch, progress)?;
             let debs = apt.alone(&["busybox-static"], apt::From::Release)?;
@@ -336,7 +336,7 @@ impl Cache {
 fn packages_key(arch: Arch, names: &[&str], from: apt::From) -> String {
     let text = format!("{}\n{}", from.suite(), names.join("\n"));
     let hash = hex(&Sha256::digest(text));
-    format!("{PACKAGES}{}{}", &hash[..12], arch.suffix())
+    format!("{PACKAGES}{}{}", &hash[..12], arch::suffix(arch))
 }
 
 impl Spec {
@@ -348,7 +348,7 @@ impl Spec {
             hash.update(bytes);
         };
         add(&manifest::FORMAT.to_le_bytes());
-        add(self.arch.suffix().as_bytes());
+        add(arch::suffix(self.arch).as_bytes());
         add(self.chosen_kernel().to_string().as_bytes());
         if let Kernel::File(path) = &self.kernel
             && let Ok(data) = std::fs::metadata(path)

@@ -25,6 +25,7 @@ use tofu_agent::wire::{Exec, Output, Program, Status};
 use tofu_control::protocol::NodeInfo;
 use tofu_control::rundir::node_file;
 use tofu_control::{RemoteProgram, find_node};
+use tofu_image::Arch;
 use tofu_sync::lock;
 
 use self::monitor::Monitor;
@@ -88,8 +89,7 @@ pub(crate) fn run(args: &GdbArgs) -> anyhow::Result<u8> {
 
     // The node no longer answers once gdb holds it.
     let names = match list(&found.control, node.index).and_then(|list| {
-        let arm64 = node.arch.as_deref() == Some("arm64");
-        symbols::elf(&list, arm64).context("its /proc/kallsyms has no addresses")
+        symbols::elf(&list, processors(node)).context("its /proc/kallsyms has no addresses")
     }) {
         Ok(elf) => {
             (&scratch.symbols).write_all(&elf).context("cannot write the names of functions")?;
@@ -215,14 +215,19 @@ fn refuse(node: &NodeInfo) -> anyhow::Result<()> {
     }
 }
 
+/// A node's processors, which are the host's if it does not say.
+fn processors(node: &NodeInfo) -> Arch {
+    node.arch.as_deref().and_then(|name| name.parse().ok()).unwrap_or_default()
+}
+
 /// The debugger for a node's processor.
 fn debugger(args: &GdbArgs, node: &NodeInfo) -> anyhow::Result<PathBuf> {
     if let Some(named) = &args.gdb {
         return Ok(named.clone());
     }
-    let (name, package) = match node.arch.as_deref() {
-        Some("arm64") => ("gdb-multiarch", "gdb-multiarch"),
-        _ => ("gdb", "gdb"),
+    let (name, package) = match processors(node) {
+        Arch::Arm64 => ("gdb-multiarch", "gdb-multiarch"),
+        Arch::X86_64 => ("gdb", "gdb"),
     };
     let path = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file());

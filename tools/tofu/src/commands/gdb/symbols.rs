@@ -1,9 +1,9 @@
 //! The names of a kernel's functions and variables, as an ELF file for debuggers.
 
+use tofu_image::Arch;
+
 /// Numbers of the ELF format (gABI, chapters 4 and 5).
 const EXECUTABLE: u16 = 2;
-const X86_64: u16 = 62;
-const AARCH64: u16 = 183;
 const NOBITS: u32 = 8;
 const SYMTAB: u32 = 2;
 const STRTAB: u32 = 3;
@@ -35,7 +35,7 @@ fn symbol(line: &str) -> Option<Symbol<'_>> {
 
 /// An ELF file with only symbols, made from a `/proc/kallsyms`; `None` if that has none, as for
 /// users that may not know addresses.
-pub(super) fn elf(list: &[u8], arm64: bool) -> Option<Vec<u8>> {
+pub(super) fn elf(list: &[u8], arch: Arch) -> Option<Vec<u8>> {
     let list = String::from_utf8_lossy(list);
     let symbols: Vec<_> = list.lines().filter_map(symbol).collect();
     let first = symbols.iter().map(|symbol| symbol.0).min()?;
@@ -61,8 +61,7 @@ pub(super) fn elf(list: &[u8], arm64: bool) -> Option<Vec<u8>> {
     names.extend(sections);
     let mut file = Vec::with_capacity((names_at as usize) + names.len());
     file.extend(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
-    let machine = if arm64 { AARCH64 } else { X86_64 };
-    file.extend([EXECUTABLE, machine].map(u16::to_le_bytes).concat());
+    file.extend([EXECUTABLE, arch.elf_number()].map(u16::to_le_bytes).concat());
     file.extend(1_u32.to_le_bytes());
     // Entry, program headers, section headers.
     file.extend([0, 0, HEADER].map(u64::to_le_bytes).concat());
@@ -105,7 +104,7 @@ mod tests {
     #[test]
     fn a_file_has_its_symbols_at_their_addresses() {
         let list = "ffffffff81000000 T _text\nffffffffc0401010 t tofu_xmit\t[tofu]\n";
-        let file = elf(list.as_bytes(), false).unwrap();
+        let file = elf(list.as_bytes(), Arch::X86_64).unwrap();
         let table_at = (HEADER + 4 * SECTION) as usize;
         assert_eq!(&file[..4], b"\x7fELF");
         let second = &file[table_at + 2 * SYMBOL as usize..];
@@ -118,7 +117,7 @@ mod tests {
     #[test]
     fn without_addresses_there_is_no_file() {
         for list in ["\u{fffd} no list", "", "0000000000000000 T _text\n"] {
-            assert_eq!(elf(list.as_bytes(), false), None, "{list}");
+            assert_eq!(elf(list.as_bytes(), Arch::X86_64), None, "{list}");
         }
     }
 }
