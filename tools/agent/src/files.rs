@@ -90,14 +90,43 @@ fn add<W: Write>(
     } else if old((metadata.ctime(), metadata.ctime_nsec())) {
         Ok(0)
     } else if kind.is_file() {
-        let mut file = File::open(from).map_err(failed)?;
-        archive.append_file(name, &mut file)?;
+        add_file(archive, from, name).map_err(failed)?;
         Ok(0)
     } else if kind.is_symlink() {
         archive.append_path_with_name(from, name)?;
         Ok(0)
     } else {
         Ok(1)
+    }
+}
+
+/// Of a file, so much is read before its header is written, and counts, whatever size the file has
+/// according to its metadata: files of `/sys` say 4096, and files of users may grow.
+const READ_FIRST: u64 = 1 << 20;
+/// The same for files without a size, as those of `/proc`. Their rest could not be announced.
+const MOST_WITHOUT_SIZE: u64 = 64 << 20;
+
+/// Adds a file: all of it, or as much as it had when it was opened if it is long.
+fn add_file<W: Write>(archive: &mut tar::Builder<W>, from: &Path, name: &Path) -> io::Result<()> {
+    let file = File::open(from)?;
+    let metadata = file.metadata()?;
+    let first = if metadata.len() == 0 { MOST_WITHOUT_SIZE } else { READ_FIRST };
+    let mut start = Vec::new();
+    (&file).take(first + 1).read_to_end(&mut start)?;
+    let read = start.len() as u64;
+    if read > first && metadata.len() == 0 {
+        let limit = MOST_WITHOUT_SIZE >> 20;
+        return Err(io::Error::other(format!("it has no size, and more than {limit} MiB")));
+    }
+    let size = if read > first { metadata.len().max(read) } else { read };
+    let mut header = tar::Header::new_gnu();
+    header.set_metadata(&metadata);
+    header.set_size(size);
+    let mut contents = start.chain(file).take(size);
+    archive.append_data(&mut header, name, &mut contents)?;
+    match contents.limit() {
+        0 => Ok(()),
+        _ => Err(io::Error::other("it became shorter meanwhile")),
     }
 }
 
@@ -314,6 +343,53 @@ mod tests {
         let mut bytes = Vec::new();
         pack(of, &mut bytes).unwrap();
         bytes
+    }
+
+    #[test]
+    fn files_without_a_size_are_read_to_their_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let to = folder.path().join("version");
+        assert_eq!(fs::metadata("/proc/version").unwrap().len(), 0);
+        unpack(&archive(Path::new("/proc/version"))[..], &to).unwrap();
+        let text = fs::read_to_string(to).unwrap();
+        assert_eq!(text, fs::read_to_string("/proc/version").unwrap());
+        assert!(text.starts_with("Linux version "), "{text}");
+    }
+
+    /// An archive, upon whose first bytes something happens.
+    struct Then<F>(Vec<u8>, Option<F>);
+
+    impl<F: FnOnce()> Write for Then<F> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            if let Some(then) = self.1.take() {
+                then();
+            }
+            self.0.write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_file_that_grows_or_shrinks_on_the_way_breaks_no_archive() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, to) = (folder.path().join("file"), folder.path().join("copy"));
+        for length in [10, READ_FIRST, READ_FIRST + 1, 3 * READ_FIRST + 17] {
+            let contents: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
+            fs::write(&path, &contents).unwrap();
+            let open = || fs::OpenOptions::new().append(true).open(&path).unwrap();
+            let grow = || open().write_all(b"and more").unwrap();
+            let mut grown = Then(Vec::new(), Some(grow));
+            pack(&path, &mut grown).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().len(), length + 8);
+            unpack(&grown.0[..], &to).unwrap();
+            assert!(fs::read(&to).unwrap() == contents, "{length}");
+        }
+        let cut = || fs::write(&path, b"short").unwrap();
+        let error = pack(&path, Then(Vec::new(), Some(cut))).unwrap_err().to_string();
+        assert!(error.ends_with("file: it became shorter meanwhile"), "{error}");
     }
 
     #[test]
