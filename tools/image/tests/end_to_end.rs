@@ -353,7 +353,7 @@ fn a_host_without_apt_is_told_what_to_install() {
 fn a_full_disk_is_named_and_nothing_half_is_left() {
     let name = "a_full_disk_is_named_and_nothing_half_is_left";
     // Room for the lists of packages and the download, not for the kernel.
-    let Some(said) = in_namespace(name, "mount -t tmpfs -o size=80m none \"$FOLDER\"") else {
+    let Some(said) = in_namespace(name, "mount -t tmpfs -o size=120m none \"$FOLDER\"") else {
         return;
     };
     if said.contains("Debian mirror") || said.contains("is not installed") {
