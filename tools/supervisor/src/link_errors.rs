@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use tofu_fabric::network::LinkErrors;
+use tofu_fabric::network::{BadErrors, LinkErrors};
 use tofu_links::{ErrorRate, MAX_LANES};
 
 /// A rate from 0 to 1.
@@ -52,15 +52,23 @@ impl LinkErrorSpec {
          lane and dead, each the number of a lane, such as \"ber=1e-7,lane=1,dllp_loss=1e-3\"";
 
     /// The same for the network of a generation whose links have `lanes` lanes.
-    pub(crate) fn errors(&self, lanes: u8) -> LinkErrors {
+    ///
+    /// # Errors
+    ///
+    /// If they have no such lane.
+    pub(crate) fn errors(&self, lanes: u8) -> Result<LinkErrors, BadErrors> {
+        let mut named = [self.lane, self.dead].into_iter().flatten();
+        if let Some(lane) = named.find(|lane| *lane >= lanes) {
+            return Err(BadErrors::Lane { lane, lanes });
+        }
         let mut rates = [ErrorRate::NEVER; MAX_LANES];
         for (lane, rate) in (0..).zip(&mut rates) {
             if self.lane.map_or(lane < lanes, |only| only == lane) {
                 *rate = self.ber.error_rate();
             }
         }
-        let dead = self.dead.map_or(0, |lane| 1u8.checked_shl(lane.into()).unwrap_or(0));
-        LinkErrors { rates, dead, dllp_loss: self.dllp_loss.error_rate() }
+        let dead = self.dead.map_or(0, |lane| 1 << lane);
+        Ok(LinkErrors { rates, dead, dllp_loss: self.dllp_loss.error_rate() })
     }
 }
 
@@ -68,10 +76,8 @@ impl FromStr for LinkErrorSpec {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let lane = |value: &str| {
-            let lane = value.parse().ok().filter(|lane| usize::from(*lane) < MAX_LANES);
-            lane.map(Some).ok_or(Self::ALLOWED)
-        };
+        // How many there are, only the machine knows.
+        let lane = |value: &str| value.parse().map(Some).map_err(|_| Self::ALLOWED);
         let mut spec = Self::default();
         for part in text.split(',') {
             let (name, value) = part.trim().split_once('=').ok_or(Self::ALLOWED)?;
@@ -108,17 +114,25 @@ mod tests {
         let spec: LinkErrorSpec = "ber=1e-7, lane=1,dllp_loss=0.001".parse().unwrap();
         assert_eq!(spec.to_string(), "ber=1e-7,dllp_loss=1e-3,lane=1");
         assert_eq!(spec.to_string().parse(), Ok(spec));
-        let errors = spec.errors(2);
+        let errors = spec.errors(2).unwrap();
         assert_eq!(errors.rates[0], ErrorRate::NEVER);
         assert_eq!(Some(errors.rates[1]), ErrorRate::new(1e-7));
-        let all = LinkErrorSpec { lane: None, dead: Some(0), ..spec }.errors(2);
+        let all = LinkErrorSpec { lane: None, dead: Some(0), ..spec }.errors(2).unwrap();
         assert_eq!((all.rates[0], all.rates[2]), (errors.rates[1], ErrorRate::NEVER));
         assert_eq!(all.dead, 1);
+        for wrong in [
+            LinkErrorSpec { lane: Some(2), ..spec },
+            LinkErrorSpec { dead: Some(2), ..spec },
+            LinkErrorSpec { dead: Some(255), ..spec },
+        ] {
+            let error = wrong.errors(2).unwrap_err().to_string();
+            assert!(error.ends_with(" does not exist: links have 0 to 1"), "{error}");
+        }
     }
 
     #[test]
     fn what_is_no_error_rate_is_refused() {
-        for text in ["", "ber", "ber=2", "ber=-1", "ber=nan", "lane=8", "lane=x", "loss=0.1"] {
+        for text in ["", "ber", "ber=2", "ber=-1", "ber=nan", "lane=256", "lane=x", "loss=0.1"] {
             assert_eq!(text.parse::<LinkErrorSpec>(), Err(LinkErrorSpec::ALLOWED), "{text}");
         }
     }

@@ -1,5 +1,7 @@
 //! The live state of a node's device for `tofu inspect`.
 
+use std::iter;
+
 use anyhow::{anyhow, bail};
 use tofu_abi::desc::MAX_MESSAGE;
 use tofu_abi::{CqId, StagOffset, TniId};
@@ -35,11 +37,31 @@ pub(super) fn look_at(registry: &Registry, ask: &InspectRequest) -> anyhow::Resu
         AnyNode::Tofu(node) => &**node,
         AnyNode::Tnw(node) => &**node,
     };
-    let Seen { value, complete } = look(what, &query).map_err(|missing| absent(&path, &missing))?;
+    let Seen { value, complete } = look(what, &query).map_err(|missing| {
+        let inside = inside(what, &path, &missing);
+        absent(&path, &missing, inside.as_deref())
+    })?;
     Ok(Reply::Inspection { tree: Some(value), complete })
 }
 
-fn absent(path: &[&str], missing: &Missing) -> anyhow::Error {
+/// A path whose first part is missing, as far as it exists inside one of the parts that are there:
+/// `device/tni/0` for `tni/0`.
+fn inside(what: &dyn Inspect, path: &[&str], missing: &Missing) -> Option<String> {
+    if missing.at != 0 {
+        return None;
+    }
+    missing.names.iter().find_map(|part| {
+        let whole: Vec<_> = iter::once(part.as_str()).chain(path.iter().copied()).collect();
+        let found = match look(what, &Query { path: &whole, depth: 0, limit: 1 }) {
+            Ok(_) => whole.len(),
+            Err(missing) => missing.at,
+        };
+        (found > 1).then(|| whole[..found].join("/"))
+    })
+}
+
+/// What a user reads about a path that is not there; `inside` is where it may be.
+fn absent(path: &[&str], missing: &Missing, inside: Option<&str>) -> anyhow::Error {
     let Missing { at, names } = missing;
     let before = match at {
         0 => "the node".to_owned(),
@@ -55,7 +77,11 @@ fn absent(path: &[&str], missing: &Missing) -> anyhow::Error {
     let some: Vec<_> = all.clone().take(NAMES).collect();
     // Of numbers none is meant more than another.
     let number = name.chars().all(|c| c.is_ascii_digit());
-    let meant = if number { String::new() } else { did_you_mean(name, all) };
+    let meant = match inside {
+        Some(inside) => format!("; did you mean {}?", printable(inside)),
+        None if number => String::new(),
+        None => did_you_mean(name, all),
+    };
     let there = if meant.is_empty() { "; there are" } else { " There are" };
     anyhow!("{before} has no {wanted}{meant}{there} {}{more}", some.join(", "))
 }

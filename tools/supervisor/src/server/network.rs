@@ -3,6 +3,7 @@
 use anyhow::{Context, anyhow, bail};
 use tofu_abi::Coords;
 use tofu_control::protocol::{EventKind, FaultReport, LinkEnd, NodeKind, Reply};
+use tofu_fabric::network::LinkErrors;
 use tofu_fabric::{NodeId, Port, Shape};
 
 use crate::faults::FaultSpec;
@@ -81,9 +82,12 @@ pub(super) fn set_link_errors(
     let spec = errors.map(|text| text.parse::<LinkErrorSpec>()).transpose();
     let spec = spec.map_err(|allowed| anyhow!("errors of a link are {allowed}"))?;
     let fabric = running(registry)?.fabric();
-    let lanes = fabric.parameters().map_or(0, |parameters| parameters.lanes);
     let at = registry.place(NodeId(node))?;
-    let errors = spec.unwrap_or_default().errors(lanes);
+    let errors = match (spec, fabric.parameters()) {
+        (Some(spec), Some(parameters)) => spec.errors(parameters.lanes)?,
+        // None at all, which links that are not modelled refuse as well.
+        _ => LinkErrors::default(),
+    };
     fabric.set_link_errors(at, known_port(port)?, &errors)?;
     let errors = spec.as_ref().map(ToString::to_string);
     registry.publish(Some(NodeId(node)), EventKind::LinkErrors { port: port.to_owned(), errors });

@@ -74,7 +74,7 @@ pub(crate) fn node(command: &NodeCommand) -> anyhow::Result<u8> {
         NodeCommand::Down(args) => (args, false),
         NodeCommand::Up(args) => (args, true),
     };
-    let (control, machine, nodes) = find(&args.nodes)?;
+    let (control, machine, nodes) = find(&args.nodes, None)?;
     set(&control, &machine.shape()?, &nodes, up, args.keep_guests)
 }
 
@@ -85,15 +85,26 @@ pub(crate) fn board(command: &BoardCommand) -> anyhow::Result<u8> {
         BoardCommand::Up(args) => (args, true),
         BoardCommand::Ls { name, down, json } => return list(name.as_ref(), *down, *json),
     };
-    let (control, machine, nodes) = find(&args.nodes)?;
+    let (control, machine, nodes) = find(&args.nodes, Some(BY_NODES))?;
     let (shape, lengths) = (machine.shape()?, lengths(&machine));
     let nodes = nodes.into_iter().flat_map(|at| shape.block(at, lengths)).collect();
     set(&control, &shape, &nodes, up, args.keep_guests)
 }
 
-/// Nodes that the user names, and their machine.
-fn find(texts: &[String]) -> anyhow::Result<(PathBuf, MachineInfo, BTreeSet<Coords>)> {
-    let named = texts.iter().map(|text| parse_node(text)).collect::<anyhow::Result<Vec<_>>>()?;
+const BY_NODES: &str = "a board is named by any of its nodes";
+
+/// Nodes that the user names, and their machine. `why` they are nodes stands before what is wrong
+/// with a name.
+fn find(
+    texts: &[String],
+    why: Option<&'static str>,
+) -> anyhow::Result<(PathBuf, MachineInfo, BTreeSet<Coords>)> {
+    let wrong = |error: anyhow::Error| match why {
+        Some(why) => error.context(why),
+        None => error,
+    };
+    let named = texts.iter().map(|text| parse_node(text).map_err(wrong));
+    let named = named.collect::<anyhow::Result<Vec<_>>>()?;
     let (first, _) = named.first().context("no node is named")?;
     let (name, control) = find_machine(first.as_ref())?;
     let stranger = named.iter().zip(texts).find(|((machine, _), _)| machine != first);
@@ -102,7 +113,10 @@ fn find(texts: &[String]) -> anyhow::Result<(PathBuf, MachineInfo, BTreeSet<Coor
     }
     let machine = info(&control)?;
     let shape = machine.shape()?;
-    let at = named.into_iter().zip(texts).map(|((_, node), text)| place(node, text, &shape));
+    let at = named
+        .into_iter()
+        .zip(texts)
+        .map(|((_, node), text)| place(node, text, &shape).map_err(wrong));
     Ok((control, machine, at.collect::<anyhow::Result<_>>()?))
 }
 

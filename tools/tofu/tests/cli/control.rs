@@ -285,6 +285,8 @@ fn inspects(place: &Place) {
     for (args, expected) in [
         (&["1", "device/tni/9"][..], "device/tni has no 9; there are 0, 1, 2, 3, 4, 5"),
         (&["1", "device/prot"], "device has no prot; did you mean port? There are"),
+        (&["1", "tni/0"], "the node has no tni; did you mean device/tni/0? There are index"),
+        (&["1", "tni/9"], "the node has no tni; did you mean device/tni? There are index"),
         (&["1", "index/x"], "index has no parts, and so no x"),
         (&["0", "--diff", file], "the file is about node 1, not 0"),
         (&["1", "--diff", "/dev/null"], "is not what tofu inspect --json prints"),

@@ -56,7 +56,9 @@ fn boards_of_served_devices_go_down_and_come_back_with_their_links() {
     assert_eq!(links_down(&place), 1);
     for (args, expected) in [
         (["node", "down", "12"], "node 12: the machine 1x1x1x2x3x2 has no such node"),
-        (["board", "up", "north"], "node north: not a node; give an index"),
+        (["node", "up", "north"], "tofu: node north: not a node; give an index"),
+        (["board", "up", "north"], "any of its nodes: node north: not a node; give an index"),
+        (["board", "up", "12"], "any of its nodes: node 12: the machine 1x1x1x2x3x2 has no"),
         (["board", "down", "other/0"], "no machine other is running"),
     ] {
         let error = place.run(&args).error();

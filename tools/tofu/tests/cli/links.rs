@@ -104,7 +104,7 @@ fn links_have_errors_where_they_are_modelled() {
     for (args, expected) in [
         (&["--ber", "2"][..], "a rate from 0 to 1, such as 1e-7"),
         (&["--ber", "0.1", "--lane", "2"], "lane 2 does not exist: links have 0 to 1"),
-        (&["--dead", "8"], "8 is not in 0..8"),
+        (&["--dead", "9"], "lane 9 does not exist: links have 0 to 1"),
         (&["--lane", "1"], "--ber"),
     ] {
         let error = errors(args).error();
