@@ -137,8 +137,7 @@ fn doorbells_are_events_pages_or_messages() {
 
 #[test]
 fn memory_is_mapped_only_if_it_is_there_and_the_server_reaches_into_processes() {
-    const TEST: &str =
-        "memory_is_mapped_only_if_it_is_there_and_the_server_reaches_into_processes";
+    const TEST: &str = "memory_is_mapped_only_if_it_is_there_and_the_server_reaches_into_processes";
     if !is_reached(TEST) {
         return;
     }
