@@ -348,6 +348,8 @@ fn fields_have_the_public_bit_positions() {
                 ("lx", 36, 41),
                 ("sx", 42, 47),
                 ("nx", 48, 53),
+                // Ours, in a bit that has no public meaning.
+                ("failures", 59, 59),
                 ("session", 60, 60),
                 ("trp1_enable", 61, 61),
                 ("trp2_enable", 62, 62),
