@@ -8,6 +8,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use tofu_abi::Generation;
 use tofu_agent::wire::{self, Exec, FromProgram, ToProgram};
+use tofu_arch::Arch;
 use tofu_fabric::{Link, NodeId, Port, Shape};
 use tofu_inspect::Value;
 
@@ -506,6 +507,11 @@ impl NodeInfo {
     /// Whether it is a Linux node.
     pub fn is_linux(&self) -> bool {
         self.kind == NodeKind::Linux
+    }
+
+    /// Its processors: the default ones if it does not say, or says what is not known here.
+    pub fn processors(&self) -> Arch {
+        self.arch.as_deref().and_then(|name| name.parse().ok()).unwrap_or_default()
     }
 }
 

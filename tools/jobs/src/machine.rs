@@ -213,17 +213,14 @@ impl Seen {
         // It has devices, because its nodes are ready.
         let interconnect = machine.generation.as_deref().map(str::parse).transpose();
         let interconnect = interconnect.map_err(anyhow::Error::msg)?.unwrap_or_default();
-        let arch_of = |node: &NodeInfo| {
-            node.arch.as_deref().and_then(|arch| arch.parse::<Arch>().ok()).unwrap_or_default()
-        };
         let ready = machine.nodes.into_iter().filter(|node| node.state == "ready");
         let mut nodes: Vec<_> = ready.collect();
         let Some(first) = nodes.first() else {
             bail!("the machine {name} has no Linux node that is ready; `tofu ps` lists its nodes");
         };
-        let has = |arch: &Arch| nodes.iter().any(|node| arch_of(node) == *arch);
-        let arch = wanted.filter(has).unwrap_or(arch_of(first));
-        nodes.retain(|node| arch_of(node) == arch);
+        let has = |arch: &Arch| nodes.iter().any(|node| node.processors() == *arch);
+        let arch = wanted.filter(has).unwrap_or(first.processors());
+        nodes.retain(|node| node.processors() == arch);
         let ready: Vec<Coords> = nodes.iter().map(|node| Coords::from_array(node.at)).collect();
         // An I/O node may run Linux, too, which is not for jobs.
         let others = shape.iter().filter(|at| !ready.contains(at) || shape.is_io_node(*at));

@@ -89,7 +89,7 @@ pub(crate) fn run(args: &GdbArgs) -> anyhow::Result<u8> {
 
     // The node no longer answers once gdb holds it.
     let names = match list(&found.control, node.index).and_then(|list| {
-        symbols::elf(&list, processors(node)).context("its /proc/kallsyms has no addresses")
+        symbols::elf(&list, node.processors()).context("its /proc/kallsyms has no addresses")
     }) {
         Ok(elf) => {
             (&scratch.symbols).write_all(&elf).context("cannot write the names of functions")?;
@@ -215,17 +215,12 @@ fn refuse(node: &NodeInfo) -> anyhow::Result<()> {
     }
 }
 
-/// A node's processors, which are the host's if it does not say.
-fn processors(node: &NodeInfo) -> Arch {
-    node.arch.as_deref().and_then(|name| name.parse().ok()).unwrap_or_default()
-}
-
 /// The debugger for a node's processor.
 fn debugger(args: &GdbArgs, node: &NodeInfo) -> anyhow::Result<PathBuf> {
     if let Some(named) = &args.gdb {
         return Ok(named.clone());
     }
-    let (name, package) = match processors(node) {
+    let (name, package) = match node.processors() {
         Arch::Arm64 => ("gdb-multiarch", "gdb-multiarch"),
         Arch::X86_64 => ("gdb", "gdb"),
     };
