@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
+use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -64,9 +65,16 @@ pub trait DoorbellBackend: Send + Sync {
 }
 
 thread_local! {
-    /// Doorbells that rang during a trapped write of this thread, which runs them itself when
-    /// the write is done. `None` outside of such a write.
-    static INLINE: RefCell<Option<Vec<(TniId, Doorbell)>>> = const { RefCell::new(None) };
+    /// This thread's trapped write.
+    static INLINE: RefCell<Inline> = const { RefCell::new(Inline { writes: false, rung: Vec::new() }) };
+}
+
+/// Doorbells that rang during a trapped write of a thread, which runs them itself when the write is
+/// done. Their memory stays for the thread's next write.
+struct Inline {
+    /// Whether the thread is within such a write.
+    writes: bool,
+    rung: Vec<(TniId, Doorbell)>,
 }
 
 /// What a node is made of.
@@ -230,18 +238,26 @@ impl Node {
     }
 
     fn trapped_write(&self, offset: u64, data: &[u8]) {
-        INLINE.with(|inline| *inline.borrow_mut() = Some(Vec::new()));
+        INLINE.with(|inline| inline.borrow_mut().writes = true);
         self.icc.bar_write(offset, data);
-        let rung = INLINE.with(|inline| inline.borrow_mut().take()).unwrap_or_default();
-        let Some(shared) = self.host.shared.upgrade() else {
+        let mut rung = INLINE.with(|inline| {
+            let mut inline = inline.borrow_mut();
+            inline.writes = false;
+            mem::take(&mut inline.rung)
+        });
+        if rung.is_empty() {
             return;
-        };
-        for (tni, bell) in rung {
-            let mut pump = Pump::new(&shared);
-            if self.run(tni, bell, &mut pump) {
-                self.host.enqueue(tni, bell);
+        }
+        if let Some(shared) = self.host.shared.upgrade() {
+            for &(tni, bell) in &rung {
+                let mut pump = Pump::new(&shared);
+                if self.run(tni, bell, &mut pump) {
+                    self.host.enqueue(tni, bell);
+                }
             }
         }
+        rung.clear();
+        INLINE.with(|inline| inline.borrow_mut().rung = rung);
     }
 }
 
@@ -411,12 +427,12 @@ impl Host for NodeHost {
         if self.waiting.get(index).is_none_or(|waiting| !waiting.enter(None)) {
             return;
         }
-        let inline = INLINE.with(|inline| match inline.borrow_mut().as_mut() {
-            Some(rung) => {
-                rung.push((tni, bell));
-                true
+        let inline = INLINE.with(|inline| {
+            let mut inline = inline.borrow_mut();
+            if inline.writes {
+                inline.rung.push((tni, bell));
             }
-            None => false,
+            inline.writes
         });
         if !inline {
             self.enqueue(tni, bell);

@@ -1,6 +1,8 @@
 //! Drives devices: carries packets from one to the next until none is in flight.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
+use std::mem;
 
 use tofu_abi::{Coords, Rcode, TniId};
 use tofu_fabric::{Carrier, Deliver, DiscardReason, NodeId, Packet, PartId, Port, Progress};
@@ -13,6 +15,14 @@ use crate::shared::Shared;
 const HOLD_NS: u64 = 1_000_000;
 /// The engine that lets such packets go.
 pub(crate) const RELEASES: usize = 0;
+
+/// Most arrivals whose memory a thread keeps from one view of the network to the next.
+const KEPT: usize = 64;
+
+thread_local! {
+    /// Memory for the arrivals of this thread's next view, as each doorbell has a view of its own.
+    static ARRIVALS: Cell<VecDeque<Arrival>> = const { Cell::new(VecDeque::new()) };
+}
 
 /// A thread's view of the network.
 ///
@@ -33,7 +43,7 @@ enum Arrival {
 
 impl<'a> Pump<'a> {
     pub(crate) fn new(shared: &'a Shared) -> Self {
-        Self { shared, arrivals: VecDeque::new(), now_ns: shared.now_ns() }
+        Self { shared, arrivals: ARRIVALS.take(), now_ns: shared.now_ns() }
     }
 
     /// Runs modelled links until `limit` picoseconds, or for a while; without a limit, up to the
@@ -73,6 +83,17 @@ impl<'a> Pump<'a> {
     /// Reads the clock.
     pub(crate) fn refresh(&mut self) {
         self.now_ns = self.shared.now_ns();
+    }
+}
+
+impl Drop for Pump<'_> {
+    fn drop(&mut self) {
+        if self.arrivals.capacity() <= KEPT {
+            let mut arrivals = mem::take(&mut self.arrivals);
+            arrivals.clear();
+            // A thread at its end has no memory for another view.
+            let _ = ARRIVALS.try_with(|kept| kept.set(arrivals));
+        }
     }
 }
 
