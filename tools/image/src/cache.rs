@@ -126,9 +126,9 @@ impl Cache {
         Ok(Manifest::read(&folder)?.filter(|manifest| manifest.files_are_whole(&folder)))
     }
 
-    /// Packages for the host, which are those of x86-64 guests, too.
+    /// Packages for the host, which are those of guests with the same processors, too.
     pub(crate) fn apt<'a>(&self, progress: &'a dyn Progress) -> Result<Apt<'a>> {
-        self.apt_for(Arch::default(), progress)
+        self.apt_for(arch::host(), progress)
     }
 
     /// Packages for guests with these processors.

@@ -7,14 +7,13 @@ use std::process::Command;
 use crate::apt;
 use crate::cache::Cache;
 use crate::error::{IoContext, Result};
-use crate::fetched::LIBRARIES;
+use crate::fetched::{LIBRARIES, LOADER};
 use crate::progress::Progress;
 use crate::run;
 
 const NAME: &str = "chromium-headless-shell";
 /// Where it is in its package.
 const FOLDER: &str = "usr/lib/chromium";
-const LOADER: &str = "ld-linux-x86-64.so.2";
 
 /// The one in `root`. It looks for its data beside the program that the kernel has started, which
 /// is the loader, and would start its other processes by that. So everything is one process.

@@ -10,8 +10,18 @@ use crate::error::Result;
 use crate::manifest::Manifest;
 use crate::progress::Progress;
 
-/// Where Debian keeps libraries.
-pub(crate) const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+/// Where Debian keeps libraries of the host's processors, and the loader among them.
+#[cfg(not(target_arch = "aarch64"))]
+mod names {
+    pub(crate) const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+    pub(crate) const LOADER: &str = "ld-linux-x86-64.so.2";
+}
+#[cfg(target_arch = "aarch64")]
+mod names {
+    pub(crate) const LIBRARIES: &str = "usr/lib/aarch64-linux-gnu";
+    pub(crate) const LOADER: &str = "ld-linux-aarch64.so.1";
+}
+pub(crate) use names::{LIBRARIES, LOADER};
 
 /// How to run `name` of the packages in `root`, so that the host's libraries do not matter: the
 /// loader, and the arguments before the program's own.
@@ -19,9 +29,10 @@ pub(crate) fn start(root: &Path, name: &str) -> (PathBuf, Vec<OsString>) {
     let libraries = root.join(LIBRARIES);
     let mut path = OsString::from(&libraries);
     path.push(":");
-    path.push(root.join("lib/x86_64-linux-gnu"));
+    // Packages of Debian 12 have some of them here.
+    path.push(root.join(LIBRARIES.trim_start_matches("usr/")));
     let program = root.join("usr/bin").join(name).into();
-    (libraries.join("ld-linux-x86-64.so.2"), vec!["--library-path".into(), path, program])
+    (libraries.join(LOADER), vec!["--library-path".into(), path, program])
 }
 
 impl Cache {

@@ -21,6 +21,7 @@ use crate::apt::{self, Apt};
 use crate::arch::{self, Arch};
 use crate::cache::{Cache, remove_folder};
 use crate::error::{Error, IoContext, Result};
+use crate::fetched::{LIBRARIES, LOADER};
 use crate::hash::hex;
 use crate::initramfs::SETUP;
 use crate::manifest::Manifest;
@@ -428,8 +429,8 @@ impl Tools {
     fn command(&self, name: &str, prefix: &[OsString]) -> Command {
         let mut words = prefix.to_vec();
         if let Some(root) = &self.root {
-            let libraries = root.join("usr/lib/x86_64-linux-gnu");
-            words.push(libraries.join("ld-linux-x86-64.so.2").into());
+            let libraries = root.join(LIBRARIES);
+            words.push(libraries.join(LOADER).into());
             words.extend(["--library-path".into(), libraries.into()]);
         }
         words.push(self.mke2fs.with_file_name(name).into());

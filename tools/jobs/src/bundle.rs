@@ -22,7 +22,10 @@ const MAX_PROGRAM: u64 = 1 << 30;
 /// The largest working folder that is copied to nodes, in bytes.
 const MAX_FOLDER: u64 = 256 << 20;
 /// The loader that our libraries are built for.
+#[cfg(not(target_arch = "aarch64"))]
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
+#[cfg(target_arch = "aarch64")]
+const LOADER: &str = "/lib/ld-linux-aarch64.so.1";
 
 /// Folders in a job's folder. The last two are links to sets of libraries: the loader with the
 /// host's, and ours.

@@ -68,9 +68,6 @@ const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Bytes that are read from a rank's output at once.
 const CHUNK: usize = 64 << 10;
 
-/// What ranks run on.
-const HOST: Arch = Arch::X86_64;
-
 /// Runs the job and returns the exit code.
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     if !args.copy.is_empty() {
@@ -83,8 +80,11 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let program = Program::new(&args.program)?;
     let destination = Destination::new(args)?;
     let file = fs::read(&program.path).ok();
-    if let Some(arch) = file.as_deref().and_then(Arch::of_elf).filter(|arch| *arch != HOST) {
-        bail!("cannot run {}: it is for {arch}, and this host is {HOST}", args.program[0]);
+    let arch = file.as_deref().and_then(Arch::of_elf);
+    if let (Some(arch), Some(host)) = (arch, Arch::own())
+        && arch != host
+    {
+        bail!("cannot run {}: it is for {arch}, and this host is {host}", args.program[0]);
     }
     let about_mpi = file.and_then(|file| elf::about_mpi(&args.program[0], &file, args.mpi));
     if let Some(about) = about_mpi.filter(|_| ranks > 1) {

@@ -194,7 +194,8 @@ fn tools_there(
     progress: &dyn Progress,
 ) -> anyhow::Result<Option<Vec<tofu_image::Program>>> {
     match arch {
-        Arch::X86_64 => Ok(Some(tools()?)),
+        _ if Arch::own() == Some(arch) => Ok(Some(tools()?)),
+        Arch::X86_64 => bail!("this host has no programs for x86-64 nodes, see --arch"),
         Arch::Arm64 => arm64::programs(progress),
     }
 }
