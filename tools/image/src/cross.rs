@@ -9,7 +9,7 @@ use crate::apt;
 use crate::arch::Arch;
 use crate::cache::Cache;
 use crate::error::{IoContext, Result};
-use crate::fetched::LIBRARIES;
+use crate::fetched::{LIBRARIES, LOADER};
 use crate::progress::Progress;
 use crate::run;
 
@@ -148,6 +148,7 @@ fn write_script(root: &Path, name: &str, text: &str) -> Result<()> {
     let folder = root.join(SCRIPTS);
     fs::create_dir_all(&folder).on("create", &folder)?;
     let path = folder.join(name);
-    fs::write(&path, text.replace("@libraries@", LIBRARIES)).on("write", &path)?;
+    let text = text.replace("@libraries@", LIBRARIES).replace("@loader@", LOADER);
+    fs::write(&path, text).on("write", &path)?;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).on("write", &path)
 }

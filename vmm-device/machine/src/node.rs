@@ -66,7 +66,8 @@ pub trait DoorbellBackend: Send + Sync {
 
 thread_local! {
     /// This thread's trapped write.
-    static INLINE: RefCell<Inline> = const { RefCell::new(Inline { writes: false, rung: Vec::new() }) };
+    static INLINE: RefCell<Inline> =
+        const { RefCell::new(Inline { writes: false, rung: Vec::new() }) };
 }
 
 /// Doorbells that rang during a trapped write of a thread, which runs them itself when the write is
