@@ -7,15 +7,6 @@ use tofu_linux_tests::Said;
 
 use crate::tofu::Place;
 
-/// Whether this host can run small guests.
-fn kvm(test: &str) -> bool {
-    let there = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
-    if !there {
-        eprintln!("SKIP {test}: no /dev/kvm");
-    }
-    there
-}
-
 /// The events of a run.
 fn events(said: &Said) -> Vec<Value> {
     said.out.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
@@ -31,10 +22,10 @@ fn up(place: &Place, args: &[&str]) -> Said {
 
 #[test]
 fn a_unit_boots_and_works_together() {
-    if !kvm("a_unit_boots_and_works_together") {
+    let place = Place::new();
+    if !place.can_boot("a_unit_boots_and_works_together") {
         return;
     }
-    let place = Place::new();
     // 12 nodes at once, and the server on one more.
     let shape = ["--shape", "1x1x2x2x3x2", "--nodes", "12"];
     let said = up(&place, &[&shape[..], &["--guest", "allpairs"]].concat());
@@ -57,10 +48,10 @@ fn a_unit_boots_and_works_together() {
 /// Four compute nodes, whose boot server and gateway are I/O nodes.
 #[test]
 fn io_nodes_serve_compute_nodes() {
-    if !kvm("io_nodes_serve_compute_nodes") {
+    let place = Place::new();
+    if !place.can_boot("io_nodes_serve_compute_nodes") {
         return;
     }
-    let place = Place::new();
     let shape = ["--generation", "k", "--shape", "2x1x2x1x1x2", "--io-nodes"];
     let more = ["--gateway", "--tap", "off", "--guest", "allpairs", "--timeout", "600s"];
     let said = up(&place, &[&shape[..], &more].concat());
@@ -80,10 +71,10 @@ fn io_nodes_serve_compute_nodes() {
 /// and damage packets; and two nodes over worse links.
 #[test]
 fn nodes_boot_over_bad_links() {
-    if !kvm("nodes_boot_over_bad_links") {
+    let place = Place::new();
+    if !place.can_boot("nodes_boot_over_bad_links") {
         return;
     }
-    let place = Place::new();
     let file = place.path().join("bad.toml");
     // The server, on the last node, keeps two of its four links, and so does node 0.
     let (server, first) = ("0, 0, 0, 1, 2, 1", "0, 0, 0, 0, 0, 0");
@@ -110,10 +101,10 @@ fn nodes_boot_over_bad_links() {
 
 #[test]
 fn a_guest_finds_what_it_finds_otherwise() {
-    if !kvm("a_guest_finds_what_it_finds_otherwise") {
+    let place = Place::new();
+    if !place.can_boot("a_guest_finds_what_it_finds_otherwise") {
         return;
     }
-    let place = Place::new();
     // `puts` takes interrupts, a clock and arguments.
     let shape = ["--shape", "3x1x1x1x1x1", "--nodes", "2", "--guest", "puts", "--args", "count=20"];
     let lines = |said: &Said| -> Vec<(Value, String)> {
@@ -139,10 +130,10 @@ fn a_guest_finds_what_it_finds_otherwise() {
 
 #[test]
 fn what_cannot_be_booted_is_not() {
-    if !kvm("what_cannot_be_booted_is_not") {
+    let place = Place::new();
+    if !place.can_boot("what_cannot_be_booted_is_not") {
         return;
     }
-    let place = Place::new();
     let pair = ["--shape", "2x1x1x1x1x1", "--guest", "hello"];
     let cases: [(&[&str], &str); 3] = [
         (&["--boot-fault", "corrupt"], "the kernel has another SHA-256"),
