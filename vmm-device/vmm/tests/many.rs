@@ -5,8 +5,8 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{TestFunction, guest};
-use tofu_vmm::{Error, Hypervisor, Outcome, Vm, VmConfig};
+use common::{TestFunction, guest, hypervisor};
+use tofu_vmm::{Outcome, Vm, VmConfig};
 
 const VMS: usize = 48;
 
@@ -17,17 +17,10 @@ fn entries(folder: &str) -> usize {
 #[test]
 fn many_vms_run_at_once_and_leave_nothing() {
     let image = guest("vmmtest");
-    let open = || match Hypervisor::open() {
-        Ok(hypervisor) => Some(hypervisor),
-        Err(error @ (Error::NoKvm { .. } | Error::NoPermission { .. })) => {
-            eprintln!("SKIP many_vms_run_at_once_and_leave_nothing: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    };
     let (threads, files) = (entries("/proc/self/task"), entries("/proc/self/fd"));
     {
-        let Some(hypervisor) = open() else { return };
+        let test = "many_vms_run_at_once_and_leave_nothing";
+        let Some(hypervisor) = hypervisor(test) else { return };
         let begin = Instant::now();
         let vms: Vec<_> = (0..VMS)
             .map(|index| {

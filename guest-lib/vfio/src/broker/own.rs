@@ -391,11 +391,13 @@ mod tests {
                     })
                 })
                 .collect();
-            for part in words.chunks(WORDS / 16) {
+            let shared = words.chunks(WORDS / 16).try_for_each(|part| {
                 // SAFETY: memory of this test's, accessed by atomics.
-                unsafe { memory.share(part.as_ptr() as usize, part.len() * 8, false).unwrap() };
-            }
+                unsafe { memory.share(part.as_ptr() as usize, part.len() * 8, false) }.map(drop)
+            });
+            // Writers must end before anything fails, as the scope waits for them.
             over.store(true, Ordering::Relaxed);
+            shared.unwrap();
             let counts: u64 = writers.into_iter().map(|writer| writer.join().unwrap()).sum();
             let found: u64 = words.iter().map(|word| word.load(Ordering::Relaxed)).sum();
             assert_eq!(found, counts);

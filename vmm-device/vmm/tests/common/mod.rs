@@ -33,7 +33,7 @@ pub mod regs {
 pub fn hypervisor(test: &str) -> Option<Hypervisor> {
     match Hypervisor::open() {
         Ok(hypervisor) => Some(hypervisor),
-        Err(error @ (Error::NoKvm { .. } | Error::NoPermission { .. })) => {
+        Err(error @ (Error::NoKvm { .. } | Error::NoPermission { .. } | Error::OtherHost)) => {
             eprintln!("SKIP {test}: {error}");
             None
         }
