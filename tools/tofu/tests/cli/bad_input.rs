@@ -54,7 +54,9 @@ fn files_of_the_wrong_kind() {
     let place = Place::new();
     let up = |args: &[&str]| place.run(&[&["up", "--linux"], args].concat()).error();
     let error = up(&["--kernel", "/etc/passwd"]);
-    assert!(error.contains("/etc/passwd") && error.contains("neither a bzImage nor"), "{error}");
+    let words =
+        if cfg!(target_arch = "aarch64") { "no kernel for" } else { "neither a bzImage nor" };
+    assert!(error.contains("/etc/passwd") && error.contains(words), "{error}");
     let error = up(&["--kernel", "/no/kernel"]);
     assert!(error.contains("kernel /no/kernel: cannot read it: No such file"), "{error}");
     let error = up(&["--initrd", "/dev/null"]);
@@ -69,7 +71,8 @@ fn a_qemu_that_is_none() {
     let place = Place::new();
     let cache = tempfile::tempdir().unwrap();
     let mut command = place.command(&["up", "--linux"]);
-    command.env("TOFU_QEMU", "/bin/true").env("TOFU_CACHE", cache.path());
+    command.env("TOFU_QEMU", "/bin/true").env("TOFU_QEMU_ARM64", "/bin/true");
+    command.env("TOFU_CACHE", cache.path());
     let output = command.output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{error}");

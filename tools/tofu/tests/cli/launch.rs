@@ -129,6 +129,7 @@ fn hosts_get_the_image_that_is_named_once() {
         let mut up = hosts.up(&file, &["--linux", "--image", "mine"]);
         // There is no other cache for hosts to take one from.
         up.env("TOFU_CACHE", &cache).env("TOFU_QEMU", "/bin/true");
+        up.env("TOFU_QEMU_ARM64", "/bin/true");
         let said = hosts.place.run_command(up);
         assert_eq!(said.code, Some(2), "{}", said.err);
         let copies = said.err.lines().filter(|line| line.contains("copies the image mine, 1 MiB"));
@@ -154,6 +155,7 @@ fn hosts_get_the_image_that_is_named_once() {
     for copied in [1, 0] {
         let mut up = hosts.up(&file, &["--linux", "--driver", "vfio"]);
         up.env("TOFU_CACHE", &cache).env("TOFU_QEMU", "/bin/true");
+        up.env("TOFU_QEMU_ARM64", "/bin/true");
         let said = hosts.place.run_command(up);
         let copies = said.err.lines().filter(|line| line.contains("copies the image default"));
         assert_eq!(copies.count(), copied, "{}", said.err);
