@@ -51,6 +51,11 @@ impl Arch {
         }
     }
 
+    /// The host's, or the default if they are others.
+    pub fn host() -> Self {
+        Self::own().unwrap_or_default()
+    }
+
     /// The processors with a number of ELF files; `None` if they are others.
     pub fn of_elf_number(number: u16) -> Option<Self> {
         Self::ALL.into_iter().find(|arch| arch.elf_number() == number)

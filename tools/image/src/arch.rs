@@ -2,11 +2,6 @@
 
 pub use tofu_arch::Arch;
 
-/// The host's.
-pub(crate) fn host() -> Arch {
-    Arch::own().unwrap_or_default()
-}
-
 /// Their name in Debian.
 pub(crate) const fn debian(arch: Arch) -> &'static str {
     match arch {

@@ -128,7 +128,7 @@ impl Cache {
 
     /// Packages for the host, which are those of guests with the same processors, too.
     pub(crate) fn apt<'a>(&self, progress: &'a dyn Progress) -> Result<Apt<'a>> {
-        self.apt_for(arch::host(), progress)
+        self.apt_for(Arch::host(), progress)
     }
 
     /// Packages for guests with these processors.

@@ -760,7 +760,7 @@ impl Roles<'_> {
         let args = text(own.args.as_ref().or(machine.args.as_ref()));
         let boot = own.boot.or(machine.boot).unwrap_or_default();
         if own.linux.or(machine.linux).unwrap_or(false) {
-            let arch = own.arch.or(machine.arch).or_else(Arch::own).unwrap_or_default();
+            let arch = own.arch.or(machine.arch).unwrap_or_else(Arch::host);
             let find = |(name, arch): &(GuestName, Arch)| Guest::load_linux(name, *arch);
             let key = name.map(|name| (name.clone(), arch));
             let guest = key.map(|key| load(&mut self.linux, &key, find)).transpose()?;

@@ -246,18 +246,13 @@ impl Node {
             inline.writes = false;
             mem::take(&mut inline.rung)
         });
-        if rung.is_empty() {
-            return;
-        }
-        if let Some(shared) = self.host.shared.upgrade() {
-            for &(tni, bell) in &rung {
-                let mut pump = Pump::new(&shared);
-                if self.run(tni, bell, &mut pump) {
-                    self.host.enqueue(tni, bell);
-                }
+        for (tni, bell) in rung.drain(..) {
+            let Some(shared) = self.host.shared.upgrade() else { break };
+            let mut pump = Pump::new(&shared);
+            if self.run(tni, bell, &mut pump) {
+                self.host.enqueue(tni, bell);
             }
         }
-        rung.clear();
         INLINE.with(|inline| inline.borrow_mut().rung = rung);
     }
 }

@@ -5,7 +5,7 @@
 //! off), so headers and source must be of exactly the kernel's version.
 
 use crate::apt::Deb;
-use crate::arch;
+use crate::arch::Arch;
 use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::manifest::Manifest;
@@ -99,7 +99,7 @@ impl Stock {
         let mut names: Vec<String> = wanted.packages().into_iter().map(str::to_owned).collect();
         names.push(self.source());
         let mut foreign = Vec::new();
-        if wanted.arch == arch::host() {
+        if wanted.arch == Arch::host() {
             names.push(self.headers());
         } else {
             let apt = cache.apt_for(wanted.arch, progress)?;
