@@ -861,7 +861,7 @@ mod tests {
         assert!(case.error(&["--shape", "unit"]).contains("three lengths"));
         for (args, what) in [
             (&["--links", "modelled"][..], "modelled links"),
-            (&["--linux", "--boot", "tofu"], "nodes that boot over the torus"),
+            (&["--linux", "--arch", "x86-64", "--boot", "tofu"], "nodes that boot over the torus"),
             (&["--driver", "tofu"], "the kernel driver, which is Tofu's (--driver tofu)"),
             (&["--gateway", "0,0,0,0,0,0"], "a gateway"),
             (&["--boot", "tofu"], "nodes that boot over the torus"),
@@ -999,6 +999,7 @@ mod tests {
             [[node]]
             at = [0, 0, 0, 0, 0, 0]
             linux = true
+            arch = "x86-64"
         "#;
         let case = Case::new(file);
         let plan = case.plan(&["--io-nodes", "--gateway"]).unwrap();
@@ -1035,7 +1036,8 @@ mod tests {
         let plan = Case::new(file).plan(&[]).unwrap();
         assert_eq!((plan.vms().count(), plan.netbooted()), (11, 1));
         assert_eq!(plan.boot_server.map(|server| server.at), Some(NodeId(1)));
-        let plan = Case::new("").plan(&["--linux", "--boot", "tofu"]).unwrap();
+        let args = ["--linux", "--arch", "x86-64", "--boot", "tofu"];
+        let plan = Case::new("").plan(&args).unwrap();
         assert_eq!((plan.linux().count(), plan.network.shape.nodes()), (2, 3));
     }
 
