@@ -184,7 +184,7 @@ pub struct LinuxArgs {
     /// Architecture of Linux nodes: x86-64, or arm64 as in Fugaku, under QEMU
     ///
     /// arm64 nodes boot the image arm64, with Debian's kernel and our programs, which is made if it
-    /// does not exist. [default: x86-64]
+    /// does not exist. [default: the host's]
     #[arg(long, value_name = "ARCH")]
     pub arch: Option<Arch>,
 
