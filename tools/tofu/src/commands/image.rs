@@ -34,7 +34,7 @@ pub(crate) enum ImageCommand {
         /// Architecture of its guests: x86-64 or arm64
         ///
         /// Packages of an image for arm64 are set up in a guest, which takes minutes.
-        #[arg(long, value_name = "ARCH", default_value_t)]
+        #[arg(long, value_name = "ARCH", default_value_t = Arch::host())]
         arch: Arch,
         /// Kernel: auto, cloud, generic, cloud-backports, generic-backports, 16k, 16k-backports,
         /// driver, driver-debug, driver-cloud, driver-generic, driver-16k, or a file
@@ -79,7 +79,7 @@ pub(crate) enum ImageCommand {
         #[arg(long, value_name = "KERNEL", default_value = "driver-cloud")]
         kernel: String,
         /// What the processors of the nodes are: x86-64 or arm64
-        #[arg(long, value_name = "ARCH", default_value_t)]
+        #[arg(long, value_name = "ARCH", default_value_t = Arch::host())]
         arch: Arch,
         /// The same as --kernel driver-debug
         #[arg(long, conflicts_with = "kernel")]
@@ -94,7 +94,7 @@ pub(crate) enum ImageCommand {
     /// TOFU_ARM64_PROGRAMS to such a folder.
     Programs {
         /// Architecture of the nodes: x86-64 or arm64
-        #[arg(long, value_name = "ARCH", default_value_t)]
+        #[arg(long, value_name = "ARCH", default_value_t = Arch::host())]
         arch: Arch,
         /// Folder for the programs
         #[arg(value_name = "FOLDER")]

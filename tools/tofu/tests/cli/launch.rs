@@ -153,7 +153,8 @@ fn hosts_get_the_image_that_is_named_once() {
     fs::create_dir_all(&theirs).unwrap();
     fs::write(theirs.join("manifest.toml"), manifest.replace("built = 1", "built = 2")).unwrap();
     for copied in [1, 0] {
-        let mut up = hosts.up(&file, &["--linux", "--driver", "vfio"]);
+        // The default image of nodes with other processors has another name.
+        let mut up = hosts.up(&file, &["--linux", "--arch", "x86-64", "--driver", "vfio"]);
         up.env("TOFU_CACHE", &cache).env("TOFU_QEMU", "/bin/true");
         up.env("TOFU_QEMU_ARM64", "/bin/true");
         let said = hosts.place.run_command(up);
