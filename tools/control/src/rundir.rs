@@ -8,6 +8,8 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
@@ -153,6 +155,18 @@ pub fn is_gone(control: &Path) -> bool {
     control.parent().is_none_or(|dir| !is_alive(dir))
 }
 
+/// Whether a machine that has failed to answer has ended. A process that ends closes its sockets and
+/// its lock one after another, so this waits a moment for the lock.
+pub fn has_ended(control: &Path) -> bool {
+    (0..20).any(|_| {
+        let gone = is_gone(control);
+        if !gone {
+            thread::sleep(Duration::from_millis(10));
+        }
+        gone
+    })
+}
+
 fn is_alive(dir: &Path) -> bool {
     match File::open(dir.join(LOCK)) {
         // Locked by the machine's process. Our own lock on it ends with the file.
@@ -245,10 +259,9 @@ mod tests {
 
     #[test]
     fn who_has_the_name_by_now_keeps_its_directory() {
-        let base = std::env::temp_dir().join(format!("tofu-rundir-{}", std::process::id()));
-        fs::create_dir(&base).unwrap();
+        let base = tempfile::tempdir().unwrap();
         let name = MachineName::default();
-        let create = || RunDir::create_in(&base, &name).unwrap();
+        let create = || RunDir::create_in(base.path(), &name).unwrap();
         let old = create().unwrap();
         assert!(create().is_none(), "its name is taken");
         let mark = old.mark().unwrap();
@@ -263,6 +276,20 @@ mod tests {
         let path = new.path().to_owned();
         drop(new);
         assert!(!path.exists());
-        fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn the_lock_may_be_free_a_moment_after_the_sockets() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = MachineName::default();
+        let machine = RunDir::create_in(dir.path(), &name).unwrap().unwrap();
+        let control = machine.path().join(CONTROL);
+        assert!(!has_ended(&control));
+        let ends = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(50));
+            drop(machine);
+        });
+        assert!(has_ended(&control));
+        ends.join().unwrap();
     }
 }

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<u8> {
             let answer = Connection::open(control, &Request::Down)
                 .and_then(|mut connection| connection.answer());
             asked = match answer {
-                Err(error) if !rundir::is_gone(control) => {
+                Err(error) if !rundir::has_ended(control) => {
                     Err(error).with_context(|| format!("machine {name}"))
                 }
                 Err(_) => continue,

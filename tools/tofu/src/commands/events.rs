@@ -44,7 +44,7 @@ pub(crate) fn run(args: &EventsArgs) -> anyhow::Result<u8> {
             }
             Ok(_) => bail!("not an answer"),
             // It was killed.
-            Err(_) if rundir::is_gone(&control) => return Ok(0),
+            Err(_) if rundir::has_ended(&control) => return Ok(0),
             Err(error) => return Err(error),
         }
     }

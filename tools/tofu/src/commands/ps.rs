@@ -67,7 +67,7 @@ fn look(machine: &Present) -> anyhow::Result<Option<Result<MachineInfo, String>>
         match ping(control) {
             Ok(info) => return Ok(Some(Ok(info))),
             // It has come or gone this moment.
-            Err(_) if rundir::is_gone(control) => rundir::clear(control)?,
+            Err(_) if rundir::has_ended(control) => rundir::clear(control)?,
             Err(error) => seen = Some(Err(format!("{error:#}"))),
         }
     }

@@ -124,7 +124,7 @@ pub(crate) fn run(args: &StatsArgs) -> anyhow::Result<u8> {
         let now = match look() {
             Ok(now) => now,
             // The machine has ended.
-            Err(_) if rundir::is_gone(&control) => return Ok(0),
+            Err(_) if rundir::has_ended(&control) => return Ok(0),
             Err(error) => return Err(error),
         };
         let added: Vec<Counted> = now

@@ -73,7 +73,7 @@ pub(crate) fn run(args: &TopArgs) -> anyhow::Result<u8> {
             match Look::take(&control) {
                 Ok(look) => view.take(look.into()),
                 // The machine has ended.
-                Err(_) if rundir::is_gone(&control) => return Ok(0),
+                Err(_) if rundir::has_ended(&control) => return Ok(0),
                 Err(error) => return Err(error),
             }
         }

@@ -87,7 +87,7 @@ pub(crate) fn run(args: &ViewArgs) -> anyhow::Result<u8> {
         let (frame, now) = match seen {
             Ok(seen) => seen,
             // What was seen stays on the page.
-            Err(_) if rundir::is_gone(&control) => {
+            Err(_) if rundir::has_ended(&control) => {
                 eprintln!("tofu: the machine has ended; Ctrl-C ends the page");
                 scene.end();
                 break;
