@@ -293,9 +293,8 @@ impl Core {
         Request { origin, id, head: 0, len, sum, metadata, place }
     }
 
-    /// Looks at a frame of `len` bytes that was fetched, of which these are the first ones, all
-    /// headers among them, and `words` is what its words add up to: what is left to do with it, if
-    /// it is one that its origin may send to this node.
+    /// Checks a fetched frame of `len` bytes: `head` contains all its headers, `words` is the sum of
+    /// its words. Returns its offload metadata if its origin may send it to this node.
     pub(crate) fn fetched(
         &mut self,
         request: &Request,

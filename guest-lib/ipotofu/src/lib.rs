@@ -52,7 +52,7 @@ pub use frames::{Config, Core, SendError};
 pub use health::{Health, Known, REPORT_NS, Report, Reporter};
 pub use inbound::{Event, Inbound, Incoming, Limits};
 #[cfg(feature = "link")]
-pub use link::{Frame, Link, LinkError, Place};
+pub use link::{Frame, FrameSlot, Link, LinkError};
 pub use nodes::{CAPABILITIES_NS, Peers};
 pub use outbound::{Outbound, PacketQueue, Tag};
 pub use ports::{Ports, dead_links_met};

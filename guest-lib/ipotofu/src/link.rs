@@ -218,7 +218,7 @@ static NEXT_LINK: AtomicU64 = AtomicU64::new(0);
 
 /// Where a frame may be put so that others can fetch it from there, see [`Link::place`].
 #[derive(Debug)]
-pub struct Place {
+pub struct FrameSlot {
     link: u64,
     slot: usize,
 }
@@ -440,14 +440,14 @@ impl<P: Platform> Link<P> {
     /// A place for a frame to be sent next, if there is one, where others can fetch it: a frame
     /// that is long enough for that is then sent by [`Link::send_placed`] without a copy. Nothing
     /// needs to be put there.
-    pub fn place(&self) -> Option<Place> {
+    pub fn place(&self) -> Option<FrameSlot> {
         let slot = self.requests.last_free().filter(|_| self.core.config().rendezvous);
-        slot.map(|slot| Place { link: self.id, slot })
+        slot.map(|slot| FrameSlot { link: self.id, slot })
     }
 
     /// The memory that a place of this link is in, and which of its bytes the place is: room for
     /// the longest frame.
-    pub fn place_memory(&self, place: &Place) -> Option<(&P::Dma, Range<usize>)> {
+    pub fn place_memory(&self, place: &FrameSlot) -> Option<(&P::Dma, Range<usize>)> {
         let at = place.slot * rendezvous::SLOT;
         let memory = self.out.packets.share().filter(|_| place.link == self.id);
         memory.map(|memory| (memory, at..at + rendezvous::SLOT))
@@ -467,7 +467,7 @@ impl<P: Platform> Link<P> {
         &mut self,
         metadata: &Metadata,
         head: &[u8],
-        place: &Place,
+        place: &FrameSlot,
         len: usize,
     ) -> Result<bool, LinkError> {
         let fits = head.len() % 8 == 0 && (MAX_HEADERS..=len).contains(&head.len());

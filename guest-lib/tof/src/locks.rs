@@ -97,7 +97,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn everyclaim_has_a_lock_of_its_own() {
+    fn every_claim_has_a_lock_of_its_own() {
         let queues = TniId::ALL
             .into_iter()
             .flat_map(|tni| CqId::ALL.map(|cq| Claim::Queue { tni, cq }.byte()));

@@ -440,7 +440,7 @@ impl Command {
 
     /// Some bytes of a Put by another path, in the form for the device: its only notice is the
     /// local one, which has a mark, and it has no session steps.
-    pub(crate) fn piece(&self, at: u32, length: u32, path: Path, mark: Mark) -> Descriptor {
+    pub(crate) fn part(&self, at: u32, length: u32, path: Path, mark: Mark) -> Descriptor {
         let Descriptor([word0, word1, remote, local]) = self.after(at).descriptors[self.len - 1];
         let edata = Edata(word1 >> 16).with_sender(mark.sender).with_user(mark.number);
         let word1 = Header2(word1)

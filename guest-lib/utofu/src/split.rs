@@ -66,7 +66,7 @@ impl Cut {
         let paths = from.minimal_paths(to).cycle();
         (0..parts).zip(paths).map(move |(n, path)| {
             let at = n * part_bytes;
-            whole.piece(at, part_bytes.min(rest - at), path, mark)
+            whole.part(at, part_bytes.min(rest - at), path, mark)
         })
     }
 

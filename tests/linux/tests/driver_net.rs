@@ -226,31 +226,31 @@ fn the_interface_of_the_driver() {
     let health = shell(&place, 0, "cat /sys/kernel/debug/tofu/health");
     assert!(lapsed > 0 || health.starts_with("state ok\n"), "{health}");
 
-    // Links lose packets: offers that get lost lapse, and data by TCP arrives unchanged.
+    // Links lose packets: requests that get lost time out, and data by TCP arrives unchanged.
     place.run(&["fault", "set", "loss=1%,seed=7"]).ok();
     streams(&place, 0, 2, 2);
     streams(&place, 1, 0, 2);
     place.run(&["fault", "set", "loss=5%,seed=7"]).ok();
-    wait_for("an offer that lapses", PATIENCE, || {
+    wait_for("a request that times out", PATIENCE, || {
         shell(&place, 0, "ping -c 10 -A -W 1 -s 10000 10.2.0.1; true");
         counter(&place, 0, "rendezvous_timed_out") > 0
     });
     place.run(&["fault", "off"]).ok();
     let before = counter(&place, 2, "rendezvous_received");
-    wait_for("offers again", MOMENT, || {
+    wait_for("requests again", MOMENT, || {
         answers(&place, 0, 2, 30_000);
         counter(&place, 2, "rendezvous_received") > before
     });
 
     // Frames go around a link that is down, and are lost when there is no way.
     place.run(&["link", "down", "0", "2"]).ok();
-    // A Get has one way only. A node that cannot fetch refuses the offer, and the next frames are
+    // A Get has one way only. A node that cannot fetch refuses the request, and the next frames are
     // sent to it.
     wait_for("frames in fragments", PATIENCE, || {
         let said = shell(&place, 0, "ping -c 2 -i 0.2 -W 2 -s 30000 10.2.0.1; true");
         said.contains(" 0% packet loss")
     });
-    // The first offer failed, or the answer to it.
+    // The first request failed, or the answer to it.
     assert!(counter(&place, 0, "rendezvous_failed") + counter(&place, 2, "rendezvous_failed") > 0);
     // The driver may have noticed before.
     assert!(counter(&place, 0, "rerouted") + counter(&place, 0, "avoided") > 0);

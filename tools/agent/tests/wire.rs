@@ -55,7 +55,7 @@ proptest! {
         prop_assert_eq!(read_all(&stream), (messages, 0));
     }
 
-    /// Whatever came before, the message after the next zero is heard.
+    /// Whatever came before, the message after the next zero is received.
     #[test]
     fn garbage_ends_at_a_zero(
         garbage in proptest::collection::vec(any::<u8>(), 0..2000),
@@ -64,8 +64,8 @@ proptest! {
         let mut stream = garbage;
         stream.push(0);
         stream.extend(encode(&message).unwrap());
-        let heard = read_all(&stream).0.pop();
-        prop_assert_eq!(heard, Some(message));
+        let received = read_all(&stream).0.pop();
+        prop_assert_eq!(received, Some(message));
     }
 
     /// A message with flipped bits is another message or none, and does no harm.

@@ -26,7 +26,7 @@ use tofu_fabric::PartId;
 
 use crate::hello::{Greeting, Hello, shown};
 use crate::hosts::{Credentials, server_name};
-use crate::link::{Kind, Link};
+use crate::link::{FrameKind, Link};
 use crate::peer::{Frame, Met, Peer};
 use crate::pulse::Pulse;
 
@@ -123,7 +123,7 @@ impl Greet {
         }
         self.frames.extend(frames);
         while let Some((kind, body)) = self.frames.pop_front() {
-            if kind != Kind::Said {
+            if kind != FrameKind::Said {
                 return Err(Turned::Away(anyhow!("it does not say who it is")));
             }
             let greeting = serde_json::from_slice(&body).map_err(away)?;
@@ -189,7 +189,7 @@ impl Greet {
 fn say(link: &Link, greeting: &Greeting) {
     if let Ok(body) = serde_json::to_vec(greeting) {
         // If it is gone, that is noticed by its silence.
-        link.send(Kind::Said, &body);
+        link.send(FrameKind::Said, &body);
     }
 }
 
@@ -377,7 +377,7 @@ impl Joining {
                 // Parts that already run expect that.
                 beat = Instant::now() + Pulse::beat(self.timeout);
                 for peer in peers.iter().flatten() {
-                    peer.link.send(Kind::Alive, &[]);
+                    peer.link.send(FrameKind::Alive, &[]);
                 }
             }
             hall.wait(&self.listener, RETRY / 2);

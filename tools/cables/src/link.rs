@@ -36,7 +36,7 @@ const HEADER: usize = 5;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum FrameKind {
     /// Greetings, and parts' reports of their guests: JSON.
     Said = 0,
     /// A message of the machine.
@@ -49,7 +49,7 @@ pub(crate) enum Kind {
     Hold = 4,
 }
 
-impl Kind {
+impl FrameKind {
     const fn from_code(code: u8) -> Option<Self> {
         match code {
             0 => Some(Self::Said),
@@ -63,7 +63,7 @@ impl Kind {
 }
 
 /// A frame as it is sent.
-fn frame(kind: Kind, body: &[u8]) -> [u8; HEADER] {
+fn frame(kind: FrameKind, body: &[u8]) -> [u8; HEADER] {
     let [a, b, c, d] = (body.len() as u32).to_le_bytes();
     [a, b, c, d, kind as u8]
 }
@@ -82,7 +82,7 @@ pub(crate) struct Link {
     closed: AtomicBool,
     /// The socket takes nothing more, because the other end is gone. What that end sent before it
     /// went, such as that it leaves, can still be received.
-    unheard: AtomicBool,
+    unread: AtomicBool,
 }
 
 struct Tls {
@@ -130,7 +130,7 @@ impl Link {
             crowded: AtomicBool::new(false),
             taken: AtomicBool::new(false),
             closed: AtomicBool::new(false),
-            unheard: AtomicBool::new(false),
+            unread: AtomicBool::new(false),
         })
     }
 
@@ -180,8 +180,8 @@ impl Link {
     }
 
     /// Sends a frame. Returns false if the other end is gone.
-    pub(crate) fn send(&self, kind: Kind, body: &[u8]) -> bool {
-        if self.closed.load(SeqCst) || self.unheard.load(SeqCst) {
+    pub(crate) fn send(&self, kind: FrameKind, body: &[u8]) -> bool {
+        if self.closed.load(SeqCst) || self.unread.load(SeqCst) {
             return false;
         }
         let mut tls = lock(&self.tls);
@@ -214,7 +214,7 @@ impl Link {
 
     /// Sends what the socket takes. Returns false if it takes nothing more.
     fn flush(&self, tls: &mut Tls) -> bool {
-        while tls.connection.wants_write() && !self.unheard.load(SeqCst) {
+        while tls.connection.wants_write() && !self.unread.load(SeqCst) {
             match tls.connection.write_tls(&mut Socket(&self.socket)) {
                 Ok(sent) => {
                     self.taken.store(true, SeqCst);
@@ -224,11 +224,11 @@ impl Link {
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => self.unheard.store(true, SeqCst),
+                Err(_) => self.unread.store(true, SeqCst),
             }
         }
         self.waiting.store(0, SeqCst);
-        !self.unheard.load(SeqCst)
+        !self.unread.load(SeqCst)
     }
 
     /// Whether more requests are taken.
@@ -280,7 +280,7 @@ impl Link {
         &self,
         patience: Option<Duration>,
         listen: bool,
-        frames: &mut Vec<(Kind, Vec<u8>)>,
+        frames: &mut Vec<(FrameKind, Vec<u8>)>,
     ) -> io::Result<bool> {
         let socket = match listen {
             true => self.interest(),
@@ -309,7 +309,7 @@ impl Link {
     }
 
     /// Takes what the socket has.
-    fn take(&self, frames: &mut Vec<(Kind, Vec<u8>)>) -> io::Result<()> {
+    fn take(&self, frames: &mut Vec<(FrameKind, Vec<u8>)>) -> io::Result<()> {
         let mut bytes = vec![0; READ];
         let read = match Socket(&self.socket).read(&mut bytes) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
@@ -338,11 +338,11 @@ impl Link {
 }
 
 /// Takes complete frames off the start of the received bytes.
-fn cut(received: &mut Vec<u8>, frames: &mut Vec<(Kind, Vec<u8>)>) -> io::Result<()> {
+fn cut(received: &mut Vec<u8>, frames: &mut Vec<(FrameKind, Vec<u8>)>) -> io::Result<()> {
     let mut at = 0;
     while let Some(&[a, b, c, d, kind]) = received[at..].first_chunk::<HEADER>() {
         let length = u32::from_le_bytes([a, b, c, d]) as usize;
-        let kind = Kind::from_code(kind).filter(|_| length <= MAX_MESSAGE);
+        let kind = FrameKind::from_code(kind).filter(|_| length <= MAX_MESSAGE);
         let kind = kind.ok_or_else(|| broken("a frame of no known kind or size"))?;
         let Some(body) = received.get(at + HEADER..at + HEADER + length) else { break };
         frames.push((kind, body.to_vec()));
@@ -361,7 +361,7 @@ mod tests {
         let bodies: [&[u8]; 3] = [b"", b"one", &[7; 5000]];
         let mut stream = Vec::new();
         for body in bodies {
-            stream.extend(frame(Kind::Message, body));
+            stream.extend(frame(FrameKind::Message, body));
             stream.extend(body);
         }
         for step in [1, 3, 4, 5, 6, 1000, 10_000] {
@@ -371,7 +371,7 @@ mod tests {
                 cut(&mut received, &mut frames).unwrap();
             }
             let found: Vec<_> = frames.iter().map(|(kind, body)| (*kind, &body[..])).collect();
-            assert_eq!(found, bodies.map(|body| (Kind::Message, body)));
+            assert_eq!(found, bodies.map(|body| (FrameKind::Message, body)));
             assert!(received.is_empty());
         }
     }

@@ -14,7 +14,7 @@ use tofu_sync::lock;
 
 use crate::door::{Joining, Verdict, taken};
 use crate::hello::{Hello, PartStatus};
-use crate::link::Kind;
+use crate::link::FrameKind;
 use crate::peer::{Frame, Met, Peer};
 use crate::pulse::{Dead, HOLD, Pulse, SILENCE, Signs};
 use crate::streams::Visit;
@@ -36,7 +36,7 @@ pub enum News {
 /// The connections with all other parts.
 pub struct Mesh {
     /// By part; the place of this part stays empty.
-    places: Box<[Place]>,
+    places: Box<[PartSlot]>,
     /// Who has or had them last, to be looked at before each request.
     holders: RwLock<Vec<Arc<Peer>>>,
     joining: Joining,
@@ -48,12 +48,12 @@ pub struct Mesh {
 
 /// The place of a part.
 #[derive(Default)]
-struct Place {
+struct PartSlot {
     holder: Mutex<Option<Arc<Peer>>>,
     came: Condvar,
 }
 
-impl Place {
+impl PartSlot {
     /// The peer, if it is present.
     fn peer(&self) -> Option<Arc<Peer>> {
         lock(&self.holder).clone().filter(|peer| !peer.gone.load(SeqCst))
@@ -106,7 +106,7 @@ impl Mesh {
     fn new(peers: Vec<Option<Peer>>, joining: Joining) -> Self {
         let peers: Vec<_> = peers.into_iter().map(|peer| peer.map(Arc::new)).collect();
         let holders = RwLock::new(peers.iter().flatten().cloned().collect());
-        let place = |holder| Place { holder: Mutex::new(holder), came: Condvar::new() };
+        let place = |holder| PartSlot { holder: Mutex::new(holder), came: Condvar::new() };
         let places = peers.into_iter().map(place).collect();
         Self { places, holders, joining, told: Mutex::default(), left: AtomicBool::new(false) }
     }
@@ -163,7 +163,7 @@ impl Mesh {
     /// If the part is not there, has too many, or the host has no descriptors or threads left.
     pub fn open(&self, part: PartId) -> io::Result<UnixStream> {
         let gone = || io::Error::new(io::ErrorKind::NotConnected, "it is not there");
-        let peer = self.places.get(part.index()).and_then(Place::peer);
+        let peer = self.places.get(part.index()).and_then(PartSlot::peer);
         peer.ok_or_else(gone)?.streams.open()
     }
 
@@ -242,7 +242,7 @@ impl Mesh {
                     (*whose, *pulse) = (Some(Arc::as_ptr(&peer)), Pulse::default());
                 }
                 let signs = Signs {
-                    heard: peer.heard.swap(false, SeqCst),
+                    received: peer.received.swap(false, SeqCst),
                     full: peer.link.stands_still(),
                     holds: peer.holds.load(SeqCst),
                     acks: peer.link.acks().unwrap_or_default(),
@@ -251,14 +251,14 @@ impl Mesh {
                     let _ = peer.dead.set(why);
                     peer.link.close();
                 }
-                peer.link.send(Kind::Alive, &[]);
+                peer.link.send(FrameKind::Alive, &[]);
             }
         }
     }
 
     /// Lets parts come back.
     fn keep_door(&self) {
-        let holder = |part: u16| self.places.get(usize::from(part)).and_then(Place::peer);
+        let holder = |part: u16| self.places.get(usize::from(part)).and_then(PartSlot::peer);
         let judge = |other: &Hello, _| match holder(other.part) {
             Some(peer) => taken(other, &peer),
             None => Verdict::Take,
@@ -312,7 +312,7 @@ fn went(error: &io::Error, dead: Option<&Dead>) -> String {
 
 fn say(peer: &Peer, status: PartStatus) {
     if let Ok(body) = serde_json::to_vec(&status) {
-        peer.link.send(Kind::Said, &body);
+        peer.link.send(FrameKind::Said, &body);
     }
 }
 
@@ -338,17 +338,17 @@ impl Deferred {
 
 /// The messages of a process that has a part.
 #[derive(Default)]
-struct Heard {
+struct Inbox {
     here: bool,
     unknown: bool,
 }
 
-impl Heard {
+impl Inbox {
     /// Handles frames that are taken in the order in which they were sent.
     fn take(&mut self, part: PartId, (kind, body): &Frame, to: &dyn Receive) {
         match kind {
-            Kind::Message => to.message(part, body),
-            Kind::Said => match serde_json::from_slice(body) {
+            FrameKind::Message => to.message(part, body),
+            FrameKind::Said => match serde_json::from_slice(body) {
                 // Repeated messages are ignored, however many there are.
                 Ok(PartStatus::Here) if self.here => {}
                 Ok(status) => {
@@ -361,7 +361,7 @@ impl Heard {
                     log::warn!("part {part} says what is not known: {error}");
                 }
             },
-            Kind::Alive | Kind::Stream | Kind::Hold => {}
+            FrameKind::Alive | FrameKind::Stream | FrameKind::Hold => {}
         }
     }
 }
@@ -374,32 +374,32 @@ impl Mesh {
     /// would do so for ever, and the process is asked to send no requests meanwhile.
     fn serve(&self, part: PartId, peer: &Peer, to: &dyn Receive) {
         let mut frames = std::mem::take(&mut *lock(&peer.early));
-        let (mut heard, mut deferred) = (Heard::default(), Deferred::default());
+        let (mut inbox, mut deferred) = (Inbox::default(), Deferred::default());
         let why = loop {
             if !frames.is_empty() {
-                peer.heard.store(true, SeqCst);
+                peer.received.store(true, SeqCst);
             }
             for frame in frames.drain(..) {
                 match frame.0 {
-                    Kind::Alive => {}
-                    Kind::Stream => {
+                    FrameKind::Alive => {}
+                    FrameKind::Stream => {
                         if let Some(visit) = peer.streams.take(&frame.1) {
                             to.visit(part, visit);
                         }
                     }
-                    Kind::Hold => {
+                    FrameKind::Hold => {
                         let holds = frame.1 == [1];
                         if peer.holds.swap(holds, SeqCst) && !holds {
                             to.room();
                         }
                     }
-                    Kind::Message | Kind::Said => deferred.push(frame),
+                    FrameKind::Message | FrameKind::Said => deferred.push(frame),
                 }
             }
             while peer.link.is_served()
                 && let Some(frame) = deferred.pop()
             {
-                heard.take(part, &frame, to);
+                inbox.take(part, &frame, to);
             }
             if !deferred.frames.is_empty() {
                 self.hold_back(part, part);
@@ -415,7 +415,7 @@ impl Mesh {
             }
         };
         while let Some(frame) = deferred.pop() {
-            heard.take(part, &frame, to);
+            inbox.take(part, &frame, to);
         }
         peer.streams.end();
         // Before another process can take its part.
@@ -432,7 +432,7 @@ impl Mesh {
             let mut held = lock(&peer.held);
             if *held == Some(because) {
                 *held = None;
-                peer.link.send(Kind::Hold, &[0]);
+                peer.link.send(FrameKind::Hold, &[0]);
             }
         }
     }
@@ -440,17 +440,19 @@ impl Mesh {
 
 impl Transport for Mesh {
     fn send(&self, to: PartId, message: Vec<u8>) -> bool {
-        let peer = self.places.get(to.index()).and_then(Place::peer);
-        peer.is_some_and(|peer| peer.link.send(Kind::Message, &message))
+        let peer = self.places.get(to.index()).and_then(PartSlot::peer);
+        peer.is_some_and(|peer| peer.link.send(FrameKind::Message, &message))
     }
 
     fn pass_on(&self, to: PartId, message: Vec<u8>) -> bool {
-        let peer = self.places.get(to.index()).and_then(Place::peer);
-        peer.is_some_and(|peer| peer.link.passes_on() && peer.link.send(Kind::Message, &message))
+        let peer = self.places.get(to.index()).and_then(PartSlot::peer);
+        peer.is_some_and(|peer| {
+            peer.link.passes_on() && peer.link.send(FrameKind::Message, &message)
+        })
     }
 
     fn hold_back(&self, whose: PartId, to: PartId) {
-        let peer = |part: PartId| self.places.get(part.index()).and_then(Place::peer);
+        let peer = |part: PartId| self.places.get(part.index()).and_then(PartSlot::peer);
         let crowded = || peer(to).is_some_and(|peer| !peer.link.has_room());
         if !crowded() {
             return;
@@ -461,7 +463,7 @@ impl Transport for Mesh {
             return;
         }
         *held = Some(to);
-        asks.link.send(Kind::Hold, &[1]);
+        asks.link.send(FrameKind::Hold, &[1]);
         drop(held);
         // A thread that made room in between has not seen that the part is held.
         if !crowded() {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use tofu_fabric::PartId;
 
 use crate::hello::Hello;
-use crate::link::{Kind, Link};
+use crate::link::{FrameKind, Link};
 use crate::pulse::Dead;
 use crate::streams::Streams;
 
@@ -29,7 +29,7 @@ pub(crate) struct Peer {
     /// What came with its greeting.
     pub(crate) early: Mutex<Vec<Frame>>,
     /// Something came from it since this was last checked.
-    pub(crate) heard: AtomicBool,
+    pub(crate) received: AtomicBool,
     /// It has asked this part to send no requests.
     pub(crate) holds: AtomicBool,
     /// It was asked to send no requests, because of that part.
@@ -43,14 +43,14 @@ impl Peer {
     pub(crate) fn new(Met { link, said, at, early }: Met) -> Self {
         let link = Arc::new(link);
         let sends = Arc::clone(&link);
-        let streams = Streams::new(Box::new(move |body| sends.send(Kind::Stream, body)));
+        let streams = Streams::new(Box::new(move |body| sends.send(FrameKind::Stream, body)));
         Self {
             link,
             streams,
             said,
             at,
             early: Mutex::new(early),
-            heard: AtomicBool::new(true),
+            received: AtomicBool::new(true),
             holds: AtomicBool::new(false),
             held: Mutex::new(None),
             gone: AtomicBool::new(false),
@@ -60,4 +60,4 @@ impl Peer {
 }
 
 /// What was received.
-pub(crate) type Frame = (Kind, Vec<u8>);
+pub(crate) type Frame = (FrameKind, Vec<u8>);

@@ -82,7 +82,7 @@ pub(crate) enum Dead {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Signs {
     /// Something came from it.
-    pub(crate) heard: bool,
+    pub(crate) received: bool,
     /// Something waits for it, and it has taken nothing.
     pub(crate) full: bool,
     /// It has asked this part to send no requests.
@@ -96,7 +96,7 @@ pub(crate) struct Signs {
 pub(crate) struct Pulse {
     /// How long something was unacknowledged, as of each check of this process.
     missing: Duration,
-    /// Time in which this process ran and heard nothing.
+    /// Time in which this process ran and received nothing.
     silent: Duration,
     /// Time in which this process ran, and the other one took nothing of what it had for it.
     full: Duration,
@@ -119,12 +119,12 @@ impl Pulse {
         signs: Signs,
         timeout: Duration,
     ) -> Option<Dead> {
-        let Signs { heard, full, holds, acks } = signs;
+        let Signs { received, full, holds, acks } = signs;
         let beat = Self::beat(timeout);
         // For the time beyond that, this process or its host was stopped.
         let ran = after.min(2 * beat);
         let longer = |still: bool, time: Duration| if still { time + ran } else { Duration::ZERO };
-        self.silent = longer(!heard, self.silent);
+        self.silent = longer(!received, self.silent);
         self.full = longer(full, self.full);
         self.held = longer(holds, self.held);
         // Data that was sent a moment ago is not late, however long there was nothing to
@@ -154,8 +154,8 @@ mod tests {
         Acks { missing, last: Duration::from_millis(last_ms) }
     }
 
-    fn signs(heard: bool, acks: Acks) -> Signs {
-        Signs { heard, acks, ..Signs::default() }
+    fn signs(received: bool, acks: Acks) -> Signs {
+        Signs { received, acks, ..Signs::default() }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tofu_sync::lock;
 
 use crate::mesh::{Mesh, News, Receive};
 
-/// The first byte of a piece of a message: whether there is more.
+/// The first byte of a chunk of a message: whether there is more.
 const LAST: u8 = 0;
 const MORE: u8 = 1;
 /// Bytes of a message at most *(ours)*: more than what two parts of the largest machine have for

@@ -95,7 +95,7 @@ struct State {
     /// The other part has been told that no more data comes.
     sent: bool,
     /// The other end no longer reads.
-    unheard: bool,
+    unread: bool,
     /// Threads that serve it.
     pumps: u8,
 }
@@ -108,7 +108,7 @@ impl Stream {
             credit: WINDOW,
             closed: false,
             sent: false,
-            unheard: false,
+            unread: false,
             pumps: 0,
         };
         Arc::new(Self { state: Mutex::new(state), changed: Condvar::new(), local: OnceLock::new() })
@@ -217,11 +217,11 @@ impl Streams {
     fn take_in(&self, key: Key, stream: &Stream, mut local: &UnixStream) {
         let mut bytes = vec![0; PIECE];
         loop {
-            let state = stream.wait_while(|state| state.credit == 0 && !state.unheard);
+            let state = stream.wait_while(|state| state.credit == 0 && !state.unread);
             if state.closed {
                 return;
             }
-            if state.unheard {
+            if state.unread {
                 break;
             }
             let most = (state.credit as usize).min(PIECE);
@@ -293,7 +293,7 @@ impl Streams {
             Word::End => state.ended = true,
             // All data has arrived, but must still be written.
             Word::Close if state.ended => {
-                state.unheard = true;
+                state.unread = true;
                 if let Some(local) = stream.local.get() {
                     let _ = local.shutdown(Shutdown::Read);
                 }

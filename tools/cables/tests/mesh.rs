@@ -190,7 +190,7 @@ fn a_part_that_leaves_is_seen_and_reached_no_more() {
     assert!(meshes[0].has_room());
 }
 
-/// The last words of a part are heard, though others send to it while it goes.
+/// The last words of a part are received, though others send to it while it goes.
 #[test]
 fn a_part_that_says_something_and_leaves_is_heard() {
     let ended = PartStatus::Ended { failed: 3 };

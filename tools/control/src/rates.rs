@@ -18,7 +18,7 @@ const TNW_DATA: u64 = 128;
 
 /// A node at a moment.
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct NodeSample {
     /// Its number.
     pub index: u32,
     /// As `t-0-0-0-0-0-0`.
@@ -37,7 +37,7 @@ pub struct Look {
     /// Its description of itself.
     pub machine: MachineInfo,
     /// Its nodes that have a device.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<NodeSample>,
 }
 
 /// A node's activity per second.
@@ -70,13 +70,13 @@ impl Look {
                 _ => bail!("not an answer"),
             };
             let state = if node.down { "down".to_owned() } else { node.state.clone() };
-            nodes.push(Node { index: node.index, name: node.name.clone(), state, counters });
+            nodes.push(NodeSample { index: node.index, name: node.name.clone(), state, counters });
         }
         Ok(Self { at: Instant::now(), machine, nodes })
     }
 }
 
-impl Node {
+impl NodeSample {
     /// The same with the increase since an earlier reading; with nothing if there was none.
     pub fn since(&self, before: Option<&Self>) -> Self {
         let old = before.map_or(&self.counters, |before| &before.counters);

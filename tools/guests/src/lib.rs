@@ -125,7 +125,7 @@ pub fn machine_shape() -> Result<Shape, Error> {
 
 /// The nodes that run programs, numbered from 0.
 #[derive(Clone, Copy, Debug)]
-struct Places {
+struct Numbering {
     shape: Shape,
     nodes: u32,
     /// A node that runs none, but joins the machine to others.
@@ -157,7 +157,7 @@ fn node_at(shape: &Shape, place: u32) -> Option<Coords> {
     shape.coords(NodeId(before.checked_add(block + place % compute)?))
 }
 
-impl Places {
+impl Numbering {
     fn new() -> Result<Self, Error> {
         let shape = machine_shape()?;
         let gateway = match option("without") {
@@ -196,7 +196,7 @@ impl Places {
 
 /// This node according to the command line and the device.
 struct Setup {
-    places: Places,
+    places: Numbering,
     rank: u32,
     /// Whether to poll instead of waiting for interrupts.
     polling: bool,
@@ -205,7 +205,7 @@ struct Setup {
 
 impl Setup {
     fn new() -> Result<Self, Error> {
-        let places = Places::new()?;
+        let places = Numbering::new()?;
         let polling = match option("wait") {
             None | Some("irq") => false,
             Some("poll") => true,
@@ -223,7 +223,7 @@ impl Setup {
 
 /// This node's queue and its knowledge of the others.
 pub struct Comm {
-    places: Places,
+    places: Numbering,
     nodes: u32,
     rank: u32,
     polling: bool,

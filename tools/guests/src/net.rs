@@ -20,7 +20,7 @@ use tofu_abi::{Coords, TniId};
 use tofu_driver::PacketConfig;
 use tofu_ipotofu::{Link, StackDevice, addr};
 
-use crate::{Comm, Error, NodePlatform, Places, SPIN_NS, Setup, fail, now_ns, number, option};
+use crate::{Comm, Error, NodePlatform, Numbering, SPIN_NS, Setup, fail, now_ns, number, option};
 
 /// TNI of all nodes' links.
 const TNI: TniId = TniId::ALL[0];
@@ -36,7 +36,7 @@ const FIRST_LOCAL_PORT: u16 = 49152;
 
 /// A node's IP stack.
 pub struct Net {
-    places: Places,
+    places: Numbering,
     nodes: u32,
     rank: u32,
     machine: u8,

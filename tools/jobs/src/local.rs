@@ -303,7 +303,7 @@ fn serve_control(
     let known = Arc::clone(&registry);
     let run = move || {
         while let Ok(event) = events.recv() {
-            known.heard(&event);
+            known.on_event(&event);
             if event == MachineEvent::Down {
                 job.tell(Event::Signal(SIGTERM));
             }

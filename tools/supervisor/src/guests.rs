@@ -68,7 +68,7 @@ type Image = Arc<Cow<'static, [u8]>>;
 
 /// A node's device, which outlives the virtual machines that have it one after the other.
 struct Device {
-    /// Twice: as it goes on a bus, and as its endpoint is reached.
+    /// One device as two traits: for the bus, and for its endpoint.
     function: Arc<dyn PciFunction>,
     endpoint: Arc<dyn EndpointDevice>,
     doorbells: Arc<WindowDoorbells>,

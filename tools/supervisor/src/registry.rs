@@ -426,7 +426,7 @@ impl Registry {
     }
 
     /// Tells followers of an event of the machine.
-    pub fn heard(&self, event: &Event) {
+    pub fn on_event(&self, event: &Event) {
         let (node, what) = match event {
             Event::Booted(node) | Event::Rebooted(node) => {
                 self.goes_on(*node);

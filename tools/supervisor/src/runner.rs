@@ -68,7 +68,7 @@ pub trait Backend {
     fn start(&self, plan: &Plan, events: Sender<Event>) -> anyhow::Result<Box<dyn Running>>;
 
     /// To be called with each event of the machine, for outside followers.
-    fn heard(&self, _event: &Event) {}
+    fn on_event(&self, _event: &Event) {}
 
     /// Makes a running [`Backend::start`] return soon, with an error, if it takes long.
     fn cancel(&self) {}
@@ -241,9 +241,9 @@ impl Backend for Machines {
         Ok(Box::new(running))
     }
 
-    fn heard(&self, event: &Event) {
+    fn on_event(&self, event: &Event) {
         if let Some(registry) = &self.registry {
-            registry.heard(event);
+            registry.on_event(event);
         }
     }
 

@@ -10,7 +10,7 @@ use tofu_driver::{DmaBuffer, Platform, VolatileBuffer};
 use tofu_ipotofu::offload::Metadata;
 use tofu_ipotofu::rendezvous::MIN_FRAME;
 use tofu_ipotofu::wire::FRAGMENT_MAX;
-use tofu_ipotofu::{Config, Link, LinkError, Place};
+use tofu_ipotofu::{Config, FrameSlot, Link, LinkError};
 
 use crate::Tap;
 use crate::tap::Aside;
@@ -50,7 +50,7 @@ pub enum End {
 struct Held {
     metadata: Metadata,
     len: usize,
-    place: Option<Place>,
+    place: Option<FrameSlot>,
 }
 
 /// Moves frames between an interface and a link. It keeps at most one frame, so a link may be

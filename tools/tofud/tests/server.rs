@@ -557,9 +557,9 @@ fn a_user_who_is_kept_apart_cannot_have_all_connections() {
 #[test]
 fn one_that_does_not_listen_holds_up_nobody() {
     let mut test = Test::new();
-    let (deaf, ..) = test.join(None);
+    let (unresponsive, ..) = test.join(None);
     let mut sent = 0;
-    while send(deaf.as_fd(), &Request::Addresses { size: u64::MAX }, &[]).is_ok() {
+    while send(unresponsive.as_fd(), &Request::Addresses { size: u64::MAX }, &[]).is_ok() {
         test.settle();
         sent += 1;
         assert!(sent < 100_000, "its answers are kept without bound");

@@ -46,7 +46,7 @@ pub struct Progress {
 /// Packets in the network, by their tokens: the place in the low half, and a number that makes the
 /// token another one each time, as frames of a packet that was lost may stay for longer.
 struct UnderWay<B> {
-    places: Vec<Place<B>>,
+    places: Vec<InFlight<B>>,
     free: Vec<u32>,
     serial: u32,
     /// When the first packet of the latest command of each sender entered, TNI by TNI.
@@ -60,7 +60,7 @@ struct UnderWay<B> {
 }
 
 /// A packet in the network.
-struct Place<B> {
+struct InFlight<B> {
     token: u64,
     /// None from when its fate is known.
     traveller: Option<Traveller<B>>,
@@ -123,7 +123,7 @@ impl<B> UnderWay<B> {
         self.serial = self.serial.wrapping_add(1);
         let token = u64::from(self.serial) << 32 | u64::from(index);
         let traveller = Traveller { packet, since, swallowed: false, double: None, held: None };
-        let place = Place { token, traveller: Some(traveller), at_tni: true, request };
+        let place = InFlight { token, traveller: Some(traveller), at_tni: true, request };
         match self.places.get_mut(index as usize) {
             Some(free) => *free = place,
             None => self.places.push(place),
@@ -131,7 +131,7 @@ impl<B> UnderWay<B> {
         token
     }
 
-    fn place(&mut self, token: u64) -> Option<&mut Place<B>> {
+    fn place(&mut self, token: u64) -> Option<&mut InFlight<B>> {
         self.places.get_mut(token as u32 as usize).filter(|place| place.token == token)
     }
 

@@ -316,7 +316,7 @@ impl Completions {
         command.note(&end);
         command.unanswered = command.unanswered.saturating_sub(n);
         if command.unanswered > 0 {
-            // It gets on; how long the whole of it takes depends on what else goes on.
+            // It makes progress, so its timeout starts anew.
             command.deadline_ns = deadline_ns;
             return false;
         }

@@ -35,8 +35,8 @@ pub(crate) struct Courier {
     thread: OnceLock<Thread>,
     /// By how much the machine's clock is behind the host's, in nanoseconds.
     behind: AtomicU64,
-    /// The latest time that the clock has shown, in nanoseconds.
-    shown: AtomicU64,
+    /// The latest time of the clock, in nanoseconds.
+    latest_ns: AtomicU64,
     /// What it shows at most until the links have gone on.
     bound: AtomicU64,
 }
@@ -73,7 +73,7 @@ impl Courier {
             sleep: Sleep::new(),
             thread: OnceLock::new(),
             behind: AtomicU64::new(0),
-            shown: AtomicU64::new(0),
+            latest_ns: AtomicU64::new(0),
             bound: AtomicU64::new(u64::MAX),
         }
     }
@@ -82,7 +82,7 @@ impl Courier {
     /// never goes back.
     pub(crate) fn clock(&self, host_ns: u64) -> u64 {
         let now = host_ns.saturating_sub(self.behind.load(SeqCst)).min(self.bound.load(SeqCst));
-        self.shown.fetch_max(now, SeqCst).max(now)
+        self.latest_ns.fetch_max(now, SeqCst).max(now)
     }
 
     /// The links have had a turn. It began at a host time, and ran at most up to a machine time.
@@ -154,9 +154,8 @@ mod tests {
 
     const US: u64 = 1000;
 
-    /// A host that lets the thread have its processor for 0.2 ms each time, and takes it away as
-    /// soon as that waits. Returns how often it was away until so many events were over that follow
-    /// each other after a microsecond each, as a frame's do; and how late they were at most, on the
+    /// Simulates a host that preempts the thread after 0.2 ms, or when it waits. Returns how often
+    /// it was preempted during `events` events, 1 us apart, and their greatest delay on the
     /// machine's clock.
     fn on_a_busy_host(events: u64, away_ns: u64) -> (u32, u64) {
         let courier = Courier::new();

@@ -43,7 +43,7 @@ const TURNS_PER_ROUND: usize = 256;
 const HOLD_NS: u64 = 1_000_000;
 
 /// Packets that go over a link together while a capture or faults look at them.
-const RUN_IN_SIGHT: u16 = 64;
+const RUN_OBSERVED: u16 = 64;
 /// How long the engine looks at a shared window in which nothing is new, in nanoseconds.
 const SPIN_NS: u64 = 50_000;
 
@@ -355,7 +355,7 @@ impl TorusShared {
         }
     }
 
-    /// Does what time has come for. Returns whether there was anything.
+    /// Does what is due by now. Returns whether anything was.
     fn expire(&self) -> bool {
         let now = self.now_ns();
         if self.deadline.load(SeqCst) > now {
@@ -451,10 +451,10 @@ struct Outward<'a> {
 
 impl Net for Outward<'_> {
     fn room(&self, _: Link) -> u16 {
-        if self.shared.wires.is_observed() { RUN_IN_SIGHT } else { MAX_RUN }
+        if self.shared.wires.is_observed() { RUN_OBSERVED } else { MAX_RUN }
     }
 
-    fn lends(&self) -> bool {
+    fn by_reference(&self) -> bool {
         !self.shared.wires.is_observed()
     }
 

@@ -629,15 +629,15 @@ impl Nwp {
             state.end.idle(channel);
             let most = most.min(net.room(link));
             let head = tx.head();
-            let lends = net.lends();
-            let done = match tx.take(channel, most, dma, lends) {
+            let by_reference = net.by_reference();
+            let done = match tx.take(channel, most, dma, by_reference) {
                 Ok(None) => continue,
                 Ok(Some(outgoing)) => {
                     state.end.send(outgoing.data, now, &mut |unit| net.send(link, unit));
                     if let Some(ended) = outgoing.ended {
-                        // Nobody waits for what was not lent.
-                        let sent = if lends { state.end.counters().sent } else { 0 };
-                        tx.lend(ended, sent);
+                        // Nobody waits for what was copied.
+                        let sent = if by_reference { state.end.counters().sent } else { 0 };
+                        tx.post(ended, sent);
                     }
                     tx.ended(state.end.released())
                 }

@@ -45,7 +45,7 @@ pub trait Net {
     /// Whether packets stay in this process, where they are soon processed. Packets of an Nget then
     /// refer to its memory, and are copied once. Code that loses, repeats or records packets should
     /// return false.
-    fn lends(&self) -> bool {
+    fn by_reference(&self) -> bool {
         false
     }
 

@@ -40,5 +40,5 @@ pub use crate::link::{Arrival, LinkEnd, NEVER, Room, TIMEOUT_NS, TX_BUFFER};
 pub use crate::receive::{Done, Receive, Request};
 pub use crate::regfile::register_fields;
 pub use crate::shared::SharedWindows;
-pub use crate::unit::{CONTROL_SIZE, Control, Data, Kind, MAX_RUN, Session, Unit};
+pub use crate::unit::{CONTROL_SIZE, Control, ControlKind, Data, MAX_RUN, Session, Unit};
 pub use crate::window::{StoreError, Taken, Window};

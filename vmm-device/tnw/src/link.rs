@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use tofu_abi::tnw::{CHANNELS, Channel, LinkCounters, RECEPTION_FIFO, SEQUENCES};
 use tofu_inspect::inspect;
 
-use crate::unit::{Check, Control, Data, Kind, Session, Unit};
+use crate::unit::{Check, Control, ControlKind, Data, Session, Unit};
 
 /// Packets in txBuffer at most (ours): less than half of the sequence numbers.
 pub const TX_BUFFER: u16 = 1024;
@@ -96,7 +96,7 @@ struct Receiving {
     /// What the other end was told last of how many may have been sent.
     announced: Room,
     /// Feedback that it is to get.
-    owed: Option<Kind>,
+    owed: Option<ControlKind>,
 }
 
 inspect!(LinkEnd { life, spoken, peer, tx, rx, counters as skip });
@@ -183,7 +183,7 @@ impl LinkEnd {
 
     /// Says that it is there.
     pub fn greet(&mut self, room: &Room, out: &mut dyn FnMut(Unit)) {
-        self.command(Kind::Hello, 0, room, out);
+        self.command(ControlKind::Hello, 0, room, out);
     }
 
     /// Packets that may be sent on a channel now.
@@ -285,7 +285,7 @@ impl LinkEnd {
             more > 0 && (more >= ANNOUNCE as i16 || left < ANNOUNCE as i16)
         });
         if tell {
-            self.feedback(Kind::Ack, room, out);
+            self.feedback(ControlKind::Ack, room, out);
         }
     }
 
@@ -337,7 +337,13 @@ impl LinkEnd {
         }
     }
 
-    fn command(&mut self, kind: Kind, sequence: u16, room: &Room, out: &mut dyn FnMut(Unit)) {
+    fn command(
+        &mut self,
+        kind: ControlKind,
+        sequence: u16,
+        room: &Room,
+        out: &mut dyn FnMut(Unit),
+    ) {
         let mut limits = self.rx.accepted;
         for (limit, room) in limits.iter_mut().zip(room) {
             *limit = limit.wrapping_add(*room);
@@ -348,9 +354,9 @@ impl LinkEnd {
         out(Unit::Control(Control { kind, session, sequence, limits, check: Check::Fits }));
     }
 
-    fn feedback(&mut self, kind: Kind, room: &Room, out: &mut dyn FnMut(Unit)) {
+    fn feedback(&mut self, kind: ControlKind, room: &Room, out: &mut dyn FnMut(Unit)) {
         match kind {
-            Kind::Nack => self.counters.nacks_sent += 1,
+            ControlKind::Nack => self.counters.nacks_sent += 1,
             _ => self.counters.acks_sent += 1,
         }
         self.command(kind, self.rx.expected, room, out);
@@ -361,7 +367,7 @@ impl LinkEnd {
         let oldest = self.tx.buffer.front().map_or(self.tx.next, Data::sequence);
         self.tx.resending = !self.tx.buffer.is_empty();
         self.counters.restarts += 1;
-        self.command(Kind::Restart, oldest, room, out);
+        self.command(ControlKind::Restart, oldest, room, out);
         for data in &self.tx.buffer {
             out(Unit::Data(data.clone()));
         }
@@ -396,7 +402,7 @@ impl LinkEnd {
                 self.rx.expected = (self.rx.expected + packets) % SEQUENCES;
                 self.rx.accepted[channel] = self.rx.accepted[channel].wrapping_add(packets);
                 self.counters.received += u64::from(packets);
-                self.rx.owed = Some(Kind::Ack);
+                self.rx.owed = Some(ControlKind::Ack);
                 Arrival::Data(data)
             }
             // There is no room. A NACK would have it back at once; the sender's time-out is slower.
@@ -408,7 +414,7 @@ impl LinkEnd {
             // It came before, and its feedback was lost or is on its way.
             SEQUENCES_HALF.. => {
                 self.counters.discarded += u64::from(packets);
-                self.rx.owed = Some(Kind::Ack);
+                self.rx.owed = Some(ControlKind::Ack);
                 Arrival::Nothing
             }
             _ => {
@@ -420,7 +426,7 @@ impl LinkEnd {
 
     fn refuse(&mut self) -> Arrival {
         self.rx.discarding = true;
-        self.rx.owed = Some(Kind::Nack);
+        self.rx.owed = Some(ControlKind::Nack);
         Arrival::Nothing
     }
 
@@ -455,7 +461,7 @@ impl LinkEnd {
         }
         // Only acknowledgements grant room. So the unacknowledged packets of a channel, which are
         // retransmitted after a reset, are never more than its FIFO has room for.
-        if matches!(control.kind, Kind::Ack | Kind::Nack) {
+        if matches!(control.kind, ControlKind::Ack | ControlKind::Nack) {
             let mut more = false;
             for (limit, new) in self.tx.limits.iter_mut().zip(control.limits) {
                 if new.wrapping_sub(*limit) as i16 > 0 {
@@ -469,9 +475,9 @@ impl LinkEnd {
         }
         self.tx.unanswered = 0;
         match control.kind {
-            Kind::Hello => {}
-            Kind::Ack => self.acknowledge(control.sequence, now),
-            Kind::Nack => {
+            ControlKind::Hello => {}
+            ControlKind::Ack => self.acknowledge(control.sequence, now),
+            ControlKind::Nack => {
                 self.counters.nacks_received += 1;
                 self.acknowledge(control.sequence, now);
                 if !self.tx.buffer.is_empty() {
@@ -479,9 +485,9 @@ impl LinkEnd {
                 }
                 self.resend(room, out);
             }
-            Kind::Restart => {
+            ControlKind::Restart => {
                 self.rx.discarding = false;
-                self.rx.owed = Some(Kind::Ack);
+                self.rx.owed = Some(ControlKind::Ack);
             }
         }
         arrival

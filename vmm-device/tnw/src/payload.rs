@@ -11,7 +11,7 @@ use tofu_sync::lock;
 
 /// Memory to which packets refer. It is read until [`Payload::keep`] and not after that, so its
 /// owner may then reuse it.
-pub(crate) struct Lent {
+pub(crate) struct Borrowed {
     memory: Arc<dyn DmaMemory>,
     address: u64,
     /// Bytes of memory; zeros follow, up to whole packets.
@@ -24,7 +24,7 @@ pub(crate) struct Lent {
     reading: Mutex<()>,
 }
 
-impl Lent {
+impl Borrowed {
     /// Bytes at an address. `failed` is set if they cannot be read.
     pub(crate) fn new(
         memory: Arc<dyn DmaMemory>,
@@ -92,7 +92,7 @@ impl Lent {
 #[derive(Clone)]
 enum Held {
     Bytes(Arc<[u8]>),
-    Lent(Arc<Lent>),
+    Borrowed(Arc<Borrowed>),
 }
 
 /// The data of a run of packets.
@@ -110,9 +110,9 @@ impl Payload {
     }
 
     /// Zeros fill the last packet up.
-    pub(crate) fn lent(lent: Lent) -> Self {
-        let len = lent.bytes.next_multiple_of(PACKET_DATA);
-        Self { held: Held::Lent(Arc::new(lent)), from: 0, len }
+    pub(crate) fn borrowed(borrowed: Borrowed) -> Self {
+        let len = borrowed.bytes.next_multiple_of(PACKET_DATA);
+        Self { held: Held::Borrowed(Arc::new(borrowed)), from: 0, len }
     }
 
     /// Its length in bytes.
@@ -134,8 +134,8 @@ impl Payload {
 
     /// Reads memory that it refers to for the last time.
     pub(crate) fn keep(&self) {
-        if let Held::Lent(lent) = &self.held {
-            lent.keep();
+        if let Held::Borrowed(borrowed) = &self.held {
+            borrowed.keep();
         }
     }
 
@@ -143,7 +143,7 @@ impl Payload {
     pub(crate) fn bytes(&self) -> &[u8] {
         let all = match &self.held {
             Held::Bytes(bytes) => bytes,
-            Held::Lent(lent) => lent.keep(),
+            Held::Borrowed(borrowed) => borrowed.keep(),
         };
         all.get(self.from..self.from + self.len).unwrap_or(&[])
     }
@@ -164,7 +164,7 @@ impl Payload {
         let len = len.min(self.len - from);
         match &self.held {
             Held::Bytes(_) => to.write(address, &self.bytes()[from..from + len]),
-            Held::Lent(lent) => lent.copy(self.from + from, len, to, address),
+            Held::Borrowed(borrowed) => borrowed.copy(self.from + from, len, to, address),
         }
     }
 }

@@ -76,7 +76,7 @@ pub struct Receive {
     /// Packets in it.
     packets: u16,
     /// Items at its end whose data may still be memory of their sender's.
-    lent: usize,
+    borrowed: usize,
     /// Packets that have come of a message that is not over.
     coming: u64,
     credits: VecDeque<Request>,
@@ -93,7 +93,7 @@ pub struct Receive {
 inspect!(Receive {
     fifo as len,
     packets,
-    lent,
+    borrowed,
     coming,
     credits,
     moving as debug,
@@ -159,7 +159,7 @@ impl Receive {
             self.coming = 0;
         }
         self.packets = self.packets.saturating_add(data.packets());
-        self.lent += 1;
+        self.borrowed += 1;
         self.fifo.push_back(Item::Run(data, 0));
         true
     }
@@ -168,7 +168,7 @@ impl Receive {
     pub fn cut(&mut self) {
         if self.coming != 0 {
             self.coming = 0;
-            self.lent += 1;
+            self.borrowed += 1;
             self.fifo.push_back(Item::Cut);
         }
     }
@@ -176,10 +176,10 @@ impl Receive {
     /// Copies packets that have arrived and were not moved yet. To be called before they are
     /// acknowledged, because the sender's memory may be reused after that.
     pub(crate) fn keep(&mut self) {
-        if self.lent == 0 {
+        if self.borrowed == 0 {
             return;
         }
-        for item in self.fifo.iter().rev().take(std::mem::take(&mut self.lent)) {
+        for item in self.fifo.iter().rev().take(std::mem::take(&mut self.borrowed)) {
             if let Item::Run(data, _) = item {
                 data.payload.keep();
             }

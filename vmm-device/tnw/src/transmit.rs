@@ -11,7 +11,7 @@ use tofu_abi::tnw::{Channel, MAX_MESSAGE, NGET_QUEUE, PACKET_DATA, Status, packe
 use tofu_inspect::inspect;
 use tofu_parts::{Access, DmaMemory};
 
-use crate::payload::Lent;
+use crate::payload::Borrowed;
 use crate::receive::{Done, Request};
 use crate::shared::SharedWindow;
 use crate::unit::{Data, MAX_RUN};
@@ -33,7 +33,7 @@ struct Nget {
     request: Request,
     /// It goes after what had left the window up to here.
     after: u64,
-    /// Memory that was lent to packets could not be read.
+    /// Memory that packets referred to could not be read.
     failed: Arc<AtomicBool>,
 }
 
@@ -41,14 +41,14 @@ inspect!(Nget { request, after, failed as debug });
 
 /// An Nget that has been sent, of whose memory packets may still be read.
 #[derive(Debug)]
-pub(crate) struct Lending {
+pub(crate) struct Pending {
     done: Done,
     failed: Arc<AtomicBool>,
     /// Packets that were sent over the link in all until then.
     sent: u64,
 }
 
-impl Lending {
+impl Pending {
     fn end(self) -> Done {
         match self.failed.load(Relaxed) {
             true => Done { status: Status::BadAddress, ..self.done },
@@ -64,7 +64,7 @@ pub(crate) struct Transmit {
     window: Option<Box<Window>>,
     ngets: VecDeque<Nget>,
     /// Those before them.
-    lending: VecDeque<Lending>,
+    pending: VecDeque<Pending>,
     /// Where the message comes from that has begun.
     source: Option<Source>,
     /// Packets of it that were sent.
@@ -76,7 +76,7 @@ pub(crate) struct Transmit {
 inspect!(Transmit {
     window,
     ngets,
-    lending as len,
+    pending as len,
     source as debug,
     sent,
     messages,
@@ -86,18 +86,18 @@ inspect!(Transmit {
 /// What packets are made of.
 enum Content {
     Bytes(Arc<[u8]>),
-    Lent(Lent),
+    Borrowed(Borrowed),
 }
 
 /// Data of packets, their number, whether the last of them ends its message, and the Nget that ends
 /// with them.
-type Fetched = (Content, u32, bool, Option<Lending>);
+type Fetched = (Content, u32, bool, Option<Pending>);
 
 /// What goes out next.
 pub(crate) struct Outgoing {
     pub(crate) data: Data,
     /// An Nget that ends with that.
-    pub(crate) ended: Option<Lending>,
+    pub(crate) ended: Option<Pending>,
 }
 
 impl Transmit {
@@ -137,7 +137,7 @@ impl Transmit {
     }
 
     pub(crate) fn ngets(&self) -> usize {
-        self.ngets.len() + self.lending.len()
+        self.ngets.len() + self.pending.len()
     }
 
     /// Whether there is something to send. Without `dma`, Ngets wait.
@@ -171,7 +171,7 @@ impl Transmit {
         }
     }
 
-    /// Takes up to `most` packets. Those of an Nget refer to its memory if they may be `lent` it.
+    /// Takes up to `most` packets. Those of an Nget refer to its memory if `by_reference`.
     ///
     /// # Errors
     ///
@@ -181,7 +181,7 @@ impl Transmit {
         channel: Channel,
         most: u16,
         memory: Option<&Arc<dyn DmaMemory>>,
-        lent: bool,
+        borrowed: bool,
     ) -> Result<Option<Outgoing>, Done> {
         let most = most.min(MAX_RUN).min((MOST_PACKETS - self.sent).min(u32::from(MAX_RUN)) as u16);
         let Some(source) = self.next_source(memory.is_some()).filter(|_| most > 0) else {
@@ -201,7 +201,7 @@ impl Transmit {
                 let count = (taken.data.len() / PACKET_DATA) as u32;
                 (Content::Bytes(taken.data), count, taken.last, None)
             }
-            (Source::Nget, Some(memory)) => self.fetch(most, memory, lent)?,
+            (Source::Nget, Some(memory)) => self.fetch(most, memory, borrowed)?,
             (Source::Nget, None) => return Ok(None),
             (Source::Ending, _) => (zeros(), 1, true, None),
         };
@@ -214,7 +214,7 @@ impl Transmit {
         }
         let data = match content {
             Content::Bytes(bytes) => Data::new(channel, offset, last, bytes),
-            Content::Lent(lent) => Data::lent(channel, offset, last, lent),
+            Content::Borrowed(borrowed) => Data::borrowed(channel, offset, last, borrowed),
         };
         Ok(Some(Outgoing { data, ended }))
     }
@@ -224,7 +224,7 @@ impl Transmit {
         &mut self,
         most: u16,
         memory: &Arc<dyn DmaMemory>,
-        lent: bool,
+        borrowed: bool,
     ) -> Result<Fetched, Done> {
         let zeros = || Content::Bytes(Arc::from([0; PACKET_DATA]));
         let Some(Nget { request, failed, .. }) = self.ngets.front() else {
@@ -237,10 +237,10 @@ impl Transmit {
         let count = packets(left).min(most.into()) as usize;
         let bytes = left.min((count * PACKET_DATA) as u64) as usize;
         let address = request.address.saturating_add(fetched);
-        let content = if lent {
+        let content = if borrowed {
             memory.contains(address, bytes, Access::Read).then(|| {
                 let memory = Arc::clone(memory);
-                Content::Lent(Lent::new(memory, address, bytes, Arc::clone(&failed)))
+                Content::Borrowed(Borrowed::new(memory, address, bytes, Arc::clone(&failed)))
             })
         } else {
             let mut payload: Arc<[u8]> = std::iter::repeat_n(0, count * PACKET_DATA).collect();
@@ -255,25 +255,25 @@ impl Transmit {
             if self.sent == 0 {
                 return Err(done);
             }
-            return Ok((zeros(), 1, true, Some(Lending { done, failed, sent: 0 })));
+            return Ok((zeros(), 1, true, Some(Pending { done, failed, sent: 0 })));
         };
         if last {
             self.ngets.pop_front();
         }
         let done = Done { request, status: Status::Ok, length: request.length };
-        let ended = last.then_some(Lending { done, failed, sent: 0 });
+        let ended = last.then_some(Pending { done, failed, sent: 0 });
         Ok((content, count as u32, last, ended))
     }
 
     /// An Nget has been sent; so many packets have been over the link.
-    pub(crate) fn lend(&mut self, lending: Lending, sent: u64) {
-        self.lending.push_back(Lending { sent, ..lending });
+    pub(crate) fn post(&mut self, pending: Pending, sent: u64) {
+        self.pending.push_back(Pending { sent, ..pending });
     }
 
     /// The next Nget that is done with, if nobody will ask for so many packets again.
     pub(crate) fn ended(&mut self, released: u64) -> Option<Done> {
-        let lending = self.lending.pop_front_if(|lending| lending.sent <= released)?;
-        Some(lending.end())
+        let pending = self.pending.pop_front_if(|pending| pending.sent <= released)?;
+        Some(pending.end())
     }
 
     /// Cancels all Ngets, whose packets must have been kept. A message that has begun ends with the
@@ -287,7 +287,7 @@ impl Transmit {
             let length = std::mem::take(&mut sent).min(nget.request.length.into()) as u32;
             Done { request: nget.request, status: Status::Cancelled, length }
         };
-        let ended = self.lending.drain(..).map(Lending::end);
+        let ended = self.pending.drain(..).map(Pending::end);
         ended.chain(self.ngets.drain(..).map(cancelled)).collect()
     }
 

@@ -7,7 +7,7 @@ use tofu_abi::tnw::{
 };
 use tofu_fabric::Disturb;
 
-use crate::payload::{Lent, Payload};
+use crate::payload::{Borrowed, Payload};
 
 /// Bytes of a command on a link (ours; the paper's are control symbols of the 8b/10b code).
 pub const CONTROL_SIZE: usize = 32;
@@ -67,8 +67,8 @@ impl Data {
     }
 
     /// The same of memory that is read where the packets are looked at.
-    pub(crate) fn lent(channel: Channel, offset: u16, last: bool, lent: Lent) -> Self {
-        Self::of(channel, offset, last, Payload::lent(lent))
+    pub(crate) fn borrowed(channel: Channel, offset: u16, last: bool, borrowed: Borrowed) -> Self {
+        Self::of(channel, offset, last, Payload::borrowed(borrowed))
     }
 
     fn of(channel: Channel, offset: u16, last: bool, mut payload: Payload) -> Self {
@@ -174,7 +174,7 @@ impl Data {
 /// What a command says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum ControlKind {
     /// Here is an end, in this life (ours).
     Hello = 0,
     /// Everything before the sequence number has arrived (section 2.2).
@@ -188,7 +188,7 @@ pub enum Kind {
 /// A command on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Control {
-    pub(crate) kind: Kind,
+    pub(crate) kind: ControlKind,
     pub(crate) session: Session,
     pub(crate) sequence: u16,
     /// How many packets of each channel may have been sent in all in this session, modulo 2^16:
@@ -200,7 +200,7 @@ pub struct Control {
 
 impl Control {
     /// What it says.
-    pub const fn kind(&self) -> Kind {
+    pub const fn kind(&self) -> ControlKind {
         self.kind
     }
 
@@ -274,7 +274,8 @@ impl Unit {
                 Some(Self::Data(Data { header: Header(header.into()), session, check, payload }))
             }
             CONTROL_SIZE => {
-                let kinds = [Kind::Hello, Kind::Ack, Kind::Nack, Kind::Restart];
+                let kinds =
+                    [ControlKind::Hello, ControlKind::Ack, ControlKind::Nack, ControlKind::Restart];
                 let kind = *kinds.get(usize::from(*bytes.first()?))?;
                 let mut limits = [0; CHANNELS];
                 for (limit, at) in limits.iter_mut().zip((8..).step_by(2)) {
@@ -359,7 +360,7 @@ mod tests {
     #[test]
     fn commands_survive_the_wire() {
         let control = Control {
-            kind: Kind::Nack,
+            kind: ControlKind::Nack,
             session: SESSION,
             sequence: 77,
             limits: [1, 2, 3, 4, 5, 6, 7, 65535],

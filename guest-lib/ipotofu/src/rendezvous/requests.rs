@@ -37,7 +37,7 @@ struct UnderWay {
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
     under_way: Option<UnderWay>,
-    /// How many requests there were that nobody knows the end of.
+    /// Requests that timed out.
     lapsed: u32,
 }
 
@@ -110,8 +110,8 @@ impl<S: Storage> Requests<S> {
         }
     }
 
-    /// A number of the slot that is another one after each request that lapsed: its frame may be
-    /// fetched later all the same, so the next one must have another address.
+    /// Changes after each request that timed out. Its frame may still be fetched, so the next one
+    /// needs another address.
     pub fn generation(&self, slot: usize) -> u32 {
         self.slots.get(slot).map_or(0, |slot| slot.lapsed)
     }

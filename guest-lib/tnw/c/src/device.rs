@@ -109,12 +109,12 @@ struct Waiting {
 
 /// A link and a channel, checked.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct LinkChannel {
     pub(crate) link: Link,
     channel: Channel,
 }
 
-impl Place {
+impl LinkChannel {
     pub(crate) fn new(link: u32, channel: u32) -> Result<Self, Error> {
         let channel = Channel::new(channel as usize).ok_or(Code::InvalidChannel)?;
         Ok(Self { link: self::link(link)?, channel })
@@ -174,7 +174,7 @@ impl Device {
     /// Calls `f` with a channel, which is opened if it is not yet.
     fn with<R>(
         &self,
-        place: Place,
+        place: LinkChannel,
         f: impl FnOnce(&mut OpenLane) -> Result<R, Error>,
     ) -> Result<R, Error> {
         let mut lane = lock(&self.lanes[place.index()].open);
@@ -222,7 +222,7 @@ impl Device {
     /// Posts a credit, or else a message by Nget; returns its request.
     pub(crate) fn post(
         &self,
-        place: Place,
+        place: LinkChannel,
         (at, bytes): (usize, usize),
         credit: bool,
     ) -> Result<u64, Error> {
@@ -243,7 +243,7 @@ impl Device {
     }
 
     /// Sends a message by Pput.
-    pub(crate) fn pput(&self, place: Place, message: &[u8]) -> Result<(), Error> {
+    pub(crate) fn pput(&self, place: LinkChannel, message: &[u8]) -> Result<(), Error> {
         let _sender = lock(&self.lanes[place.index()].sender);
         let (mut rest, mut idle) = (message, 0);
         loop {
@@ -304,7 +304,7 @@ impl Device {
     }
 
     /// Takes back what waits at a channel.
-    pub(crate) fn cancel(&self, place: Place) -> Result<(), Error> {
+    pub(crate) fn cancel(&self, place: LinkChannel) -> Result<(), Error> {
         self.with(place, |lane| {
             lane.stream.cancel();
             Ok(())

@@ -17,7 +17,7 @@ use std::slice;
 use tofu_abi::tnw::MAX_MESSAGE;
 use tofu_tnw::{Link, LinkCounters};
 
-use crate::device::{Place, find, link, open, take};
+use crate::device::{LinkChannel, find, link, open, take};
 use crate::error::{Code, Error, call, write_last};
 
 /// How long `tnwClose` waits for neighbours to take what was sent.
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn tnwSend(
     request: *mut u64,
 ) -> c_int {
     call("tnwSend", || {
-        let (device, place) = (find(tnw)?, Place::new(link, channel)?);
+        let (device, place) = (find(tnw)?, LinkChannel::new(link, channel)?);
         check_length(bytes)?;
         if data.is_null() {
             return Err(Code::InvalidPointer.into());
@@ -192,7 +192,7 @@ pub unsafe extern "C" fn tnwCredit(
     request: *mut u64,
 ) -> c_int {
     call("tnwCredit", || {
-        let (device, place) = (find(tnw)?, Place::new(link, channel)?);
+        let (device, place) = (find(tnw)?, LinkChannel::new(link, channel)?);
         check_length(bytes)?;
         // SAFETY: the caller's promise.
         let to = unsafe { Out::new(request) }?;
@@ -258,7 +258,7 @@ pub extern "C" fn tnwFlush(tnw: c_int, timeout_us: u64) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn tnwCancel(tnw: c_int, link: c_uint, channel: c_uint) -> c_int {
     call("tnwCancel", || {
-        find(tnw)?.cancel(Place::new(link, channel)?)?;
+        find(tnw)?.cancel(LinkChannel::new(link, channel)?)?;
         Ok(Code::Success)
     })
 }

@@ -75,7 +75,7 @@ fn absent(path: &[&str], missing: &Missing, inside: Option<&str>) -> anyhow::Err
     let all = names.iter().map(String::as_str);
     let more = if names.len() > NAMES { ", ..." } else { "" };
     let some: Vec<_> = all.clone().take(NAMES).collect();
-    // Of numbers none is meant more than another.
+    // There is no best guess for a number.
     let number = name.chars().all(|c| c.is_ascii_digit());
     let meant = match inside {
         Some(inside) => format!("; did you mean {}?", printable(inside)),

@@ -24,16 +24,16 @@ const ON_ITS_WAY_NS: u64 = 100_000_000;
 const PACKETS: usize = 4096;
 
 /// A place in a queue's table of outstanding commands.
-type Place = (u32, u8, CqId, u16);
+type CommandKey = (u32, u8, CqId, u16);
 
 /// Puts commands together.
 pub struct Assembler {
     shape: Shape,
     /// Outstanding commands, with their generations and codes. There is at most one for each place.
-    open: HashMap<Place, (u32, u8, TracedCommand)>,
+    open: HashMap<CommandKey, (u32, u8, TracedCommand)>,
     /// Packets that have ended and were not seen at their targets so far, in the order of their
     /// ends.
-    on_their_way: VecDeque<(Place, u32, u8, TracedCommand)>,
+    on_their_way: VecDeque<(CommandKey, u32, u8, TracedCommand)>,
     /// The time of a doorbell that no command has followed yet.
     doorbells: HashMap<(u32, TniId, CqId), u64>,
     /// Interrupts that no access has followed yet, by node.

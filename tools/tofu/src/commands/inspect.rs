@@ -202,7 +202,7 @@ fn leaf(value: &Value) -> Option<String> {
 }
 
 /// Parts without parts of their own, in one line if they fit.
-fn in_line(indent: usize, name: &str, parts: &[(String, Value)]) -> Option<String> {
+fn on_one_line(indent: usize, name: &str, parts: &[(String, Value)]) -> Option<String> {
     let words = parts.iter().map(|(name, value)| {
         let value = leaf(value).filter(|value| !value.contains(' '))?;
         Some(format!("{}={value}", printable(name)))
@@ -219,7 +219,7 @@ fn show(out: &mut dyn Write, indent: usize, name: &str, value: &Value) -> io::Re
     if parts.is_empty() {
         return writeln!(out, "{:indent$}{name}: none", "");
     }
-    if let Some(line) = in_line(indent, name, parts) {
+    if let Some(line) = on_one_line(indent, name, parts) {
         return writeln!(out, "{}", line.trim_end());
     }
     writeln!(out, "{:indent$}{name}:", "")?;

@@ -142,7 +142,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     print(args, &dir, interconnect, &served_at, &folder, &words)?;
     let code = loop {
         let event = events.recv()?;
-        registry.heard(&event);
+        registry.on_event(&event);
         match event {
             Event::Signal(signal) => break exit::of_signal(signal),
             Event::Down => break 0,

@@ -131,7 +131,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     }
     linux::refuse_options(args)?;
     let mut args = args.clone();
-    // Before there is anything to tidy up, and anything is given up: who waits is simply ended.
+    // Before anything needs cleaning up: a signal just ends the process.
     let others = match args_of_parts.join.asked() {
         Some((own, dir)) => {
             let joining = join(&mut args, own, dir, same)?;

@@ -1,25 +1,25 @@
-//! What is to happen at nodes, in the order in which it happens.
+//! The events of nodes, in the order in which they happen.
 //!
-//! A node's timers are kept for all times; what goes by post is known for one window of time, when
-//! that is opened. While a node is at work all of it is a few numbers, whose least is next.
+//! Timers are kept until they expire. Messages between nodes are sorted one window at a time, when
+//! it opens. While a node runs, its next event is the least of a few numbers.
 
 use super::arena::NONE;
 use super::frame::{PORTS, SLOTS};
 use super::message::Ps;
 
-/// A time that does not come.
+/// A time that never comes.
 pub(super) const NEVER: Ps = Ps::MAX;
 
-// What happens at a node. At one time it happens in this order.
-/// The header of a frame has come to a port: to this is added its number. With the frame.
+// Events of a node. Those of one time happen in this order.
+/// `ARRIVE + port`: a frame's header arrives.
 pub(super) const ARRIVE: u32 = 0;
-/// A TNI may have something to send: to this is added its slot.
+/// `KICK + slot`: a TNI may have something to send.
 pub(super) const KICK: u32 = 32;
-/// An output may have something to send: to this is added some order among outputs.
+/// `RETRY + rank`: an output may have something to send.
 pub(super) const RETRY: u32 = 48;
-/// A DLLP has come to a port: to this is added its number. With the DLLP.
+/// `DLLP + port`: a DLLP arrives.
 pub(super) const DLLP: u32 = 64;
-/// A port has heard nothing for too long: to this is added its number.
+/// `TIMEOUT + port`: nothing was received for too long.
 pub(super) const TIMEOUT: u32 = 80;
 
 const TNIS: usize = SLOTS - PORTS;
@@ -29,7 +29,7 @@ const KICKS: usize = SLOTS;
 const TIMEOUTS: usize = KICKS + TNIS;
 const KEYS: usize = TIMEOUTS + PORTS;
 
-/// The key of what does not happen.
+/// The key that stands for no event.
 const NO_KEY: u32 = u32::MAX;
 
 /// Timers are kept by buckets of so many picoseconds, as a power of two.
@@ -133,7 +133,7 @@ impl Agenda {
         self.clear(KICKS + tni % TNIS);
     }
 
-    /// The timers that may be due between two times, of which all before the first are done.
+    /// Timers that may expire in an interval; those before it have expired.
     #[inline]
     fn due(&mut self, start: Ps, end: Ps) -> u32 {
         self.base = start >> BUCKET;
@@ -189,7 +189,7 @@ pub(super) const fn output_of(at: Ps, kind: u32) -> usize {
     (kind - RETRY + SLOTS as u32 - turn(at)) as usize % SLOTS
 }
 
-/// Something that goes by post.
+/// A message from one node to another.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Posted {
     pub(super) at: Ps,
@@ -254,13 +254,12 @@ impl Window {
             + self.nodes.capacity() * size_of::<u32>()
     }
 
-    /// When the first is due of what lies behind this window.
+    /// When the first event after this window is due.
     pub(super) const fn next_at(&self) -> Ps {
         self.soonest
     }
 
-    /// Begins a window, when nothing of the last one is left. Notes for each node when something
-    /// happens of what was posted before.
+    /// Begins a window after the last one was worked off, and notes each node's first event in it.
     pub(super) fn open(&mut self, start: Ps, end: Ps, next_at: &mut [Ps]) {
         self.start = start;
         self.end = end;
@@ -271,8 +270,7 @@ impl Window {
         }
     }
 
-    /// Takes in what was posted to a node. What happens at one time in the same way came from the
-    /// same place, and keeps its order.
+    /// Sorts in a message to a node. Events of one time and kind have one source, and keep order.
     #[inline]
     pub(super) fn post(&mut self, posted: Posted, next_at: &mut [Ps]) {
         let Posted { at, argument, node, kind } = posted;
@@ -370,7 +368,7 @@ impl Window {
         Some((at, kind, 0))
     }
 
-    /// Ends the work of a node. Returns when something of the post arrives that is left.
+    /// Ends the work of a node. Returns when its next message arrives, if any is left.
     pub(super) fn leave(&mut self) -> Ps {
         self.nodes[self.node as usize] = self.next;
         let arrival = self.arrivals.get(self.next as usize);

@@ -58,8 +58,8 @@ const PART_OF: [u8; SLOTS] = {
     parts
 };
 
-/// For each queue: what nothing can be taken from while a frame is taken from it, and what the part
-/// that takes it can take nothing from. The latter is the queue's input.
+/// For each queue: queues that are blocked while a frame is taken from it, and queues (its input's)
+/// that the same part cannot take from.
 const KEPT: [(Queues, Queues); Queues::BITS as usize] = {
     let mut kept = [(0, 0); Queues::BITS as usize];
     let mut bit = 0;
@@ -85,8 +85,8 @@ pub(super) struct Crossbar {
     /// Queues from which nothing else can be taken, and those from which a part cannot take.
     busy: Queues,
     parts: [Queues; PARTS],
-    /// A ring of what is being taken in, what is in first at its head: how much that is, from which
-    /// queue by which part, and when it is in.
+    /// Frames being taken in, as a ring with the first to finish at its head: rows, queue, part,
+    /// time.
     head: u8,
     len: u8,
     taken: [(u8, u8); MOST],
@@ -110,8 +110,7 @@ impl Default for Crossbar {
 }
 
 impl Crossbar {
-    /// A frame is taken from a queue to an output until then. What was in by now must have been
-    /// let go of.
+    /// Starts a transfer that ends at `until`. Finished ones must have been removed.
     #[inline]
     pub(super) const fn take(&mut self, bit: u32, output: usize, until: Ps) {
         let part = PART_OF[output % SLOTS];

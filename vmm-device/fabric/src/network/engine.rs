@@ -283,7 +283,7 @@ impl Engine {
         mail.credits.iter().filter(waits).map(|credit| credit.at).fold(NEVER, Ps::min)
     }
 
-    /// Takes in the room that came back by post.
+    /// Applies the credits that were returned.
     pub(super) fn take_credits(&mut self, mail: &mut Mail) {
         for Credit { at, slot, vc, rows } in mail.credits.drain(..) {
             let (node, n) = (usize::from(slot) / SLOTS, usize::from(slot) % SLOTS);
@@ -393,9 +393,8 @@ impl Engine {
         link.is_some_and(|link| !link.erring && !link.looked_at)
     }
 
-    /// Lets go of the state at a slot where a direction comes in, if nothing is left to say or to
-    /// hear. Returns how many rows of each queue have left it, and of how many frames there
-    /// nothing will be said that was not counted yet.
+    /// Drops a receiver's full state if nothing is due in either direction. Returns the rows that
+    /// left each queue and the number of frames that are still to be acknowledged.
     pub(super) fn forget_receiving(
         &mut self,
         now: Ps,
@@ -437,7 +436,7 @@ impl Engine {
         self.queued(slot).any(|frame| frame.flags & DOOMED != 0)
     }
 
-    /// The same where it goes out: from now on it is known ahead what comes back.
+    /// The same for a sender: from now on the times of returning credits are computed ahead.
     pub(super) fn forget_sending(
         &mut self,
         now: Ps,

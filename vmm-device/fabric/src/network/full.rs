@@ -68,7 +68,7 @@ impl Node {
         Err(wait.until)
     }
 
-    /// Sees to it that a sender is asked in time whether it has waited for too long.
+    /// Sets a sender's acknowledgement timer.
     fn arm(&mut self, shared: &mut Shared, now: Ps, n: usize) {
         let watched = self.slots[n % SLOTS].output.watched;
         let link = &mut shared.sending[watched as usize];
@@ -120,8 +120,8 @@ impl Node {
         self.note_failure(shared, at, n, out);
     }
 
-    /// Sends what the receiver at a port has to say to its sender, which is there at that time.
-    /// Says whether the first of it was counted before.
+    /// Sends the receiver's due DLLPs, which arrive at that time. Returns whether the first was
+    /// counted before.
     pub(super) fn tell(
         &mut self,
         shared: &mut Shared,

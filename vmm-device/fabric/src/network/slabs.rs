@@ -55,12 +55,12 @@ fn receive<T>(from: &Receiver<T>, looks: u32) -> Result<T, RecvError> {
 
 /// Work of a slab.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
+struct Stretch {
     /// The window is a new one, from when to when.
     opens: Option<(Ps, Ps)>,
-    /// Up to and with when it is run.
+    /// Last picosecond to run, inclusive.
     until: Ps,
-    /// Which mail is for this window; what is sent now goes to the other.
+    /// Index of this window's mailbox; messages sent now go to the other one.
     mail: usize,
     hops: bool,
 }
@@ -88,7 +88,7 @@ struct Slab {
 }
 
 impl Slab {
-    /// Has an engine take in the room that came back by post for the next window.
+    /// Applies the credits that were returned for the next window.
     fn take_credits(&mut self, next: usize, engine: usize) {
         let Self { first, engines, mail, came, .. } = self;
         let Some(engine_of) = engines.get_mut(engine) else { return };
@@ -97,18 +97,18 @@ impl Slab {
         }
     }
 
-    fn work(&mut self, piece: Piece) {
+    fn work(&mut self, stretch: Stretch) {
         let Self { engines, mail: [even, odd], came, spare, notices, .. } = self;
-        let (now, next) = if piece.mail == 0 { (even, odd) } else { (odd, even) };
+        let (now, next) = if stretch.mail == 0 { (even, odd) } else { (odd, even) };
         (self.next_at, self.busy) = (NEVER, 0);
         let own = now[self.first..].iter_mut().zip(came);
         for (engine, (mail, came)) in engines.iter_mut().zip(own) {
-            if let Some((start, end)) = piece.opens {
+            if let Some((start, end)) = stretch.opens {
                 engine.open(start, end, std::iter::once(&mut *mail).chain(&mut *came));
                 spare.append(came);
             }
-            let mut out = Outlet { mail: next, notices, hops: piece.hops };
-            self.busy += engine.run(piece.until, &mut out);
+            let mut out = Outlet { mail: next, notices, hops: stretch.hops };
+            self.busy += engine.run(stretch.until, &mut out);
             self.next_at = self.next_at.min(engine.next_at());
         }
         let own = next[self.first..].iter().take(self.engines.len());
@@ -118,8 +118,8 @@ impl Slab {
             self.next_at = self.next_at.min(mail.soonest);
             self.credits_at = self.credits_at.min(mail.credits_at);
         }
-        if !notices.is_quiet(piece.until) {
-            notices.gather(piece.until);
+        if !notices.is_quiet(stretch.until) {
+            notices.gather(stretch.until);
         }
     }
 }
@@ -127,7 +127,7 @@ impl Slab {
 /// A thread that works on slabs.
 #[derive(Debug)]
 struct Worker {
-    jobs: Option<Sender<(Slab, Piece)>>,
+    jobs: Option<Sender<(Slab, Stretch)>>,
     done: Receiver<Slab>,
     /// How often either side looks before it sleeps.
     looks: u32,
@@ -136,11 +136,11 @@ struct Worker {
 
 impl Worker {
     fn new(looks: u32) -> std::io::Result<Self> {
-        let (jobs, work) = channel::<(Slab, Piece)>();
+        let (jobs, work) = channel::<(Slab, Stretch)>();
         let (finished, done) = channel();
         let work = move || {
-            while let Ok((mut slab, piece)) = receive(&work, looks) {
-                slab.work(piece);
+            while let Ok((mut slab, stretch)) = receive(&work, looks) {
+                slab.work(stretch);
                 if finished.send(slab).is_err() {
                     return;
                 }
@@ -150,10 +150,10 @@ impl Worker {
         Ok(Self { jobs: Some(jobs), done, looks, thread: Some(thread) })
     }
 
-    fn begin(&self, slab: Slab, piece: Piece) {
+    fn begin(&self, slab: Slab, stretch: Stretch) {
         if let Some(jobs) = &self.jobs {
             // Whether it was taken shows when it is to be given back.
-            let _ = jobs.send((slab, piece));
+            let _ = jobs.send((slab, stretch));
         }
     }
 
@@ -464,7 +464,7 @@ impl Slabs {
         }
     }
 
-    /// Has a direction modelled in full as somebody looks at it, or not for that any more.
+    /// Starts or stops modelling a direction in full for an observer.
     pub(super) fn look_at(
         &mut self,
         now: Ps,
@@ -503,8 +503,8 @@ impl Slabs {
         self.engine(node).is_some_and(|(engine, node)| engine.may_become_clean(node, port))
     }
 
-    /// Lets go of the full state of links on which nothing goes wrong any more. As
-    /// [`Self::fail_links`], it changes both ends at once.
+    /// Drops the full state of links that have no errors any more; like [`Self::fail_links`], at
+    /// both ends at once.
     fn clean_links(&mut self) {
         let now = self.end;
         for (node, port) in std::mem::take(&mut self.clean) {
@@ -526,8 +526,7 @@ impl Slabs {
         Some(())
     }
 
-    /// What was counted at the sending end of a port's link and at the receiving one, of what the
-    /// port sends, if things go wrong on it.
+    /// Counters of both ends of a direction that is modelled in full: the sender's, the receiver's.
     pub(super) fn watched(&self, node: NodeId, port: Port, to: NodeId) -> Option<[Counters; 2]> {
         let (engine, node) = self.engine(node)?;
         let sent = engine.watched(node, port)?;
@@ -536,11 +535,11 @@ impl Slabs {
         Some([sent, Counters { slice_fcs_errors: sent.slice_fcs_errors, ..received }])
     }
 
-    /// Lets happen all up to and with a time.
+    /// Runs all events up to a time, inclusive.
     pub(super) fn run_until(&mut self, until: Ps, sink: &mut impl Sink) {
         let hop_ps = self.parameters.hop_ps();
         let mut opens = None;
-        // What was not told is missing.
+        // Results of other parts are missing.
         if self.others.as_ref().is_some_and(Others::has_failed) {
             (self.next_at, self.credits_at) = (NEVER, NEVER);
             return;
@@ -548,7 +547,7 @@ impl Slabs {
         loop {
             let last = until.min(self.end.saturating_sub(1));
             if opens.is_some() || self.next_at <= last {
-                self.work(Piece { opens, until: last, mail: self.mail, hops: sink.wants_hops() });
+                self.work(Stretch { opens, until: last, mail: self.mail, hops: sink.wants_hops() });
                 self.tell(sink);
             }
             if until >= self.end {
@@ -612,7 +611,7 @@ impl Slabs {
         }
     }
 
-    /// Forgets lost messages of which nothing is under way any more.
+    /// Forgets lost messages that have no frames in flight.
     fn forget_broken(&mut self) {
         let ended = self.broken.ended();
         let mut stay = vec![0; ended.len().div_ceil(u64::BITS as usize)];
@@ -638,33 +637,33 @@ impl Slabs {
         }
     }
 
-    /// Runs all slabs through a piece of a window, and exchanges what they have sent each other.
-    fn work(&mut self, piece: Piece) {
+    /// Runs all slabs through a stretch of a window, and exchanges what they have sent each other.
+    fn work(&mut self, stretch: Stretch) {
         let threads = self.workers.len() + 1;
         if (threads.min(self.slabs.len()) == 1 || self.slabs.len() > threads)
-            || !self.is_worth_it(&piece)
+            || !self.is_worth_it(&stretch)
         {
-            self.slabs.iter_mut().for_each(|slab| slab.work(piece));
+            self.slabs.iter_mut().for_each(|slab| slab.work(stretch));
         } else {
             let mut away = std::mem::take(&mut self.slabs).into_iter();
             let own = away.next();
             let workers = self.workers.iter_mut().take(away.len());
             let mut workers: Vec<_> = workers.collect();
-            workers.iter().zip(away).for_each(|(worker, slab)| worker.begin(slab, piece));
+            workers.iter().zip(away).for_each(|(worker, slab)| worker.begin(slab, stretch));
             self.slabs.extend(own.map(|mut slab| {
-                slab.work(piece);
+                slab.work(stretch);
                 slab
             }));
             self.slabs.extend(workers.iter_mut().map(|worker| worker.end()));
         }
-        if piece.opens.is_some() {
+        if stretch.opens.is_some() {
             self.busy_before = std::mem::take(&mut self.busy);
         }
         self.busy += self.slabs.iter().map(|slab| slab.busy).sum::<usize>();
-        self.done = piece.until;
+        self.done = stretch.until;
         self.next_at = self.slabs.iter().map(|slab| slab.next_at).fold(NEVER, Ps::min);
         self.credits_at = self.slabs.iter().map(|slab| slab.credits_at).fold(NEVER, Ps::min);
-        self.exchange(1 - piece.mail);
+        self.exchange(1 - stretch.mail);
     }
 
     /// Hands slabs what others have sent them for the next window, and tells the other parts.
@@ -716,14 +715,14 @@ impl Slabs {
         }
     }
 
-    /// Whether a piece of a window has enough to do for threads, to judge by what there was to do
+    /// Whether a stretch of a window has enough to do for threads, to judge by what there was to do
     /// in the window before.
-    fn is_worth_it(&self, piece: &Piece) -> bool {
-        if piece.opens.is_some() {
+    fn is_worth_it(&self, stretch: &Stretch) -> bool {
+        if stretch.opens.is_some() {
             // There is the post to be sorted, too.
             return self.busy.max(self.busy_before) >= WORTH_IT;
         }
-        let share = u128::from(piece.until.saturating_sub(self.done));
+        let share = u128::from(stretch.until.saturating_sub(self.done));
         self.busy_before as u128 * share >= WORTH_IT as u128 * u128::from(self.parameters.hop_ps())
     }
 

@@ -6,7 +6,7 @@ use super::crossbar::{QUEUES, Queues, Turns, bits};
 use super::frame::{Far, SLOTS};
 use super::message::Ps;
 
-/// Of [`Output::credit`], the replay buffer's.
+/// Index of the replay buffer's credit in [`Output::credit`].
 pub(super) const REPLAY: usize = QUEUES;
 
 /// A port or a TNI. A hop touches the input of one and the output of another one at its node, and
@@ -47,7 +47,7 @@ pub(super) struct Input {
 pub(super) struct Tally(u32);
 
 impl Tally {
-    /// Adds to the count. Returns what that is for the upper half, which is nothing mostly.
+    /// Adds to the count. Returns the carry into the upper half, mostly 0.
     #[inline]
     #[must_use]
     pub(super) const fn add(&mut self, n: u64) -> u64 {
@@ -100,9 +100,9 @@ pub(super) struct Returns {
     pub(super) len: u8,
     /// Channels for which a frame waits without any credit on its way.
     pub(super) starved: u8,
-    /// What found no place there: last of a circle of [`Returned`].
+    /// Returns beyond [`RING`]: the last of a circular list of [`Returned`].
     pub(super) more: u32,
-    /// Room in the replay buffer: last of a circle of [`Returned`].
+    /// Room in the replay buffer: the last of a circular list of [`Returned`].
     pub(super) replay: u32,
 }
 

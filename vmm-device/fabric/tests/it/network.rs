@@ -545,9 +545,9 @@ fn over_a_bad_link(network: &mut Network, errors: &LinkErrors) -> Log {
 fn a_link_on_which_nothing_gets_through_goes_down() {
     let (node, port) = (Coords::default(), Port::XPlus);
     let nothing = LinkErrors { rates: [rate(1.0); MAX_LANES], ..LinkErrors::default() };
-    let deaf = LinkErrors { dllp_loss: rate(1.0), ..LinkErrors::default() };
+    let unresponsive = LinkErrors { dllp_loss: rate(1.0), ..LinkErrors::default() };
     // The replay buffer of a sender that gets no answers holds one frame of the second message.
-    for (errors, arrive, discarded) in [(nothing, 0, 6), (deaf, 1, 2)] {
+    for (errors, arrive, discarded) in [(nothing, 0, 6), (unresponsive, 1, 2)] {
         let shape = shape([2, 1, 1, 1, 1, 1]).with_torus([false; 3]);
         let mut network =
             Network::new(shape, &Parameters::TOFUD, &Options::default()).expect("possible");

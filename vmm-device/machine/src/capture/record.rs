@@ -11,7 +11,7 @@ use tofu_fabric::{
 };
 use tofu_icc::{Answer, Body, Payload, Request};
 use tofu_links::{Check, Dllp, LinkFrame, MAX_SLICE, Parameters, Slice, Slicing};
-use tofu_tnw_device::Kind;
+use tofu_tnw_device::ControlKind;
 
 use crate::interconnect::Interconnect;
 
@@ -80,12 +80,12 @@ impl PacketKind {
 }
 
 impl PacketKind {
-    pub(crate) const fn of_command(kind: Kind) -> Self {
+    pub(crate) const fn of_command(kind: ControlKind) -> Self {
         match kind {
-            Kind::Hello => Self::TnwHello,
-            Kind::Ack => Self::TnwAck,
-            Kind::Nack => Self::TnwNack,
-            Kind::Restart => Self::TnwRestart,
+            ControlKind::Hello => Self::TnwHello,
+            ControlKind::Ack => Self::TnwAck,
+            ControlKind::Nack => Self::TnwNack,
+            ControlKind::Restart => Self::TnwRestart,
         }
     }
 
@@ -315,7 +315,7 @@ pub(super) fn encode_dllp(
         let header = [0; ROUTING_HEADER_SIZE];
         out.extend(link_part(link, 0, &header, Some(dllp), false, interconnect));
     }
-    // Headers that have nothing to say, so that what there is is where it is of others.
+    // Empty headers keep the DLLP at the same offset as in other records.
     out.extend([0; FRAME_HEADER]);
     out.extend(dllp.to_bytes());
     cut(out, 0, snaplen)

@@ -16,11 +16,11 @@ use super::{Record, What};
 pub(super) const WORDS: usize = 8;
 pub(super) type Words = [u64; WORDS];
 /// Where a record is kept.
-type Place = [AtomicU64; WORDS];
+type RecordWords = [AtomicU64; WORDS];
 
 /// The last records of a thread.
 pub(super) struct Ring {
-    records: Box<[Place]>,
+    records: Box<[RecordWords]>,
     /// Records that were written so far.
     head: AtomicU64,
     /// Whether a thread writes here.
@@ -48,13 +48,13 @@ impl Ring {
     }
 
     #[inline]
-    fn place(&self, number: u64) -> &Place {
+    fn place(&self, number: u64) -> &RecordWords {
         &self.records[number as usize & (self.records.len() - 1)]
     }
 
     /// Has `write` put a record in place of the oldest. By the thread that has entered only.
     #[inline]
-    pub(super) fn push(&self, write: impl FnOnce(&Place)) {
+    pub(super) fn push(&self, write: impl FnOnce(&RecordWords)) {
         let head = self.head.load(Relaxed);
         // Whoever reads something of this record sees that the one before it is written.
         fence(Release);
@@ -111,7 +111,7 @@ fn pair(low: u32, high: u32) -> u64 {
 /// Puts the first words of a record at its place. What it does not need stays as it was: that is
 /// a store less for each, of a few that a whole Put has to spare.
 #[inline]
-fn set<const N: usize>(place: &Place, words: [u64; N]) {
+fn set<const N: usize>(place: &RecordWords, words: [u64; N]) {
     for (place, word) in place.iter().zip(words) {
         place.store(word, Relaxed);
     }
@@ -119,7 +119,7 @@ fn set<const N: usize>(place: &Place, words: [u64; N]) {
 
 /// Records at a place what has happened at a time.
 #[inline]
-pub(super) fn pack(place: &Place, now: u64, node: NodeId, what: &What) {
+pub(super) fn pack(place: &RecordWords, now: u64, node: NodeId, what: &What) {
     let at = u64::from(node.0) << 32;
     match what {
         What::Command(event) => pack_event(place, now, node, event),
@@ -132,7 +132,7 @@ pub(super) fn pack(place: &Place, now: u64, node: NodeId, what: &What) {
 
 /// Records a step of a command, like [`pack`].
 #[inline]
-pub(super) fn pack_event(place: &Place, now: u64, node: NodeId, event: &Event) {
+pub(super) fn pack_event(place: &RecordWords, now: u64, node: NodeId, event: &Event) {
     let at = u64::from(node.0) << 32;
     let ok = Rcode::SUCCESS;
     match *event {
@@ -287,7 +287,7 @@ mod tests {
             What::Access { offset: u64::MAX, write: true },
         ] {
             // Of a record that was here before.
-            let place = Place::from([u64::MAX; WORDS].map(AtomicU64::new));
+            let place = RecordWords::from([u64::MAX; WORDS].map(AtomicU64::new));
             pack(&place, 10, NodeId(768), &what);
             let words = place.map(AtomicU64::into_inner);
             let record = unpack(2, &words, |ticks| ticks).unwrap();

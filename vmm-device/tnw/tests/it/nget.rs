@@ -65,12 +65,12 @@ impl DmaMemory for Counted {
 /// What was sent.
 struct Sent {
     units: VecDeque<(Link, Unit)>,
-    lends: bool,
+    by_reference: bool,
 }
 
 impl Net for Sent {
-    fn lends(&self) -> bool {
-        self.lends
+    fn by_reference(&self) -> bool {
+        self.by_reference
     }
 
     fn send(&mut self, link: Link, unit: Unit) {
@@ -86,13 +86,13 @@ const WORD: u64 = 0x1000;
 struct Pair {
     memory: [Arc<Counted>; 2],
     nodes: [Nwp; 2],
-    lends: bool,
+    by_reference: bool,
     /// Units that went over the link.
     units: u64,
 }
 
 impl Pair {
-    fn new(lends: bool) -> Self {
+    fn new(by_reference: bool) -> Self {
         let memory = [(); 2].map(|()| {
             let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4 << 20)]).unwrap();
             let [out, into, direct] = Default::default();
@@ -108,7 +108,7 @@ impl Pair {
             nwp.bar_write(REGISTER_BAR, Register::Nwp(NwpReg::Control).offset(), &enable);
             nwp
         });
-        let mut pair = Self { memory, nodes, lends, units: 0 };
+        let mut pair = Self { memory, nodes, by_reference, units: 0 };
         pair.run();
         pair.units = 0;
         pair
@@ -118,7 +118,7 @@ impl Pair {
     fn run(&mut self) {
         let mut idle = 0;
         for node in [0, 1].into_iter().cycle() {
-            let mut sent = Sent { units: VecDeque::new(), lends: self.lends };
+            let mut sent = Sent { units: VecDeque::new(), by_reference: self.by_reference };
             while self.nodes[node].run(&mut sent) {}
             idle = if sent.units.is_empty() { idle + 1 } else { 0 };
             self.units += sent.units.len() as u64;
@@ -238,7 +238,7 @@ fn memory_is_not_read_when_its_nget_is_over() {
         let sent = pair.fill(SHORT, 7);
         pair.credit(SHORT as u64);
         pair.nget(SHORT as u64);
-        let mut on_link = Sent { units: VecDeque::new(), lends: true };
+        let mut on_link = Sent { units: VecDeque::new(), by_reference: true };
         while pair.nodes[0].run(&mut on_link) {}
         assert_eq!((on_link.units.len(), pair.done(0)), (1, None), "not over yet");
         way(&pair.nodes[0]);
@@ -296,7 +296,7 @@ proptest! {
                 prop_assert!(turn < 10_000, "it does not come to an end");
                 let mut moved = false;
                 for node in [0, 1] {
-                    let mut sent = Sent { units: VecDeque::new(), lends: true };
+                    let mut sent = Sent { units: VecDeque::new(), by_reference: true };
                     while pair.nodes[node].run(&mut sent) {}
                     moved |= !sent.units.is_empty();
                     for (link, mut unit) in sent.units {
@@ -329,7 +329,7 @@ proptest! {
                     break;
                 }
                 for node in [0, 1] {
-                    let mut late = Sent { units: VecDeque::new(), lends: true };
+                    let mut late = Sent { units: VecDeque::new(), by_reference: true };
                     let deadline = pair.nodes[node].next_deadline();
                     pair.nodes[node].expire(deadline, &mut late);
                     for (link, unit) in late.units {
@@ -349,7 +349,7 @@ fn an_nget_is_over_though_nobody_answers() {
     let pair = Pair::new(true);
     pair.fill(1000, 9);
     pair.nget(1000);
-    let mut lost = Sent { units: VecDeque::new(), lends: true };
+    let mut lost = Sent { units: VecDeque::new(), by_reference: true };
     while pair.nodes[0].run(&mut lost) {}
     assert_eq!(pair.done(0), None);
     pair.nodes[0].expire(pair.nodes[0].next_deadline(), &mut lost);

@@ -7,7 +7,7 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::{Modifier, Style};
 use tofu_control::protocol::MachineInfo;
-use tofu_control::rates::{Look, Node, Rates, rate};
+use tofu_control::rates::{Look, NodeSample, Rates, rate};
 use tofu_control::{Counters, NodeCounters};
 use tofu_fabric::Port;
 use tofu_ui::printable;
@@ -114,7 +114,7 @@ pub(super) struct Sample {
     /// Since it was started.
     pub(super) seconds: f64,
     pub(super) links_down: usize,
-    pub(super) nodes: Vec<Node>,
+    pub(super) nodes: Vec<NodeSample>,
 }
 
 impl From<Look> for Sample {
@@ -166,7 +166,7 @@ pub(super) struct View {
     rows: Vec<Row>,
     links: Vec<(String, f64)>,
     /// Nodes with the increase of their counters, and the time that it took.
-    added: Vec<(Node, f64)>,
+    added: Vec<(NodeSample, f64)>,
     sort: Sort,
     reversed: bool,
     chosen: usize,
@@ -201,17 +201,17 @@ impl View {
         let before = self.last.as_ref();
         let seconds = before.map_or(0.0, |last| (sample.at - last.at).as_secs_f64());
         let added = sample.nodes.iter().map(|node| {
-            let same = |other: &&Node| other.index == node.index;
+            let same = |other: &&NodeSample| other.index == node.index;
             // At first there is nothing to compare with.
             (node.since(before.and_then(|last| last.nodes.iter().find(same))), seconds)
         });
         self.added = added.collect();
-        let row = |(node, seconds): &(Node, f64)| {
-            let Node { index, name, state, .. } = node.clone();
+        let row = |(node, seconds): &(NodeSample, f64)| {
+            let NodeSample { index, name, state, .. } = node.clone();
             Row { index, name, state, rates: node.rates(*seconds) }
         };
         self.rows = self.added.iter().map(row).collect();
-        let links = |(node, seconds): &(Node, f64)| {
+        let links = |(node, seconds): &(NodeSample, f64)| {
             let ports = node.ports(*seconds).into_iter();
             ports.map(|(port, load)| (format!("{} {port}", node.name), load)).collect::<Vec<_>>()
         };
@@ -429,7 +429,7 @@ mod tests {
                 ..NodeCounters::default()
             };
             let name = format!("t-{index}-0-0-0-0-0");
-            Node { index, name, state: "run\x1b[31mning".to_owned(), counters }
+            NodeSample { index, name, state: "run\x1b[31mning".to_owned(), counters }
         };
         Sample {
             at,

@@ -29,7 +29,7 @@ struct MachineWatch<'a, 'b> {
     screen: &'a mut Screen<'b>,
     /// By node number; stubs stay without a result.
     nodes: Vec<Progress>,
-    unfinished: usize,
+    running: usize,
     /// A guest has not succeeded, or another part has failed; tells which, in words.
     failed: Option<String>,
     /// Other parts of the machine, and whether they are present with guests that still run.
@@ -67,7 +67,7 @@ pub(crate) fn watch(
         start,
         screen,
         nodes: nodes.collect(),
-        unfinished: plan.programs().count(),
+        running: plan.programs().count(),
         failed: None,
         others: others(plan),
         lost: BTreeSet::new(),
@@ -111,7 +111,7 @@ pub(crate) fn watch(
     let deadline = Instant::now() + plan.timeout.0;
     let (mut graced, mut told) = (None, false);
     while (stays_up || watch.is_under_way()) && !watch.is_to_end() {
-        if watch.unfinished == 0 && !told && !stays_up {
+        if watch.running == 0 && !told && !stays_up {
             told = true;
             machine.ended(watch.count_failed());
             watch.tell_whom_it_waits_for()?;
@@ -127,7 +127,7 @@ pub(crate) fn watch(
         };
         match event {
             Ok(event) => watch.take(event)?,
-            Err(RecvTimeoutError::Timeout) if watch.unfinished == 0 => {
+            Err(RecvTimeoutError::Timeout) if watch.running == 0 => {
                 watch.others_failed = true;
                 watch.screen.note("the other parts take too long; this one leaves the machine")?;
                 break;
@@ -140,7 +140,7 @@ pub(crate) fn watch(
                     _ => format!("still running after {}", Seconds(plan.timeout.0)),
                 };
                 told = true;
-                machine.ended(watch.count_failed() + watch.unfinished as u32);
+                machine.ended(watch.count_failed() + watch.running as u32);
                 let kind = if until < deadline { "stopped" } else { "timeout" };
                 watch.time_is_over(machine.as_mut(), events, (kind, &why))?;
                 break;
@@ -150,7 +150,7 @@ pub(crate) fn watch(
     }
     if !watch.is_to_end() {
         // The machine ends by itself, and followers must be told of that as well.
-        backend.heard(&Event::Down);
+        backend.on_event(&Event::Down);
         if !told {
             machine.ended(watch.count_failed());
         }
@@ -177,7 +177,7 @@ fn others(plan: &Plan) -> BTreeMap<PartId, bool> {
 impl MachineWatch<'_, '_> {
     /// Whether guests still run, here or in other parts.
     fn is_under_way(&self) -> bool {
-        self.unfinished > 0 || self.others.values().any(|runs| *runs)
+        self.running > 0 || self.others.values().any(|runs| *runs)
     }
 
     /// Guests here that have failed.
@@ -219,12 +219,12 @@ impl MachineWatch<'_, '_> {
     }
 
     fn take(&mut self, event: Event) -> io::Result<()> {
-        self.backend.heard(&event);
+        self.backend.on_event(&event);
         match event {
             Event::Rebooted(node) => {
                 let is_bare = self.plan.bare().any(|(bare, _)| bare == node);
                 if is_bare && self.nodes[node.index()].result.take().is_some() {
-                    self.unfinished += 1;
+                    self.running += 1;
                 }
                 let is = if is_bare { "runs" } else { "is ready" };
                 self.screen.note(&format!("{} {is} again", self.plan.coords(node)))
@@ -326,7 +326,7 @@ impl MachineWatch<'_, '_> {
         if progress.result.is_some() {
             return Ok(());
         }
-        self.unfinished -= 1;
+        self.running -= 1;
         // The others go on without a node that was taken down, or that is to fail with its guest.
         let others_go_on = kind == "stopped" || self.plan.fail_with_guest && code.is_none();
         if code != Some(0) && !others_go_on {

@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 use tofu_control::protocol::{JobInfo, LinkEnd, MachineInfo};
-use tofu_control::rates::{Look, Node};
+use tofu_control::rates::{Look, NodeSample};
 use tofu_fabric::{Link, Shape};
 
 /// The format that the first line of a file gives.
@@ -96,7 +96,7 @@ impl Links {
         Some(self.by_end.get(&(node, port.to_owned()))?.0)
     }
 
-    fn loads(&self, nodes: &[Node], seconds: f64) -> Vec<(u32, f64, f64)> {
+    fn loads(&self, nodes: &[NodeSample], seconds: f64) -> Vec<(u32, f64, f64)> {
         let mut loads: HashMap<u32, [f64; 2]> = HashMap::new();
         for node in nodes {
             for (port, bytes) in node.ports(seconds) {
