@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use tofu_fabric::PartId;
 use tofu_machine::Transport;
-use tofu_sync::lock;
+use tofu_sync::{lock, read, write};
 
 use crate::door::{Joining, Verdict, taken};
 use crate::hello::{Hello, PartStatus};
@@ -274,7 +274,7 @@ impl Mesh {
             if let Some(status) = *lock(&self.told) {
                 say(&peer, status);
             }
-            let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
+            let mut holders = write(&self.holders);
             holders.retain(|other| other.said.part != peer.said.part);
             holders.push(Arc::clone(&peer));
             drop(holders);
@@ -472,7 +472,7 @@ impl Transport for Mesh {
     }
 
     fn has_room(&self) -> bool {
-        let holders = self.holders.read().unwrap_or_else(PoisonError::into_inner);
+        let holders = read(&self.holders);
         holders
             .iter()
             .all(|peer| peer.gone.load(SeqCst) || peer.link.has_room() && !peer.holds.load(SeqCst))

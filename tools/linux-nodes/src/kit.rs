@@ -107,7 +107,7 @@ impl Kit {
                                 return Ok(kit);
                             }
                         }
-                        Err(error) if is_interrupted(&error) => return Err(error),
+                        Err(error) if tofu_ui::is_interrupted(&error) => return Err(error),
                         // Machines that work without the driver continue to do so.
                         Err(error) => log::warn!("without the kernel driver: {error:#}"),
                     },
@@ -277,11 +277,6 @@ pub fn shared_memory() -> anyhow::Result<()> {
         "no shared memory: memfd_create fails on this host, and Linux nodes and tofu serve need it",
     )?;
     Ok(())
-}
-
-/// Whether the user has stopped it.
-fn is_interrupted(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(tofu_image::Error::Interrupted))
 }
 
 /// The image of the first of [`DRIVER_KERNELS`] that is there and has the driver.

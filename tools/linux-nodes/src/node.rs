@@ -13,7 +13,7 @@ use tofu_supervisor::agent::Agent;
 use tofu_supervisor::console::Console;
 use tofu_supervisor::event::Event;
 use tofu_supervisor::node::{AgentNode, NodeStatus};
-use tofu_sync::lock;
+use tofu_sync::{lock, wait};
 
 use crate::monitor::{Killer, Monitor, MonitorKind};
 use crate::setup::VmSetup;
@@ -159,7 +159,7 @@ impl LinuxNode {
                 Phase::Ready => return Ok(()),
                 Phase::Off if !state.start => return Err(state.why.clone()),
                 _ if state.stop => return Err("stopped".into()),
-                _ => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                _ => state = wait(&self.changed, state),
             }
         }
     }
@@ -192,7 +192,7 @@ impl LinuxNode {
             {
                 let mut state = self.state();
                 while !state.start && !state.stop {
-                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state = wait(&self.changed, state);
                 }
                 if state.stop {
                     return;
@@ -395,7 +395,7 @@ impl Turn {
     fn take(common: &Arc<Common>, cancelled: impl Fn() -> bool) -> Self {
         let mut starts = lock(&common.starts);
         while *starts == 0 && !cancelled() {
-            starts = common.start_free.wait(starts).unwrap_or_else(PoisonError::into_inner);
+            starts = wait(&common.start_free, starts);
         }
         *starts = starts.saturating_sub(1);
         Self { common: Arc::clone(common) }

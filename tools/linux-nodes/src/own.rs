@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use std::thread;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use anyhow::Context;
 use tofu_icc::{Access, DmaError, DmaMemory, DmaResult, Visit};
 use tofu_pci::{Endpoint, EndpointDevice, PciFunction};
 use tofu_sandbox::Role;
+use tofu_sync::{read, write};
 use tofu_virtio::iommu::Iommu;
 use tofu_virtio::{
     Block, BlockConfig, Console, Device, DeviceMemory, Doorbells, Options, PortConfig, Rng, Virtio,
@@ -50,11 +51,11 @@ pub(crate) struct LatestMemory(RwLock<Option<Arc<DeviceMemory>>>);
 
 impl LatestMemory {
     fn set(&self, memory: Option<Arc<DeviceMemory>>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = memory;
+        *write(&self.0) = memory;
     }
 
     fn get(&self) -> Option<Arc<DeviceMemory>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        read(&self.0).clone()
     }
 }
 

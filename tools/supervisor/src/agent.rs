@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
@@ -12,7 +12,7 @@ use tofu_agent::wire::{
     Exec, FrameReader, FromGuest, FromProgram, MAX_PROGRAMS, Output, Status, ToGuest, ToProgram,
     VERSION, WINDOW, WireError, encode,
 };
-use tofu_sync::lock;
+use tofu_sync::{lock, wait_timeout};
 
 /// A node's agent, in the node's current virtual machine.
 #[derive(Default)]
@@ -144,8 +144,7 @@ impl Agent {
             if left.is_zero() {
                 return false;
             }
-            pings =
-                self.answered.wait_timeout(pings, left).unwrap_or_else(PoisonError::into_inner).0;
+            pings = wait_timeout(&self.answered, pings, left);
         }
         true
     }

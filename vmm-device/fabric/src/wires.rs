@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 use tofu_abi::Coords;
-use tofu_sync::lock;
+use tofu_sync::{lock, read, write};
 
 use crate::carrier::{Cables, Crossing, Stray};
 use crate::equipment::{Equipped, HeldBack};
@@ -201,7 +201,7 @@ impl<B> Wires<B> {
     }
 
     fn change(&self, change: impl FnOnce(&mut Equipment<B>)) {
-        let mut equipment = self.equipment.write().unwrap_or_else(PoisonError::into_inner);
+        let mut equipment = write(&self.equipment);
         change(&mut equipment);
         let Equipment { tap, faults, cables } = &*equipment;
         let equipped = tap.is_some() || faults.is_some() || cables.is_some();
@@ -209,7 +209,7 @@ impl<B> Wires<B> {
     }
 
     fn equipment(&self) -> Equipment<B> {
-        self.equipment.read().unwrap_or_else(PoisonError::into_inner).clone()
+        read(&self.equipment).clone()
     }
 
     #[cold]

@@ -18,7 +18,7 @@ use tofu_fabric::{
 };
 use tofu_icc::Body;
 use tofu_links::Dllp;
-use tofu_sync::lock;
+use tofu_sync::{lock, read, write};
 use tofu_tnw_device::Unit;
 
 use crate::interconnect::Interconnect;
@@ -335,7 +335,7 @@ impl<B: Recorded> Hub<B> {
     fn change(self: &Arc<Self>, change: impl FnOnce(&mut Vec<Arc<Active>>)) {
         let _changing = lock(&self.changing);
         let nodes: BTreeSet<_> = {
-            let mut all = self.active.write().unwrap_or_else(PoisonError::into_inner);
+            let mut all = write(&self.active);
             change(&mut all);
             all.iter().map(|active| active.config.node).collect()
         };
@@ -351,7 +351,7 @@ impl<B: Recorded> Hub<B> {
 impl<B> Hub<B> {
     /// For each capture of a node.
     fn at(&self, node: NodeId, each: impl Fn(&Active)) {
-        let all = self.active.read().unwrap_or_else(PoisonError::into_inner);
+        let all = read(&self.active);
         all.iter().filter(|active| active.config.node == node).for_each(|active| each(active));
     }
 }

@@ -1,10 +1,10 @@
 //! The MSI-X table and pending bit array.
 
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 use tofu_inspect::{Hex, Inspect, Visit};
-use tofu_sync::lock;
+use tofu_sync::{lock, read, write};
 
 /// The most vectors an MSI-X table can have.
 pub const MAX_VECTORS: u16 = 2048;
@@ -110,13 +110,13 @@ impl MsixTable {
         // With no sink in place first, nothing can reach the new one before the
         // record of what was passed to the old one is gone.
         self.disconnect();
-        *self.sink.write().unwrap_or_else(PoisonError::into_inner) = Some(sink);
+        *write(&self.sink) = Some(sink);
         self.visit_all(|_| {});
     }
 
     /// Disconnects the receiver; interrupts stay pending from now on.
     pub fn disconnect(&self) {
-        *self.sink.write().unwrap_or_else(PoisonError::into_inner) = None;
+        *write(&self.sink) = None;
         self.visit_all(|vector| vector.reported = None);
     }
 
@@ -240,7 +240,7 @@ impl MsixTable {
     /// Brings the sink up to date with `entry` and delivers it if pending and
     /// unmasked.
     fn settle(&self, vector: u16, entry: &mut Vector) {
-        let sink = self.sink.read().unwrap_or_else(PoisonError::into_inner);
+        let sink = read(&self.sink);
         let Some(sink) = sink.as_ref() else { return };
         let open = self.control.load(Ordering::SeqCst) == ENABLE && !entry.masked;
         let message = open.then_some((entry.address, entry.data));

@@ -8,6 +8,7 @@
 
 mod epoch;
 mod ticks;
+mod unpoisoned;
 
 pub use crate::epoch::Epochs;
 pub use crate::ticks::Ticks;
@@ -16,11 +17,7 @@ pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 #[cfg(not(loom))]
 pub use std::sync::{Mutex, MutexGuard};
 
-/// Locks a mutex of the standard library. If another thread has panicked with the lock, the data
-/// must stay usable for the others: a device serves other nodes, too.
-pub fn lock<T: ?Sized>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
+pub use crate::unpoisoned::{lock, read, wait, wait_timeout, write};
 
 #[cfg(loom)]
 pub use checked::{AtomicBool, AtomicU32, AtomicU64};

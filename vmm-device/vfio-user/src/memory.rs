@@ -5,9 +5,7 @@ use std::fs::File;
 use std::ops::Bound::{Excluded, Unbounded};
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
-};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::thread;
 
 use rustix::fs::{
@@ -18,7 +16,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use smallvec::SmallVec;
 use tofu_abi::table::IPA_BITS;
 use tofu_icc::{Access, DmaError, DmaMemory, DmaResult, Epochs, Visit};
-use tofu_sync::lock;
+use tofu_sync::{lock, read, write};
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::process::ClientProcess;
@@ -260,11 +258,11 @@ impl ClientMemory {
     }
 
     fn read_ranges(&self) -> RwLockReadGuard<'_, BTreeMap<u64, Range>> {
-        self.ranges.read().unwrap_or_else(PoisonError::into_inner)
+        read(&self.ranges)
     }
 
     fn write_ranges(&self) -> RwLockWriteGuard<'_, BTreeMap<u64, Range>> {
-        self.ranges.write().unwrap_or_else(PoisonError::into_inner)
+        write(&self.ranges)
     }
 
     fn lock_files(&self) -> MutexGuard<'_, HashMap<FileId, Weak<MmapRegion<()>>>> {

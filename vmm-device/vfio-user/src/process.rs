@@ -6,13 +6,14 @@
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{PoisonError, RwLock};
+use std::sync::RwLock;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 use tofu_icc::Access;
+use tofu_sync::{read, write};
 use vm_memory::VolatileSlice;
 
 /// Words in the middle of buffers are as aligned as in the client.
@@ -77,9 +78,7 @@ impl ClientProcess {
     ) -> Result<(), Errno> {
         with_buffer(len, |copy| {
             let _alone = match access {
-                Access::Update => {
-                    Some(self.updates.write().unwrap_or_else(PoisonError::into_inner))
-                }
+                Access::Update => Some(write(&self.updates)),
                 _ => None,
             };
             let slice = VolatileSlice::from(copy);
@@ -102,7 +101,7 @@ impl ClientProcess {
 
     /// Writes all bytes that `from` has.
     pub(crate) fn write(&self, address: u64, from: &VolatileSlice<'_>) -> Result<(), Errno> {
-        let _others = self.updates.read().unwrap_or_else(PoisonError::into_inner);
+        let _others = read(&self.updates);
         self.transfer(Direction::To, address, from)
     }
 

@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tofu_abi::{Coords, Path};
 use tofu_jtofu::{PathTo, System, news};
+use tofu_sync::lock;
 use tofu_utofu::VbgSetting;
 use tofu_utofu::ids::{VbgId, VcqId};
 
@@ -62,7 +63,7 @@ fn first_of(paths: &[PathTo], default: Path) -> Path {
 /// The path to a node that a new ID gets instead of `default`. `here` tells where this process is,
 /// and is called only if a link is dead.
 pub(crate) fn path(to: Coords, default: Path, here: impl FnOnce() -> Option<Coords>) -> Path {
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = lock(&KNOWN);
     known.look(Duration::ZERO);
     let Some(system) = &known.system else { return default };
     here().map_or(default, |from| working(system, from, to, default))
@@ -72,7 +73,7 @@ pub(crate) fn path(to: Coords, default: Path, here: impl FnOnce() -> Option<Coor
 /// default path is known to be dead: the shortest path that is not known to be, if there is one.
 pub(crate) fn signals(from: Coords, gates: &[VbgSetting]) -> Vec<VbgSetting> {
     let mut gates = gates.to_vec();
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = lock(&KNOWN);
     known.look(Duration::ZERO);
     let Some(system) = &known.system else { return gates };
     for gate in gates.iter_mut().filter(|gate| gate.path.is_none()) {
@@ -100,13 +101,13 @@ impl Known {
 /// command has met a dead link.
 #[cold]
 pub(crate) fn refresh() {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner).look(FRESH);
+    lock(&KNOWN).look(FRESH);
 }
 
 /// The program has chosen a path to a node. Where that is the default path commands keep it.
 pub(crate) fn choose(to: Coords, path: Path) {
     if path == to.default_path() {
-        KNOWN.lock().unwrap_or_else(PoisonError::into_inner).chosen.insert(to);
+        lock(&KNOWN).chosen.insert(to);
     }
 }
 
@@ -126,7 +127,7 @@ fn look_up(to: u64, flags: u64, from: Option<Coords>) -> u64 {
     if flags >> 28 & 15 != 0 || id.path_of_id(0).ok() != Some(default) {
         return to;
     }
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = lock(&KNOWN);
     known.look(FRESH);
     let Known { system: Some(system), detours, chosen, .. } = &mut *known else { return to };
     if chosen.contains(&node) {

@@ -1,9 +1,10 @@
 //! MSI-X vectors of one device, as flags that threads can wait for.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use tofu_abi::irq::vector;
+use tofu_sync::wait_timeout;
 
 /// Which vectors have fired and were not waited for yet, one bit each.
 const WORDS: usize = (vector::COUNT as usize).div_ceil(64);
@@ -44,8 +45,7 @@ impl Interrupts {
             let Some(left) = timeout.checked_sub(start.elapsed()).filter(|t| !t.is_zero()) else {
                 return false;
             };
-            fired =
-                self.changed.wait_timeout(fired, left).unwrap_or_else(PoisonError::into_inner).0;
+            fired = wait_timeout(&self.changed, fired, left);
         }
         fired[word] &= !bit;
         true

@@ -2,9 +2,10 @@
 //! process has mapped for it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, RwLock, RwLockWriteGuard};
 
 use tofu_icc::{Access, DmaError, DmaMemory, DmaResult, Visit};
+use tofu_sync::{read, write};
 use tofu_utofu::{Code, Error};
 use vm_memory::{GuestMemoryMmap, VolatileSlice};
 
@@ -86,7 +87,7 @@ impl NodeMemory {
     }
 
     fn mappings_mut(&self) -> RwLockWriteGuard<'_, Mappings> {
-        self.mappings.write().unwrap_or_else(PoisonError::into_inner)
+        write(&self.mappings)
     }
 
     /// Maps memory of the process for the device, at an address that has the same place in its
@@ -122,7 +123,7 @@ impl NodeMemory {
 
     /// Where the process has the memory at an address of the device.
     fn find_mapped(&self, addr: u64, len: usize, access: Access) -> Option<usize> {
-        let mappings = self.mappings.read().unwrap_or_else(PoisonError::into_inner);
+        let mappings = read(&self.mappings);
         let (&start, range) = mappings.ranges.range(..=addr).next_back()?;
         let offset = usize::try_from(addr - start).ok()?;
         let inside = offset.checked_add(len).is_some_and(|end| end <= range.len);

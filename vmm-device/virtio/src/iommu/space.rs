@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use tofu_sync::Epochs;
 use tofu_sync::lock;
+use tofu_sync::{Epochs, read, write};
 use vm_memory::Permissions;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -136,11 +136,11 @@ impl Space {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, State> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
+        read(&self.state)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, State> {
-        self.state.write().unwrap_or_else(PoisonError::into_inner)
+        write(&self.state)
     }
 
     pub(super) fn wake_by(&self, wake: EventFd) {

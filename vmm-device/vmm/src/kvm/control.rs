@@ -1,10 +1,10 @@
 //! Requests to vCPU threads: stop, pause, resume, show registers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use tofu_sync::lock;
+use tofu_sync::{lock, wait, wait_timeout};
 
 use super::kick::Kicker;
 use crate::outcome::{Outcome, Registers};
@@ -138,7 +138,7 @@ impl Control {
             if phase == VcpuPhase::Running {
                 return Next::Run;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.changed, state);
         }
     }
 
@@ -222,8 +222,7 @@ impl Control {
                 Some(deadline) => deadline.checked_duration_since(Instant::now())?,
                 None => Duration::MAX,
             };
-            state =
-                self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = wait_timeout(&self.changed, state, left);
         }
     }
 

@@ -11,7 +11,7 @@ use kvm_bindings::{
 use kvm_ioctls::VmFd;
 use log::debug;
 use tofu_pci::MsiSink;
-use tofu_sync::lock;
+use tofu_sync::{lock, read, write};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::Error;
@@ -113,7 +113,7 @@ impl FunctionMsi {
     }
 
     fn route(&self, vector: u16, address: u64, data: u32) -> Result<(), Error> {
-        let mut lines = self.lines.write().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = write(&self.lines);
         if let Some(line) = lines.get_mut(&vector) {
             if line.message != (address, data) {
                 self.routes.set(Some(line.gsi), address, data)?;
@@ -135,7 +135,7 @@ impl FunctionMsi {
 impl MsiSink for FunctionMsi {
     fn notify(&self, vector: u16, address: u64, data: u32) {
         {
-            let lines = self.lines.read().unwrap_or_else(PoisonError::into_inner);
+            let lines = read(&self.lines);
             if let Some(line) = lines.get(&vector)
                 && line.message == (address, data)
                 && line.event.write(1).is_ok()

@@ -1,9 +1,9 @@
 //! PCI Express bus 0: the host bridge, ECAM, and which function answers which address.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use tofu_pci::{BarRange, ConfigSpace, PciFunction, regs, size_bars};
-use tofu_sync::lock;
+use tofu_sync::{lock, read, write};
 
 use super::windows::Windows;
 use crate::{Error, Slot, layout};
@@ -185,12 +185,12 @@ impl PciHost {
         let bars = occupant.function.bars();
         let current = bars.iter().flatten().map(|&range| (slot, range));
         {
-            let decoding = self.decoding.read().unwrap_or_else(PoisonError::into_inner);
+            let decoding = read(&self.decoding);
             if decoding.iter().filter(|(of, _)| *of == slot).copied().eq(current.clone()) {
                 return;
             }
         }
-        let mut decoding = self.decoding.write().unwrap_or_else(PoisonError::into_inner);
+        let mut decoding = write(&self.decoding);
         decoding.retain(|(of, _)| *of != slot);
         decoding.extend(current);
         decoding.sort_by_key(|(of, range)| (*of, range.index));
@@ -199,7 +199,7 @@ impl PciHost {
     }
 
     fn decode(&self, address: u64) -> Option<(&Occupant, u8, u64)> {
-        let decoding = self.decoding.read().unwrap_or_else(PoisonError::into_inner);
+        let decoding = read(&self.decoding);
         let (slot, bar, offset) = decoding
             .iter()
             .find_map(|(slot, range)| Some((*slot, range.index, range.offset_of(address)?)))?;
