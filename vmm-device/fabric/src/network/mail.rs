@@ -182,6 +182,15 @@ impl Notices {
         self.ahead_at
     }
 
+    /// The tokens of messages whose loss is still to be told. Losses are told in the window in which
+    /// they happen, so none is ahead.
+    pub(super) fn lost(&self) -> impl Iterator<Item = u64> + '_ {
+        self.now.iter().chain(&self.due).filter_map(|told| match told.notice {
+            Notice::Discarded { token, .. } => Some(token),
+            _ => None,
+        })
+    }
+
     /// The memory that it takes.
     pub(super) fn bytes(&self) -> usize {
         self.bodies.bytes() + (self.now.capacity() + self.due.capacity()) * size_of::<Told>()

@@ -616,7 +616,9 @@ impl Slabs {
         let ended = self.broken.ended();
         let mut stay = vec![0; ended.len().div_ceil(u64::BITS as usize)];
         let posted = self.all_mail().flat_map(|mail| &mail.frames).map(|(_, frame)| frame.token);
-        for token in self.all().flat_map(Engine::tokens).chain(posted) {
+        // Links that have just failed have lost frames that nobody was told of yet.
+        let untold = self.slabs.iter().flat_map(|slab| slab.notices.lost());
+        for token in self.all().flat_map(Engine::tokens).chain(posted).chain(untold) {
             if let Ok(n) = ended.binary_search(&token) {
                 stay[n / u64::BITS as usize] |= 1 << (n % u64::BITS as usize);
             }
