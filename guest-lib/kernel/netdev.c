@@ -133,7 +133,7 @@ static struct netdev_queue *tx_queue(struct tofu_queue *queue)
 /* Bytes of the longest packet that is sent as one. */
 #define TOFU_LONGEST (256 << 10)
 /* Bytes of TCP's data in what a packet is cut into for nodes that take no more than 64 KiB. */
-#define TOFU_PIECE 65000
+#define TOFU_SEGMENT 65000
 /* Bytes of such a frame that do: all headers. */
 #define TOFU_HEAD 256
 /* Bytes of memory that are mapped at a time to be read, which IOMMUs have a page for. */
@@ -541,7 +541,7 @@ bool tofu_shim_skb_complete(struct sk_buff **skb)
  */
 bool tofu_shim_skb_cut(struct sk_buff **skb)
 {
-	struct sk_buff *list, *piece;
+	struct sk_buff *list, *segment;
 	unsigned int type;
 	u16 size;
 
@@ -553,19 +553,19 @@ bool tofu_shim_skb_cut(struct sk_buff **skb)
 		return false;
 	type = skb_shinfo(*skb)->gso_type;
 	size = skb_shinfo(*skb)->gso_size;
-	if (size > TOFU_PIECE / 2)
+	if (size > TOFU_SEGMENT / 2)
 		return false;
-	skb_shinfo(*skb)->gso_size = rounddown(TOFU_PIECE, size);
+	skb_shinfo(*skb)->gso_size = rounddown(TOFU_SEGMENT, size);
 	list = skb_gso_segment(*skb, NETIF_F_SG | NETIF_F_HW_CSUM);
 	skb_shinfo(*skb)->gso_size = size;
-	for (piece = IS_ERR(list) ? NULL : list; piece; piece = piece->next) {
-		unsigned int data = piece->len - skb_tcp_all_headers(piece);
+	for (segment = IS_ERR(list) ? NULL : list; segment; segment = segment->next) {
+		unsigned int data = segment->len - skb_tcp_all_headers(segment);
 
 		if (data <= size)
 			continue;
-		skb_shinfo(piece)->gso_type = type;
-		skb_shinfo(piece)->gso_size = size;
-		skb_shinfo(piece)->gso_segs = DIV_ROUND_UP(data, size);
+		skb_shinfo(segment)->gso_type = type;
+		skb_shinfo(segment)->gso_size = size;
+		skb_shinfo(segment)->gso_segs = DIV_ROUND_UP(data, size);
 	}
 	return replace_skb(skb, list);
 }

@@ -121,7 +121,7 @@ impl Sender {
         if tables.is_none() {
             dev_info!(
                 device.pdev(),
-                "no memory for rendezvous: long frames go in fragments\n"
+                "no memory for rendezvous: frames go in fragments\n"
             );
         }
         let settings = [

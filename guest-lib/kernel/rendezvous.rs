@@ -506,7 +506,7 @@ impl RendezvousMemory {
     }
 
     /// Whether the stack may have these chunks, so that none has to be unmapped for want of room.
-    pub(crate) fn may_lend(&self, chunks: &Chunks) -> bool {
+    pub(crate) fn may_pass_on(&self, chunks: &Chunks) -> bool {
         self.direct || self.pool.has_room_for(chunks.len)
     }
 

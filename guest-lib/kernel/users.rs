@@ -79,8 +79,8 @@ impl Users {
         }
     }
 
-    /// Registers a user, or changes the rights of one who is registered. Ours: one who gets what
-    /// users have who are not registered is none that is, and takes no room.
+    /// Registers a user, or changes the rights of one who is registered. Ours: a user who gets the
+    /// rights of unregistered users is removed from the list, and takes no room.
     ///
     /// # Errors
     ///

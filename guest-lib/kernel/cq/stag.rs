@@ -22,7 +22,7 @@ use super::tables::{StagEntry, SPECIAL_STAGS};
 const BASE_ALIGN: u64 = 1 << 16;
 const HUGE: u64 = PageSize::Size2M.bytes();
 
-/// What an STag stands for: pages of the process, and how they are offered.
+/// What an STag stands for: pages of the process, and how they are mapped.
 #[derive(Clone, Copy)]
 pub(super) struct Span {
     /// First byte that the process asked for.

@@ -258,7 +258,7 @@ impl RxState {
             head,
             mut chunks,
         } = self.private.remove(0).ok()?;
-        let copy = !sides.tx.lock().may_lend(&chunks);
+        let copy = !sides.tx.lock().may_pass_on(&chunks);
         let counters = self.inbound.count();
         let frame = assemble(&request, head, (&mut chunks, copy), queue, counters);
         if let Some(memory) = sides.tx.lock().rendezvous() {

@@ -670,8 +670,8 @@ impl Tx {
     }
 
     /// Whether the stack may have what was fetched, instead of a copy.
-    pub(super) fn may_lend(&mut self, chunks: &Chunks) -> bool {
-        let may = self.rendezvous().is_some_and(|m| m.may_lend(chunks));
+    pub(super) fn may_pass_on(&mut self, chunks: &Chunks) -> bool {
+        let may = self.rendezvous().is_some_and(|m| m.may_pass_on(chunks));
         self.counters.copied += u64::from(!may);
         may
     }
