@@ -293,8 +293,8 @@ impl Core {
         Request { origin, id, head: 0, len, sum, metadata, place }
     }
 
-    /// Checks a fetched frame of `len` bytes: `head` contains all its headers, `words` is the sum of
-    /// its words. Returns its offload metadata if its origin may send it to this node.
+    /// Checks a fetched frame of `len` bytes: `head` contains all its headers, `words` is the sum
+    /// of its words. Returns its offload metadata if its origin may send it to this node.
     pub(crate) fn fetched(
         &mut self,
         request: &Request,

@@ -155,8 +155,8 @@ pub fn is_gone(control: &Path) -> bool {
     control.parent().is_none_or(|dir| !is_alive(dir))
 }
 
-/// Whether a machine that has failed to answer has ended. A process that ends closes its sockets and
-/// its lock one after another, so this waits a moment for the lock.
+/// Whether a machine that has failed to answer has ended. A process that ends closes its sockets
+/// and its lock one after another, so this waits a moment for the lock.
 pub fn has_ended(control: &Path) -> bool {
     (0..20).any(|_| {
         let gone = is_gone(control);

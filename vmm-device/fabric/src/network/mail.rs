@@ -182,8 +182,8 @@ impl Notices {
         self.ahead_at
     }
 
-    /// The tokens of messages whose loss is still to be told. Losses are told in the window in which
-    /// they happen, so none is ahead.
+    /// The tokens of messages whose loss is still to be told. Losses are told in the window in
+    /// which they happen, so none is ahead.
     pub(super) fn lost(&self) -> impl Iterator<Item = u64> + '_ {
         self.now.iter().chain(&self.due).filter_map(|told| match told.notice {
             Notice::Discarded { token, .. } => Some(token),
