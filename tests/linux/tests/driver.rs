@@ -145,7 +145,7 @@ fn utofu_perf(nodes: &Nodes) {
     }
     std::fs::copy(program, nodes.place.path().join("utofu-perf")).unwrap();
     let between = [nodes.position("0"), nodes.position("1")].concat().join(",");
-    let options = ["--tnis=2", "--time=30", "--sizes=8,65536", "--json", "--between", &between];
+    let options = ["--tnis=2", "--time=10", "--sizes=8,65536", "--json", "--between", &between];
     let tests = ["latency", "put", "get", "bandwidth", "rate", "registration"];
     let job = [&["run", "-n", "2", "--no-prefix", "./utofu-perf"], &options[..], &tests].concat();
     let command = nodes.sdk.command(&nodes.place, &job);
