@@ -1,4 +1,4 @@
-//! The mapinfo that the environment of a process names.
+//! The mapinfo that a process's environment describes.
 
 use std::env;
 use std::fs::File;
@@ -16,31 +16,31 @@ use crate::{
 pub mod vars {
     /// The mapinfo itself, as JSON.
     pub const MAPINFO: &str = "TOFU_MAPINFO";
-    /// The path of a file with it.
+    /// The path of a file with the mapinfo.
     pub const FILE: &str = "TOFU_MAPINFO_FILE";
-    /// Shape of the job, as in `4x3`, for which a map is then made.
+    /// Shape of the job, such as `4x3`, for which a map is then made.
     pub const NODE: &str = "JTOFU_MAPINFO_NODE";
-    /// Shape of the machine, as in `1x1x1x2x3x2`; default: X, Y and Z are those of the job.
+    /// Shape of the machine, such as `1x1x1x2x3x2`. By default, X, Y and Z are those of the job.
     pub const SYSTEM: &str = "JTOFU_MAPINFO_SYSTEM";
-    /// Which of X, Y, Z are tori, as in `xz`, or `none`; default `xyz`.
+    /// Which of X, Y and Z are tori, such as `xz`, or `none`. Default: `xyz`.
     pub const TORUS: &str = "JTOFU_MAPINFO_TORUS";
-    /// Nodes to avoid, as in `0,0,0,0,1,0;0,0,0,1,2,1`; default: none.
+    /// Nodes to avoid, such as `0,0,0,0,1,0;0,0,0,1,2,1`. Default: none.
     pub const EXCLUDE: &str = "JTOFU_MAPINFO_EXCLUDE";
-    /// Processes on each node; default 1.
+    /// Processes on each node. Default: 1.
     pub const PER_NODE: &str = "JTOFU_MAPINFO_PPN";
-    /// Processes in all; default: as many as fit.
+    /// Total number of processes. Default: as many as fit.
     pub const PROCESSES: &str = "JTOFU_MAPINFO_PROC";
-    /// The path of a file with [`news`](crate::news) of dead links, in place of this node's own.
+    /// The path of a file with [`news`](crate::news) of dead links, instead of this node's own.
     pub const LINKS: &str = "TOFU_LINKS";
 }
 
-/// Larger files are no mapinfo.
+/// The largest file that is accepted as a mapinfo, in bytes.
 const MAX_FILE: u64 = 64 << 20;
 
-/// Why the environment gives no mapinfo.
+/// Why the environment describes no mapinfo.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvError {
-    /// It names none.
+    /// No variable is set.
     #[error("none of {}, {}, {} is set", vars::MAPINFO, vars::FILE, vars::NODE)]
     Missing,
     /// The file cannot be read.
@@ -51,7 +51,7 @@ pub enum EnvError {
         /// What is wrong with it.
         error: io::Error,
     },
-    /// The mapinfo itself is wrong.
+    /// The mapinfo itself is invalid.
     #[error("{name}: {error}")]
     Mapinfo {
         /// The variable.
@@ -59,7 +59,7 @@ pub enum EnvError {
         /// What is wrong with it.
         error: MapinfoError,
     },
-    /// A variable has a value that it cannot have.
+    /// A shape is invalid.
     #[error("{name}: {error}")]
     Shape {
         /// The variable.
@@ -67,7 +67,7 @@ pub enum EnvError {
         /// What is wrong with it.
         error: LogicalShapeError,
     },
-    /// A variable has a value that it cannot have.
+    /// The machine is invalid.
     #[error("{name}: {error}")]
     System {
         /// The variable.
@@ -75,14 +75,14 @@ pub enum EnvError {
         /// What is wrong with it.
         error: SystemError,
     },
-    /// A variable has a value that it cannot have.
+    /// Another value is invalid.
     #[error("{name} is \"{value}\"; it must be {allowed}")]
     Value {
         /// The variable.
         name: &'static str,
         /// Its value.
         value: String,
-        /// What it may be.
+        /// What is allowed.
         allowed: &'static str,
     },
     /// The job does not fit into the machine.
@@ -94,16 +94,16 @@ pub enum EnvError {
     },
 }
 
-/// The mapinfo of this process's environment.
+/// Returns the mapinfo that this process's environment describes.
 ///
 /// # Errors
 /// [`EnvError`] with the variable at fault.
 pub fn from_env() -> Result<Mapinfo, EnvError> {
-    // A value that is no text is as good as a wrong one.
+    // A value that is not text is as invalid as a wrong one.
     from_vars(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }
 
-/// The same, for an environment that the caller provides.
+/// Returns the mapinfo that the given environment describes.
 ///
 /// # Errors
 /// [`EnvError`] with the variable at fault.
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(info.system.shape().lengths(), [2, 3, 2, 1, 1, 1]);
         for (index, node) in (0..).zip(info.job.nodes()) {
             let [x, y, z] = info.job.shape().coords(index).unwrap().map(|n| n as u8);
-            // A torus of 3 may be gone round either way.
+            // A torus of length 3 may be traversed in either direction.
             assert_eq!(*node, Coords::new(x, y, z, 0, 0, 0));
         }
         assert_eq!(info.job.processes(), 12);

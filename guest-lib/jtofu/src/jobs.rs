@@ -1,4 +1,4 @@
-//! The jobs that a process knows: its own, and others that were added.
+//! The jobs that a process knows: its own, and others that have been added.
 
 use std::collections::BTreeMap;
 
@@ -17,16 +17,16 @@ pub enum JobError {
         /// Number of processes of the job.
         processes: u32,
     },
-    /// There is such a job already.
+    /// The job is known already.
     #[error("job {0} is known already")]
     Known(u32),
-    /// There is no such job.
+    /// The job is not known.
     #[error("no job {0} is known")]
     Unknown(u32),
-    /// The process's own job cannot be taken away.
+    /// The process's own job cannot be deleted.
     #[error("job {0} is the process's own")]
     Own(u32),
-    /// The job's mapinfo is of another machine.
+    /// The job's mapinfo is for another machine.
     #[error("the mapinfo of job {0} is of another machine")]
     OtherSystem(u32),
 }
@@ -42,7 +42,7 @@ pub struct Jobs {
 }
 
 impl Jobs {
-    /// Starts with the process's own job.
+    /// Creates the set with the process's own job.
     ///
     /// # Errors
     /// [`JobError::Rank`] if the job does not have the rank.
@@ -61,7 +61,7 @@ impl Jobs {
         if self.jobs.contains_key(&id) {
             return Err(JobError::Known(id));
         }
-        // What has failed may have changed since.
+        // Failures may have changed since.
         if info.system.shape() != self.system.shape() {
             return Err(JobError::OtherSystem(id));
         }
@@ -80,27 +80,27 @@ impl Jobs {
         self.jobs.remove(&id).map(|_| ()).ok_or(JobError::Unknown(id))
     }
 
-    /// The number of the process's own job, and its rank there.
+    /// Returns the number of the process's own job, and its rank there.
     pub const fn me(&self) -> (u32, u32) {
         (self.id, self.rank)
     }
 
-    /// The node that the process runs on.
+    /// Returns the node that the process runs on.
     pub const fn place(&self) -> Coords {
         self.place
     }
 
-    /// The machine.
+    /// Returns the machine.
     pub const fn system(&self) -> &System {
         &self.system
     }
 
-    /// The process's own job.
+    /// Returns the process's own job.
     pub fn own(&self) -> &Job {
         &self.jobs[&self.id]
     }
 
-    /// A job that was added, or the own one.
+    /// Returns the own job, or one that has been added.
     ///
     /// # Errors
     /// [`JobError::Unknown`].
@@ -108,7 +108,7 @@ impl Jobs {
         self.jobs.get(&id).ok_or(JobError::Unknown(id))
     }
 
-    /// [`System::onesided_paths`] from the process's node.
+    /// Returns [`System::onesided_paths`] from the process's node.
     ///
     /// # Errors
     /// [`RouteError`] if the machine has no such node.
@@ -116,7 +116,7 @@ impl Jobs {
         self.system.onesided_paths(self.place, to)
     }
 
-    /// [`System::barrier_paths`] from the process's node.
+    /// Returns [`System::barrier_paths`] from the process's node.
     ///
     /// # Errors
     /// [`RouteError`] if the machine has no such node.

@@ -1,10 +1,10 @@
 //! The topology of a job: which process is where in the machine.
 //!
-//! A job asks for a torus of one, two or three axes, and gets nodes of the 6D mesh/torus such that
-//! neighbours in its torus are neighbours in the machine: a [`RankMap`]. The launcher stores it,
-//! with the machine it belongs to, as a [`Mapinfo`]. Programs read the mapinfo and query it for
-//! coordinates, for the ranks at a place, and for the paths to another node ([`Jobs`], on which the
-//! C library `libtofutop` is built).
+//! A job asks for a torus of one, two or three axes. It gets nodes of the 6D mesh/torus such that
+//! neighbours in its torus are neighbours in the machine: a [`RankMap`]. The launcher stores the
+//! map and its machine as a [`Mapinfo`]. Programs read the mapinfo and query it for coordinates,
+//! for the ranks at a place, and for the paths to another node ([`Jobs`], on which the C library
+//! `libtofutop` is built).
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! From the torus that a job asks for to nodes of the machine.
+//! Finds nodes of the machine for the torus that a job asks for.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -11,19 +11,19 @@ use tofu_abi::{Coords, decimal};
 use crate::System;
 use crate::strand::{GridPoint, StrandPlan};
 
-/// The most nodes a machine has, and so the longest axis of a job.
+/// The most nodes of a machine, and so the longest axis of a job.
 const MAX_NODES: u32 = Shape::LARGEST.nodes();
 /// How many strands of each kind, length and choice of axes are combined with others, for jobs of
-/// one, two and three axes: the more axes, the more combinations.
+/// one, two and three axes. With more axes, there are more combinations.
 const PLANS_USED: [usize; 3] = [16, 4, 2];
-/// Places in the machine that are tried for each way to fold the axes, and in total. Both matter
-/// only when nodes have failed; without failures the first try succeeds.
+/// Places in the machine that are tried for each folding of the axes, and in total. These limits
+/// matter only when nodes have failed: without failures the first try succeeds.
 const ORIGINS_TRIED: usize = 4096;
 const TRIES: usize = 300_000;
-/// Places laid before the search ends: bounds its time on large machines.
+/// Places laid before the search ends, which bounds its time on large machines.
 const WORK: usize = 40_000_000;
 
-/// Text or numbers that are no shape of a job.
+/// Text or numbers that are not a shape of a job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "\"{0}\" is no shape of a job: one to three lengths of 1 to 393216, such as 12, 4x3 or \
@@ -31,7 +31,7 @@ const WORK: usize = 40_000_000;
 )]
 pub struct LogicalShapeError(String);
 
-/// The torus that a job asks for: one to three axes, in nodes.
+/// The torus that a job asks for, with one to three axes, in nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LogicalShape {
     len: [u32; 3],
@@ -39,11 +39,11 @@ pub struct LogicalShape {
 }
 
 impl LogicalShape {
-    /// A torus with axes of these lengths.
+    /// Creates a torus with axes of these lengths.
     ///
     /// # Errors
-    /// [`LogicalShapeError`] unless there are one to three lengths, none of them 0, with a
-    /// product of at most 393,216.
+    /// [`LogicalShapeError`] unless there are one to three lengths, none of them 0, with a product
+    /// of at most 393,216.
     pub fn new(lens: &[u32]) -> Result<Self, LogicalShapeError> {
         let total = lens.iter().try_fold(1u32, |total, n| total.checked_mul(*n));
         if !(1..=3).contains(&lens.len()) || !total.is_some_and(|n| (1..=MAX_NODES).contains(&n)) {
@@ -55,29 +55,29 @@ impl LogicalShape {
         Ok(Self { len, axes: lens.len() as u8 })
     }
 
-    /// Lengths of x, y and z in nodes; 1 for axes that the job does not have.
+    /// Returns the lengths of x, y and z in nodes, with 1 for axes that the job does not have.
     pub const fn size(&self) -> [u32; 3] {
         self.len
     }
 
-    /// Lengths of the axes that the job has.
+    /// Returns the lengths of the axes that the job has.
     pub fn lens(&self) -> &[u32] {
         &self.len[..usize::from(self.axes)]
     }
 
-    /// Number of nodes.
+    /// Returns the number of nodes.
     pub fn nodes(&self) -> u32 {
         self.len.iter().product()
     }
 
-    /// Number of the node at these logical coordinates: x runs fastest.
+    /// Returns the number of the node at these logical coordinates. x varies fastest.
     pub fn index(&self, at: [u32; 3]) -> Option<u32> {
         let [x, y, z] = at;
         let [nx, ny, nz] = self.len;
         (x < nx && y < ny && z < nz).then(|| (z * ny + y) * nx + x)
     }
 
-    /// Inverse of [`LogicalShape::index`].
+    /// Returns the logical coordinates of a node: the inverse of [`LogicalShape::index`].
     pub fn coords(&self, index: u32) -> Option<[u32; 3]> {
         let [nx, ny, _] = self.len;
         (index < self.nodes()).then(|| [index % nx, index / nx % ny, index / nx / ny])
@@ -104,7 +104,7 @@ impl FromStr for LogicalShape {
 /// Why there is no map.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
-    /// The machine has fewer nodes in order than the job has places.
+    /// The machine has fewer working nodes than the job has places.
     #[error(
         "a map of {shape} needs {} nodes, and the machine {machine} has {usable} in order{}",
         shape.nodes(), hint(.smaller)
@@ -116,10 +116,10 @@ pub enum MapError {
         machine: Shape,
         /// Nodes that have not failed.
         usable: u32,
-        /// A shape with one axis shorter that does fit.
+        /// A shape with one axis shorter that fits.
         smaller: Option<LogicalShape>,
     },
-    /// There are nodes enough, but no axes of the machine fold into such a torus.
+    /// There are enough nodes, but no axes of the machine fold into such a torus.
     #[error(
         "the machine {machine}{} has no map of {shape} whose neighbours are one hop apart{}{}",
         if *.failures { ", with its failures," } else { "" },
@@ -135,7 +135,7 @@ pub enum MapError {
         failures: bool,
         /// Whether open axes were refused.
         closed: bool,
-        /// A shape with one axis shorter that does fit.
+        /// A shape with one axis shorter that fits.
         smaller: Option<LogicalShape>,
     },
 }
@@ -151,12 +151,12 @@ pub struct AxisMap {
     pub len: u32,
     /// Whether its last node is a neighbour of its first.
     pub closed: bool,
-    /// The axes of the machine it is folded from and how much of each it spans.
+    /// The axes of the machine that it is folded from, and how much of each it spans.
     pub folded: Vec<(Axis, u8)>,
 }
 
 impl fmt::Display for AxisMap {
-    /// Such as `4 from A2 C2, closed`.
+    /// Formats the axis, for example as `4 from A2 C2, closed`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.len)?;
         for (at, (axis, len)) in self.folded.iter().enumerate() {
@@ -166,7 +166,8 @@ impl fmt::Display for AxisMap {
     }
 }
 
-/// A job's torus laid into the machine: neighbours in the one are neighbours in the other.
+/// A job's torus laid into the machine, with neighbours in the torus being neighbours in the
+/// machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankMap {
     shape: LogicalShape,
@@ -187,8 +188,8 @@ struct Folding {
 }
 
 impl Folding {
-    /// The cost of a folding: open axes, nodes left out within the job's box, and units of 12 that
-    /// it touches.
+    /// Returns the cost of a folding: the open axes, the nodes of the job's box that are left out,
+    /// and the units of 12 nodes that it touches.
     fn cost(&self) -> (usize, u32, u32) {
         (
             self.plans.iter().filter(|plan| !plan.closed).count(),
@@ -207,21 +208,20 @@ impl Folding {
 }
 
 impl RankMap {
-    /// Finds nodes for a job: each place of its torus gets a node of its own, and
-    /// neighbours are one hop apart. Failed nodes and links are not used.
+    /// Finds nodes for a job: each place of its torus gets a node of its own, and neighbours are
+    /// one hop apart. Failed nodes and links are not used.
     ///
-    /// Each axis of the job is folded from axes of the machine, if possible to a ring.
-    /// Where there is a choice, maps with all axes closed are preferred, then those that
-    /// leave few nodes unused, then those within few units. With `closed`, maps with an
-    /// open axis are refused.
+    /// Each axis of the job is folded from axes of the machine, into a ring if possible. Maps with
+    /// all axes closed are preferred, then those that leave few nodes unused, then those within few
+    /// units. With `closed`, maps with an open axis are rejected.
     ///
-    /// The axis that includes B leads round a failed node, and is then one shorter than its fold
-    /// has places. Or the job is placed elsewhere to avoid the node.
+    /// To avoid a failed node, the axis that includes B leads around it, and is then one shorter
+    /// than its fold has places, or the job is placed elsewhere.
     ///
     /// # Errors
-    /// [`MapError`] if nothing was found. The search knows the foldings described in the
-    /// manual, and tries a bounded number of places for them; without failures it misses
-    /// no folding of these kinds.
+    /// [`MapError`] if nothing was found. The search knows the foldings described in the manual,
+    /// and tries a bounded number of places for them. Without failures it misses no folding of
+    /// these kinds.
     pub fn find(system: &System, shape: LogicalShape, closed: bool) -> Result<Self, MapError> {
         if let Some(map) = search(system, shape, closed) {
             return Ok(map);
@@ -237,12 +237,12 @@ impl RankMap {
         })
     }
 
-    /// The same for a job that continues without nodes it has lost. If its torus does not exist any
-    /// more, the result is the largest one with one axis shorter: 8x12x6 continues as 8x11x6 when a
-    /// board has died (the journal paper's example).
+    /// Finds nodes for a job that continues without nodes that it has lost. If its torus no longer
+    /// exists, the result is the largest one with one axis shorter: 8x12x6 continues as 8x11x6
+    /// after a board has failed (the journal paper's example).
     ///
     /// # Errors
-    /// [`MapError`], about the whole torus, if none of them was found.
+    /// [`MapError`] about the whole torus, if none of them was found.
     pub fn find_degraded(
         system: &System,
         shape: LogicalShape,
@@ -254,34 +254,34 @@ impl RankMap {
         })
     }
 
-    /// What the job asked for.
+    /// Returns the torus that the job asked for.
     pub const fn shape(&self) -> LogicalShape {
         self.shape
     }
 
-    /// The job's axes.
+    /// Returns the job's axes.
     pub fn axes(&self) -> &[AxisMap] {
         &self.axes
     }
 
-    /// The lowest corner of the smallest box of the machine that holds the job's nodes.
-    /// The box may go on beyond the last coordinate of a torus axis, from 0.
+    /// Returns the lowest corner of the smallest box of the machine that contains the job's nodes.
+    /// On a torus axis, the box may wrap around.
     pub const fn reference(&self) -> Coords {
         self.reference
     }
 
-    /// Lengths of that box.
+    /// Returns the lengths of that box.
     pub const fn extent(&self) -> [u8; 6] {
         self.extent
     }
 
-    /// The nodes, in the order of [`LogicalShape::index`].
+    /// Returns the nodes, in the order of [`LogicalShape::index`].
     pub fn nodes(&self) -> &[Coords] {
         &self.nodes
     }
 
-    /// All pairs of neighbours in the job's torus, as numbers of nodes, with the axis of
-    /// each; where an axis is closed, the pair of its last and first node too.
+    /// Returns all pairs of neighbours in the job's torus, as numbers of nodes, with the axis of
+    /// each. On a closed axis, these include the pair of its last and first node.
     pub fn steps(&self) -> impl Iterator<Item = (u32, u32, usize)> + '_ {
         (0..self.shape.nodes()).flat_map(move |from| {
             self.axes.iter().enumerate().filter_map(move |(axis, info)| {
@@ -299,7 +299,7 @@ impl RankMap {
         })
     }
 
-    /// Whether all that a map promises is so.
+    /// Returns whether the map fulfils everything that it promises.
     fn holds(&self, system: &System) -> bool {
         let mut seen = HashSet::with_capacity(self.nodes.len());
         let at = |index: u32| self.nodes[index as usize];
@@ -310,8 +310,8 @@ impl RankMap {
     }
 }
 
-/// The largest shape with one axis one to three shorter that fits; if possible, with all
-/// axes closed.
+/// Returns the largest shape with one axis shorter by one to three that fits, with all axes closed
+/// if possible.
 fn smaller(system: &System, shape: LogicalShape, closed: bool) -> Option<LogicalShape> {
     let shapes = shorter(shape, 3);
     let fits =
@@ -319,7 +319,7 @@ fn smaller(system: &System, shape: LogicalShape, closed: bool) -> Option<Logical
     fits(true).or_else(|| if closed { None } else { fits(false) })
 }
 
-/// Shapes with one axis shorter by up to `most`, the largest first.
+/// Returns shapes with one axis shorter by up to `most`, largest first.
 fn shorter(shape: LogicalShape, most: u32) -> Vec<LogicalShape> {
     let mut shapes = Vec::new();
     for less in 1..=most.min(shape.size().into_iter().max().unwrap_or(0)) {
@@ -342,8 +342,7 @@ fn search(system: &System, shape: LogicalShape, closed: bool) -> Option<RankMap>
     if let Some(map) = lay(system, shape, &foldings) {
         return Some(map);
     }
-    // A link that is down and cannot be left unused is avoided like a node: the one at either of
-    // its ends.
+    // If every map uses a link that is down, avoid the nodes at one end of all such links.
     let (one, other): (Vec<_>, Vec<_>) = system.links_down().iter().copied().unzip();
     [one, other].into_iter().filter(|ends| !ends.is_empty()).find_map(|ends| {
         let system = system.clone().with_failed(ends).ok()?;
@@ -351,7 +350,7 @@ fn search(system: &System, shape: LogicalShape, closed: bool) -> Option<RankMap>
     })
 }
 
-/// All ways to fold the job's axes from those of the machine, the best first.
+/// Returns all ways to fold the job's axes from those of the machine, best first.
 fn foldings(system: &System, shape: LogicalShape, closed: bool) -> Vec<Folding> {
     let long: Vec<usize> = (0..6).filter(|axis| system.shape().lengths()[*axis] > 1).collect();
     let most = PLANS_USED[shape.lens().len() - 1];
@@ -365,7 +364,8 @@ fn foldings(system: &System, shape: LogicalShape, closed: bool) -> Vec<Folding> 
         known.entry((axes, len)).or_insert_with(make).clone()
     };
     let mut found = Vec::new();
-    // Each axis belongs to one of the job's axes or to none: digits of a number.
+    // Each axis of the machine belongs to one of the job's axes or to none. The choice is a number
+    // with one digit for each.
     let owners = shape.lens().len() as u32 + 1;
     for choice in 0..owners.pow(long.len() as u32) {
         let mut axes = [0u8; 3];
@@ -388,15 +388,15 @@ fn foldings(system: &System, shape: LogicalShape, closed: bool) -> Vec<Folding> 
             }
         }
     }
-    // Stable: among equals, the job's x comes from the machine's first axis.
+    // The sort is stable: among equals, the job's x comes from the machine's first axis.
     found.sort_by_cached_key(Folding::cost);
     found
 }
 
-/// Lays the first folding for which there is a place.
+/// Lays the first folding that fits somewhere.
 fn lay(system: &System, shape: LogicalShape, foldings: &[Folding]) -> Option<RankMap> {
     let (mut tries, mut work) = (0, 0);
-    // Strands without holes are part of many foldings.
+    // Strands without holes occur in many foldings.
     let mut known: HashMap<StrandPlan, Strand> = HashMap::new();
     for folding in foldings {
         let lens = folding.lens();
@@ -414,8 +414,7 @@ fn lay(system: &System, shape: LogicalShape, foldings: &[Folding]) -> Option<Ran
             }
             let inside = |node: &Coords| relative(system, *node, origin, lens);
             let failed: Vec<GridPoint> = system.failed().iter().filter_map(inside).collect();
-            // The axis that leads round the failures, if there are any; the others do not meet
-            // them.
+            // If there are failures, one axis leads around them, and the others do not meet them.
             let turns = if failed.is_empty() { 1 } else { shape.lens().len() };
             for turn in 0..turns {
                 let mut strands = whole.clone();
@@ -431,7 +430,7 @@ fn lay(system: &System, shape: LogicalShape, foldings: &[Folding]) -> Option<Ran
                     return Some(map);
                 }
             }
-            // Elsewhere it would look the same.
+            // In a machine without failures, other places give the same result.
             if system.is_whole() {
                 break;
             }
@@ -440,7 +439,7 @@ fn lay(system: &System, shape: LogicalShape, foldings: &[Folding]) -> Option<Ran
     None
 }
 
-/// What the failed places are on one axis of the job, as far as the others get there.
+/// Projects the failed places onto one axis of the job, as far as the other axes reach them.
 fn holes(
     folding: &Folding,
     turn: usize,
@@ -461,8 +460,8 @@ fn holes(
     failed.iter().filter(met).map(|place| on(place, folding.axes[turn])).collect()
 }
 
-/// Where in the machine a box may be: its lowest corners. On a torus axis it may go on
-/// beyond the last coordinate.
+/// Returns the lowest corners of all places for a box in the machine. On a torus axis, a box may
+/// wrap around.
 fn origins(system: &System, lens: [u8; 6]) -> impl Iterator<Item = [u8; 6]> {
     let size = system.shape().lengths();
     let torus = system.wraps();
@@ -480,7 +479,7 @@ fn origins(system: &System, lens: [u8; 6]) -> impl Iterator<Item = [u8; 6]> {
     })
 }
 
-/// A node's place in the box, if it lies there.
+/// Returns a node's place in the box, if it is in there.
 fn relative(system: &System, node: Coords, origin: [u8; 6], lens: [u8; 6]) -> Option<GridPoint> {
     let mut place = node.to_array();
     for axis in 0..6 {
@@ -506,7 +505,7 @@ fn assemble(
     for z in zs {
         for y in ys {
             for x in xs {
-                // Each axis is set in one of the three at most.
+                // Each of the machine's axes is non-zero in at most one of the three.
                 let place: GridPoint = std::array::from_fn(|axis| x[axis] + y[axis] + z[axis]);
                 for axis in 0..6 {
                     low[axis] = low[axis].min(place[axis]);
@@ -555,7 +554,7 @@ mod tests {
         RankMap::find(system, shape.parse().unwrap(), false)
     }
 
-    /// What a map promises, said with the links of ports.
+    /// Checks what a map promises against the links of ports.
     fn check(system: &System, map: &RankMap) {
         let shape = system.shape();
         let near =
@@ -633,8 +632,8 @@ mod tests {
 
     #[test]
     fn the_torus_of_the_papers() {
-        // Eight by twelve by six, each axis one of X, Y, Z with one of A, B, C, and the
-        // same with a node out of order: the axis of B is one shorter.
+        // 8x12x6 with each axis folded from one of X, Y, Z and one of A, B, C, and then with a
+        // failed node: the axis with B is one shorter.
         let system = system([4, 4, 3, 2, 3, 2], [false; 3]);
         let map = find(&system, "8x12x6").unwrap();
         check(&system, &map);
@@ -661,7 +660,7 @@ mod tests {
             check(&system, &map);
             assert!(map.shape().to_string() == "8x11x6" && all_closed(&map), "{first}");
         }
-        // Two boards of two nodes, of which one is left.
+        // Two boards of two nodes each, one of which is left.
         let two = system([2, 1, 1, 1, 1, 2], [false; 3]);
         let one = two.with_failed([Coords::default(), Coords::new(0, 0, 0, 0, 0, 1)]).unwrap();
         assert_eq!(degraded(&one, "4").unwrap().shape().to_string(), "2");
@@ -708,8 +707,8 @@ mod tests {
         }
     }
 
-    /// With any one board dead every machine of up to 96 nodes goes on as one ring of the nodes
-    /// that are left, and as a torus of three axes, that of B one shorter.
+    /// With any single board failed, every machine of up to 96 nodes continues as one ring of the
+    /// remaining nodes, and as a torus of three axes, with the one of B one shorter.
     #[test]
     fn machines_go_round_any_one_dead_board() {
         let sizes = (1..=8u8).flat_map(|x| (1..=8u8).map(move |y| (x, y)));
@@ -751,7 +750,7 @@ mod tests {
         assert_eq!(system.failed(), []);
     }
 
-    /// Whether a ring of this length exists, by looking at all of them.
+    /// Returns whether a ring of this length exists, by exhaustive search.
     fn ring_exists(system: &System, len: usize) -> bool {
         fn extend(system: &System, way: &mut Vec<Coords>, all: &[Coords], len: usize) -> bool {
             let (first, last) = (way[0], way[way.len() - 1]);

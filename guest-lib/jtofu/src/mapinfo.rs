@@ -1,4 +1,4 @@
-//! A job together with its machine, as the launcher hands it to programs.
+//! A job with its machine, as the launcher passes it to programs.
 
 use std::collections::HashMap;
 
@@ -10,33 +10,33 @@ use crate::{LogicalShape, LogicalShapeError, RankMap, System, SystemError};
 
 /// The version of the format that this crate writes and reads.
 const VERSION: u64 = 1;
-/// The most processes on a node: a core each on the node the interconnect is made for;
-/// programs have arrays of that length.
+/// The most processes on a node: one for each core of the node for which the interconnect was made.
+/// Programs have arrays of that length.
 const MAX_PER_NODE: u32 = 48;
 
-/// Why a job or a text is refused.
+/// Why a job or a text is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum MapinfoError {
-    /// The text is no JSON, or a field is missing, unknown or of the wrong kind.
+    /// The text is not JSON, or a field is missing, unknown or of the wrong kind.
     #[error("not a mapinfo: {0}")]
     Json(#[from] serde_json::Error),
-    /// The text is of another version.
+    /// The text is of another version of the format.
     #[error("mapinfo of version {0}; this library reads version {VERSION}")]
     Version(u64),
-    /// The machine is impossible.
+    /// The machine is invalid.
     #[error("mapinfo: {0}")]
     System(#[from] SystemError),
-    /// The job's shape is impossible.
+    /// The job's shape is invalid.
     #[error("mapinfo: {0}")]
     Shape(#[from] LogicalShapeError),
     /// Fields contradict each other or are out of range.
     #[error("{field} is {value}; it must be {allowed}")]
     Field {
-        /// Which field.
+        /// The field.
         field: &'static str,
-        /// What it has.
+        /// Its value.
         value: String,
-        /// What it may have.
+        /// The allowed values.
         allowed: String,
     },
 }
@@ -45,7 +45,7 @@ fn field(field: &'static str, value: impl ToString, allowed: impl Into<String>) 
     MapinfoError::Field { field, value: value.to_string(), allowed: allowed.into() }
 }
 
-/// The processes of a job and the nodes they run on.
+/// The processes of a job, and the nodes that they run on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     shape: LogicalShape,
@@ -56,18 +56,18 @@ pub struct Job {
     nodes: Vec<Coords>,
     /// Number of the node that each process runs on.
     ranks: Vec<u32>,
-    /// Ranks on each node, ascending.
+    /// Ranks on each node, in ascending order.
     on_node: Vec<Vec<u32>>,
     numbers: HashMap<Coords, u32>,
 }
 
 impl Job {
-    /// A job of `processes` processes on the nodes of a map, `per_node` on each, filling
-    /// node after node in the order of [`LogicalShape::index`].
+    /// Creates a job of `processes` processes on the nodes of a map, with `per_node` on each. The
+    /// nodes are filled one after another in the order of [`LogicalShape::index`].
     ///
     /// # Errors
-    /// [`MapinfoError::Field`] unless `per_node` is 1 to 48 and there are 1 to `per_node`
-    /// times the nodes processes.
+    /// [`MapinfoError::Field`] unless `per_node` is 1 to 48, and `processes` is 1 to `per_node`
+    /// times the number of nodes.
     pub fn new(map: &RankMap, per_node: u32, processes: u32) -> Result<Self, MapinfoError> {
         let nodes = map.shape().nodes();
         check_counts(per_node, u64::from(processes), nodes)?;
@@ -85,7 +85,7 @@ impl Job {
         Ok(job.indexed())
     }
 
-    /// The same job, with what is looked up by node.
+    /// Fills the tables for lookups by node.
     fn indexed(mut self) -> Self {
         self.on_node = vec![Vec::new(); self.nodes.len()];
         for (rank, node) in (0..).zip(&self.ranks) {
@@ -95,57 +95,57 @@ impl Job {
         self
     }
 
-    /// The torus that the job asked for.
+    /// Returns the torus that the job asked for.
     pub const fn shape(&self) -> LogicalShape {
         self.shape
     }
 
-    /// Which axes of the job are closed.
+    /// Returns which axes of the job are closed.
     pub fn closed(&self) -> &[bool] {
         &self.closed
     }
 
-    /// The lowest corner of the box of the machine that holds the job.
+    /// Returns the lowest corner of the box of the machine that contains the job.
     pub const fn reference(&self) -> Coords {
         self.reference
     }
 
-    /// Lengths of that box.
+    /// Returns the lengths of that box.
     pub const fn extent(&self) -> [u8; 6] {
         self.extent
     }
 
-    /// The most processes that a node of the job may have.
+    /// Returns the most processes that a node of the job may have.
     pub const fn per_node(&self) -> u32 {
         self.per_node
     }
 
-    /// Number of processes.
+    /// Returns the number of processes.
     pub fn processes(&self) -> u32 {
         self.ranks.len() as u32
     }
 
-    /// The job's nodes, in the order of [`LogicalShape::index`].
+    /// Returns the job's nodes, in the order of [`LogicalShape::index`].
     pub fn nodes(&self) -> &[Coords] {
         &self.nodes
     }
 
-    /// The node that a process runs on.
+    /// Returns the node that a process runs on.
     pub fn coords(&self, rank: u32) -> Option<Coords> {
         self.ranks.get(rank as usize).map(|node| self.nodes[*node as usize])
     }
 
-    /// Where in the job's torus a process is.
+    /// Returns the logical coordinates of a process in the job's torus.
     pub fn logical(&self, rank: u32) -> Option<[u32; 3]> {
         self.ranks.get(rank as usize).and_then(|node| self.shape.coords(*node))
     }
 
-    /// Ranks on a node, ascending; none on nodes that are not the job's.
+    /// Returns the ranks on a node in ascending order; none on nodes of other jobs.
     pub fn ranks_at(&self, node: Coords) -> &[u32] {
         self.numbers.get(&node).map_or(&[], |number| &self.on_node[*number as usize])
     }
 
-    /// Ranks at a place of the job's torus, ascending; `None` outside of it.
+    /// Returns the ranks at a place of the job's torus in ascending order, or `None` outside of it.
     pub fn ranks_at_logical(&self, at: [u32; 3]) -> Option<&[u32]> {
         self.shape.index(at).map(|node| &*self.on_node[node as usize])
     }
@@ -164,7 +164,7 @@ fn check_counts(per_node: u32, processes: u64, nodes: u32) -> Result<(), Mapinfo
     Ok(())
 }
 
-/// A job and the machine it runs on. Its text form is JSON, described in the manual.
+/// A job and the machine that it runs on. Its text form is JSON, which the manual describes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapinfo {
     /// The machine.
@@ -207,13 +207,13 @@ struct RawJob {
     per_node: u32,
     processes: u64,
     nodes: Vec<[u8; 6]>,
-    /// Number of each process's node; left out if node after node is filled.
+    /// Number of each process's node. Left out if the nodes are filled one after another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ranks: Option<Vec<u32>>,
 }
 
 impl Mapinfo {
-    /// The text form.
+    /// Returns the text form.
     pub fn to_json(&self) -> String {
         let Self { system, job } = self;
         let packed = job.ranks.iter().zip(0u32..).all(|(node, rank)| *node == rank / job.per_node);
@@ -240,7 +240,7 @@ impl Mapinfo {
                 ranks: (!packed).then(|| job.ranks.clone()),
             },
         };
-        // Numbers, lists and plain keys: nothing in it can fail.
+        // It consists of numbers, lists and plain keys, so this cannot fail.
         serde_json::to_string(&raw).unwrap_or_default()
     }
 

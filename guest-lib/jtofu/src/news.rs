@@ -1,7 +1,7 @@
-//! The dead links that this node knows of, as its kernel driver or `tofu-net` lists them.
+//! The dead links that this node knows of, as listed by its kernel driver or `tofu-net`.
 //!
-//! The first line has the machine, as in `shape 4x1x1x2x3x2 torus xyz`. Each further line has a
-//! node and those of its ports whose links were reported dead, as in `1 0 0 0 2 1 X- B+`.
+//! The first line describes the machine, for example `shape 4x1x1x2x3x2 torus xyz`. Each further
+//! line has a node and its ports whose links were reported dead, for example `1 0 0 0 2 1 X- B+`.
 
 use std::env;
 use std::fs::File;
@@ -13,13 +13,13 @@ use tofu_abi::topology::{Port, Shape};
 use crate::System;
 use crate::env::vars;
 
-/// Where the news are if nobody says otherwise: those of the kernel driver, and of `tofu-net`.
+/// The default places of the news: those of the kernel driver, and of `tofu-net`.
 const PLACES: [&str; 2] = ["/proc/tofu/links", "/run/tofu/links"];
-/// Longest file that is read, in bytes: twice as many as a node keeps.
+/// The longest file that is read, in bytes: twice as many as a node keeps.
 const MAX_FILE: u64 = 1 << 17;
 
-/// The news of this node, if there are any: the file that `TOFU_LINKS` names, or the first of those
-/// that the kernel driver and `tofu-net` write.
+/// Returns the news of this node, if there are any. They come from the file that `TOFU_LINKS`
+/// names, or from the first of those that the kernel driver and `tofu-net` write.
 pub fn news() -> Option<String> {
     let read = |path: &str| {
         let mut text = String::new();
@@ -32,7 +32,7 @@ pub fn news() -> Option<String> {
     }
 }
 
-/// The machine that news are of, where all is in order.
+/// Returns the machine that the news are about, without any failures.
 fn machine(text: &str) -> Option<System> {
     let mut words = text.lines().next()?.strip_prefix("shape ")?.split(' ');
     let shape: Shape = words.next()?.parse().ok()?;
@@ -40,7 +40,7 @@ fn machine(text: &str) -> Option<System> {
     Some(System::new(shape.with_torus_letters(axes)))
 }
 
-/// The links of which a line speaks, by both ends.
+/// Returns the links that a line is about, by their two ends.
 fn links<'a>(shape: &'a Shape, line: &'a str) -> impl Iterator<Item = (Coords, Coords)> + 'a {
     let mut words = line.split(' ');
     let mut coords = [0; 6];
@@ -54,14 +54,14 @@ fn links<'a>(shape: &'a Shape, line: &'a str) -> impl Iterator<Item = (Coords, C
 }
 
 impl System {
-    /// The machine that [`news`] describe, without the dead links. Lines that make no sense are
-    /// left out; none if the line of the machine makes no sense.
+    /// Returns the machine that [`news`] describe, without the dead links. Invalid lines are
+    /// skipped. Returns `None` if the line of the machine is invalid.
     pub fn from_news(text: &str) -> Option<Self> {
         machine(text).map(|system| system.with_news(text))
     }
 
-    /// The same machine without the links that its [`news`] report dead. Lines that make no sense,
-    /// or are about another machine, are left out.
+    /// Removes the links that [`news`] report dead from the machine. Lines that are invalid or
+    /// about another machine are skipped.
     #[must_use]
     pub fn with_news(self, text: &str) -> Self {
         let shape = *self.shape();

@@ -1,4 +1,4 @@
-//! The way of a packet, and which of the twelve paths lead to a node.
+//! The route of a packet, and which of the twelve paths lead to a node.
 
 use tofu_abi::{Coords, Path};
 
@@ -16,12 +16,13 @@ pub enum RouteError {
 pub struct PathTo {
     /// The A, B, C coordinates at which packets enter X, Y, Z.
     pub path: Path,
-    /// Length of the way in hops; 0 to the node itself.
+    /// Length of the route in hops; 0 to the node itself.
     pub hops: u32,
 }
 
 impl System {
-    /// The nodes that a packet visits after `from`, the target last. Empty if it is there.
+    /// Returns the nodes that a packet visits after `from`, ending with the target. Empty if it is
+    /// there already.
     pub(crate) fn route(&self, from: Coords, to: Coords, path: Path) -> Vec<Coords> {
         let mut visited = Vec::new();
         let mut at = from;
@@ -34,12 +35,12 @@ impl System {
         visited
     }
 
-    /// Length of the way if all nodes and links on it are in order.
+    /// Returns the length of the route if all nodes and links on it work.
     fn working_route(&self, from: Coords, to: Coords, path: Path) -> Option<u32> {
         let mut at = from;
         let route = self.route(from, to, path);
         for &next in &route {
-            // Whether the ends work is not the path's business.
+            // Whether the two ends work does not concern the path.
             if (next != to && next != from && self.is_failed(next)) || !self.link_up(at, next) {
                 return None;
             }
@@ -69,10 +70,10 @@ impl System {
         Ok(paths)
     }
 
-    /// Paths for one-sided communication from a node to another: the shortest first, and
-    /// among the shortest the target's own A, B, C first, which is the default path. Paths
-    /// are left out if a request or its answer (which takes the same path coordinates)
-    /// would meet a failed node or link; so there may be none.
+    /// Returns the paths for one-sided communication between two nodes, shortest first. Among the
+    /// shortest, the target's own A, B, C come first, which is the default path. A path is left out
+    /// if a request or its answer (which takes the same path coordinates) would meet a failed node
+    /// or link, so there may be none.
     ///
     /// # Errors
     /// [`RouteError::NoSuchNode`] if the machine lacks one of the nodes.
@@ -80,8 +81,8 @@ impl System {
         self.paths(from, to, true)
     }
 
-    /// Paths for a signal of a barrier gate, in the same order. Nothing answers a signal, so only
-    /// the way there counts.
+    /// Returns the paths for a signal of a barrier gate, in the same order. Nothing answers a
+    /// signal, so only the forward route counts.
     ///
     /// # Errors
     /// [`RouteError::NoSuchNode`] if the machine lacks one of the nodes.
@@ -136,7 +137,7 @@ mod tests {
             let (from, to) = (node(from, &shape), node(to, &shape));
             let failed: Vec<_> = failed.into_iter().map(|seed| node(seed, &shape)).collect();
             let system = System::new(shape).with_failed(failed.clone()).unwrap();
-            // The same said with the fabric's own routes.
+            // The same condition, from the fabric's own routes.
             let clear = |from, to, path| {
                 Route::new(&shape, from, to, path, Class::Request).unwrap().all(|hop| {
                     let at = shape.coords(hop.to).unwrap();

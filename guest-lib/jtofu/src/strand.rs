@@ -1,20 +1,20 @@
-//! One axis of a job's torus: a line or ring of places in the grid that some of the
-//! machine's axes span, each place a neighbour of the one before.
+//! One axis of a job's torus: a line or ring of places in the grid that some of the machine's axes
+//! span, in which each place is a neighbour of the previous one.
 //!
-//! A place is written with all six coordinates; those of other axes are 0. The product of
-//! the strands of all axes of the job is its map.
+//! A place has all six coordinates, with 0 for other axes. The product of the strands of all axes
+//! of a job is its map.
 
 use std::collections::{HashMap, HashSet};
 use std::mem;
 
 use crate::System;
 
-/// A place in the grid of some axes, counted from the corner of the job's box.
+/// A place in the grid of some axes, relative to the corner of the job's box.
 pub(crate) type GridPoint = [u8; 6];
 
-/// Larger grids are not searched.
+/// The most places of a grid that is searched.
 const SEARCHED_PLACES: usize = 36;
-/// Steps after which a search gives up.
+/// The number of steps after which a search gives up.
 const SEARCH_STEPS: u32 = 30_000;
 /// Places between bad rows from which a ribbon is tried.
 const RIBBON_STARTS: usize = 64;
@@ -24,10 +24,10 @@ const RIBBON_STARTS: usize = 64;
 enum Lay {
     /// A ring through all places.
     Block,
-    /// A ring through rows of `column`'s 2 or 3 places each. With 3, which is a ring of its own, a
-    /// row may omit one place: this is how B leads round a failed node.
+    /// A ring through rows of 2 or 3 places each along `column`. If there are 3, which form a ring
+    /// themselves, a row may omit one place: this is how B leads around a failed node.
     Ribbon { column: usize },
-    /// A line back and forth through all places, or a part of it.
+    /// A line back and forth through all places, or part of such a line.
     Line,
     /// Whatever a search finds.
     Search,
@@ -36,12 +36,12 @@ enum Lay {
 /// A way to lay a strand of some length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StrandPlan {
-    /// Lengths of the grid; 1 for axes that are not the strand's.
+    /// Lengths of the grid, with 1 for axes that the strand does not use.
     pub(crate) lens: [u8; 6],
     /// Whether the last place will be a neighbour of the first.
     pub(crate) closed: bool,
     lay: Lay,
-    /// Places of the strand.
+    /// Number of places of the strand.
     len: u32,
 }
 
@@ -50,17 +50,18 @@ impl StrandPlan {
         volume(&self.lens)
     }
 
-    /// Places of the grid that the strand leaves out.
+    /// Returns how many places of the grid the strand leaves out.
     pub(crate) fn waste(&self) -> u32 {
         self.volume() - self.len
     }
 
-    /// Places along X, Y and Z: how much the strand adds to the number of units.
+    /// Returns the number of places along X, Y and Z, by which the strand multiplies the number of
+    /// units.
     pub(crate) fn units(&self) -> u32 {
         self.lens[..3].iter().map(|n| u32::from(*n)).product()
     }
 
-    /// How much work it is to lay the strand, in places.
+    /// Returns the work of laying the strand, in places.
     pub(crate) fn work(&self) -> usize {
         match self.lay {
             Lay::Search => SEARCH_STEPS as usize,
@@ -68,8 +69,8 @@ impl StrandPlan {
         }
     }
 
-    /// Ways to lay a strand of `len` places through a grid of exactly these axes (a bit each), the
-    /// best first, with a limit for each kind.
+    /// Returns ways to lay a strand of `len` places through a grid of exactly these axes (one bit
+    /// each), best first, with a limit for each kind.
     pub(crate) fn all(system: &System, axes: u8, len: u32, most_of_each: usize) -> Vec<Self> {
         let mut plans = Vec::new();
         let axes: Vec<usize> = (0..6).filter(|axis| axes & 1 << axis != 0).collect();
@@ -116,7 +117,7 @@ impl StrandPlan {
         let mut lens = [1; 6];
         axes.iter().for_each(|axis| lens[*axis] = size[*axis]);
         if volume(&lens) as usize <= SEARCHED_PLACES {
-            // Without a ring of odd length every ring is even.
+            // Without a ring of odd length, every ring has an even length.
             let odd_rings = axes.iter().any(|axis| system.wraps()[*axis] && size[*axis] % 2 == 1);
             if len > 2 && (odd_rings || len.is_multiple_of(2)) {
                 plans.push(Self { lens, closed: true, lay: Lay::Search, len });
@@ -125,7 +126,7 @@ impl StrandPlan {
         }
         plans.sort_by_key(|plan| (!plan.closed, plan.waste(), plan.units(), plan.lay, plan.lens));
         plans.dedup();
-        // The best of each lay, as only some go round holes.
+        // The best of each kind are kept, because only some kinds lead around holes.
         let mut kept: HashMap<_, usize> = HashMap::new();
         plans.retain(|plan| {
             let kept = kept.entry((mem::discriminant(&plan.lay), plan.closed)).or_default();
@@ -135,7 +136,7 @@ impl StrandPlan {
         plans
     }
 
-    /// The places of the strand, none of them a hole. `None` if it cannot be laid.
+    /// Returns the places of the strand, none of which is a hole, or `None` if it cannot be laid.
     pub(crate) fn places(
         &self,
         system: &System,
@@ -158,7 +159,7 @@ impl StrandPlan {
         parts.into_iter().find(|part| part.len() >= len).map(|part| part[..len].to_vec())
     }
 
-    /// There and back along two parallel lines.
+    /// Lays the strand there and back along two parallel lines.
     fn ladder(&self, column: usize, holes: &HashSet<GridPoint>) -> Option<Vec<GridPoint>> {
         let rows = snake(&with(self.lens, column, 1));
         let whole =
@@ -169,10 +170,10 @@ impl StrandPlan {
         Some(there.clone().chain(there.rev().map(|row| with(row, column, 1))).collect())
     }
 
-    /// A ring through rows of three.
+    /// Lays a ring through rows of three.
     fn ribbon(&self, column: usize, holes: &HashSet<GridPoint>) -> Option<Vec<GridPoint>> {
         let rows = snake(&with(self.lens, column, 1));
-        // The missing place of each row; a row that lacks two cannot be passed.
+        // The missing place of each row. A row that lacks two cannot be passed.
         let gaps: Vec<Result<Option<u8>, ()>> = rows
             .iter()
             .map(|row| {
@@ -191,7 +192,7 @@ impl StrandPlan {
         })
     }
 
-    /// Depth first, from each place in turn.
+    /// Searches depth-first, from each place in turn.
     fn search(&self, system: &System, holes: &HashSet<GridPoint>) -> Option<Vec<GridPoint>> {
         let places: Vec<_> =
             snake(&self.lens).into_iter().filter(|place| !holes.contains(place)).collect();
@@ -207,7 +208,7 @@ impl StrandPlan {
         for first in 0..places.len() {
             let mut used = vec![false; places.len()];
             used[first] = true;
-            // The way so far, and which neighbour of each place comes next.
+            // The route so far, and which neighbour of each place to try next.
             let mut way = vec![(first, 0)];
             while let Some((at, next)) = way.last_mut() {
                 let at = *at;
@@ -250,12 +251,13 @@ fn with(mut place: GridPoint, axis: usize, at: u8) -> GridPoint {
     place
 }
 
-/// Whether an axis of a grid wraps round: only if it is the machine's whole axis.
+/// Returns whether an axis of a grid wraps around, which it does only if it is the machine's whole
+/// axis.
 fn wraps(system: &System, lens: &[u8; 6], axis: usize) -> bool {
     system.wraps()[axis] && lens[axis] == system.shape().lengths()[axis]
 }
 
-/// Whether two places of a grid are neighbours.
+/// Returns whether two places of a grid are neighbours.
 fn neighbours(system: &System, lens: &[u8; 6], one: &GridPoint, other: &GridPoint) -> bool {
     let mut links = 0;
     for axis in 0..6 {
@@ -269,7 +271,7 @@ fn neighbours(system: &System, lens: &[u8; 6], one: &GridPoint, other: &GridPoin
     links == 1
 }
 
-/// All grids of these axes, each at least 2 long, with exactly so many places.
+/// Finds all grids of these axes, each at least 2 long, with exactly this many places.
 fn blocks(
     axes: &[usize],
     size: &[u8; 6],
@@ -288,8 +290,8 @@ fn blocks(
     }
 }
 
-/// Grids of these axes, each at least 2 long, with at least so many places but not many
-/// more: the longest axis has just what is needed, and one or two more, for holes.
+/// Finds grids of these axes, each at least 2 long, with at least this many places but not many
+/// more. The longest axis has just the length needed, and one or two more, for holes.
 fn grids(
     axes: &[usize],
     size: &[u8; 6],
@@ -313,7 +315,7 @@ fn grids(
         for n in least..=(least + 2).min(size[long].into()) {
             found(with(lens, long, n as u8));
         }
-        // Count on.
+        // Count up, with one digit for each axis.
         let Some(place) = others.iter().zip(&each).position(|(axis, n)| *n < size[*axis]) else {
             return;
         };
@@ -322,7 +324,7 @@ fn grids(
     }
 }
 
-/// Back and forth through a grid, the first axis fastest.
+/// Returns a line back and forth through a grid, with the first axis varying fastest.
 fn snake(lens: &[u8; 6]) -> Vec<GridPoint> {
     let mut line = vec![[0; 6]];
     for axis in (0..6).filter(|axis| lens[*axis] > 1) {
@@ -336,18 +338,18 @@ fn snake(lens: &[u8; 6]) -> Vec<GridPoint> {
     line
 }
 
-/// How a ring goes through all places of a grid.
+/// How a ring passes through all places of a grid.
 enum Column {
-    /// It is the only axis, and closed by itself.
+    /// This is the only axis, and it is closed by itself.
     Alone(usize),
-    /// Along this axis back at 0, elsewhere back and forth across.
+    /// The ring returns along this axis at 0, and goes back and forth across it elsewhere.
     Spine(usize),
 }
 
-/// Whether a ring leads through all places of a grid, and by which axis.
+/// Returns by which axis a ring passes through all places of a grid, if it exists.
 ///
-/// There is none only for a single mesh and for meshes of odd lengths only, because a mesh is
-/// bipartite.
+/// It does not exist for a single mesh longer than 2, and for meshes of odd lengths only, because a
+/// mesh is bipartite.
 fn ring_column(system: &System, lens: &[u8; 6]) -> Option<Column> {
     let axes: Vec<usize> = (0..6).filter(|axis| lens[*axis] > 1).collect();
     if let [axis] = axes[..] {
@@ -356,13 +358,13 @@ fn ring_column(system: &System, lens: &[u8; 6]) -> Option<Column> {
     }
     let two = axes.iter().find(|axis| lens[**axis] == 2);
     let torus = || axes.iter().find(|axis| wraps(system, lens, **axis));
-    // The way back needs the rows across to end at its side.
+    // The way back requires that the rows across end on its side.
     let even =
         || axes.iter().find(|axis| (volume(lens) / u32::from(lens[**axis])).is_multiple_of(2));
     two.or_else(torus).or_else(even).map(|axis| Column::Spine(*axis))
 }
 
-/// A ring through all places of a grid, from its corner.
+/// Returns a ring through all places of a grid, from its corner.
 fn ring(system: &System, lens: &[u8; 6]) -> Option<Vec<GridPoint>> {
     if volume(lens) == 1 {
         return Some(vec![[0; 6]]);
@@ -388,14 +390,13 @@ fn ring(system: &System, lens: &[u8; 6]) -> Option<Vec<GridPoint>> {
     Some(ring)
 }
 
-/// Decides how a ring of `len` places runs through rows of three, some of which lack one.
+/// Decides how a ring of `len` places passes through rows of three, some of which lack one place.
 ///
-/// Between two rows the ring has two strands, so one of three places is left free there.
-/// The answer has the free place between each row and the next, for as many rows as the
-/// ring has, and which rows it passes whole. What is possible in a row: passed whole, the
-/// free places before and after differ; passed without one place, that place is free
-/// before and after. The first and last row may be either, free as their only neighbour
-/// has it.
+/// Between two rows the ring has two strands, so one of three places is left free there. The result
+/// has the free place between each row and the next, for as many rows as the ring has, and which
+/// rows it passes whole. If a row is passed whole, the free places before and after it differ. If
+/// it is passed without one place, that place is free before and after. The first and the last row
+/// have only one neighbour, so either is possible.
 fn exits(gaps: &[Option<u8>], len: u32) -> Option<(Vec<u8>, Vec<bool>)> {
     if len < 2 {
         return None;
@@ -404,7 +405,7 @@ fn exits(gaps: &[Option<u8>], len: u32) -> Option<(Vec<u8>, Vec<bool>)> {
     for (last, gap) in gaps.iter().enumerate() {
         room += if gap.is_some() { 2 } else { 3 };
         let Some(spare) = room.checked_sub(len) else { continue };
-        // With so much to spare, fewer rows would have done.
+        // With this many places to spare, fewer rows would have been enough.
         if spare > 5 {
             return None;
         }
@@ -415,11 +416,11 @@ fn exits(gaps: &[Option<u8>], len: u32) -> Option<(Vec<u8>, Vec<bool>)> {
     None
 }
 
-/// The same for exactly these rows, `spare` of whose places are to be left out beside the
-/// gaps.
+/// Decides this for exactly these rows, with `spare` places to be left out in addition to the gaps.
 fn exits_of(gaps: &[Option<u8>], spare: usize) -> Option<(Vec<u8>, Vec<bool>)> {
     const SPARE: usize = 6;
-    /// How a state was reached: the free place before, the spare count before, whole.
+    /// How a state was reached: the free place before, the spare count before, and whether the row
+    /// is whole.
     type From = Option<(u8, u8, bool)>;
     let mut steps: Vec<[[From; SPARE]; 3]> = Vec::with_capacity(gaps.len());
     for (row, gap) in gaps.iter().enumerate() {
@@ -435,7 +436,7 @@ fn exits_of(gaps: &[Option<u8>], spare: usize) -> Option<(Vec<u8>, Vec<bool>)> {
                     continue;
                 }
                 for after in 0..3u8 {
-                    // At either end one side is free to be what the other one is.
+                    // At either end, one side can be chosen to match the other.
                     let same = before == after;
                     let ends = (first || last) && same;
                     let whole = gap.is_none() && if first || last { ends } else { !same };
@@ -469,11 +470,11 @@ fn exits_of(gaps: &[Option<u8>], spare: usize) -> Option<(Vec<u8>, Vec<bool>)> {
     Some((exits, whole))
 }
 
-/// The ring that [`exits`] decided on, from a place of its first row.
+/// Returns the ring that [`exits`] has decided on, from a place of its first row.
 fn weave(rows: &[GridPoint], column: usize, exits: &[u8], whole: &[bool]) -> Vec<GridPoint> {
     let count = exits.len();
     let last = count - 1;
-    // What each place of each row is joined to: (row, place) twice.
+    // The two places to which each place of each row is joined, as (row, place).
     let mut joined: Vec<[Vec<(usize, u8)>; 3]> = vec![Default::default(); count];
     let mut join = |one: (usize, u8), two: (usize, u8)| {
         joined[one.0][usize::from(one.1)].push(two);
@@ -487,7 +488,7 @@ fn weave(rows: &[GridPoint], column: usize, exits: &[u8], whole: &[bool]) -> Vec
             }
         }
         let ends = usize::from(row == 0) + usize::from(row == last);
-        // The ring turns at either end; a lone row is a ring by itself.
+        // The ring turns at either end. A single row is a ring by itself.
         let (one, two) = ((free + 1) % 3, (free + 2) % 3);
         match (ends, whole[row]) {
             (0, true) => join((row, exits[row - 1]), (row, free)),

@@ -1,17 +1,17 @@
-//! The machine as its programs know it: sizes, tori, and what has failed.
+//! The machine as its programs know it: its lengths, which axes are tori, and what has failed.
 
 use std::str::FromStr;
 
 use tofu_abi::Coords;
 use tofu_abi::topology::{Axis, Port, Shape, ShapeError};
 
-/// Why something said of a machine is refused.
+/// Why a description of a machine is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SystemError {
-    /// The machine's shape is none.
+    /// The machine's shape is invalid.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// A node that is said to have failed is not in the machine.
+    /// A node reported as failed is not in the machine.
     #[error("the machine {shape} has no node {node}")]
     NoSuchNode {
         /// The node.
@@ -19,7 +19,7 @@ pub enum SystemError {
         /// The machine.
         shape: Shape,
     },
-    /// A link that is said to be down joins two nodes that are no neighbours.
+    /// A link reported as down connects two nodes that are not neighbours.
     #[error("the machine {shape} has no link between {from} and {to}")]
     NoSuchLink {
         /// One end.
@@ -31,23 +31,23 @@ pub enum SystemError {
     },
 }
 
-/// A 6D mesh/torus, and the nodes and links of it that jobs must not use.
+/// A 6D mesh/torus, with the nodes and links that jobs must not use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct System {
     shape: Shape,
-    /// Sorted, each once.
+    /// Sorted, without duplicates.
     failed: Vec<Coords>,
-    /// Pairs of neighbours, smaller end first; sorted, each once.
+    /// Pairs of neighbours, smaller end first; sorted, without duplicates.
     down: Vec<(Coords, Coords)>,
 }
 
 impl System {
-    /// A machine of this shape, where all is in order.
+    /// Creates a machine of this shape, without failures.
     pub const fn new(shape: Shape) -> Self {
         Self { shape, failed: Vec::new(), down: Vec::new() }
     }
 
-    /// The same machine with these nodes failed: no map uses them and no path goes through them.
+    /// Marks these nodes as failed: no map uses them, and no path passes through them.
     ///
     /// # Errors
     /// [`SystemError::NoSuchNode`] for a node that the machine does not have.
@@ -66,11 +66,11 @@ impl System {
         Ok(self)
     }
 
-    /// The same machine with the links between these neighbours failed. Where two links join the
-    /// same two nodes (a torus of length 2), neither is used.
+    /// Marks the links between these neighbours as failed. Where two links join the same two nodes
+    /// (a torus of length 2), neither is used.
     ///
     /// # Errors
-    /// [`SystemError::NoSuchLink`] for nodes that are no neighbours.
+    /// [`SystemError::NoSuchLink`] for nodes that are not neighbours.
     pub fn with_links_down(
         mut self,
         links: impl IntoIterator<Item = (Coords, Coords)>,
@@ -86,8 +86,8 @@ impl System {
         Ok(self)
     }
 
-    /// The same machine in which nodes without a working link count as failed: all of their links
-    /// are down, as with a node whose router has failed.
+    /// Marks nodes without a working link as failed: all of their links are down, as those of a
+    /// node whose router has failed.
     #[must_use]
     pub fn with_cut_off_failed(mut self) -> Self {
         let shape = self.shape;
@@ -103,37 +103,37 @@ impl System {
         self
     }
 
-    /// The machine's shape.
+    /// Returns the machine's shape.
     pub const fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Which axes wrap round, in the order X Y Z A B C.
+    /// Returns which axes wrap around, in the order X Y Z A B C.
     pub fn wraps(&self) -> [bool; 6] {
         Axis::ALL.map(|axis| self.shape.wraps(axis))
     }
 
-    /// Nodes that are out of order, in ascending order.
+    /// Returns the failed nodes, in ascending order.
     pub fn failed(&self) -> &[Coords] {
         &self.failed
     }
 
-    /// Neighbours whose link is out of order, the smaller coordinates first.
+    /// Returns the pairs of neighbours whose link has failed, smaller coordinates first.
     pub fn links_down(&self) -> &[(Coords, Coords)] {
         &self.down
     }
 
-    /// Whether the node is out of order.
+    /// Returns whether a node has failed.
     pub fn is_failed(&self, node: Coords) -> bool {
         self.failed.binary_search(&node).is_ok()
     }
 
-    /// Whether the link between two neighbours is in order.
+    /// Returns whether the link between two neighbours works.
     pub(crate) fn link_up(&self, one: Coords, other: Coords) -> bool {
         self.down.binary_search(&(one.min(other), one.max(other))).is_err()
     }
 
-    /// Whether nothing is out of order.
+    /// Returns whether nothing has failed.
     pub(crate) fn is_whole(&self) -> bool {
         self.failed.is_empty() && self.down.is_empty()
     }
@@ -142,14 +142,14 @@ impl System {
 impl FromStr for System {
     type Err = ShapeError;
 
-    /// A [`Shape`], where all is in order.
+    /// Parses a [`Shape`], for a machine without failures.
     fn from_str(text: &str) -> Result<Self, ShapeError> {
         text.parse().map(Self::new)
     }
 }
 
 #[cfg(test)]
-/// For tests: a machine where all is in order.
+/// Creates a machine without failures, for tests.
 pub(crate) fn system(size: [u8; 6], torus: [bool; 3]) -> System {
     System::new(Shape::new(size).unwrap().with_torus(torus))
 }

@@ -1,4 +1,4 @@
-//! Virtual barrier gates: allocating and linking them, barriers and reductions.
+//! Virtual barrier gates: allocation, links, barriers and reductions.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -18,7 +18,7 @@ use crate::ids::VbgId;
 use crate::lock::Lock;
 use crate::provider::{Channel, Provider};
 
-/// Results of a reduction: a slice of as many as were reduced.
+/// The results of a reduction, as a slice of as many values as were reduced.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reduced<T> {
     count: usize,
@@ -47,35 +47,35 @@ fn wrong_gate(id: VbgId, hint: &'static str) -> Error {
 
 const NOT_OURS: &str = "the process has not allocated it";
 
-/// What is wrong with a number of elements or gates.
+/// Returns the error for a wrong number of elements or gates.
 fn wrong_number(what: &'static str, number: usize, hint: &'static str) -> Error {
     Error::with_value(Code::InvalidNumber, what, number as u64, hint)
 }
 
 impl<P: Provider + ?Sized> Context<P> {
-    /// What barriers of the device's generation have: Tofu and Tofu2 reduce one element at once.
+    /// Returns the capabilities of barriers in the device's generation. Tofu and Tofu2 reduce one
+    /// element at once.
     pub fn barrier_profile(&self) -> Profile {
         self.description().barrier
     }
 
-    /// Integers that [`Context::reduce_uint64`] takes at most.
+    /// Returns the most integers that [`Context::reduce_uint64`] takes.
     pub fn integers_at_once(&self) -> usize {
         MAX_UTOFU_INTEGERS.min(self.barrier_profile().integers.into())
     }
 
-    /// Floating-point numbers that [`Context::reduce_double`] takes at most.
+    /// Returns the most floating-point numbers that [`Context::reduce_double`] takes.
     pub fn doubles_at_once(&self) -> usize {
         MAX_DOUBLES.min(self.barrier_profile().doubles.into())
     }
 
-    /// Allocates barrier gates of an interface: one start and end gate, which comes first, and
-    /// relay gates.
+    /// Allocates barrier gates of an interface: first one start and end gate, then relay gates.
     ///
     /// # Errors
     ///
-    /// [`Code::InvalidTniId`], [`Code::InvalidFlags`], [`Code::InvalidNumber`] for none;
-    /// [`Code::NotAvailable`] for an interface that is other processes'; [`Code::Full`] if there
-    /// are not so many left, and then none is allocated.
+    /// [`Code::InvalidTniId`], [`Code::InvalidFlags`], [`Code::InvalidNumber`] for zero gates;
+    /// [`Code::NotAvailable`] for an interface of other processes; [`Code::Full`] if too few are
+    /// left, in which case none is allocated.
     pub fn alloc_vbg(&self, tni: u16, number: usize, flags: u64) -> Result<Vec<VbgId>, Error> {
         let tni = self.check_tni(tni)?;
         flags::check(flags, flags::VBG_THREAD_SAFE, "flags of a VBG")?;
@@ -84,7 +84,7 @@ impl<P: Provider + ?Sized> Context<P> {
             number,
             "there is at least one",
         ))?;
-        // Where there is one interface with gates, all processes of a node have it.
+        // If only one interface has gates, all processes of a node share it.
         if self.barrier_profile().tnis > 1 {
             self.check_own_tni(tni)?;
         }
@@ -99,13 +99,13 @@ impl<P: Provider + ?Sized> Context<P> {
         Ok(gates_in(mask).map(|bg| VbgId::new(self.coords(), tni, bg)).collect())
     }
 
-    /// Frees gates, in any order, all of them or none. When a gate is freed, its channel is closed,
-    /// and the channel's other gates have no links any more.
+    /// Frees gates in any order, either all of them or none. When a gate is freed, its channel is
+    /// closed, and the channel's other gates lose their links.
     ///
     /// # Errors
     ///
-    /// [`Code::InvalidNumber`] for none; [`Code::InvalidVbgId`] for a gate that the process has
-    /// not allocated, or that is named twice; [`Code::Fatal`] if the device does not let go of a
+    /// [`Code::InvalidNumber`] for zero gates; [`Code::InvalidVbgId`] for a gate that the process
+    /// has not allocated, or that is named twice; [`Code::Fatal`] if the device does not release a
     /// gate.
     pub fn free_vbg(&self, ids: &[VbgId]) -> Result<(), Error> {
         check_count(ids.len())?;
@@ -133,7 +133,7 @@ impl<P: Provider + ?Sized> Context<P> {
             for bg in gates_in(mask) {
                 gates[tni.index()][bg.index()] = Gate::None;
             }
-            // Gates that the device did not let go of are nobody's any more.
+            // Gates that the device has not released are not reused.
             if result.is_ok() {
                 self.provider().give_gates(tni, mask);
             }
@@ -141,18 +141,18 @@ impl<P: Provider + ?Sized> Context<P> {
         result
     }
 
-    /// Links gates, and starts to pass signals on: all of them or none.
+    /// Links gates and starts passing signals on, for either all of them or none.
     ///
-    /// All gates of a channel are linked by one call, and then stay so until one of them is freed.
+    /// All gates of a channel are linked by one call, and stay linked until one of them is freed.
     ///
     /// # Errors
     ///
-    /// [`Code::InvalidNumber`] for none; [`Code::InvalidVbgId`] for a gate that the process has
-    /// not allocated, that is named twice, or whose local links lead to other interfaces, to gates
-    /// that are not linked in the same call, or to no or several start and end gates;
-    /// [`Code::Used`] for a gate that is linked already; [`Code::InvalidArg`] for a start and end
-    /// gate that has no input, and for links by which a gate would wait for itself; what
-    /// [`Provider::open_channel`] may say.
+    /// [`Code::InvalidNumber`] for zero gates; [`Code::InvalidVbgId`] for a gate that the process
+    /// has not allocated, that is named twice, or whose local links lead to other interfaces, to
+    /// gates that are not linked in the same call, or to no or several start and end gates;
+    /// [`Code::Used`] for a gate that is already linked; [`Code::InvalidArg`] for a start and end
+    /// gate that has no input, and for links by which a gate would wait for itself; any error of
+    /// [`Provider::open_channel`].
     pub fn set_vbg(&self, settings: &[VbgSetting]) -> Result<(), Error> {
         check_count(settings.len())?;
         let Profile { tnis, gates: of_each, .. } = self.barrier_profile();
@@ -177,7 +177,7 @@ impl<P: Provider + ?Sized> Context<P> {
                 Ok(opened) => opened,
                 Err(error) => {
                     for before in &channels[..i] {
-                        // The error to report is why it was done.
+                        // The error to report is the one that caused this.
                         let _ = unit(before.start)
                             .and_then(|(tni, bch)| self.close_channel(&mut gates, tni, bch));
                     }
@@ -197,9 +197,9 @@ impl<P: Provider + ?Sized> Context<P> {
     ///
     /// # Errors
     ///
-    /// [`Code::InvalidVbgId`] if it is not a start and end gate of the process's,
+    /// [`Code::InvalidVbgId`] if it is not a start and end gate of the process,
     /// [`Code::NotAvailable`] if it is not linked, [`Code::InvalidFlags`], [`Code::Busy`] while a
-    /// barrier or reduction is under way; [`Code::BarrierOther`] if the device has met with an
+    /// barrier or reduction is in progress; [`Code::BarrierOther`] if the device has detected an
     /// error at one of the gates.
     pub fn barrier(&self, id: VbgId, flags: u64) -> Result<(), Error> {
         self.begin(id, flags, Op::Barrier, &Input::default(), Round::Barrier)
@@ -209,8 +209,8 @@ impl<P: Provider + ?Sized> Context<P> {
     ///
     /// # Errors
     ///
-    /// As [`Context::barrier`]; [`Code::InvalidOp`] for an operation that is not on integers;
-    /// [`Code::InvalidNumber`] for too few or too many, or for half a pair of `MaxLoc`.
+    /// As [`Context::barrier`]; [`Code::InvalidOp`] for an operation that does not apply to
+    /// integers; [`Code::InvalidNumber`] for too few or too many, or for half a pair of `MaxLoc`.
     pub fn reduce_uint64(&self, id: VbgId, op: u32, data: &[u64], flags: u64) -> Result<(), Error> {
         let op = match operation(op)? {
             other @ (Op::Barrier | Op::FpSum) => return Err(not_here(other)),
@@ -253,18 +253,18 @@ impl<P: Provider + ?Sized> Context<P> {
         self.begin(id, flags, Op::FpSum, &input, Round::Doubles(data.len()))
     }
 
-    /// Asks whether a barrier is over.
+    /// Checks whether a barrier is complete.
     ///
     /// # Errors
     ///
     /// [`Code::NotCompleted`] if it is not; [`Code::NotProcessed`] if none was started;
-    /// [`Code::BarrierMismatch`] if the members did not all start the same; otherwise as
+    /// [`Code::BarrierMismatch`] if the members did not all start the same operation; otherwise as
     /// [`Context::barrier`].
     pub fn poll_barrier(&self, id: VbgId, flags: u64) -> Result<(), Error> {
         self.end(id, flags, |round| round == Round::Barrier).map(drop)
     }
 
-    /// Asks whether a reduction of integers is over: the results, as many as were reduced.
+    /// Checks whether a reduction of integers is complete. Returns as many results as were reduced.
     ///
     /// # Errors
     ///
@@ -275,8 +275,8 @@ impl<P: Provider + ?Sized> Context<P> {
         Ok(Reduced::new(count, value))
     }
 
-    /// Asks whether a reduction of floating-point numbers is over: the results, as many as were
-    /// reduced.
+    /// Checks whether a reduction of floating-point numbers is complete. Returns as many results as
+    /// were reduced.
     ///
     /// # Errors
     ///
@@ -287,7 +287,7 @@ impl<P: Provider + ?Sized> Context<P> {
         Ok(Reduced::new(count, reduce::sums(&value).map(f64::from_bits)))
     }
 
-    /// What a gate is to this process.
+    /// Returns the state of a gate in this process.
     fn gate(&self, gates: &[[Gate; MAX_BG]; NUM_TNI], id: VbgId) -> Gate {
         let gate = gates.get(usize::from(id.tni())).and_then(|tni| tni.get(usize::from(id.bg())));
         gate.copied().filter(|_| id.is_of(self.coords())).unwrap_or(Gate::None)
@@ -366,7 +366,7 @@ impl<P: Provider + ?Sized> Context<P> {
         })
     }
 
-    /// The round that is over, if it is one of those that are asked for, and its result.
+    /// Returns the round with its result, if it is complete and of an expected kind.
     #[inline]
     fn end(
         &self,
@@ -390,7 +390,7 @@ impl<P: Provider + ?Sized> Context<P> {
     }
 }
 
-/// The interface and the channel of a start and end gate.
+/// Returns the interface and the channel of a start and end gate.
 fn unit(start: VbgId) -> Result<(TniId, BchId), Error> {
     let unit = TniId::new(start.tni()).zip(BchId::new(start.bg()));
     unit.ok_or_else(|| wrong_gate(start, "the device does not have it"))
@@ -428,7 +428,7 @@ impl<P: Provider + ?Sized> Drop for Context<P> {
             }
         }
         if !ids.is_empty() {
-            // Gates that the device does not let go of are not given to others.
+            // Gates that the device does not release are not given to others.
             let _ = self.free_vbg(&ids);
         }
     }

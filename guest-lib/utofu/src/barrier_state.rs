@@ -5,37 +5,37 @@ use tofu_abi::{BchId, TniId};
 
 use crate::lock::Lock;
 
-/// What a round is for.
+/// The operation of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Round {
     Barrier,
-    /// So many integers.
+    /// This many integers.
     Integers(usize),
-    /// So many floating-point numbers.
+    /// This many floating-point numbers.
     Doubles(usize),
 }
 
-/// A start and end gate of the process's, with its channel.
+/// A start and end gate of the process, with its channel.
 pub(crate) struct Start<C> {
     pub(crate) channel: C,
     pub(crate) round: Option<Round>,
 }
 
-/// What a gate is.
+/// The state of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gate {
-    /// Not this process's.
+    /// It does not belong to this process.
     None,
-    /// This process's, with no links.
+    /// It belongs to this process and has no links.
     Allocated,
-    /// Linked, and looked after by the channel of an interface.
+    /// It is linked and belongs to a channel of an interface.
     Linked { tni: TniId, bch: BchId },
 }
 
 /// The barrier gates of a process.
 pub(crate) struct Barriers<C> {
     pub(crate) gates: Lock<[[Gate; MAX_BG]; NUM_TNI]>,
-    /// By interface and channel. Locked for less than `gates`, and after it.
+    /// By interface and channel. Taken after `gates`, and held for a shorter time.
     pub(crate) starts: [[Lock<Option<Start<C>>>; NUM_BCH]; NUM_TNI],
 }
 

@@ -12,19 +12,19 @@ use crate::flags::{self, CACHE_INJECTION, LOCAL_MRQ_NOTICE, PACKET_RESPONSE};
 use crate::ids::{Stadd, VcqId, is_path};
 use crate::wire::{Edata, Mark, Prepared};
 
-/// Bytes that a command writes or reads at most: 2^24 - 1.
+/// The most bytes that a command writes or reads: 2^24 - 1.
 pub const MAX_PUTGET_SIZE: usize = MAX_MESSAGE as usize;
-/// Bytes that a piggyback Put carries at most.
+/// The most bytes that a piggyback Put carries.
 pub const MAX_PIGGYBACK_SIZE: usize = PIGGYBACK_BUFFER_MAX;
-/// Bytes of a command's descriptors at most, but for strides.
+/// The most bytes of a command's descriptors, except for strides.
 pub const MAX_TOQ_DESC_SIZE: usize = 2 * DESC_SIZE;
-/// Gap between packets at most.
+/// The longest gap between packets.
 pub const MAX_GAP: usize = 255;
-/// Bytes of a packet's data at most.
+/// The most bytes of data in a packet.
 pub const MAX_PACKET: usize = MAX_MTU as usize;
 
-/// Flag bits that are bits 8 and up of the second word, less the packet response: one notice for
-/// each packet is more than a program can tell apart.
+/// Flag bits that are bits 8 and up of the second word. Packet response is left out: with one
+/// notice for each packet, a program could not tell the notices apart.
 const WIRE_FLAGS: u64 = (flags::STRONG_ORDER
     | flags::REMOTE_MRQ_NOTICE
     | flags::PADDING
@@ -32,22 +32,22 @@ const WIRE_FLAGS: u64 = (flags::STRONG_ORDER
     | CACHE_INJECTION)
     & !PACKET_RESPONSE;
 
-/// Bits of the first word that only prepared descriptors have.
+/// Bits of the first word that only prepared descriptors use.
 const PREPARED: u64 = 0xe;
 
-/// Whom a command is for, and what every command has.
+/// The target of a command, and the fields that all commands have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Posting {
     header1: u64,
     header2: u64,
-    /// The remote control queue, at its place in an address.
+    /// The remote control queue, at its position in an address.
     cqid: u64,
-    /// The notice data is too long: the device shall refuse the command.
+    /// The notice data is too long, so the device is to refuse the command.
     refuse: bool,
 }
 
 impl Posting {
-    /// Checks the fields that every command to a VCQ has.
+    /// Checks the fields common to all commands to a VCQ.
     ///
     /// # Errors
     ///
@@ -66,7 +66,7 @@ impl Posting {
             .with_user(edata as u8)
             .with_local(flags & LOCAL_MRQ_NOTICE != 0)
             .with_target(id.extra() & 7);
-        // Bits 63:28 of an ID are those of a descriptor, those of the session steps come from
+        // Bits 63:28 of an ID are the same in a descriptor. Those of the session steps come from
         // the flags.
         let header1 = id.with_path_id(path).0 & !0x0fff_ffff
             | flags & 0x0f00_0000
@@ -88,8 +88,8 @@ impl Posting {
         Ok(StagOffset(Stadd::check(stadd, "remote STADD")?.0 | self.cqid))
     }
 
-    /// A descriptor that the device refuses for its length, as real ones do when notice data
-    /// spills over into the length.
+    /// Returns a descriptor that the device refuses for its length, as real devices do when notice
+    /// data overflows into the length.
     fn refused(&self) -> Command {
         let (header1, header2) = (Header1(self.header1), Header2(self.header2));
         Command::one(Descriptor::put_piggyback(header1, header2, StagOffset(0), 0, 63))
@@ -151,7 +151,7 @@ impl Posting {
         self.transfer(Opcode::Get, packets, local, remote, length)
     }
 
-    /// Writes up to 32 bytes to remote memory that travel in the command.
+    /// Writes up to 32 bytes, which are part of the command, to remote memory.
     ///
     /// # Errors
     ///
@@ -201,8 +201,8 @@ impl Posting {
         })
     }
 
-    /// Applies an operation, 1 to 5, to 4 or 8 bytes of remote memory; the old value is in the
-    /// local notice.
+    /// Applies an operation, 1 to 5, to 4 or 8 bytes of remote memory. The local notice contains
+    /// the old value.
     ///
     /// # Errors
     ///
@@ -262,7 +262,7 @@ impl Posting {
     }
 }
 
-/// How a message is cut into packets.
+/// How a message is divided into packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Packets {
     mtu: u8,
@@ -270,8 +270,8 @@ pub struct Packets {
 }
 
 impl Packets {
-    /// Packets of at most `mtu` bytes, rounded down to a multiple of 8, with a gap of `gap` units
-    /// in between. An `mtu` of 0 is the largest.
+    /// Creates packets of at most `mtu` bytes, rounded down to a multiple of 8, with gaps of `gap`
+    /// units between them. An `mtu` of 0 means the largest.
     ///
     /// # Errors
     ///
@@ -289,7 +289,7 @@ impl Packets {
     }
 }
 
-/// One command: one descriptor, or two.
+/// A command of one or two descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
     descriptors: [Descriptor; 2],
@@ -302,13 +302,13 @@ impl Command {
         Self { descriptors: [descriptor, Descriptor([0; 4])], len: 1 }
     }
 
-    /// The flags and whereabouts of a command are in its last descriptor.
+    /// The flags and addresses of a command are in its last descriptor.
     #[inline(always)]
     const fn two(buffer: Descriptor, descriptor: Descriptor) -> Self {
         Self { descriptors: [buffer, descriptor], len: 2 }
     }
 
-    /// Does nothing but complete.
+    /// A command that does nothing but complete.
     ///
     /// # Errors
     ///
@@ -321,7 +321,7 @@ impl Command {
         Ok(Self::one(Descriptor([prepared.0, 0, 0, 0])))
     }
 
-    /// The same command at later addresses: both are moved by `bytes`.
+    /// Returns the same command with both addresses moved by `bytes`.
     ///
     /// # Errors
     ///
@@ -329,7 +329,7 @@ impl Command {
     pub fn moved(mut self, bytes: u64) -> Result<Self, Error> {
         let main = &mut self.descriptors[self.len - 1];
         if main.header1().command() == Opcode::PutPiggyback as u8 {
-            // Refused anyhow.
+            // The device refuses it anyway.
             return Ok(self);
         }
         for word in &mut main.0[2..4] {
@@ -358,23 +358,24 @@ impl Command {
         self.moved(last.ok_or_else(blocks_error)?).map(drop)
     }
 
-    /// The descriptors as a prepared command has them, for [`Command::parse`].
+    /// Returns the descriptors of a prepared command, for [`Command::parse`].
     pub fn prepared(&self) -> &[Descriptor] {
         &self.descriptors[..self.len]
     }
 
-    /// Whether it is an atomic command, which not all generations have.
+    /// Returns whether it is an atomic command, which not all generations support.
     #[inline]
     pub(crate) fn is_atomic(&self) -> bool {
         let last = self.descriptors[self.len.saturating_sub(1).min(1)];
         last.header1().command() == Opcode::AtomicReadModifyWrite as u8
     }
 
-    /// Takes the first command from prepared descriptors; returns it and how many it has.
+    /// Parses the first command of prepared descriptors. Returns it with the number of its
+    /// descriptors.
     ///
     /// # Errors
     ///
-    /// [`Code::InvalidDesc`] if there is none that could have been prepared.
+    /// [`Code::InvalidDesc`] if there is no command that could have been prepared.
     pub fn parse(descriptors: &[Descriptor]) -> Result<(Self, usize), Error> {
         let hint = "not what a utofu_prepare function has written";
         let bad = |word: u64| Error::with_value(Code::InvalidDesc, "descriptor", word, hint);
@@ -399,7 +400,7 @@ impl Command {
             Some(
                 Opcode::Put | Opcode::Get | Opcode::PutPiggyback | Opcode::AtomicReadModifyWrite,
             ) => {
-                // An ID without the bits that descriptors use for something else.
+                // An ID without the bits that a descriptor uses differently.
                 VcqId::check(word & !0x0fff_ffff).is_ok()
                     && word & 0xf1 == 0
                     && main.0[1] & (0xd200 | 0xff00 << 48) == 0
@@ -409,25 +410,25 @@ impl Command {
         if good { Ok((command, command.len)) } else { Err(bad(word)) }
     }
 
-    /// The first word of its last descriptor.
+    /// Returns the first word of its last descriptor.
     pub(crate) const fn header1(&self) -> Header1 {
         self.descriptors[self.len - 1].header1()
     }
 
-    /// Bytes of a Put from registered memory; `None` for anything else.
+    /// Returns the bytes of a Put from registered memory, or `None` for anything else.
     #[inline]
     pub(crate) fn put_length(&self) -> Option<u32> {
         let put = self.header1().command() == Opcode::Put as u8;
         put.then(|| self.descriptors[self.len - 1].header2().length())
     }
 
-    /// Where a Put or Get leads in remote and local memory, as STADDs.
+    /// Returns the remote and local addresses of a Put or Get, as STADDs.
     pub(crate) const fn addresses(&self) -> [u64; 2] {
         let Descriptor([_, _, remote, local]) = self.descriptors[self.len - 1];
         [StagOffset(remote).with_cqid(0).0, StagOffset(local).with_cqid(0).0]
     }
 
-    /// A Put without its first bytes.
+    /// Returns a Put without its first `at` bytes.
     pub(crate) fn after(mut self, at: u32) -> Self {
         let length = self.put_length().unwrap_or(0);
         let main = &mut self.descriptors[self.len - 1];
@@ -438,8 +439,8 @@ impl Command {
         self
     }
 
-    /// Some bytes of a Put by another path, in the form for the device: its only notice is the
-    /// local one, which has a mark, and it has no session steps.
+    /// Returns some bytes of a Put over another path, in the form for the device. The part's only
+    /// notice is the local one, which has a mark, and it has no session steps.
     pub(crate) fn part(&self, at: u32, length: u32, path: Path, mark: Mark) -> Descriptor {
         let Descriptor([word0, word1, remote, local]) = self.after(at).descriptors[self.len - 1];
         let edata = Edata(word1 >> 16).with_sender(mark.sender).with_user(mark.number);
@@ -456,23 +457,23 @@ impl Command {
         Prepared(self.descriptors[self.len - 1].0[0])
     }
 
-    /// Whether a notice of its end was asked for.
+    /// Returns whether a notice of its end was requested.
     pub(crate) fn local_notice(&self) -> bool {
         Edata(self.descriptors[self.len - 1].0[1] >> 16).local()
     }
 
-    /// Whether the completion is to be reported.
+    /// Returns whether its completion is to be reported.
     pub(crate) fn tcq_notice(&self) -> bool {
         self.marks().tcq_notice()
     }
 
-    /// Whether the command waits for the next one.
+    /// Returns whether it waits for the next command.
     pub(crate) fn is_delayed(&self) -> bool {
         self.marks().delay()
     }
 
-    /// The command in the form for the device, from the VCQ with this extra value: no longer a
-    /// prepared one.
+    /// Converts the prepared command to the form for the device, as sent by the VCQ with this extra
+    /// value.
     #[inline(always)]
     pub(crate) fn finish(&mut self, extra: u8) -> &[Descriptor] {
         let main = &mut self.descriptors[self.len - 1].0;
@@ -483,7 +484,7 @@ impl Command {
         &self.descriptors[..self.len]
     }
 
-    /// The extra value of the VCQ that the command is for; `None` if it is for nobody.
+    /// Returns the extra value of the target VCQ, or `None` if there is no target.
     #[inline]
     pub(crate) fn target(&self) -> Option<u8> {
         let main = self.descriptors[self.len - 1];
@@ -492,8 +493,8 @@ impl Command {
         (main.header1().command() != Opcode::Nop as u8).then_some(extra)
     }
 
-    /// The VCQ that the command is for, without its path, the program's notice data, and the STADDs
-    /// where the remote memory starts and ends. `None` for a command without a target.
+    /// Returns the target VCQ without its path, the program's notice data, and the STADDs of the
+    /// start and end of the remote memory. `None` for a command without a target.
     pub(crate) fn whereabouts(&self) -> Option<(VcqId, u8, [u64; 2])> {
         let main = self.descriptors[self.len - 1];
         let length = match Opcode::from_code(main.header1().command())? {

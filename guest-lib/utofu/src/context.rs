@@ -14,24 +14,25 @@ use crate::provider::Provider;
 use crate::share::DeviceShare;
 use crate::vcq::{SharedQueue, Vcq, VcqKind};
 
-/// A process that communicates, with its share in the device of its node.
+/// A process that communicates, with its share of its node's device.
 pub struct Context<P: Provider + ?Sized> {
     provider: Arc<P>,
     share: DeviceShare,
-    /// By interface, then by control queue.
+    /// Queues by interface, then by control queue.
     queues: Vec<Arc<SharedQueue<P>>>,
     barriers: Barriers<P::Channel>,
 }
 
 impl<P: Provider + ?Sized> Context<P> {
-    /// A process with a share of the device behind `provider`.
+    /// Creates a process with a share of the device behind `provider`.
     pub fn new(provider: Arc<P>, share: DeviceShare) -> Self {
         Self::splitting(provider, share, u32::MAX)
     }
 
-    /// The same, but Puts of at least `bytes` go in parts by several of the shortest paths, if they
-    /// take the default path and this process is told of their end. They progress only in calls of
-    /// the library, and so do commands that are posted on the same control queue meanwhile.
+    /// Creates a process that sends Puts of at least `bytes` in parts over several of the shortest
+    /// paths, if they take the default path and their end is reported to this process. Such Puts,
+    /// and commands posted on the same control queue meanwhile, progress only during calls to the
+    /// library.
     pub fn splitting(provider: Arc<P>, share: DeviceShare, bytes: u32) -> Self {
         let all = share.tnis().flat_map(|tni| share.cqs().map(move |cq| (tni, cq)));
         let queues = all
@@ -40,22 +41,22 @@ impl<P: Provider + ?Sized> Context<P> {
         Self { provider, share, queues, barriers: Barriers::default() }
     }
 
-    /// The provider.
+    /// Returns the provider.
     pub fn provider(&self) -> &Arc<P> {
         &self.provider
     }
 
-    /// The share in the device.
+    /// Returns its share of the device.
     pub fn share(&self) -> &DeviceShare {
         &self.share
     }
 
-    /// The node.
+    /// Returns the coordinates of its node.
     pub fn coords(&self) -> Coords {
         self.provider.coords()
     }
 
-    /// The process's control queues. Indices stay what they are.
+    /// Returns the process's control queues. Their indices never change.
     pub fn queues(&self) -> &[Arc<SharedQueue<P>>] {
         &self.queues
     }
@@ -64,13 +65,13 @@ impl<P: Provider + ?Sized> Context<P> {
         &self.barriers
     }
 
-    /// What devices of this generation have.
+    /// Returns the description of this generation's devices.
     pub fn description(&self) -> &'static Description {
         self.provider.generation().description()
     }
 
-    /// Interfaces with barrier gates that the process can use: those of its share, or the only one
-    /// with gates.
+    /// Returns the interfaces with barrier gates that the process can use: those of its share, or
+    /// the only one with gates.
     pub fn barrier_tnis(&self) -> impl Iterator<Item = TniId> + use<P> {
         let with_gates = self.description().barrier.tnis;
         let own = self.share.tnis().filter(move |tni| tni.get() < with_gates);
@@ -78,11 +79,11 @@ impl<P: Provider + ?Sized> Context<P> {
         own.filter(move |_| only.is_none()).chain(only)
     }
 
-    /// Checks that there is such a network interface.
+    /// Checks that a network interface exists.
     ///
     /// # Errors
     ///
-    /// [`Code::InvalidTniId`] if not.
+    /// [`Code::InvalidTniId`] if it does not.
     pub fn check_tni(&self, tni: u16) -> Result<TniId, Error> {
         let checked = check_tni(tni)?;
         if self.description().has_tni(checked) {
@@ -100,15 +101,14 @@ impl<P: Provider + ?Sized> Context<P> {
         Err(Error::with_value(Code::NotAvailable, "TNI", tni.get().into(), hint))
     }
 
-    /// Makes a VCQ on an interface, with a component ID (0 to 7) if there is one.
+    /// Creates a VCQ on an interface, with a component ID (0 to 7) if one is given.
     ///
     /// # Errors
     ///
     /// [`Code::InvalidTniId`], [`Code::InvalidCmpId`], [`Code::InvalidFlags`];
-    /// [`Code::NotAvailable`] for an interface that is other processes'; [`Code::Used`] for a
-    /// component ID that is in use; [`Code::NotSupported`] for a session where there is no such
-    /// mode; [`Code::Full`] if there is no VCQ or control queue left; what [`Provider::open`] may
-    /// say.
+    /// [`Code::NotAvailable`] for an interface of other processes; [`Code::Used`] for a component
+    /// ID that is in use; [`Code::NotSupported`] for a session if the generation has no session
+    /// mode; [`Code::Full`] if no VCQ or control queue is left; any error of [`Provider::open`].
     pub fn create_vcq(&self, tni: u16, cmp_id: Option<u16>, flags: u64) -> Result<Vcq<P>, Error> {
         let tni = self.check_tni(tni)?;
         let extra = cmp_id.map(check_cmp_id).transpose()?;
@@ -124,9 +124,9 @@ impl<P: Provider + ?Sized> Context<P> {
             let hint = "the controllers of this generation have none";
             return Err(Error::new(Code::NotSupported, "session mode", hint));
         }
-        // The first queue is the one that peers expect; other queues are taken only if it is not
-        // suitable. A session leaves it to other VCQs if it can, because peers must be told the
-        // session's ID anyway.
+        // Peers expect the first queue, so another one is taken only if the first is not suitable.
+        // A session leaves the first queue to other VCQs if it can, because its ID must be told to
+        // peers anyway.
         let mut queues: Vec<_> = self.queues.iter().filter(|queue| queue.tni() == tni).collect();
         if kind.session {
             queues.reverse();
@@ -135,7 +135,7 @@ impl<P: Provider + ?Sized> Context<P> {
             match queue.create(kind) {
                 Ok(Some(ticket)) => return Ok(Vcq::new(Arc::clone(queue), ticket)),
                 Ok(None) => {}
-                // Another process was faster.
+                // Another process has taken it first.
                 Err(error)
                     if error.code() == Code::NotAvailable && !self.share.owns(tni, queue.cq()) => {}
                 Err(error) => return Err(error),

@@ -1,4 +1,4 @@
-//! A provider in a process that uses the driver to drive a device.
+//! A provider for a process that drives a device itself.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -24,23 +24,23 @@ use crate::ids::VbgId;
 use crate::lock::Lock;
 use crate::provider::{Channel, OpenQueue, Provider, Queue, Registration};
 
-/// Memory of the process that the device can reach until this is dropped.
+/// Memory of the process that the device can access until this is dropped.
 #[derive(Debug)]
 pub struct Mapped<M> {
-    /// Keeps it so.
+    /// Keeps the memory mapped.
     pub mapping: M,
-    /// Address of the first byte for the device; what follows is contiguous.
+    /// Address of the first byte for the device. The memory is contiguous there.
     pub device_addr: u64,
-    /// Nothing else is mapped in the 64 KiB in front of it.
+    /// Whether nothing else is mapped in the 64 KiB before it.
     pub isolated: bool,
 }
 
 /// Maps memory of the process for the device behind a platform.
 pub trait MapUser<P>: Clone {
-    /// A mapping, which ends when it is dropped.
+    /// A mapping, which is removed when it is dropped.
     type Mapping;
 
-    /// Lets the device behind `platform` reach `len` bytes of memory at `addr`.
+    /// Lets the device behind `platform` access `len` bytes of memory at `addr`.
     ///
     /// # Errors
     ///
@@ -59,38 +59,37 @@ pub trait MapUser<P>: Clone {
     ) -> Result<Mapped<Self::Mapping>, Error>;
 }
 
-/// Keeps processes that share a device off each other's control queues.
+/// Prevents processes that share a device from using the same control queues.
 pub trait ClaimQueue {
-    /// The right to a queue, which ends when it is dropped.
+    /// The right to a queue, which is given up when it is dropped.
     type Claim;
 
-    /// Asks for a queue that is to be opened.
+    /// Claims a queue that is to be opened.
     ///
     /// # Errors
     ///
     /// [`Code::NotAvailable`] if another process has it.
     fn claim(&self, tni: TniId, cq: CqId) -> Result<Self::Claim, Error>;
 
-    /// Asks for barrier gates, as [`Provider::take_gates`].
+    /// Takes barrier gates, as [`Provider::take_gates`].
     ///
     /// # Errors
     ///
     /// [`Code::OutOfResource`] if there is nobody to ask.
     fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error>;
 
-    /// Gives barrier gates back.
+    /// Returns barrier gates.
     fn give_gates(&self, tni: TniId, gates: u64);
 }
 
-/// A process that has all queues of the device, or the given ones, for itself, and all barrier
-/// gates.
+/// A process that has all barrier gates, and all queues of the device or the given ones, to itself.
 #[derive(Debug, Default)]
 pub struct Unshared {
     gates: Lock<GatePool>,
 }
 
 impl Unshared {
-    /// With the barrier gates of a device's generation.
+    /// Creates it with all barrier gates of a generation's device.
     pub fn new(generation: Generation) -> Self {
         Self { gates: Lock::new(GatePool::new(generation)) }
     }
@@ -124,20 +123,20 @@ pub struct DriverProvider<P: Platform, M, C = Unshared> {
 }
 
 impl<P: Platform, M> DriverProvider<P, M> {
-    /// Gives out the queues of `device`, with message receive queues of size code `mrq_size` (0 to
-    /// 5), to processes of the group `gpid`; `memory` maps what is registered.
+    /// Creates a provider of the queues of `device` for processes of the group `gpid`, with message
+    /// receive queues of size code `mrq_size` (0 to 5). `memory` maps what is registered.
     pub fn new(device: Device<P>, memory: M, mrq_size: u8, gpid: u64) -> Self {
         let claims = Unshared::new(device.generation());
         Self { device, memory, claims, mrq_size, gpid, subnet: Subnet::default() }
     }
 
-    /// The same for processes that are held to a subnet.
+    /// Confines the processes to a subnet.
     #[must_use]
     pub fn with_subnet(self, subnet: Subnet) -> Self {
         Self { subnet, ..self }
     }
 
-    /// The same for a device that is shared with other processes.
+    /// Shares the device with other processes by `claims`.
     pub fn with_claims<C>(self, claims: C) -> DriverProvider<P, M, C> {
         let Self { device, memory, claims: _, mrq_size, gpid, subnet } = self;
         DriverProvider { device, memory, claims, mrq_size, gpid, subnet }
@@ -145,7 +144,7 @@ impl<P: Platform, M> DriverProvider<P, M> {
 }
 
 impl<P: Platform, M, C> DriverProvider<P, M, C> {
-    /// The device.
+    /// Returns the device.
     pub const fn device(&self) -> &Device<P> {
         &self.device
     }
@@ -223,13 +222,13 @@ impl<P: Platform, M: MapUser<P>, C: ClaimQueue> Provider for DriverProvider<P, M
     }
 }
 
-/// The address of a gate.
+/// Returns the address of a gate.
 fn address(id: VbgId) -> BgAddress {
     BgAddress::new(id.coords(), id.tni(), id.bg())
 }
 
 impl VbgSetting {
-    /// The setting as the driver takes it.
+    /// Converts the setting to the driver's form.
     ///
     /// # Errors
     ///
@@ -323,10 +322,10 @@ fn open_error(error: OpenError) -> Error {
     }
 }
 
-/// After so many polls that found nothing the gates are asked for errors, which takes longer.
+/// After this many polls that found nothing, the gates are checked for errors, which takes longer.
 const POLLS_WITHOUT_QUESTION: u32 = 1 << 16;
 
-/// A barrier channel, as a driver has it.
+/// A barrier channel, as the driver provides it.
 pub trait DriverBarrier {
     /// See [`tofu_driver::Rounds::start`].
     ///
@@ -338,7 +337,7 @@ pub trait DriverBarrier {
     /// See [`tofu_driver::Rounds::poll`].
     fn poll(&mut self) -> Option<Outcome>;
 
-    /// Exceptions that the channel's gates report.
+    /// Returns exceptions that the channel's gates report.
     fn exceptions(&self) -> BgsIrqs;
 
     /// Called by a thread that has polled in vain for some microseconds.
@@ -382,7 +381,7 @@ pub struct DriverChannel<B> {
 }
 
 impl<B: DriverBarrier> DriverChannel<B> {
-    /// A channel that is open.
+    /// Wraps an open channel.
     pub fn new(channel: B) -> Self {
         Self { channel, idle: IdlePolls::default() }
     }
@@ -446,7 +445,7 @@ impl<B: DriverBarrier> Channel for DriverChannel<B> {
 
 /// A control queue of a device that the process drives.
 pub struct DriverQueue<P: Platform, M: MapUser<P>, C = ()> {
-    // First, so that it is closed before its memory goes.
+    // First, so that it is closed before its memory is freed.
     cq: Cq<P>,
     memory: M,
     registered: BTreeMap<u32, (Stag, M::Mapping)>,
@@ -456,7 +455,7 @@ pub struct DriverQueue<P: Platform, M: MapUser<P>, C = ()> {
 }
 
 impl<P: Platform, M: MapUser<P>, C> DriverQueue<P, M, C> {
-    /// The queue as the driver has it.
+    /// Returns the driver's queue.
     pub fn cq(&self) -> &Cq<P> {
         &self.cq
     }
@@ -507,10 +506,10 @@ impl<P: Platform, M: MapUser<P>, C> Queue for DriverQueue<P, M, C> {
     #[allow(unsafe_code)]
     unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error> {
         let platform = self.cq.device().platform();
-        // SAFETY: as promised to this function; the mapping ends with the registration.
+        // SAFETY: guaranteed by the caller. The mapping ends with the registration.
         let mapped = unsafe { self.memory.map_user(platform, memory.addr, memory.len)? };
         let range = MemoryRange { addr: mapped.device_addr, len: memory.len as u64 };
-        // Large pages make small tables and quick translations, but open up what is in front.
+        // Large pages make tables small and translation fast, but expose what is before the memory.
         let same = (mapped.device_addr ^ memory.addr as u64) & 0xffff == 0;
         let page = match memory.len {
             _ if !mapped.isolated || !same => PageSize::Size4K,
@@ -531,7 +530,7 @@ impl<P: Platform, M: MapUser<P>, C> Queue for DriverQueue<P, M, C> {
             return Ok(());
         };
         if self.cq.unregister(taken).is_err() {
-            // The device may still use the memory: it stays mapped for good.
+            // The device may still use the memory, so it stays mapped for good.
             core::mem::forget(mapping);
             let hint = "the device does not let go of the memory";
             return Err(Error::with_value(Code::Fatal, "steering tag", stag.into(), hint));

@@ -18,7 +18,7 @@ macro_rules! codes {
             /// Every code.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
-            /// Its name in C.
+            /// Returns its name in C.
             pub const fn name(self) -> &'static str {
                 match self { $( Self::$name => $c, )* }
             }
@@ -27,56 +27,56 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Done.
+    /// Success.
     Success = 0, "UTOFU_SUCCESS";
     /// There is nothing to take from the queue.
     NotFound = -1, "UTOFU_ERR_NOT_FOUND";
-    /// It goes on.
+    /// It is still in progress.
     NotCompleted = -2, "UTOFU_ERR_NOT_COMPLETED";
-    /// It was not begun.
+    /// It was not started.
     NotProcessed = -3, "UTOFU_ERR_NOT_PROCESSED";
     /// The transmit queue is full: poll its completions, and try again.
     Busy = -4, "UTOFU_ERR_BUSY";
-    /// Somebody has it.
+    /// It is in use.
     Used = -5, "UTOFU_ERR_USED";
-    /// All of them are taken.
+    /// None is free.
     Full = -6, "UTOFU_ERR_FULL";
-    /// It is not there for this process.
+    /// It is not available to this process.
     NotAvailable = -7, "UTOFU_ERR_NOT_AVAILABLE";
-    /// It does not exist here.
+    /// It is not supported here.
     NotSupported = -8, "UTOFU_ERR_NOT_SUPPORTED";
 
     /// A command failed for another reason.
     TcqOther = -128, "UTOFU_ERR_TCQ_OTHER";
-    /// A descriptor makes no sense.
+    /// A descriptor is invalid.
     TcqDesc = -129, "UTOFU_ERR_TCQ_DESC";
-    /// Local memory is not there.
+    /// Local memory is not mapped.
     TcqMemory = -130, "UTOFU_ERR_TCQ_MEMORY";
-    /// The local STADD is not registered, or for reading only.
+    /// The local STADD is not registered, or is read-only.
     TcqStadd = -131, "UTOFU_ERR_TCQ_STADD";
-    /// A length is not allowed, or beyond the registered local memory.
+    /// A length is not allowed, or exceeds the registered local memory.
     TcqLength = -132, "UTOFU_ERR_TCQ_LENGTH";
 
     /// A command failed for another reason.
     MrqOther = -192, "UTOFU_ERR_MRQ_OTHER";
-    /// The peer is not there, or not to be reached, or refuses.
+    /// The peer does not exist, cannot be reached, or refuses.
     MrqPeer = -193, "UTOFU_ERR_MRQ_PEER";
-    /// Local memory is not there.
+    /// Local memory is not mapped.
     MrqLclMemory = -194, "UTOFU_ERR_MRQ_LCL_MEMORY";
-    /// Remote memory is not there.
+    /// Remote memory is not mapped.
     MrqRmtMemory = -195, "UTOFU_ERR_MRQ_RMT_MEMORY";
-    /// The local STADD is not registered, or for reading only.
+    /// The local STADD is not registered, or is read-only.
     MrqLclStadd = -196, "UTOFU_ERR_MRQ_LCL_STADD";
-    /// The remote STADD is not registered, or for reading only, or not aligned.
+    /// The remote STADD is not registered, is read-only, or is not aligned.
     MrqRmtStadd = -197, "UTOFU_ERR_MRQ_RMT_STADD";
-    /// Beyond the registered local memory.
+    /// The access exceeds the registered local memory.
     MrqLclLength = -198, "UTOFU_ERR_MRQ_LCL_LENGTH";
-    /// Beyond the registered remote memory.
+    /// The access exceeds the registered remote memory.
     MrqRmtLength = -199, "UTOFU_ERR_MRQ_RMT_LENGTH";
 
     /// A barrier failed.
     BarrierOther = -256, "UTOFU_ERR_BARRIER_OTHER";
-    /// The peers of a barrier do not do the same.
+    /// The peers of a barrier have started different operations.
     BarrierMismatch = -257, "UTOFU_ERR_BARRIER_MISMATCH";
 
     /// An argument is wrong.
@@ -97,7 +97,7 @@ codes! {
     InvalidBgId = -519, "UTOFU_ERR_INVALID_BG_ID";
     /// No such component.
     InvalidCmpId = -520, "UTOFU_ERR_INVALID_CMP_ID";
-    /// The handle of no VCQ, or of one that was freed.
+    /// The handle does not belong to a VCQ, or to one that was freed.
     InvalidVcqHdl = -521, "UTOFU_ERR_INVALID_VCQ_HDL";
     /// No VCQ can have this ID.
     InvalidVcqId = -522, "UTOFU_ERR_INVALID_VCQ_ID";
@@ -105,7 +105,7 @@ codes! {
     InvalidVbgId = -523, "UTOFU_ERR_INVALID_VBG_ID";
     /// No such path.
     InvalidPathId = -524, "UTOFU_ERR_INVALID_PATH_ID";
-    /// Not an STADD, or not one of this VCQ.
+    /// It is not an STADD, or not one of this VCQ.
     InvalidStadd = -525, "UTOFU_ERR_INVALID_STADD";
     /// Memory that cannot be registered.
     InvalidAddress = -526, "UTOFU_ERR_INVALID_ADDRESS";
@@ -134,13 +134,13 @@ codes! {
 }
 
 impl Code {
-    /// The value that C functions return.
+    /// Returns the value that C functions return.
     pub const fn value(self) -> i32 {
         self as i32
     }
 }
 
-/// What went wrong.
+/// An error of this library.
 ///
 /// Its text is one sentence: the subject, the value at fault, and what would be right.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,12 +152,12 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error about `what`, with a `hint` at what would be right.
+    /// Creates an error about `what`, with a `hint` at what would be right.
     pub const fn new(code: Code, what: &'static str, hint: &'static str) -> Self {
         Self { code, what, value: None, hint: Cow::Borrowed(hint) }
     }
 
-    /// The same, about a value if there is one, with a hint that is made when the error comes.
+    /// Creates an error, about a value if one is given, with a hint that is composed at run time.
     pub const fn with_text(
         code: Code,
         what: &'static str,
@@ -167,7 +167,7 @@ impl Error {
         Self { code, what, value, hint: Cow::Owned(hint) }
     }
 
-    /// The same, about a value.
+    /// Creates an error about a value.
     pub const fn with_value(
         code: Code,
         what: &'static str,
@@ -177,7 +177,7 @@ impl Error {
         Self { code, what, value: Some(value), hint: Cow::Borrowed(hint) }
     }
 
-    /// The return code.
+    /// Returns the return code.
     pub const fn code(&self) -> Code {
         self.code
     }
@@ -197,7 +197,7 @@ impl fmt::Display for Error {
 
 impl core::error::Error for Error {}
 
-/// A null pointer where there must be none.
+/// Returns the error for a pointer that must not be null.
 pub const fn null(what: &'static str) -> Error {
     Error::new(Code::InvalidPointer, what, "a null pointer")
 }

@@ -6,7 +6,7 @@ use crate::error::{Code, Error};
 pub const VCQ_THREAD_SAFE: u64 = 1 << 0;
 /// VCQ: it shares its control queue with no other.
 pub const VCQ_EXCLUSIVE: u64 = 1 << 1;
-/// VCQ: its commands start when a peer says so.
+/// VCQ: its commands start when a peer tells them to.
 pub const VCQ_SESSION_MODE: u64 = 1 << 2;
 
 /// VBG: several threads use it at the same time.
@@ -17,7 +17,7 @@ pub const REG_MEM_READ_ONLY: u64 = 1 << 0;
 
 /// Command: the last bytes of a Put become visible after all others.
 pub const STRONG_ORDER: u64 = 1 << 0;
-/// Command: packets are answered one by one. Without effect on what a program sees.
+/// Command: packets are answered one by one, which has no effect that a program can see.
 pub const PACKET_RESPONSE: u64 = 1 << 1;
 /// Command: the target's message receive queue gets a notice.
 pub const REMOTE_MRQ_NOTICE: u64 = 1 << 2;
@@ -25,11 +25,11 @@ pub const REMOTE_MRQ_NOTICE: u64 = 1 << 2;
 pub const PADDING: u64 = 1 << 3;
 /// Command: data goes into the target's cache.
 pub const CACHE_INJECTION: u64 = 1 << 5;
-/// Command: it waits for the next one without this flag.
+/// Command: it waits for the next command without this flag.
 pub const DELAY_START: u64 = 1 << 8;
-/// Command: its completion is to be reported by the transmit complete queue.
+/// Command: its completion is reported by the transmit complete queue.
 pub const TCQ_NOTICE: u64 = 1 << 14;
-/// Command: its completion is to be reported by the own message receive queue.
+/// Command: its completion is reported by the sender's message receive queue.
 pub const LOCAL_MRQ_NOTICE: u64 = 1 << 15;
 
 /// Flags that commands can have, with session steps (27:24) and path ID (31:28).
@@ -43,12 +43,13 @@ const COMMAND: u64 = 0xff00_0000
     | TCQ_NOTICE
     | LOCAL_MRQ_NOTICE;
 
-/// Steps by which a command lets the target's session advance, 0 to 15.
+/// Returns the flags by which a command advances the target's session, by 0 to 15 steps.
 pub const fn sps(steps: u8) -> u64 {
     (steps as u64 & 15) << 24
 }
 
-/// The path of a command, from [`VcqId::path_id_of`](crate::ids::VcqId::path_id_of).
+/// Returns the flags for the path of a command, from
+/// [`VcqId::path_id_of`](crate::ids::VcqId::path_id_of).
 pub const fn path(path_id: u8) -> u64 {
     (path_id as u64 & 15) << 28
 }
@@ -59,7 +60,7 @@ pub(crate) fn check_command(flags: u64) -> Result<u64, Error> {
     check(flags, COMMAND, "flags of a command")
 }
 
-/// Checks that `flags` has no bits but those in `allowed`.
+/// Checks that `flags` has no bits other than those in `allowed`.
 ///
 /// # Errors
 ///

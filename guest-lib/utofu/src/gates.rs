@@ -12,11 +12,11 @@ use crate::ids::{PATH_COORD_NULL, VbgId, check_path};
 
 /// The free barrier gates of a device.
 ///
-/// The lowest are handed out first. So processes that make the same requests on nodes without other
-/// users get the same gates.
+/// The lowest gates are handed out first, so that processes that make the same requests on nodes
+/// without other users get the same gates.
 #[derive(Clone, Debug)]
 pub struct GatePool {
-    /// Of each interface, as masks.
+    /// Gates of each interface, as masks.
     all: [u64; NUM_TNI],
     free: [u64; NUM_TNI],
     /// Gates that have a barrier channel.
@@ -30,7 +30,7 @@ impl Default for GatePool {
 }
 
 impl GatePool {
-    /// All gates of a device but those of channels that the system keeps.
+    /// Creates a pool of all gates of a device, except for those of channels that the system keeps.
     pub fn new(generation: Generation) -> Self {
         let description = generation.description();
         let profile = description.barrier;
@@ -42,12 +42,12 @@ impl GatePool {
         Self { all, free: all, channels }
     }
 
-    /// Takes a start and end gate, and relay gates, as a mask. If not all are free, returns `None`
-    /// and takes nothing.
+    /// Takes a start and end gate, and relay gates. Returns them as a mask, or `None` if not all
+    /// are free, in which case nothing is taken.
     pub fn take(&mut self, tni: TniId, relays: usize) -> Option<u64> {
         let free = &mut self.free[tni.index()];
         let mut taken = lowest(*free & self.channels)?;
-        // Ends after as many as there are.
+        // The loop ends once no gate is left.
         for _ in 0..relays {
             taken |= lowest(*free & !self.channels & !taken)?;
         }
@@ -55,18 +55,18 @@ impl GatePool {
         Some(taken)
     }
 
-    /// Puts gates back.
+    /// Returns gates to the pool.
     pub fn give(&mut self, tni: TniId, gates: u64) {
         self.free[tni.index()] |= gates & self.all[tni.index()];
     }
 }
 
-/// The lowest so many bits.
+/// Returns a mask of the lowest `count` bits.
 const fn first(count: usize) -> u64 {
     if count >= 64 { u64::MAX } else { (1 << count) - 1 }
 }
 
-/// The lowest bit.
+/// Returns the lowest set bit.
 const fn lowest(mask: u64) -> Option<u64> {
     match mask {
         0 => None,
@@ -74,7 +74,7 @@ const fn lowest(mask: u64) -> Option<u64> {
     }
 }
 
-/// The gates in a mask.
+/// Returns the gates in a mask.
 pub fn gates_in(mask: u64) -> impl Iterator<Item = BgId> {
     BgId::ALL.into_iter().filter(move |bg| mask >> bg.get() & 1 != 0)
 }
@@ -92,12 +92,12 @@ pub struct VbgSetting {
     pub dst_local: Option<VbgId>,
     /// Output to any gate.
     pub dst_remote: Option<VbgId>,
-    /// The path to it; the default path if there is none.
+    /// The path to the remote output, or `None` for the default path.
     pub path: Option<Path>,
 }
 
 impl VbgSetting {
-    /// A gate without links.
+    /// Creates a setting without links.
     pub const fn new(id: VbgId) -> Self {
         Self {
             id,
@@ -109,8 +109,8 @@ impl VbgSetting {
         }
     }
 
-    /// Checks a setting from outside: `links` are source and destination of local and remote
-    /// signals in the order of `struct utofu_vbg_setting`.
+    /// Checks an untrusted setting. `links` are source and destination of local and remote signals,
+    /// in the order of `struct utofu_vbg_setting`.
     ///
     /// # Errors
     ///
@@ -128,7 +128,7 @@ impl VbgSetting {
             dst_local: link(dst_local)?,
             dst_remote: link(dst_remote)?,
             path: match path {
-                // Nobody goes there.
+                // There is no remote output.
                 _ if dst_remote == VbgId::NULL.0 => None,
                 [PATH_COORD_NULL, ..] => None,
                 [a, b, c] => {
@@ -145,17 +145,17 @@ impl VbgSetting {
     }
 }
 
-/// Gates that one barrier channel looks after: those that lead from and to its start and end gate.
+/// Gates that one barrier channel manages: those that lead from and to its start and end gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ChannelGates {
     pub(crate) start: VbgId,
     pub(crate) settings: Vec<VbgSetting>,
 }
 
-/// Divides gates among the channels that they belong to.
+/// Divides gates among their channels.
 ///
-/// Gates that are linked by local links belong together. Those that are linked to no start and
-/// end gate in this way belong to the first channel. Gates below `count` are start and end gates.
+/// Gates connected by local links belong together. Those that are not connected to a start and end
+/// gate in this way belong to the first channel. Gates below `count` are start and end gates.
 pub(crate) fn by_channel(settings: &[VbgSetting], count: u8) -> Result<Vec<ChannelGates>, Error> {
     let wrong = |id: VbgId, hint| Err(Error::with_value(Code::InvalidVbgId, "VBG ID", id.0, hint));
     let find = |id: VbgId| settings.iter().position(|setting| setting.id == id);
@@ -268,7 +268,7 @@ mod tests {
             VbgSetting { dst_local: Some(up), src_local: Some(down), ..VbgSetting::new(start) },
             VbgSetting { dst_local: Some(start), ..VbgSetting::new(down) },
             VbgSetting { src_remote: Some(up), ..VbgSetting::new(other) },
-            // Between two other nodes only.
+            // A gate that only connects two other nodes.
             VbgSetting { src_remote: Some(up), ..VbgSetting::new(gate(5, 20)) },
         ];
         let channels = by_channel(&settings, NUM_BCH as u8).unwrap();

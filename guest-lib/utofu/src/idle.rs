@@ -1,16 +1,16 @@
 //! Polls that find nothing.
 
-/// After so many polls that found nothing the processor is offered to others: a few microseconds.
+/// After this many polls that found nothing, a few microseconds, the processor is yielded.
 const POLLS_IN_VAIN: u32 = 64;
 
-/// Counts polls since the last one that found something. A program whose polls find nothing may
-/// keep the processor from what it waits for: a device that is a program, or a peer.
+/// Counts polls since the last one that found something. A program whose polls find nothing may be
+/// keeping the processor from what it waits for: a device that is a program, or a peer.
 #[derive(Debug, Default)]
 pub struct IdlePolls(u32);
 
 impl IdlePolls {
-    /// Notes what a poll has found, and returns it. While nothing is found, it yields the processor
-    /// from time to time by `yield_processor`.
+    /// Records what a poll has found, and returns it. While nothing is found, calls
+    /// `yield_processor` from time to time.
     #[inline]
     pub fn note<T>(&mut self, found: Option<T>, yield_processor: impl FnOnce()) -> Option<T> {
         if found.is_some() {
@@ -24,7 +24,7 @@ impl IdlePolls {
         found
     }
 
-    /// Polls since the last one that found something, modulo 2^32.
+    /// Returns the number of polls since the last one that found something, modulo 2^32.
     #[inline]
     pub const fn count(&self) -> u32 {
         self.0

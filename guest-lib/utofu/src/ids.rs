@@ -1,4 +1,4 @@
-//! VCQ IDs, VBG IDs and STADDs: 64-bit words whose bits programs rely on.
+//! VCQ IDs, VBG IDs and STADDs: 64-bit words on whose layout programs rely.
 //!
 //! The layouts are those of real systems, decoded from public logs and sources.
 
@@ -10,15 +10,15 @@ use crate::error::{Code, Error};
 
 /// Component IDs of a VCQ: 0 to 7.
 pub const NUM_CMP_IDS: u16 = 8;
-/// Steering tags of a VCQ that programs choose themselves: 0 to 255.
+/// Steering tags of a VCQ that programs can choose: 0 to 255.
 pub const NUM_RESERVED_STAGS: u32 = 256;
-/// First steering tag that the library chooses. Those below belong to the 16 extra values, 256
-/// each.
+/// The first steering tag that the library chooses. Those below belong to the 16 extra values, with
+/// 256 each.
 pub const FIRST_NORMAL_STAG: u32 = 4096;
-/// A path coordinate that stands for the default path.
+/// The path coordinate that stands for the default path.
 pub const PATH_COORD_NULL: u8 = 0xff;
 
-/// X, Y and Z are at most this.
+/// The largest X, Y and Z.
 const MAX_XYZ: u8 = 31;
 
 bitfield! {
@@ -49,11 +49,11 @@ bitfield! {
     }
 }
 
-/// Bits of a VCQ ID that are 0: 23:6, 60, and the upper three of X, Y and Z.
+/// Bits of a VCQ ID that must be 0: 23:6, 60, and the upper three of X, Y and Z.
 const VCQ_ID_ZEROS: u64 = 0x10e0_e0e0_00ff_ffc0;
 
 impl VcqId {
-    /// The ID of a VCQ, with the default path: through the node's own A, B and C.
+    /// Creates the ID of a VCQ, with the default path, through the node's own A, B and C.
     pub const fn new(node: Coords, tni: TniId, cq: CqId, extra: u8) -> Self {
         Self::at(node, tni.get())
             .with_cq(cq.get())
@@ -61,7 +61,7 @@ impl VcqId {
             .with_path_id(path_id(node.default_path()))
     }
 
-    /// An interface of a node, which VBG IDs have in the same bits.
+    /// Returns an ID with the bits of an interface of a node, which are the same in VBG IDs.
     pub(crate) const fn at(node: Coords, tni: u8) -> Self {
         Self(0)
             .with_x(node.x)
@@ -73,11 +73,11 @@ impl VcqId {
             .with_tni(tni)
     }
 
-    /// The ID that a VCQ with a component ID has: pure computation, the VCQ need not exist.
+    /// Computes the ID of a VCQ with a component ID. The VCQ need not exist.
     ///
     /// # Errors
     ///
-    /// If there are no such coordinates, interface, control queue or component ID.
+    /// If the coordinates, interface, control queue or component ID are invalid.
     pub fn construct(node: Coords, tni: u16, cq: u16, cmp_id: u16) -> Result<Self, Error> {
         check_coords(node)?;
         let tni = check_tni(tni)?;
@@ -88,7 +88,7 @@ impl VcqId {
         Ok(Self::new(node, tni, cq, check_cmp_id(cmp_id)?))
     }
 
-    /// Checks an ID from outside.
+    /// Checks an untrusted ID.
     ///
     /// # Errors
     ///
@@ -109,12 +109,12 @@ impl VcqId {
         }
     }
 
-    /// The node.
+    /// Returns the coordinates of the node.
     pub const fn coords(self) -> Coords {
         Coords::new(self.x(), self.y(), self.z(), self.a(), self.b(), self.c())
     }
 
-    /// A copy with another path; `None` stands for the path through A, B, C = 0, 0, 0.
+    /// Returns a copy with another path. `None` stands for the path through A, B, C = 0, 0, 0.
     ///
     /// # Errors
     ///
@@ -123,8 +123,8 @@ impl VcqId {
         path.map_or(Ok(0), check_path).map(|number| self.with_path_id(number))
     }
 
-    /// The number that, in the flags of a command to this ID, stands for `path`: 0 is the ID's
-    /// own path.
+    /// Returns the number that stands for `path` in the flags of a command to this ID. 0 is the
+    /// ID's own path.
     ///
     /// # Errors
     ///
@@ -133,7 +133,7 @@ impl VcqId {
         Ok(check_path(path)? ^ self.path_id())
     }
 
-    /// The path that a command takes to this ID with path number `id`.
+    /// Returns the path that a command to this ID takes with path number `id`.
     ///
     /// # Errors
     ///
@@ -148,12 +148,12 @@ impl VcqId {
     }
 }
 
-/// A path as a number of four bits.
+/// Returns a path as a four-bit number.
 pub(crate) const fn path_id(path: Path) -> u8 {
     path.a & 1 | (path.b & 3) << 1 | (path.c & 1) << 3
 }
 
-/// Whether a number of four bits is a path: B is at most 2.
+/// Returns whether a four-bit number is a path: B is at most 2.
 #[inline]
 pub(crate) const fn is_path(number: u8) -> bool {
     number & 6 != 6
@@ -172,7 +172,7 @@ pub(crate) fn check_path(path: Path) -> Result<u8, Error> {
 ///
 /// # Errors
 ///
-/// [`Code::InvalidCoords`] if not.
+/// [`Code::InvalidCoords`] if none could.
 pub fn check_coords(node: Coords) -> Result<Coords, Error> {
     let xyz = node.x <= MAX_XYZ && node.y <= MAX_XYZ && node.z <= MAX_XYZ;
     if xyz && node.a < 2 && node.b < 3 && node.c < 2 {
@@ -183,11 +183,11 @@ pub fn check_coords(node: Coords) -> Result<Coords, Error> {
     Err(Error::with_value(Code::InvalidCoords, "coordinates", value, hint))
 }
 
-/// Checks that there is such a network interface.
+/// Checks that a network interface exists.
 ///
 /// # Errors
 ///
-/// [`Code::InvalidTniId`] if not.
+/// [`Code::InvalidTniId`] if it does not.
 pub fn check_tni(tni: u16) -> Result<TniId, Error> {
     u8::try_from(tni).ok().and_then(TniId::new).ok_or_else(|| {
         let hint = "there are TNIs 0 to 5";
@@ -195,11 +195,11 @@ pub fn check_tni(tni: u16) -> Result<TniId, Error> {
     })
 }
 
-/// The extra value of a component ID.
+/// Returns the extra value of a component ID.
 ///
 /// # Errors
 ///
-/// [`Code::InvalidCmpId`] if there is no such component ID.
+/// [`Code::InvalidCmpId`] if the component ID does not exist.
 pub fn check_cmp_id(cmp_id: u16) -> Result<u8, Error> {
     if cmp_id < NUM_CMP_IDS {
         Ok(8 + cmp_id as u8)
@@ -210,26 +210,26 @@ pub fn check_cmp_id(cmp_id: u16) -> Result<u8, Error> {
 }
 
 bitfield! {
-    /// A VBG ID: barrier gate, with node and interface as a VCQ ID has them.
+    /// A VBG ID: barrier gate, with node and interface as in a VCQ ID.
     pub struct VbgId {
         /// Barrier gate, 0 to 47; 0 to 15 are start and end gates.
         bg / with_bg: u8 @ 0..=5,
     }
 }
 
-/// Bits of a VBG ID that are 0: 31:6, 60, and the upper three of X, Y and Z.
+/// Bits of a VBG ID that must be 0: 31:6, 60, and the upper three of X, Y and Z.
 const VBG_ID_ZEROS: u64 = 0x10e0_e0e0_ffff_ffc0;
 
 impl VbgId {
     /// No gate.
     pub const NULL: Self = Self(u64::MAX);
 
-    /// The ID of a gate.
+    /// Creates the ID of a gate.
     pub const fn new(node: Coords, tni: TniId, bg: BgId) -> Self {
         Self(VcqId::at(node, tni.get()).0).with_bg(bg.get())
     }
 
-    /// Checks an ID from outside.
+    /// Checks an untrusted ID.
     ///
     /// # Errors
     ///
@@ -245,8 +245,8 @@ impl VbgId {
         }
     }
 
-    /// The same on a machine of a generation, whose interfaces may have fewer gates than IDs have
-    /// numbers for.
+    /// Checks an untrusted ID on a machine of a generation, whose interfaces may have fewer gates
+    /// than IDs can express.
     ///
     /// # Errors
     ///
@@ -260,27 +260,28 @@ impl VbgId {
         Err(Error::with_value(Code::InvalidVbgId, "VBG ID", raw, hint))
     }
 
-    /// The node.
+    /// Returns the coordinates of the node.
     pub const fn coords(self) -> Coords {
         VcqId(self.0).coords()
     }
 
-    /// Interface, 0 to 5.
+    /// Returns the interface, 0 to 5.
     pub const fn tni(self) -> u8 {
         VcqId(self.0).tni()
     }
 
-    /// Whether it is the ID of a gate of this node.
+    /// Returns whether it is the ID of a gate of this node.
     pub(crate) fn is_of(self, node: Coords) -> bool {
         Self::check(self.0).is_ok_and(|id| id.coords() == node)
     }
 }
 
 bitfield! {
-    /// An STADD: a place in registered memory. Adding to it moves on by bytes.
+    /// An STADD: a place in registered memory. Adding a number to it advances it by that many
+    /// bytes.
     ///
-    /// Bits 63:58 are 0 here; in a descriptor they are the control queue, which comes from the
-    /// VCQ ID.
+    /// Bits 63:58 are 0 here. In a descriptor they are the control queue, which comes from the VCQ
+    /// ID.
     pub struct Stadd {
         /// Byte offset.
         offset / with_offset: u64 @ 0..=39,
@@ -292,13 +293,13 @@ bitfield! {
 }
 
 impl Stadd {
-    /// A place in registered memory.
+    /// Creates an STADD.
     pub const fn new(stag: u32, offset: u64) -> Self {
         Self(0).with_stag(stag).with_offset(offset)
     }
 
-    /// The STADD of memory that the VCQ with this ID has registered, or will register, under a
-    /// reserved steering tag at an address that is a multiple of 256.
+    /// Returns the STADD of memory that the VCQ with this ID registers under a reserved steering
+    /// tag, at an address that is a multiple of 256.
     ///
     /// # Errors
     ///
@@ -307,11 +308,11 @@ impl Stadd {
         Ok(Self::new(reserved_stag(id.extra(), stag)?, 0))
     }
 
-    /// Checks an STADD from outside.
+    /// Checks an untrusted STADD.
     ///
     /// # Errors
     ///
-    /// [`Code::InvalidStadd`] if it has bits that no STADD has.
+    /// [`Code::InvalidStadd`] if it has bits that an STADD cannot have.
     #[inline]
     pub fn check(raw: u64, what: &'static str) -> Result<Self, Error> {
         if raw >> 58 == 0 {
@@ -323,7 +324,7 @@ impl Stadd {
     }
 }
 
-/// The steering tag of a reserved one, as the device knows it.
+/// Returns the device's steering tag for a reserved one.
 pub(crate) fn reserved_stag(extra: u8, stag: u32) -> Result<u32, Error> {
     if stag < NUM_RESERVED_STAGS {
         Ok(u32::from(extra) << 8 | stag)

@@ -1,21 +1,20 @@
 //! The uTofu API, version 1.0, in Rust: one-sided communication over virtual control queues.
 //!
-//! A process has a [`Context`], made from a [`Provider`] that gives it control queues of its node's
-//! device: the process owns the device, or shares it, or the device is in the process itself.
-//! [`Context::create_vcq`] makes a [`Vcq`]; [`Vcq::reg_mem`] gives memory an [`Stadd`](ids::Stadd);
-//! [`Vcq::post`] starts [`Command`]s; [`Vcq::poll_tcq`] and [`Vcq::poll_mrq`] tell how they ended
+//! A process has a [`Context`], made from a [`Provider`] of control queues of its node's device.
+//! The process may own the device or share it, or the device may be in the process itself.
+//! [`Context::create_vcq`] makes a [`Vcq`]. [`Vcq::reg_mem`] gives memory an [`Stadd`](ids::Stadd).
+//! [`Vcq::post`] starts [`Command`]s. [`Vcq::poll_tcq`] and [`Vcq::poll_mrq`] tell how they ended,
 //! and report other processes' commands.
 //!
 //! [`Context::alloc_vbg`] and [`Context::set_vbg`] allocate and link barrier gates.
-//! [`Context::barrier`] and the reductions beside it start operations, which the gates then
-//! complete by themselves.
+//! [`Context::barrier`] and the reductions start operations, which the gates then complete by
+//! themselves.
 //!
-//! The VCQs that a process makes on one interface share one control queue of the device, as they do
-//! on real systems, unless they are exclusive. The additions of the C API (handles, codes,
-//! pointers) are in another crate.
+//! As on real systems, the VCQs that a process makes on one interface share a control queue of the
+//! device unless they are exclusive. The additions of the C API (handles, codes, pointers) are in
+//! another crate.
 //!
-//! Where public sources leave room, the choices are listed in the manual under "uTofu: design
-//! choices".
+//! Choices that public sources leave open are listed in the manual under "uTofu: design choices".
 #![cfg_attr(not(feature = "std"), no_std)]
 #![deny(unsafe_code)]
 

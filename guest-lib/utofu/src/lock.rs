@@ -3,7 +3,7 @@
 
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 
-/// What a thread does that waits for the lock.
+/// What a thread does while it waits for the lock.
 #[derive(Debug)]
 pub(crate) struct Patience;
 
@@ -16,8 +16,8 @@ impl spin::RelaxStrategy for Patience {
 
 #[cfg(feature = "std")]
 impl spin::RelaxStrategy for Patience {
-    /// Usually it tries again at once, because calls take less than a microsecond. But the holder
-    /// of the lock may need this processor, may be registering much memory, and may have a lower
+    /// Usually tries again at once, because calls take less than a microsecond. But the holder of
+    /// the lock may need this processor, may be registering much memory, or may have a lower
     /// priority.
     fn relax() {
         std::thread_local! {
@@ -35,7 +35,7 @@ impl spin::RelaxStrategy for Patience {
 
 pub(crate) type Guard<'a, T> = SpinMutexGuard<'a, T, Patience>;
 
-/// A lock that is not poisoned by a panic of its holder: its data is half changed only during calls
+/// A lock that is not poisoned if its holder panics. Its data is inconsistent only during calls
 /// that cannot panic.
 #[derive(Debug, Default)]
 pub(crate) struct Lock<T>(SpinMutex<T, Patience>);
@@ -59,7 +59,7 @@ mod tests {
     fn one_holder_at_a_time_also_when_it_takes_long() {
         const THREADS: usize = 4;
         const TURNS: usize = 20_000;
-        // Not atomic: turns at the same time would lose some.
+        // The counts are not atomic: simultaneous turns would lose some.
         let lock = Lock::new((0usize, [0usize; THREADS]));
         std::thread::scope(|scope| {
             for thread in 0..THREADS {
@@ -69,7 +69,7 @@ mod tests {
                         let mut state = lock.lock();
                         let all = state.0;
                         if turn % 5000 == 0 {
-                            // Longer than anybody looks without letting go of the processor.
+                            // Longer than a thread tries before it yields the processor.
                             std::thread::sleep(core::time::Duration::from_millis(1));
                         }
                         state.1[thread] += 1;

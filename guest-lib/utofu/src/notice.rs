@@ -1,4 +1,4 @@
-//! Message receive queue entries as programs see them.
+//! Message receive queue entries, as programs see them.
 
 use tofu_abi::queue::{MrqEntry, MrqId};
 use tofu_abi::{Path, Rcode, StagOffset};
@@ -26,7 +26,7 @@ pub enum NoticeKind {
 }
 
 impl NoticeKind {
-    /// Whether it is about a command of this VCQ.
+    /// Returns whether it is about a command of this VCQ.
     pub const fn is_local(self) -> bool {
         matches!(self, Self::LclPut | Self::LclGet | Self::LclArmw)
     }
@@ -37,52 +37,52 @@ impl NoticeKind {
 pub struct Notice {
     /// What it is about.
     pub kind: NoticeKind,
-    /// How the command ended, see [`Rcode`](tofu_abi::Rcode). Always success for commands of
-    /// others.
+    /// How the command ended, see [`Rcode`](tofu_abi::Rcode). Always success for commands of other
+    /// processes.
     pub rcode: Rcode,
     /// The VCQ at the other end.
     pub vcq_id: VcqId,
     /// The command's data for notices.
     pub edata: u8,
-    /// The old value ([`NoticeKind::LclArmw`]), or the place in this process's memory that another
-    /// process's command addressed. Otherwise 0.
+    /// The old value ([`NoticeKind::LclArmw`]), or the address in this process's memory that
+    /// another process's command accessed. Otherwise 0.
     pub rmt_value: u64,
-    /// Behind the memory of the VCQ that sent the command; its start if the command failed; 0
+    /// The end of the memory of the VCQ that sent the command; its start if the command failed; 0
     /// for atomic commands.
     pub lcl_stadd: u64,
-    /// Behind the memory of the VCQ that the command was for; its start for atomic commands
-    /// and if the command failed.
+    /// The end of the memory of the VCQ that was the command's target; its start for atomic
+    /// commands, and if the command failed.
     pub rmt_stadd: u64,
 }
 
 impl Notice {
-    /// The return code for it.
+    /// Returns the return code for it.
     pub fn status(&self) -> Code {
         mrq_code(self.rcode)
     }
 }
 
-/// An entry, before it is known whose it is.
+/// An entry whose VCQ is not known yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub(crate) notice: Notice,
     /// The extra value of the VCQ that sent the command.
     pub(crate) sender: u8,
-    /// The lower three bits of the extra value of the VCQ that it was sent to.
+    /// The lower three bits of the target VCQ's extra value.
     pub(crate) target: u8,
-    /// Steering tag of the memory that the command was for.
+    /// Steering tag of the target's memory.
     pub(crate) stag: u32,
-    /// The sender wants a notice.
+    /// Whether the sender wants a notice.
     pub(crate) wanted: bool,
 }
 
-/// An address word without its control queue.
+/// Returns an address word without its control queue.
 const fn stadd(word: StagOffset) -> u64 {
     word.with_cqid(0).0
 }
 
 impl Entry {
-    /// Whether the entry is about a command of this queue whose end was not asked for.
+    /// Returns whether the entry is about a command of this queue whose end was not asked for.
     #[inline]
     pub(crate) fn is_unwanted(entry: &MrqEntry) -> bool {
         const HALFWAY: u64 = 1 << MrqId::ArmwHalfway as u8
@@ -94,7 +94,7 @@ impl Entry {
         !halfway && !Edata(entry.word1().edata().into()).local()
     }
 
-    /// Makes sense of an entry; `None` for those that are not about the end of a command.
+    /// Decodes an entry. Returns `None` for those that are not about the end of a command.
     #[inline(always)]
     pub(crate) fn decode(entry: &MrqEntry) -> Option<Self> {
         use NoticeKind::{LclArmw, LclGet, LclPut, RmtArmw, RmtGet, RmtPut};
@@ -105,7 +105,7 @@ impl Entry {
             MrqId::PutLast | MrqId::PutLastRemoteError => LclPut,
             MrqId::GetLast | MrqId::GetLastRemoteError => LclGet,
             MrqId::Armw | MrqId::ArmwRemoteError => LclArmw,
-            // Of a part of a message.
+            // These are about a part of a message.
             MrqId::PutHalfway
             | MrqId::GetHalfway
             | MrqId::Put
@@ -114,7 +114,7 @@ impl Entry {
             | MrqId::GetRemoteError => return None,
         };
         let (word0, edata) = (entry.word0(), Edata(entry.word1().edata().into()));
-        // In the entry, addresses are seen from the queue that it is in.
+        // Addresses in the entry are from the view of the queue that it is in.
         let (sender_word, target_word) = if kind.is_local() {
             (entry.local(), entry.remote())
         } else {
@@ -132,7 +132,7 @@ impl Entry {
         let node = word0.coords();
         let peer = VcqId::at(node, word0.i()).with_cq(entry.remote().cqid());
         let vcq_id = if kind.is_local() {
-            // The path is the command's.
+            // The path is that of the command.
             peer.with_path_id(path_id(Path::new(word0.pa(), word0.pb(), word0.pc())))
         } else {
             peer.with_path_id(path_id(node.default_path())).with_extra(edata.sender())
@@ -156,7 +156,7 @@ impl Entry {
     }
 }
 
-/// The return code for the result code of a transmit complete queue entry.
+/// Returns the return code for the result code of a transmit complete queue entry.
 pub(crate) fn tcq_code(code: Rcode) -> Code {
     match code {
         Rcode::SUCCESS => Code::Success,
@@ -172,7 +172,7 @@ pub(crate) fn tcq_code(code: Rcode) -> Code {
     }
 }
 
-/// The return code for the result code of a message receive queue entry.
+/// Returns the return code for the result code of a message receive queue entry.
 pub(crate) fn mrq_code(code: Rcode) -> Code {
     if code.is_remote_address() {
         return match code.local() {

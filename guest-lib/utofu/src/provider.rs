@@ -19,11 +19,11 @@ use crate::gates::VbgSetting;
 pub struct OpenQueue {
     /// Network interface.
     pub tni: TniId,
-    /// Control queue, not the kernel's.
+    /// Control queue. Not the kernel's.
     pub cq: CqId,
-    /// Steering tags.
+    /// Number of steering tags.
     pub stags: u32,
-    /// Commands start as the session advances.
+    /// Whether commands start as the session advances.
     pub session: bool,
 }
 
@@ -34,10 +34,10 @@ pub trait Provider {
     /// A barrier channel.
     type Channel: Channel;
 
-    /// The node.
+    /// Returns the coordinates of the node.
     fn coords(&self) -> Coords;
 
-    /// Opens a control queue, with its interface at work.
+    /// Opens a control queue, and enables its interface.
     ///
     /// # Errors
     ///
@@ -46,30 +46,29 @@ pub trait Provider {
     /// answer.
     fn open(&self, queue: &OpenQueue) -> Result<Self::Queue, Error>;
 
-    /// The device's generation. Fugaku's, unless a provider knows better.
+    /// Returns the device's generation, which is Fugaku's by default.
     fn generation(&self) -> Generation {
         Generation::Fugaku
     }
 
-    /// Takes a start and end gate and `relays` relay gates of an interface, as a mask; `None` if
-    /// there are not enough left.
+    /// Takes a start and end gate and `relays` relay gates of an interface. Returns them as a mask,
+    /// or `None` if too few are left.
     ///
     /// # Errors
     ///
     /// [`Code::OutOfResource`] if there is nobody to ask.
     fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error>;
 
-    /// Gives gates back, which belong to no channel any more.
+    /// Returns gates that no longer belong to a channel.
     fn give_gates(&self, tni: TniId, gates: u64);
 
-    /// Links gates, of which `bch` of `tni` is the start and end gate, and opens its channel, with
-    /// their interfaces at work.
+    /// Links gates, of which `bch` of `tni` is the start and end gate, enables their interfaces,
+    /// and opens the channel.
     ///
     /// # Errors
     ///
-    /// [`Code::InvalidArg`] for a start and end gate without input, and links by which a gate
-    /// would wait for itself; [`Code::Used`] if the device has a gate in use;
-    /// [`Code::OutOfMemory`],
+    /// [`Code::InvalidArg`] for a start and end gate without input, and links by which a gate would
+    /// wait for itself; [`Code::Used`] if the device uses a gate already; [`Code::OutOfMemory`],
     /// [`Code::OutOfResource`], and [`Code::Fatal`] if the device does not answer.
     fn open_channel(
         &self,
@@ -90,18 +89,18 @@ pub trait Channel {
     ///
     /// # Errors
     ///
-    /// [`Code::Busy`] while one is under way; [`Code::BarrierOther`] if a gate is in error.
+    /// [`Code::Busy`] while one is in progress; [`Code::BarrierOther`] if a gate is in error.
     fn start(&mut self, op: Op, input: &Input, count: u8) -> Result<(), Error>;
 
-    /// The result of the round, once there is one.
+    /// Returns the result of the round, if it is complete.
     ///
     /// # Errors
     ///
-    /// [`Code::BarrierMismatch`] if the members did not start the same; [`Code::BarrierOther`] if a
-    /// gate is in error.
+    /// [`Code::BarrierMismatch`] if the members did not start the same operation;
+    /// [`Code::BarrierOther`] if a gate is in error.
     fn poll(&mut self) -> Result<Option<Value>, Error>;
 
-    /// Closes it.
+    /// Closes the channel.
     ///
     /// # Errors
     ///
@@ -132,23 +131,23 @@ pub struct Registration {
     pub len: usize,
     /// The steering tag, which is not in use.
     pub stag: u32,
-    /// Offset that the first byte is to have, the same as the address modulo 256.
+    /// Offset that the first byte is to have, which equals the address modulo 256.
     pub offset: u64,
-    /// Nobody may write to it.
+    /// Whether nobody may write to it.
     pub read_only: bool,
 }
 
 /// An open control queue.
 ///
-/// Dropping it closes it; memory that it had registered is no longer used then.
+/// Dropping it closes it. Memory that it has registered is not used afterwards.
 pub trait Queue {
-    /// Entries of the transmit order queue.
+    /// Returns the number of entries in the transmit order queue.
     fn orders(&self) -> usize;
 
-    /// Entries of the message receive queue.
+    /// Returns the number of entries in the message receive queue.
     fn notices(&self) -> usize;
 
-    /// Descriptors that can be posted now.
+    /// Returns how many descriptors can be posted now.
     fn free_slots(&self) -> usize;
 
     /// Posts one command of one or two descriptors. A `delayed` command waits for the next one that
@@ -159,21 +158,21 @@ pub trait Queue {
     /// [`Full`] if there is no room.
     fn post(&mut self, descriptors: &[Descriptor], delayed: bool) -> Result<(), Full>;
 
-    /// Starts what was posted.
+    /// Starts the posted commands.
     fn ring(&mut self);
 
-    /// The result code of the next command, in the order of posting.
+    /// Returns the result code of the next command, in the order of posting.
     fn poll_completion(&mut self) -> Option<Rcode>;
 
-    /// The next notice.
+    /// Returns the next notice.
     fn poll_notice(&mut self) -> Option<MrqEntry>;
 
-    /// Lets the device reach memory.
+    /// Lets the device access memory.
     ///
     /// # Errors
     ///
-    /// [`Code::InvalidAddress`] for memory that cannot be reached, [`Code::OutOfResource`] or
-    /// [`Code::OutOfMemory`] if there is nothing left for it.
+    /// [`Code::InvalidAddress`] for memory that cannot be accessed, [`Code::OutOfResource`] or
+    /// [`Code::OutOfMemory`] if resources are exhausted.
     ///
     /// # Safety
     ///
@@ -221,7 +220,7 @@ impl<Q: Queue + ?Sized> Queue for Box<Q> {
 
     #[allow(unsafe_code)]
     unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error> {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         unsafe { (**self).register(memory) }
     }
 

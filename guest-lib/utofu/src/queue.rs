@@ -14,36 +14,36 @@ use crate::split::{Cut, Split, Tail};
 use crate::stag::{Memory, Stags};
 use crate::wire::Mark;
 
-/// Extra values, so VCQs of a queue at most.
+/// The number of extra values, and so the most VCQs of a queue.
 pub(crate) const NUM_EXTRA: usize = 16;
-/// The most notices that wait in the library for a VCQ that does not poll: as many as in the
-/// largest queue of real systems. Further ones are lost, as when that queue overflows.
+/// The most notices that wait in the library for a VCQ that does not poll: as many as the largest
+/// queue of real systems holds. Any more are lost, as when that queue overflows.
 const MAX_WAITING: usize = 1 << 17;
 
 /// The end of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// What the command was posted with.
+    /// The value that the command was posted with.
     pub cbdata: usize,
     /// How it ended, see [`Rcode`](tofu_abi::Rcode).
     pub rcode: Rcode,
 }
 
 impl Completion {
-    /// The return code for it.
+    /// Returns the return code for it.
     pub fn status(&self) -> Code {
         tcq_code(self.rcode)
     }
 }
 
-/// What is remembered of a command until its completion is taken.
+/// What is kept of a command until its completion is taken.
 #[derive(Clone, Copy, Debug)]
 struct Posted {
     cbdata: usize,
     extra: u8,
-    /// The completion is to be reported.
+    /// Whether the completion is to be reported.
     told: bool,
-    /// It is a part of a Put, of which the library alone knows.
+    /// Whether it is a part of a Put, which only the library knows.
     part: bool,
 }
 
@@ -53,7 +53,7 @@ struct Held {
     extra: u8,
     command: Command,
     cbdata: usize,
-    /// The node that it is sent from, if it may be sent in parts as well.
+    /// The node that sends it, if it may be sent in parts as well.
     long_from: Option<Coords>,
 }
 
@@ -63,13 +63,13 @@ struct Vcq {
     serial: u32,
     completions: VecDeque<Completion>,
     notices: VecDeque<Notice>,
-    /// Notices that found no room.
+    /// Notices that were lost for lack of room.
     lost: u64,
 }
 
 /// An open control queue with its VCQs.
 pub(crate) struct OpenState<Q> {
-    // Before what it has registered: closed first.
+    // Before the memory that it has registered, so that it is closed first.
     queue: Q,
     vcqs: [Option<Vcq>; NUM_EXTRA],
     pub(crate) exclusive: bool,
@@ -79,37 +79,40 @@ pub(crate) struct OpenState<Q> {
     /// Completions in the VCQs' lists. Each keeps its slot of the transmit order queue.
     waiting: usize,
     stags: Stags,
-    /// Commands posted since the message receive queue was found empty.
+    /// Commands posted since the message receive queue was last found empty.
     unseen: usize,
-    /// For the lower three bits of a target's extra value: whether commands went to a target
-    /// without component ID (bit 0) and to one with it (bit 1), and which came first (bits 2, 3).
+    /// For each value of the lower three bits of a target's extra value: whether commands went to a
+    /// target without component ID (bit 0) and to one with it (bit 1), and which came first (bits 2
+    /// and 3).
     classes: [u8; 8],
-    /// Commands since both are the case, until their notices arrive, which have only the lower
-    /// three bits.
+    /// Commands to such targets since both kinds exist, until their notices arrive, which have only
+    /// the lower three bits.
     ambiguous: VecDeque<Ambiguous>,
-    /// Commands start as the session advances: none of the library's own may be among them.
+    /// Whether commands start as the session advances. The library must not add its own commands
+    /// then.
     session: bool,
-    /// A Put whose parts are under way, and by whom and with what it was posted.
+    /// A Put whose parts are on their way, the VCQ that posted it, and the value that it was posted
+    /// with.
     split: Option<(Split, u8, usize)>,
-    /// Puts that went in parts.
+    /// The number of Puts that were sent in parts.
     splits: u8,
-    /// Ends of Puts in parts whose local notices have not come.
+    /// Ends of Puts sent in parts whose local notices have not arrived.
     tails: VecDeque<Tail>,
-    /// What was posted after it.
+    /// Commands posted after the Put in `split`.
     held: VecDeque<Held>,
-    /// Descriptors of these.
+    /// The number of their descriptors.
     held_slots: usize,
-    /// Nodes to which a part was lost: Puts to them go whole from then on.
+    /// Nodes to which a part was lost. Puts to them are no longer split.
     whole_only: BTreeSet<Coords>,
 }
 
-/// Enough of a command to know its notice again.
+/// What identifies a command's notice.
 #[derive(Clone, Copy, Debug)]
 struct Ambiguous {
     /// Node, interface, control queue and whole extra value.
     to: VcqId,
     user: u8,
-    /// Where the remote memory starts and ends.
+    /// The start and end of the remote memory.
     remote: [u64; 2],
 }
 
@@ -139,12 +142,12 @@ impl<Q: Queue> OpenState<Q> {
         }
     }
 
-    /// Whether no VCQ is left.
+    /// Returns whether no VCQ is left.
     pub(crate) fn is_empty(&self) -> bool {
         self.vcqs.iter().all(Option::is_none)
     }
 
-    /// The lowest extra value that is free for a VCQ without component ID.
+    /// Returns the lowest extra value that is free for a VCQ without component ID.
     pub(crate) fn free_extra(&self) -> Option<u8> {
         let mark = self.split.as_ref().map(|(split, ..)| split.mark.sender);
         (0..8).find(|extra| !self.has(*extra) && mark != Some(*extra))
@@ -154,7 +157,7 @@ impl<Q: Queue> OpenState<Q> {
         self.vcqs[usize::from(extra)].is_some()
     }
 
-    /// Whether the VCQ is that of a ticket.
+    /// Returns whether the VCQ is that of a ticket.
     #[inline]
     pub(crate) fn is(&self, extra: u8, serial: u32) -> bool {
         self.vcqs[usize::from(extra)].as_ref().is_some_and(|vcq| vcq.serial == serial)
@@ -165,7 +168,7 @@ impl<Q: Queue> OpenState<Q> {
         self.vcqs[usize::from(extra)] = Some(Vcq { serial, completions, notices, lost: 0 });
     }
 
-    /// Ends a VCQ, with all that it has registered and all its completions and notices.
+    /// Removes a VCQ, with everything that it has registered, its completions and its notices.
     pub(crate) fn remove(&mut self, extra: u8) -> Result<(), Error> {
         let mut result = Ok(());
         while let Some(stag) = self.stags.any_of(extra) {
@@ -184,12 +187,12 @@ impl<Q: Queue> OpenState<Q> {
     }
 
     fn room(&self) -> usize {
-        // The end of a Put whose parts are under way has a place.
+        // A place is reserved for the end of a Put whose parts are on their way.
         let taken = self.waiting + self.held_slots + usize::from(self.split.is_some());
         self.queue.free_slots().saturating_sub(taken)
     }
 
-    /// Posts commands, `slots` descriptors in all, or none of them.
+    /// Posts commands with `slots` descriptors in total, either all of them or none.
     #[inline]
     pub(crate) fn post(
         &mut self,
@@ -222,7 +225,7 @@ impl<Q: Queue> OpenState<Q> {
         Ok(())
     }
 
-    /// Posts a long Put from a node, in parts if that can be.
+    /// Posts a long Put from a node, in parts if possible.
     #[cold]
     pub(crate) fn post_long(
         &mut self,
@@ -243,7 +246,7 @@ impl<Q: Queue> OpenState<Q> {
         self.start(held)
     }
 
-    /// Posts the only descriptors of a command, for which there is room.
+    /// Posts a command for whose descriptors there is room.
     #[inline(always)]
     fn post_one(&mut self, extra: u8, mut command: Command, cbdata: usize) -> Result<(), Error> {
         let (delayed, told) = (command.is_delayed(), command.tcq_notice());
@@ -270,8 +273,8 @@ impl<Q: Queue> OpenState<Q> {
         self.unseen += 1;
     }
 
-    /// The device writes a notice of each command, wanted or not, also for programs that never poll
-    /// for notices.
+    /// Reads notices now and then: the device writes one for each command, wanted or not, even for
+    /// programs that never poll for them.
     #[inline(always)]
     fn look_for_notices(&mut self) {
         if self.unseen > self.queue.notices() / 4 {
@@ -284,7 +287,8 @@ impl<Q: Queue> OpenState<Q> {
         self.held.push_back(held);
     }
 
-    /// Posts a command for which there is room, in parts if it may be and there is room for them.
+    /// Posts a command for which there is room, in parts if it may be split and there is room for
+    /// them.
     fn start(&mut self, held: Held) -> Result<(), Error> {
         let Held { extra, command, cbdata, long_from } = held;
         if let Some((cut, mark)) = long_from.and_then(|from| self.cut(&command, from)) {
@@ -306,20 +310,20 @@ impl<Q: Queue> OpenState<Q> {
         Ok(())
     }
 
-    /// How a long Put is to be cut, if it is.
+    /// Returns how to split a long Put, if it is to be split.
     fn cut(&mut self, command: &Command, from: Coords) -> Option<(Cut, Mark)> {
         if self.session || self.whole_only.contains(&command.header1().target()) {
             return None;
         }
         let sender = (0..8).rev().find(|extra| !self.has(*extra))?;
-        // Notices of parts are to find room, and the end a place.
+        // There must be room for the notices of all parts, and a place for the end.
         let most = self.room().saturating_sub(1).min(self.queue.notices() / 8);
         let cut = Cut::new(command, from, most)?;
         self.splits = self.splits.wrapping_add(1);
         Some((cut, Mark { sender, number: self.splits }))
     }
 
-    /// Goes on with a Put in parts, and with what was posted after it.
+    /// Advances a Put in parts, and posts commands that were held after it.
     #[cold]
     pub(crate) fn progress(&mut self) {
         while self.split.is_some() {
@@ -332,7 +336,7 @@ impl<Q: Queue> OpenState<Q> {
             self.split = None;
             match tail {
                 Some(tail) if next.local_notice() => {
-                    // Those whose notices found no room are forgotten some time.
+                    // Ends whose notices were lost are dropped eventually.
                     if self.tails.len() >= self.posted.len() {
                         self.tails.pop_front();
                     }
@@ -343,7 +347,7 @@ impl<Q: Queue> OpenState<Q> {
                     self.whole_only.insert(target);
                 }
             }
-            // There is room for all of it.
+            // There is room for all of these.
             let mut held = Some(Held { extra, command: next, cbdata, long_from: None });
             while let Some(next) = held {
                 if self.start(next).is_err() || self.split.is_some() {
@@ -357,7 +361,7 @@ impl<Q: Queue> OpenState<Q> {
         }
     }
 
-    /// Looks whether a notice is of the end of a Put in parts.
+    /// Handles a notice of the end of a Put in parts, if it is one.
     #[cold]
     fn pass_tail(&mut self, entry: &mut Entry) {
         if entry.wanted && entry.notice.kind.is_local() {
@@ -366,7 +370,7 @@ impl<Q: Queue> OpenState<Q> {
         }
     }
 
-    /// Whether something waits for parts of a Put.
+    /// Returns whether commands wait for parts of a Put.
     pub(crate) fn is_split(&self) -> bool {
         self.split.is_some()
     }
@@ -377,7 +381,7 @@ impl<Q: Queue> OpenState<Q> {
             let hint = "more descriptors than the transmit queue has entries";
             return Err(Error::with_value(Code::InvalidNumber, "commands", slots as u64, hint));
         }
-        // Commands without a completion for the program end here.
+        // This reaps commands whose completion the program has not asked for.
         self.sort_completions();
         if self.room() < slots { Err(busy()) } else { Ok(()) }
     }
@@ -402,7 +406,7 @@ impl<Q: Queue> OpenState<Q> {
         }
     }
 
-    /// Gives all completions to their VCQs.
+    /// Hands all completions to their VCQs.
     fn sort_completions(&mut self) {
         while let Some((posted, completion)) = self.next_completion() {
             if posted.told {
@@ -411,7 +415,7 @@ impl<Q: Queue> OpenState<Q> {
         }
     }
 
-    /// The next completion of a VCQ.
+    /// Returns the next completion of a VCQ.
     #[inline]
     pub(crate) fn poll_tcq(&mut self, extra: u8) -> Option<Completion> {
         if self.split.is_some() {
@@ -435,13 +439,13 @@ impl<Q: Queue> OpenState<Q> {
         None
     }
 
-    /// Whose notice it is; `None` if nobody's.
+    /// Returns the VCQ that a notice is for, or `None` if it is for nobody.
     #[inline(always)]
     fn addressee(&self, entry: &Entry) -> Option<u8> {
         if entry.notice.kind.is_local() {
             return entry.wanted.then_some(entry.sender);
         }
-        // The memory is that of the VCQ, unless the sender has named another one.
+        // The VCQ owns the memory, unless the sender has named another one.
         let candidates = [entry.target, entry.target | 8];
         match self.stags.owner(entry.stag) {
             Some(owner) if candidates.contains(&owner) => Some(owner),
@@ -449,7 +453,7 @@ impl<Q: Queue> OpenState<Q> {
         }
     }
 
-    /// Completes a notice of a command of this queue: the peer's extra value.
+    /// Completes the peer's extra value in a notice of a command of this queue.
     #[inline(always)]
     fn complete(&mut self, entry: &mut Entry) {
         if !entry.notice.kind.is_local() {
@@ -457,7 +461,7 @@ impl<Q: Queue> OpenState<Q> {
         }
         let id = entry.notice.vcq_id;
         let class = self.classes[usize::from(entry.target)];
-        // What was posted before both were the case went to the first.
+        // Commands posted before both kinds existed went to the first kind.
         let first = entry.target | if class & 8 == 0 { 0 } else { 8 };
         let extra = match class & 3 {
             1 | 2 => first,
@@ -481,7 +485,7 @@ impl<Q: Queue> OpenState<Q> {
         let Some((to, user, remote)) = command.whereabouts() else {
             return;
         };
-        // Those that the device has refused have no notice.
+        // Commands that the device has refused never get a notice.
         if self.ambiguous.len() >= self.posted.len() {
             self.ambiguous.pop_front();
         }
@@ -495,7 +499,7 @@ impl<Q: Queue> OpenState<Q> {
                 self.unseen = 0;
                 return None;
             };
-            // Most are of this kind, in programs that wait for completions.
+            // In programs that wait for completions, most notices are of this kind.
             if Entry::is_unwanted(&raw) {
                 continue;
             }
@@ -525,14 +529,14 @@ impl<Q: Queue> OpenState<Q> {
         }
     }
 
-    /// Gives all notices to their VCQs.
+    /// Hands all notices to their VCQs.
     fn sort_notices(&mut self) {
         while let Some((extra, notice)) = self.next_notice() {
             self.keep_notice(extra, notice);
         }
     }
 
-    /// The next notice of a VCQ.
+    /// Returns the next notice of a VCQ.
     #[inline]
     pub(crate) fn poll_mrq(&mut self, extra: u8) -> Option<Notice> {
         if self.split.is_some() {
@@ -552,7 +556,7 @@ impl<Q: Queue> OpenState<Q> {
         None
     }
 
-    /// Completions that a VCQ can take now.
+    /// Returns how many completions a VCQ can take now.
     pub(crate) fn unread_tcq(&mut self, extra: u8) -> usize {
         if self.split.is_some() {
             self.progress();
@@ -561,7 +565,7 @@ impl<Q: Queue> OpenState<Q> {
         self.vcqs[usize::from(extra)].as_ref().map_or(0, |vcq| vcq.completions.len())
     }
 
-    /// Notices that a VCQ can take now.
+    /// Returns how many notices a VCQ can take now.
     pub(crate) fn unread_mrq(&mut self, extra: u8) -> usize {
         if self.split.is_some() {
             self.progress();
@@ -570,7 +574,7 @@ impl<Q: Queue> OpenState<Q> {
         self.vcqs[usize::from(extra)].as_ref().map_or(0, |vcq| vcq.notices.len())
     }
 
-    /// Registers memory under a tag of the library's choice, or a reserved one.
+    /// Registers memory under a reserved tag, or under one that the library chooses.
     ///
     /// # Safety
     ///
@@ -600,7 +604,7 @@ impl<Q: Queue> OpenState<Q> {
         if new {
             let (stag, offset) = (stadd.stag(), stadd.offset());
             let registration = Registration { addr, len: size, stag, offset, read_only };
-            // SAFETY: as promised to this function.
+            // SAFETY: guaranteed by the caller.
             if let Err(error) = unsafe { self.queue.register(&registration) } {
                 self.stags.forget(stag);
                 return Err(error);
@@ -615,7 +619,8 @@ impl<Q: Queue> OpenState<Q> {
     }
 }
 
-/// Bytes that can be registered at once: the addresses of a device's tables have 40 bits.
+/// The most bytes that can be registered at once, because addresses in a device's tables have 40
+/// bits.
 const MAX_REGISTERED: u64 = 1 << 39;
 
 const fn busy() -> Error {

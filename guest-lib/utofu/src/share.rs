@@ -1,9 +1,10 @@
-//! Which interfaces and control queues a process of a node has.
+//! The interfaces and control queues that a process of a node has.
 //!
-//! The first control queue of each process is that of real systems (public sources give them for
-//! all numbers of processes per node); programs compute IDs of their peers from it. These queues
-//! are the starts of equal shares of the eleven user queues. This library takes the further queues
-//! of a process from its share. That, and the interfaces of more than four processes, is ours.
+//! The first control queue of each process is the same as on real systems (public sources give it
+//! for all numbers of processes per node), because programs compute IDs of their peers from it.
+//! These first queues are the starts of equal shares of the eleven user queues. A process takes
+//! further queues from its share. That, and the interfaces of more than four processes, are choices
+//! of ours.
 
 use core::ops::Range;
 
@@ -12,7 +13,7 @@ use tofu_abi::{CqId, TniId};
 
 use crate::error::{Code, Error};
 
-/// The first queues of processes that share out as many equal shares of eleven user queues.
+/// The first queues of processes, by how many equal shares the eleven user queues are divided into.
 const STARTS: [&[u8]; 7] = [
     &[0],
     &[0, 6],
@@ -22,11 +23,12 @@ const STARTS: [&[u8]; 7] = [
     &[0, 2, 5, 8, 9, 10],
     &[0, 1, 2, 5, 6, 8, 9, 10],
 ];
-/// The same of Tofu's two user queues.
+/// The first queues with Tofu's two user queues.
 const STARTS_OF_TWO: [&[u8]; 2] = [&[0], &[0, 1]];
 
-/// The first queues of processes that share a device: one queue each for the first few, then as few
-/// queues as suffice if processes with the same queue have at least one interface each.
+/// Returns the first queues of processes that share a device. The first few processes have one
+/// queue each. Beyond that, it is as few queues as suffice if processes with the same queue have at
+/// least one interface each.
 fn starts(description: &Description, processes: u16) -> Option<&'static [u8]> {
     if processes == 0 || processes > description.processes.into() {
         return None;
@@ -40,33 +42,33 @@ fn starts(description: &Description, processes: u16) -> Option<&'static [u8]> {
     few.filter(|starts| starts.len() < 5).or_else(|| all.iter().find(fits)).copied()
 }
 
-/// The share of a process in its node's device.
+/// The share that a process has of its node's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceShare {
     tnis: Range<u8>,
     cqs: Range<u8>,
     /// The first of the queues.
     first: u8,
-    /// The others may be other processes'.
+    /// Whether queues other than the first may belong to other processes.
     shared: bool,
 }
 
 impl DeviceShare {
-    /// The share of process `index` of `processes` on its node.
+    /// Returns the share of process `index` of `processes` on its node.
     ///
     /// # Errors
     ///
-    /// If there are no or more than 36 processes, or fewer than `index` + 1.
+    /// If there are 0 or more than 36 processes, or fewer than `index` + 1.
     pub fn new(index: u16, processes: u16) -> Result<Self, Error> {
         Self::of(Generation::Fugaku, index, processes)
     }
 
-    /// The same on a node of a generation.
+    /// Returns the share of a process on a node of a generation.
     ///
     /// # Errors
     ///
-    /// If there are no or too many processes (8 on the K computer and FX10, 32 on FX100, 36 on
-    /// Fugaku), or fewer than `index` + 1.
+    /// If there are 0 or too many processes (more than 8 on the K computer and FX10, 32 on FX100,
+    /// 36 on Fugaku), or fewer than `index` + 1.
     pub fn of(generation: Generation, index: u16, processes: u16) -> Result<Self, Error> {
         let description = generation.description();
         let starts = starts(description, processes).ok_or_else(|| {
@@ -81,7 +83,7 @@ impl DeviceShare {
             let hint = "not below the number of processes per node";
             return Err(Error::with_value(Code::NotAvailable, "process", index.into(), hint));
         }
-        // Processes that have the same queues share out the interfaces.
+        // Processes with the same queues divide the interfaces among them.
         let sharing = usize::from(processes).div_ceil(starts.len());
         let tnis = usize::from(description.tnis) / sharing;
         let (share, turn) = (usize::from(index) / sharing, usize::from(index) % sharing);
@@ -91,12 +93,12 @@ impl DeviceShare {
         Ok(Self { tnis: tni..tni + tnis as u8, cqs: first..end, first, shared: false })
     }
 
-    /// The share of a process without a known number: it was given control queue `first` of every
-    /// interface, and may have others as long as no other process has them.
+    /// Returns the share of a process without a known number, which was given control queue `first`
+    /// of every interface. It may use other queues that no other process has.
     ///
     /// # Errors
     ///
-    /// If there is no such user queue.
+    /// If that user queue does not exist.
     pub fn of_queue(generation: Generation, first: CqId) -> Result<Self, Error> {
         let description = generation.description();
         let first = first.get();
@@ -108,9 +110,9 @@ impl DeviceShare {
         Ok(Self { tnis: 0..description.tnis, cqs, first, shared: true })
     }
 
-    /// The first queue of the next process without a known number; `is_free` tells which queues are
-    /// free. With few processes the queues are those of a node with one, two, three or four
-    /// processes.
+    /// Returns the first queue for the next process without a known number. `is_free` tells which
+    /// queues are free. With few processes, the queues are those of a node with one, two, three or
+    /// four processes.
     pub fn choose_queue(
         generation: Generation,
         mut is_free: impl FnMut(CqId) -> bool,
@@ -123,12 +125,12 @@ impl DeviceShare {
             .find(|cq| is_free(*cq))
     }
 
-    /// The network interfaces.
+    /// Returns the network interfaces.
     pub fn tnis(&self) -> impl ExactSizeIterator<Item = TniId> + use<> {
         TniId::ALL[usize::from(self.tnis.start)..usize::from(self.tnis.end)].iter().copied()
     }
 
-    /// The control queues on each of them. The first is that of VCQs that are neither exclusive
+    /// Returns the control queues on each of them. The first is for VCQs that are neither exclusive
     /// nor in session mode.
     pub fn cqs(&self) -> impl Iterator<Item = CqId> + use<> {
         let first = self.first;
@@ -136,7 +138,7 @@ impl DeviceShare {
         core::iter::once(first).chain(others).filter_map(CqId::new)
     }
 
-    /// Whether a control queue is the process's for certain. Others must be asked for.
+    /// Returns whether a control queue certainly belongs to the process. Others must be claimed.
     pub fn owns(&self, tni: TniId, cq: CqId) -> bool {
         let within = self.tnis.contains(&tni.get()) && self.cqs.contains(&cq.get());
         within && (!self.shared || cq.get() == self.first)

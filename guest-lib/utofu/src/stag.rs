@@ -1,4 +1,4 @@
-//! The steering tags of a queue, and the memory that is registered under them.
+//! The steering tags of a queue, and the memory registered under them.
 
 use alloc::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use crate::ids::{FIRST_NORMAL_STAG, Stadd};
 
 /// Steering tags of a queue: 4096 reserved ones and as many others.
 pub(crate) const NUM_STAGS: u32 = 2 * FIRST_NORMAL_STAG;
-/// The lower bits of a normal STADD are those of the address, as on real systems: registration
-/// works there in pages of 64 KiB.
+/// The lower bits of a normal STADD are those of the address, as on real systems, where memory is
+/// registered in pages of 64 KiB.
 const OFFSET_MASK: usize = 0xffff;
-/// A reserved STADD has the lowest bits of the address only.
+/// A reserved STADD has only the lowest bits of the address.
 const RESERVED_OFFSET_MASK: usize = 0xff;
 
-/// What is registered.
+/// Registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Memory {
     pub(crate) addr: usize,
@@ -26,7 +26,7 @@ pub(crate) struct Memory {
 #[derive(Debug)]
 struct Registered {
     memory: Memory,
-    /// How often it was registered.
+    /// How many times it is registered.
     uses: u32,
 }
 
@@ -34,9 +34,10 @@ struct Registered {
 #[derive(Debug)]
 pub(crate) struct Stags {
     in_use: BTreeMap<u32, Registered>,
-    /// Normal tags by what they stand for, to be used again.
+    /// Normal tags by their memory, so that they are reused.
     known: BTreeMap<Memory, u32>,
-    /// No normal tag below these is free: for reading and writing, and for reading only.
+    /// No normal tag below these is free, for reading and writing and for reading only,
+    /// respectively.
     lowest: [u32; 2],
 }
 
@@ -49,8 +50,8 @@ impl Stags {
         }
     }
 
-    /// The STADD of memory under a normal tag, and whether it is new and must be made known to
-    /// the device.
+    /// Returns the STADD of memory under a normal tag, and whether it is new and must be registered
+    /// with the device.
     pub(crate) fn add(&mut self, memory: Memory) -> Result<(Stadd, bool), Error> {
         let offset = (memory.addr & OFFSET_MASK) as u64;
         if let Some(&stag) = self.known.get(&memory)
@@ -59,7 +60,7 @@ impl Stags {
             registered.uses = registered.uses.saturating_add(1);
             return Ok((Stadd::new(stag, offset), false));
         }
-        // Even tags are for reading and writing, odd ones for reading only.
+        // Even tags allow reading and writing, odd ones only reading.
         let lowest = &mut self.lowest[usize::from(memory.read_only)];
         let stag = (*lowest..NUM_STAGS).step_by(2).find(|stag| !self.in_use.contains_key(stag));
         let Some(stag) = stag else {
@@ -72,7 +73,7 @@ impl Stags {
         Ok((Stadd::new(stag, offset), true))
     }
 
-    /// The STADD of memory under a reserved tag.
+    /// Returns the STADD of memory under a reserved tag.
     pub(crate) fn add_reserved(&mut self, memory: Memory, stag: u32) -> Result<Stadd, Error> {
         if self.in_use.contains_key(&stag) {
             let hint = "memory is registered under this steering tag: deregister it first";
@@ -83,8 +84,8 @@ impl Stags {
         Ok(Stadd::new(stag, (memory.addr & RESERVED_OFFSET_MASK) as u64))
     }
 
-    /// Ends one registration; returns whether it was the last one of its tag, which the device must
-    /// then forget.
+    /// Ends one registration. Returns whether it was the last one of its tag, in which case the
+    /// device must forget the tag.
     pub(crate) fn remove(&mut self, stadd: Stadd, owner: u8) -> Result<bool, Error> {
         let stag = stadd.stag();
         let registered = self.in_use.get_mut(&stag).filter(|r| r.memory.owner == owner);
@@ -100,7 +101,7 @@ impl Stags {
         Ok(last)
     }
 
-    /// Takes a tag out of use.
+    /// Removes a tag from use.
     pub(crate) fn forget(&mut self, stag: u32) {
         let Some(registered) = self.in_use.remove(&stag) else {
             return;
@@ -112,15 +113,15 @@ impl Stags {
         }
     }
 
-    /// A tag of a VCQ, if it has any.
+    /// Returns a tag of a VCQ, if it has any.
     pub(crate) fn any_of(&self, owner: u8) -> Option<u32> {
         self.in_use.iter().find(|(_, r)| r.memory.owner == owner).map(|(&stag, _)| stag)
     }
 
-    /// Whose tag it is.
+    /// Returns the owner of a tag.
     pub(crate) fn owner(&self, stag: u32) -> Option<u8> {
         if stag < FIRST_NORMAL_STAG {
-            // The tag itself says so, registered or not.
+            // The tag itself tells its owner, registered or not.
             return Some((stag >> 8) as u8);
         }
         self.in_use.get(&stag).map(|r| r.memory.owner)

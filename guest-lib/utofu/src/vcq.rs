@@ -16,34 +16,34 @@ use crate::provider::{OpenQueue, Provider};
 use crate::queue::{Completion, OpenState};
 use crate::stag::NUM_STAGS;
 
-/// Looks for the parts of a Put before a VCQ is freed, at most: a second or so.
+/// The most looks for the parts of a Put before a VCQ is freed: about a second.
 const LOOKS_AT_PARTS: u32 = 1 << 23;
 
-/// Tells a VCQ from the others of its queue, and from those that had its place before.
+/// Distinguishes a VCQ from others of its queue, and from those that had its place before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket {
     /// The extra value of its ID, 0 to 15.
     pub extra: u8,
-    /// Which of the VCQs that had this extra value.
+    /// The number of the VCQ among those that have had this extra value.
     pub serial: u32,
 }
 
-/// A control queue of the device that VCQs may share. It is open while there are any.
+/// A control queue of the device that VCQs may share. It is open as long as there are any.
 ///
-/// Calls may come from several threads at the same time, whatever the flags of the VCQ.
+/// Several threads may call it at the same time, whatever the flags of the VCQ.
 pub struct SharedQueue<P: Provider + ?Sized> {
     provider: Arc<P>,
     tni: TniId,
     cq: CqId,
     /// Whether the device has atomic commands.
     atomics: bool,
-    /// Bytes from which Puts go in parts, by several paths.
+    /// The size from which Puts are sent in parts, over several paths.
     split_from: u32,
     serial: AtomicU32,
     state: Lock<Option<OpenState<P::Queue>>>,
 }
 
-/// What a Put or Get moves.
+/// The arguments of a Put or Get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// The VCQ at the other end.
@@ -52,7 +52,7 @@ pub struct Transfer {
     pub local: Stadd,
     /// Memory of the peer.
     pub remote: Stadd,
-    /// Bytes.
+    /// Number of bytes.
     pub length: usize,
     /// Data for notices.
     pub edata: u64,
@@ -66,13 +66,13 @@ impl Transfer {
     }
 }
 
-/// What kind of VCQ to make.
+/// The kind of VCQ to create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VcqKind {
     /// 8 + component ID.
     pub(crate) extra: Option<u8>,
     pub(crate) exclusive: bool,
-    /// Commands start as the session advances; such a VCQ shares its queue with no other.
+    /// Whether commands start as the session advances. Such a VCQ shares its queue with no other.
     pub(crate) session: bool,
 }
 
@@ -83,14 +83,14 @@ impl VcqKind {
 }
 
 impl<P: Provider + ?Sized> SharedQueue<P> {
-    /// A queue whose Puts from `split_from` bytes on go in parts.
+    /// Creates a queue that sends Puts of at least `split_from` bytes in parts.
     pub(crate) fn new(provider: Arc<P>, tni: TniId, cq: CqId, split_from: u32) -> Self {
         let atomics = provider.generation().description().atomics;
         let (serial, state) = (AtomicU32::new(1), Lock::new(None));
         Self { provider, tni, cq, atomics, split_from, serial, state }
     }
 
-    /// The node.
+    /// Returns the coordinates of the node.
     pub fn coords(&self) -> Coords {
         self.provider.coords()
     }
@@ -103,7 +103,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
         self.cq
     }
 
-    /// Makes a VCQ on this queue; `None` if the queue is taken in a way that does not go with it.
+    /// Creates a VCQ on this queue. Returns `None` if the queue's other VCQs do not permit it.
     pub(crate) fn create(&self, kind: VcqKind) -> Result<Option<Ticket>, Error> {
         let mut state = self.state.lock();
         if let Some(open) = &*state
@@ -150,8 +150,8 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
         }
     }
 
-    /// Frees a VCQ, with all its registrations. Commands in flight may still complete, but this is
-    /// not reported.
+    /// Frees a VCQ, with all of its registrations. Commands in flight may still complete, but that
+    /// is not reported.
     ///
     /// # Errors
     ///
@@ -162,7 +162,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
             Some(open) if open.is(ticket.extra, ticket.serial) => open,
             _ => return Err(no_such_vcq()),
         };
-        // What waits for parts of a Put is posted before, if the device is not too slow for it.
+        // First, post what waits for parts of a Put, unless the device is too slow for that.
         for _ in 0..LOOKS_AT_PARTS {
             if !open.is_split() {
                 break;
@@ -177,7 +177,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
         result
     }
 
-    /// The ID of a VCQ.
+    /// Returns the ID of a VCQ.
     ///
     /// # Errors
     ///
@@ -188,20 +188,20 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
         })
     }
 
-    /// Checks that there is such a VCQ.
+    /// Checks that a VCQ exists.
     ///
     /// # Errors
     ///
-    /// [`Code::InvalidVcqHdl`] if not.
+    /// [`Code::InvalidVcqHdl`] if it does not.
     pub fn check(&self, ticket: Ticket) -> Result<(), Error> {
         self.with(ticket, |_| Ok(()))
     }
 
-    /// Checks that devices of this generation have a command.
+    /// Checks that devices of this generation support a command.
     ///
     /// # Errors
     ///
-    /// [`Code::NotSupported`] if not.
+    /// [`Code::NotSupported`] if they do not.
     #[inline]
     pub fn check_command(&self, command: &Command) -> Result<(), Error> {
         if self.atomics || !command.is_atomic() {
@@ -211,7 +211,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
         Err(Error::new(Code::NotSupported, "atomic commands", hint))
     }
 
-    /// Posts a command, and starts it unless it is to wait.
+    /// Posts a command, and starts it unless it must wait.
     ///
     /// # Errors
     ///
@@ -220,7 +220,8 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
     pub fn post(&self, ticket: Ticket, command: &Command, cbdata: usize) -> Result<(), Error> {
         self.check_command(command)?;
         if command.put_length().is_some_and(|length| length >= self.split_from)
-            // Who is told of the end of a Put looks for it, so the library gets on with it.
+            // A program that is told of the end of a Put polls for it, which lets the library make
+            // progress.
             && (command.tcq_notice() || command.local_notice())
             && !command.is_delayed()
         {
@@ -231,8 +232,8 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
         self.with(ticket, |open| open.post(ticket.extra, slots, core::iter::once(*command), cbdata))
     }
 
-    /// Posts the same command for `blocks` blocks that begin `stride` bytes apart on both sides:
-    /// all of them, or none.
+    /// Posts the same command for `blocks` blocks that begin `stride` bytes apart on both sides,
+    /// either for all of them or for none.
     ///
     /// # Errors
     ///
@@ -253,7 +254,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
         self.with(ticket, |open| open.post(ticket.extra, slots, (0..blocks).map(block), cbdata))
     }
 
-    /// Posts prepared descriptors: all of them, or none.
+    /// Posts prepared descriptors, either all of them or none.
     ///
     /// # Errors
     ///
@@ -300,7 +301,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
         self.with(ticket, |open| Ok(open.poll_mrq(ticket.extra)))
     }
 
-    /// Completions that can be taken now.
+    /// Returns how many completions can be taken now.
     ///
     /// # Errors
     ///
@@ -309,7 +310,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
         self.with(ticket, |open| Ok(open.unread_tcq(ticket.extra)))
     }
 
-    /// Notices that can be taken now.
+    /// Returns how many notices can be taken now.
     ///
     /// # Errors
     ///
@@ -318,7 +319,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
         self.with(ticket, |open| Ok(open.unread_mrq(ticket.extra)))
     }
 
-    /// Registers memory, under a reserved steering tag (0 to 255) if there is one.
+    /// Registers memory, under a reserved steering tag (0 to 255) if one is given.
     ///
     /// # Errors
     ///
@@ -342,12 +343,12 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
         flags::check(flags, flags::REG_MEM_READ_ONLY, "flags of a registration")?;
         let read_only = flags & flags::REG_MEM_READ_ONLY != 0;
         self.with(ticket, |open| {
-            // SAFETY: as promised to this function.
+            // SAFETY: guaranteed by the caller.
             unsafe { open.register(ticket.extra, addr, size, stag, read_only) }
         })
     }
 
-    /// Ends a registration. If it was the last one of its memory, no peer can reach the memory
+    /// Ends a registration. If it was the last one of its memory, no peer can access the memory
     /// after this returns.
     ///
     /// # Errors
@@ -378,18 +379,18 @@ impl<P: Provider + ?Sized> Vcq<P> {
         Self { queue, ticket, id }
     }
 
-    /// Gives up the automatic end: the parts, to be used with [`SharedQueue`].
+    /// Gives up the automatic release. Returns the parts, to be used with [`SharedQueue`].
     pub fn into_parts(self) -> (Arc<SharedQueue<P>>, Ticket) {
         let this = core::mem::ManuallyDrop::new(self);
         (Arc::clone(&this.queue), this.ticket)
     }
 
-    /// Its ID.
+    /// Returns its ID.
     pub fn id(&self) -> VcqId {
         self.id
     }
 
-    /// Registers memory of the process, under a reserved steering tag (0 to 255) if there is one.
+    /// Registers memory of the process, under a reserved steering tag (0 to 255) if one is given.
     ///
     /// # Errors
     ///
@@ -407,11 +408,11 @@ impl<P: Provider + ?Sized> Vcq<P> {
         stag: Option<u32>,
         flags: u64,
     ) -> Result<Stadd, Error> {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.queue.register(self.ticket, addr as usize, size, stag, flags) }
     }
 
-    /// Ends a registration, see [`SharedQueue::deregister`].
+    /// Ends a registration; see [`SharedQueue::deregister`].
     ///
     /// # Errors
     ///
@@ -420,7 +421,7 @@ impl<P: Provider + ?Sized> Vcq<P> {
         self.queue.deregister(self.ticket, stadd.0)
     }
 
-    /// Posts a command, and starts it unless it is to wait.
+    /// Posts a command, and starts it unless it must wait.
     ///
     /// # Errors
     ///
@@ -430,7 +431,7 @@ impl<P: Provider + ?Sized> Vcq<P> {
         self.queue.post(self.ticket, command, cbdata)
     }
 
-    /// Posts a command for several blocks, see [`SharedQueue::post_blocks`].
+    /// Posts a command for several blocks; see [`SharedQueue::post_blocks`].
     ///
     /// # Errors
     ///
@@ -445,7 +446,7 @@ impl<P: Provider + ?Sized> Vcq<P> {
         self.queue.post_blocks(self.ticket, command, stride, blocks, cbdata)
     }
 
-    /// Posts prepared descriptors ([`Command::prepared`]), see [`SharedQueue::post_prepared`].
+    /// Posts prepared descriptors ([`Command::prepared`]); see [`SharedQueue::post_prepared`].
     ///
     /// # Errors
     ///
@@ -486,12 +487,12 @@ impl<P: Provider + ?Sized> Vcq<P> {
         self.queue.poll_mrq(self.ticket).ok().flatten()
     }
 
-    /// Completions that can be taken now.
+    /// Returns how many completions can be taken now.
     pub fn unread_tcq(&self) -> usize {
         self.queue.unread_tcq(self.ticket).unwrap_or(0)
     }
 
-    /// Notices that can be taken now.
+    /// Returns how many notices can be taken now.
     pub fn unread_mrq(&self) -> usize {
         self.queue.unread_mrq(self.ticket).unwrap_or(0)
     }
@@ -504,7 +505,7 @@ impl<P: Provider + ?Sized> Vcq<P> {
 
 impl<P: Provider + ?Sized> Drop for Vcq<P> {
     fn drop(&mut self) {
-        // It exists; if the device does not let go of its memory, that stays mapped for good.
+        // The VCQ exists. If the device does not release its memory, that stays mapped for good.
         let _ = self.queue.free(self.ticket);
     }
 }

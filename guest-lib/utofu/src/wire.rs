@@ -1,19 +1,19 @@
-//! Fields of descriptors and notices that are this library's own.
+//! Fields of descriptors and notices that this library defines.
 #![allow(unreachable_pub)] // The macro makes everything public.
 
 use tofu_abi::bitfield;
 
 bitfield! {
-    /// The edata field of a descriptor. A program has its upper byte, as on real systems. The
-    /// content of the lower byte is ours.
+    /// The edata field of a descriptor. Its upper byte belongs to the program, as on real systems.
+    /// The content of the lower byte is ours.
     pub struct Edata {
-        /// Extra value of the VCQ that sends.
+        /// Extra value of the sending VCQ.
         sender / with_sender: u8 @ 0..=3,
-        /// The lower three bits of the extra value of the VCQ that it is sent to.
+        /// The lower three bits of the target VCQ's extra value.
         target / with_target: u8 @ 4..=6,
-        /// The sender wants a notice.
+        /// Whether the sender wants a notice.
         local / with_local: bool @ 7..=7,
-        /// The program's.
+        /// The program's own data.
         user / with_user: u8 @ 8..=15,
     }
 }
@@ -21,16 +21,16 @@ bitfield! {
 bitfield! {
     /// Bits of a prepared descriptor's first word that the device never sees.
     pub struct Prepared {
-        /// The completion is to be reported.
+        /// Whether the completion is to be reported.
         tcq_notice / with_tcq_notice: bool @ 1..=1,
-        /// The command is to wait for the next one.
+        /// Whether the command waits for the next one.
         delay / with_delay: bool @ 2..=2,
-        /// The VCQ that it is for has a component ID.
+        /// Whether the target VCQ has a component ID.
         component / with_component: bool @ 3..=3,
     }
 }
 
-/// How the notices of parts are known.
+/// What identifies the notices of parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     /// An extra value that no VCQ of the queue has.

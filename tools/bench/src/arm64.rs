@@ -1,6 +1,6 @@
-//! Nodes with Fugaku's processor beside x86 ones: how long they take to be ready, and what Puts and
-//! messages between two of them take. The device is the same, and the nodes' programs are of the
-//! same sources.
+//! Compares nodes with Fugaku's processor to x86 ones: how long they take to be ready, and the cost
+//! of Puts and messages between two of them. The devices are the same, and the nodes' programs have
+//! the same sources.
 
 use std::fmt;
 use std::io;
@@ -21,21 +21,21 @@ use crate::figures::Latency;
 use crate::linux::{Lab, SHAPE, kvm};
 use crate::machine::up;
 
-/// How long all nodes together may take: on a busy host each of a dozen emulated ones has a small
-/// part of a processor.
+/// How long all nodes together may take. On a busy host, each of a dozen emulated nodes gets a
+/// small share of a processor.
 const ALL_READY: Duration = Duration::from_secs(600);
 
-/// A figure of either kind of nodes, both in one run.
+/// A figure for both kinds of nodes, from one run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Beside {
     pub(crate) what: String,
-    /// Of a Put or message.
+    /// The size of the Put or message.
     pub(crate) bytes: Option<u64>,
-    /// Of times: `s` or `us`, of which the median.
+    /// The unit of the times, `s` or `us`. Times are medians.
     pub(crate) unit: &'static str,
     pub(crate) x86_64: f64,
     pub(crate) arm64: f64,
-    /// How many times as long with Fugaku's processor.
+    /// How many times longer it takes with Fugaku's processor.
     pub(crate) times: f64,
 }
 
@@ -76,7 +76,7 @@ fn machine(arch: Arch, shape: &str) -> anyhow::Result<MachineArgs> {
     Ok(MachineArgs { guest: None, linux, ..up(shape, "")? })
 }
 
-/// Makes sure that everything is in the cache.
+/// Fetches or makes everything that is missing in the cache.
 fn prepare() -> anyhow::Result<()> {
     let progress =
         ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
@@ -88,7 +88,7 @@ fn prepare() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Seconds until two nodes are ready, and times between them.
+/// Returns the seconds until two nodes are ready, and latencies between them.
 fn two(arch: Arch, quick: bool) -> anyhow::Result<(f64, Vec<Latency>)> {
     let lab = Lab::start(&machine(arch, SHAPE)?, Ethernet::None)?;
     let mut latencies = Vec::new();
@@ -99,7 +99,7 @@ fn two(arch: Arch, quick: bool) -> anyhow::Result<(f64, Vec<Latency>)> {
     Ok((lab.ready.as_secs_f64(), latencies))
 }
 
-/// Measures; `say` gets lines as they come.
+/// Runs the benchmark. `say` is called with each line of results.
 pub(crate) fn measure(
     quick: bool,
     say: &mut dyn FnMut(&dyn fmt::Display) -> io::Result<()>,

@@ -1,4 +1,4 @@
-//! Barriers and reductions: by gates, compared with Puts, from guest to guest.
+//! Barriers and reductions by gates, compared with those by Puts, between guests.
 
 use std::fmt::{self, Write};
 
@@ -9,10 +9,10 @@ use tofu_supervisor::units::{Doorbell, GuestArgs};
 
 use crate::machine::{PATIENCE, run_machine, up};
 
-/// What was measured.
+/// The results.
 #[derive(Debug, Serialize)]
 pub(crate) struct Barriers {
-    /// Twelve guests.
+    /// Rounds of twelve guests.
     guests: Vec<Round>,
 }
 
@@ -20,16 +20,16 @@ pub(crate) struct Barriers {
 #[derive(Debug, Serialize)]
 struct Round {
     doorbells: &'static str,
-    /// By barrier gates, rather than by Puts.
+    /// Whether barrier gates are used, rather than Puts.
     gates: bool,
-    /// 0 for a barrier.
+    /// Size of the sum; 0 for a barrier.
     bytes: u64,
     min_us: f64,
     p50_us: f64,
     p99_us: f64,
 }
 
-/// Measures all of it, and prints the results as they come.
+/// Measures everything, and prints results as they come.
 pub(crate) fn measure(
     quick: bool,
     say: &mut dyn FnMut(&dyn fmt::Display) -> std::io::Result<()>,
@@ -53,7 +53,7 @@ pub(crate) fn measure(
     Ok(Barriers { guests })
 }
 
-/// How much faster gates are than Puts, by their medians.
+/// Returns how many times faster gates are than Puts, by their medians.
 fn ratio(rounds: &[Round], bytes: u64) -> Option<f64> {
     let best = |gates| {
         let same = rounds.iter().filter(|round| round.gates == gates && round.bytes == bytes);
@@ -82,7 +82,7 @@ fn among_guests(doorbell: Doorbell, quick: bool) -> anyhow::Result<Vec<Round>> {
 }
 
 impl Round {
-    /// A line of the guest's table: 0 or 1, bytes, and times in microseconds.
+    /// Parses a line of the guest's table: 0 or 1, bytes, and times in microseconds.
     fn of(doorbells: &'static str, line: &str) -> Option<Self> {
         let words: Option<Vec<f64>> =
             line.split_whitespace().map(|word| word.parse().ok()).collect();
@@ -116,7 +116,7 @@ impl fmt::Display for Round {
 const WIDTH: f64 = 720.0;
 const COLOURS: [&str; 4] = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd"];
 
-/// The figures as a picture of bars.
+/// Draws the figures as a bar chart.
 pub(crate) fn svg(barriers: &Barriers) -> String {
     let bars = barriers.guests.len() as f64 * 26.0 + 60.0;
     let mut svg = format!(

@@ -1,5 +1,5 @@
-//! The cost of a doorbell and a poll of shared memory for a guest without any device behind them:
-//! the baselines of `tofu bench`.
+//! The baselines of `tofu bench`: the cost for a guest of a doorbell, and of polling shared memory,
+//! without any device behind them.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use vm_memory::{MmapRegion, VolatileMemory};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-/// As the guest program `baseline` has them.
+/// The values that the guest program `baseline` expects.
 const VENDOR: u16 = 0x10cf;
 const DEVICE: u16 = 0x1cff;
 const BAR_SIZE: u64 = 0x4000;
@@ -29,20 +29,20 @@ const ECHO: usize = 0x80;
 /// How long the guest may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Nanoseconds of a round trip: the least, the median, the 99th percentile.
+/// The minimum, median and 99th percentile of round trips, in nanoseconds.
 pub(crate) type Times = [u64; 3];
 
 /// Round trips between a guest and a thread of the host.
 pub(crate) struct Baseline {
-    /// The guest writes a word of shared memory and spins until the thread, which spins on it,
-    /// has answered in another word.
+    /// The guest writes a word of shared memory, and spins until a thread that polls it has
+    /// answered in another word.
     pub(crate) spin: Times,
-    /// The guest rings an ioeventfd and spins until the thread that sleeps on it has answered in
+    /// The guest rings an ioeventfd, and spins until the thread that sleeps on it has answered in
     /// shared memory.
     pub(crate) ring: Times,
 }
 
-/// A function with a doorbell and a page of memory and nothing else.
+/// A function with nothing but a doorbell and a page of memory.
 struct Bare(Endpoint);
 
 impl EndpointDevice for Bare {
@@ -63,7 +63,7 @@ pub(crate) fn measure(count: u32) -> anyhow::Result<Baseline> {
     let (lines, printed) = mpsc::channel();
     let config = VmConfig { name: "baseline".into(), ..VmConfig::default() };
     let vm = Vm::new(&hypervisor, &config, move |line| {
-        // After a failure the receiver is gone.
+        // After a failure, the receiver is gone.
         let _ = lines.send(line.to_owned());
     })?;
     let identity = Identity {
@@ -109,11 +109,12 @@ pub(crate) fn measure(count: u32) -> anyhow::Result<Baseline> {
     Ok(Baseline { spin: times("spin ")?, ring: times("ring ")? })
 }
 
-/// The host's side: spins while the guest spins, then sleeps on the doorbell.
+/// Plays the host's part: spins while the guest spins, then sleeps on the doorbell.
 fn answer(page: &MmapRegion<()>, event: &EventFd, stop: &AtomicBool) -> anyhow::Result<()> {
     let word = |offset| page.get_atomic_ref::<AtomicU64>(offset);
     let (rung, mine, echo) = (word(RUNG)?, word(MINE)?, word(ECHO)?);
-    // A doorbell ends the spinning; until then its descriptor must not put this thread to sleep.
+    // The first doorbell ends the spinning. Until then, its descriptor must not put this thread to
+    // sleep.
     let polled = event.try_clone()?;
     let ready = Epoll::new()?;
     let interest = EpollEvent::new(EventSet::IN, 0);
@@ -132,7 +133,7 @@ fn answer(page: &MmapRegion<()>, event: &EventFd, stop: &AtomicBool) -> anyhow::
         std::hint::spin_loop();
     }
     while !stop.load(Ordering::Acquire) {
-        // With a time limit, to notice that the guest is done.
+        // The time limit lets it notice that the guest is done.
         if ready.wait(100, &mut found)? > 0 {
             event.read()?;
             rung.fetch_add(1, Ordering::Release);

@@ -1,5 +1,5 @@
-//! The kernel driver: its `tofu0` and its queues compared with those of VFIO, on the same device of
-//! the same two nodes, which passes from one to the other.
+//! Compares the kernel driver, its `tofu0` and its queues, with VFIO, on the same devices of the
+//! same two nodes, which are handed from one to the other.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,25 +23,25 @@ use crate::ip::{Aims, BRIDGE, Figures, Say, Side, tofu0};
 use crate::linux::{self, Guests, Lab, PEER, Ratio};
 use crate::veth::Namespace;
 
-/// The image with the driver and the programs that measure.
+/// The image with the driver and the measuring programs.
 const IMAGE: &str = "bench-driver";
 const PACKAGES: [&str; 3] = ["iperf3", "iproute2", "iputils-ping"];
-/// Up to 1 GiB is registered, and half of the memory at most.
+/// Up to 1 GiB is registered, which may be at most half of the memory.
 const MEMORY: MemorySize = MemorySize(3 << 30);
-/// How much longer than by VFIO a command may take.
+/// The least ratio of a command's time with VFIO to its time with the driver.
 const TARGET: f64 = 0.95;
-/// How good the driver's interface should be compared with virtio-net, what it should reach with
-/// frames of 256 KiB, and how good the daemon's should be.
+/// Targets for the driver's interface compared with virtio-net, for the same with frames of 256
+/// KiB, and for the daemon's interface.
 const AIMS: Aims = Aims { latency: 1.0, throughput: 1.0, processor: 1.0 };
 const AIMS_OF_LONG_FRAMES: Aims = Aims { throughput: 1.3, ..AIMS };
 const AIMS_OF_DAEMON: Aims = Aims { throughput: 0.6, ..AIMS };
-/// The address of either node's peer, on the torus.
+/// The peer's address on the torus, for either node.
 const PEERS: [&str; 2] = ["1,0,0,0,0,0", "0,0,0,0,0,0"];
-/// How long a uTofu program may look for its device, which has just changed its driver.
+/// How long a uTofu program may look for its device after a change of drivers.
 const COMES_UP: Duration = Duration::from_secs(20);
 
-/// Makes TCP hand over up to 64 KiB at a time, as to virtio-net, and up to 256 KiB (BIG TCP), as it
-/// does otherwise.
+/// Limits the size that TCP hands over at once to 64 KiB, as with virtio-net, or to 256 KiB (BIG
+/// TCP), which is the default.
 const SHORT_FRAMES: &str = "ip link set tofu0 gso_max_size 65536 gso_ipv4_max_size 65536";
 const LONG_FRAMES: &str = "ip link set tofu0 gso_max_size 262144 gso_ipv4_max_size 262144";
 
@@ -56,7 +56,7 @@ ls /run/tofu/*.sock >/dev/null 2>&1 && exit 0
 sleep 0.1
 done
 exit 1";
-/// Gives it back to the driver.
+/// Gives the device back to the driver.
 const TO_DRIVER: &str = "\
 pkill tofu-net
 for i in $(seq 100); do pgrep tofu-net >/dev/null || break; sleep 0.1; done
@@ -68,18 +68,18 @@ done
 modprobe tofu
 [ -e /proc/tofu ]";
 
-/// Everything about the driver.
+/// All results for the driver.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Driver {
     monitor: String,
-    /// The host's load, average of a minute, before and after.
+    /// The host's load average of one minute, before and after.
     load: Option<[f64; 2]>,
     #[serde(flatten)]
     figures: Figures,
     commands: Vec<Command>,
 }
 
-/// A value of `utofu-perf` with one driver and with the other: the best median of some rounds.
+/// A value of `utofu-perf` with both drivers: the best median of several rounds.
 #[derive(Debug, Serialize)]
 struct Command {
     what: String,
@@ -114,7 +114,7 @@ impl fmt::Display for Command {
     }
 }
 
-/// Measures; `say` gets lines as they come. `perf` is utofu-perf, linked statically.
+/// Runs the benchmark. `say` is called with each line of results. `perf` is a static utofu-perf.
 pub(crate) fn measure(
     quick: bool,
     perf: Option<&Path>,
@@ -162,7 +162,7 @@ pub(crate) fn measure(
     Ok(this)
 }
 
-/// Makes sure that the image exists, and returns the machine to boot from it.
+/// Makes the image if it does not exist, and returns the machine that boots it.
 fn prepare() -> anyhow::Result<MachineArgs> {
     linux::prepare()?;
     let cache = Cache::from_env()?;
@@ -183,7 +183,7 @@ fn prepare() -> anyhow::Result<MachineArgs> {
     })
 }
 
-/// Runs a script on both nodes at once.
+/// Runs a script on both nodes at the same time.
 fn both(guests: &Guests, script: &str) -> anyhow::Result<()> {
     thread::scope(|scope| {
         let other = scope.spawn(|| guests.script(1, script));
@@ -193,7 +193,7 @@ fn both(guests: &Guests, script: &str) -> anyhow::Result<()> {
     })
 }
 
-/// What `utofu-perf` prints.
+/// The output of `utofu-perf`.
 #[derive(Deserialize)]
 struct Report {
     results: Vec<Row>,
@@ -207,11 +207,11 @@ struct Row {
     p99_us: Option<f64>,
 }
 
-/// Median and 99th percentile by test and bytes, of the round with the least median.
+/// Median and 99th percentile by test and bytes, from the round with the smallest median.
 type Best = BTreeMap<(String, u64), (f64, f64)>;
 
 impl Driver {
-    /// Commands and registration, in turn.
+    /// Measures commands and registration, with both drivers in turn.
     fn commands(
         &mut self,
         program: &Guest,
@@ -246,7 +246,7 @@ impl Driver {
     }
 }
 
-/// One round between the two nodes.
+/// Runs one round between the two nodes.
 fn run(guests: &Guests, perf: &str, time: u32, best: &mut Best) -> anyhow::Result<()> {
     let common = format!("--tnis 1 --time {time} --json");
     let tests = "latency put get registration --sizes 8,65536,1048576";

@@ -1,4 +1,4 @@
-//! Figures with their units and sources, and how they are printed.
+//! Figures with their units and sources, and how to print them.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::baseline;
 
-/// A time between two threads or guests.
+/// A latency between two threads or guests.
 #[derive(Debug, Serialize)]
 pub(crate) struct Latency {
     pub(crate) what: String,
@@ -16,13 +16,13 @@ pub(crate) struct Latency {
     pub(crate) p99_us: f64,
 }
 
-/// Median and 99th percentile of some times.
+/// Returns the median and 99th percentile of some times.
 pub(crate) fn quantiles(times: &mut [u64]) -> [u64; 2] {
     times.sort_unstable();
     [50, 99].map(|percent| times.get(times.len() * percent / 100).copied().unwrap_or(0))
 }
 
-/// A line of a guest's table: bytes, min, p50, p99 in microseconds.
+/// Parses a line of a guest's table: bytes, minimum, p50 and p99 in microseconds.
 pub(crate) fn latency(what: &str, line: &str) -> Option<Latency> {
     let mut words = line.split_whitespace();
     let bytes = words.next()?.parse().ok()?;
@@ -37,7 +37,7 @@ pub(crate) fn latency(what: &str, line: &str) -> Option<Latency> {
 }
 
 impl Latency {
-    /// A round trip to a thread of the host that only answers.
+    /// A round trip to a host thread that only answers.
     pub(crate) fn bare(what: &str, times: baseline::Times) -> Self {
         let [min_us, p50_us, p99_us] = times.map(|ns| ns as f64 / 1000.0);
         Self { what: format!("{what}, round trip"), bytes: 8, min_us, p50_us, p99_us }

@@ -1,8 +1,8 @@
-//! Parses the output of other people's measuring programs.
+//! Parses the output of third-party measuring programs.
 
 use serde::Deserialize;
 
-/// Round trips of `ping`, in microseconds.
+/// Returns the round trips that `ping` reports, in microseconds.
 pub(crate) fn ping(output: &str) -> Vec<f64> {
     let time = |line: &str| {
         let (number, unit) = line.split_once(" time=")?.1.split_once(' ')?;
@@ -12,7 +12,7 @@ pub(crate) fn ping(output: &str) -> Vec<f64> {
     output.lines().filter_map(time).collect()
 }
 
-/// Numbers of the row for messages of `bytes` in the table of a program of perftest.
+/// Returns the numbers of the row for messages of `bytes` in the table of a perftest program.
 fn perftest_row(output: &str, bytes: u64) -> Option<Vec<f64>> {
     let numbers = |line: &str| {
         let numbers: Result<Vec<f64>, _> = line.split_whitespace().map(str::parse).collect();
@@ -21,20 +21,22 @@ fn perftest_row(output: &str, bytes: u64) -> Option<Vec<f64>> {
     output.lines().rev().find_map(numbers)
 }
 
-/// Of `ib_write_lat`: least, median, 99th percentile of the time one way, in microseconds.
+/// Returns the one-way minimum, median and 99th percentile that `ib_write_lat` reports, in
+/// microseconds.
 pub(crate) fn write_latency(output: &str, bytes: u64) -> Option<[f64; 3]> {
-    // Bytes, iterations, least, most, typical, average, deviation, 99 %, 99.9 %.
+    // Bytes, iterations, minimum, maximum, typical, average, deviation, 99 %, 99.9 %.
     let row = perftest_row(output, bytes)?;
     Some([*row.get(2)?, *row.get(4)?, *row.get(7)?])
 }
 
-/// Of `ib_write_bw`: average throughput in MiB/s.
+/// Returns the average throughput that `ib_write_bw` reports, in MiB/s.
 pub(crate) fn write_throughput(output: &str, bytes: u64) -> Option<f64> {
     // Bytes, iterations, peak, average, messages.
     perftest_row(output, bytes)?.get(3).copied()
 }
 
-/// Of `iperf3 --json`: what arrived, in MiB/s; with `--bidir` both ways together.
+/// Returns the throughput that `iperf3 --json` reports as received, in MiB/s; with `--bidir`, the
+/// sum of both directions.
 pub(crate) fn iperf(output: &str) -> Option<f64> {
     #[derive(Deserialize)]
     struct Report {

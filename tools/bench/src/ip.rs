@@ -1,5 +1,5 @@
-//! IP between nodes: Linux nodes compared with virtio-net on a bridge between the same guests, and
-//! bare guests compared with the same TCP/IP stack on a veth pair; and nodes that boot over it.
+//! IP between nodes: compares Linux nodes with virtio-net on a bridge between the same guests, bare
+//! guests with the same TCP/IP stack on a veth pair, and network boot with boot by the monitor.
 
 use std::fmt;
 use std::io;
@@ -17,21 +17,21 @@ use crate::machine::{PATIENCE, run_machine, up};
 use crate::netboot::{self, Boot};
 use crate::veth::{self, Namespace};
 
-/// How many times as good as the other side ours should be.
+/// Targets: how many times better than the other side ours should be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Aims {
-    /// Round trips, by time.
+    /// For round trips, by time.
     pub(crate) latency: f64,
-    /// Streams, by MiB/s.
+    /// For streams, by MiB/s.
     pub(crate) throughput: f64,
-    /// Streams, by the time of the host's processors for a MiB.
+    /// For streams, by the host's processor time per MiB.
     pub(crate) processor: f64,
 }
 
-/// Compared with others' stack or interface: the same bandwidth for no more of the host's processor
-/// time, and half the round-trip time.
+/// Targets compared with another stack or interface: the same bandwidth for no more processor time
+/// of the host, and half the round-trip time.
 const AIMS: Aims = Aims { latency: 2.0, throughput: 1.0, processor: 1.0 };
-/// MTUs between bare guests.
+/// MTUs used between bare guests.
 const MTUS: [u16; 2] = [1500, 9000];
 /// Two interfaces on a bridge, for two nodes.
 pub(crate) const BRIDGE: &str = "\
@@ -46,31 +46,31 @@ ip link set br0 up";
 const COMES_UP: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Everything about IP.
+/// All results for IP.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Ip {
-    /// Monitor of the Linux nodes, and the accelerator that runs their processors.
+    /// Monitor of the Linux nodes, and the accelerator of their processors.
     monitor: Option<String>,
-    /// The host's load, average of a minute, before and after.
+    /// The host's load average of one minute, before and after.
     load: Option<[f64; 2]>,
     #[serde(flatten)]
     figures: Figures,
     boots: Vec<Boot>,
 }
 
-/// Figures of several sides, and how they compare.
+/// Figures of several sides, and their ratios.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Figures {
     pub(crate) latency: Vec<Latency>,
     pub(crate) throughput: Vec<Throughput>,
     pub(crate) ratios: Vec<Ratio>,
-    /// Parts that this host could not measure, and why.
+    /// Parts that this host could not measure, with the reasons.
     skipped: Vec<String>,
 }
 
 pub(crate) type Say<'a> = dyn FnMut(&dyn fmt::Display) -> io::Result<()> + 'a;
 
-/// Measures; `say` gets lines as they come.
+/// Runs the benchmark. `say` is called with each line of results.
 pub(crate) fn measure(quick: bool, say: &mut Say<'_>) -> anyhow::Result<Ip> {
     let mut this = Ip::default();
     let before = linux::load();
@@ -95,9 +95,9 @@ pub(crate) fn measure(quick: bool, say: &mut Say<'_>) -> anyhow::Result<Ip> {
 pub(crate) struct Side {
     /// Medians of round trips in microseconds.
     round_trips: Vec<f64>,
-    /// MiB/s.
+    /// Throughput of streams in MiB/s.
     streams: Vec<f64>,
-    /// Milliseconds of the host's processors for a MiB, if known.
+    /// The host's processor time per MiB in milliseconds, if known.
     processor_ms: Vec<f64>,
 }
 
@@ -133,7 +133,7 @@ impl Figures {
         self.ratios.iter().try_for_each(|ratio| say(ratio))
     }
 
-    /// Compares our figures with the others', which come in the same order.
+    /// Compares our figures with the others', which have the same order.
     fn compare<S: AsRef<str>>(&mut self, names: &[S], aims: Aims, ours: &Side, others: &Side) {
         let pairs = ours.round_trips.iter().zip(&others.round_trips);
         let round_trips = pairs.map(|(ours, others)| (others / ours, aims.latency));
@@ -148,7 +148,8 @@ impl Figures {
         }
     }
 
-    /// Pings and streams of TCP between two nodes, over the interface with the peer's address.
+    /// Measures pings and TCP streams between two nodes, over the interface with the peer's
+    /// address.
     pub(crate) fn between(
         &mut self,
         name: &str,
@@ -159,7 +160,7 @@ impl Figures {
     ) -> anyhow::Result<Side> {
         let (count, spaced) = if quick { (200, 50) } else { (2000, 400) };
         let mut side = Side::default();
-        // They find each other.
+        // The first pings resolve the addresses.
         guests.must(0, &format!("ping -c 2 -i 0.2 -W 5 {peer}"))?;
         for (how, options) in [
             ("one after another", format!("-A -c {count}")),
@@ -171,7 +172,7 @@ impl Figures {
         self.streams(name, peer, guests, quick, side, say)
     }
 
-    /// Adds streams of TCP to a side.
+    /// Adds TCP streams to a side.
     pub(crate) fn streams(
         &mut self,
         name: &str,
@@ -189,7 +190,7 @@ impl Figures {
         Ok(side)
     }
 
-    /// Compares one interface between Linux nodes with another.
+    /// Compares two interfaces between Linux nodes.
     pub(crate) fn compare_linux(
         &mut self,
         (name, ours): (&str, &Side),
@@ -209,7 +210,7 @@ impl Figures {
 }
 
 impl Ip {
-    /// Between bare guests, and with the same stack on a veth pair.
+    /// Measures between bare guests, and with the same stack on a veth pair.
     fn bare(&mut self, mtu: u16, quick: bool, say: &mut Say<'_>) -> anyhow::Result<()> {
         let (count, bytes) = if quick { (100, 4 << 20) } else { (1000, 32 << 20) };
         let mut ours = Side::default();
@@ -249,7 +250,7 @@ impl Ip {
         Ok(())
     }
 
-    /// Between Linux nodes, over `tofu0` and over virtio-net.
+    /// Measures between Linux nodes, over `tofu0` and over virtio-net.
     fn linux(&mut self, quick: bool, say: &mut Say<'_>) -> anyhow::Result<()> {
         linux::prepare()?;
         let (args, _) = linux::modes()?;
@@ -283,7 +284,7 @@ impl Ip {
         Ok(())
     }
 
-    /// Machines that boot over the torus.
+    /// Measures machines that boot over the torus.
     fn boots(&mut self, quick: bool, say: &mut Say<'_>) -> anyhow::Result<()> {
         let nodes = if quick { 2 } else { 12 };
         say(&Boot::header())?;
@@ -308,7 +309,7 @@ impl Ip {
     }
 }
 
-/// The lines of a guest on two neighbours.
+/// Returns the lines of a guest that runs on two neighbouring nodes.
 fn guest(name: &str, args: &str) -> anyhow::Result<Vec<String>> {
     let args = MachineArgs { args: Some(GuestArgs(args.to_owned())), ..up("1x1x1x2x1x1", name)? };
     let run = run_machine(&args, PATIENCE)?;
@@ -318,7 +319,7 @@ fn guest(name: &str, args: &str) -> anyhow::Result<Vec<String>> {
     Ok(run.lines)
 }
 
-/// Throughput out and in, in MiB/s, of a line of the guest's table.
+/// Parses the throughput out and in, in MiB/s, from a line of the guest's table.
 fn tcpbench(line: &str) -> Option<[f64; 2]> {
     let numbers: Result<Vec<f64>, _> = line.split_whitespace().map(str::parse).collect();
     match numbers.ok()?[..] {
@@ -327,7 +328,7 @@ fn tcpbench(line: &str) -> Option<[f64; 2]> {
     }
 }
 
-/// The address of node 1's `tofu0`, once both nodes have one.
+/// Returns the address of node 1's `tofu0`, once both nodes have one.
 pub(crate) fn tofu0(guests: &Guests) -> anyhow::Result<String> {
     let start = std::time::Instant::now();
     loop {
@@ -345,7 +346,7 @@ pub(crate) fn tofu0(guests: &Guests) -> anyhow::Result<String> {
     }
 }
 
-/// The address in `N: tofu0    inet ADDRESS/LENGTH ...`.
+/// Parses the address in `N: tofu0    inet ADDRESS/LENGTH ...`.
 fn interface_address(said: &str) -> Option<String> {
     let (_, rest) = said.split_once(" inet ")?;
     Some(rest.split_once('/')?.0.trim().to_owned())

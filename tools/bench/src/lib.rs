@@ -1,5 +1,5 @@
-//! `tofu bench`: figures of this emulation on this host, each beside a baseline that was
-//! measured in the same run.
+//! `tofu bench`: figures of this emulation on this host, each with a baseline measured in the same
+//! run.
 
 #![forbid(unsafe_code)]
 
@@ -35,23 +35,23 @@ use crate::figures::{Latency, latency, quantiles};
 use crate::machine::{PATIENCE, run_machine, up};
 pub use args::{BenchArgs, BenchPart};
 
-/// How long one figure is measured.
+/// How long each figure is measured.
 const FULL: Duration = Duration::from_millis(300);
 const QUICK: Duration = Duration::from_millis(30);
 /// Sizes of Puts in this process, in bytes.
 const SIZES: [u32; 11] =
     [8, 64, 512, 1920, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20, MAX_MESSAGE];
 
-/// Everything that was measured.
+/// All results.
 #[derive(Debug, Default, Serialize)]
 struct Report {
     host: Host,
     /// Puts between two devices of this process, by one thread.
     put: Vec<Put>,
     rate: Option<Rate>,
-    /// The same over modelled links, in turn with direct ones.
+    /// Puts over modelled links and over direct ones, measured in turn.
     modelled: Vec<Modelled>,
-    /// The same between devices of other generations, in turn with TofuD's.
+    /// Puts between devices of other generations and between TofuD's, measured in turn.
     generations: Vec<OfGeneration>,
     /// Messages of TNW between two devices of this process, by one thread.
     tnw: Vec<tnw::Message>,
@@ -62,17 +62,17 @@ struct Report {
     machines: Vec<MachineRun>,
     barriers: Option<barrier::Barriers>,
     linux: Option<linux::Linux>,
-    /// Nodes with Fugaku's processor beside x86 ones.
+    /// Nodes with Fugaku's processor compared with x86 ones.
     arm64: Option<Vec<arm64::Beside>>,
     ip: Option<ip::Ip>,
     driver: Option<driver::Driver>,
-    /// Parts that this host could not measure, and why.
+    /// Parts that this host could not measure, with the reasons.
     skipped: Vec<Skipped>,
 }
 
 impl Report {
-    /// Records why a part could not be measured. If nothing else was asked for, it returns the
-    /// error.
+    /// Records why a part could not be measured, or returns the error if no other part was asked
+    /// for.
     fn unless_skipped<T>(
         &mut self,
         args: &BenchArgs,
@@ -105,7 +105,7 @@ struct Host {
     virtualisation: String,
 }
 
-/// A Put compared with a memory copy of the same size, both between the same buffers.
+/// A Put compared with a memory copy of the same size between the same buffers.
 #[derive(Debug, Serialize)]
 struct Put {
     bytes: u32,
@@ -114,42 +114,41 @@ struct Put {
     memcpy_p50_ns: u64,
     memcpy_p99_ns: u64,
     gigabytes_per_s: f64,
-    /// Throughput of the Put / throughput of the copy.
+    /// Throughput of the Put divided by that of the copy.
     ratio: f64,
 }
 
-/// 8-byte Puts that are posted many at a time.
+/// 8-byte Puts that are posted in batches.
 #[derive(Debug, Serialize)]
 struct Rate {
     commands_per_s: f64,
 }
 
-/// Puts over modelled links compared with the same over direct ones.
+/// Puts over modelled links compared with Puts over direct ones.
 #[derive(Debug, Serialize)]
 struct Modelled {
     bytes: u32,
-    /// This many share a doorbell.
+    /// How many Puts share a doorbell.
     at_once: usize,
-    /// Of one Put, or of its share.
+    /// Time of one Put, or of its share.
     p50_ns: u64,
     direct_p50_ns: u64,
-    /// Time over modelled links / time over direct ones.
+    /// Time over modelled links divided by time over direct ones.
     ratio: f64,
 }
 
-/// Puts between devices of a generation compared with the same between TofuD's, all in this
-/// process. Fugaku's are compared with others of their own kind, which shows how certain the
-/// figures are.
+/// Puts between devices of a generation compared with Puts between TofuD's, all in this process.
+/// Fugaku's are compared with others of their own kind, which shows how precise the figures are.
 #[derive(Debug, Serialize)]
 struct OfGeneration {
     generation: &'static str,
     bytes: u32,
-    /// This many share a doorbell.
+    /// How many Puts share a doorbell.
     at_once: usize,
-    /// Of one Put, or of its share.
+    /// Time of one Put, or of its share.
     p50_ns: u64,
     tofud_p50_ns: u64,
-    /// Time with these devices / time with TofuD's.
+    /// Time with these devices divided by time with TofuD's.
     ratio: f64,
 }
 
@@ -158,10 +157,10 @@ struct OfGeneration {
 struct MachineRun {
     nodes: u32,
     guest: String,
-    /// From the command until the last guest has ended.
+    /// From the command to the end of the last guest.
     seconds: f64,
-    /// Memory of this process beyond that of the guests, divided by the nodes; kernel memory is not
-    /// included.
+    /// Memory of this process beyond that of the guests, divided by the number of nodes, without
+    /// kernel memory.
     kib_per_node: Option<f64>,
 }
 
@@ -253,7 +252,8 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<u8> {
         let count = if args.quick { 2 } else { shapes.len() };
         for shape in &shapes[..count] {
             for guest in ["hello", "ring", "allpairs"] {
-                // Pairs grow with the square of the nodes, and the guest is made for one unit.
+                // The number of pairs grows with the square of the nodes, and the guest is meant
+                // for one unit.
                 if guest == "allpairs" && *shape != "unit" {
                     continue;
                 }
@@ -302,7 +302,7 @@ fn host() -> Host {
     }
 }
 
-/// Two devices, and two buffers for the copy to compare with.
+/// Two devices, and two buffers for the copies to compare with.
 struct Bench {
     pair: Pair,
     source: Vec<u8>,
@@ -315,13 +315,13 @@ impl Bench {
         Ok(Self { pair: Pair::new()?, source, sink })
     }
 
-    /// Puts and copies in turn, so that both see the same load of the host.
+    /// Measures Puts and copies in turn, so that both see the same load of the host.
     fn put(&mut self, bytes: u32, time: Duration) -> anyhow::Result<Put> {
         let order = match bytes {
             8 => self.pair.piggyback(),
             _ => self.pair.put(bytes),
         };
-        // Enough at a time to make the cost of reading the clock small.
+        // A batch is long enough to make the cost of reading the clock small.
         let batch = (4000 / (200 + bytes / 20)).max(1);
         let (mut puts, mut copies) = (Vec::new(), Vec::new());
         let end = Instant::now() + time;
@@ -350,7 +350,7 @@ impl Bench {
         })
     }
 
-    /// Puts over modelled links and over direct ones.
+    /// Measures Puts over modelled links and over direct ones.
     fn modelled(
         &mut self,
         modelled: &mut Pair,
@@ -362,8 +362,8 @@ impl Bench {
         Ok(Modelled { bytes, at_once, p50_ns, direct_p50_ns, ratio })
     }
 
-    /// Puts between two other devices and between these in turn: the median of each, of one Put or
-    /// of its share.
+    /// Measures Puts between two other devices and between these in turn. Returns the median of
+    /// each, for one Put or its share.
     fn beside(
         &mut self,
         other: &mut Pair,
@@ -389,7 +389,7 @@ impl Bench {
         black_box(sink);
     }
 
-    /// 8-byte Puts, a ring full at a time.
+    /// Measures 8-byte Puts, a full ring at a time.
     fn rate(&mut self, time: Duration) -> anyhow::Result<Rate> {
         const BATCH: usize = 1024;
         let order = self.pair.piggyback();
@@ -400,14 +400,14 @@ impl Bench {
             self.pair.run_many(&order, BATCH)?;
             times.push(start.elapsed().as_nanos() as u64);
         }
-        // The median of the batches: one during which the host ran something else tells nothing.
+        // The median ignores batches during which the host ran something else.
         let [p50, _] = quantiles(&mut times);
         Ok(Rate { commands_per_s: BATCH as f64 * 1e9 / p50.max(1) as f64 })
     }
 }
 
-/// A guest program that measures latency between neighbours: `puts` from doorbell to completion
-/// with a guest that spins, `pingpong` one way between guests that sleep.
+/// Runs a guest program that measures latency between neighbours: `puts` from doorbell to
+/// completion with a guest that spins, `pingpong` one way between guests that sleep.
 fn between_guests(guest: &str, doorbell: Doorbell, quick: bool) -> anyhow::Result<Vec<Latency>> {
     let count = if quick { 100 } else { 1000 };
     let args = MachineArgs {

@@ -1,4 +1,4 @@
-//! Linux nodes: our figures, compared with those of an Ethernet between the same guests and of soft
+//! Linux nodes: compares our figures with those of an Ethernet between the same guests, and of soft
 //! RoCE (`rxe`) over it.
 
 use std::fmt;
@@ -33,14 +33,14 @@ use crate::figures::Latency;
 use crate::foreign;
 use crate::machine::up;
 
-/// The image with the programs that are measured for comparison.
+/// The image with the third-party programs to compare with.
 const IMAGE: &str = "bench";
 const PACKAGES: [&str; 4] = ["iperf3", "iputils-ping", "perftest", "rdma-core"];
 /// Two neighbours.
 pub(crate) const SHAPE: &str = "2x1x1x1x1x1";
-/// rxe and perftest take more than the usual memory of a node.
+/// rxe and perftest need more than a node's usual memory.
 const MEMORY: MemorySize = MemorySize(512 << 20);
-/// Where node 1 is in the Ethernet.
+/// Address of node 1 in the Ethernet.
 pub(crate) const PEER: &str = "10.84.0.2";
 /// How long a program in a guest may take, in seconds.
 const PATIENCE_S: u32 = 60;
@@ -50,30 +50,30 @@ const RETRY: Duration = Duration::from_millis(300);
 /// Sizes whose throughput is compared, in bytes.
 const THROUGHPUT_SIZES: [u64; 2] = [64 << 10, 1 << 20];
 
-/// What is aimed for.
+/// Targets.
 const TARGET_READY_S: f64 = 10.0;
 const TARGET_LATENCY: f64 = 10.0;
 const TARGET_THROUGHPUT: f64 = 50.0;
 
-/// Everything about Linux nodes.
+/// All results for Linux nodes.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Linux {
-    /// Monitor, and the accelerator that runs its processors.
+    /// Monitor of the nodes, and the accelerator of their processors.
     monitor: String,
-    /// The host's load, average of a minute, before and after.
+    /// The host's load average of one minute, before and after.
     load: Option<[f64; 2]>,
-    /// From the plan to both nodes ready, with everything in the cache.
+    /// Time from the plan until both nodes are ready, with everything in the cache.
     ready_s: Option<f64>,
-    /// Between the guests that also measured the Ethernet; the doorbell mode is the one that `auto`
-    /// chooses.
+    /// Between the guests that were also used to measure the Ethernet, in the doorbell mode that
+    /// `auto` chooses.
     latency: Vec<Latency>,
     throughput: Vec<Throughput>,
-    /// Between others, in the other doorbell mode.
+    /// Between other guests, in the other doorbell mode.
     other_mode: Vec<Latency>,
-    /// Round trip over virtio-net, by ICMP.
+    /// Round trips over virtio-net, by ICMP.
     ethernet: Vec<Latency>,
     rxe: Vec<Latency>,
-    /// TCP and rxe.
+    /// Throughput of TCP and rxe.
     comparison: Vec<Throughput>,
     ratios: Vec<Ratio>,
 }
@@ -81,14 +81,14 @@ pub(crate) struct Linux {
 #[derive(Debug, Serialize)]
 pub(crate) struct Throughput {
     pub(crate) what: String,
-    /// Of a message; `None` for a stream.
+    /// Size of a message; `None` for a stream.
     pub(crate) bytes: Option<u64>,
     pub(crate) mib_per_s: f64,
-    /// Time of this host's processors for a MiB, of the machine and its monitors.
+    /// Processor time of this host per MiB, for the machine and its monitors.
     pub(crate) processor_ms_per_mib: Option<f64>,
 }
 
-/// How many times as good as the other side ours is.
+/// How many times better than the other side ours is.
 #[derive(Debug, Serialize)]
 pub(crate) struct Ratio {
     pub(crate) what: String,
@@ -96,7 +96,7 @@ pub(crate) struct Ratio {
     pub(crate) target: Option<f64>,
 }
 
-/// Measures; `say` gets lines as they come.
+/// Runs the benchmark. `say` is called with each line of results.
 pub(crate) fn measure(
     quick: bool,
     say: &mut dyn FnMut(&dyn fmt::Display) -> io::Result<()>,
@@ -106,7 +106,7 @@ pub(crate) fn measure(
     let before = load();
     let (args, other) = modes()?;
 
-    // As `tofu up --linux` does, except for the doorbell mode, which is decided afterwards.
+    // Like `tofu up --linux`, except for the doorbell mode, which is decided later.
     let lab = Lab::start(&MachineArgs { doorbell: Some(other), ..args.clone() }, Ethernet::None)?;
     this.monitor.clone_from(&lab.monitor);
     this.ready_s = Some(lab.ready.as_secs_f64());
@@ -167,12 +167,12 @@ pub(crate) fn measure(
     Ok(this)
 }
 
-/// Whether KVM runs nodes with such processors.
+/// Returns whether KVM runs nodes of this architecture.
 pub(crate) fn kvm(arch: Arch) -> bool {
     arch == Arch::default() && kvm_runs_linux(tofu_vmm::probe().linux())
 }
 
-/// Makes sure that everything is in the cache.
+/// Fetches or makes everything that is missing in the cache.
 pub(crate) fn prepare() -> anyhow::Result<()> {
     let progress =
         ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
@@ -183,7 +183,7 @@ pub(crate) fn prepare() -> anyhow::Result<()> {
     let cache = Cache::from_env()?;
     let has_all = |with: &[String]| PACKAGES.iter().all(|name| with.iter().any(|w| w == name));
     let known = cache.find(IMAGE).ok().flatten();
-    // A user's own image with more in it is good enough; it is brought up to date when it boots.
+    // A user's own image that contains more is good enough. It is updated when it boots.
     if !known.is_some_and(|image| has_all(&image.manifest.with)) {
         let spec = Spec::new(IMAGE)?.programs(tools()?).with(PACKAGES)?;
         cache.build(&spec, &progress)?;
@@ -191,7 +191,7 @@ pub(crate) fn prepare() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The machine, and the doorbell mode that `auto` does not choose for it.
+/// Returns the machine, and the doorbell mode that `auto` does not choose for it.
 pub(crate) fn modes() -> anyhow::Result<(MachineArgs, Doorbell)> {
     let args = MachineArgs {
         guest: None,
@@ -207,19 +207,19 @@ pub(crate) fn modes() -> anyhow::Result<(MachineArgs, Doorbell)> {
     })
 }
 
-/// The same machine with the image that has the programs to compare with.
+/// Returns the machine with the image that has the programs to compare with.
 pub(crate) fn with_image(args: MachineArgs) -> MachineArgs {
     let image = IMAGE.parse::<ImageName>().ok();
     MachineArgs { memory: Some(MEMORY), linux: LinuxArgs { image, ..args.linux }, ..args }
 }
 
-/// The average of the last minute.
+/// Returns the load average of the last minute.
 pub(crate) fn load() -> Option<f64> {
     fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
-/// Processor time of this process and its children, in seconds, which are a machine and the
-/// monitors of its nodes.
+/// Returns the processor time of this process and its children in seconds. These are the machine
+/// and the monitors of its nodes.
 fn processor_s() -> Option<f64> {
     let me = std::process::id();
     let ticks = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| {
@@ -231,18 +231,18 @@ fn processor_s() -> Option<f64> {
     Some(ticks.sum::<u64>() as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Parent, and the time spent in user and system mode, of a process's `stat`.
+/// Parses the parent, and the time in user and system mode, from a process's `stat`.
 fn parent_and_ticks(stat: &str) -> Option<(u32, u64)> {
-    // The name may have anything in it.
+    // The name may contain any character.
     let (_, rest) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
     Some((u32::try_from(number(1)?).ok()?, number(11)? + number(12)?))
 }
 
-/// A machine of two Linux nodes. Dropping it ends them.
+/// A machine of two Linux nodes. Dropping it ends the nodes.
 pub(crate) struct Lab {
-    // In this order, so that guests end before the values that own their files.
+    // Dropped in this order: guests end before the values that own their files.
     _running: Box<dyn Running>,
     pub(crate) guests: Guests,
     _named: Named,
@@ -251,7 +251,7 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    /// Starts it as `tofu up` does, and waits until both nodes are ready.
+    /// Starts the machine as `tofu up` does, and waits until both nodes are ready.
     pub(crate) fn start(args: &MachineArgs, lan: Ethernet) -> anyhow::Result<Self> {
         let start = Instant::now();
         let plan = Plan::new(args)?;
@@ -296,27 +296,27 @@ impl Guests {
         self.0.linux().get(index).with_context(|| format!("there is no node {index}"))
     }
 
-    /// Runs a command on a node; returns its exit code and what it printed, errors as well.
+    /// Runs a command on a node. Returns its exit code and its output, including errors.
     pub(crate) fn run(&self, node: usize, command: &str) -> anyhow::Result<(Option<i32>, String)> {
         self.run_words(node, &command.split_whitespace().collect::<Vec<_>>())
     }
 
-    /// Runs a command that must succeed; returns what it printed.
+    /// Runs a command that must succeed. Returns its output.
     pub(crate) fn must(&self, node: usize, command: &str) -> anyhow::Result<String> {
         succeeded(node, command, self.run(node, command)?)
     }
 
-    /// Runs a shell script that must succeed; returns what it printed.
+    /// Runs a shell script that must succeed. Returns its output.
     pub(crate) fn script(&self, node: usize, script: &str) -> anyhow::Result<String> {
         succeeded(node, script, self.run_words(node, &["sh", "-c", script])?)
     }
 
-    /// Copies a program to a node; returns its path there.
+    /// Copies a program to a node. Returns its path there.
     pub(crate) fn put(&self, node: usize, program: &Guest) -> anyhow::Result<String> {
         programs::put(&**self.node(node)?, program)
     }
 
-    /// The same as [`run`](Self::run) with a command in words.
+    /// Runs a command like [`run`](Self::run), given as words.
     fn run_words(&self, node: usize, words: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
         let patience = PATIENCE_S.to_string();
         let args = ["timeout", &patience].iter().chain(words).map(ToString::to_string).collect();
@@ -334,13 +334,13 @@ impl Guests {
         Ok((code, String::from_utf8_lossy(&said[kind as usize]).into_owned()))
     }
 
-    /// Runs a server on node 1 and its client on node 0; returns what the client printed.
+    /// Runs a server on node 1 and its client on node 0. Returns the client's output.
     pub(crate) fn client(&self, server: &str, client: &str) -> anyhow::Result<String> {
         thread::scope(|scope| {
             let serving = scope.spawn(|| self.must(1, server));
             let deadline = Instant::now() + CONNECT;
             let result = loop {
-                // The server may not listen yet.
+                // The server may not be listening yet.
                 match self.must(0, client) {
                     Err(_) if Instant::now() < deadline && !serving.is_finished() => {
                         thread::sleep(RETRY);
@@ -349,7 +349,7 @@ impl Guests {
                 }
             };
             if result.is_err() && !serving.is_finished() {
-                // Otherwise it would wait for its client until its time limit.
+                // Otherwise the server would wait for its client until its time limit.
                 let name = server.split_whitespace().next().unwrap_or_default();
                 let _ = self.run(1, &format!("pkill {name}"));
             }
@@ -358,7 +358,7 @@ impl Guests {
         })
     }
 
-    /// Runs one of our programs on both nodes; returns the rows of node 0.
+    /// Runs one of our programs on both nodes. Returns the rows of node 0.
     fn ours(&self, command: &str) -> anyhow::Result<Vec<Row>> {
         #[derive(Deserialize)]
         struct Table {
@@ -376,7 +376,7 @@ impl Guests {
         Ok(table.rows)
     }
 
-    /// Puts by size: to their completion, and one way.
+    /// Measures Puts by size: until they complete, and one way.
     pub(crate) fn latencies(
         &self,
         quick: bool,
@@ -400,7 +400,7 @@ impl Guests {
     fn throughput(&self, quick: bool) -> anyhow::Result<Vec<Throughput>> {
         let bytes = if quick { 16 << 20 } else { 256 << 20 };
         let mut rows = Vec::new();
-        // The largest size of a series is always included.
+        // The largest size of a series is always measured.
         for max in THROUGHPUT_SIZES {
             rows.extend(self.ours(&format!("stream max={max} bytes={bytes}"))?);
         }
@@ -414,7 +414,7 @@ impl Guests {
         rows.into_iter().map(row).collect()
     }
 
-    /// Round trips from node 0 by ICMP.
+    /// Measures round trips from node 0 by ICMP.
     pub(crate) fn ping(&self, what: &str, options: &str, peer: &str) -> anyhow::Result<Latency> {
         let output = self.must(0, &format!("ping {options} {peer}"))?;
         let mut times = foreign::ping(&output);
@@ -431,7 +431,7 @@ impl Guests {
         })
     }
 
-    /// A TCP stream between the nodes, or several with other options of iperf3.
+    /// Measures a TCP stream between the nodes, or several with other options of iperf3.
     pub(crate) fn tcp(
         &self,
         what: &str,
@@ -450,7 +450,7 @@ impl Guests {
         Ok(Throughput { processor_ms_per_mib, ..Throughput::new(what, None, mib_per_s) })
     }
 
-    /// Sets soft RoCE up.
+    /// Sets up soft RoCE.
     fn soft_roce(&self) -> anyhow::Result<()> {
         for node in 0..2 {
             self.must(node, "modprobe rdma_rxe")?;
@@ -469,7 +469,7 @@ impl Guests {
     }
 
     fn rxe_throughput(&self, bytes: u64, quick: bool) -> anyhow::Result<Throughput> {
-        // Some seconds.
+        // Enough for some seconds.
         let total = if quick { 16 << 20 } else { 64 << 20 };
         let server = format!("ib_write_bw -F -d rxe0 -s {bytes} -n {} -t 16", total / bytes);
         let output = self.client(&server, &format!("{server} {PEER}"))?;
@@ -479,7 +479,7 @@ impl Guests {
     }
 }
 
-/// What a command printed that has succeeded.
+/// Returns the output of a command that must have succeeded.
 fn succeeded(
     node: usize,
     command: &str,
@@ -500,7 +500,7 @@ const ONE_WAY_POLL: &str = "Put one way, spinning";
 const STREAM: &str = "Put, many under way";
 const RXE: &str = "rxe, ib_write_bw";
 
-/// A row of one of our programs.
+/// A row in the output of one of our programs.
 #[derive(Deserialize)]
 struct Row {
     bytes: u64,
@@ -524,7 +524,7 @@ impl Row {
 }
 
 impl Linux {
-    /// Compares our figures with the others'.
+    /// Compares our figures with the others.
     fn compare(&mut self) {
         let mut ratios = Vec::new();
         let first = |rows: &[Latency]| rows.first().map(|row| row.p50_us);

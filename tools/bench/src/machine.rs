@@ -1,4 +1,4 @@
-//! Machines of small guests, from start to end.
+//! Runs machines of small guests from start to end.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -9,16 +9,16 @@ use tofu_supervisor::options::{MachineArgs, SandboxArgs, ShapeArgs};
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::runner::{Backend, Machines};
 
-/// The longest time for a machine to run a guest program to its end.
+/// How long a machine may take to run a guest program to its end.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a machine's guests printed, and how long it ran.
+/// The output of a machine's guests, and how long it ran.
 pub(crate) struct Run {
     pub(crate) lines: Vec<String>,
     pub(crate) took: Duration,
-    /// Memory of this process beyond the guests' when the last guest had started, in KiB.
+    /// Memory of this process beyond that of the guests when the last guest had started, in KiB.
     pub(crate) beyond_kib: Option<f64>,
-    /// Each guest exited with code 0.
+    /// Whether each guest exited with code 0.
     pub(crate) ok: bool,
 }
 
@@ -54,14 +54,14 @@ pub(crate) fn run_machine(args: &MachineArgs, limit: Duration) -> anyhow::Result
     Ok(run)
 }
 
-/// Resident memory of this process in KiB.
+/// Returns the resident memory of this process in KiB.
 fn resident_kib() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     line.trim().strip_suffix(" kB")?.trim().parse().ok()
 }
 
-/// The arguments of a machine of this shape whose nodes run a shipped guest.
+/// Returns the arguments of a machine of this shape whose nodes run a shipped guest.
 pub(crate) fn up(shape: &str, guest: &str) -> anyhow::Result<MachineArgs> {
     Ok(MachineArgs {
         shape: ShapeArgs { shape: Some(shape.parse()?), ..ShapeArgs::default() },

@@ -1,5 +1,5 @@
-//! Boot times of machines whose nodes boot over the torus, compared with the same machines whose
-//! monitor puts everything into memory.
+//! Boot times of machines whose nodes boot over the torus, compared with the same machines booted
+//! by the monitor, which puts everything into memory.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,18 +13,18 @@ use tofu_supervisor::units::{BootFrom, Driver, MemorySize, Timeout};
 use crate::linux::Lab;
 use crate::machine::{PATIENCE, run_machine, up};
 
-/// The longest time for all nodes together: on a busy host each of a dozen emulated nodes gets a
-/// small part of a processor.
+/// How long all nodes together may take. On a busy host, each of a dozen emulated nodes gets a
+/// small share of a processor.
 const ALL_READY: Duration = Duration::from_secs(300);
 
-/// A machine that was started twice.
+/// A machine that was started in both ways.
 #[derive(Debug, Serialize)]
 pub(crate) struct Boot {
     pub(crate) what: String,
-    /// Without that of the boot server.
+    /// Number of nodes, without that of the boot server.
     pub(crate) nodes: u32,
-    /// Seconds from the command: to the end of the last bare guest, or until the last Linux node
-    /// is ready.
+    /// Seconds from the command to the end of the last bare guest, or until the last Linux node is
+    /// ready.
     pub(crate) monitor_s: f64,
     pub(crate) torus_s: f64,
 }
@@ -42,14 +42,14 @@ impl fmt::Display for Boot {
     }
 }
 
-/// `nodes` nodes and a boot server in a row.
+/// Returns a machine of `nodes` nodes and a boot server in a row.
 fn row(nodes: u32, guest: &str, from: BootFrom) -> anyhow::Result<MachineArgs> {
     let boot = BootArgs { boot: Some(from), ..BootArgs::default() };
-    // Without a boot server, its node also has nothing to do.
+    // In the machine without a boot server, the server's node runs nothing, either.
     Ok(MachineArgs { nodes: Some(nodes), boot, ..up(&format!("{}x1x1x1x1x1", nodes + 1), guest)? })
 }
 
-/// Bare guests that say hello.
+/// Boots bare guests that say hello.
 pub(crate) fn bare(nodes: u32) -> anyhow::Result<Boot> {
     let seconds = |from| {
         let run = run_machine(&row(nodes, "hello", from)?, PATIENCE)?;
@@ -62,7 +62,7 @@ pub(crate) fn bare(nodes: u32) -> anyhow::Result<Boot> {
     Ok(Boot { what: "bare guests, to the end".to_owned(), nodes, monitor_s, torus_s })
 }
 
-/// Linux nodes with the default image.
+/// Boots Linux nodes with the default image.
 pub(crate) fn linux(nodes: u32) -> anyhow::Result<Boot> {
     let seconds = |from| {
         let boot_timeout = Timeout(ALL_READY);

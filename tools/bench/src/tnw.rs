@@ -14,7 +14,7 @@ use tofu_tnw::{Channel, Link, Status, Stream};
 
 use crate::figures::quantiles;
 
-/// Sizes of messages by stores, and of messages that the device fetches, in bytes.
+/// Sizes of messages sent by stores, and of messages that the device fetches, in bytes.
 const BY_STORES: [usize; 3] = [128, 1 << 10, 8 << 10];
 const FETCHED: [usize; 5] = [128, 8 << 10, 64 << 10, 1 << 20, 8 << 20];
 const LONGEST: usize = 8 << 20;
@@ -22,8 +22,8 @@ const LONGEST: usize = 8 << 20;
 const MEMORY: usize = 64 << 20;
 const SECOND: u64 = 1_000_000_000;
 
-/// A message of TNW, from before its credit to its notification, compared with a Put from its post
-/// to its completion and with a memory copy.
+/// A message of TNW, from before its credit to its notification, compared with a Put, from its post
+/// to its completion, and with a memory copy.
 #[derive(Debug, Serialize)]
 pub(crate) struct Message {
     /// `pput` or `nget`.
@@ -35,13 +35,13 @@ pub(crate) struct Message {
     put_p99_ns: u64,
     memcpy_p50_ns: u64,
     memcpy_p99_ns: u64,
-    /// Time of the message / time of the Put.
+    /// Time of the message divided by that of the Put.
     of_put: f64,
-    /// Throughput of the message / throughput of the copy.
+    /// Throughput of the message divided by that of the copy.
     of_copy: f64,
 }
 
-/// Two nodes of TNW, two of Tofu, and buffers for copies. This thread does all devices' work.
+/// Two nodes of TNW, two of Tofu, and buffers for copies. The calling thread runs all devices.
 struct Bench<'a> {
     near: Stream<'a, InProcess>,
     far: Stream<'a, InProcess>,
@@ -53,7 +53,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// A message, from its credit on.
+    /// Sends a message, including its credit.
     fn send(&mut self, bytes: usize, stores: bool) -> anyhow::Result<()> {
         let credit = self.far.credit(&self.to, 0, bytes)?;
         let nget = match stores {
@@ -73,9 +73,9 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// All in turn, so that they see the same load of the host.
+    /// Measures all three in turn, so that they see the same load of the host.
     fn measure(&mut self, bytes: usize, stores: bool, time: Duration) -> anyhow::Result<Message> {
-        // Enough at a time to make the cost of reading the clock small.
+        // A batch is long enough to make the cost of reading the clock small.
         let batch = (4000 / (200 + bytes / 20)).max(1);
         // The longest message of TNW is a byte longer than that of Tofu.
         let put = self.pair.put((bytes as u32).min(MAX_MESSAGE));
@@ -132,7 +132,7 @@ pub(crate) fn measure(
         source: vec![1; LONGEST],
         sink: vec![2; LONGEST],
     };
-    // Touched before the measurement, as the Puts' buffers are.
+    // Touched before the measurement, like the Puts' buffers.
     bench.from.write(0, &bench.source);
     bench.to.write(0, &bench.source);
     say(&Message::header())?;

@@ -1,6 +1,6 @@
 //! The baseline for IP over Tofu between two bare guests: the same TCP/IP stack, smoltcp, in two
-//! threads of this process, with packet sockets on a pair of the kernel's virtual Ethernets (veth).
-//! It measures the same as the guests `ping` and `tcpbench`.
+//! threads of this process, with packet sockets on a pair of virtual Ethernets of the kernel
+//! (veth). It measures the same as the guests `ping` and `tcpbench`.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -21,30 +21,30 @@ use smoltcp::wire::{EthernetAddress, Icmpv4Packet, Icmpv4Repr, IpAddress, IpCidr
 use crate::figures::quantiles;
 
 const PORT: u16 = 5201;
-/// Bytes of a TCP socket's buffers, and bytes that are written at a time, as in the guests.
+/// Sizes of a TCP socket's buffers, and of each write, in bytes, as in the guests.
 const TCP_BUFFER: usize = 64 << 10;
 const CHUNK: usize = 16 << 10;
 /// What `ping` sends by default, in bytes.
 const PING_BYTES: usize = 56;
-/// The longest time in which nothing may arrive.
+/// How long nothing may arrive before it fails.
 const QUIET: Duration = Duration::from_secs(10);
-/// Frames come soon, unless a step of the other side was missed.
+/// How long to sleep at most. Frames come sooner, unless a wake-up was missed.
 const NAP: smoltcp::time::Duration = smoltcp::time::Duration::from_millis(50);
 
-/// A network namespace with interfaces of its own, so that nothing of the host is changed.
-/// Dropping it ends it.
+/// A network namespace with interfaces of its own, so that nothing on the host is changed. Dropping
+/// it removes it.
 pub(crate) struct Namespace {
     child: Child,
 }
 
 impl Namespace {
-    /// Makes one and runs commands of `ip` in it, one in each line.
+    /// Creates a namespace and runs commands of `ip` in it, one per line.
     ///
     /// # Errors
     ///
-    /// If the host lacks the programs, or forbids it.
+    /// If the host lacks the programs, or forbids this.
     pub(crate) fn new(commands: &str) -> anyhow::Result<Self> {
-        // It exists as long as a process is in it: `cat`, until its input is closed.
+        // The namespace exists as long as a process is in it: `cat`, until its input is closed.
         let script = format!("set -e\n{commands}\necho ready\nexec cat >/dev/null\n");
         let mut child = Command::new("unshare")
             .args(["--net", "sh", "-c", &script])
@@ -65,12 +65,12 @@ impl Namespace {
         Ok(Self { child })
     }
 
-    /// Its file, for as long as this value lives.
+    /// Returns the namespace's file, which exists as long as this value.
     pub(crate) fn path(&self) -> PathBuf {
         format!("/proc/{}/ns/net", self.child.id()).into()
     }
 
-    /// Moves the calling thread there.
+    /// Moves the calling thread into the namespace.
     fn enter(&self) -> anyhow::Result<()> {
         let file = File::open(self.path())?;
         Ok(move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?)
@@ -79,21 +79,21 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// What was measured.
+/// The results.
 pub(crate) struct Figures {
-    /// Round trips of ICMP, least, median and 99th percentile, in nanoseconds.
+    /// Minimum, median and 99th percentile of ICMP round trips, in nanoseconds.
     pub(crate) ping: [u64; 3],
-    /// TCP out and in, in bytes a second.
+    /// TCP throughput out and in, in bytes per second.
     pub(crate) tcp: [f64; 2],
 }
 
-/// Measures `count` pings, and `bytes` each way by TCP.
+/// Measures `count` pings, and `bytes` in each direction by TCP.
 pub(crate) fn measure(mtu: u16, count: usize, bytes: usize) -> anyhow::Result<Figures> {
     let namespace = Namespace::new(&format!(
         "ip link add v0 type veth peer name v1\n\
@@ -152,7 +152,7 @@ impl Stack {
         self.iface.poll(now, &mut self.device, &mut self.sockets);
     }
 
-    /// Works until `done` has something.
+    /// Runs the stack until `done` returns a value.
     fn run<T>(&mut self, mut done: impl FnMut(&mut Self) -> Option<T>) -> anyhow::Result<T> {
         let start = Instant::now();
         loop {
@@ -214,7 +214,7 @@ fn serve(mut stack: Stack, bytes: usize) -> anyhow::Result<()> {
     let socket = stack.tcp_socket();
     let listening = stack.sockets.get_mut::<tcp::Socket<'_>>(socket).listen(PORT);
     listening.map_err(|error| anyhow!("TCP port {PORT}: {error}"))?;
-    // Echo requests come before, and the stack answers them by itself.
+    // Echo requests come first, and the stack answers them by itself.
     stack.run(|stack| stack.sockets.get::<tcp::Socket<'_>>(socket).may_recv().then_some(()))?;
     stack.receive(socket, bytes)?;
     stack.send(socket, bytes)?;
@@ -243,7 +243,7 @@ impl Client {
         let handle = self.stack.sockets.add(socket);
         let to = IpAddress::from(address(1));
         let mut times = Vec::new();
-        // The first one also finds the other side.
+        // The first one also resolves the other side's address.
         for n in 0..=self.count {
             let start = Instant::now();
             let request =
@@ -283,7 +283,7 @@ impl Client {
         stack.run(|stack| stack.sockets.get::<tcp::Socket<'_>>(socket).may_send().then_some(()))?;
         let start = Instant::now();
         stack.send(socket, self.bytes)?;
-        // The other side's first byte tells that it has received everything.
+        // The other side's first byte shows that it has received everything.
         stack.run(|stack| stack.sockets.get::<tcp::Socket<'_>>(socket).can_recv().then_some(()))?;
         let out = start.elapsed();
         stack.receive(socket, self.bytes)?;

@@ -1,4 +1,4 @@
-//! Connections to machines that run.
+//! Connections to running machines.
 
 use std::io::{ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -14,9 +14,9 @@ use crate::name::{MachineName, NodeName};
 use crate::protocol::{MachineInfo, NodeInfo, Reply, Request, VERSION};
 use crate::rundir;
 
-/// The longest time for a machine to answer questions whose answer it knows at once.
+/// How long a machine may take to answer questions whose answer it knows at once.
 const ANSWER: Duration = Duration::from_secs(5);
-/// The longest time for the agents of Linux nodes to answer a ping.
+/// How long the agents of Linux nodes may take to answer a ping.
 pub const PING: Duration = Duration::from_secs(2);
 
 /// A connection to a machine.
@@ -26,21 +26,21 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects, and asks something.
+    /// Connects, and sends a request.
     ///
     /// # Errors
     ///
     /// If there is no answer, or the other end uses another version of the protocol.
     pub fn open(control: &Path, request: &Request) -> anyhow::Result<Self> {
         let out = UnixStream::connect(control).map_err(|error| match error.kind() {
-            // Since somebody has looked for it.
+            // The machine has ended since it was found.
             ErrorKind::NotFound => anyhow!("the machine has ended"),
             _ => anyhow::Error::from(error).context("the machine does not answer"),
         })?;
         Self::over(out, request)
     }
 
-    /// Asks over a stream that leads to a machine.
+    /// Sends a request over a stream that leads to a machine.
     ///
     /// # Errors
     ///
@@ -71,11 +71,11 @@ impl Connection {
         self.out.write_all(&encode(request)?).context("the machine has ended")
     }
 
-    /// The next answer.
+    /// Returns the next answer.
     ///
     /// # Errors
     ///
-    /// Also [`Reply::Error`].
+    /// As [`Connection::reply`], and also for [`Reply::Error`].
     pub fn answer(&mut self) -> anyhow::Result<Reply> {
         match self.reply()? {
             Reply::Error { why } => bail!(why),
@@ -83,21 +83,21 @@ impl Connection {
         }
     }
 
-    /// The next answer, whatever it is, which must arrive before `end`.
+    /// Returns the next answer of any kind, which must arrive before `end`.
     ///
     /// # Errors
     ///
-    /// Also if it does not answer in time.
+    /// As [`Connection::reply`], and also if the answer does not arrive in time.
     pub fn reply_until(&mut self, end: Instant) -> anyhow::Result<Reply> {
         let left = end.saturating_duration_since(Instant::now());
-        // A time-out of 0 would be none.
+        // A timeout of 0 would mean none.
         self.out.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
         let reply = self.reply();
         self.out.set_read_timeout(None)?;
         reply
     }
 
-    /// The next answer, whatever it is.
+    /// Returns the next answer of any kind.
     ///
     /// # Errors
     ///
@@ -106,18 +106,18 @@ impl Connection {
         self.input.receive().map_err(told)?.context("the machine has ended")
     }
 
-    /// Another handle of the connection.
+    /// Returns another handle of the connection.
     pub fn stream(&self) -> anyhow::Result<UnixStream> {
         Ok(self.out.try_clone()?)
     }
 
-    /// Both directions on their own.
+    /// Splits the connection into its two directions.
     pub fn split(self) -> (UnixStream, LineReader<UnixStream>) {
         (self.out, self.input)
     }
 }
 
-/// An error of a stream that is read from, as it is reported to users.
+/// Converts an error of a stream into what users read.
 fn told(error: LineError) -> anyhow::Error {
     match error {
         LineError::Io(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -127,12 +127,12 @@ fn told(error: LineError) -> anyhow::Error {
     }
 }
 
-/// A machine and its nodes, as it describes them.
+/// Returns a machine's description of itself and its nodes.
 pub fn info(control: &Path) -> anyhow::Result<MachineInfo> {
     look(control, false)
 }
 
-/// The same; nodes are pinged.
+/// Returns the same description after pinging the nodes.
 pub fn ping(control: &Path) -> anyhow::Result<MachineInfo> {
     look(control, true)
 }
@@ -144,17 +144,17 @@ fn look(control: &Path, ping: bool) -> anyhow::Result<MachineInfo> {
     }
 }
 
-/// A running machine, or those of its parts that run on this host. Any of them answers for all.
+/// A running machine, or those of its parts that run on this host, any of which answers for all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Present {
     /// The name of the machine.
     pub name: MachineName,
-    /// The names of its processes here, which are those of its parts if it is in parts, and their
-    /// sockets. There is at least one.
+    /// The names and sockets of its processes here, at least one. If the machine is in parts, these
+    /// are the names of the parts.
     pub sockets: Vec<(MachineName, PathBuf)>,
 }
 
-/// The machines that run, or of which parts run, on this host, by name.
+/// Returns the machines that run on this host, or of which parts do, by name.
 ///
 /// # Errors
 ///
@@ -171,8 +171,9 @@ pub fn present() -> anyhow::Result<Vec<Present>> {
     Ok(found)
 }
 
-/// The machine of this name, or else the only one. Machines of runs count only if there are no
-/// others: a job in one terminal does not make `tofu exec 0` ambiguous in another.
+/// Finds the machine of this name, or else the only one. Machines of `tofu run` are considered only
+/// if there are no others, so that a job in one terminal does not make `tofu exec 0` ambiguous in
+/// another.
 ///
 /// # Errors
 ///
@@ -189,7 +190,7 @@ pub fn find_present(name: Option<&MachineName>) -> anyhow::Result<Present> {
         (None, [only]) => return Ok(only.clone()),
         (None, _) if lasting.len() == 1 => return Ok(lasting[0].clone()),
         (None, _) => bail!("several machines are running, name one of them: {}", names()),
-        // A part may also be given by its own name.
+        // A part may be given by its own name as well.
         (Some(wanted), all) => (wanted, all.iter().find(|machine| machine.is_called(wanted))),
     };
     found
@@ -203,7 +204,8 @@ impl Present {
     }
 }
 
-/// The same, and the socket for requests to it: that of the named part, or of the first part here.
+/// Finds a machine, and the socket for requests to it: that of the named part, or of the first part
+/// here.
 ///
 /// # Errors
 ///
@@ -215,7 +217,7 @@ pub fn find_machine(name: Option<&MachineName>) -> anyhow::Result<(MachineName, 
     Ok((machine, socket.clone()))
 }
 
-/// A node of a machine that runs.
+/// A node of a running machine.
 pub struct Found {
     /// The socket of its machine.
     pub control: PathBuf,
@@ -238,7 +240,7 @@ pub fn find_node(text: &str) -> anyhow::Result<Found> {
     }
 }
 
-/// The user's name of a node, and the machine if that precedes it.
+/// Parses a user's name for a node, and the machine if that precedes it.
 pub fn parse_node(text: &str) -> anyhow::Result<(Option<MachineName>, NodeName)> {
     let (machine, node) = match text.split_once('/') {
         Some((machine, node)) => {
@@ -258,31 +260,31 @@ pub fn parse_node(text: &str) -> anyhow::Result<(Option<MachineName>, NodeName)>
     Ok((machine, wanted))
 }
 
-/// The place of a node that the user calls `text`, in a machine of this shape.
+/// Returns the coordinates of the node that the user calls `text`, in a machine of this shape.
 ///
 /// # Errors
 ///
-/// If there is no such place.
+/// If the machine has no such node.
 pub fn place(node: NodeName, text: &str, shape: &Shape) -> anyhow::Result<Coords> {
     node.at(shape).with_context(|| format!("node {text}: the machine {shape} has no such node"))
 }
 
-/// The number of a node that [`place`] has found.
+/// Returns the number of a node that [`place`] has found.
 ///
 /// # Errors
 ///
-/// If it is of another machine.
+/// If the node belongs to another machine.
 pub fn node_number(shape: &Shape, at: Coords) -> anyhow::Result<u32> {
     let id = shape.node_id(at);
     Ok(id.with_context(|| format!("the machine {shape} has no node {at}"))?.0)
 }
 
-/// Finds the machine of the node that the user calls `text`, and the node's place; whether there is
-/// a guest does not matter. Returns the machine's socket, its shape, and the place.
+/// Finds the machine of the node that the user calls `text`, and the node's place, which need not
+/// have a guest. Returns the machine's socket, its shape, and the place.
 ///
 /// # Errors
 ///
-/// If there is none, or it does not answer.
+/// If there is no such machine or node, or the machine does not answer.
 pub fn locate(text: &str) -> anyhow::Result<(PathBuf, Shape, Coords)> {
     let (machine, node) = parse_node(text)?;
     let (_, control) = find_machine(machine.as_ref())?;
@@ -291,14 +293,14 @@ pub fn locate(text: &str) -> anyhow::Result<(PathBuf, Shape, Coords)> {
     Ok((control, shape, at))
 }
 
-/// A machine's answer to a question whose answer it knows at once.
+/// Asks a machine something that it can answer at once.
 pub fn ask(control: &Path, request: &Request) -> anyhow::Result<Reply> {
     let mut connection = Connection::open(control, request)?;
     connection.out.set_read_timeout(Some(ANSWER))?;
     connection.answer()
 }
 
-/// The shape of a machine that runs.
+/// Returns the shape of a running machine.
 pub fn shape(control: &Path) -> anyhow::Result<Shape> {
     info(control)?.shape()
 }

@@ -7,12 +7,13 @@ use serde::{Deserialize, Serialize};
 use tofu_abi::regs::{PortReg, TniReg};
 use tofu_abi::tnw::{ChannelReg, LinkReg};
 
-/// Counters of the same kind of thing, by name.
+/// Counters of one unit, by name.
 pub type Counters = BTreeMap<String, u64>;
 
-/// Counter of an interface that is not a register: commands that their targets have refused.
+/// Name of a counter of an interface that is not a register: commands refused by their targets.
 pub const COMMANDS_REFUSED: &str = "COMMANDS_REFUSED";
-/// Counter of an interface that is not a register: commands that found no target, or got no answer.
+/// Name of a counter of an interface that is not a register: commands that found no target, or got
+/// no answer.
 pub const COMMANDS_LOST: &str = "COMMANDS_LOST";
 
 /// Counters of a control queue.
@@ -22,7 +23,7 @@ pub struct QueueCounters {
     pub tni: u8,
     /// Its number there.
     pub cq: u8,
-    /// What it has counted.
+    /// Its counters.
     pub counters: Counters,
 }
 
@@ -31,7 +32,7 @@ pub struct QueueCounters {
 pub struct LinkCounters {
     /// The port that it is at.
     pub port: String,
-    /// What the link has counted.
+    /// The counters of the link.
     pub counters: Counters,
     /// The counters of its channels, in their order.
     pub channels: Vec<Counters>,
@@ -40,52 +41,52 @@ pub struct LinkCounters {
 /// Counters of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeCounters {
-    /// Of each network interface.
+    /// Counters of each network interface.
     pub tnis: Vec<Counters>,
-    /// Of each link port.
+    /// Counters of each link port.
     pub ports: Vec<Counters>,
-    /// Of the control queues that are enabled.
+    /// Counters of the enabled control queues.
     pub queues: Vec<QueueCounters>,
     /// The counters of IP over Tofu, if this process runs it there.
     pub ip: Option<Counters>,
-    /// Of a network processor of TNW.
+    /// Counters of a network processor of TNW.
     #[serde(default)]
     pub nwp: Option<Counters>,
-    /// Of its links that lead somewhere.
+    /// Counters of those links of the network processor that lead somewhere.
     #[serde(default)]
     pub links: Vec<LinkCounters>,
-    /// Commands of its control queues that wait for answers now; not a counter.
+    /// Commands of its control queues that wait for answers now. Not a counter.
     #[serde(default)]
     pub under_way: u64,
 }
 
 impl NodeCounters {
-    /// The sum of counters of all network interfaces, by a register's name.
+    /// Returns the sum of a counter over all network interfaces, by its register.
     pub fn of_tnis(&self, reg: TniReg) -> u64 {
         sum(&self.tnis, reg.name())
     }
 
-    /// Commands that were sent and failed elsewhere.
+    /// Returns how many commands were sent and failed elsewhere.
     pub fn failed_commands(&self) -> u64 {
         sum(&self.tnis, COMMANDS_REFUSED) + sum(&self.tnis, COMMANDS_LOST)
     }
 
-    /// The sum of counters of all ports, by a register's name.
+    /// Returns the sum of a counter over all ports, by its register.
     pub fn of_ports(&self, reg: PortReg) -> u64 {
         sum(&self.ports, reg.name())
     }
 
-    /// The sum of counters of all links of TNW, by a register's name.
+    /// Returns the sum of a counter over all links of TNW, by its register.
     pub fn of_links(&self, reg: LinkReg) -> u64 {
         self.links.iter().filter_map(|link| link.counters.get(reg.name())).sum()
     }
 
-    /// The sum of counters of all channels of TNW, by a register's name.
+    /// Returns the sum of a counter over all channels of TNW, by its register.
     pub fn of_channels(&self, reg: ChannelReg) -> u64 {
         self.links.iter().map(|link| sum(&link.channels, reg.name())).sum()
     }
 
-    /// What was added since `before`. A counter that has been reset begins at 0.
+    /// Returns the increase since `before`. A counter that has been reset counts from 0.
     pub fn since(&self, before: &Self) -> Self {
         let less = |now: &Counters, before: Option<&Counters>| -> Counters {
             let old = |name| before.and_then(|before| before.get(name)).copied().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! The control protocol of a machine: the requests of commands to a running machine, over the
+//! The control protocol of a machine: requests that commands send to a running machine over the
 //! socket in its run directory, and the client side.
 //!
 //! The server side is in `tofu-supervisor`.

@@ -6,9 +6,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-/// Most bytes of a request, with its line end.
+/// The most bytes of a request, including its line end.
 pub const MAX_REQUEST: usize = 256 << 10;
-/// Most bytes of a reply: it must hold all nodes of a machine.
+/// The most bytes of a reply, which must hold all nodes of a machine.
 pub(crate) const MAX_REPLY: usize = 64 << 20;
 
 /// Why there is no message.
@@ -25,7 +25,7 @@ pub enum LineError {
     Malformed(#[from] serde_json::Error),
 }
 
-/// A message as a line, with its end.
+/// Encodes a message as a line, including its end.
 ///
 /// # Errors
 ///
@@ -36,7 +36,7 @@ pub fn encode<T: Serialize>(message: &T) -> serde_json::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// Takes messages from a stream.
+/// Reads messages from a stream.
 #[derive(Debug)]
 pub struct LineReader<R> {
     stream: BufReader<R>,
@@ -50,13 +50,13 @@ impl<R: Read> LineReader<R> {
         Self { stream: BufReader::new(stream), most, line: Vec::new() }
     }
 
-    /// The stream, with the bytes that were read from it and are not a message yet.
+    /// Returns the stream, with the bytes that were read from it and do not make a message yet.
     pub fn into_inner(self) -> BufReader<R> {
         self.stream
     }
 
-    /// Waits for the next message; `None` at the end of the stream. An incomplete line at the end
-    /// is no error: its sender has died. Empty lines are ignored.
+    /// Waits for the next message. Returns `None` at the end of the stream. An incomplete line at
+    /// the end is not an error, because its sender may have died. Empty lines are ignored.
     ///
     /// # Errors
     ///

@@ -9,14 +9,14 @@ use tofu_fabric::{NodeId, Shape};
 
 use crate::protocol::NodeInfo;
 
-/// The beginning of the names of machines that exist for one run of `tofu run`; the number of its
-/// process follows.
+/// The prefix of the names of machines that exist for one run of `tofu run`. The number of the
+/// run's process follows.
 const OF_A_RUN: &str = "run-";
 
-/// Stands between the name of a machine and the number of one of its parts.
+/// Separates the name of a machine from the number of one of its parts.
 const OF_A_PART: &str = "-part";
 
-/// Name of a machine: it is a file name, too.
+/// Name of a machine, which is also a file name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
 pub struct MachineName(String);
@@ -29,20 +29,21 @@ impl Default for MachineName {
 }
 
 impl MachineName {
-    /// What a name may be.
+    /// Describes the names that are allowed.
     pub(crate) const ALLOWED: &str = "1 to 32 letters, digits, - and _, and begins with a letter";
 
-    /// The name of the machine that a run of `tofu run` in this process has for itself.
+    /// Returns the name of the machine that `tofu run` in this process starts for itself.
     pub fn of_this_run() -> Self {
         Self(format!("{OF_A_RUN}{}", std::process::id()))
     }
 
-    /// Whether a machine of this name exists for one run, so that it is only used if it is named.
+    /// Returns whether a machine of this name exists for one run, in which case it is only used if
+    /// it is named.
     pub fn is_of_a_run(&self) -> bool {
         self.0.starts_with(OF_A_RUN)
     }
 
-    /// The name of the machine of which this is a part, `NAME-partI`, or this name.
+    /// Returns the name of the machine of which this is a part, `NAME-partI`, or else this name.
     #[must_use]
     pub fn of_whole(&self) -> Self {
         let whole =
@@ -50,16 +51,16 @@ impl MachineName {
         whole.map_or_else(|| self.clone(), |(whole, _)| Self(whole.to_owned()))
     }
 
-    /// The name of a part of the machine of this name.
+    /// Returns the name of a part of the machine of this name.
     ///
     /// # Errors
     ///
-    /// The rules for names, if that is too long.
+    /// The rules for names, if the result is too long.
     pub fn of_part(&self, part: u16) -> Result<Self, &'static str> {
         format!("{self}{OF_A_PART}{part}").parse()
     }
 
-    /// As text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -85,7 +86,7 @@ impl fmt::Display for MachineName {
     }
 }
 
-/// The name of the node at these coordinates, such as `t-0-0-0-0-0-0`.
+/// Returns the name of the node at these coordinates, such as `t-0-0-0-0-0-0`.
 pub fn node_name(at: Coords) -> String {
     let [x, y, z, a, b, c] = at.to_array();
     format!("t-{x}-{y}-{z}-{a}-{b}-{c}")
@@ -101,7 +102,7 @@ pub enum NodeName {
 }
 
 impl NodeName {
-    /// An index, coordinates with or without parentheses, or a name such as `t-0-0-0-0-0-0`.
+    /// Parses an index, coordinates with or without parentheses, or a name such as `t-0-0-0-0-0-0`.
     pub fn parse(text: &str) -> Option<Self> {
         if let Some(index) = decimal(text) {
             return Some(Self::Index(index));
@@ -116,7 +117,7 @@ impl NodeName {
         at.map(Self::At)
     }
 
-    /// Its place in a machine of this shape.
+    /// Returns its coordinates in a machine of this shape.
     pub fn at(self, shape: &Shape) -> Option<Coords> {
         match self {
             Self::Index(index) => shape.coords(NodeId(index)),
@@ -124,7 +125,7 @@ impl NodeName {
         }
     }
 
-    /// Whether this node is called so.
+    /// Returns whether it refers to this node.
     pub(crate) fn means(self, node: &NodeInfo) -> bool {
         match self {
             Self::Index(index) => node.index == index,

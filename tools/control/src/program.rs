@@ -23,7 +23,7 @@ pub struct RemoteProgram {
 }
 
 impl RemoteProgram {
-    /// Starts it.
+    /// Starts the program.
     pub fn start(control: &Path, node: u32, exec: Exec) -> anyhow::Result<Self> {
         let connection = Connection::open(control, &Request::Exec(ExecRequest { node, exec }))?;
         let out = Arc::new(Mutex::new(connection.stream()?));
@@ -31,7 +31,7 @@ impl RemoteProgram {
         Ok(Self { out, input, credit: Arc::new(Credit::new(WINDOW)) })
     }
 
-    /// Tells it something.
+    /// Sends it a message.
     pub fn say(&self, what: ToProgram) -> anyhow::Result<()> {
         let line = encode(&Request::To { what })?;
         let mut out = lock(&self.out);
@@ -54,24 +54,25 @@ impl RemoteProgram {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {
                     self.credit.grant(most as u32);
                 }
-                // As at a closed terminal.
+                // Ends the input as a closed terminal would.
                 Err(_) => break,
             }
         }
-        // If this fails, it has ended.
+        // If this fails, the program has ended.
         let _ = self.say(ToProgram::InputEnd);
     }
 
-    /// Makes [`RemoteProgram::feed`] end by noticing that the program has ended.
+    /// Lets a [`RemoteProgram::feed`] that waits for credit notice that the program has ended, and
+    /// return.
     pub fn give_up(&self) {
         self.credit.grant(u32::MAX);
     }
 
-    /// Takes its output until it ends.
+    /// Passes its output to `output` until it ends.
     ///
     /// # Errors
     ///
-    /// If the node or machine is gone; or if `output` fails, upon which the program is killed.
+    /// If the node or machine is gone, or if `output` fails, in which case the program is killed.
     pub fn follow(
         &self,
         mut output: impl FnMut(Output, &[u8]) -> io::Result<()>,
@@ -82,7 +83,7 @@ impl RemoteProgram {
             match connection.answer()? {
                 Reply::Program { what: FromProgram::Output(stream, bytes) } => {
                     output(stream, &bytes)?;
-                    // If it has ended, it has reported that, which comes next.
+                    // If the program has ended, it has reported that in the next message.
                     let _ = self.say(ToProgram::Credit(stream, bytes.len() as u32));
                 }
                 Reply::Program { what: FromProgram::Credit(bytes) } => self.credit.grant(bytes),

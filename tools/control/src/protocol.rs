@@ -1,7 +1,7 @@
 //! The messages of a machine's control socket, as plain types: lines of JSON, see [`crate::lines`].
 //!
-//! The manual describes them for other programs: docs/src/reference/control.md. A test of
-//! `tools/tofu` checks its examples.
+//! The manual describes them for other programs in docs/src/reference/control.md. A test of
+//! `tools/tofu` checks the examples there.
 
 use std::fmt;
 
@@ -14,8 +14,8 @@ use tofu_inspect::Value;
 
 use crate::counters::NodeCounters;
 
-/// Version of the protocol. It is increased when earlier messages are no longer understood, not
-/// when something is added.
+/// Version of the protocol. It is increased when earlier messages are no longer understood, but not
+/// for additions.
 pub const VERSION: u32 = 1;
 
 /// A client's requests.
@@ -34,7 +34,7 @@ pub enum Request {
     /// Runs a program on a Linux node. Its messages arrive as [`Reply::Program`], and the
     /// connection ends with the program.
     Exec(ExecRequest),
-    /// A message to that program. Not answered.
+    /// Sends a message to that program. Not answered.
     To { what: ToProgram },
     /// Answered by [`Reply::Console`]; from then on the connection is the console's bytes.
     Console { node: u32 },
@@ -49,15 +49,16 @@ pub enum Request {
     /// Opens a TCP connection to a node through the gateway. Answered by [`Reply::Done`]; from then
     /// on the connection is its bytes.
     Forward { node: u32, port: u16 },
-    /// Sends datagrams to a node's port through the gateway, and returns its answers. Answered by
-    /// [`Reply::Done`]; from then on each has its length in front, in two bytes, big endian.
+    /// Exchanges datagrams with a node's port through the gateway. Answered by [`Reply::Done`];
+    /// from then on each datagram is preceded by its length in two bytes, big-endian.
     Datagrams { node: u32, port: u16 },
     /// Ends the machine. Answered when the end has begun.
     Down,
-    /// Answered by [`Reply::Packets`] and at the end [`Reply::Captured`], upon which the
+    /// Answered by [`Reply::Packets`], and at the end by [`Reply::Captured`], after which the
     /// connection ends. It ends early when the client closes its side.
     Capture(CaptureRequest),
-    /// Reports events from now on: [`Reply::Done`], and [`Reply::Event`] until the machine ends.
+    /// Reports events from now on. Answered by [`Reply::Done`], and then by [`Reply::Event`] until
+    /// the machine ends.
     Events,
     /// Takes the link at a port of a node up or down.
     SetLink { node: u32, port: String, up: bool },
@@ -71,26 +72,27 @@ pub enum Request {
         #[serde(default)]
         guests: bool,
     },
-    /// Sets the errors of the modelled link at a port of a node, as text, or removes them.
+    /// Sets the errors of the modelled link at a port of a node, given as text, or removes them.
     SetLinkErrors { node: u32, port: String, errors: Option<String> },
-    /// Sets the faults from now on, as text, or removes them.
+    /// Sets the faults, given as text, or removes them.
     SetFaults { faults: Option<String> },
     /// Answered by [`Reply::Faults`].
     Faults,
-    /// The counters of a node's device. Answered by [`Reply::Counters`].
+    /// Reads the counters of a node's device. Answered by [`Reply::Counters`].
     Counters { node: u32 },
-    /// The registers of a node's device. Answered by [`Reply::Registers`].
+    /// Reads the registers of a node's device. Answered by [`Reply::Registers`].
     Registers { node: u32 },
-    /// A job asks for its turn to take nodes: first [`Reply::Queued`] if others are before it,
-    /// whenever its place changes, then [`Reply::Turn`]. The connection belongs to the job: when it
-    /// ends, the job has ended, and its nodes are free.
+    /// Asks for a job's turn to take nodes. Answered by [`Reply::Queued`] whenever its place
+    /// changes while others are before it, and then by [`Reply::Turn`]. The connection belongs to
+    /// the job: when it ends, the job has ended, and its nodes are free.
     Job {
         command: String,
         #[serde(default)]
         pid: Option<u32>,
     },
-    /// Takes nodes for the connection's job, in its turn, or instead of its present ones: fewer of
-    /// these at any time, others while no job waits. With `alone`, no other job may have them.
+    /// Takes nodes for the connection's job in its turn, in place of those that it has. It may keep
+    /// fewer of these at any time, and take others while no job waits. With `alone`, no other job
+    /// may use them.
     Take {
         nodes: Vec<u32>,
         #[serde(default)]
@@ -98,20 +100,20 @@ pub enum Request {
         #[serde(default)]
         shape: Option<String>,
     },
-    /// The connection's job keeps its turn, and is answered by [`Reply::Turn`] again when the
-    /// machine or its jobs have changed.
+    /// Keeps the turn of the connection's job. Answered by [`Reply::Turn`] again when the machine
+    /// or its jobs have changed.
     Wait,
-    /// The live state of a node's device. Answered by [`Reply::Inspection`].
+    /// Reads the live state of a node's device. Answered by [`Reply::Inspection`].
     Inspect(InspectRequest),
-    /// A walk through the tables of a control queue to memory. Answered by [`Reply::Inspection`].
+    /// Walks the tables of a control queue to memory. Answered by [`Reply::Inspection`].
     Translate(TranslateRequest),
-    /// Traces commands: [`Reply::Traced`], the first one empty when the trace has begun, and at the
-    /// end [`Reply::TraceEnded`], upon which the connection ends. It ends early when the client
-    /// closes its side.
+    /// Traces commands. Answered by [`Reply::Traced`], which is empty the first time, when the
+    /// trace has begun, and at the end by [`Reply::TraceEnded`], after which the connection ends.
+    /// It ends early when the client closes its side.
     Trace(TraceRequest),
 }
 
-/// What to trace. An empty list stands for everything.
+/// What to trace. An empty list means everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TraceRequest {
@@ -123,14 +125,14 @@ pub struct TraceRequest {
     pub kinds: Vec<String>,
     /// `success`, `failed`, or the number or name of a result code.
     pub results: Vec<String>,
-    /// When it ends by itself.
+    /// When the trace ends by itself.
     pub limits: CaptureLimits,
 }
 
 /// A command of a trace. Times are nanoseconds of the host's clock since 1970.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedCommand {
-    /// Number of the node that has sent it.
+    /// Number of the node that sent it.
     pub node: u32,
     /// Interface of the queue.
     pub tni: u8,
@@ -139,7 +141,7 @@ pub struct TracedCommand {
     /// Place of the descriptor in the transmit order queue.
     pub slot: u32,
     /// Place in the table of outstanding commands, and a number that distinguishes it from others
-    /// in that place; none for a command that ended at once.
+    /// in that place. `None` for a command that ended at once.
     pub tag: Option<(u16, u32)>,
     /// Its name, such as `Put`, or its code.
     pub command: String,
@@ -149,7 +151,7 @@ pub struct TracedCommand {
     pub length: u32,
     /// TLPs of its request or, for a Get, of its answer.
     pub tlps: u32,
-    /// Ports on its way, if the machine has one.
+    /// Ports on its route, if the machine has one.
     pub hops: Vec<String>,
     /// When the guest wrote to the doorbell, if the device saw that.
     pub doorbell_ns: Option<u64>,
@@ -157,23 +159,23 @@ pub struct TracedCommand {
     pub begin_ns: u64,
     /// When its TCQ entry and notice were written, or held back by a timer.
     pub end_ns: u64,
-    /// The work for it at its target, in order; 64 parts at most. A packet has one if it was seen
-    /// there, perhaps after its end.
+    /// The work done for it at its target, in order, with at most 64 parts. A packet has one part
+    /// if it was seen there, possibly after its end.
     pub parts: Vec<TracedPart>,
     /// Answers before the last one.
     pub answers: u32,
-    /// Result code: what its notice tells or, without one, its TCQ entry.
+    /// Result code in its notice or, without one, in its TCQ entry.
     pub rcode: u8,
     /// The code's name.
     pub result: String,
-    /// What its TCQ entry tells.
+    /// Result code in its TCQ entry.
     pub sent: u8,
     /// Why it has failed, in words. At most 20 commands a second of each node are explained.
     pub why: Option<String>,
 }
 
 impl TracedCommand {
-    /// Whether it sends a raw or system packet, which has no answer.
+    /// Returns whether it sends a raw or system packet, which has no answer.
     pub fn is_packet(&self) -> bool {
         self.command.starts_with("Transmit")
     }
@@ -192,20 +194,20 @@ pub struct TracedTarget {
     pub address: Option<(u8, u32, u64)>,
 }
 
-/// The work at a target for a part of a command.
+/// The work done at a target for a part of a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedPart {
     /// Number of the node.
     pub node: u32,
-    /// The thread that did it, by a number of the trace's own.
+    /// The thread that did the work, by a number that the trace gives it.
     pub thread: u32,
-    /// When it was begun; for parts below 1 KiB the same as the end.
+    /// When the work began; for parts below 1 KiB, the same as the end.
     pub begin_ns: u64,
-    /// When it was done.
+    /// When the work ended.
     pub end_ns: u64,
     /// Its position in the message, in bytes.
     pub position: u32,
-    /// Bytes that were read or written; 0 of a packet that was discarded.
+    /// Bytes that were read or written; 0 for a packet that was discarded.
     pub done: u32,
     /// Result code.
     pub rcode: u8,
@@ -220,7 +222,7 @@ pub struct TracedInterrupt {
     pub vector: u16,
     /// When it was requested, in nanoseconds since 1970.
     pub at_ns: u64,
-    /// When the guest accessed a register next, in a way that the device sees.
+    /// When the guest next accessed a register in a way that the device sees.
     pub access_ns: Option<u64>,
     /// That register's offset in BAR0.
     pub offset: Option<u64>,
@@ -231,7 +233,7 @@ pub struct TracedInterrupt {
 pub struct TraceSummary {
     /// Commands that were sent to the client.
     pub commands: u64,
-    /// Those of them that have failed.
+    /// How many of them failed.
     pub failed: u64,
     /// Commands that had begun and had not ended.
     pub open: u64,
@@ -247,7 +249,7 @@ pub struct TraceSummary {
 pub struct InspectRequest {
     /// Number of the node.
     pub node: u32,
-    /// Names that lead to the part to show, with slashes in between; all if empty.
+    /// Names that lead to the part to show, separated by slashes; everything if empty.
     #[serde(default)]
     pub path: String,
     /// Levels below it to show.
@@ -259,15 +261,15 @@ pub struct InspectRequest {
 }
 
 impl InspectRequest {
-    /// The most values that are shown, whatever is asked for.
+    /// The most values that are shown, whatever the client asks for.
     pub const MOST: u32 = 1 << 18;
 
-    /// Levels that are shown unless the client says otherwise: all.
+    /// Returns the default number of levels, which is all.
     pub const fn depth() -> u32 {
         64
     }
 
-    /// Values that are shown unless the client says otherwise.
+    /// Returns the default number of values.
     pub const fn limit() -> u32 {
         1 << 15
     }
@@ -285,18 +287,18 @@ pub struct TranslateRequest {
     pub cq: u8,
     /// The steering tag.
     pub stag: u32,
-    /// Where in it, in bytes.
+    /// The offset in it, in bytes.
     pub offset: u64,
     /// How many bytes, up to the length of a message.
     #[serde(default = "TranslateRequest::length")]
     pub length: u32,
-    /// As for a write.
+    /// Whether to translate as for a write.
     #[serde(default)]
     pub write: bool,
 }
 
 impl TranslateRequest {
-    /// Bytes unless the client says otherwise.
+    /// Returns the default number of bytes.
     pub const fn length() -> u32 {
         1
     }
@@ -312,7 +314,7 @@ pub struct ExecRequest {
     pub exec: Exec,
 }
 
-/// What a machine answers.
+/// The answers of a machine.
 #[expect(missing_docs, reason = "fields are what their names say")]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "snake_case")]
@@ -320,23 +322,23 @@ pub enum Reply {
     /// The first line of every connection: the [`VERSION`] of the protocol, and that of the
     /// command that runs the machine.
     Hello { protocol: u32, tofu: String },
-    /// About the machine and its nodes.
+    /// Describes the machine and its nodes.
     Machine(MachineInfo),
-    /// From the program that was started.
+    /// Comes from the program that was started.
     Program { what: FromProgram },
     /// The links that are down. All others are up.
     Links { down: Vec<LinkEnd> },
-    /// None if there are none.
+    /// `None` if there are no faults.
     Faults { faults: Option<FaultReport> },
-    /// None where there is no device.
+    /// `None` if there is no device.
     Counters { counters: Option<NodeCounters> },
-    /// None where there is no device.
+    /// `None` if there is no device.
     Registers { registers: Option<Vec<RegisterValue>> },
-    /// `tree` is none where there is no device. Not complete if the limit left something out.
+    /// `tree` is `None` if there is no device. `complete` is false if the limit left something out.
     Inspection { tree: Option<Value>, complete: bool },
-    /// A console's bytes follow, the first `replay` of which are from before.
+    /// The console's bytes follow. The first `replay` bytes are from before.
     Console { replay: u64 },
-    /// More of a capture's file; the first such message comes when the capture has begun.
+    /// More of a capture's file. The first such message arrives when the capture has begun.
     Packets {
         #[serde(with = "wire::bytes")]
         pcapng: Vec<u8>,
@@ -355,7 +357,7 @@ pub enum Reply {
     Turn { job: u32 },
     /// The request has been carried out.
     Done,
-    /// The request failed; the reason, in one line.
+    /// The request failed, for this reason, in one line.
     Error { why: String },
 }
 
@@ -366,7 +368,7 @@ pub struct MachineInfo {
     pub pid: u32,
     /// Lengths of the axes, as on the command line.
     pub shape: String,
-    /// Which of X, Y and Z wrap round.
+    /// Which of X, Y and Z wrap around.
     pub torus: [bool; 3],
     /// Whether its nodes with Z = 0 are I/O nodes.
     #[serde(default)]
@@ -374,12 +376,12 @@ pub struct MachineInfo {
     /// The name of its generation, or `tnw`, once its devices exist.
     #[serde(default)]
     pub generation: Option<String>,
-    /// The kind of its Linux nodes' processors, if all have the same: `x86-64` or `arm64`.
+    /// The architecture of its Linux nodes, if all have the same one: `x86-64` or `arm64`.
     #[serde(default)]
     pub arch: Option<String>,
     /// The ends of links that are down.
     pub links_down: Vec<[[u8; 6]; 2]>,
-    /// Since it was started.
+    /// Seconds since it was started.
     pub seconds: f64,
     /// Its nodes that have a device, by number.
     pub nodes: Vec<NodeInfo>,
@@ -404,7 +406,7 @@ pub struct PartInfo {
     pub state: PartState,
 }
 
-/// Whether a part is there.
+/// Whether a part is present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PartState {
@@ -430,16 +432,16 @@ impl fmt::Display for PartState {
 }
 
 impl MachineInfo {
-    /// Its generation of Tofu, if it has reported that.
+    /// Returns its generation of Tofu, if it has reported one.
     pub fn generation(&self) -> Option<Generation> {
         Generation::from_name(self.generation.as_deref()?)
     }
 
-    /// Its shape, which includes the axes that wrap around.
+    /// Returns its shape, including which axes wrap around.
     ///
     /// # Errors
     ///
-    /// If the machine has sent something else.
+    /// If the machine has sent something that is not a shape.
     pub fn shape(&self) -> anyhow::Result<Shape> {
         let shape: Shape = self.shape.parse()?;
         Ok(shape.with_torus(self.torus).with_io_nodes(self.io_nodes))
@@ -481,35 +483,35 @@ pub struct NodeInfo {
     /// The part that it belongs to, if the machine is in parts.
     #[serde(default)]
     pub part: Option<u16>,
-    /// As `t-0-0-0-0-0-0`.
+    /// Name, such as `t-0-0-0-0-0-0`.
     pub name: String,
-    /// What it is.
+    /// What uses its device.
     pub kind: NodeKind,
-    /// Of Linux: `waiting` (for its turn to boot), `booting`, `ready`, `not answering`, `off`. Of
-    /// small guests: `running`, `ended`. Of both: `paused`. Of served devices: `waiting` (for a
-    /// client), `attached`. Of the gateway: `gateway`.
+    /// For Linux: `waiting` (for its turn to boot), `booting`, `ready`, `not answering` or `off`.
+    /// For small guests: `running` or `ended`. For both: `paused`. For served devices: `waiting`
+    /// (for a client) or `attached`. For the gateway: `gateway`.
     pub state: String,
     /// `qemu`, `tofu`, or `none`.
     pub vmm: String,
-    /// The kind of a Linux node's processors: `x86-64` or `arm64`.
+    /// The architecture of a Linux node: `x86-64` or `arm64`.
     #[serde(default)]
     pub arch: Option<String>,
-    /// Its router has failed: all of its links are down.
+    /// Whether its router has failed, so that all of its links are down.
     #[serde(default)]
     pub down: bool,
     /// Process of its monitor.
     pub pid: Option<u32>,
-    /// Since it has been in its state.
+    /// Seconds for which it has been in its state.
     pub seconds: f64,
 }
 
 impl NodeInfo {
-    /// Whether it is a Linux node.
+    /// Returns whether it is a Linux node.
     pub fn is_linux(&self) -> bool {
         self.kind == NodeKind::Linux
     }
 
-    /// Its processors: the default ones if it does not say, or says what is not known here.
+    /// Returns its architecture, or the default if it gives none, or one that is not known here.
     pub fn processors(&self) -> Arch {
         self.arch.as_deref().and_then(|name| name.parse().ok()).unwrap_or_default()
     }
@@ -524,25 +526,25 @@ pub struct JobInfo {
     pub command: String,
     /// The process that asked for it.
     pub pid: Option<u32>,
-    /// How far it is.
+    /// Its state.
     pub state: JobState,
     /// The torus that it has, such as `4x3`.
     pub shape: Option<String>,
-    /// No other job may have its nodes.
+    /// Whether no other job may use its nodes.
     pub alone: bool,
     /// Numbers of its nodes, in the job's order.
     pub nodes: Vec<u32>,
-    /// Since it has been in its state.
+    /// Seconds for which it has been in its state.
     pub seconds: f64,
 }
 
 impl JobInfo {
-    /// Whether it has the node of this number.
+    /// Returns whether it has the node of this number.
     pub fn has(&self, node: u32) -> bool {
         self.nodes.contains(&node)
     }
 
-    /// The numbers of the jobs that have a node, such as `1 4`, or `-`.
+    /// Returns the numbers of the jobs that have a node, such as `1 4`, or `-`.
     pub fn numbers(jobs: &[Self], node: u32) -> String {
         let jobs = jobs.iter().filter(|job| job.has(node));
         let jobs: Vec<_> = jobs.map(|job| job.job.to_string()).collect();
@@ -550,7 +552,7 @@ impl JobInfo {
     }
 }
 
-/// How far a job is.
+/// The state of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
@@ -558,7 +560,7 @@ pub enum JobState {
     Queued,
     /// It has nodes.
     Running,
-    /// It has given them back.
+    /// It has returned its nodes.
     Ended,
 }
 
@@ -572,10 +574,10 @@ impl fmt::Display for JobState {
     }
 }
 
-/// Faults, and how often they happened.
+/// Faults, and how often they have happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultReport {
-    /// On all links, as text.
+    /// Faults on all links, as text.
     pub faults: String,
     /// Links with faults of their own.
     pub links: u32,
@@ -585,7 +587,7 @@ pub struct FaultReport {
     pub duplicated: u64,
     /// Packets that others have overtaken.
     pub reordered: u64,
-    /// Packets that were damaged, which their check sequence shows.
+    /// Packets that were damaged so that their check sequence shows it.
     pub corrupted: u64,
     /// Packets that were damaged, with a matching check sequence.
     pub undetected: u64,
@@ -601,12 +603,12 @@ pub struct LinkEnd {
 }
 
 impl LinkEnd {
-    /// The end that a link of a machine of this shape begins at.
+    /// Returns the end at which a link of a machine of this shape begins.
     pub fn of(shape: &Shape, link: &Link) -> Option<Self> {
         Some(Self { node: shape.node_id(link.from)?.0, port: link.port.to_string() })
     }
 
-    /// The port of the node, if both exist.
+    /// Returns the node and the port, if both exist.
     pub fn find(&self, shape: &Shape) -> Option<(tofu_abi::Coords, Port)> {
         let port = Port::from_name(&self.port)?;
         Some((shape.coords(NodeId(self.node))?, port))
@@ -622,9 +624,9 @@ pub struct RegisterValue {
     pub of: String,
     /// Its name in the register map.
     pub name: String,
-    /// What is in it.
+    /// Its value.
     pub value: u64,
-    /// The fields of that, by name.
+    /// The fields of the value, by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fields: Vec<(String, String)>,
 }
@@ -635,23 +637,23 @@ pub struct RegisterValue {
 pub struct CaptureRequest {
     /// Number of the node.
     pub node: u32,
-    /// Where, in the notation of `--on` of `tofu capture`; everywhere if empty.
+    /// Where to capture, in the notation of `--on` of `tofu capture`; everywhere if empty.
     #[serde(default)]
     pub on: Vec<String>,
-    /// Which kinds, in the notation of `--kind`; all if empty.
+    /// Kinds of packets to capture, in the notation of `--kind`; all if empty.
     #[serde(default)]
     pub kind: Vec<String>,
     /// Bytes of each packet to keep.
     #[serde(default = "CaptureRequest::snaplen")]
     pub snaplen: u32,
-    /// When it ends by itself.
+    /// When the capture ends by itself.
     #[serde(default)]
     pub limits: CaptureLimits,
 }
 
 impl CaptureRequest {
-    /// Bytes of each packet that are kept unless the client says otherwise: any single frame, with
-    /// the record's header.
+    /// Returns the default number of bytes of each packet to keep: any single frame, with the
+    /// record's header.
     pub const fn snaplen() -> u32 {
         2080
     }
@@ -672,7 +674,7 @@ pub struct CaptureLimits {
 pub struct CaptureSummary {
     /// Packets in the file.
     pub packets: u64,
-    /// Packets that passed the filter, but for which there was no room.
+    /// Packets that passed the filter, but were dropped for lack of room.
     pub dropped: u64,
     /// How long it took.
     pub seconds: f64,
@@ -681,7 +683,7 @@ pub struct CaptureSummary {
 /// An event of a machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EventInfo {
-    /// After the machine's start.
+    /// Seconds since the machine's start.
     pub seconds: f64,
     /// Number of the node, if it is about one.
     pub node: Option<u32>,
@@ -699,7 +701,7 @@ pub struct EventInfo {
 pub enum EventKind {
     /// The node's guest runs; for a Linux node, it can run programs.
     Booted,
-    /// A step of a node that boots over the torus.
+    /// A node that boots over the torus has reached this stage.
     Netboot { stage: String, file: Option<String>, percent: Option<u8>, why: Option<String> },
     /// A small guest, or the program of a Linux node, has printed a line.
     Line { text: String },
@@ -714,13 +716,13 @@ pub enum EventKind {
     Resumed,
     /// A client has attached to a served device.
     Attached,
-    /// It has left.
+    /// A client has left a served device.
     Detached,
     /// A link went up or down, seen from one of its ends.
     Link { port: String, up: bool },
     /// The node's router has failed, or works again.
     Router { up: bool },
-    /// Nothing got through a modelled link, so the node at one of its ends has taken it down.
+    /// A modelled link passed nothing any more, so the node at one of its ends has taken it down.
     LinkFailed { port: String },
     /// The errors of a link have changed to these, seen from one of its ends.
     LinkErrors { port: String, errors: Option<String> },

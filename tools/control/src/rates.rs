@@ -11,28 +11,28 @@ use tofu_fabric::Port;
 use crate::protocol::{MachineInfo, Reply, Request};
 use crate::{Counters, NodeCounters, ask, info};
 
-/// Bytes that a device counts as one.
+/// The unit in which a device counts bytes.
 const UNIT: u64 = 16;
-/// Bytes of data of a packet of TNW.
+/// Bytes of data in a packet of TNW.
 const TNW_DATA: u64 = 128;
 
-/// A node at a moment.
+/// A node at one moment.
 #[derive(Clone, Debug)]
 pub struct NodeSample {
     /// Its number.
     pub index: u32,
-    /// As `t-0-0-0-0-0-0`.
+    /// Name, such as `t-0-0-0-0-0-0`.
     pub name: String,
-    /// As of [`NodeInfo::state`](crate::protocol::NodeInfo::state), or `down`.
+    /// As in [`NodeInfo::state`](crate::protocol::NodeInfo::state), or `down`.
     pub state: String,
-    /// What it has counted.
+    /// Its counters.
     pub counters: NodeCounters,
 }
 
-/// A machine at a moment.
+/// A machine at one moment.
 #[derive(Clone, Debug)]
 pub struct Look {
-    /// When that was.
+    /// When it was read.
     pub at: Instant,
     /// Its description of itself.
     pub machine: MachineInfo,
@@ -43,7 +43,7 @@ pub struct Look {
 /// A node's activity per second.
 #[derive(Clone, Debug)]
 pub struct Rates {
-    /// Commands of its queues that ended.
+    /// Commands of its queues that have ended.
     pub commands: f64,
     /// Bytes that its interfaces sent.
     pub sent: f64,
@@ -77,13 +77,14 @@ impl Look {
 }
 
 impl NodeSample {
-    /// The same with the increase since an earlier reading; with nothing if there was none.
+    /// Returns the node with the increase of its counters since an earlier reading, or without any
+    /// increase if there was none.
     pub fn since(&self, before: Option<&Self>) -> Self {
         let old = before.map_or(&self.counters, |before| &before.counters);
         Self { counters: self.counters.since(old), ..self.clone() }
     }
 
-    /// Its rates per second, if its counters are those of `seconds` seconds.
+    /// Returns the rates of the counters, which must be those of `seconds` seconds.
     pub fn rates(&self, seconds: f64) -> Rates {
         let counters = &self.counters;
         let of_queues = |reg: CqReg| -> u64 {
@@ -122,7 +123,7 @@ impl NodeSample {
         }
     }
 
-    /// The ports over which data left it, with the bytes per second.
+    /// Returns the ports over which data left it, with the bytes per second.
     pub fn ports(&self, seconds: f64) -> Vec<(String, f64)> {
         let of = |counters: &Counters, name| counters.get(name).copied().unwrap_or(0);
         let ports = Port::ALL.iter().zip(&self.counters.ports);
@@ -138,7 +139,7 @@ impl NodeSample {
     }
 }
 
-/// `n` in `seconds`, as a rate per second.
+/// Returns the rate of `n` in `seconds`, per second.
 pub fn rate(n: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { n as f64 / seconds } else { 0.0 }
 }

@@ -1,8 +1,8 @@
-//! Run directories: where machines have their sockets, one for each machine.
+//! Run directories, one for each machine, which hold the machines' sockets.
 //!
-//! `$XDG_RUNTIME_DIR/tofu/NAME`, or `/tmp/tofu-UID/NAME` where that variable is not set. In it
-//! the file `lock` is locked as long as the machine's process lives; a directory whose lock is free
-//! was left by a killed process, and is removed by the first process that sees it.
+//! A run directory is `$XDG_RUNTIME_DIR/tofu/NAME`, or `/tmp/tofu-UID/NAME` if that variable is not
+//! set. The file `lock` in it is locked as long as the machine's process lives. A directory whose
+//! lock is free was left by a killed process, and the first process that sees it removes it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -27,12 +27,13 @@ const CONTROL: &str = "control";
 pub struct RunDir {
     name: MachineName,
     path: PathBuf,
-    /// Locked until it is dropped.
+    /// The lock file, which is locked until it is dropped.
     lock: File,
 }
 
 impl RunDir {
-    /// Makes the directory of a new machine. Without a name it gets `tofu`, `tofu-2` and so on.
+    /// Makes the directory of a new machine. Without a name, the machine is called `tofu`, `tofu-2`
+    /// and so on.
     ///
     /// # Errors
     ///
@@ -64,7 +65,7 @@ impl RunDir {
         )
     }
 
-    /// `None` if the name is taken.
+    /// Makes the directory, or returns `None` if the name is taken.
     fn create_in(base: &Path, name: &MachineName) -> anyhow::Result<Option<Self>> {
         let path = base.join(name.as_str());
         if path.exists() {
@@ -86,27 +87,28 @@ impl RunDir {
         Ok(Some(Self { name: name.clone(), path, lock }))
     }
 
-    /// The machine's name.
+    /// Returns the machine's name.
     pub fn name(&self) -> &MachineName {
         &self.name
     }
 
-    /// The directory.
+    /// Returns the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The folder of all run directories.
+    /// Returns the folder of all run directories.
     pub fn base(&self) -> &Path {
         self.path.parent().unwrap_or(&self.path)
     }
 
-    /// The socket for `tofu exec` and the like.
+    /// Returns the path of the socket for `tofu exec` and similar commands.
     pub fn control(&self) -> PathBuf {
         self.path.join(CONTROL)
     }
 
-    /// Its lock file, opened a second time and not locked, by which [`remove_own`] recognises it.
+    /// Opens the lock file a second time, without locking it. [`remove_own`] recognises the
+    /// directory by it.
     ///
     /// # Errors
     ///
@@ -118,19 +120,19 @@ impl RunDir {
 
 impl Drop for RunDir {
     fn drop(&mut self) {
-        // The janitor also removes it, if there is one by then.
+        // The janitor removes the directory as well, if it still exists then.
         let _ = remove_own(&self.path, &self.lock);
     }
 }
 
-/// Name of a file for a node, such as `node-0-0-0-1-2-0.sock`.
+/// Returns the name of a file for a node, such as `node-0-0-0-1-2-0.sock`.
 pub fn node_file(kind: &str, at: Coords, extension: &str) -> String {
     let [x, y, z, a, b, c] = at.to_array();
     format!("{kind}-{x}-{y}-{z}-{a}-{b}-{c}.{extension}")
 }
 
-/// The machines that run, by name, with their control sockets. The directories of dead machines are
-/// removed.
+/// Returns the running machines by name, with their control sockets. Removes the directories of
+/// dead machines.
 pub fn machines() -> anyhow::Result<Vec<(MachineName, PathBuf)>> {
     let base = base()?;
     let _creating = creating(&base)?;
@@ -150,13 +152,13 @@ pub fn machines() -> anyhow::Result<Vec<(MachineName, PathBuf)>> {
     Ok(found)
 }
 
-/// Whether the directory is gone, or has no owner.
+/// Returns whether the directory is gone, or has no owner.
 pub fn is_gone(control: &Path) -> bool {
     control.parent().is_none_or(|dir| !is_alive(dir))
 }
 
-/// Whether a machine that has failed to answer has ended. A process that ends closes its sockets
-/// and its lock one after another, so this waits a moment for the lock.
+/// Returns whether a machine that has failed to answer has ended. A process that ends closes its
+/// sockets and its lock one after another, so this waits a moment for the lock.
 pub fn has_ended(control: &Path) -> bool {
     (0..20).any(|_| {
         let gone = is_gone(control);
@@ -169,25 +171,25 @@ pub fn has_ended(control: &Path) -> bool {
 
 fn is_alive(dir: &Path) -> bool {
     match File::open(dir.join(LOCK)) {
-        // Locked by the machine's process. Our own lock on it ends with the file.
+        // The machine's process holds the lock. Our own lock ends when the file is closed.
         Ok(lock) => lock.try_lock_shared().is_err(),
         Err(_) => false,
     }
 }
 
-/// Removes the run directory of a machine that has gone since it was listed.
+/// Removes the run directory of a machine that has ended since it was listed.
 pub fn clear(control: &Path) -> anyhow::Result<()> {
     let base = base()?;
     let _creating = creating(&base)?;
-    // Another one may have its name by now.
+    // Another machine may have taken the name by now.
     match control.parent() {
         Some(dir) if !is_alive(dir) => remove(dir),
         _ => Ok(()),
     }
 }
 
-/// Removes a run directory, unless another machine has its name by now: `lock` is its lock file,
-/// whose identity no other file gets while it is open.
+/// Removes a run directory, unless another machine has taken its name by now. `lock` is the
+/// directory's lock file, whose identity no other file gets while it is open.
 pub fn remove_own(dir: &Path, lock: &File) -> anyhow::Result<()> {
     let base = dir.parent().with_context(|| format!("{} is in no folder", dir.display()))?;
     let _creating = creating(base)?;
@@ -212,8 +214,8 @@ fn remove(dir: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Held while directories are made and removed, so that a directory whose lock does not exist yet
-/// is not taken for a dead one.
+/// Takes a lock that is held while directories are made and removed, so that a directory whose lock
+/// does not exist yet is not mistaken for a dead one.
 fn creating(base: &Path) -> anyhow::Result<File> {
     let path = base.join(".lock");
     let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
@@ -221,9 +223,9 @@ fn creating(base: &Path) -> anyhow::Result<File> {
     file.with_context(|| format!("cannot lock {}", path.display()))
 }
 
-/// The folder of all run directories, which is made if it does not exist.
+/// Returns the folder of all run directories, and makes it if it does not exist.
 fn base() -> anyhow::Result<PathBuf> {
-    // An empty variable counts as none, as the specification of the base directories requires.
+    // An empty variable counts as unset, as the XDG Base Directory Specification requires.
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
     let uid = rustix::process::getuid().as_raw();
     let base = match runtime.map(PathBuf::from) {
@@ -241,7 +243,7 @@ fn base() -> anyhow::Result<PathBuf> {
         }
         _ => {}
     }
-    // In /tmp anybody can be first.
+    // In /tmp, anybody may have made it first.
     let metadata = fs::symlink_metadata(&base)
         .with_context(|| format!("cannot look at {}", base.display()))?;
     if !metadata.is_dir() || metadata.uid() != uid || metadata.permissions().mode() & 0o077 != 0 {

@@ -1,6 +1,6 @@
-//! Debian packages through the host's apt-get, whose resolver and signature checks we rely on, with
-//! state, cache, sources and configuration of our own: nothing on the host is changed, and it does
-//! not need root.
+//! Debian packages, through the host's apt-get, which resolves dependencies and checks signatures.
+//! State, cache, sources and configuration are our own, so nothing on the host is changed, and root
+//! is not needed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,26 +17,26 @@ use crate::mirror;
 use crate::progress::{Phase, Progress};
 use crate::run;
 
-/// The release that kernels and packages are from: Debian 13.
+/// The release of kernels and packages: Debian 13.
 pub(crate) const RELEASE: &str = "trixie";
-/// Newer versions of some packages for it. QEMU is from there, because the release's own is too
-/// old.
+/// Newer versions of some packages for that release. QEMU comes from here, because the release's
+/// own is too old.
 pub(crate) const BACKPORTS: &str = "trixie-backports";
-/// Package lists older than this are fetched again before something is built.
+/// The age beyond which package lists are fetched again before a build.
 const LISTS_AGE: Duration = Duration::from_secs(24 * 3600);
 
-/// The room that they take at most, in bytes, with what apt makes of them. It keeps that in a file,
-/// because to make it costs each command a second of a processor.
+/// The most room that the lists take, in bytes, together with apt's cache of them. The cache is a
+/// file, because rebuilding it would cost each command a second of processor time.
 const LISTS_ROOM: u64 = 96 << 20;
 
-/// A file as old as the lists.
+/// A file that is as old as the lists.
 const STAMP: &str = "lists.stamp";
 
 const PURPOSE: &str = "fetch Debian packages";
 const REMEDY: &str = "install it (Debian, Ubuntu: apt and dpkg; Fedora: dnf install apt dpkg; \
                       Arch: pacman -S apt dpkg)";
 
-/// Where a source may be taken from.
+/// The suites that a package may be taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum From {
     Release,
@@ -52,12 +52,13 @@ impl From {
     }
 }
 
-/// A package file to be fetched.
+/// A package file to fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Deb {
-    /// As in apt's archive folder: `name_version_architecture.deb`, with `:` as `%3a`.
+    /// The name in apt's archive folder: `name_version_architecture.deb`, with `:` written as
+    /// `%3a`.
     pub(crate) file: String,
-    /// In bytes.
+    /// Size in bytes.
     pub(crate) size: u64,
 }
 
@@ -71,7 +72,7 @@ impl Deb {
     }
 }
 
-/// apt with all of its files in one folder. The caller holds the cache's lock.
+/// apt, with all of its files in one folder. The caller holds the cache's lock.
 pub(crate) struct Apt<'a> {
     folder: PathBuf,
     progress: &'a dyn Progress,
@@ -85,7 +86,7 @@ fn tool(name: &str) -> Result<PathBuf> {
     run::find(name).ok_or(Error::NoTool { tool: name.into(), purpose: PURPOSE, remedy: REMEDY })
 }
 
-/// The keys of the Debian archive that the host has: as a `signed-by` value.
+/// Returns the keys of the Debian archive on this host, as a `signed-by` value.
 fn keyring() -> Result<String> {
     let absolute = |path: &Path| fs::canonicalize(path).ok()?.to_str().map(str::to_owned);
     if let Some(named) = std::env::var_os("TOFU_KEYRING").filter(|value| !value.is_empty()) {
@@ -96,7 +97,7 @@ fn keyring() -> Result<String> {
             return Ok(path);
         }
     }
-    // Debian's installations have single keys here, one for each purpose.
+    // Debian systems have single keys here, one for each purpose.
     let mut keys: Vec<String> = fs::read_dir("/etc/apt/trusted.gpg.d")
         .into_iter()
         .flatten()
@@ -114,7 +115,8 @@ fn keyring() -> Result<String> {
 
 impl<'a> Apt<'a> {
     /// Prepares apt in `folder` for packages of `arch`, and makes sure that its package lists are
-    /// fresh enough. `mirror` is the user's choice; otherwise the host's apt configuration decides.
+    /// fresh enough. `mirror` is the user's choice; without it, the host's apt configuration
+    /// decides.
     pub(crate) fn open(
         folder: &Path,
         arch: Arch,
@@ -139,7 +141,7 @@ impl<'a> Apt<'a> {
             None => mirror::of_host(Path::new("/etc/apt")),
         };
         let Some(first) = candidates.first() else { return Err(Error::NoMirror) };
-        // The path goes into files whose formats use quotes and brackets.
+        // The path is written to files whose formats use quotes and brackets.
         if folder.to_string_lossy().contains(['"', '\n', '[', ']', ';', '\u{fffd}']) {
             return Err(Error::Invalid {
                 what: "cache folder",
@@ -162,7 +164,7 @@ impl<'a> Apt<'a> {
         };
         apt.configure(arch)?;
 
-        // Lists of an earlier day are good enough if they are from a mirror that would be used now.
+        // Older lists are good enough if they come from a mirror that would be used now.
         let sources = folder.join("sources.list");
         let present = fs::read_to_string(&sources).unwrap_or_default();
         for mirror in &candidates {
@@ -178,7 +180,7 @@ impl<'a> Apt<'a> {
             match apt.update() {
                 Ok(()) => return Ok(apt),
                 Err(error @ (Error::Mirror { .. } | Error::Signature { .. })) => {
-                    // The first address is the one the user knows.
+                    // The user knows the first address.
                     problem.get_or_insert(error);
                 }
                 Err(error) => return Err(error),
@@ -187,8 +189,8 @@ impl<'a> Apt<'a> {
         Err(problem.unwrap_or(Error::NoMirror))
     }
 
-    /// Writes our apt.conf. The host's is left out, except for how to reach a mirror: it may have
-    /// hooks, pins and folders that must not apply here.
+    /// Writes our apt.conf. It takes over from the host's only how to reach a mirror, because that
+    /// may have hooks, pins and folders that must not apply here.
     fn configure(&self, arch: Arch) -> Result<()> {
         let mut dump = run::command(&tool("apt-config")?);
         dump.arg("dump");
@@ -220,7 +222,7 @@ impl<'a> Apt<'a> {
              APT::Sandbox::User \"root\";\n",
             mirror::transport_settings(&dump),
         );
-        // What apt makes of the lists is valid only while the status is as old as it was.
+        // apt's cache of the lists is valid only if the status file has not changed since.
         let write = |name: &str, text: &str| {
             let path = self.folder.join(name);
             if fs::read_to_string(&path).is_ok_and(|before| before == text) {
@@ -229,7 +231,7 @@ impl<'a> Apt<'a> {
             fs::write(&path, text).on("write", &path)
         };
         write("apt.conf", &text)?;
-        // No package is installed, as far as this apt knows.
+        // As far as this apt knows, no package is installed.
         write("status", "")
     }
 
@@ -243,14 +245,14 @@ impl<'a> Apt<'a> {
         self.folder.join(STAMP)
     }
 
-    /// Makes the apt in `folder` fetch new lists when it is next opened.
+    /// Makes the apt in `folder` fetch new lists the next time it is opened.
     pub(crate) fn forget_lists(folder: &Path) {
         let _ = fs::remove_file(folder.join(STAMP));
     }
 
     fn lists_are_fresh(&self) -> bool {
         let changed = fs::metadata(self.stamp()).and_then(|data| data.modified());
-        // A stamp from the future comes from a wrong clock: not fresh.
+        // A stamp from the future comes from a wrong clock, and is not fresh.
         changed
             .is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age < LISTS_AGE))
     }
@@ -263,9 +265,9 @@ impl<'a> Apt<'a> {
         if output.stderr.contains(" is not signed") || output.stderr.contains("NO_PUBKEY") {
             return Error::Signature { mirror };
         }
-        // One cause is enough: the second is usually the same of the other list.
+        // One cause is enough: the second one is usually the same error for the other list.
         let cause = reason.split("; ").next().unwrap_or_default();
-        // The address is in front of the message already.
+        // The message begins with the address already.
         let cause = match cause.strip_prefix("Failed to fetch ") {
             Some(rest) => rest.split_once("  ").map_or(rest, |(_, cause)| cause),
             None => cause,
@@ -273,7 +275,7 @@ impl<'a> Apt<'a> {
         Error::Mirror { mirror, reason: cause.trim().trim_end_matches(':').to_owned() }
     }
 
-    /// Fetches the lists of packages, and checks their signatures.
+    /// Fetches the package lists and checks their signatures.
     fn update(&self) -> Result<()> {
         self.progress.update(Phase::Lists, 0, 0);
         must_have_room(&self.folder, LISTS_ROOM)?;
@@ -290,12 +292,12 @@ impl<'a> Apt<'a> {
         Ok(())
     }
 
-    /// `packages` and everything that they depend on.
+    /// Returns `packages` and everything that they depend on.
     pub(crate) fn closure(&self, packages: &[&str], from: From) -> Result<Vec<Deb>> {
         self.uris(&["install"], packages, from)
     }
 
-    /// These packages alone.
+    /// Returns `packages` only.
     pub(crate) fn alone(&self, packages: &[&str], from: From) -> Result<Vec<Deb>> {
         self.uris(&["download"], packages, from)
     }
@@ -304,7 +306,7 @@ impl<'a> Apt<'a> {
         let mut command = self.command(&self.apt_get);
         command
             .args(["-qq", "-y", "--print-uris", "-t", from.suite()])
-            // Existing files are not listed, so this looks in a folder without any.
+            // Existing files would not be listed, so this names a folder without any.
             .arg("-o")
             .arg(format!("Dir::Cache::archives={}/none", self.folder.display()))
             .args(action)
@@ -329,7 +331,7 @@ impl<'a> Apt<'a> {
         })
     }
 
-    /// The names in a package's `Depends`.
+    /// Returns the names in a package's `Depends`.
     pub(crate) fn depends(&self, package: &str, from: From) -> Result<Vec<String>> {
         let mut command = self.command(&self.apt_cache);
         command.arg("-o").arg(format!("APT::Default-Release={}", from.suite()));
@@ -341,8 +343,8 @@ impl<'a> Apt<'a> {
         Ok(parse_depends(&output.stdout))
     }
 
-    /// Fetches the missing files of `debs`, and returns the path of each. It continues what an
-    /// interrupted run left.
+    /// Fetches the missing files of `debs`, and returns the path of each. Resumes partial downloads
+    /// of an interrupted run.
     pub(crate) fn fetch(&self, debs: &[Deb], from: From) -> Result<Vec<PathBuf>> {
         let archives = self.folder.join("archives");
         let present = |deb: &Deb| {
@@ -367,8 +369,8 @@ impl<'a> Apt<'a> {
             self.progress.update(Phase::Download, done(), total);
             must_have_room(&archives, total.saturating_sub(done()))?;
             let mut command = self.command(&self.apt_get);
-            // `download` writes into the current folder, continues partial files there, and checks
-            // each against the signed lists at the end. Only complete files leave that folder.
+            // `download` writes to the current folder, resumes partial files there, and finally
+            // checks each against the signed lists. Only complete files leave that folder.
             command
                 .args(["-q", "-t", from.suite(), "download", "--"])
                 .args(missing.iter().map(|deb| format!("{}={}", deb.name(), deb.version())))
@@ -377,7 +379,7 @@ impl<'a> Apt<'a> {
                 self.progress.update(Phase::Download, done(), total);
             })?;
             if !output.ok {
-                // Lists that name files that the mirror no longer has would fail again.
+                // Lists that name files which the mirror no longer has would fail again.
                 let _ = fs::remove_file(self.stamp());
                 return Err(self.mirror_error(&output));
             }
@@ -392,7 +394,7 @@ impl<'a> Apt<'a> {
         Ok(paths)
     }
 
-    /// Unpacks package files over one another into `to`, without any of their scripts.
+    /// Unpacks package files into `to`, one over another, without running any of their scripts.
     pub(crate) fn unpack(&self, files: &[PathBuf], to: &Path) -> Result<()> {
         fs::create_dir_all(to).on("create", to)?;
         for (index, file) in files.iter().enumerate() {
@@ -405,7 +407,7 @@ impl<'a> Apt<'a> {
         Ok(())
     }
 
-    /// The control files of a package (its description and scripts) into folder `to`.
+    /// Unpacks the control files of a package (its description and scripts) into `to`.
     pub(crate) fn control(&self, file: &Path, to: &Path) -> Result<()> {
         let mut command = run::command(&self.dpkg_deb);
         command.arg("-e").arg(file).arg(to);
@@ -413,7 +415,7 @@ impl<'a> Apt<'a> {
         Ok(())
     }
 
-    /// Unpacks one package file into `to`, and returns tar's listing of it.
+    /// Unpacks a package file into `to`, and returns tar's listing of it.
     pub(crate) fn unpack_listed(&self, file: &Path, to: &Path) -> Result<String> {
         let mut command = run::command(&self.dpkg_deb);
         command.arg("-X").arg(file).arg(to);
@@ -434,13 +436,13 @@ fn sources_list(mirror: &str, keyring: &str) -> String {
         .concat()
 }
 
-/// Parses `apt-get --print-uris`: `'address' file size hash` a line.
+/// Parses `apt-get --print-uris`, with `'address' file size hash` in each line.
 fn parse_uris(text: &str) -> Vec<Deb> {
     let deb = |line: &str| {
         let rest = line.strip_prefix('\'')?.split_once("' ")?.1;
         let mut words = rest.split_whitespace();
         let file = words.next()?.to_owned();
-        // Names come from the mirror's signed lists; still, they become paths.
+        // Names come from the mirror's signed lists, but they become paths.
         let fit = file.ends_with(".deb") && !file.contains('/') && !file.starts_with('.');
         fit.then_some(())?;
         Some(Deb { file, size: words.next()?.parse().ok()? })
@@ -448,7 +450,8 @@ fn parse_uris(text: &str) -> Vec<Deb> {
     text.lines().filter_map(deb).collect()
 }
 
-/// The names in the first stanza's `Depends`, without versions; the first one of alternatives.
+/// Returns the names in the `Depends` of the first stanza, without versions, and the first one of
+/// alternatives.
 fn parse_depends(text: &str) -> Vec<String> {
     let line = text.lines().find_map(|line| line.strip_prefix("Depends: ")).unwrap_or_default();
     line.split(',')
@@ -457,7 +460,7 @@ fn parse_depends(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// The manifest's entries for package files.
+/// Returns the manifest's entries for package files.
 pub(crate) fn packages(debs: &[Deb], files: &[PathBuf]) -> Result<BTreeMap<String, Package>> {
     debs.iter()
         .zip(files)
@@ -468,8 +471,8 @@ pub(crate) fn packages(debs: &[Deb], files: &[PathBuf]) -> Result<BTreeMap<Strin
         .collect()
 }
 
-/// Checks that the file system of a folder has this many bytes free. On a full one apt was seen to
-/// wait without end for what it cannot write.
+/// Checks that a folder's file system has this many bytes free. On a full one, apt has been seen to
+/// wait for ever for what it cannot write.
 fn must_have_room(folder: &Path, bytes: u64) -> Result<()> {
     let data = rustix::fs::statvfs(folder).map_err(io::Error::from).on("look at", folder)?;
     if data.f_bavail.saturating_mul(data.f_frsize) < bytes {

@@ -1,8 +1,8 @@
-//! What images call the processors of guests.
+//! Names for the architectures of guests.
 
 pub use tofu_arch::Arch;
 
-/// Their name in Debian.
+/// Returns Debian's name for an architecture.
 pub(crate) const fn debian(arch: Arch) -> &'static str {
     match arch {
         Arch::X86_64 => "amd64",
@@ -10,7 +10,7 @@ pub(crate) const fn debian(arch: Arch) -> &'static str {
     }
 }
 
-/// The suffix of their files' names in the cache.
+/// Returns the suffix for the names of an architecture's files in the cache.
 pub(crate) const fn suffix(arch: Arch) -> &'static str {
     match arch {
         Arch::X86_64 => "",

@@ -1,4 +1,4 @@
-//! The cache: a folder of the user with images, the parts that they share, and apt's own files.
+//! The cache: a user's folder with images, the parts that they share, and apt's own files.
 //!
 //! ```text
 //! lock                 held by whoever builds or removes
@@ -25,32 +25,33 @@ use crate::manifest::Manifest;
 use crate::progress::{Phase, Progress};
 use crate::spec::check_name;
 
-/// The beginning of the names of incomplete build roots.
+/// The prefix of the names of incomplete build roots.
 pub(crate) const WORK: &str = ".work-";
-/// The process that makes a build root holds this lock, so that others can use the cache meanwhile.
+/// The lock that the process which makes a build root holds, so that others can use the cache
+/// meanwhile.
 pub(crate) const COMPILER_LOCK: &str = "driver-lock";
-/// The beginning of the names of parts that [`Cache::packages`] makes.
+/// The prefix of the names of parts that [`Cache::packages`] makes.
 const PACKAGES: &str = "packages-";
-/// After this time of waiting for a lock, the user is told which lock it is.
+/// How long to wait for a lock before the user is told which one it is.
 const TELL_AFTER: Duration = Duration::from_secs(1);
 const NEW: &str = ".new-";
 const OLD: &str = ".old-";
 
-/// An image that is ready.
+/// A complete image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
     /// Its name.
     pub name: String,
-    /// The kernel as an ELF file, which boots fastest. Debian's have a PVH entry.
+    /// The kernel as an ELF file, which boots fastest. Debian's kernels have a PVH entry.
     pub kernel_elf: PathBuf,
-    /// The same kernel as a bzImage; `None` if it was made of an ELF file.
+    /// The same kernel as a bzImage; `None` if it was made from an ELF file.
     pub kernel_bz: Option<PathBuf>,
     /// The initial RAM file system, an uncompressed cpio archive.
     pub initrd: PathBuf,
-    /// A raw disk image, ext4, to be attached read-only as a virtio block device; several guests
-    /// may share it.
+    /// A raw ext4 disk image, to be attached read-only as a virtio block device. Several guests may
+    /// share it.
     pub root: Option<PathBuf>,
-    /// What it was made of.
+    /// What it was made from.
     pub manifest: Manifest,
 }
 
@@ -68,7 +69,7 @@ impl Image {
     }
 }
 
-/// A cache folder. Making the value changes no file.
+/// A cache folder. Creating the value changes no files.
 #[derive(Debug, Clone)]
 pub struct Cache {
     folder: PathBuf,
@@ -76,8 +77,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// The user's: `$TOFU_CACHE`, `$XDG_CACHE_HOME/tofu` or `$HOME/.cache/tofu`, and the mirror in
-    /// `$TOFU_MIRROR`.
+    /// Returns the user's cache, `$TOFU_CACHE`, `$XDG_CACHE_HOME/tofu` or `$HOME/.cache/tofu`, with
+    /// the mirror in `$TOFU_MIRROR`.
     ///
     /// # Errors
     /// [`Error::NoCache`] if none of them is set.
@@ -92,22 +93,22 @@ impl Cache {
         Ok(Self::at(folder).mirror(mirror))
     }
 
-    /// The cache in `folder`, which need not exist yet.
+    /// Returns the cache in `folder`, which need not exist yet.
     pub fn at(folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
-        // Programs that run in other folders use it, too.
+        // Programs that run in other folders use the path, too.
         let folder = std::path::absolute(&folder).unwrap_or(folder);
         Self { folder, mirror: None }
     }
 
-    /// Fetches from this Debian mirror instead of the host's own; `None` changes nothing.
+    /// Fetches from this Debian mirror instead of the host's; `None` changes nothing.
     #[must_use]
     pub fn mirror(mut self, mirror: Option<String>) -> Self {
         self.mirror = mirror.or(self.mirror);
         self
     }
 
-    /// Where it is.
+    /// Returns the cache's folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -120,18 +121,18 @@ impl Cache {
         self.folder.join("parts").join(key)
     }
 
-    /// The manifest of a part that exists and is complete.
+    /// Returns the manifest of a part, if it exists and is complete.
     pub(crate) fn part(&self, key: &str) -> Result<Option<Manifest>> {
         let folder = self.part_folder(key);
         Ok(Manifest::read(&folder)?.filter(|manifest| manifest.files_are_whole(&folder)))
     }
 
-    /// Packages for the host, which are those of guests with the same processors, too.
+    /// Opens apt for packages for the host, which guests of the same architecture use, too.
     pub(crate) fn apt<'a>(&self, progress: &'a dyn Progress) -> Result<Apt<'a>> {
         self.apt_for(Arch::host(), progress)
     }
 
-    /// Packages for guests with these processors.
+    /// Opens apt for packages for guests of this architecture.
     pub(crate) fn apt_for<'a>(&self, arch: Arch, progress: &'a dyn Progress) -> Result<Apt<'a>> {
         Apt::open(&self.apt_folder(arch), arch, self.mirror.as_deref(), progress)
     }
@@ -140,12 +141,13 @@ impl Cache {
         self.folder.join(format!("apt{}", arch::suffix(arch)))
     }
 
-    /// Makes apt fetch new lists when it is next opened.
+    /// Makes apt fetch new lists the next time it is opened.
     pub(crate) fn forget_lists(&self) {
         Arch::ALL.iter().for_each(|arch| Apt::forget_lists(&self.apt_folder(*arch)));
     }
 
-    /// Takes the lock of this name, waiting for others. It is held until the file is dropped.
+    /// Takes the lock of this name, and waits for others that hold it. It is held until the file is
+    /// dropped.
     pub(crate) fn lock_file(&self, name: &str, progress: &dyn Progress) -> Result<File> {
         let since = Instant::now();
         let mut told = false;
@@ -166,7 +168,7 @@ impl Cache {
         }
     }
 
-    /// The same without waiting; `None` if another process has it.
+    /// Takes the lock without waiting. Returns `None` if another process holds it.
     fn try_lock_file(&self, name: &str) -> Result<Option<File>> {
         fs::create_dir_all(&self.folder).on("create", &self.folder)?;
         let path = self.folder.join(name);
@@ -178,7 +180,8 @@ impl Cache {
         }
     }
 
-    /// Waits until no other process builds, and removes what an interrupted build left.
+    /// Waits until no other process builds, takes the lock, and removes what an interrupted build
+    /// left behind.
     pub(crate) fn lock(&self, progress: &dyn Progress) -> Result<File> {
         let file = self.lock_file("lock", progress)?;
         for sub in ["parts", "images"] {
@@ -195,8 +198,8 @@ impl Cache {
         Ok(file)
     }
 
-    /// Makes a part with `make`, unless it exists already and `refresh` is off. The caller holds
-    /// the lock.
+    /// Makes a part with `make`, unless it exists already and `refresh` is not set. The caller
+    /// holds the lock.
     pub(crate) fn make_part(
         &self,
         key: &str,
@@ -209,7 +212,7 @@ impl Cache {
         make_folder(&self.part_folder(key), key, "", make)
     }
 
-    /// The image called `name`, if there is one.
+    /// Returns the image called `name`, if there is one.
     ///
     /// # Errors
     /// If it is damaged.
@@ -225,7 +228,7 @@ impl Cache {
         Ok(Some(Image::in_folder(&folder, manifest)))
     }
 
-    /// All images by name. Damaged ones are left out, with a warning in the log.
+    /// Returns all images by name. Damaged ones are left out, with a warning in the log.
     ///
     /// # Errors
     /// If the cache cannot be read; a cache that does not exist has no images.
@@ -295,8 +298,8 @@ impl Cache {
     }
 }
 
-/// Makes `folder` from the files that `fill` puts into a new one, with a manifest. `folder` does
-/// not change before everything is there, and nothing is left behind on failure.
+/// Makes `folder` from the files that `fill` puts into a new folder, with a manifest. `folder` does
+/// not change until everything is complete, and nothing is left behind on failure.
 fn make_folder(
     folder: &Path,
     name: &str,
@@ -319,7 +322,7 @@ fn make_folder(
     }
 }
 
-/// Replaces `folder` by the folder `new`, and removes the old one.
+/// Replaces `folder` with the folder `new`, and removes the old one.
 fn replace(new: &Path, folder: &Path) -> Result<()> {
     if !folder.exists() {
         return fs::rename(new, folder).on("rename", new);
@@ -334,7 +337,7 @@ fn replace(new: &Path, folder: &Path) -> Result<()> {
     if exchange.is_ok() {
         return remove_folder(new);
     }
-    // This file system cannot exchange names, so for a moment neither exists.
+    // This file system cannot exchange names, so for a moment neither folder exists.
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let old = folder.with_file_name(format!("{OLD}{name}"));
     fs::rename(folder, &old).on("rename", folder)?;
@@ -342,12 +345,12 @@ fn replace(new: &Path, folder: &Path) -> Result<()> {
     remove_folder(&old)
 }
 
-/// Whether a folder among the parts is an incomplete build root.
+/// Returns whether a folder among the parts is an incomplete build root.
 pub(crate) fn is_work(name: &str) -> bool {
     name.starts_with(WORK)
 }
 
-/// Removes a folder that may not be there.
+/// Removes a folder that may not exist.
 pub(crate) fn remove_folder(folder: &Path) -> Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).on("remove", folder),

@@ -1,4 +1,4 @@
-//! Chromium without a window, with which tests view pages: Debian's, in the cache.
+//! Headless Chromium, with which tests view pages: Debian's, in the cache.
 
 use std::fs;
 use std::path::Path;
@@ -12,11 +12,12 @@ use crate::progress::Progress;
 use crate::run;
 
 const NAME: &str = "chromium-headless-shell";
-/// Where it is in its package.
+/// Chromium's folder in its package.
 const FOLDER: &str = "usr/lib/chromium";
 
-/// The one in `root`. It looks for its data beside the program that the kernel has started, which
-/// is the loader, and would start its other processes by that. So everything is one process.
+/// Returns a command for the Chromium in `root`. Chromium looks for its data beside the program
+/// that the kernel has started, which is the loader, and would start its other processes with that.
+/// So it runs as a single process.
 fn in_root(root: &Path) -> Command {
     let libraries = root.join(LIBRARIES);
     let mut path = libraries.clone().into_os_string();
@@ -29,18 +30,18 @@ fn in_root(root: &Path) -> Command {
         .arg(path)
         .arg(folder.join(NAME))
         .args(["--no-sandbox", "--disable-gpu", "--single-process", "--no-zygote"])
-        // Settings of fonts and the like are the packages' own.
+        // Settings, such as those of fonts, come from the packages.
         .env("FONTCONFIG_PATH", root.join("etc/fonts"))
         .env("XDG_DATA_DIRS", root.join("usr/share"));
     command
 }
 
 impl Cache {
-    /// A command that runs Chromium without a window; its arguments are to be added. It is fetched
-    /// into the cache unless it is there already.
+    /// Returns a command that runs headless Chromium, to which arguments can be added. Fetches it
+    /// into the cache if it is missing.
     ///
     /// # Errors
-    /// All that can go wrong with fetching.
+    /// Everything that can go wrong with fetching.
     pub fn chromium(&self, progress: &dyn Progress) -> Result<Command> {
         let packages = [NAME, "fonts-dejavu-core"];
         self.fetch_program(NAME, &packages, apt::From::Release, false, progress, |root| {

@@ -1,7 +1,7 @@
 //! Writes archives in the "newc" format, which Linux unpacks as its initial RAM file system
 //! (Documentation/driver-api/early-userspace/buffer-format.rst of the Linux source).
 //!
-//! Equal entries give equal bytes: times, owners and inode numbers of the host are not included.
+//! Equal entries give equal bytes: the host's times, owners and inode numbers are not included.
 
 use std::io::Write;
 
@@ -13,7 +13,7 @@ const FOLDER: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
-/// Linux refuses longer paths.
+/// The longest path that Linux accepts.
 const PATH_MAX: usize = 4096;
 
 /// An archive being written.
@@ -28,7 +28,7 @@ impl Archive {
         Self::default()
     }
 
-    /// Adds a folder. Linux makes no parents by itself: add them first.
+    /// Adds a folder. Linux does not create parents, so they must be added first.
     pub(crate) fn folder(&mut self, path: &str, mode: u32) -> Result<()> {
         self.entry(path, FOLDER | (mode & 0o7777), (0, 0), &[])
     }

@@ -1,5 +1,5 @@
-//! Everything to compile, link and run programs for nodes with Arm's processors: libraries and
-//! headers from Debian's packages for these, and compilers that run on this host.
+//! Everything to compile, link and run programs for arm64 nodes: libraries and headers from
+//! Debian's packages for arm64, and compilers that run on this host.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use crate::fetched::{LIBRARIES, LOADER};
 use crate::progress::Progress;
 use crate::run;
 
-/// The libraries with which programs in C, C++ and Fortran are linked and run: about 12 MB to
+/// The libraries with which programs in C, C++ and Fortran are linked and run, about 12 MB to
 /// fetch.
 const SYSROOT: [&str; 11] = [
     "libatomic1",
@@ -28,7 +28,7 @@ const SYSROOT: [&str; 11] = [
     "libstdc++6",
     "linux-libc-dev",
 ];
-/// The folders with their libraries, first those that programs are run with.
+/// The folders with the libraries. Those that programs are run with come first.
 const FOLDERS: [&str; 2] = ["usr/lib/aarch64-linux-gnu", "usr/lib/gcc/aarch64-linux-gnu/14"];
 
 /// The part of the cache with compilers, their packages (68 MB), and their names.
@@ -36,26 +36,26 @@ const PART: &str = "gcc-arm64";
 const PACKAGES: [&str; 2] = ["g++-aarch64-linux-gnu", "libc6-dev-arm64-cross"];
 const COMPILER: &str = "aarch64-linux-gnu-gcc";
 const COMPILERS: [&str; 2] = [COMPILER, "aarch64-linux-gnu-g++"];
-/// A folder of the part with scripts: compilers, and the linker that these call.
+/// A folder in the part with scripts: compilers, and the linker that they call.
 const SCRIPTS: &str = "tofu";
-/// Runs one of the compilers with its own loader and libraries, and also the programs that it runs
-/// itself.
+/// The script that runs a compiler, and the programs that the compiler starts itself, with their
+/// own loader and libraries.
 const RUN_COMPILER: &str = include_str!("../init/cross-compiler");
-/// The linker, which the compiler's helper runs by itself.
+/// The script that runs the linker, which the compiler's helper starts by itself.
 const RUN_LINKER: &str = include_str!("../init/cross-linker");
-/// The name by which the helper looks for it first.
+/// The name under which the helper looks for it first.
 const LINKER: &str = "real-ld";
 
-/// The part of the cache with a rustc, and its packages: that of the host, and Rust's libraries for
-/// nodes with Arm's processors. Those of Debian 13 itself are too old for this project.
+/// The part of the cache with a rustc, and its packages: the host's rustc, and Rust's libraries for
+/// arm64. Debian 13's own version is too old for this project.
 const RUST_PART: &str = "rust-arm64";
 const RUSTC: &str = "rustc";
 const RUST_LIBRARIES: &str = "libstd-rust-dev";
-/// Runs that rustc.
+/// The script that runs this rustc.
 const RUN_RUSTC: &str = include_str!("../init/cross-rustc");
 
-/// A folder with the C library and the compilers' own for some processors, laid out as a root file
-/// system.
+/// A folder with the C library and the compilers' own libraries for one architecture, laid out as a
+/// root file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sysroot {
     /// The folder.
@@ -63,30 +63,31 @@ pub struct Sysroot {
 }
 
 impl Sysroot {
-    /// The folders with libraries, relative to the root, first those that programs are run with.
+    /// The folders with libraries, relative to the root. Those that programs are run with come
+    /// first.
     pub const FOLDERS: [&str; 2] = FOLDERS;
 }
 
 impl Cache {
-    /// The sysroot for nodes with Arm's processors; fetched if it is missing.
+    /// Returns the sysroot for arm64, and fetches it if it is missing.
     ///
     /// # Errors
-    /// All that can go wrong with fetching.
+    /// Everything that can go wrong with fetching.
     pub fn arm64_sysroot(&self, progress: &dyn Progress) -> Result<Sysroot> {
         let root = self.packages_for(Arch::Arm64, &SYSROOT, false, progress)?;
         Ok(Sysroot { root })
     }
 
-    /// The same if it is there.
+    /// Returns the sysroot for arm64 if it is in the cache.
     pub fn present_arm64_sysroot(&self) -> Option<Sysroot> {
         Some(Sysroot { root: self.present_packages(Arch::Arm64, &SYSROOT)? })
     }
 
-    /// A folder with GCC for nodes with Arm's processors: the programs `aarch64-linux-gnu-gcc` and
-    /// `-g++`, which run whatever libraries the host has; fetched if they are missing.
+    /// Returns a folder with GCC for arm64, and fetches it if it is missing. It has the programs
+    /// `aarch64-linux-gnu-gcc` and `-g++`, which run independently of the host's libraries.
     ///
     /// # Errors
-    /// All that can go wrong with fetching.
+    /// Everything that can go wrong with fetching.
     pub fn arm64_compilers(&self, progress: &dyn Progress) -> Result<PathBuf> {
         self.fetch_program(PART, &PACKAGES, apt::From::Release, false, progress, |root| {
             write_scripts(root)?;
@@ -98,12 +99,11 @@ impl Cache {
         Ok(self.root_of(PART).join(SCRIPTS))
     }
 
-    /// A rustc with Rust's libraries for nodes with Arm's processors, for the target
-    /// `aarch64-unknown-linux-gnu`, which runs whatever libraries the host has; fetched if it is
-    /// not there.
+    /// Returns a rustc with Rust's libraries for the target `aarch64-unknown-linux-gnu`, and
+    /// fetches it if it is missing. It runs independently of the host's libraries.
     ///
     /// # Errors
-    /// All that can go wrong with fetching.
+    /// Everything that can go wrong with fetching.
     pub fn arm64_rustc(&self, progress: &dyn Progress) -> Result<PathBuf> {
         let from = apt::From::Backports;
         self.fetch_program(RUST_PART, &[RUSTC], from, false, progress, |root| {
@@ -120,24 +120,24 @@ impl Cache {
         Ok(self.root_of(RUST_PART).join(SCRIPTS).join(RUSTC))
     }
 
-    /// The version of that rustc, if it is there.
+    /// Returns the version of that rustc, if it is in the cache.
     pub fn present_arm64_rustc(&self) -> Option<String> {
         Some(self.part(RUST_PART).ok()??.kernel)
     }
 
-    /// The version of those compilers, if they are there.
+    /// Returns the version of those compilers, if they are in the cache.
     pub fn present_arm64_compilers(&self) -> Option<String> {
         Some(self.part(PART).ok()??.kernel)
     }
 }
 
-/// Whether the host has those compilers itself.
+/// Returns whether the host has compilers for arm64 itself.
 pub fn has_arm64_gcc() -> bool {
     COMPILERS.iter().all(|name| run::find(name).is_some())
 }
 
-/// Writes the scripts into `root`. They find it relative to their own place, because it is moved
-/// when it is complete.
+/// Writes the scripts into `root`. They find it relative to their own location, because it is moved
+/// once it is complete.
 fn write_scripts(root: &Path) -> Result<()> {
     let compilers = COMPILERS.map(|name| (name, RUN_COMPILER));
     let mut scripts = compilers.into_iter().chain([(LINKER, RUN_LINKER)]);

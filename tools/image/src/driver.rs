@@ -1,9 +1,9 @@
-//! The kernel driver, tofu.ko, built from its sources by Debian's compilers in a root of their own:
-//! for a kernel with Rust that is built there, too, or for one of Debian's own kernels.
+//! The kernel driver, tofu.ko, built from its sources by Debian's compilers in a root of their own,
+//! either for a kernel with Rust that is built there as well, or for one of Debian's own kernels.
 //!
-//! Two parts of the cache: the build root with what modules are compiled against, which takes some
-//! gigabytes and minutes and is made once; and what guests need of it, made again when the driver's
-//! sources change.
+//! There are two parts in the cache: the build root with what modules are compiled against, which
+//! takes some gigabytes and minutes and is made once; and the files of it that guests need, which
+//! are made again when the driver's sources change.
 
 mod stock;
 
@@ -28,8 +28,8 @@ use crate::spec::{DriverFor, Flavour, Kernel};
 
 use stock::Stock;
 
-/// The packages that build a kernel with Rust. The driver is written for this version's interfaces,
-/// which change from one version to the next.
+/// The packages that build a kernel with Rust. The driver is written for the interfaces of this
+/// version, which change from one version to the next.
 const PACKAGES: &[&str] = &[
     "base-files",
     "bash",
@@ -63,17 +63,18 @@ const PACKAGES: &[&str] = &[
     "tar",
     "xz-utils",
 ];
-/// Further packages for a kernel that checks itself: KASAN needs the same compiler for C and Rust.
+/// Additional packages for a kernel that checks itself: KASAN needs the same compiler for C and
+/// Rust.
 const CLANG: &[&str] = &["clang", "lld", "llvm"];
-/// What compiles for Arm's processors.
+/// Packages that compile for arm64.
 const CROSS: &[&str] = &["gcc-aarch64-linux-gnu"];
-/// Lines that a build of this kernel says, about, to tell how far it is.
+/// Approximate number of lines that building this kernel prints, to estimate progress.
 const LINES: u64 = 2300;
 
-/// Ten minutes on two idle processors, but hours on a busy host.
+/// The build takes ten minutes on two idle processors, but hours on a busy host.
 const COMPILE_LIMIT: Duration = Duration::from_secs(6 * 3600);
 
-/// How the names of build roots begin.
+/// The prefix of the names of build roots.
 const ROOT: &str = "driver-root-";
 
 const CONFIG: &str = include_str!("../../../guest-lib/kernel/tofu.config");
@@ -82,14 +83,14 @@ const ARM64_CONFIG: &str = include_str!("../../../guest-lib/kernel/tofu-arm64.co
 const SCRIPT: &str = include_str!("../init/driver");
 const OWN_SCRIPT: &str = include_str!("../init/module");
 
-/// Files by their paths below `guest-lib`.
+/// Lists files with their paths below `guest-lib`.
 macro_rules! sources {
     ($($path:literal),* $(,)?) => {
         &[$(($path, include_str!(concat!("../../../guest-lib/", $path)))),*]
     };
 }
 
-/// All that the module is made of.
+/// The sources of the module.
 const SOURCES: &[(&str, &str)] = sources![
     "abi/src/addr.rs",
     "abi/src/barrier.rs",
@@ -179,13 +180,14 @@ const SOURCES: &[(&str, &str)] = sources![
 ];
 
 impl DriverFor {
-    /// All that there are.
+    /// Returns all combinations of flavour and architecture.
     fn all() -> impl Iterator<Item = Self> {
         let of = |arch| Flavour::ALL.into_iter().map(move |flavour| Self { flavour, arch });
         Arch::ALL.into_iter().flat_map(of)
     }
 
-    /// What the build root is made of, but for packages named by the release of a kernel.
+    /// Returns the packages of the build root, except for those that are named by a kernel's
+    /// release.
     fn packages(self) -> Vec<&'static str> {
         let cross = if self.arch == Arch::Arm64 { CROSS } else { &[] };
         let lists = match self.flavour {
@@ -196,7 +198,7 @@ impl DriverFor {
         lists.concat()
     }
 
-    /// A file for the script in the build root, by its path, and its content: the kernel's
+    /// Returns path and content of a file for the script in the build root: the kernel's
     /// configuration, or the script that makes the tree for a Debian kernel.
     fn file(self) -> (&'static str, String) {
         let config = |more: &str| ("build/config", CONFIG.to_owned() + more);
@@ -214,17 +216,17 @@ impl DriverFor {
         if self.debian().is_some() { stock::SCRIPT } else { SCRIPT }
     }
 
-    /// Debian's kernel that it is for; `None` if the kernel is built here.
+    /// Returns the Debian kernel that it is for, or `None` if the kernel is built here.
     fn debian(self) -> Option<Kernel> {
         self.flavour.debian()
     }
 
-    /// Where packages are from if Debian has several versions.
+    /// Returns the suite to prefer if Debian has several versions of a package.
     fn from(self) -> apt::From {
         if self.debian().is_some() { apt::From::Release } else { apt::From::Backports }
     }
 
-    /// What the kernel's makefiles and our scripts are told of the processors.
+    /// Returns the variables that tell the kernel's makefiles and our scripts the architecture.
     fn environment(self) -> &'static [(&'static str, &'static str)] {
         match self.arch {
             Arch::X86_64 => &[],
@@ -232,7 +234,7 @@ impl DriverFor {
         }
     }
 
-    /// The file of a kernel that is built here.
+    /// Returns the name of the file of a kernel that is built here.
     fn kernel_file(self) -> &'static str {
         match self.arch {
             Arch::X86_64 => "bzImage",
@@ -249,14 +251,14 @@ struct Target {
 }
 
 impl Target {
-    /// For the Debian kernel that is in the cache, if the flavour is one of those.
+    /// Finds the target. Returns `None` if it is for a Debian kernel that is not in the cache.
     fn find(cache: &Cache, wanted: DriverFor) -> Result<Option<Self>> {
         let Some(debian) = wanted.debian() else { return Ok(Some(Self { wanted, stock: None })) };
         let Some(part) = cache.part(&debian.part_key(wanted.arch))? else { return Ok(None) };
         Ok(Some(Self { wanted, stock: Some(Stock::of(&part)?) }))
     }
 
-    /// The same; that kernel is fetched first if it is not there. The caller holds the lock.
+    /// Finds the target, and fetches its Debian kernel if necessary. The caller holds the lock.
     fn fetch(
         cache: &Cache,
         wanted: DriverFor,
@@ -268,12 +270,12 @@ impl Target {
         Ok(Self { wanted, stock: Some(Stock::of(&part)?) })
     }
 
-    /// The key of the part with the build root.
+    /// Returns the key of the part with the build root.
     fn key(&self) -> String {
         format!("{ROOT}{}", &self.mark(root_recipe(self.wanted))[..12])
     }
 
-    /// Changes with the recipe, and with the kernel that it is for.
+    /// Returns a hash of the recipe and the kernel that it is for.
     fn mark(&self, recipe: String) -> String {
         match &self.stock {
             None => recipe,
@@ -281,14 +283,14 @@ impl Target {
         }
     }
 
-    /// The folder in which a build root is made, which is kept after an interruption, so that such
-    /// a long build is not started again.
+    /// Returns the folder in which a build root is made. It is kept after an interruption, so that
+    /// a long build need not start again.
     fn work_folder(&self, cache: &Cache) -> PathBuf {
         cache.part_folder(&format!("{WORK}{}", self.key()))
     }
 }
 
-/// Changes with the driver's sources and the way that it is built.
+/// Returns a hash of the driver's sources and of how it is built.
 pub(crate) fn recipe(wanted: DriverFor) -> String {
     let mut hash = Sha256::new();
     hash.update(root_recipe(wanted));
@@ -306,16 +308,16 @@ fn root_recipe(wanted: DriverFor) -> String {
     hex(&Sha256::digest(parts.join("\n")))
 }
 
-/// Makes the build root with its kernel, which [`part`] takes from there; does nothing if it
-/// exists. The caller does not hold the cache's lock, which is needed only for moments, so that
-/// others can use the cache while the compiler runs.
+/// Makes the build root with its kernel, which [`part`] takes from there, unless it exists. The
+/// caller does not hold the cache's lock, which is taken only for moments, so that others can use
+/// the cache while the compiler runs.
 pub(crate) fn compile(
     cache: &Cache,
     wanted: DriverFor,
     refresh: bool,
     progress: &dyn Progress,
 ) -> Result<()> {
-    // Who makes another root has the lock for long.
+    // A process that makes another root holds the lock for long.
     if !refresh && has_root(cache, wanted)? {
         return Ok(());
     }
@@ -338,17 +340,17 @@ pub(crate) fn compile(
     make_root(cache, &target, &work, progress)?.write(&work)
 }
 
-/// Whether the build root of the current recipe exists, so that [`part`] takes seconds and fetches
-/// nothing.
+/// Returns whether the build root of the current recipe exists, in which case [`part`] takes
+/// seconds and fetches nothing.
 pub(crate) fn has_root(cache: &Cache, wanted: DriverFor) -> Result<bool> {
     let Some(target) = Target::find(cache, wanted)? else { return Ok(false) };
     Ok(cache.part(&target.key())?.is_some()
         || Manifest::read(&target.work_folder(cache))?.is_some())
 }
 
-/// The part with vmlinux, vmlinuz, config and modules, like those of Debian's kernels; for these,
-/// it has only the driver. Also returns the build root's key, which the image must keep. The root
-/// exists already or was made by [`compile`].
+/// Makes the part with vmlinux, vmlinuz, config and modules, like those of Debian's kernels. For
+/// one of Debian's kernels, it contains only the driver. Also returns the build root's key, which
+/// the image must keep. The build root must exist already, for example made by [`compile`].
 pub(crate) fn part(
     cache: &Cache,
     wanted: DriverFor,
@@ -363,7 +365,7 @@ pub(crate) fn part(
     Ok((target.key(), key, manifest))
 }
 
-/// The build root, taken from where it was made if need be.
+/// Returns the build root, after moving it from where it was made if necessary.
 fn take_root(cache: &Cache, wanted: DriverFor) -> Result<(Target, PathBuf)> {
     let changed = |release: &str| Error::Stock {
         release: release.into(),
@@ -376,7 +378,7 @@ fn take_root(cache: &Cache, wanted: DriverFor) -> Result<(Target, PathBuf)> {
     if let (None, None, Some(stock)) = (&made, cache.part(&key)?, &target.stock) {
         return Err(changed(&stock.release));
     }
-    // A new one replaces the old one.
+    // A new build root replaces the old one.
     cache.make_part(&key, made.is_some(), |folder, manifest| {
         manifest.packages = made.map(|made| made.packages).unwrap_or_default();
         fs::rename(work.join("root"), folder.join("root")).on("move", &work)?;
@@ -397,8 +399,8 @@ pub struct Made {
     pub modules: Vec<PathBuf>,
 }
 
-/// Sources of an out-of-tree kernel module, to be compiled for nodes with a kernel that the driver
-/// `tofu.ko` supports.
+/// Sources of an out-of-tree kernel module, to be compiled for nodes with a kernel that `tofu.ko`
+/// supports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Module {
     folder: PathBuf,
@@ -408,25 +410,25 @@ pub struct Module {
 }
 
 impl Module {
-    /// The module of the folder with this Kbuild file.
+    /// Returns the module in the folder with this Kbuild file.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
         let wanted = DriverFor { flavour: Flavour::Plain, arch: Arch::default() };
         Self { base: folder.clone(), folder, wanted, arguments: Vec::new() }
     }
 
-    /// The module also needs files of this folder, which contains it.
+    /// Names a folder that contains the module and other files that it needs.
     #[must_use]
     pub fn base(mut self, base: Option<PathBuf>) -> Self {
         self.base = base.unwrap_or(self.base);
         self
     }
 
-    /// For this kernel, instead of [`Kernel::Driver`], and these processors.
+    /// Chooses this kernel instead of [`Kernel::Driver`], and this architecture.
     ///
     /// # Errors
     ///
-    /// If it is none that modules can be compiled for: see [`Kernel::has_driver`].
+    /// If modules cannot be compiled for that kernel: see [`Kernel::has_driver`].
     pub fn kernel(mut self, kernel: &Kernel, arch: Arch) -> Result<Self> {
         let flavour = kernel.driver().ok_or_else(|| Error::Invalid {
             what: "kernel of a module",
@@ -438,20 +440,20 @@ impl Module {
         Ok(self)
     }
 
-    /// Arguments of make, words without blanks: `CLIPPY=1`, `W=1`.
+    /// Adds arguments of make, words without blanks such as `CLIPPY=1` or `W=1`.
     #[must_use]
     pub fn arguments(mut self, arguments: impl IntoIterator<Item = String>) -> Self {
         self.arguments.extend(arguments);
         self
     }
 
-    /// Compiles it, after the kernel if that does not exist yet (minutes), and copies `*.ko` to the
-    /// folder `to`.
+    /// Compiles the module, after its kernel if that does not exist yet (minutes), and copies
+    /// `*.ko` to the folder `to`.
     ///
     /// # Errors
     ///
-    /// If the kernel cannot be made, or files cannot be copied. Errors of the compiler are not
-    /// errors here: see [`Made`].
+    /// If the kernel cannot be made, or files cannot be copied. Compiler errors are not errors
+    /// here: see [`Made`].
     pub fn make(&self, cache: &Cache, to: &Path, progress: &dyn Progress) -> Result<Made> {
         let bad = |value, allowed| Error::Invalid { what: "kernel module", value, allowed };
         let folder = fs::canonicalize(&self.folder).on("read", &self.folder)?;
@@ -502,7 +504,7 @@ impl Module {
     }
 }
 
-/// Removes unfinished root folders of other recipes.
+/// Removes unfinished build roots of other recipes.
 fn forget_others(cache: &Cache) -> Result<()> {
     let targets = DriverFor::all().filter_map(|wanted| Target::find(cache, wanted).ok()?);
     let ours: Vec<PathBuf> = targets.map(|target| target.work_folder(cache)).collect();
@@ -516,7 +518,7 @@ fn forget_others(cache: &Cache) -> Result<()> {
     Ok(())
 }
 
-/// Makes the build root in `work`, or continues an interrupted build.
+/// Makes the build root in `work`, or resumes an interrupted build.
 fn make_root(
     cache: &Cache,
     target: &Target,
@@ -533,7 +535,7 @@ fn make_root(
             None => (cache.apt(progress)?.closure(&wanted.packages(), from)?, Vec::new()),
             Some(stock) => stock.find_packages(cache, *wanted, progress)?,
         };
-        // It has the links /bin, /lib and so on, which must exist before anything else.
+        // base-files has the links /bin, /lib and so on, which must exist before anything else.
         debs.sort_by_key(|deb| deb.name() != "base-files");
         let apt = cache.apt(progress)?;
         let mut files = apt.fetch(&debs, from)?;
@@ -558,19 +560,19 @@ fn make_root(
     };
     let lines = if stock.is_some() { stock::LINES } else { LINES };
     build(target, &root, "kernel", lines, progress)?;
-    // The sources are unpacked; the rest is needed to build modules.
+    // The sources are unpacked now. The rest is needed to build modules.
     apt::discard(&files);
     remove_folder(&root.join("usr/src"))?;
     Ok(manifest)
 }
 
-/// Adds what a root of unpacked packages lacks.
+/// Adds what a root made of unpacked packages lacks.
 fn prepare(root: &Path) -> Result<()> {
     for name in ["build", "src", "tofu-build", "dev", "proc", "tmp"] {
         let path = root.join(name);
         fs::create_dir_all(&path).on("create", &path)?;
     }
-    // The links that the packages' own scripts would have made.
+    // Links that the packages' own scripts would have made.
     for (name, target) in [("awk", "mawk"), ("cc", "gcc"), ("sh", "dash")] {
         let link = root.join("usr/bin").join(name);
         if link.symlink_metadata().is_err() {
@@ -611,11 +613,11 @@ fn make_module(
     let file = target.wanted.kernel_file();
     let vmlinux = folder.join("vmlinux");
     match target.wanted.arch {
-        // Not compressed.
+        // The kernel for arm64 is not compressed.
         Arch::Arm64 => copy(file, "vmlinux")?,
         Arch::X86_64 => {
             copy(file, "vmlinuz")?;
-            // Without symbols, which would be in the guest's memory.
+            // Without symbols, which would take guest memory.
             let bz = folder.join("vmlinuz");
             let elf = kernel::unpack(&bz, &fs::read(&bz).on("read", &bz)?)?;
             fs::write(&vmlinux, elf).on("write", &vmlinux)?;
@@ -631,7 +633,7 @@ fn make_module(
     Ok(())
 }
 
-/// Runs our script in the root, which must succeed.
+/// Runs our script in the root, and fails unless it succeeds.
 fn build(
     target: &Target,
     root: &Path,
@@ -649,7 +651,7 @@ fn build(
     if !output.ok {
         let log = root.join("build/log");
         let said = fs::read_to_string(&log).unwrap_or_default();
-        // The compiler's errors are some lines above make's last ones. They are marked, so that
+        // The compiler's errors come some lines before make's last ones. They are marked so that
         // they are reported.
         let errors = said.lines().filter(|line| line.contains("error")).take(2);
         let stderr = errors.map(|line| format!("E: {line}\n")).collect::<String>() + &said;
@@ -660,7 +662,7 @@ fn build(
     Ok(())
 }
 
-/// Runs a script in the root with an argument, and reports its output about every second.
+/// Runs a script in the root with an argument, and reports its output about once a second.
 fn enter(
     target: &Target,
     root: &Path,
@@ -671,7 +673,7 @@ fn enter(
 ) -> Result<run::Output> {
     write(&root.join("tofu-build/configure"), script)?;
     let log = root.join("build/log");
-    // The log of a kernel is continued with its build.
+    // Resuming the build of a kernel continues its log.
     if what != "kernel" || target.stock.is_some() || !log.exists() {
         write(&log, "")?;
     }
@@ -769,7 +771,7 @@ mod tests {
                 }
             }
         }
-        // Files that the module does not compile, because they need features of their crate.
+        // The module does not compile these files, because they need features of their crate.
         let features = ["complete.rs", "frames.rs", "link.rs", "stack.rs"];
         found.retain(|path| {
             !path.strip_prefix("ipotofu/src/").is_some_and(|name| features.contains(&name))

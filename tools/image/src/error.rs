@@ -53,7 +53,7 @@ pub enum Error {
          debian-archive-keyring, or name a key ring in TOFU_KEYRING"
     )]
     NoKeyring,
-    /// The mirror cannot be reached, or lacks something that is needed.
+    /// The mirror cannot be reached, or lacks something.
     #[error(
         "cannot fetch from the Debian mirror {mirror}: {reason}; check network and proxy, or name \
          another mirror with --mirror URL"
@@ -74,7 +74,7 @@ pub enum Error {
         /// Its address.
         mirror: String,
     },
-    /// A package that Debian does not have.
+    /// Debian does not have a package.
     #[error("Debian {release} has no package {name:?}")]
     NoPackage {
         /// The package.
@@ -87,12 +87,12 @@ pub enum Error {
     Child {
         /// The program.
         program: String,
-        /// What it was to do.
+        /// What it was meant to do.
         purpose: &'static str,
         /// Its last output.
         reason: String,
     },
-    /// A kernel that cannot be used.
+    /// A kernel cannot be used.
     #[error("{} is no kernel to boot: {reason}", path.display())]
     Kernel {
         /// The file.
@@ -100,7 +100,7 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// A kernel package without a module that is needed.
+    /// A kernel package lacks a module.
     #[error("kernel {release} has no module {name:?}; with --kernel generic there are more")]
     NoModule {
         /// The module.
@@ -116,7 +116,7 @@ pub enum Error {
         /// What does not match, and what to do.
         reason: String,
     },
-    /// A module file that cannot be read.
+    /// A module file cannot be read.
     #[error("kernel module {}: {reason}", path.display())]
     Module {
         /// The file.
@@ -124,7 +124,7 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// A name or value that is not allowed.
+    /// A name or value is not allowed.
     #[error("{what} {value:?}: {allowed}")]
     Invalid {
         /// What the value is for.
@@ -134,7 +134,7 @@ pub enum Error {
         /// What is allowed.
         allowed: &'static str,
     },
-    /// A manifest that cannot be understood.
+    /// A manifest cannot be understood.
     #[error(
         "{} is damaged ({reason}): remove the image with `tofu image rm` and build it anew",
         path.display()
@@ -145,10 +145,10 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// No image of that name.
+    /// There is no image of that name.
     #[error("no image named {0:?}: `tofu image ls` shows what there is")]
     NoImage(String),
-    /// A root file system without a file.
+    /// A root file system lacks a file.
     #[error("{path} is not in the root file system {}", image.display())]
     NotInImage {
         /// The root file system.
@@ -156,7 +156,7 @@ pub enum Error {
         /// What was looked for.
         path: String,
     },
-    /// A QEMU named by the user that cannot be used.
+    /// The QEMU that the user named cannot be used.
     #[error("{} cannot be used: {reason}", program.display())]
     Qemu {
         /// The program.

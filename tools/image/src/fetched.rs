@@ -1,4 +1,5 @@
-//! Programs from Debian's packages that run on any host, with their own loader and libraries.
+//! Programs from Debian's packages that run on any host, because they bring their loader and
+//! libraries.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,7 +11,8 @@ use crate::error::Result;
 use crate::manifest::Manifest;
 use crate::progress::Progress;
 
-/// Where Debian keeps libraries of the host's processors, and the loader among them.
+/// The folder in which Debian keeps libraries of the host's architecture, and the loader among
+/// them.
 #[cfg(not(target_arch = "aarch64"))]
 mod names {
     pub(crate) const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
@@ -23,27 +25,27 @@ mod names {
 }
 pub(crate) use names::{LIBRARIES, LOADER};
 
-/// How to run `name` of the packages in `root`, so that the host's libraries do not matter: the
-/// loader, and the arguments before the program's own.
+/// Returns how to run `name` from the packages in `root`, independently of the host's libraries:
+/// the loader, and the arguments before the program's own.
 pub(crate) fn start(root: &Path, name: &str) -> (PathBuf, Vec<OsString>) {
     let libraries = root.join(LIBRARIES);
     let mut path = OsString::from(&libraries);
     path.push(":");
-    // Packages of Debian 12 have some of them here.
+    // Packages of Debian 12 have some libraries here.
     path.push(root.join(LIBRARIES.trim_start_matches("usr/")));
     let program = root.join("usr/bin").join(name).into();
     (libraries.join(LOADER), vec!["--library-path".into(), path, program])
 }
 
 impl Cache {
-    /// Where a fetched program's packages are.
+    /// Returns the folder with a fetched program's packages.
     pub(crate) fn root_of(&self, part: &str) -> PathBuf {
         self.part_folder(part).join("root")
     }
 
-    /// The manifest of packages with all their dependencies, in the part of the cache of that name;
-    /// fetched if it does not exist, or if `refresh` is set. `version` asks the program in the
-    /// folder for its version.
+    /// Returns the manifest of packages with all of their dependencies in this part of the cache,
+    /// and fetches them if the part does not exist or `refresh` is set. `version` asks the program
+    /// in the folder for its version.
     pub(crate) fn fetch_program(
         &self,
         part: &str,

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{IoContext, Result};
 
-/// SHA-256 of a file in hexadecimal digits.
+/// Returns the SHA-256 of a file in hexadecimal digits.
 pub(crate) fn sha256_file(path: &Path) -> Result<String> {
     let mut file = fs::File::open(path).on("open", path)?;
     let mut hash = Sha256::new();
@@ -21,7 +21,7 @@ pub(crate) fn sha256_file(path: &Path) -> Result<String> {
     }
 }
 
-/// Bytes as hexadecimal digits.
+/// Returns bytes as hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,5 +1,5 @@
-//! The initial RAM file system of Linux guests: busybox, our init script, the modules a guest may
-//! need, and our own programs.
+//! The initial RAM file system of Linux guests: busybox, our init script, the modules that a guest
+//! may need, and our own programs.
 
 use crate::Program;
 use crate::cpio::Archive;
@@ -12,12 +12,12 @@ const SESSION: &str = include_str!("../init/session");
 /// The first program of a guest that configures packages.
 pub(crate) const SETUP: &str = include_str!("../init/setup");
 
-/// The contents of our scripts, for the image's fingerprint.
+/// Returns the contents of our scripts, for the image's fingerprint.
 pub(crate) fn scripts() -> [&'static str; 3] {
     [INIT, INITTAB, SESSION]
 }
 
-/// Makes the archive. `load` are the modules that init loads in any case.
+/// Makes the archive. `load` lists the modules that init always loads.
 pub(crate) fn build(
     busybox: &[u8],
     release: &str,
@@ -28,7 +28,7 @@ pub(crate) fn build(
     build_with(INIT, busybox, (release, modules), load, programs)
 }
 
-/// The same with a different first program from that of nodes.
+/// Makes an archive with another first program than that of nodes.
 pub(crate) fn build_with(
     init: &str,
     busybox: &[u8],
@@ -37,7 +37,7 @@ pub(crate) fn build_with(
     programs: &[Program],
 ) -> Result<Vec<u8>> {
     let mut archive = Archive::new();
-    // Linux itself makes neither parent folders nor a console.
+    // Linux creates neither parent folders nor a console.
     for folder in [
         "bin",
         "sbin",

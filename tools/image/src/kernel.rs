@@ -1,9 +1,9 @@
 //! Kernel files: their kinds, and the ELF kernel in a bzImage.
 //!
 //! A bzImage is a boot loader's format: set-up code, and a compressed ELF kernel with code to
-//! unpack it (Documentation/arch/x86/boot.rst of the Linux source). Under an emulator that code
-//! takes seconds, so we unpack it once, here. A kernel built with CONFIG_PVH is started through a
-//! note in the ELF file.
+//! unpack it (Documentation/arch/x86/boot.rst of the Linux source). That code takes seconds under
+//! an emulator, so the kernel is unpacked here, once. A kernel built with CONFIG_PVH is started
+//! through a note in the ELF file.
 
 use std::io::Read;
 use std::path::Path;
@@ -13,15 +13,15 @@ use object::{Endianness, elf};
 
 use crate::error::{Error, Result};
 
-/// No kernel is larger, unpacked, in bytes.
+/// The largest unpacked kernel that is accepted, in bytes.
 const LIMIT: u64 = 1 << 30;
-/// The PVH entry's note, of the owner "Xen" (xen/include/public/elfnote.h).
+/// The note of the PVH entry, with the owner "Xen" (xen/include/public/elfnote.h).
 const XEN_ELFNOTE_PHYS32_ENTRY: elf::NoteType = elf::NoteType(18);
 
 /// The position of the magic number in an Image's header.
 const ARM64_MAGIC: std::ops::Range<usize> = 0x38..0x3c;
 
-/// What a kernel file is.
+/// The kind of a kernel file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KernelKind {
     /// The boot loader's format, compressed.
@@ -32,10 +32,10 @@ pub enum KernelKind {
     Elf,
 }
 
-/// What kind of kernel `bytes`, the content of `path`, is.
+/// Returns the kind of the kernel `bytes`, which is the content of `path`.
 ///
 /// # Errors
-/// [`Error::Kernel`] if it is not an x86-64 kernel, with what it seems to be instead.
+/// [`Error::Kernel`] if it is not an x86-64 kernel, with what it appears to be instead.
 pub fn inspect(path: &Path, bytes: &[u8]) -> Result<KernelKind> {
     let bad = |reason: &str| Error::Kernel { path: path.into(), reason: reason.into() };
     if bytes.starts_with(&elf::ELFMAG) {
@@ -60,11 +60,11 @@ pub fn inspect(path: &Path, bytes: &[u8]) -> Result<KernelKind> {
     }))
 }
 
-/// Checks that `bytes`, the content of `path`, are a kernel for 64-bit Arm: an Image, which is not
-/// compressed (Documentation/arch/arm64/booting.rst of the Linux source).
+/// Checks that `bytes`, the content of `path`, is an uncompressed kernel Image for arm64
+/// (Documentation/arch/arm64/booting.rst of the Linux source).
 ///
 /// # Errors
-/// [`Error::Kernel`] if they are not.
+/// [`Error::Kernel`] if it is not.
 pub fn inspect_arm64(path: &Path, bytes: &[u8]) -> Result<()> {
     if bytes.get(ARM64_MAGIC) == Some(b"ARM\x64") {
         return Ok(());
@@ -76,16 +76,17 @@ pub fn inspect_arm64(path: &Path, bytes: &[u8]) -> Result<()> {
     Err(Error::Kernel { path: path.into(), reason })
 }
 
-/// The memory that an ELF file takes when it is loaded.
+/// The memory that an ELF file takes once it is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadedSize {
     /// The sum of its segments, in bytes.
     pub bytes: u64,
-    /// The physical address behind the last one.
+    /// The physical address after the last segment.
     pub end: u64,
 }
 
-/// The memory that the ELF file `bytes` takes; `None` if it is damaged or not an ELF file.
+/// Returns the memory that the ELF file `bytes` takes, or `None` if it is damaged or not an ELF
+/// file.
 pub fn loaded_size(bytes: &[u8]) -> Option<LoadedSize> {
     let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
     let endian = file.endian();
@@ -100,9 +101,9 @@ pub fn loaded_size(bytes: &[u8]) -> Option<LoadedSize> {
     Some(size)
 }
 
-/// Bytes of memory that a kernel takes before it does anything, according to its file.
+/// Returns the bytes of memory that a kernel takes before it does anything, according to its file.
 pub fn kernel_size(bytes: &[u8]) -> Option<u64> {
-    /// `init_size` of the boot protocol: the memory that it needs to unpack itself.
+    /// `init_size` of the boot protocol: the memory that the kernel needs to unpack itself.
     const INIT_SIZE: std::ops::Range<usize> = 0x260..0x264;
     if bytes.get(0x202..0x206) == Some(b"HdrS") {
         let field = bytes.get(INIT_SIZE)?.try_into().ok()?;
@@ -133,7 +134,7 @@ fn inspect_elf(bytes: &[u8]) -> std::result::Result<KernelKind, String> {
         match segment.p_type(endian) {
             elf::PT_LOAD => {
                 segment.data(endian, bytes).map_err(|()| "it is cut short".to_owned())?;
-                // A user's program is not linked at a kernel's addresses.
+                // User programs are not linked at a kernel's addresses.
                 let address = segment.p_paddr(endian);
                 if !(0x10_0000..1 << 32).contains(&address) {
                     return Err("its addresses are not a kernel's (1 MiB to 4 GiB)".into());
@@ -158,7 +159,7 @@ fn inspect_elf(bytes: &[u8]) -> std::result::Result<KernelKind, String> {
     }
 }
 
-/// The compressed kernel in a bzImage.
+/// Returns the compressed kernel in a bzImage.
 fn payload(bytes: &[u8]) -> std::result::Result<&[u8], String> {
     let short = || "it is a bzImage that is cut short".to_owned();
     let byte = |at: usize| bytes.get(at).copied().ok_or_else(short);
@@ -183,10 +184,10 @@ fn payload(bytes: &[u8]) -> std::result::Result<&[u8], String> {
     bytes.get(start..).and_then(|rest| rest.get(..length)).ok_or_else(short)
 }
 
-/// The ELF kernel in the bzImage `bytes`, the content of `path`.
+/// Unpacks the ELF kernel in the bzImage `bytes`, which is the content of `path`.
 ///
 /// # Errors
-/// [`Error::Kernel`] if it is damaged, or compressed in a way that Debian does not use.
+/// [`Error::Kernel`] if it is damaged, or uses a compression that Debian does not.
 pub(crate) fn unpack(path: &Path, bytes: &[u8]) -> Result<Vec<u8>> {
     let bad = |reason: String| Error::Kernel { path: path.into(), reason };
     let payload = payload(bytes).map_err(bad)?;
@@ -214,7 +215,7 @@ pub(crate) fn unpack(path: &Path, bytes: &[u8]) -> Result<Vec<u8>> {
     }
 }
 
-/// The release in a bzImage, as `uname -r` prints it; `None` if it gives none.
+/// Returns the release in a bzImage, as `uname -r` prints it, if there is one.
 pub(crate) fn release(bytes: &[u8]) -> Option<String> {
     let offset = u16::from_le_bytes(bytes.get(0x20e..0x210)?.try_into().ok()?);
     let text = bytes.get(usize::from(offset).checked_add(0x200)?..)?;
@@ -232,7 +233,7 @@ mod tests {
 
     const PATH: &str = "/k";
 
-    /// A little ELF executable with one segment, and a PVH note if wanted.
+    /// Makes a small ELF executable with one segment, and with a PVH note if requested.
     pub(crate) fn tiny_elf(pvh: bool) -> Vec<u8> {
         let mut file = Vec::new();
         file.extend_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -266,7 +267,7 @@ mod tests {
         file
     }
 
-    /// A bzImage around `payload`.
+    /// Makes a bzImage around `payload`.
     fn bz_image(payload: &[u8]) -> Vec<u8> {
         let mut file = vec![0; 1024];
         file[0x1f1] = 1;

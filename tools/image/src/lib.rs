@@ -1,9 +1,9 @@
-//! Makes the files that Linux guests need from Debian's packages, in a cache of the user: a kernel,
-//! an initial RAM file system with busybox and our programs, optionally a Debian root file system
-//! with more packages, and QEMU if the host has none that is new enough.
+//! Makes the files that Linux guests need from Debian's packages, in a user's cache: a kernel, an
+//! initial RAM file system with busybox and our programs, optionally a Debian root file system with
+//! more packages, and QEMU if the host has none that is new enough.
 //!
-//! Nothing on the host is changed, and it does not need root; apt-get and dpkg-deb of the host
-//! fetch packages, resolve dependencies and check signatures, with separate folders.
+//! Nothing on the host is changed, and root is not needed. The host's apt-get and dpkg-deb fetch
+//! packages, resolve dependencies and check signatures, with folders of our own.
 //!
 //! ```no_run
 //! use tofu_image::{Cache, Program, Silent, Spec};
@@ -22,9 +22,9 @@
 #![forbid(unsafe_code)]
 
 /// Options for the kernel's command line that make it boot fast: silent, without security modules
-/// and self-tests of its cryptography, which our guests do not need. Saves a second under
-/// emulation. A kernel that panics restarts, which ends a monitor that does not restart guests
-/// (QEMU's `-no-reboot`).
+/// and without self-tests of its cryptography, which our guests do not need. They save a second
+/// under emulation. A kernel that panics restarts, which ends a monitor that does not restart
+/// guests (QEMU's `-no-reboot`).
 pub const BOOT_ARGUMENTS: &str = "quiet panic=-1 lsm=capability cryptomgr.notests \
                                   initcall_blacklist=jent_mod_init random.trust_cpu=on";
 

@@ -14,7 +14,8 @@ use crate::error::{Error, IoContext, Result};
 use crate::hash::sha256_file;
 use crate::spec::{Kernel, Spec};
 
-/// Changes when a folder made by an older version of this crate cannot be used any more.
+/// Version of the format. It changes when folders made by an older version of this crate cannot be
+/// used any more.
 pub(crate) const FORMAT: u32 = 1;
 
 /// A Debian package that went into an image.
@@ -29,7 +30,7 @@ pub struct Package {
 /// A file of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileInfo {
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
     /// SHA-256 of its content, in hexadecimal digits.
     pub sha256: String,
@@ -42,29 +43,29 @@ pub struct Manifest {
     pub(crate) format: u32,
     /// The image's name.
     pub name: String,
-    /// Changes with everything that was asked for: see [`Spec`](crate::Spec).
+    /// A hash of everything that was asked for: see [`Spec`](crate::Spec).
     pub fingerprint: String,
     /// When it was made, in seconds since 1970 UTC.
     pub built: u64,
     /// The kernel's release as `uname -r` prints it; empty if it is not known.
     #[serde(default)]
     pub kernel: String,
-    /// The processors of its guests.
+    /// The architecture of its guests.
     #[serde(default)]
     pub arch: Arch,
-    /// Requested packages, without those that they depend on.
+    /// The requested packages, without their dependencies.
     #[serde(default)]
     pub with: Vec<String>,
     /// The requested kernel, in the notation of [`Kernel`](crate::Kernel).
     #[serde(default)]
     pub asked_kernel: String,
-    /// Requested modules, beyond those of every image.
+    /// The requested modules, in addition to those of every image.
     #[serde(default)]
     pub modules: Vec<String>,
-    /// Parts of the cache that it shares with other images.
+    /// The parts of the cache that it shares with other images.
     #[serde(default)]
     pub(crate) parts: Vec<String>,
-    /// Problems while it was made, one per line.
+    /// Problems that came up while it was made, one per line.
     #[serde(default)]
     pub notes: Vec<String>,
     /// Its files by name.
@@ -76,7 +77,7 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// The name of the file.
+    /// The file's name.
     pub const FILE: &'static str = "manifest.toml";
 
     pub(crate) fn new(name: &str, fingerprint: &str) -> Self {
@@ -98,7 +99,7 @@ impl Manifest {
         }
     }
 
-    /// Notes a file that is in `folder`.
+    /// Records a file in `folder`.
     pub(crate) fn add_file(&mut self, folder: &Path, name: &str) -> Result<()> {
         let path = folder.join(name);
         let size = fs::metadata(&path).on("look at", &path)?.len();
@@ -114,7 +115,7 @@ impl Manifest {
         fs::write(&path, text).on("write", &path)
     }
 
-    /// Reads a folder's manifest. `None` if there is none, or of another format.
+    /// Reads a folder's manifest. Returns `None` if there is none, or if it has another format.
     pub(crate) fn read(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(Self::FILE);
         let text = match fs::read_to_string(&path) {
@@ -137,19 +138,19 @@ impl Manifest {
         toml::from_str(&text).map(Some).map_err(damaged)
     }
 
-    /// Whether all files are in `folder` and have the right length.
+    /// Returns whether all files are in `folder` and have the right length.
     pub(crate) fn files_are_whole(&self, folder: &Path) -> bool {
         self.files.iter().all(|(name, info)| {
             fs::metadata(folder.join(name)).is_ok_and(|data| data.len() == info.size)
         })
     }
 
-    /// The request that the image was built for, without its programs. With the current programs,
-    /// `Cache::build` of it updates an image that an older version made; nothing is fetched for
-    /// that.
+    /// Returns the specification from which the image was built, without its programs. Passed to
+    /// `Cache::build` with the current programs, it updates an image that an older version made,
+    /// without fetching anything.
     ///
     /// # Errors
-    /// If the manifest was changed by hand to something that is not allowed.
+    /// If the manifest was edited to something that is not allowed.
     pub fn spec(&self) -> Result<Spec> {
         let kernel = match self.asked_kernel.as_str() {
             "" => Kernel::Auto,
@@ -159,7 +160,7 @@ impl Manifest {
         spec.with(&self.with)?.modules(&self.modules)
     }
 
-    /// The size of all files together, in bytes.
+    /// Returns the total size of all files, in bytes.
     pub fn size(&self) -> u64 {
         self.files.values().map(|file| file.size).sum()
     }

@@ -1,8 +1,8 @@
-//! Where Debian's packages come from: the host's own apt configuration, read and never changed.
+//! Where Debian's packages come from: the host's own apt configuration, which is only read.
 
 use std::path::{Path, PathBuf};
 
-/// A source of packages in apt's configuration: one address with one suite.
+/// A source of packages in apt's configuration, with one address and one suite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Source {
     uri: String,
@@ -10,8 +10,8 @@ struct Source {
     components: Vec<String>,
 }
 
-/// Names that Debian gives its releases. A suite of another name belongs to another distribution,
-/// whose packages are not used.
+/// Names of Debian releases. A suite of any other name belongs to another distribution, whose
+/// packages are not used.
 const RELEASES: &[&str] = &[
     "bullseye",
     "bookworm",
@@ -26,7 +26,7 @@ const RELEASES: &[&str] = &[
     "unstable",
 ];
 
-/// Parses the one-line format (`sources.list`, `*.list`; sources.list(5)).
+/// Parses the one-line format (`sources.list`, `*.list`; see sources.list(5)).
 fn parse_lines(text: &str) -> Vec<Source> {
     let mut sources = Vec::new();
     for line in text.lines() {
@@ -51,7 +51,7 @@ fn parse_lines(text: &str) -> Vec<Source> {
 /// Parses the deb822 format (`*.sources`).
 fn parse_stanzas(text: &str) -> Vec<Source> {
     let mut sources = Vec::new();
-    // Comments may stand within a stanza, so they are removed first.
+    // Comments may occur within a stanza, so they are removed first.
     let lines: Vec<&str> =
         text.lines().map(str::trim_end).filter(|line| !line.starts_with('#')).collect();
     for stanza in lines.split(|line| line.is_empty()) {
@@ -89,7 +89,7 @@ fn parse_stanzas(text: &str) -> Vec<Source> {
     sources
 }
 
-/// The addresses of Debian's main archive in `sources`, without its security archive.
+/// Returns the addresses of Debian's main archive in `sources`, without the security archive.
 fn archives(sources: &[Source]) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     for source in sources {
@@ -106,8 +106,8 @@ fn archives(sources: &[Source]) -> Vec<String> {
     found
 }
 
-/// `uri`, and the other place where the same host would have the archive: a mirror may serve the
-/// state of a past day by a longer path, and lack that day's backports.
+/// Returns `uri`, and another address at which the same host would have the archive: a mirror may
+/// serve the state of a past day under a longer path, and lack that day's backports.
 fn with_fallback(uri: &str) -> Vec<String> {
     let mut uris = vec![uri.trim_end_matches('/').to_owned()];
     if let Some((scheme, rest)) = uri.split_once("://").filter(|(s, _)| s.starts_with("http")) {
@@ -120,7 +120,8 @@ fn with_fallback(uri: &str) -> Vec<String> {
     uris
 }
 
-/// The addresses to try, best first: from apt's configuration in `etc` (usually `/etc/apt`).
+/// Returns the addresses to try, best first, from the apt configuration in `etc` (usually
+/// `/etc/apt`).
 pub(crate) fn of_host(etc: &Path) -> Vec<String> {
     let mut files: Vec<PathBuf> = vec![etc.join("sources.list")];
     if let Ok(folder) = std::fs::read_dir(etc.join("sources.list.d")) {
@@ -146,9 +147,9 @@ pub(crate) fn of_host(etc: &Path) -> Vec<String> {
     uris
 }
 
-/// The parts of the host's apt configuration, as `apt-config dump` prints it, that tell how to
-/// reach a mirror: proxies, certificates, time limits. Everything else (hooks, pins, folders)
-/// belongs to the host and is left out.
+/// Returns those parts of the host's apt configuration, as printed by `apt-config dump`, that tell
+/// how to reach a mirror: proxies, certificates, time limits. Everything else (hooks, pins,
+/// folders) is left out, because it is meant for the host only.
 pub(crate) fn transport_settings(dump: &str) -> String {
     let wanted = |line: &str| {
         [
@@ -164,7 +165,8 @@ pub(crate) fn transport_settings(dump: &str) -> String {
         .iter()
         .any(|name| line.starts_with(name))
     };
-    // An empty value in the dump is the head of a list or a default; neither needs repeating.
+    // An empty value in the dump is the head of a list or a default, neither of which needs
+    // repeating.
     dump.lines()
         .filter(|line| wanted(line) && line.ends_with(';') && !line.ends_with(" \"\";"))
         .map(|line| format!("{line}\n"))

@@ -1,8 +1,7 @@
-//! Kernel modules: which ones another needs, and in what order they load.
+//! Kernel modules: what they depend on, and in which order they are loaded.
 //!
-//! Debian's kernel packages come without `modules.dep`, which depmod makes when they are
-//! installed. But each module's `.modinfo` section lists its dependencies, and this code follows
-//! them.
+//! Debian's kernel packages have no `modules.dep`, which depmod makes when they are installed. But
+//! each module lists its dependencies in its `.modinfo` section, and this code follows them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,15 +13,15 @@ use object::{Endianness, Object as _, ObjectSection as _};
 
 use crate::error::{Error, IoContext, Result};
 
-/// No module is larger, in bytes.
+/// The largest module that is accepted, in bytes.
 const LIMIT: u64 = 64 << 20;
 
-/// A module, unpacked.
+/// An unpacked module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Module {
-    /// With underscores, as the kernel shows it.
+    /// The name with underscores, as the kernel shows it.
     pub(crate) name: String,
-    /// Below the folder of the release, without the suffix of the compression:
+    /// The path below the release's folder, without the suffix of the compression, such as
     /// `kernel/drivers/vfio/vfio.ko`.
     pub(crate) path: String,
     pub(crate) bytes: Vec<u8>,
@@ -34,17 +33,17 @@ pub(crate) struct Module {
 pub(crate) struct Tree {
     folders: Vec<PathBuf>,
     release: String,
-    /// Files by name of the module.
+    /// Files by the name of the module.
     files: BTreeMap<String, PathBuf>,
     built_in: Vec<String>,
 }
 
-/// The kernel treats `-` and `_` in names as the same.
+/// Replaces `-` in a name with `_`. The kernel treats both as the same.
 fn plain(name: &str) -> String {
     name.replace('-', "_")
 }
 
-/// The module's name of a file `kernel/x/NAME.ko.xz`.
+/// Returns the name of the module in a file `kernel/x/NAME.ko.xz`.
 fn name_of(path: &Path) -> Option<String> {
     let file = path.file_name()?.to_str()?;
     let name = file.strip_suffix(".ko").or_else(|| file.strip_suffix(".ko.xz"))?;
@@ -52,7 +51,7 @@ fn name_of(path: &Path) -> Option<String> {
 }
 
 impl Tree {
-    /// The modules in `folder`, the `/lib/modules/RELEASE` of a kernel package.
+    /// Opens the modules in `folder`, which is the `/lib/modules/RELEASE` of a kernel package.
     pub(crate) fn open(folder: &Path, release: &str) -> Result<Self> {
         let built_in = fs::read_to_string(folder.join("modules.builtin")).unwrap_or_default();
         let built_in = built_in.lines().filter_map(|line| name_of(Path::new(line))).collect();
@@ -62,7 +61,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Adds the modules of another such folder, which were built later for the same release.
+    /// Adds modules that were built later for the same release, in another such folder.
     pub(crate) fn add(&mut self, folder: &Path) -> Result<()> {
         let mut folders = vec![folder.join("kernel")];
         while let Some(next) = folders.pop() {
@@ -80,19 +79,19 @@ impl Tree {
         Ok(())
     }
 
-    /// Whether there is such a module as a file.
+    /// Returns whether the module exists as a file.
     pub(crate) fn has_file(&self, name: &str) -> bool {
         self.files.contains_key(&plain(name))
     }
 
-    /// Whether there is such a module, as a file or built in.
+    /// Returns whether the module exists, as a file or built in.
     pub(crate) fn has(&self, name: &str) -> bool {
         let name = plain(name);
         self.files.contains_key(&name) || self.built_in.contains(&name)
     }
 
-    /// `names` and all their dependencies, each after its own dependencies. Those built into the
-    /// kernel are left out.
+    /// Returns `names` and all their dependencies, each after its own dependencies. Modules built
+    /// into the kernel are left out.
     ///
     /// # Errors
     /// [`Error::NoModule`] for a name that the release does not have.
@@ -105,7 +104,7 @@ impl Tree {
         Ok(order)
     }
 
-    /// Depth first; `seen` ends cycles, which no real kernel has.
+    /// Visits dependencies depth-first. `seen` breaks cycles, which no real kernel has.
     fn visit(&self, name: &str, seen: &mut Vec<String>, order: &mut Vec<Module>) -> Result<()> {
         if self.built_in.iter().any(|known| known == name) || seen.iter().any(|known| known == name)
         {
@@ -140,7 +139,7 @@ impl Tree {
     }
 }
 
-/// Reads a module file, unpacked.
+/// Reads a module file and unpacks it.
 fn read(path: &Path) -> Result<Vec<u8>> {
     let file = fs::read(path).on("read", path)?;
     if path.extension().is_some_and(|extension| extension == "xz") {
@@ -164,7 +163,7 @@ struct Info {
     aliases: Vec<String>,
 }
 
-/// A module's description of itself: `key=value` strings, each ended by NUL.
+/// Parses a module's description of itself: `key=value` strings, each terminated by NUL.
 fn modinfo(bytes: &[u8]) -> std::result::Result<Info, String> {
     let file = ElfFile64::<Endianness>::parse(bytes).map_err(|error| error.to_string())?;
     let section = file.section_by_name(".modinfo").ok_or("it has no .modinfo section")?;
@@ -188,8 +187,8 @@ fn parse_info(data: &[u8]) -> Info {
     info
 }
 
-/// The text of `modules.dep` for `modules`, which are in the order of loading, for modprobe in the
-/// guest. It loads the modules of a line from right to left.
+/// Returns the text of `modules.dep` for `modules`, in the order of loading, for modprobe in the
+/// guest, which loads the modules of a line from right to left.
 pub(crate) fn dependency_file(modules: &[Module]) -> String {
     let mut text = String::new();
     for (index, module) in modules.iter().enumerate() {
@@ -208,7 +207,7 @@ pub(crate) fn dependency_file(modules: &[Module]) -> String {
     text
 }
 
-/// The text of `modules.alias` for these modules.
+/// Returns the text of `modules.alias` for these modules.
 pub(crate) fn alias_file(modules: &[Module]) -> String {
     modules
         .iter()
@@ -230,7 +229,7 @@ mod tests {
         }
     }
 
-    /// An ELF object with only a `.modinfo` section.
+    /// Makes an ELF object with only a `.modinfo` section.
     fn object(info: &[&str]) -> Vec<u8> {
         let data: Vec<u8> =
             info.iter().flat_map(|text| [text.as_bytes(), b"\0"].concat()).collect();

@@ -1,4 +1,4 @@
-//! How a caller follows a build, and stops it.
+//! Lets a caller follow a build, and cancel it.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Phase {
-    /// Another process builds; wait for it.
+    /// Waiting for another process that builds.
     Waiting,
     /// Fetching the lists of packages.
     Lists,
@@ -14,15 +14,15 @@ pub enum Phase {
     Download,
     /// Unpacking packages; progress is in packages.
     Unpack,
-    /// Making the kernel's files.
+    /// Extracting the kernel's files.
     Kernel,
-    /// Compiling a kernel with our driver; progress is in files, about.
+    /// Compiling a kernel with our driver; progress is roughly in files.
     Compile,
-    /// Compiling our programs for guests with other processors than the host's.
+    /// Compiling our programs for guests of another architecture than the host's.
     Programs,
     /// Compiling the libraries that users' programs for such guests are linked with.
     Libraries,
-    /// Compiling a module of the user's.
+    /// Compiling a user's module.
     Module,
     /// Making the initial RAM file system.
     Initramfs,
@@ -53,17 +53,18 @@ impl fmt::Display for Phase {
 
 /// Receives a build's progress. Called often, from the thread that builds; must not block.
 pub trait Progress {
-    /// `done` of `total` of a phase is done, in bytes for downloads and in steps otherwise.
-    /// `total` is 0 when it is not known.
+    /// Reports that `done` of `total` of a phase is complete, in bytes for downloads and in steps
+    /// otherwise. `total` is 0 if it is not known.
     fn update(&self, phase: Phase, done: u64, total: u64);
 
-    /// Something that the user may want to know, in one line; the build continues.
+    /// Reports something that the user may want to know, in one line. The build continues.
     fn note(&self, text: &str) {
         log::info!("{text}");
     }
 
-    /// Whether to stop. Called about ten times a second; children are ended, and the build returns
-    /// [`Error::Interrupted`](crate::Error::Interrupted). A program sets this on Ctrl-C.
+    /// Returns whether to stop. Called about ten times a second. If so, child processes are ended,
+    /// and the build returns [`Error::Interrupted`](crate::Error::Interrupted). Programs implement
+    /// this for Ctrl-C.
     fn cancelled(&self) -> bool {
         false
     }

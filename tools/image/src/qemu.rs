@@ -16,11 +16,11 @@ use crate::fetched::{LIBRARIES, start};
 use crate::progress::{Progress, Silent};
 use crate::run;
 
-/// `vfio-user-pci` came with this version.
+/// The first version with `vfio-user-pci`.
 pub const MINIMUM: (u32, u32) = (10, 1);
 
-/// One QEMU: its name, its package, its part of the cache, and the variable by which a user names
-/// another one.
+/// The names for one QEMU: its program, its package, its part of the cache, and the variable by
+/// which a user names another one.
 struct Names {
     program: &'static str,
     package: &'static str,
@@ -28,7 +28,7 @@ struct Names {
     variable: &'static str,
 }
 
-/// The names for the QEMU with this kind of processors.
+/// Returns the names for the QEMU of this architecture.
 const fn names(arch: Arch) -> Names {
     match arch {
         Arch::X86_64 => Names {
@@ -46,7 +46,7 @@ const fn names(arch: Arch) -> Names {
     }
 }
 
-/// Where a QEMU is from.
+/// Where a QEMU comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// The user named it.
@@ -64,16 +64,16 @@ pub struct Qemu {
     pub program: PathBuf,
     /// Arguments that come before all others.
     pub args_prefix: Vec<OsString>,
-    /// What to add to the environment.
+    /// Variables to add to the environment.
     pub envs: Vec<(OsString, OsString)>,
-    /// Its version, as `11.1.3`.
+    /// Its version, such as `11.1.3`.
     pub version: String,
-    /// Where it is from.
+    /// Where it comes from.
     pub origin: Origin,
 }
 
 impl Qemu {
-    /// A command that runs it; QEMU's own arguments are to be added.
+    /// Returns a command that runs it, to which QEMU's own arguments can be added.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.args_prefix).envs(self.envs.iter().map(|(name, value)| (name, value)));
@@ -85,7 +85,8 @@ impl Qemu {
         Self { program, args_prefix: Vec::new(), envs: Vec::new(), version, origin }
     }
 
-    /// The one in `root`. It runs with its own loader and libraries, so the host's do not matter.
+    /// Returns the QEMU in `root`, which runs with its own loader and libraries, independently of
+    /// the host's.
     fn in_root(root: &Path, arch: Arch, version: String) -> Self {
         let (program, mut args_prefix) = start(root, names(arch).program);
         for folder in ["usr/share/qemu", "usr/share/seabios"] {
@@ -102,7 +103,7 @@ impl Qemu {
     }
 }
 
-/// The version in what `--version` prints: "QEMU emulator version 11.1.3 (Debian ...)".
+/// Parses the version that `--version` prints: "QEMU emulator version 11.1.3 (Debian ...)".
 fn parse_version(text: &str) -> Option<(String, (u32, u32))> {
     let version = text.split_once("version ")?.1.split([' ', '\n', '(', ',']).next()?;
     let mut numbers = version.split('.').map(|number| number.parse::<u32>());
@@ -110,7 +111,8 @@ fn parse_version(text: &str) -> Option<(String, (u32, u32))> {
     Some((version.to_owned(), pair))
 }
 
-/// What is known of a host's program, kept because asking it takes a tenth of a second.
+/// What is known of a host's program. It is stored, because asking the program takes a tenth of a
+/// second.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Known {
     program: PathBuf,
@@ -129,8 +131,8 @@ impl Known {
     }
 }
 
-/// Keeps what names a QEMU from a program that may be one. A script that runs `tofu image qemu`
-/// would otherwise run itself, again and again.
+/// Hides the variables that name a QEMU from a program that may be one. A script that runs `tofu
+/// image qemu` would otherwise run itself again and again.
 fn unnamed(command: &mut Command) {
     for arch in Arch::ALL {
         command.env_remove(names(arch).variable);
@@ -173,17 +175,18 @@ fn probe(program: &Path, progress: &dyn Progress) -> Result<Known> {
 }
 
 impl Cache {
-    /// A QEMU that can be used: the one that `named` or the variable `TOFU_QEMU` gives, else the
-    /// host's if it is 10.1 or later and has `vfio-user-pci`, else the cache's, which is fetched
-    /// (37 MB of packages) if it is missing.
+    /// Returns a QEMU that can be used: the one that `named` or the variable `TOFU_QEMU` gives,
+    /// else the host's if it is 10.1 or later and has `vfio-user-pci`, else the one in the cache,
+    /// which is fetched (37 MB of packages) if it is missing.
     ///
     /// # Errors
-    /// [`Error::Qemu`] if the named one cannot be used; all that can go wrong with fetching.
+    /// [`Error::Qemu`] if the named one cannot be used, and everything that can go wrong with
+    /// fetching.
     pub fn qemu(&self, named: Option<&Path>, progress: &dyn Progress) -> Result<Qemu> {
         self.qemu_for(Arch::default(), named, progress)
     }
 
-    /// The same for a QEMU with this kind of processors. The one for arm64 is named by the variable
+    /// Returns a QEMU for this architecture in the same way. The variable for arm64 is
     /// `TOFU_QEMU_ARM64` (38 MB of packages).
     ///
     /// # Errors
@@ -224,11 +227,12 @@ impl Cache {
         self.fetched_qemu(arch, false, progress)
     }
 
-    /// What [`Cache::qemu_for`] would return now without fetching anything; for `tofu doctor`.
+    /// Returns what [`Cache::qemu_for`] would return now without fetching anything, for `tofu
+    /// doctor`.
     pub fn present_qemu(&self, arch: Arch) -> Option<Qemu> {
         let Names { program, part, variable, .. } = names(arch);
         if std::env::var_os(variable).is_some_and(|value| !value.is_empty()) {
-            // Nothing is fetched if one is named.
+            // If one is named, nothing is fetched.
             return self.qemu_for(arch, None, &Silent).ok();
         }
         if let Some(program) = run::find(program)
@@ -250,14 +254,14 @@ impl Cache {
             return Ok(known);
         }
         let known = probe(program, progress)?;
-        // Only to save time: if it cannot be written, the program is asked again.
+        // The file only saves time: if it cannot be written, the program is asked again.
         if let Ok(text) = toml::to_string(&known) {
             let _ = fs::create_dir_all(self.folder()).and_then(|()| fs::write(&file, text));
         }
         Ok(known)
     }
 
-    /// QEMU in the cache; fetched if it is missing, or if `refresh` is set.
+    /// Returns the QEMU in the cache, and fetches it if it is missing or `refresh` is set.
     pub(crate) fn fetched_qemu(
         &self,
         arch: Arch,

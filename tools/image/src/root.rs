@@ -1,11 +1,12 @@
 //! A Debian root file system with packages of the user's choice, as an ext4 image.
 //!
-//! Packages are unpacked by dpkg-deb, and entered in a dpkg database as unpacked; then dpkg in the
-//! new root runs their own set-up scripts. That takes a root user: the real one, or the one in a
-//! user namespace, which ordinary users may make on most hosts. Where neither is available, the
+//! dpkg-deb unpacks the packages, and they are entered in a dpkg database as unpacked. Then dpkg in
+//! the new root runs their own set-up scripts. That takes a root user: the real one, or the one in
+//! a user namespace, which ordinary users may create on most hosts. Where neither is available, the
 //! scripts do not run; see [`RootAccess::Bare`].
 //!
-//! The scripts of packages for other processors run in a guest, which needs only QEMU of the host.
+//! The scripts of packages for another architecture run in a guest, which needs only QEMU on the
+//! host.
 
 mod guest;
 
@@ -30,9 +31,9 @@ use crate::run;
 
 pub(crate) use guest::Guest;
 
-/// In every root, beside Debian's essential packages.
+/// Packages in every root, in addition to Debian's essential ones.
 const BASE: &[&str] = &["iproute2", "iputils-ping", "kmod", "mount", "pciutils", "procps"];
-/// The folder with the files for setting them up.
+/// The folder with the files for setting the packages up.
 const BUILD: &str = "tofu-build";
 /// Folders that a guest does not need.
 const WASTE: &[&str] = &[
@@ -54,16 +55,16 @@ const LABEL: &str = "tofu-root";
 
 const CONFIGURE: &str = include_str!("../init/configure");
 const ENTER: &str = include_str!("../init/enter");
-/// Changes with what is done to the packages.
+/// Identifies what is done to the packages.
 pub(crate) const RECIPE: &str =
     concat!("3\n", include_str!("../init/configure"), include_str!("../init/enter"));
 
-/// Room in an image, beyond what its files take.
+/// Room in an image in addition to what its files take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Room {
     /// Guests only read it.
     Little,
-    /// The packages' scripts must still run there. They mostly write compiled Python.
+    /// The packages' scripts have yet to run there. They mostly write compiled Python.
     ForScripts,
 }
 
@@ -72,16 +73,16 @@ enum Room {
 pub(crate) enum RootAccess {
     /// As root, in namespaces of their own.
     Root,
-    /// As root with only chroot, as in a container that may not mount.
+    /// As root with chroot only, as in a container that may not mount.
     Chroot,
     /// As the root user of a user namespace.
     UserNamespace,
-    /// Not at all: users, groups and libraries are set up, alternatives and the rest are not.
+    /// Not at all: users, groups and libraries are set up, but alternatives and the rest are not.
     Bare,
 }
 
 impl RootAccess {
-    /// The words in front of the command that runs there.
+    /// Returns the words before the command that runs there.
     fn prefix(self) -> Option<Vec<OsString>> {
         let user: &[&str] = match self {
             RootAccess::Root => &[],
@@ -95,7 +96,7 @@ impl RootAccess {
         Some(words)
     }
 
-    /// A command for `program` to be run this way.
+    /// Returns a command that runs `program` in this way.
     fn command(self, program: &Path) -> Option<Command> {
         let prefix = self.prefix()?;
         Some(match prefix.split_first() {
@@ -108,7 +109,7 @@ impl RootAccess {
         })
     }
 
-    /// A command that runs the script `tofu-build/configure` in `root` with an argument.
+    /// Returns a command that runs the script `tofu-build/configure` in `root` with an argument.
     ///
     /// # Errors
     /// [`Error::NoTool`] if the host does not permit that.
@@ -123,7 +124,7 @@ impl RootAccess {
         Ok(command)
     }
 
-    /// The best that the host allows.
+    /// Returns the best access that the host allows.
     pub(crate) fn find(progress: &dyn Progress) -> Result<Self> {
         let ways: &[RootAccess] = match rustix::process::geteuid().is_root() {
             true => &[RootAccess::Root, RootAccess::Chroot],
@@ -157,8 +158,8 @@ pub(crate) fn copy_out(
     Tools::find(cache, progress)?.copy_out(image, from, to, progress)
 }
 
-/// The part with the root image for `packages`, made if it does not exist yet. `guest` is for
-/// packages for other processors than the host's. The caller holds the lock.
+/// Makes the part with the root image for `packages` if it does not exist yet. `guest` is for
+/// packages of another architecture than the host's. The caller holds the lock.
 pub(crate) fn part(
     cache: &Cache,
     packages: &[String],
@@ -180,7 +181,7 @@ pub(crate) fn part(
         wanted.extend(BASE);
         wanted.extend(packages.iter().map(String::as_str));
         let mut debs = apt.closure(&wanted, apt::From::Release)?;
-        // It has the links /bin, /lib and so on, which must exist before anything else.
+        // base-files has the links /bin, /lib and so on, which must exist before anything else.
         debs.sort_by_key(|deb| deb.name() != "base-files");
         let files = apt.fetch(&debs, apt::From::Release)?;
         let root = folder.join("root");
@@ -250,19 +251,19 @@ fn unpack(apt: &Apt<'_>, files: &[PathBuf], root: &Path, progress: &dyn Progress
     let write = |path: PathBuf, text: &str| fs::write(&path, text).on("write", &path);
     write(database.join("status"), &status)?;
     write(database.join("available"), "")?;
-    // The layout of the database with the architecture in some names.
+    // The format of the database that has the architecture in some names.
     write(info.join("format"), "1\n")
 }
 
 struct Stanza {
-    /// The entry for the status file.
+    /// The entry in the status file.
     status: String,
-    /// The base of its names in dpkg's info folder.
+    /// The base of its file names in dpkg's info folder.
     file_name: String,
 }
 
 impl Stanza {
-    /// Turns a package's control file into its entry as an unpacked package.
+    /// Turns a package's control file into an entry of an unpacked package.
     fn parse(control: &str) -> Self {
         let field = |name: &str| {
             control
@@ -289,8 +290,8 @@ impl Stanza {
     }
 }
 
-/// The paths in a listing by tar (`mode owner size date time ./path`, links with ` -> target`), as
-/// dpkg has them.
+/// Returns the paths in tar's listing (`mode owner size date time ./path`, links with ` ->
+/// target`), in dpkg's format.
 fn paths_of(listing: &str) -> String {
     let mut list = String::new();
     for line in listing.lines() {
@@ -304,7 +305,7 @@ fn paths_of(listing: &str) -> String {
     list
 }
 
-/// Adds to the unpacked packages the files that their scripts expect.
+/// Adds files that the scripts of the unpacked packages expect.
 fn prepare(root: &Path) -> Result<()> {
     let copy = |from: &str, to: &str| {
         let (from, to) = (root.join(from), root.join(to));
@@ -325,7 +326,7 @@ fn prepare(root: &Path) -> Result<()> {
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).on("write", &script)
 }
 
-/// Configures the unpacked packages, as well as the host permits.
+/// Configures the unpacked packages, as far as the host permits.
 fn configure(root: &Path, manifest: &mut Manifest, progress: &dyn Progress) -> Result<()> {
     let way = RootAccess::find(progress)?;
     let shell = run::find("sh").unwrap_or_else(|| "/bin/sh".into());
@@ -343,7 +344,7 @@ fn configure(root: &Path, manifest: &mut Manifest, progress: &dyn Progress) -> R
     let total = installed().1;
     let mut ticks = 0u32;
     let output = run::run(command, "configuring packages", progress, || {
-        // dpkg notes its work in small files first, so this lags behind.
+        // dpkg first records its work in small files, so this lags behind.
         ticks += 1;
         if ticks.is_multiple_of(20) {
             progress.update(Phase::Configure, installed().0, total);
@@ -373,7 +374,7 @@ fn tell_unconfigured(status: &str, manifest: &mut Manifest, progress: &dyn Progr
     }
 }
 
-/// Packages in a dpkg status file that are not installed in full.
+/// Returns the packages in a dpkg status file that are not fully installed.
 fn unconfigured(status: &str) -> Vec<String> {
     let bad = |stanza: &str| {
         let name = stanza.lines().find_map(|line| line.strip_prefix("Package: "))?;
@@ -383,13 +384,13 @@ fn unconfigured(status: &str) -> Vec<String> {
     status.split("\n\n").filter_map(bad).collect()
 }
 
-/// Does the set-up that needs no root user.
+/// Does those parts of the set-up that need no root user.
 fn bare(root: &Path, manifest: &mut Manifest, progress: &dyn Progress) -> Result<()> {
     let text = "this host allows neither root nor user namespaces: the packages' set-up scripts \
                 did not run, so names that are alternatives (awk, mpirun) are missing";
     progress.note(text);
     manifest.notes.push(text.into());
-    // The folders that the scripts of base-files make, and that nearly every program expects.
+    // Folders that the scripts of base-files make, and that nearly every program expects.
     for folder in ["root", "home", "mnt", "opt", "srv", "var/tmp", "usr/local/bin"] {
         let path = root.join(folder);
         fs::create_dir_all(&path).on("create", &path)?;
@@ -401,10 +402,10 @@ fn bare(root: &Path, manifest: &mut Manifest, progress: &dyn Progress) -> Result
     Ok(())
 }
 
-/// mke2fs of the host, or one in the cache.
+/// The host's mke2fs, or one in the cache.
 struct Tools {
     mke2fs: PathBuf,
-    /// The root that it comes from, if it is not the host's.
+    /// The root that contains it, if it is not the host's.
     root: Option<PathBuf>,
 }
 
@@ -425,7 +426,7 @@ impl Tools {
         Ok(Self { mke2fs: root.join("usr/sbin/mke2fs"), root: Some(root) })
     }
 
-    /// A command of e2fsprogs, after `prefix` if that has words.
+    /// Returns a command of e2fsprogs, preceded by the words in `prefix`.
     fn command(&self, name: &str, prefix: &[OsString]) -> Command {
         let mut words = prefix.to_vec();
         if let Some(root) = &self.root {
@@ -439,8 +440,8 @@ impl Tools {
         command
     }
 
-    /// Makes an ext4 image of the tree `from`. All files in it belong to root, unless we are root
-    /// and they have other owners.
+    /// Makes an ext4 image of the tree `from`. All files in it belong to root, unless this process
+    /// is root and they have other owners.
     fn make_image(
         &self,
         from: &Path,
@@ -454,7 +455,7 @@ impl Tools {
             bytes += bytes / 4 + (64 << 20);
             inodes += inodes / 2 + 1000;
         }
-        // Guests write elsewhere, so little room is needed except for ext4's own data.
+        // Guests write elsewhere, so apart from ext4's own data little room is needed.
         let blocks = (bytes + bytes / 10 + inodes * 300 + (16 << 20)) / 1024;
         let ordinary = !rustix::process::geteuid().is_root();
         let mut prefix: Vec<OsString> = Vec::new();
@@ -462,13 +463,14 @@ impl Tools {
             && RootAccess::find(progress)? == RootAccess::UserNamespace
             && let Some(unshare) = run::find("unshare")
         {
-            // mke2fs copies owners. In there we are root, so our files are root's.
+            // mke2fs copies owners. In the namespace this user is root, so the files belong to
+            // root.
             prefix.extend([unshare.into(), "--user".into(), "--map-root-user".into()]);
         }
         let mut command = self.command("mke2fs", &prefix);
         command
             .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-L", LABEL])
-            // By name, because the defaults differ between versions.
+            // Features are named, because the defaults differ between versions.
             .args(["-O", FEATURES, "-E", "root_owner=0:0"])
             .arg("-N")
             .arg((inodes + inodes / 20 + 100).to_string())
@@ -483,11 +485,11 @@ impl Tools {
         Ok(())
     }
 
-    /// Copies a file or folder out of an image into the folder `to`. Symbolic links stay links.
+    /// Copies a file or folder out of an image into the folder `to`. Symbolic links remain links.
     fn copy_out(&self, image: &Path, from: &str, to: &Path, progress: &dyn Progress) -> Result<()> {
         let mut command = self.command("debugfs", &[]);
         command.arg("-R").arg(format!("rdump \"{from}\" \"{}\"", to.display())).arg(image);
-        // It reports failures, but its exit code is success.
+        // debugfs prints failures, but still exits with success.
         run::must(command, "reading a root file system", to, progress)?;
         let name = from.rsplit('/').next().unwrap_or(from);
         if to.join(name).symlink_metadata().is_err() {
@@ -496,8 +498,8 @@ impl Tools {
         Ok(())
     }
 
-    /// Makes root the owner of all files in an image with `count` of them. mke2fs numbers them from
-    /// 12; there are a few less if files have several names, which does no harm.
+    /// Makes root the owner of all files in an image with `count` of them. mke2fs numbers inodes
+    /// from 12. Files with several names use fewer inodes, which does no harm.
     fn give_to_root(&self, image: &Path, count: u64, progress: &dyn Progress) -> Result<()> {
         let script = image.with_file_name("owners");
         let mut text = String::new();
@@ -514,7 +516,7 @@ impl Tools {
     }
 }
 
-/// The room that the files below a folder take, in bytes, and their number.
+/// Returns the room that the files below a folder take, in bytes, and their number.
 fn measure(folder: &Path) -> Result<(u64, u64)> {
     let (mut bytes, mut count) = (0, 0);
     let mut folders = vec![folder.to_owned()];

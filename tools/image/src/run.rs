@@ -1,4 +1,5 @@
-//! Child processes that end when they should: with us, on Ctrl-C, or when they take too long.
+//! Child processes that end when they should: with this process, on Ctrl-C, or when they take too
+//! long.
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -10,13 +11,13 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, IoContext, Result};
 use crate::progress::Progress;
 
-/// The time limit of programs other than compilers.
+/// The time limit for programs other than compilers.
 const TIME_LIMIT: Duration = Duration::from_secs(3600);
-/// How much of a child's output is kept, in bytes. apt's list of a few thousand packages fits.
+/// How much of a child's output is kept, in bytes. apt's list of some thousand packages fits.
 const OUTPUT_LIMIT: usize = 16 << 20;
 
-/// The program `name` in `PATH`, or in the folders of system programs, which an ordinary user's
-/// `PATH` may lack.
+/// Finds the program `name` in `PATH`, or in the folders of system programs, which an ordinary
+/// user's `PATH` may lack.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -27,8 +28,8 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
         })
 }
 
-/// A command for `program` that the kernel ends when this process dies, for whatever reason, if the
-/// host has util-linux's setpriv.
+/// Returns a command for `program` that the kernel ends when this process dies for whatever reason,
+/// if the host has util-linux's setpriv.
 pub(crate) fn command(program: &Path) -> Command {
     match find("setpriv") {
         Some(setpriv) => {
@@ -40,16 +41,16 @@ pub(crate) fn command(program: &Path) -> Command {
     }
 }
 
-/// What a child said.
+/// The output of a child.
 pub(crate) struct Output {
     pub(crate) ok: bool,
     pub(crate) stdout: String,
-    /// stdout and stderr end here, whichever failed.
+    /// The ends of stdout and stderr, because programs report failures on either.
     pub(crate) stderr: String,
     pub(crate) signal: Option<i32>,
 }
 
-/// Ends a child and all its own children when dropped.
+/// A child that is ended together with all of its own children when dropped.
 struct Group(Child);
 
 impl Group {
@@ -58,7 +59,7 @@ impl Group {
             return;
         }
         if let Some(pid) = rustix::process::Pid::from_raw(self.0.id() as i32) {
-            // It is its group's leader, and not reaped yet, so the number is still its own.
+            // The child leads its group and has not been reaped, so the number is still its own.
             let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::TERM);
             for _ in 0..50 {
                 if matches!(self.0.try_wait(), Ok(Some(_))) {
@@ -91,11 +92,11 @@ fn collect(mut from: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     })
 }
 
-/// Runs `command` to its end, calling `tick` some times a second. The caller decides whether it
-/// succeeded.
+/// Runs `command` to its end, and calls `tick` several times a second. The caller decides whether
+/// it succeeded.
 ///
 /// # Errors
-/// When the program cannot be started, takes over an hour, or the caller cancels.
+/// If the program cannot be started or takes over an hour, or the caller cancels.
 pub(crate) fn run(
     command: Command,
     purpose: &'static str,
@@ -105,7 +106,7 @@ pub(crate) fn run(
     run_for(TIME_LIMIT, command, purpose, progress, tick)
 }
 
-/// The same with another time limit.
+/// Runs `command` with another time limit.
 ///
 /// # Errors
 /// As [`run`], after `limit`.
@@ -123,7 +124,7 @@ pub(crate) fn run_for(
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // A group of its own, so that all of its children can be ended with it.
+        // It gets a group of its own, so that all of its children can be ended with it.
         .process_group(0);
     let child = command.spawn().on("run", Path::new(&program))?;
     let mut group = Group(child);
@@ -160,11 +161,11 @@ pub(crate) fn run_for(
     })
 }
 
-/// Runs `command`, which must succeed, and returns its stdout. `writes` is where it
-/// writes to, for the message when the disk is full.
+/// Runs `command`, fails unless it succeeds, and returns its stdout. `writes` is where it writes,
+/// for the error message if the disk is full.
 ///
 /// # Errors
-/// As [`run`], and when it fails.
+/// As [`run`], and if the command fails.
 pub(crate) fn must(
     command: Command,
     purpose: &'static str,
@@ -176,7 +177,7 @@ pub(crate) fn must(
     if output.ok { Ok(output.stdout) } else { Err(failure(&output, name, purpose, writes)) }
 }
 
-/// The program that a command made by [`command`] runs.
+/// Returns the name of the program that a command made by [`command`] runs.
 pub(crate) fn display_name(command: &Command) -> String {
     let mut names = vec![command.get_program()];
     names.extend(command.get_args());
@@ -188,7 +189,8 @@ pub(crate) fn display_name(command: &Command) -> String {
     name.rsplit('/').next().unwrap_or_default().to_owned()
 }
 
-/// The error of a child that failed: a full disk by name, else its own last message.
+/// Returns the error of a child that failed: a full disk is named, otherwise the child's last
+/// message.
 pub(crate) fn failure(
     output: &Output,
     program: String,
@@ -209,8 +211,8 @@ pub(crate) fn failure(
     Error::Child { program, purpose, reason: reason.trim().to_owned() }
 }
 
-/// The most informative lines about a failure: those that apt and dpkg mark as errors, else the
-/// last one.
+/// Returns the most informative lines about a failure: those that apt and dpkg mark as errors, or
+/// else the last one.
 pub(crate) fn last_words(text: &str) -> String {
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
     let marked: Vec<&str> = lines()

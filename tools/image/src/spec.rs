@@ -1,4 +1,4 @@
-//! The description of an image that is to be built.
+//! The specification of an image to be built.
 
 use std::fmt;
 use std::fs;
@@ -12,12 +12,12 @@ use crate::arch::{self, Arch};
 use crate::error::{Error, IoContext, Result};
 use crate::hash::hex;
 
-/// Which of the kernels for our driver.
+/// A kernel for our driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flavour {
     /// Built here, small and fast.
     Plain,
-    /// Built here, checks itself: locks, memory, leaks.
+    /// Built here, with checks of locks, memory and leaks.
     Debug,
     /// Debian's for virtual machines.
     Cloud,
@@ -31,7 +31,7 @@ impl Flavour {
     pub(crate) const ALL: [Self; 5] =
         [Self::Plain, Self::Debug, Self::Cloud, Self::Generic, Self::Pages16K];
 
-    /// Debian's kernel of this flavour; `None` if the kernel is built here.
+    /// Returns Debian's kernel of this flavour, or `None` if the kernel is built here.
     pub(crate) fn debian(self) -> Option<Kernel> {
         match self {
             Self::Plain | Self::Debug => None,
@@ -49,7 +49,7 @@ pub(crate) struct DriverFor {
     pub(crate) arch: Arch,
 }
 
-/// Which kernel an image has.
+/// The kernel of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Kernel {
@@ -66,12 +66,12 @@ pub enum Kernel {
     GenericBackports,
     /// Debian 13's kernel for arm64 with pages of 16 KiB.
     Pages16K,
-    /// The newest one of these, from backports.
+    /// The newest kernel with pages of 16 KiB, from backports.
     Pages16KBackports,
-    /// A kernel built for the driver tofu.ko, and the driver: see `driver.rs`. For arm64 it has
-    /// pages of 64 KiB, as Fugaku's.
+    /// A kernel built for the driver tofu.ko, with the driver: see `driver.rs`. For arm64 it has
+    /// pages of 64 KiB, like Fugaku's.
     Driver,
-    /// The same with checks of locks and memory, for tests of the driver; slow.
+    /// [`Kernel::Driver`] with checks of locks and memory, for tests of the driver; slow.
     DriverDebug,
     /// [`Kernel::CloudBackports`] as it is, and the driver compiled for it.
     DriverCloud,
@@ -79,17 +79,17 @@ pub enum Kernel {
     DriverGeneric,
     /// [`Kernel::Pages16KBackports`] as it is, and the driver compiled for it.
     Driver16K,
-    /// A file of the user's own: a bzImage or ELF kernel, with all that is needed built in.
+    /// A user's own file: a bzImage or ELF kernel with everything necessary built in.
     File(PathBuf),
 }
 
 impl Kernel {
-    /// The key of the part of the cache that has its files.
+    /// Returns the key of the part of the cache that has its files.
     pub(crate) fn part_key(&self, arch: Arch) -> String {
         format!("kernel-{self}{}", arch::suffix(arch))
     }
 
-    /// Names of those that have one.
+    /// The names of kernels that have one.
     pub const NAMES: [&'static str; 12] = [
         "auto",
         "cloud",
@@ -105,7 +105,7 @@ impl Kernel {
         "driver-16k",
     ];
 
-    /// The flavour of a kernel with the driver.
+    /// Returns the flavour of a kernel with the driver.
     pub(crate) fn driver(&self) -> Option<Flavour> {
         match self {
             Kernel::Driver => Some(Flavour::Plain),
@@ -117,10 +117,10 @@ impl Kernel {
         }
     }
 
-    /// Checks that there is such a kernel for these processors.
+    /// Checks that this kernel exists for this architecture.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if not.
+    /// [`Error::Invalid`] if it does not.
     pub(crate) fn check_arch(&self, arch: Arch) -> Result<()> {
         let allowed = match (arch, self) {
             (Arch::Arm64, Self::File(_) | Self::DriverDebug) => {
@@ -136,7 +136,7 @@ impl Kernel {
         Err(Error::Invalid { what: "kernel", value: self.to_string(), allowed })
     }
 
-    /// Whether nodes with it have the driver tofu.ko.
+    /// Returns whether nodes with this kernel have the driver tofu.ko.
     pub fn has_driver(&self) -> bool {
         self.driver().is_some()
     }
@@ -165,7 +165,7 @@ impl fmt::Display for Kernel {
 impl FromStr for Kernel {
     type Err = Error;
 
-    /// One of [`Kernel::NAMES`], or a path with a `/` in it.
+    /// Parses one of [`Kernel::NAMES`], or a path that contains a `/`.
     fn from_str(text: &str) -> Result<Self> {
         Ok(match text {
             "auto" => Kernel::Auto,
@@ -194,7 +194,8 @@ impl FromStr for Kernel {
     }
 }
 
-/// A program that goes into `/usr/local/bin` of the guest; static, because it may be alone there.
+/// A program for `/usr/local/bin` of the guest. It must be static, because there may be no
+/// libraries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     pub(crate) name: String,
@@ -206,14 +207,14 @@ impl Program {
     /// Writes it into a folder.
     ///
     /// # Errors
-    /// If that cannot be done.
+    /// If it cannot be written.
     pub fn write(&self, folder: &Path) -> Result<()> {
         let path = folder.join(&self.name);
         fs::write(&path, &self.bytes).on("write", &path)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(self.mode)).on("change", &path)
     }
 
-    /// A program that all users may run.
+    /// Creates a program that all users may run.
     ///
     /// # Errors
     /// If `name` is not a file name.
@@ -221,7 +222,7 @@ impl Program {
         Self::with_mode(name, bytes, 0o755)
     }
 
-    /// A file with the permissions of `mode`.
+    /// Creates a file with the permissions `mode`.
     ///
     /// # Errors
     /// If `name` is not a file name, or `mode` has other bits than 07777.
@@ -238,7 +239,7 @@ impl Program {
     }
 }
 
-/// Names become file names.
+/// Checks a name that becomes a file name.
 pub(crate) fn check_name(what: &'static str, name: &str) -> Result<()> {
     let fit = |c: char| c.is_ascii_alphanumeric() || "._+-".contains(c);
     let first = name.starts_with(|c: char| c.is_ascii_alphanumeric());
@@ -252,7 +253,7 @@ pub(crate) fn check_name(what: &'static str, name: &str) -> Result<()> {
     })
 }
 
-/// Packages become apt's arguments.
+/// Checks a package name, which becomes an argument of apt.
 pub(crate) fn check_package(name: &str) -> Result<()> {
     let fit = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "+-.".contains(c);
     let first = name.starts_with(|c: char| c.is_ascii_alphanumeric());
@@ -278,15 +279,15 @@ pub struct Spec {
     pub(crate) refresh: bool,
 }
 
-/// Packages that are useful only with an RDMA device, which in a guest is soft RoCE's.
+/// Packages that are useful only with an RDMA device, which is soft RoCE in a guest.
 const RDMA_PACKAGES: &[&str] =
     &["rdma-core", "perftest", "ibverbs-utils", "rdmacm-utils", "qperf", "infiniband-diags"];
-/// Modules for them.
+/// Modules for these packages.
 const RDMA_MODULES: &[&str] =
     &["rdma_rxe", "rdma_ucm", "ib_uverbs", "ib_umad", "crc32_generic", "crc32_pclmul"];
 
 impl Spec {
-    /// An image called `name` with only a kernel and busybox.
+    /// Creates a specification called `name` with only a kernel and busybox.
     ///
     /// # Errors
     /// If `name` is not 1 to 64 letters, digits and `. _ + -`.
@@ -303,8 +304,8 @@ impl Spec {
         })
     }
 
-    /// The name for an image with these packages if the user gives none: "default" without any, or
-    /// that of the processors if these are not the host's.
+    /// Returns the default name for an image with these packages. Without packages it is "default",
+    /// or the name of the architecture if that is not the host's.
     pub fn name_for(arch: Arch, packages: &[String]) -> String {
         let mut sorted = packages.to_vec();
         sorted.sort();
@@ -320,28 +321,28 @@ impl Spec {
         }
     }
 
-    /// The name for an image of which there is one for each kind of processors.
+    /// Returns a name for an image of which each architecture has its own.
     pub fn name_with(what: &str, arch: Arch) -> String {
         format!("{what}{}", arch::suffix(arch))
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Sets the processors of its guests.
+    /// Sets the architecture of its guests.
     #[must_use]
     pub fn arch(mut self, arch: Arch) -> Self {
         self.arch = arch;
         self
     }
 
-    /// The kernel to take.
+    /// Sets the kernel.
     #[must_use]
     pub fn kernel(mut self, kernel: Kernel) -> Self {
         self.kernel = match kernel {
-            // It may be requested again from another folder.
+            // The file may be requested again from another folder.
             Kernel::File(path) => Kernel::File(std::path::absolute(&path).unwrap_or(path)),
             named => named,
         };
@@ -351,8 +352,8 @@ impl Spec {
     /// Adds a Debian root file system with `packages`.
     ///
     /// # Errors
-    /// If a name is not that of a Debian package: 2 to 128 lower case letters, digits, and `+ - .`
-    /// (Debian Policy 5.6.1). Whether Debian has it shows when the image is built.
+    /// If a name is not valid for a Debian package: 2 to 128 lower-case letters, digits, and `+ -
+    /// .` (Debian Policy 5.6.1). Whether Debian has the package turns out when the image is built.
     pub fn with<S: AsRef<str>>(mut self, packages: impl IntoIterator<Item = S>) -> Result<Self> {
         for package in packages {
             let package = package.as_ref();
@@ -364,10 +365,10 @@ impl Spec {
         Ok(self)
     }
 
-    /// Adds kernel modules and their dependencies, beyond those that every image has.
+    /// Adds kernel modules and their dependencies, in addition to those of every image.
     ///
     /// # Errors
-    /// If a name is not that of a module.
+    /// If a name is not valid for a module.
     pub fn modules<S: AsRef<str>>(mut self, names: impl IntoIterator<Item = S>) -> Result<Self> {
         for name in names {
             check_name("module name", name.as_ref())?;
@@ -376,40 +377,40 @@ impl Spec {
         Ok(self)
     }
 
-    /// Adds programs of our own.
+    /// Adds our own programs.
     #[must_use]
     pub fn programs(mut self, programs: impl IntoIterator<Item = Program>) -> Self {
         self.programs.extend(programs);
         self
     }
 
-    /// Whether to ask Debian for newer packages even if nothing else has changed.
+    /// Sets whether to ask Debian for newer packages even if nothing else has changed.
     #[must_use]
     pub fn refresh(mut self, refresh: bool) -> Self {
         self.refresh = refresh;
         self
     }
 
-    /// Whether its kernel comes with the driver tofu.ko.
+    /// Returns whether its kernel comes with the driver tofu.ko.
     pub fn has_driver(&self) -> bool {
         self.kernel.has_driver()
     }
 
-    /// Whether its kernel has pages of 16 KiB, which not all processors know.
+    /// Returns whether its kernel has pages of 16 KiB, which not all processors support.
     pub fn has_pages_of_16k(&self) -> bool {
         use Kernel::{Driver16K, Pages16K, Pages16KBackports};
         matches!(self.kernel, Pages16K | Pages16KBackports | Driver16K)
     }
 
-    /// What that driver is built for.
+    /// Returns what the driver is built for, if there is one.
     pub(crate) fn driver(&self) -> Option<DriverFor> {
         Some(DriverFor { flavour: self.kernel.driver()?, arch: self.arch })
     }
 
-    /// Checks that images of its kind can be made for its processors.
+    /// Checks that an image with this kernel can be made for this architecture.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if not.
+    /// [`Error::Invalid`] if it cannot.
     pub fn check_arch(&self) -> Result<()> {
         self.kernel.check_arch(self.arch)
     }
@@ -418,7 +419,7 @@ impl Spec {
         self.with.iter().any(|name| RDMA_PACKAGES.contains(&name.as_str()))
     }
 
-    /// The kernel that [`Kernel::Auto`] stands for; any other kernel stands for itself.
+    /// Returns the kernel that [`Kernel::Auto`] stands for. Any other kernel stands for itself.
     pub(crate) fn chosen_kernel(&self) -> Kernel {
         match &self.kernel {
             Kernel::Auto if self.wants_rdma() => Kernel::Generic,
@@ -427,13 +428,13 @@ impl Spec {
         }
     }
 
-    /// Modules beyond those of every image, which must be there.
+    /// Returns the modules, in addition to those of every image, that the kernel must have.
     pub(crate) fn extra_modules(&self) -> Vec<&str> {
         let rdma: &[&str] = if self.wants_rdma() { &RDMA_MODULES[..4] } else { &[] };
         self.modules.iter().map(String::as_str).chain(rdma.iter().copied()).collect()
     }
 
-    /// Modules that are taken if the kernel has them.
+    /// Returns the modules that are added if the kernel has them.
     pub(crate) fn optional_modules(&self) -> &'static [&'static str] {
         if self.wants_rdma() { &RDMA_MODULES[4..] } else { &[] }
     }
@@ -473,7 +474,7 @@ mod tests {
         }
         let order = |list: [&str; 2]| plain().with(list).unwrap().fingerprint();
         assert_eq!(order(["mpich", "iperf3"]), order(["iperf3", "mpich"]));
-        // The default kernel, given by name, yields the same image.
+        // Naming the default kernel yields the same image.
         assert_eq!(plain().fingerprint(), plain().kernel(Kernel::Cloud).fingerprint());
         assert_eq!(plain().fingerprint(), plain().refresh(true).fingerprint());
     }

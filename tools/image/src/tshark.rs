@@ -1,4 +1,4 @@
-//! tshark, with which tests and users read captures: the host's own, or Debian's in the cache.
+//! tshark, with which tests and users read captures: the host's, or Debian's in the cache.
 
 use std::fs;
 use std::path::Path;
@@ -12,12 +12,12 @@ use crate::progress::Progress;
 use crate::run;
 
 const NAME: &str = "tshark";
-/// Where tshark of these packages looks for Lua settings when root runs it, for whom it ignores the
-/// environment. The settings permit scripts on its command line for root, too.
+/// The file in which this tshark looks for Lua settings when root runs it, because it then ignores
+/// the environment. The settings permit scripts on root's command line, too.
 const INIT: &str = "plugins/init.lua";
 const SCRIPTS_FOR_ALL: &str = "run_user_scripts_when_superuser = true\n";
 
-/// The one in `root`.
+/// Returns a command for the tshark in `root`.
 fn in_root(root: &Path) -> Command {
     let (loader, args) = start(root, NAME);
     let mut command = run::command(&loader);
@@ -31,11 +31,11 @@ fn in_root(root: &Path) -> Command {
 }
 
 impl Cache {
-    /// A command that runs tshark; its arguments are to be added. If the host has none, it is
-    /// fetched into the cache unless it is there already.
+    /// Returns a command that runs tshark, to which arguments can be added. If the host has none,
+    /// fetches it into the cache unless it is there already.
     ///
     /// # Errors
-    /// All that can go wrong with fetching.
+    /// Everything that can go wrong with fetching.
     pub fn tshark(&self, progress: &dyn Progress) -> Result<Command> {
         match run::find(NAME) {
             Some(program) => Ok(Command::new(program)),
@@ -43,10 +43,10 @@ impl Cache {
         }
     }
 
-    /// The same without considering the host's own.
+    /// Returns a command for the tshark in the cache, whether or not the host has one.
     ///
     /// # Errors
-    /// All that can go wrong with fetching.
+    /// Everything that can go wrong with fetching.
     pub fn fetched_tshark(&self, progress: &dyn Progress) -> Result<Command> {
         self.fetch_program(NAME, &[NAME], apt::From::Release, false, progress, |root| {
             let init = root.join(LIBRARIES).join(INIT);

@@ -12,7 +12,7 @@ use tofu_fabric::Shape;
 use tofu_jtofu::LogicalShape;
 use tofu_supervisor::units::{Driver, ImageName, Interconnect, LinkMode, Timeout};
 
-/// The beginning of the names of uTofu's settings.
+/// The prefix of uTofu's settings.
 const SETTINGS: &str = "UTOFU_";
 
 /// Run a program as a job of many processes, each of which has a rank
@@ -166,8 +166,8 @@ Exit codes: that of the first rank that failed (128 plus the signal if a signal 
 after --timeout, 130 after Ctrl-C, 2 for mistakes.";
 
 impl RunArgs {
-    /// The variables that the ranks get from this command's environment, and those that the user
-    /// names for them, which take precedence.
+    /// Returns the variables that ranks inherit from this command's environment, and those that the
+    /// user names, which take precedence.
     pub(crate) fn variables(&self) -> Vec<(String, String)> {
         let text = |(name, value): (OsString, OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
@@ -179,7 +179,7 @@ impl RunArgs {
         variables.into_iter().collect()
     }
 
-    /// The torus that the job gets exclusively.
+    /// Returns the torus that the job gets exclusively.
     pub(crate) fn torus(&self) -> Option<LogicalShape> {
         match self.shape {
             Some(JobShape::Torus(torus)) if self.map.is_none() && !self.local => Some(torus),
@@ -187,7 +187,7 @@ impl RunArgs {
         }
     }
 
-    /// The shape of a machine that is started for the run, if the user has named one.
+    /// Returns the shape of a machine that is started for the run, if the user has named one.
     ///
     /// # Errors
     ///
@@ -209,12 +209,12 @@ impl RunArgs {
     }
 }
 
-/// What `--shape` says.
+/// The value of `--shape`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum JobShape {
     /// One to three lengths, for the job's torus.
     Torus(LogicalShape),
-    /// Six, or a name: a machine for the run.
+    /// Six lengths or a name, for a machine that is started for the run.
     Machine(Shape),
 }
 
@@ -231,11 +231,12 @@ impl FromStr for JobShape {
     }
 }
 
-/// The shape of a machine for a torus: the torus itself as X, Y and Z, into which every map fits.
+/// Returns the shape of a machine for a torus: the torus itself as X, Y and Z, so that every map
+/// fits.
 ///
 /// # Errors
 ///
-/// If no machine is that long.
+/// If an axis is too long for a machine.
 pub(crate) fn as_machine(torus: LogicalShape) -> anyhow::Result<Shape> {
     let mut lens = [1; 6];
     for (len, wanted) in lens.iter_mut().zip(torus.lens()) {
@@ -280,8 +281,8 @@ pub enum Libs {
 }
 
 impl Libs {
-    /// Whether the nodes' own libraries are used in any case, for an MPI program or another one:
-    /// the image's MPI needs the image's libraries.
+    /// Returns whether the nodes' own libraries are used in any case. `mpi` tells whether it is an
+    /// MPI program: the image's MPI needs the image's libraries.
     pub(crate) fn are_the_nodes(self, mpi: bool) -> bool {
         self == Self::Node || self == Self::Auto && mpi
     }

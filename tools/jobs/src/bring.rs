@@ -19,17 +19,18 @@ use crate::user::as_user;
 /// How much of a node's error message is shown, in bytes.
 const MAX_COMPLAINT: usize = 2000;
 
-/// Where it goes.
+/// Where the files go.
 #[derive(Debug)]
 pub(crate) enum Destination {
-    /// Into a folder for each node in this one.
+    /// Into one subfolder of this folder for each node.
     ByNode(PathBuf),
-    /// Of all nodes to this folder.
+    /// Into this folder, from all nodes.
     Shared(PathBuf),
 }
 
 impl Destination {
-    /// The user's request, if any; a folder for the nodes' folders is made if necessary.
+    /// Returns the destination that the user asks for, if any. Makes a folder for the nodes'
+    /// subfolders if necessary.
     ///
     /// # Errors
     ///
@@ -47,7 +48,7 @@ impl Destination {
         Ok(Some(Self::Shared(absolute(folder)?)))
     }
 
-    /// The folder for what a node's ranks write.
+    /// Returns the folder for what a node's ranks write.
     pub(crate) fn of_node(&self, node: &str) -> PathBuf {
         match self {
             Self::ByNode(out) => out.join(node),
@@ -64,11 +65,11 @@ pub(crate) struct Origin<'a> {
     pub(crate) node: u32,
     /// Its name.
     pub(crate) name: String,
-    /// The owner of the folder: links in it lead to nothing that this user may not read.
+    /// The user that owns the folder. Links in it lead to nothing that this user may not read.
     pub(crate) user: u32,
 }
 
-/// Copies new files in a job's folder from these nodes, one node after another.
+/// Copies the new files in a job's folder from these nodes, one node after another.
 ///
 /// # Errors
 ///
@@ -121,7 +122,7 @@ fn fetch(origin: &Origin<'_>, folder: &str, to: &Path) -> anyhow::Result<Vec<Pat
             Ok(Status::Code(0)) => Ok(brought?),
             Ok(Status::NotRun { why, .. }) => bail!(tofu_ui::printable(&why)),
             Ok(_) => bail!(tofu_ui::printable(String::from_utf8_lossy(&complaint).trim())),
-            // If unpacking has failed, it says why.
+            // If unpacking has failed, that error says why.
             Err(error) => brought.map_err(anyhow::Error::from).and(Err(error)),
         }
     })

@@ -1,5 +1,5 @@
-//! Everything that a job needs on a node: the program and files in one folder, and libraries in
-//! another, which later jobs can reuse.
+//! Everything that a job needs on a node: the program and its files in one folder, and libraries in
+//! others, which later jobs can reuse.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -27,32 +27,32 @@ const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 #[cfg(target_arch = "aarch64")]
 const LOADER: &str = "/lib/ld-linux-aarch64.so.1";
 
-/// Folders in a job's folder. The last two are links to sets of libraries: the loader with the
-/// host's, and ours.
+/// Folders in a job's folder. The last two are links to sets of libraries: the host's with their
+/// loader, and ours.
 const BIN: &str = "bin";
 const LIB: &str = "lib";
 const TOFU: &str = "tofu";
-/// Where ranks work.
+/// The folder in which ranks run.
 pub(crate) const WORK: &str = "work";
-/// The mapinfo.
+/// The file with the mapinfo.
 pub(crate) const MAP: &str = "map.json";
 
-/// Files by their names in a folder.
+/// Files, by their names in a folder.
 type Files = Vec<(PathBuf, Source)>;
 
 /// A job's files, and how its program is started.
 #[derive(Debug)]
 pub(crate) struct Bundle {
     contents: Vec<(PathBuf, Source)>,
-    /// The program's libraries with their loader, if these are not the nodes' own.
+    /// The program's libraries with their loader, unless the nodes' own are used.
     libraries: Option<Files>,
-    /// Ours.
+    /// Our libraries.
     ours: Vec<PathBuf>,
     start: Start,
     args: Vec<String>,
     /// A message for the user about the program and MPI.
     about_mpi: Option<String>,
-    /// The processors that the program is for, if it is a file that tells that.
+    /// The architecture that the program is for, if its file says so.
     arch: Option<Arch>,
 }
 
@@ -60,25 +60,25 @@ pub(crate) struct Bundle {
 #[derive(Debug)]
 pub(crate) struct Set {
     link: &'static str,
-    /// A name that no other set has.
+    /// A name that identifies the contents.
     pub(crate) name: String,
     pub(crate) archive: Vec<u8>,
 }
 
-/// How the program is started, by names in the job's folder.
+/// How the program is started, with names relative to the job's folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Start {
     /// A program of the node.
     Named(String),
-    /// A file, with what the node has.
+    /// A file, run with the node's own loader and libraries.
     File(String),
-    /// A file, by our loader and with our libraries.
+    /// A file, run by the given loader with the libraries in the job's folder.
     Loader { loader: String, file: String },
 }
 
 impl Bundle {
-    /// The bundle that `args` asks for. Libraries for other processors than the host's are built
-    /// and fetched if necessary.
+    /// Creates the bundle that `args` asks for. Libraries for another architecture than the host's
+    /// are built and fetched if necessary.
     ///
     /// # Errors
     ///
@@ -130,7 +130,7 @@ impl Bundle {
         let name = libraries::name(path)?.to_owned();
         contents.push((Path::new(BIN).join(&name), Source::File(0o755, bytes)));
         let (ours, closure) = match (arch, loader) {
-            // The nodes' own libraries, like those of MPI.
+            // The nodes' own libraries are used, for example for MPI.
             (Some(Arch::Arm64), Some(_)) if args.libs.are_the_nodes(args.mpi) => {
                 (libraries::find_arm64(progress)?.0, None)
             }
@@ -139,7 +139,7 @@ impl Bundle {
                 let (ours, closure) = found.map_err(explain)?;
                 (ours, Some(closure))
             }
-            // A static one has no use for any.
+            // A static program uses no libraries.
             (Some(Arch::Arm64), None) => (Vec::new(), None),
             (_, loader) => {
                 let ours = libraries::find()?;
@@ -153,28 +153,29 @@ impl Bundle {
                 let set = files.map(|(name, path)| (name.into(), Source::Path(path)));
                 (Some(set.collect()), Start::Loader { loader, file: name })
             }
-            // A static program, a script, or the nodes' own libraries.
+            // A static program, a script, or a program with the nodes' own libraries.
             None => (None, Start::File(name)),
         };
         Ok(Self { libraries, ours, about_mpi, ..bundle(start, contents, arch) })
     }
 
-    /// The processors that the program is for; `None` for scripts and for programs of the nodes.
+    /// Returns the architecture that the program is for, or `None` for scripts and for programs of
+    /// the nodes.
     pub(crate) fn arch(&self) -> Option<Arch> {
         self.arch
     }
 
-    /// Adapts it to the processors of a machine.
+    /// Adapts the bundle to the architecture of a machine.
     ///
     /// # Errors
     ///
-    /// If the program is for other processors, or there are no libraries for these.
+    /// If the program is for another architecture, or there are no libraries for this one.
     pub(crate) fn fit(&mut self, machine: Arch, progress: &dyn Progress) -> anyhow::Result<()> {
         match (self.arch, &self.start) {
             (Some(arch), Start::File(file) | Start::Loader { file, .. }) if arch != machine => {
                 bail!("cannot run {file}: it is for {arch}, and the machine's nodes are {machine}")
             }
-            // Programs that a script starts find the libraries of its nodes.
+            // Programs that a script starts may use our libraries, so these must be for the nodes.
             (None, _) if machine == Arch::Arm64 => {
                 self.ours = libraries::find_arm64(progress)?.0;
                 Ok(())
@@ -183,13 +184,13 @@ impl Bundle {
         }
     }
 
-    /// A message for the user about the program and MPI, if there is any.
+    /// Returns a message for the user about the program and MPI, if there is one.
     pub(crate) fn about_mpi(&self) -> Option<&str> {
         self.about_mpi.as_deref()
     }
 
-    /// An archive of the folder `name` with `map` in it, and links to sets of libraries in the
-    /// folder `place`.
+    /// Packs the folder `name`, with `map` in it and links to sets of libraries in the folder
+    /// `place`.
     ///
     /// # Errors
     ///
@@ -210,7 +211,7 @@ impl Bundle {
         pack(name, &contents)
     }
 
-    /// The libraries.
+    /// Returns the sets of libraries.
     ///
     /// # Errors
     ///
@@ -233,7 +234,7 @@ impl Bundle {
         Ok(sets)
     }
 
-    /// The program and its arguments, to be run in the folder, which is `folder` there.
+    /// Returns the command line that runs the program, if the job's folder is at `folder`.
     pub(crate) fn command(&self, folder: &str) -> Vec<String> {
         let words = match &self.start {
             Start::Named(name) => vec![name.clone()],
@@ -245,13 +246,13 @@ impl Bundle {
                 format!("{folder}/{BIN}/{file}"),
             ],
         };
-        // A shell, to set the working folder.
+        // The shell sets the working folder.
         let shell = ["/bin/sh", "-c", "cd \"$0\" && exec \"$@\""].map(str::to_owned);
         let work = format!("{folder}/{WORK}");
         [shell.to_vec(), vec![work], words, self.args.clone()].concat()
     }
 
-    /// Variables that let the program find the contents of the folder.
+    /// Returns the variables that let the program find the contents of the folder.
     pub(crate) fn variables(&self, folder: &str) -> Vec<(String, String)> {
         vec![
             (tofu_jtofu::vars::FILE.to_owned(), format!("{folder}/{MAP}")),
@@ -295,7 +296,7 @@ fn check_folder(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A program's bytes, and its loader if it is linked dynamically.
+/// Returns a program's bytes, and its loader if it is linked dynamically.
 fn read(path: &Path) -> anyhow::Result<(Vec<u8>, Option<PathBuf>)> {
     let shown = path.display();
     let metadata = fs::metadata(path).with_context(|| format!("cannot run {shown}"))?;
@@ -316,7 +317,7 @@ fn read(path: &Path) -> anyhow::Result<(Vec<u8>, Option<PathBuf>)> {
     Ok((bytes, loader))
 }
 
-/// The libraries that a program is run with, or none if these are the nodes' own.
+/// Returns the libraries that a program is run with, or `None` if the nodes' own are used.
 fn closure(
     loader: &Path,
     program: &Path,
@@ -338,7 +339,7 @@ fn closure(
         };
     }
     let mut files = BTreeMap::new();
-    // Our libraries may be opened by name, without being linked to.
+    // A program may open our libraries by name, without being linked to them.
     let native = loader == Path::new(LOADER);
     let also = ours.iter().map(PathBuf::as_path).filter(|_| native);
     for path in [program].into_iter().chain(also) {
@@ -366,7 +367,7 @@ struct Found {
     missing: Option<String>,
 }
 
-/// Asks a loader which libraries a file would be loaded with. The file is not run.
+/// Asks a loader which libraries it would load for a file, without running the file.
 fn list(loader: &Path, path: &Path, ours: &[PathBuf]) -> anyhow::Result<Found> {
     let mut search: OsString =
         ours.first().and_then(|library| library.parent()).unwrap_or(Path::new("")).into();
@@ -397,7 +398,7 @@ fn parse(text: &str) -> Found {
         let Some((name, path)) = line.trim().split_once(" => ") else { continue };
         let path = path.rsplit_once(" (").map_or(path, |(path, _)| path);
         if path.starts_with('/') {
-            // A name may be a path of its own.
+            // A name may be a path.
             let name = name.rsplit('/').next().unwrap_or(name);
             found.files.insert(name.to_owned(), path.into());
         } else {
@@ -407,7 +408,8 @@ fn parse(text: &str) -> Found {
     found
 }
 
-/// The library that a loader reports as missing, which some loaders do before they list anything.
+/// Returns the library that a loader reports as missing. Some loaders stop there before they list
+/// anything.
 fn missing(errors: &str) -> Option<String> {
     let (_, what) = errors.split_once("error while loading shared libraries: ")?;
     let (name, _) = what.split_once(": cannot open shared object file")?;
@@ -460,7 +462,7 @@ mod tests {
         assert!(why(&file("riscv", &other)).contains("another processor"));
         assert!(why(&file("cut", &own[..63])).contains("cannot run"));
         assert_eq!(read(&file("script", b"#!/bin/sh\n")).unwrap().1, None);
-        // This program itself, which is linked as the host's programs are.
+        // This test program is linked as the host's programs are.
         assert!(read(Path::new("/proc/self/exe")).unwrap().1.is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! The properties of a program according to its file.
+//! Properties of a program that its file tells.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use tofu_image::Arch;
 /// The soname of mpich and of libraries with the same ABI. Open MPI's is `libmpi.so.40`.
 const MPICH: [&str; 2] = ["libmpich", "libmpi.so.12"];
 
-/// The loader of a program, if it is linked dynamically.
+/// Returns the loader of a program, if it is linked dynamically.
 ///
 /// # Errors
 ///
@@ -34,16 +34,16 @@ pub(crate) fn loader(bytes: &[u8]) -> anyhow::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// The libraries that a program or library is linked with, according to its file.
+/// The libraries that a program or library is linked with.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Links {
     /// Their names.
     pub(crate) needed: Vec<String>,
-    /// Folders to look for them in, from DT_RUNPATH, or from DT_RPATH if there is none.
+    /// Folders to search for them, from DT_RUNPATH, or from DT_RPATH if there is none.
     pub(crate) folders: Vec<String>,
 }
 
-/// The libraries that an ELF file of these bytes is linked with; none if it is static.
+/// Returns the libraries that an ELF file is linked with; none if it is static.
 pub(crate) fn links(bytes: &[u8]) -> object::Result<Links> {
     let header = FileHeader64::<Endianness>::parse(bytes)?;
     let endian = header.endian()?;
@@ -65,25 +65,25 @@ pub(crate) fn links(bytes: &[u8]) -> object::Result<Links> {
     Ok(Links { needed: all(DT_NEEDED)?, folders })
 }
 
-/// The libraries that a program is linked with; none if it is not an ELF file.
+/// Returns the names of the libraries that a program is linked with.
 fn needed(bytes: &[u8]) -> object::Result<Vec<String>> {
     Ok(links(bytes)?.needed)
 }
 
-/// The library of MPI among those that a program is linked with.
+/// Returns the MPI library among those that a program is linked with.
 fn mpi_library(needed: &[String]) -> Option<&String> {
     needed.iter().find(|name| name.starts_with("libmpi"))
 }
 
-/// Why a program of these bytes lacks libraries without `--mpi`, if it is one of MPI.
+/// Says why an MPI program needs `--mpi`. Returns `None` for other programs.
 pub(crate) fn without_mpi(name: &str, bytes: &[u8]) -> Option<String> {
     let needed = needed(bytes).unwrap_or_default();
     let library = mpi_library(&needed)?;
     Some(format!("{name} is linked with {library}, and there is no --mpi"))
 }
 
-/// A message for the user about a program of these bytes and MPI: that it needs `--mpi` and does
-/// not have it, or cannot use it.
+/// Returns a message for the user if the program needs `--mpi` and does not have it, or has it and
+/// cannot use it.
 pub(crate) fn about_mpi(name: &str, bytes: &[u8], mpi: bool) -> Option<String> {
     if !mpi {
         let why = without_mpi(name, bytes)?;
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(about_mpi("own", &own, false), None);
         assert_eq!(about_mpi("script", b"#!/bin/sh", false), None);
         assert_eq!(about_mpi("cut", &own[..4096], false), None);
-        // The name of a library as long as one of MPI's.
+        // Replaces a library's name by one of the same length.
         let with = |name: &str| {
             let mut bytes = own.clone();
             let old = b"\0libgcc_s.so.1\0";

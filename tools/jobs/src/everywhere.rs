@@ -1,4 +1,4 @@
-//! `tofu exec`: a command on all nodes of a machine, and whether nodes answer.
+//! `tofu exec`: runs a command on all nodes of a machine, and tells if a node does not answer.
 
 use std::io::Read;
 use std::path::Path;
@@ -14,12 +14,12 @@ use tofu_control::{RemoteProgram, info};
 
 use crate::job::{self, Control, Label, Options, OutputTaker, Rank, Style};
 
-/// A program that is silent for this long may be on a node that does not answer.
+/// How long a program may be silent before its node is suspected of not answering.
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// Runs a command on these nodes at the same time; lines begin with the node. Returns the exit
-/// code, which is that of the first command that failed. The others are then ended like ranks of a
-/// job, after `grace`.
+/// Runs a command on these nodes at the same time, and begins each line of output with the node.
+/// Returns the exit code of the first command that failed. The others are then ended like ranks of
+/// a job, after `grace`.
 ///
 /// # Errors
 ///
@@ -46,7 +46,7 @@ pub fn run_on_all(
     })
 }
 
-/// A command on a node, for which it is known whether it has written anything.
+/// A command on a node, with a watch on whether it has written anything.
 struct OnNode {
     program: RemoteProgram,
     silence: Silence,
@@ -75,12 +75,12 @@ impl Rank for OnNode {
     }
 }
 
-/// Tells the user, after some seconds without output of a program, if its node does not answer, for
-/// example because it is paused or hangs.
+/// Tells the user if a program's node does not answer, for example because it is paused or hangs.
+/// Waits for some seconds without output first.
 pub struct Silence(Arc<AtomicBool>);
 
 impl Silence {
-    /// Watches from now on.
+    /// Starts watching.
     pub fn watch(control: &Path, node: u32, name: String) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let (seen, control) = (Arc::clone(&over), control.to_owned());
@@ -89,7 +89,7 @@ impl Silence {
             if seen.load(SeqCst) {
                 return;
             }
-            // A machine that does not answer ends the command, which is reported anyway.
+            // If the machine does not answer, the command ends, and that is reported anyway.
             let Ok(machine) = info(&control) else { return };
             let node = machine.nodes.into_iter().find(|other| other.index == node);
             let why = match node.as_ref().map(|node| node.state.as_str()) {
@@ -101,12 +101,12 @@ impl Silence {
                 eprintln!("tofu: {name} does not answer: {why}");
             }
         };
-        // Without a thread there is no message.
+        // Without a thread, no message is printed.
         let _ = thread::Builder::new().name("silence".into()).spawn(watch);
         Self(over)
     }
 
-    /// To be called when the program has written something, or ended.
+    /// Must be called when the program has written something or has ended.
     pub fn end(&self) {
         self.0.store(true, SeqCst);
     }

@@ -1,5 +1,5 @@
-//! The shared libraries of a program for nodes with Arm's processors. Its loader cannot be asked
-//! for them on this host, so they are searched for in the loader's order.
+//! The shared libraries of a program for arm64 nodes. Its loader cannot run on this host, so the
+//! libraries are searched for here, in the loader's order.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -17,18 +17,18 @@ use crate::{elf, libraries};
 /// A user's folder, laid out as a root file system, whose loader and libraries take precedence over
 /// Debian's.
 const SYSROOT: &str = "TOFU_ARM64_SYSROOT";
-/// The folders with libraries in root file systems of Debian's kind and of Red Hat's, which is
-/// Fugaku's.
+/// Folders of libraries in the root file systems of Debian, and of Red Hat, which Fugaku uses.
 const FOLDERS: [&str; 6] =
     ["usr/lib/aarch64-linux-gnu", "lib/aarch64-linux-gnu", "usr/lib64", "lib64", "usr/lib", "lib"];
 /// The largest library that is read, in bytes.
 const MAX_LIBRARY: u64 = 1 << 30;
 
-/// Our libraries for a program, and the others that it is run with, with their loader.
+/// Returns our libraries for a program, and the other libraries that it is run with, including
+/// their loader.
 ///
 /// # Errors
 ///
-/// If something is missing: what, and where it was searched for.
+/// If something is missing, with its name and where it was searched for.
 pub(crate) fn closure(
     loader: &Path,
     program: &Path,
@@ -53,9 +53,9 @@ pub(crate) fn closure(
     Ok((ours, Closure { loader: name, files }))
 }
 
-/// Where libraries are looked for.
+/// Where to search for libraries.
 struct Search {
-    /// The user's folders, then the folder of our libraries, then those of root file systems.
+    /// The user's folders, then the folder of our libraries, then folders of root file systems.
     folders: Vec<PathBuf>,
     roots: Vec<PathBuf>,
 }
@@ -70,8 +70,8 @@ impl Search {
         Self { folders: theirs.chain(own).chain(of_roots).collect(), roots: roots.to_vec() }
     }
 
-    /// All libraries that `program` and our libraries are linked with, by name, with the loader and
-    /// without our libraries.
+    /// Returns all libraries that `program` and our libraries are linked with, by name. The loader
+    /// is included, and our libraries are not.
     fn closure(
         &self,
         loader: &Path,
@@ -81,7 +81,7 @@ impl Search {
         let mut files = BTreeMap::new();
         let found = self.loader(loader)?;
         files.insert(libraries::name(loader)?.to_owned(), found);
-        // Our libraries may be opened by name, without being linked to.
+        // A program may open our libraries by name, without being linked to them.
         let mut left: Vec<PathBuf> = ours.to_vec();
         left.push(program.to_owned());
         while let Some(path) = left.pop() {
@@ -104,7 +104,7 @@ impl Search {
         Ok(files)
     }
 
-    /// The loader in the first root that has it.
+    /// Returns the loader in the first root that has it.
     fn loader(&self, path: &Path) -> anyhow::Result<PathBuf> {
         let inside = path.strip_prefix("/").unwrap_or(path);
         let mut places = self.roots.iter().map(|root| root.join(inside));
@@ -113,26 +113,27 @@ impl Search {
             .with_context(|| format!("its loader {} is not here", path.display()))
     }
 
-    /// A library that the file `of` needs; `said` are the folders that it names, which come first.
+    /// Returns a library that the file `of` needs. `said` are the folders that the file names,
+    /// which are searched first.
     fn find(&self, name: &str, of: &Path, said: &[String]) -> Option<PathBuf> {
         let origin = of.parent().unwrap_or(Path::new("/")).to_string_lossy().into_owned();
         let said = said.iter().filter(|folder| !folder.is_empty()).map(|folder| {
             PathBuf::from(folder.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin))
         });
         let places = said.chain(self.folders.iter().cloned());
-        // A name may be a path of its own.
+        // A name may be a path.
         places.map(|folder| folder.join(name)).find(|place| is_library(place))
     }
 }
 
-/// Whether a file is a library for such nodes, because others may have the same name.
+/// Returns whether a file is a library for arm64. Others may have the same name.
 fn is_library(path: &Path) -> bool {
     let mut head = [0; 64];
     let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut head));
     read.is_ok() && Arch::of_elf(&head) == Some(Arch::Arm64)
 }
 
-/// What a file is linked with.
+/// Returns what a file is linked with.
 fn links(path: &Path) -> anyhow::Result<elf::Links> {
     let shown = path.display();
     let cannot = || format!("cannot read {shown}");
@@ -149,7 +150,7 @@ mod tests {
 
     const LOADER: &str = "/lib/ld-linux-aarch64.so.1";
 
-    /// This program as if it were for such nodes, at `path`.
+    /// Writes this program to `path` as if it were for `arch`.
     fn put(path: &Path, arch: Arch) {
         let mut bytes = fs::read("/proc/self/exe").unwrap();
         bytes[18..20].copy_from_slice(&arch.elf_number().to_le_bytes());

@@ -1,4 +1,4 @@
-//! The ranks of a job, whatever they are: their output, their input and their ends.
+//! The ranks of a job, of whatever kind: their output, their input and how they end.
 
 use std::cell::Cell;
 use std::io::{self, Read, Write};
@@ -19,25 +19,25 @@ use tofu_ui::signals::{self, Forwarding};
 
 use crate::args::RunArgs;
 
-/// The exit code after `--timeout`, as with timeout(1).
+/// The exit code after `--timeout`, as of timeout(1).
 pub(crate) const EXIT_TIMEOUT: u8 = 124;
-/// The exit code when a node is lost: that of ranks that have not run to their ends.
+/// The exit code after a node is lost, which is that of ranks that did not run to their ends.
 const EXIT_LOST: u8 = 126;
 /// How long a killed rank may take to die.
 const DEATH: Duration = Duration::from_secs(5);
 /// A line is shown in chunks of this size, in bytes.
 const MAX_LINE: usize = 64 << 10;
 
-/// A rank that runs.
+/// A running rank.
 pub(crate) trait Rank: Send + Sync {
-    /// Takes its output until it ends. Called once.
+    /// Passes its output to `output` until it ends. Called once.
     ///
     /// # Errors
     ///
     /// If it can no longer be observed, or `output` fails.
     fn follow(&self, output: &mut OutputTaker<'_>) -> anyhow::Result<Status>;
 
-    /// Sends it everything that can be read as its standard input, and then the end. The
+    /// Sends everything that can be read from `input` to its standard input, and then the end. The
     /// rank may end meanwhile. Called for rank 0 only; all others have no input.
     fn feed(&self, input: &mut dyn Read);
 
@@ -48,29 +48,29 @@ pub(crate) trait Rank: Send + Sync {
     fn kill(&self);
 }
 
-/// Gets what a rank writes.
+/// Receives the output of a rank.
 pub(crate) type OutputTaker<'a> = dyn FnMut(Output, &[u8]) -> io::Result<()> + 'a;
 
-/// What happens to a job.
+/// An event in the life of a job.
 pub(crate) enum Event {
     /// A rank has ended, or can no longer be observed.
     Ended(u32, anyhow::Result<Status>),
     /// This process was told to end.
     Signal(i32),
-    /// A rank wants the whole job to end with this exit code, as by `MPI_Abort`.
+    /// A rank wants the whole job to end with this exit code, for example by `MPI_Abort`.
     Abort { rank: u32, code: i32 },
     /// The machine has lost a node of the job.
     Lost { node: String, why: String },
 }
 
-/// The source of events, made before anything else, so that Ctrl-C counts from then on.
+/// The source of events. It is made before anything else, so that Ctrl-C counts from then on.
 pub(crate) struct Control {
     sender: Sender<(Option<u32>, Event)>,
-    /// Events of ranks have the number of the start.
+    /// Events, with the number of the start for those of ranks.
     events: Receiver<(Option<u32>, Event)>,
     /// How often the ranks were started before.
     start: Cell<u32>,
-    /// The first signal that came, or 0.
+    /// The first signal that has come, or 0.
     signal: Arc<AtomicI32>,
     _signals: Forwarding,
 }
@@ -83,7 +83,7 @@ pub(crate) struct Teller {
 }
 
 impl Teller {
-    /// Sends an event. Once the job is over, or was started again, it is ignored.
+    /// Sends an event. It is ignored once the job is over or has been started again.
     pub(crate) fn tell(&self, event: Event) {
         // The receiver is gone only when the run is over.
         let _ = self.to.send((Some(self.start), event));
@@ -91,7 +91,7 @@ impl Teller {
 }
 
 impl Control {
-    /// Starts to listen for signals.
+    /// Starts listening for signals.
     ///
     /// # Errors
     ///
@@ -108,17 +108,17 @@ impl Control {
         Ok(Self { sender, events, start: Cell::new(0), signal, _signals: signals? })
     }
 
-    /// A sender of events for others.
+    /// Returns a sender of events for this start of the job.
     pub(crate) fn teller(&self) -> Teller {
         Teller { to: self.sender.clone(), start: self.start.get() }
     }
 
-    /// The job will be started again, so events of its earlier start are ignored.
+    /// Prepares for another start of the job. Events of earlier starts are ignored from now on.
     pub(crate) fn again(&self) {
         self.start.set(self.start.get() + 1);
     }
 
-    /// The next event; `None` if there is none before the time limit.
+    /// Returns the next event, or `None` if there is none before the time limit.
     pub(crate) fn next(&self, until: Option<Instant>) -> anyhow::Result<Option<Event>> {
         loop {
             let next = match until {
@@ -133,13 +133,13 @@ impl Control {
                 }
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
-                // This has a sender itself.
+                // Cannot happen, because `self` has a sender.
                 Err(RecvTimeoutError::Disconnected) => bail!("nobody watches the ranks"),
             }
         }
     }
 
-    /// The signal that has come, if any.
+    /// Returns the signal that has come, if any.
     pub(crate) fn signal(&self) -> Option<i32> {
         Some(self.signal.load(SeqCst)).filter(|signal| *signal != 0)
     }
@@ -148,19 +148,19 @@ impl Control {
 /// How a job is watched.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
-    /// After this time it is ended.
+    /// The time after which the job is ended.
     pub(crate) timeout: Option<Duration>,
-    /// How long ranks may keep running after another one's failure, and after they were asked to
+    /// How long ranks may keep running after another rank has failed, and after they were asked to
     /// end.
     pub(crate) grace: Duration,
     pub(crate) style: Style,
-    /// Whether rank 0 gets our own standard input.
+    /// Whether rank 0 gets our standard input.
     pub(crate) input: bool,
-    /// The name for a rank.
+    /// What messages call a rank.
     pub(crate) noun: &'static str,
 }
 
-/// How a rank is called.
+/// How a rank is named.
 #[derive(Clone, Debug)]
 pub(crate) struct Label {
     /// In messages.
@@ -170,7 +170,7 @@ pub(crate) struct Label {
 }
 
 impl Label {
-    /// The labels of a job's ranks; `place` tells where they are.
+    /// Returns the labels of a job's ranks. `place` tells where a rank is.
     pub(crate) fn of_ranks(ranks: u32, place: impl Fn(u32) -> String) -> Vec<Self> {
         let label = |rank: u32| Self {
             name: format!("rank {rank} {}", place(rank)),
@@ -236,7 +236,7 @@ impl Screen {
         Ok(())
     }
 
-    /// Nothing more comes of this rank.
+    /// Finishes the output of a rank that writes no more.
     fn end(&mut self, rank: u32) -> io::Result<()> {
         for output in [Output::Out, Output::Err] {
             let Some(lines) = self.lines.get_mut(rank as usize) else { return Ok(()) };
@@ -264,7 +264,7 @@ impl Screen {
         write(Output::Out, format!("{value}\n").as_bytes())
     }
 
-    /// Reports something about the job: a line on standard error, or an object.
+    /// Reports something about the job, as a line on standard error or as an object.
     fn note(&self, text: &str, value: &Value) -> io::Result<()> {
         match self.style {
             Style::Json => self.object(value),
@@ -273,7 +273,7 @@ impl Screen {
     }
 }
 
-/// Tells the user something about a job that has not begun yet.
+/// Warns the user about a job that has not begun yet.
 ///
 /// # Errors
 ///
@@ -282,7 +282,7 @@ pub(crate) fn warn(json: bool, text: &str) -> io::Result<()> {
     note(json, text, &json!({ "event": "warning", "text": text }))
 }
 
-/// The same, with an object of its own for `--json`.
+/// Tells the user about a job that has not begun yet, with `value` as the object for `--json`.
 ///
 /// # Errors
 ///
@@ -302,8 +302,8 @@ fn write(output: Output, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Starts a rank for each of `labels` by `start` and watches them to their ends; returns the exit
-/// code of the job: that of the first rank that failed. When this returns no rank runs any more.
+/// Starts a rank for each of `labels` with `start`, and watches the ranks until all have ended.
+/// Returns the job's exit code, which is that of the first rank that failed.
 ///
 /// # Errors
 ///
@@ -371,7 +371,7 @@ fn feed(rank: Arc<dyn Rank>) -> anyhow::Result<()> {
 /// The stages of a job's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
-    /// It runs.
+    /// The job runs.
     Runs,
     /// A rank has failed; the others may still end by themselves.
     Failed,
@@ -384,18 +384,18 @@ enum Stage {
 struct JobWatch {
     options: Options,
     screen: Arc<Mutex<Screen>>,
-    /// Those that have not ended.
+    /// The ranks that have not ended.
     ranks: Vec<Option<Arc<dyn Rank>>>,
     left: usize,
     stage: Stage,
-    /// When the stage is over.
+    /// When the stage ends.
     until: Option<Instant>,
     code: u8,
     error: Option<anyhow::Error>,
 }
 
 impl JobWatch {
-    /// Forwards a rank's output from now on.
+    /// Starts forwarding a rank's output.
     fn attend(&mut self, rank: u32, started: Arc<dyn Rank>, teller: Teller) -> anyhow::Result<()> {
         let (screen, followed) = (Arc::clone(&self.screen), Arc::clone(&started));
         let follow = move || {
@@ -424,7 +424,7 @@ impl JobWatch {
         self.until = Some(Instant::now() + time);
     }
 
-    /// Asks all to end.
+    /// Asks all ranks to end.
     fn ask(&mut self, signal: i32) {
         self.running().for_each(|rank| rank.signal(signal));
         self.enter(Stage::Asked, self.options.grace);
@@ -435,7 +435,7 @@ impl JobWatch {
         self.enter(Stage::Killed, DEATH);
     }
 
-    /// Handles an error that is no rank's fault: the job is over.
+    /// Ends the job for an error that is not a rank's fault.
     fn fail(&mut self, error: anyhow::Error) {
         self.error.get_or_insert(error);
         self.kill();
@@ -458,14 +458,15 @@ impl JobWatch {
             let text = format!("{} has aborted the job with code {code}", screen.name(rank));
             screen.note(&text, &value)?;
         }
-        // A value that is not an exit code, or would look like success, becomes the commonest
+        // A value that is no exit code, or would look like success, becomes 1, the commonest
         // failure.
         self.code = u8::try_from(code).ok().filter(|code| *code != 0).unwrap_or(1);
         self.ask(SIGTERM);
         Ok(())
     }
 
-    /// The work of the ranks on the node is lost, and that of the others is useless.
+    /// Ends the job after the loss of a node: the work of its ranks is lost, and that of the others
+    /// useless.
     fn lost(&mut self, node: &str, why: &str) -> io::Result<()> {
         if self.stage < Stage::Asked {
             let value = json!({ "event": "node_lost", "node": node, "detail": why });
@@ -495,7 +496,7 @@ impl JobWatch {
             Err(error) => {
                 let broken = error.downcast_ref::<io::Error>();
                 if broken.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
-                    // The reader has stopped reading.
+                    // The reader of our output has gone.
                     self.fail(io::Error::from(io::ErrorKind::BrokenPipe).into());
                     return Ok(());
                 }
@@ -511,7 +512,7 @@ impl JobWatch {
         let value = json!({
             "event": "ended", "rank": rank, "code": exit, "signal": signal, "detail": words,
         });
-        // Ranks that we have ended ourselves are not reported.
+        // Ranks that were ended by this process are not reported.
         if self.options.style == Style::Json || (code != 0 && self.stage < Stage::Asked) {
             let screen = lock(&self.screen);
             screen.note(&format!("{} {words}", screen.name(rank)), &value)?;
@@ -551,7 +552,7 @@ impl JobWatch {
                     let value = json!({ "event": "lost", "rank": rank, "detail": words });
                     screen.note(&format!("{name} {words}"), &value)?;
                 }
-                // A job that was ending with an error has its code.
+                // A job that was already ending with an error keeps its code.
                 self.left = 0;
             }
         }
@@ -559,7 +560,7 @@ impl JobWatch {
     }
 }
 
-/// A signal by name and number.
+/// Names a signal.
 fn signal_name(number: i32) -> String {
     let names = [
         (Signal::HUP, "SIGHUP"),

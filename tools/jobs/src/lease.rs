@@ -1,4 +1,4 @@
-//! A job's place in the queue of a machine that runs, and the nodes that it has there.
+//! A job's place in the queue of a running machine, and the nodes that it holds there.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -21,35 +21,35 @@ use crate::place::{self, Fit, Wanted};
 
 /// How often a waiting job checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long others may have their turn before the user is told.
+/// How long other jobs may have their turn before the user is told.
 const TURN: Duration = Duration::from_millis(500);
-/// How long a machine may take to answer when no turn is involved.
+/// How long a machine may take to answer when the answer involves no turn.
 const ANSWER: Duration = Duration::from_secs(30);
 
 /// The result of a request for nodes.
 pub(crate) enum Got {
-    /// The job has these nodes as long as the lease exists.
+    /// The job holds these nodes as long as the lease exists.
     Nodes(Lease, Box<Job>),
     /// A signal came first.
     Signal(i32),
 }
 
 /// A job of a running machine. When it is dropped, or this process ends in any way, the machine
-/// gets the job's nodes back.
+/// takes the job's nodes back.
 pub(crate) struct Lease {
     out: UnixStream,
-    /// Also errors, which further answers may follow.
+    /// Answers, including errors, after which more answers may follow.
     answers: Receiver<anyhow::Result<Reply>>,
     number: u32,
 }
 
 impl Lease {
-    /// Waits in the machine's queue until there are nodes for the job, and takes them. `machine`
-    /// is as it was then.
+    /// Waits in the machine's queue until there are nodes for the job, and takes them. Updates
+    /// `machine` in each turn.
     ///
     /// # Errors
     ///
-    /// If the job would not fit even if it were the only one; or if it would have to wait, and must
+    /// If the job would not fit even if it were the only one, or if it would have to wait and must
     /// not.
     pub(crate) fn take(
         args: &RunArgs,
@@ -59,7 +59,7 @@ impl Lease {
     ) -> anyhow::Result<Got> {
         let mut lease = Self::enter(machine, &args.program.join(" "))?;
         let mut waiting = Waiting { json: args.json, since: Instant::now(), said: None };
-        // How many jobs are before this one, if that was not reported yet.
+        // How many jobs are before this one, unless that has been reported already.
         let mut queued = None;
         loop {
             match lease.next(control, queued.map(|_| waiting.since + TURN))? {
@@ -91,7 +91,7 @@ impl Lease {
         }
     }
 
-    /// The job's number, which the machine gives to no other job.
+    /// Returns the job's number, which the machine gives to no other job.
     pub(crate) const fn number(&self) -> u32 {
         self.number
     }
@@ -114,7 +114,7 @@ impl Lease {
         Ok(Self { out, answers, number: 0 })
     }
 
-    /// Takes nodes for the job in its turn; if it must wait, returns why.
+    /// Takes nodes for the job in its turn, or returns why it must wait.
     fn fit(
         &mut self,
         wanted: Wanted,
@@ -126,8 +126,8 @@ impl Lease {
         let apart = |other: &&&JobInfo| other.alone || wanted.alone;
         let in_the_way: Vec<&JobInfo> = others.iter().filter(apart).copied().collect();
         let places = |jobs: &[&JobInfo]| machine.places(jobs.iter().flat_map(|job| &job.nodes));
-        // Free nodes come before shared ones, because jobs on the same node need the same control
-        // queues.
+        // Free nodes are preferred to shared ones, because jobs on the same node need the same
+        // control queues.
         if !wanted.alone
             && (wanted.map.is_some() || wanted.ranks.is_some())
             && others.len() > in_the_way.len()
@@ -155,8 +155,8 @@ impl Lease {
         }
     }
 
-    /// Places the job again when it has lost nodes: as it was, if there are such nodes and no job
-    /// waits for nodes, or else on its remaining nodes.
+    /// Places the job again after it has lost nodes: as before if there are nodes for that and no
+    /// job waits for nodes, or else on its remaining nodes.
     ///
     /// # Errors
     ///
@@ -187,7 +187,7 @@ impl Lease {
         Ok(Box::new(less))
     }
 
-    /// Takes the nodes of a job.
+    /// Takes the nodes of a placement.
     fn hold(&mut self, job: &Job, alone: bool, machine: &Machine) -> anyhow::Result<()> {
         let nodes: anyhow::Result<_> = job.nodes().iter().map(|at| machine.index(*at)).collect();
         let shape = Some(job.shape().to_string());
@@ -203,7 +203,7 @@ impl Lease {
         self.out.write_all(&encode(request)?).context("the machine has ended")
     }
 
-    /// The machine's next message, if one arrives before the time limit.
+    /// Returns the machine's next message, if one arrives before the time limit.
     fn next(&self, control: &Control, until: Option<Instant>) -> anyhow::Result<Next> {
         loop {
             if let Some(signal) = control.signal() {
@@ -228,22 +228,22 @@ impl Drop for Lease {
     }
 }
 
-/// The messages to a waiting job.
+/// What a waiting job receives.
 enum Next {
     Reply(Reply),
     Signal(i32),
-    /// Nothing, though it is time.
+    /// Nothing before the time limit.
     Late,
 }
 
-/// The most jobs that are named to a waiting user.
+/// The most jobs that a waiting user is told by number.
 const MOST_NAMED: usize = 3;
 
 fn jobs(number: u32) -> String {
     if number == 1 { "1 job".to_owned() } else { format!("{number} jobs") }
 }
 
-/// Tells the user what a job waits for, each thing once.
+/// Tells the user what a job waits for, without repetition.
 struct Waiting {
     json: bool,
     since: Instant,

@@ -1,6 +1,6 @@
-//! `tofu run`: a program as a job of ranks, on Linux nodes of a machine or as processes here.
+//! `tofu run`: runs a program as a job of ranks, on Linux nodes of a machine or as local processes.
 //!
-//! What both have in common is in `job`: the output, input and end of ranks. A rank is whatever
+//! `job` has what both have in common: the output, input and end of ranks. A rank is anything that
 //! implements `job::Rank`.
 
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! The libraries that programs of a job are linked with.
+//! The libraries that a job's programs are linked with.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use tofu_image::{Arch, Progress, Sysroot};
 use tofu_linux_nodes::kit;
 
-/// The image for MPI programs of some processors, unless another is named.
+/// Returns the default image for MPI programs of an architecture.
 pub fn mpi_image(arch: Arch) -> &'static str {
     match arch {
         Arch::X86_64 => "mpich",
@@ -16,9 +16,9 @@ pub fn mpi_image(arch: Arch) -> &'static str {
     }
 }
 
-/// Our libraries for programs.
+/// Our libraries that programs are linked with.
 const LIBRARIES: [&str; 3] = ["libtofucom.so", "libtofutop.so", "libtnw.so"];
-/// Names a folder with them.
+/// The variable that names a folder with them.
 const FOLDER: &str = "TOFU_LIBRARIES";
 
 /// A program's libraries on this host.
@@ -26,22 +26,22 @@ const FOLDER: &str = "TOFU_LIBRARIES";
 pub(crate) struct Closure {
     /// File name of the loader, which is one of the files.
     pub(crate) loader: String,
-    /// By the names that they are requested by.
+    /// The files, by the names under which they are requested.
     pub(crate) files: BTreeMap<String, PathBuf>,
 }
 
-/// The last part of a path.
+/// Returns the last part of a path.
 pub fn name(path: &Path) -> anyhow::Result<&str> {
     let name = path.file_name().and_then(|name| name.to_str());
     name.with_context(|| format!("{}: not a file's name that nodes can have", path.display()))
 }
 
-/// Our libraries: beside this program, as cargo leaves them, or in `../lib` relative to it, as
-/// after an installation, unless the environment says otherwise.
+/// Finds our libraries: beside this program, as cargo leaves them, or in `../lib` relative to it,
+/// as after an installation. The environment can name another folder.
 ///
 /// # Errors
 ///
-/// If they are not there.
+/// If they do not exist.
 pub fn find() -> anyhow::Result<Vec<PathBuf>> {
     let own = std::env::current_exe().context("cannot tell where this program is")?;
     let folders = match std::env::var_os(FOLDER).filter(|value| !value.is_empty()) {
@@ -64,12 +64,12 @@ pub fn find() -> anyhow::Result<Vec<PathBuf>> {
     }
 }
 
-/// The same for nodes with Arm's processors, and the other libraries of their programs. They are
-/// built and fetched if necessary.
+/// Finds our libraries for arm64 nodes, and the other libraries of their programs. They are built
+/// and fetched if necessary.
 ///
 /// # Errors
 ///
-/// If there are none, or they are for other processors.
+/// If there are none, or they are for another architecture.
 pub fn find_arm64(progress: &dyn Progress) -> anyhow::Result<(Vec<PathBuf>, Sysroot)> {
     let (folder, sysroot) = kit::arm64_libraries(progress)?;
     let found = LIBRARIES.map(|name| folder.join(name));

@@ -1,11 +1,11 @@
 //! `tofu run --local`: ranks as processes of this host.
 //!
-//! The machine is in this process. A node is served to each of its ranks by vfio-user at an
-//! abstract socket, which leaves no file behind, and accesses the ranks' memory. Ranks are in the
-//! janitor's process group: however this process ends, they end. The machine has a run directory
-//! with its control socket, as every machine.
+//! The machine runs in this process. It serves a node to each of the node's ranks by vfio-user, at
+//! an abstract socket, which leaves no file behind, and accesses the ranks' memory. Ranks are in
+//! the janitor's process group: however this process ends, they end. The machine has a run
+//! directory with a control socket, like every machine.
 //!
-//! Nothing is confined here: ranks are programs of the user's own, with the user's rights.
+//! Nothing is confined here: ranks are the user's own programs, with the user's rights.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -60,12 +60,12 @@ use crate::job::{self, Control, Event, Label, Options, OutputTaker, Rank, Teller
 use crate::place::{Placement, Wanted, lay};
 use crate::{elf, libraries};
 
-/// The most ranks: each takes threads and descriptors here, besides its process.
+/// The most ranks. Each takes threads and descriptors here, in addition to its process.
 const MOST: u32 = 256;
-/// A longer mapinfo is not passed as a variable, for which Linux permits 128 KiB.
+/// The longest mapinfo that is passed as a variable, for which Linux permits 128 KiB.
 const MOST_IN_VARIABLE: usize = 100 << 10;
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-/// Bytes that are read from a rank's output at once.
+/// Bytes read from a rank's output at once.
 const CHUNK: usize = 64 << 10;
 
 /// Runs the job and returns the exit code.
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     if let Some(about) = about_mpi.filter(|_| ranks > 1) {
         job::warn(args.json, &about)?;
     }
-    // Ctrl-C counts from here on.
+    // Ctrl-C is handled from here on.
     let control = Control::new()?;
     allow_descriptors(ranks);
     let dir = RunDir::create(Some(&MachineName::of_this_run()))?;
@@ -128,14 +128,14 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
         command.envs(own.iter().map(|(name, value)| (name, value)));
         Process::start(command, rank == 0).map(|process| Arc::new(process) as Arc<dyn Rank>)
     });
-    // All processes that the ranks have started end with it.
+    // All processes that the ranks have started end with the janitor.
     drop(janitor);
     drop(host);
     code
 }
 
-/// Serves the ranks of an MPI job as their process manager, to the end of this process; returns
-/// where.
+/// Serves the ranks of an MPI job as their process manager until this process ends. Returns its
+/// address.
 fn serve_mpi(placement: &Placement, events: Teller) -> anyhow::Result<String> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
     let listener = listener.context("cannot listen for the ranks of an MPI job")?;
@@ -153,8 +153,7 @@ fn serve_mpi(placement: &Placement, events: Teller) -> anyhow::Result<String> {
     Ok(address)
 }
 
-/// Raises the limit of this process's descriptors to the number that `ranks` ranks need, as far as
-/// permitted.
+/// Raises this process's limit of descriptors to what `ranks` ranks need, as far as permitted.
 fn allow_descriptors(ranks: u32) {
     /// Sockets, pipes, memory and doorbells.
     const OF_A_RANK: u64 = 48;
@@ -169,8 +168,7 @@ fn allow_descriptors(ranks: u32) {
     }
 }
 
-/// A machine that has nodes for the ranks, and the ranks' places in it. `given` is the user's
-/// choice.
+/// Finds a machine that has nodes for the ranks, and places them. `given` is the user's choice.
 fn find_machine(given: Option<Shape>, wanted: Wanted) -> anyhow::Result<(Shape, Placement)> {
     let wanted = match (given, wanted) {
         (None, Wanted { ranks: None, map: None, .. }) => Wanted { ranks: Some(2), ..wanted },
@@ -209,7 +207,7 @@ fn find_machine(given: Option<Shape>, wanted: Wanted) -> anyhow::Result<(Shape, 
     Err(error.unwrap_or_else(|| anyhow::anyhow!("no machine has room for {nodes} nodes")))
 }
 
-/// Machines for jobs that name none, small ones first.
+/// Returns the shapes of machines for jobs that name none, smallest first.
 fn shapes() -> Vec<Shape> {
     let lengths = [1, 2, 3, 4, 6, 8].into_iter();
     let boxes = lengths.clone().flat_map(|x| lengths.clone().map(move |y| (x, y)));
@@ -224,23 +222,23 @@ fn shapes() -> Vec<Shape> {
     shapes
 }
 
-/// What the ranks run.
+/// The program that the ranks run.
 struct Program {
     path: PathBuf,
     args: Vec<String>,
 }
 
 impl Program {
-    /// A file, or a program in `PATH`.
+    /// Finds a file, or a program in `PATH`.
     ///
     /// # Errors
     ///
-    /// If there is none that can be run.
+    /// If there is no such program that can be run.
     fn new(words: &[String]) -> anyhow::Result<Self> {
         let Some((name, args)) = words.split_first() else { bail!("no program named") };
         let args = args.to_vec();
         if name.contains('/') {
-            // Ranks may work in another folder.
+            // Ranks may run in another folder.
             let path = std::path::absolute(name)?;
             let metadata = fs::metadata(&path).with_context(|| format!("cannot run {name}"))?;
             if !metadata.is_file() {
@@ -265,8 +263,8 @@ fn is_executable(path: &Path) -> bool {
     rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }
 
-/// The path on which ranks look for libraries, first in the folder of ours. A program may bring its
-/// own.
+/// Returns the path on which ranks search for libraries, with the folder of ours first. A program
+/// may bring its own.
 fn library_path() -> anyhow::Result<OsString> {
     let own = match libraries::find() {
         Ok(libraries) => libraries.first().and_then(|path| path.parent().map(Path::to_owned)),
@@ -280,16 +278,16 @@ fn library_path() -> anyhow::Result<OsString> {
     Ok(std::env::join_paths(own.into_iter().chain(others))?)
 }
 
-/// A node that is served.
+/// A node of the machine, with its server.
 struct LocalNode {
-    /// To each of its ranks.
+    /// The servers for its ranks.
     _served: Vec<Served>,
-    /// A file by whose locks its ranks keep track of what each of them has. This process has no
-    /// locks.
+    /// A file whose locks record which rank uses which of the node's resources. This process holds
+    /// no locks.
     locks: OwnedFd,
 }
 
-/// Serves the machine's control socket, for `tofu stats`, `tofu link` and the like.
+/// Serves the machine's control socket, for `tofu stats`, `tofu link` and similar commands.
 fn serve_control(
     network: &Network,
     machine: AnyNetwork,
@@ -313,17 +311,17 @@ fn serve_control(
     Ok(registry)
 }
 
-/// The machine, and the nodes that are served.
+/// The machine, with the nodes that it serves.
 struct LocalMachine {
     nodes: HashMap<Coords, LocalNode>,
     machine: AnyMachine,
     registry: Arc<Registry>,
-    /// What sockets' names begin with.
+    /// The prefix of sockets' names.
     name: String,
 }
 
 impl LocalMachine {
-    /// `job` gets an event if a command wants the machine to end.
+    /// Starts the machine. `job` gets an event if a command wants the machine to end.
     fn start(
         kind: (Interconnect, Links),
         shape: Shape,
@@ -333,7 +331,7 @@ impl LocalMachine {
     ) -> anyhow::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, |n| n.get());
         let engines = runner::engines(None, cores);
-        // An engine that polls doorbells all the time needs a processor of its own.
+        // An engine that polls doorbells all the time needs a core of its own.
         let doorbells = match cores > ranks as usize + engines {
             true => Doorbells::Polled,
             false => Doorbells::Trapped,
@@ -342,14 +340,14 @@ impl LocalMachine {
             (Network { shape, links_down: Vec::new(), part: None }, Confinement::default());
         let machine = runner::any_machine(&network, kind, doorbells, engines, &confinement)?;
         let registry = serve_control(&network, machine.network(), dir, job)?;
-        // No other process can have taken it.
+        // A random name that no other process can have taken.
         let random = RandomState::new().hash_one(std::process::id());
         let name = format!("tofu-run-{}-{random:016x}", std::process::id());
         Ok(Self { nodes: HashMap::new(), machine, registry, name })
     }
 
-    /// Serves a rank's node; returns the rank's socket and the node's locks, as its library needs
-    /// them.
+    /// Serves a rank's node. Returns the rank's socket and the node's locks, in the form that its
+    /// library expects.
     fn serve(&mut self, rank: u32, placement: &Placement) -> anyhow::Result<(String, String)> {
         let at = placement.node(rank);
         if !self.nodes.contains_key(&at) {
@@ -366,7 +364,7 @@ impl LocalMachine {
         Ok((format!("@{}-{rank}", self.name), locks))
     }
 
-    /// Makes a rank's socket.
+    /// Creates a rank's socket.
     fn listen(&self, rank: u32) -> anyhow::Result<UnixListener> {
         let name = format!("{}-{rank}", self.name);
         let address = SocketAddr::from_abstract_name(&name)?;
@@ -411,7 +409,7 @@ struct Process {
     pid: Pid,
     pidfd: OwnedFd,
     child: Mutex<Child>,
-    /// Its standard output and error, until they are followed.
+    /// Its standard output and error, until [`Rank::follow`] takes them.
     outputs: Mutex<Option<[PipeReader; 2]>>,
     input: Mutex<Option<PipeWriter>>,
 }
@@ -431,13 +429,13 @@ impl Process {
         };
         let child = command.spawn().context("cannot start a process")?;
         let pid = Pid::from_child(&child);
-        // It is not waited for before this is dropped, so that the pid stays its own.
+        // The process is not reaped before this is dropped, so that the pid cannot be reused.
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).context("no descriptors left")?;
         let outputs = Mutex::new(Some([out, err]));
         Ok(Self { pid, pidfd, child: Mutex::new(child), outputs, input: Mutex::new(input) })
     }
 
-    /// Signals the process and those that it has started.
+    /// Signals the process and all of its descendants.
     fn tell(&self, signal: i32) {
         let Some(signal) = Signal::from_named_raw(signal) else { return };
         for pid in descendants(self.pid) {
@@ -448,7 +446,7 @@ impl Process {
     }
 }
 
-/// The processes that a process has started, and those that these have.
+/// Returns the descendants of a process.
 fn descendants(pid: Pid) -> Vec<Pid> {
     let mut found = vec![pid];
     let mut next = 0;
@@ -466,7 +464,7 @@ fn descendants(pid: Pid) -> Vec<Pid> {
     found.split_off(1)
 }
 
-/// Waits until one of two pipes is readable or a process has ended; returns which.
+/// Waits until one of two pipes is readable or a process has ended. Returns which of them.
 fn ready(
     outputs: &[Option<PipeReader>; 2],
     end: &OwnedFd,
@@ -496,8 +494,8 @@ impl Rank for Process {
         let mut buffer = vec![0; CHUNK];
         let mut ended = false;
         loop {
-            // Once it has ended, only present data is read, because processes that it has started
-            // may hold the pipes open for ever.
+            // Once the process has ended, only data that is already there is read, because its
+            // descendants may hold the pipes open for ever.
             let wait = if ended { Some(&AT_ONCE) } else { None };
             let [out, err, end] = ready(&outputs, &self.pidfd, wait)?;
             for (index, kind) in [(0, Output::Out), (1, Output::Err)] {
@@ -527,7 +525,7 @@ impl Rank for Process {
     fn feed(&self, input: &mut dyn Read) {
         let to = lock(&self.input).take();
         let Some(mut to) = to else { return };
-        // It may have ended, or does not read.
+        // The process may have ended, or does not read.
         let _ = io::copy(input, &mut to);
     }
 

@@ -1,4 +1,4 @@
-//! The machine that a job runs on: an existing one, or one for the time of the run.
+//! The machine that a job runs on: a running one, or one started for the run.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -26,18 +26,18 @@ use crate::place::Wanted;
 
 /// How long a machine may take to boot, on a busy host.
 const BOOT: &str = "180s";
-/// How long it may take to end.
+/// How long a machine may take to end.
 const END: Duration = Duration::from_secs(20);
 /// How long a machine may take to notice that a node has gone, and how often it is asked.
 const LOSS: Duration = Duration::from_secs(5);
 const LOSS_STEP: Duration = Duration::from_millis(250);
-/// The memory of a node for MPI programs, which are large.
+/// The memory of a node for MPI programs, which need more.
 const MPI_MEMORY: &str = "512MiB";
 
-/// The result of the search for a machine.
+/// The result of looking for a machine.
 pub(crate) enum Found {
     Machine(Box<Machine>),
-    /// The command is over, with this exit code, and the user knows why.
+    /// The command is over, with this exit code, and the user has been told why.
     Over(u8),
 }
 
@@ -52,35 +52,35 @@ pub(crate) struct Machine {
     pub(crate) name: MachineName,
     pub(crate) control: PathBuf,
     pub(crate) interconnect: Interconnect,
-    /// The processors of its nodes for the job.
+    /// The architecture of its nodes for the job.
     pub(crate) arch: Arch,
-    /// What the program is for.
+    /// The architecture that the program is for.
     wanted: Option<Arch>,
-    /// Its nodes that are ready and have such processors.
+    /// Its ready nodes of that architecture.
     pub(crate) nodes: Vec<NodeInfo>,
-    /// The machine as jobs see it: nodes without a ready Linux count as failed.
+    /// The machine as jobs are placed on it: nodes without a ready Linux count as failed.
     pub(crate) usable: System,
-    /// The machine as programs get it.
+    /// The machine as programs see it.
     pub(crate) system: System,
-    /// Those that it has.
+    /// The jobs that it has.
     pub(crate) jobs: Vec<JobInfo>,
-    /// Its process, if the machine exists for this run only.
+    /// Its process, if the machine was started for this run.
     own: Option<Own>,
 }
 
 impl Machine {
-    /// Finds a machine, or starts one; with processors of the kind `arch` if one is given.
+    /// Finds a machine, or starts one. If `arch` is given, its nodes have that architecture.
     ///
     /// # Errors
     ///
-    /// If there is none that is suitable, or it does not start.
+    /// If no machine is suitable, or a new one does not start.
     pub(crate) fn find(
         args: &RunArgs,
         wanted: Wanted,
         arch: Option<Arch>,
         control: &Control,
     ) -> anyhow::Result<Found> {
-        // Options for a new machine imply that one is started.
+        // Options for a new machine imply starting one.
         let made = args.machine_shape()?.is_some()
             || args.generation.is_some()
             || args.image.is_some()
@@ -134,11 +134,11 @@ impl Machine {
         Ok(Self { name, control, interconnect, arch, wanted, nodes, usable, system, jobs, own })
     }
 
-    /// Updates its description to the present state.
+    /// Updates this description to the machine's present state.
     ///
     /// # Errors
     ///
-    /// If it does not answer, or has no node that is ready.
+    /// If the machine does not answer, or has no ready node.
     pub(crate) fn look(&mut self) -> anyhow::Result<()> {
         let Seen { interconnect, arch, nodes, usable, system, jobs } =
             Seen::new(&self.name, &self.control, self.wanted)?;
@@ -147,14 +147,14 @@ impl Machine {
         Ok(())
     }
 
-    /// The numbers of a job's nodes that are not ready any more, or that no link reaches. It waits
-    /// for failures of this moment to be noticed.
+    /// Returns the numbers of a job's nodes that are no longer ready, or that no link reaches.
+    /// Waits for failures of this moment to be noticed.
     pub(crate) fn lost(&mut self, job: &Job) -> Vec<u32> {
         let until = Instant::now() + LOSS;
         let mut last = Vec::new();
         loop {
             if let Err(error) = self.look() {
-                // It has no nodes left, or has ended.
+                // The machine has no nodes left, or has ended.
                 log::info!("{error:#}");
                 self.usable = System::new(*self.system.shape());
                 let shape = self.system.shape();
@@ -163,7 +163,7 @@ impl Machine {
             let shape = self.system.shape();
             let lost = job.nodes().iter().filter(|at| self.usable.is_failed(**at));
             let lost: Vec<_> = lost.filter_map(|at| Some(shape.node_id(*at)?.0)).collect();
-            // Boards fail node by node.
+            // Wait until the set is stable: when a board fails, its nodes go one by one.
             if (!lost.is_empty() && lost == last) || Instant::now() > until {
                 return lost;
             }
@@ -172,24 +172,24 @@ impl Machine {
         }
     }
 
-    /// Where nodes of these numbers are.
+    /// Returns the coordinates of the nodes of these numbers.
     pub(crate) fn places<'a>(&self, nodes: impl Iterator<Item = &'a u32>) -> Vec<Coords> {
         let shape = self.system.shape();
         nodes.filter_map(|node| shape.coords(NodeId(*node))).collect()
     }
 
-    /// The number of the node at these coordinates.
+    /// Returns the number of the node at these coordinates.
     pub(crate) fn index(&self, at: Coords) -> anyhow::Result<u32> {
         let node = self.nodes.iter().find(|node| node.at == at.to_array());
         Ok(node.with_context(|| format!("there is no Linux node {at}"))?.index)
     }
 
-    /// Whether it exists for this run only.
+    /// Returns whether the machine was started for this run.
     pub(crate) fn is_own(&self) -> bool {
         self.own.is_some()
     }
 
-    /// Ends it if it exists for this run only.
+    /// Ends the machine if it was started for this run.
     pub(crate) fn end(self) -> anyhow::Result<()> {
         self.own.map_or(Ok(()), Own::end)
     }
@@ -206,11 +206,11 @@ struct Seen {
 }
 
 impl Seen {
-    /// Finds nodes with the wanted kind of processors, or other nodes if there are none.
+    /// Collects the ready nodes of the wanted architecture, or of another one if there are none.
     fn new(name: &MachineName, control: &Path, wanted: Option<Arch>) -> anyhow::Result<Self> {
         let machine = info(control).with_context(|| format!("machine {name}"))?;
         let (shape, system) = system(&machine).with_context(|| format!("machine {name}"))?;
-        // It has devices, because its nodes are ready.
+        // Its nodes are ready, so it has devices.
         let interconnect = machine.generation.as_deref().map(str::parse).transpose();
         let interconnect = interconnect.map_err(anyhow::Error::msg)?.unwrap_or_default();
         let ready = machine.nodes.into_iter().filter(|node| node.state == "ready");
@@ -222,7 +222,7 @@ impl Seen {
         let arch = wanted.filter(has).unwrap_or(first.processors());
         nodes.retain(|node| node.processors() == arch);
         let ready: Vec<Coords> = nodes.iter().map(|node| Coords::from_array(node.at)).collect();
-        // An I/O node may run Linux, too, which is not for jobs.
+        // I/O nodes may run Linux as well, but jobs do not use them.
         let others = shape.iter().filter(|at| !ready.contains(at) || shape.is_io_node(*at));
         let usable = system.clone().with_failed(others)?;
         Ok(Self { interconnect, arch, nodes, usable, system, jobs: machine.jobs })
@@ -238,11 +238,11 @@ fn system(machine: &MachineInfo) -> anyhow::Result<(Shape, System)> {
     Ok((shape, System::new(shape).with_links_down(links)?.with_cut_off_failed()))
 }
 
-/// A process that runs a machine, and ends with this one.
+/// A process that runs a machine and ends with this process.
 struct Own {
     child: Child,
     started: Instant,
-    /// Whether progress is printed for people.
+    /// Whether progress is printed for the user.
     talks: bool,
 }
 
@@ -297,7 +297,7 @@ impl Own {
         Ok((Self { child, started: Instant::now(), talks: !args.json }, name))
     }
 
-    /// Waits until all nodes are ready; if they will not be, returns the exit code.
+    /// Waits until all nodes are ready. Returns an exit code if that fails.
     fn wait(mut self, control: &Control) -> anyhow::Result<Result<Self, u8>> {
         let stdout = self.child.stdout.take().context("no pipe")?;
         let (sender, lines) = std::sync::mpsc::channel();
@@ -310,7 +310,7 @@ impl Own {
                     break;
                 }
             }
-            // Its later output is ignored, but must be read.
+            // Later output is ignored, but must be read.
             let _ = std::io::copy(&mut output, &mut std::io::sink());
         });
         reading.context("no threads left")?;
@@ -331,7 +331,7 @@ impl Own {
                     }
                 }
                 Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
-                // It has reported the reason on standard error.
+                // The process has reported the reason on standard error.
                 Err(_) => {
                     let code = self.child.wait()?.code().and_then(|code| u8::try_from(code).ok());
                     return Ok(Err(code.filter(|code| *code != 0).unwrap_or(exit::BAD_INPUT)));
@@ -341,7 +341,7 @@ impl Own {
     }
 
     fn end(mut self) -> anyhow::Result<()> {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
         let until = Instant::now() + END;
         while self.child.try_wait()?.is_none() {
@@ -357,7 +357,7 @@ impl Own {
 impl Drop for Own {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
-            // Its janitor tidies up after it.
+            // Its janitor cleans up after it.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }

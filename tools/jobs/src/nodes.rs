@@ -1,4 +1,4 @@
-//! `tofu run` on Linux nodes: copies the files there, runs the ranks, and removes the files.
+//! `tofu run` on Linux nodes: copies files to the nodes, runs the ranks, and removes the files.
 
 use std::io::Read;
 use std::net::Shutdown;
@@ -28,33 +28,33 @@ use crate::machine::{Found, Machine};
 use crate::place::{Placement, Wanted};
 use crate::user::as_user;
 
-/// Where a job's folder is on a node.
+/// The folder for jobs' folders on a node.
 const FOLDER: &str = "/tmp";
-/// The folder of libraries on a node, each set in a folder of its own, for all jobs that need it.
+/// The folder of libraries on a node, with a subfolder for each set. Jobs share the sets.
 const LIBRARIES: &str = "/run/tofu-libraries";
 /// The variable by which a job's processes are found.
 const JOB: &str = "TOFU_JOB";
 /// The variable that tells ranks how often their job was started before.
 const RESTART: &str = "TOFU_RESTART";
-/// The variable that tells ranks that have the device themselves, as root, their group.
+/// The variable that tells their group to ranks that run as root and have the device themselves.
 const GROUP: &str = "TOFU_GROUP";
 /// The variable that tells them their subnet.
 const SUBNET: &str = "TOFU_SUBNET";
-/// The first number of jobs' groups and users (ours), far from a system's own users, whose numbers
-/// are their groups with the kernel driver.
+/// The first number of jobs' groups and users (*ours*). It is far from those of a system's own
+/// users, whose numbers serve as their groups with the kernel driver.
 const GROUPS: u32 = 1 << 30;
-/// How much of our programs' output on a node is read, in bytes.
+/// How much output of our programs on a node is read, in bytes.
 const MAX_SAID: usize = 2000;
 /// How long the process manager may take to report its address.
 const MANAGER: Duration = Duration::from_secs(30);
 
-/// Makes the user the owner of the job's folder where the kernel driver or `tofud` lets users have
-/// the device, and limits the user to the job's subnet, before any program of the job runs. Then
-/// prints which other folders of jobs exist, except those that a job has faked, and which of some
-/// sets of libraries the node lacks. If it lacks any, sets that no job's folder links to are
-/// removed to make room. Another job may do the same at the same time, or link to a set that is
-/// there and then look for it. So a set is renamed first, which only one job can do, and gets its
-/// name back if a job has linked to it meanwhile.
+/// Prepares a node before any program of the job runs. Where the kernel driver or `tofud` gives
+/// users the device, makes the user the owner of the job's folder, and limits the user to the job's
+/// subnet. Prints which other folders of jobs exist, except those that a job has faked, and which
+/// of the given sets of libraries the node lacks. If it lacks any, removes sets that no job's
+/// folder links to, to make room. Another job may do the same at the same time, or link to an
+/// existing set and then look for it. So a set is renamed first, which only one job can do, and
+/// gets its name back if a job has linked to it meanwhile.
 const LOOK: &str = r#"
 for way in /proc/tofu/dev /run/tofu/*.sock; do
     [ -e "$way" ] || continue
@@ -93,16 +93,16 @@ true
 "#;
 
 /// Gives a complete set of libraries its name, atomically: another job may wait for the same set,
-/// or have copied it meanwhile.
+/// or may have copied it meanwhile.
 const NAME: &str = r#"cd "$1" && { mv -T "$2" "$3" 2>/dev/null || rm -rf "$2"; } && [ -e "$3" ]"#;
 
-/// Kills all processes of the user that runs this, if it is the job's user: no process can escape
-/// that by forking.
+/// Kills all processes of the user that runs this, if it is the job's user. No process can escape
+/// by forking.
 const END: &str = r#"[ "$(id -u)" = "$1" ] && kill -9 -1; true"#;
 
-/// Kills the remaining processes of a job, whatever has happened to their parents, and removes its
-/// folder, partly copied libraries, and the user's subnet. A process that is forked meanwhile is
-/// found the next time.
+/// Kills the remaining processes of a job, whatever has become of their parents, and removes its
+/// folder, partly copied libraries, and the user's subnet. Processes forked meanwhile are found in
+/// the next round.
 const TIDY: &str = r#"
 for round in 1 2 3 4 5; do
     found=$(grep -Fls "TOFU_JOB=$1" /proc/[0-9]*/environ)
@@ -119,7 +119,7 @@ rm -rf "/tmp/$1" "$2/.$1"-*
 /// Runs the job and returns the exit code.
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let control = Control::new()?;
-    // The user's errors are found before anything is started.
+    // User errors are found before anything is started.
     let wanted = Wanted::new(args)?;
     let preparing = Preparing::new(&control);
     let mut bundle = match Bundle::new(args, &preparing) {
@@ -141,7 +141,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-/// Shows the progress of preparations, which signals stop.
+/// Shows the progress of preparations. A signal cancels them.
 struct Preparing<'a> {
     control: &'a Control,
     shown: ImageProgress,
@@ -153,7 +153,7 @@ impl<'a> Preparing<'a> {
         Self { control, shown }
     }
 
-    /// The exit code if an error was caused by a signal.
+    /// Returns the exit code if an error was caused by a signal.
     fn stopped(&self, error: anyhow::Error) -> anyhow::Result<u8> {
         match self.control.signal().filter(|_| tofu_ui::is_interrupted(&error)) {
             Some(signal) => Ok(exit::of_signal(signal)),
@@ -188,7 +188,7 @@ fn on_machine(
 ) -> anyhow::Result<u8> {
     let name = machine.name.clone();
     let got = Lease::take(args, wanted, machine, control);
-    // Until the nodes are tidy again.
+    // The lease is held until the nodes have been cleaned up.
     let (mut lease, mut job) = match got.with_context(|| format!("machine {name}"))? {
         Got::Nodes(lease, job) => (lease, job),
         Got::Signal(signal) => return Ok(exit::of_signal(signal)),
@@ -241,7 +241,7 @@ fn on_machine(
     bail!("a job has an end")
 }
 
-/// A job that is started, for the first time or again.
+/// One start of a job, which may be started again.
 struct Start<'a> {
     args: &'a RunArgs,
     bundle: &'a Bundle,
@@ -254,8 +254,8 @@ struct Start<'a> {
 }
 
 impl Start<'_> {
-    /// Runs it to its end. Returns its exit code, and, if it has failed and may be restarted, the
-    /// numbers of the lost nodes.
+    /// Runs the job to its end. Returns its exit code, and the numbers of the lost nodes if it has
+    /// failed and may be restarted.
     fn run(&self, machine: &mut Machine, control: &Control) -> (anyhow::Result<u8>, Vec<u32>) {
         let nodes = self.placement.nodes().into_iter().map(|at| machine.index(at));
         let nodes: Vec<u32> = match nodes.collect() {
@@ -275,7 +275,7 @@ impl Start<'_> {
         let left = |node: &u32| !lost.contains(node);
         let site = Site { machine, nodes, name, user };
         let still_there = || site.nodes.iter().copied().filter(left).collect::<Vec<_>>();
-        // Remaining processes of the job must not change files while these are copied or removed.
+        // Remaining processes of the job must not change files that are being copied or removed.
         let ended = site.end_processes(&still_there());
         let brought = match self.destination.filter(|_| result.is_ok()) {
             Some(destination) => {
@@ -285,7 +285,7 @@ impl Start<'_> {
             }
             None => Ok(()),
         };
-        // A machine that exists for this run takes everything with it.
+        // A machine started for this run takes everything with it.
         let tidied = match machine.is_own() {
             true => Ok(()),
             false => {
@@ -295,7 +295,8 @@ impl Start<'_> {
         };
         let result = match (result, ended.and(brought).and(tidied)) {
             (Ok(0), Err(error)) => Err(error),
-            // For example, a node has died under its ranks, which have reported it.
+            // This is the case if, for example, a node has died under its ranks, which have
+            // reported it.
             (Ok(code), Err(error)) => {
                 log::warn!("{error:#}");
                 Ok(code)
@@ -306,18 +307,18 @@ impl Start<'_> {
     }
 }
 
-/// The beginning of jobs' names.
+/// The prefix of jobs' names.
 const NAMES: &str = "tofu-run-";
 
-/// A name that no other job's name equals or begins with: the job's number in its machine, the time
-/// when it was started, and the process.
+/// Returns a name that is no prefix of another job's name: the job's number in its machine, the
+/// time at which it was started, and the process.
 fn job_name(number: u32) -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let millis = now.unwrap_or_default().as_millis();
     format!("{NAMES}{number}-{}-{millis:013}", std::process::id())
 }
 
-/// The job's number, of such a name.
+/// Returns the job's number in such a name.
 fn number_of(name: &str) -> Option<u32> {
     name.strip_prefix(NAMES)?.split_once('-')?.0.parse().ok()
 }
@@ -329,8 +330,8 @@ struct Site<'a> {
     nodes: Vec<u32>,
     /// The job's name, and that of its folder.
     name: String,
-    /// The user of the ranks on nodes with the kernel driver or `tofud`: root, or a user of this
-    /// job alone.
+    /// The user of the ranks on nodes with the kernel driver or `tofud`: root, or a user for this
+    /// job only.
     user: u32,
 }
 
@@ -339,7 +340,7 @@ impl Site<'_> {
         format!("{FOLDER}/{}", self.name)
     }
 
-    /// Where the job's folder is.
+    /// Returns where the job's folders are.
     fn origins(&self, placement: &Placement) -> Vec<Origin<'_>> {
         let nodes = self.nodes.iter().zip(placement.nodes());
         let origin = |(node, at): (&u32, Coords)| Origin {
@@ -351,7 +352,7 @@ impl Site<'_> {
         nodes.map(origin).collect()
     }
 
-    /// Kills all processes of the job's user on some nodes, also hidden ones.
+    /// Kills all processes of the job's user on some nodes, including hidden ones.
     fn end_processes(&self, nodes: &[u32]) -> anyhow::Result<()> {
         if self.user == 0 {
             return Ok(());
@@ -360,7 +361,7 @@ impl Site<'_> {
         ended.context("cannot end what is left of the job there")
     }
 
-    /// Does something on all nodes at the same time; returns the first error.
+    /// Runs `each` for all nodes at the same time. Returns the first error.
     fn on_all(&self, each: impl Fn(u32) -> anyhow::Result<()> + Sync) -> anyhow::Result<()> {
         on_nodes(&self.nodes, each)
     }
@@ -383,19 +384,20 @@ impl Site<'_> {
             must(socket, node, exec, archive).map(drop)
         };
         let put = self.on_all(|node| {
-            // First the links to the libraries, which are kept as long as the links exist.
+            // The links to the libraries come first, because libraries are kept as long as links to
+            // them exist.
             unpack(node, &format!("{FOLDER}/"), &folder)?;
             let found = must(socket, node, shell(&look), &[])?;
             let (left, lacking): (Vec<_>, Vec<_>) =
                 found.lines().partition(|name| name.starts_with(NAMES));
             for set in sets.iter().filter(|set| lacking.contains(&set.name.as_str())) {
-                // A name that only this job knows until the set is complete.
+                // Only this job knows this name until the set is complete.
                 let new = format!(".{}-{}", self.name, set.name);
                 unpack(node, &format!("{LIBRARIES}/{new}"), &set.archive)?;
                 let name = shell(&[NAME, "sh", LIBRARIES, &new, &set.name]);
                 must(socket, node, name, &[])?;
             }
-            // Folders of earlier jobs that have ended; later jobs are not known here.
+            // These are folders of earlier jobs that have ended. Later jobs are not known here.
             let there: Vec<_> = self.machine.jobs.iter().map(|job| job.job).collect();
             for name in left {
                 let over = |other: &u32| *other < number && !there.contains(other);
@@ -418,7 +420,7 @@ impl Site<'_> {
         must(&self.machine.control, node, exec, &[]).map(drop)
     }
 
-    /// Removes everything of the job from all nodes.
+    /// Removes everything of the job from its nodes.
     fn tidy(&self) -> anyhow::Result<()> {
         let user = self.user.to_string();
         let exec = shell(&[TIDY, "sh", &self.name, LIBRARIES, &user]);
@@ -432,7 +434,7 @@ impl Site<'_> {
         let Start { args, bundle, placement, .. } = start;
         let job = &placement.info.job;
         let socket = &self.machine.control;
-        // These live as long as the ranks.
+        // These stay alive as long as the ranks.
         let _watch = match args.restart {
             0 => None,
             _ => Some(NodeWatch::start(socket, &self.nodes, control.teller())?),
@@ -486,7 +488,7 @@ fn end_processes(control: &Path, user: u32, node: u32) -> anyhow::Result<()> {
     must(control, node, exec, &[]).map(drop)
 }
 
-/// Does something on nodes at the same time; returns the first error.
+/// Runs `each` for nodes at the same time. Returns the first error.
 fn on_nodes(nodes: &[u32], each: impl Fn(u32) -> anyhow::Result<()> + Sync) -> anyhow::Result<()> {
     let each = &each;
     thread::scope(|scope| {
@@ -505,13 +507,14 @@ fn on_nodes(nodes: &[u32], each: impl Fn(u32) -> anyhow::Result<()> + Sync) -> a
     })
 }
 
-/// A script for a node's shell, and its arguments.
+/// Returns the command that runs a script with arguments in a node's shell.
 fn shell(words: &[&str]) -> Exec {
     let args = ["sh", "-c"].iter().chain(words).map(|word| (*word).to_owned()).collect();
     Exec { program: Program::Named, args, env: Vec::new(), stdin: false }
 }
 
-/// Runs one of our programs on a node, which must succeed. Returns the beginning of its output.
+/// Runs one of our programs on a node and fails unless it succeeds. Returns the beginning of its
+/// output.
 fn must(socket: &Path, node: u32, exec: Exec, input: &[u8]) -> anyhow::Result<String> {
     let remote = RemoteProgram::start(socket, node, exec)?;
     let mut said = Vec::new();
@@ -523,8 +526,7 @@ fn must(socket: &Path, node: u32, exec: Exec, input: &[u8]) -> anyhow::Result<St
             said.extend_from_slice(&bytes[..bytes.len().min(room)]);
             Ok(())
         });
-        // A thread that still feeds a program that has ended gets no more credit, but also no
-        // answer.
+        // A thread that still feeds the program would wait for credit for ever.
         remote.give_up();
         status
     });
@@ -546,7 +548,7 @@ impl Rank for RemoteProgram {
     }
 
     fn signal(&self, signal: i32) {
-        // If this fails, it has ended.
+        // If this fails, the rank has ended.
         let _ = self.say(ToProgram::Signal(signal));
     }
 
@@ -594,7 +596,7 @@ impl Drop for NodeWatch {
 /// The process manager of an MPI job, on the node of its first rank.
 struct Manager {
     remote: RemoteProgram,
-    /// Where ranks reach it.
+    /// The address at which ranks reach it.
     address: String,
 }
 
@@ -636,16 +638,16 @@ impl Manager {
     }
 
     fn end(self) {
-        // If this fails, it has ended.
+        // If this fails, the manager has ended.
         let _ = self.remote.say(ToProgram::Kill);
     }
 }
 
-/// A line of the process manager: first its address, later which rank has aborted the job.
+/// Handles a line of the process manager: first its address, later which rank has aborted the job.
 fn take_line(line: &str, addresses: &Sender<String>, events: &Teller) {
     match line.split_once(' ').map(|(rank, code)| (rank.parse(), code.parse())) {
         None => {
-            // The receiver has gone if it was too late.
+            // If it came too late, the receiver has gone.
             let _ = addresses.send(line.to_owned());
         }
         Some((Ok(rank), Ok(code))) => {

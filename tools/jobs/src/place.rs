@@ -1,4 +1,4 @@
-//! Where the ranks of a job go.
+//! Places the ranks of a job on nodes.
 
 use anyhow::{Context, bail};
 use tofu_abi::topology::Shape;
@@ -8,24 +8,24 @@ use tofu_supervisor::units::Interconnect;
 
 use crate::args::{RunArgs, as_machine};
 
-/// The user's request, in numbers.
+/// The numbers that the user asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) ranks: Option<u32>,
     pub(crate) map: Option<LogicalShape>,
     pub(crate) ppn: Option<u32>,
-    /// No other job may have its nodes, and its map is a torus if the machine has one.
+    /// Whether no other job may use its nodes. Its map is then a torus if the machine has one.
     pub(crate) alone: bool,
-    /// Of the machine.
+    /// The interconnect of the machine.
     pub(crate) interconnect: Interconnect,
 }
 
 impl Wanted {
-    /// The request on the command line. An existing machine may be of another generation.
+    /// Returns the request on the command line. A running machine may have another interconnect.
     ///
     /// # Errors
     ///
-    /// If numbers are out of range or contradict each other.
+    /// If numbers are out of range, or contradict each other.
     pub(crate) fn new(args: &RunArgs) -> anyhow::Result<Self> {
         let interconnect = args.generation.unwrap_or_default();
         let torus = args.torus();
@@ -40,8 +40,8 @@ impl Wanted {
         Ok(wanted)
     }
 
-    /// The most ranks on a node: that many have control queues of their own. A network processor of
-    /// TNW belongs to one rank.
+    /// Returns the most ranks on a node: those that can have control queues of their own. A network
+    /// processor of TNW belongs to one rank.
     fn most_on_node(self) -> u32 {
         self.interconnect.tofu().map_or(1, |generation| generation.description().processes.into())
     }
@@ -70,7 +70,7 @@ impl Wanted {
         Ok(())
     }
 
-    /// How many nodes a machine for this job must have.
+    /// Returns the torus of nodes that a machine for this job must have.
     pub(crate) fn nodes(self) -> anyhow::Result<LogicalShape> {
         if let Some(map) = self.map {
             return Ok(map);
@@ -96,15 +96,15 @@ impl Wanted {
 }
 
 impl Wanted {
-    /// The shape of a machine for this job: the job's torus is the machine's, so that every map and
-    /// every torus fits.
+    /// Returns the shape of a machine for this job. The job's torus is the machine's, so that every
+    /// map and every torus fits.
     pub(crate) fn as_machine(self) -> anyhow::Result<Shape> {
         as_machine(self.nodes()?)
     }
 }
 
-/// The most nodes of a machine that is started for a job which does not ask for more: as many as a
-/// Tofu unit has, which a host can run.
+/// The most nodes of a machine that is started for a job which does not ask for more: those of a
+/// Tofu unit, which a host can run.
 const MOST_STARTED: u32 = 12;
 
 /// Places a job on the nodes of `system` that have not failed.
@@ -161,18 +161,20 @@ pub(crate) fn lay(system: &System, wanted: Wanted) -> anyhow::Result<Job> {
 
 /// Whether there are nodes for a job.
 pub(crate) enum Fit {
-    /// There are.
+    /// There are nodes.
     Now(Box<Job>),
-    /// There will be nodes once other jobs have returned theirs: the request, and the free nodes.
+    /// There will be nodes once other jobs have returned theirs. The text says what the job needs,
+    /// and what is free.
     Later(String),
 }
 
-/// Places a job on the nodes of `system` that have not failed, beside jobs that have taken some.
-/// Except for the position, the result does not depend on these, unless the job requests nothing.
+/// Places a job on the nodes of `system` that are neither failed nor taken by other jobs. The other
+/// jobs affect only the position of the result, unless the job asks for no particular number of
+/// nodes.
 ///
 /// # Errors
 ///
-/// If it would not fit if it were alone.
+/// If it would not fit even if it were alone.
 pub(crate) fn fit(system: &System, taken: Vec<Coords>, wanted: Wanted) -> anyhow::Result<Fit> {
     let whole = lay(system, wanted)?;
     if taken.is_empty() {
@@ -205,7 +207,7 @@ pub(crate) fn fit(system: &System, taken: Vec<Coords>, wanted: Wanted) -> anyhow
     }
 }
 
-/// Places a job again as it was, on the nodes of `system` that have not failed.
+/// Places a job in the same way again, on the nodes of `system` that have not failed.
 ///
 /// # Errors
 ///
@@ -215,9 +217,9 @@ pub(crate) fn lay_again(system: &System, wanted: Wanted, job: &Job) -> anyhow::R
     lay(system, Wanted { map: Some(job.shape()), ranks, ppn, ..wanted })
 }
 
-/// Places a job that has lost nodes on those of `system` that have not failed: on its torus, or on
-/// one with a shorter axis. There are as many ranks as the user wants, or as many on each node as
-/// before.
+/// Places a job that has lost nodes on those of `system` that have not failed, on its torus or on
+/// one with a shorter axis. The number of ranks stays what the user wants, or else the number on
+/// each node stays the same.
 ///
 /// # Errors
 ///
@@ -232,51 +234,52 @@ pub(crate) fn degrade(system: &System, wanted: Wanted, job: &Job) -> anyhow::Res
     lay(system, Wanted { map: Some(map.shape()), ppn, ..wanted })
 }
 
-/// A job as its ranks get it, and the place of each rank.
+/// A job as described to its ranks, and the place of each rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Placement {
     pub(crate) info: Mapinfo,
 }
 
 impl Placement {
-    /// Where a rank is.
+    /// Returns the node of a rank.
     pub(crate) fn node(&self, rank: u32) -> Coords {
         self.info.job.coords(rank).unwrap_or_default()
     }
 
-    /// A rank's index among its node's ranks, from 0, and their number.
+    /// Returns a rank's index among the ranks of its node, from 0, and their number.
     pub(crate) fn local(&self, rank: u32) -> (u32, u32) {
         let ranks = self.info.job.ranks_at(self.node(rank));
         let index = ranks.iter().position(|own| *own == rank).unwrap_or_default();
         (index as u32, ranks.len() as u32)
     }
 
-    /// The nodes that have ranks, in the order of these.
+    /// Returns the nodes that have ranks, in the order of the ranks.
     pub(crate) fn nodes(&self) -> Vec<Coords> {
         let job = &self.info.job;
         job.nodes().iter().copied().filter(|node| !job.ranks_at(*node).is_empty()).collect()
     }
 
-    /// The smallest box with the nodes that have ranks.
+    /// Returns the smallest box that contains the nodes with ranks.
     pub(crate) fn subnet(&self) -> Subnet {
         Subnet::around(self.info.system.shape(), &self.nodes())
     }
 
-    /// The variables that tell a rank its place, except the mapinfo.
+    /// Returns the variables that tell a rank its place, except for the mapinfo.
     pub(crate) fn variables(&self, rank: u32) -> Vec<(String, String)> {
         let job = &self.info.job;
         let values = [
             ("TOFU_RANK", rank),
             ("TOFU_SIZE", job.processes()),
             ("TOFU_LOCAL_RANK", self.local(rank).0),
-            // The same on all nodes, even if the last one has fewer, because IDs of peers follow
-            // from it.
+            // The same on all nodes, even if the last one has fewer ranks, because IDs of peers are
+            // derived from it.
             ("TOFU_PPN", job.per_node()),
         ];
         values.map(|(name, value)| (name.to_owned(), value.to_string())).into()
     }
 
-    /// Variables that tell a rank of an MPI job its place, and its process manager at `address`.
+    /// Returns the variables that tell a rank of an MPI job its place, and its process manager at
+    /// `address`.
     pub(crate) fn mpi_variables(&self, rank: u32, address: &str) -> Vec<(String, String)> {
         let (local, locals) = self.local(rank);
         let values = [
@@ -290,13 +293,13 @@ impl Placement {
         values.map(|(name, value)| (name.to_owned(), value)).into()
     }
 
-    /// Which ranks share a node, in PMI's notation.
+    /// Returns which ranks share a node, in PMI's notation.
     pub(crate) fn mpi_mapping(&self) -> String {
         mapping(self.info.job.processes(), self.info.job.per_node())
     }
 }
 
-/// Triples of first node, number of nodes and ranks on each.
+/// Returns triples of first node, number of nodes, and ranks on each.
 fn mapping(ranks: u32, per_node: u32) -> String {
     let (full, rest) = (ranks / per_node, ranks % per_node);
     let mut blocks = String::new();
@@ -395,14 +398,14 @@ mod tests {
         };
         let why = later(&taken, alone("3x2"));
         assert_eq!(why, "the job needs 6 nodes, and 0 are free");
-        // Enough nodes, but they form no such torus: every second one is free.
+        // There are enough nodes, but every second one is taken, so they form no such torus.
         let odd = unit().shape().iter().filter(|at| (at.a + at.b + at.c) % 2 == 1);
         let why = later(&odd.collect::<Vec<_>>(), alone("2x2"));
         assert_eq!(why, "no torus 2x2 is free, though 6 nodes are");
         // A job that would never fit is refused at once.
         assert!(fit(&unit(), taken.clone(), alone("4x4")).is_err());
-        // A request for ranks does not get fewer nodes with more ranks each; a request for all
-        // nodes gets the present ones.
+        // A request for ranks does not make do with fewer nodes and more ranks on each. A request
+        // for all nodes takes those that are free.
         later(&taken[..6], wanted(Some(12), None, None));
         let Ok(Fit::Now(job)) = fit(&unit(), taken[..6].to_vec(), wanted(None, None, None)) else {
             panic!("six are free")

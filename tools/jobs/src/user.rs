@@ -1,9 +1,9 @@
-//! Programs on nodes that are run as a job's user.
+//! Programs on nodes that run as a job's user.
 
 use tofu_agent::user;
 use tofu_agent::wire::{Exec, Program};
 
-/// A program that is run as a job's user, where nodes support that.
+/// Returns a program that runs as a job's user, where nodes support that.
 pub(crate) fn as_user(user: u32, words: &[&str]) -> Exec {
     let user = [user::WORD.to_owned(), user.to_string()];
     let args = user.into_iter().chain(words.iter().map(|word| (*word).to_owned())).collect();

@@ -1,6 +1,6 @@
-//! Programs for nodes with Arm's processors, and the libraries that users' programs for such nodes
-//! are linked with. They are not part of this command: a released package has them in a folder, and
-//! in a checkout they are built when they are needed.
+//! Programs for arm64 nodes, and the libraries that users' programs for such nodes are linked with.
+//! They are not part of this command: a released package has them in a folder, and in a checkout
+//! they are built when needed.
 
 use std::env;
 use std::ffi::OsString;
@@ -12,17 +12,17 @@ use anyhow::{Context, bail};
 use tofu_image::{Arch, Cache, Phase, Program, Progress, Sysroot};
 use tofu_programs::{LINUX, LINUX_PACKAGES};
 
-/// Names a user's folder with the programs and libraries.
+/// The variable that names a user's folder with the programs and libraries.
 const VARIABLE: &str = "TOFU_ARM64_PROGRAMS";
-/// Where a package has them, relative to the parent of the command's folder.
+/// The folder in which a package has them, relative to the parent of the command's folder.
 const PACKAGED: &str = "lib/tofu/arm64";
-/// With this C library, programs are static, and need only Rust's own linker.
+/// The target for static programs, which need only Rust's own linker.
 const STATIC: &str = "aarch64-unknown-linux-musl";
-/// With this one, they are like users' programs.
+/// The target for programs that are linked like users' programs.
 const SHARED: &str = "aarch64-unknown-linux-gnu";
 /// Rust's own linker.
 const LINKER: &str = "rust-lld";
-/// What links what Debian's rustc has compiled.
+/// The linker for what Debian's rustc compiles.
 const COMPILER: &str = "aarch64-linux-gnu-gcc";
 /// Packages of this workspace with libraries for users' programs.
 const LIBRARY_PACKAGES: [&str; 3] = ["tofu-utofu-c", "tofu-jtofu-c", "tofu-tnw-c"];
@@ -32,11 +32,11 @@ pub(crate) const NONE: &str = "no programs for arm64 nodes beside this command: 
                                checkout of its sources, where they are built, or name a folder \
                                with them by TOFU_ARM64_PROGRAMS";
 
-/// The programs for nodes with Arm's processors; `None` if there are none, nor their sources.
+/// Returns the programs for arm64 nodes, or `None` if neither they nor their sources exist.
 ///
 /// # Errors
 ///
-/// If they cannot be read or built: what is missing, and how to get it.
+/// If they cannot be read or built, with what is missing and how to get it.
 pub(crate) fn programs(progress: &dyn Progress) -> anyhow::Result<Option<Vec<Program>>> {
     if LINUX.is_empty() {
         bail!("this tofu was built without programs for Linux nodes");
@@ -54,18 +54,18 @@ pub(crate) fn programs(progress: &dyn Progress) -> anyhow::Result<Option<Vec<Pro
     LINUX.iter().map(|shipped| program(shipped.name)).collect::<Result<_, _>>().map(Some)
 }
 
-/// The folder with the libraries for programs on such nodes; `None` if there is none, nor their
-/// sources.
+/// Returns the folder with the libraries for programs on arm64 nodes, or `None` if neither they nor
+/// their sources exist.
 ///
 /// # Errors
 ///
-/// If they cannot be built: what is missing, and how to get it.
+/// If they cannot be built, with what is missing and how to get it.
 pub(crate) fn libraries(progress: &dyn Progress) -> anyhow::Result<Option<PathBuf>> {
     folder(|root| build_libraries(root, progress))
 }
 
-/// The folder that the user names, or that of a package, or the one that `build` makes in a
-/// checkout.
+/// Returns the folder that the user names, else that of a package, else the one that `build` makes
+/// in a checkout.
 fn folder(build: impl FnOnce(&Path) -> anyhow::Result<PathBuf>) -> anyhow::Result<Option<PathBuf>> {
     if let Some(named) = env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         return Ok(Some(named.into()));
@@ -81,7 +81,7 @@ fn packaged() -> Option<PathBuf> {
     Some(command.parent()?.parent()?.join(PACKAGED))
 }
 
-/// The checkout that contains this command or the working folder.
+/// Returns the checkout that contains this command or the working folder.
 fn checkout() -> Option<PathBuf> {
     let places = [env::current_exe().ok(), env::current_dir().ok()];
     let is_ours = |folder: &&Path| {
@@ -92,7 +92,7 @@ fn checkout() -> Option<PathBuf> {
     found.map(Path::to_owned)
 }
 
-/// Whether programs and libraries for such nodes are available, and where they come from.
+/// Returns whether programs and libraries for arm64 nodes are available, and where they come from.
 pub(crate) fn origin() -> (bool, String) {
     if let Some(named) = env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         return (true, format!("our programs are in {}", PathBuf::from(named).display()));
@@ -132,16 +132,16 @@ fn has_target(root: &Path, target: &str) -> bool {
     Path::new(&folder).is_dir()
 }
 
-/// What compiles for nodes with Arm's processors.
+/// A compiler for arm64 nodes.
 enum Toolchain {
-    /// The host's Rust, which has the libraries for all targets.
+    /// The host's Rust, with Rust's libraries for the target.
     Own,
-    /// Debian's, in the cache, with those for [`SHARED`].
+    /// Debian's rustc in the cache, with the libraries for [`SHARED`].
     Debian { rustc: PathBuf, linker: OsString },
 }
 
 impl Toolchain {
-    /// The host's, for a target, if it has Rust's own libraries for that or rustup fetches them;
+    /// Returns the host's Rust if it has Rust's own libraries for a target or rustup fetches them,
     /// else Debian's.
     fn find(root: &Path, target: &str, progress: &dyn Progress) -> anyhow::Result<Self> {
         if has_target(root, target) {
@@ -201,7 +201,7 @@ fn build_libraries(root: &Path, progress: &dyn Progress) -> anyhow::Result<PathB
         let mut flags = OsString::from("-Clink-arg=--sysroot=");
         flags.push(&sysroot.root);
         for folder in Sysroot::FOLDERS {
-            // From the sysroot on.
+            // The linker looks for it below the sysroot.
             flags.push(format!("\x1f-Clink-arg=-L=/{folder}"));
         }
         cargo.env("CARGO_ENCODED_RUSTFLAGS", flags);
@@ -212,7 +212,7 @@ fn build_libraries(root: &Path, progress: &dyn Progress) -> anyhow::Result<PathB
     Ok(target)
 }
 
-/// A cargo that builds packages for a target, and the folder where it leaves them.
+/// Returns a cargo command that builds packages for a target, and the folder of its results.
 fn cargo(
     root: &Path,
     toolchain: &Toolchain,
@@ -220,8 +220,8 @@ fn cargo(
     packages: &[&str],
 ) -> (Command, PathBuf) {
     let folder = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    // That of tools/programs/build.rs, too: what compilers run is there already. Another compiler
-    // makes that anew.
+    // tools/programs/build.rs uses this folder, too, so what compilers run is already built there.
+    // Another compiler would rebuild it, and gets a folder of its own.
     let name = match toolchain {
         Toolchain::Own => "programs/linux",
         Toolchain::Debian { .. } => "programs/debian",
@@ -245,7 +245,7 @@ fn cargo(
     (cargo, folder.join(target).join("release"))
 }
 
-/// Runs a command in a folder. The error is its last message.
+/// Runs a command in a folder. An error has the command's last message.
 fn run(command: &mut Command, folder: &Path) -> anyhow::Result<Output> {
     let name = OsString::from(command.get_program());
     let name = name.to_string_lossy();

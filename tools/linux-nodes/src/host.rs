@@ -33,21 +33,21 @@ use crate::own::{LatestMemory, Own};
 use crate::qemu;
 use crate::setup::VmSetup;
 
-/// The equipment of nodes with processors of one kind.
+/// What nodes of one architecture need.
 pub struct Outfit {
     /// What they boot.
     pub kit: Arc<Kit>,
-    /// What runs them.
+    /// The monitor that runs them.
     pub monitor: MonitorChoice,
     /// Whether the host's hardware runs the guests.
     pub kvm: bool,
 }
 
-/// An [`Outfit`] for each kind of processors that a machine has.
+/// An [`Outfit`] for each architecture in a machine.
 pub struct Outfits {
-    /// That of the first kind.
+    /// The outfit of the first architecture.
     pub first: Outfit,
-    /// The outfit of the other kind, in a machine of both.
+    /// The outfit of the other architecture, in a machine with both.
     pub second: Option<Outfit>,
 }
 
@@ -56,7 +56,7 @@ impl Outfits {
         self.second.as_ref().filter(|second| second.kit.arch == arch).unwrap_or(&self.first)
     }
 
-    /// A hint for the user about other images.
+    /// Returns a hint for the user about other images.
     pub fn hint(&self) -> Option<&str> {
         [Some(&self.first), self.second.as_ref()]
             .into_iter()
@@ -65,7 +65,7 @@ impl Outfits {
     }
 }
 
-/// The equipment of Linux nodes, apart from the plan.
+/// What Linux nodes need, apart from the plan.
 pub struct LinuxHost {
     /// What they boot, and the monitor that runs them.
     pub outfits: Outfits,
@@ -79,7 +79,7 @@ pub struct LinuxHost {
     pub lan: Ethernet,
     /// Where they are registered.
     pub registry: Arc<Registry>,
-    /// What its threads give up.
+    /// The rights that its threads give up.
     pub confinement: Confinement,
 }
 
@@ -88,7 +88,7 @@ impl LinuxBackend for LinuxHost {
         let Outfit { kit, kvm, .. } = self.outfits.of(Arch::default());
         let has_lan = !matches!(self.lan, Ethernet::None);
         let lines = plan.netbooted_linux().map(|(id, linux)| {
-            // Nodes of other parts have none.
+            // Nodes of other parts have no place in the Ethernet.
             let index = plan.linux().position(|(own, _)| own == id).filter(|_| has_lan);
             let line = self.command_line(plan, plan.coords(id), linux, index.map(lan::ip));
             (id, qemu::with_clock(line, *kvm))
@@ -191,7 +191,7 @@ pub enum MonitorChoice {
 struct LinuxNodes {
     nodes: Vec<Arc<LinuxNode>>,
     supervisors: Vec<JoinHandle<()>>,
-    // After the virtual machines, which use them.
+    // Dropped after the virtual machines, which use them.
     _served: Vec<Served>,
     _lan: Option<Lan>,
 }
@@ -202,14 +202,14 @@ impl Drop for LinuxNodes {
             node.stop();
         }
         for thread in self.supervisors.drain(..) {
-            // A panic there has been printed.
+            // A panic in the thread has already been printed.
             let _ = thread.join();
         }
     }
 }
 
 impl LinuxHost {
-    /// The command line of a node's kernel, which programs in it find in /proc/cmdline.
+    /// Returns the command line of a node's kernel, which programs can read in /proc/cmdline.
     fn command_line(
         &self,
         plan: &Plan,

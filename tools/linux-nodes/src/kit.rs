@@ -1,4 +1,4 @@
-//! The parts of Linux nodes: a QEMU if necessary, a kernel, an initrd, a root.
+//! The parts of Linux nodes: a kernel, an initrd, a root, and QEMU if necessary.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,24 +15,24 @@ use tofu_vmm::LinuxSupport;
 
 use crate::arm64;
 
-/// The image that is used if none is named and none of [`DRIVER_IMAGES`] exists. It is made if it
-/// does not exist.
+/// The image that is used if none is named and no image of [`DRIVER_KERNELS`] exists. It is made if
+/// necessary.
 const DEFAULT_IMAGE: &str = "default";
-/// The same for nodes with Arm's processors.
+/// The default image for arm64 nodes.
 const ARM64_IMAGE: &str = "arm64";
-/// Kernels with the driver tofu.ko whose images are used if none is named, the first one that is
-/// there. Debian's kernel for virtual machines boots faster than that for all machines; the one of
-/// our own making is for tests.
+/// Kernels with the driver tofu.ko. If no image is named, the first of these images that exists is
+/// used. Debian's kernel for virtual machines boots faster than the one for all machines; our own
+/// builds are for tests.
 const DRIVER_KERNELS: [&str; 4] = ["driver-cloud", "driver-generic", "driver-16k", "driver"];
-/// What making the first of them takes.
+/// The cost of making the first of them.
 const DRIVER_COST: &str = "480 MB to download, about 2 minutes";
-/// A file of the cache with the hint about images with the driver that users have seen.
+/// A file in the cache with the last hint about images with the driver that the user was shown.
 const OFFERED: &str = "driver-offered";
 
 /// Files and programs that Linux nodes need.
 #[derive(Clone, Debug)]
 pub struct Kit {
-    /// What it is for.
+    /// The architecture that it is for.
     pub(crate) arch: Arch,
     /// The kernel: an ELF file with a PVH note, or a bzImage; for arm64 an Image.
     pub(crate) kernel: PathBuf,
@@ -47,12 +47,12 @@ pub struct Kit {
 }
 
 impl Kit {
-    /// The requested kit, for nodes with such processors; missing parts are fetched and made.
-    /// `kvm` is whether the host's hardware runs the guests, and `qemu` whether QEMU does.
+    /// Prepares the requested kit for nodes of this architecture. Missing parts are fetched or
+    /// made. `kvm` tells whether the host's hardware runs the guests, and `qemu` whether QEMU does.
     ///
     /// # Errors
     ///
-    /// If something does not exist or is of the wrong kind, or cannot be fetched or made, or if a
+    /// If something does not exist, is of the wrong kind, or cannot be fetched or made, or if a
     /// node has too little memory.
     pub fn prepare(
         plan: &Plan,
@@ -72,11 +72,11 @@ impl Kit {
             return Ok(kit);
         }
         let of = |image: Image| {
-            // Emulated, a bzImage takes long to unpack itself. With hardware virtualisation it does
-            // not, and QEMU with KVM was seen to hang where it enters an ELF file.
+            // Under emulation, a bzImage takes long to unpack itself. With hardware virtualisation
+            // it does not, and QEMU with KVM has been seen to hang when it enters an ELF file.
             let packed = image.kernel_bz.filter(|_| kvm);
             let own = packed.unwrap_or(image.kernel_elf);
-            // An initrd has modules only for its own kernel, but a kernel from elsewhere may have
+            // An initrd has modules only for its own kernel. A kernel from elsewhere may have
             // everything built in.
             let kit = Self {
                 arch,
@@ -101,14 +101,14 @@ impl Kit {
             (Driver::Auto, None) if qemu && takes_driver(plan, arch, args) => {
                 match driver_image(&cache, arch, |image| cache.has_driver_ready(image)) {
                     Some(name) => match find_image(&cache, arch, Some(&name), progress) {
-                        // Nodes with too little memory for it have the other, smaller kernel.
+                        // Nodes with too little memory for it get the other, smaller kernel.
                         Ok(image) => {
                             if let Ok(kit) = of(image) {
                                 return Ok(kit);
                             }
                         }
                         Err(error) if tofu_ui::is_interrupted(&error) => return Err(error),
-                        // Machines that work without the driver continue to do so.
+                        // Machines that have worked without the driver must continue to do so.
                         Err(error) => log::warn!("without the kernel driver: {error:#}"),
                     },
                     None => hint = offer(&cache),
@@ -121,8 +121,8 @@ impl Kit {
         Ok(Self { hint, ..kit })
     }
 
-    /// Checks what is requested as far as that is possible before anything is fetched or made, so
-    /// that a user who has made a mistake does not wait for that first.
+    /// Checks the request as far as possible before anything is fetched or made, so that mistakes
+    /// are reported without delay.
     ///
     /// # Errors
     ///
@@ -152,14 +152,14 @@ impl Kit {
         }
     }
 
-    /// Checks that each Linux node of a plan has the memory that its kernel and its initramfs take
+    /// Checks that each Linux node of a plan has the memory that its kernel and initramfs take
     /// before anything can run. The initramfs is in memory twice while it is unpacked.
     ///
     /// # Errors
     ///
-    /// If one has less, with the least that is enough, or if a file cannot be read.
+    /// If a node has less, with the least that is enough, or if a file cannot be read.
     fn check_memory(&self, plan: &Plan) -> anyhow::Result<()> {
-        /// Further memory for Linux and the programs that every node runs, in bytes.
+        /// Additional memory for Linux and the programs that every node runs, in bytes.
         const MORE: u64 = 32 << 20;
         let cannot = |path: &Path| format!("cannot read {}", path.display());
         let kernel = fs::read(&self.kernel).with_context(|| cannot(&self.kernel))?;
@@ -179,16 +179,16 @@ impl Kit {
     }
 }
 
-/// Programs of ours that every image has.
+/// Returns our programs, which every image has.
 ///
 /// # Errors
 ///
-/// If there are none for other processors than the host's, and they cannot be built.
+/// If there are none for another architecture than the host's, and they cannot be built.
 pub fn tools_for(arch: Arch, progress: &dyn Progress) -> anyhow::Result<Vec<tofu_image::Program>> {
     tools_there(arch, progress)?.context(arm64::NONE)
 }
 
-/// The same, or `None` if neither these nor their sources exist.
+/// Returns our programs, or `None` if neither they nor their sources exist.
 fn tools_there(
     arch: Arch,
     progress: &dyn Progress,
@@ -200,29 +200,29 @@ fn tools_there(
     }
 }
 
-/// The folder with our libraries for users' programs on nodes with Arm's processors, and the other
-/// libraries of these programs. Libraries are built, and the rest is fetched, if necessary.
+/// Returns the folder with our libraries for users' programs on arm64 nodes, and the other
+/// libraries of these programs. If necessary, ours are built and the others are fetched.
 ///
 /// # Errors
 ///
-/// If there are none and they cannot be built, or something cannot be fetched.
+/// If our libraries do not exist and cannot be built, or something cannot be fetched.
 pub fn arm64_libraries(progress: &dyn Progress) -> anyhow::Result<(PathBuf, Sysroot)> {
     let folder = arm64::libraries(progress)?.context(arm64::NONE)?;
     Ok((folder, Cache::from_env()?.arm64_sysroot(progress)?))
 }
 
-/// Those for the host's processors.
+/// Returns our programs for the host's architecture.
 ///
 /// # Errors
 ///
-/// None as long as the shipped programs have proper names.
+/// None as long as the shipped programs have valid names.
 pub fn tools() -> tofu_image::Result<Vec<tofu_image::Program>> {
     let program =
         |shipped: &Shipped| tofu_image::Program::new(shipped.name, shipped.image.to_vec());
     LINUX.iter().map(program).collect()
 }
 
-/// A QEMU that can be a client of our devices, fetched if there is none.
+/// Returns a QEMU that can be a client of our devices, and fetches one if there is none.
 ///
 /// # Errors
 ///
@@ -232,19 +232,19 @@ pub fn qemu(arch: Arch, progress: &dyn Progress) -> anyhow::Result<Arc<Qemu>> {
     Ok(Arc::new(Cache::from_env()?.qemu_for(arch, None, progress)?))
 }
 
-/// Whether KVM, rather than an emulated processor, runs Linux here.
+/// Returns whether Linux runs under KVM here, rather than on an emulated processor.
 pub fn kvm_runs_linux(support: LinuxSupport) -> bool {
     support == LinuxSupport::Full
 }
 
-/// The version of the QEMU that would be used without fetching one.
+/// Returns the version of the QEMU that would be used without fetching one.
 pub fn present_qemu(cache: &Cache, arch: Arch) -> Option<String> {
     cache.present_qemu(arch).map(|qemu| qemu.version)
 }
 
-/// What is available for nodes with Arm's processors, and for programs on them, in one line. The
-/// first value tells whether such nodes are possible here, if necessary after something was fetched
-/// or built.
+/// Describes in one line what is available for arm64 nodes, and for programs on them. The first
+/// value tells whether such nodes are possible here, possibly after something has been fetched or
+/// built.
 pub fn about_arm64(cache: Option<&Cache>) -> (bool, String) {
     let (can_run, ours) = arm64::origin();
     let emulator = match cache.and_then(|cache| present_qemu(cache, Arch::Arm64)) {
@@ -279,7 +279,7 @@ pub fn shared_memory() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The image of the first of [`DRIVER_KERNELS`] that is there and has the driver.
+/// Returns the first image of [`DRIVER_KERNELS`] that exists, has the driver, and fits.
 fn driver_image(cache: &Cache, arch: Arch, fits: impl Fn(&Image) -> bool) -> Option<String> {
     let has = |image: &Image| image.manifest.spec().is_ok_and(|spec| spec.has_driver());
     DRIVER_KERNELS.into_iter().map(|kernel| Spec::name_with(kernel, arch)).find(|name| {
@@ -287,7 +287,7 @@ fn driver_image(cache: &Cache, arch: Arch, fits: impl Fn(&Image) -> bool) -> Opt
     })
 }
 
-/// The image that nodes with such processors boot if none is named, if this host has it.
+/// Returns the image that nodes of this architecture boot if none is named, if this host has it.
 ///
 /// # Errors
 ///
@@ -309,29 +309,29 @@ pub fn present_default(
     let ready = || driver_image(&cache, arch, |image| cache.has_driver_ready(image));
     let name = with_driver.then(ready).flatten();
     let name = name.unwrap_or_else(|| default_image(arch).to_owned());
-    // Whoever makes it again knows how, so a damaged one is as good as none.
+    // A damaged image counts as missing, because it can be made again.
     Ok(cache.find(&name).ok().flatten().map(|image| image.name))
 }
 
-/// Whether nodes have a kernel with the driver if there is one, although nobody asks for it.
-/// Programs that are to run to their end want the device for themselves, and nodes with a kernel
-/// of the user's have no module of ours for it.
+/// Returns whether nodes use a kernel with the driver, if there is one, without being asked to.
+/// Programs that run to their end want the device for themselves, and a kernel of the user's has no
+/// module of ours.
 fn takes_driver(plan: &Plan, arch: Arch, args: &LinuxArgs) -> bool {
     arch == Arch::default() && plan.stays_up() && args.kernel.is_none() && args.initrd.is_none()
 }
 
-/// The command that makes an image with the driver.
+/// Returns the command that makes an image with the driver.
 fn make_driver(arch: Arch) -> String {
     let kernel = DRIVER_KERNELS[0];
     format!("`tofu image build{} --kernel {kernel}`", arch_option(arch))
 }
 
-/// The option for other processors than the host's.
+/// Returns the option for another architecture than the host's.
 fn arch_option(arch: Arch) -> String {
     if arch == Arch::default() { String::new() } else { format!(" --arch {arch}") }
 }
 
-/// Checks that an image that is there has the driver.
+/// Checks that an image has the driver, if it exists.
 fn check_driver(cache: &Cache, arch: Arch, name: &str) -> anyhow::Result<()> {
     let Some(image) = cache.find(name)? else { return Ok(()) };
     let spec = image.manifest.spec()?;
@@ -349,8 +349,8 @@ fn check_driver(cache: &Cache, arch: Arch, name: &str) -> anyhow::Result<()> {
     )
 }
 
-/// The hint about images with the driver, once for each cache: that such images are possible, or
-/// that the existing one was made by another version of these sources.
+/// Returns a hint about images with the driver, once for each cache: that such images are possible,
+/// or that the existing one was made by another version of these sources.
 fn offer(cache: &Cache) -> Option<String> {
     let said = cache.folder().join(OFFERED);
     let arch = Arch::default();
@@ -368,11 +368,11 @@ fn offer(cache: &Cache) -> Option<String> {
     if fs::read_to_string(&said).is_ok_and(|text| text == hint) {
         return None;
     }
-    // No hint if it would be repeated each time.
+    // If the hint cannot be recorded, it is not given, because it would be repeated each time.
     fs::write(&said, &hint).ok().map(|()| hint)
 }
 
-/// The image without the driver.
+/// Returns the name of the image without the driver.
 const fn default_image(arch: Arch) -> &'static str {
     match arch {
         Arch::X86_64 => DEFAULT_IMAGE,
@@ -380,11 +380,11 @@ const fn default_image(arch: Arch) -> &'static str {
     }
 }
 
-/// The image that nodes with such processors must have: the named one, or one with the driver if
-/// that is requested.
+/// Returns the image that nodes of this architecture must boot: the named one, or one with the
+/// driver if that is requested.
 fn requested_image(plan: &Plan, arch: Arch, cache: &Cache) -> anyhow::Result<Option<String>> {
     let named = match plan.image.as_ref().map(ImageName::as_str) {
-        // In a machine of both kinds, the image applies to the nodes that it is for.
+        // In a machine with both architectures, the image applies to the nodes that it is for.
         Some(name) if plan.archs().len() > 1 => {
             cache.find(name)?.is_none_or(|image| image.manifest.arch == arch).then_some(name)
         }
@@ -407,10 +407,10 @@ fn requested_image(plan: &Plan, arch: Arch, cache: &Cache) -> anyhow::Result<Opt
     Ok(named.map(str::to_owned))
 }
 
-/// The image of this name, or `None` if it is the default one and does not exist.
+/// Returns the image of this name, or `None` if it is the default one and does not exist.
 fn present_image(cache: &Cache, arch: Arch, name: &str) -> anyhow::Result<Option<Image>> {
     let is_default = name == default_image(arch);
-    // A damaged image is made again if it is known how.
+    // A damaged image is made again if the way to do so is known.
     let known = match cache.find(name) {
         Ok(image) => image,
         Err(_) if is_default => None,
@@ -430,7 +430,8 @@ fn present_image(cache: &Cache, arch: Arch, name: &str) -> anyhow::Result<Option
     }
 }
 
-/// The image of this name with the current programs; the default one is made if it does not exist.
+/// Returns the image of this name with the current programs. The default one is made if it does not
+/// exist.
 fn find_image(
     cache: &Cache,
     arch: Arch,
@@ -445,7 +446,7 @@ fn find_image(
     };
     match tools_there(arch, progress)? {
         Some(programs) => Ok(cache.build(&spec.programs(programs), progress)?),
-        // It stays as it is if its programs cannot be read.
+        // The image stays as it is if the programs are not available.
         None => known.context(arm64::NONE),
     }
 }
@@ -476,7 +477,7 @@ fn check_initrd(path: &Path) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    /// Puts an image into a cache, with a kernel by its name.
+    /// Puts an image into a cache, with the named kernel.
     fn put(cache: &Cache, name: &str, kernel: &str) {
         let folder = cache.folder().join("images").join(name);
         fs::create_dir_all(&folder).unwrap();
@@ -494,7 +495,7 @@ mod tests {
         let on = |arch| driver_image(&cache, arch, |_| true);
         let found = || on(Arch::X86_64);
         assert_eq!(found(), None);
-        // Named so, but another kernel's.
+        // It has the name, but another kernel.
         put(&cache, "driver-cloud", "cloud");
         assert_eq!(found(), None);
         for name in ["driver", "driver-generic", "driver-cloud"] {
@@ -527,7 +528,7 @@ mod tests {
         assert!(hint.starts_with("`tofu image build --kernel driver-cloud` makes"), "{hint}");
         assert!(hint.contains("480 MB") && !hint.contains('\n'), "{hint}");
         assert_eq!(offer(&cache), None);
-        // The existing image is of another version: another hint, once.
+        // The existing image is of another version, so there is another hint, once.
         put(&cache, "driver-cloud", "driver-cloud");
         assert!(offer(&cache).unwrap().contains("renews the image driver-cloud, which"));
         assert_eq!(offer(&cache), None);

@@ -1,10 +1,10 @@
-//! An Ethernet between the Linux nodes of a machine, without any rights on the host.
+//! An Ethernet between the Linux nodes of a machine, which needs no rights on the host.
 //!
-//! Each node has a pair of datagram sockets, an Ethernet frame a datagram. Two nodes are joined
-//! directly; between more nodes, a thread forwards frames like a switch.
+//! Each node has a pair of datagram sockets, and each datagram is an Ethernet frame. Two nodes are
+//! joined directly. Between more nodes, a thread forwards frames like a switch.
 //!
 //! For comparison there is the usual alternative: a TAP interface for each node, on a bridge of the
-//! host's kernel. That needs rights, and interfaces that were made before.
+//! host's kernel. It needs rights, and interfaces that exist already.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -19,9 +19,9 @@ use rustix::net::{
 };
 use tofu_supervisor::options::Net;
 
-/// The longest frame that is forwarded, in bytes; virtio has no longer ones.
+/// The longest frame that is forwarded, in bytes. Virtio has no longer ones.
 const MAX_FRAME: usize = 65_536 + 64;
-/// Addresses that the switch remembers; a guest can make up any number of them.
+/// The most addresses that the switch remembers, because a guest can make up any number of them.
 const MOST_ADDRESSES: usize = 4096;
 
 type Mac = [u8; 6];
@@ -31,14 +31,14 @@ type Mac = [u8; 6];
 pub enum Ethernet {
     /// None.
     None,
-    /// Sockets, in this process.
+    /// Sockets in this process.
     Sockets,
-    /// TAP interfaces `tap0`, `tap1` and so on in a network namespace, whose file this is.
+    /// TAP interfaces `tap0`, `tap1` and so on in the network namespace of this file.
     Taps(PathBuf),
 }
 
 impl Ethernet {
-    /// Makes it for `nodes` nodes.
+    /// Sets up the Ethernet for `nodes` nodes.
     pub(crate) fn join(&self, nodes: usize) -> anyhow::Result<Option<Lan>> {
         match self {
             Self::None => Ok(None),
@@ -68,7 +68,7 @@ pub(crate) struct LanPort {
     pub(crate) end: End,
 }
 
-/// The end to which a node's monitor sends frames.
+/// The end to which a node's monitor is connected.
 #[derive(Clone, Debug)]
 pub(crate) enum End {
     /// A datagram socket.
@@ -77,7 +77,7 @@ pub(crate) enum End {
     Tap { namespace: PathBuf, name: String },
 }
 
-/// The network. Dropping it ends it.
+/// The network. Dropping it shuts it down.
 pub(crate) struct Lan {
     ends: Vec<End>,
     hub: Option<(OwnedFd, JoinHandle<()>)>,
@@ -89,7 +89,7 @@ fn pair(kind: SocketType) -> anyhow::Result<(OwnedFd, OwnedFd)> {
 }
 
 impl Lan {
-    /// A network of `nodes` places.
+    /// Creates a network with `nodes` places.
     pub(crate) fn new(nodes: usize) -> anyhow::Result<Self> {
         if nodes == 2 {
             let (a, b) = pair(SocketType::DGRAM)?;
@@ -111,16 +111,16 @@ impl Lan {
         Ok(Self { ends, hub: Some((stop, hub.context("no threads left")?)) })
     }
 
-    /// The place of a node.
+    /// Returns the place of a node.
     pub(crate) fn place(&self, index: usize) -> Option<LanPort> {
         let end = self.ends.get(index)?.clone();
-        // Locally administered.
+        // A locally administered address.
         let mac = format!("52:54:00:74:{:02x}:{:02x}", (index >> 8) & 0xff, index & 0xff);
         Some(LanPort { mac, end })
     }
 }
 
-/// The address of a node in the network, as for `ip addr add`.
+/// Returns the address of a node in the network, in the form that `ip addr add` takes.
 pub(crate) fn ip(index: usize) -> String {
     let host = index + 1;
     format!("10.84.{}.{}/16", host >> 8 & 0xff, host & 0xff)
@@ -130,7 +130,7 @@ impl Drop for Lan {
     fn drop(&mut self) {
         if let Some((stop, hub)) = self.hub.take() {
             drop(stop);
-            // A panic there has been printed.
+            // A panic in the thread has already been printed.
             let _ = hub.join();
         }
     }
@@ -165,7 +165,7 @@ fn switch(ports: &[OwnedFd], stopped: &OwnedFd) -> Result<(), rustix::io::Errno>
             let only = known.get(&to).copied().filter(|_| !group);
             for (at, port) in ports.iter().enumerate() {
                 if at != from && only.is_none_or(|only| only == at) {
-                    // A frame that a node has no room for is lost, as in any network.
+                    // As in any network, a frame that a node has no room for is lost.
                     let _ = send(port, frame, SendFlags::DONTWAIT);
                 }
             }
@@ -212,7 +212,7 @@ mod tests {
         post(0, &frame(0xff, 2));
         assert_eq!(has_frame(&lan, 1), Some(frame(0xff, 2)));
         assert_eq!(has_frame(&lan, 2), Some(frame(0xff, 2)));
-        // To the one only.
+        // Sent to that node only.
         post(2, &frame(2, 6));
         assert_eq!(has_frame(&lan, 0), Some(frame(2, 6)));
         assert_eq!(has_frame(&lan, 1), None);

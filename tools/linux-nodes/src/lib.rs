@@ -1,4 +1,4 @@
-//! Nodes whose guest is Linux: under QEMU, or our own monitor where that can run them.
+//! Nodes with Linux guests, under QEMU, or under our own monitor where that can run them.
 //!
 //! The supervisor uses this crate through [`host::LinuxHost`].
 

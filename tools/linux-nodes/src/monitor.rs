@@ -1,4 +1,4 @@
-//! A running virtual machine, under either monitor.
+//! A running virtual machine, under either of the monitors.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, PipeReader};
@@ -21,7 +21,7 @@ use crate::own::{self, Own};
 use crate::qemu;
 use crate::setup::VmSetup;
 
-/// What runs a node's virtual machines.
+/// The monitor of a node's virtual machines.
 pub(crate) enum MonitorKind {
     /// QEMU, in the janitor's process group.
     Qemu { group: i32, qemu: Arc<Qemu> },
@@ -30,7 +30,7 @@ pub(crate) enum MonitorKind {
 }
 
 impl MonitorKind {
-    /// Its name.
+    /// Returns its name.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Qemu { .. } => "qemu",
@@ -38,8 +38,8 @@ impl MonitorKind {
         }
     }
 
-    /// Starts a virtual machine; returns it with our ends of its console and its agent's port.
-    /// It may die with the thread that calls this.
+    /// Starts a virtual machine. Returns it with our ends of its console and of its agent's port.
+    /// It may die with the calling thread.
     pub(crate) fn start(&self, setup: &VmSetup) -> anyhow::Result<(Monitor, [UnixStream; 2])> {
         match self {
             Self::Qemu { group, qemu } => {
@@ -66,7 +66,7 @@ impl MonitorKind {
         }
     }
 
-    /// Reclaims a virtual machine's resources after its end.
+    /// Reclaims a virtual machine's resources after it has ended.
     pub(crate) fn clean_up(&self) {
         if let Self::Own(own) = self {
             own::end(own);
@@ -74,7 +74,7 @@ impl MonitorKind {
     }
 }
 
-/// A virtual machine that runs.
+/// A running virtual machine.
 pub(crate) enum Monitor {
     Qemu {
         child: Child,
@@ -83,13 +83,12 @@ pub(crate) enum Monitor {
     },
     Own {
         vm: Arc<Vm>,
-        /// Threads that follow the console and the agent end when these are shut down.
+        /// Shutting these down ends the threads that follow the console and the agent.
         streams: [UnixStream; 2],
     },
 }
 
-/// A way to end a virtual machine from another thread. Must not be used after [`Monitor::finish`]
-/// was called.
+/// Ends a virtual machine from another thread. Must not be used after [`Monitor::finish`].
 #[derive(Clone)]
 pub(crate) enum Killer {
     Process(u32),
@@ -97,13 +96,13 @@ pub(crate) enum Killer {
 }
 
 impl Killer {
-    /// Ends it, by force or by a signal that QEMU obeys; does not wait.
+    /// Ends the virtual machine, by force or by a signal that QEMU obeys, without waiting for it.
     pub(crate) fn kill(&self, force: bool) {
         match self {
             Self::Process(pid) => {
                 let signal = if force { Signal::KILL } else { Signal::TERM };
                 if let Some(pid) = Pid::from_raw(*pid as i32) {
-                    // It may have ended and not been waited for.
+                    // It may have ended without having been reaped.
                     let _ = kill_process(pid, signal);
                 }
             }
@@ -128,7 +127,7 @@ impl Killer {
         }
     }
 
-    /// The monitor's process, if it has one of its own.
+    /// Returns the monitor's process, if that is a process of its own.
     pub(crate) fn pid(&self) -> Option<u32> {
         match self {
             Self::Process(pid) => Some(*pid),
@@ -145,7 +144,8 @@ impl Monitor {
         }
     }
 
-    /// Waits for its end, or at most for `timeout`; returns whether it has ended.
+    /// Waits for the virtual machine to end, but at most for `timeout`. Returns whether it has
+    /// ended.
     pub(crate) fn wait(&self, timeout: Duration) -> anyhow::Result<bool> {
         match self {
             Self::Qemu { watched, .. } => {
@@ -160,11 +160,12 @@ impl Monitor {
         }
     }
 
-    /// Ends it if it still runs, and frees everything; returns how it ended, in a few words.
+    /// Ends the virtual machine if it still runs, and frees everything. Returns in a few words how
+    /// it ended.
     pub(crate) fn finish(self) -> String {
         match self {
             Self::Qemu { mut child, errors, .. } => {
-                // Nothing to do if it has ended already.
+                // This fails if it has ended already.
                 let _ = child.kill();
                 let status = child.wait();
                 let errors = errors.join().unwrap_or_default();
@@ -174,7 +175,7 @@ impl Monitor {
             Self::Own { vm, streams } => {
                 let outcome = vm.stop();
                 for stream in streams {
-                    // It may be shut down already.
+                    // It may have been shut down already.
                     let _ = stream.shutdown(Shutdown::Both);
                 }
                 match outcome {
@@ -189,13 +190,13 @@ impl Monitor {
 
 const SWITCHED_OFF: &str = "the guest has switched itself off";
 
-/// A monitor's last error message.
+/// Returns the last error messages of a monitor.
 fn last_error(errors: PipeReader) -> String {
     const MOST: usize = 3;
     let mut last = VecDeque::new();
     for line in BufReader::new(errors).split(b'\n').map_while(Result::ok) {
         let line = tofu_ui::printable(String::from_utf8_lossy(&line).trim());
-        // It reports signals that it gets, which we report ourselves.
+        // QEMU reports the signals that it gets. We report those ourselves.
         if line.is_empty() || line.contains("terminating on signal") {
             continue;
         }

@@ -1,4 +1,5 @@
-//! A Linux node: starts its virtual machine, follows it to its end, and starts it again on request.
+//! A Linux node, which starts its virtual machine, follows it to its end, and restarts it on
+//! request.
 
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -18,13 +19,14 @@ use tofu_sync::{lock, wait};
 use crate::monitor::{Killer, Monitor, MonitorKind};
 use crate::setup::VmSetup;
 
-/// How many nodes start at the same time, at least: more would only slow each other down.
+/// The least number of nodes that start at the same time. More than there are cores would only slow
+/// each other down.
 const LEAST_STARTS: usize = 2;
-/// Lines of the console in an error.
+/// Lines of the console that an error shows.
 const LAST_LINES: usize = 8;
 /// How often a booting node is checked.
 const OFTEN: Duration = Duration::from_millis(20);
-/// How often a ready node is checked, which announces its end by itself.
+/// How often a ready node is checked. Its end is noticed without that.
 const SELDOM: Duration = Duration::from_secs(3600);
 /// How long a monitor may take to end when told to.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -53,18 +55,18 @@ impl Phase {
     }
 }
 
-/// Ends a virtual machine; does not wait.
+/// Ends a virtual machine, without waiting for it.
 fn kill(state: &State, force: bool) {
     if let Some(killer) = &state.killer {
         killer.kill(force);
     }
 }
 
-/// The settings that all nodes of a machine have in common.
+/// The settings that all nodes of a machine share.
 pub(crate) struct Common {
-    /// How long a node may boot.
+    /// How long a node may take to boot.
     pub(crate) boot_timeout: Duration,
-    /// Where news goes.
+    /// The receiver of events.
     pub(crate) events: Sender<Event>,
     starts: Mutex<usize>,
     start_free: Condvar,
@@ -93,25 +95,25 @@ pub(crate) struct LinuxNode {
 
 struct State {
     phase: Phase,
-    /// Ends its virtual machine; `None` if there is none.
+    /// Ends its virtual machine, if there is one.
     killer: Option<Killer>,
     since: Instant,
     /// Why it is off, in one line.
     why: String,
-    /// The virtual machine should be started.
+    /// Whether a virtual machine should be started.
     start: bool,
-    /// A virtual machine was started before.
+    /// Whether a virtual machine has been started before.
     again: bool,
-    /// Programs could be run at some time.
+    /// Whether it has ever been ready.
     was_ready: bool,
-    /// Its virtual machine was ended on request, and for what reason.
+    /// Why its virtual machine was ended on request, if it was.
     ended: Option<&'static str>,
-    /// The end of everything.
+    /// Whether the node is to stop for good.
     stop: bool,
 }
 
 impl LinuxNode {
-    /// A node whose virtual machine should be started.
+    /// Creates a node whose virtual machine is to be started.
     pub(crate) fn new(
         (id, at): (NodeId, Coords),
         setup: VmSetup,
@@ -151,7 +153,7 @@ impl LinuxNode {
     ///
     /// # Errors
     ///
-    /// If it ends instead: why, in one line.
+    /// If it ends instead, with the reason in one line.
     pub(crate) fn wait_ready(&self) -> Result<(), String> {
         let mut state = self.state();
         loop {
@@ -171,8 +173,8 @@ impl LinuxNode {
         self.changed.notify_all();
     }
 
-    /// Wakes the threads that wait for the node, or for its turn to start, because its state has
-    /// changed.
+    /// Wakes the threads that wait for the node, or for its turn to start. Must be called when its
+    /// state has changed.
     fn wake(&self) {
         self.changed.notify_all();
         let _starts = lock(&self.common.starts);
@@ -215,7 +217,7 @@ impl LinuxNode {
         }
     }
 
-    /// Runs one virtual machine; returns why it has ended.
+    /// Runs one virtual machine. Returns why it has ended.
     fn run(self: &Arc<Self>) -> anyhow::Result<String> {
         self.set(Phase::Waiting);
         let cancelled = || {
@@ -224,7 +226,7 @@ impl LinuxNode {
         };
         let turn = Turn::take(&self.common, cancelled);
         let ((monitor, [console, agent]), again) = {
-            // Under the lock, so that a machine that is about to start is not stopped.
+            // The lock is held so that a machine that is about to start is not missed by a stop.
             let mut state = self.state();
             if state.stop || !state.start {
                 return Ok("stopped".into());
@@ -247,7 +249,7 @@ impl LinuxNode {
             });
             let end = self.wait(&monitor, turn);
             let was_ready = self.state().phase == Phase::Ready;
-            // Once a process was waited for, its number may belong to another one.
+            // Once a process has been reaped, its number may belong to another one.
             self.state().killer = None;
             let words = monitor.finish();
             Ok(match end? {
@@ -271,8 +273,8 @@ impl LinuxNode {
         }
     }
 
-    /// Waits for a virtual machine to end, or for the end of its time limit to get ready. `turn` is
-    /// returned as soon as it is ready.
+    /// Waits for a virtual machine to end, or to miss its time limit to get ready. Gives `turn`
+    /// back as soon as it is ready.
     fn wait(&self, monitor: &Monitor, turn: Turn) -> anyhow::Result<End> {
         let deadline = Instant::now() + self.common.boot_timeout;
         let mut turn = Some(turn);
@@ -342,7 +344,7 @@ impl AgentNode for LinuxNode {
             (state, _) =
                 self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
             if state.phase == Phase::Waiting {
-                // Others start before it.
+                // Others start first.
                 break;
             }
         }
@@ -385,13 +387,13 @@ enum End {
     Timeout,
 }
 
-/// The right to start a virtual machine now.
+/// The right to start a virtual machine.
 struct Turn {
     common: Arc<Common>,
 }
 
 impl Turn {
-    /// Waits for a turn, or for `cancelled`.
+    /// Waits for a turn, or until `cancelled` returns true.
     fn take(common: &Arc<Common>, cancelled: impl Fn() -> bool) -> Self {
         let mut starts = lock(&common.starts);
         while *starts == 0 && !cancelled() {

@@ -25,10 +25,10 @@ use crate::setup::VmSetup;
 
 /// The name of the agent's port.
 const AGENT_PORT: &str = "org.tofu.agent";
-/// How long input waits for a guest that does not read.
+/// How long input waits for a guest that does not read it.
 const TYPING: Duration = Duration::from_millis(20);
 
-/// A node under our own monitor, with everything that its virtual machines share.
+/// A node under our own monitor, with everything that outlives its virtual machines.
 pub(crate) struct Own {
     pub(crate) hypervisor: Arc<Hypervisor>,
     /// The node's device, twice: as an endpoint, and as a function on a bus.
@@ -37,15 +37,15 @@ pub(crate) struct Own {
     pub(crate) memory: Arc<LatestMemory>,
 }
 
-/// A running virtual machine, and our ends of its console and its agent's port.
+/// A running virtual machine, with our ends of its console and of its agent's port.
 pub(crate) struct Started {
     pub(crate) vm: Arc<Vm>,
     pub(crate) console: UnixStream,
     pub(crate) agent: UnixStream,
 }
 
-/// The memory of a node's current virtual machine, at the addresses that its
-/// guest has mapped for the device.
+/// The memory of a node's current virtual machine, at the addresses that its guest has mapped for
+/// the device.
 #[derive(Default)]
 pub(crate) struct LatestMemory(RwLock<Option<Arc<DeviceMemory>>>);
 
@@ -80,7 +80,7 @@ fn permissions(access: Access) -> Permissions {
     }
 }
 
-/// Notifications of virtio devices by ioeventfd.
+/// Notifications of virtio devices through ioeventfd.
 struct Notifications(Windows);
 
 impl Doorbells for Notifications {
@@ -104,7 +104,7 @@ fn add(
     if let Some(windows) = vm.windows(slot)
         && let Err(error) = function.attach_doorbell(&Notifications(windows))
     {
-        // It works without, by exits.
+        // The device works without ioeventfd, by exits.
         log::debug!("{name}: {error}");
     }
     Ok(slot)
@@ -132,13 +132,13 @@ pub(crate) fn start(own: &Own, setup: &VmSetup) -> anyhow::Result<Started> {
         vcpus: u8::try_from(setup.cpus).unwrap_or(u8::MAX),
         shared_memory: false,
     };
-    // A console needs bytes, so lines are ignored.
+    // The console needs bytes, so lines are ignored.
     let vm = Vm::new(&own.hypervisor, &config, |_| {})?;
     own.function.reset();
     connect(&vm, own.device.endpoint());
     let device = vm.add_function(Arc::clone(&own.function))?;
-    // Programs reach the device through VFIO, which needs an IOMMU. The other devices are not
-    // behind it: they work whether or not the kernel has a driver for it.
+    // Programs use the device through VFIO, which needs an IOMMU. The other devices are not behind
+    // it, and so work whether or not the kernel has a driver for it.
     let iommu = Iommu::new();
     let endpoint = iommu.endpoint(device.requester_id().into());
     own.memory.set(Some(Arc::new(DeviceMemory::new(vm.memory().clone(), Some(endpoint)))));
@@ -159,7 +159,7 @@ pub(crate) fn start(own: &Own, setup: &VmSetup) -> anyhow::Result<Started> {
 
     let (console, there) = UnixStream::pair().context("no sockets left")?;
     let mut typed = there.try_clone()?;
-    // On the vCPU's thread, which may write but not send; our reader never blocks.
+    // This runs on the vCPU's thread, which may call write but not send. Our reader never blocks.
     let there = File::from(OwnedFd::from(there));
     vm.set_console(move |bytes| {
         let _ = (&there).write_all(bytes);
@@ -169,7 +169,7 @@ pub(crate) fn start(own: &Own, setup: &VmSetup) -> anyhow::Result<Started> {
         .name("typing".into())
         .spawn(move || {
             let mut buffer = [0; 256];
-            // Ends with the machine, when our end of the pair is closed.
+            // The thread ends with the machine, when our end of the pair is closed.
             while let Ok(n @ 1..) = typed.read(&mut buffer) {
                 let mut left = &buffer[..n];
                 while !left.is_empty() {
@@ -198,7 +198,7 @@ pub(crate) fn start(own: &Own, setup: &VmSetup) -> anyhow::Result<Started> {
     Ok(Started { vm: Arc::new(vm), console, agent })
 }
 
-/// Reclaims everything that a virtual machine had of its node.
+/// Reclaims everything that a virtual machine held of its node.
 pub(crate) fn end(own: &Own) {
     if let Some(table) = own.device.endpoint().msix() {
         table.disconnect();

@@ -15,24 +15,24 @@ use tofu_supervisor::units::MemorySize;
 use crate::lan::{End, LanPort};
 use crate::setup::VmSetup;
 
-/// Descriptors in QEMU.
+/// Descriptor numbers in QEMU.
 const CONSOLE: i32 = 3;
 const AGENT: i32 = 4;
 const LAN: i32 = 5;
 
-/// A running QEMU, and our ends of its console and its agent's port.
+/// A running QEMU, with our ends of its console and of its agent's port.
 pub struct Started {
     pub(crate) child: Child,
     pub(crate) console: UnixStream,
     pub(crate) agent: UnixStream,
 }
 
-/// Starts QEMU in the janitor's group. It dies with the thread that calls this.
+/// Starts QEMU in the janitor's group. It dies with the calling thread.
 pub fn start(qemu: &Qemu, setup: &VmSetup, group: i32, stderr: OwnedFd) -> anyhow::Result<Started> {
     let (console, console_there) = UnixStream::pair().context("no sockets left")?;
     let (agent, agent_there) = UnixStream::pair().context("no sockets left")?;
     let mut command = match setup.lan.as_ref().map(|lan| &lan.end) {
-        // Where its interface is.
+        // QEMU must run in the namespace of its interface.
         Some(End::Tap { namespace, .. }) => {
             let mut command = janitor::wrapped(group, Path::new("nsenter"))?;
             command.arg(format!("--net={}", namespace.display())).arg("--").arg(&qemu.program);
@@ -42,7 +42,7 @@ pub fn start(qemu: &Qemu, setup: &VmSetup, group: i32, stderr: OwnedFd) -> anyho
     };
     command.args(&qemu.args_prefix).envs(qemu.envs.iter().cloned());
     command.args(arguments(setup));
-    // It has other ways for output: the console, and errors.
+    // QEMU writes nothing useful to standard output: the console and errors go elsewhere.
     command.stdout(stderr.try_clone()?).stderr(stderr);
     let mut mappings = vec![
         FdMapping { parent_fd: console_there.into(), child_fd: CONSOLE },
@@ -57,7 +57,7 @@ pub fn start(qemu: &Qemu, setup: &VmSetup, group: i32, stderr: OwnedFd) -> anyho
     Ok(Started { child, console, agent })
 }
 
-/// The part of a command line that attaches a device to any QEMU, as for `tofu serve`.
+/// Returns the argument that attaches a device to any QEMU, as for `tofu serve`.
 pub fn device_argument(socket: &Path) -> String {
     let socket = socket.display().to_string();
     serde_json::json!({
@@ -66,7 +66,8 @@ pub fn device_argument(socket: &Path) -> String {
     .to_string()
 }
 
-/// The machine and memory that a device needs: a client shares its memory with the server.
+/// Returns the machine and memory options that a device needs, because a client shares its memory
+/// with the server.
 pub fn memory_arguments(memory: MemorySize, machine: &str) -> [String; 6] {
     let bytes = memory.0;
     [
@@ -83,7 +84,7 @@ fn arguments(setup: &VmSetup) -> Vec<OsString> {
     let mut args: Vec<OsString> = Vec::new();
     let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
     add(&["-name", &setup.name, "-nodefaults", "-no-user-config", "-display", "none"]);
-    // A guest that resets itself has ended, for example a kernel that cannot continue.
+    // A guest that resets itself has ended, for example after a kernel panic.
     add(&["-no-reboot"]);
     let arch = setup.kit.arch;
     let machine = match arch {
@@ -93,7 +94,7 @@ fn arguments(setup: &VmSetup) -> Vec<OsString> {
     add(&memory_arguments(setup.memory, machine).each_ref().map(String::as_str));
     match (arch, setup.kvm) {
         (Arch::X86_64, true) => add(&["-accel", "kvm", "-cpu", "host"]),
-        // With ERMS, guests copy by `rep movsb`, which is emulated byte by byte.
+        // With ERMS, guests copy with `rep movsb`, which is emulated byte by byte.
         (Arch::X86_64, false) => {
             add(&["-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm"]);
         }
@@ -102,7 +103,7 @@ fn arguments(setup: &VmSetup) -> Vec<OsString> {
         }
     }
     add(&["-smp", &setup.cpus.to_string()]);
-    // QEMU's SMMUv3 does not report mappings, so Arm gets the virtio IOMMU.
+    // QEMU's SMMUv3 does not report mappings, so arm64 gets the virtio IOMMU.
     add(match arch {
         Arch::X86_64 => &["-device", "intel-iommu,caching-mode=on"],
         Arch::Arm64 => &["-device", "virtio-iommu-pci"],
@@ -130,7 +131,7 @@ fn arguments(setup: &VmSetup) -> Vec<OsString> {
         add(&["-device", "virtio-blk-pci,drive=root"]);
     }
     if let Some(firmware) = &setup.firmware {
-        // Through this device it ends if it cannot boot anything.
+        // The firmware ends QEMU through this device if it cannot boot anything.
         add(&["-device", "isa-debug-exit,iobase=0xf4,iosize=4"]);
         let clock = tofu_vmm::host_tsc_khz().filter(|_| !setup.kvm);
         let clock = clock.map(|khz| format!(" tsc_khz={khz}")).unwrap_or_default();
@@ -146,9 +147,9 @@ fn arguments(setup: &VmSetup) -> Vec<OsString> {
     args
 }
 
-/// A kernel's command line with the time stamp counter's frequency if the processor is emulated.
-/// The emulated counter is the host's. On a busy host the kernel would measure it against timers
-/// that are late, and its clock would run several times too fast.
+/// Adds the frequency of the time stamp counter to a kernel's command line if the processor is
+/// emulated. The emulated counter is the host's. On a busy host, the kernel would measure it
+/// against timers that are late, and its clock would run several times too fast.
 pub(crate) fn with_clock(mut command_line: String, kvm: bool) -> String {
     if let Some(khz) = tofu_vmm::host_tsc_khz().filter(|_| !kvm) {
         command_line.insert_str(0, &format!("tsc_early_khz={khz} "));

@@ -13,21 +13,21 @@ use crate::lan::LanPort;
 /// The configuration of a node's virtual machine.
 #[derive(Clone, Debug)]
 pub struct VmSetup {
-    /// Kernel, initrd, root.
+    /// Kernel, initrd and root.
     pub(crate) kit: Arc<Kit>,
-    /// Name of the process.
+    /// Name of the monitor's process.
     pub(crate) name: String,
     /// Guest memory.
     pub(crate) memory: MemorySize,
-    /// Its processor if it is for arm64.
+    /// The processor model, if it is an arm64 node.
     pub(crate) arm_cpu: ArmCpu,
     /// Virtual processors.
     pub(crate) cpus: u32,
-    /// For the kernel.
+    /// Command line of the kernel.
     pub(crate) command_line: String,
-    /// The firmware that it starts with instead of the kernel, which the firmware fetches.
+    /// The firmware to start with instead of the kernel, which the firmware fetches.
     pub(crate) firmware: Option<Firmware>,
-    /// The socket at which the node's device is served.
+    /// The socket that serves the node's device.
     pub(crate) device: PathBuf,
     /// The path of QEMU's own control socket.
     pub(crate) qmp: PathBuf,
@@ -35,6 +35,6 @@ pub struct VmSetup {
     pub(crate) lan: Option<LanPort>,
     /// Whether the host's hardware runs the guest.
     pub(crate) kvm: bool,
-    /// The rights that threads give up which serve the guest in this process.
+    /// The rights that the threads which serve the guest in this process give up.
     pub(crate) confinement: Confinement,
 }

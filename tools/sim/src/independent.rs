@@ -1,14 +1,15 @@
-//! A second simulator of tori, which shares no code with the first one, and comes to the same.
+//! A second simulator of tori, which shares no code with the first one and gives the same results.
 //!
-//! It is what textbooks have: virtual cut-through, dimension-order routes, two virtual channels and
-//! a date line, credit by packets, and outputs that serve in turn all queues that want them.
+//! It implements what textbooks describe: virtual cut-through, dimension-order routes, two virtual
+//! channels with a date line, credit counted in packets, and outputs that serve all queues that
+//! want them in turn.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::scenario::Scenario;
 
-/// Times in picoseconds, of the K computer's links: a hop, and 1024 bytes in a frame of 1120.
+/// Times in picoseconds, for the K computer's links: a hop, and 1024 bytes in a frame of 1120.
 const HOP: u64 = 100_000;
 const WIRE: u64 = 224_000;
 /// Packets that a receive queue of 8 KiB holds.
@@ -24,13 +25,13 @@ struct Packet {
     crossed: [bool; 3],
 }
 
-/// What happens, at which node.
+/// An event at a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
     Send,
-    /// The first packet of a queue may ask: an input, its channel.
+    /// The first packet of a queue (input, channel) may ask for its output.
     Ask(usize, usize),
-    /// An output is free, or has got credit for a channel.
+    /// An output is free, or has received credit for a channel.
     Free(usize),
     Credit(usize, usize),
     /// A packet arrives: input, channel, its place in `wires`.
@@ -61,7 +62,7 @@ struct Torus {
 }
 
 impl Torus {
-    /// A linear congruential generator's upper bits, as a part of all.
+    /// Returns the upper bits of a linear congruential generator, as a fraction.
     fn random(&mut self) -> f64 {
         let next = self.random.wrapping_mul(6_364_136_223_846_793_005);
         self.random = next.wrapping_add(1_442_695_040_888_963_407);
@@ -84,7 +85,8 @@ impl Torus {
         self.number(at)
     }
 
-    /// The output that a packet wants, the channel there, and whether it has crossed the date line.
+    /// Returns the output that a packet wants, the channel there, and whether it has crossed the
+    /// date line.
     fn step(&self, node: usize, packet: &Packet) -> (usize, usize, bool) {
         let Some(axis) = (0..3).find(|axis| packet.left[*axis] != 0) else { return (6, 0, false) };
         let left = packet.left[axis];
@@ -121,7 +123,7 @@ impl Torus {
             self.at(now + WIRE, node, What::Free(output));
             self.at(now + WIRE, node, What::Ask(input, channel));
             if input < 6 {
-                // What came in by X+ of the node before is in the queue of that name.
+                // What left the previous node by X+ is in the queue of that name.
                 let before = self.neighbour(node, input ^ 1);
                 self.at(now + WIRE + HOP, before, What::Credit(input, channel));
             }
@@ -180,7 +182,7 @@ impl Torus {
         self.at(now + wait as u64, node, What::Send);
     }
 
-    /// Packets of each node in a microsecond, and their mean latency in microseconds.
+    /// Returns the packets of each node per microsecond, and their mean latency in microseconds.
     fn run(len: [i32; 3], look_ahead: bool, rate: f64) -> (f64, f64) {
         let mut torus = Self {
             len,
@@ -219,7 +221,7 @@ impl Torus {
     }
 }
 
-/// The latency of what is far from saturation, the most that arrives, and where that is.
+/// Compares the latency far from saturation, and the throughput at and beyond it.
 #[test]
 fn a_second_simulator_comes_to_the_same() {
     for (shape, len) in [("8x8x1x1x1x1", [8, 8, 1]), ("4x4x4x1x1x1", [4, 4, 4])] {
@@ -241,7 +243,7 @@ fn a_second_simulator_comes_to_the_same() {
                 println!("{all}");
                 let alike = |one: f64, other: f64, by: f64| (one / other - 1.0).abs() < by;
                 assert!(alike(rate, rate_2, if n < 3 { 0.03 } else { 0.1 }), "{all}");
-                // Near saturation latency is a matter of chance.
+                // Near saturation, latency is a matter of chance.
                 assert!(n > 2 || alike(us, us_2, 0.05), "{all}");
             }
         }

@@ -64,13 +64,13 @@ Examples:
                                    in two processes, with `--part 1/2`, on a host or two
   tofu sim tnw                     messages over three links of TNW at once";
 
-/// Runs `tofu sim`. With `meet`, a part of a scenario: the results are those of all parts, and part
-/// 0 prints them.
+/// Runs `tofu sim`. With `meet`, runs one part of a scenario: the results are those of all parts,
+/// and part 0 prints them.
 ///
 /// # Errors
 ///
-/// If there is nothing of this name, a result cannot be written, a model fails, or another part is
-/// lost.
+/// If `args` names nothing that exists, a result cannot be written, a model fails, or another part
+/// is lost.
 pub fn run(args: &SimArgs, meet: Option<Box<Meet<'_>>>) -> anyhow::Result<u8> {
     let whole = |what: &str| format!("--part is for scenarios of Tofu's links, and not for {what}");
     if args.what == "papers" {

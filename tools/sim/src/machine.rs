@@ -1,11 +1,11 @@
 //! Devices in modelled time: real ones, driven by the real driver, on the modelled network.
 //!
-//! One thread does everything that is due, in the order of modelled time; what is due at the same
-//! time, in the order in which it came up. A process at a node is the code that calls the driver:
-//! it takes no time, and sees what is in memory as soon as it is there.
+//! One thread executes all events in the order of modelled time, and those of the same time in the
+//! order in which they were scheduled. The process at a node is the code that calls the driver: it
+//! takes no time, and sees data as soon as it is in memory.
 //!
-//! Beside the network, what a command uses is busy meanwhile: the interface's command engine, the
-//! bus to memory, and the interface's sending side, where TLPs wait for the network.
+//! Apart from the network, a command keeps busy the interface's command engine, the bus to memory,
+//! and the interface's sending side, where TLPs wait for the network.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -26,17 +26,17 @@ use tofu_machine::Generation;
 use tofu_sync::lock;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-/// Memory of a node starts here, so that address 0 is no memory.
+/// Memory of a node starts here, so that address 0 is not memory.
 const MEMORY_BASE: u64 = 0x1000;
-/// TLPs of a class that an interface has read, or is reading, ahead of the network (*ours*: enough
-/// to hide the way to memory).
+/// TLPs of a class that an interface reads ahead of the network (*ours*: enough to hide the latency
+/// of memory).
 const TLPS_AHEAD: u32 = 16;
-/// Commands whose data an interface reads at a time.
+/// Commands whose data an interface reads at the same time.
 const COMMANDS_AHEAD: usize = 2;
-/// Time that passes when there is nothing to do, in picoseconds.
+/// Time that passes when no event is scheduled, in picoseconds.
 const IDLE_PS: Ps = 1_000_000;
 
-/// What a model is made from.
+/// The parameters of a model.
 pub(crate) struct ModelConfig {
     pub(crate) generation: Generation,
     pub(crate) shape: Shape,
@@ -58,7 +58,7 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// A machine whose nodes are all there, with their interfaces enabled.
+    /// Builds a machine that has all of its nodes, with their interfaces enabled.
     pub(crate) fn new(config: &ModelConfig) -> anyhow::Result<Self> {
         let ModelConfig { generation, shape, arbiter, memory } = *config;
         let timing = CommandTiming::of(generation);
@@ -99,7 +99,7 @@ impl Model {
             icc.push(Arc::new(device));
             parts.push((Arena::new(memory).context("memory of a node")?, interrupts));
         }
-        // Nothing else sets it.
+        // It cannot have been set before.
         let _ = world.icc.set(icc);
         let devices = parts
             .into_iter()
@@ -116,39 +116,39 @@ impl Model {
         Ok(Self { world, devices })
     }
 
-    /// Modelled time, in picoseconds.
+    /// Returns the modelled time, in picoseconds.
     pub(crate) fn now(&self) -> Ps {
         self.world.now.load(SeqCst)
     }
 
-    /// The device of a node.
+    /// Returns the device of a node.
     pub(crate) fn device(&self, coords: Coords) -> anyhow::Result<&Device<InProcess>> {
         let id = self.world.shape.node_id(coords).context("a node of a model")?;
         self.devices.get(id.index()).context("a node of a model")
     }
 
-    /// The controller of a node, for what a driver cannot ask.
+    /// Returns the controller of a node, for what a driver cannot read.
     pub(crate) fn icc(&self, coords: Coords) -> anyhow::Result<&Icc> {
         let id = self.world.shape.node_id(coords).context("a node of a model")?;
         self.world.icc().get(id.index()).map(|icc| &**icc).context("a node of a model")
     }
 
-    /// Lets modelled times that devices count begin here.
+    /// Makes the modelled times that devices count start from now.
     pub(crate) fn begin_epoch(&self) {
         self.world.epoch.store(self.now(), SeqCst);
     }
 
-    /// When the last packet arrived; `now` may be later, as timers run after it.
+    /// Returns when the last packet arrived. `now` may be later, because timers run after it.
     pub(crate) fn last_arrival(&self) -> Ps {
         self.world.arrival.load(SeqCst)
     }
 
-    /// Does what is due next; false if nothing is.
+    /// Executes the next event. Returns false if there is none.
     pub(crate) fn step(&self) -> bool {
         self.world.step()
     }
 
-    /// Goes on until `done` has something.
+    /// Executes events until `done` returns a value.
     pub(crate) fn run<T>(
         &self,
         mut done: impl FnMut() -> anyhow::Result<Option<T>>,
@@ -164,60 +164,60 @@ impl Model {
     }
 }
 
-/// Something that is due.
+/// A scheduled event.
 #[derive(Clone, Copy, Debug)]
 enum Due {
     /// A doorbell of a node has rung.
     Doorbell(usize, TniId, Doorbell),
     /// An interface can take another command.
     Room(usize),
-    /// A packet is in memory, or was lost.
+    /// A packet is in memory, or has been lost.
     Arrive(usize),
-    /// A node wants to be called.
+    /// A node's timer expires.
     Expire(usize),
 }
 
-/// A packet under way.
+/// A packet on its way.
 struct InFlight {
     packet: Packet<Body>,
-    /// Bytes of each TLP but the last, and of the last one, without routing headers.
+    /// Sizes of all TLPs but the last, and of the last one, in bytes without routing headers.
     sizes: (u16, u16),
-    /// TLPs that are in at the target, or lost.
+    /// TLPs that have arrived at the target or have been lost.
     arrived: u32,
-    /// Where the first of them was lost, and why.
+    /// Where and why the first TLP was lost.
     lost: Option<(NodeId, Option<Port>, DiscardReason)>,
-    /// For how long its interface sends no TLP of this kind after each of its own.
+    /// How long its interface sends no other TLP of this kind after each of its TLPs.
     gap: Ps,
 }
 
-/// A packet whose TLPs an interface sends.
+/// A packet whose TLPs an interface is sending.
 struct Job {
     packet: usize,
     ready_at: Ps,
     sent: u32,
 }
 
-/// What an interface is at.
+/// The state of an interface.
 #[derive(Default)]
 struct Interface {
-    /// When it can begin the next command.
+    /// When it can start the next command.
     command_free: Ps,
-    /// Requests, and answers, whose TLPs are still to be read from memory.
+    /// Requests and answers with TLPs still to be read from memory.
     jobs: [VecDeque<Job>; 2],
-    /// TLPs of each that have not left.
+    /// TLPs of either kind that have been handed to the network and have not left.
     ahead: [u32; 2],
-    /// Whether the last one asked for a gap, and when the latest gap ends.
+    /// Whether the last TLP asked for a gap, and when the latest gap ends.
     pauses: [bool; 2],
     quiet: [Ps; 2],
 }
 
-/// What changes.
+/// The mutable state.
 struct State {
     network: Network,
-    /// By time, and in the order in which it came up.
+    /// Scheduled events, by time and then in the order in which they were scheduled.
     due: BTreeMap<(Ps, u64), Due>,
     serial: u64,
-    /// Interfaces of all nodes, node by node.
+    /// The interfaces of all nodes, node by node.
     interfaces: Vec<Interface>,
     buses: Vec<BusLine>,
     packets: Vec<Option<InFlight>>,
@@ -231,18 +231,18 @@ struct World {
     icc: OnceLock<Vec<Arc<Icc>>>,
     state: Mutex<State>,
     now: AtomicU64,
-    /// When the modelled times that devices count began.
+    /// When the modelled times that devices count start.
     epoch: AtomicU64,
     /// When the last packet arrived.
     arrival: AtomicU64,
 }
 
-/// Answers and requests queue by themselves.
+/// Answers and requests have separate queues.
 const fn lane(class: Class) -> usize {
     matches!(class, Class::Response) as usize
 }
 
-/// Bytes of data of TLP `index` of a packet that has `bytes` of them in all.
+/// Returns how many of a packet's `bytes` of data are in TLP `index`.
 fn data_of(packet: &InFlight, index: u32, bytes: u64) -> u64 {
     let tlps = u64::from(packet.packet.tlps.max(1));
     let each = bytes.div_ceil(tlps);
@@ -274,7 +274,7 @@ impl State {
         Some(taken)
     }
 
-    /// Hands TLPs of an interface to the network, as far as they may be ahead of it.
+    /// Hands TLPs of an interface to the network, as far ahead as allowed.
     fn feed(&mut self, interface: usize, now: Ps, bus_rate: Option<u64>) {
         for lane in [1, 0] {
             loop {
@@ -283,7 +283,7 @@ impl State {
                 let Some(job) = unit.jobs[lane].front_mut() else { break };
                 let (index, sent) = (job.packet, job.sent);
                 let Some(flight) = &self.packets[index] else { break };
-                // A gap begins when the TLP before it has left.
+                // A gap begins when the previous TLP has left.
                 let spaced = flight.gap > 0 || unit.pauses[lane];
                 if ahead >= TLPS_AHEAD || spaced && ahead > 0 {
                     break;
@@ -332,7 +332,7 @@ impl State {
         }
     }
 
-    /// A TLP finds no way.
+    /// Handles a TLP for which the network has no route.
     fn refuse(&mut self, index: usize, now: Ps, refused: &Refused) {
         let (port, reason) = refused.fate();
         let Some(flight) = &self.packets[index] else { return };
@@ -340,15 +340,15 @@ impl State {
         self.lost(now, index, (node, port, reason));
     }
 
-    /// A TLP was lost, and its packet with it, which is told when all others have arrived or were
-    /// lost.
+    /// Records that a TLP was lost, and its packet with it. The loss is reported once all other
+    /// TLPs have arrived or been lost.
     fn lost(&mut self, at: Ps, index: usize, how: (NodeId, Option<Port>, DiscardReason)) {
         let Some(Some(flight)) = self.packets.get_mut(index) else { return };
         flight.lost.get_or_insert(how);
         self.arrived(at, index);
     }
 
-    /// One more TLP of a packet is no longer under way.
+    /// Counts a TLP of a packet that is no longer on its way.
     fn arrived(&mut self, at: Ps, index: usize) {
         let Some(Some(flight)) = self.packets.get_mut(index) else { return };
         flight.arrived += 1;
@@ -357,7 +357,7 @@ impl State {
         }
     }
 
-    /// A TLP is in at its target: then it goes over the bus.
+    /// Handles the arrival of a TLP at its target: its data goes over the bus.
     fn delivered(&mut self, at: Ps, node: NodeId, index: usize, timing: &CommandTiming) {
         let Some(Some(flight)) = self.packets.get_mut(index) else { return };
         let mut in_memory = at;
@@ -370,7 +370,7 @@ impl State {
     }
 }
 
-/// What the network tells.
+/// A report of the network.
 enum Told {
     Delivered(NodeId, u64),
     Left(NodeId, u8, u64),
@@ -418,7 +418,7 @@ impl World {
         self.now.load(SeqCst)
     }
 
-    /// What is due next, when its time has come; the network runs until then.
+    /// Takes the next event and advances the time to it. The network runs until then.
     fn next(&self) -> Option<Due> {
         let mut state = self.state();
         loop {
@@ -495,7 +495,7 @@ impl World {
         true
     }
 
-    /// Tells the router that lost a packet, and the node that sent it.
+    /// Reports the loss of a packet to the router that lost it, and to the node that sent it.
     fn lose(&self, packet: &Packet<Body>, how: (NodeId, Option<Port>, DiscardReason)) {
         let (node, port, reason) = how;
         if let Some(icc) = self.icc().get(node.index()) {
@@ -513,8 +513,8 @@ impl World {
         let (now, epoch) = (self.now(), self.epoch.load(SeqCst));
         let mut begins = false;
         let gap = self.links.bytes_on_link_ps(u64::from(packet.gap) * GAP_BYTES);
-        // Requests count from their command; answers and signals from the epoch, as what brought
-        // them about did.
+        // A request's time counts from its command. That of an answer or signal counts from the
+        // epoch, like that of the packet that caused it.
         let ready_at = match &packet.body {
             Body::Put { request, .. } | Body::Get { request } | Body::Armw { request, .. } => {
                 begins = request.position == 0;
@@ -565,7 +565,7 @@ impl Net for Wire<'_> {
     }
 }
 
-/// What a device sees of its world.
+/// The host as a device sees it.
 struct Surroundings {
     world: Weak<World>,
     node: usize,
@@ -573,7 +573,7 @@ struct Surroundings {
 }
 
 impl Surroundings {
-    /// Notes something that is due; a device outlives its world only to be dropped.
+    /// Schedules an event. A device outlives its world only while it is being dropped.
     fn push(&self, at_ps: impl FnOnce(&World) -> Ps, due: Due) {
         if let Some(world) = self.world.upgrade() {
             let at = at_ps(&world);

@@ -1,4 +1,4 @@
-//! What papers have published, beside what the model comes to.
+//! Values that papers have published, next to those of the model.
 
 mod arithmetic;
 mod barrier;
@@ -21,18 +21,18 @@ use crate::plot::{Curves, Line};
 use results::Results;
 use values::{Published, VALUES, Value};
 
-/// A published value beside ours.
+/// A published value next to ours.
 #[derive(Debug, Serialize)]
 struct Compared {
     #[serde(flatten)]
     value: &'static Value,
     ours: f64,
-    /// Ours against the published one, as a part of it.
+    /// The difference of ours from the published value, relative to it.
     difference: f64,
     met: bool,
 }
 
-/// Every published value beside ours, and curves.
+/// All published values next to ours, and curves.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     values: Vec<Compared>,
@@ -63,7 +63,7 @@ impl Report {
         &self.curves
     }
 
-    /// As a table, with the reasons of values that are not met below it, and the curves.
+    /// Formats the report: a table, the reasons for values that are not met, and the curves.
     pub(crate) fn text(&self) -> String {
         let rows = self.values.iter().map(|row| {
             let Compared { value, ours, difference, met } = row;
@@ -123,7 +123,7 @@ impl Compared {
     }
 }
 
-/// As many digits as papers give, and one more.
+/// Formats a number with as many digits as papers give, and one more.
 fn number(value: f64) -> String {
     let digits = match value.abs() {
         value if value >= 100.0 => 0,

@@ -2,13 +2,13 @@
 
 use tofu_fabric::network::{Exchange, Share};
 
-/// The part of a scenario that this process runs, and how it reaches the others.
+/// One part of a scenario, which this process runs, with its connection to the others.
 pub struct Part {
     /// Its number, from 0.
     pub own: u32,
-    /// How many there are.
+    /// The number of parts.
     pub of: u32,
-    /// Makes an exchange with the same others.
+    /// Makes another exchange with the same parts.
     pub exchange: Box<dyn Fn() -> Box<dyn Exchange>>,
 }
 
@@ -18,7 +18,7 @@ impl Part {
     }
 }
 
-/// What has to be the same for all parts of a scenario.
+/// What must be the same for all parts of a scenario.
 pub struct Common<'a> {
     /// The scenario file.
     pub text: &'a str,

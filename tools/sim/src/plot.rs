@@ -1,16 +1,16 @@
-//! Curves as a picture.
+//! Curves as SVG.
 
 use anyhow::anyhow;
 use plotters::prelude::*;
 use serde::Serialize;
 
-/// Lines over an axis that grows by powers.
+/// Lines over a logarithmic axis.
 #[derive(Debug, Serialize)]
 pub(crate) struct Curves {
     pub(crate) title: String,
-    /// What is measured, with its unit.
+    /// The quantity on the y axis, with its unit.
     pub(crate) y: &'static str,
-    /// What it depends on.
+    /// The quantity on the x axis.
     pub(crate) x: &'static str,
     pub(crate) lines: Vec<Line>,
 }
@@ -18,14 +18,14 @@ pub(crate) struct Curves {
 #[derive(Debug, Serialize)]
 pub(crate) struct Line {
     pub(crate) name: String,
-    /// In the order of x.
+    /// Points in the order of x.
     pub(crate) points: Vec<(f64, f64)>,
 }
 
 const WIDTH: u32 = 760;
 const HEIGHT: u32 = 380;
 
-/// The picture, one chart below the other.
+/// Draws the curves, one chart below the other.
 pub(crate) fn svg(all: &[Curves]) -> anyhow::Result<String> {
     let mut svg = String::new();
     {

@@ -21,7 +21,7 @@ use crate::part::Part;
 use crate::plot::{Curves, Line};
 use crate::traffic::{Arrivals, Limits, Load, MOST_WALKED, Outcome, Pattern, Rails, Traffic};
 
-/// The scenarios that come with the command: name and text.
+/// The shipped scenarios: name and text.
 pub(crate) const SHIPPED: [(&str, &str); 10] = [
     ("torus", include_str!("../scenarios/torus.toml")),
     ("uniform", include_str!("../scenarios/uniform.toml")),
@@ -35,7 +35,7 @@ pub(crate) const SHIPPED: [(&str, &str); 10] = [
     ("tnw", include_str!("../scenarios/tnw.toml")),
 ];
 
-/// The text of a shipped scenario, or of one in a file.
+/// Returns the text of a shipped scenario, or of one in a file.
 pub(crate) fn text_of(what: &str) -> anyhow::Result<Cow<'static, str>> {
     if let Some((_, text)) = SHIPPED.iter().find(|(name, _)| *name == what) {
         return Ok(Cow::Borrowed(text));
@@ -88,7 +88,7 @@ struct RawLink {
     port: Spanned<String>,
 }
 
-/// What goes wrong on a link, in both directions; on all links if none is named.
+/// Errors of a link in both directions, or of all links if none is named.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawErrors {
@@ -100,7 +100,7 @@ struct RawErrors {
     dllp_loss: Option<Spanned<f64>>,
 }
 
-/// A value, or a list of those that are tried one after another.
+/// A value, or a list of values to be run one after another.
 #[derive(Clone, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum OneOrMore<T> {
@@ -132,13 +132,13 @@ const COORDS: &str = "[x, y, z, a, b, c] of a node of this shape";
 const TIME: &str = "more than 0 and at most 1000 s, such as \"50us\" (ns, us or ms)";
 const MAX_TIME: Ps = 1_000_000_000_000_000;
 
-/// A value that another one wants.
+/// Returns a value that another setting requires.
 fn needed<T>(file: &TomlFile<'_>, field: &str, why: &str, value: Option<T>) -> anyhow::Result<T> {
     let path = file.path.display();
     value.ok_or_else(|| anyhow!("{path}: {field} is missing, which {why} needs"))
 }
 
-/// The node with these coordinates.
+/// Returns the node with these coordinates.
 fn node(shape: &Shape, coords: &[i64]) -> Option<(NodeId, Coords)> {
     let coords = <[i64; 6]>::try_from(coords).ok()?;
     let mut all = [0; 6];
@@ -149,7 +149,7 @@ fn node(shape: &Shape, coords: &[i64]) -> Option<(NodeId, Coords)> {
     Some((shape.node_id(coords)?, coords))
 }
 
-/// A number within limits, or what these are.
+/// Returns a number if it is within limits, or else the limits as text.
 pub(crate) fn within(number: i64, limits: RangeInclusive<u64>) -> Result<u64, String> {
     let number = u64::try_from(number).ok().filter(|number| limits.contains(number));
     number.ok_or_else(|| format!("{} to {}", limits.start(), limits.end()))
@@ -167,15 +167,15 @@ fn time(text: &str) -> Option<Ps> {
     (1..=MAX_TIME).contains(&time).then_some(time)
 }
 
-/// Of what a full link leaves to each node, the most that may be asked for.
+/// The most load that may be asked for, relative to the rate at which a link is full.
 const MOST_LOAD: f64 = 4.0;
-/// Of what is offered arrives at least this part while the network is not saturated.
+/// While the network is not saturated, at least this share of the offered load arrives.
 const UNSATURATED: f64 = 0.95;
 
-/// How much is sent, before the size of messages is known.
+/// The amount of traffic, before the size of messages is known.
 enum Offered {
     Load(Load),
-    /// A part of the rate at which a link is full.
+    /// A fraction of the rate at which a link is full.
     Part {
         part: f64,
         warm_up: Ps,
@@ -183,41 +183,41 @@ enum Offered {
     },
 }
 
-/// One point of a scenario, and what came of it.
+/// One point of a scenario, and its result.
 #[derive(Debug, Serialize)]
 struct Row {
     size: u64,
-    /// What passes on each link that a message goes over, while it does.
+    /// Bytes that a link carries while it carries a message.
     link_bytes: u64,
-    /// Payload that each node is to send, if not as much as it can.
+    /// The offered payload of each node, unless nodes send as much as they can.
     offered_gbytes_per_s: Option<f64>,
-    /// What the routes of uniform traffic leave to each node: then a link is full.
+    /// The payload of each node of uniform traffic at which a link is full, given the routes.
     bound_gbytes_per_s: Option<f64>,
-    /// Links that a message goes over and how long that takes if it waits for nothing, in the mean,
-    /// if that is known.
+    /// The mean number of links that a message goes over, and the mean time of a message that never
+    /// waits, if they are known.
     mean_hops: Option<f64>,
     unloaded_us: Option<f64>,
     #[serde(flatten)]
     outcome: Outcome,
 }
 
-/// What the network is like, as other simulators want to be told.
+/// The network, with the parameters that other simulators ask for.
 #[derive(Clone, Debug, Serialize)]
 struct Described {
     nodes: u32,
     link_gbytes_per_s: f64,
-    /// From a frame's header leaving one node until it may leave the next.
+    /// From when a frame's header leaves one node until it may leave the next.
     hop_ns: f64,
     cycle_ns: f64,
-    /// What credit is counted in.
+    /// The unit of credit.
     row_bytes: u8,
-    /// Receive queues of a port for requests, and as many for answers.
+    /// Receive queues of a port for requests. There are as many for answers.
     request_channels: u8,
     queue_bytes: u32,
     replay_bytes: u32,
     scheduler: &'static str,
     arbiter: &'static str,
-    /// Messages that a TNI holds.
+    /// The most messages that a TNI holds.
     backlog: u32,
 }
 
@@ -253,22 +253,22 @@ const DATE_LINE: &str = "date-line";
 const IN_TURN: &str = "in-turn";
 const STRAIGHT_FIRST: &str = "straight-first";
 
-/// A scenario with all its points.
+/// A scenario with all of its points.
 pub(crate) struct Scenario {
     name: String,
     title: String,
     network: Described,
-    /// With what follows from the routes, if that is known.
+    /// The traffic of each point, with the limits that follow from the routes, if they are known.
     points: Vec<(Traffic, Option<Limits>)>,
 }
 
-/// What came of a scenario.
+/// The results of a scenario.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     scenario: String,
     network: Described,
     rows: Vec<Row>,
-    /// Of each size that was sent at rates.
+    /// Saturation for each size that was sent at several rates.
     saturation: Vec<Saturation>,
     #[serde(skip)]
     title: String,
@@ -311,7 +311,7 @@ impl Scenario {
             replay_bytes: raw.replay_bytes.as_ref().map(|bytes| *bytes.get_ref()),
             ..Options::default()
         };
-        // Whether buffers are large enough is for the network to say; one node is enough for that.
+        // The network decides whether buffers are large enough. A single unit suffices to ask it.
         for (field, bytes) in
             [("queue_bytes", &raw.queue_bytes), ("replay_bytes", &raw.replay_bytes)]
         {
@@ -381,7 +381,7 @@ impl Scenario {
         Ok(Self { name: name.to_owned(), title, network, points })
     }
 
-    /// Runs every point, or this process's part of it.
+    /// Runs every point, or this process's part of every point.
     pub(crate) fn run(&self, threads: u32, part: Option<&Part>) -> anyhow::Result<Report> {
         let rows = self.points.iter().map(|(traffic, limits)| {
             let offered_gbytes_per_s = match traffic.load {
@@ -507,7 +507,7 @@ impl Raw {
         self.down.iter().map(|down| link(file, shape, &down.at, &down.port)).collect()
     }
 
-    /// What goes wrong on each link that has errors, at the end that the link is named by.
+    /// Returns the errors of each link that has any, by the end that names the link.
     fn errors(
         &self,
         file: &TomlFile<'_>,
@@ -553,7 +553,7 @@ impl Raw {
     }
 }
 
-/// The link at a node's port.
+/// Returns the link at a node's port.
 fn link(
     file: &TomlFile<'_>,
     shape: &Shape,
@@ -576,12 +576,12 @@ fn link(
 #[derive(Debug, Serialize)]
 struct Saturation {
     size: u64,
-    /// The least that was offered and did not arrive, but for a twentieth.
+    /// The lowest offered rate of which less than 95 % arrived.
     at_gbytes_per_s: Option<f64>,
-    /// The most that arrived.
+    /// The highest rate that arrived.
     most_gbytes_per_s: f64,
     bound_gbytes_per_s: Option<f64>,
-    /// How long a message takes that waits for nothing, in the mean.
+    /// The mean time of a message that never waits.
     unloaded_us: Option<f64>,
 }
 
@@ -607,7 +607,7 @@ impl fmt::Display for Saturation {
 }
 
 impl Report {
-    /// The table.
+    /// Formats the results as a table.
     pub(crate) fn text(&self) -> String {
         let number = |value: f64| format!("{value:.2}");
         let rows = self.rows.iter().map(|row| {
@@ -669,7 +669,7 @@ impl Report {
         text
     }
 
-    /// Where messages of a size saturate the network, as far as rates show it.
+    /// Finds where messages of a size saturate the network, as far as the measured rates show it.
     fn saturates(&self, size: u64) -> Option<Saturation> {
         let rows = self.rows.iter().filter(|row| row.size == size);
         let points: Vec<_> = rows
@@ -688,8 +688,8 @@ impl Report {
         })
     }
 
-    /// Of each rate: what was offered and what arrived, in GB/s of each node, and the mean latency
-    /// in microseconds.
+    /// Returns the offered rate, the rate that arrived, both in GB/s of each node, and the mean
+    /// latency in microseconds, for each rate.
     #[cfg(test)]
     pub(crate) fn rates(&self) -> impl Iterator<Item = (f64, f64, f64)> {
         self.rows.iter().filter_map(|row| {
@@ -698,7 +698,7 @@ impl Report {
         })
     }
 
-    /// Throughput and latency by what is varied: the rate if it is, else the size.
+    /// Returns throughput and latency by rate if rates vary, or else by size.
     pub(crate) fn curves(&self) -> Vec<Curves> {
         let by_rate = self.rows.iter().any(|row| row.offered_gbytes_per_s.is_some());
         let lines = |y: fn(&Outcome) -> f64| {
@@ -739,7 +739,7 @@ mod tests {
         report.rows.into_iter().map(|row| row.outcome).collect()
     }
 
-    /// Those that are read here.
+    /// The shipped scenarios that this module reads.
     fn networks() -> impl Iterator<Item = (&'static str, &'static str)> {
         SHIPPED.into_iter().filter(|(name, _)| *name != "tnw")
     }
@@ -752,7 +752,7 @@ mod tests {
         }
     }
 
-    /// The first point of each, but for the one with a whole computer.
+    /// Runs the first point of each, except for the one with a whole K computer.
     #[test]
     fn shipped_scenarios_run() {
         for (name, text) in networks().filter(|(name, _)| *name != "k") {
@@ -765,7 +765,8 @@ mod tests {
         }
     }
 
-    /// Every pattern on a small machine: all that is sent arrives, and again the same.
+    /// With every pattern on a small machine, all messages arrive, and a second run gives the same
+    /// result.
     #[test]
     fn what_is_sent_arrives_in_the_same_time_again() {
         let more = [
@@ -812,8 +813,8 @@ mod tests {
         assert!(low.mean_us < middle.mean_us && middle.mean_us < high.mean_us);
     }
 
-    /// On several tori: what is offered arrives while links have room, more than a full link lets
-    /// through never does, and saturation keeps a good part of that.
+    /// On several tori, all traffic arrives while links have room, no more ever arrives than a full
+    /// link permits, and saturation leaves a good part of that.
     #[test]
     fn uniform_traffic_saturates_below_the_bound_of_its_routes() {
         for shape in ["8x1x1x1x1x1", "16x1x1x1x1x1", "8x8x1x1x1x1", "4x4x4x1x1x1"] {
@@ -828,11 +829,11 @@ mod tests {
             println!("{shape}: {bound:.3} GB/s, {parts:.2?}");
             let [low, middle, full, double] = parts[..] else { panic!("four loads") };
             assert!((0.08..0.12).contains(&low) && (0.27..0.33).contains(&middle), "{parts:?}");
-            // Links are a little uneven in what happens to be sent meanwhile.
+            // Traffic is not spread quite evenly over the links in such a short time.
             assert!(full < 1.02 && double < 1.02 && full > 0.4 && double > 0.4, "{parts:?}");
             let us: Vec<_> = report.rows.iter().map(|row| row.outcome.mean_us).collect();
             assert!(us.is_sorted(), "{us:?}");
-            // With little load hardly anything waits.
+            // With little load, hardly any message waits.
             let unloaded = report.rows[0].unloaded_us.unwrap();
             assert!((0.95..1.1).contains(&(us[0] / unloaded)), "{us:?}, {unloaded}");
             let saturation = &report.saturation[0];
@@ -842,7 +843,7 @@ mod tests {
         }
     }
 
-    /// Straight first is more on long rings, and nothing else than that changes.
+    /// Long rings gain from serving straight traffic first, and nothing else changes.
     #[test]
     fn an_arbiter_can_be_chosen() {
         let run = |arbiter| {
@@ -865,7 +866,7 @@ mod tests {
         assert_eq!((outcome.delivered, outcome.lost), (0, 10));
     }
 
-    /// Errors on links cost time, and no message.
+    /// Errors on links cost time but no messages.
     #[test]
     fn errors_lose_nothing() {
         let text = "shape = \"1x1x1x2x3x1\"\npattern = \"uniform\"\nsize = 4000\ncount = 100\n";
@@ -887,7 +888,7 @@ mod tests {
         }
     }
 
-    /// The manual's example can be run.
+    /// The example in the manual can be run.
     #[test]
     fn the_manual_has_a_scenario() {
         let manual = include_str!("../../../docs/src/user/sim.md");

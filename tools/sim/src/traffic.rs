@@ -1,8 +1,7 @@
-//! Traffic of many nodes through the modelled network: who sends what to whom, and what comes of
-//! it.
+//! Traffic of many nodes through the modelled network: who sends what to whom, and how it performs.
 //!
-//! Nothing here depends on the host: numbers are drawn from the seed, the node and how many it has
-//! drawn before.
+//! Nothing here depends on the host: each random number is derived from the seed, the node and the
+//! number of earlier draws of the node.
 
 use anyhow::bail;
 use hdrhistogram::Histogram;
@@ -19,56 +18,56 @@ use tofu_links::Parameters;
 const ROUTING_HEADER: u16 = tofu_abi::frame::ROUTING_HEADER_SIZE as u16;
 /// Payload of the longest TLP.
 const MTU: u64 = MAX_MTU as u64;
-/// How long a target takes to answer a message (*ours*: about what TofuD's takes to write it).
+/// How long a target takes to answer a message (*ours*: about as long as TofuD takes to write it).
 const ANSWER: Ps = 100_000;
-/// Time that the network runs between two looks at the nodes; no answer is sent sooner.
+/// How long the network runs before nodes are served again. No answer is sent sooner.
 const STEP: Ps = ANSWER;
-/// If nothing arrives for so long though something is under way, nothing will.
+/// If nothing arrives for this long although messages are on their way, nothing will.
 const PATIENCE: Ps = 10_000_000_000;
 
-/// To whom a node's messages go.
+/// The destinations of a node's messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Pattern {
     /// Any other node, each time.
     Uniform,
-    /// The same node each time, and each node gets those of one other.
+    /// The same node each time. Each node receives from exactly one other.
     Permutation,
-    /// The same with another permutation for each message.
+    /// A permutation as above, but another one for each message.
     Permutations,
-    /// The neighbours in turn.
+    /// The neighbours, in turn.
     Neighbour,
-    /// The node whose number is this one's with rows and columns exchanged, if nodes are numbered
-    /// in a matrix as square as can be.
+    /// The node whose number results from exchanging rows and columns, with nodes numbered in a
+    /// matrix that is as square as possible.
     Transpose,
-    /// One node for so many messages in a hundred, any other for the rest.
+    /// One node for this percentage of messages, and any other node for the rest.
     Hotspot(NodeId, u32),
-    /// Those of these pairs.
+    /// The targets of these pairs, in turn.
     Pairs(Vec<(NodeId, NodeId)>),
 }
 
-/// How much is sent.
+/// The amount of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Load {
-    /// So many messages of each node, one after another as fast as they go.
+    /// This many messages of each node, one after another as fast as possible.
     Count(u64),
-    /// Messages at any time, so many kB of payload a second and node. What happens after the
-    /// first while and for so long is counted.
+    /// Messages at random times, with this many kB of payload per second and node. Events are
+    /// counted for `time` after `warm_up`.
     Rate { kbytes: u64, warm_up: Ps, time: Ps },
 }
 
-/// How long nodes wait between two messages that they send at a rate.
+/// How long nodes that send at a rate wait between two messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Arrivals {
-    /// For any time up to twice the mean.
+    /// A uniformly distributed time of up to twice the mean.
     #[default]
     Even,
-    /// As if each moment was as likely as any other, whatever was sent before: a Poisson process,
-    /// to which other simulators come close by throwing a coin in each cycle.
+    /// An exponentially distributed time, as in a Poisson process. Other simulators approximate
+    /// that by tossing a coin in each cycle.
     Poisson,
 }
 
 impl Arrivals {
-    /// The time between two messages, from a random number.
+    /// Returns the time between two messages, from a random number.
     const fn interval(self, mean: u64, random: u64) -> Ps {
         match self {
             Self::Even => below(random, 2 * mean),
@@ -77,15 +76,14 @@ impl Arrivals {
     }
 }
 
-/// A time whose logarithm is as a Poisson process has it: `mean` by the negative logarithm of the
-/// random number, as a part of all of them. It is worked out in integers, which are the same on
-/// every host.
+/// Returns an exponentially distributed time: `mean` times the negative logarithm of the random
+/// number as a fraction. Integer arithmetic gives the same result on every host.
 const fn exponential(random: u64, mean: u64) -> Ps {
-    /// The natural logarithm of 2, with 32 bits behind the point.
+    /// The natural logarithm of 2, with 32 fractional bits.
     const LN_2: u128 = 2_977_044_472;
     let random = random | 1;
-    // One bit before the point and 63 behind it, of which the logarithm to base 2 has a fraction
-    // only: each squaring gives a bit of that.
+    // The mantissa has one bit before the binary point and 63 behind it. Its logarithm to base 2 is
+    // a fraction, of which each squaring yields a bit.
     let mut mantissa = random << random.leading_zeros();
     let mut fraction = 0u64;
     let mut bit = 0;
@@ -101,14 +99,14 @@ const fn exponential(random: u64, mean: u64) -> Ps {
     time as u64
 }
 
-/// How a message goes.
+/// How a message is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Rails {
     /// Through one TNI.
     #[default]
     Single,
-    /// In parts, each by a TNI and a shortest path of its own: four if source and target differ
-    /// in A, B and C, two if in one or two of them (IEEE Micro 2012).
+    /// In parts, each through a TNI and along a shortest path of its own: four if source and target
+    /// differ in A, B and C, two if they differ in one or two of them (IEEE Micro 2012).
     Minimal,
 }
 
@@ -119,7 +117,7 @@ pub(crate) struct Traffic {
     pub(crate) links: Parameters,
     pub(crate) options: Options,
     pub(crate) down: Vec<(Coords, Port)>,
-    /// What goes wrong on links, in both directions of each.
+    /// Errors of links, in both directions of each.
     pub(crate) errors: Vec<(Coords, Port, LinkErrors)>,
     pub(crate) seed: u64,
     pub(crate) pattern: Pattern,
@@ -128,46 +126,46 @@ pub(crate) struct Traffic {
     pub(crate) load: Load,
     pub(crate) arrivals: Arrivals,
     pub(crate) rails: Rails,
-    /// TNIs that a node's messages take in turn.
+    /// The number of TNIs that a node's messages use in turn.
     pub(crate) tnis: u8,
-    /// Whether targets answer each message, as they do a Put.
+    /// Whether targets answer each message, like a Put.
     pub(crate) answers: bool,
 }
 
-/// What came of it. Rates are of payload.
+/// The result of a run. Rates are of payload.
 #[derive(Clone, Debug, Serialize, PartialEq)]
 pub(crate) struct Outcome {
     /// Nodes that send.
     pub(crate) senders: u32,
     pub(crate) delivered: u64,
     pub(crate) lost: u64,
-    /// Time that was counted: with a count of messages, until the last was there.
+    /// The time that was counted; with a count of messages, until the last one arrived.
     pub(crate) time_us: f64,
     /// Payload that arrived, for each node that sends.
     pub(crate) gbytes_per_s: f64,
-    /// From when a message is to be sent until all of it is there.
+    /// From when a message is due until all of it has arrived.
     pub(crate) mean_us: f64,
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
     pub(crate) max_us: f64,
-    /// Frames that went over links, of messages and answers.
+    /// Frames that crossed links, of messages and answers.
     pub(crate) hops: u64,
-    /// What the busiest direction of a link carried of routing headers and TLPs.
+    /// Routing headers and TLPs that the busiest direction of a link carried.
     pub(crate) busiest_gbytes_per_s: f64,
     /// Frames with a wrong link CRC.
     pub(crate) lcrc_errors: u64,
-    /// Times that a sender repeated frames as nobody acknowledged them.
+    /// How often a sender repeated frames because no acknowledgement came.
     pub(crate) ack_timeouts: u64,
 }
 
-/// A random number, from what it depends on.
+/// Returns a random number that depends only on the arguments.
 pub(crate) const fn draw(seed: u64, of: u64, n: u64) -> u64 {
     let state = scramble(mix(seed) ^ of.wrapping_mul(chance::STEP));
     scramble(state.wrapping_add(n.wrapping_mul(chance::STEP)))
 }
 
-/// Which place a permutation of `len` places gives to a place: a Feistel network over the next
-/// power of four, walked until it comes back below `len`.
+/// Maps a place by a pseudorandom permutation of `len` places: a Feistel network over the next
+/// power of four, iterated until the result is below `len`.
 pub(crate) fn permuted(seed: u64, which: u64, place: u32, len: u32) -> u32 {
     let half = (u32::BITS - len.saturating_sub(1).leading_zeros()).div_ceil(2).max(1);
     let mask = (1 << half) - 1;
@@ -186,7 +184,7 @@ pub(crate) fn permuted(seed: u64, which: u64, place: u32, len: u32) -> u32 {
 }
 
 impl Pattern {
-    /// To whom the `n`th message of a node goes; `None` if it sends none.
+    /// Returns the destination of a node's `n`th message, or `None` if the node does not send it.
     fn target(&self, shape: &Shape, seed: u64, node: NodeId, n: u64) -> Option<NodeId> {
         let nodes = shape.nodes();
         let uniform = |random| {
@@ -230,7 +228,7 @@ impl Pattern {
     }
 }
 
-/// The paths that the parts of a message take.
+/// Returns the paths of a message's parts.
 pub(crate) fn paths(rails: Rails, from: Coords, to: Coords) -> impl Iterator<Item = Path> + Clone {
     let parts = match rails {
         Rails::Single => 1,
@@ -239,7 +237,7 @@ pub(crate) fn paths(rails: Rails, from: Coords, to: Coords) -> impl Iterator<Ite
     from.minimal_paths(to).take(parts)
 }
 
-/// Bytes of the TLP with so much payload, and how many TLPs there are.
+/// Returns how many TLPs a payload takes, and the bytes of the last one.
 fn tlps(payload: u64) -> (u32, u16) {
     let tlps = payload.div_ceil(MTU).max(1);
     let last = payload - (tlps - 1) * MTU;
@@ -250,13 +248,13 @@ fn tlp_size(payload: u32) -> u16 {
     tofu_icc::wire_bytes(payload) as u16 - tofu_abi::frame::ROUTING_HEADER_SIZE as u16
 }
 
-/// Nodes of the largest machine of which each pair's way is walked.
+/// The most nodes of a machine whose routes are all walked.
 pub(crate) const MOST_WALKED: u32 = 2048;
 
 impl Traffic {
-    /// What follows from the way of each pair of nodes, if each node sends as much to any other as
-    /// to itself, or to all others. `None` of other traffic, of links that fail, and of large
-    /// machines.
+    /// Returns the limits that follow from the routes of all pairs of nodes, if each node sends
+    /// equally to all others, including or excluding itself. Returns `None` for other traffic, for
+    /// links with errors, and for large machines.
     pub(crate) fn limits(&self) -> Option<Limits> {
         let Self { shape, links, .. } = self;
         let itself = match self.pattern {
@@ -268,7 +266,7 @@ impl Traffic {
         if broken || self.rails != Rails::Single || !(2..=MOST_WALKED).contains(&shape.nodes()) {
             return None;
         }
-        // How many pairs' ways lead through each port.
+        // How many pairs' routes lead through each port.
         let mut ways = vec![0u64; shape.nodes() as usize * Port::COUNT];
         for from in shape.iter() {
             for to in shape.iter().filter(|to| *to != from) {
@@ -286,7 +284,7 @@ impl Traffic {
         let pairs = f64::from(targets) * f64::from(shape.nodes());
         let hops = ways.iter().sum::<u64>() as f64 / pairs;
         let frames = self.frames();
-        // An answer goes the other way, and as much goes either way in all.
+        // Answers go in the opposite direction, and both directions carry the same total.
         let bytes = frames.bytes + u64::from(self.answers) * frame_of(links, tlp_size(0)).bytes;
         let rate = f64::from(links.link_kbytes()) * 1e3 * self.size as f64 / bytes as f64;
         Some(Limits {
@@ -296,7 +294,7 @@ impl Traffic {
         })
     }
 
-    /// The frames of a message on a link.
+    /// Returns the frames of a message on a link.
     pub(crate) fn frames(&self) -> Frames {
         let (tlps, last) = tlps(self.size);
         let (full, last) =
@@ -306,10 +304,10 @@ impl Traffic {
     }
 }
 
-/// Frames on a link.
+/// Frames of a message on a link.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frames {
-    /// What passes while they do.
+    /// Bytes that the link carries meanwhile.
     pub(crate) bytes: u64,
     pub(crate) time: Ps,
 }
@@ -319,15 +317,15 @@ fn frame_of(links: &Parameters, tlp: u16) -> Frames {
     Frames { bytes: links.wire_bytes(frame).into(), time: links.wire_ps(frame) }
 }
 
-/// What no network with these routes does better.
+/// Limits that no network with these routes exceeds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// The payload of each node, in bytes a second, at which the busiest link is full, or all TNIs
-    /// of a node are.
+    /// The payload of each node, in bytes per second, at which the busiest link is full, or all
+    /// TNIs of a node are.
     pub(crate) rate: f64,
-    /// The links that a message goes over, in the mean.
+    /// The mean number of links that a message goes over.
     pub(crate) hops: f64,
-    /// How long it takes if it waits for nothing, in the mean, in picoseconds.
+    /// The mean time of a message that never waits, in picoseconds.
     pub(crate) latency: f64,
 }
 
@@ -335,16 +333,16 @@ pub(crate) struct Limits {
 struct Sender {
     node: NodeId,
     at: Coords,
-    /// Messages that it has sent, and when the next is to be sent.
+    /// Messages that it has sent, and when the next one is due.
     sent: u64,
     due: Ps,
 }
 
-/// A message on its way, or an answer.
+/// A message or answer on its way.
 #[derive(Clone, Copy)]
 struct Open {
     since: Ps,
-    /// Parts that have not arrived.
+    /// Parts that have not arrived yet.
     parts: u8,
     lost: bool,
     answer: bool,
@@ -352,10 +350,10 @@ struct Open {
     dst: Coords,
 }
 
-/// What the network has told since it was last asked.
+/// Reports of the network since it was last asked.
 #[derive(Default)]
 struct Told {
-    /// When, and which part of which message: its TNI and path; and whether it was lost.
+    /// When a part ended, its token, and whether it was lost.
     ended: Vec<(Ps, u64, bool)>,
 }
 
@@ -381,11 +379,11 @@ struct Run<'a> {
     senders: Vec<Sender>,
     open: Vec<Open>,
     free: Vec<usize>,
-    /// How many parts and answers have been sent, which makes each token another one.
+    /// How many parts and answers have been sent, which makes tokens unique.
     serial: u32,
-    /// Messages, without answers, that are under way.
+    /// Messages on their way, without answers.
     under_way: u64,
-    /// What is counted: from when, until when.
+    /// The interval of time that is counted.
     from: Ps,
     until: Ps,
     delivered: u64,
@@ -396,11 +394,11 @@ struct Run<'a> {
 }
 
 impl Traffic {
-    /// Runs it on so many threads, or a share of it, whose other parts do the same.
+    /// Runs the traffic, or one part of it, on this many threads. With `share`, other processes run
+    /// the other parts.
     ///
     /// # Errors
-    /// If a link that is to be down does not exist, the network comes to a stop, or another part
-    /// is lost.
+    /// If a link that is to be down does not exist, the network stalls, or another part is lost.
     pub(crate) fn run(&self, threads: u32, share: Option<Share>) -> anyhow::Result<Outcome> {
         let options = Options { threads, ..self.options.clone() };
         let mut network = Network::of_part(self.shape, &self.links, &options, share)?;
@@ -448,7 +446,7 @@ impl Traffic {
         }
         let gone = run.go();
         let outcome = run.outcome();
-        // Whatever else went wrong then did so for this.
+        // Any other error is a consequence of this one.
         match run.network.take_failure() {
             Some(failure) => Err(failure.into()),
             None => gone.map(|()| outcome),
@@ -457,7 +455,7 @@ impl Traffic {
 }
 
 impl Run<'_> {
-    /// Time until a sender's next message.
+    /// Returns the time until a sender's next message.
     fn interval(&self, sender: usize) -> Ps {
         let Load::Rate { kbytes, .. } = self.traffic.load else { return 0 };
         let Sender { node, sent, .. } = self.senders[sender];
@@ -492,7 +490,7 @@ impl Run<'_> {
             for (at, token, lost) in told.ended.drain(..) {
                 self.ended(at, token, lost);
             }
-            // Nothing happens until this time.
+            // Nothing happens before this time.
             let next = self.senders.iter().filter(|sender| !self.is_done(sender));
             let next = next.map(|sender| sender.due).min();
             let next = next.into_iter().chain(self.network.next_event()).min();
@@ -509,7 +507,7 @@ impl Run<'_> {
         matches!(self.traffic.load, Load::Count(count) if sender.sent >= count)
     }
 
-    /// Sends what is due before a time and finds room.
+    /// Sends the messages that are due before a time, as long as there is room.
     fn send(&mut self, index: usize, before: Ps) -> anyhow::Result<()> {
         let traffic = self.traffic;
         loop {
@@ -531,7 +529,7 @@ impl Run<'_> {
                 if !(0..parts).map(tni).all(room) {
                     return Ok(());
                 }
-                // Without a rate a message is to be sent when there is room for it.
+                // Without a rate, a message is due as soon as there is room for it.
                 let since = match traffic.load {
                     Load::Count(_) => self.network.now(),
                     Load::Rate { .. } => due,
@@ -566,7 +564,7 @@ impl Run<'_> {
         }
     }
 
-    /// A place for what is under way.
+    /// Stores a message or answer that is on its way, and returns its place.
     fn keep(&mut self, open: Open) -> usize {
         if let Some(token) = self.free.pop() {
             self.open[token] = open;
@@ -576,14 +574,15 @@ impl Run<'_> {
         self.open.len() - 1
     }
 
-    /// A token for a part of what has that place: the place, and a number that no other one has
-    /// that was sent lately, as frames of what was lost may stay for longer.
+    /// Returns a token for a part of the message in this place. A serial number distinguishes it
+    /// from recent tokens of the same place, because frames of a lost message may stay in the
+    /// network for a while.
     const fn token(&mut self, place: usize) -> u64 {
         self.serial = self.serial.wrapping_add(1);
         (self.serial as u64) << 32 | place as u64
     }
 
-    /// A message, or a part of it, has arrived or was lost.
+    /// Records that a part of a message or an answer has arrived or was lost.
     fn ended(&mut self, at: Ps, token: u64, lost: bool) {
         let place = token as u32 as usize;
         let open = &mut self.open[place];
@@ -606,7 +605,7 @@ impl Run<'_> {
         }
         if counts {
             self.delivered += 1;
-            // It grows as it needs to.
+            // The histogram grows as needed.
             let _ = self.latency.record(at - since);
         }
         if self.traffic.answers {
@@ -640,7 +639,7 @@ impl Run<'_> {
             Load::Rate { time, .. } => time,
         };
         let us = |time: Ps| time as f64 / 1e6;
-        // Bytes in a picosecond are 1000 GB/s.
+        // A byte per picosecond is 1000 GB/s.
         let rate = |bytes: u64, time: Ps| bytes as f64 * 1000.0 / time.max(1) as f64;
         let senders = self.senders.len() as u32;
         let payload = self.delivered * self.traffic.size;
@@ -709,7 +708,7 @@ mod tests {
         assert!(targets(&Pattern::Uniform, &"1x1x1x1x1x1".parse().unwrap(), 0).is_empty());
     }
 
-    /// IEEE Micro 2012: four, two or one.
+    /// IEEE Micro 2012: four parts, two or one.
     #[test]
     fn a_message_has_as_many_parts_as_a_b_and_c_say() {
         let from = Coords::new(0, 0, 0, 0, 0, 0);
@@ -723,8 +722,8 @@ mod tests {
         }
     }
 
-    /// Dimension-order routes on a ring of an even length: towards higher coordinates go the nearer
-    /// half and what is opposite.
+    /// With dimension-order routes on a ring of even length, the nearer half and the opposite node
+    /// are reached towards higher coordinates.
     #[test]
     fn the_bound_of_tori_is_what_arithmetic_says() {
         let links = Parameters::of(tofu_abi::Generation::K);
@@ -751,7 +750,7 @@ mod tests {
             let link = f64::from(links.link_kbytes()) * 1e3 * 1920.0 / 2016.0;
             let ours = traffic.limits().unwrap().rate;
             assert!((ours * hops / link - 1.0).abs() < 1e-9, "{lengths:?}: {ours}");
-            // To others only: as much goes over the links by fewer messages.
+            // Without messages to themselves, nodes load the links equally with fewer messages.
             let others =
                 Traffic { pattern: Pattern::Uniform, ..traffic.clone() }.limits().unwrap().rate;
             let nodes = f64::from(shape.nodes());
@@ -767,8 +766,8 @@ mod tests {
         }
     }
 
-    /// Of a Poisson process the times between messages have a standard deviation as large as their
-    /// mean; each is as far from 0 as the logarithm says.
+    /// In a Poisson process, the times between messages have a standard deviation equal to their
+    /// mean. Each time is as far from 0 as the logarithm says.
     #[test]
     fn arrivals_have_the_mean_and_the_spread_of_their_kind() {
         for (arrivals, spread) in [(Arrivals::Even, 1.0 / 3.0), (Arrivals::Poisson, 1.0)] {

@@ -1,4 +1,4 @@
-//! The host's side of a node's agent: several programs at once over one stream.
+//! The host's side of a node's agent, which runs several programs at once over one stream.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -22,7 +22,7 @@ pub struct Agent {
     answered: Condvar,
 }
 
-/// Pings and their answers, so far. At most one is outstanding, because data that a guest does not
+/// Pings sent and answered so far. At most one is outstanding, because data that a guest does not
 /// read stays in the host's memory.
 #[derive(Default)]
 struct Pings {
@@ -40,10 +40,10 @@ struct Link {
     programs: HashMap<u32, Entry>,
 }
 
-/// A program that runs.
+/// A running program.
 struct Entry {
     sink: Sender<FromProgram>,
-    /// Bytes that may still come, by [`Output`].
+    /// Bytes that the agent may still send, by [`Output`].
     credit: [u64; 2],
 }
 
@@ -53,8 +53,8 @@ fn send(out: &Mutex<UnixStream>, message: &ToGuest) -> Result<(), WireError> {
 }
 
 impl Agent {
-    /// Communicates with the agent of a virtual machine until that ends; calls `ready` whenever an
-    /// agent has answered.
+    /// Communicates with the agent of a virtual machine until the virtual machine ends. Calls
+    /// `ready` whenever an agent has answered.
     pub fn follow(&self, stream: UnixStream, name: &str, ready: impl Fn()) {
         match stream.try_clone() {
             Ok(out) => lock(&self.link).out = Some(Arc::new(Mutex::new(out))),
@@ -115,7 +115,7 @@ impl Agent {
         }
     }
 
-    /// No ping is outstanding any more.
+    /// Treats an outstanding ping as answered.
     fn forget_pings(&self) {
         let mut pings = lock(&self.pinged);
         pings.answered = pings.asked;
@@ -129,7 +129,7 @@ impl Agent {
         if pings.asked == pings.answered {
             pings.asked += 1;
             drop(pings);
-            // If this fails, it does not answer.
+            // A failed send shows up as a missing answer.
             let _ = out.map(|out| send(&out, &ToGuest::Ping));
             return lock(&self.pinged).asked;
         }
@@ -226,7 +226,8 @@ pub(crate) struct ProgramHandle {
 }
 
 impl AgentProgram {
-    /// The handle of the program, and its messages, the last of which is [`FromProgram::Ended`].
+    /// Splits the program into its handle and its messages, the last of which is
+    /// [`FromProgram::Ended`].
     pub(crate) fn split(self) -> (ProgramHandle, Receiver<FromProgram>) {
         (self.handle, self.events)
     }
@@ -253,7 +254,7 @@ impl ProgramHandle {
         }
     }
 
-    /// This many bytes of a stream were used.
+    /// Returns credit for this many bytes of a stream to the agent.
     pub(crate) fn used(&self, output: Output, bytes: usize) -> anyhow::Result<()> {
         self.say(ToProgram::Credit(output, bytes as u32))
     }
@@ -263,10 +264,10 @@ impl Drop for ProgramHandle {
     fn drop(&mut self) {
         let runs = lock(&self.agent.link).programs.contains_key(&self.id);
         if runs {
-            // If it cannot be reached, it is dead, or will be when the node is.
+            // If the program cannot be reached, it is dead, or dies with its node.
             let _ = self.say(ToProgram::Kill);
-            // Its number must not be used again before the guest has forgotten it: the entry stays
-            // until the guest reports its end, in case it still sends.
+            // The guest may still send for this program, so its number must not be reused yet: the
+            // entry stays until the guest reports the end.
             if let Some(entry) = lock(&self.agent.link).programs.get_mut(&self.id) {
                 entry.credit = [u64::MAX; 2];
             }

@@ -1,10 +1,9 @@
-//! Where in its program a small guest is: functions and lines, from its registers, its memory and
-//! its ELF.
+//! Finds where in its program a small guest is: functions and lines, from its registers, its memory
+//! and its ELF file.
 //!
-//! The frames are found by frame pointers (`-C force-frame-pointers=yes`), which the shipped guests
-//! and those of `tofu guest new` are built with. Memory is a guest's, so nothing that is read there
-//! is trusted: the number of frames is bounded, and an address outside of RAM or of the program
-//! ends the walk.
+//! Frames are found by frame pointers (`-C force-frame-pointers=yes`), with which the shipped
+//! guests and those of `tofu guest new` are built. Guest memory is not trusted: the number of
+//! frames is bounded, and an address outside RAM or the program ends the walk.
 
 use std::fmt;
 
@@ -18,7 +17,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 const MOST: usize = 32;
 /// The function that reports an exception. The faulting instruction is treated as its caller.
 const REPORTS_EXCEPTION: &str = "report_exception";
-/// What handles panics.
+/// The function that handles panics.
 const HANDLES_PANIC: &str = "rust_begin_unwind";
 
 /// A function that a guest was in.
@@ -46,13 +45,14 @@ impl fmt::Display for Frame {
     }
 }
 
-/// The frames of a guest whose program is the ELF `image`, the innermost first; without those that
-/// only report an exception or a panic. Empty if the image has no such information.
+/// Returns the frames of a guest whose program is the ELF file `image`, innermost first, without
+/// those that only report an exception or a panic. Empty if the image has no such information.
 pub fn frames(image: &[u8], memory: &impl GuestMemoryBackend, registers: &Registers) -> Vec<Frame> {
     let Some(program) = Program::parse(image) else { return Vec::new() };
     let word = |at: u64| memory.read_obj::<u64>(GuestAddress(at)).ok();
     let rsp = registers.general[7];
-    // Ring 0 only has services. An interrupt entered them, and has stored its return address.
+    // Ring 0 runs only service routines. The interrupt that entered one has stored its return
+    // address.
     let interrupted = (registers.cs & 3 == 0)
         .then(|| Some((word(rsp)?, word(rsp.checked_add(8)?)?)))
         .flatten()
@@ -119,7 +119,7 @@ impl<'a> Program<'a> {
         Some(Self { context, functions })
     }
 
-    /// The function that an address is in.
+    /// Returns the function that contains an address.
     fn function(&self, address: u64) -> Option<&str> {
         let at = self.functions.partition_point(|(start, ..)| *start <= address);
         let (start, size, name) = self.functions.get(at.checked_sub(1)?)?;
@@ -131,7 +131,7 @@ impl<'a> Program<'a> {
         address > 0 && self.function(address - 1).is_some()
     }
 
-    /// The frame at an address and what was inlined there, with the address to be shown.
+    /// Returns the frames at `at`, including inlined ones, with `shown` as their address.
     fn look_up(&self, at: u64, shown: u64) -> Vec<Frame> {
         let mut found = Vec::new();
         if let Some(mut frames) =
@@ -148,7 +148,7 @@ impl<'a> Program<'a> {
         if found.is_empty() {
             found.push(Frame { address: shown, function: None, line: None });
         }
-        // The outermost of them is the function in the symbol table.
+        // The outermost of these frames is the function in the symbol table.
         if let Some(last) = found.last_mut().filter(|frame| frame.function.is_none()) {
             last.function = self.function(at).map(str::to_owned);
         }

@@ -17,15 +17,15 @@ use tofu_abi::Coords;
 use tofu_control::protocol::{CaptureLimits, CaptureSummary};
 use tofu_machine::capture::Capture;
 
-/// How often a capture without packets checks whether it must end, and flushes its data.
+/// How often a capture without packets flushes its data and checks whether it must end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Writes captured packets to `out`, until a limit is reached or `stop` is set, with the counters
-/// of the interfaces at the end.
+/// Writes captured packets to `out` until a limit is reached or `stop` is set, then the counters of
+/// the interfaces.
 ///
 /// # Errors
 ///
-/// If `out` can take no more.
+/// If writing to `out` fails.
 pub(crate) fn write(
     capture: &Capture,
     at: Coords,
@@ -36,7 +36,7 @@ pub(crate) fn write(
     let (start, since) = (Instant::now(), SystemTime::now());
     let end = limits.seconds.map(|seconds| start + Duration::from_secs(seconds));
     let mut writer = Writer::new(out, at, capture.config())?;
-    // With its header, the file is valid however soon the machine ends.
+    // Once the header is written, the file is valid even if the machine ends at once.
     writer.flush()?;
     let mut packets = 0;
     let is_over = || stop.load(SeqCst) || end.is_some_and(|end| Instant::now() >= end);
@@ -51,7 +51,7 @@ pub(crate) fn write(
         }
     }
     capture.close();
-    // What came before that.
+    // Drain the packets that came before that.
     while limits.count.is_none_or(|count| packets < count)
         && let Some(record) = capture.next(Duration::ZERO)
     {
@@ -71,7 +71,7 @@ pub struct ToFile {
     pub(crate) file: Arc<std::fs::File>,
 }
 
-/// A capture that is being written by a thread. Dropping it ends it.
+/// A capture that a thread writes. Dropping it ends the capture.
 pub(crate) struct FileCapture {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -80,7 +80,7 @@ pub(crate) struct FileCapture {
 impl FileCapture {
     /// # Errors
     ///
-    /// If there are no threads left.
+    /// If the host has no threads left.
     pub(crate) fn start(capture: Capture, to: &ToFile) -> anyhow::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let (seen, to) = (Arc::clone(&stop), to.clone());
@@ -100,7 +100,7 @@ impl Drop for FileCapture {
     fn drop(&mut self) {
         self.stop.store(true, SeqCst);
         if let Some(thread) = self.thread.take() {
-            // A panic there has been printed.
+            // A panic in the thread has already been printed.
             let _ = thread.join();
         }
     }

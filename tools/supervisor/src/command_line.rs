@@ -10,12 +10,12 @@ use crate::gateway;
 use crate::plan::{Plan, ServerPlan, VmPlan};
 use crate::units::{IpNumber, Mtu};
 
-/// The command line of a guest: the machine, and the user's additions.
+/// Returns the command line of a guest: the machine, and the user's additions.
 pub(crate) fn guest(plan: &Plan, vm: &VmPlan) -> String {
     format!("{} {}", machine(plan, ""), vm.args).trim_end().to_owned()
 }
 
-/// The machine in words of a command line that begin with `prefix`.
+/// Describes the machine in command-line words that begin with `prefix`.
 pub fn machine(plan: &Plan, prefix: &str) -> String {
     let shape = &plan.network.shape;
     let shape = network(shape, plan.compute_vms(), prefix);
@@ -23,7 +23,8 @@ pub fn machine(plan: &Plan, prefix: &str) -> String {
     format!("{shape} {ip}").trim_end().to_owned()
 }
 
-/// The shape of a machine with `nodes` guests, in words of a command line that begin with `prefix`.
+/// Describes the shape of a machine with `nodes` guests in command-line words that begin with
+/// `prefix`.
 pub fn network(shape: &Shape, nodes: usize, prefix: &str) -> String {
     let axes = [(Axis::X, 'x'), (Axis::Y, 'y'), (Axis::Z, 'z')];
     let torus: String =
@@ -38,8 +39,8 @@ pub fn firmware(plan: &Plan, server: &ServerPlan) -> String {
     format!("{words} server={at} patience_ms={patience}")
 }
 
-/// The network on the command line of a node, in words that begin with `prefix`: only settings that
-/// differ from their defaults. Each ends with a space.
+/// Describes a node's network in command-line words that begin with `prefix` and end with a space.
+/// Settings with their default values are left out.
 fn ip_words(plan: &Plan, prefix: &str) -> String {
     let ip = &plan.ip;
     let mut words = String::new();

@@ -21,20 +21,20 @@ use crate::units::{
     IpNumber, LinkMode, MemorySize, MetricsAddress, Mtu, Timeout,
 };
 
-/// A machine file, checked as far as it can be without knowing what the command
-/// line overrides. Fields that were left out are `None` or empty.
+/// A machine file, checked as far as possible without knowing what the command line overrides.
+/// Fields that were left out are `None` or empty.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct MachineFile {
     pub(crate) shape: Option<Shape>,
     /// X, Y, Z: torus (true) or mesh.
     pub(crate) torus: [Option<bool>; 3],
-    /// Whether nodes with Z = 0 are I/O nodes, with the place in the file.
+    /// Whether nodes with Z = 0 are I/O nodes, with the line of the file that says so.
     pub(crate) io_nodes: Option<(FileLine, bool)>,
     /// The interconnect of the nodes: the field `generation`.
     pub interconnect: Interconnect,
-    /// A node fails with its guest.
+    /// Whether a node fails with its guest.
     pub(crate) fail_with_guest: bool,
-    /// How packets go over links.
+    /// How packets cross links.
     pub link_mode: Option<LinkMode>,
     pub(crate) settings: Settings,
     /// How doorbells reach the devices.
@@ -42,18 +42,18 @@ pub struct MachineFile {
     pub(crate) timeout: Option<Timeout>,
     /// Engine threads.
     pub engines: Option<Engines>,
-    /// Where metrics are served, if they are.
+    /// Where metrics are served, if at all.
     pub metrics: Option<MetricsAddress>,
     pub(crate) image: Option<ImageName>,
-    /// Which driver has the device in Linux nodes.
+    /// Which driver owns the device in Linux nodes.
     pub(crate) driver: Option<Driver>,
-    /// The processors of nodes for arm64.
+    /// The processor model of arm64 nodes.
     pub(crate) cpu: Option<ArmCpu>,
     /// Where the boot server is.
     pub(crate) boot_server: Option<Coords>,
     pub(crate) ip_number: Option<IpNumber>,
     pub(crate) mtu: Option<Mtu>,
-    /// On all links.
+    /// Faults on all links.
     pub(crate) faults: Option<FaultSpec>,
     pub(crate) nodes: Vec<NodeEntry>,
     pub(crate) links: Vec<LinkEntry>,
@@ -67,13 +67,13 @@ pub(crate) struct Settings {
     pub(crate) args: Option<GuestArgs>,
     /// Whether the guest is Linux.
     pub(crate) linux: Option<bool>,
-    /// Virtual processors, of Linux nodes.
+    /// Virtual processors of Linux nodes.
     pub(crate) cpus: Option<Cpus>,
-    /// For the kernel of Linux nodes.
+    /// Additions to the kernel command line of Linux nodes.
     pub(crate) append: Option<GuestArgs>,
     /// The source of the guest or kernel.
     pub(crate) boot: Option<BootFrom>,
-    /// The processors of Linux nodes.
+    /// The architecture of Linux nodes.
     pub(crate) arch: Option<Arch>,
 }
 
@@ -83,11 +83,11 @@ pub(crate) struct NodeEntry {
     pub(crate) place: FileLine,
     pub(crate) at: Coords,
     pub(crate) settings: Settings,
-    /// Whether it has no guest, but joins the machine to the host.
+    /// Whether it has no guest, but connects the machine to the host.
     pub(crate) gateway: bool,
 }
 
-/// A `[[link]]`: a link, whether it starts down, and which faults it has.
+/// A `[[link]]`: a link, whether it starts down, and its faults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LinkEntry {
     pub(crate) place: FileLine,
@@ -99,12 +99,12 @@ pub(crate) struct LinkEntry {
 }
 
 impl NodeEntry {
-    /// The error that this machine has no such node.
+    /// Returns the error that this machine has no such node.
     pub(crate) fn outside(&self, shape: &Shape) -> FileError {
         not_in_machine(&self.place, self.at, shape)
     }
 
-    /// The error that there is already a gateway.
+    /// Returns the error that there is already a gateway.
     pub(crate) fn second_gateway(&self) -> FileError {
         FileError::Value {
             place: self.place.clone(),
@@ -114,7 +114,7 @@ impl NodeEntry {
         }
     }
 
-    /// The error that an earlier entry already has this node.
+    /// Returns the error that an earlier entry already describes this node.
     pub(crate) fn repeated(&self) -> FileError {
         FileError::Value {
             place: self.place.clone(),
@@ -126,7 +126,7 @@ impl NodeEntry {
 }
 
 impl LinkEntry {
-    /// The error that this machine has no such node or no link at that port.
+    /// Returns the error that this machine has no such node, or no link at that port.
     pub(crate) fn outside(&self, shape: &Shape) -> FileError {
         if !shape.contains(self.at) {
             return not_in_machine(&self.place, self.at, shape);
@@ -158,7 +158,7 @@ fn show_coords(at: Coords) -> String {
     format!("{:?}", at.to_array())
 }
 
-/// A value that may be written both ways.
+/// A value that may be written as text or as a number.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "a text such as \"30s\", or a number of seconds")]
 enum TextOrNumber {
@@ -231,12 +231,12 @@ struct RawNode {
     arch: Option<Spanned<String>>,
     #[serde(default)]
     gateway: bool,
-    /// Known only for the error that it belongs to the machine.
+    /// Accepted only to report that it belongs to the machine.
     generation: Option<Spanned<toml::Value>>,
 }
 
 impl RawNode {
-    /// The name of a field that describes a guest.
+    /// Returns the name of a given field that describes a guest, if there is one.
     fn of_a_guest(&self) -> Option<&'static str> {
         let given = [
             ("guest", self.guest.is_some()),
@@ -267,8 +267,8 @@ impl MachineFile {
         Self::parse(path, &TomlFile::read(path, "machine file")?)
     }
 
-    /// Checks the text of a machine file; guests given as relative paths are searched for next to
-    /// `path`.
+    /// Parses and checks the text of a machine file. Relative paths of guests start at the folder
+    /// of `path`.
     pub fn parse(path: &Path, text: &str) -> Result<Self, FileError> {
         let source = Source(TomlFile { path, text });
         let raw: RawFile = source.parse()?;
@@ -373,7 +373,7 @@ impl<'a> Deref for Source<'a> {
     }
 }
 
-/// Values whose parse error lists the allowed ones.
+/// Types whose parse error lists the allowed values.
 trait Field: FromStr<Err = &'static str> {}
 impl<T: FromStr<Err = &'static str>> Field for T {}
 
@@ -386,7 +386,7 @@ impl Source<'_> {
         self.checked(field, value, |text| text.parse())
     }
 
-    /// A text with a unit, or a number of seconds.
+    /// Reads a duration: text with a unit, or a number of seconds.
     fn duration(
         &self,
         field: &'static str,
@@ -681,7 +681,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any text gives a machine or a single line.
+        /// Any text gives a machine or a one-line error.
         #[test]
         fn any_text_is_answered_in_one_line(
             lines in proptest::collection::vec(

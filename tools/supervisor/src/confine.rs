@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tofu_sandbox::{Access, Policy, Role, Sandbox};
 
-/// The message for a user whose machine was ended for a system call.
+/// The message for a user whose machine was killed for a system call.
 const HINT: &str = "This is a mistake of tofu's or an attack from a guest; please report it. \
                     --no-sandbox goes without";
 
@@ -16,13 +16,13 @@ const HINT: &str = "This is a mistake of tofu's or an attack from a guest; pleas
 pub struct Confinement(Option<Arc<Sandbox>>);
 
 impl Confinement {
-    /// Confines this process, whose guests all run in it: it can open no files except KVM, those
-    /// that the run-time library reads, and those in these folders. `switched_off` is the user's
-    /// choice to do without.
+    /// Confines this process, in which all guests run. It can then open no files except KVM, those
+    /// that the run-time library reads, and those in these folders. `switched_off` is true if the
+    /// user has turned the sandbox off.
     ///
     /// # Errors
     ///
-    /// If the kernel has the means and refuses.
+    /// If the kernel supports sandboxing and refuses it.
     pub fn of_guests(folders: &[&Path], switched_off: bool) -> anyhow::Result<Self> {
         let mut policy = Policy::new().allow_runtime().allow_if_present("/dev/kvm", Access::Device);
         for folder in folders {
@@ -31,8 +31,8 @@ impl Confinement {
         Self::enter(policy, switched_off)
     }
 
-    /// Confines this process and the programs that it will start, such as QEMU: every file can be
-    /// read and run, but only devices and files in these folders can be written.
+    /// Confines this process and the programs that it will start, such as QEMU. Every file can then
+    /// be read and run, but only devices and files in these folders can be written.
     ///
     /// # Errors
     ///
@@ -55,7 +55,7 @@ impl Confinement {
         Ok(Self(Some(Arc::new(sandbox))))
     }
 
-    /// A hook that must be called first on a thread of this role.
+    /// Returns a hook that a thread of this role must call first.
     pub fn hook(&self, role: Role) -> Arc<dyn Fn() + Send + Sync> {
         match &self.0 {
             Some(sandbox) => sandbox.thread_start(role),

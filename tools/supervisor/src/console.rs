@@ -1,4 +1,4 @@
-//! A node's console: its latest output, and the clients that are attached to it.
+//! A node's console: its latest output, and the clients attached to it.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -11,11 +11,11 @@ use std::sync::{Mutex, MutexGuard};
 
 use tofu_sync::lock;
 
-/// Bytes of output that are kept for later clients.
+/// Bytes of output kept for later clients.
 const TAIL: usize = 64 << 10;
-/// Chunks of output by which a viewer may lag behind; it loses further ones.
+/// Chunks of output by which a viewer may lag behind. It loses any beyond that.
 const BEHIND: usize = 256;
-/// At this size a new log file is begun; the one before is kept.
+/// The size at which a new log file is begun. The previous file is kept.
 const MAX_LOG: u64 = 1 << 20;
 
 /// A console. It outlives the virtual machines of its node.
@@ -31,7 +31,7 @@ struct Inner {
 }
 
 impl Console {
-    /// A console that is logged to `log`.
+    /// Creates a console that is logged to `log`.
     pub fn new(log: PathBuf) -> Self {
         let log = Log { path: log, file: None, size: 0 };
         let (tail, viewers) = (VecDeque::new(), Vec::new());
@@ -42,7 +42,7 @@ impl Console {
         lock(&self.inner)
     }
 
-    /// Follows the console of a virtual machine until that ends.
+    /// Follows the console of a virtual machine until the virtual machine ends.
     pub fn follow(&self, mut stream: UnixStream) {
         match stream.try_clone() {
             Ok(input) => self.lock().input = Some(input),
@@ -60,7 +60,7 @@ impl Console {
         self.lock().input = None;
     }
 
-    /// The latest output, and the coming output.
+    /// Returns the latest output, and a receiver of the output to come.
     pub(crate) fn view(&self) -> (Vec<u8>, Receiver<Vec<u8>>) {
         let (sender, receiver) = sync_channel(BEHIND);
         let mut inner = self.lock();
@@ -68,7 +68,7 @@ impl Console {
         (inner.tail.iter().copied().collect(), receiver)
     }
 
-    /// Sends input. A console that does not read does not hold up the sender.
+    /// Sends input. A guest that does not read its console does not block the sender.
     pub(crate) fn type_in(&self, bytes: &[u8]) -> io::Result<()> {
         let input = self.lock().input.as_ref().map(UnixStream::try_clone).transpose()?;
         match input {
@@ -77,7 +77,7 @@ impl Console {
         }
     }
 
-    /// The last lines with something in them, without control characters.
+    /// Returns the last lines that are not blank, without control characters.
     pub fn last_lines(&self, most: usize) -> Vec<String> {
         let tail: Vec<u8> = self.lock().tail.iter().copied().collect();
         last_lines(&String::from_utf8_lossy(&tail), most)
@@ -117,7 +117,7 @@ struct Log {
 impl Log {
     fn write(&mut self, bytes: &[u8]) {
         if let Err(error) = self.try_write(bytes) {
-            // Once: a full disk stays full.
+            // Warned once: a full disk stays full.
             if self.size != u64::MAX {
                 log::warn!("{}: {error}; no longer written", self.path.display());
             }

@@ -8,12 +8,11 @@ use crate::backtrace::Frame;
 /// Something that happened to a machine. Events of one node arrive in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The node's guest has been loaded and its vCPU runs; a Linux node can run programs.
+    /// The node's guest has been loaded and its vCPU runs; on a Linux node, programs can run.
     Booted(NodeId),
-    /// A Linux node can run programs again, or the small guest of a node that was taken down runs
-    /// again.
+    /// A Linux node can run programs again, or a small guest has been started again.
     Rebooted(NodeId),
-    /// News of a node that boots over the torus.
+    /// Progress of a node that boots over the torus.
     Netboot(NodeId, BootStage),
     /// The guest printed a line, without its line end.
     Line(NodeId, String),
@@ -23,15 +22,15 @@ pub enum Event {
     Ended(NodeId, Outcome),
     /// This process was sent SIGINT (2) or SIGTERM (15). Not sent by machines.
     Signal(i32),
-    /// The start of the machine is over. Not sent by machines.
+    /// The machine has finished starting. Not sent by machines.
     Started,
-    /// A Linux node's virtual machine has ended, and why. It may come back.
+    /// A Linux node's virtual machine has ended, for this reason. It may come back.
     Died(NodeId, String),
     /// `tofu down` wants the machine to end.
     Down,
-    /// Another part of the machine has gone, and why.
+    /// Another part of the machine has gone, for this reason.
     PartWent(PartId, String),
-    /// Another part has come back, empty.
+    /// Another part has come back, without any state.
     PartCame(PartId),
     /// All guests of another part have ended, and this many of them have failed.
     PartEnded(PartId, u32),
@@ -57,8 +56,8 @@ pub enum BootStage {
     Begun,
     /// It has this percentage of a file.
     Fetching(FileRole, u8),
-    /// It has all and starts it.
+    /// It has all files and starts the program.
     Starting,
-    /// It gives up, and why.
+    /// It gives up, for this reason.
     Failed(String),
 }

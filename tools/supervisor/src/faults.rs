@@ -10,7 +10,7 @@ use tofu_fabric::{FaultPlan, Ppm, Rates};
 pub struct FaultSpec {
     pub(crate) rates: Rates,
     pub(crate) seed: u64,
-    /// Commands can be lost, too.
+    /// Whether commands can be lost, too.
     pub(crate) commands: bool,
 }
 
@@ -19,19 +19,19 @@ impl FaultSpec {
          with a share from 0% to 100% in steps of 0.0001%, seed with a whole number, and \
          commands, such as \"loss=1%,duplicate=0.5%,seed=7\"";
 
-    /// Faults on all links.
+    /// Returns the plan that has these faults on all links.
     pub(crate) fn plan(&self) -> FaultPlan {
         let Self { rates, seed, commands } = *self;
         FaultPlan { seed, everywhere: rates, links: Vec::new(), commands }
     }
 
-    /// The faults of a plan that are on all links.
+    /// Returns the faults that a plan has on all links.
     pub fn of(plan: &FaultPlan) -> Self {
         Self { rates: plan.everywhere, seed: plan.seed, commands: plan.commands }
     }
 }
 
-/// Parts per million of a share such as `0.5%`.
+/// Parses a share such as `0.5%` into parts per million.
 fn share(text: &str) -> Option<Ppm> {
     let number = text.strip_suffix('%')?;
     let (whole, rest) = number.split_once('.').unwrap_or((number, ""));

@@ -1,8 +1,8 @@
 //! The gateway of a machine: a node that this process drives, through which the host reaches the
 //! others.
 //!
-//! A [`GatewaySetup`] is made before this process gives up its rights on the host, and has
-//! everything that needs them. [`GatewaySetup::start`] puts the I/O node into a machine.
+//! A [`GatewaySetup`] is made before this process gives up its rights on the host, and holds
+//! everything that needs those rights. [`GatewaySetup::start`] puts the I/O node into a machine.
 
 mod host;
 pub(crate) mod nat;
@@ -28,17 +28,17 @@ pub(crate) use host::resolver;
 pub struct GatewaySetup {
     at: Coords,
     config: Config,
-    /// Taken when the I/O node starts.
+    /// The TAP interface, taken when the I/O node starts.
     tap: Mutex<Option<Tap>>,
-    /// Name of the interface, if there is one.
+    /// Name of the host's interface, if there is one.
     interface: Option<String>,
-    /// A node with a guest.
+    /// A node with a guest, for hints.
     example: u32,
 }
 
 impl GatewaySetup {
-    /// Makes everything that the plan's gateway needs on the host, for the machine in `dir`. `None`
-    /// if it has no gateway.
+    /// Makes everything that the plan's gateway needs on the host, for the machine in `dir`.
+    /// Returns `None` if the plan has no gateway.
     ///
     /// # Errors
     ///
@@ -80,14 +80,14 @@ impl GatewaySetup {
         let (stack, connector) = Stack::new(&self.config, self.at, prepared.waker(), tap.is_some());
         let mut tenants: Vec<Box<dyn Tenant>> = vec![Box::new(stack)];
         tenants.extend(tap.map(|tap| Box::new(tap) as Box<dyn Tenant>));
-        // The role of both is to read and write open files.
+        // Both only read and write open files, for which the virtio role suffices.
         let first = confinement.hook(Role::Virtio);
         let node = prepared.start(tenants, move || first())?;
         let info = GatewayInfo { at: self.at, connector, stats: node.stats() };
         Ok(Gateway { info, _node: node })
     }
 
-    /// Hints for the user about it, as lines.
+    /// Returns hints on how to use the gateway, as lines.
     pub fn hints(&self) -> Vec<String> {
         let mut hints = Vec::new();
         if let Some(interface) = &self.interface {
@@ -103,19 +103,20 @@ impl GatewaySetup {
     }
 }
 
-/// The table of the address translation that the plan wants, for the machine in `dir`.
+/// Returns the name of the plan's table for address translation, for the machine in `dir`, if the
+/// plan uses it.
 pub fn table(plan: &Plan, dir: &RunDir) -> Option<String> {
     plan.ip.nat.then(|| nat::table(dir.name().as_str()))
 }
 
-/// A running gateway, until it is dropped.
+/// A running gateway. Dropping it stops the gateway.
 pub struct Gateway {
     info: GatewayInfo,
     _node: IoNode,
 }
 
 impl Gateway {
-    /// What others may use of it.
+    /// Returns what other threads may use of it.
     pub fn info(&self) -> GatewayInfo {
         self.info.clone()
     }
@@ -126,9 +127,9 @@ impl Gateway {
 pub struct GatewayInfo {
     /// Its node.
     pub(crate) at: Coords,
-    /// The way to ports of nodes.
+    /// Opens connections to ports of nodes.
     pub(crate) connector: Connector,
-    /// What its link counts.
+    /// The counters of its link.
     pub(crate) stats: LinkStats,
 }
 

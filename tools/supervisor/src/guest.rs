@@ -1,7 +1,7 @@
-//! Guest programs: the shipped ones and files.
+//! Guest programs: shipped ones, and files.
 //!
-//! The shipped ones come in two lists: [`BARE`] for nodes without an operating system, [`LINUX`]
-//! for Linux nodes: the same programs, and tools.
+//! There are two lists of shipped programs: [`BARE`] for nodes without an operating system, and
+//! [`LINUX`] with the same programs and tools for Linux nodes.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,8 +11,8 @@ use std::sync::Arc;
 use tofu_image::Arch;
 use tofu_programs::{BARE, LINUX, for_bare, for_linux};
 
-/// The name of a program, for people, and the contents of its file. A file of more than `most`
-/// bytes, or one that is not a regular file, is refused before it is read.
+/// Reads a program. Returns its name, for people, and the contents of its file. Refuses a file of
+/// more than `most` bytes, or one that is not regular, before reading it.
 fn read_program(path: &Path, most: u64) -> Result<(String, Vec<u8>), GuestError> {
     let read_error = |source| GuestError::Read { path: path.to_owned(), source };
     let metadata = std::fs::metadata(path).map_err(read_error)?;
@@ -38,8 +38,8 @@ pub enum GuestName {
 }
 
 impl GuestName {
-    /// The program that the user means by `text`: the name of a shipped guest, or a path, which has
-    /// a `/` or ends in `.elf`. A relative path starts at `folder`.
+    /// Returns the program that `text` names: a shipped guest, or a path, which contains a `/` or
+    /// ends in `.elf`. A relative path starts at `folder`.
     pub(crate) fn find(text: &str, folder: &Path) -> Option<Self> {
         if BARE.iter().chain(LINUX).any(|shipped| shipped.name == text) {
             return Some(Self::Shipped(text.to_owned()));
@@ -48,7 +48,7 @@ impl GuestName {
         is_path.then(|| Self::File(folder.join(text)))
     }
 
-    /// What can be given.
+    /// Describes the allowed values.
     pub(crate) fn allowed() -> String {
         let names: Vec<_> = BARE.iter().map(|shipped| shipped.name).collect();
         format!(
@@ -80,13 +80,13 @@ pub enum GuestError {
     /// The file cannot be read.
     #[error("guest {}: cannot read it", path.display())]
     Read { path: PathBuf, source: std::io::Error },
-    /// The file is for other processors than the node's.
+    /// The file is for another architecture than the node's.
     #[error(
         "guest {}: it is for {other}, and its node is {arch}; see --arch",
         path.display()
     )]
     Arch { path: PathBuf, other: Arch, arch: Arch },
-    /// The file is not a program that we can boot.
+    /// The file is not a program that our monitor can boot.
     #[error(
         "guest {}: {problem}; build a static x86-64 ELF file as `tofu guest new` sets up",
         path.display()
@@ -97,7 +97,7 @@ pub enum GuestError {
     TooLarge { path: PathBuf, most: u64 },
 }
 
-/// The shipped guest that a user may have meant, as words of an error.
+/// Suggests a shipped guest with a similar name, as words of an error.
 fn meant(name: &str) -> String {
     let names = BARE.iter().chain(LINUX).map(|shipped| shipped.name);
     tofu_ui::did_you_mean(name, names).trim_end_matches('?').to_owned()
@@ -129,7 +129,7 @@ impl Guest {
     ///
     /// # Errors
     ///
-    /// If there is none of that name, or the file cannot be read or booted.
+    /// If there is no guest of that name, or the file cannot be read or booted.
     pub fn load_bare(name: &GuestName) -> Result<Self, GuestError> {
         match name {
             GuestName::Shipped(wanted) => {
@@ -150,16 +150,17 @@ impl Guest {
         }
     }
 
-    /// The end of the loaded program in memory, in bytes; 0 if it is not known.
+    /// Returns the end of the loaded program in memory, in bytes, or 0 if that is not known.
     pub(crate) fn end(&self) -> u64 {
         tofu_image::loaded_size(&self.image).map_or(0, |size| size.end)
     }
 
-    /// Finds or reads a program for Linux nodes with such processors: an ELF program, or a script.
+    /// Finds or reads a program for Linux nodes of this architecture: an ELF program, or a script.
     ///
     /// # Errors
     ///
-    /// If there is none of that name, or the file cannot be read or is for other processors.
+    /// If there is no guest of that name, or the file cannot be read or is for another
+    /// architecture.
     pub fn load_linux(name: &GuestName, arch: Arch) -> Result<Self, GuestError> {
         match name {
             GuestName::Shipped(wanted) => {
@@ -168,7 +169,7 @@ impl Guest {
                     shipped.ok_or_else(|| GuestError::Unknown { name: wanted.clone() })?;
                 let image = match arch {
                     Arch::X86_64 => Cow::Borrowed(shipped.image),
-                    // Programs for other processors are in their images.
+                    // Images for other architectures contain the programs already.
                     Arch::Arm64 => {
                         Cow::Owned(format!("#!/bin/sh\nexec {wanted} \"$@\"\n").into_bytes())
                     }
@@ -230,7 +231,7 @@ mod tests {
         }
     }
 
-    /// Whether an ELF file has a program header that names a dynamic linker.
+    /// Returns whether an ELF file has a program header that names a dynamic linker.
     fn wants_dynamic_linker(image: &[u8]) -> Option<bool> {
         const INTERPRETER: u32 = 3;
         let half = |at: usize| Some(u16::from_le_bytes(image.get(at..at + 2)?.try_into().ok()?));

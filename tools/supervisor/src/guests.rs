@@ -1,4 +1,4 @@
-//! Small guests: virtual machines of our own VMM, each around a node's device.
+//! Small guests: virtual machines of our own VMM, each with a node's device.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -34,41 +34,41 @@ use crate::plan::{Plan, VmPlan};
 use crate::registry::{Registry, SmallGuests};
 use crate::units::BootFrom;
 
-/// The small guests of a machine, and what starts them, for the first time and again.
+/// Starts the small guests of a machine, also again after they have ended, and keeps them.
 pub(crate) struct Guests {
     pub(crate) hypervisor: Hypervisor,
     pub(crate) machine: AnyMachine,
     pub(crate) plan: Plan,
-    /// What their threads give up.
+    /// The rights that their threads give up.
     pub(crate) confinement: Confinement,
     pub(crate) registry: Option<Arc<Registry>>,
     pub(crate) events: Sender<Event>,
     pub(crate) all: Mutex<All>,
 }
 
-/// Those that were started so far.
+/// The guests started so far.
 #[derive(Default)]
 pub(crate) struct All {
     guests: HashMap<NodeId, SmallGuest>,
-    /// No more are to be started.
+    /// Whether no more may be started.
     stopped: bool,
 }
 
-/// A guest that runs, or has ended.
+/// A guest that runs or has ended.
 struct SmallGuest {
     vm: Vm,
     image: Image,
     device: Arc<Device>,
-    /// It was ended together with its node.
+    /// Whether it was ended together with its node.
     taken_down: bool,
 }
 
 /// The ELF of a guest.
 type Image = Arc<Cow<'static, [u8]>>;
 
-/// A node's device, which outlives the virtual machines that have it one after the other.
+/// A node's device, which outlives each of the virtual machines that use it in turn.
 struct Device {
-    /// One device as two traits: for the bus, and for its endpoint.
+    /// The same device as two traits: for the bus, and as an endpoint.
     function: Arc<dyn PciFunction>,
     endpoint: Arc<dyn EndpointDevice>,
     doorbells: Arc<WindowDoorbells>,
@@ -83,12 +83,12 @@ impl Guests {
     ///
     /// # Errors
     ///
-    /// What the host lacks, or is wrong with the guest.
+    /// If the host lacks something, or something is wrong with the guest.
     pub(crate) fn boot(&self, id: NodeId) -> anyhow::Result<()> {
         self.boot_in(&mut self.all(), id, Event::Booted)
     }
 
-    /// The same, of which `news` is told.
+    /// Boots like [`Guests::boot`], and reports it with the event that `news` makes.
     fn boot_in(
         &self,
         all: &mut All,
@@ -123,7 +123,8 @@ impl Guests {
         }
         let function = Arc::clone(&device.function);
         note("running");
-        // First, as the guest may end at once. The receiver is gone only when the run is over.
+        // Sent first, because the guest may end at once. The receiver is gone only when the run is
+        // over.
         let _ = self.events.send(news(id));
         vm.start(move |outcome| {
             if is_fault(outcome)
@@ -146,8 +147,8 @@ impl Guests {
         Ok(())
     }
 
-    /// A virtual machine for a node in place of a former one, its device, and what is to be
-    /// attached to that.
+    /// Makes a virtual machine for a node, in place of `former` if there was one. Returns it with
+    /// its device and the windows for the device's doorbells.
     fn put_in_place(
         &self,
         former: Option<&SmallGuest>,
@@ -167,19 +168,19 @@ impl Guests {
             return Ok((vm, device, windows));
         };
         let vm = former.renew(&self.hypervisor, &config, serial)?;
-        // Also that of a guest that exited.
+        // Also after a guest that exited, whose device was not reset when it ended.
         device.function.reset();
         let windows = vm.new_windows();
         device.doorbells.renew(windows.clone());
         Ok((vm, Arc::clone(device), windows))
     }
 
-    /// The registers of a node's guest. `None` if it has none or does not answer.
+    /// Returns the registers of a node's guest, or `None` if it has none or does not answer.
     pub(crate) fn registers(&self, node: NodeId) -> Option<Registers> {
         self.all().guests.get(&node)?.vm.registers()
     }
 
-    /// Where in its program a node's guest is now, the innermost function first.
+    /// Returns the call stack of a node's guest, innermost function first.
     pub(crate) fn frames(&self, node: NodeId) -> Vec<Frame> {
         let all = self.all();
         let frames = all.guests.get(&node).and_then(|SmallGuest { vm, image, .. }| {
@@ -188,18 +189,19 @@ impl Guests {
         frames.unwrap_or_default()
     }
 
-    /// Where the mappings of guest memory start.
+    /// Returns the addresses where the mappings of guest memory start.
     pub(crate) fn regions(&self) -> BTreeSet<u64> {
         let all = self.all();
         let regions = all.guests.values().flat_map(|guest| guest.vm.memory().iter());
         regions.map(|region| region.as_ptr() as u64).collect()
     }
 
-    /// Ends all that still run, and starts none any more.
+    /// Ends all guests that still run. No guest can be started afterwards.
     pub(crate) fn stop(&self) {
         let mut all = self.all();
         all.stopped = true;
-        // All at once, as those that still ran would see the others vanish, and fail.
+        // All are told before any is waited for: those that still run would otherwise see the
+        // others vanish, and fail.
         for guest in all.guests.values() {
             guest.vm.holder().stop();
         }
@@ -219,7 +221,7 @@ impl SmallGuests for Guests {
             return Ok(());
         }
         let outcome = match std::mem::take(&mut guest.taken_down) {
-            // It may be about to end.
+            // It may still be ending.
             true => Some(guest.vm.stop()),
             false => guest.vm.wait(Duration::ZERO),
         };
@@ -258,8 +260,8 @@ fn device(machine: &AnyMachine, at: Coords, vm: &Vm, windows: &Windows) -> anyho
     Ok(Device { function: Arc::clone(&node) as _, endpoint: node, doorbells })
 }
 
-/// Whether a guest could not go on, or has said so: the run-time of small guests ends a program
-/// with these codes after a panic and after an exception.
+/// Returns whether a guest could not continue, or has said so: the run-time of small guests exits
+/// with these codes after a panic or an exception.
 fn is_fault(outcome: &tofu_vmm::Outcome) -> bool {
     const PANIC: u32 = 101;
     const EXCEPTION: u32 = 102;
@@ -279,9 +281,9 @@ fn outcome_of(outcome: &tofu_vmm::Outcome) -> Outcome {
     }
 }
 
-/// Doorbells by way of KVM: ioeventfds and shared pages.
+/// Doorbells through KVM: ioeventfds and shared pages.
 struct WindowDoorbells {
-    /// Of the virtual machine that has the device now.
+    /// Windows of the virtual machine that has the device now.
     windows: Mutex<Windows>,
     attached: Mutex<HashMap<u64, Attachment>>,
 }
@@ -295,7 +297,7 @@ impl WindowDoorbells {
         lock(&self.windows).clone()
     }
 
-    /// The device has another virtual machine, with nothing attached.
+    /// Switches to another virtual machine, in which nothing is attached yet.
     fn renew(&self, windows: Windows) {
         self.attached().clear();
         *lock(&self.windows) = windows;
@@ -354,7 +356,7 @@ impl DoorbellBackend for WindowDoorbells {
     }
 }
 
-/// The windows of a network processor of TNW that are memory.
+/// Windows of a TNW network processor that are memory.
 struct WindowPages(Arc<WindowDoorbells>);
 
 impl WindowBackend for WindowPages {

@@ -1,9 +1,9 @@
-//! The janitor, which cleans up however this process ends.
+//! The janitor, which cleans up no matter how this process ends.
 //!
-//! It is a small process that waits at a pipe whose other end this process holds. When the pipe
-//! closes, for whatever reason, it removes the machine's files and kills its own process group, to
-//! which all virtual machine monitors of the machine belong. If the janitor is gone, too, the
-//! kernel kills each of them with the thread that started it ([`wrapped`]).
+//! The janitor is a small process that waits on a pipe whose other end this process holds. When the
+//! pipe closes, for whatever reason, it removes the machine's files and kills its own process
+//! group, to which all virtual machine monitors of the machine belong. If the janitor itself is
+//! gone, the kernel kills each monitor together with the thread that started it ([`wrapped`]).
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -47,30 +47,30 @@ pub enum InternalCommand {
 }
 
 impl InternalCommand {
-    /// Its name on the command line.
+    /// The subcommand's name on the command line.
     pub(crate) const NAME: &str = "internal";
 }
 
-/// Sent to the janitor at an orderly end: the files have been removed, and files that exist now
+/// Sent to the janitor after an orderly end: the files have been removed, and any that exist now
 /// belong to others.
 const ORDERLY: &[u8] = b"done";
 
-/// The process that tidies up; dropping it makes it do so.
+/// The janitor process. Dropping this makes it clean up.
 pub struct Janitor {
     child: Child,
-    /// Closing it is the sign.
+    /// Closing it tells the janitor to clean up.
     pipe: Option<ChildStdin>,
     group: i32,
 }
 
 impl Janitor {
-    /// Starts it for a run directory and some other files.
+    /// Starts the janitor for a run directory and some other files.
     pub fn start(dir: &RunDir, files: &[PathBuf]) -> anyhow::Result<Self> {
         Self::start_with(dir, files, None)
     }
 
-    /// The same; it also removes the address translation of the table `nat`, however this process
-    /// ends.
+    /// Starts the janitor like [`Janitor::start`]. It also removes the address translation of the
+    /// table `nat`.
     pub fn start_with(dir: &RunDir, files: &[PathBuf], nat: Option<&str>) -> anyhow::Result<Self> {
         let mut command = own_command()?;
         command.arg("janitor");
@@ -83,7 +83,7 @@ impl Janitor {
 
     fn spawn(mut command: Command) -> anyhow::Result<Self> {
         command.process_group(0);
-        // Otherwise a reader of our output would wait for it, too.
+        // Otherwise a reader of our output would wait for the janitor, too.
         command.stdin(Stdio::piped()).stderr(Stdio::null());
         let child = command.spawn();
         let mut child = child.context("cannot start the process that tidies up")?;
@@ -91,7 +91,7 @@ impl Janitor {
         Ok(Self { child, pipe, group })
     }
 
-    /// The process group that it kills in the end.
+    /// Returns the process group that the janitor kills in the end.
     pub fn group(&self) -> i32 {
         self.group
     }
@@ -103,21 +103,21 @@ impl Drop for Janitor {
             // If it cannot be told, it is dead.
             let _ = pipe.write_all(ORDERLY);
         }
-        // It kills itself last of all.
+        // It kills itself last.
         let _ = self.child.wait();
     }
 }
 
-/// This program with the hidden subcommand.
+/// Returns a command that runs the hidden subcommand of this program.
 fn own_command() -> anyhow::Result<Command> {
-    // Through /proc it is found even if the file was replaced meanwhile, for example by a new
+    // /proc/self/exe works even if the file has been replaced in the meantime, for example by a new
     // build.
     let mut command = Command::new("/proc/self/exe");
     command.arg0("tofu").arg(InternalCommand::NAME).env_remove("RUST_LOG");
     Ok(command)
 }
 
-/// A command that runs `program` in the janitor's group and dies with the thread that starts it.
+/// Returns a command that runs `program` in the janitor's group and dies with the calling thread.
 pub fn wrapped(group: i32, program: &Path) -> anyhow::Result<Command> {
     let mut command = own_command()?;
     command.arg("child").arg(std::process::id().to_string()).arg("--").arg(program);
@@ -138,7 +138,7 @@ fn tidy(dir: &Path, table: Option<&str>, files: &[PathBuf]) -> anyhow::Result<u8
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
     let mut said = Vec::new();
-    // An error is as good as the end.
+    // A read error means the same as the end of the stream.
     let _ = io::stdin().read_to_end(&mut said);
     if said != ORDERLY {
         for file in files {
@@ -149,7 +149,7 @@ fn tidy(dir: &Path, table: Option<&str>, files: &[PathBuf]) -> anyhow::Result<u8
     if let (Some(table), Some(base)) = (table, dir.parent()) {
         nat::undo(table, base);
     }
-    // Another machine may have the name by now.
+    // Another machine may have taken the name by now.
     let lock = io::stdout().as_fd().try_clone_to_owned().map(File::from);
     rundir::remove_own(dir, &lock.context("cannot have the lock file")?)?;
     let group = rustix::process::getpgrp();
@@ -159,7 +159,7 @@ fn tidy(dir: &Path, table: Option<&str>, files: &[PathBuf]) -> anyhow::Result<u8
 
 fn become_child(parent: u32, program: &[std::ffi::OsString]) -> anyhow::Result<u8> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    // It may have died before the kernel watched it.
+    // The parent may have died before the kernel watched it.
     if rustix::process::getppid().map(Pid::as_raw_nonzero).map(|pid| pid.get())
         != i32::try_from(parent).ok()
     {

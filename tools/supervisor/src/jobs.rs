@@ -1,7 +1,7 @@
-//! Which jobs have which nodes of a machine, and which jobs wait for some.
+//! Which jobs hold which nodes of a machine, and which jobs wait for nodes.
 //!
-//! Jobs take nodes in the order in which they came. A job decides itself which nodes it wants: in
-//! its turn it reads the state of the machine, and takes free nodes, or waits.
+//! Jobs take nodes in the order in which they came. Each job decides itself which nodes it wants:
+//! in its turn it reads the state of the machine, and takes free nodes or waits.
 
 use std::sync::Mutex;
 use std::time::Instant;
@@ -11,13 +11,13 @@ use tofu_control::protocol::{JobInfo, JobState};
 use tofu_sync::lock;
 use tofu_ui::printable;
 
-/// The most jobs at once: each has a connection and threads.
+/// The most jobs at once. Each has a connection and threads.
 const MOST: usize = 1024;
 /// Characters of a command that are kept.
 const MOST_COMMAND: usize = 200;
 
-/// Wakes the thread that serves a job: the job may have another place in the queue, or the machine
-/// has changed.
+/// Wakes the thread that serves a job: its place in the queue may have changed, or the machine may
+/// have.
 pub(crate) type Wake = Box<dyn Fn() + Send>;
 
 /// The jobs of a machine.
@@ -26,7 +26,7 @@ pub(crate) struct Jobs(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
-    /// The number of the last one.
+    /// The number of the latest job.
     last: u32,
     /// In the order in which they came.
     jobs: Vec<Job>,
@@ -36,20 +36,20 @@ struct Job {
     number: u32,
     command: String,
     pid: Option<u32>,
-    /// When it came, or took its nodes.
+    /// When it came, or when it took its nodes.
     since: Instant,
     held: Option<Held>,
     wake: Wake,
 }
 
-/// What a job has.
+/// The nodes that a job holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Held {
     /// Numbers of nodes.
     pub(crate) nodes: Vec<u32>,
-    /// No other job may have them.
+    /// Whether no other job may use them.
     pub(crate) alone: bool,
-    /// As which torus, as text.
+    /// The torus that they form for the job, as text.
     pub(crate) shape: Option<String>,
 }
 
@@ -106,19 +106,19 @@ impl Jobs {
         Ok(info)
     }
 
-    /// How many jobs are before this one in the queue; none if it is not in the queue.
+    /// Returns how many jobs are before this one in the queue, or `None` if it is not in the queue.
     pub(crate) fn before(&self, number: u32) -> Option<u32> {
         let place = lock(&self.0).queue().position(|job| job.number == number);
         place.map(|place| place as u32)
     }
 
-    /// Gives a job nodes, which replace those that it has.
+    /// Gives a job nodes, which replace those that it holds.
     ///
     /// # Errors
     ///
-    /// If it is not its turn, and it does not already have all of them; jobs that have nodes have
-    /// their turn when none waits. Or if another job has one of them, unless neither wants to be
-    /// alone.
+    /// If another job holds one of them, unless neither wants it alone. If it is not the job's
+    /// turn, unless it only keeps some of its nodes under the same conditions. While no job waits,
+    /// it is every job's turn.
     pub(crate) fn take(&self, number: u32, wanted: Held) -> anyhow::Result<JobInfo> {
         let mut table = lock(&self.0);
         let first = table.queue().next().map(|job| job.number);
@@ -143,7 +143,7 @@ impl Jobs {
         Ok(job.info(JobState::Running))
     }
 
-    /// A job has ended.
+    /// Removes a job that has ended.
     pub(crate) fn leave(&self, number: u32) -> Option<JobInfo> {
         let mut table = lock(&self.0);
         let place = table.jobs.iter().position(|job| job.number == number)?;
@@ -156,7 +156,7 @@ impl Jobs {
         lock(&self.0).queue().for_each(|job| (job.wake)());
     }
 
-    /// All jobs, in the order in which they came.
+    /// Returns all jobs, in the order in which they came.
     pub(crate) fn list(&self) -> Vec<JobInfo> {
         let state = |job: &Job| match job.held {
             Some(_) => JobState::Running,

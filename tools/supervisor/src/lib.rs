@@ -1,8 +1,8 @@
-//! Runs a machine in a process: its plan, starting and stopping its nodes, and requests of other
+//! Runs a machine in a process: plans it, starts and stops its nodes, and serves requests of other
 //! processes while it runs.
 //!
-//! Commands make a [`plan::Plan`] of [`options`] and a machine file, start it with a
-//! [`runner::Backend`], and see everything else as [`event::Event`]s.
+//! A command makes a [`plan::Plan`] of [`options`] and a machine file, starts it with a
+//! [`runner::Backend`], and sees everything else as [`event::Event`]s.
 
 #![forbid(unsafe_code)]
 

@@ -11,7 +11,7 @@ use tofu_links::{ErrorRate, MAX_LANES};
 pub struct Rate(f64);
 
 impl Rate {
-    /// What a rate may be.
+    /// Describes the allowed values.
     pub const ALLOWED: &str = "a rate from 0 to 1, such as 1e-7";
 
     fn error_rate(self) -> ErrorRate {
@@ -37,9 +37,9 @@ impl fmt::Display for Rate {
 /// Errors of a link, in both directions, such as `ber=1e-7,lane=1,dllp_loss=1e-3`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkErrorSpec {
-    /// How likely a bit is wrong.
+    /// The probability that a bit is wrong.
     pub ber: Rate,
-    /// On which lane, if not on all.
+    /// The lane with these bit errors; all lanes if `None`.
     pub lane: Option<u8>,
     /// A lane that is dead.
     pub dead: Option<u8>,
@@ -51,11 +51,11 @@ impl LinkErrorSpec {
     pub(crate) const ALLOWED: &str = "a list of ber and dllp_loss, each a rate from 0 to 1, and \
          lane and dead, each the number of a lane, such as \"ber=1e-7,lane=1,dllp_loss=1e-3\"";
 
-    /// The same for the network of a generation whose links have `lanes` lanes.
+    /// Returns the errors for a network whose links have `lanes` lanes.
     ///
     /// # Errors
     ///
-    /// If they have no such lane.
+    /// If the links have no such lane.
     pub(crate) fn errors(&self, lanes: u8) -> Result<LinkErrors, BadErrors> {
         let mut named = [self.lane, self.dead].into_iter().flatten();
         if let Some(lane) = named.find(|lane| *lane >= lanes) {
@@ -76,7 +76,7 @@ impl FromStr for LinkErrorSpec {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // How many there are, only the machine knows.
+        // Only the machine knows how many lanes there are.
         let lane = |value: &str| value.parse().map(Some).map_err(|_| Self::ALLOWED);
         let mut spec = Self::default();
         for part in text.split(',') {

@@ -7,17 +7,17 @@ use tofu_machine::capture::{Capture, CaptureConfig};
 use tofu_machine::trace::Trace;
 use tofu_machine::{Interconnect, Machine, Network, Torus, TorusNetwork};
 
-/// A machine and its devices. Copies are the same machine.
+/// A machine and its devices. Clones refer to the same machine.
 #[derive(Clone)]
 pub enum AnyMachine {
-    /// Of a generation of Tofu.
+    /// A machine of a generation of Tofu.
     Tofu(Arc<Machine>),
-    /// Of TNW.
+    /// A machine of TNW.
     Tnw(Arc<Torus>),
 }
 
 impl AnyMachine {
-    /// The machine, if it is one of Tofu.
+    /// Returns the machine if it is one of Tofu.
     pub const fn tofu(&self) -> Option<&Arc<Machine>> {
         match self {
             Self::Tofu(machine) => Some(machine),
@@ -25,7 +25,7 @@ impl AnyMachine {
         }
     }
 
-    /// The part of it that can be read and changed from anywhere.
+    /// Returns the part of it that can be read and changed from anywhere.
     pub fn network(&self) -> AnyNetwork {
         match self {
             Self::Tofu(machine) => AnyNetwork::Tofu(machine.network().clone()),
@@ -42,18 +42,17 @@ impl AnyMachine {
     }
 }
 
-/// The network of a machine, for reading and changing it. It may outlive the
-/// machine.
+/// The network of a machine, for reading and changing it. It may outlive the machine.
 #[derive(Clone)]
 pub enum AnyNetwork {
-    /// Of a generation of Tofu.
+    /// The network of a generation of Tofu.
     Tofu(Network),
-    /// Of TNW.
+    /// The network of TNW.
     Tnw(TorusNetwork),
 }
 
 impl AnyNetwork {
-    /// What kind of devices there are.
+    /// Returns the kind of its devices.
     pub const fn interconnect(&self) -> Interconnect {
         match self {
             Self::Tofu(network) => Interconnect::Tofu(network.generation()),
@@ -61,7 +60,7 @@ impl AnyNetwork {
         }
     }
 
-    /// The links.
+    /// Returns its links.
     pub fn fabric(&self) -> &Arc<Fabric> {
         match self {
             Self::Tofu(network) => network.wires().fabric(),
@@ -73,7 +72,7 @@ impl AnyNetwork {
     ///
     /// # Errors
     ///
-    /// If a named link does not exist. Then nothing changes.
+    /// If a named link does not exist. In that case nothing changes.
     pub fn set_faults(&self, plan: Option<FaultPlan>) -> Result<(), NoSuchLink> {
         match self {
             Self::Tofu(network) => network.wires().set_faults(plan),
@@ -81,7 +80,7 @@ impl AnyNetwork {
         }
     }
 
-    /// The current faults, and how often they happened since they were set.
+    /// Returns the current faults, and how often they have happened since they were set.
     pub fn faults(&self) -> Option<(FaultPlan, FaultCounters)> {
         match self {
             Self::Tofu(network) => network.wires().faults(),
@@ -89,7 +88,7 @@ impl AnyNetwork {
         }
     }
 
-    /// Records the packets of a node from now on, at interfaces that it has.
+    /// Records the packets of a node from now on, at those interfaces that it has.
     pub fn capture(&self, config: CaptureConfig) -> Capture {
         match self {
             Self::Tofu(network) => network.capture(config),
@@ -97,8 +96,8 @@ impl AnyNetwork {
         }
     }
 
-    /// Traces all commands from now on; `None` if the machine has gone or is of TNW, which has no
-    /// such commands.
+    /// Traces all commands from now on. Returns `None` if the machine has gone, or is of TNW, which
+    /// has no such commands.
     pub(crate) fn trace(&self) -> Option<Trace> {
         match self {
             Self::Tofu(network) => network.trace(),
@@ -106,7 +105,7 @@ impl AnyNetwork {
         }
     }
 
-    /// Calls `tell` when a modelled link has failed; those of TNW never do.
+    /// Calls `tell` whenever a modelled link fails. Links of TNW never fail.
     pub(crate) fn on_link_failure(&self, tell: impl Fn(NodeId, Port) + Send + Sync + 'static) {
         match self {
             Self::Tofu(network) => network.on_link_failure(tell),

@@ -14,21 +14,21 @@ use crate::plan::Plan;
 use crate::registry::Registry;
 use crate::server::{self, Metrics};
 
-/// The name of a machine: its run directory, and the janitor of that.
+/// A machine's name: its run directory, with the janitor for it.
 pub struct Named {
     // In this order: the janitor removes the directory as long as its name is taken.
-    /// Tidies up after the machine.
+    /// Cleans up after the machine.
     pub janitor: Janitor,
     /// The run directory.
     pub dir: RunDir,
-    /// Joins the machine to the host.
+    /// Connects the machine to the host.
     pub gateway: Option<GatewaySetup>,
     /// Where metrics are served. Bound before the process gives up the right to bind ports.
     metrics: Option<Metrics>,
 }
 
 impl Named {
-    /// Takes the name from the options, and makes what the gateway needs on the host.
+    /// Takes the name from the options, and sets up what the gateway needs on the host.
     ///
     /// # Errors
     ///
@@ -41,7 +41,7 @@ impl Named {
         Ok(Self { janitor, dir, gateway, metrics })
     }
 
-    /// Serves the control socket of the machine whose `events` these are.
+    /// Serves the machine's control socket. `events` receives the machine's events.
     ///
     /// # Errors
     ///
@@ -50,7 +50,7 @@ impl Named {
         self.serve_part(plan, events, None)
     }
 
-    /// The same for a part of a machine, with these other parts.
+    /// Serves one part of a machine like [`Named::serve`], with the given other parts.
     ///
     /// # Errors
     ///

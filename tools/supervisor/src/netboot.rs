@@ -1,7 +1,8 @@
 //! Network boot: nodes fetch their programs from a boot server in this process, over the torus.
 //!
-//! A node that boots in this way starts with only our firmware (`tofu-boot`, see tools/guests). The
-//! server is an I/O node of its own; its protocol is implemented in `tofu_netboot`.
+//! A node that boots in this way starts with nothing but our firmware (`tofu-boot`, see
+//! tools/guests). The server is an I/O node of its own; its protocol is implemented in
+//! `tofu_netboot`.
 
 mod tenant;
 
@@ -27,12 +28,12 @@ use crate::event::Event;
 use crate::plan::Plan;
 use crate::units::BootFrom;
 
-/// Our firmware as a file, for other monitors.
+/// Our firmware as a file, for other virtual machine monitors.
 #[derive(Clone, Debug)]
 pub struct Firmware {
-    /// Where it is.
+    /// Path of the file.
     pub file: PathBuf,
-    /// What it is told.
+    /// Its command line.
     pub command_line: String,
 }
 
@@ -49,7 +50,7 @@ pub fn firmware(plan: &Plan, folder: &Path) -> anyhow::Result<Option<Firmware>> 
     Ok(Some(Firmware { file, command_line: command_line::firmware(plan, &server) }))
 }
 
-/// Files that Linux nodes boot; each is read and hashed once.
+/// Files that Linux nodes boot. Each is read and hashed once.
 pub struct LinuxFiles<'a> {
     /// The kernel.
     pub kernel: &'a Path,
@@ -59,8 +60,8 @@ pub struct LinuxFiles<'a> {
     pub command_lines: HashMap<NodeId, String>,
 }
 
-/// Starts the boot server of a plan, for the nodes of all parts; `None` if no node needs one, or
-/// another part has it.
+/// Starts the boot server of a plan, for the nodes of all parts. Returns `None` if no node needs
+/// one, or if another part has it.
 ///
 /// # Errors
 ///
@@ -126,8 +127,7 @@ pub fn start(
     Ok(Some(prepared.start(vec![Box::new(tenant)], move || first())?))
 }
 
-/// A number for the files of this run of the server, which those of another run are unlikely to
-/// have.
+/// Returns a number for the files of this run of the server, which another run is unlikely to use.
 fn generation() -> u32 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |now| now.as_millis() as u32)

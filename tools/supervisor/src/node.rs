@@ -1,4 +1,5 @@
-//! The seam to nodes that this crate does not run itself: those with Linux, in `tofu-linux-nodes`.
+//! The interface to nodes that this crate does not run itself: those with Linux, in
+//! `tofu-linux-nodes`.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -15,39 +16,39 @@ use crate::machine::AnyMachine;
 use crate::netboot::LinuxFiles;
 use crate::plan::Plan;
 
-/// A node whose guest has an agent, through which programs are run there, and a console.
+/// A node with a console, whose guest has an agent that runs programs there.
 pub trait AgentNode: Send + Sync {
-    /// Its number in the machine.
+    /// Returns its number in the machine.
     fn id(&self) -> NodeId;
 
-    /// Its coordinates.
+    /// Returns its coordinates.
     fn at(&self) -> Coords;
 
-    /// What its processors are.
+    /// Returns the architecture of its processors.
     fn arch(&self) -> Arch;
 
-    /// What it is doing.
+    /// Returns what it is doing.
     fn status(&self) -> NodeStatus;
 
-    /// The way to its guest's agent.
+    /// Returns the agent of its guest.
     fn agent(&self) -> &Arc<Agent>;
 
-    /// Its console.
+    /// Returns its console.
     fn console(&self) -> &Console;
 
-    /// Ends the virtual machine if one runs, and starts one.
+    /// Ends the virtual machine if one runs, and starts a new one.
     ///
     /// # Errors
     ///
     /// If the machine is going down.
     fn restart(&self) -> anyhow::Result<()>;
 
-    /// Ends the virtual machine if one runs. Does not wait for it; [`AgentNode::restart`] starts
+    /// Ends the virtual machine if one runs, without waiting for it. [`AgentNode::restart`] starts
     /// another one.
     ///
     /// # Errors
     ///
-    /// If the node has not been ready yet: the start of its machine waits for that.
+    /// If the node has not been ready yet, because the start of its machine waits for that.
     fn power_off(&self, why: &'static str) -> anyhow::Result<()>;
 
     /// Stops the virtual machine's processors, or lets them continue.
@@ -57,33 +58,34 @@ pub trait AgentNode: Send + Sync {
     /// If there is none.
     fn hold(&self, on: bool) -> anyhow::Result<()>;
 
-    /// Ends the virtual machine for good. Does not wait for it.
+    /// Ends the virtual machine for good, without waiting for it.
     fn stop(&self);
 }
 
 /// What a node is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeStatus {
-    /// In a word.
+    /// The state, as one word.
     pub state: &'static str,
-    /// What runs its virtual machines.
+    /// The monitor of its virtual machines.
     pub vmm: &'static str,
-    /// The process of its monitor, if it has one of its own.
+    /// The process of its monitor, if that is a process of its own.
     pub pid: Option<u32>,
-    /// For how long it has been in this state.
+    /// How long it has been in this state.
     pub since: Duration,
 }
 
 /// Starts the nodes of a plan that have an agent.
 pub trait LinuxBackend: Sync {
-    /// What they boot over the torus.
+    /// Returns the files that they boot over the torus.
     fn boot_files(&self, plan: &Plan) -> LinuxFiles<'_>;
 
-    /// Starts them, registers them, and waits until all are ready. Dropping the result ends them.
+    /// Starts and registers the nodes, and waits until all are ready. Dropping the result ends
+    /// them.
     ///
     /// # Errors
     ///
-    /// If one does not come up, or the start was cancelled. All have ended then.
+    /// If a node does not come up, or the start was cancelled. All of them have ended then.
     fn start(
         &self,
         machine: &AnyMachine,

@@ -1,4 +1,4 @@
-//! A machine in parts, of which this process has one.
+//! A machine in parts, one of which is in this process.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -23,8 +23,8 @@ use crate::event::Event;
 use crate::plan::Plan;
 use crate::units::PartOf;
 
-/// Takes the address of a part. `dir` is the folder of `tofu hosts init`, `machine` a name that all
-/// parts must give, and `same` the other settings that they have in common ([`in_common`]).
+/// Takes the address of a part. `dir` is the folder of `tofu hosts init`. `machine` is a name that
+/// all parts must give, and `same` the other settings that they must share ([`in_common`]).
 ///
 /// # Errors
 ///
@@ -38,8 +38,8 @@ pub fn join(
     Joining::new(dir, Hello::new(machine, (own.part.0, own.of), same))
 }
 
-/// Settings that must be the same for all parts of a machine: names and values. `plan` is not cut
-/// yet.
+/// Returns the names and values of the settings that must be the same for all parts of a machine.
+/// `plan` must not be cut yet.
 pub fn in_common(plan: &Plan) -> Vec<(String, String)> {
     // Guests' command lines must be the same everywhere.
     let shape = command_line::machine(plan, "");
@@ -66,8 +66,8 @@ pub fn in_common(plan: &Plan) -> Vec<(String, String)> {
     .into()
 }
 
-/// The value that all nodes have, or all different values, with a fingerprint of which node has
-/// which.
+/// Returns the value that all nodes have, or all different values with a fingerprint of which node
+/// has which.
 fn of_all(values: impl Iterator<Item = String>) -> String {
     let values: Vec<_> = values.collect();
     let mut kinds = values.clone();
@@ -80,23 +80,23 @@ fn of_all(values: impl Iterator<Item = String>) -> String {
     }
 }
 
-/// The first digits of the SHA-256 of something.
+/// Returns the first digits of the SHA-256 of `bytes`.
 pub fn fingerprint(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The other parts of a machine, all of which were met. Copies are of the same.
+/// The other parts of a machine, all of which have been met. Clones refer to the same parts.
 #[derive(Clone)]
 pub struct Others {
     mesh: Arc<Mesh>,
     left: Arc<AtomicBool>,
-    /// For the thread that serves requests of other parts, and its receiver.
+    /// Requests of other parts, for the thread that serves them.
     visits: Sender<Visit>,
     visitors: Arc<Mutex<Option<Receiver<Visit>>>>,
 }
 
 impl Others {
-    /// Behind these connections.
+    /// Wraps these connections.
     pub fn new(mesh: Mesh) -> Self {
         let (visits, visitors) = channel();
         Self {
@@ -107,12 +107,12 @@ impl Others {
         }
     }
 
-    /// Where this part listens.
+    /// Returns the address on which this part listens.
     pub(crate) fn address(&self) -> &str {
         self.mesh.address()
     }
 
-    /// The others, in the order of their numbers.
+    /// Returns the others, in the order of their numbers.
     pub(crate) fn peers(&self) -> Vec<PeerInfo> {
         self.mesh.peers()
     }
@@ -122,17 +122,17 @@ impl Others {
         self.mesh.open(part)
     }
 
-    /// The requests from other parts; can be taken once.
+    /// Returns the receiver of requests from other parts, the first time it is called.
     pub(crate) fn visitors(&self) -> Option<Receiver<Visit>> {
         lock(&self.visitors).take()
     }
 
-    /// Has all of them end.
+    /// Tells all of them to end.
     pub(crate) fn take_down(&self) {
         self.mesh.tell(PartStatus::Down);
     }
 
-    /// Connects the network to them, before there are nodes here.
+    /// Connects the network to them, before it has any nodes.
     pub(crate) fn connect(
         &self,
         machine: &Machine,
@@ -172,14 +172,14 @@ impl Others {
 struct Inbox {
     network: Network,
     events: Sender<Event>,
-    /// Parts that have reported their end. Repeated reports are ignored.
+    /// Parts that have reported their end. Further reports are ignored.
     ended: Mutex<HashSet<PartId>>,
-    /// Parts that are not there.
+    /// Parts that have gone.
     gone: Mutex<HashSet<PartId>>,
-    /// This part has left.
+    /// Whether this part has left.
     left: Arc<AtomicBool>,
     visits: Mutex<Sender<Visit>>,
-    /// The machine is to end.
+    /// Whether the machine has been told to end.
     down: AtomicBool,
 }
 
@@ -194,7 +194,7 @@ impl Inbox {
 
 impl Receive for Inbox {
     fn message(&self, from: PartId, message: &[u8]) {
-        // What is refused was counted.
+        // The network counts the messages that it refuses.
         let _ = self.network.receive(from, message);
     }
 
@@ -221,7 +221,7 @@ impl Receive for Inbox {
                     self.tell(Event::PartEnded(part, failed));
                 }
             }
-            // Once is enough.
+            // One event is enough.
             News::Status(_, PartStatus::Down) if !self.down.swap(true, SeqCst) => {
                 self.tell(Event::Down);
             }
@@ -230,7 +230,7 @@ impl Receive for Inbox {
     }
 
     fn visit(&self, _from: PartId, visit: Visit) {
-        // If visits are not served, this one is closed.
+        // If nobody serves visits, this one is closed.
         let _ = lock(&self.visits).send(visit);
     }
 }

@@ -1,4 +1,4 @@
-//! From the machine file and the command line to a machine that can be started.
+//! Turns the machine file and the command line into a machine that can be started.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -27,57 +27,56 @@ use crate::units::{
 
 /// The guest program that runs by default.
 const DEFAULT_GUEST: &str = "allpairs";
-/// The same for machines of TNW.
+/// The guest program that runs by default on machines of TNW.
 const DEFAULT_TNW_GUEST: &str = "tnw-allpairs";
 
-/// The network of a machine: what `topo` draws and `up` builds.
+/// The network of a machine, which `topo` draws and `up` builds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
-    /// Lengths of the axes and which wrap around.
+    /// Lengths of the axes, and which of them wrap around.
     pub shape: Shape,
-    /// Links that start down, each named from one of its ends; the other
-    /// direction is down as well.
+    /// Links that start down in both directions, each named from one of its ends.
     pub links_down: Vec<(Coords, Port)>,
-    /// The part of it that is in this process; `None` if all of it is.
+    /// The part of it that this process has, or `None` for all of it.
     pub part: Option<PartOf>,
 }
 
-/// A machine, checked: only the host can still refuse something in it.
+/// A checked machine. From here on, only the host can refuse something in it.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The fabric.
     pub network: Network,
-    /// How doorbells arrive at the devices.
+    /// How doorbells reach the devices.
     pub doorbell: Doorbell,
-    /// After this time all guests that still run count as hanging.
+    /// The time after which guests that still run count as hanging.
     pub timeout: Timeout,
-    /// What joins the nodes.
+    /// The interconnect of the nodes.
     pub interconnect: Interconnect,
-    /// How packets go over links.
+    /// How packets cross links.
     pub links: Links,
     /// Engine threads; `None` leaves the number to the machine.
     pub engines: Option<Engines>,
-    /// Where metrics are served, if they are.
+    /// Where metrics are served, if at all.
     pub metrics: Option<MetricsAddress>,
     /// The image of Linux nodes, if one is named.
     pub image: Option<ImageName>,
-    /// Which driver has the device in Linux nodes.
+    /// Which driver owns the device in Linux nodes.
     pub driver: Driver,
-    /// The processor of nodes for arm64.
+    /// The processor model of arm64 nodes.
     pub cpu: ArmCpu,
     /// The boot server, if nodes boot over the torus.
     pub boot_server: Option<ServerPlan>,
-    /// What goes for IP over Tofu.
+    /// Settings of IP over Tofu.
     pub ip: IpPlan,
-    /// A node fails when its guest crashes or its virtual machine dies.
+    /// Whether a node fails when its guest crashes or its virtual machine dies.
     pub fail_with_guest: bool,
-    /// When another part is lost, the guests of this one are stopped.
+    /// Whether the guests of this part are stopped when another part is lost.
     pub end_with_part: bool,
     /// Faults on its links.
     pub faults: Option<FaultPlan>,
-    /// What to capture from its start on.
+    /// What to capture, from the start of the machine on.
     pub captures: Vec<ToFile>,
-    /// All nodes in the order of their numbers. Those of other parts are like stubs.
+    /// All nodes in the order of their numbers. Those of other parts are stubs here.
     pub nodes: Vec<NodePlan>,
     /// The roles of nodes in other parts.
     pub elsewhere: Vec<(NodeId, Role)>,
@@ -86,11 +85,11 @@ pub struct Plan {
 /// The settings of IP over Tofu on all nodes of a [`Plan`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IpPlan {
-    /// Part of addresses.
+    /// The machine's number, which is a part of its addresses.
     pub(crate) number: IpNumber,
     /// Largest IP packet.
     pub(crate) mtu: Mtu,
-    /// Whether nodes reach the networks of the host.
+    /// Whether nodes can reach the networks of the host.
     pub(crate) nat: bool,
 }
 
@@ -99,11 +98,11 @@ pub struct IpPlan {
 pub struct NodePlan {
     /// Where it is.
     pub coords: Coords,
-    /// What is at the device.
+    /// What uses its device.
     pub role: Role,
 }
 
-/// What is at a node's device.
+/// What uses a node's device.
 #[derive(Clone, Debug)]
 pub enum Role {
     /// No guest: the device only forwards packets.
@@ -112,12 +111,12 @@ pub enum Role {
     Bare(VmPlan),
     /// A Linux guest.
     Linux(LinuxPlan),
-    /// This process, which joins the machine to the host.
+    /// This process, which connects the machine to the host.
     Gateway,
 }
 
 impl Role {
-    /// Whether its program comes over the torus.
+    /// Returns whether its program comes over the torus.
     fn is_netbooted(&self) -> bool {
         match self {
             Self::Stub | Self::Gateway => false,
@@ -126,7 +125,7 @@ impl Role {
         }
     }
 
-    /// The processors of a Linux guest.
+    /// Returns the architecture of a Linux guest.
     fn arch(&self) -> Option<Arch> {
         match self {
             Self::Linux(linux) => Some(linux.arch),
@@ -134,7 +133,7 @@ impl Role {
         }
     }
 
-    /// Guest memory in bytes, and the guest program that runs to its end there.
+    /// Returns the guest memory, and the name of the guest program that runs there to its end.
     fn vm(&self) -> Option<(MemorySize, Option<&str>)> {
         match self {
             Self::Stub | Self::Gateway => None,
@@ -158,7 +157,7 @@ pub struct ServerPlan {
 }
 
 impl ServerPlan {
-    /// A server at this node, with these options.
+    /// Creates a server at this node, with these options.
     pub fn new(at: NodeId, args: &BootArgs) -> Self {
         let patience = args.boot_patience.map_or(DEFAULT_PATIENCE_MS, |patience| {
             u64::try_from(patience.0.as_millis()).unwrap_or(u64::MAX)
@@ -184,7 +183,7 @@ pub struct LinuxPlan {
     pub append: String,
     /// Where the kernel comes from.
     pub boot: BootFrom,
-    /// What its processors are.
+    /// The architecture of its processors.
     pub arch: Arch,
 }
 
@@ -269,14 +268,13 @@ pub enum PlanError {
 }
 
 impl Network {
-    /// The network of a machine file, or of an empty one, with the settings of the command line on
-    /// top.
+    /// Builds the network of a machine file, or of an empty one, overridden by the command line.
     pub fn new(args: &ShapeArgs) -> Result<(Self, MachineFile), PlanError> {
         Self::new_or(args, None, shape_of)
     }
 
-    /// The same; the kind of device may be given, too, and a function for the shape if none is
-    /// given.
+    /// Builds a network like [`Network::new`]. `interconnect` may give the kind of device, and
+    /// `default` gives the shape if none is given.
     pub fn new_or(
         args: &ShapeArgs,
         interconnect: Option<Interconnect>,
@@ -304,7 +302,7 @@ impl Network {
         Ok((Self { shape, links_down, part: None }, file))
     }
 
-    /// Nodes and links in one line.
+    /// Describes nodes and links in one line.
     pub fn summary(&self) -> String {
         let shape = &self.shape;
         let links = Link::all(shape).count();
@@ -326,7 +324,7 @@ impl Network {
         line
     }
 
-    /// Whether the link at this port starts down, from whichever end it was named.
+    /// Returns whether the link at this port starts down, from whichever end it was named.
     pub fn is_down(&self, at: Coords, port: Port) -> bool {
         let other = self.shape.neighbor(at, port).map(|to| (to, port.opposite()));
         self.links_down.iter().any(|named| *named == (at, port) || Some(*named) == other)
@@ -334,8 +332,8 @@ impl Network {
 }
 
 impl Plan {
-    /// Builds the plan for `tofu up`. The command line overrides the file's machine-wide settings;
-    /// a `[[node]]` of the file overrides both.
+    /// Builds the plan for `tofu up`. The command line overrides the file's machine-wide settings,
+    /// and a `[[node]]` of the file overrides both.
     pub fn new(args: &MachineArgs) -> Result<Self, PlanError> {
         let default = |interconnect| default_shape(args, interconnect);
         let (network, file) = Network::new_or(&args.shape, args.generation, default)?;
@@ -362,7 +360,7 @@ impl Plan {
             if overrides.insert(id, &node.settings).is_some() {
                 return Err(node.repeated().into());
             }
-            // The command line wins.
+            // The command line takes precedence.
             if node.gateway && asked.is_none() && gateway.replace(id).is_some() {
                 return Err(node.second_gateway().into());
             }
@@ -438,7 +436,7 @@ impl Plan {
             if let Some((_, what)) = lacks.into_iter().find(|(asked, _)| *asked) {
                 return Err(PlanError::Tnw(what));
             }
-            // Nor does an image with that driver offer anything to its nodes.
+            // An image with that driver is of no use to its nodes, either.
             driver = Driver::Vfio;
         }
         let cpu = args.linux.cpu.or(file.cpu);
@@ -458,7 +456,7 @@ impl Plan {
             return Err(PlanError::Cpu);
         }
         let faults = faults(args.faults.or(file.faults), &file.links);
-        // Nodes behind a gateway are used by people, who take their time.
+        // People use the nodes behind a gateway, and take their time.
         let timeout = if gateway.is_some() { Timeout::LONGEST } else { Timeout::DEFAULT };
         let boot_server = match nodes.iter().any(|node: &NodePlan| node.role.is_netbooted()) {
             false => None,
@@ -489,12 +487,12 @@ impl Plan {
         })
     }
 
-    /// The plan of a part of this machine; other processes have the other parts.
+    /// Returns the plan of one part of this machine. Other processes have the other parts.
     ///
     /// # Errors
     ///
-    /// If it cannot be cut into this many parts, or has something that machines in parts cannot
-    /// have.
+    /// If the machine cannot be cut into this many parts, or has something that machines in parts
+    /// do not support.
     pub fn cut(mut self, own: PartOf) -> Result<Self, PlanError> {
         let parts = Parts::new(self.network.shape, own.of)?;
         let lacks = [
@@ -524,7 +522,7 @@ impl Plan {
         (0..).map(NodeId).zip(self.nodes.iter().map(|node| &node.role))
     }
 
-    /// The small guests with their nodes.
+    /// Returns the small guests with their nodes.
     pub fn bare(&self) -> impl Iterator<Item = (NodeId, &VmPlan)> {
         self.roles().filter_map(|(id, role)| match role {
             Role::Bare(vm) => Some((id, vm)),
@@ -532,7 +530,7 @@ impl Plan {
         })
     }
 
-    /// The Linux guests with their nodes.
+    /// Returns the Linux guests with their nodes.
     pub fn linux(&self) -> impl Iterator<Item = (NodeId, &LinuxPlan)> {
         self.roles().filter_map(|(id, role)| match role {
             Role::Linux(linux) => Some((id, linux)),
@@ -540,24 +538,24 @@ impl Plan {
         })
     }
 
-    /// The processors of Linux guests, each kind once.
+    /// Returns the architectures of Linux guests, each once.
     pub fn archs(&self) -> Vec<Arch> {
         let has = |arch: &Arch| self.linux().any(|(_, linux)| linux.arch == *arch);
         Arch::ALL.into_iter().filter(has).collect()
     }
 
-    /// The gateway, if it is here.
+    /// Returns the gateway if it is in this part.
     pub fn gateway(&self) -> Option<NodeId> {
         self.roles().find(|(_, role)| matches!(role, Role::Gateway)).map(|(id, _)| id)
     }
 
-    /// The gateway, whichever part has it.
+    /// Returns the gateway, whichever part has it.
     pub fn any_gateway(&self) -> Option<NodeId> {
         let elsewhere = self.elsewhere.iter().find(|(_, role)| matches!(role, Role::Gateway));
         self.gateway().or(elsewhere.map(|(id, _)| *id))
     }
 
-    /// The boot server, if it is here.
+    /// Returns the boot server if it is in this part.
     pub(crate) fn own_boot_server(&self) -> Option<ServerPlan> {
         let elsewhere = |server: &ServerPlan| {
             let PartOf { part, of } = self.network.part?;
@@ -566,7 +564,7 @@ impl Plan {
         self.boot_server.filter(|server| elsewhere(server) != Some(true))
     }
 
-    /// The small guests of all parts that boot over the torus.
+    /// Returns the small guests of all parts that boot over the torus.
     pub(crate) fn netbooted_bare(&self) -> impl Iterator<Item = (NodeId, &VmPlan)> {
         self.all_roles().filter_map(|(id, role)| match role {
             Role::Bare(vm) if vm.boot == BootFrom::Tofu => Some((id, vm)),
@@ -574,7 +572,7 @@ impl Plan {
         })
     }
 
-    /// The same of Linux.
+    /// Returns the Linux guests of all parts that boot over the torus.
     pub fn netbooted_linux(&self) -> impl Iterator<Item = (NodeId, &LinuxPlan)> {
         self.all_roles().filter_map(|(id, role)| match role {
             Role::Linux(linux) if linux.boot == BootFrom::Tofu => Some((id, linux)),
@@ -586,58 +584,59 @@ impl Plan {
         self.roles().chain(self.elsewhere.iter().map(|(id, role)| (*id, role)))
     }
 
-    /// The nodes here with a virtual machine.
+    /// Returns the nodes of this part that have a virtual machine.
     pub fn vms(&self) -> impl Iterator<Item = NodeId> {
         self.roles().filter_map(|(id, role)| role.vm().map(|_| id))
     }
 
-    /// How many virtual machines there are in all parts of the machine, except at I/O nodes.
+    /// Returns the number of virtual machines in all parts of the machine, without those at I/O
+    /// nodes.
     pub(crate) fn compute_vms(&self) -> usize {
         let shape = &self.network.shape;
         let counts = |id: NodeId| !shape.is_io_node(self.coords(id));
         self.all_roles().filter(|(id, role)| role.vm().is_some() && counts(*id)).count()
     }
 
-    /// How many virtual machines there are in all parts of the machine.
+    /// Returns the number of virtual machines in all parts of the machine.
     pub fn all_vms(&self) -> usize {
         self.all_roles().filter(|(_, role)| role.vm().is_some()).count()
     }
 
-    /// The nodes where a guest program runs to its end, and its name.
+    /// Returns the nodes where a guest program runs to its end, with its name.
     pub fn programs(&self) -> impl Iterator<Item = (NodeId, &str)> {
         self.roles().filter_map(|(id, role)| Some((id, role.vm()?.1?)))
     }
 
-    /// How many nodes fetch their programs from the boot server.
+    /// Returns how many nodes fetch their programs from the boot server.
     pub fn netbooted(&self) -> usize {
         self.nodes.iter().filter(|node| node.role.is_netbooted()).count()
     }
 
-    /// Name of the guest program of a node.
+    /// Returns the name of the guest program of a node.
     pub fn program(&self, node: NodeId) -> Option<&str> {
         self.nodes.get(node.index())?.role.vm()?.1
     }
 
-    /// Whether the machine stays up until told otherwise, rather than until its programs have
-    /// ended.
+    /// Returns whether the machine stays up until it is told to end, rather than until its programs
+    /// have ended.
     pub fn stays_up(&self) -> bool {
         self.linux().any(|(_, linux)| linux.guest.is_none())
     }
 
-    /// Coordinates of a node.
+    /// Returns the coordinates of a node.
     pub fn coords(&self, node: NodeId) -> Coords {
         self.nodes[node.index()].coords
     }
 
-    /// Guest memory of all VMs in bytes.
+    /// Returns the guest memory of all VMs, in bytes.
     pub fn guest_memory(&self) -> u64 {
         let sizes = self.roles().filter_map(|(_, role)| role.vm()).map(|(memory, _)| memory.0);
         sizes.fold(0, u64::saturating_add)
     }
 }
 
-/// The shape with I/O nodes according to the command line and the file, or else according to its
-/// name.
+/// Applies the setting for I/O nodes of the command line or else of the file. Without one, the
+/// shape keeps those that its name implies.
 fn with_io_nodes(shape: Shape, args: &ShapeArgs, file: &MachineFile) -> Result<Shape, PlanError> {
     let (asked, file) = match &file.io_nodes {
         _ if args.io_nodes => (true, None),
@@ -658,7 +657,7 @@ fn with_io_nodes(shape: Shape, args: &ShapeArgs, file: &MachineFile) -> Result<S
     }
 }
 
-/// The faults of a machine, and of links that have some of their own.
+/// Returns the faults of a machine, including those that single links have instead.
 fn faults(everywhere: Option<FaultSpec>, links: &[LinkEntry]) -> Option<FaultPlan> {
     let own = |link: &LinkEntry| Some((link.at, link.port, link.faults?.rates));
     let links: Vec<_> = links.iter().filter_map(own).collect();
@@ -686,7 +685,7 @@ fn captures(asked: &[String], shape: &Shape) -> Result<Vec<ToFile>, PlanError> {
     asked.iter().map(capture).collect()
 }
 
-/// The shape of a machine of small guests if none is given.
+/// Returns the default shape of a machine of small guests.
 pub fn shape_of(interconnect: Interconnect) -> Shape {
     match interconnect {
         Interconnect::Tofu(_) => Shape::UNIT,
@@ -694,18 +693,18 @@ pub fn shape_of(interconnect: Interconnect) -> Shape {
     }
 }
 
-/// The machine if none is described.
+/// Returns the default shape of a machine.
 fn default_shape(args: &MachineArgs, interconnect: Interconnect) -> Shape {
     match (args.linux.linux, args.boot.boot) {
         (false, _) => shape_of(interconnect),
-        // And a boot server.
+        // The third node is for a boot server.
         (true, Some(BootFrom::Tofu)) => Shape::new([3, 1, 1, 1, 1, 1]).unwrap_or(Shape::UNIT),
         (true, _) => pair(),
     }
 }
 
-/// Makes a node the boot server's: the requested one, else the last I/O node without a VM,
-/// else the last node without one, else the last one.
+/// Assigns a node to the boot server: the requested one, else the last I/O node without a VM, else
+/// the last node without a VM, else the last node that is not the gateway.
 fn make_room(
     nodes: &mut [NodePlan],
     asked: Option<Coords>,
@@ -732,17 +731,17 @@ fn make_room(
     Ok(NodeId(at as u32))
 }
 
-/// The shape of a machine of TNW if none is given.
+/// Returns the default shape of a machine of TNW.
 fn cube() -> Shape {
     Shape::new([2, 2, 2, 1, 1, 1]).unwrap_or(Shape::UNIT)
 }
 
-/// The shape of a machine of Linux nodes if none is given: two neighbouring nodes.
+/// Returns the default shape of a machine of Linux nodes: two neighbouring nodes.
 fn pair() -> Shape {
     Shape::new([2, 1, 1, 1, 1, 1]).unwrap_or(Shape::UNIT)
 }
 
-/// Makes roles from settings; each guest program is loaded once.
+/// Makes roles from settings. Each guest program is loaded once.
 struct Roles<'a> {
     machine: &'a Settings,
     default_guest: &'static str,
@@ -751,7 +750,7 @@ struct Roles<'a> {
 }
 
 impl Roles<'_> {
-    /// The role of a node with these settings of its own.
+    /// Returns the role of a node with these settings of its own.
     fn of(&mut self, own: &Settings) -> Result<Role, PlanError> {
         let machine = self.machine;
         let name = own.guest.as_ref().or(machine.guest.as_ref());
@@ -808,7 +807,7 @@ mod tests {
     }
 
     impl Case {
-        /// A folder with a machine file and two programs that can be booted.
+        /// Creates a folder with a machine file and two bootable programs.
         fn new(file: &str) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let mut elf = vec![0; 64];
@@ -869,11 +868,11 @@ mod tests {
             let message = case.error(args);
             assert_eq!(message, format!("a machine of TNW cannot have {what}"));
         }
-        // There are two Linux nodes here, too, and they have no image with the kernel driver.
+        // It has two Linux nodes, too, and they have no image with the kernel driver.
         let plan = Case::new("generation = \"tnw\"").plan(&["--linux"]).unwrap();
         assert_eq!((plan.network.shape, plan.linux().count()), (pair(), 2));
         assert_eq!(plan.driver, Driver::Vfio);
-        // The command line wins.
+        // The command line takes precedence.
         let plan = case.plan(&["--generation", "k", "--shape", "unit"]).unwrap();
         assert_eq!(plan.interconnect.tofu().map(|k| k.name()), Some("k"));
         let plan = case.plan(&["--generation", "fugaku"]).unwrap();
@@ -974,16 +973,16 @@ mod tests {
         let plan = case.plan(&["--gateway", "--boot", "tofu"]).unwrap();
         assert_eq!((plan.gateway(), server(&plan)), (Some(NodeId(0)), Some(1)));
         assert_eq!((vms(&plan), plan.netbooted()), (vec![2, 3, 4, 5], 4));
-        // An I/O node, although a compute node without a VM is the last.
+        // It is an I/O node, although the last node is a compute node without a VM.
         let plan = case.plan(&["--nodes", "3", "--boot", "tofu"]).unwrap();
         assert_eq!((vms(&plan), server(&plan)), (vec![2, 3, 4], Some(1)));
-        // Other places by name.
+        // Other places can be named.
         let more = ["--gateway", "0,0,2,0,0,1", "--boot", "tofu", "--boot-server", "0,0,2,0,0,0"];
         let plan = case.plan(&more).unwrap();
         assert_eq!((plan.gateway(), server(&plan)), (Some(NodeId(5)), Some(4)));
         let message = case.error(&["--nodes", "5"]);
         assert_eq!(message, "--nodes 5: the shape 1x1x3x1x1x2 has 4 compute nodes; give 1 to 4");
-        // The names of shapes say it, too.
+        // Some names of shapes imply I/O nodes, too.
         let file = "guest = \"one.elf\"\nshape = \"k-racks\"";
         let plan = Case::new(file).plan(&["--gateway"]).unwrap();
         assert_eq!((plan.vms().count(), plan.gateway()), (192, Some(NodeId(0))));
@@ -1005,7 +1004,7 @@ mod tests {
         let plan = case.plan(&["--io-nodes", "--gateway"]).unwrap();
         assert_eq!(plan.linux().map(|(id, _)| id.0).collect::<Vec<_>>(), [0]);
         assert_eq!((plan.bare().count(), plan.gateway()), (2, Some(NodeId(1))));
-        // Programs that count nodes leave it out.
+        // Programs that count nodes leave out the node of the gateway.
         assert!(crate::command_line::machine(&plan, "").contains("nodes=2 "));
     }
 

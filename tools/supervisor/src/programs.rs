@@ -1,4 +1,4 @@
-//! Guest programs on Linux nodes, through their agents.
+//! Guest programs on Linux nodes, run by the nodes' agents.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -13,12 +13,13 @@ use crate::event::{Event, Outcome};
 use crate::guest::Guest;
 use crate::node::AgentNode;
 
-/// Where programs are put in a guest.
+/// The folder of a guest that programs are copied to.
 const FOLDER: &str = "/tmp";
-/// A line of a guest is cut here, in bytes.
+/// The length in bytes at which a line of a guest is cut.
 const MAX_LINE: usize = 4096;
 
-/// Runs a program to its end, with `input` on its standard input; `output` gets its output.
+/// Runs a program to its end, with `input` on its standard input. `output` is called with its
+/// output.
 ///
 /// # Errors
 ///
@@ -54,7 +55,7 @@ pub fn run(
     }
 }
 
-/// Runs a program, which must succeed.
+/// Runs a program and reports an error unless it succeeds.
 pub(crate) fn must_run(agent: &Arc<Agent>, exec: Exec, input: &[u8]) -> anyhow::Result<()> {
     let name = exec.args.join(" ");
     let mut errors = Vec::new();
@@ -69,7 +70,7 @@ pub(crate) fn must_run(agent: &Arc<Agent>, exec: Exec, input: &[u8]) -> anyhow::
     }
 }
 
-/// Starts a guest program on a node; its lines and its end arrive as events.
+/// Starts a guest program on a node. Its lines and its end arrive as events.
 pub fn start(
     node: &Arc<dyn AgentNode>,
     guest: &Guest,
@@ -105,7 +106,7 @@ pub fn start(
     Ok(())
 }
 
-/// Copies a program into a guest; returns its path there.
+/// Copies a program into a guest and returns its path there.
 pub fn put(node: &dyn AgentNode, guest: &Guest) -> anyhow::Result<String> {
     let name = format!("guest-{}", guest.name);
     let mut archive = Vec::new();

@@ -1,4 +1,4 @@
-//! The state of a machine that threads other than the one that runs it can read.
+//! The state of a machine that can be read by threads other than the one that runs it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -29,8 +29,7 @@ use crate::served::Served;
 use crate::settings::Settings;
 use crate::units::PartOf;
 
-/// The knowledge about a machine outside of the thread that runs it, for the threads that serve
-/// `tofu ps` and the like.
+/// The state of a machine, for the threads that serve `tofu ps` and similar commands.
 pub struct Registry {
     pub(crate) network: Network,
     pub(crate) started: Instant,
@@ -43,22 +42,22 @@ pub struct Registry {
     served: Mutex<HashMap<NodeId, Vec<Arc<Server>>>>,
     /// The virtual machines of small guests.
     holders: Mutex<HashMap<NodeId, Holder>>,
-    /// Nodes whose processors were stopped.
+    /// Nodes whose processors are stopped.
     held: Mutex<HashSet<NodeId>>,
-    /// What starts small guests again.
+    /// Starts small guests again.
     guests: OnceLock<Weak<dyn SmallGuests>>,
-    /// Who has which nodes.
+    /// Which job holds which nodes.
     pub(crate) jobs: Jobs,
     /// The followers of events.
     followers: Mutex<Vec<SyncSender<EventInfo>>>,
-    /// Held by each of them.
+    /// Each follower holds a clone until it has passed on the last event.
     following: Arc<()>,
     cancelled: AtomicBool,
-    /// A node fails with its guest.
+    /// Whether a node fails with its guest.
     fail_with_guest: bool,
     /// The other parts of the machine, if it is in parts.
     rest: Option<Rest>,
-    /// What commands have set, for them.
+    /// The settings that commands have changed, for parts that come back.
     settings: Mutex<Settings>,
 }
 
@@ -75,9 +74,9 @@ pub(crate) struct Rest {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OtherNode {
     pub(crate) kind: NodeKind,
-    /// What it is doing, in a word.
+    /// What it is doing, as one word.
     pub(crate) state: &'static str,
-    /// Since when.
+    /// The time at which that state began.
     pub(crate) since: Instant,
 }
 
@@ -87,18 +86,18 @@ pub(crate) enum AnyNode {
     Tnw(Arc<TorusNode>),
 }
 
-/// What ends small guests, and starts them again.
+/// Ends small guests, and starts them again.
 pub(crate) trait SmallGuests: Send + Sync {
-    /// Ends the guest of a node, if it has a small one, or starts it again if it was ended so, or
-    /// has crashed.
+    /// Ends the guest of a node if it has a small one, or starts it again if it was ended in this
+    /// way or has crashed.
     ///
     /// # Errors
     ///
-    /// What the host lacks, or if the machine is going down.
+    /// If the host lacks something, or the machine is going down.
     fn power(&self, node: NodeId, on: bool) -> anyhow::Result<()>;
 }
 
-/// How long those who follow may take to hear of the end.
+/// How long followers may take to pass on the end of the machine.
 const LAST_WORD: Duration = Duration::from_millis(500);
 /// Events by which a follower may lag behind.
 const FOLLOWERS_QUEUE: usize = 1 << 14;
@@ -110,7 +109,8 @@ struct Built {
 }
 
 impl Registry {
-    /// The registry of a machine that is not built yet; `events` are its own.
+    /// Creates the registry of a machine that is not built yet. `events` receives the machine's
+    /// events.
     pub fn new(network: &Network, events: Sender<Event>) -> Self {
         Self {
             network: network.clone(),
@@ -133,7 +133,7 @@ impl Registry {
         }
     }
 
-    /// The same for a part of a machine, which asks the others.
+    /// Makes this the registry of one part of a machine, which asks the other parts.
     ///
     /// # Errors
     ///
@@ -150,18 +150,18 @@ impl Registry {
         Ok(Self { rest: Some(Rest { own, parts, others, gateway }), ..self })
     }
 
-    /// The other parts of the machine, if it is in parts.
+    /// Returns the other parts of the machine, if it is in parts.
     pub(crate) fn rest(&self) -> Option<&Rest> {
         self.rest.as_ref()
     }
 
-    /// The settings of the network that commands have changed.
+    /// Returns the settings of the network that commands have changed.
     pub(crate) fn settings(&self) -> MutexGuard<'_, Settings> {
         lock(&self.settings)
     }
 
-    /// Sends a part that has come back the settings that commands have changed. The part answers in
-    /// its own time.
+    /// Sends a part that has come back the settings that commands have changed, without waiting for
+    /// its answer.
     fn tell(&self, part: PartId) {
         let Some(rest) = &self.rest else { return };
         let (others, settings) = (rest.others.clone(), self.settings().clone());
@@ -175,14 +175,14 @@ impl Registry {
         }
     }
 
-    /// The same for a machine in which a node fails, as by `tofu node down`, when its guest crashes
-    /// or its virtual machine dies, and works again when a Linux guest is ready again.
+    /// With `on`, a node fails as by `tofu node down` when its guest crashes or its virtual machine
+    /// dies, and works again when its Linux guest is ready again.
     #[must_use]
     pub fn fail_with_guest(self, on: bool) -> Self {
         Self { fail_with_guest: on, ..self }
     }
 
-    /// The place of a node.
+    /// Returns the coordinates of a node.
     ///
     /// # Errors
     ///
@@ -192,7 +192,7 @@ impl Registry {
         shape.coords(id).with_context(|| format!("the machine {shape} has no node {id}"))
     }
 
-    /// The device of a node; `None` if there is none.
+    /// Returns the device of a node, or `None` if it has none.
     ///
     /// # Errors
     ///
@@ -206,28 +206,28 @@ impl Registry {
         })
     }
 
-    /// The machine's gateway, if it has a running one.
+    /// Returns the connector of the machine's gateway, if one runs.
     pub(crate) fn gateway(&self) -> Option<&Connector> {
         Some(&self.built.get()?.gateway.as_ref()?.connector)
     }
 
-    /// The counters of the gateway's link, if it is at this place.
+    /// Returns the counters of the gateway's link, if the gateway is at this place.
     pub(crate) fn gateway_link(&self, at: Coords) -> Option<&LinkStats> {
         let gateway = self.built.get()?.gateway.as_ref()?;
         (gateway.at == at).then_some(&gateway.stats)
     }
 
-    /// The Linux nodes; none before they were started.
+    /// Returns the Linux nodes, or none before they have been started.
     pub fn linux(&self) -> &[Arc<dyn AgentNode>] {
         self.linux.get().map_or(&[], Vec::as_slice)
     }
 
-    /// The network of a machine that has been built.
+    /// Returns the network of a machine that has been built.
     pub(crate) fn running(&self) -> Option<&AnyNetwork> {
         self.built.get().map(|built| &built.network)
     }
 
-    /// Registers the machine that was built, by its network, and its gateway.
+    /// Registers a machine that has been built, with its gateway.
     ///
     /// # Errors
     ///
@@ -265,11 +265,11 @@ impl Registry {
         Ok(())
     }
 
-    /// Tells of what starts small guests.
+    /// Registers the object that starts small guests.
     ///
     /// # Errors
     ///
-    /// If there is something already.
+    /// If one is registered already.
     pub(crate) fn with_guests(&self, guests: Weak<dyn SmallGuests>) -> anyhow::Result<()> {
         if self.guests.set(guests).is_err() {
             bail!("a machine can be started once only");
@@ -277,7 +277,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Tells of the virtual machine of a small guest.
+    /// Registers the virtual machine of a small guest.
     pub(crate) fn with_guest(&self, node: NodeId, holder: Holder) {
         lock(&self.holders).insert(node, holder);
     }
@@ -286,7 +286,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// If the node has none that run.
+    /// If the node has no running processors.
     pub(crate) fn hold(&self, node: NodeId, on: bool) -> anyhow::Result<()> {
         match self.linux().iter().find(|linux| linux.id() == node) {
             Some(linux) => linux.hold(on)?,
@@ -313,12 +313,13 @@ impl Registry {
         Ok(())
     }
 
-    /// Ends the guest of a node, or starts it again if it is a Linux node that is off, or a small
-    /// guest that was ended so or has crashed. What is served stays as it is.
+    /// Ends the guest of a node, or starts it again. Only a Linux node that is off, or a small
+    /// guest that was ended in this way or has crashed, is started. Served devices are left alone.
     ///
     /// # Errors
     ///
-    /// If it boots for the first time, cannot be started, or the machine is going down.
+    /// If the guest is booting for the first time or cannot be started, or the machine is going
+    /// down.
     pub(crate) fn power(&self, node: NodeId, on: bool) -> anyhow::Result<()> {
         let linux = self.linux().iter().find(|linux| linux.id() == node);
         match linux {
@@ -337,17 +338,17 @@ impl Registry {
         Ok(())
     }
 
-    /// Whether a node's processors were stopped.
+    /// Returns whether a node's processors are stopped.
     pub(crate) fn is_held(&self, node: NodeId) -> bool {
         lock(&self.held).contains(&node)
     }
 
-    /// A node has another virtual machine, whose processors are not stopped.
+    /// Records that a node has a new virtual machine, whose processors are not stopped.
     pub(crate) fn goes_on(&self, node: NodeId) {
         lock(&self.held).remove(&node);
     }
 
-    /// Nodes without Linux.
+    /// Returns the nodes without Linux.
     pub(crate) fn others(&self) -> Vec<(NodeId, OtherNode)> {
         let served = lock(&self.served);
         let served = served.iter().map(|(id, servers)| {
@@ -359,7 +360,7 @@ impl Registry {
         served.chain(lock(&self.others).iter().map(|(id, node)| (*id, *node))).collect()
     }
 
-    /// A node without Linux.
+    /// Returns a node without Linux.
     pub(crate) fn other(&self, node: NodeId) -> Option<OtherNode> {
         self.others().into_iter().find(|(id, _)| *id == node).map(|(_, other)| other)
     }
@@ -369,7 +370,7 @@ impl Registry {
         lock(&self.others).insert(node, OtherNode { kind, state, since: Instant::now() });
     }
 
-    /// Registers a device that is served to clients, of which there may be several.
+    /// Registers a device that is served to one or more clients.
     pub fn with_served(self: &Arc<Self>, node: NodeId, served: &[Served]) {
         let servers: Vec<_> = served.iter().map(|served| Arc::clone(served.server())).collect();
         for server in &servers {
@@ -384,15 +385,15 @@ impl Registry {
         lock(&self.served).insert(node, servers);
     }
 
-    /// The events from now on. The second value must be dropped when the last event has been passed
-    /// on.
+    /// Returns the events from now on. The second value must be dropped when the last event has
+    /// been passed on.
     pub(crate) fn follow(&self) -> (Receiver<EventInfo>, Arc<()>) {
         let (sender, events) = mpsc::sync_channel(FOLLOWERS_QUEUE);
         lock(&self.followers).push(sender);
         (events, Arc::clone(&self.following))
     }
 
-    /// Lets followers report the end before this process ends.
+    /// Gives followers a moment to report the end before this process ends.
     fn wait_for_followers(&self) {
         let until = Instant::now() + LAST_WORD;
         while Arc::strong_count(&self.following) > 1 && Instant::now() < until {
@@ -400,14 +401,14 @@ impl Registry {
         }
     }
 
-    /// Tells followers of a job that has come, taken nodes or ended.
+    /// Tells followers that a job has come, taken nodes or ended.
     pub(crate) fn publish_job(&self, job: JobInfo) {
         let JobInfo { job, command, state, nodes, .. } = job;
         self.publish(None, EventKind::Job { job, state, command, nodes });
     }
 
-    /// Sends an event to followers. One that is too far behind is dropped. Jobs that wait for nodes
-    /// check whether there are some now.
+    /// Sends an event to followers, and drops those that are too far behind. Wakes jobs that wait
+    /// for nodes, which may be free now.
     pub(crate) fn publish(&self, node: Option<NodeId>, what: EventKind) {
         if !matches!(what, EventKind::Line { .. }) {
             self.jobs.wake();
@@ -425,7 +426,7 @@ impl Registry {
         followers.retain(|follower| follower.try_send(event.clone()).is_ok());
     }
 
-    /// Tells followers of an event of the machine.
+    /// Tells followers about an event of the machine.
     pub fn on_event(&self, event: &Event) {
         let (node, what) = match event {
             Event::Booted(node) | Event::Rebooted(node) => {
@@ -464,7 +465,7 @@ impl Registry {
         }
     }
 
-    /// Ends a start under way.
+    /// Cancels a start in progress.
     pub(crate) fn cancel(&self) {
         self.cancelled.store(true, SeqCst);
         for node in self.linux() {

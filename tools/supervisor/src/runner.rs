@@ -1,7 +1,8 @@
-//! The seam between a command and the machine that it runs.
+//! The interface between a command and the machine that it runs.
 //!
 //! `tofu up` makes a [`Plan`], starts it here, and sees everything else as [`Event`]s. Policy
-//! (timeouts, Ctrl-C, what counts as success, output) is the command's; this side only runs VMs.
+//! (timeouts, Ctrl-C, what counts as success, output) belongs to the command; this side only runs
+//! VMs.
 
 use std::collections::BTreeSet;
 use std::sync::mpsc::Sender;
@@ -30,47 +31,46 @@ use crate::registry::{Registry, SmallGuests};
 use crate::units::{Doorbell, Engines, Interconnect, PartOf};
 use crate::{netboot, programs};
 
-/// A running machine. Dropping it stops it, joins its threads and frees
-/// everything.
+/// A running machine. Dropping it stops it, joins its threads and frees everything.
 pub trait Running: Send {
-    /// The registers of a node's vCPU in one line, for a report about a guest that
-    /// hangs. `None` if it has none or does not answer.
+    /// Returns the registers of a node's vCPU in one line, for a report about a guest that hangs.
+    /// `None` if it has none or does not answer.
     fn registers(&self, node: NodeId) -> Option<String>;
 
-    /// The call stack of a node's small guest now, the innermost function first. Empty if it is not
-    /// known.
+    /// Returns the current call stack of a node's small guest, innermost function first. Empty if
+    /// it is not known.
     fn frames(&self, _: NodeId) -> Vec<Frame> {
         Vec::new()
     }
 
-    /// Resident memory of the guests, in KiB, if that is known.
+    /// Returns the resident memory of the guests in KiB, if it is known.
     fn guest_resident_kib(&self) -> Option<u64> {
         None
     }
 
-    /// To be called when all guests here have ended or are about to be stopped, with the number of
-    /// those that have failed: other parts of the machine are told.
+    /// Tells the other parts that all guests of this part have ended or are about to be stopped,
+    /// and how many have failed.
     fn ended(&self, _failed: u32) {}
 
     /// Ends all guests that still run and waits for them, for a bounded time. Their
-    /// [`Event::Ended`] has been sent on return.
+    /// [`Event::Ended`] have been sent when it returns.
     fn stop(&mut self);
 }
 
 /// Starts machines; tests have a backend of their own.
 pub trait Backend {
-    /// Starts all VMs of `plan` and returns while they run. `events` may be cloned
-    /// and used from any thread.
+    /// Starts all VMs of `plan` and returns while they run. `events` may be cloned and used from
+    /// any thread.
     ///
     /// # Errors
     /// One line on what this host lacks or what is wrong with a guest, and how to
     /// fix it. Nothing runs then.
     fn start(&self, plan: &Plan, events: Sender<Event>) -> anyhow::Result<Box<dyn Running>>;
 
-    /// To be called with each event of the machine, for outside followers.
+    /// Passes an event of the machine to outside followers. Must be called for each event.
     fn on_event(&self, _event: &Event) {}
 
-    /// Makes a running [`Backend::start`] return soon, with an error, if it takes long.
+    /// Makes a [`Backend::start`] in progress return an error soon.
     fn cancel(&self) {}
 }
 
@@ -78,28 +78,28 @@ pub trait Backend {
 pub struct Machines {
     /// Starts the plan's Linux nodes.
     pub linux: Option<Box<dyn LinuxBackend>>,
-    /// Keeps its state for `tofu ps` and the like, if present.
+    /// Keeps the machine's state for `tofu ps` and similar commands, if present.
     pub registry: Option<Arc<Registry>>,
-    /// What joins it to the host.
+    /// Connects it to the host.
     pub gateway: Option<GatewaySetup>,
     /// Its other parts, if it is in parts.
     pub others: Option<Others>,
-    /// What its threads give up.
+    /// The rights that its threads give up.
     pub confinement: Confinement,
 }
 
 impl Machines {
-    /// Machines of small guests only, without a registry.
+    /// Runs machines of small guests only, without a registry.
     pub fn bare(confinement: Confinement) -> Self {
         Self { linux: None, registry: None, gateway: None, others: None, confinement }
     }
 }
 
-/// How long commands in a machine in parts wait for an answer *(ours)*. Hosts may differ in how
-/// busy they are, and a cable that loses packets sends them again for a while.
+/// How long commands of a machine in parts wait for an answer *(ours)*. Some hosts may be busier
+/// than others, and a cable that loses packets retransmits them for a while.
 const PARTS_TIMEOUT_NS: u64 = 10_000_000_000;
 
-/// A machine without nodes whose engines run, with the plan's links down.
+/// Builds a machine without nodes, with running engines and the plan's links down.
 pub fn machine(
     network: &Network,
     (generation, links): (Generation, Links),
@@ -121,7 +121,7 @@ pub fn machine(
     Ok(machine)
 }
 
-/// The same of TNW.
+/// Builds a machine of TNW like [`machine`].
 fn torus(
     network: &Network,
     doorbells: Doorbells,
@@ -137,11 +137,12 @@ fn torus(
     Ok(torus)
 }
 
-/// The same for any kind of devices. Links of TNW are direct, and it has one engine.
+/// Builds a machine of any kind like [`machine`]. A machine of TNW has direct links and one engine.
 ///
 /// # Errors
 ///
-/// If TNW is to have modelled links or more than three axes, or the host has no threads left.
+/// If a machine of TNW is to have modelled links or more than three axes, or the host has no
+/// threads left.
 pub fn any_machine(
     network: &Network,
     (interconnect, links): (Interconnect, Links),
@@ -161,7 +162,7 @@ pub fn any_machine(
     })
 }
 
-/// How many engines a machine gets.
+/// Returns how many engines a machine gets.
 pub fn engines(wanted: Option<Engines>, cores: usize) -> usize {
     wanted.map_or(cores.min(MOST_ENGINES), |engines| engines.0.get() as usize)
 }
@@ -199,7 +200,7 @@ impl Backend for Machines {
             captures,
         };
         let registry = self.registry.as_ref();
-        // Before anybody looks for it.
+        // The gateway must exist before anybody looks for it.
         if let (Some(setup), Some(machine)) = (&self.gateway, running.machine.tofu()) {
             running.gateway = Some(setup.start(machine, &self.confinement)?);
         }
@@ -210,7 +211,8 @@ impl Backend for Machines {
                 registry.note(id, NodeKind::Gateway, "gateway");
             });
         }
-        // They may at once send this part the settings that commands have changed.
+        // As soon as they are connected, they may send this part settings that commands have
+        // changed.
         if let (Some(others), Some(machine)) = (&self.others, running.machine.tofu()) {
             others.connect(machine, &events, confinement)?;
         }
@@ -219,7 +221,7 @@ impl Backend for Machines {
             running.boot_server =
                 netboot::start(machine, plan, files.as_ref(), &events, &self.confinement)?;
         }
-        // First, because they take long, and small guests would wait for them until they time out.
+        // Linux nodes come first: they take long, and small guests would time out waiting for them.
         if let Some(host) = &self.linux {
             running.linux = Some(host.start(&running.machine, plan, &events)?);
         }
@@ -263,12 +265,12 @@ fn captures(machine: &AnyMachine, plan: &Plan) -> anyhow::Result<Vec<FileCapture
     plan.captures.iter().map(start).collect()
 }
 
-/// Engines of a machine unless the user says otherwise: more than this would compete for the same
+/// The most engines of a machine unless the user says otherwise. More would compete for the same
 /// nodes rather than share the work.
 const MOST_ENGINES: usize = 4;
 
-/// Polled doorbells are faster as long as every guest and every engine has a core of its own;
-/// otherwise polling takes time from threads that have work.
+/// Chooses how doorbells are delivered. Polling is faster as long as every guest and every engine
+/// has a core of its own; otherwise it takes time from threads that have work.
 pub fn doorbells(doorbell: Doorbell, guests: usize, cores: usize, engines: usize) -> Doorbells {
     match doorbell {
         Doorbell::Trapped => Doorbells::Trapped,
@@ -327,7 +329,7 @@ impl Running for Local {
     }
 }
 
-/// Resident memory of the mappings that contain one of `starts`, from a text like that of
+/// Returns the resident memory of the mappings that contain one of `starts`, from text like that of
 /// /proc/self/smaps. The host merges neighbouring mappings of guest memory into one.
 fn resident_kib(smaps: &str, starts: &BTreeSet<u64>) -> Option<u64> {
     let (mut sum, mut counts) = (0, false);

@@ -1,4 +1,4 @@
-//! Devices of nodes on sockets, for monitors that are not ours.
+//! Devices of nodes on sockets, for virtual machine monitors other than ours.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::machine::AnyMachine;
 pub struct Served {
     server: Arc<Server>,
     threads: Vec<JoinHandle<()>>,
-    /// Its file is removed with it.
+    /// Dropping it removes the socket's file.
     socket: Option<BoundSocket>,
 }
 
@@ -29,7 +29,7 @@ impl Served {
     ///
     /// # Errors
     ///
-    /// If the socket is in use or cannot be made.
+    /// If the socket is in use or cannot be created.
     pub fn at_path(
         machine: &AnyMachine,
         at: Coords,
@@ -42,7 +42,7 @@ impl Served {
         let door = socket.listener().context("no descriptors left")?;
         let mut served = Self::on(machine, at, listener, backing, confinement)?;
         served.socket = Some(socket);
-        // We do not start these clients, so there may be two of them.
+        // We do not start these clients, so two of them may connect.
         let (server, first) = (Arc::clone(&served.server), confinement.hook(Role::VfioUser));
         let run = move || {
             first();
@@ -55,8 +55,8 @@ impl Served {
         Ok(served)
     }
 
-    /// Adds a device of Tofu at `at` that up to `count` clients share, and serves each of them at
-    /// its own listener.
+    /// Adds a device of Tofu at `at` that up to `count` clients share, and serves each of them at a
+    /// listener of its own.
     ///
     /// # Errors
     ///
@@ -116,13 +116,13 @@ impl Served {
 }
 
 impl Served {
-    /// What serves it.
+    /// Returns the server of the device.
     pub(crate) fn server(&self) -> &Arc<Server> {
         &self.server
     }
 }
 
-/// Pages for a client's doorbells, if the machine has them.
+/// Returns pages for a client's doorbells, if the machine uses them.
 fn pages(machine: &Machine) -> anyhow::Result<Option<ClientPages>> {
     Ok(match machine.config().doorbells {
         Doorbells::Trapped => None,
@@ -130,7 +130,7 @@ fn pages(machine: &Machine) -> anyhow::Result<Option<ClientPages>> {
     })
 }
 
-/// Windows that a client maps, if the machine polls them.
+/// Returns windows that a client maps, if the machine polls them.
 fn windows(torus: &Torus) -> anyhow::Result<Option<ClientWindows>> {
     Ok(match torus.doorbells() {
         Doorbells::Trapped => None,
@@ -142,7 +142,7 @@ impl Drop for Served {
     fn drop(&mut self) {
         self.server.stop();
         for thread in self.threads.drain(..) {
-            // A panic there has been printed.
+            // A panic in the thread has already been printed.
             let _ = thread.join();
         }
     }

@@ -45,17 +45,16 @@ use reply::say;
 
 pub use metrics::Metrics;
 
-/// Who asks.
+/// Where a request comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asker {
-    /// A command on this host, which concerns the whole machine.
+    /// A command on this host. The request concerns the whole machine.
     Host,
-    /// Another part of the machine, which concerns this part.
+    /// Another part of the machine. The request concerns this part only.
     Part,
 }
 
-/// Serves the socket, from now on to the end of the process, and the requests of other parts of the
-/// machine.
+/// Serves the socket and the requests of other parts of the machine, until the process ends.
 pub fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {
     let cannot = || format!("cannot make the control socket {}", socket.display());
     let listener = UnixListener::bind(socket).with_context(cannot)?;
@@ -87,7 +86,7 @@ pub fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Serves the requests of other parts, from now on.
+/// Serves the requests of other parts, until the process ends.
 fn serve_visitors(registry: &Arc<Registry>) -> anyhow::Result<()> {
     let Some(visits) = registry.rest().and_then(|rest| rest.others.visitors()) else {
         return Ok(());
@@ -115,7 +114,7 @@ fn serve_visitors(registry: &Arc<Registry>) -> anyhow::Result<()> {
 fn serve_client(mut client: UnixStream, registry: &Registry, asker: Asker) -> anyhow::Result<()> {
     let tofu = env!("CARGO_PKG_VERSION").to_owned();
     match say(&mut client, &Reply::Hello { protocol: VERSION, tofu }) {
-        // It only checked whether the socket is served.
+        // The client only checked whether the socket is served.
         Err(error) if is_gone(&error) => return Ok(()),
         said => said?,
     }
@@ -157,7 +156,7 @@ fn serve_client(mut client: UnixStream, registry: &Registry, asker: Asker) -> an
             (Way::Here | Way::Through(_), _) => {}
         }
         let reply = match request {
-            // These have the rest of the connection.
+            // These requests keep the rest of the connection.
             Request::Exec(exec) => {
                 let started =
                     find(registry, exec.node).and_then(|node| node.agent().exec(exec.exec));
@@ -202,7 +201,7 @@ fn serve_client(mut client: UnixStream, registry: &Registry, asker: Asker) -> an
                 return jobs::serve(client, requests, registry, (&command, pid));
             }
             Request::Down => {
-                // First, because this process may end before it could answer.
+                // Answered first, because this process may end before it could answer.
                 say(&mut client, &Reply::Done)?;
                 // If the receiver is gone, the machine is already going down.
                 let _ = registry.events.send(Event::Down);
@@ -217,13 +216,13 @@ fn serve_client(mut client: UnixStream, registry: &Registry, asker: Asker) -> an
     }
 }
 
-/// Whether a client has left.
+/// Returns whether an error means that the client has left.
 fn is_gone(error: &anyhow::Error) -> bool {
     let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
     matches!(kind, Some(ErrorKind::BrokenPipe | ErrorKind::ConnectionReset))
 }
 
-/// The gateway, and the place of a node that it must reach.
+/// Returns the gateway, and the coordinates of the node that it is to reach.
 fn way(registry: &Registry, node: u32) -> anyhow::Result<(&Connector, Coords)> {
     let gateway = gateway(registry)?;
     let at = registry.network.shape.coords(NodeId(node)).context("there is no such node")?;
@@ -246,11 +245,11 @@ fn datagrams(
 ) -> anyhow::Result<()> {
     let (gateway, at) = way(registry, node)?;
     gateway.datagrams(at, port, client.try_clone()?)?;
-    // Nothing is sent this way before the client has sent something.
+    // Nothing is sent to the client before it has sent something.
     say(client, &Reply::Done)
 }
 
-/// Passes messages between a program and a command.
+/// Passes messages between a program and a client.
 fn serve_program(
     mut client: UnixStream,
     mut requests: LineReader<UnixStream>,
@@ -275,13 +274,13 @@ fn serve_program(
                     break Err(error);
                 }
             }
-            // The command has gone, with or without an error.
+            // The client has gone, with or without an error.
             _ => break Ok(()),
         }
     };
-    // Kills the program if it still runs, upon which the agent reports its end.
+    // This kills the program if it still runs; the agent then reports its end.
     drop(handle);
-    // A panic there has been printed.
+    // A panic in the thread has already been printed.
     let _ = answers.join();
     result
 }
@@ -318,7 +317,7 @@ fn serve_console(
         }
     }
     gone.store(true, SeqCst);
-    // A panic there has been printed.
+    // A panic in the thread has already been printed.
     let _ = viewer.join();
     Ok(())
 }

@@ -10,23 +10,24 @@ use tofu_fabric::{NodeId, PartId, Port, Shape};
 
 use crate::parts::Others;
 
-/// Nodes of one request, at most: lines are short.
+/// The most nodes in one request, because lines have a limited length.
 const MOST_NODES: usize = 1000;
 
-/// Links, nodes and faults as commands have set them: each part of a machine keeps all of them, for
-/// parts that come back, which start as the machine did. They are no larger than the machine.
+/// Links, nodes and faults as commands have set them. Each part of a machine keeps all of them for
+/// parts that come back, because those start in the machine's initial state. The settings never
+/// outgrow the machine.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
-    /// By the lower one of their ends; whether they are up.
+    /// Whether links are up, by the lower one of their ends.
     links: BTreeMap<(NodeId, Port), bool>,
-    /// Those that are down.
+    /// Nodes that are down.
     nodes: BTreeSet<NodeId>,
-    /// If they were set.
+    /// The faults, if a command has set or removed them.
     faults: Option<Option<String>>,
 }
 
 impl Settings {
-    /// The link at a port of a node was taken up or down.
+    /// Records that the link at a port of a node was taken up or down.
     pub(crate) fn set_link(&mut self, shape: &Shape, at: Coords, port: Port, up: bool) {
         let end = |at, port| Some((shape.node_id(at)?, port));
         let near = end(at, port);
@@ -36,7 +37,7 @@ impl Settings {
         }
     }
 
-    /// Nodes were taken up or down.
+    /// Records that nodes were taken up or down.
     pub(crate) fn set_nodes(&mut self, nodes: impl Iterator<Item = NodeId>, up: bool) {
         match up {
             true => nodes.for_each(|node| {
@@ -46,7 +47,7 @@ impl Settings {
         }
     }
 
-    /// Faults were set, or taken away.
+    /// Records that faults were set or removed.
     pub(crate) fn set_faults(&mut self, faults: Option<String>) {
         self.faults = Some(faults);
     }
@@ -55,7 +56,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// If it goes again, or refuses something.
+    /// If the part goes away again, or refuses something.
     pub(crate) fn tell(&self, others: &Others, part: PartId) -> anyhow::Result<()> {
         let mut connection: Option<Connection> = None;
         for request in self.requests() {
@@ -74,7 +75,8 @@ impl Settings {
         Ok(())
     }
 
-    /// The requests for a part that knows none of it. Its guests run.
+    /// Returns the requests that bring a part from its initial state to these settings. Its guests
+    /// keep running.
     fn requests(&self) -> Vec<Request> {
         let links = self.links.iter().map(|(&(node, port), &up)| Request::SetLink {
             node: node.0,

@@ -1,4 +1,4 @@
-//! Traces: commands assembled from the steps that a machine reports, and the selection that a user
+//! Traces: assembles commands from the steps that a machine reports, and selects those that a user
 //! wants.
 
 mod assemble;

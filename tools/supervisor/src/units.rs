@@ -1,4 +1,4 @@
-//! Values with the same notation in the machine file and on the command line.
+//! Values written in the same way in the machine file and on the command line.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -20,11 +20,11 @@ pub use tofu_machine::Interconnect;
 pub struct MemorySize(pub u64);
 
 impl MemorySize {
-    /// Of a node without an operating system.
+    /// For a node without an operating system.
     pub const DEFAULT: Self = Self(16 << 20);
-    /// Of a Linux node.
+    /// For a Linux node.
     pub const LINUX_DEFAULT: Self = Self(256 << 20);
-    /// Less is too little for a Linux node, whatever its kernel and initramfs.
+    /// The least memory for a Linux node, whatever its kernel and initramfs.
     pub(crate) const LINUX_LEAST: Self = Self(80 << 20);
     pub(crate) const ALLOWED: &str = "a whole number with KiB, MiB or GiB, such as \"16MiB\", \
                                       from 2MiB to 1024GiB, in 4KiB steps";
@@ -59,7 +59,7 @@ impl fmt::Display for MemorySize {
 pub struct Timeout(pub Duration);
 
 impl Timeout {
-    /// Unless the user says otherwise.
+    /// The timeout unless the user says otherwise.
     pub const DEFAULT: Self = Self(Duration::from_secs(60));
     pub(crate) const LONGEST: Self = Self(Duration::from_secs(24 * 3600));
     pub(crate) const ALLOWED: &str =
@@ -84,7 +84,7 @@ impl FromStr for Timeout {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // "ms" before "s" and "m", which it ends or starts with.
+        // "ms" comes before "m", with which it starts, and "s", with which it ends.
         let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
         let millis = units
             .iter()
@@ -126,12 +126,12 @@ impl FromStr for MetricsAddress {
     }
 }
 
-/// The number of a part of a machine, and the number of parts: `0/2`.
+/// One part of a machine, and the number of parts: `0/2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartOf {
     /// The part, from 0.
     pub part: PartId,
-    /// How many there are.
+    /// The number of parts.
     pub of: u32,
 }
 
@@ -166,7 +166,7 @@ impl fmt::Display for PartOf {
 pub struct Cpus(pub u32);
 
 impl Cpus {
-    /// Unless the user says otherwise.
+    /// The number unless the user says otherwise.
     pub const DEFAULT: Self = Self(1);
     pub(crate) const ALLOWED: &str = "a whole number of processors from 1 to 16";
 }
@@ -189,7 +189,7 @@ pub struct ImageName(String);
 impl ImageName {
     pub(crate) const ALLOWED: &str = "1 to 64 letters, digits, and . _ + - after the first";
 
-    /// As text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -199,7 +199,7 @@ impl FromStr for ImageName {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // The rules are the library's.
+        // The library checks the rules.
         let fits = tofu_image::Spec::new(text).is_ok();
         fits.then(|| Self(text.to_owned())).ok_or(Self::ALLOWED)
     }
@@ -238,7 +238,7 @@ pub enum Doorbell {
 impl Doorbell {
     pub(crate) const ALLOWED: &str = "\"trapped\", \"polled\" or \"auto\"";
 
-    /// As on the command line.
+    /// Returns the name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Trapped => "trapped",
@@ -256,11 +256,11 @@ impl FromStr for Doorbell {
     }
 }
 
-/// The generation of Tofu of this name.
+/// Returns the generation of Tofu of this name.
 ///
 /// # Errors
 ///
-/// If there is none: what is allowed.
+/// If there is none, with the allowed names.
 pub fn generation(name: &str) -> Result<Generation, &'static str> {
     Generation::from_name(name).ok_or(Generation::NAMES)
 }
@@ -278,7 +278,7 @@ pub enum LinkMode {
 impl LinkMode {
     pub(crate) const ALLOWED: &str = "\"direct\" or \"modelled\"";
 
-    /// Its name, as `--links` has it.
+    /// Returns the name, as in `--links`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -286,7 +286,7 @@ impl LinkMode {
         }
     }
 
-    /// The same for a machine.
+    /// Returns the link model of a machine.
     pub const fn links(self) -> Links {
         match self {
             Self::Direct => Links::Direct,
@@ -316,7 +316,7 @@ pub enum Driver {
 }
 
 impl Driver {
-    /// As on the command line.
+    /// Returns the name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -345,7 +345,7 @@ pub enum ArmCpu {
 }
 
 impl ArmCpu {
-    /// What QEMU calls it.
+    /// Returns QEMU's name for it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::A64fx => "a64fx",
@@ -424,7 +424,8 @@ impl TryFrom<i64> for Mtu {
     }
 }
 
-/// Reads values from the command line that are whole numbers in a machine file.
+/// Implements reading of values that are whole numbers in a machine file, and text on the command
+/// line.
 macro_rules! from_number {
     ($($unit:ty),*) => { $(
         impl FromStr for $unit {
@@ -523,7 +524,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is shown can be typed.
+        /// The displayed form can be parsed.
         #[test]
         fn memory_size_round_trips(pages in 512u64..=1 << 28) {
             let size = MemorySize(pages * 4096);

@@ -17,8 +17,8 @@ pub(crate) enum Code {
 }
 
 impl Code {
-    /// `InvalidArg`, with the reason on standard error if the user asks for reasons: the
-    /// API has no place for them.
+    /// Returns `InvalidArg`, and prints the reason on standard error if the user asks for reasons,
+    /// because the API cannot report them.
     pub(crate) fn invalid(reason: impl Display) -> Self {
         if std::env::var_os("JTOFU_DEBUG").is_some_and(|value| value != "0") {
             eprintln!("jtofu: {reason}");
@@ -27,7 +27,7 @@ impl Code {
     }
 }
 
-/// Runs the body of a function; no panic may get into a C program.
+/// Runs the body of a function. No panic may escape into a C program.
 pub(crate) fn run(body: impl FnOnce() -> Result<c_int, Code>) -> c_int {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => value,

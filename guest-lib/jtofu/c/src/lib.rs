@@ -1,4 +1,4 @@
-//! `libtofutop`: the C functions of `jtofu.h`, which documents them. The work is done in
+//! `libtofutop`: the C functions of `jtofu.h`, where they are documented. The work is done in
 //! `tofu-jtofu`; this crate handles pointers and error codes.
 
 mod code;
@@ -13,15 +13,15 @@ use tofu_jtofu::{Coords, Jobs, Mapinfo, Path, PathTo, RouteError, System, news};
 use crate::code::{Code, run};
 use crate::pointer::{Out, OutList, read};
 
-/// Version of the API: that of `JTOFU_VERSION_MAJOR` and `_MINOR`.
+/// Version of the API, as in `JTOFU_VERSION_MAJOR` and `_MINOR`.
 const VERSION: (c_int, c_int) = (0, 0);
-/// Longer texts are no mapinfo.
+/// The longest text that is accepted as a mapinfo, in bytes.
 const MAX_MAPINFO: usize = 64 << 20;
 
 /// # Safety
-/// `mapinfo` is null, or a C string, or at least one readable byte that is no `{`.
+/// `mapinfo` is null, or a C string, or at least one readable byte that is not `{`.
 unsafe fn parse(mapinfo: *const c_void) -> Result<Mapinfo, Code> {
-    // Whatever else the pointer may lead to has no final 0 to look for.
+    // Anything else that the pointer may point to has no final 0 to look for.
     // SAFETY: there is a byte.
     if unsafe { read(mapinfo.cast::<u8>()) }? != b'{' {
         return Err(Code::invalid("the mapinfo is not of this library's format"));
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn jtofu_initialize(job_id: u32, rank: u32, mapinfo: *cons
         if mapinfo.is_null() {
             return Err(Code::InvalidPointer);
         }
-        // SAFETY: a C string, as the caller promises.
+        // SAFETY: the caller guarantees a C string.
         state::initialize(job_id, rank, || unsafe { parse(mapinfo) })?;
         Ok(0)
     })
@@ -65,7 +65,7 @@ pub extern "C" fn jtofu_finalize() -> c_int {
 pub unsafe extern "C" fn jtofu_add_job(job_id: u32, mapinfo: *const c_void) -> c_int {
     run(|| {
         state::change(|jobs| {
-            // SAFETY: null or a C string, as the caller promises.
+            // SAFETY: the caller guarantees null or a C string.
             let info = unsafe { parse(mapinfo) }?;
             jobs.add(job_id, info).map_err(Code::invalid)
         })?;
@@ -79,14 +79,14 @@ pub extern "C" fn jtofu_delete_job(job_id: u32) -> c_int {
     run(|| state::change(|jobs| jobs.delete(job_id).map_err(Code::invalid)).map(|()| 0))
 }
 
-/// Writes what is known of the jobs to where the caller wants it.
+/// Writes a value that the jobs know to where the caller wants it.
 ///
 /// # Safety
 /// `to` is null or may be written to.
 unsafe fn give<T: Copy>(to: *mut T, known: impl FnOnce(&Jobs) -> Result<T, Code>) -> c_int {
     run(|| {
         let value = state::read(known)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { Out::new(to) }?.set(value);
         Ok(0)
     })
@@ -98,7 +98,7 @@ unsafe fn give<T: Copy>(to: *mut T, known: impl FnOnce(&Jobs) -> Result<T, Code>
 /// `sys_size` is null or may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn jtofu_query_sys_size(sys_size: *mut [u8; 6]) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { give(sys_size, |jobs| Ok(jobs.system().shape().lengths())) }
 }
 
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn jtofu_query_sys_size(sys_size: *mut [u8; 6]) -> c_int {
 /// `sys_torus` is null or may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn jtofu_query_sys_torus(sys_torus: *mut [u8; 6]) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { give(sys_torus, |jobs| Ok(jobs.system().wraps().map(u8::from))) }
 }
 
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn jtofu_query_sys_torus(sys_torus: *mut [u8; 6]) -> c_int
 /// `ref_coords` is null or may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn jtofu_query_ref_coords(ref_coords: *mut [u8; 6]) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { give(ref_coords, |jobs| Ok(jobs.own().reference().to_array())) }
 }
 
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn jtofu_query_ref_coords(ref_coords: *mut [u8; 6]) -> c_i
 /// `phys_size` is null or may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn jtofu_query_phys_size(phys_size: *mut [u8; 6]) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { give(phys_size, |jobs| Ok(jobs.own().extent())) }
 }
 
@@ -138,11 +138,11 @@ pub unsafe extern "C" fn jtofu_query_phys_size(phys_size: *mut [u8; 6]) -> c_int
 /// `log_size` is null or may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn jtofu_query_log_size(log_size: *mut [u32; 3]) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { give(log_size, |jobs| Ok(jobs.own().shape().size())) }
 }
 
-/// The answer that a job has for a rank.
+/// Returns the answer of a job for a rank.
 fn of_rank<T>(
     job: u32,
     rank: u32,
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn jtofu_query_phys_coords(
 ) -> c_int {
     run(|| {
         initialized()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(phys_coords) }?;
         out.set(of_rank(job_id, rank, |job| job.coords(rank))?.to_array());
         Ok(0)
@@ -185,14 +185,14 @@ pub unsafe extern "C" fn jtofu_query_log_coords(
 ) -> c_int {
     run(|| {
         initialized()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(log_coords) }?;
         out.set(of_rank(job_id, rank, |job| job.logical(rank))?);
         Ok(0)
     })
 }
 
-/// What comes before a look at the pointers.
+/// Checks what must be checked before any pointer.
 fn initialized() -> Result<(), Code> {
     state::read(|_| Ok(()))
 }
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn jtofu_query_ranks_from_phys_coords(
 ) -> c_int {
     run(|| {
         initialized()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (node, list, count) =
             unsafe { (read(phys_coords)?, OutList::new(ranks, max_ranks)?, Out::new(num_ranks)?) };
         let node = Coords::from_array(node);
@@ -247,7 +247,7 @@ pub unsafe extern "C" fn jtofu_query_ranks_from_log_coords(
 ) -> c_int {
     run(|| {
         initialized()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (place, list, count) =
             unsafe { (read(log_coords)?, OutList::new(ranks, max_ranks)?, Out::new(num_ranks)?) };
         state::read(|jobs| {
@@ -264,11 +264,11 @@ pub unsafe extern "C" fn jtofu_query_ranks_from_log_coords(
     })
 }
 
-/// How to ask for paths to a node.
+/// Queries the paths to a node.
 type Paths = fn(&System, Coords, Coords) -> Result<Vec<PathTo>, RouteError>;
 
-/// The paths to a node that avoid links known to be dead now. If there are none, the paths of the
-/// machine as the job found it.
+/// Returns the paths to a node that avoid links known to be dead now, or, if there are none, the
+/// paths of the machine as it was when the job started.
 fn paths_now(paths: Paths, to: Coords) -> Result<Vec<PathTo>, Code> {
     let news = news();
     state::read(|jobs| {
@@ -291,7 +291,7 @@ unsafe fn query_paths(
 ) -> c_int {
     run(|| {
         initialized()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (node, list, count) = unsafe {
             (read(phys_coords)?, OutList::new(path_coords, max_paths)?, Out::new(num_paths)?)
         };
@@ -308,7 +308,7 @@ unsafe fn query_paths(
 unsafe fn query_hops(paths: Paths, phys_coords: *const [u8; 6], num_hops: *mut usize) -> c_int {
     run(|| {
         initialized()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (node, hops) = unsafe { (read(phys_coords)?, Out::new(num_hops)?) };
         let node = Coords::from_array(node);
         let found = paths_now(paths, node)?;
@@ -332,7 +332,7 @@ pub unsafe extern "C" fn jtofu_query_onesided_paths(
     path_coords: *mut [u8; 3],
     num_paths: *mut usize,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { query_paths(System::onesided_paths, phys_coords, max_paths, path_coords, num_paths) }
 }
 
@@ -347,7 +347,7 @@ pub unsafe extern "C" fn jtofu_query_barrier_paths(
     path_coords: *mut [u8; 3],
     num_paths: *mut usize,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { query_paths(System::barrier_paths, phys_coords, max_paths, path_coords, num_paths) }
 }
 
@@ -360,7 +360,7 @@ pub unsafe extern "C" fn jtofu_query_onesided_hops(
     phys_coords: *const [u8; 6],
     num_hops: *mut usize,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { query_hops(System::onesided_paths, phys_coords, num_hops) }
 }
 
@@ -373,7 +373,7 @@ pub unsafe extern "C" fn jtofu_query_barrier_hops(
     phys_coords: *const [u8; 6],
     num_hops: *mut usize,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { query_hops(System::barrier_paths, phys_coords, num_hops) }
 }
 
@@ -384,7 +384,7 @@ pub unsafe extern "C" fn jtofu_query_barrier_hops(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn jtofu_query_jtofu_version(major_ver: *mut c_int, minor_ver: *mut c_int) {
     for (at, value) in [(major_ver, VERSION.0), (minor_ver, VERSION.1)] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         if let Ok(out) = unsafe { Out::new(at) } {
             out.set(value);
         }
@@ -402,7 +402,7 @@ pub unsafe extern "C" fn jtofu_create_mapinfo_by_envvars(
     num_proc: *mut c_uint,
 ) -> c_int {
     run(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (out, size, processes) =
             unsafe { (Out::new(mapinfo)?, Out::new(mapinfo_size)?, Out::new(num_proc)?) };
         let info = tofu_jtofu::from_env().map_err(Code::invalid)?;

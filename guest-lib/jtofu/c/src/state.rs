@@ -8,13 +8,13 @@ use crate::code::Code;
 
 struct State {
     jobs: Jobs,
-    /// How often `jtofu_initialize` was called more than `jtofu_finalize`.
+    /// How many more times `jtofu_initialize` was called than `jtofu_finalize`.
     uses: u32,
 }
 
 static STATE: RwLock<Option<State>> = RwLock::new(None);
 
-/// Starts, or counts one more use by the same process.
+/// Initializes the library, or counts one more use by the same process.
 pub(crate) fn initialize(
     job: u32,
     rank: u32,
@@ -39,7 +39,7 @@ pub(crate) fn initialize(
     Ok(())
 }
 
-/// Takes one use back.
+/// Takes back one use.
 pub(crate) fn finalize() -> Result<(), Code> {
     let mut state = STATE.write().unwrap_or_else(PoisonError::into_inner);
     let Some(known) = &mut *state else { return Err(Code::ExcessFinalize) };
@@ -50,13 +50,13 @@ pub(crate) fn finalize() -> Result<(), Code> {
     Ok(())
 }
 
-/// Looks something up.
+/// Calls `f` with the jobs for reading.
 pub(crate) fn read<T>(f: impl FnOnce(&Jobs) -> Result<T, Code>) -> Result<T, Code> {
     let state = STATE.read().unwrap_or_else(PoisonError::into_inner);
     f(&state.as_ref().ok_or(Code::NotInitialized)?.jobs)
 }
 
-/// Changes something.
+/// Calls `f` with the jobs for changes.
 pub(crate) fn change(f: impl FnOnce(&mut Jobs) -> Result<(), Code>) -> Result<(), Code> {
     let mut state = STATE.write().unwrap_or_else(PoisonError::into_inner);
     f(&mut state.as_mut().ok_or(Code::NotInitialized)?.jobs)

@@ -1,7 +1,7 @@
 //! The functions of `utofu.h`, by its sections, and of `tofu_collective.h`.
 //!
 //! Each returns 0 or a negative code (`enum utofu_return_code`), and keeps the reason for
-//! `utofu_get_last_error`. Pointers that must not be null give `UTOFU_ERR_INVALID_POINTER`.
+//! `utofu_get_last_error`. A null pointer that must not be null gives `UTOFU_ERR_INVALID_POINTER`.
 
 mod barrier;
 mod collective;

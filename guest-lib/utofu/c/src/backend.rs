@@ -1,4 +1,4 @@
-//! Where the process's device comes from: chosen by environment variables, which the manual lists.
+//! The source of the process's device, chosen by environment variables that the manual lists.
 
 mod apart;
 mod broker;
@@ -16,20 +16,20 @@ use tofu_utofu::{Code, DeviceShare, Error};
 
 use crate::provider::AnyProvider;
 
-/// Where devices come from.
+/// A source of devices.
 pub(crate) enum Backend {
     /// A machine in this process.
     InProcess(inproc::InProcess),
-    /// Nodes in another process of this host.
+    /// Nodes that another process of this host serves.
     Served(local::Served),
-    /// A device of this computer's, by the kernel driver.
+    /// A device of this computer, through the kernel driver.
     Tof(tof::Tof),
-    /// A device of this computer's, by VFIO.
+    /// A device of this computer, through VFIO.
     Vfio(vfio::Vfio),
 }
 
 impl Backend {
-    /// Processes in the sense of uTofu that are in this process.
+    /// Returns how many processes in the sense of uTofu this process represents.
     pub(crate) fn processes(&self) -> usize {
         match self {
             Self::InProcess(machine) => machine.processes(),
@@ -38,7 +38,7 @@ impl Backend {
         }
     }
 
-    /// The one with this number.
+    /// Returns the process of this number.
     pub(crate) fn process(&self, index: usize) -> Result<(Arc<AnyProvider>, DeviceShare), Error> {
         match self {
             Self::InProcess(machine) => machine.process(index),
@@ -49,7 +49,7 @@ impl Backend {
     }
 }
 
-/// What the environment asks for.
+/// Returns the backend that the environment asks for.
 pub(crate) fn choose() -> Result<Backend, Error> {
     match env::var("TOFU_PROVIDER").as_deref() {
         Ok("inproc") => inproc::InProcess::new().map(Backend::InProcess),

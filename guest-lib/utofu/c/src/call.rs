@@ -1,4 +1,4 @@
-//! The frame of each function that C calls: no panic escapes, and the last error is kept for
+//! The frame of each C function: no panic escapes, and the last error is kept for
 //! `utofu_get_last_error`.
 
 use std::cell::Cell;
@@ -8,10 +8,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use tofu_utofu::error::null;
 use tofu_utofu::{Code, Error};
 
-/// Bytes of the caller's buffer in `utofu_get_last_error`.
+/// Size of the caller's buffer for `utofu_get_last_error`, in bytes.
 const MESSAGE_SIZE: usize = 1024;
 
-/// An error and the function that has returned it.
+/// An error, and the function that returned it.
 struct Last {
     function: &'static str,
     error: Error,
@@ -21,7 +21,7 @@ thread_local! {
     static LAST: Cell<Option<Last>> = const { Cell::new(None) };
 }
 
-/// Runs the body of a function and turns its end into a return code.
+/// Runs the body of a function and returns its result as a return code.
 #[inline]
 pub(crate) fn call(function: &'static str, body: impl FnOnce() -> Result<(), Error>) -> c_int {
     let error = match catch_unwind(AssertUnwindSafe(body)) {
@@ -34,7 +34,7 @@ pub(crate) fn call(function: &'static str, body: impl FnOnce() -> Result<(), Err
     code
 }
 
-/// Writes the text of the calling thread's last error, with a NUL, at most 1024 bytes.
+/// Writes the text of the calling thread's last error, terminated by NUL, in at most 1024 bytes.
 pub(crate) fn last_error(to: *mut c_char) {
     if to.is_null() {
         return;
@@ -53,7 +53,7 @@ pub(crate) fn last_error(to: *mut c_char) {
     }
 }
 
-/// A pointer that a value is written to. It may lie in a packed structure.
+/// A pointer through which a value is written. It may be unaligned, in a packed structure.
 pub(crate) struct Out<T>(*mut T);
 
 impl<T: Copy> Out<T> {
@@ -65,19 +65,19 @@ impl<T: Copy> Out<T> {
     }
 
     pub(crate) fn set(&self, value: T) {
-        // SAFETY: as promised to `new`.
+        // SAFETY: guaranteed by the caller of `new`.
         unsafe { self.0.write_unaligned(value) }
     }
 
     pub(crate) fn get(&self) -> T {
-        // SAFETY: as promised to `new`; what may be written to may be read.
+        // SAFETY: guaranteed by the caller of `new`. What may be written to may be read.
         unsafe { self.0.read_unaligned() }
     }
 
-    /// The same for several values in a row.
+    /// Writes several consecutive values.
     pub(crate) fn set_all(&self, values: &[T]) {
         for (i, value) in values.iter().enumerate() {
-            // SAFETY: as promised to `new`, for as many values as the function has.
+            // SAFETY: guaranteed by the caller of `new`, for as many values as the function has.
             unsafe { self.0.add(i).write_unaligned(*value) }
         }
     }
@@ -87,7 +87,7 @@ impl<T: Copy> Out<T> {
 ///
 /// # Safety
 ///
-/// `from` is null or has that many bytes.
+/// `from` is null or points to that many bytes.
 pub(crate) unsafe fn bytes<const N: usize>(
     from: *const u8,
     what: &'static str,
@@ -95,11 +95,11 @@ pub(crate) unsafe fn bytes<const N: usize>(
     if from.is_null() {
         return Err(null(what));
     }
-    // SAFETY: as promised to this function.
+    // SAFETY: guaranteed by the caller.
     Ok(unsafe { from.cast::<[u8; N]>().read_unaligned() })
 }
 
-/// A copy of `values` that the caller frees with `free()`.
+/// Returns a copy of `values`, which the caller frees with `free()`.
 pub(crate) fn malloced<T: Copy>(values: &[T]) -> Result<*mut T, Error> {
     let size = size_of_val(values);
     // SAFETY: any size will do.

@@ -5,8 +5,8 @@ use std::env;
 use tofu_abi::Subnet;
 use tofu_utofu::{Code, Error};
 
-/// The size in bytes from which parts are faster than the whole where links are shared, and no
-/// slower where they are not (`tests/benches/paths.rs`).
+/// The size in bytes from which splitting is faster where links are shared, and no slower where
+/// they are not (`tests/benches/paths.rs`).
 const SPLIT_FROM: u32 = 512 << 10;
 
 /// Reads a number from the environment.
@@ -22,7 +22,7 @@ const fn not_a_number(name: &'static str) -> Error {
     Error::new(Code::NotAvailable, name, "the environment variable is not a number below 65536")
 }
 
-/// The same below 2^32.
+/// Reads a number below 2^32 from the environment.
 fn number32(name: &'static str, default: u32) -> Result<u32, Error> {
     let hint = "the environment variable is not a number below 4294967296";
     let wrong = || Error::new(Code::NotAvailable, name, hint);
@@ -33,12 +33,12 @@ fn number32(name: &'static str, default: u32) -> Result<u32, Error> {
     }
 }
 
-/// The group of processes that may reach each other's memory and gates: the register GPID.
+/// Returns the group of processes that may access each other's memory and gates: the register GPID.
 pub(crate) fn group() -> Result<u64, Error> {
     number32("TOFU_GROUP", 0).map(u64::from)
 }
 
-/// The subnet that the process keeps to: the registers MODE and SUBNET_SIZE.
+/// Returns the subnet to which the process is confined: the registers MODE and SUBNET_SIZE.
 pub(crate) fn subnet() -> Result<Subnet, Error> {
     const NAME: &str = "TOFU_SUBNET";
     match env::var(NAME) {
@@ -51,7 +51,7 @@ pub(crate) fn subnet() -> Result<Subnet, Error> {
     }
 }
 
-/// Bytes from which Puts go in parts by several paths, if they do at all.
+/// Returns the size in bytes from which Puts are sent in parts over several paths, if they are.
 pub(crate) fn split_puts() -> Result<Option<u32>, Error> {
     Ok(match number32("UTOFU_SPLIT_PUTS", 0)? {
         0 => None,

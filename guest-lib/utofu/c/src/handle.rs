@@ -1,6 +1,6 @@
-//! Handles of VCQs. They are numbers, never pointers, so freed VCQs can be recognised.
+//! Handles of VCQs. They are numbers rather than pointers, so freed VCQs can be recognised.
 //!
-//! As on real systems the lowest four bits are the VCQ's extra value, and the next four 0.
+//! As on real systems, the lowest four bits are the VCQ's extra value, and the next four are 0.
 
 use tofu_abi::Coords;
 use tofu_utofu::{Code, Error, SharedQueue, Ticket, Vcq};
@@ -8,12 +8,12 @@ use tofu_utofu::{Code, Error, SharedQueue, Ticket, Vcq};
 use crate::process;
 use crate::provider::AnyProvider;
 
-/// Places of the parts: extra value 3:0, queue 15:8, process 31:16, serial number 63:32.
+/// Positions of the fields: extra value 3:0, queue 15:8, process 31:16, serial number 63:32.
 const QUEUE: u32 = 8;
 const PROCESS: u32 = 16;
 const SERIAL: u32 = 32;
 
-/// The handle of a new VCQ of a process.
+/// Returns the handle of a new VCQ of a process.
 pub(crate) fn give(vcq: Vcq<AnyProvider>, process: usize) -> Result<usize, Error> {
     let (queue, ticket) = vcq.into_parts();
     let queues = process::existing(process).map_or(&[][..], |process| process.queues());
@@ -26,7 +26,7 @@ pub(crate) fn give(vcq: Vcq<AnyProvider>, process: usize) -> Result<usize, Error
         | (ticket.serial as usize) << SERIAL)
 }
 
-/// The VCQ of a handle. Whether it lives is found out with the queue's lock held.
+/// Returns the VCQ of a handle. Whether it still exists is checked with the queue's lock held.
 #[inline(always)]
 pub(crate) fn find(handle: usize) -> Result<(&'static SharedQueue<AnyProvider>, Ticket), Error> {
     let queue = || {
@@ -42,7 +42,7 @@ pub(crate) fn find(handle: usize) -> Result<(&'static SharedQueue<AnyProvider>, 
     }
 }
 
-/// The node of a handle's VCQ.
+/// Returns the node of a handle's VCQ.
 pub(crate) fn node(handle: usize) -> Option<Coords> {
     find(handle).ok().map(|(queue, _)| queue.coords())
 }

@@ -1,9 +1,9 @@
 //! `libtofucom`: the functions of `utofu.h` and `tofu_collective.h`, and `utofu_get_last_error`.
 //!
 //! The work is done in `tofu-utofu`. This crate handles pointers, handles and codes, and chooses
-//! where the process's device comes from (`backend`). Pointers are checked for null, handles for
-//! belonging to a VCQ that exists, everything else for its range. Beyond that a C caller promises
-//! what C callers always promise: a pointer that is not null points to what its type says.
+//! the source of the process's device (`backend`). Null pointers, handles of VCQs that do not exist
+//! and values out of range are detected. Beyond that, a C caller guarantees as usual that a pointer
+//! which is not null points to what its type says.
 
 mod api;
 mod backend;

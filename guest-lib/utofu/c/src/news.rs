@@ -1,4 +1,4 @@
-//! Paths round links that the node knows to be dead.
+//! Paths around links that the node knows to be dead.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -12,32 +12,32 @@ use tofu_sync::lock;
 use tofu_utofu::VbgSetting;
 use tofu_utofu::ids::{VbgId, VcqId};
 
-/// The variable that has default paths chosen without a look at dead links, if it is 0.
+/// The variable that, if it is 0, makes default paths ignore dead links.
 const AVOID: &str = "UTOFU_AVOID_DEAD_LINKS";
-/// How long commands go by what was read.
+/// How long commands use what was read.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// What commands know of dead links.
+/// What commands know about dead links.
 static KNOWN: Mutex<Known> = Mutex::new(Known {
     read: None,
     system: None,
     detours: BTreeMap::new(),
     chosen: BTreeSet::new(),
 });
-/// Whether any link is known to be dead, so that most commands need not look further.
+/// Whether any link is known to be dead. If not, commands need not check any further.
 static ANY: AtomicBool = AtomicBool::new(false);
 
 struct Known {
     read: Option<Instant>,
     /// The machine, if any of its links is dead.
     system: Option<System>,
-    /// Paths that were found, by both ends.
+    /// Paths that have been found, by their two ends.
     detours: BTreeMap<(Coords, Coords), Path>,
-    /// Nodes whose default path the program has chosen.
+    /// Nodes to which the program has explicitly chosen the default path.
     chosen: BTreeSet<Coords>,
 }
 
-/// The machine without the links that the node knows to be dead, if there are any.
+/// Returns the machine without the links that the node knows to be dead, if there are any.
 fn system() -> Option<System> {
     if env::var_os(AVOID).is_some_and(|value| value == "0") {
         return None;
@@ -46,22 +46,22 @@ fn system() -> Option<System> {
     (!system.links_down().is_empty()).then_some(system)
 }
 
-/// The path that replaces `default`. It is `default` itself, unless the command or its answer would
-/// meet a link that is known to be dead. Then it is the shortest path that meets none, if there is
-/// one.
+/// Returns the path to use instead of `default`. That is `default` itself unless the command or its
+/// answer would meet a link that is known to be dead. In that case it is the shortest path that
+/// meets none, if there is one.
 fn working(system: &System, from: Coords, to: Coords, default: Path) -> Path {
     first_of(&system.onesided_paths(from, to).unwrap_or_default(), default)
 }
 
-/// `default` if that is among the paths, or there are none, and the first of them otherwise.
+/// Returns `default` if it is among the paths or there are none, and the first path otherwise.
 fn first_of(paths: &[PathTo], default: Path) -> Path {
     let works = paths.iter().any(|way| way.path == default);
     let first = paths.first().filter(|_| !works);
     first.map_or(default, |way| way.path)
 }
 
-/// The path to a node that a new ID gets instead of `default`. `here` tells where this process is,
-/// and is called only if a link is dead.
+/// Returns the path to a node that a new ID gets instead of `default`. `here` returns the
+/// coordinates of this process, and is called only if a link is dead.
 pub(crate) fn path(to: Coords, default: Path, here: impl FnOnce() -> Option<Coords>) -> Path {
     let mut known = lock(&KNOWN);
     known.look(Duration::ZERO);
@@ -69,8 +69,8 @@ pub(crate) fn path(to: Coords, default: Path, here: impl FnOnce() -> Option<Coor
     here().map_or(default, |from| working(system, from, to, default))
 }
 
-/// Barrier gates with paths for those signals for which the program has chosen none and whose
-/// default path is known to be dead: the shortest path that is not known to be, if there is one.
+/// Chooses paths for signals of barrier gates for which the program has chosen none and whose
+/// default path is known to be dead: the shortest path without a known dead link, if there is one.
 pub(crate) fn signals(from: Coords, gates: &[VbgSetting]) -> Vec<VbgSetting> {
     let mut gates = gates.to_vec();
     let mut known = lock(&KNOWN);
@@ -85,7 +85,7 @@ pub(crate) fn signals(from: Coords, gates: &[VbgSetting]) -> Vec<VbgSetting> {
 }
 
 impl Known {
-    /// Reads the news anew if that was so long ago.
+    /// Reads the news again if they are older than `fresh`.
     fn look(&mut self, fresh: Duration) {
         if self.read.is_some_and(|read| read.elapsed() < fresh) {
             return;
@@ -97,23 +97,24 @@ impl Known {
     }
 }
 
-/// Looks for news of dead links that commands may have to avoid: when a VCQ is made, and when a
-/// command has met a dead link.
+/// Reads news of dead links that commands may have to avoid. Called when a VCQ is created, and when
+/// a command has met a dead link.
 #[cold]
 pub(crate) fn refresh() {
     lock(&KNOWN).look(FRESH);
 }
 
-/// The program has chosen a path to a node. Where that is the default path commands keep it.
+/// Records that the program has chosen a path to a node. If that is the default path, commands keep
+/// it.
 pub(crate) fn choose(to: Coords, path: Path) {
     if path == to.default_path() {
         lock(&KNOWN).chosen.insert(to);
     }
 }
 
-/// The ID that a command uses instead of one that may belong to another process. It is the same,
-/// unless its path is the default one, which was not chosen explicitly, and is known not to work.
-/// `from` tells where the command comes from, and is called only if a link is dead.
+/// Returns the ID that a command uses instead of `to`. It is the same, unless its path is the
+/// default one, was not chosen explicitly, and is known to be dead. `from` returns the coordinates
+/// of the sender, and is called only if a link is dead.
 #[inline(always)]
 pub(crate) fn detour(to: u64, flags: u64, from: impl FnOnce() -> Option<Coords>) -> u64 {
     if ANY.load(Relaxed) { look_up(to, flags, from()) } else { to }

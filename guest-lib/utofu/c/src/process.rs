@@ -13,10 +13,10 @@ use crate::provider::AnyProvider;
 /// A process in the sense of uTofu.
 pub(crate) type Process = Context<AnyProvider>;
 
-/// Processes at most, so that a number fits into a handle.
+/// The most processes, so that a number fits into a handle.
 const MAX_PROCESSES: usize = 1 << 16;
 
-/// All of them, made when they are first used.
+/// All processes, which are created when they are first used.
 struct World {
     backend: Backend,
     processes: Vec<OnceLock<Result<Process, Error>>>,
@@ -39,12 +39,12 @@ fn world() -> Result<&'static World, Error> {
     world.as_ref().map_err(Clone::clone)
 }
 
-/// Number of processes.
+/// Returns the number of processes.
 pub(crate) fn count() -> Result<usize, Error> {
     Ok(world()?.processes.len())
 }
 
-/// Makes the calling thread one of process `index`.
+/// Makes the calling thread a thread of process `index`.
 pub(crate) fn select(index: usize) -> Result<(), Error> {
     let count = count()?;
     if index >= count {
@@ -55,23 +55,23 @@ pub(crate) fn select(index: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// The calling thread's process, and its number.
+/// Returns the calling thread's process, and its number.
 pub(crate) fn current() -> Result<(&'static Process, usize), Error> {
     let index = CURRENT.get();
     Ok((get(index)?, index))
 }
 
-/// The node of the calling thread's process, if it has a device.
+/// Returns the node of the calling thread's process, if it has a device.
 pub(crate) fn here() -> Option<Coords> {
     current().ok().map(|(process, _)| process.provider().coords())
 }
 
-/// The generation of the process's device; Fugaku as long as there is none.
+/// Returns the generation of the process's device, or Fugaku's if it has none.
 pub(crate) fn generation() -> Generation {
     current().map_or(Generation::default(), |(process, _)| process.provider().generation())
 }
 
-/// A process, which is made if it is not there yet.
+/// Returns a process, and creates it if necessary.
 fn get(index: usize) -> Result<&'static Process, Error> {
     let world = world()?;
     let hint = "there is no such process";
@@ -88,7 +88,7 @@ fn get(index: usize) -> Result<&'static Process, Error> {
     place.get_or_init(make).as_ref().map_err(Clone::clone)
 }
 
-/// A process that is there already; for handles.
+/// Returns a process that exists already, for handles.
 #[inline]
 pub(crate) fn existing(index: usize) -> Option<&'static Process> {
     let world = WORLD.get()?.as_ref().ok()?;

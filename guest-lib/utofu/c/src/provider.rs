@@ -7,15 +7,15 @@ use tofu_utofu::{Channel, Error, OpenQueue, Provider, Queue, VbgSetting};
 
 use crate::news;
 
-/// A control queue of whatever kind.
+/// A control queue of any kind.
 type AnyQueue = Box<dyn Queue + Send>;
-/// A barrier channel of whatever kind.
+/// A barrier channel of any kind.
 type AnyChannel = Box<dyn Channel + Send>;
 
-/// A provider of whatever kind.
+/// A provider of any kind.
 pub(crate) type AnyProvider = dyn Provider<Queue = AnyQueue, Channel = AnyChannel> + Send + Sync;
 
-/// `provider`, without the types of its queues and channels.
+/// Erases the types of a provider's queues and channels.
 pub(crate) fn any<P>(provider: Arc<P>) -> Arc<AnyProvider>
 where
     P: Provider + Send + Sync + 'static,

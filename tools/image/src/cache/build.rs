@@ -1,4 +1,4 @@
-//! Making images and parts.
+//! Makes images and parts.
 
 use std::fs;
 use std::io;
@@ -22,31 +22,31 @@ use crate::{driver, initramfs, kernel, root};
 
 /// Modules that a guest loads at boot.
 const LOAD: [&str; 2] = ["vfio-pci", "vfio_iommu_type1"];
-/// Modules that a guest with Arm's processors loads before these: VFIO needs the IOMMU, which is a
-/// virtio device. Some kernels have them built in.
+/// Modules that an arm64 guest loads before these: VFIO needs the IOMMU, which is a virtio device.
+/// Some kernels have them built in.
 const ARM64: [&str; 2] = ["virtio_pci", "virtio-iommu"];
 /// Modules that a guest with our own driver loads instead.
 const DRIVER: [&str; 1] = ["tofu"];
-/// Modules that it loads when it finds such a device.
+/// Modules that a guest loads when it finds such a device.
 const DEVICES: [&str; 5] =
     ["virtio_blk", "virtio_net", "virtio-rng", "virtio_console", "virtio-iommu"];
-/// Modules for devices that programs make: their network interfaces.
+/// Modules for devices that programs create: network interfaces of their own.
 const OWN: [&str; 1] = ["tun"];
-/// Modules that it needs for a root disk.
+/// Modules that a guest needs for a root disk.
 const ROOT: [&str; 4] = ["ext4", "overlay", "crc32c_generic", "crc32c_intel"];
 
 impl Cache {
     /// Makes the image that `spec` asks for, or returns it if it exists already, which takes some
-    /// milliseconds. Everything else in the cache that matches is used.
+    /// milliseconds. Uses everything in the cache that matches.
     ///
     /// # Errors
-    /// See [`Error`]. Whatever happens, an image of that name is the complete old one or the
+    /// See [`Error`]. On failure, an image of that name is either the complete old one or the
     /// complete new one, and fetched files are kept for the next attempt.
     pub fn build(&self, spec: &Spec, progress: &dyn Progress) -> Result<Image> {
         spec.check_arch()?;
         let folder = self.image_folder(&spec.name);
         let fingerprint = spec.fingerprint();
-        // A damaged manifest is also a reason to build.
+        // A damaged manifest is a reason to build, too.
         let ready = || {
             let manifest = Manifest::read(&folder).ok().flatten()?;
             let fit = manifest.fingerprint == fingerprint && manifest.files_are_whole(&folder);
@@ -56,11 +56,10 @@ impl Cache {
             return Ok(image);
         }
         if let Some(wanted) = spec.driver() {
-            // Minutes, in which others can make their images.
+            // This takes minutes, during which others can make their images.
             driver::compile(self, wanted, spec.refresh, progress)?;
         }
-        // Packages are configured on such processors, and fetching their emulator takes the lock,
-        // too.
+        // Packages are configured on this architecture. Fetching its emulator takes the lock, too.
         let emulator = match spec.arch {
             Arch::X86_64 => None,
             _ if spec.with.is_empty() => None,
@@ -79,14 +78,14 @@ impl Cache {
         Ok(Image::in_folder(&folder, manifest))
     }
 
-    /// Whether an image has the driver tofu.ko, and everything for compiling that is in the cache:
-    /// updating the image then takes seconds, and fetches nothing.
+    /// Returns whether an image has the driver tofu.ko, and the cache has everything to compile it.
+    /// Updating the image then takes seconds, and fetches nothing.
     pub fn has_driver_ready(&self, image: &Image) -> bool {
         let wanted = image.manifest.spec().ok().and_then(|spec| spec.driver());
         wanted.is_some_and(|wanted| driver::has_root(self, wanted).unwrap_or(false))
     }
 
-    /// Puts all files of an image into `new`.
+    /// Puts all files of an image into the folder `new`.
     fn fill(
         &self,
         spec: &Spec,
@@ -113,7 +112,7 @@ impl Cache {
             Ok(())
         };
 
-        // Errors in the user's request are found first, before much is fetched.
+        // Errors in the user's request are found before much is fetched.
         let mut tree = None;
         let mut release = String::new();
         let kernel = spec.chosen_kernel();
@@ -129,7 +128,8 @@ impl Cache {
             (named, None) => Some(named.clone()),
         };
         if let Some(named) = debian {
-            // The kernel of a driver is fetched again before the driver's build root is made.
+            // With a driver, the kernel has been fetched again before the driver's build root was
+            // made.
             let refresh = spec.refresh && driver.is_none();
             let (key, part) = self.kernel_part(&named, spec.arch, refresh, progress)?;
             release.clone_from(&part.kernel);
@@ -181,8 +181,8 @@ impl Cache {
         Ok(())
     }
 
-    /// One of Debian's kernels: vmlinux, vmlinuz, config and modules. Returns it with the part's
-    /// key. The caller holds the lock.
+    /// Makes the part with one of Debian's kernels: vmlinux, vmlinuz, config and modules. Returns
+    /// the part's key and its manifest. The caller holds the lock.
     pub(crate) fn kernel_part(
         &self,
         kernel: &Kernel,
@@ -225,7 +225,8 @@ impl Cache {
         Ok((key, part))
     }
 
-    /// Returns it with the part's key. The caller holds the lock.
+    /// Makes the part with busybox. Returns the part's key and its manifest. The caller holds the
+    /// lock.
     pub(crate) fn busybox_part(
         &self,
         arch: Arch,
@@ -250,9 +251,9 @@ impl Cache {
         Ok((key, part))
     }
 
-    /// A folder with these Debian packages unpacked over one another, without those they depend on
-    /// and without running any of their scripts; fetched if it does not exist yet. For sources and
-    /// headers that a test is built from. `backports` takes the newest versions for Debian 13.
+    /// Returns a folder with these Debian packages unpacked over one another, and fetches them if
+    /// it does not exist yet. Neither their dependencies nor their scripts are used. For sources
+    /// and headers that a test is built from. `backports` takes the newest versions for Debian 13.
     ///
     /// # Errors
     /// See [`Error`].
@@ -265,7 +266,7 @@ impl Cache {
         self.packages_for(Arch::default(), names, backports, progress)
     }
 
-    /// The same for packages for other processors.
+    /// Returns such a folder for packages for another architecture.
     pub(crate) fn packages_for<S: AsRef<str>>(
         &self,
         arch: Arch,
@@ -290,7 +291,7 @@ impl Cache {
             let files = apt.fetch(&debs, from)?;
             let root = new.join("root");
             apt.unpack(&files, &root)?;
-            // As on every Debian system; loaders are found through these links.
+            // As on every Debian system: loaders are found through these links.
             let lib = root.join("lib");
             if root.join("usr/lib").is_dir() && !lib.exists() {
                 symlink("usr/lib", &lib).on("create", &lib)?;
@@ -302,8 +303,8 @@ impl Cache {
         Ok(folder)
     }
 
-    /// The folder in which [`Self::packages_for`] has these packages of the release, if it has
-    /// them.
+    /// Returns the folder in which [`Self::packages_for`] has put these packages of the release, if
+    /// it exists.
     pub(crate) fn present_packages(&self, arch: Arch, names: &[&str]) -> Option<PathBuf> {
         let key = packages_key(arch, names, apt::From::Release);
         self.part(&key).ok()??;
@@ -311,12 +312,12 @@ impl Cache {
     }
 
     /// Copies a file or folder of an image's root file system into the folder `to`. Symbolic links
-    /// stay links.
+    /// remain links.
     ///
     /// # Errors
     ///
-    /// If the image has no root file system, or that lacks the file, or the copy cannot be written.
-    /// If the host lacks e2fsprogs, that is fetched.
+    /// If the image has no root file system, the file is not in it, or the copy cannot be written.
+    /// If e2fsprogs is missing on the host, it is fetched, which may fail as well.
     pub fn copy_out(
         &self,
         image: &Image,
@@ -332,7 +333,7 @@ impl Cache {
     }
 }
 
-/// The part with these packages.
+/// Returns the key of the part with these packages.
 fn packages_key(arch: Arch, names: &[&str], from: apt::From) -> String {
     let text = format!("{}\n{}", from.suite(), names.join("\n"));
     let hash = hex(&Sha256::digest(text));
@@ -340,7 +341,7 @@ fn packages_key(arch: Arch, names: &[&str], from: apt::From) -> String {
 }
 
 impl Spec {
-    /// Changes with everything that affects the image, except newer packages.
+    /// Returns a hash of everything that affects the image, except newer packages.
     pub(crate) fn fingerprint(&self) -> String {
         let mut hash = Sha256::new();
         let mut add = |bytes: &[u8]| {
@@ -382,8 +383,8 @@ impl Spec {
     }
 }
 
-/// Modules that a guest loads at boot. The kernels that are built here for the driver have VFIO
-/// built in, which takes the device of nodes that do without the driver (`module_blacklist=tofu`).
+/// Returns the modules that a guest loads at boot. The kernels built here for the driver have VFIO
+/// built in, which takes the device on nodes that do without the driver (`module_blacklist=tofu`).
 fn loads(arch: Arch, driver: Option<DriverFor>) -> Vec<&'static str> {
     let iommu = if arch == Arch::Arm64 { &ARM64[..] } else { &[] };
     let (own, vfio) = match driver.map(|wanted| wanted.flavour.debian()) {
@@ -401,8 +402,8 @@ fn link_or_copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The packages with a kernel's files: the one that the empty package `package` stands for, and
-/// those that it is split into.
+/// Returns the packages with a kernel's files: the one that the empty package `package` stands for,
+/// and those that it is split into.
 fn kernel_packages(apt: &Apt<'_>, package: &str, from: apt::From) -> Result<Vec<String>> {
     let mut found: Vec<String> = Vec::new();
     let mut ask = vec![package.to_owned()];
@@ -424,7 +425,7 @@ fn kernel_packages(apt: &Apt<'_>, package: &str, from: apt::From) -> Result<Vec<
     Ok(found)
 }
 
-/// Copies the kernel's files from unpacked packages to `folder`, and returns its release.
+/// Copies a kernel's files from unpacked packages to `folder`, and returns its release.
 fn take_kernel(arch: Arch, unpacked: &Path, folder: &Path) -> Result<String> {
     let modules = ["usr/lib/modules", "lib/modules"]
         .iter()
@@ -438,7 +439,7 @@ fn take_kernel(arch: Arch, unpacked: &Path, folder: &Path) -> Result<String> {
         .unwrap_or_default();
     let source = modules.join(&release);
     for name in ["vmlinuz", "config"] {
-        // Older packages have them in /boot, newer ones beside the modules.
+        // Older packages have these files in /boot, newer ones beside the modules.
         let boot = unpacked.join("boot").join(format!("{name}-{release}"));
         let from = if boot.exists() { boot } else { source.join(name) };
         fs::rename(&from, folder.join(name)).on("move", &from)?;
@@ -446,7 +447,7 @@ fn take_kernel(arch: Arch, unpacked: &Path, folder: &Path) -> Result<String> {
     let (bz, path) = (folder.join("vmlinuz"), folder.join("vmlinux"));
     let bytes = fs::read(&bz).on("read", &bz)?;
     if arch == Arch::Arm64 {
-        // Debian's is not compressed.
+        // Debian's kernel for arm64 is not compressed.
         kernel::inspect_arm64(&bz, &bytes)?;
         fs::rename(&bz, &path).on("move", &bz)?;
     } else {
@@ -456,7 +457,7 @@ fn take_kernel(arch: Arch, unpacked: &Path, folder: &Path) -> Result<String> {
     Ok(release)
 }
 
-/// Copies a user's kernel file to `new`, and returns its release if the file gives it.
+/// Copies a user's kernel file to `new`, and returns its release if the file names it.
 fn user_kernel(path: &Path, new: &Path, manifest: &mut Manifest) -> Result<String> {
     let bytes = fs::read(path).on("read", path)?;
     let write = |name: &str, bytes: &[u8]| {

@@ -1,8 +1,8 @@
-//! Debian's own kernels: which one it is, and whether everything that the driver is compiled with
-//! matches it.
+//! Debian's own kernels: identifies them, and checks that everything with which the driver is
+//! compiled matches them.
 //!
-//! These kernels do not check the layouts that a module was compiled with (CONFIG_MODVERSIONS is
-//! off), so headers and source must be of exactly the kernel's version.
+//! These kernels do not check the layouts with which a module was compiled (CONFIG_MODVERSIONS is
+//! off), so headers and source must have exactly the kernel's version.
 
 use crate::apt::Deb;
 use crate::arch::Arch;
@@ -12,11 +12,11 @@ use crate::manifest::Manifest;
 use crate::progress::Progress;
 use crate::spec::DriverFor;
 
-/// The version that the driver is written for: the kernel's interfaces for Rust change.
+/// The version that the driver is written for, because the kernel's interfaces for Rust change.
 const VERSION: &str = "7.3";
 
-/// The packages with which a module for such a kernel is compiled, except the kernel's own. All are
-/// from Debian 13 itself, whose Rust compiles the kernel.
+/// The packages with which a module for such a kernel is compiled, except for the kernel's own. All
+/// are from Debian 13 itself, whose Rust compiles the kernel.
 pub(super) const PACKAGES: &[&str] = &[
     "base-files",
     "bash",
@@ -42,22 +42,22 @@ pub(super) const PACKAGES: &[&str] = &[
     "xz-utils",
 ];
 pub(super) const SCRIPT: &str = include_str!("../../init/stock");
-/// Makes the tree that modules compile against.
+/// The script that makes the tree against which modules are compiled.
 pub(super) const KDIR: &str = include_str!("../../../../guest-lib/kernel/kdir");
-/// Approximate number of lines that making it prints.
+/// Approximate number of lines that the script prints.
 pub(super) const LINES: u64 = 30;
 
 /// One of Debian's kernels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stock {
-    /// As `uname -r` prints it.
+    /// The release, as `uname -r` prints it.
     pub(super) release: String,
-    /// That of its packages.
+    /// The version of its packages.
     version: String,
 }
 
 impl Stock {
-    /// The kernel of a part that has one of Debian's.
+    /// Returns the kernel of a part with one of Debian's.
     pub(super) fn of(part: &Manifest) -> Result<Self> {
         let release = part.kernel.clone();
         let packages = ["linux-binary-", "linux-image-"].map(|start| format!("{start}{release}"));
@@ -74,7 +74,7 @@ impl Stock {
         Ok(Self { release, version })
     }
 
-    /// The key that distinguishes its build root from those of other kernels.
+    /// Returns the key that distinguishes its build root from those of other kernels.
     pub(super) fn key(&self) -> String {
         format!("{} {}", self.release, self.version)
     }
@@ -87,8 +87,9 @@ impl Stock {
         format!("linux-headers-{}", self.release)
     }
 
-    /// The packages of the build root: those for the processors of this host, and others, which
-    /// are unpacked alone. What runs on other processors than the host's has headers of theirs.
+    /// Returns the packages of the build root: those for this host's architecture, and others that
+    /// are unpacked without their dependencies. For another architecture, the headers are among the
+    /// latter, while the programs are the host's.
     pub(super) fn find_packages(
         &self,
         cache: &Cache,
@@ -119,7 +120,7 @@ impl Stock {
         Ok((debs, foreign))
     }
 
-    /// Explains that a package is not there.
+    /// Turns the error that a package does not exist into an explanation.
     fn explain(&self, error: Error) -> Error {
         match error {
             Error::NoPackage { name, .. } if name == self.headers() || name == self.source() => {
@@ -131,7 +132,7 @@ impl Stock {
         }
     }
 
-    /// Headers and source are of the kernel's version.
+    /// Checks that headers and source have the kernel's version.
     fn check<'a>(&self, mut debs: impl Iterator<Item = &'a Deb>) -> Result<()> {
         let ours =
             |deb: &&Deb| deb.name() == self.source() || deb.name().starts_with("linux-headers-");

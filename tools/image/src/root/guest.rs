@@ -1,5 +1,5 @@
-//! Runs the set-up scripts of packages for other processors than the host's: in a QEMU guest, with
-//! the root file system as its disk.
+//! Runs the set-up scripts of packages for another architecture in a QEMU guest that has the root
+//! file system as its disk.
 
 use std::fs;
 use std::path::Path;
@@ -15,30 +15,30 @@ use crate::qemu::Qemu;
 use crate::run;
 use crate::spec::{Kernel, Program};
 
-/// The guest's last line.
+/// The beginning of the guest's last line.
 const END: &str = "tofu: the packages' scripts have ended with ";
 /// The beginning of the line that dpkg prints for each package.
 const PACKAGE: &str = "Setting up ";
 /// Modules for the disk; some kernels have them built in.
 const MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "virtio-rng", "ext4"];
-/// In MiB.
+/// Memory in MiB.
 const MEMORY: &str = "768";
 
-/// What such a guest is made of.
+/// The parts of such a guest.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Guest<'a> {
     pub(crate) arch: Arch,
     pub(crate) qemu: &'a Qemu,
-    /// One of Debian's.
+    /// One of Debian's kernels.
     pub(crate) kernel: &'a Kernel,
 }
 
 impl Guest<'_> {
-    /// Runs the scripts of the packages, whose number is given, on `image`. `enter` is the
-    /// script that goes into a root folder.
+    /// Runs the scripts of the packages, whose number is given, on `image`. `enter` is the script
+    /// that enters a root folder.
     ///
     /// # Errors
-    /// If the guest does not come to its end. Packages that cannot be configured are not an error.
+    /// If the guest does not run to its end. Packages that cannot be configured are not an error.
     pub(crate) fn configure(
         &self,
         cache: &Cache,
@@ -65,7 +65,7 @@ impl Guest<'_> {
         command.args(&self.qemu.args_prefix);
         command.envs(self.qemu.envs.iter().map(|(name, value)| (name, value)));
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-        // A processor without pointer authentication, which is slow to emulate.
+        // This processor has no pointer authentication, which is slow to emulate.
         command.args(["-machine", "virt,gic-version=3", "-accel", "tcg", "-cpu", "cortex-a57"]);
         command.args(["-m", MEMORY, "-device", "virtio-rng-pci"]);
         let plain = |path: &Path| path.display().to_string().replace(',', ",,");

@@ -1,4 +1,4 @@
-//! What follows from the shape of a machine alone.
+//! Values that follow from the shape of a machine alone.
 
 use tofu_fabric::{Shape, bisection_links};
 use tofu_machine::{Capacity, Generation};
@@ -15,7 +15,7 @@ pub(super) fn measure(results: &mut Results) {
     let virtual_links =
         bisection_links(&VIRTUAL_K) * Generation::K.description().link.bytes_per_s();
     results.set("bisection-virtual", virtual_links as f64 / 1e12);
-    // Several blocks of either generation on each axis, closed to rings.
+    // Several blocks of either generation on each axis, closed into rings.
     let optical = |generation| {
         let shape = Shape::new([4, 4, 12, 2, 3, 2]).unwrap_or(Shape::RACK);
         Capacity::of(generation, &shape).optical * 100.0

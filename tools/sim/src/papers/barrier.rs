@@ -15,14 +15,14 @@ use super::results::Results;
 use crate::machine::{Model, ModelConfig};
 use crate::plot::{Curves, Line};
 
-/// Memory of a node of a model, in bytes: notices of its channels.
+/// Memory of a node of a model in bytes, for the notices of its channels.
 const MEMORY: usize = 64 << 10;
-/// How long a round of a model may take, in nanoseconds of the host's.
+/// How long a round of a model may take, in nanoseconds of host time.
 const ROUND_NS: u64 = 10_000_000_000;
-/// Rounds of a model, of which the last one counts.
+/// Rounds of a model. Only the last one counts.
 const ROUNDS: usize = 2;
 
-/// Start and end points and TNIs of Table VI, and the names of gates and stages.
+/// Start and end points and TNIs of Table VI, with the names of the values for gates and stages.
 const TABLE_VI: [(u32, u32, &str, &str); 5] = [
     (1, 1, "gates-1", "stages-1"),
     (4, 4, "gates-4", "stages-4"),
@@ -31,10 +31,10 @@ const TABLE_VI: [(u32, u32, &str, &str); 5] = [
     (48, 6, "gates-48", "stages-48"),
 ];
 
-/// What a barrier takes.
+/// The modelled cost of a barrier.
 struct Modelled {
     us: f64,
-    /// Gates of the TNI with the most.
+    /// Gates of the TNI that needs the most.
     gates: usize,
     stages: u32,
 }
@@ -81,16 +81,16 @@ pub(super) fn measure(results: &mut Results) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Devices without guests.
+/// Builds a model of devices without guests.
 fn devices(generation: Generation, lengths: [u8; 6]) -> anyhow::Result<Model> {
     let shape = Shape::new(lengths).context("the shape of a model")?;
     Model::new(&ModelConfig { memory: MEMORY, ..ModelConfig::new(generation, shape) })
 }
 
-/// What the model has for a barrier among members, each at a node and TNI, in microseconds;
-/// and the gates of the TNI with the most.
+/// Runs a barrier among members, each at a node and TNI. Returns its modelled time in microseconds,
+/// and the gates of the TNI that needs the most.
 fn run(model: &Model, members: &[(Coords, u8)], plan: &Plan) -> anyhow::Result<(f64, usize)> {
-    // The gates that each member has: a start and end gate, and relays.
+    // For each place, its start and end gates and its relay gates, counted.
     let mut used: Vec<((Coords, u8), u8, u8)> = Vec::new();
     let mut numbers: Vec<Vec<u8>> = Vec::new();
     for (member, place) in members.iter().enumerate() {
@@ -146,7 +146,7 @@ fn run(model: &Model, members: &[(Coords, u8)], plan: &Plan) -> anyhow::Result<(
     Ok((last as f64 / 1e6, most.unwrap_or(0)))
 }
 
-/// A barrier among channels of one node, as in Table VI and Figure 8.
+/// Runs a barrier among channels of one node, as in Table VI and Figure 8.
 fn of_one_node(channels: u32, tnis: u32) -> anyhow::Result<Modelled> {
     let model = devices(Generation::Fugaku, [1; 6])?;
     let node = Coords::default();
@@ -157,34 +157,35 @@ fn of_one_node(channels: u32, tnis: u32) -> anyhow::Result<Modelled> {
     Ok(Modelled { us, gates, stages: plan.stages() })
 }
 
-/// What `relays` relay gates in series behind a channel take.
+/// Returns the time of `relays` relay gates in series behind a channel.
 fn series(relays: u8) -> anyhow::Result<f64> {
     let model = devices(Generation::Fugaku, [1; 6])?;
     Ok(run(&model, &[(Coords::default(), 0)], &in_series(relays))?.0)
 }
 
-/// Links that have the gates and stages of Table VI. The paper says that trees within a TNI and
-/// recursive doubling among TNIs were tested, and a channel alone with two gates in series.
+/// Returns links with the gates and stages of Table VI. According to the paper, the tests used
+/// trees within a TNI and recursive doubling among TNIs, and two gates in series for a single
+/// channel.
 fn test_program(channels: u32, tnis: u32) -> anyhow::Result<Plan> {
     if channels == 1 {
         return Ok(in_series(1));
     }
     let trees = Algorithm::Parts(tnis).plan(GroupShape::line(channels))?;
-    // Which has fewer stages where trees of equal size would be deep.
+    // Dissemination has fewer stages where trees of equal size would be deep.
     let disseminated = disseminate(channels, tnis)?;
     Ok(if disseminated.stages() < trees.stages() { disseminated } else { trees })
 }
 
-/// Place `i` of an axis of which one of X, Y, Z is folded with one of A, B, C: neighbours are one
-/// hop apart.
+/// Returns place `i` of an axis in which one of X, Y, Z is folded with one of A, B, C, so that
+/// neighbours are one hop apart.
 fn folded(i: u32, length: u32) -> (u8, u8) {
     let (outer, inner) = (i / length, i % length);
     let inner = if outer % 2 == 0 { inner } else { length - 1 - inner };
     (outer as u8, inner as u8)
 }
 
-/// Barriers on 2 x 2 x `z` units of twelve nodes, 4 x 6 x 2 `z` in three logical dimensions, by
-/// each algorithm of Figure 10.
+/// Runs barriers on 2 x 2 x `z` units of twelve nodes (4 x 6 x 2 `z` in three logical dimensions)
+/// with each algorithm of Figure 10.
 fn of_nodes(z: u8) -> anyhow::Result<[f64; 3]> {
     let model = devices(Generation::K, [2, 2, z, 2, 3, 2])?;
     let axes = [4, 6, 2 * u32::from(z)];
@@ -204,7 +205,7 @@ fn of_nodes(z: u8) -> anyhow::Result<[f64; 3]> {
     Ok(us)
 }
 
-/// In the order of their latencies.
+/// The algorithms of Figure 10, slowest first.
 const FIGURE_10: [Algorithm; 3] =
     [Algorithm::DoubleRing3d, Algorithm::RecursiveDoubling, Algorithm::RecursiveDoubling3d];
 

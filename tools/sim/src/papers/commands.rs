@@ -1,4 +1,4 @@
-//! Commands between neighbours: latency, throughput, injection.
+//! Commands between neighbours: latency, throughput and injection rate.
 
 use anyhow::Context;
 use tofu_abi::Coords;
@@ -14,12 +14,12 @@ use crate::plot::{Curves, Line};
 
 /// Memory of a node that sends large messages, in bytes.
 const MEMORY: usize = 8 << 20;
-/// Bytes of an end's buffer.
+/// Bytes of the buffer of an end.
 const BUFFER: usize = 2 << 20;
-/// Rounds of a ping-pong, of which the first does not count.
+/// Rounds of a ping-pong. The first one does not count.
 const ROUNDS: u32 = 5;
 
-/// Two neighbours on A.
+/// Builds a model with two neighbours on A.
 fn pair(generation: Generation) -> anyhow::Result<(Model, [End; 2])> {
     pair_of(generation, End::new)
 }
@@ -34,14 +34,14 @@ fn pair_of(generation: Generation, end: MakeEnd) -> anyhow::Result<(Model, [End;
     Ok((model, ends))
 }
 
-/// Where a command comes from.
+/// Where a command is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum From {
     Memory,
     Register,
 }
 
-/// One way from one process to the other and one back, in picoseconds: the mean of both.
+/// Returns the mean of the times from one process to the other and back, in picoseconds.
 fn one_way(
     (model, ends): &mut (Model, [End; 2]),
     bytes: u32,
@@ -66,7 +66,8 @@ fn one_way(
     Ok((model.now() - start) / Ps::from(2 * (ROUNDS - 1)))
 }
 
-/// Consecutive messages from one end, or from both at once, in bytes a second of one direction.
+/// Sends consecutive messages from one end, or from both at once. Returns the bytes per second of
+/// one direction.
 fn ping(generation: Generation, bytes: u32, both: bool) -> anyhow::Result<f64> {
     let (model, mut ends) = pair(generation)?;
     let count = (MEMORY / bytes as usize).clamp(8, 256);
@@ -92,7 +93,8 @@ fn ping(generation: Generation, bytes: u32, both: bool) -> anyhow::Result<f64> {
     Ok(((count - before) as f64 * f64::from(bytes)) * 1e12 / (last - first) as f64)
 }
 
-/// What all interfaces of a node send at once, each to another neighbour, in bytes a second.
+/// Sends from all interfaces of a node at once, each to another neighbour. Returns the bytes per
+/// second.
 fn injection(generation: Generation) -> anyhow::Result<f64> {
     const BYTES: u32 = 2 << 20;
     const COUNT: usize = 2;
@@ -163,7 +165,7 @@ pub(super) fn measure(results: &mut Results) -> anyhow::Result<()> {
     figure_6(results)
 }
 
-/// Throughput by size: ping, ping-ping and ping-pong.
+/// Measures throughput by size: ping, ping-ping and ping-pong.
 fn figure_6(results: &mut Results) -> anyhow::Result<()> {
     let mut lines = ["ping", "ping-ping", "ping-pong"]
         .map(|name| Line { name: name.to_owned(), points: Vec::new() });
@@ -188,7 +190,7 @@ fn figure_6(results: &mut Results) -> anyhow::Result<()> {
     results.set("ping-ping", at(ping_ping, 65536.0)?);
     let peak = ping.points.iter().map(|point| point.1).fold(0.0, f64::max);
     results.set("ping-pong-half", crossing(ping_pong, peak / 2.0).context("half of it")? / 1024.0);
-    // Twice the size is twice the throughput while commands are what takes the time.
+    // Twice the size gives twice the throughput as long as the time goes into commands.
     results.set("ping-256", at(ping, 256.0)? / at(ping, 128.0)?);
     results.curves.push(Curves {
         title: "Throughput of one interface (Tofu, IEEE Micro, Figure 6)".to_owned(),
@@ -199,7 +201,7 @@ fn figure_6(results: &mut Results) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where a line first comes to `y`, between two of its points.
+/// Returns where a line first reaches `y`, interpolated between two of its points.
 fn crossing(line: &Line, y: f64) -> Option<f64> {
     let pair = line.points.windows(2).find(|pair| pair[0].1 < y && pair[1].1 >= y)?;
     let [from, to] = [pair[0], pair[1]];
@@ -213,7 +215,7 @@ mod tests {
     use tofu_driver::Target;
     use tofu_icc::CommandTiming;
 
-    /// The time until so many of a command are complete.
+    /// Returns the time until `count` copies of a command are complete.
     fn time(order: impl Fn(&[End; 2]) -> Order, count: usize) -> Ps {
         let (model, mut ends) = pair(Generation::Fugaku).unwrap();
         let (order, start) = (order(&ends), model.now());
@@ -236,7 +238,7 @@ mod tests {
         let put =
             |gap| move |ends: &[End; 2]| ends[0].put(&ends[1], 1 << 20, 1, 0).unwrap().gap(gap);
         let (full, half) = (time(put(0), 1), time(put(64), 1));
-        // 64 units of 32 bytes are about a frame of 2064.
+        // 64 units of 32 bytes are about as long as a frame of 2064 bytes.
         let ratio = half as f64 / full as f64;
         assert!((1.95..2.05).contains(&ratio), "{full} {half}");
     }
@@ -254,7 +256,7 @@ mod tests {
         assert!((6.2..6.5).contains(&rate), "{rate} GB/s, as Puts have");
         let short = time(get(8), 1);
         let put = time(|ends| ends[0].put(&ends[1], 8, 1, 8).unwrap(), 1);
-        // The data is read at the target, and written where the command is from.
+        // The data is read at the target, and written at the node that issued the command.
         assert_eq!(short, put + CommandTiming::TOFUD.memory_ps);
     }
 
@@ -266,7 +268,7 @@ mod tests {
         ends[0].cq.post_and_ring(&order, 0).unwrap();
         let notice = model.run(|| Ok(ends[0].cq.poll_mrq())).unwrap();
         assert_eq!(notice.word0().rcode(), Rcode::NO_SUCH_NODE);
-        // Nothing is left of it.
+        // It leaves nothing behind.
         let put = ends[0].put(&ends[1], 8, 7, 0).unwrap();
         ends[0].cq.post_and_ring(&put, 0).unwrap();
         model.run(|| Ok(ends[1].has(8, 7).then_some(()))).unwrap();

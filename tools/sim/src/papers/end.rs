@@ -1,4 +1,4 @@
-//! An end of commands: a queue of a node, with a buffer.
+//! An end of a transfer: a queue of a node, with a buffer.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -12,7 +12,7 @@ use tofu_inproc::{Buffer, InProcess};
 
 use crate::machine::Model;
 
-/// Data that comes with one descriptor, and with two.
+/// The most data that comes with one descriptor, and with two.
 pub(super) const PIGGYBACK: [u32; 2] = [8, 32];
 
 /// A queue of a node, with a buffer.
@@ -28,7 +28,7 @@ impl End {
         Self::of(model.device(node)?, node, tni, bytes)
     }
 
-    /// The same in a memory group that is far from the interfaces, if there is one.
+    /// Opens an end whose queue is in a memory group far from the interfaces, if there is one.
     pub(super) fn far(model: &Model, node: Coords, tni: u8, bytes: usize) -> anyhow::Result<Self> {
         let device = model.device(node)?;
         let groups = device.description().groups;
@@ -36,7 +36,7 @@ impl End {
         Self::with_queue(device, node, (tni, cq.context("a far memory group")?), bytes)
     }
 
-    /// An end of a device that is driven otherwise.
+    /// Opens an end of a device that is not a model's.
     pub(super) fn of(
         device: &Device<InProcess>,
         node: Coords,
@@ -64,8 +64,8 @@ impl End {
         Target::new(self.node, self.cq.tni())
     }
 
-    /// A Put to the same place of another end's buffer, whose last word is `mark`. Up to
-    /// `piggyback` bytes come with the command.
+    /// Makes a Put to the same place in another end's buffer, with `mark` as the last word. Up to
+    /// `piggyback` bytes come with the command itself.
     pub(super) fn put(
         &self,
         to: &Self,
@@ -84,12 +84,12 @@ impl End {
         Order::put_piggyback(to.target(), remote, &data[..bytes as usize]).context("a piggyback")
     }
 
-    /// Whether the last word of a message is there.
+    /// Returns whether the last word of a message has arrived.
     pub(super) fn has(&self, bytes: u32, mark: u32) -> bool {
         self.buffer.load_u32(bytes.saturating_sub(4) as usize, SeqCst) == mark
     }
 
-    /// How many commands have ended since the last look.
+    /// Returns how many commands have ended since the last call.
     pub(super) fn ended(&mut self) -> anyhow::Result<usize> {
         let mut ended = 0;
         while let Some(completion) = self.cq.poll_tcq() {

@@ -1,4 +1,4 @@
-//! A machine over modelled links, as guests have it, counts what the same devices do here.
+//! A machine with modelled links, as guests use it, counts the same times as the devices here.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::machine::{Model, ModelConfig};
 
 const MEMORY: usize = 16 << 20;
 const BUFFER: usize = 2 << 20;
-/// Bytes of a burst of whole TLPs. With a short last burst answers would queue, and for another
-/// time where a device takes none to answer.
+/// Bytes of a burst of whole TLPs. With a short last burst, answers would queue, and do so
+/// differently in a device that takes no time to answer.
 const BURST: u32 = 136 * 1920;
 const LONG: u32 = 8 * BURST;
 
@@ -27,7 +27,7 @@ fn coords(a: u8) -> Coords {
     Coords::new(0, 0, 0, a, 0, 0)
 }
 
-/// What the sender has counted when a command is complete, in a model.
+/// Returns what the sender has counted when a command is complete, in a model.
 fn in_a_model(generation: Generation, order: impl Fn(&[End; 2]) -> Order) -> ModelTime {
     let config = ModelConfig { memory: MEMORY, ..ModelConfig::new(generation, shape()) };
     let model = Model::new(&config).unwrap();
@@ -39,7 +39,7 @@ fn in_a_model(generation: Generation, order: impl Fn(&[End; 2]) -> Order) -> Mod
     model.icc(coords(0)).unwrap().model_time(TniId::ALL[0])
 }
 
-/// The same in a machine.
+/// Returns what the sender has counted when a command is complete, in a machine.
 fn in_a_machine(generation: Generation, order: impl Fn(&[End; 2]) -> Order) -> ModelTime {
     let machine = machine(generation, shape());
     let mut ends = [0, 1].map(|a| {
@@ -90,7 +90,7 @@ fn one_frame_takes_what_it_takes_here() {
     }
 }
 
-/// Eight bursts, of which the later ones wait behind the earlier ones, and that counts once.
+/// The later ones of eight bursts wait behind the earlier ones. That wait counts only once.
 #[test]
 fn a_long_message_takes_what_it_takes_here() {
     // Table V of the TofuD paper.
@@ -104,7 +104,7 @@ fn a_long_message_takes_what_it_takes_here() {
     }
 }
 
-/// So many bursts that the interface has no room for all of them at once.
+/// The interface has no room for so many bursts at once.
 #[test]
 fn a_message_that_waits_for_room_takes_what_it_takes_here() {
     let answered = both(|ends| put(20 * 256 * 64)(ends).mtu(64).packet_response());
@@ -115,13 +115,13 @@ fn a_message_that_waits_for_room_takes_what_it_takes_here() {
 fn a_gap_spaces_out_a_machines_frames() {
     let with = |gap| both(move |ends| put(LONG)(ends).gap(gap));
     let (full, half) = (with(0), with(64));
-    // 64 units of 32 bytes are about a frame of 2064.
+    // 64 units of 32 bytes are about as long as a frame of 2064 bytes.
     let ratio = half.last_request_ps as f64 / full.last_request_ps as f64;
     assert!((1.95..2.05).contains(&ratio), "{full:?} {half:?}");
 }
 
 /// All interfaces of a node send at once, each to another neighbour: Table IV of the TofuD paper.
-/// The buses of the K computer and FX10 have less than their links.
+/// The buses of the K computer and FX10 carry less than their links.
 #[test]
 fn a_node_injects_what_links_and_bus_have() {
     let within = [14.5..15.0, 17.0..17.6, 45.0..46.0, 37.5..38.2];

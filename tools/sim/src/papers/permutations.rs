@@ -1,4 +1,4 @@
-//! Random permutations among all nodes, through one interface of each or several.
+//! Random permutations among all nodes, through one or several interfaces of each node.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread;
@@ -20,20 +20,20 @@ const RAILS: usize = 4;
 /// Memory of a node and of an end, in bytes.
 const MEMORY: usize = 2 << 20;
 const BUFFER: usize = 64 << 10;
-/// Messages of each node, by size. The paper has 1000 of each, which takes longer, and came to a
-/// few percent less where it was tried.
+/// Messages of each node, by size. The paper sends 1000 of each size, which takes longer, and gave
+/// a few percent less in those cases that we tried.
 const MESSAGES: &[(u32, usize)] = &[(256, 100), (1 << 10, 100), (4 << 10, 40), (16 << 10, 12)];
-/// Of these, those at which the paper has the peak of a single rail, and of several.
+/// The sizes at which the paper has the peak of a single rail, and those for several rails.
 const PEAK: &[(u32, usize)] = MESSAGES.split_at(1).1.split_at(1).0;
 const LONG: &[(u32, usize)] = MESSAGES.split_at(2).1;
-/// Units on a ring of Z: one of I/O nodes, and those of compute nodes (IEEE Micro 2012).
+/// Units on a ring of Z: one of I/O nodes, the others of compute nodes (IEEE Micro 2012).
 const UNITS: u8 = 17;
 const SEED: u64 = 9;
 
-/// What is measured on some machine.
+/// What is measured, and how.
 #[derive(Clone, Copy)]
 struct Run {
-    /// Units on Z that send. They are next to each other in the machine, as a job's are.
+    /// Units on Z that send. They are adjacent, like those of a job.
     z: u8,
     rails: Rails,
     arbiter: Arbiter,
@@ -49,8 +49,8 @@ impl Run {
         Self { arbiter: Arbiter::StraightFirst, ..Self::new(z, Rails::Single, PEAK) }
     }
 
-    /// What the paper expects of a node, in bytes a second: half of what all send crosses the
-    /// middle of Z, which carries 480 GB/s in both directions together.
+    /// Returns the throughput that the paper expects of a node, in bytes per second: half of all
+    /// traffic crosses the middle of Z, which carries 480 GB/s in both directions together.
     fn expected(&self) -> f64 {
         480e9 / (f64::from(self.z) * 48.0 / 2.0)
     }
@@ -77,10 +77,10 @@ const RUNS: [Run; 9] = [
     Run::straight(16),
 ];
 
-/// What a node sends in random permutations, in bytes a second, by size of message.
+/// Returns the throughput of a node in random permutations, in bytes per second, by message size.
 fn throughput(run: &Run) -> anyhow::Result<Vec<f64>> {
     let Run { z, rails, arbiter, messages } = *run;
-    // X and Y of the whole machine are longer, so those of the job are meshes.
+    // X and Y of the whole machine are longer than the job, so they are meshes here.
     let machine = Shape::new([2, 2, UNITS, 2, 3, 2])?.with_torus_letters("z");
     let config =
         ModelConfig { memory: MEMORY, arbiter, ..ModelConfig::new(Generation::K, machine) };
@@ -127,7 +127,7 @@ fn throughput(run: &Run) -> anyhow::Result<Vec<f64>> {
     Ok(rates)
 }
 
-/// Every run, as many at a time as there are processors. Each is a machine of its own.
+/// Runs each run on a machine of its own, as many at a time as there are processors.
 fn all() -> anyhow::Result<Vec<Vec<f64>>> {
     let next = AtomicUsize::new(0);
     let work = || {

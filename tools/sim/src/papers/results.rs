@@ -1,10 +1,10 @@
-//! What the model comes to, on the way to the report.
+//! The model's results, which become the report.
 
 use std::collections::BTreeMap;
 
 use crate::plot::Curves;
 
-/// What the model comes to.
+/// The model's results.
 #[derive(Debug, Default)]
 pub(super) struct Results {
     /// By the name of the value.

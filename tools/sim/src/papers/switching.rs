@@ -1,4 +1,4 @@
-//! What a node's crossbar sends over its X, Y and Z links under full load, by scheduler.
+//! The throughput of a node's crossbar over its X, Y and Z links under full load, by scheduler.
 
 use tofu_abi::{Coords, Path};
 use tofu_fabric::network::{Message, Network, Options, Ps, Sink};
@@ -10,26 +10,26 @@ use super::results::Results;
 use crate::plot::{Curves, Line};
 use crate::traffic::draw;
 
-/// Hops of a packet at most.
+/// The most hops of a packet.
 const MOST_HOPS: u64 = 4;
 /// Cycles of an interval in which throughput is measured.
 const CYCLES: u64 = 128;
-/// Intervals that are measured, and those before, in which the network fills.
+/// Intervals that are measured, and those before them in which the network fills.
 const INTERVALS: usize = 256;
 const FILLING: usize = 64;
-/// Bins of the histogram: one for each GB/s, up to the six links together.
+/// Bins of the histogram: one for each GB/s, up to the total of the six links.
 const BINS: usize = 31;
-/// TLPs are this many bytes, 3 to 62 times.
+/// The unit of TLP sizes, which are 3 to 62 of these, in bytes.
 const TLP_UNIT: u16 = 32;
 const SEED: u64 = 1;
 
-/// How long links were busy in each interval, node by node.
+/// How long the links were busy in each interval, node by node.
 struct Busy {
     interval: Ps,
     links: &'static Parameters,
     nodes: usize,
     busy: Vec<Ps>,
-    /// Interfaces that have room again.
+    /// Interfaces that have room.
     room: Vec<(NodeId, u8)>,
 }
 
@@ -56,10 +56,10 @@ impl Sink for Busy {
     }
 }
 
-/// The share of intervals by GB/s.
+/// Returns the share of intervals in each bin of throughput.
 fn histogram(scheduler: Scheduler) -> anyhow::Result<[f64; BINS]> {
     let links = Parameters::of(Generation::K);
-    // Nobody goes round a ring, so it is longer than the longest way.
+    // Rings are longer than the longest route, so no packet goes around one.
     let shape = Shape::new([5, 5, 5, 1, 1, 1])?;
     let options = Options { scheduler, ..Options::default() };
     let mut network = Network::new(shape, links, &options)?;
@@ -96,7 +96,7 @@ fn histogram(scheduler: Scheduler) -> anyhow::Result<[f64; BINS]> {
     Ok(bins)
 }
 
-/// A packet that goes one to four hops, each along any axis.
+/// Makes a packet that goes one to four hops, each along any axis.
 fn message(src: Coords, tni: u8, n: u64) -> Message {
     let hops = 1 + draw(SEED, 0, n) % MOST_HOPS;
     let signs = draw(SEED, 1, n);
@@ -126,8 +126,8 @@ fn message(src: Coords, tni: u8, n: u64) -> Message {
 
 pub(super) fn measure(results: &mut Results) -> anyhow::Result<()> {
     let bins = [histogram(Scheduler::DateLine)?, histogram(Scheduler::LookAhead)?];
-    // Near the peak bins of 1 GB/s are almost equally full, and which one is the fullest is chance:
-    // three together tell.
+    // Near the peak, bins of 1 GB/s are almost equally full, so the fullest one is a matter of
+    // chance. Three neighbouring ones together show the peak.
     let peak = |bins: &[f64; BINS]| {
         let fullness = |n: usize| bins[n..n + 3].iter().sum::<f64>();
         let most = (0..BINS - 2).max_by(|one, other| fullness(*one).total_cmp(&fullness(*other)));

@@ -6,14 +6,14 @@ use super::results::Results;
 use crate::plot::{Curves, Line};
 use crate::tnw::exchange::{Exchange, Scheme};
 
-/// Bytes of the message of which the paper has the latency.
+/// Bytes of the message whose latency the paper gives.
 const SHORT: usize = 128;
-/// Bytes of the messages of which the bandwidth is here (*ours*: what a window holds; the paper
-/// does not say how long its were).
+/// Bytes of the messages whose bandwidth is measured (*ours*: what a window holds; the paper does
+/// not give the length of its messages).
 const LONG: usize = tofu_abi::tnw::WINDOW_RING as usize;
-/// Bytes of messages beside which all else is little.
+/// Bytes of messages so long that overhead is negligible.
 const VERY_LONG: usize = 1 << 20;
-/// Powers of two of the sizes of Figure 2.
+/// The sizes of Figure 2, as powers of two.
 const SIZES: std::ops::RangeInclusive<u32> = 7..=16;
 
 pub(super) fn measure(results: &mut Results) -> anyhow::Result<()> {
@@ -54,7 +54,7 @@ pub(super) fn measure(results: &mut Results) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    /// The manual's table, and what it says of other sizes.
+    /// The manual has this table, and values for some other sizes.
     #[test]
     fn the_manual_has_what_the_model_comes_to() {
         let manual = include_str!("../../../../docs/src/reference/tnw.md");

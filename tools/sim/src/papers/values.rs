@@ -7,22 +7,22 @@ use serde::{Serialize, Serializer};
 /// A value of a paper.
 #[derive(Debug, Serialize)]
 pub(super) struct Value {
-    /// How the model calls it.
+    /// The value's name in the model.
     pub(super) name: &'static str,
-    /// The paper, and where in it.
+    /// The paper, and the place in it.
     pub(super) source: &'static str,
     pub(super) what: &'static str,
     pub(super) unit: &'static str,
     pub(super) published: Published,
-    /// How far ours may be off, as a part of it.
+    /// How far ours may be off, relative to the published value.
     pub(super) tolerance: f64,
-    /// Whether it is a parameter of the model rather than what follows from it.
+    /// Whether it is a parameter of the model rather than a result.
     pub(super) given: bool,
     /// Why it is not met; empty if it is.
     pub(super) reason: &'static str,
 }
 
-/// What is published of a value.
+/// A published value.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Published {
     About(f64),
@@ -44,9 +44,9 @@ impl Serialize for Published {
     }
 }
 
-/// Of tables and of text.
+/// Tolerance for values from tables and text.
 const TABLE: f64 = 0.05;
-/// Of curves.
+/// Tolerance for values from curves.
 const CURVE: f64 = 0.10;
 
 const fn value(

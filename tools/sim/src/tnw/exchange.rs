@@ -1,5 +1,6 @@
-//! Messages among neighbours: on every node that sends, a program for each link posts a credit for
-//! what comes from one side, sends to the other, and waits for both (section 3).
+//! Message exchange among neighbours. On every node that sends, there is a program for each link:
+//! it posts a credit for a message from one side, sends a message to the other, and waits for both
+//! (section 3).
 
 use std::fmt;
 
@@ -14,17 +15,17 @@ use tofu_tnw::{Stream, Ticket};
 
 use super::model::{Event, Model, ModelConfig, TRANSFER_PS};
 
-/// Memory of a node beside messages: notification words.
+/// Memory of a node in addition to messages, for notification words.
 const WORDS: usize = 64 << 10;
-/// Where messages begin.
+/// Alignment of messages.
 const ALIGNMENT: usize = 4096;
 
-/// How messages leave a node.
+/// How a node sends messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scheme {
-    /// Stores to a window; the device puts them in order.
+    /// Stores to a window; the device puts the data in order.
     Pput,
-    /// The same, but the program flushes after each packet and waits for that.
+    /// Stores to a window, with a flush by the program after each packet, which waits for it.
     PputFlushed,
     /// The device fetches the message.
     Nget,
@@ -34,7 +35,7 @@ impl Scheme {
     pub(crate) const ALL: [(&'static str, Self); 3] =
         [("pput", Self::Pput), ("pput-flushed", Self::PputFlushed), ("nget", Self::Nget)];
 
-    /// What a message costs in software (section 4).
+    /// Returns the software cost of a message (section 4).
     const fn software_ps(self) -> Ps {
         match self {
             Self::Pput | Self::PputFlushed => 700_000,
@@ -53,40 +54,40 @@ impl fmt::Display for Scheme {
     }
 }
 
-/// Who sends what.
+/// Describes who sends what.
 #[derive(Clone, Debug)]
 pub(crate) struct Exchange {
     pub(crate) shape: Shape,
-    /// Who sends over which link. A program receives from the opposite one, so what comes in
-    /// there must be sent by another of these.
+    /// The node and link of each program. A program receives from the opposite link, so another
+    /// program must send over that link.
     pub(crate) programs: Vec<(Coords, Link)>,
     pub(crate) scheme: Scheme,
     /// Bytes of a message.
     pub(crate) size: usize,
-    /// Messages of each program that count; one goes before them.
+    /// Messages of each program that are measured. One more is sent first.
     pub(crate) count: u32,
-    /// Packets and commands that links damage.
+    /// The share of packets and commands that links damage.
     pub(crate) errors: Ppm,
     pub(crate) seed: u64,
 }
 
-/// What has come of it.
+/// The result of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Outcome {
-    /// From one message's beginning to the next one's, the mean of all programs.
+    /// The time from one message's start to the next, averaged over all programs.
     pub(crate) message_ps: f64,
-    /// What a program sends, in bytes a second, the mean of all.
+    /// The rate of a program in bytes per second, averaged over all programs.
     pub(crate) bytes_per_s: f64,
-    /// Packets that were sent again.
+    /// Packets that were resent.
     pub(crate) resent: u64,
-    /// All of it.
+    /// The time of the whole run.
     pub(crate) time_ps: Ps,
 }
 
 impl Exchange {
-    /// Between a node and its neighbours on so many links, 1 to 3: the node sends over X+, Y+ and
-    /// Z+, and each neighbour back over the same link. By that each link of the node carries what
-    /// it would on a machine where all nodes do so.
+    /// An exchange between a node and its neighbours on 1 to 3 links. The node sends over X+, Y+
+    /// and Z+, and each neighbour sends back over the same link. Each link of the node thus carries
+    /// what it would if all nodes of a machine did the same.
     pub(crate) fn of_a_node(links: usize, scheme: Scheme, size: usize) -> anyhow::Result<Self> {
         let shape = Shape::new([2, 2, 2, 1, 1, 1])?;
         let node = Coords::default();
@@ -98,7 +99,7 @@ impl Exchange {
         Ok(Self { shape, programs, scheme, size, count: 2, errors: Ppm::NEVER, seed: 1 })
     }
 
-    /// Runs it.
+    /// Runs the exchange.
     pub(crate) fn run(&self) -> anyhow::Result<Outcome> {
         let links = self.programs.iter().filter(|at| at.0 == self.programs[0].0).count();
         let memory = links * (2 * self.size.next_multiple_of(ALIGNMENT) + WORDS) + ALIGNMENT;
@@ -145,15 +146,15 @@ impl Exchange {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The next message is to begin.
+    /// The next message is about to start.
     Begin,
-    /// It is to be sent, from this byte on.
+    /// The message is to be sent from this byte on.
     Send(usize),
-    /// It has been.
+    /// The message has been sent.
     Wait,
 }
 
-/// A program of a node, and its message.
+/// A program of a node, with its message.
 struct Program<'a> {
     number: usize,
     node: usize,
@@ -164,13 +165,13 @@ struct Program<'a> {
     source: Buffer,
     target: Buffer,
     phase: Phase,
-    /// It is busy so long.
+    /// The program is busy until then.
     until: Ps,
     credit: Option<Ticket>,
     nget: Option<Ticket>,
-    /// Messages that are not over.
+    /// Messages that are not complete yet.
     left: u32,
-    /// When the first message ended, and the latest.
+    /// When the first message ended, and when the latest did.
     ends: Option<(Ps, Ps)>,
 }
 
@@ -185,7 +186,7 @@ impl<'a> Program<'a> {
         let (node, nwp) = model.node(coords)?;
         let message: Vec<u8> = (0..size).map(|at| (at + at / 251) as u8).collect();
         let source = nwp.platform().alloc_dma(size, ALIGNMENT)?;
-        // Programs of both directions of a link have a channel each.
+        // The programs of the two directions of a link use different channels.
         let channel = Channel::ALL[link.index() % 2];
         source.write(0, &message);
         Ok(Self {
@@ -206,13 +207,13 @@ impl<'a> Program<'a> {
         })
     }
 
-    /// Is busy until then.
+    /// Stays busy until `until`.
     fn sleep(&mut self, model: &Model, until: Ps) {
         self.until = until;
         model.resume(self.number, until);
     }
 
-    /// Does what it can do now.
+    /// Does everything that it can do now.
     fn go_on(&mut self, model: &Model) -> anyhow::Result<()> {
         while self.left > 0 && model.now() >= self.until {
             match self.phase {
@@ -228,7 +229,7 @@ impl<'a> Program<'a> {
                 }
                 Phase::Send(at) => {
                     let Some(rest) = self.out.send_packet(&self.message[at..]) else {
-                        // The device will tell of room.
+                        // The device will report room.
                         return Ok(());
                     };
                     let at = self.message.len() - rest.len();
@@ -253,7 +254,7 @@ impl<'a> Program<'a> {
         Ok(())
     }
 
-    /// What came is what was sent.
+    /// Checks that the message received equals the one sent.
     fn check(&self) -> anyhow::Result<()> {
         let mut came = vec![0; self.message.len()];
         self.target.read(0, &mut came);
@@ -262,7 +263,7 @@ impl<'a> Program<'a> {
     }
 }
 
-/// The ticket, if its message is still under way.
+/// Returns the ticket if its message has not ended yet.
 fn ended(
     stream: &mut Stream<'_, InProcess>,
     ticket: Option<Ticket>,
@@ -284,7 +285,7 @@ mod tests {
         Exchange::of_a_node(links, scheme, size).unwrap().run().unwrap()
     }
 
-    /// Of what the paper's parts add up to, all but a transfer's small writes.
+    /// The time is the sum of the paper's parts, except for the small writes of a transfer.
     #[test]
     fn a_packet_takes_its_parts() {
         // Software, store, link, write.
@@ -299,7 +300,7 @@ mod tests {
     fn long_messages_fill_their_link() {
         let stored = run(1, Scheme::Pput, 1 << 20).bytes_per_s;
         assert!((0.90e9..0.911e9).contains(&stored), "{stored}");
-        // The link waits for each read.
+        // The link idles during each read.
         let fetched = run(1, Scheme::Nget, 1 << 20).bytes_per_s;
         assert!((0.82e9..0.85e9).contains(&fetched), "{fetched}");
     }
@@ -316,7 +317,7 @@ mod tests {
         }
     }
 
-    /// Errors cost time, and no message.
+    /// Errors cost time but no messages.
     #[test]
     fn errors_lose_nothing() {
         for (_, scheme) in Scheme::ALL {

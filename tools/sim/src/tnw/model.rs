@@ -1,14 +1,15 @@
-//! Network processors in modelled time: real ones, driven by the real library.
+//! Network processors in modelled time: the device model itself, driven by the real library.
 //!
-//! One thread does everything that is due, in the order of modelled time; what is due at the same
-//! time, in the order in which it came up.
+//! One thread executes all events in the order of modelled time, and those of the same time in the
+//! order in which they were scheduled.
 //!
-//! What takes time is what the paper has figures of. A link is busy with a packet for as long as
-//! 128 bytes take at 0.91 GB/s, which covers coding and protocol (section 2.2), so commands take no
-//! time of their own there. From processor to processor a packet takes 0.6 us, and over PCI Express
-//! 0.2 us, its own time included in both (section 4). PCI Express carries 3.2 GB/s in each
+//! Time is modelled where the paper has figures. A link is busy with a packet for as long as 128
+//! bytes take at 0.91 GB/s, which includes coding and protocol (section 2.2), so commands take no
+//! link time of their own. A packet takes 0.6 us from processor to processor, and 0.2 us over PCI
+//! Express, both including its own transfer time (section 4). PCI Express carries 3.2 GB/s in each
 //! direction (section 1). *Ours*: an Nget is fetched by reads of 4 KiB, the longest that PCI
-//! Express has, and the next one goes out when the link has taken what the last one brought.
+//! Express permits, and the next read is issued when the link has sent the data of the previous
+//! one.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -28,40 +29,40 @@ use tofu_tnw::Nwp;
 use tofu_tnw_device::{Config, Host, NEVER, Net, Nwp as Device, Unit};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-/// What one direction of PCI Express carries, in bytes a second (section 1).
+/// The capacity of one direction of PCI Express, in bytes per second (section 1).
 const BUS_BYTES_PER_S: u64 = 3_200_000_000;
-/// What a transfer over PCI Express takes (section 4): a packet's, with the packet's own time.
+/// The time of a packet's transfer over PCI Express, including the packet's own time (section 4).
 pub(super) const TRANSFER_PS: Ps = 200_000;
-/// The way over PCI Express alone.
+/// The latency of PCI Express alone.
 const WAY_PS: Ps = TRANSFER_PS - PACKET_ON_BUS_PS;
-/// For how long a packet's data is on the bus.
+/// How long a packet's data occupies the bus.
 const PACKET_ON_BUS_PS: Ps = PACKET_DATA as Ps * 1_000_000_000_000 / BUS_BYTES_PER_S;
-/// For how long a link is busy with a packet.
+/// How long a link is busy with a packet.
 const PACKET_PS: Ps = TORUS_TIMING.transit_ps(0, PACKET_SIZE as u64);
-/// Packets of an Nget that are fetched at a time: those of the longest read of PCI Express (ours).
+/// Packets of an Nget that are fetched at once: those of the longest read of PCI Express (*ours*).
 const FETCH: u16 = (4096 / PACKET_DATA) as u16;
-/// Memory of a node starts here, so that address 0 is no memory.
+/// Memory of a node starts here, so that address 0 is not memory.
 const MEMORY_BASE: u64 = 0x1000;
-/// Time that passes when there is nothing to do.
+/// Time that passes when no event is scheduled.
 const IDLE_PS: Ps = 1_000_000;
 
-/// What has happened in a step.
+/// What a step has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// Something in a device or on its way.
+    /// Something in a device or on its way to one.
     Device,
     /// A device has written to the memory of a node.
     Memory(usize),
-    /// The time has come for which a program asked.
+    /// The time for which this program asked has come.
     Program(usize),
 }
 
-/// What a model is made from.
+/// The parameters of a model.
 pub(super) struct ModelConfig {
     pub(super) shape: Shape,
     /// Bytes of each node's memory.
     pub(super) memory: usize,
-    /// Units that links damage.
+    /// The share of units that links damage.
     pub(super) errors: Ppm,
     pub(super) seed: u64,
 }
@@ -69,12 +70,12 @@ pub(super) struct ModelConfig {
 /// A machine in modelled time.
 pub(super) struct Model {
     world: Arc<World>,
-    /// Those that there are.
+    /// The nodes of the torus that have a device.
     nodes: Vec<Option<Nwp<InProcess>>>,
 }
 
 impl Model {
-    /// A machine with devices at these places, enabled and acquainted with their neighbours.
+    /// Builds a machine with devices at these places, enabled and connected to their neighbours.
     pub(super) fn new(
         config: &ModelConfig,
         places: impl IntoIterator<Item = Coords>,
@@ -103,72 +104,72 @@ impl Model {
         Ok(model)
     }
 
-    /// Modelled time.
+    /// Returns the modelled time.
     pub(super) fn now(&self) -> Ps {
         self.world.now()
     }
 
-    /// The node at a place, and its number.
+    /// Returns the node at these coordinates, with its number.
     pub(super) fn node(&self, coords: Coords) -> anyhow::Result<(usize, &Nwp<InProcess>)> {
         let node = self.world.shape.node_id(coords).context("a node of a model")?.index();
         let nwp = self.nodes.get(node).and_then(Option::as_ref);
         Ok((node, nwp.context("a node of a model")?))
     }
 
-    /// When the processor of a node has put on the bus what it has stored.
+    /// Returns when the processor of a node has put its stores on the bus.
     pub(super) fn stored_until(&self, node: usize) -> Ps {
         self.world.state().nodes[node].stored_until
     }
 
-    /// Asks for [`Event::Program`] at a time.
+    /// Schedules [`Event::Program`] at a time.
     pub(super) fn resume(&self, program: usize, at: Ps) {
         self.world.state().push(at, Due::Program(program));
     }
 
-    /// Does what is due next; `None` if nothing is.
+    /// Executes the next event. Returns `None` if there is none.
     pub(super) fn step(&self) -> Option<Event> {
         self.world.step()
     }
 }
 
-/// What goes over a bus to memory.
+/// Data on its way over a bus to memory.
 enum Written {
     Bytes(Vec<u8>),
     Word(u64),
 }
 
-/// Something that is due.
+/// A scheduled event.
 enum Due {
-    /// A store of a processor is at its device.
+    /// A processor's store reaches its device.
     Store { node: usize, bar: u8, offset: u64, data: Vec<u8> },
-    /// A device has something to do.
+    /// A device has work to do.
     Run(usize),
-    /// A link has sent what it had.
+    /// A link has sent all of its data.
     Room(usize, Link),
-    /// Something has come over a link.
+    /// A unit has arrived over a link.
     Arrive(usize, Link, Unit),
-    /// What a device has written is in memory.
+    /// Data that a device has written reaches memory.
     Memory { node: usize, address: u64, written: Written },
-    /// A device wants to be called.
+    /// A device's timer expires.
     Expire(usize),
-    /// A program goes on.
+    /// A program resumes.
     Program(usize),
 }
 
 struct NodeState {
-    /// A [`Due::Run`] is under way.
+    /// Whether a [`Due::Run`] is scheduled.
     queued: bool,
     /// The earliest [`Due::Expire`].
     timer: Ps,
-    /// The bus, from processor and memory to the device, and the other way.
+    /// The bus from processor and memory to the device, and the one in the other direction.
     to_device: BusLine,
     to_memory: BusLine,
     /// Stores on their way to the device.
     stores: usize,
     stored_until: Ps,
-    /// When the data begins to come that the device has just fetched.
+    /// When the data that the device has just fetched starts to arrive.
     fetched: Option<Ps>,
-    /// When each link has sent what it has.
+    /// When each link has sent all of its data.
     links: [Ps; LINKS],
 }
 
@@ -187,10 +188,10 @@ impl Default for NodeState {
     }
 }
 
-/// What changes.
+/// The mutable state.
 struct State {
     now: Ps,
-    /// By time, and in the order in which it came up.
+    /// Scheduled events, by time and then in the order in which they were scheduled.
     due: BTreeMap<(Ps, u64), Due>,
     serial: u64,
     nodes: Vec<NodeState>,
@@ -208,7 +209,7 @@ impl State {
         mix(self.random)
     }
 
-    /// A device wants to be called at a time.
+    /// Schedules a device's timer, unless an earlier one is set.
     fn want(&mut self, node: usize, at: Ps) {
         if at < self.nodes[node].timer {
             self.nodes[node].timer = at;
@@ -228,7 +229,7 @@ struct World {
     errors: Ppm,
     devices: Vec<OnceLock<Node>>,
     state: Mutex<State>,
-    /// The time, for who holds the state.
+    /// The time, readable without locking the state.
     clock: AtomicU64,
 }
 
@@ -251,7 +252,7 @@ impl World {
         let config = Config { coords, shape: world.shape, life: 1, windows: None };
         let device = Device::new(config, Arc::clone(&around) as Arc<dyn Host>, around);
         device.set_bus_master(true);
-        // Nothing else sets it.
+        // It cannot have been set before.
         let _ = world.devices[node].set(Node { coords, device, memory });
         let backend = Arc::new(NodeBackend { world: Arc::clone(world), node });
         Ok(Nwp::probe(InProcess::new(backend, arena, interrupts))?)
@@ -278,7 +279,7 @@ impl World {
             match due {
                 Due::Run(node) => state.nodes[node].queued = false,
                 Due::Store { node, .. } => state.nodes[node].stores -= 1,
-                // Another one has taken its place.
+                // An earlier timer has replaced this one.
                 Due::Expire(node) if state.nodes[node].timer != at => return Some(Event::Device),
                 Due::Expire(node) => state.nodes[node].timer = Ps::MAX,
                 _ => {}
@@ -302,7 +303,7 @@ impl World {
             }
             Due::Memory { node, address, written } => {
                 let memory = &self.node(node)?.memory;
-                // It was there when the device wrote it, and stays.
+                // The device has checked the address, and memory does not go away.
                 let _ = match written {
                     Written::Bytes(bytes) => memory.write(address, &bytes),
                     Written::Word(word) => memory.store(address, word),
@@ -322,7 +323,7 @@ impl World {
         Some(Event::Device)
     }
 
-    /// A device has something to do.
+    /// Schedules work of a device.
     fn work(&self, node: usize) {
         let mut state = self.state();
         if !std::mem::replace(&mut state.nodes[node].queued, true) {
@@ -331,7 +332,7 @@ impl World {
         }
     }
 
-    /// A processor stores to its device.
+    /// Schedules a processor's store to its device.
     fn store(&self, node: usize, bar: u8, offset: u64, data: &[u8]) {
         let mut state = self.state();
         let now = state.now;
@@ -342,7 +343,7 @@ impl World {
         state.push(end + WAY_PS, Due::Store { node, bar, offset, data: data.to_vec() });
     }
 
-    /// A device writes to memory.
+    /// Schedules a device's write to memory.
     fn write(&self, node: usize, address: u64, bytes: usize, written: Written) {
         let mut state = self.state();
         let now = state.now;
@@ -350,7 +351,7 @@ impl World {
         state.push(end + WAY_PS, Due::Memory { node, address, written });
     }
 
-    /// A device asks for data, which takes a transfer there and one back.
+    /// Models a device's read, which crosses the bus in both directions.
     fn fetch(&self, node: usize, bytes: usize) {
         let mut state = self.state();
         let asked = state.now + WAY_PS;
@@ -374,7 +375,7 @@ impl World {
         };
         let fetched = state.nodes[node].fetched.take();
         for (index, packet) in (1..).zip(data.to_wire()) {
-            // It can leave when it is there.
+            // A packet can leave once its data has arrived.
             let ready = fetched.map_or(now, |from| from + index * PACKET_ON_BUS_PS);
             let free = &mut state.nodes[node].links[link.index()];
             *free = ready.max(*free) + PACKET_PS;
@@ -414,7 +415,7 @@ impl Net for Wire<'_> {
     }
 }
 
-/// What a device sees of its world: host, and memory at the other end of the bus.
+/// The device's environment: the host, and memory at the other end of the bus.
 struct Surroundings {
     world: Weak<World>,
     node: usize,
@@ -423,7 +424,7 @@ struct Surroundings {
 }
 
 impl Surroundings {
-    /// A device outlives its world only to be dropped.
+    /// Calls `f` with the world. A device outlives its world only while it is being dropped.
     fn with(&self, f: impl FnOnce(&World)) {
         if let Some(world) = self.world.upgrade() {
             f(&world);
@@ -489,8 +490,8 @@ struct NodeBackend {
 }
 
 impl Backend for NodeBackend {
-    /// What was stored before is there first. The time of the read itself is not modelled: between
-    /// messages the library reads no register.
+    /// Earlier stores reach the device first. The time of the read itself is not modelled, because
+    /// the library reads no registers between messages.
     fn bar_read(&self, offset: u64, data: &mut [u8]) {
         while self.world.state().nodes[self.node].stores > 0 && self.world.step().is_some() {}
         if let Some(node) = self.world.node(self.node) {

@@ -15,7 +15,7 @@ use super::exchange::{Exchange, Scheme};
 use crate::plot::{Curves, Line};
 use crate::scenario::{OneOrMore, within};
 
-/// What `generation` is in these files.
+/// The value of `generation` in these files.
 const GENERATION: &str = "tnw";
 const MOST_NODES: u32 = 64;
 const MOST_BYTES: u64 = 1 << 20;
@@ -40,7 +40,7 @@ struct Raw {
     seed: Option<u64>,
 }
 
-/// A scenario with all its sizes.
+/// A scenario with all of its sizes.
 pub(crate) struct Scenario {
     name: String,
     title: String,
@@ -48,21 +48,21 @@ pub(crate) struct Scenario {
     points: Vec<Exchange>,
 }
 
-/// A size, and what came of it.
+/// A size, with its result.
 #[derive(Debug, Serialize)]
 struct Row {
     size: usize,
-    /// From one message's beginning to the next one's.
+    /// The time from one message's start to the next.
     message_us: f64,
     link_gbytes_per_s: f64,
-    /// Of all links that a node sends over.
+    /// The total of all links that a node sends over.
     node_gbytes_per_s: f64,
-    /// Packets that were sent again.
+    /// Packets that were resent.
     resent: u64,
     time_us: f64,
 }
 
-/// What came of a scenario.
+/// The results of a scenario.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     scenario: String,
@@ -71,7 +71,7 @@ pub(crate) struct Report {
     title: String,
 }
 
-/// Whether a scenario is one of TNW.
+/// Returns whether a scenario is one of TNW.
 pub(crate) fn is_of_tnw(text: &str) -> bool {
     let peek = toml::from_str::<Peek>(text);
     peek.is_ok_and(|peek| peek.generation.as_deref() == Some(GENERATION))
@@ -158,7 +158,7 @@ impl Scenario {
 }
 
 impl Report {
-    /// The table.
+    /// Formats the results as a table.
     pub(crate) fn text(&self) -> String {
         let rows = self.rows.iter().map(|row| {
             vec![
@@ -177,7 +177,7 @@ impl Report {
         text + &tofu_ui::table(&head, &[0, 1, 2, 3, 4, 5], rows)
     }
 
-    /// Bandwidth and time by size.
+    /// Returns bandwidth and time by size.
     pub(crate) fn curves(&self) -> Vec<Curves> {
         let curves = |what: &str, y, of: fn(&Row) -> f64| {
             let points = self.rows.iter().map(|row| (row.size as f64, of(row))).collect();

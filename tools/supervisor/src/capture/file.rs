@@ -25,7 +25,7 @@ pub(crate) struct Writer<'a> {
     interfaces: Vec<usize>,
 }
 
-/// What an interface is called.
+/// Returns the name of an interface.
 pub fn name(place: TapPoint) -> String {
     match place {
         TapPoint::Tni(tni) => format!("tni{tni}"),
@@ -72,7 +72,7 @@ impl<'a> Writer<'a> {
         Ok(writer)
     }
 
-    /// The number of an interface in the file.
+    /// Returns the number of an interface in the file.
     fn number(&self, interface: usize) -> u32 {
         let place = self.interfaces.iter().position(|known| *known == interface);
         place.unwrap_or_default() as u32
@@ -91,8 +91,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Writes the interfaces' counts since `start`. Returns how many packets were
-    /// dropped.
+    /// Writes the interfaces' counts since `start`. Returns how many packets were dropped.
     pub(crate) fn finish(mut self, capture: &Capture, start: SystemTime) -> io::Result<u64> {
         let since = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH);
         let (start, end) =
@@ -126,25 +125,25 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Passes on only whole blocks of a capture file, so that the output is a valid file whenever its
-/// source falls silent.
+/// Passes on only whole blocks of a capture file, so that the output is a valid file even if its
+/// source stops in the middle of a block.
 pub struct WholeBlocks<W> {
     out: W,
     partial: Vec<u8>,
 }
 
-/// Bytes of the longest block that is passed on. More than a record of the longest burst.
+/// The longest block that is passed on, in bytes: more than a record of the longest burst.
 const LONGEST_BLOCK: usize = 16 << 20;
 
 impl<W: Write> WholeBlocks<W> {
-    /// A file that is written to `out`.
+    /// Creates a filter that writes to `out`.
     pub const fn new(out: W) -> Self {
         Self { out, partial: Vec::new() }
     }
 
     /// # Errors
     ///
-    /// If `out` takes no more, or the input is not pcapng.
+    /// If writing to `out` fails, or the input is not pcapng.
     pub fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.partial.extend_from_slice(bytes);
         let mut whole = 0;

@@ -13,7 +13,7 @@ pub struct CapturePoints(pub u32);
 impl CapturePoints {
     /// All of them.
     pub const ALL: Self = Self((1 << INTERFACES) - 1);
-    /// Those of them that nodes of this kind have; `None` if there are none.
+    /// The points that nodes of this kind have; `None` if there are none.
     pub fn of(self, interconnect: Interconnect) -> Option<Self> {
         Some(Self(self.0 & interface_bits(interconnect))).filter(|points| points.0 != 0)
     }

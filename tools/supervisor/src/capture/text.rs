@@ -18,7 +18,7 @@ pub struct TextLines<W> {
 }
 
 impl<W: Write> TextLines<W> {
-    /// Lines that are written to `out`.
+    /// Creates a writer of lines to `out`.
     pub const fn new(out: W) -> Self {
         Self { out, parser: None }
     }
@@ -50,7 +50,7 @@ impl<W: Write> Write for TextLines<W> {
     }
 }
 
-/// A packet in a line.
+/// Formats a packet as one line.
 fn line(time: Duration, record: &[u8]) -> String {
     let (seconds, micros) = (time.as_secs() % 86_400, time.subsec_micros());
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
@@ -103,7 +103,7 @@ fn line(time: Duration, record: &[u8]) -> String {
     line
 }
 
-/// What a link has made of a frame.
+/// Appends what a link did with a frame.
 fn link_part(line: &mut String, is_dllp: bool, link: &LinkPart) -> std::fmt::Result {
     if !is_dllp {
         write!(line, ", frame {}", link.seq)?;
@@ -141,7 +141,7 @@ fn said(dllp: Dllp) -> String {
     }
 }
 
-/// A kind in a word of `--kind`; answers name what they answer.
+/// Returns the word of `--kind` for a kind; answers get the word of what they answer.
 const fn word(kind: PacketKind) -> &'static str {
     match kind {
         PacketKind::System => "system",

@@ -1,4 +1,4 @@
-//! The network interface that the host has at a gateway.
+//! The network interface on the host's side of a gateway.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -14,8 +14,8 @@ use tofu_gateway::{Config, Tap, addr, machine_network};
 const NAME_MAX: usize = 15;
 /// The bit of CAP_NET_ADMIN in a set of capabilities.
 const CAP_NET_ADMIN: u32 = 12;
-/// If a route has at most this many bits, it covers the addresses of all machine numbers, so that
-/// another number does not help.
+/// A route with a prefix of at most this many bits covers the addresses of all machine numbers, so
+/// choosing another number does not avoid it.
 const ALL_MACHINES: u8 = 10;
 
 /// Whether this process has CAP_NET_ADMIN and the kernel has TAP interfaces.
@@ -26,7 +26,7 @@ pub(super) fn may_make_interfaces() -> bool {
     set >> CAP_NET_ADMIN & 1 == 1 && Path::new("/dev/net/tun").exists()
 }
 
-/// Makes the interface of a machine of this name, with the addresses of the node `at`.
+/// Makes the interface of the machine `name`, with the addresses of the node `at`.
 pub(super) fn interface(name: &str, config: &Config, at: Coords) -> anyhow::Result<Tap> {
     let network = machine_network(config.machine, &config.shape);
     let routes = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
@@ -42,7 +42,7 @@ pub(super) fn interface(name: &str, config: &Config, at: Coords) -> anyhow::Resu
     ip(&["link", "set", "dev", &name, "address", &mac, "mtu", &mtu])?;
     ip(&["addr", "add", &format!("{v4}/{}", network.prefix_len()), "dev", &name])?;
     ip(&["link", "set", "dev", &name, "up"])?;
-    // A host can be without IPv6.
+    // The host may lack IPv6.
     if Path::new("/proc/sys/net/ipv6").exists() {
         let added = ip(&["-6", "addr", "add", &format!("{v6}/64"), "dev", &name, "nodad"]);
         if let Err(error) = added {
@@ -69,15 +69,15 @@ pub(super) fn run(program: &str, args: &[&str], package: &str) -> anyhow::Result
     Ok(())
 }
 
-/// A route of the host's.
+/// A route of the host.
 #[derive(Debug, PartialEq, Eq)]
 struct Route {
     to: Ipv4Net,
     interface: String,
 }
 
-/// The routes of a text like that of /proc/net/route, except default routes and those of interfaces
-/// that are down.
+/// Parses text like that of /proc/net/route. Leaves out default routes and those of interfaces that
+/// are down.
 fn routes(text: &str) -> impl Iterator<Item = Route> + '_ {
     const UP: u32 = 1;
     text.lines().skip(1).filter_map(|line| {
@@ -91,18 +91,18 @@ fn routes(text: &str) -> impl Iterator<Item = Route> + '_ {
     })
 }
 
-/// Whether two networks have addresses in common.
+/// Returns whether two networks have addresses in common.
 fn overlap(a: &Ipv4Net, b: &Ipv4Net) -> bool {
     a.contains(b) || b.contains(a)
 }
 
-/// Refuses to take over addresses that the host reaches elsewhere.
+/// Refuses addresses that the host already routes elsewhere.
 fn check_routes(ours: Ipv4Net, machine: u8, text: &str) -> anyhow::Result<()> {
     let Some(Route { to, interface }) = routes(text).find(|route| overlap(&route.to, &ours)) else {
         return Ok(());
     };
     if to.prefix_len() <= ALL_MACHINES {
-        // It covers all machines' addresses, and only ours are taken from it.
+        // The route covers all machines' addresses. Only this machine's are taken from it.
         log::warn!(
             "gateway: {ours}, this machine's addresses, were reached by {to} of {interface} so far"
         );
@@ -115,7 +115,7 @@ fn check_routes(ours: Ipv4Net, machine: u8, text: &str) -> anyhow::Result<()> {
     )
 }
 
-/// The name server that this host asks, if others can ask it, too.
+/// Returns the first name server of this host that other hosts can reach as well.
 pub(crate) fn resolver() -> Option<Ipv4Addr> {
     let text = std::fs::read_to_string("/etc/resolv.conf").ok()?;
     name_servers(&text).find(|server| !server.is_loopback())
@@ -156,7 +156,7 @@ mod tests {
             "the machine's addresses 10.0.0.0/26 collide with the route 10.0.0.16/28 of vpn0; give \
              it another number, as with --ip-number 1, or --tap off"
         );
-        // What is down, and what is none.
+        // A route that is down, and a malformed line.
         assert_eq!(check("10.0.0.0/26", "vpn0 1000000A 0 0000 0 0 0 F0FFFFFF\nvpn0 10\n"), Ok(()));
     }
 

@@ -1,9 +1,9 @@
-//! Network address translation for a machine's nodes, by the host's kernel.
+//! Network address translation for a machine's nodes, done by the host's kernel.
 //!
 //! The rules are in a table of the machine's own, so that they can be removed without touching
-//! others. The janitor removes it, because this process gives up the right to do so and may be
-//! killed. Forwarding between the host's interfaces is on while there are such machines: the last
-//! one to end switches it off again.
+//! others. The janitor removes the table, because this process gives up the right to do so and may
+//! be killed. Forwarding between the host's interfaces stays on as long as there are such machines;
+//! the last one to end switches it off again.
 
 use std::fs;
 use std::io::Write;
@@ -16,12 +16,12 @@ use ipnet::Ipv4Net;
 use super::host::run;
 
 const IP_FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
-/// The beginning of our tables' and chains' names.
+/// Prefix of the names of our tables and chains.
 const OURS: &str = "tofu-";
 /// Longest name of a chain of iptables, in bytes.
 const CHAIN_MAX: usize = 28;
 
-/// The table of a machine of this name.
+/// Returns the name of the table of this machine.
 pub(crate) fn table(machine: &str) -> String {
     format!("{OURS}{machine}").chars().take(CHAIN_MAX).collect()
 }
@@ -60,7 +60,7 @@ impl Tool {
         run(self.program(), args, self.package())
     }
 
-    /// Whether rules of ours are there.
+    /// Returns whether any of our rules exist.
     fn has_tables(self) -> bool {
         let args: &[&str] = match self {
             Self::Nft => &["list", "tables", "ip"],
@@ -96,10 +96,10 @@ pub(crate) fn apply(
     forward(base).with_context(|| format!("--nat: cannot write {IP_FORWARD}"))
 }
 
-/// Undoes [`apply`], as far as its rules exist.
+/// Removes whatever rules of [`apply`] exist.
 pub(crate) fn undo(table: &str, base: &Path) {
     for tool in Tool::ALL.into_iter().filter(|tool| tool.is_there()) {
-        // Rules that do not exist need not be removed.
+        // Removing rules that do not exist fails, which is fine.
         match tool {
             Tool::Nft => drop(tool.run(&["delete", "table", "ip", table])),
             Tool::Iptables => {
@@ -116,14 +116,14 @@ pub(crate) fn undo(table: &str, base: &Path) {
         && !others
         && note.exists()
     {
-        // Another process may have switched it off.
+        // Another process may have switched it off already.
         let _ = fs::write(IP_FORWARD, "0");
         let _ = fs::remove_file(note);
     }
 }
 
-/// The rules as nft reads them. From outside, nodes can be reached only by connections that they
-/// have opened.
+/// Returns the rules in nft's syntax. Hosts outside can reach nodes only over connections that the
+/// nodes have opened.
 fn ruleset(table: &str, interface: &str, network: Ipv4Net) -> String {
     format!(
         "add table ip {table}
@@ -178,7 +178,8 @@ fn iptables(table: &str, interface: &str, network: Ipv4Net) -> anyhow::Result<()
     Ok(())
 }
 
-/// A file that records that forwarding was off before the first machine, in this network namespace.
+/// Returns the path of the file that records that forwarding was off in this network namespace
+/// before the first machine.
 fn note(base: &Path) -> Option<PathBuf> {
     let namespace = fs::read_link("/proc/self/ns/net").ok()?;
     let number: String =

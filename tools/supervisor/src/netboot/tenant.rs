@@ -14,9 +14,9 @@ use tofu_netboot::{News, Server};
 use crate::event::{BootStage, Event};
 
 const HEADER: usize = 14;
-/// Answers that are sent before other frames get their turn.
+/// Answers sent before other frames get their turn.
 const TURN: usize = 64;
-/// When to check again whether there is room to send.
+/// The delay before checking again whether there is room to send.
 const SOON: Duration = Duration::from_micros(100);
 
 pub(super) struct BootServer {
@@ -51,7 +51,7 @@ impl Tenant for BootServer {
         if u16::from_be_bytes([high, low]) != ETHERTYPE {
             return false;
         }
-        // The link has made sure that it comes from there.
+        // The link has verified the sender's address.
         if let Some(from) = addr::node_of_mac([a, b, c, d, e, f])
             && let Some(news) = self.server.receive(from, message)
         {

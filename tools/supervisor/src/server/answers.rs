@@ -1,4 +1,4 @@
-//! Requests with one answer, which this process knows.
+//! Requests with one answer, which this process can give itself.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use super::{counters, inspect, network, registers};
 use crate::node::{AgentNode, NodeStatus};
 use crate::registry::{Registry, Rest};
 
-/// Carries out a client's request that has one answer, in this process.
+/// Carries out a request that has one answer, in this process.
 ///
 /// # Errors
 ///
@@ -63,7 +63,7 @@ pub(super) fn answer(registry: &Registry, request: Request) -> anyhow::Result<Re
     Ok(Reply::Done)
 }
 
-/// The Linux node of this number.
+/// Returns the Linux node of this number.
 ///
 /// # Errors
 ///
@@ -80,7 +80,7 @@ pub(super) fn find(registry: &Registry, id: u32) -> anyhow::Result<&Arc<dyn Agen
     }
 }
 
-/// The gateway.
+/// Returns the gateway.
 ///
 /// # Errors
 ///
@@ -92,7 +92,7 @@ pub(super) fn gateway(registry: &Registry) -> anyhow::Result<&Connector> {
     )
 }
 
-/// The description of the machine, or of this part of it.
+/// Describes the machine, or this part of it.
 pub(super) fn info(registry: &Registry, ping: bool) -> MachineInfo {
     let shape = &registry.network.shape;
     let part = registry.rest().map(|rest| rest.own.0);
@@ -172,7 +172,7 @@ pub(super) fn info(registry: &Registry, ping: bool) -> MachineInfo {
     }
 }
 
-/// This part, for descriptions of the machine.
+/// Describes this part, as in descriptions of the machine.
 fn own_part(rest: &Rest) -> PartInfo {
     PartInfo {
         part: rest.own.0,

@@ -16,7 +16,7 @@ use crate::capture::select::{CapturePoints, PacketKinds};
 use crate::capture::write;
 use crate::registry::Registry;
 
-/// Sends to a client what is written to it.
+/// Sends everything written to it to a client.
 struct Sender<'a>(&'a mut UnixStream);
 
 impl Write for Sender<'_> {
@@ -31,7 +31,7 @@ impl Write for Sender<'_> {
     }
 }
 
-/// A capture that has begun.
+/// A capture in progress.
 pub(super) struct Begun {
     capture: Capture,
     at: Coords,
@@ -77,11 +77,12 @@ pub(super) fn begin(registry: &Registry, request: &CaptureRequest) -> anyhow::Re
     Ok(Begun { capture: network.capture(config), at, limits: request.limits })
 }
 
-/// A packet's record has a header of this many bytes, and no packet is longer than the maximum.
+/// A packet's record has a header of `LEAST_SNAPLEN` bytes, and no packet is longer than
+/// `MOST_SNAPLEN`.
 const LEAST_SNAPLEN: u32 = 56;
 const MOST_SNAPLEN: u32 = 1 << 20;
 
-/// The union of their bits; `None` if there are none.
+/// Returns the union of the bits, or `None` if there are none.
 fn union(all: impl Iterator<Item = anyhow::Result<u32>>) -> anyhow::Result<Option<u32>> {
     let mut bits = None;
     for one in all {

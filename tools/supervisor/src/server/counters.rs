@@ -12,11 +12,11 @@ use tofu_machine::{Node, Nwp};
 
 use crate::registry::{AnyNode, Registry};
 
-/// Counters of a control queue's page.
+/// The counters in a control queue's page.
 const QUEUE: [CqReg; 4] =
     [CqReg::TcqNumNotice, CqReg::MrqNumNotice, CqReg::TxPayloadByte, CqReg::RxPayloadByte];
 
-/// Counters of a node's device; `None` if there is no device.
+/// Returns the counters of a node's device, or `None` if it has no device.
 ///
 /// # Errors
 ///

@@ -17,19 +17,20 @@ use super::parts::OF_JOBS;
 use super::reply::say;
 use crate::registry::{Registry, Rest};
 
-/// How often a follower without events is looked for, and parts that have come back.
+/// How often to check for parts that have come back, and whether a follower without events is still
+/// there.
 const LOOK: Duration = Duration::from_millis(500);
-/// Events of other parts that wait for a follower, at most: then theirs wait with them.
+/// The most events of other parts that wait for a follower. The parts hold back any beyond that.
 const ELSEWHERE: usize = 1 << 10;
-/// How often events of other parts are looked for.
+/// How often to check for events of other parts.
 const MERGE: Duration = Duration::from_millis(50);
 
-/// Those who tell what happens in other parts.
+/// Follows the events of other parts.
 struct Elsewhere<'a> {
     rest: &'a Rest,
     sender: SyncSender<EventInfo>,
     events: Receiver<EventInfo>,
-    /// The process of each part that is followed, and the stream from there.
+    /// For each part that is followed, its process and the stream from it.
     followed: HashMap<PartId, (u32, UnixStream)>,
     looked_at: Option<Instant>,
 }
@@ -40,7 +41,7 @@ impl<'a> Elsewhere<'a> {
         Self { rest, sender, events, followed: HashMap::new(), looked_at: None }
     }
 
-    /// Follows parts that are there and were not before.
+    /// Follows parts that have appeared since the last call.
     fn look(&mut self) {
         if self.looked_at.is_some_and(|at| at.elapsed() < LOOK) {
             return;
@@ -63,7 +64,7 @@ impl<'a> Elsewhere<'a> {
         let stream = connection.stream()?;
         let (parts, sender) = (self.rest.parts.clone(), self.sender.clone());
         let run = move || {
-            // It ends with the part, or when the follower has left.
+            // The stream ends with the part, or when the follower has left.
             while let Ok(reply) = connection.reply() {
                 let Reply::Event(event) = reply else { continue };
                 if let Some(event) = of_part(&parts, part, event)
@@ -81,14 +82,15 @@ impl<'a> Elsewhere<'a> {
 impl Drop for Elsewhere<'_> {
     fn drop(&mut self) {
         for (_, stream) in self.followed.values() {
-            // The part may have ended.
+            // The part may have ended already.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 }
 
-/// What a part says of its own nodes, or of jobs if they are there. What is about links, routers,
-/// faults and the end of the machine happens here, too.
+/// Checks an event of another part, and returns it if it concerns the part's own nodes, or jobs if
+/// the part has them. Events about links, routers, faults and the end of the machine happen here,
+/// too.
 fn of_part(parts: &Parts, part: PartId, event: EventInfo) -> Option<EventInfo> {
     let text = |text: String| printable(&text);
     let what = match event.what {
@@ -119,8 +121,7 @@ fn of_part(parts: &Parts, part: PartId, event: EventInfo) -> Option<EventInfo> {
     Some(EventInfo { at: Some(at.to_array()), what, ..event })
 }
 
-/// Sends what happens until the client has left, or cannot keep up: in all parts if `rest` has the
-/// others.
+/// Sends events until the client has left or cannot keep up. With `rest`, they come from all parts.
 pub(super) fn serve(
     mut client: UnixStream,
     mut requests: LineReader<UnixStream>,
@@ -130,12 +131,12 @@ pub(super) fn serve(
     let (events, _follows): (Receiver<EventInfo>, _) = registry.follow();
     let mut elsewhere = rest.map(Elsewhere::new);
     let wait = if elsewhere.is_some() { MERGE } else { LOOK };
-    // Before the client knows that it hears of everything.
+    // Follow the other parts before telling the client that it will see all events.
     elsewhere.iter_mut().for_each(Elsewhere::look);
     say(&mut client, &Reply::Done)?;
     let (left, gone) = std::sync::mpsc::channel::<()>();
     let listen = move || {
-        // It sends nothing more; the end of its stream means that it wants no more events.
+        // The client sends nothing more. The end of its stream means that it wants no more events.
         while let Ok(Some(_)) = requests.receive::<Request>() {}
         drop(left);
     };
@@ -144,7 +145,7 @@ pub(super) fn serve(
         if let Some(elsewhere) = &mut elsewhere {
             elsewhere.look();
             for event in elsewhere.events.try_iter() {
-                // Parts have begun at other times.
+                // The clocks of other parts started at other times.
                 let seconds = registry.started.elapsed().as_secs_f64();
                 say(&mut client, &Reply::Event(EventInfo { seconds, ..event }))?;
             }

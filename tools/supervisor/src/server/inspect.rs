@@ -13,9 +13,9 @@ use tofu_ui::{did_you_mean, printable};
 
 use crate::registry::{AnyNode, Registry};
 
-/// Names of a path at most.
+/// The most names in a path.
 const MAX_PATH: usize = 32;
-/// Names that an error lists.
+/// How many names an error lists.
 const NAMES: usize = 12;
 
 /// Inspects a node.
@@ -44,7 +44,7 @@ pub(super) fn look_at(registry: &Registry, ask: &InspectRequest) -> anyhow::Resu
     Ok(Reply::Inspection { tree: Some(value), complete })
 }
 
-/// A path whose first part is missing, as far as it exists inside one of the parts that are there:
+/// Finds a path whose first name is missing inside one of the parts that exist, as far as it goes:
 /// `device/tni/0` for `tni/0`.
 fn inside(what: &dyn Inspect, path: &[&str], missing: &Missing) -> Option<String> {
     if missing.at != 0 {
@@ -60,7 +60,7 @@ fn inside(what: &dyn Inspect, path: &[&str], missing: &Missing) -> Option<String
     })
 }
 
-/// What a user reads about a path that is not there; `inside` is where it may be.
+/// Returns the error for a path that does not exist. `inside` is where it may be.
 fn absent(path: &[&str], missing: &Missing, inside: Option<&str>) -> anyhow::Error {
     let Missing { at, names } = missing;
     let before = match at {
@@ -75,7 +75,7 @@ fn absent(path: &[&str], missing: &Missing, inside: Option<&str>) -> anyhow::Err
     let all = names.iter().map(String::as_str);
     let more = if names.len() > NAMES { ", ..." } else { "" };
     let some: Vec<_> = all.clone().take(NAMES).collect();
-    // There is no best guess for a number.
+    // No best guess makes sense for a number.
     let number = name.chars().all(|c| c.is_ascii_digit());
     let meant = match inside {
         Some(inside) => format!("; did you mean {}?", printable(inside)),
@@ -86,7 +86,7 @@ fn absent(path: &[&str], missing: &Missing, inside: Option<&str>) -> anyhow::Err
     anyhow!("{before} has no {wanted}{meant}{there} {}{more}", some.join(", "))
 }
 
-/// Walks through the tables of a control queue.
+/// Walks the tables of a control queue.
 pub(super) fn translate(registry: &Registry, ask: &TranslateRequest) -> anyhow::Result<Reply> {
     let TranslateRequest { node, tni, cq, stag, offset, length, write } = *ask;
     let node = match registry.device(NodeId(node))? {

@@ -21,11 +21,11 @@ use crate::registry::Registry;
 /// Characters of a job's shape that are kept: three lengths of up to six digits.
 const MOST_SHAPE: usize = 20;
 
-/// What a job's thread hears.
+/// A message to a job's thread.
 enum Message {
-    /// From the client, whose next request is read only after the answer.
+    /// A request of the client. The next one is read only after it has been answered.
     Request(Request),
-    /// Something that is not a request: the reason.
+    /// Something that is not a request, with the reason.
     Wrong(String),
     /// The machine or its jobs have changed.
     Changed,
@@ -45,7 +45,7 @@ pub(super) fn serve(
     let (told, changed) = (sender.clone(), Arc::new(AtomicBool::new(false)));
     let under_way = Arc::clone(&changed);
     let wake = move || {
-        // One that is under way will do.
+        // One message in the queue is enough.
         if !under_way.swap(true, SeqCst) {
             // The thread that served the job may have gone.
             let _ = told.send(Message::Changed);
@@ -61,7 +61,7 @@ pub(super) fn serve(
     let reading = reading.spawn(move || read(requests, &sender, &next));
     let result = match reading {
         Ok(_) => attend(&mut client, registry, number, &messages, &changed, || {
-            // The reader has gone.
+            // If this fails, the reader has gone.
             let _ = answered.send(());
         }),
         Err(error) => Err(error).context("no threads left"),
@@ -98,7 +98,8 @@ fn attend(
     answered: impl Fn(),
 ) -> anyhow::Result<()> {
     let mut place = None;
-    // Whether the client waits for its turn, and has not had it since the last change.
+    // Whether the client waits for its turn, and whether the machine has changed since the last
+    // one.
     let (mut waits, mut due) = (true, true);
     loop {
         match registry.jobs.before(job).filter(|_| waits && due) {

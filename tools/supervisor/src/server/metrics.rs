@@ -1,7 +1,8 @@
 //! The counters of devices, for Prometheus: `--metrics`.
 //!
-//! A page in its text format, made from the same counters as `tofu stats` for each request. One
-//! request is answered at a time, and a client that is slow or sends too much is dropped.
+//! Each request gets a page in Prometheus's text format, made from the same counters as `tofu
+//! stats`. One request is answered at a time, and a client that is slow or sends too much is
+//! dropped.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -31,8 +32,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Listens, which a sandboxed process cannot begin later, and prints the address on standard
-    /// error: if port 0 was asked for, the host has chosen one.
+    /// Starts listening, which a sandboxed process can no longer do. Prints the address on standard
+    /// error, because the host chooses the port if port 0 was asked for.
     ///
     /// # Errors
     ///
@@ -51,7 +52,7 @@ impl Metrics {
         Ok(Self { listener })
     }
 
-    /// Serves the counters of this machine, to the end of the process.
+    /// Serves the counters of this machine until the process ends.
     ///
     /// # Errors
     ///
@@ -80,7 +81,7 @@ impl Metrics {
     }
 }
 
-/// The only page, or an error.
+/// Returns the only page, or an error.
 fn answer(request: &Request, page: impl FnOnce() -> String) -> Answer {
     match (request.method.as_str(), request.path.as_str()) {
         ("GET" | "HEAD", PATH) => Answer::good(TEXT, page()),
@@ -115,14 +116,14 @@ impl Samples {
         }
         let labels = labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value)));
         let labels: Vec<_> = labels.collect();
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = match labels.is_empty() {
             true => writeln!(metric.lines, "{name} {value}"),
             false => writeln!(metric.lines, "{name}{{{}}} {value}", labels.join(",")),
         };
     }
 
-    /// Adds the counters of a part, each as a metric of its own.
+    /// Adds the counters of a part, each as its own metric.
     fn count(&mut self, part: &str, counters: &Counters, labels: &[Label<'_>]) {
         for (register, value) in counters {
             let name = format!("tofu_{part}_{}_total", sane(register));
@@ -142,7 +143,7 @@ impl Samples {
 
 type Label<'a> = (&'a str, String);
 
-/// A register's name as part of a metric's name.
+/// Makes a register's name suitable for a metric's name.
 fn sane(name: &str) -> String {
     let keep = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' };
     name.chars().map(keep).collect()

@@ -29,11 +29,11 @@ pub(super) fn set_link(registry: &Registry, node: u32, port: &str, up: bool) -> 
     Ok(())
 }
 
-/// Makes the routers of nodes fail, or work again; with `guests`, their guests end, or are started.
+/// Makes the routers of nodes fail or work again. With `guests`, also ends or starts their guests.
 ///
 /// # Errors
 ///
-/// Nothing has changed, unless the error concerns a guest.
+/// One line for the user. Nothing has changed then, unless the error concerns a guest.
 pub(super) fn set_nodes(
     registry: &Registry,
     nodes: &[u32],
@@ -60,7 +60,7 @@ pub(super) fn set_nodes(
     Ok(())
 }
 
-/// Whether a node's router has failed.
+/// Returns whether a node's router has failed.
 pub(super) fn is_down(registry: &Registry, at: Coords) -> bool {
     let up = registry.running().map(|running| running.fabric().node_up(at));
     matches!(up, Some(Ok(false)))
@@ -85,7 +85,7 @@ pub(super) fn set_link_errors(
     let at = registry.place(NodeId(node))?;
     let errors = match (spec, fabric.parameters()) {
         (Some(spec), Some(parameters)) => spec.errors(parameters.lanes)?,
-        // None at all, which links that are not modelled refuse as well.
+        // No errors, which is refused as well for links that are not modelled.
         _ => LinkErrors::default(),
     };
     fabric.set_link_errors(at, known_port(port)?, &errors)?;
@@ -124,7 +124,7 @@ pub(super) fn faults(registry: &Registry) -> anyhow::Result<Reply> {
     Ok(Reply::Faults { faults })
 }
 
-/// The ends of the links that are down now, or will be when the machine has been built.
+/// Returns the ends of the links that are down now, or will be once the machine has been built.
 pub(super) fn links_down(registry: &Registry) -> Vec<[[u8; 6]; 2]> {
     let network = &registry.network;
     match registry.running() {

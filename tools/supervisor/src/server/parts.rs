@@ -1,5 +1,5 @@
-//! Requests in a machine in parts: those about nodes of another part are passed on to it, and those
-//! about all nodes are sent to all parts.
+//! Requests in a machine in parts: those about nodes of another part are passed on to that part,
+//! and those about all nodes are sent to all parts.
 
 use std::io::{BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -16,23 +16,24 @@ use tofu_ui::printable;
 use super::{answers, network};
 use crate::registry::{Registry, Rest};
 
-/// How long other parts may take to answer questions whose answer they know at once: less than a
-/// client waits.
+/// How long other parts may take to answer questions whose answer they know at once. A client waits
+/// longer than this.
 const ANSWER: Duration = Duration::from_secs(4);
-/// The part that has the jobs of all.
+/// The part that keeps the jobs of all parts.
 pub(super) const OF_JOBS: PartId = PartId(0);
 
-/// How a request is done.
+/// How a request is carried out.
 pub(super) enum Way {
     /// By this part.
     Here,
     /// By another part, which has the rest of the connection.
     Through(PartId),
-    /// It is done: this is the answer.
+    /// It has been carried out, with this answer.
     Done(anyhow::Result<Reply>),
 }
 
-/// How a request of a client on this host is carried out.
+/// Returns how a request of a client on this host is carried out, and carries it out if it goes to
+/// all parts.
 pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
     let owner = |node: u32| rest.parts.of(NodeId(node)).filter(|part| *part != rest.own);
     let through = |node| owner(node).map_or(Way::Here, Way::Through);
@@ -41,11 +42,11 @@ pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
     match request {
         Request::Exec(exec) => through(exec.node),
         Request::Capture(ask) => through(ask.node),
-        // By the part that has the first node, which reports an error if it does not have all of
+        // The part with the first node serves it, and reports an error if it does not have all of
         // them.
         Request::Trace(ask) => ask.nodes.first().map_or(Way::Here, |node| through(*node)),
         Request::Console { node } => through(*node),
-        // Whichever part has the node.
+        // The part that has the gateway's node answers.
         Request::Gateway => gateway.map_or(Way::Here, |part| Way::Done(rest.ask(part, request))),
         Request::Forward { .. } | Request::Datagrams { .. } => {
             gateway.map_or(Way::Here, Way::Through)
@@ -62,8 +63,8 @@ pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
         Request::Info { ping } => Way::Done(Ok(Reply::Machine(info(registry, rest, *ping)))),
         Request::Links => Way::Done(links(registry, rest)),
         Request::Faults => Way::Done(faults(registry, rest)),
-        // First here, because an error would be the same everywhere. All parts record it, to tell
-        // those that come back.
+        // This part goes first, because an error would be the same everywhere. All parts record the
+        // setting, to tell parts that come back.
         Request::SetLink { .. } | Request::SetNodes { .. } | Request::SetFaults { .. } => {
             let here = answers::answer(registry, request.clone());
             Way::Done(here.and_then(|_| done_by(rest.ask_all(request).collect())))
@@ -83,20 +84,20 @@ pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
 type Answers = Vec<(PartId, anyhow::Result<Reply>)>;
 
 impl Rest {
-    /// A connection to the control server of a part.
+    /// Connects to the control server of a part.
     pub(super) fn connect(&self, part: PartId, request: &Request) -> anyhow::Result<Connection> {
         let stream = self.others.open(part).map_err(anyhow::Error::from);
         let connection = stream.and_then(|stream| Connection::over(stream, request));
         connection.with_context(|| format!("part {part} of the machine"))
     }
 
-    /// A part's answer, however long that takes while the part exists.
+    /// Returns a part's answer, however long it takes, as long as the part exists.
     fn ask(&self, part: PartId, request: &Request) -> anyhow::Result<Reply> {
         let reply = self.connect(part, request)?.reply();
         reply.map(said).with_context(|| format!("part {part} of the machine"))
     }
 
-    /// Asks all present parts. The answers are read lazily.
+    /// Asks all parts that are present. The answers are read lazily.
     fn ask_all(
         &self,
         request: &Request,
@@ -112,7 +113,7 @@ impl Rest {
     }
 }
 
-/// A reply of another part, which may have sent anything.
+/// Sanitizes a reply of another part, which may have sent anything.
 fn said(reply: Reply) -> Reply {
     match reply {
         Reply::Error { why } => Reply::Error { why: printable(&why) },
@@ -120,7 +121,7 @@ fn said(reply: Reply) -> Reply {
     }
 }
 
-/// The reply if all of them have done it, or one has failed.
+/// Returns the reply if all of them have succeeded, or the first error.
 fn done_by(answers: Answers) -> anyhow::Result<Reply> {
     for (part, answer) in answers {
         let of = || format!("part {part} of the machine");
@@ -171,7 +172,7 @@ fn info(registry: &Registry, rest: &Rest, ping: bool) -> MachineInfo {
     all
 }
 
-/// A part's description of a node, if it is one of its own.
+/// Checks a part's description of a node, and returns it if the node is one of the part's own.
 fn of_part(rest: &Rest, part: PartId, node: NodeInfo) -> Option<NodeInfo> {
     let id = NodeId(node.index);
     let at = rest.parts.shape().coords(id).filter(|_| rest.parts.of(id) == Some(part))?;
@@ -186,12 +187,12 @@ fn of_part(rest: &Rest, part: PartId, node: NodeInfo) -> Option<NodeInfo> {
     })
 }
 
-/// The links that are down for one of the parts at their ends.
+/// Returns the links that are down according to a part at either of their ends.
 fn links(registry: &Registry, rest: &Rest) -> anyhow::Result<Reply> {
     let answers = rest.ask_all(&Request::Links);
     let Reply::Links { down: mut all } = network::links(registry)? else { bail!("not an answer") };
     for (part, answer) in answers {
-        // The links to a part that has gone in the meantime are down here.
+        // Links to a part that has gone in the meantime are down on this side anyway.
         let Ok(Reply::Links { down }) = answer else { continue };
         let new = down.into_iter().filter(|end| {
             let found = end.find(rest.parts.shape()).and_then(|(at, port)| {
@@ -210,7 +211,7 @@ fn links(registry: &Registry, rest: &Rest) -> anyhow::Result<Reply> {
     Ok(Reply::Links { down: all })
 }
 
-/// The faults, with the counts of all parts.
+/// Returns the faults, with the counts of all parts added up.
 fn faults(registry: &Registry, rest: &Rest) -> anyhow::Result<Reply> {
     let answers = rest.ask_all(&Request::Faults);
     let mut reply = network::faults(registry)?;
@@ -231,7 +232,7 @@ fn faults(registry: &Registry, rest: &Rest) -> anyhow::Result<Reply> {
     Ok(reply)
 }
 
-/// Passes data between a client and another part, until either leaves.
+/// Passes data between a client and another part until either leaves.
 pub(super) fn splice(
     client: &UnixStream,
     mut typed: BufReader<UnixStream>,
@@ -242,7 +243,7 @@ pub(super) fn splice(
     thread::scope(|scope| {
         let back = || {
             copy(&mut replies, client);
-            // The part sends no more, so the client need not either.
+            // The part sends no more, so the client need not send any more, either.
             let _ = client.shutdown(Shutdown::Both);
         };
         let back = thread::Builder::new().name("passed-on".into()).spawn_scoped(scope, back);
@@ -253,7 +254,7 @@ pub(super) fn splice(
     })
 }
 
-/// Copies until the end of either: by read(2) and write(2), which a machine's threads may call.
+/// Copies until either side ends, with read(2) and write(2), which a machine's threads may call.
 fn copy(from: &mut BufReader<UnixStream>, mut to: &UnixStream) {
     let mut buffer = vec![0; 32 << 10];
     loop {

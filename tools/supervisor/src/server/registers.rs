@@ -1,7 +1,7 @@
 //! The registers of a node's device, by the names of the register map.
 //!
-//! For a network processor of TNW, these are of links that lead somewhere, and of channels that
-//! were used.
+//! For a network processor of TNW, these are the registers of links that lead somewhere, and of
+//! channels that have been used.
 
 use tofu_abi::tnw::{self, Channel, ChannelReg, Link, LinkReg, NwpReg};
 use tofu_control::protocol::RegisterValue;
@@ -11,7 +11,7 @@ use tofu_machine::{Nwp, register_fields};
 
 use crate::registry::{AnyNode, Registry};
 
-/// The registers of a node's device; `None` if there is no device.
+/// Returns the registers of a node's device, or `None` if it has no device.
 ///
 /// # Errors
 ///
@@ -23,7 +23,7 @@ pub(super) fn of(registry: &Registry, id: NodeId) -> anyhow::Result<Option<Vec<R
     }))
 }
 
-/// The registers of a network processor.
+/// Returns the registers of a network processor.
 fn of_nwp(nwp: &Nwp) -> Vec<RegisterValue> {
     let value = |of: &str, register: tnw::Register, name: &str| {
         let value = nwp.read_register(register);
@@ -55,7 +55,7 @@ fn of_nwp(nwp: &Nwp) -> Vec<RegisterValue> {
     found
 }
 
-/// The registers of a controller.
+/// Returns the registers of a controller.
 fn of_icc(icc: &Icc) -> Vec<RegisterValue> {
     let of_unit = |unit: Unit| {
         let value = move |register: RegisterNow| RegisterValue {

@@ -15,12 +15,12 @@ pub(super) fn say(client: &mut UnixStream, reply: &Reply) -> anyhow::Result<()> 
     Ok(client.write_all(&encode(reply)?)?)
 }
 
-/// A flag for a client that receives data: it is set when the client wants no more, which the end
-/// of its stream tells.
+/// Returns a flag for a client that receives data. It is set when the client wants no more, which
+/// the end of its stream signals.
 ///
 /// # Errors
 ///
-/// If there are no threads left.
+/// If the host has no threads left.
 pub(super) fn has_enough(mut requests: LineReader<UnixStream>) -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&stop);

@@ -17,10 +17,10 @@ use crate::trace::{Assembler, Ended, Selection};
 
 /// How often the rings are emptied.
 const LOOK: Duration = Duration::from_millis(5);
-/// Commands that go in one message at most, so that no line is too long.
+/// The most commands in one message, so that no line is too long.
 const CHUNK: usize = 256;
 
-/// A trace that has begun.
+/// A trace in progress.
 pub(super) struct Begun {
     trace: Trace,
     selection: Selection,
@@ -76,7 +76,8 @@ impl Begun {
         loop {
             let over = stop.load(SeqCst) || end.is_some_and(|end| Instant::now() >= end);
             let records = self.trace.read(over);
-            // After the steps, because commands that have ended were explained before.
+            // Reasons are read after the steps, because a command's reason is recorded before its
+            // end.
             assembler.learn(self.trace.reasons());
             let mut ended = Ended::default();
             for record in &records {
@@ -99,7 +100,7 @@ impl Begun {
         say(client, &Reply::TraceEnded(summary))
     }
 
-    /// Sends the selected commands and interrupts that have ended, up to this many commands.
+    /// Sends the selected commands and interrupts that have ended, at most this many commands.
     fn send(
         &self,
         client: &mut UnixStream,

@@ -10,40 +10,40 @@ use tofu_fabric::{Class, NodeId, Route, Shape};
 use tofu_icc::{Event, Tag, Which, burst_size};
 use tofu_machine::trace::{Reason, Record, What};
 
-/// Parts of a command that are kept.
+/// The most parts of a command that are kept.
 const PARTS: usize = 64;
-/// Interrupts of a node that wait for an access.
+/// The most interrupts of a node that wait for an access.
 const INTERRUPTS: usize = 16;
-/// Reasons that wait for their commands.
+/// The most reasons that wait for their commands.
 const REASONS: usize = 4096;
 
-/// How long a packet that has ended may take to its target and still be seen there: it ends as soon
-/// as the network has taken it.
+/// How long after its end a packet may still be seen at its target. A packet ends as soon as the
+/// network has taken it.
 const ON_ITS_WAY_NS: u64 = 100_000_000;
-/// The most packets that are kept on their way; the oldest go first.
+/// The most packets kept on their way. The oldest are dropped first.
 const PACKETS: usize = 4096;
 
 /// A place in a queue's table of outstanding commands.
 type CommandKey = (u32, u8, CqId, u16);
 
-/// Puts commands together.
+/// Assembles commands.
 pub struct Assembler {
     shape: Shape,
-    /// Outstanding commands, with their generations and codes. There is at most one for each place.
+    /// Outstanding commands, with their generations and codes, at most one for each place.
     open: HashMap<CommandKey, (u32, u8, TracedCommand)>,
-    /// Packets that have ended and were not seen at their targets so far, in the order of their
+    /// Packets that have ended but have not been seen at their targets yet, in the order of their
     /// ends.
     on_their_way: VecDeque<(CommandKey, u32, u8, TracedCommand)>,
     /// The time of a doorbell that no command has followed yet.
     doorbells: HashMap<(u32, TniId, CqId), u64>,
     /// Interrupts that no access has followed yet, by node.
     interrupts: HashMap<u32, Vec<TracedInterrupt>>,
-    /// Reasons by node, interface and queue of the command: the target's, and those of its own
-    /// node.
+    /// Reasons by node, interface and queue of the command: first the target's, then those of its
+    /// own node.
     reasons: HashMap<(u32, u8, CqId, Which), [Option<String>; 2]>,
 }
 
-/// What has ended.
+/// Commands and interrupts that have ended.
 #[derive(Debug, Default)]
 pub struct Ended {
     /// Commands, with the codes of their descriptors.
@@ -53,7 +53,7 @@ pub struct Ended {
 }
 
 impl Assembler {
-    /// For a machine of this shape.
+    /// Creates an assembler for a machine of this shape.
     pub fn new(shape: Shape) -> Self {
         Self {
             shape,
@@ -65,7 +65,7 @@ impl Assembler {
         }
     }
 
-    /// Commands that have begun and have not ended.
+    /// Returns how many commands have begun and have not ended.
     pub fn open(&self) -> u64 {
         self.open.len() as u64
     }
@@ -83,7 +83,7 @@ impl Assembler {
         }
     }
 
-    /// Takes a step; commands and interrupts that it ends go into `ended`.
+    /// Processes a step. Commands and interrupts that it ends go into `ended`.
     pub fn take(&mut self, record: &Record, ended: &mut Ended) {
         let (node, time) = (record.node.0, record.time_ns);
         match record.what {
@@ -113,8 +113,8 @@ impl Assembler {
         }
     }
 
-    /// Adds packets to `ended` that must have been lost on their way by now, in nanoseconds since
-    /// 1970.
+    /// Moves packets that must have been lost by `now_ns` to `ended`, and the oldest if there are
+    /// too many. `now_ns` is in nanoseconds since 1970.
     pub fn settle(&mut self, now_ns: u64, ended: &mut Ended) {
         let since = now_ns.saturating_sub(ON_ITS_WAY_NS);
         while self.on_their_way.len() > PACKETS
@@ -125,7 +125,7 @@ impl Assembler {
         }
     }
 
-    /// Adds packets that were not seen at their targets, and interrupts that no access has
+    /// Moves packets that were not seen at their targets, and interrupts that no access has
     /// followed, to `ended`.
     pub fn finish(&mut self, ended: &mut Ended) {
         let packets = self.on_their_way.drain(..);
@@ -145,7 +145,7 @@ impl Assembler {
                 let address = (!is_packet(code)).then_some(address);
                 let from = self.shape.coords(NodeId(node)).unwrap_or_default();
                 let (to, path) = (header1.target(), header1.path());
-                // For system packets, the header has distances in place of X, Y and Z.
+                // The header of a system packet has distances in place of X, Y and Z.
                 let way = if is_system_packet(code) {
                     let hops = header1.distances();
                     Route::by_distances(&self.shape, from, to, hops, path, Class::System)
@@ -164,7 +164,7 @@ impl Assembler {
                 if let Ok((_, route)) = way {
                     command.hops = route.map(|hop| hop.port.to_string()).collect();
                 }
-                // Only the port of such a packet tells where it goes.
+                // Only the port of such a packet determines where it goes.
                 if code == Command::TransmitRawPacket2 as u8 {
                     command.to = None;
                     command.hops.clear();
@@ -197,7 +197,7 @@ impl Assembler {
             Event::Ended { tni, tag, rcode, sent } => {
                 let place = (node, tni.get(), tag.cq, tag.index);
                 let known = self.open.get(&place).is_some_and(|open| open.0 == tag.generation);
-                // Other commands began before the trace did, or their beginning was lost.
+                // A command that is not known began before the trace, or its first step was lost.
                 if let Some((_, code, mut command)) =
                     known.then(|| self.open.remove(&place)).flatten()
                 {
@@ -214,7 +214,7 @@ impl Assembler {
         }
     }
 
-    /// Takes out a packet that is on its way.
+    /// Removes and returns a packet that was on its way.
     fn arrived(&mut self, node: u32, tni: u8, tag: Tag) -> Option<(u8, TracedCommand)> {
         let wanted = ((node, tni, tag.cq, tag.index), tag.generation);
         let found = self
@@ -248,7 +248,7 @@ impl Assembler {
         }
     }
 
-    /// A command that has begun.
+    /// Creates a command that has begun.
     fn command(
         &mut self,
         node: u32,
@@ -287,10 +287,10 @@ impl Assembler {
     }
 }
 
-/// Adds work that was done for a command at its target.
+/// Adds work done for a command at its target.
 fn serve(command: &mut TracedCommand, part: TracedPart) {
     if command.parts.len() < PARTS {
-        // Clocks of processors may differ by less than anything takes.
+        // Processors' clocks may differ slightly, by less than any step takes.
         let begin_ns = part.begin_ns.max(command.begin_ns);
         command.parts.push(TracedPart { begin_ns, end_ns: part.end_ns.max(begin_ns), ..part });
     }
@@ -304,10 +304,10 @@ fn is_system_packet(code: u8) -> bool {
     code == Command::TransmitSystemPacket1 as u8 || code == Command::TransmitSystemPacket2 as u8
 }
 
-/// TLPs of the data of a command.
+/// Returns the number of TLPs that a command's data takes.
 fn tlps(header1: Header1, length: u32, padding: bool) -> u32 {
     let code = header1.command();
-    // The MTU bits have another meaning in atomics and packets, which have one TLP.
+    // Atomics and packets have one TLP, and use the MTU bits for something else.
     if is_packet(code) || code == Command::AtomicReadModifyWrite as u8 {
         return 1;
     }
@@ -367,7 +367,7 @@ mod tests {
         for record in [begun, received(1005, 0, 100), end] {
             assembler.take(&record, &mut ended);
         }
-        // The same place in the queue's table, twice, before any of them has come.
+        // Two packets use the same place in the queue's table before either arrives.
         for record in [sent(2000, 1), sent(3000, 2)].as_flattened() {
             assembler.take(record, &mut ended);
         }
@@ -389,7 +389,7 @@ mod tests {
         assert_eq!(seen(&ended)[3..], [(3, 6010, None)]);
         assembler.take(&received(7000, 3, 100), &mut ended);
         assert_eq!(ended.commands.len(), 4);
-        // Packets without end are not kept without end.
+        // The number of packets that are kept is bounded.
         for generation in 4..4 + 2 * PACKETS as u32 {
             let sent = sent(8000, generation);
             sent.iter().for_each(|record| assembler.take(record, &mut ended));

@@ -22,7 +22,7 @@ const KINDS: [(&str, &[Command]); 5] = [
     ("other", &[Command::Nop, Command::WritePiggybackBuffer]),
 ];
 
-/// Commands that are wanted. An empty list stands for everything.
+/// The commands that are wanted. An empty list means everything.
 #[derive(Debug)]
 pub(crate) struct Selection {
     nodes: Vec<u32>,
@@ -39,7 +39,7 @@ enum Wanted {
 }
 
 impl Selection {
-    /// The selection that a client asks for.
+    /// Returns the selection that a client asks for.
     ///
     /// # Errors
     ///
@@ -72,12 +72,12 @@ impl Selection {
         })
     }
 
-    /// Whether it is about a node.
+    /// Returns whether commands of a node may be wanted.
     pub(crate) fn has_node(&self, node: u32) -> bool {
         self.nodes.is_empty() || self.nodes.contains(&node)
     }
 
-    /// Whether a command is wanted; `code` is the one of its descriptor.
+    /// Returns whether a command is wanted. `code` is the one in its descriptor.
     pub(crate) fn has(&self, command: &TracedCommand, code: u8) -> bool {
         let in_queue = |(tni, cq): &(u8, Option<u8>)| {
             *tni == command.tni && cq.is_none_or(|cq| cq == command.cq)
@@ -95,7 +95,7 @@ impl Selection {
     }
 }
 
-/// The kind of a command by its code; unknown codes are `other`.
+/// Returns the kind of a command from its code; `other` for unknown codes.
 fn kind(code: u8) -> &'static str {
     let of = |(_, commands): &&(&str, &[Command])| commands.iter().any(|c| *c as u8 == code);
     KINDS.iter().find(of).map_or("other", |(name, _)| name)

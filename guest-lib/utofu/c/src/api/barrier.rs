@@ -17,26 +17,26 @@ use crate::process;
 pub struct VbgSetting {
     /// The gate.
     pub vbg_id: u64,
-    /// Input from the own node.
+    /// Input from a gate of the same interface.
     pub src_lcl_vbg_id: u64,
-    /// Input from another node.
+    /// Input from any gate.
     pub src_rmt_vbg_id: u64,
-    /// Output to the own node.
+    /// Output to a gate of the same interface.
     pub dst_lcl_vbg_id: u64,
-    /// Output to another node.
+    /// Output to any gate.
     pub dst_rmt_vbg_id: u64,
-    /// Path to the other node.
+    /// Path to the gate of the remote output.
     pub dst_path_coords: [u8; 3],
 }
 
-/// Barrier gates of a node.
+/// The number of barrier gates of a node.
 const NODE_GATES: usize = NUM_TNI * NUM_BG;
 
 /// Reads a list of at most `most` values.
 ///
 /// # Safety
 ///
-/// `from` is null or leads to `count` values.
+/// `from` is null or points to `count` values.
 unsafe fn list<T: Copy>(
     from: *const T,
     count: usize,
@@ -51,7 +51,7 @@ unsafe fn list<T: Copy>(
         return Err(Error::with_value(Code::InvalidNumber, what, count as u64, hint));
     }
     let value = |i| {
-        // SAFETY: as promised to this function. It may lie in a packed structure.
+        // SAFETY: guaranteed by the caller. The values may be unaligned, in a packed structure.
         unsafe { from.add(i).read_unaligned() }
     };
     Ok((0..count).map(value).collect())
@@ -61,7 +61,7 @@ unsafe fn list<T: Copy>(
 ///
 /// # Safety
 ///
-/// The pointer is null or leads to as many IDs as are asked for.
+/// The pointer is null or points to as many IDs as are asked for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_alloc_vbg(
     tni_id: u16,
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn utofu_alloc_vbg(
     vbg_ids: *mut u64,
 ) -> c_int {
     call("utofu_alloc_vbg", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(vbg_ids, "vbg_ids")? };
         let ids = process::current()?.0.alloc_vbg(tni_id, num_vbgs, flags)?;
         let ids: Vec<u64> = ids.into_iter().map(u64::from).collect();
@@ -83,11 +83,11 @@ pub unsafe extern "C" fn utofu_alloc_vbg(
 ///
 /// # Safety
 ///
-/// The pointer is null or leads to as many IDs as the number says.
+/// The pointer is null or points to as many IDs as the number says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_free_vbg(vbg_ids: *mut u64, num_vbgs: usize) -> c_int {
     call("utofu_free_vbg", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let ids = unsafe { list(vbg_ids, num_vbgs, NODE_GATES, "number of VBGs")? };
         let ids = ids.into_iter().map(VbgId::check).collect::<Result<Vec<_>, _>>()?;
         process::current()?.0.free_vbg(&ids)
@@ -98,14 +98,14 @@ pub unsafe extern "C" fn utofu_free_vbg(vbg_ids: *mut u64, num_vbgs: usize) -> c
 ///
 /// # Safety
 ///
-/// The pointer is null or leads to as many settings as the number says.
+/// The pointer is null or points to as many settings as the number says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_set_vbg(
     vbg_settings: *mut VbgSetting,
     num_vbg_settings: usize,
 ) -> c_int {
     call("utofu_set_vbg", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let settings =
             unsafe { list(vbg_settings, num_vbg_settings, NODE_GATES, "number of VBGs")? };
         let check = |setting: VbgSetting| {
@@ -122,11 +122,11 @@ pub unsafe extern "C" fn utofu_set_vbg(
     })
 }
 
-/// Takes a VBG ID apart.
+/// Splits a VBG ID into its fields.
 ///
 /// # Safety
 ///
-/// `coords` is null or leads to six bytes; the other pointers are null or may be written to.
+/// `coords` is null or points to six bytes; the other pointers are null or may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_query_vbg_info(
     vbg_id: u64,
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn utofu_query_vbg_info(
     extra_val: *mut u16,
 ) -> c_int {
     call("utofu_query_vbg_info", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let (coords, tni, bg, extra) = unsafe {
             (
                 Out::new(coords, "coords")?,
@@ -164,7 +164,7 @@ pub extern "C" fn utofu_barrier(vbg_id: u64, flags: c_ulong) -> c_int {
 ///
 /// # Safety
 ///
-/// The pointer is null or leads to as many numbers as are to be reduced.
+/// The pointer is null or points to as many numbers as are to be reduced.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_reduce_uint64(
     vbg_id: u64,
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn utofu_reduce_uint64(
     flags: c_ulong,
 ) -> c_int {
     call("utofu_reduce_uint64", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let data = unsafe { list(data, num_data, MAX_UTOFU_INTEGERS, "number of integers")? };
         process::current()?.0.reduce_uint64(VbgId::check(vbg_id)?, op, &data, flags)
     })
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn utofu_reduce_uint64(
 ///
 /// # Safety
 ///
-/// The pointer is null or leads to as many numbers as are to be reduced.
+/// The pointer is null or points to as many numbers as are to be reduced.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_reduce_double(
     vbg_id: u64,
@@ -194,23 +194,23 @@ pub unsafe extern "C" fn utofu_reduce_double(
     flags: c_ulong,
 ) -> c_int {
     call("utofu_reduce_double", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let data = unsafe { list(data, num_data, MAX_DOUBLES, "number of doubles")? };
         process::current()?.0.reduce_double(VbgId::check(vbg_id)?, op, &data, flags)
     })
 }
 
-/// Asks whether a barrier is over.
+/// Checks whether a barrier is complete.
 #[unsafe(no_mangle)]
 pub extern "C" fn utofu_poll_barrier(vbg_id: u64, flags: c_ulong) -> c_int {
     call("utofu_poll_barrier", || process::current()?.0.poll_barrier(VbgId::check(vbg_id)?, flags))
 }
 
-/// Asks whether a reduction of integers is over, and for its result.
+/// Checks whether a reduction of integers is complete, and writes its results.
 ///
 /// # Safety
 ///
-/// The pointer is null or leads to as many numbers as are reduced.
+/// The pointer is null or points to as many numbers as are reduced.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_poll_reduce_uint64(
     vbg_id: u64,
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn utofu_poll_reduce_uint64(
     data: *mut u64,
 ) -> c_int {
     call("utofu_poll_reduce_uint64", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(data, "data")? };
         let results = process::current()?.0.poll_reduce_uint64(VbgId::check(vbg_id)?, flags)?;
         out.set_all(&results);
@@ -226,11 +226,11 @@ pub unsafe extern "C" fn utofu_poll_reduce_uint64(
     })
 }
 
-/// Asks whether a reduction of floating-point numbers is over, and for its result.
+/// Checks whether a reduction of floating-point numbers is complete, and writes its results.
 ///
 /// # Safety
 ///
-/// The pointer is null or leads to as many numbers as are reduced.
+/// The pointer is null or points to as many numbers as are reduced.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_poll_reduce_double(
     vbg_id: u64,
@@ -238,7 +238,7 @@ pub unsafe extern "C" fn utofu_poll_reduce_double(
     data: *mut f64,
 ) -> c_int {
     call("utofu_poll_reduce_double", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(data, "data")? };
         let results = process::current()?.0.poll_reduce_double(VbgId::check(vbg_id)?, flags)?;
         out.set_all(&results);

@@ -1,4 +1,4 @@
-//! Groups of processes with barrier gates: `tofu_collective.h`.
+//! Groups of processes that use barrier gates: `tofu_collective.h`.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
@@ -19,7 +19,7 @@ use crate::provider::AnyProvider;
 
 type AnyGroup = Group<'static, AnyProvider>;
 
-/// Groups by handle. Handles are given once.
+/// Groups by handle. Handles are not reused.
 struct Groups {
     last: usize,
     groups: BTreeMap<usize, Arc<AnyGroup>>,
@@ -40,7 +40,7 @@ const fn no_such_group(group: usize) -> Error {
     Error::with_value(Code::NotFound, "group", group as u64, hint)
 }
 
-/// A function of the caller's by which members tell each other things.
+/// A function of the caller's by which members exchange data.
 type AllGather = unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut c_void) -> c_int;
 
 struct Callback {
@@ -98,11 +98,11 @@ const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::DoubleRing3d,
 ];
 
-/// Makes a group. All members call it at the same time.
+/// Makes a group. All members must call it at the same time.
 ///
 /// # Safety
 ///
-/// `axes` is null or leads to three numbers; `group` is null or may be written to; `allgather` is
+/// `axes` is null or points to three numbers; `group` is null or may be written to; `allgather` is
 /// null or a function that may be called with `context`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tofu_coll_create(
@@ -115,13 +115,13 @@ pub unsafe extern "C" fn tofu_coll_create(
     group: *mut usize,
 ) -> c_int {
     call("tofu_coll_create", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(group, "group")? };
         let function = allgather.ok_or(null("allgather"))?;
         if axes.is_null() {
             return Err(null("axes"));
         }
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let axes = unsafe { axes.cast::<[u32; 3]>().read_unaligned() };
         let hint = "algorithms are 0 to 5 (enum tofu_coll_algorithm)";
         let none = Error::with_value(Code::InvalidArg, "algorithm", algorithm.into(), hint);
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn tofu_coll_create(
     })
 }
 
-/// Frees a group with its gates.
+/// Frees a group and its gates.
 #[unsafe(no_mangle)]
 pub extern "C" fn tofu_coll_free(group: usize) -> c_int {
     call("tofu_coll_free", || {
@@ -152,7 +152,7 @@ pub extern "C" fn tofu_coll_free(group: usize) -> c_int {
     })
 }
 
-/// Tells which algorithm a group has, this member's start and end gate, and its number of gates.
+/// Reports the algorithm of a group, this member's start and end gate, and its number of gates.
 ///
 /// # Safety
 ///
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn tofu_coll_query(
     num_vbgs: *mut usize,
 ) -> c_int {
     call("tofu_coll_query", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let (algorithm, start, count) = unsafe {
             (
                 Out::new(algorithm, "algorithm")?,
@@ -182,17 +182,17 @@ pub unsafe extern "C" fn tofu_coll_query(
     })
 }
 
-/// Waits until all members are here.
+/// Waits until all members have called it.
 #[unsafe(no_mangle)]
 pub extern "C" fn tofu_coll_barrier(group: usize) -> c_int {
     call("tofu_coll_barrier", || find(group)?.barrier())
 }
 
-/// Data of a caller that will be changed.
+/// Returns a caller's data that will be changed.
 ///
 /// # Safety
 ///
-/// `data` is null or leads to `count` aligned values that nobody else uses.
+/// `data` is null or points to `count` aligned values that nobody else uses.
 unsafe fn values<'a, T>(data: *mut T, count: usize) -> Result<&'a mut [T], Error> {
     if data.is_null() {
         return Err(null("data"));
@@ -202,7 +202,7 @@ unsafe fn values<'a, T>(data: *mut T, count: usize) -> Result<&'a mut [T], Error
         let hint = "more than there can be, or not aligned";
         return Err(Error::with_value(Code::InvalidNumber, "elements", count as u64, hint));
     }
-    // SAFETY: as promised to this function.
+    // SAFETY: guaranteed by the caller.
     Ok(unsafe { slice::from_raw_parts_mut(data, count) })
 }
 
@@ -215,11 +215,11 @@ fn operation(op: c_uint) -> Result<Op, Error> {
     }
 }
 
-/// Replaces the integers by the result over all members.
+/// Replaces the integers with the results over all members.
 ///
 /// # Safety
 ///
-/// `data` is null or leads to `count` integers.
+/// `data` is null or points to `count` integers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tofu_coll_allreduce_uint64(
     group: usize,
@@ -228,17 +228,17 @@ pub unsafe extern "C" fn tofu_coll_allreduce_uint64(
     count: usize,
 ) -> c_int {
     call("tofu_coll_allreduce_uint64", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let data = unsafe { values(data, count)? };
         find(group)?.allreduce(operation(op)?, data)
     })
 }
 
-/// Replaces the numbers by their sums over all members.
+/// Replaces the numbers with their sums over all members.
 ///
 /// # Safety
 ///
-/// `data` is null or leads to `count` numbers.
+/// `data` is null or points to `count` numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tofu_coll_allreduce_double(
     group: usize,
@@ -246,17 +246,17 @@ pub unsafe extern "C" fn tofu_coll_allreduce_double(
     count: usize,
 ) -> c_int {
     call("tofu_coll_allreduce_double", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let data = unsafe { values(data, count)? };
         find(group)?.allreduce_sum(data)
     })
 }
 
-/// The same as `tofu_coll_allreduce_uint64` for member `root` alone.
+/// Reduces like [`tofu_coll_allreduce_uint64`], with the results for member `root` only.
 ///
 /// # Safety
 ///
-/// `data` is null or leads to `count` integers.
+/// `data` is null or points to `count` integers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tofu_coll_reduce_uint64(
     group: usize,
@@ -266,17 +266,17 @@ pub unsafe extern "C" fn tofu_coll_reduce_uint64(
     count: usize,
 ) -> c_int {
     call("tofu_coll_reduce_uint64", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let data = unsafe { values(data, count)? };
         find(group)?.reduce(root, operation(op)?, data)
     })
 }
 
-/// Gives all members the values of member `root`.
+/// Gives the values of member `root` to all members.
 ///
 /// # Safety
 ///
-/// `data` is null or leads to `count` integers.
+/// `data` is null or points to `count` integers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tofu_coll_broadcast(
     group: usize,
@@ -285,7 +285,7 @@ pub unsafe extern "C" fn tofu_coll_broadcast(
     count: usize,
 ) -> c_int {
     call("tofu_coll_broadcast", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let data = unsafe { values(data, count)? };
         find(group)?.broadcast(root, data)
     })

@@ -14,23 +14,23 @@ use crate::{handle, news};
 pub struct MrqNotice {
     /// `enum utofu_mrq_notice_type`.
     pub notice_type: u8,
-    /// Not used.
+    /// Unused.
     pub padding1: [u8; 7],
     /// The VCQ at the other end.
     pub vcq_id: u64,
     /// The command's data for notices.
     pub edata: u64,
-    /// Old value, or the changed address.
+    /// Old value, or the address accessed in this process's memory.
     pub rmt_value: u64,
     /// Address on the side of the VCQ that sent the command.
     pub lcl_stadd: u64,
-    /// Address on the side of the VCQ that the command was for.
+    /// Address on the side of the VCQ that was the command's target.
     pub rmt_stadd: u64,
     /// 0.
     pub reserved: [u64; 2],
 }
 
-/// The end of a command: an error if it did not do what it should.
+/// Returns an error if a command did not end successfully.
 #[inline(always)]
 fn check(result: Rcode, code: impl FnOnce() -> Code) -> Result<(), Error> {
     if result == Rcode::SUCCESS { Ok(()) } else { Err(failed(code(), result)) }
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn utofu_poll_tcq(
     cbdata: *mut *mut c_void,
 ) -> c_int {
     call("utofu_poll_tcq", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(cbdata, "cbdata")? };
         let (queue, ticket) = handle::find(vcq_hdl)?;
         flags::check(flags, 0, "flags")?;
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn utofu_poll_mrq(
     notice: *mut MrqNotice,
 ) -> c_int {
     call("utofu_poll_mrq", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(notice, "notice")? };
         let (queue, ticket) = handle::find(vcq_hdl)?;
         flags::check(flags, 0, "flags")?;
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn utofu_poll_mrq(
     })
 }
 
-/// Tells how many completions can be taken now.
+/// Reports how many completions can be taken now.
 ///
 /// # Safety
 ///
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn utofu_poll_mrq(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_query_num_unread_tcq(vcq_hdl: usize, count: *mut usize) -> c_int {
     call("utofu_query_num_unread_tcq", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(count, "count")? };
         let (queue, ticket) = handle::find(vcq_hdl)?;
         out.set(queue.unread_tcq(ticket)?);
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn utofu_query_num_unread_tcq(vcq_hdl: usize, count: *mut 
     })
 }
 
-/// Tells how many notices can be taken now.
+/// Reports how many notices can be taken now.
 ///
 /// # Safety
 ///
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn utofu_query_num_unread_tcq(vcq_hdl: usize, count: *mut 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_query_num_unread_mrq(vcq_hdl: usize, count: *mut usize) -> c_int {
     call("utofu_query_num_unread_mrq", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(count, "count")? };
         let (queue, ticket) = handle::find(vcq_hdl)?;
         out.set(queue.unread_mrq(ticket)?);

@@ -18,20 +18,20 @@ unsafe fn register(
     stadd: *mut u64,
 ) -> c_int {
     call(function, || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(stadd, "stadd")? };
         let (queue, ticket) = handle::find(vcq_hdl)?;
         if addr.is_null() {
             return Err(Error::new(Code::InvalidAddress, "addr", "a null pointer"));
         }
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let stadd = unsafe { queue.register(ticket, addr as usize, size, stag, flags)? };
         out.set(stadd.0);
         Ok(())
     })
 }
 
-/// Registers memory under a steering tag of the library's choice.
+/// Registers memory under a steering tag that the library chooses.
 ///
 /// # Safety
 ///
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn utofu_reg_mem(
     flags: c_ulong,
     stadd: *mut u64,
 ) -> c_int {
-    // SAFETY: as promised to this function.
+    // SAFETY: guaranteed by the caller.
     unsafe { register("utofu_reg_mem", vcq_hdl, addr, size, None, flags, stadd) }
 }
 
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn utofu_reg_mem_with_stag(
     stadd: *mut u64,
 ) -> c_int {
     let function = "utofu_reg_mem_with_stag";
-    // SAFETY: as promised to this function.
+    // SAFETY: guaranteed by the caller.
     unsafe { register(function, vcq_hdl, addr, size, Some(stag), flags, stadd) }
 }
 
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn utofu_reg_mem_with_stag(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_query_stadd(vcq_id: u64, stag: c_uint, stadd: *mut u64) -> c_int {
     call("utofu_query_stadd", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(stadd, "stadd")? };
         out.set(Stadd::reserved(VcqId::check(vcq_id)?, stag)?.0);
         Ok(())

@@ -1,4 +1,4 @@
-//! Commands, posted at once or prepared for later.
+//! Commands, posted immediately or prepared for later.
 
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
 use std::slice;
@@ -12,10 +12,10 @@ use tofu_utofu::{Code, Command, Error};
 use crate::call::{Out, call};
 use crate::{handle, news};
 
-/// Descriptors in one call of `utofu_post_toq` at most: those of the largest transmit queue.
+/// The most descriptors in one call of `utofu_post_toq`: those of the largest transmit queue.
 const MAX_DESCRIPTORS: usize = 1 << 21;
 
-/// A command, or several that differ by where they lie.
+/// A command, or several that differ only in their addresses.
 struct Batch {
     command: Command,
     stride: usize,
@@ -52,7 +52,7 @@ impl Batch {
         desc: *mut c_void,
         desc_size: *mut usize,
     ) -> Result<(), Error> {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let (desc, size) = unsafe {
             (Out::new(desc.cast::<[u8; DESC_SIZE]>(), "desc")?, Out::new(desc_size, "desc_size")?)
         };
@@ -76,11 +76,11 @@ impl Batch {
     }
 }
 
-/// The data of a piggyback Put.
+/// Returns the data of a piggyback Put.
 ///
 /// # Safety
 ///
-/// `from` is null or leads to `length` bytes.
+/// `from` is null or points to `length` bytes.
 unsafe fn piggyback<'a>(from: *const c_void, length: usize) -> Result<&'a [u8], Error> {
     if length > MAX_PIGGYBACK_SIZE {
         let hint = "a piggyback Put carries at most 32 bytes";
@@ -92,12 +92,12 @@ unsafe fn piggyback<'a>(from: *const c_void, length: usize) -> Result<&'a [u8], 
     if from.is_null() {
         return Err(null("lcl_data"));
     }
-    // SAFETY: as promised to this function.
+    // SAFETY: guaranteed by the caller.
     Ok(unsafe { slice::from_raw_parts(from.cast(), length) })
 }
 
-/// Defines the two functions of each command: the one that posts it, and the one that prepares
-/// it. Both have the arguments in the first parentheses, edata, flags, and those in the second.
+/// Defines two functions for each command: one posts it, and the other prepares it. Both take the
+/// arguments in the first parentheses, then edata and flags, then those in the second.
 macro_rules! commands {
     ($(
         $(#[$doc:meta])*
@@ -109,7 +109,7 @@ macro_rules! commands {
         ///
         /// # Safety
         ///
-        /// Pointers to data are null or lead to as many bytes as are to be sent.
+        /// Pointers to data are null or point to as many bytes as are to be sent.
         #[unsafe(no_mangle)]
         #[allow(clippy::too_many_arguments, unused_unsafe)]
         pub unsafe extern "C" fn $post(
@@ -124,7 +124,7 @@ macro_rules! commands {
             call(stringify!($post), || {
                 let to = news::detour(rmt_vcq_id, flags, || handle::node(vcq_hdl));
                 let $posting = Posting::new(to, edata, flags)?;
-                // SAFETY: as promised to this function.
+                // SAFETY: guaranteed by the caller.
                 let batch: Batch = unsafe { $batch };
                 batch.post(vcq_hdl, cbdata)
             })
@@ -135,7 +135,7 @@ macro_rules! commands {
         ///
         /// # Safety
         ///
-        /// Pointers to data are null or lead to as many bytes as are to be sent; `desc` is null or
+        /// Pointers to data are null or point to as many bytes as are to be sent; `desc` is null or
         /// has room for the descriptors; `desc_size` is null or may be written to.
         #[unsafe(no_mangle)]
         #[allow(clippy::too_many_arguments, unused_unsafe)]
@@ -152,9 +152,9 @@ macro_rules! commands {
             call(stringify!($prepare), || {
                 let to = news::detour(rmt_vcq_id, flags, || handle::node(vcq_hdl));
                 let $posting = Posting::new(to, edata, flags)?;
-                // SAFETY: as promised to this function.
+                // SAFETY: guaranteed by the caller.
                 let batch: Batch = unsafe { $batch };
-                // SAFETY: as promised to this function.
+                // SAFETY: guaranteed by the caller.
                 unsafe { batch.prepare(vcq_hdl, desc, desc_size) }
             })
         }
@@ -167,30 +167,30 @@ commands! {
     (lcl_stadd: u64, rmt_stadd: u64, length: usize) ()
     |to| to.put(lcl_stadd, rmt_stadd, length, Packets::default())?.into();
 
-    /// The same in packets of a given size, with gaps in between.
+    /// Writes like `utofu_put`, in packets of a given size with gaps in between.
     utofu_put_gap, utofu_prepare_put_gap
     (lcl_stadd: u64, rmt_stadd: u64, length: usize) (mtu: usize, gap: usize)
     |to| to.put(lcl_stadd, rmt_stadd, length, Packets::new(mtu, gap)?)?.into();
 
-    /// Writes several blocks, which begin `stride` bytes apart on both sides: a Put for each.
+    /// Writes several blocks that begin `stride` bytes apart on both sides, with a Put for each.
     utofu_put_stride, utofu_prepare_put_stride
     (lcl_stadd: u64, rmt_stadd: u64, length: usize, stride: usize, num_blocks: usize) ()
     |to| Batch::strided(
         to.put(lcl_stadd, rmt_stadd, length, Packets::default())?, stride, num_blocks);
 
-    /// The same in packets of a given size, with gaps in between.
+    /// Writes like `utofu_put_stride`, in packets of a given size with gaps in between.
     utofu_put_stride_gap, utofu_prepare_put_stride_gap
     (lcl_stadd: u64, rmt_stadd: u64, length: usize, stride: usize, num_blocks: usize)
     (mtu: usize, gap: usize)
     |to| Batch::strided(
         to.put(lcl_stadd, rmt_stadd, length, Packets::new(mtu, gap)?)?, stride, num_blocks);
 
-    /// Writes up to 32 bytes to remote memory; they are taken before the function returns.
+    /// Writes up to 32 bytes to remote memory. The data is copied before the function returns.
     utofu_put_piggyback, utofu_prepare_put_piggyback
     (lcl_data: *mut c_void, rmt_stadd: u64, length: usize) ()
     |to| to.put_piggyback(piggyback(lcl_data, length)?, rmt_stadd)?.into();
 
-    /// Writes up to 8 bytes, the lowest of a number, to remote memory.
+    /// Writes up to 8 bytes, the lowest ones of a number, to remote memory.
     utofu_put_piggyback8, utofu_prepare_put_piggyback8
     (lcl_data: u64, rmt_stadd: u64, length: usize) ()
     |to| to.put_piggyback8(lcl_data, length, rmt_stadd)?.into();
@@ -200,18 +200,18 @@ commands! {
     (lcl_stadd: u64, rmt_stadd: u64, length: usize) ()
     |to| to.get(lcl_stadd, rmt_stadd, length, Packets::default())?.into();
 
-    /// The same in packets of a given size, with gaps in between.
+    /// Reads like `utofu_get`, in packets of a given size with gaps in between.
     utofu_get_gap, utofu_prepare_get_gap
     (lcl_stadd: u64, rmt_stadd: u64, length: usize) (mtu: usize, gap: usize)
     |to| to.get(lcl_stadd, rmt_stadd, length, Packets::new(mtu, gap)?)?.into();
 
-    /// Reads several blocks, which begin `stride` bytes apart on both sides: a Get for each.
+    /// Reads several blocks that begin `stride` bytes apart on both sides, with a Get for each.
     utofu_get_stride, utofu_prepare_get_stride
     (lcl_stadd: u64, rmt_stadd: u64, length: usize, stride: usize, num_blocks: usize) ()
     |to| Batch::strided(
         to.get(lcl_stadd, rmt_stadd, length, Packets::default())?, stride, num_blocks);
 
-    /// The same in packets of a given size, with gaps in between.
+    /// Reads like `utofu_get_stride`, in packets of a given size with gaps in between.
     utofu_get_stride_gap, utofu_prepare_get_stride_gap
     (lcl_stadd: u64, rmt_stadd: u64, length: usize, stride: usize, num_blocks: usize)
     (mtu: usize, gap: usize)
@@ -239,7 +239,7 @@ commands! {
     |to| to.cswap8(old_value, new_value, rmt_stadd)?.into();
 }
 
-/// Does nothing but complete.
+/// Posts a command that does nothing but complete.
 #[unsafe(no_mangle)]
 pub extern "C" fn utofu_nop(vcq_hdl: usize, flags: c_ulong, cbdata: *mut c_void) -> c_int {
     call("utofu_nop", || Batch::from(Command::nop(flags)?).post(vcq_hdl, cbdata))
@@ -259,16 +259,16 @@ pub unsafe extern "C" fn utofu_prepare_nop(
 ) -> c_int {
     call("utofu_prepare_nop", || {
         let batch = Batch::from(Command::nop(flags)?);
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         unsafe { batch.prepare(vcq_hdl, desc, desc_size) }
     })
 }
 
-/// Posts prepared commands, one or several in a row: all of them, or none.
+/// Posts one or several consecutive prepared commands, either all of them or none.
 ///
 /// # Safety
 ///
-/// `desc` is null or leads to `desc_size` bytes.
+/// `desc` is null or points to `desc_size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_post_toq(
     vcq_hdl: usize,
@@ -288,7 +288,7 @@ pub unsafe extern "C" fn utofu_post_toq(
         }
         let words = desc.cast::<[u64; 4]>();
         let descriptors: SmallVec<[Descriptor; 4]> = (0..desc_size / DESC_SIZE)
-            // SAFETY: as promised to this function; descriptors may lie anywhere.
+            // SAFETY: guaranteed by the caller. Descriptors may be unaligned.
             .map(|i| Descriptor(unsafe { words.add(i).read_unaligned() }.map(u64::from_le)))
             .collect();
         queue.post_prepared(ticket, &descriptors, cbdata as usize)

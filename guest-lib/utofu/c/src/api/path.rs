@@ -9,32 +9,32 @@ use tofu_utofu::ids::{PATH_COORD_NULL, VcqId};
 use crate::call::{Out, bytes, call};
 use crate::{news, process};
 
-/// Reads a path; `None` for the default one.
+/// Reads a path. Returns `None` for the default path.
 ///
 /// # Safety
 ///
-/// The pointer is null or leads to three bytes.
+/// The pointer is null or points to three bytes.
 unsafe fn path(coords: *const u8) -> Result<Option<Path>, Error> {
-    // SAFETY: as promised to this function.
+    // SAFETY: guaranteed by the caller.
     let [a, b, c] = unsafe { bytes(coords, "path_coords")? };
     Ok((a != PATH_COORD_NULL).then_some(Path::new(a, b, c)))
 }
 
-/// Gives a VCQ ID another path: three bytes, A B C. Null, and `UTOFU_PATH_COORD_NULL` in the
-/// first byte, stand for the path through 0, 0, 0, unless that is known to meet a dead link.
+/// Gives a VCQ ID another path: three bytes, A B C. Null, or `UTOFU_PATH_COORD_NULL` in the first
+/// byte, stands for the path through 0, 0, 0, unless that is known to meet a dead link.
 ///
 /// # Safety
 ///
-/// `vcq_id` is null or leads to an ID; `path_coords` is null or leads to three bytes.
+/// `vcq_id` is null or points to an ID; `path_coords` is null or points to three bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_set_vcq_id_path(vcq_id: *mut u64, path_coords: *mut u8) -> c_int {
     call("utofu_set_vcq_id_path", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(vcq_id, "vcq_id")? };
         let path = if path_coords.is_null() {
             None
         } else {
-            // SAFETY: as promised to this function.
+            // SAFETY: guaranteed by the caller.
             unsafe { path(path_coords)? }
         };
         let id = VcqId::check(out.get())?;
@@ -50,11 +50,11 @@ pub unsafe extern "C" fn utofu_set_vcq_id_path(vcq_id: *mut u64, path_coords: *m
     })
 }
 
-/// Tells the path ID that, in the flags of a command to a VCQ ID, stands for a path.
+/// Reports the path ID that stands for a path in the flags of a command to a VCQ ID.
 ///
 /// # Safety
 ///
-/// `path_coords` is null or leads to three bytes; `path_id` is null or may be written to.
+/// `path_coords` is null or points to three bytes; `path_id` is null or may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_get_path_id(
     vcq_id: u64,
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn utofu_get_path_id(
     path_id: *mut u8,
 ) -> c_int {
     call("utofu_get_path_id", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let (path, out) = unsafe { (path(path_coords)?, Out::new(path_id, "path_id")?) };
         let id = VcqId::check(vcq_id)?;
         out.set(path.map_or(Ok(0), |path| id.path_id_of(path))?);
@@ -70,11 +70,11 @@ pub unsafe extern "C" fn utofu_get_path_id(
     })
 }
 
-/// Tells the path that a path ID stands for in commands to a VCQ ID.
+/// Reports the path that a path ID stands for in commands to a VCQ ID.
 ///
 /// # Safety
 ///
-/// `path_coords` is null or leads to three bytes.
+/// `path_coords` is null or points to three bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_get_path_coords(
     vcq_id: u64,
@@ -82,7 +82,7 @@ pub unsafe extern "C" fn utofu_get_path_coords(
     path_coords: *mut u8,
 ) -> c_int {
     call("utofu_get_path_coords", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(path_coords, "path_coords")? };
         let path = VcqId::check(vcq_id)?.path_of_id(path_id)?;
         out.set_all(&[path.a, path.b, path.c]);

@@ -1,4 +1,4 @@
-//! Interfaces, what they can do, versions and coordinates.
+//! Interfaces and their capabilities, versions, and coordinates.
 
 use std::ffi::{c_int, c_uint, c_ulong};
 
@@ -11,7 +11,7 @@ use tofu_utofu::{Code, Error};
 use crate::call::{Out, call, malloced};
 use crate::process;
 
-/// `struct utofu_onesided_caps`: what an interface can do. Sizes are in bytes.
+/// `struct utofu_onesided_caps`: the capabilities of an interface. Sizes are in bytes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct OnesidedCaps {
@@ -19,43 +19,43 @@ pub struct OnesidedCaps {
     pub flags: c_ulong,
     /// `UTOFU_ONESIDED_CAP_ARMW_OP_`...
     pub armw_ops: c_ulong,
-    /// Component IDs.
+    /// Number of component IDs.
     pub num_cmp_ids: c_uint,
-    /// Steering tags that programs choose.
+    /// Number of steering tags that programs can choose.
     pub num_reserved_stags: c_uint,
-    /// Cache line.
+    /// Size of a cache line.
     pub cache_line_size: usize,
-    /// Granularity of addresses of memory under a reserved tag.
+    /// Alignment of memory under a reserved tag.
     pub stag_address_alignment: usize,
-    /// Descriptors of one command.
+    /// The most descriptor bytes of one command.
     pub max_toq_desc_size: usize,
-    /// A Put or Get.
+    /// The most data of a Put or Get.
     pub max_putget_size: usize,
-    /// A piggyback Put.
+    /// The most data of a piggyback Put.
     pub max_piggyback_size: usize,
-    /// Data for notices.
+    /// Size of data for notices.
     pub max_edata_size: usize,
-    /// Data of a packet.
+    /// The most data of a packet.
     pub max_mtu: usize,
-    /// Gap between packets, in units of the device.
+    /// The longest gap between packets, in units of the device.
     pub max_gap: usize,
 }
 
-/// `struct utofu_barrier_caps`: what the barrier gates of an interface can do.
+/// `struct utofu_barrier_caps`: the capabilities of an interface's barrier gates.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct BarrierCaps {
-    /// None is defined.
+    /// No flags are defined.
     pub flags: c_ulong,
     /// `UTOFU_BARRIER_CAP_REDUCE_OP_`...
     pub reduce_ops: c_ulong,
-    /// Integers of a reduction.
+    /// The most integers of a reduction.
     pub max_uint64_reduction: usize,
-    /// Floating-point numbers of a reduction.
+    /// The most floating-point numbers of a reduction.
     pub max_double_reduction: usize,
 }
 
-/// The capabilities of a generation's interfaces, as real ones of Fugaku report them, without what
+/// Returns the capabilities of a generation's interfaces: those that Fugaku's report, without what
 /// other generations lack.
 const fn onesided_caps(generation: Generation) -> OnesidedCaps {
     let description = generation.description();
@@ -81,7 +81,7 @@ const fn onesided_caps(generation: Generation) -> OnesidedCaps {
 const SESSION_MODE: c_ulong = 1 << 0;
 const ARMW: c_ulong = 1 << 1;
 
-/// What interfaces with barrier gates can do.
+/// Returns the capabilities of interfaces with barrier gates.
 const fn barrier_caps(generation: Generation) -> BarrierCaps {
     let barrier = generation.description().barrier;
     let integers = barrier.integers as usize;
@@ -99,7 +99,8 @@ const fn barrier_caps(generation: Generation) -> BarrierCaps {
 
 /// All operators.
 const REDUCE_OPS: c_ulong = 0x1fe;
-/// `UTOFU_BARRIER_CAP_REDUCE_OP_MAXLOC`, which takes two integers: one element is too few for it.
+/// `UTOFU_BARRIER_CAP_REDUCE_OP_MAXLOC`, which takes two integers, and so does not exist with one
+/// element.
 const MAXLOC: c_ulong = 1 << 6;
 
 /// The library's structures, in the order of [`Generation::ALL`].
@@ -132,7 +133,7 @@ unsafe fn tnis(
     of: impl FnOnce(&process::Process) -> Vec<TniId>,
 ) -> c_int {
     call(function, || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let (list, count) =
             unsafe { (Out::new(tni_ids, "tni_ids")?, Out::new(num_tnis, "num_tnis")?) };
         let (process, _) = process::current()?;
@@ -143,8 +144,8 @@ unsafe fn tnis(
     })
 }
 
-/// Gives the caller a list of the interfaces that the process can use for one-sided
-/// communication, to be freed with `free()`.
+/// Writes a list of the interfaces that the process can use for one-sided communication. The caller
+/// frees it with `free()`.
 ///
 /// # Safety
 ///
@@ -154,7 +155,7 @@ pub unsafe extern "C" fn utofu_get_onesided_tnis(
     tni_ids: *mut *mut u16,
     num_tnis: *mut usize,
 ) -> c_int {
-    // SAFETY: as promised to this function.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         tnis("utofu_get_onesided_tnis", tni_ids, num_tnis, |process| {
             process.share().tnis().collect()
@@ -162,8 +163,8 @@ pub unsafe extern "C" fn utofu_get_onesided_tnis(
     }
 }
 
-/// Gives the caller a list of the interfaces that the process can use for barriers, to be freed
-/// with `free()`.
+/// Writes a list of the interfaces that the process can use for barriers. The caller frees it with
+/// `free()`.
 ///
 /// # Safety
 ///
@@ -173,7 +174,7 @@ pub unsafe extern "C" fn utofu_get_barrier_tnis(
     tni_ids: *mut *mut u16,
     num_tnis: *mut usize,
 ) -> c_int {
-    // SAFETY: as promised to this function.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         tnis("utofu_get_barrier_tnis", tni_ids, num_tnis, |process| {
             process.barrier_tnis().collect()
@@ -181,7 +182,8 @@ pub unsafe extern "C" fn utofu_get_barrier_tnis(
     }
 }
 
-/// Tells what an interface can do. The structure is the library's: it is not to be freed.
+/// Reports the capabilities of an interface. The structure belongs to the library and must not be
+/// freed.
 ///
 /// # Safety
 ///
@@ -192,7 +194,7 @@ pub unsafe extern "C" fn utofu_query_onesided_caps(
     tni_caps: *mut *mut OnesidedCaps,
 ) -> c_int {
     call("utofu_query_onesided_caps", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let caps = unsafe { Out::new(tni_caps, "tni_caps")? };
         check_own(tni_id)?;
         caps.set((&raw const ONESIDED[process::generation() as usize]).cast_mut());
@@ -200,8 +202,8 @@ pub unsafe extern "C" fn utofu_query_onesided_caps(
     })
 }
 
-/// Tells what the barrier gates of an interface can do. The structure is the library's: it is not
-/// to be freed.
+/// Reports the capabilities of an interface's barrier gates. The structure belongs to the library
+/// and must not be freed.
 ///
 /// # Safety
 ///
@@ -212,7 +214,7 @@ pub unsafe extern "C" fn utofu_query_barrier_caps(
     tni_caps: *mut *mut BarrierCaps,
 ) -> c_int {
     call("utofu_query_barrier_caps", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let caps = unsafe { Out::new(tni_caps, "tni_caps")? };
         let tni = check_own(tni_id)?;
         if tni.get() >= process::generation().description().barrier.tnis {
@@ -224,15 +226,15 @@ pub unsafe extern "C" fn utofu_query_barrier_caps(
     })
 }
 
-/// Tells the coordinates of the node: six bytes, X Y Z A B C.
+/// Reports the coordinates of the node: six bytes, X Y Z A B C.
 ///
 /// # Safety
 ///
-/// The pointer is null or leads to six bytes.
+/// The pointer is null or points to six bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_query_my_coords(coords: *mut u8) -> c_int {
     call("utofu_query_my_coords", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let coords = unsafe { Out::new(coords, "coords")? };
         coords.set_all(&process::current()?.0.coords().to_array());
         Ok(())
@@ -244,33 +246,33 @@ const UTOFU: (c_int, c_int) = (1, 0);
 
 unsafe fn version(major: *mut c_int, minor: *mut c_int, version: (c_int, c_int)) {
     for (at, value) in [(major, version.0), (minor, version.1)] {
-        // SAFETY: as promised to this function. A number that nobody wants is not written.
+        // SAFETY: guaranteed by the caller. Null means that the number is not wanted.
         if let Ok(out) = unsafe { Out::new(at, "version") } {
             out.set(value);
         }
     }
 }
 
-/// Tells the version of the interconnect: 1 for Tofu, 2 for Tofu2, 3 for TofuD.
+/// Reports the version of the interconnect: 1 for Tofu, 2 for Tofu2, 3 for TofuD.
 ///
 /// # Safety
 ///
 /// Pointers are null or may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_query_tofu_version(major_ver: *mut c_int, minor_ver: *mut c_int) {
-    // SAFETY: as promised to this function.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         version(major_ver, minor_ver, (process::generation().description().version.into(), 0))
     }
 }
 
-/// Tells the version of the API.
+/// Reports the version of the API.
 ///
 /// # Safety
 ///
 /// Pointers are null or may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_query_utofu_version(major_ver: *mut c_int, minor_ver: *mut c_int) {
-    // SAFETY: as promised to this function.
+    // SAFETY: guaranteed by the caller.
     unsafe { version(major_ver, minor_ver, UTOFU) }
 }

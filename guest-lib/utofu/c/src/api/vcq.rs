@@ -16,7 +16,7 @@ unsafe fn create(
     vcq_hdl: *mut usize,
 ) -> c_int {
     call(function, || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(vcq_hdl, "vcq_hdl")? };
         check_tni(tni_id)?;
         cmp_id.map(check_cmp_id).transpose()?;
@@ -28,7 +28,7 @@ unsafe fn create(
     })
 }
 
-/// Makes a VCQ.
+/// Creates a VCQ.
 ///
 /// # Safety
 ///
@@ -39,11 +39,11 @@ pub unsafe extern "C" fn utofu_create_vcq(
     flags: c_ulong,
     vcq_hdl: *mut usize,
 ) -> c_int {
-    // SAFETY: as promised to this function.
+    // SAFETY: guaranteed by the caller.
     unsafe { create("utofu_create_vcq", tni_id, None, flags, vcq_hdl) }
 }
 
-/// Makes a VCQ whose ID peers can compute.
+/// Creates a VCQ whose ID peers can compute.
 ///
 /// # Safety
 ///
@@ -55,11 +55,11 @@ pub unsafe extern "C" fn utofu_create_vcq_with_cmp_id(
     flags: c_ulong,
     vcq_hdl: *mut usize,
 ) -> c_int {
-    // SAFETY: as promised to this function.
+    // SAFETY: guaranteed by the caller.
     unsafe { create("utofu_create_vcq_with_cmp_id", tni_id, Some(cmp_id), flags, vcq_hdl) }
 }
 
-/// Frees a VCQ, with all that it has registered.
+/// Frees a VCQ, with everything that it has registered.
 #[unsafe(no_mangle)]
 pub extern "C" fn utofu_free_vcq(vcq_hdl: usize) -> c_int {
     call("utofu_free_vcq", || {
@@ -68,7 +68,7 @@ pub extern "C" fn utofu_free_vcq(vcq_hdl: usize) -> c_int {
     })
 }
 
-/// Tells the ID of a VCQ.
+/// Reports the ID of a VCQ.
 ///
 /// # Safety
 ///
@@ -76,7 +76,7 @@ pub extern "C" fn utofu_free_vcq(vcq_hdl: usize) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_query_vcq_id(vcq_hdl: usize, vcq_id: *mut u64) -> c_int {
     call("utofu_query_vcq_id", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(vcq_id, "vcq_id")? };
         let (queue, ticket) = handle::find(vcq_hdl)?;
         out.set(queue.id(ticket)?.0);
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn utofu_query_vcq_id(vcq_hdl: usize, vcq_id: *mut u64) ->
 ///
 /// # Safety
 ///
-/// `coords` is null or leads to six bytes; `vcq_id` is null or may be written to.
+/// `coords` is null or points to six bytes; `vcq_id` is null or may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_construct_vcq_id(
     coords: *mut u8,
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn utofu_construct_vcq_id(
     vcq_id: *mut u64,
 ) -> c_int {
     call("utofu_construct_vcq_id", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let (coords, out) = unsafe { (bytes(coords, "coords")?, Out::new(vcq_id, "vcq_id")?) };
         let node = Coords::from_array(coords);
         let id = VcqId::construct(node, tni_id, cq_id, cmp_id)?;
@@ -108,11 +108,11 @@ pub unsafe extern "C" fn utofu_construct_vcq_id(
     })
 }
 
-/// Takes a VCQ ID apart.
+/// Splits a VCQ ID into its fields.
 ///
 /// # Safety
 ///
-/// `coords` is null or leads to six bytes; the other pointers are null or may be written to.
+/// `coords` is null or points to six bytes; the other pointers are null or may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_query_vcq_info(
     vcq_id: u64,
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn utofu_query_vcq_info(
     extra_val: *mut u16,
 ) -> c_int {
     call("utofu_query_vcq_info", || {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let (coords, tni, cq, extra) = unsafe {
             (
                 Out::new(coords, "coords")?,

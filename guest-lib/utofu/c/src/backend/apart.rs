@@ -1,5 +1,5 @@
-//! A device that `tofud` shares among processes of users who are not root: it isolates them, so
-//! each has rings and notices of its own, and asks for everything else.
+//! A device that `tofud` shares among processes of users who are not root. The device isolates
+//! them, so each process has rings and notices of its own, and asks for everything else.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ use tofu_vfio::broker::{
 use super::broker::{Claims, MRQ_SIZE, Taken, broker_error};
 use super::outside::{OutsideBarrier, OutsideChannel, OutsideQueue, RingQueue};
 
-/// After so many polls that found nothing it is looked whether `tofud` is still there.
+/// After this many polls that found nothing, check whether `tofud` still exists.
 const POLLS_WITHOUT_QUESTION: u32 = 1 << 13;
 const QUEUE: &str = "control queue";
 
-/// A process's part of the device.
+/// A process's share of the device.
 pub(super) struct ApartProvider {
     device: ApartDevice,
     claims: Claims,
@@ -108,16 +108,17 @@ impl OutsideChannel for ApartChannel {
     }
 }
 
-/// A control queue, whose STags are `tofud`'s.
+/// A control queue whose STags `tofud` manages.
 pub(super) struct BrokerQueue {
-    // First, so that the device uses nothing when the rest goes.
+    // First, so that the device uses nothing when the rest is dropped.
     queue: ApartQueue,
     broker: Arc<Broker>,
     _claim: Option<Taken>,
 }
 
 impl BrokerQueue {
-    /// Without `tofud` nothing comes any more, and there is no call that could say so.
+    /// Ends the process if `tofud` has gone: nothing arrives any more, and no call could report
+    /// that.
     #[cold]
     fn end_without_broker(&self) {
         if self.broker.is_gone() {
@@ -144,7 +145,7 @@ impl OutsideQueue for BrokerQueue {
 
     unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error> {
         let &Registration { addr, len, stag, offset, read_only } = memory;
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let done = unsafe { self.queue.register((addr, len), stag, offset, read_only) };
         done.map_err(register_error)
     }

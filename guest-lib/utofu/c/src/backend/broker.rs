@@ -1,4 +1,4 @@
-//! The requests to `tofud` of processes that share a device.
+//! Requests to `tofud` of processes that share a device.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use tofu_utofu::{ClaimQueue, Code, DeviceShare, Error};
 use tofu_vfio::broker::wire::Refusal;
 use tofu_vfio::broker::{Broker, BrokerError};
 
-/// Size code of message receive queues, that of real systems: 131072 notices.
+/// Size code of message receive queues, as on real systems: 131072 notices.
 pub(super) const MRQ_SIZE: u8 = 3;
 
-/// What `tofud` says no to, as the library says it.
+/// Converts a refusal of `tofud` to an error of the library.
 pub(super) fn broker_error(what: &'static str, error: BrokerError) -> Error {
     let code = match error {
         BrokerError::Refused { why: Refusal::NoneLeft, .. } => Code::Full,
@@ -20,20 +20,20 @@ pub(super) fn broker_error(what: &'static str, error: BrokerError) -> Error {
     Error::with_text(code, what, None, error.to_string())
 }
 
-/// The right to control queues, where other processes have some.
+/// Claims control queues in a device where other processes have some.
 pub(super) struct Claims {
     broker: Arc<Broker>,
     share: DeviceShare,
 }
 
 impl Claims {
-    /// Of a process with this share.
+    /// Creates the claims of a process with this share.
     pub(super) fn new(broker: Arc<Broker>, share: DeviceShare) -> Self {
         Self { broker, share }
     }
 }
 
-/// A control queue that was asked for.
+/// A control queue that has been claimed.
 pub(super) struct Taken {
     broker: Arc<Broker>,
     tni: TniId,

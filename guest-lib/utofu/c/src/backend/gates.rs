@@ -1,4 +1,4 @@
-//! Barrier gates of a device that processes share: locks record which are in use.
+//! Barrier gates of a device that processes share. Locks record which gates are in use.
 
 use std::io;
 use std::sync::Mutex;
@@ -7,26 +7,27 @@ use tofu_abi::{BgId, Generation, TniId};
 use tofu_sync::lock;
 use tofu_utofu::{Error, GatePool, gates_in};
 
-/// How gates are locked.
+/// Locks gates.
 pub(super) trait LockGate {
-    /// Takes a gate's lock; `false` if another process has it.
+    /// Takes a gate's lock. Returns `false` if another process holds it.
     fn lock(&self, tni: TniId, bg: BgId) -> io::Result<bool>;
 
-    /// Gives it up.
+    /// Releases a gate's lock.
     fn unlock(&self, tni: TniId, bg: BgId);
 }
 
-/// The gates that this process does not have.
+/// The gates that this process does not hold.
 #[derive(Debug)]
 pub(super) struct LockedGates(Mutex<GatePool>);
 
 impl LockedGates {
-    /// All gates of a device.
+    /// Creates the pool of all gates of a device.
     pub(super) fn new(generation: Generation) -> Self {
         Self(Mutex::new(GatePool::new(generation)))
     }
 
-    /// See [`tofu_utofu::Provider::take_gates`]. `no_locks` says what it means that there are none.
+    /// See [`tofu_utofu::Provider::take_gates`]. `no_locks` makes the error for when locks do not
+    /// work.
     pub(super) fn take(
         &self,
         locks: &impl LockGate,
@@ -35,7 +36,7 @@ impl LockedGates {
     ) -> Result<Option<u64>, Error> {
         let mut pool = lock(&self.0);
         let mut foreign = 0;
-        // Ends, as each round finds a gate that is another process's.
+        // The loop ends, because each round finds a gate of another process.
         let taken = loop {
             let Some(gates) = pool.take(tni, relays) else { break Ok(None) };
             let mut locked = 0;
@@ -56,12 +57,12 @@ impl LockedGates {
                 break Err(error);
             }
         };
-        // They may be free the next time.
+        // The others' gates may be free the next time.
         pool.give(tni, foreign);
         taken
     }
 
-    /// Gives gates back.
+    /// Releases gates.
     pub(super) fn give(&self, locks: &impl LockGate, tni: TniId, gates: u64) {
         gates_in(gates).for_each(|bg| locks.unlock(tni, bg));
         lock(&self.0).give(tni, gates);

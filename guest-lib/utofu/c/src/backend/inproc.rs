@@ -1,4 +1,4 @@
-//! A machine in this process, for programs that are their own peers.
+//! A machine in this process, for programs that communicate with themselves.
 
 use std::env;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tofu_utofu_local::{Generation, LocalMachine};
 use crate::environment;
 use crate::provider::{AnyProvider, any};
 
-/// The machine unless `TOFU_SHAPE` says otherwise: a unit of twelve nodes.
+/// The default machine, unless `TOFU_SHAPE` is set: a unit of twelve nodes.
 const DEFAULT: Shape = Shape::UNIT;
 
 pub(crate) struct InProcess {
@@ -22,7 +22,7 @@ pub(crate) struct InProcess {
 }
 
 impl InProcess {
-    /// The machine that `TOFU_SHAPE`, `TOFU_GENERATION` and `TOFU_PPN` describe.
+    /// Builds the machine that `TOFU_SHAPE`, `TOFU_GENERATION` and `TOFU_PPN` describe.
     pub(crate) fn new() -> Result<Self, Error> {
         let shape = match env::var("TOFU_SHAPE") {
             Err(env::VarError::NotPresent) => DEFAULT,
@@ -50,7 +50,7 @@ impl InProcess {
         self.nodes.len() * usize::from(self.processes_per_node)
     }
 
-    /// Processes of a node have numbers in a row.
+    /// Processes of a node have consecutive numbers.
     pub(crate) fn process(&self, index: usize) -> Result<(Arc<AnyProvider>, DeviceShare), Error> {
         let per_node = usize::from(self.processes_per_node);
         let number = (index % per_node) as u16;

@@ -16,23 +16,24 @@ use super::gates::{LockGate, LockedGates};
 use crate::environment;
 use crate::provider::{AnyProvider, any};
 
-/// Where the node is served: a path, or the name of an abstract socket behind an `@`. Several,
-/// with commas, are several processes in the sense of uTofu.
+/// The variable with the socket that serves the node: a path, or an `@` and the name of an abstract
+/// socket. Several sockets, separated by commas, are for several processes in the sense of uTofu.
 const SOCKET: &str = "TOFU_LOCAL_SOCKET";
-/// A file by whose locks processes that share a node tell apart who has which barrier gates.
+/// The variable with a file whose locks record which barrier gates belong to which of the processes
+/// that share a node.
 const LOCKS: &str = "TOFU_LOCAL_LOCKS";
 /// Size code of message receive queues: 32768 notices.
 const MRQ_SIZE: u8 = 2;
 
-/// Nodes that are served, or the process's part of them: one, but for tests.
+/// Nodes that are served, or this process's share of one. There are several only in tests.
 pub(crate) struct Served {
     sockets: Vec<String>,
-    /// Which of the processes of its node this is, and how many these are.
+    /// The index of this process among those of its node, and their number.
     rank: (u16, u16),
 }
 
 impl Served {
-    /// The nodes that the environment names.
+    /// Takes the nodes that the environment names.
     pub(crate) fn new() -> Result<Self, Error> {
         let sockets = env::var(SOCKET).map_err(|_| {
             let hint = "TOFU_PROVIDER=local needs it; `tofu run --local` sets it";
@@ -47,7 +48,7 @@ impl Served {
         self.sockets.len()
     }
 
-    /// Attaches a node.
+    /// Attaches to a node.
     pub(crate) fn process(&self, index: usize) -> Result<(Arc<AnyProvider>, DeviceShare), Error> {
         let hint = "there is no such process";
         let none = Error::with_value(Code::NotAvailable, "process", index as u64, hint);
@@ -67,7 +68,7 @@ impl Served {
     }
 }
 
-/// Where processes share a node: queues are theirs by their numbers, gates by locks.
+/// Divides a shared node: queues by the processes' numbers, gates by locks.
 struct Claims {
     locks: Locks,
     gates: LockedGates,
@@ -79,7 +80,7 @@ impl Claims {
             let hint = "processes that share a node need it; `tofu run --local` sets it";
             Error::new(Code::NotAvailable, LOCKS, hint)
         })?;
-        // Opened by each process, as locks are of the open file.
+        // Each process opens the file itself, because locks belong to the open file.
         let file = File::options().read(true).write(true).open(path);
         let locks = Locks::new(file.map_err(|error| no_locks(&error))?);
         Ok(Self { locks, gates: LockedGates::new(generation) })

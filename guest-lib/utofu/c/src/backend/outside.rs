@@ -11,9 +11,9 @@ use tofu_abi::reduce::{Input, Op};
 use tofu_driver::{DmaBuffer, Full, Order, Outcome, Rings, Rounds, StartError, TimedOut, UserPage};
 use tofu_utofu::{Code, DriverBarrier, Error, IdlePolls, Queue, Registration};
 
-/// What a queue has, and what it asks for.
+/// The rings of a queue, and requests about it.
 pub(super) trait OutsideQueue {
-    /// What its rings are in.
+    /// The memory of its rings.
     type Memory: DmaBuffer;
     /// Its page of registers.
     type Page: UserPage;
@@ -22,22 +22,22 @@ pub(super) trait OutsideQueue {
 
     fn rings_mut(&mut self) -> &mut Rings<Self::Memory, Self::Page>;
 
-    /// As [`Queue::register`].
+    /// See [`Queue::register`].
     ///
     /// # Safety
     ///
-    /// As there.
+    /// As for [`Queue::register`].
     unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error>;
 
-    /// Takes memory back; false if the device does not let go of it.
+    /// Deregisters memory. Returns false if the device does not release it.
     fn deregister(&mut self, stag: u32) -> bool;
 
-    /// Called after each poll, with the number of those since the last that found something.
+    /// Called after each poll, with the number of polls since the last one that found something.
     #[inline]
     fn polled(&self, _in_vain: u32) {}
 }
 
-/// A control queue of such a kind.
+/// A control queue of this kind.
 pub(super) struct RingQueue<Q> {
     queue: Q,
     idle: IdlePolls,
@@ -95,7 +95,7 @@ impl<Q: OutsideQueue> Queue for RingQueue<Q> {
     }
 
     unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error> {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.queue.register(memory) }
     }
 
@@ -108,20 +108,20 @@ impl<Q: OutsideQueue> Queue for RingQueue<Q> {
     }
 }
 
-/// What a barrier channel has, and what it asks for.
+/// The rounds of a barrier channel, and requests about it.
 pub(super) trait OutsideChannel {
-    /// What its notices are in.
+    /// The memory of its notices.
     type Memory: DmaBuffer;
     /// Its page of registers.
     type Page: UserPage;
 
     fn rounds_mut(&mut self) -> &mut Rounds<Self::Memory, Self::Page>;
 
-    /// As [`DriverBarrier::exceptions`].
+    /// See [`DriverBarrier::exceptions`].
     fn exceptions(&self) -> BgsIrqs;
 }
 
-/// A barrier channel of such a kind.
+/// A barrier channel of this kind.
 pub(super) struct OutsideBarrier<C>(pub(super) C);
 
 impl<C: OutsideChannel> DriverBarrier for OutsideBarrier<C> {
@@ -143,7 +143,7 @@ impl<C: OutsideChannel> DriverBarrier for OutsideBarrier<C> {
     }
 
     fn close(self) -> Result<(), TimedOut> {
-        // Whoever has set it up keeps its memory until the device lets go of it.
+        // Its creator keeps the memory until the device releases it.
         Ok(())
     }
 }

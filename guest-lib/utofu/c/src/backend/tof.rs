@@ -1,5 +1,5 @@
-//! A device of this computer, through the kernel driver's files: shared with other processes, each
-//! of which has queues, gates and memory of its own.
+//! A device of this computer, through the kernel driver's files. Other processes share it, and each
+//! has queues, gates and memory of its own.
 
 use std::env;
 use std::io;
@@ -23,12 +23,12 @@ use super::outside::{OutsideBarrier, OutsideChannel, OutsideQueue, RingQueue};
 use crate::environment;
 use crate::provider::{AnyProvider, any};
 
-/// Size code of message receive queues, that of real systems: 131072 notices.
+/// Size code of message receive queues, as on real systems: 131072 notices.
 const MRQ_SIZE: u8 = 3;
-/// What errors are about.
+/// The subjects of errors.
 const WHAT: &str = "Tofu device";
 const QUEUE: &str = "control queue";
-/// Where the STags begin that the kernel chooses.
+/// The first of the STags that the kernel chooses.
 const FIRST_NORMAL_STAG: u32 = 4096;
 
 pub(crate) struct Tof {
@@ -37,13 +37,13 @@ pub(crate) struct Tof {
 }
 
 impl Tof {
-    /// Whether there is a kernel driver.
+    /// Returns whether there is a kernel driver.
     pub(crate) fn is_there() -> bool {
         TofDevice::is_there()
     }
 
-    /// The device that the kernel driver has; with the share of process `TOFU_LOCAL_RANK` of
-    /// `TOFU_PPN`, or, if these are not set, with the first share that is free.
+    /// Opens the kernel driver's device with the share of process `TOFU_LOCAL_RANK` of `TOFU_PPN`
+    /// or, if these are not set, with the first free share.
     pub(crate) fn open() -> Result<Self, Error> {
         let device = TofDevice::open().map_err(|error| {
             let hint = format!("the kernel driver: {error}");
@@ -70,7 +70,7 @@ impl Tof {
     }
 }
 
-/// Takes the share of a process that was counted, so that one that was not keeps off it.
+/// Locks the share of a process with a known number, so that processes without one keep off it.
 fn take_share(device: &TofDevice, share: DeviceShare) -> Result<DeviceShare, Error> {
     for (tni, cq) in share.tnis().flat_map(|tni| share.cqs().map(move |cq| (tni, cq))) {
         if !device.lock_queue(tni, cq).map_err(|error| no_locks(&error))? {
@@ -82,7 +82,7 @@ fn take_share(device: &TofDevice, share: DeviceShare) -> Result<DeviceShare, Err
     Ok(share)
 }
 
-/// The share of a process that nobody has counted: a queue of every interface.
+/// Takes a share for a process without a known number: a queue of every interface.
 fn free_share(device: &TofDevice) -> Result<DeviceShare, Error> {
     let mut failed = None;
     let generation = device.generation();
@@ -152,7 +152,7 @@ impl LockGate for TofDevice {
     }
 }
 
-/// A queue that was claimed for as long as it is open.
+/// A queue that is claimed as long as it is open.
 struct QueueClaim {
     device: Arc<TofDevice>,
     tni: TniId,
@@ -166,7 +166,7 @@ impl Drop for QueueClaim {
 }
 
 impl TofProvider {
-    /// Claims a queue that is not this process's by its share.
+    /// Claims a queue that is not in this process's share.
     fn claim(&self, tni: TniId, cq: CqId) -> Result<Option<QueueClaim>, Error> {
         if self.share.owns(tni, cq) {
             return Ok(None);
@@ -239,26 +239,27 @@ impl OutsideChannel for BarrierChannel {
     }
 }
 
-/// A control queue, whose STags are the kernel's.
+/// A control queue whose STags the kernel manages.
 ///
-/// The kernel gives the lowest STag that is free, and so does the library. They disagree when
-/// registered memory was unmapped: for the kernel its STag is free then, for the library only when
-/// the program deregisters the memory. Such an STag is parked: it stands for an unused page.
+/// The kernel assigns the lowest free STag, and so does the library. They disagree after registered
+/// memory was unmapped: for the kernel its STag is free then, but for the library only when the
+/// program deregisters the memory. Such an STag is parked, which means that it is registered for an
+/// unused page.
 struct TofQueue {
-    // First, so that the device uses nothing when the rest goes.
+    // First, so that the device uses nothing when the rest is dropped.
     queue: ControlQueue,
-    /// What parked STags stand for.
+    /// The page that parked STags stand for.
     blank: Option<Buffer>,
     _claim: Option<QueueClaim>,
 }
 
-/// Times that the kernel is asked whether it has given up the STag of memory that was unmapped,
-/// which takes it a moment, and how long it is left alone in between.
+/// How often, and at which interval, the kernel is asked whether it has freed the STag of unmapped
+/// memory, which takes it a moment.
 const TRIES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(5);
 
 impl TofQueue {
-    /// Makes the kernel take an STag for a page that nobody uses.
+    /// Makes the kernel assign an STag to a page that nobody uses.
     fn park(&mut self, stag: u32) -> Result<(), Error> {
         if self.blank.is_none() {
             let hint = "no memory left";
@@ -292,7 +293,7 @@ impl OutsideQueue for TofQueue {
         let &Registration { addr, len, stag, offset, read_only } = memory;
         let wanted = (stag < FIRST_NORMAL_STAG).then_some(stag);
         for _ in 0..TRIES {
-            // SAFETY: as promised to this function.
+            // SAFETY: guaranteed by the caller.
             let got = unsafe { self.queue.register(addr, len, wanted, read_only) };
             match got {
                 Ok((got, at)) if got == stag && at == offset => return Ok(()),
@@ -313,7 +314,7 @@ impl OutsideQueue for TofQueue {
     }
 
     fn deregister(&mut self, stag: u32) -> bool {
-        // A parked one is free again as well.
+        // This frees a parked STag as well.
         self.queue.deregister(stag).is_ok()
     }
 }

@@ -1,5 +1,5 @@
-//! A device of this computer, through VFIO: shared with other processes through `tofud` or, if
-//! there is none, used by this process alone.
+//! A device of this computer, through VFIO. Other processes share it through `tofud`; without
+//! `tofud`, only this process uses it.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use super::broker::{Claims, MRQ_SIZE, broker_error};
 use crate::environment;
 use crate::provider::{AnyProvider, any};
 
-/// What errors are about.
+/// The subject of errors.
 const WHAT: &str = "Tofu device";
 
 pub(crate) struct Vfio {
@@ -26,9 +26,9 @@ pub(crate) struct Vfio {
 }
 
 impl Vfio {
-    /// The device that `TOFU_DEVICE` names, as in `0000:00:03.0`, or the first one; with the share
-    /// of process `TOFU_LOCAL_RANK` of `TOFU_PPN`, or, if these are not set, with what `tofud` has
-    /// for it.
+    /// Opens the device that `TOFU_DEVICE` names, such as `0000:00:03.0`, or the first one. The
+    /// share is that of process `TOFU_LOCAL_RANK` of `TOFU_PPN` or, if these are not set, what
+    /// `tofud` assigns.
     pub(crate) fn open() -> Result<Self, Error> {
         let wanted = match env::var("TOFU_DEVICE") {
             Err(env::VarError::NotPresent) => None,
@@ -127,7 +127,7 @@ impl<T: Tenure> MapUser<MappedPlatform<T>> for Memory {
         addr: usize,
         len: usize,
     ) -> Result<Mapped<UserMemory>, Error> {
-        // SAFETY: as promised to this function.
+        // SAFETY: guaranteed by the caller.
         let mapping = unsafe { platform.map_user(addr as *mut u8, len) }.map_err(map_error)?;
         let (device_addr, isolated) = (mapping.device_addr(), mapping.is_isolated());
         Ok(Mapped { mapping, device_addr, isolated })
