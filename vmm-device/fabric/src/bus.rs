@@ -1,4 +1,4 @@
-//! The bus between a node's memory and its network interfaces, where that is slower than these.
+//! The bus between a node's memory and its network interfaces, where it is slower than these.
 
 use std::fmt;
 
@@ -8,13 +8,13 @@ use crate::network::Ps;
 pub struct HostBus<B> {
     /// Bytes a second, in each direction.
     pub bytes_per_s: u64,
-    /// Bytes of a packet's data that are read from memory where it is sent, and written where it
-    /// arrives.
+    /// Returns how many bytes of a packet's data are read from memory at the sender, and written to
+    /// memory at the target.
     pub data: fn(&B) -> (u64, u64),
 }
 
 impl<B> HostBus<B> {
-    /// How long it is busy with so many bytes.
+    /// How long the bus is busy with that many bytes.
     pub fn time_ps(&self, bytes: u64) -> Ps {
         bus_ps(self.bytes_per_s, bytes)
     }
@@ -34,8 +34,7 @@ impl<B> fmt::Debug for HostBus<B> {
     }
 }
 
-/// Until when the bus of a node is busy, in each direction. Whoever comes first has it first
-/// (*ours*).
+/// Until when the bus of a node is busy, in each direction. First come, first served (*ours*).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BusLine {
     read: Ps,
@@ -43,7 +42,7 @@ pub struct BusLine {
 }
 
 impl BusLine {
-    /// Data is read from memory, from `now` on at the earliest. Returns when it begins to come and
+    /// Reads data from memory, from `now` on at the earliest. Returns when it starts to arrive and
     /// when all of it is there.
     pub fn read(&mut self, bytes_per_s: u64, now: Ps, bytes: u64) -> (Ps, Ps) {
         if bytes == 0 {
@@ -54,7 +53,7 @@ impl BusLine {
         (from, self.read)
     }
 
-    /// Data has come in until `at`, the last of its bytes at once then, and is written to memory.
+    /// Writes data to memory that arrived until `at`, when its last `last` bytes came at once.
     /// Returns when all of it is there.
     pub fn write(&mut self, bytes_per_s: u64, at: Ps, bytes: u64, last: u64) -> Ps {
         if bytes == 0 {
@@ -66,7 +65,7 @@ impl BusLine {
     }
 }
 
-/// The time of so many bytes at so many bytes a second.
+/// The time of that many bytes at that many bytes a second.
 fn bus_ps(bytes_per_s: u64, bytes: u64) -> Ps {
     let ps = u128::from(bytes) * 1_000_000_000_000 / u128::from(bytes_per_s.max(1));
     Ps::try_from(ps).unwrap_or(Ps::MAX)

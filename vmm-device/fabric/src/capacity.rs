@@ -1,12 +1,12 @@
-//! What the links of a machine can carry, by counting them.
+//! What the links of a machine can carry, found by counting them.
 
 use tofu_abi::topology::{Axis, Shape};
 
 use crate::Link;
 
-/// Links that are cut when a network is halved across the axis where fewest are, each direction by
-/// itself, as the papers count a bisection. An axis is its length and whether it is a ring; an odd
-/// one is cut beside its middle.
+/// Counts the links cut when a network is halved across the axis with the fewest, each direction
+/// separately, as the papers count a bisection. An axis is its length and whether it is a ring; an
+/// odd one is cut beside its middle.
 ///
 /// It need not be a [`Shape`]: the virtual torus of a job has axes that are longer.
 pub fn bisection_links(axes: &[(u32, bool)]) -> u64 {
@@ -20,7 +20,7 @@ pub fn axes_of(shape: &Shape) -> [(u32, bool); 6] {
     Axis::ALL.map(|axis| (u32::from(shape.len(axis)), shape.wraps(axis)))
 }
 
-/// The links that leave the blocks of this shape which a machine is built of, and all links. The
+/// Counts the links between the blocks of this shape that a machine is built of, and all links. The
 /// blocks begin at coordinate 0 of each axis.
 pub fn links_between(shape: &Shape, block: &Shape) -> (u64, u64) {
     let mut counts = (0, 0);

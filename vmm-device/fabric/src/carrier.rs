@@ -9,15 +9,15 @@ use crate::faults::Fate;
 use crate::part::PartId;
 use crate::{DiscardReason, Fabric, Hop, NodeId, Packet, Port, Route, RouteError, Way};
 
-/// Receives the fate of packets.
+/// Learns the fate of packets.
 pub trait Deliver<B> {
-    /// The packet is at its target, the node `node`.
+    /// The packet has arrived at its target, the node `node`.
     fn arrived(&mut self, node: NodeId, packet: Packet<B>);
 
-    /// The packet was lost at node `at`, at whose port `port` it should have left.
+    /// The packet was lost at node `at`, which it should have left through `port`.
     ///
-    /// Without a port it was lost at its source, for want of a route. `at` is
-    /// [`NodeId::NOWHERE`] if the machine does not even have the source.
+    /// Without a port, it was lost at its source for lack of a route. `at` is [`NodeId::NOWHERE`]
+    /// if the machine does not even have the source.
     fn discarded(
         &mut self,
         at: NodeId,
@@ -26,22 +26,22 @@ pub trait Deliver<B> {
         packet: Packet<B>,
     );
 
-    /// A packet is held back by a fault; it is delivered some packets later, or by
+    /// A fault holds back a packet. It is delivered some packets later, or by
     /// [`Wires::release`](crate::Wires::release), which should be called soon.
     fn held(&mut self) {}
 
-    /// A fault has taken the packet on its way, of which its target is not told. A carrier whose
-    /// packets take no time does not tell it.
+    /// A fault has taken the packet on its way, and its target learns nothing. A carrier whose
+    /// packets take no time does not report this.
     fn swallowed(&mut self, packet: Packet<B>) {
         drop(packet);
     }
 
-    /// Nothing got through a link any more, and the port of a node has taken it down.
+    /// Nothing gets through a link any more, and the port of a node has taken it down.
     fn link_failed(&mut self, node: NodeId, port: Port) {
         let _ = (node, port);
     }
 
-    /// A TNI of a node that had no room for another request has some.
+    /// A TNI of a node that had no room for another request has room again.
     fn room(&mut self, node: NodeId, tni: u8) {
         let _ = (node, tni);
     }
@@ -51,37 +51,36 @@ pub trait Deliver<B> {
 pub trait Carrier<B>: Send + Sync {
     /// Sends a packet from its source.
     ///
-    /// `out` is called exactly once with what became of each packet, unless a fault that was asked
-    /// for swallows or duplicates it. A carrier without delay tells it of this packet before it
-    /// returns; one with delay may tell it of earlier packets. Packets of one class with the same
-    /// source, target and path arrive in the order in which they were sent.
+    /// `out` learns the fate of each packet exactly once, unless a requested fault swallows or
+    /// duplicates it. A carrier without delay reports this packet before it returns; one with delay
+    /// may report earlier packets. Packets of one class with the same source, target and path
+    /// arrive in the order in which they were sent.
     fn inject(&self, packet: Packet<B>, out: &mut dyn Deliver<B>);
 }
 
 /// A packet on a cable, from one part of a machine to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Crossing<B> {
-    /// The packet. Its time is that up to the end of the cable.
+    /// The packet. Its time counts up to the end of the cable.
     pub packet: Packet<B>,
-    /// Links of its way that it has gone over, with that of the cable.
+    /// Links that it has crossed, including that of the cable.
     pub hops: u32,
-    /// So many others are to overtake it at its target, as a fault says.
+    /// How many others are to overtake it at its target, because of a fault.
     pub held: Option<u32>,
-    /// A fault has made another one of it, or made it out of another one: it is not duplicated
-    /// again.
+    /// A fault has duplicated it, or made it as a duplicate: it is not duplicated again.
     pub duplicated: bool,
 }
 
-/// What takes packets from this part of a machine to the others.
+/// Takes packets from this part of a machine to the others.
 ///
-/// Those for one part arrive there in the order in which they were sent, each once, or none after
-/// the first one that did not.
+/// Packets for one part arrive there in the order in which they were sent, each once, or none after
+/// the first that did not.
 pub trait Cables<B>: Send + Sync {
-    /// Sends a packet to a part. Gives it back if that part is not there.
+    /// Sends a packet to a part. Returns the packet if that part is absent.
     fn send(&self, to: PartId, crossing: Crossing<B>) -> Option<Crossing<B>>;
 }
 
-/// Why a packet from another part is not taken: no honest one sends that.
+/// Why a packet from another part is refused: a correct part never sends one like it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stray {
     /// The machine is not in parts.
@@ -90,14 +89,14 @@ pub enum Stray {
     /// The packet has no way through the machine.
     #[error(transparent)]
     NoRoute(#[from] RouteError),
-    /// After so many links its way does not lead from that part to this one.
+    /// After that many links its route does not lead from that part to this one.
     #[error("a packet from {src} to {dst} does not come over a cable of that part as link {hops}")]
     WrongCable {
         /// Its source.
         src: tofu_abi::Coords,
         /// Its target.
         dst: tofu_abi::Coords,
-        /// Links that it says it has gone over.
+        /// Links that it claims to have crossed.
         hops: u32,
     },
 }
@@ -133,8 +132,7 @@ impl Timing {
 /// The fast carrier: a packet walks its whole route at once, in the caller's thread,
 /// and `out` is called before `inject` returns.
 ///
-/// It checks and counts at every link, but has no buffers, no credits and no
-/// errors of transmission.
+/// It checks and counts at every link, but has no buffers, no credits and no transmission errors.
 #[derive(Clone, Debug)]
 pub struct Direct {
     fabric: Arc<Fabric>,
@@ -154,7 +152,7 @@ impl Direct {
 }
 
 impl Direct {
-    /// The route of a packet, whose target is filled in if it follows from its way.
+    /// The route of a packet. Fills in the packet's target if that follows from its way.
     fn route<B>(&self, packet: &mut Packet<B>) -> Result<Route<'_>, RouteError> {
         let shape = self.fabric.shape();
         let (src, path, class) = (packet.src, packet.path, packet.class);
@@ -169,7 +167,7 @@ impl Direct {
         }
     }
 
-    /// Takes a packet along its way; `observer` sees it, and may change its fate.
+    /// Takes a packet along its way. `observer` sees it and may change its fate.
     #[inline]
     pub(crate) fn carry<B, W: Observer<B>>(
         &self,
@@ -202,7 +200,7 @@ impl Direct {
         self.travel(Journey::begin(at, route, packet), true, observer, out);
     }
 
-    /// Takes a packet one hop far.
+    /// Takes a packet one hop.
     fn carry_one_hop<B, W: Observer<B>>(
         &self,
         mut packet: Packet<B>,
@@ -231,8 +229,8 @@ impl Direct {
         self.travel(Journey::begin(from, hops, packet), true, observer, out);
     }
 
-    /// The hop of a packet that goes through a port, and whose target follows from that. If there
-    /// is none, its source, if there is that.
+    /// The hop of a packet that goes through a port, from which its target follows. If there is
+    /// none, returns the packet's source, if that exists.
     fn only_hop<B>(
         &self,
         packet: &mut Packet<B>,
@@ -247,7 +245,7 @@ impl Direct {
         Ok(Hop { from, port, to, vc })
     }
 
-    /// Takes a packet on that comes over a cable from another part of the machine.
+    /// Carries on a packet that comes over a cable from another part of the machine.
     pub(crate) fn carry_on<B, W: Observer<B>>(
         &self,
         from: PartId,
@@ -289,7 +287,7 @@ impl Direct {
         Ok(())
     }
 
-    /// Takes a packet, and its duplicate if it gets one, over the rest of their hops.
+    /// Takes a packet, and its duplicate if it gets one, over its remaining hops.
     #[inline]
     fn travel<B, W: Observer<B>, H: Iterator<Item = Hop> + Clone>(
         &self,
@@ -358,8 +356,8 @@ impl Direct {
         duplicate
     }
 
-    /// Hands a packet to a cable, which takes it over the link of `hop`, as the last of the `taken`
-    /// links of this part.
+    /// Hands a packet to a cable, which takes it over the link of `hop`, the last of the `taken`
+    /// links in this part.
     #[cold]
     fn leave<B, W: Observer<B>>(
         &self,
@@ -370,7 +368,7 @@ impl Direct {
         observer: &mut W,
         out: &mut dyn Deliver<B>,
     ) {
-        // The length counts at the end of the whole way.
+        // The length costs once, at the end of the whole way.
         let transit = self.timing.transit_ps(taken, 0);
         crossing.packet.model_ps = crossing.packet.model_ps.saturating_add(transit);
         if let Some(Crossing { packet, .. }) = observer.leave(to, crossing) {
@@ -389,11 +387,11 @@ impl<B> Carrier<B> for Direct {
 /// A packet somewhere on its way.
 struct Journey<B, H> {
     at: NodeId,
-    /// What is left of the way.
+    /// The rest of the way.
     hops: H,
-    /// Links that it went over before it came to this part of the machine.
+    /// Links that it crossed before it came to this part of the machine.
     before: u32,
-    /// Those since.
+    /// Links that it crossed since.
     taken: u32,
     packet: Packet<B>,
     held: Option<u32>,
@@ -405,7 +403,7 @@ impl<B, H> Journey<B, H> {
     }
 }
 
-/// What is left of a way behind a cable.
+/// The rest of a way behind a cable.
 #[derive(Clone)]
 enum Rest<'a> {
     Route(Route<'a>),
@@ -425,31 +423,31 @@ impl Iterator for Rest<'_> {
 
 /// Observes packets as they travel.
 pub(crate) trait Observer<B> {
-    /// It is in the crossbar of its source.
+    /// It has entered the crossbar of its source.
     fn entered(&mut self, _: NodeId, _: &Packet<B>) {}
 
-    /// It goes over a link that is up.
+    /// It crosses a link that is up.
     fn crossed(&mut self, _: Hop, _: &mut Packet<B>) -> Fate {
         Fate::default()
     }
 
-    /// It comes over a link from another part of the machine, where all but that was observed.
+    /// It comes over a link from another part of the machine, which has observed everything before.
     fn came_in(&mut self, _: Hop, _: &Packet<B>) {}
 
-    /// It goes to another part of the machine. Returns it if that is not there.
+    /// It goes to another part of the machine. Returns it if that part is absent.
     fn leave(&mut self, _: PartId, crossing: Crossing<B>) -> Option<Crossing<B>> {
         Some(crossing)
     }
 
-    /// The same packet again, if it can be had.
+    /// Duplicates the packet, if possible.
     fn duplicate(&mut self, _: &Packet<B>) -> Option<Packet<B>> {
         None
     }
 
-    /// It goes no further, which `out` will learn.
+    /// It goes no further, as `out` will learn.
     fn lost(&mut self, _: NodeId, _: Option<Port>, _: DiscardReason, _: &Packet<B>) {}
 
-    /// It is at its target, where `held` others are to overtake it.
+    /// It has arrived at its target, where `held` others are to overtake it.
     fn arrived(
         &mut self,
         at: NodeId,
@@ -461,7 +459,7 @@ pub(crate) trait Observer<B> {
     }
 }
 
-/// Nobody observes.
+/// No observer.
 struct Unobserved;
 
 impl<B> Observer<B> for Unobserved {}

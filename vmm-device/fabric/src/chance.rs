@@ -1,6 +1,6 @@
-//! Chance that is the same in every run: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+//! Reproducible random numbers: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 
-/// By how much the state of SplitMix64 grows for each number.
+/// Increment of SplitMix64's state for each number.
 pub const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A number that looks random and depends on every bit of `n`, which must not be 0: the finalizer
@@ -11,7 +11,7 @@ pub const fn scramble(n: u64) -> u64 {
     n ^ n >> 31
 }
 
-/// The same of any number: the one that SplitMix64 draws from the state `n`.
+/// Likewise for any number: what SplitMix64 draws from the state `n`.
 pub const fn mix(n: u64) -> u64 {
     scramble(n.wrapping_add(STEP))
 }

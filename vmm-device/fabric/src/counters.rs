@@ -5,10 +5,9 @@ use crate::{Port, TNIS};
 /// A snapshot of a port's counters; one for each counter in the TofuD register map,
 /// except the port's free-running clock.
 ///
-/// The counters are read one after another, so those of a busy port may be a few
-/// packets apart. The direct carrier knows neither transmission errors nor filters nor
-/// full buffers, so the counters of these stay 0; nullified TLPs are only those that were
-/// sent so.
+/// The counters are read one after another, so those of a busy port may be a few packets apart. The
+/// direct carrier has no transmission errors, filters or full buffers, so their counters stay 0;
+/// its nullified TLPs are only those that were sent as such.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortCounters {
     /// Cycles in which each virtual channel had no credit to send.
@@ -62,7 +61,7 @@ pub struct PortCounters {
     pub xb_ce: u64,
     /// Frames that were neither acknowledged nor refused in time.
     pub ack_timeouts: u64,
-    /// Times that the port took its link down as nothing got through. No register has it.
+    /// Times that the port took its link down because nothing got through. No register has it.
     pub failures: u64,
     /// Slices with a wrong check sequence, by lane.
     pub slice_fcs_errors: [u64; 2],

@@ -15,7 +15,7 @@ use crate::{
     TapPoint,
 };
 
-/// What is seen at both ends of a hop.
+/// What is observed at both ends of a hop.
 fn ends(hop: Hop, link: Option<OnLink>) -> [Observation; 2] {
     let near = (hop.from, hop.port, Direction::Out);
     let far = (hop.to, hop.port.opposite(), Direction::In);
@@ -25,7 +25,7 @@ fn ends(hop: Hop, link: Option<OnLink>) -> [Observation; 2] {
     })
 }
 
-/// Packets that are held back at most; further ones go on at once.
+/// Most packets that are held back; further ones go on at once.
 const MOST_HELD: usize = 256;
 
 /// Packets that faults hold back.
@@ -38,12 +38,12 @@ pub(crate) struct Held<B> {
     pub(crate) packet: Packet<B>,
 }
 
-/// The tap and the faults there are, and packets that these hold back.
+/// The tap and the faults, if any, and packets that faults hold back.
 pub(crate) struct Equipped<'a, B> {
     pub(crate) tap: Option<&'a dyn Tap<B>>,
     pub(crate) faults: Option<&'a Faults<B>>,
     pub(crate) held: &'a HeldBack<B>,
-    /// What leads to other parts of the machine.
+    /// The cables to other parts of the machine.
     pub(crate) cables: Option<&'a dyn Cables<B>>,
 }
 
@@ -60,7 +60,7 @@ impl<B> Equipped<'_, B> {
         }
     }
 
-    /// What a tap sees of a packet on a link, or of one frame of it there, and its fate.
+    /// Shows the tap a packet on a link, or one of its frames, and returns its fate.
     pub(crate) fn cross(&self, hop: Hop, link: Option<OnLink>, packet: &mut Packet<B>) -> Fate {
         let [out, into] = ends(hop, link);
         if let Some(tap) = self.tap {
@@ -73,14 +73,14 @@ impl<B> Equipped<'_, B> {
         fate
     }
 
-    /// What a tap sees of a frame that has no fate of its own: it is sent again, or was bad before.
+    /// Shows the tap a frame that has no fate of its own, as it is resent or was bad before.
     pub(crate) fn pass(&self, hop: Hop, link: OnLink, packet: &Packet<B>) {
         if let Some(tap) = self.tap {
             ends(hop, Some(link)).into_iter().for_each(|end| tap.observe(end, packet));
         }
     }
 
-    /// The same of a frame without a TLP.
+    /// Likewise for a frame without a TLP.
     pub(crate) fn said(&self, hop: Hop, link: OnLink, dllp: Dllp) {
         if let Some(tap) = self.tap {
             let [out, into] = ends(hop, Some(link)).map(|end| Observation { vc: None, ..end });

@@ -19,7 +19,7 @@ use crate::{Hop, Link, NodeId, Port, Shape, TNIS};
 /// Bytes that a crossbar moves in a cycle: TofuD's data path has 128 bits (TofuD paper).
 const XB_BYTES_PER_CYCLE: u64 = 16;
 
-/// Why links have no errors.
+/// Why link errors are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ErrorsRefused {
     /// Direct links have no bits that could be wrong.
@@ -30,11 +30,11 @@ pub enum ErrorsRefused {
     Bad(#[from] BadErrors),
 }
 
-/// The links of a machine: up or down, and what went through them.
+/// The links of a machine: their state, and what they have carried.
 ///
-/// Any number of threads may use one at once; sending takes no lock, but for the first
-/// packet that a node sends on. Such a node takes about 730 bytes, any other 24, so
-/// the largest machine starts with 9 MiB.
+/// Any number of threads may use one at once. Sending takes no lock, except for the first packet
+/// that a node sends. Such a node takes about 730 bytes, any other 24, so the largest machine
+/// starts with 9 MiB.
 ///
 /// Counters never go back. A device whose counters can be cleared keeps the value at
 /// that time and subtracts.
@@ -42,13 +42,12 @@ pub enum ErrorsRefused {
 pub struct Fabric {
     shape: Shape,
     nodes: Box<[NodeState]>,
-    /// Held while the two ends of a link change together, and while a node does.
+    /// Held while the two ends of a link change together, or all links of a node.
     link_change: Mutex<()>,
-    /// What the links do in modelled time, if they are modelled. It counts, then, instead of
-    /// the nodes.
+    /// The network, if links are modelled. It then counts instead of the nodes.
     network: Option<SharedNetwork>,
-    /// The part that is here, if the machine is in parts. Of the nodes of others, links to this
-    /// part alone count.
+    /// The part in this process, if the machine is in parts. Of the nodes of other parts, only
+    /// links to this part count.
     own: Option<Own>,
 }
 
@@ -62,7 +61,7 @@ struct Own {
 /// Whether a packet got over a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Passage {
-    /// It is at the other end.
+    /// It has arrived at the other end.
     Crossed,
     /// It is on its way to the other end, which is in another part of the machine.
     Beyond(PartId),
@@ -75,16 +74,16 @@ struct NodeState {
     /// Bit n is set while the link at port n is down. Both ends of a link have a bit,
     /// so that a sender looks only at its own node.
     down: AtomicU16,
-    /// Bit n is set while the link at port n itself is taken down, whatever its nodes are.
+    /// Bit n is set while the link at port n itself is taken down, whatever state its nodes are in.
     cut: AtomicU16,
     /// Bit n is set if the link at port n is down or leads to another part of the machine: a
     /// sender looks at this first.
     special: AtomicU16,
     /// The router has failed: every link of the node is down.
     dead: AtomicBool,
-    /// The node's part of the machine is not there: the same.
+    /// The node's part of the machine is absent: every link of the node is down, too.
     absent: AtomicBool,
-    /// Made when the node first sends, as most nodes of a huge machine never do.
+    /// Allocated when the node first sends, as most nodes of a huge machine never do.
     tx: OnceLock<Box<NodeTx>>,
 }
 
@@ -122,7 +121,7 @@ impl NodeState {
         self.tx.get_or_init(Box::default)
     }
 
-    /// The node's port, if anything was ever sent from the node.
+    /// The node's port, if the node ever sent anything.
     fn sent(&self, port: Port) -> Option<&PortTx> {
         self.tx.get().map(|tx| &tx.ports[port.index()])
     }
@@ -137,14 +136,14 @@ fn set_bit(bits: &AtomicU16, bit: u16, on: bool) {
 }
 
 impl Fabric {
-    /// The fabric of a machine of this shape, all links up, all counters 0.
+    /// Creates the fabric of a machine of this shape, with all links up and all counters 0.
     pub fn new(shape: Shape) -> Self {
         let nodes = (0..shape.nodes()).map(|_| NodeState::default()).collect();
         Self { shape, nodes, link_change: Mutex::new(()), network: None, own: None }
     }
 
-    /// The fabric of one part of a machine, and of the links from it to other parts. `None` if
-    /// there is no such part.
+    /// Creates the fabric of one part of a machine and of its links to other parts. Returns `None`
+    /// if there is no such part.
     pub fn of_part(parts: Arc<Parts>, id: PartId) -> Option<Self> {
         parts.block(id)?;
         let mut fabric = Self::new(*parts.shape());
@@ -152,25 +151,25 @@ impl Fabric {
         for node in fabric.own.iter().flat_map(|own| own.parts.nodes(own.id)) {
             let Some(at) = fabric.shape.coords(node) else { continue };
             for port in Port::ALL {
-                // Ports without a link have nothing to settle.
+                // Ports without a link have no state to update.
                 let _ = fabric.settle(at, port);
             }
         }
         Some(fabric)
     }
 
-    /// The parts of the machine, and which of them is here; `None` if all of it is.
+    /// The parts of the machine, and the one in this process; `None` if it is not in parts.
     pub fn part(&self) -> Option<(&Arc<Parts>, PartId)> {
         self.own.as_ref().map(|own| (&own.parts, own.id))
     }
 
-    /// The part of the machine that has a node, if that is not here.
+    /// The part of the machine that has a node, if that is not this one.
     pub fn elsewhere(&self, node: NodeId) -> Option<PartId> {
         let own = self.own.as_ref()?;
         own.parts.of(node).filter(|part| *part != own.id)
     }
 
-    /// The fabric of a machine whose links are modelled: packets take their time on them.
+    /// Creates the fabric of a machine whose links are modelled: packets take time on them.
     ///
     /// # Errors
     /// [`BadOption`] as [`Network::new`].
@@ -183,12 +182,12 @@ impl Fabric {
         Ok(Self { network, ..Self::new(shape) })
     }
 
-    /// What the links do in modelled time, if they are modelled.
+    /// The network, if links are modelled.
     pub(crate) const fn network(&self) -> Option<&SharedNetwork> {
         self.network.as_ref()
     }
 
-    /// The time that modelled links have reached, in picoseconds; `None` of direct ones.
+    /// The time that modelled links have reached, in picoseconds; `None` for direct ones.
     pub fn modelled_ps(&self) -> Option<Ps> {
         self.network.as_ref().map(|network| network.visit().now())
     }
@@ -207,7 +206,7 @@ impl Fabric {
         ])
     }
 
-    /// Takes the link at a port up or down, in both directions. It is up if neither it nor one of
+    /// Takes the link at a port up or down, in both directions. A link is up unless it or one of
     /// its two nodes is down.
     ///
     /// A packet that is being sent at the same time may still see the former state.
@@ -223,49 +222,49 @@ impl Fabric {
         self.settle(node, port)
     }
 
-    /// Has a node's router fail, or work again. Every link of a failed router is down, whatever
-    /// [`Fabric::set_link`] says of it; afterwards each is again as it was, or was set meanwhile.
-    /// Tells whether that changes anything.
+    /// Makes a node's router fail or work again. While it has failed, each of its links is down,
+    /// whatever [`Fabric::set_link`] says; afterwards each is as last set. Returns whether that
+    /// changes anything.
     ///
-    /// What the node sends to itself goes through no link, and still arrives (ours).
+    /// What the node sends to itself crosses no link and still arrives (ours).
     ///
     /// # Errors
-    /// [`NoSuchNode`] if the machine has none there.
+    /// [`NoSuchNode`] if the machine has no such node.
     pub fn set_node(&self, node: Coords, up: bool) -> Result<bool, NoSuchNode> {
         let dead = &self.state(node)?.dead;
         Ok(self.set_links_of(node, dead, !up))
     }
 
-    /// Has a node be there or not, as the part of the machine that has it comes and goes. Links of
-    /// one that is not there are down, whatever [`Fabric::set_link`] and [`Fabric::set_node`] say
-    /// of them; afterwards they are again as those say.
+    /// Makes a node present or absent, as the part of the machine that has it comes and goes. All
+    /// links of an absent node are down, whatever [`Fabric::set_link`] and [`Fabric::set_node`]
+    /// say; afterwards these apply again.
     ///
     /// # Errors
-    /// [`NoSuchNode`] if the machine has none there.
+    /// [`NoSuchNode`] if the machine has no such node.
     pub fn set_there(&self, node: Coords, there: bool) -> Result<(), NoSuchNode> {
         let absent = &self.state(node)?.absent;
         self.set_links_of(node, absent, !there);
         Ok(())
     }
 
-    /// Sets why the links of a node are down, or that this is no reason any more. Tells whether
-    /// that changes anything.
+    /// Sets or clears a reason for which the links of a node are down. Returns whether that changes
+    /// anything.
     fn set_links_of(&self, node: Coords, why: &AtomicBool, down: bool) -> bool {
         let _guard = lock(&self.link_change);
         if why.swap(down, Relaxed) == down {
             return false;
         }
         for port in Port::ALL {
-            // Ports without a link have nothing to settle.
+            // Ports without a link have no state to update.
             let _ = self.settle(node, port);
         }
         true
     }
 
-    /// Whether a node's router works, for all that is known here.
+    /// Whether a node's router works, as far as known here.
     ///
     /// # Errors
-    /// [`NoSuchNode`] if the machine has none there.
+    /// [`NoSuchNode`] if the machine has no such node.
     pub fn node_up(&self, node: Coords) -> Result<bool, NoSuchNode> {
         Ok(!self.state(node)?.dead.load(Relaxed))
     }
@@ -275,7 +274,7 @@ impl Fabric {
         Ok(&self.nodes[id.index()])
     }
 
-    /// Has a link be up or down as it and its nodes are. With `link_change` held.
+    /// Updates the state of a link from its own and its nodes'. `link_change` must be held.
     fn settle(&self, node: Coords, port: Port) -> Result<(), NoSuchLink> {
         let ends = self.ends(node, port).ok_or(NoSuchLink { node, port })?;
         let down = ends.iter().any(|(end, bit)| {
@@ -297,7 +296,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Sets what goes wrong on a link, in both directions, if links are modelled.
+    /// Sets the errors of a link, in both directions, if links are modelled.
     ///
     /// # Errors
     /// [`ErrorsRefused`] if they are not, or there is no such link or lane.
@@ -314,15 +313,14 @@ impl Fabric {
         Ok(network.set_errors(far.map_err(BadErrors::from)?, port.opposite(), errors)?)
     }
 
-    /// Has all links of these nodes modelled in full, if links are modelled: see
-    /// [`Network::look_at`].
+    /// Models all links of these nodes in full, if links are modelled: see [`Network::look_at`].
     pub(crate) fn look_at(&self, nodes: &BTreeSet<NodeId>) {
         if let Some(network) = &self.network {
             network.visit().look_at(nodes);
         }
     }
 
-    /// What links are like, if they are modelled.
+    /// The parameters of the links, if they are modelled.
     pub fn parameters(&self) -> Option<Parameters> {
         self.network.as_ref().map(|network| *network.visit().parameters())
     }
@@ -407,13 +405,13 @@ impl Fabric {
         }
     }
 
-    /// Counts TLPs that were sent over a hop's link marked as bad.
+    /// Counts TLPs that were marked as bad when they were sent over a hop's link.
     pub(crate) fn count_nullified(&self, hop: Hop, tlps: u32) {
         let port = &self.nodes[hop.from.index()].tx().ports[hop.port.index()];
         port.nullified.fetch_add(tlps.into(), Relaxed);
     }
 
-    /// Sends over a hop's link and counts it at both ends; a packet that meets a link which is down
+    /// Sends over a hop's link and counts that for both ends. If the link is down, the packet
     /// counts as discarded at the sending port.
     #[inline]
     pub(crate) fn send(&self, hop: Hop, system: bool, tlps: u32, bytes: u64) -> Passage {
@@ -430,7 +428,7 @@ impl Fabric {
         Passage::Crossed
     }
 
-    /// The same of a link that is down, or leads to another part of the machine.
+    /// Likewise for a link that is down or leads to another part of the machine.
     #[cold]
     fn send_over_special(&self, hop: Hop, system: bool, tlps: u32, bytes: u64) -> Passage {
         let node = &self.nodes[hop.from.index()];

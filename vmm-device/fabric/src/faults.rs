@@ -1,7 +1,7 @@
-//! Faults that are made to happen on links.
+//! Faults injected on links.
 //!
-//! What happens to a packet on a link follows from the seed, the link, the direction and how many
-//! packets went there before. So a run whose packets come in the same order has the same faults.
+//! What happens to a packet on a link follows from the seed, the link, the direction and the number
+//! of packets before it. A run whose packets come in the same order therefore has the same faults.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -20,7 +20,7 @@ impl Ppm {
     /// Always.
     pub const ALWAYS: Self = Self(1_000_000);
 
-    /// So many in a million; none if that is more than a million.
+    /// That many in a million; `None` if more than a million.
     pub const fn new(parts: u32) -> Option<Self> {
         if parts <= Self::ALWAYS.0 { Some(Self(parts)) } else { None }
     }
@@ -30,26 +30,26 @@ impl Ppm {
         self.0
     }
 
-    /// Whether it happens, by a random number.
+    /// Whether it happens, given a random number.
     const fn hits(self, random: u64) -> bool {
         (((random >> 32) * 1_000_000) >> 32) < self.0 as u64
     }
 }
 
-/// How often what happens to a packet on a link.
+/// How likely each fault is for a packet on a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
     /// It is lost without a report.
     pub loss: Ppm,
-    /// It arrives twice. A packet is duplicated once on its way at most.
+    /// It arrives twice. A packet is duplicated at most once on its way.
     pub duplicate: Ppm,
     /// It is held back at its target until up to [`REORDER_DEPTH`] others have overtaken it, or
     /// until [`Wires::release`](crate::Wires::release).
     pub reorder: Ppm,
-    /// Some of its bits change, and its check sequence with high likelihood does not fit any more.
+    /// Some of its bits change, and most likely its check sequence no longer fits.
     pub corrupt: Ppm,
-    /// Some of its payload's bits change, no more than 8 next to each other, and its check
-    /// sequence is made to fit: what no device can see.
+    /// Some of its payload's bits change, at most 8 neighbouring ones, and its check sequence is
+    /// made to fit, so that no device can tell.
     pub undetected: Ppm,
 }
 
@@ -67,18 +67,18 @@ impl Rates {
     };
 }
 
-/// Which faults a machine is to have.
+/// The faults of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultPlan {
-    /// Faults with the same seed are the same.
+    /// Faults with equal seeds are equal.
     pub seed: u64,
-    /// On every link.
+    /// Faults on every link.
     pub everywhere: Rates,
-    /// On single links, in both directions, instead. The last one counts.
+    /// Faults on single links instead, in both directions. The last entry for a link counts.
     pub links: Vec<(Coords, Port, Rates)>,
-    /// Also loses requests and responses, and duplicates those of which [`Disturb::duplicate`] has
-    /// a copy. Real links repeat a frame until it is right, and drop it when it comes again, so
-    /// that does not happen there. Initiators of commands then end with a time-out.
+    /// Also loses requests and responses, and duplicates those that [`Disturb::duplicate`] can
+    /// copy. Real links never do that, as they repeat a frame until it is right and drop it when it
+    /// comes again. Initiators of commands then end with a timeout.
     pub commands: bool,
 }
 
@@ -99,12 +99,12 @@ pub struct FaultCounters {
 
 /// What faults can do to the contents of packets.
 pub trait Disturb: Sized {
-    /// A copy, as if it had been sent twice. `None` if that cannot be had.
+    /// Returns a copy, as if it had been sent twice; `None` if it cannot be copied.
     fn duplicate(&self) -> Option<Self>;
 
-    /// Changes some bits, as a random number says. If `undetected` the check sequence fits
-    /// afterwards; then no more than 8 neighbouring bits of the payload may change. Returns
-    /// whether anything has changed.
+    /// Changes some bits, chosen by a random number. If `undetected`, the check sequence fits
+    /// afterwards, and at most 8 neighbouring bits of the payload may change. Returns whether
+    /// anything has changed.
     fn damage(&mut self, random: u64, undetected: bool) -> bool;
 }
 
@@ -112,9 +112,9 @@ pub trait Disturb: Sized {
 #[derive(Debug)]
 pub(crate) struct Faults<B> {
     plan: FaultPlan,
-    /// By node and port, if there are any that differ.
+    /// By node and port, where they differ from the plan's `everywhere`.
     rates: Vec<(usize, Rates)>,
-    /// Packets that went by, by node and port.
+    /// Packets that have passed, by node and port.
     passed: Box<[AtomicU64]>,
     counters: Counters,
     duplicate: fn(&B) -> Option<B>,
@@ -135,7 +135,7 @@ pub(crate) struct Counters {
 pub(crate) struct Fate {
     pub(crate) lost: bool,
     pub(crate) duplicated: bool,
-    /// So many others are to overtake it.
+    /// How many others are to overtake it.
     pub(crate) held: Option<u32>,
 }
 
@@ -145,7 +145,7 @@ fn link_index(hop: Hop) -> usize {
 
 impl<B: Disturb> Faults<B> {
     /// # Errors
-    /// If the plan names a link that is not there.
+    /// If the plan names a link that does not exist.
     pub(crate) fn new(fabric: &Fabric, plan: FaultPlan) -> Result<Self, NoSuchLink> {
         let shape = fabric.shape();
         let mut rates = Vec::new();
@@ -233,7 +233,7 @@ impl<B> Faults<B> {
         fate
     }
 
-    /// The same packet again.
+    /// Duplicates a packet, if its body can be copied.
     pub(crate) fn duplicate(&self, packet: &Packet<B>) -> Option<Packet<B>> {
         let body = (self.duplicate)(&packet.body)?;
         self.counters.duplicated.fetch_add(1, Relaxed);

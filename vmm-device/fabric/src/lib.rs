@@ -6,9 +6,9 @@
 //! [`Packet`] to a [`Carrier`] and is called back through [`Deliver`] where the
 //! packet arrives or is lost.
 //!
-//! Where a fact comes from is said at the item: *IEEE Micro 2012* is Ajima et al.,
-//! "The Tofu Interconnect", IEEE Micro 32(1), 2012; *TofuD paper* is Ajima et al.,
-//! "The Tofu Interconnect D", IEEE CLUSTER 2018; *ours* marks what neither settles.
+//! Each item names the source of its facts: *IEEE Micro 2012* is Ajima et al., "The Tofu
+//! Interconnect", IEEE Micro 32(1), 2012; *TofuD paper* is Ajima et al., "The Tofu Interconnect D",
+//! IEEE CLUSTER 2018; *ours* marks what neither settles.
 #![forbid(unsafe_code)]
 
 mod bus;

@@ -12,13 +12,13 @@ pub struct Link {
     pub port: Port,
     /// The other end.
     pub to: Coords,
-    /// Whether the link closes its axis to a ring, from the last coordinate to the first.
+    /// Whether the link closes its axis into a ring, from the last coordinate to the first.
     pub wrap: bool,
 }
 
 impl Link {
-    /// All links of a machine, each once: from the end whose port is the + one, or on A and C
-    /// from coordinate 0.
+    /// All links of a machine, each once: from the end with the + port or, on A and C, from
+    /// coordinate 0.
     pub fn all(shape: &Shape) -> impl Iterator<Item = Self> + use<> {
         const PLUS: [Port; 6] =
             [Port::XPlus, Port::YPlus, Port::ZPlus, Port::A, Port::BPlus, Port::C];

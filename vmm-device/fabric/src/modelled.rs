@@ -1,4 +1,4 @@
-//! The carrier whose packets take their time: it puts them through the modelled network.
+//! The carrier whose packets take time: it sends them through the modelled network.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -14,15 +14,15 @@ use crate::{
     OnLink, Packet, Port, SENDERS, TNIS, TapPoint,
 };
 
-/// Requests that a TNI holds. More would add to nothing but the time that each of them waits.
+/// Most requests that a TNI holds. More would only make each of them wait longer.
 const MOST_REQUESTS: u32 = 16;
-/// How far the network goes in one turn, in picoseconds: so long may others wait for it, and a
+/// How far the network runs in one turn, in picoseconds: others may wait for it that long, and a
 /// packet for its turn.
 const TURN_PS: Ps = 2_000_000;
 
 /// The modelled network with packets in it.
 ///
-/// It has no clock: whoever drives it says until when the network shall run.
+/// It has no clock: its driver says until when the network runs.
 pub(crate) struct Modelled<B> {
     fabric: Arc<Fabric>,
     bus: Option<HostBus<B>>,
@@ -33,18 +33,18 @@ pub(crate) struct Modelled<B> {
     requests: Box<[AtomicU32]>,
 }
 
-/// How far the network has come.
+/// How far the network has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Time in the network, in picoseconds.
     pub now: Ps,
-    /// When something happens next, `now` if packets have come in meanwhile; `None` if nothing is
-    /// under way.
+    /// When the next event is due, `now` if packets have come in meanwhile; `None` if nothing is in
+    /// flight.
     pub next: Option<Ps>,
 }
 
-/// Packets in the network, by their tokens: the place in the low half, and a number that makes the
-/// token another one each time, as frames of a packet that was lost may stay for longer.
+/// Packets in the network, by token: the index of the place in the low half, and a serial number
+/// that makes each token new, as frames of a lost packet may stay for longer.
 struct UnderWay<B> {
     places: Vec<InFlight<B>>,
     free: Vec<u32>,
@@ -53,8 +53,8 @@ struct UnderWay<B> {
     began: Vec<[Ps; SENDERS]>,
     /// The buses of all nodes, if they are modelled.
     buses: Vec<BusLine>,
-    /// Packets that are in, and on their way over the bus: by the time of their end, and in the
-    /// order in which they came.
+    /// Packets that have arrived and are on their way over the bus, by the time of their end and in
+    /// the order of arrival.
     landing: BTreeMap<(Ps, u64), (NodeId, Traveller<B>)>,
     landed: u64,
 }
@@ -62,7 +62,7 @@ struct UnderWay<B> {
 /// A packet in the network.
 struct InFlight<B> {
     token: u64,
-    /// None from when its fate is known.
+    /// `None` once its fate is known.
     traveller: Option<Traveller<B>>,
     /// Whether some of it is still at its TNI.
     at_tni: bool,
@@ -73,11 +73,11 @@ struct InFlight<B> {
 struct Traveller<B> {
     packet: Packet<B>,
     since: Ps,
-    /// A fault has taken some of it: its frames go on, and nobody sees them.
+    /// A fault has taken part of it: its frames go on, and nobody sees them.
     swallowed: bool,
-    /// The double that a fault has made of it.
+    /// The duplicate that a fault has made of it.
     double: Option<Box<Packet<B>>>,
-    /// So many others are to overtake it at its target.
+    /// How many others are to overtake it at its target.
     held: Option<u32>,
 }
 
@@ -94,12 +94,12 @@ impl<B> UnderWay<B> {
         }
     }
 
-    /// When the next packet is in memory.
+    /// When the next packet will be in memory.
     fn next_landing(&self) -> Option<Ps> {
         self.landing.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Since when a packet's time counts that enters now at a node: since its command's first one
+    /// The start of the time of a packet that enters now at a node: when its command's first packet
     /// entered.
     fn since(&mut self, node: NodeId, packet: &Packet<B>, now: Ps) -> Ps {
         let tni = node.index() * TNIS + usize::from(packet.src_tni);
@@ -110,7 +110,7 @@ impl<B> UnderWay<B> {
         if packet.before > 0 {
             return *began;
         }
-        // Answers are of other nodes' commands.
+        // Responses belong to other nodes' commands.
         if packet.class != Class::Response {
             *began = now;
         }
@@ -135,7 +135,7 @@ impl<B> UnderWay<B> {
         self.places.get_mut(token as u32 as usize).filter(|place| place.token == token)
     }
 
-    /// Takes a packet whose fate is known out of the network.
+    /// Removes a packet whose fate is known.
     fn take(&mut self, token: u64) -> Option<Traveller<B>> {
         let place = self.place(token)?;
         let (traveller, free) = (place.traveller.take()?, !place.at_tni);
@@ -145,7 +145,7 @@ impl<B> UnderWay<B> {
         Some(traveller)
     }
 
-    /// The whole of a packet has left its TNI. Returns whether it took room there.
+    /// Notes that all of a packet has left its TNI. Returns whether it took room there.
     fn leave(&mut self, token: u64) -> bool {
         let Some(place) = self.place(token).filter(|place| place.at_tni) else { return false };
         place.at_tni = false;
@@ -158,7 +158,7 @@ impl<B> UnderWay<B> {
 }
 
 impl<B> Modelled<B> {
-    /// A carrier over these links; `None` if no network is modelled for them.
+    /// Creates a carrier over these links; `None` if they are not modelled.
     pub(crate) fn new(fabric: Arc<Fabric>, bus: Option<HostBus<B>>) -> Option<Self> {
         fabric.network()?;
         let nodes = fabric.shape().nodes() as usize;
@@ -177,12 +177,12 @@ impl<B> Modelled<B> {
         tnis.get(usize::from(tni))
     }
 
-    /// Whether a TNI takes another request.
+    /// Whether a TNI accepts another request.
     pub(crate) fn has_room(&self, node: NodeId, tni: u8) -> bool {
         self.requests(node, tni).is_none_or(|held| held.load(SeqCst) < MOST_REQUESTS)
     }
 
-    /// Takes a packet in. The network has it from its next turn on.
+    /// Accepts a packet. It enters the network at the next turn.
     pub(crate) fn inject(&self, packet: Packet<B>) {
         if packet.class != Class::Response
             && let Some(node) = self.fabric.shape().node_id(packet.src)
@@ -198,7 +198,7 @@ impl<B> Modelled<B> {
         !lock(&self.inbox).is_empty()
     }
 
-    /// Runs the network until `limit`, or until there is much to tell, and takes in what was sent.
+    /// Runs the network until `limit`, or for one turn, and accepts what was sent.
     pub(crate) fn turn(
         &self,
         limit: Ps,
@@ -209,7 +209,7 @@ impl<B> Modelled<B> {
         let mut network = self.fabric.network()?.drive();
         let mut witness = Witness { carrier: self, under_way: &mut under_way, equipped, out };
         let until = match witness.next(&mut network) {
-            // Where nothing happens the network gets as far as one likes at once.
+            // While nothing happens, the network gets any distance at once.
             Some(next) if next <= limit => limit.min(next.max(network.now() + TURN_PS)),
             _ => limit,
         };
@@ -222,7 +222,7 @@ impl<B> Modelled<B> {
         Some(Progress { now: network.now(), next: witness.next(&mut network) })
     }
 
-    /// The same up to the next thing that happens, for whoever has no clock.
+    /// Likewise up to the next event, for drivers without a clock.
     pub(crate) fn step(
         &self,
         equipped: &Equipped<'_, B>,
@@ -237,7 +237,7 @@ impl<B> Modelled<B> {
         self.turn(limit, equipped, out)
     }
 
-    /// Forgets all packets, as the network runs no more.
+    /// Drops all packets, as the network runs no more.
     pub(crate) fn abandon(&self) {
         lock(&self.inbox).clear();
         let mut under_way = lock(&self.under_way);
@@ -248,7 +248,7 @@ impl<B> Modelled<B> {
     }
 }
 
-/// Sees what happens in the network.
+/// Observes what happens in the network.
 struct Witness<'a, B> {
     carrier: &'a Modelled<B>,
     under_way: &'a mut UnderWay<B>,
@@ -257,18 +257,18 @@ struct Witness<'a, B> {
 }
 
 impl<B> Witness<'_, B> {
-    /// When something happens next.
+    /// When the next event is due.
     fn next(&self, network: &mut Network) -> Option<Ps> {
         network.next_event().into_iter().chain(self.under_way.next_landing()).min()
     }
 
-    /// How long each TLP of a packet keeps the bus of the node that sends it.
+    /// How long each TLP of a packet occupies the bus of the node that sends it.
     fn read_ps(&self, packet: &Packet<B>) -> Ps {
         let Some(bus) = &self.carrier.bus else { return 0 };
         bus.time_ps((bus.data)(&packet.body).0 / u64::from(packet.tlps.max(1)))
     }
 
-    /// When a packet that is in at a node is in its memory.
+    /// When a packet that has arrived at a node will be in its memory.
     fn written(&mut self, at: Ps, node: NodeId, packet: &Packet<B>) -> Ps {
         let Some(HostBus { bytes_per_s, data }) = self.carrier.bus else { return at };
         let Some(bus) = self.under_way.buses.get_mut(node.index()) else { return at };
@@ -277,7 +277,7 @@ impl<B> Witness<'_, B> {
         bus.write(bytes_per_s, at, bytes, last)
     }
 
-    /// Hands over what is in memory by now.
+    /// Delivers what is in memory by now.
     fn land(&mut self, now: Ps) {
         while let Some(first) = self.under_way.landing.first_entry()
             && first.key().0 <= now
@@ -287,7 +287,7 @@ impl<B> Witness<'_, B> {
         }
     }
 
-    /// Hands a packet to its target.
+    /// Delivers a packet to its target.
     fn arrive(&mut self, at: Ps, node: NodeId, traveller: Traveller<B>) {
         let Traveller { mut packet, since, double, held, .. } = traveller;
         let model_ps = packet.model_ps.saturating_add(at - since);
@@ -310,7 +310,7 @@ impl<B> Witness<'_, B> {
             src: packet.src,
             src_tni: tni,
             dst: packet.dst,
-            // Which one it is matters to the target alone, and a raw frame may name any.
+            // Which one it is matters only to the target, and a raw frame may name any.
             dst_tni: packet.dst_tni.min(TNIS as u8 - 1),
             path: packet.path,
             way: packet.way,
@@ -347,13 +347,13 @@ impl<B> Witness<'_, B> {
         self.out.discarded(at, port, reason, packet);
     }
 
-    /// A packet is no more at its TNI.
+    /// Notes that a packet is no longer at its TNI.
     fn give_room(&mut self, node: NodeId, tni: u8, token: u64) {
         if !self.under_way.leave(token) {
             return;
         }
         let held = self.carrier.requests(node, tni).map(|held| held.fetch_sub(1, SeqCst));
-        // Those that wait were told when the first place became free.
+        // Waiting senders were told when the first place became free.
         if held == Some(MOST_REQUESTS) {
             self.out.room(node, tni);
         }
@@ -401,7 +401,7 @@ impl<B> Sink for Witness<'_, B> {
         let Some(place) = self.under_way.place(token) else { return };
         let Some(traveller) = place.traveller.as_mut().filter(|one| !one.swallowed) else { return };
         let packet = &mut traveller.packet;
-        // Of a burst one frame goes over the link now.
+        // Only one frame of a burst crosses the link now.
         let burst = (packet.tlps, packet.bytes);
         (packet.tlps, packet.bytes) = (1, bytes.into());
         let fate = self.equipped.cross(*hop, link, packet);
@@ -415,7 +415,7 @@ impl<B> Sink for Witness<'_, B> {
 
     fn again(&mut self, _: Ps, hop: &Hop, bytes: u32, token: u64, link: OnLink) {
         let Some(place) = self.under_way.place(token) else { return };
-        // Of a packet that a fault has taken nobody has seen the first frame either.
+        // If a fault has taken the packet, nobody has seen its first frame either.
         let seen = place.traveller.as_mut().filter(|traveller| !traveller.swallowed);
         let Some(traveller) = seen else { return };
         let packet = &mut traveller.packet;

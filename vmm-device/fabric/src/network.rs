@@ -1,10 +1,10 @@
 //! The modelled network: frames, virtual channels, credits and crossbars in modelled time.
 //!
 //! A [`Network`] moves [`Message`]s from TNI to TNI by discrete events. Each frame of a message
-//! goes over its links by virtual cut-through: once its header has come to a node, it asks for
-//! its way out, and it leaves when that is free, the crossbar takes nothing else from its input,
-//! and the queue at the other end of the link and the replay buffer have room for all of it.
-//! Outputs serve those who wait in turn.
+//! crosses its links by virtual cut-through: once its header has arrived at a node, it requests its
+//! output. It leaves when the output is free, the crossbar takes nothing else from its input, and
+//! the queue at the other end of the link and the replay buffer have room for the whole frame.
+//! Outputs serve requests in turn.
 //!
 //! Nothing in it depends on a clock, on threads or on addresses: the same messages, injected in
 //! the same order at the same times, have the same fate to the picosecond.
@@ -52,36 +52,36 @@ use steps::Steps;
 /// Bytes of the routing header, which each frame has before its TLP.
 const ROUTING_HEADER: u16 = ROUTING_HEADER_SIZE as u16;
 
-/// Threads that a network may have.
+/// Most threads that a network may have.
 pub const MOST_THREADS: u32 = 64;
 
-/// Whom an output of a crossbar serves next (*ours*, both: how the chip chooses is not published).
+/// How an output of a crossbar arbitrates (*ours*, both: how the chip chooses is not published).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arbiter {
-    /// Those who wait, in turn: first the crossbar's parts, then the inputs of a part.
+    /// Round robin: first among the crossbar's parts, then among the inputs of a part.
     #[default]
     InTurn,
-    /// What goes straight on along its axis before all else, which is served in turn. It may wait
-    /// for as long as there is anything that goes straight on.
+    /// Frames that go straight on along their axis first, all others in turn. The others may wait
+    /// for as long as anything goes straight on.
     StraightFirst,
 }
 
-/// What may be chosen of a network.
+/// Options of a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// How virtual channels are chosen on X, Y and Z.
     pub scheduler: Scheduler,
-    /// Whom outputs serve next.
+    /// How outputs arbitrate.
     pub arbiter: Arbiter,
-    /// Bytes of each receive queue, if not what the links have.
+    /// Bytes of each receive queue; what the links have if `None`.
     pub queue_bytes: Option<u32>,
-    /// Bytes of each replay buffer, if not what the links have.
+    /// Bytes of each replay buffer; what the links have if `None`.
     pub replay_bytes: Option<u32>,
-    /// What chance begins with: errors on links.
+    /// Seed of random link errors.
     pub seed: u64,
     /// How many requests and system messages a TNI holds until their last frame has left.
     pub backlog: u32,
-    /// Threads that run the network. What happens does not depend on it.
+    /// Threads that run the network. Results do not depend on it.
     pub threads: u32,
 }
 
@@ -113,7 +113,7 @@ pub struct BadOption {
     pub most: u32,
 }
 
-/// Why errors of a link are refused.
+/// Why link errors are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadErrors {
     /// There is no such link.
@@ -149,8 +149,8 @@ impl Network {
     /// The idle network of a machine at time 0.
     ///
     /// # Errors
-    /// [`BadOption`] if a buffer does not hold the longest frame or is larger than 256 KiB, a TNI
-    /// is to hold no message, or there is to be no thread or more than [`MOST_THREADS`].
+    /// [`BadOption`] if a buffer does not hold the longest frame or is larger than 256 KiB, the
+    /// backlog is 0, or there are no threads or more than [`MOST_THREADS`].
     pub fn new(
         shape: Shape,
         parameters: &Parameters,
@@ -159,16 +159,16 @@ impl Network {
         Self::of_part(shape, parameters, options, None)
     }
 
-    /// A part of that network, whose other parts other processes run.
+    /// One part of a network whose other parts are run by other processes.
     ///
-    /// All parts need the same options, and are to be told the same in the same order: what is
-    /// injected, what is set of links, and up to when they run, each of which waits for all. Then
-    /// each learns of messages what a single process would, to the last bit. Errors of links may
-    /// be set before anything runs; counters, and hops of which a [`Sink`] is told, are those of
-    /// nodes here, but for [`Self::totals`]. Nodes are dealt out to parts by their numbers.
+    /// All parts need the same options and the same calls in the same order: messages injected,
+    /// link settings, and times to run to. Each run waits for all parts. Each part then learns of
+    /// messages what a single process would, to the last bit. Link errors may be set only before
+    /// anything runs. Counters, and the hops reported to a [`Sink`], cover the nodes of this part,
+    /// except for [`Self::totals`]. Nodes are dealt out to parts by number.
     ///
     /// # Errors
-    /// As [`Self::new`], or if the share is none of a machine of this size.
+    /// As [`Self::new`], or if the share does not fit a machine of this size.
     pub fn of_part(
         shape: Shape,
         parameters: &Parameters,
@@ -206,7 +206,7 @@ impl Network {
             let (value, most) = (options.threads, MOST_THREADS);
             return Err(BadOption { name: "threads", value, least: 1, most });
         }
-        // What is sent within the time of an acknowledgement, and frames begun before and after.
+        // What is sent until an acknowledgement is back, and frames begun before and after.
         let rate = u64::from(parameters.link_kbytes());
         let unacknowledged =
             2 * parameters.hop_ps() * rate / 1_000_000_000 + 2 * u64::from(longest);
@@ -236,22 +236,22 @@ impl Network {
         &self.shape
     }
 
-    /// What the links are like.
+    /// The parameters of the links.
     pub const fn parameters(&self) -> &Parameters {
         self.slabs.parameters()
     }
 
-    /// Up to where the network has been run.
+    /// The time up to which the network has run.
     pub const fn now(&self) -> Ps {
         self.now
     }
 
-    /// When something happens next; `None` while nothing is under way.
+    /// When the next event is due; `None` if there is none.
     pub fn next_event(&mut self) -> Option<Ps> {
         self.slabs.next_at()
     }
 
-    /// Why a network in parts has stopped, if another part is gone: once.
+    /// Why a network in parts has stopped, if another part is gone. Returned only once.
     pub fn take_failure(&mut self) -> Option<io::Error> {
         self.slabs.take_failure()
     }
@@ -267,13 +267,13 @@ impl Network {
     }
 
     /// How many directions of links have their data link layer modelled in full: those on which
-    /// something goes wrong or did lately, and those that somebody looks at.
+    /// something goes wrong or recently did, and those that somebody observes.
     pub fn in_full(&self) -> usize {
         self.slabs.in_full()
     }
 
-    /// Whether no message is at a TNI, no frame in a queue or on a link, and none may have to be
-    /// sent again.
+    /// Whether no message is at a TNI, no frame is in a queue or on a link, and none may have to be
+    /// resent.
     pub fn is_idle(&self) -> bool {
         self.slabs.is_idle()
     }
@@ -283,7 +283,7 @@ impl Network {
         self.slabs.bytes()
     }
 
-    /// How many requests and system messages a TNI still takes. Responses it always takes.
+    /// How many more requests and system messages a TNI accepts. It always accepts responses.
     ///
     /// 0 if there is no such node or TNI.
     pub fn room(&self, node: NodeId, tni: u8) -> u32 {
@@ -293,8 +293,7 @@ impl Network {
         self.slabs.backlog(node, tni).map_or(0, |backlog| self.backlog - backlog.min(self.backlog))
     }
 
-    /// Hands a message to its TNI, which sends messages of a class in the order in which they
-    /// came.
+    /// Hands a message to its TNI, which sends messages of a class in the order of injection.
     ///
     /// # Errors
     /// [`Refused`] if the TNI has no room for another request, or there is no such TNI, way or
@@ -347,14 +346,14 @@ impl Network {
         Ok(())
     }
 
-    /// Runs up to and with a time. A time that has been reached before changes nothing.
+    /// Runs the network up to and including `until`. A time already reached changes nothing.
     pub fn run_until(&mut self, until: Ps, sink: &mut impl Sink) {
         self.slabs.run_until(until, sink);
         self.now = self.now.max(until);
     }
 
-    /// Takes the link at a port up or down, in both directions. What has begun to go over it
-    /// arrives; what comes later is lost.
+    /// Takes the link at a port up or down, in both directions. Frames already on the link arrive;
+    /// later ones are lost.
     ///
     /// # Errors
     /// [`NoSuchLink`] if the machine has no such node or nothing is at that port.
@@ -365,12 +364,11 @@ impl Network {
         Ok(())
     }
 
-    /// Sets what goes wrong on the direction of a link out of a port. Nothing is lost for it, as
-    /// what does not arrive is sent again; but if nothing gets through for too long, the link goes
-    /// down.
+    /// Sets the errors of the direction of a link out of a port. They lose nothing, as what does
+    /// not arrive is resent; but if nothing gets through for too long, the link goes down.
     ///
     /// # Errors
-    /// [`BadErrors`] if there is no such link or lane, or nothing could be sent any more.
+    /// [`BadErrors`] if there is no such link or lane, or the link could no longer send anything.
     pub fn set_errors(
         &mut self,
         node: Coords,
@@ -394,9 +392,9 @@ impl Network {
         Ok(())
     }
 
-    /// Has the data link layer of all links of these nodes modelled in full, in both directions, so
-    /// that a [`Sink`] is told of each frame on them and of each data-link-layer packet. Those of
-    /// others are no more than they need be.
+    /// Models the data link layer of all links of these nodes in full, in both directions, so that
+    /// a [`Sink`] learns of each frame and each data-link-layer packet on them. Other links are
+    /// modelled only as far as needed.
     pub fn look_at(&mut self, nodes: &BTreeSet<NodeId>) {
         let former = std::mem::replace(&mut self.looked_at, nodes.clone());
         for node in former.union(nodes) {
@@ -444,7 +442,7 @@ impl Network {
             counters.recv_bytes = received.bytes;
             counters.recv_system = received.system;
             counters.recv_nullified = received.nullified;
-            // What has come in at the other end is what was sent.
+            // What has arrived at the other end is what was sent.
             let sent = self.slabs.came_in(far, port.opposite().index());
             counters.send_tlp = sent.frames;
             counters.send_bytes = sent.bytes;
@@ -453,7 +451,7 @@ impl Network {
             counters.cut_through = sent.frames.saturating_sub(sending.stored);
             counters.generate_nullified = sending.marked;
             counters.rx_discard_nullified = received.nullified;
-            // Where nothing goes wrong, an ACK for each frame and its room given back.
+            // Without errors, each frame causes an ACK and a return of credit.
             counters.send_dllp = 2 * received.frames;
             counters.recv_dllp = 2 * sent.frames;
             if let Some([out, received]) = self.slabs.watched(node, port, far) {
@@ -510,7 +508,7 @@ mod tests {
         fn lost(&mut self, _: Ps, _: NodeId, _: Option<Port>, _: DiscardReason, _: u64) {}
     }
 
-    /// Everyone on a ring of six sends three hops ahead, with room for one frame in each queue.
+    /// Every node of a ring of six sends three hops ahead, with room for one frame in each queue.
     fn around_a_ring(scheduler: Scheduler) -> (u32, bool) {
         let shape = Shape::new([6, 1, 1, 1, 1, 1]).expect("lengths are within limits");
         let options = Options { scheduler, queue_bytes: Some(2000), ..Options::default() };
@@ -529,7 +527,7 @@ mod tests {
         (count.0, network.is_idle())
     }
 
-    /// So that a network that locks up would be seen to.
+    /// Checks that a deadlock shows in the model.
     #[test]
     fn a_scheduler_that_ignores_the_date_line_locks_up() {
         assert_eq!(around_a_ring(Scheduler::DateLine), (36, true));

@@ -9,11 +9,11 @@ use crate::Port;
 /// that waiting requests never hold up the responses they wait for (IEEE Micro 2012).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
-    /// A request, which may bring about a response.
+    /// A request, which may cause a response.
     Request,
-    /// A response, which its receiver always takes in.
+    /// A response, which its receiver always accepts.
     Response,
-    /// A raw or system packet, which its receiver takes in or throws away. That these share the
+    /// A raw or system packet, which its receiver accepts or discards. That these share the
     /// requests' channels is ours: a link has four in all (IEEE Micro 2012).
     System,
 }
@@ -38,8 +38,8 @@ pub enum Way {
     /// The shortest one to the target.
     #[default]
     Shortest,
-    /// So many hops on X, Y and Z, towards higher coordinates if positive. Where on X, Y and Z
-    /// the target is follows from that: the carrier works it out.
+    /// That many hops on X, Y and Z, towards higher coordinates if positive. The target's X, Y and
+    /// Z follow from that: the carrier works them out.
     Distances([i8; 3]),
     /// One hop, to whatever is behind a port: the carrier works out the target.
     Hop {
@@ -52,8 +52,8 @@ pub enum Way {
     },
 }
 
-/// Bytes of the unit in which a command gives the gap between its TLPs (*ours*: that of TLPs). It
-/// lasts as long as they do on a link.
+/// Bytes of the unit in which a command gives the gap between its TLPs (*ours*: that of TLPs). A
+/// gap lasts as long as its bytes take on a link.
 pub const GAP_BYTES: u64 = 32;
 
 /// Senders of a TNI: control queues, and its barrier gates as one.
@@ -75,12 +75,11 @@ pub struct Packet<B> {
     pub src_tni: u8,
     /// The node that is to receive.
     pub dst: Coords,
-    /// Its TNI. Not looked at on the way, so it may be any number.
+    /// Its TNI. The network does not interpret it, so it may be any number.
     pub dst_tni: u8,
     /// Where the packet enters X, Y, Z routing.
     pub path: Path,
-    /// The way it takes. If that is not the shortest one, some of `dst` is worked out by the
-    /// carrier.
+    /// The way it takes. Unless that is the shortest one, the carrier works out part of `dst`.
     pub way: Way,
     /// Request, response or neither.
     pub class: Class,
@@ -92,19 +91,19 @@ pub struct Packet<B> {
     pub bytes: u64,
     /// Bytes of each TLP but the last, with its routing header.
     pub tlp_bytes: u32,
-    /// How long the TNI pauses after each of the TLPs, in [`GAP_BYTES`]. Over direct links that
-    /// has no effect.
+    /// How long the TNI pauses after each of the TLPs, in [`GAP_BYTES`]. This has no effect over
+    /// direct links.
     pub gap: u8,
     /// Which of the TNI's senders this is from, 0 to [`SENDERS`] - 1. Each sends one command after
-    /// the other.
+    /// another.
     pub sender: u8,
     /// Bytes on the wire of earlier packets of the same command, which go over the links before
     /// this one.
     pub before: u32,
     /// Modelled time since the command began, in picoseconds, without that of earlier packets. The
-    /// carrier adds these and the time on the way.
+    /// carrier adds theirs and the time on the way.
     pub model_ps: u64,
-    /// What the packet carries; nothing to the network.
+    /// What the packet carries. The network does not interpret it.
     pub body: B,
 }
 

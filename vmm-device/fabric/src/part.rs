@@ -49,7 +49,7 @@ impl fmt::Display for Block {
     }
 }
 
-/// A machine does not come in so many parts.
+/// The machine cannot be cut into that many parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the shape {shape} cannot be cut into {parts} parts; give a product of numbers, one for each \
@@ -64,9 +64,9 @@ pub struct BadParts {
 
 /// How a machine is cut into parts: boxes of nodes, in a grid.
 ///
-/// Each axis is cut into some number of stretches, so that the largest part is as small as can be,
-/// and has as few links to others as can be then (*ours*). Parts are numbered as nodes are: along C
-/// first.
+/// Each axis is cut into stretches such that the largest part is as small as possible and, among
+/// such cuts, has as few links to others as possible (*ours*). Parts are numbered as nodes are:
+/// along C first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parts {
     shape: Shape,
@@ -79,11 +79,11 @@ impl Parts {
     /// The most parts that a machine can have.
     pub const MOST: u32 = 4096;
 
-    /// The parts of a machine that is cut into so many.
+    /// Cuts a machine into that many parts.
     ///
     /// # Errors
     ///
-    /// [`BadParts`] if one of them were empty, or they are more than [`Parts::MOST`].
+    /// [`BadParts`] if one of them would be empty, or there are more than [`Parts::MOST`].
     pub fn new(shape: Shape, parts: u32) -> Result<Self, BadParts> {
         let bad = BadParts { shape, parts };
         if parts == 0 || parts > shape.nodes() || parts > Self::MOST {
@@ -115,7 +115,7 @@ impl Parts {
         self.blocks.get(part.index())
     }
 
-    /// Whose a node is; `None` if the machine has no such node.
+    /// The part that a node belongs to; `None` if the machine has no such node.
     pub fn of(&self, node: NodeId) -> Option<PartId> {
         self.owners.get(node.index()).copied()
     }
@@ -126,7 +126,7 @@ impl Parts {
         owners.filter(move |(_, owner)| **owner == part).map(|(id, _)| id)
     }
 
-    /// The parts that a part has a link to, itself not among them.
+    /// The other parts that a part has links to.
     pub fn neighbors(&self, part: PartId) -> Vec<PartId> {
         let mut found = Vec::new();
         for node in self.nodes(part) {
@@ -141,7 +141,7 @@ impl Parts {
     }
 }
 
-/// Into how many stretches each axis is cut for so many parts.
+/// The number of stretches of each axis for that many parts.
 fn cuts(shape: &Shape, parts: u32) -> Option<[u32; 6]> {
     let lengths = shape.lengths().map(u32::from);
     let mut best = None;
@@ -167,7 +167,7 @@ fn choose(
         }
         return;
     };
-    // The largest number first: of two ways that are as good, the earlier axis is cut.
+    // The largest number first: of two equally good cuts, the one of the earlier axis is kept.
     for cut in (1..=length.min(left)).rev().filter(|cut| left.is_multiple_of(*cut)) {
         cuts[axis] = cut;
         choose(lengths, left / cut, axis + 1, cuts, best);
@@ -191,7 +191,7 @@ fn block(shape: &Shape, cuts: [u32; 6], part: u32) -> Block {
         let place = left % cut;
         left /= cut;
         let [from, to] = [place, place + 1].map(|place| place * length / cut);
-        // Axes are no longer than a byte says.
+        // Lengths of axes fit in a byte.
         (at[axis], lengths[axis.index()]) = (from as u8, (to - from) as u8);
     }
     Block { at, lengths }
@@ -201,7 +201,7 @@ fn block(shape: &Shape, cuts: [u32; 6], part: u32) -> Block {
 fn part_of(shape: &Shape, cuts: [u32; 6], node: Coords) -> PartId {
     let part = Axis::ALL.into_iter().fold(0, |part, axis| {
         let (length, cut) = (u32::from(shape.len(axis)), cuts[axis.index()]);
-        // The last stretch that begins there or before.
+        // The last stretch that begins at the node or before it.
         let place = ((u32::from(node[axis]) + 1) * cut - 1) / length;
         part * cut + place
     });

@@ -23,12 +23,12 @@ pub struct Hop {
 /// How a packet on X, Y and Z changes to its class's second virtual channel (IEEE Micro 2012).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Scheduler {
-    /// From the hop that crosses the date line on.
+    /// From the hop that crosses the date line onwards.
     DateLine,
     /// Also for the last hop on the axis, by one-hop look-ahead.
     #[default]
     LookAhead,
-    /// For the last hop on the axis alone, which is not enough.
+    /// Only for the last hop on the axis, which is not enough.
     #[cfg(test)]
     LookAheadAlone,
 }
@@ -58,7 +58,7 @@ pub enum RouteError {
     /// The machine is cut down and does not have the path's A, B, C coordinates.
     #[error("the machine has no path through ({}, {}, {})", .0.a, .0.b, .0.c)]
     Path(Path),
-    /// So many hops lead out of a mesh, or all the way round a ring.
+    /// That many hops lead out of a mesh, or all the way round a ring.
     #[error("the machine does not have {} hops along {}", .hops, .axis)]
     Distance {
         /// The axis.
@@ -68,14 +68,13 @@ pub enum RouteError {
     },
 }
 
-/// The hops from one node to another, found one by one without allocating. They follow
+/// The hops from one node to another, computed one by one without allocating. They follow
 /// [`Shape::legs`].
 ///
-/// The virtual channels of a class are two. A hop in A, B, C takes the first before
-/// X, Y, Z and the second after. On each of X, Y and Z a packet starts on the first
-/// and takes the second from the hop that crosses the date line on, which is the link
-/// between the last coordinate and 0 (its place is ours); and, by one-hop look-ahead,
-/// also for the last hop on the axis (IEEE Micro 2012).
+/// A class has two virtual channels. A hop on A, B or C takes the first before X, Y and Z, and the
+/// second after. On each of X, Y and Z a packet starts on the first. It takes the second from the
+/// hop that crosses the date line onwards, which is the link between the last coordinate and 0 (its
+/// place is ours), and, by one-hop look-ahead, also for the last hop on the axis (IEEE Micro 2012).
 #[derive(Clone, Debug)]
 pub struct Route<'a> {
     shape: &'a Shape,
@@ -85,7 +84,8 @@ pub struct Route<'a> {
     /// First virtual channel of the class.
     vc_base: u8,
     scheduler: Scheduler,
-    /// The current leg: its part of the way, where on its axis the packet is, what is left of it.
+    /// The current leg: its stage, axis and direction, the packet's place on the axis, the hops
+    /// left.
     stage: Stage,
     axis: Axis,
     plus: bool,
@@ -129,15 +129,15 @@ impl<'a> Route<'a> {
         })
     }
 
-    /// The route of a packet that takes so many hops on X, Y and Z, towards higher coordinates
-    /// if positive, and goes to the A, B and C of `to`. Returns where it leads, too.
+    /// The route of a packet that takes these hops on X, Y and Z, towards higher coordinates if
+    /// positive, and goes to the A, B and C of `to`. Also returns where it leads.
     ///
-    /// It need not be the shortest way, but it must not lead all the way round a ring: then
-    /// virtual channels rise along it as they do along others.
+    /// It need not be the shortest, but must not lead all the way round a ring, so that virtual
+    /// channels rise along it as along others.
     ///
     /// # Errors
     /// A [`RouteError`] if the source, the target or the path is not in the machine, or an axis
-    /// does not have so many hops.
+    /// does not have that many hops.
     pub fn by_distances(
         shape: &'a Shape,
         from: Coords,
@@ -158,13 +158,13 @@ impl<'a> Route<'a> {
         Ok((to, Self { legs: route.legs.with_distances(distances), ..route }))
     }
 
-    /// The same way, with virtual channels by this scheduler instead of [`Scheduler::LookAhead`].
+    /// The same route, with virtual channels by this scheduler instead of [`Scheduler::LookAhead`].
     #[must_use]
     pub const fn with_scheduler(self, scheduler: Scheduler) -> Self {
         Self { scheduler, ..self }
     }
 
-    /// The legs that have not been begun.
+    /// The legs not yet begun.
     pub(crate) fn legs(&self) -> Legs<'a> {
         self.legs.clone()
     }
@@ -176,7 +176,7 @@ impl<'a> Route<'a> {
     }
 }
 
-/// Whether the link by which a hop leaves this coordinate of an axis is the ring's date line.
+/// Whether a hop from this coordinate of an axis crosses the ring's date line.
 #[inline]
 pub(crate) const fn is_date_line(shape: &Shape, axis: Axis, plus: bool, from: u8) -> bool {
     from == if plus { shape.len(axis) - 1 } else { 0 }

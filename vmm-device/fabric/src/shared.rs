@@ -12,8 +12,8 @@ use crate::network::Network;
 #[derive(Debug)]
 pub(crate) struct SharedNetwork {
     network: Mutex<Network>,
-    /// Others who wait. Without it, a driver who lets go and takes the lock again at once would
-    /// have it every time.
+    /// Visitors that wait. Without it, a driver that unlocks and locks again at once would win
+    /// every time.
     visitors: AtomicU32,
 }
 
@@ -22,7 +22,7 @@ impl SharedNetwork {
         Self { network: Mutex::new(network), visitors: AtomicU32::new(0) }
     }
 
-    /// For the thread that drives it: locks it when others have had their look.
+    /// Locks the network for the thread that drives it, once no visitor waits.
     pub(crate) fn drive(&self) -> MutexGuard<'_, Network> {
         while self.visitors.load(SeqCst) > 0 {
             thread::yield_now();
@@ -30,7 +30,7 @@ impl SharedNetwork {
         lock(&self.network)
     }
 
-    /// For all others.
+    /// Locks the network for any other thread.
     pub(crate) fn visit(&self) -> MutexGuard<'_, Network> {
         self.visitors.fetch_add(1, SeqCst);
         let network = lock(&self.network);

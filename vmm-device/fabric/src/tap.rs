@@ -24,18 +24,18 @@ pub enum Direction {
     Lost(DiscardReason),
 }
 
-/// A frame on a modelled link, as its data link layer has it.
+/// A frame on a modelled link, as its data link layer sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OnLink {
-    /// Its sequence number; of a frame without a TLP 0.
+    /// Its sequence number; 0 for a frame without a TLP.
     pub seq: Seq,
-    /// Which of the packet's TLPs it has, from 0.
+    /// Which of the packet's TLPs it carries, from 0.
     pub tlp: u32,
-    /// On how many lanes it is spread; with TofuD 1 says that it is sent as a whole on each.
+    /// Number of lanes it is spread over; with TofuD, 1 means that it is sent whole on each.
     pub lanes: u8,
-    /// Lanes of the other direction that are received badly, by bits (STAT).
+    /// Lanes of the other direction that are received badly, as bits (STAT).
     pub stat: u8,
-    /// Lanes on which it is spoilt, by bits.
+    /// Lanes on which it is corrupted, as bits.
     pub spoilt: u8,
     /// What the receiver finds.
     pub check: Check,
@@ -62,11 +62,12 @@ pub struct Observation {
 pub trait Tap<B>: Send + Sync {
     /// A packet passes a point. Called in the sender's thread, so it should be quick.
     ///
-    /// At its source a packet whose route leads it may not have its whole target yet.
+    /// At its source, a packet whose target follows from its way may not have all of the target
+    /// yet.
     fn observe(&self, observation: Observation, packet: &Packet<B>);
 
-    /// A frame without a TLP passes a port whose link is modelled in full, for a data-link-layer
-    /// packet from or to the node `peer`.
+    /// A frame without a TLP passes a port whose link is modelled in full. It carries a
+    /// data-link-layer packet from or to the node `peer`.
     fn observe_dllp(&self, observation: Observation, peer: NodeId, dllp: Dllp) {
         let _ = (observation, peer, dllp);
     }

@@ -21,14 +21,14 @@ use crate::{
 
 /// A carrier whose packets a [`Tap`] can observe and faults can disturb.
 ///
-/// Over links that are [modelled](Fabric::modelled) packets take their time, and somebody has to
-/// drive the network by [`Wires::turn`]. Over others it is a [`Direct`] carrier, and while it has
-/// neither tap nor faults, that costs a packet one relaxed load.
+/// Over links that are [modelled](Fabric::modelled), packets take time, and somebody has to drive
+/// the network by [`Wires::turn`]. Over others it is a [`Direct`] carrier; without tap and faults
+/// that costs a packet one relaxed load.
 pub struct Wires<B> {
     direct: Direct,
     modelled: Option<Modelled<B>>,
-    /// Whether packets do not just go the direct way: there is a tap, there are faults or cables,
-    /// or the links are modelled.
+    /// Whether packets do not just go the direct way: there is a tap, faults or cables, or links
+    /// are modelled.
     observed: AtomicBool,
     equipment: RwLock<Equipment<B>>,
     held: HeldBack<B>,
@@ -62,13 +62,13 @@ impl<B> fmt::Debug for Wires<B> {
 }
 
 impl<B> Wires<B> {
-    /// Wires over these links, without tap and faults.
+    /// Creates wires over these links, without tap and faults.
     pub fn new(fabric: Arc<Fabric>, timing: Timing) -> Self {
         Self::with_bus(fabric, timing, None)
     }
 
-    /// The same among nodes whose data also takes its time, and its turn, on this bus: over
-    /// modelled links, as direct ones delay nothing.
+    /// Likewise for nodes whose data also takes time and turns on this bus. That applies to
+    /// modelled links only, as direct ones delay nothing.
     pub fn with_bus(fabric: Arc<Fabric>, timing: Timing, bus: Option<HostBus<B>>) -> Self {
         let modelled = Modelled::new(Arc::clone(&fabric), bus);
         Self {
@@ -85,27 +85,27 @@ impl<B> Wires<B> {
         self.direct.fabric()
     }
 
-    /// Has this tap, or none, observe all packets from now on. The former one may still observe
-    /// packets that are under way at the same time.
+    /// Makes this tap, or none, observe all packets from now on. The former one may still observe
+    /// packets in flight at that moment.
     pub fn set_tap(&self, tap: Option<Arc<dyn Tap<B>>>) {
         self.change(|equipment| equipment.tap = tap);
     }
 
-    /// Has these cables take packets to other parts of the machine. Without any, those parts are
-    /// not there.
+    /// Makes these cables take packets to other parts of the machine. Without cables, those parts
+    /// are absent.
     pub fn set_cables(&self, cables: Option<Arc<dyn Cables<B>>>) {
         self.change(|equipment| equipment.cables = cables);
     }
 
-    /// Takes a packet that has come over a cable from another part of the machine, on to its target
+    /// Takes a packet that has come over a cable from another part of the machine on to its target
     /// or to the next part.
     ///
-    /// Nothing of what it says is taken on trust: the link of the cable follows from its source,
-    /// target, path and the number of links, and has to be one from that part to this.
+    /// Nothing that it says is trusted: the link of the cable follows from its source, target, path
+    /// and number of links, and must lead from that part to this one.
     ///
     /// # Errors
     ///
-    /// [`Stray`] if it is not. The packet is gone then, and nothing has been counted.
+    /// [`Stray`] if it does not. The packet is then gone, and nothing has been counted.
     pub fn receive(
         &self,
         from: PartId,
@@ -116,18 +116,18 @@ impl<B> Wires<B> {
         self.direct.carry_on(from, crossing, &mut equipment.with(&self.held), out)
     }
 
-    /// Has a tap, if there is one, observe at the ports of these nodes each frame with all that a
-    /// modelled link adds to it, frames that are sent again, and data-link-layer packets. At ports
-    /// of no others that it knows of, from now on.
+    /// Makes the tap, if any, observe each frame at the ports of these nodes with all that a
+    /// modelled link adds to it, resent frames, and data-link-layer packets. These nodes replace
+    /// those of earlier calls.
     pub fn look_at(&self, nodes: &BTreeSet<NodeId>) {
         self.fabric().look_at(nodes);
     }
 
-    /// Has these faults happen from now on, or none. Counters start from 0.
+    /// Sets the faults that happen from now on, or none. Counters start from 0.
     ///
     /// # Errors
     ///
-    /// If a link that is named is not there. All stays as it was then.
+    /// If a link that is named does not exist. Nothing changes then.
     pub fn set_faults(&self, plan: Option<FaultPlan>) -> Result<(), NoSuchLink>
     where
         B: Disturb,
@@ -137,13 +137,13 @@ impl<B> Wires<B> {
         Ok(())
     }
 
-    /// The faults there are, and how often they happened since they were set.
+    /// The faults, and how often they have happened since they were set.
     pub fn faults(&self) -> Option<(FaultPlan, FaultCounters)> {
         let faults = self.equipment().faults?;
         Some((faults.plan().clone(), faults.counters()))
     }
 
-    /// Lets all packets go that are held back.
+    /// Releases all packets that are held back.
     pub fn release(&self, out: &mut dyn Deliver<B>) {
         let all = std::mem::take(&mut *lock(&self.held));
         if all.is_empty() {
@@ -155,19 +155,21 @@ impl<B> Wires<B> {
         }
     }
 
-    /// Whether something sees or changes packets on their way: a tap, faults, or modelled links.
+    /// Whether something sees or changes packets on their way: tap, faults, cables or modelled
+    /// links.
     #[inline]
     pub fn is_observed(&self) -> bool {
         self.observed.load(Relaxed)
     }
 
-    /// Whether packets take their time.
+    /// Whether packets take time.
     #[inline]
     pub const fn is_modelled(&self) -> bool {
         self.modelled.is_some()
     }
 
-    /// Whether a TNI of a node takes another request. If not, [`Deliver::room`] tells when it does.
+    /// Whether a TNI of a node accepts another request. If not, [`Deliver::room`] tells when it
+    /// does.
     #[inline]
     pub fn has_room(&self, node: Coords, tni: u8) -> bool {
         let Some(modelled) = &self.modelled else { return true };
@@ -175,14 +177,14 @@ impl<B> Wires<B> {
         node.is_none_or(|node| modelled.has_room(node, tni))
     }
 
-    /// Runs modelled links until the time `limit`, in picoseconds, or for a while, and takes in
-    /// what was sent. `None` if links are not modelled.
+    /// Runs modelled links until the time `limit`, in picoseconds, or for a while, and accepts what
+    /// was sent. Returns `None` if links are not modelled.
     pub fn turn(&self, limit: Ps, out: &mut dyn Deliver<B>) -> Option<Progress> {
         let modelled = self.modelled.as_ref()?;
         modelled.turn(limit, &self.equipment().with(&self.held), out)
     }
 
-    /// The same until the next thing has happened, whenever that is.
+    /// Likewise until the next event has happened, whenever that is.
     pub fn step(&self, out: &mut dyn Deliver<B>) -> Option<Progress> {
         let modelled = self.modelled.as_ref()?;
         modelled.step(&self.equipment().with(&self.held), out)

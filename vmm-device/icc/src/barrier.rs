@@ -90,7 +90,7 @@ impl Icc {
             BgsReg::Imr | BgsReg::Imc => irq.mask(),
             BgsReg::Icl => irq.level(),
             BgsReg::DataA0 | BgsReg::DataAe | BgsReg::DataB0 | BgsReg::DataBe => 0,
-            // IRC and BCH_MASK_STATUS are among those that the gates know nothing of: 0.
+            // IRC and BCH_MASK_STATUS are among the registers that gates do not know: 0.
             _ => lock(&unit.gates).read(bg, reg),
         }
     }
@@ -170,7 +170,7 @@ impl Icc {
         }
     }
 
-    /// Looks at a channel's shared page: whether a round is to be started.
+    /// Whether a channel's shared page asks for a round to be started.
     pub(crate) fn poll_channel(&self, tni: TniId, bch: BchId) -> bool {
         let unit = self.barrier.get(tni);
         unit.and_then(|unit| unit.page(bch)).is_some_and(ChannelPage::poll)
@@ -195,7 +195,7 @@ impl Icc {
             } else if gates.start(bch, BchReady(word), page.input(), &mut effects)
                 && let Some(irq) = unit.irq(bch.gate())
             {
-                // So that who starts a round need not do it: the page of a channel has no IRC.
+                // Saves whoever starts a round from doing it: the page of a channel has no IRC.
                 irq.clear_pending(BgsIrqs::ACKNOWLEDGES.raw());
             }
             unit.publish(&gates, bch);
@@ -205,7 +205,7 @@ impl Icc {
         net.progress();
     }
 
-    /// A signal that arrived for a gate of this node.
+    /// Handles a signal that arrived for a gate of this node.
     pub(crate) fn take_signal(
         &self,
         tni: TniId,
@@ -300,7 +300,7 @@ impl Icc {
         unit.irq.request(self.host(), TniIrqs::INACTIVE_BG);
     }
 
-    /// Requests interrupts and sends signals, when nothing is locked any more.
+    /// Requests interrupts and sends signals, once nothing is locked any more.
     fn settle_barrier(&self, tni: TniId, unit: &BarrierUnit, effects: &Effects, net: &mut dyn Net) {
         for &(bg, bits) in &effects.requests {
             if let Some(irq) = unit.irq(bg) {
@@ -336,7 +336,7 @@ impl Icc {
             dst_tni: to.tni(),
             path: to.path(),
             way: Way::Shortest,
-            // Its receiver always takes it in, but so that answers never wait behind signals.
+            // Its receiver always accepts it, but this way answers never wait behind signals.
             class: Class::Request,
             system: false,
             tlps: 1,

@@ -1,8 +1,8 @@
-//! What a node's guest does against the rules, told to whoever runs the machine.
+//! What a node's guest does against the rules, reported to whoever runs the machine.
 //!
-//! The lines are of level debug, under a target of their own, so that a user can ask for them
-//! without knowing which crate writes them. A guest must not fill the log, so there are few of them
-//! in a second; the rest is counted.
+//! The lines have level debug and a target of their own, so that a user can ask for them without
+//! knowing which crate writes them. A guest must not fill the log, so only a few lines are written
+//! per second; the rest is counted.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -14,28 +14,28 @@ use tofu_sync::lock;
 
 use crate::page::{DIRECT, PIGGYBACK};
 
-/// Target of the log: what guests do against the rules.
+/// Log target for what guests do against the rules.
 pub const LOG_TARGET: &str = "device";
 
-/// Lines of a node in a second, at most.
+/// Most lines of a node per second.
 const LINES: u32 = 20;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// How much was told lately.
+/// Limits how much is reported.
 #[derive(Debug, Default)]
 pub(crate) struct Breaches(Mutex<Lately>);
 
-/// How many were told in this second.
+/// How many lines were written in this second.
 #[derive(Debug, Default)]
 pub(crate) struct Lately {
     since_ns: u64,
     lines: u32,
-    /// Left out since the last line.
+    /// Lines left out since the last one.
     left_out: u64,
 }
 
 impl Lately {
-    /// Whether another line may be told now, and then how many were left out before it.
+    /// Whether another line may be written now. If so, returns how many were left out before it.
     pub(crate) fn take(&mut self, now_ns: u64) -> Option<u64> {
         if now_ns.saturating_sub(self.since_ns) >= SECOND_NS {
             (self.since_ns, self.lines) = (now_ns, 0);
@@ -50,7 +50,7 @@ impl Lately {
 }
 
 impl Breaches {
-    /// Tells of something that the guest of `node` did against the rules.
+    /// Reports something that the guest of `node` did against the rules.
     pub(crate) fn tell(&self, node: Coords, now_ns: u64, what: fmt::Arguments<'_>) {
         match lock(&self.0).take(now_ns) {
             Some(0) => log::debug!(target: LOG_TARGET, "node {node}: {what}"),
@@ -63,7 +63,7 @@ impl Breaches {
     }
 }
 
-/// Whether anybody wants to know.
+/// Whether the log takes such lines.
 pub(crate) fn are_told() -> bool {
     log::log_enabled!(target: LOG_TARGET, Debug)
 }

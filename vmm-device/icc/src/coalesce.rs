@@ -3,8 +3,8 @@
 
 use tofu_inspect::{Inspect, Time, Visit, inspect};
 
-/// Entries of a queue, held back until they fill a cache line or the first of them has waited for
-/// long enough.
+/// Entries of a queue, held back until they fill a cache line or the first of them has waited long
+/// enough.
 #[derive(Clone, Debug)]
 pub(crate) struct Held<T> {
     entries: Vec<T>,
@@ -14,12 +14,12 @@ pub(crate) struct Held<T> {
 }
 
 impl<T> Held<T> {
-    /// None, of a queue whose entries have `size` bytes.
+    /// Holds nothing, for a queue whose entries have `size` bytes.
     pub(crate) const fn new(size: usize) -> Self {
         Self { entries: Vec::new(), line: 256 / size, until: u64::MAX }
     }
 
-    /// Adds an entry that may wait for `hold_ns`. Returns whether all are to be written now.
+    /// Adds an entry that may wait for `hold_ns`. Returns whether all must be written now.
     pub(crate) fn push(&mut self, entry: T, hold_ns: u64, now_ns: u64) -> bool {
         self.entries.push(entry);
         if hold_ns == 0 || self.entries.len() >= self.line {
@@ -31,7 +31,7 @@ impl<T> Held<T> {
         false
     }
 
-    /// The entries, which nothing holds back any more.
+    /// Returns the entries, which are no longer held back.
     pub(crate) fn release(&mut self) -> &mut Vec<T> {
         self.until = u64::MAX;
         &mut self.entries
@@ -41,7 +41,7 @@ impl<T> Held<T> {
         self.entries.len()
     }
 
-    /// When they are to be written, in nanoseconds; `u64::MAX` if there are none.
+    /// When they must be written, in nanoseconds; `u64::MAX` if there are none.
     pub(crate) const fn until(&self) -> u64 {
         self.until
     }
@@ -58,7 +58,7 @@ impl<T> Inspect for Held<T> {
 }
 
 /// The interrupt for entries that were written, held back until there are enough of them or the
-/// first has waited for long enough.
+/// first has waited long enough.
 #[derive(Clone, Debug)]
 pub(crate) struct HeldInterrupt {
     entries: u64,
@@ -70,7 +70,7 @@ inspect!(HeldInterrupt { entries, until as time });
 impl HeldInterrupt {
     pub(crate) const NONE: Self = Self { entries: 0, until: u64::MAX };
 
-    /// Notes `n` entries more. Returns whether the interrupt is to be requested now: if there are
+    /// Notes `n` more entries. Returns whether the interrupt must be requested now: if there are
     /// `count` of them, or neither `count` nor `hold_ns` holds it back.
     pub(crate) fn add(&mut self, n: u64, count: u64, hold_ns: u64, now_ns: u64) -> bool {
         self.entries = self.entries.saturating_add(n);
@@ -85,7 +85,7 @@ impl HeldInterrupt {
         false
     }
 
-    /// Whether the interrupt is to be requested by now; then it is not held back any more.
+    /// Whether the interrupt is due by now; if so, it is no longer held back.
     pub(crate) fn expire(&mut self, now_ns: u64) -> bool {
         let due = self.until <= now_ns;
         if due {
@@ -94,7 +94,7 @@ impl HeldInterrupt {
         due
     }
 
-    /// When the interrupt is to be requested, in nanoseconds; `u64::MAX` if that depends on others.
+    /// When the interrupt is due, in nanoseconds; `u64::MAX` if that depends on further entries.
     pub(crate) const fn until(&self) -> u64 {
         self.until
     }

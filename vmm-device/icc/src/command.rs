@@ -14,7 +14,7 @@ use tofu_fabric::Port;
 
 use crate::fault::Fault;
 
-/// Which kind of command waits for answers.
+/// The kinds of commands that wait for answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CommandKind {
     Put,
@@ -34,7 +34,7 @@ pub(crate) struct Message {
     pub(crate) local: StagOffset,
     /// Bytes of the message.
     pub(crate) length: u32,
-    /// Payload bytes of one TLP at most; not 0.
+    /// Most payload bytes of one TLP; not 0.
     pub(crate) mtu: u32,
 }
 
@@ -55,15 +55,15 @@ pub(crate) enum PacketRoute {
     System,
     /// A frame as it is, to a node.
     Raw,
-    /// A frame as it is, one hop far.
+    /// A frame as it is, one hop.
     Hop(Port),
 }
 
-/// A raw or system packet that lies in memory.
+/// A raw or system packet in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PacketCommand {
     pub(crate) route: PacketRoute,
-    /// Where it lies.
+    /// Its address.
     pub(crate) at: u64,
     pub(crate) message: Message,
 }
@@ -131,8 +131,8 @@ pub(crate) fn parse(
     {
         return Err(Rcode::BAD_LENGTH.into());
     }
-    // Piggyback data and operands come with the command. The other side is nevertheless told the
-    // queue that they come from.
+    // Piggyback data and operands come with the command. The other side is nevertheless told which
+    // queue they come from.
     let local = if piggyback || kind == CommandKind::Armw {
         StagOffset::new(queue.get(), 0, 0)
     } else {

@@ -40,9 +40,9 @@ pub(crate) struct Outstanding {
     pub(crate) slot: Slot,
     /// Bytes whose answers have not come yet, or 1 for a message without data.
     unanswered: u32,
-    /// The first error, which its notice tells.
+    /// The first error, which its notice reports.
     pub(crate) rcode: Rcode,
-    /// The first error at this end, which its TCQ entry tells.
+    /// The first error at this end, which its TCQ entry reports.
     local: Rcode,
     /// When the command is given up unless an answer comes, in nanoseconds.
     deadline_ns: u64,
@@ -103,7 +103,7 @@ pub(crate) struct Failures {
 pub(crate) struct Failed {
     pub(crate) rcode: Rcode,
     pub(crate) message: Message,
-    /// What its [`Tag`] had.
+    /// From its [`Tag`].
     pub(crate) index: u16,
     pub(crate) generation: u32,
 }
@@ -135,14 +135,14 @@ pub(crate) struct Writer<'a> {
     pub(crate) requests: CqsIrqs,
     /// Commands have failed, to be counted then: [`Completions::take_failures`].
     pub(crate) failed: bool,
-    /// When something is due that was held back by way of this writer, in nanoseconds.
+    /// When the first thing that this writer held back is due, in nanoseconds.
     pub(crate) held_until: u64,
-    /// Who is told of commands that end, if anybody is.
+    /// Learns of commands that end, if anybody does.
     pub(crate) trace: Option<Watch<'a>>,
 }
 
 impl Outstanding {
-    /// What tells it from other commands with the same place.
+    /// Distinguishes it from other commands with the same place.
     pub(crate) const fn generation(&self) -> u32 {
         self.sequence as u32
     }
@@ -316,7 +316,7 @@ impl Completions {
         command.note(&end);
         command.unanswered = command.unanswered.saturating_sub(n);
         if command.unanswered > 0 {
-            // It makes progress, so its timeout starts anew.
+            // It makes progress, so its timeout starts over.
             command.deadline_ns = deadline_ns;
             return false;
         }
@@ -506,7 +506,7 @@ impl Completions {
         self.flush_mrq(w);
     }
 
-    /// Does what is due by now, and gives up commands whose answers are overdue.
+    /// Handles what is due by now, and gives up commands whose answers are overdue.
     pub(crate) fn expire(&mut self, w: &mut Writer<'_>) {
         if self.held_tcq.until() <= w.now_ns {
             self.flush_tcq(w);

@@ -25,7 +25,7 @@ use crate::transmit::Transmit;
 use crate::watch::Watch;
 use tofu_parts::RegisterWrite;
 
-/// How long a write to ENABLE waits for bursts under way before it gives up on them. A burst takes
+/// How long a write to ENABLE waits for bursts in flight before it gives up on them. A burst takes
 /// as long as a memory copy, so this is only reached when the host hardly runs at all. Then it is
 /// better that the guest waits than that its memory is written after the queue was reported
 /// disabled.
@@ -110,7 +110,7 @@ pub(crate) struct Cq {
     /// DESCRIPTOR_PROCESS_STOP and DESCRIPTOR_FETCH_STOP.
     process_stop: AtomicBool,
     fetch_stop: AtomicBool,
-    /// What STATUS has of the next descriptor, as of the last time that the queue ran.
+    /// The fields of STATUS about the next descriptor, as of the last time that the queue ran.
     next: AtomicU64,
     /// Descriptors that a session may still start, and whether there were ever too many to count.
     session: AtomicU32,
@@ -120,7 +120,7 @@ pub(crate) struct Cq {
     pub(crate) tables: Arc<Tables>,
     pub(crate) direct: Mutex<DirectRegister>,
     pub(crate) transmit: Handover<Option<Transmit>>,
-    /// The queue stopped for want of room for another outstanding command.
+    /// The queue stopped for lack of room for another outstanding command.
     pub(crate) stalled: AtomicBool,
     completions: Mutex<Option<Completions>>,
     /// Sequence number of the first command of the next life. Changed with `completions` locked.
@@ -154,7 +154,7 @@ impl Cq {
         }
     }
 
-    /// What it is called in the log.
+    /// Its name in the log.
     pub(crate) const fn name(&self) -> QueueName {
         QueueName(self.tni, self.id)
     }
@@ -367,7 +367,7 @@ impl Cq {
         self.drain();
     }
 
-    /// Waits for bursts under way.
+    /// Waits for bursts in flight.
     fn drain(&self) {
         self.tables.flush();
         let start = Instant::now();
@@ -428,7 +428,7 @@ impl Cq {
         lock(&self.direct).write(word, write)
     }
 
-    /// Looks whether the guest wrote a direct descriptor to its shared page, and takes it.
+    /// Takes a direct descriptor that the guest has written to its shared page, if any.
     pub(crate) fn poll_direct(&self) {
         if !self.page.is_shared() {
             return;

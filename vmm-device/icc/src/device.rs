@@ -208,8 +208,8 @@ impl Icc {
         self.dma_enabled() && self.tni(tni).enabled() && queue.enabled() && queue.poll_doorbell()
     }
 
-    /// Does what is due at `now_ns`: notices and interrupts that were held back, commands that
-    /// get no answer, statistics.
+    /// Handles what is due at `now_ns`: notices and interrupts that were held back, commands
+    /// without an answer, statistics.
     pub fn expire(&self, now_ns: u64) {
         if self.next_deadline.load(SeqCst) > now_ns {
             return;
@@ -235,7 +235,7 @@ impl Icc {
         self.next_deadline.load(SeqCst)
     }
 
-    /// Rings the doorbell of a queue that stopped for want of room.
+    /// Rings the doorbell of a queue that stopped for lack of room.
     pub(crate) fn ring_stalled(&self, queue: &Cq) {
         if queue.stalled.swap(false, SeqCst) {
             self.host.doorbell(queue.tni, queue.id.into());
@@ -256,7 +256,7 @@ impl Icc {
         }
     }
 
-    /// Counts and tells of the commands of a queue that have failed.
+    /// Counts and reports the commands of a queue that have failed.
     #[cold]
     fn note_failures(&self, queue: &Cq) {
         let failures = queue.lock_completions().as_mut().map(Completions::take_failures);
@@ -310,7 +310,7 @@ impl Icc {
         self.statistics.model_time(tni)
     }
 
-    /// Tells of something that this node's guest did against the rules.
+    /// Reports something that this node's guest did against the rules.
     pub(crate) fn breach(&self, what: fmt::Arguments<'_>) {
         if breaches::are_told() {
             self.breaches.tell(self.coords(), self.host().now_ns(), what);
@@ -373,7 +373,7 @@ impl Icc {
         self.config.pages.as_ref()
     }
 
-    /// When a command is given up that is started or gets an answer now, in nanoseconds.
+    /// The deadline of a command that is started or gets an answer now, in nanoseconds.
     pub(crate) fn command_deadline(&self, now_ns: u64) -> u64 {
         now_ns.saturating_add(self.config.timeout_ns)
     }
@@ -405,7 +405,7 @@ impl<'a> Completing<'a> {
 }
 
 impl Drop for Completing<'_> {
-    /// Looks whether the driver has asked for an interrupt, while the queue cannot be disabled.
+    /// Checks whether the driver has asked for an interrupt, while the queue cannot be disabled.
     fn drop(&mut self) {
         let Consequences { queue, writer, asked, .. } = &mut self.consequences;
         let (arm, acknowledges) = (queue.arm(), writer.requests & CqsIrqs::ACKNOWLEDGES);
@@ -424,7 +424,7 @@ impl Drop for Completing<'_> {
     }
 }
 
-/// When this is dropped, interrupt requests are raised and what is held back gets its time.
+/// When this is dropped, interrupt requests are raised and a timer is set for what is held back.
 struct Consequences<'a> {
     icc: &'a Icc,
     queue: &'a Cq,

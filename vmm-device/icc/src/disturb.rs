@@ -6,7 +6,8 @@ use tofu_fabric::Disturb;
 use crate::packets::frame::seal;
 use crate::tlp::Body;
 
-/// Raw and system packets only: links repeat others until they are right.
+/// Only raw and system packets are damaged, as links repeat others until they are right. These and
+/// barrier signals can be duplicated.
 impl Disturb for Body {
     fn duplicate(&self) -> Option<Self> {
         match self {

@@ -131,7 +131,7 @@ pub(crate) struct Walk {
     stag_length: Option<u64>,
     block: Option<Entry<MemoryBlock>>,
     pages: Option<u64>,
-    /// The last page that was looked at.
+    /// The last page that was examined.
     page: Option<Entry<PageEntry>>,
     /// Where the first byte is.
     memory: Option<u64>,
@@ -233,7 +233,7 @@ impl Walk {
         Ok(())
     }
 
-    /// A walk through one page, for `n` bytes from `start` in the memory block on.
+    /// Walks through one page, for `n` bytes from `start` in the memory block on.
     fn walk_page(
         &mut self,
         memory: &dyn DmaMemory,
@@ -313,7 +313,7 @@ fn disabled(table: &str, index: u64, address: u64, raw: u64) -> String {
     format!("{table} entry {index} at {address:#x} is {raw:#x}: enable (bit 7) is 0")
 }
 
-/// Entries of a table that are looked at for those who debug.
+/// Most entries of a table that are examined for debugging.
 const SHOWN: u64 = 4096;
 
 /// The entries of a queue's steering table that are enabled, as they are in memory.
@@ -333,7 +333,7 @@ pub(crate) fn stags(tree: &mut Tree<'_>, tables: &Tables, memory: &dyn DmaMemory
     }
 }
 
-/// The same of its memory block table.
+/// Likewise for its memory block table.
 pub(crate) fn blocks(tree: &mut Tree<'_>, tables: &Tables, memory: &dyn DmaMemory) {
     for (index, raw, pages) in Table::memory_block(tables, memory).entries() {
         let entry = MemoryBlock(raw);
@@ -382,7 +382,7 @@ impl<'a> Table<'a> {
         Self { tables, memory, name, registers, size }
     }
 
-    /// Index and words of all entries up to the first that cannot be read, [`SHOWN`] at most.
+    /// Index and words of all entries up to the first that cannot be read, at most [`SHOWN`].
     fn entries(&self) -> impl Iterator<Item = (u64, u64, u64)> {
         let codes = (Rcode::SUCCESS, Rcode::SUCCESS, Rcode::SUCCESS);
         (0..SHOWN).map_while(move |index| {

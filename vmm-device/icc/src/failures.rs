@@ -1,8 +1,8 @@
-//! The last commands that have failed, and the last requests of others that were refused, with
-//! their reasons in words.
+//! The last commands that failed, and the last requests of other nodes that were refused, with the
+//! reasons in words.
 //!
-//! To find a reason costs more than to fail, so only so many are looked for in a second; a guest
-//! whose commands all fail costs no more than that.
+//! Finding a reason costs more than failing, so only a limited number per second are looked for. A
+//! guest whose commands all fail costs no more than that.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,7 +15,7 @@ use tofu_sync::lock;
 use crate::breaches::Lately;
 use crate::show::Code;
 
-/// Failures that are kept.
+/// Number of failures that are kept.
 const KEPT: usize = 16;
 
 /// A command that has failed.
@@ -44,7 +44,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The last ones, oldest first.
+/// The last failures, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Failures(Mutex<Recent>);
 
@@ -55,7 +55,7 @@ struct Recent {
 }
 
 impl Failures {
-    /// Keeps a failure, and tells `also` of it. `command` and `why` are called if it is kept.
+    /// Keeps a failure, and passes it to `also`. `command` and `why` are called only if it is kept.
     pub(crate) fn note(
         &self,
         at_ns: u64,

@@ -16,7 +16,7 @@ const ASKED: u32 = 2;
 /// turn. A turn that begins later sees everything that was done before asking.
 #[derive(Debug)]
 pub(crate) struct Handover<T> {
-    /// A single word, so that no request can come between a look at it and a change of it.
+    /// A single word, so that no request can come between reading and changing it.
     stage: AtomicU32,
     state: Mutex<T>,
 }
@@ -41,7 +41,7 @@ impl<T> Handover<T> {
             return false;
         }
         loop {
-            // Reads what the last one to ask has written, and with it what it did before.
+            // Synchronises with the last thread to ask, and so sees what it did before.
             self.stage.swap(RUNNING, AcqRel);
             if turn(&mut self.lock()) {
                 self.stage.swap(IDLE, AcqRel);

@@ -36,14 +36,14 @@ pub trait Host: Send + Sync {
     /// Counters of this node's crossbar.
     fn xb_counters(&self) -> XbCounters;
 
-    /// A step of a command, reported in the thread that has made it, with locks of the device held.
-    /// Called only while [`Icc::set_traced`](crate::Icc::set_traced) says so.
+    /// A step of a command, reported in the thread that took it, with locks of the device held.
+    /// Called only while [`Icc::set_traced`](crate::Icc::set_traced) is on.
     fn observe(&self, event: &Event) {
         let _ = event;
     }
 
     /// Why a command of any node has failed at this one. If many fail, not all are reported. Called
-    /// only while [`Icc::set_traced`](crate::Icc::set_traced) says so.
+    /// only while [`Icc::set_traced`](crate::Icc::set_traced) is on.
     fn explain(&self, subject: &Subject, why: &str) {
         let _ = (subject, why);
     }

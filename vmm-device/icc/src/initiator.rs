@@ -26,10 +26,10 @@ use crate::transmit::{Active, Transmit};
 /// The steps that a queue may take before others get their turn. A descriptor or a burst is a step,
 /// and each [`STEP_BYTES`] bytes of a burst count as one more.
 const TURN_STEPS: u64 = 64;
-/// Copying so many bytes takes about as long as a step without data, or a little more.
+/// Copying that many bytes takes about as long as a step without data, or a little more.
 const STEP_BYTES: u64 = 64 << 10;
 
-/// What one step of a queue came to.
+/// The outcome of one step of a queue.
 enum Step {
     /// Nothing to do, or not possible now.
     Idle,
@@ -47,7 +47,7 @@ pub(crate) struct Answered {
     /// The kind of command that has such answers.
     pub(crate) kind: CommandKind,
     pub(crate) answer: Answer,
-    /// Where the fault lies that the answer tells, if any.
+    /// Where the fault lies that the answer reports, if any.
     pub(crate) at: Side,
     /// The old value that the answer to an atomic command brings.
     pub(crate) old: u64,
@@ -211,7 +211,7 @@ impl Icc {
         queue.irq.request(self.host(), request);
     }
 
-    /// Does what a descriptor asks for.
+    /// Carries out a descriptor.
     fn start(
         &self,
         queue: &Cq,
@@ -386,7 +386,7 @@ impl Icc {
     ) -> Step {
         let message = active.message;
         let failed = match queue.lock_completions().as_mut().and_then(|c| c.find(active.tag)) {
-            // After an error, and when it was given up, the rest is not sent.
+            // After an error, or once the command was given up, the rest is not sent.
             Some(command) => !command.rcode.is_success(),
             None => true,
         };
@@ -505,7 +505,7 @@ impl Icc {
         self.answered(&answered);
     }
 
-    /// Counts an answer as that to a command of this node. What nobody has asked for is ignored.
+    /// Counts an answer to a command of this node. Answers that nobody asked for are ignored.
     pub(crate) fn answered(&self, answered: &Answered) {
         let Answered { tni, from, kind, answer, at, old, model_ps, now_ns } = answered;
         let queue = self.queue(*tni, answer.tag.cq);

@@ -1,4 +1,4 @@
-//! The live state of a device as a tree, for those who debug. See [`tofu_inspect`].
+//! The live state of a device as a tree, for debugging. See [`tofu_inspect`].
 //!
 //! Each queue is copied under its own locks, one after the other, and then shown. So the state of a
 //! queue's transmitting side is a snapshot of one moment, and so is the state of its completions. A
@@ -19,7 +19,7 @@ use crate::map::{RegisterNow, Unit};
 use crate::memory::Access;
 use crate::transmit::Transmit;
 
-/// Descriptors that wait in a transmit order queue, of which so many are shown.
+/// Most waiting descriptors of a transmit order queue that are shown.
 const WAITING: u64 = 16;
 
 impl Inspect for Icc {
@@ -74,7 +74,7 @@ impl Icc {
     }
 }
 
-/// The registers of a part of the device; of those that are not in use, what is not 0.
+/// The registers of a part of the device: all, or those that are neither 0 nor all ones.
 struct Registers<'a> {
     icc: &'a Icc,
     unit: Unit,
@@ -130,7 +130,7 @@ impl Inspect for Interface<'_> {
                 });
             });
             if tni.get() < icc.description().barrier.tnis {
-                // None of them before one of its registers is written.
+                // There are none before one of their registers is written.
                 tree.add_with("gate", |visit| visit.tree(|tree| gates(tree, icc, tni)));
                 tree.add_with("channel", |visit| match icc.barrier.get(tni) {
                     Some(unit) => unit.inspect(visit),
@@ -191,7 +191,7 @@ impl Inspect for Queue<'_> {
 }
 
 impl Queue<'_> {
-    /// The descriptors that are in the transmit order queue and were not taken yet, by their slots.
+    /// The descriptors in the transmit order queue that were not taken yet, by slot.
     fn waiting(&self, tree: &mut Tree<'_>) {
         let Self { icc, queue } = *self;
         let Some(Transmit { mut ring, toq, .. }) = *queue.transmit.lock() else { return };

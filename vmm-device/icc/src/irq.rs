@@ -112,8 +112,8 @@ impl<S: IrqSet> Inspect for IrqUnit<S> {
     }
 }
 
-/// A word in the guest's memory through which its driver asks for the next interrupt that tells of
-/// entries. It costs the guest no access to a register.
+/// A word in the guest's memory through which its driver asks for the next interrupt for entries.
+/// It saves the guest an access to a register.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Arm(pub(crate) u64);
 
@@ -123,9 +123,9 @@ impl Arm {
         self.0 != 0
     }
 
-    /// Checks whether the driver has asked, and clears the request. To be called after the entries
-    /// are written: the driver asks first and looks for entries afterwards, so one of the two sees
-    /// the other.
+    /// Checks whether the driver has asked, and clears the request. Must be called after the
+    /// entries are written: the driver asks first and looks for entries afterwards, so one of the
+    /// two sees the other.
     ///
     /// # Errors
     ///

@@ -13,11 +13,11 @@
 //! Locks: a queue has three. One is for its life, and is held while the queue is enabled, disabled
 //! or reset. It is taken first, and code that runs queues never takes it. One is for its
 //! transmitting side; only [`run_queue`](Icc::run_queue) and enabling take it. One is for its
-//! completions, and is never held across a call to the host or the network. They are taken in this
-//! order, never in the reverse. Locks of two queues are never held together, with one exception:
-//! while a transmitting side's lock is held, the completions of any queue may be locked. The
-//! barrier gates of an interface have one lock, and while it is held no other lock of the device is
-//! taken.
+//! completions, and is never held across a call to the network or, other than [`Host::observe`], to
+//! the host. They are taken in this order, never in the reverse. Locks of two queues are never held
+//! together, with one exception: while a transmitting side's lock is held, the completions of any
+//! queue may be locked. The barrier gates of an interface have one lock, and while it is held no
+//! other lock of the device is taken.
 #![forbid(unsafe_code)]
 
 mod barrier;

@@ -1,7 +1,7 @@
-//! The registers of a device that say something, by the names of the register map.
+//! The readable registers of a device, by the names of the register map.
 //!
-//! Left out are those that are written only, and of control queues and barrier gates, of which
-//! there are thousands, those that are not enabled.
+//! Write-only registers are left out, and so are control queues and barrier gates that are not
+//! enabled, as there are thousands of these.
 
 use std::fmt;
 
@@ -46,19 +46,19 @@ impl fmt::Display for Unit {
     }
 }
 
-/// A register with what is in it now.
+/// A register and its present value.
 #[derive(Clone, Copy, Debug)]
 pub struct RegisterNow {
     /// Its name in the register map.
     pub name: &'static str,
-    /// Which it is.
+    /// The register.
     pub register: Register,
-    /// What a read gives.
+    /// What a read returns.
     pub value: u64,
 }
 
 impl RegisterNow {
-    /// What the value means, by the names of its fields or of the requests in it.
+    /// The meaning of the value: its fields by name, or the requests in it.
     pub fn fields(&self) -> Vec<(&'static str, String)> {
         let value = self.value;
         let set = |names: Vec<&str>| vec![("requests", names.join(" "))];
@@ -122,8 +122,8 @@ impl Icc {
             .filter(in_use)
     }
 
-    /// The registers of a part that are worth showing, with their values, read without an effect on
-    /// the device.
+    /// The registers of a part that are worth showing, with their values, read without side
+    /// effects.
     pub fn registers(&self, unit: Unit) -> Vec<RegisterNow> {
         let read = |(name, register): (&'static str, Register)| {
             let mut data = [0; 8];

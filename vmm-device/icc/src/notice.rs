@@ -43,7 +43,7 @@ impl Notice {
     }
 }
 
-/// What a notice of the initiator tells.
+/// What a notice of the initiator reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoticeEvent {
     /// A TLP that is not the last one of its message was answered.

@@ -25,10 +25,10 @@ use crate::tlp::Request;
 use crate::tni::Tni;
 use crate::trace::{Subject, Which};
 
-/// Something for the packet receive queue, and who counts it if there is no place for it.
+/// Something for the packet receive queue, and the counter for it if there is no place.
 struct Delivery<'a> {
     code: PrqRcode,
-    /// The device wrote it itself.
+    /// Whether the device wrote it itself.
     own: bool,
     bytes: &'a [u8],
     discards: TniReg,
@@ -57,7 +57,7 @@ impl Icc {
         })
     }
 
-    /// Takes a frame that arrived for TNI `tni` of this node. Returns whether it is in the packet
+    /// Handles a frame that arrived for TNI `tni` of this node. Returns whether it is in the packet
     /// receive queue.
     pub(crate) fn receive_frame(
         &self,
@@ -163,7 +163,7 @@ impl Icc {
         }
         let mut queues = lock(&unit.packets);
         let mut writer = unit.packet_writer(self.memory(), now_ns);
-        // Looked at with the lock held: whoever turns one of them off waits for it.
+        // Checked with the lock held: whoever turns one of them off waits for it.
         let taken =
             unit.enabled() && self.dma_enabled() && queues.take(code, own, bytes, &mut writer);
         let deadline = queues.next_deadline();
@@ -178,7 +178,7 @@ impl Icc {
         taken
     }
 
-    /// Does what is due by now for the packet queues, or, with `all`, all that was held back.
+    /// Handles what is due by now for the packet queues or, with `all`, all that was held back.
     pub(crate) fn expire_packets(&self, now_ns: u64, all: bool) {
         for unit in self.tnis() {
             let mut queues = lock(&unit.packets);
@@ -201,7 +201,7 @@ impl Icc {
     }
 }
 
-/// As what a request that was answered with `rcode` goes into the packet receive queue, if at all.
+/// How a request that was answered with `rcode` appears in the packet receive queue, if at all.
 fn exception_code(rcode: Rcode, request: &Request) -> Option<PrqRcode> {
     Some(match rcode.local() {
         Rcode::SUCCESS | Rcode::TNI_DISABLED | Rcode::TARGET_DMA_OFF => return None,

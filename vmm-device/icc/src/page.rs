@@ -1,8 +1,8 @@
 //! Storage of the pages of control queues and barrier channels.
 //!
-//! With trapped doorbells a page is private to the device and every access of the guest
-//! comes through the BAR. With polled doorbells it is memory that the guest has mapped, and
-//! the device looks at it from time to time.
+//! With trapped doorbells a page is private to the device, and every access of the guest comes
+//! through the BAR. With polled doorbells it is memory that the guest has mapped, and the device
+//! polls it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,13 +35,13 @@ impl SharedPages {
     pub const SIZE_AS_IN_BAR: usize =
         (bch_page(TniId::ALL[NUM_TNI - 1], BchId::ALL[NUM_BCH - 1]) + PAGE_SIZE) as usize;
 
-    /// Uses `region`, which must be [`SharedPages::SIZE`] bytes long at least.
+    /// Uses `region`, which must be at least [`SharedPages::SIZE`] bytes long.
     pub fn new(region: Arc<MmapRegion<()>>) -> Option<Self> {
         (region.len() >= Self::SIZE).then_some(Self { region, layout: Layout::Packed })
     }
 
-    /// The same with each page at its offset in BAR0, for a `region` of a file that another process
-    /// maps; it must be at least [`SharedPages::SIZE_AS_IN_BAR`] bytes long, most of which are
+    /// Likewise with each page at its offset in BAR0, for a `region` of a file that another process
+    /// maps. It must be at least [`SharedPages::SIZE_AS_IN_BAR`] bytes long, most of which are
     /// never touched.
     pub fn as_in_bar(region: Arc<MmapRegion<()>>) -> Option<Self> {
         let fits = region.len() >= Self::SIZE_AS_IN_BAR;

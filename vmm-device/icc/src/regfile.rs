@@ -17,8 +17,8 @@ use tofu_parts::{RegisterWrite, aligned};
 impl Icc {
     /// A read of `data.len()` bytes at `offset` of BAR0.
     ///
-    /// 8-byte aligned reads of 8 bytes and 4-byte aligned ones of 4 are defined; other sizes are
-    /// counted and read 0, as does what no register claims.
+    /// Reads of 8 bytes aligned to 8 and of 4 bytes aligned to 4 are defined. Others are counted
+    /// and read 0, as does an offset without a register.
     pub fn bar_read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let Some((at, shift)) = aligned(offset, data.len()) else {
@@ -118,7 +118,7 @@ impl Icc {
             Register::Port { .. } => {}
             Register::Bgs { tni, bg, reg } => self.write_bgs(tni, bg, reg, write),
             Register::Bch { tni, bch, reg } => self.write_bch(tni, bch, reg, write),
-            // What gates hold is for them to write.
+            // Only the gates write what they hold.
             Register::BgsData { .. } => {}
         }
     }
@@ -165,7 +165,7 @@ impl Icc {
 
     fn write_cqs(&self, tni: TniId, cq: CqId, reg: CqsReg, write: RegisterWrite) {
         let queue = self.queue(tni, cq);
-        // The halves of set and clear registers stand for themselves; the others merge.
+        // Half writes of set and clear registers act by themselves; those of other registers merge.
         let bits = write.bits();
         let merged = write.merge(queue.read(reg));
         match reg {
@@ -208,7 +208,7 @@ impl Icc {
                 return;
             }
             match queue.enable(self.description()) {
-                // What lay in the queue before is fetched at the next doorbell.
+                // Descriptors already in the queue are fetched at the next doorbell.
                 Ok(()) => self.host().queue_enabled(queue.tni, queue.id.into(), true),
                 Err((reg, value, rule)) => {
                     let register =

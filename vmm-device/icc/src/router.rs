@@ -1,4 +1,4 @@
-//! Calls of the network router: it hands over packets that have arrived, reports packets that were
+//! Calls of the network router: it delivers packets that have arrived, reports packets that were
 //! lost, and tells when there is room for more.
 
 use tofu_abi::irq::{PortRequest, TnrIrqs};
@@ -14,7 +14,7 @@ use crate::notice::Peer;
 use crate::tlp::{Body, Tag};
 
 impl Icc {
-    /// Takes a packet that arrived for this node.
+    /// Handles a packet that arrived for this node.
     pub fn arrive(&self, packet: Packet<Body>, net: &mut dyn Net) {
         let there = |tni: &TniId| self.description().has_tni(*tni);
         let Some(tni) = TniId::new(packet.dst_tni).filter(there) else {
@@ -54,13 +54,13 @@ impl Icc {
         }
     }
 
-    /// The network has had a frame of this node: ends its command, if nothing else has.
+    /// The network has handled a frame of this node: ends its command, if nothing else has.
     pub fn frame_passed(&self, tni: TniId, tag: Tag, now_ns: u64) {
         let end = End::new(Rcode::SUCCESS, Side::Initiator);
         self.account(self.queue(tni, tag.cq), tag, u32::MAX, end, now_ns);
     }
 
-    /// A packet of this node was lost on its way, for the reason that `rcode` tells.
+    /// A packet of this node was lost on its way, for the reason that `rcode` gives.
     ///
     /// A lost request ends its command with that code at once: that of a raw or system packet in
     /// the TCQ entry, any other in the notice. This node can do nothing about a lost answer: the
@@ -84,8 +84,8 @@ impl Icc {
         }
     }
 
-    /// The network accepts requests of an interface again: rings the queues that stopped for want
-    /// of room, in turns.
+    /// The network accepts requests of an interface again: rings the queues that stopped for lack
+    /// of room, in turn.
     pub fn room(&self, tni: TniId) {
         for cq in self.tni(tni).waiting.take() {
             self.host().doorbell(tni, cq.into());

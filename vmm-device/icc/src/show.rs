@@ -1,4 +1,4 @@
-//! How values of the register map look to those who debug.
+//! How values of the register map are shown for debugging.
 
 use tofu_abi::desc::Descriptor;
 use tofu_abi::irq::IrqSet;

@@ -33,7 +33,7 @@ pub struct ModelTime {
 inspect!(ModelTime { answers, last_request_ps, total_ps });
 
 /// Commands that were sent and failed elsewhere. Their TCQ entries say success; the notice of each
-/// tells of its failure.
+/// reports its failure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailedCommands {
     /// Those that the target has refused.
@@ -77,7 +77,7 @@ impl Faults {
 #[derive(Debug, Default)]
 pub(crate) struct Statistics {
     model: [(AtomicU64, AtomicU64, AtomicU64); NUM_TNI],
-    /// Of each TNI the commands that were refused, and those that were lost.
+    /// For each TNI, the commands that were refused and those that were lost.
     failed: [(AtomicU64, AtomicU64); NUM_TNI],
     pub(crate) enable: AtomicBool,
     pub(crate) interval: AtomicU64,
@@ -115,7 +115,7 @@ impl Statistics {
         self.quiesce();
     }
 
-    /// Waits for a dump under way. Something must keep another one from beginning.
+    /// Waits for a dump in progress. Something must keep another one from beginning.
     pub(crate) fn quiesce(&self) {
         drop(lock(&self.dumping));
     }
@@ -192,7 +192,7 @@ impl Statistics {
         let offset = self.next_offset.load(SeqCst);
         let data = statistics_entry(&host.xb_counters());
         if memory.write(self.address.load(SeqCst).wrapping_add(offset), &data).is_err() {
-            // There is no exception for it; the dump just ends.
+            // There is no exception for this; the dumps just end.
             self.enable.store(false, SeqCst);
             return;
         }

@@ -1,4 +1,4 @@
-//! The target of commands: requests of other nodes are carried out and answered.
+//! The target of commands: carries out and answers requests of other nodes.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
@@ -17,7 +17,7 @@ use crate::notice::{Notice, Peer};
 use crate::tlp::{Answer, Body, Payload, Request, burst_size, full_tlp, wire_bytes};
 use crate::translate::Pin;
 
-/// What an answer takes on the wire.
+/// The size of an answer on the wire.
 struct Size {
     tlps: u32,
     bytes: u64,
@@ -26,7 +26,7 @@ struct Size {
 }
 
 impl Size {
-    /// Of the answer to a Put of so many TLPs, each of which has an answer of its own.
+    /// Of the answer to a Put of that many TLPs, each of which has an answer of its own.
     fn of_put_ack(tlps: u32) -> Self {
         let each = wire_bytes(0);
         Self { tlps, bytes: each * u64::from(tlps), tlp_bytes: each as u32 }
@@ -79,7 +79,7 @@ impl Incoming<'_> {
 }
 
 impl Icc {
-    /// Does what a request asks for and makes its answer; `None` if the packet is no request.
+    /// Carries out a request and makes its answer; `None` if the packet is not a request.
     pub(crate) fn serve(
         &self,
         tni: TniId,
@@ -122,8 +122,8 @@ impl Icc {
         Some(self.reply(tni.get(), from, path, model_ps, size, body))
     }
 
-    /// The answer to a request that names an interface which no node has, as a hostile peer's
-    /// request may; `None` if the packet is no request.
+    /// The answer to a request for an interface that no node has, as a hostile peer may send it;
+    /// `None` if the packet is not a request.
     pub(crate) fn refuse(&self, packet: &Packet<Body>) -> Option<Packet<Body>> {
         let Packet { src, src_tni, dst_tni, path, model_ps, tlps, .. } = *packet;
         let refused = |request: &Request| {
@@ -149,7 +149,7 @@ impl Icc {
         Some(self.reply(dst_tni, Peer { node: src, tni: src_tni }, path, model_ps, size, body))
     }
 
-    /// A packet that answers one of a peer.
+    /// A response to a peer.
     fn reply(
         &self,
         tni: u8,
@@ -307,7 +307,7 @@ impl Icc {
         incoming.answer(done, code)
     }
 
-    /// Lets a queue in session mode go on, as a message that has arrived says.
+    /// Lets a queue in session mode take more descriptors, as a message that has arrived says.
     fn advance_session(&self, queue: &Cq, request: &Request) {
         if queue.advance_session(request.sps) {
             self.host().doorbell(queue.tni, queue.id.into());
@@ -371,7 +371,7 @@ impl Icc {
         if let Some(fault) = at.fault {
             return Err(fail(fault));
         }
-        // A word that is not aligned could span pages, and no host changes such a one as one.
+        // An unaligned word could span pages, and no host changes such a word atomically.
         let addr = at.segments.first().map_or(0, |s| s.addr);
         if at.segments.len() != 1 || addr % u64::from(request.length) != 0 {
             return Err(fail(Fault { rcode: Rcode::ALIGNMENT, ..Fault::payload(true) }));

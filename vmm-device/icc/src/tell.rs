@@ -1,4 +1,4 @@
-//! The device tells its host of the steps of commands.
+//! Reports of the steps of commands to the host.
 
 use tofu_abi::Rcode;
 use tofu_abi::TniId;
@@ -47,7 +47,7 @@ impl Icc {
         }
     }
 
-    /// When a request of so many bytes has come, if anybody wants to know.
+    /// When a request of that many bytes has come, if commands are traced.
     #[inline]
     pub(crate) fn came(&self, length: u32) -> u64 {
         if length >= LONG && self.traced.is_on() { self.host().stamp() } else { 0 }
@@ -64,7 +64,7 @@ impl Icc {
         }
     }
 
-    /// Tells that a frame has come, of which so many bytes are in the packet receive queue.
+    /// Reports a frame that has come, of which `done` bytes are in the packet receive queue.
     pub(crate) fn tell_received(&self, tni: TniId, from: Peer, tag: Tag, done: usize) {
         if self.traced.is_on() {
             let (from, from_tni) = (from.node, from.tni);
@@ -82,7 +82,7 @@ impl Icc {
         }
     }
 
-    /// Tells why a command has failed or a request was refused.
+    /// Reports why a command has failed or a request was refused.
     pub(crate) fn tell_why(&self, subject: Subject, why: &str) {
         if self.traced.is_on() {
             self.host().explain(&subject, why);

@@ -18,7 +18,7 @@ pub struct CommandTiming {
     pub issue_ps: u64,
     /// From a TLP that is in to its data where a process reads it, in picoseconds.
     pub deliver_ps: u64,
-    /// A way to main memory, in picoseconds: for a descriptor that is fetched, for data that is
+    /// An access to main memory, in picoseconds: for a descriptor that is fetched, for data that is
     /// read, and for data that is not put into the target's cache.
     pub memory_ps: u64,
     /// Whether targets can put data into their caches.
@@ -28,7 +28,7 @@ pub struct CommandTiming {
     /// How much longer it takes at each end if its process is in a memory group far from the
     /// interface, in picoseconds.
     pub far_ps: u64,
-    /// For how long a command keeps the interface from beginning the next one, in picoseconds.
+    /// How long a command keeps the interface from beginning the next one, in picoseconds.
     pub command_ps: u64,
     /// Bytes a second of data on the bus between memory and interfaces, in either direction, if
     /// that is less than the interfaces can send.
@@ -103,7 +103,7 @@ impl CommandTiming {
         }
     }
 
-    /// The bus between memory and interfaces, for links over which packets take their time.
+    /// The bus between memory and interfaces, for links over which packets take time.
     pub fn bus(&self) -> Option<HostBus<Body>> {
         self.bus_bytes_per_s.map(|bytes_per_s| HostBus { bytes_per_s, data: Body::payload_bytes })
     }
@@ -113,7 +113,7 @@ impl CommandTiming {
         if self.groups.is_far(cq) { self.far_ps } else { 0 }
     }
 
-    /// From the doorbell to the first TLP of a command. It takes one way to memory less if the
+    /// From the doorbell to the first TLP of a command. It takes one access to memory less if the
     /// command brings its data, or has none.
     pub(crate) fn issue(&self, header: Header1, body: &Body) -> u64 {
         let fetched = header.source_type() != source_type::DIRECT;
@@ -123,7 +123,7 @@ impl CommandTiming {
             Body::Put { request, .. } | Body::Get { request } | Body::Armw { request, .. } => {
                 self.far(request.tag.cq.get())
             }
-            // Packets are a kernel's, which is anywhere.
+            // Packets are a kernel's, which may run anywhere.
             _ => 0,
         };
         self.issue_ps + far + ways * self.memory_ps

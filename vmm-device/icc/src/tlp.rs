@@ -21,11 +21,11 @@ use crate::translate::Pin;
 /// The most payload bytes of one burst. Long enough that the copy dominates its cost, short enough
 /// that queues take turns.
 pub(crate) const BURST_BYTES: u32 = 256 << 10;
-/// TLPs of one burst at most when each of them needs a notice.
+/// Most TLPs of one burst when each of them needs a notice.
 pub(crate) const BURST_NOTICES: u32 = 256;
 /// Bytes that a strongly ordered Put writes last and by themselves.
 const STRONG_TAIL: u32 = 8;
-/// Bytes of a TLP beside its payload: header and ECRC (ours, so that the most payload fills the
+/// Bytes of a TLP besides its payload: header and ECRC (ours, so that the most payload fills the
 /// longest TLP).
 const TLP_OVERHEAD: usize = TLP_MAX - MAX_MTU as usize;
 
@@ -72,7 +72,7 @@ pub struct Tag {
     pub cq: CqId,
     /// Place in the queue's table of outstanding commands.
     pub index: u16,
-    /// Tells commands apart that had the same place.
+    /// Distinguishes commands that had the same place.
     pub generation: u32,
 }
 
@@ -91,7 +91,7 @@ pub struct Request {
     pub sps: u8,
     /// Address at the target where this burst begins.
     pub remote: StagOffset,
-    /// Address at the initiator where this burst begins. Of piggyback and atomic commands only its
+    /// Address at the initiator where this burst begins. For piggyback and atomic commands only its
     /// CQ id has a meaning: it is the initiator's.
     pub local: StagOffset,
     /// Where in the message this burst begins, in bytes.
@@ -100,7 +100,7 @@ pub struct Request {
     pub length: u32,
     /// Bytes of the whole message.
     pub total: u32,
-    /// Payload bytes of one TLP at most; not 0.
+    /// Most payload bytes of one TLP; not 0.
     pub mtu: u32,
 }
 
@@ -110,7 +110,7 @@ impl Request {
         self.mtu > 0 && self.mtu <= MAX_MTU && self.mtu.is_multiple_of(MTU_UNIT)
     }
 
-    /// The mtu, or the nearest that there can be.
+    /// The MTU, or the nearest legal one.
     pub(crate) fn legal_mtu(&self) -> u32 {
         self.mtu.clamp(1, MAX_MTU)
     }
@@ -144,7 +144,7 @@ pub struct Answer {
     pub request_ps: u64,
 }
 
-/// A signal of a barrier gate for another one. Nobody answers it.
+/// A signal from one barrier gate to another. It is not answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signal {
     /// The gate that it comes from.

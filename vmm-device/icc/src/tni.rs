@@ -25,7 +25,7 @@ pub(crate) struct Tni {
     registers: [AtomicU64; REGISTERS],
     /// Nothing is written to packet buffers and queues without this lock.
     pub(crate) packets: Mutex<PacketQueues>,
-    /// Queues that stopped for want of room in the network.
+    /// Queues that stopped for lack of room in the network.
     pub(crate) waiting: Waiting,
 }
 
@@ -88,7 +88,7 @@ impl Tni {
             TniReg::Enable => self.enabled().into(),
             // Bytes are counted in units of 16.
             TniReg::ByteSendTlp | TniReg::ByteReceiveTlp => self.register(reg).load(Relaxed) / 16,
-            // One cycle of the 128-bit data path moves as much.
+            // One cycle of the 128-bit data path moves 16 bytes.
             TniReg::SendCount => self.register(TniReg::ByteSendTlp).load(Relaxed) / 16,
             TniReg::ReceiveCount => self.register(TniReg::ByteReceiveTlp).load(Relaxed) / 16,
             _ => self.register(reg).load(Relaxed),

@@ -1,4 +1,4 @@
-//! Steps of commands, as the device tells its host of them.
+//! Steps of commands, as the device reports them to its host.
 //!
 //! The device has no clock and keeps no trace. While somebody traces, it reports the steps of each
 //! command to its [`Host`](crate::Host), which notes the time of each. While nobody does, a step
@@ -50,7 +50,7 @@ pub enum Event {
     /// A request has been served at this node, its target, or a frame was received. A frame may
     /// come after its command has ended.
     Served {
-        /// What [`Host::stamp`](crate::Host::stamp) said when it came; 0 of short ones.
+        /// What [`Host::stamp`](crate::Host::stamp) returned when it came; 0 for short ones.
         since: u64,
         /// Interface that it came to.
         tni: TniId,
@@ -62,12 +62,12 @@ pub enum Event {
         tag: Tag,
         /// Where in its message the request begins, in bytes.
         position: u32,
-        /// Bytes that were read or written; 0 of a frame that was discarded.
+        /// Bytes that were read or written; 0 for a frame that was discarded.
         done: u32,
         /// How it has ended.
         rcode: Rcode,
     },
-    /// An answer for a command of this node has come, which is not the last.
+    /// An answer to a command of this node has come, and it is not the last.
     Answered {
         /// Interface of the queue.
         tni: TniId,
@@ -87,9 +87,9 @@ pub enum Event {
         tni: TniId,
         /// The command.
         tag: Tag,
-        /// What its notice tells.
+        /// What its notice reports.
         rcode: Rcode,
-        /// What its TCQ entry tells.
+        /// What its TCQ entry reports.
         sent: Rcode,
     },
 }

@@ -29,7 +29,7 @@ pub(crate) struct Translation {
 }
 
 impl Translation {
-    /// Of a range that is nowhere.
+    /// A translation that failed from the start.
     pub(crate) fn failed(fault: Fault) -> Self {
         Self { segments: Segments::new(), len: 0, fault: Some(fault) }
     }
@@ -146,7 +146,7 @@ impl Tables {
         }
     }
 
-    /// Writes a table register. What was cached of the former tables is forgotten.
+    /// Writes a table register, and drops what was cached of the former tables.
     pub(crate) fn write(&self, reg: CqsReg, value: u64) {
         match reg {
             CqsReg::SteeringTableEnable => self.steering_enable.store(value & 1 != 0, SeqCst),
@@ -165,7 +165,7 @@ impl Tables {
         self.epochs.flush();
     }
 
-    /// Whether a flush is still waiting for bursts under way.
+    /// Whether a flush is still waiting for bursts in flight.
     pub(crate) fn flush_busy(&self) -> bool {
         self.epochs.busy()
     }

@@ -40,7 +40,7 @@ impl Active {
 
 inspect!(Active { tag, message as said, sent, wire });
 
-/// Where a queue takes its descriptors from, and what it is at.
+/// Where a queue takes its descriptors from, and what it is working on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transmit {
     pub(crate) toq: u64,
@@ -48,7 +48,7 @@ pub(crate) struct Transmit {
     pub(crate) active: Option<Active>,
     /// Second descriptor of a direct command whose first one was just taken.
     pub(crate) second: Option<Descriptor>,
-    /// It stopped for want of room in the network, and has sent nothing since.
+    /// It stopped for lack of room in the network, and has sent nothing since.
     pub(crate) waited: bool,
 }
 

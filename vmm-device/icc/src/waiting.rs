@@ -8,13 +8,14 @@ use tofu_inspect::{Inspect, Visit};
 use tofu_sync::AtomicU32;
 
 const QUEUES: u32 = (1 << NUM_CQ) - 1;
-/// Above the queues: which of them is to be the first next time.
+/// Above the queues: which of them goes first next time.
 const FIRST: u32 = 16;
 
 /// Which control queues of an interface wait for room in the network.
 ///
 /// A queue that finds no room enters and checks once more. The thread that makes room does so first
-/// and takes the queues out afterwards. So a queue either sees the room or is taken out for it.
+/// and takes the queues out afterwards. Therefore a queue either sees the room or is taken out for
+/// it.
 #[derive(Debug)]
 pub(crate) struct Waiting(AtomicU32);
 
@@ -23,20 +24,20 @@ impl Waiting {
         Self(AtomicU32::new(0))
     }
 
-    /// A queue waits from now on. It must look for room once more after this.
+    /// Makes a queue wait from now on. It must check for room once more after this.
     pub(crate) fn enter(&self, cq: CqId) {
-        // SeqCst, as the look for room that follows must not come before it.
+        // SeqCst, as the check for room that follows must not come before it.
         self.0.fetch_or(1 << cq.get(), SeqCst);
     }
 
-    /// A queue that waited has found room: the next one begins the next time.
+    /// Notes that a queue that waited has found room: the queue after it goes first next time.
     pub(crate) fn served(&self, cq: CqId) {
         let first = (u32::from(cq.get()) + 1) << FIRST;
-        // The change is never refused.
+        // The update always succeeds.
         let _ = self.0.fetch_update(SeqCst, SeqCst, |state| Some(state & QUEUES | first));
     }
 
-    /// Takes out all that wait, in the order in which they are to have the room.
+    /// Takes out all that wait, in the order in which they are to get the room.
     pub(crate) fn take(&self) -> impl Iterator<Item = CqId> {
         order(self.0.fetch_and(!QUEUES, SeqCst))
     }
@@ -49,7 +50,7 @@ impl Inspect for Waiting {
     }
 }
 
-/// The queues that wait, by turns.
+/// The queues that wait, in turn.
 fn order(state: u32) -> impl Iterator<Item = CqId> {
     let (waiting, first) = (state & QUEUES, (state >> FIRST) as usize);
     (0..NUM_CQ)

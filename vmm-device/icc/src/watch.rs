@@ -1,4 +1,4 @@
-//! Whether commands are traced, and who is told of their ends.
+//! Whether commands are traced, and who learns of their ends.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -8,7 +8,7 @@ use crate::host::Host;
 use crate::tlp::Tag;
 use crate::trace::Event;
 
-/// Whether somebody wants to know.
+/// Whether commands are traced.
 #[derive(Debug, Default)]
 pub(crate) struct Traced(AtomicBool);
 
@@ -32,7 +32,7 @@ impl Traced {
     }
 }
 
-/// Tells of the ends of a queue's commands.
+/// Reports the ends of a queue's commands.
 #[derive(Clone, Copy)]
 pub(crate) struct Watch<'a> {
     host: &'a dyn Host,

@@ -14,18 +14,18 @@ use tofu_fabric::{Class, Crossing, Packet, Port, SENDERS, Way};
 use crate::memory::{DmaError, read_segments};
 use crate::tlp::{Answer, BURST_BYTES, Body, Payload, Request, Signal, Tag};
 
-/// Bytes that one packet takes at most.
+/// Most bytes that one packet takes.
 pub const MAX_WIRE: usize = 256 + BURST_BYTES as usize;
-/// TLPs of a burst at most: each has a byte, or it is the only one.
+/// Most TLPs of a burst: each has a byte, or it is the only one.
 const MAX_TLPS: u32 = BURST_BYTES;
 
-/// Why bytes are no packet.
+/// Why bytes are not a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// They end too early.
     #[error("the packet ends too early")]
     Short,
-    /// They go on behind its end.
+    /// They go on after its end.
     #[error("there is something behind the packet")]
     Long,
     /// A field has a value that no device gives it.
@@ -57,7 +57,7 @@ const fn class_of(body: &Body) -> Class {
 ///
 /// # Errors
 ///
-/// If that memory has vanished; `out` is as before then.
+/// If that memory has vanished; `out` is then unchanged.
 pub fn encode(crossing: &Crossing<Body>, out: &mut Vec<u8>) -> Result<(), DmaError> {
     let start = out.len();
     let written = Writer(out).crossing(crossing);
@@ -238,7 +238,7 @@ impl Reader<'_> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// All that is left, if it is no more than so much.
+    /// All that is left, if it is at most `most` bytes.
     fn rest(&mut self, most: usize, what: &'static str) -> Result<Box<[u8]>, Malformed> {
         if self.0.len() > most {
             return Err(Malformed::Field(what));
@@ -380,7 +380,7 @@ impl Reader<'_> {
 }
 
 impl Body {
-    /// The same without its data, as a report of a lost packet needs it.
+    /// The body without its data, as a report of a lost packet needs it.
     #[must_use]
     pub fn without_data(self) -> Self {
         match self {
@@ -514,7 +514,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is taken is a packet that is written in the same bytes.
+        /// Whatever is accepted is a packet that encodes to the same bytes.
         #[test]
         fn any_bytes_are_a_packet_or_none(
             start in 0..11usize,

@@ -2,29 +2,29 @@
 
 use crate::VCS;
 
-/// What one end of a link counted, of what it sent and of what it received.
+/// What one end of a link has counted as a sender and as a receiver.
 ///
-/// A [`Sender`](crate::Sender) and a [`Receiver`](crate::Receiver) count what they see, and whoever
-/// drives them what only he sees: bytes, waiting, frames that are dropped as their link is down.
+/// A [`Sender`](crate::Sender) and a [`Receiver`](crate::Receiver) count what they see. Their
+/// driver counts the rest: bytes, waiting, and frames dropped because their link is down.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Frames sent, those that were sent again among them.
+    /// Frames sent, including those resent.
     pub send_frames: u64,
-    /// Frames sent again.
+    /// Frames resent.
     pub replayed: u64,
     /// Frames that were marked as bad on the way out.
     pub send_nullified: u64,
     /// DLLPs sent.
     pub send_dllp: u64,
-    /// Picoseconds in which frames of a virtual channel waited for credit alone.
+    /// Picoseconds for which frames of a virtual channel waited for credit alone.
     pub zero_credit_ps: [u64; VCS],
-    /// Times that no acknowledgement came.
+    /// Times that no acknowledgement came in time.
     pub ack_timeouts: u64,
-    /// Times that credit was asked for.
+    /// Times that credit was requested.
     pub credit_timeouts: u64,
-    /// Times that the link went down as nothing got through.
+    /// Times that the link went down because nothing got through.
     pub failures: u64,
-    /// Frames taken in.
+    /// Frames accepted.
     pub recv_frames: u64,
     /// DLLPs received.
     pub recv_dllp: u64,
@@ -34,7 +34,7 @@ pub struct Counters {
     pub lcrc_errors: u64,
     /// Frames dropped because one before them is missing.
     pub out_of_order: u64,
-    /// Frames dropped because they had been taken in before.
+    /// Frames dropped because they had been accepted before.
     pub duplicates: u64,
     /// Slices with a wrong check sequence, by lane (TofuD).
     pub slice_fcs_errors: [u64; 2],

@@ -2,7 +2,7 @@
 
 use crate::VCS;
 
-/// The sequence number of a frame: 12 bits *(ours)*, counted up and around.
+/// The sequence number of a frame: 12 bits *(ours)*, wrapping around.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Seq(u16);
 
@@ -11,7 +11,7 @@ impl Seq {
     /// Half of all numbers.
     pub(crate) const HALF: u16 = 0x800;
 
-    /// The number with these bits, of which those above 12 are ignored.
+    /// The number with these bits; those above the lowest 12 are ignored.
     #[inline]
     pub const fn new(number: u16) -> Self {
         Self(number & Self::MASK)
@@ -37,26 +37,26 @@ impl Seq {
         Self::new(self.0.wrapping_sub(1))
     }
 
-    /// How many numbers further than `from` this one is, going upwards.
+    /// How far this number is ahead of `from`, counting upwards.
     #[inline]
     pub const fn after(self, from: Self) -> u16 {
         self.0.wrapping_sub(from.0) & Self::MASK
     }
 }
 
-/// A data-link-layer packet: what one end of a link tells the other about the frames that came
-/// from there.
+/// A data-link-layer packet: what one end of a link tells the other about the frames that came from
+/// there.
 ///
-/// Each is true whenever it arrives, and makes all of its kind before it needless: a number is
-/// the latest, and credits are a running total *(ours)*. So any of them may be lost.
+/// Each is true whenever it arrives, and supersedes all earlier ones of its kind: a number is the
+/// latest, and credits are a running total *(ours)*. Any of them may therefore be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dllp {
-    /// This frame and all before it have been taken in.
+    /// This frame and all before it have been accepted.
     Ack(Seq),
-    /// All before this frame have been taken in; this one and what follows is to be sent again.
+    /// All before this frame have been accepted; this one and those that follow must be resent.
     Nack(Seq),
-    /// So many rows have left the receive queue of a virtual channel since the link came up,
-    /// counted around at 2^16.
+    /// That many rows have left the receive queue of a virtual channel since the link came up,
+    /// modulo 2^16.
     UpdateFc {
         /// The virtual channel, 0 to 3.
         vc: u8,
@@ -72,8 +72,8 @@ impl Dllp {
     /// Bytes of a DLLP (TofuD paper, figures 5 and 6).
     pub const SIZE: usize = 16;
 
-    /// The DLLP as it is sent *(ours: but for the size)*: kind, virtual channel, and the number in
-    /// little endian; the rest is 0.
+    /// The DLLP as it is sent *(ours, except for the size)*: kind, virtual channel, and the number
+    /// in little endian; the rest is 0.
     pub const fn to_bytes(self) -> [u8; Self::SIZE] {
         let (kind, vc, number) = match self {
             Self::Ack(seq) => (1, 0, seq.get()),
@@ -87,8 +87,8 @@ impl Dllp {
         bytes
     }
 
-    /// Inverse of [`to_bytes`](Self::to_bytes). `None` if this is none: a frame's place for one is
-    /// zeros if there is nothing to say.
+    /// Inverse of [`to_bytes`](Self::to_bytes). `None` if this is not a DLLP: a frame without one
+    /// has zeros in its place.
     pub fn from_bytes(bytes: &[u8; Self::SIZE]) -> Option<Self> {
         let &[kind, vc, low, high, ref rest @ ..] = bytes;
         let number = u16::from_le_bytes([low, high]);

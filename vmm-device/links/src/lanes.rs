@@ -1,11 +1,11 @@
-//! The lanes of one direction of a link: errors on them, and what is done about these.
+//! The lanes of one direction of a link: their errors, and how these are handled.
 
 use crate::{Check, Counters, Parameters, Slicing};
 
-/// Lanes of any link, at most.
+/// Most lanes of any link.
 pub const MAX_LANES: usize = 8;
 
-/// How likely a bit arrives as the other one, in units of 2^-64.
+/// How likely a bit is flipped, in units of 2^-64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ErrorRate(u64);
 
@@ -15,11 +15,11 @@ impl ErrorRate {
 
     /// From a rate of 0 to 1; `None` for any other.
     pub fn new(rate: f64) -> Option<Self> {
-        // A power of two changes no digit, so this is the same on every machine.
+        // Scaling by a power of two is exact, so this is the same on every machine.
         (0.0..=1.0).contains(&rate).then_some(Self((rate * 18_446_744_073_709_551_616.0) as u64))
     }
 
-    /// Whether any of so many bits is wrong, by a random number.
+    /// Whether any of that many bits is wrong, given a random number.
     pub fn spoils(self, bits: u32, random: u64) -> bool {
         if self.0 == 0 {
             return false;
@@ -37,7 +37,7 @@ impl ErrorRate {
     }
 }
 
-/// Of two numbers in units of 2^-64.
+/// The product of two numbers in units of 2^-64.
 const fn product(a: u64, b: u64) -> u64 {
     ((a as u128 * b as u128) >> 64) as u64
 }
@@ -45,30 +45,30 @@ const fn product(a: u64, b: u64) -> u64 {
 /// The lanes of one direction of a link.
 ///
 /// The receiving end watches the last 64 slices, or frames, of each lane. TofuD's tells the sender
-/// which lanes are bad (STAT), and while any is, frames are sent as a whole on each lane, of which
-/// one is enough; a lane that gets better is used again (TofuD paper, IV.E). Tofu2's takes a bad
-/// lane out of use for good, as long as there is another. When a lane is bad and when it is good
-/// again is *ours*.
+/// which lanes are bad (STAT). While any is, frames are sent whole on each lane, one of which is
+/// enough; a lane that recovers is used again (TofuD paper, IV.E). Tofu2's takes a bad lane out of
+/// use for good, as long as there is another. When a lane counts as bad, and as good again, is
+/// *ours*.
 #[derive(Clone, Debug)]
 pub struct Lanes {
     slicing: Slicing,
-    /// All lanes, those that are dead, those that are out of use for good, by bits.
+    /// All lanes, those that are dead, those that are out of use for good, as bits.
     all: u8,
     dead: u8,
     given_up: u8,
     /// Lanes that are bad, as the receiver sees it and as the sender knows it.
     bad: u8,
     told: u8,
-    /// Nothing can go wrong and nothing did lately.
+    /// Nothing can go wrong, and nothing recently did.
     quiet: bool,
     rates: [ErrorRate; MAX_LANES],
-    /// What was spoilt of the last 64 of each lane, the latest in the lowest bit.
+    /// Which of the last 64 were corrupted on each lane, the latest in the lowest bit.
     spoilt: [u64; MAX_LANES],
 }
 
-/// So many of the last 64 spoilt make a lane bad.
+/// That many corrupted of the last 64 make a lane bad.
 const BAD: u32 = 8;
-/// With so many it is good again.
+/// With no more than that many, it is good again.
 const GOOD: u32 = 1;
 
 impl Lanes {
@@ -92,7 +92,7 @@ impl Lanes {
         self.all.count_ones() as u8
     }
 
-    /// Sets how likely a bit of a lane is wrong. A lane that is not there has none.
+    /// Sets the bit error rate of a lane. A lane that does not exist is ignored.
     pub fn set_rate(&mut self, lane: u8, rate: ErrorRate) {
         if lane < self.count() {
             self.rates[usize::from(lane)] = rate;
@@ -100,20 +100,20 @@ impl Lanes {
         }
     }
 
-    /// Lets a lane die, or come back.
+    /// Makes a lane die, or come back.
     pub fn set_dead(&mut self, lane: u8, dead: bool) {
         let bit = self.all & 1_u8.checked_shl(lane.into()).unwrap_or(0);
         self.dead = if dead { self.dead | bit } else { self.dead & !bit };
         self.quiet &= bit == 0;
     }
 
-    /// Whether all that is sent arrives as it was, and did so lately.
+    /// Whether everything sent arrives intact, and recently did.
     pub const fn is_quiet(&self) -> bool {
         self.quiet
     }
 
-    /// Whether anything can be sent: not if all of a generation's lanes are dead of which one is
-    /// enough, or if any is dead of which all are needed.
+    /// Whether anything can be sent: not if all lanes are dead where one is enough, or any lane is
+    /// dead where all are needed.
     pub const fn works(&self) -> bool {
         match self.slicing {
             Slicing::Striped => self.dead == 0,
@@ -122,9 +122,9 @@ impl Lanes {
         }
     }
 
-    /// On how many lanes the next frame is spread, for
-    /// [`Parameters::wire_ps_on`](crate::Parameters::wire_ps_on): with TofuD, 1 says that it is
-    /// sent as a whole on each.
+    /// Number of lanes over which the next frame is spread, for
+    /// [`Parameters::wire_ps_on`](crate::Parameters::wire_ps_on): with TofuD, 1 means that it is
+    /// sent whole on each.
     pub const fn width(&self) -> u8 {
         match self.slicing {
             Slicing::Striped => self.count(),
@@ -134,30 +134,31 @@ impl Lanes {
         }
     }
 
-    /// The lanes on which what was sent last was spoilt, by bits.
+    /// The lanes on which the last frame was corrupted, as bits.
     pub fn spoilt(&self) -> u8 {
         (0..).zip(self.spoilt).fold(0, |bits, (lane, seen)| bits | ((seen & 1) as u8) << lane)
     }
 
-    /// Whether all is as if nothing had ever gone wrong.
+    /// Whether the lanes are as if nothing had ever gone wrong.
     pub const fn is_as_new(&self) -> bool {
         self.quiet && self.given_up == 0
     }
 
-    /// STAT: the lanes that are bad, by bits, as the receiver sees it.
+    /// STAT: the lanes that are bad, as the receiver sees it, as bits.
     pub const fn stat(&self) -> u8 {
         self.bad
     }
 
-    /// Tells the sender, who learns it by the routing header of any frame of the other direction.
+    /// Tells the sender, which learns it from the routing header of any frame of the other
+    /// direction.
     pub const fn tell(&mut self, stat: u8) {
         self.told = stat & self.all;
     }
 
-    /// Sends a frame that is spread on so many lanes. Returns whether it arrives as it was.
+    /// Sends a frame that is spread over `width` lanes. Returns whether it arrives intact.
     ///
-    /// `frame` is as in [`Parameters::rows`](crate::Parameters::rows), 8 for a DLLP alone;
-    /// `random` gives random numbers.
+    /// `frame` is as in [`Parameters::rows`](crate::Parameters::rows), 8 for a DLLP alone; `random`
+    /// returns random numbers.
     pub fn carry(
         &mut self,
         parameters: &Parameters,
@@ -195,7 +196,7 @@ impl Lanes {
         if good { Check::Good } else { Check::Bad }
     }
 
-    /// Remembers which lanes have spoilt what was on them.
+    /// Records which lanes corrupted what they carried.
     fn watch(&mut self, spoilt: u8) {
         let lanes = usize::from(self.count());
         for (lane, seen) in self.spoilt[..lanes].iter_mut().enumerate() {

@@ -1,17 +1,17 @@
 //! The data link layer of the three generations of Tofu, as pure state machines.
 //!
-//! A link has two directions, and each of these a [`Sender`] at one end and a [`Receiver`] at the
-//! other. What they tell each other goes the other way, as [`Dllp`]s. All of them are told what
-//! happens and when, and answer what is to be done: there is no clock in them, no thread, and no
-//! memory but their own. Time is in picoseconds ([`Ps`]) from any beginning.
+//! A link has two directions, each with a [`Sender`] at one end and a [`Receiver`] at the other.
+//! What they tell each other goes the other way, as [`Dllp`]s. They are told what happens and when,
+//! and return what to do: they have no clock, no threads, and no memory but their own. Time is in
+//! picoseconds ([`Ps`]) from any origin.
 //!
-//! What a generation's links are like is data: [`Parameters`].
+//! [`Parameters`] describe the links of a generation.
 //!
 //! A link without errors needs no events for what comes back: see [`Sender`].
 //!
-//! Where a fact comes from is said at the item: *IEEE Micro 2012* is Ajima et al., "The Tofu
-//! Interconnect", IEEE Micro 32(1), 2012; *TofuD paper* is Ajima et al., "The Tofu Interconnect
-//! D", IEEE CLUSTER 2018; *ours* marks what neither settles.
+//! Each item names the source of its facts: *IEEE Micro 2012* is Ajima et al., "The Tofu
+//! Interconnect", IEEE Micro 32(1), 2012; *TofuD paper* is Ajima et al., "The Tofu Interconnect D",
+//! IEEE CLUSTER 2018; *ours* marks what neither settles.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -34,5 +34,5 @@ pub use slice::{Assembled, Fault, LinkFrame, MAX_SLICE, Slice, assemble};
 /// Virtual channels of a link (IEEE Micro 2012).
 pub const VCS: usize = 4;
 
-/// A time that does not come.
+/// A time that never comes.
 pub const NEVER: Ps = Ps::MAX;

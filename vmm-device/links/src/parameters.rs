@@ -1,4 +1,4 @@
-//! What the links of a generation are like.
+//! The parameters of each generation's links.
 
 use tofu_abi::Generation;
 use tofu_abi::frame::ROUTING_HEADER_SIZE;
@@ -11,15 +11,15 @@ pub type Ps = u64;
 /// [`Parameters::row`] bytes.
 pub type Rows = u8;
 
-/// How a frame is laid on the lanes of its link.
+/// How a frame is laid out on the lanes of its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Slicing {
-    /// Over all lanes, of which none may fail (Tofu).
+    /// Over all lanes, none of which may fail (Tofu).
     Striped,
     /// Over the lanes that work; a lane that has failed stays out of use (Tofu2: TofuD paper,
     /// IV.E).
     Degrading,
-    /// Cut into a slice for each lane, or the same on all (TofuD: TofuD paper, IV.E).
+    /// Cut into a slice for each lane, or whole on each (TofuD: TofuD paper, IV.E).
     Dynamic,
 }
 
@@ -34,18 +34,18 @@ pub struct Parameters {
     pub lanes: u8,
     /// Bits that a lane moves, in kbit/s.
     pub lane_kbps: u32,
-    /// Data bits, and the bits that they are sent as.
+    /// Data bits, and the bits that code them.
     pub coding: (u8, u8),
     /// Clock of the logic, in kHz.
     pub clock_khz: u32,
     /// Bytes of the data path, to which each part of a frame is aligned.
     pub row: u8,
     /// Bytes in front of the TLP: preamble and routing header, or sequence number and routing
-    /// header. For [`Slicing::Dynamic`] these and the next are bytes of one slice.
+    /// header. For [`Slicing::Dynamic`], this and the next are bytes of one slice.
     pub head: u8,
-    /// Bytes behind the TLP, with the place of a DLLP and the check sequence.
+    /// Bytes behind the TLP, including the place of a DLLP and the check sequence.
     pub tail: u8,
-    /// The same for a frame that is sent on each lane as a whole.
+    /// Likewise for a frame that is sent whole on each lane.
     pub tail_whole: u8,
     /// Bytes between two frames.
     pub gap: u8,
@@ -53,13 +53,12 @@ pub struct Parameters {
     pub replay_bytes: u32,
     /// Bytes of the receive queue of one virtual channel.
     pub queue_bytes: u32,
-    /// From the first bit at one end to the same bit in the logic at the other: serialisers,
+    /// Time from the first bit at one end to the same bit in the logic at the other: serialisers,
     /// coding and cable.
     pub link_ps: Ps,
-    /// Through the crossbar of a node.
+    /// Time through the crossbar of a node.
     pub switch_ps: Ps,
-    /// How long a sender waits for an acknowledgement, or for credit, before it does something
-    /// about it.
+    /// How long a sender waits for an acknowledgement, or for credit, before it acts.
     pub timeout_ps: Ps,
 }
 
@@ -74,10 +73,10 @@ impl Parameters {
     /// Tofu (K computer, FX10).
     ///
     /// 8 lanes of 6.25 Gbit/s give 5.0 GB/s and the logic runs at 312.5 MHz (IEEE Micro 2012), on
-    /// 16 bytes (TofuD paper, V.D): as much as the lanes move if 8 bits are sent as 10. Buffers
-    /// are those of IEEE Micro 2012. A hop is 100 ns ("Tofu: Interconnect for the K computer",
-    /// Fujitsu). *Ours*: what of it is the switch, the time-out, and what is in a frame besides
-    /// the TLP: a row with routing header and sequence number, and a row with CRC and DLLP.
+    /// 16 bytes (TofuD paper, V.D): as much as the lanes move if 8 bits are sent as 10. Buffers are
+    /// those of IEEE Micro 2012. A hop is 100 ns ("Tofu: Interconnect for the K computer",
+    /// Fujitsu). *Ours*: the switch's share of a hop, the timeout, and what a frame has besides the
+    /// TLP: a row with routing header and sequence number, and a row with CRC and DLLP.
     pub const TOFU: Self = Self {
         name: K.interconnect,
         slicing: Slicing::Striped,
@@ -99,12 +98,12 @@ impl Parameters {
 
     /// Tofu2 (FX100).
     ///
-    /// 4 lanes of 25.78125 Gbit/s give 12.5 GB/s (TofuD paper, Table I), by the coding of
-    /// 100 Gbit Ethernet (IV.E), on 32 bytes (V.D), which is 390.625 MHz: TofuD's 425 MHz are
-    /// 9 % more (IV.C). Through a link and switches it takes 0.2 us longer than Tofu (V.B).
-    /// *Ours*: buffers twice as large as Tofu's, as with those links would wait for credit and
-    /// acknowledgements between neighbours; what of a hop is the switch, the time-out, and
-    /// preamble, control and gap as TofuD's, each aligned to a row.
+    /// 4 lanes of 25.78125 Gbit/s give 12.5 GB/s (TofuD paper, Table I), by the coding of 100 Gbit
+    /// Ethernet (IV.E), on 32 bytes (V.D), which is 390.625 MHz: TofuD's 425 MHz are 9 % more
+    /// (IV.C). A link and switches take 0.2 us longer than Tofu's (V.B). *Ours*: buffers twice as
+    /// large as Tofu's, as links between neighbours would otherwise wait for credit and
+    /// acknowledgements; the switch's share of a hop; the timeout; and preamble, control and gap as
+    /// TofuD's, each aligned to a row.
     pub const TOFU2: Self = Self {
         name: FX100.interconnect,
         slicing: Slicing::Degrading,
@@ -126,10 +125,10 @@ impl Parameters {
 
     /// TofuD (Fugaku).
     ///
-    /// 2 lanes of 28.05 Gbit/s give 6.8 GB/s (TofuD paper, Table I) if 64 bits are sent as 66; the
-    /// logic runs at 425 MHz on 16 bytes (IV.C, V.D), and a frame is cut as in figures 4 to 6.
-    /// A hop takes nearly what Tofu's does (V.B). *Ours*: buffers as Tofu's, what of a hop is the
-    /// switch, the time-out, and that the gap is the one row of figures 5 and 6.
+    /// 2 lanes of 28.05 Gbit/s give 6.8 GB/s (TofuD paper, Table I) if 64 bits are sent as 66. The
+    /// logic runs at 425 MHz on 16 bytes (IV.C, V.D), and a frame is cut as in figures 4 to 6. A
+    /// hop takes nearly as long as Tofu's (V.B). *Ours*: buffers as Tofu's, the switch's share of a
+    /// hop, the timeout, and that the gap is the one row of figures 5 and 6.
     pub const TOFUD: Self = Self {
         name: FUGAKU.interconnect,
         slicing: Slicing::Dynamic,
@@ -178,21 +177,21 @@ impl Parameters {
         1_000_000_000 / self.clock_khz as Ps
     }
 
-    /// Through a link and the switch behind it.
+    /// Time through a link and the switch behind it.
     pub const fn hop_ps(&self) -> Ps {
         self.link_ps + self.switch_ps
     }
 
     /// Rows that a frame takes in buffers.
     ///
-    /// `frame` is its size without what a link adds: routing header and TLP.
+    /// `frame` is the size of routing header and TLP, without what a link adds.
     #[inline]
     pub const fn rows(&self, frame: u16) -> Rows {
         frame.div_ceil(self.row as u16) as Rows
     }
 
     /// Bytes that pass, over all lanes together, while a frame is sent and until the next may
-    /// follow. Lanes are all in use, and a frame is cut if this generation cuts them.
+    /// follow. All lanes are in use, and the frame is cut if this generation cuts frames.
     #[inline]
     pub const fn wire_bytes(&self, frame: u16) -> u32 {
         let tlp = (frame as u32).saturating_sub(ROUTING_HEADER);
@@ -210,28 +209,28 @@ impl Parameters {
         }
     }
 
-    /// The time of so many bytes on so many lanes.
+    /// The time of that many bytes on that many lanes.
     #[inline]
     const fn bytes_ps(&self, bytes: u32, lanes: u8) -> Ps {
         let rate = self.lane_kbytes() as u64 * lanes as u64;
         (bytes as u64 * 1_000_000_000 + rate / 2) / rate
     }
 
-    /// The time of so many bytes on all lanes, in whole femtoseconds a byte.
+    /// The time of that many bytes on all lanes, computed in whole femtoseconds per byte.
     pub const fn bytes_on_link_ps(&self, bytes: u64) -> Ps {
         bytes.saturating_mul(1_000_000_000_000 / self.link_kbytes() as u64) / 1000
     }
 
-    /// How long a frame keeps its link busy: the time of [`wire_bytes`](Self::wire_bytes).
+    /// How long a frame occupies its link: the time of [`wire_bytes`](Self::wire_bytes).
     #[inline]
     pub const fn wire_ps(&self, frame: u16) -> Ps {
         self.bytes_ps(self.wire_bytes(frame), self.lanes)
     }
 
-    /// How long a frame keeps its link busy with so many lanes.
+    /// How long a frame occupies its link with that many lanes.
     ///
-    /// [`Slicing::Dynamic`] has one lane's time for a frame that is sent as a whole on each. With
-    /// no lane, or one of Tofu's lanes gone, nothing is sent: `None`.
+    /// [`Slicing::Dynamic`] takes the time of one lane for a frame that is sent whole on each.
+    /// Returns `None` if nothing is sent: with no lane, or with one of Tofu's lanes gone.
     pub const fn wire_ps_on(&self, frame: u16, lanes: u8) -> Option<Ps> {
         if lanes >= self.lanes {
             return Some(self.wire_ps(frame));
@@ -250,7 +249,7 @@ impl Parameters {
         }
     }
 
-    /// Bits of a frame on each of so many lanes, without the gap; see
+    /// Bits of a frame on each of that many lanes, without the gap; see
     /// [`wire_ps_on`](Self::wire_ps_on).
     pub(crate) const fn lane_bits(&self, frame: u16, lanes: u8) -> Option<u32> {
         if lanes == 0 {

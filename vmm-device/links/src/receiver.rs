@@ -5,24 +5,25 @@ use crate::{Counters, Dllp, Parameters, Ps, Rows, Sender, Seq, VCS};
 /// What became of a frame on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Check {
-    /// It is as it was sent.
+    /// It is intact.
     Good,
-    /// It is as it was sent, and marked as bad: a switch sent it on before it saw that.
+    /// It is intact, and marked as bad: a switch sent it on before noticing an error.
     Nullified,
-    /// It is not as it was sent, so nothing in it can be relied on.
+    /// It is corrupted, so nothing in it can be relied on.
     Bad,
 }
 
 /// What a receiver does with a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It takes it in.
+    /// It accepts the frame.
     Accept,
-    /// It drops it and has it sent again. Where it goes on already, it is marked as bad.
+    /// It drops the frame and has it resent. If the frame is already being sent on, it is marked as
+    /// bad.
     Refuse,
-    /// It drops it, as another with its number will come.
+    /// It drops the frame, as another with its number will come.
     Nullified,
-    /// It drops it, as it has it.
+    /// It drops the frame, as it already has it.
     Duplicate,
 }
 
@@ -30,18 +31,18 @@ pub enum Verdict {
 const ACK: u8 = 1 << VCS;
 const NACK: u8 = 1 << (VCS + 1);
 
-/// The receiving end of one direction of a link: which frame comes next, and what there is to say
-/// to the sender.
+/// The receiving end of one direction of a link: which frame comes next, and what the sender must
+/// be told.
 ///
-/// It has no queues, as whoever drives it has them; a sender with credit for a frame knows that
-/// there is room.
+/// It has no queues, as its driver has them; a sender with credit for a frame knows that there is
+/// room.
 #[derive(Clone, Copy, Debug)]
 pub struct Receiver {
     expected: Seq,
-    /// What is due to be said, by bits, and whose turn it is among ACK and UpdateFCs.
+    /// DLLPs that are due, as bits, and whose turn it is among ACK and UpdateFCs.
     due: u8,
     turn: u8,
-    /// Rows that have left each queue since the link came up, counted around.
+    /// Rows that have left each queue since the link came up, modulo 2^16.
     freed: [u16; VCS],
     /// When the next NACK may be sent for the frame that is expected.
     refuse_at: Ps,
@@ -49,28 +50,28 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// The other end of a sender that has just been made, or of one whose returns were all said
-    /// ahead so far. Rows that are still in queues count once they leave.
+    /// Creates the other end of a new sender, or of one whose returns were all known ahead so far.
+    /// Rows that are still in queues count once they leave.
     pub fn new(parameters: &Parameters, sender: &Sender) -> Self {
         Self::at(parameters, sender.next(), sender.returned())
     }
 
-    /// The receiver of a link that expects this frame next, after so many rows have left its
-    /// queues, and has nothing to say.
+    /// Creates the receiver of a link that expects this frame next, after that many rows have left
+    /// its queues. Nothing is due.
     pub const fn at(parameters: &Parameters, expected: Seq, freed: [u16; VCS]) -> Self {
         let patience = parameters.timeout_ps / 2;
         Self { expected, due: 0, turn: 0, freed, refuse_at: 0, patience }
     }
 
-    /// Number of the next frame that it takes in.
+    /// Number of the next frame that it accepts.
     pub const fn expected(&self) -> Seq {
         self.expected
     }
 
-    /// Takes a frame that has arrived as a whole, and returns its fate. If `check` is
-    /// [`Check::Bad`], its number is not looked at.
+    /// Handles a frame that has arrived as a whole, and returns its fate. If `check` is
+    /// [`Check::Bad`], its number is ignored.
     pub fn frame(&mut self, seq: Seq, check: Check, now: Ps, counters: &mut Counters) -> Verdict {
-        // Half of all numbers are behind, half ahead.
+        // Half of all numbers count as behind, half as ahead.
         let ahead = seq.after(self.expected);
         match check {
             Check::Bad => {
@@ -111,19 +112,19 @@ impl Receiver {
         }
     }
 
-    /// Says that a frame has left a virtual channel's queue.
+    /// Notes that a frame has left a virtual channel's queue.
     pub fn freed(&mut self, vc: u8, rows: Rows) {
         let i = usize::from(vc) % VCS;
         self.freed[i] = self.freed[i].wrapping_add(rows.into());
         self.due |= 1 << i;
     }
 
-    /// Makes the latest of everything due, as the sender asks for it.
+    /// Makes the latest of everything due, as the sender has asked for it.
     pub fn poll(&mut self) {
         self.due |= ACK | (ACK - 1);
     }
 
-    /// Begins anew with the sender's next frame, as the link went down, and tells it of all room.
+    /// Starts over with the sender's next frame, as the link went down, and tells it of all room.
     pub fn restart(&mut self, sender: &mut Sender) {
         self.restart_at(sender.next());
         for (vc, total) in (0..).zip(self.freed) {
@@ -131,32 +132,31 @@ impl Receiver {
         }
     }
 
-    /// The same at its own end only, where the sender's next frame is this one.
+    /// Likewise at this end only, where `next` is the sender's next frame.
     pub const fn restart_at(&mut self, next: Seq) {
         self.expected = next;
         (self.due, self.refuse_at) = (0, 0);
     }
 
-    /// Rows that have left the queue of each virtual channel since the link came up, counted
-    /// around.
+    /// Rows that have left the queue of each virtual channel since the link came up, modulo 2^16.
     pub const fn freed_rows(&self) -> [u16; VCS] {
         self.freed
     }
 
-    /// Whether there is something to say.
+    /// Whether a DLLP is due.
     pub const fn is_due(&self) -> bool {
         self.due != 0
     }
 
-    /// What to say next, if there is something: a NACK first, then ACK and UpdateFCs in turn, so
-    /// that none of them waits for good.
+    /// Takes the next DLLP that is due, if any: a NACK first, then ACK and UpdateFCs in turn, so
+    /// that none of them waits forever.
     pub fn take_dllp(&mut self, counters: &mut Counters) -> Option<Dllp> {
         if self.due == 0 {
             return None;
         }
         counters.send_dllp += 1;
         if self.due & NACK != 0 {
-            // It acknowledges what is before it, too.
+            // It also acknowledges everything before it.
             self.due &= !(NACK | ACK);
             return Some(Dllp::Nack(self.expected));
         }

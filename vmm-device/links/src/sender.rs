@@ -2,21 +2,21 @@
 
 use crate::{Counters, Dllp, NEVER, Parameters, Ps, Rows, Seq, VCS};
 
-/// Frames that may be sent and not yet acknowledged (*ours*): about as many of the shortest as
-/// the replay buffer holds.
+/// Most frames that may be unacknowledged (*ours*): about as many of the shortest as the replay
+/// buffer holds.
 pub const WINDOW: usize = 64;
 
-/// Times in a row that frames may be sent again, or credit asked for, in vain (*ours*): a link that
-/// has no more than this goes down.
+/// How often in a row frames may be resent, or credit requested, in vain (*ours*): after more
+/// attempts the link goes down.
 pub const MOST_ATTEMPTS: u16 = 256;
 
-/// Credit returns whose time is known and has not come, at most. More are put together.
+/// Most credit returns that are known ahead. Further ones are merged.
 const RETURNS: usize = 16;
 
 /// What a frame waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Frames before it are sent again.
+    /// Earlier frames are being resent.
     Replay,
     /// The replay buffer has no room for it.
     ReplayBuffer,
@@ -29,78 +29,78 @@ pub enum Reason {
 pub struct Wait {
     /// What it waits for.
     pub reason: Reason,
-    /// When it has that at the latest, as far as known; [`NEVER`] if it depends on a DLLP that may
-    /// come, or on what is still to happen at the other end.
+    /// When it will have that at the latest, as far as known; [`NEVER`] if it depends on a DLLP
+    /// that may come, or on what is still to happen at the other end.
     pub until: Ps,
 }
 
-/// What a DLLP has changed.
+/// The effect of a DLLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing: it was late, or is impossible.
+    /// None: it was late or is impossible.
     Nothing,
     /// Frames have been acknowledged: the replay buffer has more room.
     Acknowledged,
     /// A virtual channel has more credit.
     Credit,
-    /// Frames are to be sent again: [`Sender::resend`].
+    /// Frames must be resent: [`Sender::resend`].
     Replay,
     /// The other end asks for the latest of everything: [`Receiver::poll`](crate::Receiver::poll).
     Polled,
 }
 
-/// What a time-out asks for.
+/// What a timeout requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timeout {
-    /// Frames are to be sent again: [`Sender::resend`].
+    /// Frames must be resent: [`Sender::resend`].
     Replay,
-    /// [`Dllp::Poll`] is to be sent.
+    /// [`Dllp::Poll`] must be sent.
     Poll,
 }
 
 /// The sending end of one direction of a link: sequence numbers, the replay buffer, and the credit
 /// of each virtual channel.
 ///
-/// It keeps no frames, as whoever drives it has them somewhere; frames that are to be sent again
-/// are named by their sequence numbers, of which at most [`WINDOW`] are in use.
+/// It keeps no frames, as its driver has them. Frames to resend are named by their sequence
+/// numbers, of which at most [`WINDOW`] are in use.
 ///
-/// What comes back can be told in two ways, which may be mixed. Where DLLPs may be lost each is
-/// given to [`dllp`](Self::dllp) when it arrives. Where nothing goes wrong it is known when a
-/// frame is acknowledged ([`send`](Self::send)) and when a row of the other end's queue will be
-/// known to be free ([`return_credit`](Self::return_credit)); so these are said ahead, cost no
-/// event, and are looked at when a frame wants to be sent.
+/// It learns what comes back in two ways, which may be mixed. Where DLLPs may be lost, each is
+/// passed to [`dllp`](Self::dllp) when it arrives. Without errors, it is known ahead when a frame
+/// is acknowledged ([`send`](Self::send)) and when a row of the other end's queue will be known to
+/// be free ([`return_credit`](Self::return_credit)). Such returns cost no event, and are applied
+/// when a frame is to be sent.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub struct Sender {
     /// Number of the next new frame.
     next: Seq,
-    /// Number of the next frame on the wire: `next`, or one before it that is sent again.
+    /// Number of the next frame on the wire: `next`, or an earlier one that is resent.
     cursor: Seq,
     /// Number of the first frame that has not been acknowledged.
     oldest: Seq,
     /// Free rows of the replay buffer.
     room: u16,
-    /// Rows sent into each queue since the link came up, counted around.
+    /// Rows sent into each queue since the link came up, modulo 2^16.
     used: [u16; VCS],
-    /// The same as it may become: what has left the queue and its size.
+    /// What `used` may reach: the rows that have left the queue, plus its size.
     limit: [u16; VCS],
     /// Rows of one queue.
     queue: u16,
     /// A bit for each virtual channel that waits for credit and may have missed it.
     starved: u8,
-    /// Replays since a frame was acknowledged, and requests for credit since any was told of.
+    /// Replays since a frame was acknowledged, and requests for credit since any was returned.
     replays: u16,
     polls: u16,
     first_return: u8,
     returns: u8,
     timeout: Ps,
-    /// When the lack of acknowledgements, and of credit, is something to act upon.
+    /// When a lack of acknowledgements, and of credit, must be acted upon.
     ack_deadline: Ps,
     credit_deadline: Ps,
-    /// Of frame n, at n % WINDOW: its size, and when its acknowledgement arrives, if known.
+    /// For frame n, at n % WINDOW: its size, and when its acknowledgement arrives, if known.
     rows: [Rows; WINDOW],
     ack_at: [Ps; WINDOW],
-    /// A queue of what comes back: when, and how many rows of each virtual channel.
+    /// A queue of credit returns: when, and how many rows of each virtual channel.
     return_at: [Ps; RETURNS],
     return_of: [[u16; VCS]; RETURNS],
 }
@@ -110,7 +110,7 @@ const fn slot(seq: Seq) -> usize {
 }
 
 impl Sender {
-    /// A direction of a link that has just come up, with all queues empty.
+    /// Creates the sender of a link that has just come up, with all queues empty.
     pub fn new(parameters: &Parameters) -> Self {
         let rows = |bytes: u32| {
             u16::try_from(bytes / u32::from(parameters.row)).unwrap_or(u16::MAX).min(1 << 14)
@@ -144,7 +144,7 @@ impl Sender {
         self.next
     }
 
-    /// Frames that have not been acknowledged, as far as known.
+    /// Number of frames that have not been acknowledged, as far as known.
     pub const fn unacknowledged(&self) -> u16 {
         self.next.after(self.oldest)
     }
@@ -155,13 +155,14 @@ impl Sender {
         self.limit[vc as usize % VCS].wrapping_sub(self.used[vc as usize % VCS])
     }
 
-    /// Rows on the way to the queue of a virtual channel or in it, by how many have left it in all.
+    /// Rows in the queue of a virtual channel or on their way to it, given how many have left it in
+    /// all.
     pub const fn in_queue(&self, vc: u8, freed: u16) -> u16 {
         self.used[vc as usize % VCS].wrapping_sub(freed)
     }
 
-    /// What has left the other end's queues in all, with what is known to come back: the running
-    /// totals with which a [`Receiver`](crate::Receiver) goes on.
+    /// Rows that have left the other end's queues in all, including returns known ahead: the
+    /// running totals with which a [`Receiver`](crate::Receiver) goes on.
     pub(crate) fn returned(&self) -> [u16; VCS] {
         let mut totals = self.limit;
         for i in 0..self.returns {
@@ -172,7 +173,7 @@ impl Sender {
         totals.map(|limit| limit.wrapping_sub(self.queue))
     }
 
-    /// Where the `i`th of the returns is.
+    /// The index of the `i`th return.
     const fn place(&self, i: u8) -> usize {
         (self.first_return as usize + i as usize) % RETURNS
     }
@@ -186,7 +187,7 @@ impl Sender {
         self.room >= rows as u16 && self.unacknowledged() < WINDOW as u16
     }
 
-    /// Whether a new frame of so many rows may be sent on a virtual channel.
+    /// Whether a new frame of that many rows may be sent on a virtual channel.
     ///
     /// # Errors
     /// A [`Wait`] that says what it waits for, and until when.
@@ -202,7 +203,7 @@ impl Sender {
         if self.fits(vc, rows) { Ok(()) } else { Err(self.wait(vc, rows)) }
     }
 
-    /// Takes what has come back by now.
+    /// Applies what has come back by now.
     pub fn settle(&mut self, now: Ps) {
         while self.oldest != self.next && self.ack_at[slot(self.oldest)] <= now {
             self.release(1);
@@ -252,8 +253,8 @@ impl Sender {
         wait
     }
 
-    /// Sends a new frame, for which [`may_send`](Self::may_send) said that there is room. Returns
-    /// its sequence number.
+    /// Sends a new frame, for which [`may_send`](Self::may_send) has found room. Returns its
+    /// sequence number.
     ///
     /// `ack_at` is when its acknowledgement will have arrived, or [`NEVER`] if that is left to
     /// [`dllp`](Self::dllp).
@@ -282,8 +283,8 @@ impl Sender {
         seq
     }
 
-    /// Marks the latest new frame as bad while it is sent, as what came in for it was: the other
-    /// end drops it, and its number, its room and its credit are had again.
+    /// Marks the latest new frame as bad while it is sent, as its incoming frame was bad. The other
+    /// end drops it, and its number, room and credit are free again.
     pub fn nullify(&mut self, vc: u8, counters: &mut Counters) {
         if self.oldest == self.next {
             return;
@@ -303,8 +304,8 @@ impl Sender {
         counters.send_nullified += 1;
     }
 
-    /// Says that so many rows of a virtual channel's queue at the other end will be known to be
-    /// free at a time.
+    /// Notes that rows of a virtual channel's queue at the other end will be known to be free at
+    /// `at`.
     #[inline]
     pub fn return_credit(&mut self, vc: u8, rows: Rows, at: Ps, now: Ps) {
         if usize::from(self.returns) == RETURNS {
@@ -315,7 +316,7 @@ impl Sender {
             at = at.max(self.return_at[self.place(self.returns - 1)]);
         }
         if usize::from(self.returns) == RETURNS {
-            // The latest of them waits for this one.
+            // The latest return waits for this one.
             self.returns -= 1;
         } else {
             self.return_of[self.place(self.returns)] = [0; VCS];
@@ -327,7 +328,7 @@ impl Sender {
         self.returns += 1;
     }
 
-    /// Takes a DLLP that has arrived. What is impossible changes nothing.
+    /// Handles a DLLP that has arrived. An impossible one has no effect.
     pub fn dllp(&mut self, dllp: Dllp, now: Ps, counters: &mut Counters) -> Effect {
         counters.recv_dllp += 1;
         self.settle(now);
@@ -356,7 +357,7 @@ impl Sender {
         }
     }
 
-    /// The first so many frames have been acknowledged; false if there are not as many.
+    /// Notes that the first frames have been acknowledged. Returns false if there are not as many.
     fn acknowledge(&mut self, frames: u16, now: Ps) -> bool {
         if frames > self.unacknowledged() {
             return false;
@@ -370,7 +371,7 @@ impl Sender {
         true
     }
 
-    /// Lets go of the first so many frames.
+    /// Releases the first frames.
     fn release(&mut self, frames: u16) {
         for _ in 0..frames {
             self.room += u16::from(self.rows[slot(self.oldest)]);
@@ -397,7 +398,7 @@ impl Sender {
         Effect::Credit
     }
 
-    /// The next frame to be sent again, if there is one: its number, as of now on the wire.
+    /// Resends the next frame that must be resent, if any. Returns its number.
     pub fn resend(&mut self, now: Ps, counters: &mut Counters) -> Option<Seq> {
         if self.cursor == self.next {
             return None;
@@ -410,7 +411,7 @@ impl Sender {
         Some(seq)
     }
 
-    /// Says that a frame waits for credit, of which an UpdateFC may have been lost.
+    /// Notes that a frame waits for credit, of which an UpdateFC may have been lost.
     pub fn starve(&mut self, vc: u8, now: Ps) {
         self.starved |= 1 << (usize::from(vc) % VCS);
         if self.credit_deadline == NEVER {
@@ -418,15 +419,15 @@ impl Sender {
         }
     }
 
-    /// Whether so much was in vain that the link is to go down: [`MOST_ATTEMPTS`].
+    /// Whether so many attempts failed that the link must go down: [`MOST_ATTEMPTS`].
     pub const fn has_failed(&self) -> bool {
         self.replays > MOST_ATTEMPTS || self.polls > MOST_ATTEMPTS
     }
 
-    /// Begins anew with the frame after the latest, as the link went down. What has not been
-    /// acknowledged is forgotten; `lost` says on which virtual channel a frame was that the other
-    /// end has not taken in, so that its credit is had again.
-    /// [`Receiver::restart`](crate::Receiver::restart) comes next.
+    /// Starts over with the frame after the latest, as the link went down. Unacknowledged frames
+    /// are forgotten. `lost` returns the virtual channel of a frame that the other end has not
+    /// accepted, whose credit is then free again. [`Receiver::restart`](crate::Receiver::restart)
+    /// comes next.
     pub fn restart(&mut self, mut lost: impl FnMut(Seq) -> Option<u8>) {
         let mut seq = self.oldest;
         while seq != self.next {
@@ -441,8 +442,8 @@ impl Sender {
         (self.ack_deadline, self.credit_deadline) = (NEVER, NEVER);
     }
 
-    /// When to call [`timeout`](Self::timeout), if nothing happens before; [`NEVER`] if nothing is
-    /// waited for.
+    /// When to call [`timeout`](Self::timeout), if nothing happens before; [`NEVER`] if there is
+    /// nothing to wait for.
     pub const fn deadline(&self) -> Ps {
         if self.ack_deadline < self.credit_deadline {
             self.ack_deadline

@@ -1,7 +1,7 @@
 //! TofuD's frames and slices as bytes (TofuD paper, figures 4 to 6).
 //!
-//! A frame is cut in two, and its slices differ in their TLP, DLLP and other control; or both
-//! lanes have it as a whole:
+//! A frame is cut in two, and its slices differ in their TLP, DLLP and other control; or it is sent
+//! whole on both lanes:
 //!
 //! | | cut, lane n | whole |
 //! |---|---|---|
@@ -14,12 +14,12 @@
 //! | | F, DLLP 8 + 4n to 11 + 4n, FCS | F, DLLP 12 to 15, FCS |
 //! | gap | 8 bytes | 8 bytes |
 //!
-//! *Ours* is: that bytes of the routing header come with the highest first; that PAT is the number
-//! of slices less one; that a frame with LEN 0 has no TLP, but a DLLP alone; that F marks a TLP as
-//! bad and is a byte, 0 or 255; that other control is the CRC-32 of ISO 3309 of routing header and
-//! TLP (LCRC, little endian), then zeros; that FCS is a CRC of 24 bits (generator 0x5d6dcb, from
-//! FlexRay) of all from the routing header on, highest byte first; and that DLLP and other control
-//! of a frame without are zeros.
+//! *Ours*: The bytes of the routing header come with the highest first. PAT is the number of slices
+//! less one. A frame with LEN 0 has no TLP, only a DLLP. F marks a TLP as bad and is a byte, 0 or
+//! 255. Other control is the CRC-32 of ISO 3309 of routing header and TLP (LCRC, little endian),
+//! then zeros. FCS is a CRC of 24 bits (generator 0x5d6dcb, from FlexRay) of everything from the
+//! routing header on, highest byte first. A frame without DLLP or other control has zeros in its
+//! place.
 
 use tofu_abi::frame::{ROUTING_HEADER_SIZE, RoutingHeader, TLP_UNIT};
 
@@ -35,7 +35,7 @@ const WHOLE: u8 = 0;
 const HALVES: u8 = 1;
 /// F of a frame that is marked as bad.
 const NULLIFIED: u8 = 0xff;
-/// Bytes of the longest TLP that LEN can name.
+/// Bytes of the longest TLP that LEN can express.
 const TLP_MAX: usize = 64 * TLP_UNIT;
 
 /// Bytes of the longest slice, with preamble and gap.
@@ -46,9 +46,9 @@ pub const MAX_SLICE: usize = PREAMBLE.len() + ROUTING_HEADER_SIZE + TLP_MAX + 4 
 pub struct LinkFrame<'a> {
     /// The routing header, with the link's fields.
     pub routing: RoutingHeader,
-    /// The TLP; empty if there is just a DLLP.
+    /// The TLP; empty if there is only a DLLP.
     pub tlp: &'a [u8],
-    /// What rides in the frame's place for a DLLP.
+    /// The DLLP that rides in the frame, if any.
     pub dllp: Option<Dllp>,
     /// The TLP is marked as bad.
     pub nullified: bool,
@@ -60,16 +60,16 @@ pub enum Fault {
     /// A slice does not begin or end as slices do.
     #[error("no preamble, or no gap")]
     Framing,
-    /// A slice has not as many bytes as its routing header says.
+    /// A slice's length is not what its routing header says.
     #[error("of another length than LEN and PAT say")]
     Length,
-    /// PAT is of no known pattern, or not that of the frame.
+    /// PAT is unknown, or not that of the frame.
     #[error("PAT has no meaning")]
     Pattern,
     /// The slice's check sequence is wrong.
     #[error("wrong FCS")]
     Fcs,
-    /// A slice of a frame that is cut is missing, or one that is not its fellow came with it.
+    /// A slice of a cut frame is missing, or one that does not belong to it came with it.
     #[error("half of the frame is missing")]
     Half,
     /// The frame's check sequence is wrong.
@@ -77,7 +77,7 @@ pub enum Fault {
     Lcrc,
 }
 
-/// Bytes of the TLP that a routing header on a link says.
+/// Bytes of the TLP, as a routing header on a link says.
 const fn tlp_size(routing: RoutingHeader) -> usize {
     if routing.tlp_units() == 0 { 0 } else { routing.tlp_size() }
 }
@@ -106,7 +106,7 @@ fn fcs(bytes: &[u8]) -> [u8; 3] {
     bytes
 }
 
-/// The CRC of a frame: of what every link sends alike.
+/// The CRC of a frame: of what is the same on every link.
 fn lcrc(routing: RoutingHeader, tlp: &[u8]) -> [u8; 4] {
     let same = routing.with_vc(0).with_pat(0).with_stat(0).with_seq(0);
     let mut crc = crc32fast::Hasher::new();
@@ -115,7 +115,7 @@ fn lcrc(routing: RoutingHeader, tlp: &[u8]) -> [u8; 4] {
     crc.finalize().to_le_bytes()
 }
 
-/// Puts bytes one after another; all that is put fits into [`MAX_SLICE`].
+/// Writes bytes one after another. All that is written fits into [`MAX_SLICE`].
 struct Writer<'a> {
     out: &'a mut [u8; MAX_SLICE],
     at: usize,
@@ -136,10 +136,10 @@ impl LinkFrame<'_> {
         self.tlp.len() == tlp_size(self.routing)
     }
 
-    /// Writes the slice for a lane, and returns how many bytes it has. PAT and the first bit of the
-    /// routing header are filled in.
+    /// Writes the slice for a lane, and returns its length in bytes. Fills in PAT and the first bit
+    /// of the routing header.
     ///
-    /// A TLP of another length than LEN says makes a slice that no receiver takes in.
+    /// If the TLP is not as long as LEN says, no receiver accepts the slice.
     pub fn slice(&self, cut: bool, lane: u8, out: &mut [u8; MAX_SLICE]) -> usize {
         let lane = usize::from(lane & 1);
         let routing = self.routing.with_start(true).with_pat(if cut { HALVES } else { WHOLE });
@@ -177,7 +177,7 @@ impl LinkFrame<'_> {
     }
 }
 
-/// A slice that was received as it was sent.
+/// A slice that was received intact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice<'a> {
     routing: RoutingHeader,
@@ -187,10 +187,10 @@ pub struct Slice<'a> {
 }
 
 impl<'a> Slice<'a> {
-    /// Takes bytes apart, from the preamble to the gap.
+    /// Parses a slice, from the preamble to the gap.
     ///
     /// # Errors
-    /// A [`Fault`] if they are no slice, or not as they were sent.
+    /// A [`Fault`] if the bytes are not a slice, or not intact.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Fault> {
         let inner = bytes.strip_prefix(&PREAMBLE).and_then(|rest| rest.strip_suffix(&GAP));
         let inner = inner.ok_or(Fault::Framing)?;
@@ -226,8 +226,8 @@ impl<'a> Slice<'a> {
         self.fcs
     }
 
-    /// The first of its other control: on lane 0, and of a frame that is not cut, the frame's check
-    /// sequence.
+    /// The first bytes of its other control: on lane 0, and for a frame that is not cut, the
+    /// frame's check sequence.
     pub fn control(&self) -> [u8; 4] {
         self.tail.get(4..).and_then(<[u8]>::first_chunk).copied().unwrap_or_default()
     }
@@ -242,21 +242,21 @@ impl<'a> Slice<'a> {
     }
 }
 
-/// A frame that was put together.
+/// A frame assembled from its slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assembled {
     /// The routing header, with the link's fields.
     pub routing: RoutingHeader,
     /// Bytes of the TLP.
     pub tlp_size: usize,
-    /// What came in the frame's place for a DLLP.
+    /// The DLLP that rode in the frame, if any.
     pub dllp: Option<Dllp>,
     /// The TLP is marked as bad.
     pub nullified: bool,
 }
 
-/// Puts a frame together from what came on the two lanes, its TLP at the beginning of `out`. Of a
-/// frame that was sent as a whole, one slice is enough.
+/// Assembles a frame from what came on the two lanes, with its TLP at the beginning of `out`. For a
+/// frame that was sent whole, one slice is enough.
 ///
 /// # Errors
 /// A [`Fault`] if the slices are not those of one frame.
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(whole[16..112], tlp[..96]);
     }
 
-    /// What the model takes the time of.
+    /// The timing model relies on this.
     #[test]
     fn slices_are_as_long_as_the_parameters_say() {
         let p = Parameters::TOFUD;
@@ -372,7 +372,7 @@ mod tests {
         }
     }
 
-    /// FlexRay's CRC of 24 bits is known to notice this much in so many bits.
+    /// FlexRay's CRC of 24 bits is known to detect this in a frame of that many bits.
     #[test]
     fn wrong_bits_are_noticed() {
         let tlp = tlp(3);

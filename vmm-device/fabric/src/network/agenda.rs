@@ -10,7 +10,7 @@ use super::message::Ps;
 /// A time that never comes.
 pub(super) const NEVER: Ps = Ps::MAX;
 
-// Events of a node. Those of one time happen in this order.
+// Events of a node. Simultaneous events happen in this order.
 /// `ARRIVE + port`: a frame's header arrives.
 pub(super) const ARRIVE: u32 = 0;
 /// `KICK + slot`: a TNI may have something to send.
@@ -24,7 +24,7 @@ pub(super) const TIMEOUT: u32 = 80;
 
 const TNIS: usize = SLOTS - PORTS;
 
-// Places of timers: outputs, then TNIs, then links on which things go wrong.
+// Places of timers: outputs, then TNIs, then links modelled in full.
 const KICKS: usize = SLOTS;
 const TIMEOUTS: usize = KICKS + TNIS;
 const KEYS: usize = TIMEOUTS + PORTS;
@@ -32,26 +32,26 @@ const KEYS: usize = TIMEOUTS + PORTS;
 /// The key that stands for no event.
 const NO_KEY: u32 = u32::MAX;
 
-/// Timers are kept by buckets of so many picoseconds, as a power of two.
+/// Width of a timer bucket in picoseconds, as a power of two.
 const BUCKET: u32 = 17;
-/// So many buckets, a power of two: they reach further than a frame takes.
+/// Number of timer buckets, a power of two: they span more than a frame takes.
 const BUCKETS: usize = 16;
 
 /// Timers of a node.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(super) struct Agenda {
-    /// Which timers are in each bucket of those that begin with the base: a bit for each.
+    /// Timers in each of the buckets from the base on, a bit for each.
     buckets: [u32; BUCKETS],
-    /// Buckets that have any.
+    /// Buckets that hold timers.
     occupied: u16,
-    /// Ports on whose links things go wrong: each has a timer of its own.
+    /// Ports whose links are modelled in full and have timers of their own.
     pub(super) armed: u16,
-    /// Timers that no bucket is for, as they are later.
+    /// Timers too late for any bucket.
     far: u32,
     /// The number of the first bucket, counted from time 0.
     base: u64,
-    /// When each output is looked at again, and when each TNI is.
+    /// When each output, and each TNI, is checked again.
     at: [Ps; TIMEOUTS],
 }
 
@@ -111,29 +111,29 @@ impl Agenda {
         self.at[place] = NEVER;
     }
 
-    /// Sees to it that an output is looked at at that time at the latest; false if it is anyway.
+    /// Ensures that an output is checked at `at` at the latest. Returns false if it will be anyway.
     #[inline]
     pub(super) const fn retry(&mut self, output: usize, at: Ps) -> bool {
         self.set(output % SLOTS, at)
     }
 
-    /// The same of a TNI.
+    /// Likewise for a TNI.
     pub(super) const fn kick(&mut self, tni: usize, at: Ps) -> bool {
         self.set(KICKS + tni % TNIS, at)
     }
 
-    /// An output is looked at.
+    /// Clears the timer of an output.
     #[inline]
     pub(super) const fn retried(&mut self, output: usize) {
         self.clear(output % SLOTS);
     }
 
-    /// A TNI is.
+    /// Clears the timer of a TNI.
     pub(super) const fn kicked(&mut self, tni: usize) {
         self.clear(KICKS + tni % TNIS);
     }
 
-    /// Timers that may expire in an interval; those before it have expired.
+    /// Timers that may expire in an interval. Earlier ones must have expired.
     #[inline]
     fn due(&mut self, start: Ps, end: Ps) -> u32 {
         self.base = start >> BUCKET;
@@ -150,7 +150,7 @@ impl Agenda {
         due | self.far
     }
 
-    /// The first of the times of timers.
+    /// When the first timer expires.
     #[inline]
     pub(super) fn next_at(&self) -> Ps {
         let from = (self.base % BUCKETS as u64) as u32;
@@ -176,14 +176,14 @@ fn bits(mut set: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-/// How far the order of outputs is turned at a time: those that compete for one input take turns at
-/// being the first.
+/// By how much the order of outputs is rotated at a time, so that outputs that compete for one
+/// input take turns at being the first.
 #[inline]
 const fn turn(at: Ps) -> u32 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as u32
 }
 
-/// The output that a [`RETRY`] is of.
+/// The output that a [`RETRY`] is for.
 #[inline]
 pub(super) const fn output_of(at: Ps, kind: u32) -> usize {
     (kind - RETRY + SLOTS as u32 - turn(at)) as usize % SLOTS
@@ -199,7 +199,7 @@ pub(super) struct Posted {
     pub(super) kind: u16,
 }
 
-/// What arrives in a window: time and kind, more of what it is, and what arrives next at the node.
+/// An arrival in a window: time and kind, its argument, and the next arrival at the node.
 #[derive(Clone, Copy, Debug)]
 struct Arrival {
     key: u32,
@@ -212,14 +212,14 @@ struct Arrival {
 pub(super) struct Window {
     start: Ps,
     end: Ps,
-    /// What is posted and arrives later than in this window, and when the first of it does.
+    /// What is posted for after this window, and when the first of it arrives.
     later: Vec<Posted>,
     soonest: Ps,
-    /// What arrives in this window, and for each node the first of it that has not happened.
+    /// Arrivals in this window, and for each node the first that was not handled yet.
     arrivals: Vec<Arrival>,
     nodes: Vec<u32>,
-    // Of the node at work: its timers, those among them within this window and the first of them,
-    // its next arrival, and the first key that is not its turn.
+    // Of the running node: its timers, those of them within this window, the first of those, its
+    // next arrival, and the first key beyond its turn.
     keys: [u32; KEYS],
     due: u32,
     first: u32,
@@ -229,7 +229,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// An empty window at time 0, for so many nodes.
+    /// Creates an empty window at time 0, for that many nodes.
     pub(super) fn new(nodes: usize) -> Self {
         Self {
             start: 0,
@@ -259,7 +259,7 @@ impl Window {
         self.soonest
     }
 
-    /// Begins a window after the last one was worked off, and notes each node's first event in it.
+    /// Opens a window once the last one is done, and notes each node's first event in it.
     pub(super) fn open(&mut self, start: Ps, end: Ps, next_at: &mut [Ps]) {
         self.start = start;
         self.end = end;
@@ -270,7 +270,7 @@ impl Window {
         }
     }
 
-    /// Sorts in a message to a node. Events of one time and kind have one source, and keep order.
+    /// Inserts a message to a node. Events of one time and kind have one source, and keep order.
     #[inline]
     pub(super) fn post(&mut self, posted: Posted, next_at: &mut [Ps]) {
         let Posted { at, argument, node, kind } = posted;
@@ -300,7 +300,7 @@ impl Window {
         self.arrivals.push(Arrival { key, argument, next });
     }
 
-    /// Notes a timer of the node at work.
+    /// Notes a timer of the running node.
     #[inline]
     const fn note(&mut self, place: usize, at: Ps, kind: u32) {
         if at < self.end {
@@ -313,7 +313,7 @@ impl Window {
         }
     }
 
-    /// Sets a node to work up to and with a time within this window.
+    /// Starts running a node up to and including `until`, which is within this window.
     #[inline]
     pub(super) fn enter(&mut self, node: u32, until: Ps, agenda: &mut Agenda) {
         (self.due, self.first) = (0, NO_KEY);
@@ -326,24 +326,24 @@ impl Window {
         self.limit = ((until - self.start + 1) as u32) << 8;
     }
 
-    /// An output of the node at work has a time to be looked at.
+    /// Sets when an output of the running node is checked.
     #[inline]
     pub(super) const fn retry(&mut self, n: usize, at: Ps) {
         let order = (n as u32 + turn(at)) % SLOTS as u32;
         self.note(n % SLOTS, at, RETRY + order);
     }
 
-    /// A TNI has.
+    /// Sets when a TNI is checked.
     pub(super) const fn kick(&mut self, tni: usize, at: Ps) {
         self.note(KICKS + tni, at, KICK + (PORTS + tni) as u32);
     }
 
-    /// A port's timer has.
+    /// Sets when a port's timer expires.
     pub(super) const fn time_out(&mut self, port: usize, at: Ps) {
         self.note(TIMEOUTS + port, at, TIMEOUT + port as u32);
     }
 
-    /// What happens next at the node at work: when, what, and more of that.
+    /// Removes the next event of the running node: its time, kind and argument.
     #[inline]
     pub(super) fn pop(&mut self) -> Option<(Ps, u32, u32)> {
         let arrival = self.arrivals.get(self.next as usize).copied();
@@ -368,7 +368,7 @@ impl Window {
         Some((at, kind, 0))
     }
 
-    /// Ends the work of a node. Returns when its next message arrives, if any is left.
+    /// Ends the run of a node. Returns when its next message arrives, if any is left.
     pub(super) fn leave(&mut self) -> Ps {
         self.nodes[self.node as usize] = self.next;
         let arrival = self.arrivals.get(self.next as usize);

@@ -32,14 +32,14 @@ impl<T> Arena<T> {
         self.free.push(handle);
     }
 
-    /// All values that there are.
+    /// All values in use.
     pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
         let free: BTreeSet<_> = self.free.iter().copied().collect();
         let all = (0..).zip(&self.values);
         all.filter(move |(handle, _)| !free.contains(handle)).map(|(_, value)| value)
     }
 
-    /// How many values there are.
+    /// Number of values in use.
     pub(super) fn len(&self) -> usize {
         self.values.len() - self.free.len()
     }

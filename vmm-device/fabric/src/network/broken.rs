@@ -1,8 +1,8 @@
-//! Messages of which a frame was lost, so that each is told once.
+//! Messages that have lost a frame, so that each loss is reported once.
 
 use std::collections::BTreeMap;
 
-/// As many messages as are remembered before it is worth looking whose frames are all gone.
+/// How many messages are remembered before it is worth checking whose frames are all gone.
 const FEW: usize = 64;
 
 /// Which frame of its message was lost.
@@ -10,19 +10,18 @@ const FEW: usize = 64;
 pub(super) enum Which {
     /// Others follow.
     Earlier,
-    /// It is the last one: those before it may still be under way, or be lost further on.
+    /// The last one: earlier ones may still be in flight, or be lost further on.
     Last,
-    /// It is the only one.
+    /// The only one.
     Only,
 }
 
-/// The tokens of messages that have lost a frame and may have others under way.
+/// The tokens of messages that have lost a frame and may have others in flight.
 #[derive(Debug)]
 pub(super) struct Broken {
-    /// Whether the last frame is lost, too: then the token is another message's if a whole one has
-    /// it.
+    /// Whether the last frame is lost, too. A whole message with that token is then another one.
     tokens: BTreeMap<u64, bool>,
-    /// How many may be remembered before the next look.
+    /// How many may be remembered before the next check.
     limit: usize,
 }
 
@@ -31,12 +30,12 @@ impl Broken {
         Self { tokens: BTreeMap::new(), limit: FEW }
     }
 
-    /// The last frame of a message has arrived. Says whether the others have.
+    /// Notes that the last frame of a message has arrived. Returns whether the others have.
     pub(super) fn is_whole(&mut self, token: u64) -> bool {
         self.tokens.is_empty() || self.tokens.remove(&token).is_none_or(|ended| ended)
     }
 
-    /// A frame was lost. Says whether it is the first of its message.
+    /// Notes that a frame was lost. Returns whether it is the first of its message.
     pub(super) fn is_first(&mut self, token: u64, which: Which) -> bool {
         match which {
             Which::Only => true,
@@ -52,7 +51,7 @@ impl Broken {
         }
     }
 
-    /// Whether it is time to look whose frames are all gone.
+    /// Whether it is time to check whose frames are all gone.
     pub(super) fn is_full(&self) -> bool {
         self.tokens.len() >= self.limit
     }
@@ -62,7 +61,7 @@ impl Broken {
         self.tokens.iter().filter(|(_, ended)| **ended).map(|(token, _)| *token).collect()
     }
 
-    /// Forgets messages no frame of which is under way.
+    /// Forgets messages without frames in flight.
     pub(super) fn forget(&mut self, gone: impl Iterator<Item = u64>) {
         gone.for_each(|token| {
             self.tokens.remove(&token);

@@ -13,28 +13,28 @@ const WORDS: usize = BUCKETS / 64;
 
 /// Something that happens at a node.
 ///
-/// Events are ordered by all fields, so that what happens at one time does so in an order that
-/// does not depend on the order of pushing.
+/// Events are ordered by all fields, so that the order of simultaneous events does not depend on
+/// the order of pushing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Event {
     /// When.
     pub(super) at: Ps,
     /// Where and what: the node and, in the low byte, what happens there.
     pub(super) what: u32,
-    /// More of what happens.
+    /// The argument of the event.
     pub(super) argument: u32,
 }
 
 impl Event {
-    /// All fields in one, which is compared faster.
+    /// All fields in one, for faster comparison.
     #[inline]
     fn key(&self) -> u128 {
         u128::from(self.at) << 64 | u128::from(self.what) << 32 | u128::from(self.argument)
     }
 }
 
-/// A queue of events: a ring of buckets for the near future, each sorted when its time has come,
-/// and a heap for what is further away.
+/// A queue of events: a ring of buckets for the near future, each sorted when its time comes, and a
+/// heap for what is further away.
 #[derive(Debug)]
 pub(super) struct Calendar {
     buckets: Box<[Vec<Event>]>,
@@ -45,9 +45,9 @@ pub(super) struct Calendar {
     /// The current bucket, sorted, and how much of it is done.
     current: Vec<Event>,
     done: usize,
-    /// What was pushed into the current bucket or before it.
+    /// Events pushed into the current bucket or before it.
     late: BinaryHeap<Reverse<Event>>,
-    /// What lies beyond the ring.
+    /// Events beyond the ring.
     far: BinaryHeap<Reverse<Event>>,
 }
 
@@ -127,7 +127,7 @@ impl Calendar {
         self.current.sort_unstable_by_key(Event::key);
     }
 
-    /// The next event, if it is due at that time.
+    /// Removes the next event, if it is due by `until`.
     #[inline]
     pub(super) fn pop(&mut self, until: Ps) -> Option<Event> {
         loop {
@@ -178,7 +178,7 @@ impl Calendar {
 mod tests {
     use super::*;
 
-    /// Against a heap, with times near, far and in between, pushed while others are popped.
+    /// Compares with a heap, with times near, far and in between, pushing between pops.
     #[test]
     fn events_come_in_order() {
         for seed in [1, 2, 3] {

@@ -1,7 +1,7 @@
-//! A node's crossbar: which inputs it can take from, and whom an output serves next.
+//! A node's crossbar: from which inputs it can take, and how its outputs arbitrate.
 //!
-//! Queues of a node's inputs are told apart by the bits of a word, so that those that may send are
-//! found among all that wait without looking at any by itself.
+//! Queues of a node's inputs are bits of a word, so that those that may send are found among all
+//! that wait without looking at each.
 
 use tofu_abi::topology::Port;
 
@@ -34,17 +34,17 @@ pub(super) fn bits(mut set: Queues) -> impl Iterator<Item = u32> {
     })
 }
 
-/// Queues by the part of the crossbar that they come through: it is made of parts with five inputs
-/// (IEEE Micro 2012). That one has the TNIs and two the ports is ours.
+/// Queues by the part of the crossbar that they enter: each part has five inputs (IEEE Micro 2012).
+/// That one part has the TNIs and two have the ports is ours.
 const GROUPS: [Queues; 4] = [(1 << GROUP) - 1, ((1 << GROUP) - 1) << GROUP, !0 << (2 * GROUP), 0];
-/// Queues of each of them but the last, which has those of one more input.
+/// Queues of each part but the last, which has those of one more input.
 const GROUP: u32 = 5 * QUEUES as u32;
-/// The group after each. The fourth one makes indices two bits, and never comes.
+/// The group after each. The fourth pads indices to two bits, and never comes.
 const NEXT: [u8; GROUPS.len()] = [1, 2, 0, 0];
 
 /// Outputs of a part of the crossbar (IEEE Micro 2012).
 const PART: usize = 3;
-/// As many as it has and two more, so that indices are three bits.
+/// The number of parts and two more, so that indices are three bits.
 const PARTS: usize = 8;
 
 /// The part that serves each output.
@@ -58,8 +58,8 @@ const PART_OF: [u8; SLOTS] = {
     parts
 };
 
-/// For each queue: queues that are blocked while a frame is taken from it, and queues (its input's)
-/// that the same part cannot take from.
+/// For each queue: queues that are blocked while a frame is taken from it, and queues (those of its
+/// input) from which the same part cannot take.
 const KEPT: [(Queues, Queues); Queues::BITS as usize] = {
     let mut kept = [(0, 0); Queues::BITS as usize];
     let mut bit = 0;
@@ -71,22 +71,22 @@ const KEPT: [(Queues, Queues); Queues::BITS as usize] = {
     kept
 };
 
-/// A power of two that is no less than how many frames the crossbar may be taking in: one of each
+/// A power of two, at least the number of frames that the crossbar may be taking in: one of each
 /// queue.
 const MOST: usize = Queues::BITS as usize;
 
-/// What a crossbar is taking in.
+/// The frames that a crossbar is taking in.
 ///
-/// From a port it takes one frame at a time for each of its parts, from a TNI one in all, and from
-/// no queue two.
+/// It takes one frame at a time from a port for each of its parts, one in all from a TNI, and never
+/// two from one queue.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(super) struct Crossbar {
-    /// Queues from which nothing else can be taken, and those from which a part cannot take.
+    /// Queues from which nothing else can be taken, and those from which each part cannot take.
     busy: Queues,
     parts: [Queues; PARTS],
-    /// Frames being taken in, as a ring with the first to finish at its head: rows, queue, part,
-    /// time.
+    /// Frames being taken in, as a ring with the first to finish at its head: queue and part, with
+    /// the times in `until`.
     head: u8,
     len: u8,
     taken: [(u8, u8); MOST],
@@ -119,7 +119,7 @@ impl Crossbar {
         self.parts[part as usize % PARTS] |= input;
         let mut place = self.head as usize + self.len as usize;
         self.len += 1;
-        // Short frames are in before longer ones that began sooner.
+        // Short frames finish before longer ones that began sooner.
         while place != self.head as usize && self.until[(place - 1) % MOST] > until {
             self.until[place % MOST] = self.until[(place - 1) % MOST];
             self.taken[place % MOST] = self.taken[(place - 1) % MOST];
@@ -129,7 +129,7 @@ impl Crossbar {
         self.taken[place % MOST] = (bit as u8, part);
     }
 
-    /// Lets go of what is in by now.
+    /// Releases the inputs of frames that are in by now.
     #[inline]
     pub(super) const fn release(&mut self, now: Ps) {
         while self.len > 0 && self.until[self.head as usize % MOST] <= now {
@@ -142,15 +142,15 @@ impl Crossbar {
         }
     }
 
-    /// Those of some queues from which a frame can be taken to an output now, as far as it depends
-    /// on the inputs. What was in by now must have been let go of.
+    /// Those of some queues from which a frame can be taken to an output now, as far as the inputs
+    /// decide. Finished frames must have been released.
     #[inline]
     pub(super) const fn ready(&self, queues: Queues, output: usize) -> Queues {
         let part = PART_OF[output % SLOTS] as usize;
         queues & !(self.busy | self.parts[part % PARTS])
     }
 
-    /// When to look again at queues that are not ready.
+    /// When to check again queues that are not ready.
     #[inline]
     pub(super) fn ready_at(&self, queues: Queues, output: usize) -> Ps {
         let part = PART_OF[output % SLOTS];
@@ -164,7 +164,7 @@ impl Crossbar {
     }
 }
 
-/// Of the input from which frames go straight on through an output: its group, and its queues.
+/// For each output, the input from which frames go straight on: its group, and its queues.
 const STRAIGHT: [(usize, Queues); SLOTS] = {
     let mut straight = [(0, 0); SLOTS];
     let mut n = 0;
@@ -177,10 +177,10 @@ const STRAIGHT: [(usize, Queues); SLOTS] = {
     straight
 };
 
-/// Whom an output serves next: first the crossbar's parts take turns, then the inputs of a part.
+/// Arbitration of an output: first the crossbar's parts take turns, then the inputs of a part.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Turns {
-    /// The group whose turn it is, and in each group the bit.
+    /// The group whose turn it is, and the bit whose turn it is in each group.
     group: u8,
     bit: [u8; GROUPS.len()],
 }
@@ -194,7 +194,7 @@ pub(super) struct Turn {
 }
 
 impl Turns {
-    /// The first of some queues. `straight` is the output if what goes straight on comes first.
+    /// Chooses among some queues. `straight` is the output if straight traffic goes first.
     #[inline]
     pub(super) fn first(&self, among: Queues, straight: Option<usize>) -> Option<Turn> {
         if among == 0 {
@@ -230,7 +230,7 @@ impl Turns {
         Some((among.rotate_right(turn).trailing_zeros() + turn) % Queues::BITS)
     }
 
-    /// Somebody has had a turn.
+    /// Notes that a queue has had its turn.
     #[inline]
     pub(super) fn pass(&mut self, turn: Turn) {
         self.group = turn.next;

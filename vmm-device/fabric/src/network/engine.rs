@@ -1,9 +1,9 @@
 //! Nodes of the modelled network that run together.
 //!
-//! An [`Engine`] has some of the nodes, and runs them one by one through a window of time. In that
-//! nothing that happens at one node is seen at another, as all that goes from node to node takes a
-//! hop and is posted: frames, room that comes back, and DLLPs. So nodes need no common order, and a
-//! node's state is in the caches of a processor while it is needed.
+//! An [`Engine`] has some of the nodes, and runs them one by one through a window of time. Nothing
+//! that happens at a node in a window is visible at another within it: frames, credits and DLLPs
+//! between nodes take a hop and are posted. Nodes therefore need no common order, and a node's
+//! state stays in the caches of a processor while it is needed.
 
 use std::collections::BTreeMap;
 
@@ -22,19 +22,19 @@ use super::slot::{CameIn, Counts, REPLAY, Sending, Slot, UNWATCHED, slot};
 use super::watched::{LinkErrors, Receiving, Sending as WatchedSending, seed_of};
 use crate::packet::Class;
 
-/// Some nodes that follow each other, and what happens at them.
+/// Consecutive nodes, and their events.
 #[derive(Debug)]
 pub(super) struct Engine {
     nodes: Vec<Node>,
-    /// When something happens at each node next.
+    /// When the next event of each node is due.
     next_at: Vec<Ps>,
     seed: u64,
     shared: Shared,
 }
 
 impl Engine {
-    /// Nodes from `first` on with these neighbours: for each port of each node, the node at the
-    /// other end, if there is a link, where that is, and whether the link closes a ring.
+    /// Creates the nodes from `first` on. `neighbor` returns, for each port of each node, the node
+    /// at the other end, if there is a link, where that is, and whether the link closes a ring.
     pub(super) fn new(
         costs: Costs,
         (first, nodes): (u32, u32),
@@ -109,7 +109,7 @@ impl Engine {
         }
     }
 
-    /// Directions that go out here whose state is there in full.
+    /// How many outgoing directions have their full state here.
     pub(super) const fn in_full(&self) -> usize {
         self.shared.sending.len()
     }
@@ -119,13 +119,13 @@ impl Engine {
         self.nodes[node as usize].came_in(&self.shared, n)
     }
 
-    /// What a port of a node has counted in sending.
+    /// What a port of a node has counted as a sender.
     pub(super) fn sending(&self, node: u32, port: Port) -> Sending {
         self.nodes[node as usize].sending(&self.shared, port.index())
     }
 
-    /// Whether no message is at a TNI, no frame in a queue or on a link, and none may have to be
-    /// sent again.
+    /// Whether no message is at a TNI, no frame is in a queue or on a link, and none may have to be
+    /// resent.
     pub(super) fn is_idle(&self) -> bool {
         let sure = |link: &WatchedSending<Frame>| link.sender.unacknowledged() == 0;
         self.shared.frames.len() == 0
@@ -133,7 +133,7 @@ impl Engine {
             && self.shared.sending.iter().all(sure)
     }
 
-    /// The tokens of frames that are here, or may have to be sent again.
+    /// The tokens of frames that are here or may have to be resent.
     pub(super) fn tokens(&self) -> impl Iterator<Item = u64> {
         let Shared { frames, sending, .. } = &self.shared;
         let kept = sending.iter().flat_map(WatchedSending::unacknowledged);
@@ -158,7 +158,7 @@ impl Engine {
         self.nodes[node as usize].tnis.get(usize::from(tni)).map(|tni| tni.backlog)
     }
 
-    /// A message that is no response has left its TNI.
+    /// Notes that a message other than a response has left its TNI.
     pub(super) fn left(&mut self, node: u32, tni: u8) {
         if let Some(tni) = self.nodes[node as usize].tnis.get_mut(usize::from(tni)) {
             tni.backlog -= 1;
@@ -173,18 +173,18 @@ impl Engine {
         }
     }
 
-    /// Where the link of a port leads, if so much was in vain there that it is to go down.
+    /// Where the link of a port leads, if so much failed on it that it is to go down.
     pub(super) fn failed_link(&self, node: u32, port: Port) -> Option<Far> {
         self.nodes[node as usize].failed_link(&self.shared, port.index())
     }
 
-    /// The receiver of what comes in at a slot, if things go wrong on that direction.
+    /// The receiver of what comes in at a slot, if that direction is modelled in full.
     pub(super) fn receiver_mut(&mut self, slot: usize) -> Option<&mut Receiver> {
         let watched = self.at(slot).input.watched;
         self.shared.receiving.get_mut(watched as usize).map(|link| &mut link.receiver)
     }
 
-    /// Takes a port's link down on which nothing gets through. What was on its way over it is lost.
+    /// Takes down a port's link, as nothing gets through it. Frames on their way over it are lost.
     pub(super) fn fail(
         &mut self,
         now: Ps,
@@ -206,7 +206,7 @@ impl Engine {
         self.nodes[node as usize].slots[port.index()].output.down
     }
 
-    /// When something happens next, but for what has been posted.
+    /// When the next event is due, apart from mail that was not taken in yet.
     pub(super) fn next_at(&self) -> Ps {
         self.next_at.iter().copied().fold(self.shared.window.next_at(), Ps::min)
     }
@@ -238,7 +238,7 @@ impl Engine {
         *next_at = at.min(*next_at);
     }
 
-    /// Opens a window of time, when all of the one before is done: takes in what was posted.
+    /// Opens a window of time once the one before is done, and takes in the mail.
     pub(super) fn open<'a>(
         &mut self,
         start: Ps,
@@ -276,7 +276,7 @@ impl Engine {
         (mail.soonest, mail.credits_at) = (NEVER, NEVER);
     }
 
-    /// When the first room comes back by post that somebody waits for.
+    /// When the first credit in the mail that a frame waits for is due.
     pub(super) fn waited_for(&self, mail: &Mail) -> Ps {
         let waits =
             |credit: &&Credit| self.at(credit.slot.into()).returns.starved >> credit.vc & 1 != 0;
@@ -293,8 +293,8 @@ impl Engine {
         }
     }
 
-    /// Lets happen what is due up to and with a time of the window that is open.
-    /// Returns how many nodes had something to do.
+    /// Handles the events due up to and including `until` in the open window. Returns how many
+    /// nodes were busy.
     pub(super) fn run(&mut self, until: Ps, out: &mut Outlet<'_>) -> usize {
         let mut busy = 0;
         for (node, next_at) in self.nodes.iter_mut().zip(&mut self.next_at) {
@@ -306,7 +306,7 @@ impl Engine {
         busy
     }
 
-    /// Sees to it that an output is looked at again at that time at the latest.
+    /// Ensures that an output is checked again at `at` at the latest.
     #[inline]
     fn retry(&mut self, node: u32, n: usize, at: Ps) {
         if self.nodes[node as usize].agenda.retry(n, at) {
@@ -314,9 +314,9 @@ impl Engine {
         }
     }
 
-    /// Sets what goes wrong on the direction of a link out of a port. If it was not modelled in
-    /// full before, the other end needs a state from now on, too, which is returned. What was
-    /// posted must have been taken in.
+    /// Sets the errors of the direction of a link out of a port. If it was not modelled in full
+    /// before, returns the state that the other end needs from now on. Mail must have been taken
+    /// in.
     pub(super) fn set_errors(
         &mut self,
         now: Ps,
@@ -339,7 +339,7 @@ impl Engine {
         receiving
     }
 
-    /// The same if somebody begins to look at the direction, or ends it.
+    /// Likewise when somebody starts or stops observing the direction.
     pub(super) fn look_at(
         &mut self,
         now: Ps,
@@ -355,13 +355,13 @@ impl Engine {
         receiving
     }
 
-    /// Has a direction's data link layer modelled in full from now on.
+    /// Models a direction's data link layer in full from now on.
     fn watch(&mut self, now: Ps, node: u32, port: Port) -> Option<Receiving> {
         let here = slot(node, port.index());
         if self.at_mut(here).output.watched != UNWATCHED {
             return None;
         }
-        // What is known to come back has come back, but for what a time-out brings anyway.
+        // Applies all returns known so far, even future ones; a timeout recovers the rest.
         self.nodes[node as usize].settle(&mut self.shared, NEVER, port.index());
         let output = &self.nodes[node as usize].slots[port.index()].output;
         let in_use = std::array::from_fn(|vc| self.shared.costs.queue - output.credit[vc]);
@@ -377,7 +377,7 @@ impl Engine {
         Some(receiving)
     }
 
-    /// Where the link of a port leads whose full state is needed no more, and nothing of which is
+    /// Where the link of a port leads, if its full state is no longer needed and nothing of it is
     /// on the wire.
     pub(super) fn clean_link(&self, now: Ps, node: u32, port: Port) -> Option<Far> {
         let Slot { input, output, .. } = &self.nodes[node as usize].slots[port.index()];
@@ -386,7 +386,7 @@ impl Engine {
         (link.is_clean() && !on_the_wire).then_some(input.far)
     }
 
-    /// Whether a direction out of a port has its state in full, and not for good.
+    /// Whether a direction out of a port is modelled in full, but without a lasting reason.
     pub(super) fn may_become_clean(&self, node: u32, port: Port) -> bool {
         let watched = self.nodes[node as usize].slots[port.index()].output.watched;
         let link = self.shared.sending.get(watched as usize);
@@ -394,7 +394,7 @@ impl Engine {
     }
 
     /// Drops a receiver's full state if nothing is due in either direction. Returns the rows that
-    /// left each queue and the number of frames that are still to be acknowledged.
+    /// left each queue, and the number of queued frames whose credit is still to be returned.
     pub(super) fn forget_receiving(
         &mut self,
         now: Ps,
@@ -425,7 +425,7 @@ impl Engine {
         self.at(slot).input.head.into_iter().flat_map(|head| self.queue(head))
     }
 
-    /// Those of the queue that begins with this one.
+    /// The frames of the queue that begins with `head`.
     fn queue(&self, head: u32) -> impl Iterator<Item = &Frame> {
         let frame = |one: u32| (one != NONE).then(|| &self.shared.frames[one]);
         std::iter::successors(frame(head), move |before| frame(before.next))
@@ -436,7 +436,7 @@ impl Engine {
         self.queued(slot).any(|frame| frame.flags & DOOMED != 0)
     }
 
-    /// The same for a sender: from now on the times of returning credits are computed ahead.
+    /// Likewise for a sender: from now on the times of returning credits are computed ahead.
     pub(super) fn forget_sending(
         &mut self,
         now: Ps,
@@ -466,17 +466,17 @@ impl Engine {
         self.retry(node, port.index(), now);
     }
 
-    /// Has the port where a direction comes in keep the new state of that in full.
+    /// Makes the port where a direction comes in keep that direction's new full state.
     pub(super) fn watch_behind(&mut self, node: u32, port: Port, new: Receiving) {
         let here = slot(node, port.index());
         let received = self.shared.past_received.remove(&(here as u32)).unwrap_or_default();
-        // What has come in before, and is in a queue still.
+        // Frames that came in before and are still in a queue.
         let counted = self.at(here).input.head.map(|head| self.queue(head).count() as u32);
         self.at_mut(here).input.watched = self.shared.receiving.len() as u32;
         self.shared.receiving.push(Receiving { slot: here as u32, received, counted, ..new });
     }
 
-    /// What goes wrong on the direction that comes in at a port.
+    /// Sets the errors of the direction that comes in at a port.
     pub(super) fn set_errors_behind(&mut self, node: u32, port: Port, errors: &LinkErrors) {
         let watched = self.nodes[node as usize].slots[port.index()].input.watched;
         if let Some(receiving) = self.shared.receiving.get_mut(watched as usize) {
@@ -484,14 +484,14 @@ impl Engine {
         }
     }
 
-    /// What a port has counted of the direction that it sends, while all of that was modelled.
+    /// What a port has counted of its outgoing direction while that was modelled in full.
     pub(super) fn watched(&self, node: u32, port: Port) -> Option<Counters> {
         let here = slot(node, port.index());
         let now = self.shared.sending.get(self.at(here).output.watched as usize);
         now.map(|link| link.sent).or_else(|| self.shared.past_sent.get(&(here as u32)).copied())
     }
 
-    /// The same of what comes in.
+    /// Likewise for the incoming direction.
     pub(super) fn watched_in(&self, node: u32, port: Port) -> Option<Counters> {
         let here = slot(node, port.index());
         let now = self.shared.receiving.get(self.at(here).input.watched as usize);

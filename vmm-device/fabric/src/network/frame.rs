@@ -23,15 +23,15 @@ pub(super) struct Far {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame {
     pub(super) token: u64,
-    /// When its header came to where it is; on a link, when it will come.
+    /// When its header arrived here or, on a link, when it will arrive.
     pub(super) arrived: Ps,
-    /// The next in the queue. On a watched link, what is to be known at its end: [`on_wire`].
+    /// The next in the queue. On a watched link, what the other end needs to know: [`on_wire`].
     pub(super) next: u32,
-    /// How long it keeps a link busy.
+    /// How long it occupies a link.
     pub(super) wire: u32,
     /// Bytes of routing header and TLP.
     pub(super) bytes: u16,
-    /// Which of its message's frames it is, from 0.
+    /// Its index among the frames of its message, from 0.
     pub(super) number: u32,
     pub(super) steps: Steps,
     pub(super) rows: u8,
@@ -44,20 +44,20 @@ pub(super) struct Frame {
 pub(super) const LAST: u8 = 1;
 /// Marked as bad by its sender.
 pub(super) const NULLIFIED: u8 = 2;
-/// Above these bits: the class, in two.
+/// The class, in the two bits from here on.
 pub(super) const CLASS: u8 = 4;
-/// Found bad while it was being sent on: it ends wherever it has come in as a whole.
+/// Found bad while it was being sent on: it is dropped wherever it has arrived as a whole.
 pub(super) const DOOMED: u8 = 16;
-/// And that is not yet marked on it.
+/// Found bad, but not yet marked as such.
 pub(super) const UNMARKED: u8 = 32;
 
-/// A frame's sequence number and check, and the lanes that are received badly, as [`Frame::next`]
-/// has them on a watched link.
+/// A frame's sequence number, check and badly received lanes, as [`Frame::next`] has them on a
+/// watched link.
 pub(super) const fn on_wire(seq: Seq, check: Check, stat: u8) -> u32 {
     seq.get() as u32 | (check as u32) << 16 | (stat as u32) << 20
 }
 
-/// What [`on_wire`] was made of.
+/// Inverse of [`on_wire`].
 pub(super) const fn off_wire(word: u32) -> (Seq, Check, u8) {
     let check = match word >> 16 & 0xf {
         0 => Check::Good,

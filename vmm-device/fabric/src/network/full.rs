@@ -1,5 +1,5 @@
 //! Links of a node whose data link layer is modelled in full, as something goes wrong on them or
-//! somebody looks at them.
+//! somebody observes them.
 
 use tofu_links::{Check, Dllp, Effect, Reason, Seq, Timeout, Verdict};
 
@@ -12,11 +12,11 @@ use super::node::{Node, Shared};
 use super::slot::{Output, Slot, slot};
 use crate::tap::OnLink;
 
-/// Bytes at the beginning of a frame without which it cannot be sent on.
+/// Bytes at the beginning of a frame that are needed to send it on.
 const HEADER_BYTES: u64 = 16;
 
 impl Node {
-    /// The same of an output to a watched link.
+    /// Like `choose`, for an output to a watched link.
     #[cold]
     pub(super) fn choose_watched(
         &mut self,
@@ -42,7 +42,7 @@ impl Node {
         Err(again)
     }
 
-    /// Whether the sender of a watched link has room for a frame, or when to look again.
+    /// Whether the sender of a watched link has room for a frame; if not, when to check again.
     fn may_send(
         &mut self,
         shared: &mut Shared,
@@ -80,7 +80,7 @@ impl Node {
         }
     }
 
-    /// When timers of a node's ports expire.
+    /// When the timers of a node's ports expire.
     pub(super) fn timers(&self, shared: &Shared) -> impl Iterator<Item = (usize, Ps)> {
         let armed = self.agenda.armed;
         (0..PORTS).filter(move |n| armed >> n & 1 != 0).filter_map(move |n| {
@@ -120,7 +120,7 @@ impl Node {
         self.note_failure(shared, at, n, out);
     }
 
-    /// Sends the receiver's due DLLPs, which arrive at that time. Returns whether the first was
+    /// Sends the receiver's due DLLPs, which arrive at `at`. `counted` is whether the first was
     /// counted before.
     pub(super) fn tell(
         &mut self,
@@ -142,7 +142,7 @@ impl Node {
         }
     }
 
-    /// Sends a DLLP through a port, which is at the other end at that time if it is not lost.
+    /// Sends a DLLP through a port. It arrives at `at` unless it is lost.
     fn say(
         &self,
         shared: &Shared,
@@ -172,7 +172,7 @@ impl Node {
         shared.receiving.get(watched as usize).map_or(0, |link| link.stat)
     }
 
-    /// A DLLP has arrived at a sender; or, if it asks for the latest of all, at its receiver.
+    /// Handles a DLLP that has arrived at a sender or, if it is a poll, at a receiver.
     #[cold]
     pub(super) fn told(
         &mut self,
@@ -206,7 +206,7 @@ impl Node {
         self.note_failure(shared, at, n, out);
     }
 
-    /// Sends a frame again, if there is one to be sent again. Returns whether the output waits.
+    /// Resends a frame, if one is due. Returns whether that keeps the output busy.
     #[cold]
     pub(super) fn replay(
         &mut self,
@@ -236,7 +236,7 @@ impl Node {
         true
     }
 
-    /// Gives a new frame to the sender of a watched link.
+    /// Hands a new frame to the sender of a watched link.
     #[cold]
     pub(super) fn send_watched(
         &mut self,
@@ -279,7 +279,7 @@ impl Node {
             Check::Bad => Check::Bad,
             _ => check,
         };
-        // A slower link's frame must not be sent on faster than it comes in.
+        // A frame on a slower link must not be sent on faster than it comes in.
         let late = wire.saturating_sub(frame.wire.into());
         let at = now + parameters.hop_ps() + late;
         let (bad, spoilt) = (link.lanes.stat(), link.lanes.spoilt());
@@ -299,7 +299,7 @@ impl Node {
         }
     }
 
-    /// Takes a frame that has come over a watched link. Returns whether it goes on.
+    /// Accepts or refuses a frame from a watched link. Returns whether it goes on.
     #[cold]
     pub(super) fn check(
         &mut self,
@@ -317,7 +317,7 @@ impl Node {
         let expected = link.receiver.expected() == seq;
         let verdict = link.receiver.frame(seq, check, at, &mut link.received);
         let mut goes_on = verdict == Verdict::Accept;
-        // What is wrong with it shows at its end, unless it is the header.
+        // Damage shows at the end of the frame, unless it is in the header.
         let readable = link.chance.draw() % u64::from(frame.bytes) >= HEADER_BYTES;
         if verdict == Verdict::Refuse && check == Check::Bad && expected && readable {
             frame.flags |= DOOMED | UNMARKED;
@@ -329,7 +329,8 @@ impl Node {
         goes_on
     }
 
-    /// Drops a frame that was found bad and has come in as a whole, if one waits for an output.
+    /// Drops a frame that waits for an output, was found bad and has arrived as a whole. Returns
+    /// whether there was one.
     #[cold]
     pub(super) fn drop_doomed(
         &mut self,

@@ -1,4 +1,4 @@
-//! What goes from node to node, and from nodes to whoever runs the network.
+//! What nodes send each other, and what they report to whoever runs the network.
 
 use tofu_abi::topology::{NodeId, Port};
 use tofu_links::Dllp;
@@ -13,7 +13,7 @@ use crate::packet::Class;
 use crate::routing::Hop;
 use crate::tap::OnLink;
 
-/// Room that comes back to the output of a slot.
+/// Credit on its way back to the output of a slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Credit {
     pub(super) at: Ps,
@@ -22,7 +22,7 @@ pub(super) struct Credit {
     pub(super) rows: u8,
 }
 
-/// A DLLP, and whether it was counted at both ends when the frame came in that it is about.
+/// A DLLP, and whether both ends counted it when the frame came in that it is about.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Said {
     pub(super) dllp: Dllp,
@@ -30,13 +30,13 @@ pub(super) struct Said {
 }
 
 /// What was sent to nodes of an engine in one window of time, and arrives in a later one. What one
-/// port sends another one is in its order.
+/// port sends to another stays in order.
 #[derive(Debug)]
 pub(super) struct Mail {
     pub(super) frames: Vec<(u16, Frame)>,
     pub(super) credits: Vec<Credit>,
     pub(super) dllps: Vec<(Ps, u16, Said)>,
-    /// When the first of it is due, but for credits, and when the first of those is.
+    /// When the first item other than a credit is due, and when the first credit is.
     pub(super) soonest: Ps,
     pub(super) credits_at: Ps,
 }
@@ -64,10 +64,10 @@ impl Mail {
     }
 }
 
-/// What is told of messages.
+/// What is reported of messages and links.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Notice {
-    /// The last frame of a message is in at a TNI.
+    /// The last frame of a message has arrived at a TNI.
     Delivered {
         tni: u8,
         token: u64,
@@ -88,7 +88,7 @@ pub(super) enum Notice {
     Failed {
         port: Port,
     },
-    /// A frame begins to go over a link: for the first time and as it should, or not.
+    /// A frame starts to cross a link: for the first time and intact, or else `Again`.
     Hop {
         hop: Hop,
         class: Class,
@@ -102,7 +102,7 @@ pub(super) enum Notice {
         token: u64,
         link: OnLink,
     },
-    /// A DLLP does.
+    /// A DLLP starts to cross a link.
     Said {
         hop: Hop,
         dllp: Dllp,
@@ -110,7 +110,7 @@ pub(super) enum Notice {
     },
 }
 
-/// A notice, when and where: the node and, in the low byte, an order at one time.
+/// A notice with its time and place: the node and, in the low byte, its rank at one time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Told {
     pub(super) at: Ps,
@@ -128,7 +128,7 @@ impl Told {
     }
 }
 
-// Orders of notices at one time.
+// Ranks of notices at one time.
 const LEFT: u32 = 16;
 const NOW: u32 = 48;
 
@@ -136,12 +136,12 @@ const NOW: u32 = 48;
 #[derive(Debug)]
 pub(super) struct Notices {
     ahead: Calendar,
-    /// When the first of it is due.
+    /// When the first notice in `ahead` is due.
     ahead_at: Ps,
     bodies: Arena<Notice>,
-    /// What has happened, in the order of nodes.
+    /// What has happened, by node.
     now: Vec<Told>,
-    /// What is to be told, in order.
+    /// What is to be reported, in order.
     pub(super) due: Vec<Told>,
 }
 
@@ -156,13 +156,13 @@ impl Notices {
         }
     }
 
-    /// Whether there is nothing to be told up to and with a time.
+    /// Whether nothing is to be reported up to and including `until`.
     #[inline]
     pub(super) fn is_quiet(&self, until: Ps) -> bool {
         self.ahead_at > until && self.now.is_empty() && self.due.is_empty()
     }
 
-    /// Puts in order what is to be told up to and with a time.
+    /// Puts in order what is to be reported up to and including `until`.
     pub(super) fn gather(&mut self, until: Ps) {
         if self.ahead_at <= until {
             while let Some(Event { at, what, argument }) = self.ahead.pop(until) {
@@ -182,8 +182,8 @@ impl Notices {
         self.ahead_at
     }
 
-    /// The tokens of messages whose loss is still to be told. Losses are told in the window in
-    /// which they happen, so none is ahead.
+    /// The tokens of messages whose loss is still to be reported. Losses are reported in the window
+    /// in which they happen, so none is ahead.
     pub(super) fn lost(&self) -> impl Iterator<Item = u64> + '_ {
         self.now.iter().chain(&self.due).filter_map(|told| match told.notice {
             Notice::Discarded { token, .. } => Some(token),
@@ -202,12 +202,12 @@ pub(super) struct Outlet<'a> {
     /// By engine.
     pub(super) mail: &'a mut [Mail],
     pub(super) notices: &'a mut Notices,
-    /// Whether hops are to be told.
+    /// Whether hops are reported.
     pub(super) hops: bool,
 }
 
 impl Outlet<'_> {
-    /// Sends a frame, which says when it arrives.
+    /// Sends a frame, which carries its time of arrival.
     #[inline]
     pub(super) fn frame(&mut self, to: Far, frame: Frame) {
         let mail = &mut self.mail[to.engine as usize];
@@ -228,7 +228,7 @@ impl Outlet<'_> {
         mail.dllps.push((at, to.slot, said));
     }
 
-    /// Tells, when it has come to that, what happens at a TNI.
+    /// Reports what happens at a TNI, once that is due.
     pub(super) fn tell(&mut self, at: Ps, node: NodeId, notice: Notice) {
         let order = match notice {
             Notice::Delivered { tni, .. } => u32::from(tni) + PORTS as u32,
@@ -240,7 +240,7 @@ impl Outlet<'_> {
         self.notices.ahead.push(Event { at, what: node.0 << 8 | order, argument });
     }
 
-    /// Tells what happens now at a slot.
+    /// Reports what happens at a slot now.
     pub(super) fn tell_now(&mut self, at: Ps, node: NodeId, slot: u8, notice: Notice) {
         let what = node.0 << 8 | (NOW + u32::from(slot));
         self.notices.now.push(Told { at, what, notice });

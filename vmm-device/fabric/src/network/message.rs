@@ -22,7 +22,8 @@ pub struct Message {
     pub src: Coords,
     /// Its TNI.
     pub src_tni: u8,
-    /// The node that is to receive; some of it follows from the way if that is not the shortest.
+    /// The node that is to receive. Unless the way is the shortest, part of it follows from the
+    /// way.
     pub dst: Coords,
     /// Its TNI.
     pub dst_tni: u8,
@@ -38,15 +39,15 @@ pub struct Message {
     pub full: u16,
     /// Bytes of the last TLP, without the routing header.
     pub last: u16,
-    /// For how long the TNI sends nothing of this class after each TLP.
+    /// How long the TNI sends nothing of this class after each TLP.
     pub gap: Ps,
     /// How long the bus to the sending node's memory is busy with the data of each TLP. All TNIs of
-    /// a node share it, and none sends the next TLP before that has come.
+    /// a node share it, and none sends its next TLP before the data has been read.
     pub bus: Ps,
-    /// The TNI does not begin to send before this time.
+    /// The earliest time at which the TNI begins to send.
     pub ready_at: Ps,
-    /// The caller's name for the message. Those under way at one time should differ, and frames of
-    /// one that was lost may be under way for some time after that is told.
+    /// The caller's name for the message. Messages in flight should have different ones, and frames
+    /// of a lost message may be in flight for some time after the loss is reported.
     pub token: u64,
 }
 
@@ -72,31 +73,31 @@ impl Message {
     }
 }
 
-/// Is told the fate of messages. Times never go back from one call to the next.
+/// Learns the fate of messages. Times never go back from one call to the next.
 pub trait Sink {
-    /// The last byte of a message is in at its target.
+    /// The last byte of a message has arrived at its target.
     fn delivered(&mut self, at: Ps, node: NodeId, tni: u8, token: u64);
 
     /// The last byte of a message has left its TNI, which has room for another.
     fn left(&mut self, at: Ps, node: NodeId, tni: u8, token: u64);
 
-    /// A message was lost, or a part of it: nothing more is told of it, but that the rest has left
-    /// its TNI. It was lost at a node whose port it should have left through.
+    /// A message, or a part of it, was lost at a node whose port it should have left through.
+    /// Nothing more is reported of it, except that the rest has left its TNI.
     fn lost(&mut self, at: Ps, node: NodeId, port: Option<Port>, reason: DiscardReason, token: u64);
 
-    /// A link has failed at the port of a node that sent over it in vain: it is down from now on.
+    /// A link has failed at the port of a node that sent over it in vain. It is down from now on.
     fn failed(&mut self, at: Ps, node: NodeId, port: Port) {
         let _ = (at, node, port);
     }
 
-    /// Whether [`Self::hop`] and what is below are to be called. Where they need not be, the
-    /// network is faster.
+    /// Whether [`Self::hop`] and the methods below are to be called. The network is faster without
+    /// them.
     fn wants_hops(&self) -> bool {
         true
     }
 
-    /// A frame begins to go over a link, whose data link layer may be modelled in full. One that
-    /// is sent again there, or that was found bad before, is not told of.
+    /// A frame starts to cross a link, whose data link layer may be modelled in full. Frames that
+    /// are resent there, or that were found bad before, are not reported.
     #[inline]
     fn hop(
         &mut self,
@@ -110,18 +111,18 @@ pub trait Sink {
         let _ = (at, hop, class, bytes, token, link);
     }
 
-    /// The same of one that is sent again, or that was found bad before.
+    /// Likewise for a frame that is resent, or that was found bad before.
     fn again(&mut self, at: Ps, hop: &Hop, bytes: u32, token: u64, link: OnLink) {
         let _ = (at, hop, bytes, token, link);
     }
 
-    /// A data-link-layer packet begins to go over a link that is modelled in full.
+    /// A data-link-layer packet starts to cross a link that is modelled in full.
     fn said(&mut self, at: Ps, hop: &Hop, dllp: Dllp, link: OnLink) {
         let _ = (at, hop, dllp, link);
     }
 }
 
-/// Why a message is not taken.
+/// Why a message is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The TNI has as many messages to send as it can hold.
@@ -146,14 +147,14 @@ pub enum Refused {
     /// A TLP has no bytes or too many, or there is none.
     #[error("a message has TLPs of 1 to {most} bytes each, at least one of them")]
     Size {
-        /// As large as a TLP may be.
+        /// The size of the longest TLP.
         most: u32,
     },
 }
 
 impl Refused {
-    /// The fate of a packet that a message stands for: the port it should have left through,
-    /// if the source has that, and why it is lost.
+    /// The fate of a packet that a message stands for: the port it should have left through, if the
+    /// source has that port, and why it is lost.
     pub const fn fate(&self) -> (Option<Port>, DiscardReason) {
         match self {
             Self::Route(RouteError::Path(_)) => (None, DiscardReason::NoSuchPath),

@@ -1,12 +1,12 @@
 //! A node of the modelled network, and what happens there.
 //!
-//! A node is a crossbar of 16 slots, ten ports and six TNIs, each an input and an output. A frame
-//! that comes first in a queue of an input asks for its output, and goes when the output and the
-//! input are free and the queue at the other end of the link has room for all of it. It is one
-//! event for a hop, and one more where it had to wait.
+//! A node is a crossbar of 16 slots, ten ports and six TNIs, each with an input and an output. The
+//! first frame in a queue of an input requests its output. It leaves when the output and the input
+//! are free and the queue at the other end of the link has room for the whole frame. A hop is one
+//! event, and one more where the frame had to wait.
 //!
-//! What every hop goes through is inlined by force. It has several callers, so the compiler would
-//! not do so, and a hop would take an eighth more instructions.
+//! The path of every hop is inlined by force. It has several callers, so the compiler would not do
+//! so, and a hop would take an eighth more instructions.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ const TNIS: usize = SLOTS - PORTS;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Queued {
     pub(super) token: u64,
-    /// Its next frame may be sent from here on.
+    /// The earliest time at which its next frame may be sent.
     pub(super) ready_at: Ps,
     pub(super) gap: Ps,
     pub(super) bus: Ps,
@@ -46,7 +46,7 @@ pub(super) struct Queued {
     pub(super) class: Class,
     pub(super) nullified: bool,
     pub(super) dst_tni: u8,
-    /// Its frames, and those that are still to be made.
+    /// The number of its frames, and of those still to be made.
     pub(super) tlps: u32,
     pub(super) left: u32,
     /// Bytes of routing header and TLP.
@@ -55,8 +55,8 @@ pub(super) struct Queued {
     pub(super) next: u32,
 }
 
-/// A TNI's messages: the first and last of each class, when a gap ends that the last frame of each
-/// class asked for, and how many wait that are not responses.
+/// A TNI's messages: the first and last of each class, when the gap after the last frame of each
+/// class ends, and how many messages other than responses wait.
 #[derive(Clone, Debug)]
 pub(super) struct Tni {
     pub(super) head: [u32; CLASSES],
@@ -65,12 +65,12 @@ pub(super) struct Tni {
     pub(super) backlog: u32,
 }
 
-/// What engines need to know of links.
+/// What engines need to know about links.
 #[derive(Clone, Debug)]
 pub(super) struct Costs {
     pub(super) parameters: Parameters,
     pub(super) scheduler: Scheduler,
-    /// Whether what goes straight on along its axis leaves before all else.
+    /// Whether frames that go straight on along their axis leave first.
     pub(super) straight_first: bool,
     /// Rows of a receive queue.
     pub(super) queue: u16,
@@ -78,11 +78,11 @@ pub(super) struct Costs {
     pub(super) longest: u16,
     /// Rows of a replay buffer.
     pub(super) replay: u16,
-    /// Whether that can ever be too few, as acknowledgements take their time.
+    /// Whether a replay buffer can ever be too small, given how long acknowledgements take.
     pub(super) replay_limits: bool,
 }
 
-/// All that a node needs to be at work, side by side.
+/// Everything that a node needs while it runs, side by side.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Node {
@@ -102,7 +102,7 @@ pub(super) struct Shared {
     pub(super) costs: Costs,
     /// The number of the first node.
     pub(super) first: u32,
-    /// What is to happen in the window that is open.
+    /// The events of the open window.
     pub(super) window: Window,
     /// The node at the other end of each port's link, by slot.
     pub(super) peers: Vec<u32>,
@@ -112,7 +112,7 @@ pub(super) struct Shared {
     pub(super) returned: Arena<Returned>,
     pub(super) sending: Vec<WatchedSending<Frame>>,
     pub(super) receiving: Vec<Receiving>,
-    /// What these have counted that are needed no more, by slot.
+    /// What directions no longer modelled in full have counted, by slot.
     pub(super) past_sent: BTreeMap<u32, Counters>,
     pub(super) past_received: BTreeMap<u32, Counters>,
     pub(super) dllps: Arena<Said>,
@@ -123,7 +123,7 @@ pub(super) struct Shared {
 }
 
 impl Node {
-    /// An idle one.
+    /// Creates an idle node.
     pub(super) fn new(place: u32, slots: [Slot; SLOTS]) -> Self {
         let none = [NONE; CLASSES];
         let tni = Tni { head: none, tail: none, quiet: [0; CLASSES], backlog: 0 };
@@ -149,7 +149,7 @@ impl Node {
         }
     }
 
-    /// What a port has counted in sending.
+    /// What a port has counted as a sender.
     pub(super) fn sending(&self, shared: &Shared, n: usize) -> Sending {
         let (output, counts) = (&self.slots[n].output, &shared.counts[slot(self.place, n)]);
         Sending {
@@ -161,14 +161,14 @@ impl Node {
         }
     }
 
-    /// Where the link of a port leads, if so much was in vain there that it is to go down.
+    /// Where the link of a port leads, if so much failed on it that it is to go down.
     pub(super) fn failed_link(&self, shared: &Shared, n: usize) -> Option<Far> {
         let Slot { input, output, .. } = &self.slots[n % SLOTS];
         let link = shared.sending.get(output.watched as usize)?;
         link.sender.has_failed().then_some(input.far)
     }
 
-    /// Says so if nothing gets through a link.
+    /// Reports a link that nothing gets through.
     pub(super) fn note_failure(&self, shared: &Shared, at: Ps, n: usize, out: &mut Outlet<'_>) {
         let port = Port::ALL[n];
         if self.failed_link(shared, n).is_some() {
@@ -176,8 +176,8 @@ impl Node {
         }
     }
 
-    /// Lets happen what is due up to and with a time of the window that is open. Returns when
-    /// something happens next.
+    /// Handles the events due up to and including `until` in the open window. Returns when the next
+    /// one is due.
     pub(super) fn run(&mut self, shared: &mut Shared, until: Ps, out: &mut Outlet<'_>) -> Ps {
         shared.window.enter(self.place, until, &mut self.agenda);
         if self.agenda.armed != 0 {
@@ -211,7 +211,7 @@ impl Node {
         next_at
     }
 
-    /// Takes in a frame whose header has come to a port.
+    /// Accepts a frame whose header has arrived at a port.
     #[inline(always)]
     fn arrive(&mut self, shared: &mut Shared, at: Ps, n: usize, handle: u32, out: &mut Outlet<'_>) {
         if shared.frames[handle].next != NONE {
@@ -228,7 +228,7 @@ impl Node {
         frame.next = NONE;
         let queue = usize::from(frame.vc) % QUEUES;
         let (bytes, flags) = (frame.bytes, frame.flags);
-        // What was refused comes again, and is counted then.
+        // A refused frame comes again, and is counted then.
         let came = flags & UNMARKED == 0;
         let input = &mut self.slots[n % SLOTS].input;
         let bytes = if came { bytes.into() } else { 0 };
@@ -250,8 +250,8 @@ impl Node {
         }
     }
 
-    /// Makes the next frame of a TNI's queue, if there is one that is ready when the TNI may send
-    /// it, which is from `free_at` on. Returns the output that it asked for.
+    /// Makes the next frame of a TNI's queue, if one is ready by `free_at`, when the TNI may send
+    /// it. Returns the output that it requested.
     fn load(
         &mut self,
         shared: &mut Shared,
@@ -301,7 +301,7 @@ impl Node {
         Some(self.ask(shared, now, n, queue, frame))
     }
 
-    /// Notes that the first frame of a queue wants to leave, and returns where.
+    /// Requests an output for the first frame of a queue. Returns that output.
     #[inline(always)]
     fn ask(&mut self, shared: &mut Shared, now: Ps, n: usize, queue: usize, handle: u32) -> usize {
         let frame = &mut shared.frames[handle];
@@ -335,8 +335,8 @@ impl Node {
         to
     }
 
-    /// Sees to it that an output is looked at again at that time at the latest. When the node is
-    /// set to work again is found when it has done its work.
+    /// Ensures that an output is checked again at `at` at the latest. When the node itself must run
+    /// again is determined at the end of its run.
     #[inline]
     pub(super) fn retry(&mut self, shared: &mut Shared, n: usize, at: Ps) {
         if self.agenda.retry(n, at) {
@@ -344,7 +344,7 @@ impl Node {
         }
     }
 
-    /// Lets go through an output what can go now.
+    /// Sends what can go through an output now.
     pub(super) fn serve(&mut self, shared: &mut Shared, now: Ps, n: usize, out: &mut Outlet<'_>) {
         let output = &self.slots[n % SLOTS].output;
         if output.watched != UNWATCHED || output.down || shared.doomed > 0 {
@@ -371,7 +371,7 @@ impl Node {
         self.retry(shared, n, again);
     }
 
-    /// The same of an output that may be down, or whose link needs looking after.
+    /// Like `serve`, for an output that may be down or whose link is modelled in full.
     #[cold]
     fn serve_any(&mut self, shared: &mut Shared, now: Ps, n: usize, out: &mut Outlet<'_>) {
         loop {
@@ -402,7 +402,7 @@ impl Node {
         }
     }
 
-    /// Lets one frame go through an output that is free, or says when to look again.
+    /// Sends one frame through a free output, or returns when to check again.
     #[inline(always)]
     fn let_go(
         &mut self,
@@ -427,7 +427,7 @@ impl Node {
         Ok(())
     }
 
-    /// Whom an output serves next, or when to look again.
+    /// Chooses what an output serves next, or returns when to check again.
     #[inline(always)]
     fn choose(&mut self, shared: &mut Shared, now: Ps, n: usize) -> Result<Turn, Ps> {
         let straight = shared.costs.straight_first.then_some(n);
@@ -462,9 +462,9 @@ impl Node {
         self.choose_open(shared, now, n, ready, known)
     }
 
-    /// Whom an output serves next among those that are ready, if the first of them lacks room at
-    /// the other end of the link or in the replay buffer. What has come back was settled, but
-    /// before that this credit was known.
+    /// Chooses what an output serves next among the queues that are ready, if the first of them
+    /// lacks room at the other end of the link or in the replay buffer. Returned credit has been
+    /// applied; `known` is the credit before that.
     #[inline(never)]
     fn choose_open(
         &mut self,
@@ -488,7 +488,7 @@ impl Node {
         }
         let chosen = output.turns.first(open, straight);
         let turns = output.turns;
-        // Whether any of these had its turn, in vain.
+        // Whether one of these had its turn and could not take it.
         let passed_over = |queues: Queues| {
             let before =
                 |chosen: Turn| turns.first(queues | 1 << chosen.bit, straight) != Some(chosen);
@@ -498,7 +498,7 @@ impl Node {
         for (vc, wanted) in wanted.into_iter().enumerate() {
             let mut lacking: Queues = wanted & !open;
             if shared.costs.replay_limits {
-                // These lack room in the replay buffer alone.
+                // These lack room only in the replay buffer.
                 let credit = output.credit[vc];
                 let only = bits(lacking).filter(|bit| u16::from(rows[*bit as usize]) <= credit);
                 let only = only.fold(0, |only, bit| only | 1 << bit);
@@ -546,7 +546,7 @@ impl Node {
         Ok(turn)
     }
 
-    /// Takes what has come back to an output by now.
+    /// Applies the credit that has come back to an output by now.
     #[inline(always)]
     pub(super) fn settle(&mut self, shared: &mut Shared, now: Ps, n: usize) {
         let Slot { output, returns, .. } = &mut self.slots[n % SLOTS];
@@ -575,8 +575,8 @@ impl Node {
         }
     }
 
-    /// Takes the first frame out of a queue: the input is busy with it now, and the next one may
-    /// ask. Returns the frame.
+    /// Takes the first frame out of a queue. The input is busy with it from now on, and the next
+    /// frame may request its output. Returns the frame.
     #[inline(always)]
     pub(super) fn take(
         &mut self,
@@ -618,7 +618,7 @@ impl Node {
             let (slot, vc) = (far.slot, queue as u8);
             out.credit(far, Credit { at, slot, vc, rows });
         } else if flags & UNMARKED == 0 {
-            // A frame that was refused has the room of the one that is sent for it again.
+            // A refused frame shares the room of the one that is sent in its place.
             let link = &mut shared.receiving[watched as usize];
             link.receiver.freed(queue as u8, rows);
             let counted = link.counted[queue] > 0;
@@ -632,7 +632,7 @@ impl Node {
         handle
     }
 
-    /// A TNI's frame is on its way: the next one may follow.
+    /// Notes that a TNI's frame is leaving, and makes the next one.
     fn sent_from_tni(
         &mut self,
         shared: &mut Shared,
@@ -651,7 +651,7 @@ impl Node {
             self.tnis[tni % TNIS].quiet[queue] = end + message.gap;
         }
         if message.bus != 0 {
-            // While this frame leaves, data of the next one is read.
+            // The data of the next frame is read while this one leaves.
             let bus = &mut self.bus;
             *bus = now.max(*bus).saturating_add(message.bus);
             let quiet = &mut self.tnis[tni % TNIS].quiet[queue];
@@ -674,8 +674,8 @@ impl Node {
         }
     }
 
-    /// Tells an output that it will have more room in a queue at the other end of its link. Says
-    /// whether somebody waits for it, who is then to be looked at at that time.
+    /// Notes that an output will have more room in a queue at the other end of its link. Returns
+    /// whether a frame waits for it, so that the node must run at that time.
     #[inline]
     pub(super) fn give_back(
         &mut self,
@@ -718,7 +718,7 @@ impl Node {
         let far = self.slots[n % SLOTS].input.far;
         let hop_ps = shared.costs.parameters.hop_ps();
         if shared.costs.replay_limits && self.slots[n % SLOTS].output.watched == UNWATCHED {
-            // The end of the frame goes there, and the acknowledgement comes back.
+            // The end of the frame arrives, and its acknowledgement comes back.
             let frame = &shared.frames[handle];
             let (rows, wire) = (frame.rows, Ps::from(frame.wire));
             let Slot { output, returns, .. } = &mut self.slots[n % SLOTS];

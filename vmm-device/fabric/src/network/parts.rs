@@ -1,11 +1,10 @@
 //! A network in parts, each of which a process runs.
 //!
-//! All of these processes do the same: they inject the same messages and run the network up to the
-//! same times. Each has the nodes of its own part only. At the end of each piece of time they tell
-//! each other what goes to nodes of the others, what has become of messages, and when something
-//! happens next, so that each knows of messages what a single process would know. What happens in
-//! a window cannot be seen by other nodes before its end, so the result is the same to the last
-//! bit.
+//! All of these processes do the same: they inject the same messages and run the network to the
+//! same times. Each has only the nodes of its own part. At the end of each stretch of time they
+//! exchange what goes to nodes of other parts, what has become of messages, and when the next event
+//! is due, so that each knows of messages what a single process would know. What happens in a
+//! window is invisible to other nodes until its end, so the result is the same to the last bit.
 
 use std::{fmt, io};
 
@@ -20,13 +19,13 @@ use super::message::Ps;
 use super::steps::Steps;
 use crate::TNIS;
 
-/// Takes what parts of a network tell each other.
+/// Exchanges messages between the parts of a network.
 pub trait Exchange: fmt::Debug + Send {
-    /// Gives each message to the part of its number, and takes what that part has for this one in
-    /// its place. The message of this part itself stays as it is.
+    /// Sends each message to the part of its index, and replaces it with that part's message to
+    /// this one. The message at this part's own index stays as it is.
     ///
     /// # Errors
-    /// If one of the others is no longer there. There is no other round then.
+    /// If one of the other parts is gone. No further round is possible then.
     fn round(&mut self, messages: &mut [Vec<u8>]) -> io::Result<()>;
 }
 
@@ -50,12 +49,12 @@ pub struct Totals {
     pub busiest_bytes: u64,
     /// Frames with a wrong link CRC.
     pub lcrc_errors: u64,
-    /// How often a sender repeated frames as nobody acknowledged them.
+    /// How often a sender repeated frames for lack of an acknowledgement.
     pub ack_timeouts: u64,
 }
 
 impl Totals {
-    /// Those of two sets of links.
+    /// Combines the totals of two sets of links.
     pub(super) fn and(self, other: Self) -> Self {
         Self {
             hops: self.hops + other.hops,
@@ -74,10 +73,10 @@ impl Totals {
     }
 }
 
-/// When something happens next in some slabs.
+/// When the next events of some slabs are due.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Next {
-    /// But for notices and credits.
+    /// Other than notices and credits.
     pub(super) next_at: Ps,
     pub(super) credits_at: Ps,
     pub(super) notices_at: Ps,
@@ -95,10 +94,10 @@ impl Next {
     }
 }
 
-/// Whose nodes are whose, and what may be said of them.
+/// How nodes are divided among parts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
-    /// Nodes of the machine, of an engine, and engines of a part.
+    /// Nodes of the machine, nodes of an engine, and engines of a part.
     pub(super) total: u32,
     pub(super) nodes: u32,
     pub(super) engines: u32,
@@ -109,7 +108,7 @@ impl Layout {
         engine / self.engines
     }
 
-    /// Whether a node of this engine has such a slot, and it is that of a port.
+    /// Whether a node of this engine has such a slot, and the slot is a port's.
     fn has_port(&self, engine: u32, slot: u16) -> bool {
         let (node, n) = (u64::from(slot) / SLOTS as u64, usize::from(slot) % SLOTS);
         let first = u64::from(engine) * u64::from(self.nodes);
@@ -122,18 +121,18 @@ impl Layout {
 pub(super) struct Others {
     own: usize,
     exchange: Box<dyn Exchange>,
-    /// What is to be told each part, and then what it has told.
+    /// What to send to each part, and then what it has sent.
     messages: Vec<Vec<u8>>,
     layout: Layout,
-    /// How many messages wait at TNIs of other parts that are no responses.
+    /// How many messages other than responses wait at TNIs of other parts.
     backlogs: Vec<[u32; TNIS]>,
-    /// What has happened to messages in other parts, and is to be told.
+    /// What has happened to messages in other parts and is still to be reported.
     pub(super) told: Vec<Told>,
-    /// Emptied, and with memory.
+    /// Empty mail, kept for its memory.
     pub(super) spare: Vec<Mail>,
-    /// When something happens next in any part.
+    /// When the next event is due in any part.
     pub(super) next: Next,
-    /// Nothing happens any more, and why, if nobody has asked so far.
+    /// Whether the network has stopped, and why, until somebody asks.
     failed: bool,
     failure: Option<io::Error>,
 }
@@ -179,7 +178,7 @@ impl Others {
         self.backlogs.get(node.index())?.get(usize::from(tni)).copied()
     }
 
-    /// Gives everybody what was put in. Returns whether there was an answer.
+    /// Exchanges the messages. Returns false if the network has stopped.
     fn round(&mut self) -> bool {
         if !self.failed
             && let Err(error) = self.exchange.round(&mut self.messages)
@@ -194,7 +193,7 @@ impl Others {
         self.failure.get_or_insert(error);
     }
 
-    /// Nothing that a part says makes sense.
+    /// Stops the network because a part's message makes no sense.
     fn give_up(&mut self, part: usize) {
         let why = format!("part {part} says of the network what cannot be");
         self.fail(io::Error::new(io::ErrorKind::InvalidData, why));
@@ -204,32 +203,32 @@ impl Others {
         self.messages.iter_mut().for_each(Vec::clear);
     }
 
-    /// The least of what all parts say.
+    /// The least value of all parts.
     pub(super) fn least(&mut self, own: Ps) -> Ps {
         let words = self.words(Some([own])).into_iter().map(|[ps]| ps);
         words.fold(own, Ps::min)
     }
 
-    /// Those of all parts together.
+    /// The totals of all parts together.
     pub(super) fn totals(&mut self, own: Totals) -> Totals {
         let words = self.words(Some(own.words())).into_iter().map(Totals::of_words);
         words.fold(own, Totals::and)
     }
 
-    /// What one part knows, of which the others know nothing.
+    /// Shares with all parts what only one of them knows.
     pub(super) fn known<const N: usize>(&mut self, own: Option<[u64; N]>) -> Option<[u64; N]> {
         let theirs = self.words(own);
         own.or_else(|| theirs.last().copied())
     }
 
-    /// Adds the bits that any part has set.
+    /// Sets the bits that any part has set.
     pub(super) fn any(&mut self, own: &mut [u64]) {
         for own in own {
             *own = self.words(Some([*own])).into_iter().fold(*own, |all, [bits]| all | bits);
         }
     }
 
-    /// What each of the others says that says anything.
+    /// What each other part says, leaving out those that say nothing.
     fn words<const N: usize>(&mut self, own: Option<[u64; N]>) -> Vec<[u64; N]> {
         self.clear();
         for message in &mut self.messages {
@@ -260,7 +259,7 @@ impl Others {
         all
     }
 
-    /// Begins to tell all others what has happened here, and when something happens next here.
+    /// Begins the message to all others: what has happened here, and when the next event is due.
     pub(super) fn begin(&mut self, next: Next, told: &[&[Told]]) {
         self.clear();
         self.next = next;
@@ -282,7 +281,7 @@ impl Others {
         }
     }
 
-    /// What was sent to an engine of another part, which is not to be sent again.
+    /// Adds mail for an engine of another part to its message, and empties the mail.
     pub(super) fn post(&mut self, engine: u32, mail: &mut Mail) {
         let part = self.layout.part_of(engine) as usize;
         if let Some(message) = self.messages.get_mut(part) {
@@ -294,8 +293,8 @@ impl Others {
         (mail.soonest, mail.credits_at) = (NEVER, NEVER);
     }
 
-    /// Tells them, and takes what they tell: `take` gets what was sent to engines here. The window
-    /// ends at `end`.
+    /// Exchanges the messages. `take` receives the mail for engines of this part. The window ends
+    /// at `end`.
     pub(super) fn end(&mut self, end: Ps, mut take: impl FnMut(u32, Mail)) {
         let mut next = std::mem::replace(&mut self.next, Next::NEVER);
         if !self.round() {
@@ -329,25 +328,25 @@ pub(super) fn far_words(far: Far) -> [u64; 2] {
     [far.engine.into(), far.slot.into()]
 }
 
-/// What [`far_words`] were made of, if there is such a place.
+/// Inverse of [`far_words`]. `None` if there is no such place.
 pub(super) fn far_of([engine, slot]: [u64; 2], layout: Option<Layout>) -> Option<Far> {
     let far = Far { engine: engine.try_into().ok()?, slot: slot.try_into().ok()? };
     layout.is_none_or(|layout| layout.has_port(far.engine, far.slot)).then_some(far)
 }
 
-/// Where a receiver stands, as words.
+/// The state of a receiver, as words.
 pub(super) fn receiver_words(expected: Seq, freed: [u16; VCS]) -> [u64; 1 + VCS] {
     let mut words = [expected.get().into(); 1 + VCS];
     words[1..].iter_mut().zip(freed).for_each(|(word, rows)| *word = rows.into());
     words
 }
 
-/// What [`receiver_words`] were made of.
+/// Inverse of [`receiver_words`].
 pub(super) fn receiver_of(words: [u64; 1 + VCS]) -> (Seq, [u16; VCS]) {
     (Seq::new(words[0] as u16), std::array::from_fn(|vc| words[1 + vc] as u16))
 }
 
-/// Writes what has happened, if others need to know.
+/// Writes a notice if others need it. Returns whether they do.
 fn put_told(to: &mut Vec<u8>, told: &Told) -> bool {
     let (kind, a, b, token) = match told.notice {
         Notice::Delivered { tni, token } => (0, tni, 0, token),
@@ -356,7 +355,7 @@ fn put_told(to: &mut Vec<u8>, told: &Told) -> bool {
             (2, port.map_or(u8::MAX, |port| port.index() as u8), which as u8, token)
         }
         Notice::Failed { port } => (3, port.index() as u8, 0, 0),
-        // Who wants to see these sees those of his own part.
+        // Observers see only those of their own part.
         Notice::Hop { .. } | Notice::Again { .. } | Notice::Said { .. } => return false,
     };
     to.extend(told.at.to_le_bytes());
@@ -397,7 +396,7 @@ fn put_mail(to: &mut Vec<u8>, engine: u32, mail: &Mail) {
     }
 }
 
-/// Takes numbers off a message.
+/// Reads numbers off a message.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -428,16 +427,16 @@ impl Reader<'_> {
     }
 }
 
-/// What another part may say.
+/// What messages from other parts are checked against.
 struct Rules {
     layout: Layout,
     own: u32,
-    /// Where the window ends: nothing of it gets to another node before that.
+    /// The end of the window: nothing sent in it reaches another node before that.
     end: Ps,
 }
 
 impl Rules {
-    /// Reads what a part has said. `None` if no part says that.
+    /// Reads a part's message. Returns `None` if it is invalid.
     fn read(
         &self,
         part: u32,

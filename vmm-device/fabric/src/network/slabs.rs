@@ -1,11 +1,11 @@
-//! All nodes of a network in slabs, each of which a thread may have for a window of time.
+//! All nodes of a network in slabs, each of which a thread may run through a window of time.
 //!
-//! Windows are as long as the shortest way from node to node, a hop: what is posted in one arrives
-//! in a later one. So engines can be run through a window in any order and on any thread, and the
-//! result is the same to the last bit. Even with one thread it is the faster way, as an engine's
-//! nodes stay in the caches of the processor until they have done all that they have to do.
+//! A window is as long as the shortest way between nodes, a hop: what is posted in one arrives in a
+//! later one. Engines can therefore run through a window in any order and on any thread, with the
+//! same result to the last bit. This is faster even with one thread, as an engine's nodes stay in
+//! the caches of the processor until all their work is done.
 //!
-//! Slabs may be of several processes: see [`parts`](super::parts).
+//! Slabs may belong to several processes: see [`parts`](super::parts).
 
 use std::collections::BTreeSet;
 use std::num::NonZero;
@@ -30,17 +30,17 @@ use super::slot::{CameIn, Sending};
 use super::watched::{LinkErrors, Receiving};
 use crate::packet::{Class, DiscardReason};
 
-/// Nodes of an engine at most: their state is a few hundred kilobytes, as caches have.
+/// Most nodes of an engine: their state is a few hundred kilobytes, which fits in caches.
 const NODES: u32 = 48;
-/// Nodes that must have something to do in a window so that threads are worth waking.
+/// How many nodes must be busy in a window to make waking threads worthwhile.
 const WORTH_IT: usize = 32;
-/// How often a thread looks for work, or for work that is done, before it sleeps: for some tens of
-/// microseconds, as long as a window takes that is barely worth it.
+/// How often a thread polls for work, or for finished work, before it sleeps: for some tens of
+/// microseconds, as long as a window that is barely worthwhile.
 const LOOKS: u32 = 1000;
-/// After so many of them others may have the processor.
+/// Polls between two yields of the processor.
 const LOOKS_AT_ONCE: u32 = 100;
 
-/// Takes what a channel has or will have soon without going to sleep.
+/// Receives from a channel. Polls up to `looks` times before it sleeps.
 fn receive<T>(from: &Receiver<T>, looks: u32) -> Result<T, RecvError> {
     for look in 1..=looks {
         match from.try_recv() {
@@ -53,10 +53,10 @@ fn receive<T>(from: &Receiver<T>, looks: u32) -> Result<T, RecvError> {
     from.recv()
 }
 
-/// Work of a slab.
+/// A stretch of a window, which a slab is to run.
 #[derive(Clone, Copy, Debug)]
 struct Stretch {
-    /// The window is a new one, from when to when.
+    /// Start and end of the window, if it is a new one.
     opens: Option<(Ps, Ps)>,
     /// Last picosecond to run, inclusive.
     until: Ps,
@@ -65,23 +65,23 @@ struct Stretch {
     hops: bool,
 }
 
-/// Engines that follow each other.
+/// Consecutive engines.
 #[derive(Debug)]
 struct Slab {
     /// The number of the first engine.
     first: usize,
     engines: Vec<Engine>,
-    /// By window, in turns, and by engine of the whole machine.
+    /// By window, alternating, and by engine of the whole machine.
     mail: [Vec<Mail>; 2],
-    /// For the next window: what came from other slabs for each of the engines.
+    /// Mail from other slabs for the next window, by engine.
     came: Vec<Vec<Mail>>,
-    /// Emptied, and with memory.
+    /// Empty mail, kept for its memory.
     spare: Vec<Mail>,
-    /// Engines of other slabs that are sent to.
+    /// Engines of other slabs that this one sends to.
     away: Vec<usize>,
     notices: Notices,
-    /// When something is due next, but for notices and credits, when a credit is, and how many
-    /// nodes had something to do.
+    /// When the next event other than notices and credits is due, when the next credit is, and how
+    /// many nodes were busy.
     next_at: Ps,
     credits_at: Ps,
     busy: usize,
@@ -124,12 +124,12 @@ impl Slab {
     }
 }
 
-/// A thread that works on slabs.
+/// A thread that runs slabs.
 #[derive(Debug)]
 struct Worker {
     jobs: Option<Sender<(Slab, Stretch)>>,
     done: Receiver<Slab>,
-    /// How often either side looks before it sleeps.
+    /// How often either side polls before it sleeps.
     looks: u32,
     thread: Option<JoinHandle<()>>,
 }
@@ -152,7 +152,7 @@ impl Worker {
 
     fn begin(&self, slab: Slab, stretch: Stretch) {
         if let Some(jobs) = &self.jobs {
-            // Whether it was taken shows when it is to be given back.
+            // A failure shows when the slab is to be given back.
             let _ = jobs.send((slab, stretch));
         }
     }
@@ -171,7 +171,7 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // It has nothing to say, and if it panicked that was told.
+            // It returns nothing, and a panic has been reported.
             let _ = thread.join();
         }
     }
@@ -185,37 +185,37 @@ pub(super) struct Slabs {
     /// Nodes of an engine, and engines of a slab.
     nodes: u32,
     engines: usize,
-    /// Those of this process, and the number of the first of them.
+    /// The slabs of this process, and the number of the first of them.
     slabs: Vec<Slab>,
     first: usize,
     workers: Vec<Worker>,
     /// The other processes.
     others: Option<Others>,
-    /// The window that is open.
+    /// The end of the open window, and the index of its mailbox.
     end: Ps,
     mail: usize,
-    /// When something is due next, but for notices and credits, and when a credit is.
+    /// When the next event other than notices and credits is due, and when the next credit is.
     next_at: Ps,
     credits_at: Ps,
-    /// How many nodes had something to do in the window so far and in the one before, and up to and
-    /// with when it was done.
+    /// How many nodes were busy in the window so far and in the one before, and up to when the
+    /// window has run.
     busy: usize,
     busy_before: usize,
     done: Ps,
     broken: Broken,
-    /// Links that are to go down when the window is over, by port of a node.
+    /// Links to take down at the end of the window, by node and port.
     failed: Vec<(NodeId, Port)>,
-    /// Directions that are modelled in full and need not be, by port of a node.
+    /// Directions modelled in full without need, by node and port.
     clean: Vec<(NodeId, Port)>,
     told: Vec<Told>,
 }
 
 impl Slabs {
-    /// Nodes with these neighbours: for each port of each node, the node at the other end, if
-    /// there is a link, and whether the link closes a ring.
+    /// Creates the nodes. `neighbor` returns, for each port of each node, the node at the other
+    /// end, if there is a link, and whether the link closes a ring.
     ///
-    /// With fewer threads than asked for if the system has no more. With a `share`, only those of a
-    /// part have a state here; a part may have none.
+    /// Starts fewer threads than asked for if the system allows no more. With a `share`, only the
+    /// nodes of that part have state here; a part may have none.
     pub(super) fn new(
         costs: &Costs,
         shape: &Shape,
@@ -227,11 +227,11 @@ impl Slabs {
         let total = shape.nodes();
         let (own, parts) = share.as_ref().map_or((0, 1), |share| (share.own, share.of));
         let threads = threads.min(total.div_ceil(parts));
-        // A thread that looks keeps others from working if there are not as many processors.
+        // A polling thread keeps others from working if there are too few processors.
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
         let looks = if threads as usize <= processors { LOOKS } else { 0 };
         let workers: Vec<_> = (1..threads).map_while(|_| Worker::new(looks).ok()).collect();
-        // All parts have to cut the machine in the same way, whatever threads they have got.
+        // All parts must divide the machine in the same way, however many threads each got.
         let of_part = match share {
             None => workers.len() + 1,
             Some(_) => threads as usize,
@@ -307,7 +307,7 @@ impl Slabs {
         (engine / self.engines, engine % self.engines, node.0 % self.nodes)
     }
 
-    /// `None` if the node is another part's.
+    /// Returns `None` if the node belongs to another part.
     fn engine(&self, node: NodeId) -> Option<(&Engine, u32)> {
         let (slab, engine, node) = self.place(node);
         let slab = self.slabs.get(slab.checked_sub(self.first)?)?;
@@ -323,7 +323,7 @@ impl Slabs {
         self.slabs.get_mut(slab.checked_sub(self.first)?)
     }
 
-    /// Why nothing happens any more, if another part is gone.
+    /// Why the network has stopped, if another part is gone.
     pub(super) fn take_failure(&mut self) -> Option<std::io::Error> {
         self.others.as_mut()?.take_failure()
     }
@@ -349,13 +349,13 @@ impl Slabs {
         self.engine(node).map(|(engine, node)| engine.came_in(node, n)).unwrap_or_default()
     }
 
-    /// What a port of a node that exists has counted in sending.
+    /// What a port of a node that exists has counted as a sender.
     pub(super) fn sending(&self, node: NodeId, port: Port) -> Sending {
         self.engine(node).map(|(engine, node)| engine.sending(node, port)).unwrap_or_default()
     }
 
-    /// Whether no message is at a TNI, no frame in a queue or on a link, and none may have to be
-    /// sent again.
+    /// Whether no message is at a TNI, no frame is in a queue or on a link, and none may have to be
+    /// resent.
     pub(super) fn is_idle(&self) -> bool {
         self.all().all(Engine::is_idle)
             && self.all_mail().all(|mail| mail.frames.is_empty())
@@ -399,7 +399,7 @@ impl Slabs {
         self.engine(node).is_none_or(|(engine, node)| engine.is_down(node, port))
     }
 
-    /// When a notice is due in any part.
+    /// When the next notice is due in any part.
     fn notices_at(&self) -> Ps {
         match &self.others {
             Some(others) => others.next.notices_at,
@@ -436,8 +436,8 @@ impl Slabs {
         }
     }
 
-    /// Sets what goes wrong on the direction of a link out of a port, which may not have had
-    /// anything go wrong before, to another node.
+    /// Sets the errors of the direction of a link out of a port to another node. The direction may
+    /// have had none before.
     pub(super) fn set_errors(
         &mut self,
         now: Ps,
@@ -452,7 +452,7 @@ impl Slabs {
             let Some(engine_of) = slab.engines.get_mut(engine) else { return };
             engine_of.set_errors(now, local, port, errors)
         } else {
-            // The other part does the same, and nothing was sent so far.
+            // The other part does the same, and nothing has been sent yet.
             let known =
                 self.engine(to).and_then(|(engine, to)| engine.watched_in(to, port.opposite()));
             let erring = *errors != LinkErrors::default() && known.is_none();
@@ -503,8 +503,8 @@ impl Slabs {
         self.engine(node).is_some_and(|(engine, node)| engine.may_become_clean(node, port))
     }
 
-    /// Drops the full state of links that have no errors any more; like [`Self::fail_links`], at
-    /// both ends at once.
+    /// Drops the full state of links that no longer need it; like [`Self::fail_links`], at both
+    /// ends at once.
     fn clean_links(&mut self) {
         let now = self.end;
         for (node, port) in std::mem::take(&mut self.clean) {
@@ -526,7 +526,7 @@ impl Slabs {
         Some(())
     }
 
-    /// Counters of both ends of a direction that is modelled in full: the sender's, the receiver's.
+    /// Counters of both ends of a direction modelled in full: the sender's, the receiver's.
     pub(super) fn watched(&self, node: NodeId, port: Port, to: NodeId) -> Option<[Counters; 2]> {
         let (engine, node) = self.engine(node)?;
         let sent = engine.watched(node, port)?;
@@ -539,7 +539,7 @@ impl Slabs {
     pub(super) fn run_until(&mut self, until: Ps, sink: &mut impl Sink) {
         let hop_ps = self.parameters.hop_ps();
         let mut opens = None;
-        // Results of other parts are missing.
+        // Another part is gone, so its results are missing.
         if self.others.as_ref().is_some_and(Others::has_failed) {
             (self.next_at, self.credits_at) = (NEVER, NEVER);
             return;
@@ -575,13 +575,13 @@ impl Slabs {
         }
     }
 
-    /// Takes links down on which nothing gets through. Both ends change at once, which they can do
+    /// Takes down links that nothing gets through. Both ends change at once, which is possible
     /// between two windows.
     fn fail_links(&mut self, sink: &mut impl Sink) {
         let now = self.end;
         for (node, port) in std::mem::take(&mut self.failed) {
             let engine = self.engine(node);
-            // It may have been told twice.
+            // The failure may have been reported twice.
             let far = engine.and_then(|(engine, node)| engine.failed_link(node, port));
             let far = self.known(far.map(far_words));
             let layout = self.others.as_ref().map(Others::layout);
@@ -616,7 +616,7 @@ impl Slabs {
         let ended = self.broken.ended();
         let mut stay = vec![0; ended.len().div_ceil(u64::BITS as usize)];
         let posted = self.all_mail().flat_map(|mail| &mail.frames).map(|(_, frame)| frame.token);
-        // Links that have just failed have lost frames that nobody was told of yet.
+        // Links that have just failed have lost frames that were not reported yet.
         let untold = self.slabs.iter().flat_map(|slab| slab.notices.lost());
         for token in self.all().flat_map(Engine::tokens).chain(posted).chain(untold) {
             if let Ok(n) = ended.binary_search(&token) {
@@ -631,7 +631,7 @@ impl Slabs {
         self.broken.forget(gone.map(|(_, token)| *token));
     }
 
-    /// What one part knows, of which the others know nothing.
+    /// Shares with all parts what only one of them knows.
     fn known<const N: usize>(&mut self, own: Option<[u64; N]>) -> Option<[u64; N]> {
         match &mut self.others {
             Some(others) => others.known(own),
@@ -639,7 +639,7 @@ impl Slabs {
         }
     }
 
-    /// Runs all slabs through a stretch of a window, and exchanges what they have sent each other.
+    /// Runs all slabs through a stretch of a window, and exchanges what they sent each other.
     fn work(&mut self, stretch: Stretch) {
         let threads = self.workers.len() + 1;
         if (threads.min(self.slabs.len()) == 1 || self.slabs.len() > threads)
@@ -668,7 +668,7 @@ impl Slabs {
         self.exchange(1 - stretch.mail);
     }
 
-    /// Hands slabs what others have sent them for the next window, and tells the other parts.
+    /// Passes mail for the next window between slabs and between parts.
     fn exchange(&mut self, next: usize) {
         let Self { slabs, others, engines, first, .. } = self;
         if slabs.len() == 1 && others.is_none() {
@@ -717,18 +717,17 @@ impl Slabs {
         }
     }
 
-    /// Whether a stretch of a window has enough to do for threads, to judge by what there was to do
-    /// in the window before.
+    /// Whether a stretch of a window is enough work for threads, judging by the window before.
     fn is_worth_it(&self, stretch: &Stretch) -> bool {
         if stretch.opens.is_some() {
-            // There is the post to be sorted, too.
+            // There is mail to sort, too.
             return self.busy.max(self.busy_before) >= WORTH_IT;
         }
         let share = u128::from(stretch.until.saturating_sub(self.done));
         self.busy_before as u128 * share >= WORTH_IT as u128 * u128::from(self.parameters.hop_ps())
     }
 
-    /// A message that is no response has left its TNI.
+    /// Notes that a message other than a response has left its TNI.
     fn left(&mut self, node: NodeId, tni: u8) {
         if let Some((engine, node)) = self.engine_mut(node) {
             engine.left(node, tni);
@@ -737,7 +736,7 @@ impl Slabs {
         }
     }
 
-    /// Tells what has happened, in the order of time.
+    /// Reports what has happened, in order of time.
     fn tell(&mut self, sink: &mut impl Sink) {
         let tells = |slab: &Slab| !slab.notices.due.is_empty();
         if self.others.is_none() && !self.slabs.iter().any(tells) {

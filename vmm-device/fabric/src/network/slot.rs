@@ -1,4 +1,4 @@
-//! What a node has for each port and TNI, and what it counts there.
+//! What a node keeps and counts for each port and TNI.
 
 use super::agenda::NEVER;
 use super::arena::{Arena, NONE};
@@ -9,8 +9,8 @@ use super::message::Ps;
 /// Index of the replay buffer's credit in [`Output::credit`].
 pub(super) const REPLAY: usize = QUEUES;
 
-/// A port or a TNI. A hop touches the input of one and the output of another one at its node, and
-/// the returns of one at the node before; each is a cache line, and a node's are side by side.
+/// A port or a TNI. A hop touches the input of one slot and the output of another at its node, and
+/// the returns of a slot at the node before. Each is a cache line, and a node's are side by side.
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
     pub(super) input: Input,
@@ -18,7 +18,7 @@ pub(super) struct Slot {
     pub(super) returns: Returns,
 }
 
-/// No [`Watched`].
+/// Stands for a direction that is not modelled in full.
 pub(super) const UNWATCHED: u32 = u32::MAX;
 
 /// The input half of a slot.
@@ -28,21 +28,21 @@ pub(super) struct Input {
     /// First and last frame of each queue.
     pub(super) head: [u32; QUEUES],
     pub(super) tail: [u32; QUEUES],
-    /// Until when the crossbar takes in something.
+    /// Until when the crossbar takes in a frame.
     pub(super) busy_until: Ps,
-    /// Where the other end of the link is: the engine that has it, and the port's slot there.
+    /// The other end of the link: its engine, and the slot of the port there.
     pub(super) far: Far,
-    /// Where the state of what comes in is, if things go wrong on it.
+    /// Index of the incoming direction's full state, if it is modelled in full.
     pub(super) watched: u32,
     /// Bytes of frames that came in.
     pub(super) bytes: Tally,
     /// Frames that came in.
     pub(super) frames: Tally,
-    /// Picoseconds in which frames waited while the crossbar took in nothing.
+    /// Picoseconds for which frames waited while the crossbar took in nothing.
     pub(super) wait: Tally,
 }
 
-/// The lower half of a count, whose upper half is in [`Counts`], as that is seldom needed.
+/// The lower half of a count. The upper half is in [`Counts`], as it is seldom needed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tally(u32);
 
@@ -65,23 +65,21 @@ impl Tally {
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(super) struct Output {
-    /// The queues whose first frame wants to leave here, and the bits of the channels on which
-    /// they do.
+    /// The queues whose first frame requests this output, and the bits of the channels requested.
     pub(super) waiting: Queues,
     pub(super) channels: [Queues; 2],
     /// When the link, or the way to the TNI, is free.
     pub(super) free_at: Ps,
-    /// Rows that are free in the queues at the other end and in the replay buffer, as far as is
-    /// known here.
+    /// Rows known to be free in the queues at the other end and in the replay buffer.
     pub(super) credit: [u16; QUEUES + 1],
     /// No frame that waits for a channel has fewer rows.
     pub(super) least: [u8; QUEUES],
     pub(super) turns: Turns,
     /// Channels for which [`Counts::zero_since`] has a time.
     pub(super) zero: u8,
-    /// Frames that had come in as a whole before they left here.
+    /// Frames that had arrived as a whole before they left here.
     pub(super) stored: Tally,
-    /// Where the rest of the link's state is, if things go wrong on it.
+    /// Index of the outgoing direction's full state, if it is modelled in full.
     pub(super) watched: u32,
     /// The link is down, or there is none.
     pub(super) down: bool,
@@ -89,16 +87,16 @@ pub(super) struct Output {
     pub(super) date_line: bool,
 }
 
-/// The credit that will have come back to an output.
+/// Credit on its way back to an output.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(super) struct Returns {
-    /// When, to which channel, and how many rows, in no order. A link seldom has more under way.
+    /// When, to which channel, and how many rows, in no order. A link seldom has more in flight.
     pub(super) at: [Ps; RING],
     pub(super) vc: [u8; RING],
     pub(super) rows: [u8; RING],
     pub(super) len: u8,
-    /// Channels for which a frame waits without any credit on its way.
+    /// Channels for which a frame waits while no credit is in flight.
     pub(super) starved: u8,
     /// Returns beyond [`RING`]: the last of a circular list of [`Returned`].
     pub(super) more: u32,
@@ -110,7 +108,7 @@ pub(super) struct Returns {
 pub(super) const RING: usize = 4;
 
 impl Returns {
-    /// When the next of what found a place here is back on a channel.
+    /// When the next credit held in the ring returns to a channel.
     pub(super) fn next_at(&self, vc: usize) -> Ps {
         let places = 0..usize::from(self.len);
         let of = places.filter(|n| usize::from(self.vc[*n]) == vc).map(|n| self.at[n]);
@@ -130,14 +128,14 @@ impl Output {
         self.waiting & low & high
     }
 
-    /// The channel that a queue which waits here does so for.
+    /// The channel for which a queue waits here.
     #[inline]
     pub(super) const fn channel(&self, bit: u32) -> usize {
         let [low, high] = self.channels;
         (low >> bit & 1 | (high >> bit & 1) << 1) as usize
     }
 
-    /// The first frame of a queue wants to leave here.
+    /// Notes that the first frame of a queue requests this output.
     #[inline]
     pub(super) const fn ask(&mut self, bit: u32, vc: usize, rows: u8) {
         let least = &mut self.least[vc % QUEUES];
@@ -150,7 +148,7 @@ impl Output {
         self.channels[1] |= (vc as Queues >> 1 & 1) << bit;
     }
 
-    /// It leaves.
+    /// Withdraws the request of a queue, whose frame leaves.
     #[inline]
     pub(super) const fn take(&mut self, bit: u32) {
         let others = !(1 << bit);
@@ -159,13 +157,13 @@ impl Output {
         self.channels[1] &= others;
     }
 
-    /// Whether a frame finds room at the other end, as far as is known.
+    /// Whether a frame is known to have room at the other end and in the replay buffer.
     #[inline]
     pub(super) const fn has_room(&self, vc: usize, rows: u16) -> bool {
         self.credit[vc % QUEUES] >= rows && self.credit[REPLAY] >= rows
     }
 
-    /// Those of some queues that wait for a channel whose frames find room at the other end.
+    /// Those of some queues waiting for a channel whose frames have room at the other end.
     #[inline]
     pub(super) fn open(
         &mut self,
@@ -193,7 +191,7 @@ impl Output {
     }
 }
 
-/// Room that comes back.
+/// Credit on its way back.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Returned {
     pub(super) at: Ps,
@@ -202,7 +200,7 @@ pub(super) struct Returned {
     pub(super) rows: u8,
 }
 
-/// What a slot counts seldom.
+/// Counts of a slot that are seldom needed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counts {
     pub(super) frames: u64,
@@ -215,7 +213,7 @@ pub(super) struct Counts {
     pub(super) discarded_system: u64,
     /// Frames that were marked as bad here while they were sent.
     pub(super) marked: u64,
-    /// Time in which a frame had all but credit, by channel, and since when it is so now.
+    /// How long a frame lacked nothing but credit, by channel, and since when one does now.
     pub(super) zero_credit: [Ps; QUEUES],
     pub(super) zero_since: [Ps; QUEUES],
 }
@@ -239,14 +237,14 @@ impl Default for Counts {
 }
 
 impl Counts {
-    /// A frame lacks nothing but credit of a channel.
+    /// Notes that a frame lacks nothing but credit of a channel.
     pub(super) const fn lacks_credit(&mut self, vc: usize, now: Ps) {
         if self.zero_since[vc] == NEVER {
             self.zero_since[vc] = now;
         }
     }
 
-    /// There is credit of a channel.
+    /// Notes that a channel has credit.
     pub(super) const fn has_credit(&mut self, vc: usize, now: Ps) {
         if self.zero_since[vc] != NEVER {
             self.zero_credit[vc] += now - self.zero_since[vc];
@@ -262,14 +260,14 @@ pub(super) struct CameIn {
     pub(super) bytes: u64,
     pub(super) system: u64,
     pub(super) nullified: u64,
-    /// Time in which frames waited while the crossbar took in nothing.
+    /// How long frames waited while the crossbar took in nothing.
     pub(super) wait: Ps,
 }
 
-/// What a port has counted of what it sends, but for what has come in at the other end.
+/// What a port has counted as a sender, apart from what the other end counts on arrival.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sending {
-    /// Frames that had come in as a whole before they left.
+    /// Frames that had arrived as a whole before they left.
     pub(super) stored: u64,
     pub(super) discarded_normal: u64,
     pub(super) discarded_system: u64,
@@ -277,20 +275,20 @@ pub(super) struct Sending {
     pub(super) zero_credit: [Ps; QUEUES],
 }
 
-/// The slot of a node, which is counted from the engine's first.
+/// The index of a slot in its engine. The node is counted from the engine's first.
 #[inline]
 pub(super) const fn slot(node: u32, n: usize) -> usize {
     node as usize * SLOTS + n
 }
 
-/// Adds to a circle that is known by its last, and in which what comes first is first.
+/// Adds to a circular list, which is known by its last element and sorted by time.
 pub(super) fn push(all: &mut Arena<Returned>, last: &mut u32, returned: Returned) {
     let handle = all.add(returned);
     let mut before = *last;
     if before == NONE || all[before].at <= returned.at {
         *last = handle;
     } else {
-        // Short frames come back before longer ones that left sooner.
+        // Room of short frames comes back before that of longer ones that left sooner.
         while all[all[before].next].at <= returned.at {
             before = all[before].next;
         }
@@ -300,7 +298,7 @@ pub(super) fn push(all: &mut Arena<Returned>, last: &mut u32, returned: Returned
     all[handle].next = first;
 }
 
-/// Takes the first of a circle that is known by its last, if its time has come.
+/// Removes the first element of a circular list, which is known by its last, if it is due.
 #[inline]
 pub(super) fn pop(all: &mut Arena<Returned>, last: &mut u32, now: Ps) -> Option<Returned> {
     if *last == NONE {
@@ -321,7 +319,7 @@ pub(super) fn pop(all: &mut Arena<Returned>, last: &mut u32, now: Ps) -> Option<
 }
 
 impl Slot {
-    /// An idle one, whose link leads there. A receive queue and a replay buffer have so many rows.
+    /// Creates an idle slot whose link leads to `far`. `queue` and `replay` are in rows.
     pub(super) fn new((queue, replay): (u16, u16), far: Far, down: bool, date_line: bool) -> Self {
         let mut credit = [queue; QUEUES + 1];
         credit[REPLAY] = replay;

@@ -1,9 +1,9 @@
-//! The rest of a frame's way in a few bytes, as a routing header has it.
+//! The rest of a frame's way in a few bytes, as in a routing header.
 
 use tofu_abi::topology::{Axis, Leg, Port, Stage};
 
-/// What a frame's A, B, C hops leave through, by bit of [`Steps::abc`]: those of stage 1, in the
-/// order of legs, then those of stage 3.
+/// The ports of a frame's A, B and C hops, by bit of [`Steps::abc`]: those of stage 1, in the order
+/// of legs, then those of stage 3.
 const ABC_PORTS: [Port; 8] =
     [Port::BMinus, Port::BPlus, Port::C, Port::A, Port::A, Port::C, Port::BMinus, Port::BPlus];
 const STAGE_1: u8 = 0x0f;
@@ -28,7 +28,7 @@ pub(super) struct Steps {
 pub(super) struct Step {
     /// The port to leave through.
     pub(super) port: u8,
-    /// Which channel of the frame's class follows from the step.
+    /// The channel of the frame's class that the step takes.
     pub(super) channel: Channel,
 }
 
@@ -77,7 +77,7 @@ impl Steps {
         Self { abc: port.index() as u8, xyz: [vc as i8, 1, 0], flags: ONE_HOP }
     }
 
-    /// As they go to another part of the network.
+    /// Encodes the steps for another part of the network.
     pub(super) const fn to_bytes(self) -> [u8; 5] {
         let [x, y, z] = self.xyz;
         [self.abc, x as u8, y as u8, z as u8, self.flags]

@@ -9,18 +9,18 @@ use tofu_links::{
 use super::frame::{Frame, SLOTS};
 use crate::chance::mix;
 
-/// What goes wrong on a direction of a link.
+/// Errors of a direction of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkErrors {
-    /// How likely a bit of each lane is wrong.
+    /// Bit error rate of each lane.
     pub rates: [ErrorRate; MAX_LANES],
-    /// Lanes that are dead, by bits.
+    /// Dead lanes, as bits.
     pub dead: u8,
-    /// How likely a data-link-layer packet about this direction is lost.
+    /// Loss rate of data-link-layer packets about this direction.
     pub dllp_loss: ErrorRate,
 }
 
-/// What chance begins with on the direction of a link out of a port.
+/// The random seed of the direction of a link out of a port.
 pub(super) const fn seed_of(seed: u64, node: NodeId, port: Port) -> u64 {
     let slot = (node.index() * SLOTS + port.index()) as u64;
     seed ^ slot << 32
@@ -29,7 +29,7 @@ pub(super) const fn seed_of(seed: u64, node: NodeId, port: Port) -> u64 {
 /// What is left to chance at one end.
 #[derive(Debug)]
 pub(super) struct Chance {
-    /// How likely a DLLP is lost that this end sends about the direction.
+    /// Loss rate of DLLPs that this end sends about the direction.
     pub(super) dllp_loss: ErrorRate,
     seed: u64,
     draws: u64,
@@ -40,42 +40,42 @@ impl Chance {
         Self { dllp_loss: ErrorRate::NEVER, seed, draws: 0 }
     }
 
-    /// A number by chance: the same ones in every run with the same seed.
+    /// Draws a random number: the same ones in every run with the same seed.
     pub(super) const fn draw(&mut self) -> u64 {
         self.draws += 1;
         mix(self.seed ^ mix(self.draws))
     }
 
-    /// Whether a DLLP is lost.
+    /// Draws whether a DLLP is lost.
     pub(super) fn loses(&mut self) -> bool {
         let draw = self.draw();
         self.dllp_loss.spoils(1, draw)
     }
 }
 
-/// The end of a direction of a link that sends, with all of its data link layer: what other
-/// directions know ahead, this one is told by DLLPs, each of them an event.
+/// The sending end of a direction of a link, with its whole data link layer. What is computed ahead
+/// for other directions, this one learns from DLLPs, each of them an event.
 #[derive(Debug)]
 pub(super) struct Sending<Frame> {
     pub(super) sender: Sender,
     pub(super) lanes: Lanes,
     pub(super) chance: Chance,
-    /// What this end has counted, and the lanes for the other one.
+    /// What this end has counted, and what the lanes count for the other end.
     pub(super) sent: Counters,
-    /// The frames that may have to be sent again, by sequence number.
+    /// The frames that may have to be resent, by sequence number.
     kept: Box<[Option<Frame>; WINDOW]>,
-    /// When the sender is to be asked whether it has waited for too long.
+    /// When to check the sender for a timeout.
     pub(super) timer_at: u64,
     /// The slot of the port that sends.
     pub(super) slot: u32,
     /// Whether anything may go wrong.
     pub(super) erring: bool,
-    /// Whether somebody looks at it.
+    /// Whether somebody observes it.
     pub(super) looked_at: bool,
 }
 
 impl<Frame: Copy> Sending<Frame> {
-    /// The sender of a direction whose queues at the other end hold so many rows already.
+    /// Creates the sender of a direction whose queues at the other end already hold these rows.
     pub(super) fn new(
         parameters: &Parameters,
         in_use: [u16; 4],
@@ -88,7 +88,7 @@ impl<Frame: Copy> Sending<Frame> {
         for (vc, rows) in (0..).zip(in_use) {
             let mut left = rows;
             while left > 0 {
-                // As many as a row count holds, and acknowledged already.
+                // As many as a row count holds. They count as acknowledged.
                 let rows = left.min(64);
                 sender.settle(now);
                 sender.send(vc, rows as u8, now, now, &mut none);
@@ -109,8 +109,8 @@ impl<Frame: Copy> Sending<Frame> {
         }
     }
 
-    /// Whether its full state is needed no more, as nothing goes wrong, nothing did lately, and
-    /// nobody looks at it; and nothing waits for an acknowledgement.
+    /// Whether its full state is no longer needed: nothing goes wrong or recently did, nobody
+    /// observes it, and nothing waits for an acknowledgement.
     pub(super) fn is_clean(&self) -> bool {
         !self.erring
             && !self.looked_at
@@ -131,7 +131,7 @@ impl<Frame: Copy> Sending<Frame> {
         self.kept[seq.get() as usize % WINDOW]
     }
 
-    /// The frames that may have to be sent again.
+    /// The frames that may have to be resent.
     pub(super) fn unacknowledged(&self) -> impl Iterator<Item = &Frame> {
         let next = self.sender.next().get();
         let before = 1..=self.sender.unacknowledged();
@@ -140,14 +140,14 @@ impl<Frame: Copy> Sending<Frame> {
         })
     }
 
-    /// Sends a frame over the lanes; says what the receiver sees.
+    /// Sends a frame over the lanes. Returns what the receiver sees.
     pub(super) fn carry(&mut self, parameters: &Parameters, bytes: u16, width: u8) -> Check {
         let Self { lanes, sent, chance, .. } = self;
         lanes.carry(parameters, bytes, width, || chance.draw(), sent)
     }
 
-    /// Begins anew with the other end, as the link goes down. Returns the frames that are lost with
-    /// that; `vc` is the virtual channel of a frame.
+    /// Starts over with the other end, as the link goes down. Returns the frames lost by that; `vc`
+    /// returns the virtual channel of a frame.
     pub(super) fn restart(
         &mut self,
         receiver: &mut Receiver,
@@ -158,7 +158,7 @@ impl<Frame: Copy> Sending<Frame> {
         let expected = receiver.expected();
         let unknown = sender.next().after(expected);
         sender.restart(|seq| {
-            // The other end has what is before that.
+            // The other end has all earlier frames.
             let frame =
                 kept[seq.get() as usize % WINDOW].filter(|_| seq.after(expected) < unknown)?;
             lost.push(frame);
@@ -169,14 +169,14 @@ impl<Frame: Copy> Sending<Frame> {
         lost
     }
 
-    /// Whether there are frames to be sent again.
+    /// Whether there are frames to be resent.
     pub(super) fn replays(&mut self, now: u64) -> bool {
         let wait = self.sender.may_send(0, 0, now);
         matches!(wait, Err(wait) if wait.reason == tofu_links::Reason::Replay)
     }
 }
 
-/// The end of the same direction that receives.
+/// The receiving end of the same direction.
 #[derive(Debug)]
 pub(super) struct Receiving {
     pub(super) receiver: Receiver,
@@ -184,17 +184,17 @@ pub(super) struct Receiving {
     pub(super) received: Counters,
     /// The slot of the port that receives.
     pub(super) slot: u32,
-    /// When the latest of what it said is at its sender.
+    /// When the latest of its DLLPs arrives at the sender.
     pub(super) said_until: u64,
-    /// Lanes that it receives badly: what STAT is in frames of the other direction.
+    /// Lanes that it receives badly: the STAT of frames in the other direction.
     pub(super) stat: u8,
-    /// Frames of each queue that were sent before all was modelled in full, so that both of the
-    /// DLLPs that they bring about were counted as they came in.
+    /// Frames of each queue sent before the direction was modelled in full, so that both of the
+    /// DLLPs that they cause were counted as they came in.
     pub(super) counted: [u32; VCS],
 }
 
 impl Receiving {
-    /// The receiver of a new sender.
+    /// Creates the receiver of a new sender.
     pub(super) fn new<Frame>(parameters: &Parameters, sending: &Sending<Frame>) -> Self {
         Self {
             receiver: Receiver::new(parameters, &sending.sender),
@@ -207,13 +207,13 @@ impl Receiving {
         }
     }
 
-    /// The receiver of a link over which nothing has gone so far, whose sender is elsewhere.
+    /// Creates the receiver of an unused link whose sender is in another part.
     pub(super) fn of_idle(parameters: &Parameters, seed: u64, node: NodeId, port: Port) -> Self {
         let seed = seed_of(seed, node, port);
         Self::new(parameters, &Sending::<Frame>::new(parameters, [0; 4], 0, seed, 0))
     }
 
-    /// The next DLLP that the receiver has to say, and whether it is lost.
+    /// Takes the next DLLP that the receiver has to send, and draws whether it is lost.
     pub(super) fn next_dllp(&mut self) -> Option<(Dllp, bool)> {
         let dllp = self.receiver.take_dllp(&mut self.received)?;
         Some((dllp, self.chance.loses()))

@@ -1,4 +1,4 @@
-//! The barrier gates and channels of one interface, as a state machine without surroundings.
+//! The barrier gates and channels of one interface, as a pure state machine.
 //!
 //! Every call returns its results as [`Effects`]: signals for other interfaces, notices, interrupt
 //! requests. Signals between gates of the interface are processed within the call. This terminates:
@@ -53,7 +53,7 @@ pub(super) struct Ended {
     pub(super) content: Content,
 }
 
-/// What came of something.
+/// The results of a call.
 #[derive(Debug, Default)]
 pub(super) struct Effects {
     pub(super) sent: SmallVec<[SentSignal; 2]>,
@@ -116,15 +116,14 @@ impl Gate {
         &mut self.buffers[bseq as usize & 1]
     }
 
-    /// Whether all signals of the present round have come. A gate that waits for none has no
-    /// reason ever to fire.
+    /// Whether all signals of the present round have come. A gate that waits for none never fires.
     fn is_complete(&self) -> bool {
         let state = self.buffers[self.bseq() as usize & 1].state;
         let (local, remote) = (!self.mask.sig_recv(), !self.mask.tlp_recv());
         (local || remote) && (!local || state.sig_recv()) && (!remote || state.tlp_recv())
     }
 
-    /// Empties the present round's buffer and goes on to the next round.
+    /// Empties the present round's buffer and moves on to the next round.
     fn next_round(&mut self) -> Content {
         let bseq = self.bseq();
         let gpid = self.gpid_bseq.gpid();
@@ -177,7 +176,7 @@ pub(super) struct Gates {
     channels: Box<[Channel]>,
     /// One for rounds with an even number and one for the others.
     schedules: [Schedule; 2],
-    /// Signals within the interface that are to be handled.
+    /// Signals within the interface that are still to be handled.
     local: SmallVec<[(BgId, BgId, Content, u64); 4]>,
 }
 
@@ -303,7 +302,7 @@ impl Gates {
         Ok(())
     }
 
-    /// Disables a gate. What it has received is gone, and so is a round of its channel.
+    /// Disables a gate. Drops what it has received, and a round of its channel.
     pub(super) fn disable(&mut self, bg: BgId) {
         if let Some(gate) = self.gates.get_mut(bg.index()) {
             gate.enabled = false;
@@ -370,7 +369,7 @@ impl Gates {
         let content = Content { bseq, gpid, op: op.code(), value };
         let schedule = &mut self.schedules[bseq as usize & 1];
         if alone {
-            // What an earlier round of the same number did is long over.
+            // Whatever an earlier round of the same number did is long over.
             *schedule = Schedule::default();
         }
         let at_ps = schedule.take(bseq, START_OVERLAP_PS, START_PS);
@@ -390,7 +389,7 @@ impl Gates {
         }
     }
 
-    /// A signal of a gate elsewhere.
+    /// Handles a signal from a gate elsewhere.
     pub(super) fn arrive(
         &mut self,
         bg: BgId,
@@ -425,7 +424,7 @@ impl Gates {
         }
     }
 
-    /// A gate takes a signal, if it waits for it.
+    /// Passes a signal to a gate, which takes it if it waits for it.
     fn take(
         &mut self,
         bg: BgId,
@@ -485,8 +484,8 @@ impl Gates {
         self.fire(bg, effects);
     }
 
-    /// Lets a gate fire as long as the signals of its present round have all come: once, or twice
-    /// if those of the next round came before.
+    /// Fires a gate as long as all signals of its present round have come: once, or twice if those
+    /// of the next round came before.
     fn fire(&mut self, bg: BgId, effects: &mut Effects) {
         let at = bg.index();
         while let Some(gate) = self.gates.get_mut(at)
@@ -550,7 +549,7 @@ impl Buffer {
     }
 }
 
-/// Puts all bits from `n` on to 0.
+/// Clears all bits from `n` on.
 fn keep_bits(input: &mut Input, n: u32) {
     for (word, from) in input.iter_mut().zip((0..).step_by(64)) {
         match n.saturating_sub(from) {

@@ -54,7 +54,7 @@ impl Outgoing {
         }
     }
 
-    /// A frame as it is, one hop far from the node at `source`.
+    /// A frame as it is, one hop from the node at `source`.
     pub(crate) fn hop(source: Coords, header: Header1, port: Port, frame: Vec<u8>) -> Self {
         let di = routing_of(&frame).di();
         let system = is_system(&frame);
@@ -109,7 +109,7 @@ fn routing_header(header: Header1, frame: usize) -> RoutingHeader {
         .with_c(target.c)
 }
 
-/// The LEN field of a frame of so many bytes.
+/// The LEN field of a frame of that many bytes.
 const fn len_field(frame: usize) -> u8 {
     ((frame - ROUTING_HEADER_SIZE) / TLP_UNIT - 1) as u8
 }
@@ -139,7 +139,7 @@ pub(crate) fn is_system(frame: &[u8]) -> bool {
     tlp_header(frame).kind() == TlpKind::System as u8
 }
 
-/// Whether a frame has the length that it says; no link lets another one through.
+/// Whether a frame is as long as it says; no link lets any other through.
 pub(crate) fn is_whole(frame: &[u8]) -> bool {
     is_frame_size(frame.len()) && routing_of(frame).tlp_size() + ROUTING_HEADER_SIZE == frame.len()
 }

@@ -47,19 +47,19 @@ pub(crate) struct PacketPolicy {
     pub(crate) arm: Arm,
 }
 
-/// Where entries go, and what comes of it.
+/// Where entries go, and what results from them.
 pub(crate) struct PacketWriter<'a> {
     pub(crate) memory: &'a dyn DmaMemory,
     pub(crate) policy: PacketPolicy,
     pub(crate) now_ns: u64,
-    /// Interrupt requests to raise when the queues are not locked any more.
+    /// Interrupt requests to raise once the queues are unlocked.
     pub(crate) requests: TniIrqs,
-    /// Those that the driver has asked for in memory, to announce then.
+    /// Those that the driver has asked for in memory, to be announced then.
     pub(crate) asked: TniIrqs,
 }
 
 impl PacketWriter<'_> {
-    /// Entries were written.
+    /// Acknowledges entries that were written.
     fn acknowledge(&mut self) {
         let acknowledge = TniIrqs::PRQ_WRITE_ACKNOWLEDGE;
         if !self.policy.arm.is_used() {
@@ -113,7 +113,7 @@ impl PacketQueues {
     }
 
     /// Puts `bytes` into a buffer and notes an entry about it, with the W flag if the device wrote
-    /// them itself. Returns false if there is no place for it.
+    /// them itself. Returns whether the bytes are in the buffer.
     pub(crate) fn take(
         &mut self,
         code: PrqRcode,
@@ -180,7 +180,7 @@ impl PacketQueues {
         }
     }
 
-    /// Whether entries that were held back are to be written by now.
+    /// Whether entries that were held back must be written by now.
     pub(crate) const fn is_due(&self, now_ns: u64) -> bool {
         self.held.until() <= now_ns
     }
