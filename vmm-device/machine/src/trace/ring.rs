@@ -248,7 +248,9 @@ mod tests {
             }
         });
         assert_eq!(read + lost, RECORDS);
-        assert!(read >= 64);
+        // At the least the last ones: whoever reads gives up the oldest, because the writer may be
+        // at its place already.
+        assert!(read >= 63, "{read}");
     }
 
     #[test]
