@@ -1,107 +1,28 @@
 //! C programs against the header and the shared library, built as a user would build them.
 
 use std::collections::BTreeSet;
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tempfile::TempDir;
 use tofu_abi::Generation;
 use tofu_abi::generation::Description;
 use tofu_abi::reduce::MAX_UTOFU_INTEGERS;
+use tofu_c_tests::{Installed, Program, exported, have, run};
 use tofu_utofu::Code;
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
-
-fn have(program: &str) -> bool {
-    Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
-}
-
-/// Where cargo leaves the shared libraries: beside the tests.
-fn libraries() -> PathBuf {
-    env::current_exe().unwrap().parent().unwrap().to_owned()
-}
-
-fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let (out, err) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
-    // Passes on messages about tests that could not run here.
-    for line in err.lines().filter(|line| line.starts_with("SKIP ")) {
-        eprintln!("{line}");
-    }
-    out
-}
-
-/// A folder with headers, libraries and files for pkg-config, as the manual says to install them.
-fn installed() -> TempDir {
-    let root = tempfile::tempdir().unwrap();
-    run(Command::new(Path::new(HERE).join("../install"))
-        .arg("--prefix")
-        .arg(root.path())
-        .arg("--libs")
-        .arg(libraries())
-        .args(["utofu", "jtofu"]));
-    root
-}
-
-/// The compiler's flags.
-fn flags(root: &Path) -> Vec<String> {
-    if !have("pkg-config") {
-        let root = root.display();
-        let libraries = ["-ltofucom".to_owned(), "-ltofutop".to_owned()];
-        let folders = [format!("-I{root}/include"), format!("-L{root}/lib")];
-        return folders.into_iter().chain(libraries).collect();
-    }
-    let flags = run(Command::new("pkg-config")
-        .args(["--cflags", "--libs", "utofu", "jtofu"])
-        .env("PKG_CONFIG_PATH", root.join("lib/pkgconfig")));
-    flags.split_whitespace().map(str::to_owned).collect()
-}
-
+/// The libraries that the programs use.
+const LIBRARIES: [&str; 2] = ["utofu", "jtofu"];
 /// The command that compiles the C programs of the tests.
 const C: [&str; 7] = ["gcc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"];
 /// The same for programs that are C++ as well.
 const CPP: [&str; 8] =
     ["g++", "-x", "c++", "-std=c++11", "-O1", "-Wall", "-Wextra", "-D_Static_assert=static_assert"];
 
-/// A program that was built, with the installed libraries.
-struct Program {
-    root: TempDir,
-    path: PathBuf,
-}
-
-impl Program {
-    /// `None`, after a message, if there is no compiler.
-    fn build(compiler: &[&str], source: &Path) -> Option<Self> {
-        let name = source.file_stem().unwrap().to_str().unwrap();
-        if !have(compiler[0]) {
-            eprintln!("SKIP {name}: no {}", compiler[0]);
-            return None;
-        }
-        let root = installed();
-        let path = root.path().join(name);
-        run(Command::new(compiler[0])
-            .args(&compiler[1..])
-            .args(["-pthread", "-o"])
-            .args([&path, source])
-            .args(["-x", "none"])
-            .args(flags(root.path())));
-        Some(Self { root, path })
-    }
-
-    /// Runs it with arguments and these environment variables; returns its output.
-    fn run(&self, args: &[&str], env: &[(&str, &str)]) -> String {
-        let mut command = Command::new("timeout");
-        command.args(["--kill-after=5", "120"]).arg(&self.path).args(args);
-        for (name, _) in env::vars().filter(|(name, _)| name.contains("TOFU_")) {
-            command.env_remove(name);
-        }
-        command.env("LD_LIBRARY_PATH", self.root.path().join("lib")).envs(env.iter().copied());
-        run(&mut command)
-    }
+/// Builds a program; `None` without a compiler.
+fn build(compiler: &[&str], source: &Path) -> Option<Program> {
+    Program::build(compiler, source, &LIBRARIES)
 }
 
 /// Builds a program and runs it with arguments and these environment variables; returns its output,
@@ -112,7 +33,7 @@ fn build_and_run_with(
     args: &[&str],
     env: &[(&str, &str)],
 ) -> Option<String> {
-    Program::build(compiler, source).map(|program| program.run(args, env))
+    build(compiler, source).map(|program| program.run(args, env))
 }
 
 fn build_and_run(source: &Path, env: &[(&str, &str)]) -> Option<String> {
@@ -128,7 +49,7 @@ const PAIR: [(&str, &str); 2] = [("TOFU_PROVIDER", "inproc"), ("TOFU_SHAPE", "1x
 
 #[test]
 fn paths_go_round_links_that_the_node_knows_to_be_dead() {
-    let Some(program) = Program::build(&C, &test_source("news.c")) else { return };
+    let Some(program) = build(&C, &test_source("news.c")) else { return };
     let news = tempfile::NamedTempFile::new().unwrap();
     let path = news.path().to_str().unwrap();
     let run = |text: &str, avoid: &str| {
@@ -172,31 +93,24 @@ fn values_layouts_and_symbols_are_those_that_programs_rely_on() {
 
 #[test]
 fn the_library_has_its_name_and_just_its_functions() {
-    if !have("nm") || !have("readelf") {
-        eprintln!("SKIP the_library_has_its_name_and_just_its_functions: no binutils");
-        return;
-    }
-    let library = libraries().join("libtofucom.so");
-    let dynamic = run(Command::new("readelf").arg("-d").arg(&library));
-    assert!(dynamic.contains("soname: [libtofucom.so]"), "{dynamic}");
-    let symbols = run(Command::new("nm").args(["-D", "--defined-only"]).arg(&library));
-    let symbols = symbols.lines().filter_map(|line| line.split_whitespace().nth(2));
-    let exported: BTreeSet<_> = symbols.filter(|name| *name != "rust_eh_personality").collect();
+    let test = "the_library_has_its_name_and_just_its_functions";
+    let Some(exported) = exported(test, "libtofucom.so") else { return };
     // The functions of the headers, and the three that are not in any.
     let header = |name| fs::read_to_string(Path::new(HERE).join("include").join(name)).unwrap();
     let (utofu, collective) = (header("utofu.h"), header("tofu_collective.h"));
-    let functions = |header: &'static str, prefix| {
+    let functions = |header: &str, prefix| {
         let lines = header.lines().filter_map(|line| {
             let name = line.strip_prefix("int ").or(line.strip_prefix("void "))?;
             name.starts_with(prefix).then_some(name)
         });
-        lines.map(|name| name.split('(').next().unwrap()).collect::<BTreeSet<_>>()
+        lines.map(|name| name.split('(').next().unwrap().to_owned()).collect::<BTreeSet<_>>()
     };
-    let mut expected = functions(utofu.leak(), "utofu_");
+    let mut expected = functions(&utofu, "utofu_");
     assert_eq!(expected.len(), 65);
-    expected.extend(functions(collective.leak(), "tofu_coll_"));
+    expected.extend(functions(&collective, "tofu_coll_"));
     assert_eq!(expected.len(), 65 + 8);
-    expected.extend(["utofu_get_last_error", "tofu_inproc_count", "tofu_inproc_select"]);
+    let others = ["utofu_get_last_error", "tofu_inproc_count", "tofu_inproc_select"];
+    expected.extend(others.map(str::to_owned));
     assert_eq!(exported, expected);
 }
 
@@ -381,7 +295,7 @@ fn said_of(generation: Generation) -> String {
 
 #[test]
 fn interfaces_are_those_of_the_generation_and_what_it_lacks_is_refused() {
-    let Some(program) = Program::build(&C, &test_source("generation.c")) else { return };
+    let Some(program) = build(&C, &test_source("generation.c")) else { return };
     for generation in Generation::ALL {
         let env = [&PAIR[..], &[("TOFU_GENERATION", generation.name())]].concat();
         assert_eq!(program.run(&[], &env), said_of(generation), "{generation}");
@@ -390,7 +304,7 @@ fn interfaces_are_those_of_the_generation_and_what_it_lacks_is_refused() {
 
 #[test]
 fn any_calls_of_earlier_generations_crash_nothing() {
-    let Some(program) = Program::build(&C, &test_source("anything.c")) else { return };
+    let Some(program) = build(&C, &test_source("anything.c")) else { return };
     for generation in Generation::ALL.into_iter().filter(|of| *of != Generation::Fugaku) {
         let env = [&PAIR[..], &[("TOFU_GENERATION", generation.name())]].concat();
         let output = program.run(&["15000"], &env);
@@ -411,7 +325,7 @@ enum Needs {
 /// Runs an example on machines of a shape, of all generations that have what it needs.
 fn example(name: &str, needs: Needs, shape: &str, expected: impl Fn(&Description) -> String) {
     let source = Path::new(HERE).join("../examples/c").join(name);
-    let Some(program) = Program::build(&C, &source) else { return };
+    let Some(program) = build(&C, &source) else { return };
     for generation in Generation::ALL {
         let description = generation.description();
         let has = match needs {
@@ -503,11 +417,10 @@ fn the_python_of_the_manual_runs() {
     let manual = fs::read_to_string(manual).unwrap();
     let start = manual.find("import ctypes").unwrap();
     let program = &manual[start..start + manual[start..].find("```").unwrap()];
-    let root = installed();
-    let output = run(Command::new("timeout")
-        .args(["60", "python3", "-c", program])
-        .env("LD_LIBRARY_PATH", root.path().join("lib"))
-        .env("TOFU_PROVIDER", "inproc"));
+    let installed = Installed::new(&LIBRARIES);
+    let mut python = Command::new("timeout");
+    python.args(["60", "python3", "-c", program]);
+    let output = run(installed.environment(&mut python).env("TOFU_PROVIDER", "inproc"));
     assert_eq!(output, "b'tofu'\n");
 }
 

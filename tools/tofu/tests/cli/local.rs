@@ -7,23 +7,15 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
+use tofu_c_tests::{have, libraries};
 use tofu_linux_tests::{Said, kill, signal};
 
 use crate::tofu::Place;
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Where cargo leaves the shared libraries: beside the tests.
-fn libraries() -> PathBuf {
-    std::env::current_exe().unwrap().parent().unwrap().to_owned()
-}
-
 fn guest_lib(path: &str) -> PathBuf {
     Path::new(HERE).join("../../guest-lib").join(path)
-}
-
-fn have(program: &str) -> bool {
-    Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
 /// A place for jobs, and for programs.
