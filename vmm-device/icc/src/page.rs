@@ -71,22 +71,21 @@ impl SharedPages {
     }
 }
 
-const REGISTERS: usize = CqReg::ALL.len();
-
-/// The registers of one control queue page.
+/// The `N` registers of a page, in the device's own memory or in memory that the guest has mapped.
+/// They are at successive offsets.
 #[derive(Debug)]
-pub(crate) struct Page {
+pub(crate) struct PageRegisters<const N: usize> {
     /// The registers of a private page. In a shared page, a stand-in for a register that the
     /// mapping does not have (which cannot happen, but need not be fatal either).
-    own: [AtomicU64; REGISTERS],
+    own: [AtomicU64; N],
     shared: Option<(SharedPages, usize)>,
 }
 
-impl Page {
-    pub(crate) fn new(tni: TniId, cq: CqId, shared: Option<&SharedPages>) -> Self {
+impl<const N: usize> PageRegisters<N> {
+    pub(crate) fn new(tni: TniId, doorbell: Doorbell, shared: Option<&SharedPages>) -> Self {
         Self {
-            own: [const { AtomicU64::new(0) }; REGISTERS],
-            shared: shared.map(|s| (s.clone(), s.offset_of(tni, cq.into()))),
+            own: [const { AtomicU64::new(0) }; N],
+            shared: shared.map(|pages| (pages.clone(), pages.offset_of(tni, doorbell))),
         }
     }
 
@@ -95,15 +94,49 @@ impl Page {
         self.shared.is_some()
     }
 
+    /// The register at an offset in bytes from the start of the page.
     #[inline]
-    pub(crate) fn reg(&self, reg: CqReg) -> &AtomicU64 {
-        let own = &self.own[(reg.offset() / 8) as usize % REGISTERS];
+    pub(crate) fn at(&self, offset: u64) -> &AtomicU64 {
+        let own = &self.own[(offset / 8) as usize % N];
         match &self.shared {
             Some((pages, base)) => {
-                pages.region.get_atomic_ref(base + reg.offset() as usize).unwrap_or(own)
+                pages.region.get_atomic_ref(base + offset as usize).unwrap_or(own)
             }
             None => own,
         }
+    }
+
+    /// Sets all registers to 0, and in a shared page also the memory between them: the next user of
+    /// the page must not find what the former one has left there.
+    pub(crate) fn clear(&self) {
+        for own in &self.own {
+            own.store(0, Ordering::Release);
+        }
+        if let Some((pages, base)) = &self.shared
+            && let Ok(page) = pages.region.get_slice(*base, PAGE_SIZE as usize)
+        {
+            page.copy_from(&[0u8; PAGE_SIZE as usize]);
+        }
+    }
+}
+
+/// The page of a control queue.
+#[derive(Debug)]
+pub(crate) struct Page(PageRegisters<{ CqReg::ALL.len() }>);
+
+impl Page {
+    pub(crate) fn new(tni: TniId, cq: CqId, shared: Option<&SharedPages>) -> Self {
+        Self(PageRegisters::new(tni, cq.into(), shared))
+    }
+
+    /// Whether the guest can write the page without an exit.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.0.is_shared()
+    }
+
+    #[inline]
+    pub(crate) fn reg(&self, reg: CqReg) -> &AtomicU64 {
+        self.0.at(reg.offset())
     }
 
     pub(crate) fn load(&self, reg: CqReg) -> u64 {
@@ -120,17 +153,9 @@ impl Page {
         self.reg(reg).fetch_add(n, Ordering::Relaxed);
     }
 
-    /// Sets all registers to 0, and in a shared page also the memory between them: the next user of
-    /// the queue must not find what the former one has left there.
+    /// Sets all registers to 0.
     pub(crate) fn clear(&self) {
-        for &reg in CqReg::ALL {
-            self.store(reg, 0);
-        }
-        if let Some((pages, base)) = &self.shared
-            && let Ok(page) = pages.region.get_slice(*base, PAGE_SIZE as usize)
-        {
-            page.copy_from(&[0u8; PAGE_SIZE as usize]);
-        }
+        self.0.clear();
     }
 }
 
@@ -149,3 +174,26 @@ pub(crate) const DIRECT: [CqReg; 8] = [
 /// The three registers of the piggyback buffer.
 pub(crate) const PIGGYBACK: [CqReg; 3] =
     [CqReg::PiggybackBuffer0, CqReg::PiggybackBuffer1, CqReg::PiggybackBuffer2];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a control queue, and of a barrier channel.
+    #[test]
+    fn a_page_that_is_cleared_has_nothing_of_its_former_user() {
+        let pages = SharedPages::new(Arc::new(MmapRegion::new(SharedPages::SIZE).unwrap()));
+        let pages = pages.unwrap();
+        for doorbell in [Doorbell::from(CqId::ALL[3]), Doorbell::from(BchId::ALL[2])] {
+            let page = PageRegisters::<4>::new(TniId::ALL[1], doorbell, Some(&pages));
+            let base = SharedPages::page_offset(TniId::ALL[1], doorbell);
+            let memory = pages.region().get_slice(base, PAGE_SIZE as usize).unwrap();
+            memory.copy_from(&[0xa5u8; PAGE_SIZE as usize]);
+            assert_eq!(page.at(0x18).load(Ordering::Relaxed), 0xa5a5_a5a5_a5a5_a5a5);
+            page.clear();
+            let mut left = [1u8; PAGE_SIZE as usize];
+            memory.copy_to(&mut left);
+            assert!(left.iter().all(|byte| *byte == 0), "{doorbell:?}");
+        }
+    }
+}

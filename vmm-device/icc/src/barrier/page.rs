@@ -6,42 +6,24 @@ use tofu_abi::barrier::BchReady;
 use tofu_abi::reduce::Input;
 use tofu_abi::regs::BchReg;
 use tofu_abi::{BchId, TniId};
-use vm_memory::VolatileMemory;
 
-use crate::page::SharedPages;
+use crate::page::{PageRegisters, SharedPages};
 use tofu_parts::RegisterWrite;
 
-const REGISTERS: usize = BchReg::ALL.len();
-const FIRST: u64 = BchReg::Idata0.offset();
 const START: u64 = BchReady(0).with_start(true).0;
 const STATE: u64 = BchReady(0).with_state(true).0;
 
-/// The registers of a channel's page, in the device's own memory or in memory that the guest has
-/// mapped. The device reads only IDATA and a READY with START from it.
+/// The page of a barrier channel. The device reads only IDATA and a READY with START from it.
 #[derive(Debug)]
-pub(super) struct ChannelPage {
-    /// The registers of a private page. In a shared page, a stand-in for a register that the
-    /// mapping does not have (which cannot happen, but need not be fatal either).
-    own: [AtomicU64; REGISTERS],
-    shared: Option<(SharedPages, usize)>,
-}
+pub(super) struct ChannelPage(PageRegisters<{ BchReg::ALL.len() }>);
 
 impl ChannelPage {
     pub(super) fn new(tni: TniId, bch: BchId, shared: Option<&SharedPages>) -> Self {
-        Self {
-            own: [const { AtomicU64::new(0) }; REGISTERS],
-            shared: shared.map(|pages| (pages.clone(), pages.offset_of(tni, bch.into()))),
-        }
+        Self(PageRegisters::new(tni, bch.into(), shared))
     }
 
     fn reg(&self, reg: BchReg) -> &AtomicU64 {
-        let own = &self.own[((reg.offset() - FIRST) / 8) as usize % REGISTERS];
-        match &self.shared {
-            Some((pages, base)) => {
-                pages.region().get_atomic_ref(base + reg.offset() as usize).unwrap_or(own)
-            }
-            None => own,
-        }
+        self.0.at(reg.offset())
     }
 
     /// A trapped read.
@@ -93,8 +75,6 @@ impl ChannelPage {
     }
 
     pub(super) fn clear(&self) {
-        for &reg in BchReg::ALL {
-            self.reg(reg).store(0, Ordering::Release);
-        }
+        self.0.clear();
     }
 }
