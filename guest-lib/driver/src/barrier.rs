@@ -395,7 +395,7 @@ impl<P: Platform> Channel<P> {
             armed: false,
             open: true,
         };
-        // What fails from here on is undone by the drop.
+        // From here on a failure is undone by dropping the channel.
         channel.write(tni, bch.gate(), BgsReg::BchNoticeIpa, channel.rounds.notices_addr());
         channel.write(tni, bch.gate(), BgsReg::BchMask, 0);
         channel.wait_for_mask().map_err(ChannelError::Enable)?;

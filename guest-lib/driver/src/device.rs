@@ -47,7 +47,7 @@ pub enum DeviceError {
     /// decoding is off.
     #[error("no Tofu device: NODE_ADDRESS reads {node_address:#x}")]
     NotPresent {
-        /// What NODE_ADDRESS read.
+        /// The value of NODE_ADDRESS.
         node_address: u64,
     },
     /// The device is of a generation that this driver does not know.
@@ -105,12 +105,12 @@ impl<P: Platform> Device<P> {
         self.generation
     }
 
-    /// What devices of its generation have.
+    /// The features of its generation.
     pub fn description(&self) -> &'static Description {
         self.generation.description()
     }
 
-    /// What the device is driven through.
+    /// The platform through which it is driven.
     pub fn platform(&self) -> &P {
         &self.platform
     }

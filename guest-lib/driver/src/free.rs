@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(free.take(0x2000, 0x1000, 0), Some(0x8000));
         assert_eq!(free.take(0x1000, 0x1000, 0), Some(0x1000));
         assert_eq!(free.take(0x1000, 0x1_0000, 0), Some(0x1_0000));
-        // What the alignment skipped is still there.
+        // The range that the alignment skipped is still free.
         assert_eq!(free.take(0x6000, 0x1000, 0), Some(0xa000));
         assert_eq!(free.take(1 << 40, 1, 0), None);
         assert_eq!(free.take(u64::MAX, 1, 0), None);

@@ -122,7 +122,7 @@ pub enum SendError {
 /// The end of a packet's sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
-    /// What it was sent with.
+    /// The cookie that it was sent with.
     pub cookie: u32,
     /// [`Rcode::SUCCESS`] if the network has accepted it, or why it was lost. An accepted packet
     /// need not arrive.
@@ -394,7 +394,7 @@ impl<P: Platform> Packets<P> {
         self.memory.tx.len() / PACKET_BUFFER_SIZE
     }
 
-    /// What became of the next packet, in the order of sending.
+    /// The outcome of the next packet, in the order of sending.
     pub fn poll_sent(&mut self) -> Option<Sent> {
         Some(match self.poll_sent_or_lost()? {
             Ok(sent) => sent,

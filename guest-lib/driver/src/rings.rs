@@ -26,7 +26,7 @@ pub struct Full;
 /// The end of a command, from its transmit complete queue entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// What the command was posted with.
+    /// The cookie that the command was posted with.
     pub cookie: u64,
     /// How it ended, see [`Rcode`](tofu_abi::Rcode).
     pub rcode: Rcode,
@@ -68,7 +68,7 @@ impl<D: DmaBuffer> RingMemory<D> {
     ///
     /// # Errors
     ///
-    /// Those of `alloc`.
+    /// The errors of `alloc`.
     pub fn new(
         orders: u32,
         notices: u32,

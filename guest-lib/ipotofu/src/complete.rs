@@ -7,7 +7,7 @@ use crate::offload::{
 };
 use crate::wire::ETHERNET_HEADER;
 
-/// Where in a TCP header its flags are.
+/// Offset of the flags in a TCP header.
 const TCP_FLAGS: usize = 13;
 const FIN: u8 = 1;
 const PSH: u8 = 8;
@@ -58,7 +58,7 @@ impl Metadata {
             } else {
                 put16(&mut segment, ETHERNET_HEADER + 4, (length - IPV6_HEADER) as u16);
             }
-            // What the kernel has summed up is the pseudo header with the length of the whole.
+            // The kernel's sum is over the pseudo header, with the length of the whole frame.
             let addresses = if v4 { 12..20 } else { 8..40 };
             let (from, to) = (ETHERNET_HEADER + addresses.start, ETHERNET_HEADER + addresses.end);
             let tcp_length = (segment.len() - tcp) as u32;

@@ -133,14 +133,14 @@ impl Core {
         self.me
     }
 
-    /// What was done so far.
+    /// The counters of what was done so far.
     pub fn counters(&self) -> Counters {
         let mut counters = self.counters;
         counters += self.inbound.counters();
         counters
     }
 
-    /// What packets that arrive are counted by.
+    /// The counters for packets that arrive.
     pub(crate) fn count(&mut self) -> &mut Counters {
         &mut self.counters
     }

@@ -85,7 +85,7 @@ struct Said {
     since_ns: AtomicU64,
 }
 
-/// What was found of a node.
+/// The entry of a node.
 struct Found<'a> {
     said: &'a Said,
     dead: u16,
@@ -108,7 +108,7 @@ impl<S: Storage> Table<S> {
         (u64::from(key) + 1, &self.0[at..at + SET])
     }
 
-    /// What was said of a node, at whatever time.
+    /// Finds the report of a node, however old.
     fn find(&self, node: Coords) -> Option<Found<'_>> {
         let (key, set) = self.set(node);
         set.iter().find_map(|said| {
@@ -164,8 +164,8 @@ pub struct Known<'a, S: Storage> {
 /// What a node knows of dead links. Any thread may read and write it: one that reads what another
 /// one writes may take an older or newer state for the node's.
 ///
-/// It is advice, and never a reason not to send: whoever finds no way without a link that is said
-/// to be dead takes the default one, and sees.
+/// It is advice, and never a reason not to send: if every path has a link that is said to be dead,
+/// a sender takes the default path and sees.
 #[derive(Debug)]
 pub struct Health<S: Storage> {
     shape: Shape,
@@ -212,7 +212,7 @@ impl<S: Storage> Health<S> {
         }
         let before = match self.reported.find(origin) {
             Some(old) => {
-                // What is late is no news, unless the node has been started again since.
+                // A late report is ignored, unless the node has been started again since.
                 let late = number.wrapping_sub(old.number) as i32 <= 0;
                 let repeated = (number, dead) == (old.number, old.dead);
                 if late && !repeated && is_fresh(old.said, now_ns, REPORT_NS) {
@@ -220,7 +220,7 @@ impl<S: Storage> Health<S> {
                 }
                 old.dead
             }
-            // Nothing is wrong with a node of which nothing is known: that takes no place.
+            // A node without an entry counts as healthy, so this needs none.
             None if dead == 0 => return false,
             None => 0,
         };
@@ -354,7 +354,7 @@ impl<S: Storage> Health<S> {
         true
     }
 
-    /// What is known, as text.
+    /// The dead links as text.
     pub const fn known(&self, now_ns: u64) -> Known<'_, S> {
         Known { health: self, now_ns }
     }
@@ -394,7 +394,7 @@ impl<S: Storage> fmt::Display for Known<'_, S> {
 /// none of whose ports has been dead says nothing.
 #[derive(Debug)]
 pub struct Reporter {
-    /// What was said last.
+    /// The last report.
     report: Report,
     /// The node that is to be told next.
     next: NodeId,

@@ -17,7 +17,7 @@ use crate::wire::{self, Capabilities, Fragment, FragmentKey, Packet, PacketKind,
 /// Fragments of broadcasts that are remembered, to tell those that come twice.
 const MAX_OBSERVED: usize = 256;
 
-/// What a node takes.
+/// Bounds of what a node accepts.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Bytes of the longest frame that is complete.
@@ -41,7 +41,7 @@ pub struct Incoming<'a> {
     pub body: &'a [u8],
 }
 
-/// What came of a packet.
+/// The outcome of a packet.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event<F> {
     /// A part of the packet's body is a frame.
@@ -68,7 +68,7 @@ pub struct Inbound<S: Storage, F: FrameBuffer> {
 }
 
 impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
-    /// What node `me` receives.
+    /// The receiving side of node `me`.
     ///
     /// # Errors
     ///
@@ -90,7 +90,7 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
         self.reassembly.clear();
     }
 
-    /// What was done.
+    /// The counters of what was done.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -210,8 +210,8 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
         true
     }
 
-    /// What is left to do with a frame that was fetched, if it is no longer than it may be, and one
-    /// that its origin may send to this node. `head` is its first bytes, all headers among them.
+    /// Returns what is left to do with a frame that was fetched, if it is not too long, and its
+    /// origin may send it to this node. `head` is its first bytes, all headers among them.
     pub fn accept_fetched(
         &mut self,
         origin: Coords,
@@ -229,8 +229,8 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
         Some(metadata)
     }
 
-    /// What is left to do with a frame, if it is one that its origin may send to this node. `head`
-    /// is its first bytes, all headers among them, and `len` how many it has.
+    /// Returns what is left to do with a frame of `len` bytes, if its origin may send it to this
+    /// node. `head` is its first bytes, all headers among them.
     fn accept(
         &mut self,
         kind: PacketKind,

@@ -70,7 +70,7 @@ impl<P: Platform> PacketQueue for Packets<P> {
     }
 }
 
-/// What packets go out by.
+/// How packets go out.
 struct Out<P: Platform> {
     packets: Packets<P>,
     outbound: Outbound<Heap>,
@@ -356,7 +356,7 @@ impl<P: Platform> Link<P> {
         self.core.config()
     }
 
-    /// What was done so far.
+    /// The counters of what was done so far.
     pub fn counters(&self) -> Counters {
         let mut counters = self.core.counters();
         counters += self.out.outbound.counters();
@@ -414,7 +414,7 @@ impl<P: Platform> Link<P> {
         if metadata.is_empty() {
             return self.send(frame);
         }
-        // What does not fit to the frame would be refused there, too.
+        // Metadata that does not fit the frame would be refused there, too.
         metadata.check(frame).map_err(|BadMetadata| LinkError::Metadata)?;
         let needed = (METADATA_SIZE + frame.len()).div_ceil(FRAGMENT_MAX);
         if self.out.packets.free() < needed {
@@ -587,7 +587,7 @@ impl<P: Platform> Link<P> {
         out.reap();
         out.outbound.expire(&mut out.packets, out.now_ns);
         out.look_after_links();
-        // What was sent once more.
+        // Flushes packets that were sent once more.
         out.packets.flush();
     }
 
@@ -709,7 +709,7 @@ impl<P: Platform> Link<P> {
             }
             if self.core.config().rendezvous {
                 if rendezvous::is_message(header) {
-                    // Who sends heads with requests was not told that they are taken here.
+                    // The sender of heads with requests was not told that they are taken here.
                     let message = Message::parse(from, header, body)
                         .filter(|m| !matches!(m, Message::Request(r) if r.is_split()));
                     self.take_message(from, Capabilities::of(header), message);

@@ -130,7 +130,7 @@ impl LocalNode {
         let Ok(node) = self.owner(addr::node_of_ipv6(self.machine, target))? else {
             return Some(Answer::Silence);
         };
-        // Who asks without an address of its own wants to know whether it may have this one.
+        // A node that asks without an address of its own wants to know whether it may have this.
         let probe = source == [0; 16];
         let (to, to_mac, flags) = if probe {
             (ALL_NODES, ALL_NODES_MAC, OVERRIDE)
@@ -140,7 +140,7 @@ impl LocalNode {
         Some(Answer::Reply(advertisement(node, target, (to, to_mac), flags)))
     }
 
-    /// What would be answered to this node's questions for the addresses of `node`.
+    /// The answers that this node would get to questions for the addresses of `node`.
     pub fn introduction(&self, node: Coords) -> [Reply; 2] {
         let (mac, machine) = (addr::mac(self.me), self.machine);
         let mut asker = [0; 10];

@@ -122,7 +122,7 @@ impl<S: Storage> Peers<S> {
         (u64::from(key) + 1, &self.0[at..at + SET])
     }
 
-    /// What a node has said of itself within [`CAPABILITIES_NS`].
+    /// The capabilities that a node has announced within [`CAPABILITIES_NS`].
     pub fn get(&self, node: Coords, now_ns: u64) -> Capabilities {
         let (key, set) = self.set(node);
         let said = set.iter().map(|peer| (peer, peer.said.load(Ordering::Relaxed)));
@@ -144,7 +144,7 @@ impl<S: Storage> Peers<S> {
             _ => (1, peer.since_ns.load(Ordering::Relaxed)),
         };
         let known = set.iter().find(|peer| peer.key() == key);
-        // Of whom nothing is known, nothing need not be noted.
+        // No entry is needed to note that a node without an entry has no capabilities.
         let place = known.or_else(|| set.iter().min_by_key(age).filter(|_| !nothing));
         if let Some(peer) = place {
             peer.said.store(key << 8 | u64::from(says.flags()), Ordering::Relaxed);

@@ -21,7 +21,7 @@ pub(crate) const TCP: u8 = 6;
 const IPV4_MIN: usize = 20;
 pub(crate) const IPV6_HEADER: usize = 40;
 const TCP_MIN: usize = 20;
-/// Where in a TCP header its checksum is.
+/// Offset of the checksum in a TCP header.
 pub(crate) const TCP_CHECKSUM: usize = 16;
 
 /// The same in the numbers of virtio's network header (`struct virtio_net_hdr`), which go over the
@@ -35,9 +35,9 @@ pub struct Fields {
     pub kind: u8,
     /// Bytes of payload in each segment but the last.
     pub size: u16,
-    /// Where in the frame the bytes begin that the checksum is over.
+    /// Offset in the frame of the bytes that the checksum is over.
     pub start: u16,
-    /// Where behind that the checksum is.
+    /// Offset of the checksum from `start`.
     pub offset: u16,
 }
 
@@ -87,7 +87,7 @@ impl Metadata {
         let bytes: &[u8; METADATA_SIZE] = bytes.first_chunk().ok_or(BadMetadata)?;
         let [size, start, offset] = [2, 4, 6].map(|at| get16(bytes, at));
         let fields = Fields { flags: bytes[0], kind: bytes[1], size, start, offset };
-        // Whatever else the fields could say is malformed.
+        // All other values of the fields are malformed.
         let metadata = Self::from_fields(fields).ok_or(BadMetadata)?;
         if metadata.emit() == *bytes { Ok(metadata) } else { Err(BadMetadata) }
     }
@@ -102,7 +102,7 @@ impl Metadata {
         bytes
     }
 
-    /// What a system says of a frame; `None` if that is something unknown.
+    /// Reads the metadata that a system passes with a frame; `None` if it is of an unknown kind.
     pub fn from_fields(fields: Fields) -> Option<Self> {
         let Fields { flags, kind, size, start, offset } = fields;
         let segments = match kind & !ECN {
@@ -120,7 +120,7 @@ impl Metadata {
         })
     }
 
-    /// What to tell a system.
+    /// The metadata in the form that systems use.
     pub fn fields(&self) -> Fields {
         let (start, offset) = self.checksum.unwrap_or_default();
         let segments = match self.segments {
@@ -172,7 +172,7 @@ impl Metadata {
     }
 }
 
-/// Where the TCP header of a frame with IPv4 is.
+/// Offset of the TCP header of a frame with IPv4.
 fn ipv4_header(frame: &[u8]) -> Option<usize> {
     let ip = packet(frame, ETHERTYPE_IPV4)?;
     let (&first, &protocol) = (ip.first()?, ip.get(9)?);

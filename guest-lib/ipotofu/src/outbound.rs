@@ -250,7 +250,7 @@ impl<S: Storage> Relay<S> {
     }
 }
 
-/// What this node sends.
+/// The sending side of a node.
 #[derive(Debug)]
 pub struct Outbound<S: Storage> {
     ways: Ways<S>,
@@ -260,7 +260,7 @@ pub struct Outbound<S: Storage> {
 }
 
 impl<S: Storage> Outbound<S> {
-    /// What node `me` sends through a TNI, with what it knows of dead links.
+    /// The sending side of node `me`, through a TNI, with what it knows of dead links.
     ///
     /// # Errors
     ///
@@ -290,7 +290,7 @@ impl<S: Storage> Outbound<S> {
         self.relay.count = 0;
     }
 
-    /// What was done.
+    /// The counters of what was done.
     pub fn counters(&self) -> Counters {
         self.ways.counters
     }
@@ -315,7 +315,7 @@ impl<S: Storage> Outbound<S> {
         way
     }
 
-    /// What is known of dead links.
+    /// The dead links that are known.
     pub fn health(&self) -> &S::Shared<Health<S>> {
         &self.ways.health
     }
@@ -356,7 +356,7 @@ impl<S: Storage> Outbound<S> {
         self.relay.close(from, key);
     }
 
-    /// Has broadcasts go round nodes that have not acknowledged them in time. To be called from
+    /// Routes broadcasts around nodes that have not acknowledged them in time. To be called from
     /// time to time.
     pub fn expire(&mut self, queue: &mut impl PacketQueue, now_ns: u64) {
         while self.relay.count > 0 {
@@ -374,8 +374,8 @@ impl<S: Storage> Outbound<S> {
         }
     }
 
-    /// What to do with a packet that was lost with this result code: the way to send it by once
-    /// more, if there is one.
+    /// Handles a packet that was lost with this result code: returns the target for sending it once
+    /// more, if there is another path.
     pub fn lost(&mut self, tag: Tag, rcode: Rcode, now_ns: u64) -> Option<(PacketTarget, Tag)> {
         let way = self.ways.next(tag).filter(|_| rcode == Rcode::LINK_DOWN);
         let count = u64::from(!tag.report);

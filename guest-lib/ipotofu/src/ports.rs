@@ -11,8 +11,8 @@ use tofu_abi::{PacketTarget, Rcode, TniId};
 use crate::neighbor::LocalNode;
 use crate::wire::{HEADER_SIZE, Repr};
 
-/// Those of a node's pending requests of links that say that a packet, of whichever node, could not
-/// leave through a port: the link is dead.
+/// Selects the pending interrupt requests of a node that say that a packet, of any node, could not
+/// leave through a port, so that the link is dead.
 pub fn dead_links_met(pending: TnrIrqs) -> TnrIrqs {
     let of = |port: Port| TnrIrqs::of(port.index() as u8, PortRequest::PortError);
     pending & Port::ALL.into_iter().fold(TnrIrqs::NONE, |all, port| all | of(port))
@@ -31,7 +31,7 @@ enum PortState {
 #[derive(Debug)]
 pub struct Ports {
     ports: [PortState; Port::COUNT],
-    /// Those through which a packet is under way, a bit for each.
+    /// Ports through which a packet is under way, a bit for each.
     asked: u16,
     /// A packet has met a dead link since they were looked at.
     suspect: bool,
@@ -75,8 +75,8 @@ impl Ports {
         self.suspect = true;
     }
 
-    /// What became of the packet that was sent through a port to learn of that. Returns the dead
-    /// ports when this was the last of those that were awaited.
+    /// Notes the outcome of the packet that tested a port. Returns the dead ports if this was the
+    /// last one awaited.
     pub fn answered(&mut self, port: u8, rcode: Rcode) -> Option<u16> {
         let state = match rcode {
             Rcode::LINK_DOWN => PortState::Down,

@@ -19,7 +19,7 @@ pub trait FrameBuffer: Debug {
     /// Writes a part, from byte `at` on. False if that is not all within the frame.
     fn write(&mut self, at: usize, part: &[u8]) -> bool;
 
-    /// Has `look` look at the first bytes of the frame, among which all headers are.
+    /// Calls `look` with the first bytes of the frame, among which all headers are.
     fn look<R>(&self, look: impl FnOnce(&[u8]) -> R) -> R;
 }
 

@@ -25,9 +25,9 @@ impl<P: Platform> StackDevice<P> {
         Self { link, rx: vec![0; size], tx: vec![0; size], verify: false }
     }
 
-    /// Has the stack check the checksums of what arrives. That is of use where something between
-    /// sender and receiver computes the device's own checksum again. To be called before the
-    /// stack's interface is made.
+    /// Makes the stack verify checksums of packets that arrive. That is of use where something
+    /// between sender and receiver computes the device's own checksum again. To be called before
+    /// the stack's interface is made.
     pub fn verify(&mut self) {
         self.verify = true;
     }

@@ -34,7 +34,7 @@ pub(crate) struct Header {
     pub(crate) flags: u8,
     /// Bytes of the whole frame.
     pub(crate) total: u16,
-    /// Where in the frame this fragment begins, in bytes.
+    /// Offset of this fragment in the frame, in bytes.
     pub(crate) offset: u16,
     /// Bytes of this fragment.
     pub(crate) length: u16,
@@ -101,11 +101,11 @@ const ACKNOWLEDGE: u8 = 2;
 const RENDEZVOUS: u8 = 4;
 /// The flag of senders that fetch the rest of frames whose head is in the request.
 const SPLIT: u8 = 0x40;
-/// Where the number of further TNIs is in the flags, and its bits.
+/// Position of the number of further TNIs in the flags, and its bits.
 const MORE_QUEUES_SHIFT: u8 = 4;
 const MORE_QUEUES: u8 = 3;
 
-/// What a node says of itself in the flags of its packets to one node.
+/// The capabilities of a node, in the flags of its packets to one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
     /// It takes [`PacketKind::Offloaded`].
@@ -119,12 +119,12 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Those of the sender of a packet; of a packet without a header none.
+    /// The capabilities of a packet's sender; none if the packet has no header.
     pub fn of(packet: &[u8]) -> Self {
         packet.get(1).map_or_else(Self::default, |flags| Self::from_flags(*flags))
     }
 
-    /// Those that the flags of a header say.
+    /// Decodes the flags of a header.
     pub const fn from_flags(flags: u8) -> Self {
         Self {
             offload: flags & TAKES_OFFLOADED != 0,
@@ -217,7 +217,7 @@ pub struct Repr {
     pub acknowledge: bool,
     /// Bytes of the whole frame, and of what is in front of it.
     pub total: u16,
-    /// Where in the frame this fragment begins, in bytes: a multiple of [`FRAGMENT_MAX`].
+    /// Offset of this fragment in the frame, in bytes: a multiple of [`FRAGMENT_MAX`].
     pub offset: u16,
     /// Bytes of this fragment.
     pub length: u16,
@@ -247,7 +247,7 @@ impl Repr {
         if !repr.is_consistent() {
             return Err(Malformed::Inconsistent);
         }
-        // What fills the packet up to its shortest length may follow.
+        // Padding to the shortest length of a packet may follow.
         if body_len < usize::from(length) {
             return Err(Malformed::Truncated);
         }
@@ -358,9 +358,9 @@ impl Repr {
 pub struct FragmentKey {
     /// The node that the frame comes from.
     pub origin: Coords,
-    /// Which of its frames.
+    /// The number of the frame among those of its origin.
     pub id: u32,
-    /// Where in the frame the fragment begins, in bytes.
+    /// Offset of the fragment in the frame, in bytes.
     pub offset: u16,
 }
 
@@ -373,7 +373,7 @@ pub struct Fragment<'a> {
     pub broadcast: bool,
     /// Its header.
     pub header: [u8; HEADER_SIZE],
-    /// What is between its header and its part of the frame.
+    /// The bytes between its header and its part of the frame.
     pub prefix: &'a [u8],
     /// Its part of the frame.
     pub body: &'a [u8],

@@ -324,7 +324,7 @@ impl Joining {
         self
     }
 
-    /// Where this part listens.
+    /// The address at which this part listens.
     pub fn address(&self) -> &str {
         self.address_of(PartId(self.own.part))
     }
@@ -386,7 +386,7 @@ impl Joining {
             let judge = |other: &Hello, came: bool| {
                 match peers.get(usize::from(other.part)).and_then(Option::as_ref) {
                     Some(peer) if !peer.link.has_ended() => taken(other, peer),
-                    // Of two that connect to each other, the one with the higher number connects.
+                    // If two parts connect to each other, the one with the higher number does it.
                     _ if came && other.part < own.0 => Verdict::Later,
                     _ => Verdict::Take,
                 }
@@ -441,7 +441,7 @@ impl Joining {
             // It may be about to end, not started yet, or not a part at all.
             Turned::Away(why) => {
                 let at = &self.credentials.addresses[part.index()];
-                // Nothing listens so far, or the host is not reachable.
+                // No process listens so far, or the host is not reachable.
                 let quiet = [
                     io::ErrorKind::ConnectionRefused,
                     io::ErrorKind::HostUnreachable,

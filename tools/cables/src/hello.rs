@@ -30,7 +30,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// That of this process.
+    /// The greeting of this process.
     pub fn new(machine: &str, (part, parts): (u16, u32), same: Vec<(String, String)>) -> Self {
         Self {
             protocol: PROTOCOL,
@@ -109,11 +109,11 @@ pub enum PartStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Greeting {
     Hello(Hello),
-    /// That part does not fit: why.
+    /// The other part does not fit, and why.
     Refused(String),
-    /// That part is held by another live process: a line that names it.
+    /// Another live process holds that part: a line that names it.
     Taken(String),
-    /// That part must wait: this one connects to it.
+    /// The other part must wait, because this one connects to it.
     Later,
     /// It does.
     Welcome,

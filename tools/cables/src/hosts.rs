@@ -26,7 +26,7 @@ const KEY: &str = "key.pem";
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Addresses {
-    /// Where each part listens, `HOST:PORT`.
+    /// The addresses of the parts, `HOST:PORT`.
     parts: Vec<String>,
 }
 
@@ -112,7 +112,7 @@ fn check(address: &str) -> anyhow::Result<()> {
 
 /// The files of the folder that a part needs.
 pub(crate) struct Credentials {
-    /// Where each part listens.
+    /// The addresses of the parts.
     pub(crate) addresses: Vec<String>,
     pub(crate) authority: RootCertStore,
     pub(crate) certificate: Vec<CertificateDer<'static>>,
@@ -148,7 +148,7 @@ impl Credentials {
         Ok(Self { addresses, authority: roots, certificate: vec![certificate], key })
     }
 
-    /// Where a part is.
+    /// The addresses of a part.
     pub(crate) fn sockets(&self, part: PartId) -> anyhow::Result<Vec<SocketAddr>> {
         let address = self.addresses.get(part.index()).context("no such part")?;
         let found = address.to_socket_addrs().with_context(|| format!("part {part}: {address}"))?;

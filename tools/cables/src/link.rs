@@ -34,7 +34,7 @@ const READ: usize = 256 << 10;
 /// Bytes of a frame's header: its length, and its kind.
 const HEADER: usize = 5;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FrameKind {
     /// Greetings, and parts' reports of their guests: JSON.
@@ -43,7 +43,7 @@ pub(crate) enum FrameKind {
     Message = 1,
     /// A keep-alive.
     Alive = 2,
-    /// Of a stream.
+    /// A frame of a stream.
     Stream = 3,
     /// The other end must stop sending requests, or may send them again: a byte, 1 or 0.
     Hold = 4,

@@ -37,7 +37,7 @@ pub enum News {
 pub struct Mesh {
     /// By part; the place of this part stays empty.
     places: Box<[PartSlot]>,
-    /// Who has or had them last, to be looked at before each request.
+    /// The present or last holder of each place, looked at before each request.
     holders: RwLock<Vec<Arc<Peer>>>,
     joining: Joining,
     /// The report that all guests here have ended, if they have; parts that come later are told,
@@ -81,7 +81,7 @@ pub trait Receive: Send + Sync {
 pub struct PeerInfo {
     /// Which.
     pub part: PartId,
-    /// Where it listens.
+    /// The address at which it listens.
     pub address: String,
     /// Its process.
     pub pid: u32,
@@ -181,7 +181,7 @@ impl Mesh {
         self.others().map(info).collect()
     }
 
-    /// Where this part listens.
+    /// The address at which this part listens.
     pub fn address(&self) -> &str {
         self.joining.address()
     }
@@ -202,7 +202,7 @@ impl Mesh {
         (0..self.places.len() as u16).filter(move |part| *part != own).map(PartId)
     }
 
-    /// Those that are there.
+    /// The parts that are connected.
     fn present(&self) -> impl Iterator<Item = (PartId, Arc<Peer>)> + '_ {
         (0..).map(PartId).zip(&self.places).filter_map(|(part, place)| Some((part, place.peer()?)))
     }

@@ -14,9 +14,9 @@ use crate::streams::Streams;
 pub(crate) struct Met {
     pub(crate) link: Link,
     pub(crate) said: Hello,
-    /// Where it is.
+    /// Its address.
     pub(crate) at: String,
-    /// What came with its greeting.
+    /// Frames that came with its greeting.
     pub(crate) early: Vec<Frame>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Peer {
     pub(crate) streams: Arc<Streams>,
     pub(crate) said: Hello,
     pub(crate) at: String,
-    /// What came with its greeting.
+    /// Frames that came with its greeting.
     pub(crate) early: Mutex<Vec<Frame>>,
     /// Something came from it since this was last checked.
     pub(crate) received: AtomicBool,
@@ -59,5 +59,5 @@ impl Peer {
     }
 }
 
-/// What was received.
+/// A frame that was received.
 pub(crate) type Frame = (FrameKind, Vec<u8>);

@@ -32,7 +32,7 @@ pub(crate) struct Acks {
 }
 
 impl Acks {
-    /// Those of a connection.
+    /// Reads the state of a connection's acknowledgements.
     #[expect(unsafe_code, reason = "no safe interface reads TCP_INFO")]
     pub(crate) fn of(socket: &TcpStream) -> io::Result<Self> {
         // SAFETY: all bytes zero is a value of the structure, which has only integers.
@@ -87,7 +87,7 @@ pub(crate) struct Signs {
     pub(crate) full: bool,
     /// It has asked this part to send no requests.
     pub(crate) holds: bool,
-    /// What its kernel says.
+    /// The state of its acknowledgements, as this host's kernel reports it.
     pub(crate) acks: Acks,
 }
 

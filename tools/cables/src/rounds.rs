@@ -34,7 +34,7 @@ impl std::fmt::Debug for Rounds {
 }
 
 impl Rounds {
-    /// Those of parts that have met.
+    /// Makes rounds among parts that have connected to each other.
     ///
     /// # Errors
     ///
@@ -55,7 +55,7 @@ impl Rounds {
     /// Leaves, once all others have what was for them.
     pub fn leave(mut self) {
         let mut messages = vec![Vec::new(); lock(&self.inbox.parts).len()];
-        // Whoever has left already has had it.
+        // A part that has left already has had it.
         let _ = self.round(&mut messages);
         self.mesh.leave();
     }
@@ -93,7 +93,7 @@ impl Exchange for Rounds {
     }
 }
 
-/// What has come.
+/// Messages that have come.
 struct Inbox {
     parts: Mutex<Vec<Part>>,
     changed: Condvar,
@@ -104,7 +104,7 @@ struct Part {
     /// The message that is not complete yet.
     begun: Vec<u8>,
     messages: VecDeque<Vec<u8>>,
-    /// Nothing more comes, and why.
+    /// Why no more messages come, if so.
     gone: Option<String>,
 }
 

@@ -23,7 +23,7 @@ const PIECE: usize = 32 << 10;
 /// The sender has opened the stream.
 const OPENER: u8 = 0x80;
 
-/// What a frame says.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Word {
     /// A new stream.
@@ -86,7 +86,7 @@ struct Stream {
 struct State {
     /// Received bytes that must be written.
     inbox: Vec<u8>,
-    /// Nothing more comes.
+    /// No more data comes.
     ended: bool,
     /// Bytes that may be sent.
     credit: u32,

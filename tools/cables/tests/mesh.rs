@@ -503,7 +503,7 @@ struct Node {
 }
 
 impl Node {
-    /// That of a part of a machine with a node in each.
+    /// The cables of a part, in a machine with one node in each part.
     fn new(mesh: &Arc<Mesh>, shape: Shape, own: PartId, len: usize) -> Self {
         Self::beside(None, mesh, shape, own, len)
     }
@@ -571,7 +571,7 @@ fn machines_put_into_each_other_until_one_of_them_goes() {
     assert_eq!(put(&mut near.cq, to, 8), Rcode::LINK_DOWN);
 }
 
-/// Whatever a part sends that has the right certificate, the others go on with each other, and an
+/// Whatever a part with the right certificate sends, the others go on with each other, and an
 /// honest one may take its place.
 #[test]
 fn a_part_that_sends_anything_is_no_trouble_to_the_others() {

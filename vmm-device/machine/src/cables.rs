@@ -94,7 +94,7 @@ pub(crate) struct Cables {
     counters: Box<[Counters]>,
 }
 
-/// Whose a message is.
+/// The part and the node that a message belongs to.
 struct Whose {
     /// The part whose request it is, or whose request it answers.
     asked: PartId,
@@ -188,7 +188,7 @@ impl Cables {
         }
     }
 
-    /// What a message from a part is, if it can be one.
+    /// Parses a message from a part, and checks that this part may send it.
     pub(crate) fn take(&self, from: PartId, message: &[u8]) -> Result<Incoming, Refused> {
         let (kind, rest) = message.split_first().ok_or(Refused::Kind)?;
         match *kind {

@@ -66,7 +66,7 @@ pub fn interface_bits(interconnect: Interconnect) -> u32 {
 /// What to record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaptureConfig {
-    /// What kind of machine it is: the machine fills it in.
+    /// The kind of machine. The machine fills it in.
     pub interconnect: Interconnect,
     /// At which node.
     pub node: NodeId,
@@ -107,7 +107,7 @@ pub struct Record {
     pub time_ns: u64,
     /// Number of the place, see [`interface`].
     pub interface: usize,
-    /// Which way it went.
+    /// Its direction.
     pub direction: Direction,
     /// The record's header and as much of the packet as there is room for, see the manual's page on
     /// captures.
@@ -121,11 +121,11 @@ pub struct Record {
 pub struct InterfaceCounters {
     /// Packets that the filter let through.
     pub seen: u64,
-    /// Those of them that found the ring full.
+    /// Packets that the filter let through and that were lost because the ring was full.
     pub dropped: u64,
 }
 
-/// What is recorded at a node from now on. Dropping it ends that.
+/// A recording of the packets of a node, from the time it was made until it is dropped.
 pub struct Capture {
     active: Arc<Active>,
     hub: Arc<dyn Captures>,
@@ -250,7 +250,7 @@ impl Active {
 
 /// What is sent over links of a machine, and can be recorded.
 pub(crate) trait Recorded: Sized + Send + 'static {
-    /// Has a capture of the node take a packet that was seen there.
+    /// Passes a packet that was seen at a node to the capture of that node.
     fn record(active: &Active, shape: &Shape, observation: Observation, packet: &Packet<Self>);
 }
 
@@ -339,7 +339,7 @@ impl<B: Recorded> Hub<B> {
             change(&mut all);
             all.iter().map(|active| active.config.node).collect()
         };
-        // Whoever drives modelled links comes here with these locked.
+        // The thread that drives modelled links comes here with the links locked.
         if let Some(wires) = self.wires.upgrade() {
             let tap = (!nodes.is_empty()).then(|| Arc::clone(self) as Arc<dyn Tap<B>>);
             wires.look_at(&nodes);

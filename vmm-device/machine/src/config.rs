@@ -85,7 +85,7 @@ impl MachineConfig {
     }
 }
 
-/// What the links of a machine can carry, as the papers reckon it.
+/// What the links of a machine can carry, calculated as in the papers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Capacity {
     /// Bytes a second that all nodes together can send to their neighbours.
@@ -97,7 +97,7 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// That of a machine.
+    /// The capacity of a machine of this generation and shape.
     pub fn of(generation: Generation, shape: &Shape) -> Self {
         let description = generation.description();
         let electric = description.electric_block.and_then(|block| Shape::new(block).ok());

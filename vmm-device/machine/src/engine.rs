@@ -53,7 +53,7 @@ pub(crate) struct Engine {
     sleep: Sleep,
     pending: Mutex<VecDeque<QueueId>>,
     nodes: Mutex<Vec<Arc<Node>>>,
-    /// What is new about queues with a shared page.
+    /// Changes of the queues whose shared pages are watched.
     watch_changes: Mutex<Vec<(QueueId, Watching)>>,
     watch_changed: AtomicBool,
     /// Doorbell descriptors to be listened to or not any more.
@@ -411,7 +411,7 @@ impl<'a> WatchedPages<'a> {
             let late = now.saturating_sub(start) > TURN_NS;
             let mut rang = page.poll(engine, &mut pump, late);
             if !rang && now.saturating_sub(page.rang_at) > NAPS_NS && page.protect() {
-                // What was rung before the page was protected.
+                // Takes the doorbell that rang before the page was protected.
                 rang = page.poll(engine, &mut pump, late);
             }
             if rang {

@@ -23,7 +23,7 @@ impl Default for Interconnect {
 }
 
 impl Interconnect {
-    /// What the names are, for a message.
+    /// The names that are allowed, for an error message.
     pub const ALLOWED: &str =
         "\"k\" or \"fx10\" (Tofu), \"fx100\" (Tofu2), \"fugaku\" (TofuD) or \"tnw\" (TNW)";
 

@@ -68,7 +68,7 @@ impl Network {
         &self.wires
     }
 
-    /// What kind of machine it is.
+    /// The machine's generation.
     pub const fn generation(&self) -> Generation {
         self.generation
     }
@@ -153,7 +153,7 @@ impl Network {
         }
     }
 
-    /// What went over the cables to and from a part; `None` if there are none.
+    /// Counts what went over the cables to and from a part; `None` if there are no cables.
     pub fn cables(&self, part: PartId) -> Option<CableCounters> {
         self.machine.upgrade()?.cables.as_ref()?.counters(part)
     }
@@ -163,7 +163,7 @@ impl Network {
         self.captures.start(config.of(Interconnect::Tofu(self.generation)))
     }
 
-    /// What happens to all commands from now on; `None` if the machine has gone.
+    /// Starts to trace all commands; `None` if the machine has gone.
     pub fn trace(&self) -> Option<Trace> {
         let machine = Weak::clone(&self.machine);
         let switch = move |on: bool| {
@@ -265,7 +265,7 @@ impl Machine {
         self.shared.fabric()
     }
 
-    /// What can be seen and changed of the network from anywhere.
+    /// The network, to be looked at and changed from any thread.
     pub const fn network(&self) -> &Network {
         &self.network
     }

@@ -55,7 +55,7 @@ pub(crate) fn turn(shared: &Shared) -> Option<Progress> {
     let limit_ns = shared.courier.clock(host_ns);
     let progress = pump.turn(Some(limit_ns * PS_PER_NS))?;
     shared.courier.turned(host_ns, limit_ns, progress);
-    // What was sent meanwhile has set a bound that is gone now.
+    // A packet that was sent meanwhile has set a bound, which is gone now.
     if shared.wires.has_mail() {
         shared.courier.sent(limit_ns);
     }
@@ -137,7 +137,7 @@ impl Courier {
     /// Sleeps for so many nanoseconds, or until it is woken.
     fn rest(&self, shared: &Shared, ns: Option<u64>) {
         self.sleep.announce();
-        // What came before the flag was set has not woken anyone.
+        // A packet that came before the flag was set has woken nobody.
         if !shared.wires.has_mail() && !shared.stopping.load(SeqCst) {
             match ns {
                 Some(ns) => thread::park_timeout(Duration::from_nanos(ns)),

@@ -352,7 +352,7 @@ impl NodeHost {
             return Ok(());
         }
         let Doorbell::Cq(cq) = bell else {
-            // What is written to a channel's doorbell matters, so it has to come as a write.
+            // The value written to a channel's doorbell matters, so it has to come as a write.
             return Ok(());
         };
         let exported = lock(&self.events).get(&(tni, cq)).map(|bell| Arc::clone(&bell.event));

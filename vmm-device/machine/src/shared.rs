@@ -37,7 +37,7 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) spin_ns: u64,
     pub(crate) stopping: AtomicBool,
-    /// Who is told when a modelled link has failed.
+    /// The function to call when a modelled link has failed.
     pub(crate) link_failed: OnceLock<LinkFailed>,
     pub(crate) recorder: Arc<Recorder>,
 }

@@ -169,7 +169,7 @@ impl Torus {
         &self.shared.wires
     }
 
-    /// What can be seen and changed of the network from anywhere.
+    /// The network, to be looked at and changed from any thread.
     pub fn network(&self) -> TorusNetwork {
         TorusNetwork {
             wires: Arc::clone(&self.shared.wires),
@@ -228,7 +228,7 @@ impl Torus {
         self.shared.polled.store(doorbells == Doorbells::Polled, SeqCst);
     }
 
-    /// What [`Torus::set_doorbells`] has said.
+    /// How doorbells arrive, as set by [`Torus::set_doorbells`].
     pub fn doorbells(&self) -> Doorbells {
         match self.shared.polled.load(SeqCst) {
             true => Doorbells::Polled,
@@ -471,7 +471,7 @@ impl Net for Outward<'_> {
             dst_tni: 0,
             path: Path::default(),
             way: Way::Hop { port: link.port(), vc, nullified: false },
-            // Of a kind that all faults may happen to.
+            // A class of packets to which any fault may happen.
             class: Class::System,
             system: false,
             tlps: unit.packets(),

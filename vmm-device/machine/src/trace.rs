@@ -210,7 +210,7 @@ impl Recorder {
         *next += 1;
     }
 
-    /// Has `switch` told of the first reader.
+    /// Adds a reader. `switch` is called if it is the first one.
     pub(crate) fn begin(self: &Arc<Self>, switch: Switch) -> Trace {
         let mut readers = lock(&self.readers);
         *readers += 1;
@@ -229,7 +229,7 @@ impl Recorder {
 /// Turns the nodes' telling on and off.
 pub(crate) type Switch = Box<dyn Fn(bool) + Send>;
 
-/// What happens to the commands of a machine from now on. Dropping it ends that.
+/// A trace of the commands of a machine, from the time it was made until it is dropped.
 pub struct Trace {
     recorder: Arc<Recorder>,
     switch: Switch,
@@ -237,7 +237,7 @@ pub struct Trace {
     cursors: Vec<u64>,
     /// Reasons that were read.
     reason: u64,
-    /// What was read too early.
+    /// Records that were read, but are too new to be returned in order.
     early: Vec<(u32, Words)>,
     lost: u64,
     /// Nanoseconds a tick, once that was measured.
@@ -271,7 +271,7 @@ impl Trace {
         due.filter_map(|(thread, words)| ring::unpack(thread, &words, time)).collect()
     }
 
-    /// What the time of a record would be now.
+    /// The time that a record would get now, in nanoseconds since 1970.
     pub fn now_ns(&mut self) -> u64 {
         let rate = self.rate();
         self.recorder.time_ns(self.recorder.ticks.now(), rate)

@@ -65,7 +65,7 @@ struct Window<N> {
     news_at: u64,
 }
 
-/// What has a device.
+/// A thing that contains a network processor.
 pub(crate) trait HasNwp {
     fn nwp(&self) -> &Nwp;
 }

@@ -47,10 +47,10 @@ impl Access {
     }
 }
 
-/// What an access gives.
+/// The result of an access.
 pub type DmaResult<T = ()> = Result<T, DmaError>;
 
-/// What is called with the slices of an address range.
+/// A function that is called with each slice of an address range.
 pub type Visit<'a> = dyn FnMut(VolatileSlice<'_>) + 'a;
 
 /// Memory that a device can reach by DMA, at the addresses that it uses.

@@ -33,7 +33,7 @@ impl Default for Epochs {
 }
 
 impl Epochs {
-    /// Nothing is under way.
+    /// Makes one in which nothing is under way.
     pub fn new() -> Self {
         Self {
             generation: AtomicU64::new(0),

@@ -43,7 +43,7 @@ impl Ticks {
         ns / counted().saturating_sub(self.first).max(1) as f64
     }
 
-    /// What it showed when it was made, in ticks.
+    /// The reading of the clock when it was made, in ticks.
     pub const fn first(&self) -> u64 {
         self.first
     }

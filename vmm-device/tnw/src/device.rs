@@ -61,12 +61,12 @@ pub struct Nwp {
 /// A link module (section 2.2).
 pub(crate) struct LinkModule {
     pub(crate) present: bool,
-    /// What has arrived and was not looked at yet.
+    /// Units that have arrived and were not looked at yet.
     inbox: Mutex<VecDeque<Unit>>,
     state: Mutex<LinkState>,
     /// There is something to do.
     pending: AtomicBool,
-    /// Of [`LinkEnd::deadline`].
+    /// A copy of [`LinkEnd::deadline`].
     deadline: AtomicU64,
     /// The marks that the next packets in shared windows will have; 0 for other windows.
     marks: [AtomicU64; CHANNELS],
@@ -219,7 +219,7 @@ impl Nwp {
 
     fn renew(&self, link: Link, module: &LinkModule) {
         let mut state = lock(&module.state);
-        // What is on its way must not be read after this.
+        // The memory of units under way must not be read after this.
         state.end.keep();
         let life = state.end.life();
         // A life that no neighbour has seen can be reused: a driver that keeps resetting the device
@@ -558,7 +558,7 @@ impl Nwp {
         loop {
             let moved = self.move_round(link, state);
             if moved || rounds == 0 && state.end.owes() {
-                // What has not been moved is taken over before it is acknowledged.
+                // Copies the data that was not moved yet, before it is acknowledged.
                 state.rx.iter_mut().for_each(Receive::keep);
                 let room = state.room();
                 state.end.answer(&room, &mut |unit| net.send(link, unit));

@@ -39,7 +39,7 @@ pub const NEVER: u64 = u64::MAX;
 /// Free places in the reception FIFO of each channel.
 pub type Room = [u16; CHANNELS];
 
-/// What has come of something that arrived.
+/// The outcome of a unit that arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// Nothing for the reception FIFOs.
@@ -93,7 +93,7 @@ struct Receiving {
     discarding: bool,
     /// Packets of each channel that were taken in this session.
     accepted: Room,
-    /// What the other end was told last of how many may have been sent.
+    /// The limit of packets that the other end was told last.
     announced: Room,
     /// Feedback that it is to get.
     owed: Option<ControlKind>,
@@ -146,7 +146,7 @@ impl LinkEnd {
         self.spoken
     }
 
-    /// What it has counted.
+    /// Its counters.
     pub const fn counters(&self) -> &LinkCounters {
         &self.counters
     }
@@ -192,7 +192,7 @@ impl LinkEnd {
             return 0;
         }
         let c = channel.index();
-        // What is not acknowledged counts twice for a moment after the other end's reset.
+        // Packets without acknowledgement count twice for a moment after the other end's reset.
         let room = self.tx.limits[c].wrapping_sub(self.tx.used[c]) as i16;
         (room.max(0) as u16).min(TX_BUFFER.saturating_sub(self.tx.buffered))
     }

@@ -18,7 +18,7 @@ pub(crate) struct Borrowed {
     bytes: usize,
     /// The memory was not there when it was read; the packets have zeros.
     failed: Arc<AtomicBool>,
-    /// What was read.
+    /// The bytes, once they were read.
     kept: OnceLock<Arc<[u8]>>,
     /// Held by whoever reads.
     reading: Mutex<()>,

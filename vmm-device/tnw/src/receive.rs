@@ -44,7 +44,7 @@ impl Request {
 /// A request that is done with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// What was asked for.
+    /// The request.
     pub request: Request,
     /// How it ended.
     pub status: Status,
@@ -62,7 +62,7 @@ enum Item {
     Cut,
 }
 
-/// What a message that is being moved has come to.
+/// How far a message has been moved.
 #[derive(Clone, Copy, Debug)]
 struct Moving {
     packets: u64,

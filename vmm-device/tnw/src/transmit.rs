@@ -63,9 +63,9 @@ pub(crate) struct Transmit {
     /// Made when something is stored first.
     window: Option<Box<Window>>,
     ngets: VecDeque<Nget>,
-    /// Those before them.
+    /// The messages before them.
     pending: VecDeque<Pending>,
-    /// Where the message comes from that has begun.
+    /// The source of the message that has begun.
     source: Option<Source>,
     /// Packets of it that were sent.
     sent: u32,
@@ -154,7 +154,7 @@ impl Transmit {
         if self.ngets() >= NGET_QUEUE {
             return Err(Status::Full);
         }
-        // What is in a shared window by now goes before it.
+        // Packets that are in a shared window by now go first.
         self.look();
         self.ngets.push_back(Nget { request, after: self.tail(), failed: Arc::default() });
         Ok(())

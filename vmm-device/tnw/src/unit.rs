@@ -128,7 +128,7 @@ impl Data {
         self.check = Check::Fits;
     }
 
-    /// What the check sequence should be to whoever is in `session`.
+    /// The check sequence that a receiver in `session` expects.
     fn crc(&self, session: Session) -> u32 {
         let mut hasher = session.digest();
         hasher.update(&(self.header.0 as u32).to_le_bytes());
@@ -158,7 +158,7 @@ impl Data {
             hasher.update(data);
             let crc = match self.check {
                 Check::Sent(crc) if packets == 1 => crc,
-                // What damages a run damages all of it.
+                // Damage to one packet of a run damages all of it.
                 Check::Sent(_) if !self.fits(self.session) => !hasher.finalize(),
                 _ => hasher.finalize(),
             };
@@ -171,7 +171,7 @@ impl Data {
     }
 }
 
-/// What a command says.
+/// The kinds of commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ControlKind {
@@ -199,7 +199,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// What it says.
+    /// Its kind.
     pub const fn kind(&self) -> ControlKind {
         self.kind
     }

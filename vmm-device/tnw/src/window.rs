@@ -49,10 +49,10 @@ pub struct Window {
 
 #[derive(Debug)]
 enum Ring {
-    /// Of the device's own.
+    /// Memory of the device.
     Own {
         bytes: Box<[u8]>,
-        /// What has been stored of the packet at each place: a bit for each byte.
+        /// The bytes of the packet at each place that have been stored: a bit for each.
         stored: Box<[u128]>,
     },
     /// The guest's, too.

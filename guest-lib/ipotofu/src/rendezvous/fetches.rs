@@ -33,8 +33,8 @@ struct Owed {
     count: u32,
 }
 
-/// What this node fetches, and with each request something of type `H`, such as the head of a
-/// frame.
+/// The frames that this node fetches, and for each request a value of type `H`, such as the head
+/// of the frame.
 #[derive(Debug)]
 pub struct Fetches<S: Storage, H: Debug = ()> {
     /// A ring: the first one of those that wait, and how many there are.
@@ -50,7 +50,7 @@ pub struct Fetches<S: Storage, H: Debug = ()> {
 }
 
 impl<S: Storage, H: Debug> Fetches<S, H> {
-    /// Nothing.
+    /// Makes one without requests.
     ///
     /// # Errors
     ///
@@ -178,7 +178,7 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         Some((slot, request))
     }
 
-    /// What was fetched to a slot, which is free now. An answer is owed then.
+    /// Frees a slot and returns the request that was fetched to it, which must be answered then.
     fn take(&mut self, slot: usize) -> Option<(Request, H)> {
         let taken = self.slots.get_mut(slot)?.take()?;
         self.under_way -= 1;

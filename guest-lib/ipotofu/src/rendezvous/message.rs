@@ -14,7 +14,7 @@ const REFUSED: u8 = 8;
 const REQUEST: u8 = VERSION << 4 | 4;
 const DONE: u8 = VERSION << 4 | 5;
 const SPLIT: u8 = VERSION << 4 | 6;
-/// What a node that sends these messages says of itself.
+/// The capabilities that a node announces by sending these messages.
 const SAYS: Capabilities =
     Capabilities { offload: true, rendezvous: true, split: false, more_queues: 0 };
 
@@ -167,7 +167,7 @@ impl Message {
         };
         let header = Header {
             version_kind: kind,
-            // Who knows these messages fetches.
+            // A node that knows these messages fetches.
             flags: flags | SAYS.flags(),
             total,
             length: body.len() as u16 + head,
@@ -234,7 +234,7 @@ pub(super) mod tests {
             assert_eq!(parsed, right.then_some(message), "{of_head}, {len}");
             assert_eq!(Message::parse(NODE, &header, &body[..body.len() - 1]), None, "cut off");
             if right {
-                // What fills the packet up may follow.
+                // Padding may follow.
                 body.push(0);
                 assert_eq!(split.head_in(&body), &head[..of_head]);
             }

@@ -41,7 +41,7 @@ struct Slot {
     lapsed: u32,
 }
 
-/// What this node has others fetch.
+/// The frames that other nodes fetch from this one.
 #[derive(Debug)]
 pub struct Requests<S: Storage> {
     slots: S::Places<Slot>,
@@ -54,7 +54,7 @@ pub struct Requests<S: Storage> {
 }
 
 impl<S: Storage> Requests<S> {
-    /// Nothing.
+    /// Makes one without requests.
     ///
     /// # Errors
     ///
@@ -193,7 +193,7 @@ mod tests {
         peers.learn(node, says, now_ns);
     }
 
-    /// What is requested of a node.
+    /// The requests to a node.
     fn ids_of(requests: &Requests<Heap>, to: Coords) -> Vec<u32> {
         requests.under_way().filter(|one| one.to == to).map(|one| one.id).collect()
     }

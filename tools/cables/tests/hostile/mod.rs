@@ -68,7 +68,7 @@ impl Hostile {
         self.send(0, what.to_string().as_bytes())
     }
 
-    /// What the other end says next, of what is JSON.
+    /// The next JSON message of the other end.
     fn hear(&mut self) -> Option<Value> {
         loop {
             let mut header = [0; 5];
@@ -104,7 +104,7 @@ impl Hostile {
                 self.send(1, &message)
             }
             7 => self.send(2, &random.bytes(10)),
-            // Of streams: those that are there, those that are not, more than the window holds.
+            // Frames of streams: open ones, others, and more data than the window holds.
             8 | 9 => {
                 let mut body = (random.below(3) as u32).to_le_bytes().to_vec();
                 body.push(random.below(6) as u8 | (random.below(2) as u8) << 7);
@@ -116,7 +116,7 @@ impl Hostile {
                 let (hold, most) = (random.below(3) as u8, random.below(3) as usize);
                 self.send(4, &vec![hold; most])
             }
-            // What is no frame, now and then.
+            // Bytes that are no frame, now and then.
             _ if random.below(8) == 0 => {
                 let bytes = random.bytes(100);
                 self.write(&bytes)

@@ -50,7 +50,7 @@ impl Relay {
         Self { address, connections }
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }

@@ -193,10 +193,10 @@ impl LinkPart {
     }
 }
 
-/// Of a link's part: sent again, and that check sequences are there.
+/// Flags of a link's part: the frame was sent again, and it has check sequences.
 const AGAIN: u8 = 1;
 const SEQUENCES: u8 = 2;
-/// Of what a receiver finds: the frame is damaged.
+/// Flag of what a receiver found: the frame is damaged.
 const BAD: u8 = 2;
 
 /// The part of a message that a burst moves, in bytes.

@@ -52,11 +52,12 @@ impl Ring {
         &self.records[number as usize & (self.records.len() - 1)]
     }
 
-    /// Has `write` put a record in place of the oldest. By the thread that has entered only.
+    /// Replaces the oldest record: `write` stores the new one. Only the thread that has entered may
+    /// call this.
     #[inline]
     pub(super) fn push(&self, write: impl FnOnce(&RecordWords)) {
         let head = self.head.load(Relaxed);
-        // Whoever reads something of this record sees that the one before it is written.
+        // A thread that reads anything of this record sees the one before it whole.
         fence(Release);
         write(self.place(head));
         self.head.store(head + 1, Release);
@@ -166,7 +167,7 @@ pub(super) fn pack_event(place: &RecordWords, now: u64, node: NodeId, event: &Ev
     }
 }
 
-/// What a record says; `time` makes nanoseconds since 1970 of ticks.
+/// Decodes a record; `time` converts ticks to nanoseconds since 1970.
 pub(super) fn unpack(thread: u32, words: &Words, time: impl Fn(u64) -> u64) -> Option<Record> {
     let [now, word, tag, numbers, remote, local, header1, header2] = *words;
     let tni = || TniId::new((word >> 8) as u8);
@@ -288,7 +289,7 @@ mod tests {
             What::Interrupt(515),
             What::Access { offset: u64::MAX, write: true },
         ] {
-            // Of a record that was here before.
+            // As a former record has left them.
             let place = RecordWords::from([u64::MAX; WORDS].map(AtomicU64::new));
             pack(&place, 10, NodeId(768), &what);
             let words = place.map(AtomicU64::into_inner);

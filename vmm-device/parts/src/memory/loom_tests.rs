@@ -123,7 +123,7 @@ fn loom_a_command_is_seen_whole_or_not_at_all() {
     });
 }
 
-/// Who sees a completion sees what the command has fetched before it.
+/// A thread that sees a completion sees what the command has fetched before it.
 #[test]
 fn loom_data_is_there_before_its_completion() {
     loom::model(|| {
@@ -144,7 +144,7 @@ fn loom_data_is_there_before_its_completion() {
     });
 }
 
-/// Who sees a notice sees all of it, and the data that it tells of.
+/// A thread that sees a notice sees all of it, and the data that it announces.
 #[test]
 fn loom_a_notice_is_whole_and_behind_its_data() {
     loom::model(|| {
