@@ -30,7 +30,7 @@ pub(crate) struct Region {
     size: u64,
 }
 
-/// Where a region is in its device's file, and which parts of it can be mapped.
+/// The place of a region in its device's file, and the parts of it that can be mapped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
     start: u64,
@@ -45,7 +45,7 @@ impl Layout {
         Self { start, size, parts: vec![(0, size)] }
     }
 
-    /// Of region `index` of a device.
+    /// The placement of region `index` of a device.
     pub(crate) fn of(device: &VfioDevice, index: u32) -> Self {
         let (start, size) = (device.get_region_offset(index), device.get_region_size(index));
         let mappable = device.get_region_flags(index) & VFIO_REGION_INFO_FLAG_MMAP != 0;

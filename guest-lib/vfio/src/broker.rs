@@ -62,7 +62,7 @@ pub fn subnet_path(user: u32) -> PathBuf {
     PathBuf::from(FOLDER).join(format!("subnets/{user}"))
 }
 
-/// Where the broker of a device listens, if nothing else was agreed on.
+/// The path of the socket on which the broker of a device listens by default.
 pub fn socket_path(bdf: Bdf) -> PathBuf {
     PathBuf::from(FOLDER).join(format!("{bdf}.sock"))
 }

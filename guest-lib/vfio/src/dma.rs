@@ -68,7 +68,7 @@ pub enum MapError {
     Vfio(VfioError),
 }
 
-/// Where device addresses come from when those that a process has are used up.
+/// A source of device addresses for when those of a process are used up.
 pub(crate) trait MoreAddresses: Send + Sync {
     /// Start and length of a range of at least `size` addresses that nobody else has.
     fn more(&self, size: u64) -> Option<(u64, u64)>;
@@ -105,7 +105,7 @@ impl Space {
         if taken.is_some() {
             return taken;
         }
-        // Whatever the alignment leaves out.
+        // And as much as the alignment may leave out.
         let (start, len) = self.more.as_ref()?.more(size.checked_add(align)?)?;
         let mut free = lock(&self.free);
         free.give(start, len);
@@ -131,7 +131,7 @@ impl Space {
     ) -> Result<Mapping, MapError> {
         let size = len as u64;
         let too_many = MapError::NoAddresses(size);
-        // What is in front of the first page and behind the last one stays empty.
+        // The range before the first page and behind the last one stays empty.
         let front = phase & (apart - 1);
         let Some(whole) = (size + front).checked_next_multiple_of(apart) else {
             return Err(too_many);
@@ -191,7 +191,7 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// Where the device sees it.
+    /// Its device address.
     pub(crate) fn addr(&self) -> u64 {
         self.addr
     }
@@ -219,7 +219,7 @@ impl Drop for Mapping {
 /// Memory of this process that the device can reach, and what is free of it.
 pub(crate) struct Chunk {
     memory: ManuallyDrop<MmapRegion<()>>,
-    /// Where the mapped part starts in `memory`.
+    /// Start of the mapped part in `memory`.
     start: usize,
     mapping: Mapping,
     free: Mutex<FreeList>,
@@ -685,7 +685,7 @@ mod tests {
         let (pool, _fake) = pool();
         let memory: Vec<AtomicU8> = (0..400_000).map(|_| AtomicU8::new(0)).collect();
         let before = pool.free_addresses();
-        // Of many sizes, none of them in the pages of another.
+        // They have many sizes, and none is in the pages of another.
         let mappings: Vec<_> = (0..20)
             .map(|i| {
                 let part = &memory[i * 20_000..][..100 + i * 700];

@@ -108,7 +108,7 @@ impl FileMemory {
 
 impl Drop for FileMemory {
     fn drop(&mut self) {
-        // What the device might still reach stays.
+        // Memory that the device might still reach stays.
         if !self.mapping.unmap() {
             std::mem::forget(self.pages.take());
         }

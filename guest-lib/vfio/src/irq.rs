@@ -134,8 +134,8 @@ mod raw {
         unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
     }
 
-    /// Has MSI-X vectors from `start` on fire eventfds; -1 leaves one out. vfio-ioctls knows only
-    /// how to set all vectors at once, which would drop interrupts of those in use.
+    /// Connects MSI-X vectors from `start` on to eventfds; -1 leaves one out. vfio-ioctls can only
+    /// set all vectors at once, which would drop interrupts of those in use.
     pub(super) fn set_msix(device: &VfioDevice, start: u32, fds: &[i32]) -> io::Result<()> {
         // vfio_irq_set: argsz, flags, index, start, count, then the descriptors.
         let flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER;

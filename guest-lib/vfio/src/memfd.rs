@@ -14,7 +14,7 @@ pub(crate) fn page_size() -> u64 {
 ///
 /// # Errors
 ///
-/// What the system says.
+/// The error of the system.
 pub(crate) fn new_file(name: &str, size: u64) -> io::Result<OwnedFd> {
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, size)?;

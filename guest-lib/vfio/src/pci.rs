@@ -231,7 +231,7 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
 
 /// Keeps a device from sleeping.
 pub(crate) struct Awake {
-    /// What is to be written there afterwards, if anything.
+    /// The file to which `auto` is written afterwards, if any.
     control: Option<PathBuf>,
 }
 

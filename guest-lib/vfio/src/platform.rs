@@ -112,7 +112,7 @@ impl VfioPlatform {
                     platform.tenure.reservation = alone;
                     return Ok(platform);
                 }
-                // Who has had it until now lets go of it in a moment.
+                // The process that has had it until now lets go of it in a moment.
                 Err(Error::Busy(_)) if since.elapsed() <= patience => thread::sleep(PAUSE),
                 Err(error) => return Err(error),
             }
@@ -383,7 +383,7 @@ fn borrowed(fds: [RawFd; 2], _owner: &VfioPlatform) -> [BorrowedFd<'_>; 2] {
 
 type Opened = (VfioDevice, Arc<dyn VfioOps>, io::Result<Info>);
 
-/// Has the device answer to accesses and reach memory, which it does not after a reset.
+/// Lets the device answer to accesses and reach memory, which a reset has switched off.
 fn enable(device: &VfioDevice) {
     let mut command = [0; 2];
     device.region_read(VFIO_PCI_CONFIG_REGION_INDEX, &mut command, COMMAND);

@@ -100,8 +100,8 @@ fn add<W: Write>(
     }
 }
 
-/// Of a file, so much is read before its header is written, and counts, whatever size the file has
-/// according to its metadata: files of `/sys` say 4096, and files of users may grow.
+/// Bytes of a file that are read before its header is written. They count, whatever size the file
+/// has according to its metadata: files of `/sys` say 4096, and files of users may grow.
 const READ_FIRST: u64 = 1 << 20;
 /// The same for files without a size, as those of `/proc`. Their rest could not be announced.
 const MOST_WITHOUT_SIZE: u64 = 64 << 20;

@@ -10,12 +10,12 @@ use std::process::Command;
 
 use tofu_arch::Arch;
 
-/// Checks that a program is not for other processors. One that is not there, or cannot be read, is
-/// left to who runs it.
+/// Checks that a program is not for other processors. A file that is not there, or cannot be read,
+/// passes: running it will fail.
 ///
 /// # Errors
 ///
-/// What it is for, and what this node is.
+/// Names the processors that it is for, and those of this node.
 pub(crate) fn check(command: &Command) -> io::Result<()> {
     let machine = find(command).and_then(|file| machine(&file));
     let (Some(machine), Some(own)) = (machine, Arch::own()) else { return Ok(()) };
@@ -45,7 +45,7 @@ fn find(command: &Command) -> Option<PathBuf> {
     env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
-/// What an ELF program of 64 bits is for.
+/// The processors that an ELF program of 64 bits is for.
 fn machine(file: &Path) -> Option<u16> {
     let mut head = [0; tofu_arch::ELF_HEAD];
     // Not of pipes, which who reads would wait for.
@@ -83,7 +83,7 @@ mod tests {
         }
         let error = check(&put("risc-v", &elf(243))).unwrap_err().to_string();
         assert!(error.starts_with("it is for other processors, and"), "{error}");
-        // What is none is for others to complain about.
+        // A file that is no program passes.
         for (name, bytes) in [("script", &b"#!/bin/sh\necho yes\n"[..]), ("short", b"\x7fELF\x02")]
         {
             check(&put(name, bytes)).unwrap();

@@ -17,7 +17,7 @@ pub const WORD: &str = "terminal";
 #[derive(Debug)]
 pub(crate) struct Terminal {
     file: File,
-    /// Where the program's side is.
+    /// The path of the program's side.
     pub(crate) path: String,
 }
 

@@ -223,7 +223,7 @@ pub mod bytes {
     ///
     /// # Errors
     ///
-    /// Those of the format.
+    /// The errors of the format.
     pub fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
         match serializer.is_human_readable() {
             true => serializer.serialize_str(&text(bytes)),
@@ -235,7 +235,7 @@ pub mod bytes {
     ///
     /// # Errors
     ///
-    /// Those of the format, and text that is not base64.
+    /// The errors of the format, and text that is not base64.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
         match deserializer.is_human_readable() {
             true => from_text(&String::deserialize(deserializer)?).map_err(Error::custom),

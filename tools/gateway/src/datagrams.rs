@@ -156,7 +156,7 @@ mod tests {
             flow.advance(&mut socket, PollFlags::IN).unwrap();
         }
         assert!(flow.input.is_empty());
-        // Those of 3, 0, 1 and 2 bytes.
+        // Datagrams of 3, 0, 1 and 2 bytes.
         assert_eq!(socket.send_queue(), 6);
         // A part of one waits for the rest.
         client.write_all(&[0, 2, 1]).unwrap();

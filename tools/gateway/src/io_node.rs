@@ -222,7 +222,7 @@ pub struct LinkStats(Arc<Mutex<LinkCounters>>);
 /// A snapshot of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkCounters {
-    /// What the link counts itself.
+    /// The counters of the link.
     pub link: Counters,
     /// Frames that were dropped because an address in them belongs to another node.
     pub forged: u64,
@@ -319,7 +319,7 @@ fn run(
         }
         let mut events = fds.iter().map(PollFd::revents);
         if events.next().is_some_and(|events| !events.is_empty()) {
-            // What it counts does not matter.
+            // The count does not matter.
             let _ = rustix::io::read(&waker.0, &mut [0; 8]);
         }
         for (ready, count) in ready.iter_mut().zip(counts) {

@@ -52,7 +52,7 @@ pub struct Settings {
     pub tni: TniId,
     /// The device; the first one if it is not named.
     pub device: Option<Bdf>,
-    /// Where `tofud` listens; its default place if not given.
+    /// The socket of `tofud`; its default place if not given.
     pub broker: Option<PathBuf>,
     /// Where the daemon serves its statistics.
     pub stats: PathBuf,
@@ -76,7 +76,7 @@ pub struct Daemon {
     stats: UnixListener,
     pump: Pump,
     tap: Option<(Tap, Coords, AddressPlan)>,
-    /// Of links that are closed.
+    /// Sums of links that are closed.
     counters: BTreeMap<&'static str, u64>,
     sessions: u64,
     why: String,

@@ -228,7 +228,7 @@ fn stats(json: bool) -> anyhow::Result<()> {
         }
     }
     match std::io::stdout().lock().write_all(text.as_bytes()) {
-        // Whoever reads has seen enough.
+        // The reader has seen enough.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),
     }

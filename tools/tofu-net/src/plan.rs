@@ -25,7 +25,7 @@ pub struct AddressPlan {
 }
 
 impl AddressPlan {
-    /// Those of node `me` of machine `machine` (0 to [`addr::MAX_MACHINE`]).
+    /// The settings of node `me` of machine `machine` (0 to [`addr::MAX_MACHINE`]).
     pub fn new(shape: &Shape, machine: u8, me: Coords) -> Self {
         Self {
             mac: addr::mac(me),

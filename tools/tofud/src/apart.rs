@@ -51,16 +51,16 @@ pub struct NewMemory<'a> {
     pub read_only: bool,
     /// The file that it is in.
     pub file: BorrowedFd<'a>,
-    /// Where in the file.
+    /// Its runs in the file: offset and length.
     pub runs: &'a [(u64, u64)],
 }
 
 /// A page of registers.
 #[derive(Clone, Copy, Debug)]
 pub enum Registers {
-    /// Of a queue.
+    /// The page of a queue.
     Queue((TniId, CqId)),
-    /// Of a channel.
+    /// The page of a channel.
     Channel((TniId, BchId)),
 }
 
@@ -210,7 +210,7 @@ impl VfioPart {
         self.device.platform().alloc_file(sizes).map_err(none_left)
     }
 
-    /// Where a register is.
+    /// The address of a register.
     fn register_at(&self, page: Registers, offset: u16) -> Result<u64, Refused> {
         let offset = u64::from(offset);
         if !offset.is_multiple_of(8) || offset >= PAGE_SIZE {

@@ -28,7 +28,7 @@ impl Refused {
     }
 }
 
-/// Whose a queue is.
+/// The owner of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     Nobody,
@@ -166,7 +166,7 @@ impl Leases {
         Ok(own.map(CqId::get))
     }
 
-    /// That a queue is free.
+    /// Checks that a queue is free.
     fn check(&mut self, tni: TniId, cq: CqId) -> Result<(), Refused> {
         self.owner(tni, cq).check(format_args!("control queue {cq}"), tni)
     }

@@ -44,7 +44,7 @@ pub(crate) struct Message {
 pub(crate) struct Channel {
     socket: UnixStream,
     body: Vec<u8>,
-    /// What was read and belongs to no message yet, from `start` to `end`.
+    /// Bytes that were read and belong to no message yet, from `start` to `end`.
     buffer: Box<[u8; BUFFER]>,
     start: usize,
     end: usize,

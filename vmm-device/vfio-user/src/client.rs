@@ -54,7 +54,7 @@ struct Stream {
 /// Pages of the registers that can be mapped: doorbells are polled.
 #[derive(Debug)]
 pub struct MappedPages {
-    /// What to map: an offset in it is one in the region of the registers.
+    /// The file to map: an offset in it is one in the region of the registers.
     pub file: OwnedFd,
     /// Offset and size of each mappable part, in bytes.
     pub areas: Vec<(u64, u64)>,
@@ -248,7 +248,7 @@ impl Client {
         parse().map_err(malformed)
     }
 
-    /// Has an MSI-X vector signal an eventfd.
+    /// Connects an MSI-X vector to an eventfd.
     ///
     /// # Errors
     ///

@@ -102,7 +102,7 @@ struct Range {
     place: Option<MappedPlace>,
 }
 
-/// Where a range begins.
+/// The start of a range.
 #[derive(Clone)]
 enum MappedPlace {
     /// In a file, this many bytes in.
@@ -156,7 +156,7 @@ struct MappedRun {
     len: usize,
 }
 
-/// Where a part of a range is.
+/// The place of a part of a range.
 enum Reached<'a> {
     /// In this process.
     Here(VolatileSlice<'a>),

@@ -31,7 +31,7 @@ fn descriptor(event: &EventFd) -> BorrowedFd<'_> {
 /// Resets the counter of an eventfd. Does not block, even if the client has made the eventfd a
 /// blocking one meanwhile.
 pub(crate) fn set_back(event: &EventFd) {
-    /// Where the file is now, which an eventfd has not.
+    /// The file's current offset, which an eventfd has not.
     const HERE: u64 = u64::MAX;
     let mut count = [0; 8];
     // The only error is that there is nothing to read.

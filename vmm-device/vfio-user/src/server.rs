@@ -84,7 +84,7 @@ pub struct Server {
     device: Device,
     memory: Arc<ClientMemory>,
     mappable: Option<Mappable>,
-    /// Where the client has written to an ENABLE register, if others use the device as well.
+    /// ENABLE registers that the client has written to, if others use the device as well.
     used: Option<Mutex<BTreeSet<u64>>>,
     vectors: Arc<Vectors>,
     sockets: Mutex<Sockets>,
@@ -489,7 +489,7 @@ impl Server {
             return;
         }
         if let Some(used) = self.used.as_ref().filter(|_| index == u32::from(REGISTER_BAR)) {
-            // Of control queues and gates, and a few others that nobody asks for.
+            // ENABLE of control queues and gates, and a few other registers, which do no harm.
             let enable = [CqsReg::Enable.offset(), BgsReg::Enable.offset()];
             if enable.contains(&(offset % REGISTER_PAGE)) {
                 lock(used).insert(offset);
@@ -623,7 +623,7 @@ impl DoorbellBackend for RungByClient {
 /// One client.
 struct Session<'a> {
     server: &'a Server,
-    /// Where ranges without a descriptor are memory of.
+    /// The process that ranges without a descriptor are memory of.
     process: Option<Arc<ClientProcess>>,
     channel: Channel,
     /// The reply under construction, and the descriptors that go with it.
@@ -892,7 +892,7 @@ fn region_io_fds(
     for number in 0..bells {
         let (tni, cq) = (TniId::ALL[number % NUM_TNI], CqId::ALL[number / NUM_TNI]);
         let event = node.doorbell_event(tni, cq).map_err(|_| Errno::MFILE)?;
-        // Of writes of any size, which size 0 means, and any value.
+        // For writes of any size, which size 0 means, and of any value.
         put_long(reply, &[Doorbell::from(cq).page(tni) + CqReg::FetchStart.offset(), 0]);
         put(reply, &[number as u32, io_fd::IOEVENTFD, 0, 0]);
         put_long(reply, &[0]);

@@ -50,7 +50,7 @@ pub struct BoundSocket {
 }
 
 impl BoundSocket {
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }

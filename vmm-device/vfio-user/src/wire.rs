@@ -19,7 +19,7 @@ pub(crate) const VERSION: (u16, u16) = (0, 1);
 /// The most ranges that a client is told it may map, which is the protocol's default: QEMU refuses
 /// a server that allows more, though it does map more itself for a guest with a vIOMMU.
 pub(crate) const MAX_MAPS_TOLD: usize = 65_535;
-/// What ranges of DMA memory are multiples of, in bytes.
+/// Ranges of DMA memory are multiples of this, in bytes.
 pub(crate) const PAGE_SIZE: u64 = 4096;
 
 /// Commands of clients.
@@ -95,7 +95,7 @@ const REPLY: u32 = 1;
 const NO_REPLY: u32 = 1 << 4;
 const ERROR: u32 = 1 << 5;
 
-/// What a message begins with.
+/// The header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) id: u16,

@@ -351,7 +351,7 @@ impl Port {
                     Moved::Closed => self.close(),
                 }
             }
-            // What nobody listens to is lost, as on a serial line.
+            // Output without a reader is lost, as on a serial line.
             if let Some((chain, _)) = self.tx.take() {
                 io.complete(queue, chain, 0)?;
             }

@@ -61,7 +61,7 @@ pub trait Device: Send {
     /// Gets what ends its sleep, before anything else. For devices that have a host's side.
     fn connect(&mut self, _wake: EventFd) {}
 
-    /// What of its configuration can change. Asked once.
+    /// The fields of its configuration that can change. Asked once.
     fn fields(&self) -> Option<Arc<dyn ConfigFields>> {
         None
     }
@@ -73,7 +73,7 @@ pub trait Device: Send {
     /// The device is reset, and the driver told to do the same.
     fn work(&mut self, io: &mut Io<'_>) -> Result<Work, Broken>;
 
-    /// What else than notifications is to end its sleep. Asked after each turn.
+    /// The events, besides notifications, that end its sleep. Asked after each turn.
     fn interests(&self, _interests: &mut Vec<Interest>) {}
 
     /// Back to the state after power-on.

@@ -44,7 +44,7 @@ pub struct Options {
 pub struct Virtio {
     core: Arc<Core>,
     config: Vec<u8>,
-    /// What of it can change.
+    /// The fields of it that can change.
     fields: Option<Arc<dyn ConfigFields>>,
     /// What the device offers.
     features: u64,
@@ -151,7 +151,7 @@ impl Virtio {
     /// Lets notifications arrive without an exit. Without this they arrive as writes.
     ///
     /// # Errors
-    /// What `doorbells` says, or that the host has no descriptors left.
+    /// The error of `doorbells`, or that the host has no descriptors left.
     pub fn attach_doorbell(&self, doorbells: &dyn Doorbells) -> Result<(), String> {
         let event = self.core.wake.try_clone().map_err(|error| error.to_string())?;
         doorbells.attach(REGISTER_BAR, regs::NOTIFY_AT, event)

@@ -32,7 +32,7 @@ pub(crate) struct Ring {
     queue: Queue,
     /// Whether the driver was asked to notify when it adds something.
     armed: bool,
-    /// Of a chain that was completed, to be used for the next one.
+    /// The memory of a chain that was completed, for the next one.
     spare: Vec<Segment>,
 }
 

@@ -71,7 +71,7 @@ pub struct HostSupport {
 }
 
 impl HostSupport {
-    /// Of a host about which nothing is known but whether it has `/dev/kvm`.
+    /// The support of a host about which nothing is known but whether it has `/dev/kvm`.
     pub(crate) const fn none(present: bool) -> Self {
         Self {
             present,

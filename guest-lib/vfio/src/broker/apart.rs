@@ -136,7 +136,7 @@ impl ApartDevice {
     ///
     /// # Errors
     ///
-    /// Those of the gates, or see [`BrokerError`].
+    /// The errors of the gates, or see [`BrokerError`].
     pub fn open_channel(
         &self,
         config: &ChannelConfig,
@@ -220,7 +220,7 @@ pub struct BrokerPage {
 }
 
 impl UserPage for BrokerPage {
-    /// What cannot be read reads as ones.
+    /// A register that cannot be read reads as ones.
     fn read(&self, offset: u64) -> u64 {
         let request = ApartRequest::Read { page: self.page, offset: offset as u16 };
         match self.broker.ask(&Request::Apart(request)) {
@@ -253,12 +253,12 @@ pub struct ApartQueue {
 }
 
 impl ApartQueue {
-    /// What is posted to and polled.
+    /// The rings, to post to and to poll.
     pub const fn rings(&self) -> &Rings<Part, BrokerPage> {
         &self.rings
     }
 
-    /// What is posted to and polled.
+    /// The rings, to post to and to poll.
     pub const fn rings_mut(&mut self) -> &mut Rings<Part, BrokerPage> {
         &mut self.rings
     }
@@ -331,7 +331,7 @@ pub struct ApartChannel {
 }
 
 impl ApartChannel {
-    /// What is started and polled.
+    /// The rounds, to start and to poll.
     pub const fn rounds_mut(&mut self) -> &mut Rounds<Part, BrokerPage> {
         &mut self.rounds
     }

@@ -46,7 +46,7 @@ impl ForeignSpace {
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The error of the kernel.
 pub(crate) fn unmap_in_container(
     container: &impl AsRawFd,
     start: u64,
@@ -70,7 +70,7 @@ pub(crate) fn unmap_in_container(
 ///
 /// # Errors
 ///
-/// What the kernel says, also if nothing is mapped there.
+/// The error of the kernel, also if nothing is mapped there.
 pub(crate) fn unmap_in_ioas(
     iommufd: &IommuFd,
     ioas: u32,

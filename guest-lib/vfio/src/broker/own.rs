@@ -23,7 +23,8 @@ use crate::memfd::{new_file, page_size};
 
 /// Bytes of the file after which pages are given back that the process has unmapped.
 const SWEEP: u64 = 64 << 20;
-/// What the stack is to have below whoever registers memory: pages of a file do not grow.
+/// Bytes that the stack must have below the caller that registers memory: pages of a file do not
+/// grow.
 const BELOW: usize = 64 << 10;
 /// Stack of the thread that moves pages, in bytes.
 const STACK: usize = 256 << 10;
@@ -69,9 +70,9 @@ struct Pages {
     file: OwnedFd,
     /// Device and inode, as /proc/self/maps has them.
     name: (u64, u64),
-    /// Where the file ends.
+    /// The end of the file, in bytes.
     end: u64,
-    /// Where it ended when pages were given back last.
+    /// The end of the file when pages were given back last.
     swept: u64,
 }
 
@@ -130,7 +131,7 @@ fn areas() -> io::Result<Vec<Area>> {
 /// A part of what is to be shared.
 struct Piece {
     area: Area,
-    /// Where it is in the file.
+    /// Its offset in the file.
     offset: u64,
     /// It has to go there.
     moves: bool,
@@ -187,7 +188,7 @@ impl Pages {
         for (start, end) in used.into_iter().chain([(self.end, self.end)]) {
             if start > at {
                 let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                // What cannot be given back stays.
+                // Pages that cannot be given back stay.
                 let _ = fallocate(&self.file, flags, at, start - at);
             }
             at = at.max(end);
@@ -305,7 +306,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    /// What is at some runs of a file.
+    /// Reads some runs of a file.
     fn in_file(file: &OwnedFd, runs: &[(u64, u64)]) -> Vec<u8> {
         let mut all = Vec::new();
         for &(start, len) in runs {

@@ -184,7 +184,7 @@ pub(super) fn others() -> Result<Stopped, StopError> {
                 unsafe { libc::syscall(libc::SYS_tgkill, process, id, number) };
             }
         })?;
-        // Those that have ended since are not there any more.
+        // Threads that have ended since are not there any more.
         if !is_new && STOPPED.load(Ordering::SeqCst) >= alive {
             return Ok(stopped);
         }

@@ -35,7 +35,7 @@ pub enum Request {
     Hello {
         /// The process's [`VERSION`].
         version: u16,
-        /// Which of how many processes of the node it is, from 0, if it knows.
+        /// Its number among the processes of the node, from 0, and how many there are, if known.
         place: Option<(u16, u16)>,
     },
     /// To use the packet interface of a TNI, and the kernel's control queue there, for the node's
@@ -179,9 +179,9 @@ pub enum ApartRequest {
 /// A page of registers that is a program's: network interface and number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Page {
-    /// Of a control queue.
+    /// The page of a control queue.
     Queue((u8, u8)),
-    /// Of a barrier channel.
+    /// The page of a barrier channel.
     Channel((u8, u8)),
 }
 
@@ -257,7 +257,7 @@ pub enum Answer {
     Memory,
     /// It is done.
     Done,
-    /// What was asked for.
+    /// The value that was asked for.
     Value(
         /// The value.
         u64,
@@ -303,11 +303,11 @@ pub enum Refusal {
 /// What a process needs to know to use a device that the broker has opened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terms {
-    /// Where its registers are.
+    /// The place of its registers.
     pub registers: Layout,
     /// The smallest page of its IOMMU in bytes, a power of two.
     pub page: u64,
-    /// What its address space is.
+    /// Its address space.
     pub space: SpaceKind,
 }
 

@@ -105,7 +105,7 @@ impl Qemu {
         (process, qemu)
     }
 
-    /// Has the monitor do something.
+    /// Gives a command to the monitor.
     fn command(&self, command: &Value) {
         let line = format!("{command}\n");
         let mut monitor = self.monitor.lock().unwrap();

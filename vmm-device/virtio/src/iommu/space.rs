@@ -36,7 +36,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 pub(crate) enum Failure {
     /// Not known, or not agreed upon.
     Unsupported = 2,
-    /// What it says cannot be.
+    /// The request is impossible.
     Invalid = 4,
     /// An address or a number out of range.
     Range = 5,

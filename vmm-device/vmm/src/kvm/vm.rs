@@ -295,9 +295,8 @@ impl Vm {
         ConsoleInput(self.bus.clone())
     }
 
-    /// Has each vCPU's thread call `hook` with the vCPU's number before it runs the
-    /// guest (to restrict what the thread may do, say). Counts from the next
-    /// [`Vm::start`] on.
+    /// Sets a function that each vCPU's thread calls with the vCPU's number before it runs the
+    /// guest, to restrict what the thread may do, say. It counts from the next [`Vm::start`] on.
     pub fn on_thread_start(&self, hook: impl Fn(u8) + Send + Sync + 'static) {
         *lock(&self.thread_start) = Some(Arc::new(hook));
     }

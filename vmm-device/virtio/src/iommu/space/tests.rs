@@ -234,7 +234,7 @@ fn mappings_are_bounded() {
     assert_eq!(space.map(0, one_more, 0, Permissions::Read), Err(Failure::NoEntry));
 }
 
-/// Whatever takes access away returns when nobody has it any more.
+/// A call that takes access away returns when nobody has it any more.
 #[test]
 fn taking_away_waits_for_accesses() {
     let changes: [fn(&Space); 5] = [
