@@ -140,7 +140,9 @@ fn a_job_goes_on_without_a_board(place: &Place) {
     // The files that it has written on the remaining nodes are there again.
     std::fs::create_dir(place.path().join("cwd")).unwrap();
     let cwd = place.file("cwd");
-    let program = "echo $TOFU_RESTART $TOFU_SIZE $(ls); touch step-$TOFU_RANK; sleep 600";
+    // The board fails when all have printed a line: their files are there by then.
+    let program = "found=$(ls); touch step-$TOFU_RANK; echo $TOFU_RESTART $TOFU_SIZE $found; \
+                   sleep 600";
     let options = ["run", "--json", "--restart", "1", "--shape", "4", "--cwd", &cwd];
     let mut running = place.start(&[&options[..], &["--", "sh", "-c", program]].concat());
     let mut event = |wanted: &str| event(&mut running, wanted);

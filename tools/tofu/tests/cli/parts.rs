@@ -414,6 +414,8 @@ fn a_part_that_is_killed_comes_back() {
         kill(parts[lost].id());
         let gone = format!("part {lost} is lost: its process has ended; its links are down");
         wait_for_line(&mut parts[stays], &gone);
+        // Its connections may be closed before its listener is.
+        wait_for("the killed part to have ended", || !parts[lost].runs());
         parts[lost] = hosts.start(["0/2", "1/2"][lost], &args);
         wait_for_line(&mut parts[stays], &format!("part {lost} is back; its links are up"));
         fetched(&mut parts[lost]);
