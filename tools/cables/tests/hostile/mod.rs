@@ -1,7 +1,7 @@
 //! A part that has the right certificate, greets as parts do, and then sends anything.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,6 +87,13 @@ impl Hostile {
             && self.hear().is_some_and(|said| said.get("Hello").is_some())
             && self.say(&json!("Welcome"))
             && self.hear() == Some(json!("Welcome"))
+    }
+
+    /// Waits until the other end has read everything, or has had enough. To drop a connection
+    /// instead may lose what the other end has not read yet.
+    pub(crate) fn finish(mut self) {
+        let _ = self.0.sock.shutdown(Shutdown::Write);
+        let _ = std::io::copy(&mut self.0.sock, &mut std::io::sink());
     }
 
     /// Sends one thing or another. Returns whether the connection is still there, as far as it is
