@@ -21,62 +21,63 @@ pub trait Transport: Send + Sync {
     /// Sends a message to a part, without waiting for it. Returns false if that part is not there.
     fn send(&self, to: PartId, message: Vec<u8>) -> bool;
 
-    /// The same for a message of another part's node, or about one. It also returns false if too
-    /// much waits for that part already: this part cannot keep such messages from coming.
+    /// Like [`Transport::send`], for a message from or about another part's node. It also returns
+    /// false if too much already waits for that part: this part cannot stop such messages from
+    /// coming.
     fn pass_on(&self, to: PartId, message: Vec<u8>) -> bool {
         self.send(to, message)
     }
 
-    /// Requests of `whose` have caused what was just sent to `to`. If much waits for that part,
+    /// Says that requests of `whose` caused the message just sent to `to`. If much waits for `to`,
     /// `whose` must send no more of them for a while.
     fn hold_back(&self, _whose: PartId, _to: PartId) {}
 
-    /// Whether it accepts more requests. If not, [`Network::room`](crate::Network::room) must be
-    /// called when it does again.
+    /// Whether the transport accepts more requests. If not, it must call
+    /// [`Network::room`](crate::Network::room) when it accepts them again.
     fn has_room(&self) -> bool {
         true
     }
 }
 
-/// Bytes that a message takes at most.
+/// Maximum size of a message, in bytes.
 pub const MAX_MESSAGE: usize = 2 + wire::MAX_WIRE;
 
 const PACKET: u8 = 1;
 const UNDELIVERED: u8 = 2;
 
-/// Why a message from another part is not taken: no honest one sends that.
+/// Why a message from another part is refused. No honest part sends such a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// It says no kind that there is.
+    /// Its kind is unknown.
     #[error("it is of no known kind")]
     Kind,
-    /// It is no packet.
+    /// Its bytes are not a valid packet.
     #[error(transparent)]
     Malformed(#[from] Malformed),
-    /// It is not from where it could come from.
+    /// Its packet cannot come from that part.
     #[error(transparent)]
     Stray(#[from] Stray),
-    /// It reports a packet as lost that is not of a node here, or did not go that way.
+    /// It reports the loss of a packet that is not from a node here or did not go that way.
     #[error("it reports a packet as lost that did not go there")]
     Report,
 }
 
-/// What went over the cables of a part.
+/// Counters of the cables to one other part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CableCounters {
     /// Messages sent.
     pub sent: u64,
-    /// Their bytes.
+    /// Total size of the messages sent, in bytes.
     pub sent_bytes: u64,
     /// Messages received.
     pub received: u64,
-    /// Their bytes.
+    /// Total size of the messages received, in bytes.
     pub received_bytes: u64,
     /// Messages received that were refused.
     pub refused: u64,
 }
 
-/// The cables of a part to one other.
+/// The same counters, as they are kept.
 #[derive(Debug, Default)]
 struct Counters {
     sent: AtomicU64,
@@ -94,15 +95,15 @@ pub(crate) struct Cables {
     counters: Box<[Counters]>,
 }
 
-/// The part and the node that a message belongs to.
+/// The part that a message was sent for, and whether the message only passes through here.
 struct Whose {
     /// The part whose request it is, or whose request it answers.
     asked: PartId,
-    /// It is not from a node here.
+    /// Whether the message is not from a node here.
     through: bool,
 }
 
-/// What a message is about.
+/// A parsed message from another part.
 pub(crate) enum Incoming {
     Packet(Crossing<Body>),
     /// A packet of a node here was not delivered.
@@ -115,7 +116,7 @@ impl Cables {
         Self { parts, own, transport: OnceLock::new(), counters }
     }
 
-    /// Uses this transport from now on. Only the first one counts.
+    /// Sets the transport. Only the first call has an effect.
     pub(crate) fn connect(&self, transport: Arc<dyn Transport>) {
         let _ = self.transport.set(transport);
     }
@@ -175,15 +176,15 @@ impl Cables {
         Whose { asked, through: from != self.own }
     }
 
-    /// Tells the part that has the source of a packet that it was not delivered.
+    /// Reports an undelivered packet to the part of the node that sent it.
     pub(crate) fn report(&self, to: PartId, rcode: Rcode, packet: Packet<Body>) {
         let Packet { model_ps, body, .. } = packet;
         let packet = Packet { model_ps, body: body.without_data(), ..packet };
         let crossing = Crossing { packet, hops: 0, held: None, duplicated: false };
         let mut message = vec![UNDELIVERED, rcode.raw()];
         if wire::encode(&crossing, &mut message).is_ok() {
-            // If that part is gone, so is the node that would be told. If the part is overloaded,
-            // the node's command ends by its timeout.
+            // If that part is gone, so is the node to be told. If the part is overloaded, the
+            // node's command ends by its timeout.
             self.send_message(to, message, Whose { asked: to, through: true });
         }
     }
@@ -206,7 +207,7 @@ impl Cables {
         }
     }
 
-    /// Whether a packet is from a node here, and its way leads through a part.
+    /// Whether a packet is from a node here and its route leads through `part`.
     fn went_through(&self, part: PartId, packet: &Packet<Body>) -> bool {
         let shape = self.parts.shape();
         let Packet { src, dst, path, class, .. } = *packet;
@@ -229,7 +230,7 @@ impl Cables {
         }
     }
 
-    /// Counts a message from a part, and tells of one that was refused, the first time.
+    /// Counts a message from a part. Logs a refused message, and the first one as a warning.
     pub(crate) fn count(&self, from: PartId, bytes: usize, result: &Result<(), Refused>) {
         let Some(counters) = self.counters.get(from.index()) else { return };
         counters.received.fetch_add(1, Relaxed);
@@ -249,7 +250,7 @@ impl tofu_fabric::Cables<Body> for Cables {
         let mut message = Vec::with_capacity(512);
         message.push(PACKET);
         if wire::encode(&crossing, &mut message).is_err() {
-            // The sender's memory is gone, and with it whoever would notice.
+            // The sender's memory is gone, and with it the guest that would notice the loss.
             return Some(crossing);
         }
         let whose = self.whose(&crossing.packet);

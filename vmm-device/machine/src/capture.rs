@@ -1,8 +1,8 @@
 //! Records of the packets that pass a node.
 //!
 //! A [`Capture`] records the packets that go through the TNIs and ports of one node. The threads
-//! that move packets never wait for its reader: if its ring is full, a packet is counted and left
-//! out.
+//! that move packets never wait for its reader: if its ring is full, a packet is counted and
+//! dropped.
 
 mod record;
 
@@ -28,11 +28,11 @@ pub use record::{
     VERSION,
 };
 
-/// Places of a node where packets are seen: its TNIs, then its ports, in the order of their
-/// numbers.
+/// Number of interfaces of a node at which packets are seen: its TNIs, then its ports, in the order
+/// of their numbers.
 pub const INTERFACES: usize = TNIS + Port::COUNT;
 
-/// The number of a place among [`INTERFACES`]; none for a TNI that no node has.
+/// The number of an interface, below [`INTERFACES`]; `None` for a TNI that no node has.
 pub fn interface(place: TapPoint) -> Option<usize> {
     match place {
         TapPoint::Tni(tni) => Some(usize::from(tni)).filter(|tni| *tni < TNIS),
@@ -40,7 +40,7 @@ pub fn interface(place: TapPoint) -> Option<usize> {
     }
 }
 
-/// The place with this number; none from [`INTERFACES`] on.
+/// The interface with this number; `None` if it is not below [`INTERFACES`].
 pub fn place(interface: usize) -> Option<TapPoint> {
     match interface.checked_sub(TNIS) {
         None => Some(TapPoint::Tni(interface as u8)),
@@ -48,7 +48,7 @@ pub fn place(interface: usize) -> Option<TapPoint> {
     }
 }
 
-/// The numbers of the places that nodes of a kind have.
+/// The numbers of the interfaces that nodes of this kind have.
 pub fn interfaces(interconnect: Interconnect) -> impl Iterator<Item = usize> + use<> {
     let tnis = interconnect.tofu().map_or(0, |generation| generation.description().tnis);
     let ports = (TNIS..INTERFACES).filter(move |interface| {
@@ -58,30 +58,30 @@ pub fn interfaces(interconnect: Interconnect) -> impl Iterator<Item = usize> + u
     (0..usize::from(tnis)).chain(ports)
 }
 
-/// The same as bits.
+/// Like [`interfaces`], as a bit mask.
 pub fn interface_bits(interconnect: Interconnect) -> u32 {
     interfaces(interconnect).fold(0, |bits, interface| bits | 1 << interface)
 }
 
-/// What to record.
+/// The filter and the limits of a capture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaptureConfig {
     /// The kind of machine. The machine fills it in.
     pub interconnect: Interconnect,
-    /// At which node.
+    /// The node.
     pub node: NodeId,
-    /// Bit n stands for the interface with the number n.
+    /// Bit n selects the interface with the number n.
     pub interfaces: u32,
-    /// Bit n stands for the [`PacketKind`] with the code n.
+    /// Bit n selects the [`PacketKind`] with the code n.
     pub kinds: u32,
-    /// Bytes of a record at most, its header among them; no less than that is taken.
+    /// Maximum size of a record including its header, in bytes. The header is always kept.
     pub snaplen: usize,
-    /// Bytes of records that wait for the reader at most.
+    /// Maximum total size of the records that wait for the reader, in bytes.
     pub backlog: usize,
 }
 
 impl CaptureConfig {
-    /// Whole frames of all kinds at all places of a node; up to 8 MiB wait.
+    /// Whole frames of all kinds at all interfaces of a node; up to 8 MiB wait.
     pub const fn new(node: NodeId) -> Self {
         Self {
             interconnect: Interconnect::Tofu(Generation::Fugaku),
@@ -93,39 +93,38 @@ impl CaptureConfig {
         }
     }
 
-    /// The same in a machine of this kind, at places that its nodes have.
+    /// The same for this kind of machine, limited to the interfaces of its nodes.
     pub(crate) fn of(self, interconnect: Interconnect) -> Self {
         let interfaces = self.interfaces & interface_bits(interconnect);
         Self { interconnect, interfaces, ..self }
     }
 }
 
-/// A packet at a place of the node.
+/// A packet at an interface of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Since 1970, in nanoseconds of the host's clock.
+    /// Time of the host's clock, in nanoseconds since 1970.
     pub time_ns: u64,
-    /// Number of the place, see [`interface`].
+    /// The number of the interface, see [`interface`].
     pub interface: usize,
-    /// Its direction.
+    /// The direction of the packet.
     pub direction: Direction,
-    /// The record's header and as much of the packet as there is room for, see the manual's page on
-    /// captures.
+    /// The record's header, and as much of the packet as fits. See the manual's page on captures.
     pub bytes: Vec<u8>,
-    /// Bytes of header and whole packet.
+    /// Size of the header and the whole packet, in bytes.
     pub length: u32,
 }
 
-/// What an interface counted.
+/// Counters of an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InterfaceCounters {
-    /// Packets that the filter let through.
+    /// Packets that passed the filter.
     pub seen: u64,
-    /// Packets that the filter let through and that were lost because the ring was full.
+    /// Packets that passed the filter but were dropped because the ring was full.
     pub dropped: u64,
 }
 
-/// A recording of the packets of a node, from the time it was made until it is dropped.
+/// A recording of the packets of a node, from its creation until it is dropped.
 pub struct Capture {
     active: Arc<Active>,
     hub: Arc<dyn Captures>,
@@ -146,11 +145,11 @@ struct Ring {
     closed: bool,
 }
 
-/// Bytes that a record takes besides its own.
+/// Memory that a record takes besides its own bytes.
 const RECORD_COST: usize = size_of::<Record>();
 
 impl Capture {
-    /// The next record; none if none comes in this time.
+    /// Waits for the next record; `None` if none comes within `timeout`.
     pub fn next(&self, timeout: Duration) -> Option<Record> {
         let end = Instant::now() + timeout;
         let mut ring = lock(&self.active.ring);
@@ -168,7 +167,7 @@ impl Capture {
         }
     }
 
-    /// Records no more; what waits can still be had.
+    /// Stops recording. Records that wait can still be read.
     pub fn close(&self) {
         lock(&self.active.ring).closed = true;
     }
@@ -185,7 +184,7 @@ impl Capture {
         }
     }
 
-    /// What is recorded.
+    /// The configuration of the capture.
     pub fn config(&self) -> &CaptureConfig {
         &self.active.config
     }
@@ -198,8 +197,8 @@ impl Drop for Capture {
 }
 
 impl Active {
-    /// Takes a record of at most so many bytes that `encode` makes, and returns how many bytes it
-    /// would have without the limit.
+    /// Stores a record of at most `snaplen` bytes that `encode` makes. `encode` also returns the
+    /// size that the record would have without the limit.
     fn take(
         &self,
         observation: Observation,
@@ -213,7 +212,7 @@ impl Active {
         }
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let time_ns = now.map_or(0, |now| now.as_nanos() as u64);
-        // Made before the lock is taken: readers and senders wait for no copy of each other's.
+        // Encoded before the lock is taken, so that readers and senders do not wait for a copy.
         if self.is_full() {
             self.count(interface, true);
             return;
@@ -248,7 +247,7 @@ impl Active {
     }
 }
 
-/// What is sent over links of a machine, and can be recorded.
+/// A packet body that is sent over links of a machine and can be recorded.
 pub(crate) trait Recorded: Sized + Send + 'static {
     /// Passes a packet that was seen at a node to the capture of that node.
     fn record(active: &Active, shape: &Shape, observation: Observation, packet: &Packet<Self>);
@@ -265,7 +264,7 @@ impl Recorded for Body {
 }
 
 impl Recorded for Unit {
-    /// A record for each packet of a run.
+    /// Adds a record for each packet of a run.
     fn record(active: &Active, shape: &Shape, observation: Observation, packet: &Packet<Self>) {
         let TapPoint::Port(port) = observation.point else { return };
         let at = shape.coords(observation.node);
@@ -289,7 +288,7 @@ impl Recorded for Unit {
     }
 }
 
-/// All captures of a machine, whatever is sent there.
+/// All captures of a machine, for any type of packet body.
 trait Captures: Send + Sync {
     fn remove(self: Arc<Self>, gone: &Arc<Active>);
 }
@@ -349,7 +348,7 @@ impl<B: Recorded> Hub<B> {
 }
 
 impl<B> Hub<B> {
-    /// For each capture of a node.
+    /// Calls `each` for each capture of a node.
     fn at(&self, node: NodeId, each: impl Fn(&Active)) {
         let all = read(&self.active);
         all.iter().filter(|active| active.config.node == node).for_each(|active| each(active));
@@ -381,7 +380,7 @@ mod tests {
     use tofu_fabric::{Carrier, Class, Deliver, DiscardReason, Fabric, Timing, Way};
     use tofu_icc::Tag;
 
-    /// Nobody at the targets.
+    /// Targets without a device.
     struct Nobody;
 
     impl Deliver<Body> for Nobody {
@@ -457,7 +456,7 @@ mod tests {
         let dropped: u64 = counters.iter().map(|counters| counters.dropped).sum();
         assert!(records > 4 && records < 30, "{records}");
         assert_eq!(records + dropped, 200);
-        // There is room again.
+        // The ring has room again.
         net.send();
         assert_eq!(all(&capture).len(), 2);
         capture.close();

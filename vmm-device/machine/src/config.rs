@@ -1,18 +1,18 @@
-//! What a machine is made from.
+//! The configuration of a machine.
 
 use tofu_abi::Generation;
 use tofu_fabric::{PartId, Shape, Timing, axes_of, bisection_links, links_between};
 use tofu_icc::CommandTiming;
 use tofu_links::Parameters;
 
-/// How doorbells arrive at the devices of a machine. The guest cannot tell.
+/// How doorbells arrive at the devices of a machine. The guest cannot see the difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doorbells {
-    /// By an exit or an ioeventfd; engines sleep meanwhile.
+    /// By an exit or an ioeventfd. Engines sleep until then.
     Trapped,
-    /// In memory that the guest has mapped and the engines poll. Nodes have such doorbells if they
-    /// were made with shared pages; otherwise theirs are trapped. A page that has been quiet for a
-    /// while is write-protected, and its next doorbell is trapped.
+    /// In memory that the guest maps and the engines poll. Only nodes made with shared pages have
+    /// such doorbells; those of other nodes are trapped. A page that has been quiet for a while is
+    /// write-protected, and its next doorbell is trapped.
     Polled,
 }
 
@@ -22,25 +22,25 @@ pub enum Links {
     /// At once: links have no buffers and cost no time.
     #[default]
     Direct,
-    /// As frames with credits, in modelled time that goes on with the host's, or behind it.
+    /// As frames with credits, in modelled time that follows the host's time or lags behind it.
     Modelled,
 }
 
-/// What a machine is made from.
+/// The configuration of a machine.
 #[derive(Clone, Debug)]
 pub struct MachineConfig {
-    /// Its box of nodes.
+    /// The box of nodes.
     pub shape: Shape,
-    /// Into how many parts it is cut, and which of them is in this process; `None` if all of it is.
+    /// The number of parts, and the part in this process; `None` if the whole machine is in it.
     pub part: Option<(u32, PartId)>,
-    /// How packets go over its links.
+    /// How packets go over the links.
     pub links: Links,
     /// The machine's generation: the features of its controllers, and the cost of their links and
     /// commands.
     pub generation: Generation,
     /// How doorbells arrive.
     pub doorbells: Doorbells,
-    /// How many engines share the nodes; at least one.
+    /// Number of engines that share the nodes; at least one.
     pub engines: usize,
     /// How long a command waits for an answer, in nanoseconds.
     pub timeout_ns: u64,
@@ -50,12 +50,12 @@ pub struct MachineConfig {
 }
 
 impl MachineConfig {
-    /// A machine like Fugaku of this shape, with one engine and trapped doorbells.
+    /// A Fugaku machine of this shape, with one engine and trapped doorbells.
     pub const fn new(shape: Shape) -> Self {
         Self::of(Generation::Fugaku, shape)
     }
 
-    /// The same of another generation.
+    /// Like [`MachineConfig::new`], for a machine of another generation.
     pub const fn of(generation: Generation, shape: Shape) -> Self {
         Self {
             shape,
@@ -69,30 +69,30 @@ impl MachineConfig {
         }
     }
 
-    /// Times of its links, if they are direct.
+    /// Timing of the links, if they are direct.
     pub const fn timing(&self) -> Timing {
         Timing::of(self.parameters())
     }
 
-    /// What its links are like.
+    /// Parameters of the links.
     pub const fn parameters(&self) -> &'static Parameters {
         Parameters::of(self.generation)
     }
 
-    /// Times of its commands.
+    /// Timing of the commands.
     pub const fn commands(&self) -> CommandTiming {
         CommandTiming::of(self.generation)
     }
 }
 
-/// What the links of a machine can carry, calculated as in the papers.
+/// The capacity of a machine's links, calculated as in the papers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Capacity {
-    /// Bytes a second that all nodes together can send to their neighbours.
+    /// Bandwidth with which all nodes together can send to their neighbours, in bytes per second.
     pub injection: u64,
-    /// Bytes a second that go between two halves of the machine, in both directions.
+    /// Bandwidth between two halves of the machine, both directions together, in bytes per second.
     pub bisection: u64,
-    /// The part of links that are optical.
+    /// The fraction of links that are optical.
     pub optical: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Engine threads: they run queues, look at polled doorbells and keep time for their nodes.
+//! Engine threads: they run queues, poll doorbells, and keep the deadlines of their nodes.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -20,22 +20,22 @@ use crate::pump::{Pump, RELEASES};
 use crate::shared::Shared;
 use crate::wakeup::{Sleep, Watching};
 
-/// How long a page is polled at intervals after its doorbell last rang, before it is protected, in
-/// nanoseconds. Long enough for a vCPU that the host has descheduled to finish the write for which
-/// the protection was lifted.
+/// How long a page is still polled at intervals after its doorbell last rang, in nanoseconds. Then
+/// it is protected. The time is long enough for a vCPU that the host has descheduled to finish the
+/// write for which the protection was lifted.
 const NAPS_NS: u64 = 20_000_000;
-/// The shortest and the longest time between two looks, in nanoseconds.
+/// The shortest and the longest interval between two polls, in nanoseconds.
 const NAP_NS: (u64, u64) = (20_000, 1_000_000);
-/// A page that cannot be protected, and has been quiet for the first of these times, is polled at
+/// If a page cannot be protected and has been quiet for the first of these times, it is polled at
 /// intervals of the second, both in nanoseconds. See docs/src/reference/vfio-user.md for the cost.
 const DOZE_NS: (u64, u64) = (1_000_000_000, 10_000_000);
 
-/// A busy engine looks at its event descriptors once in so many turns.
+/// Number of turns after which a busy engine checks its event descriptors.
 const TURNS_PER_LOOK: u32 = 16;
 /// The most queues that a turn runs, so that a guest with work in all of its queues does not keep
-/// the engine from checking doorbells and deadlines of others.
+/// the engine from checking the doorbells and deadlines of other nodes.
 const QUEUES_PER_TURN: usize = 16;
-/// When a turn has taken longer, in nanoseconds, it runs no further queue.
+/// A turn that has taken longer than this, in nanoseconds, runs no further queue.
 const TURN_NS: u64 = 200_000;
 
 /// A queue of a node.
@@ -46,7 +46,7 @@ struct QueueId {
     bell: Doorbell,
 }
 
-/// An engine: the work of some of a machine's nodes.
+/// An engine, which does the work of some of a machine's nodes.
 pub(crate) struct Engine {
     index: usize,
     wake: EventFd,
@@ -56,7 +56,7 @@ pub(crate) struct Engine {
     /// Changes of the queues whose shared pages are watched.
     watch_changes: Mutex<Vec<(QueueId, Watching)>>,
     watch_changed: AtomicBool,
-    /// Doorbell descriptors to be listened to or not any more.
+    /// Doorbell descriptors to start or to stop listening to.
     changes: Mutex<Vec<Change>>,
     changed: AtomicBool,
     /// Earliest deadline of the engine's nodes.
@@ -89,7 +89,7 @@ impl Engine {
         self.index
     }
 
-    /// Takes a node into the engine's care.
+    /// Makes the engine responsible for a node.
     pub(crate) fn adopt(&self, node: Arc<Node>) {
         lock(&self.nodes).push(node);
     }
@@ -119,7 +119,7 @@ impl Engine {
         }
     }
 
-    /// Runs a queue whenever `event` is signalled in this life of the queue.
+    /// Runs a queue whenever `event` is signalled during this life of the queue.
     pub(crate) fn listen(
         &self,
         (node, tni, bell): (NodeId, TniId, Doorbell),
@@ -129,7 +129,7 @@ impl Engine {
         self.change(Change::Listen(QueueId { node, tni, bell }, life, event));
     }
 
-    /// Ends listening to `event`.
+    /// Stops listening to `event`.
     pub(crate) fn ignore(&self, event: Arc<EventFd>) {
         self.change(Change::Ignore(event));
     }
@@ -137,24 +137,24 @@ impl Engine {
     fn change(&self, change: Change) {
         lock(&self.changes).push(change);
         self.changed.store(true, SeqCst);
-        // The engine may be in the middle of waiting for what it listens to now.
+        // The engine may be waiting for its old set of descriptors at this moment.
         self.sleep.over();
         self.signal();
     }
 
-    /// Looks at the shared page of a queue from now on, or not any more.
+    /// Starts or stops polling the shared page of a queue.
     pub(crate) fn watch(&self, node: NodeId, tni: TniId, bell: Doorbell, what: Watching) {
         lock(&self.watch_changes).push((QueueId { node, tni, bell }, what));
         self.watch_changed.store(true, SeqCst);
         self.wake();
     }
 
-    /// Runs what is queued now, and what is due. Returns whether there was anything.
+    /// Runs queued work and work that is due. Returns whether there was any.
     pub(crate) fn turn(&self, shared: &Shared) -> bool {
         let mut pump = Pump::new(shared);
         let start = pump.now_ns();
         let mut worked = false;
-        // Queues that have more to do go to the end, behind those that wait.
+        // A queue with more work goes to the end, behind the queues that wait.
         let waiting = lock(&self.pending).len().min(QUEUES_PER_TURN);
         for _ in 0..waiting {
             // Running a queue reads the clock, so this costs nothing.
@@ -222,7 +222,7 @@ impl Engine {
                 continue;
             }
             self.sleep.announce();
-            // Work that came before the flag was set has not woken anyone.
+            // Work that arrived before the flag was set has not woken the engine.
             let deadline = self.deadline.load(SeqCst).min(next_look.unwrap_or(u64::MAX));
             let idle = lock(&self.pending).is_empty()
                 && deadline > now
@@ -241,12 +241,12 @@ impl Engine {
     }
 }
 
-/// Handles events: those that are there, or with a timeout of -1 at least one.
+/// Handles the events that are pending. With a timeout of -1 it waits for at least one.
 fn look(sources: &mut EventManager<Sources>, timeout_ms: i32) -> Result<(), String> {
     sources.run_with_timeout(timeout_ms).map(drop).map_err(|error| error.to_string())
 }
 
-/// What an engine sleeps on: its wake-up call, its timer, and trapped doorbells.
+/// Event sources of an engine: its wake-up event, its timer, and trapped doorbells.
 struct Sources {
     engine: Arc<Engine>,
     timer: Arc<Mutex<TimerFd>>,
@@ -256,7 +256,8 @@ struct Sources {
 /// A trapped doorbell.
 struct TrappedDoorbell {
     queue: QueueId,
-    /// The queue's life that it belongs to: what it rang for may be over when it is noticed.
+    /// The life of the queue that the doorbell belongs to. It may have ended when the doorbell is
+    /// noticed.
     life: u64,
     node: Arc<Node>,
     event: Arc<EventFd>,
@@ -267,7 +268,7 @@ const TIMER: u32 = 1;
 const FIRST_QUEUE: u32 = 2;
 
 impl Sources {
-    /// Takes over what others want listened to.
+    /// Applies the requested changes of the descriptors to listen to.
     fn apply_changes(&mut self, ops: &mut EventOps<'_>) {
         self.engine.changed.store(false, SeqCst);
         let changes: Vec<Change> = lock(&self.engine.changes).drain(..).collect();
@@ -347,7 +348,7 @@ impl MutEventSubscriber for Sources {
 
 /// The shared pages that an engine polls.
 ///
-/// A page whose doorbell rang lately is polled all the time, then ever less often. A page that has
+/// A page is polled continuously after its doorbell rang, then ever less often. A page that has
 /// been quiet for long is write-protected, so it need not be polled until the guest writes to it
 /// again.
 struct WatchedPages<'a> {
@@ -359,7 +360,7 @@ struct WatchedPage {
     queue: QueueId,
     node: Arc<Node>,
     protected: bool,
-    /// When its doorbell rang last, in nanoseconds.
+    /// When its doorbell last rang, in nanoseconds.
     rang_at: u64,
 }
 
@@ -368,13 +369,13 @@ impl<'a> WatchedPages<'a> {
         Self { shared, pages: Vec::new() }
     }
 
-    /// When to look at the pages next, at `now` at the earliest; `None` if all are protected.
+    /// When to poll the pages next, at `now` at the earliest; `None` if all are protected.
     fn next_look(&self, now: u64) -> Option<u64> {
         let awake = self.pages.iter().filter(|page| !page.protected);
         awake.map(|page| page.next_look(now, self.shared.spin_ns)).min()
     }
 
-    /// Takes over which pages to watch.
+    /// Applies the requested changes of the pages to watch.
     fn update(&mut self, engine: &Engine) {
         if !engine.watch_changed.swap(false, SeqCst) {
             return;
@@ -398,7 +399,7 @@ impl<'a> WatchedPages<'a> {
         }
     }
 
-    /// Looks at all pages that are not protected. Returns whether any doorbell rang.
+    /// Polls all pages that are not protected. Returns whether any doorbell rang.
     fn poll(&mut self, engine: &Engine) -> bool {
         if self.pages.iter().all(|page| page.protected) {
             return false;
@@ -411,7 +412,7 @@ impl<'a> WatchedPages<'a> {
             let late = now.saturating_sub(start) > TURN_NS;
             let mut rang = page.poll(engine, &mut pump, late);
             if !rang && now.saturating_sub(page.rang_at) > NAPS_NS && page.protect() {
-                // Takes the doorbell that rang before the page was protected.
+                // Takes a doorbell that rang before the page was protected.
                 rang = page.poll(engine, &mut pump, late);
             }
             if rang {
@@ -432,7 +433,7 @@ impl WatchedPage {
         }
     }
 
-    /// Runs the queue if its doorbell rang; if it is `late` the queue is only queued.
+    /// Runs the queue if its doorbell rang. If it is `late`, the queue is only enqueued.
     fn poll(&self, engine: &Engine, pump: &mut Pump<'_>, late: bool) -> bool {
         let QueueId { node, tni, bell } = self.queue;
         let rang = self.node.icc().poll_doorbell(tni, bell);
@@ -525,7 +526,7 @@ mod tests {
         look(&mut sources, 0).unwrap();
         assert_eq!(lock(&engine.pending).len(), 1);
 
-        // A doorbell of a disabled queue is not listened to.
+        // The engine does not listen to a doorbell of a disabled queue.
         write(
             &node,
             Register::Cqs { tni: TniId::ALL[0], cq: CqId::ALL[0], reg: CqsReg::Enable },

@@ -4,41 +4,41 @@ use thiserror::Error;
 use tofu_abi::Coords;
 use tofu_abi::topology::Shape;
 
-/// Why a node or a machine cannot be had.
+/// Why a node or a machine cannot be created.
 #[derive(Debug, Error)]
 pub enum Error {
     /// The coordinates are not in the machine.
     #[error("node {0} is not in the machine")]
     NoSuchNode(Coords),
-    /// There is a device at these coordinates already.
+    /// There is already a device at these coordinates.
     #[error("node {0} exists already")]
     NodeExists(Coords),
     /// A torus of TNW has no axes A, B and C.
     #[error("shape {0}: TNW has the axes X, Y and Z only, so A, B and C must be 1")]
     NotThreeAxes(Shape),
-    /// It cannot be cut into so many parts.
+    /// The machine cannot be cut into this number of parts.
     #[error(transparent)]
     Parts(#[from] tofu_fabric::BadParts),
-    /// There is no such part.
+    /// There is no part with this number.
     #[error("part {part}: the machine has {count} parts, from 0 on")]
     NoSuchPart {
-        /// The part.
+        /// The number of the part.
         part: tofu_fabric::PartId,
-        /// How many there are.
+        /// The number of parts.
         count: u32,
     },
-    /// Modelled links have all of a machine in one process.
+    /// A machine with modelled links must be in one process as a whole.
     #[error("links between parts of a machine cannot be modelled")]
     ModelledParts,
     /// The host has no memory, threads or descriptors left.
     #[error("{what}: {source}")]
     Host {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// What the host said.
+        /// The error of the host.
         source: std::io::Error,
     },
-    /// The links cannot be modelled so.
+    /// The options of modelled links are not valid.
     #[error("links: {0}")]
     Links(#[from] tofu_fabric::network::BadOption),
     /// The endpoint could not be built.

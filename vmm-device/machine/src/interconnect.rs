@@ -1,10 +1,10 @@
-//! What joins the nodes of a machine.
+//! The kind of network that connects the nodes of a machine.
 
 use std::str::FromStr;
 
 use tofu_abi::Generation;
 
-/// What joins the nodes of a machine: what they have for a device.
+/// The kind of network that connects the nodes of a machine, and of their devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interconnect {
     /// Controllers of a generation of Tofu.
@@ -13,7 +13,7 @@ pub enum Interconnect {
     Tnw,
 }
 
-/// The number of TNW among those of generations, in captures.
+/// The number of TNW in captures, where generations of Tofu have the smaller numbers.
 const TNW: u8 = 16;
 
 impl Default for Interconnect {
@@ -27,7 +27,7 @@ impl Interconnect {
     pub const ALLOWED: &str =
         "\"k\" or \"fx10\" (Tofu), \"fx100\" (Tofu2), \"fugaku\" (TofuD) or \"tnw\" (TNW)";
 
-    /// Its name, as in machine files.
+    /// The name, as in machine files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tofu(generation) => generation.name(),
@@ -35,7 +35,7 @@ impl Interconnect {
         }
     }
 
-    /// Its number in captures: that of the generation, or 16 for TNW.
+    /// The number in captures: that of the generation, or 16 for TNW.
     pub const fn number(self) -> u8 {
         match self {
             Self::Tofu(generation) => generation.number(),
@@ -43,7 +43,7 @@ impl Interconnect {
         }
     }
 
-    /// The one with this number, if there is one.
+    /// The interconnect with this number, if there is one.
     pub fn from_number(number: u8) -> Option<Self> {
         match number {
             TNW => Some(Self::Tnw),
@@ -51,7 +51,7 @@ impl Interconnect {
         }
     }
 
-    /// The network's name, and that of a machine that has it.
+    /// The name of the network, and the name of a machine that has it.
     pub const fn titles(self) -> (&'static str, &'static str) {
         match self {
             Self::Tofu(generation) => {
@@ -62,7 +62,7 @@ impl Interconnect {
         }
     }
 
-    /// Which generation of Tofu it is.
+    /// The generation of Tofu; `None` for TNW.
     pub const fn tofu(self) -> Option<Generation> {
         match self {
             Self::Tofu(generation) => Some(generation),

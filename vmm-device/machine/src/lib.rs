@@ -73,27 +73,28 @@ impl Network {
         self.generation
     }
 
-    /// A node, as long as the machine is there; `None` where no device was put.
+    /// The device of a node; `None` if none was added or the machine has been dropped.
     pub fn node(&self, id: NodeId) -> Option<Arc<Node>> {
         self.machine.upgrade()?.node(id).cloned()
     }
 
-    /// Sets a function that is called when nothing gets through a modelled link any more and a port
-    /// of a node has taken it down. The thread that drives the links calls `tell`, so it may not
-    /// look at them. Only the first call of this method counts.
+    /// Sets a function to be called when a port of a node takes down a modelled link because
+    /// nothing gets through any more. The thread that drives the links calls `tell`, so `tell` must
+    /// not inspect the links. Only the first call of this method has an effect.
     pub fn on_link_failure(&self, tell: impl Fn(NodeId, Port) + Send + Sync + 'static) {
         if let Some(machine) = self.machine.upgrade() {
             let _ = machine.link_failed.set(Box::new(tell));
         }
     }
 
-    /// The parts of the machine, and which of them is here; `None` if all of it is.
+    /// The parts of the machine and the part in this process; `None` if all of it is in this
+    /// process.
     pub fn part(&self) -> Option<(&Arc<Parts>, PartId)> {
         self.wires.fabric().part()
     }
 
-    /// Sets the transport to the other parts of the machine. Only the first call counts. Each part
-    /// is present once [`Network::part_came`] says so.
+    /// Sets the transport to the other parts of the machine. Only the first call has an effect. A
+    /// part counts as present after [`Network::part_came`].
     pub fn connect(&self, transport: Arc<dyn Transport>) {
         if let Some(cables) = self.machine.upgrade().and_then(|shared| shared.cables.clone()) {
             cables.connect(transport);
@@ -101,12 +102,12 @@ impl Network {
         }
     }
 
-    /// A part is there: its nodes can be reached, but for links and nodes that were taken down.
+    /// Marks a part as present: its nodes can be reached, except for links and nodes taken down.
     pub fn part_came(&self, part: PartId) {
         self.set_part(part, true);
     }
 
-    /// A part has gone: all of its links are down.
+    /// Marks a part as gone: all of its links are down.
     pub fn part_went(&self, part: PartId) {
         self.set_part(part, false);
     }
@@ -127,13 +128,13 @@ impl Network {
         }
     }
 
-    /// Takes a message that a part has sent over the transport. To be called by one thread for each
-    /// part, in the order of arrival.
+    /// Handles a message that a part has sent over the transport. Exactly one thread for each part
+    /// must call this, in the order of arrival.
     ///
     /// # Errors
     ///
-    /// [`Refused`] if no honest part sends such a message. It is counted and has no other
-    /// consequence.
+    /// [`Refused`] if no honest part sends such a message. The message is counted and has no other
+    /// effect.
     pub fn receive(&self, from: PartId, message: &[u8]) -> Result<(), Refused> {
         let Some(shared) = self.machine.upgrade() else { return Ok(()) };
         let Some(cables) = &shared.cables else { return Err(Refused::Kind) };
@@ -145,7 +146,7 @@ impl Network {
         taken
     }
 
-    /// The transport takes requests again.
+    /// Tells all interfaces that the transport accepts requests again.
     pub fn room(&self) {
         let Some(shared) = self.machine.upgrade() else { return };
         for node in shared.nodes.iter().filter_map(OnceLock::get) {
@@ -153,12 +154,12 @@ impl Network {
         }
     }
 
-    /// Counts what went over the cables to and from a part; `None` if there are no cables.
+    /// Traffic counters of the cables to and from a part; `None` if there are no cables.
     pub fn cables(&self, part: PartId) -> Option<CableCounters> {
         self.machine.upgrade()?.cables.as_ref()?.counters(part)
     }
 
-    /// Records from now on what goes through a node, at interfaces that it has.
+    /// Starts to record the packets that pass the given interfaces of a node.
     pub fn capture(&self, config: CaptureConfig) -> Capture {
         self.captures.start(config.of(Interconnect::Tofu(self.generation)))
     }
@@ -255,7 +256,7 @@ impl Machine {
         Ok(Self { shared, config, network, threads })
     }
 
-    /// What the machine was made from.
+    /// The configuration of the machine.
     pub fn config(&self) -> &MachineConfig {
         &self.config
     }
@@ -265,7 +266,7 @@ impl Machine {
         self.shared.fabric()
     }
 
-    /// The network, to be looked at and changed from any thread.
+    /// The network, which any thread may inspect and change.
     pub const fn network(&self) -> &Network {
         &self.network
     }
@@ -275,16 +276,16 @@ impl Machine {
         self.shared.now_ns()
     }
 
-    /// Puts a device at `coords`, with DMA to `memory`.
+    /// Adds a device at `coords`, with DMA to `memory`.
     ///
     /// # Errors
     ///
-    /// If the place is not in the machine or taken, or the host has no memory left.
+    /// If `coords` are outside the machine or taken, or the host has no memory left.
     pub fn add_node(&self, coords: Coords, memory: Arc<dyn DmaMemory>) -> Result<Arc<Node>, Error> {
         self.add_node_of(coords, NodeParts::new(memory))
     }
 
-    /// Puts a device at `coords` that is made of these parts.
+    /// Adds a device at `coords`, made from `parts`.
     ///
     /// # Errors
     ///
@@ -300,12 +301,12 @@ impl Machine {
         Ok(node)
     }
 
-    /// The device of a node; `None` where none was put.
+    /// The device at `coords`; `None` if none was added.
     pub fn node(&self, coords: Coords) -> Option<&Arc<Node>> {
         self.shared.node(self.config.shape.node_id(coords)?)
     }
 
-    /// Starts the engine threads, and that of the links if these are modelled.
+    /// Starts the engine threads, and the thread of the links if the links are modelled.
     ///
     /// # Errors
     ///
@@ -314,7 +315,8 @@ impl Machine {
         self.start_with(|| ())
     }
 
-    /// The same; each engine thread calls `first` before anything else, to give up rights, say.
+    /// Like [`Machine::start`], but each thread first calls `first`, for example to drop
+    /// privileges.
     ///
     /// # Errors
     ///
@@ -350,7 +352,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Stops the engine threads, after what they are at.
+    /// Stops the engine threads after their current work.
     pub fn stop(&self) {
         self.shared.stopping.store(true, SeqCst);
         for engine in &self.shared.engines {
@@ -377,7 +379,7 @@ impl Machine {
     }
 
     /// Gives every queue with pending work one turn of bounded length, in this thread. Returns
-    /// whether there was any.
+    /// whether there was any pending work.
     pub fn run_turn(&self) -> bool {
         let mut any = false;
         for engine in &self.shared.engines {
@@ -388,7 +390,7 @@ impl Machine {
             | self.shared.wires.has_mail()
     }
 
-    /// Moves a manual clock on. A machine on the host's clock is left alone.
+    /// Advances a manual clock. Has no effect on a machine that uses the host's clock.
     pub fn advance(&self, ns: u64) {
         if let Clock::Manual(now) = &self.shared.clock {
             now.fetch_add(ns, SeqCst);
@@ -420,7 +422,7 @@ mod tests {
             first.fetch_add(1, SeqCst);
         };
         machine.start_with(call.clone()).unwrap();
-        // Threads that run already are left alone.
+        // A second call does not affect running threads.
         machine.start_with(call).unwrap();
         machine.stop();
         assert_eq!(calls.load(SeqCst), 3);

@@ -1,9 +1,9 @@
 //! The thread that drives modelled links.
 //!
-//! Time in the network advances with the host's clock. If the host let the thread wait, the thread
-//! catches up without pausing, by up to [`AHEAD_NS`]. Delay beyond that is lost: the machine's
-//! clock stays behind by as much, for good. Nothing is skipped. Timeouts run on the same clock,
-//! which waits for the thread, because a command must not time out when nobody drove the links.
+//! Time in the network advances with the host's clock. If the host delayed the thread, the thread
+//! catches up without pausing, by up to [`AHEAD_NS`]. A longer delay is not made up: the machine's
+//! clock stays behind by the rest, for good. Nothing is skipped. Timeouts run on the same clock,
+//! which waits for the thread, because a command must not time out while nothing drives the links.
 //! While nothing is in flight the thread cannot be late.
 
 use std::hint::spin_loop;
@@ -19,13 +19,12 @@ use crate::shared::{Clock, Shared};
 use crate::wakeup::Sleep;
 
 const PS_PER_NS: u64 = 1000;
-/// The thread waits for what happens within so many nanoseconds without giving up its processor.
+/// The thread spins if the next event is at most this far away, in nanoseconds.
 const SPIN_NS: u64 = 500;
-/// It sleeps if nothing happens for longer than so many nanoseconds.
+/// The thread sleeps if the next event is further away than this, in nanoseconds.
 const SLEEP_NS: u64 = 100_000;
-/// How far the machine's clock may be ahead of links on which something is in flight, in
-/// nanoseconds. It is longer than a host with few runnable threads makes one of them wait, and
-/// short beside the time in which commands time out.
+/// How far the machine's clock may be ahead of links with packets in flight, in nanoseconds. A host
+/// with few runnable threads delays a thread for less, and commands time out after much longer.
 const AHEAD_NS: u64 = 5_000_000;
 
 /// Drives the links of a machine, if they are modelled.
@@ -33,11 +32,11 @@ const AHEAD_NS: u64 = 5_000_000;
 pub(crate) struct Courier {
     sleep: Sleep,
     thread: OnceLock<Thread>,
-    /// By how much the machine's clock is behind the host's, in nanoseconds.
+    /// How far the machine's clock is behind the host's, in nanoseconds.
     behind: AtomicU64,
-    /// The latest time of the clock, in nanoseconds.
+    /// The latest time that the clock has shown, in nanoseconds.
     latest_ns: AtomicU64,
-    /// What it shows at most until the links have gone on.
+    /// The latest time that the clock may show until the links have had a turn, in nanoseconds.
     bound: AtomicU64,
 }
 
@@ -48,21 +47,21 @@ pub(crate) fn turn(shared: &Shared) -> Option<Progress> {
     }
     let mut pump = Pump::new(shared);
     let Clock::Host(start) = &shared.clock else {
-        // Time passes in the network alone.
+        // Time advances only in the network.
         return pump.turn(None);
     };
     let host_ns = start.elapsed().as_nanos() as u64;
     let limit_ns = shared.courier.clock(host_ns);
     let progress = pump.turn(Some(limit_ns * PS_PER_NS))?;
     shared.courier.turned(host_ns, limit_ns, progress);
-    // A packet that was sent meanwhile has set a bound, which is gone now.
+    // A packet sent meanwhile has set a bound, which `turned` has replaced.
     if shared.wires.has_mail() {
         shared.courier.sent(limit_ns);
     }
     Some(progress)
 }
 
-/// How long there is nothing to do, in nanoseconds, if something is known to happen.
+/// Time until the next event, in nanoseconds, if there is one.
 fn quiet(progress: Progress, now_ns: u64) -> Option<u64> {
     progress.next.map(|next| (next / PS_PER_NS).saturating_sub(now_ns))
 }
@@ -78,28 +77,29 @@ impl Courier {
         }
     }
 
-    /// The machine's time, by that of the host since the machine began, both in nanoseconds. It
-    /// never goes back.
+    /// The machine's time for a host time, both in nanoseconds since the machine began. It never
+    /// goes back.
     pub(crate) fn clock(&self, host_ns: u64) -> u64 {
         let now = host_ns.saturating_sub(self.behind.load(SeqCst)).min(self.bound.load(SeqCst));
         self.latest_ns.fetch_max(now, SeqCst).max(now)
     }
 
-    /// The links have had a turn. It began at a host time, and ran at most up to a machine time.
+    /// Notes a turn of the links that began at a host time and ran at most up to a machine time.
     fn turned(&self, host_ns: u64, limit_ns: u64, progress: Progress) {
-        // By how much the clock had to wait.
+        // The clock has waited for this long.
         self.behind.fetch_max(host_ns.saturating_sub(limit_ns), SeqCst);
         let next = progress.next.map(|next| next.max(progress.now) / PS_PER_NS + AHEAD_NS);
         self.bound.store(next.unwrap_or(u64::MAX), SeqCst);
     }
 
-    /// Something was sent at a machine time: the thread must take it, and the clock waits for that.
+    /// Notes that a packet was sent at a machine time. The clock now waits for the thread to take
+    /// it.
     pub(crate) fn sent(&self, now_ns: u64) {
         self.bound.fetch_min(now_ns + AHEAD_NS, SeqCst);
         self.wake();
     }
 
-    /// Ends the thread's sleep: something was sent, or the machine stops.
+    /// Ends the thread's sleep, because a packet was sent or the machine stops.
     pub(crate) fn wake(&self) {
         if self.sleep.end()
             && let Some(thread) = self.thread.get()
@@ -108,9 +108,9 @@ impl Courier {
         }
     }
 
-    /// The thread.
+    /// The body of the thread.
     pub(crate) fn run(&self, shared: &Shared) {
-        // Only one thread runs it.
+        // Only one thread calls this, so the cell is empty.
         let _ = self.thread.set(thread::current());
         let mut busy_at = 0;
         while !shared.stopping.load(SeqCst) {
@@ -121,7 +121,7 @@ impl Courier {
                     busy_at = now;
                     Some(wait)
                 }
-                // Something may be sent soon, after something has been.
+                // More packets may follow soon after others.
                 None if now.saturating_sub(busy_at) < shared.spin_ns => Some(SPIN_NS + 1),
                 None => None,
             };
@@ -134,10 +134,10 @@ impl Courier {
         shared.wires.abandon();
     }
 
-    /// Sleeps for so many nanoseconds, or until it is woken.
+    /// Sleeps for this many nanoseconds, or until the thread is woken.
     fn rest(&self, shared: &Shared, ns: Option<u64>) {
         self.sleep.announce();
-        // A packet that came before the flag was set has woken nobody.
+        // A packet that arrived before the flag was set has not woken the thread.
         if !shared.wires.has_mail() && !shared.stopping.load(SeqCst) {
             match ns {
                 Some(ns) => thread::park_timeout(Duration::from_nanos(ns)),
@@ -167,7 +167,7 @@ mod tests {
             late = late.max(courier.clock(host_ns) - reached * US);
             for _ in 0..200 {
                 let limit_ns = courier.clock(host_ns);
-                // Two of them in a turn at most.
+                // At most two events in a turn.
                 reached = reached.max((limit_ns / US).min(reached + 2));
                 let now = limit_ns.min(reached * US) * PS_PER_NS;
                 let progress = Progress { now, next: Some((reached + 1) * US * PS_PER_NS) };
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn what_is_late_is_made_up_without_waiting() {
-        // Time enough for all of it, as soon as the thread comes to it.
+        // There is time enough for all events, as soon as the thread runs.
         assert_eq!(on_a_busy_host(300, 4000 * US).0, 1);
         assert!(on_a_busy_host(20_000, 100 * US).0 < 250);
     }
@@ -194,7 +194,7 @@ mod tests {
             let (_, late) = on_a_busy_host(1000, away_ns);
             assert!(late <= AHEAD_NS + US, "{away_ns} ns: {late}");
         }
-        // But not while nothing is under way.
+        // The clock does not wait while nothing is in flight.
         let courier = Courier::new();
         assert_eq!(courier.clock(1_000_000 * US), 1_000_000 * US);
         courier.sent(1_000_000 * US);

@@ -25,18 +25,18 @@ use crate::shared::Shared;
 use crate::trace::{Recorder, What};
 use crate::wakeup::{Queued, Watching};
 
-/// The services of the VMM behind a node for its doorbells. All offsets are in BAR0.
+/// Services that the VMM behind a node provides for its doorbells. All offsets are in BAR0.
 ///
-/// Methods are called from any thread that enables a queue, and from engine threads.
+/// Engine threads call the methods, and so does any thread that enables a queue.
 pub trait DoorbellBackend: Send + Sync {
-    /// From now on guest writes at `offset` signal `event` instead of reaching the device.
+    /// Makes guest writes at `offset` signal `event` instead of reaching the device.
     ///
     /// # Errors
     ///
     /// A text for the log; the doorbell then reaches the device as a write.
     fn attach_event(&self, offset: u64, event: &EventFd) -> Result<(), String>;
 
-    /// From now on the page of 4 KiB at `offset` is the memory at `page_offset` of `region`.
+    /// Maps the memory at `page_offset` of `region` as the page of 4 KiB at `offset`.
     ///
     /// # Errors
     ///
@@ -49,47 +49,47 @@ pub trait DoorbellBackend: Send + Sync {
         written: Box<dyn Fn() + Send + Sync>,
     ) -> Result<(), String>;
 
-    /// Write-protects the page at `offset`. Before the guest's next write the protection is
-    /// lifted and the page's `written` called; or the write reaches the device and the
+    /// Write-protects the page at `offset`. On the guest's next write, either the backend lifts the
+    /// protection and calls `written` of the page first, or the write reaches the device and the
     /// protection stays.
     fn protect_page(&self, offset: u64);
 
-    /// Whether [`DoorbellBackend::protect_page`] can do that. If it cannot, because another process
-    /// has mapped the pages, engines keep polling quiet ones, ever less often.
+    /// Whether [`DoorbellBackend::protect_page`] works. If not, because another process has mapped
+    /// the pages, engines keep polling quiet pages, ever less often.
     fn can_protect(&self) -> bool {
         true
     }
 
-    /// Ends what was attached at `offset`.
+    /// Removes the event or page that was attached at `offset`.
     fn detach(&self, offset: u64);
 }
 
 thread_local! {
-    /// This thread's trapped write.
+    /// State of this thread's trapped write.
     static INLINE: RefCell<Inline> =
         const { RefCell::new(Inline { writes: false, rung: Vec::new() }) };
 }
 
-/// Doorbells that rang during a trapped write of a thread, which runs them itself when the write is
-/// done. Their memory stays for the thread's next write.
+/// Doorbells that rang during a trapped write of a thread. The thread runs them itself after the
+/// write. Their memory stays allocated for the thread's next write.
 struct Inline {
-    /// Whether the thread is within such a write.
+    /// Whether the thread is within a trapped write.
     writes: bool,
     rung: Vec<(TniId, Doorbell)>,
 }
 
-/// What a node is made of.
+/// The parts that a node is made from.
 pub struct NodeParts {
-    /// Memory that its device reaches by DMA.
+    /// Memory that the device reaches by DMA.
     pub memory: Arc<dyn DmaMemory>,
     /// Pages that the guest can map, which polled doorbells need.
     pub pages: Option<SharedPages>,
-    /// A way for doorbells that needs no exit.
+    /// Services of the VMM for doorbells that need no exit.
     pub backend: Option<Arc<dyn DoorbellBackend>>,
 }
 
 impl NodeParts {
-    /// Parts of a node whose guest reaches every register by an exit.
+    /// Parts of a node whose registers are all reached by exits.
     pub const fn new(memory: Arc<dyn DmaMemory>) -> Self {
         Self { memory, pages: None, backend: None }
     }
@@ -106,7 +106,7 @@ pub struct Node {
 /// The event descriptor of a trapped doorbell.
 struct Bell {
     event: Arc<EventFd>,
-    /// Whether somebody outside was given it, so that it outlives the queue.
+    /// Whether the event was handed out. It then outlives the queue.
     exported: bool,
 }
 
@@ -156,12 +156,12 @@ impl Node {
         Ok(Arc::new(Self { id, coords, icc, host }))
     }
 
-    /// Index of the node in its machine.
+    /// The index of the node in its machine.
     pub fn id(&self) -> NodeId {
         self.id
     }
 
-    /// Place of the node in its machine.
+    /// The coordinates of the node in its machine.
     pub fn coords(&self) -> Coords {
         self.coords
     }
@@ -184,8 +184,8 @@ impl Node {
     /// The event descriptor that rings a queue's trapped doorbell while the queue is enabled, for
     /// use outside of this process. It stays the same over the queue's lives until
     /// [`Node::renew_doorbell_events`]. Engines never read it, so its owner can neither block nor
-    /// silence them. The backend gets it again whenever the queue is enabled, and can then read
-    /// what was signalled before.
+    /// silence them. The backend gets it again whenever the queue is enabled, and can then see
+    /// earlier signals.
     ///
     /// # Errors
     ///
@@ -202,22 +202,22 @@ impl Node {
         Ok(event)
     }
 
-    /// Revokes the descriptors of [`Node::doorbell_event`]: doorbells of queues that are enabled
-    /// from now on have other ones. To be called after a reset.
+    /// Revokes the descriptors of [`Node::doorbell_event`]: queues that are enabled from now on get
+    /// new ones. To be called after a reset.
     pub fn renew_doorbell_events(&self) {
         lock(&self.host.events).retain(|_, bell| !bell.exported);
     }
 
-    /// Notes that a queue's doorbell rang, in the given life or, if none is given, in the present
-    /// one. Returns whether the queue is to be queued or run now. If not, it is queued already, or
-    /// that life is over.
+    /// Notes that a queue's doorbell rang, in the given life or, if none is given, in the current
+    /// one. Returns whether the caller must enqueue or run the queue. It need not if the queue is
+    /// already enqueued or that life is over.
     pub(crate) fn rang(&self, tni: TniId, bell: Doorbell, life: Option<u64>) -> bool {
         self.host.waiting[bell_index(tni, bell)].enter(life)
     }
 
-    /// Runs a queue for one turn; returns whether it is to be queued for another. The caller must
-    /// own its place among the queued ones: see [`Node::rang`]. A doorbell that rang before the
-    /// queue was last enabled has no effect.
+    /// Runs a queue for one turn; returns whether it must be enqueued for another. The queue must
+    /// be marked as enqueued: see [`Node::rang`]. A doorbell that rang before the queue was last
+    /// enabled has no effect.
     pub(crate) fn run(&self, tni: TniId, bell: Doorbell, pump: &mut Pump<'_>) -> bool {
         let waiting = &self.host.waiting[bell_index(tni, bell)];
         if !waiting.leave() {
@@ -227,8 +227,8 @@ impl Node {
         self.icc.run_queue(tni, bell, pump) && waiting.enter(None)
     }
 
-    /// Write-protects the page of a queue: it is not polled any more. Returns false if that is not
-    /// possible.
+    /// Write-protects the page of a queue, so that it is not polled any more. Returns false if that
+    /// is not possible.
     pub(crate) fn protect(&self, tni: TniId, bell: Doorbell) -> bool {
         let Some(backend) = self.host.backend.as_ref().filter(|backend| backend.can_protect())
         else {
@@ -267,7 +267,7 @@ impl Inspect for Node {
             tree.add("device", icc);
             if let Some(shared) = host.shared.upgrade() {
                 let fabric = shared.fabric();
-                // Nobody has asked for a node that is not there.
+                // Only an existing node is asked for.
                 tree.add("router_up", &fabric.node_up(*coords).unwrap_or_default());
                 let links = |tree: &mut Tree<'_>| links(tree, fabric, *coords);
                 tree.add_with("link", |visit| visit.tree(links));
@@ -276,7 +276,7 @@ impl Inspect for Node {
     }
 }
 
-/// The links of a node by its ports, and whether they are up.
+/// The links of a node by port, and whether they are up.
 fn links(tree: &mut Tree<'_>, fabric: &Fabric, node: Coords) {
     let shape = fabric.shape();
     for port in Port::ALL {
@@ -318,7 +318,7 @@ pub(crate) fn serial_number(coords: Coords) -> u64 {
 }
 
 impl NodeHost {
-    /// Notes something for a trace, if there is one.
+    /// Adds an event to the trace, if there is one.
     fn note(&self, what: What) {
         if self.recorder.is_on() {
             self.recorder.note(self.id, &what);
@@ -333,7 +333,7 @@ impl NodeHost {
     }
 
     fn attach(&self, tni: TniId, bell: Doorbell) -> Result<(), String> {
-        // Before doorbells are attached, so that none of the new life counts as an old one.
+        // Before doorbells are attached, so that none of the new life counts as one of the old.
         let life = self.waiting[bell_index(tni, bell)].renew();
         let Some(backend) = &self.backend else {
             return Ok(());
@@ -361,7 +361,7 @@ impl NodeHost {
             None => Arc::new(EventFd::new(EFD_NONBLOCK).map_err(|error| error.to_string())?),
         };
         backend.attach_event(page + CqReg::FetchStart.offset(), &event)?;
-        // Somebody may have asked for the queue's descriptor meanwhile: theirs counts.
+        // Another thread may have exported the queue's descriptor meanwhile. That one is used.
         let own = Bell { event, exported: false };
         let event = Arc::clone(&lock(&self.events).entry((tni, cq)).or_insert(own).event);
         if let Some(shared) = self.shared.upgrade() {

@@ -11,23 +11,23 @@ use tofu_icc::{Body, Icc, Net, discard_rcode};
 use crate::cables::{Incoming, Refused};
 use crate::shared::Shared;
 
-/// How long a fault holds a packet back that nobody overtakes, in nanoseconds.
+/// How long a fault holds back a packet that no other packet overtakes, in nanoseconds.
 const HOLD_NS: u64 = 1_000_000;
-/// The engine that lets such packets go.
+/// The engine that releases such packets.
 pub(crate) const RELEASES: usize = 0;
 
-/// Most arrivals whose memory a thread keeps from one view of the network to the next.
+/// Maximum capacity of the memory that a thread keeps for the arrivals of its next view.
 const KEPT: usize = 64;
 
 thread_local! {
-    /// Memory for the arrivals of this thread's next view, as each doorbell has a view of its own.
+    /// Memory for the arrivals of this thread's next view, because each doorbell creates a view.
     static ARRIVALS: Cell<VecDeque<Arrival>> = const { Cell::new(VecDeque::new()) };
 }
 
 /// A thread's view of the network.
 ///
-/// A packet that is injected is not handled by its target at once but queued, so that no
-/// device is ever called from within another one.
+/// An injected packet is queued and not handled by its target at once, so that no device is ever
+/// called from within another one.
 pub struct Pump<'a> {
     shared: &'a Shared,
     arrivals: VecDeque<Arrival>,
@@ -46,8 +46,8 @@ impl<'a> Pump<'a> {
         Self { shared, arrivals: ARRIVALS.take(), now_ns: shared.now_ns() }
     }
 
-    /// Runs modelled links until `limit` picoseconds, or for a while; without a limit, up to the
-    /// next event. Then arrivals are handled.
+    /// Runs modelled links until `limit`, in picoseconds, or for a while. Without a limit it runs
+    /// them up to the next event. Then it handles arrivals.
     pub(crate) fn turn(&mut self, limit: Option<u64>) -> Option<Progress> {
         let shared = self.shared;
         let progress = match limit {
@@ -58,7 +58,7 @@ impl<'a> Pump<'a> {
         progress
     }
 
-    /// Takes what has come over a cable.
+    /// Handles a message that has come over a cable.
     pub(crate) fn take_from_cable(
         &mut self,
         from: PartId,
@@ -73,7 +73,7 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
-    /// Lets packets go that a fault holds back.
+    /// Releases packets that a fault holds back.
     pub(crate) fn release(&mut self) {
         let shared = self.shared;
         shared.wires.release(self);
@@ -91,7 +91,7 @@ impl Drop for Pump<'_> {
         if self.arrivals.capacity() <= KEPT {
             let mut arrivals = mem::take(&mut self.arrivals);
             arrivals.clear();
-            // A thread at its end has no memory for another view.
+            // A thread that is ending has no memory for another view.
             let _ = ARRIVALS.try_with(|kept| kept.set(arrivals));
         }
     }
@@ -167,14 +167,14 @@ impl Net for Pump<'_> {
                         }
                         target.icc().arrive(packet, self);
                     }
-                    // A place of the machine whose device is absent, or not there yet. It answers
-                    // like a device in its reset state.
+                    // A place of the machine without a device, or without one yet. It answers like
+                    // a device in its reset state.
                     None => self.undeliverable(Rcode::TARGET_DMA_OFF, packet),
                 },
                 Arrival::Discarded(at, port, reason, packet) => {
                     self.lost(at, port, reason, packet);
                 }
-                // Its sender knows as little of it as its target.
+                // The sender notices the loss as little as the target.
                 Arrival::Swallowed(packet) => self.frame_passed(&packet),
             }
         }
@@ -186,7 +186,7 @@ impl Net for Pump<'_> {
 }
 
 impl Pump<'_> {
-    /// Tells the router that lost a packet, and the node that sent it.
+    /// Reports a lost packet to the router that lost it and to the node that sent it.
     fn lost(&self, at: NodeId, port: Option<Port>, reason: DiscardReason, packet: Packet<Body>) {
         if let Some(node) = self.shared.node(at) {
             node.icc().router_event(port, reason);

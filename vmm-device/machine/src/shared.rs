@@ -1,4 +1,4 @@
-//! What all parts of a machine share.
+//! The state that all parts of a machine share.
 //!
 //! Cycle: `super::node`, because a node reaches the others by what is here.
 //! Cycle: `super::engine`, because an engine reaches the nodes by what is here.
@@ -21,18 +21,18 @@ use crate::trace::Recorder;
 #[derive(Debug)]
 pub(crate) enum Clock {
     Host(Instant),
-    /// Stands still but for [`crate::Machine::advance`].
+    /// Advances only by [`crate::Machine::advance`].
     Manual(AtomicU64),
 }
 
-/// What all parts of a machine share.
+/// The state that all parts of a machine share.
 pub(crate) struct Shared {
     pub(crate) wires: Arc<Wires<Body>>,
     pub(crate) nodes: Vec<OnceLock<Arc<Node>>>,
     pub(crate) engines: Vec<Arc<Engine>>,
     /// Drives the links, if they are modelled.
     pub(crate) courier: Courier,
-    /// Lead to the parts of the machine that are in other processes, if it is in parts.
+    /// The cables to the parts in other processes, if the machine is divided into parts.
     pub(crate) cables: Option<Arc<Cables>>,
     pub(crate) clock: Clock,
     pub(crate) spin_ns: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Shared {
     pub(crate) recorder: Arc<Recorder>,
 }
 
-/// Is told of a link that has failed, by the node and port that have taken it down.
+/// Is called with the node and port that have taken down a failed link.
 pub(crate) type LinkFailed = Box<dyn Fn(NodeId, Port) + Send + Sync>;
 
 impl Shared {

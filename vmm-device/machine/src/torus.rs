@@ -1,9 +1,9 @@
-//! A machine of the second device: nodes of TNW, their links, and the engine that drives them.
+//! A machine of TNW, the second device: its nodes, their links, and the engine that drives them.
 //!
-//! The links are those of every machine: shapes, links that are down, faults and counters are those
-//! of `tofu-fabric`. Each packet here is one hop long. A thread that writes to a device does its
-//! work for a bounded time; the rest is done by an engine thread ([`Torus::start`]) or by the
-//! caller of [`Torus::run_pending`].
+//! The links come from `tofu-fabric`, as in every machine: shapes, links that are down, faults and
+//! counters. Each packet here is one hop long. A thread that writes to a device does its work for a
+//! bounded time; an engine thread ([`Torus::start`]) or the caller of [`Torus::run_pending`] does
+//! the rest.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -34,24 +34,25 @@ use crate::interconnect::Interconnect;
 use crate::shared::Clock;
 use crate::windows::{HasNwp, TorusParts, Watched, WindowBackend};
 
-/// Turns that a write to a device gives to ready devices, on its vCPU's time: to itself, to its
-/// neighbour, to itself again for the answer, and one more. The engine does the rest.
+/// Number of turns that a write to a device gives to ready devices, on its vCPU's time: to the
+/// device, to its neighbour, to the device again for the answer, and one more. The engine does the
+/// rest.
 const TURNS_PER_WRITE: usize = 4;
-/// Turns in a row of an engine, or of a machine without one.
+/// Number of turns in a row of an engine, or of a machine without one.
 const TURNS_PER_ROUND: usize = 256;
-/// How long a fault holds back a unit that nobody overtakes, in nanoseconds.
+/// How long a fault holds back a unit that no other unit overtakes, in nanoseconds.
 const HOLD_NS: u64 = 1_000_000;
 
-/// Packets that go over a link together while a capture or faults look at them.
+/// Packets that go over a link together while a capture or faults inspect them.
 const RUN_OBSERVED: u16 = 64;
-/// How long the engine looks at a shared window in which nothing is new, in nanoseconds.
+/// How long the engine polls a shared window after it last had something new, in nanoseconds.
 const SPIN_NS: u64 = 50_000;
 
-/// Times of the links: 0.6 us from processor to processor with the packet's own time, 128 bytes of
-/// data in each 136 bytes at 0.91 GB/s (sections 2.2, 4).
+/// Timing of the links: 0.6 us from processor to processor including the packet's own time, and 128
+/// bytes of data in each 136 bytes at 0.91 GB/s (sections 2.2, 4).
 pub const TORUS_TIMING: Timing = Timing { hop_ps: 459_341, byte_fs: 1_034_260 };
 
-/// A machine whose nodes have network processors of TNW.
+/// A machine whose nodes have TNW network processors.
 pub struct Torus {
     shared: Arc<TorusShared>,
     captures: Arc<Hub<Unit>>,
@@ -73,12 +74,12 @@ impl TorusNetwork {
         &self.wires
     }
 
-    /// Records from now on what goes through the ports of a node.
+    /// Starts to record the packets that pass the given ports of a node.
     pub fn capture(&self, config: CaptureConfig) -> Capture {
         self.captures.start(config.of(Interconnect::Tnw))
     }
 
-    /// A node, as long as the machine is there; `None` where no device was put.
+    /// A node; `None` if no device was added or the machine has been dropped.
     pub fn node(&self, id: NodeId) -> Option<Arc<TorusNode>> {
         self.machine.upgrade()?.nodes.get(id.index())?.get().cloned()
     }
@@ -88,18 +89,18 @@ struct TorusShared {
     wires: Arc<Wires<Unit>>,
     nodes: Vec<OnceLock<Arc<TorusNode>>>,
     clock: Clock,
-    /// Devices that have something to do, each once.
+    /// Devices that have work, each at most once.
     ready: Mutex<VecDeque<NodeId>>,
-    /// Told of devices that are ready, and of the end.
+    /// Signalled when devices become ready, and when the machine stops.
     changed: Condvar,
-    /// The engine thread sleeps or is about to.
+    /// Whether the engine thread sleeps or is about to.
     sleeping: AtomicBool,
     has_engine: AtomicBool,
     deadline: AtomicU64,
     stopping: AtomicBool,
-    /// The engine looks at shared windows by itself.
+    /// Whether the engine polls shared windows.
     polled: AtomicBool,
-    /// Windows that it is to look at from now on.
+    /// Windows that the engine is to poll from now on.
     rung: Mutex<Vec<(NodeId, Link, Channel)>>,
     has_rung: AtomicBool,
 }
@@ -124,7 +125,7 @@ struct NwpHost {
 }
 
 impl Torus {
-    /// A machine of this shape without devices. A, B and C must be of length 1.
+    /// Creates a machine of this shape without devices. A, B and C must be of length 1.
     ///
     /// # Errors
     ///
@@ -133,7 +134,7 @@ impl Torus {
         Self::with_clock(shape, Clock::Host(Instant::now()))
     }
 
-    /// The same; its time advances only by [`Torus::advance`].
+    /// Like [`Torus::new`], but time advances only by [`Torus::advance`].
     ///
     /// # Errors
     ///
@@ -169,7 +170,7 @@ impl Torus {
         &self.shared.wires
     }
 
-    /// The network, to be looked at and changed from any thread.
+    /// The network, which any thread may inspect and change.
     pub fn network(&self) -> TorusNetwork {
         TorusNetwork {
             wires: Arc::clone(&self.shared.wires),
@@ -183,11 +184,11 @@ impl Torus {
         self.shared.now_ns()
     }
 
-    /// Puts a device at `coords`, with DMA to `memory`.
+    /// Adds a device at `coords`, with DMA to `memory`.
     ///
     /// # Errors
     ///
-    /// If the place is not in the machine or taken.
+    /// If `coords` are outside the machine or taken.
     pub fn add_node(
         &self,
         coords: Coords,
@@ -196,7 +197,7 @@ impl Torus {
         self.add_node_of(coords, TorusParts::new(memory))
     }
 
-    /// Puts a device at `coords` that is made of these parts.
+    /// Adds a device at `coords`, made from `parts`.
     ///
     /// # Errors
     ///
@@ -222,8 +223,8 @@ impl Torus {
         Ok(node)
     }
 
-    /// Whether the engine polls shared windows in which something was new lately, as long as it
-    /// need not sleep. Their guests then need not notify it. At first it does not poll.
+    /// Sets whether the engine polls shared windows that had something new lately, as long as it
+    /// need not sleep. Their guests then need not notify it. By default it does not poll.
     pub fn set_doorbells(&self, doorbells: Doorbells) {
         self.shared.polled.store(doorbells == Doorbells::Polled, SeqCst);
     }
@@ -236,7 +237,7 @@ impl Torus {
         }
     }
 
-    /// The device of a node; `None` where none was put.
+    /// The device at `coords`; `None` if none was added.
     pub fn node(&self, coords: Coords) -> Option<&Arc<TorusNode>> {
         let id = self.shared.wires.fabric().shape().node_id(coords)?;
         self.shared.nodes.get(id.index())?.get()
@@ -251,7 +252,7 @@ impl Torus {
         self.start_with(|| ())
     }
 
-    /// The same; the thread calls `first` before anything else, to give up rights, say.
+    /// Like [`Torus::start`], but the thread first calls `first`, for example to drop privileges.
     ///
     /// # Errors
     ///
@@ -273,7 +274,7 @@ impl Torus {
         Ok(())
     }
 
-    /// Stops the engine thread, after what it is at.
+    /// Stops the engine thread after its current work.
     pub fn stop(&self) {
         self.shared.stopping.store(true, SeqCst);
         {
@@ -293,7 +294,7 @@ impl Torus {
     }
 
     /// Does the pending work in this thread, until only work that waits for time to pass is left.
-    /// Returns whether there was any.
+    /// Returns whether there was any pending work.
     pub fn run_pending(&self) -> bool {
         let mut worked = self.shared.expire();
         while self.shared.run(TURNS_PER_ROUND) {
@@ -302,7 +303,7 @@ impl Torus {
         worked
     }
 
-    /// Moves a manual clock on. A machine on the host's clock is left alone.
+    /// Advances a manual clock. Has no effect on a machine that uses the host's clock.
     pub fn advance(&self, ns: u64) {
         if let Clock::Manual(now) = &self.shared.clock {
             now.fetch_add(ns, SeqCst);
@@ -331,7 +332,7 @@ impl TorusShared {
         }
     }
 
-    /// Gives devices that are ready up to so many turns. Returns whether there were any.
+    /// Gives ready devices up to `turns` turns. Returns whether any was ready.
     fn run(&self, turns: usize) -> bool {
         for turn in 0..turns {
             let Some(id) = lock(&self.ready).pop_front() else {
@@ -355,7 +356,7 @@ impl TorusShared {
         }
     }
 
-    /// Does what is due by now. Returns whether anything was.
+    /// Does the work that is due by now. Returns whether there was any.
     fn expire(&self) -> bool {
         let now = self.now_ns();
         if self.deadline.load(SeqCst) > now {
@@ -370,7 +371,7 @@ impl TorusShared {
         true
     }
 
-    /// The engine's thread.
+    /// The body of the engine's thread.
     fn serve(&self) {
         let mut watched = Watched::new(SPIN_NS);
         while !self.stopping.load(SeqCst) {
@@ -389,7 +390,7 @@ impl TorusShared {
             let now = self.now_ns();
             let idle = ready.is_empty() && deadline > now && !self.has_rung.load(SeqCst);
             if idle && !self.stopping.load(SeqCst) {
-                // A clock that somebody else moves on is looked at again and again.
+                // A manual clock advances from elsewhere, so it is read again at intervals.
                 let most = Duration::from_millis(20);
                 let wait = Duration::from_nanos(deadline - now).min(most);
                 let woken = self.changed.wait_timeout(ready, wait);
@@ -400,7 +401,7 @@ impl TorusShared {
         watched.end();
     }
 
-    /// Takes over which windows to look at.
+    /// Adds the windows to poll from now on.
     fn watch(&self, watched: &mut Watched<Arc<TorusNode>>) {
         if !self.has_rung.swap(false, SeqCst) {
             return;
@@ -412,7 +413,7 @@ impl TorusShared {
         }
     }
 
-    /// The guest of a window has told that something is new there.
+    /// Notes that the guest of a window has notified the engine.
     fn rang(&self, place: (NodeId, Link, Channel)) {
         if !(self.polled.load(SeqCst) && self.has_engine.load(SeqCst)) {
             return;
@@ -443,7 +444,7 @@ impl Inspect for TorusNode {
     }
 }
 
-/// The links as a device sends over them.
+/// The links, for a device that sends over them.
 struct Outward<'a> {
     shared: &'a TorusShared,
     node: &'a TorusNode,
@@ -466,12 +467,12 @@ impl Net for Outward<'_> {
         let packet = Packet {
             src: self.node.coords,
             src_tni: 0,
-            // The carrier works out where it goes.
+            // The fabric determines the target.
             dst: self.node.coords,
             dst_tni: 0,
             path: Path::default(),
             way: Way::Hop { port: link.port(), vc, nullified: false },
-            // A class of packets to which any fault may happen.
+            // A class of packets to which every fault applies.
             class: Class::System,
             system: false,
             tlps: unit.packets(),
@@ -487,7 +488,7 @@ impl Net for Outward<'_> {
     }
 }
 
-/// The links as units come out of them.
+/// The links, for the units that they deliver.
 struct Inward<'a> {
     shared: &'a TorusShared,
 }
@@ -501,7 +502,7 @@ impl Deliver<Unit> for Inward<'_> {
         }
     }
 
-    // Lost: the link's protocol sees to it.
+    // The link's protocol detects the loss.
     fn discarded(&mut self, _: NodeId, _: Option<Port>, _: DiscardReason, _: Packet<Unit>) {}
 
     fn held(&mut self) {
@@ -562,12 +563,12 @@ impl HasNwp for Arc<TorusNode> {
 }
 
 impl TorusNode {
-    /// Index of the node in its machine.
+    /// The index of the node in its machine.
     pub const fn id(&self) -> NodeId {
         self.id
     }
 
-    /// Place of the node in its machine.
+    /// The coordinates of the node in its machine.
     pub const fn coords(&self) -> Coords {
         self.coords
     }
@@ -640,7 +641,7 @@ mod tests {
         Function(torus, node)
     }
 
-    /// A node that keeps its machine.
+    /// A node that keeps its machine alive.
     struct Function(#[expect(dead_code, reason = "kept")] Torus, Arc<TorusNode>);
 
     impl EndpointDevice for Function {

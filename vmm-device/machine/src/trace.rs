@@ -1,8 +1,8 @@
 //! Traces: the steps of all commands of a machine, with their times.
 //!
-//! Each thread that drives devices writes into a ring of its own, without a lock, and whoever reads
-//! them comes too late at worst: what was overwritten meanwhile is counted as lost. Nothing is
-//! written while nobody reads.
+//! Each thread that drives devices writes into a ring of its own, without a lock. A reader that is
+//! too slow loses records: overwritten records are counted as lost. Nothing is written while there
+//! is no reader.
 
 mod ring;
 
@@ -19,43 +19,42 @@ use tofu_sync::{Ticks, lock};
 
 use ring::{Ring, WORDS, Words};
 
-/// Records of a thread that are kept, of the first [`BIG_RINGS`] threads and of others.
+/// Number of records in the ring of one of the first [`BIG_RINGS`] threads, and of another thread.
 const BIG: usize = 32768;
 const SMALL: usize = 1024;
-/// Threads that have a big ring: engines, and vCPUs of small machines.
+/// Number of threads with a big ring: engines, and vCPUs of small machines.
 const BIG_RINGS: usize = 16;
-/// Threads that have a ring at all; of others nothing is kept.
+/// Number of threads with a ring. Records of further threads are not kept.
 const MAX_RINGS: usize = 4096;
-/// Reasons that are kept.
+/// Number of reasons that are kept.
 const REASONS: usize = 1024;
-/// A record is read when it is so old, so that those of other threads that came before it are
-/// there, too, in nanoseconds.
+/// Age at which a record is read, in nanoseconds. By then, earlier records of other threads are in
+/// their rings, too.
 const SETTLED_NS: f64 = 10e6;
 
-/// What has happened at a node.
+/// An event at a node.
 #[derive(Clone, Copy, Debug)]
 pub struct Record {
-    /// Since 1970, in nanoseconds of the host's clock.
+    /// Time of the host's clock, in nanoseconds since 1970.
     pub time_ns: u64,
-    /// At which node.
+    /// The node.
     pub node: NodeId,
-    /// The thread that did it, by its ring.
+    /// The thread, by the number of its ring.
     pub thread: u32,
-    /// What it was.
+    /// The event.
     pub what: What,
 }
 
-/// What may happen at a node.
+/// The kinds of events at a node.
 #[derive(Clone, Copy, Debug)]
 pub enum What {
     /// A step of a command. The time in [`Event::Served`] is like [`Record::time_ns`].
     Command(Event),
-    /// The device has sent the message of this vector, or wants to.
+    /// The device has sent the message of this vector, or has requested it.
     Interrupt(u16),
-    /// The guest has read or written a register, at this offset in BAR0, in a way that the device
-    /// notices.
+    /// The guest has accessed a register of BAR0 in a way that the device notices.
     Access {
-        /// Bytes from the start of BAR0.
+        /// Offset in BAR0, in bytes.
         offset: u64,
         /// Whether it was a write.
         write: bool,
@@ -67,15 +66,15 @@ pub enum What {
 pub struct Reason {
     /// The command.
     pub subject: Subject,
-    /// The node that says so.
+    /// The node that reports the failure.
     pub by: Coords,
     /// The reason in words.
     pub why: String,
 }
 
 thread_local! {
-    /// The recorder that this thread writes for, by its number, and which of its rings is this
-    /// thread's. Beside [`OWN`], as what needs no destructor is found in fewer instructions.
+    /// The number of the recorder that this thread writes for, and the index of the thread's ring.
+    /// Not part of [`OWN`], because a thread-local without a destructor needs fewer instructions.
     static HERE: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
     /// The ring of this thread, until it ends or writes for another recorder.
     static OWN: RefCell<Option<Own>> = const { RefCell::new(None) };
@@ -90,19 +89,19 @@ impl Drop for Own {
     }
 }
 
-/// Keeps what nodes tell.
+/// Stores the events that nodes report.
 pub(crate) struct Recorder {
-    /// Tells it from others in this process; not 0.
+    /// Tells the recorder from others in this process; not 0.
     id: u64,
     on: AtomicBool,
     ticks: Ticks,
-    /// When `ticks` began, since 1970.
+    /// When `ticks` began, in nanoseconds since 1970.
     epoch_ns: u64,
-    /// A place for each that there may be, from the first record on.
+    /// A place for each possible ring. Allocated at the first record.
     rings: OnceLock<Box<[OnceLock<Arc<Ring>>]>>,
-    /// How many there are.
+    /// Number of rings.
     count: Mutex<usize>,
-    /// With the number of the next one.
+    /// The number of the next reason, and the last reasons.
     reasons: Mutex<(u64, VecDeque<Reason>)>,
     readers: Mutex<u32>,
 }
@@ -134,13 +133,13 @@ impl Recorder {
         self.ticks.now()
     }
 
-    /// The time of these ticks, in nanoseconds since 1970; `rate` is nanoseconds a tick.
+    /// Converts ticks to nanoseconds since 1970; `rate` is in nanoseconds per tick.
     fn time_ns(&self, ticks: u64, rate: f64) -> u64 {
         let since = ticks.saturating_sub(self.ticks.first());
         self.epoch_ns + (since as f64 * rate) as u64
     }
 
-    /// Keeps what has happened at a node.
+    /// Records an event at a node.
     pub(crate) fn note(&self, node: NodeId, what: &What) {
         if let Some(ring) = self.ring() {
             let now = self.ticks.now();
@@ -148,7 +147,7 @@ impl Recorder {
         }
     }
 
-    /// Keeps a step of a command, the same without a copy of it.
+    /// Records a step of a command, without copying it.
     #[inline]
     pub(crate) fn note_step(&self, node: NodeId, step: &Event) {
         if let Some(ring) = self.ring() {
@@ -167,7 +166,7 @@ impl Recorder {
         self.rings.get()?.get(index)?.get().map(|ring| &**ring)
     }
 
-    /// Gives this thread a ring: one that its thread has left, or a new one.
+    /// Gives this thread a ring: one that another thread has left, or a new one.
     #[cold]
     #[inline(never)]
     fn enter(&self) -> Option<&Ring> {
@@ -183,7 +182,7 @@ impl Recorder {
         let size = if index < BIG_RINGS { BIG } else { SMALL };
         let ring = rings.get(index).map(|place| place.get_or_init(|| Arc::new(Ring::new(size))));
         drop(count);
-        // A thread that is ending has nothing of its own any more, and notes nothing else.
+        // A thread that is ending has no thread-locals any more, and records nothing else.
         let Ok(()) = OWN.try_with(|own| {
             let ring = ring.map(|ring| Own(Arc::clone(ring)));
             drop(own.replace(ring));
@@ -226,27 +225,27 @@ impl Recorder {
     }
 }
 
-/// Turns the nodes' telling on and off.
+/// Turns the recording of the nodes on and off.
 pub(crate) type Switch = Box<dyn Fn(bool) + Send>;
 
-/// A trace of the commands of a machine, from the time it was made until it is dropped.
+/// A trace of the commands of a machine, from its creation until it is dropped.
 pub struct Trace {
     recorder: Arc<Recorder>,
     switch: Switch,
-    /// Records of each ring that were read.
+    /// Number of records read from each ring.
     cursors: Vec<u64>,
-    /// Reasons that were read.
+    /// Number of reasons read.
     reason: u64,
-    /// Records that were read, but are too new to be returned in order.
+    /// Records that were read but are too new to be returned in order.
     early: Vec<(u32, Words)>,
     lost: u64,
-    /// Nanoseconds a tick, once that was measured.
+    /// Nanoseconds per tick, once it has been measured.
     rate: Option<f64>,
 }
 
 impl Trace {
-    /// What has happened since the last call, in order, up to some milliseconds ago; with `all`,
-    /// up to now.
+    /// The events since the last call, in order, up to some milliseconds ago; with `all`, up to
+    /// now.
     pub fn read(&mut self, all: bool) -> Vec<Record> {
         let ticks = self.recorder.ticks;
         let rate = self.rate();
@@ -271,7 +270,7 @@ impl Trace {
         due.filter_map(|(thread, words)| ring::unpack(thread, &words, time)).collect()
     }
 
-    /// The time that a record would get now, in nanoseconds since 1970.
+    /// The time stamp of a record made now, in nanoseconds since 1970.
     pub fn now_ns(&mut self) -> u64 {
         let rate = self.rate();
         self.recorder.time_ns(self.recorder.ticks.now(), rate)
@@ -281,7 +280,7 @@ impl Trace {
         *self.rate.get_or_insert_with(|| self.recorder.ticks.rate())
     }
 
-    /// Reasons that were found since the last call.
+    /// Reasons recorded since the last call.
     pub fn reasons(&mut self) -> Vec<Reason> {
         let (next, last) = &*lock(&self.recorder.reasons);
         let new = next.saturating_sub(self.reason) as usize;
@@ -289,7 +288,7 @@ impl Trace {
         last.iter().skip(last.len().saturating_sub(new)).cloned().collect()
     }
 
-    /// Records that were overwritten before they were read.
+    /// Number of records that were overwritten before they were read.
     pub const fn lost(&self) -> u64 {
         self.lost
     }
@@ -306,5 +305,5 @@ impl Drop for Trace {
     }
 }
 
-// The layout of a record is one cache line, so that one is written for a step.
+// A record is one cache line, so that a step writes only one.
 const _: () = assert!(WORDS * 8 == 64);

@@ -1,4 +1,4 @@
-//! How work reaches an engine that sleeps, or a queue that is already queued.
+//! How work reaches an engine that sleeps, or a queue that is already enqueued.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
 
@@ -6,8 +6,8 @@ use tofu_sync::{AtomicBool, AtomicU64};
 
 /// An engine's sleep.
 ///
-/// The engine announces it, looks for work once more, and sleeps if there is none. A thread that
-/// brings work stores it first and then calls [`Sleep::end`].
+/// The engine announces its sleep, looks for work once more, and sleeps if there is none. A thread
+/// that brings work stores it first and then calls [`Sleep::end`].
 #[derive(Debug)]
 pub(crate) struct Sleep(AtomicBool);
 
@@ -16,9 +16,9 @@ impl Sleep {
         Self(AtomicBool::new(false))
     }
 
-    /// The engine is about to sleep and must look for work after this.
+    /// Announces that the engine is about to sleep. It must look for work after this.
     pub(crate) fn announce(&self) {
-        // SeqCst, as the look for work that follows must not come before it.
+        // SeqCst, because the search for work that follows must not come before the store.
         self.0.store(true, SeqCst);
     }
 
@@ -28,17 +28,17 @@ impl Sleep {
         self.0.swap(false, SeqCst)
     }
 
-    /// The engine is awake.
+    /// Notes that the engine is awake.
     pub(crate) fn over(&self) {
         self.0.store(false, SeqCst);
     }
 }
 
-/// Makes the guest of a shared window notify the engine from now on, unless something is new there.
-/// Returns whether something is.
+/// Makes the guest of a shared window notify the engine from now on, unless the window already has
+/// something new. Returns whether it has.
 ///
-/// The guest stores a mark first, then checks whether it has to notify. `set_bell` is followed by a
-/// barrier, so one of the two sees what the other one did.
+/// The guest stores a mark first, then checks whether it has to notify. A barrier follows
+/// `set_bell`, so one side sees what the other one did.
 pub(crate) fn doze(set_bell: impl Fn(bool), rings: impl Fn() -> bool) -> bool {
     set_bell(true);
     let news = rings();
@@ -48,7 +48,7 @@ pub(crate) fn doze(set_bell: impl Fn(bool), rings: impl Fn() -> bool) -> bool {
     news
 }
 
-/// News about a queue with a shared page.
+/// A change of a queue with a shared page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watching {
     /// It was enabled.
@@ -59,14 +59,14 @@ pub(crate) enum Watching {
     Stop,
 }
 
-/// Whether a queue is queued at its engine, so that it is never queued twice, and for which of its
-/// lives: a queue that is enabled again does not serve earlier doorbells.
+/// Whether a queue is enqueued at its engine, so that it is never enqueued twice, and for which of
+/// its lives: a queue that is enabled again does not serve earlier doorbells.
 #[derive(Debug)]
 pub(crate) struct Queued(AtomicU64);
 
-/// Queued because of a doorbell of this life or of an earlier one.
+/// Enqueued because of a doorbell of this life or of an earlier one.
 const WAITS: u64 = 1;
-/// Queued for an earlier life only.
+/// Enqueued for an earlier life only.
 const STALE: u64 = 2;
 const ONE_LIFE: u64 = 4;
 
@@ -79,19 +79,20 @@ impl Queued {
         Self(AtomicU64::new(0))
     }
 
-    /// A new life begins. Returns it.
+    /// Begins a new life and returns it.
     pub(crate) fn renew(&self) -> u64 {
         let before = self.change(|state| {
             let stale = if state & WAITS == 0 { 0 } else { STALE };
             Some((state | stale).wrapping_add(ONE_LIFE))
         });
-        // The change is never refused.
+        // The closure always returns `Some`, so the update cannot fail.
         let (Ok(before) | Err(before)) = before;
         life(before).wrapping_add(ONE_LIFE)
     }
 
-    /// A doorbell rang, in the given life or, if none is given, in the present one. Returns whether
-    /// the queue is to be queued. If not, it is queued already, or the life is over.
+    /// Notes that a doorbell rang, in the given life or, if none is given, in the current one.
+    /// Returns whether the queue must be enqueued. It need not if it already is, or if the life is
+    /// over.
     pub(crate) fn enter(&self, of: Option<u64>) -> bool {
         let before = self.change(|state| {
             let now = life(state);
@@ -100,16 +101,15 @@ impl Queued {
         before.is_ok_and(|state| state & WAITS == 0)
     }
 
-    /// The queue's turn has come. A doorbell that rings later queues it again. The turn sees
-    /// everything that was written before earlier doorbells. Returns whether any of them rang in
-    /// this life.
+    /// Begins the queue's turn. A later doorbell enqueues the queue again. The turn sees everything
+    /// that was written before earlier doorbells. Returns whether any of them rang in this life.
     pub(crate) fn leave(&self) -> bool {
-        // Reads what the last `enter` has written, unlike a store.
+        // A read-modify-write, because a store would not read the value of the last `enter`.
         self.0.fetch_and(!(WAITS | STALE), AcqRel) & STALE == 0
     }
 
-    /// Changes the state by a write even if it stays as it is, for the next
-    /// [`leave`](Self::leave) to read.
+    /// Changes the state by a write even if its value stays the same, so that the next
+    /// [`leave`](Self::leave) reads it.
     fn change(&self, f: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
         self.0.fetch_update(AcqRel, Acquire, f)
     }
@@ -158,7 +158,7 @@ mod loom_tests {
             });
             let other = Arc::clone(&engine);
             let bringer = thread::spawn(move || bring(&other));
-            // Twice, as a flag may be left over from the attempt before.
+            // Twice, because a flag may be left over from the attempt before.
             let sleeps = engine.try_to_sleep() || engine.try_to_sleep();
             bringer.join().unwrap();
             let work = *engine.pending.lock().unwrap() > 0 || engine.deadline.load(SeqCst) == 0;
@@ -183,7 +183,7 @@ mod loom_tests {
         });
     }
 
-    /// A guest that stores a mark and tells if it must, and an engine that looks no more soon.
+    /// A guest stores a mark and notifies if it must, and an engine stops polling.
     #[test]
     fn loom_a_mark_is_seen_or_told_of() {
         loom::model(|| {
@@ -208,13 +208,13 @@ mod loom_tests {
         });
     }
 
-    /// A doorbell of a life that ends, one of the next life, and an engine between them.
+    /// A doorbell of a life that ends, a doorbell of the next life, and an engine between them.
     #[test]
     fn loom_a_doorbell_is_served_in_its_own_life_only() {
         struct Queue {
             queued: Queued,
             line: Mutex<u32>,
-            /// Descriptors that the present life has to send.
+            /// Descriptors of the current life that are still to be sent.
             entries: AtomicU32,
         }
         fn ring(queue: &Queue, life: u64) {
@@ -222,7 +222,7 @@ mod loom_tests {
                 *queue.line.lock().unwrap() += 1;
             }
         }
-        /// Whether the queue was run.
+        /// Takes a turn of the engine. Returns whether the queue was run.
         fn turn(queue: &Queue) -> bool {
             let mut line = queue.line.lock().unwrap();
             if *line == 0 {

@@ -9,12 +9,12 @@ use vm_memory::MmapRegion;
 
 use crate::wakeup::doze;
 
-/// The services of the VMM behind a node of TNW for windows that are memory. Offsets are in the BAR
-/// of windows; all numbers are multiples of 4 KiB.
+/// Services that the VMM behind a node of TNW provides for windows that are memory. Offsets are in
+/// the BAR of windows; all offsets and sizes are multiples of 4 KiB.
 ///
-/// Methods are called from any thread that writes to TX_MODE or resets the device.
+/// Any thread that writes to TX_MODE or resets the device calls the methods.
 pub trait WindowBackend: Send + Sync {
-    /// From now on `len` bytes at `offset` are the memory at `at` of `region`.
+    /// Maps the memory at `at` of `region` as the `len` bytes at `offset`.
     ///
     /// # Errors
     ///
@@ -27,18 +27,17 @@ pub trait WindowBackend: Send + Sync {
         len: usize,
     ) -> Result<(), String>;
 
-    /// Ends what was attached at `offset`.
+    /// Removes the memory that was attached at `offset`.
     fn detach_window(&self, offset: u64);
 }
 
-/// What a node of TNW is made of.
+/// The parts that a node of TNW is made from.
 pub struct TorusParts {
-    /// Memory that its device reaches by DMA.
+    /// Memory that the device reaches by DMA.
     pub memory: Arc<dyn DmaMemory>,
-    /// Memory that its windows can be.
+    /// Memory for the windows.
     pub windows: Option<SharedWindows>,
-    /// How that memory is mapped into the guest at the windows. Without it each store reaches the
-    /// device.
+    /// Maps that memory into the guest at the windows. Without it each store reaches the device.
     pub backend: Option<Arc<dyn WindowBackend>>,
 }
 
@@ -49,11 +48,11 @@ impl TorusParts {
     }
 }
 
-/// The shared windows that an engine polls: those in which something was new lately. The guests of
-/// all others notify it.
+/// The shared windows that an engine polls, because they had something new lately. The guests of
+/// all other windows notify the engine.
 pub(crate) struct Watched<N> {
     windows: Vec<Window<N>>,
-    /// How long a window is looked at after something was new, in nanoseconds.
+    /// How long a window is polled after it last had something new, in nanoseconds.
     spin_ns: u64,
 }
 
@@ -61,7 +60,7 @@ struct Window<N> {
     node: N,
     link: Link,
     channel: Channel,
-    /// When something was new last, in nanoseconds.
+    /// When the window last had something new, in nanoseconds.
     news_at: u64,
 }
 
@@ -75,7 +74,7 @@ impl<N: HasNwp> Watched<N> {
         Self { windows: Vec::new(), spin_ns }
     }
 
-    /// Looks at a window from now on. Its guest needs not tell any more.
+    /// Starts to poll a window. Its guest need not notify the engine any more.
     pub(crate) fn add(&mut self, node: N, link: Link, channel: Channel, now: u64) {
         let same = |window: &&mut Window<N>| {
             std::ptr::eq(window.node.nwp(), node.nwp())
@@ -89,12 +88,12 @@ impl<N: HasNwp> Watched<N> {
         self.windows.push(Window { node, link, channel, news_at: now });
     }
 
-    /// Whether none is looked at.
+    /// Whether no window is polled.
     pub(crate) const fn is_empty(&self) -> bool {
         self.windows.is_empty()
     }
 
-    /// Looks at all of them. Returns whether something was new.
+    /// Polls all windows. Returns whether any had something new.
     pub(crate) fn poll(&mut self, now: u64) -> bool {
         let (spin_ns, mut any) = (self.spin_ns, false);
         self.windows.retain_mut(|window| {
@@ -117,7 +116,7 @@ impl<N: HasNwp> Watched<N> {
         any
     }
 
-    /// Looks at none any more: their guests tell from now on.
+    /// Stops polling. The guests of all windows notify the engine from now on.
     pub(crate) fn end(&mut self) {
         for Window { node, link, channel, .. } in self.windows.drain(..) {
             node.nwp().set_bell(link, channel, true);

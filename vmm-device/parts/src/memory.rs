@@ -1,4 +1,4 @@
-//! Guest memory as the device reaches it by DMA.
+//! Guest memory, as the device accesses it by DMA.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -9,12 +9,12 @@ use vm_memory::{
     VolatileMemory, VolatileSlice,
 };
 
-/// How a word is loaded: everything that was written before its store is visible.
+/// Ordering of a load of a word: everything that was written before its store is visible.
 const LOAD: Ordering = Ordering::Acquire;
-/// How a word is stored: after everything that was written before.
+/// Ordering of a store of a word: after everything that was written before.
 const STORE: Ordering = Ordering::Release;
 
-/// An address range that is not memory, or not aligned as the access needs.
+/// An address range is not memory, or not aligned as the access requires.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("no memory at {addr:#x}, length {len:#x}")]
 pub struct DmaError {
@@ -24,24 +24,24 @@ pub struct DmaError {
     pub len: usize,
 }
 
-/// What a device does to memory. An IOMMU may map an address for one and not the other.
+/// The kind of an access. An IOMMU may map an address for one kind and not for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It reads.
+    /// A read.
     Read,
-    /// It writes.
+    /// A write.
     Write,
-    /// It does both at once, as an atomic operation does.
+    /// A read and a write in one, as by an atomic operation.
     Update,
 }
 
 impl Access {
-    /// Whether the device learns what the memory holds.
+    /// Whether the access reads the memory.
     pub const fn reads(self) -> bool {
         matches!(self, Self::Read | Self::Update)
     }
 
-    /// Whether the device changes the memory.
+    /// Whether the access changes the memory.
     pub const fn writes(self) -> bool {
         matches!(self, Self::Write | Self::Update)
     }
@@ -55,19 +55,19 @@ pub type Visit<'a> = dyn FnMut(VolatileSlice<'_>) + 'a;
 
 /// Memory that a device can reach by DMA, at the addresses that it uses.
 ///
-/// An address that is mapped, but not for this kind of access, is no memory.
+/// An address that is mapped, but not for the requested kind of access, counts as no memory.
 pub trait DmaMemory: Send + Sync {
     /// Whether the whole range is memory that the device may access in this way.
     fn contains(&self, addr: u64, len: usize, access: Access) -> bool;
 
-    /// Calls `f` with the slices of the range, in order. `f` does no more to them than `access`
-    /// says, and writes all of them if that is [`Access::Write`]: for memory that is not in this
-    /// process the slices are a copy.
+    /// Calls `f` with the slices of the range, in order. `f` must not do more with them than
+    /// `access` says. For [`Access::Write`] it must write all of them: for memory that is not in
+    /// this process the slices are a copy.
     ///
     /// # Errors
     ///
-    /// If any part of the range is not memory; then `f` is not called at all, unless this is found
-    /// only when a copy is made or written back.
+    /// If any part of the range is not memory. Then `f` is not called at all, unless this is
+    /// noticed only when a copy is made or written back.
     fn access(&self, addr: u64, len: usize, access: Access, f: &mut Visit<'_>) -> DmaResult;
 
     /// Reads `buf.len()` bytes.
@@ -98,7 +98,7 @@ pub trait DmaMemory: Send + Sync {
         })
     }
 
-    /// Writes what `source` has.
+    /// Writes the contents of `source`.
     ///
     /// # Errors
     ///
@@ -244,7 +244,7 @@ impl DmaMemory for GuestMemoryMmap<()> {
             f(slice);
             return Ok(());
         }
-        // The range is spread over several regions, or not memory to its end.
+        // The range covers several regions, or its end is not memory.
         if !self.check_range(GuestAddress(addr), len) {
             return Err(error);
         }

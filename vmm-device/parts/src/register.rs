@@ -1,12 +1,12 @@
-//! Registers of 64 bits and accesses to them, whole or by halves.
+//! Registers of 64 bits, and accesses to a whole register or to one half.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
 
 use tofu_sync::lock;
 
-/// The offset of the register that an access of `len` bytes at `offset` is to, and the first bit of
-/// it that is accessed; `None` for an access that registers do not have.
+/// The offset of the register that an access of `len` bytes at `offset` refers to, and the first
+/// accessed bit; `None` if registers do not support such an access.
 pub const fn aligned(offset: u64, len: usize) -> Option<(u64, u32)> {
     match (len, offset % 8) {
         (8 | 4, 0) => Some((offset, 0)),
@@ -23,7 +23,8 @@ pub struct RegisterWrite {
 }
 
 impl RegisterWrite {
-    /// The offset of the register that `data` is written to, and the write.
+    /// The offset of the register that `data` is written to, and the write. `None` as for
+    /// [`aligned`].
     pub fn at(offset: u64, data: &[u8]) -> Option<(u64, Self)> {
         let (at, shift) = aligned(offset, data.len())?;
         let mut bytes = [0; 8];
@@ -32,31 +33,31 @@ impl RegisterWrite {
         Some((at, Self { mask, bits: u64::from_le_bytes(bytes) << shift }))
     }
 
-    /// The written bits; the others are 0. This is the value for a register that sets or clears
-    /// bits of another one.
+    /// The written bits; the others are 0. A register that sets or clears bits of another one uses
+    /// this value.
     pub const fn bits(self) -> u64 {
         self.bits
     }
 
-    /// The value of a register that was `old`.
+    /// The new value of a register whose value was `old`.
     pub const fn merge(self, old: u64) -> u64 {
         old & !self.mask | self.bits
     }
 
-    /// Bit 0, if it is written.
+    /// Bit 0, if the write includes it.
     pub fn switch(self) -> Option<bool> {
         (self.mask & 1 != 0).then_some(self.bits & 1 != 0)
     }
 
-    /// Which halves of the register are written: bit 0 for the low one, bit 1 for the high one.
+    /// The halves of the register that are written: bit 0 for the low one, bit 1 for the high one.
     pub const fn halves(self) -> u16 {
         (self.mask & 1) as u16 | (self.mask >> 63 << 1) as u16
     }
 }
 
-/// Registers that only hold what was written to them. Most nodes never write any, so they
-/// are kept by offset; there are as many as the map has, so a guest cannot make this grow
-/// without bound.
+/// Registers that only hold what was written to them. Most nodes never write any, so they are kept
+/// in a map by offset. There are only as many as the register map has, so a guest cannot make this
+/// grow without bound.
 #[derive(Debug, Default)]
 pub struct Plain(Mutex<HashMap<u64, u64>>);
 
@@ -73,7 +74,7 @@ impl Plain {
         *value = write.merge(*value);
     }
 
-    /// All registers are 0 again.
+    /// Sets all registers to 0.
     pub fn reset(&self) {
         lock(&self.0).clear();
     }

@@ -1,5 +1,5 @@
-//! Epochs: they tell which uses of something a change of it has to wait for, as a cache flush has
-//! to wait for the uses of translation tables.
+//! Epochs tell which uses of a resource a change of it has to wait for, as a cache flush has to
+//! wait for the uses of translation tables.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::SeqCst;
@@ -8,11 +8,11 @@ use std::{thread, time::Duration};
 
 use crate::{AtomicU32, AtomicU64, Mutex, MutexGuard};
 
-/// Counts the uses of something that is replaced from time to time.
+/// Counts the uses of a resource that is replaced from time to time.
 #[derive(Debug)]
 pub struct Epochs {
     generation: AtomicU64,
-    /// Uses under way, by the lowest bit of their generation.
+    /// Number of current uses, by the lowest bit of their generation.
     pins: [AtomicU32; 2],
     flush: Mutex<Flush>,
 }
@@ -22,7 +22,7 @@ pub struct Epochs {
 struct Flush {
     /// The generation whose uses are still awaited.
     draining: Option<u64>,
-    /// Another flush was asked for meanwhile.
+    /// Whether another flush was requested meanwhile.
     again: bool,
 }
 
@@ -33,7 +33,7 @@ impl Default for Epochs {
 }
 
 impl Epochs {
-    /// Makes one in which nothing is under way.
+    /// Creates epochs without current uses.
     pub fn new() -> Self {
         Self {
             generation: AtomicU64::new(0),
@@ -48,8 +48,8 @@ impl Epochs {
             let generation = self.generation.load(SeqCst);
             let pins = &self.pins[(generation & 1) as usize];
             pins.fetch_add(1, SeqCst);
-            // SeqCst here and in `flush` and `advance`: of an entry and a flush at the same time,
-            // at least one must see the other.
+            // SeqCst here and in `flush` and `advance`: if an entry and a flush happen at the same
+            // time, at least one must see the other.
             if self.generation.load(SeqCst) == generation {
                 return generation;
             }
@@ -62,7 +62,7 @@ impl Epochs {
         self.pins[(generation & 1) as usize].fetch_sub(1, SeqCst);
     }
 
-    /// Begins a flush: uses that begin later have a newer generation than those before.
+    /// Begins a flush: uses that begin later have a newer generation than those before it.
     pub fn flush(&self) {
         let mut flush = self.lock();
         self.advance(&mut flush);
@@ -73,14 +73,14 @@ impl Epochs {
         }
     }
 
-    /// Whether a use from before the last flush is still under way.
+    /// Whether a use from before the last flush has not ended.
     pub fn busy(&self) -> bool {
         let mut flush = self.lock();
         self.advance(&mut flush);
         flush.draining.is_some()
     }
 
-    /// Flushes, and waits for the uses from before. They must be short, and not wait for the
+    /// Flushes, and waits for the earlier uses. They must be short, and must not wait for the
     /// caller.
     #[cfg(not(loom))]
     pub fn drain(&self) {
@@ -141,7 +141,7 @@ mod tests {
         let second = epochs.enter();
         epochs.flush();
         epochs.leave(first);
-        // The second flush has to wait for what began after the first.
+        // The second flush has to wait for uses that began after the first.
         assert!(epochs.busy());
         epochs.leave(second);
         assert!(!epochs.busy());
@@ -155,14 +155,14 @@ mod loom_tests {
     use loom::sync::atomic::{AtomicU64 as Plain, Ordering::Relaxed};
     use loom::thread;
 
-    /// Tables that name a page before so many flushes, and that page.
+    /// A page, and tables that name it before this many flushes.
     struct Model {
         epochs: Epochs,
         flushes: u64,
         taken_away: Plain,
     }
 
-    /// A burst that uses the page if what it finds in the cache names it.
+    /// A burst that uses the page if the cached tables name it.
     fn burst(model: &Model) {
         let generation = model.epochs.enter();
         if generation < model.flushes {

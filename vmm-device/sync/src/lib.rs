@@ -1,9 +1,9 @@
 //! Atomics and mutexes for state that threads share without a common lock.
 //!
-//! These are the standard library's. With `--cfg loom` they are loom's, and tests of that
+//! These are the standard library's types. With `--cfg loom` they are loom's, and tests in that
 //! configuration try every order in which threads can run. Modules that loom checks take their
-//! atomics from here; the others need not. The crate also has a clock that is cheaper to read than
-//! a lock is to take.
+//! atomics from here; other modules need not. The crate also has a clock that is cheaper to read
+//! than a lock is to take.
 #![deny(unsafe_code)]
 
 mod epoch;
@@ -27,9 +27,9 @@ pub use loom::sync::{Mutex, MutexGuard};
 /// loom's atomics, with the part of [`SeqCst`](std::sync::atomic::Ordering::SeqCst) that loom
 /// omits.
 ///
-/// loom treats sequentially consistent accesses as acquire and release ones, and would let flags
-/// pass each other that cannot. It does model sequentially consistent fences, so here a thread has
-/// one between any two consecutive accesses of this kind.
+/// loom treats sequentially consistent accesses as acquire and release ones, and so allows
+/// reorderings of flags that cannot happen. It does model sequentially consistent fences, so here a
+/// thread has one between any two consecutive accesses of this kind.
 #[cfg(loom)]
 mod checked {
     use std::cell::Cell;
@@ -38,7 +38,7 @@ mod checked {
     use loom::sync::atomic::fence;
 
     loom::thread_local! {
-        /// The thread has made a sequentially consistent access before.
+        /// Whether the thread has made a sequentially consistent access before.
         static FOLLOWS: Cell<bool> = Cell::new(false);
     }
 
@@ -51,7 +51,7 @@ mod checked {
 
     macro_rules! atomic {
         ($name:ident, $value:ty, $($method:ident),*) => {
-            /// As the standard library's type of this name.
+            /// Like the standard library's type of this name.
             #[derive(Debug, Default)]
             pub struct $name(loom::sync::atomic::$name);
 
@@ -71,11 +71,11 @@ mod checked {
                     fenced(order, || self.0.store(value, order));
                 }
 
-                /// Stores the second value if the present one is the first.
+                /// Stores `new` if the current value is `current`.
                 ///
                 /// # Errors
                 ///
-                /// The present value, if it is another one.
+                /// The current value, if it is a different one.
                 pub fn compare_exchange(
                     &self,
                     current: $value,
@@ -86,11 +86,11 @@ mod checked {
                     fenced(success, || self.0.compare_exchange(current, new, success, failure))
                 }
 
-                /// Changes the value as `f` says, and returns the former one.
+                /// Replaces the value by what `f` returns for it, and returns the previous one.
                 ///
                 /// # Errors
                 ///
-                /// The present value, if `f` returns `None` for it.
+                /// The current value, if `f` returns `None` for it.
                 pub fn fetch_update(
                     &self,
                     set: Ordering,
@@ -101,7 +101,7 @@ mod checked {
                 }
 
                 $(
-                    /// Changes the value and returns the former one.
+                    /// Changes the value and returns the previous one.
                     pub fn $method(&self, value: $value, order: Ordering) -> $value {
                         fenced(order, || self.0.$method(value, order))
                     }

@@ -1,16 +1,16 @@
-//! A clock that is cheap to look at.
+//! A clock that is cheap to read.
 #![allow(unsafe_code, reason = "the processor's counter")]
 
 use std::time::Instant;
 
-/// A clock with its own unit: the processor's counter where that runs at a constant rate, and
-/// nanoseconds elsewhere. Reading the counter takes about a third of the time of reading
+/// A clock with its own unit: the processor's counter if it runs at a constant rate, and
+/// nanoseconds otherwise. Reading the counter takes about a third of the time of reading
 /// [`Instant`].
 #[derive(Clone, Copy, Debug)]
 pub struct Ticks {
-    /// Whether it is the counter.
+    /// Whether the clock is the processor's counter.
     counter: bool,
-    /// When it was made, by both clocks.
+    /// The time of its creation, by both clocks.
     start: Instant,
     first: u64,
 }
@@ -22,7 +22,7 @@ impl Default for Ticks {
 }
 
 impl Ticks {
-    /// The clock of this host.
+    /// Creates a clock.
     pub fn new() -> Self {
         let (counter, start) = (is_constant(), Instant::now());
         Self { counter, start, first: if counter { counted() } else { 0 } }
@@ -34,7 +34,7 @@ impl Ticks {
         if self.counter { counted() } else { self.start.elapsed().as_nanos() as u64 }
     }
 
-    /// How many nanoseconds a tick has, as far as the time since the clock was made tells.
+    /// Nanoseconds per tick, measured since the clock was created.
     pub fn rate(&self) -> f64 {
         if !self.counter {
             return 1.0;
@@ -43,7 +43,7 @@ impl Ticks {
         ns / counted().saturating_sub(self.first).max(1) as f64
     }
 
-    /// The reading of the clock when it was made, in ticks.
+    /// The reading of the clock at its creation, in ticks.
     pub const fn first(&self) -> u64 {
         self.first
     }
@@ -56,7 +56,7 @@ fn counted() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Whether the counter goes on at the same rate in all states of the processor (invariant TSC).
+/// Whether the counter has the same rate in all states of the processor (invariant TSC).
 #[cfg(target_arch = "x86_64")]
 fn is_constant() -> bool {
     use core::arch::x86_64::__cpuid;

@@ -1,5 +1,5 @@
-//! The standard library's locks without poisoning. If another thread has panicked with a lock, the
-//! data must stay usable for the others: a device serves other nodes, too.
+//! The standard library's locks without poisoning. The data must stay usable after a thread has
+//! panicked while holding a lock, because a device serves other nodes, too.
 
 use std::sync::{
     Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
@@ -26,7 +26,7 @@ pub fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a
     condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for a condition variable, at most for some time.
+/// Waits for a condition variable, at most for the given time.
 pub fn wait_timeout<'a, T>(
     condvar: &Condvar,
     guard: MutexGuard<'a, T>,

@@ -20,26 +20,26 @@ use crate::shared::SharedWindows;
 use crate::transmit::Transmit;
 use crate::unit::{MAX_RUN, Unit};
 
-/// The most units that wait at a link. It is more than a neighbour that obeys the protocol has in
-/// flight; further units are lost, as on a link.
+/// The most units that wait at a link. A neighbour that obeys the protocol has fewer in flight.
+/// Further units are lost, as on a link.
 const INBOX: usize = 4 * crate::link::TX_BUFFER as usize;
-/// Units that a link takes in before another one's turn.
+/// The most units that a link processes before the next link's turn.
 const ARRIVALS_PER_TURN: usize = 256;
-/// Rounds over a link's channels before another link's turn. In each round a channel sends one run
-/// and moves one.
+/// Rounds over a link's channels before another link's turn. In each round a channel sends at most
+/// one run and moves at most one.
 const ROUNDS_PER_TURN: usize = 16;
 
-/// What a device is made from.
+/// The configuration of a device.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Its place.
+    /// The coordinates of the node.
     pub coords: Coords,
     /// The machine's shape; A, B and C are of length 1.
     pub shape: Shape,
-    /// The number of its links' first life. A device that takes another one's place needs a higher
-    /// number than that had, modulo 2^16.
+    /// The first life of the device's links. A device that replaces another one needs a higher
+    /// number than that one had, modulo 2^16.
     pub life: u16,
-    /// Memory for windows that the guest maps, if it can have some.
+    /// Memory for windows that the guest maps, if there is any.
     pub windows: Option<SharedWindows>,
 }
 
@@ -54,26 +54,27 @@ pub struct Nwp {
     pub(crate) stray_stores: AtomicU64,
     pub(crate) bad_accesses: AtomicU64,
     pub(crate) links: [LinkModule; LINKS],
-    /// Held while windows become memory or registers, so that the host is told in that order.
+    /// Held while windows become memory or registers, so that the host is told in the same order.
     modes: Mutex<()>,
 }
 
 /// A link module (section 2.2).
 pub(crate) struct LinkModule {
     pub(crate) present: bool,
-    /// Units that have arrived and were not looked at yet.
+    /// Units that have arrived and were not processed yet.
     inbox: Mutex<VecDeque<Unit>>,
     state: Mutex<LinkState>,
-    /// There is something to do.
+    /// Whether the link has work.
     pending: AtomicBool,
     /// A copy of [`LinkEnd::deadline`].
     deadline: AtomicU64,
-    /// The marks that the next packets in shared windows will have; 0 for other windows.
+    /// The marks that the next packets in shared windows will have; 0 for windows that are
+    /// registers.
     marks: [AtomicU64; CHANNELS],
 }
 
 impl LinkModule {
-    /// Takes what is new in the window of a channel, if it is shared.
+    /// Takes new packets from the window of a channel, if it is shared.
     fn look(&self, state: &mut LinkState, channel: usize) {
         state.tx[channel].look();
         self.note_mark(state, channel);
@@ -84,7 +85,7 @@ impl LinkModule {
     }
 }
 
-/// The registers that a request is made of.
+/// The registers that make up a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Posting {
     pub(crate) address: u64,
@@ -92,7 +93,7 @@ pub(crate) struct Posting {
     pub(crate) notify: u64,
 }
 
-/// What the page of a channel holds.
+/// The contents of a channel's page.
 #[derive(Debug, Default)]
 pub(crate) struct Page {
     pub(crate) credit: Posting,
@@ -107,9 +108,9 @@ pub(crate) struct LinkState {
     pub(crate) tx: [Transmit; CHANNELS],
     pub(crate) rx: [Receive; CHANNELS],
     pub(crate) pages: [Page; CHANNELS],
-    /// The neighbour is to be told that the link begins a life.
+    /// Whether the neighbour is still to be told that the link begins a life.
     greet: bool,
-    /// Channels whose turn it is to send and to be moved first.
+    /// The channel that is the first to send, and the channel that is the first to be moved.
     next_tx: usize,
     next_rx: usize,
 }
@@ -132,7 +133,7 @@ impl LinkState {
     }
 }
 
-/// The life after this one. 0 is none.
+/// The life after this one. 0 is not a life.
 const fn next_life(life: u16) -> u16 {
     match life.wrapping_add(1) {
         0 => 1,
@@ -165,12 +166,12 @@ impl Nwp {
         }
     }
 
-    /// Whether the device may access memory and send interrupts. Until then, work that needs this
-    /// waits.
+    /// Sets whether the device may access memory and send interrupts. Until then, work that needs
+    /// this waits.
     pub fn set_bus_master(&self, on: bool) {
         self.bus_master.store(on, SeqCst);
         if !on {
-            // Memory that packets are made of is read for the last time.
+            // Reads the memory that packets refer to for the last time.
             self.links.iter().for_each(|link| lock(&link.state).end.keep());
         } else {
             for link in &self.links {
@@ -196,7 +197,7 @@ impl Nwp {
         self.bus_master.load(SeqCst)
     }
 
-    /// Units that have arrived on a link and were not looked at yet.
+    /// Number of units that have arrived on a link and were not processed yet.
     pub(crate) fn arrived(&self, link: Link) -> usize {
         lock(&self.links[link.index()].inbox).len()
     }
@@ -205,7 +206,7 @@ impl Nwp {
         self.bus_master.load(SeqCst).then_some(&self.memory)
     }
 
-    /// Returns to the reset state. What waits is forgotten.
+    /// Returns to the reset state. Pending work is dropped.
     pub fn reset(&self) {
         let _modes = lock(&self.modes);
         self.enabled.store(false, SeqCst);
@@ -222,8 +223,8 @@ impl Nwp {
         // The memory of units under way must not be read after this.
         state.end.keep();
         let life = state.end.life();
-        // A life that no neighbour has seen can be reused: a driver that keeps resetting the device
-        // must not wrap around to numbers that its neighbour takes for old ones.
+        // A life that no neighbour has seen can be reused. Otherwise a driver that keeps resetting
+        // the device would wrap around to numbers that its neighbour takes for old ones.
         *state = LinkState::new(if state.end.has_spoken() { next_life(life) } else { life });
         lock(&module.inbox).clear();
         module.deadline.store(NEVER, SeqCst);
@@ -237,7 +238,7 @@ impl Nwp {
         }
     }
 
-    /// CONTROL.enable.
+    /// Handles a write to CONTROL.enable.
     pub(crate) fn enable(&self, on: bool) {
         let _modes = lock(&self.modes);
         if self.enabled.swap(on, SeqCst) == on {
@@ -263,31 +264,31 @@ impl Nwp {
         }
     }
 
-    /// The state of a link, for whoever reads and writes registers.
+    /// Calls `f` with the state of a link, for accesses to registers.
     pub(crate) fn with_link<R>(&self, link: Link, f: impl FnOnce(&mut LinkState) -> R) -> R {
         f(&mut lock(&self.links[link.index()].state))
     }
 
-    /// Notes that a link has something to do.
+    /// Notes that a link has work.
     pub(crate) fn wake(&self, link: Link) {
         if !self.links[link.index()].pending.swap(true, SeqCst) {
             self.host.work();
         }
     }
 
-    /// A link takes packets that took none when it was asked last (see [`Net::room`]).
+    /// Notes that a link accepts packets again, after [`Net::room`] was 0.
     pub fn room(&self, link: Link) {
         self.wake(link);
     }
 
-    /// Notes errors; tells of those that are new.
+    /// Notes errors, and sends the interrupt if any of them is new.
     pub(crate) fn error(&self, errors: Errors) {
         if errors.0 & !self.errors.fetch_or(errors.0, SeqCst) != 0 {
             self.host.interrupt(vector::ERROR);
         }
     }
 
-    /// Writes a notification word, and sends the interrupt if that was asked for.
+    /// Writes a notification word, and sends the interrupt if the request asked for it.
     fn notify(&self, link: Link, done: Done) {
         let Done { request, status, length } = done;
         let word = request.notification(status, length);
@@ -299,7 +300,7 @@ impl Nwp {
         }
     }
 
-    /// A credit or an Nget is posted.
+    /// Posts a credit or an Nget.
     pub(crate) fn post(
         &self,
         link: Link,
@@ -326,7 +327,7 @@ impl Nwp {
                 Err(Status::BadAddress)
             }
             () => self.with_link(link, |state| {
-                // A reset may have come since: it clears this before it renews the link.
+                // A reset may have come since: it clears `enabled` before it renews the link.
                 if !self.enabled.load(SeqCst) {
                     return Err(Status::Disabled);
                 }
@@ -346,7 +347,7 @@ impl Nwp {
         }
     }
 
-    /// CANCEL.
+    /// Handles a write to CANCEL.
     pub(crate) fn cancel(&self, link: Link, channel: Channel, cancel: Cancel) {
         let c = channel.index();
         let done: Vec<Done> = self.with_link(link, |state| {
@@ -367,7 +368,7 @@ impl Nwp {
         self.wake(link);
     }
 
-    /// TX_MODE.
+    /// Handles a write to TX_MODE.
     pub(crate) fn set_mode(&self, link: Link, channel: Channel, mode: Mode) {
         let module = &self.links[link.index()];
         let Some(windows) = self.config.windows.as_ref().filter(|_| module.present) else { return };
@@ -395,7 +396,7 @@ impl Nwp {
         }
     }
 
-    /// Whether there is something new in a shared window. Takes no lock.
+    /// Whether a shared window has a new packet. Takes no lock.
     pub fn window_rings(&self, link: Link, channel: Channel) -> bool {
         let Some(windows) = &self.config.windows else { return false };
         let number = self.links[link.index()].marks[channel.index()].load(Relaxed);
@@ -403,7 +404,7 @@ impl Nwp {
         number != 0 && windows.mark(link, channel, place).number() == number
     }
 
-    /// Takes what is new in a shared window.
+    /// Takes new packets from a shared window.
     pub fn look(&self, link: Link, channel: Channel) {
         let more = self.with_link(link, |state| {
             let c = channel.index();
@@ -415,8 +416,8 @@ impl Nwp {
         }
     }
 
-    /// Sets in a shared window whether the guest must notify when something is new. A caller that
-    /// turns notifications on must check the window afterwards, for what was stored before.
+    /// Sets in a shared window whether the guest must notify the device of new packets. A caller
+    /// that turns notifications on must check the window afterwards, for packets stored before.
     pub fn set_bell(&self, link: Link, channel: Channel, on: bool) {
         self.with_link(link, |state| {
             if let Some(window) = state.tx[channel.index()].shared() {
@@ -425,7 +426,7 @@ impl Nwp {
         });
     }
 
-    /// TX_BELL.
+    /// Handles a write to TX_BELL.
     pub(crate) fn bell(&self, link: Link, channel: Channel) {
         if self.links[link.index()].marks[channel.index()].load(Relaxed) != 0 {
             self.look(link, channel);
@@ -433,7 +434,7 @@ impl Nwp {
         }
     }
 
-    /// A read of a window: of one that is memory what is there, of others 0.
+    /// Reads a window: its contents if it is memory, and 0 otherwise.
     fn load(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if let Some(WindowPlace { link, channel, .. }) = WindowPlace::decode(offset) {
@@ -445,8 +446,8 @@ impl Nwp {
         }
     }
 
-    /// A store of `data` at `offset` of [`WINDOW_BAR`]. It is dropped and counted if there is
-    /// no such window, the device is disabled, or the bytes are there already.
+    /// Stores `data` at `offset` of [`WINDOW_BAR`]. The store is dropped and counted if there is no
+    /// such window, the device is disabled, or the bytes are there already.
     pub fn store(&self, offset: u64, data: &[u8]) {
         let place = WindowPlace::decode(offset)
             .filter(|_| (1..=MAX_STORE).contains(&data.len()))
@@ -484,7 +485,7 @@ impl Nwp {
         }
     }
 
-    /// Something has come over a link. It is looked at when the device runs next.
+    /// Takes a unit that has come over a link. It is processed when the device runs next.
     pub fn push(&self, link: Link, unit: Unit) {
         if !self.enabled.load(SeqCst) {
             return;
@@ -499,7 +500,7 @@ impl Nwp {
         self.wake(link);
     }
 
-    /// Does what there is to do, for a turn of bounded length. Returns whether there is more.
+    /// Does pending work, for a turn of bounded length. Returns whether there is more.
     pub fn run(&self, net: &mut dyn Net) -> bool {
         let mut more = false;
         for (link, module) in Link::ALL.into_iter().zip(&self.links) {
@@ -515,10 +516,10 @@ impl Nwp {
         self.links.iter().map(|link| link.deadline.load(SeqCst)).min().unwrap_or(NEVER)
     }
 
-    /// Time has passed: links whose deadline has come repeat what they sent.
+    /// Handles the deadlines that have come by `now`: their links repeat what they sent.
     pub fn expire(&self, now: u64, net: &mut dyn Net) {
         for (link, module) in Link::ALL.into_iter().zip(&self.links) {
-            // The answer may be here, and was not looked at yet.
+            // The answer may have arrived without having been processed.
             for _ in 0..INBOX / ARRIVALS_PER_TURN {
                 if module.deadline.load(SeqCst) > now || lock(&module.inbox).is_empty() {
                     break;
@@ -533,7 +534,7 @@ impl Nwp {
             let mut state = lock(&module.state);
             let state = &mut *state;
             let room = state.room();
-            // Nobody knows when an answer will come: Ngets do not wait for it.
+            // It is not known when an answer will come, so Ngets do not wait for it.
             state.end.keep();
             self.end_ngets(link, state);
             state.end.expire(&room, now, &mut |unit| net.send(link, unit));
@@ -580,7 +581,7 @@ impl Nwp {
         more && !module.pending.swap(true, SeqCst)
     }
 
-    /// Looks at what has arrived. Returns whether there is more.
+    /// Processes units that have arrived. Returns whether there are more.
     fn take_in(
         &self,
         module: &LinkModule,
@@ -605,7 +606,7 @@ impl Nwp {
         true
     }
 
-    /// Each channel sends one run, if it may. Returns whether any did.
+    /// Lets each channel send one run, if it may. Returns whether any did.
     fn send_round(&self, link: Link, state: &mut LinkState, now: u64, net: &mut dyn Net) -> bool {
         let dma = self.dma();
         let mut worked = false;
@@ -635,7 +636,7 @@ impl Nwp {
                 Ok(Some(outgoing)) => {
                     state.end.send(outgoing.data, now, &mut |unit| net.send(link, unit));
                     if let Some(ended) = outgoing.ended {
-                        // Nobody waits for what was copied.
+                        // The Nget need not wait for packets whose data was copied.
                         let sent = if by_reference { state.end.counters().sent } else { 0 };
                         tx.post(ended, sent);
                     }
@@ -656,8 +657,8 @@ impl Nwp {
         worked
     }
 
-    /// Each channel whose credit matches a packet moves some packets to memory. Returns whether any
-    /// did.
+    /// Moves some packets to memory for each channel whose credit matches a packet. Returns whether
+    /// any were moved.
     fn move_round(&self, link: Link, state: &mut LinkState) -> bool {
         let Some(dma) = self.dma() else { return false };
         let mut worked = false;
@@ -676,7 +677,7 @@ impl Nwp {
         worked
     }
 
-    /// Tells of Ngets whose memory may be used again.
+    /// Completes Ngets whose memory may be used again.
     fn end_ngets(&self, link: Link, state: &mut LinkState) {
         let released = state.end.released();
         for tx in &mut state.tx {
@@ -686,12 +687,12 @@ impl Nwp {
         }
     }
 
-    /// Tells the driver how much has left a window.
+    /// Tells the driver how many bytes have left a window.
     fn report(&self, page: &mut Page, head: u64) {
         if page.report == 0 {
             return;
         }
-        // Without bus mastership it waits for that.
+        // Without bus mastership the report waits.
         let Some(dma) = self.dma() else { return };
         if dma.store(page.report, head).is_err() {
             page.report = 0;
@@ -699,7 +700,7 @@ impl Nwp {
         }
     }
 
-    /// Reads a BAR. Windows that are not shared read 0.
+    /// Reads a BAR. Windows that are not shared read as 0.
     pub fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
         match bar {
             tofu_abi::tnw::REGISTER_BAR => self.read(offset, data),

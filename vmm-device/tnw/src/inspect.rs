@@ -1,7 +1,7 @@
-//! The live state of a device as a tree, for those who debug. See [`tofu_inspect`].
+//! The live state of a device as a tree, for debugging. See [`tofu_inspect`].
 //!
-//! A link is shown with its lock held, because it has few parts, and only the lengths of its queues
-//! are shown.
+//! A link is shown with its lock held. This takes a short time, because a link has few parts, and
+//! only the lengths of its queues are shown.
 
 use tofu_abi::tnw::{Channel, ChannelReg, Link, LinkReg, NwpReg, Register};
 use tofu_inspect::{Inspect, Said, Time, Tree, Visit};

@@ -1,9 +1,9 @@
 //! The network processor (NWP) of the torus network TNW, as a device model: the second device, on
 //! the interfaces of the first.
 //!
-//! *Paper* is Pivanti, Schifano and Simma, *An FPGA-based Torus Communication Network* (2010),
-//! whose sections the items name; *ours* marks what it leaves open. Registers and formats are in
-//! [`tofu_abi::tnw`].
+//! *Paper* is Pivanti, Schifano and Simma, *An FPGA-based Torus Communication Network* (2010);
+//! items name its sections. *Ours* marks choices that the paper leaves open. Registers and formats
+//! are in [`tofu_abi::tnw`].
 //!
 //! The device ([`Nwp`]) is a state machine over register accesses, stores to its windows, arrivals
 //! over links, and time. It knows neither KVM nor a machine: guest memory
@@ -17,9 +17,9 @@
 //! Nothing that a guest or a neighbour writes is trusted. It is checked, and an error is reported
 //! by a status or a counter. Work and memory are bounded.
 //!
-//! Locks: each link has one for its state and one for what has arrived. The second may be taken
-//! while the first is held, and while the state of another node's link is held that sends to this
-//! one. No lock is taken while the second is held. No two links' states are ever locked together.
+//! Locks: each link has one for its state and one for its arrivals. The second may be taken while
+//! the first is held, and while the state of another node's link is held that sends to this one. No
+//! lock is taken while the second is held. The states of two links are never locked together.
 #![forbid(unsafe_code)]
 
 mod device;

@@ -1,9 +1,9 @@
-//! The protocol of a link (section 2.2): one end of it, without clock, thread or memory of a guest.
+//! One end of a link and its protocol (section 2.2), without clock, thread or memory of a guest.
 //!
 //! The paper has packets with a check sequence, positive and negative feedback, a receiver that
 //! discards everything after an error until RESTART, and a txBuffer from which the sender
-//! retransmits everything that was not acknowledged. *Ours* are the rules that make this reliable
-//! whatever is lost or damaged:
+//! retransmits everything that was not acknowledged. The following rules are *ours*. They make this
+//! reliable whatever is lost or damaged:
 //!
 //! - Packets have sequence numbers, so that a lost one is noticed; feedback and RESTART name one.
 //! - If no feedback comes for a while, the sender enters resend mode by itself.
@@ -19,21 +19,21 @@ use tofu_inspect::inspect;
 
 use crate::unit::{Check, Control, ControlKind, Data, Session, Unit};
 
-/// Packets in txBuffer at most (ours): less than half of the sequence numbers.
+/// Maximum number of packets in txBuffer (ours). It is less than half of the sequence numbers.
 pub const TX_BUFFER: u16 = 1024;
 const _: () = assert!(TX_BUFFER < SEQUENCES / 2);
 
-/// How long an end first waits for feedback, in nanoseconds (ours). Each time that none comes the
-/// wait doubles.
+/// How long an end first waits for feedback, in nanoseconds (ours). Each wait without feedback
+/// doubles the next one.
 pub const TIMEOUT_NS: u64 = 10_000_000;
-/// The longest that it waits, as a power of two of [`TIMEOUT_NS`].
+/// The longest wait, as a power of two of [`TIMEOUT_NS`].
 const MOST_DOUBLINGS: u32 = 6;
-/// Times without feedback after which the neighbour counts as silent.
+/// Number of waits without feedback after which the neighbour counts as silent.
 const SILENCE: u32 = 8;
-/// Room is announced at the latest when so many packets have left a reception FIFO since.
+/// Room is announced at the latest when this many packets have left a reception FIFO.
 const ANNOUNCE: u16 = RECEPTION_FIFO as u16 / 4;
 
-/// A time that does not come.
+/// A deadline that never comes.
 pub const NEVER: u64 = u64::MAX;
 
 /// Free places in the reception FIFO of each channel.
@@ -46,7 +46,7 @@ pub enum Arrival {
     Nothing,
     /// The next packets.
     Data(Data),
-    /// The neighbour has begun a new life: messages that it was sending do not go on.
+    /// The neighbour has begun a new life. The messages that it was sending do not continue.
     Renewed,
 }
 
@@ -54,7 +54,7 @@ pub enum Arrival {
 #[derive(Debug)]
 pub struct LinkEnd {
     life: u16,
-    /// Something was sent in this life.
+    /// Whether anything was sent in this life.
     spoken: bool,
     peer: Option<u16>,
     tx: Sending,
@@ -66,21 +66,21 @@ pub struct LinkEnd {
 struct Sending {
     /// Sequence number of the next packet.
     next: u16,
-    /// txBuffer: what was sent and not acknowledged, in order.
+    /// txBuffer: the packets that were sent and not acknowledged, in order.
     buffer: VecDeque<Data>,
-    /// Packets in it.
+    /// Number of packets in `buffer`.
     buffered: u16,
-    /// Packets of each channel that were sent in this session, and that may have been.
+    /// Packets of each channel sent in this session, and the limits of that number.
     used: Room,
     limits: Room,
     /// Channels that wait for room at the other end, one bit each.
     stalled: u8,
     resending: bool,
-    /// Packets that were sent until all of them were kept last.
+    /// Number of packets sent in all when they were last kept.
     kept: u64,
-    /// Times in a row that no feedback came.
+    /// Number of waits in a row without feedback.
     unanswered: u32,
-    /// Times in a row that waiting has brought no progress.
+    /// Number of waits in a row without progress.
     attempts: u32,
     deadline: u64,
 }
@@ -89,13 +89,13 @@ struct Sending {
 struct Receiving {
     /// Sequence number of the next packet.
     expected: u16,
-    /// Packets are discarded until RESTART.
+    /// Whether packets are discarded until RESTART.
     discarding: bool,
-    /// Packets of each channel that were taken in this session.
+    /// Packets of each channel accepted in this session.
     accepted: Room,
-    /// The limit of packets that the other end was told last.
+    /// The limits that were last announced to the other end.
     announced: Room,
-    /// Feedback that it is to get.
+    /// Feedback that is still to be sent.
     owed: Option<ControlKind>,
 }
 
@@ -123,7 +123,7 @@ const fn ahead(a: u16, b: u16) -> u16 {
 }
 
 impl LinkEnd {
-    /// An end in a life of this number, which is not 0 and above those before it.
+    /// An end that begins this life. The number is not 0 and is above those of earlier lives.
     pub fn new(life: u16) -> Self {
         let rx = Receiving {
             expected: 0,
@@ -136,7 +136,7 @@ impl LinkEnd {
         Self { life, spoken: false, peer: None, tx, rx, counters: LinkCounters::default() }
     }
 
-    /// Number of the end's life.
+    /// The number of the end's life.
     pub const fn life(&self) -> u16 {
         self.life
     }
@@ -146,7 +146,7 @@ impl LinkEnd {
         self.spoken
     }
 
-    /// Its counters.
+    /// The counters of the link.
     pub const fn counters(&self) -> &LinkCounters {
         &self.counters
     }
@@ -156,43 +156,43 @@ impl LinkEnd {
         self.peer.is_some()
     }
 
-    /// Whether packets are being sent again.
+    /// Whether packets are being retransmitted.
     pub const fn is_resending(&self) -> bool {
         self.tx.resending
     }
 
-    /// Whether packets that arrive are discarded until RESTART.
+    /// Whether arriving packets are discarded until RESTART.
     pub const fn is_discarding(&self) -> bool {
         self.rx.discarding
     }
 
-    /// Whether the other end has not answered for long.
+    /// Whether the other end has not answered for a long time.
     pub const fn is_silent(&self) -> bool {
         self.tx.unanswered >= SILENCE
     }
 
-    /// Packets in txBuffer.
+    /// Number of packets in txBuffer.
     pub const fn unacknowledged(&self) -> u16 {
         self.tx.buffered
     }
 
-    /// When [`LinkEnd::expire`] is to be called; [`NEVER`] if nothing is waited for.
+    /// When [`LinkEnd::expire`] must be called, in nanoseconds; [`NEVER`] if nothing is awaited.
     pub const fn deadline(&self) -> u64 {
         self.tx.deadline
     }
 
-    /// Says that it is there.
+    /// Announces this end's life to the other end.
     pub fn greet(&mut self, room: &Room, out: &mut dyn FnMut(Unit)) {
         self.command(ControlKind::Hello, 0, room, out);
     }
 
-    /// Packets that may be sent on a channel now.
+    /// Number of packets that may be sent on a channel now.
     pub fn may_send(&self, channel: Channel) -> u16 {
         if self.peer.is_none() {
             return 0;
         }
         let c = channel.index();
-        // Packets without acknowledgement count twice for a moment after the other end's reset.
+        // After the other end's reset, unacknowledged packets count twice for a moment.
         let room = self.tx.limits[c].wrapping_sub(self.tx.used[c]) as i16;
         (room.max(0) as u16).min(TX_BUFFER.saturating_sub(self.tx.buffered))
     }
@@ -202,7 +202,7 @@ impl LinkEnd {
         let packets = data.packets();
         let c = data.channel().index();
         if self.tx.buffer.is_empty() {
-            // If room was waited for so far that is another matter: nothing was sent in vain.
+            // Earlier waits for room do not count: nothing was sent without success.
             self.tx.attempts = 0;
             self.wait(now);
         }
@@ -215,9 +215,9 @@ impl LinkEnd {
         out(Unit::Data(data));
     }
 
-    /// A channel has packets that may not be sent now. If the end waits for nothing else, it asks
-    /// the other end after a while whether there is room: the announcement of room may have been
-    /// lost.
+    /// Notes that a channel has packets that may not be sent now. If the end waits for nothing
+    /// else, it asks the other end after a while whether there is room: the announcement of room
+    /// may have been lost.
     pub fn stall(&mut self, channel: Channel, now: u64) {
         let bit = 1 << channel.index();
         if self.tx.stalled & bit == 0 {
@@ -229,7 +229,7 @@ impl LinkEnd {
         }
     }
 
-    /// A channel has nothing that waits for room.
+    /// Notes that no packet of a channel waits for room.
     pub fn idle(&mut self, channel: Channel) {
         self.tx.stalled &= !(1 << channel.index());
         if self.tx.stalled == 0 && self.tx.buffer.is_empty() {
@@ -237,19 +237,19 @@ impl LinkEnd {
         }
     }
 
-    /// Packets that were sent in all, and whose data will not be needed again: they are
-    /// acknowledged, or were kept.
+    /// Number of packets sent so far whose data will not be needed again, because they are
+    /// acknowledged or were kept.
     pub(crate) fn released(&self) -> u64 {
         (self.counters.sent - u64::from(self.tx.buffered)).max(self.tx.kept)
     }
 
-    /// Reads what the packets in txBuffer are made of, for the last time.
+    /// Reads the memory that packets in txBuffer refer to, for the last time.
     pub(crate) fn keep(&mut self) {
         self.tx.buffer.iter().for_each(|data| data.payload.keep());
         self.tx.kept = self.counters.sent;
     }
 
-    /// Something came over the link. [`LinkEnd::answer`] must be called when it has been processed.
+    /// Processes a unit that came over the link. [`LinkEnd::answer`] must be called afterwards.
     pub fn arrive(
         &mut self,
         unit: Unit,
@@ -263,13 +263,14 @@ impl LinkEnd {
         }
     }
 
-    /// Whether the other end is to get feedback.
+    /// Whether feedback is still to be sent to the other end.
     pub(crate) const fn owes(&self) -> bool {
         self.rx.owed.is_some()
     }
 
-    /// Reception FIFOs have this much room now. The other end gets the pending feedback, one for
-    /// everything that has arrived, or is told of the room if it may be waiting for that.
+    /// Answers, with the room that the reception FIFOs have now. The other end gets the pending
+    /// feedback, one for everything that has arrived, or is told of the room if it may be waiting
+    /// for it.
     pub fn answer(&mut self, room: &Room, out: &mut dyn FnMut(Unit)) {
         if self.peer.is_none() {
             return;
@@ -289,7 +290,7 @@ impl LinkEnd {
         }
     }
 
-    /// Time has passed.
+    /// Handles the deadline if it has come by `now`.
     pub fn expire(&mut self, room: &Room, now: u64, out: &mut dyn FnMut(Unit)) {
         if now < self.tx.deadline {
             return;
@@ -309,7 +310,7 @@ impl LinkEnd {
         }
     }
 
-    /// The other end has got on: whatever is waited for, it is not in vain.
+    /// Notes that the other end has made progress: waits start from the shortest time again.
     fn progress(&mut self, now: u64) {
         self.tx.attempts = 0;
         if self.tx.deadline != NEVER {
@@ -362,7 +363,7 @@ impl LinkEnd {
         self.command(kind, self.rx.expected, room, out);
     }
 
-    /// Enters resend mode: RESTART, and everything in txBuffer.
+    /// Enters resend mode: sends RESTART and everything in txBuffer.
     fn resend(&mut self, room: &Room, out: &mut dyn FnMut(Unit)) {
         let oldest = self.tx.buffer.front().map_or(self.tx.next, Data::sequence);
         self.tx.resending = !self.tx.buffer.is_empty();
@@ -390,7 +391,7 @@ impl LinkEnd {
             self.counters.crc_errors += 1;
             return self.refuse();
         }
-        // The first packets of a run may have come before, and the others not.
+        // The first packets of a run may have arrived before, and the others not.
         let again = ahead(self.rx.expected, data.sequence());
         if again < packets {
             self.counters.discarded += u64::from(again);
@@ -405,13 +406,14 @@ impl LinkEnd {
                 self.rx.owed = Some(ControlKind::Ack);
                 Arrival::Data(data)
             }
-            // There is no room. A NACK would have it back at once; the sender's time-out is slower.
+            // There is no room. A NACK would bring the packet back at once; the sender's timeout is
+            // slower.
             0 => {
                 self.rx.discarding = true;
                 self.counters.discarded += u64::from(packets);
                 Arrival::Nothing
             }
-            // It came before, and its feedback was lost or is on its way.
+            // It arrived before, and its feedback was lost or is on its way.
             SEQUENCES_HALF.. => {
                 self.counters.discarded += u64::from(packets);
                 self.rx.owed = Some(ControlKind::Ack);
@@ -445,7 +447,7 @@ impl LinkEnd {
         let mut arrival = Arrival::Nothing;
         match self.peer {
             Some(peer) if peer == from => {}
-            // From a life that is over.
+            // The command is from a life that is over.
             Some(peer) if (from.wrapping_sub(peer) as i16) < 0 => return Arrival::Nothing,
             known => {
                 if known.is_some() {
@@ -493,7 +495,7 @@ impl LinkEnd {
         arrival
     }
 
-    /// Everything before this sequence number has arrived.
+    /// Notes that everything before this sequence number has arrived.
     fn acknowledge(&mut self, sequence: u16, now: u64) {
         let oldest = self.tx.next.wrapping_sub(self.tx.buffered) % SEQUENCES;
         let mut arrived = ahead(sequence, oldest);
@@ -523,8 +525,8 @@ impl LinkEnd {
         }
     }
 
-    /// The other end has this life. Unacknowledged packets are retransmitted, as the first packets
-    /// of the session.
+    /// Notes the other end's new life. Unacknowledged packets are retransmitted, as the first
+    /// packets of the session.
     fn meet(&mut self, peer: u16, room: &Room, now: u64, out: &mut dyn FnMut(Unit)) {
         self.peer = Some(peer);
         let session = self.outward();

@@ -9,23 +9,23 @@ use tofu_abi::tnw::PACKET_DATA;
 use tofu_parts::{Access, DmaMemory, DmaResult};
 use tofu_sync::lock;
 
-/// Memory to which packets refer. It is read until [`Payload::keep`] and not after that, so its
+/// Memory that packets refer to. It is read until [`Payload::keep`] and not after that, so its
 /// owner may then reuse it.
 pub(crate) struct Borrowed {
     memory: Arc<dyn DmaMemory>,
     address: u64,
-    /// Bytes of memory; zeros follow, up to whole packets.
+    /// Size of the memory, in bytes. Zeros fill the last packet up.
     bytes: usize,
-    /// The memory was not there when it was read; the packets have zeros.
+    /// Set if the memory could not be read. The packets then have zeros.
     failed: Arc<AtomicBool>,
-    /// The bytes, once they were read.
+    /// The bytes, once they have been read.
     kept: OnceLock<Arc<[u8]>>,
-    /// Held by whoever reads.
+    /// Held while the memory is read.
     reading: Mutex<()>,
 }
 
 impl Borrowed {
-    /// Bytes at an address. `failed` is set if they cannot be read.
+    /// Refers to `bytes` bytes at an address. `failed` is set if they cannot be read.
     pub(crate) fn new(
         memory: Arc<dyn DmaMemory>,
         address: u64,
@@ -54,7 +54,7 @@ impl Borrowed {
         })
     }
 
-    /// Writes a part of it to `address` of another memory.
+    /// Writes a part of the bytes to `address` of another memory.
     fn copy(&self, from: usize, len: usize, to: &dyn DmaMemory, address: u64) -> DmaResult {
         let reading = lock(&self.reading);
         if let Some(kept) = self.kept.get() {
@@ -80,7 +80,7 @@ impl Borrowed {
             return to.write(address, &self.keep()[from..from + len]);
         }
         written?;
-        // Less than a packet.
+        // Zeros that fill up the last packet, so fewer than a packet has.
         let rest = &[0; PACKET_DATA][..(len - there).min(PACKET_DATA)];
         if rest.is_empty() {
             return Ok(());
@@ -99,7 +99,7 @@ enum Held {
 #[derive(Clone)]
 pub(crate) struct Payload {
     held: Held,
-    /// The part of it that is meant.
+    /// Offset of the part of `held` that is used, in bytes.
     from: usize,
     len: usize,
 }
@@ -109,37 +109,37 @@ impl Payload {
         Self { from: 0, len: bytes.len(), held: Held::Bytes(bytes) }
     }
 
-    /// Zeros fill the last packet up.
+    /// Refers to memory. Zeros fill the last packet up.
     pub(crate) fn borrowed(borrowed: Borrowed) -> Self {
         let len = borrowed.bytes.next_multiple_of(PACKET_DATA);
         Self { held: Held::Borrowed(Arc::new(borrowed)), from: 0, len }
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     pub(crate) const fn len(&self) -> usize {
         self.len
     }
 
-    /// Without so many bytes at its beginning.
+    /// Removes bytes from the beginning.
     pub(crate) fn skip(&mut self, bytes: usize) {
         let bytes = bytes.min(self.len);
         self.from += bytes;
         self.len -= bytes;
     }
 
-    /// Without what is beyond so many bytes.
+    /// Removes everything after the first `bytes` bytes.
     pub(crate) fn truncate(&mut self, bytes: usize) {
         self.len = self.len.min(bytes);
     }
 
-    /// Reads memory that it refers to for the last time.
+    /// Reads the memory that the payload refers to, for the last time.
     pub(crate) fn keep(&self) {
         if let Held::Borrowed(borrowed) = &self.held {
             borrowed.keep();
         }
     }
 
-    /// Its bytes, for who looks at them.
+    /// The bytes, which are read from memory now if they were not before.
     pub(crate) fn bytes(&self) -> &[u8] {
         let all = match &self.held {
             Held::Bytes(bytes) => bytes,
@@ -148,11 +148,11 @@ impl Payload {
         all.get(self.from..self.from + self.len).unwrap_or(&[])
     }
 
-    /// Writes `len` bytes of it, from `from` on, to `address` of a memory.
+    /// Writes `len` bytes of the payload, from `from` on, to `address` of a memory.
     ///
     /// # Errors
     ///
-    /// If that is no memory.
+    /// If there is no memory at `address`.
     pub(crate) fn copy(
         &self,
         from: usize,

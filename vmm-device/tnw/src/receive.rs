@@ -1,8 +1,8 @@
 //! The receiving side of a channel: its reception FIFO, its credits, and how they match.
 //!
 //! Messages and credits match strictly in order (section 2). *Ours*: a message ends with a marked
-//! packet. So a credit whose length differs from the message's ends all the same, and the next
-//! message meets the next credit.
+//! packet. So a credit ends even if its length differs from the message's, and the next message
+//! matches the next credit.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use tofu_parts::DmaMemory;
 
 use crate::unit::Data;
 
-/// A credit, or what an Nget is to send: memory, and how to tell that it is done with.
+/// A credit, or the data of an Nget: a range of memory, and how its end is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Address of the memory.
@@ -24,14 +24,14 @@ pub struct Request {
     pub length: u32,
     /// Address of the notification word.
     pub notify: u64,
-    /// Comes back in the notification word.
+    /// Returned in the notification word.
     pub tag: u32,
     /// Whether an interrupt follows.
     pub interrupt: bool,
 }
 
 impl Request {
-    /// The notification word for an end like this.
+    /// The notification word for this status and length.
     pub(crate) const fn notification(&self, status: Status, length: u32) -> Notification {
         Notification(0)
             .with_length(length)
@@ -41,12 +41,12 @@ impl Request {
     }
 }
 
-/// A request that is done with.
+/// A completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     /// The request.
     pub request: Request,
-    /// How it ended.
+    /// The result.
     pub status: Status,
     /// Bytes moved.
     pub length: u32,
@@ -58,7 +58,7 @@ inspect!(Request { address as hex, length, notify as hex, tag, interrupt });
 enum Item {
     /// Packets, of which some may have been moved.
     Run(Data, u16),
-    /// The message that was coming in does not go on.
+    /// The message that was arriving does not continue.
     Cut,
 }
 
@@ -73,20 +73,20 @@ struct Moving {
 #[derive(Debug, Default)]
 pub struct Receive {
     fifo: VecDeque<Item>,
-    /// Packets in it.
+    /// Number of packets in `fifo`.
     packets: u16,
-    /// Items at its end whose data may still be memory of their sender's.
+    /// Number of items at the end of `fifo` whose data may still be memory of the sender.
     borrowed: usize,
-    /// Packets that have come of a message that is not over.
+    /// Number of packets that have arrived of an incomplete message.
     coming: u64,
     credits: VecDeque<Request>,
-    /// The first credit is in use.
+    /// Progress of the first credit, if it is in use.
     moving: Option<Moving>,
-    /// The credit of the message that is coming out of the FIFO was taken back.
+    /// Whether the credit of the message that is leaving the FIFO was cancelled.
     skipping: bool,
-    /// Messages that were moved to memory.
+    /// Number of messages moved to memory.
     pub(crate) messages: u64,
-    /// Packets that belong to no message.
+    /// Number of packets that belonged to no message.
     pub(crate) orphans: u64,
 }
 
@@ -103,22 +103,22 @@ inspect!(Receive {
 });
 
 impl Receive {
-    /// Packets in the FIFO.
+    /// Number of packets in the FIFO.
     pub const fn packets(&self) -> u16 {
         self.packets
     }
 
-    /// Packets that there is room for.
+    /// Number of packets that the FIFO has room for.
     pub const fn room(&self) -> u16 {
         (RECEPTION_FIFO as u16).saturating_sub(self.packets)
     }
 
-    /// Credits that wait, the one in use among them.
+    /// Number of pending credits, including the one in use.
     pub fn credits(&self) -> usize {
         self.credits.len()
     }
 
-    /// Whether some packet can be moved.
+    /// Whether any packet can be moved.
     pub fn matches(&self) -> bool {
         match self.fifo.front() {
             Some(Item::Run(..)) => self.skipping || !self.credits.is_empty(),
@@ -140,13 +140,13 @@ impl Receive {
         Ok(())
     }
 
-    /// Takes packets that have arrived. Returns false if they belong to no message: then they were
+    /// Takes packets that have arrived. Returns false if they belong to no message. Then they were
     /// dropped.
     pub fn push(&mut self, data: Data) -> bool {
         let offset = u64::from(data.offset());
         if offset != self.coming % (MAX_MESSAGE / PACKET_DATA as u64) {
             if self.coming != 0 {
-                // Its sender was reset, and has something new to say.
+                // The sender was reset and has begun another message.
                 self.cut();
             }
             if offset != 0 {
@@ -164,7 +164,7 @@ impl Receive {
         true
     }
 
-    /// The message that is coming in does not go on.
+    /// Notes that the message that is arriving does not continue.
     pub fn cut(&mut self) {
         if self.coming != 0 {
             self.coming = 0;
@@ -173,8 +173,8 @@ impl Receive {
         }
     }
 
-    /// Copies packets that have arrived and were not moved yet. To be called before they are
-    /// acknowledged, because the sender's memory may be reused after that.
+    /// Copies packets that have arrived and were not moved yet. Must be called before they are
+    /// acknowledged, because the sender may reuse its memory after that.
     pub(crate) fn keep(&mut self) {
         if self.borrowed == 0 {
             return;
@@ -186,15 +186,15 @@ impl Receive {
         }
     }
 
-    /// Moves up to `most` packets to memory, of one message. Returns the credit if it is done with.
+    /// Moves up to `most` packets of one message to memory. Returns the credit if it is completed.
     pub fn deliver(&mut self, memory: &dyn DmaMemory, most: u16) -> Option<Done> {
         let mut left = most;
         while left > 0 {
             let Item::Run(data, at) = self.fifo.front_mut()? else {
                 self.fifo.pop_front();
                 self.skipping = false;
-                // If nothing of the message was moved, its credit is unused: the next message is
-                // for it.
+                // If nothing of the message was moved, its credit is unused and goes to the next
+                // message.
                 if let (Some(moving), Some(credit)) = (self.moving.take(), self.credits.front()) {
                     return Some(self.end(moving, *credit, Some(Status::Cut)));
                 }
@@ -236,7 +236,7 @@ impl Receive {
         None
     }
 
-    /// The first credit is done with.
+    /// Completes the first credit.
     fn end(&mut self, moving: Moving, credit: Request, cause: Option<Status>) -> Done {
         self.credits.pop_front();
         self.messages += 1;
@@ -252,7 +252,7 @@ impl Receive {
         Done { request: credit, status, length }
     }
 
-    /// Takes all credits back. What is left of a message whose credit was in use is thrown away.
+    /// Cancels all credits. The rest of a message whose credit was in use is dropped.
     pub fn cancel(&mut self) -> Vec<Done> {
         let moving = self.moving.take();
         self.skipping |= moving.is_some();

@@ -1,4 +1,4 @@
-//! Registers as the guest reaches them.
+//! Registers as the guest accesses them.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -17,7 +17,7 @@ use crate::shared::SharedWindows;
 /// Version of the register map.
 const VERSION: u64 = 1;
 
-/// What the value of a register means, by the names of its fields.
+/// The fields of a register's value, with their names.
 pub fn register_fields(register: Register, value: u64) -> Vec<(&'static str, String)> {
     let fields: &[(&str, u32, u32)] = match register {
         Register::Nwp(NwpReg::Control) => Control::FIELDS,
@@ -36,8 +36,8 @@ fn xyz(x: u8, y: u8, z: u8) -> u64 {
 }
 
 impl Nwp {
-    /// A read of `data.len()` bytes at `offset` of the BAR of registers: 4 or 8 at a multiple of as
-    /// many. Others are counted and read 0, as does what no register claims.
+    /// Reads `data.len()` bytes at `offset` of the BAR of registers: 4 or 8, at a multiple of that
+    /// size. Other reads are counted and return 0, as do reads where there is no register.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let place = aligned(offset, data.len())
@@ -50,8 +50,8 @@ impl Nwp {
         data.copy_from_slice(&value.to_le_bytes()[..data.len()]);
     }
 
-    /// A write. As for reads, 4 and 8 bytes are defined; several registers may be written together
-    /// by 16, 32 or 64 bytes, which are taken one after the other.
+    /// Writes bytes. As for reads, 4 and 8 bytes are defined. A write of 16, 32 or 64 bytes covers
+    /// several registers, which are written one after the other.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) {
         if matches!(data.len(), 16 | 32 | 64) && offset.is_multiple_of(8) {
             for (at, word) in (offset..).step_by(8).zip(data.chunks_exact(8)) {
@@ -72,7 +72,7 @@ impl Nwp {
         self.error(Errors(0).with_bad_access(true));
     }
 
-    /// The value of a register, without any effect.
+    /// The value of a register, without side effects.
     pub fn read_register(&self, register: Register) -> u64 {
         match register {
             Register::Nwp(reg) => self.read_nwp(reg),
@@ -151,7 +151,7 @@ impl Nwp {
             ChannelReg::NgetLength => page(|page| &mut page.nget.length),
             ChannelReg::NgetNotify => page(|page| &mut page.nget.notify),
             ChannelReg::TxReport => page(|page| &mut page.report),
-            // They start by their low half, which has the tag.
+            // They start by a write to their low half, which has the tag.
             ChannelReg::CreditStart | ChannelReg::NgetStart if write.halves() & 1 == 0 => {}
             ChannelReg::CreditStart => {
                 let posting = self.with_link(link, |state| state.pages[channel.index()].credit);

@@ -1,10 +1,10 @@
-//! Injection windows that are guest memory (ours): a store to a window costs no more than any
+//! Injection windows that are guest memory (ours): a store to a window costs no more than any other
 //! store.
 //!
-//! The first half of such a window is its ring. In the second half there is a mark for each place
-//! of the ring, which is stored after the packet's bytes. The mark has the packet's number. So
-//! nothing needs to be cleared before a place is reused, and the device needs to look at one word
-//! only: the mark of the next packet.
+//! The first half of such a window is its ring. The second half has a mark for each place of the
+//! ring, which is stored after the packet's bytes. The mark has the packet's number. So nothing
+//! needs to be cleared before a place is reused, and the device needs to check one word only: the
+//! mark of the next packet.
 //!
 //! Either the device polls the window or a write to TX_BELL notifies it; a word of the window says
 //! which. The content of a window is not trusted and may change at any time: each mark is read
@@ -23,12 +23,12 @@ use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
 #[derive(Clone, Debug)]
 pub struct SharedWindows {
     region: Arc<MmapRegion<()>>,
-    /// Stores reach nothing else.
+    /// Whether stores always go to this memory, so that windows cannot be registers.
     only: bool,
 }
 
 impl SharedWindows {
-    /// Bytes of all windows.
+    /// Size of all windows, in bytes.
     pub const SIZE: usize = WINDOW_SIZE as usize * LINKS * CHANNELS;
 
     /// Uses `region`, which must be at least [`SharedWindows::SIZE`] bytes long. The memory of
@@ -37,8 +37,8 @@ impl SharedWindows {
         (region.len() >= Self::SIZE).then_some(Self { region, only: false })
     }
 
-    /// The same where the guest's stores always go to this memory, so that windows cannot be
-    /// registers.
+    /// The same for a host on which the guest's stores always go to this memory, so that windows
+    /// cannot be registers.
     #[must_use]
     pub fn without_registers(self) -> Self {
         Self { only: true, ..self }
@@ -49,7 +49,7 @@ impl SharedWindows {
         self.only
     }
 
-    /// The region.
+    /// The memory of the windows.
     pub fn region(&self) -> &Arc<MmapRegion<()>> {
         &self.region
     }
@@ -58,8 +58,8 @@ impl SharedWindows {
         self.region.get_atomic_ref(offset as usize).ok()
     }
 
-    /// Stores bytes as the guest does, at an offset of the BAR: 8 of them at a multiple of 8 in one
-    /// access, so that a reader which sees them sees what was stored before.
+    /// Stores bytes as the guest does, at an offset of the BAR. Eight bytes at a multiple of 8 are
+    /// stored in one access, so that a reader of them also sees everything that was stored before.
     pub fn store(&self, offset: u64, data: &[u8]) {
         let word = data.try_into().map(u64::from_le_bytes);
         match (self.word(offset).filter(|_| offset.is_multiple_of(8)), word) {
@@ -72,14 +72,13 @@ impl SharedWindows {
         }
     }
 
-    /// Loads a word as the guest does, at an offset of the BAR, after all that it has stored.
+    /// Loads a word as the guest does, at an offset of the BAR, after all of the guest's stores.
     pub fn load(&self, offset: u64) -> u64 {
         fence(Ordering::SeqCst);
         self.word(offset).map_or(0, |word| word.load(Ordering::SeqCst))
     }
 
-    /// The mark at a place of a window's ring. Reads after this see what was stored before the
-    /// mark.
+    /// The mark at a place of a window's ring. Later reads see what was stored before the mark.
     pub(crate) fn mark(&self, link: Link, channel: Channel, place: usize) -> Mark {
         let word = self.word(window(link, channel) + mark_offset(place));
         Mark(word.map_or(0, |word| word.load(Ordering::Acquire)))
@@ -103,7 +102,7 @@ impl SharedWindow {
         self.windows.word(window(self.link, self.channel) + offset)
     }
 
-    /// Bytes at an offset; none of another window's.
+    /// Bytes at an offset; `None` if they are not all in this window.
     fn bytes(&self, offset: u64, len: usize) -> Option<VolatileSlice<'_>> {
         offset.checked_add(len as u64).filter(|end| *end <= WINDOW_SIZE)?;
         let at = window(self.link, self.channel) + offset;
@@ -122,14 +121,14 @@ impl SharedWindow {
         }
     }
 
-    /// A store that has reached the device instead of the memory.
+    /// Stores bytes that have reached the device instead of the memory.
     pub(crate) fn store(&self, offset: u64, data: &[u8]) {
         if self.bytes(offset, data.len()).is_some() {
             self.windows.store(window(self.link, self.channel) + offset, data);
         }
     }
 
-    /// Takes all marks away.
+    /// Clears all marks.
     pub(crate) fn clear(&self) {
         for place in 0..WINDOW_PLACES {
             if let Some(mark) = self.word(mark_offset(place)) {
@@ -138,24 +137,24 @@ impl SharedWindow {
         }
     }
 
-    /// Zeroes all of it: who uses it next is not to see what the former user has left.
+    /// Zeroes the whole window, so that its next user cannot see the data of the previous one.
     pub(crate) fn wipe(&self) {
         if let Some(bytes) = self.bytes(0, WINDOW_SIZE as usize) {
             bytes.copy_from(&[0u8; WINDOW_SIZE as usize]);
         }
     }
 
-    /// Says whether TX_BELL is to be written.
+    /// Sets whether the guest must write to TX_BELL.
     pub(crate) fn set_bell(&self, on: bool) {
         if let Some(word) = self.word(BELL_OFFSET) {
             word.store(u64::from(on), Ordering::SeqCst);
-            // Looks for what was stored before come after this.
+            // Later checks for packets stored before must not move ahead of this store.
             fence(Ordering::SeqCst);
         }
     }
 }
 
-/// The number of the packet that begins at a place of the ring's endless row of bytes.
+/// The number of the packet at a position in the byte stream through the ring.
 pub(crate) const fn number(at: u64) -> u64 {
     at / PACKET_DATA as u64 + 1
 }

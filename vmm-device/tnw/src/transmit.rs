@@ -1,7 +1,7 @@
-//! The sending side of a channel: its window, its Ngets, and in which order they go out.
+//! The sending side of a channel: its window, its Ngets, and the order in which they go out.
 //!
-//! The order is *ours*: a message that has begun ends first, and an Nget goes after everything that
-//! was stored completely to the window when the Nget was posted.
+//! The order is *ours*: a message that has begun is finished first. An Nget goes after everything
+//! that was stored completely to the window when the Nget was posted.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,34 +17,34 @@ use crate::shared::SharedWindow;
 use crate::unit::{Data, MAX_RUN};
 use crate::window::Window;
 
-/// Packets of the longest message.
+/// Number of packets of the longest message.
 const MOST_PACKETS: u32 = (MAX_MESSAGE / PACKET_DATA as u64) as u32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     Window,
     Nget,
-    /// The message was cancelled: it ends with a packet of zeros.
+    /// The message was cancelled. It ends with a packet of zeros.
     Ending,
 }
 
 #[derive(Debug)]
 struct Nget {
     request: Request,
-    /// It goes after what had left the window up to here.
+    /// Tail of the window when the Nget was posted. The Nget goes after everything before it.
     after: u64,
-    /// Memory that packets referred to could not be read.
+    /// Set if memory that packets referred to could not be read.
     failed: Arc<AtomicBool>,
 }
 
 inspect!(Nget { request, after, failed as debug });
 
-/// An Nget that has been sent, of whose memory packets may still be read.
+/// An Nget that has been sent, but whose memory may still be read.
 #[derive(Debug)]
 pub(crate) struct Pending {
     done: Done,
     failed: Arc<AtomicBool>,
-    /// Packets that were sent over the link in all until then.
+    /// Number of packets sent over the link in all until the Nget had been sent.
     sent: u64,
 }
 
@@ -60,14 +60,14 @@ impl Pending {
 /// The sending side of a channel.
 #[derive(Debug, Default)]
 pub(crate) struct Transmit {
-    /// Made when something is stored first.
+    /// Allocated at the first store.
     window: Option<Box<Window>>,
     ngets: VecDeque<Nget>,
-    /// The messages before them.
+    /// Ngets that have been sent, in order.
     pending: VecDeque<Pending>,
     /// The source of the message that has begun.
     source: Option<Source>,
-    /// Packets of it that were sent.
+    /// Number of packets of it that were sent.
     sent: u32,
     pub(crate) messages: u64,
     pub(crate) overlaps: u64,
@@ -83,7 +83,7 @@ inspect!(Transmit {
     overlaps,
 });
 
-/// What packets are made of.
+/// The data of packets.
 enum Content {
     Bytes(Arc<[u8]>),
     Borrowed(Borrowed),
@@ -93,10 +93,10 @@ enum Content {
 /// with them.
 type Fetched = (Content, u32, bool, Option<Pending>);
 
-/// What goes out next.
+/// The next packets to send.
 pub(crate) struct Outgoing {
     pub(crate) data: Data,
-    /// An Nget that ends with that.
+    /// The Nget that ends with these packets, if one does.
     pub(crate) ended: Option<Pending>,
 }
 
@@ -120,12 +120,12 @@ impl Transmit {
         }
     }
 
-    /// The memory of the guest's that the window is, if it is.
+    /// The guest memory of the window, if the window is shared.
     pub(crate) fn shared(&self) -> Option<&SharedWindow> {
         self.window.as_ref()?.shared()
     }
 
-    /// Makes the window memory of the guest's, or registers again.
+    /// Makes the window guest memory, or registers again.
     pub(crate) fn share(&mut self, shared: Option<SharedWindow>) {
         self.clear();
         self.window().share(shared);
@@ -154,7 +154,7 @@ impl Transmit {
         if self.ngets() >= NGET_QUEUE {
             return Err(Status::Full);
         }
-        // Packets that are in a shared window by now go first.
+        // Packets that are already in a shared window go first.
         self.look();
         self.ngets.push_back(Nget { request, after: self.tail(), failed: Arc::default() });
         Ok(())
@@ -175,7 +175,7 @@ impl Transmit {
     ///
     /// # Errors
     ///
-    /// An Nget of which nothing can be sent.
+    /// An Nget that failed because nothing of it can be sent.
     pub(crate) fn take(
         &mut self,
         channel: Channel,
@@ -191,7 +191,7 @@ impl Transmit {
         let zeros = || Content::Bytes(Arc::from([0; PACKET_DATA]));
         let (content, count, last, ended) = match (source, memory) {
             (Source::Window, _) => {
-                // The next message must not begin before the Nget that was posted before it.
+                // The next message must not begin before an Nget that was posted earlier.
                 let end = match (self.source, self.ngets.front()) {
                     (None, Some(nget)) => nget.after,
                     _ => u64::MAX,
@@ -228,7 +228,7 @@ impl Transmit {
     ) -> Result<Fetched, Done> {
         let zeros = || Content::Bytes(Arc::from([0; PACKET_DATA]));
         let Some(Nget { request, failed, .. }) = self.ngets.front() else {
-            // Not reached: its source is an Nget only if there is one.
+            // Unreachable: the source is an Nget only if there is one.
             return Ok((zeros(), 1, true, None));
         };
         let (request, failed) = (*request, Arc::clone(failed));
@@ -265,18 +265,19 @@ impl Transmit {
         Ok((content, count as u32, last, ended))
     }
 
-    /// An Nget has been sent; so many packets have been over the link.
+    /// Adds an Nget that has been sent; `sent` is the number of packets sent over the link until
+    /// then.
     pub(crate) fn post(&mut self, pending: Pending, sent: u64) {
         self.pending.push_back(Pending { sent, ..pending });
     }
 
-    /// The next Nget that is done with, if nobody will ask for so many packets again.
+    /// The next completed Nget, if none of the first `released` packets will be needed again.
     pub(crate) fn ended(&mut self, released: u64) -> Option<Done> {
         let pending = self.pending.pop_front_if(|pending| pending.sent <= released)?;
         Some(pending.end())
     }
 
-    /// Cancels all Ngets, whose packets must have been kept. A message that has begun ends with the
+    /// Cancels all Ngets. Their packets must have been kept. A message that has begun ends with the
     /// next packet that is sent.
     pub(crate) fn cancel(&mut self) -> Vec<Done> {
         if self.source == Some(Source::Nget) {
@@ -291,7 +292,7 @@ impl Transmit {
         ended.chain(self.ngets.drain(..).map(cancelled)).collect()
     }
 
-    /// Empties the window. A message that has begun ends with what is sent next.
+    /// Empties the window. A message that has begun ends with the next packet that is sent.
     pub(crate) fn clear(&mut self) {
         if self.source == Some(Source::Window) {
             self.source = Some(Source::Ending);

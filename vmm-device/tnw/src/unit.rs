@@ -9,21 +9,21 @@ use tofu_fabric::Disturb;
 
 use crate::payload::{Borrowed, Payload};
 
-/// Bytes of a command on a link (ours; the paper's are control symbols of the 8b/10b code).
+/// Size of a command on a link, in bytes (ours; the paper's commands are 8b/10b control symbols).
 pub const CONTROL_SIZE: usize = 32;
-/// Packets that go over a link together at most.
+/// The most packets that go over a link together.
 pub const MAX_RUN: u16 = RECEPTION_FIFO as u16;
 
-/// The lives of the two ends of a link: the sender's, then the receiver's. An end has another one
-/// after each reset.
+/// The lives of the two ends of a link: the sender's, then the receiver's. Each reset of an end
+/// begins a new life.
 ///
-/// Check sequences cover it although it is not sent (ours): packets from before a reset do not
-/// match after it.
+/// Check sequences cover the session although it is not sent (ours), so packets from before a reset
+/// do not match after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Session {
-    /// Life of the end that sends.
+    /// Life of the sending end.
     pub from: u16,
-    /// Life of the end that receives; 0 if that is not known.
+    /// Life of the receiving end; 0 if it is not known.
     pub to: u16,
 }
 
@@ -36,37 +36,37 @@ impl Session {
     }
 }
 
-/// The check sequence of what is on a link.
+/// The check sequence of a unit on a link.
 ///
 /// Most packets never leave this process. There it is enough to know that the sequence would match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
-    /// It is that of the contents.
+    /// It matches the contents.
     Fits,
-    /// It is this one: CRC-32 (IEEE 802.3; the polynomial is ours).
+    /// It has this value: CRC-32 (IEEE 802.3; the polynomial is ours).
     Sent(u32),
 }
 
-/// A run of consecutive packets of one message: one packet, or several where that makes no
+/// A run of consecutive packets of one message. It is one packet, or several where that makes no
 /// difference. A long run costs no more than one packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Data {
-    /// The first packet's. The mark of the last packet is the run's last packet's.
+    /// Header of the first packet. Its mark of the last packet is that of the run's last packet.
     pub(crate) header: Header,
     pub(crate) session: Session,
     pub(crate) check: Check,
-    /// [`PACKET_DATA`] bytes of each packet.
+    /// Data of the packets, [`PACKET_DATA`] bytes each.
     pub(crate) payload: Payload,
 }
 
 impl Data {
-    /// A run whose first packet has this offset in its message. `payload` is cut down to whole
+    /// A run whose first packet has this offset in its message. `payload` is truncated to whole
     /// packets, [`MAX_RUN`] at most.
     pub fn new(channel: Channel, offset: u16, last: bool, payload: Arc<[u8]>) -> Self {
         Self::of(channel, offset, last, Payload::of(payload))
     }
 
-    /// The same of memory that is read where the packets are looked at.
+    /// Like [`Data::new`], for memory that is read when the data is used.
     pub(crate) fn borrowed(channel: Channel, offset: u16, last: bool, borrowed: Borrowed) -> Self {
         Self::of(channel, offset, last, Payload::borrowed(borrowed))
     }
@@ -79,17 +79,17 @@ impl Data {
         Self { header, session: Session { from: 0, to: 0 }, check: Check::Fits, payload }
     }
 
-    /// Its virtual channel.
+    /// The virtual channel.
     pub fn channel(&self) -> Channel {
         Channel::ALL[usize::from(self.header.channel()) % CHANNELS]
     }
 
-    /// Packets of the run.
+    /// Number of packets in the run.
     pub fn packets(&self) -> u16 {
         (self.payload.len() / PACKET_DATA) as u16
     }
 
-    /// Place of the first packet in its message, in packets.
+    /// Offset of the first packet in its message, in packets.
     pub fn offset(&self) -> u16 {
         self.header.offset()
     }
@@ -114,7 +114,7 @@ impl Data {
         self.check = Check::Fits;
     }
 
-    /// Leaves out the first packets of a run whose check sequence fits; not all of them.
+    /// Removes packets from the beginning of a run whose check sequence matches; never all of them.
     pub(crate) fn skip(&mut self, packets: u16) {
         let bytes = usize::from(packets) * PACKET_DATA;
         if packets == 0 || bytes > self.payload.len() {
@@ -143,7 +143,7 @@ impl Data {
         }
     }
 
-    /// The packets as they are on a link, of [`PACKET_SIZE`] bytes each (section 2.2).
+    /// Encodes the packets as on a link, [`PACKET_SIZE`] bytes each (section 2.2).
     pub fn to_wire(&self) -> impl Iterator<Item = [u8; PACKET_SIZE]> + '_ {
         let packets = self.packets();
         (0..packets).zip(self.payload().chunks_exact(PACKET_DATA)).map(move |(index, data)| {
@@ -175,13 +175,13 @@ impl Data {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ControlKind {
-    /// Here is an end, in this life (ours).
+    /// Announces an end and its life (ours).
     Hello = 0,
     /// Everything before the sequence number has arrived (section 2.2).
     Ack = 1,
-    /// The same, and everything from there on is discarded until RESTART (section 2.2).
+    /// Like `Ack`; everything from the sequence number on is discarded until RESTART (section 2.2).
     Nack = 2,
-    /// Packets are sent again, from the sequence number on (section 2.2).
+    /// Packets are retransmitted, from the sequence number on (section 2.2).
     Restart = 3,
 }
 
@@ -191,7 +191,7 @@ pub struct Control {
     pub(crate) kind: ControlKind,
     pub(crate) session: Session,
     pub(crate) sequence: u16,
-    /// How many packets of each channel may have been sent in all in this session, modulo 2^16:
+    /// The total number of packets that each channel may have sent in this session, modulo 2^16:
     /// those that have arrived plus the available room (ours; the paper says only that full buffers
     /// stall their senders).
     pub(crate) limits: [u16; CHANNELS],
@@ -199,7 +199,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Its kind.
+    /// The kind of command.
     pub const fn kind(&self) -> ControlKind {
         self.kind
     }
@@ -221,7 +221,7 @@ impl Control {
         }
     }
 
-    /// The command as it is on a link.
+    /// Encodes the command as on a link.
     pub fn to_wire(&self) -> [u8; CONTROL_SIZE] {
         let contents = self.contents();
         let crc = match self.check {
@@ -235,7 +235,7 @@ impl Control {
     }
 }
 
-/// What goes over a link.
+/// A unit on a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Packets.
@@ -245,7 +245,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// Packets in it; 1 for a command.
+    /// Number of packets; 1 for a command.
     pub fn packets(&self) -> u32 {
         match self {
             Self::Data(data) => data.packets().into(),
@@ -253,7 +253,7 @@ impl Unit {
         }
     }
 
-    /// Bytes on a link.
+    /// Size on a link, in bytes.
     pub fn wire_bytes(&self) -> u64 {
         match self {
             Self::Data(data) => u64::from(data.packets()) * PACKET_SIZE as u64,
@@ -261,8 +261,8 @@ impl Unit {
         }
     }
 
-    /// Decodes one packet or command. `None` if nothing on a link has that length or there is no
-    /// such command. The check sequence may be wrong; the link checks it.
+    /// Decodes one packet or command. `None` if no unit has that length or the command is unknown.
+    /// The check sequence may be wrong; the link checks it.
     pub fn from_wire(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
         let check = Check::Sent(u32::from_le_bytes(*bytes.last_chunk()?));

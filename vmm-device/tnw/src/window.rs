@@ -1,11 +1,11 @@
 //! The memory of an injection window: reorder logic and txFifo in one (section 2.1).
 //!
-//! Stores arrive in any order, as processors flush the buffers in which they combine them. A window
-//! is a ring: bytes go out in the order of their places in it, packet by packet. *Ours* are the
-//! ring and the use of the second half of a window's addresses: it is the same memory, and marks
-//! the last packet of a message.
+//! Stores arrive in any order, as processors flush their write-combining buffers. A window is a
+//! ring: bytes go out in the order of their places in it, packet by packet. *Ours* are the ring and
+//! the use of the second half of a window's addresses: it is the same memory, and marks the last
+//! packet of a message.
 //!
-//! A window can be memory of the guest's instead; see [`crate::SharedWindows`].
+//! A window can be guest memory instead; see [`crate::SharedWindows`].
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ const RING: usize = WINDOW_RING as usize;
 /// Why a store was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreError {
-    /// It goes across the end of the ring.
+    /// It crosses the end of the ring.
     Outside,
     /// Some of its bytes have been stored already and have not left the ring.
     Overlap,
@@ -39,23 +39,23 @@ pub struct Taken {
 #[derive(Debug)]
 pub struct Window {
     ring: Ring,
-    /// Places whose packet is the last one of its message, one bit each.
+    /// Places with the last packet of a message, one bit each.
     last: u128,
-    /// Bytes that have left the ring, a multiple of [`PACKET_DATA`].
+    /// Number of bytes that have left the ring, a multiple of [`PACKET_DATA`].
     head: u64,
-    /// The same, and complete packets that follow.
+    /// `head` plus the size of the complete packets that follow, in bytes.
     tail: u64,
 }
 
 #[derive(Debug)]
 enum Ring {
-    /// Memory of the device.
+    /// Memory of the device only.
     Own {
         bytes: Box<[u8]>,
-        /// The bytes of the packet at each place that have been stored: a bit for each.
+        /// Bytes of the packet at each place that have been stored, one bit each.
         stored: Box<[u128]>,
     },
-    /// The guest's, too.
+    /// Memory that the guest has mapped.
     Shared(SharedWindow),
 }
 
@@ -93,7 +93,7 @@ impl Window {
         Self { ring: Ring::own(), last: 0, head: 0, tail: 0 }
     }
 
-    /// The memory of the guest's that it is, if it is.
+    /// The guest memory of the window, if the window is shared.
     pub(crate) const fn shared(&self) -> Option<&SharedWindow> {
         match &self.ring {
             Ring::Own { .. } => None,
@@ -101,7 +101,7 @@ impl Window {
         }
     }
 
-    /// Becomes memory of the guest's, or registers; what has been stored is thrown away.
+    /// Makes the window guest memory, or registers. Stored bytes are dropped.
     pub(crate) fn share(&mut self, shared: Option<SharedWindow>) {
         self.clear();
         self.ring = shared.map_or_else(Ring::own, Ring::Shared);
@@ -128,27 +128,27 @@ impl Window {
         }
     }
 
-    /// Bytes that have left the ring.
+    /// Number of bytes that have left the ring.
     pub const fn head(&self) -> u64 {
         self.head
     }
 
-    /// Bytes up to which complete packets have been stored.
+    /// Position in the byte stream up to which complete packets have been stored, in bytes.
     pub const fn tail(&self) -> u64 {
         self.tail
     }
 
-    /// Stores bytes at an offset of the ring; `last` if that was in the second half of the window.
+    /// Stores bytes at an offset of the ring; `last` if it was in the second half of the window.
     ///
     /// # Errors
     ///
-    /// The store is dropped in that case.
+    /// Says why the store was dropped.
     pub fn store(&mut self, at: u64, data: &[u8], last: bool) -> Result<(), StoreError> {
         let end = at.checked_add(data.len() as u64).ok_or(StoreError::Outside)?;
         if end > WINDOW_RING {
             return Err(StoreError::Outside);
         }
-        // It may be of two packets.
+        // The bytes may belong to two packets.
         let parts = || {
             let mut rest = (at as usize, data);
             std::iter::from_fn(move || {
@@ -186,7 +186,7 @@ impl Window {
         Ok(())
     }
 
-    /// Takes up to `most` complete packets of one message, those before `end` only.
+    /// Takes up to `most` complete packets of one message, only those before `end`.
     pub fn take(&mut self, most: u16, end: u64) -> Option<Taken> {
         let ready = self.tail.min(end).saturating_sub(self.head) / PACKET_DATA as u64;
         let first = place(self.head);
@@ -218,7 +218,7 @@ impl Window {
         Some(Taken { data, last: last.is_some() })
     }
 
-    /// Throws away what has been stored. The next byte is that after the complete packets.
+    /// Drops the stored bytes. The next byte is the one after the complete packets.
     pub fn clear(&mut self) {
         match &mut self.ring {
             Ring::Own { stored, .. } => stored.fill(0),

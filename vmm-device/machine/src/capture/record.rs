@@ -1,4 +1,4 @@
-//! The record of a packet: a header of ours, and the frame.
+//! The record of a packet: a header of our own layout, and the frame.
 
 use tofu_abi::Coords;
 use tofu_abi::frame::{
@@ -17,14 +17,15 @@ use crate::interconnect::Interconnect;
 
 /// Version of the header.
 pub const VERSION: u8 = 1;
-/// Bytes of the header.
+/// Size of the header, in bytes.
 pub const HEADER_SIZE: usize = 56;
-/// Bytes that the header of a frame on a modelled link has besides.
+/// Size of the additional header of a frame on a modelled link, in bytes.
 pub const LINK_SIZE: usize = 24;
-/// Bytes of a record with any whole frame.
+/// Size of a record with the largest frame, in bytes.
 pub const SNAPLEN: usize = HEADER_SIZE + LINK_SIZE + FRAME_MAX;
 
-/// Kinds in TLP headers that were made for the record, above those that packet buffers know.
+/// Added to the kind in TLP headers that were made for the record. Kinds of packet buffers are
+/// less.
 const SYNTHETIC: u8 = 16;
 
 /// Kinds of packets, with their codes in the header.
@@ -53,7 +54,7 @@ pub enum PacketKind {
     Dllp = 10,
     /// A data packet of TNW.
     TnwData = 11,
-    /// A command of TNW: an end of a link says that it is there.
+    /// A command of TNW: one end of a link announces itself.
     TnwHello = 12,
     /// A command of TNW: positive feedback.
     TnwAck = 13,
@@ -108,53 +109,53 @@ impl PacketKind {
     ];
 }
 
-/// What a record says of its packet.
+/// A parsed record, without the data of its packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordHeader {
-    /// What kind of machine its node is in.
+    /// The kind of machine that recorded the packet.
     pub interconnect: Interconnect,
-    /// Where it was seen.
+    /// The interface at which the packet was seen.
     pub place: TapPoint,
-    /// Which way it went there: 0 out, 1 in, 2 to 5 lost, see the manual's page on captures.
+    /// Direction there: 0 out, 1 in, 2 to 5 lost. See the manual's page on captures.
     pub direction: u8,
-    /// Its virtual channel; none at a TNI.
+    /// Virtual channel; `None` at a TNI.
     pub vc: Option<u8>,
-    /// What it is.
+    /// The kind of packet.
     pub kind: PacketKind,
-    /// Marked as bad on its way.
+    /// Whether the packet was marked as bad on its way.
     pub nullified: bool,
     /// The sending node and its TNI.
     pub source: (Coords, u8),
-    /// The node that it is for, and its TNI there.
+    /// The target node and its TNI.
     pub target: (Coords, u8),
-    /// TLPs of the burst.
+    /// Number of TLPs in the burst.
     pub tlps: u32,
-    /// Bytes of them on the wire.
+    /// Their size on the wire, in bytes.
     pub bytes: u64,
-    /// A command's queue, how many bytes it moves, and where in the message they begin; for an
-    /// answer, how many were done.
+    /// The queue of a command and the part of the message that it moves; for an answer, the part
+    /// that was done.
     pub message: Option<MessagePart>,
-    /// The result that an answer brings.
+    /// The result in an answer.
     pub rcode: Option<u8>,
-    /// What a modelled link made of the frame.
+    /// The state of the frame on a modelled link.
     pub link: Option<LinkPart>,
-    /// What a data-link-layer packet says.
+    /// The contents of a data-link-layer packet.
     pub dllp: Option<Dllp>,
-    /// What a packet or command of TNW says.
+    /// The contents of a packet or command of TNW.
     pub tnw: Option<TnwPart>,
 }
 
-/// What a packet or command on a link of TNW says.
+/// The contents of a packet or command on a link of TNW.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TnwPart {
     /// The header of a data packet.
     Data(Header),
-    /// The packet that a command names, by its sequence number.
+    /// The sequence number of the packet that a command names.
     Command(u16),
 }
 
 impl TnwPart {
-    /// Reads the beginning of it.
+    /// Parses the beginning of a packet or command.
     fn parse(kind: PacketKind, bytes: &[u8]) -> Option<Self> {
         match kind {
             PacketKind::TnwData => {
@@ -172,16 +173,16 @@ impl TnwPart {
     }
 }
 
-/// What a modelled link made of a frame.
+/// The state of a frame on a modelled link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkPart {
-    /// Its sequence number.
+    /// The sequence number.
     pub seq: u16,
-    /// It has been sent before.
+    /// Whether the frame has been sent before.
     pub again: bool,
-    /// Its receiver found it damaged; of a data-link-layer packet, it is lost.
+    /// Whether the receiver found the frame damaged. A damaged data-link-layer packet is lost.
     pub damaged: bool,
-    /// Lanes on which it was spoilt, by bits.
+    /// Lanes on which the frame was corrupted, one bit each.
     pub spoilt: u8,
 }
 
@@ -204,14 +205,14 @@ const BAD: u8 = 2;
 pub struct MessagePart {
     /// The sender's control queue.
     pub cq: u8,
-    /// Where it begins in the message.
+    /// Its offset in the message.
     pub position: u32,
-    /// How much it is.
+    /// Its length.
     pub length: u32,
 }
 
 impl RecordHeader {
-    /// Reads a record; `None` if it is none, or one of a later version or generation.
+    /// Parses a record; `None` if it is not valid, or of a later version or generation.
     pub fn parse(record: &[u8]) -> Option<Self> {
         let header = record.first_chunk::<HEADER_SIZE>()?;
         let coords = |at: usize| {
@@ -223,7 +224,7 @@ impl RecordHeader {
         }
         let kind = PacketKind::ALL.into_iter().find(|kind| *kind as u8 == header[6])?;
         let (place, behind) = (header[2], usize::from(header[1]) + 2 * size_of::<u64>());
-        // The first fields of a command, and of an answer.
+        // The first fields of a command and of an answer.
         let cq = record.get(behind).copied();
         let part = |position: usize, length: usize| {
             let (position, length) = (number(behind + position)?, number(behind + length)?);
@@ -264,7 +265,7 @@ impl RecordHeader {
     }
 }
 
-/// A record of at most `snaplen` bytes, and how long it would be otherwise.
+/// Encodes a record of at most `snaplen` bytes. Also returns its size without that limit.
 pub(super) fn encode(
     interconnect: Interconnect,
     at: Coords,
@@ -281,7 +282,7 @@ pub(super) fn encode(
     };
     let start = out.len() + LINK_SIZE;
     out.resize(start, 0);
-    // All of the frame, for its check sequences.
+    // The whole frame, because its check sequences cover all of it.
     body(&mut out, kind, packet, Some(link.tlp), start + FRAME_MAX);
     out.resize(start + packet.bytes.min(FRAME_MAX as u64) as usize, 0);
     let (head, frame) = out.split_at_mut(start);
@@ -293,7 +294,7 @@ pub(super) fn encode(
     cut(out, 0, snaplen)
 }
 
-/// The record of a frame without a TLP at one of the `ends` of a link, the first.
+/// Encodes a frame without a TLP at the first of the two ends of a link.
 pub(super) fn encode_dllp(
     interconnect: Interconnect,
     (at, peer): (Coords, Coords),
@@ -321,7 +322,7 @@ pub(super) fn encode_dllp(
     cut(out, 0, snaplen)
 }
 
-/// The record of a packet or command of TNW at a port of a node, the first of its link's ends.
+/// Encodes a packet or command of TNW at a port of a node, the first of its link's ends.
 pub(super) fn encode_unit(
     (at, peer): (Coords, Coords),
     port: Port,
@@ -351,15 +352,15 @@ pub(super) fn encode_unit(
     cut(out, 0, snaplen)
 }
 
-/// Cuts a record, of which `tail` bytes were left out. Its own header is there in any case.
+/// Cuts a record to `snaplen` bytes but never its header. `tail` bytes were left out already.
 fn cut(mut out: Vec<u8>, tail: usize, snaplen: usize) -> (Vec<u8>, u32) {
     let length = u32::try_from(out.len() + tail).unwrap_or(u32::MAX);
     out.truncate(snaplen.max(HEADER_SIZE));
     (out, length)
 }
 
-/// Appends a burst's frame, or that of its TLP with a number; data up to so many bytes of the
-/// record. Returns how many are left out.
+/// Appends the frame of a burst, or of its TLP with this number, with data up to a limit of the
+/// record's size. Returns how many bytes are left out.
 fn body(
     out: &mut Vec<u8>,
     kind: PacketKind,
@@ -382,16 +383,16 @@ fn body(
     }
 }
 
-/// Where in a burst of `length` bytes the TLP with a number begins, and how much it has, if each
-/// has so many; without a number all of it.
+/// Offset and size of the TLP with this number in a burst of `length` bytes with `each` bytes in
+/// each TLP. Without a number it is the whole burst.
 fn part_of(length: u32, number: Option<u32>, each: u32) -> (u32, u32) {
     let Some(number) = number else { return (0, length) };
     let skip = number.saturating_mul(each).min(length);
     (skip, each.min(length - skip))
 }
 
-/// The additional fields of a header for a frame on a modelled link. Its routing header becomes the
-/// one that the link sends.
+/// The additional header fields of a frame on a modelled link. Replaces the frame's routing header
+/// by the one that the link sends.
 fn link_part(
     link: OnLink,
     vc: u8,
@@ -417,7 +418,7 @@ fn link_part(
         .with_stat(stat)
         .with_seq(seq.get());
     let frame = LinkFrame { routing, tlp, dllp, nullified };
-    // No other generation's layout is public.
+    // Layouts of other generations are not public.
     let slicing = interconnect.tofu().map(|generation| Parameters::of(generation).slicing);
     if slicing != Some(Slicing::Dynamic) || !frame.is_valid() {
         return part;
@@ -436,7 +437,7 @@ fn link_part(
     part
 }
 
-/// What a header says of a packet. See the manual's page on captures.
+/// Header fields about a packet. See the manual's page on captures.
 #[derive(Default)]
 struct About {
     class: u8,
@@ -514,7 +515,7 @@ impl About {
     }
 }
 
-/// The two headers of a packet that has no frame of its own, in the manner of one that has.
+/// Appends the two headers of a packet without a frame of its own, in the layout of a frame.
 fn tlp(out: &mut Vec<u8>, kind: PacketKind, packet: &Packet<Body>) {
     let each = packet.bytes / u64::from(packet.tlps.max(1));
     let units = each.saturating_sub(ROUTING_HEADER_SIZE as u64).div_ceil(frame::TLP_UNIT as u64);
@@ -532,8 +533,8 @@ fn tlp(out: &mut Vec<u8>, kind: PacketKind, packet: &Packet<Body>) {
     out.extend(tlp.0.to_le_bytes());
 }
 
-/// The fields of a command or answer, of all or of the TLP with a number. Returns its data, where
-/// in that it begins, and how much it is.
+/// Appends the fields of a command or answer, or of its TLP with this number. Returns the data, the
+/// offset of the part in it, and the size of the part.
 fn fields<'a>(
     out: &mut Vec<u8>,
     body: &'a Body,
@@ -608,7 +609,7 @@ fn answer(out: &mut Vec<u8>, answer: &Answer) {
     out.extend(answer.request_ps.to_le_bytes());
 }
 
-/// Appends up to `room` bytes of data, without the first few. Returns how much there was.
+/// Appends up to `room` bytes of data after the first `skip`. Returns the size of the data.
 fn copy(out: &mut Vec<u8>, payload: &Payload, skip: u32, room: usize) -> usize {
     let start = out.len();
     let mut skip = skip as usize;
@@ -626,8 +627,8 @@ fn copy(out: &mut Vec<u8>, payload: &Payload, skip: u32, room: usize) -> usize {
                 let at = out.len();
                 let take = (segment.len as usize - skipped).min(room - (at - start));
                 out.resize(at + take, 0);
-                // Memory that has vanished since does not matter to the capture: the packet's
-                // target will find out.
+                // Memory that has vanished meanwhile does not matter to the capture: the packet's
+                // target will notice it.
                 let from = segment.addr + skipped as u64;
                 if take > 0 && memory.read(from, &mut out[at..]).is_err() {
                     out.truncate(at);

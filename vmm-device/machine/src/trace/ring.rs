@@ -1,4 +1,4 @@
-//! A ring of records that one thread writes and others read, and how records look in it.
+//! A ring of records with one writing thread and several readers, and the encoding of the records.
 //!
 //! Cycle: `super`, because what is packed here is defined there.
 
@@ -12,29 +12,29 @@ use tofu_icc::{Event, Tag};
 
 use super::{Record, What};
 
-/// Words of a record.
+/// Number of words of a record.
 pub(super) const WORDS: usize = 8;
 pub(super) type Words = [u64; WORDS];
-/// Where a record is kept.
+/// The place of a record in a ring.
 type RecordWords = [AtomicU64; WORDS];
 
 /// The last records of a thread.
 pub(super) struct Ring {
     records: Box<[RecordWords]>,
-    /// Records that were written so far.
+    /// Number of records written so far.
     head: AtomicU64,
     /// Whether a thread writes here.
     taken: AtomicBool,
 }
 
 impl Ring {
-    /// A ring for so many records, for a thread that has entered it.
+    /// A ring for this number of records, already entered by the calling thread.
     pub(super) fn new(records: usize) -> Self {
         let records = (0..records.next_power_of_two()).map(|_| Default::default()).collect();
         Self { records, head: AtomicU64::new(0), taken: AtomicBool::new(true) }
     }
 
-    /// Takes it for a thread, if it is free.
+    /// Claims the ring for a thread. Returns false if another thread has it.
     pub(super) fn enter(&self) -> bool {
         !self.taken.swap(true, SeqCst)
     }
@@ -57,13 +57,13 @@ impl Ring {
     #[inline]
     pub(super) fn push(&self, write: impl FnOnce(&RecordWords)) {
         let head = self.head.load(Relaxed);
-        // A thread that reads anything of this record sees the one before it whole.
+        // A thread that reads any word of this record then sees the record before it whole.
         fence(Release);
         write(self.place(head));
         self.head.store(head + 1, Release);
     }
 
-    /// Reads what was written since `cursor`, and moves that on. Returns how many records were
+    /// Reads the records since `cursor`, and advances the cursor. Returns how many records were
     /// overwritten before they could be read.
     pub(super) fn read(&self, cursor: &mut u64, mut take: impl FnMut(Words)) -> u64 {
         let size = self.records.len() as u64;
@@ -77,7 +77,7 @@ impl Ring {
             }
             let words = self.place(*cursor).each_ref().map(|word| word.load(Relaxed));
             fence(Acquire);
-            // The writer may be at the record that is `size` further already.
+            // The writer may already be at the record `size` places further.
             if self.head.load(Relaxed) >= *cursor + size {
                 lost += 1;
             } else {
@@ -109,8 +109,8 @@ fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// Puts the first words of a record at its place. What it does not need stays as it was: that is
-/// a store less for each, of a few that a whole Put has to spare.
+/// Stores the first words of a record at its place. The other words keep their old values: each
+/// omitted store counts in the few that a whole Put can afford.
 #[inline]
 fn set<const N: usize>(place: &RecordWords, words: [u64; N]) {
     for (place, word) in place.iter().zip(words) {
@@ -118,7 +118,7 @@ fn set<const N: usize>(place: &RecordWords, words: [u64; N]) {
     }
 }
 
-/// Records at a place what has happened at a time.
+/// Encodes an event with its time at a place.
 #[inline]
 pub(super) fn pack(place: &RecordWords, now: u64, node: NodeId, what: &What) {
     let at = u64::from(node.0) << 32;
@@ -131,7 +131,7 @@ pub(super) fn pack(place: &RecordWords, now: u64, node: NodeId, what: &What) {
     }
 }
 
-/// Records a step of a command, like [`pack`].
+/// Encodes a step of a command, like [`pack`].
 #[inline]
 pub(super) fn pack_event(place: &RecordWords, now: u64, node: NodeId, event: &Event) {
     let at = u64::from(node.0) << 32;
@@ -249,8 +249,8 @@ mod tests {
             }
         });
         assert_eq!(read + lost, RECORDS);
-        // At the least the last ones: whoever reads gives up the oldest, because the writer may be
-        // at its place already.
+        // At least the last ones. The reader gives up the oldest record, because the writer may
+        // already be at its place.
         assert!(read >= 63, "{read}");
     }
 
@@ -289,7 +289,7 @@ mod tests {
             What::Interrupt(515),
             What::Access { offset: u64::MAX, write: true },
         ] {
-            // As a former record has left them.
+            // Filled with the words of a former record.
             let place = RecordWords::from([u64::MAX; WORDS].map(AtomicU64::new));
             pack(&place, 10, NodeId(768), &what);
             let words = place.map(AtomicU64::into_inner);

@@ -13,12 +13,12 @@ use tofu_driver::{DmaBuffer, Order, RingMemory, Rings, UserPage};
 
 use super::{STORE, load_words, store_words};
 
-/// Words that driver and device share.
+/// Words shared by driver and device.
 #[derive(Clone)]
 struct Words(Arc<Vec<AtomicU64>>);
 
 impl Words {
-    /// As they are left by an older use: words without a flip bit that nobody may take for new.
+    /// Words left by an earlier use, without flip bits that could look new.
     fn old(bytes: usize) -> Self {
         Self(Arc::new((0..bytes / 8).map(|_| AtomicU64::new(0)).collect()))
     }
@@ -70,7 +70,7 @@ impl DmaBuffer for Words {
     }
 }
 
-/// Registers that order nothing: what is shown here, memory shows alone.
+/// Registers that impose no order: the tests rely on memory accesses alone.
 struct Page;
 
 impl UserPage for Page {
@@ -81,10 +81,10 @@ impl UserPage for Page {
     fn write(&self, _: u64, _: u64) {}
 }
 
-/// Entries of a ring.
+/// Number of entries of a ring.
 const ENTRIES: u32 = 2;
 
-/// Rings of a driver, and their memory: orders, completions, notices.
+/// The rings of a driver, and their memory: orders, completions, notices.
 fn rings() -> (Rings<Words, Page>, [Words; 3]) {
     let memory = RingMemory::<Words>::sizes(ENTRIES, ENTRIES).map(Words::old);
     let rings = Rings::new(RingMemory::of(memory.clone(), ENTRIES, ENTRIES), Page);
@@ -98,7 +98,7 @@ fn order() -> Order {
     Order::put_piggyback(to, remote, &[7; 32]).unwrap()
 }
 
-/// A device that polls its ring finds nothing or the whole command, whatever the doorbell orders.
+/// A device that polls its ring finds nothing or the whole command, without any doorbell's order.
 #[test]
 fn loom_a_command_is_seen_whole_or_not_at_all() {
     loom::model(|| {
@@ -123,7 +123,7 @@ fn loom_a_command_is_seen_whole_or_not_at_all() {
     });
 }
 
-/// A thread that sees a completion sees what the command has fetched before it.
+/// A thread that sees a completion also sees the data that the command has fetched.
 #[test]
 fn loom_data_is_there_before_its_completion() {
     loom::model(|| {

@@ -14,7 +14,7 @@ use tofu_abi::topology::Shape;
 use tofu_tnw_device::{Config, Host, Net, Nwp, SharedWindows, TIMEOUT_NS, Unit};
 use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion};
 
-/// No notifications go anywhere, and the test sets the time.
+/// A host that drops notifications and whose time the test sets.
 #[derive(Default)]
 struct Surroundings(AtomicU64);
 
@@ -27,7 +27,7 @@ impl Host for Surroundings {
     }
 }
 
-/// What was sent.
+/// The units that were sent.
 #[derive(Default)]
 struct Sent(VecDeque<(Link, Unit)>);
 
@@ -50,7 +50,7 @@ impl Pair {
         Self::with(None)
     }
 
-    /// The first one's windows can be memory.
+    /// Two devices. The windows of the first one can be memory.
     fn with(windows: Option<SharedWindows>) -> Self {
         let host = Arc::new(Surroundings::default());
         let shape = Shape::new([2, 1, 1, 1, 1, 1]).unwrap();
@@ -77,14 +77,14 @@ impl Pair {
         pair
     }
 
-    /// One node does its pending work; the other one gets what it sends.
+    /// Does the pending work of one node and delivers to the other what it sends.
     fn run(&self, node: usize) {
         let mut sent = Sent::default();
         while self.nodes[node].run(&mut sent) {}
         self.hand_over(node, sent);
     }
 
-    /// A node handles its deadlines that have passed.
+    /// Handles the deadlines of a node that have passed.
     fn expire(&self, node: usize) {
         let mut sent = Sent::default();
         self.nodes[node].expire(self.host.now_ns(), &mut sent);
@@ -111,7 +111,7 @@ fn an_answer_that_nobody_has_looked_at_is_an_answer() {
     }
     pair.run(0);
     pair.run(1);
-    // Its thread is late.
+    // The thread of node 0 is late.
     pair.host.0.fetch_add(2 * TIMEOUT_NS, Relaxed);
     pair.expire(0);
     assert_eq!(pair.counter(0, X_PLUS, LinkReg::Timeouts), 0);
@@ -148,7 +148,7 @@ impl Pair {
         self.nodes[0].bar_write(REGISTER_BAR, at, &value.to_le_bytes());
     }
 
-    /// Until nothing moves.
+    /// Runs both nodes until nothing moves.
     fn settle(&self) {
         for _ in 0..8 {
             self.run(0);
@@ -166,7 +166,7 @@ fn shared() -> (Pair, SharedWindows) {
     (pair, windows)
 }
 
-/// A packet as a guest stores it.
+/// Stores a packet as a guest does.
 fn put(windows: &SharedWindows, number: u64, last: bool) {
     let (base, place) = (window(X_PLUS, CHANNEL), (number - 1) as usize % WINDOW_PLACES);
     windows.store(base + place as u64 * PACKET, &[number as u8; PACKET_DATA]);
@@ -198,14 +198,14 @@ fn a_window_is_memory_from_one_write_to_the_next() {
     assert_eq!(read, mark);
     pair.settle();
     assert_eq!(pair.counter(1, X_MINUS, LinkReg::Received), 2);
-    // Marks of packets that were not sent are gone when the window is emptied.
+    // Emptying the window removes the marks of packets that were not sent.
     put(&windows, 4, true);
     pair.write(ChannelReg::Cancel, 2);
     put(&windows, 3, false);
     pair.write(ChannelReg::TxBell, 1);
     pair.settle();
     assert_eq!(pair.register(ChannelReg::TxTail), 3 * PACKET);
-    // Registers again.
+    // The window becomes registers again.
     pair.write(ChannelReg::TxMode, 0);
     put(&windows, 4, true);
     pair.write(ChannelReg::TxBell, 1);
@@ -234,18 +234,18 @@ fn a_window_that_cannot_be_memory_is_none() {
     pair.write(ChannelReg::TxMode, 1);
     assert_eq!(pair.register(ChannelReg::TxMode), 0);
     pair.write(ChannelReg::TxBell, 1);
-    // Nor is that of a link without a neighbour.
+    // A window of a link without a neighbour cannot be memory either.
     let (pair, _) = shared();
     let at = Register::Channel(Link::ALL[3], CHANNEL, ChannelReg::TxMode);
     pair.nodes[0].bar_write(REGISTER_BAR, at.offset(), &1u64.to_le_bytes());
     assert_eq!(pair.nodes[0].read_register(at), 0);
 }
 
-/// What a guest does to a window that is memory.
+/// An action of a guest on a window that is memory.
 #[derive(Clone, Debug)]
 enum Deed {
     Bytes(u64, Vec<u8>),
-    /// A mark for a place, of a packet this many laps and places from the next one.
+    /// A mark for a place, for a packet this many laps and places from the next one.
     Mark(u64, i64, bool),
     Packets(u8),
     Bell,
@@ -267,7 +267,7 @@ fn deeds() -> impl Strategy<Value = Vec<Deed>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Whatever is in a window, packets go out in the order of their numbers and no others do.
+    /// Whatever a window contains, packets go out in the order of their numbers and no others do.
     #[test]
     fn any_bytes_of_a_window_that_is_memory(deeds in deeds()) {
         let (pair, windows) = shared();

@@ -8,16 +8,16 @@ use tofu_abi::tnw::{CHANNELS, Channel, PACKET_DATA, RECEPTION_FIFO};
 use tofu_fabric::Disturb;
 use tofu_tnw_device::{Arrival, Data, LinkEnd, NEVER, Room, TIMEOUT_NS, TX_BUFFER, Unit};
 
-/// What happens to a unit on a wire.
+/// The fate of a unit on a wire.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Fine,
     Lost,
     Damaged(u64),
     Twice,
-    /// It arrives after this many others, or when nothing else is on its way.
+    /// It arrives after this many others, or when nothing else is in flight.
     Late(u8),
-    /// A run's packets arrive one by one, only this many of them.
+    /// The packets of a run arrive one by one, and only this many of them.
     Part(u8),
 }
 
@@ -36,7 +36,7 @@ fn fates() -> impl Strategy<Value = Vec<Fate>> {
 /// One direction of a link.
 #[derive(Default)]
 struct Wire {
-    /// The fates of the next units; after these, nothing goes wrong.
+    /// The fates of the next units. Later units arrive intact.
     fates: VecDeque<Fate>,
     queue: VecDeque<Unit>,
     late: Vec<(u8, Unit)>,
@@ -83,7 +83,7 @@ struct Node {
     to_send: [VecDeque<Data>; CHANNELS],
     fifos: [VecDeque<Data>; CHANNELS],
     received: [Vec<u8>; CHANNELS],
-    /// Channels that are not emptied.
+    /// Channels whose FIFOs are not emptied.
     stuck: [bool; CHANNELS],
     renewed: u32,
 }
@@ -274,15 +274,14 @@ proptest! {
         }
         prop_assert!(world.b.received[full].is_empty());
         prop_assert!(!world.a.to_send[full].is_empty());
-        // Then it is emptied.
+        // Then the channel is emptied.
         world.b.stuck[full] = false;
         world.a.stuck[full] = false;
         world.run();
         prop_assert_eq!(&world.b.received, &sent);
     }
 
-    /// After a reset of one end, everything that it sends from then on arrives, and everything that
-    /// the other end sends.
+    /// After a reset of one end, everything that either end sends from then on arrives.
     #[test]
     fn a_reset_ends_nothing_but_what_it_forgets(
         to_b in fates(),
@@ -306,7 +305,7 @@ proptest! {
                 a.arrive(unit, *now, to_b);
             }
         }
-        // Packets that A has received until now are lost with it.
+        // Packets that A has received before its reset are lost with it.
         let forgotten: [usize; CHANNELS] = std::array::from_fn(|c| {
             world.a.fifos[c].iter().map(|data| data.payload().len()).sum()
         });
@@ -318,7 +317,7 @@ proptest! {
         world.run();
         for c in 0..CHANNELS {
             prop_assert!(world.b.received[c].ends_with(&sent_a[c]), "channel {}", c);
-            // A packet whose feedback was on its way at the reset is sent again.
+            // A packet whose feedback was in flight at the reset is sent again.
             let got = &world.a.received[c];
             prop_assert!(sent_b[c].ends_with(got));
             prop_assert!(got.len() + forgotten[c] >= sent_b[c].len());
@@ -351,7 +350,7 @@ fn an_error_brings_a_nack_a_restart_and_everything_again() {
     assert_eq!(world.b.received, sent);
     let (a, b) = (world.a.end.counters(), world.b.end.counters());
     assert_eq!((b.crc_errors, b.nacks_sent, a.nacks_received), (1, 1, 1));
-    // The second one is sent again, and those behind it, which were discarded.
+    // The second packet is sent again, and so are the discarded ones behind it.
     assert_eq!((a.resent, b.discarded, b.received), (3, 2, 4));
     assert_eq!(a.timeouts, 0);
 }

@@ -16,7 +16,7 @@ use tofu_parts::{Access, DmaMemory, DmaResult, Visit};
 use tofu_tnw_device::{Config, Host, Net, Nwp, Unit};
 use vm_memory::{GuestAddress, GuestMemoryMmap, VolatileSlice};
 
-/// No notifications go anywhere, and no time passes.
+/// A host that drops notifications and in which no time passes.
 struct Nobody;
 
 impl Host for Nobody {
@@ -31,7 +31,7 @@ impl Host for Nobody {
 /// Memory that counts its accesses.
 struct Counted {
     memory: GuestMemoryMmap<()>,
-    /// Bytes copied from it to buffers, into it from buffers, and into it from other memory.
+    /// Bytes copied from the memory to buffers, from buffers to it, and to it from other memory.
     out: AtomicU64,
     into: AtomicU64,
     direct: AtomicU64,
@@ -62,7 +62,7 @@ impl DmaMemory for Counted {
     }
 }
 
-/// What was sent.
+/// The units that were sent.
 struct Sent {
     units: VecDeque<(Link, Unit)>,
     by_reference: bool,
@@ -87,7 +87,7 @@ struct Pair {
     memory: [Arc<Counted>; 2],
     nodes: [Nwp; 2],
     by_reference: bool,
-    /// Units that went over the link.
+    /// Number of units that went over the link.
     units: u64,
 }
 
@@ -114,7 +114,7 @@ impl Pair {
         pair
     }
 
-    /// Until nothing moves.
+    /// Runs both nodes until nothing moves.
     fn run(&mut self) {
         let mut idle = 0;
         for node in [0, 1].into_iter().cycle() {
@@ -151,14 +151,14 @@ impl Pair {
         self.post(0, [R::NgetAddress, R::NgetLength, R::NgetNotify, R::NgetStart], FROM, len);
     }
 
-    /// Bytes moved, if a node's request has ended successfully.
+    /// Number of bytes moved, if a node's request has ended successfully.
     fn done(&self, node: usize) -> Option<u32> {
         let word = Notification(self.memory[node].memory.load(WORD).unwrap());
         assert_eq!(word.status(), 0);
         word.done().then_some(word.length())
     }
 
-    /// What is in the memory of a node.
+    /// The contents of a node's memory.
     fn contents(&self, node: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.memory[node].memory.read(FROM, &mut bytes).unwrap();
@@ -188,7 +188,7 @@ fn a_message_that_is_waited_for_is_copied_once() {
         assert_eq!(from.out.load(Relaxed), 0, "{len} bytes: to a buffer");
         assert_eq!(to.into.load(Relaxed), 0, "{len} bytes: from a buffer");
         assert_eq!(to.direct.load(Relaxed), len as u64);
-        // A run fills a reception FIFO, and causes one answer.
+        // A run fills a reception FIFO and causes one answer.
         let runs = len.div_ceil(RECEPTION_FIFO * PACKET_DATA) as u64;
         assert!(pair.units <= 2 * runs + 2, "{len} bytes: {} units", pair.units);
     }
@@ -208,11 +208,11 @@ fn a_link_that_lends_nothing_has_bytes() {
     assert_eq!(counts, [LEN as u64, LEN as u64, 0]);
 }
 
-/// Wherever the packets are when an Nget is over, its memory may then hold another message.
+/// When an Nget is over, its memory may be reused, wherever the packets are.
 #[test]
 fn memory_is_not_read_when_its_nget_is_over() {
     const SHORT: usize = 3 * PACKET_DATA + 5;
-    // In the reception FIFO: nobody has posted a credit.
+    // In the reception FIFO, because no credit has been posted.
     let mut pair = Pair::new(true);
     let sent = pair.fill(SHORT, 5);
     pair.nget(SHORT as u64);
@@ -223,7 +223,8 @@ fn memory_is_not_read_when_its_nget_is_over() {
     pair.run();
     assert_eq!(pair.done(1), Some(SHORT as u32));
     assert_eq!(pair.contents(1, SHORT), sent);
-    // On the link: the Nget is cancelled, or the device disabled, reset, or kept from memory.
+    // On the link: the Nget is cancelled, or the device is disabled, reset, or loses bus
+    // mastership.
     let cancel = |nwp: &Nwp| {
         let at = Register::Channel(LINKS[0], CHANNEL, ChannelReg::Cancel).offset();
         nwp.bar_write(REGISTER_BAR, at, &1u64.to_le_bytes());
@@ -252,7 +253,7 @@ fn memory_is_not_read_when_its_nget_is_over() {
     }
 }
 
-/// What happens to a unit on the link.
+/// The fate of a unit on the link.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Fine,
@@ -274,8 +275,8 @@ fn fates() -> impl Strategy<Value = Vec<Fate>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Whatever the link does, and though memory is used again as soon as its Nget is over, each
-    /// message arrives as it was.
+    /// Each message arrives unchanged, whatever the link does, although memory is reused as soon as
+    /// its Nget is over.
     #[test]
     fn any_loss_leaves_messages_as_they_were(
         lens in prop::collection::vec(1..200_000usize, 1..4),
@@ -343,7 +344,7 @@ proptest! {
     }
 }
 
-/// No answer arrives: after the first time-out, memory can be used again without one.
+/// Without an answer, memory can be reused after the first timeout.
 #[test]
 fn an_nget_is_over_though_nobody_answers() {
     let pair = Pair::new(true);

@@ -16,7 +16,7 @@ fn credit(address: u64, length: u32, tag: u32) -> Request {
     Request { address, length, notify: 0x1000, tag, interrupt: false }
 }
 
-/// A message in runs of `run` packets.
+/// A message, cut into runs of `run` packets.
 fn message(bytes: &[u8], run: usize) -> Vec<Data> {
     let mut padded = bytes.to_vec();
     padded.resize(bytes.len().next_multiple_of(PACKET_DATA), 0);
@@ -33,8 +33,8 @@ fn message(bytes: &[u8], run: usize) -> Vec<Data> {
 }
 
 proptest! {
-    /// Messages of any length meet credits of any length, one each, whichever comes first and
-    /// however the message is cut. Memory gets the length that both agree on, and nothing beyond.
+    /// Each message matches one credit, for any lengths, any cuts of the message, and any order of
+    /// arrival. Memory gets the shorter of both lengths, and nothing beyond.
     #[test]
     fn each_message_meets_one_credit(
         pairs in prop::collection::vec((1..3000usize, 1..3000u32), 1..8),

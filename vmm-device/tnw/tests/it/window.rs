@@ -34,7 +34,8 @@ proptest! {
         let message = |number: usize, len: usize| -> Vec<u8> {
             (0..len).map(|at| (at * 7 + number * 31 + at / 128) as u8).collect()
         };
-        // Every piece: where it goes in the stream, its bytes, whether its packet is the last one.
+        // For each piece: its place in the stream, its bytes, and whether its packet is the last
+        // one.
         let mut pieces = Vec::new();
         let (mut at, mut expected) = (0, Vec::new());
         for (number, packets) in packets.into_iter().enumerate() {
@@ -61,7 +62,7 @@ proptest! {
         let mut got: Vec<Vec<u8>> = vec![Vec::new()];
         let mut order = order.iter().cycle();
         while !pieces.is_empty() {
-            // Any piece that there is room for.
+            // Any piece that the ring has room for.
             let room = window.head() as usize + RING;
             let fit = pieces.iter().take_while(|(at, bytes, _)| at + bytes.len() <= room).count();
             prop_assert!(fit > 0);
