@@ -20,22 +20,22 @@ use crate::rounds::{Outcome, Rounds, StartError};
 /// See [`ChannelConfig::nap_ns`].
 const NAP_NS: u64 = 1_000_000;
 
-/// How to open a barrier channel. Start from [`ChannelConfig::new`].
+/// Configuration of a barrier channel. Start from [`ChannelConfig::new`].
 #[derive(Clone, Copy, Debug)]
 pub struct ChannelConfig {
     /// Network interface.
     pub tni: TniId,
     /// Barrier channel: also the number of its start/end gate.
     pub bch: BchId,
-    /// Group process id, 40 bits. Only gates with the same one take signals of each other.
+    /// Group process id, 40 bits. Gates accept signals only from gates with the same id.
     pub gpid: u64,
-    /// Sequence number of the first round, 24 bits: the same for all members of the group. After
-    /// a round that did not end, the next set-up of the same gates should have one that is at
-    /// least 2 higher, so that late signals differ from its own.
+    /// Sequence number of the first round, 24 bits: the same for all members of the group. After a
+    /// round that did not end, the next set-up of the same gates should use a number at least 2
+    /// higher, so that late signals differ from its own.
     pub bseq: u32,
-    /// Subnet of remote gates; rights have no meaning here.
+    /// Subnet of remote gates. Its rights have no meaning here.
     pub subnet: CqsMode,
-    /// Requests to unmask. None opens a channel that is only polled.
+    /// Requests to unmask. With none the channel is only polled.
     pub interrupts: BgsIrqs,
     /// How long [`Channel::wait`] polls before it sleeps, in nanoseconds.
     pub spin_ns: u64,
@@ -46,8 +46,8 @@ pub struct ChannelConfig {
 }
 
 impl ChannelConfig {
-    /// A channel of group 0 that begins with round 0, without a subnet, whose rounds' ends and
-    /// exceptions are interrupts.
+    /// A channel of group 0 that begins with round 0 and has no subnet. The ends of its rounds and
+    /// its exceptions raise interrupts.
     pub const fn new(tni: TniId, bch: BchId) -> Self {
         Self {
             tni,
@@ -61,8 +61,8 @@ impl ChannelConfig {
         }
     }
 
-    /// Checks what can be known of a channel and its gates before they are set, against the profile
-    /// of barriers in the device's generation.
+    /// Checks a channel and its gates as far as possible before they are set, against the barrier
+    /// profile of the device's generation.
     ///
     /// # Errors
     ///
@@ -142,10 +142,10 @@ impl ChannelConfig {
 
 /// A gate and its links.
 ///
-/// A relay gate, 16 to 47, waits for its sources, and signals its destinations. A start/end gate, 0
-/// to 15, signals its destinations when its channel starts a round; the round ends when the signals
-/// of its sources have arrived. The result contains the channel's own value only if its sources
-/// have passed that on, too.
+/// A relay gate, 16 to 47, waits for its sources, then signals its destinations. A start/end gate,
+/// 0 to 15, signals its destinations when its channel starts a round; the round ends when the
+/// signals of its sources have arrived. The result contains the channel's own value only if its
+/// sources have passed that on, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gate {
     /// Network interface.
@@ -154,11 +154,11 @@ pub struct Gate {
     pub bg: BgId,
     /// Gate of the same interface to wait for.
     pub src_local: Option<BgId>,
-    /// Gate of any node and interface to wait for; its path has no meaning.
+    /// Gate of any node and interface to wait for. The path in the address has no meaning.
     pub src_remote: Option<BgAddress>,
     /// Gate of the same interface to signal.
     pub dst_local: Option<BgId>,
-    /// Gate of any node and interface to signal, by the path in the address.
+    /// Gate of any node and interface to signal. The path in the address is used.
     pub dst_remote: Option<BgAddress>,
 }
 
@@ -196,7 +196,7 @@ pub enum ChannelError {
         /// Gate.
         bg: BgId,
     },
-    /// The channel's start/end gate is not among the gates, or another channel's is.
+    /// The channel's start/end gate is not among the gates, or another channel's start/end gate is.
     #[error(
         "of start/end gates, the channel's own is set and no other; gate {bg} of TNI {tni} is \
          not so"
@@ -207,23 +207,23 @@ pub enum ChannelError {
         /// Gate that is missing, or that does not belong here.
         bg: BgId,
     },
-    /// A gate of another node that no node has.
+    /// A link to a remote gate that no node has.
     #[error("gate {bg} is linked to a gate that does not exist: {address}")]
     NoSuchAddress {
         /// Gate with the link.
         bg: BgId,
-        /// What it is linked to.
+        /// The remote gate.
         address: BgAddress,
     },
-    /// A gate of another node that is not in the subnet.
+    /// A link to a remote gate outside of the subnet.
     #[error("gate {bg} is linked to a gate outside of the subnet: {address}")]
     Subnet {
         /// Gate with the link.
         bg: BgId,
-        /// What it is linked to.
+        /// The remote gate.
         address: BgAddress,
     },
-    /// A link within the interface whose other end is not given or is linked to another gate.
+    /// A link within the interface whose other end is missing or linked to another gate.
     #[error("gate {bg} of TNI {tni} is linked to gate {other}, but that one not to it")]
     LocalLink {
         /// Network interface.
@@ -233,7 +233,7 @@ pub enum ChannelError {
         /// Gate that it names.
         other: BgId,
     },
-    /// A gate that waits for nobody would never fire.
+    /// A gate without sources would never fire.
     #[error("gate {bg} of TNI {tni} waits for no other gate, so it never fires")]
     NoSource {
         /// Network interface.
@@ -260,7 +260,7 @@ pub enum ChannelError {
         /// Gate.
         bg: BgId,
     },
-    /// The device refuses a gate; its requests say why.
+    /// The device refuses a gate. Its interrupt requests say why.
     #[error("the device refuses gate {bg} of TNI {tni}:{}", listed(*irr, &EXCEPTIONS))]
     Refused {
         /// Network interface.
@@ -273,15 +273,15 @@ pub enum ChannelError {
     /// No memory for notices.
     #[error(transparent)]
     Memory(DmaError),
-    /// No interrupt.
+    /// No interrupt is left.
     #[error(transparent)]
     Interrupt(IrqError),
-    /// A gate or channel did not get to work.
+    /// A gate or channel was not enabled in time.
     #[error(transparent)]
     Enable(TimedOut),
 }
 
-/// What the exceptions of a barrier gate mean.
+/// Descriptions of the exceptions of a barrier gate.
 const EXCEPTIONS: [(BgsIrqs, &str); 7] = [
     (BgsIrqs::NODE_ADDRESS_UNMATCH, "signal of a gate that it is not linked to"),
     (BgsIrqs::BG_RECV_ADDRESS_EXCEPTION, "no such gate to receive from"),
@@ -292,20 +292,20 @@ const EXCEPTIONS: [(BgsIrqs, &str); 7] = [
     (BgsIrqs::DMA_COMPLETION_EXCEPTION, "notice not writable"),
 ];
 
-/// Why a wait ended before its round.
+/// Why a wait failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ChannelWaitError {
     /// No round was started.
     #[error("no round was started")]
     Idle,
-    /// The round did not end in time. It may still do so, unless the channel is closed.
+    /// The round did not end in time. It may still end, unless the channel is closed.
     #[error(
         "timed out{}{}",
         if exceptions.is_empty() { ": not all members came" } else { "; gates report:" },
         listed(*exceptions, &EXCEPTIONS)
     )]
     TimedOut {
-        /// What the channel's gates report, see [`Channel::exceptions`].
+        /// The exceptions of the channel's gates, see [`Channel::exceptions`].
         exceptions: BgsIrqs,
     },
     /// The round has ended, but the device could not write its notice.
@@ -315,8 +315,8 @@ pub enum ChannelWaitError {
 
 /// An open barrier channel with its gates.
 ///
-/// Dropping it closes it. If the device does not release it then, the memory of its notices is
-/// never freed.
+/// Dropping it closes it. If the device does not release the channel then, the memory of its
+/// notices is never freed.
 #[derive(Debug)]
 pub struct Channel<P: Platform> {
     tni: TniId,
@@ -326,17 +326,17 @@ pub struct Channel<P: Platform> {
     nap_ns: u64,
     rounds: Rounds<P::Dma, DevicePage<P>>,
     gates: Vec<(TniId, BgId)>,
-    /// Whether the acknowledges have been cleared, and no interrupt has come since: then the end
-    /// of the round is an interrupt.
+    /// Whether the acknowledges have been cleared without an interrupt since. Then the end of the
+    /// round raises an interrupt.
     armed: bool,
     open: bool,
 }
 
 impl<P: Platform> Channel<P> {
-    /// Opens a channel with the node's gates for it, its own start/end gate among them. Gates may
-    /// be in other interfaces than the channel.
+    /// Opens a channel with this node's gates for it, including its own start/end gate. Gates may
+    /// be on other interfaces than the channel.
     ///
-    /// Until all members of the group have done this, none may start a round: signals to gates
+    /// No member of the group may start a round until all members have done this: signals to gates
     /// that are not set up are lost.
     ///
     /// # Errors
@@ -351,8 +351,8 @@ impl<P: Platform> Channel<P> {
         Self::open_in(device, config, gates, alloc)
     }
 
-    /// The same with notices in the caller's memory. The caller is told how many bytes they need;
-    /// their address must be a multiple of that number. This is for a process that opens channels
+    /// Like [`Channel::open`], with notices in the caller's memory. `notices` gets their size in
+    /// bytes; their address must be a multiple of it. This is for a process that opens channels
     /// which another process starts and polls.
     ///
     /// # Errors
@@ -395,7 +395,7 @@ impl<P: Platform> Channel<P> {
             armed: false,
             open: true,
         };
-        // From here on a failure is undone by dropping the channel.
+        // From here on, dropping the channel undoes a failure.
         channel.write(tni, bch.gate(), BgsReg::BchNoticeIpa, channel.rounds.notices_addr());
         channel.write(tni, bch.gate(), BgsReg::BchMask, 0);
         channel.wait_for_mask().map_err(ChannelError::Enable)?;
@@ -403,7 +403,7 @@ impl<P: Platform> Channel<P> {
             channel.set_gate(config, gate)?;
         }
         if !config.interrupts.is_empty() {
-            // An interrupt from before is no news.
+            // Consumes an interrupt from before.
             platform.irq_wait(vector::bg(tni), 0);
         }
         Ok(channel)
@@ -472,12 +472,12 @@ impl<P: Platform> Channel<P> {
         self.bch
     }
 
-    /// Sequence number of the round under way, or of the next one.
+    /// Sequence number of the current round, or of the next one.
     pub fn bseq(&self) -> u32 {
         self.rounds.bseq()
     }
 
-    /// Whether a round was started whose outcome was not taken yet.
+    /// Whether a round has been started whose outcome has not been taken yet.
     pub fn is_running(&self) -> bool {
         self.rounds.is_running()
     }
@@ -501,9 +501,9 @@ impl<P: Platform> Channel<P> {
         self.rounds.poll()
     }
 
-    /// Takes the outcome of the round that was started, waiting for it for `timeout_ns`
-    /// nanoseconds at most: polls for a while ([`ChannelConfig::spin_ns`]), then sleeps until the
-    /// channel's interrupt. A channel without interrupts only polls.
+    /// Waits for the outcome of the current round, for at most `timeout_ns` nanoseconds: polls for
+    /// a while ([`ChannelConfig::spin_ns`]), then sleeps until the channel's interrupt. A channel
+    /// without interrupts only polls.
     ///
     /// # Errors
     ///
@@ -522,7 +522,8 @@ impl<P: Platform> Channel<P> {
             let elapsed = self.device().platform().now_ns().saturating_sub(start);
             if sleeps && elapsed >= self.spin_ns {
                 if !self.armed {
-                    // Clear, look, sleep: see `Cq::wait`. The read brings the write to the device.
+                    // Clear, check, sleep, as in `Cq::wait_until`. The read ensures that the write
+                    // has arrived.
                     self.irq().clear(BgsIrqs::ACKNOWLEDGES);
                     let lost = self.notice_was_lost();
                     if let Some(outcome) = self.poll() {
@@ -557,7 +558,7 @@ impl<P: Platform> Channel<P> {
         self.irq().pending().intersects(BgsIrqs::DMA_COMPLETION_EXCEPTION)
     }
 
-    /// Goes on to the next round without the outcome of this one.
+    /// Continues with the next round, without the outcome of this one.
     fn without_notice(&mut self) -> ChannelWaitError {
         self.irq().clear(BgsIrqs::DMA_COMPLETION_EXCEPTION);
         self.rounds.next_round();
@@ -588,8 +589,8 @@ impl<P: Platform> Channel<P> {
         self.device().bgs_irq(self.tni, self.bch.gate())
     }
 
-    /// The combined exceptions that the channel's gates report. A stray signal of another node may
-    /// have caused them, so they do not end a round.
+    /// The combined exceptions of the channel's gates. A stray signal of another node may have
+    /// caused them, so they do not end a round.
     pub fn exceptions(&self) -> BgsIrqs {
         let pending = |&(tni, bg): &(TniId, BgId)| self.device().bgs_irq(tni, bg).pending();
         self.gates.iter().map(pending).fold(BgsIrqs::NONE, BgsIrqs::union) & BgsIrqs::EXCEPTIONS
@@ -600,7 +601,7 @@ impl<P: Platform> Channel<P> {
         self.gates.contains(&(tni, bg)).then(|| self.device().bgs_irq(tni, bg))
     }
 
-    /// Signals and starts that the channel did not take.
+    /// Number of signals and starts that the channel ignored.
     pub fn ignored_signals(&self) -> u64 {
         self.rounds.page().read(BchReg::IgnoredSignalCount.offset())
     }
@@ -610,7 +611,7 @@ impl<P: Platform> Channel<P> {
     ///
     /// # Errors
     ///
-    /// If the device does not let go of the channel within 3 s. The memory of its notices is then
+    /// If the device does not release the channel within 3 s. The memory of its notices is then
     /// never freed.
     pub fn close(mut self) -> Result<(), TimedOut> {
         self.shut_down()
@@ -630,18 +631,18 @@ impl<P: Platform> Channel<P> {
 
 impl<P: Platform> Drop for Channel<P> {
     fn drop(&mut self) {
-        // The error has nowhere to go; the memory is safe either way.
+        // The error cannot be returned. The memory is safe in any case.
         let _ = self.shut_down();
     }
 }
 
 impl<P: Platform> Device<P> {
-    /// Stops an orphaned barrier channel, and gates, with their rounds in progress.
+    /// Stops an orphaned barrier channel and its gates, and ends their current rounds.
     ///
     /// # Errors
     ///
-    /// If the device does not let go of the channel within 3 s: memory of its notices must stay
-    /// what it is.
+    /// If the device does not release the channel within 3 s. Then the memory of its notices must
+    /// not be reused.
     pub fn stop_barrier(
         &self,
         tni: TniId,

@@ -16,7 +16,7 @@ use crate::platform::{DmaBuffer, DmaError, IrqError, Platform, UserPage};
 use crate::rings::{Completion, Full, Notice, RingMemory, Rings};
 use crate::tables::{Access, MAX_STAGS, MemoryRange, Stag, StagError, Tables};
 
-/// How to open a control queue. Start from [`CqConfig::new`].
+/// Configuration of a control queue. Start from [`CqConfig::new`].
 #[derive(Clone, Debug)]
 pub struct CqConfig {
     /// Network interface.
@@ -27,33 +27,33 @@ pub struct CqConfig {
     pub toq_size: u8,
     /// Size code of the message receive queue.
     pub mrq_size: u8,
-    /// STags, 1 to 65536.
+    /// Number of STags, 1 to 65536.
     pub stags: u32,
-    /// Group process id. Only queues with the same one talk to each other.
+    /// Group process id. Queues communicate only with queues of the same id.
     pub gpid: u64,
     /// Rights and subnet.
     pub mode: CqsMode,
     /// MRQ_MASK, see [`tofu_abi::regs::MRQ_MASK_DISCARD`].
     pub mrq_mask: u64,
-    /// Longest time that a TCQ entry is held back, in nanoseconds.
+    /// Longest time that the device holds back a TCQ entry, in nanoseconds.
     pub tcq_coalescing_ns: u64,
-    /// Longest time that an MRQ entry is held back, in nanoseconds.
+    /// Longest time that the device holds back an MRQ entry, in nanoseconds.
     pub mrq_coalescing_ns: u64,
-    /// Longest time that an MRQ interrupt is held back, in nanoseconds.
+    /// Longest time that the device holds back an MRQ interrupt, in nanoseconds.
     pub mrq_interrupt_ns: u64,
-    /// Entries after which a held back MRQ interrupt is sent.
+    /// Number of entries after which an MRQ interrupt is no longer held back.
     pub mrq_interrupt_count: u64,
-    /// Bit n set keeps notices with id n from requesting an interrupt.
+    /// If bit n is set, notices with id n do not request an interrupt.
     pub mrq_interrupt_mask: u64,
-    /// Requests to unmask. None opens a queue that is only polled.
+    /// Requests to unmask. With none the queue is only polled.
     pub interrupts: CqsIrqs,
     /// How long [`Cq::wait`] polls before it sleeps, in nanoseconds.
     pub spin_ns: u64,
 }
 
 impl CqConfig {
-    /// A queue with the smallest rings (2048 entries), 256 STags, no limits on the nodes that it
-    /// talks to, and interrupts for completions, notices and exceptions.
+    /// A queue with the smallest rings (2048 entries) and 256 STags. The nodes that it communicates
+    /// with are not limited. Completions, notices and exceptions raise interrupts.
     pub const fn new(tni: TniId, cq: CqId) -> Self {
         Self {
             tni,
@@ -89,27 +89,27 @@ pub enum OpenError {
     /// A size code beyond 5.
     #[error("queue size code {0} is not 0 to 5")]
     QueueSize(u8),
-    /// No STags, or more than 65536.
+    /// The number of STags is 0 or above 65536.
     #[error("a queue has 1 to {MAX_STAGS} STags, not {0}")]
     Stags(u32),
-    /// The queue is enabled already: someone else uses it.
+    /// The queue is already enabled, so it is in use.
     #[error("the queue is in use (STATUS {:#x})", .0.0)]
     Busy(CqsStatus),
     /// No memory for rings and tables.
     #[error(transparent)]
     Memory(DmaError),
-    /// No interrupt.
+    /// No interrupt is left.
     #[error(transparent)]
     Interrupt(IrqError),
-    /// The queue did not get enabled.
+    /// The queue was not enabled in time.
     #[error(transparent)]
     Enable(TimedOut),
-    /// The device does not have the register of this name, by which interrupts are asked for.
+    /// The device lacks the register of this name, by which interrupts are requested.
     #[error("the device has no {0}: the tofu that runs it is older than this driver")]
     OldDevice(&'static str),
 }
 
-/// What the exceptions of a control queue mean.
+/// Descriptions of the exceptions of a control queue.
 const EXCEPTIONS: [(CqsIrqs, &str); 11] = [
     (CqsIrqs::TOQ_READ_EXCEPTION, "TOQ unreadable"),
     (CqsIrqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION, "direct descriptor misused"),
@@ -134,10 +134,10 @@ pub struct CqException {
     pub status: CqsStatus,
 }
 
-/// Why a wait ended without anything to reap.
+/// Why a wait failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum WaitError {
-    /// Nothing came in time.
+    /// Nothing arrived in time.
     #[error("timed out")]
     TimedOut,
     /// The device reports an exception, which stays pending until
@@ -149,7 +149,7 @@ pub enum WaitError {
 /// An open control queue.
 ///
 /// Dropping it closes it. If the device does not release the queue then, its memory is never freed,
-/// so that the device cannot write to memory that belongs to someone else.
+/// so that the device cannot write to memory that has another owner.
 #[derive(Debug)]
 pub struct Cq<P: Platform> {
     tni: TniId,
@@ -162,14 +162,14 @@ pub struct Cq<P: Platform> {
     rings: Rings<P::Dma, DevicePage<P>>,
     tables: Tables<P>,
 
-    /// Where interrupts are asked for, if there are any.
+    /// The word for interrupt requests, if the queue has interrupts.
     arm: Option<Arm<P::Dma>>,
     open: bool,
 }
 
 impl<P: Platform> Cq<P> {
-    /// Brings up a control queue with empty rings and no STags. Its network interface must
-    /// be enabled for it to send or receive.
+    /// Opens a control queue with empty rings and no STags. It can send and receive only while its
+    /// network interface is enabled.
     ///
     /// # Errors
     ///
@@ -179,8 +179,8 @@ impl<P: Platform> Cq<P> {
         Self::open_in(device, config, |orders, notices| RingMemory::new(orders, notices, alloc))
     }
 
-    /// The same with rings in the caller's memory; the caller is told how many entries they need.
-    /// This is for a process that opens queues which another process posts to and polls.
+    /// Like [`Cq::open`], with rings in the caller's memory. `rings` gets the required numbers of
+    /// entries. This is for a process that opens queues which another process posts to and polls.
     ///
     /// # Errors
     ///
@@ -234,7 +234,7 @@ impl<P: Platform> Cq<P> {
                 return Err(OpenError::OldDevice(reg.name()));
             }
         }
-        // An interrupt from before the reset of the unit is no news.
+        // Consumes an interrupt from before the reset of the unit.
         if !queue.interrupts.is_empty() {
             platform.irq_wait(vector, 0);
         }
@@ -276,8 +276,8 @@ impl<P: Platform> Cq<P> {
         self.device().poll_register(status, "STATUS.CQ_ENABLE to be set", enabled).map(drop)
     }
 
-    /// Stops the queue and frees its memory. Commands that are not complete end; their
-    /// completions are lost.
+    /// Stops the queue and frees its memory. Incomplete commands end, and their completions are
+    /// lost.
     ///
     /// # Errors
     ///
@@ -329,16 +329,16 @@ impl<P: Platform> Cq<P> {
         self.device().platform().bar0_read64(self.system + reg.offset())
     }
 
-    /// STATUS.
+    /// The value of STATUS.
     pub fn status(&self) -> CqsStatus {
         CqsStatus(self.read(CqsReg::Status))
     }
 
-    /// Gives memory an STag: `wanted`, or the next one that is free.
+    /// Registers memory under an STag: `wanted`, or the next free one.
     ///
-    /// `ranges` are the parts of the memory in order; in between they must begin and end at pages
-    /// of size `page`. The memory must stay allocated until [`Cq::unregister`] or the end of the
-    /// queue: any peer that knows the STag can reach it.
+    /// `ranges` are the parts of the memory in order. Between parts, they must begin and end at
+    /// boundaries of pages of size `page`. The memory must stay allocated until [`Cq::unregister`]
+    /// or the end of the queue: any peer that knows the STag can reach it.
     ///
     /// # Errors
     ///
@@ -354,11 +354,11 @@ impl<P: Platform> Cq<P> {
         self.tables.register(platform, ranges, page, access, wanted)
     }
 
-    /// Like [`Cq::register`] for one contiguous range, under a given STag and such that the
-    /// range's first byte has the given offset.
+    /// Like [`Cq::register`] for one contiguous range, with a given STag. The first byte of the
+    /// range gets the given offset.
     ///
-    /// Besides the range, a peer that knows the STag reaches the memory in front of it in the pages
-    /// that hold its first byte, as far back as offset 0.
+    /// A peer that knows the STag also reaches the memory before the range in the pages of its
+    /// first byte, as far back as offset 0.
     ///
     /// # Errors
     ///
@@ -375,12 +375,12 @@ impl<P: Platform> Cq<P> {
         self.tables.register_at(platform, range, page, access, stag, offset)
     }
 
-    /// Unregisters an STag's memory: disables its entries and empties the device's translation
-    /// cache. When it returns, the device no longer uses the memory.
+    /// Unregisters the memory of an STag: disables its entries and empties the device's translation
+    /// cache. Afterwards the device no longer uses the memory.
     ///
     /// # Errors
     ///
-    /// If it is not registered, or [`StagError::Flush`].
+    /// If the STag is not registered, or [`StagError::Flush`].
     pub fn unregister(&mut self, stag: Stag) -> Result<(), StagError> {
         self.tables.disable(stag.stag())?;
         self.flush_cache().map_err(StagError::Flush)?;
@@ -403,17 +403,17 @@ impl<P: Platform> Cq<P> {
             .map(drop)
     }
 
-    /// Entries of the transmit order queue.
+    /// Number of entries of the transmit order queue.
     pub fn orders(&self) -> usize {
         self.rings.orders()
     }
 
-    /// Entries of the message receive queue.
+    /// Number of entries of the message receive queue.
     pub fn notices(&self) -> usize {
         self.rings.notices()
     }
 
-    /// Descriptors that can be posted now.
+    /// Number of descriptors that can be posted now.
     #[inline]
     pub fn free_slots(&self) -> usize {
         self.rings.free_slots()
@@ -482,36 +482,36 @@ impl<P: Platform> Cq<P> {
         self.rings.acknowledge_mrq();
     }
 
-    /// Whether [`Cq::poll_tcq`] or [`Cq::poll_mrq`] has something.
+    /// Whether [`Cq::poll_tcq`] or [`Cq::poll_mrq`] would return an entry.
     pub fn is_ready(&self) -> bool {
         self.rings.is_ready()
     }
 
     /// Requests one interrupt for the next entry that interrupts, for callers that wait for it in
-    /// an event loop of their own, not by [`Cq::wait`]. Entries that are already there raise none,
-    /// so poll for them afterwards.
+    /// their own event loop instead of [`Cq::wait`]. Entries that already exist raise none, so the
+    /// caller must poll for them afterwards.
     pub fn ask_interrupt(&self) {
         if let Some(arm) = &self.arm {
             arm.ask();
         }
     }
 
-    /// Asks no more.
+    /// Withdraws the request.
     fn ask_no_more(&self) {
         if let Some(arm) = &self.arm {
             arm.withdraw();
         }
     }
 
-    /// Waits until there is something to reap, for `timeout_ns` nanoseconds at most: polls
-    /// for a while ([`CqConfig::spin_ns`]), then sleeps until the queue's interrupt. A queue
-    /// without interrupts only polls.
+    /// Waits until there is an entry to reap, for at most `timeout_ns` nanoseconds: polls for a
+    /// while ([`CqConfig::spin_ns`]), then sleeps until the queue's interrupt. A queue without
+    /// interrupts only polls.
     ///
-    /// A completion wakes the sleeper only if its order asked for an [`Order::interrupt`].
+    /// A completion wakes the thread only if its order has [`Order::interrupt`].
     ///
     /// # Errors
     ///
-    /// See [`WaitError`]. An exception whose interrupt is not unmasked goes unseen here.
+    /// See [`WaitError`]. An exception whose interrupt is masked is not reported here.
     pub fn wait(&mut self, timeout_ns: u64) -> Result<(), WaitError> {
         self.wait_until(timeout_ns, |cq| cq.is_ready().then_some(()))
     }
@@ -555,8 +555,8 @@ impl<P: Platform> Cq<P> {
             }
         }
         loop {
-            // So the order is: ask, look, sleep. An entry written after the look finds the request;
-            // one written before was seen.
+            // The order is request, check, sleep. An entry written after the check finds the
+            // request; an earlier one is found by the check.
             self.ask_interrupt();
             if let Some(found) = poll(self) {
                 self.ask_no_more();
@@ -583,13 +583,13 @@ impl<P: Platform> Cq<P> {
         }
     }
 
-    /// Exceptions that are pending, whether unmasked or not.
+    /// The pending exceptions, masked or not.
     pub fn exception(&self) -> Option<CqException> {
         let irr = self.irq().pending() & CqsIrqs::EXCEPTIONS;
         (!irr.is_empty()).then(|| CqException { irr, status: self.status() })
     }
 
-    /// Forgets pending exceptions, so that they can be reported again.
+    /// Clears pending exceptions, so that they can be reported again.
     pub fn clear_exceptions(&self) {
         self.irq().clear(CqsIrqs::EXCEPTIONS);
     }
@@ -602,7 +602,7 @@ impl<P: Platform> Cq<P> {
 
 impl<P: Platform> Drop for Cq<P> {
     fn drop(&mut self) {
-        // The error has nowhere to go; the memory is safe either way.
+        // The error cannot be returned. The memory is safe in any case.
         let _ = self.shut_down();
     }
 }

@@ -16,10 +16,10 @@ use tofu_abi::{BgId, Coords, CqId, TniId};
 
 use crate::platform::{Platform, UserPage};
 
-/// How long a register may take to follow a command: 3 s, as in the public kernel driver.
+/// How long a register may take to reflect a command: 3 s, as in the public kernel driver.
 pub(crate) const REGISTER_TIMEOUT_NS: u64 = 3_000_000_000;
 
-/// The texts of the requests that are in a set, with a comma between them.
+/// The texts of the requests in a set, separated by commas.
 pub(crate) fn listed<S: IrqSet>(set: S, texts: &[(S, &str)]) -> impl fmt::Display {
     fmt::from_fn(move |f| {
         let contained = texts.iter().filter(|(request, _)| set.raw() & request.raw() != 0);
@@ -34,7 +34,7 @@ pub(crate) fn listed<S: IrqSet>(set: S, texts: &[(S, &str)]) -> impl fmt::Displa
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("timed out waiting for {what} (register {value:#x})")]
 pub struct TimedOut {
-    /// The state that was waited for.
+    /// The expected state.
     pub what: &'static str,
     /// Last value of the register.
     pub value: u64,
@@ -50,17 +50,17 @@ pub enum DeviceError {
         /// The value of NODE_ADDRESS.
         node_address: u64,
     },
-    /// The device is of a generation that this driver does not know.
+    /// The device is of a generation unknown to this driver.
     #[error(
         "a Tofu device of a generation that this driver does not know: GENERATION reads {0:#x}"
     )]
     Generation(u64),
-    /// A network interface did not get to work.
+    /// A network interface was not enabled or disabled in time.
     #[error(transparent)]
     Tni(TimedOut),
 }
 
-/// A probed device. Clones stand for the same device.
+/// A probed device. Clones refer to the same device.
 #[derive(Debug)]
 pub struct Device<P> {
     platform: Arc<P>,
@@ -81,12 +81,12 @@ impl<P: Platform> Device<P> {
     /// # Errors
     ///
     /// [`DeviceError::NotPresent`] if the register space does not look like an ICC's, and
-    /// [`DeviceError::Generation`] if it is one that came later.
+    /// [`DeviceError::Generation`] if the generation is unknown.
     pub fn probe(platform: P) -> Result<Self, DeviceError> {
         let raw = platform.bar0_read64(tofu(TofuReg::NodeAddress));
         let address = NodeAddress(raw);
         let coords = address.coords();
-        // A missing device reads as all ones. B has a third value only up to 2.
+        // A missing device reads as all ones. B has two bits but only the values 0 to 2.
         if NodeAddress::from_coords(coords).0 != raw || coords.b > 2 {
             return Err(DeviceError::NotPresent { node_address: raw });
         }
@@ -100,17 +100,17 @@ impl<P: Platform> Device<P> {
         self.coords
     }
 
-    /// Its generation.
+    /// Generation of the device.
     pub fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// The features of its generation.
+    /// Features of the device's generation.
     pub fn description(&self) -> &'static Description {
         self.generation.description()
     }
 
-    /// The platform through which it is driven.
+    /// The platform that the device is driven through.
     pub fn platform(&self) -> &P {
         &self.platform
     }
@@ -140,16 +140,16 @@ impl<P: Platform> Device<P> {
         self.platform.bar0_read64(register.offset())
     }
 
-    /// Writes a register. For registers that no other part of the driver keeps.
+    /// Writes a register. Only for registers that no other part of the driver manages.
     pub fn write(&self, register: Register, value: u64) {
         self.platform.bar0_write64(register.offset(), value);
     }
 
-    /// Stops orphaned control queues, whose process has ended, say. Returns those that the device
-    /// does not release within 3 s: their memory must not be reused. A queue that is not open stays
-    /// closed.
+    /// Stops orphaned control queues, for example after the end of their process. Returns the
+    /// queues that the device does not release within 3 s: their memory must not be reused. A queue
+    /// that is not open stays closed.
     pub fn stop_queues(&self, queues: &[(TniId, CqId)]) -> Vec<(TniId, CqId)> {
-        // All of them first, so that they stop at the same time.
+        // Disables all of them first, so that they stop at the same time.
         for &(tni, cq) in queues {
             self.disable_queue(tni, cq);
         }
@@ -162,11 +162,11 @@ impl<P: Platform> Device<P> {
         self.platform.bar0_write64(cqs_page(tni, cq) + CqsReg::Enable.offset(), 0);
     }
 
-    /// Waits until a control queue has stopped and no longer uses memory, and leaves it without
+    /// Waits until a control queue has stopped and no longer uses memory, then removes its
     /// interrupts and tables.
     pub(crate) fn finish_queue(&self, tni: TniId, cq: CqId) -> Result<(), TimedOut> {
         let page = cqs_page(tni, cq);
-        // It is done with memory only when it has nothing under way either.
+        // It still uses memory as long as commands or a cache flush are in progress.
         let done = |v| !CqsStatus(v).cq_enable() && !CqsStatus(v).cache_flush_busy();
         let status = page + CqsReg::Status.offset();
         self.poll_register(status, "STATUS.CQ_ENABLE to be clear", done)?;
@@ -177,7 +177,7 @@ impl<P: Platform> Device<P> {
         Ok(())
     }
 
-    /// Reads the register at `offset` until `done` says so, for 3 s at most.
+    /// Reads the register at `offset` until `done` returns true, for at most 3 s.
     pub(crate) fn poll_register(
         &self,
         offset: u64,
@@ -244,11 +244,11 @@ impl<'a, P: Platform> Tni<'a, P> {
             .map_err(DeviceError::Tni)
     }
 
-    /// Enables the interface and waits until it is at work.
+    /// Enables the interface and waits until it is working.
     ///
     /// # Errors
     ///
-    /// If it does not get there within 3 s.
+    /// If it does not start within 3 s.
     pub fn enable(&self) -> Result<(), DeviceError> {
         self.set_enable(true, TniState::Normal, "TNI STATE normal")
     }
@@ -291,7 +291,7 @@ impl<'a, P: Platform, S: IrqSet> IrqUnit<'a, P, S> {
         self.platform.bar0_write64(self.irr + register, value);
     }
 
-    /// Masks everything, forgets what is pending, then unmasks `wanted`: the order of the
+    /// Masks all requests, clears pending ones, then unmasks `wanted`. This is the order of the
     /// public kernel driver.
     pub fn reset(&self, wanted: S) {
         self.write(Self::IMR, u64::MAX);
@@ -301,12 +301,12 @@ impl<'a, P: Platform, S: IrqSet> IrqUnit<'a, P, S> {
         }
     }
 
-    /// Pending requests, masked ones too.
+    /// The pending requests, including masked ones.
     pub fn pending(&self) -> S {
         S::from_raw(self.platform.bar0_read64(self.irr))
     }
 
-    /// Requests that are masked, with bits that the unit does not have, which always are.
+    /// The masked requests. Bits that the unit does not have are always set.
     pub fn masked(&self) -> S {
         S::from_raw(self.platform.bar0_read64(self.irr + Self::IMR))
     }
@@ -321,7 +321,7 @@ impl<'a, P: Platform, S: IrqSet> IrqUnit<'a, P, S> {
         self.write(Self::IMR, requests.raw());
     }
 
-    /// Unmasks requests; those that are pending fire.
+    /// Unmasks requests. Pending ones then fire.
     pub fn unmask(&self, requests: S) {
         self.write(Self::IMC, requests.raw());
     }

@@ -2,16 +2,15 @@
 
 use alloc::collections::BTreeMap;
 
-/// The free ranges of an address space, handed out in the order of addresses: the first that
-/// fits.
+/// The free ranges of an address space. They are allocated first-fit, in the order of addresses.
 #[derive(Clone, Debug, Default)]
 pub struct FreeList {
-    /// Start and length; no two of them touch.
+    /// Start and length of each range. Adjacent ranges are merged.
     ranges: BTreeMap<u64, u64>,
 }
 
 impl FreeList {
-    /// Takes `size` bytes, at least one, at an address that is `phase` more than a multiple of
+    /// Allocates `size` bytes (at least 1) at an address that is `phase` above a multiple of
     /// `align`, a power of two greater than `phase`. `None` if there is no such range.
     pub fn take(&mut self, size: u64, align: u64, phase: u64) -> Option<u64> {
         debug_assert!(size > 0 && align.is_power_of_two() && phase < align);
@@ -31,7 +30,7 @@ impl FreeList {
         Some(at)
     }
 
-    /// Adds `len` bytes from `start` on, which are not free yet.
+    /// Adds `len` bytes from `start` on. They must not be free yet.
     pub fn give(&mut self, mut start: u64, mut len: u64) {
         if len == 0 {
             return;
@@ -49,7 +48,7 @@ impl FreeList {
         self.ranges.insert(start, len);
     }
 
-    /// Bytes that are free, in ranges of whatever size.
+    /// Total size of the free ranges, in bytes.
     pub fn total(&self) -> u64 {
         self.ranges.values().sum()
     }
@@ -102,8 +101,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is taken and given back: ranges are aligned, in range and apart, and in the
-        /// end everything is one range again.
+        /// For any order of allocations and frees, ranges are aligned, in bounds and disjoint, and
+        /// in the end everything is one range again.
         #[test]
         fn ranges_never_overlap(
             steps in proptest::collection::vec(

@@ -1,25 +1,24 @@
 //! Driver core for the Tofu interconnect controller (ICC).
 //!
-//! The core knows the registers, queues and tables of the device and nothing about where
-//! it runs: a [`Platform`] gives it the register space, memory for DMA, interrupts and a
-//! clock. The same code drives the device from a test in the same process, from a
-//! bare-metal guest and from a Linux process.
+//! The core knows the registers, queues and tables of the device but not its surroundings: a
+//! [`Platform`] provides the register space, memory for DMA, interrupts and a clock. The same code
+//! drives the device from a test in the same process, from a bare-metal guest and from a Linux
+//! process.
 //!
 //! In the order of use:
 //!
-//! 1. [`Device::probe`] finds out which node this is; [`Device::tni`] enables network
-//!    interfaces.
+//! 1. [`Device::probe`] finds out which node this is; [`Device::tni`] enables network interfaces.
 //! 2. [`Cq::open`] brings up a control queue with its rings and translation tables.
 //! 3. [`Cq::register`] gives memory an STag, so that local and remote commands can name it.
 //! 4. [`Order`] builds a command, [`Cq::post`] queues it, [`Cq::doorbell`] starts it.
-//! 5. [`Cq::poll_tcq`] and [`Cq::poll_mrq`] reap completions and notices; [`Cq::wait`]
-//!    sleeps until there is something to reap.
+//! 5. [`Cq::poll_tcq`] and [`Cq::poll_mrq`] reap completions and notices; [`Cq::wait`] sleeps until
+//!    there is one.
 //!
 //! [`Channel`] is a barrier channel with its gates: it synchronises and reduces.
 //! [`Packets`] sends and receives system packets, the frames of a kernel's network driver.
 //!
-//! [`Rings`] and [`Rounds`] are the hot halves of a queue and a channel. They need only memory and
-//! a [`UserPage`], so they also serve a process whose kernel sets queues up.
+//! [`Rings`] and [`Rounds`] are the hot paths of a queue and a channel. They need only memory and a
+//! [`UserPage`], so a process can also use them if its kernel sets the queues up.
 //!
 //! Registers are accessed only while setting up and tearing down, because in a guest a register
 //! access may cost an exit to the VMM. The hot path uses memory alone, except for the doorbell and,

@@ -35,14 +35,14 @@ impl Target {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("a piggyback Put carries 1 to {PIGGYBACK_BUFFER_MAX} bytes, not {len}")]
 pub struct BadPiggyback {
-    /// The length asked for, in bytes.
+    /// The requested length, in bytes.
     pub len: usize,
 }
 
 /// One command: one or two descriptors for the transmit order queue.
 ///
-/// The path is the target's own A, B, C coordinates unless [`Order::path`] says otherwise;
-/// no flag is set and every number is 0 unless asked for.
+/// The path is the target's own A, B, C coordinates unless [`Order::path`] sets another one. All
+/// flags are clear and all numbers are 0 unless set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
     /// The main descriptor is the last one in use.
@@ -70,13 +70,13 @@ impl Order {
         Self::single(Descriptor::transfer(command, to.header(), Header2(0), remote, local, len))
     }
 
-    /// Sends a system packet of `payload` bytes, which begin 16 bytes behind the device address
-    /// `frame` (see [`tofu_abi::frame`]). A queue needs MODE.SYSTEM for it.
+    /// Sends a system packet. Its `payload` bytes begin 16 bytes after the device address `frame`
+    /// (see [`tofu_abi::frame`]). The queue needs MODE.SYSTEM for it.
     pub fn system_packet(to: &PacketTarget, frame: u64, payload: u16) -> Self {
         Self::single(to.descriptor(frame, payload, false))
     }
 
-    /// Does nothing but complete.
+    /// Only completes.
     pub const fn nop() -> Self {
         Self::single(Descriptor::nop())
     }
@@ -96,8 +96,8 @@ impl Order {
         Self::transfer(Command::GetL, to, remote, local, len)
     }
 
-    /// Writes 1 to 32 bytes to remote memory that travel in the command itself: one
-    /// descriptor for up to 8 bytes, two for more.
+    /// Writes 1 to 32 bytes to remote memory. The command itself carries them: one descriptor for
+    /// up to 8 bytes, two for more.
     ///
     /// # Errors
     ///
@@ -151,11 +151,11 @@ impl Order {
         Self::double([new, 0, 0], armw)
     }
 
-    /// A command from given descriptors, for commands that have no builder here.
+    /// A command made of descriptors, for commands that have no builder here.
     ///
     /// # Panics
     ///
-    /// If there is not one descriptor or two.
+    /// If the number of descriptors is not 1 or 2.
     pub fn raw(descriptors: &[Descriptor]) -> Self {
         match *descriptors {
             [one] => Self::single(one),

@@ -1,4 +1,4 @@
-//! System packets: a kernel's control queue to send them, packet buffers to receive them.
+//! System packets: the kernel's control queue sends them, and packet buffers receive them.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -22,39 +22,39 @@ use crate::order::{Order, Target};
 use crate::platform::{DmaBuffer, DmaError, IrqError, Platform};
 use crate::tables::{Access, MemoryRange, Stag, StagError};
 
-/// How to open the packet interface of a TNI. Start from [`PacketConfig::new`].
+/// Configuration of the packet interface of a TNI. Start from [`PacketConfig::new`].
 #[derive(Clone, Debug)]
 pub struct PacketConfig {
     /// Network interface.
     pub tni: TniId,
-    /// Control queue that sends: the kernel's if `None`.
+    /// Control queue for sending; the kernel's if `None`.
     pub cq: Option<CqId>,
-    /// Packet buffers to receive to, 1 to 1024.
+    /// Number of packet buffers for receiving, 1 to 1024.
     pub rx_buffers: u16,
-    /// Frames that can be on their way out, 1 to 1024.
+    /// Number of packet buffers for sending, 1 to 1024.
     pub tx_buffers: u16,
-    /// PRQ_MASK: bit n set discards what has the code n, see [`PrqRcode`].
+    /// PRQ_MASK. If bit n is set, packets with the code n are discarded, see [`PrqRcode`].
     pub mask: u64,
-    /// Longest time that an interrupt is held back, in nanoseconds.
+    /// Longest time that the device holds back an interrupt, in nanoseconds.
     pub interrupt_ns: u64,
-    /// Packets after which a held back interrupt is sent.
+    /// Number of packets after which an interrupt is no longer held back.
     pub interrupt_count: u64,
-    /// Whether to sleep until the interrupt of the TNI; if not, waiting is polling.
+    /// Whether to sleep until the TNI's interrupt. If not, waiting is polling.
     pub interrupts: bool,
     /// How long [`Packets::wait`] polls before it sleeps, in nanoseconds.
     pub spin_ns: u64,
-    /// Bytes of memory that the control queues of the same group may read by Get, see
-    /// [`Packets::share`]; 0: none.
+    /// Size of the memory that control queues of the same group may read by Get, in bytes, see
+    /// [`Packets::share`]; 0 for none.
     pub share: usize,
-    /// Bytes of memory for what is read from others by [`Packets::fetch`]; 0: none.
+    /// Size of the memory for data that [`Packets::fetch`] reads, in bytes; 0 for none.
     pub fetch: usize,
     /// Number of the group, see [`CqConfig::gpid`].
     pub gpid: u64,
 }
 
 impl PacketConfig {
-    /// The kernel's queue of a TNI, 256 buffers each way, system packets only, an interrupt for
-    /// each.
+    /// The kernel's queue of a TNI, 256 buffers in each direction, system packets only, and an
+    /// interrupt for each packet.
     pub const fn new(tni: TniId) -> Self {
         Self {
             tni,
@@ -73,34 +73,34 @@ impl PacketConfig {
     }
 }
 
-/// Largest number of buffers, either way.
+/// Largest number of buffers in each direction.
 const MAX_BUFFERS: u16 = PacketQueues::MAX_BUFFERS;
-/// Pages that the memory for Gets is made of.
+/// Size of the pages that hold the memory for Gets.
 const SHARED_PAGE: PageSize = PageSize::Size4K;
-/// In the place of a buffer's number: the command is no packet but a Get.
+/// Instead of a buffer's number: the command is a Get, not a packet.
 const NO_BUFFER: u16 = u16::MAX;
-/// Requests that a sleeper is woken by.
+/// Requests that wake a sleeping thread.
 const WAKING: TniIrqs = TniIrqs::PRQ_WRITE_ACKNOWLEDGE;
 
 /// Why the packet interface cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PacketError {
-    /// No buffers, or more than 1024.
+    /// The number of buffers is 0 or above 1024.
     #[error("1 to {MAX_BUFFERS} packet buffers, not {0}")]
     Buffers(u16),
-    /// Its control queue cannot be opened.
+    /// The control queue cannot be opened.
     #[error(transparent)]
     Queue(OpenError),
-    /// There is no such TNI, or it does not get to work.
+    /// There is no such TNI, or it was not enabled in time.
     #[error(transparent)]
     Device(DeviceError),
     /// No memory for queues and buffers.
     #[error(transparent)]
     Memory(DmaError),
-    /// Packet buffers must lie below 2^40, which this address does not.
+    /// This address of packet buffers is not below 2^40.
     #[error("packet buffers must lie below 2^40 for the device, not at {0:#x}")]
     Address(u64),
-    /// No interrupt.
+    /// No interrupt is left.
     #[error(transparent)]
     Interrupt(IrqError),
     /// The memory for Gets cannot be registered.
@@ -111,7 +111,7 @@ pub enum PacketError {
 /// Why a packet is not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SendError {
-    /// All buffers are on their way out. Try again when [`Packets::poll_sent`] has returned one.
+    /// All buffers are in use. Try again after [`Packets::poll_sent`] has returned one.
     #[error("all packet buffers are on their way out")]
     Full,
     /// The payload is longer than [`SYSTEM_PAYLOAD_MAX`] bytes.
@@ -119,42 +119,43 @@ pub enum SendError {
     TooLong(usize),
 }
 
-/// The end of a packet's sending.
+/// The result of sending a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
     /// The cookie that it was sent with.
     pub cookie: u32,
-    /// [`Rcode::SUCCESS`] if the network has accepted it, or why it was lost. An accepted packet
-    /// need not arrive.
+    /// [`Rcode::SUCCESS`] if the network has accepted the packet, or the reason of its loss. An
+    /// accepted packet need not arrive.
     pub rcode: Rcode,
 }
 
 impl Sent {
-    /// Whether the network has taken the packet.
+    /// Whether the network has accepted the packet.
     pub const fn is_success(&self) -> bool {
         self.rcode.is_success()
     }
 }
 
-/// A packet that was lost, in its buffer.
+/// A lost packet, still in its buffer.
 #[derive(Debug)]
 #[must_use = "its buffer comes back by `resend` or `give_up`"]
 pub struct Lost {
-    /// How its sending ended.
+    /// The result of sending it.
     pub sent: Sent,
     buffer: u16,
     len: u32,
 }
 
-/// Something that was received.
+/// A received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// What it is. Everything but [`PrqRcode::SystemTlp`] comes only if it is not masked.
+    /// The kind of packet. Kinds other than [`PrqRcode::SystemTlp`] arrive only if they are not
+    /// masked.
     pub kind: PrqRcode,
-    /// The TLP's header: its sender and its length. For kinds other than system packets the sender
-    /// may have written anything there.
+    /// The header of the TLP, with its sender and its length. Except for system packets, its
+    /// contents are chosen by the sender.
     pub header: TlpHeader,
-    /// Bytes of payload that were copied.
+    /// Number of bytes of payload that were copied.
     pub len: usize,
 }
 
@@ -163,7 +164,7 @@ pub struct Received {
 struct Memory<D> {
     pbq: D,
     prq: D,
-    /// Where interrupts are asked for.
+    /// The word for interrupt requests.
     arm: Arm<D>,
     rx: D,
     tx: D,
@@ -171,7 +172,7 @@ struct Memory<D> {
     fetch: Option<D>,
 }
 
-/// The packet interface of a TNI, open.
+/// The open packet interface of a TNI.
 ///
 /// Dropping it closes it.
 #[derive(Debug)]
@@ -182,11 +183,11 @@ pub struct Packets<P: Platform> {
     memory: Arc<Memory<P::Dma>>,
     share: Option<Stag>,
     fetch: Option<Stag>,
-    /// Gets that have ended: cookie and result code.
+    /// Completed Gets: cookie and result code.
     fetched: VecDeque<(u16, Rcode)>,
-    /// Which entries of the packet queues are next.
+    /// Positions in the packet queues.
     queues: PacketQueues,
-    /// Buffers that are not on their way out.
+    /// Buffers for sending that are free.
     free_tx: Vec<u16>,
     posted: bool,
     interrupts: bool,
@@ -194,8 +195,8 @@ pub struct Packets<P: Platform> {
 }
 
 impl<P: Platform> Packets<P> {
-    /// Opens the interface: a control queue for sending, queues and buffers for receiving. Enables
-    /// the TNI, last, if it is not.
+    /// Opens the interface: a control queue for sending, and queues and buffers for receiving.
+    /// Enables the TNI at the end, if it is not enabled.
     ///
     /// # Errors
     ///
@@ -221,7 +222,7 @@ impl<P: Platform> Packets<P> {
         let alloc = |count: usize, size: usize, align: usize| {
             platform.alloc_dma(count * size, align).map_err(PacketError::Memory)
         };
-        // Whole pages are what others get to see.
+        // Other nodes see whole pages.
         let (table, page) = (TABLE_ALIGN as usize, SHARED_PAGE.bytes() as usize);
         let (rx_buffers, tx_buffers) = (config.rx_buffers.into(), config.tx_buffers.into());
         let memory = Memory {
@@ -275,7 +276,7 @@ impl<P: Platform> Packets<P> {
         let tni = device.tni(config.tni);
         tni.irq().reset(if config.interrupts { WAKING } else { TniIrqs::NONE });
         if config.interrupts {
-            // An interrupt from before the reset of the unit is no news.
+            // Consumes an interrupt from before the reset of the unit.
             platform.irq_wait(vector::tni(config.tni), 0);
         }
         tni.enable().map_err(PacketError::Device)?;
@@ -311,14 +312,14 @@ impl<P: Platform> Packets<P> {
         self.device.platform().bar0_read64(tni_base(self.tni) + reg.offset())
     }
 
-    /// Posts the buffer at byte `at` of them all, for the device to write to.
+    /// Gives the receive buffer at offset `at` to the device.
     fn post_receive_buffer(&mut self, at: usize) {
         let (slot, entry) = self.queues.post(at);
         self.memory.pbq.store_u64(slot * PBQ_ENTRY_SIZE, entry.0, Ordering::Release);
     }
 
-    /// Puts a packet into the queue, whose payload is the `parts` one after the other. It goes out
-    /// at the next [`Packets::flush`] at the latest.
+    /// Queues a packet whose payload is the concatenation of `parts`. It goes out at the next
+    /// [`Packets::flush`] at the latest.
     ///
     /// # Errors
     ///
@@ -359,7 +360,7 @@ impl<P: Platform> Packets<P> {
         Ok(())
     }
 
-    /// Tells the device of what was posted.
+    /// Notifies the device of posted packets.
     pub fn flush(&mut self) {
         if mem::take(&mut self.posted)
             && let Some(cq) = &self.cq
@@ -384,17 +385,17 @@ impl<P: Platform> Packets<P> {
         Ok(())
     }
 
-    /// Packets that can be posted now.
+    /// Number of packets that can be posted now.
     pub fn free(&self) -> usize {
         self.free_tx.len()
     }
 
-    /// Packets that can be under way at a time.
+    /// Number of packets that can be in flight.
     pub fn buffers(&self) -> usize {
         self.memory.tx.len() / PACKET_BUFFER_SIZE
     }
 
-    /// The outcome of the next packet, in the order of sending.
+    /// The result of the next packet, in the order of sending.
     pub fn poll_sent(&mut self) -> Option<Sent> {
         Some(match self.poll_sent_or_lost()? {
             Ok(sent) => sent,
@@ -406,11 +407,11 @@ impl<P: Platform> Packets<P> {
         })
     }
 
-    /// The same, but a packet that was lost stays in its buffer until [`Packets::resend`] or
-    /// [`Packets::give_up`].
+    /// Like [`Packets::poll_sent`], but a lost packet stays in its buffer until [`Packets::resend`]
+    /// or [`Packets::give_up`].
     pub fn poll_sent_or_lost(&mut self) -> Option<Result<Sent, Lost>> {
         let cq = self.cq.as_mut()?;
-        // A Get has ended when its notice says so.
+        // The notice of a Get says that it has ended.
         while let Some(notice) = cq.poll_mrq() {
             let cookie = notice.word1().edata();
             self.fetched.push_back((cookie, notice.word0().rcode()));
@@ -433,21 +434,21 @@ impl<P: Platform> Packets<P> {
         Some(Ok(sent))
     }
 
-    /// Posts a lost packet once more, to where and by which way is asked for now.
+    /// Posts a lost packet again, to a given target and over a given path.
     pub fn resend(&mut self, lost: Lost, to: &PacketTarget, cookie: u32) {
-        // There is room, as there is one for each buffer.
+        // The queue has room for a packet from each buffer.
         if self.post_buffer(lost.buffer, lost.len as usize, to, cookie).is_err() {
             self.give_up(lost);
         }
     }
 
-    /// Lets go of a lost packet.
+    /// Frees the buffer of a lost packet.
     pub fn give_up(&mut self, lost: Lost) {
         self.free_tx.push(lost.buffer);
     }
 
-    /// Copies the payload of a lost packet to `buf`, as far as there is room, and returns its
-    /// length.
+    /// Copies the payload of a lost packet to `buf`, as far as it fits, and returns the number of
+    /// copied bytes.
     pub fn read_lost(&self, lost: &Lost, buf: &mut [u8]) -> usize {
         let len = (lost.len as usize).min(buf.len());
         let at = usize::from(lost.buffer) * PACKET_BUFFER_SIZE + HEADER_SIZE;
@@ -455,28 +456,28 @@ impl<P: Platform> Packets<P> {
         len
     }
 
-    /// The memory that others may read. It is the caller's business which part of it means what.
+    /// The memory that others may read. The caller decides on its contents.
     pub fn share(&self) -> Option<&P::Dma> {
         self.memory.share.as_ref()
     }
 
-    /// The place of a byte of [`Packets::share`], by which others name it to [`Packets::fetch`].
+    /// The address of a byte of [`Packets::share`], as others pass it to [`Packets::fetch`].
     pub fn share_at(&self, offset: u64) -> Option<StagOffset> {
         self.share.filter(|stag| offset < stag.len()).map(|stag| stag.at(offset))
     }
 
-    /// The memory that [`Packets::fetch`] reads to.
+    /// The memory that [`Packets::fetch`] writes to.
     pub fn fetch_memory(&self) -> Option<&P::Dma> {
         self.memory.fetch.as_ref()
     }
 
-    /// Reads `len` bytes from place `from` of the memory that another interface shares, by a path,
-    /// to byte `offset` of [`Packets::fetch_memory`]. It starts at the next [`Packets::flush`] at
-    /// the latest; its end is reported by [`Packets::poll_fetched`].
+    /// Reads `len` bytes at address `from` of the memory that another interface shares, over a
+    /// path, to offset `offset` of [`Packets::fetch_memory`]. It starts at the next
+    /// [`Packets::flush`] at the latest. [`Packets::poll_fetched`] reports its completion.
     ///
     /// # Errors
     ///
-    /// [`SendError::Full`] if the queue is full, [`SendError::TooLong`] if the memory ends before.
+    /// [`SendError::Full`] if the queue is full, [`SendError::TooLong`] if the memory is too short.
     pub fn fetch(
         &mut self,
         (target, path): (Target, Path),
@@ -497,18 +498,18 @@ impl<P: Platform> Packets<P> {
         Ok(())
     }
 
-    /// The next of the [`Packets::fetch`]es that have ended: its cookie and result code.
-    /// [`Packets::poll_sent_or_lost`] finds them.
+    /// The next completed [`Packets::fetch`]: its cookie and result code.
+    /// [`Packets::poll_sent_or_lost`] finds completed ones.
     pub fn poll_fetched(&mut self) -> Option<(u16, Rcode)> {
         self.fetched.pop_front()
     }
 
-    /// Whether [`Packets::poll_fetched`] has something.
+    /// Whether [`Packets::poll_fetched`] would return a result.
     pub fn has_fetched(&self) -> bool {
         !self.fetched.is_empty()
     }
 
-    /// Packets that were posted and of which nothing is known yet.
+    /// Number of posted packets whose result is not known yet.
     pub fn under_way(&self) -> usize {
         self.buffers() - self.free_tx.len()
     }
@@ -519,18 +520,19 @@ impl<P: Platform> Packets<P> {
         self.queues.is_written(entry).then_some(entry)
     }
 
-    /// Whether [`Packets::recv`] has something.
+    /// Whether [`Packets::recv`] would return a packet.
     pub fn is_ready(&self) -> bool {
         self.next().is_some()
     }
 
-    /// Takes the next packet: copies its payload to `buf`, as far as there is room, and gives its
-    /// buffer back to the device.
+    /// Takes the next packet: copies its payload to `buf`, as far as it fits, and returns its
+    /// buffer to the device.
     pub fn recv(&mut self, buf: &mut [u8]) -> Option<Received> {
         self.recv_split(&mut [], buf)
     }
 
-    /// The same, with the first bytes of the payload in `head` and what follows in `body`.
+    /// Like [`Packets::recv`], with the first bytes of the payload in `head` and the rest in
+    /// `body`.
     pub fn recv_split(&mut self, head: &mut [u8], body: &mut [u8]) -> Option<Received> {
         loop {
             let entry = self.next()?;
@@ -568,9 +570,9 @@ impl<P: Platform> Packets<P> {
         Some(Received { kind, header, len })
     }
 
-    /// Waits until there is something to receive, for `timeout_ns` nanoseconds at most: polls for
-    /// a while ([`PacketConfig::spin_ns`]), then sleeps until the TNI's interrupt. Returns whether
-    /// there is.
+    /// Waits until there is a packet to receive, for at most `timeout_ns` nanoseconds: polls for a
+    /// while ([`PacketConfig::spin_ns`]), then sleeps until the TNI's interrupt. Returns whether
+    /// there is a packet.
     pub fn wait(&mut self, timeout_ns: u64) -> bool {
         self.flush();
         let platform = self.device.platform();
@@ -600,7 +602,7 @@ impl<P: Platform> Packets<P> {
     }
 
     /// Makes the next packet raise an interrupt, for callers that sleep by other means than
-    /// [`Packets::wait`]. Returns whether there is a packet already; then no interrupt is raised.
+    /// [`Packets::wait`]. Returns whether there is already a packet. Then no interrupt is raised.
     pub fn prepare_sleep(&self) -> bool {
         if !self.interrupts {
             return self.is_ready();
@@ -613,17 +615,17 @@ impl<P: Platform> Packets<P> {
         ready
     }
 
-    /// Cancels [`Packets::prepare_sleep`]: for callers that were woken by something else and look
+    /// Cancels [`Packets::prepare_sleep`], for callers that were woken by another event and check
     /// for packets anyway.
     pub fn end_sleep(&self) {
         self.memory.arm.withdraw();
     }
 
-    /// Closes the interface and frees its memory. The TNI stays enabled: others may use it.
+    /// Closes the interface and frees its memory. The TNI stays enabled, because others may use it.
     ///
     /// # Errors
     ///
-    /// If the device does not let go of the control queue within 3 s.
+    /// If the device does not release the control queue within 3 s.
     pub fn close(mut self) -> Result<(), crate::TimedOut> {
         self.shut_down()
     }
@@ -641,24 +643,24 @@ impl<P: Platform> Packets<P> {
 }
 
 impl<P: Platform> Device<P> {
-    /// Takes the packet buffers of a TNI from the device, and masks the interrupt. This works also
-    /// for an orphaned interface, whose process has ended, say. Its control queue must be stopped,
-    /// too: [`Device::stop_queues`].
+    /// Takes the packet buffers of a TNI from the device, and masks the interrupt. This also works
+    /// for an orphaned interface, for example after the end of its process. Its control queue must
+    /// be stopped, too: [`Device::stop_queues`].
     pub fn stop_packets(&self, tni: TniId) {
         self.tni(tni).irq().mask(WAKING);
         let base = tni_base(tni);
         self.platform().bar0_write64(base + TniReg::PrqPa.offset(), 0);
         self.platform().bar0_write64(base + TniReg::PbqPa.offset(), 0);
         self.platform().bar0_write64(base + TniReg::PrqInterruptArmPa.offset(), 0);
-        // Writes may be posted. When this is answered they have arrived, and nothing is written to
-        // the buffers any more.
+        // Writes may be posted. The answer to this read shows that they have arrived, and that
+        // nothing is written to the buffers any more.
         self.platform().bar0_read64(base + TniReg::PrqPa.offset());
     }
 }
 
 impl<P: Platform> Drop for Packets<P> {
     fn drop(&mut self) {
-        // The error has nowhere to go; the memory is safe either way.
+        // The error cannot be returned. The memory is safe in any case.
         let _ = self.shut_down();
     }
 }

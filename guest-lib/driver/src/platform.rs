@@ -1,10 +1,10 @@
-//! What the driver needs from the place it runs in.
+//! The interface between the driver and its surroundings.
 
 use core::sync::atomic::Ordering;
 
 use thiserror::Error;
 
-/// A device's surroundings: its registers, memory that it can reach, interrupts, a clock.
+/// The surroundings of a device: its registers, memory that it can access, interrupts, and a clock.
 ///
 /// One platform belongs to one device. Methods take `&self` because control queues of one
 /// device may be driven by several threads.
@@ -17,11 +17,11 @@ pub trait Platform {
 
     /// Writes the register at byte `offset` of BAR0. `offset` is a multiple of 8.
     ///
-    /// Memory writes that came before are visible to the device when it sees this one.
+    /// Earlier memory writes are visible to the device when it sees this one.
     fn bar0_write64(&self, offset: u64, value: u64);
 
-    /// Like [`Platform::bar0_write64`], for the registers of the user pages of control
-    /// queues, to which a platform may have a shorter way.
+    /// Like [`Platform::bar0_write64`], for registers in the user pages of control queues. A
+    /// platform may have a faster way to access these.
     fn doorbell_write64(&self, offset: u64, value: u64) {
         self.bar0_write64(offset, value);
     }
@@ -51,16 +51,16 @@ pub trait Platform {
     /// A monotonic clock in nanoseconds.
     fn now_ns(&self) -> u64;
 
-    /// Called in loops that wait for the device to change memory or a register.
+    /// Called in loops that wait until the device changes memory or a register.
     ///
-    /// The default is a hint to the processor. If its device has no threads of its own, a platform
-    /// lets the device work here.
+    /// The default is a hint to the processor. A platform whose device has no threads of its own
+    /// runs the device here.
     fn relax(&self) {
         core::hint::spin_loop();
     }
 
     /// Called by a program that has polled without success for some microseconds: the thread that
-    /// it waits for may need this processor. Where there are other processes this is a system call.
+    /// it waits for may need this processor. If there are other processes, this is a system call.
     fn yield_processor(&self) {
         self.relax();
     }
@@ -73,7 +73,7 @@ pub trait Platform {
 /// for the typed accesses, aligned; other accesses panic, as for a slice: offsets come from the
 /// driver, never from the device.
 pub trait DmaBuffer {
-    /// Address at which the device sees the first byte.
+    /// Device address of the first byte.
     fn device_addr(&self) -> u64;
 
     /// Size in bytes.
@@ -108,8 +108,8 @@ pub trait DmaBuffer {
     /// Copies bytes into the buffer, in no particular order.
     fn write(&self, offset: usize, buf: &[u8]);
 
-    /// Hands over `len` bytes from `offset` on, which is a multiple of 8, in words of 8 bytes,
-    /// little endian; the last one is padded with zeros.
+    /// Calls `each` with the 64-bit words of `len` bytes from `offset` on, little endian. `offset`
+    /// is a multiple of 8. The last word is padded with zeros.
     fn each_word(&self, offset: usize, len: usize, mut each: impl FnMut(u64))
     where
         Self: Sized,
@@ -131,23 +131,23 @@ pub trait DmaBuffer {
     }
 }
 
-/// The page of registers of a control queue or barrier channel. A process that posts or starts
-/// rounds may have it without the device's other registers. Offsets are multiples of 8 in the page.
+/// The page of registers of a control queue or barrier channel. A process that posts commands or
+/// starts rounds may have access to this page only. Offsets in the page are multiples of 8.
 pub trait UserPage {
     /// Reads a register.
     fn read(&self, offset: u64) -> u64;
 
-    /// Writes a register. The device sees it after all that was written to memory before.
+    /// Writes a register. The device sees the write after all earlier memory writes.
     fn write(&self, offset: u64, value: u64);
 }
 
-/// No memory of the wanted size and alignment is left.
+/// There is no memory left of this size and alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("no DMA memory of {size} bytes, aligned to {align}")]
 pub struct DmaError {
-    /// Bytes asked for.
+    /// Requested size, in bytes.
     pub size: usize,
-    /// Alignment asked for, in bytes.
+    /// Requested alignment, in bytes.
     pub align: usize,
 }
 
@@ -155,6 +155,6 @@ pub struct DmaError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("no interrupt for MSI-X vector {vector}")]
 pub struct IrqError {
-    /// The MSI-X vector asked for.
+    /// The requested MSI-X vector.
     pub vector: u16,
 }

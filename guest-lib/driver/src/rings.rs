@@ -1,4 +1,4 @@
-//! The hot half of a control queue: rings in memory and a page of registers. Posting commands and
+//! The hot path of a control queue: rings in memory and a page of registers. Posting commands and
 //! reaping completions and notices needs no other register.
 
 use alloc::sync::Arc;
@@ -17,25 +17,24 @@ use tofu_abi::table::TABLE_ALIGN;
 use crate::order::Order;
 use crate::platform::{DmaBuffer, DmaError, UserPage};
 
-/// The transmit order queue has no room for the descriptors, until more completions are
-/// reaped.
+/// The transmit order queue has no room for the descriptors until more completions are reaped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("transmit order queue full")]
 pub struct Full;
 
-/// The end of a command, from its transmit complete queue entry.
+/// A completed command, from its transmit complete queue entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The cookie that the command was posted with.
     pub cookie: u64,
-    /// How it ended, see [`Rcode`](tofu_abi::Rcode).
+    /// The result, see [`Rcode`](tofu_abi::Rcode).
     pub rcode: Rcode,
-    /// The entry's length field: bytes of the message.
+    /// The entry's length field: size of the message, in bytes.
     pub length: u32,
 }
 
 impl Completion {
-    /// Whether the command did what it should.
+    /// Whether the command succeeded.
     pub const fn is_success(&self) -> bool {
         self.rcode.is_success()
     }
@@ -44,11 +43,11 @@ impl Completion {
 /// An entry of the message receive queue.
 pub type Notice = MrqEntry;
 
-/// What the driver remembers about a transmit order queue slot.
+/// The driver's state of a transmit order queue slot.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     cookie: u64,
-    /// The command's completion is that of a later slot.
+    /// Whether the completion of the command belongs to a later slot.
     silent: bool,
 }
 
@@ -79,58 +78,58 @@ impl<D: DmaBuffer> RingMemory<D> {
         Ok(Self::of([ring(toq)?, ring(tcq)?, ring(mrq)?], orders, notices))
     }
 
-    /// Bytes of the rings: transmit orders, transmit completions, notices.
+    /// Sizes of the rings in bytes: transmit orders, transmit completions, notices.
     pub const fn sizes(orders: u32, notices: u32) -> [usize; 3] {
         let (orders, notices) = (orders as usize, notices as usize);
         [orders * DESC_SIZE, orders * TCQ_ENTRY_SIZE, notices * MRQ_ENTRY_SIZE]
     }
 
-    /// Rings in memory of these [`sizes`](Self::sizes) that is there already, all zeroes.
+    /// Rings in existing, zeroed memory of these [`sizes`](Self::sizes).
     pub fn of([toq, tcq, mrq]: [D; 3], orders: u32, notices: u32) -> Self {
         Self { toq, tcq, mrq, orders, notices }
     }
 
-    /// Where the device sees the transmit order queue.
+    /// Device address of the transmit order queue.
     pub fn toq_addr(&self) -> u64 {
         self.toq.device_addr()
     }
 
-    /// Where the device sees the transmit complete queue.
+    /// Device address of the transmit complete queue.
     pub fn tcq_addr(&self) -> u64 {
         self.tcq.device_addr()
     }
 
-    /// Where the device sees the message receive queue.
+    /// Device address of the message receive queue.
     pub fn mrq_addr(&self) -> u64 {
         self.mrq.device_addr()
     }
 }
 
-/// The rings of a control queue that is enabled, and its page.
+/// The rings of an enabled control queue, and its page.
 ///
-/// When this is dropped, the page goes before the memory. A page that stops its queue then ensures
-/// that the device does not write to the freed memory.
+/// On drop, the page is dropped before the memory. A page that stops its queue then ensures that
+/// the device does not write to the freed memory.
 #[derive(Debug)]
 pub struct Rings<D, G> {
     page: G,
     memory: Arc<RingMemory<D>>,
-    /// Next transmit order to write.
+    /// Position of the next transmit order to write.
     post: RingIndex,
-    /// Next transmit completion to read.
+    /// Position of the next transmit completion to read.
     reap: RingIndex,
     slots: Vec<Slot>,
     /// [`RingIndex::count`] just after the last direct descriptor.
     direct_end: u64,
-    /// Header of the first order that the device must not see yet, and its count.
+    /// Count and header of the first order that is still hidden from the device.
     held: Option<(u64, Header1)>,
-    /// Next notice to read.
+    /// Position of the next notice to read.
     receive: RingIndex,
-    /// Notices that the device knows to be consumed.
+    /// Number of consumed notices that the device knows about.
     full_pointer: u64,
 }
 
 impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
-    /// Rings that the device has just been given, of the queue with this page.
+    /// Rings of the queue with this page, in the memory just given to the device.
     pub fn new(memory: RingMemory<D>, page: G) -> Self {
         let (post, receive) = (RingIndex::new(memory.orders), RingIndex::new(memory.notices));
         Self {
@@ -161,22 +160,22 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
         mem::forget(Arc::clone(&self.memory));
     }
 
-    /// Entries of the transmit order queue.
+    /// Number of entries of the transmit order queue.
     pub fn orders(&self) -> usize {
         self.slots.len()
     }
 
-    /// Entries of the message receive queue.
+    /// Number of entries of the message receive queue.
     pub fn notices(&self) -> usize {
         self.receive.entries() as usize
     }
 
-    /// Descriptors that can be posted now.
+    /// Number of descriptors that can be posted now.
     pub fn free_slots(&self) -> usize {
         self.slots.len() - (self.post.count() - self.reap.count()) as usize
     }
 
-    /// Puts a command into the transmit order queue. The device takes notice at the next
+    /// Puts a command into the transmit order queue. The device notices it at the next
     /// [`Rings::doorbell`] at the latest.
     ///
     /// # Errors
@@ -185,7 +184,7 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
     pub fn post(&mut self, order: &Order, cookie: u64) -> Result<(), Full> {
         let descriptors = order.descriptors();
         let first = self.claim(descriptors.len(), cookie)?;
-        // Backwards, so that the device finds either nothing or the whole command.
+        // In reverse order, so that the device finds either nothing or the whole command.
         for (i, descriptor) in descriptors.iter().enumerate().rev() {
             self.write_order(first + i as u64, *descriptor);
         }
@@ -193,9 +192,9 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
         Ok(())
     }
 
-    /// Puts a command into the transmit order queue, but hides it, and all commands posted this way
-    /// after it, from the device until the next command is posted in another way. A doorbell alone
-    /// does not start them.
+    /// Puts a command into the transmit order queue, but hides it from the device, together with
+    /// all commands posted this way after it, until a command is posted in another way. A doorbell
+    /// alone does not start them.
     ///
     /// # Errors
     ///
@@ -206,7 +205,7 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
         for (i, descriptor) in descriptors.iter().enumerate().rev() {
             let count = first + i as u64;
             if i == 0 && self.held.is_none() {
-                // The device stops at this entry as long as it is blank.
+                // The device stops at this entry while it is blank.
                 self.write_operands(count, descriptor);
                 self.held = Some((count, descriptor.header1()));
             } else {
@@ -216,14 +215,14 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
         Ok(())
     }
 
-    /// Lets the device have what [`Rings::post_delayed`] kept from it.
+    /// Reveals the orders hidden by [`Rings::post_delayed`] to the device.
     fn release(&mut self) {
         if let Some((count, header)) = self.held.take() {
             self.write_header(count, header);
         }
     }
 
-    /// Tells the device that there are commands. One doorbell is enough for any number.
+    /// Notifies the device of commands. One doorbell is enough for any number of them.
     pub fn doorbell(&self) {
         self.page.write(CqReg::FetchStart.offset(), 1);
     }
@@ -239,11 +238,11 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
         Ok(())
     }
 
-    /// Hands a command to the device through the direct descriptor register, so that the device
-    /// need not read the queue. Everything posted before goes first.
+    /// Passes a command to the device through the direct descriptor register, so that the device
+    /// need not read the queue. Commands posted before go first.
     ///
-    /// While the last direct descriptor is not complete, the command goes into the queue
-    /// instead and the doorbell is rung.
+    /// While the last direct descriptor is not complete, the command is put into the queue instead,
+    /// and the doorbell is rung.
     ///
     /// # Errors
     ///
@@ -258,8 +257,7 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
         self.release();
         self.direct_end = self.post.count();
         let direct = |h: Header1| h.with_source_type(source_type::DIRECT);
-        // The queue's entries keep the places, so that the command has its turn and its
-        // completion entry.
+        // Entries in the queue keep the command's place in the order, and its completion entry.
         for i in (0..n as u64).rev() {
             self.write_order(first + i, Descriptor([direct(Header1(0)).0, 0, 0, 0]));
         }
@@ -270,7 +268,7 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
             words[i * 4] = header.0;
             words[i * 4 + 1..i * 4 + 4].copy_from_slice(&rest);
         }
-        // The first qword goes last: it tells how many there are.
+        // The first qword is written last, because it gives their number.
         for i in (0..n * 4).rev() {
             self.page.write(CqReg::DirectDescriptor0.offset() + i as u64 * 8, words[i]);
         }
@@ -302,8 +300,8 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
     /// Writes the descriptor into its slot and makes it valid.
     fn write_order(&self, count: u64, descriptor: Descriptor) {
         self.write_operands(count, &descriptor);
-        // The first word still has the last lap's flip bit and so is blank until here. One store
-        // publishes the command and its flip bit, after everything that must be seen with it.
+        // The first word still has the flip bit of the last lap, so the entry is blank until here.
+        // One store publishes the command and its flip bit, after the other words.
         self.write_header(count, descriptor.header1());
     }
 
@@ -321,7 +319,7 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
         self.memory.toq.store_u64(self.slot(count) * DESC_SIZE, header.0, Ordering::Release);
     }
 
-    /// Whether the commands before `count` are complete, reaped or not.
+    /// Whether all commands before `count` are complete, reaped or not.
     fn is_complete(&self, count: u64) -> bool {
         if self.reap.count() >= count {
             return true;
@@ -379,14 +377,14 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
         Some(notice)
     }
 
-    /// Tells the device how many notices have been taken. [`Rings::poll_mrq`] does so for each
+    /// Tells the device how many notices have been taken. [`Rings::poll_mrq`] does so after each
     /// quarter of the queue.
     pub fn acknowledge_mrq(&mut self) {
         self.full_pointer = self.receive.count();
         self.page.write(CqReg::MrqFullPointer.offset(), self.full_pointer);
     }
 
-    /// Whether [`Rings::poll_tcq`] or [`Rings::poll_mrq`] has something.
+    /// Whether [`Rings::poll_tcq`] or [`Rings::poll_mrq`] would return an entry.
     pub fn is_ready(&self) -> bool {
         self.tcq_ready() || self.load_mrq().is_some()
     }

@@ -1,5 +1,5 @@
-//! The hot half of a barrier channel: its page of registers starts rounds, and memory shows their
-//! end.
+//! The hot path of a barrier channel: its page of registers starts rounds, and notices in memory
+//! show their end.
 
 use alloc::sync::Arc;
 use core::mem;
@@ -17,20 +17,20 @@ use crate::platform::{DmaBuffer, UserPage};
 /// Why a round cannot be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum StartError {
-    /// The last one has not ended, or its result was not taken.
+    /// The last round has not ended, or its result was not taken.
     #[error("the channel's last round has not ended")]
     Busy,
-    /// More elements than the operation takes.
+    /// More elements than the operation supports.
     #[error("{count} elements, where the operation takes {max} at most")]
     Count {
-        /// Elements asked for.
+        /// Requested number of elements.
         count: u8,
-        /// Elements that there may be.
+        /// Maximum number of elements.
         max: u8,
     },
 }
 
-/// How a round ended.
+/// The outcome of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Sequence number of the round.
@@ -41,22 +41,22 @@ pub struct Outcome {
     pub value: Value,
 }
 
-/// The rounds of a barrier channel that is open.
+/// The rounds of an open barrier channel.
 ///
-/// When this is dropped, the page goes before the memory, see [`crate::Rings`].
+/// On drop, the page is dropped before the memory, see [`crate::Rings`].
 #[derive(Debug)]
 pub struct Rounds<D, G> {
     page: G,
     notices: Arc<D>,
     profile: Profile,
-    /// The next round, or the one that was started.
+    /// Number of the current or next round.
     bseq: u32,
     running: bool,
 }
 
 impl<D: DmaBuffer, G: UserPage> Rounds<D, G> {
-    /// Rounds from number `bseq` on, of the channel with this page, whose results the device
-    /// writes to `notices`: zeroes, as many and as aligned as [`NOTICE_SIZE`].
+    /// Rounds from number `bseq` on, of the channel with this page. The device writes their results
+    /// to `notices`, zeroed memory with the size and the alignment [`NOTICE_SIZE`].
     pub fn new(notices: D, page: G, profile: Profile, bseq: u32) -> Self {
         debug_assert!(notices.len() >= NOTICE_SIZE);
         Self { page, notices: Arc::new(notices), profile, bseq, running: false }
@@ -67,7 +67,7 @@ impl<D: DmaBuffer, G: UserPage> Rounds<D, G> {
         &self.page
     }
 
-    /// Where the device sees the notices.
+    /// Device address of the notices.
     pub(crate) fn notices_addr(&self) -> u64 {
         self.notices.device_addr()
     }
@@ -77,12 +77,12 @@ impl<D: DmaBuffer, G: UserPage> Rounds<D, G> {
         mem::forget(Arc::clone(&self.notices));
     }
 
-    /// Sequence number of the round under way, or of the next one.
+    /// Sequence number of the current round, or of the next one.
     pub const fn bseq(&self) -> u32 {
         self.bseq
     }
 
-    /// Whether a round was started whose outcome was not taken yet.
+    /// Whether a round has been started whose outcome has not been taken yet.
     pub const fn is_running(&self) -> bool {
         self.running
     }
@@ -112,7 +112,7 @@ impl<D: DmaBuffer, G: UserPage> Rounds<D, G> {
         Ok(())
     }
 
-    /// Takes the outcome of the round that was started, if it has ended.
+    /// Takes the outcome of the current round, if it has ended.
     pub fn poll(&mut self) -> Option<Outcome> {
         if !self.running {
             return None;
@@ -130,14 +130,14 @@ impl<D: DmaBuffer, G: UserPage> Rounds<D, G> {
                 *word = self.notices.load_u64(start + 8 * i, Ordering::Relaxed);
             }
         }
-        // Before this half is used again it must not look as if that round had ended.
+        // Cleared, so that this half does not look like the end of a round when it is used again.
         self.notices.store_u64(at, 0, Ordering::Relaxed);
         let outcome = Outcome { bseq: self.bseq, op, value };
         self.next_round();
         Some(outcome)
     }
 
-    /// Goes on to the next round without the outcome of this one.
+    /// Continues with the next round, without the outcome of this one.
     pub(crate) fn next_round(&mut self) {
         self.bseq = self.bseq.wrapping_add(1) & BSEQ_MASK;
         self.running = false;

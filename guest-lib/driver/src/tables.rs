@@ -1,4 +1,4 @@
-//! Address translation tables: STags and the memory that they stand for.
+//! Address translation tables: STags and their memory.
 //!
 //! STag n uses memory block n, as in the public kernel driver, so a queue has at most
 //! 65536 STags here although the field could name 2^18: a memory block id has 16 bits.
@@ -19,14 +19,14 @@ use tofu_abi::{CqId, StagOffset};
 use crate::device::TimedOut;
 use crate::platform::{DmaBuffer, DmaError, Platform};
 
-/// STags of a queue at most.
+/// The most STags of a queue.
 pub(crate) const MAX_STAGS: u32 = 1 << 16;
 
-/// Granularity of the start of an STag's address space, in bytes: low bits of the mbva
-/// field that a steering entry does not have.
+/// Granularity of the start of an STag's address space, in bytes. The mbva field of a steering
+/// entry lacks the low bits.
 const MBVA_UNIT: u64 = 256;
 
-/// What remote and local commands may do with an STag's memory.
+/// Rights of remote and local commands on an STag's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Read and write.
@@ -45,7 +45,7 @@ pub struct MemoryRange {
 }
 
 impl MemoryRange {
-    /// All of a DMA buffer.
+    /// The whole of a DMA buffer.
     pub fn of<D: DmaBuffer>(buffer: &D) -> Self {
         Self { addr: buffer.device_addr(), len: buffer.len() as u64 }
     }
@@ -64,18 +64,17 @@ impl Stag {
         self.base.stag()
     }
 
-    /// Bytes registered.
+    /// Size of the registered memory, in bytes.
     pub const fn len(self) -> u64 {
         self.len
     }
 
-    /// Whether nothing is registered; never so for an STag made by a queue.
+    /// Whether no memory is registered. This is never the case for an STag made by a queue.
     pub const fn is_empty(self) -> bool {
         self.len == 0
     }
 
-    /// The address word of the byte at `offset` of the registered memory, as a command
-    /// carries it.
+    /// The address word of the byte at `offset` of the registered memory, as in a command.
     pub const fn at(self, offset: u64) -> StagOffset {
         self.base.advanced(offset)
     }
@@ -84,10 +83,10 @@ impl Stag {
 /// Why memory cannot be registered or unregistered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum StagError {
-    /// Every STag is taken.
+    /// All STags are in use.
     #[error("no STag is free")]
     NoneFree,
-    /// The STag asked for is taken.
+    /// The requested STag is in use.
     #[error("STag {0} is in use")]
     InUse(u32),
     /// The STag is beyond the queue's steering table.
@@ -96,33 +95,33 @@ pub enum StagError {
     /// The STag is not registered.
     #[error("STag {0} is not registered")]
     NotRegistered(u32),
-    /// There is nothing to register, or one of the ranges is empty.
+    /// There are no ranges, or one of them is empty.
     #[error("no memory to register")]
     Empty,
-    /// The ranges do not make up pages of the size asked for: each but the first must start
-    /// at a page boundary and each but the last must end at one.
+    /// The ranges do not consist of pages of the requested size: each but the first must start at a
+    /// page boundary, and each but the last must end at one.
     #[error("memory range {range} is not made of pages")]
     NotPages {
-        /// Index of the range at fault.
+        /// Index of the invalid range.
         range: usize,
     },
-    /// An address does not fit into a table: tables hold 40 bits.
+    /// An address does not fit into a table: addresses there have 40 bits.
     #[error("address {0:#x} is beyond {IPA_BITS} bits")]
     Address(u64),
-    /// The memory cannot have this offset: it differs from the address in the lowest eight bits,
+    /// The memory cannot have this offset: the lowest eight bits differ from those of the address,
     /// or the end would be beyond 40 bits.
     #[error("memory cannot start at offset {0:#x}")]
     Offset(u64),
     /// No memory for the page table.
     #[error(transparent)]
     Memory(DmaError),
-    /// The translation cache could not be emptied. The STag stays taken, because the device might
+    /// The translation cache could not be emptied. The STag stays in use, because the device might
     /// still use its page table.
     #[error(transparent)]
     Flush(TimedOut),
 }
 
-/// The steering and memory block tables of one queue, with the page tables that they lead to.
+/// The steering and memory block tables of one queue, with their page tables.
 #[derive(Debug)]
 pub(crate) struct Tables<P: Platform> {
     cq: CqId,
@@ -130,7 +129,7 @@ pub(crate) struct Tables<P: Platform> {
     entries: Arc<[P::Dma; 2]>,
     /// Page table of each STag in use.
     pages: Vec<Option<P::Dma>>,
-    /// Where to look for a free STag next.
+    /// Where the search for a free STag starts.
     next: u32,
 }
 
@@ -159,7 +158,7 @@ impl<P: Platform> Tables<P> {
         mem::forget(mem::take(&mut self.pages));
     }
 
-    /// Entries of either table.
+    /// Number of entries of each table.
     pub(crate) fn len(&self) -> u32 {
         self.pages.len() as u32
     }
@@ -181,8 +180,8 @@ impl<P: Platform> Tables<P> {
         Ok(stag)
     }
 
-    /// Fills the entries of an STag: page table, memory block, steering, in this order, so
-    /// that the device never follows an enabled entry to one that is not complete.
+    /// Fills the entries of an STag in the order page table, memory block, steering, so that the
+    /// device never follows an enabled entry to an incomplete one.
     pub(crate) fn register(
         &mut self,
         platform: &P,
@@ -196,7 +195,7 @@ impl<P: Platform> Tables<P> {
         self.fill(platform, ranges, page, access, stag, layout)
     }
 
-    /// The same for one range, whose first byte gets a given offset.
+    /// Like [`Tables::register`] for one range, whose first byte gets a given offset.
     pub(crate) fn register_at(
         &mut self,
         platform: &P,
@@ -222,7 +221,7 @@ impl<P: Platform> Tables<P> {
     ) -> Result<Stag, StagError> {
         let size = (layout.pages * PAGE_ENTRY_SIZE) as usize;
         let table = platform.alloc_dma(size, TABLE_ALIGN as usize).map_err(StagError::Memory)?;
-        // Buffers are zeroed: the entries in front of the first page stay disabled.
+        // Buffers are zeroed, so the entries before the first page stay disabled.
         let mut index = (layout.skipped * PAGE_ENTRY_SIZE) as usize;
         for range in ranges {
             let mut addr = range.addr & !(page.bytes() - 1);
@@ -280,12 +279,12 @@ impl<P: Platform> Tables<P> {
     }
 }
 
-/// How a list of ranges lies in pages.
+/// The pages and offsets of a list of ranges.
 #[derive(Debug, PartialEq, Eq)]
 struct Layout {
-    /// Entries of the page table.
+    /// Number of entries of the page table.
     pages: u64,
-    /// Entries in front of the first page.
+    /// Number of unused entries before the first page.
     skipped: u64,
     /// Start of the address space in the memory block.
     mbva: u64,
@@ -313,20 +312,20 @@ impl Layout {
             len += range.len;
         }
         let start = ranges.first().ok_or(StagError::Empty)?.addr & mask;
-        // Peers can reach at most 255 bytes in front of the memory: a steering entry has no
-        // finer start.
+        // Peers can reach at most 255 bytes before the memory: the start in a steering entry has no
+        // finer granularity.
         let (mbva, offset) = (start & !(MBVA_UNIT - 1), start % MBVA_UNIT);
         Ok(Self { pages, skipped: 0, mbva, offset, len })
     }
 
-    /// The layout in which the first byte of `range` has a given offset.
+    /// The layout that gives the first byte of `range` this offset.
     fn at(range: MemoryRange, page: PageSize, offset: u64) -> Result<Self, StagError> {
         let plain = Self::new(&[range], page)?;
         let fits = offset.checked_add(range.len).is_some_and(|end| end <= 1 << OFFSET_BITS);
         if !fits || offset % MBVA_UNIT != range.addr % MBVA_UNIT {
             return Err(StagError::Offset(offset));
         }
-        // In the memory block the byte must have its place in its page.
+        // In the memory block the byte must have the same offset in its page as in memory.
         let mbva = range.addr.wrapping_sub(offset) & (page.bytes() - 1);
         let skipped = (mbva + offset) >> page.bits();
         Ok(Self { pages: plain.pages + skipped, skipped, mbva, offset, len: range.len })

@@ -1,4 +1,4 @@
-//! Memory of a process on a host as memory for DMA.
+//! Memory of a host process as DMA memory.
 
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -8,10 +8,10 @@ use crate::platform::DmaBuffer;
 
 /// Memory that this process has mapped and shares with a device. It is a [`DmaBuffer`].
 pub trait VolatileBuffer {
-    /// Address at which the device sees the first byte.
+    /// Device address of the first byte.
     fn addr(&self) -> u64;
 
-    /// The memory. Typed accesses must be aligned as they are in it.
+    /// The memory. It must have the alignment that typed accesses need.
     fn memory(&self) -> VolatileSlice<'_>;
 }
 

@@ -1,5 +1,5 @@
-//! The driver against a device made of a register map and memory, to see exactly what it writes,
-//! and in which order. The real device's reaction is tested with the device.
+//! The driver with a fake device, made of a register map and memory. The tests check exactly what
+//! the driver writes, and in which order. Tests of the device cover its reaction.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -80,11 +80,11 @@ struct State {
     next_addr: u64,
     now: u64,
     fired: bool,
-    /// What happens during the next sleep.
+    /// Called during the next sleep.
     on_sleep: Option<fn(&mut State)>,
-    /// STATUS keeps CQ_ENABLE and CACHE_FLUSH_BUSY whatever is written.
+    /// Whether STATUS keeps CQ_ENABLE and CACHE_FLUSH_BUSY whatever is written.
     stuck: bool,
-    /// It lacks the register by which interrupts are requested.
+    /// Whether the device lacks the register by which interrupts are requested.
     old: bool,
 }
 
@@ -105,7 +105,7 @@ impl Fake {
         f(&mut self.0.lock().unwrap())
     }
 
-    /// What was written since the last call.
+    /// The register writes since the last call.
     fn take_writes(&self) -> Vec<(Register, u64)> {
         self.with(|s| std::mem::take(&mut s.writes))
     }
@@ -317,7 +317,7 @@ fn a_queue_that_does_not_stop_keeps_its_memory() {
 fn queues_that_nobody_looks_after_are_stopped() {
     let (fake, cq) = open();
     let device = cq.device().clone();
-    // The previous owner is gone, without closing it.
+    // The previous owner has ended without closing the queue.
     std::mem::forget(cq);
     fake.take_writes();
     let other = CqId::ALL[CQ.index() + 1];
@@ -364,7 +364,7 @@ fn memory_can_be_given_an_offset() {
     let stag = cq.register_at(range, PageSize::Size4K, access, 7, 0xf234).unwrap();
     assert_eq!(stag.at(1), StagOffset::new(CQ.get(), 7, 0xf235));
     let steering = fake.memory_at(CqsReg::SteeringTableIpa);
-    // (address - offset) modulo the page size is where the address space starts.
+    // The address space starts at (address - offset) modulo the page size.
     assert_eq!([steering.word(14), steering.word(15)], [0x0007_0000_0000_0080, 0x1_f234]);
     let blocks = fake.memory_at(CqsReg::MemoryBlockTableIpa);
     let pages = fake.with(|s| s.memory.last().unwrap().clone());
@@ -563,7 +563,7 @@ fn take_ask(state: &State) {
     arm.set(0, 0);
 }
 
-/// Puts a notice into the MRQ and fires, as the device does on request.
+/// Puts a notice into the MRQ and raises the interrupt, as the device does on request.
 fn notice_while_asleep(state: &mut State) {
     take_ask(state);
     let addr = state.registers[&cqs_reg(CqsReg::MrqIpa).offset()];
@@ -608,7 +608,7 @@ fn a_queue_without_interrupts_polls() {
     let device = Device::probe(fake.clone()).unwrap();
     let config = CqConfig { interrupts: CqsIrqs::NONE, ..CqConfig::new(TNI, CQ) };
     let mut cq = Cq::open(&device, &config).unwrap();
-    // `irq_wait` would call this.
+    // `irq_wait` would call this function.
     fake.with(|s| s.on_sleep = Some(|_| panic!("a polled queue must not sleep")));
     assert_eq!(cq.wait(5_000_000), Err(WaitError::TimedOut));
     notify(&fake, 0);
@@ -617,8 +617,8 @@ fn a_queue_without_interrupts_polls() {
 }
 
 proptest! {
-    /// Whatever the ranges, each byte of the memory is found at its offset by walking the
-    /// tables as the device does.
+    /// For any ranges, a walk of the tables like the device's finds each byte of the memory at its
+    /// offset.
     #[test]
     fn tables_lead_to_the_memory(
         size in prop::sample::select(PageSize::ALL.to_vec()),

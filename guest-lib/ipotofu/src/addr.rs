@@ -1,4 +1,4 @@
-//! Addresses that follow from a node's coordinates.
+//! Hardware and IP addresses, which follow from a node's coordinates.
 
 use tofu_abi::Coords;
 use tofu_abi::topology::Shape;
@@ -9,7 +9,7 @@ pub type Mac = [u8; 6];
 /// The broadcast address.
 pub const BROADCAST: Mac = [0xff; 6];
 
-/// Largest number of a machine: several machines in one network have different ones.
+/// Largest number of a machine. Several machines in one network have different numbers.
 pub const MAX_MACHINE: u8 = 7;
 
 /// First byte of all IPv4 addresses.
@@ -21,7 +21,7 @@ const NODE_INTERFACE: u8 = 1;
 /// First 48 bits of all IPv6 addresses: fd, and "Tofu" and a zero as the global id.
 const ULA: [u8; 6] = [0xfd, b'T', b'o', b'f', b'u', 0];
 
-/// Bytes and bits of [`pack`].
+/// Number of values of [`pack`].
 const PACKED_MAX: u32 = 1 << 19;
 
 const fn abc(node: Coords) -> u8 {
@@ -69,20 +69,20 @@ pub const fn node_of_mac(mac: Mac) -> Option<Coords> {
     }
 }
 
-/// Whether a hardware address is that of a group, the broadcast address among them.
+/// Whether a hardware address is a group address, such as the broadcast address.
 pub const fn is_multicast(mac: Mac) -> bool {
     mac[0] & 1 != 0
 }
 
-/// The IPv4 address of a node in machine `machine` (0 to 7), in the network 10.0.0.0/8: behind
-/// the first byte 3 bits of machine, 5 of X, of Y and of Z, 4 of A, B, C, and 01.
+/// The IPv4 address of a node in machine `machine` (0 to 7), in the network 10.0.0.0/8. After the
+/// first byte it has 3 bits of machine, 5 of X, of Y and of Z, 4 of A, B, C, and 01.
 pub const fn ipv4(machine: u8, node: Coords) -> [u8; 4] {
     let host = (machine as u32 & 7) << 21 | pack(node) << 2 | NODE_INTERFACE as u32;
     let [_, a, b, c] = host.to_be_bytes();
     [NET10, a, b, c]
 }
 
-/// Bits of the smallest IPv4 network that all nodes of a machine are in.
+/// Prefix length of the smallest IPv4 network with all nodes of a machine.
 pub fn ipv4_prefix(shape: &Shape, machine: u8) -> u8 {
     let first = u32::from_be_bytes(ipv4(machine, Coords::default()));
     let last = Coords::from_array(shape.lengths().map(|len| len - 1));
@@ -91,7 +91,7 @@ pub fn ipv4_prefix(shape: &Shape, machine: u8) -> u8 {
     ((first & !3) ^ last).leading_zeros() as u8
 }
 
-/// Machine and node with this IPv4 address.
+/// The machine and the node with this IPv4 address.
 pub const fn node_of_ipv4(addr: [u8; 4]) -> Option<(u8, Coords)> {
     let host = u32::from_be_bytes([0, addr[1], addr[2], addr[3]]);
     if addr[0] != NET10 || host & 3 != NODE_INTERFACE as u32 {
@@ -130,7 +130,7 @@ pub const fn ipv6(machine: u8, node: Coords) -> [u8; 16] {
     with_prefix([a, b, c, d, e, f, 0, machine], node)
 }
 
-/// The link-local IPv6 address of a node, which systems that follow RFC 4862 choose themselves.
+/// The link-local IPv6 address of a node, which systems choose themselves by RFC 4862.
 pub const fn link_local(node: Coords) -> [u8; 16] {
     with_prefix(LINK_LOCAL, node)
 }

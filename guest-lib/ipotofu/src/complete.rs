@@ -14,11 +14,11 @@ const PSH: u8 = 8;
 const CWR: u8 = 0x80;
 
 impl Metadata {
-    /// Does what is left to do: hands complete frames to `out`, in order.
+    /// Completes a frame: passes the complete frames to `out`, in order.
     ///
     /// # Errors
     ///
-    /// If the metadata do not fit to the frame. Nothing is handed out then.
+    /// If the metadata do not match the frame. Then nothing is passed to `out`.
     pub fn complete(&self, frame: &[u8], out: &mut dyn FnMut(&[u8])) -> Result<(), BadMetadata> {
         let Some(headers) = self.check(frame)? else {
             let mut done = frame.to_vec();
@@ -58,7 +58,7 @@ impl Metadata {
             } else {
                 put16(&mut segment, ETHERNET_HEADER + 4, (length - IPV6_HEADER) as u16);
             }
-            // The kernel's sum is over the pseudo header, with the length of the whole frame.
+            // The kernel's sum covers the pseudo header, with the length of the whole frame.
             let addresses = if v4 { 12..20 } else { 8..40 };
             let (from, to) = (ETHERNET_HEADER + addresses.start, ETHERNET_HEADER + addresses.end);
             let tcp_length = (segment.len() - tcp) as u32;
@@ -75,15 +75,15 @@ impl Metadata {
 /// included.
 fn complete_checksum(frame: &mut [u8], start: usize, offset: usize) {
     let sum = !fold(sum(&frame[start..]));
-    // 0 would mean that a UDP datagram has none; ffff is the same number.
+    // 0 would mean that a UDP datagram has no checksum; ffff stands for the same number.
     put16(frame, start + offset, if sum == 0 { u16::MAX } else { sum });
 }
 
-/// The sum of 16-bit words, big endian, before carries are added.
+/// The sum of 16-bit words, big endian, before the carries are added.
 fn sum(bytes: &[u8]) -> u64 {
     let words = bytes.chunks_exact(4);
     let rest = words.remainder();
-    // Two words at a time: they come together when carries are added.
+    // Two words at a time. Their sums come together when the carries are added.
     let two = |words: &[u8]| u32::from_be_bytes(words.try_into().unwrap_or_default());
     let mut sum: u64 = words.map(|words| u64::from(two(words))).sum();
     let mut last = [0; 4];

@@ -5,17 +5,17 @@ use core::ops::AddAssign;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// What was done, since the beginning.
+        /// Numbers of events since the link was opened.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Counters {
             $($(#[$doc])* pub $name: u64,)*
         }
 
         impl Counters {
-            /// How many counters there are.
+            /// Number of counters.
             pub const COUNT: usize = [$(stringify!($name)),*].len();
 
-            /// Their names, in the order of [`Counters::values`].
+            /// The names, in the order of [`Counters::values`].
             pub const NAMES: [&'static CStr; Self::COUNT] = [$(
                 match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                     Ok(name) => name,
@@ -23,12 +23,12 @@ macro_rules! counters {
                 }
             ),*];
 
-            /// Their values.
+            /// The values.
             pub const fn values(&self) -> [u64; Self::COUNT] {
                 [$(self.$name),*]
             }
 
-            /// Names and values.
+            /// Names and values of the counters.
             pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 let names = Self::NAMES.into_iter().map(|name| name.to_str().unwrap_or_default());
                 names.zip(self.values())
@@ -44,44 +44,44 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Frames sent, broadcasts once.
+    /// Frames sent; each broadcast counts once.
     sent,
     /// Frames received.
     received,
-    /// Questions for addresses that were answered here.
+    /// Address queries that were answered here.
     answered,
     /// Fragments of broadcasts relayed to other nodes.
     relayed,
-    /// Packets that are none of this format.
+    /// Packets with an invalid header.
     malformed,
-    /// Packets and frames that name another sender than they have.
+    /// Packets and frames that name another sender than their real one.
     spoofed,
-    /// Frames for other nodes than the one that they came to.
+    /// Frames that arrived at another node than the one that they are for.
     misdirected,
-    /// Fragments that came twice.
+    /// Fragments received twice.
     duplicates,
-    /// Frames whose sum is wrong, and fragments that do not fit to theirs.
+    /// Frames with a wrong sum, and fragments that do not match their frame.
     damaged,
-    /// Frames that were longer than the MTU allows.
+    /// Frames longer than the MTU allows.
     oversized,
-    /// Frames not all of whose fragments came in time, or for which there was no room.
+    /// Frames that were not completed in time, or for which there was no room.
     abandoned,
     /// Frames for which there was no memory.
     no_memory,
-    /// Frames to hardware addresses of no node.
+    /// Frames to hardware addresses without a node.
     no_such_node,
-    /// Packets that were sent again by another way.
+    /// Packets that were sent again over another route.
     rerouted,
-    /// Ways to nodes that were chosen for links that are known to be dead.
+    /// Routes that were skipped because of links known to be dead.
     avoided,
-    /// Packets that found no way, or no buffer.
+    /// Packets without a route or a buffer.
     lost,
-    /// Frames among those sent that were to be fetched by their receiver.
+    /// Frames among `sent` that the receiver was to fetch.
     rendezvous_sent,
-    /// Frames among those received that were fetched.
+    /// Frames among `received` that were fetched.
     rendezvous_received,
-    /// Frames that were to be fetched here but could not be.
+    /// Frames that this node was to fetch but could not.
     rendezvous_failed,
-    /// Frames among `rendezvous_sent` whose end was not reported in time.
+    /// Frames among `rendezvous_sent` whose completion was not reported in time.
     rendezvous_timed_out,
 }

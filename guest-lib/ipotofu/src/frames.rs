@@ -1,4 +1,4 @@
-//! Frames to fragments and back, without a device.
+//! Conversion between frames and fragments, without a device.
 
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -22,10 +22,10 @@ use crate::wire::{
     Words,
 };
 
-/// Answers to questions for addresses that wait to be taken.
+/// The most answers to address queries that wait to be taken.
 const MAX_REPLIES: usize = 64;
 
-/// What a link is made from.
+/// The configuration of a link.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The machine.
@@ -34,15 +34,15 @@ pub struct Config {
     pub machine: u8,
     /// Largest IP packet, in bytes: 1280 to [`Config::MAX_MTU`]. All nodes should have the same.
     pub mtu: u16,
-    /// Frames in several fragments that may be under way to this node at a time.
+    /// Number of frames in several fragments that can be received at a time.
     pub reassemblies: usize,
-    /// Whether this node takes offloaded frames, see [`crate::offload`].
+    /// Whether this node accepts offloaded frames, see [`crate::offload`].
     pub offload: bool,
-    /// Whether broadcasts of this node are to be acknowledged from node to node, so that they go
-    /// round nodes that have a device but do not listen.
+    /// Whether broadcasts of this node are acknowledged hop by hop, so that they are routed around
+    /// nodes that have a device but do not listen.
     pub acknowledge: bool,
-    /// Whether this node fetches long frames of others, and has those that do so fetch its own, see
-    /// [`crate::rendezvous`]. It needs [`Config::offload`].
+    /// Whether this node fetches long frames of others, and lets nodes that do the same fetch its
+    /// own, see [`crate::rendezvous`]. It needs [`Config::offload`].
     pub rendezvous: bool,
 }
 
@@ -50,7 +50,7 @@ impl Config {
     /// The largest MTU: with its Ethernet header a frame has at most 2^16 - 1 bytes.
     pub const MAX_MTU: u16 = wire::MAX_MTU;
 
-    /// MTU 1500, 32 frames under way, machine 0.
+    /// MTU 1500, 32 frames at a time, machine 0.
     pub const fn new(shape: Shape) -> Self {
         Self {
             shape,
@@ -63,7 +63,7 @@ impl Config {
         }
     }
 
-    /// Bytes of the longest frame: MTU and Ethernet header.
+    /// Size of the longest frame in bytes: MTU and Ethernet header.
     pub fn max_frame(&self) -> usize {
         usize::from(self.mtu) + ETHERNET_HEADER
     }
@@ -78,9 +78,9 @@ pub enum SendError {
     /// It is longer than the MTU allows.
     #[error("a frame has {max} bytes at most, not {len}")]
     TooLong {
-        /// Bytes of the frame.
+        /// Size of the frame, in bytes.
         len: usize,
-        /// Bytes that it may have.
+        /// Maximum size, in bytes.
         max: usize,
     },
     /// No node of the machine has this hardware address.
@@ -91,7 +91,7 @@ pub enum SendError {
     NoSuchNode(Mac),
 }
 
-/// Takes fragments: header, what is between it and the part of the frame, and that part.
+/// Takes fragments: the header, the bytes between it and the part of the frame, and that part.
 type FragmentSink<'a> = dyn FnMut([u8; HEADER_SIZE], &[u8], &[u8]) + 'a;
 
 /// The state of a node's link.
@@ -107,7 +107,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// The link of node `me`. An MTU out of range is taken as the nearest that is possible.
+    /// The link of node `me`. An MTU out of range is replaced by the nearest valid one.
     pub fn new(mut config: Config, me: Coords) -> Self {
         config.mtu = config.mtu.clamp(1280, Config::MAX_MTU);
         config.rendezvous &= config.offload;
@@ -123,7 +123,7 @@ impl Core {
         Self { config, me, next_id: 0, inbound, peers, replies, counters }
     }
 
-    /// What the link was made from.
+    /// The configuration of the link.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -133,19 +133,19 @@ impl Core {
         self.me
     }
 
-    /// The counters of what was done so far.
+    /// The counters so far.
     pub fn counters(&self) -> Counters {
         let mut counters = self.counters;
         counters += self.inbound.counters();
         counters
     }
 
-    /// The counters for packets that arrive.
+    /// The counters, for arriving packets.
     pub(crate) fn count(&mut self) -> &mut Counters {
         &mut self.counters
     }
 
-    /// What other nodes have said of themselves.
+    /// The capabilities that other nodes have announced.
     pub(crate) fn peers(&self) -> &Peers<Heap> {
         &self.peers
     }
@@ -154,14 +154,14 @@ impl Core {
         LocalNode { shape: self.config.shape, machine: self.config.machine, me: self.me }
     }
 
-    /// Starts the numbers of frames elsewhere than at 0: a node that was started again must not
-    /// repeat the numbers that it had before, lest fragments of old frames be taken for new ones.
+    /// Sets the number of the next frame. A node that was restarted must not repeat its earlier
+    /// numbers, because fragments of old frames could be taken for new ones.
     pub fn set_next_id(&mut self, id: u32) {
         self.next_id = id;
     }
 
-    /// Tells this node the addresses of another one, as if it had asked for them. False if there
-    /// are too many answers already that wait to be taken.
+    /// Tells this node the addresses of another one, as if it had asked for them. False if too many
+    /// answers already wait to be taken.
     pub fn introduce(&mut self, node: Coords) -> bool {
         let answers = self.node().introduction(node);
         let fits = self.replies.len() + answers.len() <= MAX_REPLIES;
@@ -171,17 +171,17 @@ impl Core {
         fits
     }
 
-    /// An answer to a question that this node asked.
+    /// Takes an answer to an address query of this node.
     pub fn take_reply(&mut self) -> Option<Vec<u8>> {
         self.replies.pop_front()
     }
 
-    /// Whether [`Core::take_reply`] has something.
+    /// Whether [`Core::take_reply`] would return an answer.
     pub fn has_reply(&self) -> bool {
         !self.replies.is_empty()
     }
 
-    /// How many packets a frame takes, 0 if it goes nowhere.
+    /// Number of packets that a frame needs; 0 if it has no destination.
     pub fn packets_for(&self, frame: &[u8]) -> usize {
         let fragments = frame.len().div_ceil(FRAGMENT_MAX);
         match destination(frame) {
@@ -192,9 +192,9 @@ impl Core {
         }
     }
 
-    /// Sends an Ethernet frame: hands its fragments to `out`.
+    /// Sends an Ethernet frame: passes its fragments to `out`.
     ///
-    /// A question for the address of a node is not sent but answered.
+    /// A query for the address of a node is answered here and not sent.
     ///
     /// # Errors
     ///
@@ -243,8 +243,8 @@ impl Core {
         Ok(())
     }
 
-    /// Sends an offloaded frame, if the node that it goes to takes it as it is. If not, nothing is
-    /// done, and false returned: it is to be completed ([`Metadata::complete`]) and sent.
+    /// Sends an offloaded frame if the destination accepts it unchanged. Otherwise it does nothing
+    /// and returns false: the frame must be completed ([`Metadata::complete`]) and sent.
     pub fn send_offloaded(
         &mut self,
         metadata: &Metadata,
@@ -261,8 +261,8 @@ impl Core {
         true
     }
 
-    /// The node that a frame of `len` bytes that begins with `head` goes to with its metadata in
-    /// front of it, if it goes to one, and is not too long for that.
+    /// The destination of a frame of `len` bytes that begins with `head`, if the frame can be sent
+    /// to it with its metadata in front: it must be one node, and the frame not too long.
     fn taker(&self, head: &[u8], len: usize) -> Option<Coords> {
         let fits = METADATA_SIZE + len <= u16::MAX.into() && len >= ETHERNET_HEADER;
         let fits = fits && self.config.offload;
@@ -276,8 +276,7 @@ impl Core {
         self.taker(head, len).filter(|_| long && sendable)
     }
 
-    /// The request to fetch a frame of `len` bytes that lies at `place`, whose words add up to
-    /// `words`.
+    /// The request to fetch a frame of `len` bytes at `place`. `words` is the sum of its words.
     pub(crate) fn request(
         &mut self,
         metadata: &Metadata,
@@ -315,7 +314,7 @@ impl Core {
         id
     }
 
-    /// Cuts a frame into fragments, with something in front of it.
+    /// Cuts `prefix` and a frame into fragments.
     fn cut(&mut self, kind: PacketKind, prefix: &[u8], frame: &[u8], out: &mut FragmentSink<'_>) {
         let total = prefix.len() + frame.len();
         let sum = if Repr::is_summed(kind, total) { sum_of([prefix, frame]) } else { 0 };
@@ -340,9 +339,9 @@ impl Core {
         }
     }
 
-    /// Takes a packet that came from node `from`, its header apart from what follows.
+    /// Processes a packet from node `from`, given as its header and the rest.
     ///
-    /// A fragment of a broadcast is acknowledged and relayed to others by way of `out`.
+    /// A fragment of a broadcast is acknowledged and relayed to other nodes through `out`.
     pub fn receive(
         &mut self,
         from: Coords,
@@ -357,7 +356,7 @@ impl Core {
     }
 }
 
-/// The sum of a frame that is fetched, whose words add up to `words`.
+/// The sum of a fetched frame with its metadata. `words` is the sum of the frame's words.
 fn fetched_sum(metadata: &[u8; METADATA_SIZE], words: Words) -> u32 {
     let mut sum = wire::Sum::default();
     sum.add(metadata);
@@ -365,14 +364,14 @@ fn fetched_sum(metadata: &[u8; METADATA_SIZE], words: Words) -> u32 {
     sum.finish()
 }
 
-/// The sum over parts one after the other, of which all but the last are multiples of 8 bytes.
+/// The sum over consecutive parts. Each but the last is a multiple of 8 bytes long.
 fn sum_of(parts: [&[u8]; 2]) -> u32 {
     let mut sum = wire::Sum::default();
     parts.into_iter().for_each(|part| sum.add(part));
     sum.finish()
 }
 
-/// The hardware address that a frame goes to.
+/// The destination address of a frame.
 fn destination(frame: &[u8]) -> Option<Mac> {
     frame.first_chunk().copied()
 }

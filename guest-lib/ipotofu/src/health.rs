@@ -1,9 +1,9 @@
-//! Which links are dead: what this node has found out of its own, and what other nodes have said of
-//! theirs.
+//! Which links are dead, as known from this node's own tests and from reports of other nodes about
+//! their links.
 //!
-//! A node may only speak for itself. Its report goes straight to every other node, and the device
-//! writes into a packet which node it comes from, so nobody can report in another one's name; and
-//! nobody relays reports, so nobody can make more of them.
+//! A node may only report its own links. Its report goes directly to every other node, and the
+//! device writes the source node into each packet, so a node cannot report in another one's name.
+//! Reports are not relayed, so they cannot be multiplied.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -20,30 +20,29 @@ use crate::wire::{HEADER_SIZE, Header, VERSION};
 const REPORT: u8 = VERSION << 4 | 7;
 /// Ports of a node, as a mask.
 const ALL_PORTS: u16 = (1 << Port::COUNT) - 1;
-/// How long a report is believed, in nanoseconds: one that is lost, and another, make no
-/// difference.
+/// How long a report is believed, in nanoseconds. The time is long enough for two lost reports.
 pub const REPORT_NS: u64 = 35_000_000_000;
-/// How often a node with dead ports repeats its report, in nanoseconds: others may have been
-/// started since.
+/// How often a node with dead ports repeats its report, in nanoseconds, because other nodes may
+/// have been started meanwhile.
 const REFRESH_NS: u64 = 10_000_000_000;
-/// How long a report is the last word at least, in nanoseconds, however often links change.
+/// Minimum time between two reports of a node, in nanoseconds, however often links change.
 const CHANGE_NS: u64 = 1_000_000_000;
-/// Nodes that are told in one go, and after how many nanoseconds come the next ones.
+/// Number of nodes in one burst of reports, and the time to the next burst in nanoseconds.
 const BURST: u32 = 32;
 const BURST_NS: u64 = 5_000_000;
-/// Nodes that dead links may separate from the others together: twice a board of the K computer.
+/// The most nodes that dead links may cut off together: twice a board of the K computer.
 const ISLAND: usize = 8;
-/// How often a node says that all its ports work again.
+/// How often a node reports that all its ports work again.
 const FAREWELLS: u8 = 2;
 
-/// What a node says of its ports.
+/// A node's report of its ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The node.
     pub origin: Coords,
-    /// Which of its reports this is: later ones have higher numbers, modulo 2^32.
+    /// The number of the report. Later reports have higher numbers, modulo 2^32.
     pub number: u32,
-    /// Its ports whose link is dead, a bit for each.
+    /// The ports whose link is dead, one bit each.
     pub dead: u16,
 }
 
@@ -53,8 +52,8 @@ impl Report {
         header.first() == Some(&REPORT)
     }
 
-    /// Reads a report that has come from node `from`. `None` if it is none, or in another node's
-    /// name.
+    /// Parses a report that has come from node `from`. `None` if it is not a report, or names
+    /// another node.
     pub fn parse(from: Coords, header: &[u8]) -> Option<Self> {
         let Header { version_kind, total, offset, length, id, sum, origin, .. } =
             Header::parse(header)?;
@@ -64,7 +63,7 @@ impl Report {
         right.then_some(Self { origin, number: id, dead: total })
     }
 
-    /// The packet, which is a header alone.
+    /// Encodes the packet, which consists of a header only.
     pub fn emit(&self) -> [u8; HEADER_SIZE] {
         Header {
             version_kind: REPORT,
@@ -77,8 +76,8 @@ impl Report {
     }
 }
 
-/// What was said of one node: its key plus one from bit 44 on, its dead ports from bit 32 on, the
-/// number of the report below.
+/// A report of one node: the node's key plus one from bit 44 on, its dead ports from bit 32 on, and
+/// the report's number below.
 #[derive(Debug)]
 struct Said {
     what: AtomicU64,
@@ -92,7 +91,7 @@ struct Found<'a> {
     number: u32,
 }
 
-/// Dead ports of some nodes: places of a fixed number, a few for nodes of the same hash.
+/// Dead ports of nodes, in a fixed number of places, with a few for all nodes of the same hash.
 #[derive(Debug)]
 struct Table<S: Storage>(S::Places<Said>);
 
@@ -102,7 +101,7 @@ impl<S: Storage> Table<S> {
         S::places(NODES, nothing).map(Self)
     }
 
-    /// A node's key, and the places that it may have.
+    /// A node's key plus one, and the places that it may have.
     fn set(&self, node: Coords) -> (u64, &[Said]) {
         let (key, at) = set_of(node);
         (u64::from(key) + 1, &self.0[at..at + SET])
@@ -118,13 +117,13 @@ impl<S: Storage> Table<S> {
         })
     }
 
-    /// Dead ports of a node, by what was said of it within `lifetime_ns`.
+    /// Dead ports of a node, if they were reported within `lifetime_ns`.
     fn dead(&self, node: Coords, now_ns: u64, lifetime_ns: u64) -> u16 {
         let found = self.find(node).filter(|found| is_fresh(found.said, now_ns, lifetime_ns));
         found.map_or(0, |found| found.dead)
     }
 
-    /// Takes note of what is said of a node: in its place, an empty one, or the oldest.
+    /// Stores the dead ports of a node in its own place, an empty one, or the oldest.
     fn set_dead(&self, node: Coords, dead: u16, number: u32, now_ns: u64) {
         let (key, set) = self.set(node);
         let place = set.iter().min_by_key(|said| match said.what.load(Ordering::Relaxed) {
@@ -139,7 +138,7 @@ impl<S: Storage> Table<S> {
         }
     }
 
-    /// All of which something was said within `lifetime_ns`.
+    /// All nodes with a report within `lifetime_ns`.
     fn iter(&self, now_ns: u64, lifetime_ns: u64) -> impl Iterator<Item = Coords> {
         let fresh = self.0.iter().filter(move |said| is_fresh(said, now_ns, lifetime_ns));
         fresh.filter_map(|said| {
@@ -153,33 +152,33 @@ fn is_fresh(said: &Said, now_ns: u64, lifetime_ns: u64) -> bool {
     now_ns.saturating_sub(said.since_ns.load(Ordering::Relaxed)) <= lifetime_ns
 }
 
-/// What a node knows of dead links, as text for programs: a line with the machine, then one for
-/// each of [`Health::iter`], the node's coordinates and the names of its dead ports.
+/// The known dead links as text for programs: a line with the machine, then one for each of
+/// [`Health::iter`], with the node's coordinates and the names of its dead ports.
 #[derive(Debug)]
 pub struct Known<'a, S: Storage> {
     health: &'a Health<S>,
     now_ns: u64,
 }
 
-/// What a node knows of dead links. Any thread may read and write it: one that reads what another
-/// one writes may take an older or newer state for the node's.
+/// The dead links that a node knows. Any thread may read and write it. A thread that reads while
+/// another one writes may see an older or newer state of a node.
 ///
-/// It is advice, and never a reason not to send: if every path has a link that is said to be dead,
-/// a sender takes the default path and sees.
+/// It is advice, and never a reason not to send: if every path has a link that is reported dead, a
+/// sender tries the default path.
 #[derive(Debug)]
 pub struct Health<S: Storage> {
     shape: Shape,
     me: Coords,
     own: AtomicU32,
     reported: Table<S>,
-    /// What the node's administrator has said, which is believed until it is taken back.
+    /// The reports of the node's administrator, which are believed until they are withdrawn.
     noted: Table<S>,
-    /// Until when anything may be known of others.
+    /// Time until which there may be reports of other nodes, in nanoseconds.
     until_ns: AtomicU64,
 }
 
 impl<S: Storage> Health<S> {
-    /// Node `me` of a machine knows of no dead link yet.
+    /// Creates the state of node `me` of a machine, without dead links.
     ///
     /// # Errors
     ///
@@ -194,17 +193,17 @@ impl<S: Storage> Health<S> {
         &self.shape
     }
 
-    /// The node's own dead ports, as far as it has found out.
+    /// The node's own dead ports that are known.
     pub fn own(&self) -> u16 {
         self.own.load(Ordering::Relaxed) as u16
     }
 
-    /// The node has found out which of its own ports are dead.
+    /// Sets the node's own dead ports.
     pub fn set_own(&self, dead: u16) {
         self.own.store((dead & ALL_PORTS).into(), Ordering::Relaxed);
     }
 
-    /// Takes note of a report. Returns whether it says something new.
+    /// Stores a report. Returns whether it changes anything.
     pub fn learn(&self, report: &Report, now_ns: u64) -> bool {
         let Report { origin, number, dead } = *report;
         if origin == self.me || !self.shape.contains(origin) {
@@ -212,7 +211,7 @@ impl<S: Storage> Health<S> {
         }
         let before = match self.reported.find(origin) {
             Some(old) => {
-                // A late report is ignored, unless the node has been started again since.
+                // A late report is ignored, unless the node may have been restarted since.
                 let late = number.wrapping_sub(old.number) as i32 <= 0;
                 let repeated = (number, dead) == (old.number, old.dead);
                 if late && !repeated && is_fresh(old.said, now_ns, REPORT_NS) {
@@ -220,7 +219,7 @@ impl<S: Storage> Health<S> {
                 }
                 old.dead
             }
-            // A node without an entry counts as healthy, so this needs none.
+            // A node without an entry counts as healthy, so this report needs no entry.
             None if dead == 0 => return false,
             None => 0,
         };
@@ -230,7 +229,7 @@ impl<S: Storage> Health<S> {
         dead != before
     }
 
-    /// The administrator says which ports of a node are dead, 0 being none.
+    /// Stores the administrator's report of a node's dead ports; 0 if there are none.
     pub fn note(&self, node: Coords, dead: u16) {
         let is_new = dead != 0 || self.noted.find(node).is_some();
         if is_new && self.shape.contains(node) {
@@ -244,7 +243,7 @@ impl<S: Storage> Health<S> {
         self.own() == 0 && self.until_ns.load(Ordering::Relaxed) <= now_ns
     }
 
-    /// Ports of a node that are known to be dead by what was said at this end of their links.
+    /// Ports of a node that were reported dead at this end of their links.
     fn said_of(&self, node: Coords, now_ns: u64) -> u16 {
         let said = match node == self.me {
             true => self.own(),
@@ -253,7 +252,7 @@ impl<S: Storage> Health<S> {
         said | self.noted.dead(node, now_ns, u64::MAX)
     }
 
-    /// Whether the link of a node's port is known to be dead, by what was said at either end.
+    /// Whether the link of a node's port was reported dead at either end.
     pub fn is_dead(&self, node: Coords, port: Port, now_ns: u64) -> bool {
         let is_set = |mask: u16, port: Port| mask >> port.index() & 1 != 0;
         is_set(self.said_of(node, now_ns), port)
@@ -263,7 +262,7 @@ impl<S: Storage> Health<S> {
                 .is_some_and(|other| is_set(self.said_of(other, now_ns), port.opposite()))
     }
 
-    /// Ports of a node whose link is known to be dead, a bit for each.
+    /// Ports of a node whose link is known to be dead, one bit each.
     pub fn dead_ports(&self, node: Coords, now_ns: u64) -> u16 {
         let links = Port::ALL.into_iter().filter(|p| self.shape.neighbor(node, *p).is_some());
         let dead = links.filter(|port| self.is_dead(node, *port, now_ns));
@@ -271,7 +270,7 @@ impl<S: Storage> Health<S> {
     }
 
     /// Whether links that are known to be dead cut a node off from this one, alone or with a few
-    /// others, as those of a board that has failed: nobody tells of the links between them.
+    /// others, such as those of a failed board: nobody reports the links between them.
     pub fn is_cut_off(&self, node: Coords, now_ns: u64) -> bool {
         if self.is_quiet(now_ns) {
             return false;
@@ -299,14 +298,14 @@ impl<S: Storage> Health<S> {
         node != self.me
     }
 
-    /// Whether no link on a packet's way from this node is known to be dead.
+    /// Whether no link on a packet's route from this node is known to be dead.
     pub fn is_clear(&self, target: &PacketTarget, now_ns: u64) -> bool {
         self.is_quiet(now_ns)
             || self.walk(self.me, target.node, target.path, Some(target.distances), now_ns)
     }
 
-    /// The path for a command to a node, whose answer comes back by the same path: the default one
-    /// if it may work, else another that may, the shortest first.
+    /// The path for a command to a node and for its answer: the default path if it may work, or
+    /// else the shortest other one that may.
     pub fn path(&self, to: Coords, now_ns: u64) -> Path {
         let default = to.default_path();
         if self.is_quiet(now_ns) || !self.shape.contains(to) {
@@ -319,7 +318,7 @@ impl<S: Storage> Health<S> {
             return default;
         }
         let (mut best, mut least) = (default, u32::MAX);
-        // A loop, as iterators of iterators have names that are too long for the kernel's tools.
+        // A loop, because the type names of nested iterators are too long for the kernel's tools.
         for path in self.shape.paths() {
             let hops = self.shape.hops(self.me, to, path);
             if hops < least && works(path) {
@@ -354,13 +353,13 @@ impl<S: Storage> Health<S> {
         true
     }
 
-    /// The dead links as text.
+    /// The known dead links as text.
     pub const fn known(&self, now_ns: u64) -> Known<'_, S> {
         Known { health: self, now_ns }
     }
 
-    /// The nodes at whose end of a link something was said, and what: a bit for each dead port. A
-    /// node of which a report and a note speak comes twice.
+    /// The nodes with dead links reported at their end, and their dead ports, one bit each. A node
+    /// with both a report and an administrator's note comes twice.
     pub fn iter(&self, now_ns: u64) -> impl Iterator<Item = (Coords, u16)> {
         let own = core::iter::once(self.me);
         let noted = self.noted.iter(now_ns, u64::MAX);
@@ -390,24 +389,24 @@ impl<S: Storage> fmt::Display for Known<'_, S> {
     }
 }
 
-/// Tells the other nodes of this one's dead ports: when these change, and from time to time. A node
-/// none of whose ports has been dead says nothing.
+/// Reports this node's dead ports to the other nodes: when they change, and from time to time. A
+/// node that never had dead ports sends no reports.
 #[derive(Debug)]
 pub struct Reporter {
     /// The last report.
     report: Report,
-    /// The node that is to be told next.
+    /// The next node to send the report to.
     next: NodeId,
-    /// Rounds of a report that all is well that are still to come.
+    /// Number of remaining rounds of a report that all ports work.
     farewells: u8,
-    /// When the round began that is under way, or was last; when the next nodes are told.
+    /// Start of the current or last round, and time of the next burst, in nanoseconds.
     began_ns: u64,
     burst_ns: u64,
 }
 
 impl Reporter {
-    /// Node `me` has said nothing yet. Its reports are numbered from `first` on: a node that was
-    /// started again should not repeat the numbers that it had before.
+    /// A reporter of node `me` that has sent nothing yet. Its reports are numbered from `first` on.
+    /// A node that was restarted should not repeat its earlier numbers.
     pub const fn new(me: Coords, first: u32) -> Self {
         Self {
             report: Report { origin: me, number: first, dead: 0 },
@@ -418,20 +417,20 @@ impl Reporter {
         }
     }
 
-    /// Whether nobody is to be told right now.
+    /// Whether no reports are to be sent right now.
     pub fn is_settled(&self) -> bool {
         self.next == NodeId::NOWHERE
     }
 
-    /// Whether there is nothing to tell as long as no port of this node is dead, so that
+    /// Whether there is nothing to report as long as no port of this node is dead, so that
     /// [`Reporter::step`] need not be called.
     pub fn is_silent(&self) -> bool {
         self.is_settled() && self.report.dead == 0 && self.farewells == 0
     }
 
-    /// Hands the reports to `send` that are to be sent now, which is false when there is no room
-    /// for more. To be called from time to time: about every second, and every few milliseconds
-    /// unless [`Reporter::is_settled`].
+    /// Passes the reports that are due to `send`, which returns false when there is no room for
+    /// more. To be called from time to time: about every second, and every few milliseconds unless
+    /// [`Reporter::is_settled`].
     pub fn step<S: Storage>(
         &mut self,
         health: &Health<S>,

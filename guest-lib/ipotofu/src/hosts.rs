@@ -1,4 +1,4 @@
-//! Names of nodes, as a hosts file has them.
+//! Host names of nodes, as in a hosts file.
 
 use core::fmt;
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -13,7 +13,7 @@ use crate::addr;
 pub struct Host {
     /// The node.
     pub node: Coords,
-    /// Its number, X slowest and C fastest.
+    /// The node's number, with X varying slowest and C fastest.
     pub rank: u32,
     /// Its IPv4 address.
     pub ipv4: Ipv4Addr,
@@ -22,18 +22,18 @@ pub struct Host {
 }
 
 impl Host {
-    /// Node `node`, which is number `rank`, of machine `machine`.
+    /// Creates the entry of node `node`, number `rank` of machine `machine`.
     pub fn new(machine: u8, node: Coords, rank: u32) -> Self {
         let (ipv4, ipv6) = (addr::ipv4(machine, node).into(), addr::ipv6(machine, node).into());
         Self { node, rank, ipv4, ipv6 }
     }
 
-    /// Its host name: t-x-y-z-a-b-c.
+    /// The host name: t-x-y-z-a-b-c.
     pub fn name(&self) -> impl fmt::Display + use<> {
         Name(self.node)
     }
 
-    /// Its short name, by its number: n0, n1 and so on.
+    /// The short name, from the number: n0, n1 and so on.
     pub fn alias(&self) -> impl fmt::Display + use<> {
         Alias(self.rank)
     }

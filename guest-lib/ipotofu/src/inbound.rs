@@ -1,4 +1,4 @@
-//! Packets that arrive: what they are, whether they may be taken, and the frames in them.
+//! Arriving packets: their headers, whether they are accepted, and their frames.
 
 use core::ops::Range;
 
@@ -14,61 +14,61 @@ use crate::storage::Storage;
 use crate::tree;
 use crate::wire::{self, Capabilities, Fragment, FragmentKey, Packet, PacketKind, Repr};
 
-/// Fragments of broadcasts that are remembered, to tell those that come twice.
+/// Number of fragments of broadcasts that are remembered, to detect repeated ones.
 const MAX_OBSERVED: usize = 256;
 
-/// Bounds of what a node accepts.
+/// Limits of what a node accepts.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of the longest frame that is complete.
+    /// Maximum size of a complete frame, in bytes.
     pub frame: usize,
-    /// Whether offloaded frames are taken, which may have any length.
+    /// Whether offloaded frames, which may have any length, are accepted.
     pub offload: bool,
-    /// Whether broadcasts are taken.
+    /// Whether broadcasts are accepted.
     pub broadcasts: bool,
-    /// Frames in several fragments that may be under way at a time.
+    /// Number of frames in several fragments that can be received at a time.
     pub reassemblies: usize,
 }
 
-/// A packet with a frame, or of a frame, whose header makes sense.
+/// A packet with a valid header, and a frame or a fragment of one.
 #[derive(Clone, Copy, Debug)]
 pub struct Incoming<'a> {
-    /// Its header.
+    /// The header.
     pub repr: Repr,
-    /// What its sender says of itself, if it is the origin.
+    /// The sender's capabilities, if it is the origin.
     pub says: Capabilities,
     /// The fragment.
     pub body: &'a [u8],
 }
 
-/// The outcome of a packet.
+/// The result of a packet.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event<F> {
-    /// A part of the packet's body is a frame.
+    /// This part of the packet's body is a frame.
     Whole(Metadata, Range<usize>),
     /// A frame is complete.
     Assembled(Metadata, F),
-    /// The packet's sender has got this fragment of a broadcast.
+    /// The packet's sender has received this fragment of a broadcast.
     Acknowledged(FragmentKey),
     /// Nothing for this node, or not yet.
     Nothing,
 }
 
-/// What this node receives, in frames that lie in memory of type `F`.
+/// The receiving side of a node, with frames in memory of type `F`.
 #[derive(Debug)]
 pub struct Inbound<S: Storage, F: FrameBuffer> {
     shape: Shape,
     me: Coords,
     limits: Limits,
     reassembly: Reassembly<S, F>,
-    /// A ring of fragments of broadcasts, and its next place.
+    /// A ring of fragments of broadcasts, and the index of its next place.
     observed: S::Places<Option<FragmentKey>>,
     next: usize,
     counters: Counters,
 }
 
 impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
-    /// The receiving side of node `me`.
+    /// Creates the receiving side of node `me`.
     ///
     /// # Errors
     ///
@@ -85,23 +85,23 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
         })
     }
 
-    /// Gives up frames that are not complete.
+    /// Drops incomplete frames.
     pub fn clear(&mut self) {
         self.reassembly.clear();
     }
 
-    /// The counters of what was done.
+    /// The counters so far.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// The same, to count what the parts of this do not.
+    /// The counters, for events that are counted elsewhere.
     pub fn count(&mut self) -> &mut Counters {
         &mut self.counters
     }
 
-    /// Reads the header of a packet, which is apart from what follows. A packet that makes no sense
-    /// is counted.
+    /// Parses the header of a packet, which is separate from the rest. An invalid packet is
+    /// counted.
     pub fn parse<'a>(&mut self, header: &[u8], body: &'a [u8]) -> Option<Incoming<'a>> {
         let parsed = Packet::new_checked(header).and_then(|p| Repr::parse(&p, body.len()));
         let Ok(repr) = parsed else {
@@ -112,10 +112,10 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
         Some(Incoming { repr, says: Capabilities::of(header), body })
     }
 
-    /// Takes a packet that came from node `from`.
+    /// Processes a packet from node `from`.
     ///
-    /// `send` is handed the acknowledgement of a broadcast and the packets by which it is relayed.
-    /// `make` makes the memory for a frame of so many bytes.
+    /// `send` gets the acknowledgement of a broadcast and the packets that relay it. `make`
+    /// allocates the memory for a frame of the given size in bytes.
     pub fn receive(
         &mut self,
         from: Coords,
@@ -175,15 +175,14 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
         }
     }
 
-    /// Whether a node may relay what comes from `origin` to this one: it is on the way.
+    /// Whether `from` may relay broadcasts of `origin` to this node: it must be on the way.
     fn may_relay(&self, from: Coords, origin: Coords) -> bool {
         self.limits.broadcasts
             && origin != self.me
             && tree::is_ancestor(&self.shape, origin, from, self.me)
     }
 
-    /// Acknowledges a fragment of a broadcast, and relays it if it was not here already. Returns
-    /// whether it was not.
+    /// Acknowledges a fragment of a broadcast, and relays it if it is new. Returns whether it is.
     fn relay(
         &mut self,
         from: Coords,
@@ -191,7 +190,7 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
         body: &[u8],
         send: &mut dyn FnMut(&Fragment<'_>),
     ) -> bool {
-        // Also one that has come before: the acknowledgement may have been lost.
+        // A repeated fragment is acknowledged, too: the first acknowledgement may have been lost.
         if repr.acknowledge {
             let header = repr.acknowledgement().emit();
             send(&Fragment { to: from, broadcast: false, header, prefix: &[], body: &[] });
@@ -210,8 +209,8 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
         true
     }
 
-    /// Returns what is left to do with a frame that was fetched, if it is not too long, and its
-    /// origin may send it to this node. `head` is its first bytes, all headers among them.
+    /// Returns the metadata of a fetched frame if it is not too long and its origin may send it to
+    /// this node. `head` is its first bytes, including all headers.
     pub fn accept_fetched(
         &mut self,
         origin: Coords,
@@ -229,8 +228,8 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
         Some(metadata)
     }
 
-    /// Returns what is left to do with a frame of `len` bytes, if its origin may send it to this
-    /// node. `head` is its first bytes, all headers among them.
+    /// Returns the metadata of a frame of `len` bytes if its origin may send it to this node.
+    /// `head` is its first bytes, including all headers.
     fn accept(
         &mut self,
         kind: PacketKind,

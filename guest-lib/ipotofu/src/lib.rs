@@ -1,20 +1,21 @@
 //! IP over Tofu: a link of Ethernet frames between the nodes of a machine, by system packets.
 //!
-//! What goes over the wire, and why, is in the manual (docs/src/reference/ip-over-tofu.md).
+//! The manual describes the format and its reasons (docs/src/reference/ip-over-tofu.md).
 //!
-//! The engine has no device and no allocator: its owner gives it memory ([`Storage`]), a queue to
+//! The engine has no device and no allocator. Its owner gives it memory ([`Storage`]), a queue to
 //! send packets by ([`PacketQueue`], [`rendezvous::Rendezvous`]) and frames to receive to
-//! ([`FrameBuffer`]). The kernel driver compiles this much of the crate. [`Inbound`] is packets
-//! that arrive, [`Outbound`] those that leave, [`rendezvous`] long frames, which are fetched. Below
-//! them are [`addr`], which derives addresses from coordinates, [`hosts`] with names, [`wire`], the
-//! header of each packet, [`offload`], frames that others complete, [`neighbor`], questions for
-//! addresses, [`tree`], how broadcasts are relayed, and [`routes`], which ways lead to a node.
-//! [`Health`] is which links are dead, as far as [`Ports`] and reports of other nodes tell.
+//! ([`FrameBuffer`]). The kernel driver compiles this much of the crate. [`Inbound`] handles
+//! arriving packets, [`Outbound`] departing ones, and [`rendezvous`] long frames, which are
+//! fetched. They are based on [`addr`], which derives addresses from coordinates, [`hosts`] with
+//! names, [`wire`], the header of each packet, [`offload`], frames that others complete,
+//! [`neighbor`], address queries, [`tree`], the relaying of broadcasts, and [`routes`], the routes
+//! to a node. [`Health`] knows which links are dead, from [`Ports`] and from reports of other
+//! nodes.
 //!
-//! With the feature `link` there is [`Link`], all of it over the driver's packet interface: frames
-//! in, frames out. [`Core`] is the same without a device.
+//! The feature `link` adds [`Link`], which runs all of it over the driver's packet interface:
+//! frames in, frames out. [`Core`] is the same without a device.
 //!
-//! Nothing that arrives makes this panic, hang or allocate beyond [`Config`]'s bounds.
+//! No arriving packet makes this crate panic, hang or allocate beyond [`Config`]'s limits.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -29,37 +29,37 @@ use crate::storage::Heap;
 use crate::tree;
 use crate::wire::{Capabilities, FRAGMENT_MAX, Fragment, HEADER_SIZE, Words};
 
-/// How long a wait looks after packets that are on their way out before it sleeps, and how long it
-/// sleeps at most while there are any, both in nanoseconds.
+/// How long a wait polls for packets in flight before it sleeps, and the longest sleep while there
+/// are any, both in nanoseconds.
 const SETTLE_NS: u64 = 5_000;
 const NAP_NS: u64 = 10_000_000;
-/// How often the node's ports are looked at while there is a reason to, in nanoseconds.
+/// How often the node's ports are tested while there is a reason to, in nanoseconds.
 const BEAT_NS: u64 = 1_000_000_000;
-/// The cookie of a packet that was sent to look at a port, whose number is added.
+/// Base of the cookies of packets that test a port. The port's number is added.
 const PORT_COOKIE: u32 = 1 << Tag::BITS;
 
-/// Why a link cannot be had, or a frame not be sent.
+/// Why a link cannot be opened, or a frame not be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum LinkError {
     /// The node is not in the machine.
     #[error("node {0} is not in the machine")]
     NotInMachine(Coords),
-    /// Too few buffers to send a broadcast of the longest frame.
+    /// Too few buffers for a broadcast of the longest frame.
     #[error("this MTU needs {needed} buffers for sending at least")]
     Buffers {
-        /// Buffers that are needed.
+        /// Number of buffers needed.
         needed: usize,
     },
     /// The packet interface cannot be opened.
     #[error(transparent)]
     Open(PacketError),
-    /// Too much is on its way out. Try again after [`Link::wait_room`].
+    /// Too many packets are in flight. Try again after [`Link::wait_room`].
     #[error("too many packets are on their way out")]
     Full,
     /// The frame cannot be sent.
     #[error(transparent)]
     Frame(SendError),
-    /// The offload metadata do not fit to the frame.
+    /// The offload metadata do not match the frame.
     #[error("checksum or segments do not fit to the frame")]
     Metadata,
 }
@@ -70,7 +70,7 @@ impl<P: Platform> PacketQueue for Packets<P> {
     }
 }
 
-/// How packets go out.
+/// The sending side of a link.
 struct Out<P: Platform> {
     packets: Packets<P>,
     outbound: Outbound<Heap>,
@@ -98,7 +98,7 @@ impl<P: Platform> Out<P> {
         }
     }
 
-    /// Looks after packets whose sending has ended.
+    /// Handles packets whose sending has ended.
     fn reap(&mut self) {
         let Self { packets, outbound, ports, last_loss, now_ns, .. } = self;
         while let Some(done) = packets.poll_sent_or_lost() {
@@ -145,9 +145,9 @@ impl<P: Platform> Out<P> {
         }
     }
 
-    /// Looks at the node's ports from time to time once a packet has met a dead link: one of its
-    /// own anywhere, or one of a program's or another node's here. Tells others of those that are
-    /// dead. The frames of the node go first: this leaves half of the buffers to them.
+    /// Tests the node's ports from time to time once a packet has met a dead link: a packet of the
+    /// link anywhere, or a packet of another program or node here. Reports dead links to other
+    /// nodes. The node's own frames go first: this leaves half of the buffers to them.
     fn look_after_links(&mut self) {
         let Self { packets, outbound, node, ports, reporter, now_ns, .. } = self;
         let (now_ns, half) = (*now_ns, packets.buffers() / 2);
@@ -171,7 +171,7 @@ impl<P: Platform> Out<P> {
         });
     }
 
-    /// When [`Out::look_after_links`] is to be called again, in nanoseconds.
+    /// Time until the next call of [`Out::look_after_links`], in nanoseconds.
     fn next_look_ns(&self) -> u64 {
         (self.beat_ns + BEAT_NS).saturating_sub(self.now_ns).max(1)
     }
@@ -191,50 +191,50 @@ impl<P: Platform> Rendezvous for Out<P> {
     }
 }
 
-/// How long a look after frames that are being fetched takes before other things are done, and how
-/// long a sleep takes at most while there are any, both in nanoseconds.
+/// How long a call polls for frames that are being fetched, and the longest sleep while there are
+/// any, both in nanoseconds.
 const FETCH_LOOK_NS: u64 = 50_000;
 const FETCH_NAP_NS: u64 = 200_000;
 
-/// A frame that was received: what is left to do with it, and where it is.
+/// A received frame: its metadata and its place.
 enum Taken {
-    /// In the caller's buffer, from one byte to another.
+    /// In the caller's buffer, between these two offsets.
     Here(Metadata, usize, usize),
-    /// In the link's own one.
+    /// In the link's own buffer, between these two offsets.
     Scratch(Metadata, usize, usize),
-    /// Elsewhere.
+    /// In memory of its own.
     Apart(Metadata, Vec<u8>),
-    /// In this slot for fetched frames, up to this byte.
+    /// In this slot for fetched frames, up to this offset.
     Fetched(Metadata, usize, usize),
 }
 
-/// Bytes of a fetched frame that are copied before they are looked at: a multiple of 8, with room
-/// for all headers.
+/// Number of bytes of a fetched frame that are copied before they are parsed: a multiple of 8, with
+/// room for all headers.
 const HEAD: usize = 256;
 const _: () = assert!(HEAD % 8 == 0 && HEAD >= MAX_HEADERS);
 
-/// Numbers of links.
+/// The number of the next link.
 static NEXT_LINK: AtomicU64 = AtomicU64::new(0);
 
-/// Where a frame may be put so that others can fetch it from there, see [`Link::place`].
+/// A place from which others can fetch a frame, see [`Link::place`].
 #[derive(Debug)]
 pub struct FrameSlot {
     link: u64,
     slot: usize,
 }
 
-/// A frame as it is handed over.
+/// A received frame.
 #[derive(Debug)]
 pub struct Frame<'a, D> {
-    /// Its first bytes, which are all of it or all headers.
+    /// The first bytes: the whole frame, or at least all headers.
     pub head: &'a [u8],
-    /// Where its other bytes are, if there are any: in memory that the device has written to, and
-    /// may be told to write to again by nodes that are up to no good.
+    /// The place of the other bytes, if there are any. It is in memory that the device has written
+    /// to, and that malicious nodes may make it overwrite.
     pub rest: Option<(&'a D, Range<usize>)>,
 }
 
 impl<D: DmaBuffer> Frame<'_, D> {
-    /// Copies the frame to `buf`, as far as there is room, and returns how many bytes that are.
+    /// Copies the frame to `buf`, as far as it fits, and returns the number of copied bytes.
     pub fn copy_to(&self, buf: &mut [u8]) -> usize {
         let in_head = self.head.len().min(buf.len());
         buf[..in_head].copy_from_slice(&self.head[..in_head]);
@@ -247,16 +247,16 @@ impl<D: DmaBuffer> Frame<'_, D> {
 
 /// A link to all nodes of the machine: Ethernet frames in and out.
 ///
-/// One thread drives it. Packets go out in batches: [`Link::flush`], [`Link::wait`] and
-/// [`Link::recv`] when it has nothing tell the device of them.
+/// One thread drives it. Packets go out in batches: [`Link::flush`] and [`Link::wait`] notify the
+/// device of them, and so does [`Link::recv`] when it has nothing to return.
 pub struct Link<P: Platform> {
     core: Core,
     out: Out<P>,
     requests: Requests<Heap>,
     fetches: Fetches<Heap>,
-    /// Tells links apart.
+    /// Distinguishes links.
     id: u64,
-    /// The first bytes of a frame that was fetched.
+    /// The first bytes of a fetched frame.
     head: [u8; HEAD],
     late: Option<Box<Late>>,
     scratch: Box<[u8]>,
@@ -277,7 +277,7 @@ impl<P: Platform> fmt::Debug for Link<P> {
 }
 
 impl<P: Platform> Link<P> {
-    /// Opens the link of this node on a TNI, which all nodes of the machine must do on the same.
+    /// Opens the link of this node on a TNI. All nodes of the machine must use the same TNI.
     ///
     /// # Errors
     ///
@@ -298,7 +298,7 @@ impl<P: Platform> Link<P> {
         if usize::from(packets.tx_buffers) < needed {
             return Err(LinkError::Buffers { needed });
         }
-        // Only system packets; what the device reports is for others.
+        // Only system packets. Other notices of the device are for other programs.
         let mask = !(1 << PrqRcode::SystemTlp as u8);
         let mut packets = PacketConfig { mask, ..packets.clone() };
         if fetches {
@@ -351,12 +351,12 @@ impl<P: Platform> Link<P> {
         self.core.config().mtu
     }
 
-    /// What the link was made from.
+    /// The configuration of the link.
     pub fn config(&self) -> &Config {
         self.core.config()
     }
 
-    /// The counters of what was done so far.
+    /// The counters so far.
     pub fn counters(&self) -> Counters {
         let mut counters = self.core.counters();
         counters += self.out.outbound.counters();
@@ -368,12 +368,12 @@ impl<P: Platform> Link<P> {
         self.out.outbound.health()
     }
 
-    /// Why the last packet was lost.
+    /// The result code of the last lost packet.
     pub fn last_loss(&self) -> Option<Rcode> {
         self.out.last_loss
     }
 
-    /// The packet interface, for its interrupt and its counters.
+    /// The packet interface, for access to its interrupt and its counters.
     pub fn packets(&mut self) -> &mut Packets<P> {
         &mut self.out.packets
     }
@@ -382,8 +382,8 @@ impl<P: Platform> Link<P> {
     ///
     /// # Errors
     ///
-    /// [`LinkError::Full`] if there is no room for it now, [`LinkError::Frame`] if it cannot be
-    /// sent at all.
+    /// [`LinkError::Full`] if there is no room for it now, [`LinkError::Frame`] if it can never be
+    /// sent.
     pub fn send(&mut self, frame: &[u8]) -> Result<(), LinkError> {
         let needed = self.core.packets_for(frame);
         if self.out.packets.free() < needed {
@@ -399,12 +399,12 @@ impl<P: Platform> Link<P> {
         .map_err(LinkError::Frame)
     }
 
-    /// Sends an offloaded Ethernet frame: as it is to a node that takes it, or else completed, as
-    /// one or several.
+    /// Sends an offloaded Ethernet frame. A node that accepts it gets it unchanged; for others it
+    /// is completed first, as one frame or several.
     ///
     /// # Errors
     ///
-    /// As [`Link::send`]. If there is room for some of several frames, the others are lost.
+    /// As [`Link::send`]. If there is only room for some of several frames, the others are lost.
     pub fn send_offloaded(&mut self, metadata: &Metadata, frame: &[u8]) -> Result<(), LinkError> {
         if let Some(node) = self.core.fetcher(metadata, frame, frame.len())
             && self.request(node, metadata, frame, frame.len(), None)?
@@ -437,28 +437,28 @@ impl<P: Platform> Link<P> {
         result
     }
 
-    /// A place for a frame to be sent next, if there is one, where others can fetch it: a frame
-    /// that is long enough for that is then sent by [`Link::send_placed`] without a copy. Nothing
-    /// needs to be put there.
+    /// A place for the next frame to be sent, if one is free, from which others can fetch it. A
+    /// long enough frame is then sent by [`Link::send_placed`] without a copy. The place need not
+    /// be used.
     pub fn place(&self) -> Option<FrameSlot> {
         let slot = self.requests.last_free().filter(|_| self.core.config().rendezvous);
         slot.map(|slot| FrameSlot { link: self.id, slot })
     }
 
-    /// The memory that a place of this link is in, and which of its bytes the place is: room for
-    /// the longest frame.
+    /// The memory of a place of this link, and the range of the place in it: room for the longest
+    /// frame.
     pub fn place_memory(&self, place: &FrameSlot) -> Option<(&P::Dma, Range<usize>)> {
         let at = place.slot * rendezvous::SLOT;
         let memory = self.out.packets.share().filter(|_| place.link == self.id);
         memory.map(|memory| (memory, at..at + rendezvous::SLOT))
     }
 
-    /// Sends an offloaded Ethernet frame of `len` bytes, the first ones of which are in `head`, a
-    /// multiple of 8 with all headers, and the others in a place behind as many bytes that do not
-    /// matter. False if its receiver does not fetch it, and it is to be sent in another way.
+    /// Sends an offloaded Ethernet frame of `len` bytes. Its first bytes are in `head`, a multiple
+    /// of 8 with all headers. The others are in the place, at the same offset as in the frame.
+    /// False if the receiver does not fetch it, so that it must be sent in another way.
     ///
-    /// If there is no room for it, it may stay in its place until there is, as long as nothing else
-    /// is sent.
+    /// If there is no room for it, the frame may stay in its place until there is, as long as
+    /// nothing else is sent.
     ///
     /// # Errors
     ///
@@ -472,7 +472,7 @@ impl<P: Platform> Link<P> {
     ) -> Result<bool, LinkError> {
         let fits = head.len() % 8 == 0 && (MAX_HEADERS..=len).contains(&head.len());
         let fits = fits && len <= rendezvous::SLOT && place.link == self.id;
-        // It may have been used in another way since.
+        // The place may have been used in another way since.
         let fits = fits && self.requests.is_free(place.slot);
         match self.core.fetcher(metadata, head, len) {
             Some(node) if fits => self.request(node, metadata, head, len, Some(place.slot)),
@@ -480,8 +480,8 @@ impl<P: Platform> Link<P> {
         }
     }
 
-    /// Requests a node to fetch a frame of `len` bytes that begins with `head`; what follows is in
-    /// the slot `placed`. False if the node does not do so, or everything is taken by others.
+    /// Requests a node to fetch a frame of `len` bytes that begins with `head`. The rest is in the
+    /// slot `placed`. False if the node does not fetch frames, or other frames occupy all slots.
     fn request(
         &mut self,
         node: Coords,
@@ -514,7 +514,7 @@ impl<P: Platform> Link<P> {
         Ok(true)
     }
 
-    /// Takes a message of a node about frames that are fetched.
+    /// Processes a message of a node about frames that are fetched.
     fn take_message(&mut self, from: Coords, says: Capabilities, message: Option<Message>) {
         let Self { core, out, requests, fetches, .. } = self;
         let now_ns = out.packets.device().platform().now_ns();
@@ -527,7 +527,7 @@ impl<P: Platform> Link<P> {
         }
     }
 
-    /// Takes the next frame that was fetched.
+    /// Takes the next fetched frame.
     fn take_fetched(&mut self) -> Option<Taken> {
         let Self { core, out, fetches, head, .. } = self;
         while let Some((slot, rcode)) = out.packets.poll_fetched() {
@@ -537,9 +537,9 @@ impl<P: Platform> Link<P> {
             }
             let request = fetches.ended(slot, rcode.is_success(), out, core.count());
             let Some((request, ())) = request else { continue };
-            // Others could write there, so the headers that are looked at are a copy, which is
-            // what is received, too. Who writes to what is behind them could do so before it is
-            // copied as well.
+            // Other nodes could write there, so the headers are checked in a copy, and this copy is
+            // also what is received. Copying the bytes behind them would not help: they could be
+            // overwritten before the copy as well.
             let len = request.len as usize;
             let head = &mut head[..len.min(HEAD)];
             let mut words = Words::default();
@@ -557,14 +557,13 @@ impl<P: Platform> Link<P> {
         None
     }
 
-    /// Whether frames are on their way here from others' memory.
+    /// Whether this node is fetching frames.
     pub fn is_fetching(&self) -> bool {
         self.fetches.are_under_way()
     }
 
     /// Tells the IP stack of this node the addresses of another one, as if it had asked for them:
-    /// for stacks that ask slowly. False if there are too many answers already that wait for
-    /// [`Link::recv`].
+    /// for stacks that ask slowly. False if too many answers already wait for [`Link::recv`].
     pub fn introduce(&mut self, node: Coords) -> bool {
         self.core.introduce(node)
     }
@@ -578,7 +577,7 @@ impl<P: Platform> Link<P> {
         self.out.packets.free() >= needed
     }
 
-    /// Tells the device of what was sent, and looks after what has been on its way.
+    /// Notifies the device of sent packets, and handles packets that were in flight.
     pub fn flush(&mut self) {
         self.out.now_ns = self.out.packets.device().platform().now_ns();
         let Self { out, fetches, .. } = self;
@@ -587,13 +586,13 @@ impl<P: Platform> Link<P> {
         out.reap();
         out.outbound.expire(&mut out.packets, out.now_ns);
         out.look_after_links();
-        // Flushes packets that were sent once more.
+        // Flushes packets that were sent again.
         out.packets.flush();
     }
 
-    /// Takes the next frame, and returns its length. `buf` should have room for the longest one
-    /// ([`Config::max_frame`]); longer ones are cut off. Offloaded frames are dropped:
-    /// [`Link::recv_with`] takes them.
+    /// Takes the next frame, and returns its length. `buf` should have room for the longest frame
+    /// ([`Config::max_frame`]); longer frames are truncated. Offloaded frames are dropped:
+    /// [`Link::recv_with`] accepts them.
     pub fn recv(&mut self, buf: &mut [u8]) -> Option<usize> {
         let whole = |frame: &[u8], buf: &mut [u8]| {
             let len = frame.len().min(buf.len());
@@ -620,9 +619,9 @@ impl<P: Platform> Link<P> {
         }
     }
 
-    /// Takes the next frame, and hands it to `take`, with what is left to do with it: nothing,
-    /// unless [`Config::offload`]. `buf` is a place for it, which `take` need not find it in;
-    /// [`FRAGMENT_MAX`] bytes and more make it fast.
+    /// Takes the next frame, and passes it to `take` with its metadata, which are empty unless
+    /// [`Config::offload`] is set. The frame may be put into `buf`, but need not be. This is fast
+    /// if `buf` has at least [`FRAGMENT_MAX`] bytes.
     pub fn recv_with<R>(
         &mut self,
         buf: &mut [u8],
@@ -641,7 +640,7 @@ impl<P: Platform> Link<P> {
         })
     }
 
-    /// Hands over a frame that was fetched, and goes on fetching others to its place.
+    /// Passes on a fetched frame, and continues to fetch others into its place.
     fn use_fetched<R>(
         &mut self,
         slot: usize,
@@ -666,7 +665,7 @@ impl<P: Platform> Link<P> {
             if let Some(reply) = self.core.take_reply() {
                 return Some(Taken::Apart(Metadata::default(), reply));
             }
-            // A fragment goes straight to where it is wanted if it fits.
+            // A fragment goes directly into `buf` if it fits.
             let direct = buf.len() >= FRAGMENT_MAX;
             let mut header = [0; HEADER_SIZE];
             let late = self.late.take();
@@ -709,7 +708,8 @@ impl<P: Platform> Link<P> {
             }
             if self.core.config().rendezvous {
                 if rendezvous::is_message(header) {
-                    // The sender of heads with requests was not told that they are taken here.
+                    // Requests with heads are dropped: this node does not announce that it accepts
+                    // them.
                     let message = Message::parse(from, header, body)
                         .filter(|m| !matches!(m, Message::Request(r) if r.is_split()));
                     self.take_message(from, Capabilities::of(header), message);
@@ -755,7 +755,7 @@ impl<P: Platform> Link<P> {
             && self.fetches.are_under_way_from(late.received.header.source())
     }
 
-    /// Looks for a moment after frames that are being fetched. Returns whether one has come.
+    /// Polls for a moment for frames that are being fetched. Returns whether one has arrived.
     fn await_fetched(&mut self) -> bool {
         let start = self.out.now_ns;
         while !self.out.packets.has_fetched() {
@@ -780,8 +780,7 @@ impl<P: Platform> Link<P> {
             || self.out.packets.has_fetched()
     }
 
-    /// Whether nothing is on its way out that has to be looked after, by [`Link::flush`] from time
-    /// to time.
+    /// Whether nothing in flight needs [`Link::flush`] from time to time.
     pub fn is_settled(&self) -> bool {
         self.out.packets.under_way() == 0
             && self.out.outbound.is_settled()
@@ -789,8 +788,8 @@ impl<P: Platform> Link<P> {
             && !self.is_fetching()
     }
 
-    /// Waits until there may be something to receive, for `timeout_ns` nanoseconds at most.
-    /// Returns whether there is.
+    /// Waits until there may be something to receive, for at most `timeout_ns` nanoseconds. Returns
+    /// whether there is.
     pub fn wait(&mut self, timeout_ns: u64) -> bool {
         let start = self.out.packets.device().platform().now_ns();
         loop {
@@ -803,7 +802,8 @@ impl<P: Platform> Link<P> {
                 return false;
             }
             let left = timeout_ns - elapsed;
-            // A packet that meets a dead link is to be sent another way, so its end is awaited.
+            // A packet that meets a dead link must be sent another way, so its completion is
+            // awaited.
             if self.is_settled() {
                 if self.out.packets.wait(left.min(self.out.next_look_ns())) {
                     return true;
@@ -821,8 +821,8 @@ impl<P: Platform> Link<P> {
         }
     }
 
-    /// Waits until there is room for a frame, for `timeout_ns` nanoseconds at most. Returns
-    /// whether there is.
+    /// Waits until there is room for a frame, for at most `timeout_ns` nanoseconds. Returns whether
+    /// there is.
     pub fn wait_room(&mut self, timeout_ns: u64) -> bool {
         let start = self.out.packets.device().platform().now_ns();
         loop {
@@ -836,8 +836,8 @@ impl<P: Platform> Link<P> {
         }
     }
 
-    /// Waits until everything that was sent is out, for `timeout_ns` nanoseconds at most: what is
-    /// not when the link is closed is lost. Returns whether it is.
+    /// Waits until all packets have been sent, for at most `timeout_ns` nanoseconds. Packets that
+    /// are not sent when the link is closed are lost. Returns whether all are sent.
     pub fn drain(&mut self, timeout_ns: u64) -> bool {
         let start = self.out.packets.device().platform().now_ns();
         loop {

@@ -1,5 +1,5 @@
-//! Questions for hardware addresses (ARP, RFC 826; neighbour discovery, RFC 4861), which are
-//! answered on the spot: the answer follows from the address that is asked for.
+//! Address queries (ARP, RFC 826; neighbour discovery, RFC 4861). They are answered locally,
+//! because the answer follows from the requested address.
 
 use tofu_abi::Coords;
 use tofu_abi::topology::Shape;
@@ -22,14 +22,14 @@ const ADVERTISEMENT: u8 = 136;
 const ND_LEN: usize = 24;
 const ALL_NODES: [u8; 16] = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
-/// The advertisement answers a solicitation; it replaces what was known.
+/// Flags: the advertisement answers a solicitation, and overrides an existing entry.
 const SOLICITED: u8 = 0x40;
 const OVERRIDE: u8 = 0x20;
 
-/// Bytes of the longest reply, an advertisement.
+/// Size of the longest reply, an advertisement, in bytes.
 const REPLY_MAX: usize = ETHERNET_HEADER + IPV6_HEADER + ND_LEN + 8;
 
-/// A frame that answers a question.
+/// A frame that answers a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
     bytes: [u8; REPLY_MAX],
@@ -56,11 +56,11 @@ impl Reply {
 /// How a multicast frame is handled.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// This is the answer; the question need not go anywhere.
+    /// This is the answer. The query need not be sent.
     Reply(Reply),
-    /// Nobody else can have the address that is asked for, so nobody is asked.
+    /// No other node can have the requested address, so the query is not sent.
     Silence,
-    /// It is for others.
+    /// It is for other nodes.
     None,
 }
 
@@ -82,7 +82,7 @@ impl LocalNode {
         addr::node_of_mac(mac).filter(is_other)
     }
 
-    /// Looks whether a frame of this node is a question that can be answered.
+    /// Answers a frame of this node if it is an address query.
     pub fn answer(&self, frame: &[u8]) -> Answer {
         let found = match frame.get(12..ETHERNET_HEADER) {
             Some(kind) if kind == ETHERTYPE_ARP => self.arp(frame),
@@ -130,7 +130,7 @@ impl LocalNode {
         let Ok(node) = self.owner(addr::node_of_ipv6(self.machine, target))? else {
             return Some(Answer::Silence);
         };
-        // A node that asks without an address of its own wants to know whether it may have this.
+        // A node that asks without an address of its own checks whether it may use this one.
         let probe = source == [0; 16];
         let (to, to_mac, flags) = if probe {
             (ALL_NODES, ALL_NODES_MAC, OVERRIDE)
@@ -140,7 +140,7 @@ impl LocalNode {
         Some(Answer::Reply(advertisement(node, target, (to, to_mac), flags)))
     }
 
-    /// The answers that this node would get to questions for the addresses of `node`.
+    /// The answers that this node would get to queries for the addresses of `node`.
     pub fn introduction(&self, node: Coords) -> [Reply; 2] {
         let (mac, machine) = (addr::mac(self.me), self.machine);
         let mut asker = [0; 10];
@@ -196,8 +196,8 @@ fn advertisement(
     reply
 }
 
-/// The ICMPv6 checksum (RFC 4443): of a message with its checksum field zero, what goes there;
-/// 0 of one with a right checksum.
+/// The ICMPv6 checksum (RFC 4443). For a message with a zero checksum field it is the value of that
+/// field; for a message with a correct checksum it is 0.
 fn checksum(source: [u8; 16], destination: [u8; 16], message: &[u8]) -> u16 {
     let length = (message.len() as u32).to_be_bytes();
     let pseudo = [0, 0, 0, ICMPV6];

@@ -1,4 +1,4 @@
-//! What this node remembers of other nodes for a while, in tables of a fixed size.
+//! Temporary knowledge about other nodes, in tables of a fixed size.
 //!
 //! A table is set-associative: a node's set of a few entries follows from its coordinates. In a
 //! full set a new node replaces the oldest one.
@@ -11,21 +11,21 @@ use crate::addr;
 use crate::storage::Storage;
 use crate::wire::Capabilities;
 
-/// Nodes of which something is known at a time, and how many have a set in common.
+/// Number of entries in a table, and in a set of it.
 pub(crate) const NODES: usize = 1024;
 pub(crate) const SET: usize = 4;
-/// The key of no node.
+/// A key that belongs to no node.
 const NOBODY: u32 = u32::MAX;
 
-/// The key of a node, and where its set begins.
+/// The key of a node, and the index at which its set begins.
 pub(crate) fn set_of(node: Coords) -> (u32, usize) {
     let key = addr::pack(node);
-    // The high bits of a product with 2^32 over the golden ratio are spread evenly.
+    // The high bits of a product with 2^32 divided by the golden ratio are spread evenly.
     let hash = key.wrapping_mul(0x9e37_79b1) >> 16;
     (key, hash as usize % (NODES / SET) * SET)
 }
 
-/// What is known of one node.
+/// An entry about one node.
 #[derive(Clone, Copy, Debug)]
 struct Known<V> {
     key: u32,
@@ -33,7 +33,7 @@ struct Known<V> {
     value: V,
 }
 
-/// A value for each of some nodes, and since when.
+/// A value for each of some nodes, and the time of the entry.
 #[derive(Debug)]
 pub(crate) struct NodeTable<S: Storage, V: Copy + Default + core::fmt::Debug> {
     places: S::Places<Known<V>>,
@@ -45,12 +45,12 @@ impl<S: Storage, V: Copy + Default + core::fmt::Debug> NodeTable<S, V> {
         Ok(Self { places: S::places(NODES, || nothing)? })
     }
 
-    /// What is known of a node, if it is not older than `lifetime_ns`.
+    /// The value of a node, if it is not older than `lifetime_ns`.
     pub(crate) fn get(&self, node: Coords, now_ns: u64, lifetime_ns: u64) -> Option<V> {
         self.get_for(node, now_ns, |_| lifetime_ns)
     }
 
-    /// The same, if the lifetime depends on what is known.
+    /// Like `get`, with a lifetime that depends on the value.
     pub(crate) fn get_for(
         &self,
         node: Coords,
@@ -84,11 +84,11 @@ impl<S: Storage, V: Copy + Default + core::fmt::Debug> NodeTable<S, V> {
     }
 }
 
-/// How long it is believed of a node what it has said of itself, in nanoseconds: what runs there
-/// may be replaced by something else.
+/// How long a node's announced capabilities are believed, in nanoseconds. The software there may be
+/// replaced.
 pub const CAPABILITIES_NS: u64 = 2_000_000_000;
 
-/// A node, and what it has said of itself: its key plus one above 8 bits of capabilities.
+/// A node and its capabilities: the key plus one, above 8 bits of capabilities.
 #[derive(Debug)]
 struct Peer {
     said: AtomicU64,
@@ -101,13 +101,13 @@ impl Peer {
     }
 }
 
-/// What other nodes have said of themselves. Any thread may read and write it: one that reads what
-/// another one writes may take an older or newer time for a node's, which does no harm.
+/// The capabilities of other nodes. Any thread may read and write it. A thread that reads while
+/// another one writes may see an older or newer time of an entry, which does no harm.
 #[derive(Debug)]
 pub struct Peers<S: Storage>(S::Places<Peer>);
 
 impl<S: Storage> Peers<S> {
-    /// Nobody has said anything yet.
+    /// Creates an empty table.
     ///
     /// # Errors
     ///
@@ -135,7 +135,7 @@ impl<S: Storage> Peers<S> {
         Capabilities::from_flags(said as u8)
     }
 
-    /// Takes note of what a node says of itself.
+    /// Stores the capabilities of a node.
     pub fn learn(&self, node: Coords, says: Capabilities, now_ns: u64) {
         let (key, set) = self.set(node);
         let nothing = says == Capabilities::default();
@@ -144,7 +144,7 @@ impl<S: Storage> Peers<S> {
             _ => (1, peer.since_ns.load(Ordering::Relaxed)),
         };
         let known = set.iter().find(|peer| peer.key() == key);
-        // No entry is needed to note that a node without an entry has no capabilities.
+        // A node without an entry counts as having no capabilities, so none need not be stored.
         let place = known.or_else(|| set.iter().min_by_key(age).filter(|_| !nothing));
         if let Some(peer) = place {
             peer.said.store(key << 8 | u64::from(says.flags()), Ordering::Relaxed);

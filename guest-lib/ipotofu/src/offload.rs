@@ -1,6 +1,6 @@
 //! Offloaded frames: frames without their checksum, or frames that stand for several segments of a
-//! TCP connection. Metadata with such a frame say what is left to do. Nodes that announce that they
-//! take offloaded frames get them as they are; for others they are completed here
+//! TCP connection. Metadata with such a frame say how it is to be completed. Nodes that announce
+//! this capability get offloaded frames unchanged; for other nodes they are completed here
 //! ([`Metadata::complete`]).
 
 use crate::wire::ETHERNET_HEADER;
@@ -11,9 +11,9 @@ const NEEDS_CHECKSUM: u8 = 1;
 const TCP4: u8 = 1;
 const TCP6: u8 = 4;
 const ECN: u8 = 0x80;
-/// Bytes of the longest headers of a frame: Ethernet's, IP's, TCP's.
+/// Size of the longest headers of a frame in bytes: Ethernet, IP and TCP.
 pub const MAX_HEADERS: usize = ETHERNET_HEADER + 60 + 60;
-/// The smallest segments that a TCP has, in bytes: smaller ones would be many out of one frame.
+/// The smallest segment size of a TCP, in bytes. Smaller ones would be many out of one frame.
 const MIN_SEGMENT: u16 = 48;
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
@@ -24,27 +24,27 @@ const TCP_MIN: usize = 20;
 /// Offset of the checksum in a TCP header.
 pub(crate) const TCP_CHECKSUM: usize = 16;
 
-/// The same in the numbers of virtio's network header (`struct virtio_net_hdr`), which go over the
-/// wire as well.
+/// Metadata in the encoding of virtio's network header (`struct virtio_net_hdr`), which is used on
+/// the wire as well.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Fields {
-    /// 1 if the checksum is to be completed.
+    /// 1 if the checksum must be completed.
     pub flags: u8,
-    /// What to cut it into, and whether the connection uses explicit congestion notification.
+    /// The kind of segments, and whether the connection uses explicit congestion notification.
     pub kind: u8,
-    /// Bytes of payload in each segment but the last.
+    /// Size of the payload of each segment but the last, in bytes.
     pub size: u16,
-    /// Offset in the frame of the bytes that the checksum is over.
+    /// Offset in the frame of the bytes that the checksum covers.
     pub start: u16,
     /// Offset of the checksum from `start`.
     pub offset: u16,
 }
 
-/// Into what a frame is to be cut.
+/// The segments that a frame is to be cut into.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Segments {
-    /// It is one.
+    /// The frame is not cut.
     #[default]
     One,
     /// TCP over IPv4.
@@ -53,21 +53,22 @@ pub enum Segments {
     Tcp6,
 }
 
-/// What is left to do with a frame.
+/// The processing that a frame still needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
-    /// The checksum that is to be completed: where in the frame the bytes begin that it is over,
-    /// and where behind that it is, both in bytes. The field has the sum of the pseudo header.
+    /// The checksum to be completed: the offset in the frame of the bytes that it covers, and the
+    /// offset of its field from there, both in bytes. The field has the sum of the pseudo header.
     pub checksum: Option<(u16, u16)>,
-    /// What to cut it into.
+    /// The kind of segments to cut the frame into.
     pub segments: Segments,
-    /// Bytes of payload in each of these but the last.
+    /// Size of the payload of each segment but the last, in bytes.
     pub size: u16,
-    /// The connection uses explicit congestion notification: CWR is for the first segment only.
+    /// Whether the connection uses explicit congestion notification: only the first segment has
+    /// CWR.
     pub ecn: bool,
 }
 
-/// Metadata that do not fit together, or to their frame.
+/// The metadata are inconsistent, or do not match their frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadMetadata;
 
@@ -77,22 +78,22 @@ impl Metadata {
         *self == Self::default()
     }
 
-    /// Reads the metadata in front of a frame.
+    /// Parses the metadata in front of a frame.
     ///
     /// # Errors
     ///
-    /// If they are not such as [`Metadata::emit`] makes. [`Metadata::check`] tells whether they fit
-    /// to a frame.
+    /// If [`Metadata::emit`] does not produce such metadata. [`Metadata::check`] tells whether they
+    /// match a frame.
     pub fn parse(bytes: &[u8]) -> Result<Self, BadMetadata> {
         let bytes: &[u8; METADATA_SIZE] = bytes.first_chunk().ok_or(BadMetadata)?;
         let [size, start, offset] = [2, 4, 6].map(|at| get16(bytes, at));
         let fields = Fields { flags: bytes[0], kind: bytes[1], size, start, offset };
-        // All other values of the fields are malformed.
+        // All other encodings are invalid.
         let metadata = Self::from_fields(fields).ok_or(BadMetadata)?;
         if metadata.emit() == *bytes { Ok(metadata) } else { Err(BadMetadata) }
     }
 
-    /// The metadata as they go in front of a frame.
+    /// Encodes the metadata as in front of a frame.
     pub fn emit(&self) -> [u8; METADATA_SIZE] {
         let Fields { flags, kind, size, start, offset } = self.fields();
         let mut bytes = [flags, kind, 0, 0, 0, 0, 0, 0];
@@ -102,7 +103,7 @@ impl Metadata {
         bytes
     }
 
-    /// Reads the metadata that a system passes with a frame; `None` if it is of an unknown kind.
+    /// Converts the metadata that a system passes with a frame; `None` if their kind is unknown.
     pub fn from_fields(fields: Fields) -> Option<Self> {
         let Fields { flags, kind, size, start, offset } = fields;
         let segments = match kind & !ECN {
@@ -120,7 +121,7 @@ impl Metadata {
         })
     }
 
-    /// The metadata in the form that systems use.
+    /// Converts the metadata to the form that systems use.
     pub fn fields(&self) -> Fields {
         let (start, offset) = self.checksum.unwrap_or_default();
         let segments = match self.segments {
@@ -132,22 +133,22 @@ impl Metadata {
         Fields { flags: self.checksum.is_some().into(), kind, size: self.size, start, offset }
     }
 
-    /// Checks that the metadata fit to a frame, and returns how many bytes of headers it begins
-    /// with, if it is to be cut into segments.
+    /// Checks that the metadata match a frame. Returns the size of the frame's headers in bytes, if
+    /// it is to be cut into segments.
     ///
     /// # Errors
     ///
-    /// If they do not.
+    /// If they do not match.
     pub fn check(&self, frame: &[u8]) -> Result<Option<usize>, BadMetadata> {
         self.check_head(frame, frame.len())
     }
 
-    /// The same for a frame of `len` bytes, of which these are the first ones: all headers, for
-    /// which [`MAX_HEADERS`] are enough.
+    /// Like [`Metadata::check`], for a frame of `len` bytes that begins with `frame`. That must
+    /// include all headers; [`MAX_HEADERS`] bytes are enough.
     ///
     /// # Errors
     ///
-    /// If they do not.
+    /// If they do not match.
     pub fn check_head(&self, frame: &[u8], len: usize) -> Result<Option<usize>, BadMetadata> {
         if let Some((start, offset)) = self.checksum {
             let (start, offset) = (usize::from(start), usize::from(offset));
@@ -172,7 +173,7 @@ impl Metadata {
     }
 }
 
-/// Offset of the TCP header of a frame with IPv4.
+/// Offset of the TCP header of an IPv4 frame.
 fn ipv4_header(frame: &[u8]) -> Option<usize> {
     let ip = packet(frame, ETHERTYPE_IPV4)?;
     let (&first, &protocol) = (ip.first()?, ip.get(9)?);
@@ -183,7 +184,7 @@ fn ipv4_header(frame: &[u8]) -> Option<usize> {
         .then_some(ETHERNET_HEADER + length)
 }
 
-/// The same with IPv6, without extension headers.
+/// Offset of the TCP header of an IPv6 frame without extension headers.
 fn ipv6_header(frame: &[u8]) -> Option<usize> {
     let ip = packet(frame, ETHERTYPE_IPV6)?;
     (ip.len() >= IPV6_HEADER && ip[0] >> 4 == 6 && ip[6] == TCP)

@@ -1,6 +1,5 @@
-//! Packets on their way out: round links that are known to be dead, and detours round those that
-//! turn out to be; and broadcasts, which are relayed along a tree and acknowledged from node to
-//! node.
+//! Departing packets, which are routed around dead links, known in advance or found on the way; and
+//! broadcasts, which are relayed along a tree and acknowledged hop by hop.
 
 use tofu_abi::topology::Shape;
 use tofu_abi::{Coords, PacketTarget, Rcode, TniId};
@@ -14,33 +13,33 @@ use crate::storage::Storage;
 use crate::tree;
 use crate::wire::{FRAGMENT_MAX, FragmentKey, HEADER_SIZE, Packet, Repr};
 
-/// How long a way round a dead link is kept before the first one is tried again, in nanoseconds.
+/// How long a detour is used before the first route is tried again, in nanoseconds.
 const DETOUR_NS: u64 = 1_000_000_000;
-/// How long the acknowledgement of a broadcast may take before the broadcast goes round the node,
-/// and how long the node counts as unresponsive from then on, both in nanoseconds.
+/// How long the acknowledgement of a broadcast may take before the broadcast is routed around the
+/// node, and how long the node then counts as unresponsive, both in nanoseconds.
 const ACKNOWLEDGE_NS: u64 = 100_000_000;
 const UNRESPONSIVE_NS: u64 = 10_000_000_000;
-/// Fragments that wait for their acknowledgement at a time. Of more, the oldest count as
-/// acknowledged.
+/// The most fragments that wait for their acknowledgement at a time. If there are more, the oldest
+/// count as acknowledged.
 const MAX_AWAITED: usize = 64;
-/// Nodes that one fragment has still to be sent to: the way down a tree is shorter than all axes
-/// together, and each node on it has at most so many children.
+/// The most nodes that one fragment may still have to be sent to: a path down a tree is shorter
+/// than all axes together, and each node on it has at most [`tree::MAX_CHILDREN`] children.
 const MAX_PENDING: usize = 6 * 32 * tree::MAX_CHILDREN;
-/// Bytes of a packet.
+/// Size of the largest packet, in bytes.
 const PACKET_MAX: usize = HEADER_SIZE + FRAGMENT_MAX;
 
-/// What a packet was sent for, which its sender has to know when it is lost.
+/// What its sender must know about a packet if it is lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tag {
-    /// The node that it goes to.
+    /// The node that the packet goes to.
     pub to: Coords,
-    /// Number of its way, see [`route`].
+    /// Number of its route, see [`route`].
     pub attempt: u8,
-    /// Whether it is part of a broadcast.
+    /// Whether the packet is part of a broadcast.
     pub broadcast: bool,
-    /// Whether it is a [`Report`](crate::Report), which nobody misses.
+    /// Whether it is a [`Report`](crate::Report), whose loss does not matter.
     pub report: bool,
-    /// Whether ways before the first one that was tried were left out, and come last.
+    /// Whether routes before the first one tried were skipped. They then come last.
     pub wraps: bool,
 }
 
@@ -48,7 +47,7 @@ impl Tag {
     const BROADCAST: u32 = 1 << 26;
     const REPORT: u32 = 1 << 27;
     const WRAPS: u32 = 1 << 28;
-    /// Bits of [`Tag::pack`].
+    /// Number of bits of [`Tag::pack`].
     pub const BITS: u32 = 29;
 
     /// The tag as a number: node in bits 18:0, way 25:19, broadcast 26, report 27, wraps 28.
@@ -74,22 +73,22 @@ impl Tag {
     }
 }
 
-/// A queue that packets are sent by.
+/// A queue to send packets by.
 pub trait PacketQueue {
-    /// Puts a packet into the queue, whose payload is the `parts` one after the other. False if
-    /// there is no buffer for it.
+    /// Puts a packet into the queue. Its payload is the concatenation of `parts`. False if there is
+    /// no buffer for it.
     fn post(&mut self, target: &PacketTarget, tag: Tag, parts: &[&[u8]]) -> bool;
 }
 
-/// The ways to other nodes.
+/// The routes to other nodes.
 #[derive(Debug)]
 struct Ways<S: Storage> {
     shape: Shape,
     me: Coords,
     tni: TniId,
-    /// The way that was taken last, by its node and number: most packets take it again.
+    /// The last route, with its node and number: most packets use it again.
     last: Option<(Coords, u8, PacketTarget)>,
-    /// The number of the way to a node.
+    /// The number of the current route to a node.
     detours: NodeTable<S, u8>,
     health: S::Shared<Health<S>>,
     counters: Counters,
@@ -106,8 +105,8 @@ impl<S: Storage> Ways<S> {
         Some((target, tag))
     }
 
-    /// The way to begin with: the one that was found lately, or the first one without links that
-    /// are known to be dead. If there is none, the first one of all.
+    /// The first route to try: one that was found lately, or else the first one without links known
+    /// to be dead. If there is none, the very first one.
     fn first(&mut self, mut tag: Tag, now_ns: u64) -> Option<(PacketTarget, Tag)> {
         if let Some(attempt) = self.detours.get(tag.to, now_ns, DETOUR_NS) {
             (tag.attempt, tag.wraps) = (attempt, attempt != 0);
@@ -125,7 +124,7 @@ impl<S: Storage> Ways<S> {
         self.way(tag)
     }
 
-    /// The way to send a packet by once more.
+    /// The next route for a packet.
     fn next(&mut self, tag: Tag) -> Option<(PacketTarget, Tag)> {
         let next = self.way(Tag { attempt: tag.attempt.saturating_add(1), ..tag });
         match tag.wraps {
@@ -152,7 +151,7 @@ impl<S: Storage> Ways<S> {
 /// A fragment of a broadcast whose acknowledgement is awaited.
 #[derive(Debug)]
 struct Awaited {
-    /// It was not acknowledged yet.
+    /// Whether it was not acknowledged yet.
     open: bool,
     to: Coords,
     key: FragmentKey,
@@ -172,21 +171,21 @@ impl Awaited {
     };
 }
 
-/// Broadcasts on their way to the nodes below this one in a tree.
+/// Broadcasts in transit to the nodes below this one in a tree.
 #[derive(Debug)]
 struct Relay<S: Storage> {
-    /// A ring, in the order of sending: the next one to be looked at, and how many there are.
+    /// A ring in the order of sending, the index of the first entry, and their number.
     awaited: S::Places<Awaited>,
     first: usize,
     count: usize,
-    /// Nodes that have not acknowledged something.
+    /// Nodes that have not acknowledged a broadcast in time.
     unresponsive: NodeTable<S, ()>,
     pending: S::Places<Coords>,
 }
 
 impl<S: Storage> Relay<S> {
-    /// Sends a fragment of a broadcast to a node, and, if that is known to be unresponsive, to
-    /// those to which it would have relayed it.
+    /// Sends a fragment of a broadcast to a node. If that node is known to be unresponsive, also to
+    /// the nodes that it would have relayed the fragment to.
     fn send(
         &mut self,
         ways: &mut Ways<S>,
@@ -198,7 +197,7 @@ impl<S: Storage> Relay<S> {
         let Some(repr) = parse(header, body) else { return };
         self.pending[0] = to;
         let mut pending = 1;
-        // Every node is in the tree once, so this ends.
+        // Every node is in the tree only once, so the loop ends.
         while let Some(last) = usize::checked_sub(pending, 1) {
             let node = self.pending[last];
             pending = last;
@@ -234,7 +233,7 @@ impl<S: Storage> Relay<S> {
         self.count += 1;
     }
 
-    /// A fragment has come to a node, or never will.
+    /// Notes that a fragment has reached a node, or never will.
     fn close(&mut self, to: Coords, key: FragmentKey) {
         for one in self.awaited.iter_mut().filter(|one| (one.to, one.key) == (to, key)) {
             one.open = false;
@@ -255,12 +254,12 @@ impl<S: Storage> Relay<S> {
 pub struct Outbound<S: Storage> {
     ways: Ways<S>,
     relay: Relay<S>,
-    /// A packet that goes round a node.
+    /// Buffer for a packet that is routed around a node.
     spare: S::Places<u8>,
 }
 
 impl<S: Storage> Outbound<S> {
-    /// The sending side of node `me`, through a TNI, with what it knows of dead links.
+    /// Creates the sending side of node `me` on a TNI, with the known dead links.
     ///
     /// # Errors
     ///
@@ -285,28 +284,28 @@ impl<S: Storage> Outbound<S> {
         })
     }
 
-    /// Forgets what waits to be acknowledged.
+    /// Drops all fragments that wait to be acknowledged.
     pub fn clear(&mut self) {
         self.relay.count = 0;
     }
 
-    /// The counters of what was done.
+    /// The counters so far.
     pub fn counters(&self) -> Counters {
         self.ways.counters
     }
 
-    /// The same, to count what the parts of this do not.
+    /// The counters, for events that are counted elsewhere.
     pub fn count(&mut self) -> &mut Counters {
         &mut self.ways.counters
     }
 
-    /// Whether nothing waits to be acknowledged.
+    /// Whether no fragment waits to be acknowledged.
     pub fn is_settled(&self) -> bool {
         self.relay.count == 0
     }
 
-    /// The way to a node, for whoever posts a packet to one node without [`Outbound::post`]. `None`
-    /// if there is none; the packet counts as lost then.
+    /// The route to a node, for a packet that is not posted by [`Outbound::post`]. `None` if there
+    /// is none; the packet then counts as lost.
     pub fn way(&mut self, to: Coords, now_ns: u64) -> Option<(PacketTarget, Tag)> {
         let way = self.ways.first(Tag { to, ..Tag::default() }, now_ns);
         if way.is_none() {
@@ -315,7 +314,7 @@ impl<S: Storage> Outbound<S> {
         way
     }
 
-    /// The dead links that are known.
+    /// The known dead links.
     pub fn health(&self) -> &S::Shared<Health<S>> {
         &self.ways.health
     }
@@ -337,8 +336,8 @@ impl<S: Storage> Outbound<S> {
         self.ways.post(queue, to, false, parts, now_ns);
     }
 
-    /// Sends a fragment of a broadcast to a child, and, if that is known to be unresponsive, to
-    /// those to which it would have relayed it.
+    /// Sends a fragment of a broadcast to a child. If that is known to be unresponsive, also to the
+    /// nodes that it would have relayed the fragment to.
     pub fn relay(
         &mut self,
         queue: &mut impl PacketQueue,
@@ -350,14 +349,14 @@ impl<S: Storage> Outbound<S> {
         self.relay.send(&mut self.ways, queue, to, (header, body), now_ns);
     }
 
-    /// A node has acknowledged a fragment of a broadcast.
+    /// Handles a node's acknowledgement of a fragment of a broadcast.
     pub fn acknowledged(&mut self, from: Coords, key: FragmentKey) {
         self.relay.unresponsive.forget(from);
         self.relay.close(from, key);
     }
 
-    /// Routes broadcasts around nodes that have not acknowledged them in time. To be called from
-    /// time to time.
+    /// Routes broadcasts around nodes that have not acknowledged them in time. To be called
+    /// periodically.
     pub fn expire(&mut self, queue: &mut impl PacketQueue, now_ns: u64) {
         while self.relay.count > 0 {
             let one = &self.relay.awaited[self.relay.first];
@@ -374,8 +373,8 @@ impl<S: Storage> Outbound<S> {
         }
     }
 
-    /// Handles a packet that was lost with this result code: returns the target for sending it once
-    /// more, if there is another path.
+    /// Handles a packet that was lost with this result code. Returns the target for sending it
+    /// again, if there is another route.
     pub fn lost(&mut self, tag: Tag, rcode: Rcode, now_ns: u64) -> Option<(PacketTarget, Tag)> {
         let way = self.ways.next(tag).filter(|_| rcode == Rcode::LINK_DOWN);
         let count = u64::from(!tag.report);
@@ -389,8 +388,8 @@ impl<S: Storage> Outbound<S> {
         None
     }
 
-    /// Sends a packet of a broadcast, which was lost for good, to those to which the node would
-    /// have relayed it. `take` copies the packet, returns its length, and gives its buffer back.
+    /// Sends a lost packet of a broadcast to the nodes that the lost packet's target would have
+    /// relayed it to. `take` copies the packet, returns its length, and releases its buffer.
     pub fn go_round<Q: PacketQueue>(
         &mut self,
         queue: &mut Q,

@@ -1,8 +1,8 @@
 //! Which of a node's own ports work.
 //!
 //! No register has the state of a link. The device only reports that a packet could not leave. So
-//! from time to time a packet is sent through every port that the neighbour ignores: an
-//! acknowledgement that it does not wait for.
+//! from time to time a packet is sent through every port: an acknowledgement that the neighbour
+//! does not expect and therefore ignores.
 
 use tofu_abi::irq::{PortRequest, TnrIrqs};
 use tofu_abi::topology::{Axis, Port};
@@ -11,14 +11,14 @@ use tofu_abi::{PacketTarget, Rcode, TniId};
 use crate::neighbor::LocalNode;
 use crate::wire::{HEADER_SIZE, Repr};
 
-/// Selects the pending interrupt requests of a node that say that a packet, of any node, could not
-/// leave through a port, so that the link is dead.
+/// Selects the pending interrupt requests of a node that say that a packet of any node could not
+/// leave through a port, that is, that a link is dead.
 pub fn dead_links_met(pending: TnrIrqs) -> TnrIrqs {
     let of = |port: Port| TnrIrqs::of(port.index() as u8, PortRequest::PortError);
     pending & Port::ALL.into_iter().fold(TnrIrqs::NONE, |all, port| all | of(port))
 }
 
-/// How it stands with a port.
+/// The state of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PortState {
     /// The machine has no link there.
@@ -27,23 +27,24 @@ enum PortState {
     Down,
 }
 
-/// The ports of a node, as far as they are known.
+/// The known state of a node's ports.
 #[derive(Debug)]
 pub struct Ports {
     ports: [PortState; Port::COUNT],
-    /// Ports through which a packet is under way, a bit for each.
+    /// Ports with a test packet in flight, one bit each.
     asked: u16,
-    /// A packet has met a dead link since they were looked at.
+    /// Whether a packet has met a dead link since the last test.
     suspect: bool,
-    /// Calls of [`Ports::look`] since then, and after how many they are looked at in any case.
+    /// Calls of [`Ports::look`] since the last test, and the number after which a test is due
+    /// anyway.
     beats: u32,
     quiet_beats: u32,
     carrier: bool,
 }
 
 impl Ports {
-    /// All links of a node, as if they worked. They are looked at by every `quiet_beats`th
-    /// [`Ports::look`], and at once if they are `suspect`.
+    /// The ports of a node, whose links are assumed to work. Every `quiet_beats`th call of
+    /// [`Ports::look`] tests them, and the first call does if they are `suspect`.
     pub fn new(node: &LocalNode, quiet_beats: u32, suspect: bool) -> Self {
         let mut ports = [PortState::Absent; Port::COUNT];
         for (state, port) in ports.iter_mut().zip(Port::ALL) {
@@ -55,12 +56,12 @@ impl Ports {
         Self { ports, asked: 0, suspect, beats: 0, quiet_beats, carrier }
     }
 
-    /// Whether any of them worked when that was looked at last.
+    /// Whether any link worked at the last test.
     pub fn carrier(&self) -> bool {
         self.carrier
     }
 
-    /// [`Ports::carrier`] if it is another one than it was.
+    /// The value of [`Ports::carrier`], if it has changed.
     pub fn news(&mut self) -> Option<bool> {
         let carrier = self.ports.contains(&PortState::Up);
         if self.asked != 0 || carrier == self.carrier {
@@ -70,7 +71,7 @@ impl Ports {
         Some(carrier)
     }
 
-    /// A packet has met a dead link, here or elsewhere.
+    /// Notes that a packet has met a dead link, here or elsewhere.
     pub fn suspect(&mut self) {
         self.suspect = true;
     }
@@ -87,13 +88,13 @@ impl Ports {
         (self.asked == 0).then_some(self.dead())
     }
 
-    /// The dead ports, a bit for each.
+    /// The dead ports, one bit each.
     pub fn dead(&self) -> u16 {
         let down = |state: &PortState| u16::from(*state == PortState::Down);
         self.ports.iter().rev().fold(0, |mask, state| mask << 1 | down(state))
     }
 
-    /// Whether it is time to look at them: each time if one is known or suspected to be down, else
+    /// Whether a test is due: at each call if a port is known or suspected to be down, otherwise
     /// now and then.
     fn is_time(&mut self) -> bool {
         self.beats = self.beats.saturating_add(1);
@@ -108,7 +109,7 @@ impl Ports {
         true
     }
 
-    /// The names of those that there are, and whether they are up.
+    /// The names of the ports with links, and whether they are up.
     pub fn named(&self) -> impl Iterator<Item = (&'static str, bool)> + use<> {
         let ports = self.ports.into_iter().zip(Port::ALL);
         ports
@@ -116,9 +117,9 @@ impl Ports {
             .map(|(state, port)| (port.name(), state == PortState::Up))
     }
 
-    /// Looks at them if it is time: hands `post` a packet for each, with its port and where it
-    /// goes, which is false when there is no room. To be called every second. Returns whether
-    /// answers will come.
+    /// Tests the ports if a test is due: passes a packet for each to `post`, with its port and its
+    /// target. `post` returns false when there is no room. To be called every second. Returns
+    /// whether results will come.
     pub fn look(
         &mut self,
         node: &LocalNode,
@@ -140,7 +141,7 @@ impl Ports {
                 path: to.default_path(),
                 tni,
             };
-            // Without room much is on its way, and will tell.
+            // Without room many packets are in flight, and their results will tell.
             if !post(port.index() as u8, &target, &header) {
                 break;
             }

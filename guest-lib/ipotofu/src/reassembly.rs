@@ -1,4 +1,4 @@
-//! Frames that come in several fragments, in any order, some of them twice or never.
+//! Reassembly of frames whose fragments arrive in any order, some of them twice or never.
 
 use core::fmt::Debug;
 
@@ -11,15 +11,15 @@ use crate::wire::{PacketKind, Repr, Sum};
 
 /// How long a frame may take from its first fragment to its last, in nanoseconds.
 const LIFETIME_NS: u64 = 1_000_000_000;
-/// Frames of one node under way at a time, so that none keeps others from being reassembled.
+/// The most incomplete frames of one node, so that no node blocks the frames of others.
 const PER_ORIGIN: usize = 8;
 
 /// Memory for a frame.
 pub trait FrameBuffer: Debug {
-    /// Writes a part, from byte `at` on. False if that is not all within the frame.
+    /// Writes a part at offset `at`. False if it does not lie within the frame.
     fn write(&mut self, at: usize, part: &[u8]) -> bool;
 
-    /// Calls `look` with the first bytes of the frame, among which all headers are.
+    /// Calls `look` with the first bytes of the frame, which include all headers.
     fn look<R>(&self, look: impl FnOnce(&[u8]) -> R) -> R;
 }
 
@@ -35,25 +35,25 @@ impl FrameBuffer for alloc::vec::Vec<u8> {
     }
 }
 
-/// A frame some fragments of which are there.
+/// A frame of which some fragments have arrived.
 #[derive(Debug)]
 pub(crate) struct Partial<F> {
     origin: Coords,
     id: u32,
     kind: PacketKind,
     total: u16,
-    /// The sum that the frame must have, and that of what is there.
+    /// The sum that the frame must have, and the sum of the bytes so far.
     sum: u32,
     sum_so_far: Sum,
     since_ns: u64,
-    /// Bit n is set if fragment n is there.
+    /// Bit n is set if fragment n has arrived.
     there: u64,
-    /// The offload metadata, which are in front of the frame in its first fragment.
+    /// The offload metadata, which precede the frame in its first fragment.
     pub(crate) metadata: [u8; METADATA_SIZE],
     pub(crate) frame: F,
 }
 
-/// Frames under way, a bounded number of them.
+/// Incomplete frames, in a bounded number of places.
 #[derive(Debug)]
 pub(crate) struct Reassembly<S: Storage, F: FrameBuffer> {
     partials: S::Places<Option<Partial<F>>>,
@@ -64,13 +64,13 @@ impl<S: Storage, F: FrameBuffer> Reassembly<S, F> {
         Ok(Self { partials: S::places(limit.max(1), || None)? })
     }
 
-    /// Gives up what is not complete.
+    /// Drops incomplete frames.
     pub(crate) fn clear(&mut self) {
         self.partials.iter_mut().for_each(|place| *place = None);
     }
 
-    /// Takes a fragment, `body` having the length that `repr` says, and returns the frame that it
-    /// completes. `make` makes the memory for a frame of this length.
+    /// Adds a fragment, and returns the frame if it is complete now. `body` must have the length
+    /// given in `repr`. `make` allocates the memory for a frame of the given length.
     pub(crate) fn insert(
         &mut self,
         repr: &Repr,
@@ -131,8 +131,8 @@ impl<S: Storage, F: FrameBuffer> Reassembly<S, F> {
         Some(whole)
     }
 
-    /// The place of the frame that a fragment belongs to: an empty one if it begins with it. That
-    /// may be the place of an older one, if there are too many.
+    /// The place of the frame that a fragment belongs to. The first fragment of a frame gets an
+    /// empty place, or that of an older frame if there are too many.
     fn place(
         &mut self,
         repr: &Repr,

@@ -1,6 +1,6 @@
 //! Rendezvous: a long frame is not sent in packets. Its origin sends the frame's address, and the
 //! receiver reads it from there, by one Get instead of dozens of packets. Or the frame is split:
-//! its head goes with the request, and only the rest is read, at which the receiver need not look.
+//! the request carries its head, and the receiver reads only the rest, which it need not parse.
 
 mod fetches;
 mod message;
@@ -10,22 +10,22 @@ pub use fetches::{Fetches, Rendezvous};
 pub use message::{Message, MessageBody, Request, is_from_origin, is_message};
 pub use requests::{Requests, Room};
 
-/// Frames of fewer bytes go in packets: a few of these cost less than a Get.
+/// Shorter frames are sent in packets: a few packets cost less than a Get. In bytes.
 pub const MIN_FRAME: usize = 8 << 10;
-/// Bytes of the longest head of a frame that a request may have with it: all headers, and what is
-/// in front of the first byte that can be fetched.
+/// Maximum size of the head of a frame in a request, in bytes: all headers, and the bytes before
+/// the first one that can be fetched.
 pub const HEAD_MAX: usize = 512;
-/// Bytes of the longest rest of such a frame.
+/// Maximum size of the rest of such a frame, in bytes.
 pub const REST_MAX: usize = 1 << 18;
-/// Bytes of a slot, which has room for a frame.
+/// Size of a slot for a frame, in bytes.
 pub const SLOT: usize = 1 << 16;
-/// Slots for frames of this node's, and as many for frames of others.
+/// Number of slots for this node's frames, and of slots for frames of others.
 pub const SLOTS: usize = 32;
-/// Requests that one node may have to answer at a time.
+/// The most unanswered requests to one node.
 const PER_NODE: usize = 24;
-/// The group of control queues that may fetch from each other, as in their register GPID. Ours:
+/// The group of control queues that may fetch from each other, as in their GPID register. Ours:
 /// "IP".
 pub const GROUP: u64 = 0x4950;
-/// How long a packet waits at most for frames of the same origin that were requested to be fetched
-/// before, in nanoseconds: TCP takes what overtakes others for a sign of loss.
+/// The longest time that a packet waits for frames of the same origin that are being fetched, in
+/// nanoseconds: TCP takes overtaking packets for a sign of loss.
 pub const OVERTAKE_NS: u64 = 2_000_000;

@@ -1,13 +1,13 @@
-//! The ways that a packet can take to a node: 12 paths, and both directions of each ring.
+//! The routes of a packet to a node: 12 paths, and both directions of each ring.
 
 use tofu_abi::topology::{Axis, Shape};
 use tofu_abi::{Coords, PacketTarget, Path, TniId};
 
-/// Way number `attempt` from one node to another, 0 being the default path by the shortest way;
-/// `None` if there are not so many, or a node is not in the machine.
+/// Route number `attempt` from one node to another. Number 0 is the default path by the shortest
+/// way. `None` if the number is too high, or a node is not in the machine.
 ///
-/// The first ones differ in the path, the further ones go the other way round on X, Y or Z: 96 ways
-/// at most.
+/// The first routes differ in the path. The later ones go in the opposite direction on X, Y or Z.
+/// There are at most 96.
 pub fn route(
     shape: &Shape,
     from: Coords,
@@ -20,9 +20,9 @@ pub fn route(
     }
     let [.., a, b, c] = shape.lengths();
     let paths = a * b * c;
-    // No length is 0, but a panic for that is more than the kernel's objtool understands.
+    // No length is 0, but the kernel's objtool cannot cope with the panic of a plain division.
     let (turn, path) = (attempt.checked_div(paths)?, attempt % paths);
-    // The default path is the first one.
+    // The default path comes first.
     let first = (to.a * b + to.b) * c + to.c;
     let path = (first + path) % paths;
     let path = Path::new(path.checked_div(b * c)?, path.checked_div(c)?.checked_rem(b)?, path % c);

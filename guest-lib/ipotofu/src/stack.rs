@@ -19,15 +19,15 @@ pub struct StackDevice<P: Platform> {
 }
 
 impl<P: Platform> StackDevice<P> {
-    /// A device of this link.
+    /// Creates a device that uses this link.
     pub fn new(link: Link<P>) -> Self {
         let size = link.config().max_frame();
         Self { link, rx: vec![0; size], tx: vec![0; size], verify: false }
     }
 
-    /// Makes the stack verify checksums of packets that arrive. That is of use where something
-    /// between sender and receiver computes the device's own checksum again. To be called before
-    /// the stack's interface is made.
+    /// Makes the stack verify checksums of arriving packets. This is useful if something between
+    /// sender and receiver recomputes the device's own checksum. To be called before the stack's
+    /// interface is created.
     pub fn verify(&mut self) {
         self.verify = true;
     }
@@ -48,7 +48,7 @@ impl phy::RxToken for RxToken<'_> {
     }
 }
 
-/// Leave to send a frame.
+/// Permission to send a frame.
 #[derive(Debug)]
 pub struct TxToken<'a, P: Platform> {
     link: &'a mut Link<P>,
@@ -60,7 +60,7 @@ impl<P: Platform> phy::TxToken for TxToken<'_, P> {
         let len = len.min(self.buf.len());
         let frame = &mut self.buf[..len];
         let result = f(frame);
-        // The sender gets no error: as on any other link, a frame may be lost.
+        // The sender gets no error: a frame may be lost, as on any other link.
         let _ = self.link.send(frame);
         result
     }
@@ -89,8 +89,9 @@ impl<P: Platform> phy::Device for StackDevice<P> {
         let mut capabilities = DeviceCapabilities::default();
         capabilities.medium = Medium::Ethernet;
         capabilities.max_transmission_unit = self.link.config().max_frame();
-        // Packets carry a checksum of the device's from end to end, so what arrives is not checked
-        // again unless asked for; what is sent may be meant for somebody who does.
+        // The device's own checksum protects packets from end to end, so arriving packets are not
+        // checked again unless asked for. Outgoing packets have checksums, because their receiver
+        // may check.
         let kind = || if self.verify { Checksum::Both } else { Checksum::Tx };
         for protocol in [
             &mut capabilities.checksum.ipv4,

@@ -1,18 +1,18 @@
-//! Where the parts of a link get their memory: all of it when they are made, from their owner.
+//! Memory for the parts of a link. They get all of it from their owner at their creation.
 
 use core::fmt::Debug;
 use core::ops::{Deref, DerefMut};
 
 /// A source of memory: the heap of a process, or a kernel's.
 pub trait Storage: Debug {
-    /// So many places for values.
+    /// A fixed number of places for values.
     type Places<T: Debug>: DerefMut<Target = [T]> + Debug;
-    /// A value that several parts have in common.
+    /// A value that several parts share.
     type Shared<T: Debug>: Deref<Target = T> + Clone + Debug;
-    /// Why there is none.
+    /// The error if there is no memory.
     type Error;
 
-    /// `count` places, each with what `empty` returns.
+    /// Allocates `count` places, each with the value that `empty` returns.
     ///
     /// # Errors
     ///

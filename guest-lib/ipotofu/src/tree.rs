@@ -1,16 +1,16 @@
-//! How a broadcast is relayed: along a tree over the torus, which each node works out for itself.
+//! The relaying of broadcasts: along a tree over the torus that each node computes for itself.
 //!
 //! The tree of an origin reaches a node by the axes in the order X, Y, Z, A, B, C: from the origin
-//! along X, from there along Y, and so on, on each axis the shorter way round and, where both are
-//! as long, towards higher coordinates. Every edge is one hop.
+//! along X, from there along Y, and so on. On each axis it takes the shorter direction, or that of
+//! increasing coordinates if both are equally long. Every edge is one hop.
 
 use tofu_abi::Coords;
 use tofu_abi::topology::{Axis, Shape};
 
-/// Children of a node at most: two on each of X, Y, Z and B, one on A and C.
+/// The most children of a node: two on each of X, Y, Z and B, one on A and C.
 pub(crate) const MAX_CHILDREN: usize = 10;
 
-/// The nodes that a node hands a broadcast on to.
+/// The nodes that a node relays a broadcast to.
 #[derive(Clone, Debug, Default)]
 pub struct Children {
     nodes: [Coords; MAX_CHILDREN],
@@ -33,8 +33,8 @@ fn last_axis(a: Coords, b: Coords) -> Option<Axis> {
     Axis::ALL.into_iter().rev().find(|axis| a[*axis] != b[*axis])
 }
 
-/// The nodes to which `node` hands on what comes from `origin`. Both must be in the machine, else
-/// there are none.
+/// The nodes that `node` relays broadcasts of `origin` to. There are none unless both nodes are in
+/// the machine.
 pub fn children(shape: &Shape, origin: Coords, node: Coords) -> Children {
     let mut children = Children::default();
     if !shape.contains(origin) || !shape.contains(node) {
@@ -44,7 +44,7 @@ pub fn children(shape: &Shape, origin: Coords, node: Coords) -> Children {
     for axis in Axis::ALL.into_iter().filter(|axis| *axis >= last) {
         for step in [1, -1] {
             let Some(next) = shape.walk(axis, node[axis], step) else { continue };
-            // A child is one hop further away, and reached from here.
+            // A child is one hop further away on the same axis, in the same direction.
             let before = shape.way(axis, origin[axis], node[axis]);
             if shape.way(axis, origin[axis], next) == before + step
                 && before * step >= 0
@@ -60,7 +60,7 @@ pub fn children(shape: &Shape, origin: Coords, node: Coords) -> Children {
     children
 }
 
-/// The node that hands on to `node` what comes from `origin`; `None` for the origin itself.
+/// The node that relays broadcasts of `origin` to `node`; `None` for the origin itself.
 pub fn parent(shape: &Shape, origin: Coords, node: Coords) -> Option<Coords> {
     let axis = last_axis(origin, node)?;
     let back = -shape.way(axis, origin[axis], node[axis]).signum();
@@ -72,7 +72,7 @@ pub fn parent(shape: &Shape, origin: Coords, node: Coords) -> Option<Coords> {
 /// Whether `node` is on the way from `origin` to `to`, or is `origin`.
 pub fn is_ancestor(shape: &Shape, origin: Coords, node: Coords, to: Coords) -> bool {
     let mut at = to;
-    // No way is longer than half of each ring, or a mesh from end to end.
+    // No path is longer than half of each ring, or a mesh from end to end.
     for _ in 0..Axis::ALL.len() * 32 {
         match parent(shape, origin, at) {
             Some(parent) if parent == node => return true,

@@ -11,36 +11,36 @@ use crate::addr;
 pub const VERSION: u8 = 1;
 /// Bytes of the header.
 pub const HEADER_SIZE: usize = 20;
-/// Bytes of a frame that one packet can carry.
+/// Number of bytes of a frame that one packet can carry.
 pub const FRAGMENT_MAX: usize = SYSTEM_PAYLOAD_MAX - HEADER_SIZE;
-/// Fragments of the longest frame, with what is in front of it.
+/// Number of fragments of the longest frame and its metadata.
 pub const MAX_FRAGMENTS: usize = (u16::MAX as usize).div_ceil(FRAGMENT_MAX);
-/// Bytes of the [offload metadata](crate::offload::Metadata) in front of a frame.
+/// Size of the [offload metadata](crate::offload::Metadata) in front of a frame, in bytes.
 pub const METADATA_SIZE: usize = 8;
-/// Bytes of an Ethernet header.
+/// Size of an Ethernet header, in bytes.
 pub const ETHERNET_HEADER: usize = 14;
 /// The largest MTU: with its Ethernet header a frame has at most 2^16 - 1 bytes.
 pub const MAX_MTU: u16 = u16::MAX - ETHERNET_HEADER as u16;
 /// The largest MTU for which no frame needs more than one packet.
 pub const WHOLE_MTU: u16 = (FRAGMENT_MAX - ETHERNET_HEADER) as u16;
 
-/// The header as it lies in a packet, where numbers are big endian.
+/// The header as in a packet, where numbers are big endian.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Header {
-    /// Version in the high, kind in the low four bits.
+    /// The version in the high four bits, and the kind in the low four.
     pub(crate) version_kind: u8,
-    /// [`Capabilities`] of the origin in bits 0, 2, and 4 to 6. Bit 1: whoever gets this broadcast
-    /// is to acknowledge it. Bit 3: see `rendezvous.rs`.
+    /// [`Capabilities`] of the origin in bits 0, 2, and 4 to 6. Bit 1: the receiver of this
+    /// broadcast must acknowledge it. Bit 3: see `rendezvous.rs`.
     pub(crate) flags: u8,
-    /// Bytes of the whole frame.
+    /// Size of the whole frame, in bytes.
     pub(crate) total: u16,
     /// Offset of this fragment in the frame, in bytes.
     pub(crate) offset: u16,
-    /// Bytes of this fragment.
+    /// Size of this fragment, in bytes.
     pub(crate) length: u16,
-    /// Tells the frames of a sender apart.
+    /// Distinguishes the frames of a sender.
     pub(crate) id: u32,
-    /// Sum over the whole frame, if it is in several fragments; else 0.
+    /// Sum over the whole frame, if it has several fragments; otherwise 0.
     pub(crate) sum: u32,
     /// The node that the frame comes from.
     pub(crate) origin: u32,
@@ -77,44 +77,43 @@ impl Header {
 }
 
 codes! {
-    /// What a packet is.
+    /// The kind of a packet.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum PacketKind {
         /// A fragment of a frame to one node.
         Unicast = 0,
         /// A fragment of a frame to all nodes, each of which relays it along the tree.
         Broadcast = 1,
-        /// A fragment of an offloaded frame to one node that takes it: offload metadata, and then
-        /// the frame.
+        /// A fragment of an offloaded frame to one node that accepts it: offload metadata, followed
+        /// by the frame.
         Offloaded = 2,
-        /// No frame, but an acknowledgement: a fragment of a broadcast has come to the sender of
-        /// this.
+        /// An acknowledgement, without a frame: the sender has received a fragment of a broadcast.
         Acknowledgement = 3,
     }
 }
 
-/// The flag of senders that take [`PacketKind::Offloaded`].
+/// Flag of senders that accept [`PacketKind::Offloaded`].
 const TAKES_OFFLOADED: u8 = 1;
-/// The flag of broadcasts that are to be acknowledged.
+/// Flag of broadcasts that must be acknowledged.
 const ACKNOWLEDGE: u8 = 2;
-/// The flag of senders that fetch frames.
+/// Flag of senders that fetch frames.
 const RENDEZVOUS: u8 = 4;
-/// The flag of senders that fetch the rest of frames whose head is in the request.
+/// Flag of senders that fetch the rest of frames whose head is in the request.
 const SPLIT: u8 = 0x40;
-/// Position of the number of further TNIs in the flags, and its bits.
+/// Position of the number of further TNIs in the flags, and its mask.
 const MORE_QUEUES_SHIFT: u8 = 4;
 const MORE_QUEUES: u8 = 3;
 
 /// The capabilities of a node, in the flags of its packets to one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// It takes [`PacketKind::Offloaded`].
+    /// It accepts [`PacketKind::Offloaded`].
     pub offload: bool,
     /// It fetches frames, see [`crate::rendezvous`].
     pub rendezvous: bool,
     /// It fetches the rest of a frame whose head is in the request.
     pub split: bool,
-    /// At how many further TNIs it listens, 3 at most.
+    /// Number of further TNIs at which it listens, 3 at most.
     pub more_queues: u8,
 }
 
@@ -134,7 +133,7 @@ impl Capabilities {
         }
     }
 
-    /// The flags that say so.
+    /// The flags for these capabilities.
     pub const fn flags(self) -> u8 {
         let more = if self.more_queues > MORE_QUEUES { MORE_QUEUES } else { self.more_queues };
         let offload = if self.offload { TAKES_OFFLOADED } else { 0 };
@@ -144,14 +143,14 @@ impl Capabilities {
     }
 }
 
-/// Why a header is none.
+/// Why a header is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// The packet is shorter than the header and the fragment that it announces.
+    /// The packet is too short for the header, or for the fragment that the header announces.
     Truncated,
     /// Another version, or a kind that this one does not have.
     Unknown,
-    /// Lengths that do not fit together, or an origin that no node can have.
+    /// Inconsistent lengths, or an origin that no node can have.
     Inconsistent,
 }
 
@@ -175,7 +174,7 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// A packet that is at least as long as its header.
+    /// Parses a packet that is at least as long as its header.
     ///
     /// # Errors
     ///
@@ -185,52 +184,52 @@ impl<'a> Packet<'a> {
         Ok(Self { header, body: &bytes[HEADER_SIZE..] })
     }
 
-    /// Version.
+    /// The version.
     pub fn version(&self) -> u8 {
         self.header.version_kind >> 4
     }
 
-    /// PacketKind, if it is a known one.
+    /// The kind; `None` if it is unknown.
     pub fn kind(&self) -> Option<PacketKind> {
         PacketKind::from_code(self.header.version_kind & 0xf)
     }
 
-    /// Whether the sender takes [`PacketKind::Offloaded`].
+    /// Whether the sender accepts [`PacketKind::Offloaded`].
     pub fn takes_offloaded(&self) -> bool {
         self.header.flags & TAKES_OFFLOADED != 0
     }
 
-    /// What follows the header.
+    /// The bytes after the header.
     pub fn body(&self) -> &'a [u8] {
         self.body
     }
 }
 
-/// A header taken apart.
+/// A parsed header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repr {
-    /// What the packet is.
+    /// The kind of the packet.
     pub kind: PacketKind,
-    /// Whether the node that the frame comes from takes [`PacketKind::Offloaded`].
+    /// Whether the origin of the frame accepts [`PacketKind::Offloaded`].
     pub takes_offloaded: bool,
     /// Whether it is a broadcast that asks for [`PacketKind::Acknowledgement`].
     pub acknowledge: bool,
-    /// Bytes of the whole frame, and of what is in front of it.
+    /// Size of the whole frame and its metadata, in bytes.
     pub total: u16,
     /// Offset of this fragment in the frame, in bytes: a multiple of [`FRAGMENT_MAX`].
     pub offset: u16,
-    /// Bytes of this fragment.
+    /// Size of this fragment, in bytes.
     pub length: u16,
-    /// Tells the frames of a sender apart.
+    /// Distinguishes the frames of a sender.
     pub id: u32,
-    /// Sum over the whole frame, see [`sum`]; 0 if it is in one fragment.
+    /// Sum over the whole frame, see [`sum`]; 0 if it has only one fragment.
     pub sum: u32,
     /// The node that the frame comes from.
     pub origin: Coords,
 }
 
 impl Repr {
-    /// Takes a header apart that is followed by `body_len` bytes.
+    /// Parses a header that is followed by `body_len` bytes.
     ///
     /// # Errors
     ///
@@ -247,14 +246,14 @@ impl Repr {
         if !repr.is_consistent() {
             return Err(Malformed::Inconsistent);
         }
-        // Padding to the shortest length of a packet may follow.
+        // Padding to the minimum length of a packet may follow.
         if body_len < usize::from(length) {
             return Err(Malformed::Truncated);
         }
         Ok(repr)
     }
 
-    /// Fragments are as long as they can be, but for the last one, and follow each other.
+    /// Whether the lengths are valid: each fragment but the last has the maximum size.
     fn is_consistent(&self) -> bool {
         let (total, offset) = (usize::from(self.total), usize::from(self.offset));
         if self.kind == PacketKind::Acknowledgement {
@@ -273,33 +272,33 @@ impl Repr {
         self.length == self.total
     }
 
-    /// Bytes of what is in front of the frame.
+    /// Size of the metadata in front of the frame, in bytes.
     pub(crate) fn metadata_size(&self) -> usize {
         if self.kind == PacketKind::Offloaded { METADATA_SIZE } else { 0 }
     }
 
-    /// How many fragments the frame has.
+    /// Number of fragments of the frame.
     pub fn count(&self) -> usize {
         usize::from(self.total).div_ceil(FRAGMENT_MAX)
     }
 
-    /// Which of them this is.
+    /// The index of this fragment.
     pub(crate) fn number(&self) -> usize {
         usize::from(self.offset) / FRAGMENT_MAX
     }
 
-    /// Tells the fragments of all frames apart.
+    /// Identifies this fragment among those of all frames.
     pub(crate) fn key(&self) -> FragmentKey {
         FragmentKey { origin: self.origin, id: self.id, offset: self.offset }
     }
 
-    /// Whether a frame of this kind and length, with what is in front of it, goes with its sum: an
-    /// offloaded one has no checksum of its own that would find damage.
+    /// Whether frames of this kind and total length have a sum. An offloaded frame has no checksum
+    /// of its own that would detect damage.
     pub fn is_summed(kind: PacketKind, total: usize) -> bool {
         total > FRAGMENT_MAX || kind == PacketKind::Offloaded
     }
 
-    /// All fragments of the frame that this is one of.
+    /// All fragments of the frame of this fragment.
     pub fn fragments(self) -> impl Iterator<Item = Self> + Clone {
         (0..usize::from(self.total)).step_by(FRAGMENT_MAX).map(move |offset| {
             let length = (usize::from(self.total) - offset).min(FRAGMENT_MAX) as u16;
@@ -314,7 +313,7 @@ impl Repr {
         Self { kind, takes_offloaded, acknowledge, total: 0, length: 0, sum: 0, ..*self }
     }
 
-    /// An acknowledgement that nobody waits for.
+    /// An acknowledgement that no node waits for.
     pub const fn probe(me: Coords) -> Self {
         Self {
             kind: PacketKind::Acknowledgement,
@@ -329,7 +328,7 @@ impl Repr {
         }
     }
 
-    /// The header as it lies in a packet.
+    /// Encodes the header as in a packet.
     pub fn emit(&self) -> [u8; HEADER_SIZE] {
         Header {
             version_kind: VERSION << 4 | self.kind as u8,
@@ -345,7 +344,7 @@ impl Repr {
         .emit()
     }
 
-    /// The same, in a packet of a node that says this of itself.
+    /// Like [`Repr::emit`], for a node with these capabilities.
     pub fn emit_with(&self, says: Capabilities) -> [u8; HEADER_SIZE] {
         let mut bytes = self.emit();
         bytes[1] |= says.flags();
@@ -353,7 +352,7 @@ impl Repr {
     }
 }
 
-/// Tells the fragments of broadcasts apart.
+/// Identifies a fragment of a broadcast.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentKey {
     /// The node that the frame comes from.
@@ -364,7 +363,7 @@ pub struct FragmentKey {
     pub offset: u16,
 }
 
-/// A fragment on its way to a node.
+/// A fragment to be sent to a node.
 #[derive(Clone, Copy, Debug)]
 pub struct Fragment<'a> {
     /// The node that it goes to next.
@@ -373,56 +372,56 @@ pub struct Fragment<'a> {
     pub broadcast: bool,
     /// Its header.
     pub header: [u8; HEADER_SIZE],
-    /// The bytes between its header and its part of the frame.
+    /// The bytes between the header and the part of the frame.
     pub prefix: &'a [u8],
-    /// Its part of the frame.
+    /// The part of the frame.
     pub body: &'a [u8],
 }
 
-/// The sum over a frame: its 32-bit words, little endian and filled up with zeros, added with the
-/// carry at the end, as in RFC 1071 with wider words; never 0.
+/// The sum over a frame: its 32-bit words, little endian and padded with zeros, added with
+/// end-around carry, as in RFC 1071 with wider words; never 0.
 pub fn sum(frame: &[u8]) -> u32 {
     let mut sum = Sum::default();
     sum.add(frame);
     sum.finish()
 }
 
-/// A sum that is made part by part.
+/// A sum that is computed part by part.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum(u64);
 
 impl Sum {
-    /// Adds a part. All parts but the last one are multiples of 4 bytes; their order does not
-    /// matter.
+    /// Adds a part. The size of each but the last must be a multiple of 4 bytes. Their order does
+    /// not matter.
     pub fn add(&mut self, part: &[u8]) {
         self.add_at(0, part);
     }
 
-    /// Adds a part that begins with byte `at` and has any length.
+    /// Adds a part of any length that begins at offset `at`.
     pub fn add_at(&mut self, at: usize, part: &[u8]) {
         let mut words = Words::default();
         words.add_all(part);
         self.add_words(at, words);
     }
 
-    /// Adds a part that was added up elsewhere, see [`Sum::add_at`].
+    /// Adds a part whose words were summed elsewhere, see [`Sum::add_at`].
     pub fn add_words(&mut self, at: usize, words: Words) {
         let Words { sum, carries } = words;
         let (sum, carry) = sum.overflowing_add(carries);
-        // 2^64 counts as 1, so a part that is shifted is a sum that is rotated.
+        // 2^64 counts as 1, so the sum of a shifted part is a rotated sum.
         let sum = (sum + u64::from(carry)).rotate_left(8 * (at % 8) as u32);
-        // 2^32 does, too.
+        // 2^32 counts as 1, too.
         self.0 =
             (self.0 & u64::from(u32::MAX)) + (self.0 >> 32) + (sum >> 32) + (sum & 0xffff_ffff);
     }
 
-    /// The sum as it goes into headers.
+    /// The sum in the encoding of headers.
     pub fn finish(self) -> u32 {
         finish(self.0)
     }
 }
 
-/// Two words at a time that are added up, with their carries: for who copies and sums up in one go.
+/// A sum of 8-byte words, with its carries, for code that copies and sums in one pass.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Words {
     sum: u64,
@@ -430,7 +429,7 @@ pub struct Words {
 }
 
 impl Words {
-    /// Adds the next 8 bytes, little endian, filled up with zeros at the end.
+    /// Adds the next 8 bytes, little endian, padded with zeros at the end.
     #[inline]
     pub fn add(&mut self, pair: u64) {
         let (sum, carry) = self.sum.overflowing_add(pair);
@@ -438,11 +437,11 @@ impl Words {
         self.carries += u64::from(carry);
     }
 
-    /// Adds bytes, which are filled up with zeros at the end.
+    /// Adds bytes, padded with zeros at the end.
     pub fn add_all(&mut self, bytes: &[u8]) {
         let mut pairs = bytes.chunks_exact(8);
         for pair in pairs.by_ref() {
-            // All are of this length, which the compiler sees.
+            // All chunks have this length, which the compiler knows.
             self.add(u64::from_le_bytes(pair.try_into().unwrap_or_default()));
         }
         let rest = pairs.remainder();
@@ -456,6 +455,6 @@ fn finish(mut sum: u64) -> u32 {
     while sum > u64::from(u32::MAX) {
         sum = (sum & u64::from(u32::MAX)) + (sum >> 32);
     }
-    // Nothing but zeros adds up to 0, and all ones stand for 0, too.
+    // Only zeros add up to 0, and all ones stand for 0, too.
     if sum == 0 { u32::MAX } else { sum as u32 }
 }

@@ -10,7 +10,7 @@ use tofu_ipotofu::wire::{
 };
 use tofu_ipotofu::{Config, Core, Event, SendError, addr, tree};
 
-/// A packet on its way: its sender, its receiver, header and body.
+/// A packet in flight: its sender, its receiver, header and body.
 #[derive(Clone, Debug)]
 struct Flying {
     from: Coords,
@@ -45,7 +45,7 @@ fn send(core: &mut Core, frame: &[u8]) -> Result<Vec<Flying>, SendError> {
     Ok(flying)
 }
 
-/// Lets a packet arrive; returns the resulting event, and the packets that are passed on.
+/// Delivers a packet. Returns the resulting frame, and the packets that are relayed.
 fn arrive(core: &mut Core, packet: &Flying) -> (Option<Vec<u8>>, Vec<Flying>) {
     let from = core.me();
     let (header, body) = packet.bytes.split_at(HEADER_SIZE.min(packet.bytes.len()));
@@ -76,7 +76,7 @@ impl Net {
         Self { nodes: all.map(|node| (node, Core::new(config(shape, mtu), node))).collect() }
     }
 
-    /// Lets all packets arrive; returns the frames that each node receives.
+    /// Delivers all packets. Returns the frames that each node receives.
     fn run(&mut self, mut flying: Vec<Flying>) -> BTreeMap<Coords, Vec<Vec<u8>>> {
         let mut received = BTreeMap::<_, Vec<_>>::new();
         while let Some(packet) = flying.pop() {
@@ -150,7 +150,7 @@ fn sums_do_not_depend_on_how_words_are_added() {
     assert_eq!(sum(&[0xff, 0xff, 0xff, 0xff, 5]), 5);
 }
 
-/// A slow sum, byte by byte.
+/// The sum, computed slowly byte by byte.
 fn by_bytes(frame: &[u8]) -> u32 {
     let sum = frame.iter().enumerate().fold(0u64, |sum, (at, byte)| {
         (sum + (u64::from(*byte) << (8 * (at % 4)))) % u64::from(u32::MAX)
@@ -178,7 +178,7 @@ proptest! {
     }
 }
 
-/// Bytes of which many cause a carry.
+/// Bytes that often cause a carry.
 fn any_byte() -> impl Strategy<Value = u8> {
     prop_oneof![Just(0), Just(0xff), any::<u8>()]
 }
@@ -208,7 +208,7 @@ fn questions_for_nodes_are_answered_and_others_go_out() {
     assert_eq!(reply[32..38], addr::mac(me));
     assert_eq!(reply[38..42], addr::ipv4(0, me));
     assert_eq!(core.take_reply(), None);
-    // The own address, as asked for before it is used: no other node has it.
+    // The node's own address, as a node asks before it uses it: no other node has it.
     assert!(send(&mut core, &arp(addr::ipv4(0, me))).unwrap().is_empty());
     assert_eq!(core.take_reply(), None);
     // Addresses that belong to no node of this machine.
@@ -217,11 +217,11 @@ fn questions_for_nodes_are_answered_and_others_go_out() {
         assert_eq!(send(&mut core, &arp(target)).unwrap().len(), 4, "{target:?}");
     }
     assert_eq!(core.counters().answered, 1);
-    // The same without having asked.
+    // The same answers without a query.
     assert!(core.introduce(other));
     assert_eq!(core.take_reply(), Some(reply));
     assert_eq!(core.take_reply().unwrap()[..12], [addr::mac(me), addr::mac(other)].concat());
-    // A storm fills no memory.
+    // Many queries do not fill the memory.
     for _ in 0..10_000 {
         send(&mut core, &arp(addr::ipv4(0, other))).unwrap();
     }
@@ -275,7 +275,7 @@ fn neighbour_solicitations_are_answered() {
         assert!(send(&mut core, &solicitation([0; 16], target)).unwrap().is_empty());
         let reply = core.take_reply().unwrap();
         assert_eq!((reply[..6].to_vec(), reply[58]), (vec![0x33, 0x33, 0, 0, 0, 1], 0x20));
-        // A wrong checksum is no question.
+        // A query with a wrong checksum is not answered.
         let mut wrong = question.clone();
         wrong[56] ^= 1;
         assert!(!send(&mut core, &wrong).unwrap().is_empty());
@@ -315,7 +315,7 @@ fn who_lies_about_the_sender_is_not_taken() {
     // Another address in the frame.
     let packet = send(&mut other, &frame(node(2), to, 100, 0)).unwrap().remove(0);
     assert_eq!(arrive(&mut victim, &packet).0, None);
-    // A broadcast from a node that is not on its way.
+    // A broadcast from a node that is not on its path.
     let all = send(&mut other, &frame(node(1), addr::BROADCAST, 100, 0)).unwrap();
     let mut packet = all[0].clone();
     let leaf = (0..12)
@@ -324,7 +324,7 @@ fn who_lies_about_the_sender_is_not_taken() {
         .unwrap();
     packet.from = leaf;
     assert_eq!(arrive(&mut victim, &packet), (None, vec![].into_iter().collect::<Vec<Flying>>()));
-    // The node's own broadcast, which has come back.
+    // The node's own broadcast comes back.
     packet.from = node(1);
     let mut origin = Core::new(config(shape, 1500), node(1));
     assert_eq!(arrive(&mut origin, &packet).0, None);
@@ -361,14 +361,14 @@ fn fragments_of_frames_that_never_end_take_no_room() {
         assert_eq!(arrive(&mut target, &first).0, None);
     }
     assert!(target.counters().abandoned > 900);
-    // Others are not in the way.
+    // Frames of other nodes are still received.
     assert_eq!(arrive(&mut target, &last).0, Some(frame(node(2), to, 9014, 1)));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Whatever arrives, nothing breaks, and received frames are as they were sent.
+    /// Whatever arrives, nothing panics, and received frames are the ones that were sent.
     #[test]
     fn any_bytes_are_taken(
         header in proptest::collection::vec(any::<u8>(), 0..40),
@@ -394,7 +394,7 @@ proptest! {
         }
     }
 
-    /// Packets get lost, arrive twice, in any order, or changed. All received frames were sent.
+    /// Packets are lost, repeated, reordered and changed. Each received frame was sent.
     #[test]
     fn nothing_is_received_that_was_not_sent(
         lengths in proptest::collection::vec(60usize..9015, 1..12),
@@ -423,8 +423,8 @@ proptest! {
             let mut packet = flying[index].clone();
             match what {
                 0 => {
-                    // The device's ECRC detects these; without it the sum does, in frames of
-                    // several fragments.
+                    // The device's ECRC detects such changes. Without it the sum does, for frames
+                    // of several fragments.
                     let at = usize::from(place) % packet.bytes.len();
                     packet.bytes[at] ^= change;
                     changed = true;
@@ -446,7 +446,7 @@ proptest! {
         }
     }
 
-    /// Without loss every frame arrives, in whatever order its fragments come.
+    /// Without loss every frame arrives, in any order of its fragments.
     #[test]
     fn fragments_may_come_in_any_order(
         lengths in proptest::collection::vec(60usize..=65535, 1..6),
@@ -476,8 +476,8 @@ proptest! {
         prop_assert_eq!(received, expected);
     }
 
-    /// Each node of any machine gets a broadcast once, and no node sends it to itself or further
-    /// than one hop.
+    /// Each node of any machine gets a broadcast once. Nodes relay it one hop, and never to
+    /// themselves.
     #[test]
     fn a_broadcast_reaches_each_node_once(
         len in (1..=4u8, 1..=3u8, 1..=3u8, 1..=2u8, 1..=3u8, 1..=2u8),

@@ -1,4 +1,4 @@
-//! What nodes know of dead links, how they tell each other, and how they avoid them.
+//! Dead links: what nodes know about them, how they report them, and how they avoid them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ fn both_ends(shape: &Shape, links: &[(Coords, Port)]) -> BTreeSet<(Coords, Port)
     real.flat_map(|link| [Some(*link), other(link)]).flatten().collect()
 }
 
-/// The links of a packet's way, hop by hop.
+/// The links of a packet's route, hop by hop.
 fn links_of(shape: &Shape, from: Coords, target: &PacketTarget) -> Vec<(Coords, Port)> {
     let mut at = from;
     let legs = shape.legs(from, target.node, target.path).with_distances(target.distances);
@@ -46,7 +46,7 @@ fn links_of(shape: &Shape, from: Coords, target: &PacketTarget) -> Vec<(Coords, 
         .collect()
 }
 
-/// A queue that keeps what was posted.
+/// A queue that keeps posted packets.
 #[derive(Default)]
 struct Posted(Vec<(PacketTarget, Tag, Vec<u8>)>);
 
@@ -57,8 +57,8 @@ impl PacketQueue for Posted {
     }
 }
 
-/// Lets every node of a machine tell the others for some time. Returns what each of them knows
-/// then.
+/// Lets every node of a machine report to the others for some time. Returns what each node knows
+/// afterwards.
 fn tell_all(
     shape: Shape,
     dead: &BTreeSet<(Coords, Port)>,
@@ -144,7 +144,7 @@ proptest! {
         }
     }
 
-    /// A way without dead links is taken if there is one; otherwise all ways are tried.
+    /// A route without dead links is taken if there is one; otherwise all routes are tried.
     #[test]
     fn packets_go_round_what_is_known_to_be_dead_and_try_every_way(
         shape in shape(),
@@ -159,7 +159,7 @@ proptest! {
         for (seed, port) in links {
             let (at, port) = (node(&shape, seed), Port::from_index(port).unwrap());
             known.note(at, 1 << port.index());
-            // The last word of a node counts.
+            // The last report about a node counts.
             dead.retain(|(node, _)| *node != at);
             dead.insert((at, port));
         }
@@ -178,8 +178,8 @@ proptest! {
         if !all.iter().any(is_clear) {
             prop_assert_eq!(first, all[0]);
         }
-        // If all reports are false, and all other ways are dead, the packet goes by one of the
-        // reported ones.
+        // If all reports are false and all other routes are dead, the packet takes one of the
+        // reported routes.
         let works = |way: &PacketTarget| lies && !is_clear(way);
         let mut tried = vec![first];
         while !works(tried.last().unwrap()) {
@@ -274,7 +274,7 @@ fn a_node_reports_when_its_ports_change_and_not_more_often_than_is_good() {
     assert_eq!(sent.len(), 11);
     assert!(sent.iter().all(|(_, dead)| *dead == 0b100));
     assert_eq!(step(100 * SECOND + 1), []);
-    // It flaps ten times in a second, and is reported once more.
+    // The port flaps ten times in a second, and is reported once more.
     let mut count = 0;
     for n in 0..20u64 {
         known.set_own(if n % 2 == 0 { 0 } else { 0b100 });

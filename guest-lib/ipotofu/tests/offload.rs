@@ -13,8 +13,8 @@ const OTHER: Coords = Coords::new(1, 0, 0, 0, 0, 0);
 const SECOND: u64 = 1_000_000_000;
 const SEQUENCE: u32 = 0xffff_ff00;
 
-/// A frame as a kernel with offloading leaves it: its checksum field has the sum of the pseudo
-/// header. `protocol` is 6 with `flags` of TCP, or 17.
+/// A frame as an offloading kernel leaves it: the checksum field has the sum of the pseudo header.
+/// `protocol` is 6 (TCP, with `flags`) or 17 (UDP).
 fn frame(v6: bool, protocol: u8, flags: u8, payload: &[u8]) -> (Metadata, Vec<u8>) {
     let mut frame = [addr::mac(OTHER), addr::mac(ONE)].concat();
     let transport = if protocol == 6 { 20 } else { 8 };
@@ -65,7 +65,7 @@ fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|i| ((i * 31) >> 3) as u8).collect()
 }
 
-/// Parses a complete frame by another TCP/IP stack: sequence number, flags, payload.
+/// Parses a complete frame with another TCP/IP stack: sequence number, flags, payload.
 fn look(v6: bool, frame: &[u8]) -> (u32, bool, bool, Vec<u8>) {
     let ethernet = EthernetFrame::new_checked(frame).unwrap();
     let (from, to, tcp) = if v6 {
@@ -124,7 +124,7 @@ proptest! {
         prop_assert_eq!(Metadata::parse(&metadata.emit()), Ok(metadata));
     }
 
-    /// Whatever the metadata of whatever frame: it is refused, or handled within bounds.
+    /// Any metadata of any frame are refused, or handled within bounds.
     #[test]
     fn nothing_that_is_said_does_harm(
         said: [u8; METADATA_SIZE],
@@ -230,12 +230,12 @@ fn they_go_to_nodes_that_say_that_they_take_them() {
         }
         event => panic!("{event:?}"),
     }
-    // A small one is in one packet.
+    // A short frame fits into one packet.
     let (metadata, small) = frame(true, 17, 0, b"hello");
     let packets = send(&mut one, &metadata, &small, SECOND).unwrap();
     let event = arrive(&mut other, ONE, &packets, SECOND);
     assert_eq!(event, Event::Whole(metadata, METADATA_SIZE..METADATA_SIZE + small.len()));
-    // The other node may have been replaced meanwhile by one that takes no such frames.
+    // Meanwhile the other node may have been replaced by one that accepts no such frames.
     assert!(send(&mut one, &metadata, &small, 3 * SECOND).is_none());
     arrive(&mut one, OTHER, &hello, 4 * SECOND);
     assert!(send(&mut one, &metadata, &small, 4 * SECOND).is_some());
@@ -243,7 +243,7 @@ fn they_go_to_nodes_that_say_that_they_take_them() {
     let hello = plain(&mut replaced, ONE);
     arrive(&mut one, OTHER, &hello, 4 * SECOND);
     assert!(send(&mut one, &metadata, &small, 4 * SECOND).is_none());
-    // A node that does not take them counts them as malformed.
+    // A node that does not accept them counts them as malformed.
     assert_eq!(arrive(&mut replaced, ONE, &packets, 0), Event::Nothing);
     assert_eq!(replaced.counters().malformed, 1);
 }
@@ -257,13 +257,12 @@ fn a_hostile_neighbour_gets_nothing_through() {
     let packets = send(&mut one, &metadata, &small, 0).unwrap();
     let packet = Packet::new_checked(&packets[0].0).unwrap();
     assert_eq!((packet.kind(), packet.takes_offloaded()), (Some(PacketKind::Offloaded), true));
-    // Every bit of the metadata is changed: the frame is refused, or the metadata is still
-    // consistent.
+    // A bit of the metadata is changed: the frame is refused, or the metadata is still consistent.
     for byte in 0..METADATA_SIZE {
         for bit in 0..8 {
             let mut changed = packets.clone();
             changed[0].1[byte] ^= 1 << bit;
-            // Damage is detected; a malicious sender makes the sum match.
+            // Damage is detected. A malicious sender makes the sum match.
             assert_eq!(arrive(&mut other, ONE, &changed, 0), Event::Nothing);
             let sum = wire::sum(&changed[0].1).to_be_bytes();
             changed[0].0[12..16].copy_from_slice(&sum);
@@ -274,7 +273,7 @@ fn a_hostile_neighbour_gets_nothing_through() {
     }
     assert!(other.counters().malformed > 30, "{:?}", other.counters());
     assert_eq!(other.counters().damaged, 64);
-    // For another node, or from a node that did not send it.
+    // A frame for another node, or in the name of another node.
     let mut stray = packets.clone();
     stray[0].1[METADATA_SIZE + 5] ^= 2;
     let sum = wire::sum(&stray[0].1).to_be_bytes();

@@ -1,10 +1,10 @@
 //! How parts meet: at the start of a machine, and when one comes back.
 //!
-//! A part that starts connects to those with lower numbers, which wait for it. Parts that already
-//! run have given up the right to open connections, so a part that comes back connects to those
-//! with higher numbers, too. A part that has not met all others yet then turns it away, and
-//! connects by itself. Many connections may be in the middle of their greeting at once, so that no
-//! part waits for a silent one.
+//! A part that starts connects to the parts with lower numbers, which wait for it. Parts that
+//! already run have dropped the right to open connections, so a part that comes back connects to
+//! the parts with higher numbers, too. A part that has not met all others yet then turns it away,
+//! and connects by itself. Many connections may be exchanging greetings at once, so that no part
+//! waits for a silent one.
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
@@ -30,27 +30,26 @@ use crate::link::{FrameKind, Link};
 use crate::peer::{Frame, Met, Peer};
 use crate::pulse::Pulse;
 
-/// How long a new connection may take until its ends have greeted each other.
+/// How long the exchange of greetings on a new connection may take.
 const GREETING: Duration = Duration::from_secs(10);
 /// Pause before another attempt to connect to a part.
 const RETRY: Duration = Duration::from_millis(100);
-/// The same if the other end was turned away, or turned this one away.
+/// The same if either end turned the other away.
 const RETRY_TURNED: Duration = Duration::from_secs(1);
 /// The same for a part with a higher number, which is expected to connect by itself.
 const RETRY_HIGHER: Duration = Duration::from_secs(2);
-/// For this long a part that is reported as taken is claimed again: its holder may just have ended.
+/// How long a part that is reported as taken is claimed again: its holder may just have ended.
 const CLAIM: Duration = Duration::from_secs(5);
-/// The most connections that may be greeting at a time. A further one takes the place of the one
-/// that has taken longest.
+/// The most connections that may exchange greetings at a time. A further one replaces the oldest.
 const MOST_GREETING: usize = 64;
-/// The most different reasons for turning others away that are reported.
+/// The most different reasons for turning connections away that are reported.
 const MOST_TOLD: usize = 100;
 
-/// After this time without an acknowledgement a part is considered cut off, unless the user says
-/// otherwise *(ours)*.
+/// A part is considered cut off after this time without an acknowledgement, unless the user sets
+/// another time *(ours)*.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A part that is about to meet the others. Its address is taken.
+/// A part that is about to meet the others, with its address bound.
 pub struct Joining {
     pub(crate) own: Hello,
     credentials: Credentials,
@@ -66,9 +65,9 @@ enum Turned {
     Away(anyhow::Error),
     /// It is from a part that does not match this one.
     Unfit(String),
-    /// This part is held by another process, says the other end.
+    /// The other end says that another process holds this part.
     Taken(String),
-    /// The other end connects by itself.
+    /// The other end will connect by itself.
     Later,
 }
 
@@ -76,22 +75,22 @@ fn away(error: impl Into<anyhow::Error>) -> Turned {
     Turned::Away(error.into())
 }
 
-/// What to do with a part that connects.
+/// The verdict on a part that connects.
 pub(crate) enum Verdict {
     Take,
-    /// Another process has it: a line that names it.
+    /// Another process holds it. The line names that process.
     Taken(String),
-    /// It is to wait.
+    /// It must wait.
     Later,
 }
 
-/// A connection whose ends greet each other.
+/// A connection whose ends exchange greetings.
 struct Greet {
     link: Link,
-    /// This part has introduced itself.
+    /// Whether this part has introduced itself.
     begun: bool,
     since: Instant,
-    /// The part that this one connected to, or the address that it came from.
+    /// The part that this one connected to, or the address of the end that connected.
     with: Result<PartId, SocketAddr>,
     said: Option<Hello>,
     frames: VecDeque<Frame>,
@@ -106,8 +105,8 @@ impl Greet {
         Self { link, begun, since: Instant::now(), with, said: None, frames: VecDeque::new() }
     }
 
-    /// Handles received data. `judge` decides what to do with the part that the other end claims to
-    /// be; it is told whether that connected by itself (`true`). Returns whether both have met.
+    /// Handles received data. `judge` gives the verdict on the part that the other end claims to
+    /// be; its second argument is true if the other end connected. Returns whether both have met.
     fn go_on(
         &mut self,
         own: &Hello,
@@ -188,12 +187,12 @@ impl Greet {
 
 fn say(link: &Link, greeting: &Greeting) {
     if let Ok(body) = serde_json::to_vec(greeting) {
-        // If it is gone, that is noticed by its silence.
+        // If it is gone, its silence shows that.
         link.send(FrameKind::Said, &body);
     }
 }
 
-/// All connections that greet each other.
+/// All connections whose ends exchange greetings.
 #[derive(Default)]
 struct Hall {
     greets: Vec<Greet>,
@@ -201,7 +200,7 @@ struct Hall {
 }
 
 impl Hall {
-    /// Waits for something to happen at the door or here, for `patience` at most.
+    /// Waits for an event at the listener or a connection, for `patience` at most.
     fn wait(&self, listener: &TcpListener, patience: Duration) {
         let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
         fds.extend(self.greets.iter().map(|greet| match greet.begun {
@@ -209,7 +208,7 @@ impl Hall {
             false => greet.link.interest_and(PollFlags::OUT),
         }));
         let patience = Timespec::try_from(patience).unwrap_or_default();
-        // If it fails, there is nothing to do for a while.
+        // If `poll` fails, there is nothing to do for a while.
         let _ = poll(&mut fds, Some(&patience));
     }
 
@@ -219,7 +218,7 @@ impl Hall {
             let (socket, from) = match joining.listener.accept() {
                 Ok(came) => came,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // For example, no descriptors are left. The error would come again at once.
+                // For example, no descriptors are left. The error would recur at once.
                 Err(_) => return thread::sleep(RETRY),
             };
             if self.greets.len() >= MOST_GREETING {
@@ -234,7 +233,7 @@ impl Hall {
         }
     }
 
-    /// Whether a connection that this process opened to this part is in its greeting.
+    /// Whether a connection to a part that this process opened is in its greeting.
     fn looks_for(&self, part: PartId) -> bool {
         self.greets.iter().any(|greet| greet.with == Ok(part))
     }
@@ -256,7 +255,7 @@ impl Hall {
                         Ok(part) => credentials.addresses[part.index()].clone(),
                         Err(from) => from.to_string(),
                     };
-                    // It is not taken after all.
+                    // The part is not accepted after all.
                     if let Some(turned) = met(Met { link, said, at, early: frames.into() }) {
                         turned.link.leave();
                     }
@@ -268,7 +267,7 @@ impl Hall {
         turned
     }
 
-    /// Reports each line once, so that an end that connects repeatedly is not reported repeatedly.
+    /// Reports each line once, so that an end that keeps connecting is reported only once.
     fn tell(&mut self, line: String) {
         if self.told.len() < MOST_TOLD && self.told.insert(line.clone()) {
             log::warn!("{line}");
@@ -276,10 +275,10 @@ impl Hall {
     }
 }
 
-/// A part that this one connects to.
+/// A part to connect to.
 struct Wanted {
     next: Instant,
-    /// Since when it reports that this part is taken.
+    /// Since when it has reported that this part is taken.
     taken: Option<Instant>,
 }
 
@@ -288,7 +287,7 @@ impl Joining {
     ///
     /// # Errors
     ///
-    /// In one line that names the file, or the address if another process has it.
+    /// An error of one line that names the file, or the address if another process has it.
     pub fn new(dir: &Path, own: Hello) -> anyhow::Result<Self> {
         let part = PartId(own.part);
         let credentials = Credentials::read(dir, part)?;
@@ -317,7 +316,7 @@ impl Joining {
         Ok(Self { own, credentials, listener, server, client, timeout: TIMEOUT })
     }
 
-    /// Considers parts cut off after this time.
+    /// Sets the time after which parts are considered cut off.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -374,7 +373,7 @@ impl Joining {
                 waits(first, self.address_of(first));
             }
             if beat <= Instant::now() {
-                // Parts that already run expect that.
+                // Parts that already run expect keep-alives.
                 beat = Instant::now() + Pulse::beat(self.timeout);
                 for peer in peers.iter().flatten() {
                     peer.link.send(FrameKind::Alive, &[]);
@@ -386,7 +385,8 @@ impl Joining {
             let judge = |other: &Hello, came: bool| {
                 match peers.get(usize::from(other.part)).and_then(Option::as_ref) {
                     Some(peer) if !peer.link.has_ended() => taken(other, peer),
-                    // If two parts connect to each other, the one with the higher number does it.
+                    // If two parts connect to each other, the connection of the one with the higher
+                    // number counts.
                     _ if came && other.part < own.0 => Verdict::Later,
                     _ => Verdict::Take,
                 }
@@ -409,7 +409,7 @@ impl Joining {
         Ok(peers)
     }
 
-    /// Handles connections that were turned away before all have met.
+    /// Handles connections that were turned away during the meeting.
     fn turn(
         &self,
         with: Result<PartId, SocketAddr>,
@@ -438,10 +438,10 @@ impl Joining {
             }
             Turned::Taken(_) => wanted.next = Instant::now() + RETRY,
             Turned::Later => wanted.next = Instant::now() + RETRY_HIGHER,
-            // It may be about to end, not started yet, or not a part at all.
+            // The other end may be about to end, not started yet, or not a part at all.
             Turned::Away(why) => {
                 let at = &self.credentials.addresses[part.index()];
-                // No process listens so far, or the host is not reachable.
+                // No process listens yet, or the host is not reachable.
                 let quiet = [
                     io::ErrorKind::ConnectionRefused,
                     io::ErrorKind::HostUnreachable,
@@ -458,7 +458,7 @@ impl Joining {
         Ok(())
     }
 
-    /// Begins to connect to a part; `None` if that is impossible.
+    /// Begins to connect to a part; `None` if that is not possible.
     fn look_for(&self, part: PartId) -> anyhow::Result<Option<Greet>> {
         let Some(at) = self.credentials.sockets(part)?.first().copied() else { return Ok(None) };
         let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -473,8 +473,8 @@ impl Joining {
         Ok(Some(Greet::new(link, Ok(part), &self.own)))
     }
 
-    /// Lets in parts that connect while the machine runs, until `stop` says so. `judge` decides
-    /// whether a part may join. `met` gets it, and returns it if it is not accepted.
+    /// Lets in parts that connect while the machine runs, until `stop` returns true. `judge`
+    /// decides whether a part may join. `met` gets the part, and returns it if it is not accepted.
     pub(crate) fn keep_door(
         &self,
         stop: &dyn Fn() -> bool,

@@ -1,14 +1,14 @@
-//! Messages between parts before and beside packets.
+//! Messages between parts that are not packets.
 
 use serde::{Deserialize, Serialize};
 
 /// Version of the protocol on cables. Parts whose versions differ do not join.
 const PROTOCOL: u32 = 3;
-/// Most characters of another part's text that are shown.
+/// The most characters of another part's text that are shown.
 const MOST_SHOWN: usize = 200;
 
-/// A part's first message. Other versions may send more or less, and must be refused with their
-/// version named.
+/// A part's first message. Other versions may send more or fewer fields, and must be refused with
+/// an error that names their version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// Version of the protocol on cables.
@@ -17,15 +17,15 @@ pub struct Hello {
     pub tofu: String,
     /// Name of the machine.
     pub machine: String,
-    /// Settings that must be the same for all parts, and have no meaning here: names and values, in
-    /// the same order.
+    /// Settings that must be the same for all parts: names and values, in the same order. They have
+    /// no meaning here.
     #[serde(default)]
     pub same: Vec<(String, String)>,
     /// Number of the part.
     pub part: u16,
-    /// How many parts there are.
+    /// Number of parts of the machine.
     pub parts: u32,
-    /// Its process.
+    /// The process ID.
     pub pid: u32,
 }
 
@@ -71,13 +71,13 @@ impl Hello {
         if let Some(what) = names.clone().find(differ) {
             return Some((what, value(self, what), value(other, what)));
         }
-        // Both have the same version, so this happens only with a dishonest part.
+        // Both parts have the same version, so only a dishonest part causes this.
         let same = self.same == other.same;
         (!same).then_some(("properties", "that are known", "that are not"))
     }
 }
 
-/// Another part's text as users may see it: one line without control characters.
+/// Another part's text, fit to be shown: one line without control characters.
 pub(crate) fn shown(text: &str) -> String {
     let clean = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c });
     let mut clean: String = clean.take(MOST_SHOWN + 1).collect();
@@ -96,26 +96,26 @@ pub(crate) fn shown(text: &str) -> String {
 pub enum PartStatus {
     /// Its devices exist. Each part reports this first.
     Here,
-    /// All of its guests have ended; this many have failed.
+    /// All of its guests have ended.
     Ended {
-        /// Guests that have failed.
+        /// Number of guests that have failed.
         failed: u32,
     },
     /// The machine is to end.
     Down,
 }
 
-/// The exchange before the packets: one of these from each end.
+/// The exchange before the packets. Each end sends one of these.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Greeting {
     Hello(Hello),
-    /// The other part does not fit, and why.
+    /// The other part does not match. The line says why.
     Refused(String),
-    /// Another live process holds that part: a line that names it.
+    /// Another live process holds that part. The line names that process.
     Taken(String),
     /// The other part must wait, because this one connects to it.
     Later,
-    /// It does.
+    /// The other part matches.
     Welcome,
 }
 

@@ -1,4 +1,4 @@
-//! Which process may be which part, and where: a folder with addresses and certificates.
+//! A folder with addresses and certificates, which say which process is which part.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::Write;
@@ -30,12 +30,12 @@ struct Addresses {
     parts: Vec<String>,
 }
 
-/// The name that the certificate of a part is for. It is not a host name.
+/// The name in the certificate of a part. It is not a host name.
 fn name_of(part: PartId) -> String {
     format!("part-{part}.tofu.invalid")
 }
 
-/// The same for TLS.
+/// The same name for TLS.
 pub(crate) fn server_name(part: PartId) -> anyhow::Result<ServerName<'static>> {
     Ok(ServerName::try_from(name_of(part))?)
 }
@@ -45,13 +45,13 @@ fn folder(dir: &Path, part: PartId) -> PathBuf {
     dir.join(format!("part-{part}"))
 }
 
-/// Makes a folder for a machine whose parts listen at these addresses: the addresses, and for each
-/// part a key and a certificate. The authority that signs these is made for it, and its key is not
-/// kept.
+/// Creates a folder for a machine whose parts listen at these addresses. It contains the addresses,
+/// and for each part a key and a certificate. The authority that signs these is created for it, and
+/// its key is not kept.
 ///
 /// # Errors
 ///
-/// If the folder already exists or cannot be made, or an address is invalid.
+/// If the folder already exists or cannot be created, or an address is invalid.
 pub fn init(dir: &Path, addresses: &[String]) -> anyhow::Result<()> {
     ensure!(!addresses.is_empty(), "a machine has at least one part; give HOST:PORT for each");
     ensure!(
@@ -110,7 +110,7 @@ fn check(address: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The files of the folder that a part needs.
+/// The contents of the files that a part needs.
 pub(crate) struct Credentials {
     /// The addresses of the parts.
     pub(crate) addresses: Vec<String>,
@@ -124,7 +124,7 @@ impl Credentials {
     ///
     /// # Errors
     ///
-    /// In one line that names the file.
+    /// An error of one line that names the file.
     pub(crate) fn read(dir: &Path, part: PartId) -> anyhow::Result<Self> {
         let path = dir.join(ADDRESSES);
         let text = fs::read_to_string(&path).with_context(|| {

@@ -1,11 +1,11 @@
 //! Cables between the parts of a machine in different processes, on one host or several.
 //!
-//! Each part listens at an address of its own and has one TLS connection with each other part.
-//! Both ends have a certificate that says which part they are, signed by an authority that was made
-//! for the machine ([`hosts::init`]). [`Joining`] waits for all parts, before the process gives up
-//! the right to open connections; then a [`Mesh`] is the transport of its machine.
+//! Each part listens at an address of its own and has one TLS connection with each other part. Both
+//! ends have a certificate that says which part they are, signed by an authority that was created
+//! for the machine ([`hosts::init`]). [`Joining`] waits for all parts, before the process drops the
+//! right to open connections. Then a [`Mesh`] is the transport of its machine.
 //!
-//! The manual explains the choice of TLS over TCP, and of no larger library:
+//! The manual explains the choice of TLS over TCP, and why there is no larger library:
 //! docs/src/dev/cables.md.
 
 #![deny(unsafe_code)]

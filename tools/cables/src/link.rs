@@ -1,9 +1,9 @@
 //! The connection with one other part.
 //!
 //! Any thread may send. Bytes that the socket does not take at once stay encrypted in the
-//! connection. The thread that receives from it waits for both directions, and sends them on. No
-//! thread blocks while sending, so two parts with much data for each other never wait for each
-//! other.
+//! connection. The thread that receives from the connection waits for both directions, and sends
+//! these bytes. No thread blocks while sending, so two parts with much data for each other never
+//! wait for each other.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -21,17 +21,17 @@ use crate::pulse::Acks;
 
 /// No more requests are accepted while this many bytes wait for the socket.
 const ENOUGH: u64 = 4 << 20;
-/// With this many, requests of the other end are not served before it has taken answers.
+/// With this many, requests of the other end are not served until it has taken answers.
 const MUCH: u64 = 16 << 20;
-/// With this many, nothing is passed on for other parts.
+/// With this many, nothing is passed on from other parts.
 const MOST_PASSED_ON: u64 = 128 << 20;
-/// With this many, a part takes nothing any more, and is considered dead.
+/// With this many, the part accepts nothing any more, and is considered dead.
 const MOST: u64 = 256 << 20;
-/// Bytes of a record of TLS 1.3 at most, and its overhead in bytes (RFC 8446, 5.1 and 5.2).
+/// Maximum size of a record of TLS 1.3 and its overhead, in bytes (RFC 8446, 5.1 and 5.2).
 const RECORD: (usize, usize) = (16 << 10, 22);
-/// Bytes that are read at once.
+/// Size of the buffer for a read, in bytes.
 const READ: usize = 256 << 10;
-/// Bytes of a frame's header: its length, and its kind.
+/// Size of a frame's header, in bytes: the frame's length, and its kind.
 const HEADER: usize = 5;
 
 /// The kind of a frame.
@@ -62,7 +62,7 @@ impl FrameKind {
     }
 }
 
-/// A frame as it is sent.
+/// Encodes the header of a frame.
 fn frame(kind: FrameKind, body: &[u8]) -> [u8; HEADER] {
     let [a, b, c, d] = (body.len() as u32).to_le_bytes();
     [a, b, c, d, kind as u8]
@@ -73,15 +73,15 @@ pub(crate) struct Link {
     socket: TcpStream,
     wake: OwnedFd,
     tls: Mutex<Tls>,
-    /// Bytes that wait for the socket; not 0 while there are any.
+    /// Number of bytes that wait for the socket; not 0 while there are any.
     waiting: AtomicU64,
-    /// There was no room for requests, and it has not been reported yet that there is room again.
+    /// Whether there was no room for requests, and new room has not been reported yet.
     crowded: AtomicBool,
-    /// The socket has taken something since this was last checked.
+    /// Whether the socket has taken data since this was last checked.
     taken: AtomicBool,
     closed: AtomicBool,
-    /// The socket takes nothing more, because the other end is gone. What that end sent before it
-    /// went, such as that it leaves, can still be received.
+    /// Whether the socket takes no more data, because the other end is gone. Data that it sent
+    /// before, such as the message that it leaves, can still be received.
     unread: AtomicBool,
 }
 
@@ -91,7 +91,7 @@ struct Tls {
     received: Vec<u8>,
 }
 
-/// Writes by write(2), which every thread of a machine may call, unlike sendto(2).
+/// Writes with write(2), because not every thread of a machine may call sendto(2).
 struct Socket<'a>(&'a TcpStream);
 
 impl Write for Socket<'_> {
@@ -115,12 +115,12 @@ fn broken(what: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Erro
 }
 
 impl Link {
-    /// A link over a socket, whose ends have not greeted each other yet.
+    /// A link over a socket whose ends have not greeted each other yet.
     pub(crate) fn new(socket: TcpStream, connection: Connection) -> io::Result<Self> {
         socket.set_nodelay(true)?;
         socket.set_nonblocking(true)?;
         let mut connection = connection;
-        // The bounds are this module's.
+        // This module limits the buffer itself.
         connection.set_buffer_limit(None);
         Ok(Self {
             socket,
@@ -139,12 +139,12 @@ impl Link {
         look(&lock(&self.tls).connection)
     }
 
-    /// The events to wait for until there is something to receive, or waiting bytes can be sent.
+    /// The events to wait for: data to receive, and room to send waiting bytes.
     pub(crate) fn interest(&self) -> PollFd<'_> {
         self.interest_and(PollFlags::empty())
     }
 
-    /// The same, and something more.
+    /// The same events, and `more`.
     pub(crate) fn interest_and(&self, more: PollFlags) -> PollFd<'_> {
         let mut events = PollFlags::IN | more;
         if self.waiting.load(SeqCst) > 0 {
@@ -160,7 +160,7 @@ impl Link {
         self.closed.load(SeqCst) || ready.is_ok_and(|_| !fds[0].revents().is_empty())
     }
 
-    /// Whether a connection that was begun is established.
+    /// Whether the connection is established.
     ///
     /// # Errors
     ///
@@ -212,7 +212,7 @@ impl Link {
         true
     }
 
-    /// Sends what the socket takes. Returns false if it takes nothing more.
+    /// Sends waiting bytes to the socket. Returns false if it takes no more data.
     fn flush(&self, tls: &mut Tls) -> bool {
         while tls.connection.wants_write() && !self.unread.load(SeqCst) {
             match tls.connection.write_tls(&mut Socket(&self.socket)) {
@@ -231,7 +231,7 @@ impl Link {
         !self.unread.load(SeqCst)
     }
 
-    /// Whether more requests are taken.
+    /// Whether more requests are accepted.
     pub(crate) fn has_room(&self) -> bool {
         self.waiting.load(SeqCst) < ENOUGH
     }
@@ -241,37 +241,37 @@ impl Link {
         self.waiting.load(SeqCst) < MUCH
     }
 
-    /// Whether anything is passed on for others now.
+    /// Whether messages of other parts are passed on now.
     pub(crate) fn passes_on(&self) -> bool {
         self.waiting.load(SeqCst) < MOST_PASSED_ON
     }
 
-    /// Whether something waits, and the other end has taken nothing since the last call.
+    /// Whether bytes wait, and the other end has taken none since the last call.
     pub(crate) fn stands_still(&self) -> bool {
         !self.taken.swap(false, SeqCst) && self.waiting.load(SeqCst) > 0
     }
 
-    /// Treats the other end as dead from now on.
+    /// Considers the other end dead from now on.
     pub(crate) fn close(&self) {
         self.closed.store(true, SeqCst);
         self.wake();
     }
 
-    /// Ends the connection, which the other end notices at once.
+    /// Ends the connection. The other end notices this at once.
     pub(crate) fn leave(&self) {
         self.close();
-        // It fails if the other end has closed first.
+        // This fails if the other end has closed first.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
     fn wake(&self) {
-        // It fails only if the counter is full, and then the thread is awake.
+        // This fails only if the counter is full, and then the thread is awake.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
     /// Waits for frames, up to the time limit if there is one, and meanwhile sends waiting bytes.
-    /// Returns the frames, and whether there is new room for requests. If it is told not to listen,
-    /// it takes no frames, and waits until something was sent.
+    /// Returns the frames, and whether there is new room for requests. Without `listen` it takes no
+    /// frames, and waits until bytes were sent.
     ///
     /// # Errors
     ///
@@ -303,12 +303,12 @@ impl Link {
         if listen && !socket.is_empty() {
             self.take(frames)?;
         }
-        // If the socket takes nothing more, reading from it ends soon, and says why.
+        // If the socket takes no more data, reading from it fails soon, with the reason.
         self.flush(&mut lock(&self.tls));
         Ok(self.has_room() && self.crowded.swap(false, SeqCst))
     }
 
-    /// Takes what the socket has.
+    /// Reads the available data from the socket.
     fn take(&self, frames: &mut Vec<(FrameKind, Vec<u8>)>) -> io::Result<()> {
         let mut bytes = vec![0; READ];
         let read = match Socket(&self.socket).read(&mut bytes) {
@@ -337,7 +337,7 @@ impl Link {
     }
 }
 
-/// Takes complete frames off the start of the received bytes.
+/// Removes complete frames from the start of the received bytes.
 fn cut(received: &mut Vec<u8>, frames: &mut Vec<(FrameKind, Vec<u8>)>) -> io::Result<()> {
     let mut at = 0;
     while let Some(&[a, b, c, d, kind]) = received[at..].first_chunk::<HEADER>() {

@@ -19,29 +19,29 @@ use crate::peer::{Frame, Met, Peer};
 use crate::pulse::{Dead, HOLD, Pulse, SILENCE, Signs};
 use crate::streams::Visit;
 
-/// About the most bytes of a part's frames that wait here until it has taken answers. With more,
-/// nothing is read from it.
+/// About the most bytes of a part's frames that wait here until the part has taken answers. Beyond
+/// that, nothing is read from it.
 const MOST_DEFERRED: usize = 64 << 20;
 
 /// Events of other parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
-    /// A part has gone, and why.
+    /// A part has gone, for this reason.
     Went(PartId, String),
-    /// A part has reported its status. One that was gone sends [`PartStatus::Here`] when it comes
-    /// back.
+    /// A part has reported its status. A part that was gone sends [`PartStatus::Here`] when it
+    /// comes back.
     Status(PartId, PartStatus),
 }
 
 /// The connections with all other parts.
 pub struct Mesh {
-    /// By part; the place of this part stays empty.
+    /// By part. The place of this part stays empty.
     places: Box<[PartSlot]>,
-    /// The present or last holder of each place, looked at before each request.
+    /// The current or last holder of each place. Checked before each request.
     holders: RwLock<Vec<Arc<Peer>>>,
     joining: Joining,
-    /// The report that all guests here have ended, if they have; parts that come later are told,
-    /// too.
+    /// The report that all guests here have ended, if they have. It is also sent to parts that come
+    /// later.
     told: Mutex<Option<PartStatus>>,
     left: AtomicBool,
 }
@@ -62,30 +62,30 @@ impl PartSlot {
 
 /// Handles the messages of other parts.
 pub trait Receive: Send + Sync {
-    /// A message of the machine.
+    /// Handles a message of the machine.
     fn message(&self, from: PartId, message: &[u8]);
 
-    /// There is room for requests again.
+    /// Notes that there is room for requests again.
     fn room(&self);
 
-    /// Something has happened to a part.
+    /// Handles an event of a part.
     fn news(&self, news: News);
 
-    /// A part has opened a stream. It must be served on a thread of its own; a stream that is
-    /// dropped is closed.
+    /// Serves a stream that a part has opened. This must be done on a thread of its own; a stream
+    /// that is dropped is closed.
     fn visit(&self, _from: PartId, _visit: Visit) {}
 }
 
 /// Another part, for reports about the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerInfo {
-    /// Which.
+    /// The part.
     pub part: PartId,
     /// The address at which it listens.
     pub address: String,
-    /// Its process.
+    /// Its process ID.
     pub pid: u32,
-    /// It is no longer there.
+    /// Whether it has gone.
     pub gone: bool,
 }
 
@@ -95,8 +95,8 @@ impl Joining {
     ///
     /// # Errors
     ///
-    /// If one of them does not match this one, or another process has this part. Connections that
-    /// are not from parts are turned away.
+    /// If a part does not match this one, or another process has this part. Connections that are
+    /// not from parts are turned away.
     pub fn meet(self, waits: &mut dyn FnMut(PartId, &str)) -> anyhow::Result<Mesh> {
         Ok(Mesh::new(self.meet_all(waits)?, self))
     }
@@ -111,8 +111,8 @@ impl Mesh {
         Self { places, holders, joining, told: Mutex::default(), left: AtomicBool::new(false) }
     }
 
-    /// Announces this part, and starts the threads that receive from others; each calls `first`
-    /// before anything else, for example to give up rights.
+    /// Announces this part, and starts the threads that receive from others. Each of them first
+    /// calls `first`, for example to drop privileges.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl Mesh {
         spawn("cables-door".to_owned(), Box::new(move || mesh.keep_door()))
     }
 
-    /// Tells this part's status to all other parts, and to those that come later.
+    /// Reports this part's status to all other parts, and to those that come later.
     pub fn tell(&self, status: PartStatus) {
         if let PartStatus::Ended { .. } = status {
             *lock(&self.told) = Some(status);
@@ -155,12 +155,13 @@ impl Mesh {
         }
     }
 
-    /// Opens a stream to a part, which gets it as a [`Visit`], and returns this end. Threads that
-    /// the caller's thread starts serve it.
+    /// Opens a stream to a part, which gets it as a [`Visit`], and returns this end. The calling
+    /// thread starts the threads that serve the stream.
     ///
     /// # Errors
     ///
-    /// If the part is not there, has too many, or the host has no descriptors or threads left.
+    /// If the part has gone or has too many streams, or the host has no descriptors or threads
+    /// left.
     pub fn open(&self, part: PartId) -> io::Result<UnixStream> {
         let gone = || io::Error::new(io::ErrorKind::NotConnected, "it is not there");
         let peer = self.places.get(part.index()).and_then(PartSlot::peer);
@@ -186,12 +187,13 @@ impl Mesh {
         self.joining.address()
     }
 
-    /// Leaves the machine, which all other parts notice.
+    /// Leaves the machine. All other parts notice this.
     pub fn leave(&self) {
         self.left.store(true, SeqCst);
         self.present().for_each(|(_, peer)| peer.link.leave());
         for place in &self.places {
-            // Under the lock, so that a thread that is just waiting for it does not miss that.
+            // Under the lock, so that a thread that is about to wait does not miss the
+            // notification.
             let _holder = lock(&place.holder);
             place.came.notify_all();
         }
@@ -207,7 +209,7 @@ impl Mesh {
         (0..).map(PartId).zip(&self.places).filter_map(|(part, place)| Some((part, place.peer()?)))
     }
 
-    /// Receives from a part, and from processes that have that part later.
+    /// Receives from the processes that hold a part, one after the other.
     fn receive(&self, part: PartId, to: &dyn Receive) {
         let Some(place) = self.places.get(part.index()) else { return };
         let mut holder = lock(&place.holder);
@@ -226,7 +228,7 @@ impl Mesh {
         }
     }
 
-    /// Sends keep-alives, and considers parts dead that send none.
+    /// Sends keep-alives, and checks whether the other parts are still alive.
     fn look_after(&self) {
         let timeout = self.joining.timeout;
         let mut pulses: Vec<_> = self.places.iter().map(|_| (None, Pulse::default())).collect();
@@ -237,7 +239,7 @@ impl Mesh {
             last = Instant::now();
             for (part, peer) in self.present() {
                 let (whose, pulse) = &mut pulses[part.index()];
-                // Another process has the part.
+                // Another process holds the part now.
                 if *whose != Some(Arc::as_ptr(&peer)) {
                     (*whose, *pulse) = (Some(Arc::as_ptr(&peer)), Pulse::default());
                 }
@@ -286,7 +288,7 @@ impl Mesh {
     }
 }
 
-/// Why a part is gone, for users.
+/// The reason for which a part is gone, for users.
 fn went(error: &io::Error, dead: Option<&Dead>) -> String {
     match (error.kind(), dead) {
         (_, Some(Dead::CutOff)) => "its host does not answer".to_owned(),
@@ -336,7 +338,7 @@ impl Deferred {
     }
 }
 
-/// The messages of a process that has a part.
+/// The messages of a process that holds a part.
 #[derive(Default)]
 struct Inbox {
     here: bool,
@@ -344,12 +346,12 @@ struct Inbox {
 }
 
 impl Inbox {
-    /// Handles frames that are taken in the order in which they were sent.
+    /// Handles a frame. Frames must be passed in the order in which they were sent.
     fn take(&mut self, part: PartId, (kind, body): &Frame, to: &dyn Receive) {
         match kind {
             FrameKind::Message => to.message(part, body),
             FrameKind::Said => match serde_json::from_slice(body) {
-                // Repeated messages are ignored, however many there are.
+                // Repeated messages are ignored.
                 Ok(PartStatus::Here) if self.here => {}
                 Ok(status) => {
                     self.here |= status == PartStatus::Here;
@@ -367,11 +369,11 @@ impl Inbox {
 }
 
 impl Mesh {
-    /// Receives from the process that has a part, until it is gone.
+    /// Receives from the process that holds a part, until it is gone.
     ///
     /// While the answers to its requests pile up, its frames wait, too, because a short request may
-    /// have a long answer. They are still read, since two parts that wait for each other to read
-    /// would do so for ever, and the process is asked to send no requests meanwhile.
+    /// have a long answer. They are still read, because two parts that wait for each other to read
+    /// would wait forever. Meanwhile the process is asked to send no requests.
     fn serve(&self, part: PartId, peer: &Peer, to: &dyn Receive) {
         let mut frames = std::mem::take(&mut *lock(&peer.early));
         let (mut inbox, mut deferred) = (Inbox::default(), Deferred::default());
@@ -418,7 +420,7 @@ impl Mesh {
             inbox.take(part, &frame, to);
         }
         peer.streams.end();
-        // Before another process can take its part.
+        // Before another process can take the part.
         to.news(News::Went(part, went(&why, peer.dead.get())));
         peer.gone.store(true, SeqCst);
         peer.link.leave();
@@ -426,7 +428,7 @@ impl Mesh {
         to.room();
     }
 
-    /// Parts that were held back because of this one may send again.
+    /// Lets parts send again that were held back because of this one.
     fn let_go(&self, because: PartId) {
         for (_, peer) in self.present() {
             let mut held = lock(&peer.held);
@@ -465,7 +467,7 @@ impl Transport for Mesh {
         *held = Some(to);
         asks.link.send(FrameKind::Hold, &[1]);
         drop(held);
-        // A thread that made room in between has not seen that the part is held.
+        // A thread that made room in between has not seen that the part is held back.
         if !crowded() {
             self.let_go(to);
         }

@@ -1,4 +1,4 @@
-//! The process that has another part.
+//! The process that holds another part.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -10,32 +10,32 @@ use crate::link::{FrameKind, Link};
 use crate::pulse::Dead;
 use crate::streams::Streams;
 
-/// Two ends that have met.
+/// A connection to another part after the greetings.
 pub(crate) struct Met {
     pub(crate) link: Link,
     pub(crate) said: Hello,
-    /// Its address.
+    /// The address of the part.
     pub(crate) at: String,
-    /// Frames that came with its greeting.
+    /// Frames that came together with its greeting.
     pub(crate) early: Vec<Frame>,
 }
 
-/// The process that has a part.
+/// The process that holds a part.
 pub(crate) struct Peer {
     pub(crate) link: Arc<Link>,
     pub(crate) streams: Arc<Streams>,
     pub(crate) said: Hello,
     pub(crate) at: String,
-    /// Frames that came with its greeting.
+    /// Frames that came together with its greeting.
     pub(crate) early: Mutex<Vec<Frame>>,
-    /// Something came from it since this was last checked.
+    /// Whether anything was received from it since the last check.
     pub(crate) received: AtomicBool,
-    /// It has asked this part to send no requests.
+    /// Whether it has asked this part to send no requests.
     pub(crate) holds: AtomicBool,
-    /// It was asked to send no requests, because of that part.
+    /// The part because of which it was asked to send no requests, if it was.
     pub(crate) held: Mutex<Option<PartId>>,
     pub(crate) gone: AtomicBool,
-    /// Why it was considered dead, if it was.
+    /// The reason for which it was considered dead, if it was.
     pub(crate) dead: OnceLock<Dead>,
 }
 

@@ -1,7 +1,7 @@
 //! Finds out whether another part is still alive.
 //!
-//! A process that ends is noticed at once, because its kernel closes its connections. That leaves
-//! hosts that are cut off or have lost their power, and processes that are stopped. They are
+//! A process that ends is noticed at once, because its kernel closes its connections. Other cases
+//! are hosts that are cut off or have lost their power, and processes that are stopped. They are
 //! distinguished by whether the other kernel acknowledges data: it does so however busy its
 //! processors are, so a host under load is not taken for one that is cut off. If this process was
 //! stopped for a while, the others are not considered dead either: only time in which it ran
@@ -13,19 +13,19 @@ use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-/// A part whose kernel acknowledges data, but that is silent for this long, is considered dead
+/// A part whose kernel acknowledges data but that is silent for this long is considered dead
 /// *(ours)*: its process is stopped, not its host.
 pub(crate) const SILENCE: Duration = Duration::from_secs(30);
 
 /// A part that stops others from sending requests for this long without a break, because of data
-/// that it cannot deliver, is considered dead *(ours)*. The time is long enough for it to find out
-/// first that another part takes nothing.
+/// that it cannot deliver, is considered dead *(ours)*. The time is long enough for that part to
+/// notice first that another part accepts no data.
 pub(crate) const HOLD: Duration = Duration::from_secs(60);
 
 /// The kernel's knowledge of the data that it has sent over a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Acks {
-    /// Something is not acknowledged, though the other end has room for it.
+    /// Whether data is unacknowledged although the other end has room for it.
     pub(crate) missing: bool,
     /// Time since the last acknowledgement.
     pub(crate) last: Duration,
@@ -56,23 +56,23 @@ impl Acks {
         // Kernels before 5.4 don't report the window.
         let reported = length as usize > offset_of!(libc::tcp_info, tcpi_snd_wnd);
         let open = !reported || info.tcpi_snd_wnd > 0;
-        // A kernel whose process takes nothing closes the window, if need be for data that was on
-        // its way already. This one then sends such data less and less often, so that long times
-        // without an acknowledgement are none of the other one's. If even this host has no route
-        // left, only probes are sent, and those fail.
+        // If a process reads nothing, its kernel closes the window, possibly even for data that was
+        // already in flight. This kernel then sends such data less and less often, so the other
+        // kernel is not to blame for long times without an acknowledgement. If this host has no
+        // route left, only probes are sent, and those fail.
         let late = info.tcpi_unacked > 0 || info.tcpi_probes > 0;
         Ok(Self { missing: late && open || info.tcpi_probes > 1, last })
     }
 }
 
-/// Why a part is taken for dead.
+/// Why a part is considered dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dead {
-    /// Its host acknowledges nothing.
+    /// Its host acknowledges no data.
     CutOff,
     /// Its process is silent.
     Silent,
-    /// Its process takes nothing.
+    /// Its process accepts no data.
     Full,
     /// Its process stops others from sending requests.
     Holds,
@@ -81,11 +81,11 @@ pub(crate) enum Dead {
 /// The observations of another part at one check.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Signs {
-    /// Something came from it.
+    /// Whether anything was received from it.
     pub(crate) received: bool,
-    /// Something waits for it, and it has taken nothing.
+    /// Whether data waits for it, and it has taken none.
     pub(crate) full: bool,
-    /// It has asked this part to send no requests.
+    /// Whether it has asked this part to send no requests.
     pub(crate) holds: bool,
     /// The state of its acknowledgements, as this host's kernel reports it.
     pub(crate) acks: Acks,
@@ -94,25 +94,25 @@ pub(crate) struct Signs {
 /// The observations of another part so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pulse {
-    /// How long something was unacknowledged, as of each check of this process.
+    /// How long data was unacknowledged, as seen at the checks of this process.
     missing: Duration,
     /// Time in which this process ran and received nothing.
     silent: Duration,
-    /// Time in which this process ran, and the other one took nothing of what it had for it.
+    /// Time in which this process ran, and the other one took none of the data that waits for it.
     full: Duration,
-    /// Time in which this process ran, and was held.
+    /// Time in which this process ran, and was asked to send no requests.
     held: Duration,
 }
 
 impl Pulse {
-    /// How often to check, and to send a sign of life: a fifth of the time after which a part that
-    /// is cut off is considered dead.
+    /// Interval between checks, and between keep-alives: a fifth of the time after which a part
+    /// that is cut off is considered dead.
     pub(crate) fn beat(timeout: Duration) -> Duration {
         (timeout / 5).max(Duration::from_millis(1))
     }
 
-    /// Checks a part again, `after` the last time. It is dead once nothing was acknowledged for
-    /// `timeout`, also as of a beat before.
+    /// Checks a part again, `after` this time since the last check. It is cut off once nothing was
+    /// acknowledged for `timeout` less a beat, and data was late at checks for half of `timeout`.
     pub(crate) fn look(
         &mut self,
         after: Duration,
@@ -121,14 +121,14 @@ impl Pulse {
     ) -> Option<Dead> {
         let Signs { received, full, holds, acks } = signs;
         let beat = Self::beat(timeout);
-        // For the time beyond that, this process or its host was stopped.
+        // In the time beyond that, this process or its host was stopped.
         let ran = after.min(2 * beat);
         let longer = |still: bool, time: Duration| if still { time + ran } else { Duration::ZERO };
         self.silent = longer(!received, self.silent);
         self.full = longer(full, self.full);
         self.held = longer(holds, self.held);
-        // Data that was sent a moment ago is not late, however long there was nothing to
-        // acknowledge.
+        // Data that was sent a moment ago is not late, however long ago the last acknowledgement
+        // was.
         let late = acks.missing && acks.last > beat;
         self.missing = longer(late, self.missing);
         if acks.last + beat >= timeout && 2 * self.missing >= timeout {
@@ -176,7 +176,7 @@ mod tests {
         let mut pulse = Pulse::default();
         let beat = Pulse::beat(TIMEOUT);
         for _ in 0..1000 {
-            // It wakes up after a minute, and another thread has just sent something.
+            // The process wakes up after a minute, and another thread has just sent data.
             let look = pulse.look(60 * TIMEOUT, signs(true, acks(true, 60_000)), TIMEOUT);
             assert_eq!(look, None);
             assert_eq!(pulse.look(beat, signs(true, acks(false, 1)), TIMEOUT), None);
@@ -223,7 +223,7 @@ mod tests {
         let (mut far, _) = listener.accept().unwrap();
         near.write_all(b"beat").unwrap();
         far.read_exact(&mut [0; 4]).unwrap();
-        // It was read, so it is acknowledged, or will be in a moment.
+        // The data was read, so it is acknowledged, or will be in a moment.
         while Acks::of(&near).unwrap().missing {
             std::thread::yield_now();
         }

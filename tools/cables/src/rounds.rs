@@ -1,4 +1,4 @@
-//! Rounds of messages among all parts, each of which waits for those of all others.
+//! Rounds of messages among all parts. Each part waits for the messages of all others.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -11,16 +11,16 @@ use tofu_sync::lock;
 
 use crate::mesh::{Mesh, News, Receive};
 
-/// The first byte of a chunk of a message: whether there is more.
+/// Values of the first byte of a chunk: the message ends here, or there is more.
 const LAST: u8 = 0;
 const MORE: u8 = 1;
-/// Bytes of a message at most *(ours)*: more than what two parts of the largest machine have for
-/// each other in a round.
+/// Maximum size of a message, in bytes *(ours)*: more than two parts of the largest machine have
+/// for each other in a round.
 const MOST: usize = 128 << 20;
-/// Messages of a part that wait here at most: it is a round ahead at most.
+/// The most messages of a part that wait here. A part is at most a round ahead.
 const AHEAD: usize = 2;
 
-/// The rounds of a part. Copies are of the same.
+/// The rounds of a part. Clones refer to the same rounds.
 #[derive(Clone)]
 pub struct Rounds {
     mesh: Arc<Mesh>,
@@ -34,7 +34,7 @@ impl std::fmt::Debug for Rounds {
 }
 
 impl Rounds {
-    /// Makes rounds among parts that have connected to each other.
+    /// Creates rounds among parts that have connected to each other.
     ///
     /// # Errors
     ///
@@ -52,10 +52,10 @@ impl Rounds {
         Ok(Self { mesh, inbox })
     }
 
-    /// Leaves, once all others have what was for them.
+    /// Leaves once all other parts have received their messages.
     pub fn leave(mut self) {
         let mut messages = vec![Vec::new(); lock(&self.inbox.parts).len()];
-        // A part that has left already has had it.
+        // A part that has left already has received its message.
         let _ = self.round(&mut messages);
         self.mesh.leave();
     }
@@ -68,7 +68,7 @@ impl Rounds {
             let mut body = Vec::with_capacity(1 + piece.len());
             body.push(if more { MORE } else { LAST });
             body.extend_from_slice(piece);
-            // If the part is gone, that is seen in waiting for what it has to say.
+            // If the part is gone, waiting for its message fails.
             if !self.mesh.send(to, body) || !more {
                 return;
             }
@@ -93,7 +93,7 @@ impl Exchange for Rounds {
     }
 }
 
-/// Messages that have come.
+/// Received messages.
 struct Inbox {
     parts: Mutex<Vec<Part>>,
     changed: Condvar,
@@ -101,10 +101,10 @@ struct Inbox {
 
 #[derive(Default)]
 struct Part {
-    /// The message that is not complete yet.
+    /// The incomplete message.
     begun: Vec<u8>,
     messages: VecDeque<Vec<u8>>,
-    /// Why no more messages come, if so.
+    /// The reason for which no more messages come, if there is one.
     gone: Option<String>,
 }
 
@@ -128,7 +128,7 @@ impl Part {
 }
 
 impl Inbox {
-    /// The next message of a part.
+    /// Waits for the next message of a part.
     fn next(&self, part: PartId) -> io::Result<Vec<u8>> {
         let nothing = |parts: &mut Vec<Part>| {
             parts.get(part.index()).is_some_and(|of| of.messages.is_empty() && of.gone.is_none())
@@ -163,7 +163,7 @@ impl Receive for Inbox {
     fn room(&self) {}
 
     fn news(&self, news: News) {
-        // One that comes back has nothing of what was before, and is of no use.
+        // A part that comes back has lost all earlier messages and is of no use.
         if let News::Went(part, why) = news {
             self.with(part, |of| {
                 of.gone.get_or_insert(why);

@@ -1,8 +1,8 @@
 //! Streams of bytes between two parts, beside the packets, for requests to a part about its nodes.
-//! Each has a window, so that a slow reader holds up nothing else on the connection.
+//! Each stream has a window, so that a slow reader delays nothing else on the connection.
 //!
-//! Frames of streams have a number, a byte with their kind, and the data of that kind. Numbers
-//! are those of the end that opens; the byte's highest bit says that the sender is that end.
+//! Frames of streams have a number, a byte with their kind, and the data of that kind. The end that
+//! opens a stream assigns its number. The highest bit of the byte says that the sender is that end.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -16,11 +16,11 @@ use tofu_sync::lock;
 
 /// The most streams that each of two parts may have open with the other.
 const MOST: usize = 1024;
-/// Bytes of a stream that may be in flight in one direction.
+/// Size of a stream's window in each direction, in bytes.
 const WINDOW: u32 = 256 << 10;
-/// Bytes of a frame, at most.
+/// Maximum size of the data in a frame, in bytes.
 const PIECE: usize = 32 << 10;
-/// The sender has opened the stream.
+/// Flag: the sender has opened the stream.
 const OPENER: u8 = 0x80;
 
 /// The kind of a frame.
@@ -28,13 +28,13 @@ const OPENER: u8 = 0x80;
 enum Word {
     /// A new stream.
     Open = 0,
-    /// Bytes of it.
+    /// Bytes of a stream.
     Data = 1,
     /// This many more bytes may be sent.
     Credit = 2,
-    /// No more will come this way.
+    /// No more bytes will come in this direction.
     End = 3,
-    /// It is over both ways.
+    /// The stream is closed in both directions.
     Close = 4,
 }
 
@@ -51,10 +51,10 @@ impl Word {
     }
 }
 
-/// A stream, among those with one other part.
+/// A stream, among those with the same part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
-    /// This end has opened it.
+    /// Whether this end has opened it.
     ours: bool,
     number: u32,
 }
@@ -79,24 +79,24 @@ pub struct Visit {
 struct Stream {
     state: Mutex<State>,
     changed: Condvar,
-    /// This process's end, once there is one.
+    /// The stream's end of a local socket pair, once there is one. The user has the other end.
     local: OnceLock<UnixStream>,
 }
 
 struct State {
-    /// Received bytes that must be written.
+    /// Received bytes that are still to be passed to this process.
     inbox: Vec<u8>,
-    /// No more data comes.
+    /// Whether all data has arrived.
     ended: bool,
-    /// Bytes that may be sent.
+    /// Number of bytes that may be sent.
     credit: u32,
-    /// It is over.
+    /// Whether the stream is closed.
     closed: bool,
-    /// The other part has been told that no more data comes.
+    /// Whether the other part has been told that no more data comes.
     sent: bool,
-    /// The other end no longer reads.
+    /// Whether the other end has stopped reading.
     unread: bool,
-    /// Threads that serve it.
+    /// Number of threads that serve the stream.
     pumps: u8,
 }
 
@@ -114,12 +114,12 @@ impl Stream {
         Arc::new(Self { state: Mutex::new(state), changed: Condvar::new(), local: OnceLock::new() })
     }
 
-    /// Ends it here.
+    /// Closes the stream at this end.
     fn close(&self) {
         lock(&self.state).closed = true;
         self.changed.notify_all();
         if let Some(local) = self.local.get() {
-            // It fails if the other end has closed first.
+            // This fails if the other end has closed first.
             let _ = local.shutdown(Shutdown::Both);
         }
     }
@@ -132,7 +132,7 @@ impl Stream {
 }
 
 impl Streams {
-    /// The streams with a part to which `send` leads.
+    /// The streams with a part; `send` sends frames to it.
     pub(crate) fn new(send: Box<Send>) -> Arc<Self> {
         Arc::new(Self { send, table: Mutex::default(), next: AtomicU32::new(0) })
     }
@@ -202,7 +202,7 @@ impl Streams {
         Ok(far)
     }
 
-    /// A thread of a stream has ended.
+    /// Notes that a thread of a stream has ended.
     fn leave(&self, key: Key, stream: &Stream) {
         let mut state = lock(&stream.state);
         state.pumps -= 1;
@@ -243,7 +243,7 @@ impl Streams {
         stream.changed.notify_all();
     }
 
-    /// Gives this process what has come.
+    /// Passes received bytes to this process.
     fn give_out(&self, key: Key, stream: &Stream, mut local: &UnixStream) {
         loop {
             let mut state = stream.wait_while(|state| state.inbox.is_empty() && !state.ended);
@@ -257,8 +257,8 @@ impl Streams {
                 return;
             }
             if local.write_all(&bytes).is_err() {
-                // Its output is not read any more. Data that was written before is still on its
-                // way.
+                // This process does not read any more. The data that it wrote before must be sent
+                // first.
                 let state = stream.wait_while(|state| !state.sent);
                 if !state.closed {
                     drop(state);
@@ -270,8 +270,8 @@ impl Streams {
         }
     }
 
-    /// Takes the body of a frame from the other part, and returns the stream if it is a new one.
-    /// A frame that no honest part sends is dropped, with its stream if there is one.
+    /// Handles the body of a frame from the other part, and returns the stream if it is a new one.
+    /// A frame that no honest part sends is dropped, and its stream is closed if there is one.
     pub(crate) fn take(self: &Arc<Self>, body: &[u8]) -> Option<Visit> {
         let (number, rest) = body.split_first_chunk::<4>()?;
         let (&code, what) = rest.split_first()?;
@@ -350,7 +350,7 @@ impl Visit {
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        // It was not served.
+        // The stream was not accepted.
         if self.stream.local.get().is_none() {
             self.streams.say(self.key, Word::Close, &[]);
             lock(&self.streams.table).remove(&self.key);
@@ -363,7 +363,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Sender, channel};
 
-    /// Two ends that send each other frames; the second one echoes.
+    /// Two ends that send frames to each other. The second one echoes all data.
     fn echo() -> Arc<Streams> {
         let (here, bodies) = channel::<Vec<u8>>();
         let (there, answers) = channel::<Vec<u8>>();
@@ -434,13 +434,13 @@ mod tests {
         let open = |number: u32| [&number.to_le_bytes()[..], &[OPENER]].concat();
         let visit = streams.take(&open(7)).unwrap();
         assert!(streams.take(&open(7)).is_none());
-        // More than the window, before any of it was taken.
+        // More data than the window holds, before any of it was read.
         let data = [&7u32.to_le_bytes()[..], &[OPENER | 1], &vec![0; WINDOW as usize]].concat();
         assert!(streams.take(&data).is_none() && !lock(&visit.stream.state).closed);
         assert!(streams.take(&data).is_none() && lock(&visit.stream.state).closed);
         drop(visit);
         assert!(lock(&streams.table).is_empty());
-        // No more at once than the limit; streams that are not served make room.
+        // Not more streams at once than the limit. Streams that are not accepted make room.
         let visits: Vec<_> = (0..2000).filter_map(|n| streams.take(&open(n))).collect();
         assert_eq!(visits.len(), MOST);
         drop(visits);

@@ -23,10 +23,10 @@ use tofu_machine::{Machine, MachineConfig, Network, Transport};
 use hostile::{Hostile, Random};
 use relay::{Relay, Rough};
 
-/// Far longer than anything here takes.
+/// Far longer than any step of a test takes.
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// A folder for `parts` parts, at free ports.
+/// Creates a folder for `parts` parts, at free ports.
 fn folder(parts: usize) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("demo");
@@ -49,7 +49,7 @@ fn meet(dir: &Path, own: Hello) -> anyhow::Result<Mesh> {
     Joining::new(dir, own)?.meet(&mut |_, _| ())
 }
 
-/// All parts, once they have met.
+/// Starts all parts and returns them once they have met.
 fn all(dir: &Path, parts: u16) -> Vec<Arc<Mesh>> {
     let join = |part| {
         let dir = dir.to_owned();
@@ -59,7 +59,7 @@ fn all(dir: &Path, parts: u16) -> Vec<Arc<Mesh>> {
     joining.into_iter().map(|part| Arc::new(part.join().unwrap().unwrap())).collect()
 }
 
-/// Joins once the address is free, which it is when the threads of its previous owner have ended.
+/// Joins once the address is free, that is, when the threads of its previous owner have ended.
 fn join_again(dir: &Path, own: Hello) -> Joining {
     loop {
         if let Ok(joining) = Joining::new(dir, own.clone()) {
@@ -69,7 +69,7 @@ fn join_again(dir: &Path, own: Hello) -> Joining {
     }
 }
 
-/// Keeps what comes.
+/// Keeps all received messages.
 #[derive(Default)]
 struct Inbox {
     messages: Mutex<Vec<(PartId, Vec<u8>)>>,
@@ -106,7 +106,7 @@ impl Inbox {
         assert!(!timeout.timed_out());
     }
 
-    /// The next news of other parts, without their initial announcements.
+    /// Waits for the next event of another part, except for its first announcement.
     fn next_news(&self) -> News {
         let news = self.news.lock().unwrap();
         let none = |news: &mut Vec<_>| news.is_empty();
@@ -141,7 +141,7 @@ fn messages_of_all_pairs_arrive_once_and_in_order() {
             for to in (0..3).filter(|to| *to != own) {
                 scope.spawn(move || {
                     for number in 0..COUNT {
-                        // Some are more than a socket takes at once.
+                        // Some messages are larger than a socket takes at once.
                         let size = if number % 50 == 0 { 250_000 } else { number as usize * 7 };
                         let mut message = number.to_le_bytes().to_vec();
                         message.resize(4 + size, number as u8);
@@ -190,7 +190,7 @@ fn a_part_that_leaves_is_seen_and_reached_no_more() {
     assert!(meshes[0].has_room());
 }
 
-/// The last words of a part are received, though others send to it while it goes.
+/// The last message of a part is received, although others send to it while it leaves.
 #[test]
 fn a_part_that_says_something_and_leaves_is_heard() {
     let ended = PartStatus::Ended { failed: 3 };
@@ -218,7 +218,7 @@ fn any_part_may_come_back_and_hears_how_the_others_are() {
     let mut meshes = all(&dir, PARTS);
     let mut inboxes: Vec<_> = meshes.iter().map(Inbox::of).collect();
     inboxes.iter().for_each(|inbox| inbox.wait_for_all(2));
-    // In this order the first part is once the one that comes back, and once one that others
+    // In this order, the first part is once the one that comes back, and once one that others
     // connect to.
     for part in [1, 0, 2] {
         let (own, others) = (PartId(part), [0, 1, 2].into_iter().filter(|other| *other != part));
@@ -259,7 +259,7 @@ fn a_part_is_held_by_one_process() {
     assert!(error.starts_with("part 0 of machine demo is taken: another process"), "{error}");
     drop(_holder);
 
-    // Another process has a part's files elsewhere, and connects when all have met.
+    // Another process has a copy of a part's files, and connects when all have met.
     let meshes = all(&dir, 2);
     let inboxes: Vec<_> = meshes.iter().map(Inbox::of).collect();
     inboxes.iter().for_each(|inbox| inbox.wait_for_all(1));
@@ -275,7 +275,7 @@ fn a_part_is_held_by_one_process() {
             format!("part {part} of machine demo is taken by process {pid} at 127.0.0.1");
         assert!(error.starts_with(&expected), "{error}");
     }
-    // And its holder keeps running.
+    // The holder of the part keeps running.
     assert!(meshes[0].send(PartId(1), vec![1]) && meshes[1].send(PartId(0), vec![1]));
     inboxes.iter().for_each(|inbox| inbox.wait_for_messages(1));
 }
@@ -319,7 +319,7 @@ fn parts_that_do_not_fit_refuse_each_other_in_one_line_each() {
 fn strangers_are_turned_away() {
     let (_folder, dir) = folder(2);
     let (_other, theirs) = folder(2);
-    // They have the addresses, and certificates of their own.
+    // They have the addresses, and certificates of another authority.
     fs::copy(dir.join("parts.toml"), theirs.join("parts.toml")).unwrap();
     let joining = Joining::new(&dir, hello(0, 2)).unwrap();
     let address = joining.address().to_owned();
@@ -338,7 +338,7 @@ fn a_part_cannot_say_that_it_is_another_one() {
     let (_folder, dir) = folder(3);
     let joining = Joining::new(&dir, hello(0, 3)).unwrap();
     let first = thread::spawn(move || joining.meet(&mut |_, _| ()));
-    // It has the certificate of part 1, and claims to be part 2.
+    // This part has the certificate of part 1, and claims to be part 2.
     let (_other, liars) = folder(3);
     for file in ["parts.toml", "authority.pem"] {
         fs::copy(dir.join(file), liars.join(file)).unwrap();
@@ -366,7 +366,7 @@ fn those_who_say_nothing_hold_up_nobody() {
     let inboxes = [&first, &second].map(Inbox::of);
     inboxes.iter().for_each(|inbox| inbox.wait_for_all(1));
     drop(before);
-    // Nor does it after all have met, while one comes back.
+    // Silent connections do not disturb a part that comes back later either.
     let _flood = silent(100);
     second.leave();
     assert!(matches!(inboxes[0].next_news(), News::Went(PartId(1), _)));
@@ -377,7 +377,7 @@ fn those_who_say_nothing_hold_up_nobody() {
     assert_eq!(inboxes[0].next_news(), News::Status(PartId(1), PartStatus::Here));
 }
 
-/// Takes nothing before it is opened.
+/// Takes no messages before it is opened.
 #[derive(Default)]
 struct Gate {
     inbox: Inbox,
@@ -434,7 +434,7 @@ fn little_is_kept_for_a_part_that_takes_nothing_and_those_who_ask_are_held_back(
     while meshes[0].has_room() {
         thread::yield_now();
     }
-    // Its own messages to that part still go out, and it does not wait.
+    // Its own messages to that part are still accepted, and it does not wait.
     assert!(meshes[1].send(PartId(2), passed.to_le_bytes().to_vec()));
     assert!(meshes[1].send(PartId(0), vec![1]));
     first.wait_for_messages(1);
@@ -452,7 +452,7 @@ fn little_is_kept_for_a_part_that_takes_nothing_and_those_who_ask_are_held_back(
     assert!(first.news.lock().unwrap().is_empty() && second.news.lock().unwrap().is_empty());
 }
 
-/// Hands to a machine what comes from other parts, of which one may send anything.
+/// Passes messages of other parts to a machine. One of these parts may send anything.
 struct Inwards(Network, Option<PartId>);
 
 impl Receive for Inwards {
@@ -474,7 +474,7 @@ impl Receive for Inwards {
     }
 }
 
-/// How a Put from the first queue ends.
+/// The result of a Put from the first queue.
 fn put(cq: &mut Cq<InProcess>, to: Target, len: u32) -> Rcode {
     let at = StagOffset::new(0, 0, 0);
     cq.post_and_ring(&Order::put(to, at, at, len), 0).unwrap();
@@ -503,12 +503,12 @@ struct Node {
 }
 
 impl Node {
-    /// The cables of a part, in a machine with one node in each part.
+    /// A node with the cables of its part, in a machine with one node in each part.
     fn new(mesh: &Arc<Mesh>, shape: Shape, own: PartId, len: usize) -> Self {
         Self::beside(None, mesh, shape, own, len)
     }
 
-    /// The same beside a part that may send anything.
+    /// The same with another part that may send anything.
     fn beside(
         hostile: Option<PartId>,
         mesh: &Arc<Mesh>,
@@ -571,8 +571,8 @@ fn machines_put_into_each_other_until_one_of_them_goes() {
     assert_eq!(put(&mut near.cq, to, 8), Rcode::LINK_DOWN);
 }
 
-/// Whatever a part with the right certificate sends, the others go on with each other, and an
-/// honest one may take its place.
+/// Whatever a part with the right certificate sends, the others keep communicating, and an honest
+/// part may replace it.
 #[test]
 fn a_part_that_sends_anything_is_no_trouble_to_the_others() {
     let (_folder, dir) = folder(3);
@@ -596,7 +596,8 @@ fn a_part_that_sends_anything_is_no_trouble_to_the_others() {
         while !is_gone() {
             thread::yield_now();
         }
-        // The one before may be seen to have come only after it has gone; then this one is told so.
+        // The process before may be noticed only after it has gone. Until then this one is turned
+        // away.
         let mut hostile = loop {
             let mut hostile = Hostile::connect(&dir, &own);
             if hostile.greet(&own) {
@@ -626,14 +627,14 @@ fn a_part_that_sends_anything_is_no_trouble_to_the_others() {
     inbox.wait_for_all(2);
 }
 
-/// Four parts in a row, of which the last two meet over a bad network.
+/// Four parts in a row. The last two are connected over a bad network.
 fn over(rough: Rough) -> (TempDir, Vec<Arc<Mesh>>, Relay) {
     const PARTS: u16 = 4;
     let (folder, dir) = folder(PARTS.into());
     let addresses = fs::read_to_string(dir.join("parts.toml")).unwrap();
     let third = addresses.split('"').nth(5).unwrap();
     let relay = Relay::new(third, rough);
-    // The last part finds the one before it there.
+    // The last part finds its neighbour at the relay's address.
     let its = folder.path().join("its");
     fs::create_dir(&its).unwrap();
     fs::write(its.join("parts.toml"), addresses.replace(third, relay.address())).unwrap();
@@ -661,7 +662,7 @@ fn what_goes_through_a_part_to_a_slow_cable_arrives() {
     let data = pattern(LEN);
     nodes[0].buffer.write(0, &data);
     let last = nodes[3].target();
-    // More than any part keeps before it makes others wait, and then all of it back.
+    // More data than any part stores before it makes others wait, and then all of it back.
     let at = StagOffset::new(0, 0, 0);
     let first = &mut nodes[0];
     for order in [Order::put(last, at, at, LEN as u32), Order::get(last, at, at, LEN as u32)] {
@@ -691,7 +692,7 @@ fn what_goes_through_a_part_to_a_slow_cable_arrives() {
         thread::yield_now();
     }
 
-    // Both ends notice that it breaks, and no other part does.
+    // Both ends notice that the connection breaks, and no other part does.
     relay.cut();
     for (own, other) in [(2, 3), (3, 2)] {
         while !meshes[own].peers().iter().any(|peer| peer.part == PartId(other) && peer.gone) {

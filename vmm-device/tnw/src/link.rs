@@ -202,7 +202,7 @@ impl LinkEnd {
         let packets = data.packets();
         let c = data.channel().index();
         if self.tx.buffer.is_empty() {
-            // Earlier waits for room do not count: nothing was sent without success.
+            // Earlier waits, if any, were for room. They do not count as attempts.
             self.tx.attempts = 0;
             self.wait(now);
         }
@@ -413,7 +413,7 @@ impl LinkEnd {
                 self.counters.discarded += u64::from(packets);
                 Arrival::Nothing
             }
-            // It arrived before, and its feedback was lost or is on its way.
+            // It arrived before, and its feedback was lost or is in flight.
             SEQUENCES_HALF.. => {
                 self.counters.discarded += u64::from(packets);
                 self.rx.owed = Some(ControlKind::Ack);

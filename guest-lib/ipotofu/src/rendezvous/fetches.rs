@@ -1,4 +1,4 @@
-//! The receiver of a rendezvous: frames that this node fetches from others.
+//! The receiver of a rendezvous: this node fetches frames from others.
 
 use core::fmt::Debug;
 
@@ -8,24 +8,25 @@ use super::{Message, PER_NODE, Request, SLOTS};
 use crate::counters::Counters;
 use crate::storage::Storage;
 
-/// Requests that wait for a slot, in all; of one node, as many as it may have under way, twice.
+/// The most requests that wait for a slot, in all. The second number is for one node: twice as many
+/// as it may have unanswered.
 const MAX_WAITING: usize = 256;
 const WAITING_PER_NODE: usize = 2 * PER_NODE;
-/// Answers that may be owed to a node before they are sent without waiting for others.
+/// Number of answers owed to a node that are sent without waiting for more.
 const OWED: u32 = 4;
-/// Nodes to which one may be owed at a time.
+/// The most nodes that may be owed answers at a time.
 const OWED_NODES: usize = 32;
 
-/// What a rendezvous needs of a queue.
+/// Operations of a queue that a rendezvous needs.
 pub trait Rendezvous {
-    /// Begins to fetch the frame of a request to a slot. False if that is not possible.
+    /// Begins to fetch the frame of a request into a slot. False if that is not possible.
     fn fetch(&mut self, slot: usize, request: &Request) -> bool;
 
     /// Sends a message to a node.
     fn tell(&mut self, to: Coords, message: &Message);
 }
 
-/// The last frame of a node that has been dealt with, and how many since an answer.
+/// The last handled request of a node, and the number of requests since the last answer.
 #[derive(Clone, Copy, Debug)]
 struct Owed {
     to: Coords,
@@ -33,24 +34,24 @@ struct Owed {
     count: u32,
 }
 
-/// The frames that this node fetches, and for each request a value of type `H`, such as the head
-/// of the frame.
+/// The frames that this node fetches. A value of type `H` is kept with each request, such as the
+/// head of the frame.
 #[derive(Debug)]
 pub struct Fetches<S: Storage, H: Debug = ()> {
-    /// A ring: the first one of those that wait, and how many there are.
+    /// A ring of waiting requests, the index of the first one, and their number.
     waiting: S::Places<Option<(Request, H)>>,
     first: usize,
     count: usize,
     slots: S::Places<Option<(Request, H)>>,
-    /// How many slots are in use.
+    /// Number of slots in use.
     under_way: usize,
     owed: S::Places<Option<Owed>>,
-    /// How many of these there are.
+    /// Number of nodes in `owed`.
     owed_count: usize,
 }
 
 impl<S: Storage, H: Debug> Fetches<S, H> {
-    /// Makes one without requests.
+    /// Creates the state without requests.
     ///
     /// # Errors
     ///
@@ -67,7 +68,7 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         })
     }
 
-    /// Forgets everything.
+    /// Drops everything.
     pub fn clear(&mut self) {
         self.waiting.iter_mut().chain(self.slots.iter_mut()).for_each(|place| *place = None);
         self.owed.fill(None);
@@ -75,19 +76,19 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         (self.under_way, self.owed_count) = (0, 0);
     }
 
-    /// Whether something is on its way here.
+    /// Whether any frame is being fetched.
     pub const fn are_under_way(&self) -> bool {
         self.under_way > 0
     }
 
-    /// Whether something of a node is on its way here.
+    /// Whether any frame of a node is being fetched.
     pub fn are_under_way_from(&self, node: Coords) -> bool {
         self.are_under_way()
             && self.slots.iter().flatten().any(|(request, _)| request.origin == node)
     }
 
-    /// Takes a request, and what is kept with it: fetches its frame at once, or later. If too many
-    /// wait, both are forgotten.
+    /// Takes a request and the value to keep with it. Its frame is fetched at once or later. If too
+    /// many requests wait, both are dropped.
     pub fn request(
         &mut self,
         request: Request,
@@ -102,8 +103,8 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         self.start(queue, counters);
     }
 
-    /// A Get to a slot has ended. Returns the request whose frame is there, and what was kept with
-    /// it; when the frame was taken, [`Fetches::go_on`] is to be called.
+    /// Handles the end of a Get into a slot. Returns the request whose frame is there, and the
+    /// value kept with it. When the frame has been taken, [`Fetches::go_on`] must be called.
     pub fn ended(
         &mut self,
         slot: usize,
@@ -119,21 +120,21 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         None
     }
 
-    /// Fetches what waits, and answers what cannot wait for more answers.
+    /// Fetches waiting frames, and sends the answers that cannot wait for more.
     pub fn go_on(&mut self, queue: &mut impl Rendezvous, counters: &mut Counters) {
         self.start(queue, counters);
         self.answer(false, queue);
     }
 
-    /// Answers requests that are dealt with: those whose answer cannot wait, or all of nodes of
-    /// which nothing else is on its way.
+    /// Answers handled requests: those whose answer cannot wait, or with `all` also those of nodes
+    /// without other frames being fetched.
     pub fn answer(&mut self, all: bool, queue: &mut impl Rendezvous) {
         while let Some((node, id)) = self.answer_due(all) {
             queue.tell(node, &Message::Done { id, refused: false });
         }
     }
 
-    /// Fetches what can be.
+    /// Fetches as many frames as possible.
     fn start(&mut self, queue: &mut impl Rendezvous, counters: &mut Counters) {
         while let Some((slot, request)) = self.begin() {
             if !queue.fetch(slot, &request) {
@@ -142,7 +143,7 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         }
     }
 
-    /// A frame could not be fetched: its origin is to send the next ones.
+    /// Handles a frame that could not be fetched. Its origin is told to send the next ones.
     fn fail(&mut self, slot: usize, queue: &mut impl Rendezvous, counters: &mut Counters) {
         let Some((request, _)) = self.take(slot) else { return };
         counters.rendezvous_failed += 1;
@@ -153,7 +154,7 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         queue.tell(request.origin, &Message::Done { id: request.id, refused: true });
     }
 
-    /// Takes a request. False if there are too many, and it is forgotten; an answer is owed then.
+    /// Adds a request. False if there are too many. Then it is dropped, and an answer is owed.
     fn add(&mut self, request: Request, with: H) -> bool {
         let waiting = self.waiting.iter().flatten();
         let its = waiting.filter(|(waiting, _)| waiting.origin == request.origin).count();
@@ -167,7 +168,7 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         fits
     }
 
-    /// The next one to be fetched, and to which slot.
+    /// The next request to be fetched, and its slot.
     fn begin(&mut self) -> Option<(usize, Request)> {
         let slot = self.slots.iter().position(Option::is_none)?;
         let (request, with) = self.waiting[self.first].take()?;
@@ -178,7 +179,7 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         Some((slot, request))
     }
 
-    /// Frees a slot and returns the request that was fetched to it, which must be answered then.
+    /// Frees a slot and returns the request that was fetched into it. An answer is owed then.
     fn take(&mut self, slot: usize) -> Option<(Request, H)> {
         let taken = self.slots.get_mut(slot)?.take()?;
         self.under_way -= 1;
@@ -188,7 +189,7 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
 
     fn owe(&mut self, to: Coords, id: u32) {
         if let Some(owed) = self.owed.iter_mut().flatten().find(|owed| owed.to == to) {
-            // They may have come out of order.
+            // The frames may have been fetched out of order.
             if id.wrapping_sub(owed.id) < 1 << 31 {
                 owed.id = id;
             }
@@ -199,8 +200,8 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         }
     }
 
-    /// To whom an answer is owed, up to which id: those that cannot wait, or all that wait for
-    /// nothing. To be asked until there are none.
+    /// A node to which an answer is owed, and up to which id. Without `all`, only answers that
+    /// cannot wait. To be called until it returns `None`.
     fn answer_due(&mut self, all: bool) -> Option<(Coords, u32)> {
         if self.owed_count == 0 {
             return None;
@@ -240,7 +241,7 @@ mod tests {
             assert_eq!(fetches.take(*slot), Some((*request, request.id)));
             assert_eq!(fetches.take(*slot), None, "it has been taken");
         }
-        // The last one of those, though it ended first.
+        // The last of these requests, though it ended first.
         assert_eq!(fetches.answer_due(false), Some((NODE, taken[SLOTS - 1].1.id)));
         assert_eq!(fetches.answer_due(true), None);
         assert!(fetches.are_under_way() && fetches.are_under_way_from(NODE));

@@ -9,36 +9,37 @@ use crate::addr;
 use crate::offload::METADATA_SIZE;
 use crate::wire::{Capabilities, ETHERNET_HEADER, HEADER_SIZE, Header, PacketKind, VERSION};
 
-/// The flag of an end that says that the frame could not be fetched.
+/// Flag of [`Message::Done`]: the frame could not be fetched.
 const REFUSED: u8 = 8;
 const REQUEST: u8 = VERSION << 4 | 4;
 const DONE: u8 = VERSION << 4 | 5;
 const SPLIT: u8 = VERSION << 4 | 6;
-/// The capabilities that a node announces by sending these messages.
+/// The capabilities that these messages announce.
 const SAYS: Capabilities =
     Capabilities { offload: true, rendezvous: true, split: false, more_queues: 0 };
 
-/// Bytes of what follows the header of a request: offload metadata, and the place of the frame.
+/// Size of the body of a request in bytes: offload metadata, and the place of the frame.
 const REQUEST_BODY: usize = METADATA_SIZE + 8;
-/// The same if the frame's head is in the request: what there is to fetch, too. The head follows.
+/// The same for a request with the frame's head: also the number of bytes to fetch. The head
+/// follows.
 const SPLIT_BODY: usize = REQUEST_BODY + 4;
 
-/// A frame in the memory of the node that it comes from.
+/// A frame in the memory of its origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The node that the frame comes from.
     pub origin: Coords,
-    /// Tells the frames of a node apart.
+    /// Distinguishes the frames of a node.
     pub id: u32,
-    /// Bytes of the frame's head, which is in the request; 0 if all of the frame is to be fetched.
+    /// Size of the frame's head in the request, in bytes; 0 if the whole frame is to be fetched.
     pub head: u16,
-    /// Bytes to fetch.
+    /// Number of bytes to fetch.
     pub len: u32,
-    /// Sum over metadata and frame; 0 if the head is in the request, as nobody has summed it up.
+    /// Sum over metadata and frame; 0 if the head is in the request, because no sum was computed.
     pub sum: u32,
-    /// The metadata: what is left to do with the frame, see [`crate::offload`].
+    /// The offload metadata of the frame, see [`crate::offload`].
     pub metadata: [u8; METADATA_SIZE],
-    /// Where it is.
+    /// The place of the frame.
     pub place: StagOffset,
 }
 
@@ -48,7 +49,7 @@ impl Request {
         self.head > 0
     }
 
-    /// The head of the frame, in what follows the header of this request.
+    /// The head of the frame, from the bytes that follow the header of this request.
     pub fn head_in<'a>(&self, body: &'a [u8]) -> &'a [u8] {
         let behind = body.get(SPLIT_BODY..).filter(|_| self.is_split());
         behind.and_then(|behind| behind.get(..self.head.into())).unwrap_or_default()
@@ -60,11 +61,11 @@ impl Request {
 pub enum Message {
     /// A node has a frame for the receiver to fetch.
     Request(Request),
-    /// The sender needs the frame with this id, and those requested before, no more.
+    /// The sender no longer needs the frame with this id and those requested before.
     Done {
-        /// Id of the last frame that is meant.
+        /// Id of the last frame that is no longer needed.
         id: u32,
-        /// Whether it could not be fetched.
+        /// Whether that frame could not be fetched.
         refused: bool,
     },
 }
@@ -74,13 +75,13 @@ pub fn is_message(header: &[u8]) -> bool {
     header.first().is_some_and(|first| [REQUEST, DONE, SPLIT].contains(first))
 }
 
-/// Whether a packet with this header comes from its origin at once, if it is no forgery.
+/// Whether a packet with this header comes directly from its origin, if it is not forged.
 pub fn is_from_origin(header: &[u8]) -> bool {
     let direct = [PacketKind::Unicast, PacketKind::Offloaded];
     header.first().is_some_and(|first| direct.map(|kind| VERSION << 4 | kind as u8).contains(first))
 }
 
-/// What follows the header of a message; the head of a frame, if there is one, comes behind it.
+/// The body of a message. The head of a frame follows, if there is one.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageBody {
     bytes: [u8; SPLIT_BODY],
@@ -96,8 +97,8 @@ impl Deref for MessageBody {
 }
 
 impl Message {
-    /// Reads a message that has come from node `from`; `None` if it is none, or in another node's
-    /// name.
+    /// Parses a message that has come from node `from`; `None` if it is invalid, or names another
+    /// node.
     pub fn parse(from: Coords, header: &[u8], body: &[u8]) -> Option<Self> {
         let Header { version_kind, flags, total, offset, length, id, sum, origin } =
             Header::parse(header)?;
@@ -143,8 +144,8 @@ impl Message {
         }
     }
 
-    /// The message as it lies in a packet of node `me`: its header, and what follows but for the
-    /// head of a frame.
+    /// Encodes the message as in a packet of node `me`: its header and its body, without the head
+    /// of a frame.
     pub fn emit(&self, me: Coords) -> ([u8; HEADER_SIZE], MessageBody) {
         let mut body = MessageBody { bytes: [0; _], len: 0 };
         let (kind, flags, id, total, sum, head) = match self {
@@ -167,7 +168,7 @@ impl Message {
         };
         let header = Header {
             version_kind: kind,
-            // A node that knows these messages fetches.
+            // A node that sends these messages also fetches frames.
             flags: flags | SAYS.flags(),
             total,
             length: body.len() as u16 + head,

@@ -1,4 +1,4 @@
-//! The origin of a rendezvous: frames that others fetch from this node.
+//! The origin of a rendezvous: others fetch frames from this node.
 
 use tofu_abi::Coords;
 
@@ -7,25 +7,25 @@ use crate::counters::Counters;
 use crate::nodes::{NodeTable, Peers};
 use crate::storage::Storage;
 
-/// How long a request lasts that is not answered, in nanoseconds.
+/// How long an unanswered request lasts, in nanoseconds.
 const ANSWER_NS: u64 = 250_000_000;
-/// How long nothing is requested of a node that could not fetch, in nanoseconds.
+/// How long no requests are sent to a node that could not fetch a frame, in nanoseconds.
 const BACK_OFF_REFUSED_NS: u64 = 10_000_000_000;
-/// How long nothing is requested of a node that has not answered in time, in nanoseconds.
+/// How long no requests are sent to a node that has not answered in time, in nanoseconds.
 const BACK_OFF_TIMED_OUT_NS: u64 = 1_000_000_000;
 
-/// What can be done with a frame for a node.
+/// How a frame for a node can be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// It goes into this slot.
+    /// It can be fetched from this slot.
     Slot(usize),
     /// There will be a slot soon.
     Busy,
-    /// It is to be sent.
+    /// It must be sent in packets.
     None,
 }
 
-/// A request under way.
+/// An unanswered request.
 #[derive(Clone, Copy, Debug)]
 struct UnderWay {
     to: Coords,
@@ -37,7 +37,7 @@ struct UnderWay {
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
     under_way: Option<UnderWay>,
-    /// Requests that timed out.
+    /// Number of requests that timed out.
     lapsed: u32,
 }
 
@@ -45,16 +45,16 @@ struct Slot {
 #[derive(Debug)]
 pub struct Requests<S: Storage> {
     slots: S::Places<Slot>,
-    /// How many have a request under way.
+    /// Number of slots with an unanswered request.
     count: usize,
-    /// Where to look for a free one first: those that were used last come last.
+    /// The first slot to try. Slots that were used last come last.
     next: usize,
-    /// Nodes of which nothing is requested, and for how long, in nanoseconds.
+    /// Nodes to which no requests are sent, and for how long, in nanoseconds.
     backed_off: NodeTable<S, u64>,
 }
 
 impl<S: Storage> Requests<S> {
-    /// Makes one without requests.
+    /// Creates the state without requests.
     ///
     /// # Errors
     ///
@@ -68,7 +68,7 @@ impl<S: Storage> Requests<S> {
         })
     }
 
-    /// Forgets what is under way.
+    /// Drops all unanswered requests.
     pub fn clear(&mut self) {
         for slot in self.slots.iter_mut() {
             slot.lapsed = slot.lapsed.wrapping_add(slot.under_way.take().is_some().into());
@@ -76,7 +76,7 @@ impl<S: Storage> Requests<S> {
         self.count = 0;
     }
 
-    /// Ends requests that were not answered in time. To be called from time to time.
+    /// Ends requests that were not answered in time. To be called periodically.
     pub fn expire(&mut self, now_ns: u64, counters: &mut Counters) {
         if self.count == 0 {
             return;
@@ -102,7 +102,7 @@ impl<S: Storage> Requests<S> {
         self.slots.get(slot).is_some_and(|slot| slot.under_way.is_some())
     }
 
-    /// How many frames a node may still fetch.
+    /// Number of frames that a node may still fetch.
     pub fn under_way_to(&self, node: Coords) -> usize {
         match self.count {
             0 => 0,
@@ -110,13 +110,13 @@ impl<S: Storage> Requests<S> {
         }
     }
 
-    /// Changes after each request that timed out. Its frame may still be fetched, so the next one
-    /// needs another address.
+    /// A number that changes with each request that timed out. The frame of such a request may
+    /// still be fetched, so the next frame needs another address.
     pub fn generation(&self, slot: usize) -> u32 {
         self.slots.get(slot).map_or(0, |slot| slot.lapsed)
     }
 
-    /// Where to put a frame for a node.
+    /// Finds room for a frame for a node.
     pub fn room(
         &mut self,
         to: Coords,
@@ -133,17 +133,17 @@ impl<S: Storage> Requests<S> {
         match self.free().next() {
             Some(slot) if its < PER_NODE => Room::Slot(slot),
             _ if its > 0 => Room::Busy,
-            // Others have them all.
+            // Other nodes have all slots.
             _ => Room::None,
         }
     }
 
-    /// Slots that are free, in the order of use.
+    /// Free slots, in the order of use.
     fn free(&self) -> impl DoubleEndedIterator<Item = usize> {
         (0..SLOTS).map(|n| (self.next + n) % SLOTS).filter(|slot| !self.is_under_way(*slot))
     }
 
-    /// A slot that is free, the last one: [`Requests::room`] takes the first.
+    /// The last free slot: [`Requests::room`] takes the first.
     pub fn last_free(&self) -> Option<usize> {
         self.free().next_back()
     }
@@ -153,7 +153,7 @@ impl<S: Storage> Requests<S> {
         self.slots.get(slot).is_some_and(|slot| slot.under_way.is_none())
     }
 
-    /// Takes note that a node was requested to fetch the frame in a slot, which was free.
+    /// Notes that a node was requested to fetch the frame in a slot. The slot was free.
     pub fn sent(&mut self, slot: usize, to: Coords, id: u32, now_ns: u64) {
         if let Some(place) = self.slots.get_mut(slot) {
             let before = place.under_way.replace(UnderWay { to, id, since_ns: now_ns });
@@ -166,10 +166,10 @@ impl<S: Storage> Requests<S> {
         self.slots.iter().filter_map(|slot| slot.under_way.as_ref())
     }
 
-    /// A node has answered a request, and thereby all before it.
+    /// Handles a node's answer to a request. It also answers all requests before.
     pub fn done(&mut self, from: Coords, id: u32, refused: bool, now_ns: u64) {
         for slot in self.slots.iter_mut() {
-            // Ids count up, and wrap.
+            // Ids count up and wrap around.
             let its = |one: &mut UnderWay| one.to == from && id.wrapping_sub(one.id) < 1 << 31;
             self.count -= usize::from(slot.under_way.take_if(its).is_some());
         }

@@ -1,4 +1,4 @@
-//! A part that has the right certificate, greets as parts do, and then sends anything.
+//! A part that has the right certificate, sends a valid greeting, and then sends anything.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -13,7 +13,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::{Value, json};
 use tofu_cables::Hello;
 
-/// Numbers that look like chance, the same in every run (Knuth's MMIX).
+/// Pseudorandom numbers, the same in every run (Knuth's MMIX).
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -31,7 +31,7 @@ impl Random {
 pub(crate) struct Hostile(StreamOwned<ClientConnection, TcpStream>);
 
 impl Hostile {
-    /// Connects to part 0 as the part that has these files.
+    /// Connects to part 0 as the part with these files.
     pub(crate) fn connect(dir: &Path, own: &Hello) -> Self {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(dir.join("authority.pem")).unwrap()).unwrap();
@@ -52,7 +52,7 @@ impl Hostile {
         Self(StreamOwned::new(tls, socket))
     }
 
-    /// Sends a frame. The other end may have had enough.
+    /// Sends a frame. Returns false if the other end has closed the connection.
     pub(crate) fn send(&mut self, kind: u8, body: &[u8]) -> bool {
         let mut frame = (body.len() as u32).to_le_bytes().to_vec();
         frame.push(kind);
@@ -68,7 +68,7 @@ impl Hostile {
         self.send(0, what.to_string().as_bytes())
     }
 
-    /// The next JSON message of the other end.
+    /// Receives the next JSON message of the other end.
     fn hear(&mut self) -> Option<Value> {
         loop {
             let mut header = [0; 5];
@@ -81,7 +81,7 @@ impl Hostile {
         }
     }
 
-    /// Greets as parts do. Returns whether the other end takes it for that part.
+    /// Sends a valid greeting. Returns whether the other end accepts it.
     pub(crate) fn greet(&mut self, own: &Hello) -> bool {
         self.say(&json!({ "Hello": own }))
             && self.hear().is_some_and(|said| said.get("Hello").is_some())
@@ -89,29 +89,28 @@ impl Hostile {
             && self.hear() == Some(json!("Welcome"))
     }
 
-    /// Waits until the other end has read everything, or has had enough. To drop a connection
-    /// instead may lose what the other end has not read yet.
+    /// Waits until the other end has read everything or has closed the connection. Dropping the
+    /// connection instead may lose data that the other end has not read yet.
     pub(crate) fn finish(mut self) {
         let _ = self.0.sock.shutdown(Shutdown::Write);
         let _ = std::io::copy(&mut self.0.sock, &mut std::io::sink());
     }
 
-    /// Sends one thing or another. Returns whether the connection is still there, as far as it is
-    /// known.
+    /// Sends a random frame. Returns whether the connection still exists, as far as is known.
     pub(crate) fn torment(&mut self, random: &mut Random) -> bool {
         match random.below(12) {
             0 => self.say(&json!("Here")),
             1 => self.say(&json!({ "Ended": { "failed": random.below(5) } })),
             2 => self.say(&json!({ "Ended": { "failed": -1 } })),
             3 => self.send(0, &random.bytes(60)),
-            // Messages of the machine: what they are about, and anything.
+            // Messages of the machine: their kind, and random bytes.
             4..=6 => {
                 let mut message = vec![random.below(4) as u8];
                 message.extend(random.bytes(300));
                 self.send(1, &message)
             }
             7 => self.send(2, &random.bytes(10)),
-            // Frames of streams: open ones, others, and more data than the window holds.
+            // Frames of streams: open streams, others, and more data than the window holds.
             8 | 9 => {
                 let mut body = (random.below(3) as u32).to_le_bytes().to_vec();
                 body.push(random.below(6) as u8 | (random.below(2) as u8) << 7);
@@ -123,7 +122,7 @@ impl Hostile {
                 let (hold, most) = (random.below(3) as u8, random.below(3) as usize);
                 self.send(4, &vec![hold; most])
             }
-            // Bytes that are no frame, now and then.
+            // Occasionally bytes that are not a frame.
             _ if random.below(8) == 0 => {
                 let bytes = random.bytes(100);
                 self.write(&bytes)

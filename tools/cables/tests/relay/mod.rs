@@ -1,4 +1,4 @@
-//! A bad network between two parts: bytes are late, and few at a time.
+//! A bad network between two parts: bytes arrive late, and few at a time.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -7,28 +7,28 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Bytes that are passed on at once.
+/// Number of bytes that are passed on at once.
 const PIECE: usize = 16 << 10;
-/// Pieces that are on their way at most.
+/// The most pieces in flight.
 const PIECES: usize = 64;
 
-/// What a network does to bytes.
+/// Properties of the network.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rough {
-    /// How late they are, each way.
+    /// Delay in each direction.
     pub(crate) delay: Duration,
-    /// How long a piece takes to be sent.
+    /// Time to send a piece.
     pub(crate) piece: Duration,
 }
 
-/// Passes connections on to an address.
+/// Forwards connections to an address.
 pub(crate) struct Relay {
     address: String,
     connections: Arc<Mutex<Vec<TcpStream>>>,
 }
 
 impl Relay {
-    /// To the server that listens there.
+    /// Creates a relay to the server that listens at `to`.
     pub(crate) fn new(to: &str, rough: Rough) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -50,21 +50,21 @@ impl Relay {
         Self { address, connections }
     }
 
-    /// The address at which it listens.
+    /// The address at which the relay listens.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
-    /// Ends all connections, whatever is on its way.
+    /// Ends all connections, with bytes that may be in flight.
     pub(crate) fn cut(&self) {
         for connection in self.connections.lock().unwrap().drain(..) {
-            // It may have ended.
+            // The connection may have ended.
             let _ = connection.shutdown(Shutdown::Both);
         }
     }
 }
 
-/// Passes bytes on one way.
+/// Forwards bytes in one direction.
 fn pass_on(mut from: TcpStream, mut to: TcpStream, rough: Rough) {
     let (sender, pieces) = sync_channel::<(Instant, Vec<u8>)>(PIECES);
     thread::spawn(move || {

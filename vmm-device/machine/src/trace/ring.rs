@@ -57,7 +57,7 @@ impl Ring {
     #[inline]
     pub(super) fn push(&self, write: impl FnOnce(&RecordWords)) {
         let head = self.head.load(Relaxed);
-        // A thread that reads any word of this record then sees the record before it whole.
+        // A reader that sees any word of this record then sees the whole record before it.
         fence(Release);
         write(self.place(head));
         self.head.store(head + 1, Release);

@@ -98,7 +98,7 @@ fn order() -> Order {
     Order::put_piggyback(to, remote, &[7; 32]).unwrap()
 }
 
-/// A device that polls its ring finds nothing or the whole command, without any doorbell's order.
+/// A device that polls its ring finds nothing or the whole command, even without a doorbell.
 #[test]
 fn loom_a_command_is_seen_whole_or_not_at_all() {
     loom::model(|| {
