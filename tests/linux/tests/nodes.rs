@@ -220,6 +220,8 @@ fn devices(place: &Place) {
     }
     // Programs bind it themselves.
     place.all_pairs(2, 1);
+    // No notice is lost, although QEMU's writes of registers may arrive late.
+    place.exec_all(&["stream", "max=64", "bytes=1280000"]);
     self_test(place, "1");
 }
 

@@ -37,6 +37,11 @@ impl<T> Held<T> {
         &mut self.entries
     }
 
+    /// Holds the entries that are left back until this time, in nanoseconds.
+    pub(crate) fn hold(&mut self, until: u64) {
+        self.until = until;
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }

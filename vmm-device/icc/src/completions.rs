@@ -21,8 +21,10 @@ use crate::watch::Watch;
 
 /// Commands of one queue that may be outstanding at a time.
 pub(crate) const WINDOW: usize = 64;
-/// Notices of one queue that may wait for local completions.
+/// Notices of one queue that may wait for local completions, or for room.
 const MAX_DEFERRED: usize = 4096;
+/// Interval at which notices that wait for room are tried again, in nanoseconds.
+const RETRY_NS: u64 = 50_000;
 
 /// A place in the transmit order queue, which names a place in the transmit complete queue.
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +121,8 @@ pub(crate) struct Policy {
     pub(crate) interrupt_mask: u64,
     /// Whether commands that fail ask for an interrupt, too.
     pub(crate) failures: bool,
+    /// How long a full queue waits for a FULL_POINTER that may be on its way, in nanoseconds.
+    pub(crate) patience_ns: u64,
 }
 
 /// Where notices go: memory, the page with FULL_POINTER and the counters, and the time.
@@ -200,6 +204,8 @@ pub(crate) struct Completions {
     deferred: VecDeque<(u64, MrqEntry)>,
     held_tcq: Held<(u32, TcqEntry)>,
     held_mrq: Held<MrqEntry>,
+    /// When the message receive queue was found full, in nanoseconds; `u64::MAX` if it has room.
+    full_since_ns: u64,
     interrupt: HeldInterrupt,
     failures: Failures,
 }
@@ -214,6 +220,7 @@ inspect!(Completions {
     deferred as len,
     held_tcq,
     held_mrq,
+    full_since_ns as time,
     interrupt,
     failures as skip,
 });
@@ -232,6 +239,7 @@ impl Completions {
             deferred: VecDeque::new(),
             held_tcq: Held::new(TCQ_ENTRY_SIZE),
             held_mrq: Held::new(MRQ_ENTRY_SIZE),
+            full_since_ns: u64::MAX,
             interrupt: HeldInterrupt::NONE,
             failures: Failures::default(),
         }
@@ -470,14 +478,23 @@ impl Completions {
             }
             return;
         }
-        for entry in held.drain(..) {
+        let waits = held.len() <= MAX_DEFERRED;
+        let mut done = 0;
+        while let Some(&entry) = held.get(done) {
             let entries = u64::from(self.mrq.entries());
             let consumed = w.page.load(CqReg::MrqFullPointer);
             let waiting = self.mrq.count().wrapping_sub(consumed) & (2 * entries - 1);
             if waiting >= entries {
+                self.full_since_ns = self.full_since_ns.min(w.now_ns);
+                if waits && w.now_ns - self.full_since_ns < w.policy.patience_ns {
+                    break;
+                }
+                done += 1;
                 w.requests |= CqsIrqs::MRQ_OVERFLOW;
                 continue;
             }
+            self.full_since_ns = u64::MAX;
+            done += 1;
             let at = self.mrq_ipa.wrapping_add(u64::from(self.mrq.slot()) * MRQ_ENTRY_SIZE as u64);
             let word0 = MrqWord0(entry.0[0]).with_flip(self.mrq.flip());
             // Its first word has the flip bit: an entry is never valid before it is whole.
@@ -497,6 +514,11 @@ impl Completions {
             } else {
                 w.held_until = w.held_until.min(self.interrupt.until());
             }
+        }
+        held.drain(..done);
+        if !held.is_empty() {
+            self.held_mrq.hold(w.now_ns.saturating_add(RETRY_NS));
+            w.held_until = w.held_until.min(self.held_mrq.until());
         }
     }
 

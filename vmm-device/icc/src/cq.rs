@@ -525,6 +525,7 @@ impl Cq {
             interrupt_count: self.plain(CqsReg::MrqInterruptCoalescingCount),
             interrupt_mask: self.plain(CqsReg::MrqInterruptMask),
             failures: self.mode().failures(),
+            patience_ns: 0,
         };
         Writer {
             memory,

@@ -47,6 +47,11 @@ pub struct Config {
     /// The value of an unwritten word of the direct descriptor register in a shared page: any value
     /// that a guest is unlikely to write. Give each node a random one of its own.
     pub blank: u64,
+    /// How much later than the guest's stores to memory its register writes may arrive, in
+    /// nanoseconds; 0 if the guest waits for each. On PCI Express none is late: a device that reads
+    /// a descriptor has received the register writes before it. For this long a full MRQ waits for
+    /// a FULL_POINTER that may be on its way.
+    pub posted_writes_ns: u64,
 }
 
 impl Config {
@@ -64,6 +69,7 @@ impl Config {
             generation,
             pages: None,
             blank: 0x7fb1_4a5c_93e6_d02f,
+            posted_writes_ns: 0,
         }
     }
 }
@@ -293,7 +299,8 @@ impl Icc {
     /// Locks the completions of a queue, to write entries at this time.
     pub(crate) fn completions<'a>(&'a self, queue: &'a Cq, now_ns: u64) -> Completing<'a> {
         let trace = self.traced.watch(self.host(), (queue.tni, queue.id));
-        let writer = queue.writer(&*self.memory, &self.bus_master, now_ns, trace);
+        let mut writer = queue.writer(&*self.memory, &self.bus_master, now_ns, trace);
+        writer.policy.patience_ns = self.config.posted_writes_ns;
         Completing {
             locked: queue.lock_completions(),
             consequences: Consequences { icc: self, queue, writer, asked: CqsIrqs::NONE },

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use common::Quiet;
 use tofu_abi::desc::{Command, Descriptor, Header1, Header2};
+use tofu_abi::irq::CqsIrqs;
 use tofu_abi::queue::{MrqEntry, MrqId, TcqEntry};
 use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg, XbReg};
 use tofu_abi::table::{MemoryBlock, PageEntry, Steering};
@@ -71,9 +72,12 @@ impl Node {
     }
 
     fn with(coords: Coords, host: Quiet) -> Self {
+        Self::of(Config { timeout_ns: TIMEOUT, ..Config::tofud(coords) }, host)
+    }
+
+    fn of(config: Config, host: Quiet) -> Self {
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
         let host = Arc::new(host);
-        let config = Config { timeout_ns: TIMEOUT, ..Config::tofud(coords) };
         let icc = Icc::new(config, Arc::clone(&host) as _, Arc::new(memory.clone()));
         icc.set_bus_master(true);
         let node = Self { icc, host, memory, posted: 0 };
@@ -222,6 +226,57 @@ fn a_notice_that_is_held_back_has_a_deadline_whoever_brought_it() {
     assert_eq!(a.icc.next_deadline(), 500);
     a.icc.expire(500);
     assert_eq!(a.notices().len(), 1);
+}
+
+/// Where register writes may arrive late, a full queue waits for a FULL_POINTER for that long, and
+/// loses nothing if it comes.
+#[test]
+fn a_full_queue_waits_for_a_full_pointer_that_may_be_on_its_way() {
+    const PATIENCE: u64 = 600_000;
+    let full_pointer = |node: &Node, value: u64| {
+        let (tni, cq) = (TniId::ALL[0], CqId::ALL[0]);
+        node.write(Register::Cq { tni, cq, reg: CqReg::MrqFullPointer }, value);
+    };
+    let overflow = |node: &Node| {
+        let mut irr = [0; 8];
+        node.icc.bar_read(cqs(CqsReg::Irr).offset(), &mut irr);
+        u64::from_le_bytes(irr) & CqsIrqs::MRQ_OVERFLOW.raw() != 0
+    };
+    for (posted_writes_ns, waits) in [(PATIENCE, true), (0, false)] {
+        let config = Config { timeout_ns: u64::MAX, posted_writes_ns, ..Config::tofud(NODES[0]) };
+        let (mut a, b) = (Node::of(config, Quiet::default()), Node::new(NODES[1]));
+        let mut net = Slow::default();
+        let put = |a: &mut Node, net: &mut Slow| {
+            a.post(&transfer(Command::Put, Header2(0), 8), net);
+            deliver(&b, net);
+            deliver(a, net);
+        };
+        // All 8192 entries are unread as far as the device knows.
+        full_pointer(&a, 8192);
+        put(&mut a, &mut net);
+        put(&mut a, &mut net);
+        assert_eq!((a.notices().len(), overflow(&a)), (0, !waits));
+        if !waits {
+            continue;
+        }
+        net.now = a.icc.next_deadline();
+        assert!(net.now < PATIENCE, "{}", net.now);
+        full_pointer(&a, 0);
+        a.icc.expire(net.now);
+        assert_eq!((a.notices().len(), overflow(&a)), (2, false));
+        // It waits anew each time, but not for ever.
+        full_pointer(&a, 8192 + 2);
+        put(&mut a, &mut net);
+        let full_at = net.now;
+        while a.icc.next_deadline() < full_at + PATIENCE {
+            assert!(!overflow(&a));
+            net.now = a.icc.next_deadline();
+            a.icc.expire(net.now);
+        }
+        a.icc.expire(full_at + PATIENCE);
+        assert_eq!((a.notices().len(), overflow(&a)), (2, true));
+        assert_eq!(a.icc.next_deadline(), u64::MAX, "nothing is held any more");
+    }
 }
 
 #[test]

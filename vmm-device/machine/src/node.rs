@@ -60,6 +60,12 @@ pub trait DoorbellBackend: Send + Sync {
         true
     }
 
+    /// How much later than the guest's stores to memory its register writes may arrive, in
+    /// nanoseconds; 0 if the guest waits for each.
+    fn posted_writes_ns(&self) -> u64 {
+        0
+    }
+
     /// Removes the event or page that was attached at `offset`.
     fn detach(&self, offset: u64);
 }
@@ -135,6 +141,7 @@ impl Node {
         parts: NodeParts,
     ) -> Result<Arc<Self>, Error> {
         let NodeParts { memory, pages, backend } = parts;
+        let posted_writes_ns = backend.as_ref().map_or(0, |backend| backend.posted_writes_ns());
         let host = Arc::new(NodeHost {
             id,
             shared: Arc::downgrade(shared),
@@ -150,6 +157,7 @@ impl Node {
             timeout_ns: config.timeout_ns,
             pages,
             blank: RandomState::new().hash_one(id.0),
+            posted_writes_ns,
             ..Config::of(config.generation, coords)
         };
         let icc = Icc::new(icc_config, Arc::clone(&host) as Arc<dyn Host>, memory);

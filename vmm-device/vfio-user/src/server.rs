@@ -589,6 +589,10 @@ fn for_natural_accesses(
     }
 }
 
+/// How late a client's register writes may be, in nanoseconds: as long as a busy host may keep a
+/// thread of either process from running.
+const POSTED_WRITES_NS: u64 = 100_000_000;
+
 /// Doorbells that ring without any work of this process: the client signals their event
 /// descriptors, if it has asked for them, or has mapped the pages.
 struct RungByClient;
@@ -615,6 +619,11 @@ impl DoorbellBackend for RungByClient {
     /// The mapping is the client's.
     fn can_protect(&self) -> bool {
         false
+    }
+
+    /// QEMU does not wait for the answer to a write, and engines need no message to go on.
+    fn posted_writes_ns(&self) -> u64 {
+        POSTED_WRITES_NS
     }
 
     fn detach(&self, _: u64) {}
