@@ -10,7 +10,7 @@ mod page;
 mod schedule;
 pub(crate) mod unit;
 
-use tofu_abi::barrier::{BchReady, BgAddress, Notice, NoticeStatus, OP_ERROR};
+use tofu_abi::barrier::{BCH_MASK, BchReady, BgAddress, Notice, NoticeStatus, OP_ERROR};
 use tofu_abi::irq::{BgsIrqs, TniIrqs};
 use tofu_abi::reduce::{Op, VALUE_QWORDS};
 use tofu_abi::regs::{BchReg, BgsReg, NUM_CQ, Register, TniReg};
@@ -78,7 +78,7 @@ impl Icc {
         let Some(unit) = self.barrier.get(tni) else {
             return match reg {
                 BgsReg::Imr | BgsReg::Imc => u64::MAX,
-                BgsReg::BchMask if profile.has_channel(tni.get(), bg.get()) => 1 << 63,
+                BgsReg::BchMask if profile.has_channel(tni.get(), bg.get()) => BCH_MASK,
                 _ => 0,
             };
         };

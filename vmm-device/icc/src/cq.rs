@@ -509,12 +509,13 @@ impl Cq {
         Arm(self.plain(CqsReg::InterruptArmIpa))
     }
 
-    /// A writer of notices with the queue's present settings.
+    /// A writer of notices with the queue's present settings, at a time and with the time that a
+    /// full MRQ waits for room, both in nanoseconds.
     pub(crate) fn writer<'a>(
         &'a self,
         memory: &'a dyn DmaMemory,
         dma: &'a AtomicBool,
-        now_ns: u64,
+        (now_ns, patience_ns): (u64, u64),
         trace: Option<Watch<'a>>,
     ) -> Writer<'a> {
         let policy = Policy {
@@ -525,7 +526,7 @@ impl Cq {
             interrupt_count: self.plain(CqsReg::MrqInterruptCoalescingCount),
             interrupt_mask: self.plain(CqsReg::MrqInterruptMask),
             failures: self.mode().failures(),
-            patience_ns: 0,
+            patience_ns,
         };
         Writer {
             memory,

@@ -9,7 +9,7 @@ use tofu_abi::desc::Header1;
 use tofu_abi::generation::{Description, Generation};
 use tofu_abi::irq::{CqsIrqs, TnrIrqs, vector};
 use tofu_abi::regs::{CqReg, NUM_CQ, NUM_TNI};
-use tofu_abi::{Coords, CqId, Doorbell, TniId};
+use tofu_abi::{Coords, CqId, Doorbell, Rcode, TniId};
 use tofu_sync::lock;
 
 use crate::barrier::unit::Barrier;
@@ -18,6 +18,7 @@ use crate::completions::{Completions, Failed, Writer};
 use crate::cq::Cq;
 use crate::explain;
 use crate::failures::Failures;
+use crate::fault::Fault;
 use crate::host::Host;
 use crate::irq::IrqUnit;
 use crate::memory::DmaMemory;
@@ -299,8 +300,8 @@ impl Icc {
     /// Locks the completions of a queue, to write entries at this time.
     pub(crate) fn completions<'a>(&'a self, queue: &'a Cq, now_ns: u64) -> Completing<'a> {
         let trace = self.traced.watch(self.host(), (queue.tni, queue.id));
-        let mut writer = queue.writer(&*self.memory, &self.bus_master, now_ns, trace);
-        writer.policy.patience_ns = self.config.posted_writes_ns;
+        let patience_ns = self.config.posted_writes_ns;
+        let writer = queue.writer(&*self.memory, &self.bus_master, (now_ns, patience_ns), trace);
         Completing {
             locked: queue.lock_completions(),
             consequences: Consequences { icc: self, queue, writer, asked: CqsIrqs::NONE },
@@ -352,6 +353,12 @@ impl Icc {
 
     pub(crate) fn host(&self) -> &dyn Host {
         &*self.host
+    }
+
+    /// Requests the interrupt of a fault at the queue that has the address. Returns its code.
+    pub(crate) fn raise(&self, queue: &Cq, fault: Fault) -> Rcode {
+        queue.irq.request(self.host(), fault.irq);
+        fault.rcode
     }
 
     pub(crate) fn memory(&self) -> &dyn DmaMemory {

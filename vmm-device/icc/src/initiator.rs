@@ -266,10 +266,10 @@ impl Icc {
             );
         }
         self.tell_at_once(queue, slot, descriptor.header1(), end.rcode);
-        queue.irq.request(self.host(), end.irq);
+        let rcode = self.raise(queue, end);
         if let Some((completions, writer)) = self.completions(queue, now).parts() {
             let interrupt = descriptor.header1().interrupt();
-            completions.complete(slot, end.rcode, 0, interrupt, writer);
+            completions.complete(slot, rcode, 0, interrupt, writer);
         }
         Step::Done
     }
@@ -409,8 +409,8 @@ impl Icc {
             let from = queue.tables.translate(self.memory(), &pin, request.local, n, Access::Read);
             if let Some(fault) = from.fault {
                 transmit.active = None;
-                queue.irq.request(self.host(), fault.irq);
-                self.give_up_rest(queue, &active, fault.rcode, now);
+                let rcode = self.raise(queue, fault);
+                self.give_up_rest(queue, &active, rcode, now);
                 return Step::Done;
             }
             queue.page.add(CqReg::TxPayloadByte, n.into());
@@ -496,8 +496,7 @@ impl Icc {
             queue.page.add(CqReg::RxPayloadByte, n.into());
             answered.answer.done = n;
             if let Some(fault) = fault {
-                queue.irq.request(self.host(), fault.irq);
-                answered.answer.rcode = fault.rcode;
+                answered.answer.rcode = self.raise(queue, fault);
                 answered.at = Side::Initiator;
             }
         }

@@ -264,7 +264,10 @@ impl Icc {
         let s = &self.statistics;
         match reg {
             XbReg::StqEnable => {
-                if let Some(due) = s.switch(merged & 1 != 0, self.host().now_ns()) {
+                // A write of the other half leaves dumps as they are.
+                if let Some(on) = write.switch()
+                    && let Some(due) = s.switch(on, self.host().now_ns())
+                {
                     self.want_expire(due);
                 }
             }

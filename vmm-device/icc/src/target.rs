@@ -257,8 +257,7 @@ impl Icc {
 
     /// Reports a fault of an address at the target: an exception here, a code for the initiator.
     fn target_fault(&self, queue: &Cq, fault: Fault) -> Rcode {
-        queue.irq.request(self.host(), fault.irq);
-        fault.rcode.remote()
+        self.raise(queue, fault).remote()
     }
 
     /// Where the memory of a request is, how many bytes of it exist, and why not more. If a TLP has

@@ -424,3 +424,24 @@ fn the_greatest_settings_overflow_nothing() {
     a.write(fetch, u64::MAX);
     assert!(a.icc.queue_is_enabled(TniId::ALL[0], CqId::ALL[0].into()));
 }
+
+#[test]
+fn a_write_of_the_upper_half_of_stq_enable_leaves_the_dumps_as_they_are() {
+    let node = Node::new(NODES[0]);
+    let xb = Register::Xb;
+    node.write(xb(XbReg::StqPa), DATA);
+    node.write(xb(XbReg::StqSize), 64);
+    node.write(xb(XbReg::StqEnable), 1);
+    node.icc.expire(node.icc.next_deadline());
+    let next_offset = || {
+        let mut value = [0; 8];
+        node.icc.bar_read(xb(XbReg::StqNextOffset).offset(), &mut value);
+        u64::from_le_bytes(value)
+    };
+    let after_a_dump = next_offset();
+    assert_ne!(after_a_dump, 0);
+    node.icc.bar_write(xb(XbReg::StqEnable).offset() + 4, &[0; 4]);
+    assert_eq!(next_offset(), after_a_dump);
+    node.icc.bar_write(xb(XbReg::StqEnable).offset(), &1u32.to_le_bytes());
+    assert_eq!(next_offset(), 0, "a write of the lower half starts them anew");
+}

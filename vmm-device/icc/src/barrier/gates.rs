@@ -7,8 +7,8 @@
 
 use smallvec::SmallVec;
 use tofu_abi::barrier::{
-    BSEQ_MASK, BchReady, BgAddress, GpidBseq, LocalLink, OP_ERROR, Profile, RemoteLink, SignalMask,
-    SignalState, input_bits,
+    BCH_MASK, BSEQ_MASK, BchReady, BgAddress, GpidBseq, LocalLink, OP_ERROR, Profile, RemoteLink,
+    SignalMask, SignalState, input_bits,
 };
 use tofu_abi::irq::BgsIrqs;
 use tofu_abi::reduce::{self, Input, Op, VALUE_QWORDS, Value};
@@ -218,7 +218,7 @@ impl Gates {
             BgsReg::RemoteLink => gate.remote.0,
             BgsReg::SubnetSize => gate.subnet.0,
             BgsReg::GpidBseq => gate.gpid_bseq.0,
-            BgsReg::BchMask => channel.map_or(0, |c| u64::from(c.masked) << 63),
+            BgsReg::BchMask => channel.map_or(0, |c| if c.masked { BCH_MASK } else { 0 }),
             BgsReg::BchNoticeIpa => channel.map_or(0, |c| c.notice),
             _ => 0,
         }
@@ -237,7 +237,7 @@ impl Gates {
         if let BgsReg::BchMask | BgsReg::BchNoticeIpa = reg {
             match (self.channels.get_mut(bg.index()), reg) {
                 (Some(channel), BgsReg::BchNoticeIpa) => channel.notice = value,
-                (Some(_), _) => self.mask_channel(bg.index(), value >> 63 != 0),
+                (Some(_), _) => self.mask_channel(bg.index(), value & BCH_MASK != 0),
                 _ => {}
             }
             return;
