@@ -469,24 +469,19 @@ impl Completions {
         }
     }
 
+    /// Writes the notices that were held back. Those for which there is no room yet wait; without
+    /// bus mastering all do. Of more than [`MAX_DEFERRED`] the newest is lost.
     fn flush_mrq(&mut self, w: &mut Writer<'_>) {
         let held = self.held_mrq.release();
-        if !w.dma.load(SeqCst) {
-            if held.len() > MAX_DEFERRED {
-                held.pop();
-                w.requests |= CqsIrqs::MRQ_OVERFLOW;
-            }
-            return;
-        }
-        let waits = held.len() <= MAX_DEFERRED;
+        let dma = w.dma.load(SeqCst);
         let mut done = 0;
-        while let Some(&entry) = held.get(done) {
+        while dma && let Some(&entry) = held.get(done) {
             let entries = u64::from(self.mrq.entries());
             let consumed = w.page.load(CqReg::MrqFullPointer);
             let waiting = self.mrq.count().wrapping_sub(consumed) & (2 * entries - 1);
             if waiting >= entries {
                 self.full_since_ns = self.full_since_ns.min(w.now_ns);
-                if waits && w.now_ns - self.full_since_ns < w.policy.patience_ns {
+                if w.now_ns - self.full_since_ns < w.policy.patience_ns {
                     break;
                 }
                 done += 1;
@@ -516,7 +511,11 @@ impl Completions {
             }
         }
         held.drain(..done);
-        if !held.is_empty() {
+        if held.len() > MAX_DEFERRED {
+            held.pop();
+            w.requests |= CqsIrqs::MRQ_OVERFLOW;
+        }
+        if dma && !held.is_empty() {
             self.held_mrq.hold(w.now_ns.saturating_add(RETRY_NS));
             w.held_until = w.held_until.min(self.held_mrq.until());
         }

@@ -21,6 +21,8 @@ use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};
 
 const NODES: [Coords; 2] = [Coords::new(0, 0, 0, 0, 0, 0), Coords::new(0, 0, 0, 1, 0, 0)];
 const TOQ: u64 = 0;
+/// For size code 0.
+const TOQ_ENTRIES: u64 = 2048;
 const TCQ: u64 = 0x1_0000;
 const STEERING: u64 = 0x1_8000;
 const BLOCKS: u64 = 0x1_9000;
@@ -116,6 +118,16 @@ impl Node {
         self.icc.bar_write(register.offset(), &value.to_le_bytes());
     }
 
+    /// Empties the transmit order queue after one lap.
+    fn begin_anew_if_full(&mut self) {
+        if self.posted == TOQ_ENTRIES {
+            self.write(cqs(CqsReg::Enable), 0);
+            self.memory.write(TOQ, &[0; TOQ_ENTRIES as usize * 32]).unwrap();
+            self.write(cqs(CqsReg::Enable), 1);
+            self.posted = 0;
+        }
+    }
+
     fn post(&mut self, descriptor: &Descriptor, net: &mut Slow) {
         self.memory.write(TOQ + self.posted * 32, &descriptor.with_flip(true).to_bytes()).unwrap();
         self.posted += 1;
@@ -134,6 +146,15 @@ impl Node {
                 MrqEntry([0, 8, 16, 24].map(|at| self.memory.load(MRQ + slot * 32 + at).unwrap()))
             })
             .take_while(|entry| entry.word0().flip())
+            .collect()
+    }
+
+    /// The EDATA of the notices of other nodes' Puts.
+    fn remote_edata(&self) -> Vec<u16> {
+        let notices = self.notices().into_iter();
+        notices
+            .filter(|notice| notice.id() == Some(MrqId::PutLastHalfway))
+            .map(|notice| notice.word1().edata())
             .collect()
     }
 }
@@ -228,20 +249,24 @@ fn a_notice_that_is_held_back_has_a_deadline_whoever_brought_it() {
     assert_eq!(a.notices().len(), 1);
 }
 
+/// Writes a node's MRQ_FULL_POINTER.
+fn full_pointer(node: &Node, value: u64) {
+    let (tni, cq) = (TniId::ALL[0], CqId::ALL[0]);
+    node.write(Register::Cq { tni, cq, reg: CqReg::MrqFullPointer }, value);
+}
+
+/// Whether a node has lost notices for lack of room.
+fn overflow(node: &Node) -> bool {
+    let mut irr = [0; 8];
+    node.icc.bar_read(cqs(CqsReg::Irr).offset(), &mut irr);
+    u64::from_le_bytes(irr) & CqsIrqs::MRQ_OVERFLOW.raw() != 0
+}
+
 /// Where register writes may arrive late, a full queue waits for a FULL_POINTER for that long, and
 /// loses nothing if it comes.
 #[test]
 fn a_full_queue_waits_for_a_full_pointer_that_may_be_on_its_way() {
     const PATIENCE: u64 = 600_000;
-    let full_pointer = |node: &Node, value: u64| {
-        let (tni, cq) = (TniId::ALL[0], CqId::ALL[0]);
-        node.write(Register::Cq { tni, cq, reg: CqReg::MrqFullPointer }, value);
-    };
-    let overflow = |node: &Node| {
-        let mut irr = [0; 8];
-        node.icc.bar_read(cqs(CqsReg::Irr).offset(), &mut irr);
-        u64::from_le_bytes(irr) & CqsIrqs::MRQ_OVERFLOW.raw() != 0
-    };
     for (posted_writes_ns, waits) in [(PATIENCE, true), (0, false)] {
         let config = Config { timeout_ns: u64::MAX, posted_writes_ns, ..Config::tofud(NODES[0]) };
         let (mut a, b) = (Node::of(config, Quiet::default()), Node::new(NODES[1]));
@@ -308,28 +333,38 @@ fn notices_stay_in_order_however_many_wait() {
     // While this command has no answer, notices of others wait.
     b.post(&transfer(Command::Put, Header2(0), 0), &mut net);
     net.sent.clear();
-    for n in 0..5000u64 {
-        // One lap of the ring is enough: start over at the same place.
-        let header2 = Header2(0).with_remote_notice(true).with_edata(n as u16);
-        if n == 2048 || n == 4096 {
-            a.write(cqs(CqsReg::Enable), 0);
-            a.memory.write(TOQ, &vec![0; 2048 * 32]).unwrap();
-            a.write(cqs(CqsReg::Enable), 1);
-            a.posted = 0;
-        }
+    for n in 0..5000 {
+        let header2 = Header2(0).with_remote_notice(true).with_edata(n);
+        a.begin_anew_if_full();
         a.post(&transfer(Command::Put, header2, 0), &mut net);
         deliver(&b, &mut net);
         deliver(&a, &mut net);
     }
     b.icc.expire(TIMEOUT);
-    let edata: Vec<_> = b
-        .notices()
-        .iter()
-        .filter(|notice| notice.id() == Some(MrqId::PutLastHalfway))
-        .map(|notice| notice.word1().edata())
-        .collect();
-    assert_eq!(edata.len(), 5000);
-    assert!(edata.is_sorted());
+    assert!(b.remote_edata().into_iter().eq(0..5000));
+}
+
+/// Of more notices than may wait for room, the newest are lost. The others come when there is room.
+#[test]
+fn a_full_queue_loses_only_the_notices_beyond_those_that_may_wait() {
+    const WAIT: u16 = 4096;
+    let late = Config { posted_writes_ns: TIMEOUT, ..Config::tofud(NODES[1]) };
+    let (mut a, b) = (Node::new(NODES[0]), Node::of(late, Quiet::default()));
+    let mut net = Slow::default();
+    full_pointer(&b, 8192);
+    for n in 0..WAIT + 2 {
+        assert!(n <= WAIT || overflow(&b), "{n} notices");
+        a.begin_anew_if_full();
+        let header2 = Header2(0).with_remote_notice(true).with_edata(n);
+        a.post(&transfer(Command::Put, header2, 0), &mut net);
+        deliver(&b, &mut net);
+        deliver(&a, &mut net);
+        assert!(n >= WAIT || !overflow(&b), "{n} notices");
+    }
+    assert!(b.remote_edata().is_empty());
+    full_pointer(&b, 0);
+    b.icc.expire(b.icc.next_deadline());
+    assert!(b.remote_edata().into_iter().eq(0..WAIT));
 }
 
 #[test]
