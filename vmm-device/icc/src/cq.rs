@@ -515,7 +515,8 @@ impl Cq {
         &'a self,
         memory: &'a dyn DmaMemory,
         dma: &'a AtomicBool,
-        (now_ns, patience_ns): (u64, u64),
+        now_ns: u64,
+        patience_ns: u64,
         trace: Option<Watch<'a>>,
     ) -> Writer<'a> {
         let policy = Policy {

@@ -301,7 +301,7 @@ impl Icc {
     pub(crate) fn completions<'a>(&'a self, queue: &'a Cq, now_ns: u64) -> Completing<'a> {
         let trace = self.traced.watch(self.host(), (queue.tni, queue.id));
         let patience_ns = self.config.posted_writes_ns;
-        let writer = queue.writer(&*self.memory, &self.bus_master, (now_ns, patience_ns), trace);
+        let writer = queue.writer(&*self.memory, &self.bus_master, now_ns, patience_ns, trace);
         Completing {
             locked: queue.lock_completions(),
             consequences: Consequences { icc: self, queue, writer, asked: CqsIrqs::NONE },
