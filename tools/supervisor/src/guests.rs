@@ -256,7 +256,8 @@ fn device(machine: &AnyMachine, at: Coords, vm: &Vm, windows: &Windows) -> anyho
         Doorbells::Polled => SharedPages::new(tofu_vmm::shared_region(SharedPages::SIZE)?),
     };
     let backend: Arc<dyn DoorbellBackend> = Arc::clone(&doorbells) as _;
-    let node = machine.add_node_of(at, NodeParts { memory, pages, backend: Some(backend) })?;
+    let parts = NodeParts { pages, backend: Some(backend), ..NodeParts::new(memory) };
+    let node = machine.add_node_of(at, parts)?;
     Ok(Device { function: Arc::clone(&node) as _, endpoint: node, doorbells })
 }
 

@@ -60,12 +60,6 @@ pub trait DoorbellBackend: Send + Sync {
         true
     }
 
-    /// How much later than the guest's stores to memory its register writes may arrive, in
-    /// nanoseconds; 0 if the guest waits for each.
-    fn posted_writes_ns(&self) -> u64 {
-        0
-    }
-
     /// Removes the event or page that was attached at `offset`.
     fn detach(&self, offset: u64);
 }
@@ -92,12 +86,15 @@ pub struct NodeParts {
     pub pages: Option<SharedPages>,
     /// Services of the VMM for doorbells that need no exit.
     pub backend: Option<Arc<dyn DoorbellBackend>>,
+    /// How much later than the guest's stores to memory its register writes may arrive, in
+    /// nanoseconds; 0 if the guest waits for each.
+    pub posted_writes_ns: u64,
 }
 
 impl NodeParts {
     /// Parts of a node whose registers are all reached by exits.
     pub const fn new(memory: Arc<dyn DmaMemory>) -> Self {
-        Self { memory, pages: None, backend: None }
+        Self { memory, pages: None, backend: None, posted_writes_ns: 0 }
     }
 }
 
@@ -140,8 +137,7 @@ impl Node {
         config: &MachineConfig,
         parts: NodeParts,
     ) -> Result<Arc<Self>, Error> {
-        let NodeParts { memory, pages, backend } = parts;
-        let posted_writes_ns = backend.as_ref().map_or(0, |backend| backend.posted_writes_ns());
+        let NodeParts { memory, pages, backend, posted_writes_ns } = parts;
         let host = Arc::new(NodeHost {
             id,
             shared: Arc::downgrade(shared),

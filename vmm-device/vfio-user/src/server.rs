@@ -546,7 +546,9 @@ fn add_node(
     pages: Option<&ClientPages>,
 ) -> Result<Arc<Node>, tofu_machine::Error> {
     let pages = pages.map(ClientPages::shared);
-    machine.add_node_of(at, NodeParts { memory, pages, backend: Some(Arc::new(RungByClient)) })
+    let backend = Some(Arc::new(RungByClient) as _);
+    let posted_writes_ns = POSTED_WRITES_NS;
+    machine.add_node_of(at, NodeParts { memory, pages, backend, posted_writes_ns })
 }
 
 /// Offset of a capability in configuration space.
@@ -589,8 +591,8 @@ fn for_natural_accesses(
     }
 }
 
-/// How late a client's register writes may be, in nanoseconds: as long as a busy host may keep a
-/// thread of either process from running.
+/// How late a client's register writes may be, in nanoseconds. QEMU does not wait for the answer to
+/// a write, and a busy host may keep a thread of either process from running for that long.
 const POSTED_WRITES_NS: u64 = 100_000_000;
 
 /// Doorbells that ring without any work of this process: the client signals their event
@@ -619,11 +621,6 @@ impl DoorbellBackend for RungByClient {
     /// The mapping is the client's.
     fn can_protect(&self) -> bool {
         false
-    }
-
-    /// QEMU does not wait for the answer to a write, and engines need no message to go on.
-    fn posted_writes_ns(&self) -> u64 {
-        POSTED_WRITES_NS
     }
 
     fn detach(&self, _: u64) {}
