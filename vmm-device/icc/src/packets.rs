@@ -4,6 +4,8 @@
 pub(crate) mod frame;
 pub(crate) mod queues;
 
+use std::sync::MutexGuard;
+
 use tofu_abi::desc::Command;
 use tofu_abi::frame::{HEADER_SIZE, Report, frame_size};
 use tofu_abi::irq::TniIrqs;
@@ -20,6 +22,7 @@ use crate::notice::Peer;
 use crate::packets::frame::{
     Outgoing, ecrc_is_right, is_system, is_whole, report_frame, tlp_header,
 };
+use crate::packets::queues::{PacketQueues, PacketWriter};
 use crate::target::Incoming;
 use crate::tlp::Request;
 use crate::tni::Tni;
@@ -161,42 +164,79 @@ impl Icc {
             unit.add(discards, 1);
             return false;
         }
-        let mut queues = lock(&unit.packets);
-        let mut writer = unit.packet_writer(self.memory(), now_ns);
+        let mut receiving = self.receiving(unit, now_ns);
+        let (queues, writer) = receiving.parts();
         // Checked with the lock held: whoever turns one of them off waits for it.
-        let taken =
-            unit.enabled() && self.dma_enabled() && queues.take(code, own, bytes, &mut writer);
-        let deadline = queues.next_deadline();
-        drop(queues);
+        let taken = unit.enabled() && self.dma_enabled() && queues.take(code, own, bytes, writer);
         if !taken {
             unit.add(discards, 1);
             writer.requests |= TniIrqs::PRQ_PACKET_DISCARD;
         }
-        unit.irq.request(self.host(), writer.requests);
-        unit.irq.announce(self.host(), writer.asked);
-        self.want_expire(deadline);
         taken
     }
 
     /// Handles what is due by now for the packet queues or, with `all`, all that was held back.
     pub(crate) fn expire_packets(&self, now_ns: u64, all: bool) {
         for unit in self.tnis() {
-            let mut queues = lock(&unit.packets);
-            let mut writer = unit.packet_writer(self.memory(), now_ns);
+            let mut receiving = self.receiving(unit, now_ns);
+            let (queues, writer) = receiving.parts();
+            // Without DMA nothing can be written; turning it on again writes it.
             if self.dma_enabled() {
                 if all || queues.is_due(now_ns) {
-                    queues.flush(&mut writer);
+                    queues.flush(writer);
                 }
-                queues.expire_interrupt(&mut writer);
+                queues.expire_interrupt(writer);
             }
-            let deadline = queues.next_deadline();
-            drop(queues);
-            unit.irq.request(self.host(), writer.requests);
-            unit.irq.announce(self.host(), writer.asked);
-            // Without DMA nothing can be written; turning it on again writes it.
-            if deadline > now_ns {
-                self.want_expire(deadline);
-            }
+        }
+    }
+
+    /// Locks the packet queues of a TNI, to write entries at this time.
+    fn receiving<'a>(&'a self, unit: &'a Tni, now_ns: u64) -> Receiving<'a> {
+        let queues = lock(&unit.packets);
+        let writer = unit.packet_writer(self.memory(), now_ns);
+        let deadline = u64::MAX;
+        Receiving { queues, consequences: Consequences { icc: self, unit, writer, deadline } }
+    }
+}
+
+/// The packet queues of a TNI, locked. When this is dropped they are unlocked first; then the
+/// pending [`Consequences`] are carried out.
+struct Receiving<'a> {
+    // Fields are dropped in this order.
+    queues: MutexGuard<'a, PacketQueues>,
+    consequences: Consequences<'a>,
+}
+
+impl<'a> Receiving<'a> {
+    /// The queues and where they are written.
+    fn parts(&mut self) -> (&mut PacketQueues, &mut PacketWriter<'a>) {
+        (&mut self.queues, &mut self.consequences.writer)
+    }
+}
+
+impl Drop for Receiving<'_> {
+    fn drop(&mut self) {
+        self.consequences.deadline = self.queues.next_deadline();
+    }
+}
+
+/// When this is dropped, interrupts are requested and a timer is set for what is held back.
+struct Consequences<'a> {
+    icc: &'a Icc,
+    unit: &'a Tni,
+    writer: PacketWriter<'a>,
+    /// When something held back is due, in nanoseconds.
+    deadline: u64,
+}
+
+impl Drop for Consequences<'_> {
+    fn drop(&mut self) {
+        let Self { icc, unit, ref writer, deadline } = *self;
+        unit.irq.request(icc.host(), writer.requests);
+        unit.irq.announce(icc.host(), writer.asked);
+        // What is overdue waits for bus mastering, not for a timer.
+        if deadline > writer.now_ns {
+            icc.want_expire(deadline);
         }
     }
 }
