@@ -10,6 +10,8 @@ mod page;
 mod schedule;
 pub(crate) mod unit;
 
+use std::sync::MutexGuard;
+
 use tofu_abi::barrier::{BCH_MASK, BchReady, BgAddress, Notice, NoticeStatus, OP_ERROR};
 use tofu_abi::irq::{BgsIrqs, TniIrqs};
 use tofu_abi::reduce::{Op, VALUE_QWORDS};
@@ -184,24 +186,22 @@ impl Icc {
         let Some(page) = unit.page(bch) else {
             return;
         };
-        let mut effects = Effects::default();
         {
-            let mut gates = lock(&unit.gates);
+            let mut processing = self.processing(tni, unit, net);
+            let (gates, effects) = processing.parts();
             let Some(word) = page.take_start() else {
                 return;
             };
             if !self.tni(tni).enabled() {
                 gates.ignore_start(bch);
-            } else if gates.start(bch, BchReady(word), page.input(), &mut effects)
+            } else if gates.start(bch, BchReady(word), page.input(), effects)
                 && let Some(irq) = unit.irq(bch.gate())
             {
                 // Saves whoever starts a round from doing it: the page of a channel has no IRC.
                 irq.clear_pending(BgsIrqs::ACKNOWLEDGES.raw());
             }
-            unit.publish(&gates, bch);
-            self.end_rounds(&gates, &mut effects);
+            unit.publish(gates, bch);
         }
-        self.settle_barrier(tni, unit, &effects, net);
         net.progress();
     }
 
@@ -229,21 +229,26 @@ impl Icc {
             op: signal.op,
             value: signal.value.as_deref().copied().unwrap_or([0; VALUE_QWORDS]),
         };
-        let mut effects = Effects::default();
+        let mut processing = self.processing(tni, unit, net);
+        let (gates, effects) = processing.parts();
+        gates.arrive(signal.target, source, &content, at_ps, effects);
+        if let Some(bch) = signal.target.channel()
+            && let Some(page) = unit.page(bch)
         {
-            let mut gates = lock(&unit.gates);
-            gates.arrive(signal.target, source, &content, at_ps, &mut effects);
-            if let Some(bch) = signal.target.channel()
-                && let Some(page) = unit.page(bch)
-            {
-                page.show_ignored(gates.ignored(bch));
-            }
-            for ended in &effects.ended {
-                unit.publish(&gates, ended.bch);
-            }
-            self.end_rounds(&gates, &mut effects);
+            page.show_ignored(gates.ignored(bch));
         }
-        self.settle_barrier(tni, unit, &effects, net);
+    }
+
+    /// Locks the gates of an interface, to process signals.
+    fn processing<'a>(
+        &'a self,
+        tni: TniId,
+        unit: &'a BarrierUnit,
+        net: &'a mut dyn Net,
+    ) -> Processing<'a> {
+        let effects = Effects::default();
+        let consequences = Consequences { icc: self, tni, unit, effects, net };
+        Processing { gates: lock(&unit.gates), consequences }
     }
 
     /// A gate's signal was lost on its way. If its target does not exist, that is an exception of
@@ -256,22 +261,6 @@ impl Icc {
         let irq = self.barrier.get(tni).and_then(|u| u.irq(signal.source));
         if let Some(irq) = irq {
             irq.request(self.host(), BgsIrqs::BG_SEND_ADDRESS_EXCEPTION);
-        }
-    }
-
-    /// Writes the notices of rounds that have ended, and adds the requests that announce them.
-    /// READY must be written already: software that sees the notice may start the next round, and
-    /// that must not be overwritten.
-    fn end_rounds(&self, _locked: &Gates, effects: &mut Effects) {
-        for ended in &effects.ended {
-            let request = match self.write_notice(ended) {
-                Err(_) => BgsIrqs::DMA_COMPLETION_EXCEPTION,
-                Ok(()) if ended.content.op == OP_ERROR => {
-                    BgsIrqs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE
-                }
-                Ok(()) => BgsIrqs::SYNCHRONIZATION_ACKNOWLEDGE,
-            };
-            effects.requests.push((ended.bch.gate(), request));
         }
     }
 
@@ -298,23 +287,6 @@ impl Icc {
         let unit = self.tni(tni);
         unit.set_inactive_gate(target, source);
         unit.irq.request(self.host(), TniIrqs::INACTIVE_BG);
-    }
-
-    /// Requests interrupts and sends signals, once nothing is locked any more.
-    fn settle_barrier(&self, tni: TniId, unit: &BarrierUnit, effects: &Effects, net: &mut dyn Net) {
-        for &(bg, bits) in &effects.requests {
-            if let Some(irq) = unit.irq(bg) {
-                irq.request(self.host(), bits);
-            }
-        }
-        if let Some((target, source)) = effects.inactive {
-            self.inactive_gate(tni, target, source);
-        }
-        for sent in &effects.sent {
-            let packet = self.signal_packet(tni, sent);
-            self.tni(tni).count_sent(packet.tlps, packet.bytes);
-            net.inject(packet);
-        }
     }
 
     fn signal_packet(&self, tni: TniId, sent: &SentSignal) -> Packet<Body> {
@@ -347,6 +319,70 @@ impl Icc {
             before: 0,
             model_ps: *at_ps,
             body: Body::Signal(signal),
+        }
+    }
+}
+
+/// The gates of an interface, locked. When this is dropped the notices of ended rounds are written
+/// first; then the gates are unlocked, and the pending [`Consequences`] are carried out.
+struct Processing<'a> {
+    // Fields are dropped in this order.
+    gates: MutexGuard<'a, Gates>,
+    consequences: Consequences<'a>,
+}
+
+impl Processing<'_> {
+    /// The gates, and where the results of their calls are collected.
+    fn parts(&mut self) -> (&mut Gates, &mut Effects) {
+        (&mut self.gates, &mut self.consequences.effects)
+    }
+}
+
+impl Drop for Processing<'_> {
+    fn drop(&mut self) {
+        let Consequences { icc, unit, effects, .. } = &mut self.consequences;
+        // READY comes before the notices: software that sees the notice may start the next round,
+        // and that must not be overwritten.
+        for ended in &effects.ended {
+            unit.publish(&self.gates, ended.bch);
+        }
+        for ended in &effects.ended {
+            let request = match icc.write_notice(ended) {
+                Err(_) => BgsIrqs::DMA_COMPLETION_EXCEPTION,
+                Ok(()) if ended.content.op == OP_ERROR => {
+                    BgsIrqs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE
+                }
+                Ok(()) => BgsIrqs::SYNCHRONIZATION_ACKNOWLEDGE,
+            };
+            effects.requests.push((ended.bch.gate(), request));
+        }
+    }
+}
+
+/// When this is dropped, interrupts are requested and signals are sent.
+struct Consequences<'a> {
+    icc: &'a Icc,
+    tni: TniId,
+    unit: &'a BarrierUnit,
+    effects: Effects,
+    net: &'a mut dyn Net,
+}
+
+impl Drop for Consequences<'_> {
+    fn drop(&mut self) {
+        let Self { icc, tni, unit, effects, net } = self;
+        for &(bg, bits) in &effects.requests {
+            if let Some(irq) = unit.irq(bg) {
+                irq.request(icc.host(), bits);
+            }
+        }
+        if let Some((target, source)) = effects.inactive {
+            icc.inactive_gate(*tni, target, source);
+        }
+        for sent in &effects.sent {
+            let packet = icc.signal_packet(*tni, sent);
+            icc.tni(*tni).count_sent(packet.tlps, packet.bytes);
+            net.inject(packet);
         }
     }
 }
