@@ -204,10 +204,9 @@ impl Wire<'_> {
     /// Tells the node that sent a raw or system packet that it has left the network.
     fn frame_passed(&self, packet: &Packet<Body>) {
         let source = self.world.fabric.shape().node_id(packet.src);
-        if let (Body::Frame { tag, .. }, Some(tni)) = (&packet.body, TniId::new(packet.src_tni))
-            && let Some(source) = source
-        {
-            self.world.nodes()[source.index()].frame_passed(tni, *tag, self.now_ns());
+        if let (Body::Frame { tag, .. }, Some(source)) = (&packet.body, source) {
+            let node = &self.world.nodes()[source.index()];
+            node.frame_passed(packet.src_tni, *tag, self.now_ns());
         }
     }
 }

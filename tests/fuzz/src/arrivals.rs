@@ -258,7 +258,7 @@ impl Bench {
         let other: u8 = u.arbitrary()?;
         Ok(Packet {
             src: if other & 7 == 0 { Coords::from_array(u.arbitrary()?) } else { coords(1) },
-            src_tni: if other & 8 == 0 { 0 } else { u.arbitrary()? },
+            src_tni: if other & 8 == 0 { TniId::ALL[0] } else { *u.choose(&TniId::ALL)? },
             dst: coords(0),
             dst_tni: if other & 0x70 == 0 { u.arbitrary()? } else { TNI.get() },
             path: Path::new(0, other & 3, 0),

@@ -196,7 +196,7 @@ fn crossing(u: &mut Unstructured<'_>) -> Result<Crossing<Body>> {
     };
     let packet = Packet {
         src: coords(u)?,
-        src_tni: u.int_in_range(0..=5)?,
+        src_tni: *u.choose(&TniId::ALL)?,
         dst: coords(u)?,
         dst_tni: u.arbitrary()?,
         path: coords(u)?.default_path(),

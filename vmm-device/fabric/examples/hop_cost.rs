@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tofu_abi::Coords;
+use tofu_abi::{Coords, TniId};
 use tofu_fabric::{
     Carrier, Class, Deliver, Direct, DiscardReason, Fabric, NodeId, Observation, Packet, Port,
     Shape, Tap, Timing, Way, Wires,
@@ -45,7 +45,7 @@ impl Tap<u64> for Idle {
 fn cost(carrier: &dyn Carrier<u64>, dst: Coords) -> f64 {
     let packet = Packet {
         src: Coords::default(),
-        src_tni: 0,
+        src_tni: TniId::ALL[0],
         dst,
         dst_tni: 0,
         path: dst.default_path(),

@@ -195,7 +195,7 @@ impl Direct {
             }
         };
         let at = route.node();
-        self.fabric.count_injected(at, packet.src_tni, packet.bytes);
+        self.fabric.count_injected(at, packet.src_tni.get(), packet.bytes);
         observer.entered(at, &packet);
         self.travel(Journey::begin(at, route, packet), true, observer, out);
     }
@@ -220,7 +220,7 @@ impl Direct {
             }
         };
         let from = hop.from;
-        self.fabric.count_injected(from, packet.src_tni, packet.bytes);
+        self.fabric.count_injected(from, packet.src_tni.get(), packet.bytes);
         observer.entered(from, &packet);
         if bad && self.fabric.link_up(packet.src, port) == Some(true) {
             self.fabric.count_nullified(hop, packet.tlps);

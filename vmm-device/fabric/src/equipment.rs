@@ -134,7 +134,7 @@ impl<B> Equipped<'_, B> {
 
 impl<B> Observer<B> for Equipped<'_, B> {
     fn entered(&mut self, node: NodeId, packet: &Packet<B>) {
-        self.observe(node, TapPoint::Tni(packet.src_tni), Direction::Out, packet);
+        self.observe(node, TapPoint::Tni(packet.src_tni.get()), Direction::Out, packet);
     }
 
     fn crossed(&mut self, hop: Hop, packet: &mut Packet<B>) -> Fate {
@@ -160,7 +160,7 @@ impl<B> Observer<B> for Equipped<'_, B> {
     }
 
     fn lost(&mut self, at: NodeId, port: Option<Port>, reason: DiscardReason, packet: &Packet<B>) {
-        let point = port.map_or(TapPoint::Tni(packet.src_tni), TapPoint::Port);
+        let point = port.map_or(TapPoint::Tni(packet.src_tni.get()), TapPoint::Port);
         self.observe(at, point, Direction::Lost(reason), packet);
     }
 

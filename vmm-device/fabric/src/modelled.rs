@@ -102,7 +102,7 @@ impl<B> UnderWay<B> {
     /// The start of the time of a packet that enters now at a node: when its command's first packet
     /// entered.
     fn since(&mut self, node: NodeId, packet: &Packet<B>, now: Ps) -> Ps {
-        let tni = node.index() * TNIS + usize::from(packet.src_tni);
+        let tni = node.index() * TNIS + packet.src_tni.index();
         let sender = usize::from(packet.sender) % SENDERS;
         let Some(began) = self.began.get_mut(tni).map(|senders| &mut senders[sender]) else {
             return now;
@@ -186,7 +186,7 @@ impl<B> Modelled<B> {
     pub(crate) fn inject(&self, packet: Packet<B>) {
         if packet.class != Class::Response
             && let Some(node) = self.fabric.shape().node_id(packet.src)
-            && let Some(held) = self.requests(node, packet.src_tni)
+            && let Some(held) = self.requests(node, packet.src_tni.get())
         {
             held.fetch_add(1, SeqCst);
         }
@@ -303,7 +303,7 @@ impl<B> Witness<'_, B> {
     fn enter(&mut self, network: &mut Network, packet: Packet<B>) {
         let shape = self.carrier.fabric.shape();
         let at = shape.node_id(packet.src).unwrap_or(NodeId::NOWHERE);
-        let tni = packet.src_tni;
+        let tni = packet.src_tni.get();
         let (full, last) = packet.tlp_sizes();
         let since = self.under_way.since(at, &packet, network.now());
         let message = Message {
@@ -342,7 +342,7 @@ impl<B> Witness<'_, B> {
             self.out.swallowed(packet);
             return;
         }
-        let point = port.map_or(TapPoint::Tni(packet.src_tni), TapPoint::Port);
+        let point = port.map_or(TapPoint::Tni(packet.src_tni.get()), TapPoint::Port);
         self.equipped.observe(at, point, Direction::Lost(reason), &packet);
         self.out.discarded(at, port, reason, packet);
     }

@@ -1,7 +1,7 @@
 //! Packets.
 
 use tofu_abi::frame::ROUTING_HEADER_SIZE;
-use tofu_abi::{Coords, Path};
+use tofu_abi::{Coords, Path, TniId};
 
 use crate::Port;
 
@@ -71,8 +71,8 @@ pub const SENDERS: usize = 16;
 pub struct Packet<B> {
     /// The node that sends.
     pub src: Coords,
-    /// Its TNI, 0 to 5.
-    pub src_tni: u8,
+    /// Its TNI.
+    pub src_tni: TniId,
     /// The node that is to receive.
     pub dst: Coords,
     /// Its TNI. The network does not interpret it, so it may be any number.

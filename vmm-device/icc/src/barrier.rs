@@ -218,7 +218,7 @@ impl Icc {
             self.tni(tni).add(TniReg::RxNumUnknownTlp, 1);
             return;
         }
-        let source = BgAddress::new(from.node, from.tni, signal.source.get());
+        let source = BgAddress::new(from.node, from.tni.get(), signal.source.get());
         let Some(unit) = self.barrier.get(tni).filter(|_| self.tni(tni).enabled()) else {
             self.inactive_gate(tni, signal.target, source.place());
             return;
@@ -303,7 +303,7 @@ impl Icc {
         let bytes = wire_bytes(signal.payload_bytes());
         Packet {
             src: self.coords(),
-            src_tni: tni.get(),
+            src_tni: tni,
             dst: to.coords(),
             dst_tni: to.tni(),
             path: to.path(),

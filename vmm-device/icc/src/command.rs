@@ -30,6 +30,8 @@ pub(crate) struct Message {
     pub(crate) kind: CommandKind,
     pub(crate) header1: Header1,
     pub(crate) header2: Header2,
+    /// Interface of the target. A packet of one hop has it in its frame, and interface 0 here.
+    pub(crate) tni: TniId,
     pub(crate) remote: StagOffset,
     pub(crate) local: StagOffset,
     /// Bytes of the message.
@@ -40,8 +42,8 @@ pub(crate) struct Message {
 
 impl fmt::Display for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, header1, remote, local, length, .. } = self;
-        let (node, tni, cq) = (header1.target(), header1.ri(), remote.cqid());
+        let Self { kind, header1, tni, remote, local, length, .. } = self;
+        let (node, cq) = (header1.target(), remote.cqid());
         write!(f, "{kind:?} of {length} bytes to node {node} TNI {tni} CQ {cq}, ")?;
         write!(f, "STag {:#x} offset {:#x}, ", remote.stag(), remote.offset())?;
         write!(f, "own STag {:#x} offset {:#x}", local.stag(), local.offset())
@@ -112,7 +114,7 @@ pub(crate) fn parse(
         Command::AtomicReadModifyWrite => CommandKind::Armw,
     };
     let header2 = descriptor.header2();
-    target(header1, description)?;
+    let tni = target(header1, description)?;
     if !mode.subnet_allows(header1.rx(), header1.ry(), header1.rz()) {
         return Err(Rcode::SUBNET.into());
     }
@@ -139,7 +141,7 @@ pub(crate) fn parse(
         descriptor.local().with_cqid(queue.get())
     };
     let remote = descriptor.remote();
-    let message = Message { kind, header1, header2, remote, local, length, mtu };
+    let message = Message { kind, header1, header2, tni, remote, local, length, mtu };
     if piggyback {
         return Ok(Action::PutPiggyback(message, descriptor.data()));
     }
@@ -182,11 +184,12 @@ fn parse_packet(
     if !fits {
         return Err(Rcode::BAD_LENGTH.into());
     }
-    let route = if command == Command::TransmitRawPacket2 {
-        PacketRoute::Hop(Port::from_index(header1.port().into()).ok_or(Rcode::NO_SUCH_NODE)?)
+    let (route, tni) = if command == Command::TransmitRawPacket2 {
+        let port = Port::from_index(header1.port().into()).ok_or(Rcode::NO_SUCH_NODE)?;
+        (PacketRoute::Hop(port), TniId::ALL[0])
     } else {
-        target(header1, description)?;
-        if raw { PacketRoute::Raw } else { PacketRoute::System }
+        let route = if raw { PacketRoute::Raw } else { PacketRoute::System };
+        (route, target(header1, description)?)
     };
     let at = descriptor.packet_address();
     if !at.is_multiple_of(FRAME_ALIGN) {
@@ -196,6 +199,7 @@ fn parse_packet(
         kind: CommandKind::Frame,
         header1,
         header2: descriptor.header2(),
+        tni,
         remote: StagOffset(0),
         local: StagOffset(0),
         length: length as u32,

@@ -358,7 +358,7 @@ impl Icc {
         let body = Body::Frame { tag: active.tag, frame: outgoing.frame };
         Ok(Step::Send(Packet {
             src: self.coords(),
-            src_tni: queue.tni.get(),
+            src_tni: queue.tni,
             dst: outgoing.dst,
             dst_tni: outgoing.dst_tni,
             path: command.message.header1.path(),
@@ -435,13 +435,13 @@ impl Icc {
 
     /// A packet with `data` bytes of payload for `n` bytes of a message.
     fn send(&self, queue: &Cq, active: &mut Active, n: u32, data: u32, body: Body) -> Step {
-        let Message { header1, header2, mtu, .. } = active.message;
+        let Message { header1, header2, tni, mtu, .. } = active.message;
         let (tlps, bytes) = burst_size(data, mtu, header2.padding());
         let packet = Packet {
             src: self.coords(),
-            src_tni: queue.tni.get(),
+            src_tni: queue.tni,
             dst: header1.target(),
-            dst_tni: header1.ri(),
+            dst_tni: tni.get(),
             path: header1.path(),
             way: Way::Shortest,
             class: Class::Request,

@@ -1,7 +1,7 @@
 //! Notices: entries of the message receive queue (MRQ).
 
 use tofu_abi::queue::{MrqEntry, MrqId, MrqWord0, MrqWord1};
-use tofu_abi::{Coords, Path, Rcode, StagOffset};
+use tofu_abi::{Coords, Path, Rcode, StagOffset, TniId};
 
 use crate::command::{CommandKind, Message};
 
@@ -9,8 +9,7 @@ use crate::command::{CommandKind, Message};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub(crate) node: Coords,
-    /// As a packet says; there need not be such an interface.
-    pub(crate) tni: u8,
+    pub(crate) tni: TniId,
 }
 
 /// The parts of an MRQ entry.
@@ -34,7 +33,7 @@ impl Notice {
             .with_rcode(self.rcode)
             .with_path(self.path)
             .with_coords(self.peer.node)
-            .with_i(self.peer.tni);
+            .with_i(self.peer.tni.get());
         let word1 = MrqWord1(0)
             .with_initial(self.initial)
             .with_edata(self.edata)
@@ -74,7 +73,7 @@ impl CommandKind {
 impl Message {
     /// Where the message goes.
     pub(crate) const fn peer(&self) -> Peer {
-        Peer { node: self.header1.target(), tni: self.header1.ri() }
+        Peer { node: self.header1.target(), tni: self.tni }
     }
 
     /// The initiator's notice that the whole message has ended.

@@ -44,7 +44,7 @@ impl Icc {
         tni: TniId,
         command: &PacketCommand,
     ) -> Result<Outgoing, Fault> {
-        let (header, length) = (command.message.header1, command.message.length as usize);
+        let (message, length) = (&command.message, command.message.length as usize);
         let size = match command.route {
             PacketRoute::System => frame_size(length - HEADER_SIZE),
             PacketRoute::Raw | PacketRoute::Hop(_) => length,
@@ -52,11 +52,9 @@ impl Icc {
         let mut frame = vec![0; size];
         self.memory().read(command.at, &mut frame[..length]).map_err(|_| Fault::payload(false))?;
         Ok(match command.route {
-            PacketRoute::System => {
-                Outgoing::system(self.coords(), tni, header, length - HEADER_SIZE, frame)
-            }
-            PacketRoute::Raw => Outgoing::raw(header, frame),
-            PacketRoute::Hop(port) => Outgoing::hop(self.coords(), header, port, frame),
+            PacketRoute::System => Outgoing::system(self.coords(), tni, message, frame),
+            PacketRoute::Raw => Outgoing::raw(message, frame),
+            PacketRoute::Hop(port) => Outgoing::hop(self.coords(), message.header1, port, frame),
         })
     }
 
@@ -90,7 +88,7 @@ impl Icc {
             PrqRcode::UnknownTlp
         } else if frame_size(header.length().into()) != frame.len() {
             PrqRcode::IllegalTlpLength
-        } else if from != (Peer { node: header.source(), tni: header.i() }) {
+        } else if (header.source(), header.i()) != (from.node, from.tni.get()) {
             PrqRcode::IllegalTlpFlags
         } else {
             PrqRcode::SystemTlp
@@ -132,7 +130,7 @@ impl Icc {
                 self.breach(format_args!("{failure}"));
                 let tag = request.tag;
                 let which = Which::Tag(tag.index, tag.generation);
-                let subject = Subject { node: from.node, tni: from.tni, cq: tag.cq, which };
+                let subject = Subject { node: from.node, tni: from.tni.get(), cq: tag.cq, which };
                 self.tell_why(subject, failure.why());
             },
         );

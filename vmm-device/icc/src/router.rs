@@ -67,9 +67,7 @@ impl Icc {
     /// initiator that waits for it has a timeout. A lost signal of a barrier gate is an exception
     /// of the gate if its target does not exist.
     pub fn undeliverable(&self, packet: &Packet<Body>, rcode: Rcode, now_ns: u64) {
-        let Some(tni) = TniId::new(packet.src_tni) else {
-            return;
-        };
+        let tni = packet.src_tni;
         if let Body::Signal(signal) = &packet.body {
             self.signal_lost(tni, signal, rcode);
         }

@@ -119,13 +119,15 @@ impl Icc {
             _ => return None,
         };
         let model_ps = model_ps.saturating_add(self.timing().answer(&body));
-        Some(self.reply(tni.get(), from, path, model_ps, size, body))
+        Some(self.reply(tni, from, path, model_ps, size, body))
     }
 
-    /// The answer to a request for an interface that no node has, as a hostile peer may send it;
-    /// `None` if the packet is not a request.
+    /// The answer to a request for an interface that this node does not have; `None` if the packet
+    /// is not a request. Only a hostile peer sends one for an interface that no node has, and gets
+    /// no answer.
     pub(crate) fn refuse(&self, packet: &Packet<Body>) -> Option<Packet<Body>> {
         let Packet { src, src_tni, dst_tni, path, model_ps, tlps, .. } = *packet;
+        let tni = TniId::new(dst_tni)?;
         let refused = |request: &Request| {
             let Request { tag, position, length, .. } = *request;
             let rcode = Rcode::ILLEGAL_TLP;
@@ -146,13 +148,13 @@ impl Icc {
             }
             _ => return None,
         };
-        Some(self.reply(dst_tni, Peer { node: src, tni: src_tni }, path, model_ps, size, body))
+        Some(self.reply(tni, Peer { node: src, tni: src_tni }, path, model_ps, size, body))
     }
 
     /// A response to a peer.
     fn reply(
         &self,
-        tni: u8,
+        tni: TniId,
         to: Peer,
         path: Path,
         model_ps: u64,
@@ -163,7 +165,7 @@ impl Icc {
             src: self.coords(),
             src_tni: tni,
             dst: to.node,
-            dst_tni: to.tni,
+            dst_tni: to.tni.get(),
             path,
             way: Way::Shortest,
             class: Class::Response,

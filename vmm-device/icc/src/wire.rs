@@ -7,8 +7,7 @@
 use tofu_abi::desc::{ArmwOp, Header2};
 use tofu_abi::frame::FRAME_MAX;
 use tofu_abi::reduce::{VALUE_QWORDS, Value};
-use tofu_abi::regs::NUM_TNI;
-use tofu_abi::{BgId, Coords, CqId, Path, Rcode, StagOffset};
+use tofu_abi::{BgId, Coords, CqId, Path, Rcode, StagOffset, TniId};
 use tofu_fabric::{Class, Crossing, Packet, Port, SENDERS, Way};
 
 use crate::memory::{DmaError, read_segments};
@@ -103,7 +102,7 @@ impl Writer<'_> {
         self.u32(held.map_or(0, |others| others.saturating_add(1)));
         self.u8(u8::from(*duplicated) | u8::from(packet.system) << 1);
         self.bytes(&packet.src.to_array());
-        self.u8(packet.src_tni);
+        self.u8(packet.src_tni.get());
         self.bytes(&packet.dst.to_array());
         self.u8(packet.dst_tni);
         self.bytes(&[packet.path.a, packet.path.b, packet.path.c]);
@@ -251,7 +250,7 @@ impl Reader<'_> {
         let held = self.u32()?.checked_sub(1);
         let flags = self.u8()?;
         let src = Coords::from_array(self.array()?);
-        let src_tni = self.u8()?;
+        let src_tni = TniId::new(self.u8()?).ok_or(Malformed::Field("interface"))?;
         let dst = Coords::from_array(self.array()?);
         let dst_tni = self.u8()?;
         let [a, b, c] = self.array()?;
@@ -271,7 +270,6 @@ impl Reader<'_> {
         let (class, system) = (class_of(&body), flags & 2 != 0);
         let fields = [
             ("flags", flags <= 3),
-            ("interface", usize::from(src_tni) < NUM_TNI),
             ("sender", usize::from(sender) < SENDERS),
             ("number of TLPs", (1..=MAX_TLPS).contains(&tlps)),
             ("system", !system || class == Class::System),
@@ -402,7 +400,7 @@ mod tests {
     fn crossing(body: Body) -> Crossing<Body> {
         let packet = Packet {
             src: Coords::new(1, 2, 3, 1, 2, 1),
-            src_tni: 5,
+            src_tni: TniId::ALL[5],
             dst: Coords::new(4, 5, 6, 0, 1, 0),
             dst_tni: 200,
             path: Path::new(1, 2, 0),

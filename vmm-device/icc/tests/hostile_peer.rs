@@ -38,7 +38,7 @@ fn device() -> (Icc, GuestMemoryMmap<()>) {
 fn packet(class: Class, body: Body) -> Packet<Body> {
     Packet {
         src: PEER,
-        src_tni: 0,
+        src_tni: TniId::ALL[0],
         dst: SELF,
         dst_tni: 0,
         path: Path::new(0, 0, 0),
@@ -146,7 +146,7 @@ fn answers_that_nobody_waits_for_are_ignored() {
     assert!(!ends_with(|p| answer(p).done = 65));
     assert!(!ends_with(|p| answer(p).tag.generation = 2));
     assert!(!ends_with(|p| p.src = Coords::new(0, 0, 0, 0, 1, 0)), "from another node");
-    assert!(!ends_with(|p| p.src_tni = 1), "from another interface");
+    assert!(!ends_with(|p| p.src_tni = TniId::ALL[1]), "from another interface");
     // An answer of another kind.
     assert!(!ends_with(|p| {
         let answer = *answer(p);

@@ -83,7 +83,7 @@ impl Device {
         let before = self.net.0.len();
         let packet = Packet {
             src: PEER,
-            src_tni: 0,
+            src_tni: TniId::ALL[0],
             dst: SELF,
             dst_tni: tni,
             path: Path::new(0, 0, 0),

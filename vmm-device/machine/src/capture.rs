@@ -375,8 +375,7 @@ impl<B: Recorded> Tap<B> for Hub<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tofu_abi::Coords;
-    use tofu_abi::CqId;
+    use tofu_abi::{Coords, CqId, TniId};
     use tofu_fabric::{Carrier, Class, Deliver, DiscardReason, Fabric, Timing, Way};
     use tofu_icc::Tag;
 
@@ -405,7 +404,7 @@ mod tests {
             let tag = Tag { cq: CqId::KERNEL, index: 0, generation: 0 };
             let packet = Packet {
                 src,
-                src_tni: 2,
+                src_tni: TniId::ALL[2],
                 dst,
                 dst_tni: 3,
                 path: dst.default_path(),

@@ -196,10 +196,10 @@ impl Pump<'_> {
 
     /// Tells the node that sent a raw or system packet that it has arrived.
     fn frame_passed(&self, packet: &Packet<Body>) {
-        if let (Body::Frame { tag, .. }, Some(tni)) = (&packet.body, TniId::new(packet.src_tni))
+        if let Body::Frame { tag, .. } = &packet.body
             && let Some(source) = self.source(packet)
         {
-            source.frame_passed(tni, *tag, self.now_ns);
+            source.frame_passed(packet.src_tni, *tag, self.now_ns);
         }
     }
 

@@ -17,7 +17,7 @@ use tofu_abi::tnw::{
     vector, window,
 };
 use tofu_abi::topology::Axis;
-use tofu_abi::{Coords, Path, pci};
+use tofu_abi::{Coords, Path, TniId, pci};
 use tofu_fabric::{
     Carrier, Class, Deliver, DiscardReason, Fabric, NodeId, Packet, Port, Shape, Timing, Way, Wires,
 };
@@ -466,7 +466,7 @@ impl Net for Outward<'_> {
         };
         let packet = Packet {
             src: self.node.coords,
-            src_tni: 0,
+            src_tni: TniId::ALL[0],
             // The fabric determines the target.
             dst: self.node.coords,
             dst_tni: 0,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
-use tofu_abi::{Coords, Path};
+use tofu_abi::{Coords, Path, TniId};
 use tofu_fabric::{
     Cables, Carrier, Class, Crossing, DiscardReason, Disturb, Fabric, FaultPlan, Link, NodeId,
     Packet, PartId, Parts, Port, Ppm, Rates, Shape, Stray, Timing, Way, Wires,
@@ -104,7 +104,7 @@ impl Machine {
 fn packet(class: Class, src: Coords, dst: Coords, path: Path, number: u32) -> Packet<Letter> {
     Packet {
         src,
-        src_tni: 2,
+        src_tni: TniId::ALL[2],
         dst,
         dst_tni: 1,
         path,

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use tofu_abi::Coords;
+use tofu_abi::{Coords, TniId};
 use tofu_fabric::network::{LinkErrors, Options};
 use tofu_fabric::{
     Carrier, Class, Deliver, Direction, DiscardReason, Disturb, Fabric, FaultPlan, NodeId,
@@ -81,7 +81,7 @@ fn wires() -> Wires<Letter> {
 fn packet(class: Class, from: u8, to: u8, number: u32) -> Packet<Letter> {
     Packet {
         src: node(from),
-        src_tni: 2,
+        src_tni: TniId::ALL[2],
         dst: node(to),
         dst_tni: 1,
         path: node(to).default_path(),

@@ -8,6 +8,7 @@ use tofu_abi::frame::{
 use tofu_abi::{Coords, TniId};
 use tofu_fabric::{Port, Way};
 
+use crate::command::Message;
 use crate::notice::Peer;
 
 /// A frame and where it goes.
@@ -24,32 +25,33 @@ impl Outgoing {
     pub(crate) fn system(
         source: Coords,
         tni: TniId,
-        header: Header1,
-        payload: usize,
+        message: &Message,
         mut frame: Vec<u8>,
     ) -> Self {
-        let distances = header.distances();
-        let from = Peer { node: source, tni: tni.get() };
+        let (header, payload) = (message.header1, message.length as usize - HEADER_SIZE);
+        let (to, distances) = (message.tni.get(), header.distances());
+        let from = Peer { node: source, tni };
         put_header(&mut frame, TlpKind::System, payload, from);
         seal(&mut frame);
         let routing = routing_header(header, frame.len()).with_distances(distances);
         Self {
-            frame: finished(frame, routing.with_di(header.ri()).with_system(true)),
+            frame: finished(frame, routing.with_di(to).with_system(true)),
             // The carrier works out X, Y and Z.
             dst: Coords { x: source.x, y: source.y, z: source.z, ..header.target() },
-            dst_tni: header.ri(),
+            dst_tni: to,
             way: Way::Distances(distances),
         }
     }
 
     /// A frame as it is, to a node.
-    pub(crate) fn raw(header: Header1, frame: Vec<u8>) -> Self {
+    pub(crate) fn raw(message: &Message, frame: Vec<u8>) -> Self {
+        let (header, to) = (message.header1, message.tni.get());
         let system = is_system(&frame);
-        let routing = routing_header(header, frame.len()).with_di(header.ri()).with_system(system);
+        let routing = routing_header(header, frame.len()).with_di(to).with_system(system);
         Self {
             frame: finished(frame, routing),
             dst: header.target(),
-            dst_tni: header.ri(),
+            dst_tni: to,
             way: Way::Shortest,
         }
     }
@@ -94,7 +96,7 @@ fn put_header(frame: &mut [u8], kind: TlpKind, payload: usize, from: Peer) {
         .with_kind(kind as u8)
         .with_length(payload as u16)
         .with_source(from.node)
-        .with_i(from.tni);
+        .with_i(from.tni.get());
     frame[ROUTING_HEADER_SIZE..HEADER_SIZE].copy_from_slice(&tlp.0.to_le_bytes());
 }
 

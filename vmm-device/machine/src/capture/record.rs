@@ -468,7 +468,7 @@ impl About {
             },
             kind: kind as u8,
             way,
-            tnis: [packet.src_tni, packet.dst_tni],
+            tnis: [packet.src_tni.get(), packet.dst_tni],
             ends: [packet.src, packet.dst],
             path: [packet.path.a, packet.path.b, packet.path.c],
             port,
@@ -528,7 +528,7 @@ fn tlp(out: &mut Vec<u8>, kind: PacketKind, packet: &Packet<Body>) {
         .with_di(packet.dst_tni)
         .with_barrier(matches!(packet.body, Body::Signal(_)));
     let kind = SYNTHETIC + kind as u8;
-    let tlp = TlpHeader(0).with_kind(kind).with_source(packet.src).with_i(packet.src_tni);
+    let tlp = TlpHeader(0).with_kind(kind).with_source(packet.src).with_i(packet.src_tni.get());
     out.extend(routing.0.to_le_bytes());
     out.extend(tlp.0.to_le_bytes());
 }
