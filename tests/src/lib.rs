@@ -171,7 +171,7 @@ struct Wire<'a> {
 
 impl Net for Wire<'_> {
     fn has_room(&self, node: Coords, tni: TniId) -> bool {
-        self.world.wires.has_room(node, tni.get())
+        self.world.wires.has_room(node, tni)
     }
 
     fn tells_of_frames(&self) -> bool {
@@ -216,10 +216,8 @@ impl Deliver<Body> for Wire<'_> {
         self.frame_passed(&packet);
     }
 
-    fn room(&mut self, node: NodeId, tni: u8) {
-        if let Some(tni) = TniId::new(tni) {
-            self.world.nodes()[node.index()].room(tni);
-        }
+    fn room(&mut self, node: NodeId, tni: TniId) {
+        self.world.nodes()[node.index()].room(tni);
     }
 
     fn arrived(&mut self, node: NodeId, packet: Packet<Body>) {

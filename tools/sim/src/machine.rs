@@ -302,7 +302,7 @@ impl State {
                     src: packet.src,
                     src_tni: packet.src_tni,
                     dst: packet.dst,
-                    dst_tni: packet.dst_tni.min(TNIS as u8 - 1),
+                    dst_tni: TniId::new(packet.dst_tni).unwrap_or(TniId::ALL[TNIS - 1]),
                     path: packet.path,
                     way: packet.way,
                     class: packet.class,
@@ -373,7 +373,7 @@ impl State {
 /// A report of the network.
 enum Told {
     Delivered(NodeId, u64),
-    Left(NodeId, u8, u64),
+    Left(NodeId, TniId, u64),
     Lost(NodeId, Option<Port>, DiscardReason, u64),
 }
 
@@ -381,11 +381,11 @@ enum Told {
 struct Tidings(Vec<(Ps, Told)>);
 
 impl Sink for Tidings {
-    fn delivered(&mut self, at: Ps, node: NodeId, _: u8, token: u64) {
+    fn delivered(&mut self, at: Ps, node: NodeId, _: TniId, token: u64) {
         self.0.push((at, Told::Delivered(node, token)));
     }
 
-    fn left(&mut self, at: Ps, node: NodeId, tni: u8, token: u64) {
+    fn left(&mut self, at: Ps, node: NodeId, tni: TniId, token: u64) {
         self.0.push((at, Told::Left(node, tni, token)));
     }
 
@@ -444,7 +444,7 @@ impl World {
         for (at, told) in tidings.0 {
             match told {
                 Told::Left(node, tni, token) => {
-                    let interface = node.index() * TNIS + usize::from(tni);
+                    let interface = node.index() * TNIS + tni.index();
                     let (index, lane) = ((token >> 1) as usize, (token & 1) as usize);
                     let flight = state.packets.get(index).and_then(Option::as_ref);
                     let gap = flight.map_or(0, |flight| flight.gap);
@@ -509,7 +509,7 @@ impl World {
 
     fn inject(&self, packet: Packet<Body>) {
         let Some(node) = self.shape.node_id(packet.src) else { return };
-        let interface = node.index() * TNIS + usize::from(packet.src_tni);
+        let interface = node.index() * TNIS + packet.src_tni.index();
         let (now, epoch) = (self.now(), self.epoch.load(SeqCst));
         let mut begins = false;
         let gap = self.links.bytes_on_link_ps(u64::from(packet.gap) * GAP_BYTES);

@@ -8,7 +8,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 use tofu_abi::desc::MAX_MTU;
 use tofu_abi::topology::{NodeId, Port, Shape};
-use tofu_abi::{Coords, Path};
+use tofu_abi::{Coords, Path, TniId};
 use tofu_fabric::chance::{self, below, mix, scramble};
 use tofu_fabric::network::{LinkErrors, Message, Network, Options, Ps, Share, Sink};
 use tofu_fabric::{Class, DiscardReason, Way};
@@ -358,11 +358,11 @@ struct Told {
 }
 
 impl Sink for Told {
-    fn delivered(&mut self, at: Ps, _: NodeId, _: u8, token: u64) {
+    fn delivered(&mut self, at: Ps, _: NodeId, _: TniId, token: u64) {
         self.ended.push((at, token, false));
     }
 
-    fn left(&mut self, _: Ps, _: NodeId, _: u8, _: u64) {}
+    fn left(&mut self, _: Ps, _: NodeId, _: TniId, _: u64) {}
 
     fn lost(&mut self, at: Ps, _: NodeId, _: Option<Port>, _: DiscardReason, token: u64) {
         self.ended.push((at, token, true));
@@ -516,7 +516,7 @@ impl Run<'_> {
             if due >= before || self.is_done(sender) {
                 return Ok(());
             }
-            let tni = |n: u64| (n % u64::from(traffic.tnis)) as u8;
+            let tni = |n: u64| TniId::ALL[(n % u64::from(traffic.tnis)) as usize];
             if self.network.room(node, tni(sent)) == 0 && traffic.rails == Rails::Single {
                 return Ok(());
             }
@@ -524,7 +524,7 @@ impl Run<'_> {
             if let Some(dst) = target.and_then(|target| traffic.shape.coords(target)) {
                 let parts = paths(traffic.rails, src, dst).count() as u64;
                 let tni = |part: u64| tni(sent * parts + part);
-                let on = |wanted: u8| (0..parts).filter(|part| tni(*part) == wanted).count();
+                let on = |wanted: TniId| (0..parts).filter(|part| tni(*part) == wanted).count();
                 let room = |tni| self.network.room(node, tni) as usize >= on(tni);
                 if !(0..parts).map(tni).all(room) {
                     return Ok(());
@@ -612,7 +612,7 @@ impl Run<'_> {
             let answer =
                 Open { since: at, parts: 1, lost: false, answer: true, src: dst, dst: src };
             let place = self.keep(answer);
-            let tni = (place % usize::from(self.traffic.tnis)) as u8;
+            let tni = TniId::ALL[place % usize::from(self.traffic.tnis)];
             let token = self.token(place);
             self.answers.push(Message {
                 src: dst,

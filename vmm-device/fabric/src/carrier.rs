@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tofu_abi::TniId;
 use tofu_links::Parameters;
 
 use crate::fabric::Passage;
@@ -42,7 +43,7 @@ pub trait Deliver<B> {
     }
 
     /// A TNI of a node that had no room for another request has room again.
-    fn room(&mut self, node: NodeId, tni: u8) {
+    fn room(&mut self, node: NodeId, tni: TniId) {
         let _ = (node, tni);
     }
 }
@@ -195,7 +196,7 @@ impl Direct {
             }
         };
         let at = route.node();
-        self.fabric.count_injected(at, packet.src_tni.get(), packet.bytes);
+        self.fabric.count_injected(at, packet.src_tni, packet.bytes);
         observer.entered(at, &packet);
         self.travel(Journey::begin(at, route, packet), true, observer, out);
     }
@@ -220,7 +221,7 @@ impl Direct {
             }
         };
         let from = hop.from;
-        self.fabric.count_injected(from, packet.src_tni.get(), packet.bytes);
+        self.fabric.count_injected(from, packet.src_tni, packet.bytes);
         observer.entered(from, &packet);
         if bad && self.fabric.link_up(packet.src, port) == Some(true) {
             self.fabric.count_nullified(hop, packet.tlps);

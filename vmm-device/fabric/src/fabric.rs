@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use tofu_abi::Coords;
+use tofu_abi::{Coords, TniId};
 use tofu_sync::lock;
 
 use tofu_links::Parameters;
@@ -399,10 +399,8 @@ impl Fabric {
     /// Counts what a TNI hands to its node's crossbar. A TNI that a node does not have
     /// counts nothing.
     #[inline]
-    pub(crate) fn count_injected(&self, node: NodeId, tni: u8, bytes: u64) {
-        if let Some(counter) = self.nodes[node.index()].tx().tnis.bytes.get(usize::from(tni)) {
-            counter.fetch_add(bytes, Relaxed);
-        }
+    pub(crate) fn count_injected(&self, node: NodeId, tni: TniId, bytes: u64) {
+        self.nodes[node.index()].tx().tnis.bytes[tni.index()].fetch_add(bytes, Relaxed);
     }
 
     /// Counts TLPs that were marked as bad when they were sent over a hop's link.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
+use tofu_abi::TniId;
 use tofu_links::Dllp;
 use tofu_sync::lock;
 
@@ -172,13 +173,12 @@ impl<B> Modelled<B> {
         })
     }
 
-    fn requests(&self, node: NodeId, tni: u8) -> Option<&AtomicU32> {
-        let tnis = self.requests.chunks_exact(TNIS).nth(node.index())?;
-        tnis.get(usize::from(tni))
+    fn requests(&self, node: NodeId, tni: TniId) -> Option<&AtomicU32> {
+        self.requests.get(node.index() * TNIS + tni.index())
     }
 
     /// Whether a TNI accepts another request.
-    pub(crate) fn has_room(&self, node: NodeId, tni: u8) -> bool {
+    pub(crate) fn has_room(&self, node: NodeId, tni: TniId) -> bool {
         self.requests(node, tni).is_none_or(|held| held.load(SeqCst) < MOST_REQUESTS)
     }
 
@@ -186,7 +186,7 @@ impl<B> Modelled<B> {
     pub(crate) fn inject(&self, packet: Packet<B>) {
         if packet.class != Class::Response
             && let Some(node) = self.fabric.shape().node_id(packet.src)
-            && let Some(held) = self.requests(node, packet.src_tni.get())
+            && let Some(held) = self.requests(node, packet.src_tni)
         {
             held.fetch_add(1, SeqCst);
         }
@@ -303,7 +303,7 @@ impl<B> Witness<'_, B> {
     fn enter(&mut self, network: &mut Network, packet: Packet<B>) {
         let shape = self.carrier.fabric.shape();
         let at = shape.node_id(packet.src).unwrap_or(NodeId::NOWHERE);
-        let tni = packet.src_tni.get();
+        let tni = packet.src_tni;
         let (full, last) = packet.tlp_sizes();
         let since = self.under_way.since(at, &packet, network.now());
         let message = Message {
@@ -311,7 +311,7 @@ impl<B> Witness<'_, B> {
             src_tni: tni,
             dst: packet.dst,
             // Which one it is matters only to the target, and a raw frame may name any.
-            dst_tni: packet.dst_tni.min(TNIS as u8 - 1),
+            dst_tni: TniId::new(packet.dst_tni).unwrap_or(TniId::ALL[TNIS - 1]),
             path: packet.path,
             way: packet.way,
             class: packet.class,
@@ -328,7 +328,7 @@ impl<B> Witness<'_, B> {
         let Some(place) = self.under_way.place(token) else { return };
         let Some(Traveller { packet, .. }) = &place.traveller else { return };
         let Err(refused) = refused else {
-            self.equipped.observe(at, TapPoint::Tni(tni), Direction::Out, packet);
+            self.equipped.observe(at, TapPoint::Tni(tni.get()), Direction::Out, packet);
             return;
         };
         let (port, reason) = refused.fate();
@@ -348,7 +348,7 @@ impl<B> Witness<'_, B> {
     }
 
     /// Notes that a packet is no longer at its TNI.
-    fn give_room(&mut self, node: NodeId, tni: u8, token: u64) {
+    fn give_room(&mut self, node: NodeId, tni: TniId, token: u64) {
         if !self.under_way.leave(token) {
             return;
         }
@@ -361,7 +361,7 @@ impl<B> Witness<'_, B> {
 }
 
 impl<B> Sink for Witness<'_, B> {
-    fn delivered(&mut self, at: Ps, node: NodeId, _: u8, token: u64) {
+    fn delivered(&mut self, at: Ps, node: NodeId, _: TniId, token: u64) {
         let Some(traveller) = self.under_way.take(token) else { return };
         if traveller.swallowed {
             self.out.swallowed(traveller.packet);
@@ -377,7 +377,7 @@ impl<B> Sink for Witness<'_, B> {
         self.under_way.landing.insert((end, landed), (node, traveller));
     }
 
-    fn left(&mut self, _: Ps, node: NodeId, tni: u8, token: u64) {
+    fn left(&mut self, _: Ps, node: NodeId, tni: TniId, token: u64) {
         self.give_room(node, tni, token);
     }
 

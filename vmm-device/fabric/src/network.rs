@@ -29,16 +29,15 @@ mod watched;
 use std::collections::BTreeSet;
 use std::io;
 
-use tofu_abi::Coords;
 use tofu_abi::frame::ROUTING_HEADER_SIZE;
 use tofu_abi::topology::{NodeId, Port, Shape};
+use tofu_abi::{Coords, TniId};
 use tofu_links::{ErrorRate, Lanes, Parameters};
 
 pub use message::{LONGEST_TLP, Message, Ps, Refused, Sink};
 pub use parts::{Exchange, Share, Totals};
 pub use watched::LinkErrors;
 
-use crate::TNIS;
 use crate::counters::{PortCounters, XbCounters, XbCycles};
 use crate::link::Link;
 use crate::link::NoSuchLink;
@@ -285,8 +284,8 @@ impl Network {
 
     /// How many more requests and system messages a TNI accepts. It always accepts responses.
     ///
-    /// 0 if there is no such node or TNI.
-    pub fn room(&self, node: NodeId, tni: u8) -> u32 {
+    /// 0 if there is no such node.
+    pub fn room(&self, node: NodeId, tni: TniId) -> u32 {
         if node.0 >= self.shape.nodes() {
             return 0;
         }
@@ -296,13 +295,9 @@ impl Network {
     /// Hands a message to its TNI, which sends messages of a class in the order of injection.
     ///
     /// # Errors
-    /// [`Refused`] if the TNI has no room for another request, or there is no such TNI, way or
-    /// TLP.
+    /// [`Refused`] if the TNI has no room for another request, or there is no such way or TLP.
     pub fn inject(&mut self, message: &Message) -> Result<(), Refused> {
         let Message { src, src_tni, dst, dst_tni, path, way, class, .. } = *message;
-        if let Some(tni) = [src_tni, dst_tni].into_iter().find(|tni| usize::from(*tni) >= TNIS) {
-            return Err(Refused::Tni(tni));
-        }
         let sizes = [message.full, message.last];
         if message.tlps == 0 || sizes.iter().any(|size| !(1..=LONGEST_TLP).contains(size)) {
             return Err(Refused::Size { most: LONGEST_TLP.into() });
@@ -499,11 +494,11 @@ mod tests {
     struct Count(u32);
 
     impl Sink for Count {
-        fn delivered(&mut self, _: Ps, _: NodeId, _: u8, _: u64) {
+        fn delivered(&mut self, _: Ps, _: NodeId, _: TniId, _: u64) {
             self.0 += 1;
         }
 
-        fn left(&mut self, _: Ps, _: NodeId, _: u8, _: u64) {}
+        fn left(&mut self, _: Ps, _: NodeId, _: TniId, _: u64) {}
 
         fn lost(&mut self, _: Ps, _: NodeId, _: Option<Port>, _: DiscardReason, _: u64) {}
     }
@@ -516,7 +511,7 @@ mod tests {
             Network::new(shape, &Parameters::TOFU, &options).expect("room for a frame");
         for from in shape.iter() {
             let dst = Coords { x: (from.x + 3) % 6, ..from };
-            for src_tni in 0..6 {
+            for src_tni in TniId::ALL {
                 let message = Message { src_tni, tlps: 10, ..Message::longest(from, dst) };
                 network.inject(&message).expect("room");
             }

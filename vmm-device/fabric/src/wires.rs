@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, RwLock};
 
-use tofu_abi::Coords;
+use tofu_abi::{Coords, TniId};
 use tofu_sync::{lock, read, write};
 
 use crate::carrier::{Cables, Crossing, Stray};
@@ -171,7 +171,7 @@ impl<B> Wires<B> {
     /// Whether a TNI of a node accepts another request. If not, [`Deliver::room`] tells when it
     /// does.
     #[inline]
-    pub fn has_room(&self, node: Coords, tni: u8) -> bool {
+    pub fn has_room(&self, node: Coords, tni: TniId) -> bool {
         let Some(modelled) = &self.modelled else { return true };
         let node = self.fabric().shape().node_id(node);
         node.is_none_or(|node| modelled.has_room(node, tni))

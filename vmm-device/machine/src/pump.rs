@@ -35,7 +35,7 @@ pub struct Pump<'a> {
 }
 
 enum Arrival {
-    Room(NodeId, u8),
+    Room(NodeId, TniId),
     Arrived(NodeId, Packet<Body>),
     Discarded(NodeId, Option<Port>, DiscardReason, Packet<Body>),
     Swallowed(Packet<Body>),
@@ -124,7 +124,7 @@ impl Deliver<Body> for Pump<'_> {
         }
     }
 
-    fn room(&mut self, node: NodeId, tni: u8) {
+    fn room(&mut self, node: NodeId, tni: TniId) {
         self.arrivals.push_back(Arrival::Room(node, tni));
     }
 
@@ -137,7 +137,7 @@ impl Deliver<Body> for Pump<'_> {
 impl Net for Pump<'_> {
     fn has_room(&self, node: Coords, tni: TniId) -> bool {
         let cables = self.shared.cables.as_ref();
-        self.shared.wires.has_room(node, tni.get()) && cables.is_none_or(|cables| cables.has_room())
+        self.shared.wires.has_room(node, tni) && cables.is_none_or(|cables| cables.has_room())
     }
 
     fn tells_of_frames(&self) -> bool {
@@ -156,7 +156,7 @@ impl Net for Pump<'_> {
         while let Some(event) = self.arrivals.pop_front() {
             match event {
                 Arrival::Room(node, tni) => {
-                    if let (Some(node), Some(tni)) = (self.shared.node(node), TniId::new(tni)) {
+                    if let Some(node) = self.shared.node(node) {
                         node.icc().room(tni);
                     }
                 }

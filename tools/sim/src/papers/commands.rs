@@ -1,7 +1,7 @@
 //! Commands between neighbours: latency, throughput and injection rate.
 
 use anyhow::Context;
-use tofu_abi::Coords;
+use tofu_abi::{Coords, TniId};
 use tofu_driver::Order;
 use tofu_fabric::Shape;
 use tofu_fabric::network::Ps;
@@ -24,12 +24,12 @@ fn pair(generation: Generation) -> anyhow::Result<(Model, [End; 2])> {
     pair_of(generation, End::new)
 }
 
-type MakeEnd = fn(&Model, Coords, u8, usize) -> anyhow::Result<End>;
+type MakeEnd = fn(&Model, Coords, TniId, usize) -> anyhow::Result<End>;
 
 fn pair_of(generation: Generation, end: MakeEnd) -> anyhow::Result<(Model, [End; 2])> {
     let shape = Shape::new([1, 1, 1, 2, 1, 1])?;
     let model = Model::new(&ModelConfig { memory: MEMORY, ..ModelConfig::new(generation, shape) })?;
-    let end = |a| end(&model, Coords::new(0, 0, 0, a, 0, 0), 0, BUFFER);
+    let end = |a| end(&model, Coords::new(0, 0, 0, a, 0, 0), TniId::ALL[0], BUFFER);
     let ends = [end(0)?, end(1)?];
     Ok((model, ends))
 }
@@ -104,7 +104,7 @@ fn injection(generation: Generation) -> anyhow::Result<f64> {
     let places = [(1, 0, 0), (2, 0, 0), (0, 1, 0), (0, 2, 0), (0, 0, 1), (0, 0, 2)];
     let mut senders = Vec::new();
     let mut targets = Vec::new();
-    for (tni, (x, y, z)) in (0..generation.description().tnis).zip(places) {
+    for (tni, (x, y, z)) in generation.description().tni_ids().zip(places) {
         senders.push(End::new(&model, Coords::default(), tni, BUFFER)?);
         targets.push(End::new(&model, Coords::new(x, y, z, 0, 0, 0), tni, BUFFER)?);
     }

@@ -24,12 +24,22 @@ pub(super) struct End {
 }
 
 impl End {
-    pub(super) fn new(model: &Model, node: Coords, tni: u8, bytes: usize) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        model: &Model,
+        node: Coords,
+        tni: TniId,
+        bytes: usize,
+    ) -> anyhow::Result<Self> {
         Self::of(model.device(node)?, node, tni, bytes)
     }
 
     /// Opens an end whose queue is in a memory group far from the interfaces, if there is one.
-    pub(super) fn far(model: &Model, node: Coords, tni: u8, bytes: usize) -> anyhow::Result<Self> {
+    pub(super) fn far(
+        model: &Model,
+        node: Coords,
+        tni: TniId,
+        bytes: usize,
+    ) -> anyhow::Result<Self> {
         let device = model.device(node)?;
         let groups = device.description().groups;
         let cq = device.description().cq_ids().find(|cq| groups.is_far(cq.get()));
@@ -40,7 +50,7 @@ impl End {
     pub(super) fn of(
         device: &Device<InProcess>,
         node: Coords,
-        tni: u8,
+        tni: TniId,
         bytes: usize,
     ) -> anyhow::Result<Self> {
         Self::with_queue(device, node, (tni, CqId::ALL[0]), bytes)
@@ -49,11 +59,10 @@ impl End {
     fn with_queue(
         device: &Device<InProcess>,
         node: Coords,
-        (tni, cq): (u8, CqId),
+        (tni, cq): (TniId, CqId),
         bytes: usize,
     ) -> anyhow::Result<Self> {
         let buffer = device.platform().alloc_dma(bytes, 64 << 10)?;
-        let tni = TniId::new(tni).context("a TNI")?;
         let mut cq = Cq::open(device, &CqConfig::new(tni, cq))?;
         let range = MemoryRange { addr: buffer.device_addr(), len: bytes as u64 };
         let stag = cq.register(&[range], PageSize::Size64K, Access::ReadWrite, None)?;

@@ -31,7 +31,7 @@ fn coords(a: u8) -> Coords {
 fn in_a_model(generation: Generation, order: impl Fn(&[End; 2]) -> Order) -> ModelTime {
     let config = ModelConfig { memory: MEMORY, ..ModelConfig::new(generation, shape()) };
     let model = Model::new(&config).unwrap();
-    let mut ends = [0, 1].map(|a| End::new(&model, coords(a), 0, BUFFER).unwrap());
+    let mut ends = [0, 1].map(|a| End::new(&model, coords(a), TniId::ALL[0], BUFFER).unwrap());
     let order = order(&ends);
     model.begin_epoch();
     ends[0].cq.post_and_ring(&order, 0).unwrap();
@@ -44,7 +44,7 @@ fn in_a_machine(generation: Generation, order: impl Fn(&[End; 2]) -> Order) -> M
     let machine = machine(generation, shape());
     let mut ends = [0, 1].map(|a| {
         let device = device(&machine, coords(a));
-        End::of(&device, coords(a), 0, BUFFER).unwrap()
+        End::of(&device, coords(a), TniId::ALL[0], BUFFER).unwrap()
     });
     ends[0].cq.post_and_ring(&order(&ends), 0).unwrap();
     machine.run_pending();
@@ -130,7 +130,8 @@ fn a_node_injects_what_links_and_bus_have() {
         let node = device(&machine, Coords::default());
         let places = [(1, 0, 0), (2, 0, 0), (0, 1, 0), (0, 2, 0), (0, 0, 1), (0, 0, 2)];
         let tnis = generation.description().tnis;
-        let mut ends: Vec<_> = (0..tnis)
+        let mut ends: Vec<_> = TniId::ALL
+            .into_iter()
             .zip(places)
             .map(|(tni, (x, y, z))| {
                 let there = Coords::new(x, y, z, 0, 0, 0);

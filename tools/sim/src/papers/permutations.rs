@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread;
 
 use anyhow::{anyhow, ensure};
+use tofu_abi::TniId;
 use tofu_driver::Order;
 use tofu_fabric::Shape;
 use tofu_fabric::network::Arbiter;
@@ -88,8 +89,8 @@ fn throughput(run: &Run) -> anyhow::Result<Vec<f64>> {
     let used = if matches!(rails, Rails::Single) { 1 } else { RAILS };
     let mut ends = Vec::new();
     for node in machine.iter().filter(|node| (1..=z).contains(&node.z)) {
-        for tni in 0..used {
-            ends.push(End::new(&model, node, tni as u8, BUFFER)?);
+        for tni in TniId::ALL.into_iter().take(used) {
+            ends.push(End::new(&model, node, tni, BUFFER)?);
         }
     }
     let nodes = (ends.len() / used) as u32;

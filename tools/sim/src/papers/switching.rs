@@ -1,6 +1,6 @@
 //! The throughput of a node's crossbar over its X, Y and Z links under full load, by scheduler.
 
-use tofu_abi::{Coords, Path};
+use tofu_abi::{Coords, Path, TniId};
 use tofu_fabric::network::{Message, Network, Options, Ps, Sink};
 use tofu_fabric::{Class, DiscardReason, Hop, NodeId, OnLink, Port, Scheduler, Shape, Way};
 use tofu_links::Parameters;
@@ -30,13 +30,13 @@ struct Busy {
     nodes: usize,
     busy: Vec<Ps>,
     /// Interfaces that have room.
-    room: Vec<(NodeId, u8)>,
+    room: Vec<(NodeId, TniId)>,
 }
 
 impl Sink for Busy {
-    fn delivered(&mut self, _: Ps, _: NodeId, _: u8, _: u64) {}
+    fn delivered(&mut self, _: Ps, _: NodeId, _: TniId, _: u64) {}
 
-    fn left(&mut self, _: Ps, node: NodeId, tni: u8, _: u64) {
+    fn left(&mut self, _: Ps, node: NodeId, tni: TniId, _: u64) {
         self.room.push((node, tni));
     }
 
@@ -70,7 +70,9 @@ fn histogram(scheduler: Scheduler) -> anyhow::Result<[f64; BINS]> {
         links,
         nodes,
         busy: vec![0; (FILLING + INTERVALS) * nodes],
-        room: (0..shape.nodes()).flat_map(|n| (0..4).map(move |t| (NodeId(n), t))).collect(),
+        room: (0..shape.nodes())
+            .flat_map(|n| TniId::ALL[..4].iter().map(move |tni| (NodeId(n), *tni)))
+            .collect(),
     };
     let end = interval * (FILLING + INTERVALS) as u64;
     let mut sent = 0;
@@ -97,7 +99,7 @@ fn histogram(scheduler: Scheduler) -> anyhow::Result<[f64; BINS]> {
 }
 
 /// Makes a packet that goes one to four hops, each along any axis.
-fn message(src: Coords, tni: u8, n: u64) -> Message {
+fn message(src: Coords, tni: TniId, n: u64) -> Message {
     let hops = 1 + draw(SEED, 0, n) % MOST_HOPS;
     let signs = draw(SEED, 1, n);
     let mut distances = [0i8; 3];
@@ -110,7 +112,7 @@ fn message(src: Coords, tni: u8, n: u64) -> Message {
         src,
         src_tni: tni,
         dst: src,
-        dst_tni: (draw(SEED, 7, n) % 4) as u8,
+        dst_tni: TniId::ALL[(draw(SEED, 7, n) % 4) as usize],
         path: Path::new(0, 0, 0),
         way: Way::Distances(distances),
         class: Class::Request,

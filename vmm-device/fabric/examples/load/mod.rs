@@ -1,11 +1,11 @@
 //! A modelled network that is kept busy, for what measures it.
 
-use tofu_abi::Coords;
+use tofu_abi::{Coords, TniId};
 use tofu_fabric::network::{Message, Network, Ps, Sink};
 use tofu_fabric::{DiscardReason, NodeId, Port, Shape};
 
 /// TNIs of a node that send.
-const TNIS: u8 = 4;
+const TNIS: usize = 4;
 
 /// TLPs of a long message: those of a burst of a device.
 const STREAM_TLPS: u32 = 137;
@@ -28,7 +28,7 @@ pub struct Traffic {
     shape: Shape,
     nodes: Vec<Coords>,
     random: u64,
-    left: Vec<(NodeId, u8)>,
+    left: Vec<(NodeId, TniId)>,
     fingerprint: u64,
 }
 
@@ -37,7 +37,7 @@ impl Traffic {
     pub fn new(shape: Shape, pattern: Pattern) -> Self {
         let (senders, tnis) =
             if pattern == Pattern::Stream { (1, 1) } else { (shape.nodes(), TNIS) };
-        let tnis = |node| (0..tnis).flat_map(move |tni| [(NodeId(node), tni); 4]);
+        let tnis = |node| TniId::ALL[..tnis].iter().flat_map(move |tni| [(NodeId(node), *tni); 4]);
         let left = (0..senders).flat_map(tnis).collect();
         let nodes = shape.iter().collect();
         Self { pattern, shape, nodes, random: 1, left, fingerprint: 0 }
@@ -92,12 +92,12 @@ impl Traffic {
 }
 
 impl Sink for Traffic {
-    fn delivered(&mut self, at: Ps, node: NodeId, tni: u8, _: u64) {
-        self.note(at << 24 ^ u64::from(node.0) << 4 ^ u64::from(tni));
+    fn delivered(&mut self, at: Ps, node: NodeId, tni: TniId, _: u64) {
+        self.note(at << 24 ^ u64::from(node.0) << 4 ^ u64::from(tni.get()));
     }
 
-    fn left(&mut self, at: Ps, node: NodeId, tni: u8, _: u64) {
-        self.note(!(at << 24 ^ u64::from(node.0) << 4 ^ u64::from(tni)));
+    fn left(&mut self, at: Ps, node: NodeId, tni: TniId, _: u64) {
+        self.note(!(at << 24 ^ u64::from(node.0) << 4 ^ u64::from(tni.get())));
         self.left.push((node, tni));
     }
 

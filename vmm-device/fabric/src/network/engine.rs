@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use tofu_abi::TniId;
 use tofu_abi::topology::{NodeId, Port};
 use tofu_links::{Counters, Receiver};
 
@@ -154,15 +155,13 @@ impl Engine {
             + self.shared.receiving.capacity() * size_of::<Receiving>()
     }
 
-    pub(super) fn backlog(&self, node: u32, tni: u8) -> Option<u32> {
-        self.nodes[node as usize].tnis.get(usize::from(tni)).map(|tni| tni.backlog)
+    pub(super) fn backlog(&self, node: u32, tni: TniId) -> u32 {
+        self.nodes[node as usize].tnis[tni.index()].backlog
     }
 
     /// Notes that a message other than a response has left its TNI.
-    pub(super) fn left(&mut self, node: u32, tni: u8) {
-        if let Some(tni) = self.nodes[node as usize].tnis.get_mut(usize::from(tni)) {
-            tni.backlog -= 1;
-        }
+    pub(super) fn left(&mut self, node: u32, tni: TniId) {
+        self.nodes[node as usize].tnis[tni.index()].backlog -= 1;
     }
 
     pub(super) fn set_down(&mut self, now: Ps, node: u32, port: Port, down: bool) {
@@ -211,10 +210,10 @@ impl Engine {
         self.next_at.iter().copied().fold(self.shared.window.next_at(), Ps::min)
     }
 
-    /// Queues a message at a TNI, which must exist.
-    pub(super) fn inject(&mut self, now: Ps, node: u32, tni: u8, message: Queued) {
+    /// Queues a message at a TNI.
+    pub(super) fn inject(&mut self, now: Ps, node: u32, tni: TniId, message: Queued) {
         let Node { agenda, tnis, .. } = &mut self.nodes[node as usize];
-        let Some(state) = tnis.get_mut(usize::from(tni)) else { return };
+        let state = &mut tnis[tni.index()];
         let queue = class_queue(message.class);
         let at = message.ready_at.max(now);
         let handle = self.shared.messages.add(Queued { next: NONE, ..message });
@@ -224,7 +223,7 @@ impl Engine {
         let last = std::mem::replace(&mut state.tail[queue], handle);
         if last == NONE {
             state.head[queue] = handle;
-            if agenda.kick(tni.into(), at) {
+            if agenda.kick(tni.index(), at) {
                 self.wake(node, at);
             }
         } else {

@@ -1,5 +1,6 @@
 //! Frames, and where they go.
 
+use tofu_abi::TniId;
 use tofu_abi::topology::Port;
 use tofu_links::{Check, Seq};
 
@@ -37,7 +38,7 @@ pub(super) struct Frame {
     pub(super) rows: u8,
     pub(super) flags: u8,
     pub(super) vc: u8,
-    pub(super) dst_tni: u8,
+    pub(super) dst_tni: TniId,
 }
 
 /// The last frame of its message.

@@ -1,5 +1,6 @@
 //! What nodes send each other, and what they report to whoever runs the network.
 
+use tofu_abi::TniId;
 use tofu_abi::topology::{NodeId, Port};
 use tofu_links::Dllp;
 
@@ -69,12 +70,12 @@ impl Mail {
 pub(super) enum Notice {
     /// The last frame of a message has arrived at a TNI.
     Delivered {
-        tni: u8,
+        tni: TniId,
         token: u64,
     },
     /// The last frame of a message has left a TNI.
     Left {
-        tni: u8,
+        tni: TniId,
         token: u64,
         request: bool,
     },
@@ -231,8 +232,8 @@ impl Outlet<'_> {
     /// Reports what happens at a TNI, once that is due.
     pub(super) fn tell(&mut self, at: Ps, node: NodeId, notice: Notice) {
         let order = match notice {
-            Notice::Delivered { tni, .. } => u32::from(tni) + PORTS as u32,
-            Notice::Left { tni, .. } => LEFT + u32::from(tni) + PORTS as u32,
+            Notice::Delivered { tni, .. } => u32::from(tni.get()) + PORTS as u32,
+            Notice::Left { tni, .. } => LEFT + u32::from(tni.get()) + PORTS as u32,
             _ => NOW,
         };
         let argument = self.notices.bodies.add(notice);

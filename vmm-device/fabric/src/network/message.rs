@@ -2,7 +2,7 @@
 
 use tofu_abi::frame::TLP_MAX;
 use tofu_abi::topology::{NodeId, Port};
-use tofu_abi::{Coords, Path};
+use tofu_abi::{Coords, Path, TniId};
 use tofu_links::Dllp;
 
 use crate::packet::{Class, DiscardReason, Way};
@@ -21,12 +21,12 @@ pub struct Message {
     /// The node that sends.
     pub src: Coords,
     /// Its TNI.
-    pub src_tni: u8,
+    pub src_tni: TniId,
     /// The node that is to receive. Unless the way is the shortest, part of it follows from the
     /// way.
     pub dst: Coords,
     /// Its TNI.
-    pub dst_tni: u8,
+    pub dst_tni: TniId,
     /// Where the message enters X, Y, Z routing.
     pub path: Path,
     /// The way it takes.
@@ -56,9 +56,9 @@ impl Message {
     pub const fn longest(src: Coords, dst: Coords) -> Self {
         Self {
             src,
-            src_tni: 0,
+            src_tni: TniId::ALL[0],
             dst,
-            dst_tni: 0,
+            dst_tni: TniId::ALL[0],
             path: dst.default_path(),
             way: Way::Shortest,
             class: Class::Request,
@@ -76,10 +76,10 @@ impl Message {
 /// Learns the fate of messages. Times never go back from one call to the next.
 pub trait Sink {
     /// The last byte of a message has arrived at its target.
-    fn delivered(&mut self, at: Ps, node: NodeId, tni: u8, token: u64);
+    fn delivered(&mut self, at: Ps, node: NodeId, tni: TniId, token: u64);
 
     /// The last byte of a message has left its TNI, which has room for another.
-    fn left(&mut self, at: Ps, node: NodeId, tni: u8, token: u64);
+    fn left(&mut self, at: Ps, node: NodeId, tni: TniId, token: u64);
 
     /// A message, or a part of it, was lost at a node whose port it should have left through.
     /// Nothing more is reported of it, except that the rest has left its TNI.
@@ -131,9 +131,6 @@ pub enum Refused {
     /// There is no way to the target.
     #[error(transparent)]
     Route(#[from] RouteError),
-    /// Nodes have no such TNI.
-    #[error("TNI {0} does not exist: nodes have 0 to 5")]
-    Tni(u8),
     /// There is no link at the port, or no such virtual channel.
     #[error("node {node} has no link at port {port} with virtual channel {vc}")]
     Port {

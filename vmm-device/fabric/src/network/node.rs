@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 
+use tofu_abi::TniId;
 use tofu_abi::topology::{NodeId, Port};
 use tofu_links::{Counters, Parameters};
 
@@ -45,7 +46,7 @@ pub(super) struct Queued {
     pub(super) steps: Steps,
     pub(super) class: Class,
     pub(super) nullified: bool,
-    pub(super) dst_tni: u8,
+    pub(super) dst_tni: TniId,
     /// The number of its frames, and of those still to be made.
     pub(super) tlps: u32,
     pub(super) left: u32,
@@ -307,7 +308,7 @@ impl Node {
         let frame = &mut shared.frames[handle];
         let rows = frame.rows;
         let to = match frame.steps.next() {
-            None => PORTS + usize::from(frame.dst_tni),
+            None => PORTS + frame.dst_tni.index(),
             Some(Step { port, channel }) => {
                 let port = usize::from(port);
                 let first = frame.class().first_vc();
@@ -666,7 +667,7 @@ impl Node {
                 state.tail[queue] = NONE;
             }
             let request = class != Class::Response;
-            let (node, tni) = (self.id(shared), (n - PORTS) as u8);
+            let (node, tni) = (self.id(shared), TniId::ALL[(n - PORTS) % TNIS]);
             out.tell(end, node, Notice::Left { tni, token, request });
         }
         if let Some(output) = self.load(shared, (now, end), n, queue) {
@@ -772,7 +773,7 @@ impl Node {
         let doomed = frame.flags & DOOMED != 0;
         shared.doomed -= usize::from(doomed);
         if frame.flags & LAST != 0 && !doomed {
-            let (node, tni) = (self.id(shared), (n - PORTS) as u8);
+            let (node, tni) = (self.id(shared), TniId::ALL[(n - PORTS) % TNIS]);
             out.tell(end, node, Notice::Delivered { tni, token: frame.token });
         }
     }

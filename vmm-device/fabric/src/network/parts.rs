@@ -8,6 +8,7 @@
 
 use std::{fmt, io};
 
+use tofu_abi::TniId;
 use tofu_abi::topology::{NodeId, Port};
 use tofu_links::{Dllp, Seq, VCS};
 
@@ -170,12 +171,12 @@ impl Others {
         self.messages.iter().map(Vec::capacity).sum::<usize>() + size_of_val(&*self.backlogs)
     }
 
-    pub(super) fn backlog(&mut self, node: NodeId, tni: u8) -> Option<&mut u32> {
-        self.backlogs.get_mut(node.index())?.get_mut(usize::from(tni))
+    pub(super) fn backlog(&mut self, node: NodeId, tni: TniId) -> Option<&mut u32> {
+        self.backlogs.get_mut(node.index())?.get_mut(tni.index())
     }
 
-    pub(super) fn backlog_of(&self, node: NodeId, tni: u8) -> Option<u32> {
-        self.backlogs.get(node.index())?.get(usize::from(tni)).copied()
+    pub(super) fn backlog_of(&self, node: NodeId, tni: TniId) -> Option<u32> {
+        self.backlogs.get(node.index())?.get(tni.index()).copied()
     }
 
     /// Exchanges the messages. Returns false if the network has stopped.
@@ -349,8 +350,8 @@ pub(super) fn receiver_of(words: [u64; 1 + VCS]) -> (Seq, [u16; VCS]) {
 /// Writes a notice if others need it. Returns whether they do.
 fn put_told(to: &mut Vec<u8>, told: &Told) -> bool {
     let (kind, a, b, token) = match told.notice {
-        Notice::Delivered { tni, token } => (0, tni, 0, token),
-        Notice::Left { tni, token, request } => (1, tni, u8::from(request), token),
+        Notice::Delivered { tni, token } => (0, tni.get(), 0, token),
+        Notice::Left { tni, token, request } => (1, tni.get(), u8::from(request), token),
         Notice::Discarded { port, token, which } => {
             (2, port.map_or(u8::MAX, |port| port.index() as u8), which as u8, token)
         }
@@ -381,7 +382,7 @@ fn put_mail(to: &mut Vec<u8>, engine: u32, mail: &Mail) {
         }
         to.extend(bytes.to_le_bytes());
         to.extend(steps.to_bytes());
-        to.extend([rows, flags, vc, dst_tni]);
+        to.extend([rows, flags, vc, dst_tni.get()]);
     }
     for Credit { at, slot, vc, rows } in &mail.credits {
         to.extend(at.to_le_bytes());
@@ -460,7 +461,7 @@ impl Rules {
     fn told(&self, part: u32, from: &mut Reader<'_>) -> Option<Told> {
         let (at, what, [kind, a, b]) = (from.u64()?, from.u32()?, from.bytes()?);
         let token = from.u64()?;
-        let tni = Some(a).filter(|tni| usize::from(*tni) < TNIS);
+        let tni = TniId::new(a);
         let port = Port::ALL.get(usize::from(a)).copied();
         let flag = b == 1;
         let notice = match kind {
@@ -491,8 +492,8 @@ impl Rules {
             let bytes = from.u16()?;
             let steps = Steps::from_bytes(from.bytes()?)?;
             let [rows, flags, vc, dst_tni] = from.bytes()?;
-            let known = usize::from(vc) < VCS && usize::from(dst_tni) < TNIS;
-            (known && after(&arrived)).then_some(())?;
+            let dst_tni = TniId::new(dst_tni)?;
+            (usize::from(vc) < VCS && after(&arrived)).then_some(())?;
             mail.soonest = mail.soonest.min(arrived);
             let frame = Frame {
                 token,

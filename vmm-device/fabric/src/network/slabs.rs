@@ -13,6 +13,7 @@ use std::panic;
 use std::sync::mpsc::{Receiver, RecvError, Sender, TryRecvError, channel};
 use std::thread::{self, JoinHandle};
 
+use tofu_abi::TniId;
 use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_links::{Counters, Parameters, Receiver as LinkReceiver, Seq};
 
@@ -380,9 +381,9 @@ impl Slabs {
         }
     }
 
-    pub(super) fn backlog(&self, node: NodeId, tni: u8) -> Option<u32> {
+    pub(super) fn backlog(&self, node: NodeId, tni: TniId) -> Option<u32> {
         match (self.engine(node), &self.others) {
-            (Some((engine, node)), _) => engine.backlog(node, tni),
+            (Some((engine, node)), _) => Some(engine.backlog(node, tni)),
             (None, Some(others)) => others.backlog_of(node, tni),
             (None, None) => None,
         }
@@ -424,8 +425,8 @@ impl Slabs {
         (next_at != NEVER).then_some(next_at)
     }
 
-    /// Queues a message at a TNI, which must exist.
-    pub(super) fn inject(&mut self, now: Ps, node: NodeId, tni: u8, message: Queued) {
+    /// Queues a message at a TNI.
+    pub(super) fn inject(&mut self, now: Ps, node: NodeId, tni: TniId, message: Queued) {
         self.next_at = self.next_at.min(message.ready_at.max(now));
         if let Some((engine, node)) = self.engine_mut(node) {
             engine.inject(now, node, tni, message);
@@ -728,7 +729,7 @@ impl Slabs {
     }
 
     /// Notes that a message other than a response has left its TNI.
-    fn left(&mut self, node: NodeId, tni: u8) {
+    fn left(&mut self, node: NodeId, tni: TniId) {
         if let Some((engine, node)) = self.engine_mut(node) {
             engine.left(node, tni);
         } else if let Some(backlog) = self.others.as_mut().and_then(|all| all.backlog(node, tni)) {

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::{io, thread};
 
 use proptest::prelude::*;
-use tofu_abi::{Coords, Path};
+use tofu_abi::{Coords, Path, TniId};
 use tofu_fabric::chance::{below, mix};
 use tofu_fabric::network::{
     BadOption, Exchange, LONGEST_TLP, LinkErrors, MOST_THREADS, Message, Network, Options, Ps,
@@ -23,19 +23,19 @@ use crate::common::{any_journey, shape, tori_and_meshes};
 /// The fates of messages.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Log {
-    delivered: Vec<(Ps, NodeId, u8, u64)>,
-    left: Vec<(Ps, NodeId, u8, u64)>,
+    delivered: Vec<(Ps, NodeId, TniId, u64)>,
+    left: Vec<(Ps, NodeId, TniId, u64)>,
     lost: Vec<(Ps, NodeId, Option<Port>, u64)>,
     hops: Vec<(Ps, Hop, u64)>,
     failed: Vec<(Ps, NodeId, Port)>,
 }
 
 impl Sink for Log {
-    fn delivered(&mut self, at: Ps, node: NodeId, tni: u8, token: u64) {
+    fn delivered(&mut self, at: Ps, node: NodeId, tni: TniId, token: u64) {
         self.delivered.push((at, node, tni, token));
     }
 
-    fn left(&mut self, at: Ps, node: NodeId, tni: u8, token: u64) {
+    fn left(&mut self, at: Ps, node: NodeId, tni: TniId, token: u64) {
         self.left.push((at, node, tni, token));
     }
 
@@ -112,7 +112,7 @@ fn saturate_with(
         let mut more = false;
         for src in shape.iter() {
             let node = shape.node_id(src).expect("a node");
-            for tni in 0..4 {
+            for tni in TniId::ALL.into_iter().take(4) {
                 while counts[node.index()] < count && network.room(node, tni) > 0 {
                     let dst = random.node(&shape);
                     let token = sent.len() as u64;
@@ -179,8 +179,8 @@ fn a_frame_takes_the_time_of_its_hops_and_its_length_once() {
             let wire = parameters.wire_ps(LONGEST_TLP + 8);
             let at = hops * parameters.hop_ps() + wire;
             let node = shape.node_id(Coords::from_array(dst)).expect("a node");
-            assert_eq!(log.delivered, [(at, node, 0, 7)]);
-            assert_eq!(log.left, [(wire, NodeId(0), 0, 7)]);
+            assert_eq!(log.delivered, [(at, node, TniId::ALL[0], 7)]);
+            assert_eq!(log.left, [(wire, NodeId(0), TniId::ALL[0], 7)]);
             assert!(network.is_idle());
         }
     }
@@ -286,11 +286,11 @@ fn a_tni_takes_so_many_requests_and_any_number_of_responses() {
     let mut network = network(Shape::UNIT, &Options { backlog: 2, ..Options::default() });
     let mut log = Log::default();
     let one = message(Coords::default(), Coords { b: 1, ..Coords::default() }, 0);
-    assert_eq!(network.room(NodeId(0), 0), 2);
+    assert_eq!(network.room(NodeId(0), TniId::ALL[0]), 2);
     network.inject(&one).expect("room");
     network.inject(&Message { class: Class::System, ..one.clone() }).expect("room");
-    assert_eq!(network.room(NodeId(0), 0), 0);
-    assert_eq!(network.room(NodeId(0), 1), 2);
+    assert_eq!(network.room(NodeId(0), TniId::ALL[0]), 0);
+    assert_eq!(network.room(NodeId(0), TniId::ALL[1]), 2);
     assert_eq!(network.inject(&one), Err(Refused::NoRoom));
     for _ in 0..100 {
         network.inject(&Message { class: Class::Response, ..one.clone() }).expect("room");
@@ -299,9 +299,9 @@ fn a_tni_takes_so_many_requests_and_any_number_of_responses() {
         let next = network.next_event().expect("not idle");
         network.run_until(next, &mut log);
     }
-    assert_eq!(network.room(NodeId(0), 0), 1);
+    assert_eq!(network.room(NodeId(0), TniId::ALL[0]), 1);
     network.run_until(Ps::MAX, &mut log);
-    assert_eq!(network.room(NodeId(0), 0), 2);
+    assert_eq!(network.room(NodeId(0), TniId::ALL[0]), 2);
     assert_eq!(log.delivered.len(), 102);
 }
 
@@ -388,7 +388,7 @@ fn what_flapping_links_lose_is_lost_once() {
         for round in 0..300 {
             for src in shape.iter() {
                 let node = shape.node_id(src).expect("a node");
-                while round < 200 && network.room(node, 0) > 0 {
+                while round < 200 && network.room(node, TniId::ALL[0]) > 0 {
                     let dst = random.node(&shape);
                     let ready_at = network.now();
                     let tlps = 1 + random.below(20) as u32;
@@ -477,13 +477,10 @@ fn what_is_impossible_is_refused() {
         Message { src: Coords { x: 1, ..one.dst }, ..one.clone() },
         Message { path: Path::new(0, 3, 0), ..one.clone() },
         Message { way: Way::Distances([1, 0, 0]), ..one.clone() },
-        Message { src_tni: 6, ..one.clone() },
-        Message { dst_tni: 255, ..one.clone() },
     ] {
         assert!(network.inject(&bad).is_err(), "{bad:?}");
     }
-    assert_eq!(network.room(NodeId(0), 6), 0);
-    assert_eq!(network.room(NodeId(12), 0), 0);
+    assert_eq!(network.room(NodeId(12), TniId::ALL[0]), 0);
     assert!(network.is_idle());
     assert!(network.set_link(Coords::default(), Port::XPlus, false).is_err());
     assert_eq!(network.port_counters(NodeId(12), Port::A), None);
@@ -700,9 +697,9 @@ struct Looks {
 }
 
 impl Sink for Looks {
-    fn delivered(&mut self, _: Ps, _: NodeId, _: u8, _: u64) {}
+    fn delivered(&mut self, _: Ps, _: NodeId, _: TniId, _: u64) {}
 
-    fn left(&mut self, _: Ps, _: NodeId, _: u8, _: u64) {}
+    fn left(&mut self, _: Ps, _: NodeId, _: TniId, _: u64) {}
 
     fn lost(&mut self, _: Ps, _: NodeId, _: Option<Port>, _: DiscardReason, _: u64) {}
 
@@ -870,7 +867,7 @@ fn uniform_load(shape: Shape, scheduler: Scheduler) -> f64 {
         }
         for src in shape.iter() {
             let node = shape.node_id(src).expect("a node");
-            for src_tni in 0..4 {
+            for src_tni in TniId::ALL.into_iter().take(4) {
                 while network.room(node, src_tni) > 0 {
                     let message = message(src, random.node(&shape), 0);
                     network
@@ -945,7 +942,7 @@ fn troubled_load(
     for step in 0..150 {
         for src in shape.iter().filter(|_| step < 100) {
             let node = shape.node_id(src).expect("a node");
-            let tni = random.below(6) as u8;
+            let tni = TniId::ALL[random.below(6) as usize];
             if random.below(2) == 0 || network.room(node, tni) == 0 {
                 continue;
             }

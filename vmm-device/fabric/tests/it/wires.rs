@@ -309,7 +309,7 @@ fn drive(wires: &Wires<Letter>, class: Class, to: u8, count: u32) -> Log {
         progress.next.is_none() && !wires.has_mail()
     };
     for number in 0..count {
-        while !wires.has_room(node(0), 2) {
+        while !wires.has_room(node(0), TniId::ALL[2]) {
             quiet(&mut log);
         }
         wires.inject(packet(class, 0, to, number), &mut log);
