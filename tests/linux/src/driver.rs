@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use tofu_abi::Generation;
+use tofu_c_tests::{have, run};
 
 use crate::sdk::{Sdk, has_compiler};
 use crate::{Image, PATIENCE, Place, Running, Said, skip};
@@ -36,7 +37,7 @@ pub const TRACING: &str =
 
 /// A place for a machine with that image; or `None`, after the reason was printed.
 pub fn place(test: &str) -> Option<Place> {
-    if Command::new("gcc").arg("--version").output().is_err() {
+    if !have("gcc") {
         skip(test, "there is no gcc");
         return None;
     }
@@ -61,12 +62,9 @@ fn programs_by(compiler: &Path, place: &Place, names: &[&str], nodes: &[&str]) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-lib/kernel/tests");
     for name in names {
         let path = place.file(name);
-        let output = Command::new(compiler)
+        run(Command::new(compiler)
             .args(["-static", "-pthread", "-Wall", "-Wextra", "-Werror", "-O2", "-o", &path])
-            .arg(source.join(name).with_extension("c"))
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            .arg(source.join(name).with_extension("c")));
         for node in nodes {
             place.run(&["cp", &path, &format!("{node}:/tmp")]).ok();
         }

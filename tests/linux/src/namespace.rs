@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::thread;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tofu_c_tests::have;
 
 use crate::skip;
 
@@ -120,6 +121,5 @@ impl Drop for Namespace {
 
 /// Whether the host has a program for address translation.
 pub fn can_translate() -> bool {
-    let has = |program| Command::new(program).arg("--version").output().is_ok();
-    has("nft") || has("iptables")
+    have("nft") || have("iptables")
 }

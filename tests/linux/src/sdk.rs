@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use tofu_c_tests::{have, libraries, run};
+
 use crate::{MOMENT, Place, Running, Said, skip};
 
 /// Longest time for the image that MPI's headers come from, where it has to be fetched.
@@ -15,20 +17,11 @@ pub const BUILD: Duration = Duration::from_secs(1200);
 
 /// Whether there are a compiler and `strip`; after it was said if not.
 pub fn has_compiler(test: &str) -> bool {
-    let found = ["gcc", "strip"].iter().all(|tool| {
-        Command::new(tool).arg("--version").output().is_ok_and(|output| output.status.success())
-    });
+    let found = have("gcc") && have("strip");
     if !found {
         skip(test, "there is no gcc, or no strip");
     }
     found
-}
-
-#[track_caller]
-fn must(command: &mut Command) {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let err = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {}: {err}", output.status);
 }
 
 /// The libraries, what `tofu sdk` writes, and the programs compiled with it, all in the folder of
@@ -56,9 +49,9 @@ impl Sdk {
         };
         fs::create_dir(&this.libraries).unwrap();
         for name in ["libtofucom.so", "libtofutop.so", "libtnw.so"] {
-            // Cargo leaves them beside the tests. Copying their debug information takes long.
-            let built = std::env::current_exe().unwrap().with_file_name(name);
-            must(Command::new("strip").arg("-o").arg(this.libraries.join(name)).arg(built));
+            // Copying their debug information takes long.
+            let built = libraries().join(name);
+            run(Command::new("strip").arg("-o").arg(this.libraries.join(name)).arg(built));
         }
         Running::start(this.command(place, &["sdk", "sdk"]), b"").end(MOMENT).ok();
         this
@@ -150,14 +143,14 @@ impl Sdk {
         let program = self.folder.join(source.file_stem().unwrap());
         let mut command = Command::new(bin.join("mpicxx"));
         command.env("CC", bin.join("mpicc")).env("CXX", bin.join("mpicxx"));
-        must(command.arg(&source).arg("-o").arg(program));
+        run(command.arg(&source).arg("-o").arg(program));
     }
 
     /// Builds a CMake project that looks for MPI, in a folder of these tests; `false`, after a
     /// message, where there is no CMake.
     #[track_caller]
     pub fn build_with_cmake(&self, source: &str, test: &str) -> bool {
-        if !Command::new("cmake").arg("--version").output().is_ok_and(|out| out.status.success()) {
+        if !have("cmake") {
             skip(test, "of CMake: there is none");
             return false;
         }
@@ -170,8 +163,8 @@ impl Sdk {
             let compiler = bin.join(compiler);
             configure.arg(format!("-DMPI_{language}_COMPILER={}", compiler.display()));
         }
-        must(&mut configure);
-        must(Command::new("cmake").arg("--build").arg(&build));
+        run(&mut configure);
+        run(Command::new("cmake").arg("--build").arg(&build));
         true
     }
 
@@ -181,7 +174,7 @@ impl Sdk {
         let mut command = Command::new(compiler);
         command.args(self.compiler.1).arg("-I").arg(sdk.join("include"));
         command.arg(&source).arg("-L").arg(sdk.join("lib")).args(libraries);
-        must(command.arg("-o").arg(self.folder.join(source.file_stem().unwrap())));
+        run(command.arg("-o").arg(self.folder.join(source.file_stem().unwrap())));
     }
 }
 

@@ -8,6 +8,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 
+use tofu_c_tests::have;
 use tofu_linux_tests::driver::{Nodes, is_well, passes};
 use tofu_linux_tests::net::{fetch, forward};
 use tofu_linux_tests::sdk::{BUILD, Sdk};
@@ -72,8 +73,7 @@ fn nodes_with_fugakus_processor() {
 }
 
 fn has_rustup(test: &str) -> bool {
-    let rustup = Command::new("rustup").arg("--version").output();
-    let there = rustup.is_ok_and(|said| said.status.success());
+    let there = have("rustup");
     if !there {
         skip(test, "no rustup, which fetches Rust's libraries for arm64");
     }
@@ -389,8 +389,7 @@ fn compiled_programs(place: &Place, test: &str) {
 /// Compiles the SVE example and a program in C++ with Clang, which lacks OpenMP's library for such
 /// nodes; `false`, after it was said, where there is no Clang.
 fn by_clang(sdk: &Path, test: &str) -> bool {
-    let there = |tool: &str| Command::new(tool).arg("--version").output().is_ok();
-    if !there("clang++") || !there("ld.lld") {
+    if !have("clang++") || !have("ld.lld") {
         skip(test, "of Clang: there is none, or no lld");
         return false;
     }

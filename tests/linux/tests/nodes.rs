@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use tofu_c_tests::have;
 use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, interrupt, kill, skip, wait_for};
 
 /// A program that has lost its peer must notice within this time, on a busy host.
@@ -120,8 +121,7 @@ fn no_silent_waits(place: &Place) {
 
 /// `tofu exec -t`, and the user's terminal after it.
 fn commands_on_a_terminal(place: &Place) {
-    let has_script = std::process::Command::new("script").arg("--version").output();
-    if !has_script.is_ok_and(|output| output.status.success()) {
+    if !have("script") {
         return skip("commands_on_a_terminal", "there is no script(1)");
     }
     let tofu = tofu_linux_tests::tofu();
@@ -158,11 +158,7 @@ fn a_debugger_in_a_kernel(place: &Place) {
         assert_eq!(files(), [""; 0]);
     };
     goes_on();
-    if !std::process::Command::new("gdb")
-        .arg("--version")
-        .output()
-        .is_ok_and(|it| it.status.success())
-    {
+    if !have("gdb") {
         return skip("a_debugger_in_a_kernel", "there is no gdb");
     }
     // A function of a module, and one of the kernel that is called all the time.

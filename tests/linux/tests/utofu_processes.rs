@@ -8,28 +8,21 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use tofu_c_tests::{have, libraries, run};
 use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Said, skip, wait_for};
 
 /// Where it all is in a node.
 const THERE: &str = "/tmp/utofu";
 
-fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let err = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {}: {err}", output.status);
-    String::from_utf8(output.stdout).unwrap()
-}
-
 /// A machine of two nodes that have the program; or `None`, after the reason was printed.
 fn machine(test: &str) -> Option<Place> {
-    if Command::new("gcc").arg("--version").output().is_err() {
+    if !have("gcc") {
         skip(test, "there is no gcc");
         return None;
     }
     let place = Place::new(test, Image::Default)?;
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    // Cargo leaves the library beside the tests.
-    let library = std::env::current_exe().unwrap().with_file_name("libtofucom.so");
+    let library = libraries().join("libtofucom.so");
     let folder = place.path().join("utofu");
     fs::create_dir(&folder).unwrap();
     let program = folder.join("processes");
