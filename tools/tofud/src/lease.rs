@@ -7,7 +7,7 @@ use tofu_abi::Generation;
 use tofu_abi::regs::{NUM_CQ, NUM_TNI};
 use tofu_abi::{CqId, TniId};
 use tofu_utofu::{DeviceShare, GatePool};
-use tofu_vfio::broker::wire::Refusal;
+use tofu_vfio::broker::wire::{Queue, Refusal};
 
 /// Distinguishes a process from all others, past and present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -104,10 +104,13 @@ impl Leases {
     /// # Errors
     ///
     /// [`Refusal::Wrong`] if devices of the generation have none, or if it is the kernel's.
-    pub fn queue(&self, tni: u8, cq: u8) -> Result<(TniId, CqId), Refused> {
-        let for_processes = |cq: &CqId| cq.get() < self.generation.description().user_cqs();
-        let queue = self.unit(tni).ok().zip(CqId::new(cq).filter(for_processes));
-        queue.ok_or_else(|| {
+    pub fn queue(&self, queue: Queue) -> Result<(TniId, CqId), Refused> {
+        let description = self.generation.description();
+        let for_processes = |(tni, cq): &(TniId, CqId)| {
+            description.has_tni(*tni) && cq.get() < description.user_cqs()
+        };
+        queue.ids().filter(for_processes).ok_or_else(|| {
+            let Queue { tni, cq } = queue;
             let text = format!("there is no control queue {cq} of TNI {tni} for processes");
             Refused::new(Refusal::Wrong, text)
         })
@@ -300,7 +303,7 @@ impl Leases {
 mod tests {
     use super::*;
 
-    /// The queues of a process.
+    /// The queues of a process, as numbers.
     fn of(leases: &Leases, n: u64) -> Vec<(u8, u8)> {
         leases.of(id(n)).into_iter().map(|(tni, cq)| (tni.get(), cq.get())).collect()
     }
@@ -381,9 +384,9 @@ mod tests {
             let (last, kernel) = (description.tnis - 1, description.kernel_cq().get());
             let unit = TniId::ALL[usize::from(last)];
             let user = CqId::ALL[usize::from(kernel - 1)];
-            assert_eq!(leases.queue(last, kernel - 1), Ok((unit, user)));
+            assert_eq!(leases.queue((unit, user).into()), Ok((unit, user)));
             for (tni, cq) in [(0, kernel), (0, kernel + 1), (last + 1, 0), (255, 255)] {
-                let refused = leases.queue(tni, cq).unwrap_err();
+                let refused = leases.queue(Queue { tni, cq }).unwrap_err();
                 assert_eq!(refused.why, Refusal::Wrong, "{generation}: {tni} {cq}");
             }
             assert_eq!(leases.unit(last), Ok(unit));

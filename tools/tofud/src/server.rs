@@ -14,10 +14,11 @@ use rustix::net::{
 };
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 use rustix::system::sysinfo;
-use tofu_abi::{BchId, BgId, TniId};
+use tofu_abi::{BgId, TniId};
 use tofu_driver::Gate;
 use tofu_vfio::broker::wire::{
-    Answer, ApartRequest, GateLinks, Page, Refusal, Request, VERSION, receive_with_fds, send,
+    Answer, ApartRequest, Channel, GateLinks, Page, Queue, Refusal, Request, VERSION,
+    receive_with_fds, send,
 };
 
 use crate::apart::{NewMemory, NewQueue, Part, Registers};
@@ -363,13 +364,13 @@ impl<S: Source> Server<S> {
             _ if !matches!(role, Role::Program | Role::Network(_)) => {
                 Err(wrong("its first message is not a greeting"))
             }
-            Request::Take { tni, cq } => {
-                let (tni, cq) = self.leases.queue(tni, cq)?;
+            Request::Take(queue) => {
+                let (tni, cq) = self.leases.queue(queue)?;
                 self.leases.take(id, pid, tni, cq)?;
                 Ok(Handled::Answer(Answer::Taken))
             }
-            Request::Give { tni, cq } => {
-                let (tni, cq) = self.leases.queue(tni, cq)?;
+            Request::Give(queue) => {
+                let (tni, cq) = self.leases.queue(queue)?;
                 self.leases.give(id, tni, cq)?;
                 Ok(Handled::Silent)
             }
@@ -427,16 +428,15 @@ impl<S: Source> Server<S> {
     ) -> Result<Handled, Refused> {
         let wrong = |text: &str| Refused::new(Refusal::Wrong, text);
         let leases = &self.leases;
-        let queue = |(tni, cq): (u8, u8)| {
-            let queue = leases.queue(tni, cq)?;
+        let queue = |queue: Queue| {
+            let queue = leases.queue(queue)?;
             let own = leases.has(id, queue);
             own.then_some(queue).ok_or_else(|| wrong("the control queue is not this process's"))
         };
         let gates_of = leases.gates_of(id);
         let has_gate = |tni: TniId, bg: BgId| gates_of[tni.index()] >> bg.get() & 1 != 0;
-        let channel = |(tni, bch): (u8, u8)| {
-            let channel = TniId::new(tni).zip(BchId::new(bch));
-            let channel = channel.filter(|(tni, bch)| has_gate(*tni, bch.gate()));
+        let channel = |channel: Channel| {
+            let channel = channel.ids().filter(|(tni, bch)| has_gate(*tni, bch.gate()));
             channel.ok_or_else(|| wrong("the barrier channel is not this process's"))
         };
         let page = |page| {

@@ -14,8 +14,8 @@ use tofu_abi::{BchId, BgId, CqId, TniId};
 use tofu_driver::{Gate, Platform};
 use tofu_vfio::Layout;
 use tofu_vfio::broker::wire::{
-    Answer, ApartRequest, GateLinks, Page, Refusal, Request, SpaceKind, Terms, VERSION,
-    receive_with_fds, send,
+    Answer, ApartRequest, Channel, GateLinks, Page, Queue, Refusal, Request, SpaceKind, Terms,
+    VERSION, receive_with_fds, send,
 };
 use tofu_vfio::broker::{Broker, BrokerError};
 use tofud::{
@@ -33,10 +33,10 @@ struct State {
     refuse: Option<&'static str>,
     granted: u64,
     back: Vec<(u64, u64)>,
-    stopped: Vec<(u8, u8)>,
+    stopped: Vec<Queue>,
     stopped_gates: Vec<[u64; 6]>,
     gates_stick: bool,
-    stuck: Vec<(u8, u8)>,
+    stuck: Vec<Queue>,
     bound: bool,
     packets_stopped: Vec<u8>,
     /// The kernel's own driver has it.
@@ -137,9 +137,9 @@ impl SharedDevice for Device {
 
     fn stop_queues(&self, queues: &[(TniId, CqId)]) -> Vec<(TniId, CqId)> {
         let mut state = self.fake.state();
-        let numbers = |&(tni, cq): &(TniId, CqId)| (tni.get(), cq.get());
-        state.stopped.extend(queues.iter().map(numbers));
-        queues.iter().copied().filter(|queue| state.stuck.contains(&numbers(queue))).collect()
+        state.stopped.extend(queues.iter().copied().map(Queue::from));
+        let stuck = |queue: &(TniId, CqId)| state.stuck.contains(&Queue::from(*queue));
+        queues.iter().copied().filter(stuck).collect()
     }
 
     fn part(&self, user: u32) -> Option<Box<dyn Part>> {
@@ -300,7 +300,7 @@ fn the_device_is_open_while_somebody_uses_it() {
     test.settle();
     {
         let state = test.fake.state();
-        assert_eq!(state.stopped, [0, 1, 2, 3, 4, 5].map(|tni| (tni, 0)));
+        assert_eq!(state.stopped, [0, 1, 2, 3, 4, 5].map(|tni| Queue { tni, cq: 0 }));
         assert_eq!(state.back, [(start, len)]);
         assert_eq!(state.closed, 0, "the other one has it still");
     }
@@ -320,10 +320,10 @@ fn addresses_and_queues_are_had_on_demand() {
     let mut test = Test::new();
     let (one, first, _) = test.join(None);
     let (other, ..) = test.join(None);
-    let take = Request::Take { tni: 3, cq: 9 };
+    let take = Request::Take(Queue { tni: 3, cq: 9 });
     assert_eq!(test.ask(&one, &take), Some(Answer::Taken));
     assert_eq!(why(test.ask(&other, &take)), Refusal::InUse);
-    send(one.as_fd(), &Request::Give { tni: 3, cq: 9 }, &[]).unwrap();
+    send(one.as_fd(), &Request::Give(Queue { tni: 3, cq: 9 }), &[]).unwrap();
     assert_eq!(test.ask(&other, &take), Some(Answer::Taken));
     let more = test.ask(&one, &Request::Addresses { size: 5 });
     let Some(Answer::Addresses { start, len }) = more else { panic!("{more:?}") };
@@ -370,7 +370,7 @@ fn what_does_not_stop_is_nobodys() {
     let mut test = Test::new();
     let (_other, ..) = test.join(Some((1, 2)));
     let (one, ..) = test.join(None);
-    test.fake.state().stuck.push((4, 0));
+    test.fake.state().stuck.push(Queue { tni: 4, cq: 0 });
     drop(one);
     test.settle();
     assert_eq!(test.fake.state().back, [], "the device may still use it");
@@ -407,9 +407,9 @@ fn those_who_make_no_sense_are_shown_out() {
     let (good, ..) = test.join(None);
     let requests: [&[Request]; 6] = [
         &[Request::Hello { version: VERSION + 1, place: None }],
-        &[Request::Take { tni: 0, cq: 1 }],
+        &[Request::Take(Queue { tni: 0, cq: 1 })],
         &[hello(None), hello(None)],
-        &[hello(None), Request::Give { tni: 0, cq: 0 }],
+        &[hello(None), Request::Give(Queue { tni: 0, cq: 0 })],
         &[hello(None), Request::GiveGates { tni: 0, gates: 1 }],
         &[hello(None), Request::TakeGates { tni: 6, relays: 0 }],
     ];
@@ -433,17 +433,17 @@ fn those_who_make_no_sense_are_shown_out() {
     send(socket.as_fd(), &hello(Some((9, 9))), &fds).unwrap();
     test.settle();
     assert_eq!(test.server.users(), 1);
-    assert_eq!(test.ask(&good, &Request::Take { tni: 0, cq: 1 }), Some(Answer::Taken));
+    assert_eq!(test.ask(&good, &Request::Take(Queue { tni: 0, cq: 1 })), Some(Answer::Taken));
 }
 
 /// An isolated process, with its queue, which is open, and gates of TNI 0.
-fn apart(test: &mut Test) -> (OwnedFd, (u8, u8), u64) {
+fn apart(test: &mut Test) -> (OwnedFd, Queue, u64) {
     let socket = test.connect();
     let cq = match test.ask(&socket, &hello(None)) {
         Some(Answer::Apart { node: 0, cq: Some(cq), .. }) => cq,
         other => panic!("{other:?}"),
     };
-    let queue = (2, cq);
+    let queue = Queue { tni: 2, cq };
     let open = ApartRequest::OpenQueue { queue, stags: 8, mrq_size: 0, session: false };
     assert_eq!(test.ask(&socket, &Request::Apart(open)), Some(Answer::Memory));
     match test.ask(&socket, &Request::TakeGates { tni: 0, relays: 1 }) {
@@ -470,10 +470,11 @@ fn one_that_is_kept_apart_has_what_is_its_own() {
     assert_eq!(test.ask(&socket, &Request::Apart(read)), Some(Answer::Value(0x48)));
     let own = BgId::ALL.into_iter().filter(|bg| gates >> bg.get() & 1 != 0);
     let own = own.map(|bg| GateLinks::from(&Gate::new(TniId::ALL[0], bg))).collect();
-    let open = ApartRequest::OpenChannel { channel: (0, gates.trailing_zeros() as u8), gates: own };
+    let channel = Channel { tni: 0, bch: gates.trailing_zeros() as u8 };
+    let open = ApartRequest::OpenChannel { channel, gates: own };
     assert_eq!(test.ask(&socket, &Request::Apart(open)), Some(Answer::Memory));
     let expected = [
-        format!("(\"open\", 2, {})", queue.1),
+        format!("(\"open\", 2, {})", queue.cq),
         "(\"register\", 3, [(0, 4096)])".into(),
         "(\"write\", 64, 9)".into(),
         "(\"channel\", 2)".into(),
@@ -490,29 +491,30 @@ fn one_that_is_kept_apart_has_what_is_its_own() {
 fn one_that_is_kept_apart_has_nothing_of_others() {
     let mut test = Test::of_others();
     let (_victim, its, gates) = apart(&mut test);
-    let channel = (0, gates.trailing_zeros() as u8);
+    let channel = Channel { tni: 0, bch: gates.trailing_zeros() as u8 };
     let before = test.fake.state().done.len();
     let attempts = |own: u8| {
         let gate = |bg: u8| GateLinks::from(&Gate::new(TniId::ALL[0], BgId::ALL[usize::from(bg)]));
         let runs = vec![(0, 4096)];
         let (stag, offset, address, len, read_only) = (1, 0, 0, 4096, false);
+        let open = |queue| ApartRequest::OpenQueue { queue, stags: 8, mrq_size: 0, session: false };
         vec![
-            ApartRequest::OpenQueue { queue: its, stags: 8, mrq_size: 0, session: false },
-            ApartRequest::OpenQueue { queue: (0, 11), stags: 8, mrq_size: 0, session: false },
-            ApartRequest::OpenQueue { queue: (9, 0), stags: 8, mrq_size: 0, session: false },
+            open(its),
+            open(Queue { tni: 0, cq: 11 }),
+            open(Queue { tni: 9, cq: 0 }),
             ApartRequest::CloseQueue { queue: its },
             ApartRequest::Register { queue: its, stag, offset, address, len, read_only, runs },
             ApartRequest::Deregister { queue: its, stag: 3 },
             ApartRequest::Write { page: Page::Queue(its), offset: 0x40, value: 1 },
             ApartRequest::Read { page: Page::Queue(its), offset: 0x40 },
             ApartRequest::Write { page: Page::Channel(channel), offset: 0x840, value: 1 },
-            ApartRequest::OpenChannel { channel, gates: vec![gate(channel.1)] },
+            ApartRequest::OpenChannel { channel, gates: vec![gate(channel.bch)] },
             ApartRequest::OpenChannel {
-                channel: (0, own),
+                channel: Channel { tni: 0, bch: own },
                 gates: vec![gate(own), gate((63 - gates.leading_zeros()) as u8)],
             },
             ApartRequest::OpenChannel {
-                channel: (0, own),
+                channel: Channel { tni: 0, bch: own },
                 gates: vec![GateLinks { bg: 200, ..gate(own) }],
             },
             ApartRequest::CloseChannel { channel },
@@ -539,7 +541,7 @@ fn one_that_is_kept_apart_has_nothing_of_others() {
     // Nor do trusted processes get anything through tofud.
     let mut test = Test::new();
     let (socket, ..) = test.join(None);
-    let request = ApartRequest::CloseQueue { queue: (0, 0) };
+    let request = ApartRequest::CloseQueue { queue: Queue { tni: 0, cq: 0 } };
     assert_eq!(why(test.ask(&socket, &Request::Apart(request))), Refusal::Wrong);
 }
 
@@ -578,7 +580,7 @@ fn those_who_say_nothing_make_room() {
     assert_eq!(test.server.users(), 2);
     let gone = |socket: &&OwnedFd| matches!(receive_with_fds::<Answer>(socket.as_fd()), Ok(None));
     assert_eq!(silent.iter().filter(gone).count(), silent.len() + 2 - MAX_CLIENTS);
-    assert_eq!(test.ask(&good, &Request::Take { tni: 0, cq: 1 }), Some(Answer::Taken));
+    assert_eq!(test.ask(&good, &Request::Take(Queue { tni: 0, cq: 1 })), Some(Answer::Taken));
 }
 
 #[test]
@@ -681,7 +683,8 @@ fn the_network_shares_the_device_with_programs() {
     test.settle();
     {
         let state = test.fake.state();
-        assert_eq!((&state.packets_stopped[..], &state.stopped[..]), (&[2][..], &[(2, 11)][..]));
+        assert_eq!(state.packets_stopped, [2]);
+        assert_eq!(state.stopped, [Queue { tni: 2, cq: 11 }]);
     }
     assert_eq!(test.fake.counts(), (1, 1));
 }
@@ -706,7 +709,7 @@ fn the_network_gives_way_to_whoever_wants_the_device_alone() {
     }
     let other = test.connect();
     assert_eq!(why(test.ask(&other, &alone())), Refusal::InUse);
-    assert_eq!(why(test.ask(&greedy, &Request::Take { tni: 0, cq: 0 })), Refusal::Wrong);
+    assert_eq!(why(test.ask(&greedy, &Request::Take(Queue { tni: 0, cq: 0 }))), Refusal::Wrong);
     drop(greedy);
     test.settle();
     let network = test.connect();
@@ -738,7 +741,7 @@ fn what_only_a_reset_mends_is_not_kept_by_the_network() {
     let network = test.connect();
     test.ask(&network, &packets(0)).unwrap();
     let (program, ..) = test.join(None);
-    test.fake.state().stuck.push((4, 0));
+    test.fake.state().stuck.push(Queue { tni: 4, cq: 0 });
     drop(program);
     test.settle();
     assert_eq!(test.fake.counts(), (1, 1), "given up, to be reset");

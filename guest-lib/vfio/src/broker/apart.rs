@@ -19,7 +19,9 @@ use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 use super::client::{Broker, BrokerError, SharedPlatform, queue_number};
 use super::own::{OwnMemory, ShareError};
-use super::wire::{Answer, ApartRequest, GateLinks, Page, Refusal, Request, VERSION};
+use super::wire::{
+    Answer, ApartRequest, Channel, GateLinks, Page, Queue, Refusal, Request, VERSION,
+};
 use crate::memfd::page_size;
 
 /// How a process uses a device that a broker shares.
@@ -111,12 +113,12 @@ impl ApartDevice {
     /// See [`BrokerError`].
     pub fn open(
         &self,
-        (tni, cq): (TniId, CqId),
+        queue: (TniId, CqId),
         stags: u32,
         mrq_size: u8,
         session: bool,
     ) -> Result<ApartQueue, BrokerError> {
-        let queue = (tni.get(), cq.get());
+        let queue = Queue::from(queue);
         let entries = |code: u8| queue_entries(code.into()).ok_or(BrokerError::Answer);
         let (orders, notices) = (entries(TOQ_SIZE)?, entries(mrq_size)?);
         let request = ApartRequest::OpenQueue { queue, stags, mrq_size, session };
@@ -149,11 +151,11 @@ impl ApartDevice {
 
     fn open_checked(
         &self,
-        (tni, bch): (TniId, BchId),
+        channel: (TniId, BchId),
         profile: Profile,
         gates: &[Gate],
     ) -> Result<ApartChannel, BrokerError> {
-        let channel = (tni.get(), bch.get());
+        let channel = Channel::from(channel);
         let gates = gates.iter().map(GateLinks::from).collect();
         let file = self.memory_of(ApartRequest::OpenChannel { channel, gates })?;
         let notices = Cut::default().next(&file, NOTICE_SIZE).map_err(|_| cannot_map())?;
@@ -247,7 +249,7 @@ fn done(broker: &Broker, request: ApartRequest) -> Result<(), BrokerError> {
 #[derive(Debug)]
 pub struct ApartQueue {
     rings: Rings<Part, BrokerPage>,
-    queue: (u8, u8),
+    queue: Queue,
     broker: Arc<Broker>,
     memory: Arc<OwnMemory>,
 }
@@ -326,7 +328,7 @@ impl Drop for ApartQueue {
 #[derive(Debug)]
 pub struct ApartChannel {
     rounds: Rounds<Part, BrokerPage>,
-    channel: (u8, u8),
+    channel: Channel,
     broker: Arc<Broker>,
 }
 

@@ -201,7 +201,7 @@ impl Broker {
     ///
     /// [`Refusal::InUse`] if another process has it.
     pub fn take(&self, tni: TniId, cq: CqId) -> Result<(), BrokerError> {
-        match self.ask(&Request::Take { tni: tni.get(), cq: cq.get() })? {
+        match self.ask(&Request::Take((tni, cq).into()))? {
             (Answer::Taken, _) => Ok(()),
             _ => Err(BrokerError::Answer),
         }
@@ -209,7 +209,7 @@ impl Broker {
 
     /// Gives a control queue back, after it was closed.
     pub fn give(&self, tni: TniId, cq: CqId) {
-        self.tell(&Request::Give { tni: tni.get(), cq: cq.get() });
+        self.tell(&Request::Give((tni, cq).into()));
     }
 
     /// Asks for a start and end gate of an interface, and relay gates: one bit each.

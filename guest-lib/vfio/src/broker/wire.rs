@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use tofu_abi::barrier::BgAddress;
-use tofu_abi::{BgId, TniId};
+use tofu_abi::{BchId, BgId, CqId, TniId};
 use tofu_driver::Gate;
 
 use crate::bar::Layout;
@@ -57,19 +57,9 @@ pub enum Request {
         version: u16,
     },
     /// A control queue that is not its own by its place.
-    Take {
-        /// Network interface.
-        tni: u8,
-        /// Control queue.
-        cq: u8,
-    },
+    Take(Queue),
     /// Gives back what it has taken. Not answered.
-    Give {
-        /// Network interface.
-        tni: u8,
-        /// Control queue.
-        cq: u8,
-    },
+    Give(Queue),
     /// A start and end gate of an interface, and relay gates, answered by [`Answer::Gates`].
     TakeGates {
         /// Network interface.
@@ -102,7 +92,7 @@ pub enum ApartRequest {
     /// pages each, in the order of TOQ, TCQ and MRQ.
     OpenQueue {
         /// The queue.
-        queue: (u8, u8),
+        queue: Queue,
         /// Steering tags.
         stags: u32,
         /// Size code of the message receive queue.
@@ -113,13 +103,13 @@ pub enum ApartRequest {
     /// Closes it, and all that it has registered. Answered by [`Answer::Done`].
     CloseQueue {
         /// The queue.
-        queue: (u8, u8),
+        queue: Queue,
     },
     /// Registers memory: pages of the file that comes with it, which cannot shrink. Answered by
     /// [`Answer::Done`].
     Register {
         /// The queue.
-        queue: (u8, u8),
+        queue: Queue,
         /// The steering tag.
         stag: u32,
         /// Offset that the first byte is to have.
@@ -136,7 +126,7 @@ pub enum ApartRequest {
     /// Takes it back. Answered by [`Answer::Done`] when the device uses it no more.
     Deregister {
         /// The queue.
-        queue: (u8, u8),
+        queue: Queue,
         /// The steering tag.
         stag: u32,
     },
@@ -144,19 +134,19 @@ pub enum ApartRequest {
     /// that begins with its notices.
     OpenChannel {
         /// The channel.
-        channel: (u8, u8),
+        channel: Channel,
         /// Its gates.
         gates: Vec<GateLinks>,
     },
     /// Closes it. Answered by [`Answer::Done`].
     CloseChannel {
         /// The channel.
-        channel: (u8, u8),
+        channel: Channel,
     },
     /// What its gates report. Answered by [`Answer::Value`].
     Exceptions {
         /// The channel.
-        channel: (u8, u8),
+        channel: Channel,
     },
     /// Writes a register. Not answered.
     Write {
@@ -176,13 +166,59 @@ pub enum ApartRequest {
     },
 }
 
-/// A page of registers that is a program's: network interface and number.
+/// A control queue, as numbers. A process may send any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Queue {
+    /// Network interface.
+    pub tni: u8,
+    /// Control queue.
+    pub cq: u8,
+}
+
+impl From<(TniId, CqId)> for Queue {
+    fn from((tni, cq): (TniId, CqId)) -> Self {
+        Self { tni: tni.get(), cq: cq.get() }
+    }
+}
+
+impl Queue {
+    /// The queue; `None` if there are no such numbers. Whether the device has it is another
+    /// question.
+    pub fn ids(self) -> Option<(TniId, CqId)> {
+        TniId::new(self.tni).zip(CqId::new(self.cq))
+    }
+}
+
+/// A barrier channel, as numbers. A process may send any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Channel {
+    /// Network interface.
+    pub tni: u8,
+    /// Barrier channel.
+    pub bch: u8,
+}
+
+impl From<(TniId, BchId)> for Channel {
+    fn from((tni, bch): (TniId, BchId)) -> Self {
+        Self { tni: tni.get(), bch: bch.get() }
+    }
+}
+
+impl Channel {
+    /// The channel; `None` if there are no such numbers. Whether the device has it is another
+    /// question.
+    pub fn ids(self) -> Option<(TniId, BchId)> {
+        TniId::new(self.tni).zip(BchId::new(self.bch))
+    }
+}
+
+/// A page of registers that is a program's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Page {
     /// The page of a control queue.
-    Queue((u8, u8)),
+    Queue(Queue),
     /// The page of a barrier channel.
-    Channel((u8, u8)),
+    Channel(Channel),
 }
 
 /// A barrier gate and its links, as numbers.
