@@ -24,7 +24,9 @@ const ON_ITS_WAY_NS: u64 = 100_000_000;
 const PACKETS: usize = 4096;
 
 /// A place in a queue's table of outstanding commands.
-type CommandKey = (u32, u8, CqId, u16);
+type CommandKey = (u32, TniId, CqId, u16);
+/// A command of a queue that may have reasons.
+type ReasonKey = (u32, TniId, CqId, Which);
 
 /// Assembles commands.
 pub struct Assembler {
@@ -40,7 +42,7 @@ pub struct Assembler {
     interrupts: HashMap<u32, Vec<TracedInterrupt>>,
     /// Reasons by node, interface and queue of the command: first the target's, then those of its
     /// own node.
-    reasons: HashMap<(u32, u8, CqId, Which), [Option<String>; 2]>,
+    reasons: HashMap<ReasonKey, [Option<String>; 2]>,
 }
 
 /// Commands and interrupts that have ended.
@@ -73,11 +75,12 @@ impl Assembler {
     /// Keeps reasons for commands that end later.
     pub fn learn(&mut self, reasons: Vec<Reason>) {
         for Reason { subject, by, why } in reasons {
-            let Some(node) = self.shape.node_id(subject.node) else { continue };
+            let node = self.shape.node_id(subject.node);
+            let Some((node, tni)) = node.zip(TniId::new(subject.tni)) else { continue };
             if self.reasons.len() >= REASONS {
                 self.reasons.clear();
             }
-            let key = (node.0, subject.tni, subject.cq, subject.which);
+            let key = (node.0, tni, subject.cq, subject.which);
             let own = by == subject.node && !matches!(&self.reasons.get(&key), Some([_, Some(_)]));
             self.reasons.entry(key).or_default()[usize::from(own)] = Some(why);
         }
@@ -138,6 +141,7 @@ impl Assembler {
             Event::Begun { tni, tag, slot, header1, header2, remote, local: _, length } => {
                 let code = header1.command();
                 let mut command = self.command(node, tni, tag.cq, slot, header1, time);
+                let place = (node, tni, tag.cq, tag.index);
                 command.tag = Some((tag.index, tag.generation));
                 command.length = length;
                 command.tlps = tlps(header1, length, header2.padding());
@@ -169,16 +173,17 @@ impl Assembler {
                     command.to = None;
                     command.hops.clear();
                 }
-                let place = (node, command.tni, tag.cq, tag.index);
                 self.open.insert(place, (tag.generation, code, command));
             }
             Event::AtOnce { tni, cq, slot, header1, rcode } => {
                 let mut command = self.command(node, tni, cq, slot, header1, time);
-                self.end(&mut command, Which::Slot(slot), rcode, rcode, time);
+                let key = (node, tni, cq, Which::Slot(slot));
+                self.end(&mut command, key, rcode, rcode, time);
                 ended.commands.push((header1.command(), command));
             }
             Event::Served { since, tni: _, from, from_tni, tag, position, done, rcode } => {
-                let Some(from) = self.shape.node_id(from) else { return };
+                let from = self.shape.node_id(from);
+                let Some((from, from_tni)) = from.zip(TniId::new(from_tni)) else { return };
                 let begin_ns = if since == 0 { time } else { since.min(time) };
                 let (end_ns, rcode) = (time, rcode.raw());
                 let part = TracedPart { node, thread, begin_ns, end_ns, position, done, rcode };
@@ -190,19 +195,19 @@ impl Assembler {
                 }
             }
             Event::Answered { tni, tag, .. } => {
-                if let Some(command) = self.find(node, tni.get(), tag) {
+                if let Some(command) = self.find(node, tni, tag) {
                     command.answers += 1;
                 }
             }
             Event::Ended { tni, tag, rcode, sent } => {
-                let place = (node, tni.get(), tag.cq, tag.index);
+                let place = (node, tni, tag.cq, tag.index);
                 let known = self.open.get(&place).is_some_and(|open| open.0 == tag.generation);
                 // A command that is not known began before the trace, or its first step was lost.
                 if let Some((_, code, mut command)) =
                     known.then(|| self.open.remove(&place)).flatten()
                 {
-                    let which = Which::Tag(tag.index, tag.generation);
-                    self.end(&mut command, which, rcode, sent, time);
+                    let key = (node, tni, tag.cq, Which::Tag(tag.index, tag.generation));
+                    self.end(&mut command, key, rcode, sent, time);
                     let lost = !rcode.is_success() || !sent.is_success();
                     if is_packet(code) && command.parts.is_empty() && !lost {
                         self.on_their_way.push_back((place, tag.generation, code, command));
@@ -215,7 +220,7 @@ impl Assembler {
     }
 
     /// Removes and returns a packet that was on its way.
-    fn arrived(&mut self, node: u32, tni: u8, tag: Tag) -> Option<(u8, TracedCommand)> {
+    fn arrived(&mut self, node: u32, tni: TniId, tag: Tag) -> Option<(u8, TracedCommand)> {
         let wanted = ((node, tni, tag.cq, tag.index), tag.generation);
         let found = self
             .on_their_way
@@ -224,7 +229,7 @@ impl Assembler {
         self.on_their_way.remove(found).map(|(.., code, packet)| (code, packet))
     }
 
-    fn find(&mut self, node: u32, tni: u8, tag: Tag) -> Option<&mut TracedCommand> {
+    fn find(&mut self, node: u32, tni: TniId, tag: Tag) -> Option<&mut TracedCommand> {
         let (generation, _, command) = self.open.get_mut(&(node, tni, tag.cq, tag.index))?;
         (*generation == tag.generation).then_some(command)
     }
@@ -232,7 +237,7 @@ impl Assembler {
     fn end(
         &mut self,
         command: &mut TracedCommand,
-        which: Which,
+        key: ReasonKey,
         rcode: Rcode,
         sent: Rcode,
         time: u64,
@@ -242,8 +247,7 @@ impl Assembler {
         (command.rcode, command.sent) = (rcode.raw(), sent.raw());
         command.result = format!("{rcode:?}");
         if !rcode.is_success() || !sent.is_success() {
-            let cq = CqId::new(command.cq).unwrap_or(CqId::KERNEL);
-            let found = self.reasons.remove(&(command.node, command.tni, cq, which));
+            let found = self.reasons.remove(&key);
             command.why = found.and_then(|[there, own]| there.or(own));
         }
     }

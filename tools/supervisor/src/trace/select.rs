@@ -26,7 +26,7 @@ const KINDS: [(&str, &[Command]); 5] = [
 #[derive(Debug)]
 pub(crate) struct Selection {
     nodes: Vec<u32>,
-    queues: Vec<(u8, Option<u8>)>,
+    queues: Vec<(TniId, Option<CqId>)>,
     kinds: Vec<&'static str>,
     results: Vec<Wanted>,
 }
@@ -47,14 +47,8 @@ impl Selection {
     pub(crate) fn of(request: &TraceRequest) -> anyhow::Result<Self> {
         let queues = request.queues.iter().map(|text| {
             let (tni, cq) = text.split_once('/').map_or((&**text, None), |(a, b)| (a, Some(b)));
-            let known = |text: &str, new: &dyn Fn(u8) -> bool| {
-                let number = text.parse::<u8>().ok().filter(|number| new(*number));
-                number.with_context(|| {
-                    format!("queue {text:?}: a queue is TNI/CQ, such as 0/3, or a TNI, such as 0")
-                })
-            };
-            let tni = known(tni, &|n| TniId::new(n).is_some())?;
-            let cq = cq.map(|cq| known(cq, &|n| CqId::new(n).is_some())).transpose()?;
+            let tni = unit(tni, TniId::new)?;
+            let cq = cq.map(|cq| unit(cq, CqId::new)).transpose()?;
             Ok((tni, cq))
         });
         let kinds = request.kinds.iter().map(|text| {
@@ -79,8 +73,8 @@ impl Selection {
 
     /// Returns whether a command is wanted. `code` is the one in its descriptor.
     pub(crate) fn has(&self, command: &TracedCommand, code: u8) -> bool {
-        let in_queue = |(tni, cq): &(u8, Option<u8>)| {
-            *tni == command.tni && cq.is_none_or(|cq| cq == command.cq)
+        let in_queue = |(tni, cq): &(TniId, Option<CqId>)| {
+            tni.get() == command.tni && cq.is_none_or(|cq| cq.get() == command.cq)
         };
         let rcode = Rcode::new(command.rcode);
         let of_result = |wanted: &Wanted| match wanted {
@@ -99,6 +93,13 @@ impl Selection {
 fn kind(code: u8) -> &'static str {
     let of = |(_, commands): &&(&str, &[Command])| commands.iter().any(|c| *c as u8 == code);
     KINDS.iter().find(of).map_or("other", |(name, _)| name)
+}
+
+/// Returns the unit of a queue's name, whose number `new` checks.
+fn unit<T>(text: &str, new: fn(u8) -> Option<T>) -> anyhow::Result<T> {
+    text.parse().ok().and_then(new).with_context(|| {
+        format!("queue {text:?}: a queue is TNI/CQ, such as 0/3, or a TNI, such as 0")
+    })
 }
 
 fn result(text: &str) -> anyhow::Result<Wanted> {
