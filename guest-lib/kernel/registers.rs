@@ -86,8 +86,8 @@ const fn port_block(port: u8) -> u64 {
 }
 
 // Those with the highest addresses.
-const _: () = assert!(lies_in_bar(regs::tofu(TofuReg::TniVms(u8::MAX, u8::MAX))));
-const _: () = assert!(lies_in_bar(regs::tofu(TofuReg::TniMsiBase(u8::MAX))));
+const _: () = assert!(lies_in_bar(regs::tofu(TofuReg::TniVms(LAST_TNI, u8::MAX))));
+const _: () = assert!(lies_in_bar(regs::tofu(TofuReg::TniMsiBase(LAST_TNI))));
 
 // SAFETY: the assertions above.
 unsafe impl Register for TofuReg {

@@ -406,7 +406,7 @@ impl Description {
                 | TofuReg::TniVmsBg16(tni)
                 | TofuReg::TniVmsBg32(tni)
                 | TofuReg::TniMsiBase(tni),
-            ) => tni < self.tnis,
+            ) => self.has_tni(tni),
             Register::Xb(_) | Register::Tofu(_) => true,
         }
     }

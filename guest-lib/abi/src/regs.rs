@@ -471,17 +471,17 @@ pub enum TofuReg {
     /// [`Generation::from_register`](crate::Generation::from_register).
     Generation,
     /// Settings of VM partition `.1` of TNI `.0`.
-    TniVms(u8, u8),
+    TniVms(TniId, u8),
     /// VM partitions of the TNI's control queues.
-    TniVmsCq00(u8),
+    TniVmsCq00(TniId),
     /// VM partitions of the TNI's barrier gates 0 to 15.
-    TniVmsBg00(u8),
+    TniVmsBg00(TniId),
     /// VM partitions of the TNI's barrier gates 16 to 31.
-    TniVmsBg16(u8),
+    TniVmsBg16(TniId),
     /// VM partitions of the TNI's barrier gates 32 to 47.
-    TniVmsBg32(u8),
+    TniVmsBg32(TniId),
     /// Message signalled interrupt base of the TNI.
-    TniMsiBase(u8),
+    TniMsiBase(TniId),
 }
 
 impl TofuReg {
@@ -506,7 +506,9 @@ impl TofuReg {
             0xe8 => Self::TnrIcl,
             0xf0 => Self::Generation,
             0x100..=0x6ff => {
-                let tni = ((offset - 0x100) / 0x100) as u8;
+                let Some(tni) = TniId::new(((offset - 0x100) / 0x100) as u8) else {
+                    return None;
+                };
                 match offset % 0x100 {
                     o @ 0x00..=0x7f if o % 8 == 0 => Self::TniVms(tni, (o / 8) as u8),
                     0x80 => Self::TniVmsCq00(tni),
@@ -535,12 +537,12 @@ impl TofuReg {
             Self::TnrImc => 0xe0,
             Self::TnrIcl => 0xe8,
             Self::Generation => 0xf0,
-            Self::TniVms(tni, vms) => 0x100 + tni as u64 * 0x100 + vms as u64 * 8,
-            Self::TniVmsCq00(tni) => 0x180 + tni as u64 * 0x100,
-            Self::TniVmsBg00(tni) => 0x1a0 + tni as u64 * 0x100,
-            Self::TniVmsBg16(tni) => 0x1a8 + tni as u64 * 0x100,
-            Self::TniVmsBg32(tni) => 0x1b0 + tni as u64 * 0x100,
-            Self::TniMsiBase(tni) => 0x1c0 + tni as u64 * 0x100,
+            Self::TniVms(tni, vms) => 0x100 + tni.get() as u64 * 0x100 + vms as u64 * 8,
+            Self::TniVmsCq00(tni) => 0x180 + tni.get() as u64 * 0x100,
+            Self::TniVmsBg00(tni) => 0x1a0 + tni.get() as u64 * 0x100,
+            Self::TniVmsBg16(tni) => 0x1a8 + tni.get() as u64 * 0x100,
+            Self::TniVmsBg32(tni) => 0x1b0 + tni.get() as u64 * 0x100,
+            Self::TniMsiBase(tni) => 0x1c0 + tni.get() as u64 * 0x100,
         }
     }
 }

@@ -277,8 +277,8 @@ fn golden_map() -> Vec<(u64, Register)> {
         map.push((0x700_0010 + n, Register::Tofu(TofuReg::TdTlpFilter(tnr))));
         map.push((0x700_0018 + n, Register::Tofu(TofuReg::TdSettings(tnr))));
     }
-    for tni in 0..6u8 {
-        let base = 0x700_0000 + u64::from(tni) * 0x100;
+    for tni in TniId::ALL {
+        let base = 0x700_0000 + u64::from(tni.get()) * 0x100;
         for vms in 0..16u8 {
             let address = base + 0x100 + u64::from(vms) * 8;
             map.push((address, Register::Tofu(TofuReg::TniVms(tni, vms))));

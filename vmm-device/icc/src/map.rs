@@ -150,7 +150,7 @@ impl Icc {
             Unit::Tni(tni) => {
                 let written_only = |reg: &TniReg| matches!(reg, TniReg::Irc | TniReg::Imc);
                 let regs = TniReg::ALL.iter().filter(|reg| !written_only(reg));
-                let base = ("MSI_BASE", Register::Tofu(TofuReg::TniMsiBase(tni.get())));
+                let base = ("MSI_BASE", Register::Tofu(TofuReg::TniMsiBase(tni)));
                 let named = |&reg: &TniReg| (reg.name(), Register::Tni { tni, reg });
                 [base].into_iter().chain(regs.map(named)).collect()
             }
