@@ -15,7 +15,7 @@ use kernel::sync::Arc;
 
 use tofu_abi::regs::CqsReg;
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering, TABLE_ALIGN};
-use tofu_abi::StagOffset;
+use tofu_abi::{CqId, StagOffset};
 use tofu_ipotofu::rendezvous::{REST_MAX, SLOTS};
 
 use crate::device::Device;
@@ -391,8 +391,8 @@ impl RendezvousMemory {
     }
 
     /// The kernel's queue, whose STags these are.
-    fn cq(&self) -> u8 {
-        self.device.description().kernel_cq().get()
+    fn cq(&self) -> CqId {
+        self.device.description().kernel_cq()
     }
 
     /// Has others read a frame of [`REST_MAX`] bytes at most by the STag of this generation of a

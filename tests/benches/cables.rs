@@ -179,7 +179,8 @@ fn cables(c: &mut Criterion) {
     let (mesh, answers) = transport();
     let mut group = c.benchmark_group("cables");
     group.measurement_time(Duration::from_secs(3)).warm_up_time(Duration::from_millis(500));
-    let (to, at) = (Target::new(far.device.coords(), TniId::ALL[0]), StagOffset::new(0, 0, 0));
+    let (to, at) =
+        (Target::new(far.device.coords(), TniId::ALL[0]), StagOffset::new(CqId::ALL[0], 0, 0));
     for bytes in SIZES {
         group.throughput(Throughput::Bytes(bytes as u64));
         let order = Order::put(to, at, at, bytes as u32);

@@ -50,8 +50,8 @@ fn open(
     (cq, buffer)
 }
 
-fn at(cq: u8, offset: u64) -> tofu_abi::StagOffset {
-    tofu_abi::StagOffset::new(cq, 0, offset)
+fn at(offset: u64) -> tofu_abi::StagOffset {
+    tofu_abi::StagOffset::new(CqId::ALL[0], 0, offset)
 }
 
 /// Waits for something to reap. A lost wake-up would show as a wait that ends by its time limit.
@@ -104,9 +104,9 @@ fn atomics_of_all_nodes_and_interfaces_add_up() {
                 for _ in 0..ROUNDS {
                     for i in 0..BATCH {
                         let to = Target::new(node0, tni((i + rank) as u8));
-                        let add8 = Order::armw8(to, ArmwOp::Add, at(0, 0), 1 + rank as u64);
-                        let add4 = Order::armw4(to, ArmwOp::Add, at(0, 12), 1);
-                        let or = Order::armw8(to, ArmwOp::Or, at(0, 16), 1 << (rank * 8 + i % 8));
+                        let add8 = Order::armw8(to, ArmwOp::Add, at(0), 1 + rank as u64);
+                        let add4 = Order::armw4(to, ArmwOp::Add, at(12), 1);
+                        let or = Order::armw8(to, ArmwOp::Or, at(16), 1 << (rank * 8 + i % 8));
                         for order in [add8, add4, or] {
                             cq.post(&order, 0).unwrap();
                         }
@@ -146,15 +146,15 @@ fn compare_and_swap_makes_a_lock() {
                 };
                 let me = rank as u64 + 1;
                 for _ in 0..TURNS {
-                    while run(&Order::cswap8(to, at(0, 0), 0, me)) != 0 {
+                    while run(&Order::cswap8(to, at(0), 0, me)) != 0 {
                         std::thread::yield_now();
                     }
                     // Read, add, write back: without the lock, additions would be lost.
-                    run(&Order::get(to, at(0, 64), at(0, 0), 8));
+                    run(&Order::get(to, at(64), at(0), 8));
                     let value = local.load_u64(0, Ordering::Acquire);
                     local.store_u64(8, value + 1, Ordering::Release);
-                    run(&Order::put(to, at(0, 64), at(0, 8), 8));
-                    assert_eq!(run(&Order::cswap8(to, at(0, 0), me, 0)), me);
+                    run(&Order::put(to, at(64), at(8), 8));
+                    assert_eq!(run(&Order::cswap8(to, at(0), me, 0)), me);
                 }
             });
         }
@@ -181,7 +181,7 @@ fn a_strongly_ordered_put_shows_its_last_word_last() {
                 for i in 0..words {
                     assert_eq!(memory_b.load_u64(i * 8, Ordering::Relaxed), n, "word {i}");
                 }
-                let order = Order::put_piggyback(a, at(0, 0), &n.to_le_bytes()).unwrap();
+                let order = Order::put_piggyback(a, at(0), &n.to_le_bytes()).unwrap();
                 to_b.post_and_ring(&order, n).unwrap();
                 reap(&mut to_b, 1);
             }
@@ -190,7 +190,7 @@ fn a_strongly_ordered_put_shows_its_last_word_last() {
             for i in 0..words {
                 memory_a.store_u64(1024 + i * 8, n, Ordering::Relaxed);
             }
-            let order = Order::put(b, at(0, 0), at(0, 1024), LEN as u32).strong_order();
+            let order = Order::put(b, at(0), at(1024), LEN as u32).strong_order();
             to_a.post_and_ring(&order, n).unwrap();
             reap(&mut to_a, 1);
             while memory_a.load_u64(0, Ordering::Acquire) != n {
@@ -215,8 +215,7 @@ fn a_notice_is_never_seen_before_its_data() {
         s.spawn(|| {
             for n in 0..COUNT {
                 let (offset, len) = (n * 97, 1 + n * 131);
-                let order =
-                    Order::put(to, at(0, offset as u64), at(0, (n * 53) as u64), len as u32);
+                let order = Order::put(to, at(offset as u64), at((n * 53) as u64), len as u32);
                 source.post_and_ring(&order.remote_notice().edata(n as u16), 0).unwrap();
                 // One at a time, because the places overlap: waits until the other side has
                 // checked.
@@ -254,7 +253,7 @@ fn commands_are_read_as_they_were_posted_meanwhile() {
         if posted < COUNT {
             let value = posted as u64 + 1;
             let bytes: Vec<u8> = [value; 4].iter().flat_map(|word| word.to_le_bytes()).collect();
-            let slot = at(0, (posted % SLOTS * 32) as u64);
+            let slot = at((posted % SLOTS * 32) as u64);
             let order = Order::put_piggyback(to, slot, &bytes).unwrap();
             // The queue is full where the device is behind.
             posted += usize::from(source.post_and_ring(&order, value).is_ok());
@@ -293,8 +292,8 @@ fn tables_and_data_are_there_when_they_are_promised() {
         }
         let range = [MemoryRange::of(buffer)];
         let stag = source.register(&range, PageSize::Size4K, Access::ReadOnly, Some(1)).unwrap();
-        let from = tofu_abi::StagOffset::new(0, 1, 0);
-        let order = Order::put(to, at(0, 0), from, LEN as u32);
+        let from = tofu_abi::StagOffset::new(CqId::ALL[0], 1, 0);
+        let order = Order::put(to, at(0), from, LEN as u32);
         source.post_and_ring(&order, n).unwrap();
         let notice = loop {
             while source.poll_tcq().is_some() {}
@@ -322,7 +321,7 @@ fn every_wait_is_woken() {
             let to = Target::new(devices[1 - rank].coords(), TniId::ALL[0]);
             s.spawn(move || {
                 let send = |cq: &mut Cq<InProcess>, n: u64| {
-                    let order = Order::put_piggyback(to, at(0, 0), &n.to_le_bytes()).unwrap();
+                    let order = Order::put_piggyback(to, at(0), &n.to_le_bytes()).unwrap();
                     cq.post_and_ring(&order.remote_notice(), n).unwrap();
                     reap(cq, 1);
                 };
@@ -354,7 +353,7 @@ fn queues_may_close_while_others_send_to_them() {
                 open(&devices[0], &CqConfig::new(TniId::ALL[0], CqId::ALL[0]), 1 << 20);
             let (mut good, mut refused) = (0u32, 0u32);
             while !stop.load(Ordering::Relaxed) {
-                let order = Order::put(to, at(0, 0), at(0, 0), 300_000);
+                let order = Order::put(to, at(0), at(0), 300_000);
                 cq.post_and_ring(&order.remote_notice(), 0).unwrap();
                 let done = loop {
                     if let Some(done) = cq.poll_tcq() {

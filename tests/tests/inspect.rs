@@ -232,7 +232,7 @@ fn packet_queues_under_load_fit_together() {
 
 /// Puts that all succeed.
 fn drive(cq: &mut Cq<InProcess>, to: Target, commands: usize) {
-    let at = |offset| StagOffset::new(0, 0, offset);
+    let at = |offset| StagOffset::new(CqId::ALL[0], 0, offset);
     let (mut posted, mut complete) = (0, 0);
     while complete < commands {
         while posted < commands && posted - complete < 32 {
@@ -260,7 +260,7 @@ fn a_failure_has_its_reason_at_the_end_where_the_fault_is() {
         ["command", "rcode", "why"].map(|part| text(at(&last, part)).to_owned())
     };
     // An STag of this end.
-    let nowhere = StagOffset::new(0, 77, 0);
+    let nowhere = StagOffset::new(CqId::ALL[0], 77, 0);
     assert_eq!(a.run(&Order::put(b.target(), b.at(0), nowhere, 8)).rcode, Rcode::STAG_DISABLED);
     let [command, rcode, why] = last(0, "failed");
     assert!(command.starts_with("TNI 0 CQ 0: Put of 8 bytes to node (0,0,0,1,0,0)"), "{command}");
@@ -277,7 +277,7 @@ fn a_failure_has_its_reason_at_the_end_where_the_fault_is() {
     assert!(command.contains("Put of 8 bytes from node (0,0,0,0,0,0) TNI 0 CQ 0"), "{command}");
     assert!(why.contains("steering entry 77"), "{why}");
     // A queue that nobody has opened.
-    let order = Order::put(b.target(), StagOffset::new(1, 0, 0), a.at(0), 8);
+    let order = Order::put(b.target(), StagOffset::new(CqId::ALL[1], 0, 0), a.at(0), 8);
     assert_eq!(a.end_of(&order), Rcode::CQ_DISABLED);
     assert_eq!(last(1, "refused")[2], "ENABLE of the control queue is 0");
     // A link that is down.
@@ -293,7 +293,7 @@ fn a_guest_whose_commands_all_fail_fills_nothing() {
     let mut a = cluster.endpoint(0, 0, 0);
     let b = cluster.endpoint(1, 0, 0);
     for _ in 0..100 {
-        let nowhere = StagOffset::new(0, 77, 0);
+        let nowhere = StagOffset::new(CqId::ALL[0], 77, 0);
         let order = Order::put(b.target(), b.at(0), nowhere, 8);
         assert_eq!(a.run(&order).rcode, Rcode::STAG_DISABLED);
         a.notices();

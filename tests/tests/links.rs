@@ -148,7 +148,7 @@ fn queues_that_do_not_exist_or_are_closed_refuse() {
     let codes =
         [1, beyond, 63].into_iter().zip([Rcode::CQ_DISABLED, Rcode::NO_SUCH_CQ, Rcode::NO_SUCH_CQ]);
     for (cq, code) in codes {
-        let order = Order::put(b.target(), StagOffset::new(cq, 0, 0), a.at(0), 8);
+        let order = Order::put(b.target(), StagOffset(0).with_cqid(cq), a.at(0), 8);
         assert_eq!(a.end_of(&order), code, "CQ {cq}");
     }
     let order = Order::put(b.target(), b.at(0), a.at(0), 8);

@@ -45,7 +45,7 @@ fn place(area: usize, command: usize) -> usize {
 
 impl End {
     fn at(&self, offset: usize) -> StagOffset {
-        StagOffset::new(self.cq.cq().get(), 0, offset as u64)
+        StagOffset::new(self.cq.cq(), 0, offset as u64)
     }
 
     /// Some commands at once; all of them are carried out.

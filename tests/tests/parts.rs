@@ -8,7 +8,7 @@ use tofu_abi::desc::ArmwOp;
 use tofu_abi::queue::MrqId;
 use tofu_abi::regs::CqsMode;
 use tofu_abi::table::PageSize;
-use tofu_abi::{Coords, Rcode, StagOffset, TniId};
+use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId};
 use tofu_driver::{
     Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, PacketConfig, PacketTarget,
     Packets, Platform, Target,
@@ -46,7 +46,7 @@ fn ends(parts: &InParts) -> Vec<End> {
 }
 
 fn at(offset: usize) -> StagOffset {
-    StagOffset::new(0, 0, offset as u64)
+    StagOffset::new(CqId::ALL[0], 0, offset as u64)
 }
 
 fn to(end: &End) -> Target {
@@ -134,7 +134,7 @@ fn sessions_go_on_by_puts_of_other_parts() {
     let mut ends = ends(&parts);
     let (own, far) = (to(&ends[0]), to(&ends[11]));
     let session = CqConfig { mode: CqsMode(0).with_session(true), ..config(0, 1) };
-    let here = |offset| StagOffset::new(1, 0, offset);
+    let here = |offset| StagOffset::new(CqId::ALL[1], 0, offset);
     let range = [MemoryRange::of(&*ends[0].buffer)];
     let mut cq = Cq::open(&ends[0].device, &session).unwrap();
     cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).unwrap();
@@ -163,11 +163,11 @@ fn what_is_refused_or_not_there_has_the_codes_of_one_machine() {
         let mut ends = ends(&unit(parts));
         let own = to(&ends[0]);
         let far = to(&ends[11]);
-        let beyond = Order::put(far, StagOffset::new(0, 7, 0), at(0), 8);
-        let closed = Order::put(far, StagOffset::new(1, 0, 0), at(0), 8);
+        let beyond = Order::put(far, StagOffset::new(CqId::ALL[0], 7, 0), at(0), 8);
+        let closed = Order::put(far, StagOffset::new(CqId::ALL[1], 0, 0), at(0), 8);
         let nowhere = Target::new(Coords::new(9, 0, 0, 0, 0, 0), TniId::ALL[0]);
         let nowhere = Order::put(nowhere, at(0), at(0), 8);
-        let here = Order::put(own, StagOffset::new(0, 7, 0), at(0), 8);
+        let here = Order::put(own, StagOffset::new(CqId::ALL[0], 7, 0), at(0), 8);
         [beyond, closed, nowhere, here].map(|order| ends[0].run(&order))
     };
     assert_eq!(run(4), run(1));

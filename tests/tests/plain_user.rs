@@ -160,7 +160,7 @@ fn put(to: Coords, n: u64) -> [u64; 4] {
         .with_path(to.default_path())
         .with_ri(TNI.get());
     let header2 = Header2(0).with_remote_notice(true).with_edata(n as u16).with_length(8);
-    let (remote, local) = (StagOffset::new(CQ.get(), 0, 0), StagOffset::new(CQ.get(), 0, 8));
+    let (remote, local) = (StagOffset::new(CQ, 0, 0), StagOffset::new(CQ, 0, 8));
     [header1.0, header2.0, remote.0, local.0]
 }
 

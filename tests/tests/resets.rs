@@ -48,7 +48,7 @@ fn open(device: &Device<InProcess>, buffer: &Arc<Buffer>) -> Cq<InProcess> {
 }
 
 fn at(offset: u64) -> StagOffset {
-    StagOffset::new(0, 0, offset)
+    StagOffset::new(CqId::ALL[0], 0, offset)
 }
 
 /// Runs a command, and returns how it ended.

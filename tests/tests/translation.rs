@@ -90,7 +90,7 @@ impl Handmade {
     }
 
     fn at(&self, offset: u64) -> StagOffset {
-        StagOffset::new(0, STAG, offset)
+        StagOffset::new(CqId::ALL[0], STAG, offset)
     }
 }
 
@@ -450,7 +450,7 @@ fn a_memory_block_may_be_shared_and_stags_may_be_large() {
     let stag = b.cq.register(&range, PageSize::Size64K, Access::ReadWrite, Some(65535)).unwrap();
     assert_eq!(a.run(&Order::put(b.target(), stag.at(0), a.at(0), 8)).rcode, Rcode::SUCCESS);
     // 18 bits of STag: one that the table does not have.
-    let beyond = StagOffset::new(1, 65536, 0);
+    let beyond = StagOffset::new(CqId::ALL[1], 65536, 0);
     let code = Rcode::STAG_RANGE.remote();
     assert_eq!(a.end_of(&Order::put(b.target(), beyond, a.at(0), 8)), code);
 }

@@ -3,7 +3,7 @@
 use core::fmt;
 use core::str::FromStr;
 
-use crate::bitfield;
+use crate::{CqId, bitfield};
 
 /// Coordinates of a node in the 6D mesh/torus.
 ///
@@ -131,9 +131,9 @@ bitfield! {
 }
 
 impl StagOffset {
-    /// Builds the word from its parts; parts that are too wide are truncated.
-    pub const fn new(cqid: u8, stag: u32, offset: u64) -> Self {
-        Self(0).with_cqid(cqid).with_stag(stag).with_offset(offset)
+    /// Builds the word from its parts. An STag or an offset that is too wide is truncated.
+    pub const fn new(cq: CqId, stag: u32, offset: u64) -> Self {
+        Self(0).with_cqid(cq.get()).with_stag(stag).with_offset(offset)
     }
 
     /// The same CQ and STag, `bytes` further on. The offset wraps at 2^40.

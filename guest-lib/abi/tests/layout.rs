@@ -562,8 +562,8 @@ fn descriptors_are_the_golden_words() {
         .with_path(Path::new(1, 2, 0))
         .with_ri(5);
     let header2 = Header2(0).with_gap(7).with_remote_notice(true).with_edata(0xbeef);
-    let remote = StagOffset::new(11, 0x2_0001, 0xab_cdef_0123);
-    let local = StagOffset::new(3, 7, 0x40);
+    let remote = StagOffset::new(CqId::ALL[11], 0x2_0001, 0xab_cdef_0123);
+    let local = StagOffset::new(CqId::ALL[3], 7, 0x40);
     let put = Descriptor::transfer(Command::Put, header1, header2, remote, local, 0xff_ffff);
     assert_eq!(
         put.0,

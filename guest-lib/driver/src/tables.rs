@@ -249,7 +249,7 @@ impl<P: Platform> Tables<P> {
         self.steering().store_u64(at, steering.0, Ordering::Release);
 
         self.pages[stag as usize] = Some(table);
-        Ok(Stag { base: StagOffset::new(self.cq.get(), stag, layout.offset), len: layout.len })
+        Ok(Stag { base: StagOffset::new(self.cq, stag, layout.offset), len: layout.len })
     }
 
     /// Clears the enable bits of an STag's entries. The caller flushes the device's cache and

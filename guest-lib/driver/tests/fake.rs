@@ -340,8 +340,8 @@ fn table_entries_are_the_golden_words() {
     let stag = cq.register(&[range], PageSize::Size64K, Access::ReadOnly, Some(7)).unwrap();
     assert_eq!((stag.stag(), stag.len()), (7, 0x1_0000));
     // The address space starts at the last multiple of 256 before the memory.
-    assert_eq!(stag.at(0), StagOffset::new(CQ.get(), 7, 0x34));
-    assert_eq!(stag.at(16), StagOffset::new(CQ.get(), 7, 0x44));
+    assert_eq!(stag.at(0), StagOffset::new(CQ, 7, 0x34));
+    assert_eq!(stag.at(16), StagOffset::new(CQ, 7, 0x44));
     let steering = fake.memory_at(CqsReg::SteeringTableIpa);
     assert_eq!([steering.word(14), steering.word(15)], [0x0007_0000_0000_12c0, 0x1_0034]);
     let blocks = fake.memory_at(CqsReg::MemoryBlockTableIpa);
@@ -362,7 +362,7 @@ fn memory_can_be_given_an_offset() {
     let range = MemoryRange { addr: 0x12_3401_1234, len: 0x1_0000 };
     let access = Access::ReadWrite;
     let stag = cq.register_at(range, PageSize::Size4K, access, 7, 0xf234).unwrap();
-    assert_eq!(stag.at(1), StagOffset::new(CQ.get(), 7, 0xf235));
+    assert_eq!(stag.at(1), StagOffset::new(CQ, 7, 0xf235));
     let steering = fake.memory_at(CqsReg::SteeringTableIpa);
     // The address space starts at (address - offset) modulo the page size.
     assert_eq!([steering.word(14), steering.word(15)], [0x0007_0000_0000_0080, 0x1_f234]);
@@ -373,7 +373,7 @@ fn memory_can_be_given_an_offset() {
     assert_eq!(pages.word(0xf + 16), 0x12_3402_1080);
 
     let stag = cq.register_at(range, PageSize::Size2M, access, 8, 0x34).unwrap();
-    assert_eq!(stag.at(0), StagOffset::new(CQ.get(), 8, 0x34));
+    assert_eq!(stag.at(0), StagOffset::new(CQ, 8, 0x34));
     let [word, len] = [steering.word(16), steering.word(17)];
     assert_eq!([word, len], [0x0008_0000_0001_1280, 0x1_0034]);
 
@@ -458,7 +458,8 @@ fn posting_fills_the_ring_over_laps_and_stops_when_full() {
 fn delayed_commands_stay_hidden_until_the_next_one() {
     let (fake, mut cq) = open();
     let toq = fake.memory_at(CqsReg::ToqIpa);
-    let two = Order::cswap8(Target::new(NODE, TniId::ALL[1]), StagOffset::new(0, 1, 8), 3, 4);
+    let two =
+        Order::cswap8(Target::new(NODE, TniId::ALL[1]), StagOffset::new(CqId::ALL[0], 1, 8), 3, 4);
     let flip = |slot: usize| toq.word(slot * 4) & 0x80 != 0;
     cq.post_delayed(&two, 0).unwrap();
     cq.post_delayed(&Order::nop(), 1).unwrap();
@@ -476,7 +477,8 @@ fn delayed_commands_stay_hidden_until_the_next_one() {
 #[test]
 fn a_command_of_two_descriptors_needs_two_slots_and_completes_once() {
     let (fake, mut cq) = open();
-    let order = Order::cswap8(Target::new(NODE, TniId::ALL[1]), StagOffset::new(0, 1, 8), 3, 4);
+    let order =
+        Order::cswap8(Target::new(NODE, TniId::ALL[1]), StagOffset::new(CqId::ALL[0], 1, 8), 3, 4);
     for i in 0..2047 {
         cq.post(&Order::nop(), i).unwrap();
     }
@@ -507,8 +509,11 @@ fn direct_descriptors_keep_their_place_in_the_queue() {
     let (fake, mut cq) = open();
     let toq = fake.memory_at(CqsReg::ToqIpa);
     cq.post(&Order::nop(), 0).unwrap();
-    let order =
-        Order::put_piggyback(Target::new(NODE, TniId::ALL[1]), StagOffset::new(0, 1, 8), &[5; 20]);
+    let order = Order::put_piggyback(
+        Target::new(NODE, TniId::ALL[1]),
+        StagOffset::new(CqId::ALL[0], 1, 8),
+        &[5; 20],
+    );
     let order = order.unwrap();
     fake.take_writes();
     cq.post_direct(&order, 1).unwrap();

@@ -133,7 +133,7 @@ impl Bench {
             // A command whose answers the input determines.
             0 | 1 => {
                 let command = *u.choose(&Command::ALL)?;
-                let place = StagOffset::new(CQ.get(), 0, u.arbitrary::<u16>()?.into());
+                let place = StagOffset::new(CQ, 0, u.arbitrary::<u16>()?.into());
                 let length = u.int_in_range(0..=0x2_0000)?;
                 let header2 = Header2(u.arbitrary::<u16>()?.into());
                 let header1 = Header1(0).with_target(coords(1)).with_mtu(u.arbitrary()?);
@@ -314,7 +314,7 @@ fn place(u: &mut Unstructured<'_>) -> Result<StagOffset> {
     if u.ratio(1, 16)? {
         return Ok(StagOffset(u.arbitrary()?));
     }
-    Ok(StagOffset::new(CQ.get(), u.int_in_range(0..=8)?, u.arbitrary::<u16>()?.into()))
+    Ok(StagOffset::new(CQ, u.int_in_range(0..=8)?, u.arbitrary::<u16>()?.into()))
 }
 
 /// A payload, more often one of the length that its header says.

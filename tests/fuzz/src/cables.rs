@@ -146,7 +146,7 @@ fn crossing(u: &mut Unstructured<'_>) -> Result<Crossing<Body>> {
             return Ok(StagOffset(u.arbitrary()?));
         }
         Ok(StagOffset::new(
-            u.int_in_range(0..=1)?,
+            CqId::ALL[usize::from(u.int_in_range(0..=1_u8)?)],
             u.int_in_range(0..=1)?,
             u.arbitrary::<u16>()?.into(),
         ))

@@ -171,9 +171,9 @@ fn place(u: &mut Unstructured<'_>) -> Result<u64> {
     Ok(match u.int_in_range(0..=7)? {
         0..=5 => {
             let stag = u.int_in_range(0..=8)?;
-            StagOffset::new(CQ.get(), stag, u.arbitrary::<u16>()?.into()).0
+            StagOffset::new(CQ, stag, u.arbitrary::<u16>()?.into()).0
         }
-        6 => StagOffset::new(CQ.get(), 0, 0).0,
+        6 => StagOffset::new(CQ, 0, 0).0,
         _ => u.arbitrary()?,
     })
 }

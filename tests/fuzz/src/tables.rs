@@ -215,7 +215,7 @@ fn place(u: &mut Unstructured<'_>) -> Result<StagOffset> {
         2 => u.arbitrary::<u16>()?.into(),
         _ => u64::from(u.arbitrary::<u32>()?) << 8,
     };
-    Ok(StagOffset::new(CQ.get(), u.int_in_range(0..=TABLE_ENTRIES as u32)?, offset))
+    Ok(StagOffset::new(CQ, u.int_in_range(0..=TABLE_ENTRIES as u32)?, offset))
 }
 
 /// The translation of an address by a queue's tables: the memory in order, and whether the whole

@@ -321,8 +321,8 @@ impl World {
             Command::Put,
             Header1(0).with_target(coords(3)).with_path(coords(3).default_path()),
             Header2(0),
-            StagOffset::new(CQ.get(), 3, to),
-            StagOffset::new(CQ.get(), 3, from),
+            StagOffset::new(CQ, 3, to),
+            StagOffset::new(CQ, 3, from),
             BYSTANDER_LENGTH as u32,
         );
         self.memory[2].write(TOQ + slot * DESC_SIZE as u64, &put.with_flip(true).to_bytes());

@@ -476,7 +476,7 @@ impl Receive for Inwards {
 
 /// The result of a Put from the first queue.
 fn put(cq: &mut Cq<InProcess>, to: Target, len: u32) -> Rcode {
-    let at = StagOffset::new(0, 0, 0);
+    let at = StagOffset::new(CqId::ALL[0], 0, 0);
     cq.post_and_ring(&Order::put(to, at, at, len), 0).unwrap();
     let mut read = false;
     loop {
@@ -663,7 +663,7 @@ fn what_goes_through_a_part_to_a_slow_cable_arrives() {
     nodes[0].buffer.write(0, &data);
     let last = nodes[3].target();
     // More data than any part stores before it makes others wait, and then all of it back.
-    let at = StagOffset::new(0, 0, 0);
+    let at = StagOffset::new(CqId::ALL[0], 0, 0);
     let first = &mut nodes[0];
     for order in [Order::put(last, at, at, LEN as u32), Order::get(last, at, at, LEN as u32)] {
         const COUNT: usize = 12;

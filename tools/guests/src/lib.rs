@@ -356,7 +356,7 @@ impl Comm {
 
     /// The address of a byte of a node's data, the same on every node.
     pub fn at(&self, offset: u64) -> StagOffset {
-        StagOffset::new(CQ.get(), DATA, offset)
+        StagOffset::new(CQ, DATA, offset)
     }
 
     /// Runs a command to its end and returns the old value that an atomic command brings.
@@ -561,7 +561,7 @@ impl Comm {
             return Ok(());
         }
         if self.rank != 0 {
-            let arrivals = StagOffset::new(CQ.get(), CONTROL, arrivals(self.rank));
+            let arrivals = StagOffset::new(CQ, CONTROL, arrivals(self.rank));
             // This needs no atomic command, which the first Tofu lacks.
             let arrive = Order::put_piggyback(self.target(0), arrivals, &number.to_le_bytes())?;
             self.run(&arrive.remote_notice())?;
@@ -589,7 +589,7 @@ impl Comm {
             },
             |c, out| c.list(out, (1..nodes).filter(|rank| !has_come(c, *rank))),
         )?;
-        let release = StagOffset::new(CQ.get(), CONTROL, RELEASE);
+        let release = StagOffset::new(CQ, CONTROL, RELEASE);
         let orders: Vec<_> = self
             .peers()
             .map(|rank| {

@@ -136,7 +136,7 @@ pub(crate) fn parse(
     // Piggyback data and operands come with the command. The other side is nevertheless told which
     // queue they come from.
     let local = if piggyback || kind == CommandKind::Armw {
-        StagOffset::new(queue.get(), 0, 0)
+        StagOffset::new(queue, 0, 0)
     } else {
         descriptor.local().with_cqid(queue.get())
     };

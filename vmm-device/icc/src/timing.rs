@@ -200,10 +200,11 @@ mod tests {
     }
 
     /// A Put of 8 bytes that come with the command or are read, from one queue to another.
-    fn put_of(inline: bool) -> impl Fn(u8, u8) -> Body {
+    fn put_of(inline: bool) -> impl Fn(usize, usize) -> Body {
         move |from, to| {
+            let (from, to) = (CqId::ALL[from], CqId::ALL[to]);
             let request = Request {
-                tag: Tag { cq: CqId::ALL[usize::from(from)], index: 0, generation: 0 },
+                tag: Tag { cq: from, index: 0, generation: 0 },
                 gpid: 0,
                 header2: Header2(0).with_cache_injection(true),
                 sps: 0,

@@ -103,7 +103,7 @@ impl Node {
     /// Posts Puts of 8 bytes, and rings.
     fn post(&self, queue: usize, commands: u64) {
         let header1 = Header1(0).with_target(PEER).with_path(PEER.default_path());
-        let at = StagOffset::new(0, 0, 0);
+        let at = StagOffset::new(CqId::ALL[0], 0, 0);
         let put = Descriptor::put_piggyback(header1, Header2(0), at, 0, 8);
         for n in 0..commands {
             let place = queue as u64 * RINGS + n * 32;

@@ -99,7 +99,8 @@ fn register_and_rule_are_told_and_only_some_lines_a_second() {
     }
     write(&icc, cqs(CqsReg::Enable), 1);
     let header1 = Header1(0).with_target(PEER).with_path(PEER.default_path());
-    let (to, from) = (StagOffset::new(2, 7, 0x40), StagOffset::new(0, 5, 0x80));
+    let (to, from) =
+        (StagOffset::new(CqId::ALL[2], 7, 0x40), StagOffset::new(CqId::ALL[0], 5, 0x80));
     let put = |header1| Descriptor::transfer(Command::Put, header1, Header2(0), to, from, 64);
     let commands = [put(header1.with_mtu(241)), put(header1)];
     for (n, command) in commands.into_iter().enumerate() {

@@ -62,8 +62,8 @@ fn request() -> Request {
         gpid: 0,
         header2: Header2(0),
         sps: 0,
-        remote: StagOffset::new(0, 0, 0),
-        local: StagOffset::new(0, 0, 0),
+        remote: StagOffset::new(CqId::ALL[0], 0, 0),
+        local: StagOffset::new(CqId::ALL[0], 0, 0),
         position: 0,
         length: 8,
         total: 8,
@@ -112,7 +112,8 @@ fn ends_with(change: impl FnOnce(&mut Packet<Body>)) -> bool {
     let (icc, memory) = device();
     let header1 = Header1(0).with_target(PEER).with_path(PEER.default_path());
     let notices = Header2(0).with_packet_response(true);
-    let (remote, local) = (StagOffset::new(0, 0, 0), StagOffset::new(0, 0, 0));
+    let (remote, local) =
+        (StagOffset::new(CqId::ALL[0], 0, 0), StagOffset::new(CqId::ALL[0], 0, 0));
     let get = Descriptor::transfer(Command::Get, header1, notices, remote, local, 64);
     memory.write(TOQ, &get.with_flip(true).to_bytes()).unwrap();
     let mut net = Sent::default();

@@ -165,7 +165,7 @@ fn pair() -> (Node, Node, Slow) {
 
 fn transfer(command: Command, header2: Header2, length: u32) -> Descriptor {
     let header1 = Header1(0).with_target(NODES[1]).with_path(NODES[1].default_path());
-    let at = StagOffset::new(0, 0, DATA);
+    let at = StagOffset::new(CqId::ALL[0], 0, DATA);
     Descriptor::transfer(command, header1, header2, at, at, length)
 }
 

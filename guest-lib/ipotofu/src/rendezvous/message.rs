@@ -185,12 +185,14 @@ impl Message {
 pub(super) mod tests {
     use alloc::vec::Vec;
 
+    use tofu_abi::CqId;
+
     use super::*;
 
     pub(crate) const NODE: Coords = Coords::new(1, 2, 3, 0, 1, 1);
 
     pub(crate) fn request(id: u32) -> Request {
-        let place = StagOffset::new(11, 0, 3 << 16);
+        let place = StagOffset::new(CqId::ALL[11], 0, 3 << 16);
         let metadata = [7; METADATA_SIZE];
         Request { origin: NODE, id, head: 0, len: 8992, sum: 0x1234_5678, metadata, place }
     }

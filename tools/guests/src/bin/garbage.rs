@@ -230,7 +230,8 @@ impl Vandal {
                 }
                 for word in &mut words[2..] {
                     let (cq, stag) = (self.random.below(13), self.random.below(ENTRIES + 1));
-                    *word = StagOffset::new(cq as u8, stag as u32, self.random.below(1 << 16)).0;
+                    let place = StagOffset(0).with_cqid(cq as u8).with_stag(stag as u32);
+                    *word = place.with_offset(self.random.below(1 << 16)).0;
                 }
             }
             for (i, word) in words.into_iter().enumerate() {

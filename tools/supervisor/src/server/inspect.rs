@@ -99,12 +99,13 @@ pub(super) fn translate(registry: &Registry, ask: &TranslateRequest) -> anyhow::
     if length > MAX_MESSAGE {
         bail!("{length} bytes; a message has {MAX_MESSAGE} at most");
     }
-    let at = StagOffset::new(cq, stag, offset);
+    let at = StagOffset(0).with_stag(stag).with_offset(offset);
     if (at.stag(), at.offset()) != (stag, offset) {
         bail!("STag {stag:#x} offset {offset:#x}: there are no such STags or offsets");
     }
     let access = if write { Access::Write } else { Access::Read };
-    let walk = queue.and_then(|(tni, cq)| icc.translation(tni, cq, at, length, access));
+    let walk = queue
+        .and_then(|(tni, cq)| icc.translation(tni, cq, at.with_cqid(cq.get()), length, access));
     let Some(walk) = walk else {
         bail!("the device has no TNI {tni} CQ {cq}");
     };
