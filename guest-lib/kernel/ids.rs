@@ -74,9 +74,7 @@ impl ChannelId {
     pub(crate) fn of(description: &'static Description) -> impl Iterator<Item = Self> {
         let barrier = description.barrier;
         let users = barrier.channels - description.system_channels;
-        Self::all().filter(move |id| {
-            barrier.has_channel(id.tni.get(), id.bch.get()) && id.bch.get() < users
-        })
+        Self::all().filter(move |id| barrier.has_channel(id.tni, id.bch) && id.bch.get() < users)
     }
 
     /// Every channel that the register map has.

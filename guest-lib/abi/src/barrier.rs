@@ -8,7 +8,7 @@ use core::fmt;
 
 use crate::bitfield;
 use crate::reduce::{Op, VALUE_QWORDS};
-use crate::{Coords, Path};
+use crate::{BchId, BgId, Coords, Path, TniId};
 
 /// Barrier sequence numbers have 24 bits.
 pub const BSEQ_MASK: u32 = (1 << 24) - 1;
@@ -44,18 +44,29 @@ impl Profile {
     }
 
     /// Whether there is such a gate.
-    pub const fn has_gate(&self, tni: u8, bg: u8) -> bool {
-        tni < self.tnis && bg < self.gates
+    pub const fn has_gate(&self, tni: TniId, bg: BgId) -> bool {
+        tni.get() < self.tnis && bg.get() < self.gates
     }
 
-    /// Whether there is such a channel, so that the gate of this number is a start/end gate.
-    pub const fn has_channel(&self, tni: u8, bch: u8) -> bool {
-        tni < self.tnis && bch < self.channels
+    /// Whether there is such a channel.
+    pub const fn has_channel(&self, tni: TniId, bch: BchId) -> bool {
+        tni.get() < self.tnis && bch.get() < self.channels
+    }
+
+    /// Whether there is such a gate, and it is a start/end gate: that of a channel.
+    pub const fn has_start_gate(&self, tni: TniId, bg: BgId) -> bool {
+        match bg.channel() {
+            Some(bch) => self.has_channel(tni, bch),
+            None => false,
+        }
     }
 
     /// Whether there is such a gate on some node.
     pub const fn has_address(&self, address: BgAddress) -> bool {
-        self.has_gate(address.tni(), address.bg()) && address.b() < 3
+        match (TniId::new(address.tni()), BgId::new(address.bg())) {
+            (Some(tni), Some(bg)) => self.has_gate(tni, bg) && address.b() < 3,
+            _ => false,
+        }
     }
 }
 
@@ -101,11 +112,14 @@ bitfield! {
 
 impl BgAddress {
     /// A gate, with the default path to its node.
-    pub const fn new(node: Coords, tni: u8, bg: u8) -> Self {
-        Self(0)
-            .with_bg(bg)
-            .with_tni(tni)
-            .with_c(node.c)
+    pub const fn new(node: Coords, tni: TniId, bg: BgId) -> Self {
+        Self(0).with_bg(bg.get()).with_tni(tni.get()).with_coords(node)
+    }
+
+    /// The gate of these numbers on another node, with the default path there.
+    #[must_use]
+    pub const fn with_coords(self, node: Coords) -> Self {
+        self.with_c(node.c)
             .with_b(node.b)
             .with_a(node.a)
             .with_z(node.z)

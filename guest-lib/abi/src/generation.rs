@@ -370,7 +370,7 @@ impl Description {
     /// Whether nodes have this barrier gate.
     #[inline]
     pub const fn has_gate(&self, tni: TniId, bg: BgId) -> bool {
-        self.barrier.has_gate(tni.get(), bg.get())
+        self.barrier.has_gate(tni, bg)
     }
 
     /// The network interfaces of a node.
@@ -390,11 +390,10 @@ impl Description {
             Register::Cq { tni, cq, .. } | Register::Cqs { tni, cq, .. } => {
                 self.has_tni(tni) && self.has_cq(cq)
             }
-            Register::Bch { tni, bch, .. } => self.barrier.has_channel(tni.get(), bch.get()),
+            Register::Bch { tni, bch, .. } => self.barrier.has_channel(tni, bch),
             Register::Bgs { tni, bg, reg } => {
                 let channel = reg.offset() >= BgsReg::BchMask.offset();
-                self.has_gate(tni, bg)
-                    && (!channel || self.barrier.has_channel(tni.get(), bg.get()))
+                self.has_gate(tni, bg) && (!channel || self.barrier.has_start_gate(tni, bg))
             }
             Register::BgsData { tni, bg, .. } => self.has_gate(tni, bg),
             Register::Tni { tni, .. } => self.has_tni(tni),

@@ -69,7 +69,7 @@ impl ChannelConfig {
     /// See [`ChannelError`].
     pub fn check(&self, profile: Profile, gates: &[Gate]) -> Result<(), ChannelError> {
         let (tni, bch) = (self.tni, self.bch);
-        if !profile.has_channel(tni.get(), bch.get()) {
+        if !profile.has_channel(tni, bch) {
             return Err(ChannelError::NoSuchChannel { tni, bch });
         }
         if self.gpid > GPID_MASK {
@@ -80,14 +80,13 @@ impl ChannelConfig {
         }
         for (i, gate) in gates.iter().enumerate() {
             let (tni, bg) = (gate.tni, gate.bg);
-            if !profile.has_gate(tni.get(), bg.get()) {
+            if !profile.has_gate(tni, bg) {
                 return Err(ChannelError::NoSuchGate { tni, bg });
             }
             if gates[..i].iter().any(|other| (other.tni, other.bg) == (tni, bg)) {
                 return Err(ChannelError::Twice { tni, bg });
             }
-            if profile.has_channel(tni.get(), bg.get()) && (tni, bg) != (self.tni, self.bch.gate())
-            {
+            if profile.has_start_gate(tni, bg) && (tni, bg) != (self.tni, self.bch.gate()) {
                 return Err(ChannelError::StartGate { tni, bg });
             }
         }
@@ -126,7 +125,7 @@ impl ChannelConfig {
             let mut at = gate;
             for _ in 0..=gates.len() {
                 let Some(source) = at.src_local else { break };
-                if profile.has_channel(at.tni.get(), source.get()) {
+                if profile.has_start_gate(at.tni, source) {
                     break;
                 }
                 let next = gates.iter().find(|other| (other.tni, other.bg) == (at.tni, source));

@@ -126,5 +126,5 @@ fn address(addr: &Addr, tni: TniId, gate: BgId, rights: &Rights) -> Result<BgAdd
     if !fit {
         return Err(EINVAL);
     }
-    Ok(BgAddress::new(node, tni.get(), gate.get()).with_path(path))
+    Ok(BgAddress::new(node, tni, gate).with_path(path))
 }

@@ -114,8 +114,10 @@ mod tests {
 
     #[test]
     fn links_are_those_of_the_gate() {
-        let to = BgAddress::new(Coords::new(3, 2, 1, 1, 2, 0), 4, 33).with_path(Path::new(0, 1, 1));
-        let from = BgAddress::new(Coords::new(5, 6, 7, 0, 1, 1), 2, 9);
+        let address =
+            |node, tni: usize, bg: usize| BgAddress::new(node, TniId::ALL[tni], BgId::ALL[bg]);
+        let to = address(Coords::new(3, 2, 1, 1, 2, 0), 4, 33).with_path(Path::new(0, 1, 1));
+        let from = address(Coords::new(5, 6, 7, 0, 1, 1), 2, 9);
         let gate = Gate {
             src_local: Some(BgId::ALL[17]),
             src_remote: Some(from.place()),

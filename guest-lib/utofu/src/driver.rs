@@ -224,7 +224,7 @@ impl<P: Platform, M: MapUser<P>, C: ClaimQueue> Provider for DriverProvider<P, M
 
 /// Returns the address of a gate.
 fn address(id: VbgId) -> BgAddress {
-    BgAddress::new(id.coords(), id.tni(), id.bg())
+    BgAddress(0).with_bg(id.bg()).with_tni(id.tni()).with_coords(id.coords())
 }
 
 impl VbgSetting {

@@ -253,7 +253,8 @@ impl VbgId {
     /// As [`VbgId::check`].
     pub fn check_of(raw: u64, generation: Generation) -> Result<Self, Error> {
         let id = Self::check(raw)?;
-        if generation.description().barrier.has_gate(id.tni(), id.bg()) {
+        let gate = TniId::new(id.tni()).zip(BgId::new(id.bg()));
+        if gate.is_some_and(|(tni, bg)| generation.description().has_gate(tni, bg)) {
             return Ok(id);
         }
         let hint = "the machine has no such gate";

@@ -65,7 +65,7 @@ struct Bystanders {
 impl Bystanders {
     fn new(world: &World) -> Self {
         for node in [2, 3] {
-            let other = BgAddress::new(coords(5 - node), TNI.get(), BCH.get());
+            let other = BgAddress::new(coords(5 - node), TNI, BCH.gate());
             let remote = RemoteLink(0).with_recv(other.place().0 as u32).with_send(other.0 as u32);
             // X 1 of 2.
             let subnet = CqsMode(0).with_nx(2).with_sx(1).with_lx(1);
@@ -205,5 +205,6 @@ fn address(u: &mut Unstructured<'_>) -> Result<BgAddress> {
     let node = u.int_in_range(0..=3)?;
     // Mostly the two that the input plays with.
     let node = if u.ratio(3, 4)? { node & 1 } else { node };
-    Ok(BgAddress::new(coords(node), u.int_in_range(0..=1)?, gate(u)?))
+    let tni = TNIS[usize::from(u.int_in_range(0..=1_u8)?)];
+    Ok(BgAddress::new(coords(node), tni, BgId::from_field(gate(u)?)))
 }

@@ -93,7 +93,7 @@ fn open(device: &Device<InProcess>) -> impl Sized + use<'_> {
     let packets = Packets::open(device, &config).expect(WORKS);
     // A round of two: a peer's node is the other one.
     let bch = BchId::ALL[0];
-    let far = BgAddress::new(Coords::new(0, 0, 0, 1, 1, 1), TNI.get(), bch.get());
+    let far = BgAddress::new(Coords::new(0, 0, 0, 1, 1, 1), TNI, bch.gate());
     let mut gate = Gate::new(TNI, bch.gate());
     (gate.src_local, gate.dst_local) = (Some(bch.gate()), Some(bch.gate()));
     (gate.src_remote, gate.dst_remote) = (Some(far), Some(far));

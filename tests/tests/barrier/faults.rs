@@ -9,7 +9,7 @@ use tofu_tests::{Cluster, PATIENCE_NS};
 
 use crate::group::{
     BCH, BCH_ID, Group, RELAYS, bg, channel_config, channel_register, config, doubling, gate,
-    gate_register, members, profile, tni, tni_id, tree,
+    gate_at, gate_register, members, profile, tni, tni_id, tree,
 };
 
 const SHORT_NS: u64 = 10_000_000;
@@ -156,7 +156,7 @@ fn a_signal_of_another_group_is_refused() {
 fn a_signal_of_a_stranger_changes_nothing() {
     let cluster = Cluster::new("1x1x1x2x3x2");
     let mut group = Group::with(&cluster, 4, doubling, &config(7, 0));
-    let stranger = BgAddress::new(cluster.device(9).coords(), tni(), 5);
+    let stranger = gate_at(cluster.device(9).coords(), tni(), 5);
     let config = ChannelConfig { gpid: 7, ..channel_config(tni(), 5) };
     let reg = BgsReg::ExceptionInfoAddressUnmatch;
     for to in [BCH, RELAYS[0]] {
@@ -276,7 +276,7 @@ fn an_operation_that_there_is_not_is_an_error_of_the_start_gate() {
 fn a_circle_of_gates_does_not_run_for_ever() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let register = |bg, reg| gate_register(bg, reg);
-    let here = |bg: u8| BgAddress::new(cluster.device(0).coords(), tni(), bg).0;
+    let here = |bg: u8| gate_at(cluster.device(0).coords(), tni(), bg).0;
     // By local links on node 0: the channel's gate, 20, 21, 22, 20, ...; 20 takes the start gate's
     // signal as a remote one. 22 waits only for 21.
     let gates: [(u8, u64, u64, u64); 4] = [

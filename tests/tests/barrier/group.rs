@@ -3,7 +3,7 @@
 use tofu_abi::barrier::{BgAddress, Profile};
 use tofu_abi::reduce::{self, Input, Op, Value};
 use tofu_abi::regs::{BchReg, BgsReg, Register};
-use tofu_abi::{BchId, BgId, TniId};
+use tofu_abi::{BchId, BgId, Coords, TniId};
 use tofu_driver::{Channel, ChannelConfig, Gate, Outcome};
 use tofu_inproc::InProcess;
 use tofu_tests::{Cluster, PATIENCE_NS};
@@ -39,6 +39,11 @@ pub(crate) fn channel_register(reg: BchReg) -> Register {
 /// A gate without links.
 pub(crate) fn gate(tni: u8, bg: u8) -> Gate {
     Gate::new(TniId::new(tni).unwrap(), BgId::new(bg).unwrap())
+}
+
+/// The address of a gate.
+pub(crate) fn gate_at(node: Coords, tni: u8, bg: u8) -> BgAddress {
+    BgAddress::new(node, TniId::new(tni).unwrap(), BgId::new(bg).unwrap())
 }
 
 /// The other end of a local link.
@@ -181,7 +186,7 @@ pub(crate) struct Group {
 
 /// Addresses of the channels of nodes 0 to `n` - 1.
 pub(crate) fn members(cluster: &Cluster, n: u32, tni: u8, bch: u8) -> Vec<BgAddress> {
-    (0..n).map(|rank| BgAddress::new(cluster.device(rank).coords(), tni, bch)).collect()
+    (0..n).map(|rank| gate_at(cluster.device(rank).coords(), tni, bch)).collect()
 }
 
 pub(crate) fn config(gpid: u64, bseq: u32) -> ChannelConfig {

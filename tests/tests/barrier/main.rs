@@ -10,7 +10,7 @@ mod wires;
 use std::sync::atomic::Ordering;
 
 use tofu_abi::Generation;
-use tofu_abi::barrier::{BchReady, BgAddress, Profile, SignalState};
+use tofu_abi::barrier::{BchReady, Profile, SignalState};
 use tofu_abi::irq::{BgsIrqs, vector};
 use tofu_abi::reduce::{self, Input, Op};
 use tofu_abi::regs::{BchReg, BgsReg, Register};
@@ -23,7 +23,8 @@ use tofu_tests::{Cluster, PATIENCE_NS};
 
 use crate::group::{
     Algorithm, BCH, BCH_ID, Group, RELAYS, bg, channel_config, channel_register, config, doubling,
-    doubling_with, expected, gate, gate_register, inputs, profile, ring, tni, tni_id, tree,
+    doubling_with, expected, gate, gate_at, gate_register, inputs, profile, ring, tni, tni_id,
+    tree,
 };
 
 /// All operations, by all algorithms that work for so many members.
@@ -283,7 +284,7 @@ fn members_may_be_on_the_same_node() {
     let [all, one] = [tnis - 1, 4 % tnis];
     let apart = [(0, 0), (all.min(1), 1), (all, channels - 1), (all.min(2), 5)];
     for places in [apart, [0, 1, 2, 3].map(|bch| (one, bch))] {
-        let members = places.map(|(tni, bch)| BgAddress::new(device.coords(), tni, bch));
+        let members = places.map(|(tni, bch)| gate_at(device.coords(), tni, bch));
         let mut channels: Vec<_> = places
             .into_iter()
             .enumerate()
@@ -330,7 +331,7 @@ fn the_end_of_a_round_is_an_interrupt_if_it_is_unmasked() {
 fn modelled_time_is_that_of_the_paper() {
     let cluster = Cluster::new("2x1x1x1x1x1");
     // The simple test of the paper: one channel, two gates connected in series.
-    let here = BgAddress::new(cluster.device(0).coords(), tni(), BCH);
+    let here = gate_at(cluster.device(0).coords(), tni(), BCH);
     let mut gates = [gate(tni(), BCH), gate(tni(), RELAYS[0])];
     for (gate, other) in [(0, RELAYS[0]), (1, BCH)] {
         gates[gate].src_local = bg(other);
@@ -345,7 +346,7 @@ fn modelled_time_is_that_of_the_paper() {
     }
     drop(channel);
     // Between neighbours a hop is added, and 104 bytes on the link.
-    let members = [here, BgAddress::new(cluster.device(1).coords(), tni(), BCH)];
+    let members = [here, gate_at(cluster.device(1).coords(), tni(), BCH)];
     let mut channels = [0, 1].map(|rank| {
         let gates = doubling(&members, rank as usize);
         Channel::open(cluster.device(rank), &config(0, 0), &gates).unwrap()
@@ -378,7 +379,7 @@ fn modelled_time_of_channels_of_one_interface_adds_up() {
     let signal = timing().transit_ps(0, 104);
     for n in [1u64, 2, 4] {
         let cluster = Cluster::new("1x1x1x1x1x1");
-        let address = |bch| BgAddress::new(cluster.device(0).coords(), tni(), bch);
+        let address = |bch| gate_at(cluster.device(0).coords(), tni(), bch);
         let members: Vec<_> = (0..n as u8).map(address).collect();
         let mut channels: Vec<_> = (0..n as u8)
             .map(|bch| {

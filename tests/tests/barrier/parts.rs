@@ -1,13 +1,13 @@
 //! Barriers of a machine in parts.
 
-use tofu_abi::barrier::BgAddress;
 use tofu_abi::reduce::Op;
 use tofu_driver::{Channel, Device};
 use tofu_machine::MachineConfig;
 use tofu_tests::parts::InParts;
 
 use crate::group::{
-    Algorithm, BCH, Group, config, doubling, expected, inputs, profile, ring, tni, tni_id, tree,
+    Algorithm, BCH, Group, config, doubling, expected, gate_at, inputs, profile, ring, tni, tni_id,
+    tree,
 };
 
 /// Signals go over cables, and results are those of a machine in one piece to the last bit: the
@@ -27,7 +27,7 @@ fn every_operation_over_parts_has_the_bits_of_one_machine() {
         .collect();
     let algorithms: [(Algorithm, usize); 3] = [(doubling, 8), (tree, 12), (ring, 12)];
     for (algorithm, n) in algorithms {
-        let address = |device: &Device<_>| BgAddress::new(device.coords(), tni(), BCH);
+        let address = |device: &Device<_>| gate_at(device.coords(), tni(), BCH);
         let members: Vec<_> = devices[..n].iter().map(address).collect();
         let open = |(rank, device)| {
             Channel::open(device, &config(7, 0), &algorithm(&members, rank)).unwrap()

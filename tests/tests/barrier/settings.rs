@@ -11,8 +11,8 @@ use tofu_inproc::InProcess;
 use tofu_tests::{Cluster, PATIENCE_NS};
 
 use crate::group::{
-    BCH, BCH_ID, Group, RELAYS, bg, channel_config, config, doubling, gate, gate_register, members,
-    profile, tni, tni_id, tree,
+    BCH, BCH_ID, Group, RELAYS, bg, channel_config, config, doubling, gate, gate_at, gate_register,
+    members, profile, tni, tni_id, tree,
 };
 
 fn refused(cluster: &Cluster, config: &ChannelConfig, gates: &[Gate]) -> ChannelError {
@@ -148,7 +148,7 @@ fn enable(device: &Device<InProcess>, bg: u8, links: [u64; 4]) -> (u64, BgsIrqs)
 fn the_device_refuses_links_to_gates_that_there_are_not() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let device = cluster.device(0);
-    let peer = BgAddress::new(cluster.device(1).coords(), profile().tnis - 1, 20).0;
+    let peer = gate_at(cluster.device(1).coords(), profile().tnis - 1, 20).0;
     let (recv, send) = (BgsIrqs::BG_RECV_ADDRESS_EXCEPTION, BgsIrqs::BG_SEND_ADDRESS_EXCEPTION);
     let local = |recv, send| LocalLink(0).with_recv(recv).with_send(send).0;
     let remote =
@@ -210,7 +210,7 @@ fn settings_of_an_enabled_gate_stay_what_they_are() {
 fn signals_take_the_path_of_their_link() {
     let cluster = Cluster::new("1x1x1x2x3x2");
     // Rank 2 is the neighbour on B+, port 3.
-    let members = [0, 2].map(|rank| BgAddress::new(cluster.device(rank).coords(), tni(), BCH));
+    let members = [0, 2].map(|rank| gate_at(cluster.device(rank).coords(), tni(), BCH));
     cluster.set_link(0, 3, false);
     for (path, arrives) in [([0, 1], false), ([2, 2], true)] {
         let mut channels = [0usize, 1].map(|rank| {

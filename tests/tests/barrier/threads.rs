@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use tofu_abi::barrier::BgAddress;
 use tofu_abi::irq::BgsIrqs;
 use tofu_abi::reduce::{self, Op};
 use tofu_abi::{BchId, BgId};
@@ -15,7 +14,7 @@ use tofu_machine::MachineConfig;
 use tofu_tests::parts::InParts;
 use tofu_tests::seen::{at, number, parts, see};
 
-use crate::group::{Algorithm, BCH, config, doubling, profile, ring, tni, tni_id, tree};
+use crate::group::{Algorithm, BCH, config, doubling, gate_at, profile, ring, tni, tni_id, tree};
 
 /// Longer than anything here takes, in nanoseconds.
 const LONG_NS: u64 = 30_000_000_000;
@@ -98,7 +97,7 @@ fn rounds(devices: &[Device<InProcess>], rounds: u64) {
     let mut channels = Vec::new();
     for (algorithm, bch, n) in groups {
         let members: Vec<_> =
-            devices[..n].iter().map(|d| BgAddress::new(d.coords(), tni(), bch)).collect();
+            devices[..n].iter().map(|d| gate_at(d.coords(), tni(), bch)).collect();
         for (rank, device) in devices[..n].iter().enumerate() {
             let mut gates = algorithm(&members, rank);
             // Relays of its own for each group.

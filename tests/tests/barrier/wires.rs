@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use tofu_abi::barrier::BgAddress;
 use tofu_abi::irq::BgsIrqs;
 use tofu_abi::reduce::{self, Op};
 use tofu_driver::{Channel, ChannelWaitError, Device};
@@ -10,7 +9,7 @@ use tofu_fabric::{FaultCounters, FaultPlan, Ppm, Rates, Shape};
 use tofu_inproc::InProcess;
 use tofu_machine::{Machine, MachineConfig};
 
-use crate::group::{BCH, config, tni, tni_id, tree};
+use crate::group::{BCH, config, gate_at, tni, tni_id, tree};
 
 /// Longer than a round takes on any host, in nanoseconds.
 const LONG_NS: u64 = 30_000_000_000;
@@ -56,7 +55,7 @@ impl Wired {
     /// A channel on each node; rounds begin with this number.
     fn group(&self, bseq: u32) -> Vec<Channel<InProcess>> {
         let members: Vec<_> =
-            self.devices.iter().map(|d| BgAddress::new(d.coords(), tni(), BCH)).collect();
+            self.devices.iter().map(|d| gate_at(d.coords(), tni(), BCH)).collect();
         let open = |(rank, device)| {
             Channel::open(device, &config(7, bseq), &tree(&members, rank)).unwrap()
         };

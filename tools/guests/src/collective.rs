@@ -88,8 +88,7 @@ impl Gates {
         let far = |a, b| node(a).straight_hops(node(b));
         let choice = choose(GroupShape::line(comm.nodes), most, Costs::TOFUD, far)?;
         let gate_number = |gate| gate_number(profile, gate);
-        let address =
-            |at: GateOf| BgAddress::new(node(at.member), TNI.get(), gate_number(at.gate).get());
+        let address = |at: GateOf| BgAddress::new(node(at.member), TNI, gate_number(at.gate));
         let links = choice.plan.gates(comm.rank as usize);
         let gates = (0..).zip(links).map(|(number, links)| Gate {
             src_local: links.src_local.map(gate_number),
@@ -189,7 +188,7 @@ impl Through {
         }
         let gate = |rank, number| {
             let node = comm.places.coords(rank).unwrap_or_default();
-            BgAddress::new(node, TNI.get(), gate_number(profile, number).get())
+            BgAddress::new(node, TNI, gate_number(profile, number))
         };
         // Gate 1 of the relay leads from node 0 to node 2, gate 2 back.
         let own = |src_remote, dst_remote| Gate {

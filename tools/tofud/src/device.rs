@@ -266,7 +266,7 @@ impl SharedDevice for Vfio {
         let all: Vec<_> = TniId::ALL.into_iter().zip(*gates).flat_map(of).collect();
         // Gates without a start and end gate belong to no channel of the process, so none is open.
         let channels = all.iter().filter_map(|(tni, bg)| Some((*tni, bg.channel()?)));
-        let channels = channels.filter(|(tni, bch)| profile.has_channel(tni.get(), bch.get()));
+        let channels = channels.filter(|(tni, bch)| profile.has_channel(*tni, *bch));
         let sticks = |&(tni, bch): &(TniId, BchId)| self.0.stop_barrier(tni, bch, &all).is_err();
         // All of them, even if one is stuck.
         channels.filter(sticks).count() == 0

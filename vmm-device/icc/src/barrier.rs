@@ -74,13 +74,13 @@ impl Icc {
 
     pub(crate) fn read_bgs(&self, tni: TniId, bg: BgId, reg: BgsReg) -> u64 {
         let profile = self.profile();
-        if !profile.has_gate(tni.get(), bg.get()) {
+        if !profile.has_gate(tni, bg) {
             return 0;
         }
         let Some(unit) = self.barrier.get(tni) else {
             return match reg {
                 BgsReg::Imr | BgsReg::Imc => u64::MAX,
-                BgsReg::BchMask if profile.has_channel(tni.get(), bg.get()) => BCH_MASK,
+                BgsReg::BchMask if profile.has_start_gate(tni, bg) => BCH_MASK,
                 _ => 0,
             };
         };
@@ -218,7 +218,7 @@ impl Icc {
             self.tni(tni).add(TniReg::RxNumUnknownTlp, 1);
             return;
         }
-        let source = BgAddress::new(from.node, from.tni.get(), signal.source.get());
+        let source = BgAddress::new(from.node, from.tni, signal.source);
         let Some(unit) = self.barrier.get(tni).filter(|_| self.tni(tni).enabled()) else {
             self.inactive_gate(tni, signal.target, source.place());
             return;

@@ -165,8 +165,7 @@ impl Icc {
                 system.chain(page.map(|&reg| (reg.name(), Register::Cq { tni, cq, reg }))).collect()
             }
             Unit::Gate(tni, bg) => {
-                let channel =
-                    bg.channel().filter(|bch| self.profile().has_channel(tni.get(), bch.get()));
+                let channel = bg.channel().filter(|bch| self.profile().has_channel(tni, *bch));
                 let data = BgsReg::DataA0.offset()..=BgsReg::DataBe.offset();
                 let says = |reg: &BgsReg| {
                     let of_channel = reg.offset() >= BgsReg::BchMask.offset();

@@ -38,7 +38,7 @@ impl Device {
         icc.set_bus_master(true);
         let device = Self { icc, memory, net: Sent::default() };
         device.write(Register::Tni { tni: TniId::ALL[0], reg: TniReg::Enable }, 1);
-        let peer = |bg| BgAddress::new(PEER, 0, bg).place().0;
+        let peer = |bg: usize| BgAddress::new(PEER, TniId::ALL[0], BgId::ALL[bg]).place().0;
         let relay = SignalMask(0).with_sig_recv(true).with_sig_send(true);
         device.gate(RELAY, relay.0, peer(7) << 32 | peer(8));
         device.write(

@@ -89,9 +89,9 @@ fn devices(generation: Generation, lengths: [u8; 6]) -> anyhow::Result<Model> {
 
 /// Runs a barrier among members, each at a node and TNI. Returns its modelled time in microseconds,
 /// and the gates of the TNI that needs the most.
-fn run(model: &Model, members: &[(Coords, u8)], plan: &Plan) -> anyhow::Result<(f64, usize)> {
+fn run(model: &Model, members: &[(Coords, TniId)], plan: &Plan) -> anyhow::Result<(f64, usize)> {
     // For each place, its start and end gates and its relay gates, counted.
-    let mut used: Vec<((Coords, u8), u8, u8)> = Vec::new();
+    let mut used: Vec<((Coords, TniId), u8, u8)> = Vec::new();
     let mut numbers: Vec<Vec<u8>> = Vec::new();
     for (member, place) in members.iter().enumerate() {
         let at = used.iter().position(|(known, ..)| known == place).unwrap_or_else(|| {
@@ -106,16 +106,15 @@ fn run(model: &Model, members: &[(Coords, u8)], plan: &Plan) -> anyhow::Result<(
         *relays += more;
     }
     let most = used.iter().map(|(_, starts, relays)| usize::from(starts + relays)).max();
-    let number = |at: GateOf| numbers[at.member as usize][usize::from(at.gate)];
+    let number = |at: GateOf| BgId::from_field(numbers[at.member as usize][usize::from(at.gate)]);
     let address = |at: GateOf| {
         let (node, tni) = members[at.member as usize];
         BgAddress::new(node, tni, number(at))
     };
     let mut channels = Vec::new();
-    for (member, (node, tni)) in (0..).zip(members) {
-        let own = |gate| BgId::from_field(number(GateOf { member, gate }));
+    for (member, &(node, tni)) in (0..).zip(members) {
+        let own = |gate| number(GateOf { member, gate });
         let start = own(0).channel().context("a start and end gate")?;
-        let tni = TniId::new(*tni).context("a TNI")?;
         let links = plan.gates(member as usize);
         let gates: Vec<_> = (0..)
             .zip(links)
@@ -128,7 +127,7 @@ fn run(model: &Model, members: &[(Coords, u8)], plan: &Plan) -> anyhow::Result<(
             })
             .collect();
         let config = ChannelConfig { interrupts: BgsIrqs::NONE, ..ChannelConfig::new(tni, start) };
-        channels.push(Channel::open(model.device(*node)?, &config, &gates)?);
+        channels.push(Channel::open(model.device(node)?, &config, &gates)?);
     }
     let mut last = 0;
     for _ in 0..ROUNDS {
@@ -151,7 +150,8 @@ fn of_one_node(channels: u32, tnis: u32) -> anyhow::Result<Modelled> {
     let model = devices(Generation::Fugaku, [1; 6])?;
     let node = Coords::default();
     let part = |member: u32| (0..tnis).rev().find(|part| part * channels / tnis <= member);
-    let members: Vec<_> = (0..channels).map(|m| (node, part(m).unwrap_or(0) as u8)).collect();
+    let place = |member| Ok((node, TniId::new(part(member).unwrap_or(0) as u8).context("a TNI")?));
+    let members = (0..channels).map(place).collect::<anyhow::Result<Vec<_>>>()?;
     let plan = test_program(channels, tnis)?;
     let (us, gates) = run(&model, &members, &plan)?;
     Ok(Modelled { us, gates, stages: plan.stages() })
@@ -160,7 +160,7 @@ fn of_one_node(channels: u32, tnis: u32) -> anyhow::Result<Modelled> {
 /// Returns the time of `relays` relay gates in series behind a channel.
 fn series(relays: u8) -> anyhow::Result<f64> {
     let model = devices(Generation::Fugaku, [1; 6])?;
-    Ok(run(&model, &[(Coords::default(), 0)], &in_series(relays))?.0)
+    Ok(run(&model, &[(Coords::default(), TniId::ALL[0])], &in_series(relays))?.0)
 }
 
 /// Returns links with the gates and stages of Table VI. According to the paper, the tests used
@@ -195,7 +195,7 @@ fn of_nodes(z: u8) -> anyhow::Result<[f64; 3]> {
             let (x, a) = folded(member % 4, 2);
             let (y, b) = folded(member / 4 % 6, 3);
             let (z, c) = folded(member / 24, 2);
-            (Coords::new(x, y, z, a, b, c), 0)
+            (Coords::new(x, y, z, a, b, c), TniId::ALL[0])
         })
         .collect();
     let mut us = [0.0; 3];

@@ -198,7 +198,7 @@ impl Gates {
     }
 
     fn address(&self, bg: BgId) -> BgAddress {
-        BgAddress::new(self.node, self.tni.get(), bg.get()).place()
+        BgAddress::new(self.node, self.tni, bg).place()
     }
 
     /// The value of a register that is not an interrupt register.
