@@ -9,6 +9,7 @@ use kernel::prelude::*;
 use kernel::uaccess::{UserPtr, UserSlice};
 
 use tofu_abi::regs::{CqReg, PortReg, BAR0_SIZE, NUM_CQ, NUM_PORT, NUM_TNI};
+use tofu_abi::topology::Port;
 use tofu_abi::{Coords, CqId, TniId};
 
 use crate::cq::OpenQueues;
@@ -154,10 +155,10 @@ fn note_links_down(device: &Device, a: &uapi::NotifyLinkdown) -> Result {
 
 fn port_stat(device: &Device, arg: u64) -> Result {
     let mut stat: uapi::PortStat = uapi::get(arg)?;
-    if !(1..=NUM_PORT as i32).contains(&stat.port_no) {
-        return Err(EINVAL);
-    }
-    let port = stat.port_no as u8 - 1;
+    let index = usize::try_from(stat.port_no)
+        .ok()
+        .and_then(|number| number.checked_sub(1));
+    let port = index.and_then(Port::from_index).ok_or(EINVAL)?;
     for (value, reg) in stat.pa.iter_mut().zip(PortReg::ALL) {
         *value = device.read(port, *reg);
     }

@@ -5,8 +5,9 @@
 
 use tofu_abi::regs::{
     bgs_page, cq_page, cqs_page, tni_base, BgsReg, CqReg, CqsReg, PortReg, TniReg, TofuReg,
-    BAR0_SIZE, MAX_BG, NUM_CQ, NUM_TNI,
+    BAR0_SIZE, MAX_BG, NUM_CQ, NUM_PORT, NUM_TNI,
 };
+use tofu_abi::topology::Port;
 use tofu_abi::{regs, BgId, CqId, TniId};
 
 use crate::ids::{GateId, QueueId};
@@ -77,10 +78,10 @@ registers! {
     BgsReg: |id: GateId| bgs_page(id.tni, id.bg),
         up to bgs_page(LAST_TNI, BgId::ALL[MAX_BG - 1]);
     TniReg: |tni: TniId| tni_base(tni), up to tni_base(LAST_TNI);
-    PortReg: |port: u8| port_block(port), up to port_block(u8::MAX);
+    PortReg: |port: Port| port_block(port), up to port_block(Port::ALL[NUM_PORT - 1]);
 }
 
-const fn port_block(port: u8) -> u64 {
+const fn port_block(port: Port) -> u64 {
     let reg = PortReg::ALL[0];
     regs::Register::Port { port, reg }.offset() - reg.offset()
 }

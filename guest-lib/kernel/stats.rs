@@ -10,7 +10,8 @@ use kernel::sync::atomic::Relaxed;
 use kernel::sync::Arc;
 
 use tofu_abi::irq::{CqsIrqs, PortRequest, TniIrqs, TnrIrqs};
-use tofu_abi::regs::{CqReg, CqsReg, CqsStatus, PortReg, TniReg, TniState, TofuReg, NUM_PORT};
+use tofu_abi::regs::{CqReg, CqsReg, CqsStatus, PortReg, TniReg, TniState, TofuReg};
+use tofu_abi::topology::Port;
 use tofu_abi::TniId;
 
 use crate::device::Device;
@@ -114,14 +115,14 @@ fn health(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             names(f, exceptions.names())?;
         }
     }
-    for port in 0..NUM_PORT as u8 {
+    for port in Port::ALL {
         let is_set = |request| links.intersects(TnrIrqs::of(port, request));
         let mut set = PORT_REQUESTS
             .iter()
             .filter_map(|(request, name)| is_set(*request).then_some(*name))
             .peekable();
         if set.peek().is_some() {
-            write!(f, "port{}", port + 1)?;
+            write!(f, "port{}", port.index() + 1)?;
             names(f, set)?;
         }
     }
@@ -171,11 +172,11 @@ fn interfaces(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 /// Counters of the ports that are not 0, by their public names. Ports are numbered from 1.
 fn ports(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    for port in 0..NUM_PORT as u8 {
+    for port in Port::ALL {
         for reg in PortReg::ALL {
             let value = device.read(port, *reg);
             if value != 0 {
-                writeln!(f, "port{} {} {value}", port + 1, reg.name())?;
+                writeln!(f, "port{} {} {value}", port.index() + 1, reg.name())?;
             }
         }
     }

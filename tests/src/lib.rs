@@ -271,8 +271,7 @@ impl Host for Surroundings {
         self.world().now.load(Ordering::SeqCst)
     }
 
-    fn port_counters(&self, port: u8) -> PortCounters {
-        let port = Port::from_index(port.into()).expect("the device has ten ports");
+    fn port_counters(&self, port: Port) -> PortCounters {
         let node = NodeId(self.node as u32);
         self.world().fabric.port_counters(node, port).expect("the node is in the machine")
     }
@@ -501,7 +500,7 @@ impl Cluster {
     }
 
     /// Bytes, in units of 16, that left node `rank` through port `port`.
-    pub fn sent_bytes(&self, rank: u32, port: u8) -> u64 {
+    pub fn sent_bytes(&self, rank: u32, port: Port) -> u64 {
         self.device(rank).read(Register::Port { port, reg: PortReg::ByteSendTlp })
     }
 }

@@ -4,6 +4,7 @@ use tofu_abi::Rcode;
 use tofu_abi::desc::{ArmwOp, Command, Descriptor, Header1, MAX_MESSAGE};
 use tofu_abi::queue::MrqId;
 use tofu_abi::regs::{CqReg, CqsMode};
+use tofu_abi::topology::Port;
 use tofu_abi::{Coords, Path};
 use tofu_driver::{CqConfig, DmaBuffer, Order};
 use tofu_tests::{Cluster, Endpoint, description, pattern};
@@ -273,9 +274,9 @@ fn padding_takes_more_bytes_on_the_link() {
     let b = cluster.endpoint(1, 0, 0);
     let order = Order::put(b.target(), b.at(0), a.at(0), 300);
     let mut cost = |order: &Order| {
-        let before = cluster.sent_bytes(0, 0);
+        let before = cluster.sent_bytes(0, Port::A);
         a.run(order);
-        cluster.sent_bytes(0, 0) - before
+        cluster.sent_bytes(0, Port::A) - before
     };
     let (plain, padded) = (cost(&order), cost(&order.padding()));
     assert!(padded > plain, "{padded} > {plain}");

@@ -6,6 +6,7 @@ use tofu_abi::desc::{ArmwOp, Descriptor, Header1};
 use tofu_abi::irq::BgsIrqs;
 use tofu_abi::reduce::Op;
 use tofu_abi::regs::{BchReg, BgsReg, CqsMode, CqsReg, Register, TniReg, TofuReg};
+use tofu_abi::topology::Port;
 use tofu_abi::{BchId, BgId, CqId, Generation, Rcode, TniId, barrier};
 use tofu_driver::{
     Channel, ChannelConfig, ChannelError, Cq, CqConfig, Gate, OpenError, Order, PacketConfig,
@@ -249,7 +250,7 @@ fn a_channel_takes_as_many_elements_as_its_generation() {
 #[test]
 fn clocks_are_the_generations() {
     each(|generation, cluster| {
-        let count = Register::Port { port: 0, reg: tofu_abi::regs::PortReg::FreeRunCount };
+        let count = Register::Port { port: Port::A, reg: tofu_abi::regs::PortReg::FreeRunCount };
         let before = cluster.device(0).read(count);
         cluster.pass(1_000_000_000);
         let cycles = cluster.device(0).read(count) - before;

@@ -25,7 +25,7 @@ fn a_link_that_is_down_ends_commands_and_raises_a_port_error() {
     ];
     let kinds = if description().atomics { 3 } else { 2 };
     let orders = &orders[..kinds];
-    let port_error = TnrIrqs::of(0, PortRequest::PortError);
+    let port_error = TnrIrqs::of(Port::A, PortRequest::PortError);
     for &(order, id) in orders {
         // It was sent, which is all that its completion reports.
         assert_eq!(a.run(&order).rcode, Rcode::SUCCESS);
@@ -70,7 +70,7 @@ fn all_that_a_device_says_of_a_board_that_fails_agrees() {
                 let end = ends[rank as usize].end_of(&order);
                 assert_eq!(end == Rcode::LINK_DOWN, is_dead, "{at} {port}: {end:?}");
                 let expected = match is_dead {
-                    true => TnrIrqs::of(n as u8, PortRequest::PortError),
+                    true => TnrIrqs::of(port, PortRequest::PortError),
                     false => TnrIrqs::NONE,
                 };
                 assert_eq!(irqs.pending(), expected, "{at} {port}");

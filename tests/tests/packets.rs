@@ -12,6 +12,7 @@ use tofu_abi::frame::{
 use tofu_abi::irq::{CqsIrqs, TniIrqs};
 use tofu_abi::queue::{MrqId, PbqEntry, PrqEntry, PrqRcode, RingIndex};
 use tofu_abi::regs::{CqsMode, PortReg, Register, TniReg};
+use tofu_abi::topology::Port;
 use tofu_abi::{Coords, TniId};
 use tofu_driver::{
     CqConfig, DmaBuffer, Order, PacketConfig, PacketTarget, Packets, Received, SendError,
@@ -152,7 +153,7 @@ fn a_system_packet_arrives_whole_and_names_its_sender() {
     assert_eq!(tni(&cluster, 0, TniReg::NumSendSystemTlp), 7);
     assert_eq!(tni(&cluster, 1, TniReg::RxNumSystemTlp), 7);
     assert_eq!(tni(&cluster, 1, TniReg::RxNumDiscardSystemTlp), 0);
-    let port = |rank, reg| cluster.device(rank).read(Register::Port { port: 0, reg });
+    let port = |rank, reg| cluster.device(rank).read(Register::Port { port: Port::A, reg });
     assert_eq!(port(0, PortReg::NumSendSystemTlp), 7);
     assert_eq!(port(1, PortReg::NumReceiveSystemTlp), 7);
     assert_eq!(port(0, PortReg::ByteSendTlp) * 16, tni(&cluster, 0, TniReg::ByteSendTlp) * 16);
@@ -217,7 +218,7 @@ fn a_packet_that_meets_a_dead_link_is_reported() {
     cluster.set_link(0, 4, false);
     assert_eq!(send(&cluster, &mut a, &down, b"x"), Rcode::LINK_DOWN);
     assert_eq!(receive(&mut b), None);
-    let discards = Register::Port { port: 4, reg: PortReg::NumTxDiscardSystemTlp };
+    let discards = Register::Port { port: Port::XMinus, reg: PortReg::NumTxDiscardSystemTlp };
     assert_eq!(cluster.device(0).read(discards), 1);
     assert_eq!(send(&cluster, &mut a, &up, b"x"), Rcode::SUCCESS, "the other way round");
     assert!(receive(&mut b).is_some());
@@ -323,8 +324,8 @@ fn raw_packets_go_through_the_port_that_they_name() {
     assert_eq!(hop(Header1(0).with_port(4).with_e(true)), Rcode::SUCCESS);
     assert_eq!(queues.next(), None);
     assert_eq!(tni(&cluster, 2, TniReg::NumReceiveNullifiedTlp), 1);
-    let sent = Register::Port { port: 4, reg: PortReg::NumSendNullifiedTlp };
-    let received = Register::Port { port: 5, reg: PortReg::NumReceiveNullifiedTlp };
+    let sent = Register::Port { port: Port::XMinus, reg: PortReg::NumSendNullifiedTlp };
+    let received = Register::Port { port: Port::XPlus, reg: PortReg::NumReceiveNullifiedTlp };
     assert_eq!(cluster.device(0).read(sent), 1);
     assert_eq!(cluster.device(2).read(received), 1);
     assert_eq!(hop(Header1(0).with_port(10)), Rcode::NO_SUCH_NODE);

@@ -324,12 +324,12 @@ fn whatever_fails_and_comes_back_nothing_is_wrong_lost_untold_or_hangs() {
 fn registers_of_ports_are_there_after_a_node_has_failed() {
     let mut soak = Soak::new(7);
     let dead = 17;
-    let read = |soak: &Soak, rank: u32, port: u8, reg| {
+    let read = |soak: &Soak, rank: u32, port: Port, reg| {
         soak.cluster.device(rank).read(Register::Port { port, reg })
     };
     soak.set_node(dead, false);
     let discarded = |soak: &Soak| -> u64 {
-        let ports = (0..NODES).flat_map(|rank| (0..10).map(move |port| (rank, port)));
+        let ports = (0..NODES).flat_map(|rank| Port::ALL.map(move |port| (rank, port)));
         ports.map(|(rank, port)| read(soak, rank, port, PortReg::NumTxDiscardNormalTlp)).sum()
     };
     let target = soak.ends[dead as usize].target();
@@ -342,7 +342,7 @@ fn registers_of_ports_are_there_after_a_node_has_failed() {
         assert_eq!(discarded(&soak) - before, 3, "node {rank}");
     }
     for rank in 0..NODES {
-        for port in 0..10 {
+        for port in Port::ALL {
             for reg in PortReg::ALL {
                 let (first, again) = (read(&soak, rank, port, *reg), read(&soak, rank, port, *reg));
                 let at_rest = *reg == PortReg::FreeRunCount || first == again;

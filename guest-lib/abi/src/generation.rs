@@ -397,7 +397,7 @@ impl Description {
             }
             Register::BgsData { tni, bg, .. } => self.has_gate(tni, bg),
             Register::Tni { tni, .. } => self.has_tni(tni),
-            Register::Port { port, .. } => port < self.ports,
+            Register::Port { port, .. } => port.index() < self.ports as usize,
             Register::Tofu(
                 TofuReg::TniVms(tni, _)
                 | TofuReg::TniVmsCq00(tni)

@@ -7,6 +7,7 @@
 use core::fmt;
 
 use crate::regs::NUM_PORT;
+use crate::topology::Port;
 
 /// A set of interrupt requests, as it stands in the registers of a unit.
 pub trait IrqSet: Copy + fmt::Debug + 'static {
@@ -264,14 +265,14 @@ impl TnrIrqs {
         Self(all)
     };
 
-    /// The request of `port` (0 to 9).
-    pub const fn of(port: u8, request: PortRequest) -> Self {
+    /// The request of a port.
+    pub const fn of(port: Port, request: PortRequest) -> Self {
         Self(1 << (6 * port as u32 + request as u32))
     }
 
-    /// The ports (0 to 9) that have this request.
-    pub fn ports(self, request: PortRequest) -> impl Iterator<Item = u8> {
-        (0..NUM_PORT as u8).filter(move |port| self.intersects(Self::of(*port, request)))
+    /// The ports that have this request.
+    pub fn ports(self, request: PortRequest) -> impl Iterator<Item = Port> {
+        Port::ALL.into_iter().filter(move |port| self.intersects(Self::of(*port, request)))
     }
 }
 

@@ -606,8 +606,8 @@ pub enum Register {
     },
     /// Of a link port.
     Port {
-        /// Port, 0 to 9.
-        port: u8,
+        /// Port.
+        port: Port,
         /// Register.
         reg: PortReg,
     },
@@ -685,7 +685,9 @@ impl Register {
         if offset < PORT_BASE + NUM_PORT as u64 * PORT_STRIDE {
             let rel = offset - PORT_BASE;
             match PortReg::from_offset(rel % PORT_STRIDE) {
-                Some(reg) => Some(Self::Port { port: (rel / PORT_STRIDE) as u8, reg }),
+                Some(reg) => {
+                    Some(Self::Port { port: Port::ALL[(rel / PORT_STRIDE) as usize], reg })
+                }
                 None => None,
             }
         } else if offset >= XB_BASE && offset < XB_BASE + PAGE_SIZE {

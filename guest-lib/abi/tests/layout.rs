@@ -13,7 +13,7 @@ use tofu_abi::regs::{
     TofuReg, XbReg, subnet_contains,
 };
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
-use tofu_abi::topology::Shape;
+use tofu_abi::topology::{Port, Shape};
 use tofu_abi::{BchId, BgId, Coords, CqId, Doorbell, Path, Rcode, StagOffset, Subnet, TniId};
 
 /// Offset in the block and public name.
@@ -251,9 +251,9 @@ fn golden_map() -> Vec<(u64, Register)> {
             map.push((0xc0_0000 + t + offset, Register::Tni { tni, reg: *reg }));
         }
     }
-    for port in 0..10u8 {
+    for (base, port) in (0x600_0000..).step_by(0x1000).zip(Port::ALL) {
         for (reg, (offset, _)) in PortReg::ALL.iter().zip(PORT) {
-            let address = 0x600_0000 + u64::from(port) * 0x1000 + offset;
+            let address = base + offset;
             map.push((address, Register::Port { port, reg: *reg }));
         }
     }
@@ -476,8 +476,8 @@ fn interrupt_bits_are_the_public_ones() {
     assert_eq!(BgsIrqs::ALL.raw(), 0x0700_003f);
     assert_eq!(BgsIrqs::EXCEPTIONS.raw(), 0x0400_003f);
     assert_eq!(TniIrqs::ALL.raw(), 0x1_0001_007f);
-    assert_eq!(TnrIrqs::of(9, PortRequest::RoutingError).raw(), 1 << 58);
-    assert_eq!(TnrIrqs::of(2, PortRequest::PortError).raw(), 1 << 14);
+    assert_eq!(TnrIrqs::of(Port::ZPlus, PortRequest::RoutingError).raw(), 1 << 58);
+    assert_eq!(TnrIrqs::of(Port::BMinus, PortRequest::PortError).raw(), 1 << 14);
     assert_eq!(TnrIrqs::ALL.raw().count_ones(), 50);
 }
 
@@ -489,8 +489,9 @@ fn interrupt_sets_are_sets() {
     assert_eq!(format!("{both:?}"), r#"{"TOQ_MARKED_UE", "MRQ_OVERFLOW"}"#);
     // Hardware may have unknown requests.
     assert_eq!(format!("{:?}", CqsIrqs::from_raw(1 << 63)), "{9223372036854775808}");
-    let links = TnrIrqs::of(3, PortRequest::PortError) | TnrIrqs::of(9, PortRequest::PortError);
-    assert!(links.ports(PortRequest::PortError).eq([3, 9]));
+    let links = TnrIrqs::of(Port::BPlus, PortRequest::PortError)
+        | TnrIrqs::of(Port::ZPlus, PortRequest::PortError);
+    assert!(links.ports(PortRequest::PortError).eq([Port::BPlus, Port::ZPlus]));
     assert_eq!(links.ports(PortRequest::RoutingError).count(), 0);
 }
 

@@ -14,7 +14,7 @@ use crate::wire::{HEADER_SIZE, Repr};
 /// Selects the pending interrupt requests of a node that say that a packet of any node could not
 /// leave through a port, that is, that a link is dead.
 pub fn dead_links_met(pending: TnrIrqs) -> TnrIrqs {
-    let of = |port: Port| TnrIrqs::of(port.index() as u8, PortRequest::PortError);
+    let of = |port: Port| TnrIrqs::of(port, PortRequest::PortError);
     pending & Port::ALL.into_iter().fold(TnrIrqs::NONE, |all, port| all | of(port))
 }
 

@@ -38,7 +38,7 @@ impl Host for Quiet {
     fn now_ns(&self) -> u64 {
         self.0.load(SeqCst)
     }
-    fn port_counters(&self, _: u8) -> PortCounters {
+    fn port_counters(&self, _: Port) -> PortCounters {
         PortCounters::default()
     }
     fn xb_counters(&self) -> XbCounters {

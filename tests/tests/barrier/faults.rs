@@ -4,6 +4,7 @@ use tofu_abi::barrier::{BchReady, BgAddress, InactiveBg};
 use tofu_abi::irq::{BgsIrqs, PortRequest, TniIrqs, TnrIrqs, vector};
 use tofu_abi::reduce::{Input, Op};
 use tofu_abi::regs::{BchReg, BgsReg, Register, TniReg};
+use tofu_abi::topology::Port;
 use tofu_driver::{Channel, ChannelConfig, ChannelWaitError, Gate, Platform};
 use tofu_tests::{Cluster, PATIENCE_NS};
 
@@ -107,7 +108,7 @@ fn a_signal_lost_at_a_dead_link_is_an_error_of_the_port() {
         let error = channel.wait(SHORT_NS).unwrap_err();
         assert_eq!(error, ChannelWaitError::TimedOut { exceptions: BgsIrqs::NONE });
     }
-    assert_eq!(cluster.device(0).tnr_irq().pending(), TnrIrqs::of(0, PortRequest::PortError));
+    assert_eq!(cluster.device(0).tnr_irq().pending(), TnrIrqs::of(Port::A, PortRequest::PortError));
     cluster.set_link(0, 0, true);
     drop(group);
     Group::with(&cluster, 2, doubling, &config(0, 2)).barrier();

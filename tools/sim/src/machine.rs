@@ -601,11 +601,11 @@ impl Host for Surroundings {
         self.world.upgrade().map_or(0, |world| world.now() / 1000)
     }
 
-    fn port_counters(&self, port: u8) -> PortCounters {
-        let port = Port::from_index(port.into());
-        let counters = self.world.upgrade().zip(port).and_then(|(world, port)| {
-            world.state().network.port_counters(NodeId(self.node as u32), port)
-        });
+    fn port_counters(&self, port: Port) -> PortCounters {
+        let counters = self
+            .world
+            .upgrade()
+            .and_then(|world| world.state().network.port_counters(NodeId(self.node as u32), port));
         counters.unwrap_or_default()
     }
 

@@ -221,8 +221,8 @@ const TNI_COUNTERS: TniReg = TniReg::SendCount;
 pub(crate) fn counters(device: &PciDevice, all: bool, output: &Output) -> anyhow::Result<()> {
     let view = View::open(device)?;
     let mut blocks = Vec::new();
-    for (port, name) in (0..).zip(Port::ALL) {
-        blocks.push(block(&view, format!("port {name}"), PortReg::ALL, PortReg::name, |reg| {
+    for port in Port::ALL {
+        blocks.push(block(&view, format!("port {port}"), PortReg::ALL, PortReg::name, |reg| {
             Register::Port { port, reg }
         }));
     }

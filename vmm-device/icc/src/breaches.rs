@@ -89,7 +89,7 @@ impl fmt::Display for RegisterName {
             Register::Bgs { tni, bg, reg } => write!(f, "TNI {tni} BG {bg} {}", reg.name()),
             Register::BgsData { tni, bg, .. } => write!(f, "TNI {tni} BG {bg} DATA"),
             Register::Tni { tni, reg } => write!(f, "TNI {tni} {}", reg.name()),
-            Register::Port { port, reg } => write!(f, "port {port} {}", reg.name()),
+            Register::Port { port, reg } => write!(f, "port {} {}", port.index(), reg.name()),
             Register::Xb(reg) => write!(f, "XB {}", reg.name()),
             Register::Tofu(reg) => write!(f, "{reg:?}"),
         }

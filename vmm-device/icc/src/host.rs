@@ -1,7 +1,7 @@
 //! What the device needs from its surroundings.
 
 use tofu_abi::{Coords, Doorbell, TniId};
-use tofu_fabric::{Packet, PortCounters, XbCounters};
+use tofu_fabric::{Packet, Port, PortCounters, XbCounters};
 
 use crate::tlp::Body;
 use crate::trace::{Event, Subject};
@@ -30,8 +30,8 @@ pub trait Host: Send + Sync {
     /// A monotonic clock in nanoseconds.
     fn now_ns(&self) -> u64;
 
-    /// Counters of link port `port` (0 to 9) of this node.
-    fn port_counters(&self, port: u8) -> PortCounters;
+    /// Counters of a link port of this node.
+    fn port_counters(&self, port: Port) -> PortCounters;
 
     /// Counters of this node's crossbar.
     fn xb_counters(&self) -> XbCounters;

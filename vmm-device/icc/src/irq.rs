@@ -147,7 +147,7 @@ mod loom_tests {
     use loom::thread;
     use tofu_abi::irq::TniIrqs;
     use tofu_abi::{Doorbell, TniId};
-    use tofu_fabric::{PortCounters, XbCounters};
+    use tofu_fabric::{Port, PortCounters, XbCounters};
 
     const REQUEST: TniIrqs = TniIrqs::PBQ_UNDERFLOW;
 
@@ -184,7 +184,7 @@ mod loom_tests {
         fn now_ns(&self) -> u64 {
             0
         }
-        fn port_counters(&self, _: u8) -> PortCounters {
+        fn port_counters(&self, _: Port) -> PortCounters {
             PortCounters::default()
         }
         fn xb_counters(&self) -> XbCounters {

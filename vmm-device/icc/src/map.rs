@@ -183,7 +183,6 @@ impl Icc {
                 gate.chain(page).collect()
             }
             Unit::Port(port) => {
-                let port = port.index() as u8;
                 let named = |&reg: &PortReg| (reg.name(), Register::Port { port, reg });
                 PortReg::ALL.iter().map(named).collect()
             }

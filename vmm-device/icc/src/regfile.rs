@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use tofu_abi::irq::{CqsIrqs, TniIrqs};
 use tofu_abi::regs::{CqReg, CqsReg, NodeAddress, PortReg, Register, TniReg, TofuReg, XbReg};
 use tofu_abi::{CqId, TniId};
-use tofu_fabric::PortCounters;
+use tofu_fabric::{Port, PortCounters};
 use tofu_sync::lock;
 
 use crate::breaches::{QueueName, RegisterName, is_read_only};
@@ -239,7 +239,7 @@ impl Icc {
         }
     }
 
-    fn read_port(&self, port: u8, reg: PortReg) -> u64 {
+    fn read_port(&self, port: Port, reg: PortReg) -> u64 {
         if reg == PortReg::FreeRunCount {
             // Cycles of the logic.
             let clock_khz = u128::from(self.description().clock_khz);

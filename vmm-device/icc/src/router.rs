@@ -99,7 +99,7 @@ impl Icc {
             // Without a route there is no port to blame; the first one stands in (ours).
             (None, _) => (Port::A, PortRequest::RoutingError),
         };
-        self.tnr.request(self.host(), TnrIrqs::of(port.index() as u8, request));
+        self.tnr.request(self.host(), TnrIrqs::of(port, request));
     }
 }
 

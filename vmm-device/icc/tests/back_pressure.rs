@@ -12,7 +12,7 @@ use tofu_abi::desc::{Descriptor, Header1, Header2};
 use tofu_abi::queue::TcqEntry;
 use tofu_abi::regs::{CqsReg, Register, TniReg};
 use tofu_abi::{Coords, CqId, Doorbell, Rcode, StagOffset, TniId};
-use tofu_fabric::{Packet, PortCounters, XbCounters};
+use tofu_fabric::{Packet, Port, PortCounters, XbCounters};
 use tofu_icc::{Body, Config, DmaMemory, Host, Icc, Net};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
@@ -39,7 +39,7 @@ impl Host for Bells {
     fn now_ns(&self) -> u64 {
         0
     }
-    fn port_counters(&self, _: u8) -> PortCounters {
+    fn port_counters(&self, _: Port) -> PortCounters {
         PortCounters::default()
     }
     fn xb_counters(&self) -> XbCounters {

@@ -8,6 +8,7 @@ use common::{PEER, Quiet, SELF, Sent};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use tofu_abi::desc::{Command, Descriptor, Header1, Header2};
 use tofu_abi::regs::{BgsReg, CqReg, CqsReg, PortReg, Register, TniReg};
+use tofu_abi::topology::Port;
 use tofu_abi::{BgId, CqId, Rcode, StagOffset, TniId};
 use tofu_icc::{Config, Icc, LOG_TARGET};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -68,7 +69,7 @@ fn register_and_rule_are_told_and_only_some_lines_a_second() {
     assert_eq!(one(cqs(CqsReg::Status), 5), "write of 0x5 to TNI 0 CQ 0 STATUS: read-only");
     let sent = Register::Tni { tni: TNI, reg: TniReg::NumSendTlp };
     assert_eq!(one(sent, 0), "write of 0x0 to TNI 0 NUM_SEND_TLP: read-only");
-    let port = Register::Port { port: 3, reg: PortReg::NumSendTlp };
+    let port = Register::Port { port: Port::BPlus, reg: PortReg::NumSendTlp };
     assert!(one(port, 0).ends_with("port 3 NUM_SEND_TLP: read-only"));
     let fetch = Register::Cq { tni: TNI, cq: CQ, reg: CqReg::FetchStart };
     assert_eq!(one(fetch, 1), "write to TNI 0 CQ 0 TOQ_FETCH_START: the queue is not enabled");

@@ -14,6 +14,7 @@ use tofu_abi::irq::CqsIrqs;
 use tofu_abi::queue::{MrqEntry, MrqId, TcqEntry};
 use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg, XbReg};
 use tofu_abi::table::{MemoryBlock, PageEntry, Steering};
+use tofu_abi::topology::Port;
 use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId};
 use tofu_fabric::Packet;
 use tofu_icc::{Body, Config, DmaMemory, Icc, Net, SharedPages};
@@ -424,7 +425,7 @@ fn a_counter_of_cycles_counts_for_longer_than_any_uptime() {
     let icc = Icc::new(Config::tofud(NODES[0]), Arc::new(host), Arc::new(memory));
     let mut bytes = [0; 8];
     let reg = tofu_abi::regs::PortReg::FreeRunCount;
-    icc.bar_read(Register::Port { port: 0, reg }.offset(), &mut bytes);
+    icc.bar_read(Register::Port { port: Port::A, reg }.offset(), &mut bytes);
     let expected = (u128::from(u64::MAX - 1) * 425 / 1000) as u64;
     assert!(u64::from_le_bytes(bytes).abs_diff(expected) <= 425);
 }

@@ -461,11 +461,10 @@ impl Host for NodeHost {
         self.shared.upgrade().map_or(0, |shared| shared.now_ns())
     }
 
-    fn port_counters(&self, port: u8) -> PortCounters {
-        let port = Port::from_index(usize::from(port));
+    fn port_counters(&self, port: Port) -> PortCounters {
         self.shared
             .upgrade()
-            .and_then(|shared| shared.fabric().port_counters(self.id, port?))
+            .and_then(|shared| shared.fabric().port_counters(self.id, port))
             .unwrap_or_default()
     }
 

@@ -9,10 +9,10 @@
 use tofu_abi::desc::{Command, DESC_SIZE, Header1, Header2};
 use tofu_abi::generation::Description;
 use tofu_abi::regs::{
-    BAR0_SIZE, BchReg, BgsReg, CqReg, CqsReg, NUM_PORT, PortReg, Register, TniReg, TofuReg, XbReg,
-    cq_page,
+    BAR0_SIZE, BchReg, BgsReg, CqReg, CqsReg, PortReg, Register, TniReg, TofuReg, XbReg, cq_page,
 };
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
+use tofu_abi::topology::Port;
 use tofu_abi::{BchId, BgId, Coords, CqId, StagOffset, TniId};
 use tofu_driver::{Device, DmaBuffer, Platform};
 use tofu_guests::random::Random;
@@ -133,9 +133,7 @@ impl Vandal {
             11 => Register::Bgs { tni, bg: r.choose(&BgId::ALL), reg: r.choose(BgsReg::ALL) },
             12 => Register::Bch { tni, bch: r.choose(&BchId::ALL), reg: r.choose(BchReg::ALL) },
             13 => Register::Xb(r.choose(XbReg::ALL)),
-            14 => {
-                Register::Port { port: r.below(NUM_PORT as u64) as u8, reg: r.choose(PortReg::ALL) }
-            }
+            14 => Register::Port { port: r.choose(&Port::ALL), reg: r.choose(PortReg::ALL) },
             _ => Register::Tofu(
                 TofuReg::from_offset(r.below(0x700 / 8) * 8).unwrap_or(TofuReg::TnrImc),
             ),

@@ -1,7 +1,8 @@
 //! The counters of a node's device for `tofu stats`, by the names of the register map.
 
-use tofu_abi::regs::{CqReg, CqsReg, NUM_PORT, PortReg, Register, TniReg};
+use tofu_abi::regs::{CqReg, CqsReg, PortReg, Register, TniReg};
 use tofu_abi::tnw::{self, Channel, ChannelReg, Link, LinkReg, NwpReg};
+use tofu_abi::topology::Port;
 use tofu_abi::{CqId, TniId};
 use tofu_control::{
     COMMANDS_LOST, COMMANDS_REFUSED, Counters, LinkCounters as NwpLink, NodeCounters, QueueCounters,
@@ -96,7 +97,7 @@ fn of_device(node: &Node) -> NodeCounters {
     };
     NodeCounters {
         tnis: tnis.map(of_tni).collect(),
-        ports: (0..NUM_PORT as u8).map(of_port).collect(),
+        ports: Port::ALL.into_iter().map(of_port).collect(),
         queues: queues.filter(|queue| enabled(queue) != 0).map(of_queue).collect(),
         ip: None,
         under_way: node.icc().commands_under_way(),

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
 use tofu_abi::{Coords, Doorbell, TniId};
-use tofu_fabric::{Packet, PortCounters, XbCounters};
+use tofu_fabric::{Packet, Port, PortCounters, XbCounters};
 use tofu_icc::{Body, Host, Net};
 
 /// The device's node.
@@ -48,7 +48,7 @@ impl Host for Quiet {
     fn now_ns(&self) -> u64 {
         self.now
     }
-    fn port_counters(&self, _: u8) -> PortCounters {
+    fn port_counters(&self, _: Port) -> PortCounters {
         self.port
     }
     fn xb_counters(&self) -> XbCounters {
