@@ -82,7 +82,7 @@ fn line(time: Duration, record: &[u8]) -> String {
         let _ = write!(line, ", cq {}, {} from {}", part.cq, part.length, part.position);
     }
     if let Some(rcode) = header.rcode {
-        let _ = write!(line, ", rcode {rcode:#04x}");
+        let _ = write!(line, ", rcode {:#04x}", rcode.raw());
     }
     if let Some(vc) = header.vc.filter(|_| header.tnw.is_none()) {
         let _ = write!(line, ", vc {vc}");

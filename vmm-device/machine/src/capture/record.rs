@@ -1,11 +1,11 @@
 //! The record of a packet: a header of our own layout, and the frame.
 
-use tofu_abi::Coords;
 use tofu_abi::frame::{
     self, FRAME_MAX, HEADER_SIZE as FRAME_HEADER, ROUTING_HEADER_SIZE, RoutingHeader, TLP_UNIT,
     TlpHeader,
 };
 use tofu_abi::tnw::Header;
+use tofu_abi::{Coords, Rcode};
 use tofu_fabric::{
     Class, Direction, DiscardReason, Observation, OnLink, Packet, Port, TapPoint, Way,
 };
@@ -136,7 +136,7 @@ pub struct RecordHeader {
     /// that was done.
     pub message: Option<MessagePart>,
     /// The result in an answer.
-    pub rcode: Option<u8>,
+    pub rcode: Option<Rcode>,
     /// The state of the frame on a modelled link.
     pub link: Option<LinkPart>,
     /// The contents of a data-link-layer packet.
@@ -233,7 +233,7 @@ impl RecordHeader {
         let (message, rcode) = match kind {
             PacketKind::Put | PacketKind::Get | PacketKind::Atomic => (part(40, 44), None),
             PacketKind::PutAnswer | PacketKind::GetAnswer | PacketKind::AtomicAnswer => {
-                (part(8, 12), record.get(behind + 1).copied())
+                (part(8, 12), record.get(behind + 1).copied().map(Rcode::new))
             }
             _ => (None, None),
         };
