@@ -78,8 +78,36 @@ pub const fn input_bits(op: Op) -> u32 {
     }
 }
 
-/// OP_TYPE of a signal that carries an error instead of a value (ours).
-pub const OP_ERROR: u8 = 0xf;
+/// OP_TYPE of a signal: the code of an operator, or [`OpType::ERROR`]. Others may arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct OpType(u8);
+
+impl OpType {
+    /// An error instead of a value (ours).
+    pub const ERROR: Self = Self(0xf);
+
+    /// The type with this code.
+    pub const fn new(code: u8) -> Self {
+        Self(code)
+    }
+
+    /// The code.
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+
+    /// The operator. None for an error, or if there is no such operator.
+    pub const fn op(self) -> Option<Op> {
+        Op::from_code(self.0)
+    }
+}
+
+impl From<Op> for OpType {
+    fn from(op: Op) -> Self {
+        Self(op.code())
+    }
+}
 
 bitfield! {
     /// Address of a barrier gate: of the node, its interface and the gate, and in the upper four
@@ -255,7 +283,7 @@ bitfield! {
     pub struct NoticeStatus {
         /// Sequence number of the round.
         bseq / with_bseq: u32 @ 0..=23,
-        /// Operator, or [`OP_ERROR`] if members started the round with different ones.
+        /// Operator, or [`OpType::ERROR`] if members started the round with different ones.
         op / with_op: u8 @ 24..=27,
         /// The notice was written.
         valid / with_valid: bool @ 63..=63,

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use arbitrary::{Result, Unstructured};
-use tofu_abi::barrier::BgAddress;
+use tofu_abi::barrier::{BgAddress, OpType};
 use tofu_abi::desc::{ArmwOp, Header2};
 use tofu_abi::reduce::VALUE_QWORDS;
 use tofu_abi::table::PageSize;
@@ -180,7 +180,7 @@ fn crossing(u: &mut Unstructured<'_>) -> Result<Crossing<Body>> {
             target: if u.ratio(1, 4)? { BgId::ALL[17] } else { BchId::ALL[0].gate() },
             gpid,
             bseq: u.int_in_range(0..=2)?,
-            op: u.int_in_range(0..=15)?,
+            op: OpType::new(u.int_in_range(0..=15)?),
             value: u.arbitrary::<bool>()?.then(|| Box::new([7; VALUE_QWORDS])),
         }),
         6 => Body::Frame { tag, frame: vec![0; length.min(1992) as usize].into() },

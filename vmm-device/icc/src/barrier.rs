@@ -12,7 +12,7 @@ pub(crate) mod unit;
 
 use std::sync::MutexGuard;
 
-use tofu_abi::barrier::{BCH_MASK, BchReady, BgAddress, Notice, NoticeStatus, OP_ERROR};
+use tofu_abi::barrier::{BCH_MASK, BchReady, BgAddress, Notice, NoticeStatus, OpType};
 use tofu_abi::irq::{BgsIrqs, TniIrqs};
 use tofu_abi::reduce::{Op, VALUE_QWORDS};
 use tofu_abi::regs::{BchReg, BgsReg, NUM_CQ, Register, TniReg};
@@ -271,14 +271,14 @@ impl Icc {
         if !self.dma_enabled() {
             return Err(DmaError { addr: at, len: tofu_abi::barrier::NOTICE_SIZE / 2 });
         }
-        if Op::from_code(*op).is_some_and(|op| op != Op::Barrier) {
+        if op.op().is_some_and(|op| op != Op::Barrier) {
             let mut bytes = [0; VALUE_QWORDS * 8];
             for (chunk, word) in bytes.chunks_exact_mut(8).zip(value) {
                 chunk.copy_from_slice(&word.to_le_bytes());
             }
             self.memory().write(at, &bytes)?;
         }
-        let status = NoticeStatus(0).with_bseq(*bseq).with_op(*op).with_valid(true);
+        let status = NoticeStatus(0).with_bseq(*bseq).with_op(op.code()).with_valid(true);
         self.memory().store(status_at, status.0)
     }
 
@@ -291,7 +291,7 @@ impl Icc {
 
     fn signal_packet(&self, tni: TniId, sent: &SentSignal) -> Packet<Body> {
         let SentSignal { from, to, content, at_ps } = sent;
-        let carries = Op::from_code(content.op).is_some_and(|op| op != Op::Barrier);
+        let carries = content.op.op().is_some_and(|op| op != Op::Barrier);
         let signal = Signal {
             source: *from,
             target: BgId::from_field(to.bg()),
@@ -349,7 +349,7 @@ impl Drop for Processing<'_> {
         for ended in &effects.ended {
             let request = match icc.write_notice(ended) {
                 Err(_) => BgsIrqs::DMA_COMPLETION_EXCEPTION,
-                Ok(()) if ended.content.op == OP_ERROR => {
+                Ok(()) if ended.content.op == OpType::ERROR => {
                     BgsIrqs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE
                 }
                 Ok(()) => BgsIrqs::SYNCHRONIZATION_ACKNOWLEDGE,

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use tofu_abi::barrier::{BSEQ_MASK, GPID_MASK, OP_ERROR};
+use tofu_abi::barrier::{BSEQ_MASK, GPID_MASK, OpType};
 use tofu_abi::desc::{ArmwOp, Header2, MAX_MESSAGE, MAX_MTU, MTU_UNIT};
 use tofu_abi::frame::{TLP_MAX, frame_around};
 use tofu_abi::reduce::{MAX_INTEGERS, Op, Value};
@@ -155,8 +155,8 @@ pub struct Signal {
     pub gpid: u64,
     /// Sequence number of the round, 24 bits.
     pub bseq: u32,
-    /// OP_TYPE: code of a [`tofu_abi::reduce::Op`], or [`tofu_abi::barrier::OP_ERROR`].
-    pub op: u8,
+    /// The operator of the round, or an error.
+    pub op: OpType,
     /// The value; none for a barrier or an error.
     pub value: Option<Box<Value>>,
 }
@@ -164,7 +164,7 @@ pub struct Signal {
 impl Signal {
     /// Payload bytes in the TLP (ours): those of the elements that the operation can have.
     pub fn payload_bytes(&self) -> u32 {
-        match (&self.value, Op::from_code(self.op)) {
+        match (&self.value, self.op.op()) {
             (None, _) => 0,
             (Some(_), Some(Op::FpSum)) => size_of::<Value>() as u32,
             (Some(_), _) => MAX_INTEGERS as u32 * 8,
@@ -173,8 +173,8 @@ impl Signal {
 
     /// Whether it is one that a gate sends.
     pub(crate) fn is_legal(&self) -> bool {
-        let op = Op::from_code(self.op);
-        let without_value = op == Some(Op::Barrier) || self.op == OP_ERROR;
+        let op = self.op.op();
+        let without_value = op == Some(Op::Barrier) || self.op == OpType::ERROR;
         (op.is_some() || without_value)
             && self.value.is_none() == without_value
             && self.bseq <= BSEQ_MASK

@@ -4,6 +4,7 @@
 //! could have sent: by its size, by the ids in it, or by a class that does not match its content.
 //! The fabric and the target decide what an accepted packet may do.
 
+use tofu_abi::barrier::OpType;
 use tofu_abi::desc::{ArmwOp, Header2};
 use tofu_abi::frame::FRAME_MAX;
 use tofu_abi::reduce::{VALUE_QWORDS, Value};
@@ -162,7 +163,7 @@ impl Writer<'_> {
             }
             Body::Signal(Signal { source, target, gpid, bseq, op, value }) => {
                 self.u8(kind::SIGNAL);
-                self.bytes(&[source.get(), target.get(), *op]);
+                self.bytes(&[source.get(), target.get(), op.code()]);
                 self.u32(*bseq);
                 self.u64(*gpid);
                 value.iter().flat_map(|value| value.iter()).for_each(|word| self.u64(*word));
@@ -343,7 +344,7 @@ impl Reader<'_> {
                 Some(Box::new(value))
             }
         };
-        Ok(Signal { source, target, gpid, bseq, op, value })
+        Ok(Signal { source, target, gpid, bseq, op: OpType::new(op), value })
     }
 
     fn tag(&mut self) -> Result<Tag, Malformed> {
@@ -441,7 +442,7 @@ mod tests {
             target: BgId::from_field(1),
             gpid: 5,
             bseq: 6,
-            op: 8,
+            op: OpType::new(8),
             value,
         };
         let (op, operand, compare) = (ArmwOp::Xor, 8, 9);

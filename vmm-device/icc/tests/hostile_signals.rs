@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::Arc;
 
-use tofu_abi::barrier::{BchReady, BgAddress, GpidBseq, OP_ERROR, SignalMask, SignalState};
+use tofu_abi::barrier::{BchReady, BgAddress, GpidBseq, OpType, SignalMask, SignalState};
 use tofu_abi::irq::BgsIrqs;
 use tofu_abi::reduce::{Op, Value};
 use tofu_abi::regs::{BchReg, BgsReg, Register, TniReg};
@@ -113,7 +113,7 @@ impl Device {
 /// What the relay waits for.
 fn signal() -> Signal {
     let value: Box<Value> = Box::new([3; 15]);
-    let op = Op::Sum.code();
+    let op = Op::Sum.into();
     Signal { source: BgId::ALL[7], target: RELAY, gpid: GPID, bseq: 10, op, value: Some(value) }
 }
 
@@ -163,11 +163,11 @@ fn signals_that_no_gate_sends_are_counted_and_dropped() {
     let mut device = Device::new();
     let unknown = Register::Tni { tni: TniId::ALL[0], reg: TniReg::RxNumUnknownTlp };
     let illegal = [
-        Signal { op: 0, ..signal() },
-        Signal { op: 9, ..signal() },
-        Signal { op: 255, ..signal() },
-        Signal { op: OP_ERROR, ..signal() },
-        Signal { op: Op::Barrier.code(), ..signal() },
+        Signal { op: OpType::new(0), ..signal() },
+        Signal { op: OpType::new(9), ..signal() },
+        Signal { op: OpType::new(255), ..signal() },
+        Signal { op: OpType::ERROR, ..signal() },
+        Signal { op: Op::Barrier.into(), ..signal() },
         Signal { value: None, ..signal() },
         Signal { bseq: 1 << 24, ..signal() },
         Signal { gpid: 1 << 40 | GPID, ..signal() },
@@ -190,13 +190,14 @@ fn signals_that_no_gate_sends_are_counted_and_dropped() {
 #[test]
 fn an_error_goes_on_as_an_error() {
     let mut device = Device::new();
-    let error = Signal { op: OP_ERROR, value: None, ..signal() };
+    let error = Signal { op: OpType::ERROR, value: None, ..signal() };
     assert_eq!(device.arrive(0, error.clone()), 1);
     let Body::Signal(sent) = &device.net.0[0].body else { panic!("a signal") };
     assert_eq!(sent, &Signal { source: RELAY, target: BgId::ALL[8], ..error });
     assert_eq!(device.irr(RELAY), BgsIrqs::NONE, "who saw the two operations has reported it");
     device.start();
-    let end = Signal { source: BgId::ALL[9], target: END, op: OP_ERROR, value: None, ..signal() };
+    let end =
+        Signal { source: BgId::ALL[9], target: END, op: OpType::ERROR, value: None, ..signal() };
     device.arrive(0, end);
     assert_eq!(device.irr(END), BgsIrqs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE);
     assert_eq!(device.memory.load(NOTICE + 120).unwrap(), 1 << 63 | 15 << 24 | 10);

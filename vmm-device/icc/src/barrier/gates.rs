@@ -7,7 +7,7 @@
 
 use smallvec::SmallVec;
 use tofu_abi::barrier::{
-    BCH_MASK, BSEQ_MASK, BchReady, BgAddress, GpidBseq, LocalLink, OP_ERROR, Profile, RemoteLink,
+    BCH_MASK, BSEQ_MASK, BchReady, BgAddress, GpidBseq, LocalLink, OpType, Profile, RemoteLink,
     SignalMask, SignalState, input_bits,
 };
 use tofu_abi::irq::BgsIrqs;
@@ -23,8 +23,7 @@ use super::schedule::{END_PS, RELAY_PS, START_OVERLAP_PS, START_PS, Schedule};
 pub(super) struct Content {
     pub(super) bseq: u32,
     pub(super) gpid: u64,
-    /// Code of the operator, or [`OP_ERROR`].
-    pub(super) op: u8,
+    pub(super) op: OpType,
     pub(super) value: Value,
 }
 
@@ -128,7 +127,8 @@ impl Gate {
         let bseq = self.bseq();
         let gpid = self.gpid_bseq.gpid();
         let buffer = self.buffer(bseq);
-        let content = Content { bseq, gpid, op: buffer.state.op(), value: buffer.value };
+        let op = OpType::new(buffer.state.op());
+        let content = Content { bseq, gpid, op, value: buffer.value };
         *buffer = Buffer::EMPTY;
         self.gpid_bseq = self.gpid_bseq.with_bseq(bseq.wrapping_add(1) & BSEQ_MASK);
         content
@@ -366,7 +366,7 @@ impl Gates {
         keep_bits(&mut input, u32::from(ready.count()) * input_bits(op));
         let (bseq, gpid) = (gate.bseq(), gate.gpid_bseq.gpid());
         let value = reduce::widen(op, &input);
-        let content = Content { bseq, gpid, op: op.code(), value };
+        let content = Content { bseq, gpid, op: op.into(), value };
         let schedule = &mut self.schedules[bseq as usize & 1];
         if alone {
             // Whatever an earlier round of the same number did is long over.
@@ -529,21 +529,21 @@ impl Buffer {
     /// Combines a signal's value with what came before. Returns whether the two had different
     /// operators: then the buffer holds an error from now on.
     fn merge(&mut self, content: &Content) -> bool {
-        let before = self.state.op();
-        if before == 0 {
-            self.state = self.state.with_op(content.op);
+        let before = OpType::new(self.state.op());
+        if before.code() == 0 {
+            self.state = self.state.with_op(content.op.code());
             self.value = content.value;
             return false;
         }
-        match Op::from_code(before) {
+        match before.op() {
             Some(op) if before == content.op => {
                 reduce::combine(op, &mut self.value, &content.value);
                 false
             }
             _ => {
-                self.state = self.state.with_op(OP_ERROR);
+                self.state = self.state.with_op(OpType::ERROR.code());
                 self.value = [0; VALUE_QWORDS];
-                before != OP_ERROR && content.op != OP_ERROR
+                before != OpType::ERROR && content.op != OpType::ERROR
             }
         }
     }

@@ -575,7 +575,7 @@ fn fields<'a>(
         Body::Signal(signal) => {
             let value = signal.value.as_deref();
             let words = signal.payload_bytes() as usize / 8;
-            out.extend([signal.source.get(), signal.target.get(), signal.op, words as u8]);
+            out.extend([signal.source.get(), signal.target.get(), signal.op.code(), words as u8]);
             out.extend(signal.bseq.to_le_bytes());
             out.extend(signal.gpid.to_le_bytes());
             for word in value.into_iter().flatten().take(words) {
