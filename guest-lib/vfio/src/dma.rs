@@ -6,7 +6,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use tofu_abi::table::IPA_BITS;
 use tofu_driver::{DmaBuffer, DmaError, VolatileBuffer};
@@ -74,6 +74,9 @@ pub(crate) trait MoreAddresses: Send + Sync {
     fn more(&self, size: u64) -> Option<(u64, u64)>;
 }
 
+/// Something that is kept until it is dropped.
+pub(crate) type Right = Arc<dyn Any + Send + Sync>;
+
 /// The address space that the IOMMU gives the device, or the part of it that this process has.
 pub(crate) struct Space {
     ops: Arc<dyn VfioOps>,
@@ -82,21 +85,27 @@ pub(crate) struct Space {
     page: u64,
     free: Mutex<FreeList>,
     more: Option<Arc<dyn MoreAddresses>>,
-    /// The right to have the device alone, which ends last: others may have the device then.
-    right: OnceLock<Arc<dyn Any + Send + Sync>>,
+    /// The right to have the device alone, which ends last: others may have the device then. It
+    /// lasts as long as there are buffers, which may outlive the platform that they came from.
+    _right: Option<Right>,
 }
 
 impl Space {
-    /// The address space of `device`, which `ops` maps memory for.
-    pub(crate) fn new(ops: Arc<dyn VfioOps>, device: Option<Arc<VfioDevice>>, info: &Info) -> Self {
+    /// The address space of `device`, which `ops` maps memory for. `right` is the right to have the
+    /// device alone.
+    pub(crate) fn new(
+        ops: Arc<dyn VfioOps>,
+        device: Option<Arc<VfioDevice>>,
+        info: &Info,
+        right: Option<Right>,
+    ) -> Self {
         let free = Mutex::new(free_addresses(info));
-        let right = OnceLock::new();
-        Self { ops, _device: device, page: info.page, free, more: None, right }
+        Self { ops, _device: device, page: info.page, free, more: None, _right: right }
     }
 
     /// A part of an address space, of which `more` gives further parts.
     pub(crate) fn part(ops: Arc<dyn VfioOps>, info: &Info, more: Arc<dyn MoreAddresses>) -> Self {
-        Self { more: Some(more), ..Self::new(ops, None, info) }
+        Self { more: Some(more), ..Self::new(ops, None, info, None) }
     }
 
     /// Takes addresses as [`FreeList::take`] does.
@@ -316,13 +325,6 @@ struct Chunks {
 impl Pool {
     pub(crate) fn new(space: Space) -> Self {
         Self { space: Arc::new(space), chunks: Mutex::default(), users: Mutex::default() }
-    }
-
-    /// Keeps the right to have the device alone as long as there are buffers, which may outlive the
-    /// platform that they came from.
-    pub(crate) fn keep(&self, right: Arc<dyn Any + Send + Sync>) {
-        // An address space has one.
-        let _ = self.space.right.set(right);
     }
 
     /// See [`tofu_driver::Platform::alloc_dma`].
@@ -550,7 +552,7 @@ mod tests {
         let fake = Arc::new(fake);
         let info = Info { page: 4096, ranges: vec![(0, 0xfedf_ffff), (0xfef0_0000, u64::MAX)] };
         let ops: Arc<dyn VfioOps> = Arc::clone(&fake) as _;
-        (Pool::new(Space::new(ops, None, &info)), fake)
+        (Pool::new(Space::new(ops, None, &info, None)), fake)
     }
 
     fn pool() -> (Pool, Arc<Fake>) {

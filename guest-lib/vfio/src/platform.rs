@@ -20,7 +20,7 @@ use crate::bdf::Bdf;
 use crate::broker::foreign::{unmap_in_container, unmap_in_ioas};
 use crate::broker::wire::{SpaceKind, Terms};
 use crate::broker::{Reservation, socket_path};
-use crate::dma::{Pool, Space};
+use crate::dma::{Pool, Right, Space};
 use crate::error::Error;
 use crate::event::EventLoop;
 use crate::iommu::Info;
@@ -52,7 +52,7 @@ pub struct Alone {
     ops: Arc<dyn VfioOps>,
     page: u64,
     /// Ends last, as others may have the device then.
-    reservation: Option<Arc<Reservation>>,
+    _reservation: Option<Arc<Reservation>>,
 }
 
 impl fmt::Debug for Alone {
@@ -104,14 +104,8 @@ impl VfioPlatform {
                     continue;
                 }
             }
-            match Self::try_open_at(Some(device)) {
-                Ok(mut platform) => {
-                    if let Some(reservation) = &alone {
-                        platform.memory.keep(Arc::clone(reservation) as _);
-                    }
-                    platform.tenure.reservation = alone;
-                    return Ok(platform);
-                }
+            match Self::try_open(Some(device), alone.as_ref()) {
+                Ok(platform) => return Ok(platform),
                 // The process that has had it until now lets go of it in a moment.
                 Err(Error::Busy(_)) if since.elapsed() <= patience => thread::sleep(PAUSE),
                 Err(error) => return Err(error),
@@ -125,6 +119,10 @@ impl VfioPlatform {
     ///
     /// See [`Error`].
     pub fn try_open_at(bdf: Option<Bdf>) -> Result<Self, Error> {
+        Self::try_open(bdf, None)
+    }
+
+    fn try_open(bdf: Option<Bdf>, alone: Option<&Arc<Reservation>>) -> Result<Self, Error> {
         let bus = Bus::default();
         let found = bus.find(bdf)?;
         match found.driver.as_deref() {
@@ -135,7 +133,7 @@ impl VfioPlatform {
                 return Err(Error::Driver { bdf: found.bdf, driver: driver.to_owned() });
             }
         }
-        Self::open(&bus.find(Some(found.bdf))?)
+        Self::open(&bus.find(Some(found.bdf))?, alone)
     }
 
     /// Opens the network processor of TNW at an address, or the first one, for
@@ -154,11 +152,11 @@ impl VfioPlatform {
                 return Err(Error::Driver { bdf: found.bdf, driver: driver.to_owned() });
             }
         }
-        Self::open(&bus.find_tnw(Some(found.bdf))?)
+        Self::open(&bus.find_tnw(Some(found.bdf))?, None)
     }
 
     /// Opens a device that is bound to `vfio-pci`.
-    fn open(found: &PciDevice) -> Result<Self, Error> {
+    fn open(found: &PciDevice, alone: Option<&Arc<Reservation>>) -> Result<Self, Error> {
         let bdf = found.bdf;
         let group = found.iommu_group.ok_or(Error::NoIommu(bdf))?;
         let group_file = PathBuf::from(format!("/dev/vfio/{group}"));
@@ -187,7 +185,8 @@ impl VfioPlatform {
             }
         };
         enable(&device);
-        let space = Space::new(Arc::clone(&ops), Some(Arc::clone(&device)), &info);
+        let right = alone.cloned().map(|reservation| reservation as Right);
+        let space = Space::new(Arc::clone(&ops), Some(Arc::clone(&device)), &info, right);
         let tenure = Alone {
             bdf,
             events: Mutex::new(None),
@@ -195,7 +194,7 @@ impl VfioPlatform {
             device,
             ops,
             page: info.page,
-            reservation: None,
+            _reservation: alone.cloned(),
         };
         Ok(Self::new(registers, Pool::new(space), tenure).with_windows(windows))
     }
