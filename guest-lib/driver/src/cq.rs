@@ -14,7 +14,7 @@ use crate::device::{Device, DevicePage, IrqUnit, TimedOut, listed};
 use crate::order::Order;
 use crate::platform::{DmaBuffer, DmaError, IrqError, Platform, UserPage};
 use crate::rings::{Completion, Full, Notice, RingMemory, Rings};
-use crate::tables::{Access, MAX_STAGS, MemoryRange, Stag, StagError, Tables};
+use crate::tables::{Access, MAX_STAGS, Memory, MemoryRange, Stag, StagError, Tables};
 
 /// Configuration of a control queue. Start from [`CqConfig::new`].
 #[derive(Clone, Debug)]
@@ -351,7 +351,7 @@ impl<P: Platform> Cq<P> {
         wanted: Option<u32>,
     ) -> Result<Stag, StagError> {
         let platform = self.rings.page().device().platform();
-        self.tables.register(platform, ranges, page, access, wanted)
+        self.tables.register(platform, &Memory { ranges, page, access }, wanted)
     }
 
     /// Like [`Cq::register`] for one contiguous range, with a given STag. The first byte of the
@@ -372,7 +372,8 @@ impl<P: Platform> Cq<P> {
         offset: u64,
     ) -> Result<Stag, StagError> {
         let platform = self.rings.page().device().platform();
-        self.tables.register_at(platform, range, page, access, stag, offset)
+        let memory = Memory { ranges: &[range], page, access };
+        self.tables.register_at(platform, &memory, stag, offset)
     }
 
     /// Unregisters the memory of an STag: disables its entries and empties the device's translation

@@ -185,40 +185,35 @@ impl<P: Platform> Tables<P> {
     pub(crate) fn register(
         &mut self,
         platform: &P,
-        ranges: &[MemoryRange],
-        page: PageSize,
-        access: Access,
+        memory: &Memory<'_>,
         wanted: Option<u32>,
     ) -> Result<Stag, StagError> {
-        let layout = Layout::new(ranges, page)?;
+        let layout = Layout::new(memory.ranges, memory.page)?;
         let stag = self.choose(wanted)?;
-        self.fill(platform, ranges, page, access, stag, layout)
+        self.fill(platform, memory, stag, layout)
     }
 
-    /// Like [`Tables::register`] for one range, whose first byte gets a given offset.
+    /// Like [`Tables::register`], with a given STag and a given offset of the first byte.
     pub(crate) fn register_at(
         &mut self,
         platform: &P,
-        range: MemoryRange,
-        page: PageSize,
-        access: Access,
+        memory: &Memory<'_>,
         stag: u32,
         offset: u64,
     ) -> Result<Stag, StagError> {
-        let layout = Layout::at(range, page, offset)?;
+        let layout = Layout::at(memory.ranges, memory.page, offset)?;
         let stag = self.choose(Some(stag))?;
-        self.fill(platform, &[range], page, access, stag, layout)
+        self.fill(platform, memory, stag, layout)
     }
 
     fn fill(
         &mut self,
         platform: &P,
-        ranges: &[MemoryRange],
-        page: PageSize,
-        access: Access,
+        memory: &Memory<'_>,
         stag: u32,
         layout: Layout,
     ) -> Result<Stag, StagError> {
+        let Memory { ranges, page, access } = *memory;
         let size = (layout.pages * PAGE_ENTRY_SIZE) as usize;
         let table = platform.alloc_dma(size, TABLE_ALIGN as usize).map_err(StagError::Memory)?;
         // Buffers are zeroed, so the entries before the first page stay disabled.
@@ -279,6 +274,17 @@ impl<P: Platform> Tables<P> {
     }
 }
 
+/// Memory that is to be registered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory<'a> {
+    /// Its parts in order.
+    pub(crate) ranges: &'a [MemoryRange],
+    /// The size of its pages.
+    pub(crate) page: PageSize,
+    /// What peers may do with it.
+    pub(crate) access: Access,
+}
+
 /// The pages and offsets of a list of ranges.
 #[derive(Debug, PartialEq, Eq)]
 struct Layout {
@@ -318,16 +324,17 @@ impl Layout {
         Ok(Self { pages, skipped: 0, mbva, offset, len })
     }
 
-    /// The layout that gives the first byte of `range` this offset.
-    fn at(range: MemoryRange, page: PageSize, offset: u64) -> Result<Self, StagError> {
-        let plain = Self::new(&[range], page)?;
-        let fits = offset.checked_add(range.len).is_some_and(|end| end <= 1 << OFFSET_BITS);
-        if !fits || offset % MBVA_UNIT != range.addr % MBVA_UNIT {
+    /// The layout that gives the first byte this offset.
+    fn at(ranges: &[MemoryRange], page: PageSize, offset: u64) -> Result<Self, StagError> {
+        let plain = Self::new(ranges, page)?;
+        let addr = ranges.first().ok_or(StagError::Empty)?.addr;
+        let fits = offset.checked_add(plain.len).is_some_and(|end| end <= 1 << OFFSET_BITS);
+        if !fits || offset % MBVA_UNIT != addr % MBVA_UNIT {
             return Err(StagError::Offset(offset));
         }
         // In the memory block the byte must have the same offset in its page as in memory.
-        let mbva = range.addr.wrapping_sub(offset) & (page.bytes() - 1);
+        let mbva = addr.wrapping_sub(offset) & (page.bytes() - 1);
         let skipped = (mbva + offset) >> page.bits();
-        Ok(Self { pages: plain.pages + skipped, skipped, mbva, offset, len: range.len })
+        Ok(Self { pages: plain.pages + skipped, skipped, mbva, offset, len: plain.len })
     }
 }
