@@ -16,7 +16,7 @@ use tofu_cables::{Hello, Joining, Mesh, News, PartStatus, Receive, hosts};
 use tofu_driver::{Access, Cq, CqConfig, Device, MemoryRange, Order, Platform, Target};
 use tofu_fabric::{PartId, Shape};
 use tofu_inproc::InProcess;
-use tofu_machine::{MAX_MESSAGE, Machine, MachineConfig, Network, Transport};
+use tofu_machine::{MAX_MESSAGE, Machine, MachineConfig, Network, Part, Surroundings, Transport};
 
 const SIZES: [usize; 4] = [8, 1920, 32 << 10, 1 << 20];
 const LONGEST: usize = 1 << 20;
@@ -134,13 +134,14 @@ fn machine() -> [End; 2] {
         let at = shape.coords(tofu_fabric::NodeId(part.into())).expect("there are two nodes");
         part += 1;
         let config = MachineConfig {
-            part: Some((2, own)),
             timeout_ns: Duration::from_secs(60).as_nanos() as u64,
             ..MachineConfig::new(shape)
         };
-        let machine = Arc::new(Machine::new(config).expect("the host has descriptors"));
+        let part = Some(Part { count: 2, own, transport: Arc::clone(&mesh) as _ });
+        let surroundings = Surroundings { part, ..Surroundings::default() };
+        let machine = Machine::within(config, surroundings);
+        let machine = Arc::new(machine.expect("the host has descriptors"));
         let network = machine.network();
-        network.connect(Arc::clone(&mesh) as _);
         (0..2).map(PartId).for_each(|part| network.part_came(part));
         start(&mesh, Inwards(network.clone()));
         machine.start().expect("there are threads");

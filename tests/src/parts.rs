@@ -6,7 +6,7 @@ use std::thread;
 
 use tofu_fabric::{PartId, Shape};
 use tofu_inproc::InProcess;
-use tofu_machine::{Links, Machine, MachineConfig, Transport};
+use tofu_machine::{Links, Machine, MachineConfig, Part, Surroundings, Transport};
 
 type Mail = (PartId, Vec<u8>);
 
@@ -34,16 +34,23 @@ pub struct InParts {
 impl InParts {
     /// A machine as described by `config`, in this number of parts, whose engines and cables run.
     pub fn new(config: &MachineConfig, parts: u32) -> Self {
+        let cut = Arc::new(Mutex::new(false));
+        if parts == 1 {
+            let machine = Arc::new(Machine::new(config.clone()).unwrap());
+            machine.start().unwrap();
+            return Self { machines: vec![machine], cut };
+        }
+        let (boxes, mail): (Vec<_>, Vec<_>) = (0..parts).map(|_| channel::<Mail>()).unzip();
         let part = |own: u16| {
-            let part = (parts > 1).then_some((parts, PartId(own)));
-            let links = if parts > 1 { Links::Direct } else { config.links };
-            Arc::new(Machine::new(MachineConfig { part, links, ..config.clone() }).unwrap())
+            let own = PartId(own);
+            let transport = Arc::new(Outbox { own, boxes: boxes.clone(), cut: Arc::clone(&cut) });
+            let part = Some(Part { count: parts, own, transport });
+            let config = MachineConfig { links: Links::Direct, ..config.clone() };
+            let surroundings = Surroundings { part, ..Surroundings::default() };
+            Arc::new(Machine::within(config, surroundings).unwrap())
         };
         let machines: Vec<_> = (0..parts as u16).map(part).collect();
-        let cut = Arc::new(Mutex::new(false));
-        if parts > 1 {
-            connect(&machines, &cut);
-        }
+        machines.iter().zip(mail).for_each(|(machine, mail)| deliver(machine, mail));
         for machine in &machines {
             machine.start().unwrap();
         }
@@ -73,19 +80,15 @@ impl InParts {
     }
 }
 
-fn connect(machines: &[Arc<Machine>], cut: &Arc<Mutex<bool>>) {
-    let all = (0..).map(PartId).zip(machines);
-    let (boxes, mail): (Vec<_>, Vec<_>) = machines.iter().map(|_| channel::<Mail>()).unzip();
-    for ((own, machine), mail) in all.clone().zip(mail) {
-        let (boxes, cut) = (boxes.clone(), Arc::clone(cut));
-        let network = machine.network().clone();
-        network.connect(Arc::new(Outbox { own, boxes, cut }));
-        all.clone().for_each(|(part, _)| network.part_came(part));
-        let receive = move |mail: Receiver<Mail>| {
-            for (from, message) in mail {
-                network.receive(from, &message).unwrap();
-            }
-        };
-        thread::spawn(move || receive(mail));
-    }
+/// Delivers a part's mail from a thread of its own. All parts are present.
+fn deliver(machine: &Machine, mail: Receiver<Mail>) {
+    let network = machine.network().clone();
+    let parts = network.part().map(|(parts, _)| parts.all().collect::<Vec<_>>());
+    parts.into_iter().flatten().for_each(|part| network.part_came(part));
+    let receive = move || {
+        for (from, message) in mail {
+            network.receive(from, &message).unwrap();
+        }
+    };
+    thread::spawn(receive);
 }

@@ -16,7 +16,7 @@ use tofu_driver::{
 use tofu_fabric::{Class, Crossing, NodeId, Packet, PartId, Port, Shape, Way};
 use tofu_icc::{Answer, Body, Payload, Request, Signal, Tag, wire};
 use tofu_inproc::InProcess;
-use tofu_machine::{MAX_MESSAGE, Machine, MachineConfig, Transport};
+use tofu_machine::{MAX_MESSAGE, Machine, MachineConfig, Part, Surroundings, Transport};
 
 use crate::world::generation;
 
@@ -49,11 +49,12 @@ impl Transport for Void {
 pub fn run(data: &[u8]) {
     let mut u = Unstructured::new(data);
     let shape: Shape = "1x1x1x2x2x2".parse().expect("it is a shape");
-    let config =
-        MachineConfig { part: Some((2, PartId(0))), ..MachineConfig::of(generation(), shape) };
-    let machine = Arc::new(Machine::new(config).expect("the host has descriptors"));
+    let config = MachineConfig::of(generation(), shape);
     let void = Arc::new(Void::default());
-    machine.network().connect(Arc::clone(&void) as _);
+    let part = Part { count: 2, own: PartId(0), transport: Arc::clone(&void) as _ };
+    let surroundings = Surroundings { part: Some(part), ..Surroundings::default() };
+    let machine = Machine::within(config, surroundings);
+    let machine = Arc::new(machine.expect("the host has descriptors"));
     machine.network().part_came(PEER);
     // The other nodes of the part have no device.
     let node = Coords::default();

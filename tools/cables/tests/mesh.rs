@@ -18,7 +18,7 @@ use tofu_cables::{Hello, Joining, Mesh, News, PartStatus, Receive, hosts};
 use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
 use tofu_fabric::{PartId, Shape};
 use tofu_inproc::{Buffer, InProcess};
-use tofu_machine::{Machine, MachineConfig, Network, Transport};
+use tofu_machine::{Machine, MachineConfig, Network, Part, Surroundings, Transport};
 
 use hostile::{Hostile, Random};
 use relay::{Relay, Rough};
@@ -518,11 +518,11 @@ impl Node {
     ) -> Self {
         let parts = shape.nodes();
         let timeout_ns = 2 * PATIENCE.as_nanos() as u64;
-        let part = Some((parts, own));
-        let config = MachineConfig { part, timeout_ns, ..MachineConfig::new(shape) };
-        let machine = Arc::new(Machine::new(config).unwrap());
+        let config = MachineConfig { timeout_ns, ..MachineConfig::new(shape) };
+        let part = Some(Part { count: parts, own, transport: Arc::clone(mesh) as _ });
+        let surroundings = Surroundings { part, ..Surroundings::default() };
+        let machine = Arc::new(Machine::within(config, surroundings).unwrap());
         let network = machine.network();
-        network.connect(Arc::clone(mesh) as _);
         (0..parts as u16).map(PartId).for_each(|part| network.part_came(part));
         start(mesh, &Arc::new(Inwards(network.clone(), hostile)));
         machine.start().unwrap();

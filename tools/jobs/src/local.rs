@@ -20,7 +20,7 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -41,11 +41,11 @@ use tofu_control::rundir::RunDir;
 use tofu_fabric::Shape;
 use tofu_image::Arch;
 use tofu_jtofu::{Mapinfo, System};
-use tofu_machine::{Doorbells, Links};
+use tofu_machine::{Doorbells, Links, Surroundings};
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::Event as MachineEvent;
 use tofu_supervisor::janitor::{self, Janitor};
-use tofu_supervisor::machine::{AnyMachine, AnyNetwork};
+use tofu_supervisor::machine::AnyMachine;
 use tofu_supervisor::plan::Network;
 use tofu_supervisor::registry::Registry;
 use tofu_supervisor::served::Served;
@@ -289,16 +289,13 @@ struct LocalNode {
 
 /// Serves the machine's control socket, for `tofu stats`, `tofu link` and similar commands.
 fn serve_control(
-    network: &Network,
-    machine: AnyNetwork,
+    registry: &Arc<Registry>,
+    events: Receiver<MachineEvent>,
     dir: &RunDir,
     job: Teller,
-) -> anyhow::Result<Arc<Registry>> {
-    let (sender, events) = mpsc::channel();
-    let registry = Arc::new(Registry::new(network, sender));
-    registry.built(machine, None)?;
-    server::serve(&dir.control(), &registry)?;
-    let known = Arc::clone(&registry);
+) -> anyhow::Result<()> {
+    server::serve(&dir.control(), registry)?;
+    let known = Arc::clone(registry);
     let run = move || {
         while let Ok(event) = events.recv() {
             known.on_event(&event);
@@ -308,7 +305,7 @@ fn serve_control(
         }
     };
     thread::Builder::new().name("events".into()).spawn(run).context("no threads left")?;
-    Ok(registry)
+    Ok(())
 }
 
 /// The machine, with the nodes that it serves.
@@ -338,8 +335,14 @@ impl LocalMachine {
         };
         let (network, confinement) =
             (Network { shape, links_down: Vec::new(), part: None }, Confinement::default());
-        let machine = runner::any_machine(&network, kind, doorbells, engines, &confinement)?;
-        let registry = serve_control(&network, machine.network(), dir, job)?;
+        let (sender, events) = mpsc::channel();
+        let registry = Arc::new(Registry::new(&network, sender));
+        let surroundings =
+            Surroundings { link_failed: Some(registry.link_failed()), ..Surroundings::default() };
+        let machine =
+            runner::any_machine(&network, kind, doorbells, engines, &confinement, surroundings)?;
+        registry.built(machine.network(), None)?;
+        serve_control(&registry, events, dir, job)?;
         // A random name that no other process can have taken.
         let random = RandomState::new().hash_one(std::process::id());
         let name = format!("tofu-run-{}-{random:016x}", std::process::id());

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tofu_fabric::{Fabric, FaultCounters, FaultPlan, NoSuchLink, NodeId, Port};
+use tofu_fabric::{Fabric, FaultCounters, FaultPlan, NoSuchLink};
 use tofu_machine::capture::{Capture, CaptureConfig};
 use tofu_machine::trace::Trace;
 use tofu_machine::{Interconnect, Machine, Network, Torus, TorusNetwork};
@@ -102,14 +102,6 @@ impl AnyNetwork {
         match self {
             Self::Tofu(network) => network.trace(),
             Self::Tnw(_) => None,
-        }
-    }
-
-    /// Calls `tell` whenever a modelled link fails. Links of TNW never fail.
-    pub(crate) fn on_link_failure(&self, tell: impl Fn(NodeId, Port) + Send + Sync + 'static) {
-        match self {
-            Self::Tofu(network) => network.on_link_failure(tell),
-            Self::Tnw(_) => {}
         }
     }
 }

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 pub use tofu_cables::Joining;
 use tofu_cables::{Hello, Mesh, News, PartStatus, PeerInfo, Receive, Visit};
 use tofu_fabric::{NodeId, PartId};
-use tofu_machine::{Machine, Network};
+use tofu_machine::{Machine, Network, Transport};
 use tofu_sandbox::Role;
 use tofu_sync::lock;
 
@@ -132,6 +132,11 @@ impl Others {
         self.mesh.tell(PartStatus::Down);
     }
 
+    /// Returns the transport to them, for a machine that is about to be built.
+    pub(crate) fn transport(&self) -> Arc<dyn Transport> {
+        Arc::clone(&self.mesh) as _
+    }
+
     /// Connects the network to them, before it has any nodes.
     pub(crate) fn connect(
         &self,
@@ -140,7 +145,6 @@ impl Others {
         confinement: &Confinement,
     ) -> io::Result<()> {
         let network = machine.network();
-        network.connect(Arc::clone(&self.mesh) as _);
         for part in network.part().into_iter().flat_map(|(parts, _)| parts.all()) {
             network.part_came(part);
         }

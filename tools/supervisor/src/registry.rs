@@ -12,7 +12,7 @@ use tofu_abi::Coords;
 use tofu_control::protocol::{EventInfo, EventKind, JobInfo, NodeKind};
 use tofu_fabric::{NodeId, PartId, Parts};
 use tofu_gateway::{Connector, LinkStats};
-use tofu_machine::{Node, TorusNode};
+use tofu_machine::{LinkFailed, Node, TorusNode};
 use tofu_sync::lock;
 use tofu_ui::printable;
 use tofu_vfio_user::Server;
@@ -227,23 +227,23 @@ impl Registry {
         self.built.get().map(|built| &built.network)
     }
 
+    /// Returns what its machine is to tell when a modelled link has failed.
+    pub fn link_failed(self: &Arc<Self>) -> LinkFailed {
+        let registry = Arc::downgrade(self);
+        Box::new(move |node, port| {
+            if let Some(registry) = registry.upgrade() {
+                let port = port.name().to_owned();
+                registry.publish(Some(node), EventKind::LinkFailed { port });
+            }
+        })
+    }
+
     /// Registers a machine that has been built, with its gateway.
     ///
     /// # Errors
     ///
     /// If one is registered already.
-    pub fn built(
-        self: &Arc<Self>,
-        network: AnyNetwork,
-        gateway: Option<GatewayInfo>,
-    ) -> anyhow::Result<()> {
-        let registry = Arc::downgrade(self);
-        network.on_link_failure(move |node, port| {
-            if let Some(registry) = registry.upgrade() {
-                let port = port.name().to_owned();
-                registry.publish(Some(node), EventKind::LinkFailed { port });
-            }
-        });
+    pub fn built(&self, network: AnyNetwork, gateway: Option<GatewayInfo>) -> anyhow::Result<()> {
         if self.built.set(Built { network, gateway }).is_err() {
             bail!("a machine can be started once only");
         }

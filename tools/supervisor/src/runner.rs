@@ -13,7 +13,9 @@ use tofu_control::protocol::NodeKind;
 use tofu_fabric::NodeId;
 use tofu_gateway::IoNode;
 use tofu_machine::capture::CaptureConfig;
-use tofu_machine::{Doorbells, Generation, Links, Machine, MachineConfig, Torus};
+use tofu_machine::{
+    Doorbells, Generation, Links, Machine, MachineConfig, Part, Surroundings, Torus,
+};
 use tofu_sandbox::Role;
 use tofu_vmm::Hypervisor;
 
@@ -106,13 +108,14 @@ pub fn machine(
     doorbells: Doorbells,
     engines: usize,
     confinement: &Confinement,
+    surroundings: Surroundings,
 ) -> anyhow::Result<Machine> {
     let mut config = MachineConfig::of(generation, network.shape);
-    if let Some(PartOf { part, of }) = network.part {
-        config.part = Some((of, part));
+    if surroundings.part.is_some() {
         config.timeout_ns = PARTS_TIMEOUT_NS;
     }
-    let machine = Machine::new(MachineConfig { links, doorbells, engines, ..config })?;
+    let config = MachineConfig { links, doorbells, engines, ..config };
+    let machine = Machine::within(config, surroundings)?;
     for &(at, port) in &network.links_down {
         machine.fabric().set_link(at, port, false)?;
     }
@@ -149,11 +152,13 @@ pub fn any_machine(
     doorbells: Doorbells,
     engines: usize,
     confinement: &Confinement,
+    surroundings: Surroundings,
 ) -> anyhow::Result<AnyMachine> {
     Ok(match interconnect {
         Interconnect::Tofu(generation) => {
             let kind = (generation, links);
-            AnyMachine::Tofu(Arc::new(machine(network, kind, doorbells, engines, confinement)?))
+            let machine = machine(network, kind, doorbells, engines, confinement, surroundings)?;
+            AnyMachine::Tofu(Arc::new(machine))
         }
         Interconnect::Tnw if links != Links::Direct => {
             bail!("a machine of TNW cannot have modelled links");
@@ -176,7 +181,16 @@ impl Backend for Machines {
         let doorbells = doorbells(plan.doorbell, plan.vms().count(), cores, engines);
         let (network, confinement) = (&plan.network, &self.confinement);
         let kind = (plan.interconnect, plan.links);
-        let machine = any_machine(network, kind, doorbells, engines, confinement)?;
+        let part = match (network.part, &self.others) {
+            (Some(PartOf { part: own, of: count }), Some(others)) => {
+                Some(Part { count, own, transport: others.transport() })
+            }
+            (Some(_), None) => bail!("a part of a machine needs the others"),
+            (None, _) => None,
+        };
+        let link_failed = self.registry.as_ref().map(Registry::link_failed);
+        let surroundings = Surroundings { part, link_failed };
+        let machine = any_machine(network, kind, doorbells, engines, confinement, surroundings)?;
         machine.network().set_faults(plan.faults.clone())?;
         let captures = captures(&machine, plan)?;
         let guests = hypervisor.map(|hypervisor| {

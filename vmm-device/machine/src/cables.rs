@@ -5,8 +5,8 @@
 //! the device that it is for. A message that does not pass is counted and dropped, and this part
 //! continues.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
 
 use tofu_abi::Rcode;
 use tofu_fabric::{Class, Crossing, NodeId, Packet, PartId, Parts, Route, Stray, Way};
@@ -91,7 +91,7 @@ struct Counters {
 pub(crate) struct Cables {
     parts: Arc<Parts>,
     own: PartId,
-    transport: OnceLock<Arc<dyn Transport>>,
+    transport: Arc<dyn Transport>,
     counters: Box<[Counters]>,
 }
 
@@ -111,22 +111,13 @@ pub(crate) enum Incoming {
 }
 
 impl Cables {
-    pub(crate) fn new(parts: Arc<Parts>, own: PartId) -> Self {
+    pub(crate) fn new(parts: Arc<Parts>, own: PartId, transport: Arc<dyn Transport>) -> Self {
         let counters = parts.all().map(|_| Counters::default()).collect();
-        Self { parts, own, transport: OnceLock::new(), counters }
-    }
-
-    /// Sets the transport. Only the first call has an effect.
-    pub(crate) fn connect(&self, transport: Arc<dyn Transport>) {
-        let _ = self.transport.set(transport);
-    }
-
-    pub(crate) const fn parts(&self) -> &Arc<Parts> {
-        &self.parts
+        Self { parts, own, transport, counters }
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        self.transport.get().is_none_or(|transport| transport.has_room())
+        self.transport.has_room()
     }
 
     pub(crate) fn counters(&self, part: PartId) -> Option<CableCounters> {
@@ -143,19 +134,15 @@ impl Cables {
     }
 
     fn send_message(&self, to: PartId, message: Vec<u8>, whose: Whose) -> bool {
-        let (Some(transport), Some(counters)) =
-            (self.transport.get(), self.counters.get(to.index()))
-        else {
-            return false;
-        };
+        let Some(counters) = self.counters.get(to.index()) else { return false };
         let bytes = message.len() as u64;
         let sent = match whose.through {
-            true => transport.pass_on(to, message),
-            false => transport.send(to, message),
+            true => self.transport.pass_on(to, message),
+            false => self.transport.send(to, message),
         };
         if sent {
             if whose.asked != self.own {
-                transport.hold_back(whose.asked, to);
+                self.transport.hold_back(whose.asked, to);
             }
             counters.sent.fetch_add(1, Relaxed);
             counters.sent_bytes.fetch_add(bytes, Relaxed);

@@ -1,9 +1,13 @@
 //! The configuration of a machine.
 
+use std::sync::Arc;
+
 use tofu_abi::Generation;
-use tofu_fabric::{PartId, Shape, Timing, axes_of, bisection_links, links_between};
+use tofu_fabric::{NodeId, PartId, Port, Shape, Timing, axes_of, bisection_links, links_between};
 use tofu_icc::CommandTiming;
 use tofu_links::Parameters;
+
+use crate::cables::Transport;
 
 /// How doorbells arrive at the devices of a machine. The guest cannot see the difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +35,6 @@ pub enum Links {
 pub struct MachineConfig {
     /// The box of nodes.
     pub shape: Shape,
-    /// The number of parts, and the part in this process; `None` if the whole machine is in it.
-    pub part: Option<(u32, PartId)>,
     /// How packets go over the links.
     pub links: Links,
     /// The machine's generation: the features of its controllers, and the cost of their links and
@@ -59,7 +61,6 @@ impl MachineConfig {
     pub const fn of(generation: Generation, shape: Shape) -> Self {
         Self {
             shape,
-            part: None,
             links: Links::Direct,
             generation,
             doorbells: Doorbells::Trapped,
@@ -83,6 +84,30 @@ impl MachineConfig {
     pub const fn commands(&self) -> CommandTiming {
         CommandTiming::of(self.generation)
     }
+}
+
+/// What a machine is connected to outside.
+#[derive(Default)]
+pub struct Surroundings {
+    /// The part of the machine in this process; `None` if the whole machine is in it.
+    pub part: Option<Part>,
+    /// Is told when a modelled link has failed.
+    pub link_failed: Option<LinkFailed>,
+}
+
+/// Is called when a port of a node takes down a modelled link because nothing gets through any
+/// more. The thread that drives the links calls it, so it must not inspect the links.
+pub type LinkFailed = Box<dyn Fn(NodeId, Port) + Send + Sync>;
+
+/// The part of a machine that is in this process.
+pub struct Part {
+    /// The number of parts.
+    pub count: u32,
+    /// This one.
+    pub own: PartId,
+    /// The transport to the others. A part counts as present after
+    /// [`Network::part_came`](crate::Network::part_came).
+    pub transport: Arc<dyn Transport>,
 }
 
 /// The capacity of a machine's links, calculated as in the papers.

@@ -43,7 +43,9 @@ use crate::shared::{Clock, Shared};
 use crate::trace::{Recorder, Trace};
 
 pub use crate::cables::{CableCounters, MAX_MESSAGE, Refused, Transport};
-pub use crate::config::{Capacity, Doorbells, Links, MachineConfig};
+pub use crate::config::{
+    Capacity, Doorbells, LinkFailed, Links, MachineConfig, Part, Surroundings,
+};
 pub use crate::error::Error;
 pub use crate::interconnect::Interconnect;
 pub use crate::node::{DoorbellBackend, Node, NodeParts};
@@ -78,28 +80,10 @@ impl Network {
         self.machine.upgrade()?.node(id).cloned()
     }
 
-    /// Sets a function to be called when a port of a node takes down a modelled link because
-    /// nothing gets through any more. The thread that drives the links calls `tell`, so `tell` must
-    /// not inspect the links. Only the first call of this method has an effect.
-    pub fn on_link_failure(&self, tell: impl Fn(NodeId, Port) + Send + Sync + 'static) {
-        if let Some(machine) = self.machine.upgrade() {
-            let _ = machine.link_failed.set(Box::new(tell));
-        }
-    }
-
     /// The parts of the machine and the part in this process; `None` if all of it is in this
     /// process.
     pub fn part(&self) -> Option<(&Arc<Parts>, PartId)> {
         self.wires.fabric().part()
-    }
-
-    /// Sets the transport to the other parts of the machine. Only the first call has an effect. A
-    /// part counts as present after [`Network::part_came`].
-    pub fn connect(&self, transport: Arc<dyn Transport>) {
-        if let Some(cables) = self.machine.upgrade().and_then(|shared| shared.cables.clone()) {
-            cables.connect(transport);
-            self.wires.set_cables(Some(cables));
-        }
     }
 
     /// Marks a part as present: its nodes can be reached, except for links and nodes taken down.
@@ -191,7 +175,17 @@ impl Machine {
     ///
     /// [`Error::Host`] if the host has no descriptors left.
     pub fn new(config: MachineConfig) -> Result<Self, Error> {
-        Self::with_clock(config, Clock::Host(Instant::now()))
+        Self::within(config, Surroundings::default())
+    }
+
+    /// A machine with these surroundings, which may be a part of one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Machine::new`], and if there is no such part, or links between parts are to be
+    /// modelled.
+    pub fn within(config: MachineConfig, surroundings: Surroundings) -> Result<Self, Error> {
+        Self::with_clock(config, surroundings, Clock::Host(Instant::now()))
     }
 
     /// A machine whose time advances only by [`Machine::advance`], for reproducible tests.
@@ -200,31 +194,36 @@ impl Machine {
     ///
     /// As [`Machine::new`].
     pub fn with_manual_clock(config: MachineConfig) -> Result<Self, Error> {
-        Self::with_clock(config, Clock::Manual(AtomicU64::new(0)))
+        Self::with_clock(config, Surroundings::default(), Clock::Manual(AtomicU64::new(0)))
     }
 
-    fn with_clock(config: MachineConfig, clock: Clock) -> Result<Self, Error> {
-        let cables = match config.part {
-            Some((parts, own)) => {
-                let parts = Parts::new(config.shape, parts)?;
-                Some(Arc::new(Cables::new(Arc::new(parts), own)))
+    fn with_clock(
+        config: MachineConfig,
+        surroundings: Surroundings,
+        clock: Clock,
+    ) -> Result<Self, Error> {
+        let part = surroundings.part.map(|part| {
+            let parts = Arc::new(Parts::new(config.shape, part.count)?);
+            Ok::<_, Error>((parts, part))
+        });
+        let part = part.transpose()?;
+        let fabric = match (config.links, &part) {
+            (Links::Direct, Some((parts, Part { count, own, .. }))) => {
+                let fabric = Fabric::of_part(Arc::clone(parts), *own);
+                fabric.ok_or(Error::NoSuchPart { part: *own, count: *count })?
             }
-            None => None,
-        };
-        let fabric = match (config.links, config.part, &cables) {
-            (Links::Direct, Some((count, own)), Some(cables)) => {
-                let fabric = Fabric::of_part(Arc::clone(cables.parts()), own);
-                fabric.ok_or(Error::NoSuchPart { part: own, count })?
-            }
-            (Links::Direct, ..) => Fabric::new(config.shape),
-            (Links::Modelled, Some(_), _) => return Err(Error::ModelledParts),
-            (Links::Modelled, ..) => {
+            (Links::Direct, None) => Fabric::new(config.shape),
+            (Links::Modelled, Some(_)) => return Err(Error::ModelledParts),
+            (Links::Modelled, None) => {
                 // The carrier has a bound of its own.
                 let options = Options { backlog: u32::MAX, ..Options::default() };
                 Fabric::modelled(config.shape, config.parameters(), &options)?
             }
         };
         let fabric = Arc::new(fabric);
+        let cables = part.map(|(parts, Part { own, transport, .. })| {
+            Arc::new(Cables::new(parts, own, transport))
+        });
         let nodes = config.shape.nodes() as usize;
         let engines = (0..config.engines.max(1))
             .map(|index| Engine::new(index).map(Arc::new))
@@ -238,7 +237,7 @@ impl Machine {
             clock,
             spin_ns: config.spin_ns,
             stopping: AtomicBool::new(false),
-            link_failed: OnceLock::new(),
+            link_failed: surroundings.link_failed,
             recorder: Arc::new(Recorder::new()),
         };
         let shared = Arc::new(shared);
@@ -248,6 +247,9 @@ impl Machine {
             machine: Arc::downgrade(&shared),
             generation: config.generation,
         };
+        if let Some(cables) = &shared.cables {
+            shared.wires.set_cables(Some(Arc::clone(cables) as _));
+        }
         if let Some((parts, own)) = network.part() {
             let others: Vec<_> = parts.all().filter(|part| *part != own).collect();
             others.into_iter().for_each(|part| network.part_went(part));

@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use tofu_fabric::{Fabric, NodeId, Port, Wires};
+use tofu_fabric::{Fabric, NodeId, Wires};
 use tofu_icc::Body;
 
 use crate::cables::Cables;
+use crate::config::LinkFailed;
 use crate::engine::Engine;
 use crate::links::Courier;
 use crate::node::Node;
@@ -37,13 +38,10 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) spin_ns: u64,
     pub(crate) stopping: AtomicBool,
-    /// The function to call when a modelled link has failed.
-    pub(crate) link_failed: OnceLock<LinkFailed>,
+    /// Is told when a modelled link has failed.
+    pub(crate) link_failed: Option<LinkFailed>,
     pub(crate) recorder: Arc<Recorder>,
 }
-
-/// Is called with the node and port that have taken down a failed link.
-pub(crate) type LinkFailed = Box<dyn Fn(NodeId, Port) + Send + Sync>;
 
 impl Shared {
     pub(crate) fn now_ns(&self) -> u64 {

@@ -11,6 +11,7 @@ use tofu_abi::Coords;
 use tofu_control::MachineName;
 use tofu_control::rundir::{RunDir, node_file};
 use tofu_linux_nodes::qemu;
+use tofu_machine::Surroundings;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::Event;
 use tofu_supervisor::janitor::Janitor;
@@ -120,8 +121,11 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     // Not `auto`, because only the monitors know how much of the host's processors they leave.
     let doorbell = args.doorbell.or(file.doorbell).unwrap_or(Doorbell::Trapped);
     let doorbells = runner::doorbells(doorbell, sockets.len(), cores, engines);
-    let machine = runner::any_machine(&network, kind, doorbells, engines, &confinement)?;
     let registry = Arc::new(Registry::new(&network, sender));
+    let surroundings =
+        Surroundings { link_failed: Some(registry.link_failed()), ..Surroundings::default() };
+    let machine =
+        runner::any_machine(&network, kind, doorbells, engines, &confinement, surroundings)?;
     registry.built(machine.network(), None)?;
     let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };
     let mut served = Vec::new();
