@@ -23,6 +23,8 @@ const ON_ITS_WAY_NS: u64 = 100_000_000;
 /// The most packets kept on their way. The oldest are dropped first.
 const PACKETS: usize = 4096;
 
+/// A queue: node, interface and control queue.
+type QueueKey = (u32, TniId, CqId);
 /// A place in a queue's table of outstanding commands.
 type CommandKey = (u32, TniId, CqId, u16);
 /// A command of a queue that may have reasons.
@@ -37,7 +39,7 @@ pub struct Assembler {
     /// ends.
     on_their_way: VecDeque<(CommandKey, u32, u8, TracedCommand)>,
     /// The time of a doorbell that no command has followed yet.
-    doorbells: HashMap<(u32, TniId, CqId), u64>,
+    doorbells: HashMap<QueueKey, u64>,
     /// Interrupts that no access has followed yet, by node.
     interrupts: HashMap<u32, Vec<TracedInterrupt>>,
     /// Reasons by node, interface and queue of the command: first the target's, then those of its
@@ -140,7 +142,7 @@ impl Assembler {
         match event {
             Event::Begun { tni, tag, slot, header1, header2, remote, local: _, length } => {
                 let code = header1.command();
-                let mut command = self.command(node, tni, tag.cq, slot, header1, time);
+                let mut command = self.command((node, tni, tag.cq), slot, header1, time);
                 let place = (node, tni, tag.cq, tag.index);
                 command.tag = Some((tag.index, tag.generation));
                 command.length = length;
@@ -176,7 +178,7 @@ impl Assembler {
                 self.open.insert(place, (tag.generation, code, command));
             }
             Event::AtOnce { tni, cq, slot, header1, rcode } => {
-                let mut command = self.command(node, tni, cq, slot, header1, time);
+                let mut command = self.command((node, tni, cq), slot, header1, time);
                 let key = (node, tni, cq, Which::Slot(slot));
                 self.end(&mut command, key, rcode, rcode, time);
                 ended.commands.push((header1.command(), command));
@@ -255,13 +257,12 @@ impl Assembler {
     /// Creates a command that has begun.
     fn command(
         &mut self,
-        node: u32,
-        tni: TniId,
-        cq: CqId,
+        queue: QueueKey,
         slot: u32,
         header1: Header1,
         begin_ns: u64,
     ) -> TracedCommand {
+        let (node, tni, cq) = queue;
         let code = header1.command();
         let name = match Command::from_code(code) {
             Some(command) => format!("{command:?}"),
@@ -278,7 +279,7 @@ impl Assembler {
             length: 0,
             tlps: 0,
             hops: Vec::new(),
-            doorbell_ns: self.doorbells.remove(&(node, tni, cq)).map(|rung| rung.min(begin_ns)),
+            doorbell_ns: self.doorbells.remove(&queue).map(|rung| rung.min(begin_ns)),
             begin_ns,
             end_ns: begin_ns,
             parts: Vec::new(),
