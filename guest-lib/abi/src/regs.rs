@@ -451,10 +451,10 @@ pub enum TofuReg {
     NodeAddress,
     /// Settings of the ports.
     PortSetting,
-    /// TLP filter of one of the ten network router ports.
-    TdTlpFilter(u8),
-    /// Settings of one of the ten network router ports.
-    TdSettings(u8),
+    /// TLP filter of a network router port.
+    TdTlpFilter(Port),
+    /// Settings of a network router port.
+    TdSettings(Port),
     /// Message signalled interrupt base of the network router.
     TnrMsiBase,
     /// Pending interrupt requests of the links, see [`TnrIrqs`](crate::irq::TnrIrqs).
@@ -491,7 +491,7 @@ impl TofuReg {
             0x00 => Self::NodeAddress,
             0x08 => Self::PortSetting,
             0x10..=0xaf => {
-                let tnr = ((offset - 0x10) / 0x10) as u8;
+                let tnr = Port::ALL[((offset - 0x10) / 0x10) as usize];
                 match offset % 0x10 {
                     0 => Self::TdTlpFilter(tnr),
                     8 => Self::TdSettings(tnr),

@@ -272,8 +272,8 @@ fn golden_map() -> Vec<(u64, Register)> {
         (0xf0, TofuReg::Generation),
     ];
     map.extend(tofu.map(|(offset, reg)| (0x700_0000 + offset, Register::Tofu(reg))));
-    for tnr in 0..10u8 {
-        let n = u64::from(tnr) * 0x10;
+    for tnr in Port::ALL {
+        let n = tnr as u64 * 0x10;
         map.push((0x700_0010 + n, Register::Tofu(TofuReg::TdTlpFilter(tnr))));
         map.push((0x700_0018 + n, Register::Tofu(TofuReg::TdSettings(tnr))));
     }
