@@ -32,7 +32,7 @@ pub fn text(output: &Output) -> String {
 /// cannot run here.
 #[track_caller]
 pub fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap();
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}\n{}", output.status, text(&output));
     for line in String::from_utf8_lossy(&output.stderr).lines() {
         if line.starts_with("SKIP ") {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::thread;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use tofu_c_tests::have;
+use tofu_c_tests::{have, run};
 
 use crate::skip;
 
@@ -49,10 +49,7 @@ impl Namespace {
     /// If it does not succeed.
     #[track_caller]
     pub fn ip(&self, args: &[&str]) -> String {
-        let output = Command::new("ip").args(["-n", &self.name]).args(args).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "ip {args:?}: {said}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        run(Command::new("ip").args(["-n", &self.name]).args(args))
     }
 
     /// The same command, in the namespace.

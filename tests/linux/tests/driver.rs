@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 use tofu_abi::Generation;
+use tofu_c_tests::{have, run};
 use tofu_linux_tests::driver::{
     self, LOAD, Nodes, SHAPE, TRACING, checks_its_heap, first_put, image, is_well, learners_driver,
     passed, passes,
@@ -253,13 +254,10 @@ fn the_header_stands_alone() {
     let header = "../../guest-lib/kernel/include/uapi/tof.h";
     for (compiler, language, standard) in [("gcc", "c", "-std=c99"), ("g++", "c++", "-std=c++11")] {
         let flags = ["-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x"];
-        let mut command = Command::new(compiler);
-        command.args([standard]).args(flags).args([language, header]);
-        match command.output() {
-            Err(_) => skip("the_header_stands_alone", &format!("there is no {compiler}")),
-            Ok(output) => {
-                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            }
+        if have(compiler) {
+            run(Command::new(compiler).arg(standard).args(flags).args([language, header]));
+        } else {
+            skip("the_header_stands_alone", &format!("there is no {compiler}"));
         }
     }
 }

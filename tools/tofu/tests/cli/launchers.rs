@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
+use tofu_c_tests::run;
 use tofu_linux_tests::skip;
 
 use crate::tofu::{Place, free_addresses, wait_for};
@@ -54,11 +55,6 @@ impl Drop for Server {
 
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-fn run(command: &mut Command) {
-    let said = command.output().unwrap();
-    assert!(said.status.success(), "{command:?}: {said:?}");
 }
 
 /// Writes a file that nobody else may read.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
-use tofu_c_tests::{have, libraries};
+use tofu_c_tests::{have, libraries, run};
 use tofu_linux_tests::{Said, kill, signal};
 
 use crate::tofu::Place;
@@ -36,7 +36,7 @@ impl Jobs {
             return None;
         }
         let program = self.programs.path().join(source.file_stem().unwrap());
-        let output = Command::new("gcc")
+        run(Command::new("gcc")
             .args(["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror"])
             .args(["-pthread", "-o"])
             .args([&program, source])
@@ -45,10 +45,7 @@ impl Jobs {
                     .map(|folder| format!("-I{}", guest_lib(folder).display())),
             )
             .arg(format!("-L{}", libraries().display()))
-            .args(["-ltofucom", "-ltofutop"])
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            .args(["-ltofucom", "-ltofutop"]));
         Some(program.to_str().unwrap().to_owned())
     }
 
@@ -305,9 +302,8 @@ fn the_sdk_has_examples() {
     let jobs = Jobs::new();
     let sdk = jobs.programs.path().join("sdk");
     let mut write = jobs.place.command(&["sdk", sdk.to_str().unwrap()]);
-    assert!(write.env("TOFU_LIBRARIES", libraries()).output().unwrap().status.success());
-    let make = Command::new("make").arg("-C").arg(sdk.join("examples")).output().unwrap();
-    assert!(make.status.success(), "{}", String::from_utf8_lossy(&make.stderr));
+    run(write.env("TOFU_LIBRARIES", libraries()));
+    run(Command::new("make").arg("-C").arg(sdk.join("examples")));
     let ring = sdk.join("examples/ring");
     let expected = ["0: rank 0 of 2: hello from rank 1", "1: rank 1 of 2: hello from rank 0"];
     assert_eq!(jobs.lines(&["-n", "2", ring.to_str().unwrap()]), expected);
@@ -323,10 +319,9 @@ fn the_sdk_has_examples_for_tnw() {
     let jobs = Jobs::new();
     let sdk = jobs.programs.path().join("sdk");
     let mut write = jobs.place.command(&["sdk", sdk.to_str().unwrap()]);
-    assert!(write.env("TOFU_LIBRARIES", libraries()).output().unwrap().status.success());
+    run(write.env("TOFU_LIBRARIES", libraries()));
     let examples = sdk.join("examples/tnw");
-    let make = Command::new("make").arg("-C").arg(&examples).output().unwrap();
-    assert!(make.status.success(), "{}", String::from_utf8_lossy(&make.stderr));
+    run(Command::new("make").arg("-C").arg(&examples));
     let program = |name| examples.join(name).to_str().unwrap().to_owned();
     let lines = |args: &[&str], name| {
         let program = program(name);
