@@ -22,7 +22,7 @@ use tofu_ipotofu::{Config, Link, addr};
 use tofu_tests::{Cluster, Endpoint, PATIENCE_NS, description, pattern};
 
 use group::{Group, tree};
-use schedule::{Change, Random};
+use schedule::{Change, Down, Random};
 
 const SHAPE: &str = "1x1x4x2x3x2";
 const NODES: u32 = 48;
@@ -35,8 +35,7 @@ struct Soak {
     cluster: Cluster,
     shape: Shape,
     cables: Vec<Cable>,
-    links: BTreeSet<usize>,
-    nodes: BTreeSet<u32>,
+    down: Down,
     ends: Vec<Endpoint>,
     ip: Vec<Link<InProcess>>,
     random: Random,
@@ -66,7 +65,7 @@ impl Soak {
         };
         let ip = (0..NODES).map(open).collect();
         let ends = (0..NODES).map(|rank| cluster.endpoint(rank, 1, 2)).collect();
-        let (links, nodes) = (BTreeSet::new(), BTreeSet::new());
+        let down = Down::new(shape, description().board);
         let cables = Cable::all(&shape).collect();
         let lost = vec![0; NODES as usize];
         let sent = vec![BTreeSet::new(); NODES as usize];
@@ -76,8 +75,7 @@ impl Soak {
             cluster,
             shape,
             cables,
-            links,
-            nodes,
+            down,
             ends,
             ip,
             random,
@@ -89,16 +87,19 @@ impl Soak {
         }
     }
 
-    fn set_link(&mut self, index: usize, up: bool) {
-        let Cable { from, port, to, .. } = self.cables[index];
-        self.was_down.extend([(from, port), (to, port.opposite())]);
-        let rank = self.shape.node_id(from).unwrap().0;
-        self.cluster.set_link(rank, port.index(), up);
-        if up {
-            self.links.remove(&index)
-        } else {
-            self.links.insert(index)
-        };
+    fn apply(&mut self, change: Change) {
+        let nodes = self.down.note(change);
+        match change {
+            Change::Link(index, up) => {
+                let Cable { from, port, to, .. } = self.cables[index];
+                self.was_down.extend([(from, port), (to, port.opposite())]);
+                let rank = self.down.node(from);
+                self.cluster.set_link(rank, port.index(), up);
+            }
+            Change::Node(_, up) | Change::Board(_, up) => {
+                nodes.into_iter().for_each(|rank| self.set_node(rank, up));
+            }
+        }
     }
 
     fn set_node(&mut self, rank: u32, up: bool) {
@@ -109,39 +110,10 @@ impl Soak {
             self.was_down.extend([(at, port), (next, port.opposite())]);
         }
         self.cluster.set_node(rank, up);
-        if up {
-            self.nodes.remove(&rank)
-        } else {
-            self.nodes.insert(rank)
-        };
-    }
-
-    /// The next entry of the schedule.
-    fn break_or_repair(&mut self) {
-        match self.random.change(NODES, self.cables.len()) {
-            Change::Link(link, up) => self.set_link(link, up),
-            Change::Node(node, up) => self.set_node(node, up),
-            Change::Board(node, up) => {
-                let at = self.shape.coords(NodeId(node)).unwrap();
-                for at in self.shape.block(at, description().board) {
-                    let rank = self.shape.node_id(at).unwrap().0;
-                    self.set_node(rank, up);
-                }
-            }
-        }
-    }
-
-    fn repair_all(&mut self) {
-        while let Some(link) = self.links.first() {
-            self.set_link(*link, true);
-        }
-        while let Some(node) = self.nodes.first() {
-            self.set_node(*node, true);
-        }
     }
 
     fn works(&self, from: Coords, to: Coords, path: Path) -> bool {
-        let down = |at: Coords| self.nodes.contains(&self.shape.node_id(at).unwrap().0);
+        let down = |at: Coords| self.down.nodes.contains(&self.down.node(at));
         Route::new(&self.shape, from, to, path, Class::Request).unwrap().all(|hop| {
             let at = self.shape.coords(hop.from).unwrap();
             let next = self.shape.coords(hop.to).unwrap();
@@ -149,7 +121,7 @@ impl Soak {
                 let Cable { from, port, .. } = self.cables[*link];
                 (from, port) == (at, hop.port) || (from, port) == (next, hop.port.opposite())
             };
-            !down(at) && !down(next) && !self.links.iter().any(dead)
+            !down(at) && !down(next) && !self.down.links.iter().any(dead)
         })
     }
 
@@ -250,7 +222,7 @@ impl Soak {
             group.start(Op::Barrier, &[Input::default(); NODES as usize], 0);
             self.cluster.settle();
             let ended = group.channels.iter_mut().filter_map(|channel| channel.poll()).count();
-            let well = self.links.is_empty() && self.nodes.is_empty();
+            let well = self.down.repairs().is_empty();
             assert!(!well || ended == NODES as usize, "{ended} of a machine that is well");
         }
     }
@@ -277,7 +249,8 @@ fn run(seed: u64) {
     let mut soak = Soak::new(seed);
     for round in 0..16 {
         for _ in 0..=soak.random.below(4) {
-            soak.break_or_repair();
+            let change = soak.random.change(NODES, soak.cables.len());
+            soak.apply(change);
         }
         (0..24).for_each(|_| soak.put());
         soak.frames(24);
@@ -288,7 +261,7 @@ fn run(seed: u64) {
         soak.cluster.pass(ns);
     }
     assert!(soak.arrived > 0 && soak.lost.iter().sum::<u64>() > 0, "seed {seed} tests nothing");
-    soak.repair_all();
+    soak.down.repairs().into_iter().for_each(|change| soak.apply(change));
     // News of the repair and the last frames spread.
     for _ in 0..8 {
         soak.frames(0);
@@ -327,7 +300,7 @@ fn registers_of_ports_are_there_after_a_node_has_failed() {
     let read = |soak: &Soak, rank: u32, port: Port, reg| {
         soak.cluster.device(rank).read(Register::Port { port, reg })
     };
-    soak.set_node(dead, false);
+    soak.apply(Change::Node(dead, false));
     let discarded = |soak: &Soak| -> u64 {
         let ports = (0..NODES).flat_map(|rank| Port::ALL.map(move |port| (rank, port)));
         ports.map(|(rank, port)| read(soak, rank, port, PortReg::NumTxDiscardNormalTlp)).sum()

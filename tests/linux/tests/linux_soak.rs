@@ -4,7 +4,6 @@
 #[path = "../../tests/soak/schedule.rs"]
 mod schedule;
 
-use std::collections::BTreeSet;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use tofu_linux_tests::net::{LONG, Net, long};
 use tofu_linux_tests::sdk::Sdk;
 use tofu_linux_tests::{Place, Running};
 
-use schedule::{Change, Random};
+use schedule::{Change, Down, Random};
 
 /// Linux nodes on the ring of B, each on a board of its own. All others pass packets on.
 const LINUX: [usize; 3] = [0, 2, 4];
@@ -25,50 +24,26 @@ const ROUNDS: u32 = 300;
 const STREAM: &str = "4194304";
 const STOP: &str = "/tmp/stop-soak";
 
-/// What is down in a machine.
+/// A machine, the ends of its links, and what is down in it.
 struct Broken<'a> {
     place: &'a Place,
-    shape: Shape,
-    links: BTreeSet<(u32, Port)>,
-    nodes: BTreeSet<u32>,
+    links: &'a [(u32, Port)],
+    down: Down,
 }
 
 impl Broken<'_> {
-    fn apply(&mut self, change: Change, all: &[(u32, Port)]) {
-        match change {
-            Change::Link(index, up) => self.set_link(all[index], up),
-            Change::Node(node, up) => self.set_nodes("node", node, [node], up),
-            Change::Board(node, up) => {
-                let at = self.shape.coords(NodeId(node)).unwrap();
-                let board = self.shape.block(at, Generation::Fugaku.description().board);
-                let nodes: Vec<_> = board.map(|at| self.shape.node_id(at).unwrap().0).collect();
-                self.set_nodes("board", node, nodes, up);
-            }
-        }
-    }
-
-    fn set_link(&mut self, link: (u32, Port), up: bool) {
-        let state = if up { "up" } else { "down" };
-        self.place.run(&["link", state, &link.0.to_string(), link.1.name()]).ok();
-        _ = if up { self.links.remove(&link) } else { self.links.insert(link) };
-    }
-
     /// Guests run on: those of Linux take half a minute to boot.
-    fn set_nodes(&mut self, what: &str, node: u32, nodes: impl IntoIterator<Item = u32>, up: bool) {
+    fn apply(&mut self, change: Change) {
+        let (what, node, more, up) = match change {
+            Change::Link(index, up) => {
+                ("link", self.links[index].0, self.links[index].1.name(), up)
+            }
+            Change::Node(node, up) => ("node", node, "--keep-guests", up),
+            Change::Board(node, up) => ("board", node, "--keep-guests", up),
+        };
         let state = if up { "up" } else { "down" };
-        self.place.run(&[what, state, &node.to_string(), "--keep-guests"]).ok();
-        for node in nodes {
-            _ = if up { self.nodes.remove(&node) } else { self.nodes.insert(node) };
-        }
-    }
-
-    fn repair(&mut self) {
-        for link in self.links.clone() {
-            self.set_link(link, true);
-        }
-        for node in self.nodes.clone() {
-            self.set_nodes("node", node, [node], true);
-        }
+        self.place.run(&[what, state, &node.to_string(), more]).ok();
+        self.down.note(change);
     }
 }
 
@@ -164,16 +139,16 @@ fn soak(net: &Net, sdk: &Sdk, (seed, rounds): (u64, u32), with_mpi: bool) {
         };
         loads.push(Load::new(begin, right));
     }
-    let (broken_links, nodes) = (BTreeSet::new(), BTreeSet::new());
-    let mut broken = Broken { place: &net.place, shape, links: broken_links, nodes };
+    let down = Down::new(shape, Generation::Fugaku.description().board);
+    let mut broken = Broken { place: &net.place, links: &links, down };
     let mut random = Random(seed);
     for _ in 0..rounds {
         for _ in 0..CHANGES {
-            broken.apply(random.change(12, links.len()), &links);
+            broken.apply(random.change(12, links.len()));
             sleep(Duration::from_millis(random.below(300)));
             loads.iter_mut().for_each(|load| load.look_after(false));
         }
-        broken.repair();
+        broken.down.repairs().into_iter().for_each(|change| broken.apply(change));
         // As long as a stream may take to find out that it can go on.
         for _ in 0..10 {
             sleep(Duration::from_secs(1));

@@ -1,5 +1,10 @@
 //! Random schedules of failures and repairs.
 
+use std::collections::BTreeSet;
+
+use tofu_abi::Coords;
+use tofu_abi::topology::{NodeId, Shape};
+
 /// An element that fails, or is repaired if the flag is set.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change {
@@ -9,6 +14,53 @@ pub(crate) enum Change {
     Node(u32, bool),
     /// The board of a node.
     Board(u32, bool),
+}
+
+/// What is down in a machine.
+pub(crate) struct Down {
+    shape: Shape,
+    /// Lengths of a board.
+    board: [u8; 6],
+    pub(crate) links: BTreeSet<usize>,
+    pub(crate) nodes: BTreeSet<u32>,
+}
+
+impl Down {
+    /// Nothing yet.
+    pub(crate) fn new(shape: Shape, board: [u8; 6]) -> Self {
+        Self { shape, board, links: BTreeSet::new(), nodes: BTreeSet::new() }
+    }
+
+    /// Takes note of a change; returns the nodes that it is about, none if it is about a link.
+    pub(crate) fn note(&mut self, change: Change) -> Vec<u32> {
+        let (nodes, up) = match change {
+            Change::Link(link, up) => {
+                _ = if up { self.links.remove(&link) } else { self.links.insert(link) };
+                return Vec::new();
+            }
+            Change::Node(node, up) => (vec![node], up),
+            Change::Board(node, up) => {
+                let at = self.shape.coords(NodeId(node)).unwrap();
+                let board = self.shape.block(at, self.board);
+                (board.map(|at| self.node(at)).collect(), up)
+            }
+        };
+        for node in &nodes {
+            _ = if up { self.nodes.remove(node) } else { self.nodes.insert(*node) };
+        }
+        nodes
+    }
+
+    /// The number of a node.
+    pub(crate) fn node(&self, at: Coords) -> u32 {
+        self.shape.node_id(at).unwrap().0
+    }
+
+    /// What repairs everything.
+    pub(crate) fn repairs(&self) -> Vec<Change> {
+        let links = self.links.iter().map(|link| Change::Link(*link, true));
+        links.chain(self.nodes.iter().map(|node| Change::Node(*node, true))).collect()
+    }
 }
 
 /// Numbers of a series.

@@ -3,7 +3,6 @@
 #[path = "../../../../tests/tests/soak/schedule.rs"]
 pub(crate) mod schedule;
 
-use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
@@ -13,7 +12,7 @@ use tofu_abi::topology::{NodeId, Shape};
 use tofu_fabric::Link;
 
 use crate::tofu::{Place, wait_for};
-use schedule::{Change, Random};
+use schedule::{Change, Down, Random};
 
 /// The nodes according to `tofu ps`: whether they are down, and their states.
 fn nodes(place: &Place) -> Vec<(bool, String)> {
@@ -203,47 +202,25 @@ fn a_node_fails_with_its_guest_and_the_others_go_on() {
 /// A machine of small guests that put to each other, and its elements that are down.
 struct Soak<'a> {
     place: &'a Place,
-    shape: Shape,
     cables: Vec<Link>,
-    links: BTreeSet<usize>,
-    nodes: BTreeSet<u32>,
+    down: Down,
 }
 
 impl Soak<'_> {
     fn apply(&mut self, change: Change) {
-        let state = |up| if up { "up" } else { "down" };
-        match change {
+        let keep = "--keep-guests";
+        let (what, node, more, up) = match change {
             Change::Link(index, up) => {
                 let Link { from, port, .. } = self.cables[index];
-                let node = self.shape.node_id(from).unwrap().0.to_string();
-                self.place.run(&["link", state(up), &node, port.name()]).ok();
-                _ = if up { self.links.remove(&index) } else { self.links.insert(index) };
+                ("link", self.down.node(from), Some(port.name()), up)
             }
-            Change::Node(node, up) => self.set_nodes("node", node, [node], up),
-            Change::Board(node, up) => {
-                let at = self.shape.coords(NodeId(node)).unwrap();
-                let board = self.shape.block(at, Generation::Fugaku.description().board);
-                let number = |at| self.shape.node_id(at).unwrap().0;
-                let nodes: Vec<_> = board.map(number).collect();
-                self.set_nodes("board", node, nodes, up);
-            }
-        }
-    }
-
-    fn set_nodes(&mut self, what: &str, node: u32, nodes: impl IntoIterator<Item = u32>, up: bool) {
-        let node = node.to_string();
-        if up {
-            self.place.run(&[what, "up", &node]).ok();
-        } else {
-            self.place.run(&[what, "down", &node, "--keep-guests"]).ok();
-        }
-        for node in nodes {
-            _ = if up { self.nodes.remove(&node) } else { self.nodes.insert(node) };
-        }
-    }
-
-    fn is_well(&self) -> bool {
-        self.links.is_empty() && self.nodes.is_empty()
+            Change::Node(node, up) => ("node", node, (!up).then_some(keep), up),
+            Change::Board(node, up) => ("board", node, (!up).then_some(keep), up),
+        };
+        let (state, node) = (if up { "up" } else { "down" }, node.to_string());
+        let args: Vec<_> = [what, state, &node].into_iter().chain(more).collect();
+        self.place.run(&args).ok();
+        self.down.note(change);
     }
 }
 
@@ -258,24 +235,19 @@ fn soak(place: &Place, name: &str, seed: u64, changes: u32) {
     let mut lines = BufReader::new(machine.stdout.take().unwrap()).lines().map(Result::unwrap);
     let ready = lines.by_ref().filter(|line| line.contains("soaking")).take(nodes as usize).count();
     assert_eq!(ready, nodes as usize, "seed {seed}: they do not start");
-    let cables = Link::all(&shape).collect();
-    let mut soak = Soak { place, shape, cables, links: BTreeSet::new(), nodes: BTreeSet::new() };
+    let down = Down::new(shape, Generation::Fugaku.description().board);
+    let mut soak = Soak { place, cables: Link::all(&shape).collect(), down };
     let mut random = Random(seed);
     for _ in 0..changes {
         let change = random.change(nodes, soak.cables.len());
         soak.apply(change);
         // Guests that no longer lose anything conclude that everything is repaired.
-        if soak.is_well() {
+        if soak.down.repairs().is_empty() {
             soak.apply(Change::Link(0, false));
         }
     }
-    for link in soak.links.clone() {
-        soak.apply(Change::Link(link, true));
-    }
-    for node in soak.nodes.clone() {
-        soak.apply(Change::Node(node, true));
-    }
-    assert!(soak.is_well());
+    soak.down.repairs().into_iter().for_each(|change| soak.apply(change));
+    assert!(soak.down.repairs().is_empty());
     let said: Vec<_> = lines.collect();
     assert_eq!(machine.wait().unwrap().code(), Some(0), "seed {seed}: {said:#?}");
     let all = |line: &String| line.starts_with(&format!("all {nodes} guests succeeded"));
