@@ -39,7 +39,6 @@ pub use parts::{Exchange, Share, Totals};
 pub use watched::LinkErrors;
 
 use crate::counters::{PortCounters, XbCounters, XbCycles};
-use crate::link::Link;
 use crate::link::NoSuchLink;
 use crate::packet::{Class, Way};
 use crate::routing::{Route, RouteError, Scheduler, is_date_line};
@@ -407,12 +406,6 @@ impl Network {
     pub fn link_up(&self, node: Coords, port: Port) -> Option<bool> {
         let (near, _) = self.ends(node, port)?;
         Some(!self.slabs.is_down(near, port))
-    }
-
-    /// All links of the machine, each once, and whether each is up.
-    pub fn links(&self) -> impl Iterator<Item = (Link, bool)> + '_ {
-        Link::all(&self.shape)
-            .map(|link| (link, self.link_up(link.from, link.port).unwrap_or_default()))
     }
 
     fn ends(&self, node: Coords, port: Port) -> Option<(NodeId, NodeId)> {

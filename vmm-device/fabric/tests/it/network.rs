@@ -13,8 +13,8 @@ use tofu_fabric::network::{
     Refused, Share, Sink, Totals,
 };
 use tofu_fabric::{
-    Axis, Class, DiscardReason, Hop, NodeId, OnLink, Port, PortCounters, Route, Scheduler, Shape,
-    Way,
+    Axis, Class, DiscardReason, Hop, Link, NodeId, OnLink, Port, PortCounters, Route, Scheduler,
+    Shape, Way,
 };
 use tofu_links::{Check, Dllp, ErrorRate, MAX_LANES, Parameters};
 
@@ -382,7 +382,7 @@ fn what_flapping_links_lose_is_lost_once() {
     for seed in 228..236 {
         let options = Options { seed, ..Options::default() };
         let mut network = Network::new(shape, &Parameters::TOFU, &options).expect("defaults");
-        let links: Vec<_> = network.links().map(|(link, _)| link).collect();
+        let links: Vec<_> = Link::all(network.shape()).collect();
         let (mut random, mut log) = (Random(seed), Log::default());
         let mut sent = 0u64;
         for round in 0..300 {
@@ -489,7 +489,7 @@ fn what_is_impossible_is_refused() {
 
 /// The same on all directions of all links.
 fn set_all_errors(network: &mut Network, errors: &LinkErrors) {
-    let links: Vec<_> = network.links().map(|(link, _)| link).collect();
+    let links: Vec<_> = Link::all(network.shape()).collect();
     for link in links {
         network.set_errors(link.from, link.port, errors).expect("a link");
         network.set_errors(link.to, link.port.opposite(), errors).expect("a link");
@@ -625,7 +625,7 @@ fn a_link_on_which_nothing_gets_through_goes_down() {
 
 /// Seventy frames over each direction of each link.
 fn over_all_links(network: &mut Network, log: &mut Log) {
-    let links: Vec<_> = network.links().map(|(link, _)| link).collect();
+    let links: Vec<_> = Link::all(network.shape()).collect();
     for _ in 0..7 {
         for link in &links {
             for (src, port) in [(link.from, link.port), (link.to, link.port.opposite())] {
@@ -662,7 +662,7 @@ fn errors_that_end_leave_nothing_behind() {
         let (log, mut network) = run(1);
         assert!(run(3).0 == log, "{}: threads", parameters.name);
         set_all_errors(&mut network, &LinkErrors::default());
-        let (mut more, links) = (Log::default(), 2 * network.links().count());
+        let (mut more, links) = (Log::default(), 2 * Link::all(network.shape()).count());
         assert!((1..=links).contains(&network.in_full()));
         over_all_links(&mut network, &mut more);
         assert_eq!(network.in_full(), 0, "{}", parameters.name);
@@ -925,7 +925,7 @@ fn troubled_load(
 ) -> (Log, Vec<PortCounters>, Vec<Option<Ps>>, Totals) {
     let shape = *network.shape();
     if early {
-        let links: Vec<_> = network.links().map(|(link, _)| link).collect();
+        let links: Vec<_> = Link::all(network.shape()).collect();
         for link in links.iter().step_by(3) {
             network.set_errors(link.from, link.port, errors).expect("a link");
             network.set_errors(link.to, link.port.opposite(), errors).expect("a link");
@@ -956,7 +956,7 @@ fn troubled_load(
             network.inject(&sent).expect("there is room and a way");
             token += 1;
         }
-        let links: Vec<_> = network.links().map(|(link, _)| link).collect();
+        let links: Vec<_> = Link::all(network.shape()).collect();
         let link = links[random.below(links.len() as u64) as usize];
         match step % 8 {
             0 => network.set_link(link.from, link.port, false).expect("a link"),
@@ -971,7 +971,7 @@ fn troubled_load(
         network.run_until(now, &mut log);
         next.push(network.next_event());
     }
-    for link in network.links().map(|(link, _)| link).collect::<Vec<_>>() {
+    for link in Link::all(network.shape()) {
         network.set_link(link.from, link.port, true).expect("a link");
     }
     network.run_until(now + 2_000_000_000, &mut log);
