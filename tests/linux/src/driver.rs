@@ -8,7 +8,7 @@ use tofu_abi::Generation;
 use tofu_c_tests::{have, run};
 
 use crate::sdk::{Sdk, has_compiler};
-use crate::{Image, PATIENCE, Place, Running, Said, skip};
+use crate::{Image, PATIENCE, Place, Running, Said, skip, sorted};
 
 /// C programs that need no library.
 const PROGRAMS: [&str; 8] =
@@ -168,10 +168,7 @@ impl Nodes {
     #[track_caller]
     pub fn job(&self, args: &[&str], time: Duration) -> Vec<String> {
         let command = self.sdk.command(&self.place, &[&["run"], args].concat());
-        let out = Running::start(command, b"").end(time).ok();
-        let mut lines: Vec<_> = out.lines().map(str::to_owned).collect();
-        lines.sort_unstable();
-        lines
+        sorted(&Running::start(command, b"").end(time).ok())
     }
 
     /// A Put between two nodes without a library, of an odd length.

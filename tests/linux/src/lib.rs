@@ -280,9 +280,13 @@ impl Place {
     #[track_caller]
     pub fn exec_all(&self, args: &[&str]) -> Vec<String> {
         let out = self.run(&[&["exec", "--all", "--"], args].concat()).ok();
-        let mut lines: Vec<_> = out.lines().map(str::to_owned).collect();
-        lines.sort_unstable();
-        lines
+        sorted(&out)
+    }
+
+    /// Runs a line of shell on a node; returns its output.
+    #[track_caller]
+    pub fn shell(&self, node: impl fmt::Display, line: &str) -> String {
+        self.exec(&node.to_string(), &["sh", "-c", line]).ok()
     }
 
     /// Runs `allpairs` on all of the machine's `nodes`, which verify the data that they exchange
@@ -513,6 +517,13 @@ impl Drop for Running {
 /// Reports that a test cannot run here.
 pub fn skip(test: &str, why: &str) {
     eprintln!("SKIP {test}: {why}");
+}
+
+/// The lines of a text, in order.
+pub fn sorted(text: &str) -> Vec<String> {
+    let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+    lines.sort_unstable();
+    lines
 }
 
 /// Kills a process by force.

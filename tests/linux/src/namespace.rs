@@ -54,16 +54,7 @@ impl Namespace {
 
     /// The same command, in the namespace.
     pub fn command(&self, command: &Command) -> Command {
-        let mut inside = Command::new("ip");
-        inside.args(["netns", "exec", &self.name]);
-        inside.arg(command.get_program()).args(command.get_args());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => inside.env(name, value),
-                None => inside.env_remove(name),
-            };
-        }
-        inside
+        within(&self.name, command)
     }
 
     /// Joins it with another namespace by a pair of interfaces of this name, with these addresses.
@@ -114,6 +105,20 @@ impl Drop for Namespace {
         // An error cannot be reported here.
         let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
     }
+}
+
+/// The same command, in the network namespace of this name.
+pub fn within(namespace: &str, command: &Command) -> Command {
+    let mut inside = Command::new("ip");
+    inside.args(["netns", "exec", namespace]);
+    inside.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => inside.env(name, value),
+            None => inside.env_remove(name),
+        };
+    }
+    inside
 }
 
 /// Whether the host has a program for address translation.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::sdk::{Sdk, has_compiler};
-use crate::{Image, PATIENCE, Place, Running, skip};
+use crate::{Image, MOMENT, PATIENCE, Place, Running, skip, wait_for};
 
 /// The program that nodes run, and where it is there.
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/ip.py");
@@ -35,6 +35,22 @@ pub fn forward(place: &Place, node: &str) -> (Running, u16) {
     let said: Value = serde_json::from_str(&forward.line()).unwrap();
     let port = said["listen"].as_str().unwrap().rsplit_once(':').unwrap().1.parse().unwrap();
     (forward, port)
+}
+
+/// So many MiB of random bytes arrive by TCP unchanged, at a node and its address.
+#[track_caller]
+pub fn streams(place: &Place, from: usize, (to, address): (usize, &str), mib: u32) {
+    // The listener must not see the end of its input, or it ends too early.
+    let listen =
+        "rm -f /tmp/got; (sleep 60 | nc -l -p 5002 >/tmp/got) </dev/null >/dev/null 2>&1 &";
+    place.shell(to, listen);
+    let send = format!(
+        "dd if=/dev/urandom of=/tmp/sent bs=1M count={mib} 2>/dev/null; \
+         for i in $(seq 50); do nc {address} 5002 </tmp/sent && break; sleep 0.2; done; \
+         md5sum </tmp/sent"
+    );
+    let sent = place.shell(from, &send);
+    wait_for("the last bytes", MOMENT, || place.shell(to, "md5sum </tmp/got") == sent);
 }
 
 /// A machine called `net` whose nodes have the program `ip.py`.

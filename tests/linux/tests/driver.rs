@@ -14,7 +14,7 @@ use tofu_linux_tests::driver::{
     self, LOAD, Nodes, SHAPE, TRACING, checks_its_heap, first_put, image, is_well, learners_driver,
     passed, passes,
 };
-use tofu_linux_tests::{MOMENT, PATIENCE, Running, skip, wait_for};
+use tofu_linux_tests::{MOMENT, PATIENCE, Running, skip, sorted, wait_for};
 
 /// Starts to trace the driver's events; `false`, after a message, if the kernel cannot.
 fn trace(nodes: &Nodes) -> bool {
@@ -106,9 +106,7 @@ fn utofu_tests(nodes: &Nodes) {
         let expected = Running::start(command, b"").end(PATIENCE).ok();
         let job = [&["-n", "1", "--no-prefix", &program], args].concat();
         let out = nodes.job(&job, 2 * PATIENCE);
-        let mut expected: Vec<_> = expected.lines().collect();
-        expected.sort_unstable();
-        assert_eq!(out, expected, "{name}");
+        assert_eq!(out, sorted(&expected), "{name}");
     }
     // Arbitrary calls, of all functions. The program checks memory and return codes.
     utofu_test(nodes, "anything");

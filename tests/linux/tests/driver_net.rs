@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::Value;
 use tofu_linux_tests::driver::{self, CHECKS, TRACING, checks_its_heap, image, is_well, passes};
-use tofu_linux_tests::{MOMENT, PATIENCE, Place, wait_for};
+use tofu_linux_tests::{MOMENT, PATIENCE, Place, net, sorted, wait_for};
 
 /// The node without the driver: its kernel refuses the module. The others have several queues, and
 /// the first one sends frames without copying them.
@@ -29,35 +29,18 @@ const ADDRESSES: [&str; 3] = ["10.0.0.1", "10.1.0.1", "10.2.0.1"];
 /// Nodes whose interface is the driver's.
 const DRIVER: [usize; 2] = [0, 2];
 
-/// Runs a line of shell on a node.
-#[track_caller]
-fn shell(place: &Place, node: usize, line: &str) -> String {
-    place.run_for(&["exec", &node.to_string(), "--", "sh", "-c", line], PATIENCE, b"").ok()
-}
-
 /// An echo of so many bytes comes back.
 #[track_caller]
 fn answers(place: &Place, from: usize, to: usize, bytes: u32) {
     let line = format!("ping -c 2 -i 0.2 -w 5 -s {bytes} {}", ADDRESSES[to]);
-    let said = shell(place, from, &line);
+    let said = place.shell(from, &line);
     assert!(said.contains(" 0% packet loss"), "{from} to {to}, {bytes}: {said}");
 }
 
 /// `size` MiB of random bytes arrive by TCP unchanged.
 #[track_caller]
 fn streams(place: &Place, from: usize, to: usize, size: u32) {
-    // The listener must not see the end of its input, or it ends too early.
-    let listen =
-        "rm -f /tmp/got; (sleep 60 | nc -l -p 5002 >/tmp/got) </dev/null >/dev/null 2>&1 &";
-    shell(place, to, listen);
-    let send = format!(
-        "dd if=/dev/urandom of=/tmp/sent bs=1M count={size} 2>/dev/null; \
-         for i in $(seq 50); do nc {} 5002 </tmp/sent && break; sleep 0.2; done; \
-         md5sum </tmp/sent",
-        ADDRESSES[to]
-    );
-    let sent = shell(place, from, &send);
-    wait_for("the last bytes", MOMENT, || shell(place, to, "md5sum </tmp/got") == sent);
+    net::streams(place, from, (to, ADDRESSES[to]), size);
 }
 
 /// Data that a program leaves unread beyond the pages that the driver has mapped arrives as copies.
@@ -65,25 +48,25 @@ fn unread(place: &Place) {
     // The initial buffer does not grow while nothing is read.
     let room = "echo 4096 16777216 67108864 >/proc/sys/net/ipv4/tcp_";
     for node in DRIVER {
-        shell(place, node, &format!("{room}rmem; {room}wmem"));
+        place.shell(node, &format!("{room}rmem; {room}wmem"));
     }
     let listen =
         "rm -f /tmp/got; (sleep 60 | nc -l -p 5003 >/tmp/got) </dev/null >/dev/null 2>&1 &";
-    shell(place, 2, listen);
-    wait_for("a listener", MOMENT, || shell(place, 2, "netstat -tln").contains(":5003 "));
-    shell(place, 2, "killall -STOP nc");
+    place.shell(2, listen);
+    wait_for("a listener", MOMENT, || place.shell(2, "netstat -tln").contains(":5003 "));
+    place.shell(2, "killall -STOP nc");
     let send = "dd if=/dev/urandom of=/tmp/sent bs=1M count=32 2>/dev/null; \
                 (nc 10.2.0.1 5003 </tmp/sent &) >/dev/null 2>&1; md5sum </tmp/sent";
-    let sent = shell(place, 0, send);
+    let sent = place.shell(0, send);
     wait_for("copies", MOMENT, || counter(place, 2, "copied") > 0);
-    shell(place, 2, "killall -CONT nc");
-    wait_for("the last bytes", MOMENT, || shell(place, 2, "md5sum </tmp/got") == sent);
+    place.shell(2, "killall -CONT nc");
+    wait_for("the last bytes", MOMENT, || place.shell(2, "md5sum </tmp/got") == sent);
 }
 
 /// How many nodes answer a ping to all of them.
 #[track_caller]
 fn nodes_that_answer(place: &Place, from: usize) -> usize {
-    let said = shell(place, from, "ping -6 -c 2 -i 0.2 -W 3 ff02::1%tofu0; true");
+    let said = place.shell(from, "ping -6 -c 2 -i 0.2 -W 3 ff02::1%tofu0; true");
     let mut answers: Vec<_> =
         said.lines().filter_map(|line| line.split(" from ").nth(1)?.split(": ").next()).collect();
     answers.sort_unstable();
@@ -94,7 +77,7 @@ fn nodes_that_answer(place: &Place, from: usize) -> usize {
 /// The value of a counter in `ethtool -S`, by the C test.
 #[track_caller]
 fn counter(place: &Place, node: usize, name: &str) -> u64 {
-    let said = shell(place, node, "/tmp/net counters");
+    let said = place.shell(node, "/tmp/net counters");
     let value = said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     value.unwrap_or_else(|| panic!("no {name}: {said}")).parse().unwrap()
 }
@@ -102,7 +85,7 @@ fn counter(place: &Place, node: usize, name: &str) -> u64 {
 /// System packets that a TNI of a node has sent.
 #[track_caller]
 fn sent_by(place: &Place, node: usize, tni: u32) -> u64 {
-    let said = shell(place, node, "cat /sys/kernel/debug/tofu/interfaces");
+    let said = place.shell(node, "cat /sys/kernel/debug/tofu/interfaces");
     let name = format!("tni{tni} NUM_SEND_SYSTEM_TLP ");
     said.lines().find_map(|line| line.strip_prefix(&name)).map_or(0, |n| n.parse().unwrap())
 }
@@ -110,7 +93,7 @@ fn sent_by(place: &Place, node: usize, tni: u32) -> u64 {
 /// Streams use all queues that both ends have, and no others.
 fn queues_are_used(place: &Place) {
     for (node, tnis) in [(0, "0 2 4\n"), (2, "0 2\n")] {
-        assert_eq!(shell(place, node, "cat /sys/class/net/tofu0/tofu/tni"), tnis);
+        assert_eq!(place.shell(node, "cat /sys/class/net/tofu0/tofu/tni"), tnis);
     }
     let before = [0, 2].map(|tni| sent_by(place, 0, tni));
     let mut now = before;
@@ -131,11 +114,11 @@ fn queues_are_used(place: &Place) {
 /// parts to the other one, to which segments would be many.
 fn longer_frames(place: &Place) {
     for node in DRIVER {
-        shell(place, node, "/tmp/net longest 65536");
+        place.shell(node, "/tmp/net longest 65536");
     }
     streams(place, 0, 2, 16);
     for node in DRIVER {
-        shell(place, node, "/tmp/net longest 262144");
+        place.shell(node, "/tmp/net longest 262144");
     }
     let before = counter(place, 0, "completed");
     for (from, to) in [(0, 1), (0, 2), (2, 0)] {
@@ -154,12 +137,12 @@ fn longer_frames(place: &Place) {
 /// The known state of a node's ports.
 #[track_caller]
 fn ports(place: &Place, node: usize) -> String {
-    shell(place, node, "cat /sys/class/net/tofu0/tofu/ports")
+    place.shell(node, "cat /sys/class/net/tofu0/tofu/ports")
 }
 
 #[track_caller]
 fn has_carrier(place: &Place, node: usize) -> bool {
-    shell(place, node, "cat /sys/class/net/tofu0/carrier") == "1\n"
+    place.shell(node, "cat /sys/class/net/tofu0/carrier") == "1\n"
 }
 
 #[test]
@@ -171,9 +154,9 @@ fn the_interface_of_the_driver() {
     driver::programs(&place, &["net"], &["0", "2"]);
 
     for (node, address) in ADDRESSES.iter().enumerate() {
-        let ours = shell(&place, node, "[ -d /sys/class/net/tofu0/tofu ] && echo yes; true");
+        let ours = place.shell(node, "[ -d /sys/class/net/tofu0/tofu ] && echo yes; true");
         assert_eq!(ours == "yes\n", DRIVER.contains(&node), "node {node}: {ours}");
-        let said = shell(&place, node, "ip address show tofu0");
+        let said = place.shell(node, "ip address show tofu0");
         assert!(said.contains(&format!("inet {address}/14")), "{said}");
     }
     // Sizes within one fragment, at its end, and of many fragments, between all combinations of the
@@ -191,7 +174,7 @@ fn the_interface_of_the_driver() {
     // may send short segments on a slow host, so the test uses echoes.
     for mtu in [65_521, 1500] {
         for node in 0..ADDRESSES.len() {
-            shell(&place, node, &format!("ip link set tofu0 mtu {mtu}"));
+            place.shell(node, &format!("ip link set tofu0 mtu {mtu}"));
         }
         for (from, to) in [(0, 1), (1, 0), (0, 2)] {
             answers(&place, from, to, 30_000);
@@ -201,7 +184,7 @@ fn the_interface_of_the_driver() {
         assert!(counter(&place, node, "rendezvous_received") > 0, "node {node}");
     }
     assert!(counter(&place, 0, "rendezvous_sent") > 0);
-    let said: Value = shell(&place, 1, "tofu-net stats --json").parse().unwrap();
+    let said: Value = place.shell(1, "tofu-net stats --json").parse().unwrap();
     assert!(
         said["counters"]["rendezvous_received"].as_u64().is_some_and(|count| count > 0),
         "{said}"
@@ -216,14 +199,14 @@ fn the_interface_of_the_driver() {
 
     // A frame as long as it can be.
     for node in DRIVER {
-        shell(&place, node, "ip link set tofu0 mtu 65521");
+        place.shell(node, "ip link set tofu0 mtu 65521");
     }
     answers(&place, 0, 2, 65_400);
     streams(&place, 2, 0, 8);
 
     // On a busy host a request may lapse before its frame is fetched, which is an exception then.
     let lapsed = counter(&place, 0, "rendezvous_timed_out");
-    let health = shell(&place, 0, "cat /sys/kernel/debug/tofu/health");
+    let health = place.shell(0, "cat /sys/kernel/debug/tofu/health");
     assert!(lapsed > 0 || health.starts_with("state ok\n"), "{health}");
 
     // Links lose packets: requests that get lost time out, and data by TCP arrives unchanged.
@@ -232,7 +215,7 @@ fn the_interface_of_the_driver() {
     streams(&place, 1, 0, 2);
     place.run(&["fault", "set", "loss=5%,seed=7"]).ok();
     wait_for("a request that times out", PATIENCE, || {
-        shell(&place, 0, "ping -c 10 -A -W 1 -s 10000 10.2.0.1; true");
+        place.shell(0, "ping -c 10 -A -W 1 -s 10000 10.2.0.1; true");
         counter(&place, 0, "rendezvous_timed_out") > 0
     });
     place.run(&["fault", "off"]).ok();
@@ -247,7 +230,7 @@ fn the_interface_of_the_driver() {
     // A Get has one way only. A node that cannot fetch refuses the request, and the next frames are
     // sent to it.
     wait_for("frames in fragments", PATIENCE, || {
-        let said = shell(&place, 0, "ping -c 2 -i 0.2 -W 2 -s 30000 10.2.0.1; true");
+        let said = place.shell(0, "ping -c 2 -i 0.2 -W 2 -s 30000 10.2.0.1; true");
         said.contains(" 0% packet loss")
     });
     // The first request failed, or the answer to it.
@@ -257,7 +240,7 @@ fn the_interface_of_the_driver() {
     assert_eq!(nodes_that_answer(&place, 0), 3);
     // Node 1, which takes no part in it, is told, and records it for programs.
     wait_for("news of the link at node 1", PATIENCE, || {
-        let said = shell(&place, 1, "cat /run/tofu/links");
+        let said = place.shell(1, "cat /run/tofu/links");
         said.contains("\n0 0 0 0 0 0 X-\n") && said.contains("\n2 0 0 0 0 0 X+\n")
     });
     // Node 1 becomes unreachable, and node 0 still reaches node 2.
@@ -265,33 +248,31 @@ fn the_interface_of_the_driver() {
     wait_for("both ports", MOMENT, || ports(&place, 0) == "X- up\nX+ up\n");
 
     // A node fails: ports, health and the nodes' news agree on it.
-    let links = |node| shell(&place, node, "cat /proc/tofu/links");
+    let links = |node| place.shell(node, "cat /proc/tofu/links");
     let well = "shape 3x1x1x1x1x1 torus x\n";
     wait_for("no news", PATIENCE, || DRIVER.iter().all(|node| links(*node) == well));
     place.run(&["node", "down", "1", "--keep-guests"]).ok();
     for (node, down) in [(0, "X- up\nX+ down\n"), (2, "X- down\nX+ up\n")] {
         wait_for("a port that is down", MOMENT, || ports(&place, node) == down);
         wait_for("the other's news", PATIENCE, || {
-            let mut lines: Vec<_> = links(node).lines().map(str::to_owned).collect();
-            lines.sort();
-            lines == ["0 0 0 0 0 0 X+", "2 0 0 0 0 0 X-", well.trim_end()]
+            sorted(&links(node)) == ["0 0 0 0 0 0 X+", "2 0 0 0 0 0 X-", well.trim_end()]
         });
     }
     for (node, port) in [(0, "port6 PORT_ERROR\n"), (2, "port5 PORT_ERROR\n")] {
-        let health = shell(&place, node, "cat /sys/kernel/debug/tofu/health");
+        let health = place.shell(node, "cat /sys/kernel/debug/tofu/health");
         assert!(health.contains(port), "{health}");
     }
     answers(&place, 0, 2, 56);
     place.run(&["node", "up", "1"]).ok();
     wait_for("both ports", MOMENT, || ports(&place, 0) == "X- up\nX+ up\n");
     wait_for("no news", PATIENCE, || DRIVER.iter().all(|node| links(*node) == well));
-    wait_for("no news at node 1", PATIENCE, || shell(&place, 1, "cat /run/tofu/links") == well);
+    wait_for("no news at node 1", PATIENCE, || place.shell(1, "cat /run/tofu/links") == well);
     answers(&place, 0, 1, 56);
 
     for ends in [["1", "0"], ["1", "2"]] {
         place.run(&[&["link", "down"], &ends[..]].concat()).ok();
     }
-    let said = shell(&place, 0, "ping -c 1 -W 1 10.1.0.1; true");
+    let said = place.shell(0, "ping -c 1 -W 1 10.1.0.1; true");
     assert!(said.contains("100% packet loss"), "{said}");
     assert!(counter(&place, 0, "lost") > 0);
     wait_for("a port that is down", MOMENT, || ports(&place, 0) == "X- up\nX+ down\n");
@@ -301,11 +282,11 @@ fn the_interface_of_the_driver() {
     place.run(&["link", "down", "0", "2"]).ok();
     wait_for("no carrier", MOMENT, || !has_carrier(&place, 0));
     assert_eq!(ports(&place, 0), "X- down\nX+ down\n");
-    let said = shell(&place, 0, "ip link show tofu0; /tmp/net link");
+    let said = place.shell(0, "ip link show tofu0; /tmp/net link");
     assert!(said.contains("NO-CARRIER") && said.ends_with("\nno link\n"), "{said}");
     place.run(&["link", "up", "0", "1"]).ok();
     wait_for("a carrier", MOMENT, || has_carrier(&place, 0));
-    assert_eq!(shell(&place, 0, "/tmp/net link"), "link\n");
+    assert_eq!(place.shell(0, "/tmp/net link"), "link\n");
     for ends in [["0", "2"], ["1", "2"]] {
         place.run(&[&["link", "up"], &ends[..]].concat()).ok();
     }
@@ -313,16 +294,16 @@ fn the_interface_of_the_driver() {
     answers(&place, 0, 2, 56);
 
     // What can be seen of it.
-    let health = shell(&place, 0, "cat /sys/kernel/debug/tofu/health");
+    let health = place.shell(0, "cat /sys/kernel/debug/tofu/health");
     assert!(health.starts_with("state degraded\n") && health.contains("PORT_ERROR"), "{health}");
-    let queues = shell(&place, 0, "cat /sys/kernel/debug/tofu/queues");
+    let queues = place.shell(0, "cat /sys/kernel/debug/tofu/queues");
     assert!(queues.contains("tni0cq11 owner kernel"), "{queues}");
     // Completions of sent packets are processed with the next packet, or later.
     let trace = format!(
         "{TRACING}; echo 1 >events/tofu/enable; ping -c 3 -i 0.2 10.2.0.1 >/dev/null; \
          echo 0 >events/tofu/enable; cat trace"
     );
-    let trace = shell(&place, 0, &trace);
+    let trace = place.shell(0, &trace);
     for event in
         // Either queue may have been chosen for the pings.
         [
@@ -341,8 +322,8 @@ fn the_interface_of_the_driver() {
                       ip link set tofu0 down || exit 1; ip link set tofu0 up || exit 2; sleep 0.3; \
                       rmmod tofu || exit 3; modprobe tofu || exit 4; killall ping nc 2>/dev/null; \
                   done; true";
-    shell(&place, 0, script);
-    wait_for("tofu0", MOMENT, || shell(&place, 0, "ip address show tofu0").contains("inet 10."));
+    place.shell(0, script);
+    wait_for("tofu0", MOMENT, || place.shell(0, "ip address show tofu0").contains("inet 10."));
     answers(&place, 0, 2, 20_000);
     answers(&place, 0, 1, 20_000);
     for node in DRIVER {

@@ -4,14 +4,7 @@
 use std::fs;
 
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
-use tofu_linux_tests::{Image, PATIENCE, Place, Running, skip, wait_for};
-
-/// The lines of all ranks, in order.
-fn lines(out: &str) -> Vec<&str> {
-    let mut lines: Vec<_> = out.lines().collect();
-    lines.sort_unstable();
-    lines
-}
+use tofu_linux_tests::{Image, PATIENCE, Place, Running, skip, sorted, wait_for};
 
 /// A line of each of `ranks` ranks.
 fn of_each(ranks: usize, line: &str) -> Vec<String> {
@@ -36,13 +29,13 @@ fn gates_of_processes_on_three_nodes() {
     // Two processes a node.
     let out = start("6", "groups").end(PATIENCE).ok();
     let line = "6 ranks: 200 rounds right, gates ran out and came back";
-    assert_eq!(lines(&out), of_each(6, line));
+    assert_eq!(sorted(&out), of_each(6, line));
 
     // All gates belong to processes that are killed in the middle of a round.
     let killed = start("6", "hold").end(PATIENCE);
     assert_eq!(killed.code, Some(128 + 9), "{killed:?}");
     let out = start("6", "take").end(PATIENCE).ok();
-    assert_eq!(lines(&out), of_each(6, "took all and met"));
+    assert_eq!(sorted(&out), of_each(6, "took all and met"));
 
     // A node's gates keep working while its processor is paused.
     let mut job = start("3", "stopped");
@@ -57,7 +50,7 @@ fn gates_of_processes_on_three_nodes() {
         place.exec(node, &["touch", "/tmp/go"]).ok();
     }
     let seen: String = (0..4).map(|_| job.line()).collect();
-    assert_eq!(lines(&seen), ["0: 200 sums", "0: met", "2: 200 sums", "2: met"]);
+    assert_eq!(sorted(&seen), ["0: 200 sums", "0: met", "2: 200 sums", "2: met"]);
     place.run(&["resume", "1"]).ok();
     assert_eq!(job.line(), "1: over\n");
     job.end(PATIENCE).ok();

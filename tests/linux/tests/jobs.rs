@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use serde_json::{Value, json};
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
-use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, Said, interrupt, kill};
+use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, Said, interrupt, kill, sorted};
 
 /// A place with programs and all that compiling them needs.
 struct Job {
@@ -44,12 +44,6 @@ impl Job {
         let lines = self.place.exec_all(&["sh", "-c", look]);
         assert!(lines.is_empty(), "{lines:?}");
     }
-}
-
-fn sorted(text: &str) -> Vec<&str> {
-    let mut lines: Vec<_> = text.lines().collect();
-    lines.sort_unstable();
-    lines
 }
 
 #[test]

@@ -15,7 +15,7 @@ use tofu_linux_tests::driver::{
 };
 use tofu_linux_tests::net::long;
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
-use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, wait_for};
+use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, sorted, wait_for};
 
 /// Node 0 has the driver, whose interface has as many queues as one of Fugaku may have. The kernel
 /// of node 1 refuses the driver, so that `tofud` and `tofu-net` have the device.
@@ -60,10 +60,7 @@ impl Jobs<'_> {
     /// The lines of a job, in order.
     #[track_caller]
     fn run(&self, args: &[&str]) -> Vec<String> {
-        let out = self.start(args).end(2 * PATIENCE).ok();
-        let mut lines: Vec<_> = out.lines().map(str::to_owned).collect();
-        lines.sort_unstable();
-        lines
+        sorted(&self.start(args).end(2 * PATIENCE).ok())
     }
 
     fn compile(&self, source: &str) {

@@ -2,8 +2,9 @@
 //! are lost. uTofu processes and IP work as over any other link, and counters tell what has
 //! happened.
 
+use tofu_linux_tests::net::streams;
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
-use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, wait_for};
+use tofu_linux_tests::{Image, PATIENCE, Place, Running, sorted};
 
 /// The one link, by the port at both of its ends.
 const PORT: &str = "A";
@@ -18,20 +19,13 @@ fn counted(place: &Place, name: &str) -> [u64; 2] {
     })
 }
 
-#[track_caller]
-fn shell(place: &Place, node: &str, line: &str) -> String {
-    place.run_for(&["exec", node, "--", "sh", "-c", line], PATIENCE, b"").ok()
-}
-
 /// Six processes put to each other, round by round, and check each byte.
 fn processes(place: &Place, sdk: &Sdk) {
     sdk.compile("programs/processes.c", &["-ltofucom"]);
     let job = ["-n", "2", "--no-prefix", "--env", "AXIS=3", "./processes"];
     let rounds = ["node", "rank", "4", "2", "20"];
     let run = sdk.command(place, &[&["run"], &job[..], &rounds].concat());
-    let out = Running::start(run, b"").end(PATIENCE).ok();
-    let mut lines: Vec<_> = out.lines().collect();
-    lines.sort_unstable();
+    let lines = sorted(&Running::start(run, b"").end(PATIENCE).ok());
     let expected: Vec<_> = (0..6).map(|process| format!("process {process}: 20 rounds")).collect();
     assert_eq!(lines, expected);
 }
@@ -39,21 +33,10 @@ fn processes(place: &Place, sdk: &Sdk) {
 /// Long packets by ping, and a stream each way by TCP.
 fn ip(place: &Place) {
     let other = "t-0-0-0-1-0-0";
-    let said = shell(place, "0", &format!("ping -c 5 -i 0.2 -w 20 -s 8000 {other}"));
+    let said = place.shell(0, &format!("ping -c 5 -i 0.2 -w 20 -s 8000 {other}"));
     assert!(said.contains(" 0% packet loss"), "{said}");
-    for (from, to, target) in [("0", "1", other), ("1", "0", "t-0-0-0-0-0-0")] {
-        // The listener must not see the end of its input, or it ends too early.
-        let listen =
-            "rm -f /tmp/got; (sleep 60 | nc -l -p 5002 >/tmp/got) </dev/null >/dev/null 2>&1 &";
-        shell(place, to, listen);
-        let send = format!(
-            "dd if=/dev/urandom of=/tmp/sent bs=1M count=4 2>/dev/null; \
-             for i in $(seq 50); do nc {target} 5002 </tmp/sent && break; sleep 0.2; done; \
-             md5sum </tmp/sent"
-        );
-        let sent = shell(place, from, &send);
-        wait_for("the last bytes", MOMENT, || shell(place, to, "md5sum </tmp/got") == sent);
-    }
+    streams(place, 0, (1, other), 4);
+    streams(place, 1, (0, "t-0-0-0-0-0-0"), 4);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
+use tofu_linux_tests::namespace::within;
 use tofu_linux_tests::{Running, Said, interrupt, kill, signal, skip};
 
 use crate::failing::schedule::Random;
@@ -694,16 +695,7 @@ impl Namespaces {
 
     /// A command in one of them.
     fn enter(&self, n: usize, command: &Command) -> Command {
-        let mut inside = Command::new("ip");
-        inside.args(["netns", "exec", &self.0[n]]).arg(command.get_program());
-        inside.args(command.get_args());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => inside.env(name, value),
-                None => inside.env_remove(name),
-            };
-        }
-        inside
+        within(&self.0[n], command)
     }
 }
 

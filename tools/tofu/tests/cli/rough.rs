@@ -14,6 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tofu_linux_tests::namespace::within;
 use tofu_linux_tests::{Running, interrupt, kill, skip};
 
 use crate::failing::schedule::Random;
@@ -94,15 +95,7 @@ impl Rough {
 
     /// A command in one of them.
     fn enter(&self, n: usize, command: &Command) -> Command {
-        let mut inside = Command::new("ip");
-        inside.args(["netns", "exec", &self.names[n]]).arg(command.get_program());
-        inside.args(command.get_args());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => inside.env(name, value),
-                None => inside.env_remove(name),
-            };
-        }
+        let mut inside = within(&self.names[n], command);
         inside.stdin(Stdio::null());
         inside
     }
