@@ -16,7 +16,7 @@ use tofu_abi::regs::{PortReg, Register};
 use tofu_abi::topology::{Port, Shape};
 use tofu_abi::{Coords, Path, Rcode, TniId};
 use tofu_driver::{Order, PacketConfig};
-use tofu_fabric::{Class, Link as Cable, NodeId, Route};
+use tofu_fabric::{Class, Link as Cable, Route};
 use tofu_inproc::InProcess;
 use tofu_ipotofu::{Config, Link, addr};
 use tofu_tests::{Cluster, Endpoint, PATIENCE_NS, description, pattern};

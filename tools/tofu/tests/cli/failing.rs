@@ -8,7 +8,7 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 use tofu_abi::Generation;
-use tofu_abi::topology::{NodeId, Shape};
+use tofu_abi::topology::Shape;
 use tofu_fabric::Link;
 
 use crate::tofu::{Place, wait_for};
