@@ -119,7 +119,13 @@ fn zero_page(memory: &GuestMemory, command_line: &str) -> boot_params {
     params.hdr.kernel_alignment = KERNEL_ALIGNMENT;
     params.hdr.cmd_line_ptr = layout::COMMAND_LINE as u32;
     params.hdr.cmdline_size = command_line.len() as u32;
+    set_memory_map(&mut params, memory_map(memory));
+    params
+}
 
+/// Start, size and type (of the E820 BIOS call) of all that is memory or must
+/// not be taken for free.
+pub(crate) fn memory_map(memory: &GuestMemory) -> Vec<(u64, u64, u32)> {
     let mut map = vec![(0, layout::LOW_MEMORY_END, E820_RAM)];
     for region in memory.iter() {
         let start = region.start_addr().raw_value().max(layout::IMAGE_START);
@@ -127,11 +133,15 @@ fn zero_page(memory: &GuestMemory, command_line: &str) -> boot_params {
         map.push((start, end - start, E820_RAM));
     }
     map.push((layout::ECAM_START, layout::ECAM_SIZE, E820_RESERVED));
+    map
+}
+
+/// Tells the guest of a memory map.
+pub(crate) fn set_memory_map(params: &mut boot_params, map: Vec<(u64, u64, u32)>) {
     params.e820_entries = map.len() as u8;
     for (entry, (addr, size, kind)) in params.e820_table.iter_mut().zip(map) {
         *entry = boot_e820_entry { addr, size, r#type: kind };
     }
-    params
 }
 
 impl Entry {

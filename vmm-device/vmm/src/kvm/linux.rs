@@ -11,7 +11,7 @@ use std::ops::Range;
 use linux_loader::configurator::linux::LinuxBootConfigurator;
 use linux_loader::configurator::pvh::PvhBootConfigurator;
 use linux_loader::configurator::{BootConfigurator, BootParams};
-use linux_loader::loader::bootparam::{boot_e820_entry, boot_params, setup_header};
+use linux_loader::loader::bootparam::{boot_params, setup_header};
 use linux_loader::loader::bzimage::BzImage;
 use linux_loader::loader::elf::start_info::{
     XEN_HVM_START_MAGIC_VALUE, hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info,
@@ -20,11 +20,11 @@ use linux_loader::loader::elf::{Elf, PvhBootCapability};
 use linux_loader::loader::{KernelLoader, KernelLoaderResult};
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
-use super::acpi;
 use super::boot::{
-    BOOT_FLAG, E820_RAM, E820_RESERVED, Entry, HEADER_MAGIC, KERNEL_ALIGNMENT, LOADER_UNDEFINED,
+    BOOT_FLAG, E820_RESERVED, Entry, HEADER_MAGIC, KERNEL_ALIGNMENT, LOADER_UNDEFINED,
     write_command_line, write_gdt, write_page_tables,
 };
+use super::{acpi, boot};
 use crate::error::{Error, KernelError};
 use crate::{GuestMemory, KernelEntry, LinuxBoot, layout};
 
@@ -280,19 +280,10 @@ fn load_initrd(
     }
 }
 
-/// Start, size and type (of the E820 BIOS call) of all that is memory or must
-/// not be taken for free.
+/// As for other guests, with the ACPI tables, and in order.
 fn memory_map(memory: &GuestMemory) -> Vec<(u64, u64, u32)> {
-    let mut map = vec![
-        (0, layout::LOW_MEMORY_END, E820_RAM),
-        (layout::ACPI_START, layout::ACPI_END - layout::ACPI_START, E820_RESERVED),
-    ];
-    for region in memory.iter() {
-        let start = region.start_addr().raw_value().max(layout::IMAGE_START);
-        let end = region.start_addr().raw_value() + region.len();
-        map.push((start, end - start, E820_RAM));
-    }
-    map.push((layout::ECAM_START, layout::ECAM_SIZE, E820_RESERVED));
+    let mut map = boot::memory_map(memory);
+    map.push((layout::ACPI_START, layout::ACPI_END - layout::ACPI_START, E820_RESERVED));
     map.sort_unstable();
     map
 }
@@ -311,11 +302,7 @@ fn zero_page(memory: &GuestMemory, kernel: &Loaded, initrd: &Range<u64>, rsdp: u
     // Below 4 GiB, both.
     params.hdr.ramdisk_image = initrd.start as u32;
     params.hdr.ramdisk_size = (initrd.end - initrd.start) as u32;
-    let map = memory_map(memory);
-    params.e820_entries = map.len() as u8;
-    for (entry, (addr, size, kind)) in params.e820_table.iter_mut().zip(map) {
-        *entry = boot_e820_entry { addr, size, r#type: kind };
-    }
+    boot::set_memory_map(&mut params, memory_map(memory));
     params
 }
 
