@@ -178,6 +178,20 @@ pub(crate) fn ring(members: &[BgAddress], rank: usize) -> Vec<Gate> {
     vec![end, first, second]
 }
 
+/// The same gates with other numbers.
+pub(crate) fn renumber(gates: &mut [Gate], number: impl Fn(u8) -> u8) {
+    let local = |bg: BgId| BgId::new(number(bg.get())).unwrap();
+    for gate in gates {
+        gate.bg = local(gate.bg);
+        for link in [&mut gate.src_local, &mut gate.dst_local].into_iter().flatten() {
+            *link = local(*link);
+        }
+        for far in [&mut gate.src_remote, &mut gate.dst_remote].into_iter().flatten() {
+            *far = far.with_bg(number(far.bg()));
+        }
+    }
+}
+
 /// A group of nodes.
 pub(crate) struct Group {
     pub(crate) members: Vec<BgAddress>,

@@ -9,12 +9,12 @@ mod wires;
 
 use std::sync::atomic::Ordering;
 
+use tofu_abi::BchId;
 use tofu_abi::Generation;
 use tofu_abi::barrier::{BchReady, Profile, SignalState};
 use tofu_abi::irq::{BgsIrqs, vector};
 use tofu_abi::reduce::{self, Input, Op};
 use tofu_abi::regs::{BchReg, BgsReg, Register};
-use tofu_abi::{BchId, BgId};
 use tofu_driver::{Channel, ChannelConfig, ChannelError, Gate, Platform, StartError};
 use tofu_fabric::Timing;
 use tofu_links::Parameters;
@@ -23,8 +23,8 @@ use tofu_tests::{Cluster, PATIENCE_NS};
 
 use crate::group::{
     Algorithm, BCH, BCH_ID, Group, RELAYS, bg, channel_config, channel_register, config, doubling,
-    doubling_with, expected, gate, gate_at, gate_register, inputs, profile, ring, tni, tni_id,
-    tree,
+    doubling_with, expected, gate, gate_at, gate_register, inputs, profile, renumber, ring, tni,
+    tni_id, tree,
 };
 
 /// All operations, by all algorithms that work for so many members.
@@ -245,18 +245,9 @@ fn all_gates_and_channels_work_at_once() {
             .map(|rank| {
                 let mut gates = ring(&members, rank as usize);
                 // Each group has relays of its own.
-                let own =
-                    |bg: u8| if bg == bch { bg } else { channels + 2 * bch + (bg - RELAYS[0]) };
-                let local = |bg: BgId| BgId::new(own(bg.get())).unwrap();
-                for gate in &mut gates {
-                    gate.bg = local(gate.bg);
-                    for link in [&mut gate.src_local, &mut gate.dst_local].into_iter().flatten() {
-                        *link = local(*link);
-                    }
-                    for far in [&mut gate.src_remote, &mut gate.dst_remote].into_iter().flatten() {
-                        *far = far.with_bg(own(far.bg()));
-                    }
-                }
+                renumber(&mut gates, |bg| {
+                    if bg == bch { bg } else { channels + 2 * bch + (bg - RELAYS[0]) }
+                });
                 Channel::open(cluster.device(rank), &config, &gates).unwrap()
             })
             .collect();

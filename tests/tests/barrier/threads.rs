@@ -14,7 +14,9 @@ use tofu_machine::MachineConfig;
 use tofu_tests::parts::InParts;
 use tofu_tests::seen::{at, number, parts, see};
 
-use crate::group::{Algorithm, BCH, config, doubling, gate_at, profile, ring, tni, tni_id, tree};
+use crate::group::{
+    Algorithm, BCH, config, doubling, gate_at, profile, renumber, ring, tni, tni_id, tree,
+};
 
 /// Longer than anything here takes, in nanoseconds.
 const LONG_NS: u64 = 30_000_000_000;
@@ -101,17 +103,7 @@ fn rounds(devices: &[Device<InProcess>], rounds: u64) {
         for (rank, device) in devices[..n].iter().enumerate() {
             let mut gates = algorithm(&members, rank);
             // Relays of its own for each group.
-            let own = |bg: u8| if bg < 16 { bg } else { bg + 6 * bch };
-            let local = |bg: BgId| BgId::new(own(bg.get())).unwrap();
-            for gate in &mut gates {
-                gate.bg = local(gate.bg);
-                for link in [&mut gate.src_local, &mut gate.dst_local].into_iter().flatten() {
-                    *link = local(*link);
-                }
-                for far in [&mut gate.src_remote, &mut gate.dst_remote].into_iter().flatten() {
-                    *far = far.with_bg(own(far.bg()));
-                }
-            }
+            renumber(&mut gates, |bg| if bg < 16 { bg } else { bg + 6 * bch });
             // Some sleep until the interrupt, some only poll.
             let interrupts = if rank % 3 == 0 { BgsIrqs::ALL } else { BgsIrqs::NONE };
             let config = ChannelConfig {
