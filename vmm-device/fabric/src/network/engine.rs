@@ -411,10 +411,8 @@ impl Engine {
         self.shared.past_received.insert(slot as u32, received);
         self.at_mut(slot).input.watched = UNWATCHED;
         self.shared.receiving.swap_remove(watched as usize);
-        if let Some(moved) = self.shared.receiving.get(watched as usize) {
-            self.nodes[moved.slot as usize / SLOTS].slots[moved.slot as usize % SLOTS]
-                .input
-                .watched = watched;
+        if let Some(moved) = self.shared.receiving.get(watched as usize).map(|link| link.slot) {
+            self.at_mut(moved as usize).input.watched = watched;
         }
         Some((freed, quiet))
     }
@@ -457,10 +455,8 @@ impl Engine {
         self.shared.past_sent.insert(here as u32, sent);
         self.nodes[node as usize].agenda.armed &= !(1 << port.index());
         self.shared.sending.swap_remove(watched as usize);
-        if let Some(moved) = self.shared.sending.get(watched as usize) {
-            self.nodes[moved.slot as usize / SLOTS].slots[moved.slot as usize % SLOTS]
-                .output
-                .watched = watched;
+        if let Some(moved) = self.shared.sending.get(watched as usize).map(|link| link.slot) {
+            self.at_mut(moved as usize).output.watched = watched;
         }
         self.retry(node, port.index(), now);
     }

@@ -7,7 +7,7 @@ use tofu_fabric::{
     Route, Shape, Timing, Way,
 };
 
-use crate::common::{Log, any_journey, shape};
+use crate::common::{self, Log, any_journey, shape};
 
 fn direct(shape: Shape) -> Direct {
     Direct::new(Arc::new(Fabric::new(shape)), Timing::TOFUD)
@@ -15,24 +15,8 @@ fn direct(shape: Shape) -> Direct {
 
 /// A burst of 3 TLPs and 600 bytes to a node, by its default path.
 fn packet(src: Coords, dst: Coords) -> Packet<u32> {
-    Packet {
-        src,
-        src_tni: TniId::ALL[4],
-        dst,
-        dst_tni: 1,
-        path: dst.default_path(),
-        way: Way::Shortest,
-        class: Class::Request,
-        system: false,
-        tlps: 3,
-        bytes: 600,
-        tlp_bytes: 104,
-        gap: 0,
-        sender: 0,
-        before: 0,
-        model_ps: 1_000,
-        body: 77,
-    }
+    let one = common::packet(Class::Request, src, dst, 77);
+    Packet { src_tni: TniId::ALL[4], tlps: 3, bytes: 600, model_ps: 1_000, ..one }
 }
 
 fn node(x: u8) -> Coords {

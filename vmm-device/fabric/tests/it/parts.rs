@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
-use tofu_abi::{Coords, Path, TniId};
+use tofu_abi::{Coords, Path};
 use tofu_fabric::{
     Cables, Carrier, Class, Crossing, DiscardReason, Disturb, Fabric, FaultPlan, Link, NodeId,
     Packet, PartId, Parts, Port, Ppm, Rates, Shape, Stray, Timing, Way, Wires,
 };
 
-use crate::common::{Log, any_coords, shape};
+use crate::common::{self, Log, any_coords, shape};
 
 /// A body that can be duplicated and damaged.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -102,24 +102,8 @@ impl Machine {
 }
 
 fn packet(class: Class, src: Coords, dst: Coords, path: Path, number: u32) -> Packet<Letter> {
-    Packet {
-        src,
-        src_tni: TniId::ALL[2],
-        dst,
-        dst_tni: 1,
-        path,
-        way: Way::Shortest,
-        class,
-        system: class == Class::System,
-        tlps: 3,
-        bytes: 600,
-        tlp_bytes: 208,
-        gap: 0,
-        sender: 0,
-        before: 70,
-        model_ps: 1_000,
-        body: Letter(number),
-    }
+    let one = common::packet(class, src, dst, Letter(number));
+    Packet { path, tlps: 3, bytes: 600, tlp_bytes: 208, before: 70, model_ps: 1_000, ..one }
 }
 
 fn whole(shape: Shape) -> Wires<Letter> {

@@ -6,12 +6,12 @@ use tofu_abi::{Coords, TniId};
 use tofu_fabric::network::{LinkErrors, Options};
 use tofu_fabric::{
     Carrier, Class, Deliver, Direction, DiscardReason, Disturb, Fabric, FaultPlan, NodeId,
-    Observation, Packet, Port, Ppm, REORDER_DEPTH, Rates, Tap, TapPoint, Timing, Way, Wires,
+    Observation, Packet, Port, Ppm, REORDER_DEPTH, Rates, Tap, TapPoint, Timing, Wires,
 };
 
 use tofu_links::{ErrorRate, Parameters};
 
-use crate::common::shape;
+use crate::common::{self, shape};
 
 /// A body that records what was done to it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -79,24 +79,8 @@ fn wires() -> Wires<Letter> {
 }
 
 fn packet(class: Class, from: u8, to: u8, number: u32) -> Packet<Letter> {
-    Packet {
-        src: node(from),
-        src_tni: TniId::ALL[2],
-        dst: node(to),
-        dst_tni: 1,
-        path: node(to).default_path(),
-        way: Way::Shortest,
-        class,
-        system: class == Class::System,
-        tlps: 1,
-        bytes: 104,
-        tlp_bytes: 104,
-        gap: 0,
-        sender: 0,
-        before: 0,
-        model_ps: 0,
-        body: Letter { number, ..Letter::default() },
-    }
+    let body = Letter { number, ..Letter::default() };
+    common::packet(class, node(from), node(to), body)
 }
 
 fn with(rates: Rates) -> Wires<Letter> {
