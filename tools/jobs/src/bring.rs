@@ -100,6 +100,17 @@ pub(crate) fn bring(
     Ok(())
 }
 
+/// Adds to a node's error message, as long as it is not too long to be shown.
+///
+/// # Errors
+///
+/// None: the result is what [`RemoteProgram::follow`] wants.
+pub fn complain(complaint: &mut Vec<u8>, bytes: &[u8]) -> io::Result<()> {
+    let room = MAX_COMPLAINT.saturating_sub(complaint.len());
+    complaint.extend_from_slice(&bytes[..bytes.len().min(room)]);
+    Ok(())
+}
+
 fn fetch(origin: &Origin<'_>, folder: &str, to: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let work = format!("{folder}/{WORK}");
     let exec = as_user(origin.user, &["/proc/self/exe", "pack-changed", &work, folder]);
@@ -110,11 +121,7 @@ fn fetch(origin: &Origin<'_>, folder: &str, to: &Path) -> anyhow::Result<Vec<Pat
         let unpacking = scope.spawn(move || files::unpack_over(io::BufReader::new(reader), to));
         let status = remote.follow(|output, bytes| match output {
             Output::Out => writer.write_all(bytes),
-            Output::Err => {
-                let room = MAX_COMPLAINT.saturating_sub(complaint.len());
-                complaint.extend_from_slice(&bytes[..bytes.len().min(room)]);
-                Ok(())
-            }
+            Output::Err => complain(&mut complaint, bytes),
         });
         drop(writer);
         let brought = unpacking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

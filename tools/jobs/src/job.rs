@@ -292,7 +292,12 @@ pub(crate) fn note(json: bool, text: &str, value: &Value) -> io::Result<()> {
     Screen::new(style, Vec::new()).note(text, value)
 }
 
-fn write(output: Output, bytes: &[u8]) -> io::Result<()> {
+/// Writes to this process's output of that kind, at once.
+///
+/// # Errors
+///
+/// If it cannot be written.
+pub fn write(output: Output, bytes: &[u8]) -> io::Result<()> {
     match output {
         Output::Out => {
             let mut out = io::stdout().lock();

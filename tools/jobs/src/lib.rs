@@ -21,7 +21,9 @@ mod place;
 mod user;
 
 pub use args::{Libs, RunArgs, Variable};
+pub use bring::complain;
 pub use everywhere::{Silence, run_on_all};
+pub use job::write;
 
 /// Runs `tofu run` and returns the exit code.
 ///

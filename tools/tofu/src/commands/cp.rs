@@ -9,6 +9,7 @@ use clap::Parser;
 use tofu_agent::files;
 use tofu_agent::wire::{Exec, Output, Program, Status};
 use tofu_control::{MachineName, NodeName, RemoteProgram, find_node};
+use tofu_jobs::complain;
 use tofu_ui::printable;
 
 /// Copy a file or folder to or from a Linux node
@@ -31,9 +32,6 @@ const EXAMPLES: &str = "\
 Examples:
   tofu cp ./mine 0:/usr/local/bin/
   tofu cp 1,0,0,0,0,0:/var/log ./logs";
-
-/// How much of the other side's error message is shown, in bytes.
-const MAX_COMPLAINT: usize = 2000;
 
 /// Runs `tofu cp` and returns the exit code.
 pub(crate) fn run(args: &CpArgs) -> anyhow::Result<u8> {
@@ -133,12 +131,6 @@ fn fetch(node: &str, from: &str, to: &str) -> anyhow::Result<()> {
             check(status?, &complaint, node)
         }
     }
-}
-
-fn complain(complaint: &mut Vec<u8>, bytes: &[u8]) -> io::Result<()> {
-    let room = MAX_COMPLAINT.saturating_sub(complaint.len());
-    complaint.extend_from_slice(&bytes[..bytes.len().min(room)]);
-    Ok(())
 }
 
 fn check(status: Status, complaint: &[u8], node: &str) -> anyhow::Result<()> {

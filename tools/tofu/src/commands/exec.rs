@@ -1,6 +1,6 @@
 //! `tofu exec`.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -12,7 +12,7 @@ use clap::Parser;
 use rustix::termios::tcgetwinsize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
 use signal_hook::iterator::Signals;
-use tofu_agent::wire::{Exec, Output, Program, Status, ToProgram, WindowSize};
+use tofu_agent::wire::{Exec, Program, Status, ToProgram, WindowSize};
 use tofu_control::protocol::NodeInfo;
 use tofu_control::{MachineName, RemoteProgram, find_machine, find_node, info};
 use tofu_jobs::{Silence, run_on_all};
@@ -145,13 +145,7 @@ fn run_on(node: &str, mut exec: Exec, args: &ExecArgs) -> anyhow::Result<u8> {
     let silence = Silence::watch(&found.control, found.node.index, format!("node {node}"));
     let status = program.follow(|output, bytes| {
         silence.end();
-        match output {
-            Output::Out => {
-                let mut out = io::stdout().lock();
-                out.write_all(bytes).and_then(|()| out.flush())
-            }
-            Output::Err => io::stderr().lock().write_all(bytes),
-        }
+        tofu_jobs::write(output, bytes)
     });
     silence.end();
     if let Some(raw) = &ends.raw {
