@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustls::Connection;
+use tofu_abi::codes;
 use tofu_machine::MAX_MESSAGE;
 use tofu_sync::lock;
 
@@ -34,31 +35,20 @@ const READ: usize = 256 << 10;
 /// Size of a frame's header, in bytes: the frame's length, and its kind.
 const HEADER: usize = 5;
 
-/// The kind of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FrameKind {
-    /// Greetings, and parts' reports of their guests: JSON.
-    Said = 0,
-    /// A message of the machine.
-    Message = 1,
-    /// A keep-alive.
-    Alive = 2,
-    /// A frame of a stream.
-    Stream = 3,
-    /// The other end must stop sending requests, or may send them again: a byte, 1 or 0.
-    Hold = 4,
-}
-
-impl FrameKind {
-    const fn from_code(code: u8) -> Option<Self> {
-        match code {
-            0 => Some(Self::Said),
-            1 => Some(Self::Message),
-            2 => Some(Self::Alive),
-            3 => Some(Self::Stream),
-            4 => Some(Self::Hold),
-            _ => None,
-        }
+codes! {
+    /// The kind of a frame.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum FrameKind {
+        /// Greetings, and parts' reports of their guests: JSON.
+        Said = 0,
+        /// A message of the machine.
+        Message = 1,
+        /// A keep-alive.
+        Alive = 2,
+        /// A frame of a stream.
+        Stream = 3,
+        /// The other end must stop sending requests, or may send them again: a byte, 1 or 0.
+        Hold = 4,
     }
 }
 

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
+use tofu_abi::codes;
 use tofu_sync::lock;
 
 /// The most streams that each of two parts may have open with the other.
@@ -23,31 +24,20 @@ const PIECE: usize = 32 << 10;
 /// Flag: the sender has opened the stream.
 const OPENER: u8 = 0x80;
 
-/// The kind of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Word {
-    /// A new stream.
-    Open = 0,
-    /// Bytes of a stream.
-    Data = 1,
-    /// This many more bytes may be sent.
-    Credit = 2,
-    /// No more bytes will come in this direction.
-    End = 3,
-    /// The stream is closed in both directions.
-    Close = 4,
-}
-
-impl Word {
-    const fn from_code(code: u8) -> Option<Self> {
-        match code {
-            0 => Some(Self::Open),
-            1 => Some(Self::Data),
-            2 => Some(Self::Credit),
-            3 => Some(Self::End),
-            4 => Some(Self::Close),
-            _ => None,
-        }
+codes! {
+    /// The kind of a frame.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Word {
+        /// A new stream.
+        Open = 0,
+        /// Bytes of a stream.
+        Data = 1,
+        /// This many more bytes may be sent.
+        Credit = 2,
+        /// No more bytes will come in this direction.
+        End = 3,
+        /// The stream is closed in both directions.
+        Close = 4,
     }
 }
 
