@@ -19,8 +19,8 @@ use tofu_supervisor::options::{LinuxArgs, MachineArgs};
 use tofu_supervisor::units::{ImageName, MemorySize};
 use tofu_ui::{ImageProgress, Style};
 
-use crate::ip::{Aims, BRIDGE, Figures, Say, Side, tofu0};
-use crate::linux::{self, Guests, Lab, PEER, Ratio};
+use crate::ip::{Aims, BRIDGE, Figures, Side, tofu0};
+use crate::linux::{self, Guests, Lab, PEER, Ratio, Say};
 use crate::veth::Namespace;
 
 /// The image with the driver and the measuring programs.
@@ -155,10 +155,7 @@ pub(crate) fn measure(
         None => this.figures.skip("uTofu: no --utofu-perf FILE", say)?,
     }
     this.figures.say_ratios(say)?;
-    this.load = before.zip(linux::load()).map(|(before, after)| [before, after]);
-    if let Some([before, after]) = this.load {
-        say(&format_args!("host load before and after: {before:.1}, {after:.1}"))?;
-    }
+    this.load = linux::load_since(before, say)?;
     Ok(this)
 }
 

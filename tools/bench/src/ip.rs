@@ -1,7 +1,6 @@
 //! IP between nodes: compares Linux nodes with virtio-net on a bridge between the same guests, bare
 //! guests with the same TCP/IP stack on a veth pair, and network boot with boot by the monitor.
 
-use std::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use tofu_supervisor::options::MachineArgs;
 use tofu_supervisor::units::GuestArgs;
 
 use crate::figures::{Latency, latency};
-use crate::linux::{self, Guests, Lab, Ratio, Throughput};
+use crate::linux::{self, Guests, Lab, Ratio, Say, Throughput};
 use crate::machine::{PATIENCE, run_machine, up};
 use crate::netboot::{self, Boot};
 use crate::veth::{self, Namespace};
@@ -68,8 +67,6 @@ pub(crate) struct Figures {
     skipped: Vec<String>,
 }
 
-pub(crate) type Say<'a> = dyn FnMut(&dyn fmt::Display) -> io::Result<()> + 'a;
-
 /// Runs the benchmark. `say` is called with each line of results.
 pub(crate) fn measure(quick: bool, say: &mut Say<'_>) -> anyhow::Result<Ip> {
     let mut this = Ip::default();
@@ -83,10 +80,7 @@ pub(crate) fn measure(quick: bool, say: &mut Say<'_>) -> anyhow::Result<Ip> {
     }
     this.boots(quick, say)?;
     this.figures.say_ratios(say)?;
-    this.load = before.zip(linux::load()).map(|(before, after)| [before, after]);
-    if let Some([before, after]) = this.load {
-        say(&format_args!("host load before and after: {before:.1}, {after:.1}"))?;
-    }
+    this.load = linux::load_since(before, say)?;
     Ok(this)
 }
 

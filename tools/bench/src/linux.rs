@@ -96,11 +96,11 @@ pub(crate) struct Ratio {
     pub(crate) target: Option<f64>,
 }
 
-/// Runs the benchmark. `say` is called with each line of results.
-pub(crate) fn measure(
-    quick: bool,
-    say: &mut dyn FnMut(&dyn fmt::Display) -> io::Result<()>,
-) -> anyhow::Result<Linux> {
+/// What is called with each line of results.
+pub(crate) type Say<'a> = dyn FnMut(&dyn fmt::Display) -> io::Result<()> + 'a;
+
+/// Runs the benchmark.
+pub(crate) fn measure(quick: bool, say: &mut Say<'_>) -> anyhow::Result<Linux> {
     prepare()?;
     let mut this = Linux::default();
     let before = load();
@@ -160,10 +160,7 @@ pub(crate) fn measure(
     this.compare();
     say(&Ratio::header())?;
     this.ratios.iter().try_for_each(|ratio| say(ratio))?;
-    this.load = before.zip(load()).map(|(before, after)| [before, after]);
-    if let Some([before, after]) = this.load {
-        say(&format_args!("host load before and after: {before:.1}, {after:.1}"))?;
-    }
+    this.load = load_since(before, say)?;
     Ok(this)
 }
 
@@ -216,6 +213,13 @@ pub(crate) fn with_image(args: MachineArgs) -> MachineArgs {
 /// Returns the load average of the last minute.
 pub(crate) fn load() -> Option<f64> {
     fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
+}
+
+/// Says what the load was before and is now. Returns both, if they are known.
+pub(crate) fn load_since(before: Option<f64>, say: &mut Say<'_>) -> io::Result<Option<[f64; 2]>> {
+    let Some((before, after)) = before.zip(load()) else { return Ok(None) };
+    say(&format_args!("host load before and after: {before:.1}, {after:.1}"))?;
+    Ok(Some([before, after]))
 }
 
 /// Returns the processor time of this process and its children in seconds. These are the machine
