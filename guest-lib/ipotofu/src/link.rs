@@ -824,25 +824,22 @@ impl<P: Platform> Link<P> {
     /// Waits until there is room for a frame, for at most `timeout_ns` nanoseconds. Returns whether
     /// there is.
     pub fn wait_room(&mut self, timeout_ns: u64) -> bool {
-        let start = self.out.packets.device().platform().now_ns();
-        loop {
-            if self.has_room() {
-                return true;
-            }
-            if self.out.now_ns.saturating_sub(start) >= timeout_ns {
-                return false;
-            }
-            self.out.packets.device().platform().relax();
-        }
+        self.wait_until(timeout_ns, Self::has_room)
     }
 
     /// Waits until all packets have been sent, for at most `timeout_ns` nanoseconds. Packets that
     /// are not sent when the link is closed are lost. Returns whether all are sent.
     pub fn drain(&mut self, timeout_ns: u64) -> bool {
+        self.wait_until(timeout_ns, |link| {
+            link.flush();
+            link.out.packets.under_way() == 0
+        })
+    }
+
+    fn wait_until(&mut self, timeout_ns: u64, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         let start = self.out.packets.device().platform().now_ns();
         loop {
-            self.flush();
-            if self.out.packets.under_way() == 0 {
+            if done(self) {
                 return true;
             }
             if self.out.now_ns.saturating_sub(start) >= timeout_ns {

@@ -139,14 +139,7 @@ impl Vcq {
 
     /// Takes a notice, if there is one: its edata and the end of the memory that was written.
     pub(crate) fn poll_mrq(&self) -> Result<Option<(u64, u64)>> {
-        let mut notice = c::MrqNotice::default();
-        // SAFETY: the pointer may be written to.
-        let code = unsafe { c::utofu_poll_mrq(self.handle, 0, &raw mut notice) };
-        if code == NOT_FOUND {
-            return Ok(None);
-        }
-        ok(code)?;
-        Ok(Some((notice.edata, notice.rmt_stadd)))
+        Ok(self.take_notice()?.map(|notice| (notice.edata, notice.rmt_stadd)))
     }
 
     /// Takes the notice of a Put of this VCQ, if it is there. Those of others are dropped, so this
@@ -156,6 +149,12 @@ impl Vcq {
     ///
     /// If the target has refused the Put, or it was lost.
     pub(crate) fn poll_own_notice(&self) -> Result<Option<()>> {
+        let own = self.take_notice()?.filter(|notice| notice.notice_type == LCL_PUT);
+        Ok(own.map(|_| ()))
+    }
+
+    #[inline]
+    fn take_notice(&self) -> Result<Option<c::MrqNotice>> {
         let mut notice = c::MrqNotice::default();
         // SAFETY: the pointer may be written to.
         let code = unsafe { c::utofu_poll_mrq(self.handle, 0, &raw mut notice) };
@@ -163,7 +162,7 @@ impl Vcq {
             return Ok(None);
         }
         ok(code)?;
-        Ok((notice.notice_type == LCL_PUT).then_some(()))
+        Ok(Some(notice))
     }
 }
 
