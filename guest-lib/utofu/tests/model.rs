@@ -360,18 +360,15 @@ fn odd_sizes_and_places_up_to_the_largest_message() {
         (MAX_PUTGET_SIZE, 4095, 4096),
     ] {
         let (from_at, to_at) = (Stadd(lcl.0 + from as u64), Stadd(rmt.0 + to as u64));
-        a.put(
-            &Transfer {
-                peer: b.id(),
-                local: from_at,
-                remote: to_at,
-                length: len,
-                edata: 0,
-                flags: ALL,
-            },
-            len,
-        )
-        .unwrap();
+        let transfer = |local, remote| Transfer {
+            peer: b.id(),
+            local,
+            remote,
+            length: len,
+            edata: 0,
+            flags: ALL,
+        };
+        a.put(&transfer(from_at, to_at), len).unwrap();
         assert_eq!((completion(&a).cbdata, notice(&a).status()), (len, Code::Success));
         assert_eq!(notice(&b).rmt_stadd, to_at.0 + len as u64);
         let bytes = theirs.bytes();
@@ -379,18 +376,7 @@ fn odd_sizes_and_places_up_to_the_largest_message() {
         // And back to another place.
         let back = Memory::new(MAX_PUTGET_SIZE + 1);
         let back_at = back.register(&a, 0);
-        a.get(
-            &Transfer {
-                peer: b.id(),
-                local: Stadd(back_at.0 + 1),
-                remote: to_at,
-                length: len,
-                edata: 0,
-                flags: ALL,
-            },
-            len,
-        )
-        .unwrap();
+        a.get(&transfer(Stadd(back_at.0 + 1), to_at), len).unwrap();
         assert_eq!((completion(&a).cbdata, notice(&a).status()), (len, Code::Success));
         notice(&b);
         let bytes = back.bytes();

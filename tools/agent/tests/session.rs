@@ -76,6 +76,15 @@ impl Host {
         self.say(&ToGuest::Exec { id, exec: Exec { program, args, env, stdin } });
     }
 
+    /// What a program says first, without the end of the line.
+    fn first_output(&mut self) -> String {
+        loop {
+            if let FromGuest::From { what: FromProgram::Output(_, bytes), .. } = self.hear() {
+                break String::from_utf8(bytes).unwrap().trim().to_owned();
+            }
+        }
+    }
+
     /// Takes the messages of the programs `ids` until all have ended, granting credit.
     fn finish(&mut self, ids: &[u32]) -> HashMap<u32, (Vec<u8>, Vec<u8>, Status)> {
         let mut streams: HashMap<u32, [Vec<u8>; 2]> = HashMap::new();
@@ -191,11 +200,7 @@ fn signals_reach_a_program_and_its_children() {
     assert_eq!((out.as_slice(), status), (b"caught\n".as_slice(), Status::Code(5)));
 
     host.exec(1, &["sh", "-c", "sleep 1000 & echo $!; wait"], false);
-    let pid = loop {
-        if let FromGuest::From { what: FromProgram::Output(_, bytes), .. } = host.hear() {
-            break String::from_utf8(bytes).unwrap().trim().to_owned();
-        }
-    };
+    let pid = host.first_output();
     host.to(1, ToProgram::Kill);
     assert_eq!(host.finish(&[1]).remove(&1).unwrap().2, Status::Signal(9));
     wait_for(|| !runs(&pid));
@@ -227,11 +232,7 @@ fn a_child_that_keeps_the_output_does_not_hold_up_the_end() {
 fn a_new_session_ends_the_programs_of_the_old_one() {
     let mut host = Host::new();
     host.exec(1, &["sh", "-c", "echo $$; exec sleep 1000"], false);
-    let pid = loop {
-        if let FromGuest::From { what: FromProgram::Output(_, bytes), .. } = host.hear() {
-            break String::from_utf8(bytes).unwrap().trim().to_owned();
-        }
-    };
+    let pid = host.first_output();
     // A host that died in the middle of a frame, and the next one.
     host.out.write_all(&[5, 1, 2, 3]).unwrap();
     host.out.write_all(&[0]).unwrap();
@@ -295,11 +296,7 @@ fn a_file_with_holes_arrives_whole() {
 fn the_agent_ends_with_its_socket_and_takes_its_programs_along() {
     let mut host = Host::new();
     host.exec(1, &["sh", "-c", "echo $$; exec sleep 1000"], false);
-    let pid = loop {
-        if let FromGuest::From { what: FromProgram::Output(_, bytes), .. } = host.hear() {
-            break String::from_utf8(bytes).unwrap().trim().to_owned();
-        }
-    };
+    let pid = host.first_output();
     host.out.shutdown(std::net::Shutdown::Both).unwrap();
     wait_for(|| !runs(&pid));
     let mut rest = Vec::new();

@@ -54,6 +54,14 @@ impl Guest {
         (outcome, this.lines())
     }
 
+    /// Runs to the end, which is success; returns what it has said.
+    #[track_caller]
+    fn succeeds(hypervisor: &Hypervisor, command_line: &str) -> Vec<String> {
+        let (outcome, lines) = Self::run(hypervisor, command_line);
+        assert_eq!(outcome, Outcome::Exited(0), "{lines:?}");
+        lines
+    }
+
     fn end(&self) -> Outcome {
         self.vm.wait(LONG).unwrap_or_else(|| {
             panic!("no end; {:?}; {:?}", self.vm.registers(), self.lines());
@@ -76,8 +84,7 @@ impl Guest {
 #[test]
 fn a_guest_prints_and_exits() {
     let kvm = kvm!();
-    let (outcome, lines) = Guest::run(&kvm, "test=hello who=node7");
-    assert_eq!(outcome, Outcome::Exited(0));
+    let lines = Guest::succeeds(&kvm, "test=hello who=node7");
     let expected = [
         "hello from node7".to_owned(),
         String::new(),
@@ -232,14 +239,12 @@ fn a_paused_guest_stands_still() {
 #[test]
 fn memory_and_time_work() {
     let kvm = kvm!();
-    let (outcome, lines) = Guest::run(&kvm, "test=memory");
-    assert_eq!(outcome, Outcome::Exited(0), "{lines:?}");
+    let lines = Guest::succeeds(&kvm, "test=memory");
     // 16 MiB minus the 4 MiB below the image and the image itself.
     let free: usize = lines[0].parse().unwrap();
     assert!((11 << 20..12 << 20).contains(&free), "{free}");
 
-    let (outcome, lines) = Guest::run(&kvm, "test=time");
-    assert_eq!(outcome, Outcome::Exited(0), "{lines:?}");
+    let lines = Guest::succeeds(&kvm, "test=time");
     let us: u64 = lines[0].strip_suffix(" us").unwrap().parse().unwrap();
     assert!((20_000..5_000_000).contains(&us), "{us}");
 }
@@ -247,15 +252,13 @@ fn memory_and_time_work() {
 #[test]
 fn nothing_reads_as_ones() {
     let kvm = kvm!();
-    let (outcome, lines) = Guest::run(&kvm, "test=stray");
-    assert_eq!(outcome, Outcome::Exited(0), "{lines:?}");
+    Guest::succeeds(&kvm, "test=stray");
 }
 
 #[test]
 fn the_ports_of_a_pc_work() {
     let kvm = kvm!();
-    let (outcome, lines) = Guest::run(&kvm, "test=ports");
-    assert_eq!(outcome, Outcome::Exited(0), "{lines:?}");
+    let lines = Guest::succeeds(&kvm, "test=ports");
     let expected = [
         "through the serial port",
         "address 0x80000000, bridge 0x81b36",

@@ -77,6 +77,13 @@ impl Pair {
         pair
     }
 
+    /// Stores a packet at a place in the windows of the first node.
+    fn store(&self, at: u64) {
+        for n in [0, 64] {
+            self.nodes[0].bar_write(WINDOW_BAR, at + n, &[1; 64]);
+        }
+    }
+
     /// Does the pending work of one node and delivers to the other what it sends.
     fn run(&self, node: usize) {
         let mut sent = Sent::default();
@@ -105,10 +112,7 @@ impl Pair {
 #[test]
 fn an_answer_that_nobody_has_looked_at_is_an_answer() {
     let pair = Pair::new();
-    let at = window(X_PLUS, Channel::ALL[0]);
-    for n in [0, 64] {
-        pair.nodes[0].bar_write(WINDOW_BAR, at + n, &[1; 64]);
-    }
+    pair.store(window(X_PLUS, Channel::ALL[0]));
     pair.run(0);
     pair.run(1);
     // The thread of node 0 is late.
@@ -123,10 +127,7 @@ fn an_answer_that_nobody_has_looked_at_is_an_answer() {
 #[test]
 fn without_an_answer_there_is_a_time_out() {
     let pair = Pair::new();
-    let at = window(X_PLUS, Channel::ALL[0]);
-    for n in [0, 64] {
-        pair.nodes[0].bar_write(WINDOW_BAR, at + n, &[1; 64]);
-    }
+    pair.store(window(X_PLUS, Channel::ALL[0]));
     pair.run(0);
     pair.host.0.fetch_add(2 * TIMEOUT_NS, Relaxed);
     pair.expire(0);
@@ -188,9 +189,7 @@ fn a_window_is_memory_from_one_write_to_the_next() {
     assert_eq!(pair.counter(1, X_MINUS, LinkReg::Received), 1);
     assert_eq!(pair.register(ChannelReg::TxHead), PACKET);
     // Stores that reach the device itself have the same effect.
-    for n in [PACKET, PACKET + 64] {
-        pair.nodes[0].bar_write(WINDOW_BAR, at + n, &[1; 64]);
-    }
+    pair.store(at + PACKET);
     let mark = Mark(0).with_number(2).0.to_le_bytes();
     pair.nodes[0].bar_write(WINDOW_BAR, at + mark_offset(1), &mark);
     let mut read = [0; 8];
@@ -307,9 +306,7 @@ proptest! {
         pair.settle();
         let other = Channel::ALL[3];
         let before = pair.counter(1, X_MINUS, LinkReg::Received);
-        for n in [0, 64] {
-            pair.nodes[0].bar_write(WINDOW_BAR, window(X_PLUS, other) + n, &[1; 64]);
-        }
+        pair.store(window(X_PLUS, other));
         pair.settle();
         prop_assert_eq!(pair.counter(1, X_MINUS, LinkReg::Received), before + 1);
     }
