@@ -195,10 +195,7 @@ impl Algorithm {
     /// For no members, or more than [`MAX_MEMBERS`].
     pub fn plan(self, shape: GroupShape) -> Result<Plan, BadGroup> {
         let members = shape.members();
-        if !(1..=MAX_MEMBERS).contains(&members) {
-            return Err(BadGroup { members });
-        }
-        let mut builder = Builder::new(members);
+        let mut builder = Builder::new(members)?;
         let line: Vec<u32> = (0..members).collect();
         match self {
             Self::RecursiveDoubling => builder.doubling(&line),
@@ -259,10 +256,7 @@ fn trees(parts: &[&[u32]]) -> Vec<Vec<u32>> {
 ///
 /// As [`Algorithm::plan`].
 pub fn disseminate(members: u32, number: u32) -> Result<Plan, BadGroup> {
-    if !(1..=MAX_MEMBERS).contains(&members) {
-        return Err(BadGroup { members });
-    }
-    let mut builder = Builder::new(members);
+    let mut builder = Builder::new(members)?;
     let line: Vec<u32> = (0..members).collect();
     let parts = parts(&line, number);
     parts.iter().for_each(|part| builder.gather_evenly(part));
@@ -312,9 +306,12 @@ struct Builder {
 }
 
 impl Builder {
-    fn new(members: u32) -> Self {
+    fn new(members: u32) -> Result<Self, BadGroup> {
+        if !(1..=MAX_MEMBERS).contains(&members) {
+            return Err(BadGroup { members });
+        }
         let members = members as usize;
-        Self { members: vec![vec![Links::default()]; members], last: vec![0; members] }
+        Ok(Self { members: vec![vec![Links::default()]; members], last: vec![0; members] })
     }
 
     fn last_of(&mut self, member: u32) -> &mut Links {
