@@ -70,9 +70,14 @@ fn word_at(pages: &MmapRegion<()>, offset: u64) -> &AtomicU64 {
     pages.get_atomic_ref(offset as usize).unwrap()
 }
 
+/// A register of a queue of TNI 2.
+fn register(cq: usize, reg: CqReg) -> u64 {
+    Register::Cq { tni: TniId::ALL[2], cq: CqId::ALL[cq], reg }.offset()
+}
+
 /// The doorbell of a queue of TNI 2.
 fn fetch_start(cq: usize) -> u64 {
-    Register::Cq { tni: TniId::ALL[2], cq: CqId::ALL[cq], reg: CqReg::FetchStart }.offset()
+    register(cq, CqReg::FetchStart)
 }
 
 /// A queue of a client, with which it puts to itself.
@@ -94,6 +99,14 @@ impl Looped {
         Self { cq, stag, buffer, to: Target::new(host.servers[0].coords(), TniId::ALL[2]) }
     }
 
+    /// The same with the pages of BAR0 mapped.
+    fn mapped(host: &Host, mut client: Client) -> Self {
+        let pages = map_pages(&mut client);
+        let mut remote = Remote::new(client);
+        remote.pages = Some(pages);
+        Self::new(host, remote)
+    }
+
     /// Puts a byte from one page to the other; returns how long that took.
     fn put(&mut self, byte: u8) -> Duration {
         self.buffer.write(0, &[byte]);
@@ -112,11 +125,8 @@ impl Looped {
 #[test]
 fn a_doorbell_in_a_mapped_page_is_heard_however_long_it_was_quiet() {
     let host = Host::polled();
-    let (mut client, thread) = host.attach(0);
-    let pages = map_pages(&mut client);
-    let mut remote = Remote::new(client);
-    remote.pages = Some(pages);
-    let mut looped = Looped::new(&host, remote);
+    let (client, thread) = host.attach(0);
+    let mut looped = Looped::mapped(&host, client);
     looped.put(1);
     // Longer than engines poll, than they nap, and than they wait before they doze.
     for (byte, quiet) in [(2, 1), (3, 40), (4, 1200)] {
@@ -125,8 +135,7 @@ fn a_doorbell_in_a_mapped_page_is_heard_however_long_it_was_quiet() {
         println!("after {quiet} ms: {time:?}");
     }
     // The device counts in the same page.
-    let counter =
-        Register::Cq { tni: TniId::ALL[2], cq: CqId::ALL[3], reg: CqReg::TxPayloadByte }.offset();
+    let counter = register(3, CqReg::TxPayloadByte);
     assert_eq!(looped.cq.device().platform().bar0_read64(counter), 4);
     drop(looped);
     thread.join().unwrap().unwrap();
@@ -215,15 +224,11 @@ fn the_next_client_has_pages_of_its_own() {
     let kept = map_pages(&mut client);
     drop(client);
     thread.join().unwrap().unwrap();
-    let (mut client, thread) = host.attach(0);
-    let pages = map_pages(&mut client);
-    let mut remote = Remote::new(client);
-    remote.pages = Some(pages);
-    let mut looped = Looped::new(&host, remote);
+    let (client, thread) = host.attach(0);
+    let mut looped = Looped::mapped(&host, client);
     looped.put(1);
     let word = |offset: u64| word_at(&kept, offset);
-    let counter =
-        Register::Cq { tni: TniId::ALL[2], cq: CqId::ALL[3], reg: CqReg::TxPayloadByte }.offset();
+    let counter = register(3, CqReg::TxPayloadByte);
     assert_eq!(word(counter).load(SeqCst), 0);
     word(fetch_start(3)).store(1, SeqCst);
     looped.put(2);
@@ -313,8 +318,7 @@ fn a_doorbell_rings_by_its_event_descriptor() {
             rustix::io::write(former, &9u64.to_ne_bytes()).unwrap();
         }
         sleep(Duration::from_millis(20));
-        let sent = Register::Cq { tni: TniId::ALL[2], cq: CqId::ALL[3], reg: CqReg::TxPayloadByte }
-            .offset();
+        let sent = register(3, CqReg::TxPayloadByte);
         assert_eq!(platform.bar0_read64(sent), 0);
         rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
         let end = Instant::now() + Duration::from_secs(20);
