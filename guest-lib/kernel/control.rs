@@ -9,7 +9,7 @@ use kernel::prelude::*;
 use kernel::uaccess::{UserPtr, UserSlice};
 
 use tofu_abi::regs::{CqReg, PortReg, BAR0_SIZE, NUM_CQ, NUM_PORT, NUM_TNI};
-use tofu_abi::topology::Port;
+use tofu_abi::topology::{Port, Shape};
 use tofu_abi::{Coords, CqId, TniId};
 
 use crate::cq::OpenQueues;
@@ -128,15 +128,12 @@ fn note_links_down(device: &Device, a: &uapi::NotifyLinkdown) -> Result {
             c,
             ports,
         } = uapi::get(a.items.wrapping_add(at))?;
-        let fit = [x, y, z].iter().all(|p| *p < 32)
-            && [a, c].iter().all(|p| *p < 2)
-            && b < 3
-            && ports >> NUM_PORT == 0;
-        if !fit {
+        let node = Coords::new(x, y, z, a, b, c);
+        if !Shape::LARGEST.contains(node) || ports >> NUM_PORT != 0 {
             return Err(EINVAL);
         }
         if let Some(health) = &health {
-            health.note(Coords::new(x, y, z, a, b, c), ports);
+            health.note(node, ports);
         }
         dev_dbg!(
             device.pdev(),

@@ -393,7 +393,7 @@ struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *er
 	dev->netdev_ops = &net_ops;
 	dev->ethtool_ops = &net_ethtool_ops;
 	dev->sysfs_groups[0] = &net_group;
-	dev->min_mtu = 1280;
+	dev->min_mtu = setup->min_mtu;
 	dev->max_mtu = setup->max_mtu;
 	dev->mtu = setup->mtu;
 	dev->watchdog_timeo = 5 * HZ;

@@ -32,6 +32,7 @@ struct tofu_net_setup {
 	const char *name;
 	u8 mac[6];
 	u16 mtu;
+	u16 min_mtu;
 	u16 max_mtu;
 };
 

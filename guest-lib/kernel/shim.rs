@@ -46,6 +46,7 @@ pub(crate) struct NetSetup {
     pub(crate) name: *const c_char,
     pub(crate) mac: [u8; 6],
     pub(crate) mtu: u16,
+    pub(crate) min_mtu: u16,
     pub(crate) max_mtu: u16,
 }
 

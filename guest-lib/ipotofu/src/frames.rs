@@ -32,7 +32,7 @@ pub struct Config {
     pub shape: Shape,
     /// Number of the machine, 0 to [`addr::MAX_MACHINE`]: part of IP addresses.
     pub machine: u8,
-    /// Largest IP packet, in bytes: 1280 to [`Config::MAX_MTU`]. All nodes should have the same.
+    /// Largest IP packet, in bytes: [`Config::MIN_MTU`] to [`Config::MAX_MTU`]. All nodes should have the same.
     pub mtu: u16,
     /// Number of frames in several fragments that can be received at a time.
     pub reassemblies: usize,
@@ -47,6 +47,8 @@ pub struct Config {
 }
 
 impl Config {
+    /// The smallest MTU.
+    pub const MIN_MTU: u16 = wire::MIN_MTU;
     /// The largest MTU: with its Ethernet header a frame has at most 2^16 - 1 bytes.
     pub const MAX_MTU: u16 = wire::MAX_MTU;
 
@@ -56,7 +58,7 @@ impl Config {
             shape,
             machine: 0,
             mtu: 1500,
-            reassemblies: 32,
+            reassemblies: Limits::REASSEMBLIES,
             offload: false,
             acknowledge: false,
             rendezvous: false,
@@ -109,7 +111,7 @@ pub struct Core {
 impl Core {
     /// The link of node `me`. An MTU out of range is replaced by the nearest valid one.
     pub fn new(mut config: Config, me: Coords) -> Self {
-        config.mtu = config.mtu.clamp(1280, Config::MAX_MTU);
+        config.mtu = config.mtu.clamp(Config::MIN_MTU, Config::MAX_MTU);
         config.rendezvous &= config.offload;
         let limits = Limits {
             frame: config.max_frame(),

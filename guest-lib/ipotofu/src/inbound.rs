@@ -30,6 +30,11 @@ pub struct Limits {
     pub reassemblies: usize,
 }
 
+impl Limits {
+    /// Number of frames in several fragments that suffices.
+    pub const REASSEMBLIES: usize = 32;
+}
+
 /// A packet with a valid header, and a frame or a fragment of one.
 #[derive(Clone, Copy, Debug)]
 pub struct Incoming<'a> {

@@ -21,7 +21,7 @@ use crate::frames::{Config, Core, SendError};
 use crate::health::{Health, Report, Reporter};
 use crate::inbound::Event;
 use crate::neighbor::LocalNode;
-use crate::offload::{BadMetadata, MAX_HEADERS, METADATA_SIZE, Metadata};
+use crate::offload::{BadMetadata, HEAD, MAX_HEADERS, METADATA_SIZE, Metadata};
 use crate::outbound::{Outbound, PacketQueue, Tag};
 use crate::ports::{Ports, dead_links_met};
 use crate::rendezvous::{self, Fetches, Message, OVERTAKE_NS, Rendezvous, Request, Requests, Room};
@@ -207,11 +207,6 @@ enum Taken {
     /// In this slot for fetched frames, up to this offset.
     Fetched(Metadata, usize, usize),
 }
-
-/// Number of bytes of a fetched frame that are copied before they are parsed: a multiple of 8, with
-/// room for all headers.
-const HEAD: usize = 256;
-const _: () = assert!(HEAD % 8 == 0 && HEAD >= MAX_HEADERS);
 
 /// The number of the next link.
 static NEXT_LINK: AtomicU64 = AtomicU64::new(0);

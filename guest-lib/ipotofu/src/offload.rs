@@ -13,6 +13,10 @@ const TCP6: u8 = 4;
 const ECN: u8 = 0x80;
 /// Size of the longest headers of a frame in bytes: Ethernet, IP and TCP.
 pub const MAX_HEADERS: usize = ETHERNET_HEADER + 60 + 60;
+/// Number of bytes of a frame that are read before the rest, to be parsed: a multiple of 8, with
+/// room for all headers and for a question for an address.
+pub const HEAD: usize = 256;
+const _: () = assert!(HEAD % 8 == 0 && HEAD >= MAX_HEADERS);
 /// The smallest segment size of a TCP, in bytes. Smaller ones would be many out of one frame.
 const MIN_SEGMENT: u16 = 48;
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];

@@ -33,17 +33,13 @@ pub fn route(
         if start == end {
             continue;
         }
-        let len = i16::from(shape.len(axis));
-        let straight = i16::from(end) - i16::from(start);
-        let mut hops = straight;
+        *distance = shape.way(axis, start, end);
         if shape.wraps(axis) {
-            let round = straight - len * straight.signum();
-            let shorter = if round.abs() < straight.abs() { round } else { straight };
-            let longer = if shorter == round { straight } else { round };
-            hops = if turn & 1 == 0 { shorter } else { longer };
+            if turn & 1 != 0 {
+                *distance -= shape.len(axis) as i8 * distance.signum();
+            }
             turn >>= 1;
         }
-        *distance = i8::try_from(hops).ok()?;
     }
     (turn == 0).then_some(PacketTarget { distances, node: to, path, tni })
 }

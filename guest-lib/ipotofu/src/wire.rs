@@ -19,6 +19,8 @@ pub const MAX_FRAGMENTS: usize = (u16::MAX as usize).div_ceil(FRAGMENT_MAX);
 pub const METADATA_SIZE: usize = 8;
 /// Size of an Ethernet header, in bytes.
 pub const ETHERNET_HEADER: usize = 14;
+/// The smallest MTU: that of IPv6 (RFC 8200).
+pub const MIN_MTU: u16 = 1280;
 /// The largest MTU: with its Ethernet header a frame has at most 2^16 - 1 bytes.
 pub const MAX_MTU: u16 = u16::MAX - ETHERNET_HEADER as u16;
 /// The largest MTU for which no frame needs more than one packet.

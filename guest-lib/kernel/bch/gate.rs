@@ -8,6 +8,7 @@ use tofu_abi::barrier::{BgAddress, GpidBseq, LocalLink, RemoteLink, SignalMask};
 use tofu_abi::generation::Description;
 use tofu_abi::irq::BgsIrqs;
 use tofu_abi::regs::BgsReg;
+use tofu_abi::topology::Shape;
 use tofu_abi::{BgId, Coords, Path, TniId};
 
 use crate::device::Device;
@@ -119,9 +120,8 @@ fn gate(number: i32, description: &Description) -> Result<BgId> {
 fn address(addr: &Addr, tni: TniId, gate: BgId, rights: &Rights) -> Result<BgAddress> {
     let node = Coords::new(addr.x, addr.y, addr.z, addr.a, addr.b, addr.c);
     let path = Path::new(addr.pa, addr.pb, addr.pc);
-    let fit = [addr.x, addr.y, addr.z].iter().all(|p| *p < 32)
-        && [addr.a, addr.c, path.a, path.c].iter().all(|p| *p < 2)
-        && [addr.b, path.b].iter().all(|p| *p < 3)
+    let fit = Shape::LARGEST.contains(node)
+        && Shape::LARGEST.contains_path(path)
         && rights.subnet.subnet_allows(addr.x, addr.y, addr.z);
     if !fit {
         return Err(EINVAL);

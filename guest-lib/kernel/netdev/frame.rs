@@ -2,16 +2,13 @@
 
 //! Frames of the kernel's.
 
-use tofu_ipotofu::offload::Metadata;
+use tofu_ipotofu::offload::{Metadata, HEAD};
 use tofu_ipotofu::wire::Sum;
 use tofu_ipotofu::FrameBuffer;
 
 use crate::dma;
 use crate::rendezvous::Chunk;
 use crate::shim::{self, NetQueue, SkBuff};
-
-/// Bytes of a frame in which a question for an address, and all headers, are.
-pub(super) const HEAD: usize = 256;
 
 /// A frame of this node's.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use tofu_abi::topology::Shape;
 use tofu_abi::TniId;
 use tofu_ipotofu::addr;
 use tofu_ipotofu::neighbor::LocalNode;
-use tofu_ipotofu::wire::MAX_MTU;
+use tofu_ipotofu::wire::{MAX_MTU, MIN_MTU};
 
 use super::ethtool;
 use super::link::{Link, Quiet};
@@ -153,7 +153,7 @@ pub(crate) fn interfaces(device: &Arc<Device>) -> Interfaces {
         return made;
     };
     let shape = torus.map_or(shape, |axes| shape.with_torus_letters(axes));
-    let (Ok(machine @ 0..=addr::MAX_MACHINE), Ok(mtu @ 1280..=MAX_MTU)) =
+    let (Ok(machine @ 0..=addr::MAX_MACHINE), Ok(mtu @ MIN_MTU..=MAX_MTU)) =
         (u8::try_from(machine), u16::try_from(mtu))
     else {
         dev_err!(
@@ -236,6 +236,7 @@ fn interface(
         name: name.as_char_ptr(),
         mac: addr::mac(node.me),
         mtu,
+        min_mtu: MIN_MTU,
         max_mtu: MAX_MTU,
     };
     let mut error = 0;

@@ -8,20 +8,17 @@ use kernel::sync::SpinLock;
 use tofu_abi::{Coords, TniId};
 use tofu_ipotofu::addr;
 use tofu_ipotofu::neighbor::LocalNode;
-use tofu_ipotofu::offload::Metadata;
+use tofu_ipotofu::offload::{Metadata, HEAD};
 use tofu_ipotofu::rendezvous::{self, Fetches, Message, Request, OVERTAKE_NS, SLOTS};
 use tofu_ipotofu::wire::{Capabilities, Fragment, Sum, HEADER_SIZE};
 use tofu_ipotofu::{Counters, Event, FrameBuffer, Inbound, Limits, Report};
 
-use super::frame::{Frame, HEAD};
+use super::frame::Frame;
 use super::tx::Tx;
 use crate::engine::{now_ns, Health, KernelMemory, Peers};
 use crate::packets::Receiver;
 use crate::rendezvous::{Chunks, RendezvousMemory};
 use crate::shim::{self, NetQueue};
-
-/// Frames in several fragments that may be under way to this node at a time.
-const REASSEMBLIES: usize = 32;
 
 /// The receiving side.
 pub(super) struct Rx {
@@ -66,7 +63,7 @@ impl Rx {
             frame: u16::MAX.into(),
             offload: true,
             broadcasts: number == 0,
-            reassemblies: REASSEMBLIES,
+            reassemblies: Limits::REASSEMBLIES,
         };
         Ok(Self {
             receiver: None,

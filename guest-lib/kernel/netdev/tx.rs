@@ -10,7 +10,7 @@ use kernel::sync::Arc;
 use tofu_abi::{Coords, Rcode, TniId};
 use tofu_ipotofu::addr::{self, Mac};
 use tofu_ipotofu::neighbor::{Answer, LocalNode};
-use tofu_ipotofu::offload::{Fields, Metadata, METADATA_SIZE};
+use tofu_ipotofu::offload::{Fields, Metadata, HEAD, METADATA_SIZE};
 use tofu_ipotofu::rendezvous::{
     Message, Rendezvous, Request, Requests, Room, HEAD_MAX, MIN_FRAME, REST_MAX, SLOTS,
 };
@@ -21,7 +21,7 @@ use tofu_ipotofu::wire::{
 use tofu_ipotofu::{tree, Outbound, Ports, Reporter};
 
 use super::ethtool::QueueCounters;
-use super::frame::{read, read_and_sum, HEAD};
+use super::frame::{read, read_and_sum};
 use crate::engine::{now_ns, Health, KernelMemory, Peers};
 use crate::packets::{Posted, Purpose, Sender, ENOUGH};
 use crate::rendezvous::{Chunks, MappedSkb, RendezvousMemory, Shared};

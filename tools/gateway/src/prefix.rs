@@ -9,12 +9,9 @@ use tofu_ipotofu::addr;
 
 /// The smallest network that contains the addresses of all nodes of machine number `machine`.
 pub fn machine_network(machine: u8, shape: &Shape) -> Ipv4Net {
-    let highest = shape.iter().map(addr::pack).max().unwrap_or(0);
-    // Two more bits distinguish the interfaces of a node.
-    let varying = 32 - highest.leading_zeros() + 2;
     let first = node_address(machine, Coords::default());
-    // Addresses of a machine differ in 29 bits at most.
-    Ipv4Net::new(first, 32 - varying as u8).unwrap_or_default().trunc()
+    // No prefix is longer than an address.
+    Ipv4Net::new(first, addr::ipv4_prefix(shape, machine)).unwrap_or_default().trunc()
 }
 
 /// The address of a node.

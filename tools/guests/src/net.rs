@@ -73,9 +73,9 @@ impl Net {
     fn on(Setup { places, rank, polling, device }: Setup) -> Result<Self, Error> {
         let (shape, nodes) = (places.shape, places.nodes);
         let mtu = number("mtu", 1500)?;
-        let max = tofu_ipotofu::Config::MAX_MTU;
-        let mtu = u16::try_from(mtu).ok().filter(|mtu| (1280..=max).contains(mtu));
-        let mtu = mtu.ok_or_else(|| fail!("mtu= must be 1280 to {max}"))?;
+        let (min, max) = (tofu_ipotofu::Config::MIN_MTU, tofu_ipotofu::Config::MAX_MTU);
+        let mtu = u16::try_from(mtu).ok().filter(|mtu| (min..=max).contains(mtu));
+        let mtu = mtu.ok_or_else(|| fail!("mtu= must be {min} to {max}"))?;
         let machine = number("machine", 0)?;
         let machine = u8::try_from(machine).ok().filter(|n| *n <= addr::MAX_MACHINE);
         let machine =

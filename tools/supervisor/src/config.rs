@@ -358,7 +358,7 @@ impl MachineFile {
 const SHAPE_ALLOWED: &str = "\"unit\", \"shelf\", \"half-rack\", \"rack\", \"k-racks\", \"k\", \
      six lengths XxYxZxAxBxC such as \"2x2x4x2x3x2\" (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3) or \
      three, XxYxZ";
-const COORDS_ALLOWED: &str = "[x, y, z, a, b, c], six whole numbers from 0 to 31";
+const COORDS_ALLOWED: &str = "[x, y, z, a, b, c], whole numbers from 0 to [31, 31, 31, 1, 2, 1]";
 const PORT_ALLOWED: &str =
     "one of \"A\", \"C\", \"B-\", \"B+\", \"X-\", \"X+\", \"Y-\", \"Y+\", \"Z-\", \"Z+\"";
 
@@ -428,8 +428,8 @@ impl Source<'_> {
 
     fn coords(&self, field: &'static str, value: &Spanned<Vec<i64>>) -> Result<Coords, FileError> {
         let bytes = <[i64; 6]>::try_from(value.get_ref().as_slice()).ok();
-        let bytes = bytes.filter(|all| all.iter().all(|c| (0..32).contains(c)));
-        let coords = bytes.map(|all| Coords::from_array(all.map(|c| c as u8)));
+        let bytes = bytes.map(|all| all.map(|c| u8::try_from(c).unwrap_or(u8::MAX)));
+        let coords = bytes.map(Coords::from_array).filter(|at| Shape::LARGEST.contains(*at));
         coords.ok_or_else(|| self.value_error(field, value, COORDS_ALLOWED))
     }
 }
@@ -621,7 +621,7 @@ mod tests {
                 "[[node]]\nat = [0, 0, 0, 0, 0]",
                 "m.toml:2: at = [0, 0, 0, 0, 0] is not allowed; at is [x",
             ),
-            ("[[node]]\nat = [0, 0, 0, 0, 0, 32]", "six whole numbers from 0 to 31"),
+            ("[[node]]\nat = [0, 0, 0, 0, 0, 32]", "whole numbers from 0 to [31, 31, 31, 1, 2, 1]"),
             ("[[node]]\nat = [0, 0, 0, 0, 0, -1]", "at = [0, 0, 0, 0, 0, -1]"),
             ("[[node]]\nat = [0, 0, 0, 0, 0, 0]\nmemory = \"x\"", "m.toml:3: memory = \"x\""),
             (

@@ -10,6 +10,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 use tofu_abi::decimal;
 use tofu_fabric::{PartId, Parts};
+use tofu_ipotofu::Config;
 use tofu_machine::{Generation, Links};
 
 pub use tofu_machine::Interconnect;
@@ -417,8 +418,10 @@ impl TryFrom<i64> for Mtu {
     type Error = &'static str;
 
     fn try_from(number: i64) -> Result<Self, Self::Error> {
+        const MIN: i64 = Config::MIN_MTU as i64;
+        const MAX: i64 = Config::MAX_MTU as i64;
         match number {
-            1280..=65521 => Ok(Self(number as u16)),
+            MIN..=MAX => Ok(Self(number as u16)),
             _ => Err(Self::ALLOWED),
         }
     }
