@@ -204,7 +204,7 @@ impl Link {
         rx.state.fetches.answer(true, &mut tx.queue(now));
         drop(rx);
         // What other nodes wait for does not wait for the stack.
-        if tx.has_fetches() {
+        if tx.gets.are_untold() {
             tx.flush();
         }
         tx.received(done);
@@ -267,7 +267,7 @@ impl Link {
         tx.reap(now);
         tx.flush();
         let settled = tx.is_settled() && !fetching;
-        let ready = ready || tx.are_fetched(now);
+        let ready = ready || tx.gets.are_due(now);
         if !settled {
             // SAFETY: the interface is up.
             unsafe { shim::tofu_shim_net_look_again(queue) };

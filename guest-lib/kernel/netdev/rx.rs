@@ -245,7 +245,7 @@ impl RxState {
                 return None;
             }
             let mut tx = sides.tx.lock();
-            if !tx.are_fetched(now) {
+            if !tx.gets.are_due(now) {
                 return None;
             }
             self.take_all(&mut tx, now);
@@ -283,8 +283,7 @@ impl RxState {
             private,
             ..
         } = self;
-        while let Ok((slot, rcode)) = tx.fetched.remove(0) {
-            let slot = usize::from(slot);
+        while let Some((slot, rcode)) = tx.gets.take_ended() {
             let chunks = tx.rendezvous().and_then(|memory| memory.take(slot));
             let by = &mut tx.queue(now);
             let request = fetches.ended(slot, rcode.is_success(), by, inbound.count());

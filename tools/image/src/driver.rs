@@ -163,6 +163,13 @@ const SOURCES: &[(&str, &str)] = sources![
     "kernel/netdev/link.rs",
     "kernel/netdev/rx.rs",
     "kernel/netdev/tx.rs",
+    "kernel/netdev/tx/gets.rs",
+    "kernel/netdev/tx/packets.rs",
+    "kernel/netdev/tx/poll.rs",
+    "kernel/netdev/tx/ports.rs",
+    "kernel/netdev/tx/rendezvous.rs",
+    "kernel/netdev/tx/skb.rs",
+    "kernel/netdev/tx/xmit.rs",
     "kernel/packets.rs",
     "kernel/pin.rs",
     "kernel/registers.rs",
@@ -762,6 +769,7 @@ mod tests {
             "kernel/bch",
             "kernel/cq",
             "kernel/netdev",
+            "kernel/netdev/tx",
         ] {
             for entry in fs::read_dir(base.join(folder)).unwrap().flatten() {
                 let name = entry.file_name().into_string().unwrap();

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The Gets by which this node fetches frames of others.
+
+use kernel::prelude::*;
+
+use tofu_abi::Rcode;
+use tofu_ipotofu::rendezvous::SLOTS;
+
+/// Frames that are taken together.
+const BATCH: usize = 4;
+/// How long a frame that was fetched waits at most for others, in nanoseconds.
+const WAIT_NS: u64 = 500_000;
+
+/// The Gets of a queue.
+pub(in crate::netdev) struct Gets {
+    /// Those that have not ended.
+    under_way: usize,
+    /// Whether some were posted, and the device not told of them.
+    untold: bool,
+    /// Slots for which one has ended, and how, in the order of the commands.
+    ended: KVVec<(u8, Rcode)>,
+    /// When the first of these ended.
+    since: u64,
+}
+
+impl Gets {
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self {
+            under_way: 0,
+            untold: false,
+            ended: KVVec::with_capacity(SLOTS, GFP_KERNEL)?,
+            since: 0,
+        })
+    }
+
+    /// Forgets all of them.
+    pub(super) fn clear(&mut self) {
+        self.ended.clear();
+        (self.under_way, self.untold) = (0, false);
+    }
+
+    /// Notes that one was posted.
+    pub(super) fn note_posted(&mut self) {
+        self.under_way += 1;
+        self.untold = true;
+    }
+
+    /// Notes that the device was told of those that were posted.
+    pub(super) fn note_told(&mut self) {
+        self.untold = false;
+    }
+
+    /// Notes that one has ended, and how.
+    pub(super) fn note_ended(&mut self, slot: u8, rcode: Rcode, now: u64) {
+        self.under_way = self.under_way.saturating_sub(1);
+        if self.ended.is_empty() {
+            self.since = now;
+        }
+        // There is room, as there is one for each slot.
+        let _ = self.ended.push_within_capacity((slot, rcode));
+    }
+
+    /// Whether there are some that have not ended.
+    pub(super) fn are_under_way(&self) -> bool {
+        self.under_way > 0
+    }
+
+    /// Whether some were posted, and the device not told of them.
+    pub(in crate::netdev) fn are_untold(&self) -> bool {
+        self.untold
+    }
+
+    /// Whether what was fetched is to be taken now. That means to ask the device, so several are
+    /// taken together: unless they have waited for long, or nothing else is on its way.
+    pub(in crate::netdev) fn are_due(&self, now: u64) -> bool {
+        let count = self.ended.len();
+        let late = || now.saturating_sub(self.since) >= WAIT_NS;
+        count >= BATCH || count > 0 && (!self.are_under_way() || late())
+    }
+
+    /// Takes the first one that has ended: its slot, and how it ended.
+    pub(in crate::netdev) fn take_ended(&mut self) -> Option<(usize, Rcode)> {
+        let (slot, rcode) = self.ended.remove(0).ok()?;
+        Some((slot.into(), rcode))
+    }
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a poll has to do with sending.
+
+use kernel::cpu::CpuId;
+use kernel::ffi::c_int;
+
+use super::Tx;
+use crate::engine::Peers;
+use crate::packets::ENOUGH;
+
+impl Tx {
+    /// Begins a poll by this processor: of what it posts until [`Self::uncork`] the device is told
+    /// together, answers of the stack to what the poll brings among it.
+    pub(in crate::netdev) fn begin_poll(&mut self, now: u64) {
+        if let Some(sender) = self.sender.as_ref() {
+            sender.disarm();
+        }
+        // What was fetched is to be received, and answers need room; the rest can wait.
+        if self.gets.are_under_way() || self.room() < ENOUGH {
+            self.reap(now);
+        }
+        self.corked = Some(CpuId::current().as_u32());
+        self.counters.polls += 1;
+    }
+
+    /// The poll has received `count` packets, which the stack is about to get. Of its first answer
+    /// to a lone one the device is told at once.
+    pub(in crate::netdev) fn received(&mut self, count: c_int) {
+        self.lone = count <= 1;
+    }
+
+    /// Ends a poll.
+    pub(in crate::netdev) fn uncork(&mut self) {
+        self.corked = None;
+        self.lone = false;
+        self.flush();
+    }
+
+    /// Whether this processor polls.
+    pub(super) fn is_corked(&self) -> bool {
+        self.corked == Some(CpuId::current().as_u32())
+    }
+
+    /// Has broadcasts go round nodes that have not acknowledged them in time, and takes back frames
+    /// that were not fetched in time.
+    pub(in crate::netdev) fn expire(&mut self, now: u64) {
+        self.requests.expire(now, self.outbound.count());
+        if let Some(sender) = self.sender.as_mut() {
+            self.outbound.expire(sender, now);
+        }
+        self.report(now);
+    }
+
+    /// Whether the stack may go on, should it have been held.
+    pub(in crate::netdev) fn goes_on(&mut self, peers: &Peers, now: u64) -> bool {
+        self.room() >= ENOUGH && !self.is_blocked(peers, now)
+    }
+}
