@@ -17,7 +17,7 @@ use tofu_ipotofu::neighbor::LocalNode;
 use tofu_ipotofu::wire::{MAX_MTU, MIN_MTU};
 
 use super::ethtool;
-use super::link::{Link, Quiet};
+use super::link::{Link, Place, Quiet};
 use crate::device::Device;
 use crate::engine::{Health, Peers};
 use crate::shim::{self, NetDevice, NetQueue, NetSetup, SkBuff};
@@ -31,8 +31,8 @@ const SECOND_MACHINE: u8 = 4;
 
 /// The TNI of a queue of the interface whose first queue has TNI `first`: those of both interfaces
 /// by turns, so that they never meet.
-const fn tni_of(first: u8, number: u8) -> u8 {
-    first + number * MAX_INTERFACES as u8
+const fn tni_of(first: TniId, number: u8) -> Option<TniId> {
+    TniId::new(first.get() + number * MAX_INTERFACES as u8)
 }
 
 /// A page to write text to.
@@ -75,8 +75,8 @@ impl Link {
             }
             4 => {
                 write!(to, "{}", self.tni)?;
-                for number in 1..self.queues {
-                    write!(to, " {}", tni_of(self.tni.get(), number))?;
+                for tni in (1..self.queues).filter_map(|number| tni_of(self.tni, number)) {
+                    write!(to, " {tni}")?;
                 }
                 writeln!(to)
             }
@@ -122,68 +122,134 @@ fn parameter<'a>(text: *const c_char) -> Option<&'a str> {
     unsafe { CStr::from_char_ptr(text) }.to_str().ok()
 }
 
-/// Makes the interfaces that the module's parameters ask for. One that cannot be made is logged
-/// in the log: the device works without it.
-pub(crate) fn interfaces(device: &Arc<Device>) -> Interfaces {
-    let mut made = [None, None];
-    // SAFETY: parameters are there before any device is.
-    let (shape, torus, machine, mtu, count, queues) = unsafe {
-        (
-            parameter(shim::tofu_shim_param_shape()),
-            parameter(shim::tofu_shim_param_torus()),
-            shim::tofu_shim_param_machine(),
-            shim::tofu_shim_param_mtu(),
-            shim::tofu_shim_param_interfaces(),
-            shim::tofu_shim_param_queues(),
-        )
-    };
-    let Some(text) = shape else {
-        dev_info!(
-            device.pdev(),
-            "no tofu0: the parameter shape is not given\n"
-        );
-        return made;
-    };
+/// What the module's parameters say, unchecked.
+struct Parameters {
+    shape: Option<&'static str>,
+    torus: Option<&'static str>,
+    machine: u32,
+    mtu: u32,
+    interfaces: u32,
+    queues: u32,
+}
+
+impl Parameters {
+    fn read() -> Self {
+        // SAFETY: parameters are there before any device is.
+        unsafe {
+            Self {
+                shape: parameter(shim::tofu_shim_param_shape()),
+                torus: parameter(shim::tofu_shim_param_torus()),
+                machine: shim::tofu_shim_param_machine(),
+                mtu: shim::tofu_shim_param_mtu(),
+                interfaces: shim::tofu_shim_param_interfaces(),
+                queues: shim::tofu_shim_param_queues(),
+            }
+        }
+    }
+
+    /// How many interfaces are asked for.
+    fn interfaces(&self, device: &Device) -> usize {
+        if self.interfaces > MAX_INTERFACES {
+            dev_warn!(
+                device.pdev(),
+                "interfaces={} is 0, 1 or 2\n",
+                self.interfaces
+            );
+        }
+        self.interfaces as usize
+    }
+
+    /// How many queues each interface has.
+    fn queues(&self, device: &Device) -> u8 {
+        // Each has a TNI of its own, and either interface half of them.
+        let tnis = u32::from(device.description().tnis);
+        let most = (tnis / MAX_INTERFACES).min(MAX_QUEUES as u32);
+        if !(1..=most).contains(&self.queues) {
+            dev_warn!(device.pdev(), "queues={} is 1 to {}\n", self.queues, most);
+        }
+        self.queues.clamp(1, most) as u8
+    }
+}
+
+/// What the interfaces of a node are made from.
+struct Settings {
+    shape: Shape,
+    /// Number of the machine in the addresses of the first interface.
+    machine: u8,
+    mtu: u16,
+    interfaces: usize,
+    queues: u8,
+}
+
+impl Settings {
+    /// What the module's parameters ask for. `None` if there can be no interface, which is logged.
+    fn read(device: &Device) -> Option<Self> {
+        let parameters = Parameters::read();
+        let Some(text) = parameters.shape else {
+            dev_info!(
+                device.pdev(),
+                "no tofu0: the parameter shape is not given\n"
+            );
+            return None;
+        };
+        let shape = parse_shape(device, text, parameters.torus)?;
+        let (Ok(machine @ 0..=addr::MAX_MACHINE), Ok(mtu @ MIN_MTU..=MAX_MTU)) = (
+            u8::try_from(parameters.machine),
+            u16::try_from(parameters.mtu),
+        ) else {
+            dev_err!(
+                device.pdev(),
+                "no tofu0: machine={} is 0 to 7, mtu={} is 1280 to 65521\n",
+                parameters.machine,
+                parameters.mtu
+            );
+            return None;
+        };
+        if !shape.contains(device.coords()) {
+            dev_err!(
+                device.pdev(),
+                "no tofu0: shape={} does not have this node\n",
+                text
+            );
+            return None;
+        }
+        Some(Self {
+            shape,
+            machine,
+            mtu,
+            interfaces: parameters.interfaces(device),
+            queues: parameters.queues(device),
+        })
+    }
+}
+
+/// The shape of the machine. `None` if there is no such shape, which is logged.
+fn parse_shape(device: &Device, text: &str, torus: Option<&str>) -> Option<Shape> {
     let Ok(shape) = text.parse::<Shape>() else {
         dev_err!(
             device.pdev(),
             "no tofu0: shape={}: it is six lengths such as 1x1x1x2x3x2, at most 32x32x32x2x3x2\n",
             text
         );
+        return None;
+    };
+    Some(torus.map_or(shape, |axes| shape.with_torus_letters(axes)))
+}
+
+/// What is known of dead links at first: that there are none.
+fn new_health(device: &Device, shape: Shape) -> Result<Arc<Health>> {
+    let health = Health::new(shape, device.coords())?;
+    Ok(Arc::new(health, GFP_KERNEL)?)
+}
+
+/// Makes the interfaces that the module's parameters ask for. One that cannot be made is logged:
+/// the device works without it.
+pub(crate) fn interfaces(device: &Arc<Device>) -> Interfaces {
+    let mut made = [None, None];
+    let Some(settings) = Settings::read(device) else {
         return made;
     };
-    let shape = torus.map_or(shape, |axes| shape.with_torus_letters(axes));
-    let (Ok(machine @ 0..=addr::MAX_MACHINE), Ok(mtu @ MIN_MTU..=MAX_MTU)) =
-        (u8::try_from(machine), u16::try_from(mtu))
-    else {
-        dev_err!(
-            device.pdev(),
-            "no tofu0: machine={} is 0 to 7, mtu={} is 1280 to 65521\n",
-            machine,
-            mtu
-        );
-        return made;
-    };
-    if !shape.contains(device.coords()) {
-        dev_err!(
-            device.pdev(),
-            "no tofu0: shape={} does not have this node\n",
-            text
-        );
-        return made;
-    }
-    if count > MAX_INTERFACES {
-        dev_warn!(device.pdev(), "interfaces={} is 0, 1 or 2\n", count);
-    }
-    // Each has a TNI of its own, and either interface half of them.
-    let tnis = u32::from(device.description().tnis);
-    let most = (tnis / MAX_INTERFACES).min(MAX_QUEUES as u32);
-    if !(1..=most).contains(&queues) {
-        dev_warn!(device.pdev(), "queues={} is 1 to {}\n", queues, most);
-    }
-    let queues = queues.clamp(1, most) as u8;
-    let health = Health::new(shape, device.coords()).and_then(|h| Ok(Arc::new(h, GFP_KERNEL)?));
-    let health = match health {
+    let health = match new_health(device, settings.shape) {
         Ok(health) => health,
         Err(error) => {
             dev_err!(device.pdev(), "no tofu0: {:?}\n", error);
@@ -191,51 +257,53 @@ pub(crate) fn interfaces(device: &Arc<Device>) -> Interfaces {
         }
     };
     let names = [c"tofu0", c"tofu1"];
-    for (tni, (place, name)) in made.iter_mut().zip(names).take(count as usize).enumerate() {
-        let machine = (machine + tni as u8 * SECOND_MACHINE) % (addr::MAX_MACHINE + 1);
-        let me = device.coords();
-        let node = LocalNode { shape, machine, me };
-        match interface(device, node, (tni as u8, queues), name, (mtu, &health)) {
+    let all = made.iter_mut().zip(names).zip(TniId::ALL);
+    for ((made, name), first) in all.take(settings.interfaces) {
+        match interface(device, &settings, first, name, &health) {
             Ok(interface) => {
-                *place = Some(interface);
+                *made = Some(interface);
                 device.set_health(Some(health.clone()));
             }
-            Err(error) => dev_err!(device.pdev(), "no tofu{}: {:?}\n", tni, error),
+            Err(error) => dev_err!(device.pdev(), "no tofu{}: {:?}\n", first.get(), error),
         }
     }
     made
 }
 
+/// The interface whose first queue has TNI `first`.
 fn interface(
     device: &Arc<Device>,
-    node: LocalNode,
-    (tni, queues): (u8, u8),
+    settings: &Settings,
+    first: TniId,
     name: &'static CStr,
-    (mtu, health): (u16, &Arc<Health>),
+    health: &Arc<Health>,
 ) -> Result<Interface> {
+    let machine = (settings.machine + first.get() * SECOND_MACHINE) % (addr::MAX_MACHINE + 1);
+    let node = LocalNode {
+        shape: settings.shape,
+        machine,
+        me: device.coords(),
+    };
     let peers = Arc::new(Peers::new()?, GFP_KERNEL)?;
     let mut links = KVec::with_capacity(MAX_QUEUES, GFP_KERNEL)?;
     let mut raw = [core::ptr::null_mut(); MAX_QUEUES];
-    for (number, raw) in (0..queues).zip(&mut raw) {
-        let tni = TniId::new(tni_of(tni, number)).ok_or(EINVAL)?;
-        let link = Link::new(
-            device,
-            node,
-            tni,
-            (number, queues),
-            peers.clone(),
-            health.clone(),
-        )?;
+    for (number, raw) in (0..settings.queues).zip(&mut raw) {
+        let place = Place {
+            tni: tni_of(first, number).ok_or(EINVAL)?,
+            number,
+            queues: settings.queues,
+        };
+        let link = Link::new(device, node, place, peers.clone(), health.clone())?;
         *raw = Arc::as_ptr(&link).cast_mut().cast();
         links.push(link, GFP_KERNEL)?;
     }
     let setup = NetSetup {
         links: raw.as_ptr(),
-        queues: queues.into(),
+        queues: settings.queues.into(),
         parent: device.raw(),
         name: name.as_char_ptr(),
         mac: addr::mac(node.me),
-        mtu,
+        mtu: settings.mtu,
         min_mtu: MIN_MTU,
         max_mtu: MAX_MTU,
     };

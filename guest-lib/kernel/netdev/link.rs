@@ -46,6 +46,17 @@ impl kirq::Handler for Handler {
     }
 }
 
+/// Where a link is in its interface.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    /// The TNI of its queue.
+    pub(super) tni: TniId,
+    /// The number of its queue, from 0 on.
+    pub(super) number: u8,
+    /// How many queues the interface has.
+    pub(super) queues: u8,
+}
+
 /// The link of one of an interface's queues to the other nodes.
 #[pin_data]
 pub(super) struct Link {
@@ -73,13 +84,17 @@ impl Link {
     pub(super) fn new(
         device: &Arc<Device>,
         node: LocalNode,
-        tni: TniId,
-        (number, queues): (u8, u8),
+        place: Place,
         peers: Arc<Peers>,
         health: Arc<Health>,
     ) -> Result<Arc<Self>> {
+        let Place {
+            tni,
+            number,
+            queues,
+        } = place;
         let reports = tni.get() == 0;
-        let tx = Tx::new(node, (tni, queues - 1), health.clone(), reports)?;
+        let tx = Tx::new(node, tni, queues - 1, health.clone(), reports)?;
         let rx = Rx::new(&node, number)?;
         Arc::pin_init(
             pin_init!(Self {

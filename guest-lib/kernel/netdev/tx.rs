@@ -74,7 +74,8 @@ impl Tx {
     /// the one that tells other nodes of dead links.
     pub(super) fn new(
         node: LocalNode,
-        (tni, more_queues): (TniId, u8),
+        tni: TniId,
+        more_queues: u8,
         health: Arc<Health>,
         reports: bool,
     ) -> Result<Self> {
