@@ -212,11 +212,12 @@ impl Bch {
     pub(crate) fn exceptions(&self) -> Result<BgsIrqs> {
         let state = self.state.lock();
         let enabled = state.as_ref().ok_or(EPERM)?;
-        let mut all = enabled.irqs.iter().fold(0, |all, irq| all | irq.seen());
+        let seen = enabled.irqs.iter().map(interrupt::Registration::seen);
+        let mut all = seen.fold(BgsIrqs::NONE, BgsIrqs::union);
         for gate in enabled.gates.iter() {
-            all |= self.device.read(gate, BgsReg::Irr);
+            all |= BgsIrqs::from_raw(self.device.read(gate, BgsReg::Irr));
         }
-        Ok(BgsIrqs::from_raw(all) & BgsIrqs::EXCEPTIONS)
+        Ok(all & BgsIrqs::EXCEPTIONS)
     }
 
     /// The file is closed for good.

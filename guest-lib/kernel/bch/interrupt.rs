@@ -71,8 +71,8 @@ impl Registration {
     }
 
     /// Exceptions that were reported to the process, which are no longer in the registers.
-    pub(super) fn seen(&self) -> u64 {
-        self.seen.load(Relaxed)
+    pub(super) fn seen(&self) -> BgsIrqs {
+        BgsIrqs::from_raw(self.seen.load(Relaxed))
     }
 }
 
