@@ -344,7 +344,7 @@ impl Sender {
             return;
         }
         // SAFETY: no requirements.
-        unsafe { shim::tofu_shim_trace_doorbell(self.id.tni.get(), self.id.cq.get(), self.posted) };
+        unsafe { shim::tofu_shim_trace_doorbell(self.id.tni, self.id.cq, self.posted) };
         self.posted = 0;
         self.device.write(self.id, CqReg::FetchStart, 1);
     }
@@ -393,11 +393,9 @@ impl Sender {
             return None;
         }
         self.reap.advance();
+        let QueueId { tni, cq } = self.id;
         // SAFETY: no requirements.
-        unsafe {
-            let (tni, cq) = (self.id.tni.get(), self.id.cq.get());
-            shim::tofu_shim_trace_completion(tni, cq, slot, entry.rcode().raw())
-        };
+        unsafe { shim::tofu_shim_trace_completion(tni, cq, slot, entry.rcode()) };
         let posted = self.commands.get(slot as usize).copied().flatten()?;
         Some((posted, entry.rcode()))
     }

@@ -15,7 +15,7 @@ use kernel::sync::Arc;
 
 use tofu_abi::regs::CqsReg;
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering, TABLE_ALIGN};
-use tofu_abi::{CqId, StagOffset};
+use tofu_abi::StagOffset;
 use tofu_ipotofu::rendezvous::{REST_MAX, SLOTS};
 
 use crate::device::Device;
@@ -390,9 +390,9 @@ impl RendezvousMemory {
         self.pool.take_for(len)
     }
 
-    /// The kernel's queue, whose STags these are.
-    fn cq(&self) -> CqId {
-        self.device.description().kernel_cq()
+    /// A byte of an STag of the kernel's queue, as the device names it.
+    fn place(&self, stag: u32, offset: u64) -> StagOffset {
+        StagOffset::new(self.device.description().kernel_cq(), stag, offset)
     }
 
     /// Has others read a frame of [`REST_MAX`] bytes at most by the STag of this generation of a
@@ -431,7 +431,7 @@ impl RendezvousMemory {
             let before = place.replace((stag, shared));
             self.shared_count += usize::from(before.is_none());
         }
-        StagOffset::new(self.cq(), stag, 0)
+        self.place(stag, 0)
     }
 
     /// Whether others read nothing.
@@ -487,7 +487,7 @@ impl RendezvousMemory {
         }
         *place = Some(chunks);
         let offset = slot * REST_MAX;
-        Some(StagOffset::new(self.cq(), FETCH, offset as u64))
+        Some(self.place(FETCH, offset as u64))
     }
 
     /// Takes what was fetched to a slot out of the tables. Others may write there until the device

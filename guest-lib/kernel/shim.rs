@@ -5,6 +5,7 @@
 use kernel::bindings;
 use kernel::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 
+use tofu_abi::{BgId, CqId, Rcode, TniId};
 use tofu_ipotofu::offload::Fields;
 
 /// An entry of /proc, which only C looks into.
@@ -96,7 +97,7 @@ extern "C" {
     pub(crate) fn tofu_shim_pinned_account(mm: *mut bindings::mm_struct, pages: c_long);
 
     pub(crate) fn tofu_shim_current_pid() -> *mut bindings::pid;
-    pub(crate) fn tofu_shim_trace_gate_fault(tni: u8, bg: u8, channel: u32, requests: u64);
+    pub(crate) fn tofu_shim_trace_gate_fault(tni: TniId, bg: BgId, channel: u32, requests: u64);
     pub(crate) fn tofu_shim_signal(
         pid: *mut bindings::pid,
         signo: c_int,
@@ -183,15 +184,15 @@ extern "C" {
         offload: *const Fields,
     ) -> bool;
     pub(crate) fn tofu_shim_skb_answer(queue: *mut NetQueue, frame: *const c_void, len: u32);
-    pub(crate) fn tofu_shim_trace_doorbell(tni: u8, cq: u8, orders: u32);
-    pub(crate) fn tofu_shim_trace_completion(tni: u8, cq: u8, slot: u32, rcode: u8);
+    pub(crate) fn tofu_shim_trace_doorbell(tni: TniId, cq: CqId, orders: u32);
+    pub(crate) fn tofu_shim_trace_completion(tni: TniId, cq: CqId, slot: u32, rcode: Rcode);
     pub(crate) fn tofu_shim_trace_packet(
-        tni: u8,
+        tni: TniId,
         origin: u32,
         id: u32,
         offset: u16,
         length: u16,
         kind: u8,
     );
-    pub(crate) fn tofu_shim_trace_fault(tni: u8, cq: u8, requests: u64);
+    pub(crate) fn tofu_shim_trace_fault(tni: TniId, cq: CqId, requests: u64);
 }

@@ -12,7 +12,7 @@ use tofu_abi::regs::BgsReg;
 use tofu_abi::TniId;
 
 use crate::device::Device;
-use crate::ids::GateSet;
+use crate::ids::{GateId, GateSet};
 use crate::shim;
 use crate::signal::{all_of, Codes, Signal};
 
@@ -98,7 +98,8 @@ impl kirq::Handler for Handler {
             // Nobody else writes it.
             self.seen
                 .store(self.seen.load(Relaxed) | pending.raw(), Relaxed);
-            let (tni, bg, channel) = (gate.tni.get(), gate.bg.get(), self.si_int as u32);
+            let GateId { tni, bg } = gate;
+            let channel = self.si_int as u32;
             // SAFETY: no requirements.
             unsafe { shim::tofu_shim_trace_gate_fault(tni, bg, channel, pending.raw()) };
             self.signal.tell(CODES, pending, self.si_int);

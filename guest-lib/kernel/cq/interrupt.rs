@@ -69,7 +69,7 @@ impl kirq::Handler for Handler {
         self.device.faults.add(1, Relaxed);
         let QueueId { tni, cq } = self.id;
         // SAFETY: no requirements.
-        unsafe { shim::tofu_shim_trace_fault(tni.get(), cq.get(), pending.raw()) };
+        unsafe { shim::tofu_shim_trace_fault(tni, cq, pending.raw()) };
         dev_dbg!(
             self.device.pdev(),
             "{}: exceptions {:?}\n",

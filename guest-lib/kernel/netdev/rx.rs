@@ -158,7 +158,7 @@ impl RxState {
         // SAFETY: no requirements.
         unsafe {
             shim::tofu_shim_trace_packet(
-                sides.tni.get(),
+                sides.tni,
                 addr::pack(repr.origin),
                 repr.id,
                 repr.offset,
@@ -220,9 +220,7 @@ impl RxState {
             Message::Done { id, .. } => (*id, 0, 5),
         };
         // SAFETY: no requirements.
-        unsafe {
-            shim::tofu_shim_trace_packet(sides.tni.get(), addr::pack(from), id, 0, len, kind)
-        };
+        unsafe { shim::tofu_shim_trace_packet(sides.tni, addr::pack(from), id, 0, len, kind) };
         match message {
             Message::Request(request) => {
                 let head = request.head_in(body);
