@@ -32,7 +32,8 @@ pub struct Config {
     pub shape: Shape,
     /// Number of the machine, 0 to [`addr::MAX_MACHINE`]: part of IP addresses.
     pub machine: u8,
-    /// Largest IP packet, in bytes: [`Config::MIN_MTU`] to [`Config::MAX_MTU`]. All nodes should have the same.
+    /// Largest IP packet, in bytes: [`Config::MIN_MTU`] to [`Config::MAX_MTU`]. All nodes should
+    /// have the same.
     pub mtu: u16,
     /// Number of frames in several fragments that can be received at a time.
     pub reassemblies: usize,
