@@ -11,7 +11,7 @@ use tofu_abi::table::PageSize;
 use tofu_abi::{CqId, Rcode, StagOffset, TniId};
 use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
 use tofu_fabric::network::LinkErrors;
-use tofu_fabric::{NodeId, Port, Shape};
+use tofu_fabric::{NodeId, Shape};
 use tofu_inproc::{Buffer, InProcess};
 use tofu_links::{ErrorRate, MAX_LANES, Parameters, Slicing};
 use tofu_machine::capture::{CaptureConfig, PacketKind, RecordHeader};
@@ -164,7 +164,7 @@ fn run(seed: u64) {
     let all_needed = Parameters::of(generation()).slicing == Slicing::Striped;
     let errors = LinkErrors { rates, dead: !u8::from(all_needed) & 1, dllp_loss: rate(0.01) };
     let first = shape.iter().next().unwrap();
-    let port = Port::ALL.into_iter().find(|port| shape.neighbor(first, *port).is_some()).unwrap();
+    let (port, _) = shape.neighbors(first).next().unwrap();
     machine.fabric().set_link_errors(first, port, &errors).unwrap();
     machine.start().unwrap();
     std::thread::scope(|scope| {

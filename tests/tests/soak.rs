@@ -104,9 +104,7 @@ impl Soak {
 
     fn set_node(&mut self, rank: u32, up: bool) {
         let at = self.ends[rank as usize].node;
-        for (port, next) in
-            Port::ALL.into_iter().filter_map(|p| Some((p, self.shape.neighbor(at, p)?)))
-        {
+        for (port, next) in self.shape.neighbors(at) {
             self.was_down.extend([(at, port), (next, port.opposite())]);
         }
         self.cluster.set_node(rank, up);

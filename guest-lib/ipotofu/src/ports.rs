@@ -47,10 +47,8 @@ impl Ports {
     /// [`Ports::look`] tests them, and the first call does if they are `suspect`.
     pub fn new(node: &LocalNode, quiet_beats: u32, suspect: bool) -> Self {
         let mut ports = [PortState::Absent; Port::COUNT];
-        for (state, port) in ports.iter_mut().zip(Port::ALL) {
-            if node.shape.neighbor(node.me, port).is_some() {
-                *state = PortState::Up;
-            }
+        for (port, _) in node.shape.neighbors(node.me) {
+            ports[port.index()] = PortState::Up;
         }
         let carrier = ports.contains(&PortState::Up);
         Self { ports, asked: 0, suspect, beats: 0, quiet_beats, carrier }
@@ -130,8 +128,7 @@ impl Ports {
             return false;
         }
         let header = Repr::probe(node.me).emit();
-        for port in Port::ALL {
-            let Some(to) = node.shape.neighbor(node.me, port) else { continue };
+        for (port, to) in node.shape.neighbors(node.me) {
             let target = PacketTarget {
                 distances: Axis::XYZ.map(|axis| match port.axis() == axis {
                     true => port.direction(),

@@ -544,7 +544,6 @@ mod tests {
     use crate::system::system;
     use proptest::prelude::*;
     use tofu_abi::Generation::{Fugaku as FUGAKU, Fx100 as FX100, K};
-    use tofu_abi::topology::Port;
 
     fn unit() -> System {
         "1x1x1x2x3x2".parse().unwrap()
@@ -557,8 +556,7 @@ mod tests {
     /// Checks what a map promises against the links of ports.
     fn check(system: &System, map: &RankMap) {
         let shape = system.shape();
-        let near =
-            |one, other| Port::ALL.into_iter().any(|port| shape.neighbor(one, port) == Some(other));
+        let near = |one, other| shape.neighbors(one).any(|(_, to)| to == other);
         let nodes = map.nodes();
         assert_eq!(nodes.len(), map.shape().nodes() as usize);
         let once: HashSet<_> = nodes.iter().collect();
@@ -741,8 +739,7 @@ mod tests {
     #[test]
     fn nodes_that_no_link_reaches_are_not_used() {
         let node = Coords::new(0, 0, 0, 1, 2, 1);
-        let near = Port::ALL.into_iter().filter_map(|port| unit().shape().neighbor(node, port));
-        let links: Vec<_> = near.map(|other| (node, other)).collect();
+        let links: Vec<_> = unit().shape().neighbors(node).map(|(_, to)| (node, to)).collect();
         let system = unit().with_links_down(links.clone()).unwrap().with_cut_off_failed();
         assert_eq!(system.failed(), [node]);
         assert!(find(&system, "11").is_ok() && find(&system, "12").is_err());

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use tofu_abi::Coords;
-use tofu_abi::topology::{Axis, Port, Shape, ShapeError};
+use tofu_abi::topology::{Axis, Shape, ShapeError};
 
 /// Why a description of a machine is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -92,10 +92,8 @@ impl System {
     pub fn with_cut_off_failed(mut self) -> Self {
         let shape = self.shape;
         let ends = self.down.iter().flat_map(|(from, to)| [*from, *to]);
-        let cut_off = ends.filter(|node| {
-            let mut near = Port::ALL.into_iter().filter_map(|port| shape.neighbor(*node, port));
-            near.all(|other| !self.link_up(*node, other))
-        });
+        let cut_off = ends
+            .filter(|node| shape.neighbors(*node).all(|(_, other)| !self.link_up(*node, other)));
         let cut_off: Vec<_> = cut_off.collect();
         self.failed.extend(cut_off);
         self.failed.sort_unstable();

@@ -69,10 +69,7 @@ impl Link {
                 let address = core::net::Ipv6Addr::from(addr::ipv6(machine, me));
                 writeln!(to, "{address}/64")
             }
-            3 => {
-                let [x, y, z, a, b, c] = shape.lengths();
-                writeln!(to, "{x}x{y}x{z}x{a}x{b}x{c}")
-            }
+            3 => writeln!(to, "{shape}"),
             4 => {
                 write!(to, "{}", self.tni)?;
                 for tni in (1..self.queues).filter_map(|number| tni_of(self.tni, number)) {

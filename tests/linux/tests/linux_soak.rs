@@ -114,7 +114,7 @@ fn soak(net: &Net, sdk: &Sdk, (seed, rounds): (u64, u32), with_mpi: bool) {
     let shape = Shape::UNIT;
     let ports = |node: u32| {
         let at = shape.coords(NodeId(node)).unwrap();
-        Port::ALL.into_iter().filter(move |port| shape.neighbor(at, *port).is_some())
+        shape.neighbors(at).map(|(port, _)| port)
     };
     let links: Vec<_> =
         (0..12).flat_map(|node| ports(node).map(move |port| (node, port))).collect();

@@ -564,8 +564,8 @@ fn link(
     let known = Port::from_name(port.get_ref());
     let known = known.filter(|port| shape.neighbor(node, *port).is_some());
     let known = known.ok_or_else(|| {
-        let all = Port::ALL.into_iter().filter(|port| shape.neighbor(node, *port).is_some());
-        let all: Vec<_> = all.map(|port| format!("\"{port}\"")).collect();
+        let all = shape.neighbors(node).map(|(port, _)| format!("\"{port}\""));
+        let all: Vec<_> = all.collect();
         let allowed = format!("a port of {node} with a link: {}", all.join(", "));
         file.value_error("port", port, allowed)
     })?;

@@ -198,12 +198,12 @@ impl Pattern {
             Self::Permutations => Some(NodeId(permuted(seed, n, node.0, nodes))),
             Self::Neighbour => {
                 let here = shape.coords(node)?;
-                let around = || Port::ALL.into_iter().filter_map(|port| shape.neighbor(here, port));
-                let count = around().count() as u64;
+                let count = shape.neighbors(here).count() as u64;
                 if count == 0 {
                     return None;
                 }
-                shape.node_id(around().nth((n % count) as usize)?)
+                let (_, there) = shape.neighbors(here).nth((n % count) as usize)?;
+                shape.node_id(there)
             }
             Self::Transpose => {
                 let rows = (1..=nodes.isqrt()).rev().find(|rows| nodes.is_multiple_of(*rows))?;

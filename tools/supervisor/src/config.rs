@@ -131,11 +131,8 @@ impl LinkEntry {
         if !shape.contains(self.at) {
             return not_in_machine(&self.place, self.at, shape);
         }
-        let ports: Vec<String> = Port::ALL
-            .iter()
-            .filter(|port| shape.neighbor(self.at, **port).is_some())
-            .map(|port| format!("\"{port}\""))
-            .collect();
+        let ports = shape.neighbors(self.at).map(|(port, _)| format!("\"{port}\""));
+        let ports: Vec<String> = ports.collect();
         let allowed = match ports.as_slice() {
             [] => format!("a port with a link, and {} has none", show_coords(self.at)),
             ports => format!("one of {} at {}", ports.join(", "), show_coords(self.at)),

@@ -364,6 +364,12 @@ impl Shape {
         Some(to)
     }
 
+    /// The ports of a node that have a link, and the nodes at the other ends.
+    pub fn neighbors(&self, from: Coords) -> impl Iterator<Item = (Port, Coords)> + use<> {
+        let shape = *self;
+        Port::ALL.into_iter().filter_map(move |port| Some((port, shape.neighbor(from, port)?)))
+    }
+
     /// The nodes of the block that a node is in, if the machine is cut into blocks of these
     /// lengths from coordinate 0 on, in the order of their numbers. Blocks at the end of an axis
     /// may be cut short. None if the machine has no such node.

@@ -109,21 +109,20 @@ fn set_errors(args: &LinkArgs, spec: Option<LinkErrorSpec>) -> anyhow::Result<u8
 
 /// The ports that a user means by a port or a neighbour.
 fn ports(shape: &Shape, at: Coords, text: &str) -> anyhow::Result<Vec<Port>> {
-    let with_link = || Port::ALL.into_iter().filter(|port| shape.neighbor(at, *port).is_some());
     let name = text.to_uppercase();
     if let Some(port) = Port::from_name(&name) {
         if shape.neighbor(at, port).is_none() {
-            let ports: Vec<_> = with_link().map(|port| port.to_string()).collect();
+            let ports: Vec<_> = shape.neighbors(at).map(|(port, _)| port.to_string()).collect();
             bail!("port {text}: node {at} has no link there; it has: {}", ports.join(", "));
         }
         return Ok(vec![port]);
     }
     let (_, to) = parse_node(text)?;
     let to = place(to, text, shape)?;
-    let ports: Vec<_> = with_link().filter(|port| shape.neighbor(at, *port) == Some(to)).collect();
+    let between = shape.neighbors(at).filter(|(_, other)| *other == to);
+    let ports: Vec<_> = between.map(|(port, _)| port).collect();
     if ports.is_empty() {
-        let near: Vec<_> =
-            with_link().filter_map(|port| Some(shape.neighbor(at, port)?.to_string())).collect();
+        let near: Vec<_> = shape.neighbors(at).map(|(_, other)| other.to_string()).collect();
         bail!("{at} and {to} are not neighbours; next to {at} are: {}", near.join(" "));
     }
     Ok(ports)
