@@ -396,8 +396,7 @@ impl Fabric {
         })
     }
 
-    /// Counts what a TNI hands to its node's crossbar. A TNI that a node does not have
-    /// counts nothing.
+    /// Counts what a TNI hands to its node's crossbar.
     #[inline]
     pub(crate) fn count_injected(&self, node: NodeId, tni: TniId, bytes: u64) {
         self.nodes[node.index()].tx().tnis.bytes[tni.index()].fetch_add(bytes, Relaxed);
