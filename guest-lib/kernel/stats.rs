@@ -88,8 +88,7 @@ fn health(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (false, false) => "ok",
     };
     writeln!(f, "state {state}")?;
-    let [x, y, z, a, b, c] = device.coords().to_array();
-    writeln!(f, "position {x} {y} {z} {a} {b} {c}")?;
+    writeln!(f, "position {}", device.coords().separated(' '))?;
     let interrupts = if device.vector(0).is_some() {
         "on"
     } else {

@@ -27,6 +27,12 @@ pub struct Coords {
 }
 
 impl Coords {
+    /// The coordinates as text: with a space between them for programs (`0 0 0 1 2 1`), with a dash
+    /// in names.
+    pub const fn separated(self, by: char) -> Separated {
+        Separated { coords: self, by }
+    }
+
     /// Coordinates from their six components, in the usual order X Y Z A B C.
     pub const fn new(x: u8, y: u8, z: u8, a: u8, b: u8, c: u8) -> Self {
         Self { x, y, z, a, b, c }
@@ -89,6 +95,20 @@ impl fmt::Display for Coords {
     /// `(x,y,z,a,b,c)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "({},{},{},{},{},{})", self.x, self.y, self.z, self.a, self.b, self.c)
+    }
+}
+
+/// Coordinates as text, see [`Coords::separated`].
+#[derive(Clone, Copy, Debug)]
+pub struct Separated {
+    coords: Coords,
+    by: char,
+}
+
+impl fmt::Display for Separated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { coords: Coords { x, y, z, a, b, c }, by } = *self;
+        write!(f, "{x}{by}{y}{by}{z}{by}{a}{by}{b}{by}{c}")
     }
 }
 

@@ -14,6 +14,8 @@ pub const MAX_MACHINE: u8 = 7;
 
 /// First byte of all IPv4 addresses.
 const NET10: u8 = 10;
+/// Prefix length of the IPv6 network of a machine.
+pub const IPV6_PREFIX: u8 = 64;
 /// The interface of the node itself, in the last two bits of its IPv4 address. It is never 0 or
 /// 3, so no address ends in 0 or 255.
 const NODE_INTERFACE: u8 = 1;
@@ -29,11 +31,8 @@ const fn abc(node: Coords) -> u8 {
 }
 
 const fn from_xyz_abc(x: u8, y: u8, z: u8, abc: u8) -> Option<Coords> {
-    let b = abc >> 1 & 3;
-    if x > 31 || y > 31 || z > 31 || abc > 15 || b > 2 {
-        return None;
-    }
-    Some(Coords::new(x, y, z, abc >> 3, b, abc & 1))
+    let node = Coords::new(x, y, z, abc >> 3, abc >> 1 & 3, abc & 1);
+    if Shape::LARGEST.contains(node) { Some(node) } else { None }
 }
 
 /// Coordinates as a number of 19 bits: X in bits 18:14, Y 13:9, Z 8:4, A 3, B 2:1, C 0.

@@ -340,17 +340,7 @@ impl<S: Storage> Health<S> {
         if let Some(distances) = distances {
             legs = legs.with_distances(distances);
         }
-        let mut at = from;
-        for leg in legs {
-            for _ in 0..leg.hops.unsigned_abs() {
-                let next = self.shape.neighbor(at, leg.port());
-                let Some(next) = next.filter(|_| !self.is_dead(at, leg.port(), now_ns)) else {
-                    return false;
-                };
-                at = next;
-            }
-        }
-        true
+        legs.links().all(|(at, port, _)| !self.is_dead(at, port, now_ns))
     }
 
     /// The known dead links as text.
@@ -378,8 +368,7 @@ impl<S: Storage> fmt::Display for Known<'_, S> {
         }
         f.write_str("\n")?;
         for (node, dead) in health.iter(*now_ns) {
-            let [x, y, z, a, b, c] = node.to_array();
-            write!(f, "{x} {y} {z} {a} {b} {c}")?;
+            write!(f, "{}", node.separated(' '))?;
             for port in Port::ALL.into_iter().filter(|port| dead >> port.index() & 1 != 0) {
                 write!(f, " {}", port.name())?;
             }

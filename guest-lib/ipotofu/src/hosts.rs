@@ -51,8 +51,7 @@ struct Name(Coords);
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [x, y, z, a, b, c] = self.0.to_array();
-        write!(f, "t-{x}-{y}-{z}-{a}-{b}-{c}")
+        write!(f, "t-{}", self.0.separated('-'))
     }
 }
 

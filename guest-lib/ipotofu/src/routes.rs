@@ -1,7 +1,7 @@
 //! The routes of a packet to a node: 12 paths, and both directions of each ring.
 
 use tofu_abi::topology::{Axis, Shape};
-use tofu_abi::{Coords, PacketTarget, Path, TniId};
+use tofu_abi::{Coords, PacketTarget, TniId};
 
 /// Route number `attempt` from one node to another. Number 0 is the default path by the shortest
 /// way. `None` if the number is too high, or a node is not in the machine.
@@ -18,15 +18,12 @@ pub fn route(
     if !shape.contains(from) || !shape.contains(to) {
         return None;
     }
-    let [.., a, b, c] = shape.lengths();
-    let paths = a * b * c;
-    // No length is 0, but the kernel's objtool cannot cope with the panic of a plain division.
-    let (turn, path) = (attempt.checked_div(paths)?, attempt % paths);
+    let paths = shape.path_count();
+    // A plain division could panic, which the kernel's objtool cannot cope with.
+    let (mut turn, path) = (attempt.checked_div(paths)?, attempt.checked_rem(paths)?);
     // The default path comes first.
-    let first = (to.a * b + to.b) * c + to.c;
-    let path = (first + path) % paths;
-    let path = Path::new(path.checked_div(b * c)?, path.checked_div(c)?.checked_rem(b)?, path % c);
-    let mut turn = turn;
+    let first = shape.path_number(to.default_path());
+    let path = shape.path((first + path).checked_rem(paths)?)?;
     let mut distances = [0; 3];
     for (axis, distance) in Axis::XYZ.into_iter().zip(&mut distances) {
         let (start, end) = (from[axis], to[axis]);

@@ -5,10 +5,15 @@
 //! increasing coordinates if both are equally long. Every edge is one hop.
 
 use tofu_abi::Coords;
-use tofu_abi::topology::{Axis, Shape};
+use tofu_abi::topology::{Axis, Port, Shape};
 
-/// The most children of a node: two on each of X, Y, Z and B, one on A and C.
-pub(crate) const MAX_CHILDREN: usize = 10;
+/// The most children of a node: one at each port.
+pub(crate) const MAX_CHILDREN: usize = Port::COUNT;
+/// More hops than the longest path down a tree: the lengths of all axes.
+pub(crate) const MAX_DEPTH: usize = {
+    let [x, y, z, a, b, c] = Shape::LARGEST.lengths();
+    x as usize + y as usize + z as usize + a as usize + b as usize + c as usize
+};
 
 /// The nodes that a node relays a broadcast to.
 #[derive(Clone, Debug, Default)]
@@ -72,8 +77,7 @@ pub fn parent(shape: &Shape, origin: Coords, node: Coords) -> Option<Coords> {
 /// Whether `node` is on the way from `origin` to `to`, or is `origin`.
 pub fn is_ancestor(shape: &Shape, origin: Coords, node: Coords, to: Coords) -> bool {
     let mut at = to;
-    // No path is longer than half of each ring, or a mesh from end to end.
-    for _ in 0..Axis::ALL.len() * 32 {
+    for _ in 0..MAX_DEPTH {
         match parent(shape, origin, at) {
             Some(parent) if parent == node => return true,
             Some(parent) => at = parent,

@@ -481,15 +481,12 @@ fn origins(system: &System, lens: [u8; 6]) -> impl Iterator<Item = [u8; 6]> {
 
 /// Returns a node's place in the box, if it is in there.
 fn relative(system: &System, node: Coords, origin: [u8; 6], lens: [u8; 6]) -> Option<GridPoint> {
-    let mut place = node.to_array();
-    for axis in 0..6 {
-        let size = system.shape().lengths()[axis];
-        place[axis] = (place[axis] + size - origin[axis]) % size;
-        if place[axis] >= lens[axis] {
-            return None;
-        }
-    }
-    Some(place)
+    let (node, shape) = (node.to_array(), system.shape());
+    let place = Axis::ALL.map(|axis| {
+        let at = axis.index();
+        shape.steps_up(axis, origin[at], node[at])
+    });
+    place.iter().zip(lens).all(|(at, len)| *at < len).then_some(place)
 }
 
 fn assemble(
@@ -499,7 +496,11 @@ fn assemble(
     origin: [u8; 6],
     [xs, ys, zs]: [&[GridPoint]; 3],
 ) -> RankMap {
-    let size = system.shape().lengths();
+    let up = |place: GridPoint| {
+        let at =
+            |axis: Axis| system.shape().step_up(axis, origin[axis.index()], place[axis.index()]);
+        Coords::from_array(Axis::ALL.map(at))
+    };
     let (mut low, mut high) = ([u8::MAX; 6], [0; 6]);
     let mut nodes = Vec::with_capacity(shape.nodes() as usize);
     for z in zs {
@@ -511,8 +512,7 @@ fn assemble(
                     low[axis] = low[axis].min(place[axis]);
                     high[axis] = high[axis].max(place[axis]);
                 }
-                let at = std::array::from_fn(|axis| (origin[axis] + place[axis]) % size[axis]);
-                nodes.push(Coords::from_array(at));
+                nodes.push(up(place));
             }
         }
     }
@@ -530,9 +530,7 @@ fn assemble(
     RankMap {
         shape,
         axes,
-        reference: Coords::from_array(std::array::from_fn(|axis| {
-            (origin[axis] + low[axis]) % size[axis]
-        })),
+        reference: up(low),
         extent: std::array::from_fn(|axis| high[axis] - low[axis] + 1),
         nodes,
     }

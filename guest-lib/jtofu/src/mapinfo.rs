@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 use tofu_abi::Coords;
-use tofu_abi::topology::Shape;
+use tofu_abi::topology::{Axis, Shape};
 
 use crate::{LogicalShape, LogicalShapeError, RankMap, System, SystemError};
 
@@ -300,11 +300,12 @@ impl RawJob {
         }
         let nodes: Vec<_> = self.nodes.into_iter().map(Coords::from_array).collect();
         for node in &nodes {
-            let inside = (0..6).all(|axis| {
-                let size = system.shape().lengths()[axis];
-                let at = node.to_array()[axis];
-                at < size && (at + size - self.reference[axis]) % size < self.extent[axis]
-            });
+            let shape = system.shape();
+            let inside = |axis: Axis| {
+                let (first, extent) = (self.reference[axis.index()], self.extent[axis.index()]);
+                shape.steps_up(axis, first, node[axis]) < extent
+            };
+            let inside = shape.contains(*node) && Axis::ALL.into_iter().all(inside);
             if !inside {
                 let allowed = "nodes within the box of job.reference and job.extent";
                 return Err(field("a node of job.nodes", node, allowed));

@@ -24,15 +24,7 @@ impl System {
     /// Returns the nodes that a packet visits after `from`, ending with the target. Empty if it is
     /// there already.
     pub(crate) fn route(&self, from: Coords, to: Coords, path: Path) -> Vec<Coords> {
-        let mut visited = Vec::new();
-        let mut at = from;
-        for leg in self.shape().legs(from, to, path) {
-            for _ in 0..leg.hops.unsigned_abs() {
-                at = self.shape().neighbor(at, leg.port()).unwrap_or(to);
-                visited.push(at);
-            }
-        }
-        visited
+        self.shape().legs(from, to, path).links().map(|(_, _, next)| next).collect()
     }
 
     /// Returns the length of the route if all nodes and links on it work.

@@ -88,8 +88,7 @@ impl fmt::Display for MachineName {
 
 /// Returns the name of the node at these coordinates, such as `t-0-0-0-0-0-0`.
 pub fn node_name(at: Coords) -> String {
-    let [x, y, z, a, b, c] = at.to_array();
-    format!("t-{x}-{y}-{z}-{a}-{b}-{c}")
+    format!("t-{}", at.separated('-'))
 }
 
 /// How a node can be called.

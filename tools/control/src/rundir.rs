@@ -127,8 +127,7 @@ impl Drop for RunDir {
 
 /// Returns the name of a file for a node, such as `node-0-0-0-1-2-0.sock`.
 pub fn node_file(kind: &str, at: Coords, extension: &str) -> String {
-    let [x, y, z, a, b, c] = at.to_array();
-    format!("{kind}-{x}-{y}-{z}-{a}-{b}-{c}.{extension}")
+    format!("{kind}-{}.{extension}", at.separated('-'))
 }
 
 /// Returns the running machines by name, with their control sockets. Removes the directories of

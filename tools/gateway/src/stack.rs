@@ -262,7 +262,7 @@ impl Stack {
             let _ = list.push(IpCidr::new(address.into(), 8));
             if !shared {
                 let v6 = IpAddr::from(addr::ipv6(machine, at));
-                let _ = list.push(IpCidr::new(v6.into(), 64));
+                let _ = list.push(IpCidr::new(v6.into(), addr::IPV6_PREFIX));
             }
         });
         let (commands, receiver) = channel();

@@ -99,7 +99,8 @@ impl Net {
             added.map_err(|()| fail!("no room for another IP address"))
         };
         own(IpCidr::new(Ipv4Address::from(addr::ipv4(machine, coords)).into(), 8), &mut iface)?;
-        own(IpCidr::new(Ipv6Address::from(addr::ipv6(machine, coords)).into(), 64), &mut iface)?;
+        let v6 = Ipv6Address::from(addr::ipv6(machine, coords));
+        own(IpCidr::new(v6.into(), addr::IPV6_PREFIX), &mut iface)?;
         if let Some(gateway) = option("gateway") {
             let gateway: Ipv4Address =
                 gateway.parse().map_err(|_| fail!("gateway={gateway} is not an IPv4 address"))?;

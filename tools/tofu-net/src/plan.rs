@@ -6,9 +6,6 @@ use tofu_abi::Coords;
 use tofu_abi::topology::Shape;
 use tofu_ipotofu::addr::{self, Mac};
 
-/// Bits of the network's part of unique local IPv6 addresses.
-const ULA_PREFIX: u8 = 64;
-
 /// Addresses that follow from coordinates and the machine's shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressPlan {
@@ -32,7 +29,7 @@ impl AddressPlan {
             ipv4: addr::ipv4(machine, me).into(),
             ipv4_prefix: addr::ipv4_prefix(shape, machine),
             ipv6: addr::ipv6(machine, me).into(),
-            ipv6_prefix: ULA_PREFIX,
+            ipv6_prefix: addr::IPV6_PREFIX,
         }
     }
 }

@@ -66,11 +66,23 @@ pub struct Legs<'a> {
     left: u16,
 }
 
-impl Legs<'_> {
+impl<'a> Legs<'a> {
     /// The same way, but with so many hops on X, Y and Z. They must lead to the same target.
     #[must_use]
     pub const fn with_distances(self, distances: [i8; 3]) -> Self {
         Self { distances: Some(distances), ..self }
+    }
+
+    /// The links of the way: the node that each begins at, the port, and the node that it leads to.
+    pub fn links(self) -> impl Iterator<Item = (Coords, Port, Coords)> + use<'a> {
+        let (shape, mut at) = (self.shape, Coords::from_array(self.from));
+        self.flat_map(|leg| (0..leg.hops.unsigned_abs()).map(move |_| leg.port())).map_while(
+            move |port| {
+                let from = at;
+                at = shape.neighbor(from, port)?;
+                Some((from, port, at))
+            },
+        )
     }
 
     /// The coordinates between which a stage lies.

@@ -262,8 +262,16 @@ impl Shape {
 
     /// Whether the machine has a node at these coordinates.
     #[inline]
-    pub fn contains(&self, coords: Coords) -> bool {
-        coords.to_array().iter().zip(&self.len).all(|(c, len)| c < len)
+    pub const fn contains(&self, coords: Coords) -> bool {
+        let coords = coords.to_array();
+        let mut axis = 0;
+        while axis < 6 {
+            if coords[axis] >= self.len[axis] {
+                return false;
+            }
+            axis += 1;
+        }
+        true
     }
 
     /// Whether the machine has the A, B, C coordinates that the path goes through.
@@ -305,8 +313,42 @@ impl Shape {
 
     /// All paths the machine has: 12, or fewer if its A, B or C is cut down.
     pub fn paths(&self) -> impl Iterator<Item = Path> + use<> {
+        let shape = *self;
+        (0..self.path_count()).filter_map(move |number| shape.path(number))
+    }
+
+    /// Number of paths that the machine has.
+    pub const fn path_count(&self) -> u8 {
         let [.., a, b, c] = self.len;
-        (0..a).flat_map(move |a| (0..b).flat_map(move |b| (0..c).map(move |c| Path::new(a, b, c))))
+        a * b * c
+    }
+
+    /// A path by its number, in the order of [`Shape::paths`].
+    pub fn path(&self, number: u8) -> Option<Path> {
+        let [.., a, b, c] = self.len;
+        // No length is 0, but the kernel's objtool cannot cope with the panic of a plain division.
+        let (rest, of_c) = (number.checked_div(c)?, number.checked_rem(c)?);
+        let (of_a, of_b) = (rest.checked_div(b)?, rest.checked_rem(b)?);
+        (of_a < a).then_some(Path::new(of_a, of_b, of_c))
+    }
+
+    /// The number of a path, which the machine must have.
+    pub const fn path_number(&self, path: Path) -> u8 {
+        let [.., b, c] = self.len;
+        (path.a * b + path.b) * c + path.c
+    }
+
+    /// The steps from one coordinate on an axis up to another. They are counted round the end of
+    /// the axis, whether it has a link there or not. Both must be below the axis's length.
+    pub const fn steps_up(&self, axis: Axis, from: u8, to: u8) -> u8 {
+        if to >= from { to - from } else { to + self.len(axis) - from }
+    }
+
+    /// The coordinate at this many steps up from another one, see [`Shape::steps_up`]. There must
+    /// be fewer than the axis is long.
+    pub const fn step_up(&self, axis: Axis, from: u8, steps: u8) -> u8 {
+        let (at, len) = (from + steps, self.len(axis));
+        if at < len { at } else { at - len }
     }
 
     /// The coordinate on an axis at this many hops from another one, towards higher coordinates if

@@ -44,7 +44,8 @@ pub(super) fn interface(name: &str, config: &Config, at: Coords) -> anyhow::Resu
     ip(&["link", "set", "dev", &name, "up"])?;
     // The host may lack IPv6.
     if Path::new("/proc/sys/net/ipv6").exists() {
-        let added = ip(&["-6", "addr", "add", &format!("{v6}/64"), "dev", &name, "nodad"]);
+        let v6 = format!("{v6}/{}", addr::IPV6_PREFIX);
+        let added = ip(&["-6", "addr", "add", &v6, "dev", &name, "nodad"]);
         if let Err(error) = added {
             log::warn!("gateway: no IPv6: {error:#}");
         }
