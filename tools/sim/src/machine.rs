@@ -302,7 +302,7 @@ impl State {
                     src: packet.src,
                     src_tni: packet.src_tni,
                     dst: packet.dst,
-                    dst_tni: TniId::new(packet.dst_tni).unwrap_or(TniId::ALL[TNIS - 1]),
+                    dst_tni: packet.entry(),
                     path: packet.path,
                     way: packet.way,
                     class: packet.class,

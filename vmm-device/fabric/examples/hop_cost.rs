@@ -7,10 +7,10 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tofu_abi::{Coords, TniId};
+use tofu_abi::Coords;
 use tofu_fabric::{
     Carrier, Class, Deliver, Direct, DiscardReason, Fabric, NodeId, Observation, Packet, Port,
-    Shape, Tap, Timing, Way, Wires,
+    Shape, Tap, Timing, Wires,
 };
 
 const PACKETS: u32 = 2_000_000;
@@ -43,24 +43,7 @@ impl Tap<u64> for Idle {
 
 /// The best of five runs, in nanoseconds for each packet.
 fn cost(carrier: &dyn Carrier<u64>, dst: Coords) -> f64 {
-    let packet = Packet {
-        src: Coords::default(),
-        src_tni: TniId::ALL[0],
-        dst,
-        dst_tni: 0,
-        path: dst.default_path(),
-        way: Way::Shortest,
-        class: Class::Request,
-        system: false,
-        tlps: 1,
-        bytes: 104,
-        tlp_bytes: 104,
-        gap: 0,
-        sender: 0,
-        before: 0,
-        model_ps: 0,
-        body: 0,
-    };
+    let packet = Packet::shortest(Class::Request, Coords::default(), dst, 0);
     let run = |_| {
         let start = Instant::now();
         for _ in 0..PACKETS {

@@ -310,8 +310,7 @@ impl<B> Witness<'_, B> {
             src: packet.src,
             src_tni: tni,
             dst: packet.dst,
-            // Which one it is matters only to the target, and a raw frame may name any.
-            dst_tni: TniId::new(packet.dst_tni).unwrap_or(TniId::ALL[TNIS - 1]),
+            dst_tni: packet.entry(),
             path: packet.path,
             way: packet.way,
             class: packet.class,

@@ -1,6 +1,6 @@
 //! Packets.
 
-use tofu_abi::frame::ROUTING_HEADER_SIZE;
+use tofu_abi::frame::{FRAME_MIN, ROUTING_HEADER_SIZE};
 use tofu_abi::{Coords, Path, TniId};
 
 use crate::Port;
@@ -108,6 +108,34 @@ pub struct Packet<B> {
 }
 
 impl<B> Packet<B> {
+    /// The shortest packet: one TLP, from TNI 0 to TNI 0 by the default path.
+    pub fn shortest(class: Class, src: Coords, dst: Coords, body: B) -> Self {
+        Self {
+            src,
+            src_tni: TniId::ALL[0],
+            dst,
+            dst_tni: 0,
+            path: dst.default_path(),
+            way: Way::Shortest,
+            class,
+            system: class == Class::System,
+            tlps: 1,
+            bytes: FRAME_MIN as u64,
+            tlp_bytes: FRAME_MIN as u32,
+            gap: 0,
+            sender: 0,
+            before: 0,
+            model_ps: 0,
+            body,
+        }
+    }
+
+    /// The TNI by which the packet enters its target. A raw packet may name one that no node has:
+    /// that matters only to the target, and the packet takes the last one.
+    pub fn entry(&self) -> TniId {
+        TniId::new(self.dst_tni).unwrap_or(TniId::ALL[TniId::ALL.len() - 1])
+    }
+
     /// Bytes of each TLP but the last, and of the last one, without routing headers, as a
     /// [`Message`](crate::network::Message) has them.
     pub fn tlp_sizes(&self) -> (u16, u16) {

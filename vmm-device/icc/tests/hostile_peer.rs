@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tofu_abi::desc::{Command, Descriptor, Header1, Header2};
 use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg};
 use tofu_abi::{Coords, CqId, Path, Rcode, StagOffset, TniId};
-use tofu_fabric::{Class, Packet, Way};
+use tofu_fabric::{Class, Packet};
 use tofu_icc::{Answer, Body, Config, DmaMemory, Icc, Payload, Request, Tag};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
@@ -36,24 +36,7 @@ fn device() -> (Icc, GuestMemoryMmap<()>) {
 }
 
 fn packet(class: Class, body: Body) -> Packet<Body> {
-    Packet {
-        src: PEER,
-        src_tni: TniId::ALL[0],
-        dst: SELF,
-        dst_tni: 0,
-        path: Path::new(0, 0, 0),
-        way: Way::Shortest,
-        class,
-        system: false,
-        tlps: 1,
-        bytes: 104,
-        tlp_bytes: 104,
-        gap: 0,
-        sender: 0,
-        before: 0,
-        model_ps: 0,
-        body,
-    }
+    Packet { path: Path::default(), ..Packet::shortest(class, PEER, SELF, body) }
 }
 
 fn request() -> Request {

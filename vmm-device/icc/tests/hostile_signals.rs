@@ -10,7 +10,7 @@ use tofu_abi::irq::BgsIrqs;
 use tofu_abi::reduce::{Op, Value};
 use tofu_abi::regs::{BchReg, BgsReg, Register, TniReg};
 use tofu_abi::{BchId, BgId, Path, TniId};
-use tofu_fabric::{Class, Packet, Way};
+use tofu_fabric::{Class, Packet};
 use tofu_icc::{Body, Config, DmaMemory, Icc, Signal};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
@@ -82,22 +82,10 @@ impl Device {
     fn arrive(&mut self, tni: u8, signal: Signal) -> usize {
         let before = self.net.0.len();
         let packet = Packet {
-            src: PEER,
-            src_tni: TniId::ALL[0],
-            dst: SELF,
             dst_tni: tni,
-            path: Path::new(0, 0, 0),
-            way: Way::Shortest,
-            class: Class::Request,
-            system: false,
-            tlps: 1,
-            bytes: 104,
-            tlp_bytes: 104,
-            gap: 0,
-            sender: 0,
-            before: 0,
+            path: Path::default(),
             model_ps: u64::MAX,
-            body: Body::Signal(signal),
+            ..Packet::shortest(Class::Request, PEER, SELF, Body::Signal(signal))
         };
         self.icc.arrive(packet, &mut self.net);
         self.net.0.len() - before

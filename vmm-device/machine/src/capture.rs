@@ -376,7 +376,7 @@ impl<B: Recorded> Tap<B> for Hub<B> {
 mod tests {
     use super::*;
     use tofu_abi::{Coords, CqId, TniId};
-    use tofu_fabric::{Carrier, Class, Deliver, DiscardReason, Fabric, Timing, Way};
+    use tofu_fabric::{Carrier, Class, Deliver, DiscardReason, Fabric, Timing};
     use tofu_icc::Tag;
 
     /// Targets without a device.
@@ -402,24 +402,9 @@ mod tests {
         fn send(&self) {
             let (src, dst) = (Coords::default(), Coords::new(0, 0, 0, 0, 0, 1));
             let tag = Tag { cq: CqId::KERNEL, index: 0, generation: 0 };
-            let packet = Packet {
-                src,
-                src_tni: TniId::ALL[2],
-                dst,
-                dst_tni: 3,
-                path: dst.default_path(),
-                way: Way::Shortest,
-                class: Class::System,
-                system: true,
-                tlps: 1,
-                bytes: 104,
-                tlp_bytes: 104,
-                gap: 0,
-                sender: 0,
-                before: 0,
-                model_ps: 0,
-                body: Body::Frame { tag, frame: vec![0xa5; 104].into() },
-            };
+            let body = Body::Frame { tag, frame: vec![0xa5; 104].into() };
+            let packet = Packet::shortest(Class::System, src, dst, body);
+            let packet = Packet { src_tni: TniId::ALL[2], dst_tni: 3, ..packet };
             self.wires.inject(packet, &mut Nobody);
         }
     }

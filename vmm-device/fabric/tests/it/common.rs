@@ -2,9 +2,7 @@
 
 use proptest::prelude::*;
 use tofu_abi::{Coords, Path, TniId};
-use tofu_fabric::{
-    Axis, Class, Deliver, DiscardReason, Hop, NodeId, Packet, Port, Route, Shape, Way,
-};
+use tofu_fabric::{Axis, Class, Deliver, DiscardReason, Hop, NodeId, Packet, Port, Route, Shape};
 
 pub(crate) fn shape(len: [u8; 6]) -> Shape {
     Shape::new(len).expect("lengths are within limits")
@@ -12,24 +10,7 @@ pub(crate) fn shape(len: [u8; 6]) -> Shape {
 
 /// One TLP from TNI 2 to TNI 1 of a node, by its default path.
 pub(crate) fn packet<B>(class: Class, src: Coords, dst: Coords, body: B) -> Packet<B> {
-    Packet {
-        src,
-        src_tni: TniId::ALL[2],
-        dst,
-        dst_tni: 1,
-        path: dst.default_path(),
-        way: Way::Shortest,
-        class,
-        system: class == Class::System,
-        tlps: 1,
-        bytes: 104,
-        tlp_bytes: 104,
-        gap: 0,
-        sender: 0,
-        before: 0,
-        model_ps: 0,
-        body,
-    }
+    Packet { src_tni: TniId::ALL[2], dst_tni: 1, ..Packet::shortest(class, src, dst, body) }
 }
 
 /// The reports of packets.
