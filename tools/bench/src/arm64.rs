@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tofu_image::Arch;
-use tofu_linux_nodes::kit::{self, Kit};
 use tofu_linux_nodes::lan::Ethernet;
+use tofu_linux_nodes::outfits::{Monitors, Outfits};
 use tofu_supervisor::options::{LinuxArgs, MachineArgs};
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::units::{Driver, Timeout};
 use tofu_ui::{ImageProgress, Style};
 
 use crate::figures::Latency;
-use crate::linux::{Lab, SHAPE, kvm};
+use crate::linux::{Lab, SHAPE};
 use crate::machine::up;
 
 /// How long all nodes together may take. On a busy host, each of a dozen emulated nodes gets a
@@ -82,8 +82,7 @@ fn prepare() -> anyhow::Result<()> {
         ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
     for arch in Arch::ALL {
         let args = machine(arch, SHAPE)?;
-        Kit::prepare(&Plan::new(&args)?, arch, &args.linux, kvm(arch), true, &progress)?;
-        kit::qemu(arch, &progress)?;
+        Outfits::prepare(&Plan::new(&args)?, &args.linux, &Monitors::qemu(), &progress)?;
     }
     Ok(())
 }

@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use tofu_agent::wire::{Exec, Output, Program, Status};
-use tofu_image::{Arch, Cache, Silent, Spec};
-use tofu_linux_nodes::host::{LinuxHost, MonitorChoice, Outfit, Outfits};
-use tofu_linux_nodes::kit::{self, Kit, kvm_runs_linux, tools};
+use tofu_image::{Cache, Silent, Spec};
+use tofu_linux_nodes::host::LinuxHost;
+use tofu_linux_nodes::kit::tools;
 use tofu_linux_nodes::lan::Ethernet;
+use tofu_linux_nodes::outfits::{Monitors, Outfits};
 use tofu_machine::Doorbells;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::guest::Guest;
@@ -164,19 +165,12 @@ pub(crate) fn measure(quick: bool, say: &mut Say<'_>) -> anyhow::Result<Linux> {
     Ok(this)
 }
 
-/// Returns whether KVM runs nodes of this architecture.
-pub(crate) fn kvm(arch: Arch) -> bool {
-    arch == Arch::default() && kvm_runs_linux(tofu_vmm::probe().linux())
-}
-
 /// Fetches or makes everything that is missing in the cache.
 pub(crate) fn prepare() -> anyhow::Result<()> {
     let progress =
         ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
     let (args, _) = modes()?;
-    let arch = Arch::default();
-    Kit::prepare(&Plan::new(&args)?, arch, &args.linux, kvm(arch), true, &progress)?;
-    kit::qemu(Arch::default(), &progress)?;
+    Outfits::prepare(&Plan::new(&args)?, &args.linux, &Monitors::qemu(), &progress)?;
     let cache = Cache::from_env()?;
     let has_all = |with: &[String]| PACKAGES.iter().all(|name| with.iter().any(|w| w == name));
     let known = cache.find(IMAGE).ok().flatten();
@@ -259,20 +253,13 @@ impl Lab {
     pub(crate) fn start(args: &MachineArgs, lan: Ethernet) -> anyhow::Result<Self> {
         let start = Instant::now();
         let plan = Plan::new(args)?;
-        let arch = args.linux.arch.unwrap_or_default();
-        let kvm = kvm(arch);
-        let kit = Kit::prepare(&plan, arch, &args.linux, kvm, true, &Silent)?;
-        let qemu = kit::qemu(arch, &Silent)?;
+        let outfits = Outfits::prepare(&plan, &args.linux, &Monitors::qemu(), &Silent)?;
+        let monitor = outfits.first.runs_on();
         let mut named = Named::new(&plan, args)?;
         let (sender, _events) = mpsc::channel();
         let registry = named.serve(&plan, sender.clone())?;
-        let processors = if kvm { "KVM" } else { "emulated processors" };
-        let monitor = format!("QEMU {}, {processors}", qemu.version);
         let host = LinuxHost {
-            outfits: Outfits {
-                first: Outfit { kit: Arc::new(kit), monitor: MonitorChoice::Qemu(qemu), kvm },
-                second: None,
-            },
+            outfits,
             dir: named.dir.path().to_owned(),
             group: named.janitor.group(),
             boot_timeout: args.linux.boot_timeout.0,

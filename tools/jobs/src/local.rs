@@ -41,7 +41,7 @@ use tofu_control::rundir::RunDir;
 use tofu_fabric::Shape;
 use tofu_image::Arch;
 use tofu_jtofu::{Mapinfo, System};
-use tofu_machine::{Doorbells, Links, Surroundings};
+use tofu_machine::{Doorbells, Links};
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::Event as MachineEvent;
 use tofu_supervisor::janitor::{self, Janitor};
@@ -336,12 +336,8 @@ impl LocalMachine {
         let (network, confinement) =
             (Network { shape, links_down: Vec::new(), part: None }, Confinement::default());
         let (sender, events) = mpsc::channel();
-        let registry = Arc::new(Registry::new(&network, sender));
-        let surroundings =
-            Surroundings { link_failed: Some(registry.link_failed()), ..Surroundings::default() };
-        let machine =
-            runner::any_machine(&network, kind, doorbells, engines, &confinement, surroundings)?;
-        registry.built(machine.network(), None)?;
+        let (machine, registry) =
+            runner::registered_machine(&network, kind, doorbells, engines, &confinement, sender)?;
         serve_control(&registry, events, dir, job)?;
         // A random name that no other process can have taken.
         let random = RandomState::new().hash_one(std::process::id());

@@ -25,45 +25,13 @@ use tofu_supervisor::units::BootFrom;
 use tofu_vfio_user::Backing;
 use tofu_vmm::Hypervisor;
 
-use crate::kit::Kit;
 use crate::lan::{self, Ethernet, Lan};
 use crate::monitor::MonitorKind;
 use crate::node::{Common, LinuxNode};
+use crate::outfits::{Outfit, Outfits};
 use crate::own::{LatestMemory, Own};
 use crate::qemu;
 use crate::setup::VmSetup;
-
-/// What nodes of one architecture need.
-pub struct Outfit {
-    /// What they boot.
-    pub kit: Arc<Kit>,
-    /// The monitor that runs them.
-    pub monitor: MonitorChoice,
-    /// Whether the host's hardware runs the guests.
-    pub kvm: bool,
-}
-
-/// An [`Outfit`] for each architecture in a machine.
-pub struct Outfits {
-    /// The outfit of the first architecture.
-    pub first: Outfit,
-    /// The outfit of the other architecture, in a machine with both.
-    pub second: Option<Outfit>,
-}
-
-impl Outfits {
-    fn of(&self, arch: Arch) -> &Outfit {
-        self.second.as_ref().filter(|second| second.kit.arch == arch).unwrap_or(&self.first)
-    }
-
-    /// Returns a hint for the user about other images.
-    pub fn hint(&self) -> Option<&str> {
-        [Some(&self.first), self.second.as_ref()]
-            .into_iter()
-            .flatten()
-            .find_map(|outfit| outfit.kit.hint.as_deref())
-    }
-}
 
 /// What Linux nodes need, apart from the plan.
 pub struct LinuxHost {

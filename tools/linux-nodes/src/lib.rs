@@ -10,6 +10,7 @@ pub mod kit;
 pub mod lan;
 mod monitor;
 mod node;
+pub mod outfits;
 mod own;
 pub mod qemu;
 mod setup;

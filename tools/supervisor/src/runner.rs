@@ -146,7 +146,7 @@ fn torus(
 ///
 /// If a machine of TNW is to have modelled links or more than three axes, or the host has no
 /// threads left.
-pub fn any_machine(
+fn any_machine(
     network: &Network,
     (interconnect, links): (Interconnect, Links),
     doorbells: Doorbells,
@@ -165,6 +165,28 @@ pub fn any_machine(
         }
         Interconnect::Tnw => AnyMachine::Tnw(Arc::new(torus(network, doorbells, confinement)?)),
     })
+}
+
+/// Builds a machine like [`any_machine`] for the nodes of other processes, and its registry.
+/// `events` receives the machine's events.
+///
+/// # Errors
+///
+/// As [`any_machine`].
+pub fn registered_machine(
+    network: &Network,
+    kind: (Interconnect, Links),
+    doorbells: Doorbells,
+    engines: usize,
+    confinement: &Confinement,
+    events: Sender<Event>,
+) -> anyhow::Result<(AnyMachine, Arc<Registry>)> {
+    let registry = Arc::new(Registry::new(network, events));
+    let surroundings =
+        Surroundings { link_failed: Some(registry.link_failed()), ..Surroundings::default() };
+    let machine = any_machine(network, kind, doorbells, engines, confinement, surroundings)?;
+    registry.built(machine.network(), None)?;
+    Ok((machine, registry))
 }
 
 /// Returns how many engines a machine gets.

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 
 use anyhow::bail;
 use clap::Parser;
@@ -11,13 +11,11 @@ use tofu_abi::Coords;
 use tofu_control::MachineName;
 use tofu_control::rundir::{RunDir, node_file};
 use tofu_linux_nodes::qemu;
-use tofu_machine::Surroundings;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::Event;
 use tofu_supervisor::janitor::Janitor;
 use tofu_supervisor::options::{SandboxArgs, ShapeArgs};
 use tofu_supervisor::plan::{Network, shape_of};
-use tofu_supervisor::registry::Registry;
 use tofu_supervisor::served::Served;
 use tofu_supervisor::units::{Doorbell, Engines, Interconnect, MemorySize, MetricsAddress};
 use tofu_supervisor::{command_line, runner, server};
@@ -121,12 +119,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     // Not `auto`, because only the monitors know how much of the host's processors they leave.
     let doorbell = args.doorbell.or(file.doorbell).unwrap_or(Doorbell::Trapped);
     let doorbells = runner::doorbells(doorbell, sockets.len(), cores, engines);
-    let registry = Arc::new(Registry::new(&network, sender));
-    let surroundings =
-        Surroundings { link_failed: Some(registry.link_failed()), ..Surroundings::default() };
-    let machine =
-        runner::any_machine(&network, kind, doorbells, engines, &confinement, surroundings)?;
-    registry.built(machine.network(), None)?;
+    let (machine, registry) =
+        runner::registered_machine(&network, kind, doorbells, engines, &confinement, sender)?;
     let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };
     let mut served = Vec::new();
     for (at, socket) in shape.iter().zip(&sockets) {

@@ -7,19 +7,17 @@ use std::{io, process};
 
 use anyhow::bail;
 use tofu_control::rundir::RunDir;
-use tofu_image::Arch;
-use tofu_linux_nodes::host::{LinuxHost, MonitorChoice, Outfit, Outfits};
-use tofu_linux_nodes::kit::{self, Kit, kvm_runs_linux};
+use tofu_linux_nodes::host::LinuxHost;
+use tofu_linux_nodes::outfits::{Monitors, Outfits};
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::Event;
 use tofu_supervisor::gateway::GatewaySetup;
 use tofu_supervisor::named::Named;
-use tofu_supervisor::options::{MachineArgs, Net, Vmm};
+use tofu_supervisor::options::{MachineArgs, Net};
 use tofu_supervisor::parts::Others;
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::runner::Machines;
 use tofu_ui::{ImageProgress, Style, exit, is_interrupted, signals};
-use tofu_vmm::{Hypervisor, LinuxSupport};
 
 use crate::commands::up::detach;
 use crate::commands::up::screen::Screen;
@@ -65,11 +63,7 @@ pub(crate) fn run(
         return detach::run();
     }
     let mut parent = args.linux.detached.then(detach::Parent::new).transpose()?;
-    let support = tofu_vmm::probe().linux();
-    let own = match plan.archs().contains(&Arch::X86_64) {
-        true => own_monitor(args, support)?,
-        false => None,
-    };
+    let monitors = Monitors::choose(plan, &args.linux)?;
     let (sender, events) = mpsc::channel();
     let (signal_sender, cancelled) = (sender.clone(), Arc::new(AtomicBool::new(false)));
     let (seen, waits) = (Arc::clone(&cancelled), Arc::new(AtomicBool::new(false)));
@@ -86,7 +80,7 @@ pub(crate) fn run(
     let style = Style::detect(json);
     let outfits = {
         let progress = ImageProgress::new(Arc::clone(&cancelled), style.progress);
-        match prepare(plan, args, (own, support), &progress) {
+        match Outfits::prepare(plan, &args.linux, &monitors, &progress) {
             Ok(prepared) => prepared,
             Err(error) if is_interrupted(&error) => return Ok(exit::INTERRUPTED),
             Err(error) => return Err(error),
@@ -143,35 +137,6 @@ pub(crate) fn run(
     watch(plan, grace, &machines, sender, &events, &mut screen, &mut started)
 }
 
-/// The files that nodes boot, and the monitor that runs them.
-fn prepare(
-    plan: &Plan,
-    args: &MachineArgs,
-    (own, support): (Option<Arc<Hypervisor>>, LinuxSupport),
-    progress: &ImageProgress,
-) -> anyhow::Result<Outfits> {
-    let archs = plan.archs();
-    archs.iter().try_for_each(|arch| Kit::check(plan, *arch, &args.linux))?;
-    let outfit = |arch| -> anyhow::Result<Outfit> {
-        let (monitor, kvm) = match (arch, &own) {
-            (Arch::X86_64, Some(own)) => {
-                (MonitorChoice::Own(Arc::clone(own)), kvm_runs_linux(support))
-            }
-            // Other processors than the host's are emulated.
-            (arch, _) => {
-                let kvm = arch == Arch::X86_64 && kvm_runs_linux(support);
-                (MonitorChoice::Qemu(kit::qemu(arch, progress)?), kvm)
-            }
-        };
-        let qemu = matches!(monitor, MonitorChoice::Qemu(_));
-        let kit = Kit::prepare(plan, arch, &args.linux, kvm, qemu, progress)?;
-        Ok(Outfit { kit: Arc::new(kit), monitor, kvm })
-    };
-    let first = outfit(archs.first().copied().unwrap_or_default())?;
-    let second = archs.get(1).copied().map(outfit).transpose()?;
-    Ok(Outfits { first, second })
-}
-
 /// Hints for the user about a machine that is ready.
 fn hints(dir: &RunDir, args: &MachineArgs, more: &[String]) -> Vec<String> {
     let mut hints = vec![
@@ -185,27 +150,4 @@ fn hints(dir: &RunDir, args: &MachineArgs, more: &[String]) -> Vec<String> {
         hints.push("Ctrl-C ends it, too.".into());
     }
     hints
-}
-
-/// Our own monitor, if it is requested or the best choice: it needs hardware virtualisation, and
-/// has no Ethernet.
-fn own_monitor(
-    args: &MachineArgs,
-    support: LinuxSupport,
-) -> anyhow::Result<Option<Arc<Hypervisor>>> {
-    let with_net = args.linux.net != Net::None;
-    match args.linux.vmm {
-        Vmm::Qemu => return Ok(None),
-        Vmm::Auto if support != LinuxSupport::Full || with_net => return Ok(None),
-        Vmm::Auto => {}
-        Vmm::Tofu if with_net => {
-            bail!("--net: our own monitor has no Ethernet device; take --vmm qemu")
-        }
-        Vmm::Tofu => match support {
-            LinuxSupport::None => bail!("--vmm tofu: {}", support.explanation()),
-            LinuxSupport::KernelOnly => log::warn!("--vmm tofu: {}", support.explanation()),
-            LinuxSupport::Full => {}
-        },
-    }
-    Ok(Some(Arc::new(Hypervisor::open()?)))
 }

@@ -1,0 +1,137 @@
+//! What the Linux nodes of a machine need, for each kind of processor in it: the files that they
+//! boot, and the monitor that runs them.
+
+use std::sync::Arc;
+
+use anyhow::bail;
+use tofu_image::{Arch, Progress};
+use tofu_supervisor::options::{LinuxArgs, Net, Vmm};
+use tofu_supervisor::plan::Plan;
+use tofu_vmm::{Hypervisor, LinuxSupport};
+
+use crate::host::MonitorChoice;
+use crate::kit::{self, Kit, kvm_runs_linux};
+
+/// What nodes of one architecture need.
+pub struct Outfit {
+    /// What they boot.
+    pub kit: Arc<Kit>,
+    /// The monitor that runs them.
+    pub monitor: MonitorChoice,
+    /// Whether the host's hardware runs the guests.
+    pub kvm: bool,
+}
+
+impl Outfit {
+    /// Describes in a few words what runs the nodes.
+    pub fn runs_on(&self) -> String {
+        match &self.monitor {
+            MonitorChoice::Own(_) => "our own monitor".into(),
+            MonitorChoice::Qemu(qemu) => {
+                let processors = if self.kvm { "KVM" } else { "emulated processors" };
+                format!("QEMU {}, {processors}", qemu.version)
+            }
+        }
+    }
+}
+
+/// An [`Outfit`] for each architecture in a machine.
+pub struct Outfits {
+    /// The outfit of the first architecture.
+    pub first: Outfit,
+    /// The outfit of the other architecture, in a machine with both.
+    pub second: Option<Outfit>,
+}
+
+impl Outfits {
+    /// Prepares the files that the plan's nodes boot, with the monitors of [`Monitors::choose`].
+    /// What is missing is fetched or made.
+    ///
+    /// # Errors
+    ///
+    /// If the options do not fit to the plan, or something cannot be fetched or made.
+    pub fn prepare(
+        plan: &Plan,
+        args: &LinuxArgs,
+        monitors: &Monitors,
+        progress: &dyn Progress,
+    ) -> anyhow::Result<Self> {
+        let archs = plan.archs();
+        archs.iter().try_for_each(|arch| Kit::check(plan, *arch, args))?;
+        let outfit = |arch| -> anyhow::Result<Outfit> {
+            // The hardware runs this host's processors only. Others are emulated.
+            let kvm = arch == Arch::X86_64 && kvm_runs_linux(monitors.support);
+            let monitor = match (arch, &monitors.own) {
+                (Arch::X86_64, Some(own)) => MonitorChoice::Own(Arc::clone(own)),
+                (arch, _) => MonitorChoice::Qemu(kit::qemu(arch, progress)?),
+            };
+            let qemu = matches!(monitor, MonitorChoice::Qemu(_));
+            let kit = Kit::prepare(plan, arch, args, kvm, qemu, progress)?;
+            Ok(Outfit { kit: Arc::new(kit), monitor, kvm })
+        };
+        let first = outfit(archs.first().copied().unwrap_or_default())?;
+        let second = archs.get(1).copied().map(outfit).transpose()?;
+        Ok(Self { first, second })
+    }
+
+    pub(crate) fn of(&self, arch: Arch) -> &Outfit {
+        self.second.as_ref().filter(|second| second.kit.arch == arch).unwrap_or(&self.first)
+    }
+
+    /// Returns a hint for the user about other images.
+    pub fn hint(&self) -> Option<&str> {
+        [Some(&self.first), self.second.as_ref()]
+            .into_iter()
+            .flatten()
+            .find_map(|outfit| outfit.kit.hint.as_deref())
+    }
+}
+
+/// The monitors that run a machine's Linux nodes.
+pub struct Monitors {
+    /// Our own monitor; QEMU if there is none.
+    own: Option<Arc<Hypervisor>>,
+    /// Which Linux guests the host's hardware can run.
+    support: LinuxSupport,
+}
+
+impl Monitors {
+    /// Takes our own monitor for x86-64 nodes, if it is requested or the best choice: it needs
+    /// hardware virtualisation, and has no Ethernet.
+    ///
+    /// # Errors
+    ///
+    /// If it is requested and cannot run the nodes.
+    pub fn choose(plan: &Plan, args: &LinuxArgs) -> anyhow::Result<Self> {
+        let support = tofu_vmm::probe().linux();
+        let own = match plan.archs().contains(&Arch::X86_64) && is_own(args, support)? {
+            true => Some(Arc::new(Hypervisor::open()?)),
+            false => None,
+        };
+        Ok(Self { own, support })
+    }
+
+    /// Takes QEMU, with the host's hardware if that runs Linux guests.
+    pub fn qemu() -> Self {
+        Self { own: None, support: tofu_vmm::probe().linux() }
+    }
+}
+
+/// Whether our own monitor is to run x86-64 nodes.
+fn is_own(args: &LinuxArgs, support: LinuxSupport) -> anyhow::Result<bool> {
+    let with_net = args.net != Net::None;
+    match args.vmm {
+        Vmm::Qemu => return Ok(false),
+        Vmm::Auto => return Ok(support == LinuxSupport::Full && !with_net),
+        Vmm::Tofu if with_net => {
+            bail!("--net: our own monitor has no Ethernet device; take --vmm qemu")
+        }
+        Vmm::Tofu => {}
+    }
+    match support {
+        LinuxSupport::None => bail!("--vmm tofu: {}", support.explanation()),
+        LinuxSupport::KernelOnly => log::warn!("--vmm tofu: {}", support.explanation()),
+        LinuxSupport::Full => {}
+    }
+    Ok(true)
+}
