@@ -184,6 +184,13 @@ impl Device {
         at(unit, reg, &self.bar).write_val(value);
     }
 
+    /// Writes registers of a queue, one after the other.
+    pub(crate) fn write_all(&self, id: QueueId, settings: &[(CqsReg, u64)]) {
+        for &(reg, value) in settings {
+            self.write(id, reg, value);
+        }
+    }
+
     /// Reads the 8 bytes at `offset` of the BAR.
     ///
     /// # Errors

@@ -52,6 +52,12 @@ impl Table {
         }
     }
 
+    /// Stores an entry of two qwords. The first one goes last, as it has the enable bit.
+    pub(crate) fn store_entry(&self, index: usize, [first, second]: [u64; 2]) {
+        self.store(2 * index + 1, second);
+        self.store(2 * index, first);
+    }
+
     /// Loads one qword; 0 beyond the table.
     pub(crate) fn load(&self, index: usize) -> u64 {
         self.qword(index)

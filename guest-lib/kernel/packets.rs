@@ -7,6 +7,7 @@ use kernel::prelude::*;
 use kernel::sync::barrier::{dma_mb, Full, Read};
 use kernel::sync::Arc;
 
+use tofu_abi::cq::CqRings;
 use tofu_abi::desc::{Command, Descriptor, Header1, Header2, DESC_SIZE};
 use tofu_abi::frame::{TlpHeader, HEADER_SIZE, ROUTING_HEADER_SIZE, SYSTEM_PAYLOAD_MAX};
 use tofu_abi::irq::{CqsIrqs, TniIrqs};
@@ -17,7 +18,7 @@ use tofu_abi::queue::{
 use tofu_abi::regs::{CqReg, CqsMode, CqsReg, CqsStatus, TniReg};
 use tofu_abi::{Coords, PacketTarget, Path, Rcode, StagOffset, TniId};
 use tofu_ipotofu::rendezvous::{GROUP, SLOTS};
-use tofu_ipotofu::{PacketQueue, Tag};
+use tofu_ipotofu::{Ended, PacketQueue, Purpose};
 
 use crate::device::Device;
 use crate::dma::Table;
@@ -31,8 +32,7 @@ pub(crate) const OUT: u16 = 512;
 pub(crate) const ENOUGH: usize = 400;
 /// Packet buffers to receive to.
 const IN: u16 = PacketQueues::MAX_BUFFERS;
-/// Size code of all queues, and how many entries they have.
-const SIZE: u64 = PacketQueues::SIZE_CODE;
+/// How many entries each queue has.
 const ENTRIES: u32 = PacketQueues::ENTRIES;
 /// Qwords of a buffer, and of a descriptor.
 const BUFFER_QWORDS: usize = PACKET_BUFFER_SIZE / 8;
@@ -46,37 +46,25 @@ const NOTICES: u64 = ENTRIES as u64 / 4;
 /// takes microseconds, and each question about as long.
 const FLUSH_LOOKS: u32 = 10_000;
 
-/// What a command is for.
+/// A command under way.
 #[derive(Clone, Copy)]
-pub(crate) enum Purpose {
-    /// A packet of the link's.
-    Packet(Tag),
-    /// A packet to learn whether it can leave through this port, 0 to 9.
-    Port(u8),
-    /// No packet, but a Get of a frame to this slot.
+enum Posted {
+    /// A packet in a buffer, with so many bytes of payload.
+    Packet {
+        purpose: Purpose,
+        buffer: u16,
+        len: u16,
+    },
+    /// A Get of a frame to this slot.
     Fetch(u8),
 }
 
-/// A command under way.
-#[derive(Clone, Copy)]
-pub(crate) struct Posted {
-    /// What it is for.
-    pub(crate) purpose: Purpose,
-    /// The buffer of a packet.
-    pub(crate) buffer: u16,
-    /// Bytes of its payload.
-    pub(crate) len: u16,
-}
-
-impl Posted {
-    /// A Get of a frame to a slot.
-    const fn fetch(slot: u8) -> Self {
-        Self {
-            purpose: Purpose::Fetch(slot),
-            buffer: 0,
-            len: 0,
-        }
-    }
+/// A command that has ended.
+pub(crate) enum Reaped {
+    /// A packet.
+    Packet(Ended<u16>),
+    /// A Get of a frame to a slot, and its result code.
+    Fetch(u8, Rcode),
 }
 
 /// What the device reads and writes to send.
@@ -124,21 +112,22 @@ impl Sender {
                 "no memory for rendezvous: frames go in fragments\n"
             );
         }
+        let rings = CqRings {
+            toq: memory.toq.addr(),
+            toq_size: PacketQueues::SIZE_CODE,
+            tcq: memory.tcq.addr(),
+            mrq: memory.mrq.addr(),
+            mrq_size: PacketQueues::SIZE_CODE,
+            mrq_mask: PacketQueues::MRQ_MASK,
+            tcq_coalescing_ns: 0,
+            mrq_coalescing_ns: 0,
+        };
         let settings = [
             (
                 CqsReg::Mode,
                 CqsMode(0).with_system(true).with_failures(true).0,
             ),
             (CqsReg::Gpid, GROUP),
-            (CqsReg::ToqIpa, memory.toq.addr()),
-            (CqsReg::ToqSize, SIZE),
-            (CqsReg::TcqIpa, memory.tcq.addr()),
-            (CqsReg::MrqIpa, memory.mrq.addr()),
-            (CqsReg::MrqSize, SIZE),
-            (CqsReg::MrqMask, PacketQueues::MRQ_MASK),
-            (CqsReg::FetchStop, 0),
-            (CqsReg::TcqDescriptorCoalescingTimer, 0),
-            (CqsReg::MrqDescriptorCoalescingTimer, 0),
             (CqsReg::MrqInterruptMask, u64::MAX),
             (CqsReg::InterruptArmIpa, memory.tcq.qword_addr(ARM)),
             (CqsReg::Imr, u64::MAX),
@@ -160,11 +149,10 @@ impl Sender {
             free,
             posted: 0,
         };
-        for (reg, value) in settings {
-            device.write(this.id, reg, value);
-        }
-        for (reg, value) in tables.into_iter().flatten() {
-            device.write(this.id, reg, value);
+        device.write_all(this.id, &settings);
+        device.write_all(this.id, &rings.registers());
+        if let Some(tables) = tables {
+            device.write_all(this.id, &tables);
         }
         let arm = device.read(this.id, CqsReg::InterruptArmIpa);
         knows(device, CqsReg::InterruptArmIpa.name(), arm)?;
@@ -173,25 +161,9 @@ impl Sender {
         Ok(this)
     }
 
-    /// Packets that can be posted now.
-    pub(crate) fn room(&self) -> usize {
-        self.free.len()
-    }
-
     /// Commands that the device was not told of.
     pub(crate) fn posted(&self) -> usize {
         self.posted as usize
-    }
-
-    /// Takes a buffer, which comes back by [`Self::post_buffer`] or [`Self::give_up`].
-    pub(crate) fn take(&mut self) -> Option<u16> {
-        self.free.pop()
-    }
-
-    /// Lets go of a buffer.
-    pub(crate) fn give_up(&mut self, buffer: u16) {
-        // There is room: each one was in there at first.
-        let _ = self.free.push_within_capacity(buffer);
     }
 
     /// The payload of a buffer.
@@ -201,50 +173,6 @@ impl Sender {
         // SAFETY: the memory lives as long as `self`. The device reads a buffer that was posted
         // and does not write it; nobody else has it.
         Some(unsafe { &mut *bytes })
-    }
-
-    /// Puts the packet in a buffer into the queue.
-    pub(crate) fn post_buffer(&mut self, posted: Posted, target: &PacketTarget) {
-        let Some(memory) = self.memory.as_ref() else {
-            return;
-        };
-        let frame = memory.frames.addr() + u64::from(posted.buffer) * PACKET_BUFFER_SIZE as u64;
-        // Whoever is held must hear of room as soon as there is some: at the ends of frames.
-        let ask = self.room() < ENOUGH && usize::from(posted.len) < SYSTEM_PAYLOAD_MAX;
-        self.push(posted, target.descriptor(frame, posted.len, ask));
-    }
-
-    /// Puts a packet into the queue, whose payload is the `parts` one after the other. False if
-    /// there is no buffer for it.
-    pub(crate) fn post_parts(
-        &mut self,
-        purpose: Purpose,
-        target: &PacketTarget,
-        parts: &[&[u8]],
-    ) -> bool {
-        let Some(buffer) = self.take() else {
-            return false;
-        };
-        let filled = self.payload(buffer).and_then(|payload| {
-            let mut end = 0;
-            for part in parts {
-                let start = end;
-                end += part.len();
-                payload.get_mut(start..end)?.copy_from_slice(part);
-            }
-            Some(end)
-        });
-        let Some(len) = filled else {
-            self.give_up(buffer);
-            return false;
-        };
-        let posted = Posted {
-            purpose,
-            buffer,
-            len: len as u16,
-        };
-        self.post_buffer(posted, target);
-        true
     }
 
     /// Puts a command into the queue.
@@ -317,7 +245,7 @@ impl Sender {
         // Its notice has the slot.
         let (command, header2) = (Command::Get, Header2(0).with_edata(slot as u16));
         let get = Descriptor::transfer(command, header, header2, place, local, len as u32);
-        self.push(Posted::fetch(slot as u8), get);
+        self.push(Posted::Fetch(slot as u8), get);
         true
     }
 
@@ -350,7 +278,7 @@ impl Sender {
     }
 
     /// The end of a Get: that it was sent is no news, what its target says is in its notice.
-    fn reap_notice(&mut self) -> Option<(Posted, Rcode)> {
+    fn reap_notice(&mut self) -> Option<Reaped> {
         let memory = self.memory.as_ref()?;
         let at = self.notices.slot() as usize * NOTICE_QWORDS;
         let word0 = MrqWord0(memory.mrq.load(at));
@@ -364,20 +292,34 @@ impl Sender {
         if count % NOTICES == 0 {
             self.device.write(self.id, CqReg::MrqFullPointer, count);
         }
-        Some((Posted::fetch(slot as u8), word0.rcode()))
+        Some(Reaped::Fetch(slot as u8, word0.rcode()))
     }
 
-    /// The next command that has ended, packets in the order of posting, and its result code. The
-    /// buffer of a packet is the caller's.
-    pub(crate) fn reap(&mut self) -> Option<(Posted, Rcode)> {
+    /// The next command that has ended, packets in the order of posting. The buffer of a packet is
+    /// the caller's.
+    pub(crate) fn reap(&mut self) -> Option<Reaped> {
         if let Some(ended) = self.reap_notice() {
             return Some(ended);
         }
         loop {
             let (posted, rcode) = self.reap_completion()?;
-            let fetch = matches!(posted.purpose, Purpose::Fetch(_));
-            if !fetch || rcode.is_refused_unsent() {
-                return Some((posted, rcode));
+            match posted {
+                Posted::Packet {
+                    purpose,
+                    buffer,
+                    len,
+                } => {
+                    return Some(Reaped::Packet(Ended {
+                        purpose,
+                        rcode,
+                        buffer,
+                        len,
+                    }))
+                }
+                Posted::Fetch(slot) if rcode.is_refused_unsent() => {
+                    return Some(Reaped::Fetch(slot, rcode))
+                }
+                Posted::Fetch(_) => {}
             }
         }
     }
@@ -438,8 +380,58 @@ fn arm(queue: &Table) {
 }
 
 impl PacketQueue for Sender {
-    fn post(&mut self, target: &PacketTarget, tag: Tag, parts: &[&[u8]]) -> bool {
-        self.post_parts(Purpose::Packet(tag), target, parts)
+    type Buffer = u16;
+
+    fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    fn size(&self) -> usize {
+        OUT.into()
+    }
+
+    fn take(&mut self) -> Option<u16> {
+        self.free.pop()
+    }
+
+    fn give_up(&mut self, buffer: u16) {
+        // There is room: each one was in there at first.
+        let _ = self.free.push_within_capacity(buffer);
+    }
+
+    fn write(&mut self, buffer: &u16, at: usize, bytes: &[u8]) -> bool {
+        let payload = self.payload(*buffer);
+        let place = payload.and_then(|all| all.get_mut(at..at + bytes.len()));
+        place.map(|place| place.copy_from_slice(bytes)).is_some()
+    }
+
+    fn read(&mut self, buffer: &u16, to: &mut [u8]) -> bool {
+        let payload = self.payload(*buffer);
+        let from = payload.and_then(|all| all.get(..to.len()));
+        from.map(|from| to.copy_from_slice(from)).is_some()
+    }
+
+    fn post_buffer(
+        &mut self,
+        buffer: u16,
+        len: u16,
+        target: &PacketTarget,
+        purpose: Purpose,
+    ) -> bool {
+        let Some(memory) = self.memory.as_ref() else {
+            self.give_up(buffer);
+            return false;
+        };
+        let frame = memory.frames.addr() + u64::from(buffer) * PACKET_BUFFER_SIZE as u64;
+        // Whoever is held must hear of room as soon as there is some: at the ends of frames.
+        let ask = self.room() < ENOUGH && usize::from(len) < SYSTEM_PAYLOAD_MAX;
+        let posted = Posted::Packet {
+            purpose,
+            buffer,
+            len,
+        };
+        self.push(posted, target.descriptor(frame, len, ask));
+        true
     }
 }
 
@@ -489,8 +481,8 @@ impl Receiver {
         }
         this.write(TniReg::Imr, u64::MAX);
         this.write(TniReg::Irc, u64::MAX);
-        let mask = !(1 << PrqRcode::SystemTlp as u8);
-        for (reg, value) in PacketQueues::registers(mask, this.pbq.addr(), this.prq.addr()) {
+        let (mask, pbq, prq) = (PacketQueues::SYSTEM_ONLY, this.pbq.addr(), this.prq.addr());
+        for (reg, value) in PacketQueues::registers(mask, pbq, prq) {
             this.write(reg, value);
         }
         this.write(TniReg::PrqInterruptArmPa, this.prq.qword_addr(ARM));
@@ -527,8 +519,7 @@ impl Receiver {
             return None;
         }
         let header = TlpHeader(self.frames.load((at + ROUTING_HEADER_SIZE) / 8));
-        let len = usize::from(header.length()).min(SYSTEM_PAYLOAD_MAX);
-        let payload = self.frames.bytes(at + HEADER_SIZE, len)?;
+        let payload = self.frames.bytes(at + HEADER_SIZE, header.payload_len())?;
         Some((header.source(), payload))
     }
 
@@ -589,11 +580,10 @@ impl Receiver {
 impl Drop for Receiver {
     fn drop(&mut self) {
         self.write(TniReg::Imr, u64::MAX);
-        self.write(TniReg::PrqPa, 0);
-        self.write(TniReg::PbqPa, 0);
-        self.write(TniReg::PrqInterruptArmPa, 0);
-        // Writes may be posted. When this is answered they have arrived, and nothing is written to
-        // the buffers any more.
+        for (reg, value) in PacketQueues::CLOSED {
+            self.write(reg, value);
+        }
+        // When this is answered, the writes have arrived.
         self.device.read(self.tni, TniReg::PrqPa);
     }
 }

@@ -13,6 +13,7 @@ use kernel::bindings;
 use kernel::prelude::*;
 use kernel::sync::Arc;
 
+use tofu_abi::cq::StagTables;
 use tofu_abi::regs::CqsReg;
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering, TABLE_ALIGN};
 use tofu_abi::StagOffset;
@@ -321,12 +322,6 @@ fn block(pages: u64, count: usize) -> [u64; 2] {
     [block.0, count as u64]
 }
 
-/// Stores an entry of two qwords, the one with the enable bit last.
-fn store_entry(table: &Table, index: usize, [first, second]: [u64; 2]) {
-    table.store(2 * index + 1, second);
-    table.store(2 * index, first);
-}
-
 impl RendezvousMemory {
     /// Tables without a page.
     ///
@@ -349,30 +344,27 @@ impl RendezvousMemory {
             areas: Areas::new(device),
         };
         let fetch = block(this.fetch.addr(), SLOTS * FETCH_PAGES);
-        store_entry(&this.blocks, FETCH_BLOCK, fetch);
+        this.blocks.store_entry(FETCH_BLOCK, fetch);
         for slot in 0..SLOTS {
             let pages = this.share.addr() + (slot * SHARE_PAGES * size_of::<u64>()) as u64;
-            store_entry(&this.blocks, SHARE_BLOCK + slot, block(pages, SHARE_PAGES));
+            this.blocks
+                .store_entry(SHARE_BLOCK + slot, block(pages, SHARE_PAGES));
         }
         let entry = Steering(0).with_mbid(FETCH_BLOCK as u16).with_enable(true);
-        store_entry(
-            &this.steering,
-            FETCH as usize,
-            [entry.0, (SLOTS * REST_MAX) as u64],
-        );
+        let len = (SLOTS * REST_MAX) as u64;
+        this.steering.store_entry(FETCH as usize, [entry.0, len]);
         Ok(this)
     }
 
     /// What to tell the device of the tables.
     pub(crate) fn registers(&self) -> [(CqsReg, u64); 6] {
-        [
-            (CqsReg::MemoryBlockTableIpa, self.blocks.addr()),
-            (CqsReg::MemoryBlockTableSize, BLOCKS as u64),
-            (CqsReg::MemoryBlockTableEnable, 1),
-            (CqsReg::SteeringTableIpa, self.steering.addr()),
-            (CqsReg::SteeringTableSize, STAGS as u64),
-            (CqsReg::SteeringTableEnable, 1),
-        ]
+        let tables = StagTables {
+            blocks: self.blocks.addr(),
+            block_count: BLOCKS as u32,
+            steering: self.steering.addr(),
+            stags: STAGS as u32,
+        };
+        tables.registers()
     }
 
     /// Has the device read the bytes of a frame of the stack's from `at` on where they are, and
@@ -426,7 +418,7 @@ impl RendezvousMemory {
             .with_mbva_units(lead / BEGIN)
             .with_mbid((SHARE_BLOCK + slot) as u16)
             .with_enable(true);
-        store_entry(&self.steering, stag as usize, [steering.0, len]);
+        self.steering.store_entry(stag as usize, [steering.0, len]);
         if let Some(place) = self.shared.get_mut(slot) {
             let before = place.replace((stag, shared));
             self.shared_count += usize::from(before.is_none());

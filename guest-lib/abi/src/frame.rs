@@ -148,6 +148,12 @@ impl TlpHeader {
         Coords::new(self.x(), self.y(), self.z(), self.a(), self.b(), self.c())
     }
 
+    /// Bytes of payload, as many as a system packet can have at most.
+    pub const fn payload_len(self) -> usize {
+        let len = self.length() as usize;
+        if len > SYSTEM_PAYLOAD_MAX { SYSTEM_PAYLOAD_MAX } else { len }
+    }
+
     /// A copy with the source's coordinates replaced.
     #[must_use]
     pub const fn with_source(self, n: Coords) -> Self {

@@ -13,6 +13,7 @@ pub mod addr;
 pub mod barrier;
 #[doc(hidden)]
 pub mod bits;
+pub mod cq;
 pub mod desc;
 pub mod frame;
 pub mod generation;

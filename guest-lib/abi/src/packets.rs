@@ -3,7 +3,9 @@
 
 use crate::desc::{Command, Descriptor, Header1};
 use crate::frame::HEADER_SIZE;
-use crate::queue::{MrqId, PACKET_BUFFER_SIZE, PbqEntry, PrqEntry, RingIndex, queue_entries};
+use crate::queue::{
+    MrqId, PACKET_BUFFER_SIZE, PbqEntry, PrqEntry, PrqRcode, RingIndex, queue_entries,
+};
 use crate::regs::TniReg;
 use crate::{Coords, Path, TniId};
 
@@ -72,10 +74,17 @@ impl PacketQueues {
     /// MRQ_MASK of the control queue that sends the packets: it also fetches from other nodes by
     /// Gets, whose ends are its only notices. So others cannot fill its message receive queue.
     pub const MRQ_MASK: u64 = MrqId::mask_all_but(&[MrqId::GetLast, MrqId::GetLastRemoteError]);
+    /// PRQ_MASK that lets system packets pass, and nothing else.
+    pub const SYSTEM_ONLY: u64 = !(1 << PrqRcode::SystemTlp as u8);
+    /// The values to write to the registers of the TNI, in this order, to take queues and buffers
+    /// from the device. Writes may be posted: when a read of one of these registers is answered,
+    /// they have arrived, and nothing is written to the buffers any more.
+    pub const CLOSED: [(TniReg, u64); 3] =
+        [(TniReg::PrqPa, 0), (TniReg::PbqPa, 0), (TniReg::PrqInterruptArmPa, 0)];
     /// Size code of the queues.
-    pub const SIZE_CODE: u64 = 0;
+    pub const SIZE_CODE: u8 = 0;
     /// Entries of each queue.
-    pub const ENTRIES: u32 = match queue_entries(Self::SIZE_CODE) {
+    pub const ENTRIES: u32 = match queue_entries(Self::SIZE_CODE as u64) {
         Some(entries) => entries,
         None => 0,
     };
@@ -100,9 +109,9 @@ impl PacketQueues {
         [
             (TniReg::PrqMask, mask),
             (TniReg::PrqEntryCoalescingTimer, 0),
-            (TniReg::PbqSize, Self::SIZE_CODE),
+            (TniReg::PbqSize, Self::SIZE_CODE as u64),
             (TniReg::PbqPa, pbq),
-            (TniReg::PrqSize, Self::SIZE_CODE),
+            (TniReg::PrqSize, Self::SIZE_CODE as u64),
             (TniReg::PrqPa, prq),
         ]
     }

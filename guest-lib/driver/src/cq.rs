@@ -3,6 +3,7 @@
 use core::mem;
 
 use thiserror::Error;
+use tofu_abi::cq::{CqRings, StagTables};
 use tofu_abi::irq::{CqsIrqs, vector};
 use tofu_abi::queue::queue_entries;
 use tofu_abi::regs::{CqReg, CqsMode, CqsReg, CqsStatus, TniReg, cq_page, cqs_page, tni_base};
@@ -242,31 +243,34 @@ impl<P: Platform> Cq<P> {
     }
 
     fn enable(&mut self, config: &CqConfig) -> Result<(), TimedOut> {
-        let stags = u64::from(self.tables.len());
+        let stags = self.tables.len();
         let rings = self.rings.memory();
-        let writes = [
+        let rings = CqRings {
+            toq: rings.toq_addr(),
+            toq_size: config.toq_size,
+            tcq: rings.tcq_addr(),
+            mrq: rings.mrq_addr(),
+            mrq_size: config.mrq_size,
+            mrq_mask: config.mrq_mask,
+            tcq_coalescing_ns: config.tcq_coalescing_ns,
+            mrq_coalescing_ns: config.mrq_coalescing_ns,
+        };
+        let tables = StagTables {
+            blocks: self.tables.blocks().device_addr(),
+            block_count: stags,
+            steering: self.tables.steering().device_addr(),
+            stags,
+        };
+        let settings = [
             (CqsReg::Mode, config.mode.0),
             (CqsReg::Gpid, config.gpid),
-            (CqsReg::ToqIpa, rings.toq_addr()),
-            (CqsReg::ToqSize, config.toq_size.into()),
-            (CqsReg::TcqIpa, rings.tcq_addr()),
-            (CqsReg::MrqIpa, rings.mrq_addr()),
-            (CqsReg::MrqSize, config.mrq_size.into()),
-            (CqsReg::MrqMask, config.mrq_mask),
-            (CqsReg::TcqDescriptorCoalescingTimer, config.tcq_coalescing_ns),
-            (CqsReg::MrqDescriptorCoalescingTimer, config.mrq_coalescing_ns),
             (CqsReg::MrqInterruptCoalescingTimer, config.mrq_interrupt_ns),
             (CqsReg::MrqInterruptCoalescingCount, config.mrq_interrupt_count),
             (CqsReg::MrqInterruptMask, config.mrq_interrupt_mask),
             (CqsReg::InterruptArmIpa, self.arm.as_ref().map_or(0, Arm::addr)),
-            (CqsReg::MemoryBlockTableIpa, self.tables.blocks().device_addr()),
-            (CqsReg::MemoryBlockTableSize, stags),
-            (CqsReg::MemoryBlockTableEnable, 1),
-            (CqsReg::SteeringTableIpa, self.tables.steering().device_addr()),
-            (CqsReg::SteeringTableSize, stags),
-            (CqsReg::SteeringTableEnable, 1),
         ];
-        for (reg, value) in writes {
+        for (reg, value) in settings.into_iter().chain(rings.registers()).chain(tables.registers())
+        {
             self.write(reg, value);
         }
         self.irq().reset(self.interrupts);

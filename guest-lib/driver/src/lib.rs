@@ -49,7 +49,9 @@ pub use device::{Device, DeviceError, IrqUnit, TimedOut, Tni};
 #[cfg(feature = "volatile")]
 pub use free::FreeList;
 pub use order::{BadPiggyback, Order, Target};
-pub use packets::{Lost, PacketConfig, PacketError, Packets, Received, SendError, Sent};
+pub use packets::{
+    Completed, PacketConfig, PacketError, Packets, Received, SendError, Sent, TxBuffer,
+};
 pub use platform::{DmaBuffer, DmaError, IrqError, Platform, UserPage};
 pub use rings::{Completion, Full, Notice, RingMemory, Rings};
 pub use rounds::{Outcome, Rounds, StartError};

@@ -61,7 +61,7 @@ impl PacketConfig {
             cq: None,
             rx_buffers: 256,
             tx_buffers: 256,
-            mask: !(1 << PrqRcode::SystemTlp as u8),
+            mask: PacketQueues::SYSTEM_ONLY,
             interrupt_ns: 0,
             interrupt_count: 0,
             interrupts: true,
@@ -136,14 +136,20 @@ impl Sent {
     }
 }
 
-/// A lost packet, still in its buffer.
+/// A buffer of [`Packets`] for a packet, neither free nor with the device.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "it comes back by `post_buffer` or `give_up`"]
+pub struct TxBuffer(u16);
+
+/// A packet whose sending has ended, still in its buffer.
 #[derive(Debug)]
-#[must_use = "its buffer comes back by `resend` or `give_up`"]
-pub struct Lost {
+pub struct Completed {
     /// The result of sending it.
     pub sent: Sent,
-    buffer: u16,
-    len: u32,
+    /// Its buffer.
+    pub buffer: TxBuffer,
+    /// Number of bytes of its payload.
+    pub len: u16,
 }
 
 /// A received packet.
@@ -157,6 +163,18 @@ pub struct Received {
     pub header: TlpHeader,
     /// Number of bytes of payload that were copied.
     pub len: usize,
+}
+
+impl TxBuffer {
+    /// Offset of the buffer among the buffers for sending, in bytes.
+    fn start(&self) -> usize {
+        usize::from(self.0) * PACKET_BUFFER_SIZE
+    }
+
+    /// Offset of its payload among the buffers for sending, in bytes.
+    fn payload(&self) -> usize {
+        self.start() + HEADER_SIZE
+    }
 }
 
 /// The memory that the device uses.
@@ -334,28 +352,64 @@ impl<P: Platform> Packets<P> {
         if len > SYSTEM_PAYLOAD_MAX {
             return Err(SendError::TooLong(len));
         }
-        let buffer = self.free_tx.pop().ok_or(SendError::Full)?;
-        let at = usize::from(buffer) * PACKET_BUFFER_SIZE;
-        let mut end = at + HEADER_SIZE;
+        let buffer = self.take_buffer().ok_or(SendError::Full)?;
+        let mut end = 0;
         for part in parts {
-            self.memory.tx.write(end, part);
+            self.write_payload(&buffer, end, part);
             end += part.len();
         }
-        self.post_buffer(buffer, len, to, cookie).inspect_err(|_| self.free_tx.push(buffer))
+        self.post_buffer(buffer, len as u16, to, cookie)
     }
 
-    fn post_buffer(
+    /// Takes a free buffer, if there is one.
+    pub fn take_buffer(&mut self) -> Option<TxBuffer> {
+        self.free_tx.pop().map(TxBuffer)
+    }
+
+    /// Frees a buffer.
+    pub fn give_up(&mut self, buffer: TxBuffer) {
+        self.free_tx.push(buffer.0);
+    }
+
+    /// Writes a part of a packet's payload, from offset `at` on. False if it does not fit.
+    pub fn write_payload(&mut self, buffer: &TxBuffer, at: usize, bytes: &[u8]) -> bool {
+        let fits = at.checked_add(bytes.len()).is_some_and(|end| end <= SYSTEM_PAYLOAD_MAX);
+        if fits {
+            self.memory.tx.write(buffer.payload() + at, bytes);
+        }
+        fits
+    }
+
+    /// Reads the beginning of a packet's payload. False if there are not so many bytes.
+    pub fn read_payload(&self, buffer: &TxBuffer, to: &mut [u8]) -> bool {
+        let fits = to.len() <= SYSTEM_PAYLOAD_MAX;
+        if fits {
+            self.memory.tx.read(buffer.payload(), to);
+        }
+        fits
+    }
+
+    /// Like [`Packets::post`], with the payload of `len` bytes that is in the buffer. In case of an
+    /// error the buffer is freed.
+    ///
+    /// # Errors
+    ///
+    /// See [`SendError`].
+    pub fn post_buffer(
         &mut self,
-        buffer: u16,
-        len: usize,
+        buffer: TxBuffer,
+        len: u16,
         to: &PacketTarget,
         cookie: u32,
     ) -> Result<(), SendError> {
-        let at = u64::from(buffer) * PACKET_BUFFER_SIZE as u64;
-        let order = Order::system_packet(to, self.memory.tx.device_addr() + at, len as u16);
-        let cookie = u64::from(cookie) << 32 | (len as u64) << 16 | u64::from(buffer);
-        let cq = self.cq.as_mut().ok_or(SendError::Full)?;
-        cq.post(&order, cookie).map_err(|_| SendError::Full)?;
+        let frame = self.memory.tx.device_addr() + buffer.start() as u64;
+        let order = Order::system_packet(to, frame, len);
+        let cookie = u64::from(cookie) << 32 | u64::from(len) << 16 | u64::from(buffer.0);
+        let posted = self.cq.as_mut().is_some_and(|cq| cq.post(&order, cookie).is_ok());
+        if !posted {
+            self.give_up(buffer);
+            return Err(SendError::Full);
+        }
         self.posted = true;
         Ok(())
     }
@@ -397,19 +451,14 @@ impl<P: Platform> Packets<P> {
 
     /// The result of the next packet, in the order of sending.
     pub fn poll_sent(&mut self) -> Option<Sent> {
-        Some(match self.poll_sent_or_lost()? {
-            Ok(sent) => sent,
-            Err(lost) => {
-                let sent = lost.sent;
-                self.give_up(lost);
-                sent
-            }
-        })
+        let Completed { sent, buffer, .. } = self.poll_completed()?;
+        self.give_up(buffer);
+        Some(sent)
     }
 
-    /// Like [`Packets::poll_sent`], but a lost packet stays in its buffer until [`Packets::resend`]
-    /// or [`Packets::give_up`].
-    pub fn poll_sent_or_lost(&mut self) -> Option<Result<Sent, Lost>> {
+    /// Like [`Packets::poll_sent`], but the packet stays in its buffer, so that a lost one can be
+    /// sent again.
+    pub fn poll_completed(&mut self) -> Option<Completed> {
         let cq = self.cq.as_mut()?;
         // The notice of a Get says that it has ended.
         while let Some(notice) = cq.poll_mrq() {
@@ -425,35 +474,11 @@ impl<P: Platform> Packets<P> {
                 self.fetched.push_back(((done.cookie >> 32) as u16, done.rcode));
             }
         };
-        let sent = Sent { cookie: (done.cookie >> 32) as u32, rcode: done.rcode };
-        let lost = Lost { sent, buffer: done.cookie as u16, len: done.cookie as u32 >> 16 };
-        if !sent.is_success() {
-            return Some(Err(lost));
-        }
-        self.give_up(lost);
-        Some(Ok(sent))
-    }
-
-    /// Posts a lost packet again, to a given target and over a given path.
-    pub fn resend(&mut self, lost: Lost, to: &PacketTarget, cookie: u32) {
-        // The queue has room for a packet from each buffer.
-        if self.post_buffer(lost.buffer, lost.len as usize, to, cookie).is_err() {
-            self.give_up(lost);
-        }
-    }
-
-    /// Frees the buffer of a lost packet.
-    pub fn give_up(&mut self, lost: Lost) {
-        self.free_tx.push(lost.buffer);
-    }
-
-    /// Copies the payload of a lost packet to `buf`, as far as it fits, and returns the number of
-    /// copied bytes.
-    pub fn read_lost(&self, lost: &Lost, buf: &mut [u8]) -> usize {
-        let len = (lost.len as usize).min(buf.len());
-        let at = usize::from(lost.buffer) * PACKET_BUFFER_SIZE + HEADER_SIZE;
-        self.memory.tx.read(at, &mut buf[..len]);
-        len
+        Some(Completed {
+            sent: Sent { cookie: (done.cookie >> 32) as u32, rcode: done.rcode },
+            buffer: TxBuffer(done.cookie as u16),
+            len: (done.cookie >> 16) as u16,
+        })
     }
 
     /// The memory that others may read. The caller decides on its contents.
@@ -499,7 +524,7 @@ impl<P: Platform> Packets<P> {
     }
 
     /// The next completed [`Packets::fetch`]: its cookie and result code.
-    /// [`Packets::poll_sent_or_lost`] finds completed ones.
+    /// [`Packets::poll_completed`] finds completed ones.
     pub fn poll_fetched(&mut self) -> Option<(u16, Rcode)> {
         self.fetched.pop_front()
     }
@@ -551,6 +576,13 @@ impl<P: Platform> Packets<P> {
         }
     }
 
+    /// The beginning of the next packet, which is not taken. `None` if there is none, or one that
+    /// [`Packets::recv`] skips.
+    pub fn peek(&self, head: &mut [u8]) -> Option<Received> {
+        let entry = self.next()?;
+        self.copy(entry, self.queues.buffer(entry)?, head, &mut [])
+    }
+
     fn copy(
         &self,
         entry: PrqEntry,
@@ -561,7 +593,7 @@ impl<P: Platform> Packets<P> {
         let kind = entry.kind().filter(|_| !entry.e())?;
         let rx = &self.memory.rx;
         let header = TlpHeader(rx.load_u64(at + ROUTING_HEADER_SIZE, Ordering::Relaxed));
-        let len = usize::from(header.length()).min(SYSTEM_PAYLOAD_MAX);
+        let len = header.payload_len();
         let in_head = len.min(head.len());
         let in_body = (len - in_head).min(body.len());
         rx.read(at + HEADER_SIZE, &mut head[..in_head]);
@@ -649,9 +681,9 @@ impl<P: Platform> Device<P> {
     pub fn stop_packets(&self, tni: TniId) {
         self.tni(tni).irq().mask(WAKING);
         let base = tni_base(tni);
-        self.platform().bar0_write64(base + TniReg::PrqPa.offset(), 0);
-        self.platform().bar0_write64(base + TniReg::PbqPa.offset(), 0);
-        self.platform().bar0_write64(base + TniReg::PrqInterruptArmPa.offset(), 0);
+        for (reg, value) in PacketQueues::CLOSED {
+            self.platform().bar0_write64(base + reg.offset(), value);
+        }
         // Writes may be posted. The answer to this read shows that they have arrived, and that
         // nothing is written to the buffers any more.
         self.platform().bar0_read64(base + TniReg::PrqPa.offset());

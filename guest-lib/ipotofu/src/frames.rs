@@ -1,26 +1,24 @@
-//! Conversion between frames and fragments, without a device.
+//! Frames in and packets out, and the reverse, without a device.
 
 use alloc::collections::VecDeque;
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
 use thiserror::Error;
 use tofu_abi::topology::Shape;
-use tofu_abi::{Coords, StagOffset};
+use tofu_abi::{Coords, Rcode, TniId};
 
-use crate::addr::{self, Mac};
+use crate::addr::Mac;
 use crate::counters::Counters;
-use crate::inbound::{Event, Inbound, Limits};
-use crate::neighbor::{Answer, LocalNode};
+use crate::health::Health;
+use crate::inbound::{Event, Inbound, Incoming, Limits};
+use crate::neighbor::{Destination, LocalNode};
 use crate::nodes::Peers;
-use crate::offload::{METADATA_SIZE, Metadata};
-use crate::rendezvous::{MIN_FRAME, Request};
+use crate::offload::{MAX_OFFLOADED, Metadata};
+use crate::outbound::{Outbound, PacketQueue, Sending, Unsent};
 use crate::storage::Heap;
-use crate::tree;
-use crate::wire::{
-    self, Capabilities, ETHERNET_HEADER, FRAGMENT_MAX, Fragment, HEADER_SIZE, PacketKind, Repr,
-    Words,
-};
+use crate::wire::{self, Capabilities, ETHERNET_HEADER, Fragment};
 
 /// The most answers to address queries that wait to be taken.
 const MAX_REPLIES: usize = 64;
@@ -92,38 +90,54 @@ pub enum SendError {
         .0[0], .0[1], .0[2], .0[3], .0[4], .0[5]
     )]
     NoSuchNode(Mac),
+    /// Too many packets are in flight. Try again when there is room.
+    #[error("too many packets are on their way out")]
+    Full,
 }
 
-/// Takes fragments: the header, the bytes between it and the part of the frame, and that part.
-type FragmentSink<'a> = dyn FnMut([u8; HEADER_SIZE], &[u8], &[u8]) + 'a;
+/// The sides of a link, and what it knows of the capabilities of other nodes.
+pub(crate) struct Sides<'a> {
+    pub(crate) inbound: &'a mut Inbound<Heap, Vec<u8>>,
+    pub(crate) outbound: &'a mut Outbound<Heap>,
+    pub(crate) peers: &'a Peers<Heap>,
+}
 
-/// The state of a node's link.
+/// The state of a node's link, apart from frames that are fetched.
 #[derive(Debug)]
 pub struct Core {
     config: Config,
-    me: Coords,
-    next_id: u32,
     inbound: Inbound<Heap, Vec<u8>>,
+    outbound: Outbound<Heap>,
     peers: Peers<Heap>,
     replies: VecDeque<Vec<u8>>,
-    counters: Counters,
 }
 
 impl Core {
-    /// The link of node `me`. An MTU out of range is replaced by the nearest valid one.
-    pub fn new(mut config: Config, me: Coords) -> Self {
+    /// The link of node `me` on a TNI. An MTU out of range is replaced by the nearest valid one.
+    pub fn new(mut config: Config, me: Coords, tni: TniId, now_ns: u64) -> Self {
         config.mtu = config.mtu.clamp(Config::MIN_MTU, Config::MAX_MTU);
         config.rendezvous &= config.offload;
+        let Config { shape, machine, offload, rendezvous, acknowledge, .. } = config;
         let limits = Limits {
             frame: config.max_frame(),
-            offload: config.offload,
+            offload,
             broadcasts: true,
             reassemblies: config.reassemblies,
         };
-        let Ok(inbound) = Inbound::new(config.shape, me, limits);
-        let Ok(peers) = Peers::new();
-        let (replies, counters) = (VecDeque::new(), Counters::default());
-        Self { config, me, next_id: 0, inbound, peers, replies, counters }
+        let sending = Sending {
+            node: LocalNode { shape, machine, me },
+            tni,
+            says: Capabilities { offload, rendezvous, split: false, more_queues: 0 },
+            max_frame: config.max_frame(),
+            acknowledge,
+            reports: true,
+            quiet_beats: u32::MAX,
+            suspect: false,
+        };
+        let Ok(inbound) = Inbound::new(shape, me, limits);
+        let (Ok(health), Ok(peers)) = (Health::new(shape, me), Peers::new());
+        let Ok(outbound) = Outbound::new(sending, Arc::new(health), now_ns);
+        Self { config, inbound, outbound, peers, replies: VecDeque::new() }
     }
 
     /// The configuration of the link.
@@ -133,40 +147,46 @@ impl Core {
 
     /// The node.
     pub fn me(&self) -> Coords {
-        self.me
+        self.outbound.node().me
     }
 
     /// The counters so far.
     pub fn counters(&self) -> Counters {
-        let mut counters = self.counters;
+        let mut counters = self.outbound.counters();
         counters += self.inbound.counters();
         counters
     }
 
-    /// The counters, for arriving packets.
-    pub(crate) fn count(&mut self) -> &mut Counters {
-        &mut self.counters
+    /// Its sides.
+    pub(crate) fn sides(&mut self) -> Sides<'_> {
+        let Self { inbound, outbound, peers, .. } = self;
+        Sides { inbound, outbound, peers }
     }
 
-    /// The capabilities that other nodes have announced.
-    pub(crate) fn peers(&self) -> &Peers<Heap> {
-        &self.peers
+    /// The result code of the last lost packet.
+    pub(crate) fn last_loss(&self) -> Option<Rcode> {
+        self.outbound.last_loss()
     }
 
-    fn node(&self) -> LocalNode {
-        LocalNode { shape: self.config.shape, machine: self.config.machine, me: self.me }
+    /// Whether nothing has to be done after some time.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.outbound.is_settled()
     }
 
-    /// Sets the number of the next frame. A node that was restarted must not repeat its earlier
-    /// numbers, because fragments of old frames could be taken for new ones.
-    pub fn set_next_id(&mut self, id: u32) {
-        self.next_id = id;
+    /// The sending side.
+    pub fn outbound(&mut self) -> &mut Outbound<Heap> {
+        &mut self.outbound
+    }
+
+    /// Which links are known to be dead.
+    pub fn health(&self) -> &Arc<Health<Heap>> {
+        self.outbound.health()
     }
 
     /// Tells this node the addresses of another one, as if it had asked for them. False if too many
     /// answers already wait to be taken.
     pub fn introduce(&mut self, node: Coords) -> bool {
-        let answers = self.node().introduction(node);
+        let answers = self.outbound.node().introduction(node);
         let fits = self.replies.len() + answers.len() <= MAX_REPLIES;
         if fits {
             self.replies.extend(answers.map(|answer| answer.as_bytes().to_vec()));
@@ -184,18 +204,13 @@ impl Core {
         !self.replies.is_empty()
     }
 
-    /// Number of packets that a frame needs; 0 if it has no destination.
-    pub fn packets_for(&self, frame: &[u8]) -> usize {
-        let fragments = frame.len().div_ceil(FRAGMENT_MAX);
-        match destination(frame) {
-            Some(mac) if addr::is_multicast(mac) => {
-                fragments * tree::children(&self.config.shape, self.me, self.me).count()
-            }
-            _ => fragments,
-        }
+    /// Where a frame goes.
+    pub fn destination(&self, frame: &[u8]) -> Destination {
+        let first = |mac: &mut Mac| frame.first_chunk().map(|first| *mac = *first).is_some();
+        self.outbound.node().destination(frame.len(), first)
     }
 
-    /// Sends an Ethernet frame: passes its fragments to `out`.
+    /// Sends an Ethernet frame: puts its fragments into the queue.
     ///
     /// A query for the address of a node is answered here and not sent.
     ///
@@ -204,177 +219,90 @@ impl Core {
     /// See [`SendError`].
     pub fn send(
         &mut self,
+        queue: &mut impl PacketQueue,
         frame: &[u8],
-        out: &mut dyn FnMut(&Fragment<'_>),
+        now_ns: u64,
     ) -> Result<(), SendError> {
-        let mac = destination(frame).filter(|_| frame.len() >= ETHERNET_HEADER);
-        let mac = mac.ok_or(SendError::Runt(frame.len()))?;
-        let max = self.config.max_frame();
-        if frame.len() > max {
-            self.counters.oversized += 1;
-            return Err(SendError::TooLong { len: frame.len(), max });
-        }
-        if !addr::is_multicast(mac) {
-            let Some(to) = self.node().other(mac) else {
-                self.counters.no_such_node += 1;
-                return Err(SendError::NoSuchNode(mac));
-            };
-            self.counters.sent += 1;
-            self.cut(PacketKind::Unicast, &[], frame, &mut |header, prefix, body| {
-                out(&Fragment { to, broadcast: false, header, prefix, body });
-            });
-            return Ok(());
-        }
-        match self.node().answer(frame) {
-            Answer::Reply(reply) => {
-                self.counters.answered += 1;
-                if self.replies.len() < MAX_REPLIES {
-                    self.replies.push_back(reply.as_bytes().to_vec());
-                }
-                return Ok(());
+        let to = self.destination(frame);
+        let sent = self.outbound.send(queue, to, &frame, now_ns);
+        match (sent, to) {
+            (Ok(reply), _) => {
+                let reply = reply.filter(|_| self.replies.len() < MAX_REPLIES);
+                self.replies.extend(reply.map(|reply| reply.as_bytes().to_vec()));
+                Ok(())
             }
-            Answer::Silence => return Ok(()),
-            Answer::None => {}
-        }
-        self.counters.sent += 1;
-        let children = tree::children(&self.config.shape, self.me, self.me);
-        self.cut(PacketKind::Broadcast, &[], frame, &mut |header, prefix, body| {
-            for to in children.clone() {
-                out(&Fragment { to, broadcast: true, header, prefix, body });
+            // It is in the counters.
+            (Err(Unsent::Lost), _) => Ok(()),
+            (Err(Unsent::Full), _) => Err(SendError::Full),
+            (Err(Unsent::TooLong), _) => {
+                Err(SendError::TooLong { len: frame.len(), max: self.config.max_frame() })
             }
-        });
-        Ok(())
+            (Err(Unsent::NoSuchNode), Destination::Nobody(mac)) => Err(SendError::NoSuchNode(mac)),
+            (Err(Unsent::Runt | Unsent::NoSuchNode), _) => Err(SendError::Runt(frame.len())),
+        }
     }
 
     /// Sends an offloaded frame if the destination accepts it unchanged. Otherwise it does nothing
     /// and returns false: the frame must be completed ([`Metadata::complete`]) and sent.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError::Full`].
     pub fn send_offloaded(
         &mut self,
+        queue: &mut impl PacketQueue,
         metadata: &Metadata,
         frame: &[u8],
         now_ns: u64,
-        out: &mut dyn FnMut(&Fragment<'_>),
-    ) -> bool {
-        let to = self.taker(frame, frame.len()).filter(|to| self.peers.get(*to, now_ns).offload);
-        let Some(to) = to else { return false };
-        self.counters.sent += 1;
-        self.cut(PacketKind::Offloaded, &metadata.emit(), frame, &mut |header, prefix, body| {
-            out(&Fragment { to, broadcast: false, header, prefix, body });
-        });
-        true
-    }
-
-    /// The destination of a frame of `len` bytes that begins with `head`, if the frame can be sent
-    /// to it with its metadata in front: it must be one node, and the frame not too long.
-    fn taker(&self, head: &[u8], len: usize) -> Option<Coords> {
-        let fits = METADATA_SIZE + len <= u16::MAX.into() && len >= ETHERNET_HEADER;
-        let fits = fits && self.config.offload;
-        destination(head).filter(|_| fits).and_then(|mac| self.node().other(mac))
+    ) -> Result<bool, SendError> {
+        let fits = self.config.offload && frame.len() <= MAX_OFFLOADED;
+        let to = self.destination(frame).node().filter(|_| fits);
+        let Some(to) = to.filter(|to| self.peers.get(*to, now_ns).offload) else {
+            return Ok(false);
+        };
+        match self.outbound.unicast(queue, to, &frame, Some(metadata), now_ns) {
+            Err(Unsent::Full) => Err(SendError::Full),
+            _ => Ok(true),
+        }
     }
 
     /// The node that may be requested to fetch a frame of `len` bytes that begins with `head`.
     pub(crate) fn fetcher(&self, metadata: &Metadata, head: &[u8], len: usize) -> Option<Coords> {
-        let long = self.config.rendezvous && len >= MIN_FRAME;
-        let sendable = !metadata.is_empty() || len <= self.config.max_frame();
-        self.taker(head, len).filter(|_| long && sendable)
-    }
-
-    /// The request to fetch a frame of `len` bytes at `place`. `words` is the sum of its words.
-    pub(crate) fn request(
-        &mut self,
-        metadata: &Metadata,
-        len: usize,
-        words: Words,
-        place: StagOffset,
-    ) -> Request {
-        let id = self.new_id();
-        self.counters.sent += 1;
-        self.counters.rendezvous_sent += 1;
-        let (origin, metadata) = (self.me, metadata.emit());
-        let (len, sum) = (len as u32, fetched_sum(&metadata, words));
-        Request { origin, id, head: 0, len, sum, metadata, place }
-    }
-
-    /// Checks a fetched frame of `len` bytes: `head` contains all its headers, `words` is the sum
-    /// of its words. Returns its offload metadata if its origin may send it to this node.
-    pub(crate) fn fetched(
-        &mut self,
-        request: &Request,
-        head: &[u8],
-        len: usize,
-        words: Words,
-    ) -> Option<Metadata> {
-        if fetched_sum(&request.metadata, words) != request.sum {
-            self.counters.damaged += 1;
-            return None;
-        }
-        self.inbound.accept_fetched(request.origin, &request.metadata, head, len)
-    }
-
-    fn new_id(&mut self) -> u32 {
-        let id = self.next_id;
-        self.next_id = id.wrapping_add(1);
-        id
-    }
-
-    /// Cuts `prefix` and a frame into fragments.
-    fn cut(&mut self, kind: PacketKind, prefix: &[u8], frame: &[u8], out: &mut FragmentSink<'_>) {
-        let total = prefix.len() + frame.len();
-        let sum = if Repr::is_summed(kind, total) { sum_of([prefix, frame]) } else { 0 };
-        let whole = Repr {
-            kind,
-            takes_offloaded: self.config.offload,
-            acknowledge: kind == PacketKind::Broadcast && self.config.acknowledge,
-            total: total as u16,
-            offset: 0,
-            length: 0,
-            id: self.new_id(),
-            sum,
-            origin: self.me,
-        };
-        let Config { offload, rendezvous, .. } = self.config;
-        let says = Capabilities { offload, rendezvous, split: false, more_queues: 0 };
-        let (mut prefix, mut rest) = (prefix, frame);
-        for repr in whole.fragments() {
-            let (body, next) = rest.split_at(usize::from(repr.length) - prefix.len());
-            out(repr.emit_with(says), prefix, body);
-            (prefix, rest) = (&[], next);
-        }
+        let may = self.outbound.may_be_fetched(metadata, len, false);
+        self.destination(head).node().filter(|_| may)
     }
 
     /// Processes a packet from node `from`, given as its header and the rest.
     ///
-    /// A fragment of a broadcast is acknowledged and relayed to other nodes through `out`.
+    /// A fragment of a broadcast is acknowledged and relayed to other nodes.
     pub fn receive(
         &mut self,
+        queue: &mut impl PacketQueue,
         from: Coords,
-        header: &[u8],
-        body: &[u8],
+        (header, body): (&[u8], &[u8]),
         now_ns: u64,
-        out: &mut dyn FnMut(&Fragment<'_>),
     ) -> Event<Vec<u8>> {
-        let Some(packet) = self.inbound.parse(header, body) else { return Event::Nothing };
-        let make = |len| Some(vec![0; len]);
-        self.inbound.receive(from, &packet, &self.peers, now_ns, make, out)
+        match self.inbound.parse(header, body) {
+            Some(packet) => self.receive_frame(queue, from, &packet, now_ns),
+            None => Event::Nothing,
+        }
     }
-}
 
-/// The sum of a fetched frame with its metadata. `words` is the sum of the frame's words.
-fn fetched_sum(metadata: &[u8; METADATA_SIZE], words: Words) -> u32 {
-    let mut sum = wire::Sum::default();
-    sum.add(metadata);
-    sum.add_words(0, words);
-    sum.finish()
-}
-
-/// The sum over consecutive parts. Each but the last is a multiple of 8 bytes long.
-fn sum_of(parts: [&[u8]; 2]) -> u32 {
-    let mut sum = wire::Sum::default();
-    parts.into_iter().for_each(|part| sum.add(part));
-    sum.finish()
-}
-
-/// The destination address of a frame.
-fn destination(frame: &[u8]) -> Option<Mac> {
-    frame.first_chunk().copied()
+    /// Like [`Core::receive`], for a packet with a valid header.
+    pub(crate) fn receive_frame(
+        &mut self,
+        queue: &mut impl PacketQueue,
+        from: Coords,
+        packet: &Incoming<'_>,
+        now_ns: u64,
+    ) -> Event<Vec<u8>> {
+        let Self { inbound, outbound, peers, .. } = self;
+        let make = |len| Some(vec![0; len]);
+        let mut send = |fragment: &Fragment<'_>| outbound.post_fragment(queue, fragment, now_ns);
+        let event = inbound.receive(from, packet, peers, now_ns, make, &mut send);
+        if let Event::Acknowledged(key) = &event {
+            outbound.acknowledged(from, *key);
+        }
+        event
+    }
 }

@@ -7,9 +7,11 @@ use tofu_abi::topology::Shape;
 
 use crate::addr;
 use crate::counters::Counters;
+use crate::health::{Health, Report};
 use crate::nodes::Peers;
 use crate::offload::{METADATA_SIZE, Metadata};
 use crate::reassembly::{FrameBuffer, Reassembly};
+use crate::rendezvous::{self, Message};
 use crate::storage::Storage;
 use crate::tree;
 use crate::wire::{self, Capabilities, Fragment, FragmentKey, Packet, PacketKind, Repr};
@@ -44,6 +46,15 @@ pub struct Incoming<'a> {
     pub says: Capabilities,
     /// The fragment.
     pub body: &'a [u8],
+}
+
+/// What a packet contains.
+#[derive(Clone, Copy, Debug)]
+pub enum Arrival<'a> {
+    /// A message about frames that are fetched, see [`Inbound::message`].
+    Message,
+    /// A frame, a fragment of one, or an acknowledgement, see [`Inbound::receive`].
+    Frame(Incoming<'a>),
 }
 
 /// The result of a packet.
@@ -103,6 +114,52 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
     /// The counters, for events that are counted elsewhere.
     pub fn count(&mut self) -> &mut Counters {
         &mut self.counters
+    }
+
+    /// Sorts a packet from node `from` by its kind. Its header is separate from the rest. A report
+    /// of dead links is stored in `health`, if this node takes reports. This returns `None` for it,
+    /// and for an invalid packet, which is counted.
+    pub fn sort<'a>(
+        &mut self,
+        from: Coords,
+        header: &[u8],
+        body: &'a [u8],
+        health: Option<&Health<S>>,
+        now_ns: u64,
+    ) -> Option<Arrival<'a>> {
+        if Report::is_report(header) {
+            match (Report::parse(from, header), health) {
+                (Some(report), Some(health)) => _ = health.learn(&report, now_ns),
+                _ => self.counters.malformed += 1,
+            }
+            return None;
+        }
+        if rendezvous::is_message(header) {
+            return Some(Arrival::Message);
+        }
+        self.parse(header, body).map(Arrival::Frame)
+    }
+
+    /// Parses a message of node `from` about frames that are fetched, and stores the node's
+    /// capabilities. `says` is what this node announces: a message that does not fit to it is
+    /// invalid. An invalid message is counted.
+    pub fn message(
+        &mut self,
+        from: Coords,
+        (header, body): (&[u8], &[u8]),
+        says: Capabilities,
+        peers: &Peers<S>,
+        now_ns: u64,
+    ) -> Option<Message> {
+        let fits = |message: &Message| match message {
+            Message::Request(request) => says.split || !request.is_split(),
+            Message::Done { .. } => true,
+        };
+        let message = Message::parse(from, header, body).filter(|_| says.rendezvous).filter(fits);
+        let rendezvous = message.is_some();
+        peers.learn(from, Capabilities { rendezvous, ..Capabilities::of(header) }, now_ns);
+        self.counters.malformed += u64::from(message.is_none());
+        message
     }
 
     /// Parses the header of a packet, which is separate from the rest. An invalid packet is
@@ -198,7 +255,7 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
         // A repeated fragment is acknowledged, too: the first acknowledgement may have been lost.
         if repr.acknowledge {
             let header = repr.acknowledgement().emit();
-            send(&Fragment { to: from, broadcast: false, header, prefix: &[], body: &[] });
+            send(&Fragment { to: from, broadcast: false, header, body: &[] });
         }
         let key = Some(repr.key());
         if self.observed.contains(&key) {
@@ -209,7 +266,7 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
         self.next = (self.next + 1) % MAX_OBSERVED;
         for to in tree::children(&self.shape, repr.origin, self.me) {
             self.counters.relayed += 1;
-            send(&Fragment { to, broadcast: true, header: repr.emit(), prefix: &[], body });
+            send(&Fragment { to, broadcast: true, header: repr.emit(), body });
         }
         true
     }

@@ -3,14 +3,17 @@
 //! The manual describes the format and its reasons (docs/src/reference/ip-over-tofu.md).
 //!
 //! The engine has no device and no allocator. Its owner gives it memory ([`Storage`]), a queue to
-//! send packets by ([`PacketQueue`], [`rendezvous::Rendezvous`]) and frames to receive to
-//! ([`FrameBuffer`]). The kernel driver compiles this much of the crate. [`Inbound`] handles
-//! arriving packets, [`Outbound`] departing ones, and [`rendezvous`] long frames, which are
-//! fetched. They are based on [`addr`], which derives addresses from coordinates, [`hosts`] with
-//! names, [`wire`], the header of each packet, [`offload`], frames that others complete,
-//! [`neighbor`], address queries, [`tree`], the relaying of broadcasts, and [`routes`], the routes
-//! to a node. [`Health`] knows which links are dead, from [`Ports`] and from reports of other
-//! nodes.
+//! send packets by ([`PacketQueue`], [`rendezvous::Rendezvous`]), frames to send ([`Outgoing`]) and
+//! frames to receive to ([`FrameBuffer`]). The kernel driver compiles this much of the crate.
+//!
+//! [`Inbound`] sorts and handles arriving packets. [`Outbound`] cuts frames into packets, and
+//! handles packets whose sending has ended; it also tests the node's [`Ports`] and reports dead
+//! ones. [`rendezvous`] has long frames, which are fetched. [`Health`] knows which links are dead,
+//! from the node's own tests and from reports of other nodes.
+//!
+//! They are based on [`addr`], which derives addresses from coordinates, [`hosts`] with names,
+//! [`wire`], the header of each packet, [`offload`], frames that others complete, [`neighbor`],
+//! address queries, [`tree`], the relaying of broadcasts, and [`routes`], the routes to a node.
 //!
 //! The feature `link` adds [`Link`], which runs all of it over the driver's packet interface:
 //! frames in, frames out. [`Core`] is the same without a device.
@@ -44,6 +47,8 @@ pub mod routes;
 #[cfg(feature = "smoltcp")]
 mod stack;
 mod storage;
+#[cfg(any(feature = "link", test))]
+pub mod testing;
 pub mod tree;
 pub mod wire;
 
@@ -51,11 +56,11 @@ pub use counters::Counters;
 #[cfg(feature = "link")]
 pub use frames::{Config, Core, SendError};
 pub use health::{Health, Known, REPORT_NS, Report, Reporter};
-pub use inbound::{Event, Inbound, Incoming, Limits};
+pub use inbound::{Arrival, Event, Inbound, Incoming, Limits};
 #[cfg(feature = "link")]
 pub use link::{Frame, FrameSlot, Link, LinkError};
 pub use nodes::{CAPABILITIES_NS, Peers};
-pub use outbound::{Outbound, PacketQueue, Tag};
+pub use outbound::{Ended, Offer, Outbound, Outgoing, PacketQueue, Purpose, Sending, Tag, Unsent};
 pub use ports::{Ports, dead_links_met};
 pub use reassembly::FrameBuffer;
 #[cfg(feature = "smoltcp")]

@@ -5,29 +5,31 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
+use core::mem;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
+use tofu_abi::packets::PacketQueues;
 use tofu_abi::queue::PrqRcode;
 use tofu_abi::{Coords, PacketTarget, Rcode};
 use tofu_driver::{
-    Device, DmaBuffer, PacketConfig, PacketError, Packets, Platform, Received, Target,
+    Completed, Device, DmaBuffer, PacketConfig, PacketError, Packets, Platform, Sent, Target,
+    TxBuffer,
 };
 
 use crate::addr::{self, Mac};
 use crate::counters::Counters;
-use crate::frames::{Config, Core, SendError};
-use crate::health::{Health, Report, Reporter};
-use crate::inbound::Event;
-use crate::neighbor::LocalNode;
-use crate::offload::{BadMetadata, HEAD, MAX_HEADERS, METADATA_SIZE, Metadata};
-use crate::outbound::{Outbound, PacketQueue, Tag};
-use crate::ports::{Ports, dead_links_met};
-use crate::rendezvous::{self, Fetches, Message, OVERTAKE_NS, Rendezvous, Request, Requests, Room};
+use crate::frames::{Config, Core, SendError, Sides};
+use crate::health::Health;
+use crate::inbound::{Arrival, Event};
+use crate::offload::{BadMetadata, HEAD, MAX_HEADERS, Metadata};
+use crate::outbound::{Ended, Offer, Outbound, PacketQueue, Purpose};
+use crate::ports::dead_links_met;
+use crate::rendezvous::{self, Fetches, Message, Rendezvous, Request, Requests, Room};
 use crate::storage::Heap;
 use crate::tree;
-use crate::wire::{Capabilities, FRAGMENT_MAX, Fragment, HEADER_SIZE, Words};
+use crate::wire::{FRAGMENT_MAX, HEADER_SIZE, Words};
 
 /// How long a wait polls for packets in flight before it sleeps, and the longest sleep while there
 /// are any, both in nanoseconds.
@@ -35,8 +37,6 @@ const SETTLE_NS: u64 = 5_000;
 const NAP_NS: u64 = 10_000_000;
 /// How often the node's ports are tested while there is a reason to, in nanoseconds.
 const BEAT_NS: u64 = 1_000_000_000;
-/// Base of the cookies of packets that test a port. The port's number is added.
-const PORT_COOKIE: u32 = 1 << Tag::BITS;
 
 /// Why a link cannot be opened, or a frame not be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -64,120 +64,61 @@ pub enum LinkError {
     Metadata,
 }
 
-impl<P: Platform> PacketQueue for Packets<P> {
-    fn post(&mut self, target: &PacketTarget, tag: Tag, parts: &[&[u8]]) -> bool {
-        Packets::post(self, target, parts, tag.pack()).is_ok()
+impl From<SendError> for LinkError {
+    fn from(error: SendError) -> Self {
+        match error {
+            SendError::Full => Self::Full,
+            error => Self::Frame(error),
+        }
     }
 }
 
-/// The sending side of a link.
-struct Out<P: Platform> {
-    packets: Packets<P>,
-    outbound: Outbound<Heap>,
-    me: Coords,
-    node: LocalNode,
-    ports: Ports,
-    reporter: Reporter,
-    beat_ns: u64,
-    /// Result code of the last packet that was lost.
-    last_loss: Option<Rcode>,
+impl<P: Platform> PacketQueue for Packets<P> {
+    type Buffer = TxBuffer;
+
+    fn room(&self) -> usize {
+        self.free()
+    }
+
+    fn size(&self) -> usize {
+        self.buffers()
+    }
+
+    fn take(&mut self) -> Option<TxBuffer> {
+        self.take_buffer()
+    }
+
+    fn give_up(&mut self, buffer: TxBuffer) {
+        Packets::give_up(self, buffer);
+    }
+
+    fn write(&mut self, buffer: &TxBuffer, at: usize, bytes: &[u8]) -> bool {
+        self.write_payload(buffer, at, bytes)
+    }
+
+    fn read(&mut self, buffer: &TxBuffer, to: &mut [u8]) -> bool {
+        self.read_payload(buffer, to)
+    }
+
+    fn post_buffer(
+        &mut self,
+        buffer: TxBuffer,
+        len: u16,
+        target: &PacketTarget,
+        purpose: Purpose,
+    ) -> bool {
+        Packets::post_buffer(self, buffer, len, target, purpose.pack()).is_ok()
+    }
+}
+
+/// Both halves of a link that send.
+struct Out<'a, P: Platform> {
+    packets: &'a mut Packets<P>,
+    outbound: &'a mut Outbound<Heap>,
     now_ns: u64,
 }
 
-impl<P: Platform> Out<P> {
-    fn post(&mut self, to: Coords, parts: &[&[u8]]) {
-        self.outbound.post(&mut self.packets, to, parts, self.now_ns);
-    }
-
-    fn post_fragment(&mut self, fragment: &Fragment<'_>) {
-        let Fragment { to, broadcast, header, prefix, body } = fragment;
-        if *broadcast {
-            self.outbound.relay(&mut self.packets, *to, header, body, self.now_ns);
-        } else {
-            self.post(*to, &[header, prefix, body]);
-        }
-    }
-
-    /// Handles packets whose sending has ended.
-    fn reap(&mut self) {
-        let Self { packets, outbound, ports, last_loss, now_ns, .. } = self;
-        while let Some(done) = packets.poll_sent_or_lost() {
-            let (cookie, rcode) = match &done {
-                Ok(sent) => (sent.cookie, sent.rcode),
-                Err(lost) => (lost.sent.cookie, lost.sent.rcode),
-            };
-            if cookie >> Tag::BITS != 0 {
-                if let Some(dead) = ports.answered((cookie - PORT_COOKIE) as u8, rcode) {
-                    outbound.health().set_own(dead);
-                }
-                if let Err(lost) = done {
-                    packets.give_up(lost);
-                }
-                continue;
-            }
-            let Err(lost) = done else { continue };
-            if rcode == Rcode::LINK_DOWN {
-                ports.suspect();
-            }
-            let Some(tag) = Tag::unpack(lost.sent.cookie) else {
-                packets.give_up(lost);
-                continue;
-            };
-            if let Some((target, tag)) = outbound.lost(tag, rcode, *now_ns) {
-                packets.resend(lost, &target, tag.pack());
-                continue;
-            }
-            if tag.report {
-                packets.give_up(lost);
-                continue;
-            }
-            *last_loss = Some(rcode);
-            if !tag.broadcast {
-                packets.give_up(lost);
-                continue;
-            }
-            let take = |packets: &mut Packets<P>, to: &mut [u8]| {
-                let len = packets.read_lost(&lost, to);
-                packets.give_up(lost);
-                len
-            };
-            outbound.go_round(packets, tag.to, take, *now_ns);
-        }
-    }
-
-    /// Tests the node's ports from time to time once a packet has met a dead link: a packet of the
-    /// link anywhere, or a packet of another program or node here. Reports dead links to other
-    /// nodes. The node's own frames go first: this leaves half of the buffers to them.
-    fn look_after_links(&mut self) {
-        let Self { packets, outbound, node, ports, reporter, now_ns, .. } = self;
-        let (now_ns, half) = (*now_ns, packets.buffers() / 2);
-        if now_ns.saturating_sub(self.beat_ns) >= BEAT_NS {
-            self.beat_ns = now_ns;
-            let irq = packets.device().tnr_irq();
-            let met = dead_links_met(irq.pending());
-            if !met.is_empty() {
-                irq.clear(met);
-                ports.suspect();
-            }
-            let tni = packets.tni();
-            ports.look(node, tni, |port, target, header| {
-                packets.free() > half
-                    && packets.post(target, &[header], PORT_COOKIE + u32::from(port)).is_ok()
-            });
-        }
-        let health = Arc::clone(outbound.health());
-        reporter.step(&health, now_ns, |to, header| {
-            packets.free() > half && outbound.report(packets, to, header, now_ns)
-        });
-    }
-
-    /// Time until the next call of [`Out::look_after_links`], in nanoseconds.
-    fn next_look_ns(&self) -> u64 {
-        (self.beat_ns + BEAT_NS).saturating_sub(self.now_ns).max(1)
-    }
-}
-
-impl<P: Platform> Rendezvous for Out<P> {
+impl<P: Platform> Rendezvous for Out<'_, P> {
     fn fetch(&mut self, slot: usize, request: &Request) -> bool {
         let at = (slot * rendezvous::SLOT) as u64;
         let target = Target::new(request.origin, self.packets.tni());
@@ -186,8 +127,7 @@ impl<P: Platform> Rendezvous for Out<P> {
     }
 
     fn tell(&mut self, to: Coords, message: &Message) {
-        let (header, body) = message.emit(self.me);
-        self.post(to, &[&header, &body]);
+        self.outbound.tell(self.packets, to, message, &[], self.now_ns);
     }
 }
 
@@ -246,23 +186,17 @@ impl<D: DmaBuffer> Frame<'_, D> {
 /// device of them, and so does [`Link::recv`] when it has nothing to return.
 pub struct Link<P: Platform> {
     core: Core,
-    out: Out<P>,
+    packets: Packets<P>,
     requests: Requests<Heap>,
     fetches: Fetches<Heap>,
     /// Distinguishes links.
     id: u64,
     /// The first bytes of a fetched frame.
     head: [u8; HEAD],
-    late: Option<Box<Late>>,
     scratch: Box<[u8]>,
-}
-
-/// A packet that waits for frames of its origin that are being fetched.
-struct Late {
-    received: Received,
-    header: [u8; HEADER_SIZE],
-    body: [u8; FRAGMENT_MAX],
-    since_ns: u64,
+    /// When the ports were last tested, and the time of the last flush, in nanoseconds.
+    beat_ns: u64,
+    now_ns: u64,
 }
 
 impl<P: Platform> fmt::Debug for Link<P> {
@@ -286,7 +220,8 @@ impl<P: Platform> Link<P> {
         if !config.shape.contains(me) {
             return Err(LinkError::NotInMachine(me));
         }
-        let mut core = Core::new(config, me);
+        let now_ns = device.platform().now_ns();
+        let core = Core::new(config, me, packets.tni, now_ns);
         let Config { shape, rendezvous: fetches, .. } = *core.config();
         let fragments = core.config().max_frame().div_ceil(FRAGMENT_MAX);
         let needed = fragments * tree::children(&shape, me, me).count().max(1);
@@ -294,40 +229,24 @@ impl<P: Platform> Link<P> {
             return Err(LinkError::Buffers { needed });
         }
         // Only system packets. Other notices of the device are for other programs.
-        let mask = !(1 << PrqRcode::SystemTlp as u8);
-        let mut packets = PacketConfig { mask, ..packets.clone() };
+        let mut packets = PacketConfig { mask: PacketQueues::SYSTEM_ONLY, ..packets.clone() };
         if fetches {
             let memory = rendezvous::SLOTS * rendezvous::SLOT;
             let gpid = rendezvous::GROUP;
             packets = PacketConfig { share: memory, fetch: memory, gpid, ..packets };
         }
         let packets = Packets::open(device, &packets).map_err(LinkError::Open)?;
-        let now_ns = device.platform().now_ns();
-        core.set_next_id(now_ns as u32);
-        let Ok(health) = Health::new(shape, me);
-        let Ok(outbound) = Outbound::new(shape, me, packets.tni(), Arc::new(health));
-        let node = LocalNode { shape, machine: core.config().machine, me };
-        let out = Out {
-            packets,
-            outbound,
-            me,
-            node,
-            ports: Ports::new(&node, u32::MAX, false),
-            reporter: Reporter::new(me, now_ns as u32),
-            beat_ns: now_ns,
-            last_loss: None,
-            now_ns,
-        };
         let (Ok(requests), Ok(fetches)) = (Requests::new(), Fetches::new());
         Ok(Self {
             core,
-            out,
+            packets,
             requests,
             fetches,
             id: NEXT_LINK.fetch_add(1, Ordering::Relaxed),
             head: [0; HEAD],
-            late: None,
             scratch: vec![0; FRAGMENT_MAX].into(),
+            beat_ns: now_ns,
+            now_ns,
         })
     }
 
@@ -353,24 +272,42 @@ impl<P: Platform> Link<P> {
 
     /// The counters so far.
     pub fn counters(&self) -> Counters {
-        let mut counters = self.core.counters();
-        counters += self.out.outbound.counters();
-        counters
+        self.core.counters()
     }
 
     /// Which links are known to be dead.
     pub fn health(&self) -> &Arc<Health<Heap>> {
-        self.out.outbound.health()
+        self.core.health()
     }
 
     /// The result code of the last lost packet.
     pub fn last_loss(&self) -> Option<Rcode> {
-        self.out.last_loss
+        self.core.last_loss()
     }
 
     /// The packet interface, for access to its interrupt and its counters.
     pub fn packets(&mut self) -> &mut Packets<P> {
-        &mut self.out.packets
+        &mut self.packets
+    }
+
+    /// Takes the time.
+    fn look_at_clock(&mut self) -> u64 {
+        self.now_ns = self.packets.device().platform().now_ns();
+        self.now_ns
+    }
+
+    /// Sends by `send`, once more after a flush if there was no room.
+    fn with_room<T>(
+        &mut self,
+        send: impl Fn(&mut Core, &mut Packets<P>, u64) -> Result<T, SendError>,
+    ) -> Result<T, LinkError> {
+        match send(&mut self.core, &mut self.packets, self.now_ns) {
+            Err(SendError::Full) => {
+                self.flush();
+                Ok(send(&mut self.core, &mut self.packets, self.now_ns)?)
+            }
+            sent => Ok(sent?),
+        }
     }
 
     /// Sends an Ethernet frame.
@@ -380,18 +317,7 @@ impl<P: Platform> Link<P> {
     /// [`LinkError::Full`] if there is no room for it now, [`LinkError::Frame`] if it can never be
     /// sent.
     pub fn send(&mut self, frame: &[u8]) -> Result<(), LinkError> {
-        let needed = self.core.packets_for(frame);
-        if self.out.packets.free() < needed {
-            self.flush();
-            if self.out.packets.free() < needed && frame.len() <= self.config().max_frame() {
-                return Err(LinkError::Full);
-            }
-        }
-        let Self { core, out, .. } = self;
-        core.send(frame, &mut |fragment: &Fragment<'_>| {
-            out.post_fragment(fragment);
-        })
-        .map_err(LinkError::Frame)
+        self.with_room(|core, packets, now_ns| core.send(packets, frame, now_ns))
     }
 
     /// Sends an offloaded Ethernet frame. A node that accepts it gets it unchanged; for others it
@@ -411,16 +337,11 @@ impl<P: Platform> Link<P> {
         }
         // Metadata that does not fit the frame would be refused there, too.
         metadata.check(frame).map_err(|BadMetadata| LinkError::Metadata)?;
-        let needed = (METADATA_SIZE + frame.len()).div_ceil(FRAGMENT_MAX);
-        if self.out.packets.free() < needed {
-            self.flush();
-        }
-        let Self { core, out, .. } = self;
-        let now_ns = out.packets.device().platform().now_ns();
-        if out.packets.free() < needed {
-            return Err(LinkError::Full);
-        }
-        if core.send_offloaded(metadata, frame, now_ns, &mut |f| out.post_fragment(f)) {
+        self.look_at_clock();
+        let sent = self.with_room(|core, packets, now_ns| {
+            core.send_offloaded(packets, metadata, frame, now_ns)
+        });
+        if sent? {
             return Ok(());
         }
         let mut result = Ok(());
@@ -444,7 +365,7 @@ impl<P: Platform> Link<P> {
     /// frame.
     pub fn place_memory(&self, place: &FrameSlot) -> Option<(&P::Dma, Range<usize>)> {
         let at = place.slot * rendezvous::SLOT;
-        let memory = self.out.packets.share().filter(|_| place.link == self.id);
+        let memory = self.packets.share().filter(|_| place.link == self.id);
         memory.map(|memory| (memory, at..at + rendezvous::SLOT))
     }
 
@@ -486,68 +407,72 @@ impl<P: Platform> Link<P> {
         placed: Option<usize>,
     ) -> Result<bool, LinkError> {
         metadata.check_head(head, len).map_err(|BadMetadata| LinkError::Metadata)?;
-        let Self { core, out, requests, .. } = self;
-        let now_ns = out.packets.device().platform().now_ns();
-        let slot = match requests.room(node, core.peers(), now_ns, out.outbound.count()) {
-            Room::Slot(_) if out.packets.free() == 0 => return Err(LinkError::Full),
+        let now_ns = self.look_at_clock();
+        let Self { core, packets, requests, .. } = self;
+        let Sides { outbound, peers, .. } = core.sides();
+        let slot = match requests.room(node, peers, now_ns, outbound.count()) {
+            Room::Slot(_) if packets.free() == 0 => return Err(LinkError::Full),
             Room::Slot(slot) => placed.unwrap_or(slot),
             Room::Busy => return Err(LinkError::Full),
             Room::None => return Ok(false),
         };
         let at = slot * rendezvous::SLOT;
-        let (Some(memory), Some(place)) = (out.packets.share(), out.packets.share_at(at as u64))
-        else {
+        let (Some(memory), Some(place)) = (packets.share(), packets.share_at(at as u64)) else {
             return Ok(false);
         };
         memory.write(at, head);
-        let mut words = Words::default();
-        words.add_all(head);
-        memory.each_word(at + head.len(), len - head.len(), |word| words.add(word));
-        let request = core.request(metadata, len, words, place);
-        requests.sent(slot, node, request.id, now_ns);
-        out.tell(node, &Message::Request(request));
+        let mut sum = Request::summed(&metadata.emit());
+        sum.add_words(0, words(memory, at, head, len));
+        let sum = sum.finish();
+        let offer = Offer { metadata, head: &[], len, sum, slot, place };
+        outbound.request(packets, requests, node, &offer, now_ns);
         Ok(true)
     }
 
     /// Processes a message of a node about frames that are fetched.
-    fn take_message(&mut self, from: Coords, says: Capabilities, message: Option<Message>) {
-        let Self { core, out, requests, fetches, .. } = self;
-        let now_ns = out.packets.device().platform().now_ns();
-        let rendezvous = message.is_some();
-        core.peers().learn(from, Capabilities { rendezvous, ..says }, now_ns);
-        match message {
-            Some(Message::Request(request)) => fetches.request(request, (), out, core.count()),
+    fn take_message(&mut self, from: Coords, packet: (&[u8], &[u8]), now_ns: u64) {
+        let Self { core, packets, requests, fetches, .. } = self;
+        let Sides { inbound, outbound, peers } = core.sides();
+        match inbound.message(from, packet, outbound.says(), peers, now_ns) {
+            Some(Message::Request(request)) => {
+                let queue = &mut Out { packets, outbound, now_ns };
+                fetches.request(request, (), queue, inbound.count());
+            }
             Some(Message::Done { id, refused }) => requests.done(from, id, refused, now_ns),
-            None => core.count().malformed += 1,
+            None => {}
         }
     }
 
     /// Takes the next fetched frame.
     fn take_fetched(&mut self) -> Option<Taken> {
-        let Self { core, out, fetches, head, .. } = self;
-        while let Some((slot, rcode)) = out.packets.poll_fetched() {
+        let Self { core, packets, fetches, head, now_ns, .. } = self;
+        let Sides { inbound, outbound, .. } = core.sides();
+        while let Some((slot, rcode)) = packets.poll_fetched() {
             let slot = slot as usize;
             if !rcode.is_success() {
-                out.last_loss = Some(rcode);
+                outbound.note_loss(rcode);
             }
-            let request = fetches.ended(slot, rcode.is_success(), out, core.count());
+            let queue = &mut Out { packets, outbound, now_ns: *now_ns };
+            let request = fetches.ended(slot, rcode.is_success(), queue, inbound.count());
             let Some((request, ())) = request else { continue };
             // Other nodes could write there, so the headers are checked in a copy, and this copy is
             // also what is received. Copying the bytes behind them would not help: they could be
             // overwritten before the copy as well.
             let len = request.len as usize;
             let head = &mut head[..len.min(HEAD)];
-            let mut words = Words::default();
-            if let Some(memory) = out.packets.fetch_memory() {
+            let mut sum = Request::summed(&request.metadata);
+            if let Some(memory) = queue.packets.fetch_memory() {
                 let at = slot * rendezvous::SLOT;
                 memory.read(at, head);
-                words.add_all(head);
-                memory.each_word(at + head.len(), len - head.len(), |word| words.add(word));
+                sum.add_words(0, words(memory, at, head, len));
             }
-            if let Some(metadata) = core.fetched(&request, head, len, words) {
+            if request.is_intact(sum, inbound.count())
+                && let Some(metadata) =
+                    inbound.accept_fetched(request.origin, &request.metadata, head, len)
+            {
                 return Some(Taken::Fetched(metadata, slot, len));
             }
-            fetches.go_on(out, core.count());
+            fetches.go_on(queue, inbound.count());
         }
         None
     }
@@ -566,23 +491,63 @@ impl<P: Platform> Link<P> {
     /// Whether a frame of any length could be sent now.
     pub fn has_room(&mut self) -> bool {
         let needed = self.config().max_frame().div_ceil(FRAGMENT_MAX);
-        if self.out.packets.free() < needed {
+        if self.packets.free() < needed {
             self.flush();
         }
-        self.out.packets.free() >= needed
+        self.packets.free() >= needed
     }
 
     /// Notifies the device of sent packets, and handles packets that were in flight.
     pub fn flush(&mut self) {
-        self.out.now_ns = self.out.packets.device().platform().now_ns();
-        let Self { out, fetches, .. } = self;
-        fetches.answer(true, out);
-        out.packets.flush();
-        out.reap();
-        out.outbound.expire(&mut out.packets, out.now_ns);
-        out.look_after_links();
+        let now_ns = self.look_at_clock();
+        let Self { core, packets, fetches, .. } = self;
+        let outbound = core.outbound();
+        fetches.answer(true, &mut Out { packets, outbound, now_ns });
+        packets.flush();
+        self.reap();
+        self.core.outbound().expire(&mut self.packets, now_ns);
+        self.look_after_links();
         // Flushes packets that were sent again.
-        out.packets.flush();
+        self.packets.flush();
+    }
+
+    /// Handles packets whose sending has ended.
+    fn reap(&mut self) {
+        let Self { core, packets, now_ns, .. } = self;
+        while let Some(Completed { sent, buffer, len }) = packets.poll_completed() {
+            let Sent { cookie, rcode } = sent;
+            match Purpose::unpack(cookie) {
+                Some(purpose) => {
+                    let ended = Ended { purpose, rcode, buffer, len };
+                    core.outbound().ended(packets, ended, *now_ns);
+                }
+                None => packets.give_up(buffer),
+            }
+        }
+    }
+
+    /// Tests the node's ports from time to time once a packet has met a dead link: a packet of the
+    /// link anywhere, or a packet of another program or node here. Reports dead links to other
+    /// nodes.
+    fn look_after_links(&mut self) {
+        let Self { core, packets, beat_ns, now_ns, .. } = self;
+        let outbound = core.outbound();
+        if now_ns.saturating_sub(*beat_ns) >= BEAT_NS {
+            *beat_ns = *now_ns;
+            let irq = packets.device().tnr_irq();
+            let met = dead_links_met(irq.pending());
+            if !met.is_empty() {
+                irq.clear(met);
+                outbound.ports_mut().suspect();
+            }
+            outbound.look_at_ports(packets);
+        }
+        outbound.report(packets, *now_ns);
+    }
+
+    /// Time until the ports are looked at again, in nanoseconds.
+    fn next_look_ns(&self) -> u64 {
+        (self.beat_ns + BEAT_NS).saturating_sub(self.now_ns).max(1)
     }
 
     /// Takes the next frame, and returns its length. `buf` should have room for the longest frame
@@ -642,17 +607,35 @@ impl<P: Platform> Link<P> {
         len: usize,
         take: impl FnOnce(Frame<'_, P::Dma>) -> R,
     ) -> R {
-        let Self { core, out, fetches, head, .. } = self;
+        let Self { core, packets, fetches, head, now_ns, .. } = self;
         let at = slot * rendezvous::SLOT;
         let head = &head[..len.min(HEAD)];
-        let rest = out.packets.fetch_memory().filter(|_| len > HEAD);
+        let rest = packets.fetch_memory().filter(|_| len > HEAD);
         let rest = rest.map(|memory| (memory, at + HEAD..at + len));
         let result = take(Frame { head, rest });
-        fetches.go_on(out, core.count());
+        let Sides { inbound, outbound, .. } = core.sides();
+        fetches.go_on(&mut Out { packets, outbound, now_ns: *now_ns }, inbound.count());
         result
     }
 
     fn next(&mut self, buf: &mut [u8]) -> Option<Taken> {
+        // A fragment goes directly into `buf` if it fits.
+        if buf.len() >= FRAGMENT_MAX {
+            return self.next_to(buf, Taken::Here);
+        }
+        let mut scratch = mem::take(&mut self.scratch);
+        let taken = self.next_to(&mut scratch, Taken::Scratch);
+        self.scratch = scratch;
+        taken
+    }
+
+    /// Takes the next frame. A packet goes into `buf`, which has room for any, and `place` tells
+    /// where a frame is that is one packet.
+    fn next_to(
+        &mut self,
+        buf: &mut [u8],
+        place: fn(Metadata, usize, usize) -> Taken,
+    ) -> Option<Taken> {
         loop {
             if let Some(taken) = self.take_fetched() {
                 return Some(taken);
@@ -660,24 +643,10 @@ impl<P: Platform> Link<P> {
             if let Some(reply) = self.core.take_reply() {
                 return Some(Taken::Apart(Metadata::default(), reply));
             }
-            // A fragment goes directly into `buf` if it fits.
-            let direct = buf.len() >= FRAGMENT_MAX;
             let mut header = [0; HEADER_SIZE];
-            let late = self.late.take();
-            let keep = late.as_ref().is_some_and(|late| self.overtakes(late));
-            let body = if direct { &mut buf[..] } else { &mut self.scratch[..] };
-            let again = late.is_some();
-            let received = match late {
-                Some(late) if keep => {
-                    self.late = Some(late);
-                    None
-                }
-                Some(late) => {
-                    header = late.header;
-                    body[..FRAGMENT_MAX].copy_from_slice(&late.body);
-                    Some(late.received)
-                }
-                None => self.out.packets.recv_split(&mut header, body),
+            let received = match self.next_waits() {
+                true => None,
+                false => self.packets.recv_split(&mut header, buf),
             };
             let Some(received) = received else {
                 self.flush();
@@ -686,113 +655,85 @@ impl<P: Platform> Link<P> {
                 }
                 return None;
             };
-            let whole_header = header;
             let header = &header[..received.len.min(HEADER_SIZE)];
-            let body = &body[..received.len - header.len()];
+            let body = &buf[..received.len - header.len()];
             if received.kind != PrqRcode::SystemTlp {
                 continue;
             }
             let from = received.header.source();
-            let now_ns = self.out.packets.device().platform().now_ns();
-            if Report::is_report(header) {
-                match Report::parse(from, header) {
-                    Some(report) => _ = self.health().learn(&report, now_ns),
-                    None => self.core.count().malformed += 1,
-                }
-                continue;
-            }
-            if self.core.config().rendezvous {
-                if rendezvous::is_message(header) {
-                    // Requests with heads are dropped: this node does not announce that it accepts
-                    // them.
-                    let message = Message::parse(from, header, body)
-                        .filter(|m| !matches!(m, Message::Request(r) if r.is_split()));
-                    self.take_message(from, Capabilities::of(header), message);
+            let now_ns = self.packets.device().platform().now_ns();
+            let Sides { inbound, outbound, .. } = self.core.sides();
+            let frame = match inbound.sort(from, header, body, Some(outbound.health()), now_ns) {
+                Some(Arrival::Frame(frame)) => frame,
+                Some(Arrival::Message) => {
+                    self.take_message(from, (header, body), now_ns);
                     continue;
                 }
-                let waits = !again && self.fetches.are_under_way_from(from);
-                if waits && rendezvous::is_from_origin(header) {
-                    let mut late = Box::new(Late {
-                        received,
-                        header: whole_header,
-                        body: [0; FRAGMENT_MAX],
-                        since_ns: now_ns,
-                    });
-                    late.body[..body.len()].copy_from_slice(body);
-                    self.late = Some(late);
-                    continue;
-                }
+                None => continue,
+            };
+            // It may be acknowledged, and relayed.
+            if self.packets.free() <= tree::MAX_CHILDREN {
+                self.packets.flush();
+                self.reap();
             }
-            let Self { core, out, .. } = self;
-            let event = core.receive(from, header, body, now_ns, &mut |fragment| {
-                if out.packets.free() == 0 {
-                    out.packets.flush();
-                    out.reap();
-                }
-                out.post_fragment(fragment);
-            });
-            let place = if direct { Taken::Here } else { Taken::Scratch };
-            match event {
+            match self.core.receive_frame(&mut self.packets, from, &frame, now_ns) {
                 Event::Whole(metadata, part) => {
                     return Some(place(metadata, part.start, part.end));
                 }
                 Event::Assembled(metadata, frame) => return Some(Taken::Apart(metadata, frame)),
-                Event::Acknowledged(key) => out.outbound.acknowledged(from, key),
-                Event::Nothing => {}
+                Event::Acknowledged(_) | Event::Nothing => {}
             }
         }
     }
 
-    /// Whether a packet would overtake frames of its origin that are being fetched.
-    fn overtakes(&self, late: &Late) -> bool {
-        let now_ns = self.out.packets.device().platform().now_ns();
-        now_ns.saturating_sub(late.since_ns) < OVERTAKE_NS
-            && self.fetches.are_under_way_from(late.received.header.source())
+    /// Whether the next packet must wait for frames of its origin that are being fetched.
+    fn next_waits(&mut self) -> bool {
+        let Self { packets, fetches, .. } = self;
+        let next = || {
+            let mut header = [0; HEADER_SIZE];
+            let packet = packets.peek(&mut header)?;
+            Some((packet.header.source(), rendezvous::is_from_origin(&header)))
+        };
+        fetches.hold(next, || packets.device().platform().now_ns()).is_some()
     }
 
     /// Polls for a moment for frames that are being fetched. Returns whether one has arrived.
     fn await_fetched(&mut self) -> bool {
-        let start = self.out.now_ns;
-        while !self.out.packets.has_fetched() {
+        let start = self.now_ns;
+        while !self.packets.has_fetched() {
             if !self.fetches.are_under_way() {
                 return false;
             }
-            let platform = self.out.packets.device().platform();
+            let platform = self.packets.device().platform();
             if platform.now_ns().saturating_sub(start) >= FETCH_LOOK_NS {
                 return false;
             }
             platform.relax();
-            self.out.reap();
+            self.reap();
         }
         true
     }
 
     /// Whether there may be something to receive.
     pub fn is_ready(&self) -> bool {
-        self.core.has_reply()
-            || self.late.is_some()
-            || self.out.packets.is_ready()
-            || self.out.packets.has_fetched()
+        self.core.has_reply() || self.packets.is_ready() || self.packets.has_fetched()
     }
 
     /// Whether nothing in flight needs [`Link::flush`] from time to time.
     pub fn is_settled(&self) -> bool {
-        self.out.packets.under_way() == 0
-            && self.out.outbound.is_settled()
-            && self.out.reporter.is_settled()
-            && !self.is_fetching()
+        self.packets.under_way() == 0 && self.core.is_settled() && !self.is_fetching()
     }
 
     /// Waits until there may be something to receive, for at most `timeout_ns` nanoseconds. Returns
     /// whether there is.
     pub fn wait(&mut self, timeout_ns: u64) -> bool {
-        let start = self.out.packets.device().platform().now_ns();
+        let start = self.packets.device().platform().now_ns();
         loop {
             self.flush();
             if self.is_ready() {
                 return true;
             }
-            let elapsed = self.out.now_ns.saturating_sub(start);
+            let elapsed = self.now_ns.saturating_sub(start);
             if elapsed >= timeout_ns {
                 return false;
             }
@@ -800,16 +741,16 @@ impl<P: Platform> Link<P> {
             // A packet that meets a dead link must be sent another way, so its completion is
             // awaited.
             if self.is_settled() {
-                if self.out.packets.wait(left.min(self.out.next_look_ns())) {
+                if self.packets.wait(left.min(self.next_look_ns())) {
                     return true;
                 }
                 continue;
             }
             if elapsed < SETTLE_NS {
-                self.out.packets.device().platform().relax();
+                self.packets.device().platform().relax();
             } else {
                 let nap = if self.is_fetching() { FETCH_NAP_NS } else { NAP_NS };
-                if self.out.packets.wait(left.min(nap)) {
+                if self.packets.wait(left.min(nap)) {
                     return true;
                 }
             }
@@ -827,20 +768,29 @@ impl<P: Platform> Link<P> {
     pub fn drain(&mut self, timeout_ns: u64) -> bool {
         self.wait_until(timeout_ns, |link| {
             link.flush();
-            link.out.packets.under_way() == 0
+            link.packets.under_way() == 0
         })
     }
 
     fn wait_until(&mut self, timeout_ns: u64, mut done: impl FnMut(&mut Self) -> bool) -> bool {
-        let start = self.out.packets.device().platform().now_ns();
+        let start = self.packets.device().platform().now_ns();
         loop {
             if done(self) {
                 return true;
             }
-            if self.out.now_ns.saturating_sub(start) >= timeout_ns {
+            if self.now_ns.saturating_sub(start) >= timeout_ns {
                 return false;
             }
-            self.out.packets.device().platform().relax();
+            self.packets.device().platform().relax();
         }
     }
+}
+
+/// The words of a frame of `len` bytes that begins with `head`. The rest is in the memory of the
+/// slot that begins at byte `at`.
+fn words(memory: &impl DmaBuffer, at: usize, head: &[u8], len: usize) -> Words {
+    let mut words = Words::default();
+    words.add_all(head);
+    memory.each_word(at + head.len(), len - head.len(), |word| words.add(word));
+    words
 }

@@ -64,6 +64,29 @@ pub enum Answer {
     None,
 }
 
+/// Where a frame goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// Another node of the machine.
+    Node(Coords),
+    /// A group of nodes, or all.
+    Group,
+    /// No node has this address, or only the sender.
+    Nobody(Mac),
+    /// The frame has no Ethernet header.
+    Runt,
+}
+
+impl Destination {
+    /// The node, if the frame is for one.
+    pub const fn node(self) -> Option<Coords> {
+        match self {
+            Self::Node(node) => Some(node),
+            _ => None,
+        }
+    }
+}
+
 /// A node of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalNode {
@@ -80,6 +103,20 @@ impl LocalNode {
     pub fn other(&self, mac: Mac) -> Option<Coords> {
         let is_other = |node: &Coords| *node != self.me && self.shape.contains(*node);
         addr::node_of_mac(mac).filter(is_other)
+    }
+
+    /// Where a frame of `len` bytes goes. `read` reads its first bytes, and returns whether it
+    /// could.
+    pub fn destination(&self, len: usize, read: impl FnOnce(&mut Mac) -> bool) -> Destination {
+        let mut mac = [0; 6];
+        if len < ETHERNET_HEADER || !read(&mut mac) {
+            return Destination::Runt;
+        }
+        match self.other(mac) {
+            _ if addr::is_multicast(mac) => Destination::Group,
+            Some(node) => Destination::Node(node),
+            None => Destination::Nobody(mac),
+        }
     }
 
     /// Answers a frame of this node if it is an address query.

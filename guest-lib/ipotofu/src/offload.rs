@@ -16,6 +16,8 @@ pub const MAX_HEADERS: usize = ETHERNET_HEADER + 60 + 60;
 /// Number of bytes of a frame that are read before the rest, to be parsed: a multiple of 8, with
 /// room for all headers and for a question for an address.
 pub const HEAD: usize = 256;
+/// Size of the longest frame that can have its metadata in front of it, in bytes.
+pub const MAX_OFFLOADED: usize = u16::MAX as usize - METADATA_SIZE;
 const _: () = assert!(HEAD % 8 == 0 && HEAD >= MAX_HEADERS);
 /// The smallest segment size of a TCP, in bytes. Smaller ones would be many out of one frame.
 const MIN_SEGMENT: u16 = 48;

@@ -1,292 +1,121 @@
-//! Departing packets, which are routed around dead links, known in advance or found on the way; and
-//! broadcasts, which are relayed along a tree and acknowledged hop by hop.
+//! Departing packets: frames are cut into them, or offered to be fetched. Packets are routed around
+//! dead links, known in advance or found on the way. Broadcasts are relayed along a tree and
+//! acknowledged hop by hop.
 
-use tofu_abi::topology::Shape;
+mod frames;
+mod queue;
+mod relay;
+mod ways;
+
+use core::fmt;
+
 use tofu_abi::{Coords, PacketTarget, Rcode, TniId};
 
-use crate::addr;
 use crate::counters::Counters;
-use crate::health::Health;
-use crate::nodes::NodeTable;
-use crate::routes::route;
+use crate::health::{Health, Reporter};
+use crate::neighbor::LocalNode;
+use crate::ports::Ports;
 use crate::storage::Storage;
 use crate::tree;
-use crate::wire::{FRAGMENT_MAX, FragmentKey, HEADER_SIZE, Packet, Repr};
+use crate::wire::{Capabilities, FRAGMENT_MAX, Fragment, FragmentKey, HEADER_SIZE, Packet, Repr};
 
-/// How long a detour is used before the first route is tried again, in nanoseconds.
-const DETOUR_NS: u64 = 1_000_000_000;
-/// How long the acknowledgement of a broadcast may take before the broadcast is routed around the
-/// node, and how long the node then counts as unresponsive, both in nanoseconds.
-const ACKNOWLEDGE_NS: u64 = 100_000_000;
-const UNRESPONSIVE_NS: u64 = 10_000_000_000;
-/// The most fragments that wait for their acknowledgement at a time. If there are more, the oldest
-/// count as acknowledged.
-const MAX_AWAITED: usize = 64;
-/// The most nodes that one fragment may still have to be sent to: a path down a tree is shorter
-/// than all axes together, and each node on it has at most [`tree::MAX_CHILDREN`] children.
-const MAX_PENDING: usize = 6 * 32 * tree::MAX_CHILDREN;
+pub use frames::{Offer, Unsent};
+pub use queue::{Ended, Outgoing, PacketQueue, Purpose, Tag};
+use relay::Relay;
+use ways::Ways;
+
 /// Size of the largest packet, in bytes.
 const PACKET_MAX: usize = HEADER_SIZE + FRAGMENT_MAX;
 
-/// What its sender must know about a packet if it is lost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tag {
-    /// The node that the packet goes to.
-    pub to: Coords,
-    /// Number of its route, see [`route`].
-    pub attempt: u8,
-    /// Whether the packet is part of a broadcast.
-    pub broadcast: bool,
-    /// Whether it is a [`Report`](crate::Report), whose loss does not matter.
-    pub report: bool,
-    /// Whether routes before the first one tried were skipped. They then come last.
-    pub wraps: bool,
-}
-
-impl Tag {
-    const BROADCAST: u32 = 1 << 26;
-    const REPORT: u32 = 1 << 27;
-    const WRAPS: u32 = 1 << 28;
-    /// Number of bits of [`Tag::pack`].
-    pub const BITS: u32 = 29;
-
-    /// The tag as a number: node in bits 18:0, way 25:19, broadcast 26, report 27, wraps 28.
-    pub const fn pack(self) -> u32 {
-        let broadcast = if self.broadcast { Self::BROADCAST } else { 0 };
-        let report = if self.report { Self::REPORT } else { 0 };
-        let wraps = if self.wraps { Self::WRAPS } else { 0 };
-        addr::pack(self.to) | (self.attempt as u32) << 19 | broadcast | report | wraps
-    }
-
-    /// Inverse of [`Tag::pack`].
-    pub const fn unpack(number: u32) -> Option<Self> {
-        match addr::unpack(number & 0x7_ffff) {
-            Some(to) => Some(Self {
-                to,
-                attempt: (number >> 19 & 0x7f) as u8,
-                broadcast: number & Self::BROADCAST != 0,
-                report: number & Self::REPORT != 0,
-                wraps: number & Self::WRAPS != 0,
-            }),
-            None => None,
-        }
-    }
-}
-
-/// A queue to send packets by.
-pub trait PacketQueue {
-    /// Puts a packet into the queue. Its payload is the concatenation of `parts`. False if there is
-    /// no buffer for it.
-    fn post(&mut self, target: &PacketTarget, tag: Tag, parts: &[&[u8]]) -> bool;
-}
-
-/// The routes to other nodes.
-#[derive(Debug)]
-struct Ways<S: Storage> {
-    shape: Shape,
-    me: Coords,
-    tni: TniId,
-    /// The last route, with its node and number: most packets use it again.
-    last: Option<(Coords, u8, PacketTarget)>,
-    /// The number of the current route to a node.
-    detours: NodeTable<S, u8>,
-    health: S::Shared<Health<S>>,
-    counters: Counters,
-}
-
-impl<S: Storage> Ways<S> {
-    fn way(&mut self, tag: Tag) -> Option<(PacketTarget, Tag)> {
-        let last = self.last.filter(|(to, attempt, _)| (*to, *attempt) == (tag.to, tag.attempt));
-        if let Some((.., target)) = last {
-            return Some((target, tag));
-        }
-        let target = route(&self.shape, self.me, tag.to, self.tni, tag.attempt)?;
-        self.last = Some((tag.to, tag.attempt, target));
-        Some((target, tag))
-    }
-
-    /// The first route to try: one that was found lately, or else the first one without links known
-    /// to be dead. If there is none, the very first one.
-    fn first(&mut self, mut tag: Tag, now_ns: u64) -> Option<(PacketTarget, Tag)> {
-        if let Some(attempt) = self.detours.get(tag.to, now_ns, DETOUR_NS) {
-            (tag.attempt, tag.wraps) = (attempt, attempt != 0);
-        } else if !self.health.is_quiet(now_ns) {
-            let way = |attempt| route(&self.shape, self.me, tag.to, self.tni, attempt);
-            let mut ways = (0..=u8::MAX).map_while(way);
-            let clear = ways.position(|target| self.health.is_clear(&target, now_ns));
-            let attempt = clear.unwrap_or(0) as u8;
-            if attempt != 0 {
-                self.counters.avoided += 1;
-            }
-            self.detours.set(tag.to, now_ns, attempt);
-            (tag.attempt, tag.wraps) = (attempt, attempt != 0);
-        }
-        self.way(tag)
-    }
-
-    /// The next route for a packet.
-    fn next(&mut self, tag: Tag) -> Option<(PacketTarget, Tag)> {
-        let next = self.way(Tag { attempt: tag.attempt.saturating_add(1), ..tag });
-        match tag.wraps {
-            true => next.or_else(|| self.way(Tag { attempt: 0, wraps: false, ..tag })),
-            false => next,
-        }
-    }
-
-    fn post(
-        &mut self,
-        queue: &mut impl PacketQueue,
-        to: Coords,
-        broadcast: bool,
-        parts: &[&[u8]],
-        now_ns: u64,
-    ) {
-        let way = self.first(Tag { to, broadcast, ..Tag::default() }, now_ns);
-        if !way.is_some_and(|(target, tag)| queue.post(&target, tag, parts)) {
-            self.counters.lost += 1;
-        }
-    }
-}
-
-/// A fragment of a broadcast whose acknowledgement is awaited.
-#[derive(Debug)]
-struct Awaited {
-    /// Whether it was not acknowledged yet.
-    open: bool,
-    to: Coords,
-    key: FragmentKey,
-    since_ns: u64,
-    len: usize,
-    packet: [u8; PACKET_MAX],
-}
-
-impl Awaited {
-    const NOTHING: Self = Self {
-        open: false,
-        to: Coords::new(0, 0, 0, 0, 0, 0),
-        key: FragmentKey { origin: Coords::new(0, 0, 0, 0, 0, 0), id: 0, offset: 0 },
-        since_ns: 0,
-        len: 0,
-        packet: [0; PACKET_MAX],
-    };
-}
-
-/// Broadcasts in transit to the nodes below this one in a tree.
-#[derive(Debug)]
-struct Relay<S: Storage> {
-    /// A ring in the order of sending, the index of the first entry, and their number.
-    awaited: S::Places<Awaited>,
-    first: usize,
-    count: usize,
-    /// Nodes that have not acknowledged a broadcast in time.
-    unresponsive: NodeTable<S, ()>,
-    pending: S::Places<Coords>,
-}
-
-impl<S: Storage> Relay<S> {
-    /// Sends a fragment of a broadcast to a node. If that node is known to be unresponsive, also to
-    /// the nodes that it would have relayed the fragment to.
-    fn send(
-        &mut self,
-        ways: &mut Ways<S>,
-        queue: &mut impl PacketQueue,
-        to: Coords,
-        (header, body): (&[u8], &[u8]),
-        now_ns: u64,
-    ) {
-        let Some(repr) = parse(header, body) else { return };
-        self.pending[0] = to;
-        let mut pending = 1;
-        // Every node is in the tree only once, so the loop ends.
-        while let Some(last) = usize::checked_sub(pending, 1) {
-            let node = self.pending[last];
-            pending = last;
-            ways.post(queue, node, true, &[header, body], now_ns);
-            let mut children = tree::children(&ways.shape, repr.origin, node).peekable();
-            if !repr.acknowledge || children.peek().is_none() {
-                continue;
-            }
-            if self.unresponsive.get(node, now_ns, UNRESPONSIVE_NS).is_none() {
-                self.expect(node, repr.key(), header, body, now_ns);
-                continue;
-            }
-            for child in children {
-                if let Some(place) = self.pending.get_mut(pending) {
-                    *place = child;
-                    pending += 1;
-                }
-            }
-        }
-    }
-
-    fn expect(&mut self, to: Coords, key: FragmentKey, header: &[u8], body: &[u8], now_ns: u64) {
-        if self.count == MAX_AWAITED {
-            self.take_first();
-        }
-        let place = &mut self.awaited[(self.first + self.count) % MAX_AWAITED];
-        let (front, rest) = place.packet.split_at_mut(HEADER_SIZE);
-        let len = body.len().min(rest.len());
-        front.copy_from_slice(header);
-        rest[..len].copy_from_slice(&body[..len]);
-        place.len = HEADER_SIZE + len;
-        (place.open, place.to, place.key, place.since_ns) = (true, to, key, now_ns);
-        self.count += 1;
-    }
-
-    /// Notes that a fragment has reached a node, or never will.
-    fn close(&mut self, to: Coords, key: FragmentKey) {
-        for one in self.awaited.iter_mut().filter(|one| (one.to, one.key) == (to, key)) {
-            one.open = false;
-        }
-        while self.count > 0 && !self.awaited[self.first].open {
-            self.take_first();
-        }
-    }
-
-    fn take_first(&mut self) {
-        self.first = (self.first + 1) % MAX_AWAITED;
-        self.count -= 1;
-    }
+/// How a node sends.
+#[derive(Clone, Copy, Debug)]
+pub struct Sending {
+    /// The node.
+    pub node: LocalNode,
+    /// The TNI that it sends by, and those of the other nodes that receive it.
+    pub tni: TniId,
+    /// What it announces of itself.
+    pub says: Capabilities,
+    /// Size of the longest frame without offload metadata, in bytes.
+    pub max_frame: usize,
+    /// Whether its broadcasts are acknowledged hop by hop.
+    pub acknowledge: bool,
+    /// Whether it reports its dead ports to other nodes.
+    pub reports: bool,
+    /// When it tests its ports, see [`Ports::new`].
+    pub quiet_beats: u32,
+    /// Whether it tests its ports at first.
+    pub suspect: bool,
 }
 
 /// The sending side of a node.
-#[derive(Debug)]
 pub struct Outbound<S: Storage> {
+    sending: Sending,
+    /// The number of the next frame.
+    next_id: u32,
     ways: Ways<S>,
     relay: Relay<S>,
-    /// Buffer for a packet that is routed around a node.
+    /// Buffer for a packet that is routed around a node, or a fragment of a broadcast.
     spare: S::Places<u8>,
+    ports: Ports,
+    reporter: Option<Reporter>,
+    /// Result code of the last packet that was lost.
+    last_loss: Option<Rcode>,
+}
+
+impl<S: Storage> fmt::Debug for Outbound<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outbound").field("sending", &self.sending).finish_non_exhaustive()
+    }
 }
 
 impl<S: Storage> Outbound<S> {
-    /// Creates the sending side of node `me` on a TNI, with the known dead links.
+    /// Creates the sending side of a node, with the known dead links. Frames and reports are
+    /// numbered from the time on: a node that was restarted must not repeat its earlier numbers,
+    /// because fragments of old frames could be taken for new ones.
     ///
     /// # Errors
     ///
     /// If there is no memory.
     pub fn new(
-        shape: Shape,
-        me: Coords,
-        tni: TniId,
+        sending: Sending,
         health: S::Shared<Health<S>>,
+        now_ns: u64,
     ) -> Result<Self, S::Error> {
-        let (detours, counters) = (NodeTable::new()?, Counters::default());
+        let Sending { node, tni, reports, .. } = sending;
         Ok(Self {
-            ways: Ways { shape, me, tni, last: None, detours, health, counters },
-            relay: Relay {
-                awaited: S::places(MAX_AWAITED, || Awaited::NOTHING)?,
-                first: 0,
-                count: 0,
-                unresponsive: NodeTable::new()?,
-                pending: S::places(MAX_PENDING, Coords::default)?,
-            },
+            sending,
+            next_id: now_ns as u32,
+            ways: Ways::new(&node, tni, health)?,
+            relay: Relay::new()?,
             spare: S::places(PACKET_MAX, || 0)?,
+            ports: sending.ports(),
+            reporter: reports.then(|| Reporter::new(node.me, now_ns as u32)),
+            last_loss: None,
         })
     }
 
-    /// Drops all fragments that wait to be acknowledged.
-    pub fn clear(&mut self) {
-        self.relay.count = 0;
+    /// Starts again with a queue that has no packets, on which other nodes may fetch frames or not.
+    pub fn restart(&mut self, rendezvous: bool, now_ns: u64) {
+        self.sending.says.rendezvous = rendezvous;
+        self.next_id = now_ns as u32;
+        self.relay.clear();
+        self.ports = self.sending.ports();
+    }
+
+    /// Ends rendezvous: this node neither fetches frames from now on, nor lets others fetch any.
+    pub fn end_rendezvous(&mut self) {
+        self.sending.says.rendezvous = false;
+    }
+
+    /// The node.
+    pub fn node(&self) -> &LocalNode {
+        &self.sending.node
+    }
+
+    /// What this node announces of itself.
+    pub fn says(&self) -> Capabilities {
+        self.sending.says
     }
 
     /// The counters so far.
@@ -299,36 +128,34 @@ impl<S: Storage> Outbound<S> {
         &mut self.ways.counters
     }
 
-    /// Whether no fragment waits to be acknowledged.
-    pub fn is_settled(&self) -> bool {
-        self.relay.count == 0
-    }
-
-    /// The route to a node, for a packet that is not posted by [`Outbound::post`]. `None` if there
-    /// is none; the packet then counts as lost.
-    pub fn way(&mut self, to: Coords, now_ns: u64) -> Option<(PacketTarget, Tag)> {
-        let way = self.ways.first(Tag { to, ..Tag::default() }, now_ns);
-        if way.is_none() {
-            self.ways.counters.lost += 1;
-        }
-        way
-    }
-
     /// The known dead links.
     pub fn health(&self) -> &S::Shared<Health<S>> {
         &self.ways.health
     }
 
-    /// Sends a report to a node. False if there is no room for it.
-    pub fn report(
-        &mut self,
-        queue: &mut impl PacketQueue,
-        to: Coords,
-        header: &[u8; HEADER_SIZE],
-        now_ns: u64,
-    ) -> bool {
-        let way = self.ways.first(Tag { to, report: true, ..Tag::default() }, now_ns);
-        way.is_some_and(|(target, tag)| queue.post(&target, tag, &[header]))
+    /// The node's ports.
+    pub fn ports(&self) -> &Ports {
+        &self.ports
+    }
+
+    /// The node's ports.
+    pub fn ports_mut(&mut self) -> &mut Ports {
+        &mut self.ports
+    }
+
+    /// The result code of the last lost packet.
+    pub fn last_loss(&self) -> Option<Rcode> {
+        self.last_loss
+    }
+
+    /// Notes a loss that is counted elsewhere.
+    pub fn note_loss(&mut self, rcode: Rcode) {
+        self.last_loss = Some(rcode);
+    }
+
+    /// Whether nothing needs [`Outbound::expire`] and [`Outbound::report`] soon.
+    pub fn is_settled(&self) -> bool {
+        self.relay.is_settled() && self.reporter.as_ref().is_none_or(Reporter::is_settled)
     }
 
     /// Sends a packet to one node.
@@ -336,39 +163,96 @@ impl<S: Storage> Outbound<S> {
         self.ways.post(queue, to, false, parts, now_ns);
     }
 
-    /// Sends a fragment of a broadcast to a child. If that is known to be unresponsive, also to the
-    /// nodes that it would have relayed the fragment to.
-    pub fn relay(
+    /// Sends a fragment of a broadcast, or the acknowledgement of one. If a child is known to be
+    /// unresponsive, the fragment also goes to the nodes that the child would have relayed it to.
+    pub fn post_fragment(
         &mut self,
         queue: &mut impl PacketQueue,
-        to: Coords,
-        header: &[u8; HEADER_SIZE],
-        body: &[u8],
+        fragment: &Fragment<'_>,
         now_ns: u64,
     ) {
-        self.relay.send(&mut self.ways, queue, to, (header, body), now_ns);
+        let Fragment { to, broadcast, header, body } = fragment;
+        if *broadcast {
+            self.relay.send(&mut self.ways, queue, *to, (header, body), now_ns);
+        } else {
+            self.post(queue, *to, &[header, body], now_ns);
+        }
     }
 
     /// Handles a node's acknowledgement of a fragment of a broadcast.
     pub fn acknowledged(&mut self, from: Coords, key: FragmentKey) {
-        self.relay.unresponsive.forget(from);
-        self.relay.close(from, key);
+        self.relay.acknowledged(from, key);
     }
 
     /// Routes broadcasts around nodes that have not acknowledged them in time. To be called
     /// periodically.
     pub fn expire(&mut self, queue: &mut impl PacketQueue, now_ns: u64) {
-        while self.relay.count > 0 {
-            let one = &self.relay.awaited[self.relay.first];
-            if one.open && now_ns.saturating_sub(one.since_ns) < ACKNOWLEDGE_NS {
-                return;
+        while let Some((to, len)) = self.relay.expired(&mut self.spare, now_ns) {
+            self.relay_beyond(queue, to, len, now_ns);
+        }
+    }
+
+    /// Tests the node's ports if that is due, see [`Ports::look`]. To be called every second. The
+    /// node's own frames go first: tests and reports leave half of the buffers to them. Returns
+    /// whether results will come.
+    pub fn look_at_ports(&mut self, queue: &mut impl PacketQueue) -> bool {
+        let Sending { node, tni, .. } = &self.sending;
+        self.ports.look(node, *tni, |port, target, header| {
+            has_half(queue) && queue.post(target, Purpose::Port(port), &[header])
+        })
+    }
+
+    /// Reports dead ports to other nodes, if a report is due. To be called periodically. Returns
+    /// whether there is more to be reported soon.
+    pub fn report(&mut self, queue: &mut impl PacketQueue, now_ns: u64) -> bool {
+        let Self { ways, reporter, .. } = self;
+        let Some(reporter) = reporter else { return false };
+        if ways.health.own() == 0 && reporter.is_silent() {
+            return false;
+        }
+        let health = ways.health.clone();
+        reporter.step(&health, now_ns, |to, header| {
+            let tag = Tag { to, report: true, ..Tag::default() };
+            let way = has_half(queue).then(|| ways.first(tag, now_ns)).flatten();
+            way.is_some_and(|(target, tag)| queue.post(&target, Purpose::Packet(tag), &[header]))
+        });
+        !reporter.is_settled()
+    }
+
+    /// Handles a packet whose sending has ended. A lost one is sent again by another route. If there
+    /// is none, a broadcast goes to the nodes that the target would have relayed it to.
+    pub fn ended<Q: PacketQueue>(&mut self, queue: &mut Q, ended: Ended<Q::Buffer>, now_ns: u64) {
+        let Ended { purpose, rcode, buffer, len } = ended;
+        let tag = match purpose {
+            Purpose::Port(port) => {
+                if let Some(dead) = self.ports.answered(port, rcode) {
+                    self.ways.health.set_own(dead);
+                }
+                return queue.give_up(buffer);
             }
-            let (open, to, len) = (one.open, one.to, one.len);
-            self.spare[..len].copy_from_slice(&one.packet[..len]);
-            self.relay.take_first();
-            if open {
-                self.relay.unresponsive.set(to, now_ns, ());
-                self.relay_beyond(queue, to, len, now_ns);
+            Purpose::Packet(_) if rcode.is_success() => return queue.give_up(buffer),
+            Purpose::Packet(tag) => tag,
+        };
+        if rcode == Rcode::LINK_DOWN {
+            self.ports.suspect();
+        }
+        if let Some((target, tag)) = self.lost(tag, rcode, now_ns) {
+            if !queue.post_buffer(buffer, len, &target, Purpose::Packet(tag)) {
+                self.count().lost += 1;
+            }
+            return;
+        }
+        if !tag.report {
+            self.last_loss = Some(rcode);
+        }
+        let len = usize::from(len).min(PACKET_MAX);
+        let read = tag.broadcast && queue.read(&buffer, &mut self.spare[..len]);
+        queue.give_up(buffer);
+        if read {
+            let (header, body) = self.spare[..len].split_at(HEADER_SIZE.min(len));
+            if let Some(repr) = parse(header, body) {
+                self.relay.close(tag.to, repr.key());
+                self.relay_beyond(queue, tag.to, len, now_ns);
             }
         }
     }
@@ -388,23 +272,6 @@ impl<S: Storage> Outbound<S> {
         None
     }
 
-    /// Sends a lost packet of a broadcast to the nodes that the lost packet's target would have
-    /// relayed it to. `take` copies the packet, returns its length, and releases its buffer.
-    pub fn go_round<Q: PacketQueue>(
-        &mut self,
-        queue: &mut Q,
-        to: Coords,
-        take: impl FnOnce(&mut Q, &mut [u8]) -> usize,
-        now_ns: u64,
-    ) {
-        let len = take(queue, &mut self.spare).min(self.spare.len());
-        let (header, body) = self.spare[..len].split_at(HEADER_SIZE.min(len));
-        if let Some(repr) = parse(header, body) {
-            self.relay.close(to, repr.key());
-            self.relay_beyond(queue, to, len, now_ns);
-        }
-    }
-
     fn relay_beyond(&mut self, queue: &mut impl PacketQueue, to: Coords, len: usize, now_ns: u64) {
         let packet = self.spare[..len].split_at(HEADER_SIZE.min(len));
         let Some(repr) = parse(packet.0, packet.1) else { return };
@@ -412,6 +279,18 @@ impl<S: Storage> Outbound<S> {
             self.relay.send(&mut self.ways, queue, child, packet, now_ns);
         }
     }
+}
+
+impl Sending {
+    /// The node's ports before any test.
+    fn ports(&self) -> Ports {
+        Ports::new(&self.node, self.quiet_beats, self.suspect)
+    }
+}
+
+/// Whether at least half of a queue's buffers are free.
+fn has_half(queue: &impl PacketQueue) -> bool {
+    queue.room() > queue.size() / 2
 }
 
 fn parse(header: &[u8], body: &[u8]) -> Option<Repr> {

@@ -76,13 +76,13 @@ impl Ports {
 
     /// Notes the outcome of the packet that tested a port. Returns the dead ports if this was the
     /// last one awaited.
-    pub fn answered(&mut self, port: u8, rcode: Rcode) -> Option<u16> {
+    pub fn answered(&mut self, port: Port, rcode: Rcode) -> Option<u16> {
         let state = match rcode {
             Rcode::LINK_DOWN => PortState::Down,
             _ => PortState::Up,
         };
-        *self.ports.get_mut(usize::from(port))? = state;
-        self.asked &= !(1 << port);
+        self.ports[port.index()] = state;
+        self.asked &= !(1 << port.index());
         (self.asked == 0).then_some(self.dead())
     }
 
@@ -122,7 +122,7 @@ impl Ports {
         &mut self,
         node: &LocalNode,
         tni: TniId,
-        mut post: impl FnMut(u8, &PacketTarget, &[u8; HEADER_SIZE]) -> bool,
+        mut post: impl FnMut(Port, &PacketTarget, &[u8; HEADER_SIZE]) -> bool,
     ) -> bool {
         if !self.is_time() {
             return false;
@@ -139,7 +139,7 @@ impl Ports {
                 tni,
             };
             // Without room many packets are in flight, and their results will tell.
-            if !post(port.index() as u8, &target, &header) {
+            if !post(port, &target, &header) {
                 break;
             }
             self.asked |= 1 << port.index();

@@ -28,4 +28,4 @@ const PER_NODE: usize = 24;
 pub const GROUP: u64 = 0x4950;
 /// The longest time that a packet waits for frames of the same origin that are being fetched, in
 /// nanoseconds: TCP takes overtaking packets for a sign of loss.
-pub const OVERTAKE_NS: u64 = 2_000_000;
+const OVERTAKE_NS: u64 = 2_000_000;

@@ -374,8 +374,6 @@ pub struct Fragment<'a> {
     pub broadcast: bool,
     /// Its header.
     pub header: [u8; HEADER_SIZE],
-    /// The bytes between the header and the part of the frame.
-    pub prefix: &'a [u8],
     /// The part of the frame.
     pub body: &'a [u8],
 }

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use tofu_abi::Coords;
 use tofu_abi::topology::{NodeId, Shape};
+use tofu_abi::{Coords, TniId};
+use tofu_ipotofu::testing::TestQueue;
 use tofu_ipotofu::wire::{
     Capabilities, FRAGMENT_MAX, HEADER_SIZE, Packet, PacketKind, Repr, Sum, sum,
 };
@@ -35,25 +36,28 @@ fn frame(from: Coords, to: addr::Mac, len: usize, seed: u8) -> Vec<u8> {
     frame
 }
 
+fn core_of(config: Config, me: Coords) -> Core {
+    Core::new(config, me, TniId::ALL[0], 0)
+}
+
+/// The packets that a node has posted. No buffer may be missing.
+fn flying(from: Coords, queue: TestQueue) -> Vec<Flying> {
+    assert_eq!(queue.missing(), 0);
+    let posted = queue.posted.into_iter();
+    posted.map(|one| Flying { from, to: one.tag().to, bytes: one.payload }).collect()
+}
+
 fn send(core: &mut Core, frame: &[u8]) -> Result<Vec<Flying>, SendError> {
-    let from = core.me();
-    let mut flying = Vec::new();
-    core.send(frame, &mut |fragment| {
-        let bytes = [&fragment.header[..], fragment.prefix, fragment.body].concat();
-        flying.push(Flying { from, to: fragment.to, bytes });
-    })?;
-    Ok(flying)
+    let mut queue = TestQueue::default();
+    core.send(&mut queue, frame, 0)?;
+    Ok(flying(core.me(), queue))
 }
 
 /// Delivers a packet. Returns the resulting frame, and the packets that are relayed.
 fn arrive(core: &mut Core, packet: &Flying) -> (Option<Vec<u8>>, Vec<Flying>) {
-    let from = core.me();
     let (header, body) = packet.bytes.split_at(HEADER_SIZE.min(packet.bytes.len()));
-    let mut flying = Vec::new();
-    let event = core.receive(packet.from, header, body, 0, &mut |fragment| {
-        let bytes = [&fragment.header[..], fragment.prefix, fragment.body].concat();
-        flying.push(Flying { from, to: fragment.to, bytes });
-    });
+    let mut queue = TestQueue::default();
+    let event = core.receive(&mut queue, packet.from, (header, body), 0);
     let frame = match event {
         Event::Whole(metadata, part) if metadata.is_empty() => Some(body[part].to_vec()),
         Event::Assembled(metadata, frame) if metadata.is_empty() => Some(frame),
@@ -62,7 +66,7 @@ fn arrive(core: &mut Core, packet: &Flying) -> (Option<Vec<u8>>, Vec<Flying>) {
         }
         Event::Nothing => None,
     };
-    (frame, flying)
+    (frame, flying(core.me(), queue))
 }
 
 /// All nodes of a machine.
@@ -73,7 +77,7 @@ struct Net {
 impl Net {
     fn new(shape: Shape, mtu: u16) -> Self {
         let all = shape.iter();
-        Self { nodes: all.map(|node| (node, Core::new(config(shape, mtu), node))).collect() }
+        Self { nodes: all.map(|node| (node, core_of(config(shape, mtu), node))).collect() }
     }
 
     /// Delivers all packets. Returns the frames that each node receives.
@@ -187,7 +191,7 @@ fn any_byte() -> impl Strategy<Value = u8> {
 fn questions_for_nodes_are_answered_and_others_go_out() {
     let shape = shape("1x1x1x2x3x2");
     let (me, other) = (Coords::new(0, 0, 0, 0, 1, 0), Coords::new(0, 0, 0, 1, 2, 1));
-    let mut core = Core::new(config(shape, 1500), me);
+    let mut core = core_of(config(shape, 1500), me);
     let arp = |target: [u8; 4]| {
         let mut frame = Vec::from(addr::BROADCAST);
         frame.extend_from_slice(&addr::mac(me));
@@ -233,7 +237,7 @@ fn questions_for_nodes_are_answered_and_others_go_out() {
 fn neighbour_solicitations_are_answered() {
     let shape = shape("2x1x1x2x3x2");
     let (me, other) = (Coords::default(), Coords::new(1, 0, 0, 1, 0, 0));
-    let mut core = Core::new(config(shape, 1500), me);
+    let mut core = core_of(config(shape, 1500), me);
     let solicitation = |source: [u8; 16], target: [u8; 16]| {
         let mut multicast = [0; 16];
         multicast[..13].copy_from_slice(&[0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff]);
@@ -289,7 +293,7 @@ fn neighbour_solicitations_are_answered() {
 fn frames_that_cannot_go_are_refused() {
     let shape = shape("1x1x1x2x1x1");
     let (me, other) = (Coords::default(), Coords::new(0, 0, 0, 1, 0, 0));
-    let mut core = Core::new(config(shape, 1500), me);
+    let mut core = core_of(config(shape, 1500), me);
     let to = addr::mac(other);
     assert_eq!(send(&mut core, &[0; 13]).unwrap_err(), SendError::Runt(13));
     let long = send(&mut core, &frame(me, to, 1515, 0)).unwrap_err();
@@ -305,8 +309,8 @@ fn frames_that_cannot_go_are_refused() {
 fn who_lies_about_the_sender_is_not_taken() {
     let shape = shape("1x1x1x2x3x2");
     let node = |rank| shape.coords(NodeId(rank)).unwrap();
-    let mut victim = Core::new(config(shape, 1500), node(5));
-    let mut other = Core::new(config(shape, 1500), node(1));
+    let mut victim = core_of(config(shape, 1500), node(5));
+    let mut other = core_of(config(shape, 1500), node(1));
     let to = addr::mac(node(5));
     // An origin that is not the packet's source.
     let mut packet = send(&mut other, &frame(node(1), to, 100, 0)).unwrap().remove(0);
@@ -326,7 +330,7 @@ fn who_lies_about_the_sender_is_not_taken() {
     assert_eq!(arrive(&mut victim, &packet), (None, vec![].into_iter().collect::<Vec<Flying>>()));
     // The node's own broadcast comes back.
     packet.from = node(1);
-    let mut origin = Core::new(config(shape, 1500), node(1));
+    let mut origin = core_of(config(shape, 1500), node(1));
     assert_eq!(arrive(&mut origin, &packet).0, None);
     assert_eq!(victim.counters().spoofed, 3);
     assert_eq!(victim.counters().received, 0);
@@ -347,10 +351,10 @@ impl PartialEq for Flying {
 fn fragments_of_frames_that_never_end_take_no_room() {
     let shape = shape("1x1x1x2x3x2");
     let node = |rank| shape.coords(NodeId(rank)).unwrap();
-    let mut target = Core::new(config(shape, 9000), node(0));
+    let mut target = core_of(config(shape, 9000), node(0));
     let to = addr::mac(node(0));
-    let mut hostile = Core::new(config(shape, 9000), node(1));
-    let mut friend = Core::new(config(shape, 9000), node(2));
+    let mut hostile = core_of(config(shape, 9000), node(1));
+    let mut friend = core_of(config(shape, 9000), node(2));
     let mut good = send(&mut friend, &frame(node(2), to, 9014, 1)).unwrap();
     let last = good.pop().unwrap();
     for fragment in &good {
@@ -376,10 +380,12 @@ proptest! {
         from in 0..48u32,
     ) {
         let shape = shape("1x1x4x2x3x2");
-        let mut core = Core::new(config(shape, 9000), shape.coords(NodeId(7)).unwrap());
+        let mut core = core_of(config(shape, 9000), shape.coords(NodeId(7)).unwrap());
         let from = shape.coords(NodeId(from)).unwrap();
-        core.receive(from, &header, &body, 0, &mut |_| {});
-        let _ = core.send(&body, &mut |_| {});
+        let mut queue = TestQueue::default();
+        core.receive(&mut queue, from, (&header, &body), 0);
+        let _ = core.send(&mut queue, &body, 0);
+        prop_assert_eq!(queue.missing(), 0);
     }
 
     #[test]

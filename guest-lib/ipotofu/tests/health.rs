@@ -6,7 +6,10 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_abi::{Coords, PacketTarget, Rcode, TniId};
-use tofu_ipotofu::{Health, Heap, Outbound, PacketQueue, REPORT_NS, Report, Reporter, Tag};
+use tofu_ipotofu::neighbor::LocalNode;
+use tofu_ipotofu::testing::TestQueue;
+use tofu_ipotofu::wire::Capabilities;
+use tofu_ipotofu::{Health, Heap, Outbound, REPORT_NS, Report, Reporter, Sending};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -46,15 +49,21 @@ fn links_of(shape: &Shape, from: Coords, target: &PacketTarget) -> Vec<(Coords, 
         .collect()
 }
 
-/// A queue that keeps posted packets.
-#[derive(Default)]
-struct Posted(Vec<(PacketTarget, Tag, Vec<u8>)>);
-
-impl PacketQueue for Posted {
-    fn post(&mut self, target: &PacketTarget, tag: Tag, parts: &[&[u8]]) -> bool {
-        self.0.push((*target, tag, parts.concat()));
-        true
-    }
+/// The sending side of a node on the first TNI.
+fn outbound(health: Arc<Health<Heap>>, me: Coords) -> Outbound<Heap> {
+    let node = LocalNode { shape: *health.shape(), machine: 0, me };
+    let sending = Sending {
+        node,
+        tni: TniId::ALL[0],
+        says: Capabilities::default(),
+        max_frame: 1514,
+        acknowledge: true,
+        reports: false,
+        quiet_beats: u32::MAX,
+        suspect: false,
+    };
+    let Ok(outbound) = Outbound::new(sending, health, 0);
+    outbound
 }
 
 /// Lets every node of a machine report to the others for some time. Returns what each node knows
@@ -165,15 +174,16 @@ proptest! {
         }
         let dead = both_ends(&shape, &dead.into_iter().collect::<Vec<_>>());
         let tni = TniId::ALL[0];
-        let Ok(mut outbound) = Outbound::<Heap>::new(shape, from, tni, Arc::clone(&known));
+        let mut outbound = outbound(Arc::clone(&known), from);
         let all: Vec<_> = (0..=u8::MAX)
             .map_while(|n| tofu_ipotofu::routes::route(&shape, from, to, tni, n))
             .collect();
         let is_clear =
             |way: &PacketTarget| links_of(&shape, from, way).iter().all(|l| !dead.contains(l));
-        let mut queue = Posted::default();
+        let mut queue = TestQueue::default();
         outbound.post(&mut queue, to, &[&[1]], 0);
-        let (first, mut tag, _) = queue.0.pop().unwrap();
+        let posted = queue.take_posted().pop().unwrap();
+        let (first, mut tag) = (posted.target, posted.tag());
         prop_assert_eq!(is_clear(&first), all.iter().any(is_clear));
         if !all.iter().any(is_clear) {
             prop_assert_eq!(first, all[0]);

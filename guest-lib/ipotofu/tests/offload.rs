@@ -2,9 +2,10 @@
 
 use proptest::prelude::*;
 use smoltcp::wire::{EthernetFrame, Ipv4Packet, Ipv6Packet, TcpPacket, UdpPacket};
-use tofu_abi::Coords;
 use tofu_abi::topology::Shape;
+use tofu_abi::{Coords, TniId};
 use tofu_ipotofu::offload::{BadMetadata, METADATA_SIZE, Metadata, Segments};
+use tofu_ipotofu::testing::TestQueue;
 use tofu_ipotofu::wire::{self, HEADER_SIZE, Packet, PacketKind};
 use tofu_ipotofu::{Config, Core, Event, addr};
 
@@ -187,30 +188,39 @@ type Flying = ([u8; HEADER_SIZE], Vec<u8>);
 
 fn node(at: Coords, offload: bool) -> Core {
     let shape: Shape = "2x1x1x1x1x1".parse().unwrap();
-    Core::new(Config { offload, ..Config::new(shape) }, at)
+    Core::new(Config { offload, ..Config::new(shape) }, at, TniId::ALL[0], 0)
 }
 
 fn send(core: &mut Core, metadata: &Metadata, frame: &[u8], now_ns: u64) -> Option<Vec<Flying>> {
-    let mut all = Vec::new();
-    let sent = core.send_offloaded(metadata, frame, now_ns, &mut |fragment| {
-        all.push((fragment.header, [fragment.prefix, fragment.body].concat()));
-    });
-    sent.then_some(all)
+    let mut queue = TestQueue::default();
+    let sent = core.send_offloaded(&mut queue, metadata, frame, now_ns).unwrap();
+    sent.then(|| flying(queue))
+}
+
+/// The packets in a queue.
+fn flying(queue: TestQueue) -> Vec<Flying> {
+    let split = |payload: &[u8]| {
+        let (header, body) = payload.split_first_chunk().unwrap();
+        (*header, body.to_vec())
+    };
+    queue.posted.iter().map(|one| split(&one.payload)).collect()
 }
 
 fn arrive(core: &mut Core, from: Coords, packets: &[Flying], now_ns: u64) -> Event<Vec<u8>> {
     let mut last = Event::Nothing;
     for (header, body) in packets {
-        last = core.receive(from, header, body, now_ns, &mut |_| panic!("handed on"));
+        let mut queue = TestQueue::default();
+        last = core.receive(&mut queue, from, (header, body), now_ns);
+        assert!(queue.posted.is_empty(), "relayed");
     }
     last
 }
 
 fn plain(core: &mut Core, to: Coords) -> Vec<Flying> {
     let frame = [&addr::mac(to)[..], &addr::mac(core.me()), &[0x88, 0xb5, 1, 2, 3]].concat();
-    let mut all = Vec::new();
-    core.send(&frame, &mut |fragment| all.push((fragment.header, fragment.body.to_vec()))).unwrap();
-    all
+    let mut queue = TestQueue::default();
+    core.send(&mut queue, &frame, 0).unwrap();
+    flying(queue)
 }
 
 #[test]

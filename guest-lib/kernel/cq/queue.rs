@@ -15,6 +15,7 @@ use kernel::sync::{new_mutex, Arc, Mutex};
 use kernel::uaccess::{UserPtr, UserSlice};
 use kernel::workqueue::{impl_has_work, new_work, Work, WorkItem};
 
+use tofu_abi::cq::{CqRings, StagTables};
 use tofu_abi::desc::DESC_SIZE;
 use tofu_abi::queue::{MRQ_ENTRY_SIZE, TCQ_ENTRY_SIZE};
 use tofu_abi::regs::{CqsReg, CACHE_INJECTION};
@@ -178,31 +179,33 @@ impl Cq {
         let mode = rights.subnet.with_session(a.session_mode == 1);
         let injection = |wanted: u8| if wanted == 1 { CACHE_INJECTION } else { 0 };
         let [toq, tcq, mrq] = rings;
-        for (reg, value) in [
+        let rings = CqRings {
+            toq: toq.addr(),
+            toq_size: a.toq_size,
+            tcq: tcq.addr() | injection(a.tcq_cinj),
+            mrq: mrq.addr() | injection(a.mrq_cinj),
+            mrq_size: a.mrq_size,
+            mrq_mask: 0,
+            tcq_coalescing_ns: 0,
+            mrq_coalescing_ns: 0,
+        };
+        let tables = StagTables {
+            blocks: tables.blocks().addr(),
+            block_count: sizes.stags,
+            steering: tables.steering().addr(),
+            stags: sizes.stags,
+        };
+        let settings = [
             (CqsReg::Mode, mode.0),
             (CqsReg::Gpid, rights.gpid),
-            (CqsReg::ToqIpa, toq.addr()),
-            (CqsReg::ToqSize, a.toq_size.into()),
-            (CqsReg::TcqIpa, tcq.addr() | injection(a.tcq_cinj)),
-            (CqsReg::MrqIpa, mrq.addr() | injection(a.mrq_cinj)),
-            (CqsReg::MrqSize, a.mrq_size.into()),
-            (CqsReg::MrqMask, 0),
-            (CqsReg::FetchStop, 0),
-            (CqsReg::TcqDescriptorCoalescingTimer, 0),
-            (CqsReg::MrqDescriptorCoalescingTimer, 0),
-            (CqsReg::MemoryBlockTableIpa, tables.blocks().addr()),
-            (CqsReg::MemoryBlockTableSize, sizes.stags.into()),
-            (CqsReg::MemoryBlockTableEnable, 1),
-            (CqsReg::SteeringTableIpa, tables.steering().addr()),
-            (CqsReg::SteeringTableSize, sizes.stags.into()),
-            (CqsReg::SteeringTableEnable, 1),
             // Acknowledgements are for those who sleep; processes poll.
             (CqsReg::MrqInterruptMask, u64::MAX),
             (CqsReg::Imr, u64::MAX),
             (CqsReg::Irc, u64::MAX),
-        ] {
-            self.device.write(self.id, reg, value);
-        }
+        ];
+        self.device.write_all(self.id, &settings);
+        self.device.write_all(self.id, &rings.registers());
+        self.device.write_all(self.id, &tables.registers());
     }
 
     /// Turns the queue on.

@@ -102,12 +102,10 @@ impl Tables {
 
     /// Has the device use an STag.
     pub(super) fn enable(&mut self, stag: u32, entry: &StagEntry) {
-        let i = stag as usize * 2;
-        // The words with the enable bits come last.
-        self.blocks.store(i + 1, entry.pages);
-        self.blocks.store(i, entry.block.0);
-        self.steering.store(i + 1, entry.bytes);
-        self.steering.store(i, entry.steering.0);
+        let i = stag as usize;
+        self.blocks.store_entry(i, [entry.block.0, entry.pages]);
+        self.steering
+            .store_entry(i, [entry.steering.0, entry.bytes]);
         self.user.set(stag, entry.user);
         self.set_state(stag, StagState::Live);
     }

@@ -56,10 +56,7 @@ impl Link {
     fn show(&self, what: c_int, to: &mut Text<'_>) -> core::fmt::Result {
         let LocalNode { shape, machine, me } = self.node;
         match what {
-            0 => {
-                let [x, y, z, a, b, c] = me.to_array();
-                writeln!(to, "{x} {y} {z} {a} {b} {c}")
-            }
+            0 => writeln!(to, "{}", me.separated(' ')),
             1 => {
                 let [a, b, c, d] = addr::ipv4(machine, me);
                 let bits = addr::ipv4_prefix(&shape, machine);
@@ -67,7 +64,7 @@ impl Link {
             }
             2 => {
                 let address = core::net::Ipv6Addr::from(addr::ipv6(machine, me));
-                writeln!(to, "{address}/64")
+                writeln!(to, "{address}/{}", addr::IPV6_PREFIX)
             }
             3 => writeln!(to, "{shape}"),
             4 => {
@@ -80,7 +77,7 @@ impl Link {
             _ => {
                 let _quiet = Quiet::new();
                 let tx = self.tx.lock();
-                for (name, up) in tx.ports.named() {
+                for (name, up) in tx.outbound.ports().named() {
                     writeln!(to, "{name} {}", if up { "up" } else { "down" })?;
                 }
                 Ok(())

@@ -147,7 +147,7 @@ impl Link {
         let mut tx = self.tx.lock();
         tx.start(sender, now_ns());
         // SAFETY: the interface is coming up.
-        unsafe { shim::tofu_shim_net_carrier(queue, tx.ports.carrier()) };
+        unsafe { shim::tofu_shim_net_carrier(queue, tx.outbound.ports().carrier()) };
         Ok(())
     }
 
@@ -236,7 +236,7 @@ impl Link {
         tx.reap(now);
         tx.expire(now);
         tx.settle(now);
-        let carrier = tx.ports.news();
+        let carrier = tx.outbound.ports_mut().news();
         let goes_on = tx.goes_on(&self.peers, now);
         drop(tx);
         if let Some(on) = carrier {
@@ -257,7 +257,7 @@ impl Link {
         let suspect = self.reports && self.device.has_met_dead_link();
         let mut tx = self.tx.lock();
         if suspect {
-            tx.ports.suspect();
+            tx.outbound.ports_mut().suspect();
         }
         let look_again = tx.look_at_ports();
         drop(tx);
@@ -272,7 +272,7 @@ impl Link {
         let rx = self.rx.lock();
         let ready = rx.receiver.as_ref().is_some_and(Receiver::rearm);
         // What waits for a frame is looked at when that comes, or when it has waited long enough.
-        let ready = ready && !rx.state.is_waiting();
+        let ready = ready && !rx.state.fetches.is_holding();
         let fetching = rx.state.fetches.are_under_way();
         drop(rx);
         let mut tx = self.tx.lock();

@@ -9,9 +9,9 @@ use tofu_abi::{Coords, TniId};
 use tofu_ipotofu::addr;
 use tofu_ipotofu::neighbor::LocalNode;
 use tofu_ipotofu::offload::{Metadata, HEAD};
-use tofu_ipotofu::rendezvous::{self, Fetches, Message, Request, OVERTAKE_NS, SLOTS};
-use tofu_ipotofu::wire::{Capabilities, Fragment, Sum, HEADER_SIZE};
-use tofu_ipotofu::{Counters, Event, FrameBuffer, Inbound, Limits, Report};
+use tofu_ipotofu::rendezvous::{self, Fetches, Message, Request, SLOTS};
+use tofu_ipotofu::wire::{Fragment, HEADER_SIZE};
+use tofu_ipotofu::{Arrival, Counters, Event, FrameBuffer, Inbound, Limits};
 
 use super::frame::Frame;
 use super::tx::Tx;
@@ -52,8 +52,6 @@ pub(super) struct RxState {
     pub(super) fetches: Fetches<KernelMemory, Option<Frame>>,
     /// Frames that were fetched, to memory that nobody else can write to any more.
     private: KVVec<Fetched>,
-    /// When the next packet began to wait for frames that are fetched.
-    late: Option<u64>,
 }
 
 impl Rx {
@@ -71,7 +69,6 @@ impl Rx {
                 inbound: Inbound::new(node.shape, node.me, limits)?,
                 fetches: Fetches::new()?,
                 private: KVVec::with_capacity(SLOTS, GFP_KERNEL)?,
-                late: None,
             },
         })
     }
@@ -84,7 +81,8 @@ impl Rx {
         let (Some(receiver), state) = (self.receiver.as_mut(), &mut self.state) else {
             return Step::Idle;
         };
-        if let Some(left) = state.must_wait(receiver) {
+        let next = || receiver.peek(|from, payload| (from, rendezvous::is_from_origin(payload)));
+        if let Some(left) = state.fetches.hold(next, now_ns) {
             return Step::Wait(left);
         }
         let taken = receiver.take(|from, payload| state.receive(sides, queue, from, payload, now));
@@ -102,34 +100,6 @@ impl RxState {
         self.inbound.clear();
         self.fetches.clear();
         self.private.clear();
-        self.late = None;
-    }
-
-    /// Whether the next packet waits for a frame.
-    pub(super) fn is_waiting(&self) -> bool {
-        self.late.is_some()
-    }
-
-    /// How much longer the next packet must wait for frames of its origin that are fetched.
-    fn must_wait(&mut self, receiver: &Receiver) -> Option<u64> {
-        if !self.fetches.are_under_way() {
-            self.late = None;
-            return None;
-        }
-        let follows = receiver.peek(|from, payload| {
-            rendezvous::is_from_origin(payload) && self.fetches.are_under_way_from(from)
-        });
-        if follows != Some(true) {
-            self.late = None;
-            return None;
-        }
-        let now = now_ns();
-        let waited = now.saturating_sub(*self.late.get_or_insert(now));
-        let left = OVERTAKE_NS.checked_sub(waited).filter(|left| *left > 0);
-        if left.is_none() {
-            self.late = None;
-        }
-        left
     }
 
     /// Takes a packet. Returns a frame that it completes, with what is left to do with it.
@@ -142,18 +112,13 @@ impl RxState {
         now: u64,
     ) -> Option<(Frame, Metadata)> {
         let (header, body) = payload.split_at(HEADER_SIZE.min(payload.len()));
-        if Report::is_report(header) {
-            match (Report::parse(from, header), sides.health) {
-                (Some(report), Some(health)) => _ = health.learn(&report, now),
-                _ => self.inbound.count().malformed += 1,
+        let packet = match self.inbound.sort(from, header, body, sides.health, now)? {
+            Arrival::Message => {
+                self.take_message(sides, queue, (from, header, body), now);
+                return None;
             }
-            return None;
-        }
-        if rendezvous::is_message(header) {
-            self.take_message(sides, queue, (from, header, body), now);
-            return None;
-        }
-        let packet = self.inbound.parse(header, body)?;
+            Arrival::Frame(packet) => packet,
+        };
         let repr = &packet.repr;
         // SAFETY: no requirements.
         unsafe {
@@ -203,15 +168,9 @@ impl RxState {
         now: u64,
     ) {
         let mut tx = sides.tx.lock();
-        let able = tx.sender.as_ref().is_some_and(|s| s.has_rendezvous());
-        let message = Message::parse(from, header, body).filter(|_| able);
-        let says = Capabilities {
-            rendezvous: message.is_some(),
-            ..Capabilities::of(header)
-        };
-        sides.peers.learn(from, says, now);
+        let (says, packet) = (tx.outbound.says(), (header, body));
+        let message = self.inbound.message(from, packet, says, sides.peers, now);
         let Some(message) = message else {
-            self.inbound.count().malformed += 1;
             return;
         };
         let (id, len, kind) = match &message {
@@ -330,13 +289,11 @@ fn assemble(
     let (head, skip) = if request.is_split() {
         (head, 0)
     } else {
-        let mut sum = Sum::default();
-        sum.add(&request.metadata);
+        let mut sum = Request::summed(&request.metadata);
         for (at, len, chunk) in chunks.parts() {
             sum.add_at(at, &chunk.bytes()[..len]);
         }
-        if sum.finish() != request.sum {
-            counters.damaged += 1;
+        if !request.is_intact(sum, counters) {
             return None;
         }
         // The stack wants the headers apart.

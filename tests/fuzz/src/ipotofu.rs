@@ -1,12 +1,14 @@
 //! Any packets and frames at a node's IP link.
 
 use arbitrary::{Result, Unstructured};
-use tofu_abi::Coords;
 use tofu_abi::topology::{NodeId, Shape};
+use tofu_abi::{Coords, Rcode, TniId};
+use tofu_ipotofu::neighbor::Destination;
 use tofu_ipotofu::offload::{METADATA_SIZE, Metadata};
 use tofu_ipotofu::rendezvous::{self, Message};
-use tofu_ipotofu::wire::{FRAGMENT_MAX, HEADER_SIZE, Packet, PacketKind, Repr};
-use tofu_ipotofu::{Config, Core, Event, addr, tree};
+use tofu_ipotofu::testing::{Posted, TestQueue};
+use tofu_ipotofu::wire::{Capabilities, FRAGMENT_MAX, HEADER_SIZE, Packet, PacketKind, Repr};
+use tofu_ipotofu::{Config, Core, Ended, Event, SendError, addr, tree};
 
 /// Packets and frames of one input at most.
 const MAX_ACTIONS: u32 = 256;
@@ -26,7 +28,7 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
     // Half of the nodes take offloaded frames.
     let offload = me.c == 1;
     let config = Config { mtu: u.arbitrary()?, reassemblies: 4, offload, ..Config::new(shape) };
-    let mut core = Core::new(config, me);
+    let mut core = Core::new(config, me, TniId::ALL[0], 0);
     let max = core.config().max_frame();
     let mut now_ns = 0u64;
     for _ in 0..MAX_ACTIONS {
@@ -67,15 +69,23 @@ fn send(core: &mut Core, shape: &Shape, u: &mut Unstructured<'_>) -> Result<()> 
     if u.ratio(1, 8)? {
         frame.resize(usize::from(u.arbitrary::<u16>()?), 0x5a);
     }
-    let expected = core.packets_for(&frame);
-    let mut count = 0;
-    let sent = core.send(&frame, &mut |fragment| {
-        count += 1;
-        check(shape, &fragment.header, &[fragment.prefix, fragment.body].concat());
-        assert_ne!(fragment.to, me, "a packet to oneself");
-        assert!(shape.contains(fragment.to));
-    });
+    let expected = match core.destination(&frame) {
+        Destination::Group => tree::children(shape, me, me).count(),
+        _ => 1,
+    } * frame.len().div_ceil(FRAGMENT_MAX);
+    let size = if u.ratio(3, 4)? { 1 << 12 } else { u.int_in_range(0..=64)? };
+    let mut queue = TestQueue::new(size);
+    let sent = core.send(&mut queue, &frame, 0);
+    let count = queue.posted.len();
     assert!(count == 0 || count == expected, "{count} packets instead of {expected}");
+    assert!(sent != Err(SendError::Full) || expected > size && count == 0);
+    for posted in &queue.posted {
+        let to = posted.tag().to;
+        check(shape, &posted.payload);
+        assert_ne!(to, me, "a packet to oneself");
+        assert!(shape.contains(to));
+    }
+    lose(core, &mut queue, u)?;
     assert!(sent.is_err() || frame.len() <= max);
     let mut bytes = [0; METADATA_SIZE];
     for byte in &mut bytes {
@@ -139,7 +149,7 @@ fn receive(
     }
     if let Some(message) = Message::parse(from, &header, &body) {
         // A message that is accepted is one that a node could have sent.
-        let (again, rest) = message.emit(from);
+        let (again, rest) = message.emit(from, Capabilities::of(&header));
         let head = match &message {
             Message::Request(request) => request.head_in(&body),
             Message::Done { .. } => &[],
@@ -148,18 +158,19 @@ fn receive(
         assert!(rendezvous::is_message(&header), "no message of this kind");
         assert_eq!(Message::parse(from, &again, &rest), Some(message));
     }
-    let mut relayed = 0;
-    let event = core.receive(from, &header, &body, now_ns, &mut |fragment| {
-        relayed += 1;
-        let repr = check(shape, &fragment.header, &[fragment.prefix, fragment.body].concat());
-        let to = if repr.kind == PacketKind::Acknowledgement {
-            fragment.to == from
+    let mut queue = TestQueue::default();
+    let event = core.receive(&mut queue, from, (&header, &body), now_ns);
+    for posted in &queue.posted {
+        let (repr, to) = (check(shape, &posted.payload), posted.tag().to);
+        let right = if repr.kind == PacketKind::Acknowledgement {
+            to == from
         } else {
-            tree::parent(shape, repr.origin, fragment.to) == Some(me)
+            tree::parent(shape, repr.origin, to) == Some(me)
         };
-        assert!(to, "{:?} to {}, which is not a child", repr.kind, fragment.to);
-    });
-    assert!(relayed <= 11, "relayed {relayed} times");
+        assert!(right, "{:?} to {to}, which is not a child", repr.kind);
+    }
+    assert!(queue.posted.len() <= 11, "relayed {} times", queue.posted.len());
+    lose(core, &mut queue, u)?;
     let (metadata, frame) = match event {
         Event::Nothing | Event::Acknowledged(..) => return Ok(()),
         Event::Whole(metadata, part) => (metadata, body[part].to_vec()),
@@ -191,8 +202,22 @@ fn complete(metadata: &Metadata, frame: &[u8]) {
     assert!(done.is_ok() && (1..=frame.len().div_ceil(48)).contains(&count), "{count} frames");
 }
 
+/// Lets some of the packets in a queue end, and others meet dead links, until none is left.
+fn lose(core: &mut Core, queue: &mut TestQueue, u: &mut Unstructured<'_>) -> Result<()> {
+    for _ in 0..4 * MAX_ACTIONS {
+        let Some(posted) = queue.posted.pop() else { break };
+        let rcode = if u.ratio(1, 4)? { Rcode::LINK_DOWN } else { Rcode::SUCCESS };
+        let Posted { purpose, payload, .. } = posted;
+        let (len, buffer) = (payload.len() as u16, payload.into());
+        core.outbound().ended(queue, Ended { purpose, rcode, buffer, len }, 0);
+        assert_eq!(queue.missing(), 0, "a buffer is lost");
+    }
+    Ok(())
+}
+
 /// Packets that are sent can be received.
-fn check(shape: &Shape, header: &[u8], body: &[u8]) -> Repr {
+fn check(shape: &Shape, packet: &[u8]) -> Repr {
+    let (header, body) = packet.split_at(HEADER_SIZE);
     let packet = Packet::new_checked(header).expect("a whole header");
     let repr = Repr::parse(&packet, body.len()).expect("a header that makes sense");
     assert_eq!(usize::from(repr.length), body.len());

@@ -5,8 +5,11 @@ use std::collections::BTreeMap;
 use arbitrary::{Result, Unstructured};
 use tofu_abi::Coords;
 use tofu_abi::topology::{NodeId, Port, Shape};
-use tofu_abi::{PacketTarget, Rcode, TniId};
-use tofu_ipotofu::{Health, Heap, Outbound, PacketQueue, Report, Reporter, Tag};
+use tofu_abi::{Rcode, TniId};
+use tofu_ipotofu::neighbor::LocalNode;
+use tofu_ipotofu::testing::TestQueue;
+use tofu_ipotofu::wire::Capabilities;
+use tofu_ipotofu::{Health, Heap, Outbound, Report, Reporter, Sending};
 
 /// Actions of one input at most.
 const MAX_ACTIONS: u32 = 256;
@@ -19,25 +22,23 @@ pub fn run(data: &[u8]) {
     let _ = play(&mut u);
 }
 
-/// A queue that keeps the last packet only.
-#[derive(Default)]
-struct Last(Option<(PacketTarget, Tag)>);
-
-impl PacketQueue for Last {
-    fn post(&mut self, target: &PacketTarget, tag: Tag, _: &[&[u8]]) -> bool {
-        assert_eq!(Tag::unpack(tag.pack()), Some(tag));
-        self.0 = Some((*target, tag));
-        true
-    }
-}
-
 fn play(u: &mut Unstructured<'_>) -> Result<()> {
     let shape = *u.choose(&["1x1x1x2x3x2", "3x1x2x1x1x1", "2x2x4x2x3x2", "32x32x32x2x3x2"])?;
     let Ok(shape) = shape.parse::<Shape>() else { return Ok(()) };
     let me = node(&shape, u)?;
     let Ok(health) = Health::<Heap>::new(shape, me);
     let health = std::sync::Arc::new(health);
-    let Ok(mut outbound) = Outbound::<Heap>::new(shape, me, TniId::ALL[0], health.clone());
+    let sending = Sending {
+        node: LocalNode { shape, machine: 0, me },
+        tni: TniId::ALL[0],
+        says: Capabilities::default(),
+        max_frame: 1514,
+        acknowledge: true,
+        reports: false,
+        quiet_beats: u32::MAX,
+        suspect: false,
+    };
+    let Ok(mut outbound) = Outbound::<Heap>::new(sending, health.clone(), 0);
     let mut reporter = Reporter::new(me, u.arbitrary()?);
     let mut now_ns = 0u64;
     // The nodes that have ever sent reports, and their contents.
@@ -100,9 +101,10 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
 
 /// A packet is tried at most twice on each way, whatever is known.
 fn send(outbound: &mut Outbound<Heap>, to: Coords, now_ns: u64) {
-    let mut queue = Last::default();
+    let mut queue = TestQueue::new(1);
     outbound.post(&mut queue, to, &[&[0]], now_ns);
-    let Some((mut target, mut tag)) = queue.0 else { return };
+    let Some(posted) = queue.posted.pop() else { return };
+    let (mut target, mut tag) = (posted.target, posted.tag());
     let mut tried = 1;
     while let Some(next) = outbound.lost(tag, Rcode::LINK_DOWN, now_ns) {
         (target, tag) = next;

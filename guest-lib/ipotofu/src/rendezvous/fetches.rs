@@ -4,7 +4,7 @@ use core::fmt::Debug;
 
 use tofu_abi::Coords;
 
-use super::{Message, PER_NODE, Request, SLOTS};
+use super::{Message, OVERTAKE_NS, PER_NODE, Request, SLOTS};
 use crate::counters::Counters;
 use crate::storage::Storage;
 
@@ -48,6 +48,8 @@ pub struct Fetches<S: Storage, H: Debug = ()> {
     owed: S::Places<Option<Owed>>,
     /// Number of nodes in `owed`.
     owed_count: usize,
+    /// When the next packet began to wait for frames, in nanoseconds.
+    held_ns: Option<u64>,
 }
 
 impl<S: Storage, H: Debug> Fetches<S, H> {
@@ -65,6 +67,7 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
             under_way: 0,
             owed: S::places(OWED_NODES, || None)?,
             owed_count: 0,
+            held_ns: None,
         })
     }
 
@@ -74,6 +77,7 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         self.owed.fill(None);
         (self.first, self.count) = (0, 0);
         (self.under_way, self.owed_count) = (0, 0);
+        self.held_ns = None;
     }
 
     /// Whether any frame is being fetched.
@@ -85,6 +89,34 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
     pub fn are_under_way_from(&self, node: Coords) -> bool {
         self.are_under_way()
             && self.slots.iter().flatten().any(|(request, _)| request.origin == node)
+    }
+
+    /// How much longer the next packet must wait, in nanoseconds, so that it does not overtake
+    /// frames of its origin that are being fetched. `next` returns the node that the packet comes
+    /// from, and whether that is its origin, see [`is_from_origin`](super::is_from_origin).
+    pub fn hold(
+        &mut self,
+        next: impl FnOnce() -> Option<(Coords, bool)>,
+        now_ns: impl FnOnce() -> u64,
+    ) -> Option<u64> {
+        let next = if self.are_under_way() { next() } else { None };
+        if !next.is_some_and(|(from, direct)| direct && self.are_under_way_from(from)) {
+            self.held_ns = None;
+            return None;
+        }
+        let now_ns = now_ns();
+        let since_ns = *self.held_ns.get_or_insert(now_ns);
+        let left_ns = OVERTAKE_NS.saturating_sub(now_ns.saturating_sub(since_ns));
+        if left_ns == 0 {
+            self.held_ns = None;
+            return None;
+        }
+        Some(left_ns)
+    }
+
+    /// Whether the next packet had to wait when [`Fetches::hold`] was called last.
+    pub const fn is_holding(&self) -> bool {
+        self.held_ns.is_some()
     }
 
     /// Takes a request and the value to keep with it. Its frame is fetched at once or later. If too

@@ -6,17 +6,15 @@ use tofu_abi::{Coords, StagOffset};
 
 use super::{HEAD_MAX, REST_MAX};
 use crate::addr;
+use crate::counters::Counters;
 use crate::offload::METADATA_SIZE;
-use crate::wire::{Capabilities, ETHERNET_HEADER, HEADER_SIZE, Header, PacketKind, VERSION};
+use crate::wire::{Capabilities, ETHERNET_HEADER, HEADER_SIZE, Header, PacketKind, Sum, VERSION};
 
 /// Flag of [`Message::Done`]: the frame could not be fetched.
 const REFUSED: u8 = 8;
 const REQUEST: u8 = VERSION << 4 | 4;
 const DONE: u8 = VERSION << 4 | 5;
 const SPLIT: u8 = VERSION << 4 | 6;
-/// The capabilities that these messages announce.
-const SAYS: Capabilities =
-    Capabilities { offload: true, rendezvous: true, split: false, more_queues: 0 };
 
 /// Size of the body of a request in bytes: offload metadata, and the place of the frame.
 const REQUEST_BODY: usize = METADATA_SIZE + 8;
@@ -47,6 +45,21 @@ impl Request {
     /// Whether the head of the frame is in the request.
     pub const fn is_split(&self) -> bool {
         self.head > 0
+    }
+
+    /// The sum of the metadata of a frame that is fetched as a whole. The frame's bytes must be
+    /// added, at their offsets in it.
+    pub fn summed(metadata: &[u8; METADATA_SIZE]) -> Sum {
+        let mut sum = Sum::default();
+        sum.add(metadata);
+        sum
+    }
+
+    /// Whether the frame that was fetched has this sum. If not, it is counted as damaged.
+    pub fn is_intact(&self, sum: Sum, counters: &mut Counters) -> bool {
+        let intact = sum.finish() == self.sum;
+        counters.damaged += u64::from(!intact);
+        intact
     }
 
     /// The head of the frame, from the bytes that follow the header of this request.
@@ -144,9 +157,9 @@ impl Message {
         }
     }
 
-    /// Encodes the message as in a packet of node `me`: its header and its body, without the head
-    /// of a frame.
-    pub fn emit(&self, me: Coords) -> ([u8; HEADER_SIZE], MessageBody) {
+    /// Encodes the message as in a packet of node `me`, which has these capabilities: its header
+    /// and its body, without the head of a frame.
+    pub fn emit(&self, me: Coords, says: Capabilities) -> ([u8; HEADER_SIZE], MessageBody) {
         let mut body = MessageBody { bytes: [0; _], len: 0 };
         let (kind, flags, id, total, sum, head) = match self {
             Self::Request(request) => {
@@ -168,8 +181,7 @@ impl Message {
         };
         let header = Header {
             version_kind: kind,
-            // A node that sends these messages also fetches frames.
-            flags: flags | SAYS.flags(),
+            flags: flags | says.flags(),
             total,
             length: body.len() as u16 + head,
             id,
@@ -189,6 +201,9 @@ pub(super) mod tests {
 
     use super::*;
 
+    const SAYS: Capabilities =
+        Capabilities { offload: true, rendezvous: true, split: false, more_queues: 0 };
+
     pub(crate) const NODE: Coords = Coords::new(1, 2, 3, 0, 1, 1);
 
     pub(crate) fn request(id: u32) -> Request {
@@ -201,12 +216,12 @@ pub(super) mod tests {
     fn messages_come_back_as_they_were() {
         for message in [Message::Request(request(9)), Message::Done { id: u32::MAX, refused: true }]
         {
-            let (header, body) = message.emit(NODE);
+            let (header, body) = message.emit(NODE, SAYS);
             assert!(is_message(&header) && Capabilities::of(&header).rendezvous);
             assert_eq!(Message::parse(NODE, &header, &body), Some(message));
             assert_eq!(Message::parse(Coords::default(), &header, &body), None, "in another name");
         }
-        let (header, body) = Message::Request(request(9)).emit(NODE);
+        let (header, body) = Message::Request(request(9)).emit(NODE, SAYS);
         assert_eq!(Message::parse(NODE, &header, &body[..15]), None, "cut off");
         for (at, byte) in [(0, 0x15), (0, 0x13), (5, 1), (7, 15), (2, 0xff)] {
             let mut changed = header;
@@ -229,7 +244,7 @@ pub(super) mod tests {
         ] {
             let split = Request { head: of_head as u16, len: len as u32, sum: 0, ..request(7) };
             let message = Message::Request(split);
-            let (header, body) = message.emit(NODE);
+            let (header, body) = message.emit(NODE, SAYS);
             let mut body = body.to_vec();
             body.extend(head.iter().chain(&[9]).take(of_head));
             assert!(is_message(&header));

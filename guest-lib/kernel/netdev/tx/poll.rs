@@ -6,7 +6,7 @@ use kernel::cpu::CpuId;
 use kernel::ffi::c_int;
 
 use super::Tx;
-use crate::engine::Peers;
+use crate::engine::{now_ns, Peers};
 use crate::packets::ENOUGH;
 
 impl Tx {
@@ -48,8 +48,20 @@ impl Tx {
         self.requests.expire(now, self.outbound.count());
         if let Some(sender) = self.sender.as_mut() {
             self.outbound.expire(sender, now);
+            self.outbound.report(sender, now);
         }
-        self.report(now);
+    }
+
+    /// Tests the ports if it is time, and reports dead ones. To be called every second. Returns
+    /// whether that goes on.
+    pub(in crate::netdev) fn look_at_ports(&mut self) -> bool {
+        let Some(sender) = self.sender.as_mut() else {
+            return false;
+        };
+        let asked = self.outbound.look_at_ports(sender);
+        sender.flush();
+        let due = self.outbound.report(sender, now_ns());
+        asked || due
     }
 
     /// Whether the stack may go on, should it have been held.

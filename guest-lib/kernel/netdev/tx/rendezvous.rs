@@ -4,12 +4,10 @@
 
 use tofu_abi::Coords;
 use tofu_ipotofu::offload::{Metadata, HEAD};
-use tofu_ipotofu::rendezvous::{
-    Message, Rendezvous, Request, Room, HEAD_MAX, MIN_FRAME, REST_MAX, SLOTS,
-};
-use tofu_ipotofu::wire::Sum;
+use tofu_ipotofu::rendezvous::{Message, Rendezvous, Request, Room, HEAD_MAX, MIN_FRAME, SLOTS};
+use tofu_ipotofu::Offer;
 
-use super::skb::{target, Fate, Skb, MAX_OFFLOADED};
+use super::skb::{Fate, Skb};
 use super::Tx;
 use crate::engine::Peers;
 use crate::netdev::frame::{read, read_and_sum};
@@ -39,8 +37,7 @@ fn copy(frame: &Skb, at: usize, to: &mut Chunks, summed: Option<&Metadata>) -> O
             parts.all(|(n, len, chunk)| read(frame.raw, at + n, &mut chunk.bytes()[..len]));
         return copied.then_some(0);
     };
-    let mut sum = Sum::default();
-    sum.add(&metadata.emit());
+    let mut sum = Request::summed(&metadata.emit());
     let mut parts = to.parts();
     let copied = parts.all(|(n, len, chunk)| {
         read_and_sum(frame.raw, at + n, &mut chunk.bytes()[..len], &mut sum)
@@ -68,7 +65,9 @@ impl Rendezvous for RendezvousQueue<'_> {
     }
 
     fn tell(&mut self, to: Coords, message: &Message) {
-        self.tx.post_message(to, message, &[], self.now);
+        if let Some(sender) = self.tx.sender.as_mut() {
+            self.tx.outbound.tell(sender, to, message, &[], self.now);
+        }
     }
 }
 
@@ -80,18 +79,17 @@ impl Tx {
     /// Where to put a frame for a node to fetch.
     fn room_at(&mut self, peers: &Peers, to: Coords, now: u64) -> Room {
         let room = self.requests.room(to, peers, now, self.outbound.count());
-        match self.sender.as_ref() {
-            Some(sender) if sender.has_rendezvous() => room,
-            _ => Room::None,
+        match self.outbound.says().rendezvous {
+            true => room,
+            false => Room::None,
         }
     }
 
     /// Whether a frame has to wait until an earlier one to the same node was fetched.
     pub(super) fn must_wait(&mut self, peers: &Peers, skb: *const SkBuff, now: u64) -> bool {
-        // SAFETY: the frame is ours.
-        let len = unsafe { shim::tofu_shim_skb_len(skb) } as usize;
-        let to = match len {
-            MIN_FRAME.. => target(&self.node, skb, &mut [0; 6]).0,
+        let frame = Skb::new(skb);
+        let to = match frame.len {
+            MIN_FRAME.. => frame.destination(self.outbound.node()).node(),
             _ => None,
         };
         self.blocked = to.filter(|to| self.room_at(peers, *to, now) == Room::Busy);
@@ -130,10 +128,7 @@ impl Tx {
             true => (HEAD, None),
             false => (0, Some(metadata)),
         };
-        if frame.len > MAX_OFFLOADED && !split || frame.len - head > REST_MAX {
-            return None;
-        }
-        if self.room() == 0 {
+        if !self.outbound.may_be_fetched(metadata, frame.len, split) || self.room() == 0 {
             return None;
         }
         if self
@@ -156,32 +151,26 @@ impl Tx {
                 (head, sum, Shared::Copy(chunks), Fate::Sent)
             }
         };
+        let mut bytes = [0; HEAD_MAX];
+        let bytes = bytes.get_mut(..head)?;
+        if !read(frame.raw, 0, bytes) {
+            return None;
+        }
         let place = memory.share(slot, generation, shared);
-        let request = Request {
-            origin: self.node.me,
-            id: self.new_id(),
-            head: head as u16,
-            len: (frame.len - head) as u32,
+        let offer = Offer {
+            metadata,
+            head: bytes,
+            len: frame.len - head,
             sum,
-            metadata: metadata.emit(),
+            slot,
             place,
         };
-        self.requests.sent(slot, to, request.id, now);
-        self.send_request(to, frame, request, now);
+        let (sender, requests) = (self.sender.as_mut()?, &mut self.requests);
+        self.outbound.request(sender, requests, to, &offer, now);
         let same = self.untold == 0 || self.untold_to == Some(to);
         self.untold_to = same.then_some(to);
         self.untold += 1;
-        self.outbound.count().rendezvous_sent += 1;
-        self.outbound.count().sent += 1;
         Some(fate)
-    }
-
-    fn send_request(&mut self, to: Coords, frame: Skb, request: Request, now: u64) {
-        let mut head = [0; HEAD_MAX];
-        let head = &mut head[..usize::from(request.head).min(HEAD_MAX)];
-        if read(frame.raw, 0, head) {
-            self.post_message(to, &Message::Request(request), head, now);
-        }
     }
 
     /// The memory for rendezvous, if there is some.
@@ -198,7 +187,11 @@ impl Tx {
 
     /// Has the device forget memory that was taken from it. False if it does not.
     pub(in crate::netdev) fn forget(&mut self) -> bool {
-        self.sender.as_mut().is_none_or(Sender::forget)
+        let forgot = self.sender.as_mut().is_none_or(Sender::forget);
+        if !forgot {
+            self.outbound.end_rendezvous();
+        }
+        forgot
     }
 
     /// Looks after the frames of requests that have ended. They are taken back several at a time,
@@ -231,6 +224,9 @@ impl Tx {
         let requests = &self.requests;
         if let Some(sender) = self.sender.as_mut() {
             sender.unshare(|slot| requests.is_under_way(slot));
+            if !sender.has_rendezvous() {
+                self.outbound.end_rendezvous();
+            }
         }
     }
 }

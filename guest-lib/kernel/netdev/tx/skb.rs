@@ -2,17 +2,15 @@
 
 //! Frames of the stack's that are to be sent.
 
-use tofu_abi::Coords;
-use tofu_ipotofu::addr::Mac;
-use tofu_ipotofu::neighbor::LocalNode;
-use tofu_ipotofu::offload::METADATA_SIZE;
-use tofu_ipotofu::wire::{Repr, ETHERNET_HEADER};
+use core::ops::Range;
+
+use tofu_ipotofu::neighbor::{Destination, LocalNode};
+use tofu_ipotofu::wire::Sum;
+use tofu_ipotofu::Outgoing;
 
 use crate::netdev::frame::read;
+use crate::packets::Sender;
 use crate::shim::{self, SkBuff};
-
-/// Bytes of the longest frame that may go behind its metadata.
-pub(super) const MAX_OFFLOADED: usize = u16::MAX as usize - METADATA_SIZE;
 
 /// What has become of a frame of the stack's.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,21 +40,42 @@ pub(super) struct Skb {
 }
 
 impl Skb {
-    /// Copies a fragment to the beginning of a buffer.
-    pub(super) fn fragment<'a>(&self, repr: &Repr, to: &'a mut [u8]) -> Option<&'a [u8]> {
-        let body = to.get_mut(..repr.length.into())?;
-        read(self.raw, repr.offset.into(), body).then_some(&*body)
+    pub(super) fn new(raw: *const SkBuff) -> Self {
+        // SAFETY: the caller has the frame.
+        let len = unsafe { shim::tofu_shim_skb_len(raw) } as usize;
+        Self { raw, len }
+    }
+
+    /// Where it goes.
+    pub(super) fn destination(&self, node: &LocalNode) -> Destination {
+        node.destination(self.len, |mac| read(self.raw, 0, mac))
     }
 }
 
-/// The node that a frame is for, if it is for one; and whether it is a frame at all.
-pub(super) fn target(
-    node: &LocalNode,
-    skb: *const SkBuff,
-    mac: &mut Mac,
-) -> (Option<Coords>, bool) {
-    // SAFETY: the caller has the frame.
-    let len = unsafe { shim::tofu_shim_skb_len(skb) } as usize;
-    let is_frame = len >= ETHERNET_HEADER && read(skb, 0, mac);
-    (node.other(*mac).filter(|_| is_frame), is_frame)
+impl Outgoing<Sender> for Skb {
+    fn size(&self) -> usize {
+        self.len
+    }
+
+    fn read(&self, at: usize, to: &mut [u8]) -> bool {
+        read(self.raw, at, to)
+    }
+
+    fn copy(
+        &self,
+        part: Range<usize>,
+        queue: &mut Sender,
+        (buffer, to): (&u16, usize),
+        sum: Option<&mut Sum>,
+    ) -> bool {
+        let payload = queue.payload(*buffer);
+        let Some(place) = payload.and_then(|all| all.get_mut(to..to + part.len())) else {
+            return false;
+        };
+        let copied = read(self.raw, part.start, place);
+        if let Some(sum) = sum {
+            sum.add(place);
+        }
+        copied
+    }
 }

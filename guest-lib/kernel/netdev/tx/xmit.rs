@@ -2,14 +2,14 @@
 
 //! Frames as the stack sends them.
 
-use tofu_ipotofu::addr::{self, Mac};
-use tofu_ipotofu::neighbor::{Answer, LocalNode};
-use tofu_ipotofu::offload::{Fields, Metadata, HEAD};
+use tofu_abi::Coords;
+use tofu_ipotofu::neighbor::{Destination, LocalNode};
+use tofu_ipotofu::offload::{Fields, Metadata, MAX_OFFLOADED};
+use tofu_ipotofu::Unsent;
 
-use super::skb::{target, Fate, Skb, MAX_OFFLOADED};
+use super::skb::{Fate, Skb};
 use super::Tx;
 use crate::engine::{now_ns, Peers};
-use crate::netdev::frame::read;
 use crate::packets::{Sender, ENOUGH};
 use crate::shim::{self, NetQueue, SkBuff};
 
@@ -26,10 +26,8 @@ pub(in crate::netdev) fn select(
     skb: *const SkBuff,
     chosen: u16,
 ) -> u16 {
-    let more = match target(node, skb, &mut [0; 6]) {
-        (Some(node), _) => peers.get(node, now_ns()).more_queues,
-        _ => 0,
-    };
+    let to = Skb::new(skb).destination(node).node();
+    let more = to.map_or(0, |node| peers.get(node, now_ns()).more_queues);
     if chosen <= more.into() {
         chosen
     } else {
@@ -126,11 +124,9 @@ impl Tx {
         let mut offload = Fields::default();
         // SAFETY: the frame is ours.
         let offloaded = unsafe { shim::tofu_shim_skb_offload(*skb, &mut offload) };
-        // SAFETY: as above.
-        let len = unsafe { shim::tofu_shim_skb_len(*skb) } as usize;
-        let mut mac: Mac = [0; 6];
-        let (node, is_frame) = target(&self.node, *skb, &mut mac);
-        let frame = Skb { raw: *skb, len };
+        let frame = Skb::new(*skb);
+        let to = frame.destination(self.outbound.node());
+        let node = to.node();
         let metadata = match offloaded {
             true => Metadata::from_fields(offload),
             false => Some(Metadata::default()),
@@ -143,14 +139,14 @@ impl Tx {
         }
         if offloaded {
             let metadata = metadata.filter(|_| node.is_some_and(|to| peers.get(to, now).offload));
-            let too_long = len > MAX_OFFLOADED;
+            let too_long = frame.len > MAX_OFFLOADED;
             // SAFETY: the frame is ours.
             if metadata.is_some() && too_long && unsafe { shim::tofu_shim_skb_cut(skb) } {
                 return (None, Fate::Dropped);
             }
             match (node, metadata) {
                 (Some(node), Some(metadata)) if !too_long => {
-                    let sent = self.unicast(node, frame, Some(&metadata), now);
+                    let sent = self.send_offloaded(node, frame, &metadata, now);
                     // SAFETY: the frame is ours.
                     let rest = unsafe { shim::tofu_shim_skb_next(*skb) };
                     return (Some(rest), Fate::of(sent));
@@ -172,39 +168,39 @@ impl Tx {
         }
         // SAFETY: as above.
         let rest = unsafe { shim::tofu_shim_skb_next(*skb) };
-        let sent = if !is_frame || len > u16::MAX.into() {
-            self.outbound.count().oversized += 1;
-            false
-        } else if addr::is_multicast(mac) {
-            self.send_to_group(queue, frame, now)
-        } else if let Some(node) = node {
-            self.unicast(node, frame, None, now)
-        } else {
-            self.outbound.count().no_such_node += 1;
-            false
-        };
+        let sent = self.send_to(queue, to, frame, now);
         (Some(rest), Fate::of(sent))
     }
 
-    fn send_to_group(&mut self, queue: *mut NetQueue, frame: Skb, now: u64) -> bool {
-        let mut head = [0; HEAD];
-        let head = &mut head[..frame.len.min(HEAD)];
-        if !read(frame.raw, 0, head) {
+    /// Sends a frame. A query for an address is answered. Returns whether it was sent.
+    fn send_to(&mut self, queue: *mut NetQueue, to: Destination, frame: Skb, now: u64) -> bool {
+        let Some(sender) = self.sender.as_mut() else {
             return false;
+        };
+        let sent = self.outbound.send(sender, to, &frame, now);
+        if let Ok(Some(reply)) = &sent {
+            let frame = reply.as_bytes();
+            // SAFETY: the interface is up; the bytes are copied.
+            unsafe { shim::tofu_shim_skb_answer(queue, frame.as_ptr().cast(), frame.len() as u32) };
         }
-        match self.node.answer(head) {
-            Answer::Reply(reply) => {
-                self.outbound.count().answered += 1;
-                let frame = reply.as_bytes();
-                // SAFETY: the interface is up; the bytes are copied.
-                unsafe {
-                    shim::tofu_shim_skb_answer(queue, frame.as_ptr().cast(), frame.len() as u32)
-                };
-                true
-            }
-            Answer::Silence => true,
-            Answer::None => self.broadcast(frame, now),
-        }
+        self.is_sent(sent)
+    }
+
+    /// Sends a frame with its metadata to a node. Returns whether it was sent.
+    fn send_offloaded(&mut self, to: Coords, frame: Skb, metadata: &Metadata, now: u64) -> bool {
+        let Some(sender) = self.sender.as_mut() else {
+            return false;
+        };
+        let outbound = &mut self.outbound;
+        let sent = outbound.unicast(sender, to, &frame, Some(metadata), now);
+        self.is_sent(sent)
+    }
+
+    /// Whether a frame was sent. If there was no room for it, it is counted.
+    fn is_sent<T>(&mut self, sent: Result<T, Unsent>) -> bool {
+        let unsent = sent.err();
+        self.counters.full += u64::from(unsent == Some(Unsent::Full));
+        unsent.is_none()
     }
 
     /// Whether what was posted can wait for more: it is requests to a node of which so many others

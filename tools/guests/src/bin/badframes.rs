@@ -19,7 +19,7 @@ use tofu_guests::{Error, find_device, machine_shape, number, println};
 use tofu_ipotofu::addr;
 use tofu_ipotofu::offload::METADATA_SIZE;
 use tofu_ipotofu::rendezvous::{Message, Request};
-use tofu_ipotofu::wire::{ETHERNET_HEADER, FRAGMENT_MAX, PacketKind, Repr, sum};
+use tofu_ipotofu::wire::{Capabilities, ETHERNET_HEADER, FRAGMENT_MAX, PacketKind, Repr, sum};
 
 tofu_guests::entry!(badframes);
 
@@ -28,6 +28,9 @@ const TNI: TniId = TniId::ALL[0];
 const ARP: [u8; 2] = [0x08, 0x06];
 const IPV4: [u8; 2] = [0x08, 0x00];
 const BROADCAST: [u8; 6] = [0xff; 6];
+/// What the messages announce.
+const SAYS: Capabilities =
+    Capabilities { offload: true, rendezvous: true, split: false, more_queues: 0 };
 
 fn badframes() -> Result<(), Error> {
     let count = number("count", 20_000)?;
@@ -163,7 +166,7 @@ impl Vandal {
                 let request = Request { origin: self.me, id, head, len, sum, metadata, place };
                 let done = Message::Done { id, refused: self.random.below(8) == 0 };
                 let message = self.random.choose(&[Message::Request(request), done]);
-                let (header, body) = message.emit(self.me);
+                let (header, body) = message.emit(self.me, SAYS);
                 [&header[..], &body, &vec![0; head.into()]].concat()
             }
             _ => data,
