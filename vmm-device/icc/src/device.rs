@@ -271,7 +271,7 @@ impl Icc {
         self.statistics.count_failures(queue.tni, &failures);
         if let Some(Failed { rcode, message, index, generation }) = failures.last {
             let which = Which::Tag(index, generation);
-            let (node, tni, cq) = (self.coords(), queue.tni.get(), queue.id);
+            let (node, tni, cq) = (self.coords(), queue.tni, queue.id);
             self.failed.note(
                 self.host().now_ns(),
                 rcode,

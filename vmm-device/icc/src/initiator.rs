@@ -245,7 +245,7 @@ impl Icc {
             Err(fault) => fault,
         };
         if !end.rcode.is_success() {
-            let (node, tni, cq) = (self.coords(), queue.tni.get(), queue.id);
+            let (node, tni, cq) = (self.coords(), queue.tni, queue.id);
             let subject = Subject { node, tni, cq, which: Which::Slot(slot.index) };
             self.failed.note(
                 now,

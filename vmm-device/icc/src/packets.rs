@@ -130,7 +130,7 @@ impl Icc {
                 self.breach(format_args!("{failure}"));
                 let tag = request.tag;
                 let which = Which::Tag(tag.index, tag.generation);
-                let subject = Subject { node: from.node, tni: from.tni.get(), cq: tag.cq, which };
+                let subject = Subject { node: from.node, tni: from.tni, cq: tag.cq, which };
                 self.tell_why(subject, failure.why());
             },
         );

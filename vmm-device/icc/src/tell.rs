@@ -58,7 +58,7 @@ impl Icc {
         if self.traced.is_on() {
             let Incoming { tni, from, .. } = *incoming;
             let Answer { tag, position, done, rcode, .. } = *answer;
-            let (from, from_tni) = (from.node, from.tni.get());
+            let (from, from_tni) = (from.node, from.tni);
             let served = Event::Served { since, tni, from, from_tni, tag, position, done, rcode };
             self.host().observe(&served);
         }
@@ -67,7 +67,7 @@ impl Icc {
     /// Reports a frame that has come, of which `done` bytes are in the packet receive queue.
     pub(crate) fn tell_received(&self, tni: TniId, from: Peer, tag: Tag, done: usize) {
         if self.traced.is_on() {
-            let (from, from_tni) = (from.node, from.tni.get());
+            let (from, from_tni) = (from.node, from.tni);
             let (since, position, done, rcode) = (0, 0, done as u32, Rcode::SUCCESS);
             let served = Event::Served { since, tni, from, from_tni, tag, position, done, rcode };
             self.host().observe(&served);

@@ -57,7 +57,7 @@ pub enum Event {
         /// Who sent it.
         from: Coords,
         /// Interface that sent it.
-        from_tni: u8,
+        from_tni: TniId,
         /// The sender's command.
         tag: Tag,
         /// Where in its message the request begins, in bytes.
@@ -100,7 +100,7 @@ pub struct Subject {
     /// The node that has it.
     pub node: Coords,
     /// Interface of its queue.
-    pub tni: u8,
+    pub tni: TniId,
     /// The queue.
     pub cq: CqId,
     /// Which of its commands.

@@ -78,7 +78,7 @@ impl Assembler {
     pub fn learn(&mut self, reasons: Vec<Reason>) {
         for Reason { subject, by, why } in reasons {
             let node = self.shape.node_id(subject.node);
-            let Some((node, tni)) = node.zip(TniId::new(subject.tni)) else { continue };
+            let (Some(node), tni) = (node, subject.tni) else { continue };
             if self.reasons.len() >= REASONS {
                 self.reasons.clear();
             }
@@ -184,8 +184,7 @@ impl Assembler {
                 ended.commands.push((header1.command(), command));
             }
             Event::Served { since, tni: _, from, from_tni, tag, position, done, rcode } => {
-                let from = self.shape.node_id(from);
-                let Some((from, from_tni)) = from.zip(TniId::new(from_tni)) else { return };
+                let Some(from) = self.shape.node_id(from) else { return };
                 let begin_ns = if since == 0 { time } else { since.min(time) };
                 let (end_ns, rcode) = (time, rcode.raw());
                 let part = TracedPart { node, thread, begin_ns, end_ns, position, done, rcode };
@@ -359,7 +358,7 @@ mod tests {
 
     fn received(time_ns: u64, generation: u32, done: u32) -> Record {
         let (from, rcode) = (Coords::default(), Rcode::SUCCESS);
-        let (tni, from_tni, tag) = (TNI, TNI.get(), tag(generation));
+        let (tni, from_tni, tag) = (TNI, TNI, tag(generation));
         let event = Event::Served { since: 0, tni, from, from_tni, tag, position: 0, done, rcode };
         record(time_ns, 1, event)
     }

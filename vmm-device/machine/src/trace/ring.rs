@@ -154,7 +154,7 @@ pub(super) fn pack_event(place: &RecordWords, now: u64, node: NodeId, event: &Ev
             let [x, y, z, a, b, c] = from.to_array();
             let from = u64::from_le_bytes([x, y, z, a, b, c, 0, 0]);
             let word = kind(SERVED, tni, of.cq, rcode) | at;
-            set(place, [now, word, tag(of, 0, from_tni), pair(position, done), since, from]);
+            set(place, [now, word, tag(of, 0, from_tni.get()), pair(position, done), since, from]);
         }
         Event::Answered { tni, tag: of, position, done, rcode } => {
             let word = kind(ANSWERED, tni, of.cq, rcode) | at;
@@ -199,7 +199,7 @@ pub(super) fn unpack(thread: u32, words: &Words, time: impl Fn(u64) -> u64) -> O
                 since: if remote == 0 { 0 } else { time(remote) },
                 tni: tni()?,
                 from: Coords::from_array([x, y, z, a, b, c]),
-                from_tni: (tag >> 56) as u8,
+                from_tni: TniId::new((tag >> 56) as u8)?,
                 tag: of()?,
                 position: low,
                 done: high,
@@ -278,7 +278,7 @@ mod tests {
                 since: 3,
                 tni,
                 from,
-                from_tni: 4,
+                from_tni: TniId::ALL[4],
                 tag,
                 position: 1,
                 done: 2,
