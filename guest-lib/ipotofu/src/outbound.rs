@@ -17,15 +17,12 @@ use crate::neighbor::LocalNode;
 use crate::ports::Ports;
 use crate::storage::Storage;
 use crate::tree;
-use crate::wire::{Capabilities, FRAGMENT_MAX, Fragment, FragmentKey, HEADER_SIZE, Packet, Repr};
+use crate::wire::{Capabilities, Fragment, FragmentKey, HEADER_SIZE, PACKET_MAX, Repr};
 
 pub use frames::{Offer, Unsent};
 pub use queue::{Ended, Outgoing, PacketQueue, Purpose, Tag};
 use relay::Relay;
 use ways::Ways;
-
-/// Size of the largest packet, in bytes.
-const PACKET_MAX: usize = HEADER_SIZE + FRAGMENT_MAX;
 
 /// How a node sends.
 #[derive(Clone, Copy, Debug)]
@@ -187,7 +184,8 @@ impl<S: Storage> Outbound<S> {
     /// Routes broadcasts around nodes that have not acknowledged them in time. To be called
     /// periodically.
     pub fn expire(&mut self, queue: &mut impl PacketQueue, now_ns: u64) {
-        while let Some((to, len)) = self.relay.expired(&mut self.spare, now_ns) {
+        while !self.relay.is_settled() {
+            let Some((to, len)) = self.relay.expired(&mut self.spare, now_ns) else { return };
             self.relay_beyond(queue, to, len, now_ns);
         }
     }
@@ -219,8 +217,8 @@ impl<S: Storage> Outbound<S> {
         !reporter.is_settled()
     }
 
-    /// Handles a packet whose sending has ended. A lost one is sent again by another route. If there
-    /// is none, a broadcast goes to the nodes that the target would have relayed it to.
+    /// Handles a packet whose sending has ended. A lost one is sent again by another route. If
+    /// there is none, a broadcast goes to the nodes that the target would have relayed it to.
     pub fn ended<Q: PacketQueue>(&mut self, queue: &mut Q, ended: Ended<Q::Buffer>, now_ns: u64) {
         let Ended { purpose, rcode, buffer, len } = ended;
         let tag = match purpose {
@@ -250,7 +248,7 @@ impl<S: Storage> Outbound<S> {
         queue.give_up(buffer);
         if read {
             let (header, body) = self.spare[..len].split_at(HEADER_SIZE.min(len));
-            if let Some(repr) = parse(header, body) {
+            if let Some(repr) = Repr::of(header, body) {
                 self.relay.close(tag.to, repr.key());
                 self.relay_beyond(queue, tag.to, len, now_ns);
             }
@@ -274,7 +272,7 @@ impl<S: Storage> Outbound<S> {
 
     fn relay_beyond(&mut self, queue: &mut impl PacketQueue, to: Coords, len: usize, now_ns: u64) {
         let packet = self.spare[..len].split_at(HEADER_SIZE.min(len));
-        let Some(repr) = parse(packet.0, packet.1) else { return };
+        let Some(repr) = Repr::of(packet.0, packet.1) else { return };
         for child in tree::children(&self.ways.shape, repr.origin, to) {
             self.relay.send(&mut self.ways, queue, child, packet, now_ns);
         }
@@ -291,8 +289,4 @@ impl Sending {
 /// Whether at least half of a queue's buffers are free.
 fn has_half(queue: &impl PacketQueue) -> bool {
     queue.room() > queue.size() / 2
-}
-
-fn parse(header: &[u8], body: &[u8]) -> Option<Repr> {
-    Repr::parse(&Packet::new_checked(header).ok()?, body.len()).ok()
 }

@@ -13,6 +13,8 @@ pub const VERSION: u8 = 1;
 pub const HEADER_SIZE: usize = 20;
 /// Number of bytes of a frame that one packet can carry.
 pub const FRAGMENT_MAX: usize = SYSTEM_PAYLOAD_MAX - HEADER_SIZE;
+/// Size of the largest packet, in bytes.
+pub(crate) const PACKET_MAX: usize = HEADER_SIZE + FRAGMENT_MAX;
 /// Number of fragments of the longest frame and its metadata.
 pub const MAX_FRAGMENTS: usize = (u16::MAX as usize).div_ceil(FRAGMENT_MAX);
 /// Size of the [offload metadata](crate::offload::Metadata) in front of a frame, in bytes.
@@ -253,6 +255,11 @@ impl Repr {
             return Err(Malformed::Truncated);
         }
         Ok(repr)
+    }
+
+    /// The header of a packet, if it is valid.
+    pub(crate) fn of(header: &[u8], body: &[u8]) -> Option<Self> {
+        Self::parse(&Packet::new_checked(header).ok()?, body.len()).ok()
     }
 
     /// Whether the lengths are valid: each fragment but the last has the maximum size.

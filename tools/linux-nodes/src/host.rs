@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use tofu_abi::Coords;
 use tofu_control::node_name;
 use tofu_control::rundir::node_file;
-use tofu_image::{Arch, BOOT_ARGUMENTS, Qemu, TCG_ARGUMENTS};
+use tofu_image::{Arch, BOOT_ARGUMENTS, TCG_ARGUMENTS};
 use tofu_pci::{EndpointDevice, PciFunction};
 use tofu_supervisor::command_line;
 use tofu_supervisor::confine::Confinement;
@@ -23,12 +23,11 @@ use tofu_supervisor::registry::Registry;
 use tofu_supervisor::served::Served;
 use tofu_supervisor::units::BootFrom;
 use tofu_vfio_user::Backing;
-use tofu_vmm::Hypervisor;
 
 use crate::lan::{self, Ethernet, Lan};
 use crate::monitor::MonitorKind;
 use crate::node::{Common, LinuxNode};
-use crate::outfits::{Outfit, Outfits};
+use crate::outfits::{MonitorChoice, Outfit, Outfits};
 use crate::own::{LatestMemory, Own};
 use crate::qemu;
 use crate::setup::VmSetup;
@@ -144,15 +143,6 @@ impl LinuxBackend for LinuxHost {
         }
         Ok(Box::new(this))
     }
-}
-
-/// The monitor of a machine's Linux nodes.
-#[derive(Clone)]
-pub enum MonitorChoice {
-    /// Our own.
-    Own(Arc<Hypervisor>),
-    /// QEMU.
-    Qemu(Arc<Qemu>),
 }
 
 /// The Linux nodes of a machine. Dropping it ends them.

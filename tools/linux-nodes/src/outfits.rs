@@ -4,13 +4,21 @@
 use std::sync::Arc;
 
 use anyhow::bail;
-use tofu_image::{Arch, Progress};
+use tofu_image::{Arch, Progress, Qemu};
 use tofu_supervisor::options::{LinuxArgs, Net, Vmm};
 use tofu_supervisor::plan::Plan;
 use tofu_vmm::{Hypervisor, LinuxSupport};
 
-use crate::host::MonitorChoice;
 use crate::kit::{self, Kit, kvm_runs_linux};
+
+/// The monitor of a machine's Linux nodes.
+#[derive(Clone)]
+pub enum MonitorChoice {
+    /// Our own.
+    Own(Arc<Hypervisor>),
+    /// QEMU.
+    Qemu(Arc<Qemu>),
+}
 
 /// What nodes of one architecture need.
 pub struct Outfit {

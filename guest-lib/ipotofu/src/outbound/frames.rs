@@ -107,14 +107,31 @@ impl<S: Storage> Outbound<S> {
             Some(_) => PacketKind::Offloaded,
             None => PacketKind::Unicast,
         };
-        let mut whole = self.header(kind, prefix.len() + frame.size());
-        if whole.count() > queue.room() {
-            return Err(Unsent::Full);
+        let whole = self.header(kind, prefix.len() + frame.size());
+        match whole.count() {
+            count if count > queue.room() => Err(Unsent::Full),
+            // Most frames have one fragment.
+            0..=1 => self.cut(queue, to, whole, (prefix, frame), &mut [None], now_ns),
+            _ => {
+                let buffers = &mut [const { None }; MAX_FRAGMENTS];
+                self.cut(queue, to, whole, (prefix, frame), buffers, now_ns)
+            }
         }
+    }
+
+    /// Sends the fragments of a frame. `buffers` has a place for the buffer of each.
+    fn cut<Q: PacketQueue>(
+        &mut self,
+        queue: &mut Q,
+        to: Coords,
+        mut whole: Repr,
+        (prefix, frame): (&[u8], &impl Outgoing<Q>),
+        buffers: &mut [Option<Q::Buffer>],
+        now_ns: u64,
+    ) -> Result<(), Unsent> {
         let way = self.ways.first(Tag { to, ..Tag::default() }, now_ns);
         let Some((target, tag)) = way else { return Err(self.lose()) };
-        let mut sum = Repr::is_summed(kind, whole.total.into()).then(Sum::default);
-        let mut buffers = [const { None }; MAX_FRAGMENTS];
+        let mut sum = Repr::is_summed(whole.kind, whole.total.into()).then(Sum::default);
         // The sum is in every header, so the headers are written when all else has been copied.
         for (place, repr) in buffers.iter_mut().zip(whole.fragments()) {
             let Some(buffer) = queue.take() else { break };
@@ -130,13 +147,15 @@ impl<S: Storage> Outbound<S> {
                 && frame.copy(part, queue, to, sum.as_mut());
             *place = Some(buffer);
             if !copied {
-                buffers.into_iter().flatten().for_each(|buffer| queue.give_up(buffer));
+                let taken = buffers.iter_mut().filter_map(Option::take);
+                taken.for_each(|buffer| queue.give_up(buffer));
                 return Err(self.lose());
             }
         }
         whole.id = self.new_id();
         whole.sum = sum.map_or(0, |sum| sum.finish());
-        for (repr, buffer) in whole.fragments().zip(buffers.into_iter().flatten()) {
+        for (repr, place) in whole.fragments().zip(buffers) {
+            let Some(buffer) = place.take() else { break };
             queue.write(&buffer, 0, &repr.emit_with(self.sending.says));
             let len = HEADER_SIZE as u16 + repr.length;
             queue.post_buffer(buffer, len, &target, Purpose::Packet(tag));

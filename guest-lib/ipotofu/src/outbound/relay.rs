@@ -4,11 +4,10 @@ use tofu_abi::Coords;
 
 use super::queue::PacketQueue;
 use super::ways::Ways;
-use super::{PACKET_MAX, parse};
 use crate::nodes::NodeTable;
 use crate::storage::Storage;
 use crate::tree;
-use crate::wire::{FragmentKey, HEADER_SIZE};
+use crate::wire::{FragmentKey, HEADER_SIZE, PACKET_MAX, Repr};
 
 /// How long the acknowledgement of a broadcast may take before the broadcast is routed around the
 /// node, and how long the node then counts as unresponsive, both in nanoseconds.
@@ -111,7 +110,7 @@ impl<S: Storage> Relay<S> {
         (header, body): (&[u8], &[u8]),
         now_ns: u64,
     ) {
-        let Some(repr) = parse(header, body) else { return };
+        let Some(repr) = Repr::of(header, body) else { return };
         self.pending[0] = to;
         let mut pending = 1;
         // Every node is in the tree only once, so the loop ends.
