@@ -5,14 +5,15 @@
 //! command and the image of Linux nodes if the host does not have them yet, and the last one runs
 //! the part. The part ends with the session's standard input, however this process ends.
 
+mod file;
 mod image;
+mod remote;
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::path::Path;
+use std::process::Child;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
@@ -26,250 +27,12 @@ use tofu_supervisor::plan::Plan;
 use tofu_supervisor::units::PartOf;
 use tofu_ui::{exit, printable, signals};
 
+use self::file::Host;
 use self::image::Image;
+use self::remote::Machine;
 
-/// The port of a part if its line does not give one.
-const PORT: u16 = 7700;
-/// Hosts that are prepared at once.
-const AT_ONCE: usize = 16;
 /// The exit code of ssh(1) when it has failed before running anything.
 const SSH_FAILED: i32 = 255;
-
-/// A line of the file.
-#[derive(Debug, PartialEq, Eq)]
-struct Host {
-    /// Its number, from 1.
-    line: usize,
-    /// What ssh(1) is told.
-    name: String,
-    /// Where its part listens.
-    address: String,
-    /// The command there, if it must not be copied.
-    tofu: Option<String>,
-}
-
-/// Reads the lines of a file.
-fn read(text: &str) -> Result<Vec<Host>, (usize, String)> {
-    let mut hosts = Vec::new();
-    for (line, text) in (1..).zip(text.lines()) {
-        let text = text.split('#').next().unwrap_or_default();
-        let mut words = text.split_whitespace();
-        let Some(name) = words.next() else { continue };
-        let (address, tofu) = (words.next(), words.next());
-        if name.starts_with('-') || words.next().is_some() {
-            let allowed = "a line is [USER@]HOST [ADDRESS:PORT [PATH]]";
-            return Err((line, format!("{}: {allowed}", printable(text.trim()))));
-        }
-        let host = name.rsplit('@').next().unwrap_or(name);
-        let address = address.map_or_else(|| format!("{host}:{PORT}"), str::to_owned);
-        let (name, tofu) = (name.to_owned(), tofu.map(str::to_owned));
-        hosts.push(Host { line, name, address, tofu });
-    }
-    Ok(hosts)
-}
-
-/// A word of a shell's.
-fn quoted(word: &str) -> String {
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
-
-/// Runs a script on a host.
-fn session(host: &Host, script: &str) -> Command {
-    let mut command = Command::new("ssh");
-    // There is no user to type a password for each host.
-    command.args(["-T", "-o", "BatchMode=yes", "--", &host.name]);
-    // Works with any shell that the user has there.
-    command.arg(format!("exec sh -c {}", quoted(script)));
-    command
-}
-
-/// What a host has received of the machine.
-struct Prepared {
-    /// The folder there of this machine.
-    dir: String,
-    /// The command.
-    tofu: String,
-}
-
-/// What all hosts are told.
-struct Machine<'a> {
-    /// The file with the hosts.
-    file: &'a Path,
-    /// The folder of `tofu hosts init`.
-    certificates: PathBuf,
-    /// This command, and its hash.
-    command: PathBuf,
-    hash: String,
-    /// The machine file and the guest, if they are files.
-    config: Option<Vec<u8>>,
-    guest: Option<Vec<u8>>,
-    /// The images of Linux nodes that this host has.
-    images: Vec<Image>,
-    /// The options of the machine.
-    args: Vec<String>,
-    of: u32,
-}
-
-/// Removes the certificates on this host.
-impl Drop for Machine<'_> {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.certificates);
-    }
-}
-
-impl Machine<'_> {
-    /// An error on a host.
-    fn place(&self, host: &Host) -> String {
-        format!("{}:{}: {}", self.file.display(), host.line, printable(&host.name))
-    }
-
-    /// Runs a script on a host, with something on its standard input, and returns what it prints.
-    fn run(
-        &self,
-        host: &Host,
-        script: &str,
-        input: impl FnOnce(&mut ChildStdin) -> io::Result<()>,
-    ) -> anyhow::Result<String> {
-        let mut command = session(host, script);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().context("cannot run ssh")?;
-        // Its output is short, and comes after it has read everything.
-        let given = child.stdin.take().map_or(Ok(()), |mut stdin| input(&mut stdin));
-        let said = child.wait_with_output()?;
-        if !said.status.success() {
-            let why = String::from_utf8_lossy(&said.stderr);
-            let last = why.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no word");
-            bail!("{} ({})", printable(last.trim()), said.status);
-        }
-        given?;
-        Ok(String::from_utf8_lossy(&said.stdout).into_owned())
-    }
-
-    /// Gives a host what its part needs.
-    fn prepare(&self, host: &Host, part: PartId) -> anyhow::Result<Prepared> {
-        let of_part = |name| format!("part-{part}/{name}");
-        let files = ["parts.toml".to_owned(), "authority.pem".to_owned()].into_iter();
-        let files = files.chain(["certificate.pem", "key.pem"].map(of_part));
-        let mut files = files
-            .map(|name| Ok((self.read_certificate(&name)?, name)))
-            .collect::<anyhow::Result<Vec<_>>>()?;
-        files.extend(self.config.clone().map(|bytes| (bytes, "machine.toml".to_owned())));
-        let mut script = format!(
-            "set -eu; umask 077; base=${{XDG_CACHE_HOME:-$HOME/.cache}}/tofu; mkdir -p \"$base\"; \
-             dir=$(mktemp -d \"$base/part.XXXXXX\"); cd \"$dir\"; mkdir part-{part}; "
-        );
-        for (bytes, name) in &files {
-            // Exactly the bytes of the file are read, not one more.
-            script += &format!("dd bs=1 count={} of={name} 2>/dev/null; ", bytes.len());
-        }
-        script += "cat > guest.elf; echo \"$dir\"; ";
-        script +=
-            &format!("tofu=$base/commands/{}/tofu; echo \"$tofu\"; test -x \"$tofu\" ", self.hash);
-        script += "&& echo there || echo missing";
-        let said = self.run(host, &script, |stdin| {
-            files.iter().try_for_each(|(bytes, _)| stdin.write_all(bytes))?;
-            stdin.write_all(self.guest.as_deref().unwrap_or_default())
-        })?;
-        let mut lines = said.lines();
-        let (dir, tofu) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
-        ensure!(
-            dir.starts_with('/') && tofu.starts_with('/'),
-            "its shell says what is not expected"
-        );
-        let mut prepared = Prepared { dir: dir.to_owned(), tofu: tofu.to_owned() };
-        let there = lines.next() == Some("there");
-        let copied = match &host.tofu {
-            Some(path) => {
-                prepared.tofu.clone_from(path);
-                Ok(())
-            }
-            None if there => Ok(()),
-            None => self.copy(host, &prepared.tofu).context("copying the command"),
-        };
-        let works = copied.and_then(|()| {
-            let script = format!("exec {} --version", quoted(&prepared.tofu));
-            let said =
-                self.run(host, &script, |_| Ok(())).context("the command does not run there");
-            let version = env!("CARGO_PKG_VERSION");
-            let other = said?.lines().next().unwrap_or_default().to_owned();
-            let same = other.strip_prefix("tofu ") == Some(version);
-            ensure!(same, "{} there is {}, this is {version}", prepared.tofu, printable(&other));
-            Ok(())
-        });
-        let sent = works.and_then(|()| {
-            let mut images = self.images.iter();
-            images.try_for_each(|image| self.send(image, host)).context("copying the image")
-        });
-        sent.inspect_err(|_| self.tidy(host, &prepared))?;
-        Ok(prepared)
-    }
-
-    fn read_certificate(&self, name: &str) -> anyhow::Result<Vec<u8>> {
-        let path = self.certificates.join(name);
-        fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
-    }
-
-    /// Copies the command, which appears complete or not at all.
-    fn copy(&self, host: &Host, to: &str) -> anyhow::Result<()> {
-        let mut file = File::open(&self.command)?;
-        let mib = file.metadata()?.len() >> 20;
-        eprintln!("tofu: {}: copies the command, {mib} MiB", self.place(host));
-        let to = quoted(to);
-        let script = format!(
-            "set -eu; umask 077; mkdir -p \"$(dirname {to})\"; cat > {to}.$$; chmod 700 {to}.$$; \
-             mv {to}.$$ {to}"
-        );
-        self.run(host, &script, |stdin| io::copy(&mut file, stdin).map(drop)).map(drop)
-    }
-
-    /// Copies an image, if the host does not have it.
-    fn send(&self, image: &Image, host: &Host) -> anyhow::Result<()> {
-        if self.run(host, &image.looked_for(), |_| Ok(()))?.trim() == "there" {
-            return Ok(());
-        }
-        eprintln!("tofu: {}: copies {}", self.place(host), image.words());
-        self.run(host, &image.unpacked(), |stdin| image.pack(stdin)).map(drop)
-    }
-
-    /// Removes everything that a host has received, except the command and the image.
-    fn tidy(&self, host: &Host, prepared: &Prepared) {
-        let script = format!("rm -rf {}", quoted(&prepared.dir));
-        if let Err(error) = self.run(host, &script, |_| Ok(())) {
-            log::warn!("{}: {} is left there: {error:#}", self.place(host), prepared.dir);
-        }
-    }
-
-    /// Starts the part of a host.
-    fn start(&self, host: &Host, part: PartId, prepared: &Prepared) -> anyhow::Result<Child> {
-        let dir = quoted(&prepared.dir);
-        let mut args = self.args.clone();
-        let mut add = |option: &str, file: &str| {
-            args.extend([option.to_owned(), format!("{}/{file}", prepared.dir)]);
-        };
-        add("--join", "");
-        if self.config.is_some() {
-            add("--config", "machine.toml");
-        }
-        if self.guest.is_some() {
-            add("--guest", "guest.elf");
-        }
-        let args: Vec<_> = args.iter().map(|arg| quoted(arg)).collect();
-        // The second process ends the part when this process is gone.
-        let script = format!(
-            "exec 3<&0; {tofu} up --part {part}/{of} {args} </dev/null 3<&- & part=$!; \
-             {{ cat <&3; kill -TERM $part; }} >/dev/null 2>&1 & ends=$!; exec 3<&-; \
-             wait $part; code=$?; kill $ends 2>/dev/null; rm -rf {dir}; exit $code",
-            tofu = quoted(&prepared.tofu),
-            of = self.of,
-            args = args.join(" "),
-        );
-        let mut command = session(host, &script);
-        // Ctrl-C is for this process, which ends them.
-        command.process_group(0);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.spawn().context("cannot run ssh")
-    }
-}
 
 /// The arguments of this process for each part: without those about local files, and about hosts.
 fn passed_on(
@@ -361,7 +124,8 @@ impl Part {
 pub(crate) fn run(file: &Path, args: &MachineArgs, json: bool) -> anyhow::Result<u8> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let hosts = read(&text).map_err(|(line, why)| anyhow!("{}:{line}: {why}", file.display()))?;
+    let hosts =
+        file::read(&text).map_err(|(line, why)| anyhow!("{}:{line}: {why}", file.display()))?;
     let of = hosts.len() as u32;
     ensure!(of > 0, "{}: no hosts; a line is [USER@]HOST [ADDRESS:PORT [PATH]]", file.display());
     ensure!(of <= Parts::MOST, "{}: {of} hosts: there are {} at most", file.display(), Parts::MOST);
@@ -394,7 +158,7 @@ pub(crate) fn run(file: &Path, args: &MachineArgs, json: bool) -> anyhow::Result
     let _signals = signals::forward(move |signal| {
         let _ = signalled.send(News::Signal(signal));
     })?;
-    let prepared = prepare(&machine, &hosts)?;
+    let prepared = remote::prepare(&machine, &hosts)?;
     if let Ok(News::Signal(signal)) = news.try_recv() {
         hosts.iter().zip(&prepared).for_each(|(host, prepared)| machine.tidy(host, prepared));
         return Ok(exit::of_signal(signal));
@@ -449,43 +213,6 @@ pub(crate) fn run(file: &Path, args: &MachineArgs, json: bool) -> anyhow::Result
     Ok(if parts.iter().all(|part| part.code == Some(0)) { 0 } else { exit::FAILED })
 }
 
-/// Prepares all hosts, or none: an error of one is reported, and the others are cleaned up.
-fn prepare(machine: &Machine<'_>, hosts: &[Host]) -> anyhow::Result<Vec<Prepared>> {
-    let numbered: Vec<_> = hosts.iter().zip(0..).collect();
-    let mut all = Vec::new();
-    for some in numbered.chunks(AT_ONCE) {
-        let done: Vec<_> = thread::scope(|scope| {
-            let prepare = |&(host, part): &(&'_ Host, u16)| machine.prepare(host, PartId(part));
-            let threads: Vec<_> =
-                some.iter().map(|one| scope.spawn(move || prepare(one))).collect();
-            let result = |thread: thread::ScopedJoinHandle<'_, _>| match thread.join() {
-                Ok(result) => result,
-                Err(panic) => std::panic::resume_unwind(panic),
-            };
-            threads.into_iter().map(result).collect()
-        });
-        all.extend(some.iter().map(|(host, _)| *host).zip(done));
-        if all.iter().any(|(_, result)| result.is_err()) {
-            break;
-        }
-    }
-    let mut failed = None;
-    let mut prepared = Vec::new();
-    for (host, result) in all {
-        match result {
-            Ok(done) => prepared.push((host, done)),
-            Err(error) => {
-                failed.get_or_insert(error.context(machine.place(host)));
-            }
-        }
-    }
-    if let Some(error) = failed {
-        prepared.iter().for_each(|(host, done)| machine.tidy(host, done));
-        return Err(error);
-    }
-    Ok(prepared.into_iter().map(|(_, done)| done).collect())
-}
-
 /// Shows a line of a part.
 fn show(json: bool, part: usize, host: &Host, out: bool, line: &str) -> io::Result<()> {
     if !out {
@@ -508,25 +235,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_a_host() {
-        let hosts = read("# all\nnode1\n\nme@node2 10.0.0.2:7000 # comment\nn3 n3:1 /opt/tofu\n");
-        let host = |line, name: &str, address: &str, tofu: Option<&str>| {
-            let (name, address) = (name.to_owned(), address.to_owned());
-            Host { line, name, address, tofu: tofu.map(str::to_owned) }
-        };
-        let expected = [
-            host(2, "node1", "node1:7700", None),
-            host(4, "me@node2", "10.0.0.2:7000", None),
-            host(5, "n3", "n3:1", Some("/opt/tofu")),
-        ];
-        assert_eq!(hosts.unwrap(), expected);
-        for bad in ["ok\n-oProxyCommand=x\n", "ok\na b c d\n"] {
-            let (line, why) = read(bad).unwrap_err();
-            assert!(line == 2 && why.contains("a line is [USER@]HOST"), "{why}");
-        }
-    }
-
-    #[test]
     fn parts_get_the_options_of_the_machine() {
         let args = ["tofu", "--log", "info", "up", "--hosts=x", "-c", "m.toml", "--guest", "a.elf"];
         let args = args.into_iter().chain(["--shape", "unit", "--args", "it's"]);
@@ -535,6 +243,5 @@ mod tests {
         assert_eq!(passed, ["--shape", "unit", "--args", "it's"]);
         let passed = passed_on(args(), false).unwrap();
         assert_eq!(passed, ["--guest", "a.elf", "--shape", "unit", "--args", "it's"]);
-        assert_eq!(quoted("it's"), r"'it'\''s'");
     }
 }
