@@ -1,0 +1,75 @@
+//! Why there is no plan.
+
+use tofu_abi::Coords;
+use tofu_fabric::{BadParts, PartId, Shape};
+use tofu_ui::FileError;
+
+use crate::guest::GuestError;
+use crate::units::MemorySize;
+
+/// Why there is no plan.
+#[expect(missing_docs, reason = "the messages say it")]
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    #[error(transparent)]
+    Config(#[from] FileError),
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    #[error(
+        "{memory} of memory are too little for a Linux node; give {} or more",
+        MemorySize::LINUX_LEAST
+    )]
+    LinuxMemory { memory: MemorySize },
+    #[error("{memory} of memory are too little for the guest {guest}; give {least} or more")]
+    GuestMemory { memory: MemorySize, guest: String, least: MemorySize },
+    #[error(
+        "--gateway {at}: the shape {shape} has no such node; each number must be below its length"
+    )]
+    Gateway { at: Coords, shape: Shape },
+    #[error(
+        "--gateway without a node is for machines with I/O nodes that have no guests, such as \
+         --shape k-racks; give a node, such as --gateway 0,0,0,0,0,0"
+    )]
+    GatewayNowhere,
+    #[error(
+        "--io-nodes: they have Z = 0, and the shape {0} has no other nodes; give a Z of 2 or more"
+    )]
+    OnlyIoNodes(Shape),
+    #[error("--nat is for machines with a gateway; add --gateway and a node, such as 0,0,0,0,0,0")]
+    Nat,
+    #[error("the machine has no node but its gateway; give a larger --shape")]
+    OnlyGateway,
+    #[error("--capture {asked}: {why}")]
+    Capture { asked: String, why: String },
+    #[error("nodes for arm64 cannot have {0}: drop that, or run nodes for x86-64")]
+    Arm64(&'static str),
+    #[error("--cpu is for nodes for arm64; add --arch arm64")]
+    Cpu,
+    #[error("a machine of TNW cannot have {0}")]
+    Tnw(&'static str),
+    #[error(
+        "shape {0}: TNW has the axes X, Y and Z only; give three lengths, such as --shape 4x2x2"
+    )]
+    TnwShape(Shape),
+    #[error(
+        "--nodes {asked}: the shape {shape} has {} {}nodes; give 1 to {0}",
+        shape.compute_nodes(),
+        if shape.has_io_nodes() { "compute " } else { "" }
+    )]
+    Nodes { asked: u32, shape: Shape },
+    #[error("boot server at {at}: the shape {shape} has no such node")]
+    BootServer { at: Coords, shape: Shape },
+    #[error("boot server at {at}: that node is the gateway; give another one")]
+    BootServerAtGateway { at: Coords },
+    #[error(
+        "nodes that boot over the torus need a boot server on a node of its own; give --shape or \
+         --nodes so that one is left"
+    )]
+    NoBootServer,
+    #[error(transparent)]
+    Parts(#[from] BadParts),
+    #[error("a machine in parts cannot have {0} so far; leave out --part, or that")]
+    InParts(&'static str),
+    #[error("--capture of node {at}: it is in part {part}; give the option there")]
+    CaptureElsewhere { at: Coords, part: PartId },
+}
