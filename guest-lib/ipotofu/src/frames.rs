@@ -125,14 +125,11 @@ impl Core {
             reassemblies: config.reassemblies,
         };
         let sending = Sending {
-            node: LocalNode { shape, machine, me },
-            tni,
-            says: Capabilities { offload, rendezvous, split: false, more_queues: 0 },
+            says: Capabilities { offload, rendezvous, ..Capabilities::NONE },
             max_frame: config.max_frame(),
             acknowledge,
             reports: true,
-            quiet_beats: u32::MAX,
-            suspect: false,
+            ..Sending::new(LocalNode { shape, machine, me }, tni)
         };
         let Ok(inbound) = Inbound::new(shape, me, limits);
         let (Ok(health), Ok(peers)) = (Health::new(shape, me), Peers::new());

@@ -17,7 +17,9 @@ use crate::neighbor::LocalNode;
 use crate::ports::Ports;
 use crate::storage::Storage;
 use crate::tree;
-use crate::wire::{Capabilities, Fragment, FragmentKey, HEADER_SIZE, PACKET_MAX, Repr};
+use crate::wire::{
+    Capabilities, ETHERNET_HEADER, Fragment, FragmentKey, HEADER_SIZE, PACKET_MAX, Repr,
+};
 
 pub use frames::{Offer, Unsent};
 pub use queue::{Ended, Outgoing, PacketQueue, Purpose, Tag};
@@ -280,6 +282,22 @@ impl<S: Storage> Outbound<S> {
 }
 
 impl Sending {
+    /// A node that announces no capabilities, with frames of up to an MTU of 1500. It asks for no
+    /// acknowledgements, and neither reports nor tests its ports unless a packet has met a dead
+    /// link.
+    pub const fn new(node: LocalNode, tni: TniId) -> Self {
+        Self {
+            node,
+            tni,
+            says: Capabilities::NONE,
+            max_frame: 1500 + ETHERNET_HEADER,
+            acknowledge: false,
+            reports: false,
+            quiet_beats: u32::MAX,
+            suspect: false,
+        }
+    }
+
     /// The node's ports before any test.
     fn ports(&self) -> Ports {
         Ports::new(&self.node, self.quiet_beats, self.suspect)

@@ -122,6 +122,9 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
+    /// No capabilities.
+    pub const NONE: Self = Self { offload: false, rendezvous: false, split: false, more_queues: 0 };
+
     /// The capabilities of a packet's sender; none if the packet has no header.
     pub fn of(packet: &[u8]) -> Self {
         packet.get(1).map_or_else(Self::default, |flags| Self::from_flags(*flags))

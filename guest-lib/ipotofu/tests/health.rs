@@ -8,7 +8,6 @@ use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_abi::{Coords, PacketTarget, Rcode, TniId};
 use tofu_ipotofu::neighbor::LocalNode;
 use tofu_ipotofu::testing::TestQueue;
-use tofu_ipotofu::wire::Capabilities;
 use tofu_ipotofu::{Health, Heap, Outbound, REPORT_NS, Report, Reporter, Sending};
 
 const SECOND: u64 = 1_000_000_000;
@@ -52,17 +51,7 @@ fn links_of(shape: &Shape, from: Coords, target: &PacketTarget) -> Vec<(Coords, 
 /// The sending side of a node on the first TNI.
 fn outbound(health: Arc<Health<Heap>>, me: Coords) -> Outbound<Heap> {
     let node = LocalNode { shape: *health.shape(), machine: 0, me };
-    let sending = Sending {
-        node,
-        tni: TniId::ALL[0],
-        says: Capabilities::default(),
-        max_frame: 1514,
-        acknowledge: true,
-        reports: false,
-        quiet_beats: u32::MAX,
-        suspect: false,
-    };
-    let Ok(outbound) = Outbound::new(sending, health, 0);
+    let Ok(outbound) = Outbound::new(Sending::new(node, TniId::ALL[0]), health, 0);
     outbound
 }
 

@@ -68,19 +68,18 @@ impl Tx {
         reports: bool,
     ) -> Result<Self> {
         let sending = Sending {
-            node,
-            tni,
             says: Capabilities {
                 offload: true,
-                rendezvous: false,
                 split: true,
                 more_queues,
+                ..Capabilities::NONE
             },
             max_frame: u16::MAX.into(),
             acknowledge: true,
             reports,
             quiet_beats: QUIET_BEATS,
             suspect: true,
+            ..Sending::new(node, tni)
         };
         Ok(Self {
             sender: None,

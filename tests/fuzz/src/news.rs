@@ -8,7 +8,6 @@ use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_abi::{Rcode, TniId};
 use tofu_ipotofu::neighbor::LocalNode;
 use tofu_ipotofu::testing::TestQueue;
-use tofu_ipotofu::wire::Capabilities;
 use tofu_ipotofu::{Health, Heap, Outbound, Report, Reporter, Sending};
 
 /// Actions of one input at most.
@@ -28,16 +27,7 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
     let me = node(&shape, u)?;
     let Ok(health) = Health::<Heap>::new(shape, me);
     let health = std::sync::Arc::new(health);
-    let sending = Sending {
-        node: LocalNode { shape, machine: 0, me },
-        tni: TniId::ALL[0],
-        says: Capabilities::default(),
-        max_frame: 1514,
-        acknowledge: true,
-        reports: false,
-        quiet_beats: u32::MAX,
-        suspect: false,
-    };
+    let sending = Sending::new(LocalNode { shape, machine: 0, me }, TniId::ALL[0]);
     let Ok(mut outbound) = Outbound::<Heap>::new(sending, health.clone(), 0);
     let mut reporter = Reporter::new(me, u.arbitrary()?);
     let mut now_ns = 0u64;
