@@ -235,7 +235,7 @@ impl Plan {
             (self.interconnect == Interconnect::Tnw, "the torus network of TNW"),
             (self.links != Links::Direct, "modelled links"),
         ];
-        build::refuse(lacks, PlanError::InParts)?;
+        error::refuse(lacks, PlanError::InParts)?;
         for ToFile { at, .. } in &self.captures {
             let part = self.network.shape.node_id(*at).and_then(|id| parts.of(id));
             if let Some(part) = part.filter(|part| *part != own.part) {

@@ -12,7 +12,7 @@ use tofu_fabric::{Axis, FaultPlan, NodeId, Shape};
 use tofu_image::Arch;
 use tofu_ui::FileError;
 
-use super::error::PlanError;
+use super::error::{PlanError, refuse};
 use super::{IpPlan, LinuxPlan, Network, NodePlan, Plan, Role, ServerPlan, VmPlan};
 use crate::capture::ToFile;
 use crate::config::{LinkEntry, MachineFile, Settings};
@@ -249,17 +249,6 @@ fn nodes(
 fn any_netbooted(nodes: &[NodePlan], arch: Option<Arch>) -> bool {
     let of_arch = |role: &Role| arch.is_none() || role.arch() == arch;
     nodes.iter().any(|node| of_arch(&node.role) && node.role.is_netbooted())
-}
-
-/// Refuses the first thing that is asked for although the machine cannot have it.
-pub(super) fn refuse<const N: usize>(
-    lacks: [(bool, &'static str); N],
-    why: fn(&'static str) -> PlanError,
-) -> Result<(), PlanError> {
-    match lacks.into_iter().find(|(asked, _)| *asked) {
-        Some((_, what)) => Err(why(what)),
-        None => Ok(()),
-    }
 }
 
 /// Applies the setting for I/O nodes of the command line or else of the file. Without one, the

@@ -73,3 +73,14 @@ pub enum PlanError {
     #[error("--capture of node {at}: it is in part {part}; give the option there")]
     CaptureElsewhere { at: Coords, part: PartId },
 }
+
+/// Refuses the first thing that is asked for although the machine cannot have it.
+pub(super) fn refuse<const N: usize>(
+    lacks: [(bool, &'static str); N],
+    why: fn(&'static str) -> PlanError,
+) -> Result<(), PlanError> {
+    match lacks.into_iter().find(|(asked, _)| *asked) {
+        Some((_, what)) => Err(why(what)),
+        None => Ok(()),
+    }
+}

@@ -17,15 +17,16 @@ use tofu_machine::{Machine, MachineConfig};
 
 /// The compiler of the counts. The profile is that of tests.
 const COMPILER: &str = "1.95.";
-/// Instructions of a Put of this many bytes, measured with that compiler. Optimised, a Put takes
-/// 8722. In tests, inlining changes with the size of crates, and so does this number.
-const MEASURED: [(u32, f64); 1] = [(8, 17_750.0)];
+/// Instructions of a Put of this many bytes, measured with that compiler in `ci/test`. Optimised, a
+/// Put takes 8722. In tests, inlining changes with the size of crates and with what is compiled
+/// together, and so does this number.
+const MEASURED: [(u32, f64); 1] = [(8, 17_900.0)];
 /// By how much it may be more.
 const MARGIN: f64 = 0.03;
 
 /// How many instructions more a traced one takes: four records, each with a look at the
 /// processor's counter.
-const TRACED: f64 = 1_540.0;
+const TRACED: f64 = 1_560.0;
 /// By how much that may be more: it is a difference, so what is inlined weighs more.
 const TRACED_MARGIN: f64 = 0.1;
 
