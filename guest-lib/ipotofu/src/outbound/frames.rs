@@ -158,7 +158,9 @@ impl<S: Storage> Outbound<S> {
             let Some(buffer) = place.take() else { break };
             queue.write(&buffer, 0, &repr.emit_with(self.sending.says));
             let len = HEADER_SIZE as u16 + repr.length;
-            queue.post_buffer(buffer, len, &target, Purpose::Packet(tag));
+            if !queue.post_buffer(buffer, len, &target, Purpose::Packet(tag)) {
+                self.count().lost += 1;
+            }
         }
         self.count().sent += 1;
         Ok(())

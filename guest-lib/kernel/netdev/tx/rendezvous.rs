@@ -137,6 +137,12 @@ impl Tx {
         {
             self.unshare();
         }
+        // Before the frame is mapped: then it is the device's, and all has to succeed.
+        let mut bytes = [0; HEAD_MAX];
+        let most = if split { HEAD_MAX.min(frame.len) } else { 0 };
+        if !read(frame.raw, 0, bytes.get_mut(..most)?) {
+            return None;
+        }
         let generation = self.requests.generation(slot);
         let memory = self.rendezvous().filter(|memory| memory.is_free(slot))?;
         let mapped = match split {
@@ -151,22 +157,20 @@ impl Tx {
                 (head, sum, Shared::Copy(chunks), Fate::Sent)
             }
         };
-        let mut bytes = [0; HEAD_MAX];
-        let bytes = bytes.get_mut(..head)?;
-        if !read(frame.raw, 0, bytes) {
-            return None;
-        }
         let place = memory.share(slot, generation, shared);
         let offer = Offer {
             metadata,
-            head: bytes,
+            // Neither a mapped frame's head nor that of a copy is longer.
+            head: bytes.get(..head).unwrap_or_default(),
             len: frame.len - head,
             sum,
             slot,
             place,
         };
-        let (sender, requests) = (self.sender.as_mut()?, &mut self.requests);
-        self.outbound.request(sender, requests, to, &offer, now);
+        if let Some(sender) = self.sender.as_mut() {
+            let requests = &mut self.requests;
+            self.outbound.request(sender, requests, to, &offer, now);
+        }
         let same = self.untold == 0 || self.untold_to == Some(to);
         self.untold_to = same.then_some(to);
         self.untold += 1;
