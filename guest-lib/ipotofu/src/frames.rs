@@ -28,7 +28,7 @@ const MAX_REPLIES: usize = 64;
 pub struct Config {
     /// The machine.
     pub shape: Shape,
-    /// Number of the machine, 0 to [`addr::MAX_MACHINE`]: part of IP addresses.
+    /// Number of the machine, 0 to [`MAX_MACHINE`](crate::addr::MAX_MACHINE): part of IP addresses.
     pub machine: u8,
     /// Largest IP packet, in bytes: [`Config::MIN_MTU`] to [`Config::MAX_MTU`]. All nodes should
     /// have the same.

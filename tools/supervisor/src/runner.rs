@@ -140,12 +140,7 @@ fn torus(
     Ok(torus)
 }
 
-/// Builds a machine of any kind like [`machine`]. A machine of TNW has direct links and one engine.
-///
-/// # Errors
-///
-/// If a machine of TNW is to have modelled links or more than three axes, or the host has no
-/// threads left.
+/// Builds a machine of any kind like [`machine`].
 fn any_machine(
     network: &Network,
     (interconnect, links): (Interconnect, Links),
@@ -167,12 +162,14 @@ fn any_machine(
     })
 }
 
-/// Builds a machine like [`any_machine`] for the nodes of other processes, and its registry.
-/// `events` receives the machine's events.
+/// Builds a machine of any kind without nodes, with running engines and the network's links down,
+/// and its registry. `events` receives the machine's events. A machine of TNW has direct links and
+/// one engine.
 ///
 /// # Errors
 ///
-/// As [`any_machine`].
+/// If a machine of TNW is to have modelled links or more than three axes, or the host has no
+/// threads left.
 pub fn registered_machine(
     network: &Network,
     kind: (Interconnect, Links),

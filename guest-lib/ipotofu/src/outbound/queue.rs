@@ -14,7 +14,7 @@ use crate::wire::Sum;
 pub struct Tag {
     /// The node that the packet goes to.
     pub to: Coords,
-    /// Number of its route, see [`route`].
+    /// Number of its route, see [`route`](crate::routes::route).
     pub attempt: u8,
     /// Whether the packet is part of a broadcast.
     pub broadcast: bool,
