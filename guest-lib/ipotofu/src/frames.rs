@@ -221,21 +221,20 @@ impl Core {
         now_ns: u64,
     ) -> Result<(), SendError> {
         let to = self.destination(frame);
-        let sent = self.outbound.send(queue, to, &frame, now_ns);
-        match (sent, to) {
-            (Ok(reply), _) => {
+        match self.outbound.send(queue, to, &frame, now_ns) {
+            Ok(reply) => {
                 let reply = reply.filter(|_| self.replies.len() < MAX_REPLIES);
                 self.replies.extend(reply.map(|reply| reply.as_bytes().to_vec()));
                 Ok(())
             }
             // It is in the counters.
-            (Err(Unsent::Lost), _) => Ok(()),
-            (Err(Unsent::Full), _) => Err(SendError::Full),
-            (Err(Unsent::TooLong), _) => {
+            Err(Unsent::Lost) => Ok(()),
+            Err(Unsent::Full) => Err(SendError::Full),
+            Err(Unsent::TooLong) => {
                 Err(SendError::TooLong { len: frame.len(), max: self.config.max_frame() })
             }
-            (Err(Unsent::NoSuchNode), Destination::Nobody(mac)) => Err(SendError::NoSuchNode(mac)),
-            (Err(Unsent::Runt | Unsent::NoSuchNode), _) => Err(SendError::Runt(frame.len())),
+            Err(Unsent::NoSuchNode(mac)) => Err(SendError::NoSuchNode(mac)),
+            Err(Unsent::Runt) => Err(SendError::Runt(frame.len())),
         }
     }
 
@@ -266,7 +265,7 @@ impl Core {
     /// The node that may be requested to fetch a frame of `len` bytes that begins with `head`.
     pub(crate) fn fetcher(&self, metadata: &Metadata, head: &[u8], len: usize) -> Option<Coords> {
         let may = self.outbound.may_be_fetched(metadata, len, false);
-        self.destination(head).node().filter(|_| may)
+        may.then(|| self.destination(head).node()).flatten()
     }
 
     /// Processes a packet from node `from`, given as its header and the rest.

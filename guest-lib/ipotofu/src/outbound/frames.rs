@@ -4,6 +4,7 @@ use tofu_abi::{Coords, StagOffset};
 
 use super::Outbound;
 use super::queue::{Outgoing, PacketQueue, Purpose, Tag};
+use crate::addr::Mac;
 use crate::neighbor::{Answer, Destination, Reply};
 use crate::offload::{HEAD, MAX_OFFLOADED, Metadata};
 use crate::rendezvous::{MIN_FRAME, Message, REST_MAX, Request, Requests};
@@ -18,8 +19,8 @@ pub enum Unsent {
     Runt,
     /// It is longer than [`Sending::max_frame`](super::Sending::max_frame).
     TooLong,
-    /// No node of the machine has its address.
-    NoSuchNode,
+    /// No node of the machine has its address, which is this one.
+    NoSuchNode(Mac),
     /// There are not enough free buffers for its packets.
     Full,
     /// It could not be read, or no route leads to its destination. It counts as lost.
@@ -63,9 +64,9 @@ impl<S: Storage> Outbound<S> {
         }
         match to {
             Destination::Runt => return Err(Unsent::Runt),
-            Destination::Nobody(_) => {
+            Destination::Nobody(mac) => {
                 self.count().no_such_node += 1;
-                return Err(Unsent::NoSuchNode);
+                return Err(Unsent::NoSuchNode(mac));
             }
             Destination::Node(to) => self.unicast(queue, to, frame, None, now_ns)?,
             Destination::Group => {
