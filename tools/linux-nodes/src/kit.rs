@@ -54,7 +54,7 @@ impl Kit {
     ///
     /// If something does not exist, is of the wrong kind, or cannot be fetched or made, or if a
     /// node has too little memory.
-    pub fn prepare(
+    pub(crate) fn prepare(
         plan: &Plan,
         arch: Arch,
         args: &LinuxArgs,
@@ -127,7 +127,7 @@ impl Kit {
     /// # Errors
     ///
     /// If a file or an image does not exist or is of the wrong kind, or options exclude each other.
-    pub fn check(plan: &Plan, arch: Arch, args: &LinuxArgs) -> anyhow::Result<()> {
+    pub(crate) fn check(plan: &Plan, arch: Arch, args: &LinuxArgs) -> anyhow::Result<()> {
         let mixed = plan.archs().len() > 1;
         let own = [(args.kernel.is_some(), "--kernel"), (args.initrd.is_some(), "--initrd")];
         if let Some((_, option)) = own.into_iter().find(|(given, _)| mixed && *given) {
@@ -227,7 +227,7 @@ pub fn tools() -> tofu_image::Result<Vec<tofu_image::Program>> {
 /// # Errors
 ///
 /// If there is none and it cannot be fetched, or the host cannot share memory with it.
-pub fn qemu(arch: Arch, progress: &dyn Progress) -> anyhow::Result<Arc<Qemu>> {
+pub(crate) fn qemu(arch: Arch, progress: &dyn Progress) -> anyhow::Result<Arc<Qemu>> {
     shared_memory()?;
     Ok(Arc::new(Cache::from_env()?.qemu_for(arch, None, progress)?))
 }

@@ -77,12 +77,11 @@ impl Assembler {
     /// Keeps reasons for commands that end later.
     pub fn learn(&mut self, reasons: Vec<Reason>) {
         for Reason { subject, by, why } in reasons {
-            let node = self.shape.node_id(subject.node);
-            let (Some(node), tni) = (node, subject.tni) else { continue };
+            let Some(node) = self.shape.node_id(subject.node) else { continue };
             if self.reasons.len() >= REASONS {
                 self.reasons.clear();
             }
-            let key = (node.0, tni, subject.cq, subject.which);
+            let key = (node.0, subject.tni, subject.cq, subject.which);
             let own = by == subject.node && !matches!(&self.reasons.get(&key), Some([_, Some(_)]));
             self.reasons.entry(key).or_default()[usize::from(own)] = Some(why);
         }

@@ -166,6 +166,12 @@ fn a_put_over_direct_links_allocates_nothing() {
     assert!(more < 100, "{more} allocations for 1000 Puts");
 }
 
+/// Asserts that a Put or frame takes no more instructions than it did, and a margin.
+fn is_no_more(what: &str, bytes: u32, each: f64, measured: f64) {
+    eprintln!("{bytes} bytes: {each:.0} instructions a {what}, {measured} when it was measured");
+    assert!(each <= measured * (1.0 + MARGIN), "{bytes} bytes: {each}, more than {measured}");
+}
+
 #[test]
 fn a_put_over_direct_links_costs_no_more() {
     if !counts("a_put_over_direct_links_costs_no_more") {
@@ -174,9 +180,8 @@ fn a_put_over_direct_links_costs_no_more() {
     for (bytes, measured) in MEASURED {
         let each = instructions(What::Put, bytes);
         let more = instructions(What::TracedPut, bytes) - each;
-        eprintln!("{bytes} bytes: {each:.0} instructions a Put, {measured} when it was measured");
         eprintln!("{bytes} bytes, traced: {more:.0} more, {TRACED} when it was measured");
-        assert!(each <= measured * (1.0 + MARGIN), "{bytes} bytes: {each}, more than {measured}");
+        is_no_more("Put", bytes, each, measured);
         assert!(more <= TRACED * (1.0 + TRACED_MARGIN), "traced: {more}, more than {TRACED}");
     }
 }
@@ -187,8 +192,6 @@ fn a_frame_of_ip_costs_no_more() {
         return;
     }
     for (bytes, measured) in FRAMES {
-        let each = instructions(What::Frame, bytes);
-        eprintln!("{bytes} bytes: {each:.0} instructions a frame, {measured} when it was measured");
-        assert!(each <= measured * (1.0 + MARGIN), "{bytes} bytes: {each}, more than {measured}");
+        is_no_more("frame", bytes, instructions(What::Frame, bytes), measured);
     }
 }
