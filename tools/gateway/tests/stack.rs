@@ -38,7 +38,7 @@ struct Server {
 impl Server {
     fn start(machine: &Arc<Machine>, at: Coords) -> Self {
         let device = Device::probe(InProcess::attach(machine, at, 16 << 20).unwrap()).unwrap();
-        let shape = machine.config().shape.to_string().parse().unwrap();
+        let shape = machine.config().shape;
         let config = tofu_ipotofu::Config::new(shape);
         let packets =
             PacketConfig { rx_buffers: 512, tx_buffers: 512, ..PacketConfig::new(TniId::ALL[0]) };
@@ -330,7 +330,7 @@ fn garbage_from_a_node_changes_nothing() {
         let world = World::new(shared);
         let at = world.at(3);
         let device = Device::probe(InProcess::attach(&world.machine, at, 16 << 20).unwrap());
-        let config = tofu_ipotofu::Config::new(world.shape.to_string().parse().unwrap());
+        let config = tofu_ipotofu::Config::new(world.shape);
         let mut link =
             Link::open(&device.unwrap(), config, &PacketConfig::new(TniId::ALL[0])).unwrap();
         let ended = AtomicBool::new(false);
