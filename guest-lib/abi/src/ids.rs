@@ -5,7 +5,21 @@
 
 use core::fmt;
 
-use crate::regs::{MAX_BG, NUM_BCH, NUM_CQ, NUM_TNI, bch_page, cq_page};
+/// Network interfaces (TNI) that the register map has: those of a TofuD node. How many of these and
+/// of the following units a device has depends on its
+/// [`Generation`](crate::generation::Generation).
+pub const NUM_TNI: usize = 6;
+/// Control queues (CQ) of a TNI.
+pub const NUM_CQ: usize = 12;
+/// The control queue that belongs to the kernel.
+pub const KERNEL_CQ: u8 = 11;
+/// Barrier gates (BG) of a TNI of TofuD.
+pub const NUM_BG: usize = 48;
+/// Barrier gates that a TNI may have: 64 in Tofu and Tofu2, whose gates are reached by the same
+/// registers here (ours).
+pub const MAX_BG: usize = 64;
+/// Barrier channels (BCH) of a TNI: barrier gates 0 to 15 have one each.
+pub const NUM_BCH: usize = 16;
 
 /// Defines the checked number of a unit.
 macro_rules! ids {
@@ -73,7 +87,7 @@ ids! {
 
 impl CqId {
     /// The control queue that belongs to the kernel.
-    pub const KERNEL: Self = Self(crate::regs::KERNEL_CQ);
+    pub const KERNEL: Self = Self(KERNEL_CQ);
 }
 
 impl BgId {
@@ -139,14 +153,6 @@ impl Doorbell {
         match self {
             Self::Cq(cq) => cq.get(),
             Self::Channel(bch) => NUM_CQ as u8 + bch.get(),
-        }
-    }
-
-    /// BAR0 offset of its page.
-    pub const fn page(self, tni: TniId) -> u64 {
-        match self {
-            Self::Cq(cq) => cq_page(tni, cq),
-            Self::Channel(bch) => bch_page(tni, bch),
         }
     }
 }

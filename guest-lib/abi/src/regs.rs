@@ -4,24 +4,10 @@
 //! hardware physical address - 0x4000_0000). A register is 64 bits wide.
 
 use crate::bitfield;
-use crate::ids::{BchId, BgId, CqId, TniId};
+use crate::ids::{BchId, BgId, CqId, Doorbell, TniId};
+pub use crate::ids::{KERNEL_CQ, MAX_BG, NUM_BCH, NUM_BG, NUM_CQ, NUM_TNI};
 use crate::topology::Port;
 
-/// Network interfaces (TNI) that the register map has: those of a TofuD node. How many of these and
-/// of the following units a device has depends on its
-/// [`Generation`](crate::generation::Generation).
-pub const NUM_TNI: usize = 6;
-/// Control queues (CQ) of a TNI.
-pub const NUM_CQ: usize = 12;
-/// The control queue that belongs to the kernel.
-pub const KERNEL_CQ: u8 = 11;
-/// Barrier gates (BG) of a TNI of TofuD.
-pub const NUM_BG: usize = 48;
-/// Barrier gates that a TNI may have: 64 in Tofu and Tofu2, whose gates are reached by the same
-/// registers here (ours).
-pub const MAX_BG: usize = 64;
-/// Barrier channels (BCH) of a TNI: barrier gates 0 to 15 have one each.
-pub const NUM_BCH: usize = 16;
 /// Link ports of a node.
 pub const NUM_PORT: usize = Port::COUNT;
 
@@ -741,6 +727,16 @@ pub const fn cqs_page(tni: TniId, cq: CqId) -> u64 {
 #[inline]
 pub const fn bch_page(tni: TniId, bch: BchId) -> u64 {
     tni.get() as u64 * TNI_STRIDE + BCH_AREA + bch.get() as u64 * PAGE_STRIDE
+}
+
+impl Doorbell {
+    /// BAR0 offset of its page.
+    pub const fn page(self, tni: TniId) -> u64 {
+        match self {
+            Self::Cq(cq) => cq_page(tni, cq),
+            Self::Channel(bch) => bch_page(tni, bch),
+        }
+    }
 }
 
 /// BAR0 offset of a barrier gate's system page.
