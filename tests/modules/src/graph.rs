@@ -113,8 +113,10 @@ fn follow(crate_: &Crate, at: usize, path: &[String], depth: u32) -> Option<Foun
     if let Some(found) = imports.map(|import| through(&import.path)).find(Option::is_some) {
         return found;
     }
-    module.globs.iter().find_map(|glob| match resolve(crate_, at, glob, depth + 1)? {
-        (module, None) if module != at => follow(crate_, module, path, depth + 1),
-        _ => None,
-    })
+    let by_glob =
+        module.globs.iter().find_map(|glob| match resolve(crate_, at, glob, depth + 1)? {
+            (module, None) if module != at => follow(crate_, module, path, depth + 1),
+            _ => None,
+        });
+    by_glob.or_else(|| module.in_macros.contains(first).then(|| (at, Some(first.clone()))))
 }

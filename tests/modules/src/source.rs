@@ -30,6 +30,9 @@ pub(crate) struct Module {
     pub(crate) children: BTreeMap<String, usize>,
     /// Names of what it defines.
     pub(crate) items: BTreeSet<String>,
+    /// Names in macro calls that may define items: those that nothing else defines are taken to
+    /// be made by the macro.
+    pub(crate) in_macros: BTreeSet<String>,
     pub(crate) imports: Vec<Import>,
     /// Modules of which everything is imported.
     pub(crate) globs: Vec<Names>,
@@ -210,6 +213,17 @@ fn text_of(attribute: &Attribute, name: &str) -> Option<String> {
     meta.path.is_ident(name).then(|| text.value())
 }
 
+/// Adds all names among tokens.
+fn names_in(tokens: TokenStream, names: &mut BTreeSet<String>) {
+    for token in tokens {
+        match token {
+            TokenTree::Ident(name) => _ = names.insert(name.to_string()),
+            TokenTree::Group(group) => names_in(group.stream(), names),
+            TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+        }
+    }
+}
+
 /// Whether something is compiled for tests only.
 fn for_tests(attributes: &[Attribute]) -> bool {
     fn names_test(tokens: TokenStream) -> bool {
@@ -351,6 +365,9 @@ impl<'ast> Visit<'ast> for Reader<'ast> {
         }
         if let Some(name) = name_of(item) {
             self.module.items.insert(name.to_string());
+        }
+        if let Item::Macro(syn::ItemMacro { ident: None, mac, .. }) = item {
+            names_in(mac.tokens.clone(), &mut self.module.in_macros);
         }
         match item {
             Item::Mod(module) => self.declared.push(module),

@@ -56,6 +56,15 @@ fn a_module_that_is_imported_by_name_counts_when_it_is_used() {
 }
 
 #[test]
+fn items_made_by_a_macro_count() {
+    let root = "mod a; mod b;";
+    let a = "use crate::b::N; macro_rules! ids { ($n:ident) => { pub struct $n; } } ids! { Id }";
+    let b = ("b.rs", "use crate::a::Id; pub const N: u8 = 1; fn f(_: Id) {}");
+    let cycle = "a cycle of 2 modules\n    a.rs -> b.rs: N\n    b.rs -> a.rs: Id";
+    assert_eq!(wrong(&[("lib.rs", root), ("a.rs", a), b]), [cycle]);
+}
+
+#[test]
 fn tests_do_not_count() {
     let root = "mod a; pub struct Of; #[cfg(test)] mod tests { use crate::a::a; }
         #[test] fn f() { a::a() } #[cfg(all(loom, test))] use a::b;";
