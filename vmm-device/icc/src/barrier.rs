@@ -23,12 +23,12 @@ use tofu_sync::lock;
 use crate::barrier::gates::{BarrierTime, Content, Effects, Ended, Gates, SentSignal};
 use crate::barrier::page::ChannelPage;
 use crate::barrier::unit::{BarrierUnit, channels};
-use crate::breaches::RegisterName;
 use crate::device::Icc;
 use crate::host::Net;
 use crate::irq::IrqUnit;
 use crate::memory::DmaError;
 use crate::notice::Peer;
+use crate::observe::violations::RegisterName;
 use crate::tlp::{Body, Signal, wire_bytes};
 use tofu_parts::RegisterWrite;
 

@@ -14,10 +14,10 @@ use crate::coalesce::{Held, HeldInterrupt};
 use crate::command::{CommandKind, Message};
 use crate::memory::DmaMemory;
 use crate::notice::{NoticeEvent, Peer};
+use crate::observe::format::{Code, Ring};
+use crate::observe::tracing::Watch;
 use crate::page::Page;
-use crate::show::{Code, Ring};
 use crate::tlp::{Answer, Tag};
-use crate::watch::Watch;
 
 /// Commands of one queue that may be outstanding at a time.
 pub(crate) const WINDOW: usize = 64;

@@ -13,16 +13,16 @@ use tofu_abi::{CqId, TniId};
 use tofu_inspect::inspect;
 use tofu_sync::lock;
 
-use crate::breaches::QueueName;
 use crate::completions::{Completions, Policy, Writer};
 use crate::handover::Handover;
 use crate::irq::{Arm, IrqUnit};
 use crate::memory::DmaMemory;
+use crate::observe::format::Words;
+use crate::observe::tracing::Watch;
+use crate::observe::violations::QueueName;
 use crate::page::{DIRECT, PIGGYBACK, Page, SharedPages};
-use crate::show::Words;
 use crate::translate::Tables;
 use crate::transmit::Transmit;
-use crate::watch::Watch;
 use tofu_parts::RegisterWrite;
 
 /// How long a write to ENABLE waits for bursts in flight before it gives up on them. A burst takes

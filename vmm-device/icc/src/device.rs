@@ -13,22 +13,22 @@ use tofu_abi::{Coords, CqId, Doorbell, Rcode, TniId};
 use tofu_sync::lock;
 
 use crate::barrier::unit::Barrier;
-use crate::breaches::{self, Breaches};
 use crate::completions::{Completions, Failed, Writer};
 use crate::cq::Cq;
-use crate::explain;
-use crate::failures::Failures;
 use crate::fault::Fault;
 use crate::host::Host;
 use crate::irq::IrqUnit;
 use crate::memory::DmaMemory;
+use crate::observe::explain;
+use crate::observe::failures::Failures;
+use crate::observe::statistics::{FailedCommands, Faults, ModelTime, Statistics};
+use crate::observe::trace_events::{Subject, Which};
+use crate::observe::tracing::Traced;
+use crate::observe::violations::{self, Violations};
 use crate::page::SharedPages;
-use crate::statistics::{FailedCommands, Faults, ModelTime, Statistics};
 use crate::timing::CommandTiming;
 use crate::tlp::Body;
 use crate::tni::Tni;
-use crate::trace::{Subject, Which};
-use crate::watch::Traced;
 use tofu_parts::Plain;
 
 /// What a device is made from.
@@ -76,6 +76,19 @@ impl Config {
 }
 
 /// The interconnect controller of one node.
+///
+/// Its methods are beside what they work on:
+///
+/// | module | methods |
+/// |---|---|
+/// | here | life of the device and its queues, deadlines, bus mastering |
+/// | `regfile`, `map` | register reads and writes; registers by name |
+/// | `initiator` | fetching descriptors, sending, answers |
+/// | `target` | requests of other nodes |
+/// | `packets` | system packets |
+/// | `barrier` | gates and channels |
+/// | `router` | counters and interrupts of links and crossbar |
+/// | `observe` | traces, inspection |
 pub struct Icc {
     config: Config,
     host: Arc<dyn Host>,
@@ -90,7 +103,7 @@ pub struct Icc {
     pub(crate) statistics: Statistics,
     pub(crate) faults: Faults,
     pub(crate) traced: Traced,
-    breaches: Breaches,
+    violations: Violations,
     /// Commands of this node, and requests of others.
     pub(crate) failed: Failures,
     pub(crate) refused: Failures,
@@ -119,7 +132,7 @@ impl Icc {
             statistics: Statistics::default(),
             faults: Faults::default(),
             traced: Traced::default(),
-            breaches: Breaches::default(),
+            violations: Violations::default(),
             failed: Failures::default(),
             refused: Failures::default(),
             next_deadline: AtomicU64::new(u64::MAX),
@@ -320,8 +333,8 @@ impl Icc {
 
     /// Reports something that this node's guest did against the rules.
     pub(crate) fn breach(&self, what: fmt::Arguments<'_>) {
-        if breaches::are_told() {
-            self.breaches.tell(self.coords(), self.host().now_ns(), what);
+        if violations::are_told() {
+            self.violations.tell(self.coords(), self.host().now_ns(), what);
         }
     }
 

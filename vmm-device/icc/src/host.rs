@@ -3,8 +3,8 @@
 use tofu_abi::{Coords, Doorbell, TniId};
 use tofu_fabric::{Packet, Port, PortCounters, XbCounters};
 
+use crate::observe::trace_events::{Event, Subject};
 use crate::tlp::Body;
-use crate::trace::{Event, Subject};
 
 /// The platform that a device is plugged into: interrupts, engines, clock, links.
 ///

@@ -13,13 +13,13 @@ use crate::command::{self, Action, CommandKind, Message, PacketCommand};
 use crate::completions::{End, Side, Slot};
 use crate::cq::Cq;
 use crate::device::Icc;
-use crate::explain;
 use crate::fault::Fault;
 use crate::host::Net;
 use crate::memory::Access;
 use crate::notice::Peer;
+use crate::observe::explain;
+use crate::observe::trace_events::{Subject, Which};
 use crate::tlp::{Answer, BURST_BYTES, BURST_NOTICES, Body, Payload, Tag, burst_size, full_tlp};
-use crate::trace::{Subject, Which};
 use crate::translate::Translation;
 use crate::transmit::{Active, Transmit};
 

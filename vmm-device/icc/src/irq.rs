@@ -10,7 +10,7 @@ use tofu_sync::AtomicU64;
 
 use crate::host::Host;
 use crate::memory::{Access, DmaMemory, DmaResult};
-use crate::show::Requests;
+use crate::observe::format::Requests;
 
 /// IRR, IMR and ICL of one unit (CQS, BGS, TNI or TNR), whose requests are `S`.
 #[derive(Debug)]

@@ -19,6 +19,7 @@ use crate::command::{PacketCommand, PacketRoute};
 use crate::device::Icc;
 use crate::fault::Fault;
 use crate::notice::Peer;
+use crate::observe::trace_events::{Subject, Which};
 use crate::packets::frame::{
     Outgoing, ecrc_is_right, is_system, is_whole, report_frame, tlp_header,
 };
@@ -26,7 +27,6 @@ use crate::packets::queues::{PacketQueues, PacketWriter};
 use crate::target::Incoming;
 use crate::tlp::Request;
 use crate::tni::Tni;
-use crate::trace::{Subject, Which};
 
 /// Something for the packet receive queue, and the counter for it if there is no place.
 struct Delivery<'a> {

@@ -8,9 +8,9 @@ use tofu_abi::{CqId, TniId};
 use tofu_fabric::{Port, PortCounters};
 use tofu_sync::lock;
 
-use crate::breaches::{QueueName, RegisterName, is_read_only};
 use crate::cq::Cq;
 use crate::device::Icc;
+use crate::observe::violations::{QueueName, RegisterName, is_read_only};
 use crate::page::DIRECT;
 use tofu_parts::{RegisterWrite, aligned};
 

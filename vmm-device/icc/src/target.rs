@@ -10,10 +10,10 @@ use tofu_fabric::{Class, Packet, Way};
 
 use crate::cq::Cq;
 use crate::device::Icc;
-use crate::explain;
 use crate::fault::Fault;
 use crate::memory::{Access, Segments, read_segments};
 use crate::notice::{Notice, Peer};
+use crate::observe::explain;
 use crate::tlp::{Answer, Body, Payload, Request, burst_size, full_tlp, wire_bytes};
 use crate::translate::Pin;
 

@@ -6,7 +6,7 @@ use tofu_inspect::inspect;
 
 use crate::command::Message;
 use crate::completions::Slot;
-use crate::show::{Maybe, Ring};
+use crate::observe::format::{Maybe, Ring};
 use crate::tlp::{Request, Tag};
 
 /// A message that is being sent.

@@ -10,7 +10,7 @@ use tofu_inspect::inspect;
 use crate::coalesce::{Held, HeldInterrupt};
 use crate::irq::Arm;
 use crate::memory::DmaMemory;
-use crate::show::Ring as At;
+use crate::observe::format::Ring as At;
 
 /// A queue of the packet interface: where it is, and where its next entry goes.
 #[derive(Clone, Copy, Debug)]

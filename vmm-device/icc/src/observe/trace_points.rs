@@ -8,9 +8,9 @@ use crate::completions::Slot;
 use crate::cq::Cq;
 use crate::device::Icc;
 use crate::notice::Peer;
+use crate::observe::trace_events::{Event, Subject};
 use crate::target::Incoming;
 use crate::tlp::{Answer, Tag};
-use crate::trace::{Event, Subject};
 use crate::transmit::Active;
 
 /// Requests of at least this many bytes read the clock at their begin, too. Serving shorter ones

@@ -12,8 +12,8 @@ use tofu_abi::Rcode;
 use tofu_inspect::{Inspect, Visit, inspect};
 use tofu_sync::lock;
 
-use crate::breaches::Lately;
-use crate::show::Code;
+use crate::observe::format::Code;
+use crate::observe::violations::Lately;
 
 /// Number of failures that are kept.
 const KEPT: usize = 16;

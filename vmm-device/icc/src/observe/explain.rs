@@ -16,7 +16,7 @@ use tofu_inspect::{Hex, Inspect, Said, Tree, Visit};
 use crate::command::{CommandKind, Message};
 use crate::cq::Cq;
 use crate::memory::{Access, DmaMemory};
-use crate::show::{Address, Code};
+use crate::observe::format::{Address, Code};
 use crate::translate::Tables;
 
 /// Why an address was refused with `rcode`, as far as the tables tell now.

@@ -1,4 +1,4 @@
-//! A guest's breaches of the rules are logged at debug level, under the target `device`.
+//! A guest's violations of the rules are logged at debug level, under the target `device`.
 
 mod common;
 

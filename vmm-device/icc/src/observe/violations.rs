@@ -1,4 +1,4 @@
-//! What a node's guest does against the rules, reported to whoever runs the machine.
+//! Rate-limited log of guest protocol violations.
 //!
 //! The lines have level debug and a target of their own, so that a user can ask for them without
 //! knowing which crate writes them. A guest must not fill the log, so only a few lines are written
@@ -23,7 +23,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 
 /// Limits how much is reported.
 #[derive(Debug, Default)]
-pub(crate) struct Breaches(Mutex<Lately>);
+pub(crate) struct Violations(Mutex<Lately>);
 
 /// How many lines were written in this second.
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ impl Lately {
     }
 }
 
-impl Breaches {
+impl Violations {
     /// Reports something that the guest of `node` did against the rules.
     pub(crate) fn tell(&self, node: Coords, now_ns: u64, what: fmt::Arguments<'_>) {
         match lock(&self.0).take(now_ns) {

@@ -14,9 +14,9 @@ use tofu_sync::lock;
 use crate::command::{self, Action, PacketRoute};
 use crate::cq::Cq;
 use crate::device::Icc;
-use crate::explain::{self, Walk};
 use crate::map::{RegisterNow, Unit};
 use crate::memory::Access;
+use crate::observe::explain::{self, Walk};
 use crate::transmit::Transmit;
 
 /// Most waiting descriptors of a transmit order queue that are shown.

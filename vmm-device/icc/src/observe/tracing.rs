@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tofu_abi::{CqId, Rcode, TniId};
 
 use crate::host::Host;
+use crate::observe::trace_events::Event;
 use crate::tlp::Tag;
-use crate::trace::Event;
 
 /// Whether commands are traced.
 #[derive(Debug, Default)]

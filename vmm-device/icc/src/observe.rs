@@ -1,0 +1,21 @@
+//! Observability: how people and debuggers learn what a device does. None of it decides anything.
+//!
+//! | module | what |
+//! |---|---|
+//! | `trace_events` | the steps of commands, as the host sees them |
+//! | `trace_points` | where the device emits them |
+//! | `tracing` | whether commands are traced |
+//! | `inspect`, `format` | live state as a tree, and how values are printed in it |
+//! | `statistics` | the statistics queue of the crossbar, and counters |
+//! | `violations` | the rate-limited log of what a guest does against the rules |
+//! | `failures`, `explain` | the last failed commands, and the reason of a failure in words |
+
+pub(crate) mod explain;
+pub(crate) mod failures;
+pub(crate) mod format;
+mod inspect;
+pub(crate) mod statistics;
+pub(crate) mod trace_events;
+mod trace_points;
+pub(crate) mod tracing;
+pub(crate) mod violations;
