@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use thiserror::Error;
 use vm_memory::{
     AtomicInteger, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    VolatileMemory, VolatileSlice,
+    MemoryRegionAddress, VolatileMemory, VolatileSlice,
 };
 
 /// Ordering of a load of a word: everything that was written before its store is visible.
@@ -69,6 +69,13 @@ pub trait DmaMemory: Send + Sync {
     /// If any part of the range is not memory. Then `f` is not called at all, unless this is
     /// noticed only when a copy is made or written back.
     fn access(&self, addr: u64, len: usize, access: Access, f: &mut Visit<'_>) -> DmaResult;
+
+    /// The range as one slice, if its memory is contiguous in this process and stays where it is
+    /// for as long as `self` is borrowed. Whoever gets `None` uses [`DmaMemory::access`].
+    #[inline(always)]
+    fn slice(&self, _addr: u64, _len: usize) -> Option<VolatileSlice<'_>> {
+        None
+    }
 
     /// Reads `buf.len()` bytes.
     ///
@@ -138,6 +145,11 @@ pub trait DmaMemory: Send + Sync {
     ///
     /// As [`DmaMemory::word`].
     fn load(&self, addr: u64) -> DmaResult<u64> {
+        if let Some(slice) = self.slice(addr, 8)
+            && let Ok(word) = slice.get_atomic_ref::<AtomicU64>(0)
+        {
+            return Ok(u64::from_le(word.load(LOAD)));
+        }
         let mut value = 0;
         self.word(addr, Access::Read, &mut |word| value = word.load(LOAD))?;
         Ok(u64::from_le(value))
@@ -150,10 +162,16 @@ pub trait DmaMemory: Send + Sync {
     ///
     /// If the 32 bytes are not memory or not aligned to 32.
     fn load_entry(&self, addr: u64) -> DmaResult<[u64; 4]> {
+        let load =
+            |words: [&AtomicU64; 4]| load_words(|i, order| u64::from_le(words[i].load(order)));
+        if addr.is_multiple_of(32)
+            && let Some(slice) = self.slice(addr, 32)
+            && let Some(entry) = with_words(&slice, load)
+        {
+            return Ok(entry);
+        }
         let mut entry = [0; 4];
-        self.entry(addr, Access::Read, &mut |words| {
-            entry = load_words(|i, order| u64::from_le(words[i].load(order)));
-        })?;
+        self.entry(addr, Access::Read, &mut |words| entry = load(words))?;
         Ok(entry)
     }
 
@@ -164,9 +182,16 @@ pub trait DmaMemory: Send + Sync {
     ///
     /// If the 32 bytes are not memory or not aligned to 32.
     fn store_entry(&self, addr: u64, entry: [u64; 4]) -> DmaResult {
-        self.entry(addr, Access::Write, &mut |words| {
+        let store = |words: [&AtomicU64; 4]| {
             store_words(entry, |i, value, order| words[i].store(value.to_le(), order));
-        })
+        };
+        if addr.is_multiple_of(32)
+            && let Some(slice) = self.slice(addr, 32)
+            && let Some(()) = with_words(&slice, store)
+        {
+            return Ok(());
+        }
+        self.entry(addr, Access::Write, &mut |words| store(words))
     }
 
     /// Calls `f` with the four words of an aligned 32-byte entry.
@@ -181,11 +206,7 @@ pub trait DmaMemory: Send + Sync {
         }
         let mut found = false;
         self.access(addr, 32, access, &mut |slice| {
-            let word = |i: usize| slice.get_atomic_ref::<AtomicU64>(8 * i);
-            if let (Ok(a), Ok(b), Ok(c), Ok(d)) = (word(0), word(1), word(2), word(3)) {
-                found = true;
-                f([a, b, c, d]);
-            }
+            found = with_words(&slice, &mut *f).is_some();
         })?;
         if found { Ok(()) } else { Err(error) }
     }
@@ -196,8 +217,21 @@ pub trait DmaMemory: Send + Sync {
     ///
     /// As [`DmaMemory::word`].
     fn store(&self, addr: u64, value: u64) -> DmaResult {
+        if let Some(slice) = self.slice(addr, 8)
+            && let Ok(word) = slice.get_atomic_ref::<AtomicU64>(0)
+        {
+            word.store(value.to_le(), STORE);
+            return Ok(());
+        }
         self.word(addr, Access::Write, &mut |word| word.store(value.to_le(), STORE))
     }
+}
+
+/// Calls `f` with the four words of a slice that is an aligned entry.
+#[inline(always)]
+fn with_words<R>(slice: &VolatileSlice<'_>, f: impl FnOnce([&AtomicU64; 4]) -> R) -> Option<R> {
+    let word = |i: usize| slice.get_atomic_ref::<AtomicU64>(8 * i).ok();
+    Some(f([word(0)?, word(1)?, word(2)?, word(3)?]))
 }
 
 /// Loads the four words of an entry, the first of them before the others.
@@ -234,29 +268,51 @@ fn with_atomic<T: AtomicInteger>(
 
 impl DmaMemory for GuestMemoryMmap<()> {
     fn contains(&self, addr: u64, len: usize, _: Access) -> bool {
-        self.check_range(GuestAddress(addr), len)
+        self.slice(addr, len).is_some() || self.check_range(GuestAddress(addr), len)
     }
 
-    fn access(&self, addr: u64, len: usize, _: Access, f: &mut Visit<'_>) -> DmaResult {
-        let error = DmaError { addr, len };
-        let (region, start) = self.to_region_addr(GuestAddress(addr)).ok_or(error)?;
-        if let Ok(slice) = region.get_slice(start, len) {
-            f(slice);
-            return Ok(());
+    #[inline(always)]
+    fn slice(&self, addr: u64, len: usize) -> Option<VolatileSlice<'_>> {
+        // There are few regions, so this is faster than a binary search.
+        for region in self.iter() {
+            let start = addr.wrapping_sub(region.start_addr().0);
+            if start < region.len() {
+                return region.get_slice(MemoryRegionAddress(start), len).ok();
+            }
         }
-        // The range covers several regions, or its end is not memory.
-        if !self.check_range(GuestAddress(addr), len) {
-            return Err(error);
-        }
-        let slices: SmallVec<[VolatileSlice<'_>; 4]> = self
-            .get_slices(GuestAddress(addr), len)
-            .collect::<Result<_, _>>()
-            .map_err(|_| error)?;
-        for slice in slices {
-            f(slice);
-        }
-        Ok(())
+        None
     }
+
+    #[inline]
+    fn access(&self, addr: u64, len: usize, _: Access, f: &mut Visit<'_>) -> DmaResult {
+        match self.slice(addr, len) {
+            Some(slice) => {
+                f(slice);
+                Ok(())
+            }
+            None => access_regions(self, addr, len, f),
+        }
+    }
+}
+
+/// [`DmaMemory::access`] of a range that covers several regions, or whose end is not memory.
+#[cold]
+fn access_regions(
+    memory: &GuestMemoryMmap<()>,
+    addr: u64,
+    len: usize,
+    f: &mut Visit<'_>,
+) -> DmaResult {
+    let error = DmaError { addr, len };
+    if !memory.check_range(GuestAddress(addr), len) {
+        return Err(error);
+    }
+    let slices: SmallVec<[VolatileSlice<'_>; 4]> =
+        memory.get_slices(GuestAddress(addr), len).collect::<Result<_, _>>().map_err(|_| error)?;
+    for slice in slices {
+        f(slice);
+    }
+    Ok(())
 }
 
 #[cfg(all(test, loom))]
