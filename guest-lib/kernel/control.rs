@@ -10,7 +10,7 @@ use kernel::uaccess::{UserPtr, UserSlice};
 
 use tofu_abi::regs::{CqReg, PortReg, BAR0_SIZE, NUM_CQ, NUM_PORT, NUM_TNI};
 use tofu_abi::topology::{Port, Shape};
-use tofu_abi::{Coords, CqId, TniId};
+use tofu_abi::{Coords, CqId, Group, TniId};
 
 use crate::cq::OpenQueues;
 use crate::device::Device;
@@ -85,6 +85,10 @@ fn privileged() -> Result {
 }
 
 fn register_user(device: &Device, a: &uapi::RegUser) -> Result {
+    if a.gpid == uapi::NO_GROUP {
+        device.users.lock().forget(a.uid);
+        return Ok(());
+    }
     // A program that registers all queues and gates of a TofuD is given those that there are.
     let masks = |addr: u64, allowed: u64, there: [u64; NUM_TNI]| -> Result<[u64; NUM_TNI]> {
         let mut masks: [u64; NUM_TNI] = uapi::get(addr)?;
@@ -103,7 +107,7 @@ fn register_user(device: &Device, a: &uapi::RegUser) -> Result {
     let gates = description.user_gates();
     let all_gates = gates.iter().fold(BG_MASK, |all, mask| all | mask);
     let rights = Rights {
-        gpid: a.gpid.into(),
+        group: Group::Given(a.gpid),
         subnet: a.subnet.mode()?,
         cqs: masks(a.cqmask, CQ_MASK, cqs)?,
         gates: GateSet(masks(a.bgmask, all_gates, gates)?),

@@ -16,8 +16,8 @@ use tofu_abi::queue::{
     MrqWord0, MrqWord1, PrqEntry, PrqRcode, RingIndex, TcqEntry, MRQ_ENTRY_SIZE, PACKET_BUFFER_SIZE,
 };
 use tofu_abi::regs::{CqReg, CqsMode, CqsReg, CqsStatus, TniReg};
-use tofu_abi::{Coords, PacketTarget, Path, Rcode, StagOffset, TniId};
-use tofu_ipotofu::rendezvous::{GROUP, SLOTS};
+use tofu_abi::{Coords, Group, PacketTarget, Path, Rcode, StagOffset, TniId};
+use tofu_ipotofu::rendezvous::SLOTS;
 use tofu_ipotofu::{Ended, PacketQueue, Purpose};
 
 use crate::device::Device;
@@ -127,7 +127,7 @@ impl Sender {
                 CqsReg::Mode,
                 CqsMode(0).with_system(true).with_failures(true).0,
             ),
-            (CqsReg::Gpid, GROUP),
+            (CqsReg::Gpid, Group::Kernel.gpid()),
             (CqsReg::MrqInterruptMask, u64::MAX),
             (CqsReg::InterruptArmIpa, memory.tcq.qword_addr(ARM)),
             (CqsReg::Imr, u64::MAX),

@@ -141,7 +141,7 @@ fn queues(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         };
         write!(
             f,
-            "{id} owner {owner} gpid {} sent {} received {}",
+            "{id} owner {owner} gpid {:#x} sent {} received {}",
             device.read(id, CqsReg::Gpid),
             device.read(id, CqReg::TxPayloadByte),
             device.read(id, CqReg::RxPayloadByte),

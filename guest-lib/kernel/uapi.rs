@@ -131,6 +131,8 @@ argument! {
     LoadResource, 32 { rsc_id: u64, offset: u64, len: u64, buf: u64 }
 }
 
+/// REG_USER: the user is to be as one who was never registered (ours).
+pub(crate) const NO_GROUP: u32 = u32::MAX;
 /// ALLOC_STAG: others may only read.
 pub(crate) const READ_ONLY: u32 = 1;
 /// ALLOC_STAG: the table may have large pages.

@@ -6,6 +6,7 @@ use kernel::prelude::*;
 
 use tofu_abi::generation::Description;
 use tofu_abi::regs::{CqsMode, NUM_TNI};
+use tofu_abi::Group;
 
 use crate::ids::{GateSet, QueueId};
 
@@ -17,10 +18,10 @@ pub(crate) const fn cq_mask(description: &Description) -> u64 {
 }
 
 /// What a user may do.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy)]
 pub(crate) struct Rights {
-    /// Only queues with the same id talk to each other.
-    pub(crate) gpid: u64,
+    /// Only queues of the same group talk to each other.
+    pub(crate) group: Group,
     /// Subnet fields of CQS MODE; all zero is no limit.
     pub(crate) subnet: CqsMode,
     /// Control queues of each TNI.
@@ -59,8 +60,8 @@ impl Users {
         }
     }
 
-    /// The rights of a user. Ours: a user who is not registered may use every queue, with the user
-    /// id as group process id, so that such users cannot reach each other's memory.
+    /// The rights of a user. Ours: a user who is not registered may use every queue, in a group of
+    /// the user's own.
     pub(crate) fn rights(&self, uid: u32) -> Rights {
         let known = self.list.iter().find(|(known, _)| *known == uid);
         let mut rights = known.map_or_else(|| self.default_rights(uid), |(_, rights)| *rights);
@@ -72,24 +73,24 @@ impl Users {
 
     fn default_rights(&self, uid: u32) -> Rights {
         Rights {
-            gpid: uid.into(),
+            group: Group::of_user(uid),
             subnet: CqsMode(0),
             cqs: [cq_mask(self.description); NUM_TNI],
             gates: GateSet(self.description.user_gates()),
         }
     }
 
-    /// Registers a user, or changes the rights of one who is registered. Ours: a user who gets the
-    /// rights of unregistered users is removed from the list, and takes no room.
+    /// Makes a user one who is not registered.
+    pub(crate) fn forget(&mut self, uid: u32) {
+        self.list.retain(|(known, _)| *known != uid);
+    }
+
+    /// Registers a user, or changes the rights of one who is registered.
     ///
     /// # Errors
     ///
     /// `ENOSPC`, `ENOMEM`.
     pub(crate) fn register(&mut self, uid: u32, rights: Rights) -> Result {
-        if rights == self.default_rights(uid) {
-            self.list.retain(|(known, _)| *known != uid);
-            return Ok(());
-        }
         if let Some((_, known)) = self.list.iter_mut().find(|(known, _)| *known == uid) {
             *known = rights;
             return Ok(());

@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use proptest::prelude::*;
 use tofu_abi::table::PageSize;
 use tofu_abi::topology::{NodeId, Port, Shape};
-use tofu_abi::{Coords, TniId};
-use tofu_abi::{CqId, Rcode};
+use tofu_abi::{Coords, CqId, Group, Rcode, TniId};
 use tofu_driver::{
     Access, Cq, CqConfig, Device, DmaBuffer, DmaError, IrqError, MemoryRange, Order, PacketConfig,
     Packets, Platform, Target,
@@ -688,7 +687,7 @@ proptest! {
         let shape: Shape = text.parse().unwrap();
         let mut third = Packets::open(cluster.device(2), &PacketConfig {
             share: 1 << 16,
-            gpid: 0x4950,
+            gpid: Group::Kernel.gpid(),
             ..PacketConfig::new(TniId::ALL[0])
         }).unwrap();
         let place = third.share_at(0).unwrap();

@@ -17,6 +17,7 @@ pub mod cq;
 pub mod desc;
 pub mod frame;
 pub mod generation;
+pub mod group;
 pub mod ids;
 pub mod irq;
 pub mod packets;
@@ -32,6 +33,7 @@ pub mod topology;
 
 pub use addr::{Coords, Path, StagOffset, decimal};
 pub use generation::Generation;
+pub use group::Group;
 pub use ids::{BchId, BgId, CqId, Doorbell, TniId};
 pub use packets::PacketTarget;
 pub use rcode::Rcode;

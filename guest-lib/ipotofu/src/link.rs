@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use thiserror::Error;
 use tofu_abi::packets::PacketQueues;
 use tofu_abi::queue::PrqRcode;
-use tofu_abi::{Coords, PacketTarget, Rcode};
+use tofu_abi::{Coords, Group, PacketTarget, Rcode};
 use tofu_driver::{
     Completed, Device, DmaBuffer, PacketConfig, PacketError, Packets, Platform, Sent, Target,
     TxBuffer,
@@ -232,7 +232,7 @@ impl<P: Platform> Link<P> {
         let mut packets = PacketConfig { mask: PacketQueues::SYSTEM_ONLY, ..packets.clone() };
         if fetches {
             let memory = rendezvous::SLOTS * rendezvous::SLOT;
-            let gpid = rendezvous::GROUP;
+            let gpid = Group::Kernel.gpid();
             packets = PacketConfig { share: memory, fetch: memory, gpid, ..packets };
         }
         let packets = Packets::open(device, &packets).map_err(LinkError::Open)?;

@@ -23,9 +23,6 @@ pub const SLOT: usize = 1 << 16;
 pub const SLOTS: usize = 32;
 /// The most unanswered requests to one node.
 const PER_NODE: usize = 24;
-/// The group of control queues that may fetch from each other, as in their GPID register. Ours:
-/// "IP".
-pub const GROUP: u64 = 0x4950;
 /// The longest time that a packet waits for frames of the same origin that are being fetched, in
 /// nanoseconds: TCP takes overtaking packets for a sign of loss.
 const OVERTAKE_NS: u64 = 2_000_000;

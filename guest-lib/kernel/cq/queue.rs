@@ -197,7 +197,7 @@ impl Cq {
         };
         let settings = [
             (CqsReg::Mode, mode.0),
-            (CqsReg::Gpid, rights.gpid),
+            (CqsReg::Gpid, rights.group.gpid()),
             // Acknowledgements are for those who sleep; processes poll.
             (CqsReg::MrqInterruptMask, u64::MAX),
             (CqsReg::Imr, u64::MAX),

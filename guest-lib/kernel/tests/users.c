@@ -111,6 +111,27 @@ static int own_limits(struct shared *s)
 	return result;
 }
 
+/* The kernel's own queue, whose group was once this user's number: 0x43, whatever the STag. */
+static int kernels_queue(struct shared *s)
+{
+	struct queue q = open_queue(0, 0);
+	uint8_t *buffer = memory(LEN);
+	int64_t own = add_memory(&q, buffer, LEN, 9, 0);
+	int64_t kernels = (int64_t)(generation().cqs - 1) << 58;
+	int result = 0;
+
+	(void)s;
+	for (int64_t stag = 0; stag < 3; stag++) {
+		if (put(&q, my_coords(), 0, kernels | stag << 40, own, 8) != 0x43)
+			result |= 1;
+		post_command(&q, GET, my_coords(), 0, kernels | stag << 40, own, 8, 0);
+		ring(&q);
+		if (end_of(&q) != 0x43)
+			result |= 2;
+	}
+	return result;
+}
+
 static int friend(struct shared *s)
 {
 	struct queue q = open_queue(0, 1);
@@ -138,20 +159,36 @@ static int taken(struct shared *s)
 	return open_node(0, 0) >= 0 || errno != EBUSY;
 }
 
-int main(void)
+/* Starts the victim as a user. */
+static pid_t start_victim(unsigned int uid, struct shared *s)
 {
-	struct shared *s = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-
+	s->ready = s->done = 0;
 	fflush(stdout);
 	pid_t pid = fork();
 	if (!pid) {
-		if (setgid(2001) || setuid(2001))
+		if (setgid(uid) || setuid(uid))
 			_exit(99);
 		_exit(victim(s));
 	}
 	while (!s->ready && waitpid(pid, NULL, WNOHANG) == 0)
 		usleep(1000);
 	CHECK(s->ready, "a user with memory");
+	return pid;
+}
+
+static void end_victim(pid_t pid, struct shared *s)
+{
+	int status = -1;
+
+	s->done = 1;
+	waitpid(pid, &status, 0);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "nothing was changed");
+}
+
+int main(void)
+{
+	struct shared *s = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	pid_t pid = start_victim(2001, s);
 	int result = as_user(2002, stranger, s);
 	CHECK(result == 0, "another user reaches only what is his own: %d", result);
 	result = as_user(2002, own_limits, s);
@@ -163,10 +200,18 @@ int main(void)
 	result = as_user(2002, denied, s);
 	CHECK(result == 0, "nor opens queues that are not in his mask: %d", result);
 	register_user(2002, 2001, 0x7ff);
+	result = as_user(2002, stranger, s);
+	CHECK(result == 0, "nor in a group with the other's number: %d", result);
+	register_user(2001, 2001, 0x7ff);
+	CHECK(as_user(2001, stranger, s) == 0, "which is not what that user had before");
+	end_victim(pid, s);
+	pid = start_victim(2001, s);
 	CHECK(as_user(2002, friend, s) == 0, "unless root puts both into one group");
-	s->done = 1;
-	int status = -1;
-	waitpid(pid, &status, 0);
-	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "nothing was changed");
+	register_user(2002, TOF_NO_GROUP, 0);
+	CHECK(as_user(2002, stranger, s) == 0, "and no longer when it is forgotten");
+	end_victim(pid, s);
+	register_user(2001, TOF_NO_GROUP, 0);
+	result = as_user(0x4950, kernels_queue, s);
+	CHECK(result == 0, "a user whose number the kernel's group has: %d", result);
 	return finish();
 }

@@ -56,18 +56,20 @@ impl TofDevice {
         self.generation
     }
 
-    /// Confines a user's queues and gates to a subnet from now on, in the group of the user's
-    /// number; open ones stay as they are. A subnet without limits lifts this. For root alone.
+    /// Confines a user's queues and gates from now on to a subnet, in the given group of the user's
+    /// number, or with `None` no longer; open ones stay as they are. For root alone.
     ///
     /// # Errors
     ///
     /// What the driver says: it has room for 1024 such users.
-    pub fn limit_user(&self, user: u32, subnet: Subnet) -> io::Result<()> {
+    pub fn limit_user(&self, user: u32, subnet: Option<Subnet>) -> io::Result<()> {
         let control = File::options().write(true).open(Path::new(FILES).join("dev/control"))?;
         let description = self.generation.description();
         let queues = [(1 << description.user_cqs()) - 1; NUM_TNI];
         let gates = description.user_gates();
-        uapi::register_user(control.as_fd(), (user, user), subnet, &queues, &gates)
+        let group = subnet.map_or(uapi::NO_GROUP, |_| user);
+        let subnet = subnet.unwrap_or_default();
+        uapi::register_user(control.as_fd(), (user, group), subnet, &queues, &gates)
     }
 
     /// Claims a queue among the processes that use this library; `false` if another one has it.

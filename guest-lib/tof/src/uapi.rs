@@ -85,6 +85,9 @@ pub(crate) struct SetBg {
     pub(crate) dest_rgate: i32,
 }
 
+/// In place of a group: the user is to be as one who was never registered.
+pub(crate) const NO_GROUP: u32 = u32::MAX;
+
 #[repr(C)]
 struct RegUser {
     uid: u32,

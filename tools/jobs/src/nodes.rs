@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde_json::json;
-use tofu_abi::Coords;
+use tofu_abi::{Coords, Group};
 use tofu_agent::wire::{Exec, Output, Program, Status, ToProgram};
 use tofu_control::protocol::{EventInfo, EventKind, Reply, Request};
 use tofu_control::{Connection, RemoteProgram, node_name};
@@ -40,9 +40,6 @@ const RESTART: &str = "TOFU_RESTART";
 const GROUP: &str = "TOFU_GROUP";
 /// The variable that tells them their subnet.
 const SUBNET: &str = "TOFU_SUBNET";
-/// The first number of jobs' groups and users (*ours*). It is far from those of a system's own
-/// users, whose numbers serve as their groups with the kernel driver.
-const GROUPS: u32 = 1 << 30;
 /// How much output of our programs on a node is read, in bytes.
 const MAX_SAID: usize = 2000;
 /// How long the process manager may take to report its address.
@@ -263,7 +260,7 @@ impl Start<'_> {
             Err(error) => return (Err(error), Vec::new()),
         };
         let name = job_name(self.number);
-        let user = if self.args.root { 0 } else { GROUPS | self.number };
+        let user = if self.args.root { 0 } else { Group::JOBS | self.number };
         let site = Site { machine, nodes: nodes.clone(), name: name.clone(), user };
         let result = site.put(self.number, self.bundle, &self.placement);
         let result = result.and_then(|()| site.start(self, control));
@@ -374,7 +371,7 @@ impl Site<'_> {
         let names = sets.iter().map(|set| set.name.as_str());
         let (user, own) = (self.user.to_string(), self.folder());
         let subnet = placement.subnet().to_string();
-        let groups = GROUPS.to_string();
+        let groups = Group::JOBS.to_string();
         let look = [LOOK, "sh", &user, &own, &subnet, &groups, LIBRARIES];
         let look: Vec<_> = look.into_iter().chain(names).collect();
         let socket = &self.machine.control;
@@ -414,7 +411,7 @@ impl Site<'_> {
     /// Removes everything that a killed job left on a node: its processes, its folder and its
     /// user's rights.
     fn tidy_after(&self, number: u32, name: &str, node: u32) -> anyhow::Result<()> {
-        let user = GROUPS | number;
+        let user = Group::JOBS | number;
         end_processes(&self.machine.control, user, node)?;
         let exec = shell(&[TIDY, "sh", name, LIBRARIES, &user.to_string()]);
         must(&self.machine.control, node, exec, &[]).map(drop)
@@ -447,7 +444,8 @@ impl Site<'_> {
         let command = bundle.command(&folder);
         let command: Vec<_> = command.iter().map(String::as_str).collect();
         let command = as_user(self.user, &command).args;
-        let (restart, group) = (start.restart.to_string(), (GROUPS | start.number).to_string());
+        let (restart, group) =
+            (start.restart.to_string(), (Group::JOBS | start.number).to_string());
         let common: Vec<_> = [
             (JOB.to_owned(), self.name.clone()),
             (RESTART.to_owned(), restart),

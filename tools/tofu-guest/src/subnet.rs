@@ -12,8 +12,7 @@ use tofu_vfio::broker::{FOLDER, subnet_path};
 /// Sets it in the kernel driver, and for `tofud` by a file, whichever exists.
 pub(crate) fn limit(user: u32, subnet: Option<Subnet>) -> anyhow::Result<()> {
     if TofDevice::is_there() {
-        let limited = TofDevice::open()
-            .and_then(|device| device.limit_user(user, subnet.unwrap_or_default()));
+        let limited = TofDevice::open().and_then(|device| device.limit_user(user, subnet));
         limited.context("the kernel driver does not take the subnet")?;
     }
     if !Path::new(FOLDER).exists() {

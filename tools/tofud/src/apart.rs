@@ -7,7 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use tofu_abi::irq::{BgsIrqs, CqsIrqs};
 use tofu_abi::regs::{PAGE_SIZE, bch_page, cq_page};
 use tofu_abi::table::PageSize;
-use tofu_abi::{BchId, CqId, Subnet, TniId};
+use tofu_abi::{BchId, CqId, Group, Subnet, TniId};
 use tofu_driver::{
     Access, Channel, ChannelConfig, ChannelError, Cq, CqConfig, Device, DmaError, Gate,
     MemoryRange, OpenError, Platform, RingMemory, Stag,
@@ -164,7 +164,7 @@ impl Drop for Queue {
 /// The part of a device behind VFIO.
 pub(crate) struct VfioPart {
     device: Device<VfioPlatform>,
-    group: u64,
+    group: Group,
     subnet: Subnet,
     queues: BTreeMap<(TniId, CqId), Queue>,
     channels: BTreeMap<(TniId, BchId), Channel<VfioPlatform>>,
@@ -196,7 +196,7 @@ fn map_error(error: MapError) -> Refused {
 
 impl VfioPart {
     /// The part of a device for a process of this group that is limited to a subnet.
-    pub(crate) fn new(device: Device<VfioPlatform>, group: u64, subnet: Subnet) -> Self {
+    pub(crate) fn new(device: Device<VfioPlatform>, group: Group, subnet: Subnet) -> Self {
         Self { device, group, subnet, queues: BTreeMap::new(), channels: BTreeMap::new() }
     }
 
@@ -240,7 +240,7 @@ impl Part for VfioPart {
         let config = CqConfig {
             stags,
             mrq_size,
-            gpid: self.group,
+            gpid: self.group.gpid(),
             mode: self.subnet.mode().with_session(session),
             interrupts: CqsIrqs::NONE,
             ..CqConfig::new(tni, cq)
@@ -324,7 +324,7 @@ impl Part for VfioPart {
             }
         }
         let config = ChannelConfig {
-            gpid: self.group,
+            gpid: self.group.gpid(),
             subnet: self.subnet.mode(),
             interrupts: BgsIrqs::NONE,
             ..ChannelConfig::new(tni, bch)

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tofu_abi::Generation;
 use tofu_abi::irq::vector;
 use tofu_abi::regs::{NUM_TNI, NodeAddress};
-use tofu_abi::{BchId, CqId, NoSubnet, Subnet, TniId};
+use tofu_abi::{BchId, CqId, Group, NoSubnet, Subnet, TniId};
 use tofu_driver::Device;
 use tofu_utofu::gates_in;
 use tofu_vfio::broker::subnet_path;
@@ -94,8 +94,8 @@ pub trait SharedDevice {
         Generation::Fugaku
     }
 
-    /// The part for a user's process that is isolated from other users', in the group of the user's
-    /// number; `None` if that is impossible.
+    /// The part for a user's process that is isolated from other users', in the user's group; `None`
+    /// if that is impossible.
     fn part(&self, user: u32) -> Option<Box<dyn Part>> {
         let _ = user;
         None
@@ -199,6 +199,20 @@ impl Source for VfioSource {
     }
 }
 
+/// A user's group and subnet, by the file with the subnet, which makes it one who was given a group.
+fn rights(user: u32, path: &Path) -> Result<(Group, Subnet), String> {
+    match fs::read_to_string(path) {
+        Ok(text) => match text.trim_end().parse() {
+            Ok(subnet) => Ok((Group::Given(user), subnet)),
+            Err(error @ NoSubnet) => Err(error.to_string()),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Ok((Group::of_user(user), Subnet::default()))
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 /// A process that has `folder` or a file below it open, by its descriptors in `proc`.
 fn user_of(proc: &Path, folder: &Path) -> Option<u32> {
     let entries = std::fs::read_dir(proc).ok()?.flatten();
@@ -242,13 +256,8 @@ impl SharedDevice for Vfio {
 
     fn part(&self, user: u32) -> Option<Box<dyn Part>> {
         let path = subnet_path(user);
-        let subnet = match fs::read_to_string(&path) {
-            Ok(text) => text.trim_end().parse().map_err(|error: NoSubnet| error.to_string()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Subnet::default()),
-            Err(error) => Err(error.to_string()),
-        };
-        match subnet {
-            Ok(subnet) => Some(Box::new(VfioPart::new(self.0.clone(), user.into(), subnet))),
+        match rights(user, &path) {
+            Ok((group, subnet)) => Some(Box::new(VfioPart::new(self.0.clone(), group, subnet))),
             Err(why) => {
                 log::error!("{}: {why}", path.display());
                 None
@@ -278,6 +287,20 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+
+    #[test]
+    fn groups_of_jobs_and_users_differ() {
+        let folder = tempfile::tempdir().unwrap();
+        let job = Group::JOBS | 7;
+        let path = folder.path().join(job.to_string());
+        let user = (Group::User(job), Subnet::default());
+        assert_eq!(rights(job, &path), Ok(user), "a user with the number of a job");
+        let subnet = "8,6,4,1,0,1,1,0,1";
+        fs::write(&path, subnet).unwrap();
+        assert_eq!(rights(job, &path), Ok((Group::Given(job), subnet.parse().unwrap())));
+        fs::write(&path, "8").unwrap();
+        assert!(rights(job, &path).is_err(), "rather no rights than those of a user");
+    }
 
     #[test]
     fn who_uses_the_kernels_driver_is_found() {

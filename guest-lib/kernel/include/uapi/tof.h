@@ -57,6 +57,8 @@ struct tof_subnet {
 	__u8 nx, sx, lx, ny, sy, ly, nz, sz, lz;
 };
 
+#define TOF_NO_GROUP 0xffffffffu /* ours: in place of a gpid, to forget the user */
+
 struct tof_reg_user {
 	__u32 uid, gpid;
 	struct tof_subnet subnet;
