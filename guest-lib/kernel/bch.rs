@@ -12,7 +12,8 @@ use tofu_abi::TniId;
 
 use crate::device::Device;
 use crate::ids::{ChannelId, GateSet};
-use crate::pin::{current_mm, Pinned, PAGE};
+use crate::opener::Opener;
+use crate::pin::{Pinned, PAGE};
 use crate::signal::Signal;
 use crate::uapi::{self, EnableBch, SetBg};
 
@@ -39,6 +40,7 @@ pub(crate) struct Bch {
     device: Arc<Device>,
     id: ChannelId,
     uid: u32,
+    opener: Arc<Opener>,
     signal: Arc<Signal>,
     #[pin]
     state: Mutex<Option<Enabled>>,
@@ -56,12 +58,14 @@ impl Bch {
         if !rights.gates.has(id.gate()) {
             return Err(EACCES);
         }
-        let signal = Arc::new(Signal::new(), GFP_KERNEL)?;
+        let opener = Arc::new(Opener::current()?, GFP_KERNEL_ACCOUNT)?;
+        let signal = Arc::new(Signal::new(&opener), GFP_KERNEL_ACCOUNT)?;
         let this = Arc::pin_init(
             pin_init!(Self {
                 device: device.clone(),
                 id,
                 uid,
+                opener,
                 signal,
                 state <- new_mutex!(None),
             }),
@@ -71,9 +75,14 @@ impl Bch {
         Ok(this)
     }
 
-    /// Physical address of the channel's user page.
-    pub(crate) fn page_phys(&self) -> u64 {
-        self.device.page_phys(self.id.tni, self.id.bch)
+    /// Physical address of the channel's user page, if the caller may map it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Opener::check`].
+    pub(crate) fn page_phys(&self) -> Result<u64> {
+        self.opener.check()?;
+        Ok(self.device.page_phys(self.id.tni, self.id.bch))
     }
 
     /// The ioctls of a channel's file.
@@ -82,6 +91,7 @@ impl Bch {
     ///
     /// See docs/src/reference/tof-uapi.md.
     pub(crate) fn ioctl(&self, cmd: u32, arg: u64) -> Result {
+        self.opener.check()?;
         match cmd {
             uapi::ENABLE_BCH => self.enable(&uapi::get(arg)?),
             uapi::DISABLE_BCH => self.disable(),
@@ -142,13 +152,7 @@ impl Bch {
     /// Pins the notice area at `addr`, and has the channel run with it.
     fn unmask(&self, addr: u64) -> Result<Pinned> {
         let page = addr & !(PAGE - 1);
-        let notice = Pinned::new(
-            &self.device,
-            &current_mm()?,
-            (page, page + PAGE),
-            true,
-            PAGE,
-        )?;
+        let notice = Pinned::new(&self.device, &self.opener, (page, page + PAGE), true, PAGE)?;
         let ipa = notice.addr(0) + (addr - page);
         self.write(BgsReg::BchNoticeIpa, ipa);
         self.write(BgsReg::BchMask, 0);
@@ -208,8 +212,9 @@ impl Bch {
     ///
     /// # Errors
     ///
-    /// `EPERM` if the channel is not enabled.
+    /// `EPERM` if the channel is not enabled, and those of [`Opener::check`].
     pub(crate) fn exceptions(&self) -> Result<BgsIrqs> {
+        self.opener.check()?;
         let state = self.state.lock();
         let enabled = state.as_ref().ok_or(EPERM)?;
         let seen = enabled.irqs.iter().map(interrupt::Registration::seen);

@@ -2,8 +2,11 @@
 
 //! A node's controller: its registers and interrupts, the rights of users, the gates in use.
 
+use core::fmt::Debug;
+
 use kernel::bindings;
 use kernel::device::Core;
+use kernel::fmt;
 use kernel::io::poll::read_poll_timeout;
 use kernel::io::{Io, IoBackend, IoBase, Mmio, MmioBackend};
 use kernel::irq::IrqRequest;
@@ -19,7 +22,7 @@ use tofu_abi::regs::{CqsReg, CqsStatus, NodeAddress, TniReg, TofuReg};
 use tofu_abi::{Coords, Doorbell, TniId};
 use tofu_ipotofu::dead_links_met;
 
-use crate::engine::Health;
+use crate::engine::{now_ns, Health};
 use crate::ids::{GateId, GateSet, QueueId};
 use crate::registers::{Register, BAR_BYTES};
 use crate::users::Users;
@@ -27,6 +30,8 @@ use crate::users::Users;
 /// How long the driver waits for the device, as the public driver does. The answer usually comes at
 /// once.
 const PATIENCE: Delta = Delta::from_millis(3000);
+/// The shortest time between two messages of what other nodes cause.
+const LOG_INTERVAL_NS: u64 = 5_000_000_000;
 
 /// A node's controller.
 #[pin_data]
@@ -51,8 +56,13 @@ pub(crate) struct Device {
     health: Mutex<Option<Arc<Health>>>,
     /// Pages that processes have pinned.
     pub(crate) pinned: Atomic<usize>,
-    /// Exceptions that processes got a signal for.
+    /// Pages that are charged to users: those, and what the kernel has for them.
+    pub(crate) charged: Atomic<usize>,
+    /// Exceptions that processes have caused.
     pub(crate) faults: Atomic<u64>,
+    /// Exceptions that other nodes can have caused, and when one was logged last.
+    peer_faults: Atomic<u64>,
+    peer_logged_ns: Atomic<u64>,
     /// Requests of the links that were taken; only [`Device::has_met_dead_link`] writes to it.
     links: Atomic<u64>,
 }
@@ -117,7 +127,10 @@ impl Device {
                 gates <- new_mutex!(GateSet::default()),
                 health <- new_mutex!(None),
                 pinned: Atomic::new(0),
+                charged: Atomic::new(0),
                 faults: Atomic::new(0),
+                peer_faults: Atomic::new(0),
+                peer_logged_ns: Atomic::new(0),
                 links: Atomic::new(0),
             }),
             GFP_KERNEL,
@@ -264,6 +277,28 @@ impl Device {
             .store(self.links.load(Relaxed) | met.raw(), Relaxed);
         self.write((), TofuReg::TnrIrc, met.raw());
         true
+    }
+
+    /// Exceptions that other nodes can have caused.
+    pub(crate) fn peer_faults(&self) -> u64 {
+        self.peer_faults.load(Relaxed)
+    }
+
+    /// Counts exceptions of a queue or gate that another node can have caused, and logs them, but
+    /// not too often. May be called by an interrupt handler.
+    pub(crate) fn log_peer(&self, of: impl fmt::Display, exceptions: impl Debug) {
+        let count = self.peer_faults.fetch_add(1, Relaxed) + 1;
+        let (now, last) = (now_ns(), self.peer_logged_ns.load(Relaxed));
+        let is_due = last == 0 || now.saturating_sub(last) >= LOG_INTERVAL_NS;
+        if is_due && self.peer_logged_ns.cmpxchg(last, now, Relaxed).is_ok() {
+            dev_warn!(
+                self.pdev,
+                "{}: {:?}, which another node can have caused ({} in all)\n",
+                of,
+                exceptions,
+                count
+            );
+        }
     }
 
     /// Claims a channel by its start/end gate.

@@ -2,6 +2,7 @@
 
 //! Coherent memory that the driver shares with the device: tables, rings, packet buffers.
 
+use kernel::alloc::Flags;
 use kernel::dma::{Coherent, CoherentView};
 use kernel::io::{io_project, Io};
 use kernel::prelude::*;
@@ -21,7 +22,20 @@ impl Table {
     ///
     /// `ENOMEM`; `EINVAL` if `qwords` is 0.
     pub(crate) fn new(device: &Arc<Device>, qwords: usize) -> Result<Self> {
-        let flags = GFP_KERNEL | __GFP_NOWARN;
+        Self::with(device, qwords, GFP_KERNEL)
+    }
+
+    /// The same for a process, which is charged for it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Table::new`].
+    pub(crate) fn for_process(device: &Arc<Device>, qwords: usize) -> Result<Self> {
+        Self::with(device, qwords, GFP_KERNEL_ACCOUNT)
+    }
+
+    fn with(device: &Arc<Device>, qwords: usize, flags: Flags) -> Result<Self> {
+        let flags = flags | __GFP_NOWARN;
         Coherent::<u64>::zeroed_slice(device.pdev().as_ref(), qwords, flags).map(Self)
     }
 

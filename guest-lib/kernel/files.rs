@@ -292,7 +292,11 @@ unsafe extern "C" fn tofu_rs_mmap(
         }
         // SAFETY: the caller's promise.
         FileKind::Bch(..) => unsafe { bch_of(data) }.page_phys(),
-        _ => return ENODEV.to_errno(),
+        _ => Err(ENODEV),
+    };
+    let page = match page {
+        Ok(page) => page,
+        Err(error) => return error.to_errno(),
     };
     // What is behind is somebody else's.
     if offset != 0 || len > FOREIGN_PAGE || !shared {

@@ -102,6 +102,12 @@ pub(crate) struct GateId {
     pub(crate) bg: BgId,
 }
 
+impl fmt::Display for GateId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tni{}bg{}", self.tni, self.bg)
+    }
+}
+
 /// Some of a node's gates: a mask for each TNI.
 #[derive(Clone, Copy, Default, PartialEq)]
 pub(crate) struct GateSet(pub(crate) [u64; NUM_TNI]);

@@ -3,16 +3,16 @@
 //! Memory of processes that the device may reach: pinned, and mapped for it.
 
 use kernel::bindings;
-use kernel::mm::Mm;
 use kernel::prelude::*;
-use kernel::sync::aref::ARef;
 use kernel::sync::atomic::Relaxed;
 use kernel::sync::Arc;
 use kernel::uaccess::{UserPtr, UserSlice};
 
 use tofu_abi::table::PageSize;
 
+use crate::charge::Charge;
 use crate::device::Device;
+use crate::opener::Opener;
 use crate::shim;
 
 /// Bytes of a page of the processor's, which is one page of the device's or several.
@@ -41,17 +41,6 @@ pub(crate) fn pages_around(addr: u64, len: u64) -> Result<(u64, u64)> {
     Ok((start, end))
 }
 
-/// The calling process's memory.
-///
-/// # Errors
-///
-/// `EPERM` for a kernel thread.
-pub(crate) fn current_mm() -> Result<ARef<Mm>> {
-    let current = kernel::current!();
-    let mm: &Mm = current.mm().ok_or(EPERM)?;
-    Ok(mm.into())
-}
-
 /// How pages are mapped for the device.
 enum Map {
     /// One range of device addresses: there is an IOMMU. The pages begin `lead` bytes into it.
@@ -67,10 +56,11 @@ enum Map {
 /// device must have stopped using them.
 pub(crate) struct Pinned {
     device: Arc<Device>,
-    mm: ARef<Mm>,
+    opener: Arc<Opener>,
     pages: KVVec<*mut bindings::page>,
     map: Map,
     write: bool,
+    _charge: Charge,
 }
 
 // SAFETY: the pages are ours until `drop`, which may run in any thread.
@@ -86,30 +76,30 @@ impl Pinned {
     ///
     /// # Errors
     ///
-    /// `EFAULT` if the memory is not mapped, or not writable although `write` is set. `ENOMEM` if
-    /// more than half of the node's memory would be pinned (ours).
+    /// `EFAULT` if the memory is not mapped, or not writable although `write` is set. `ENOMEM`, also
+    /// if the process may not have so much ([`Charge::new`]).
     pub(crate) fn new(
         device: &Arc<Device>,
-        mm: &ARef<Mm>,
+        opener: &Arc<Opener>,
         (start, end): (u64, u64),
         write: bool,
         align: u64,
     ) -> Result<Self> {
         let count = ((end - start) / PAGE) as usize;
+        // What is noted of a page takes two words.
+        let noted = count * 2 * size_of::<u64>() / PAGE as usize;
+        let charge = Charge::new(device, opener, count + noted)?;
         let mut pinned = Self {
             device: device.clone(),
-            mm: mm.clone(),
+            opener: opener.clone(),
             pages: KVVec::new(),
             map: Map::Pages(KVVec::new()),
             write,
+            _charge: charge,
         };
-        // SAFETY: no requirements.
-        let limit = unsafe { shim::tofu_shim_total_pages() } / 2;
-        let already = device.pinned.load(Relaxed);
-        if count > limit.saturating_sub(already) {
-            return Err(ENOMEM);
-        }
-        pinned.pages.reserve(count, GFP_KERNEL | __GFP_NOWARN)?;
+        pinned
+            .pages
+            .reserve(count, GFP_KERNEL_ACCOUNT | __GFP_NOWARN)?;
         pinned.pin(start, count)?;
         pinned.map((start & (align - 1)) as usize)?;
         Ok(pinned)
@@ -151,7 +141,7 @@ impl Pinned {
             self.device.pinned.fetch_sub(pages.unsigned_abs(), Relaxed);
         }
         // SAFETY: we hold a reference to it.
-        unsafe { shim::tofu_shim_pinned_account(self.mm.as_raw(), pages) };
+        unsafe { shim::tofu_shim_pinned_account(self.opener.mm().as_raw(), pages) };
     }
 
     fn direction(&self) -> bindings::dma_data_direction {
@@ -236,7 +226,7 @@ impl Pinned {
     }
 
     fn map_pages(&mut self) -> Result {
-        let mut addrs = KVVec::with_capacity(self.pages.len(), GFP_KERNEL)?;
+        let mut addrs = KVVec::with_capacity(self.pages.len(), GFP_KERNEL_ACCOUNT)?;
         for index in 0..self.pages.len() {
             // SAFETY: the page is pinned and the device bound.
             let addr = unsafe {
@@ -252,7 +242,7 @@ impl Pinned {
                 self.unmap_pages(&addrs);
                 return Err(ENOMEM);
             }
-            addrs.push(addr, GFP_KERNEL)?;
+            addrs.push(addr, GFP_KERNEL_ACCOUNT)?;
         }
         self.map = Map::Pages(addrs);
         Ok(())

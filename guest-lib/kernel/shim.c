@@ -3,6 +3,8 @@
  * What the kernel's Rust bindings of Linux 7.3 have no counterpart for: files of /proc, page
  * protections, the address of a page, siginfo. Nothing is decided here.
  */
+#include <linux/capability.h>
+#include <linux/cred.h>
 #include <linux/fs.h>
 #include <linux/io.h>
 #include <linux/mm.h>
@@ -10,6 +12,7 @@
 #include <linux/pid.h>
 #include <linux/proc_fs.h>
 #include <linux/sched/signal.h>
+#include <linux/sched/user.h>
 #include <linux/vmalloc.h>
 
 #include "shim.h"
@@ -83,15 +86,21 @@ int tofu_shim_map_registers(struct vm_area_struct *vma, phys_addr_t addr, unsign
 	return io_remap_pfn_range(vma, vma->vm_start, addr >> PAGE_SHIFT, len, vma->vm_page_prot);
 }
 
+/* As remap_vmalloc_range(), which takes only what vmalloc_user() allocates: that is nobody's. */
 int tofu_shim_map_table(struct vm_area_struct *vma, void *table)
 {
+	unsigned long addr;
+	int error = 0;
+
 	vm_flags_mod(vma, VM_DONTCOPY, VM_MAYWRITE);
-	return remap_vmalloc_range(vma, table, 0);
+	for (addr = vma->vm_start; !error && addr < vma->vm_end; addr += PAGE_SIZE)
+		error = vm_insert_page(vma, addr, vmalloc_to_page(table + (addr - vma->vm_start)));
+	return error;
 }
 
 void *tofu_shim_table_alloc(unsigned long len)
 {
-	return vmalloc_user(len);
+	return __vmalloc(len, GFP_KERNEL_ACCOUNT | __GFP_ZERO);
 }
 
 void tofu_shim_table_free(void *table)
@@ -114,6 +123,25 @@ unsigned long tofu_shim_total_pages(void)
 	return totalram_pages();
 }
 
+int tofu_shim_charge(const struct cred *cred, unsigned long pages, unsigned long most)
+{
+	atomic_long_t *locked = &cred->user->locked_vm;
+	long limit = min(rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT, most);
+	long before = atomic_long_read(locked), after;
+
+	do {
+		after = before + pages;
+		if (after > limit && !capable(CAP_IPC_LOCK))
+			return -ENOMEM;
+	} while (!atomic_long_try_cmpxchg(locked, &before, after));
+	return 0;
+}
+
+void tofu_shim_uncharge(const struct cred *cred, unsigned long pages)
+{
+	atomic_long_sub(pages, &cred->user->locked_vm);
+}
+
 void tofu_shim_pinned_account(struct mm_struct *mm, long pages)
 {
 	atomic64_add(pages, &mm->pinned_vm);
@@ -124,10 +152,41 @@ struct pid *tofu_shim_current_pid(void)
 	return get_pid(task_tgid(current));
 }
 
-void tofu_shim_signal(struct pid *pid, int signo, int code, int value)
+const struct cred *tofu_shim_current_cred(void)
 {
+	return get_current_cred();
+}
+
+bool tofu_shim_is_current_cred(const struct cred *cred)
+{
+	const struct cred *now = current_cred();
+
+	return cred == now ||
+	       (uid_eq(cred->uid, now->uid) && uid_eq(cred->euid, now->euid) &&
+		uid_eq(cred->suid, now->suid) && cred->user_ns == now->user_ns);
+}
+
+/* What kill(2) wants, as for the signals of other drivers that come later (kill_as_cred_perm()). */
+static bool may_signal(const struct cred *cred, struct task_struct *task)
+{
+	const struct cred *to = __task_cred(task);
+
+	return uid_eq(cred->euid, to->suid) || uid_eq(cred->euid, to->uid) ||
+	       uid_eq(cred->uid, to->suid) || uid_eq(cred->uid, to->uid);
+}
+
+static bool is_handled(struct task_struct *task, int signo)
+{
+	struct sighand_struct *sighand = rcu_dereference(task->sighand);
+
+	return sighand && READ_ONCE(sighand->action[signo - 1].sa.sa_handler) != SIG_DFL;
+}
+
+void tofu_shim_signal(struct pid *pid, const struct mm_struct *mm, const struct cred *cred,
+		      int signo, int code, int value, bool if_handled)
+{
+	struct task_struct *leader, *task;
 	struct kernel_siginfo info;
-	struct task_struct *task;
 
 	clear_siginfo(&info);
 	info.si_signo = signo;
@@ -136,9 +195,17 @@ void tofu_shim_signal(struct pid *pid, int signo, int code, int value)
 	info.si_code = SI_QUEUE;
 	info.si_int = value;
 	rcu_read_lock();
-	task = pid_task(pid, PIDTYPE_TGID);
-	if (task)
-		send_sig_info(signo, &info, task);
+	leader = pid_task(pid, PIDTYPE_TGID);
+	if (leader) {
+		/* The first thread that has not ended. After exec it has other memory. */
+		for_each_thread(leader, task) {
+			if (READ_ONCE(task->mm) != mm)
+				continue;
+			if (may_signal(cred, task) && (!if_handled || is_handled(task, signo)))
+				send_sig_info(signo, &info, task);
+			break;
+		}
+	}
 	rcu_read_unlock();
 }
 

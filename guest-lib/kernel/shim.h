@@ -8,6 +8,7 @@
 
 #include <linux/types.h>
 
+struct cred;
 struct file;
 struct mm_struct;
 struct page;
@@ -36,10 +37,15 @@ void tofu_shim_table_free(void *table);
 phys_addr_t tofu_shim_page_phys(struct page *page);
 void *tofu_shim_page_address(struct page *page);
 unsigned long tofu_shim_total_pages(void);
+int tofu_shim_charge(const struct cred *cred, unsigned long pages, unsigned long most);
+void tofu_shim_uncharge(const struct cred *cred, unsigned long pages);
 void tofu_shim_pinned_account(struct mm_struct *mm, long pages);
 
 struct pid *tofu_shim_current_pid(void);
-void tofu_shim_signal(struct pid *pid, int signo, int code, int value);
+const struct cred *tofu_shim_current_cred(void);
+bool tofu_shim_is_current_cred(const struct cred *cred);
+void tofu_shim_signal(struct pid *pid, const struct mm_struct *mm, const struct cred *cred,
+		      int signo, int code, int value, bool if_handled);
 
 void tofu_shim_trace_gate_fault(u8 tni, u8 bg, u32 channel, u64 requests);
 

@@ -94,15 +94,26 @@ extern "C" {
     pub(crate) fn tofu_shim_page_phys(page: *mut bindings::page) -> bindings::phys_addr_t;
     pub(crate) fn tofu_shim_page_address(page: *mut bindings::page) -> *mut c_void;
     pub(crate) fn tofu_shim_total_pages() -> c_ulong;
+    pub(crate) fn tofu_shim_charge(
+        cred: *const bindings::cred,
+        pages: c_ulong,
+        most: c_ulong,
+    ) -> c_int;
+    pub(crate) fn tofu_shim_uncharge(cred: *const bindings::cred, pages: c_ulong);
     pub(crate) fn tofu_shim_pinned_account(mm: *mut bindings::mm_struct, pages: c_long);
 
     pub(crate) fn tofu_shim_current_pid() -> *mut bindings::pid;
+    pub(crate) fn tofu_shim_current_cred() -> *const bindings::cred;
+    pub(crate) fn tofu_shim_is_current_cred(cred: *const bindings::cred) -> bool;
     pub(crate) fn tofu_shim_trace_gate_fault(tni: TniId, bg: BgId, channel: u32, requests: u64);
     pub(crate) fn tofu_shim_signal(
         pid: *mut bindings::pid,
+        mm: *const bindings::mm_struct,
+        cred: *const bindings::cred,
         signo: c_int,
         code: c_int,
         value: c_int,
+        if_handled: bool,
     );
 
     // netdev.c

@@ -1,49 +1,69 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Signals that tell a process of exceptions of its queue or channel.
+//! Exceptions of queues and channels: signals that tell their process, and what is told of those
+//! that other nodes can cause.
 
 use kernel::bindings;
+use kernel::fmt;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
+use kernel::sync::Arc;
 
 use tofu_abi::irq::IrqSet;
 
-use crate::shim;
+use crate::device::Device;
+use crate::opener::{Delivery, Opener};
 use crate::uapi;
 
+/// Who can cause an exception.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The process alone, by a wrong use.
+    Process,
+    /// Another node, by its packets.
+    Peer,
+}
+
 /// Exceptions that are reported to a process, each with its code.
-pub(crate) type Codes<S> = &'static [(S, i32)];
+pub(crate) type Codes<S> = &'static [(S, i32, Cause)];
 
 /// All exceptions that have a code.
 pub(crate) fn all_of<S: IrqSet>(codes: Codes<S>) -> S {
-    S::from_raw(
-        codes
-            .iter()
-            .fold(0, |all, (request, _)| all | request.raw()),
-    )
+    fold(codes.iter())
 }
+
+/// Those of them that other nodes can cause.
+fn peers<S: IrqSet>(codes: Codes<S>) -> S {
+    fold(codes.iter().filter(|(_, _, cause)| *cause == Cause::Peer))
+}
+
+fn fold<S: IrqSet>(codes: impl Iterator<Item = &'static (S, i32, Cause)>) -> S {
+    S::from_raw(codes.fold(0, |all, (request, ..)| all | request.raw()))
+}
+
+/// Exceptions of a queue or channel that other nodes can cause, after which it asks for no more
+/// interrupts of that kind: nobody can keep a processor busy, or fill a process's signals.
+const MAX_OF_PEERS: u32 = 1000;
 
 /// Who gets signals, and which.
 pub(crate) struct Signal {
-    pid: *mut bindings::pid,
+    opener: Arc<Opener>,
+    /// 0: none was chosen.
     number: Atomic<i32>,
+    /// Exceptions that other nodes can have caused.
+    of_peers: Atomic<u32>,
 }
-
-// SAFETY: a `struct pid` is reference counted and used under RCU by any thread.
-unsafe impl Send for Signal {}
-// SAFETY: as above.
-unsafe impl Sync for Signal {}
 
 impl Signal {
     /// Without SET_RT_SIGNAL the process gets SIGTERM.
     const DEFAULT: i32 = bindings::SIGTERM as i32;
 
-    /// For the calling process.
-    pub(crate) fn new() -> Self {
-        // SAFETY: no requirements; the reference is ours.
-        let pid = unsafe { shim::tofu_shim_current_pid() };
-        let number = Atomic::new(Self::DEFAULT);
-        Self { pid, number }
+    pub(crate) fn new(opener: &Arc<Opener>) -> Self {
+        Self {
+            opener: opener.clone(),
+            number: Atomic::new(0),
+            of_peers: Atomic::new(0),
+        }
     }
 
     /// SET_RT_SIGNAL.
@@ -61,21 +81,45 @@ impl Signal {
     }
 
     /// Sends a signal for each of the exceptions that are `pending`: with its code (`si_errno`) and
-    /// the queue or channel (`si_int`).
+    /// the queue or channel (`si_int`). For one that another node can have caused, only if the
+    /// process has chosen the signal and lives on with it.
     pub(crate) fn tell<S: IrqSet>(&self, codes: Codes<S>, pending: S, si_int: i32) {
-        let number = self.number.load(Relaxed);
-        for (request, code) in codes {
-            if request.raw() & pending.raw() != 0 {
-                // SAFETY: we hold a reference to the pid.
-                unsafe { shim::tofu_shim_signal(self.pid, number, *code, si_int) };
-            }
+        let chosen = self.number.load(Relaxed);
+        for (_, code, cause) in codes
+            .iter()
+            .filter(|(request, ..)| request.raw() & pending.raw() != 0)
+        {
+            let (number, delivery) = match (cause, chosen) {
+                (Cause::Peer, 0) => continue,
+                (Cause::Peer, chosen) => (chosen, Delivery::IfHandled),
+                (Cause::Process, 0) => (Self::DEFAULT, Delivery::Always),
+                (Cause::Process, chosen) => (chosen, Delivery::Always),
+            };
+            self.opener.signal(number, *code, si_int, delivery);
         }
     }
-}
 
-impl Drop for Signal {
-    fn drop(&mut self) {
-        // SAFETY: the reference of `new`.
-        unsafe { bindings::put_pid(self.pid) };
+    /// Counts the exceptions that are `pending` of a queue or gate `of` the device, and logs what
+    /// another node can have caused. Returns those whose interrupt is to be masked, as there were
+    /// too many.
+    pub(crate) fn count<S: IrqSet>(
+        &self,
+        device: &Device,
+        of: impl fmt::Display,
+        codes: Codes<S>,
+        pending: S,
+    ) -> S {
+        let by_peer = S::from_raw(pending.raw() & peers(codes).raw());
+        if by_peer.raw() != pending.raw() {
+            device.faults.fetch_add(1, Relaxed);
+        }
+        if by_peer.raw() == 0 {
+            return by_peer;
+        }
+        device.log_peer(of, by_peer);
+        if self.of_peers.fetch_add(1, Relaxed) < MAX_OF_PEERS {
+            return S::from_raw(0);
+        }
+        by_peer
     }
 }

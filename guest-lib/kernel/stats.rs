@@ -96,7 +96,9 @@ fn health(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     };
     writeln!(f, "interrupts {interrupts}")?;
     writeln!(f, "pinned_pages {}", device.pinned.load(Relaxed))?;
+    writeln!(f, "charged_pages {}", device.charged.load(Relaxed))?;
     writeln!(f, "signalled_exceptions {}", device.faults.load(Relaxed))?;
+    writeln!(f, "peer_exceptions {}", device.peer_faults())?;
     for tni in device.description().tni_ids() {
         if has_stopped(device, tni) {
             writeln!(f, "tni{tni} stopped")?;

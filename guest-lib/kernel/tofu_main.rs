@@ -14,8 +14,9 @@
 //! - `users`: rights
 //! - `engine`: what the engine of IP over Tofu needs of the kernel
 //! - `device`: the controller
+//! - `opener`, `signal`: the process of a file; how it learns of exceptions
+//! - `charge`: limits on users' memory
 //! - `dma`, `pin`, `unmap`: coherent memory; pinned memory of processes; notifiers of its unmapping
-//! - `signal`: how processes learn of exceptions
 //! - `cq`, `bch`: control queues and barrier channels of processes
 //! - `control`, `files`, `stats`: ioctls of the node as a whole; /proc/tofu; debugfs
 //! - `rendezvous`, `packets`, `netdev`: memory of frames that nodes fetch; the kernel's own queues,
@@ -28,6 +29,7 @@ use kernel::prelude::*;
 use kernel::sync::Arc;
 
 mod bch;
+mod charge;
 mod control;
 mod cq;
 mod device;
@@ -36,6 +38,7 @@ mod engine;
 mod files;
 mod ids;
 mod netdev;
+mod opener;
 mod packets;
 mod pin;
 mod registers;

@@ -83,7 +83,7 @@ impl UnmapNotifier {
                     })?;
                 },
             }? Error),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )
     }
 

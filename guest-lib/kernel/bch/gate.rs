@@ -78,9 +78,7 @@ impl Gate {
                 .with_recv(from.map_or(0, |from| from.place().0 as u32))
                 .with_send(to.map_or(0, |to| to.0 as u32)),
             subnet: rights.subnet.0,
-            gpid_bseq: GpidBseq(0)
-                .with_gpid(rights.group.gpid())
-                .with_bseq(bseq),
+            gpid_bseq: GpidBseq(0).with_gpid(rights.group.gpid()).with_bseq(bseq),
         })
     }
 

@@ -14,14 +14,14 @@ use tofu_abi::TniId;
 use crate::device::Device;
 use crate::ids::{GateId, GateSet};
 use crate::shim;
-use crate::signal::{all_of, Codes, Signal};
+use crate::signal::{all_of, Cause, Codes, Signal};
 
-/// Exceptions that are reported to a process.
+/// Exceptions that are reported to a process. Signals of gates cause them, which other nodes send.
 const CODES: Codes<BgsIrqs> = &[
-    (BgsIrqs::NODE_ADDRESS_UNMATCH, 0),
-    (BgsIrqs::BSEQ_UNMATCH, 1),
-    (BgsIrqs::SIGNAL_STATE_ERROR, 2),
-    (BgsIrqs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE, 3),
+    (BgsIrqs::NODE_ADDRESS_UNMATCH, 0, Cause::Peer),
+    (BgsIrqs::BSEQ_UNMATCH, 1, Cause::Peer),
+    (BgsIrqs::SIGNAL_STATE_ERROR, 2, Cause::Peer),
+    (BgsIrqs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE, 3, Cause::Peer),
 ];
 
 /// The exceptions that are reported to a process.
@@ -94,7 +94,10 @@ impl kirq::Handler for Handler {
                 continue;
             }
             self.device.write(gate, BgsReg::Irc, pending.raw());
-            self.device.faults.add(1, Relaxed);
+            let masked = self.signal.count(&self.device, gate, CODES, pending);
+            if !masked.is_empty() {
+                self.device.write(gate, BgsReg::Imr, masked.raw());
+            }
             // Nobody else writes it.
             self.seen
                 .store(self.seen.load(Relaxed) | pending.raw(), Relaxed);

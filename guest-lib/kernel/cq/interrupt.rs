@@ -4,7 +4,6 @@
 
 use kernel::irq::{self as kirq, IrqReturn};
 use kernel::prelude::*;
-use kernel::sync::atomic::Relaxed;
 use kernel::sync::Arc;
 
 use tofu_abi::irq::{self, CqsIrqs};
@@ -13,13 +12,14 @@ use tofu_abi::regs::CqsReg;
 use crate::device::Device;
 use crate::ids::QueueId;
 use crate::shim;
-use crate::signal::{all_of, Codes, Signal};
+use crate::signal::{all_of, Cause, Codes, Signal};
 
 /// Exceptions that are reported to a process.
 const CODES: Codes<CqsIrqs> = &[
-    (CqsIrqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION, 0),
-    (CqsIrqs::TOQ_SOURCE_TYPE_EXCEPTION, 1),
-    (CqsIrqs::MRQ_OVERFLOW, 2),
+    (CqsIrqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION, 0, Cause::Process),
+    (CqsIrqs::TOQ_SOURCE_TYPE_EXCEPTION, 1, Cause::Process),
+    // Notices of other nodes' commands fill it.
+    (CqsIrqs::MRQ_OVERFLOW, 2, Cause::Peer),
 ];
 
 /// A queue's interrupt. Dropping it waits for a handler that runs.
@@ -66,7 +66,10 @@ impl kirq::Handler for Handler {
             return IrqReturn::None;
         }
         self.device.write(self.id, CqsReg::Irc, pending.raw());
-        self.device.faults.add(1, Relaxed);
+        let masked = self.signal.count(&self.device, self.id, CODES, pending);
+        if !masked.is_empty() {
+            self.device.write(self.id, CqsReg::Imr, masked.raw());
+        }
         let QueueId { tni, cq } = self.id;
         // SAFETY: no requirements.
         unsafe { shim::tofu_shim_trace_fault(tni, cq, pending.raw()) };

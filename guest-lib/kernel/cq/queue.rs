@@ -8,9 +8,7 @@
 //! allocated or pinned while it is held.
 
 use kernel::bindings;
-use kernel::mm::Mm;
 use kernel::prelude::*;
-use kernel::sync::aref::ARef;
 use kernel::sync::{new_mutex, Arc, Mutex};
 use kernel::uaccess::{UserPtr, UserSlice};
 use kernel::workqueue::{impl_has_work, new_work, Work, WorkItem};
@@ -22,7 +20,7 @@ use tofu_abi::regs::{CqsReg, CACHE_INJECTION};
 
 use crate::device::Device;
 use crate::ids::QueueId;
-use crate::pin::current_mm;
+use crate::opener::Opener;
 use crate::signal::Signal;
 use crate::uapi::{self, InitCq, QueueSizes};
 
@@ -33,7 +31,6 @@ use super::tables::Tables;
 
 /// What INIT_CQ made.
 pub(super) struct Open {
-    pub(super) mm: ARef<Mm>,
     irq: Option<interrupt::Registration>,
     /// TOQ, TCQ, MRQ.
     rings: [Ring; 3],
@@ -57,6 +54,7 @@ pub(crate) struct Cq {
     pub(super) device: Arc<Device>,
     pub(super) id: QueueId,
     uid: u32,
+    pub(super) opener: Arc<Opener>,
     signal: Arc<Signal>,
     #[pin]
     pub(super) state: Mutex<Option<KBox<Open>>>,
@@ -90,18 +88,20 @@ impl Cq {
         if !rights.allow_queue(id) {
             return Err(EACCES);
         }
-        let signal = Arc::new(Signal::new(), GFP_KERNEL)?;
+        let opener = Arc::new(Opener::current()?, GFP_KERNEL_ACCOUNT)?;
+        let signal = Arc::new(Signal::new(&opener), GFP_KERNEL_ACCOUNT)?;
         Arc::pin_init(
             pin_init!(Self {
                 device: device.clone(),
                 id,
                 uid,
+                opener,
                 signal,
                 state <- new_mutex!(None),
                 shared <- new_mutex!(Shared { tables: None, enabled: false, ring_gone: false }),
                 work <- new_work!("Cq::work"),
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )
     }
 
@@ -110,9 +110,14 @@ impl Cq {
         self.id
     }
 
-    /// Physical address of the queue's user page.
-    pub(crate) fn page_phys(&self) -> u64 {
-        self.device.page_phys(self.id.tni, self.id.cq)
+    /// Physical address of the queue's user page, if the caller may map it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Opener::check`].
+    pub(crate) fn page_phys(&self) -> Result<u64> {
+        self.opener.check()?;
+        Ok(self.device.page_phys(self.id.tni, self.id.cq))
     }
 
     /// The ioctls of a queue's file.
@@ -121,6 +126,7 @@ impl Cq {
     ///
     /// See docs/src/reference/tof-uapi.md.
     pub(crate) fn ioctl(self: &Arc<Self>, cmd: u32, arg: u64) -> Result {
+        self.opener.check()?;
         match cmd {
             uapi::INIT_CQ => self.init(&uapi::get(arg)?),
             uapi::ALLOC_STAG => self.alloc_stag(arg),
@@ -141,20 +147,18 @@ impl Cq {
         }
         // It stays so if the memory was unmapped since.
         self.shared.lock().ring_gone = false;
-        let mm = current_mm()?;
-        let rings = self.rings(&mm, a, &sizes)?;
-        let tables = Tables::new(&self.device, sizes.stags)?;
+        let rings = self.rings(a, &sizes)?;
+        let tables = Tables::new(&self.device, &self.opener, sizes.stags)?;
         let stags = no_stags(sizes.stags)?;
         self.configure(a, &sizes, &rings, &tables);
         let irq = interrupt::register(&self.device, self.id, &self.signal)?;
         let open = Open {
-            mm,
             irq,
             rings,
             stags,
             end: 0,
         };
-        let open = KBox::new(open, GFP_KERNEL)?;
+        let open = KBox::new(open, GFP_KERNEL_ACCOUNT)?;
         self.start(tables)?;
         *state = Some(open);
         dev_dbg!(self.device.pdev(), "{}: opened\n", self.id);
@@ -162,9 +166,15 @@ impl Cq {
     }
 
     /// Pins the rings.
-    fn rings(self: &Arc<Self>, mm: &ARef<Mm>, a: &InitCq, sizes: &QueueSizes) -> Result<[Ring; 3]> {
+    fn rings(self: &Arc<Self>, a: &InitCq, sizes: &QueueSizes) -> Result<[Ring; 3]> {
         let ring = |addr, entries, entry_size| {
-            Ring::new(self.clone(), &self.device, mm, addr, (entries, entry_size))
+            Ring::new(
+                self.clone(),
+                &self.device,
+                &self.opener,
+                addr,
+                (entries, entry_size),
+            )
         };
         Ok([
             ring(a.toq_mem, sizes.toq, DESC_SIZE)?,
@@ -269,6 +279,7 @@ impl Cq {
     ///
     /// `EPERM` before INIT_CQ, `EINVAL` for more than there is.
     pub(crate) fn map_table(&self, vma: *mut bindings::vm_area_struct, len: u64) -> Result {
+        self.opener.check()?;
         // Not while the lock is held: page tables are allocated, which may wait for somebody who
         // unmaps memory, who may wait for the lock.
         let table = {
@@ -322,9 +333,9 @@ impl Cq {
 
 /// Room for so many STags.
 fn no_stags(count: u32) -> Result<KVVec<Option<KBox<Stag>>>> {
-    let mut stags = KVVec::with_capacity(count as usize, GFP_KERNEL)?;
+    let mut stags = KVVec::with_capacity(count as usize, GFP_KERNEL_ACCOUNT)?;
     for _ in 0..count {
-        stags.push(None, GFP_KERNEL)?;
+        stags.push(None, GFP_KERNEL_ACCOUNT)?;
     }
     Ok(stags)
 }

@@ -8,7 +8,6 @@ use kernel::sync::Arc;
 use kernel::uaccess::{UserPtr, UserSlice};
 use kernel::workqueue;
 
-use crate::pin::current_mm;
 use crate::uapi::{self, AllocStag, FreeStags};
 use crate::unmap::{MemoryUser, UsedMemory};
 
@@ -24,10 +23,6 @@ impl Cq {
         let mut a: AllocStag = uapi::get(arg)?;
         let mut state = self.state.lock();
         let open = state.as_deref_mut().ok_or(EPERM)?;
-        // Another process, which has the file by inheritance, has other memory.
-        if open.mm.as_raw() != current_mm()?.as_raw() {
-            return Err(EPERM);
-        }
         let wanted = a.wanted(SPECIAL_STAGS)?;
         let span = Span::new(&a)?;
         let known = match wanted {
@@ -65,7 +60,11 @@ impl Cq {
         span: &Span,
     ) -> Result<u32> {
         let stag = self.reserve(wanted, span.read_only)?;
-        if let Err(error) = self.make_stag(open, stag, span) {
+        let mut made = self.make_stag(open, stag, span);
+        if made == Err(ENOMEM) && self.reclaim(open) {
+            made = self.make_stag(open, stag, span);
+        }
+        if let Err(error) = made {
             if let Some(tables) = self.shared.lock().tables.as_mut() {
                 tables.set_state(stag, StagState::Free);
             }
@@ -93,9 +92,9 @@ impl Cq {
 
     /// Pins the memory of a reserved STag, and has the device use it.
     fn make_stag(self: &Arc<Self>, open: &mut Open, number: u32, span: &Span) -> Result {
-        let stag = Stag::new(self.clone(), &self.device, &open.mm, number, span)?;
+        let stag = Stag::new(self.clone(), &self.device, &self.opener, number, span)?;
         // Before the lock is taken, as it allocates.
-        let stag = KBox::new(stag, GFP_KERNEL)?;
+        let stag = KBox::new(stag, GFP_KERNEL_ACCOUNT)?;
         let held = open.stags.get_mut(number as usize).ok_or(EINVAL)?;
 
         let mut shared = self.shared.lock();
@@ -190,18 +189,24 @@ impl Cq {
 
     /// Gives back what STags held whose memory was unmapped.
     pub(super) fn reclaim_unmapped(&self) {
-        let mut state = self.state.lock();
-        let Some(open) = state.as_deref_mut() else {
-            return;
-        };
+        if let Some(open) = self.state.lock().as_deref_mut() {
+            self.reclaim(open);
+        }
+    }
+
+    /// The same. Returns whether there were any.
+    fn reclaim(&self, open: &mut Open) -> bool {
+        let mut any = false;
         for (stag, held) in (0..).zip(open.stags.iter_mut()) {
             if held.is_some() && self.stag_state(stag) == Some(StagState::Dead) {
                 *held = None;
+                any = true;
                 if let Some(tables) = self.shared.lock().tables.as_mut() {
                     tables.set_state(stag, StagState::Free);
                 }
             }
         }
+        any
     }
 }
 

@@ -2,14 +2,13 @@
 
 //! Rings of a queue, which lie in the process's memory.
 
-use kernel::mm::Mm;
 use kernel::prelude::*;
-use kernel::sync::aref::ARef;
 use kernel::sync::Arc;
 
 use tofu_abi::table::PageSize;
 
 use crate::device::Device;
+use crate::opener::Opener;
 use crate::pin::{pages_around, Pinned, PAGE};
 use crate::unmap::{MemoryUser, UnmapNotifier, UsedMemory};
 
@@ -32,7 +31,7 @@ impl Ring {
     pub(super) fn new(
         user: Arc<dyn MemoryUser>,
         device: &Arc<Device>,
-        mm: &ARef<Mm>,
+        opener: &Arc<Opener>,
         addr: u64,
         (entries, entry_size): (u32, usize),
     ) -> Result<Self> {
@@ -41,11 +40,11 @@ impl Ring {
             return Err(EINVAL);
         }
         let (start, end) = pages_around(addr, bytes)?;
-        let notifier = UnmapNotifier::new(user, UsedMemory::Ring, mm, (start, end))?;
+        let notifier = UnmapNotifier::new(user, UsedMemory::Ring, opener.mm(), (start, end))?;
         let huge = PageSize::Size2M.bytes();
         // In step with huge pages, should the memory have some: then the IOMMU has them too.
         let align = if end - start >= huge { huge } else { PAGE };
-        let pinned = Pinned::new(device, mm, (start, end), true, align)?;
+        let pinned = Pinned::new(device, opener, (start, end), true, align)?;
         if !pinned.is_contiguous() {
             dev_dbg!(
                 device.pdev(),

@@ -2,15 +2,15 @@
 
 //! Registered memory: which pages an STag stands for, and how the device's tables describe them.
 
-use kernel::mm::Mm;
 use kernel::prelude::*;
-use kernel::sync::aref::ARef;
 use kernel::sync::Arc;
 
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
 
+use crate::charge::{table_pages, Charge};
 use crate::device::Device;
 use crate::dma::Table;
+use crate::opener::Opener;
 use crate::pin::{pages_around, Pinned, DEVICE_PAGE, MAX_SPAN};
 use crate::uapi::{self, AllocStag};
 use crate::unmap::{MemoryUser, UnmapNotifier, UsedMemory};
@@ -20,6 +20,8 @@ use super::tables::{StagEntry, SPECIAL_STAGS};
 /// Where the address space of an STag begins: at a multiple of this, as on machines whose pages
 /// are so large. Programs rely on an offset having the same low bits as the address.
 const BASE_ALIGN: u64 = 1 << 16;
+/// Pages that the driver's and the kernel's objects of an STag take at most.
+const OBJECTS: usize = 1;
 const HUGE: u64 = PageSize::Size2M.bytes();
 
 /// What an STag stands for: pages of the process, and how they are mapped.
@@ -98,13 +100,19 @@ struct Pages {
     first: u64,
     table: Table,
     entries: u64,
+    _charge: Charge,
 }
 
 impl Pages {
     /// # Errors
     ///
     /// `ENOMEM`.
-    fn new(device: &Arc<Device>, span: &Span, pinned: &Pinned) -> Result<Self> {
+    fn new(
+        device: &Arc<Device>,
+        opener: &Arc<Opener>,
+        span: &Span,
+        pinned: &Pinned,
+    ) -> Result<Self> {
         let large = span.range_page();
         let range = pinned.range().filter(|addr| addr % large.bytes() == 0);
         let (size, first) = match range {
@@ -112,7 +120,9 @@ impl Pages {
             None => (PageSize::Size4K, span.base),
         };
         let entries = (span.end - first).div_ceil(size.bytes());
-        let table = Table::new(device, entries as usize)?;
+        let bytes = entries as usize * size_of::<PageEntry>();
+        let charge = Charge::new(device, opener, table_pages(bytes) + OBJECTS)?;
+        let table = Table::for_process(device, entries as usize)?;
         let entry = |addr: u64| PageEntry(0).with_ipa(addr).with_enable(true).0;
         match range {
             Some(addr) => {
@@ -133,6 +143,7 @@ impl Pages {
             first,
             table,
             entries,
+            _charge: charge,
         })
     }
 }
@@ -155,17 +166,17 @@ impl Stag {
     pub(super) fn new(
         user: Arc<dyn MemoryUser>,
         device: &Arc<Device>,
-        mm: &ARef<Mm>,
+        opener: &Arc<Opener>,
         number: u32,
         span: &Span,
     ) -> Result<Self> {
         let range = (span.start, span.end);
         // First of all: what is unmapped while it is being pinned is noticed.
-        let notifier = UnmapNotifier::new(user, UsedMemory::Stag(number), mm, range)?;
+        let notifier = UnmapNotifier::new(user, UsedMemory::Stag(number), opener.mm(), range)?;
         // In step with huge pages, should the memory have some: then the IOMMU has them too.
         let align = span.range_page().bytes();
-        let pinned = Pinned::new(device, mm, range, !span.read_only, align)?;
-        let pages = Pages::new(device, span, &pinned)?;
+        let pinned = Pinned::new(device, opener, range, !span.read_only, align)?;
+        let pages = Pages::new(device, opener, span, &pinned)?;
         Ok(Self {
             number,
             span: *span,

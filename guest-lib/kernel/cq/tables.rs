@@ -9,8 +9,10 @@ use kernel::sync::Arc;
 
 use tofu_abi::table::{MemoryBlock, Steering};
 
+use crate::charge::{table_pages, Charge};
 use crate::device::Device;
 use crate::dma::Table;
+use crate::opener::Opener;
 use crate::shim;
 
 /// STags that a process chooses itself; others are given out from here on.
@@ -48,21 +50,26 @@ pub(super) struct Tables {
     blocks: Table,
     user: Arc<UserTable>,
     states: KVVec<StagState>,
+    _charge: Charge,
 }
 
 impl Tables {
-    /// Tables of `stags` STags, none of which is registered.
+    /// Tables of `stags` STags, none of which is registered, for a process.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(super) fn new(device: &Arc<Device>, stags: u32) -> Result<Self> {
+    pub(super) fn new(device: &Arc<Device>, opener: &Arc<Opener>, stags: u32) -> Result<Self> {
         let n = stags as usize;
+        // The three tables, and what the driver notes of each STag: its state, and where it is.
+        let pages = 3 * table_pages(16 * n) + table_pages(9 * n);
+        let charge = Charge::new(device, opener, pages)?;
         Ok(Self {
-            steering: Table::new(device, n * 2)?,
-            blocks: Table::new(device, n * 2)?,
-            user: Arc::new(UserTable::new(n)?, GFP_KERNEL)?,
-            states: KVVec::from_elem(StagState::Free, n, GFP_KERNEL)?,
+            steering: Table::for_process(device, n * 2)?,
+            blocks: Table::for_process(device, n * 2)?,
+            user: Arc::new(UserTable::new(n)?, GFP_KERNEL_ACCOUNT)?,
+            states: KVVec::from_elem(StagState::Free, n, GFP_KERNEL_ACCOUNT)?,
+            _charge: charge,
         })
     }
 
