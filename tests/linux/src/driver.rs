@@ -11,8 +11,18 @@ use crate::sdk::{Sdk, has_compiler};
 use crate::{Image, PATIENCE, Place, Running, Said, skip, sorted};
 
 /// C programs that need no library.
-const PROGRAMS: [&str; 8] =
-    ["ioctls", "users", "memory", "races", "put", "barrier", "foreign", "contiguous"];
+const PROGRAMS: [&str; 10] = [
+    "ioctls",
+    "users",
+    "rights",
+    "limits",
+    "memory",
+    "races",
+    "put",
+    "barrier",
+    "foreign",
+    "contiguous",
+];
 
 /// Loads the driver, in a shell of a node.
 pub const LOAD: &str = "{ modprobe tofu || insmod /lib/modules/*/kernel/tofu/tofu.ko; }";

@@ -268,7 +268,9 @@ fn the_driver_and_its_tests() {
     assert_eq!(nodes.position("0").len(), 6);
 
     let traced = trace(&nodes);
-    for test in ["ioctls", "users", "memory", "barrier"] {
+    let limit = nodes.job(&["-n", "1", "--no-prefix", "sh", "-c", "ulimit -l"], PATIENCE);
+    assert_eq!(limit, ["unlimited"], "jobs register what there is");
+    for test in ["ioctls", "users", "rights", "limits", "memory", "barrier"] {
         passes(&nodes.place, "0", &[&format!("/tmp/{test}")]);
     }
     if traced {

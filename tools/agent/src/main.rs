@@ -23,6 +23,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use tofu_agent::{files, pmi, session, terminal, user};
 
 /// The port that the host gives its nodes.
@@ -81,6 +82,11 @@ fn not_run(words: &[&str], error: &io::Error) -> ExitCode {
 }
 
 fn serve(path: &Path) -> io::Result<()> {
+    // For all programs, as clusters have it: memory that the device reaches is locked.
+    let unlimited = Rlimit { current: None, maximum: None };
+    if let Err(error) = setrlimit(Resource::Memlock, unlimited) {
+        eprintln!("RLIMIT_MEMLOCK stays as it is: {error}");
+    }
     loop {
         let (input, output) = open(path)?;
         match session::serve(input, output) {

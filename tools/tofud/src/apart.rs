@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use tofu_abi::irq::{BgsIrqs, CqsIrqs};
+use tofu_abi::queue::queue_entries;
 use tofu_abi::regs::{PAGE_SIZE, bch_page, cq_page};
 use tofu_abi::table::PageSize;
 use tofu_abi::{BchId, CqId, Group, Subnet, TniId};
@@ -20,6 +21,10 @@ use crate::lease::Refused;
 /// The most registrations of a process at a time: each is an IOMMU mapping, of which the kernel
 /// permits 65535 for a device.
 const MAX_REGISTRATIONS: usize = 8192;
+/// What a steering tag takes: an entry in each of two tables, and what is noted of it.
+const STAG_BYTES: u64 = 64;
+/// What a registration takes besides its pages: a table of one page at least, and objects.
+const REGISTRATION_BYTES: u64 = 8192;
 
 /// A queue to be opened.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +37,17 @@ pub struct NewQueue {
     pub mrq_size: u8,
     /// Commands start as the session advances.
     pub session: bool,
+}
+
+impl NewQueue {
+    /// Bytes of memory that it takes: rings, tables, and what is noted of each steering tag.
+    pub fn cost(&self) -> u64 {
+        let (tni, cq) = self.queue;
+        let entries = |code: u8| queue_entries(code.into()).unwrap_or(0);
+        let (orders, notices) = (entries(CqConfig::new(tni, cq).toq_size), entries(self.mrq_size));
+        let rings: usize = RingMemory::<Buffer>::sizes(orders, notices).iter().sum();
+        rings as u64 + u64::from(self.stags) * STAG_BYTES
+    }
 }
 
 /// Memory to be registered.
@@ -53,6 +69,15 @@ pub struct NewMemory<'a> {
     pub file: BorrowedFd<'a>,
     /// Its runs in the file: offset and length.
     pub runs: &'a [(u64, u64)],
+}
+
+impl NewMemory<'_> {
+    /// Bytes of memory that it takes: its pages, their table, and what is noted of it here and in
+    /// the kernel.
+    pub fn cost(&self) -> u64 {
+        let pages = self.runs.iter().fold(0u64, |sum, (_, len)| sum.saturating_add(*len));
+        pages.saturating_add(pages / PAGE_SIZE * 8).saturating_add(REGISTRATION_BYTES)
+    }
 }
 
 /// A page of registers.
@@ -131,8 +156,8 @@ pub trait Part {
     /// As for [`Part::write`].
     fn read(&self, page: Registers, offset: u16) -> Result<u64, Refused>;
 
-    /// Bytes of the process's memory that are pinned.
-    fn pinned(&self) -> u64;
+    /// Bytes of the node's memory that it has, by [`NewQueue::cost`] and [`NewMemory::cost`].
+    fn taken(&self) -> u64;
 }
 
 /// A queue of a process's.
@@ -140,6 +165,7 @@ struct Queue {
     // Dropped first, so that the device uses nothing when the rest is dropped.
     cq: Option<Cq<VfioPlatform>>,
     registered: BTreeMap<u32, (Stag, FileMemory, u64)>,
+    cost: u64,
 }
 
 impl Queue {
@@ -264,7 +290,8 @@ impl Part for VfioPart {
                 wrong(error.to_string())
             }
         })?;
-        self.queues.insert((tni, cq), Queue { cq: Some(opened), registered: BTreeMap::new() });
+        let queue = Queue { cq: Some(opened), registered: BTreeMap::new(), cost: new.cost() };
+        self.queues.insert((tni, cq), queue);
         file.ok_or_else(|| none_left("no memory for rings"))
     }
 
@@ -295,8 +322,7 @@ impl Part for VfioPart {
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
         let stag = cq.register_at(range, page, access, stag, offset);
         let stag = stag.map_err(|error| wrong(error.to_string()))?;
-        let pages = runs.iter().map(|(_, len)| len).sum();
-        queue.registered.insert(stag.stag(), (stag, memory, pages));
+        queue.registered.insert(stag.stag(), (stag, memory, new.cost()));
         Ok(())
     }
 
@@ -363,8 +389,9 @@ impl Part for VfioPart {
         Ok(self.device.platform().bar0_read64(self.register_at(page, offset)?))
     }
 
-    fn pinned(&self) -> u64 {
+    fn taken(&self) -> u64 {
         let registered = self.queues.values().flat_map(|queue| queue.registered.values());
-        registered.map(|(_, _, pages)| pages).sum()
+        let queues: u64 = self.queues.values().map(|queue| queue.cost).sum();
+        registered.map(|(_, _, cost)| cost).sum::<u64>() + queues
     }
 }

@@ -199,7 +199,7 @@ impl Source for VfioSource {
     }
 }
 
-/// A user's group and subnet, by the file with the subnet, which makes it one who was given a group.
+/// A user's group and subnet, by the file with the subnet: it stands for a group that was given, too.
 fn rights(user: u32, path: &Path) -> Result<(Group, Subnet), String> {
     match fs::read_to_string(path) {
         Ok(text) => match text.trim_end().parse() {

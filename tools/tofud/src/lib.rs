@@ -10,6 +10,7 @@
 mod apart;
 mod device;
 mod lease;
+mod limits;
 mod server;
 mod throttle;
 

@@ -13,7 +13,6 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, socket_with,
 };
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
-use rustix::system::sysinfo;
 use tofu_abi::{BgId, TniId};
 use tofu_driver::Gate;
 use tofu_vfio::broker::wire::{
@@ -24,6 +23,7 @@ use tofu_vfio::broker::wire::{
 use crate::apart::{NewMemory, NewQueue, Part, Registers};
 use crate::device::{SharedDevice, Source};
 use crate::lease::{ClientId, Leases, Refused};
+use crate::limits::Limits;
 use crate::throttle::Throttle;
 
 /// The most connections at a time. A node has at most 36 processes.
@@ -445,15 +445,24 @@ impl<S: Source> Server<S> {
                 Page::Channel(of) => Registers::Channel(channel(of)?),
             })
         };
-        let pinned: u64 =
-            self.clients.values().flat_map(|client| &client.part).map(|p| p.pinned()).sum();
-        let part = self.clients.get_mut(&id).and_then(|client| client.part.as_mut());
-        let part = part.ok_or_else(|| wrong("it has the device itself"))?;
+        let taken = |by: &dyn Fn(&Client) -> bool| -> u64 {
+            let clients = self.clients.values().filter(|client| by(client));
+            clients.flat_map(|client| &client.part).map(|part| part.taken()).sum()
+        };
+        let (all, user) = match self.clients.get(&id) {
+            Some(own) => (taken(&|_| true), taken(&|client| client.user == own.user)),
+            None => (0, 0),
+        };
+        let client = self.clients.get_mut(&id);
+        let client = client.and_then(|client| Some((client.pid, client.part.as_mut()?)));
+        let (pid, part) = client.ok_or_else(|| wrong("it has the device itself"))?;
+        let fits = |cost| Limits::of(pid).check(all, user, cost);
         let done = Handled::Answer(Answer::Done);
         let value = |value| Handled::Answer(Answer::Value(value));
         Ok(match *request {
             ApartRequest::OpenQueue { queue: of, stags, mrq_size, session } => {
                 let new = NewQueue { queue: queue(of)?, stags, mrq_size, session };
+                fits(new.cost())?;
                 Handled::Memory(part.open_queue(&new)?)
             }
             ApartRequest::CloseQueue { queue: of } => {
@@ -470,21 +479,10 @@ impl<S: Source> Server<S> {
                 ref runs,
             } => {
                 let file = fds.first().ok_or_else(|| wrong("no file comes with it"))?.as_fd();
-                if pinned.saturating_add(len) > may_pin() {
-                    let text = "half of the node's memory can be pinned at most";
-                    return Err(Refused::new(Refusal::NoneLeft, text));
-                }
                 let queue = queue(of)?;
-                part.register(&NewMemory {
-                    queue,
-                    stag,
-                    offset,
-                    address,
-                    len,
-                    read_only,
-                    file,
-                    runs,
-                })?;
+                let new = NewMemory { queue, stag, offset, address, len, read_only, file, runs };
+                fits(new.cost())?;
+                part.register(&new)?;
                 done
             }
             ApartRequest::Deregister { queue: of, stag } => {
@@ -660,12 +658,6 @@ fn answer(socket: BorrowedFd<'_>, what: Answer) -> io::Result<()> {
 fn refused(why: Refusal, text: String) -> Answer {
     // It must fit into a message.
     Answer::Refused { why, text: text.chars().take(300).collect() }
-}
-
-/// Bytes of memory that all isolated processes together may pin.
-fn may_pin() -> u64 {
-    let about = sysinfo();
-    about.totalram.saturating_mul(about.mem_unit.into()) / 2
 }
 
 /// Merges ranges, because a process may have mapped memory across the border of two.

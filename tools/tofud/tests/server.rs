@@ -43,6 +43,8 @@ struct State {
     is_kernels: bool,
     /// A process that uses that driver.
     user: bool,
+    /// What such processes have of the node's memory, in bytes.
+    taken: u64,
     /// The group of the last isolated process, and the operations for such processes.
     group: u64,
     done: Vec<String>,
@@ -206,8 +208,8 @@ impl Part for FakePart {
         Ok(offset.into())
     }
 
-    fn pinned(&self) -> u64 {
-        0
+    fn taken(&self) -> u64 {
+        self.0.state().taken
     }
 }
 
@@ -450,6 +452,32 @@ fn apart(test: &mut Test) -> (OwnedFd, Queue, u64) {
         Some(Answer::Gates { gates }) => (socket, queue, gates),
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn one_that_is_kept_apart_cannot_have_all_memory() {
+    let mut test = Test::of_others();
+    let (socket, queue, _) = apart(&mut test);
+    let file = memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
+    let register = |len| ApartRequest::Register {
+        queue,
+        stag: 3,
+        offset: 0,
+        address: 0,
+        len: 1,
+        read_only: false,
+        runs: vec![(0, len)],
+    };
+    let ask =
+        |test: &mut Test, what| test.ask_with(&socket, &Request::Apart(what), &[file.as_fd()]);
+    assert_eq!(why(ask(&mut test, register(1 << 60))), Refusal::NoneLeft);
+    let open = |stags, mrq_size| ApartRequest::OpenQueue { queue, stags, mrq_size, session: false };
+    assert_eq!(why(ask(&mut test, open(u32::MAX, 0))), Refusal::NoneLeft);
+    test.fake.state().taken = 1 << 60;
+    assert_eq!(why(ask(&mut test, register(4096))), Refusal::NoneLeft);
+    assert_eq!(why(ask(&mut test, open(8, 0))), Refusal::NoneLeft);
+    test.fake.state().taken = 0;
+    assert_eq!(ask(&mut test, register(4096)), Some(Answer::Done));
 }
 
 #[test]
