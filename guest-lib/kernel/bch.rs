@@ -3,6 +3,7 @@
 //! A barrier channel that a process has opened, with its gates.
 
 use kernel::prelude::*;
+use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel::sync::{new_mutex, Arc, Mutex};
 
 use tofu_abi::barrier::{BCH_MASK, BCH_MASK_STATUS_RUN};
@@ -34,6 +35,9 @@ struct Enabled {
     gates: GateSet,
 }
 
+/// The epoch of a channel that is not enabled.
+const NO_EPOCH: u64 = u64::MAX;
+
 /// A barrier channel that is open.
 #[pin_data]
 pub(crate) struct Bch {
@@ -42,6 +46,8 @@ pub(crate) struct Bch {
     uid: u32,
     opener: Arc<Opener>,
     signal: Arc<Signal>,
+    /// The epoch in which the device was told of its gates, if it was.
+    epoch: Atomic<u64>,
     #[pin]
     state: Mutex<Option<Enabled>>,
 }
@@ -51,7 +57,7 @@ impl Bch {
     ///
     /// # Errors
     ///
-    /// `EACCES` if the user may not use it, `EBUSY` if it is open already.
+    /// `EACCES` if the user may not use it.
     pub(crate) fn open(device: &Arc<Device>, id: ChannelId) -> Result<Arc<Self>> {
         let uid = crate::users::current();
         let rights = device.users.lock().rights(uid);
@@ -60,19 +66,36 @@ impl Bch {
         }
         let opener = Arc::new(Opener::current()?, GFP_KERNEL_ACCOUNT)?;
         let signal = Arc::new(Signal::new(&opener), GFP_KERNEL_ACCOUNT)?;
-        let this = Arc::pin_init(
+        Arc::pin_init(
             pin_init!(Self {
                 device: device.clone(),
                 id,
                 uid,
                 opener,
                 signal,
+                epoch: Atomic::new(NO_EPOCH),
                 state <- new_mutex!(None),
             }),
             GFP_KERNEL,
-        )?;
-        device.claim_channel(id.gate())?;
-        Ok(this)
+        )
+    }
+
+    /// Which channel it is.
+    pub(crate) fn id(&self) -> ChannelId {
+        self.id
+    }
+
+    /// Whether the channel is enabled, but a reset of the device has ended that.
+    pub(crate) fn is_lost(&self) -> bool {
+        let epoch = self.epoch.load(Relaxed);
+        epoch != NO_EPOCH && !self.device.is_in(epoch)
+    }
+
+    /// The device is about to be reset: tells the process. The reset stops the channel.
+    pub(crate) fn lose(&self) {
+        if self.is_lost() {
+            self.signal.tell_lost(self.id.si_int());
+        }
     }
 
     /// Physical address of the channel's user page, if the caller may map it.
@@ -106,9 +129,10 @@ impl Bch {
     }
 
     fn enable(&self, a: &EnableBch) -> Result {
+        let epoch = self.device.epoch()?;
         let mut state = self.state.lock();
         if state.is_some() {
-            return Err(EBUSY);
+            return Err(if self.is_lost() { EIO } else { EBUSY });
         }
         let gates = self.gates(a)?;
         let mut enabled = Enabled {
@@ -120,6 +144,9 @@ impl Bch {
             .wait_until_idle()
             .and_then(|()| self.enable_gates(&gates, &mut enabled))
             .and_then(|()| self.register_interrupts(&mut enabled));
+        // From here on a reset finds it.
+        self.epoch.store(epoch, Relaxed);
+        let result = result.and_then(|()| if self.is_lost() { Err(EIO) } else { Ok(()) });
         if let Err(error) = result {
             self.take_down(&mut enabled);
             return Err(error);
@@ -190,6 +217,7 @@ impl Bch {
 
     /// Undoes as much as [`Bch::enable`] has done.
     fn take_down(&self, enabled: &mut Enabled) {
+        self.epoch.store(NO_EPOCH, Relaxed);
         enabled.irqs.clear();
         self.write(BgsReg::BchMask, BCH_MASK);
         for gate in enabled.gates.iter() {
@@ -212,11 +240,15 @@ impl Bch {
     ///
     /// # Errors
     ///
-    /// `EPERM` if the channel is not enabled, and those of [`Opener::check`].
+    /// `EPERM` if the channel is not enabled, `EIO` if a reset of the device has ended it, and
+    /// those of [`Opener::check`].
     pub(crate) fn exceptions(&self) -> Result<BgsIrqs> {
         self.opener.check()?;
         let state = self.state.lock();
         let enabled = state.as_ref().ok_or(EPERM)?;
+        if self.is_lost() {
+            return Err(EIO);
+        }
         let seen = enabled.irqs.iter().map(interrupt::Registration::seen);
         let mut all = seen.fold(BgsIrqs::NONE, BgsIrqs::union);
         for gate in enabled.gates.iter() {
@@ -228,6 +260,5 @@ impl Bch {
     /// The file is closed for good.
     pub(crate) fn release(&self) {
         let _ = self.disable();
-        self.device.release_channel(self.id.gate());
     }
 }

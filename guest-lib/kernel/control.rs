@@ -12,9 +12,9 @@ use tofu_abi::regs::{CqReg, PortReg, BAR0_SIZE, NUM_CQ, NUM_PORT, NUM_TNI};
 use tofu_abi::topology::{Port, Shape};
 use tofu_abi::{Coords, CqId, Group, TniId};
 
-use crate::cq::OpenQueues;
 use crate::device::Device;
 use crate::ids::{GateSet, QueueId};
+use crate::opened::Opened;
 use crate::uapi;
 use crate::users::{cq_mask, Rights};
 
@@ -34,7 +34,8 @@ const MAX_LINKS: i32 = 4096;
 /// # Errors
 ///
 /// See docs/src/reference/tof-uapi.md.
-pub(crate) fn ioctl(device: &Device, queues: &OpenQueues, cmd: u32, arg: u64) -> Result {
+pub(crate) fn ioctl(opened: &Opened, cmd: u32, arg: u64) -> Result {
+    let device = &opened.device;
     match cmd {
         uapi::SET_SUBNET => {
             privileged()?;
@@ -46,7 +47,7 @@ pub(crate) fn ioctl(device: &Device, queues: &OpenQueues, cmd: u32, arg: u64) ->
             privileged()?;
             register_user(device, &uapi::get(arg)?)
         }
-        _ => info_ioctl(device, queues, cmd, arg),
+        _ => info_ioctl(opened, cmd, arg),
     }
 }
 
@@ -55,7 +56,8 @@ pub(crate) fn ioctl(device: &Device, queues: &OpenQueues, cmd: u32, arg: u64) ->
 /// # Errors
 ///
 /// See docs/src/reference/tof-uapi.md.
-pub(crate) fn info_ioctl(device: &Device, queues: &OpenQueues, cmd: u32, arg: u64) -> Result {
+pub(crate) fn info_ioctl(opened: &Opened, cmd: u32, arg: u64) -> Result {
+    let device = &opened.device;
     match cmd {
         uapi::GET_PORT_STAT => port_stat(device, arg),
         uapi::GET_CQ_STAT => cq_stat(device, arg),
@@ -69,7 +71,7 @@ pub(crate) fn info_ioctl(device: &Device, queues: &OpenQueues, cmd: u32, arg: u6
         }
         uapi::LOAD_RESOURCE => {
             privileged()?;
-            load_resource(queues, &uapi::get(arg)?)
+            load_resource(opened, &uapi::get(arg)?)
         }
         _ => Err(ENOTTY),
     }
@@ -197,7 +199,7 @@ fn load_register(device: &Device, a: &uapi::LoadRegister) -> Result {
 
 /// Numbers of resources as in the public interface, whose list leaves out the steering tables
 /// of queues 0 to 2 of the last TNI, so that what follows has three less.
-fn load_resource(queues: &OpenQueues, a: &uapi::LoadResource) -> Result {
+fn load_resource(opened: &Opened, a: &uapi::LoadResource) -> Result {
     const QUEUES: u64 = (NUM_TNI * NUM_CQ) as u64;
     const STEERING: u64 = 3 * QUEUES + 2 * NUM_TNI as u64;
     const LEFT_OUT: u64 = 3;
@@ -209,7 +211,7 @@ fn load_resource(queues: &OpenQueues, a: &uapi::LoadResource) -> Result {
     }
     let open = |number: u64| {
         let id = QueueId::all().nth(number as usize);
-        id.and_then(|id| queues.get(id)).ok_or(ENOENT)
+        id.and_then(|id| opened.queue(id)).ok_or(ENOENT)
     };
     let id = a.rsc_id;
     if id < 3 * QUEUES {

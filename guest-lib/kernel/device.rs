@@ -45,15 +45,14 @@ pub(crate) struct Device {
     /// Rights of users.
     #[pin]
     pub(crate) users: Mutex<Users>,
-    /// Start/end gates of channels whose file is open.
-    #[pin]
-    channels: Mutex<GateSet>,
     /// Gates that channels have enabled.
     #[pin]
     gates: Mutex<GateSet>,
     /// Which links are known to be dead, if there is a network interface.
     #[pin]
     health: Mutex<Option<Arc<Health>>>,
+    /// Even, or odd while the function is being reset. It never returns to an earlier value.
+    epoch: Atomic<u64>,
     /// Pages that processes have pinned.
     pub(crate) pinned: Atomic<usize>,
     /// Pages that are charged to users: those, and what the kernel has for them.
@@ -123,9 +122,9 @@ impl Device {
                 coords: NodeAddress(address).coords(),
                 generation,
                 users <- new_mutex!(Users::new(generation.description())),
-                channels <- new_mutex!(GateSet::default()),
                 gates <- new_mutex!(GateSet::default()),
                 health <- new_mutex!(None),
+                epoch: Atomic::new(0),
                 pinned: Atomic::new(0),
                 charged: Atomic::new(0),
                 faults: Atomic::new(0),
@@ -135,10 +134,79 @@ impl Device {
             }),
             GFP_KERNEL,
         )?;
-        for tni in generation.description().tni_ids() {
-            device.write(tni, TniReg::Enable, 1);
-        }
+        device.let_packets_in();
         Ok(device)
+    }
+
+    fn let_packets_in(&self) {
+        for tni in self.description().tni_ids() {
+            self.write(tni, TniReg::Enable, 1);
+        }
+    }
+
+    /// The time between two resets that it is, so that whoever sets something up can find out
+    /// whether the device has lost it.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` while the function is being reset.
+    pub(crate) fn epoch(&self) -> Result<u64> {
+        let epoch = self.epoch.load(Relaxed);
+        if epoch % 2 == 0 {
+            Ok(epoch)
+        } else {
+            Err(EIO)
+        }
+    }
+
+    /// Whether the device still has what was set up in that epoch.
+    pub(crate) fn is_in(&self, epoch: u64) -> bool {
+        self.epoch.load(Relaxed) == epoch
+    }
+
+    /// Resets of the function since the driver was loaded, those under way included.
+    pub(crate) fn resets(&self) -> u64 {
+        self.epoch.load(Relaxed).div_ceil(2)
+    }
+
+    /// The function is about to be reset. False if that is known already. One caller at a time.
+    pub(crate) fn begin_reset(&self) -> bool {
+        let begins = self.epoch().is_ok();
+        if begins {
+            self.epoch.add(1, Relaxed);
+        }
+        begins
+    }
+
+    /// The function was reset: lets packets in again. One caller at a time.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if there is no answer from the device: for all others it is being reset still.
+    pub(crate) fn end_reset(&self) -> Result {
+        if self.read((), TofuReg::NodeAddress) == u64::MAX {
+            return Err(ENODEV);
+        }
+        self.let_packets_in();
+        if self.epoch().is_err() {
+            self.epoch.add(1, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Sleeps until the function is not being reset.
+    ///
+    /// # Errors
+    ///
+    /// `ETIMEDOUT` after 3 s.
+    pub(crate) fn wait_for_reset(&self) -> Result {
+        let delay = Delta::from_micros(1000);
+        read_poll_timeout(|| Ok(self.epoch()), Result::is_ok, delay, PATIENCE).map(drop)
+    }
+
+    /// The PCI function, for the kernel.
+    pub(crate) fn raw_function(&self) -> *mut bindings::pci_dev {
+        Self::raw_pci(self.pdev)
     }
 
     fn raw_pci(pdev: &pci::Device<kernel::device::Bound>) -> *mut bindings::pci_dev {
@@ -301,27 +369,17 @@ impl Device {
         }
     }
 
-    /// Claims a channel by its start/end gate.
-    ///
-    /// # Errors
-    ///
-    /// `EBUSY` if it is open.
-    pub(crate) fn claim_channel(&self, start: GateId) -> Result {
-        claim(&mut self.channels.lock(), start)
-    }
-
-    /// Releases a channel.
-    pub(crate) fn release_channel(&self, start: GateId) {
-        self.channels.lock().remove(&start.into());
-    }
-
     /// Claims a gate.
     ///
     /// # Errors
     ///
     /// `EBUSY` if it is enabled.
     pub(crate) fn claim_gate(&self, gate: GateId) -> Result {
-        claim(&mut self.gates.lock(), gate)
+        if self.gates.lock().insert(gate) {
+            Ok(())
+        } else {
+            Err(EBUSY)
+        }
     }
 
     /// Releases gates.
@@ -359,12 +417,4 @@ fn at<'a, R: Register>(
     // SAFETY: the BAR has at least `BAR_BYTES`, and `Register` promises that these contain the
     // register.
     unsafe { MmioBackend::project_view(view, register) }
-}
-
-fn claim(taken: &mut GateSet, gate: GateId) -> Result {
-    if taken.insert(gate) {
-        Ok(())
-    } else {
-        Err(EBUSY)
-    }
 }

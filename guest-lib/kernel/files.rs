@@ -16,10 +16,10 @@ use tofu_abi::regs::PAGE_STRIDE;
 
 use crate::bch::Bch;
 use crate::control;
-use crate::cq::{Cq, OpenQueues};
-use crate::device::Device;
+use crate::cq::Cq;
 use crate::engine::now_ns;
 use crate::ids::{ChannelId, QueueId};
+use crate::opened::Opened;
 use crate::pin::PAGE;
 use crate::shim::{self, ProcEntry};
 use crate::uapi;
@@ -43,8 +43,7 @@ enum FileKind {
 
 /// A file.
 struct ProcFile {
-    device: Arc<Device>,
-    queues: Arc<OpenQueues>,
+    opened: Arc<Opened>,
     kind: FileKind,
 }
 
@@ -65,19 +64,17 @@ impl Files {
     /// # Errors
     ///
     /// `EEXIST` if there is a /proc/tofu: a node has one controller. `ENOMEM`.
-    pub(crate) fn new(device: &Arc<Device>) -> Result<Self> {
+    pub(crate) fn new(opened: &Arc<Opened>) -> Result<Self> {
         let root = folder(c"tofu", core::ptr::null_mut()).map_err(|_| EEXIST)?;
         // From here on an error takes away what there is.
         let mut files = Self {
             root,
             files: KVec::new(),
         };
-        let queues = OpenQueues::new()?;
         let dev = folder(c"dev", root.as_ptr())?.as_ptr();
         let mut add = |folder, name: &CStr, mode, kind| {
             let file = ProcFile {
-                device: device.clone(),
-                queues: queues.clone(),
+                opened: opened.clone(),
                 kind,
             };
             files.add(folder, name, mode, file)
@@ -85,7 +82,7 @@ impl Files {
         add(root.as_ptr(), c"position", 0o666, FileKind::Position)?;
         add(dev, c"control", 0o600, FileKind::Control)?;
         add(dev, c"info", 0o666, FileKind::Info)?;
-        let description = device.description();
+        let description = opened.device.description();
         add(root.as_ptr(), c"generation", 0o444, FileKind::Generation)?;
         add(root.as_ptr(), c"links", 0o444, FileKind::Links)?;
         let kernel_cq = description.kernel_cq();
@@ -171,8 +168,8 @@ unsafe extern "C" fn tofu_rs_open(file: *mut c_void, data: *mut *mut c_void) -> 
     // SAFETY: the caller's promise.
     let file = unsafe { proc_file(file) };
     let opened = match file.kind {
-        FileKind::Cq(id) => file.open_cq(id).map(|cq| Arc::into_raw(cq).cast()),
-        FileKind::Bch(id) => Bch::open(&file.device, id).map(|bch| Arc::into_raw(bch).cast()),
+        FileKind::Cq(id) => file.opened.open_queue(id).map(|cq| Arc::into_raw(cq).cast()),
+        FileKind::Bch(id) => file.opened.open_channel(id).map(|bch| Arc::into_raw(bch).cast()),
         _ => Ok(core::ptr::null()),
     };
     code(opened.map(|raw: *const c_void| {
@@ -192,11 +189,13 @@ unsafe extern "C" fn tofu_rs_release(file: *mut c_void, data: *mut c_void) {
         FileKind::Cq(_) => {
             // SAFETY: made by `into_raw` when the file was opened; nobody uses it any more.
             let queue = unsafe { Arc::from_raw(data.cast::<Cq>()) };
-            queue.release();
-            file.queues.remove(&queue);
+            file.opened.close_queue(&queue);
         }
-        // SAFETY: likewise.
-        FileKind::Bch(..) => unsafe { Arc::from_raw(data.cast::<Bch>()) }.release(),
+        FileKind::Bch(..) => {
+            // SAFETY: likewise.
+            let channel = unsafe { Arc::from_raw(data.cast::<Bch>()) };
+            file.opened.close_channel(&channel);
+        }
         _ => {}
     }
 }
@@ -216,8 +215,8 @@ unsafe extern "C" fn tofu_rs_ioctl(
     let arg = arg as u64;
     let result = match file.kind {
         FileKind::Position | FileKind::Generation | FileKind::Links => Err(ENOTTY),
-        FileKind::Control => control::ioctl(&file.device, &file.queues, cmd, arg),
-        FileKind::Info => control::info_ioctl(&file.device, &file.queues, cmd, arg),
+        FileKind::Control => control::ioctl(&file.opened, cmd, arg),
+        FileKind::Info => control::info_ioctl(&file.opened, cmd, arg),
         // SAFETY: the caller's promise.
         FileKind::Cq(..) => Arc::from(unsafe { cq_of(data) }).ioctl(cmd, arg),
         // SAFETY: likewise.
@@ -243,11 +242,15 @@ unsafe extern "C" fn tofu_rs_read(
     let read = match file.kind {
         FileKind::Position => file.read_position(buf as usize, len, pos),
         FileKind::Generation => {
-            CString::try_from_fmt(fmt!("{}\n", file.device.generation().name()))
+            CString::try_from_fmt(fmt!("{}\n", file.opened.device.generation().name()))
                 .and_then(|text| put_text(text.to_bytes(), buf as usize, len, pos))
         }
         FileKind::Links => file.read_links(buf as usize, len, pos),
         // SAFETY: the caller's promise.
+        FileKind::Cq(..) => unsafe { cq_of(data) }
+            .check()
+            .and_then(|()| put_word(buf as usize, len, 0)),
+        // SAFETY: likewise.
         FileKind::Bch(..) => unsafe { bch_of(data) }
             .exceptions()
             .and_then(|exceptions| put_word(buf as usize, len, exceptions.raw())),
@@ -316,19 +319,8 @@ fn put_word(buf: usize, len: usize, word: u64) -> Result<usize> {
 }
 
 impl ProcFile {
-    /// Opens a queue for the calling process.
-    ///
-    /// # Errors
-    ///
-    /// `EACCES` if the user may not use it, `EBUSY` if it is open already.
-    fn open_cq(&self, id: QueueId) -> Result<Arc<Cq>> {
-        let queue = Cq::open(&self.device, id)?;
-        self.queues.add(&queue)?;
-        Ok(queue)
-    }
-
     fn read_position(&self, buf: usize, len: usize, pos: &mut i64) -> Result<usize> {
-        let [x, y, z, a, b, c] = self.device.coords().to_array();
+        let [x, y, z, a, b, c] = self.opened.device.coords().to_array();
         let text = CString::try_from_fmt(fmt!("{x} {y} {z} {a} {b} {c}\n"))?;
         put_text(text.to_bytes(), buf, len, pos)
     }
@@ -349,7 +341,7 @@ impl ProcFile {
     /// them.
     fn read_links(&self, buf: usize, len: usize, pos: &mut i64) -> Result<usize> {
         let mut text = Text(KVVec::new());
-        if let Some(health) = self.device.health() {
+        if let Some(health) = self.opened.device.health() {
             write!(text, "{}", health.known(now_ns())).map_err(|_| ENOMEM)?;
         }
         put_text(&text.0, buf, len, pos)

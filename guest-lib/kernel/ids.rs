@@ -89,9 +89,15 @@ impl ChannelId {
     }
 }
 
-impl fmt::Display for ChannelId {
+impl Display for ChannelId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "tni{}bch{}", self.tni, self.bch)
+    }
+}
+
+impl fmt::Display for ChannelId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Display::fmt(self, f)
     }
 }
 

@@ -117,6 +117,8 @@ struct tofu_queue {
 struct tofu_net {
 	/* Looks after the state of the ports. */
 	struct timer_list beat;
+	/* The queues are open: the interface is up, and its device is not being reset. */
+	bool open;
 	unsigned int count;
 	struct tofu_queue queues[] __counted_by(count);
 };
@@ -199,6 +201,7 @@ static int net_open(struct net_device *dev)
 		}
 		napi_enable(&net->queues[i].napi);
 	}
+	net->open = true;
 	netif_tx_start_all_queues(dev);
 	mod_timer(&net->beat, jiffies);
 	/* What has come before polling was allowed raises no interrupt any more. */
@@ -214,6 +217,9 @@ static int net_stop(struct net_device *dev)
 	struct tofu_net *net = netdev_priv(dev);
 	unsigned int i;
 
+	if (!net->open)
+		return 0;
+	net->open = false;
 	netif_carrier_off(dev);
 	netif_tx_disable(dev);
 	timer_delete_sync(&net->beat);
@@ -431,6 +437,30 @@ void tofu_shim_net_remove(struct net_device *dev)
 {
 	unregister_netdev(dev);
 	free_netdev(dev);
+}
+
+/* Closes the queues of an interface, which stays up or down as it is. */
+void tofu_shim_net_detach(struct net_device *dev)
+{
+	rtnl_lock();
+	netif_device_detach(dev);
+	net_stop(dev);
+	rtnl_unlock();
+}
+
+/* Opens them again. If that fails, the interface is of no use until it is attached again. */
+int tofu_shim_net_attach(struct net_device *dev)
+{
+	struct tofu_net *net = netdev_priv(dev);
+	int error = 0;
+
+	rtnl_lock();
+	if (netif_running(dev) && !net->open)
+		error = net_open(dev);
+	if (!error)
+		netif_device_attach(dev);
+	rtnl_unlock();
+	return error;
 }
 
 void tofu_shim_net_schedule(struct tofu_queue *queue)

@@ -74,6 +74,8 @@ ssize_t tofu_rs_net_show(void *link, int what, char *buf, size_t size);
 
 struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *error);
 void tofu_shim_net_remove(struct net_device *dev);
+void tofu_shim_net_detach(struct net_device *dev);
+int tofu_shim_net_attach(struct net_device *dev);
 void tofu_shim_net_schedule(struct tofu_queue *queue);
 void tofu_shim_net_look_again(struct tofu_queue *queue);
 void tofu_shim_net_nap(struct tofu_queue *queue, u64 nanoseconds);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * What the kernel's Rust bindings of Linux 7.3 have no counterpart for: files of /proc, page
- * protections, the address of a page, siginfo. Nothing is decided here.
+ * protections, the address of a page, siginfo, resets and suspends. Nothing is decided here.
  */
 #include <linux/capability.h>
 #include <linux/cred.h>
@@ -9,7 +9,9 @@
 #include <linux/io.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/pci.h>
 #include <linux/pid.h>
+#include <linux/pm.h>
 #include <linux/proc_fs.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/user.h>
@@ -212,4 +214,80 @@ void tofu_shim_signal(struct pid *pid, const struct mm_struct *mm, const struct 
 void tofu_shim_trace_gate_fault(u8 tni, u8 bg, u32 channel, u64 requests)
 {
 	trace_tofu_gate_fault(tni, bg, channel, requests);
+}
+
+/*
+ * Who is told of resets of which function. The kernel holds the function's lock during all of these
+ * calls, as it does when the driver takes the function and leaves it.
+ */
+static struct {
+	struct pci_dev *pdev;
+	void *data;
+} watched;
+
+static void reset_prepare(struct pci_dev *pdev)
+{
+	if (pdev == watched.pdev)
+		tofu_rs_reset_prepare(watched.data);
+}
+
+static void reset_done(struct pci_dev *pdev)
+{
+	if (pdev == watched.pdev)
+		tofu_rs_reset_done(watched.data);
+}
+
+static pci_ers_result_t error_detected(struct pci_dev *pdev, pci_channel_state_t state)
+{
+	reset_prepare(pdev);
+	if (state == pci_channel_io_perm_failure)
+		return PCI_ERS_RESULT_DISCONNECT;
+	return PCI_ERS_RESULT_NEED_RESET;
+}
+
+static pci_ers_result_t slot_reset(struct pci_dev *pdev)
+{
+	pci_restore_state(pdev);
+	if (pci_reenable_device(pdev))
+		return PCI_ERS_RESULT_DISCONNECT;
+	pci_set_master(pdev);
+	return PCI_ERS_RESULT_RECOVERED;
+}
+
+static const struct pci_error_handlers error_handlers = {
+	.error_detected = error_detected,
+	.slot_reset = slot_reset,
+	.resume = reset_done,
+	.reset_prepare = reset_prepare,
+	.reset_done = reset_done,
+};
+
+static int suspend(struct device *dev)
+{
+	reset_prepare(to_pci_dev(dev));
+	return 0;
+}
+
+static int resume(struct device *dev)
+{
+	/* It may have kept its state or lost it. Where it cannot be reset, it is taken as it is. */
+	if (pci_reset_function_locked(to_pci_dev(dev)))
+		reset_done(to_pci_dev(dev));
+	return 0;
+}
+
+static DEFINE_SIMPLE_DEV_PM_OPS(pm_ops, suspend, resume);
+
+void tofu_shim_watch_resets(struct pci_dev *pdev, void *data)
+{
+	watched.pdev = pdev;
+	watched.data = data;
+	/* The bindings register a driver without these. */
+	pdev->driver->err_handler = &error_handlers;
+	pdev->driver->driver.pm = pm_sleep_ptr(&pm_ops);
+}
+
+void tofu_shim_unwatch_resets(void)
+{
+	watched.pdev = NULL;
 }

@@ -12,6 +12,7 @@ struct cred;
 struct file;
 struct mm_struct;
 struct page;
+struct pci_dev;
 struct pid;
 struct proc_dir_entry;
 struct vm_area_struct;
@@ -46,6 +47,15 @@ const struct cred *tofu_shim_current_cred(void);
 bool tofu_shim_is_current_cred(const struct cred *cred);
 void tofu_shim_signal(struct pid *pid, const struct mm_struct *mm, const struct cred *cred,
 		      int signo, int code, int value, bool if_handled);
+
+/*
+ * Resets and suspends of the function, @data being what tofu_shim_watch_resets() was given. _done
+ * may follow several of _prepare, or none.
+ */
+void tofu_rs_reset_prepare(void *data);
+void tofu_rs_reset_done(void *data);
+void tofu_shim_watch_resets(struct pci_dev *pdev, void *data);
+void tofu_shim_unwatch_resets(void);
 
 void tofu_shim_trace_gate_fault(u8 tni, u8 bg, u32 channel, u64 requests);
 

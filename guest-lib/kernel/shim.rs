@@ -105,6 +105,8 @@ extern "C" {
     pub(crate) fn tofu_shim_current_pid() -> *mut bindings::pid;
     pub(crate) fn tofu_shim_current_cred() -> *const bindings::cred;
     pub(crate) fn tofu_shim_is_current_cred(cred: *const bindings::cred) -> bool;
+    pub(crate) fn tofu_shim_watch_resets(pdev: *mut bindings::pci_dev, data: *mut c_void);
+    pub(crate) fn tofu_shim_unwatch_resets();
     pub(crate) fn tofu_shim_trace_gate_fault(tni: TniId, bg: BgId, channel: u32, requests: u64);
     pub(crate) fn tofu_shim_signal(
         pid: *mut bindings::pid,
@@ -119,6 +121,8 @@ extern "C" {
     // netdev.c
     pub(crate) fn tofu_shim_net_add(setup: *const NetSetup, error: *mut c_int) -> *mut NetDevice;
     pub(crate) fn tofu_shim_net_remove(dev: *mut NetDevice);
+    pub(crate) fn tofu_shim_net_detach(dev: *mut NetDevice);
+    pub(crate) fn tofu_shim_net_attach(dev: *mut NetDevice) -> c_int;
     pub(crate) fn tofu_shim_net_schedule(queue: *mut NetQueue);
     pub(crate) fn tofu_shim_net_look_again(queue: *mut NetQueue);
     pub(crate) fn tofu_shim_net_hold(queue: *mut NetQueue);

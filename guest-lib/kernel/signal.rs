@@ -24,6 +24,9 @@ pub(crate) enum Cause {
     Peer,
 }
 
+/// The code that says that a queue or channel is lost.
+const LOST: i32 = 16;
+
 /// Exceptions that are reported to a process, each with its code.
 pub(crate) type Codes<S> = &'static [(S, i32, Cause)];
 
@@ -97,6 +100,15 @@ impl Signal {
             };
             self.opener.signal(number, *code, si_int, delivery);
         }
+    }
+
+    /// Sends a signal that the device has lost the queue or channel (ours).
+    pub(crate) fn tell_lost(&self, si_int: i32) {
+        let number = match self.number.load(Relaxed) {
+            0 => Self::DEFAULT,
+            chosen => chosen,
+        };
+        self.opener.signal(number, LOST, si_int, Delivery::Always);
     }
 
     /// Counts the exceptions that are `pending` of a queue or gate `of` the device, and logs what

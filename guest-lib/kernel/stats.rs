@@ -16,6 +16,7 @@ use tofu_abi::TniId;
 
 use crate::device::Device;
 use crate::ids::QueueId;
+use crate::opened::Opened;
 
 /// Exceptions of a TNI. Packets of other nodes that find no buffer are no fault of this node.
 const TNI_EXCEPTIONS: TniIrqs = TniIrqs::ALL
@@ -32,20 +33,20 @@ const PORT_REQUESTS: [(PortRequest, &str); 5] = [
     (PortRequest::RoutingError, "ROUTING_ERROR"),
 ];
 /// The folder; dropping it removes the files.
-pub(crate) type Files = Pin<KBox<Scope<Arc<Device>>>>;
+pub(crate) type Files = Pin<KBox<Scope<Arc<Opened>>>>;
 
 /// Makes the files of a node.
 ///
 /// # Errors
 ///
 /// `ENOMEM`. Where the kernel has no debugfs, there are no files.
-pub(crate) fn files(device: &Arc<Device>) -> Result<Files> {
-    let device: Result<Arc<Device>> = Ok(device.clone());
-    let scope = Scope::dir(device, c"tofu", |device, dir| {
-        dir.read_callback_file(c"health", device, &health);
-        dir.read_callback_file(c"queues", device, &queues);
-        dir.read_callback_file(c"interfaces", device, &interfaces);
-        dir.read_callback_file(c"ports", device, &ports);
+pub(crate) fn files(opened: &Arc<Opened>) -> Result<Files> {
+    let opened: Result<Arc<Opened>> = Ok(opened.clone());
+    let scope = Scope::dir(opened, c"tofu", |opened, dir| {
+        dir.read_callback_file(c"health", opened, &health);
+        dir.read_callback_file(c"queues", opened, &queues);
+        dir.read_callback_file(c"interfaces", opened, &interfaces);
+        dir.read_callback_file(c"ports", opened, &ports);
     });
     KBox::pin_init(scope, GFP_KERNEL)
 }
@@ -70,9 +71,14 @@ fn has_stopped(device: &Device, tni: TniId) -> bool {
     device.read(tni, TniReg::State) & 3 == TniState::Error as u64
 }
 
-/// The node's health: a line `state` with `ok`, `degraded` (a link or a queue has met an exception)
-/// or `failed` (the device does not answer, or a TNI has stopped), then a line for each reason.
-fn health(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+/// The node's health: a line `state` with `ok`, `degraded` (a link or a queue has met an exception,
+/// or a process has one that a reset has ended) or `failed` (the device does not answer, or a TNI
+/// has stopped), then a line for each reason.
+fn health(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let device = &opened.device;
+    if device.epoch().is_err() {
+        return writeln!(f, "state failed\ndevice reset");
+    }
     if device.read((), TofuReg::NodeAddress) == u64::MAX {
         return writeln!(f, "state failed\ndevice no answer");
     }
@@ -80,6 +86,7 @@ fn health(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let mut tnis = device.description().tni_ids();
     let is_failed = tnis.clone().any(|tni| has_stopped(device, tni));
     let is_degraded = !links.is_empty()
+        || opened.has_lost()
         || tnis.any(|tni| !tni_exceptions(device, tni).is_empty())
         || QueueId::of(device.description()).any(|id| !cq_exceptions(device, id).is_empty());
     let state = match (is_failed, is_degraded) {
@@ -99,6 +106,8 @@ fn health(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(f, "charged_pages {}", device.charged.load(Relaxed))?;
     writeln!(f, "signalled_exceptions {}", device.faults.load(Relaxed))?;
     writeln!(f, "peer_exceptions {}", device.peer_faults())?;
+    writeln!(f, "resets {}", device.resets())?;
+    opened.write_lost(f)?;
     for tni in device.description().tni_ids() {
         if has_stopped(device, tni) {
             writeln!(f, "tni{tni} stopped")?;
@@ -131,7 +140,8 @@ fn health(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 /// Control queues that are on: whose they are, bytes of payload since then, exceptions.
-fn queues(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn queues(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let device = &opened.device;
     for id in QueueId::of(device.description()) {
         if !CqsStatus(device.read(id, CqsReg::Status)).cq_enable() {
             continue;
@@ -154,7 +164,8 @@ fn queues(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 /// Counters of the TNIs that are not 0, by their public names.
-fn interfaces(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn interfaces(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let device = &opened.device;
     for tni in device.description().tni_ids() {
         let state = device.read(tni, TniReg::State);
         writeln!(f, "tni{tni} STATE {}", state & 3)?;
@@ -172,7 +183,8 @@ fn interfaces(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 /// Counters of the ports that are not 0, by their public names. Ports are numbered from 1.
-fn ports(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn ports(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let device = &opened.device;
     for port in Port::ALL {
         for reg in PortReg::ALL {
             let value = device.read(port, *reg);

@@ -18,9 +18,11 @@
 //! - `charge`: limits on users' memory
 //! - `dma`, `pin`, `unmap`: coherent memory; pinned memory of processes; notifiers of its unmapping
 //! - `cq`, `bch`: control queues and barrier channels of processes
+//! - `opened`: which queues and channels are open
 //! - `control`, `files`, `stats`: ioctls of the node as a whole; /proc/tofu; debugfs
 //! - `rendezvous`, `packets`, `netdev`: memory of frames that nodes fetch; the kernel's own queues,
 //!   and network interfaces on them
+//! - `reset`: what becomes of all that when the function is reset
 
 use kernel::device::Core;
 use kernel::dma::{Device as _, DmaMask};
@@ -38,11 +40,13 @@ mod engine;
 mod files;
 mod ids;
 mod netdev;
+mod opened;
 mod opener;
 mod packets;
 mod pin;
 mod registers;
 mod rendezvous;
+mod reset;
 mod shim;
 mod signal;
 mod stats;
@@ -88,7 +92,7 @@ struct TofuDriver;
 /// What lives from probe to unbind. Fields are dropped in order: first the interfaces and files,
 /// after which nobody uses the device.
 struct Bound {
-    _net: netdev::Interfaces,
+    _net: reset::Watch,
     _stats: Option<stats::Files>,
     _files: files::Files,
     device: Arc<Device>,
@@ -110,13 +114,14 @@ impl pci::Driver for TofuDriver {
             unsafe { pdev.dma_set_mask_and_coherent(DMA_BITS)? };
             pdev.set_master();
             let device = Device::new(pdev)?;
-            let files = files::Files::new(&device)?;
+            let opened = opened::Opened::new(&device)?;
+            let files = files::Files::new(&opened)?;
             let [x, y, z, a, b, c] = device.coords().to_array();
             dev_info!(pdev, "node ({},{},{},{},{},{})\n", x, y, z, a, b, c);
             Ok(core::convert::identity::<Result<Bound>>(Ok(Bound {
-                _net: netdev::interfaces(&device),
+                _net: reset::Watch::new(&opened, netdev::interfaces(&device))?,
                 // The device works without them.
-                _stats: stats::files(&device).ok(),
+                _stats: stats::files(&opened).ok(),
                 _files: files,
                 device,
             })))

@@ -9,6 +9,7 @@
 
 use kernel::bindings;
 use kernel::prelude::*;
+use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel::sync::{new_mutex, Arc, Mutex};
 use kernel::uaccess::{UserPtr, UserSlice};
 use kernel::workqueue::{impl_has_work, new_work, Work, WorkItem};
@@ -48,6 +49,9 @@ pub(super) struct Shared {
     pub(super) ring_gone: bool,
 }
 
+/// The epoch of a queue of which the device was not told.
+const NO_EPOCH: u64 = u64::MAX;
+
 /// A control queue that is open.
 #[pin_data]
 pub(crate) struct Cq {
@@ -56,6 +60,8 @@ pub(crate) struct Cq {
     uid: u32,
     pub(super) opener: Arc<Opener>,
     signal: Arc<Signal>,
+    /// The epoch in which the device was told of the queue, if it was.
+    epoch: Atomic<u64>,
     #[pin]
     pub(super) state: Mutex<Option<KBox<Open>>>,
     #[pin]
@@ -97,6 +103,7 @@ impl Cq {
                 uid,
                 opener,
                 signal,
+                epoch: Atomic::new(NO_EPOCH),
                 state <- new_mutex!(None),
                 shared <- new_mutex!(Shared { tables: None, enabled: false, ring_gone: false }),
                 work <- new_work!("Cq::work"),
@@ -127,6 +134,9 @@ impl Cq {
     /// See docs/src/reference/tof-uapi.md.
     pub(crate) fn ioctl(self: &Arc<Self>, cmd: u32, arg: u64) -> Result {
         self.opener.check()?;
+        if self.is_lost() {
+            return Err(EIO);
+        }
         match cmd {
             uapi::INIT_CQ => self.init(&uapi::get(arg)?),
             uapi::ALLOC_STAG => self.alloc_stag(arg),
@@ -136,7 +146,41 @@ impl Cq {
         }
     }
 
+    /// Whether a reset of the device has ended the queue.
+    pub(crate) fn is_lost(&self) -> bool {
+        let epoch = self.epoch.load(Relaxed);
+        epoch != NO_EPOCH && !self.device.is_in(epoch)
+    }
+
+    /// Whether the queue works (ours).
+    ///
+    /// # Errors
+    ///
+    /// `EPERM` before INIT_CQ; `EIO` if the queue has stopped for good.
+    pub(crate) fn check(&self) -> Result {
+        if self.epoch.load(Relaxed) == NO_EPOCH {
+            return Err(EPERM);
+        }
+        if self.shared.lock().enabled {
+            Ok(())
+        } else {
+            Err(EIO)
+        }
+    }
+
+    /// The device is about to be reset: stops the queue for good, and tells the process.
+    pub(crate) fn lose(&self) {
+        let mut shared = self.shared.lock();
+        if shared.enabled {
+            self.device.write(self.id, CqsReg::Imr, u64::MAX);
+            self.stop(&mut shared);
+            drop(shared);
+            self.signal.tell_lost(self.id.si_int());
+        }
+    }
+
     fn init(self: &Arc<Self>, a: &InitCq) -> Result {
+        let epoch = self.device.epoch()?;
         let sizes = a.sizes()?;
         if a.session_mode == 1 && !self.device.description().session_mode {
             return Err(EOPNOTSUPP);
@@ -159,7 +203,7 @@ impl Cq {
             end: 0,
         };
         let open = KBox::new(open, GFP_KERNEL_ACCOUNT)?;
-        self.start(tables)?;
+        self.start(tables, epoch)?;
         *state = Some(open);
         dev_dbg!(self.device.pdev(), "{}: opened\n", self.id);
         Ok(())
@@ -218,9 +262,13 @@ impl Cq {
         self.device.write_all(self.id, &tables.registers());
     }
 
-    /// Turns the queue on.
-    fn start(&self, tables: Tables) -> Result {
+    /// Turns the queue on, of which the device was told in that epoch.
+    fn start(&self, tables: Tables, epoch: u64) -> Result {
         let mut shared = self.shared.lock();
+        // Whoever begins a reset takes the lock after it has ended the epoch.
+        if !self.device.is_in(epoch) {
+            return Err(EIO);
+        }
         if shared.ring_gone {
             return Err(EFAULT);
         }
@@ -230,6 +278,7 @@ impl Cq {
         }
         shared.tables = Some(tables);
         shared.enabled = true;
+        self.epoch.store(epoch, Relaxed);
         Ok(())
     }
 
@@ -244,18 +293,27 @@ impl Cq {
         stopped.is_ok()
     }
 
-    /// The file is closed for good.
-    pub(crate) fn release(self: &Arc<Self>) {
-        let open = self.state.lock().take();
-        if let Some(mut open) = open {
-            let stopped = {
-                let mut shared = self.shared.lock();
+    /// As [`Cq::stop`], before the file is closed.
+    fn stop_for_good(&self) -> bool {
+        {
+            let mut shared = self.shared.lock();
+            if !self.is_lost() {
                 self.device.write(self.id, CqsReg::Imr, u64::MAX);
                 let stopped = self.stop(&mut shared);
                 self.device
                     .write(self.id, CqsReg::MemoryBlockTableEnable, 0);
-                stopped
-            };
+                return stopped;
+            }
+        }
+        // A reset ends all that the device does. Whoever prepares it may want the lock.
+        self.device.wait_for_reset().is_ok()
+    }
+
+    /// The file is closed for good.
+    pub(crate) fn release(self: &Arc<Self>) {
+        let open = self.state.lock().take();
+        if let Some(mut open) = open {
+            let stopped = self.stop_for_good();
             open.irq = None;
             if stopped {
                 drop(open);

@@ -104,6 +104,24 @@ impl Drop for Interface {
     }
 }
 
+impl Interface {
+    /// Closes the queues, as the device is about to be reset. Addresses and routes stay.
+    pub(crate) fn detach(&self) {
+        // SAFETY: the interface is there.
+        unsafe { shim::tofu_shim_net_detach(self.dev) };
+    }
+
+    /// Opens the queues again if the interface is up.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Link::open`].
+    pub(crate) fn attach(&self) -> Result {
+        // SAFETY: as above.
+        kernel::error::to_result(unsafe { shim::tofu_shim_net_attach(self.dev) })
+    }
+}
+
 /// The interfaces of a node.
 pub(crate) type Interfaces = [Option<Interface>; MAX_INTERFACES as usize];
 

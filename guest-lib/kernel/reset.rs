@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Resets of the function, by whomever, and suspends: the device forgets all that it was told. The
+//! kernel's own queues are made anew; those of processes are theirs to open again.
+
+use kernel::ffi::c_void;
+use kernel::prelude::*;
+use kernel::sync::Arc;
+
+use crate::netdev::Interfaces;
+use crate::opened::Opened;
+use crate::shim;
+
+/// A node that hears of resets of its function. Dropping it takes its interfaces away.
+pub(crate) struct Watched {
+    opened: Arc<Opened>,
+    interfaces: Interfaces,
+}
+
+/// Hears of resets until it is dropped.
+pub(crate) struct Watch(KBox<Watched>);
+
+impl Watch {
+    /// To be called while the driver takes the function.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn new(opened: &Arc<Opened>, interfaces: Interfaces) -> Result<Self> {
+        let opened = opened.clone();
+        let function = opened.device.raw_function();
+        let this = Self(KBox::new(Watched { opened, interfaces }, GFP_KERNEL)?);
+        let data = core::ptr::from_ref::<Watched>(&this.0).cast_mut().cast();
+        // SAFETY: it stays where it is until `drop`.
+        unsafe { shim::tofu_shim_watch_resets(function, data) };
+        Ok(this)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // SAFETY: the kernel holds the function's lock, as it does when it tells of resets.
+        unsafe { shim::tofu_shim_unwatch_resets() };
+    }
+}
+
+impl Watched {
+    /// The function is about to be reset.
+    fn prepare(&self) {
+        // What is set up from here on fails.
+        if !self.opened.device.begin_reset() {
+            return;
+        }
+        for interface in self.interfaces.iter().flatten() {
+            interface.detach();
+        }
+        self.opened.lose();
+    }
+
+    /// The function was reset.
+    fn done(&self) {
+        let device = &self.opened.device;
+        if device.end_reset().is_err() {
+            dev_err!(device.pdev(), "no answer after a reset\n");
+            return;
+        }
+        dev_info!(device.pdev(), "reset: queues and channels that were open are lost\n");
+        for interface in self.interfaces.iter().flatten() {
+            if let Err(error) = interface.attach() {
+                dev_err!(device.pdev(), "an interface is lost by a reset: {:?}\n", error);
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// `data` must be of a [`Watch`] that is there.
+#[no_mangle]
+unsafe extern "C" fn tofu_rs_reset_prepare(data: *mut c_void) {
+    // SAFETY: the caller's promise.
+    unsafe { &*data.cast::<Watched>() }.prepare();
+}
+
+/// # Safety
+///
+/// As for [`tofu_rs_reset_prepare`].
+#[no_mangle]
+unsafe extern "C" fn tofu_rs_reset_done(data: *mut c_void) {
+    // SAFETY: the caller's promise.
+    unsafe { &*data.cast::<Watched>() }.done();
+}
