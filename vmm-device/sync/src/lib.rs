@@ -2,11 +2,13 @@
 //!
 //! These are the standard library's types. With `--cfg loom` they are loom's, and tests in that
 //! configuration try every order in which threads can run. Modules that loom checks take their
-//! atomics from here; other modules need not. The crate also has a clock that is cheaper to read
-//! than a lock is to take.
+//! atomics from here; other modules need not. The crate also has queues that hold a bounded amount,
+//! and a clock that is cheaper to read than a lock is to take.
 #![deny(unsafe_code)]
 
 mod epoch;
+#[cfg(not(loom))]
+pub mod queue;
 mod ticks;
 mod unpoisoned;
 
