@@ -26,6 +26,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use tofu_sync::queue::Item;
 
 /// Version of the messages. Both sides must have the same one.
 pub const VERSION: u16 = 2;
@@ -210,6 +211,32 @@ pub enum FromProgram {
     Credit(u32),
     /// It is over, and all of its output was sent; its number is free again.
     Ended(Status),
+}
+
+impl Item for FromProgram {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Output(_, bytes) => bytes.len(),
+            Self::Ended(Status::NotRun { why, .. }) => why.len(),
+            _ => 0,
+        }
+    }
+
+    fn absorb(&mut self, later: Self) -> Option<Self> {
+        match (self, later) {
+            (Self::Output(stream, bytes), Self::Output(same, more))
+                if *stream == same && bytes.len() + more.len() <= MAX_DATA =>
+            {
+                bytes.extend(more);
+                None
+            }
+            (Self::Credit(sum), Self::Credit(more)) => {
+                *sum = sum.saturating_add(more);
+                None
+            }
+            (_, later) => Some(later),
+        }
+    }
 }
 
 /// Bytes of a stream, in base64 where a format is text.

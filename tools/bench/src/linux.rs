@@ -4,8 +4,8 @@
 use std::fmt;
 use std::fs;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use tofu_linux_nodes::lan::Ethernet;
 use tofu_linux_nodes::outfits::{Monitors, Outfits};
 use tofu_machine::Doorbells;
 use tofu_supervisor::confine::Confinement;
+use tofu_supervisor::event;
 use tofu_supervisor::guest::Guest;
 use tofu_supervisor::named::Named;
 use tofu_supervisor::node::AgentNode;
@@ -256,7 +257,7 @@ impl Lab {
         let outfits = Outfits::prepare(&plan, &args.linux, &Monitors::qemu(), &Silent)?;
         let monitor = outfits.first.runs_on();
         let mut named = Named::new(&plan, args)?;
-        let (sender, _events) = mpsc::channel();
+        let (sender, _events) = event::events();
         let registry = named.serve(&plan, sender.clone())?;
         let host = LinuxHost {
             outfits,

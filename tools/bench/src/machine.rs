@@ -1,10 +1,9 @@
 //! Runs machines of small guests from start to end.
 
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use tofu_supervisor::confine::Confinement;
-use tofu_supervisor::event::{Event, Outcome};
+use tofu_supervisor::event::{self, Event, Outcome};
 use tofu_supervisor::options::{MachineArgs, SandboxArgs, ShapeArgs};
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::runner::{Backend, Machines};
@@ -25,7 +24,7 @@ pub(crate) struct Run {
 pub(crate) fn run_machine(args: &MachineArgs, limit: Duration) -> anyhow::Result<Run> {
     let plan = Plan::new(args)?;
     let count = plan.vms().count();
-    let (sender, events) = mpsc::channel();
+    let (sender, events) = event::events();
     let before = resident_kib();
     let start = Instant::now();
     let mut machine = Machines::bare(Confinement::default()).start(&plan, sender)?;
@@ -50,6 +49,7 @@ pub(crate) fn run_machine(args: &MachineArgs, limit: Duration) -> anyhow::Result
         }
     }
     run.took = start.elapsed();
+    events.release();
     machine.stop();
     Ok(run)
 }

@@ -18,6 +18,9 @@ use crate::rundir;
 const ANSWER: Duration = Duration::from_secs(5);
 /// How long the agents of Linux nodes may take to answer a ping.
 pub const PING: Duration = Duration::from_secs(2);
+/// How long the agent of a Linux node may answer nothing before a program there is given up, unless
+/// the request says otherwise.
+pub const SILENCE: Duration = Duration::from_secs(30);
 
 /// A connection to a machine.
 pub struct Connection {

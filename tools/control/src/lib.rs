@@ -15,8 +15,8 @@ pub mod rates;
 pub mod rundir;
 
 pub use connection::{
-    Connection, Found, PING, Present, ask, find_machine, find_node, find_present, info, locate,
-    node_number, parse_node, ping, place, present, shape,
+    Connection, Found, PING, Present, SILENCE, ask, find_machine, find_node, find_present, info,
+    locate, node_number, parse_node, ping, place, present, shape,
 };
 pub use counters::{
     COMMANDS_LOST, COMMANDS_REFUSED, Counters, LinkCounters, NodeCounters, QueueCounters,

@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tofu_agent::credit::Credit;
@@ -25,7 +26,22 @@ pub struct RemoteProgram {
 impl RemoteProgram {
     /// Starts the program.
     pub fn start(control: &Path, node: u32, exec: Exec) -> anyhow::Result<Self> {
-        let connection = Connection::open(control, &Request::Exec(ExecRequest { node, exec }))?;
+        Self::ask(control, ExecRequest { node, exec, silence_ms: None })
+    }
+
+    /// Starts the program. It is given up once its node has answered nothing for `silence`.
+    pub fn start_within(
+        control: &Path,
+        node: u32,
+        exec: Exec,
+        silence: Duration,
+    ) -> anyhow::Result<Self> {
+        let silence_ms = u64::try_from(silence.as_millis()).ok();
+        Self::ask(control, ExecRequest { node, exec, silence_ms })
+    }
+
+    fn ask(control: &Path, request: ExecRequest) -> anyhow::Result<Self> {
+        let connection = Connection::open(control, &Request::Exec(request))?;
         let out = Arc::new(Mutex::new(connection.stream()?));
         let input = Arc::new(Mutex::new(Some(connection)));
         Ok(Self { out, input, credit: Arc::new(Credit::new(WINDOW)) })

@@ -11,6 +11,7 @@ use tofu_agent::wire::{self, Exec, FromProgram, ToProgram};
 use tofu_arch::Arch;
 use tofu_fabric::{Link, NodeId, Port, Shape};
 use tofu_inspect::Value;
+use tofu_sync::queue::Item;
 
 use crate::counters::NodeCounters;
 
@@ -312,6 +313,10 @@ pub struct ExecRequest {
     /// The program.
     #[serde(flatten)]
     pub exec: Exec,
+    /// How long the node's agent may answer nothing before the program is given up, in
+    /// milliseconds; by default 30 s.
+    #[serde(default)]
+    pub silence_ms: Option<u64>,
 }
 
 /// The answers of a machine.
@@ -692,6 +697,21 @@ pub struct EventInfo {
     /// What has happened.
     #[serde(flatten)]
     pub what: EventKind,
+}
+
+impl Item for EventInfo {
+    fn bytes(&self) -> usize {
+        let of = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        match &self.what {
+            EventKind::Netboot { stage, file, why, .. } => stage.len() + of(file) + of(why),
+            EventKind::Line { text } | EventKind::Died { why: text } => text.len(),
+            EventKind::Ended { outcome, detail, .. } => outcome.len() + of(detail),
+            EventKind::Job { command, nodes, .. } => command.len() + size_of_val(&nodes[..]),
+            EventKind::LinkErrors { port, errors } => port.len() + of(errors),
+            EventKind::Faults { faults } => of(faults),
+            _ => 0,
+        }
+    }
 }
 
 /// What has happened.

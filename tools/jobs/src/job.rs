@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,6 +13,7 @@ use serde_json::{Value, json};
 use signal_hook::consts::SIGTERM;
 use tofu_agent::wire::{Output, Status};
 use tofu_sync::lock;
+use tofu_sync::queue::{Item, Receiver, RecvTimeoutError, Sender, WhenFull, queue};
 use tofu_ui::exit;
 use tofu_ui::signals::{self, Forwarding};
 
@@ -63,11 +63,25 @@ pub(crate) enum Event {
     Lost { node: String, why: String },
 }
 
+/// An event, and the start of the job that it belongs to if it is about ranks.
+struct Told(Option<u32>, Event);
+
+impl Item for Told {
+    fn bytes(&self) -> usize {
+        match &self.1 {
+            Event::Lost { node, why } => node.len() + why.len(),
+            _ => 0,
+        }
+    }
+}
+
+/// The bytes of events that wait for the thread that watches a job.
+const MOST_WAITING: usize = 1 << 20;
+
 /// The source of events. It is made before anything else, so that Ctrl-C counts from then on.
 pub(crate) struct Control {
-    sender: Sender<(Option<u32>, Event)>,
-    /// Events, with the number of the start for those of ranks.
-    events: Receiver<(Option<u32>, Event)>,
+    sender: Sender<Told>,
+    events: Receiver<Told>,
     /// How often the ranks were started before.
     start: Cell<u32>,
     /// The first signal that has come, or 0.
@@ -78,15 +92,20 @@ pub(crate) struct Control {
 /// Sends the events of a started job.
 #[derive(Clone)]
 pub(crate) struct Teller {
-    to: Sender<(Option<u32>, Event)>,
+    to: Sender<Told>,
     start: u32,
 }
 
 impl Teller {
-    /// Sends an event. It is ignored once the job is over or has been started again.
+    /// Sends an event. It is ignored once the job is over or has been started again. What a guest
+    /// can cause at will is dropped if too much waits.
     pub(crate) fn tell(&self, event: Event) {
+        let told = Told(Some(self.start), event);
         // The receiver is gone only when the run is over.
-        let _ = self.to.send((Some(self.start), event));
+        let _ = match &told.1 {
+            Event::Ended(..) | Event::Signal(_) => self.to.force(told),
+            Event::Abort { .. } | Event::Lost { .. } => self.to.send(told),
+        };
     }
 }
 
@@ -97,13 +116,13 @@ impl Control {
     ///
     /// If the host has no threads left.
     pub(crate) fn new() -> anyhow::Result<Self> {
-        let (sender, events) = mpsc::channel();
+        let (sender, events) = queue(MOST_WAITING, WhenFull::WaitFor(Duration::ZERO));
         let (to, signal) = (sender.clone(), Arc::new(AtomicI32::new(0)));
         let first = Arc::clone(&signal);
         let signals = signals::forward(move |signal| {
             first.store(signal, SeqCst);
             // The receiver is gone once the run is over.
-            let _ = to.send((None, Event::Signal(signal)));
+            let _ = to.force(Told(None, Event::Signal(signal)));
         });
         Ok(Self { sender, events, start: Cell::new(0), signal, _signals: signals? })
     }
@@ -128,7 +147,7 @@ impl Control {
                 None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
             match next {
-                Ok((start, event)) if start.is_none_or(|start| start == self.start.get()) => {
+                Ok(Told(start, event)) if start.is_none_or(|start| start == self.start.get()) => {
                     return Ok(Some(event));
                 }
                 Ok(_) => {}

@@ -20,7 +20,6 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -43,7 +42,7 @@ use tofu_image::Arch;
 use tofu_jtofu::{Mapinfo, System};
 use tofu_machine::{Doorbells, Links};
 use tofu_supervisor::confine::Confinement;
-use tofu_supervisor::event::Event as MachineEvent;
+use tofu_supervisor::event::{self, Event as MachineEvent};
 use tofu_supervisor::janitor::{self, Janitor};
 use tofu_supervisor::machine::AnyMachine;
 use tofu_supervisor::plan::Network;
@@ -52,6 +51,7 @@ use tofu_supervisor::served::Served;
 use tofu_supervisor::units::Interconnect;
 use tofu_supervisor::{runner, server};
 use tofu_sync::lock;
+use tofu_sync::queue::Receiver;
 use tofu_vfio_user::Backing;
 
 use crate::args::RunArgs;
@@ -335,7 +335,7 @@ impl LocalMachine {
         };
         let (network, confinement) =
             (Network { shape, links_down: Vec::new(), part: None }, Confinement::default());
-        let (sender, events) = mpsc::channel();
+        let (sender, events) = event::events();
         let (machine, registry) =
             runner::registered_machine(&network, kind, doorbells, engines, &confinement, sender)?;
         serve_control(&registry, events, dir, job)?;

@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, SyncSender};
 use std::thread;
 use std::time::Duration;
 
@@ -606,7 +606,7 @@ impl Manager {
             Exec { program: Program::Agent, args: words.into(), env: Vec::new(), stdin: false };
         let node = site.machine.index(placement.node(0))?;
         let remote = RemoteProgram::start(&site.machine.control, node, exec)?;
-        let (sender, addresses) = mpsc::channel();
+        let (sender, addresses) = mpsc::sync_channel(1);
         let followed = remote.clone();
         let follow = move || {
             let mut text = Vec::new();
@@ -617,6 +617,10 @@ impl Manager {
                 while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
                     let line: Vec<u8> = text.drain(..=end).collect();
                     take_line(String::from_utf8_lossy(&line).trim(), &sender, &events);
+                }
+                if text.len() > MAX_SAID {
+                    // Not a line of the manager.
+                    text.clear();
                 }
                 Ok(())
             });
@@ -642,11 +646,11 @@ impl Manager {
 }
 
 /// Handles a line of the process manager: first its address, later which rank has aborted the job.
-fn take_line(line: &str, addresses: &Sender<String>, events: &Teller) {
+fn take_line(line: &str, addresses: &SyncSender<String>, events: &Teller) {
     match line.split_once(' ').map(|(rank, code)| (rank.parse(), code.parse())) {
         None => {
-            // If it came too late, the receiver has gone.
-            let _ = addresses.send(line.to_owned());
+            // One is enough. If it came too late, the receiver has gone.
+            let _ = addresses.try_send(line.to_owned());
         }
         Some((Ok(rank), Ok(code))) => {
             events.tell(Event::Abort { rank, code });
@@ -662,7 +666,7 @@ mod tests {
 
     #[test]
     fn what_the_process_manager_says() {
-        let (addresses, got_addresses) = mpsc::channel();
+        let (addresses, got_addresses) = mpsc::sync_channel(1);
         let control = Control::new().unwrap();
         let events = control.teller();
         take_line("10.84.0.1:40000", &addresses, &events);

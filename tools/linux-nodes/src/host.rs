@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use tofu_image::{Arch, BOOT_ARGUMENTS, TCG_ARGUMENTS};
 use tofu_pci::{EndpointDevice, PciFunction};
 use tofu_supervisor::command_line;
 use tofu_supervisor::confine::Confinement;
-use tofu_supervisor::event::Event;
+use tofu_supervisor::event::EventSender;
 use tofu_supervisor::machine::AnyMachine;
 use tofu_supervisor::netboot::{self, LinuxFiles};
 use tofu_supervisor::node::{AgentNode, LinuxBackend};
@@ -67,7 +66,7 @@ impl LinuxBackend for LinuxHost {
         &self,
         machine: &AnyMachine,
         plan: &Plan,
-        events: &Sender<Event>,
+        events: &EventSender,
     ) -> anyhow::Result<Box<dyn Send>> {
         let common = Common::new(self.boot_timeout, events.clone());
         let common = Arc::new(common);

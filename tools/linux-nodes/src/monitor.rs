@@ -1,7 +1,7 @@
 //! A running virtual machine, under either of the monitors.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, PipeReader};
+use std::io::{BufRead, BufReader, PipeReader, Read};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -193,9 +193,12 @@ const SWITCHED_OFF: &str = "the guest has switched itself off";
 /// Returns the last error messages of a monitor.
 fn last_error(errors: PipeReader) -> String {
     const MOST: usize = 3;
-    let mut last = VecDeque::new();
-    for line in BufReader::new(errors).split(b'\n').map_while(Result::ok) {
-        let line = tofu_ui::printable(String::from_utf8_lossy(&line).trim());
+    const LONGEST: u64 = 4 << 10;
+    let (mut last, mut line) = (VecDeque::new(), Vec::new());
+    let mut errors = BufReader::new(errors);
+    while let Ok(1..) = errors.by_ref().take(LONGEST).read_until(b'\n', &mut line) {
+        let bytes = std::mem::take(&mut line);
+        let line = tofu_ui::printable(String::from_utf8_lossy(&bytes).trim());
         // QEMU reports the signals that it gets. We report those ourselves.
         if line.is_empty() || line.contains("terminating on signal") {
             continue;

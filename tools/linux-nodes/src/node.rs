@@ -1,7 +1,6 @@
 //! A Linux node, which starts its virtual machine, follows it to its end, and restarts it on
 //! request.
 
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,7 +11,7 @@ use tofu_fabric::NodeId;
 use tofu_image::Arch;
 use tofu_supervisor::agent::Agent;
 use tofu_supervisor::console::Console;
-use tofu_supervisor::event::Event;
+use tofu_supervisor::event::{Event, EventSender};
 use tofu_supervisor::node::{AgentNode, NodeStatus};
 use tofu_sync::{lock, wait};
 
@@ -67,13 +66,13 @@ pub(crate) struct Common {
     /// How long a node may take to boot.
     pub(crate) boot_timeout: Duration,
     /// The receiver of events.
-    pub(crate) events: Sender<Event>,
+    pub(crate) events: EventSender,
     starts: Mutex<usize>,
     start_free: Condvar,
 }
 
 impl Common {
-    pub(crate) fn new(boot_timeout: Duration, events: Sender<Event>) -> Self {
+    pub(crate) fn new(boot_timeout: Duration, events: EventSender) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let starts = Mutex::new(cores.max(LEAST_STARTS));
         Self { boot_timeout, events, starts, start_free: Condvar::new() }
@@ -182,8 +181,7 @@ impl LinuxNode {
     }
 
     fn send(&self, event: Event) {
-        // The receiver is gone only when the run is over.
-        let _ = self.common.events.send(event);
+        self.common.events.send(event);
     }
 
     /// Runs virtual machines, one after another, until [`AgentNode::stop`].
@@ -368,7 +366,10 @@ impl AgentNode for LinuxNode {
 
     fn hold(&self, on: bool) -> anyhow::Result<()> {
         match &self.state().killer {
-            Some(killer) if killer.hold(on) => Ok(()),
+            Some(killer) if killer.hold(on) => {
+                self.agent.hold(on);
+                Ok(())
+            }
             _ => bail!("the node's virtual machine is not running"),
         }
     }

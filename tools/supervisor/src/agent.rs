@@ -1,18 +1,34 @@
 //! The host's side of a node's agent, which runs several programs at once over one stream.
+//!
+//! The guest may have another agent, which sends anything or nothing. What it sends is bounded by
+//! what the host has granted, and nothing waits for it: an [`Outlet`] writes to the guest, and
+//! programs are given up if the agent answers no ping.
 
 use std::collections::HashMap;
-use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tofu_agent::wire::{
     Exec, FrameReader, FromGuest, FromProgram, MAX_PROGRAMS, Output, Status, ToGuest, ToProgram,
     VERSION, WINDOW, WireError, encode,
 };
+use tofu_control::SILENCE;
+use tofu_sync::queue::{Receiver, RecvTimeoutError, Sender, WhenFull, queue};
 use tofu_sync::{lock, wait_timeout};
+
+use crate::outlet::Outlet;
+
+/// The most bytes that wait for a guest: the windows of all its programs.
+const MOST_OUT: usize = MAX_PROGRAMS * WINDOW as usize;
+/// The most bytes of a program's messages that wait for its client: the windows of its streams,
+/// and the messages themselves.
+const MOST_IN: usize = 3 * WINDOW as usize;
+/// How often the agent of a program that sends nothing is pinged.
+const LOOK: Duration = Duration::from_secs(1);
+/// How often an agent that starts again and again is reported.
+const READY_AGAIN: Duration = Duration::from_secs(1);
 
 /// A node's agent, in the node's current virtual machine.
 #[derive(Default)]
@@ -22,44 +38,55 @@ pub struct Agent {
     answered: Condvar,
 }
 
-/// Pings sent and answered so far. At most one is outstanding, because data that a guest does not
-/// read stays in the host's memory.
-#[derive(Default)]
+/// Pings sent and answered so far. At most one is outstanding.
 struct Pings {
     asked: u64,
     answered: u64,
+    /// The time of the last one, or since when the node's processors run again.
+    since: Instant,
+    /// Whether the node's processors are stopped on request.
+    held: bool,
+}
+
+impl Default for Pings {
+    fn default() -> Self {
+        Self { asked: 0, answered: 0, since: Instant::now(), held: false }
+    }
 }
 
 #[derive(Default)]
 struct Link {
-    out: Option<Arc<Mutex<UnixStream>>>,
+    out: Option<Outlet>,
     session: u64,
     /// Whether the guest has answered in this session.
     ready: bool,
+    /// The last time at which a guest has answered.
+    since: Option<Instant>,
     next: u32,
     programs: HashMap<u32, Entry>,
 }
 
 /// A running program.
 struct Entry {
-    sink: Sender<FromProgram>,
+    /// The client's end, if it is still interested.
+    sink: Option<Sender<FromProgram>>,
     /// Bytes that the agent may still send, by [`Output`].
-    credit: [u64; 2],
-}
-
-fn send(out: &Mutex<UnixStream>, message: &ToGuest) -> Result<(), WireError> {
-    let frame = encode(message)?;
-    Ok(lock(out).write_all(&frame)?)
+    credit: [u32; 2],
+    /// Bytes of input that the agent has not taken.
+    input: u32,
 }
 
 impl Agent {
     /// Communicates with the agent of a virtual machine until the virtual machine ends. Calls
-    /// `ready` whenever an agent has answered.
+    /// `ready` when an agent has answered.
     pub fn follow(&self, stream: UnixStream, name: &str, ready: impl Fn()) {
-        match stream.try_clone() {
-            Ok(out) => lock(&self.link).out = Some(Arc::new(Mutex::new(out))),
-            Err(error) => return log::warn!("{name}: agent: {error}"),
+        let out = stream.try_clone().map_err(anyhow::Error::from);
+        match out.and_then(|out| Outlet::new(out, MOST_OUT, Duration::ZERO)) {
+            Ok(out) => lock(&self.link).out = Some(out),
+            Err(error) => return log::warn!("{name}: agent: {error:#}"),
         }
+        self.forget_pings();
+        self.hold(false);
         self.greet(name);
         let mut reader = FrameReader::new(stream);
         loop {
@@ -78,15 +105,18 @@ impl Agent {
 
     /// Begins a session.
     fn greet(&self, name: &str) {
-        let (out, session) = {
-            let mut link = lock(&self.link);
-            link.end_all("the node's agent was restarted");
-            link.session += 1;
-            (link.out.clone(), link.session)
-        };
-        let hello = ToGuest::Hello { version: VERSION, session };
-        if let Some(Err(error)) = out.map(|out| send(&out, &hello)) {
-            log::debug!("{name}: agent: {error}");
+        let mut link = lock(&self.link);
+        link.end_all("the node's agent was restarted");
+        link.session += 1;
+        let hello = ToGuest::Hello { version: VERSION, session: link.session };
+        // The guest ignores everything of earlier sessions.
+        let frame = encode(&hello).map_err(anyhow::Error::from);
+        let said = frame.and_then(|frame| link.out()?.replace(frame));
+        drop(link);
+        // It would answer pings of the earlier session no more.
+        self.forget_pings();
+        if let Err(error) = said {
+            log::debug!("{name}: agent: {error:#}");
         }
     }
 
@@ -94,21 +124,9 @@ impl Agent {
         match message {
             FromGuest::Awake => self.greet(name),
             FromGuest::Welcome { version, session } => {
-                {
-                    let mut link = lock(&self.link);
-                    if session != link.session || link.ready {
-                        return;
-                    }
-                    if version != VERSION {
-                        log::warn!(
-                            "{name}: its agent speaks version {version}, this command version \
-                             {VERSION}; build the image anew with `tofu image build`"
-                        );
-                        return;
-                    }
-                    link.ready = true;
+                if lock(&self.link).welcome(version, session, name) {
+                    ready();
                 }
-                ready();
             }
             FromGuest::Pong => self.forget_pings(),
             FromGuest::From { id, what } => lock(&self.link).forward(id, what, name),
@@ -122,18 +140,25 @@ impl Agent {
         self.answered.notify_all();
     }
 
+    /// Notes that the node's processors are stopped on request, or run again.
+    pub fn hold(&self, on: bool) {
+        let mut pings = lock(&self.pinged);
+        (pings.held, pings.since) = (on, Instant::now());
+    }
+
     /// Pings the guest's agent; returns the argument for [`Agent::answers`].
     pub(crate) fn ping(&self) -> u64 {
-        let out = lock(&self.link).out.clone();
         let mut pings = lock(&self.pinged);
-        if pings.asked == pings.answered {
-            pings.asked += 1;
-            drop(pings);
-            // A failed send shows up as a missing answer.
-            let _ = out.map(|out| send(&out, &ToGuest::Ping));
-            return lock(&self.pinged).asked;
+        if pings.asked > pings.answered {
+            return pings.asked;
         }
-        pings.asked
+        pings.asked += 1;
+        pings.since = Instant::now();
+        let asked = pings.asked;
+        drop(pings);
+        // A failed send shows up as a missing answer.
+        let _ = lock(&self.link).send(&ToGuest::Ping);
+        asked
     }
 
     /// Waits for the answer to a ping; returns whether it came in time.
@@ -149,66 +174,165 @@ impl Agent {
         true
     }
 
-    /// Starts a program.
+    /// Starts a program. It is given up once the agent has answered nothing for `silence`.
     ///
     /// # Errors
     ///
     /// If the node is not up, or too many programs run there.
-    pub(crate) fn exec(self: &Arc<Self>, exec: Exec) -> anyhow::Result<AgentProgram> {
-        let (sink, events) = mpsc::channel();
-        let (out, id) = {
-            let mut link = lock(&self.link);
-            let out = link.out.clone().filter(|_| link.ready);
-            let out = out.context("the node is not up")?;
-            if link.programs.len() >= MAX_PROGRAMS {
-                bail!("{MAX_PROGRAMS} programs run there already");
-            }
-            while link.programs.contains_key(&link.next) {
-                link.next = link.next.wrapping_add(1);
-            }
-            let id = link.next;
-            link.next = link.next.wrapping_add(1);
-            link.programs.insert(id, Entry { sink, credit: [WINDOW.into(); 2] });
-            (out, id)
-        };
+    pub(crate) fn exec(
+        self: &Arc<Self>,
+        exec: Exec,
+        silence: Option<Duration>,
+    ) -> anyhow::Result<AgentProgram> {
+        let (sink, queue) = queue(MOST_IN, WhenFull::Merge);
+        let id = lock(&self.link).start(exec, sink)?;
         let handle = ProgramHandle { agent: Arc::clone(self), id };
-        match send(&out, &ToGuest::Exec { id, exec }) {
-            Ok(()) => Ok(AgentProgram { handle, events }),
-            Err(WireError::TooLong) => bail!("the command is too long"),
-            Err(error) => Err(error).context("the node's agent cannot be reached"),
-        }
+        // The agent answers a ping that is sent from now on after it has started the program.
+        let before = lock(&self.pinged).asked;
+        self.ping();
+        let (agent, silence) = (Arc::clone(self), silence.unwrap_or(SILENCE));
+        let messages = Messages { agent, id, queue, before, since: Instant::now(), silence };
+        Ok(AgentProgram { handle, messages })
     }
 }
 
 impl Link {
+    fn out(&self) -> anyhow::Result<&Outlet> {
+        self.out.as_ref().context("the node has stopped")
+    }
+
+    fn send(&self, message: &ToGuest) -> anyhow::Result<()> {
+        self.out()?.send(encode(message)?)
+    }
+
+    /// Handles the answer to a greeting; returns whether the node is ready again.
+    fn welcome(&mut self, version: u16, session: u64, name: &str) -> bool {
+        if session != self.session || self.ready {
+            return false;
+        }
+        let often = self.since.is_some_and(|since| since.elapsed() < READY_AGAIN);
+        self.since = Some(Instant::now());
+        if version != VERSION {
+            if !often {
+                log::warn!(
+                    "{name}: its agent speaks version {version}, this command version {VERSION}; \
+                     build the image anew with `tofu image build`"
+                );
+            }
+            return false;
+        }
+        self.ready = true;
+        !often
+    }
+
+    /// Starts a program, and returns its number.
+    fn start(&mut self, exec: Exec, sink: Sender<FromProgram>) -> anyhow::Result<u32> {
+        if !self.ready {
+            bail!("the node is not up");
+        }
+        if self.programs.len() >= MAX_PROGRAMS {
+            bail!("{MAX_PROGRAMS} programs run there already");
+        }
+        while self.programs.contains_key(&self.next) {
+            self.next = self.next.wrapping_add(1);
+        }
+        let id = self.next;
+        self.next = self.next.wrapping_add(1);
+        let frame = match encode(&ToGuest::Exec { id, exec }) {
+            Err(WireError::TooLong) => bail!("the command is too long"),
+            frame => frame?,
+        };
+        self.out()?.send(frame)?;
+        let entry = Entry { sink: Some(sink), credit: [WINDOW; 2], input: 0 };
+        self.programs.insert(id, entry);
+        Ok(id)
+    }
+
     fn end_all(&mut self, why: &str) {
         self.ready = false;
         for (_, entry) in self.programs.drain() {
-            let status = Status::NotRun { missing: false, why: why.to_owned() };
-            // The receiver may be gone.
-            let _ = entry.sink.send(FromProgram::Ended(status));
+            entry.tell(not_run(why));
         }
     }
 
     fn forward(&mut self, id: u32, what: FromProgram, name: &str) {
         let Some(entry) = self.programs.get_mut(&id) else { return };
-        let mut ended = matches!(what, FromProgram::Ended(_));
-        let mut what = what;
-        if let FromProgram::Output(output, bytes) = &what {
-            let credit = &mut entry.credit[*output as usize];
-            match credit.checked_sub(bytes.len() as u64) {
-                Some(left) => *credit = left,
-                None => {
-                    log::warn!("{name}: its agent sends more than it may; cut off");
-                    let why = "the node's agent sends more than it may".to_owned();
-                    what = FromProgram::Ended(Status::NotRun { missing: false, why });
-                    ended = true;
-                }
+        let allowed = match &what {
+            // They say nothing.
+            FromProgram::Credit(0) => return,
+            FromProgram::Output(_, bytes) if bytes.is_empty() => return,
+            FromProgram::Output(output, bytes) => {
+                take(&mut entry.credit[*output as usize], bytes.len())
             }
+            FromProgram::Credit(bytes) => take(&mut entry.input, *bytes as usize),
+            FromProgram::Ended(_) => true,
+        };
+        // Nobody has a use for more of a program that was killed.
+        if allowed || entry.sink.is_none() {
+            let ended = matches!(what, FromProgram::Ended(_));
+            entry.tell(what);
+            if ended {
+                self.programs.remove(&id);
+            }
+            return;
         }
-        let _ = entry.sink.send(what);
-        if ended {
-            self.programs.remove(&id);
+        log::warn!("{name}: its agent sends more than it may; cut off");
+        entry.tell(not_run("the node's agent sends more than it may"));
+        self.programs.remove(&id);
+    }
+
+    /// Sends a message to a program.
+    fn say(&mut self, id: u32, what: ToProgram) -> anyhow::Result<()> {
+        let Some(entry) = self.programs.get_mut(&id) else { return Ok(()) };
+        match &what {
+            ToProgram::Credit(output, bytes) => {
+                let credit = &mut entry.credit[*output as usize];
+                *credit = credit
+                    .checked_add(*bytes)
+                    .filter(|sum| *sum <= WINDOW)
+                    .context("the client grants more than it has received")?;
+            }
+            ToProgram::Input(bytes) => {
+                let left = (WINDOW - entry.input) as usize;
+                anyhow::ensure!(bytes.len() <= left, "the client sends more input than it may");
+                entry.input += bytes.len() as u32;
+            }
+            _ => {}
+        }
+        self.send(&ToGuest::To { id, what })
+    }
+
+    /// Kills a program, of which the client wants to know no more. The guest may still send for it,
+    /// so its number must not be used again yet: its entry stays until the guest reports the end.
+    fn kill(&mut self, id: u32) {
+        let Some(entry) = self.programs.get_mut(&id) else { return };
+        if entry.sink.take().is_none() {
+            return;
+        }
+        // If the program cannot be reached, it is dead, or dies with its node.
+        let kill = ToGuest::To { id, what: ToProgram::Kill };
+        if let (Some(out), Ok(frame)) = (&self.out, encode(&kill)) {
+            let _ = out.force(frame);
+        }
+    }
+}
+
+/// Subtracts from what a peer may send. Returns whether it was that much.
+fn take(left: &mut u32, bytes: usize) -> bool {
+    let rest = u32::try_from(bytes).ok().and_then(|bytes| left.checked_sub(bytes));
+    *left = rest.unwrap_or_default();
+    rest.is_some()
+}
+
+fn not_run(why: &str) -> FromProgram {
+    FromProgram::Ended(Status::NotRun { missing: false, why: why.to_owned() })
+}
+
+impl Entry {
+    fn tell(&self, what: FromProgram) {
+        if let Some(sink) = &self.sink {
+            // The receiver may be gone.
+            let _ = sink.send(what);
         }
     }
 }
@@ -216,7 +340,7 @@ impl Link {
 /// A program in a guest.
 pub(crate) struct AgentProgram {
     handle: ProgramHandle,
-    events: Receiver<FromProgram>,
+    messages: Messages,
 }
 
 /// Sends messages to the program. Dropping it kills the program.
@@ -225,33 +349,67 @@ pub(crate) struct ProgramHandle {
     id: u32,
 }
 
+/// The messages of a program.
+pub(crate) struct Messages {
+    agent: Arc<Agent>,
+    id: u32,
+    queue: Receiver<FromProgram>,
+    /// The last ping before the program was started.
+    before: u64,
+    since: Instant,
+    silence: Duration,
+}
+
 impl AgentProgram {
-    /// Splits the program into its handle and its messages, the last of which is
-    /// [`FromProgram::Ended`].
-    pub(crate) fn split(self) -> (ProgramHandle, Receiver<FromProgram>) {
-        (self.handle, self.events)
+    /// Splits the program into its handle and its messages.
+    pub(crate) fn split(self) -> (ProgramHandle, Messages) {
+        (self.handle, self.messages)
+    }
+}
+
+impl Messages {
+    /// Waits for the next message; the last one is [`FromProgram::Ended`]. A program that is merely
+    /// silent is waited for as long as its agent answers.
+    pub(crate) fn next(&self) -> Option<FromProgram> {
+        loop {
+            match self.queue.recv_timeout(LOOK) {
+                Ok(what) => return Some(what),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.agent.ping();
+            if let Some(why) = self.silent() {
+                lock(&self.agent.link).kill(self.id);
+                return Some(not_run(&why));
+            }
+        }
+    }
+
+    /// Returns why the program must be given up, if its agent has not answered for too long. If the
+    /// node was stopped on request after the program had started, it continues with the node.
+    fn silent(&self) -> Option<String> {
+        let pings = lock(&self.agent.pinged);
+        let started = pings.answered > self.before;
+        let silent = match started {
+            true if pings.held || pings.asked == pings.answered => return None,
+            true => pings.since.elapsed(),
+            false => self.since.elapsed(),
+        };
+        let held = if pings.held { "; it is paused" } else { "" };
+        (silent >= self.silence).then(|| {
+            format!("the node has not answered for {} s{held}", self.silence.as_secs_f64())
+        })
     }
 }
 
 impl ProgramHandle {
     /// Sends a message to the program; if it has ended, the message is dropped.
+    ///
+    /// # Errors
+    ///
+    /// If the program cannot be reached, or the client sends more than it may.
     pub(crate) fn say(&self, what: ToProgram) -> anyhow::Result<()> {
-        let out = {
-            let mut link = lock(&self.agent.link);
-            let Some(entry) = link.programs.get_mut(&self.id) else { return Ok(()) };
-            if let ToProgram::Credit(output, bytes) = what {
-                let credit = &mut entry.credit[output as usize];
-                *credit = credit.saturating_add(bytes.into());
-            }
-            link.out.clone()
-        };
-        match out {
-            Some(out) => {
-                let sent = send(&out, &ToGuest::To { id: self.id, what });
-                sent.context("the node's agent cannot be reached")
-            }
-            None => Ok(()),
-        }
+        lock(&self.agent.link).say(self.id, what)
     }
 
     /// Returns credit for this many bytes of a stream to the agent.
@@ -262,15 +420,6 @@ impl ProgramHandle {
 
 impl Drop for ProgramHandle {
     fn drop(&mut self) {
-        let runs = lock(&self.agent.link).programs.contains_key(&self.id);
-        if runs {
-            // If the program cannot be reached, it is dead, or dies with its node.
-            let _ = self.say(ToProgram::Kill);
-            // The guest may still send for this program, so its number must not be reused yet: the
-            // entry stays until the guest reports the end.
-            if let Some(entry) = lock(&self.agent.link).programs.get_mut(&self.id) {
-                entry.credit = [u64::MAX; 2];
-            }
-        }
+        lock(&self.agent.link).kill(self.id);
     }
 }

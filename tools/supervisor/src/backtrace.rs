@@ -31,6 +31,14 @@ pub struct Frame {
     pub line: Option<(String, u32)>,
 }
 
+impl Frame {
+    /// The bytes of its names.
+    pub(crate) fn bytes(&self) -> usize {
+        let line = self.line.as_ref().map_or(0, |(file, _)| file.len());
+        line + self.function.as_ref().map_or(0, String::len)
+    }
+}
+
 impl fmt::Display for Frame {
     /// `0x401234 function (file.rs:12)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

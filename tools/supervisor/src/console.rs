@@ -6,15 +6,24 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use tofu_sync::lock;
+use tofu_sync::queue::{Item, Receiver, Sender, WhenFull, queue};
+
+use crate::outlet::Outlet;
 
 /// Bytes of output kept for later clients.
 const TAIL: usize = 64 << 10;
-/// Chunks of output by which a viewer may lag behind. It loses any beyond that.
-const BEHIND: usize = 256;
+/// Bytes of output by which a viewer may lag behind. It loses the oldest beyond that.
+const BEHIND: usize = 1 << 20;
+/// Bytes of input that wait for a guest that does not read its console.
+const TYPED: usize = 64 << 10;
+/// How long input waits for such a guest.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes of output that are kept in one piece.
+const PIECE: usize = 4 << 10;
 /// The size at which a new log file is begun. The previous file is kept.
 const MAX_LOG: u64 = 1 << 20;
 
@@ -25,9 +34,26 @@ pub struct Console {
 
 struct Inner {
     tail: VecDeque<u8>,
-    viewers: Vec<SyncSender<Vec<u8>>>,
-    input: Option<UnixStream>,
+    viewers: Vec<Sender<Output>>,
+    input: Option<Outlet>,
     log: Log,
+}
+
+/// Output of a console, for a viewer.
+pub(crate) struct Output(pub(crate) Vec<u8>);
+
+impl Item for Output {
+    fn bytes(&self) -> usize {
+        self.0.len()
+    }
+
+    fn absorb(&mut self, later: Self) -> Option<Self> {
+        if self.0.len() + later.0.len() > PIECE {
+            return Some(later);
+        }
+        self.0.extend(later.0);
+        None
+    }
 }
 
 impl Console {
@@ -44,11 +70,12 @@ impl Console {
 
     /// Follows the console of a virtual machine until the virtual machine ends.
     pub fn follow(&self, mut stream: UnixStream) {
-        match stream.try_clone() {
+        let input = stream.try_clone().map_err(anyhow::Error::from);
+        match input.and_then(|input| Outlet::new(input, TYPED, PATIENCE)) {
             Ok(input) => self.lock().input = Some(input),
-            Err(error) => log::warn!("console input: {error}"),
+            Err(error) => log::warn!("console input: {error:#}"),
         }
-        let mut buffer = [0; 4096];
+        let mut buffer = [0; PIECE];
         loop {
             match stream.read(&mut buffer) {
                 Ok(n) if n > 0 => self.lock().output(&buffer[..n]),
@@ -61,20 +88,23 @@ impl Console {
     }
 
     /// Returns the latest output, and a receiver of the output to come.
-    pub(crate) fn view(&self) -> (Vec<u8>, Receiver<Vec<u8>>) {
-        let (sender, receiver) = sync_channel(BEHIND);
+    pub(crate) fn view(&self) -> (Vec<u8>, Receiver<Output>) {
+        let (sender, receiver) = queue(BEHIND, WhenFull::DropOldest);
         let mut inner = self.lock();
+        inner.viewers.retain(|viewer| !viewer.is_closed());
         inner.viewers.push(sender);
         (inner.tail.iter().copied().collect(), receiver)
     }
 
-    /// Sends input. A guest that does not read its console does not block the sender.
-    pub(crate) fn type_in(&self, bytes: &[u8]) -> io::Result<()> {
-        let input = self.lock().input.as_ref().map(UnixStream::try_clone).transpose()?;
-        match input {
-            Some(mut input) => input.write_all(bytes),
-            None => Ok(()),
-        }
+    /// Sends input. Input for a node that is off is lost.
+    ///
+    /// # Errors
+    ///
+    /// If the guest has not read its console for long.
+    pub(crate) fn type_in(&self, bytes: &[u8]) -> anyhow::Result<()> {
+        // Others need the lock while this waits for the guest.
+        let input = self.lock().input.clone();
+        input.map_or(Ok(()), |input| input.send(bytes.to_vec()))
     }
 
     /// Returns the last lines that are not blank, without control characters.
@@ -100,9 +130,7 @@ impl Inner {
         self.tail.extend(bytes);
         let excess = self.tail.len().saturating_sub(TAIL);
         self.tail.drain(..excess);
-        self.viewers.retain(|viewer| {
-            !matches!(viewer.try_send(bytes.to_vec()), Err(TrySendError::Disconnected(_)))
-        });
+        self.viewers.retain(|viewer| viewer.send(Output(bytes.to_vec())).is_ok());
         self.log.write(bytes);
     }
 }

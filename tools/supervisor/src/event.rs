@@ -2,6 +2,7 @@
 
 use tofu_fabric::{NodeId, PartId};
 use tofu_netboot::wire::FileRole;
+use tofu_sync::queue::{self, Item, Receiver, Sender, WhenFull};
 
 use crate::backtrace::Frame;
 
@@ -60,4 +61,61 @@ pub enum BootStage {
     Starting,
     /// It gives up, for this reason.
     Failed(String),
+}
+
+/// The bytes of events that wait for the thread that runs a machine.
+const MOST_WAITING: usize = 1 << 20;
+
+/// Creates the queue of a machine's events.
+pub fn events() -> (EventSender, Receiver<Event>) {
+    let (sender, receiver) = queue::queue(MOST_WAITING, WhenFull::Wait);
+    (EventSender(sender), receiver)
+}
+
+/// Sends events to the thread that runs a machine.
+#[derive(Clone)]
+pub struct EventSender(Sender<Event>);
+
+impl EventSender {
+    /// Sends an event. Output of a guest waits for room, so the reader of the output holds up the
+    /// guest. Progress that nobody sees is dropped. All other events arrive.
+    pub fn send(&self, event: Event) {
+        // The receiver is gone only when the run is over.
+        let _ = match event {
+            Event::Line(..) | Event::Frame(..) => self.0.send(event),
+            Event::Netboot(..) => self.0.try_send(event),
+            event => self.0.force(event),
+        };
+    }
+}
+
+impl Item for Event {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Line(_, text) | Self::Died(_, text) | Self::PartWent(_, text) => text.len(),
+            Self::Netboot(_, BootStage::Failed(text)) => text.len(),
+            Self::Ended(_, Outcome::Fault(text)) => text.len(),
+            Self::Frame(_, frame) => frame.bytes(),
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_output_waits_for_its_reader() {
+        let (sender, events) = events();
+        let line = || Event::Line(NodeId(0), "x".repeat(1000));
+        // Nobody reads, so output is refused instead of waiting.
+        events.release();
+        (0..10_000).for_each(|_| sender.send(line()));
+        (0..1000).for_each(|_| sender.send(Event::Netboot(NodeId(0), BootStage::Begun)));
+        sender.send(Event::Ended(NodeId(0), Outcome::Stopped));
+        let waiting: Vec<_> = events.try_iter().collect();
+        assert!(waiting.len() <= MOST_WAITING / 1000, "{}", waiting.len());
+        assert_eq!(waiting.last(), Some(&Event::Ended(NodeId(0), Outcome::Stopped)));
+    }
 }

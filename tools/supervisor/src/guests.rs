@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -28,7 +27,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::backtrace::{self, Frame};
 use crate::command_line;
 use crate::confine::Confinement;
-use crate::event::{Event, Outcome};
+use crate::event::{Event, EventSender, Outcome};
 use crate::machine::AnyMachine;
 use crate::plan::{Plan, VmPlan};
 use crate::registry::{Registry, SmallGuests};
@@ -42,7 +41,7 @@ pub(crate) struct Guests {
     /// The rights that their threads give up.
     pub(crate) confinement: Confinement,
     pub(crate) registry: Option<Arc<Registry>>,
-    pub(crate) events: Sender<Event>,
+    pub(crate) events: EventSender,
     pub(crate) all: Mutex<All>,
 }
 
@@ -123,15 +122,14 @@ impl Guests {
         }
         let function = Arc::clone(&device.function);
         note("running");
-        // Sent first, because the guest may end at once. The receiver is gone only when the run is
-        // over.
-        let _ = self.events.send(news(id));
+        // Sent first, because the guest may end at once.
+        self.events.send(news(id));
         vm.start(move |outcome| {
             if is_fault(outcome)
                 && let Some(registers) = holder.registers()
             {
                 for frame in backtrace::frames(&image, &memory, &registers) {
-                    let _ = ends.send(Event::Frame(id, frame));
+                    ends.send(Event::Frame(id, frame));
                 }
             }
             // A guest that exited is like a processor that halted: its device goes on serving
@@ -140,7 +138,7 @@ impl Guests {
                 function.reset();
             }
             note("ended");
-            let _ = ends.send(Event::Ended(id, outcome_of(outcome)));
+            ends.send(Event::Ended(id, outcome_of(outcome)));
         })?;
         let image = Arc::clone(&vm_plan.guest.image);
         all.guests.insert(id, SmallGuest { vm, image, device, taken_down: false });
@@ -157,7 +155,7 @@ impl Guests {
     ) -> anyhow::Result<(Vm, Arc<Device>, Windows)> {
         let lines = self.events.clone();
         let serial = move |line: &str| {
-            let _ = lines.send(Event::Line(id, line.to_owned()));
+            lines.send(Event::Line(id, line.to_owned()));
         };
         let config =
             VmConfig { name: node_name(at), memory: vm_plan.memory.0, ..VmConfig::default() };

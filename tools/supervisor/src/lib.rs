@@ -26,6 +26,7 @@ pub mod named;
 pub mod netboot;
 pub mod node;
 pub mod options;
+mod outlet;
 pub mod parts;
 pub mod plan;
 pub mod programs;

@@ -1,11 +1,10 @@
 //! The parts of a machine that other processes can use.
 
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 
 use tofu_control::rundir::RunDir;
 
-use crate::event::Event;
+use crate::event::EventSender;
 use crate::gateway::{self, GatewaySetup};
 use crate::janitor::Janitor;
 use crate::options::MachineArgs;
@@ -46,7 +45,7 @@ impl Named {
     /// # Errors
     ///
     /// If the host has no threads or descriptors left.
-    pub fn serve(&mut self, plan: &Plan, events: Sender<Event>) -> anyhow::Result<Arc<Registry>> {
+    pub fn serve(&mut self, plan: &Plan, events: EventSender) -> anyhow::Result<Arc<Registry>> {
         self.serve_part(plan, events, None)
     }
 
@@ -58,7 +57,7 @@ impl Named {
     pub fn serve_part(
         &mut self,
         plan: &Plan,
-        events: Sender<Event>,
+        events: EventSender,
         others: Option<Others>,
     ) -> anyhow::Result<Arc<Registry>> {
         let registry =

@@ -10,7 +10,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 
 use anyhow::{Context, bail};
 use tofu_fabric::NodeId;
@@ -24,7 +23,7 @@ use tofu_sandbox::Role;
 use self::tenant::BootServer;
 use crate::command_line;
 use crate::confine::Confinement;
-use crate::event::Event;
+use crate::event::EventSender;
 use crate::plan::Plan;
 use crate::units::BootFrom;
 
@@ -70,7 +69,7 @@ pub fn start(
     machine: &Arc<Machine>,
     plan: &Plan,
     linux: Option<&LinuxFiles<'_>>,
-    events: &Sender<Event>,
+    events: &EventSender,
     confinement: &Confinement,
 ) -> anyhow::Result<Option<IoNode>> {
     let Some(place) = plan.own_boot_server() else { return Ok(None) };

@@ -2,7 +2,6 @@
 //! `tofu-linux-nodes`.
 
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use tofu_abi::Coords;
@@ -11,7 +10,7 @@ use tofu_image::Arch;
 
 use crate::agent::Agent;
 use crate::console::Console;
-use crate::event::Event;
+use crate::event::EventSender;
 use crate::machine::AnyMachine;
 use crate::netboot::LinuxFiles;
 use crate::plan::Plan;
@@ -90,6 +89,6 @@ pub trait LinuxBackend: Sync {
         &self,
         machine: &AnyMachine,
         plan: &Plan,
-        events: &Sender<Event>,
+        events: &EventSender,
     ) -> anyhow::Result<Box<dyn Send>>;
 }

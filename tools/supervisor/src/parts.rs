@@ -19,7 +19,7 @@ use tofu_sync::lock;
 
 use crate::command_line;
 use crate::confine::Confinement;
-use crate::event::Event;
+use crate::event::{Event, EventSender};
 use crate::plan::Plan;
 use crate::units::PartOf;
 
@@ -141,7 +141,7 @@ impl Others {
     pub(crate) fn connect(
         &self,
         machine: &Machine,
-        events: &Sender<Event>,
+        events: &EventSender,
         confinement: &Confinement,
     ) -> io::Result<()> {
         let network = machine.network();
@@ -175,7 +175,7 @@ impl Others {
 /// Handles the messages of other parts.
 struct Inbox {
     network: Network,
-    events: Sender<Event>,
+    events: EventSender,
     /// Parts that have reported their end. Further reports are ignored.
     ended: Mutex<HashSet<PartId>>,
     /// Parts that have gone.
@@ -190,8 +190,7 @@ struct Inbox {
 impl Inbox {
     fn tell(&self, event: Event) {
         if !self.left.load(SeqCst) {
-            // The receiver is gone once the run is over.
-            let _ = self.events.send(event);
+            self.events.send(event);
         }
     }
 }

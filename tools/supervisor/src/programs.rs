@@ -1,7 +1,6 @@
 //! Guest programs on Linux nodes, run by the nodes' agents.
 
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 use std::thread;
 
 use anyhow::{Context, bail};
@@ -9,7 +8,7 @@ use tofu_agent::files;
 use tofu_agent::wire::{Exec, FromProgram, MAX_DATA, Output, Program, Status, ToProgram, WINDOW};
 
 use crate::agent::Agent;
-use crate::event::{Event, Outcome};
+use crate::event::{Event, EventSender, Outcome};
 use crate::guest::Guest;
 use crate::node::AgentNode;
 
@@ -30,7 +29,7 @@ pub fn run(
     input: &[u8],
     mut output: impl FnMut(Output, &[u8]),
 ) -> anyhow::Result<Status> {
-    let (handle, events) = agent.exec(Exec { stdin: !input.is_empty(), ..exec })?.split();
+    let (handle, messages) = agent.exec(Exec { stdin: !input.is_empty(), ..exec }, None)?.split();
     let mut left = input;
     let mut credit = WINDOW as usize;
     loop {
@@ -43,7 +42,7 @@ pub fn run(
                 handle.say(ToProgram::InputEnd)?;
             }
         }
-        match events.recv().context("the node has stopped")? {
+        match messages.next().context("the node has stopped")? {
             FromProgram::Output(stream, bytes) => {
                 output(stream, &bytes);
                 handle.used(stream, bytes.len())?;
@@ -75,7 +74,7 @@ pub fn start(
     node: &Arc<dyn AgentNode>,
     guest: &Guest,
     args: &str,
-    events: &Sender<Event>,
+    events: &EventSender,
 ) -> anyhow::Result<()> {
     let (node, guest, events) = (Arc::clone(node), guest.clone(), events.clone());
     let words: Vec<String> = args.split_whitespace().map(str::to_owned).collect();
@@ -86,13 +85,12 @@ pub fn start(
             let exec = Exec { program: Program::Named, args, env: Vec::new(), stdin: false };
             run(node.agent(), exec, &[], |_, bytes| {
                 lines.take(bytes, |line| {
-                    // The receiver is gone only when the run is over.
-                    let _ = events.send(Event::Line(node.id(), line));
+                    events.send(Event::Line(node.id(), line));
                 });
             })
         });
         lines.end(|line| {
-            let _ = events.send(Event::Line(node.id(), line));
+            events.send(Event::Line(node.id(), line));
         });
         let outcome = match status {
             Ok(Status::Code(code)) => Outcome::Exited(code as u32),
@@ -100,7 +98,7 @@ pub fn start(
             Ok(Status::NotRun { why, .. }) => Outcome::Fault(why),
             Err(error) => Outcome::Fault(format!("{error:#}")),
         };
-        let _ = events.send(Event::Ended(node.id(), outcome));
+        events.send(Event::Ended(node.id(), outcome));
     });
     thread.context("no threads left")?;
     Ok(())

@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,11 +13,12 @@ use tofu_fabric::{NodeId, PartId, Parts};
 use tofu_gateway::{Connector, LinkStats};
 use tofu_machine::{LinkFailed, Node, TorusNode};
 use tofu_sync::lock;
+use tofu_sync::queue::{Receiver, Sender, WhenFull, queue};
 use tofu_ui::printable;
 use tofu_vfio_user::Server;
 use tofu_vmm::Holder;
 
-use crate::event::{BootStage, Event, Outcome};
+use crate::event::{BootStage, Event, EventSender, Outcome};
 use crate::gateway::GatewayInfo;
 use crate::jobs::Jobs;
 use crate::machine::AnyNetwork;
@@ -33,7 +33,7 @@ use crate::units::PartOf;
 pub struct Registry {
     pub(crate) network: Network,
     pub(crate) started: Instant,
-    pub(crate) events: Sender<Event>,
+    pub(crate) events: EventSender,
     linux: OnceLock<Vec<Arc<dyn AgentNode>>>,
     built: OnceLock<Built>,
     /// Nodes without Linux.
@@ -49,7 +49,7 @@ pub struct Registry {
     /// Which job holds which nodes.
     pub(crate) jobs: Jobs,
     /// The followers of events.
-    followers: Mutex<Vec<SyncSender<EventInfo>>>,
+    followers: Mutex<Vec<Sender<Arc<EventInfo>>>>,
     /// Each follower holds a clone until it has passed on the last event.
     following: Arc<()>,
     cancelled: AtomicBool,
@@ -99,8 +99,8 @@ pub(crate) trait SmallGuests: Send + Sync {
 
 /// How long followers may take to pass on the end of the machine.
 const LAST_WORD: Duration = Duration::from_millis(500);
-/// Events by which a follower may lag behind.
-const FOLLOWERS_QUEUE: usize = 1 << 14;
+/// Bytes of events by which a follower may lag behind.
+const FOLLOWERS_QUEUE: usize = 4 << 20;
 
 /// A machine that has been built.
 struct Built {
@@ -111,7 +111,7 @@ struct Built {
 impl Registry {
     /// Creates the registry of a machine that is not built yet. `events` receives the machine's
     /// events.
-    pub fn new(network: &Network, events: Sender<Event>) -> Self {
+    pub fn new(network: &Network, events: EventSender) -> Self {
         Self {
             network: network.clone(),
             started: Instant::now(),
@@ -387,9 +387,11 @@ impl Registry {
 
     /// Returns the events from now on. The second value must be dropped when the last event has
     /// been passed on.
-    pub(crate) fn follow(&self) -> (Receiver<EventInfo>, Arc<()>) {
-        let (sender, events) = mpsc::sync_channel(FOLLOWERS_QUEUE);
-        lock(&self.followers).push(sender);
+    pub(crate) fn follow(&self) -> (Receiver<Arc<EventInfo>>, Arc<()>) {
+        let (sender, events) = queue(FOLLOWERS_QUEUE, WhenFull::Close);
+        let mut followers = lock(&self.followers);
+        followers.retain(|follower| !follower.is_closed());
+        followers.push(sender);
         (events, Arc::clone(&self.following))
     }
 
@@ -417,13 +419,13 @@ impl Registry {
         if followers.is_empty() {
             return;
         }
-        let event = EventInfo {
+        let event = Arc::new(EventInfo {
             seconds: self.started.elapsed().as_secs_f64(),
             node: node.map(|node| node.0),
             at: node.and_then(|node| Some(self.network.shape.coords(node)?.to_array())),
             what,
-        };
-        followers.retain(|follower| follower.try_send(event.clone()).is_ok());
+        });
+        followers.retain(|follower| follower.send(Arc::clone(&event)).is_ok());
     }
 
     /// Tells followers about an event of the machine.

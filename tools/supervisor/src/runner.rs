@@ -5,7 +5,6 @@
 //! VMs.
 
 use std::collections::BTreeSet;
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 
 use anyhow::{Context, bail};
@@ -22,7 +21,7 @@ use tofu_vmm::Hypervisor;
 use crate::backtrace::Frame;
 use crate::capture::{FileCapture, ToFile};
 use crate::confine::Confinement;
-use crate::event::Event;
+use crate::event::{Event, EventSender};
 use crate::gateway::{Gateway, GatewaySetup};
 use crate::guests::Guests;
 use crate::machine::AnyMachine;
@@ -67,7 +66,7 @@ pub trait Backend {
     /// # Errors
     /// One line on what this host lacks or what is wrong with a guest, and how to
     /// fix it. Nothing runs then.
-    fn start(&self, plan: &Plan, events: Sender<Event>) -> anyhow::Result<Box<dyn Running>>;
+    fn start(&self, plan: &Plan, events: EventSender) -> anyhow::Result<Box<dyn Running>>;
 
     /// Passes an event of the machine to outside followers. Must be called for each event.
     fn on_event(&self, _event: &Event) {}
@@ -176,7 +175,7 @@ pub fn registered_machine(
     doorbells: Doorbells,
     engines: usize,
     confinement: &Confinement,
-    events: Sender<Event>,
+    events: EventSender,
 ) -> anyhow::Result<(AnyMachine, Arc<Registry>)> {
     let registry = Arc::new(Registry::new(network, events));
     let surroundings =
@@ -192,7 +191,7 @@ pub fn engines(wanted: Option<Engines>, cores: usize) -> usize {
 }
 
 impl Backend for Machines {
-    fn start(&self, plan: &Plan, events: Sender<Event>) -> anyhow::Result<Box<dyn Running>> {
+    fn start(&self, plan: &Plan, events: EventSender) -> anyhow::Result<Box<dyn Running>> {
         let any_bare = plan.bare().next().is_some();
         let hypervisor = any_bare.then(Hypervisor::open).transpose()?;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());

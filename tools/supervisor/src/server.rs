@@ -19,7 +19,6 @@ use std::io::{BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{
     Arc,
     atomic::{AtomicBool, Ordering::SeqCst},
@@ -29,13 +28,15 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
-use tofu_agent::wire::FromProgram;
+use tofu_agent::wire::{FromProgram, MAX_PROGRAMS};
 use tofu_control::lines::{LineError, LineReader, MAX_REQUEST};
 use tofu_control::protocol::{NodeKind, Reply, Request, VERSION};
 use tofu_fabric::NodeId;
 use tofu_gateway::{Connected, Connector};
+use tofu_sync::queue::RecvTimeoutError;
 
-use crate::agent::ProgramHandle;
+use crate::agent::AgentProgram;
+use crate::console::Output;
 use crate::event::Event;
 use crate::node::AgentNode;
 use crate::registry::Registry;
@@ -44,6 +45,11 @@ use parts::Way;
 use reply::say;
 
 pub use metrics::Metrics;
+
+/// The most connections at the same time, besides one for each program that nodes can run.
+const MOST_CLIENTS: usize = 512;
+/// How long another part may take to send the request for which it has opened a stream.
+const FIRST_REQUEST: Duration = Duration::from_secs(10);
 
 /// Where a request comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,13 +66,24 @@ pub fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {
     let listener = UnixListener::bind(socket).with_context(cannot)?;
     serve_visitors(registry)?;
     let registry = Arc::clone(registry);
+    let clients = Arc::new(());
     let accept = move || {
         for client in listener.incoming() {
             match client {
-                Ok(client) => {
+                Ok(mut client) => {
+                    let programs = registry.linux().len() * MAX_PROGRAMS;
+                    if Arc::strong_count(&clients) > MOST_CLIENTS + programs {
+                        // There is room for it in the socket's buffer.
+                        let why = "too many commands use the machine at the same time".to_owned();
+                        let _ = hello(&mut client);
+                        let _ = say(&mut client, &Reply::Error { why });
+                        continue;
+                    }
                     let registry = Arc::clone(&registry);
                     let thread = thread::Builder::new().name("control".into());
+                    let counted = Arc::clone(&clients);
                     let run = move || {
+                        let _counted = counted;
                         if let Err(error) = serve_client(client, &registry, Asker::Host) {
                             log::debug!("control: {error:#}");
                         }
@@ -111,16 +128,26 @@ fn serve_visitors(registry: &Arc<Registry>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn serve_client(mut client: UnixStream, registry: &Registry, asker: Asker) -> anyhow::Result<()> {
+/// Says which protocol this is.
+fn hello(client: &mut UnixStream) -> anyhow::Result<()> {
     let tofu = env!("CARGO_PKG_VERSION").to_owned();
-    match say(&mut client, &Reply::Hello { protocol: VERSION, tofu }) {
+    say(client, &Reply::Hello { protocol: VERSION, tofu })
+}
+
+fn serve_client(mut client: UnixStream, registry: &Registry, asker: Asker) -> anyhow::Result<()> {
+    match hello(&mut client) {
         // The client only checked whether the socket is served.
         Err(error) if is_gone(&error) => return Ok(()),
         said => said?,
     }
     let mut requests = LineReader::new(client.try_clone()?, MAX_REQUEST);
+    if asker == Asker::Part {
+        client.set_read_timeout(Some(FIRST_REQUEST))?;
+    }
     loop {
-        let request = match requests.receive() {
+        let received = requests.receive();
+        client.set_read_timeout(None)?;
+        let request = match received {
             Ok(Some(request)) => request,
             Ok(None) => return Ok(()),
             Err(LineError::Io(error)) if error.kind() == ErrorKind::ConnectionReset => {
@@ -158,13 +185,11 @@ fn serve_client(mut client: UnixStream, registry: &Registry, asker: Asker) -> an
         let reply = match request {
             // These requests keep the rest of the connection.
             Request::Exec(exec) => {
-                let started =
-                    find(registry, exec.node).and_then(|node| node.agent().exec(exec.exec));
+                let silence = exec.silence_ms.map(Duration::from_millis);
+                let started = find(registry, exec.node)
+                    .and_then(|node| node.agent().exec(exec.exec, silence));
                 match started {
-                    Ok(running) => {
-                        let (handle, events) = running.split();
-                        return serve_program(client, requests, handle, events);
-                    }
+                    Ok(program) => return serve_program(client, requests, program),
                     Err(error) => Err(error),
                 }
             }
@@ -195,7 +220,7 @@ fn serve_client(mut client: UnixStream, registry: &Registry, asker: Asker) -> an
             },
             Request::Events => {
                 let rest = registry.rest().filter(|_| asker == Asker::Host);
-                return events::serve(client, requests, registry, rest);
+                return events::serve(client, registry, rest);
             }
             Request::Job { command, pid } => {
                 return jobs::serve(client, requests, registry, (&command, pid));
@@ -203,8 +228,7 @@ fn serve_client(mut client: UnixStream, registry: &Registry, asker: Asker) -> an
             Request::Down => {
                 // Answered first, because this process may end before it could answer.
                 say(&mut client, &Reply::Done)?;
-                // If the receiver is gone, the machine is already going down.
-                let _ = registry.events.send(Event::Down);
+                registry.events.send(Event::Down);
                 continue;
             }
             request => answer(registry, request),
@@ -253,11 +277,11 @@ fn datagrams(
 fn serve_program(
     mut client: UnixStream,
     mut requests: LineReader<UnixStream>,
-    handle: ProgramHandle,
-    events: Receiver<FromProgram>,
+    program: AgentProgram,
 ) -> anyhow::Result<()> {
+    let (handle, messages) = program.split();
     let answers = thread::Builder::new().name("program".into()).spawn(move || {
-        for what in events {
+        while let Some(what) = messages.next() {
             let ended = matches!(what, FromProgram::Ended(_));
             if say(&mut client, &Reply::Program { what }).is_err() || ended {
                 break;
@@ -301,7 +325,7 @@ fn serve_console(
         let mut sent = client.write_all(&tail);
         while sent.is_ok() && !seen.load(SeqCst) {
             match output.recv_timeout(LOOK) {
-                Ok(bytes) => sent = client.write_all(&bytes),
+                Ok(Output(bytes)) => sent = client.write_all(&bytes),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }

@@ -24,6 +24,13 @@ pub trait Item: Sized {
     }
 }
 
+/// An item that several queues share. Each of them counts all of it.
+impl<T: Item> Item for Arc<T> {
+    fn bytes(&self) -> usize {
+        size_of::<T>() + (**self).bytes()
+    }
+}
+
 /// The rule for an item that a queue has no room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenFull {
@@ -42,6 +49,9 @@ pub enum WhenFull {
 
 /// Capacity from which an empty queue gives its memory back, in items.
 const KEPT: usize = 64;
+
+/// How many times its bytes a queue holds for [`Sender::force`].
+pub const RESERVE: usize = 8;
 
 struct Shared<T> {
     /// The most bytes that it holds. A single larger item is accepted into an empty queue.
@@ -143,12 +153,12 @@ impl<T: Item> Sender<T> {
         self.add(item, Some(WhenFull::WaitFor(Duration::ZERO)))
     }
 
-    /// Adds an item that must arrive, even if there is no room. The caller makes sure that these
-    /// are few.
+    /// Adds an item that must arrive, even if there is no room. These are few by their nature; they
+    /// are refused beyond [`RESERVE`] times the queue's bytes.
     ///
     /// # Errors
     ///
-    /// The item, if nobody receives any more.
+    /// The item, if nobody receives any more or the reserve is used up.
     pub fn force(&self, item: T) -> Result<(), TrySendError<T>> {
         self.add(item, None)
     }
@@ -167,6 +177,11 @@ impl<T: Item> Sender<T> {
         self.force(item)
     }
 
+    /// Returns whether nothing is accepted any more, because nobody receives or the queue was full.
+    pub fn is_closed(&self) -> bool {
+        lock(&self.0.state).closed
+    }
+
     fn add(&self, item: T, rule: Option<WhenFull>) -> Result<(), TrySendError<T>> {
         let Shared { most, state, came, room, .. } = &*self.0;
         let mut state = lock(state);
@@ -175,9 +190,9 @@ impl<T: Item> Sender<T> {
         }
         let Some(mut item) = state.merge(item, 1) else { return Ok(()) };
         let mut until = None;
-        while let Some(rule) = rule
-            && !state.has_room(cost(&item), *most)
-        {
+        let most = if rule.is_none() { most.saturating_mul(RESERVE) } else { *most };
+        let rule = rule.unwrap_or(WhenFull::WaitFor(Duration::ZERO));
+        while !state.has_room(cost(&item), most) {
             match rule {
                 WhenFull::Wait if !state.released => state = wait(room, state),
                 WhenFull::WaitFor(time) if !state.released && !time.is_zero() => {

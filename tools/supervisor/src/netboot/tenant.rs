@@ -1,7 +1,6 @@
 //! The boot server as a tenant of an I/O node.
 
 use std::collections::HashMap;
-use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use tofu_abi::Coords;
@@ -11,7 +10,7 @@ use tofu_ipotofu::addr;
 use tofu_netboot::wire::ETHERTYPE;
 use tofu_netboot::{News, Server};
 
-use crate::event::{BootStage, Event};
+use crate::event::{BootStage, Event, EventSender};
 
 const HEADER: usize = 14;
 /// Answers sent before other frames get their turn.
@@ -22,11 +21,11 @@ const SOON: Duration = Duration::from_micros(100);
 pub(super) struct BootServer {
     server: Server,
     ids: HashMap<Coords, NodeId>,
-    events: Sender<Event>,
+    events: EventSender,
 }
 
 impl BootServer {
-    pub(super) fn new(server: Server, ids: HashMap<Coords, NodeId>, events: Sender<Event>) -> Self {
+    pub(super) fn new(server: Server, ids: HashMap<Coords, NodeId>, events: EventSender) -> Self {
         Self { server, ids, events }
     }
 
@@ -38,8 +37,7 @@ impl BootServer {
             News::Failed(node, why) => (node, BootStage::Failed(why)),
         };
         if let Some(id) = self.ids.get(&node) {
-            // The receiver is gone only when the run is over.
-            let _ = self.events.send(Event::Netboot(*id, stage));
+            self.events.send(Event::Netboot(*id, stage));
         }
     }
 }

@@ -3,32 +3,33 @@
 use std::collections::HashMap;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tofu_control::lines::LineReader;
 use tofu_control::protocol::{EventInfo, EventKind, Reply, Request};
 use tofu_fabric::{NodeId, PartId, Parts};
+use tofu_sync::queue::{Receiver, RecvTimeoutError, Sender, WhenFull, queue};
 use tofu_ui::printable;
 
 use super::parts::OF_JOBS;
-use super::reply::say;
+use super::reply::{has_left, say};
 use crate::registry::{Registry, Rest};
 
 /// How often to check for parts that have come back, and whether a follower without events is still
 /// there.
 const LOOK: Duration = Duration::from_millis(500);
-/// The most events of other parts that wait for a follower. The parts hold back any beyond that.
-const ELSEWHERE: usize = 1 << 10;
+/// The most bytes of events of other parts that wait for a follower. The parts hold back any beyond
+/// that.
+const ELSEWHERE: usize = 256 << 10;
 /// How often to check for events of other parts.
 const MERGE: Duration = Duration::from_millis(50);
 
 /// Follows the events of other parts.
 struct Elsewhere<'a> {
     rest: &'a Rest,
-    sender: SyncSender<EventInfo>,
+    sender: Sender<EventInfo>,
     events: Receiver<EventInfo>,
     /// For each part that is followed, its process and the stream from it.
     followed: HashMap<PartId, (u32, UnixStream)>,
@@ -37,7 +38,7 @@ struct Elsewhere<'a> {
 
 impl<'a> Elsewhere<'a> {
     fn new(rest: &'a Rest) -> Self {
-        let (sender, events) = mpsc::sync_channel(ELSEWHERE);
+        let (sender, events) = queue(ELSEWHERE, WhenFull::Wait);
         Self { rest, sender, events, followed: HashMap::new(), looked_at: None }
     }
 
@@ -124,23 +125,15 @@ fn of_part(parts: &Parts, part: PartId, event: EventInfo) -> Option<EventInfo> {
 /// Sends events until the client has left or cannot keep up. With `rest`, they come from all parts.
 pub(super) fn serve(
     mut client: UnixStream,
-    mut requests: LineReader<UnixStream>,
     registry: &Registry,
     rest: Option<&Rest>,
 ) -> anyhow::Result<()> {
-    let (events, _follows): (Receiver<EventInfo>, _) = registry.follow();
+    let (events, _follows) = registry.follow();
     let mut elsewhere = rest.map(Elsewhere::new);
     let wait = if elsewhere.is_some() { MERGE } else { LOOK };
     // Follow the other parts before telling the client that it will see all events.
     elsewhere.iter_mut().for_each(Elsewhere::look);
     say(&mut client, &Reply::Done)?;
-    let (left, gone) = std::sync::mpsc::channel::<()>();
-    let listen = move || {
-        // The client sends nothing more. The end of its stream means that it wants no more events.
-        while let Ok(Some(_)) = requests.receive::<Request>() {}
-        drop(left);
-    };
-    thread::Builder::new().name("events".into()).spawn(listen).context("no threads left")?;
     loop {
         if let Some(elsewhere) = &mut elsewhere {
             elsewhere.look();
@@ -153,7 +146,7 @@ pub(super) fn serve(
         match events.recv_timeout(wait) {
             Ok(event) => {
                 let last = event.what == EventKind::Down;
-                say(&mut client, &Reply::Event(event))?;
+                say(&mut client, &Reply::Event(Arc::unwrap_or_clone(event)))?;
                 if last {
                     break;
                 }
@@ -165,7 +158,8 @@ pub(super) fn serve(
                 break;
             }
         }
-        if gone.try_recv() == Err(std::sync::mpsc::TryRecvError::Disconnected) {
+        // The client sends nothing more. The end of its stream means that it wants no more events.
+        if has_left(&client) {
             break;
         }
     }

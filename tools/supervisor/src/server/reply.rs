@@ -7,12 +7,28 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 
 use anyhow::Context;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use tofu_control::lines::{LineReader, encode};
 use tofu_control::protocol::{Reply, Request};
 
 /// Writes a reply.
 pub(super) fn say(client: &mut UnixStream, reply: &Reply) -> anyhow::Result<()> {
     Ok(client.write_all(&encode(reply)?)?)
+}
+
+/// Returns whether a client that has nothing more to say has left. What it says is dropped.
+pub(super) fn has_left(client: &UnixStream) -> bool {
+    let mut said = [0; 1024];
+    loop {
+        match recv(client, &mut said[..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return true,
+            Ok(_) => {}
+            Err(Errno::AGAIN) => return false,
+            Err(Errno::INTR) => {}
+            Err(_) => return true,
+        }
+    }
 }
 
 /// Returns a flag for a client that receives data. It is set when the client wants no more, which

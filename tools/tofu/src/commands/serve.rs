@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::mpsc;
 
 use anyhow::bail;
 use clap::Parser;
@@ -12,7 +11,7 @@ use tofu_control::MachineName;
 use tofu_control::rundir::{RunDir, node_file};
 use tofu_linux_nodes::qemu;
 use tofu_supervisor::confine::Confinement;
-use tofu_supervisor::event::Event;
+use tofu_supervisor::event::{self, Event};
 use tofu_supervisor::janitor::Janitor;
 use tofu_supervisor::options::{SandboxArgs, ShapeArgs};
 use tofu_supervisor::plan::{Network, shape_of};
@@ -95,11 +94,10 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     if shape.nodes() > MOST {
         bail!("the shape {shape} has {} nodes; at most {MOST} can be served", shape.nodes());
     }
-    let (sender, events) = mpsc::channel();
+    let (sender, events) = event::events();
     let signal_sender = sender.clone();
     let _signals = signals::forward(move |signal| {
-        // The receiver is gone once the run is over.
-        let _ = signal_sender.send(Event::Signal(signal));
+        signal_sender.send(Event::Signal(signal));
     })?;
     let dir = RunDir::create(args.name.as_ref())?;
     let folder = args.socket_dir.clone().unwrap_or_else(|| dir.path().to_owned());

@@ -9,13 +9,12 @@ mod watch;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self};
 use std::time::Instant;
 
 use anyhow::{anyhow, bail};
 use clap::{Args, Parser};
 use tofu_supervisor::confine::Confinement;
-use tofu_supervisor::event::Event;
+use tofu_supervisor::event::{self, Event};
 use tofu_supervisor::gateway::GatewaySetup;
 use tofu_supervisor::named::Named;
 use tofu_supervisor::options::MachineArgs;
@@ -143,11 +142,10 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     let mut named = Named::new(&plan, &args)?;
     // Before there are other threads, which it would not reach.
     let confinement = Confinement::of_guests(&[named.dir.base()], args.sandbox.off)?;
-    let (sender, events) = mpsc::channel();
+    let (sender, events) = event::events();
     let signal_sender = sender.clone();
     let _signals = signals::forward(move |signal| {
-        // The receiver is gone once the run is over.
-        let _ = signal_sender.send(Event::Signal(signal));
+        signal_sender.send(Event::Signal(signal));
     })?;
     let mut out = io::stdout();
     let name = named.dir.name().clone();

@@ -1,7 +1,7 @@
 //! `tofu up` of a machine with Linux nodes.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use std::{io, process};
 
@@ -10,7 +10,7 @@ use tofu_control::rundir::RunDir;
 use tofu_linux_nodes::host::LinuxHost;
 use tofu_linux_nodes::outfits::{Monitors, Outfits};
 use tofu_supervisor::confine::Confinement;
-use tofu_supervisor::event::Event;
+use tofu_supervisor::event::{self, Event};
 use tofu_supervisor::gateway::GatewaySetup;
 use tofu_supervisor::named::Named;
 use tofu_supervisor::options::{MachineArgs, Net};
@@ -64,7 +64,7 @@ pub(crate) fn run(
     }
     let mut parent = args.linux.detached.then(detach::Parent::new).transpose()?;
     let monitors = Monitors::choose(plan, &args.linux)?;
-    let (sender, events) = mpsc::channel();
+    let (sender, events) = event::events();
     let (signal_sender, cancelled) = (sender.clone(), Arc::new(AtomicBool::new(false)));
     let (seen, waits) = (Arc::clone(&cancelled), Arc::new(AtomicBool::new(false)));
     let waiting = Arc::clone(&waits);
@@ -74,8 +74,7 @@ pub(crate) fn run(
             // There is nothing to tidy up yet.
             process::exit(exit::of_signal(signal).into());
         }
-        // The receiver is gone once the run is over.
-        let _ = signal_sender.send(Event::Signal(signal));
+        signal_sender.send(Event::Signal(signal));
     })?;
     let style = Style::detect(json);
     let outfits = {

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tofu_fabric::{NodeId, PartId};
 use tofu_supervisor::backtrace::Frame;
-use tofu_supervisor::event::{BootStage, Event, Outcome};
+use tofu_supervisor::event::{BootStage, Event, EventSender, Outcome};
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::runner::{Backend, Running};
+use tofu_sync::queue::{Receiver, RecvTimeoutError};
 use tofu_ui::{exit, printable};
 
 use crate::commands::up::board::Board;
@@ -54,7 +54,7 @@ pub(crate) fn watch(
     plan: &Plan,
     grace: Duration,
     backend: &(dyn Backend + Sync),
-    sender: Sender<Event>,
+    sender: EventSender,
     events: &Receiver<Event>,
     screen: &mut Screen<'_>,
     started: &mut dyn FnMut(&mut Screen<'_>) -> anyhow::Result<()>,
@@ -82,18 +82,13 @@ pub(crate) fn watch(
     let machine = thread::scope(|scope| {
         let starting = scope.spawn(move || {
             let machine = backend.start(plan, sender.clone());
-            // The receiver outlives this thread.
-            let _ = sender.send(Event::Started);
+            sender.send(Event::Started);
             machine
         });
-        while let Ok(event) = events.recv() {
-            if event == Event::Started {
-                break;
-            }
-            watch.take(event)?;
-            if watch.is_to_end() {
-                backend.cancel();
-            }
+        if let Err(error) = watch.follow_start(events) {
+            // The thread may wait for guests that wait for their output to be read.
+            events.release();
+            return Err(error.into());
         }
         starting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
@@ -102,6 +97,8 @@ pub(crate) fn watch(
         Err(_) if watch.is_to_end() => return watch.finish(),
         Err(error) => return Err(error),
     };
+    // Dropped before the machine, whose guests may wait for their output to be read.
+    let _unread = Unread(events);
     if !watch.is_to_end() {
         started(watch.screen)?;
         watch.started = true;
@@ -157,12 +154,22 @@ pub(crate) fn watch(
     }
     // Their further course does not matter here.
     watch.others.clear();
+    events.release();
     machine.stop();
     while let Ok(event) = events.try_recv() {
         watch.take(event)?;
     }
     drop(machine);
     watch.finish()
+}
+
+/// Lets guests that print no longer wait when it is dropped.
+struct Unread<'a>(&'a Receiver<Event>);
+
+impl Drop for Unread<'_> {
+    fn drop(&mut self) {
+        self.0.release();
+    }
 }
 
 /// The other parts of the machine of a plan.
@@ -175,6 +182,20 @@ fn others(plan: &Plan) -> BTreeMap<PartId, bool> {
 }
 
 impl MachineWatch<'_, '_> {
+    /// Follows a machine until it has started.
+    fn follow_start(&mut self, events: &Receiver<Event>) -> io::Result<()> {
+        while let Ok(event) = events.recv() {
+            if event == Event::Started {
+                break;
+            }
+            self.take(event)?;
+            if self.is_to_end() {
+                self.backend.cancel();
+            }
+        }
+        Ok(())
+    }
+
     /// Whether guests still run, here or in other parts.
     fn is_under_way(&self) -> bool {
         self.running > 0 || self.others.values().any(|runs| *runs)
@@ -360,6 +381,7 @@ impl MachineWatch<'_, '_> {
         events: &Receiver<Event>,
         (kind, why): (&'static str, &str),
     ) -> io::Result<()> {
+        events.release();
         let hanging = self.without_result().into_iter();
         let hanging: Vec<_> =
             hanging.map(|id| (id, machine.registers(id), machine.frames(id))).collect();
@@ -420,8 +442,9 @@ pub(super) mod tests {
     use super::*;
     use anyhow::bail;
     use std::borrow::Cow;
-    use std::sync::{Arc, mpsc};
+    use std::sync::Arc;
     use tofu_fabric::Shape;
+    use tofu_supervisor::event;
     use tofu_supervisor::guest::Guest;
     use tofu_supervisor::plan::{IpPlan, Network, NodePlan, Role, VmPlan};
     use tofu_supervisor::units::{BootFrom, Doorbell, Driver, MemorySize, Timeout};
@@ -464,7 +487,7 @@ pub(super) mod tests {
 
     /// A machine whose guests do nothing by themselves; the test sends their events.
     struct Idle {
-        events: Sender<Event>,
+        events: EventSender,
         hanging: Vec<u32>,
     }
 
@@ -474,7 +497,7 @@ pub(super) mod tests {
         }
         fn stop(&mut self) {
             for id in self.hanging.drain(..) {
-                self.events.send(Event::Ended(NodeId(id), Outcome::Stopped)).unwrap();
+                self.events.send(Event::Ended(NodeId(id), Outcome::Stopped));
             }
         }
     }
@@ -486,9 +509,9 @@ pub(super) mod tests {
     }
 
     impl Backend for Script {
-        fn start(&self, _: &Plan, events: Sender<Event>) -> anyhow::Result<Box<dyn Running>> {
+        fn start(&self, _: &Plan, events: EventSender) -> anyhow::Result<Box<dyn Running>> {
             for event in &self.coming {
-                events.send(event.clone())?;
+                events.send(event.clone());
             }
             Ok(Box::new(Idle { events, hanging: self.hanging.clone() }))
         }
@@ -498,7 +521,7 @@ pub(super) mod tests {
 
     /// Runs `plan` with these events, and with `hanging` nodes that run until stopped.
     fn run(plan: &Plan, style: Style, coming: Vec<Event>, hanging: &[u32]) -> (u8, String) {
-        let (sender, events) = mpsc::channel();
+        let (sender, events) = event::events();
         let mut out = Vec::new();
         let mut screen = Screen::new(&mut out, style, plan, "test").unwrap();
         let script = Script { coming, hanging: hanging.to_vec() };
@@ -680,12 +703,12 @@ pub(super) mod tests {
         }
         struct Silent;
         impl Backend for Silent {
-            fn start(&self, _: &Plan, _: Sender<Event>) -> anyhow::Result<Box<dyn Running>> {
+            fn start(&self, _: &Plan, _: EventSender) -> anyhow::Result<Box<dyn Running>> {
                 Ok(Box::new(Gone))
             }
         }
         let plan = plan("unit", 1, LONG);
-        let (sender, events) = mpsc::channel();
+        let (sender, events) = event::events();
         let mut out = Vec::new();
         let mut screen = Screen::new(&mut out, TEXT, &plan, "test").unwrap();
         assert_eq!(
@@ -698,12 +721,12 @@ pub(super) mod tests {
     fn a_host_that_cannot_run_it_is_an_error() {
         struct Unable;
         impl Backend for Unable {
-            fn start(&self, _: &Plan, _: Sender<Event>) -> anyhow::Result<Box<dyn Running>> {
+            fn start(&self, _: &Plan, _: EventSender) -> anyhow::Result<Box<dyn Running>> {
                 bail!("no /dev/kvm")
             }
         }
         let plan = plan("unit", 1, LONG);
-        let (sender, events) = mpsc::channel();
+        let (sender, events) = event::events();
         let mut out = Vec::new();
         let mut screen = Screen::new(&mut out, TEXT, &plan, "test").unwrap();
         let error =
