@@ -1,5 +1,6 @@
 //! Streams of bytes between two parts, beside the packets, for requests to a part about its nodes.
-//! Each stream has a window, so that a slow reader delays nothing else on the connection.
+//! Each stream has a window, so that a slow reader delays nothing else on the connection. One thread
+//! serves all streams with a part.
 //!
 //! Frames of streams have a number, a byte with their kind, and the data of that kind. The end that
 //! opens a stream assigns its number. The highest bit of the byte says that the sender is that end.
@@ -7,18 +8,20 @@
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use tofu_abi::codes;
 use tofu_sync::lock;
 
 /// The most streams that each of two parts may have open with the other.
 const MOST: usize = 1024;
 /// Size of a stream's window in each direction, in bytes.
-const WINDOW: u32 = 256 << 10;
+const WINDOW: u32 = 64 << 10;
 /// Maximum size of the data in a frame, in bytes.
 const PIECE: usize = 32 << 10;
 /// Flag: the sender has opened the stream.
@@ -57,6 +60,9 @@ pub(crate) struct Streams {
     send: Box<Send>,
     table: Mutex<HashMap<Key, Arc<Stream>>>,
     next: AtomicU32,
+    /// Whether a thread serves the streams, and the event that wakes it up.
+    pump: Mutex<bool>,
+    wake: OnceLock<OwnedFd>,
 }
 
 /// A stream that another part has opened, and that is not served yet.
@@ -68,11 +74,11 @@ pub struct Visit {
 
 struct Stream {
     state: Mutex<State>,
-    changed: Condvar,
     /// The stream's end of a local socket pair, once there is one. The user has the other end.
     local: OnceLock<UnixStream>,
 }
 
+#[derive(Default)]
 struct State {
     /// Received bytes that are still to be passed to this process.
     inbox: Vec<u8>,
@@ -86,45 +92,48 @@ struct State {
     sent: bool,
     /// Whether the other end has stopped reading.
     unread: bool,
-    /// Number of threads that serve the stream.
-    pumps: u8,
+    /// Whether this process gets no more: it has everything, or has stopped reading.
+    given: bool,
+    /// Whether this process has stopped reading.
+    deaf: bool,
+}
+
+impl State {
+    /// The events of the local socket that the stream waits for.
+    fn interest(&self) -> PollFlags {
+        let mut events = PollFlags::empty();
+        events.set(PollFlags::IN, self.credit > 0 && !self.sent);
+        events.set(PollFlags::OUT, !self.inbox.is_empty() && !self.given);
+        events
+    }
 }
 
 impl Stream {
     fn new() -> Arc<Self> {
-        let state = State {
-            inbox: Vec::new(),
-            ended: false,
-            credit: WINDOW,
-            closed: false,
-            sent: false,
-            unread: false,
-            pumps: 0,
-        };
-        Arc::new(Self { state: Mutex::new(state), changed: Condvar::new(), local: OnceLock::new() })
+        let state = State { credit: WINDOW, ..State::default() };
+        Arc::new(Self { state: Mutex::new(state), local: OnceLock::new() })
     }
 
     /// Closes the stream at this end.
     fn close(&self) {
         lock(&self.state).closed = true;
-        self.changed.notify_all();
         if let Some(local) = self.local.get() {
             // This fails if the other end has closed first.
             let _ = local.shutdown(Shutdown::Both);
         }
-    }
-
-    fn wait_while(&self, idle: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
-        let waits = |state: &mut State| !state.closed && idle(state);
-        let waited = self.changed.wait_while(lock(&self.state), waits);
-        waited.unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Streams {
     /// The streams with a part; `send` sends frames to it.
     pub(crate) fn new(send: Box<Send>) -> Arc<Self> {
-        Arc::new(Self { send, table: Mutex::default(), next: AtomicU32::new(0) })
+        Arc::new(Self {
+            send,
+            table: Mutex::default(),
+            next: AtomicU32::new(0),
+            pump: Mutex::default(),
+            wake: OnceLock::new(),
+        })
     }
 
     fn say(&self, key: Key, word: Word, what: &[u8]) -> bool {
@@ -156,107 +165,150 @@ impl Streams {
         self.serve(key, stream)
     }
 
-    /// Starts the threads of a stream, and returns this process's end.
+    /// Has a stream served, and returns this process's end.
     fn serve(self: &Arc<Self>, key: Key, stream: Arc<Stream>) -> io::Result<UnixStream> {
-        let served = self.start(key, &stream);
+        let served = self.start(&stream);
         if served.is_err() {
             self.say(key, Word::Close, &[]);
             stream.close();
-            if lock(&stream.state).pumps == 0 {
-                lock(&self.table).remove(&key);
-            }
+            lock(&self.table).remove(&key);
         }
         served
     }
 
-    fn start(self: &Arc<Self>, key: Key, stream: &Arc<Stream>) -> io::Result<UnixStream> {
+    fn start(self: &Arc<Self>, stream: &Stream) -> io::Result<UnixStream> {
         let (near, far) = UnixStream::pair()?;
+        near.set_nonblocking(true)?;
         let local = stream.local.get_or_init(|| near);
         if lock(&stream.state).closed {
             let _ = local.shutdown(Shutdown::Both);
         }
-        for pump in [Self::take_in, Self::give_out] {
-            let (streams, served) = (Arc::clone(self), Arc::clone(stream));
-            lock(&stream.state).pumps += 1;
-            let run = move || {
-                if let Some(local) = served.local.get() {
-                    pump(&streams, key, &served, local);
-                }
-                streams.leave(key, &served);
-            };
-            if let Err(error) = thread::Builder::new().name("stream".to_owned()).spawn(run) {
-                lock(&stream.state).pumps -= 1;
-                return Err(error);
-            }
+        let mut pump = lock(&self.pump);
+        if self.wake.get().is_none() {
+            let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+            self.wake.get_or_init(|| event);
         }
+        if !*pump {
+            let streams = Arc::clone(self);
+            thread::Builder::new().name("streams".to_owned()).spawn(move || streams.run())?;
+            *pump = true;
+        }
+        drop(pump);
+        self.wake();
         Ok(far)
     }
 
-    /// Notes that a thread of a stream has ended.
-    fn leave(&self, key: Key, stream: &Stream) {
-        let mut state = lock(&stream.state);
-        state.pumps -= 1;
-        let last = state.pumps == 0;
-        drop(state);
-        if last {
-            lock(&self.table).remove(&key);
+    /// Wakes the thread that serves the streams. Must be called when a state has changed.
+    fn wake(&self) {
+        if let Some(wake) = self.wake.get() {
+            // This fails only if the counter is full, and then the thread is awake.
+            let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
         }
     }
 
-    /// Sends what this process writes.
-    fn take_in(&self, key: Key, stream: &Stream, mut local: &UnixStream) {
-        let mut bytes = vec![0; PIECE];
+    /// Serves the streams until there are none.
+    fn run(&self) {
+        let Some(wake) = self.wake.get() else { return };
         loop {
-            let state = stream.wait_while(|state| state.credit == 0 && !state.unread);
-            if state.closed {
-                return;
-            }
-            if state.unread {
-                break;
-            }
-            let most = (state.credit as usize).min(PIECE);
-            drop(state);
-            match local.read(&mut bytes[..most]) {
-                Ok(0) => break,
-                Ok(n) => {
-                    lock(&stream.state).credit -= n as u32;
-                    if !self.say(key, Word::Data, &bytes[..n]) {
-                        return stream.close();
-                    }
+            let served = {
+                let mut pump = lock(&self.pump);
+                let table = lock(&self.table);
+                let served = table.iter().filter(|(_, stream)| stream.local.get().is_some());
+                let served: Vec<_> = served.map(|(key, at)| (*key, Arc::clone(at))).collect();
+                if served.is_empty() {
+                    *pump = false;
+                    return;
                 }
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => break,
+                served
+            };
+            for (key, stream) in &served {
+                if let Some(local) = stream.local.get()
+                    && self.advance(*key, stream, local)
+                {
+                    lock(&self.table).remove(key);
+                }
+            }
+            let waits = served.iter().filter_map(|(_, stream)| {
+                let events = lock(&stream.state).interest();
+                Some(PollFd::new(stream.local.get()?, events)).filter(|_| !events.is_empty())
+            });
+            let mut fds: Vec<_> = waits.chain([PollFd::new(wake, PollFlags::IN)]).collect();
+            // An error would be a lack of memory, and the next round may have some.
+            let _ = poll(&mut fds, None);
+            let _ = rustix::io::read(wake, &mut [0; 8]);
+        }
+    }
+
+    /// Moves what can be moved in both directions. Returns whether the stream is done.
+    fn advance(&self, key: Key, stream: &Stream, local: &UnixStream) -> bool {
+        let mut state = lock(&stream.state);
+        if state.closed {
+            let _ = local.shutdown(Shutdown::Both);
+            return true;
+        }
+        self.give_out(key, &mut state, local);
+        if !self.take_in(key, &mut state, local) {
+            drop(state);
+            stream.close();
+            return true;
+        }
+        if state.sent && state.deaf {
+            self.say(key, Word::Close, &[]);
+        }
+        state.sent && state.given
+    }
+
+    /// Sends what this process has written, at most one piece. Returns whether the other part is
+    /// still there.
+    fn take_in(&self, key: Key, state: &mut State, mut local: &UnixStream) -> bool {
+        if state.sent {
+            return true;
+        }
+        let mut bytes = [0; PIECE];
+        let most = (state.credit as usize).min(PIECE);
+        let read = match state.unread {
+            true => Ok(0),
+            false if most == 0 => return true,
+            false => local.read(&mut bytes[..most]),
+        };
+        match read {
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                true
+            }
+            Ok(n @ 1..) => {
+                state.credit -= n as u32;
+                self.say(key, Word::Data, &bytes[..n])
+            }
+            Ok(0) | Err(_) => {
+                state.sent = true;
+                self.say(key, Word::End, &[]);
+                true
             }
         }
-        self.say(key, Word::End, &[]);
-        lock(&stream.state).sent = true;
-        stream.changed.notify_all();
     }
 
     /// Passes received bytes to this process.
-    fn give_out(&self, key: Key, stream: &Stream, mut local: &UnixStream) {
-        loop {
-            let mut state = stream.wait_while(|state| state.inbox.is_empty() && !state.ended);
-            if state.closed {
-                return;
-            }
-            let bytes = std::mem::take(&mut state.inbox);
-            drop(state);
-            if bytes.is_empty() {
-                let _ = local.shutdown(Shutdown::Write);
-                return;
-            }
-            if local.write_all(&bytes).is_err() {
+    fn give_out(&self, key: Key, state: &mut State, mut local: &UnixStream) {
+        let mut given = 0;
+        while given < state.inbox.len() && !state.given {
+            match local.write(&state.inbox[given..]) {
+                Ok(n @ 1..) => given += n,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 // This process does not read any more. The data that it wrote before must be sent
                 // first.
-                let state = stream.wait_while(|state| !state.sent);
-                if !state.closed {
-                    drop(state);
-                    self.say(key, Word::Close, &[]);
-                }
-                return;
+                Ok(0) | Err(_) => (state.given, state.deaf) = (true, true),
             }
-            self.say(key, Word::Credit, &(bytes.len() as u32).to_le_bytes());
+        }
+        if given > 0 && !state.deaf {
+            self.say(key, Word::Credit, &(given as u32).to_le_bytes());
+        }
+        state.inbox.drain(..given);
+        if state.deaf {
+            state.inbox = Vec::new();
+        } else if state.ended && state.inbox.is_empty() && !state.given {
+            let _ = local.shutdown(Shutdown::Write);
+            state.given = true;
         }
     }
 
@@ -292,6 +344,7 @@ impl Streams {
                 let honest = word == Word::Close;
                 drop(state);
                 stream.close();
+                self.wake();
                 if !honest {
                     self.say(key, Word::Close, &[]);
                 }
@@ -299,7 +352,7 @@ impl Streams {
             }
         }
         drop(state);
-        stream.changed.notify_all();
+        self.wake();
         None
     }
 
@@ -323,6 +376,7 @@ impl Streams {
     pub(crate) fn end(&self) {
         let all: Vec<_> = lock(&self.table).values().cloned().collect();
         all.iter().for_each(|stream| stream.close());
+        self.wake();
     }
 }
 
@@ -400,6 +454,31 @@ mod tests {
         while !lock(&near.table).is_empty() {
             thread::yield_now();
         }
+    }
+
+    #[test]
+    fn all_streams_of_a_part_are_served_by_one_thread() {
+        let streams = Streams::new(Box::new(|_| true));
+        let body = |number: u32, word: u8, data: &[u8]| {
+            [&number.to_le_bytes()[..], &[OPENER | word], data].concat()
+        };
+        let mut served = Vec::new();
+        for number in 0..MOST as u32 {
+            served.push(streams.take(&body(number, 0, &[])).unwrap().accept().unwrap());
+            assert!(streams.take(&body(number, 1, b"data")).is_none());
+        }
+        for mut stream in served {
+            let mut data = [0; 4];
+            stream.read_exact(&mut data).unwrap();
+            assert_eq!(&data, b"data");
+        }
+        let is_one = |task: &std::path::Path| {
+            std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name == "streams\n")
+        };
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let threads = tasks.filter(|task| is_one(&task.as_ref().unwrap().path())).count();
+        // Other tests have some, too.
+        assert!(threads < 16, "{threads}");
     }
 
     #[test]
