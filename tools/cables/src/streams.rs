@@ -272,7 +272,9 @@ impl Streams {
             false => local.read(&mut bytes[..most]),
         };
         match read {
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+            {
                 true
             }
             Ok(n @ 1..) => {

@@ -19,7 +19,7 @@ const SILENCE: Duration = Duration::from_secs(3);
 
 /// Runs a command on these nodes at the same time, and begins each line of output with the node.
 /// Returns the exit code of the first command that failed. The others are then ended like ranks of
-/// a job, after `grace`.
+/// a job, after `grace`. Nodes that answer nothing for `silence` are given up.
 ///
 /// # Errors
 ///
@@ -30,8 +30,9 @@ pub fn run_on_all(
     exec: &Exec,
     timeout: Option<Duration>,
     grace: Duration,
+    silence: Duration,
 ) -> anyhow::Result<u8> {
-    let signals = Control::new()?;
+    let signals = Control::new(grace)?;
     let label = |node: &NodeInfo| {
         let at = Coords::from_array(node.at);
         Label { name: format!("node {at}"), prefix: format!("{at} ") }
@@ -40,7 +41,8 @@ pub fn run_on_all(
     let options = Options { timeout, grace, style: Style::Prefixed, input: false, noun: "command" };
     job::run(&signals, options, labels.clone(), &mut |number| {
         let index = number as usize;
-        let program = RemoteProgram::start(control, nodes[index].index, exec.clone())?;
+        let node = nodes[index].index;
+        let program = RemoteProgram::start_within(control, node, exec.clone(), silence)?;
         let silence = Silence::watch(control, nodes[index].index, labels[index].name.clone());
         Ok(Arc::new(OnNode { program, silence }) as Arc<dyn Rank>)
     })

@@ -25,6 +25,8 @@ pub(crate) const EXIT_TIMEOUT: u8 = 124;
 const EXIT_LOST: u8 = 126;
 /// How long a killed rank may take to die.
 const DEATH: Duration = Duration::from_secs(5);
+/// How long nodes may take to be tidied up after a signal.
+const TIDYING: Duration = Duration::from_secs(5);
 /// A line is shown in chunks of this size, in bytes.
 const MAX_LINE: usize = 64 << 10;
 
@@ -110,16 +112,17 @@ impl Teller {
 }
 
 impl Control {
-    /// Starts listening for signals.
+    /// Starts listening for signals. `grace` is that of the job's options: this process ends
+    /// somewhat later than the job should after a signal.
     ///
     /// # Errors
     ///
     /// If the host has no threads left.
-    pub(crate) fn new() -> anyhow::Result<Self> {
+    pub(crate) fn new(grace: Duration) -> anyhow::Result<Self> {
         let (sender, events) = queue(MOST_WAITING, WhenFull::WaitFor(Duration::ZERO));
         let (to, signal) = (sender.clone(), Arc::new(AtomicI32::new(0)));
         let first = Arc::clone(&signal);
-        let signals = signals::forward(move |signal| {
+        let signals = signals::forward(grace + DEATH + TIDYING, move |signal| {
             first.store(signal, SeqCst);
             // The receiver is gone once the run is over.
             let _ = to.force(Told(None, Event::Signal(signal)));

@@ -91,7 +91,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
         job::warn(args.json, &about)?;
     }
     // Ctrl-C is handled from here on.
-    let control = Control::new()?;
+    let control = Control::new(args.grace.0)?;
     allow_descriptors(ranks);
     let dir = RunDir::create(Some(&MachineName::of_this_run()))?;
     let janitor = Janitor::start(&dir, &[])?;

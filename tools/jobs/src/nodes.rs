@@ -115,7 +115,7 @@ rm -rf "/tmp/$1" "$2/.$1"-*
 
 /// Runs the job and returns the exit code.
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
-    let control = Control::new()?;
+    let control = Control::new(args.grace.0)?;
     // User errors are found before anything is started.
     let wanted = Wanted::new(args)?;
     let preparing = Preparing::new(&control);
@@ -667,7 +667,7 @@ mod tests {
     #[test]
     fn what_the_process_manager_says() {
         let (addresses, got_addresses) = mpsc::sync_channel(1);
-        let control = Control::new().unwrap();
+        let control = Control::new(Duration::ZERO).unwrap();
         let events = control.teller();
         take_line("10.84.0.1:40000", &addresses, &events);
         take_line("3 -1", &addresses, &events);

@@ -9,8 +9,11 @@ use anyhow::Context;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
+use crate::exit;
+
 /// While it lives, signals are forwarded; dropping it joins the thread.
 pub struct Forwarding {
+    over: Arc<AtomicBool>,
     handle: Handle,
     thread: Option<JoinHandle<()>>,
 }
@@ -19,6 +22,11 @@ pub struct Forwarding {
 /// first count as the same.
 pub const SAME: Duration = Duration::from_millis(500);
 
+/// How long a command may take to end after a signal if it has nothing to clean up.
+pub const GRACE: Duration = Duration::from_secs(5);
+/// The same if it has machines, nodes or files to clean up.
+pub const CLEANING: Duration = Duration::from_secs(30);
+
 const CANNOT: &str = "cannot handle signals";
 
 /// A flag that becomes true with the first SIGINT or SIGTERM that [`forward`] gets.
@@ -26,19 +34,24 @@ const CANNOT: &str = "cannot handle signals";
 /// # Errors
 ///
 /// As of [`forward`].
-pub fn flag() -> anyhow::Result<(Arc<AtomicBool>, Forwarding)> {
+pub fn flag(grace: Duration) -> anyhow::Result<(Arc<AtomicBool>, Forwarding)> {
     let flag = Arc::new(AtomicBool::new(false));
     let set = Arc::clone(&flag);
-    Ok((flag, forward(move |_| set.store(true, SeqCst))?))
+    Ok((flag, forward(grace, move |_| set.store(true, SeqCst))?))
 }
 
-/// Calls `forward` with the number of the first SIGINT or SIGTERM. A later one ends
-/// the process at once, in case stopping hangs.
+/// Calls `forward` with the number of the first SIGINT or SIGTERM. In case stopping hangs, the
+/// process ends at once with a later one, and otherwise after `grace`.
 ///
 /// # Errors
 ///
 /// If the host has no descriptors or threads left.
-pub fn forward(forward: impl Fn(i32) + Send + 'static) -> anyhow::Result<Forwarding> {
+pub fn forward(
+    grace: Duration,
+    forward: impl Fn(i32) + Send + 'static,
+) -> anyhow::Result<Forwarding> {
+    let over = Arc::new(AtomicBool::new(false));
+    let ended = Arc::clone(&over);
     let mut signals = Signals::new([SIGINT, SIGTERM]).context(CANNOT)?;
     let handle = signals.handle();
     let thread = thread::Builder::new().name("signals".into()).spawn(move || {
@@ -47,19 +60,44 @@ pub fn forward(forward: impl Fn(i32) + Send + 'static) -> anyhow::Result<Forward
             match first {
                 None => {
                     first = Some(Instant::now());
+                    // First, because `forward` may wait for what hangs.
+                    let ended = Arc::clone(&ended);
+                    after(grace, move || {
+                        if !ended.load(SeqCst) {
+                            late(signal, grace);
+                        }
+                    });
                     forward(signal);
                 }
                 Some(first) if first.elapsed() < SAME => {}
-                Some(_) => std::process::exit(128 + signal),
+                Some(_) => std::process::exit(exit::of_signal(signal).into()),
             }
         }
     });
     let thread = thread.context(CANNOT)?;
-    Ok(Forwarding { handle, thread: Some(thread) })
+    Ok(Forwarding { over, handle, thread: Some(thread) })
+}
+
+/// Calls `then` after a time, on a thread that ends with the process.
+pub fn after(time: Duration, then: impl FnOnce() + Send + 'static) {
+    let run = move || {
+        thread::sleep(time);
+        then();
+    };
+    // Without threads, a second signal still ends the process.
+    let _ = thread::Builder::new().name("grace".into()).spawn(run);
+}
+
+/// Ends this process, which has not ended by itself in time after a signal.
+fn late(signal: i32, grace: Duration) -> ! {
+    let seconds = grace.as_secs_f64();
+    eprintln!("tofu: not ended {seconds} s after signal {signal}; ending without cleaning up");
+    std::process::exit(exit::of_signal(signal).into())
 }
 
 impl Drop for Forwarding {
     fn drop(&mut self) {
+        self.over.store(true, SeqCst);
         self.handle.close();
         if let Some(thread) = self.thread.take() {
             // It has nothing to return, and a panic there has been printed.

@@ -103,7 +103,7 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<u8> {
     });
     let mut connection = Connection::open(&control, &request)?;
     let stream = connection.stream()?;
-    let _signals = signals::forward(move |_| {
+    let _signals = signals::forward(signals::GRACE, move |_| {
         // The machine then ends the file and reports that.
         let _ = stream.shutdown(Shutdown::Write);
     })?;

@@ -3,6 +3,8 @@
 use std::io::{self, IsTerminal, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::process;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -11,6 +13,7 @@ use clap::Args;
 use tofu_control::protocol::{Reply, Request};
 use tofu_control::{Connection, find_node};
 use tofu_ui::terminal::Filter;
+use tofu_ui::{exit, signals};
 
 use crate::commands::terminal::Raw;
 
@@ -41,7 +44,14 @@ pub(crate) fn run(args: &ConsoleArgs) -> anyhow::Result<u8> {
     if terminal {
         eprintln!("console of {}; Ctrl-] leaves", found.node.name);
     }
-    let raw = if terminal { Some(Raw::enter()?) } else { None };
+    let raw = if terminal { Some(Arc::new(Raw::enter()?)) } else { None };
+    let restored = raw.clone().map(|raw| {
+        signals::forward(signals::GRACE, move |signal| {
+            raw.leave();
+            process::exit(exit::of_signal(signal).into());
+        })
+    });
+    let _signals = restored.transpose()?;
     let (out, input) = connection.split();
     let mut input = input.into_inner();
     let typing = out.try_clone()?;
@@ -69,7 +79,7 @@ pub(crate) fn run(args: &ConsoleArgs) -> anyhow::Result<u8> {
     if io::stdout().is_terminal() {
         screen.write_all(&filter.restore()).and_then(|()| screen.flush())?;
     }
-    drop(raw);
+    raw.inspect(|raw| raw.leave());
     if terminal {
         eprintln!();
     }

@@ -8,9 +8,11 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use tofu_agent::files;
 use tofu_agent::wire::{Exec, Output, Program, Status};
-use tofu_control::{MachineName, NodeName, RemoteProgram, find_node};
+use tofu_control::{MachineName, NodeName, find_node};
 use tofu_jobs::complain;
 use tofu_ui::printable;
+
+use crate::commands::exec::SilenceArgs;
 
 /// Copy a file or folder to or from a Linux node
 ///
@@ -26,6 +28,9 @@ pub(crate) struct CpArgs {
     /// Where to copy it: NODE:PATH or PATH
     #[arg(value_name = "DST")]
     pub(crate) to: String,
+
+    #[command(flatten)]
+    pub(crate) silence: SilenceArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -36,8 +41,8 @@ Examples:
 /// Runs `tofu cp` and returns the exit code.
 pub(crate) fn run(args: &CpArgs) -> anyhow::Result<u8> {
     match (CopyEnd::parse(&args.from), CopyEnd::parse(&args.to)) {
-        (CopyEnd::Here(from), CopyEnd::There(node, to)) => send(from, node, to)?,
-        (CopyEnd::There(node, from), CopyEnd::Here(to)) => fetch(node, from, to)?,
+        (CopyEnd::Here(from), CopyEnd::There(node, to)) => send(from, node, to, args.silence)?,
+        (CopyEnd::There(node, from), CopyEnd::Here(to)) => fetch(node, from, to, args.silence)?,
         (CopyEnd::Here(_), CopyEnd::Here(_)) => bail!(
             "neither {} nor {} is on a node; write NODE:PATH, such as 0:/tmp/",
             args.from,
@@ -74,14 +79,13 @@ fn agent(words: [&str; 2], stdin: bool) -> Exec {
     Exec { program: Program::Agent, args, env: Vec::new(), stdin }
 }
 
-fn send(from: &str, node: &str, to: &str) -> anyhow::Result<()> {
+fn send(from: &str, node: &str, to: &str, silence: SilenceArgs) -> anyhow::Result<()> {
     let to = if to.is_empty() { "." } else { to };
     // Before anything is started there.
     files::name_of(Path::new(from))?;
     std::fs::metadata(from).with_context(|| format!("cannot read {from}"))?;
     let found = find_node(node)?;
-    let remote =
-        RemoteProgram::start(&found.control, found.node.index, agent(["unpack", to], true))?;
+    let remote = silence.start(&found, agent(["unpack", to], true))?;
     let (reader, writer) = io::pipe().context("no pipes left")?;
     let mut complaint = Vec::new();
     let (packed, status) = thread::scope(|scope| {
@@ -103,11 +107,10 @@ fn send(from: &str, node: &str, to: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn fetch(node: &str, from: &str, to: &str) -> anyhow::Result<()> {
+fn fetch(node: &str, from: &str, to: &str, silence: SilenceArgs) -> anyhow::Result<()> {
     files::name_of(Path::new(from))?;
     let found = find_node(node)?;
-    let remote =
-        RemoteProgram::start(&found.control, found.node.index, agent(["pack", from], false))?;
+    let remote = silence.start(&found, agent(["pack", from], false))?;
     let (reader, mut writer) = io::pipe().context("no pipes left")?;
     let mut complaint = Vec::new();
     let (unpacked, status) = thread::scope(|scope| {

@@ -8,16 +8,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use clap::Parser;
+use clap::{Args, Parser};
 use rustix::termios::tcgetwinsize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
 use signal_hook::iterator::Signals;
 use tofu_agent::wire::{Exec, Program, Status, ToProgram, WindowSize};
 use tofu_control::protocol::NodeInfo;
-use tofu_control::{MachineName, RemoteProgram, find_machine, find_node, info};
+use tofu_control::{Found, MachineName, RemoteProgram, find_machine, find_node, info};
 use tofu_jobs::{Silence, run_on_all};
 use tofu_supervisor::units::Timeout;
-use tofu_ui::signals::SAME;
+use tofu_ui::signals::{self, SAME};
 use tofu_ui::{exit, printable};
 
 use crate::commands::terminal::Raw;
@@ -25,8 +25,9 @@ use crate::commands::terminal::Raw;
 /// Run a command on a Linux node
 ///
 /// Standard input, output and error are those of the command, and so is the exit code. Ctrl-C and
-/// SIGTERM are passed on to it; a second Ctrl-C ends it. If the node does not answer, for example
-/// because it is paused, a message says so after some seconds.
+/// SIGTERM are passed on to it. It is killed if it has not ended after --grace, or at once with a
+/// second signal. If the node does not answer, for example because it is paused, a message says so
+/// after some seconds, and the command is given up after --silence.
 #[derive(Debug, Clone, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ExecArgs {
@@ -51,14 +52,33 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "TIME")]
     pub(crate) timeout: Option<Timeout>,
 
-    /// With --all: how long the other commands may continue when one has failed, and how long a
-    /// command may take to end when asked to
-    #[arg(long, value_name = "TIME", default_value = "2s")]
+    /// How long a command may take to end when asked to by a signal or --timeout; with --all, also
+    /// how long the other commands may continue when one has failed
+    #[arg(long, value_name = "TIME", default_value = "5s")]
     pub(crate) grace: Timeout,
+
+    #[command(flatten)]
+    pub(crate) silence: SilenceArgs,
 
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     pub(crate) command: Vec<String>,
+}
+
+/// How long a node may be silent.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct SilenceArgs {
+    /// Give up if the node answers nothing for this long; a command that is merely silent may run
+    /// on, also on a node that was paused later
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    silence: Timeout,
+}
+
+impl SilenceArgs {
+    /// Starts a program on a node, which is given up after this time.
+    pub(crate) fn start(&self, node: &Found, exec: Exec) -> anyhow::Result<RemoteProgram> {
+        RemoteProgram::start_within(&node.control, node.node.index, exec, self.silence.0)
+    }
 }
 
 const EXAMPLES: &str = "\
@@ -69,7 +89,8 @@ Examples:
   tofu exec --all -- allpairs
 
 Exit codes: that of the command (128 plus the signal if a signal ended it), with --all of the first
-that failed; 124 after --timeout, 130 after Ctrl-C, 2 for mistakes.";
+that failed; 124 after --timeout, 130 after Ctrl-C, 143 after SIGTERM, 126 after --silence, 2 for
+mistakes.";
 
 /// The exit code after `--timeout`, as with timeout(1).
 const EXIT_TIMEOUT: u8 = 124;
@@ -93,7 +114,7 @@ pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<u8> {
             bail!("the machine {name} has no Linux nodes");
         }
         let timeout = args.timeout.map(|timeout| timeout.0);
-        return run_on_all(&control, &nodes, &exec, timeout, args.grace.0);
+        return run_on_all(&control, &nodes, &exec, timeout, args.grace.0, args.silence.silence.0);
     }
     let Some(node) = &args.node else { bail!("name a node, or give --all") };
     run_on(node, exec, args)
@@ -116,6 +137,16 @@ impl Ends {
         }
         process::exit(code.into())
     }
+
+    /// Ends this process if the command has not ended in time after a signal.
+    fn late(&self, signal: i32, grace: Duration) -> ! {
+        if let Some(raw) = &self.raw {
+            raw.leave();
+        }
+        let grace = grace.as_secs_f64();
+        eprintln!("tofu: the command has not ended {grace} s after signal {signal}; killing it");
+        self.now(exit::of_signal(signal))
+    }
 }
 
 /// Runs a command on a node.
@@ -132,8 +163,8 @@ fn run_on(node: &str, mut exec: Exec, args: &ExecArgs) -> anyhow::Result<u8> {
         ends.raw = Some(Raw::enter()?);
     }
     let ends = Arc::new(ends);
-    let program = RemoteProgram::start(&found.control, found.node.index, exec)?;
-    forward_signals(&program, &ends, args.terminal)?;
+    let program = args.silence.start(&found, exec)?;
+    forward_signals(&program, &ends, args)?;
     if let Some(Timeout(timeout)) = args.timeout {
         end_after(timeout, args.grace.0, &program, &ends)?;
     }
@@ -185,21 +216,24 @@ impl io::Read for Typed {
     }
 }
 
-/// Passes signals of this process on to a program, until the process ends, which happens with the
-/// second signal that asks for an end.
-fn forward_signals(program: &RemoteProgram, ends: &Arc<Ends>, tty: bool) -> anyhow::Result<()> {
+/// Passes signals of this process on to a program. The process ends some time after the first one,
+/// and at once with a second one.
+fn forward_signals(
+    program: &RemoteProgram,
+    ends: &Arc<Ends>,
+    args: &ExecArgs,
+) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT])?;
-    if tty {
+    if args.terminal {
         signals.add_signal(SIGWINCH)?;
     }
-    let (program, ends) = (program.clone(), Arc::clone(ends));
+    let (program, ends, grace) = (program.clone(), Arc::clone(ends), args.grace.0);
     thread::spawn(move || {
         let mut first: Option<Instant> = None;
         for signal in signals.forever() {
             if signal == SIGWINCH {
                 if let Ok(size) = window_size() {
-                    // If this fails, it has ended.
-                    let _ = program.say(ToProgram::Resize(size));
+                    say(&program, ToProgram::Resize(size));
                 }
                 continue;
             }
@@ -208,10 +242,20 @@ fn forward_signals(program: &RemoteProgram, ends: &Arc<Ends>, tty: bool) -> anyh
                 Some(_) => ends.now(exit::of_signal(signal)),
                 None => first = Some(Instant::now()),
             }
-            let _ = program.say(ToProgram::Signal(signal));
+            say(&program, ToProgram::Signal(signal));
+            let late = Arc::clone(&ends);
+            signals::after(grace, move || late.late(signal, grace));
         }
     });
     Ok(())
+}
+
+/// Sends a message to a program on a thread of its own: the machine may not read, and the next
+/// signal must still be seen.
+fn say(program: &RemoteProgram, what: ToProgram) {
+    let program = program.clone();
+    // If this fails, the program has ended.
+    signals::after(Duration::ZERO, move || drop(program.say(what)));
 }
 
 /// Asks a program to end after a time, and ends it by force after `grace`.
@@ -225,8 +269,7 @@ fn end_after(
     let end = move || {
         thread::sleep(timeout);
         ends.timeout.store(true, SeqCst);
-        // If this fails, this process ends nevertheless.
-        let _ = program.say(ToProgram::Signal(SIGTERM));
+        say(&program, ToProgram::Signal(SIGTERM));
         thread::sleep(grace);
         ends.now(EXIT_TIMEOUT);
     };

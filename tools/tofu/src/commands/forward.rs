@@ -99,7 +99,7 @@ impl FromStr for Forward {
 /// Runs `tofu forward` and returns the exit code.
 pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<u8> {
     let (sender, ended) = mpsc::channel();
-    let _signals = signals::forward(move |signal| {
+    let _signals = signals::forward(signals::GRACE, move |signal| {
         // The receiver is gone if it is over.
         let _ = sender.send(signal);
     })?;

@@ -142,7 +142,7 @@ pub(crate) enum ImageCommand {
 
 /// Runs `tofu image` and returns the exit code.
 pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
-    let (cancelled, _signals) = signals::flag()?;
+    let (cancelled, _signals) = signals::flag(signals::CLEANING)?;
     let progress = ImageProgress::new(cancelled, Style::detect(false).progress);
     let cache = Cache::from_env()?;
     let result = match command {

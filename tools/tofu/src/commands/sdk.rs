@@ -185,7 +185,7 @@ const COLLECTIVE: &str = include_str!("../../../../guest-lib/utofu/c/include/tof
 
 /// Runs `tofu sdk` and returns the exit code.
 pub(crate) fn run(args: &SdkArgs) -> anyhow::Result<u8> {
-    let (cancelled, _signals) = signals::flag()?;
+    let (cancelled, _signals) = signals::flag(signals::CLEANING)?;
     let progress = ImageProgress::new(cancelled, Style::detect(false).progress);
     match write(args, &progress) {
         Ok(()) => {}

@@ -96,7 +96,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     }
     let (sender, events) = event::events();
     let signal_sender = sender.clone();
-    let _signals = signals::forward(move |signal| {
+    let _signals = signals::forward(signals::CLEANING, move |signal| {
         signal_sender.send(Event::Signal(signal));
     })?;
     let dir = RunDir::create(args.name.as_ref())?;

@@ -47,7 +47,7 @@ pub(crate) fn run(args: &TopArgs) -> anyhow::Result<u8> {
         bail!("tofu top is for terminals; tofu stats --watch is for files and pipes");
     }
     let (name, control) = find_machine(args.name.as_ref())?;
-    let (ended, _signals) = signals::flag()?;
+    let (ended, _signals) = signals::flag(signals::CLEANING)?;
     let mut view = View::new(name.as_str(), args.sort);
     view.take(Look::take(&control)?.into());
     let mut terminal = Terminal::new(Screen::enter()?).context("cannot use the terminal")?;

@@ -178,7 +178,7 @@ pub(crate) fn run(args: &TraceArgs) -> anyhow::Result<u8> {
         (Some(_), _) => Output::File(Perfetto::new(out).with_context(cannot)?),
     };
     let stream = connection.stream()?;
-    let _signals = signals::forward(move |_| {
+    let _signals = signals::forward(signals::GRACE, move |_| {
         // The machine then sends what it has and reports the end.
         let _ = stream.shutdown(Shutdown::Write);
     })?;

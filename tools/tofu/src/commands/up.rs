@@ -144,7 +144,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     let confinement = Confinement::of_guests(&[named.dir.base()], args.sandbox.off)?;
     let (sender, events) = event::events();
     let signal_sender = sender.clone();
-    let _signals = signals::forward(move |signal| {
+    let _signals = signals::forward(signals::CLEANING, move |signal| {
         signal_sender.send(Event::Signal(signal));
     })?;
     let mut out = io::stdout();

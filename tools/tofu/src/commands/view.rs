@@ -65,7 +65,7 @@ pub(crate) fn run(args: &ViewArgs) -> anyhow::Result<u8> {
     if let Some(file) = &args.replay {
         let film = Film::read(file)?;
         let scene = Arc::new(Scene::new(film, None)?);
-        let (ended, _signals) = signals::flag()?;
+        let (ended, _signals) = signals::flag(signals::GRACE)?;
         let _server = serve(args, &scene)?;
         while !ended.load(SeqCst) {
             thread::sleep(LOOK);
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &ViewArgs) -> anyhow::Result<u8> {
     let film = Film::new(name.as_str(), &first)?;
     let mut recorder = args.record.as_deref().map(|file| Recorder::new(file, &film)).transpose()?;
     let scene = Arc::new(Scene::new(film, Some(control.clone()))?);
-    let (ended, _signals) = signals::flag()?;
+    let (ended, _signals) = signals::flag(signals::GRACE)?;
     let _server = serve(args, &scene)?;
     let every = args.every.0.max(SHORTEST);
     let mut before = first;

@@ -27,7 +27,7 @@ pub(crate) fn run() -> anyhow::Result<u8> {
     let pid = Pid::from_child(&child);
     let ended = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&ended);
-    let _signals = signals::forward(move |signal| {
+    let _signals = signals::forward(signals::CLEANING, move |signal| {
         if !seen.load(SeqCst)
             && let Some(signal) = Signal::from_named_raw(signal)
         {

@@ -155,7 +155,7 @@ pub(crate) fn run(file: &Path, args: &MachineArgs, json: bool) -> anyhow::Result
 
     let (sender, news) = channel();
     let signalled = sender.clone();
-    let _signals = signals::forward(move |signal| {
+    let _signals = signals::forward(signals::CLEANING, move |signal| {
         let _ = signalled.send(News::Signal(signal));
     })?;
     let prepared = remote::prepare(&machine, &hosts)?;

@@ -68,7 +68,7 @@ pub(crate) fn run(
     let (signal_sender, cancelled) = (sender.clone(), Arc::new(AtomicBool::new(false)));
     let (seen, waits) = (Arc::clone(&cancelled), Arc::new(AtomicBool::new(false)));
     let waiting = Arc::clone(&waits);
-    let _signals = signals::forward(move |signal| {
+    let _signals = signals::forward(signals::CLEANING, move |signal| {
         seen.store(true, SeqCst);
         if waiting.load(SeqCst) {
             // There is nothing to tidy up yet.
