@@ -1,4 +1,4 @@
-//! Files and folders as tar archives.
+//! Packs files and folders as tar archives.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -6,7 +6,9 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-fn context(path: &Path, what: &str, error: &io::Error) -> io::Error {
+use rustix::fs::{Mode, OFlags};
+
+pub(crate) fn context(path: &Path, what: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
 }
 
@@ -52,8 +54,8 @@ fn pack_since(path: &Path, since: Option<Time>, out: impl Write) -> io::Result<u
     let real = fs::canonicalize(path).map_err(|error| context(path, "cannot read", &error))?;
     let mut archive = tar::Builder::new(out);
     archive.follow_symlinks(false);
-    // Holes of files become zeros: `unpack` accepts no holes, because a few bytes could then become
-    // any number of others.
+    // Holes of files become zeros: the receiver accepts no holes, because a few bytes could then
+    // become any number of others.
     archive.sparse(false);
     if since.is_some() {
         // There is always something to unpack.
@@ -108,8 +110,13 @@ const MOST_WITHOUT_SIZE: u64 = 64 << 20;
 
 /// Adds a file: all of it, or as much as it had when it was opened if it is long.
 fn add_file<W: Write>(archive: &mut tar::Builder<W>, from: &Path, name: &Path) -> io::Result<()> {
-    let file = File::open(from)?;
+    // Another process may have put something else in its place.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(from, flags, Mode::empty())?);
     let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(io::Error::other("it is no file any more"));
+    }
     let first = if metadata.len() == 0 { MOST_WITHOUT_SIZE } else { READ_FIRST };
     let mut start = Vec::new();
     (&file).take(first + 1).read_to_end(&mut start)?;
@@ -127,131 +134,6 @@ fn add_file<W: Write>(archive: &mut tar::Builder<W>, from: &Path, name: &Path) -
     match contents.limit() {
         0 => Ok(()),
         _ => Err(io::Error::other("it became shorter meanwhile")),
-    }
-}
-
-/// Unpacks an archive made by [`pack`] to `to`: into it, if it is a folder or ends with a slash,
-/// otherwise under its name. Permissions are kept, owners and set-user bits are not.
-///
-/// # Errors
-///
-/// If the archive is damaged or holds anything outside of its own folder, or something cannot be
-/// written.
-pub fn unpack(archive: impl Read, to: &Path) -> io::Result<()> {
-    let into = to.is_dir() || to.as_os_str().as_encoded_bytes().ends_with(b"/");
-    unpack_to(archive, to, into).map(drop)
-}
-
-/// Unpacks an archive made by [`pack`] over the contents of `to`, whatever its name. Returns the
-/// files and links in it, by their paths there.
-///
-/// # Errors
-///
-/// As of [`unpack`].
-pub fn unpack_over(archive: impl Read, to: &Path) -> io::Result<Vec<PathBuf>> {
-    unpack_to(archive, to, false)
-}
-
-fn unpack_to(archive: impl Read, to: &Path, into: bool) -> io::Result<Vec<PathBuf>> {
-    let folder = if into { to } else { to.parent().unwrap_or(Path::new("")) };
-    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    if !folder.is_dir() {
-        let message = format!("there is no folder {}", folder.display());
-        return Err(io::Error::new(io::ErrorKind::NotFound, message));
-    }
-    // First to a place of its own, so that a truncated archive leaves nothing half done, and links
-    // in it cannot redirect later entries.
-    let place = TemporaryFolder::new(folder)?;
-    let mut archive = tar::Archive::new(archive);
-    let (mut dirs, mut files) = (Vec::new(), Vec::new());
-    for entry in archive.entries()? {
-        let mut entry = entry?;
-        let kind = entry.header().entry_type();
-        let known = kind.is_file() || kind.is_dir() || kind.is_symlink();
-        // A read-only folder could not be filled, so its mode comes last.
-        if kind.is_dir() {
-            dirs.push((place.0.join(entry.path()?), entry.header().mode()? & 0o777));
-            entry.set_mask(0);
-        }
-        if !known || !entry.unpack_in(&place.0)? {
-            let message =
-                format!("the archive holds {}, which is refused", entry.path()?.display());
-            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
-        }
-        match dirs.last().filter(|_| kind.is_dir()) {
-            Some((path, _)) => set_mode(path, 0o700)?,
-            None => files.push(entry.path()?.components().skip(1).collect()),
-        }
-    }
-    // Reads the padding at the end, without which the sender could not finish.
-    io::copy(&mut archive.into_inner(), &mut io::sink())?;
-    let mut names = fs::read_dir(&place.0)?;
-    let (Some(entry), None) = (names.next(), names.next()) else {
-        let message = "the archive does not hold one file or folder";
-        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
-    };
-    let from = entry?.path();
-    let target = match from.file_name().filter(|_| into) {
-        Some(name) => to.join(name),
-        None => to.to_owned(),
-    };
-    let moved: Vec<_> = dirs
-        .into_iter()
-        .filter_map(|(path, mode)| Some((target.join(path.strip_prefix(&from).ok()?), mode)))
-        .collect();
-    merge(&from, &target)?;
-    for (path, mode) in moved.iter().rev() {
-        set_mode(path, *mode)?;
-    }
-    Ok(files)
-}
-
-fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(path, fs::Permissions::from_mode(mode))
-}
-
-/// Moves a file, or the contents of a folder, over existing entries. Existing folders may be links
-/// only at the top: links below may come from another archive, and may lead anywhere.
-fn merge(from: &Path, to: &Path) -> io::Result<()> {
-    let is_dir = fs::symlink_metadata(from)?.is_dir();
-    merge_into(from, to, is_dir && to.is_dir())
-}
-
-fn merge_into(from: &Path, to: &Path, both_are_dirs: bool) -> io::Result<()> {
-    if both_are_dirs {
-        for entry in fs::read_dir(from)? {
-            let entry = entry?;
-            let (from, to) = (entry.path(), to.join(entry.file_name()));
-            let is_dir = |path| fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
-            merge_into(&from, &to, is_dir(&from) && is_dir(&to))?;
-        }
-        return Ok(());
-    }
-    fs::rename(from, to).map_err(|error| context(to, "cannot write", &error))
-}
-
-/// A folder that is removed again.
-struct TemporaryFolder(PathBuf);
-
-impl TemporaryFolder {
-    fn new(folder: &Path) -> io::Result<Self> {
-        for attempt in 0..100u32 {
-            let path = folder.join(format!(".tofu-cp-{}-{attempt}", std::process::id()));
-            match fs::create_dir(&path) {
-                Ok(()) => return Ok(Self(path)),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(context(folder, "cannot write to", &error)),
-            }
-        }
-        Err(context(folder, "cannot write to", &io::ErrorKind::AlreadyExists.into()))
-    }
-}
-
-impl Drop for TemporaryFolder {
-    fn drop(&mut self) {
-        // Nothing more can be done about a folder that cannot be removed.
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -335,9 +217,8 @@ pub fn pack_folder(
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
-
     use super::*;
+    use crate::unpack::unpack;
 
     fn archive(of: &Path) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -350,7 +231,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let to = folder.path().join("version");
         assert_eq!(fs::metadata("/proc/version").unwrap().len(), 0);
-        unpack(&archive(Path::new("/proc/version"))[..], &to).unwrap();
+        unpack(&archive(Path::new("/proc/version"))[..], &to, OsStr::new("version")).unwrap();
         let text = fs::read_to_string(to).unwrap();
         assert_eq!(text, fs::read_to_string("/proc/version").unwrap());
         assert!(text.starts_with("Linux version "), "{text}");
@@ -384,30 +265,11 @@ mod tests {
             let mut grown = Then(Vec::new(), Some(grow));
             pack(&path, &mut grown).unwrap();
             assert_eq!(fs::metadata(&path).unwrap().len(), length + 8);
-            unpack(&grown.0[..], &to).unwrap();
+            unpack(&grown.0[..], &to, OsStr::new("file")).unwrap();
             assert!(fs::read(&to).unwrap() == contents, "{length}");
         }
         let cut = || fs::write(&path, b"short").unwrap();
         let error = pack(&path, Then(Vec::new(), Some(cut))).unwrap_err().to_string();
         assert!(error.ends_with("file: it became shorter meanwhile"), "{error}");
-    }
-
-    #[test]
-    fn what_one_archive_brings_leads_no_other_out_of_the_folder() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
-        for name in ["one", "other/trap/deeper", "home", "back"] {
-            fs::create_dir_all(at(name)).unwrap();
-        }
-        symlink(at("home"), at("one/trap")).unwrap();
-        fs::write(at("other/trap/file"), "got out").unwrap();
-        unpack_over(&archive(&at("one"))[..], &at("back")).unwrap();
-        assert!(unpack_over(&archive(&at("other"))[..], &at("back")).is_err());
-        assert_eq!(fs::read_dir(at("home")).unwrap().count(), 0);
-        // The folder itself may be reached by a link, and links in it go as they came.
-        symlink(at("back"), at("by link")).unwrap();
-        fs::remove_file(at("back/trap")).unwrap();
-        unpack_over(&archive(&at("other"))[..], &at("by link")).unwrap();
-        assert_eq!(fs::read_to_string(at("back/trap/file")).unwrap(), "got out");
     }
 }

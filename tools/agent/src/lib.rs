@@ -1,8 +1,8 @@
 //! The protocol between the `tofu` command and a Linux guest: running programs and moving files
 //! over a byte stream such as a virtio console port.
 //!
-//! [`wire`] has the messages and how they are framed, [`session`] the guest's side, [`files`]
-//! the archives that files travel in. The host's side is the command's. [`pmi`] lets MPI programs
+//! [`wire`] has the messages and how they are framed, [`session`] the guest's side, [`files`] packs
+//! files as archives and [`unpack`] unpacks them. The host's side is the command's. [`pmi`] lets MPI programs
 //! find each other, [`terminal`] gives a program a terminal, and [`user`] a user of its own.
 //!
 //! # Trust
@@ -21,5 +21,6 @@ pub mod pmi;
 mod port;
 pub mod session;
 pub mod terminal;
+pub mod unpack;
 pub mod user;
 pub mod wire;

@@ -2,15 +2,16 @@
 //! the host.
 //!
 //! `tofu-agent [PORT]` serves a virtio port, or a UNIX socket, for ever; `tofu-agent pack PATH` and
-//! `tofu-agent unpack PATH` move files as archives over the standard streams;
+//! `tofu-agent unpack PATH NAME` move files as archives over the standard streams;
 //! `tofu-agent pack-changed PATH FOLDER` packs only those that have changed since the folder was
-//! put there. `tofu-agent pmi SIZE MAPPING` serves the ranks of an MPI job. Its first line of
+//! put there, and `tofu-agent unpack-alone PATH` never goes into a folder that exists. `tofu-agent pmi SIZE MAPPING` serves the ranks of an MPI job. Its first line of
 //! output tells where, and later lines tell which rank has aborted the job with which code.
 //! `tofu-agent as USER PROGRAM` becomes a program run by that user, where users can have the
 //! device. `tofu-agent terminal PATH PROGRAM` becomes a program that the terminal at that path
 //! controls.
 #![forbid(unsafe_code)]
 
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, UdpSocket};
@@ -24,7 +25,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Resource, Rlimit, setrlimit};
-use tofu_agent::{files, pmi, session, terminal, user};
+use tofu_agent::{files, pmi, session, terminal, unpack, user};
 
 /// The port that the host gives its nodes.
 const PORT: &str = "/dev/virtio-ports/org.tofu.agent";
@@ -43,7 +44,10 @@ fn main() -> ExitCode {
         ["pack-changed", path, since] => {
             files::pack_changed(Path::new(path), Path::new(since), io::stdout().lock()).map(drop)
         }
-        ["unpack", path] => files::unpack(io::stdin().lock(), Path::new(path)),
+        ["unpack", path, name] => {
+            unpack::unpack(io::stdin().lock(), Path::new(path), OsStr::new(name))
+        }
+        ["unpack-alone", path] => unpack::unpack_alone(io::stdin().lock(), Path::new(path)),
         ["pmi", size, mapping] => match size.parse() {
             Ok(size) => serve_ranks(size, mapping),
             Err(_) => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a number of ranks")),
@@ -58,9 +62,9 @@ fn main() -> ExitCode {
         [port] if !port.starts_with('-') => serve(Path::new(port)),
         _ => {
             eprintln!(
-                "usage: tofu-agent [PORT] | tofu-agent pack PATH | tofu-agent unpack PATH | \
-                 tofu-agent pack-changed PATH FOLDER | \
-                 tofu-agent pmi SIZE MAPPING"
+                "usage: tofu-agent [PORT] | tofu-agent pack PATH | \
+                 tofu-agent pack-changed PATH FOLDER | tofu-agent unpack PATH NAME | \
+                 tofu-agent unpack-alone PATH | tofu-agent pmi SIZE MAPPING"
             );
             return ExitCode::from(2);
         }

@@ -29,7 +29,7 @@ use thiserror::Error;
 use tofu_sync::queue::Item;
 
 /// Version of the messages. Both sides must have the same one.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Most bytes of a stream in a message.
 pub const MAX_DATA: usize = 32 << 10;
 /// Most bytes of a frame without its zero.

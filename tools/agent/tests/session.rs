@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use tofu_agent::unpack::unpack;
 use tofu_agent::wire::{
     Exec, FrameReader, FromGuest, FromProgram, MAX_DATA, MAX_PROGRAMS, Output, Program, Status,
     ToGuest, ToProgram, VERSION, WINDOW, encode,
@@ -259,7 +260,7 @@ fn files_move_as_archives() {
     let target = folder.path().join("copy");
     let mut archive = Vec::new();
     tofu_agent::files::pack_bytes("file", 0o751, b"contents", &mut archive).unwrap();
-    host.start(1, Program::Agent, &["unpack", target.to_str().unwrap()], true);
+    host.start(1, Program::Agent, &["unpack", target.to_str().unwrap(), "x"], true);
     host.to(1, ToProgram::Input(archive));
     host.to(1, ToProgram::InputEnd);
     assert_eq!(host.finish(&[1]).remove(&1).unwrap().2, Status::Code(0));
@@ -269,7 +270,7 @@ fn files_move_as_archives() {
     let (archive, _, status) = host.finish(&[1]).remove(&1).unwrap();
     assert_eq!(status, Status::Code(0));
     let back = folder.path().join("back");
-    tofu_agent::files::unpack(&archive[..], &back).unwrap();
+    unpack(&archive[..], &back, "back".as_ref()).unwrap();
     assert_eq!(std::fs::read(back).unwrap(), b"contents");
 
     host.start(1, Program::Agent, &["pack", "/no/such/file"], false);
@@ -288,7 +289,7 @@ fn a_file_with_holes_arrives_whole() {
     file.write_all_at(b"middle", 1 << 19).unwrap();
     let mut archive = Vec::new();
     tofu_agent::files::pack(&from, &mut archive).unwrap();
-    tofu_agent::files::unpack(&archive[..], &to).unwrap();
+    unpack(&archive[..], &to, "copy".as_ref()).unwrap();
     assert!(std::fs::read(&from).unwrap() == std::fs::read(&to).unwrap());
 }
 

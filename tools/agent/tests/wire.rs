@@ -1,9 +1,6 @@
-//! Frames and archives from a malicious sender.
+//! Frames from a malicious sender.
 
 use proptest::prelude::*;
-use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
-use tofu_agent::files;
 use tofu_agent::wire::{
     Exec, FrameReader, FromGuest, FromProgram, MAX_DATA, MAX_FRAME, Output, Program, Status,
     ToGuest, ToProgram, WindowSize, WireError, encode,
@@ -83,21 +80,6 @@ proptest! {
         let mut reader = FrameReader::new(&stream[..]);
         while !matches!(reader.receive::<FromGuest>(), Ok(None)) {}
     }
-
-    /// Archives of any bytes unpack or are refused.
-    #[test]
-    fn damaged_archives_harm_nobody(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
-        let folder = tempfile::tempdir().unwrap();
-        let mut archive = Vec::new();
-        files::pack_bytes("name", 0o644, b"some contents", &mut archive).unwrap();
-        archive[at.index(1024)] = byte;
-        let target = folder.path().join("to");
-        let _ = files::unpack(&archive[..], &target);
-        for entry in fs::read_dir(folder.path()).unwrap() {
-            let name = entry.unwrap().file_name();
-            prop_assert_eq!(name, "to");
-        }
-    }
 }
 
 /// Runs without a zero, of all lengths around those at which COBS cuts, before zeros, at the end,
@@ -143,79 +125,4 @@ fn exit_codes_are_those_of_shells() {
         [Status::Code(0), Status::Code(255), Status::Signal(2), not_run(true), not_run(false)]
             .map(|status| status.exit_code());
     assert_eq!(codes, [0, 255, 130, 127, 126]);
-}
-
-/// A folder with all kinds of entries.
-fn sample() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let dir = folder.path().join("dir");
-    fs::create_dir_all(dir.join("sub")).unwrap();
-    fs::write(dir.join("sub/file"), "text").unwrap();
-    fs::set_permissions(dir.join("sub/file"), fs::Permissions::from_mode(0o4751)).unwrap();
-    symlink("sub/file", dir.join("link")).unwrap();
-    fs::set_permissions(dir.join("sub"), fs::Permissions::from_mode(0o555)).unwrap();
-    folder
-}
-
-#[test]
-fn folders_are_copied_with_modes_and_links() {
-    let folder = sample();
-    let mut archive = Vec::new();
-    assert_eq!(files::pack(&folder.path().join("dir"), &mut archive).unwrap(), 0);
-    // To a new name, and into an existing folder.
-    let there = folder.path().join("there");
-    fs::create_dir(&there).unwrap();
-    for (to, at) in [("new", "new"), ("there", "there/dir"), ("there/", "there/dir")] {
-        files::unpack(&archive[..], &folder.path().join(to)).unwrap();
-        let at = folder.path().join(at);
-        assert_eq!(fs::read(at.join("sub/file")).unwrap(), b"text");
-        let mode = |path: &str| fs::metadata(at.join(path)).unwrap().permissions().mode() & 0o7777;
-        // Without the set-user bit.
-        assert_eq!((mode("sub/file"), mode("sub")), (0o751, 0o555));
-        assert_eq!(fs::read_link(at.join("link")).unwrap().to_str(), Some("sub/file"));
-    }
-    let error = files::unpack(&archive[..], &folder.path().join("no/where")).unwrap_err();
-    assert!(error.to_string().starts_with("there is no folder "), "{error}");
-    let error = files::pack(std::path::Path::new("/"), Vec::new()).unwrap_err();
-    assert!(error.to_string().contains("has no name of its own"), "{error}");
-}
-
-#[test]
-fn archives_stay_in_their_folder() {
-    let folder = tempfile::tempdir().unwrap();
-    let outside = folder.path().join("outside");
-    fs::create_dir(&outside).unwrap();
-    let inside = folder.path().join("inside");
-    fs::create_dir(&inside).unwrap();
-    let header = |kind: tar::EntryType, size: u64| {
-        let mut header = tar::Header::new_gnu();
-        header.set_entry_type(kind);
-        header.set_size(size);
-        header.set_mode(0o644);
-        header
-    };
-    // A link out of the folder, and a file behind it.
-    let mut archive = tar::Builder::new(Vec::new());
-    let mut link = header(tar::EntryType::Symlink, 0);
-    archive.append_link(&mut link, "dir/link", &outside).unwrap();
-    let mut file = header(tar::EntryType::Regular, 4);
-    archive.append_data(&mut file, "dir/link/evil", &b"evil"[..]).unwrap();
-    let through_link = archive.into_inner().unwrap();
-    // A path out of the folder.
-    let mut archive = tar::Builder::new(Vec::new());
-    let mut file = header(tar::EntryType::Regular, 4);
-    file.as_old_mut().name[..14].copy_from_slice(b"../outside/bad");
-    file.set_cksum();
-    archive.append(&file, &b"evil"[..]).unwrap();
-    let upwards = archive.into_inner().unwrap();
-    // A device.
-    let mut archive = tar::Builder::new(Vec::new());
-    let mut device = header(tar::EntryType::Char, 0);
-    archive.append_data(&mut device, "dir", &b""[..]).unwrap();
-    let device = archive.into_inner().unwrap();
-    for archive in [through_link, upwards, device, Vec::new()] {
-        files::unpack(&archive[..], &inside).unwrap_err();
-        assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
-        assert_eq!(fs::read_dir(&inside).unwrap().count(), 0);
-    }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use anyhow::{Context, bail};
-use tofu_agent::files;
+use tofu_agent::unpack::{Folder, Place};
 use tofu_agent::wire::{Output, Status};
 use tofu_control::RemoteProgram;
 
@@ -49,10 +49,19 @@ impl Destination {
     }
 
     /// Returns the folder for what a node's ranks write.
-    pub(crate) fn of_node(&self, node: &str) -> PathBuf {
+    pub(crate) fn folder(&self, node: &str) -> PathBuf {
+        match self.of_node(node) {
+            (out, Place::Merged(name) | Place::Alone(name)) => out.join(name),
+            (folder, Place::Contents) => folder.to_owned(),
+        }
+    }
+
+    /// Returns the user's folder, and what becomes in it of a folder that a node's ranks fill.
+    fn of_node<'a>(&'a self, node: &'a str) -> (&'a Path, Place<'a>) {
         match self {
-            Self::ByNode(out) => out.join(node),
-            Self::Shared(folder) => folder.clone(),
+            // The user has not named this subfolder, so it may not be a link.
+            Self::ByNode(out) => (out, Place::Merged(node.as_ref())),
+            Self::Shared(folder) => (folder, Place::Contents),
         }
     }
 }
@@ -83,13 +92,15 @@ pub(crate) fn bring(
     let mut seen = HashSet::new();
     let mut twice = None;
     for origin in from {
-        let target = to.of_node(&origin.name);
-        let brought = fetch(origin, folder, &target).with_context(|| {
+        let (target, place) = to.of_node(&origin.name);
+        let brought = fetch(origin, folder, target, place).with_context(|| {
             format!("cannot bring what ranks wrote on {} to {}", origin.name, target.display())
         })?;
-        for file in brought {
-            if !seen.insert(target.join(&file)) {
-                twice.get_or_insert(file);
+        if matches!(place, Place::Contents) {
+            for file in brought {
+                if let Some(file) = seen.replace(file) {
+                    twice.get_or_insert(file);
+                }
             }
         }
     }
@@ -111,14 +122,20 @@ pub fn complain(complaint: &mut Vec<u8>, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-fn fetch(origin: &Origin<'_>, folder: &str, to: &Path) -> anyhow::Result<Vec<PathBuf>> {
+fn fetch(
+    origin: &Origin<'_>,
+    folder: &str,
+    to: &Path,
+    place: Place<'_>,
+) -> anyhow::Result<Vec<PathBuf>> {
+    let to = Folder::open(to)?;
     let work = format!("{folder}/{WORK}");
     let exec = as_user(origin.user, &["/proc/self/exe", "pack-changed", &work, folder]);
     let remote = RemoteProgram::start(origin.control, origin.node, exec)?;
     let (reader, mut writer) = io::pipe().context("no pipes left")?;
     let mut complaint = Vec::new();
     thread::scope(|scope| {
-        let unpacking = scope.spawn(move || files::unpack_over(io::BufReader::new(reader), to));
+        let unpacking = scope.spawn(move || to.unpack(io::BufReader::new(reader), place));
         let status = remote.follow(|output, bytes| match output {
             Output::Out => writer.write_all(bytes),
             Output::Err => complain(&mut complaint, bytes),

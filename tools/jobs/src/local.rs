@@ -112,7 +112,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
         let mut command = janitor::wrapped(janitor.group(), &program.path)?;
         command.args(&program.args);
         if let Some(destination) = &destination {
-            let folder = destination.of_node(&node_name(placement.node(rank)));
+            let folder = destination.folder(&node_name(placement.node(rank)));
             let cannot = || format!("cannot work in {}", folder.display());
             fs::create_dir_all(&folder).with_context(cannot)?;
             command.current_dir(folder);

@@ -376,14 +376,15 @@ impl Site<'_> {
         let look: Vec<_> = look.into_iter().chain(names).collect();
         let socket = &self.machine.control;
         let unpack = |node, to: &str, archive: &[u8]| {
-            let args = vec!["unpack".to_owned(), to.to_owned()];
+            // Nothing that users of the node have put there may get into it.
+            let args = vec!["unpack-alone".to_owned(), to.to_owned()];
             let exec = Exec { program: Program::Agent, args, env: Vec::new(), stdin: true };
             must(socket, node, exec, archive).map(drop)
         };
         let put = self.on_all(|node| {
             // The links to the libraries come first, because libraries are kept as long as links to
             // them exist.
-            unpack(node, &format!("{FOLDER}/"), &folder)?;
+            unpack(node, &own, &folder)?;
             let found = must(socket, node, shell(&look), &[])?;
             let (left, lacking): (Vec<_>, Vec<_>) =
                 found.lines().partition(|name| name.starts_with(NAMES));

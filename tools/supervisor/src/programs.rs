@@ -110,7 +110,7 @@ pub fn put(node: &dyn AgentNode, guest: &Guest) -> anyhow::Result<String> {
     let mut archive = Vec::new();
     files::pack_bytes(&name, 0o755, &guest.image, &mut archive)?;
     let path = format!("{FOLDER}/{name}");
-    let args = vec!["unpack".into(), path.clone()];
+    let args = vec!["unpack-alone".into(), path.clone()];
     let exec = Exec { program: Program::Agent, args, env: Vec::new(), stdin: true };
     must_run(node.agent(), exec, &archive).context("cannot copy the program to the node")?;
     Ok(path)

@@ -78,7 +78,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// An error with its causes. Errors of some libraries already include their cause.
+/// An error with its causes. Errors of some libraries already include their cause. Names of files
+/// and words of nodes may have anything in them.
 fn in_one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -87,7 +88,7 @@ fn in_one_line(error: &anyhow::Error) -> String {
             line += &cause;
         }
     }
-    line
+    tofu_ui::printable(&line)
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

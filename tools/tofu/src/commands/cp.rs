@@ -2,22 +2,25 @@
 
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
 use std::thread;
 
 use anyhow::{Context, bail};
 use clap::Parser;
 use tofu_agent::files;
-use tofu_agent::wire::{Exec, Output, Program, Status};
+use tofu_agent::unpack::unpack;
+use tofu_agent::wire::{Exec, Output, Program, Status, ToProgram};
 use tofu_control::{MachineName, NodeName, find_node};
 use tofu_jobs::complain;
-use tofu_ui::printable;
+use tofu_ui::{exit, printable, signals};
 
 use crate::commands::exec::SilenceArgs;
 
 /// Copy a file or folder to or from a Linux node
 ///
-/// One of SRC and DST is NODE:PATH. If DST is an existing folder, the copy goes into it.
-/// Permissions are kept.
+/// One of SRC and DST is NODE:PATH. If DST is an existing folder, the copy goes into it, with the
+/// name of SRC. Permissions are kept. Links in DST are replaced, not followed.
 #[derive(Debug, Clone, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CpArgs {
@@ -42,7 +45,9 @@ Examples:
 pub(crate) fn run(args: &CpArgs) -> anyhow::Result<u8> {
     match (CopyEnd::parse(&args.from), CopyEnd::parse(&args.to)) {
         (CopyEnd::Here(from), CopyEnd::There(node, to)) => send(from, node, to, args.silence)?,
-        (CopyEnd::There(node, from), CopyEnd::Here(to)) => fetch(node, from, to, args.silence)?,
+        (CopyEnd::There(node, from), CopyEnd::Here(to)) => {
+            return fetch(node, from, to, args.silence);
+        }
         (CopyEnd::Here(_), CopyEnd::Here(_)) => bail!(
             "neither {} nor {} is on a node; write NODE:PATH, such as 0:/tmp/",
             args.from,
@@ -74,18 +79,18 @@ impl<'a> CopyEnd<'a> {
     }
 }
 
-fn agent(words: [&str; 2], stdin: bool) -> Exec {
-    let args = words.map(str::to_owned).to_vec();
+fn agent(words: &[&str], stdin: bool) -> Exec {
+    let args = words.iter().map(|word| (*word).to_owned()).collect();
     Exec { program: Program::Agent, args, env: Vec::new(), stdin }
 }
 
 fn send(from: &str, node: &str, to: &str, silence: SilenceArgs) -> anyhow::Result<()> {
     let to = if to.is_empty() { "." } else { to };
     // Before anything is started there.
-    files::name_of(Path::new(from))?;
+    let name = files::name_of(Path::new(from))?.to_string_lossy();
     std::fs::metadata(from).with_context(|| format!("cannot read {from}"))?;
     let found = find_node(node)?;
-    let remote = silence.start(&found, agent(["unpack", to], true))?;
+    let remote = silence.start(&found, agent(&["unpack", to, &name], true))?;
     let (reader, writer) = io::pipe().context("no pipes left")?;
     let mut complaint = Vec::new();
     let (packed, status) = thread::scope(|scope| {
@@ -107,16 +112,25 @@ fn send(from: &str, node: &str, to: &str, silence: SilenceArgs) -> anyhow::Resul
     Ok(())
 }
 
-fn fetch(node: &str, from: &str, to: &str, silence: SilenceArgs) -> anyhow::Result<()> {
-    files::name_of(Path::new(from))?;
+fn fetch(node: &str, from: &str, to: &str, silence: SilenceArgs) -> anyhow::Result<u8> {
+    let name = files::name_of(Path::new(from))?;
     let found = find_node(node)?;
-    let remote = silence.start(&found, agent(["pack", from], false))?;
+    let remote = silence.start(&found, agent(&["pack", from], false))?;
     let (reader, mut writer) = io::pipe().context("no pipes left")?;
+    let stopped = Arc::new(AtomicI32::new(0));
+    let (stop, killed) = (Arc::clone(&stopped), remote.clone());
+    // A signal ends the copying, so that nothing half done is left.
+    let _signals = signals::forward(signals::GRACE, move |signal| {
+        stop.store(signal, SeqCst);
+        // If this fails, it has ended.
+        let _ = killed.say(ToProgram::Kill);
+    })?;
     let mut complaint = Vec::new();
     let (unpacked, status) = thread::scope(|scope| {
         let unpacking =
-            scope.spawn(move || files::unpack(io::BufReader::new(reader), Path::new(to)));
+            scope.spawn(move || unpack(io::BufReader::new(reader), Path::new(to), name));
         let status = remote.follow(|output, bytes| match output {
+            _ if stopped.load(SeqCst) != 0 => Err(io::ErrorKind::Interrupted.into()),
             Output::Out => writer.write_all(bytes),
             Output::Err => complain(&mut complaint, bytes),
         });
@@ -124,16 +138,18 @@ fn fetch(node: &str, from: &str, to: &str, silence: SilenceArgs) -> anyhow::Resu
         let unpacked = unpacking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         (unpacked, status)
     });
-    match status {
-        Ok(status @ (Status::Code(1..) | Status::NotRun { .. } | Status::Signal(_))) => {
-            check(status, &complaint, node)
+    match (stopped.load(SeqCst), status) {
+        (0, Ok(status @ (Status::Code(1..) | Status::NotRun { .. } | Status::Signal(_)))) => {
+            check(status, &complaint, node)?;
         }
         // If unpacking has failed, it has reported why, and other errors do not matter.
-        status => {
+        (0, status) => {
             unpacked.with_context(|| format!("cannot write {to}"))?;
-            check(status?, &complaint, node)
+            check(status?, &complaint, node)?;
         }
+        (signal, _) => return Ok(exit::of_signal(signal)),
     }
+    Ok(0)
 }
 
 fn check(status: Status, complaint: &[u8], node: &str) -> anyhow::Result<()> {
