@@ -168,8 +168,14 @@ unsafe extern "C" fn tofu_rs_open(file: *mut c_void, data: *mut *mut c_void) -> 
     // SAFETY: the caller's promise.
     let file = unsafe { proc_file(file) };
     let opened = match file.kind {
-        FileKind::Cq(id) => file.opened.open_queue(id).map(|cq| Arc::into_raw(cq).cast()),
-        FileKind::Bch(id) => file.opened.open_channel(id).map(|bch| Arc::into_raw(bch).cast()),
+        FileKind::Cq(id) => file
+            .opened
+            .open_queue(id)
+            .map(|cq| Arc::into_raw(cq).cast()),
+        FileKind::Bch(id) => file
+            .opened
+            .open_channel(id)
+            .map(|bch| Arc::into_raw(bch).cast()),
         _ => Ok(core::ptr::null()),
     };
     code(opened.map(|raw: *const c_void| {

@@ -106,11 +106,7 @@ impl Opened {
     }
 }
 
-fn add<T>(
-    open: &mut KVec<Arc<T>>,
-    new: &Arc<T>,
-    is_same: impl Fn(&T) -> bool,
-) -> Result {
+fn add<T>(open: &mut KVec<Arc<T>>, new: &Arc<T>, is_same: impl Fn(&T) -> bool) -> Result {
     if open.iter().any(|open| is_same(open)) {
         return Err(EBUSY);
     }

@@ -64,10 +64,17 @@ impl Watched {
             dev_err!(device.pdev(), "no answer after a reset\n");
             return;
         }
-        dev_info!(device.pdev(), "reset: queues and channels that were open are lost\n");
+        dev_info!(
+            device.pdev(),
+            "reset: queues and channels that were open are lost\n"
+        );
         for interface in self.interfaces.iter().flatten() {
             if let Err(error) = interface.attach() {
-                dev_err!(device.pdev(), "an interface is lost by a reset: {:?}\n", error);
+                dev_err!(
+                    device.pdev(),
+                    "an interface is lost by a reset: {:?}\n",
+                    error
+                );
             }
         }
     }
