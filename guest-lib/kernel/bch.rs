@@ -23,11 +23,6 @@ mod interrupt;
 
 use gate::Gate;
 
-/// Alignment of the notice area.
-const NOTICE_ALIGN: u64 = 256;
-/// Values of the sequence number.
-const BSEQ_END: i32 = 1 << 24;
-
 /// What ENABLE_BCH made.
 struct Enabled {
     irqs: KVec<interrupt::Registration>,
@@ -157,21 +152,14 @@ impl Bch {
 
     /// The gates that the process asks for, checked.
     fn gates(&self, a: &EnableBch) -> Result<KVec<Gate>> {
-        let barrier = self.device.description().barrier;
-        let most = i32::from(barrier.tnis) * i32::from(barrier.gates);
-        let fit = a.addr != 0
-            && a.addr % NOTICE_ALIGN == 0
-            && (0..BSEQ_END).contains(&a.bseq)
-            && (0..=most).contains(&a.num);
-        if !fit {
-            return Err(EINVAL);
-        }
+        let description = self.device.description();
+        let count = a.gates(description).ok_or(EINVAL)?;
         let rights = self.device.users.lock().rights(self.uid);
-        let mut gates = KVec::with_capacity(a.num as usize, GFP_KERNEL)?;
-        for i in 0..a.num as u64 {
+        let mut gates = KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
+        for i in 0..count as u64 {
             let set: SetBg = uapi::get(a.bgs.wrapping_add(i * size_of::<SetBg>() as u64))?;
-            let gate = Gate::new(&set, &rights, a.bseq as u32, self.device.description())?;
-            gates.push(gate, GFP_KERNEL)?;
+            let gate = Gate::new(&set, &rights, a.bseq as u32, description)?;
+            gates.push(gate, GFP_KERNEL_ACCOUNT)?;
         }
         Ok(gates)
     }

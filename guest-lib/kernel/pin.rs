@@ -21,25 +21,6 @@ pub(crate) const PAGE: u64 = kernel::page::PAGE_SIZE as u64;
 pub(crate) const DEVICE_PAGE: u64 = PageSize::Size4K.bytes();
 // An address that is aligned to the device's larger pages begins one of ours.
 const _: () = assert!(PAGE % DEVICE_PAGE == 0 && PageSize::Size64K.bytes() % PAGE == 0);
-/// The most bytes to pin in one call: the range of an STag offset.
-pub(crate) const MAX_SPAN: u64 = 1 << tofu_abi::addr::OFFSET_BITS;
-
-/// The pages that hold `len` bytes from `addr`: first byte, and the one behind the last.
-///
-/// # Errors
-///
-/// `EINVAL` if there are no such addresses.
-pub(crate) fn pages_around(addr: u64, len: u64) -> Result<(u64, u64)> {
-    let end = addr
-        .checked_add(len)
-        .and_then(|end| end.checked_add(PAGE - 1))
-        .ok_or(EINVAL)?;
-    let (start, end) = (addr & !(PAGE - 1), end & !(PAGE - 1));
-    if end > i64::MAX as u64 || end - start > MAX_SPAN {
-        return Err(EINVAL);
-    }
-    Ok((start, end))
-}
 
 /// How pages are mapped for the device.
 enum Map {

@@ -29,6 +29,7 @@ pub mod regs;
 pub mod subnet;
 pub mod table;
 pub mod tnw;
+pub mod tof;
 pub mod topology;
 
 pub use addr::{Coords, Path, StagOffset, decimal};

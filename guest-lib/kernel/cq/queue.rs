@@ -181,7 +181,7 @@ impl Cq {
 
     fn init(self: &Arc<Self>, a: &InitCq) -> Result {
         let epoch = self.device.epoch()?;
-        let sizes = a.sizes()?;
+        let sizes = a.sizes().ok_or(EINVAL)?;
         if a.session_mode == 1 && !self.device.description().session_mode {
             return Err(EOPNOTSUPP);
         }

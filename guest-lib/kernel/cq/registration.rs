@@ -8,12 +8,13 @@ use kernel::sync::Arc;
 use kernel::uaccess::{UserPtr, UserSlice};
 use kernel::workqueue;
 
-use crate::uapi::{self, AllocStag, FreeStags};
+use crate::pin::PAGE;
+use crate::uapi::{self, AllocStag, FreeStags, Span};
 use crate::unmap::{MemoryUser, UsedMemory};
 
 use super::queue::{Cq, Open};
-use super::stag::{Span, Stag};
-use super::tables::{given_out, StagState, SPECIAL_STAGS};
+use super::stag::Stag;
+use super::tables::{given_out, StagState};
 
 /// STags that FREE_STAGS takes in one call.
 const MAX_FREE: u16 = 1024;
@@ -23,8 +24,8 @@ impl Cq {
         let mut a: AllocStag = uapi::get(arg)?;
         let mut state = self.state.lock();
         let open = state.as_deref_mut().ok_or(EPERM)?;
-        let wanted = a.wanted(SPECIAL_STAGS)?;
-        let span = Span::new(&a)?;
+        let wanted = a.wanted().ok_or(EINVAL)?;
+        let span = Span::new(&a, PAGE).ok_or(EINVAL)?;
         let known = match wanted {
             None if a.flags & uapi::NEW_STAG == 0 => self.known_stag(open, &span),
             _ => None,
@@ -46,7 +47,7 @@ impl Cq {
     fn known_stag(&self, open: &Open, span: &Span) -> Option<u32> {
         let shared = self.shared.lock();
         let tables = shared.tables.as_ref().filter(|_| shared.enabled)?;
-        given_out(open.end, span.read_only).find(|stag| {
+        given_out(open.end, span.is_read_only()).find(|stag| {
             let known = open.stags.get(*stag as usize).and_then(Option::as_ref);
             known.is_some_and(|known| known.serves(span)) && tables.state(*stag) == StagState::Live
         })
@@ -59,7 +60,7 @@ impl Cq {
         wanted: Option<u32>,
         span: &Span,
     ) -> Result<u32> {
-        let stag = self.reserve(wanted, span.read_only)?;
+        let stag = self.reserve(wanted, span.is_read_only())?;
         let mut made = self.make_stag(open, stag, span);
         if made == Err(ENOMEM) && self.reclaim(open) {
             made = self.make_stag(open, stag, span);

@@ -9,7 +9,8 @@ use tofu_abi::table::PageSize;
 
 use crate::device::Device;
 use crate::opener::Opener;
-use crate::pin::{pages_around, Pinned, PAGE};
+use crate::pin::{Pinned, PAGE};
+use crate::uapi::pages_around;
 use crate::unmap::{MemoryUser, UnmapNotifier, UsedMemory};
 
 /// A ring. The notifier goes before the memory.
@@ -39,7 +40,7 @@ impl Ring {
         if addr == 0 || addr % entry_size as u64 != 0 {
             return Err(EINVAL);
         }
-        let (start, end) = pages_around(addr, bytes)?;
+        let (start, end) = pages_around(addr, bytes, PAGE).ok_or(EINVAL)?;
         let notifier = UnmapNotifier::new(user, UsedMemory::Ring, opener.mm(), (start, end))?;
         let huge = PageSize::Size2M.bytes();
         // In step with huge pages, should the memory have some: then the IOMMU has them too.

@@ -11,87 +11,14 @@ use crate::charge::{table_pages, Charge};
 use crate::device::Device;
 use crate::dma::Table;
 use crate::opener::Opener;
-use crate::pin::{pages_around, Pinned, DEVICE_PAGE, MAX_SPAN};
-use crate::uapi::{self, AllocStag};
+use crate::pin::{Pinned, DEVICE_PAGE};
+use crate::uapi::Span;
 use crate::unmap::{MemoryUser, UnmapNotifier, UsedMemory};
 
-use super::tables::{StagEntry, SPECIAL_STAGS};
+use super::tables::StagEntry;
 
-/// Where the address space of an STag begins: at a multiple of this, as on machines whose pages
-/// are so large. Programs rely on an offset having the same low bits as the address.
-const BASE_ALIGN: u64 = 1 << 16;
 /// Pages that the driver's and the kernel's objects of an STag take at most.
 const OBJECTS: usize = 1;
-const HUGE: u64 = PageSize::Size2M.bytes();
-
-/// What an STag stands for: pages of the process, and how they are mapped.
-#[derive(Clone, Copy)]
-pub(super) struct Span {
-    /// First byte that the process asked for.
-    va: u64,
-    /// First byte of the first page, and the one behind the last.
-    start: u64,
-    end: u64,
-    /// Where the address space begins, unless the STag is of the process's own choice.
-    base: u64,
-    large: bool,
-    pub(super) read_only: bool,
-}
-
-impl Span {
-    /// # Errors
-    ///
-    /// `EINVAL` if there are no such addresses, or more than an offset can say.
-    pub(super) fn new(a: &AllocStag) -> Result<Self> {
-        let (start, end) = pages_around(a.va, a.len)?;
-        let large = a.flags & uapi::LARGE_PAGES != 0 && end - start >= HUGE;
-        let base = start & !(if large { HUGE } else { BASE_ALIGN } - 1);
-        if end - base > MAX_SPAN {
-            return Err(EINVAL);
-        }
-        Ok(Self {
-            va: a.va,
-            start,
-            end,
-            base,
-            large,
-            read_only: a.flags & uapi::READ_ONLY != 0,
-        })
-    }
-
-    /// Whether the public interface has one STag for both: it counts in pages of 64 KiB.
-    fn serves(&self, other: &Self) -> bool {
-        let properties = |span: &Self| (span.base, span.large, span.read_only);
-        properties(self) == properties(other)
-            && self.end.div_ceil(BASE_ALIGN) == other.end.div_ceil(BASE_ALIGN)
-            && (self.start..=self.end).contains(&other.start)
-            && other.end <= self.end
-    }
-
-    /// Where the address space of `stag` begins. One of the process's own choice begins at the
-    /// memory itself.
-    fn origin(&self, stag: u32) -> u64 {
-        if stag < SPECIAL_STAGS {
-            self.va & !0xff
-        } else {
-            self.base
-        }
-    }
-
-    /// The offset by which `stag` names the first byte that the process asked for.
-    pub(super) fn offset(&self, stag: u32) -> u64 {
-        self.va - self.origin(stag)
-    }
-
-    /// Pages that the device has the memory in if it sees one range.
-    fn range_page(&self) -> PageSize {
-        if self.end - self.start >= HUGE {
-            PageSize::Size2M
-        } else {
-            PageSize::Size64K
-        }
-    }
-}
 
 /// The pages by which the device reaches a span.
 struct Pages {
@@ -113,13 +40,12 @@ impl Pages {
         span: &Span,
         pinned: &Pinned,
     ) -> Result<Self> {
+        let (start, end) = span.range();
         let large = span.range_page();
         let range = pinned.range().filter(|addr| addr % large.bytes() == 0);
-        let (size, first) = match range {
-            Some(_) => (large, span.start & !(large.bytes() - 1)),
-            None => (PageSize::Size4K, span.base),
-        };
-        let entries = (span.end - first).div_ceil(size.bytes());
+        let size = range.map_or(PageSize::Size4K, |_| large);
+        let first = span.first(range.is_some());
+        let entries = (end - first).div_ceil(size.bytes());
         let bytes = entries as usize * size_of::<PageEntry>();
         let charge = Charge::new(device, opener, table_pages(bytes) + OBJECTS)?;
         let table = Table::for_process(device, entries as usize)?;
@@ -132,7 +58,7 @@ impl Pages {
             }
             None => {
                 // Entries in front of the first page stay disabled.
-                let skipped = ((span.start - first) / DEVICE_PAGE) as usize;
+                let skipped = ((start - first) / DEVICE_PAGE) as usize;
                 for (i, addr) in pinned.device_pages().enumerate() {
                     table.store(skipped + i, entry(addr));
                 }
@@ -170,12 +96,12 @@ impl Stag {
         number: u32,
         span: &Span,
     ) -> Result<Self> {
-        let range = (span.start, span.end);
+        let range = span.range();
         // First of all: what is unmapped while it is being pinned is noticed.
         let notifier = UnmapNotifier::new(user, UsedMemory::Stag(number), opener.mm(), range)?;
         // In step with huge pages, should the memory have some: then the IOMMU has them too.
         let align = span.range_page().bytes();
-        let pinned = Pinned::new(device, opener, range, !span.read_only, align)?;
+        let pinned = Pinned::new(device, opener, range, !span.is_read_only(), align)?;
         let pages = Pages::new(device, opener, span, &pinned)?;
         Ok(Self {
             number,
@@ -193,10 +119,8 @@ impl Stag {
 
     /// What the device's tables and the process's say of it.
     pub(super) fn entry(&self) -> StagEntry {
-        let Span { end, base, .. } = self.span;
+        let (_, end) = self.span.range();
         let mbva = self.span.origin(self.number) - self.pages.first;
-        let units = (end - base).div_ceil(BASE_ALIGN);
-        let large = self.span.large && self.pages.size == PageSize::Size2M;
         StagEntry {
             block: MemoryBlock(0)
                 .with_ps(self.pages.size as u8)
@@ -204,14 +128,12 @@ impl Stag {
                 .with_enable(true),
             pages: self.pages.entries,
             steering: Steering(0)
-                .with_readonly(self.span.read_only)
+                .with_readonly(self.span.is_read_only())
                 .with_mbva_units(mbva >> 8)
                 .with_mbid(self.number as u16)
                 .with_enable(true),
             bytes: end - self.pages.first - mbva,
-            user: base >> 16 & ((1 << 36) - 1)
-                | (units & ((1 << 27) - 1)) << 36
-                | u64::from(large) << 63,
+            user: self.span.user_entry(self.pages.size == PageSize::Size2M),
         }
     }
 }

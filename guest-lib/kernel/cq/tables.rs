@@ -14,9 +14,7 @@ use crate::device::Device;
 use crate::dma::Table;
 use crate::opener::Opener;
 use crate::shim;
-
-/// STags that a process chooses itself; others are given out from here on.
-pub(super) const SPECIAL_STAGS: u32 = 4096;
+use crate::uapi::SPECIAL_STAGS;
 
 /// How things stand with an STag.
 #[derive(Clone, Copy, PartialEq, Eq)]

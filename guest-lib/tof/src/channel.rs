@@ -6,12 +6,13 @@ use std::os::fd::AsFd;
 use tofu_abi::BgId;
 use tofu_abi::barrier::{BgAddress, NOTICE_SIZE, Profile};
 use tofu_abi::irq::BgsIrqs;
+use tofu_abi::tof::{Addr, SetBg};
 use tofu_driver::{ChannelConfig, DmaBuffer, Gate, Rounds};
 
 use crate::buffer::Buffer;
 use crate::error::OpenError;
 use crate::file::PageFile;
-use crate::uapi::{self, Addr, SetBg};
+use crate::uapi;
 
 /// A barrier channel of this process. Its page and the memory of its notices are the process's;
 /// its gates are the kernel's.
@@ -89,6 +90,7 @@ fn setting(gate: &Gate) -> SetBg {
         dest_raddr,
         dest_rtni,
         dest_rgate,
+        ..SetBg::default()
     }
 }
 
@@ -135,6 +137,7 @@ mod tests {
             dest_raddr: Addr { x: 3, y: 2, z: 1, a: 1, b: 2, c: 0, pa: 0, pb: 1, pc: 1 },
             dest_rtni: 4,
             dest_rgate: 33,
+            ..SetBg::default()
         };
         assert_eq!(setting(&gate), expected);
     }

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use tofu_abi::regs::{NUM_TNI, NodeAddress};
+use tofu_abi::tof::NO_GROUP;
 use tofu_abi::{BgId, Coords, CqId, Generation, Subnet, TniId};
 
 use crate::file::FILES;
@@ -67,7 +68,7 @@ impl TofDevice {
         let description = self.generation.description();
         let queues = [(1 << description.user_cqs()) - 1; NUM_TNI];
         let gates = description.user_gates();
-        let group = subnet.map_or(uapi::NO_GROUP, |_| user);
+        let group = subnet.map_or(NO_GROUP, |_| user);
         let subnet = subnet.unwrap_or_default();
         uapi::register_user(control.as_fd(), (user, group), subnet, &queues, &gates)
     }

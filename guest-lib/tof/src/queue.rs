@@ -3,13 +3,14 @@
 use std::os::fd::AsFd;
 
 use tofu_abi::queue::queue_entries;
+use tofu_abi::tof::{InitCq, VERSION};
 use tofu_abi::{CqId, TniId};
 use tofu_driver::{RingMemory, Rings};
 
 use crate::buffer::Buffer;
 use crate::error::{OpenError, RegisterError};
 use crate::file::PageFile;
-use crate::uapi::{self, InitCq};
+use crate::uapi;
 
 /// How to open a control queue.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +51,7 @@ impl ControlQueue {
         let memory = RingMemory::new(orders, notices, Buffer::new)?;
         // Cache injection, as on real systems.
         let init = InitCq {
-            version: uapi::VERSION,
+            version: VERSION,
             num_stag: 0,
             tcq_cinj: 1,
             mrq_cinj: 1,

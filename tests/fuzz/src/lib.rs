@@ -17,6 +17,7 @@ pub mod pci_config;
 pub mod registers;
 pub mod tables;
 pub mod tnw;
+pub mod tof;
 pub mod traced;
 pub mod vfio_user;
 mod world;

@@ -89,6 +89,11 @@ fn tnw_windows() {
 }
 
 #[test]
+fn tof() {
+    replay("tof", tofu_fuzz::tof::run);
+}
+
+#[test]
 fn vfio_user() {
     replay("vfio_user", tofu_fuzz::vfio_user::run);
 }

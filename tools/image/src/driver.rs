@@ -113,6 +113,7 @@ const SOURCES: &[(&str, &str)] = sources![
     "abi/src/regs.rs",
     "abi/src/subnet.rs",
     "abi/src/table.rs",
+    "abi/src/tof.rs",
     "abi/src/tnw.rs",
     "abi/src/topology.rs",
     "abi/src/topology/legs.rs",
