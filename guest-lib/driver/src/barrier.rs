@@ -595,6 +595,14 @@ impl<P: Platform> Channel<P> {
         self.gates.iter().map(pending).fold(BgsIrqs::NONE, BgsIrqs::union) & BgsIrqs::EXCEPTIONS
     }
 
+    /// Whether the channel's gates are enabled, as they are until it is closed or the device is
+    /// reset.
+    pub fn is_enabled(&self) -> bool {
+        let state = |&(tni, bg): &(TniId, BgId)| bgs_page(tni, bg) + BgsReg::State.offset();
+        let platform = self.device().platform();
+        self.gates.iter().all(|gate| platform.bar0_read64(state(gate)) & 1 != 0)
+    }
+
     /// Interrupt registers of one of the channel's gates.
     pub fn gate_irq(&self, tni: TniId, bg: BgId) -> Option<IrqUnit<'_, P, BgsIrqs>> {
         self.gates.contains(&(tni, bg)).then(|| self.device().bgs_irq(tni, bg))

@@ -1,6 +1,5 @@
 //! A barrier channel that the kernel sets up, with its gates.
 
-use std::io::Read;
 use std::os::fd::AsFd;
 
 use tofu_abi::BgId;
@@ -57,13 +56,13 @@ impl BarrierChannel {
         &mut self.rounds
     }
 
-    /// Exceptions of the channel's gates, as the kernel reports them; none if it does not, because
-    /// the driver has gone.
-    pub fn exceptions(&self) -> BgsIrqs {
-        let mut word = [0; 8];
-        match self.rounds.page().file().read(&mut word) {
-            Ok(8) => BgsIrqs::from_raw(u64::from_ne_bytes(word)),
-            _ => BgsIrqs::NONE,
+    /// Exceptions of the channel's gates, as the kernel reports them, and none if the driver has
+    /// gone; `None` if the device has lost the channel, by a reset.
+    pub fn exceptions(&self) -> Option<BgsIrqs> {
+        match self.rounds.page().word() {
+            Ok(word) => Some(BgsIrqs::from_raw(word)),
+            Err(error) if error.raw_os_error() == Some(libc::EIO) => None,
+            Err(_) => Some(BgsIrqs::NONE),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The file of a queue or channel.
 
 use std::fs::File;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
@@ -34,8 +35,17 @@ impl PageFile {
         Ok(Self { page, file })
     }
 
-    pub(crate) const fn file(&self) -> &File {
-        &self.file
+    /// Reads the word that the kernel has about the queue or channel. An error is the system's.
+    pub(crate) fn word(&self) -> io::Result<u64> {
+        let mut word = [0; 8];
+        (&self.file).read_exact(&mut word)?;
+        Ok(u64::from_ne_bytes(word))
+    }
+
+    /// Whether the device has lost the queue or channel. A driver that is older than this library
+    /// does not say.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.word().is_err_and(|error| error.raw_os_error() == Some(libc::EIO))
     }
 }
 

@@ -104,15 +104,22 @@ impl ControlQueue {
         Ok(unsafe { uapi::alloc_stag(file, addr, len, wanted, read_only)? })
     }
 
+    /// Whether the device still has the queue. It loses it if it is reset.
+    pub fn works(&self) -> bool {
+        !self.rings.page().is_lost()
+    }
+
     /// Deregisters memory. When it returns, the device no longer uses it. It makes no difference
-    /// whether the kernel has already done so because the memory was unmapped.
+    /// whether the kernel has already done so because the memory was unmapped or the queue lost.
     ///
     /// # Errors
     ///
     /// If the device does not release it.
     pub fn deregister(&self, stag: u32) -> Result<(), RegisterError> {
         match uapi::free_stag(self.rings.page().as_fd(), stag) {
-            Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error.into()),
+            Err(error) if !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EIO)) => {
+                Err(error.into())
+            }
             _ => Ok(()),
         }
     }

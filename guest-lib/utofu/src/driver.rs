@@ -179,7 +179,8 @@ impl<P: Platform, M: MapUser<P>, C: ClaimQueue> Provider for DriverProvider<P, M
         let cq = Cq::open(&self.device, &config).map_err(open_error)?;
         let memory = self.memory.clone();
         let registered = BTreeMap::new();
-        Ok(DriverQueue { cq, memory, registered, idle: IdlePolls::default(), _claim: claim })
+        let idle = IdlePolls::default();
+        Ok(DriverQueue { cq, memory, registered, idle, is_lost: false, _claim: claim })
     }
 
     fn generation(&self) -> Generation {
@@ -322,7 +323,8 @@ fn open_error(error: OpenError) -> Error {
     }
 }
 
-/// After this many polls that found nothing, the gates are checked for errors, which takes longer.
+/// After this many polls that found nothing, a queue or the gates of a channel are checked for
+/// errors, which takes longer.
 const POLLS_WITHOUT_QUESTION: u32 = 1 << 16;
 
 /// A barrier channel, as the driver provides it.
@@ -337,8 +339,9 @@ pub trait DriverBarrier {
     /// See [`tofu_driver::Rounds::poll`].
     fn poll(&mut self) -> Option<Outcome>;
 
-    /// Returns exceptions that the channel's gates report.
-    fn exceptions(&self) -> BgsIrqs;
+    /// Returns exceptions that the channel's gates report; `None` if the device has lost them, by
+    /// a reset.
+    fn exceptions(&self) -> Option<BgsIrqs>;
 
     /// Called by a thread that has polled in vain for some microseconds.
     fn yield_processor(&self) {}
@@ -361,8 +364,8 @@ impl<P: Platform> DriverBarrier for tofu_driver::Channel<P> {
         self.poll()
     }
 
-    fn exceptions(&self) -> BgsIrqs {
-        self.exceptions()
+    fn exceptions(&self) -> Option<BgsIrqs> {
+        self.is_enabled().then(|| self.exceptions())
     }
 
     fn yield_processor(&self) {
@@ -414,7 +417,10 @@ impl<B: DriverBarrier> Channel for DriverChannel<B> {
             };
         }
         if self.idle.count().is_multiple_of(POLLS_WITHOUT_QUESTION) {
-            let exceptions = self.channel.exceptions();
+            let exceptions = self.channel.exceptions().ok_or_else(|| {
+                let hint = "the device was reset: free its gates, and allocate others";
+                Error::new(Code::Fatal, "barrier channel", hint)
+            })?;
             if exceptions.intersects(BgsIrqs::DMA_COMPLETION_EXCEPTION) {
                 let hint = "the device could not write the result";
                 return Err(Error::with_value(
@@ -450,6 +456,7 @@ pub struct DriverQueue<P: Platform, M: MapUser<P>, C = ()> {
     memory: M,
     registered: BTreeMap<u32, (Stag, M::Mapping)>,
     idle: IdlePolls,
+    is_lost: bool,
     // Last, when nobody uses the queue any more.
     _claim: C,
 }
@@ -462,7 +469,11 @@ impl<P: Platform, M: MapUser<P>, C> DriverQueue<P, M, C> {
 
     #[inline]
     fn polled<T>(&mut self, found: Option<T>) -> Option<T> {
-        self.idle.note(found, || self.cq.device().platform().yield_processor())
+        let found = self.idle.note(found, || self.cq.device().platform().yield_processor());
+        if found.is_none() && self.idle.count().is_multiple_of(POLLS_WITHOUT_QUESTION) {
+            self.is_lost = !self.cq.status().cq_enable();
+        }
+        found
     }
 }
 
@@ -501,6 +512,10 @@ impl<P: Platform, M: MapUser<P>, C> Queue for DriverQueue<P, M, C> {
     fn poll_notice(&mut self) -> Option<MrqEntry> {
         let found = self.cq.poll_mrq();
         self.polled(found)
+    }
+
+    fn is_lost(&self) -> bool {
+        self.is_lost
     }
 
     #[allow(unsafe_code)]

@@ -167,6 +167,10 @@ pub trait Queue {
     /// Returns the next notice.
     fn poll_notice(&mut self) -> Option<MrqEntry>;
 
+    /// Whether the device has lost the queue, by a reset. Polls that find nothing find that out
+    /// after a while.
+    fn is_lost(&self) -> bool;
+
     /// Lets the device access memory.
     ///
     /// # Errors
@@ -216,6 +220,10 @@ impl<Q: Queue + ?Sized> Queue for Box<Q> {
 
     fn poll_notice(&mut self) -> Option<MrqEntry> {
         (**self).poll_notice()
+    }
+
+    fn is_lost(&self) -> bool {
+        (**self).is_lost()
     }
 
     #[allow(unsafe_code)]

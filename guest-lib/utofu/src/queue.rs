@@ -73,6 +73,8 @@ pub(crate) struct OpenState<Q> {
     queue: Q,
     vcqs: [Option<Vcq>; NUM_EXTRA],
     pub(crate) exclusive: bool,
+    /// The device has lost the queue.
+    is_lost: bool,
     posted: Vec<Posted>,
     post: usize,
     reap: usize,
@@ -124,6 +126,7 @@ impl<Q: Queue> OpenState<Q> {
             queue,
             vcqs: [const { None }; NUM_EXTRA],
             exclusive,
+            is_lost: false,
             posted,
             post: 0,
             reap: 0,
@@ -140,6 +143,22 @@ impl<Q: Queue> OpenState<Q> {
             held_slots: 0,
             whole_only: BTreeSet::new(),
         }
+    }
+
+    /// Checks that the device still has the queue, as far as is known.
+    #[inline]
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.is_lost { Err(lost()) } else { Ok(()) }
+    }
+
+    /// Returns what a poll has found, unless it will never find anything.
+    #[inline]
+    pub(crate) fn polled<T>(&mut self, found: Option<T>) -> Result<Option<T>, Error> {
+        if found.is_none() {
+            self.is_lost |= self.queue.is_lost();
+            self.check()?;
+        }
+        Ok(found)
     }
 
     /// Returns whether no VCQ is left.
@@ -588,6 +607,7 @@ impl<Q: Queue> OpenState<Q> {
         reserved: Option<u32>,
         read_only: bool,
     ) -> Result<Stadd, Error> {
+        self.check()?;
         if addr == 0 {
             return Err(Error::new(Code::InvalidAddress, "memory to be registered", "address 0"));
         }
@@ -622,6 +642,11 @@ impl<Q: Queue> OpenState<Q> {
 /// The most bytes that can be registered at once, because addresses in a device's tables have 40
 /// bits.
 const MAX_REGISTERED: u64 = 1 << 39;
+
+const fn lost() -> Error {
+    let hint = "the device was reset: free the queue's VCQs, and create others";
+    Error::new(Code::Fatal, "control queue", hint)
+}
 
 const fn busy() -> Error {
     let hint = "poll its completions (utofu_poll_tcq), and try again";

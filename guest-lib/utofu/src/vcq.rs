@@ -24,8 +24,13 @@ const LOOKS_AT_PARTS: u32 = 1 << 23;
 pub struct Ticket {
     /// The extra value of its ID, 0 to 15.
     pub extra: u8,
-    /// The number of the VCQ among those that have had this extra value.
+    /// The number of the VCQ among those of the queue, modulo [`Ticket::SERIALS`].
     pub serial: u32,
+}
+
+impl Ticket {
+    /// Serial numbers, after which they begin again.
+    pub const SERIALS: u32 = 1 << 24;
 }
 
 /// A control queue of the device that VCQs may share. It is open as long as there are any.
@@ -112,7 +117,10 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
             return Ok(None);
         }
         let open = match &mut *state {
-            Some(open) => open,
+            Some(open) => {
+                open.check()?;
+                open
+            }
             closed => {
                 let (tni, cq) = (self.tni, self.cq);
                 let wanted = OpenQueue { tni, cq, stags: NUM_STAGS, session: kind.session };
@@ -132,7 +140,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
                 Error::new(Code::Full, "VCQs", hint)
             })?,
         };
-        let serial = self.serial.fetch_add(1, Relaxed);
+        let serial = self.serial.fetch_add(1, Relaxed) % Ticket::SERIALS;
         open.add(extra, serial);
         Ok(Some(Ticket { extra, serial }))
     }
@@ -285,20 +293,26 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
     ///
     /// # Errors
     ///
-    /// [`Code::InvalidVcqHdl`].
+    /// [`Code::InvalidVcqHdl`]; [`Code::Fatal`] if the device has lost the queue.
     #[inline]
     pub fn poll_tcq(&self, ticket: Ticket) -> Result<Option<Completion>, Error> {
-        self.with(ticket, |open| Ok(open.poll_tcq(ticket.extra)))
+        self.with(ticket, |open| {
+            let found = open.poll_tcq(ticket.extra);
+            open.polled(found)
+        })
     }
 
     /// Takes the next notice.
     ///
     /// # Errors
     ///
-    /// [`Code::InvalidVcqHdl`].
+    /// [`Code::InvalidVcqHdl`]; [`Code::Fatal`] if the device has lost the queue.
     #[inline]
     pub fn poll_mrq(&self, ticket: Ticket) -> Result<Option<Notice>, Error> {
-        self.with(ticket, |open| Ok(open.poll_mrq(ticket.extra)))
+        self.with(ticket, |open| {
+            let found = open.poll_mrq(ticket.extra);
+            open.polled(found)
+        })
     }
 
     /// Returns how many completions can be taken now.

@@ -153,7 +153,7 @@ pub trait Part {
     ///
     /// # Errors
     ///
-    /// As for [`Part::write`].
+    /// As for [`Part::write`], and if the device has lost the queue or channel, by a reset.
     fn read(&self, page: Registers, offset: u16) -> Result<u64, Refused>;
 
     /// Bytes of the node's memory that it has, by [`NewQueue::cost`] and [`NewMemory::cost`].
@@ -206,6 +206,10 @@ fn no_queue() -> Refused {
 
 fn no_channel() -> Refused {
     wrong("the barrier channel is not open")
+}
+
+fn lost() -> Refused {
+    Refused::new(Refusal::NoDevice, "the device was reset, and has lost it".to_owned())
 }
 
 fn none_left(error: impl std::fmt::Display) -> Refused {
@@ -376,7 +380,8 @@ impl Part for VfioPart {
     }
 
     fn exceptions(&self, channel: (TniId, BchId)) -> Result<u64, Refused> {
-        Ok(self.channels.get(&channel).ok_or_else(no_channel)?.exceptions().raw())
+        let channel = self.channels.get(&channel).ok_or_else(no_channel)?;
+        if channel.is_enabled() { Ok(channel.exceptions().raw()) } else { Err(lost()) }
     }
 
     fn write(&self, page: Registers, offset: u16, value: u64) -> Result<(), Refused> {
@@ -386,7 +391,17 @@ impl Part for VfioPart {
     }
 
     fn read(&self, page: Registers, offset: u16) -> Result<u64, Refused> {
-        Ok(self.device.platform().bar0_read64(self.register_at(page, offset)?))
+        let at = self.register_at(page, offset)?;
+        let works = match page {
+            Registers::Queue(queue) => {
+                let cq = self.queues.get(&queue).and_then(|open| open.cq.as_ref());
+                cq.is_some_and(|cq| cq.status().cq_enable())
+            }
+            Registers::Channel(channel) => {
+                self.channels.get(&channel).is_some_and(Channel::is_enabled)
+            }
+        };
+        if works { Ok(self.device.platform().bar0_read64(at)) } else { Err(lost()) }
     }
 
     fn taken(&self) -> u64 {

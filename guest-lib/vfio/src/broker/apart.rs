@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tofu_abi::barrier::{NOTICE_SIZE, Profile};
 use tofu_abi::irq::BgsIrqs;
 use tofu_abi::queue::queue_entries;
-use tofu_abi::regs::NodeAddress;
+use tofu_abi::regs::{CqReg, NodeAddress};
 use tofu_abi::{BchId, Coords, CqId, Generation, TniId};
 use tofu_driver::{
     ChannelConfig, ChannelError, DmaError, Gate, RingMemory, Rings, Rounds, UserPage,
@@ -265,6 +265,11 @@ impl ApartQueue {
         &mut self.rings
     }
 
+    /// Whether the device still has the queue. It loses it if it is reset.
+    pub fn works(&self) -> bool {
+        self.rings.page().read(CqReg::RxPayloadByte.offset()) != u64::MAX
+    }
+
     /// Registers memory of this process under an STag that is free, so that its first byte has this
     /// offset. Its pages become pages of a file that the broker also has; their content stays the
     /// same.
@@ -338,12 +343,14 @@ impl ApartChannel {
         &mut self.rounds
     }
 
-    /// Exceptions of the channel's gates.
-    pub fn exceptions(&self) -> BgsIrqs {
+    /// Exceptions of the channel's gates, and none if the broker has gone; `None` if the device has
+    /// lost the channel, by a reset.
+    pub fn exceptions(&self) -> Option<BgsIrqs> {
         let request = ApartRequest::Exceptions { channel: self.channel };
         match self.broker.ask(&Request::Apart(request)) {
-            Ok((Answer::Value(value), _)) => BgsIrqs::from_raw(value),
-            _ => BgsIrqs::NONE,
+            Ok((Answer::Value(value), _)) => Some(BgsIrqs::from_raw(value)),
+            Err(BrokerError::Refused { .. }) => None,
+            _ => Some(BgsIrqs::NONE),
         }
     }
 }

@@ -103,7 +103,7 @@ impl OutsideChannel for ApartChannel {
         self.rounds_mut()
     }
 
-    fn exceptions(&self) -> BgsIrqs {
+    fn exceptions(&self) -> Option<BgsIrqs> {
         self.exceptions()
     }
 }
@@ -155,10 +155,12 @@ impl OutsideQueue for BrokerQueue {
     }
 
     #[inline]
-    fn polled(&self, in_vain: u32) {
-        if in_vain % POLLS_WITHOUT_QUESTION == POLLS_WITHOUT_QUESTION - 1 {
-            self.end_without_broker();
+    fn polled(&self, in_vain: u32) -> bool {
+        if in_vain % POLLS_WITHOUT_QUESTION != POLLS_WITHOUT_QUESTION - 1 {
+            return true;
         }
+        self.end_without_broker();
+        self.queue.works()
     }
 }
 

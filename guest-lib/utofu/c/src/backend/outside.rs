@@ -33,25 +33,26 @@ pub(super) trait OutsideQueue {
     fn deregister(&mut self, stag: u32) -> bool;
 
     /// Called after each poll, with the number of polls since the last one that found something.
-    #[inline]
-    fn polled(&self, _in_vain: u32) {}
+    /// Returns false if the device has lost the queue.
+    fn polled(&self, in_vain: u32) -> bool;
 }
 
 /// A control queue of this kind.
 pub(super) struct RingQueue<Q> {
     queue: Q,
     idle: IdlePolls,
+    is_lost: bool,
 }
 
 impl<Q: OutsideQueue> RingQueue<Q> {
     pub(super) fn new(queue: Q) -> Self {
-        Self { queue, idle: IdlePolls::default() }
+        Self { queue, idle: IdlePolls::default(), is_lost: false }
     }
 
     #[inline]
     fn polled<T>(&mut self, found: Option<T>) -> Option<T> {
         let found = self.idle.note(found, thread::yield_now);
-        self.queue.polled(self.idle.count());
+        self.is_lost |= !self.queue.polled(self.idle.count());
         found
     }
 }
@@ -94,6 +95,10 @@ impl<Q: OutsideQueue> Queue for RingQueue<Q> {
         self.polled(found)
     }
 
+    fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
     unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error> {
         // SAFETY: guaranteed by the caller.
         unsafe { self.queue.register(memory) }
@@ -118,7 +123,7 @@ pub(super) trait OutsideChannel {
     fn rounds_mut(&mut self) -> &mut Rounds<Self::Memory, Self::Page>;
 
     /// See [`DriverBarrier::exceptions`].
-    fn exceptions(&self) -> BgsIrqs;
+    fn exceptions(&self) -> Option<BgsIrqs>;
 }
 
 /// A barrier channel of this kind.
@@ -134,7 +139,7 @@ impl<C: OutsideChannel> DriverBarrier for OutsideBarrier<C> {
         self.0.rounds_mut().poll()
     }
 
-    fn exceptions(&self) -> BgsIrqs {
+    fn exceptions(&self) -> Option<BgsIrqs> {
         self.0.exceptions()
     }
 

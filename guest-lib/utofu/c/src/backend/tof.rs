@@ -25,6 +25,8 @@ use crate::provider::{AnyProvider, any};
 
 /// Size code of message receive queues, as on real systems: 131072 notices.
 const MRQ_SIZE: u8 = 3;
+/// After this many polls that found nothing, the kernel is asked whether the queue still works.
+const POLLS_WITHOUT_QUESTION: u32 = 1 << 10;
 /// The subjects of errors.
 const WHAT: &str = "Tofu device";
 const QUEUE: &str = "control queue";
@@ -234,7 +236,7 @@ impl OutsideChannel for BarrierChannel {
         self.rounds_mut()
     }
 
-    fn exceptions(&self) -> BgsIrqs {
+    fn exceptions(&self) -> Option<BgsIrqs> {
         self.exceptions()
     }
 }
@@ -316,6 +318,11 @@ impl OutsideQueue for TofQueue {
     fn deregister(&mut self, stag: u32) -> bool {
         // This frees a parked STag as well.
         self.queue.deregister(stag).is_ok()
+    }
+
+    #[inline]
+    fn polled(&self, in_vain: u32) -> bool {
+        in_vain % POLLS_WITHOUT_QUESTION != POLLS_WITHOUT_QUESTION - 1 || self.queue.works()
     }
 }
 
