@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::env;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use tofu_abi::Coords;
 use tofu_abi::topology::{NodeId, Shape};
@@ -20,7 +20,7 @@ use crate::platform::AnyPlatform;
 const MEMORY: usize = 512 << 20;
 
 /// Where network processors come from.
-enum Backend {
+pub(crate) enum Backend {
     /// A machine in this process.
     InProcess { torus: Arc<Torus>, shape: Shape, nodes: Mutex<HashMap<Coords, InProcess>> },
     /// A node in another process of this host: `tofu run --local`.
@@ -30,9 +30,8 @@ enum Backend {
 }
 
 /// Opens the platform of a node.
-pub(crate) fn platform(node: u32) -> Result<AnyPlatform, Error> {
-    static BACKEND: OnceLock<Result<Backend, Error>> = OnceLock::new();
-    match BACKEND.get_or_init(choose).as_ref().map_err(Clone::clone)? {
+pub(crate) fn platform(backend: &Backend, node: u32) -> Result<AnyPlatform, Error> {
+    match backend {
         Backend::InProcess { torus, shape, nodes } => {
             let at = shape.coords(NodeId(node)).ok_or_else(|| {
                 let why = format!("the machine has {} nodes (TOFU_SHAPE)", shape.nodes());
@@ -69,8 +68,8 @@ fn open_vfio(bdf: Option<&str>) -> Result<AnyPlatform, Error> {
     Ok(AnyPlatform::Vfio(Box::new(platform)))
 }
 
-/// What the environment asks for.
-fn choose() -> Result<Backend, Error> {
+/// What the environment asks for, also for a child of a process that has used it.
+pub(crate) fn choose(is_child: bool) -> Result<Backend, Error> {
     let variable = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     let bad = |why| Err(Error::new(Code::NotAvailable, why));
     match variable("TOFU_PROVIDER").as_deref() {
@@ -85,6 +84,10 @@ fn choose() -> Result<Backend, Error> {
             }
             let nodes = Mutex::default();
             Ok(Backend::InProcess { torus: Arc::new(torus), shape, nodes })
+        }
+        // The server would have it wait until its parent has ended.
+        Some("local") if is_child => {
+            bad("its node belongs to the process that has forked this one")
         }
         Some("local") => match variable("TOFU_LOCAL_SOCKET") {
             Some(socket) => Ok(Backend::Served(socket)),

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use tofu_abi::tnw::{CHANNELS, LINKS};
 use tofu_driver::{Platform, VolatileBuffer};
-use tofu_sync::lock;
+use tofu_sync::{Own, PerProcess, lock};
 use tofu_tnw::{Channel, Link, Nwp, OpenError, PostError, Stream, Ticket};
 
-use crate::backend;
+use crate::backend::{self, Backend};
 use crate::error::{Code, Error, ended};
 use crate::platform::{AnyBuffer, AnyPlatform};
 
@@ -20,23 +20,40 @@ const SPINS: u32 = 200;
 /// Places of a request's parts: 8 times the link and the channel, a serial number above it.
 const SERIAL: u32 = 6;
 
-/// What is open, by handle.
-static OPEN: Mutex<Vec<Option<Arc<Device>>>> = Mutex::new(Vec::new());
-/// Nodes that are open.
-static NODES: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+/// Position in a handle of the number of its process among those that have forked each other.
+const GENERATION: u32 = 20;
+
+/// What this process has opened. What its parent has opened is its parent's.
+#[derive(Default)]
+struct Opened {
+    /// By handle.
+    devices: Mutex<Vec<Option<Arc<Device>>>>,
+    nodes: Mutex<BTreeSet<u32>>,
+    backend: OnceLock<Result<Backend, Error>>,
+}
+
+static OPENED: PerProcess<Opened> = PerProcess::new();
+
+fn opened() -> &'static Own<Opened> {
+    OPENED.get_or_init(Opened::default)
+}
 
 /// A node that nobody else in this process opens as long as this lives.
 struct Claim(u32);
 
 impl Claim {
     fn new(node: u32) -> Result<Self, Error> {
-        if lock(&NODES).insert(node) { Ok(Self(node)) } else { Err(Code::Busy.into()) }
+        if lock(&opened().value.nodes).insert(node) {
+            Ok(Self(node))
+        } else {
+            Err(Code::Busy.into())
+        }
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        lock(&NODES).remove(&self.0);
+        lock(&opened().value.nodes).remove(&self.0);
     }
 }
 
@@ -132,7 +149,10 @@ pub(crate) fn link(link: u32) -> Result<Link, Error> {
 /// Opens a node; returns its handle.
 pub(crate) fn open(node: u32) -> Result<i32, Error> {
     let claim = Claim::new(node)?;
-    let nwp = Nwp::probe(backend::platform(node)?)
+    let own = opened();
+    let backend = own.value.backend.get_or_init(|| backend::choose(own.generation > 0));
+    let backend = backend.as_ref().map_err(Clone::clone)?;
+    let nwp = Nwp::probe(backend::platform(backend, node)?)
         .map_err(|error| Error::new(Code::NotAvailable, error.to_string()))?;
     let device = Device {
         lanes: std::array::from_fn(|_| Lane::default()),
@@ -140,25 +160,43 @@ pub(crate) fn open(node: u32) -> Result<i32, Error> {
         nwp: Owned::new(nwp),
         _claim: claim,
     };
-    let mut open = lock(&OPEN);
+    let mut open = lock(&own.value.devices);
     let free = open.iter().position(Option::is_none);
     let index = free.unwrap_or_else(|| {
         open.push(None);
         open.len() - 1
     });
     open[index] = Some(Arc::new(device));
-    i32::try_from(index).map_err(|_| Code::OutOfMemory.into())
+    let generation = (own.generation as usize) << GENERATION;
+    let handle = (index < 1 << GENERATION).then_some(generation | index);
+    handle.and_then(|handle| i32::try_from(handle).ok()).ok_or(Code::OutOfMemory.into())
+}
+
+/// Where the device of a handle is kept, if this process has opened it.
+fn place(handle: i32) -> Result<(&'static Mutex<Vec<Option<Arc<Device>>>>, usize), Error> {
+    let handle = u32::try_from(handle).map_err(|_| Code::InvalidHandle)?;
+    let (generation, at) = (handle >> GENERATION, handle as usize % (1 << GENERATION));
+    match OPENED.get().filter(|own| own.generation == generation) {
+        Some(own) => Ok((&own.value.devices, at)),
+        None if generation < OPENED.generation() => {
+            let why = "it belongs to the process that has forked this one";
+            Err(Error::new(Code::NotAvailable, why))
+        }
+        None => Err(Code::InvalidHandle.into()),
+    }
 }
 
 /// What is open with this handle.
 pub(crate) fn find(handle: i32) -> Result<Arc<Device>, Error> {
-    let device = usize::try_from(handle).ok().and_then(|at| lock(&OPEN).get(at)?.clone());
+    let (devices, at) = place(handle)?;
+    let device = lock(devices).get(at).cloned().flatten();
     device.ok_or(Code::InvalidHandle.into())
 }
 
 /// Takes it out of the list of what is open.
 pub(crate) fn take(handle: i32) -> Result<Arc<Device>, Error> {
-    let device = usize::try_from(handle).ok().and_then(|at| lock(&OPEN).get_mut(at)?.take());
+    let (devices, at) = place(handle)?;
+    let device = lock(devices).get_mut(at).and_then(Option::take);
     device.ok_or(Code::InvalidHandle.into())
 }
 

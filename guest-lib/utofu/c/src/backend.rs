@@ -49,10 +49,16 @@ impl Backend {
     }
 }
 
-/// Returns the backend that the environment asks for.
-pub(crate) fn choose() -> Result<Backend, Error> {
+/// Returns the backend that the environment asks for, also to a child of a process that has used
+/// it.
+pub(crate) fn choose(is_child: bool) -> Result<Backend, Error> {
     match env::var("TOFU_PROVIDER").as_deref() {
         Ok("inproc") => inproc::InProcess::new().map(Backend::InProcess),
+        // The server would have it wait until its parent has ended.
+        Ok("local") if is_child => {
+            let hint = "its node belongs to the process that has forked this one";
+            Err(Error::new(Code::NotAvailable, "Tofu device", hint))
+        }
         Ok("local") => local::Served::new().map(Backend::Served),
         Ok("tof") => tof::Tof::open().map(Backend::Tof),
         Ok("vfio") => vfio::Vfio::open().map(Backend::Vfio),

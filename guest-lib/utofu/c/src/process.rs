@@ -1,9 +1,13 @@
 //! The processes in the sense of uTofu that this process represents: one, except in tests.
+//!
+//! A forked child represents none of its parent's. What it creates itself is its own, if the
+//! backend allows for it.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
 
 use tofu_abi::{Coords, Generation};
+use tofu_sync::PerProcess;
 use tofu_utofu::{Code, Context, Error};
 
 use crate::backend::{self, Backend};
@@ -22,7 +26,11 @@ struct World {
     processes: Vec<OnceLock<Result<Process, Error>>>,
 }
 
-static WORLD: OnceLock<Result<World, Error>> = OnceLock::new();
+/// The most forks, each of a process that has used the library, so that a number fits into a
+/// handle.
+const MAX_FORKS: u32 = 1 << 8;
+
+static WORLD: PerProcess<OnceLock<Result<World, Error>>> = PerProcess::new();
 
 thread_local! {
     /// Number of the process that the thread belongs to.
@@ -30,8 +38,13 @@ thread_local! {
 }
 
 fn world() -> Result<&'static World, Error> {
-    let world = WORLD.get_or_init(|| {
-        let backend = backend::choose()?;
+    let own = WORLD.get_or_init(OnceLock::new);
+    let world = own.value.get_or_init(|| {
+        if own.generation >= MAX_FORKS {
+            let hint = "too many of its parents have used the library";
+            return Err(Error::new(Code::NotAvailable, "process", hint));
+        }
+        let backend = backend::choose(own.generation > 0)?;
         let processes = backend.processes().min(MAX_PROCESSES);
         let processes = (0..processes).map(|_| OnceLock::new()).collect();
         Ok(World { backend, processes })
@@ -61,6 +74,29 @@ pub(crate) fn current() -> Result<(&'static Process, usize), Error> {
     Ok((get(index)?, index))
 }
 
+/// Returns the calling thread's process, for what it has created earlier.
+pub(crate) fn owner() -> Result<&'static Process, Error> {
+    if WORLD.get().is_none() && is_of_parent(0) {
+        return Err(parents("barrier gates"));
+    }
+    Ok(current()?.0)
+}
+
+/// Returns whether what has this number was created by a process that has forked this one.
+pub(crate) fn is_of_parent(generation: u32) -> bool {
+    generation < WORLD.generation()
+}
+
+/// Returns the error for what a process has created that has forked this one.
+pub(crate) const fn parents(what: &'static str) -> Error {
+    Error::new(Code::NotAvailable, what, "it belongs to the process that has forked this one")
+}
+
+/// Returns the number of what this process creates.
+pub(crate) fn own_generation() -> u32 {
+    WORLD.generation()
+}
+
 /// Returns the node of the calling thread's process, if it has a device.
 pub(crate) fn here() -> Option<Coords> {
     current().ok().map(|(process, _)| process.provider().coords())
@@ -88,9 +124,10 @@ fn get(index: usize) -> Result<&'static Process, Error> {
     place.get_or_init(make).as_ref().map_err(Clone::clone)
 }
 
-/// Returns a process that exists already, for handles.
+/// Returns a process that exists already and has this number of forks, for handles.
 #[inline]
-pub(crate) fn existing(index: usize) -> Option<&'static Process> {
-    let world = WORLD.get()?.as_ref().ok()?;
+pub(crate) fn existing(index: usize, generation: u32) -> Option<&'static Process> {
+    let own = WORLD.get().filter(|own| own.generation == generation)?;
+    let world = own.value.get()?.as_ref().ok()?;
     world.processes.get(index)?.get()?.as_ref().ok()
 }

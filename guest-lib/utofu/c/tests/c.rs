@@ -216,6 +216,13 @@ fn groups_synchronise_and_reduce() {
 }
 
 #[test]
+fn a_forked_child_has_nothing_of_its_parents() {
+    if let Some(output) = build_and_run(&test_source("fork.c"), &PAIR) {
+        assert_eq!(output, "ok\n");
+    }
+}
+
+#[test]
 fn threads_share_a_vcq() {
     if let Some(output) = build_and_run(&test_source("threads.c"), &PAIR) {
         assert_eq!(output, "ok\n");

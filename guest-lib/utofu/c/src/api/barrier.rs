@@ -90,7 +90,7 @@ pub unsafe extern "C" fn utofu_free_vbg(vbg_ids: *mut u64, num_vbgs: usize) -> c
         // SAFETY: guaranteed by the caller.
         let ids = unsafe { list(vbg_ids, num_vbgs, NODE_GATES, "number of VBGs")? };
         let ids = ids.into_iter().map(VbgId::check).collect::<Result<Vec<_>, _>>()?;
-        process::current()?.0.free_vbg(&ids)
+        process::owner()?.free_vbg(&ids)
     })
 }
 
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn utofu_set_vbg(
             Setting::check(setting.vbg_id, links, setting.dst_path_coords)
         };
         let settings = settings.into_iter().map(check).collect::<Result<Vec<_>, _>>()?;
-        process::current()?.0.set_vbg(&settings)
+        process::owner()?.set_vbg(&settings)
     })
 }
 
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn utofu_query_vbg_info(
 /// Starts a barrier.
 #[unsafe(no_mangle)]
 pub extern "C" fn utofu_barrier(vbg_id: u64, flags: c_ulong) -> c_int {
-    call("utofu_barrier", || process::current()?.0.barrier(VbgId::check(vbg_id)?, flags))
+    call("utofu_barrier", || process::owner()?.barrier(VbgId::check(vbg_id)?, flags))
 }
 
 /// Starts a reduction of integers.
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn utofu_reduce_uint64(
     call("utofu_reduce_uint64", || {
         // SAFETY: guaranteed by the caller.
         let data = unsafe { list(data, num_data, MAX_UTOFU_INTEGERS, "number of integers")? };
-        process::current()?.0.reduce_uint64(VbgId::check(vbg_id)?, op, &data, flags)
+        process::owner()?.reduce_uint64(VbgId::check(vbg_id)?, op, &data, flags)
     })
 }
 
@@ -196,14 +196,14 @@ pub unsafe extern "C" fn utofu_reduce_double(
     call("utofu_reduce_double", || {
         // SAFETY: guaranteed by the caller.
         let data = unsafe { list(data, num_data, MAX_DOUBLES, "number of doubles")? };
-        process::current()?.0.reduce_double(VbgId::check(vbg_id)?, op, &data, flags)
+        process::owner()?.reduce_double(VbgId::check(vbg_id)?, op, &data, flags)
     })
 }
 
 /// Checks whether a barrier is complete.
 #[unsafe(no_mangle)]
 pub extern "C" fn utofu_poll_barrier(vbg_id: u64, flags: c_ulong) -> c_int {
-    call("utofu_poll_barrier", || process::current()?.0.poll_barrier(VbgId::check(vbg_id)?, flags))
+    call("utofu_poll_barrier", || process::owner()?.poll_barrier(VbgId::check(vbg_id)?, flags))
 }
 
 /// Checks whether a reduction of integers is complete, and writes its results.
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn utofu_poll_reduce_uint64(
     call("utofu_poll_reduce_uint64", || {
         // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(data, "data")? };
-        let results = process::current()?.0.poll_reduce_uint64(VbgId::check(vbg_id)?, flags)?;
+        let results = process::owner()?.poll_reduce_uint64(VbgId::check(vbg_id)?, flags)?;
         out.set_all(&results);
         Ok(())
     })
@@ -240,7 +240,7 @@ pub unsafe extern "C" fn utofu_poll_reduce_double(
     call("utofu_poll_reduce_double", || {
         // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(data, "data")? };
-        let results = process::current()?.0.poll_reduce_double(VbgId::check(vbg_id)?, flags)?;
+        let results = process::owner()?.poll_reduce_double(VbgId::check(vbg_id)?, flags)?;
         out.set_all(&results);
         Ok(())
     })

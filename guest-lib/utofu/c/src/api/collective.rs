@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use tofu_abi::reduce::Op;
 use tofu_collective::plan::{Algorithm, GroupShape, NoChoice};
 use tofu_collective::{Exchange, Group, GroupConfig, GroupError};
-use tofu_sync::lock;
+use tofu_sync::{PerProcess, lock};
 use tofu_utofu::error::null;
 use tofu_utofu::ids::check_tni;
 use tofu_utofu::{Code, Error};
@@ -25,17 +25,25 @@ struct Groups {
     groups: BTreeMap<usize, Arc<AnyGroup>>,
 }
 
-static GROUPS: Mutex<Groups> = Mutex::new(Groups { last: 0, groups: BTreeMap::new() });
+/// Position in a handle of the number of its process among those that have forked each other.
+const GENERATION: u32 = 48;
+
+static GROUPS: PerProcess<Mutex<Groups>> = PerProcess::new();
 
 fn groups() -> std::sync::MutexGuard<'static, Groups> {
-    lock(&GROUPS)
+    let last = (process::own_generation() as usize) << GENERATION;
+    let none = || Mutex::new(Groups { last, groups: BTreeMap::new() });
+    lock(&GROUPS.get_or_init(none).value)
 }
 
 fn find(group: usize) -> Result<Arc<AnyGroup>, Error> {
-    groups().groups.get(&group).cloned().ok_or(no_such_group(group))
+    groups().groups.get(&group).cloned().ok_or_else(|| no_such_group(group))
 }
 
-const fn no_such_group(group: usize) -> Error {
+fn no_such_group(group: usize) -> Error {
+    if process::is_of_parent((group >> GENERATION) as u32) {
+        return process::parents("group");
+    }
     let hint = "there is no such group, or it was freed";
     Error::with_value(Code::NotFound, "group", group as u64, hint)
 }
@@ -148,7 +156,7 @@ pub unsafe extern "C" fn tofu_coll_create(
 pub extern "C" fn tofu_coll_free(group: usize) -> c_int {
     call("tofu_coll_free", || {
         let freed = groups().groups.remove(&group);
-        freed.map(drop).ok_or(no_such_group(group))
+        freed.map(drop).ok_or_else(|| no_such_group(group))
     })
 }
 

@@ -61,9 +61,9 @@ pub unsafe extern "C" fn utofu_poll_tcq(
     cbdata: *mut *mut c_void,
 ) -> c_int {
     call("utofu_poll_tcq", || {
+        let (queue, ticket) = handle::find(vcq_hdl)?;
         // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(cbdata, "cbdata")? };
-        let (queue, ticket) = handle::find(vcq_hdl)?;
         flags::check(flags, 0, "flags")?;
         let done = queue.poll_tcq(ticket)?.ok_or_else(|| empty("completions"))?;
         out.set(done.cbdata as *mut c_void);
@@ -83,9 +83,9 @@ pub unsafe extern "C" fn utofu_poll_mrq(
     notice: *mut MrqNotice,
 ) -> c_int {
     call("utofu_poll_mrq", || {
+        let (queue, ticket) = handle::find(vcq_hdl)?;
         // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(notice, "notice")? };
-        let (queue, ticket) = handle::find(vcq_hdl)?;
         flags::check(flags, 0, "flags")?;
         let notice = queue.poll_mrq(ticket)?.ok_or_else(|| empty("notices"))?;
         out.set(MrqNotice {
@@ -109,9 +109,9 @@ pub unsafe extern "C" fn utofu_poll_mrq(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_query_num_unread_tcq(vcq_hdl: usize, count: *mut usize) -> c_int {
     call("utofu_query_num_unread_tcq", || {
+        let (queue, ticket) = handle::find(vcq_hdl)?;
         // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(count, "count")? };
-        let (queue, ticket) = handle::find(vcq_hdl)?;
         out.set(queue.unread_tcq(ticket)?);
         Ok(())
     })
@@ -125,9 +125,9 @@ pub unsafe extern "C" fn utofu_query_num_unread_tcq(vcq_hdl: usize, count: *mut 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_query_num_unread_mrq(vcq_hdl: usize, count: *mut usize) -> c_int {
     call("utofu_query_num_unread_mrq", || {
+        let (queue, ticket) = handle::find(vcq_hdl)?;
         // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(count, "count")? };
-        let (queue, ticket) = handle::find(vcq_hdl)?;
         out.set(queue.unread_mrq(ticket)?);
         Ok(())
     })

@@ -18,9 +18,9 @@ unsafe fn register(
     stadd: *mut u64,
 ) -> c_int {
     call(function, || {
+        let (queue, ticket) = handle::find(vcq_hdl)?;
         // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(stadd, "stadd")? };
-        let (queue, ticket) = handle::find(vcq_hdl)?;
         if addr.is_null() {
             return Err(Error::new(Code::InvalidAddress, "addr", "a null pointer"));
         }

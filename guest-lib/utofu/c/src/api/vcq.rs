@@ -76,9 +76,9 @@ pub extern "C" fn utofu_free_vcq(vcq_hdl: usize) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_query_vcq_id(vcq_hdl: usize, vcq_id: *mut u64) -> c_int {
     call("utofu_query_vcq_id", || {
+        let (queue, ticket) = handle::find(vcq_hdl)?;
         // SAFETY: guaranteed by the caller.
         let out = unsafe { Out::new(vcq_id, "vcq_id")? };
-        let (queue, ticket) = handle::find(vcq_hdl)?;
         out.set(queue.id(ticket)?.0);
         Ok(())
     })
