@@ -22,9 +22,9 @@ use crate::outlet::Outlet;
 
 /// The most bytes that wait for a guest: the windows of all its programs.
 const MOST_OUT: usize = MAX_PROGRAMS * WINDOW as usize;
-/// The most bytes of a program's messages that wait for its client: the windows of its streams,
-/// and the messages themselves.
-const MOST_IN: usize = 3 * WINDOW as usize;
+/// The most bytes of a program's messages that wait for its client before they are merged. Then
+/// they take no more than the windows of its streams in addition.
+const MOST_IN: usize = WINDOW as usize;
 /// How often the agent of a program that sends nothing is pinged.
 const LOOK: Duration = Duration::from_secs(1);
 /// How often an agent that starts again and again is reported.
@@ -421,5 +421,163 @@ impl ProgramHandle {
 impl Drop for ProgramHandle {
     fn drop(&mut self) {
         lock(&self.agent.link).kill(self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::thread;
+
+    use super::*;
+
+    /// An agent whose guest is the other end of the stream, and a session with it.
+    struct Guest {
+        agent: Arc<Agent>,
+        stream: UnixStream,
+        follows: Option<thread::JoinHandle<()>>,
+    }
+
+    impl Guest {
+        fn new() -> Self {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let agent: Arc<Agent> = Arc::default();
+            let followed = Arc::clone(&agent);
+            let follows = thread::spawn(move || followed.follow(ours, "test", || {}));
+            let this = Self { agent, stream: theirs, follows: Some(follows) };
+            let mut reader = FrameReader::new(&this.stream);
+            let Ok(Some(ToGuest::Hello { session, .. })) = reader.receive() else { panic!() };
+            this.say(&FromGuest::Welcome { version: VERSION, session });
+            while !lock(&this.agent.link).ready {
+                thread::yield_now();
+            }
+            this
+        }
+
+        fn say(&self, message: &FromGuest) {
+            self.write(&encode(message).unwrap());
+        }
+
+        /// Writes to the host, which must not stop reading.
+        fn write(&self, bytes: &[u8]) {
+            self.stream.set_write_timeout(Some(Duration::from_secs(30))).unwrap();
+            (&self.stream).write_all(bytes).unwrap();
+        }
+
+        fn exec(&self, silence: Duration) -> AgentProgram {
+            let exec = Exec {
+                program: tofu_agent::wire::Program::Named,
+                args: vec!["true".to_owned()],
+                env: Vec::new(),
+                stdin: true,
+            };
+            self.agent.exec(exec, Some(silence)).unwrap()
+        }
+
+        /// The host has handled everything that was written so far.
+        fn is_heard(&self) {
+            let ping = self.agent.ping();
+            self.say(&FromGuest::Pong);
+            assert!(self.agent.answers(ping, Instant::now() + Duration::from_secs(30)));
+        }
+    }
+
+    impl Drop for Guest {
+        fn drop(&mut self) {
+            let _ = self.stream.shutdown(std::net::Shutdown::Both);
+            let _ = self.follows.take().unwrap().join();
+        }
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn from(id: u32, what: FromProgram) -> FromGuest {
+        FromGuest::From { id, what }
+    }
+
+    fn why(messages: &Messages) -> String {
+        loop {
+            match messages.next() {
+                Some(FromProgram::Ended(Status::NotRun { why, .. })) => return why,
+                Some(_) => {}
+                None => panic!("no end"),
+            }
+        }
+    }
+
+    #[test]
+    fn messages_that_say_nothing_are_dropped() {
+        let guest = Guest::new();
+        let (_handle, messages) = guest.exec(LONG).split();
+        for what in [FromProgram::Credit(0), FromProgram::Output(Output::Out, Vec::new())] {
+            guest.write(&encode(&from(0, what)).unwrap().repeat(100_000));
+        }
+        guest.is_heard();
+        assert!(messages.queue.try_recv().is_err());
+    }
+
+    #[test]
+    fn an_agent_that_sends_more_than_it_may_is_cut_off() {
+        let guest = Guest::new();
+        let (_handle, messages) = guest.exec(LONG).split();
+        guest.say(&from(0, FromProgram::Credit(1)));
+        assert!(why(&messages).contains("more than it may"));
+        let (_handle, messages) = guest.exec(LONG).split();
+        // One byte at a time, on both streams, so that messages take more than the bytes.
+        let pair = [Output::Out, Output::Err]
+            .map(|stream| encode(&from(1, FromProgram::Output(stream, vec![b'x']))).unwrap());
+        guest.write(&pair.concat().repeat(WINDOW as usize));
+        guest.is_heard();
+        let waiting: Vec<_> = messages.queue.try_iter().collect();
+        let bytes: usize = waiting.iter().map(tofu_sync::queue::Item::bytes).sum();
+        assert_eq!(bytes, 2 * WINDOW as usize);
+        let taken = waiting.len() * size_of::<FromProgram>() + bytes;
+        assert!(taken <= MOST_IN + 2 * WINDOW as usize, "{taken}");
+        guest.say(&from(1, FromProgram::Output(Output::Err, vec![b'x'])));
+        assert!(why(&messages).contains("more than it may"));
+    }
+
+    #[test]
+    fn a_guest_that_reads_nothing_holds_up_nobody() {
+        let guest = Guest::new();
+        let (handle, messages) = guest.exec(Duration::from_millis(1)).split();
+        let piece = vec![0; tofu_agent::wire::MAX_DATA];
+        for _ in 0..WINDOW as usize / piece.len() {
+            handle.say(ToProgram::Input(piece.clone())).unwrap();
+        }
+        // A client that ignores the window gets no room.
+        let error = handle.say(ToProgram::Input(vec![0])).unwrap_err();
+        assert!(error.to_string().contains("more input than it may"), "{error}");
+        let error = handle.say(ToProgram::Credit(Output::Out, 1)).unwrap_err();
+        assert!(error.to_string().contains("grants more"), "{error}");
+        let signals = (0..).map(|_| handle.say(ToProgram::Signal(15))).take_while(Result::is_ok);
+        assert!(signals.count() < MOST_OUT / size_of::<Vec<u8>>());
+        // Still without a wait.
+        let ping = guest.agent.ping();
+        assert!(!guest.agent.answers(ping, Instant::now()));
+        assert!(why(&messages).contains("has not answered for"));
+        // A new session takes the place of all that waits.
+        guest.say(&FromGuest::Awake);
+        let mut all = FrameReader::new(&guest.stream);
+        while !matches!(all.receive(), Ok(Some(ToGuest::Hello { session: 2, .. }))) {}
+    }
+
+    #[test]
+    fn only_programs_that_have_started_wait_for_a_paused_node() {
+        let guest = Guest::new();
+        let (_handle, started) = guest.exec(Duration::from_millis(1)).split();
+        guest.say(&FromGuest::Pong);
+        while lock(&guest.agent.pinged).answered == 0 {
+            thread::yield_now();
+        }
+        guest.agent.hold(true);
+        let (_other, late) = guest.exec(Duration::from_millis(1)).split();
+        assert!(why(&late).contains("it is paused"));
+        assert_eq!(started.silent(), None);
+        guest.agent.hold(false);
+        thread::sleep(Duration::from_millis(2));
+        assert!(started.silent().is_some());
+        let mut rest = [0; 16];
+        assert!((&guest.stream).read(&mut rest).unwrap() > 0);
     }
 }
