@@ -25,7 +25,7 @@ pub const SAME: Duration = Duration::from_millis(500);
 /// How long a command may take to end after a signal if it has nothing to clean up.
 pub const GRACE: Duration = Duration::from_secs(5);
 /// The same if it has machines, nodes or files to clean up.
-pub const CLEANING: Duration = Duration::from_secs(30);
+pub const CLEANING: Duration = Duration::from_secs(10);
 
 const CANNOT: &str = "cannot handle signals";
 
