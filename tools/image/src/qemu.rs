@@ -70,9 +70,24 @@ pub struct Qemu {
     pub version: String,
     /// Where it comes from.
     pub origin: Origin,
+    /// Whether it can give up system calls by itself (`-sandbox`).
+    pub sandbox: bool,
+    /// The folder with the program, its loader and its libraries, if it is in the cache.
+    pub root: Option<PathBuf>,
 }
 
 impl Qemu {
+    /// The arguments by which QEMU gives up the system calls that it needs for none of our nodes.
+    pub const SANDBOX: [&str; 2] =
+        ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"];
+
+    /// Returns the same QEMU, if it is in the cache, for a process that reaches its folder by
+    /// another path.
+    #[must_use]
+    pub fn reached_by(&self, root: &Path, arch: Arch) -> Self {
+        Self::in_root(root, arch, self.version.clone())
+    }
+
     /// Returns a command that runs it, to which QEMU's own arguments can be added.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
@@ -81,8 +96,10 @@ impl Qemu {
         command
     }
 
-    fn plain(program: PathBuf, version: String, origin: Origin) -> Self {
-        Self { program, args_prefix: Vec::new(), envs: Vec::new(), version, origin }
+    fn plain(program: PathBuf, known: Known, origin: Origin) -> Self {
+        let Known { version, sandbox, .. } = known;
+        let (args_prefix, envs) = (Vec::new(), Vec::new());
+        Self { program, args_prefix, envs, version, origin, sandbox, root: None }
     }
 
     /// Returns the QEMU in `root`, which runs with its own loader and libraries, independently of
@@ -99,6 +116,9 @@ impl Qemu {
             envs: vec![("QEMU_MODULE_DIR".into(), modules.into())],
             version,
             origin: Origin::Fetched,
+            // Debian's has it.
+            sandbox: true,
+            root: Some(root.to_owned()),
         }
     }
 }
@@ -119,6 +139,8 @@ struct Known {
     size: u64,
     modified: i64,
     version: String,
+    /// Whether it has `-sandbox`.
+    sandbox: bool,
     /// Why it cannot be used.
     problem: Option<String>,
 }
@@ -150,6 +172,7 @@ fn probe(program: &Path, progress: &dyn Progress) -> Result<Known> {
         size: data.size(),
         modified: data.mtime(),
         version: String::new(),
+        sandbox: false,
         problem: None,
     };
     match parse_version(&output.stdout) {
@@ -169,6 +192,9 @@ fn probe(program: &Path, progress: &dyn Progress) -> Result<Known> {
                     known.version
                 ));
             }
+            let mut command = run::command(program);
+            unnamed(command.args(Qemu::SANDBOX).arg("--version"));
+            known.sandbox = run::run(command, "asking QEMU for its sandbox", progress, || {})?.ok;
         }
     }
     Ok(known)
@@ -207,8 +233,8 @@ impl Cache {
             };
             let program = program.ok_or_else(|| bad("there is no such program".into()))?;
             let known = self.probe_once(arch, &program, progress)?;
-            return match known.problem {
-                None => Ok(Qemu::plain(program, known.version, Origin::Named)),
+            return match &known.problem {
+                None => Ok(Qemu::plain(program, known, Origin::Named)),
                 Some(problem) => {
                     Err(bad(format!("{problem}; QEMU 10.1 or later with vfio-user-pci is needed")))
                 }
@@ -216,8 +242,8 @@ impl Cache {
         }
         if let Some(program) = run::find(name) {
             match self.probe_once(arch, &program, progress) {
-                Ok(Known { problem: None, version, .. }) => {
-                    return Ok(Qemu::plain(program, version, Origin::Host));
+                Ok(known) if known.problem.is_none() => {
+                    return Ok(Qemu::plain(program, known, Origin::Host));
                 }
                 Ok(known) => log::debug!("{}: {:?}", program.display(), known.problem),
                 Err(Error::Interrupted) => return Err(Error::Interrupted),
@@ -236,10 +262,10 @@ impl Cache {
             return self.qemu_for(arch, None, &Silent).ok();
         }
         if let Some(program) = run::find(program)
-            && let Ok(Known { problem: None, version, .. }) =
-                self.probe_once(arch, &program, &Silent)
+            && let Ok(known) = self.probe_once(arch, &program, &Silent)
+            && known.problem.is_none()
         {
-            return Some(Qemu::plain(program, version, Origin::Host));
+            return Some(Qemu::plain(program, known, Origin::Host));
         }
         let manifest = self.part(part).ok()??;
         Some(Qemu::in_root(&self.root_of(part), arch, manifest.kernel))
@@ -345,6 +371,6 @@ mod tests {
             assert_eq!(command.get_program(), program);
             assert!(command.get_envs().any(|env| env == (OsStr::new("TOFU_QEMU"), None)));
         }
-        assert_eq!(fs::read_to_string(count).unwrap().lines().count(), 2);
+        assert_eq!(fs::read_to_string(count).unwrap().lines().count(), 3);
     }
 }

@@ -1,6 +1,6 @@
 //! An Ethernet between the Linux nodes of a machine, which needs no rights on the host.
 //!
-//! Each node has a pair of datagram sockets, and each datagram is an Ethernet frame. Two nodes are
+//! Each node has a pair of sockets that keep packets apart, and each packet is an Ethernet frame. Two nodes are
 //! joined directly. Between more nodes, a thread forwards frames like a switch.
 //!
 //! For comparison there is the usual alternative: a TAP interface for each node, on a bridge of the
@@ -71,7 +71,7 @@ pub(crate) struct LanPort {
 /// The end to which a node's monitor is connected.
 #[derive(Clone, Debug)]
 pub(crate) enum End {
-    /// A datagram socket.
+    /// A socket of packets. One of datagrams could send to any path.
     Socket(Arc<OwnedFd>),
     /// A TAP interface, and the file of the network namespace that has it.
     Tap { namespace: PathBuf, name: String },
@@ -92,13 +92,13 @@ impl Lan {
     /// Creates a network with `nodes` places.
     pub(crate) fn new(nodes: usize) -> anyhow::Result<Self> {
         if nodes == 2 {
-            let (a, b) = pair(SocketType::DGRAM)?;
+            let (a, b) = pair(SocketType::SEQPACKET)?;
             let ends = [a, b].map(|end| End::Socket(Arc::new(end))).into();
             return Ok(Self { ends, hub: None });
         }
         let (mut ends, mut ports) = (Vec::new(), Vec::new());
         for _ in 0..nodes {
-            let (end, port) = pair(SocketType::DGRAM)?;
+            let (end, port) = pair(SocketType::SEQPACKET)?;
             ends.push(End::Socket(Arc::new(end)));
             ports.push(port);
         }

@@ -1,24 +1,32 @@
 //! QEMU as the monitor of a Linux node.
+//!
+//! Everything that it uses is passed to it open, so that it needs no rights to reach it.
+
+mod connect;
+mod passed;
 
 use std::ffi::OsString;
+use std::fs;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Child;
 
 use anyhow::Context;
-use command_fds::{CommandFdExt, FdMapping};
+use command_fds::CommandFdExt;
 use tofu_image::{Arch, Qemu};
 use tofu_supervisor::janitor;
 use tofu_supervisor::units::MemorySize;
 
 use crate::lan::{End, LanPort};
+use crate::qemu::passed::Passed;
 use crate::setup::VmSetup;
 
 /// Descriptor numbers in QEMU.
 const CONSOLE: i32 = 3;
 const AGENT: i32 = 4;
 const LAN: i32 = 5;
+const MONITOR: i32 = 6;
 
 /// A running QEMU, with our ends of its console and of its agent's port.
 pub struct Started {
@@ -31,30 +39,51 @@ pub struct Started {
 pub fn start(qemu: &Qemu, setup: &VmSetup, group: i32, stderr: OwnedFd) -> anyhow::Result<Started> {
     let (console, console_there) = UnixStream::pair().context("no sockets left")?;
     let (agent, agent_there) = UnixStream::pair().context("no sockets left")?;
+    let limits = setup.confinement.of_program();
+    let mut passed = Passed::new(limits);
+    passed.at(CONSOLE, console_there);
+    passed.at(AGENT, agent_there);
+    if let Some(LanPort { end: End::Socket(lan), .. }) = &setup.lan {
+        passed.at(LAN, lan.try_clone()?);
+    }
+    passed.at(MONITOR, listen(&setup.qmp)?);
+    let qemu = passed.program(qemu, setup)?;
+    let arguments = arguments(setup, &mut passed)?;
+    let limits = passed.limits.as_ref();
+    let run = |program: &Path| match limits {
+        Some(limits) => janitor::wrapped_with(group, program, limits),
+        None => janitor::wrapped(group, program),
+    };
     let mut command = match setup.lan.as_ref().map(|lan| &lan.end) {
         // QEMU must run in the namespace of its interface.
         Some(End::Tap { namespace, .. }) => {
-            let mut command = janitor::wrapped(group, Path::new("nsenter"))?;
+            let mut command = run(Path::new("nsenter"))?;
             command.arg(format!("--net={}", namespace.display())).arg("--").arg(&qemu.program);
             command
         }
-        _ => janitor::wrapped(group, &qemu.program)?,
+        _ => run(&qemu.program)?,
     };
     command.args(&qemu.args_prefix).envs(qemu.envs.iter().cloned());
-    command.args(arguments(setup));
+    if limits.is_some() {
+        connect::answer(&mut command, &setup.name, &setup.device)?;
+        if qemu.sandbox {
+            command.args(Qemu::SANDBOX);
+        }
+    }
+    command.args(arguments);
     // QEMU writes nothing useful to standard output: the console and errors go elsewhere.
     command.stdout(stderr.try_clone()?).stderr(stderr);
-    let mut mappings = vec![
-        FdMapping { parent_fd: console_there.into(), child_fd: CONSOLE },
-        FdMapping { parent_fd: agent_there.into(), child_fd: AGENT },
-    ];
-    if let Some(LanPort { end: End::Socket(lan), .. }) = &setup.lan {
-        mappings.push(FdMapping { parent_fd: lan.try_clone()?, child_fd: LAN });
-    }
-    command.fd_mappings(mappings).context("cannot pass descriptors to QEMU")?;
+    command.fd_mappings(passed.mappings).context("cannot pass descriptors to QEMU")?;
     let child =
         command.spawn().with_context(|| format!("cannot run {}", qemu.program.display()))?;
     Ok(Started { child, console, agent })
+}
+
+/// Listens for connections to QEMU's own control socket, which QEMU cannot make itself.
+fn listen(path: &Path) -> anyhow::Result<UnixListener> {
+    // The node's former QEMU may have had it.
+    let _ = fs::remove_file(path);
+    UnixListener::bind(path).with_context(|| format!("cannot make {}", path.display()))
 }
 
 /// Returns the argument that attaches a device to any QEMU, as for `tofu serve`.
@@ -80,7 +109,7 @@ pub fn memory_arguments(memory: MemorySize, machine: &str) -> [String; 6] {
     ]
 }
 
-fn arguments(setup: &VmSetup) -> Vec<OsString> {
+fn arguments(setup: &VmSetup, passed: &mut Passed) -> anyhow::Result<Vec<OsString>> {
     let mut args: Vec<OsString> = Vec::new();
     let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
     add(&["-name", &setup.name, "-nodefaults", "-no-user-config", "-display", "none"]);
@@ -113,8 +142,8 @@ fn arguments(setup: &VmSetup) -> Vec<OsString> {
     add(&["-chardev", &format!("socket,id=agent,fd={AGENT}")]);
     add(&["-device", "virtserialport,chardev=agent,name=org.tofu.agent"]);
     add(&["-device", "virtio-rng-pci"]);
-    let qmp = setup.qmp.display().to_string().replace(',', ",,");
-    add(&["-qmp", &format!("unix:{qmp},server=on,wait=off")]);
+    add(&["-chardev", &format!("socket,id=qmp,fd={MONITOR},server=on,wait=off")]);
+    add(&["-mon", "chardev=qmp,mode=control"]);
     if let Some(LanPort { mac, end }) = &setup.lan {
         let backend = match end {
             End::Socket(_) => format!("dgram,id=lan,local.type=fd,local.str={LAN}"),
@@ -126,8 +155,9 @@ fn arguments(setup: &VmSetup) -> Vec<OsString> {
     add(&["-device", &device_argument(&setup.device)]);
     let kit = &setup.kit;
     if let Some(root) = &kit.root {
-        let root = root.display().to_string().replace(',', ",,");
-        add(&["-drive", &format!("if=none,id=root,format=raw,readonly=on,file={root}")]);
+        let fd = passed.open(root)?;
+        add(&["-add-fd", &format!("fd={fd},set=1")]);
+        add(&["-drive", "if=none,id=root,format=raw,readonly=on,file=/dev/fdset/1"]);
         add(&["-device", "virtio-blk-pci,drive=root"]);
     }
     if let Some(firmware) = &setup.firmware {
@@ -136,15 +166,15 @@ fn arguments(setup: &VmSetup) -> Vec<OsString> {
         let clock = tofu_vmm::host_tsc_khz().filter(|_| !setup.kvm);
         let clock = clock.map(|khz| format!(" tsc_khz={khz}")).unwrap_or_default();
         add(&["-append", &format!("{}{clock}", firmware.command_line)]);
-        args.extend(["-kernel".into(), firmware.file.clone().into()]);
-        return args;
+        args.extend(["-kernel".into(), passed.file(&firmware.file)?.into()]);
+        return Ok(args);
     }
     let line = setup.command_line.clone();
     let line = if arch == Arch::X86_64 { with_clock(line, setup.kvm) } else { line };
     add(&["-append", &line]);
-    args.extend(["-kernel".into(), kit.kernel.clone().into()]);
-    args.extend(["-initrd".into(), kit.initrd.clone().into()]);
-    args
+    args.extend(["-kernel".into(), passed.file(&kit.kernel)?.into()]);
+    args.extend(["-initrd".into(), passed.file(&kit.initrd)?.into()]);
+    Ok(args)
 }
 
 /// Adds the frequency of the time stamp counter to a kernel's command line if the processor is

@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use tofu_sandbox::{Access, Policy, Role, Sandbox};
 
+use crate::limits::ProgramLimits;
+
 /// The message for a user whose machine was killed for a system call.
 const HINT: &str = "This is a mistake of tofu's or an attack from a guest; please report it. \
                     --no-sandbox goes without";
@@ -53,6 +55,12 @@ impl Confinement {
         let sandbox = Sandbox::new(policy.with_hint(HINT))?;
         sandbox.enter_process()?;
         Ok(Self(Some(Arc::new(sandbox))))
+    }
+
+    /// Returns the limits of a program that is to serve a guest; `None` if the user has turned the
+    /// sandbox off.
+    pub fn of_program(&self) -> Option<ProgramLimits> {
+        self.0.as_ref().map(|_| ProgramLimits::new())
     }
 
     /// Returns a hook that a thread of this role must call first.

@@ -22,6 +22,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tofu_control::rundir::{self, RunDir};
 
 use crate::gateway::nat;
+use crate::limits::ProgramLimits;
 
 /// Processes that tofu starts for itself
 #[derive(Debug, Clone, Subcommand)]
@@ -38,6 +39,9 @@ pub enum InternalCommand {
     },
     /// Become a program that dies with its parent
     Child {
+        /// What the program is limited to
+        #[command(flatten)]
+        limits: ProgramLimits,
         /// Process id of the parent
         parent: u32,
         /// The program and its arguments
@@ -119,8 +123,15 @@ fn own_command() -> anyhow::Result<Command> {
 
 /// Returns a command that runs `program` in the janitor's group and dies with the calling thread.
 pub fn wrapped(group: i32, program: &Path) -> anyhow::Result<Command> {
+    wrapped_with(group, program, &ProgramLimits::default())
+}
+
+/// Returns the same with limits, for a program that serves a guest. If it is confined, standard
+/// input must be a socket ([`ProgramLimits`]).
+pub fn wrapped_with(group: i32, program: &Path, limits: &ProgramLimits) -> anyhow::Result<Command> {
     let mut command = own_command()?;
-    command.arg("child").arg(std::process::id().to_string()).arg("--").arg(program);
+    command.arg("child").args(limits.arguments());
+    command.arg(std::process::id().to_string()).arg("--").arg(program);
     command.process_group(group).stdin(Stdio::null());
     Ok(command)
 }
@@ -129,7 +140,9 @@ pub fn wrapped(group: i32, program: &Path) -> anyhow::Result<Command> {
 pub fn run(command: &InternalCommand) -> anyhow::Result<u8> {
     match command {
         InternalCommand::Janitor { nat, dir, files } => tidy(dir, nat.as_deref(), files),
-        InternalCommand::Child { parent, program } => become_child(*parent, program),
+        InternalCommand::Child { limits, parent, program } => {
+            become_child(limits, *parent, program)
+        }
     }
 }
 
@@ -157,15 +170,18 @@ fn tidy(dir: &Path, table: Option<&str>, files: &[PathBuf]) -> anyhow::Result<u8
     Ok(0)
 }
 
-fn become_child(parent: u32, program: &[std::ffi::OsString]) -> anyhow::Result<u8> {
+fn become_child(limits: &ProgramLimits, parent: u32, program: &[OsString]) -> anyhow::Result<u8> {
+    let [program, args @ ..] = program else { bail!("no program named") };
+    let mut command = Command::new(program);
+    command.args(args);
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    limits.enter(&mut command)?;
     // The parent may have died before the kernel watched it.
     if rustix::process::getppid().map(Pid::as_raw_nonzero).map(|pid| pid.get())
         != i32::try_from(parent).ok()
     {
         bail!("the process that wanted it is gone");
     }
-    let [program, args @ ..] = program else { bail!("no program named") };
-    let error = Command::new(program).args(args).exec();
+    let error = command.exec();
     Err(error).with_context(|| format!("cannot run {}", program.display()))
 }

@@ -20,6 +20,7 @@ pub mod guest;
 mod guests;
 pub mod janitor;
 mod jobs;
+pub mod limits;
 pub mod link_errors;
 pub mod machine;
 pub mod named;

@@ -21,14 +21,18 @@ pub(crate) fn check(paths: &[(PathBuf, Access)]) -> Result<(), Error> {
     })
 }
 
-/// Restricts this thread and its descendants; other threads too where the kernel can.
-pub(crate) fn restrict(paths: &[(PathBuf, Access)]) -> Result<(), Error> {
+/// Restricts this thread and its descendants; other threads too where the kernel can. `scope` is
+/// what does not reach other processes.
+pub(crate) fn restrict(
+    paths: &[(PathBuf, Access)],
+    scope: impl Into<BitFlags<Scope>>,
+) -> Result<(), Error> {
     check(paths)?;
     let fail = |error: landlock::RulesetError| Error::Files(error.to_string());
     let mut rules = Ruleset::default()
         .handle_access(AccessFs::from_all(NEWEST))
         .and_then(|rules| rules.handle_access(AccessNet::from_all(NEWEST)))
-        .and_then(|rules| rules.scope(Scope::AbstractUnixSocket))
+        .and_then(|rules| rules.scope(scope))
         .and_then(Ruleset::create)
         .map_err(fail)?;
     for (path, access) in paths {

@@ -15,20 +15,22 @@ use crate::policy::{Error, Role};
 
 /// A system call with conditions on its arguments. The call is allowed if all conditions of one of
 /// its entries hold.
-type Entry = (libc::c_long, &'static [Condition]);
+pub(crate) type Entry = (libc::c_long, &'static [Condition]);
 
 /// A condition on argument `.0` (from 0).
 #[derive(Clone, Copy)]
-enum Condition {
+pub(crate) enum Condition {
     /// It has this value.
     Is(u8, u64),
     /// Of these bits (second) it has these (third) set.
     Bits(u8, u64, u64),
     /// It is this process.
     IsThisProcess(u8),
+    /// It is a null pointer.
+    Null(u8),
 }
 
-use Condition::{Bits, Is, IsThisProcess};
+use Condition::{Bits, Is, IsThisProcess, Null};
 
 /// No code in new memory.
 const NO_EXEC: &[Condition] = &[Bits(2, libc::PROT_EXEC as u64, 0)];
@@ -36,7 +38,7 @@ const NO_EXEC: &[Condition] = &[Bits(2, libc::PROT_EXEC as u64, 0)];
 const READ_ONLY: u64 = (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64;
 
 /// What the run-time library needs in every thread, and what is harmless.
-const EVERYWHERE: &[Entry] = &[
+pub(crate) const EVERYWHERE: &[Entry] = &[
     (libc::SYS_read, &[]),
     (libc::SYS_write, &[]),
     (libc::SYS_readv, &[]),
@@ -97,7 +99,7 @@ const REFUSED: &[Entry] = &[
 const LINKS: &[Entry] = &[(libc::SYS_readlinkat, &[])];
 
 /// Waiting for several things.
-const EVENTS: &[Entry] = &[
+pub(crate) const EVENTS: &[Entry] = &[
     (libc::SYS_epoll_create1, &[]),
     (libc::SYS_epoll_ctl, &[]),
     (libc::SYS_epoll_pwait, &[]),
@@ -274,21 +276,32 @@ fn allowed(role: Role) -> Vec<&'static [Entry]> {
 /// Makes the filters of a role: which calls do not end the process, and which of these are
 /// answered with EACCES.
 pub(crate) fn compile(role: Role) -> Result<(BpfProgram, BpfProgram), Error> {
-    let fail = |error: &dyn std::fmt::Display| Error::Filter {
-        role: role.name(),
-        reason: error.to_string(),
-    };
-    let program = |lists: &[&[Entry]], mismatch, matched| {
-        let rules = rules(lists).map_err(|error| fail(&error))?;
-        let arch = std::env::consts::ARCH.try_into().map_err(|error| fail(&error))?;
-        SeccompFilter::new(rules, mismatch, matched, arch)
-            .and_then(BpfProgram::try_from)
-            .map_err(|error| fail(&error))
-    };
+    let eacces = SeccompAction::Errno(libc::EACCES as u32);
     Ok((
-        program(&allowed(role), SeccompAction::Trap, SeccompAction::Allow)?,
-        program(&refused(role), SeccompAction::Allow, SeccompAction::Errno(libc::EACCES as u32))?,
+        program(role.name(), &allowed(role), SeccompAction::Trap, SeccompAction::Allow)?,
+        program(role.name(), &refused(role), SeccompAction::Allow, eacces)?,
     ))
+}
+
+/// The lists that x86-64 has besides [`EVERYWHERE`] and [`EVENTS`].
+pub(crate) fn older_lists() -> [&'static [Entry]; 2] {
+    [older::EVERYWHERE, older::EVENTS]
+}
+
+/// Makes a filter that answers the calls of these lists with `matched`, and others with `mismatch`.
+pub(crate) fn program(
+    name: &'static str,
+    lists: &[&[Entry]],
+    mismatch: SeccompAction,
+    matched: SeccompAction,
+) -> Result<BpfProgram, Error> {
+    let fail =
+        |error: &dyn std::fmt::Display| Error::Filter { role: name, reason: error.to_string() };
+    let rules = rules(lists).map_err(|error| fail(&error))?;
+    let arch = std::env::consts::ARCH.try_into().map_err(|error| fail(&error))?;
+    SeccompFilter::new(rules, mismatch, matched, arch)
+        .and_then(BpfProgram::try_from)
+        .map_err(|error| fail(&error))
 }
 
 /// For a role to which nothing is refused quietly: a call that there is not.
@@ -315,13 +328,15 @@ fn rules(lists: &[&[Entry]]) -> Result<Rules, seccompiler::BackendError> {
 
 impl Condition {
     fn compile(&self) -> Result<SeccompCondition, seccompiler::BackendError> {
-        // All these arguments are int or unsigned int to the kernel, which ignores upper halves.
-        let (at, operator, value) = match *self {
-            Is(at, value) => (at, SeccompCmpOp::Eq, value),
-            Bits(at, mask, value) => (at, SeccompCmpOp::MaskedEq(mask), value),
-            IsThisProcess(at) => (at, SeccompCmpOp::Eq, u64::from(std::process::id())),
+        // Numbers are int or unsigned int to the kernel, which ignores upper halves.
+        let number = SeccompCmpArgLen::Dword;
+        let (at, len, operator, value) = match *self {
+            Is(at, value) => (at, number, SeccompCmpOp::Eq, value),
+            Bits(at, mask, value) => (at, number, SeccompCmpOp::MaskedEq(mask), value),
+            IsThisProcess(at) => (at, number, SeccompCmpOp::Eq, std::process::id().into()),
+            Null(at) => (at, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0),
         };
-        SeccompCondition::new(at, SeccompCmpArgLen::Dword, operator, value)
+        SeccompCondition::new(at, len, operator, value)
     }
 }
 

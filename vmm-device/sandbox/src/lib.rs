@@ -11,6 +11,8 @@
 //! - *Landlock* ([`Sandbox::enter_process`]): once everything is open, only the files that the
 //!   [`Policy`] lists can be opened, and no TCP port can be bound or connected to.
 //!
+//! Another program that this process starts is confined before it starts ([`confine_program`]).
+//!
 //! Neither needs root, and neither can be undone. Restrictions that a kernel does not support are
 //! left out, with a line in the log and in [`Entered`]; [`Support`] reports them beforehand.
 //!
@@ -20,17 +22,22 @@
 
 #![deny(unsafe_code)]
 
+mod descriptors;
 mod files;
 mod filter;
 mod policy;
+mod program;
 mod support;
 mod violation;
 
 use std::sync::Arc;
 
+use landlock::Scope;
 use seccompiler::BpfProgram;
 
+pub use crate::descriptors::keep_from_children;
 pub use crate::policy::{Access, EXIT_VIOLATION, Error, Policy, Role};
+pub use crate::program::{User, answer_connect, confine_program, hold_connects};
 pub use crate::support::Support;
 
 /// What of a sandbox is in effect for the process.
@@ -80,7 +87,7 @@ impl Sandbox {
         let mut before = None;
         match &self.support.landlock {
             Ok(abi) => {
-                files::restrict(&self.policy.paths)?;
+                files::restrict(&self.policy.paths, Scope::AbstractUnixSocket)?;
                 entered.files = true;
                 entered.missing.extend(self.support.landlock_gaps());
                 let others = support::threads().saturating_sub(1);

@@ -141,4 +141,7 @@ pub enum Error {
     /// Landlock refused.
     #[error("sandbox: restricting files: {0}")]
     Files(String),
+    /// A program cannot have another user.
+    #[error("sandbox: giving up rights: {0}")]
+    User(io::Error),
 }

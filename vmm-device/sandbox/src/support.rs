@@ -32,6 +32,7 @@ impl Support {
             (3, "open files can be truncated (Linux before 6.2)"),
             (4, "TCP ports can be bound and connected to (Linux before 6.7)"),
             (5, "devices below listed folders can be controlled (Linux before 6.10)"),
+            (6, "abstract UNIX sockets of others can be reached (Linux before 6.12)"),
         ]
         .into_iter()
         .filter(|(since, _)| abi < *since)

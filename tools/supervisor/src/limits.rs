@@ -1,0 +1,207 @@
+//! What a program that serves a guest, such as QEMU, is limited to.
+//!
+//! The process that becomes the program enters the limits before it starts it
+//! ([`crate::janitor::wrapped`]). So a program that a guest has taken over is confined whether or
+//! not it cooperates.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Context;
+use clap::Args;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::geteuid;
+use rustix::thread::{CapabilitySet, capabilities};
+use tofu_sandbox::{Access, Policy, User, confine_program, hold_connects};
+
+/// The first user of a range that systems leave unassigned; a program's process id is added, so
+/// that each is another user.
+const FIRST_USER: u32 = 0x6f00_0000;
+/// There are no more process ids on Linux.
+const USERS: u32 = 1 << 22;
+/// The user `nobody`, where no other is mapped.
+const NOBODY: u32 = 65534;
+/// What of the environment a program gets: what its loader and its messages need.
+const ENVIRONMENT: [&str; 6] = ["PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "HOME"];
+
+/// Limits of a program.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ProgramLimits {
+    /// Confine the program; standard input is a socket that takes the descriptor by which its
+    /// connect(2) is answered
+    #[arg(long)]
+    confine: bool,
+    /// A file or folder that it may read and run
+    #[arg(long)]
+    execute: Vec<PathBuf>,
+    /// A file or folder that it may read
+    #[arg(long)]
+    read: Vec<PathBuf>,
+    /// A device that it may use
+    #[arg(long)]
+    device: Vec<PathBuf>,
+    /// The first user that it may become
+    #[arg(long, requires = "users")]
+    user: Option<u32>,
+    /// How many users there are for it
+    #[arg(long)]
+    users: Option<u32>,
+    /// A group that it needs for a device
+    #[arg(long)]
+    group: Option<u32>,
+}
+
+impl ProgramLimits {
+    /// Limits that allow nothing but to run. If this process is root's, the program becomes another
+    /// user; what the host lacks for that is logged.
+    pub fn new() -> Self {
+        let users = match own_users() {
+            Ok(users) => users,
+            Err(lacking) => {
+                log::warn!("sandbox: QEMU stays root, without capabilities: {lacking}");
+                None
+            }
+        };
+        let (user, users) = users.unzip();
+        Self { confine: true, user, users, ..Self::default() }
+    }
+
+    /// Allows reading and running a file, or those of a folder, if it exists.
+    pub fn execute(&mut self, path: impl Into<PathBuf>) {
+        self.execute.push(path.into());
+    }
+
+    /// Allows reading a file, or those of a folder, if it exists.
+    pub fn read(&mut self, path: impl Into<PathBuf>) {
+        self.read.push(path.into());
+    }
+
+    /// Allows the use of a device, if it exists.
+    pub fn device(&mut self, path: impl Into<PathBuf>) {
+        self.device.push(path.into());
+    }
+
+    /// Gives the program another group, which may open a device.
+    pub fn group(&mut self, group: u32) {
+        self.group = Some(group);
+    }
+
+    /// Returns whether the program becomes another user.
+    pub fn changes_user(&self) -> bool {
+        self.user.is_some()
+    }
+
+    /// Returns the arguments that have [`crate::janitor::wrapped`]'s process enter the limits.
+    pub(crate) fn arguments(&self) -> Vec<OsString> {
+        let mut args: Vec<OsString> = Vec::new();
+        if self.confine {
+            args.push("--confine".into());
+        }
+        let paths =
+            [("--execute", &self.execute), ("--read", &self.read), ("--device", &self.device)];
+        for (option, paths) in paths {
+            args.extend(paths.iter().flat_map(|path| [option.into(), path.clone().into()]));
+        }
+        let numbers = [("--user", self.user), ("--users", self.users), ("--group", self.group)];
+        for (option, number) in numbers {
+            args.extend(number.iter().flat_map(|n| [option.into(), n.to_string().into()]));
+        }
+        args
+    }
+
+    /// Enters the limits, for good. `command` is going to replace this process.
+    pub(crate) fn enter(&self, command: &mut Command) -> anyhow::Result<()> {
+        if !self.confine {
+            return Ok(());
+        }
+        command.env_clear().envs(std::env::vars_os().filter(|(name, _)| {
+            let name = name.to_string_lossy();
+            ENVIRONMENT.contains(&name.as_ref()) || name.starts_with("QEMU_")
+        }));
+        // Without this the program must reach its socket by itself, as its starter's user.
+        let held = self.hold_connects()?;
+        let user = self.user.zip(self.users).filter(|_| held).map(|(first, users)| User {
+            id: first + std::process::id() % users,
+            group: self.group,
+        });
+        let mut policy = Policy::new();
+        let lists = [
+            (&self.execute, Access::Execute),
+            (&self.read, Access::Read),
+            (&self.device, Access::Device),
+        ];
+        for (paths, access) in lists {
+            for path in paths {
+                policy = policy.allow_if_present(path, access);
+            }
+        }
+        Ok(confine_program(&policy, user)?)
+    }
+
+    /// Has the starter answer connect(2). Returns whether the kernel can do that.
+    fn hold_connects(&self) -> anyhow::Result<bool> {
+        let null = File::open("/dev/null").context("cannot open /dev/null")?;
+        let Ok(listener) = hold_connects() else {
+            rustix::stdio::dup2_stdin(&null)?;
+            return Ok(false);
+        };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [listener.as_fd()];
+        control.push(SendAncillaryMessage::ScmRights(&descriptors));
+        sendmsg(io::stdin(), &[IoSlice::new(b"c")], &mut control, SendFlags::NOSIGNAL)
+            .context("the process that wanted it is gone")?;
+        rustix::stdio::dup2_stdin(&null)?;
+        Ok(true)
+    }
+}
+
+/// The users, as the first one and how many, that programs of this process can become, if it is
+/// root's. The error is in words.
+fn own_users() -> Result<Option<(u32, u32)>, String> {
+    if !geteuid().is_root() {
+        return Ok(None);
+    }
+    let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
+    let has = capabilities(None).is_ok_and(|sets| sets.effective.contains(needed));
+    if !has {
+        return Err("this process may not change users (CAP_SETUID, CAP_SETGID)".into());
+    }
+    let read = |map: &str| fs::read_to_string(map).unwrap_or_default();
+    let maps = [read("/proc/self/uid_map"), read("/proc/self/gid_map")];
+    let mapped = |first, count| maps.iter().all(|map| is_mapped(map, first, count));
+    [(FIRST_USER, USERS), (NOBODY, 1)]
+        .into_iter()
+        .find(|(first, count)| mapped(*first, *count))
+        .map(Some)
+        .ok_or_else(|| "this user namespace has no other user".into())
+}
+
+/// Whether a user namespace's map has all of these ids.
+fn is_mapped(map: &str, first: u32, count: u32) -> bool {
+    map.lines().any(|line| {
+        let numbers: Vec<u64> = line.split_whitespace().filter_map(|n| n.parse().ok()).collect();
+        let [start, _, len] = numbers[..] else { return false };
+        start <= first.into() && u64::from(first) + u64::from(count) <= start + len
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_must_be_mapped() {
+        let whole = "         0          0 4294967295\n";
+        assert!(is_mapped(whole, FIRST_USER, USERS) && is_mapped(whole, NOBODY, 1));
+        let container = "0 1000 1\n1 100000 65536\n";
+        assert!(!is_mapped(container, FIRST_USER, USERS));
+        assert!(is_mapped(container, NOBODY, 1));
+        assert!(!is_mapped("0 1000 1\n", NOBODY, 1) && !is_mapped("", NOBODY, 1));
+    }
+}
