@@ -52,7 +52,7 @@ pub enum InternalCommand {
 
 impl InternalCommand {
     /// The subcommand's name on the command line.
-    pub(crate) const NAME: &str = "internal";
+    pub const NAME: &str = "internal";
 }
 
 /// Sent to the janitor after an orderly end: the files have been removed, and any that exist now

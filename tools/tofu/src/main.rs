@@ -20,9 +20,15 @@ use commands::{
     guest, hosts, image, inspect, link, manual, map, node, ps, regs, sdk, serve, stats, top, topo,
     trace, up, view,
 };
+use tofu_supervisor::janitor::InternalCommand;
 use tofu_ui::exit;
 
 fn main() -> ExitCode {
+    // Those that this process was started with are for no other, except for a program that a tofu
+    // has passed some to.
+    if std::env::args_os().nth(1).is_none_or(|command| command != InternalCommand::NAME) {
+        tofu_sandbox::keep_from_children();
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),

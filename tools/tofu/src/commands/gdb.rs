@@ -7,6 +7,7 @@ use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -121,8 +122,10 @@ fn debug(
     stage: &Mutex<Stage>,
 ) -> anyhow::Result<ExitStatus> {
     let running = monitor.is_running()?;
+    let listener =
+        UnixListener::bind(socket).with_context(|| format!("cannot make {}", socket.display()))?;
     let mut now = lock(stage);
-    monitor.gdbserver(&format!("unix:{},server=on,wait=off", socket.display()))?;
+    monitor.serve_gdb(&listener)?;
     let child = command.spawn();
     if let Ok(child) = &child {
         *now = Stage::Under(Pid::from_child(child));
@@ -131,7 +134,7 @@ fn debug(
     let ended = child.and_then(|mut child| child.wait());
     *lock(stage) = Stage::After;
     // The node continues even if gdb was killed.
-    let given_back = monitor.gdbserver("none");
+    let given_back = monitor.end_gdb();
     if running {
         monitor.go_on()?;
     }

@@ -1,11 +1,14 @@
 //! QEMU's monitor, by QMP.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::{BufRead, BufReader, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 
 /// How long QEMU may take to answer.
@@ -41,6 +44,10 @@ impl Monitor {
 
     fn command(&mut self, command: &Value) -> anyhow::Result<Value> {
         writeln!(self.out, "{command}").context("QEMU has ended")?;
+        self.answer()
+    }
+
+    fn answer(&mut self) -> anyhow::Result<Value> {
         loop {
             // Events come in between.
             let mut answer = self.line()?;
@@ -53,8 +60,32 @@ impl Monitor {
         }
     }
 
-    /// Makes gdb's server listen there, or, with `none`, stop listening.
-    pub(super) fn gdbserver(&mut self, place: &str) -> anyhow::Result<()> {
+    /// Makes gdb's server take connections from a socket. QEMU may not make one itself.
+    pub(super) fn serve_gdb(&mut self, listener: &UnixListener) -> anyhow::Result<()> {
+        const NAME: &str = "gdb-server";
+        let named = json!({ "execute": "getfd", "arguments": { "fdname": NAME } });
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [listener.as_fd()];
+        control.push(SendAncillaryMessage::ScmRights(&descriptors));
+        let line = format!("{named}\n");
+        let bytes = [IoSlice::new(line.as_bytes())];
+        sendmsg(&self.out, &bytes, &mut control, SendFlags::NOSIGNAL).context("QEMU has ended")?;
+        self.answer()?;
+        let address = json!({ "type": "fd", "data": { "str": NAME } });
+        let socket = json!({ "addr": address, "server": true, "wait": false });
+        let backend = json!({ "type": "socket", "data": socket });
+        let arguments = json!({ "id": NAME, "backend": backend });
+        self.command(&json!({ "execute": "chardev-add", "arguments": arguments }))?;
+        self.gdbserver(&format!("chardev:{NAME}"))
+    }
+
+    /// Makes gdb's server stop.
+    pub(super) fn end_gdb(&mut self) -> anyhow::Result<()> {
+        self.gdbserver("none")
+    }
+
+    fn gdbserver(&mut self, place: &str) -> anyhow::Result<()> {
         let line = json!({ "command-line": format!("gdbserver {place}") });
         let said =
             self.command(&json!({ "execute": "human-monitor-command", "arguments": line }))?;
