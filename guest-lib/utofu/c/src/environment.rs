@@ -2,7 +2,7 @@
 
 use std::env;
 
-use tofu_abi::Subnet;
+use tofu_abi::{Group, Subnet};
 use tofu_utofu::{Code, Error};
 
 /// The size in bytes from which splitting is faster where links are shared, and no slower where
@@ -35,7 +35,7 @@ fn number32(name: &'static str, default: u32) -> Result<u32, Error> {
 
 /// Returns the group of processes that may access each other's memory and gates: the register GPID.
 pub(crate) fn group() -> Result<u64, Error> {
-    number32("TOFU_GROUP", 0).map(u64::from)
+    number32("TOFU_GROUP", 0).map(|number| Group::Given(number).gpid())
 }
 
 /// Returns the subnet to which the process is confined: the registers MODE and SUBNET_SIZE.
