@@ -143,21 +143,6 @@ static int victim(struct coords me, enum kind kind, int go, int ready)
 	return handled != (kind == HANDLED ? number : 0) ? 3 : 0;
 }
 
-static long health(const char *name)
-{
-	char line[200];
-	long value, found = -1;
-	FILE *file = fopen("/sys/kernel/debug/tofu/health", "r");
-
-	while (file && fgets(line, sizeof(line), file))
-		if (!strncmp(line, name, strlen(name)) &&
-		    sscanf(line + strlen(name), " %ld", &value) == 1)
-			found = value;
-	if (file)
-		fclose(file);
-	return found;
-}
-
 static void peers_end_nobody(struct coords me)
 {
 	static const char *const names[] = { "default signal", "signal of its own choice",
