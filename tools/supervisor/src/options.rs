@@ -231,7 +231,7 @@ pub struct LinuxArgs {
     pub name: Option<MachineName>,
 
     /// Return when the nodes are ready, and leave the machine running
-    #[arg(short, long, conflicts_with = "guest")]
+    #[arg(short, long)]
     pub detach: bool,
 
     /// This process is the one that runs a detached machine

@@ -20,6 +20,7 @@ use commands::{
     guest, hosts, image, inspect, link, manual, map, node, ps, regs, sdk, serve, stats, top, topo,
     trace, up, view,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tofu_supervisor::janitor::InternalCommand;
 use tofu_ui::exit;
 
@@ -75,8 +76,8 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(code) => ExitCode::from(code),
-        // The reader of our output has stopped reading, as in `tofu topo | head`.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        // As in `tofu topo | head`. What was to be done may not have been done.
+        Err(error) if is_broken_pipe(&error) && is_unread() => ExitCode::from(exit::UNREAD),
         Err(error) => {
             eprintln!("tofu: {}", in_one_line(&error));
             ExitCode::from(exit::BAD_INPUT)
@@ -99,6 +100,14 @@ fn in_one_line(error: &anyhow::Error) -> String {
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Whether the reader of standard output has gone. Sockets break, too.
+fn is_unread() -> bool {
+    let out = io::stdout();
+    let mut polled = [PollFd::new(&out, PollFlags::OUT)];
+    let gone = PollFlags::ERR | PollFlags::HUP;
+    poll(&mut polled, Some(&Timespec::default())).is_ok() && polled[0].revents().intersects(gone)
 }
 
 /// Prints help as it is, and errors about the command line in one line.

@@ -1,5 +1,6 @@
 //! Shows the progress of building images.
 
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -50,7 +51,7 @@ impl Progress for ImageProgress {
         *last = Some(phase);
         if !self.terminal {
             if begins {
-                eprintln!("tofu: image: {phase}");
+                say(&phase.to_string());
             }
             return;
         }
@@ -76,12 +77,17 @@ impl Progress for ImageProgress {
     fn note(&self, text: &str) {
         let state = lock(&self.state);
         match &state.1 {
-            Some(bar) => bar.suspend(|| eprintln!("tofu: image: {text}")),
-            None => eprintln!("tofu: image: {text}"),
+            Some(bar) => bar.suspend(|| say(text)),
+            None => say(text),
         }
     }
 
     fn cancelled(&self) -> bool {
         self.cancelled.load(SeqCst)
     }
+}
+
+/// Prints a line, whether or not there is a reader.
+fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "tofu: image: {text}");
 }

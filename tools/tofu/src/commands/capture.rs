@@ -125,20 +125,21 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<u8> {
             _ => bail!("not an answer"),
         }
     };
-    report(&summary, args.json, path.is_none());
+    report(&summary, args.json, path.is_none())?;
     Ok(0)
 }
 
-fn report(summary: &CaptureSummary, as_json: bool, to_stderr: bool) {
+fn report(summary: &CaptureSummary, as_json: bool, to_stderr: bool) -> io::Result<()> {
     let CaptureSummary { packets, dropped, seconds } = summary;
     if as_json {
         let line = json!({ "packets": packets, "dropped": dropped, "seconds": seconds });
         if to_stderr {
             eprintln!("{line}");
         } else {
-            println!("{line}");
+            writeln!(io::stdout(), "{line}")?;
         }
     } else {
         eprintln!("{packets} packets, {dropped} dropped for want of room, in {seconds:.1} s");
     }
+    Ok(())
 }

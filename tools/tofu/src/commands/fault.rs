@@ -1,5 +1,7 @@
 //! `tofu fault`: faults on the links of a running machine.
 
+use std::io::{self, Write};
+
 use anyhow::bail;
 use clap::Subcommand;
 use serde_json::json;
@@ -54,7 +56,8 @@ pub(crate) fn run(command: &FaultCommand) -> anyhow::Result<u8> {
     match (ask(&control, &question)?, command) {
         (Reply::Done, _) => {}
         (Reply::Faults { faults: report }, FaultCommand::Show { json, .. }) => {
-            println!("{}", if *json { as_json(report.as_ref()) } else { text(report.as_ref()) });
+            let report = report.as_ref();
+            writeln!(io::stdout(), "{}", if *json { as_json(report) } else { text(report) })?;
         }
         _ => bail!("not an answer"),
     }

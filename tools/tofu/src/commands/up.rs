@@ -7,7 +7,6 @@ mod linux;
 mod screen;
 mod watch;
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -121,6 +120,12 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
         plan.end_with_part = args_of_parts.end_with_part;
     }
     check_memory(&plan, host::memory_available())?;
+    if args.linux.detach && !args.linux.detached {
+        if plan.linux().next().is_some() && !plan.stays_up() {
+            bail!("--detach: every Linux node runs a program to its end; leave --guest out");
+        }
+        return detach::run();
+    }
     if plan.linux().next().is_some() {
         return linux::run(&plan, args, (json, grace), |args| {
             let Some((own, dir)) = args_of_parts.join.asked() else { return Ok(None) };
@@ -138,6 +143,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
         }
         None => None,
     };
+    let mut parent = args.linux.detached.then(detach::Parent::new).transpose()?;
     let start = Instant::now();
     let mut named = Named::new(&plan, &args)?;
     // Before there are other threads, which it would not reach.
@@ -147,17 +153,20 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     let _signals = signals::forward(signals::CLEANING, move |signal| {
         signal_sender.send(Event::Signal(signal));
     })?;
-    let mut out = io::stdout();
+    let mut out = detach::output(args.linux.detached);
     let name = named.dir.name().clone();
-    let mut screen = Screen::new(&mut out, Style::detect(json), &plan, name.as_str())?;
+    let mut screen = Screen::new(&mut *out, Style::detect(json), &plan, name.as_str())?;
     let mut machines = Machines::bare(confinement);
     machines.registry = Some(named.serve_part(&plan, sender.clone(), others.clone())?);
     machines.others = others;
     machines.gateway = named.gateway.take();
     let hints = machines.gateway.as_ref().map(GatewaySetup::hints);
-    let mut started = |screen: &mut Screen<'_>| match &hints {
-        Some(hints) => Ok(screen.ready(named.dir.name().as_str(), start.elapsed(), hints)?),
-        None => Ok(()),
+    let mut started = |screen: &mut Screen<'_>| {
+        if hints.is_some() || parent.is_some() {
+            let hints = hints.as_deref().unwrap_or_default();
+            screen.ready(named.dir.name().as_str(), start.elapsed(), hints)?;
+        }
+        parent.as_mut().map_or(Ok(()), |parent| parent.leave(&named.dir.path().join("log")))
     };
     watch(&plan, grace, &machines, sender, &events, &mut screen, &mut started)
 }

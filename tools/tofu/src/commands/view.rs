@@ -3,6 +3,7 @@
 mod film;
 mod server;
 
+use std::io::{self, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -122,6 +123,6 @@ fn serve(args: &ViewArgs, scene: &Arc<Scene>) -> anyhow::Result<Server> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
         .with_context(|| format!("cannot listen on 127.0.0.1:{port}"))?;
     let server = Server::start(listener, scene)?;
-    println!("{}", server.address());
+    writeln!(io::stdout(), "{}", server.address())?;
     Ok(server)
 }

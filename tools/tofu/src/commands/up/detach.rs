@@ -5,7 +5,7 @@
 //! end of the pipe.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -62,8 +62,36 @@ fn parent_pipe_only_closed(pid: Pid) -> bool {
         && stdin.is_ok_and(|path| path == Path::new("/dev/null"))
 }
 
+/// Standard output of a machine that continues without a reader of it.
+struct Unread(io::Stdout);
+
+/// Takes what was written as written if there is no reader.
+fn unread<T>(result: io::Result<T>, written: T) -> io::Result<T> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(written),
+        result => result,
+    }
+}
+
+impl Write for Unread {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        unread(self.0.write(bytes), bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        unread(self.0.flush(), ())
+    }
+}
+
+/// Where a machine's output goes.
+pub(crate) fn output(detached: bool) -> Box<dyn Write> {
+    if detached { Box::new(Unread(io::stdout())) } else { Box::new(io::stdout()) }
+}
+
 /// The machine's side.
 pub(crate) struct Parent {
+    /// Opened before this process gives up the right to.
+    null: File,
     left: bool,
 }
 
@@ -72,7 +100,8 @@ impl Parent {
     pub(crate) fn new() -> anyhow::Result<Self> {
         set_parent_process_death_signal(Some(Signal::TERM))?;
         setsid().context("cannot leave the session")?;
-        Ok(Self { left: false })
+        let null = File::open("/dev/null").context("cannot open /dev/null")?;
+        Ok(Self { null, left: false })
     }
 
     /// Detaches from the command and its terminal; from now on `log` gets the output.
@@ -83,11 +112,10 @@ impl Parent {
         let cannot = || format!("cannot write {}", log.display());
         let mut options = OpenOptions::new();
         let log = options.create(true).append(true).mode(0o600).open(log).with_context(cannot)?;
-        let null = File::open("/dev/null").context("cannot open /dev/null")?;
         set_parent_process_death_signal(None)?;
         rustix::stdio::dup2_stdout(&log)?;
         rustix::stdio::dup2_stderr(&log)?;
-        rustix::stdio::dup2_stdin(&null)?;
+        rustix::stdio::dup2_stdin(&self.null)?;
         Ok(())
     }
 }

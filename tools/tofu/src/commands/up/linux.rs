@@ -1,9 +1,10 @@
 //! `tofu up` of a machine with Linux nodes.
 
+use std::io::{self, Write};
+use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
-use std::{io, process};
 
 use anyhow::bail;
 use tofu_control::rundir::RunDir;
@@ -36,7 +37,6 @@ pub(crate) fn refuse_options(args: &MachineArgs) -> anyhow::Result<()> {
         (linux.initrd.is_some(), "--initrd"),
         (linux.append.is_some(), "--append"),
         (linux.net != Net::None, "--net"),
-        (linux.detach, "--detach"),
     ];
     match given.iter().find(|(given, _)| *given) {
         Some((_, option)) => bail!("{option} is for machines with Linux nodes; add --linux"),
@@ -56,12 +56,6 @@ pub(crate) fn run(
         bail!("--net: a machine in parts has no Ethernet among all of its nodes; leave it out");
     }
     let start = Instant::now();
-    if args.linux.detach && !args.linux.detached {
-        if !plan.stays_up() {
-            bail!("--detach is for nodes that stay up, and all of these run a program and end");
-        }
-        return detach::run();
-    }
     let mut parent = args.linux.detached.then(detach::Parent::new).transpose()?;
     let monitors = Monitors::choose(plan, &args.linux)?;
     let (sender, events) = event::events();
@@ -86,7 +80,8 @@ pub(crate) fn run(
         }
     };
     if let (Some(hint), false) = (outfits.hint(), json) {
-        eprintln!("tofu: image: {hint}");
+        // Whether or not there is a reader.
+        let _ = writeln!(io::stderr(), "tofu: image: {hint}");
     }
     // Once the image is ready, because parts that have met do not wait long for each other's
     // devices.
@@ -121,8 +116,8 @@ pub(crate) fn run(
         others,
     };
 
-    let mut out = io::stdout();
-    let mut screen = Screen::new(&mut out, style, plan, dir.name().as_str())?;
+    let mut out = detach::output(args.linux.detached);
+    let mut screen = Screen::new(&mut *out, style, plan, dir.name().as_str())?;
     let mut started = |screen: &mut Screen<'_>| {
         if !plan.stays_up() {
             return Ok(());
