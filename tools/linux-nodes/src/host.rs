@@ -70,7 +70,7 @@ impl LinuxBackend for LinuxHost {
     ) -> anyhow::Result<Box<dyn Send>> {
         let common = Common::new(self.boot_timeout, events.clone());
         let common = Arc::new(common);
-        let lan = self.lan.join(plan.linux().count())?;
+        let lan = self.lan.join(plan.linux().count(), &self.confinement)?;
         let firmware = netboot::firmware(plan, &self.dir)?;
         let (mut nodes, mut served) = (Vec::new(), Vec::new());
         for (index, (id, linux)) in plan.linux().enumerate() {

@@ -17,6 +17,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
+use tofu_sandbox::Role;
+use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::options::Net;
 
 /// The longest frame that is forwarded, in bytes. Virtio has no longer ones.
@@ -39,10 +41,14 @@ pub enum Ethernet {
 
 impl Ethernet {
     /// Sets up the Ethernet for `nodes` nodes.
-    pub(crate) fn join(&self, nodes: usize) -> anyhow::Result<Option<Lan>> {
+    pub(crate) fn join(
+        &self,
+        nodes: usize,
+        confinement: &Confinement,
+    ) -> anyhow::Result<Option<Lan>> {
         match self {
             Self::None => Ok(None),
-            Self::Sockets => Lan::new(nodes).map(Some),
+            Self::Sockets => Lan::new(nodes, confinement).map(Some),
             Self::Taps(namespace) => {
                 let end = |n| End::Tap { namespace: namespace.clone(), name: format!("tap{n}") };
                 Ok(Some(Lan { ends: (0..nodes).map(end).collect(), hub: None }))
@@ -90,7 +96,7 @@ fn pair(kind: SocketType) -> anyhow::Result<(OwnedFd, OwnedFd)> {
 
 impl Lan {
     /// Creates a network with `nodes` places.
-    pub(crate) fn new(nodes: usize) -> anyhow::Result<Self> {
+    pub(crate) fn new(nodes: usize, confinement: &Confinement) -> anyhow::Result<Self> {
         if nodes == 2 {
             let (a, b) = pair(SocketType::SEQPACKET)?;
             let ends = [a, b].map(|end| End::Socket(Arc::new(end))).into();
@@ -103,7 +109,9 @@ impl Lan {
             ports.push(port);
         }
         let (stop, stopped) = pair(SocketType::STREAM)?;
+        let first = confinement.hook(Role::Reader);
         let hub = thread::Builder::new().name("lan".into()).spawn(move || {
+            first();
             if let Err(error) = switch(&ports, &stopped) {
                 log::error!("the network between the nodes: {error}");
             }
@@ -203,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_switch_learns() {
-        let lan = Lan::new(3).unwrap();
+        let lan = Lan::new(3, &Confinement::default()).unwrap();
         let frame = |to: u8, from: u8| [[to; 6].as_slice(), &[from; 6], b"hello"].concat();
         let post = |node: usize, frame: &[u8]| {
             send(end(&lan, node), frame, SendFlags::empty()).unwrap();
@@ -223,7 +231,7 @@ mod tests {
 
     #[test]
     fn two_are_joined() {
-        let lan = Lan::new(2).unwrap();
+        let lan = Lan::new(2, &Confinement::default()).unwrap();
         send(end(&lan, 0), b"any datagram", SendFlags::empty()).unwrap();
         assert_eq!(has_frame(&lan, 1), Some(b"any datagram".to_vec()));
         assert_eq!(ip(0), "10.84.0.1/16");

@@ -15,6 +15,7 @@ use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use tofu_image::Qemu;
+use tofu_sandbox::Role;
 use tofu_vmm::{Outcome, Vm};
 
 use crate::own::{self, Own};
@@ -46,9 +47,13 @@ impl MonitorKind {
                 let (errors, stderr) = std::io::pipe().context("no pipes left")?;
                 let started = qemu::start(qemu, setup, *group, stderr.into())?;
                 let watched = pidfd_open(Pid::from_child(&started.child), PidfdFlags::empty());
+                let first = setup.confinement.hook(Role::Reader);
                 let errors = thread::Builder::new()
                     .name("stderr".into())
-                    .spawn(move || last_error(errors))
+                    .spawn(move || {
+                        first();
+                        last_error(errors)
+                    })
                     .context("no threads left")?;
                 let monitor = Monitor::Qemu {
                     child: started.child,

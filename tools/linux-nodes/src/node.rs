@@ -9,6 +9,7 @@ use anyhow::bail;
 use tofu_abi::Coords;
 use tofu_fabric::NodeId;
 use tofu_image::Arch;
+use tofu_sandbox::Role;
 use tofu_supervisor::agent::Agent;
 use tofu_supervisor::console::Console;
 use tofu_supervisor::event::{Event, EventSender};
@@ -237,8 +238,14 @@ impl LinuxNode {
             (started, std::mem::replace(&mut state.again, true))
         };
         let why = thread::scope(|scope| {
-            scope.spawn(|| self.console.follow(console));
-            scope.spawn(|| {
+            let first = self.setup.confinement.hook(Role::Reader);
+            let (of_console, of_agent) = (Arc::clone(&first), first);
+            scope.spawn(move || {
+                of_console();
+                self.console.follow(console);
+            });
+            scope.spawn(move || {
+                of_agent();
                 self.agent.follow(agent, &self.setup.name, || {
                     self.set(Phase::Ready);
                     let event = if again { Event::Rebooted } else { Event::Booted };

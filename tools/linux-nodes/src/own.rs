@@ -165,9 +165,11 @@ pub(crate) fn start(own: &Own, setup: &VmSetup) -> anyhow::Result<Started> {
         let _ = (&there).write_all(bytes);
     });
     let mut input = vm.console_input();
+    let first = setup.confinement.hook(Role::Reader);
     thread::Builder::new()
         .name("typing".into())
         .spawn(move || {
+            first();
             let mut buffer = [0; 256];
             // The thread ends with the machine, when our end of the pair is closed.
             while let Ok(n @ 1..) = typed.read(&mut buffer) {

@@ -172,6 +172,15 @@ const VFIO_USER: &[Entry] = &[
     (libc::SYS_ftruncate, &[]),
 ];
 
+/// Files, which Landlock restricts, and threads that write what a guest is to read.
+const READER: &[Entry] = &[
+    (libc::SYS_openat, &[]),
+    (libc::SYS_renameat2, &[]),
+    (libc::SYS_clone, &[Bits(0, libc::CLONE_THREAD as u64, libc::CLONE_THREAD as u64)]),
+    // As for the main thread.
+    (libc::SYS_clone3, &[]),
+];
+
 /// Connections that come to a socket that listens, and their options.
 const CABLE: &[Entry] = &[
     (libc::SYS_accept4, &[]),
@@ -267,6 +276,7 @@ fn allowed(role: Role) -> Vec<&'static [Entry]> {
         Role::Engine => lists.extend([EVENTS, older::EVENTS, ENGINE, KVM_DEVICES]),
         Role::Virtio => lists.extend([EVENTS, older::EVENTS, VIRTIO]),
         Role::VfioUser => lists.extend([EVENTS, older::EVENTS, ENGINE, VFIO_USER]),
+        Role::Reader => lists.extend([EVENTS, older::EVENTS, VIRTIO, READER, older::READER]),
         Role::Cable => lists.extend([EVENTS, older::EVENTS, ENGINE, KVM_DEVICES, CABLE]),
         Role::Main => lists.extend([EVENTS, older::EVENTS, ENGINE, VFIO_USER, MAIN, older::MAIN]),
     }
@@ -445,6 +455,7 @@ mod older {
     ];
     pub(super) const LINKS: &[Entry] = &[(libc::SYS_readlink, &[])];
     pub(super) const EVENTS: &[Entry] = &[(libc::SYS_epoll_wait, &[])];
+    pub(super) const READER: &[Entry] = &[(libc::SYS_rename, &[])];
     pub(super) const MAIN: &[Entry] = &[
         (libc::SYS_open, &[]),
         (libc::SYS_stat, &[]),
@@ -485,6 +496,7 @@ mod older {
     pub(super) const REFUSED: &[Entry] = &[];
     pub(super) const LINKS: &[Entry] = &[];
     pub(super) const EVENTS: &[Entry] = &[];
+    pub(super) const READER: &[Entry] = &[];
     pub(super) const MAIN: &[Entry] = &[];
     pub(super) const NAMES: &[(i64, &str)] = &[];
 }

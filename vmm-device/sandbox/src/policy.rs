@@ -19,6 +19,8 @@ pub enum Role {
     VfioUser,
     /// Serves a virtio device's requests from files and streams that are open.
     Virtio,
+    /// Reads what guests write to streams, keeps it in files of the policy, and passes it on.
+    Reader,
     /// Receives what other parts of a machine send over TCP connections, delivers it to devices,
     /// and turns away later connections.
     Cable,
@@ -29,8 +31,15 @@ pub enum Role {
 
 impl Role {
     /// All roles.
-    pub const ALL: [Self; 6] =
-        [Self::Vcpu, Self::Engine, Self::VfioUser, Self::Virtio, Self::Cable, Self::Main];
+    pub const ALL: [Self; 7] = [
+        Self::Vcpu,
+        Self::Engine,
+        Self::VfioUser,
+        Self::Virtio,
+        Self::Reader,
+        Self::Cable,
+        Self::Main,
+    ];
 
     /// The role's name in messages.
     pub const fn name(self) -> &'static str {
@@ -39,6 +48,7 @@ impl Role {
             Self::Engine => "engine",
             Self::VfioUser => "vfio-user",
             Self::Virtio => "virtio",
+            Self::Reader => "reader",
             Self::Cable => "cable",
             Self::Main => "main",
         }
