@@ -1,6 +1,9 @@
 /* Every function does what tnw.h says: two neighbouring nodes in this process. */
 #include "test.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 enum { BIG = 300000 };
 
 static tnw_t node[2];
@@ -176,6 +179,33 @@ static void monitoring(void)
     IS(status.present || status.answered, 0);
 }
 
+/* A child can use nothing of its parent's, and has nodes of its own. */
+static void forked(void)
+{
+    tnwRequest_t request = 0;
+    tnw_t own;
+    int status;
+    pid_t child = fork();
+
+    if (child == 0) {
+        IS(tnwGetConfig(node[0], &(struct tnwConfig){0}), TNW_ERR_NOT_AVAILABLE);
+        IS(tnwCredit(node[0], TNW_XP, 1, memory[0], 128, &request), TNW_ERR_NOT_AVAILABLE);
+        IS(tnwSend(node[1], TNW_XM, 1, "x", 1, TNW_PPUT, NULL), TNW_ERR_NOT_AVAILABLE);
+        IS(tnwTest(node[0], request, NULL), TNW_ERR_NOT_AVAILABLE);
+        IS(tnwFree(node[0], memory[0]), TNW_ERR_NOT_AVAILABLE);
+        IS(tnwClose(node[0]), TNW_ERR_NOT_AVAILABLE);
+        OK(tnwOpen(0, &own));
+        OK(tnwGetConfig(own, &(struct tnwConfig){0}));
+        IS(tnwClose(node[0]), TNW_ERR_NOT_AVAILABLE);
+        OK(tnwClose(own));
+        exit(0);
+    }
+    IS(waitpid(child, &status, 0), child);
+    IS(status, 0);
+    message(0, TNW_PPUT, 1, 4096);
+    message(1, TNW_NGET, 1, 4096);
+}
+
 int main(void)
 {
     for (unsigned i = 0; i < 2; i++) {
@@ -196,6 +226,7 @@ int main(void)
             message(from, TNW_NGET, i % TNW_CHANNELS, sizes[i]);
         }
     order();
+    forked();
     monitoring();
     mistakes();
     limits();

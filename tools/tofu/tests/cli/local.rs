@@ -209,6 +209,18 @@ fn a_rank_that_is_killed_hurts_no_other() {
     assert!(said.err.contains("rank 1") && said.err.contains("SIGKILL"), "{said:?}");
 }
 
+/// A child has no node of its own, and does not wait for its parent's.
+#[test]
+fn a_rank_that_forks_keeps_its_queue() {
+    let jobs = Jobs::new();
+    let Some(program) = jobs.own("fork.c") else { return };
+    for ppn in ["1", "2"] {
+        // UTOFU_ERR_NOT_AVAILABLE.
+        let said = jobs.lines(&["-n", "2", "--ppn", ppn, &program, "-7"]);
+        assert_eq!(said, ["0: ok", "1: ok"], "{ppn} a node");
+    }
+}
+
 #[test]
 fn ranks_share_nodes() {
     let jobs = Jobs::new();
