@@ -1,8 +1,8 @@
 //! The mapinfo that a process's environment describes.
 
 use std::env;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
+use std::path::Path;
 
 use tofu_abi::Coords;
 use tofu_abi::topology::{Axis, Shape};
@@ -113,11 +113,8 @@ pub fn from_vars(var: impl Fn(&str) -> Option<String>) -> Result<Mapinfo, EnvErr
         return Mapinfo::from_json(&text).map_err(|error| EnvError::Mapinfo { name, error });
     }
     if let Some(path) = var(vars::FILE) {
-        let mut text = String::new();
-        let read = File::open(&path).and_then(|file| file.take(MAX_FILE).read_to_string(&mut text));
-        if let Err(error) = read {
-            return Err(EnvError::File { path, error });
-        }
+        let text = tofu_input::read_text(Path::new(&path), MAX_FILE)
+            .map_err(|error| EnvError::File { path, error })?;
         let name = vars::FILE;
         return Mapinfo::from_json(&text).map_err(|error| EnvError::Mapinfo { name, error });
     }

@@ -4,8 +4,7 @@
 //! line has a node and its ports whose links were reported dead, for example `1 0 0 0 2 1 X- B+`.
 
 use std::env;
-use std::fs::File;
-use std::io::Read;
+use std::path::Path;
 
 use tofu_abi::Coords;
 use tofu_abi::topology::{Port, Shape};
@@ -21,11 +20,7 @@ const MAX_FILE: u64 = 1 << 17;
 /// Returns the news of this node, if there are any. They come from the file that `TOFU_LINKS`
 /// names, or from the first of those that the kernel driver and `tofu-net` write.
 pub fn news() -> Option<String> {
-    let read = |path: &str| {
-        let mut text = String::new();
-        File::open(path).ok()?.take(MAX_FILE).read_to_string(&mut text).ok()?;
-        Some(text)
-    };
+    let read = |path: &str| tofu_input::read_text(Path::new(path), MAX_FILE).ok();
     match env::var(vars::LINKS) {
         Ok(path) => read(&path),
         Err(_) => PLACES.into_iter().find_map(read),

@@ -338,7 +338,7 @@ fn mistakes() {
         (&["--cwd", "nosuch", "./ring"], "--cwd nosuch: cannot read it"),
         (&["./nosuch"], "cannot run ./nosuch: No such file"),
         (&["./text"], "cannot run ./text: it is neither an ELF program of 64 bits nor a script"),
-        (&["."], "cannot run .: it is not a file"),
+        (&["."], "cannot run .: it is a folder"),
         (&["-n", "0", "./ring"], "-n 0: a job has one rank or more"),
         (&["-n", "9999", "./ring"], "-n 9999: a machine that is started for a run has up to 12"),
         (&["--ppn", "37", "./ring"], "--ppn 37: a node has 1 to 36 ranks"),

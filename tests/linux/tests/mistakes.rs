@@ -25,7 +25,7 @@ fn kernels_and_images() {
         (&["--kernel", "/proc/self/exe"], &["/proc/self/exe"]),
         (&["--kernel", &folder], &[&folder]),
         (&["--initrd", "/no/initrd"], &["initrd /no/initrd", "No such file"]),
-        (&["--initrd", &folder], &[&folder, "not a file"]),
+        (&["--initrd", &folder], &[&folder, "it is a folder"]),
         (&["--image", "nosuch"], &["image nosuch", "tofu image build"]),
         (&["--image", "../x"], &["../x"]),
         (&["--guest", "/no/program"], &["guest /no/program", "No such file"]),

@@ -1,6 +1,6 @@
 //! A folder with addresses and certificates, which say which process is which part.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{DirBuilder, OpenOptions};
 use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -127,7 +127,7 @@ impl Credentials {
     /// An error of one line that names the file.
     pub(crate) fn read(dir: &Path, part: PartId) -> anyhow::Result<Self> {
         let path = dir.join(ADDRESSES);
-        let text = fs::read_to_string(&path).with_context(|| {
+        let text = tofu_input::read_text(&path, tofu_input::LIST).with_context(|| {
             format!("cannot read {}; `tofu hosts init` makes it", path.display())
         })?;
         let Addresses { parts: addresses } = toml::from_str(&text)
@@ -141,10 +141,13 @@ impl Credentials {
         let (authority, certificate, key) =
             (dir.join(AUTHORITY), own.join(CERTIFICATE), own.join(KEY));
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_file(&authority).with_context(|| no(&authority))?)?;
-        let certificate =
-            CertificateDer::from_pem_file(&certificate).with_context(|| no(&certificate))?;
-        let key = PrivateKeyDer::from_pem_file(&key).with_context(|| no(&key))?;
+        let read = |path: &Path| tofu_input::read(path, tofu_input::LIST).with_context(|| no(path));
+        let pem = CertificateDer::from_pem_slice(&read(&authority)?);
+        roots.add(pem.with_context(|| no(&authority))?)?;
+        let pem = CertificateDer::from_pem_slice(&read(&certificate)?);
+        let certificate = pem.with_context(|| no(&certificate))?;
+        let pem = PrivateKeyDer::from_pem_slice(&read(&key)?);
+        let key = pem.with_context(|| no(&key))?;
         Ok(Self { addresses, authority: roots, certificate: vec![certificate], key })
     }
 
@@ -175,7 +178,7 @@ mod tests {
             assert_eq!(found.addresses.len(), 2);
             assert_eq!(found.sockets(part).unwrap().len(), 1);
         }
-        let key = fs::metadata(dir.join("part-1/key.pem")).unwrap();
+        let key = std::fs::metadata(dir.join("part-1/key.pem")).unwrap();
         assert_eq!(key.permissions().mode() & 0o777, 0o600);
         let error = Credentials::read(&dir, PartId(2)).err().unwrap().to_string();
         assert!(error.contains("part-2"), "{error}");

@@ -90,7 +90,9 @@ fn tool(name: &str) -> Result<PathBuf> {
 fn keyring() -> Result<String> {
     let absolute = |path: &Path| fs::canonicalize(path).ok()?.to_str().map(str::to_owned);
     if let Some(named) = std::env::var_os("TOFU_KEYRING").filter(|value| !value.is_empty()) {
-        return absolute(Path::new(&named)).ok_or(Error::NoKeyring);
+        let named = Path::new(&named);
+        tofu_input::open(named, tofu_input::DESCRIPTION).on("read", named)?;
+        return absolute(named).ok_or(Error::NoKeyring);
     }
     for name in ["debian-archive-keyring.pgp", "debian-archive-keyring.gpg"] {
         if let Some(path) = absolute(&Path::new("/usr/share/keyrings").join(name)) {

@@ -118,7 +118,7 @@ impl Manifest {
     /// Reads a folder's manifest. Returns `None` if there is none, or if it has another format.
     pub(crate) fn read(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(Self::FILE);
-        let text = match fs::read_to_string(&path) {
+        let text = match tofu_input::read_text(&path, tofu_input::DESCRIPTION) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error).on("read", &path),

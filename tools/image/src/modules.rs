@@ -141,7 +141,7 @@ impl Tree {
 
 /// Reads a module file and unpacks it.
 fn read(path: &Path) -> Result<Vec<u8>> {
-    let file = fs::read(path).on("read", path)?;
+    let file = tofu_input::read(path, LIMIT).on("read", path)?;
     if path.extension().is_some_and(|extension| extension == "xz") {
         let mut bytes = Vec::new();
         lzma_rust2::XzReader::new(file.as_slice(), false)

@@ -17,10 +17,8 @@ use crate::args::{Libs, RunArgs};
 use crate::libraries::Closure;
 use crate::{elf, foreign, libraries};
 
-/// The largest program, in bytes.
-const MAX_PROGRAM: u64 = 1 << 30;
-/// The largest working folder that is copied to nodes, in bytes.
-const MAX_FOLDER: u64 = 256 << 20;
+/// The most that is copied to nodes of a file or folder, in bytes.
+const MAX_COPY: u64 = 256 << 20;
 /// The loader that our libraries are built for.
 #[cfg(not(target_arch = "aarch64"))]
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
@@ -87,7 +85,7 @@ impl Bundle {
         let Some((program, words)) = args.program.split_first() else { bail!("no program named") };
         let work = match &args.cwd {
             Some(folder) => {
-                check_folder(folder)?;
+                check_size("--cwd", folder)?;
                 Source::Path(folder.clone())
             }
             None => Source::Folder,
@@ -96,8 +94,7 @@ impl Bundle {
         for path in &args.copy {
             let name =
                 files::name_of(path).with_context(|| format!("--copy {}", path.display()))?;
-            fs::metadata(path)
-                .with_context(|| format!("--copy {}: cannot read it", path.display()))?;
+            check_size("--copy", path)?;
             contents.push((Path::new(WORK).join(name), Source::Path(path.clone())));
         }
         let bundle = |start, contents, arch| Self {
@@ -270,27 +267,30 @@ fn pack(name: &str, contents: &[(PathBuf, Source)]) -> anyhow::Result<Vec<u8>> {
     Ok(archive)
 }
 
-/// Checks that a folder can be the ranks' working folder.
-fn check_folder(folder: &Path) -> anyhow::Result<()> {
-    let shown = folder.display();
+/// Checks that what an option names can be copied to nodes: a file or folder, and not too large.
+fn check_size(option: &str, path: &Path) -> anyhow::Result<()> {
+    let cannot = |path: &Path| format!("{option} {}: cannot read it", path.display());
     let mut size = 0;
-    let mut left = vec![folder.to_owned()];
-    while let Some(next) = left.pop() {
-        let entries = fs::read_dir(&next);
-        for entry in entries.with_context(|| format!("--cwd {}: cannot read it", next.display()))? {
-            let entry = entry?;
-            let metadata = entry.metadata()?;
-            if metadata.is_dir() {
-                left.push(entry.path());
-            }
-            size += metadata.len();
-        }
-        if size > MAX_FOLDER {
+    let top = fs::metadata(path).with_context(|| cannot(path))?;
+    if !top.is_file() && !top.is_dir() {
+        bail!("{option} {}: it is neither a file nor a folder", path.display());
+    }
+    let mut left = vec![(path.to_owned(), top)];
+    while let Some((next, metadata)) = left.pop() {
+        size += metadata.len();
+        if size > MAX_COPY {
             bail!(
-                "--cwd {shown}: it has more than {} MiB, and is copied to every node; name one \
-                 with what the job needs",
-                MAX_FOLDER >> 20
+                "{option} {}: it has more than {} MiB, and is copied to every node; name one with \
+                 what the job needs",
+                path.display(),
+                MAX_COPY >> 20
             );
+        }
+        if metadata.is_dir() {
+            for entry in fs::read_dir(&next).with_context(|| cannot(&next))? {
+                let entry = entry?;
+                left.push((entry.path(), entry.metadata()?));
+            }
         }
     }
     Ok(())
@@ -299,14 +299,8 @@ fn check_folder(folder: &Path) -> anyhow::Result<()> {
 /// Returns a program's bytes, and its loader if it is linked dynamically.
 fn read(path: &Path) -> anyhow::Result<(Vec<u8>, Option<PathBuf>)> {
     let shown = path.display();
-    let metadata = fs::metadata(path).with_context(|| format!("cannot run {shown}"))?;
-    if !metadata.is_file() {
-        bail!("cannot run {shown}: it is not a file");
-    }
-    if metadata.len() > MAX_PROGRAM {
-        bail!("cannot run {shown}: it is larger than {} MiB", MAX_PROGRAM >> 20);
-    }
-    let bytes = fs::read(path).with_context(|| format!("cannot run {shown}"))?;
+    let bytes = tofu_input::read(path, tofu_input::PROGRAM)
+        .with_context(|| format!("cannot run {shown}"))?;
     if bytes.starts_with(b"#!") {
         return Ok((bytes, None));
     }
@@ -450,7 +444,7 @@ mod tests {
         };
         let why = |path: &Path| format!("{:#}", read(path).unwrap_err());
         assert!(why(&folder.path().join("none")).contains("No such file"));
-        assert!(why(folder.path()).contains("it is not a file"));
+        assert!(why(folder.path()).contains("it is a folder"));
         assert!(why(&file("text", b"hello")).contains("neither an ELF program"));
         assert!(why(&file("empty", b"")).contains("neither an ELF program"));
         let own = fs::read("/proc/self/exe").unwrap();

@@ -8,7 +8,7 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use tofu_image::{Arch, Progress, Sysroot};
 
 use crate::libraries::Closure;
@@ -129,7 +129,7 @@ impl Search {
 /// Returns whether a file is a library for arm64. Others may have the same name.
 fn is_library(path: &Path) -> bool {
     let mut head = [0; 64];
-    let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut head));
+    let read = tofu_input::open(path, MAX_LIBRARY).and_then(|mut file| file.read_exact(&mut head));
     read.is_ok() && Arch::of_elf(&head) == Some(Arch::Arm64)
 }
 
@@ -137,10 +137,7 @@ fn is_library(path: &Path) -> bool {
 fn links(path: &Path) -> anyhow::Result<elf::Links> {
     let shown = path.display();
     let cannot = || format!("cannot read {shown}");
-    if fs::metadata(path).with_context(cannot)?.len() > MAX_LIBRARY {
-        bail!("{shown}: it is larger than {} MiB", MAX_LIBRARY >> 20);
-    }
-    let bytes = fs::read(path).with_context(cannot)?;
+    let bytes = tofu_input::read(path, MAX_LIBRARY).with_context(cannot)?;
     elf::links(&bytes).with_context(|| format!("cannot tell which libraries {shown} needs"))
 }
 

@@ -1,7 +1,6 @@
 //! The libraries that a job's programs are linked with.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -75,7 +74,8 @@ pub fn find_arm64(progress: &dyn Progress) -> anyhow::Result<(Vec<PathBuf>, Sysr
     let found = LIBRARIES.map(|name| folder.join(name));
     for library in &found {
         let shown = || format!("library for arm64 {}", library.display());
-        let bytes = fs::read(library).with_context(|| format!("{}: cannot read it", shown()))?;
+        let bytes = tofu_input::read(library, tofu_input::PROGRAM)
+            .with_context(|| format!("{}: cannot read it", shown()))?;
         if Arch::of_elf(&bytes) != Some(Arch::Arm64) {
             bail!("{}: it is for another processor", shown());
         }

@@ -79,7 +79,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let ranks = placement.info.job.processes();
     let program = Program::new(&args.program)?;
     let destination = Destination::new(args)?;
-    let file = fs::read(&program.path).ok();
+    let file = tofu_input::read(&program.path, tofu_input::PROGRAM).ok();
     let arch = file.as_deref().and_then(Arch::of_elf);
     if let (Some(arch), Some(host)) = (arch, Arch::own())
         && arch != host

@@ -4,7 +4,6 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -44,7 +43,7 @@ pub(crate) fn programs(progress: &dyn Progress) -> anyhow::Result<Option<Vec<Pro
     let Some(folder) = folder(|root| build_programs(root, progress))? else { return Ok(None) };
     let program = |name: &str| {
         let path = folder.join(name);
-        let bytes = fs::read(&path)
+        let bytes = tofu_input::read(&path, tofu_input::PROGRAM)
             .with_context(|| format!("program for arm64 {}: cannot read it", path.display()))?;
         if Arch::of_elf(&bytes) != Some(Arch::Arm64) {
             bail!("program for arm64 {}: it is for another processor", path.display());

@@ -162,7 +162,8 @@ impl Kit {
         /// Additional memory for Linux and the programs that every node runs, in bytes.
         const MORE: u64 = 32 << 20;
         let cannot = |path: &Path| format!("cannot read {}", path.display());
-        let kernel = fs::read(&self.kernel).with_context(|| cannot(&self.kernel))?;
+        let kernel = tofu_input::read(&self.kernel, tofu_input::BOOT)
+            .with_context(|| cannot(&self.kernel))?;
         let kernel = tofu_image::kernel_size(&kernel).unwrap_or(0);
         let initrd = fs::metadata(&self.initrd).with_context(|| cannot(&self.initrd))?.len();
         let least = (kernel + 2 * initrd + MORE).next_multiple_of(1 << 20);
@@ -453,8 +454,8 @@ fn find_image(
 
 /// Checks that a file is a kernel.
 fn check_kernel(arch: Arch, path: &Path) -> anyhow::Result<()> {
-    let bytes =
-        fs::read(path).with_context(|| format!("kernel {}: cannot read it", path.display()))?;
+    let bytes = tofu_input::read(path, tofu_input::BOOT)
+        .with_context(|| format!("kernel {}: cannot read it", path.display()))?;
     match arch {
         Arch::X86_64 => tofu_image::inspect_kernel(path, &bytes).map(|_| ())?,
         Arch::Arm64 => tofu_image::inspect_kernel_arm64(path, &bytes)?,
@@ -465,12 +466,11 @@ fn check_kernel(arch: Arch, path: &Path) -> anyhow::Result<()> {
 /// Checks that a file can be an initrd.
 fn check_initrd(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
-    let metadata = path.metadata().with_context(|| format!("initrd {shown}: cannot read it"))?;
-    if !metadata.is_file() || metadata.len() == 0 {
-        bail!("initrd {shown}: not a file with something in it");
+    let size = tofu_input::open(path, tofu_input::BOOT).and_then(|file| Ok(file.metadata()?.len()));
+    match size.with_context(|| format!("initrd {shown}: cannot read it"))? {
+        0 => bail!("initrd {shown}: it is empty"),
+        _ => Ok(()),
     }
-    fs::File::open(path).with_context(|| format!("initrd {shown}: cannot read it"))?;
-    Ok(())
 }
 
 #[cfg(test)]
@@ -549,7 +549,7 @@ mod tests {
         assert!(one_line(check_initrd(&path).unwrap_err()).contains("No such file"));
         fs::write(&path, "").unwrap();
         assert!(one_line(check_kernel(Arch::X86_64, &path).unwrap_err()).contains("it is empty"));
-        assert!(one_line(check_initrd(&path).unwrap_err()).contains("something in it"));
+        assert!(one_line(check_initrd(&path).unwrap_err()).contains("it is empty"));
         fs::write(&path, "#!/bin/sh").unwrap();
         assert!(
             one_line(check_kernel(Arch::X86_64, &path).unwrap_err())

@@ -120,7 +120,8 @@ fn connect(vm: &Vm, endpoint: &Endpoint) {
 pub(crate) fn start(own: &Own, setup: &VmSetup) -> anyhow::Result<Started> {
     let kit = &setup.kit;
     let read = |path: &std::path::Path| {
-        std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+        tofu_input::read(path, tofu_input::BOOT)
+            .with_context(|| format!("cannot read {}", path.display()))
     };
     let (kernel, initrd, command_line) = match &setup.firmware {
         None => (read(&kit.kernel)?, Some(read(&kit.initrd)?), &setup.command_line),

@@ -46,7 +46,8 @@ pub(crate) fn text_of(what: &str) -> anyhow::Result<Cow<'static, str>> {
         let names = names.join(", ");
         return Err(anyhow!("{what}: no such file, and not one of papers, {names}{meant}"));
     }
-    let text = std::fs::read_to_string(what).with_context(|| format!("cannot read {what}"))?;
+    let text = tofu_input::read_text(Path::new(what), tofu_input::DESCRIPTION)
+        .with_context(|| format!("cannot read {what}"))?;
     Ok(Cow::Owned(text))
 }
 

@@ -259,11 +259,6 @@ struct RawLink {
 }
 
 impl MachineFile {
-    /// Reads and checks a machine file.
-    pub(crate) fn read(path: &Path) -> Result<Self, FileError> {
-        Self::parse(path, &TomlFile::read(path, "machine file")?)
-    }
-
     /// Parses and checks the text of a machine file. Relative paths of guests start at the folder
     /// of `path`.
     pub fn parse(path: &Path, text: &str) -> Result<Self, FileError> {
@@ -661,14 +656,6 @@ mod tests {
             let message = error(text);
             assert!(message.contains(expected), "{text}: {message}");
         }
-    }
-
-    #[test]
-    fn a_missing_file_is_named() {
-        let error = MachineFile::read(Path::new("no/such.toml")).unwrap_err();
-        let message = format!("{:#}", anyhow::Error::from(error));
-        let expected = "no/such.toml: cannot read the machine file: No such file or directory";
-        assert!(message.starts_with(expected), "{message}");
     }
 
     #[test]

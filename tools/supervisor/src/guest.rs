@@ -15,15 +15,7 @@ use tofu_programs::{BARE, LINUX, for_bare, for_linux};
 /// more than `most` bytes, or one that is not regular, before reading it.
 fn read_program(path: &Path, most: u64) -> Result<(String, Vec<u8>), GuestError> {
     let read_error = |source| GuestError::Read { path: path.to_owned(), source };
-    let metadata = std::fs::metadata(path).map_err(read_error)?;
-    if !metadata.is_file() {
-        let problem = "not a regular file";
-        return Err(GuestError::NotBootable { path: path.to_owned(), problem });
-    }
-    if metadata.len() > most {
-        return Err(GuestError::TooLarge { path: path.to_owned(), most });
-    }
-    let image = std::fs::read(path).map_err(read_error)?;
+    let image = tofu_input::read(path, most).map_err(read_error)?;
     let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
     Ok((name.into_owned(), image))
 }
@@ -92,9 +84,6 @@ pub enum GuestError {
         path.display()
     )]
     NotBootable { path: PathBuf, problem: &'static str },
-    /// The file has more than `most` bytes.
-    #[error("guest {}: larger than {} MiB", path.display(), most >> 20)]
-    TooLarge { path: PathBuf, most: u64 },
 }
 
 /// Suggests a shipped guest with a similar name, as words of an error.
@@ -280,7 +269,7 @@ mod tests {
         assert!(!message.contains('\n'));
         let folder_error =
             Guest::load_bare(&GuestName::File(folder.path().to_owned())).unwrap_err();
-        assert!(folder_error.to_string().contains("not a regular file"));
+        assert!(folder_error.to_string().contains("it is a folder; give a regular file"));
         let missing = Guest::load_bare(&GuestName::File("no/such.elf".into())).unwrap_err();
         let missing = format!("{:#}", anyhow::Error::from(missing));
         assert!(

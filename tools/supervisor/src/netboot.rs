@@ -105,7 +105,7 @@ pub fn start(
             Some(boot) => boot.with_command_line(line),
             None => {
                 let read = |path: &Path| -> anyhow::Result<Content> {
-                    let bytes = std::fs::read(path)
+                    let bytes = tofu_input::read(path, tofu_input::BOOT)
                         .with_context(|| format!("cannot read {}", path.display()))?;
                     Ok(Arc::new(bytes))
                 };

@@ -142,11 +142,15 @@ pub struct ShapeArgs {
     #[arg(long)]
     pub io_nodes: bool,
 
-    /// Machine file (TOML)
+    /// Machine file (TOML), or - for standard input
     ///
     /// Options on the command line override the file's machine-wide settings.
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+
+    /// What standard input had, for the process that runs a detached machine
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub stdin: Option<PathBuf>,
 }
 
 /// Whether the machine's threads give up rights.

@@ -63,16 +63,13 @@ pub struct TomlFile<'a> {
 }
 
 impl TomlFile<'_> {
-    /// The text of a file; `what` is the kind of file.
+    /// The text of a file, or of standard input if the path is `-`; `what` is the kind of file.
     ///
     /// # Errors
     /// [`FileError::Read`].
     pub fn read(path: &Path, what: &'static str) -> Result<String, FileError> {
-        std::fs::read_to_string(path).map_err(|source| FileError::Read {
-            path: path.to_owned(),
-            what,
-            source,
-        })
+        tofu_input::read_text_or_stdin(path, tofu_input::DESCRIPTION)
+            .map_err(|source| FileError::Read { path: path.to_owned(), what, source })
     }
 
     /// The values in the file.

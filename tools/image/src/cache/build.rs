@@ -459,7 +459,7 @@ fn take_kernel(arch: Arch, unpacked: &Path, folder: &Path) -> Result<String> {
 
 /// Copies a user's kernel file to `new`, and returns its release if the file names it.
 fn user_kernel(path: &Path, new: &Path, manifest: &mut Manifest) -> Result<String> {
-    let bytes = fs::read(path).on("read", path)?;
+    let bytes = tofu_input::read(path, tofu_input::BOOT).on("read", path)?;
     let write = |name: &str, bytes: &[u8]| {
         let to = new.join(name);
         fs::write(&to, bytes).on("write", &to)

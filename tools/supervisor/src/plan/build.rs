@@ -10,7 +10,8 @@ use tofu_abi::Coords;
 use tofu_control::{NodeAt, NodeName};
 use tofu_fabric::{Axis, FaultPlan, NodeId, Shape};
 use tofu_image::Arch;
-use tofu_ui::FileError;
+use tofu_input::STDIN;
+use tofu_ui::{FileError, TomlFile};
 
 use super::error::{PlanError, refuse};
 use super::{IpPlan, LinuxPlan, Network, NodePlan, Plan, Role, ServerPlan, VmPlan};
@@ -42,7 +43,11 @@ impl Network {
         default: impl FnOnce(Interconnect) -> Shape,
     ) -> Result<(Self, MachineFile), PlanError> {
         let file = match &args.config {
-            Some(path) => MachineFile::read(path)?,
+            Some(path) => {
+                let stdin = args.stdin.as_deref().filter(|_| path == Path::new(STDIN));
+                let text = TomlFile::read(stdin.unwrap_or(path), "machine file")?;
+                MachineFile::parse(path, &text)?
+            }
             None => MachineFile::default(),
         };
         let default = default(interconnect.unwrap_or(file.interconnect));

@@ -1,6 +1,5 @@
 //! `tofu inspect`: the live state of a node's device.
 
-use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -153,7 +152,7 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<u8> {
 
 fn read(file: &Path) -> anyhow::Result<Snapshot> {
     let cannot = || format!("cannot read {}", file.display());
-    let text = fs::read_to_string(file).with_context(cannot)?;
+    let text = tofu_input::read_text(file, tofu_input::RECORD).with_context(cannot)?;
     serde_json::from_str(&text)
         .with_context(|| format!("{} is not what tofu inspect --json prints", file.display()))
 }

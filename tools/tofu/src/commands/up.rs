@@ -124,7 +124,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
         if plan.linux().next().is_some() && !plan.stays_up() {
             bail!("--detach: every Linux node runs a program to its end; leave --guest out");
         }
-        return detach::run();
+        return detach::run(args.shape.config.as_deref());
     }
     if plan.linux().next().is_some() {
         return linux::run(&plan, args, (json, grace), |args| {

@@ -60,7 +60,7 @@ fn files_of_the_wrong_kind() {
     let error = up(&["--kernel", "/no/kernel"]);
     assert!(error.contains("kernel /no/kernel: cannot read it: No such file"), "{error}");
     let error = up(&["--initrd", "/dev/null"]);
-    assert!(error.contains("initrd /dev/null: not a file with something in it"), "{error}");
+    assert!(error.contains("initrd /dev/null: cannot read it: it is a device"), "{error}");
     let error = up(&["--guest", "/no/program"]);
     assert!(error.contains("guest /no/program: cannot read it"), "{error}");
     place.is_clean();

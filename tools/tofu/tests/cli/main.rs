@@ -24,4 +24,5 @@ mod tnw;
 mod tofu;
 mod top;
 mod trace;
+mod user_files;
 mod view;

@@ -6,21 +6,29 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{self, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use anyhow::Context;
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal, setsid};
-use tofu_ui::signals;
+use tofu_input::STDIN;
+use tofu_ui::{TomlFile, signals};
 
 /// The command's side: returns its exit code.
-pub(crate) fn run() -> anyhow::Result<u8> {
+pub(crate) fn run(config: Option<&Path>) -> anyhow::Result<u8> {
     let (mut ready, hold) = io::pipe().context("no pipes left")?;
     let mut command = Command::new("/proc/self/exe");
     command.args(std::env::args_os().skip(1)).arg("--detached").stdin(Stdio::from(hold));
+    // That process has another standard input. It reads this before the command ends.
+    let read = config.filter(|path| *path == Path::new(STDIN)).map(keep).transpose()?;
+    if let Some(file) = &read {
+        command.arg("--stdin").arg(format!("/proc/{}/fd/{}", process::id(), file.as_raw_fd()));
+    }
     let mut child = command.spawn().context("cannot start a process for the machine")?;
     // It would keep the pipe open.
     drop(command);
@@ -49,6 +57,15 @@ pub(crate) fn run() -> anyhow::Result<u8> {
         None => 0,
         Some(status) => status.code().map_or(2, |code| code as u8),
     })
+}
+
+/// Returns a file with the machine file that was read from standard input.
+fn keep(path: &Path) -> anyhow::Result<File> {
+    let text = TomlFile::read(path, "machine file")?;
+    let file = memfd_create("machine.toml", MemfdFlags::CLOEXEC).context("no memory left")?;
+    let mut file = File::from(file);
+    file.write_all(text.as_bytes()).context("no memory left")?;
+    Ok(file)
 }
 
 /// Whether the process keeps running: a process that ends closes all its files a moment before it

@@ -10,7 +10,6 @@ mod image;
 mod remote;
 
 use std::ffi::OsString;
-use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::Child;
@@ -25,7 +24,7 @@ use tofu_image::hex;
 use tofu_supervisor::options::MachineArgs;
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::units::PartOf;
-use tofu_ui::{exit, printable, signals};
+use tofu_ui::{TomlFile, exit, printable, signals};
 
 use self::file::Host;
 use self::image::Image;
@@ -122,8 +121,8 @@ impl Part {
 
 /// Runs `tofu up --hosts` and returns the exit code.
 pub(crate) fn run(file: &Path, args: &MachineArgs, json: bool) -> anyhow::Result<u8> {
-    let text =
-        fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let text = tofu_input::read_text(file, tofu_input::LIST)
+        .with_context(|| format!("cannot read {}", file.display()))?;
     let hosts =
         file::read(&text).map_err(|(line, why)| anyhow!("{}:{line}: {why}", file.display()))?;
     let of = hosts.len() as u32;
@@ -134,8 +133,11 @@ pub(crate) fn run(file: &Path, args: &MachineArgs, json: bool) -> anyhow::Result
     let images = Image::of(&plan, &args.linux)?;
     plan.cut(PartOf { part: PartId(0), of })?;
     let guest = args.guest.as_deref().filter(|name| name.contains('/') || name.ends_with(".elf"));
-    let file_of =
-        |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    let file_of = |path: &Path| {
+        tofu_input::read(path, tofu_input::PROGRAM)
+            .with_context(|| format!("cannot read {}", path.display()))
+    };
+    let config = args.shape.config.as_deref().map(|path| TomlFile::read(path, "machine file"));
     let command = std::env::current_exe().context("cannot find this command")?;
     let hash = Sha256::digest(file_of(&command)?);
     let machine = Machine {
@@ -143,7 +145,7 @@ pub(crate) fn run(file: &Path, args: &MachineArgs, json: bool) -> anyhow::Result
         certificates: std::env::temp_dir().join(format!("tofu-hosts-{}", std::process::id())),
         hash: hex(&hash[..16]),
         command,
-        config: args.shape.config.as_deref().map(file_of).transpose()?,
+        config: config.transpose()?.map(String::into_bytes),
         guest: guest.map(|path| file_of(Path::new(path))).transpose()?,
         images,
         args: passed_on(std::env::args_os(), guest.is_some())?,

@@ -2,7 +2,7 @@
 //! links.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 
@@ -169,9 +169,7 @@ impl Film {
     /// If it is another kind of file, with the file and the line.
     pub(super) fn read(file: &Path) -> anyhow::Result<Self> {
         let cannot = || format!("cannot read {}", file.display());
-        let size = fs::metadata(file).with_context(cannot)?.len();
-        ensure!(size <= LARGEST, "{}: larger than {LARGEST} bytes", file.display());
-        let mut lines = BufReader::new(File::open(file).with_context(cannot)?);
+        let mut lines = BufReader::new(tofu_input::open(file, LARGEST).with_context(cannot)?);
         let mut film: Option<Self> = None;
         for number in 1.. {
             let mut line = Vec::new();

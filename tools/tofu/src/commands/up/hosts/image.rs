@@ -1,6 +1,5 @@
 //! The image of Linux nodes, which goes to the hosts that have not got it.
 
-use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -57,8 +56,8 @@ impl Image {
         let Some(image) = Cache::from_env()?.find(&name)? else { return Ok(None) };
         let folder = image.initrd.parent().context("an image without a folder")?.to_owned();
         let manifest = folder.join(Manifest::FILE);
-        let text =
-            fs::read(&manifest).with_context(|| format!("cannot read {}", manifest.display()))?;
+        let text = tofu_input::read(&manifest, tofu_input::DESCRIPTION)
+            .with_context(|| format!("cannot read {}", manifest.display()))?;
         let hash = hex(&Sha256::digest(text));
         let others = image.manifest.files.keys().cloned();
         let files = [Manifest::FILE.to_owned()].into_iter().chain(others).collect();

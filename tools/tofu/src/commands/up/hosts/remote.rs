@@ -156,7 +156,8 @@ impl Machine<'_> {
 
     fn read_certificate(&self, name: &str) -> anyhow::Result<Vec<u8>> {
         let path = self.certificates.join(name);
-        fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
+        tofu_input::read(&path, tofu_input::LIST)
+            .with_context(|| format!("cannot read {}", path.display()))
     }
 
     /// Copies the command, which appears complete or not at all.
