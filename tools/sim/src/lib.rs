@@ -34,6 +34,10 @@ pub struct SimArgs {
     #[arg(value_name = "WHAT")]
     what: String,
 
+    /// With papers: as many messages as the papers have, which takes many minutes
+    #[arg(long)]
+    full: bool,
+
     /// Print the results as JSON
     #[arg(long)]
     json: bool,
@@ -75,9 +79,10 @@ pub fn run(args: &SimArgs, meet: Option<Box<Meet<'_>>>) -> anyhow::Result<u8> {
     let whole = |what: &str| format!("--part is for scenarios of Tofu's links, and not for {what}");
     if args.what == "papers" {
         ensure!(meet.is_none(), whole("papers"));
-        let report = papers::Report::measure()?;
+        let report = papers::Report::measure(papers::Extent::new(args.full))?;
         return args.print(&report, report.curves(), &report.text());
     }
+    ensure!(!args.full, "--full is for papers: a scenario says how many messages there are");
     let text = scenario::text_of(&args.what)?;
     if tnw::scenario::is_of_tnw(&text) {
         ensure!(meet.is_none(), whole("TNW"));

@@ -15,7 +15,7 @@ pub(crate) struct Curves {
     pub(crate) lines: Vec<Line>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Line {
     pub(crate) name: String,
     /// Points in the order of x.

@@ -70,6 +70,7 @@ pub(super) fn measure(results: &mut Results) -> anyhow::Result<()> {
     let [ring, doubling, three] = &lines;
     let steps = (us(ring, 4) - us(ring, 3)) / (us(ring, 3) - us(ring, 2));
     results.set("ring-linear", steps);
+    results.set("ring-doubling-96", us(ring, 1) / us(doubling, 1));
     results.set("ring-doubling", us(ring, 4) / us(doubling, 4));
     results.set("doubling-3d", us(doubling, 4) / us(three, 4));
     results.curves.push(Curves {

@@ -7,6 +7,7 @@ use tofu_fabric::Shape;
 use tofu_fabric::network::Ps;
 use tofu_machine::Generation;
 
+use super::Extent;
 use super::end::{End, PIGGYBACK};
 use super::results::Results;
 use crate::machine::{Model, ModelConfig};
@@ -16,8 +17,15 @@ use crate::plot::{Curves, Line};
 const MEMORY: usize = 8 << 20;
 /// Bytes of the buffer of an end.
 const BUFFER: usize = 2 << 20;
-/// Rounds of a ping-pong. The first one does not count.
+/// Rounds of a ping-pong, which are all alike. The first one does not count.
 const ROUNDS: u32 = 5;
+/// Rounds of a ping-pong in the paper's Table 2, and messages of each size in its Figure 6.
+const PAPER_ROUNDS: u32 = 1_000_000;
+const PAPER_MESSAGES: u32 = 1000;
+
+/// The part of the highest throughput from which on a curve counts as saturated: the tolerance for
+/// points of curves.
+const SATURATED: f64 = 0.9;
 
 /// Builds a model with two neighbours on A.
 fn pair(generation: Generation) -> anyhow::Result<(Model, [End; 2])> {
@@ -44,12 +52,12 @@ enum From {
 /// Returns the mean of the times from one process to the other and back, in picoseconds.
 fn one_way(
     (model, ends): &mut (Model, [End; 2]),
-    bytes: u32,
+    (bytes, rounds): (u32, u32),
     from: From,
     change: impl Fn(Order) -> Order,
 ) -> anyhow::Result<Ps> {
     let mut start = model.now();
-    for leg in 1..=2 * ROUNDS {
+    for leg in 1..=2 * rounds {
         if leg == 3 {
             start = model.now();
         }
@@ -63,14 +71,15 @@ fn one_way(
         }
         model.run(|| Ok(receiver.has(bytes, leg).then_some(())))?;
     }
-    Ok((model.now() - start) / Ps::from(2 * (ROUNDS - 1)))
+    Ok((model.now() - start) / Ps::from(2 * (rounds - 1)))
 }
 
 /// Sends consecutive messages from one end, or from both at once. Returns the bytes per second of
 /// one direction.
-fn ping(generation: Generation, bytes: u32, both: bool) -> anyhow::Result<f64> {
+fn ping(generation: Generation, bytes: u32, both: bool, extent: Extent) -> anyhow::Result<f64> {
     let (model, mut ends) = pair(generation)?;
-    let count = (MEMORY / bytes as usize).clamp(8, 256);
+    let paper = PAPER_MESSAGES as usize;
+    let count = if extent.full { paper } else { (MEMORY / bytes as usize).clamp(8, 256) };
     let senders = if both { 2 } else { 1 };
     for sender in 0..senders {
         let order = ends[sender].put(&ends[1 - sender], bytes, 1, PIGGYBACK[0])?;
@@ -127,11 +136,14 @@ fn injection(generation: Generation) -> anyhow::Result<f64> {
     Ok(all as f64 * f64::from(BYTES) * 1e12 / (model.now() - start) as f64)
 }
 
-pub(super) fn measure(results: &mut Results) -> anyhow::Result<()> {
+pub(super) fn measure(results: &mut Results, extent: Extent) -> anyhow::Result<()> {
     let latency = |generation: Generation, end: MakeEnd, bytes, from, injected| {
         let mut pair = pair_of(generation, end)?;
         let change = |order: Order| if injected { order.cache_injection() } else { order };
-        Ok::<_, anyhow::Error>(one_way(&mut pair, bytes, from, change)? as f64 / 1e6)
+        // Table 2 is about 4 bytes.
+        let rounds = if extent.full && bytes == 4 { PAPER_ROUNDS } else { ROUNDS };
+        let ps = one_way(&mut pair, (bytes, rounds), from, change)?;
+        Ok::<_, anyhow::Error>(ps as f64 / 1e6)
     };
     let [tofu, tofu2, tofud] = [Generation::K, Generation::Fx100, Generation::Fugaku];
     let near: MakeEnd = End::new;
@@ -160,22 +172,25 @@ pub(super) fn measure(results: &mut Results) -> anyhow::Result<()> {
     const LARGE: u32 = 1 << 20;
     let puts = [("put-tofu", tofu), ("put-tofu2", tofu2), ("put-tofud", tofud)];
     for (name, generation) in puts {
-        results.set(name, ping(generation, LARGE, false)? / 1e9);
+        results.set(name, ping(generation, LARGE, false, extent)? / 1e9);
     }
-    figure_6(results)
+    figure_6(results, extent)
 }
 
 /// Measures throughput by size: ping, ping-ping and ping-pong.
-fn figure_6(results: &mut Results) -> anyhow::Result<()> {
+fn figure_6(results: &mut Results, extent: Extent) -> anyhow::Result<()> {
     let mut lines = ["ping", "ping-ping", "ping-pong"]
         .map(|name| Line { name: name.to_owned(), points: Vec::new() });
     for power in 3..=20 {
         let bytes = 1u32 << power;
-        let rates = [ping(Generation::K, bytes, false)?, ping(Generation::K, bytes, true)?, {
+        let rounds = if extent.full { PAPER_MESSAGES } else { ROUNDS };
+        let ps = {
             let mut pair = pair(Generation::K)?;
-            let ps = one_way(&mut pair, bytes, From::Memory, |order| order)?;
-            f64::from(bytes) * 1e12 / ps as f64
-        }];
+            one_way(&mut pair, (bytes, rounds), From::Memory, |order| order)?
+        };
+        let one = ping(Generation::K, bytes, false, extent)?;
+        let both = ping(Generation::K, bytes, true, extent)?;
+        let rates = [one, both, f64::from(bytes) * 1e12 / ps as f64];
         for (line, rate) in lines.iter_mut().zip(rates) {
             line.points.push((bytes.into(), rate / 1e9));
         }
@@ -188,8 +203,11 @@ fn figure_6(results: &mut Results) -> anyhow::Result<()> {
     results.set("ping-512", at(ping, 512.0)?);
     results.set("ping-2048", at(ping, 2048.0)?);
     results.set("ping-ping", at(ping_ping, 65536.0)?);
+    results.set("ping-ping-512", at(ping_ping, 512.0)? / at(ping, 512.0)?);
     let peak = ping.points.iter().map(|point| point.1).fold(0.0, f64::max);
     results.set("ping-pong-half", crossing(ping_pong, peak / 2.0).context("half of it")? / 1024.0);
+    let full = crossing(ping_pong, peak * SATURATED).context("nearly all of it")?;
+    results.set("ping-pong-saturated", full / 1024.0);
     // Twice the size gives twice the throughput as long as the time goes into commands.
     results.set("ping-256", at(ping, 256.0)? / at(ping, 128.0)?);
     results.curves.push(Curves {

@@ -10,6 +10,7 @@ use tofu_fabric::Shape;
 use tofu_fabric::network::Arbiter;
 use tofu_machine::Generation;
 
+use super::Extent;
 use super::end::End;
 use super::results::Results;
 use crate::machine::{Model, ModelConfig};
@@ -21,14 +22,16 @@ const RAILS: usize = 4;
 /// Memory of a node and of an end, in bytes.
 const MEMORY: usize = 2 << 20;
 const BUFFER: usize = 64 << 10;
-/// Messages of each node, by size. The paper sends 1000 of each size, which takes longer, and gave
-/// a few percent less in those cases that we tried.
+/// Messages of each node, by size.
 const MESSAGES: &[(u32, usize)] = &[(256, 100), (1 << 10, 100), (4 << 10, 40), (16 << 10, 12)];
 /// The sizes at which the paper has the peak of a single rail, and those for several rails.
 const PEAK: &[(u32, usize)] = MESSAGES.split_at(1).1.split_at(1).0;
 const LONG: &[(u32, usize)] = MESSAGES.split_at(2).1;
 /// Units on a ring of Z: one of I/O nodes, the others of compute nodes (IEEE Micro 2012).
 const UNITS: u8 = 17;
+/// Messages of each node and size in the paper.
+const PAPER: usize = 1000;
+/// The first of the seeds, whose results are in the curves.
 const SEED: u64 = 9;
 
 /// What is measured, and how.
@@ -56,6 +59,11 @@ impl Run {
         480e9 / (f64::from(self.z) * 48.0 / 2.0)
     }
 
+    /// Returns whether a value of the paper depends on it; the others are only in the curves.
+    const fn is_compared(&self) -> bool {
+        matches!(self.arbiter, Arbiter::InTurn)
+    }
+
     fn name(&self) -> String {
         let rails = if matches!(self.rails, Rails::Single) { "single" } else { "multi" };
         let arbiter = match self.arbiter {
@@ -79,7 +87,7 @@ const RUNS: [Run; 9] = [
 ];
 
 /// Returns the throughput of a node in random permutations, in bytes per second, by message size.
-fn throughput(run: &Run) -> anyhow::Result<Vec<f64>> {
+fn throughput(run: &Run, seed: u64, full: bool) -> anyhow::Result<Vec<f64>> {
     let Run { z, rails, arbiter, messages } = *run;
     // X and Y of the whole machine are longer than the job, so they are meshes here.
     let machine = Shape::new([2, 2, UNITS, 2, 3, 2])?.with_torus_letters("z");
@@ -96,11 +104,12 @@ fn throughput(run: &Run) -> anyhow::Result<Vec<f64>> {
     let nodes = (ends.len() / used) as u32;
     let mut rates = Vec::new();
     for &(bytes, messages) in messages {
+        let messages = if full { PAPER } else { messages };
         let start = model.now();
         let mut expected = 0;
         for message in 0..messages {
             for from in 0..nodes {
-                let to = permuted(SEED, message as u64, from, nodes) as usize * used;
+                let to = permuted(seed, message as u64, from, nodes) as usize * used;
                 let from = from as usize * used;
                 let parts = paths(rails, ends[from].node, ends[to].node);
                 let count = parts.clone().count();
@@ -128,17 +137,26 @@ fn throughput(run: &Run) -> anyhow::Result<Vec<f64>> {
     Ok(rates)
 }
 
-/// Runs each run on a machine of its own, as many at a time as there are processors.
-fn all() -> anyhow::Result<Vec<Vec<f64>>> {
+/// Runs each run with each seed on a machine of its own, as many at a time as there are processors.
+/// Returns their curves, in percent of what is expected.
+fn all(extent: Extent) -> anyhow::Result<Vec<Vec<Line>>> {
+    let jobs: Vec<_> = extent
+        .seeds(SEED)
+        .flat_map(|seed| RUNS.iter().enumerate().map(move |(i, run)| (seed, i, run)))
+        .filter(|(seed, _, run)| *seed == SEED || run.is_compared())
+        .collect();
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
-        while let Some((i, run)) = RUNS.iter().enumerate().nth(next.fetch_add(1, SeqCst)) {
-            done.push((i, throughput(run)?));
+        while let Some(&(seed, i, run)) = jobs.get(next.fetch_add(1, SeqCst)) {
+            let rates = throughput(run, seed, extent.full)?;
+            let sizes = run.messages.iter().map(|(bytes, _)| f64::from(*bytes));
+            let parts = rates.iter().map(|rate| rate / run.expected() * 100.0);
+            done.push((seed, i, Line { name: run.name(), points: sizes.zip(parts).collect() }));
         }
         anyhow::Ok(done)
     };
-    let workers = thread::available_parallelism().map_or(1, |n| n.get().min(RUNS.len()));
+    let workers = thread::available_parallelism().map_or(1, |n| n.get().min(jobs.len()));
     let done = thread::scope(|scope| {
         let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
         let join = |thread: thread::ScopedJoinHandle<'_, _>| {
@@ -146,42 +164,39 @@ fn all() -> anyhow::Result<Vec<Vec<f64>>> {
         };
         threads.into_iter().map(join).collect::<anyhow::Result<Vec<Vec<_>>>>()
     })?;
-    let mut all: Vec<_> = done.into_iter().flatten().collect();
-    all.sort_by_key(|(i, _)| *i);
-    Ok(all.into_iter().map(|(_, rates)| rates).collect())
+    let mut done: Vec<_> = done.into_iter().flatten().collect();
+    done.sort_by_key(|(seed, i, _)| (*seed, *i));
+    let by_seed = done.chunk_by(|one, other| one.0 == other.0);
+    Ok(by_seed.map(|runs| runs.iter().map(|(.., line)| line.clone()).collect()).collect())
 }
 
 /// Figure 9.
-pub(super) fn measure(results: &mut Results) -> anyhow::Result<()> {
-    let lines: Vec<_> = RUNS
-        .iter()
-        .zip(all()?)
-        .map(|(run, rates)| {
-            let sizes = run.messages.iter().map(|(bytes, _)| f64::from(*bytes));
-            let parts = rates.iter().map(|rate| rate / run.expected() * 100.0);
-            Line { name: run.name(), points: sizes.zip(parts).collect() }
-        })
-        .collect();
+pub(super) fn measure(results: &mut Results, extent: Extent) -> anyhow::Result<()> {
+    let mut seeds = all(extent)?;
     let most = |line: &Line| line.points.iter().map(|point| point.1).fold(0.0, f64::max);
-    for (name, line) in [("random-4", 0), ("random-8", 2), ("random-16", 4)] {
-        results.set(name, most(&lines[line]));
-    }
     let at = |line: &Line| {
         let point = line.points.iter().max_by(|one, other| one.1.total_cmp(&other.1));
         point.map_or(0.0, |point| point.0 / 1024.0)
     };
-    results.set("random-single-peak", at(&lines[0]));
-    results.set("random-multi-peak", at(&lines[1]));
     let last = |line: &Line| line.points.last().map_or(0.0, |point| point.1);
     let kept = |line: &Line| last(line) / most(line);
+    let mut set = |name, of: &dyn Fn(&[Line]) -> f64| {
+        results.set_of_seeds(name, seeds.iter().map(|lines| of(lines)));
+    };
+    for (name, line) in [("random-4", 0), ("random-8", 2), ("random-16", 4)] {
+        set(name, &|lines| most(&lines[line]));
+    }
+    set("random-single-peak", &|lines| at(&lines[0]));
+    set("random-multi-peak", &|lines| at(&lines[1]));
+    set("random-multi-rise", &|lines| lines[1].points[2].1 / lines[1].points[1].1);
     for (name, single) in [("random-long", 0), ("random-long-8", 2), ("random-long-16", 4)] {
-        results.set(name, kept(&lines[single + 1]) / kept(&lines[single]));
+        set(name, &|lines| kept(&lines[single + 1]) / kept(&lines[single]));
     }
     results.curves.push(Curves {
         title: "Random permutations (Tofu, IEEE Micro, Figure 9)".to_owned(),
         y: "% of what is expected",
         x: "bytes",
-        lines,
+        lines: seeds.swap_remove(0),
     });
     Ok(())
 }

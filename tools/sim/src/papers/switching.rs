@@ -6,6 +6,7 @@ use tofu_fabric::{Class, DiscardReason, Hop, NodeId, OnLink, Port, Scheduler, Sh
 use tofu_links::Parameters;
 use tofu_machine::Generation;
 
+use super::Extent;
 use super::results::Results;
 use crate::plot::{Curves, Line};
 use crate::traffic::draw;
@@ -21,6 +22,7 @@ const FILLING: usize = 64;
 const BINS: usize = 31;
 /// The unit of TLP sizes, which are 3 to 62 of these, in bytes.
 const TLP_UNIT: u16 = 32;
+/// The first of the seeds, whose results are in the curves.
 const SEED: u64 = 1;
 
 /// How long the links were busy in each interval, node by node.
@@ -57,7 +59,7 @@ impl Sink for Busy {
 }
 
 /// Returns the share of intervals in each bin of throughput.
-fn histogram(scheduler: Scheduler) -> anyhow::Result<[f64; BINS]> {
+fn histogram(scheduler: Scheduler, seed: u64) -> anyhow::Result<[f64; BINS]> {
     let links = Parameters::of(Generation::K);
     // Rings are longer than the longest route, so no packet goes around one.
     let shape = Shape::new([5, 5, 5, 1, 1, 1])?;
@@ -80,7 +82,7 @@ fn histogram(scheduler: Scheduler) -> anyhow::Result<[f64; BINS]> {
         for (node, tni) in std::mem::take(&mut busy.room) {
             let src = shape.coords(node).unwrap_or_default();
             while network.room(node, tni) > 0 {
-                network.inject(&message(src, tni, sent))?;
+                network.inject(&message(seed, src, tni, sent))?;
                 sent += 1;
             }
         }
@@ -99,20 +101,20 @@ fn histogram(scheduler: Scheduler) -> anyhow::Result<[f64; BINS]> {
 }
 
 /// Makes a packet that goes one to four hops, each along any axis.
-fn message(src: Coords, tni: TniId, n: u64) -> Message {
-    let hops = 1 + draw(SEED, 0, n) % MOST_HOPS;
-    let signs = draw(SEED, 1, n);
+fn message(seed: u64, src: Coords, tni: TniId, n: u64) -> Message {
+    let hops = 1 + draw(seed, 0, n) % MOST_HOPS;
+    let signs = draw(seed, 1, n);
     let mut distances = [0i8; 3];
     for hop in 0..hops {
-        let axis = (draw(SEED, 2 + hop, n) % 3) as usize;
+        let axis = (draw(seed, 2 + hop, n) % 3) as usize;
         distances[axis] += if signs >> axis & 1 == 0 { 1 } else { -1 };
     }
-    let tlp = TLP_UNIT * (3 + draw(SEED, 8, n) % 60) as u16;
+    let tlp = TLP_UNIT * (3 + draw(seed, 8, n) % 60) as u16;
     Message {
         src,
         src_tni: tni,
         dst: src,
-        dst_tni: TniId::ALL[(draw(SEED, 7, n) % 4) as usize],
+        dst_tni: TniId::ALL[(draw(seed, 7, n) % 4) as usize],
         path: Path::new(0, 0, 0),
         way: Way::Distances(distances),
         class: Class::Request,
@@ -126,20 +128,33 @@ fn message(src: Coords, tni: TniId, n: u64) -> Message {
     }
 }
 
-pub(super) fn measure(results: &mut Results) -> anyhow::Result<()> {
-    let bins = [histogram(Scheduler::DateLine)?, histogram(Scheduler::LookAhead)?];
-    // Near the peak, bins of 1 GB/s are almost equally full, so the fullest one is a matter of
-    // chance. Three neighbouring ones together show the peak.
-    let peak = |bins: &[f64; BINS]| {
-        let fullness = |n: usize| bins[n..n + 3].iter().sum::<f64>();
-        let most = (0..BINS - 2).max_by(|one, other| fullness(*one).total_cmp(&fullness(*other)));
-        most.unwrap_or(0) as f64 + 1.5
-    };
+/// Returns the middle of the fullest range of 3 GB/s.
+///
+/// Near the peak, bins of 1 GB/s are almost equally full, so the fullest one is a matter of chance.
+/// Three neighbouring ones together show the peak.
+fn peak(bins: &[f64; BINS]) -> f64 {
+    let fullness = |n: usize| bins[n..n + 3].iter().sum::<f64>();
+    let most = (0..BINS - 2).max_by(|one, other| fullness(*one).total_cmp(&fullness(*other)));
+    most.unwrap_or(0) as f64 + 1.5
+}
+
+pub(super) fn measure(results: &mut Results, extent: Extent) -> anyhow::Result<()> {
+    let seeds: Vec<_> = extent
+        .seeds(SEED)
+        .map(|seed| {
+            Ok([histogram(Scheduler::DateLine, seed)?, histogram(Scheduler::LookAhead, seed)?])
+        })
+        .collect::<anyhow::Result<_>>()?;
+    let height = |bins: &[f64; BINS]| bins.iter().copied().fold(0.0, f64::max);
     let above = |bins: &[f64; BINS]| bins[25..].iter().sum::<f64>();
-    results.set("switching-date-line", peak(&bins[0]));
-    results.set("switching-look-ahead", peak(&bins[1]) / peak(&bins[0]));
-    results.set("switching-above", above(&bins[1]) / above(&bins[0]));
-    let lines = ["date line", "look-ahead"].into_iter().zip(&bins).map(|(name, bins)| Line {
+    let mut set = |name, of: &dyn Fn(&[[f64; BINS]; 2]) -> f64| {
+        results.set_of_seeds(name, seeds.iter().map(of));
+    };
+    set("switching-date-line", &|bins| peak(&bins[0]));
+    set("switching-look-ahead", &|bins| peak(&bins[1]) / peak(&bins[0]));
+    set("switching-height", &|bins| height(&bins[0]) / height(&bins[1]));
+    set("switching-above", &|bins| above(&bins[1]) / above(&bins[0]));
+    let lines = ["date line", "look-ahead"].into_iter().zip(&seeds[0]).map(|(name, bins)| Line {
         name: name.to_owned(),
         points: (1..).map(f64::from).zip(bins.iter().map(|share| share * 100.0)).collect(),
     });

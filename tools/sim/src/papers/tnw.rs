@@ -8,10 +8,10 @@ use crate::tnw::exchange::{Exchange, Scheme};
 
 /// Bytes of the message whose latency the paper gives.
 const SHORT: usize = 128;
-/// Bytes of the messages whose bandwidth is measured (*ours*: what a window holds; the paper does
-/// not give the length of its messages).
+/// Bytes of the messages whose bandwidth is near the paper's (*ours*: what a window holds; the paper
+/// does not give the length of its messages).
 const LONG: usize = tofu_abi::tnw::WINDOW_RING as usize;
-/// Bytes of messages so long that overhead is negligible.
+/// Bytes of messages so long that overhead is negligible: what a *maximal* bandwidth would have.
 const VERY_LONG: usize = 1 << 20;
 /// The sizes of Figure 2, as powers of two.
 const SIZES: std::ops::RangeInclusive<u32> = 7..=16;
@@ -25,12 +25,13 @@ pub(super) fn measure(results: &mut Results) -> anyhow::Result<()> {
         results.set(name, run(scheme, SHORT)?.message_ps / 1e6);
     }
     let rates = [
-        ("tnw-pput", Scheme::Pput),
-        ("tnw-flushed", Scheme::PputFlushed),
-        ("tnw-nget", Scheme::Nget),
+        ("tnw-pput", "tnw-pput-long", Scheme::Pput),
+        ("tnw-flushed", "tnw-flushed-long", Scheme::PputFlushed),
+        ("tnw-nget", "tnw-nget-long", Scheme::Nget),
     ];
-    for (name, scheme) in rates {
+    for (name, long, scheme) in rates {
         results.set(name, run(scheme, LONG)?.bytes_per_s / 1e9);
+        results.set(long, run(scheme, VERY_LONG)?.bytes_per_s / 1e9);
     }
     for scheme in [Scheme::PputFlushed, Scheme::Pput, Scheme::Nget] {
         let mut lines = Vec::new();
