@@ -1,9 +1,11 @@
 //! `tofu capture`: the packets that pass a node, as text or in a file for Wireshark.
 
+mod ring;
+
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::Shutdown;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, bail};
@@ -14,7 +16,10 @@ use tofu_control::{Connection, locate, node_number};
 use tofu_supervisor::capture::file::WholeBlocks;
 use tofu_supervisor::capture::select::{CapturePoints, PacketKinds};
 use tofu_supervisor::capture::text::TextLines;
+use tofu_supervisor::units::MemorySize;
 use tofu_ui::signals;
+
+use self::ring::Ring;
 
 /// Show the packets at a node's ports and network interfaces, or write a file for Wireshark
 ///
@@ -32,6 +37,16 @@ pub(crate) struct CaptureArgs {
     /// File to write, or - for standard output [default: a line of text for each packet]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) write: Option<PathBuf>,
+
+    /// Begin another file when one has this size, such as 64MiB; with -w x.pcapng the files are
+    /// x-00001.pcapng and so on
+    #[arg(long, value_name = "SIZE", requires = "write")]
+    pub(crate) file_size: Option<MemorySize>,
+
+    /// Keep only this number of files, the newest
+    #[arg(long, value_name = "N", requires = "file_size")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) files: Option<u32>,
 
     /// Only at these places: tni, tni0 to tni5, port, or a port such as X+
     ///
@@ -74,6 +89,8 @@ const EXAMPLES: &str = "\
 Examples:
   tofu capture 0 --on port --count 20
   tofu capture 0 -w node0.pcapng
+  tofu capture 0 -w node0.pcapng --file-size 64MiB --files 4
+      the last 192 to 256 MiB, for a fault that is rare
   tofu capture t-0-0-0-0-1-0 -w - --on tni | wireshark -k -i -
   tofu capture 0 -w ip.pcapng --on tni0 --kind system --seconds 10";
 
@@ -84,12 +101,14 @@ fn named<T: FromStr<Err = &'static str>>(name: &str) -> Result<String, &'static 
 
 /// Runs `tofu capture` and returns the exit code.
 pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<u8> {
-    let (control, shape, at) = locate(&args.node)?;
     let path = args.write.as_deref().filter(|path| path.as_os_str() != "-");
+    if path.is_none() && args.file_size.is_some() {
+        bail!("--file-size: standard output is not several files; name one with -w");
+    }
+    let (control, shape, at) = locate(&args.node)?;
     let out: Box<dyn Write> = match path {
         Some(path) => {
-            let cannot = || format!("cannot write {}", path.display());
-            Box::new(File::create(path).with_context(cannot)?)
+            output(path, args).with_context(|| format!("cannot write {}", path.display()))?
         }
         None if args.write.is_none() => Box::new(TextLines::new(io::stdout())),
         None => Box::new(io::stdout()),
@@ -127,6 +146,14 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<u8> {
     };
     report(&summary, args.json, path.is_none())?;
     Ok(0)
+}
+
+/// Creates the file, or the first of several.
+fn output(path: &Path, args: &CaptureArgs) -> io::Result<Box<dyn Write>> {
+    Ok(match args.file_size {
+        None => Box::new(File::create(path)?),
+        Some(size) => Box::new(Ring::new(path, size.0, args.files.map(|most| most as usize))?),
+    })
 }
 
 fn report(summary: &CaptureSummary, as_json: bool, to_stderr: bool) -> io::Result<()> {
