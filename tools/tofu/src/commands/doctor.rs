@@ -15,7 +15,8 @@ use crate::commands::host;
 
 /// Check what this host can and cannot do
 ///
-/// Checks KVM, processors, memory and limits, and explains in plain words what the findings mean.
+/// Checks KVM, processors, memory, limits and the programs that some commands run, and explains in
+/// plain words what the findings mean.
 /// Exits with 0 if machines can run here, otherwise with 1.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DoctorArgs {
@@ -179,6 +180,38 @@ impl LinuxReport {
     }
 }
 
+/// Programs of this host that some commands run, each with its package in Debian; any of a row will
+/// do for that command.
+const PROGRAMS: [(&str, &[(&str, &str)], &str); 5] = [
+    ("ip", &[("ip", "iproute2")], "tofu up --gateway"),
+    (
+        "nft or iptables",
+        &[("nft", "nftables"), ("iptables", "iptables")],
+        "tofu up --gateway --nat",
+    ),
+    ("gdb", &[("gdb", "gdb")], "tofu gdb"),
+    ("gdb-multiarch", &[("gdb-multiarch", "gdb-multiarch")], "tofu gdb with nodes for arm64"),
+    ("ssh", &[("ssh", "openssh-client")], "tofu up --hosts"),
+];
+
+/// Looks for the programs. `find` returns where a program is.
+fn programs(find: impl Fn(&str) -> Option<PathBuf>) -> Vec<Finding> {
+    let finding = |(what, any, command): &(&'static str, &[(&str, &str)], &str)| {
+        let (level, text) = match any.iter().find_map(|(name, _)| find(name)) {
+            Some(path) => (Level::Good, format!("{}, for {command}", path.display())),
+            None => {
+                let package = any.first().map_or("", |(_, package)| package);
+                let text = format!(
+                    "not installed, and {command} needs it; `apt install {package}` brings it"
+                );
+                (Level::Note, text)
+            }
+        };
+        Finding { level, what, text }
+    };
+    PROGRAMS.iter().map(finding).collect()
+}
+
 /// Runs `tofu doctor`; the exit code is 0 if machines can run here.
 pub(crate) fn run(json: bool) -> anyhow::Result<u8> {
     let (open_files, open_files_limit) = host::open_files();
@@ -221,6 +254,7 @@ impl Report {
         self.can_run = findings.iter().all(|finding| finding.level != Level::Problem);
         findings.extend(self.linux.findings());
         findings.push(self.sandbox.finding.clone());
+        findings.extend(programs(host::program));
         self.findings = findings;
     }
 
@@ -387,6 +421,22 @@ mod tests {
             ..report
         };
         assert!(better.findings().iter().all(|finding| finding.level == Level::Good));
+    }
+
+    #[test]
+    fn programs_are_found_or_named_with_their_packages() {
+        let none = programs(|_| None);
+        assert!(none.iter().all(|finding| finding.level == Level::Note));
+        let text = |what| &none.iter().find(|finding| finding.what == what).unwrap().text;
+        let nft = "not installed, and tofu up --gateway --nat needs it; `apt install nftables` \
+                   brings it";
+        assert_eq!(text("nft or iptables"), nft);
+        assert!(text("gdb").contains("tofu gdb needs it; `apt install gdb`"));
+        // One of several is enough.
+        let some = programs(|name| (name == "iptables").then(|| "/sbin/iptables".into()));
+        let good: Vec<_> = some.iter().filter(|finding| finding.level == Level::Good).collect();
+        assert_eq!(good.len(), 1);
+        assert_eq!(good[0].text, "/sbin/iptables, for tofu up --gateway --nat");
     }
 
     #[test]

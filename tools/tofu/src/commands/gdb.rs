@@ -3,7 +3,6 @@
 mod monitor;
 mod symbols;
 
-use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -30,6 +29,7 @@ use tofu_image::Arch;
 use tofu_sync::lock;
 
 use self::monitor::Monitor;
+use crate::commands::host;
 
 /// Attach gdb to the kernel of a Linux node under QEMU
 ///
@@ -227,9 +227,7 @@ fn debugger(args: &GdbArgs, node: &NodeInfo) -> anyhow::Result<PathBuf> {
         Arch::Arm64 => ("gdb-multiarch", "gdb-multiarch"),
         Arch::X86_64 => ("gdb", "gdb"),
     };
-    let path = env::var_os("PATH").unwrap_or_default();
-    let found = env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file());
-    found.with_context(|| {
+    host::program(name).with_context(|| {
         format!("{name} is not installed; `apt install {package}` brings it, --gdb names another")
     })
 }

@@ -1,6 +1,13 @@
 //! Facts about this host that the standard library does not offer.
 
-use std::fs;
+use std::path::PathBuf;
+use std::{env, fs};
+
+/// Where a program is that other processes are started from: in a folder of `PATH`.
+pub(crate) fn program(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
+}
 
 /// Bytes of memory that programs can still use, swap included; `None` if the
 /// kernel does not tell.
