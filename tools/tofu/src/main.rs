@@ -9,10 +9,11 @@ mod cli;
 mod commands;
 mod logging;
 
+use std::env;
 use std::io;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use commands::{
@@ -117,17 +118,57 @@ fn usage(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return ExitCode::from(if error.use_stderr() { exit::BAD_INPUT } else { 0 });
     }
-    eprintln!("tofu: {}", usage_line(&error.render().to_string()));
+    let args = env::args_os().filter_map(|arg| arg.into_string().ok()).collect::<Vec<_>>();
+    eprintln!("tofu: {}", usage_line(error, &args));
     ExitCode::from(exit::BAD_INPUT)
 }
 
-/// The message of a rendered clap error, without the usage that follows it.
-fn usage_line(rendered: &str) -> String {
+/// The message of a clap error, without the usage that follows it, and with what was probably meant.
+fn usage_line(error: &clap::Error, args: &[String]) -> String {
+    let rendered = error.render().to_string();
     let message = rendered.split("\n\nUsage:").next().unwrap_or_default();
     let message = message.split("\n\nFor more information").next().unwrap_or_default();
     let words: Vec<_> = message.split_whitespace().collect();
     let line = words.join(" ");
-    format!("{}; see --help", line.strip_prefix("error: ").unwrap_or(&line))
+    let hint = hint(error, args).map_or(String::new(), |hint| format!("; {hint}"));
+    format!("{}{hint}; see --help", line.strip_prefix("error: ").unwrap_or(&line))
+}
+
+/// What was probably meant, where the options of the command tell.
+fn hint(error: &clap::Error, args: &[String]) -> Option<String> {
+    let all = Cli::command();
+    let command = args.iter().skip(1).find_map(|arg| all.find_subcommand(arg))?;
+    let name = command.get_name();
+    if error.kind() == ErrorKind::InvalidSubcommand {
+        let known: Vec<_> = command.get_subcommands().map(|known| known.get_name()).collect();
+        return (!known.is_empty()).then(|| format!("after {name} comes {}", known.join(" or ")));
+    }
+    let behind = command.get_arguments().find(|arg| arg.is_last_set());
+    let misplaced = matches!(
+        error.kind(),
+        ErrorKind::UnknownArgument
+            | ErrorKind::ArgumentConflict
+            | ErrorKind::MissingRequiredArgument
+    );
+    if let Some(behind) = behind.filter(|_| misplaced && !args.iter().any(|arg| arg == "--")) {
+        let what = behind.get_value_names().and_then(<[_]>::first)?;
+        return Some(format!("{what} comes after --, as in: tofu {name} ... -- {what}"));
+    }
+    let word = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(word)) if error.kind() == ErrorKind::UnknownArgument => word,
+        _ => return None,
+    };
+    let meant = [
+        ("machine", "a running machine is --machine="),
+        ("shape", "a shape is --shape "),
+        ("config", "a machine file is -c "),
+    ];
+    let meant: Vec<_> = meant
+        .into_iter()
+        .filter(|(id, _)| command.get_arguments().any(|arg| arg.get_id() == *id))
+        .map(|(_, means)| format!("{means}{word}"))
+        .collect();
+    (!word.starts_with('-') && !meant.is_empty()).then(|| meant.join(", "))
 }
 
 #[cfg(test)]
@@ -146,8 +187,9 @@ mod tests {
     }
 
     fn message(args: &[&str]) -> String {
-        let error = Cli::try_parse_from(["tofu"].iter().chain(args)).unwrap_err();
-        let line = usage_line(&error.render().to_string());
+        let args: Vec<_> = ["tofu"].iter().chain(args).map(ToString::to_string).collect();
+        let error = Cli::try_parse_from(&args).unwrap_err();
+        let line = usage_line(&error, &args);
         assert!(!line.contains('\n'), "{line}");
         line
     }
@@ -176,6 +218,32 @@ mod tests {
             let line = message(args);
             assert!(line.contains(expected), "{args:?}: {line}");
             assert!(line.ends_with("; see --help"), "{line}");
+        }
+    }
+
+    #[test]
+    fn mistakes_have_a_hint() {
+        let after = "CMD comes after --, as in: tofu exec ... -- CMD";
+        let cases: [(&[&str], &str); 10] = [
+            (&["exec", "0", "uname"], after),
+            (&["exec", "0", "uname", "-a"], after),
+            (&["exec", "--all", "uname"], after),
+            (&["exec", "0"], after),
+            (&["gdb", "0", "x"], "ARG comes after --, as in: tofu gdb ... -- ARG"),
+            (&["topo", "demo"], "a running machine is --machine=demo, a shape is --shape demo"),
+            (&["map", "demo"], "a running machine is --machine=demo, a shape is --shape demo"),
+            (&["up", "rack"], "a shape is --shape rack, a machine file is -c rack"),
+            (&["serve", "m.toml"], "a machine file is -c m.toml"),
+            (&["node", "0"], "after node comes down or up"),
+        ];
+        for (args, expected) in cases {
+            let line = message(args);
+            assert!(line.contains(expected), "{args:?}: {line}");
+        }
+        // Nothing is guessed of options, or where the separator is there.
+        for args in [&["topo", "--shpae", "k"][..], &["exec", "--al", "--", "x"]] {
+            let line = message(args);
+            assert!(!line.contains("comes after") && !line.contains(" is -"), "{line}");
         }
     }
 }

@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::json;
 use tofu_abi::Coords;
 use tofu_control::protocol::{JobInfo, MachineInfo, NodeInfo, PartInfo, PartState};
-use tofu_control::{Present, ping, present, rundir};
+use tofu_control::{MachineName, Present, find_present, ping, present, rundir};
 use tofu_ui::{printable, table};
 
 /// List the running machines, their nodes and their jobs
@@ -17,6 +17,10 @@ use tofu_ui::{printable, table};
 /// parts is listed once, with the nodes of all parts that answer.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PsArgs {
+    /// Only this machine
+    #[arg(value_name = "NAME")]
+    pub(crate) machine: Option<MachineName>,
+
     /// Print the list as JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -25,7 +29,11 @@ pub(crate) struct PsArgs {
 /// Runs `tofu ps` and returns the exit code.
 pub(crate) fn run(args: &PsArgs) -> anyhow::Result<u8> {
     let mut machines = Vec::new();
-    for machine in present()? {
+    let present = match &args.machine {
+        Some(name) => vec![find_present(Some(name))?],
+        None => present()?,
+    };
+    for machine in present {
         if let Some(seen) = look(&machine)? {
             machines.push((machine.name.to_string(), seen));
         }
