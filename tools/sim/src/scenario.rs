@@ -13,7 +13,7 @@ use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_fabric::network::{Arbiter, LinkErrors, Network, Options, Ps};
 use tofu_fabric::{Link, Scheduler};
 use tofu_links::{ErrorRate, Parameters};
-use tofu_machine::Generation;
+use tofu_machine::{Generation, Interconnect};
 use tofu_ui::{FileError, TomlFile};
 use toml::Spanned;
 
@@ -285,11 +285,13 @@ impl Scenario {
             let known = letters.chars().all(|c| "xyz".contains(c)).then(|| letters.clone());
             known.ok_or("letters of \"xyz\", or \"\" for meshes")
         })?;
+        let named = shape;
         let shape = torus.map_or(shape, |letters| shape.with_torus_letters(&letters));
         let generation = file
             .checked("generation", &raw.generation, |name| {
                 Generation::from_name(name).ok_or(Generation::NAMES)
             })?
+            .or_else(|| Interconnect::of_shape(&named).tofu())
             .unwrap_or_default();
         let links = *Parameters::of(generation);
         let options = Options {
@@ -362,13 +364,13 @@ impl Scenario {
             for load in &loads {
                 let load = match (load, limits) {
                     (Offered::Load(load), _) => *load,
-                    (Offered::Part { part, warm_up, time }, Some(limits)) if size > 0 => {
+                    (Offered::Part { part, warm_up, time }, Some(limits)) => {
                         let kbytes = (part * limits.rate / 1e3) as u64;
                         Load::Rate { kbytes: kbytes.max(1), warm_up: *warm_up, time: *time }
                     }
                     _ => {
                         return Err(anyhow!(
-                            "{name}: load needs pattern \"uniform\" or \"permutations\" with data, \
+                            "{name}: load needs pattern \"uniform\" or \"permutations\", \
                              2 to {MOST_WALKED} nodes, one rail, and links without errors"
                         ));
                     }
@@ -418,10 +420,15 @@ impl Scenario {
 impl Raw {
     fn sizes(&self, file: &TomlFile<'_>) -> Result<Vec<u64>, FileError> {
         let sizes = self.size.get_ref().all().iter();
-        let sizes = sizes.map(|size| u64::try_from(*size).ok().filter(|size| *size <= 16 << 20));
+        // A rate in bytes says nothing about messages without any.
+        let least = u64::from(self.count.is_none());
+        let allowed = least..=16 << 20;
+        let sizes = sizes.map(|size| u64::try_from(*size).ok().filter(|n| allowed.contains(n)));
         let sizes = sizes.collect::<Option<Vec<_>>>().filter(|sizes| !sizes.is_empty());
         sizes.ok_or_else(|| {
-            file.value_error("size", &self.size, "0 to 16777216 bytes, or a list of such")
+            let why = if least > 0 { " with rate or load" } else { "" };
+            let allowed = format!("{least} to 16777216 bytes{why}, or a list of such");
+            file.value_error("size", &self.size, allowed)
         })
     }
 
@@ -908,6 +915,16 @@ mod tests {
             ("\"uniform\"", "\"hot\"", "s.toml:2: pattern = \"hot\" is not allowed; pattern is"),
             ("size = 8", "size = -1", "s.toml:3: size = -1 is not allowed; size is 0 to 16777216"),
             ("size = 8", "size = [8, -1]", "s.toml:3: size = [8, -1] is not allowed"),
+            (
+                "size = 8\ncount = 1",
+                "size = [8, 0]\nrate = 1\ntime = \"1us\"",
+                "s.toml:3: size = [8, 0] is not allowed; size is 1 to 16777216 bytes with rate or",
+            ),
+            (
+                "size = 8\ncount = 1",
+                "size = 0\nload = 1\ntime = \"1us\"",
+                "s.toml:3: size = 0 is not allowed; size is 1 to 16777216 bytes with rate or load",
+            ),
             ("count = 1", "count = 0", "s.toml:4: count = 0 is not allowed; count is 1 to"),
             ("count = 1", "", "s.toml: one of count, rate and load is needed"),
             ("count = 1", "rate = 2.5", "s.toml: time is missing, which rate needs"),
@@ -921,7 +938,7 @@ mod tests {
             (
                 "pattern = \"uniform\"\nsize = 8\ncount = 1",
                 "pattern = \"transpose\"\nsize = 8\nload = 1\ntime = \"1us\"",
-                "s.toml: load needs pattern \"uniform\" or \"permutations\" with data, 2 to 2048",
+                "s.toml: load needs pattern \"uniform\" or \"permutations\", 2 to 2048",
             ),
             (
                 "count = 1",

@@ -31,7 +31,7 @@ pub struct MachineFile {
     /// Whether nodes with Z = 0 are I/O nodes, with the line of the file that says so.
     pub(crate) io_nodes: Option<(FileLine, bool)>,
     /// The interconnect of the nodes: the field `generation`.
-    pub interconnect: Interconnect,
+    pub interconnect: Option<Interconnect>,
     /// Whether a node fails with its guest.
     pub(crate) fail_with_guest: bool,
     /// How packets cross links.
@@ -270,7 +270,7 @@ impl MachineFile {
                 .checked("shape", &raw.shape, |text| text.parse().or(Err(SHAPE_ALLOWED)))?,
             torus: [torus.x, torus.y, torus.z],
             io_nodes: raw.io_nodes.as_ref().map(|io| (source.place(io.span()), *io.get_ref())),
-            interconnect: source.text("generation", &raw.generation)?.unwrap_or_default(),
+            interconnect: source.text("generation", &raw.generation)?,
             link_mode: source.text("links", &raw.links)?,
             fail_with_guest: raw.fail_with_guest.unwrap_or_default(),
             settings: Settings {
@@ -300,7 +300,8 @@ impl MachineFile {
         };
         for node in &raw.node {
             if let Some(generation) = &node.generation {
-                let name = file.interconnect.name();
+                let of_shape = || file.shape.as_ref().map(Interconnect::of_shape);
+                let name = file.interconnect.or_else(of_shape).unwrap_or_default().name();
                 return Err(FileError::Value {
                     place: source.place(generation.span()),
                     field: "generation",
@@ -520,7 +521,7 @@ mod tests {
         assert_eq!(file.settings.guest, Some(GuestName::Shipped("hello".into())));
         assert_eq!(file.settings.memory, Some(MemorySize(32 << 20)));
         assert_eq!(file.settings.args, Some(GuestArgs("rounds=4".into())));
-        assert_eq!(file.interconnect, Interconnect::Tofu(Generation::Fx100));
+        assert_eq!(file.interconnect, Some(Interconnect::Tofu(Generation::Fx100)));
         assert_eq!(file.link_mode, Some(LinkMode::Modelled));
         assert!(file.fail_with_guest);
         assert_eq!(file.doorbell, Some(Doorbell::Polled));

@@ -28,7 +28,7 @@ pub struct MachineArgs {
     /// Interconnect of the machine: k, fx10, fx100 or fugaku, which are generations of Tofu, or tnw
     ///
     /// tnw is the torus network of QPACE and AuroraScience, whose shapes have three axes.
-    /// [default: fugaku]
+    /// [default: k for the shapes k and k-racks, else fugaku]
     #[arg(long, value_name = "GENERATION")]
     pub generation: Option<Interconnect>,
 

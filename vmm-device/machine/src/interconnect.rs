@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use tofu_abi::Generation;
+use tofu_abi::topology::Shape;
 
 /// The kind of network that connects the nodes of a machine, and of their devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +27,15 @@ impl Interconnect {
     /// The names that are allowed, for an error message.
     pub const ALLOWED: &str =
         "\"k\" or \"fx10\" (Tofu), \"fx100\" (Tofu2), \"fugaku\" (TofuD) or \"tnw\" (TNW)";
+
+    /// The interconnect of a machine of which only the shape is known: Tofu for the shapes of the K
+    /// computer, or the default.
+    pub fn of_shape(shape: &Shape) -> Self {
+        match [Shape::K, Shape::K_RACKS].contains(shape) {
+            true => Self::Tofu(Generation::K),
+            false => Self::default(),
+        }
+    }
 
     /// The name, as in machine files.
     pub const fn name(self) -> &'static str {

@@ -36,13 +36,14 @@ impl Network {
     }
 
     /// Builds a network like [`Network::new`]. `interconnect` may give the kind of device, and
-    /// `default` gives the shape if none is given.
+    /// `default` gives the shape if none is given. If the file does not name an interconnect, it
+    /// becomes that of the shape.
     pub fn new_or(
         args: &ShapeArgs,
         interconnect: Option<Interconnect>,
         default: impl FnOnce(Interconnect) -> Shape,
     ) -> Result<(Self, MachineFile), PlanError> {
-        let file = match &args.config {
+        let mut file = match &args.config {
             Some(path) => {
                 let stdin = args.stdin.as_deref().filter(|_| path == Path::new(STDIN));
                 let text = TomlFile::read(stdin.unwrap_or(path), "machine file")?;
@@ -50,8 +51,9 @@ impl Network {
             }
             None => MachineFile::default(),
         };
-        let default = default(interconnect.unwrap_or(file.interconnect));
+        let default = default(interconnect.or(file.interconnect).unwrap_or_default());
         let shape = args.shape.or(file.shape).unwrap_or(default);
+        file.interconnect.get_or_insert(Interconnect::of_shape(&shape));
         let [x, y, z] = shape.torus();
         let [given_x, given_y, given_z] = file.torus;
         let torus = [given_x.unwrap_or(x), given_y.unwrap_or(y), given_z.unwrap_or(z)];
@@ -76,7 +78,7 @@ impl Plan {
         let default = |interconnect| default_shape(args, interconnect);
         let (network, file) = Network::new_or(&args.shape, args.generation, default)?;
         let shape = network.shape;
-        let interconnect = args.generation.unwrap_or(file.interconnect);
+        let interconnect = args.generation.or(file.interconnect).unwrap_or_default();
         if interconnect == Interconnect::Tnw
             && [Axis::A, Axis::B, Axis::C].into_iter().any(|axis| shape.len(axis) != 1)
         {
@@ -609,6 +611,10 @@ mod tests {
         let file = "guest = \"one.elf\"\nshape = \"k-racks\"";
         let plan = Case::new(file).plan(&["--gateway"]).unwrap();
         assert_eq!((plan.vms().count(), plan.gateway()), (192, Some(NodeId(0))));
+        // And the K computer's interconnect, unless another one is asked for.
+        assert_eq!(plan.interconnect.name(), "k");
+        let plan = Case::new(file).plan(&["--generation", "fugaku"]).unwrap();
+        assert_eq!(plan.interconnect, Interconnect::default());
         let plan = Case::new(&format!("{file}\nio_nodes = false")).plan(&[]).unwrap();
         assert_eq!(plan.vms().count(), 204);
     }

@@ -4,7 +4,7 @@ use anyhow::bail;
 use clap::Args;
 use tofu_control::protocol::{JobInfo, Reply, Request};
 use tofu_control::{MachineName, ask, find_machine, info};
-use tofu_machine::Generation;
+use tofu_machine::{Generation, Interconnect};
 use tofu_supervisor::options::ShapeArgs;
 use tofu_supervisor::plan::Network;
 
@@ -38,7 +38,7 @@ impl MachineOrShape {
     pub(crate) fn describe(&self) -> anyhow::Result<Described> {
         let Some(name) = &self.machine else {
             let (network, file) = Network::new(&self.shape)?;
-            let generation = file.interconnect.tofu();
+            let generation = file.interconnect.and_then(Interconnect::tofu);
             return Ok(Described { network, generation, jobs: Vec::new() });
         };
         let (_, control) = find_machine(name.as_ref())?;

@@ -37,7 +37,7 @@ pub(crate) struct ServeArgs {
 
     /// Generation of the devices: k, fx10, fx100, fugaku or tnw, as for `tofu up`
     ///
-    /// [default: that of the machine file, or fugaku]
+    /// [default: that of the machine file, or k for the shape k-racks, or fugaku]
     #[arg(long, value_name = "GENERATION")]
     pub(crate) generation: Option<Interconnect>,
 
@@ -89,7 +89,7 @@ const MOST: u32 = 1024;
 /// Runs `tofu serve` and returns the exit code.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let (network, file) = Network::new_or(&args.shape, args.generation, shape_of)?;
-    let interconnect = args.generation.unwrap_or(file.interconnect);
+    let interconnect = args.generation.or(file.interconnect).unwrap_or_default();
     let shape = network.shape;
     if shape.nodes() > MOST {
         bail!("the shape {shape} has {} nodes; at most {MOST} can be served", shape.nodes());

@@ -26,7 +26,7 @@ pub(crate) struct TopoArgs {
 
     /// Generation of the links, which determines their bandwidth: k, fx10, fx100 or fugaku
     ///
-    /// [default: that of the machine file, or fugaku]
+    /// [default: that of the machine file, or k for the shapes k and k-racks, or fugaku]
     #[arg(long, value_name = "GENERATION", value_parser = generation)]
     pub(crate) generation: Option<Generation>,
 
@@ -43,9 +43,9 @@ const EXAMPLES: &str = "\
 Examples:
   tofu topo
   tofu topo --shape half-rack --svg half-rack.svg
-  tofu topo --shape k --generation k
+  tofu topo --shape k
       the K computer, and what its links can carry
-  tofu topo --shape k-racks --generation k
+  tofu topo --shape k-racks
       two racks of it, with their I/O nodes
   tofu topo --machine
       the machine that runs, with the links that are down now, and its jobs
@@ -58,12 +58,19 @@ const JOBS: usize = 5;
 /// Up to this many nodes are listed one by one: two racks of the K computer.
 const LISTED_NODES: u32 = 204;
 
+impl TopoArgs {
+    /// What is known of the machine, with the generation that is asked for.
+    fn described(&self) -> anyhow::Result<Described> {
+        let machine = self.machine.describe()?;
+        Ok(Described { generation: self.generation.or(machine.generation), ..machine })
+    }
+}
+
 /// Runs `tofu topo`.
 pub(crate) fn run(args: &TopoArgs) -> anyhow::Result<u8> {
-    let machine = args.machine.describe()?;
+    let machine = args.described()?;
     let network = &machine.network;
-    let generation = args.generation.or(machine.generation);
-    let capacity = generation.map(|of| (of, Capacity::of(of, &network.shape)));
+    let capacity = machine.generation.map(|of| (of, Capacity::of(of, &network.shape)));
     let mut out = io::stdout().lock();
     if let Some(path) = &args.svg {
         let picture = svg::draw(network, &machine.jobs)?;
@@ -229,6 +236,7 @@ fn to_json(machine: &Described, capacity: Option<(Generation, Capacity)>) -> ser
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
     use tofu_control::protocol::JobState;
 
     fn described(network: Network) -> Described {
@@ -322,6 +330,26 @@ mod tests {
         assert_eq!(text.lines().nth(1), Some(expected));
         let value = to_json(&machine("rack"), Some((Generation::Fugaku, capacity)));
         assert_eq!(value["capacity"]["bisection_bytes_per_s"], 46_080_000_000_000_u64);
+    }
+
+    /// Without an option or a file that gives the generation, the shapes of the K computer are of
+    /// its own.
+    #[test]
+    fn shapes_of_the_k_computer_have_its_links() {
+        let of = |shape: &str, generation| {
+            let args = ["topo", "--shape", shape].into_iter().chain(generation);
+            let cli = crate::cli::Cli::try_parse_from(["tofu"].into_iter().chain(args)).unwrap();
+            let crate::cli::Command::Topo(args) = cli.command else { panic!("{shape}") };
+            args.described().unwrap().generation
+        };
+        for shape in ["k", "k-racks"] {
+            assert_eq!(of(shape, None), Some(Generation::K), "{shape}");
+            let asked = of(shape, Some("--generation=fx100"));
+            assert_eq!(asked, Some(Generation::Fx100), "{shape}");
+        }
+        for shape in ["unit", "shelf", "half-rack", "rack", "24x18x16x2x3x2"] {
+            assert_eq!(of(shape, None), Some(Generation::Fugaku), "{shape}");
+        }
     }
 
     #[test]
