@@ -60,7 +60,7 @@ impl Tables {
     pub(super) fn new(device: &Arc<Device>, opener: &Arc<Opener>, stags: u32) -> Result<Self> {
         let n = stags as usize;
         // The three tables, and what the driver notes of each STag: its state, and where it is.
-        let pages = 3 * table_pages(16 * n) + table_pages(9 * n);
+        let pages = 3 * table_pages(16 * n) + (9 * n).div_ceil(kernel::page::PAGE_SIZE);
         let charge = Charge::new(device, opener, pages)?;
         Ok(Self {
             steering: Table::for_process(device, n * 2)?,
