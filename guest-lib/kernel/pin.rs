@@ -57,8 +57,8 @@ impl Pinned {
     ///
     /// # Errors
     ///
-    /// `EFAULT` if the memory is not mapped, or not writable although `write` is set. `ENOMEM`, also
-    /// if the process may not have so much ([`Charge::new`]).
+    /// `EFAULT` if the memory is not mapped, or not writable although `write` is set. `ENOMEM`,
+    /// also if the process may not have so much ([`Charge::new`]).
     pub(crate) fn new(
         device: &Arc<Device>,
         opener: &Arc<Opener>,

@@ -49,7 +49,10 @@ pub const LOAD_RESOURCE: u32 = request(12);
 
 /// Declares an argument that is plain integers without padding, or with padding that is a field.
 macro_rules! arguments {
-    ($( $(#[$meta:meta])* $name:ident, $size:literal { $( $field:ident: $ty:ty ),* $(,)? } )*) => { $(
+    ($(
+        $(#[$meta:meta])*
+        $name:ident, $size:literal { $( $field:ident: $ty:ty ),* $(,)? }
+    )*) => { $(
         $(#[$meta])*
         #[repr(C)]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

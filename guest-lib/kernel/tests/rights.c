@@ -84,7 +84,7 @@ static void files_are_their_openers(struct coords me)
 	close_queue(&q);
 }
 
-/* A user's channel that waits for a member which is not there, for signals that are not expected. */
+/* A user's channel that waits for a member which is not there, and gets unexpected signals. */
 static struct channel waiting(struct coords me)
 {
 	struct channel c = open_channel(barrier_tni(0), 3);

@@ -94,8 +94,8 @@ pub trait SharedDevice {
         Generation::Fugaku
     }
 
-    /// The part for a user's process that is isolated from other users', in the user's group; `None`
-    /// if that is impossible.
+    /// The part for a user's process that is isolated from other users', in the user's group;
+    /// `None` if that is impossible.
     fn part(&self, user: u32) -> Option<Box<dyn Part>> {
         let _ = user;
         None
@@ -199,7 +199,7 @@ impl Source for VfioSource {
     }
 }
 
-/// A user's group and subnet, by the file with the subnet: it stands for a group that was given, too.
+/// A user's group and subnet, by the file with the subnet, whose user was given a group as well.
 fn rights(user: u32, path: &Path) -> Result<(Group, Subnet), String> {
     match fs::read_to_string(path) {
         Ok(text) => match text.trim_end().parse() {

@@ -335,9 +335,11 @@ fn register_error(error: RegisterError) -> Error {
         RegisterError::Taken => {
             Error::new(Code::OutOfResource, what, "the device has no steering tag for it")
         }
-        RegisterError::Memory => {
-            Error::new(Code::OutOfMemory, what, "no more can be pinned for this user: see `ulimit -l`")
-        }
+        RegisterError::Memory => Error::new(
+            Code::OutOfMemory,
+            what,
+            "no more can be pinned for this user: see `ulimit -l`",
+        ),
         RegisterError::Stopped => {
             let hint = "the queue's memory was unmapped, or the queue is a parent process's";
             Error::new(Code::Fatal, what, hint)
