@@ -5,6 +5,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,10 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use tofu_sandbox::{Access, EXIT_VIOLATION, Error, Policy, Role, Sandbox, Support};
+use tofu_sandbox::{
+    Access, EXIT_VIOLATION, Error, Policy, Role, Sandbox, Support, User, answer_connect,
+    confine_program, hold_connects,
+};
 use vmm_sys_util::epoll::Epoll;
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
@@ -84,6 +88,8 @@ fn child() {
     let (role, what) = task.split_once(' ').unwrap();
     if role == "files" {
         files(what, &folder);
+    } else if role == "program" {
+        program(what, &folder);
     } else {
         let role = Role::ALL.into_iter().find(|known| known.name() == role).unwrap();
         let sandbox = Arc::new(Sandbox::new(Policy::new().with_hint(HINT)).unwrap());
@@ -239,6 +245,9 @@ fn each_role_may_do_its_work() {
         "virtio image",
         "virtio stream",
         "virtio KVM_SIGNAL_MSI",
+        "reader stream",
+        "reader open for writing",
+        "reader a thread",
         "vfio-user events",
         "vfio-user stream",
         "vfio-user accept4",
@@ -301,7 +310,6 @@ fn threads_may_not_do_what_main_may() {
     }
     for role in Role::ALL.into_iter().filter(|role| *role != Role::Main) {
         for (what, call, number) in [
-            ("open for writing", "openat", libc::SYS_openat),
             ("a UNIX socket", "socketpair", libc::SYS_socketpair),
             ("kill", "kill", libc::SYS_kill),
             ("KVM_CREATE_VM", "ioctl", libc::SYS_ioctl),
@@ -309,7 +317,11 @@ fn threads_may_not_do_what_main_may() {
         ] {
             dies(role, what, call, number);
         }
+        if role != Role::Reader {
+            dies(role, "open for writing", "openat", libc::SYS_openat);
+        }
     }
+    dies(Role::Reader, "accept4", "accept4", libc::SYS_accept4);
     // The C library creates threads with all signals blocked, SIGSYS too: so there is no line, only
     // the end.
     let output = run("vcpu a thread", Path::new("/"));
@@ -400,6 +412,110 @@ fn files(what: &str, folder: &Path) {
     if Support::probe().landlock.unwrap() >= 4 {
         denied(TcpListener::bind("127.0.0.1:0").map(drop));
     }
+}
+
+/// The body of a child that becomes as confined as a program that serves a guest. `user` is the one
+/// that it becomes, if it may.
+fn program(user: &str, folder: &Path) {
+    let refused = |what: &str, result: io::Result<()>| {
+        let code = result.expect_err(what).raw_os_error();
+        assert!(matches!(code, Some(libc::EPERM | libc::EACCES | libc::ENOSYS)), "{what} {code:?}");
+    };
+    let user = user.parse().ok().map(|id| User { id, group: None });
+    let (secret, socket) = (folder.join("secret"), folder.join("socket"));
+    // A file of everybody's, which another user may read as well.
+    let policy = Policy::new()
+        .allow(folder.join("listed"), Access::Read)
+        .allow("/usr/lib", Access::Execute)
+        .allow_runtime();
+    // This thread is not confined, and answers.
+    let (sender, receiver) = mpsc::channel::<std::os::fd::OwnedFd>();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let answering = thread::spawn(move || {
+        use std::os::fd::AsFd;
+        let listener = receiver.recv().unwrap();
+        answer_connect(listener.as_fd(), || Ok(theirs.into())).unwrap();
+    });
+    sender.send(hold_connects().unwrap()).unwrap();
+    confine_program(&policy, user).unwrap();
+
+    // Whatever it asks for, it gets what is meant for it, once.
+    let mut connected = UnixStream::connect(&socket).unwrap();
+    connected.write_all(b"x").unwrap();
+    (&ours).read_exact(&mut [0]).unwrap();
+    answering.join().unwrap();
+    refused("another connection", UnixStream::connect(&socket).map(drop));
+
+    refused("reading", File::open(&secret).map(drop));
+    refused("a listing", fs::read_dir(folder).map(drop));
+    refused("writing", fs::write(folder.join("new"), "x"));
+    refused("changing", OpenOptions::new().append(true).open(folder.join("listed")).map(drop));
+    refused("a device", OpenOptions::new().write(true).open("/dev/full").map(drop));
+    refused("memory of others", File::open(format!("/proc/{}/maps", parent())).map(drop));
+    refused("a program", Command::new("/bin/true").status().map(drop));
+    refused("datagrams", std::os::unix::net::UnixDatagram::unbound().map(drop));
+    refused("pairs of them", std::os::unix::net::UnixDatagram::pair().map(drop));
+    refused("UDP", std::net::UdpSocket::bind("127.0.0.1:0").map(drop));
+    refused("TCP", std::net::TcpStream::connect("127.0.0.1:9").map(drop));
+    refused("listening", UnixListener::bind(folder.join("door")).map(drop));
+    let tries: [(&str, libc::c_long, [usize; 3]); 9] = [
+        ("a process", libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0]),
+        ("a signal", libc::SYS_kill, [parent(), 0, 0]),
+        ("tracing", libc::SYS_ptrace, [libc::PTRACE_ATTACH as usize, parent(), 0]),
+        ("a user", libc::SYS_setuid, [0, 0, 0]),
+        ("a namespace", libc::SYS_unshare, [libc::CLONE_NEWUSER as usize, 0, 0]),
+        ("a mount", libc::SYS_mount, [0, 0, 0]),
+        ("io_uring", libc::SYS_io_uring_setup, [1, 0, 0]),
+        ("a keyring", libc::SYS_keyctl, [0, 0, 0]),
+        ("a process's descriptor", libc::SYS_pidfd_open, [parent(), 0, 0]),
+    ];
+    for (what, number, args) in tries {
+        refused(what, call(number, args).map(drop));
+    }
+    // What it needs, it has.
+    assert_eq!(fs::read(folder.join("listed")).unwrap(), b"for all to see");
+    thread::spawn(|| ()).join().unwrap();
+    UnixStream::pair().unwrap();
+    call(libc::SYS_memfd_create, [c"x".as_ptr() as usize, 0, 0]).unwrap();
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap();
+    let line = |name: &str| status.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+    for none in ["CapPrm", "CapEff", "CapAmb"] {
+        assert!(line(none).ends_with("\t0000000000000000"), "{status}");
+    }
+    assert!(line("NoNewPrivs").ends_with('1') && line("Seccomp:").ends_with('2'), "{status}");
+    if let Some(User { id, .. }) = user {
+        assert_eq!(line("Uid"), format!("Uid:\t{id}\t{id}\t{id}\t{id}"));
+        assert!(line("CapBnd").ends_with("\t0000000000000000"), "{status}");
+    }
+}
+
+fn parent() -> usize {
+    std::os::unix::process::parent_id() as usize
+}
+
+#[test]
+fn a_program_that_serves_a_guest_reaches_nothing_else() {
+    let name = "a_program_that_serves_a_guest_reaches_nothing_else";
+    if let Err(reason) = Support::probe().landlock {
+        eprintln!("SKIP {name}: {reason}");
+        return;
+    }
+    if !filters(name) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("secret"), "secret").unwrap();
+    fs::write(folder.path().join("listed"), "for all to see").unwrap();
+    let _listener = UnixListener::bind(folder.path().join("socket")).unwrap();
+    survives("program same", folder.path());
+    // SAFETY: has no arguments.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("SKIP {name}: as another user: only root can become one");
+        return;
+    }
+    // Another user can enter the folder.
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    survives("program 54321", folder.path());
 }
 
 #[test]
