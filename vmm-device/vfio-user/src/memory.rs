@@ -22,6 +22,8 @@ use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 use crate::process::ClientProcess;
 use crate::wire::PAGE_SIZE;
 
+/// The answer to memory of huge pages, of which the host may have none left at any access.
+pub(crate) const HUGE: Errno = Errno::OPNOTSUPP;
 /// `f_type` of a file system of huge pages, see statfs(2).
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 /// Ranges that are taken away without letting transfers look up addresses in between.
@@ -621,7 +623,7 @@ fn check_sealed(file: &OwnedFd) -> Result<(), Errno> {
         fcntl_add_seals(file, SealFlags::SHRINK).map_err(|_| Errno::PERM)?;
     }
     if fstatfs(file)?.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC {
-        return Err(Errno::PERM);
+        return Err(HUGE);
     }
     Ok(())
 }

@@ -30,7 +30,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::channel::{Channel, ChannelError, Message};
 use crate::device::Device;
 use crate::irq::{Vectors, check_eventfd};
-use crate::memory::{Backing, ClientMemory, JointMemory, Limits, MapRequest, Rights};
+use crate::memory::{Backing, ClientMemory, HUGE, JointMemory, Limits, MapRequest, Rights};
 use crate::pages::{ClientPages, ClientWindows, Mappable};
 use crate::process::ClientProcess;
 use crate::sent::{SentFd, set_back};
@@ -95,6 +95,21 @@ pub struct Server {
 }
 
 type OnChange = Arc<dyn Fn(bool) + Send + Sync>;
+
+/// Why memory of a client cannot be reached, for the user.
+fn why_unreachable(backing: Backing, errno: Errno) -> &'static str {
+    match backing {
+        Backing::Process => "its process has unmapped it, or may not write it",
+        Backing::Sealed if errno == HUGE => {
+            "it is of huge pages, which the host may run out of; --any-memory takes it nevertheless"
+        }
+        Backing::Sealed => {
+            "it must be shared, as by memory-backend-memfd,share=on of QEMU; --any-memory takes \
+             files that are not sealed, too"
+        }
+        Backing::Any => "it must be shared, as by memory-backend-memfd,share=on of QEMU",
+    }
+}
 
 /// What [`Server::stop`] has to shut down.
 #[derive(Default)]
@@ -672,14 +687,10 @@ impl Session<'_> {
         if command != command::DMA_MAP || std::mem::replace(&mut self.told, true) {
             return;
         }
-        let more = match self.server.memory.backing() {
-            Backing::Sealed => "; --any-memory takes files that are not sealed, too",
-            Backing::Any | Backing::Process => "",
-        };
         log::warn!(
-            "node {}: the client's memory cannot be reached ({errno}): it must be shared, as by \
-             memory-backend-memfd,share=on of QEMU{more}",
-            self.server.device.coords()
+            "node {}: the client's memory cannot be reached ({errno}): {}",
+            self.server.device.coords(),
+            why_unreachable(self.server.memory.backing(), errno)
         );
     }
 
