@@ -68,6 +68,7 @@ impl RunDir {
     /// Makes the directory, or returns `None` if the name is taken.
     fn create_in(base: &Path, name: &MachineName) -> anyhow::Result<Option<Self>> {
         let path = base.join(name.as_str());
+        check_length(&path)?;
         if path.exists() {
             if is_alive(&path) {
                 return Ok(None);
@@ -123,6 +124,24 @@ impl Drop for RunDir {
         // The janitor removes the directory as well, if it still exists then.
         let _ = remove_own(&self.path, &self.lock);
     }
+}
+
+/// Checks that the paths of a machine's sockets are not too long for the kernel.
+fn check_length(dir: &Path) -> anyhow::Result<()> {
+    /// Bytes of a socket's path: `sun_path` of unix(7) without the zero at its end.
+    const MOST: usize = 107;
+    /// The longest name of a node's socket.
+    const NAME: &str = "/node-23-23-23-1-2-1.sock";
+    let length = dir.as_os_str().len() + NAME.len();
+    if length > MOST {
+        bail!(
+            "{}: {} bytes too long a path for the sockets of a machine; give a shorter --name, or \
+             set XDG_RUNTIME_DIR to a folder with a shorter path",
+            dir.display(),
+            length - MOST
+        );
+    }
+    Ok(())
 }
 
 /// Returns the name of a file for a node, such as `node-0-0-0-1-2-0.sock`.
@@ -277,6 +296,17 @@ mod tests {
         let path = new.path().to_owned();
         drop(new);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_is_one_line() {
+        let base = tempfile::tempdir().unwrap();
+        let long = base.path().join("x".repeat(80));
+        fs::create_dir(&long).unwrap();
+        let error = RunDir::create_in(&long, &MachineName::default()).unwrap_err().to_string();
+        assert!(error.contains("bytes too long a path for the sockets"), "{error}");
+        assert!(!error.contains('\n'), "{error}");
+        assert_eq!(fs::read_dir(&long).unwrap().count(), 0);
     }
 
     #[test]
