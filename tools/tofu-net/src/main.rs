@@ -92,6 +92,7 @@ struct Run {
 }
 
 fn main() -> ExitCode {
+    tofu_vfio::close_inherited();
     let cli = Cli::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     let done = match cli.command {

@@ -39,6 +39,7 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
+    tofu_vfio::close_inherited();
     let cli = Cli::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     match run(&cli) {
