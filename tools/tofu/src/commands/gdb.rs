@@ -1,6 +1,6 @@
 //! `tofu gdb`: a debugger for the kernel of a node under QEMU.
 
-mod monitor;
+pub(super) mod monitor;
 mod symbols;
 
 use std::ffi::OsString;

@@ -5,8 +5,12 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
+use tofu_abi::Coords;
 use tofu_control::protocol::Request;
+use tofu_control::rundir::node_file;
 use tofu_control::{Connection, find_node, info};
+
+use crate::commands::gdb::monitor::Monitor;
 
 /// Restart the virtual machine of a Linux node
 ///
@@ -30,6 +34,8 @@ pub(crate) struct PauseArgs {
 }
 
 /// Let the processors of a node continue after `tofu pause`
+///
+/// A Linux node under QEMU that has suspended itself (`echo mem > /sys/power/state`) wakes up.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ResumeArgs {
     /// Node, as for `tofu exec`
@@ -43,6 +49,12 @@ pub(crate) fn hold(node: &str, on: bool) -> anyhow::Result<u8> {
     let node = found.node.index;
     let request = if on { Request::Pause { node } } else { Request::Resume { node } };
     Connection::open(&found.control, &request)?.answer()?;
+    let monitor =
+        found.control.with_file_name(node_file("qmp", Coords::from_array(found.node.at), "sock"));
+    // Other monitors do not let guests suspend themselves, and a part's own host has its QEMUs.
+    if !on && found.node.vmm == "qemu" && monitor.exists() {
+        Monitor::connect(&monitor)?.wake()?;
+    }
     Ok(0)
 }
 

@@ -17,14 +17,14 @@ const ANSWER: Duration = Duration::from_secs(30);
 const LONGEST: u64 = 1 << 20;
 
 /// A connection to the monitor.
-pub(super) struct Monitor {
+pub(in crate::commands) struct Monitor {
     out: UnixStream,
     input: BufReader<UnixStream>,
 }
 
 impl Monitor {
     /// Connects, if nobody else has.
-    pub(super) fn connect(socket: &Path) -> anyhow::Result<Self> {
+    pub(in crate::commands) fn connect(socket: &Path) -> anyhow::Result<Self> {
         let out = UnixStream::connect(socket).context("QEMU's monitor does not answer")?;
         out.set_read_timeout(Some(ANSWER))?;
         let mut monitor = Self { input: BufReader::new(out.try_clone()?), out };
@@ -100,6 +100,15 @@ impl Monitor {
     pub(super) fn is_running(&mut self) -> anyhow::Result<bool> {
         let status = self.command(&json!({ "execute": "query-status" }))?;
         Ok(status["running"] == true)
+    }
+
+    /// Wakes the node's machine if it has suspended itself.
+    pub(in crate::commands) fn wake(&mut self) -> anyhow::Result<()> {
+        let status = self.command(&json!({ "execute": "query-status" }))?;
+        match status["status"] == "suspended" {
+            true => self.command(&json!({ "execute": "system_wakeup" })).map(drop),
+            false => Ok(()),
+        }
     }
 
     /// Has them run.
