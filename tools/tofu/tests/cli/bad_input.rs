@@ -33,7 +33,7 @@ fn words_that_mean_nothing() {
         (&["cp", "0:a", "1:b"], "both are on nodes"),
         (&["cp", "0:/", "b"], "has no name of its own"),
         (&["cp", "/no/such/file", "0:/tmp"], "cannot read /no/such/file: No such file"),
-        (&["up", "--detach"], "--detach is for machines with Linux nodes; add --linux"),
+        (&["up", "--linux", "--guest", "puts", "--detach"], "every Linux node runs a program to"),
         (&["ps", "--log", "device=loud"], "a level is off, error, warn, info, debug or trace"),
         (&["up", "--net", "lan"], "--net is for machines with Linux nodes"),
         (&["up", "--linux", "--cpus", "17"], "a whole number of processors from 1 to 16"),

@@ -2,11 +2,16 @@
 //!
 //! They need an image and QEMU, which `tofu image build` puts into the cache.
 
+use std::fs;
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
+use tofu_c_tests::{have, run};
 use tofu_linux_tests::{interrupt, janitor, kill, signal};
+use tofu_sandbox::Support;
 
 use crate::tofu::{Place, wait_for};
 
@@ -124,6 +129,65 @@ fn a_machine_from_up_to_down() {
     assert_eq!(place.run(&["exec", "0", "--", "hostname"]).ok(), "t-0-0-0-0-0-0\n");
 
     place.run(&["down", "one"]).ok();
+    place.is_clean();
+}
+
+/// The content of a file that passes for a kernel.
+fn bz_image() -> Vec<u8> {
+    let mut file = vec![0; 1025];
+    file[0x1f1] = 1;
+    file[0x202..0x206].copy_from_slice(b"HdrS");
+    file[0x206..0x208].copy_from_slice(&0x20f_u16.to_le_bytes());
+    file[0x236] = 1;
+    file[0x24c] = 1;
+    file
+}
+
+/// What a stand-in for QEMU is allowed to do, and which user it is.
+fn stand_in(place: &Place, more: &[&str]) -> String {
+    let file = |name: &str| place.path().join(name);
+    fs::write(file("kernel"), bz_image()).unwrap();
+    fs::write(file("initrd"), "x").unwrap();
+    fs::write(file("secret"), "x").unwrap();
+    let [kernel, initrd] = ["kernel", "initrd"].map(|name| file(name).display().to_string());
+    let args = ["up", "--linux", "--vmm", "qemu", "--shape", "1x1x1x1x1x1", "--name", "one"];
+    let kit = ["--kernel", &kernel, "--initrd", &initrd];
+    let tofu = place.command(&[&args[..], &kit, more].concat());
+    // A descriptor of the caller's, too.
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec 9>/dev/null; exec \"$@\"", "sh"]);
+    command.arg(tofu.get_program()).args(tofu.get_args());
+    command.envs(tofu.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.env("TOFU_QEMU", file("monitor")).env("TOFU_CACHE", file("cache"));
+    command.env("QEMU_CONTROL", file("tofu/one/control")).env("QEMU_SECRET", file("secret"));
+    command.env("TOFU_TEST_SECRET", "x");
+    let error = place.run_command(command).error();
+    let said = error.split("allowed:").nth(1).and_then(|said| said.split('.').next());
+    said.unwrap_or_else(|| panic!("{error}")).to_owned()
+}
+
+/// Whatever QEMU does, it reaches nothing of the host's and of the user's.
+#[test]
+fn a_qemu_that_was_taken_over() {
+    let test = "a_qemu_that_was_taken_over";
+    let place = Place::new();
+    if !have("cc") {
+        eprintln!("SKIP {test}: no cc");
+        return;
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli/programs/monitor.c");
+    run(Command::new("cc").arg("-o").arg(place.path().join("monitor")).arg(source));
+    // It is asked in the way that tells whether the test itself works.
+    let free = stand_in(&place, &["--no-sandbox"]);
+    for able in [" control", " read", " write", " run", " udp", " signal", " environment"] {
+        assert!(free.contains(able), "{free}");
+    }
+    let support = Support::probe();
+    if let Err(reason) = support.seccomp.map(drop).and(support.landlock.map(drop)) {
+        eprintln!("SKIP {test}: {reason}");
+        return;
+    }
+    assert_eq!(stand_in(&place, &[]), "");
     place.is_clean();
 }
 

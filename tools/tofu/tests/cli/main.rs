@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod browser;
+mod callers;
 mod capture;
 mod control;
 mod failing;
