@@ -17,6 +17,7 @@ use std::thread;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use tofu_abi::codes;
 use tofu_sync::lock;
+use tofu_sync::queue::Item;
 
 /// The most streams that each of two parts may have open with the other.
 const MOST: usize = 1024;
@@ -71,6 +72,8 @@ pub struct Visit {
     key: Key,
     stream: Arc<Stream>,
 }
+
+impl Item for Visit {}
 
 struct Stream {
     state: Mutex<State>,

@@ -191,7 +191,8 @@ impl Agent {
         let before = lock(&self.pinged).asked;
         self.ping();
         let (agent, silence) = (Arc::clone(self), silence.unwrap_or(SILENCE));
-        let messages = Messages { agent, id, queue, before, since: Instant::now(), silence };
+        let (since, looked) = (Instant::now(), Instant::now());
+        let messages = Messages { agent, id, queue, before, since, looked, silence };
         Ok(AgentProgram { handle, messages })
     }
 }
@@ -357,6 +358,8 @@ pub(crate) struct Messages {
     /// The last ping before the program was started.
     before: u64,
     since: Instant,
+    /// The last time at which the agent was pinged.
+    looked: Instant,
     silence: Duration,
 }
 
@@ -370,13 +373,18 @@ impl AgentProgram {
 impl Messages {
     /// Waits for the next message; the last one is [`FromProgram::Ended`]. A program that is merely
     /// silent is waited for as long as its agent answers.
-    pub(crate) fn next(&self) -> Option<FromProgram> {
+    pub(crate) fn next(&mut self) -> Option<FromProgram> {
         loop {
-            match self.queue.recv_timeout(LOOK) {
-                Ok(what) => return Some(what),
-                Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) => {}
+            let left = LOOK.saturating_sub(self.looked.elapsed());
+            // Also while the agent sends messages.
+            if !left.is_zero() {
+                match self.queue.recv_timeout(left) {
+                    Ok(what) => return Some(what),
+                    Err(RecvTimeoutError::Disconnected) => return None,
+                    Err(RecvTimeoutError::Timeout) => {}
+                }
             }
+            self.looked = Instant::now();
             self.agent.ping();
             if let Some(why) = self.silent() {
                 lock(&self.agent.link).kill(self.id);
@@ -495,7 +503,7 @@ mod tests {
         FromGuest::From { id, what }
     }
 
-    fn why(messages: &Messages) -> String {
+    fn why(messages: &mut Messages) -> String {
         loop {
             match messages.next() {
                 Some(FromProgram::Ended(Status::NotRun { why, .. })) => return why,
@@ -519,10 +527,10 @@ mod tests {
     #[test]
     fn an_agent_that_sends_more_than_it_may_is_cut_off() {
         let guest = Guest::new();
-        let (_handle, messages) = guest.exec(LONG).split();
+        let (_handle, mut messages) = guest.exec(LONG).split();
         guest.say(&from(0, FromProgram::Credit(1)));
-        assert!(why(&messages).contains("more than it may"));
-        let (_handle, messages) = guest.exec(LONG).split();
+        assert!(why(&mut messages).contains("more than it may"));
+        let (_handle, mut messages) = guest.exec(LONG).split();
         // One byte at a time, on both streams, so that messages take more than the bytes.
         let pair = [Output::Out, Output::Err]
             .map(|stream| encode(&from(1, FromProgram::Output(stream, vec![b'x']))).unwrap());
@@ -534,13 +542,13 @@ mod tests {
         let taken = waiting.len() * size_of::<FromProgram>() + bytes;
         assert!(taken <= MOST_IN + 2 * WINDOW as usize, "{taken}");
         guest.say(&from(1, FromProgram::Output(Output::Err, vec![b'x'])));
-        assert!(why(&messages).contains("more than it may"));
+        assert!(why(&mut messages).contains("more than it may"));
     }
 
     #[test]
     fn a_guest_that_reads_nothing_holds_up_nobody() {
         let guest = Guest::new();
-        let (handle, messages) = guest.exec(Duration::from_millis(1)).split();
+        let (handle, mut messages) = guest.exec(Duration::from_millis(1)).split();
         let piece = vec![0; tofu_agent::wire::MAX_DATA];
         for _ in 0..WINDOW as usize / piece.len() {
             handle.say(ToProgram::Input(piece.clone())).unwrap();
@@ -555,7 +563,7 @@ mod tests {
         // Still without a wait.
         let ping = guest.agent.ping();
         assert!(!guest.agent.answers(ping, Instant::now()));
-        assert!(why(&messages).contains("has not answered for"));
+        assert!(why(&mut messages).contains("has not answered for"));
         // A new session takes the place of all that waits.
         guest.say(&FromGuest::Awake);
         let mut all = FrameReader::new(&guest.stream);
@@ -571,8 +579,8 @@ mod tests {
             thread::yield_now();
         }
         guest.agent.hold(true);
-        let (_other, late) = guest.exec(Duration::from_millis(1)).split();
-        assert!(why(&late).contains("it is paused"));
+        let (_other, mut late) = guest.exec(Duration::from_millis(1)).split();
+        assert!(why(&mut late).contains("it is paused"));
         assert_eq!(started.silent(), None);
         guest.agent.hold(false);
         thread::sleep(Duration::from_millis(2));

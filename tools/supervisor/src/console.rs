@@ -24,6 +24,8 @@ const TYPED: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of output that are kept in one piece.
 const PIECE: usize = 4 << 10;
+/// The most characters of a line that an error shows.
+const MOST_SHOWN: usize = 300;
 /// The size at which a new log file is begun. The previous file is kept.
 const MAX_LOG: u64 = 1 << 20;
 
@@ -118,6 +120,7 @@ impl Console {
 fn last_lines(text: &str, most: usize) -> Vec<String> {
     let text = tofu_ui::terminal::plain(text);
     let clean = text.lines().map(|line| tofu_ui::printable(line.trim_end()));
+    let clean = clean.map(|line| line.chars().take(MOST_SHOWN).collect::<String>());
     let mut lines: Vec<String> = clean.filter(|line| !line.trim().is_empty()).collect();
     if let Some(panic) = lines.iter().rposition(|line| line.contains("Kernel panic")) {
         lines.truncate(panic + 1);
@@ -186,6 +189,7 @@ mod tests {
         let panic = "a\nb\n[ 1.0] Kernel panic - not syncing\nCall Trace:\n more\n";
         assert_eq!(last_lines(panic, 2), ["b", "[ 1.0] Kernel panic - not syncing"]);
         assert!(last_lines("", 5).is_empty());
+        assert_eq!(last_lines(&"x".repeat(10_000), 5), ["x".repeat(MOST_SHOWN)]);
     }
 
     #[test]

@@ -6,8 +6,8 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 pub use tofu_cables::Joining;
@@ -16,6 +16,7 @@ use tofu_fabric::{NodeId, PartId};
 use tofu_machine::{Machine, Network, Transport};
 use tofu_sandbox::Role;
 use tofu_sync::lock;
+use tofu_sync::queue::{Receiver, Sender, WhenFull, queue};
 
 use crate::command_line;
 use crate::confine::Confinement;
@@ -85,6 +86,9 @@ pub fn fingerprint(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Bytes of requests of other parts that wait to be served.
+const MOST_VISITS: usize = 64 << 10;
+
 /// The other parts of a machine, all of which have been met. Clones refer to the same parts.
 #[derive(Clone)]
 pub struct Others {
@@ -98,7 +102,7 @@ pub struct Others {
 impl Others {
     /// Wraps these connections.
     pub fn new(mesh: Mesh) -> Self {
-        let (visits, visitors) = channel();
+        let (visits, visitors) = queue(MOST_VISITS, WhenFull::WaitFor(Duration::ZERO));
         Self {
             mesh: Arc::new(mesh),
             left: Arc::default(),
@@ -154,7 +158,7 @@ impl Others {
             ended: Mutex::default(),
             gone: Mutex::default(),
             left: Arc::clone(&self.left),
-            visits: Mutex::new(self.visits.clone()),
+            visits: self.visits.clone(),
             down: AtomicBool::new(false),
         });
         self.mesh.start(&inbox, &confinement.hook(Role::Cable))
@@ -182,7 +186,7 @@ struct Inbox {
     gone: Mutex<HashSet<PartId>>,
     /// Whether this part has left.
     left: Arc<AtomicBool>,
-    visits: Mutex<Sender<Visit>>,
+    visits: Sender<Visit>,
     /// Whether the machine has been told to end.
     down: AtomicBool,
 }
@@ -233,8 +237,8 @@ impl Receive for Inbox {
     }
 
     fn visit(&self, _from: PartId, visit: Visit) {
-        // If nobody serves visits, this one is closed.
-        let _ = lock(&self.visits).send(visit);
+        // If nobody serves visits, or too many wait, this one is closed.
+        let _ = self.visits.send(visit);
     }
 }
 

@@ -29,7 +29,8 @@ pub fn run(
     input: &[u8],
     mut output: impl FnMut(Output, &[u8]),
 ) -> anyhow::Result<Status> {
-    let (handle, messages) = agent.exec(Exec { stdin: !input.is_empty(), ..exec }, None)?.split();
+    let (handle, mut messages) =
+        agent.exec(Exec { stdin: !input.is_empty(), ..exec }, None)?.split();
     let mut left = input;
     let mut credit = WINDOW as usize;
     loop {

@@ -64,24 +64,22 @@ enum Asker {
 pub fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {
     let cannot = || format!("cannot make the control socket {}", socket.display());
     let listener = UnixListener::bind(socket).with_context(cannot)?;
-    serve_visitors(registry)?;
+    let clients = Clients::default();
+    serve_visitors(registry, &clients)?;
     let registry = Arc::clone(registry);
-    let clients = Arc::new(());
     let accept = move || {
         for client in listener.incoming() {
             match client {
                 Ok(mut client) => {
-                    let programs = registry.linux().len() * MAX_PROGRAMS;
-                    if Arc::strong_count(&clients) > MOST_CLIENTS + programs {
+                    let Some(counted) = clients.another(&registry) else {
                         // There is room for it in the socket's buffer.
                         let why = "too many commands use the machine at the same time".to_owned();
                         let _ = hello(&mut client);
                         let _ = say(&mut client, &Reply::Error { why });
                         continue;
-                    }
+                    };
                     let registry = Arc::clone(&registry);
                     let thread = thread::Builder::new().name("control".into());
-                    let counted = Arc::clone(&clients);
                     let run = move || {
                         let _counted = counted;
                         if let Err(error) = serve_client(client, &registry, Asker::Host) {
@@ -103,16 +101,31 @@ pub fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The connections that are served, all of which share it.
+#[derive(Clone, Default)]
+struct Clients(Arc<()>);
+
+impl Clients {
+    /// Counts another connection, if there is room for one.
+    fn another(&self, registry: &Registry) -> Option<Self> {
+        let programs = registry.linux().len() * MAX_PROGRAMS;
+        (Arc::strong_count(&self.0) <= MOST_CLIENTS + programs).then(|| self.clone())
+    }
+}
+
 /// Serves the requests of other parts, until the process ends.
-fn serve_visitors(registry: &Arc<Registry>) -> anyhow::Result<()> {
+fn serve_visitors(registry: &Arc<Registry>, clients: &Clients) -> anyhow::Result<()> {
     let Some(visits) = registry.rest().and_then(|rest| rest.others.visitors()) else {
         return Ok(());
     };
-    let registry = Arc::clone(registry);
+    let (registry, clients) = (Arc::clone(registry), clients.clone());
     let serve = move || {
-        for visit in visits {
+        for visit in visits.iter() {
+            // A visit that is dropped is closed.
+            let Some(counted) = clients.another(&registry) else { continue };
             let registry = Arc::clone(&registry);
             let run = move || {
+                let _counted = counted;
                 let served = visit.accept().map_err(anyhow::Error::from);
                 let served = served.and_then(|peer| serve_client(peer, &registry, Asker::Part));
                 if let Err(error) = served {
@@ -279,7 +292,7 @@ fn serve_program(
     mut requests: LineReader<UnixStream>,
     program: AgentProgram,
 ) -> anyhow::Result<()> {
-    let (handle, messages) = program.split();
+    let (handle, mut messages) = program.split();
     let answers = thread::Builder::new().name("program".into()).spawn(move || {
         while let Some(what) = messages.next() {
             let ended = matches!(what, FromProgram::Ended(_));
