@@ -5,11 +5,14 @@
 //! to, and other nodes are not affected. Any bytes are a valid input.
 #![forbid(unsafe_code)]
 
+pub mod agent;
+pub mod archives;
 pub mod arrivals;
 pub mod barrier;
 pub mod cables;
 pub mod descriptors;
 pub mod ipotofu;
+pub mod lines;
 pub mod links;
 pub mod netboot;
 pub mod news;
@@ -18,6 +21,7 @@ pub mod registers;
 pub mod tables;
 pub mod tnw;
 pub mod tof;
+pub mod tofud_wire;
 pub mod traced;
 pub mod vfio_user;
 mod world;

@@ -97,3 +97,23 @@ fn tof() {
 fn vfio_user() {
     replay("vfio_user", tofu_fuzz::vfio_user::run);
 }
+
+#[test]
+fn agent() {
+    replay("agent", tofu_fuzz::agent::run);
+}
+
+#[test]
+fn archives() {
+    replay("archives", tofu_fuzz::archives::run);
+}
+
+#[test]
+fn lines() {
+    replay("lines", tofu_fuzz::lines::run);
+}
+
+#[test]
+fn tofud_wire() {
+    replay("tofud_wire", tofu_fuzz::tofud_wire::run);
+}
