@@ -145,6 +145,69 @@ fn has_carrier(place: &Place, node: usize) -> bool {
     place.shell(node, "cat /sys/class/net/tofu0/carrier") == "1\n"
 }
 
+/// Taking the interface down and up costs a node of either kind no address: names, which have an
+/// IPv6 address, lead to it as before.
+fn keeps_its_addresses(place: &Place) {
+    for node in [0, 1] {
+        let addresses = "ip -o address show tofu0 scope global | sed 's/ *valid_lft.*//' | sort";
+        let before = place.shell(node, addresses);
+        assert!(before.contains("inet6 fd"), "{before}");
+        place.shell(node, "ip link set tofu0 down; ip link set tofu0 up");
+        assert_eq!(place.shell(node, addresses), before, "node {node}");
+        wait_for("an answer", MOMENT, || {
+            let line = format!("ping -6 -c 2 -i 0.2 -w 5 n{node}; true");
+            place.shell(2, &line).contains(" 0% packet loss")
+        });
+    }
+    // Nor does a stay in another namespace.
+    let stay = "ip netns add stay && ip link set tofu0 netns stay && sleep 2 && \
+                ip -n stay link set tofu0 netns 1 && ip netns del stay";
+    if place.exec("0", &["sh", "-c", "ip netns list"]).code == Some(0) {
+        place.shell(0, stay);
+        wait_for("its address", MOMENT, || {
+            place.shell(0, "ip address show tofu0").contains("inet6 fd")
+        });
+        answers(place, 2, 0, 56);
+    }
+}
+
+/// Resets of the function, by anyone: the interface goes on, up or down, under load or not.
+fn survives_resets(place: &Place) {
+    const RESET: &str = "reset() { for f in /sys/bus/pci/drivers/tofu/*/reset; do \
+                         echo 1 >$f || exit 1; done; }; reset";
+    let resets = || {
+        let health = place.shell(0, "cat /sys/kernel/debug/tofu/health");
+        let line = health.lines().find_map(|line| line.strip_prefix("resets "));
+        line.unwrap_or_else(|| panic!("{health}")).parse::<u64>().unwrap()
+    };
+    let before = resets();
+    place.shell(0, RESET);
+    assert_eq!(resets(), before + 1);
+    wait_for("an answer", MOMENT, || has_carrier(place, 0));
+    let said = place.shell(2, "ping -6 -c 2 -i 0.2 -w 5 n0");
+    assert!(said.contains(" 0% packet loss"), "{said}");
+    streams(place, 0, 2, 4);
+    // While it is down, and twice.
+    let down = format!("ip link set tofu0 down; {RESET}; reset");
+    place.shell(0, &down);
+    assert!(place.shell(0, "ip link show tofu0").contains("state DOWN"));
+    place.shell(0, "ip link set tofu0 up");
+    wait_for("a carrier", MOMENT, || has_carrier(place, 0));
+    answers(place, 2, 0, 30_000);
+    // In the middle of traffic.
+    let busy = format!(
+        "(ping -A -i 0 -s 20000 10.2.0.1 >/dev/null 2>&1 &) ; \
+         (nc 10.2.0.1 9 </dev/zero >/dev/null 2>&1 &) ; sleep 0.3; {RESET}; \
+         for i in 1 2 3 4 5; do reset; reset; sleep 0.2; done; killall ping nc 2>/dev/null; true"
+    );
+    place.shell(0, &busy);
+    wait_for("a carrier", MOMENT, || has_carrier(place, 0));
+    for node in [1, 2] {
+        answers(place, 0, node, 20_000);
+        streams(place, 0, node, 2);
+    }
+}
+
 #[test]
 fn the_interface_of_the_driver() {
     let Some(place) = driver::place("the_interface_of_the_driver") else { return };
@@ -314,6 +377,9 @@ fn the_interface_of_the_driver() {
     {
         assert!(event.iter().any(|name| trace.contains(name)), "no {event:?}: {trace}");
     }
+
+    keeps_its_addresses(&place);
+    survives_resets(&place);
 
     // The driver is loaded and unloaded in the middle of traffic, and works afterwards.
     let script = "modprobe tofu; for i in 1 2 3 4 5; do \

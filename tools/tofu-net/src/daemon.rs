@@ -246,6 +246,12 @@ impl Daemon {
                 if link.packets().read(TniReg::PrqPa) == 0 {
                     return Ok(Ended::Lost("somebody has reset it"));
                 }
+                // The kernel forgets it when the interface is taken down.
+                if let Some(gateway) = self.settings.gateway
+                    && let Err(error) = tap.add_default_route(gateway)
+                {
+                    log::debug!("{error}");
+                }
                 looked = Instant::now();
             }
             let own = link.health().own();

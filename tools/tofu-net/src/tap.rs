@@ -85,8 +85,9 @@ impl Tap {
         raw::set_mac(inet, name, plan.mac).map_err(self.error("its hardware address"))?;
         raw::set_mtu(inet, name, mtu).map_err(self.error("its MTU"))?;
         // Addresses follow from the hardware: no other node can have them, and routers know nothing
-        // more.
-        for (key, value) in [("accept_dad", "0"), ("addr_gen_mode", "0")] {
+        // more. They are the interface's for as long as it exists, also while it is down.
+        let settings = [("accept_dad", "0"), ("addr_gen_mode", "0"), ("keep_addr_on_down", "1")];
+        for (key, value) in settings {
             // There may be no IPv6.
             let _ = std::fs::write(self.setting(key), value);
         }
