@@ -89,8 +89,8 @@ impl Image {
                 "--modules",
                 "nfsd,nfsv4",
                 "--with",
-                "ethtool,iperf3,iproute2,iputils-ping,mpich,nfs-kernel-server,openssh-client,\
-                 openssh-server,python3-minimal,socat,tcpdump",
+                "ethtool,iperf3,iproute2,iputils-ping,mpich,nfs-kernel-server,nftables,\
+                 openssh-client,openssh-server,python3-minimal,socat,tcpdump",
             ],
         }
     }

@@ -167,6 +167,77 @@ fn find(counters: &Value, name: &str) -> u64 {
     search(counters, name).unwrap_or_else(|| panic!("no counter {name}: {counters}"))
 }
 
+/// Networks that send with the node's own hardware address work over the interface. A macvlan has
+/// one of its own, so its frames are dropped where they arrive, and counted there.
+fn networks(net: &Net) {
+    let answers = |node: usize, ping: &str| {
+        let said = net.shell(node, &format!("{ping}; true"));
+        said.contains(" 0% packet loss")
+    };
+    let inside = |kind: &str, me: usize| {
+        format!(
+            "ip netns add inside; ip link add in0 link tofu0 type {kind} && \
+             ip link set in0 netns inside && \
+             ip -n inside addr add 192.168.9.{me}/24 dev in0 && ip -n inside link set in0 up"
+        )
+    };
+    for me in 0..2 {
+        let peer = 1 - me;
+        net.shell(
+            me,
+            &format!(
+                "ip link add link tofu0 name v5 type vlan id 5 && ip link set v5 up && \
+                 ip addr add 192.168.5.{me}/24 dev v5 && \
+                 ip link add vx type vxlan id 7 remote 10.{peer}.0.1 dstport 4789 dev tofu0 && \
+                 ip addr add 192.168.7.{me}/24 dev vx && ip link set vx up"
+            ),
+        );
+        net.shell(me, &inside("ipvlan mode l2", me));
+    }
+    const PING: &str = "ping -c 2 -i 0.2 -w 10 -q";
+    assert!(answers(0, &format!("{PING} 192.168.5.1")), "VLAN");
+    assert!(answers(0, &format!("{PING} -s 20000 192.168.5.1")), "VLAN, long frames");
+    assert!(answers(0, &format!("{PING} 192.168.7.1")), "VXLAN");
+    assert!(answers(0, &format!("ip netns exec inside {PING} 192.168.9.1")), "ipvlan");
+    for me in 0..2 {
+        net.shell(me, "ip link del v5; ip link del vx; ip netns del inside");
+    }
+
+    let behind = "ip netns add behind && ip link add out0 type veth peer name in0 netns behind && \
+                  ip addr add 172.20.0.1/24 dev out0 && ip link set out0 up && \
+                  ip -n behind addr add 172.20.0.2/24 dev in0 && ip -n behind link set in0 up && \
+                  ip -n behind route add default via 172.20.0.1 && \
+                  echo 1 >/proc/sys/net/ipv4/ip_forward && nft add table nat && \
+                  nft 'add chain nat post { type nat hook postrouting priority 100; }' && \
+                  nft add rule nat post oifname tofu0 masquerade";
+    net.shell(0, behind);
+    assert!(answers(0, &format!("ip netns exec behind {PING} 10.1.0.1")), "NAT behind veth");
+    net.shell(0, "nft delete table nat; ip netns del behind");
+
+    net.shell(0, "tc qdisc add dev tofu0 root netem loss 100%");
+    assert!(!answers(0, "ping -c 1 -W 1 -q 10.1.0.1"), "netem loses all");
+    net.shell(0, "tc qdisc del dev tofu0 root");
+    for module in ["bridge", "bonding", "wireguard", "geneve", "vrf"] {
+        net.shell(0, &format!("modprobe {module}"));
+    }
+
+    let spoofed = || {
+        let said: Value = net.shell(1, "tofu-net stats --json").parse().unwrap();
+        find(&said, "spoofed")
+    };
+    let before = spoofed();
+    for me in 0..2 {
+        wait_for("an interface for the next one", MOMENT, || {
+            net.place.exec(&me.to_string(), &["sh", "-c", &inside("macvlan", me)]).code == Some(0)
+        });
+    }
+    assert!(!answers(0, "ip netns exec inside ping -c 2 -W 1 -q 192.168.9.1"), "macvlan");
+    assert!(spoofed() > before);
+    for me in 0..2 {
+        net.shell(me, "ip netns del inside");
+    }
+}
+
 /// Two nodes: every size, floods, TCP and UDP, faults, and invalid frames.
 #[test]
 fn two_nodes() {
@@ -192,6 +263,7 @@ fn two_nodes() {
         );
     }
     bad_input(&net, 100);
+    networks(&net);
     net.stream(1, 0, 1 << 20, |_| ());
 }
 

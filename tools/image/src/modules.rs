@@ -38,6 +38,14 @@ pub(crate) struct Tree {
     built_in: Vec<String>,
 }
 
+/// How the file of a module is put into an image.
+#[derive(Clone, Copy)]
+enum Form {
+    Plain,
+    /// Compressed, if it is so in its package.
+    AsInPackage,
+}
+
 /// Replaces `-` in a name with `_`. The kernel treats both as the same.
 fn plain(name: &str) -> String {
     name.replace('-', "_")
@@ -79,6 +87,18 @@ impl Tree {
         Ok(())
     }
 
+    /// Returns the names of the modules in these folders or files, such as `net/bridge` or
+    /// `drivers/net/veth.ko`.
+    pub(crate) fn within(&self, places: &[&str]) -> Vec<&str> {
+        let is_within = |path: &Path| {
+            let mut roots = self.folders.iter().map(|folder| folder.join("kernel"));
+            let path = path.with_extension("").with_extension("ko");
+            roots.any(|root| places.iter().any(|place| path.starts_with(root.join(place))))
+        };
+        let within = self.files.iter().filter(|(_, path)| is_within(path));
+        within.map(|(name, _)| name.as_str()).collect()
+    }
+
     /// Returns whether the module exists as a file.
     pub(crate) fn has_file(&self, name: &str) -> bool {
         self.files.contains_key(&plain(name))
@@ -96,16 +116,30 @@ impl Tree {
     /// # Errors
     /// [`Error::NoModule`] for a name that the release does not have.
     pub(crate) fn closure(&self, names: &[&str]) -> Result<Vec<Module>> {
+        self.closure_with(names, &[])
+    }
+
+    /// As [`Tree::closure`], with `more` modules that stay compressed: many of them are there and
+    /// few are loaded.
+    pub(crate) fn closure_with(&self, names: &[&str], more: &[&str]) -> Result<Vec<Module>> {
         let mut order = Vec::new();
         let mut seen = Vec::new();
-        for name in names {
-            self.visit(&plain(name), &mut seen, &mut order)?;
+        for (names, form) in [(names, Form::Plain), (more, Form::AsInPackage)] {
+            for name in names {
+                self.visit(&plain(name), form, &mut seen, &mut order)?;
+            }
         }
         Ok(order)
     }
 
     /// Visits dependencies depth-first. `seen` breaks cycles, which no real kernel has.
-    fn visit(&self, name: &str, seen: &mut Vec<String>, order: &mut Vec<Module>) -> Result<()> {
+    fn visit(
+        &self,
+        name: &str,
+        form: Form,
+        seen: &mut Vec<String>,
+        order: &mut Vec<Module>,
+    ) -> Result<()> {
         if self.built_in.iter().any(|known| known == name) || seen.iter().any(|known| known == name)
         {
             return Ok(());
@@ -119,18 +153,22 @@ impl Tree {
         let info =
             modinfo(&bytes).map_err(|reason| Error::Module { path: path.clone(), reason })?;
         for needed in &info.depends {
-            self.visit(needed, seen, order)?;
+            self.visit(needed, form, seen, order)?;
         }
         for wanted in &info.soft {
             if self.has(wanted) {
-                self.visit(wanted, seen, order)?;
+                self.visit(wanted, form, seen, order)?;
             }
         }
         let relative = self.folders.iter().find_map(|folder| path.strip_prefix(folder).ok());
         let relative = relative.unwrap_or(path).to_string_lossy();
+        let (path, bytes) = match form {
+            Form::Plain => (relative.trim_end_matches(".xz").into(), bytes),
+            Form::AsInPackage => (relative.into(), fs::read(path).on("read", path)?),
+        };
         order.push(Module {
             name: name.into(),
-            path: relative.trim_end_matches(".xz").into(),
+            path,
             bytes,
             depends: info.depends,
             aliases: info.aliases,
@@ -314,6 +352,27 @@ mod tests {
         );
         assert_eq!(tree.closure(&["a"]).unwrap().len(), 2);
         assert!(matches!(tree.closure(&["c"]), Err(Error::NoModule { name, .. }) if name == "zz"));
+    }
+
+    #[test]
+    fn modules_of_a_folder_are_found_and_stay_as_they_are() {
+        let (folder, tree) = tree(
+            &[
+                ("net/bridge/bridge.ko", b"depends=stp\0"),
+                ("net/802/stp.ko", b"depends=\0"),
+                ("net/bridged/other.ko", b"depends=\0"),
+                ("drivers/net/veth.ko", b"depends=\0"),
+                ("drivers/net/ethernet/e1000.ko", b"depends=\0"),
+            ],
+            "",
+        );
+        let found = tree.within(&["net/bridge", "drivers/net/veth.ko", "net/none"]);
+        assert_eq!(found, ["bridge", "veth"]);
+        let modules = tree.closure_with(&["stp"], &found).unwrap();
+        let names: Vec<_> = modules.iter().map(|module| module.name.as_str()).collect();
+        assert_eq!(names, ["stp", "bridge", "veth"]);
+        let file = folder.path().join("kernel/net/bridge/bridge.ko");
+        assert_eq!(modules[1].bytes, fs::read(file).unwrap());
     }
 
     #[test]

@@ -282,6 +282,8 @@ pub struct Spec {
 /// Packages that are useful only with an RDMA device, which is soft RoCE in a guest.
 const RDMA_PACKAGES: &[&str] =
     &["rdma-core", "perftest", "ibverbs-utils", "rdmacm-utils", "qperf", "infiniband-diags"];
+/// The name that stands for all modules with which programs make networks.
+const NET: &str = "net";
 /// Modules for these packages.
 const RDMA_MODULES: &[&str] =
     &["rdma_rxe", "rdma_ucm", "ib_uverbs", "ib_umad", "crc32_generic", "crc32_pclmul"];
@@ -365,7 +367,8 @@ impl Spec {
         Ok(self)
     }
 
-    /// Adds kernel modules and their dependencies, in addition to those of every image.
+    /// Adds kernel modules and their dependencies, in addition to those of every image. `net`
+    /// stands for all with which programs make networks.
     ///
     /// # Errors
     /// If a name is not valid for a module.
@@ -431,7 +434,18 @@ impl Spec {
     /// Returns the modules, in addition to those of every image, that the kernel must have.
     pub(crate) fn extra_modules(&self) -> Vec<&str> {
         let rdma: &[&str] = if self.wants_rdma() { &RDMA_MODULES[..4] } else { &[] };
-        self.modules.iter().map(String::as_str).chain(rdma.iter().copied()).collect()
+        self.loaded_modules().chain(rdma.iter().copied()).collect()
+    }
+
+    /// Returns the modules that were asked for by their names. Guests load them when they boot.
+    pub(crate) fn loaded_modules(&self) -> impl Iterator<Item = &str> {
+        self.modules.iter().map(String::as_str).filter(|name| *name != NET)
+    }
+
+    /// Returns whether the image has the modules with which programs make networks. Packages may
+    /// want them, and there is room for them beside a root file system.
+    pub(crate) fn has_net_modules(&self) -> bool {
+        !self.with.is_empty() || self.modules.iter().any(|name| name == NET)
     }
 
     /// Returns the modules that are added if the kernel has them.

@@ -32,6 +32,49 @@ const DEVICES: [&str; 5] =
     ["virtio_blk", "virtio_net", "virtio-rng", "virtio_console", "virtio-iommu"];
 /// Modules for devices that programs create: network interfaces of their own.
 const OWN: [&str; 1] = ["tun"];
+/// Modules with which programs make networks: all folders of the kernel's sources that are about
+/// protocols, filters and virtual interfaces rather than about hardware.
+const NET: [&str; 39] = [
+    "net/802",
+    "net/8021q",
+    "net/bridge",
+    "net/core",
+    "net/ipv4",
+    "net/ipv6",
+    "net/key",
+    "net/l2tp",
+    "net/llc",
+    "net/mpls",
+    "net/mptcp",
+    "net/netfilter",
+    "net/netlink",
+    "net/nsh",
+    "net/openvswitch",
+    "net/packet",
+    "net/psample",
+    "net/sched",
+    "net/sctp",
+    "net/tls",
+    "net/unix",
+    "net/xdp",
+    "net/xfrm",
+    "drivers/net/bonding",
+    "drivers/net/dummy.ko",
+    "drivers/net/geneve.ko",
+    "drivers/net/ifb.ko",
+    "drivers/net/ipvlan",
+    "drivers/net/macsec.ko",
+    "drivers/net/macvlan.ko",
+    "drivers/net/macvtap.ko",
+    "drivers/net/nlmon.ko",
+    "drivers/net/tap.ko",
+    "drivers/net/team",
+    "drivers/net/tun.ko",
+    "drivers/net/veth.ko",
+    "drivers/net/vrf.ko",
+    "drivers/net/vxlan",
+    "drivers/net/wireguard",
+];
 /// Modules that a guest needs for a root disk.
 const ROOT: [&str; 4] = ["ext4", "overlay", "crc32c_generic", "crc32c_intel"];
 
@@ -163,9 +206,10 @@ impl Cache {
             let optional = DEVICES.iter().chain(&OWN).chain(spec.optional_modules());
             let for_root = if spec.with.is_empty() { &[][..] } else { &ROOT[..] };
             names.extend(optional.chain(for_root).copied().filter(|name| tree.has(name)));
-            modules = tree.closure(&names)?;
+            let more = if spec.has_net_modules() { tree.within(&NET) } else { Vec::new() };
+            modules = tree.closure_with(&names, &more)?;
             load.extend(first);
-            load.extend(spec.modules.iter().map(String::as_str));
+            load.extend(spec.loaded_modules());
         }
         let busybox = fs::read(&busybox).on("read", &busybox)?;
         let archive = initramfs::build(&busybox, &release, &modules, &load, &spec.programs)?;
@@ -360,6 +404,9 @@ impl Spec {
         }
         if let Some(wanted) = self.driver() {
             add(driver::recipe(wanted).as_bytes());
+        }
+        if self.has_net_modules() {
+            NET.iter().for_each(|place| add(place.as_bytes()));
         }
         for list in [&self.with, &self.modules] {
             add(&(list.len() as u64).to_le_bytes());

@@ -49,7 +49,9 @@ pub(crate) enum ImageCommand {
         /// --kernel driver
         #[arg(long, conflicts_with = "kernel")]
         kernel_driver: bool,
-        /// Kernel modules to add, with their dependencies
+        /// Kernel modules to add, with their dependencies. `net` stands for those with which
+        /// programs make networks (veth, bridge, nf_tables and the like), which images with
+        /// packages have anyway
         #[arg(long, value_name = "MODULE,...", value_delimiter = ',')]
         modules: Vec<String>,
         /// Debian mirror to download from [default: the one that this host's apt uses]
