@@ -88,7 +88,9 @@ impl Bch {
 
     /// The device is about to be reset: tells the process. The reset stops the channel.
     pub(crate) fn lose(&self) {
-        if self.is_lost() {
+        let epoch = self.epoch.load(Relaxed);
+        // An earlier reset has been told already.
+        if epoch != NO_EPOCH && self.device.is_in(epoch + 1) {
             self.signal.tell_lost(self.id.si_int());
         }
     }

@@ -220,6 +220,7 @@ impl<Q: Queue> OpenState<Q> {
         commands: impl Iterator<Item = Command>,
         cbdata: usize,
     ) -> Result<(), Error> {
+        self.check()?;
         if self.split.is_some() {
             self.progress();
         }
@@ -253,6 +254,7 @@ impl<Q: Queue> OpenState<Q> {
         cbdata: usize,
         from: Coords,
     ) -> Result<(), Error> {
+        self.check()?;
         self.progress();
         if self.room() == 0 {
             self.make_room(1)?;

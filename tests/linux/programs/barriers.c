@@ -8,6 +8,8 @@
  *   barriers stopped    of three ranks, 1 starts a round and says so; the others go on when there
  *                       is a file /tmp/go: first with that round, then with rounds among the two of
  *                       them, by relay gates of rank 1's node
+ *   barriers reset      of two ranks, 0 says so and waits for 1 until its device is reset, and starts
+ *                       over
  */
 #include <signal.h>
 #include <string.h>
@@ -316,6 +318,38 @@ static void stopped(void)
     printf("%d sums\n", ROUNDS);
 }
 
+static void reset(void)
+{
+    struct utofu_mrq_notice notice;
+    utofu_stadd_t at;
+    utofu_vcq_hdl_t other;
+    tofu_coll_t pair = group(TOFU_COLL_ANY, 0);
+    meet();
+    if (rank == 1) {
+        /* Rank 0 has put this when it is through. */
+        while (__atomic_load_n(&told.here[calls][0], __ATOMIC_ACQUIRE) == 0)
+            wait_a_little("rank 0 is not heard of");
+        return;
+    }
+    printf("waits\n");
+    expect(tofu_coll_barrier(pair), UTOFU_ERR_FATAL, "a barrier");
+    int code;
+    while ((code = utofu_poll_mrq(vcq, 0, &notice)) == UTOFU_ERR_NOT_FOUND)
+        wait_a_little("the queue is not known to be lost");
+    expect(code, UTOFU_ERR_FATAL, "a poll");
+    expect(utofu_put(vcq, peers[1], mine_at, told_at[1], 8, 0, 0, NULL), UTOFU_ERR_FATAL, "a Put");
+    expect(utofu_reg_mem(vcq, &told, 8, 0, &at), UTOFU_ERR_FATAL, "a registration");
+    expect(utofu_create_vcq(0, 0, &other), UTOFU_ERR_FATAL, "another VCQ of the queue");
+    OK(utofu_dereg_mem(vcq, mine_at, 0));
+    OK(tofu_coll_free(pair));
+    OK(utofu_free_vcq(vcq));
+    OK(utofu_create_vcq_with_cmp_id(0, COMPONENT, 0, &vcq));
+    OK(utofu_reg_mem(vcq, &mine, sizeof mine, 0, &mine_at));
+    mine.here[calls][0] = 1;
+    put(1, &mine.here[calls][0], sizeof mine.here[calls][0]);
+    printf("lost its queue and barrier, and has others\n");
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
@@ -328,6 +362,8 @@ int main(int argc, char **argv)
         hold(1);
     else if (strcmp(what, "stopped") == 0)
         stopped();
+    else if (strcmp(what, "reset") == 0)
+        reset();
     else
         fail("no such part");
     return 0;

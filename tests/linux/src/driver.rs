@@ -11,7 +11,7 @@ use crate::sdk::{Sdk, has_compiler};
 use crate::{Image, PATIENCE, Place, Running, Said, skip, sorted};
 
 /// C programs that need no library.
-const PROGRAMS: [&str; 10] = [
+const PROGRAMS: [&str; 11] = [
     "ioctls",
     "users",
     "rights",
@@ -22,6 +22,7 @@ const PROGRAMS: [&str; 10] = [
     "barrier",
     "foreign",
     "contiguous",
+    "reset",
 ];
 
 /// Loads the driver, in a shell of a node.

@@ -135,6 +135,21 @@ fn utofu_barriers(nodes: &Nodes) {
     assert_eq!(nodes.job(&["-n", "4", "./barriers", "take"], PATIENCE), expected);
 }
 
+/// A process whose device is reset is told so by its next polls, and starts over; tofu0 does so by
+/// itself. A forked child has queues of its own.
+fn utofu_resets_and_forks(nodes: &Nodes) {
+    let waits = nodes.sdk.command(&nodes.place, &["run", "-n", "2", "./barriers", "reset"]);
+    let mut waits = Running::start(waits, b"");
+    assert_eq!(waits.line(), "0: waits\n");
+    let reset = "sleep 1; echo 1 | tee /sys/bus/pci/drivers/tofu/*:*/reset";
+    nodes.place.exec("0", &["sh", "-c", reset]).ok();
+    let said = waits.end(PATIENCE).ok();
+    assert_eq!(said, "0: waits\n0: lost its queue and barrier, and has others\n");
+    utofu_test(nodes, "fork");
+    assert_eq!(nodes.job(&["-n", "1", "--no-prefix", "./fork", "-7"], PATIENCE), ["ok"]);
+    assert_eq!(nodes.job(&["-n", "1", "--no-prefix", "./fork"], PATIENCE), ["ok"]);
+}
+
 /// `utofu-perf` between the nodes prints all the figures that it is asked for.
 fn utofu_perf(nodes: &Nodes) {
     let built = std::env::current_exe().unwrap();
@@ -270,7 +285,7 @@ fn the_driver_and_its_tests() {
     let traced = trace(&nodes);
     let limit = nodes.job(&["-n", "1", "--no-prefix", "sh", "-c", "ulimit -l"], PATIENCE);
     assert_eq!(limit, ["unlimited"], "jobs register what there is");
-    for test in ["ioctls", "users", "rights", "limits", "memory", "barrier"] {
+    for test in ["ioctls", "users", "rights", "limits", "memory", "barrier", "reset"] {
         passes(&nodes.place, "0", &[&format!("/tmp/{test}")]);
     }
     if traced {
@@ -283,6 +298,7 @@ fn the_driver_and_its_tests() {
     utofu_programs(&nodes);
     utofu_tests(&nodes);
     utofu_barriers(&nodes);
+    utofu_resets_and_forks(&nodes);
     utofu_perf(&nodes);
     let times = if std::env::var_os("TOFU_LONG").is_some() { 1000 } else { 30 };
     comes_and_goes(&nodes, times);
