@@ -1,11 +1,13 @@
 //! Archives that a node sends: two of them, one after the other, into the same folder. Nothing
-//! outside of it may change.
+//! outside of it may change, and in it only what has the receiver's name.
 
 use std::fs;
 use std::path::Path;
 
-use tofu_agent::files;
+use tofu_agent::unpack::{unpack, unpack_alone};
 
+/// What the receiver calls an archive's file or folder.
+const NAME: &str = "name";
 const CANARY: &[u8] = b"untouched";
 
 /// Runs one input. Its first byte says where the second archive begins, in blocks.
@@ -18,10 +20,11 @@ pub fn run(data: &[u8]) {
         fs::create_dir(folder).expect("a new folder");
     }
     fs::write(outside.join("file"), CANARY).expect("a new file");
-    for archive in [one, other] {
-        // Most are no archives.
-        let _ = files::unpack(archive, &inside);
-    }
+    // Most are no archives.
+    let _ = unpack(one, &inside, NAME.as_ref());
+    let _ = unpack(other, &inside, NAME.as_ref());
+    let _ = unpack_alone(other, &inside.join(NAME));
+    assert!(names(&inside).iter().all(|name| name == NAME), "{:?}", names(&inside));
     assert_eq!(names(&outside), ["file"]);
     assert_eq!(names(place.path()), ["in", "out"]);
     assert_eq!(fs::read(outside.join("file")).expect("it is there"), CANARY);
