@@ -301,10 +301,16 @@ mod tests {
 
     fn tree(modules: &[(&str, &[&str])], built_in: &str) -> (tempfile::TempDir, Tree) {
         let folder = tempfile::tempdir().unwrap();
-        let sub = folder.path().join("kernel/drivers");
-        fs::create_dir_all(&sub).unwrap();
         for (file, info) in modules {
-            fs::write(sub.join(file), object(info)).unwrap();
+            let folder = folder.path().join("kernel");
+            // A module without a folder is a driver.
+            let path = if file.contains('/') {
+                folder.join(file)
+            } else {
+                folder.join("drivers").join(file)
+            };
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, object(info)).unwrap();
         }
         fs::write(folder.path().join("modules.builtin"), built_in).unwrap();
         let tree = Tree::open(folder.path(), "6.12").unwrap();
@@ -358,11 +364,11 @@ mod tests {
     fn modules_of_a_folder_are_found_and_stay_as_they_are() {
         let (folder, tree) = tree(
             &[
-                ("net/bridge/bridge.ko", b"depends=stp\0"),
-                ("net/802/stp.ko", b"depends=\0"),
-                ("net/bridged/other.ko", b"depends=\0"),
-                ("drivers/net/veth.ko", b"depends=\0"),
-                ("drivers/net/ethernet/e1000.ko", b"depends=\0"),
+                ("net/bridge/bridge.ko", &["depends=stp"]),
+                ("net/802/stp.ko", &["depends="]),
+                ("net/bridged/other.ko", &["depends="]),
+                ("drivers/net/veth.ko", &["depends="]),
+                ("drivers/net/ethernet/e1000.ko", &["depends="]),
             ],
             "",
         );
