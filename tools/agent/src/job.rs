@@ -194,6 +194,9 @@ impl Job {
     }
 
     pub(crate) fn input(&self, bytes: Vec<u8>) {
+        if bytes.is_empty() {
+            return;
+        }
         let mut waiting = lock(&self.waiting);
         *waiting += bytes.len();
         if *waiting > WINDOW as usize {

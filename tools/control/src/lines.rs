@@ -11,6 +11,9 @@ pub const MAX_REQUEST: usize = 256 << 10;
 /// The most bytes of a reply, which must hold all nodes of a machine.
 pub(crate) const MAX_REPLY: usize = 64 << 20;
 
+/// The memory that a reader keeps for further lines, in bytes.
+const KEPT: usize = 64 << 10;
+
 /// Why there is no message.
 #[derive(Debug, Error)]
 pub enum LineError {
@@ -64,6 +67,8 @@ impl<R: Read> LineReader<R> {
     pub fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>, LineError> {
         loop {
             self.line.clear();
+            // One long line must not hold its memory for as long as the connection lives.
+            self.line.shrink_to(KEPT);
             let mut limited = (&mut self.stream).take(self.most as u64);
             limited.read_until(b'\n', &mut self.line)?;
             if !self.line.ends_with(b"\n") {

@@ -52,6 +52,8 @@ pub struct Registry {
     followers: Mutex<Vec<Sender<Arc<EventInfo>>>>,
     /// Each follower holds a clone until it has passed on the last event.
     following: Arc<()>,
+    /// Each capture and trace of a client holds a clone.
+    observing: Arc<()>,
     cancelled: AtomicBool,
     /// Whether a node fails with its guest.
     fail_with_guest: bool,
@@ -102,6 +104,9 @@ const LAST_WORD: Duration = Duration::from_millis(500);
 /// Bytes of events by which a follower may lag behind.
 const FOLLOWERS_QUEUE: usize = 4 << 20;
 
+/// The most captures and traces of clients at the same time. Each has a buffer of some MiB.
+const MOST_OBSERVERS: usize = 16;
+
 /// A machine that has been built.
 struct Built {
     network: AnyNetwork,
@@ -126,6 +131,7 @@ impl Registry {
             jobs: Jobs::default(),
             followers: Mutex::default(),
             following: Arc::default(),
+            observing: Arc::default(),
             cancelled: AtomicBool::new(false),
             fail_with_guest: false,
             rest: None,
@@ -393,6 +399,20 @@ impl Registry {
         followers.retain(|follower| !follower.is_closed());
         followers.push(sender);
         (events, Arc::clone(&self.following))
+    }
+
+    /// Makes room for another capture or trace of a client. The result must be dropped with it.
+    ///
+    /// # Errors
+    ///
+    /// If there are too many.
+    pub(crate) fn observe(&self) -> anyhow::Result<Arc<()>> {
+        let observing = Arc::clone(&self.observing);
+        // The registry's own, and this one.
+        if Arc::strong_count(&observing) > MOST_OBSERVERS + 1 {
+            bail!("{MOST_OBSERVERS} captures and traces run, which is as many as there can be");
+        }
+        Ok(observing)
     }
 
     /// Gives followers a moment to report the end before this process ends.

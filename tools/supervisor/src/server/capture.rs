@@ -2,6 +2,7 @@
 
 use std::io::{self, BufWriter, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use tofu_abi::Coords;
@@ -36,6 +37,7 @@ pub(super) struct Begun {
     capture: Capture,
     at: Coords,
     limits: CaptureLimits,
+    _observing: Arc<()>,
 }
 
 /// Begins a capture.
@@ -74,7 +76,9 @@ pub(super) fn begin(registry: &Registry, request: &CaptureRequest) -> anyhow::Re
         snaplen: request.snaplen.clamp(LEAST_SNAPLEN, MOST_SNAPLEN) as usize,
         ..CaptureConfig::new(node)
     };
-    Ok(Begun { capture: network.capture(config), at, limits: request.limits })
+    let observing = registry.observe()?;
+    let (capture, limits) = (network.capture(config), request.limits);
+    Ok(Begun { capture, at, limits, _observing: observing })
 }
 
 /// A packet's record has a header of `LEAST_SNAPLEN` bytes, and no packet is longer than

@@ -23,6 +23,8 @@ const LOOK: Duration = Duration::from_millis(500);
 /// The most bytes of events of other parts that wait for a follower. The parts hold back any beyond
 /// that.
 const ELSEWHERE: usize = 256 << 10;
+/// The most characters of a text of another part.
+const LONGEST: usize = 4 << 10;
 /// How often to check for events of other parts.
 const MERGE: Duration = Duration::from_millis(50);
 
@@ -93,7 +95,7 @@ impl Drop for Elsewhere<'_> {
 /// the part has them. Events about links, routers, faults and the end of the machine happen here,
 /// too.
 fn of_part(parts: &Parts, part: PartId, event: EventInfo) -> Option<EventInfo> {
-    let text = |text: String| printable(&text);
+    let text = |text: String| printable(&text).chars().take(LONGEST).collect::<String>();
     let what = match event.what {
         EventKind::Job { job, state, command, nodes } if part == OF_JOBS => {
             let what = EventKind::Job { job, state, command: text(command), nodes };

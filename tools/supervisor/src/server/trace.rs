@@ -1,6 +1,7 @@
 //! Traces over the control socket.
 
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,6 +27,7 @@ pub(super) struct Begun {
     selection: Selection,
     shape: Shape,
     limits: CaptureLimits,
+    _observing: Arc<()>,
 }
 
 /// Begins a trace.
@@ -50,9 +52,10 @@ pub(super) fn begin(registry: &Registry, request: &TraceRequest) -> anyhow::Resu
     if network.interconnect().tofu().is_none() {
         bail!("a machine of TNW has no commands to trace; tofu capture shows its packets");
     }
+    let observing = registry.observe()?;
     let trace = network.trace().context("the machine ends")?;
     let (shape, limits) = (registry.network.shape, request.limits);
-    Ok(Begun { trace, selection, shape, limits })
+    Ok(Begun { trace, selection, shape, limits, _observing: observing })
 }
 
 impl Begun {

@@ -13,7 +13,6 @@ use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::Child;
-use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
 use anyhow::{Context, anyhow, bail, ensure};
@@ -24,6 +23,7 @@ use tofu_image::hex;
 use tofu_supervisor::options::MachineArgs;
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::units::PartOf;
+use tofu_sync::queue::{Item, Sender, WhenFull, queue};
 use tofu_ui::{TomlFile, exit, printable, signals};
 
 use self::file::Host;
@@ -77,6 +77,20 @@ enum News {
     Signal(i32),
 }
 
+impl Item for News {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Line { line, .. } => line.len(),
+            _ => 0,
+        }
+    }
+}
+
+/// Bytes of lines that wait to be shown. Parts whose lines wait are held up.
+const MOST_WAITING: usize = 1 << 20;
+/// The longest line of a part, in bytes; a longer one is cut.
+const LONGEST: u64 = 64 << 10;
+
 /// Reads the lines of a part.
 fn follow(part: usize, child: &mut Child, to: &Sender<News>) -> anyhow::Result<()> {
     let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else { return Ok(()) };
@@ -84,7 +98,7 @@ fn follow(part: usize, child: &mut Child, to: &Sender<News>) -> anyhow::Result<(
         let run = move || {
             let mut lines = BufReader::new(stream);
             let mut line = Vec::new();
-            while matches!(lines.read_until(b'\n', &mut line), Ok(1..)) {
+            while let Ok(1..) = lines.by_ref().take(LONGEST).read_until(b'\n', &mut line) {
                 let text = String::from_utf8_lossy(&line).trim_end().to_owned();
                 line.clear();
                 // The receiver is gone once all is over.
@@ -97,7 +111,7 @@ fn follow(part: usize, child: &mut Child, to: &Sender<News>) -> anyhow::Result<(
     let to = to.clone();
     let run = move || {
         streams.into_iter().for_each(|stream| drop(stream.join()));
-        let _ = to.send(News::Ended(part));
+        let _ = to.force(News::Ended(part));
     };
     thread::Builder::new().name("ends".into()).spawn(run).context("no threads left")?;
     Ok(())
@@ -155,10 +169,10 @@ pub(crate) fn run(file: &Path, args: &MachineArgs, json: bool) -> anyhow::Result
     tofu_cables::hosts::init(&machine.certificates, &addresses)
         .with_context(|| file.display().to_string())?;
 
-    let (sender, news) = channel();
+    let (sender, news) = queue(MOST_WAITING, WhenFull::Wait);
     let signalled = sender.clone();
     let _signals = signals::forward(signals::CLEANING, move |signal| {
-        let _ = signalled.send(News::Signal(signal));
+        let _ = signalled.force(News::Signal(signal));
     })?;
     let prepared = remote::prepare(&machine, &hosts)?;
     if let Ok(News::Signal(signal)) = news.try_recv() {
