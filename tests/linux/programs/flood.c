@@ -1,7 +1,7 @@
 // Stands for a QEMU that writes to everything it has without end, or for a program that prints
-// without end. `flood` prints lines. With the arguments of a machine it writes to standard error, the
-// console (3) and the agent's port (4), without line ends. All other uses of QEMU are passed on to
-// the command in REAL_QEMU.
+// without end. `flood` prints lines. With the arguments of a machine it writes to standard error,
+// the console (3) and the agent's port (4), without line ends. All other uses of QEMU are passed on
+// to the command in REAL_QEMU.
 #include <fcntl.h>
 #include <string.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 //! Streams of bytes between two parts, beside the packets, for requests to a part about its nodes.
-//! Each stream has a window, so that a slow reader delays nothing else on the connection. One thread
-//! serves all streams with a part.
+//! Each stream has a window, so that a slow reader delays nothing else on the connection. One
+//! thread serves all streams with a part.
 //!
 //! Frames of streams have a number, a byte with their kind, and the data of that kind. The end that
 //! opens a stream assigns its number. The highest bit of the byte says that the sender is that end.
