@@ -143,7 +143,7 @@ fn arguments(setup: &VmSetup, passed: &mut Passed) -> anyhow::Result<Vec<OsStrin
     add(&["-device", "virtserialport,chardev=agent,name=org.tofu.agent"]);
     add(&["-device", "virtio-rng-pci"]);
     add(&["-chardev", &format!("socket,id=qmp,fd={MONITOR},server=on,wait=off")]);
-    add(&["-mon", "chardev=qmp,mode=control"]);
+    add(&["-qmp", "chardev:qmp"]);
     if let Some(LanPort { mac, end }) = &setup.lan {
         let backend = match end {
             End::Socket(_) => format!("dgram,id=lan,local.type=fd,local.str={LAN}"),

@@ -1,5 +1,6 @@
 //! `tofu restart`, `pause` and `resume`.
 
+use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -34,8 +35,6 @@ pub(crate) struct PauseArgs {
 }
 
 /// Let the processors of a node continue after `tofu pause`
-///
-/// A Linux node under QEMU that has suspended itself (`echo mem > /sys/power/state`) wakes up.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ResumeArgs {
     /// Node, as for `tofu exec`
@@ -51,11 +50,16 @@ pub(crate) fn hold(node: &str, on: bool) -> anyhow::Result<u8> {
     Connection::open(&found.control, &request)?.answer()?;
     let monitor =
         found.control.with_file_name(node_file("qmp", Coords::from_array(found.node.at), "sock"));
-    // Other monitors do not let guests suspend themselves, and a part's own host has its QEMUs.
-    if !on && found.node.vmm == "qemu" && monitor.exists() {
-        Monitor::connect(&monitor)?.wake()?;
+    // A part's own host has its QEMUs. The guest of one that is woken does not come back, but ends.
+    if !on && found.node.vmm == "qemu" && monitor.exists() && is_suspended(&monitor) {
+        bail!("node {node}: it has suspended itself; `tofu restart {node}` starts it anew");
     }
     Ok(0)
+}
+
+fn is_suspended(monitor: &Path) -> bool {
+    // It may be busy with somebody else.
+    Monitor::connect(monitor).and_then(|mut monitor| monitor.is_suspended()).unwrap_or(false)
 }
 
 /// Runs `tofu restart` and returns the exit code.

@@ -102,13 +102,10 @@ impl Monitor {
         Ok(status["running"] == true)
     }
 
-    /// Wakes the node's machine if it has suspended itself.
-    pub(in crate::commands) fn wake(&mut self) -> anyhow::Result<()> {
+    /// Whether the node's machine has suspended itself.
+    pub(in crate::commands) fn is_suspended(&mut self) -> anyhow::Result<bool> {
         let status = self.command(&json!({ "execute": "query-status" }))?;
-        match status["status"] == "suspended" {
-            true => self.command(&json!({ "execute": "system_wakeup" })).map(drop),
-            false => Ok(()),
-        }
+        Ok(status["status"] == "suspended")
     }
 
     /// Has them run.
