@@ -417,12 +417,8 @@ fn files(what: &str, folder: &Path) {
 /// The body of a child that becomes as confined as a program that serves a guest. `user` is the one
 /// that it becomes, if it may.
 fn program(user: &str, folder: &Path) {
-    let refused = |what: &str, result: io::Result<()>| {
-        let code = result.expect_err(what).raw_os_error();
-        assert!(matches!(code, Some(libc::EPERM | libc::EACCES | libc::ENOSYS)), "{what} {code:?}");
-    };
     let user = user.parse().ok().map(|id| User { id, group: None });
-    let (secret, socket) = (folder.join("secret"), folder.join("socket"));
+    let socket = folder.join("socket");
     // A file of everybody's, which another user may read as well.
     let policy = Policy::new()
         .allow(folder.join("listed"), Access::Read)
@@ -445,8 +441,18 @@ fn program(user: &str, folder: &Path) {
     (&ours).read_exact(&mut [0]).unwrap();
     answering.join().unwrap();
     refused("another connection", UnixStream::connect(&socket).map(drop));
+    is_kept_from_others(folder);
+    has_what_it_needs(folder, user);
+}
 
-    refused("reading", File::open(&secret).map(drop));
+#[track_caller]
+fn refused(what: &str, result: io::Result<()>) {
+    let code = result.expect_err(what).raw_os_error();
+    assert!(matches!(code, Some(libc::EPERM | libc::EACCES | libc::ENOSYS)), "{what} {code:?}");
+}
+
+fn is_kept_from_others(folder: &Path) {
+    refused("reading", File::open(folder.join("secret")).map(drop));
     refused("a listing", fs::read_dir(folder).map(drop));
     refused("writing", fs::write(folder.join("new"), "x"));
     refused("changing", OpenOptions::new().append(true).open(folder.join("listed")).map(drop));
@@ -472,7 +478,9 @@ fn program(user: &str, folder: &Path) {
     for (what, number, args) in tries {
         refused(what, call(number, args).map(drop));
     }
-    // What it needs, it has.
+}
+
+fn has_what_it_needs(folder: &Path, user: Option<User>) {
     assert_eq!(fs::read(folder.join("listed")).unwrap(), b"for all to see");
     thread::spawn(|| ()).join().unwrap();
     UnixStream::pair().unwrap();
