@@ -1,7 +1,7 @@
 //! An Ethernet between the Linux nodes of a machine, which needs no rights on the host.
 //!
-//! Each node has a pair of sockets that keep packets apart, and each packet is an Ethernet frame. Two nodes are
-//! joined directly. Between more nodes, a thread forwards frames like a switch.
+//! Each node has a pair of sockets that keep packets apart, and each packet is an Ethernet frame.
+//! Two nodes are joined directly. Between more nodes, a thread forwards frames like a switch.
 //!
 //! For comparison there is the usual alternative: a TAP interface for each node, on a bridge of the
 //! host's kernel. It needs rights, and interfaces that exist already.
