@@ -11,10 +11,11 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use landlock::Scope;
 use seccompiler::SeccompAction;
 
+use crate::files;
 use crate::filter::Condition::{Bits, Is, IsThisProcess, Null};
 use crate::filter::{self, Entry};
 use crate::policy::{Error, Policy};
-use crate::{Support, files};
+use crate::support::Support;
 
 /// The name of the filter in errors.
 const NAME: &str = "program";
