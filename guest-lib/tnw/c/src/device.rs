@@ -23,11 +23,13 @@ const SERIAL: u32 = 6;
 /// Position in a handle of the number of its process among those that have forked each other.
 const GENERATION: u32 = 20;
 
+/// Devices by handle.
+type Devices = Mutex<Vec<Option<Arc<Device>>>>;
+
 /// What this process has opened. What its parent has opened is its parent's.
 #[derive(Default)]
 struct Opened {
-    /// By handle.
-    devices: Mutex<Vec<Option<Arc<Device>>>>,
+    devices: Devices,
     nodes: Mutex<BTreeSet<u32>>,
     backend: OnceLock<Result<Backend, Error>>,
 }
@@ -173,7 +175,7 @@ pub(crate) fn open(node: u32) -> Result<i32, Error> {
 }
 
 /// Where the device of a handle is kept, if this process has opened it.
-fn place(handle: i32) -> Result<(&'static Mutex<Vec<Option<Arc<Device>>>>, usize), Error> {
+fn place(handle: i32) -> Result<(&'static Devices, usize), Error> {
     let handle = u32::try_from(handle).map_err(|_| Code::InvalidHandle)?;
     let (generation, at) = (handle >> GENERATION, handle as usize % (1 << GENERATION));
     match OPENED.get().filter(|own| own.generation == generation) {
