@@ -111,9 +111,7 @@ impl Killer {
                     let _ = kill_process(pid, signal);
                 }
             }
-            Self::Own(vm) => {
-                vm.stop();
-            }
+            Self::Own(vm) => vm.holder().stop(),
         }
     }
 

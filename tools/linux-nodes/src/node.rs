@@ -372,13 +372,23 @@ impl AgentNode for LinuxNode {
     }
 
     fn hold(&self, on: bool) -> anyhow::Result<()> {
-        match &self.state().killer {
-            Some(killer) if killer.hold(on) => {
-                self.agent.hold(on);
-                Ok(())
+        let state = self.state();
+        let killer = state.killer.clone();
+        let held = match killer {
+            // Its processors may take seconds to stop, and others need the state.
+            Some(killer @ Killer::Own(_)) => {
+                drop(state);
+                killer.hold(on)
             }
-            _ => bail!("the node's virtual machine is not running"),
+            // The number of a process may belong to another one once it has been reaped.
+            Some(killer) => killer.hold(on),
+            None => false,
+        };
+        if !held {
+            bail!("the node's virtual machine is not running");
         }
+        self.agent.hold(on);
+        Ok(())
     }
 
     fn stop(&self) {
