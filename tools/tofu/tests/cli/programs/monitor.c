@@ -40,8 +40,10 @@ static int greets(const char *path)
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct timeval soon = { .tv_sec = 2 };
     strncpy(to.sun_path, path, sizeof to.sun_path - 1);
+    if (connect(fd, (struct sockaddr *)&to, sizeof to)) return 0;
+    /* Of the socket that it has been given. */
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &soon, sizeof soon);
-    return connect(fd, (struct sockaddr *)&to, sizeof to) == 0 && read(fd, &byte, 1) == 1;
+    return read(fd, &byte, 1) == 1;
 }
 
 static int runs(void)
@@ -58,7 +60,8 @@ static int runs(void)
 int main(int count, char **args)
 {
     char path[64];
-    if (count == 2 || !strcmp(args[1], "-device") || !strcmp(args[1], "-sandbox")) {
+    /* What it is asked before it is taken for a QEMU. */
+    if (!strcmp(args[count - 1], "--version") || !strcmp(args[1], "-device")) {
         puts("QEMU emulator version 11.0.0");
         return 0;
     }
