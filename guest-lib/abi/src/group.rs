@@ -1,7 +1,7 @@
 //! Group process ids (GPID): which control queues and barrier gates reach each other.
 //!
 //! A control queue compares 64 bits, a barrier gate 40. The values are ours: a kind in bits
-//! [39:32], and a number of that kind below, so that ids of two kinds are never the same.
+//! 39 to 32, and a number of that kind below, so that ids of two kinds are never the same.
 
 /// Whose queues and gates are in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,7 +1,7 @@
 //! The host's side of a node's agent, which runs several programs at once over one stream.
 //!
 //! The guest may have another agent, which sends anything or nothing. What it sends is bounded by
-//! what the host has granted, and nothing waits for it: an [`Outlet`] writes to the guest, and
+//! what the host has granted, and nothing waits for it: an `Outlet` writes to the guest, and
 //! programs are given up if the agent answers no ping.
 
 use std::collections::HashMap;
