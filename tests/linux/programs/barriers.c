@@ -8,8 +8,8 @@
  *   barriers stopped    of three ranks, 1 starts a round and says so; the others go on when there
  *                       is a file /tmp/go: first with that round, then with rounds among the two of
  *                       them, by relay gates of rank 1's node
- *   barriers reset      of two ranks, 0 says so and waits for 1 until its device is reset, and starts
- *                       over
+ *   barriers reset      of two ranks, 0 says so and waits for 1 until its device is reset, and then
+ *                       starts over
  */
 #include <signal.h>
 #include <string.h>
