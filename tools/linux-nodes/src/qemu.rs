@@ -49,11 +49,10 @@ pub fn start(qemu: &Qemu, setup: &VmSetup, group: i32, stderr: OwnedFd) -> anyho
     passed.at(MONITOR, listen(&setup.qmp)?);
     let qemu = passed.program(qemu, setup)?;
     let arguments = arguments(setup, &mut passed)?;
-    let limits = passed.limits.as_ref();
-    let run = |program: &Path| match limits {
-        Some(limits) => janitor::wrapped_with(group, program, limits),
-        None => janitor::wrapped(group, program),
-    };
+    let is_confined = passed.limits.is_some();
+    let mut limits = passed.limits.unwrap_or_default();
+    passed.mappings.iter().for_each(|mapping| limits.keep(mapping.child_fd));
+    let run = |program: &Path| janitor::wrapped_with(group, program, &limits);
     let mut command = match setup.lan.as_ref().map(|lan| &lan.end) {
         // QEMU must run in the namespace of its interface.
         Some(End::Tap { namespace, .. }) => {
@@ -64,7 +63,7 @@ pub fn start(qemu: &Qemu, setup: &VmSetup, group: i32, stderr: OwnedFd) -> anyho
         _ => run(&qemu.program)?,
     };
     command.args(&qemu.args_prefix).envs(qemu.envs.iter().cloned());
-    if limits.is_some() {
+    if is_confined {
         connect::answer(&mut command, &setup.name, &setup.device)?;
         if qemu.sandbox {
             command.args(Qemu::SANDBOX);

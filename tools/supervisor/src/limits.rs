@@ -17,7 +17,7 @@ use clap::Args;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, capabilities};
-use tofu_sandbox::{Access, Policy, User, confine_program, hold_connects};
+use tofu_sandbox::{Access, Policy, User, confine_program, hold_connects, keep_from_children};
 
 /// The first user of a range that systems leave unassigned; a program's process id is added, so
 /// that each is another user.
@@ -36,6 +36,9 @@ pub struct ProgramLimits {
     /// connect(2) is answered
     #[arg(long)]
     confine: bool,
+    /// A descriptor that it is passed
+    #[arg(long)]
+    keep: Vec<i32>,
     /// A file or folder that it may read and run
     #[arg(long)]
     execute: Vec<PathBuf>,
@@ -71,6 +74,11 @@ impl ProgramLimits {
         Self { confine: true, user, users, ..Self::default() }
     }
 
+    /// Passes a descriptor. Others do not reach the program.
+    pub fn keep(&mut self, descriptor: i32) {
+        self.keep.push(descriptor);
+    }
+
     /// Allows reading and running a file, or those of a folder, if it exists.
     pub fn execute(&mut self, path: impl Into<PathBuf>) {
         self.execute.push(path.into());
@@ -102,6 +110,7 @@ impl ProgramLimits {
         if self.confine {
             args.push("--confine".into());
         }
+        args.extend(self.keep.iter().flat_map(|fd| ["--keep".into(), fd.to_string().into()]));
         let paths =
             [("--execute", &self.execute), ("--read", &self.read), ("--device", &self.device)];
         for (option, paths) in paths {
@@ -116,6 +125,7 @@ impl ProgramLimits {
 
     /// Enters the limits, for good. `command` is going to replace this process.
     pub(crate) fn enter(&self, command: &mut Command) -> anyhow::Result<()> {
+        keep_from_children(&self.keep);
         if !self.confine {
             return Ok(());
         }

@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     // Those that this process was started with are for no other, except for a program that a tofu
     // has passed some to.
     if std::env::args_os().nth(1).is_none_or(|command| command != InternalCommand::NAME) {
-        tofu_sandbox::keep_from_children();
+        tofu_sandbox::keep_from_children(&[]);
     }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
