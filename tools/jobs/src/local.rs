@@ -334,10 +334,16 @@ impl LocalMachine {
             false => Doorbells::Trapped,
         };
         let (network, confinement) =
-            (Network { shape, links_down: Vec::new(), part: None }, Confinement::default());
+            (Network { shape, links_down: Default::default(), part: None }, Confinement::default());
         let (sender, events) = event::events();
-        let (machine, registry) =
-            runner::registered_machine(&network, kind, doorbells, engines, &confinement, sender)?;
+        let (machine, registry) = runner::registered_machine(
+            (&network, None),
+            kind,
+            doorbells,
+            engines,
+            &confinement,
+            sender,
+        )?;
         serve_control(&registry, events, dir, job)?;
         // A random name that no other process can have taken.
         let random = RandomState::new().hash_one(std::process::id());

@@ -127,7 +127,7 @@ impl Kit {
     /// # Errors
     ///
     /// If a file or an image does not exist or is of the wrong kind, or options exclude each other.
-    pub(crate) fn check(plan: &Plan, arch: Arch, args: &LinuxArgs) -> anyhow::Result<()> {
+    pub fn check(plan: &Plan, arch: Arch, args: &LinuxArgs) -> anyhow::Result<()> {
         let mixed = plan.archs().len() > 1;
         let own = [(args.kernel.is_some(), "--kernel"), (args.initrd.is_some(), "--initrd")];
         if let Some((_, option)) = own.into_iter().find(|(given, _)| mixed && *given) {

@@ -103,7 +103,7 @@ struct RawErrors {
 
 /// A value, or a list of values to be run one after another.
 #[derive(Clone, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "one value, or a list of values, of the right type")]
 pub(crate) enum OneOrMore<T> {
     One(T),
     More(Vec<T>),
@@ -277,7 +277,7 @@ pub(crate) struct Report {
 
 impl Scenario {
     pub(crate) fn parse(name: &str, text: &str) -> anyhow::Result<Self> {
-        let file = TomlFile { path: Path::new(name), text };
+        let file = TomlFile::new(Path::new(name), text);
         let raw: Raw = file.parse()?;
         let shape = raw.shape.get_ref().parse::<Shape>();
         let shape = shape.map_err(|_| file.value_error("shape", &raw.shape, SHAPE))?;

@@ -25,12 +25,19 @@ pub fn machine(plan: &Plan, prefix: &str) -> String {
 
 /// Describes the shape of a machine with `nodes` guests in command-line words that begin with
 /// `prefix`.
-pub fn network(shape: &Shape, nodes: usize, prefix: &str) -> String {
+fn network(shape: &Shape, nodes: usize, prefix: &str) -> String {
     let axes = [(Axis::X, 'x'), (Axis::Y, 'y'), (Axis::Z, 'z')];
     let torus: String =
         axes.iter().filter(|(axis, _)| shape.wraps(*axis)).map(|(_, c)| c).collect();
     let io = if shape.has_io_nodes() { format!(" {prefix}io=1") } else { String::new() };
     format!("{prefix}shape={shape} {prefix}torus={torus}{io} {prefix}nodes={nodes}")
+}
+
+/// Describes the machine to the guests of served devices.
+pub fn served(plan: &Plan) -> String {
+    let prefix = "tofu.";
+    let shape = network(&plan.network.shape, plan.nodes.len(), prefix);
+    format!("{shape} {}", ip_words(plan, prefix)).trim_end().to_owned()
 }
 
 /// The command line of the firmware.

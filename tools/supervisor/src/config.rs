@@ -2,8 +2,9 @@
 //!
 //! TOML, parsed into typed values before anything runs.
 
+use std::collections::HashSet;
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::path::Path;
 use std::str::FromStr;
 
@@ -57,6 +58,8 @@ pub struct MachineFile {
     pub(crate) faults: Option<FaultSpec>,
     pub(crate) nodes: Vec<NodeEntry>,
     pub(crate) links: Vec<LinkEntry>,
+    /// The first field that is about guests, or how they are started.
+    pub(crate) of_guests: Option<(FileLine, &'static str)>,
 }
 
 /// Settings for the machine or for a single node.
@@ -180,7 +183,7 @@ struct RawFile {
     io_nodes: Option<Spanned<bool>>,
     generation: Option<Spanned<String>>,
     links: Option<Spanned<String>>,
-    fail_with_guest: Option<bool>,
+    fail_with_guest: Option<Spanned<bool>>,
     guest: Option<Spanned<String>>,
     memory: Option<Spanned<String>>,
     args: Option<Spanned<String>>,
@@ -188,7 +191,7 @@ struct RawFile {
     timeout: Option<Spanned<TextOrNumber>>,
     engines: Option<Spanned<i64>>,
     metrics: Option<Spanned<String>>,
-    linux: Option<bool>,
+    linux: Option<Spanned<bool>>,
     cpus: Option<Spanned<i64>>,
     append: Option<Spanned<String>>,
     image: Option<Spanned<String>>,
@@ -204,6 +207,37 @@ struct RawFile {
     node: Vec<RawNode>,
     #[serde(default)]
     link: Vec<RawLink>,
+}
+
+impl RawFile {
+    /// Returns the first given field that is about guests or how they are started.
+    fn of_guests(&self) -> Option<(Range<usize>, &'static str)> {
+        fn at<T>(field: &Option<Spanned<T>>) -> Option<Range<usize>> {
+            field.as_ref().map(Spanned::span)
+        }
+        let given = [
+            (at(&self.fail_with_guest), "fail_with_guest"),
+            (at(&self.guest), "guest"),
+            (at(&self.memory), "memory"),
+            (at(&self.args), "args"),
+            (at(&self.timeout), "timeout"),
+            (at(&self.linux), "linux"),
+            (at(&self.cpus), "cpus"),
+            (at(&self.append), "append"),
+            (at(&self.image), "image"),
+            (at(&self.driver), "driver"),
+            (at(&self.arch), "arch"),
+            (at(&self.cpu), "cpu"),
+            (at(&self.boot), "boot"),
+            (at(&self.boot_server), "boot_server"),
+        ];
+        let given = given.into_iter().find_map(|(at, field)| Some((at?, field)));
+        let of_node = |node: &RawNode| {
+            let field = node.of_a_guest().or(node.gateway.then_some("gateway"))?;
+            Some((node.at.span(), field))
+        };
+        given.or_else(|| self.node.iter().find_map(of_node))
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -259,22 +293,44 @@ struct RawLink {
 }
 
 impl MachineFile {
+    /// Checks the nodes and links of the file against the shape of the machine.
+    pub(crate) fn check(&self, shape: &Shape) -> Result<(), FileError> {
+        let mut seen = HashSet::new();
+        let mut gateway = false;
+        for node in &self.nodes {
+            if !shape.contains(node.at) {
+                return Err(node.outside(shape));
+            }
+            if !seen.insert(node.at) {
+                return Err(node.repeated());
+            }
+            if node.gateway && std::mem::replace(&mut gateway, true) {
+                return Err(node.second_gateway());
+            }
+        }
+        let outside = |link: &&LinkEntry| shape.neighbor(link.at, link.port).is_none();
+        match self.links.iter().find(outside) {
+            Some(link) => Err(link.outside(shape)),
+            None => Ok(()),
+        }
+    }
+
     /// Parses and checks the text of a machine file. Relative paths of guests start at the folder
     /// of `path`.
     pub fn parse(path: &Path, text: &str) -> Result<Self, FileError> {
-        let source = Source(TomlFile { path, text });
+        let source = Source(TomlFile::new(path, text));
         let raw: RawFile = source.parse()?;
-        let torus = raw.torus.unwrap_or_default();
+        let torus = raw.torus.as_ref().map_or([None; 3], |torus| [torus.x, torus.y, torus.z]);
         let mut file = Self {
             shape: source
                 .checked("shape", &raw.shape, |text| text.parse().or(Err(SHAPE_ALLOWED)))?,
-            torus: [torus.x, torus.y, torus.z],
+            torus,
             io_nodes: raw.io_nodes.as_ref().map(|io| (source.place(io.span()), *io.get_ref())),
             interconnect: source.text("generation", &raw.generation)?,
             link_mode: source.text("links", &raw.links)?,
-            fail_with_guest: raw.fail_with_guest.unwrap_or_default(),
+            fail_with_guest: raw.fail_with_guest.as_ref().is_some_and(|fail| *fail.get_ref()),
             settings: Settings {
-                linux: raw.linux,
+                linux: raw.linux.as_ref().map(|linux| *linux.get_ref()),
                 cpus: source.number("cpus", &raw.cpus)?,
                 append: source.text("append", &raw.append)?,
                 boot: source.text("boot", &raw.boot)?,
@@ -297,6 +353,7 @@ impl MachineFile {
             faults: source.text("faults", &raw.faults)?,
             nodes: Vec::with_capacity(raw.node.len()),
             links: Vec::with_capacity(raw.link.len()),
+            of_guests: raw.of_guests().map(|(span, field)| (source.place(span), field)),
         };
         for node in &raw.node {
             if let Some(generation) = &node.generation {

@@ -107,6 +107,10 @@ pub struct MachineArgs {
     #[arg(long, value_name = "NODE=FILE")]
     pub capture: Vec<String>,
 
+    /// Whether the machine is only checked, so that nothing is written.
+    #[arg(skip)]
+    pub only_check: bool,
+
     /// Network boot.
     #[command(flatten)]
     pub boot: BootArgs,

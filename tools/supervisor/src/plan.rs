@@ -3,6 +3,7 @@
 mod build;
 mod error;
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use tofu_abi::Coords;
@@ -19,7 +20,6 @@ use crate::units::{
     MemorySize, MetricsAddress, Mtu, PartOf, Timeout,
 };
 
-pub use build::shape_of;
 pub use error::PlanError;
 
 /// The network of a machine, which `topo` draws and `up` builds.
@@ -28,7 +28,7 @@ pub struct Network {
     /// Lengths of the axes, and which of them wrap around.
     pub shape: Shape,
     /// Links that start down in both directions, each named from one of its ends.
-    pub links_down: Vec<(Coords, Port)>,
+    pub links_down: BTreeSet<(Coords, Port)>,
     /// The part of it that this process has, or `None` for all of it.
     pub part: Option<PartOf>,
 }
@@ -218,7 +218,8 @@ impl Network {
     /// Returns whether the link at this port starts down, from whichever end it was named.
     pub fn is_down(&self, at: Coords, port: Port) -> bool {
         let other = self.shape.neighbor(at, port).map(|to| (to, port.opposite()));
-        self.links_down.iter().any(|named| *named == (at, port) || Some(*named) == other)
+        let named = |end| self.links_down.contains(&end);
+        named((at, port)) || other.is_some_and(named)
     }
 }
 

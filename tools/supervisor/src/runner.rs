@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 
 use anyhow::{Context, bail};
 use tofu_control::protocol::NodeKind;
-use tofu_fabric::NodeId;
+use tofu_fabric::{FaultPlan, NodeId};
 use tofu_gateway::IoNode;
 use tofu_machine::capture::CaptureConfig;
 use tofu_machine::{
@@ -161,16 +161,16 @@ fn any_machine(
     })
 }
 
-/// Builds a machine of any kind without nodes, with running engines and the network's links down,
-/// and its registry. `events` receives the machine's events. A machine of TNW has direct links and
-/// one engine.
+/// Builds a machine of any kind without nodes, with running engines, the network's links down and
+/// these faults, and its registry. `events` receives the machine's events. A machine of TNW has
+/// direct links and one engine.
 ///
 /// # Errors
 ///
 /// If a machine of TNW is to have modelled links or more than three axes, or the host has no
 /// threads left.
 pub fn registered_machine(
-    network: &Network,
+    (network, faults): (&Network, Option<FaultPlan>),
     kind: (Interconnect, Links),
     doorbells: Doorbells,
     engines: usize,
@@ -181,6 +181,7 @@ pub fn registered_machine(
     let surroundings =
         Surroundings { link_failed: Some(registry.link_failed()), ..Surroundings::default() };
     let machine = any_machine(network, kind, doorbells, engines, confinement, surroundings)?;
+    machine.network().set_faults(faults)?;
     registry.built(machine.network(), None)?;
     Ok((machine, registry))
 }

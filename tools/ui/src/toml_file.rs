@@ -54,15 +54,22 @@ fn one_line(text: &str) -> String {
 }
 
 /// A file and its text.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct TomlFile<'a> {
     /// Where it is.
     pub path: &'a Path,
-    /// Its text.
-    pub text: &'a str,
+    text: &'a str,
+    /// Where its lines end. A large file has many places that are asked for.
+    ends: Vec<usize>,
 }
 
-impl TomlFile<'_> {
+impl<'a> TomlFile<'a> {
+    /// A file with this text.
+    pub fn new(path: &'a Path, text: &'a str) -> Self {
+        let ends = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
+        Self { path, text, ends: ends.map(|(at, _)| at).collect() }
+    }
+
     /// The text of a file, or of standard input if the path is `-`; `what` is the kind of file.
     ///
     /// # Errors
@@ -82,8 +89,7 @@ impl TomlFile<'_> {
 
     /// The line in which something begins.
     pub fn place(&self, span: Range<usize>) -> FileLine {
-        let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
-        let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+        let line = self.ends.partition_point(|end| *end < span.start) + 1;
         FileLine { path: self.path.to_owned(), line }
     }
 

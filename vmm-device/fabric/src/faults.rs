@@ -3,6 +3,7 @@
 //! What happens to a packet on a link follows from the seed, the link, the direction and the number
 //! of packets before it. A run whose packets come in the same order therefore has the same faults.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use tofu_abi::Coords;
@@ -148,21 +149,19 @@ impl<B: Disturb> Faults<B> {
     /// If the plan names a link that does not exist.
     pub(crate) fn new(fabric: &Fabric, plan: FaultPlan) -> Result<Self, NoSuchLink> {
         let shape = fabric.shape();
-        let mut rates = Vec::new();
+        let mut rates = BTreeMap::new();
         for &(node, port, own) in &plan.links {
             let ends = shape.neighbor(node, port).map(|far| [(node, port), (far, port.opposite())]);
             for (end, port) in ends.ok_or(NoSuchLink { node, port })? {
                 let id = shape.node_id(end).ok_or(NoSuchLink { node, port })?;
                 let index = id.index() * Port::COUNT + port.index();
-                rates.retain(|(known, _)| *known != index);
-                rates.push((index, own));
+                rates.insert(index, own);
             }
         }
-        rates.sort_by_key(|(index, _)| *index);
         let links = shape.nodes() as usize * Port::COUNT;
         Ok(Self {
             plan,
-            rates,
+            rates: rates.into_iter().collect(),
             passed: (0..links).map(|_| AtomicU64::new(0)).collect(),
             counters: Counters::default(),
             duplicate: B::duplicate,

@@ -79,7 +79,7 @@ pub(crate) fn is_of_tnw(text: &str) -> bool {
 
 impl Scenario {
     pub(crate) fn parse(name: &str, text: &str) -> anyhow::Result<Self> {
-        let file = TomlFile { path: Path::new(name), text };
+        let file = TomlFile::new(Path::new(name), text);
         let raw: Raw = file.parse()?;
         let shape = raw.shape.get_ref().parse::<Shape>().ok();
         let shape = shape.filter(|shape| {

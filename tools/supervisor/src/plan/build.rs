@@ -21,7 +21,7 @@ use crate::faults::FaultSpec;
 use crate::guest::{Guest, GuestError, GuestName};
 use crate::options::{MachineArgs, ShapeArgs, Vmm};
 use crate::units::{
-    BootFrom, Cpus, Driver, GuestArgs, Interconnect, LinkMode, MemorySize, Timeout,
+    BootFrom, Cpus, Doorbell, Driver, GuestArgs, Interconnect, LinkMode, MemorySize, Timeout,
 };
 
 /// The guest program that runs by default.
@@ -38,7 +38,7 @@ impl Network {
     /// Builds a network like [`Network::new`]. `interconnect` may give the kind of device, and
     /// `default` gives the shape if none is given. If the file does not name an interconnect, it
     /// becomes that of the shape.
-    pub fn new_or(
+    fn new_or(
         args: &ShapeArgs,
         interconnect: Option<Interconnect>,
         default: impl FnOnce(Interconnect) -> Shape,
@@ -58,15 +58,9 @@ impl Network {
         let [given_x, given_y, given_z] = file.torus;
         let torus = [given_x.unwrap_or(x), given_y.unwrap_or(y), given_z.unwrap_or(z)];
         let shape = with_io_nodes(shape.with_torus(torus), args, &file)?;
-        let mut links_down = Vec::new();
-        for link in &file.links {
-            if shape.neighbor(link.at, link.port).is_none() {
-                return Err(link.outside(&shape).into());
-            }
-            if link.down {
-                links_down.push((link.at, link.port));
-            }
-        }
+        file.check(&shape)?;
+        let down = file.links.iter().filter(|link| link.down);
+        let links_down = down.map(|link| (link.at, link.port)).collect();
         Ok((Self { shape, links_down, part: None }, file))
     }
 }
@@ -78,12 +72,8 @@ impl Plan {
         let default = |interconnect| default_shape(args, interconnect);
         let (network, file) = Network::new_or(&args.shape, args.generation, default)?;
         let shape = network.shape;
-        let interconnect = args.generation.or(file.interconnect).unwrap_or_default();
-        if interconnect == Interconnect::Tnw
-            && [Axis::A, Axis::B, Axis::C].into_iter().any(|axis| shape.len(axis) != 1)
-        {
-            return Err(PlanError::TnwShape(shape));
-        }
+        let devices = Self::devices(args, network, &file)?;
+        let interconnect = devices.interconnect;
         let asked = Asked::new(args, &file, &shape)?;
         let gateway = asked.gateway;
         let mut nodes = nodes(args, &file, interconnect, &asked, &shape)?;
@@ -93,14 +83,11 @@ impl Plan {
         if shape.nodes() == 1 && gateway.is_some() {
             return Err(PlanError::OnlyGateway);
         }
-        let link_mode = args.links.or(file.link_mode).unwrap_or_default();
         let mut driver = args.linux.driver.or(file.driver).unwrap_or_default();
         if interconnect == Interconnect::Tnw {
             let lacks = [
                 (any_netbooted(&nodes, None), "nodes that boot over the torus"),
                 (gateway.is_some(), "a gateway"),
-                (shape.has_io_nodes(), "I/O nodes"),
-                (link_mode != LinkMode::Direct, "modelled links"),
                 (driver == Driver::Tofu, "the kernel driver, which is Tofu's (--driver tofu)"),
             ];
             refuse(lacks, PlanError::Tnw)?;
@@ -131,26 +118,70 @@ impl Plan {
         };
         Ok(Self {
             boot_server,
+            timeout: args.timeout.or(file.timeout).unwrap_or(timeout),
+            fail_with_guest: args.fail_with_guest || file.fail_with_guest,
+            image: args.linux.image.clone().or(file.image),
+            driver,
+            cpu: cpu.unwrap_or_default(),
+            captures: captures(args, &shape)?,
+            nodes,
+            ..devices
+        })
+    }
+
+    /// Builds the plan for `tofu serve`: a machine of devices whose guests others start.
+    pub fn served(args: &MachineArgs) -> Result<Self, PlanError> {
+        let (network, file) = Network::new_or(&args.shape, args.generation, shape_of)?;
+        // A file may be shared with `tofu up`.
+        if let Some((place, field)) = &file.of_guests {
+            log::warn!("{place}: {field} has no effect here: `tofu serve` starts no guests");
+        }
+        // Not `auto`, because only the monitors know how much of the host's processors they leave.
+        let doorbell = args.doorbell.or(file.doorbell).unwrap_or(Doorbell::Trapped);
+        Ok(Self { doorbell, ..Self::devices(args, network, &file)? })
+    }
+
+    /// Builds the plan of a machine whose nodes have no guests.
+    fn devices(
+        args: &MachineArgs,
+        network: Network,
+        file: &MachineFile,
+    ) -> Result<Self, PlanError> {
+        let shape = network.shape;
+        let interconnect = args.generation.or(file.interconnect).unwrap_or_default();
+        let link_mode = args.links.or(file.link_mode).unwrap_or_default();
+        if interconnect == Interconnect::Tnw {
+            if [Axis::A, Axis::B, Axis::C].into_iter().any(|axis| shape.len(axis) != 1) {
+                return Err(PlanError::TnwShape(shape));
+            }
+            let lacks = [
+                (shape.has_io_nodes(), "I/O nodes"),
+                (link_mode != LinkMode::Direct, "modelled links"),
+            ];
+            refuse(lacks, PlanError::Tnw)?;
+        }
+        Ok(Self {
             network,
+            doorbell: args.doorbell.or(file.doorbell).unwrap_or_default(),
+            timeout: Timeout::DEFAULT,
+            interconnect,
+            links: link_mode.links(),
+            engines: args.engines.or(file.engines),
+            metrics: args.metrics.or(file.metrics),
+            image: None,
+            driver: Driver::default(),
+            cpu: Default::default(),
+            boot_server: None,
             ip: IpPlan {
                 number: args.ip.ip_number.or(file.ip_number).unwrap_or_default(),
                 mtu: args.ip.mtu.or(file.mtu).unwrap_or_default(),
                 nat: args.ip.nat,
             },
-            doorbell: args.doorbell.or(file.doorbell).unwrap_or_default(),
-            timeout: args.timeout.or(file.timeout).unwrap_or(timeout),
-            interconnect,
-            links: link_mode.links(),
-            fail_with_guest: args.fail_with_guest || file.fail_with_guest,
+            fail_with_guest: false,
             end_with_part: false,
-            engines: args.engines.or(file.engines),
-            metrics: args.metrics.or(file.metrics),
-            image: args.linux.image.clone().or(file.image),
-            driver,
-            cpu: cpu.unwrap_or_default(),
             faults: faults(args.faults.or(file.faults), &file.links),
-            captures: captures(&args.capture, &shape)?,
-            nodes,
+            captures: Vec::new(),
+            nodes: shape.iter().map(|coords| NodePlan { coords, role: Role::Stub }).collect(),
             elsewhere: Vec::new(),
         })
     }
@@ -172,13 +203,11 @@ impl<'a> Asked<'a> {
         };
         let mut this = Self { gateway, own: HashMap::new() };
         for node in &file.nodes {
-            let id = shape.node_id(node.at).ok_or_else(|| node.outside(&shape))?;
-            if this.own.insert(id, &node.settings).is_some() {
-                return Err(node.repeated().into());
-            }
+            let Some(id) = shape.node_id(node.at) else { continue };
+            this.own.insert(id, &node.settings);
             // The command line takes precedence.
-            if node.gateway && asked.is_none() && this.gateway.replace(id).is_some() {
-                return Err(node.second_gateway().into());
+            if node.gateway && asked.is_none() {
+                this.gateway = Some(id);
             }
         }
         if asked == Some(None) {
@@ -290,7 +319,7 @@ fn faults(everywhere: Option<FaultSpec>, links: &[LinkEntry]) -> Option<FaultPla
     Some(FaultPlan { links, ..everywhere.unwrap_or_default().plan() })
 }
 
-fn captures(asked: &[String], shape: &Shape) -> Result<Vec<ToFile>, PlanError> {
+fn captures(args: &MachineArgs, shape: &Shape) -> Result<Vec<ToFile>, PlanError> {
     let capture = |asked: &String| {
         let no = |why: String| PlanError::Capture { asked: asked.clone(), why };
         let (node, path) = asked
@@ -301,15 +330,16 @@ fn captures(asked: &[String], shape: &Shape) -> Result<Vec<ToFile>, PlanError> {
         })?;
         let at =
             name.at(shape).ok_or_else(|| no(format!("the machine {shape} has no node {node}")))?;
-        let file =
-            File::create(path).map_err(|error| no(format!("cannot write {path}: {error}")))?;
+        let path = Path::new(if args.only_check { "/dev/null" } else { path });
+        let file = File::create(path)
+            .map_err(|error| no(format!("cannot write {}: {error}", path.display())))?;
         Ok(ToFile { at, path: path.into(), file: Arc::new(file) })
     };
-    asked.iter().map(capture).collect()
+    args.capture.iter().map(capture).collect()
 }
 
 /// Returns the default shape of a machine of small guests.
-pub fn shape_of(interconnect: Interconnect) -> Shape {
+fn shape_of(interconnect: Interconnect) -> Shape {
     match interconnect {
         Interconnect::Tofu(_) => Shape::UNIT,
         Interconnect::Tnw => cube(),

@@ -191,7 +191,7 @@ mod tests {
     }
 
     fn network(shape: &str) -> Network {
-        Network { shape: shape.parse().unwrap(), links_down: Vec::new(), part: None }
+        Network { shape: shape.parse().unwrap(), links_down: Default::default(), part: None }
     }
 
     #[test]
@@ -242,7 +242,7 @@ mod tests {
     fn failed_nodes_and_links_are_left_out() {
         let exclude = vec!["(0,0,0,0,1,0)".parse().unwrap(), "0, 0,0,1,1,0".parse().unwrap()];
         let network = Network {
-            links_down: vec![(Coords::default(), Port::ZPlus)],
+            links_down: [(Coords::default(), Port::ZPlus)].into(),
             ..network("1x1x2x2x3x2")
         };
         let (info, map) = lay(&network, &MapArgs { exclude, ..args("2x6") }).unwrap();

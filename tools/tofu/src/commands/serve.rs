@@ -13,8 +13,8 @@ use tofu_linux_nodes::qemu;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::{self, Event};
 use tofu_supervisor::janitor::Janitor;
-use tofu_supervisor::options::{SandboxArgs, ShapeArgs};
-use tofu_supervisor::plan::{Network, shape_of};
+use tofu_supervisor::options::{MachineArgs, SandboxArgs, ShapeArgs};
+use tofu_supervisor::plan::Plan;
 use tofu_supervisor::served::Served;
 use tofu_supervisor::units::{Doorbell, Engines, Interconnect, MemorySize, MetricsAddress};
 use tofu_supervisor::{command_line, runner, server};
@@ -88,9 +88,15 @@ const MOST: u32 = 1024;
 
 /// Runs `tofu serve` and returns the exit code.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
-    let (network, file) = Network::new_or(&args.shape, args.generation, shape_of)?;
-    let interconnect = args.generation.or(file.interconnect).unwrap_or_default();
-    let shape = network.shape;
+    let plan = Plan::served(&MachineArgs {
+        shape: args.shape.clone(),
+        generation: args.generation,
+        doorbell: args.doorbell,
+        engines: args.engines,
+        metrics: args.metrics,
+        ..MachineArgs::default()
+    })?;
+    let shape = plan.network.shape;
     if shape.nodes() > MOST {
         bail!("the shape {shape} has {} nodes; at most {MOST} can be served", shape.nodes());
     }
@@ -109,16 +115,15 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let sockets: Vec<PathBuf> =
         shape.iter().map(|at| folder.join(node_file("node", at, "sock"))).collect();
     // Before the sandbox, because a confined process cannot bind ports.
-    let metrics = args.metrics.or(file.metrics).map(server::Metrics::bind).transpose()?;
+    let metrics = plan.metrics.map(server::Metrics::bind).transpose()?;
     let confinement = Confinement::of_programs(&[dir.base(), folder.as_path()], args.sandbox.off)?;
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let engines = runner::engines(args.engines.or(file.engines), cores);
-    let kind = (interconnect, file.link_mode.unwrap_or_default().links());
-    // Not `auto`, because only the monitors know how much of the host's processors they leave.
-    let doorbell = args.doorbell.or(file.doorbell).unwrap_or(Doorbell::Trapped);
-    let doorbells = runner::doorbells(doorbell, sockets.len(), cores, engines);
+    let engines = runner::engines(plan.engines, cores);
+    let kind = (plan.interconnect, plan.links);
+    let doorbells = runner::doorbells(plan.doorbell, sockets.len(), cores, engines);
+    let network = (&plan.network, plan.faults.clone());
     let (machine, registry) =
-        runner::registered_machine(&network, kind, doorbells, engines, &confinement, sender)?;
+        runner::registered_machine(network, kind, doorbells, engines, &confinement, sender)?;
     let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };
     let mut served = Vec::new();
     for (at, socket) in shape.iter().zip(&sockets) {
@@ -134,8 +139,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     server::serve(&dir.control(), &registry)?;
     metrics.map_or(Ok(()), |metrics| metrics.serve(&registry))?;
     let served_at: Vec<_> = shape.iter().zip(sockets).collect();
-    let words = command_line::network(&shape, served_at.len(), "tofu.");
-    print(args, &dir, interconnect, &served_at, &folder, &words)?;
+    print(args, &plan, &dir, &served_at, &folder)?;
     let code = loop {
         let event = events.recv()?;
         registry.on_event(&event);
@@ -152,21 +156,20 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
 
 fn print(
     args: &ServeArgs,
+    plan: &Plan,
     dir: &RunDir,
-    interconnect: Interconnect,
     served: &[(Coords, PathBuf)],
     folder: &std::path::Path,
-    words: &str,
 ) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    let shape = args.shape.shape.map(|shape| shape.to_string());
+    let (interconnect, words) = (plan.interconnect, command_line::served(plan));
     if args.json {
         let nodes: Vec<_> = served
             .iter()
             .map(|(at, socket)| json!({ "node": at.to_array(), "socket": socket }))
             .collect();
         let machine = json!({
-            "machine": dir.name(), "generation": interconnect.name(), "shape": shape,
+            "machine": dir.name(), "generation": interconnect.name(), "shape": plan.network.shape.to_string(),
             "nodes": nodes, "append": words,
         });
         writeln!(out, "{machine}")?;

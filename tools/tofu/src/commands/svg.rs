@@ -407,7 +407,7 @@ mod tests {
 
     fn network(shape: &str, torus: bool) -> Network {
         let shape: Shape = shape.parse().unwrap();
-        Network { shape: shape.with_torus([torus; 3]), links_down: Vec::new(), part: None }
+        Network { shape: shape.with_torus([torus; 3]), links_down: Default::default(), part: None }
     }
 
     const SHAPES: [&str; 9] = [
@@ -465,7 +465,8 @@ mod tests {
     fn links_that_are_down_are_red() {
         let mut network = network("half-rack", true);
         assert!(!draw(&network, &[]).unwrap().contains(DOWN));
-        network.links_down = vec![(Coords::default(), Port::A), (Coords::default(), Port::ZPlus)];
+        network.links_down =
+            [(Coords::default(), Port::A), (Coords::default(), Port::ZPlus)].into();
         let picture = draw(&network, &[]).unwrap();
         let red = format!("stroke=\"{DOWN}\"");
         // The A link, the bundle along Z, and the legend.

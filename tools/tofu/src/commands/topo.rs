@@ -245,7 +245,11 @@ mod tests {
 
     fn machine(shape: &str) -> Described {
         let shape = shape.parse().unwrap();
-        described(Network { shape, links_down: vec![(Coords::default(), Port::BPlus)], part: None })
+        described(Network {
+            shape,
+            links_down: [(Coords::default(), Port::BPlus)].into(),
+            part: None,
+        })
     }
 
     #[test]
@@ -323,7 +327,7 @@ mod tests {
 
     #[test]
     fn what_links_can_carry_is_in_the_second_line() {
-        let k = Network { shape: "k".parse().unwrap(), links_down: Vec::new(), part: None };
+        let k = Network { shape: "k".parse().unwrap(), links_down: Default::default(), part: None };
         let capacity = Capacity::of(Generation::K, &k.shape);
         let text = text(&described(k), Some((Generation::K, capacity)), false);
         let expected = "Tofu: injection 1.66 PB/s, bisection 46.08 TB/s, optical links 0 %";

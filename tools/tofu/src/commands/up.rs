@@ -7,11 +7,13 @@ mod linux;
 mod screen;
 mod watch;
 
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{anyhow, bail};
 use clap::{Args, Parser};
+use serde_json::json;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::{self, Event};
 use tofu_supervisor::gateway::GatewaySetup;
@@ -44,6 +46,10 @@ pub(crate) struct UpArgs {
     /// How long the other guests may continue when one has failed
     #[arg(long, value_name = "TIME", default_value = "2s", display_order = 9)]
     pub(crate) grace: Timeout,
+
+    /// Check the machine file and the options, print the machine in one line, and start nothing
+    #[arg(long, display_order = 11)]
+    pub(crate) check: bool,
 
     #[command(flatten)]
     pub(crate) machine: MachineArgs,
@@ -108,10 +114,11 @@ A machine file:
 /// Runs `tofu up` and returns the exit code.
 pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     if let Some(file) = &args.parts.hosts {
-        return hosts::run(file, &args.machine, args.json);
+        return hosts::run(file, &args.machine, args.json, args.check);
     }
-    let (json, grace) = (args.json, args.grace.0);
-    let (args_of_parts, args) = (&args.parts, &args.machine);
+    let (json, grace, only_check) = (args.json, args.grace.0, args.check);
+    let args_of_parts = &args.parts;
+    let args = &MachineArgs { only_check, ..args.machine.clone() };
     let mut plan = Plan::new(args)?;
     let mut same = Vec::new();
     if let Some((own, _)) = args_of_parts.join.asked() {
@@ -120,20 +127,24 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
         plan.end_with_part = args_of_parts.end_with_part;
     }
     check_memory(&plan, host::memory_available())?;
+    let is_linux = plan.linux().next().is_some();
+    match is_linux {
+        true => linux::check(&plan, args)?,
+        false => linux::refuse_options(args)?,
+    }
+    if only_check {
+        return checked(&plan, json);
+    }
     if args.linux.detach && !args.linux.detached {
-        if plan.linux().next().is_some() && !plan.stays_up() {
-            bail!("--detach: every Linux node runs a program to its end; leave --guest out");
-        }
         return detach::run(args.shape.config.as_deref());
     }
-    if plan.linux().next().is_some() {
+    if is_linux {
         return linux::run(&plan, args, (json, grace), |args| {
             let Some((own, dir)) = args_of_parts.join.asked() else { return Ok(None) };
             let joining = join(args, own, dir, same)?;
             Ok(Some(Others::new(args_of_parts.join.meet(joining, own, json)?)))
         });
     }
-    linux::refuse_options(args)?;
     let mut args = args.clone();
     // Before anything needs cleaning up: a signal just ends the process.
     let others = match args_of_parts.join.asked() {
@@ -169,6 +180,24 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
         parent.as_mut().map_or(Ok(()), |parent| parent.leave(&named.dir.path().join("log")))
     };
     watch(&plan, grace, &machines, sender, &events, &mut screen, &mut started)
+}
+
+/// Describes a machine that can be started.
+fn checked(plan: &Plan, json: bool) -> anyhow::Result<u8> {
+    let mut out = io::stdout().lock();
+    let (guests, mib) = (plan.vms().count(), plan.guest_memory() >> 20);
+    if json {
+        let machine = json!({
+            "ok": true, "shape": plan.network.shape.to_string(),
+            "generation": plan.interconnect.name(), "nodes": plan.network.shape.nodes(),
+            "guests": guests, "memory_mib": mib,
+        });
+        writeln!(out, "{machine}")?;
+    } else {
+        writeln!(out, "{}; {guests} guests, {mib} MiB", plan.network.summary())?;
+    }
+    out.flush()?;
+    Ok(0)
 }
 
 /// Takes the address of a part. This process is called `NAME-partI` from then on, because parts may

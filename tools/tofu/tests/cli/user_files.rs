@@ -8,8 +8,9 @@ use rustix::fs::{CWD, Mode, mkfifoat};
 use crate::tofu::Place;
 
 /// Commands that read a file, which stands for `FILE`.
-const READERS: [&str; 14] = [
+const READERS: [&str; 15] = [
     "up -c FILE",
+    "up --check -c FILE",
     "serve -c FILE",
     "topo -c FILE",
     "up --guest FILE",
@@ -69,4 +70,78 @@ fn a_machine_file_comes_from_standard_input() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{error}");
     assert!(error.contains("at most 16 MiB"), "{error}");
+}
+
+/// Writes a machine file and returns its path.
+fn machine_file(place: &Place, text: &str) -> String {
+    let path = place.path().join("machine.toml");
+    std::fs::write(&path, text).unwrap();
+    path.into_os_string().into_string().unwrap()
+}
+
+#[test]
+fn all_commands_refuse_the_same_machine_files() {
+    let place = Place::new();
+    let node = "[[node]]\nat = [1, 0, 0, 0, 0, 0]\n";
+    let twice = format!("shape = \"2x1x1x1x1x1\"\n{node}{node}");
+    let cases = [
+        (node.to_owned(), "machine.toml:2: at = [1, 0, 0, 0, 0, 0] is not allowed"),
+        (twice, "machine.toml:5: at = [1, 0, 0, 0, 0, 0] is not allowed"),
+        ("[[link]]\nat = [0, 0, 0, 0, 0, 0]\nport = \"X+\"\ndown = true\n".into(), "\"X+\" is not"),
+        ("generation = \"tnw\"\nshape = \"unit\"\n".into(), "TNW has the axes X, Y and Z only"),
+    ];
+    for (text, expected) in cases {
+        let file = machine_file(&place, &text);
+        for command in [&["up", "--check"][..], &["up"], &["serve"], &["topo"]] {
+            // A picture of links has no kind of device.
+            if command[0] == "topo" && text.contains("tnw") {
+                continue;
+            }
+            let error = place.run(&[command, &["-c", &file]].concat()).error();
+            assert!(error.contains(expected), "{command:?}: {error}");
+        }
+    }
+    place.is_clean();
+}
+
+#[test]
+fn served_devices_have_what_the_machine_file_says() {
+    let place = Place::new();
+    let file = machine_file(
+        &place,
+        // What is about guests does not matter to devices that others use.
+        "guest = \"hello\"\nshape = \"2x1x1x1x1x1\"\nip_number = 3\nmtu = 9000\nfaults = \"loss=1%\"\n\
+         [[link]]\nat = [0, 0, 0, 0, 0, 0]\nport = \"X+\"\ndown = false\nfaults = \"loss=7%\"\n",
+    );
+    let (mut machine, said) = place.start(&["serve", "--json", "-c", &file]);
+    assert_eq!(said["shape"], "2x1x1x1x1x1");
+    let words = said["append"].as_str().unwrap();
+    assert!(words.contains("tofu.machine=3") && words.contains("tofu.mtu=9000"), "{words}");
+    let faults = place.run(&["fault", "show"]).ok();
+    assert!(faults.contains("loss=1%"), "{faults}");
+    place.run(&["down"]).ok();
+    assert_eq!(machine.wait(), Some(0));
+}
+
+#[test]
+fn a_check_starts_and_writes_nothing() {
+    let place = Place::new();
+    let file = machine_file(&place, "shape = \"2x1x1x1x1x1\"\n");
+    let capture = place.path().join("capture");
+    let capture_of = format!("0={}", capture.display());
+    let said = place.run(&["up", "--check", "-c", &file, "--capture", &capture_of]).ok();
+    assert_eq!(said, "machine 2x1x1x1x1x1: 2 nodes, 1 link; 2 guests, 32 MiB\n");
+    assert!(!capture.exists());
+    let said = place.run(&["up", "--check", "--json", "-c", &file]).ok();
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(
+        (&said["ok"], &said["nodes"], &said["guests"]),
+        (&true.into(), &2.into(), &2.into())
+    );
+    let error = place.run(&["up", "--check", "--memory", "2MiB"]).error();
+    assert!(error.contains("too little for the guest"), "{error}");
+    let error = place.run(&["up", "--check", "--cpus", "2"]).error();
+    assert!(error.contains("--cpus is for machines with Linux nodes"), "{error}");
+    assert_eq!(place.ps(), serde_json::json!([]));
+    place.is_clean();
 }

@@ -134,7 +134,12 @@ impl Part {
 }
 
 /// Runs `tofu up --hosts` and returns the exit code.
-pub(crate) fn run(file: &Path, args: &MachineArgs, json: bool) -> anyhow::Result<u8> {
+pub(crate) fn run(
+    file: &Path,
+    args: &MachineArgs,
+    json: bool,
+    only_check: bool,
+) -> anyhow::Result<u8> {
     let text = tofu_input::read_text(file, tofu_input::LIST)
         .with_context(|| format!("cannot read {}", file.display()))?;
     let hosts =
@@ -145,6 +150,10 @@ pub(crate) fn run(file: &Path, args: &MachineArgs, json: bool) -> anyhow::Result
     // Errors of the machine are reported before any host is contacted.
     let plan = Plan::new(args)?;
     let images = Image::of(&plan, &args.linux)?;
+    if only_check {
+        plan.clone().cut(PartOf { part: PartId(0), of })?;
+        return super::checked(&plan, json);
+    }
     plan.cut(PartOf { part: PartId(0), of })?;
     let guest = args.guest.as_deref().filter(|name| name.contains('/') || name.ends_with(".elf"));
     let file_of = |path: &Path| {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use tofu_control::rundir::RunDir;
 use tofu_linux_nodes::host::LinuxHost;
+use tofu_linux_nodes::kit::Kit;
 use tofu_linux_nodes::outfits::{Monitors, Outfits};
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::{self, Event};
@@ -44,6 +45,17 @@ pub(crate) fn refuse_options(args: &MachineArgs) -> anyhow::Result<()> {
     }
 }
 
+/// Checks the options as far as possible without fetching or making anything.
+pub(crate) fn check(plan: &Plan, args: &MachineArgs) -> anyhow::Result<()> {
+    if plan.network.part.is_some() && args.linux.net != Net::None {
+        bail!("--net: a machine in parts has no Ethernet among all of its nodes; leave it out");
+    }
+    if args.linux.detach && !plan.stays_up() {
+        bail!("--detach is for nodes that stay up, and all of these run a program and end");
+    }
+    plan.archs().into_iter().try_for_each(|arch| Kit::check(plan, arch, &args.linux))
+}
+
 /// Runs `tofu up` and returns the exit code. `meet` waits for the other parts of the machine, if it
 /// is in parts.
 pub(crate) fn run(
@@ -52,9 +64,6 @@ pub(crate) fn run(
     (json, grace): (bool, Duration),
     meet: impl FnOnce(&mut MachineArgs) -> anyhow::Result<Option<Others>>,
 ) -> anyhow::Result<u8> {
-    if plan.network.part.is_some() && args.linux.net != Net::None {
-        bail!("--net: a machine in parts has no Ethernet among all of its nodes; leave it out");
-    }
     let start = Instant::now();
     let mut parent = args.linux.detached.then(detach::Parent::new).transpose()?;
     let monitors = Monitors::choose(plan, &args.linux)?;

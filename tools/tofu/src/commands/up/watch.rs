@@ -466,7 +466,7 @@ pub(super) mod tests {
         Plan {
             boot_server: None,
             nodes: nodes.collect(),
-            network: Network { shape, links_down: Vec::new(), part: None },
+            network: Network { shape, links_down: Default::default(), part: None },
             doorbell: Doorbell::Auto,
             timeout: Timeout(timeout),
             interconnect: Default::default(),
