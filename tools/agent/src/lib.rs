@@ -2,8 +2,9 @@
 //! over a byte stream such as a virtio console port.
 //!
 //! [`wire`] has the messages and how they are framed, [`session`] the guest's side, [`files`] packs
-//! files as archives and [`unpack`] unpacks them. The host's side is the command's. [`pmi`] lets MPI programs
-//! find each other, [`terminal`] gives a program a terminal, and [`user`] a user of its own.
+//! files as archives, and [`unpack`] unpacks them. The host's side is the command's. [`pmi`] lets
+//! MPI programs find each other, [`terminal`] gives a program a terminal, and [`user`] a user of
+//! its own.
 //!
 //! # Trust
 //!

@@ -4,8 +4,9 @@
 //! `tofu-agent [PORT]` serves a virtio port, or a UNIX socket, for ever; `tofu-agent pack PATH` and
 //! `tofu-agent unpack PATH NAME` move files as archives over the standard streams;
 //! `tofu-agent pack-changed PATH FOLDER` packs only those that have changed since the folder was
-//! put there, and `tofu-agent unpack-alone PATH` never goes into a folder that exists. `tofu-agent pmi SIZE MAPPING` serves the ranks of an MPI job. Its first line of
-//! output tells where, and later lines tell which rank has aborted the job with which code.
+//! put there, and `tofu-agent unpack-alone PATH` never goes into a folder that exists.
+//! `tofu-agent pmi SIZE MAPPING` serves the ranks of an MPI job. Its first line of output tells
+//! where, and later lines tell which rank has aborted the job with which code.
 //! `tofu-agent as USER PROGRAM` becomes a program run by that user, where users can have the
 //! device. `tofu-agent terminal PATH PROGRAM` becomes a program that the terminal at that path
 //! controls.

@@ -4,6 +4,7 @@ mod arithmetic;
 mod barrier;
 mod commands;
 mod end;
+mod extent;
 #[cfg(test)]
 mod live;
 mod permutations;
@@ -13,36 +14,14 @@ mod tnw;
 mod values;
 
 use std::fmt::{self, Write as _};
-use std::ops::Range;
 
 use anyhow::Context;
 use serde::Serialize;
 
 use crate::plot::{Curves, Line};
+pub(crate) use extent::Extent;
 use results::Results;
 use values::{Kind, Published, VALUES, Value};
-
-/// Seeds with which values that depend on chance are run.
-const SEEDS: u64 = 10;
-
-/// How much is run.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Extent {
-    seeds: u64,
-    /// Whether there are as many messages as in the papers.
-    full: bool,
-}
-
-impl Extent {
-    pub(crate) const fn new(full: bool) -> Self {
-        // One takes a quarter of an hour of a processor with all messages.
-        Self { seeds: if full { 1 } else { SEEDS }, full }
-    }
-
-    fn seeds(self, first: u64) -> Range<u64> {
-        first..first + self.seeds
-    }
-}
 
 /// A published value next to ours.
 #[derive(Debug, Serialize)]
@@ -119,7 +98,7 @@ impl Report {
                 row.verdict(),
             ]
         });
-        let seeds = format!("{SEEDS} seeds");
+        let seeds = format!("{} seeds", extent::SEEDS);
         let head = ["paper", "", "published", "ours", "difference", &seeds, "kind", ""];
         let mut text = tofu_ui::table(&head, &[2, 3, 4], rows);
         text += &self.counts();

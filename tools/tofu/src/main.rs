@@ -123,7 +123,8 @@ fn usage(error: &clap::Error) -> ExitCode {
     ExitCode::from(exit::BAD_INPUT)
 }
 
-/// The message of a clap error, without the usage that follows it, and with what was probably meant.
+/// The message of a clap error, without the usage that follows it, and with what was probably
+/// meant.
 fn usage_line(error: &clap::Error, args: &[String]) -> String {
     let rendered = error.render().to_string();
     let message = rendered.split("\n\nUsage:").next().unwrap_or_default();

@@ -7,8 +7,8 @@ use tofu_fabric::Shape;
 use tofu_fabric::network::Ps;
 use tofu_machine::Generation;
 
-use super::Extent;
 use super::end::{End, PIGGYBACK};
+use super::extent::Extent;
 use super::results::Results;
 use crate::machine::{Model, ModelConfig};
 use crate::plot::{Curves, Line};

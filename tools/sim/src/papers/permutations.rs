@@ -10,8 +10,8 @@ use tofu_fabric::Shape;
 use tofu_fabric::network::Arbiter;
 use tofu_machine::Generation;
 
-use super::Extent;
 use super::end::End;
+use super::extent::Extent;
 use super::results::Results;
 use crate::machine::{Model, ModelConfig};
 use crate::plot::{Curves, Line};

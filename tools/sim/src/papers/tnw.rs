@@ -8,8 +8,8 @@ use crate::tnw::exchange::{Exchange, Scheme};
 
 /// Bytes of the message whose latency the paper gives.
 const SHORT: usize = 128;
-/// Bytes of the messages whose bandwidth is near the paper's (*ours*: what a window holds; the paper
-/// does not give the length of its messages).
+/// Bytes of the messages whose bandwidth is near the paper's (*ours*: what a window holds; the
+/// paper does not give the length of its messages).
 const LONG: usize = tofu_abi::tnw::WINDOW_RING as usize;
 /// Bytes of messages so long that overhead is negligible: what a *maximal* bandwidth would have.
 const VERY_LONG: usize = 1 << 20;

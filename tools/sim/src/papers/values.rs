@@ -231,7 +231,8 @@ pub(super) const VALUES: &[Value] = &[
             10.0,
         )),
         "the paper calls a ping of 4.76 saturated, and has the ping-pong saturate \"at around 10 \
-         Kbytes\"; but 10 KB take 2.2 us, so that the latency of Table 2, 1.15 us, leaves 65 % of it",
+         Kbytes\"; but 10 KB take 2.2 us, so that the latency of Table 2, 1.15 us, leaves 65 % of \
+         it",
     ),
     curve(value("ping-ping", FIGURE_6, "ping-ping of 64 KB, one direction", "GB/s", 4.76)),
     not_met(

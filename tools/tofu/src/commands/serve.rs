@@ -169,7 +169,8 @@ fn print(
             .map(|(at, socket)| json!({ "node": at.to_array(), "socket": socket }))
             .collect();
         let machine = json!({
-            "machine": dir.name(), "generation": interconnect.name(), "shape": plan.network.shape.to_string(),
+            "machine": dir.name(), "generation": interconnect.name(),
+            "shape": plan.network.shape.to_string(),
             "nodes": nodes, "append": words,
         });
         writeln!(out, "{machine}")?;

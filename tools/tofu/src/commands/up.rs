@@ -1,19 +1,18 @@
 //! `tofu up`: runs a plan and reports.
 
 mod board;
+mod check;
 mod detach;
 mod hosts;
 mod linux;
 mod screen;
 mod watch;
 
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{anyhow, bail};
 use clap::{Args, Parser};
-use serde_json::json;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::{self, Event};
 use tofu_supervisor::gateway::GatewaySetup;
@@ -133,7 +132,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
         false => linux::refuse_options(args)?,
     }
     if only_check {
-        return checked(&plan, json);
+        return check::describe(&plan, json);
     }
     if args.linux.detach && !args.linux.detached {
         return detach::run(args.shape.config.as_deref());
@@ -180,24 +179,6 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
         parent.as_mut().map_or(Ok(()), |parent| parent.leave(&named.dir.path().join("log")))
     };
     watch(&plan, grace, &machines, sender, &events, &mut screen, &mut started)
-}
-
-/// Describes a machine that can be started.
-fn checked(plan: &Plan, json: bool) -> anyhow::Result<u8> {
-    let mut out = io::stdout().lock();
-    let (guests, mib) = (plan.vms().count(), plan.guest_memory() >> 20);
-    if json {
-        let machine = json!({
-            "ok": true, "shape": plan.network.shape.to_string(),
-            "generation": plan.interconnect.name(), "nodes": plan.network.shape.nodes(),
-            "guests": guests, "memory_mib": mib,
-        });
-        writeln!(out, "{machine}")?;
-    } else {
-        writeln!(out, "{}; {guests} guests, {mib} MiB", plan.network.summary())?;
-    }
-    out.flush()?;
-    Ok(0)
 }
 
 /// Takes the address of a part. This process is called `NAME-partI` from then on, because parts may

@@ -1,4 +1,5 @@
-//! Files that the user names: a device, a pipe, a folder or too large a file is refused in one line.
+//! Files that the user names: a device, a pipe, a folder or too large a file is refused in one
+//! line.
 
 use std::fs::File;
 use std::process::Stdio;
@@ -110,7 +111,8 @@ fn served_devices_have_what_the_machine_file_says() {
     let file = machine_file(
         &place,
         // What is about guests does not matter to devices that others use.
-        "guest = \"hello\"\nshape = \"2x1x1x1x1x1\"\nip_number = 3\nmtu = 9000\nfaults = \"loss=1%\"\n\
+        "guest = \"hello\"\nshape = \"2x1x1x1x1x1\"\nip_number = 3\nmtu = 9000\n\
+         faults = \"loss=1%\"\n\
          [[link]]\nat = [0, 0, 0, 0, 0, 0]\nport = \"X+\"\ndown = false\nfaults = \"loss=7%\"\n",
     );
     let (mut machine, said) = place.start(&["serve", "--json", "-c", &file]);

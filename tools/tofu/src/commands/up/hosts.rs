@@ -152,7 +152,7 @@ pub(crate) fn run(
     let images = Image::of(&plan, &args.linux)?;
     if only_check {
         plan.clone().cut(PartOf { part: PartId(0), of })?;
-        return super::checked(&plan, json);
+        return super::check::describe(&plan, json);
     }
     plan.cut(PartOf { part: PartId(0), of })?;
     let guest = args.guest.as_deref().filter(|name| name.contains('/') || name.ends_with(".elf"));
