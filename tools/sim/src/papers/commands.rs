@@ -8,8 +8,7 @@ use tofu_fabric::network::Ps;
 use tofu_machine::Generation;
 
 use super::end::{End, PIGGYBACK};
-use super::extent::Extent;
-use super::results::Results;
+use super::results::{Extent, Results};
 use crate::machine::{Model, ModelConfig};
 use crate::plot::{Curves, Line};
 

@@ -1,8 +1,30 @@
-//! The model's results, which become the report.
+//! How much is run, and the model's results, which become the report.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::plot::Curves;
+
+/// Seeds with which values that depend on chance are run.
+pub(super) const SEEDS: u64 = 10;
+
+/// How much is run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub(super) seeds: u64,
+    /// Whether there are as many messages as in the papers.
+    pub(super) full: bool,
+}
+
+impl Extent {
+    pub(crate) const fn new(full: bool) -> Self {
+        Self { seeds: SEEDS, full }
+    }
+
+    pub(super) fn seeds(self, first: u64) -> Range<u64> {
+        first..first + self.seeds
+    }
+}
 
 /// The model's results.
 #[derive(Debug, Default)]

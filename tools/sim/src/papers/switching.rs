@@ -6,8 +6,7 @@ use tofu_fabric::{Class, DiscardReason, Hop, NodeId, OnLink, Port, Scheduler, Sh
 use tofu_links::Parameters;
 use tofu_machine::Generation;
 
-use super::extent::Extent;
-use super::results::Results;
+use super::results::{Extent, Results};
 use crate::plot::{Curves, Line};
 use crate::traffic::draw;
 
