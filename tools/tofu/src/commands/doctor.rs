@@ -180,23 +180,33 @@ impl LinuxReport {
     }
 }
 
-/// Programs of this host that some commands run, each with its package in Debian; any of a row will
-/// do for that command.
-const PROGRAMS: [(&str, &[(&str, &str)], &str); 5] = [
-    ("ip", &[("ip", "iproute2")], "tofu up --gateway"),
-    (
-        "nft or iptables",
-        &[("nft", "nftables"), ("iptables", "iptables")],
-        "tofu up --gateway --nat",
-    ),
-    ("gdb", &[("gdb", "gdb")], "tofu gdb"),
-    ("gdb-multiarch", &[("gdb-multiarch", "gdb-multiarch")], "tofu gdb with nodes for arm64"),
-    ("ssh", &[("ssh", "openssh-client")], "tofu up --hosts"),
+/// Programs of this host of which a command runs one.
+struct Needed {
+    what: &'static str,
+    /// Any of these, each with its package in Debian.
+    any: &'static [(&'static str, &'static str)],
+    command: &'static str,
+}
+
+const PROGRAMS: [Needed; 5] = [
+    Needed { what: "ip", any: &[("ip", "iproute2")], command: "tofu up --gateway" },
+    Needed {
+        what: "nft or iptables",
+        any: &[("nft", "nftables"), ("iptables", "iptables")],
+        command: "tofu up --gateway --nat",
+    },
+    Needed { what: "gdb", any: &[("gdb", "gdb")], command: "tofu gdb" },
+    Needed {
+        what: "gdb-multiarch",
+        any: &[("gdb-multiarch", "gdb-multiarch")],
+        command: "tofu gdb with nodes for arm64",
+    },
+    Needed { what: "ssh", any: &[("ssh", "openssh-client")], command: "tofu up --hosts" },
 ];
 
 /// Looks for the programs. `find` returns where a program is.
 fn programs(find: impl Fn(&str) -> Option<PathBuf>) -> Vec<Finding> {
-    let finding = |(what, any, command): &(&'static str, &[(&str, &str)], &str)| {
+    let finding = |Needed { what, any, command }: &Needed| {
         let (level, text) = match any.iter().find_map(|(name, _)| find(name)) {
             Some(path) => (Level::Good, format!("{}, for {command}", path.display())),
             None => {
