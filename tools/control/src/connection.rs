@@ -92,12 +92,14 @@ impl Connection {
     ///
     /// As [`Connection::reply`], and also if the answer does not arrive in time.
     pub fn reply_until(&mut self, end: Instant) -> anyhow::Result<Reply> {
-        let left = end.saturating_duration_since(Instant::now());
-        // A timeout of 0 would mean none.
-        self.out.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
-        let reply = self.reply();
+        // The time is for the whole answer, which may come byte by byte.
+        let reply =
+            self.input.receive_with(|stream| match end.saturating_duration_since(Instant::now()) {
+                Duration::ZERO => Err(ErrorKind::WouldBlock.into()),
+                left => stream.set_read_timeout(Some(left)),
+            });
         self.out.set_read_timeout(None)?;
-        reply
+        reply.map_err(told)?.context("the machine has ended")
     }
 
     /// Returns the next answer of any kind.

@@ -65,18 +65,40 @@ impl<R: Read> LineReader<R> {
     ///
     /// After [`LineError::Malformed`] the next call continues with the next line.
     pub fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>, LineError> {
+        self.receive_with(|_| Ok(()))
+    }
+
+    /// Like [`LineReader::receive`], but calls `before` with the stream before each read, of which
+    /// a message may take many.
+    ///
+    /// # Errors
+    ///
+    /// Also those of `before`. What was read of a message is lost then.
+    pub(crate) fn receive_with<T: DeserializeOwned>(
+        &mut self,
+        mut before: impl FnMut(&R) -> io::Result<()>,
+    ) -> Result<Option<T>, LineError> {
         loop {
             self.line.clear();
             // One long line must not hold its memory for as long as the connection lives.
             self.line.shrink_to(KEPT);
-            let mut limited = (&mut self.stream).take(self.most as u64);
-            limited.read_until(b'\n', &mut self.line)?;
-            if !self.line.ends_with(b"\n") {
-                return if self.line.len() < self.most {
-                    Ok(None)
-                } else {
-                    Err(LineError::TooLong(self.most))
+            while !self.line.ends_with(b"\n") {
+                if self.line.len() >= self.most {
+                    return Err(LineError::TooLong(self.most));
+                }
+                before(self.stream.get_ref())?;
+                let read = match self.stream.fill_buf() {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                    read => read?,
                 };
+                if read.is_empty() {
+                    return Ok(None);
+                }
+                let room = &read[..read.len().min(self.most - self.line.len())];
+                let taken =
+                    room.iter().position(|byte| *byte == b'\n').map_or(room.len(), |at| at + 1);
+                self.line.extend_from_slice(&room[..taken]);
+                self.stream.consume(taken);
             }
             if !self.line.trim_ascii().is_empty() {
                 return Ok(Some(serde_json::from_slice(&self.line)?));
@@ -97,6 +119,29 @@ mod tests {
         assert_eq!(reader.receive::<Vec<u8>>().unwrap(), Some(vec![2, 3]));
         // The end came in the middle of a line.
         assert_eq!(reader.receive::<u8>().unwrap(), None);
+    }
+
+    #[test]
+    fn time_is_for_a_whole_message() {
+        /// Sends a byte at a time.
+        struct Slow<'a>(&'a [u8]);
+
+        impl Read for Slow<'_> {
+            fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+                self.0.read(&mut buf[..1])
+            }
+        }
+
+        let mut left = 4;
+        let mut reader = LineReader::new(Slow(b"[1,2,3]\n"), 16);
+        let result = reader.receive_with::<Vec<u8>>(|_| match left {
+            0 => Err(io::ErrorKind::WouldBlock.into()),
+            _ => {
+                left -= 1;
+                Ok(())
+            }
+        });
+        assert!(matches!(result, Err(LineError::Io(_))), "{result:?}");
     }
 
     #[test]

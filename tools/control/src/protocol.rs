@@ -24,7 +24,12 @@ pub const VERSION: u32 = 1;
 /// A `node` is its number in the machine, a `port` its name, such as `X+`.
 #[expect(missing_docs, reason = "fields are what their names say")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(
+    tag = "request",
+    rename_all = "snake_case",
+    deny_unknown_fields,
+    expecting = "an object with the field \"request\""
+)]
 pub enum Request {
     /// Answered by [`Reply::Machine`]. With `ping` it takes up to [`PING`](crate::PING) longer, and
     /// reports which Linux nodes do not answer.
