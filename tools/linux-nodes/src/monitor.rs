@@ -8,7 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -48,17 +49,20 @@ impl MonitorKind {
                 let started = qemu::start(qemu, setup, *group, stderr.into())?;
                 let watched = pidfd_open(Pid::from_child(&started.child), PidfdFlags::empty());
                 let first = setup.confinement.hook(Role::Reader);
-                let errors = thread::Builder::new()
+                // For a single message.
+                let (sender, last) = mpsc::sync_channel(1);
+                thread::Builder::new()
                     .name("stderr".into())
                     .spawn(move || {
                         first();
-                        last_error(errors)
+                        // If nobody waits any more, nobody wants to know.
+                        let _ = sender.send(last_error(errors));
                     })
                     .context("no threads left")?;
                 let monitor = Monitor::Qemu {
                     child: started.child,
                     watched: watched.context("cannot watch QEMU's process")?,
-                    errors,
+                    errors: last,
                 };
                 Ok((monitor, [started.console, started.agent]))
             }
@@ -84,7 +88,7 @@ pub(crate) enum Monitor {
     Qemu {
         child: Child,
         watched: OwnedFd,
-        errors: JoinHandle<String>,
+        errors: Receiver<String>,
     },
     Own {
         vm: Arc<Vm>,
@@ -171,7 +175,8 @@ impl Monitor {
                 // This fails if it has ended already.
                 let _ = child.kill();
                 let status = child.wait();
-                let errors = errors.join().unwrap_or_default();
+                // A process that it has left behind may keep its standard error open for ever.
+                let errors = errors.recv_timeout(LAST_WORDS).unwrap_or_default();
                 let colon = if errors.is_empty() { "" } else { ": " };
                 format!("{}{colon}{errors}", exit_words(status.ok()))
             }
@@ -191,6 +196,8 @@ impl Monitor {
     }
 }
 
+/// How long the error messages of a QEMU that has ended are waited for.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 const SWITCHED_OFF: &str = "the guest has switched itself off";
 
 /// Returns the last error messages of a monitor.
