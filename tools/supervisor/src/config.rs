@@ -129,6 +129,16 @@ impl NodeEntry {
 }
 
 impl LinkEntry {
+    /// Returns the error that an earlier entry already describes this link.
+    pub(crate) fn repeated(&self) -> FileError {
+        FileError::Value {
+            place: self.place.clone(),
+            field: "port",
+            value: format!("\"{}\"", self.port),
+            allowed: "a port whose link no other [[link]] names, from either end".into(),
+        }
+    }
+
     /// Returns the error that this machine has no such node, or no link at that port.
     pub(crate) fn outside(&self, shape: &Shape) -> FileError {
         if !shape.contains(self.at) {
@@ -308,11 +318,16 @@ impl MachineFile {
                 return Err(node.second_gateway());
             }
         }
-        let outside = |link: &&LinkEntry| shape.neighbor(link.at, link.port).is_none();
-        match self.links.iter().find(outside) {
-            Some(link) => Err(link.outside(shape)),
-            None => Ok(()),
+        let mut seen = HashSet::new();
+        for link in &self.links {
+            let far = shape.neighbor(link.at, link.port).ok_or_else(|| link.outside(shape))?;
+            let ends = [(link.at, link.port), (far, link.port.opposite())];
+            if ends.iter().any(|end| seen.contains(end)) {
+                return Err(link.repeated());
+            }
+            seen.extend(ends);
         }
+        Ok(())
     }
 
     /// Parses and checks the text of a machine file. Relative paths of guests start at the folder
