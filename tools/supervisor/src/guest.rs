@@ -269,7 +269,8 @@ mod tests {
         assert!(!message.contains('\n'));
         let folder_error =
             Guest::load_bare(&GuestName::File(folder.path().to_owned())).unwrap_err();
-        assert!(folder_error.to_string().contains("it is a folder; give a regular file"));
+        let folder_error = format!("{:#}", anyhow::Error::from(folder_error));
+        assert!(folder_error.contains("it is a folder; give a regular file"), "{folder_error}");
         let missing = Guest::load_bare(&GuestName::File("no/such.elf".into())).unwrap_err();
         let missing = format!("{:#}", anyhow::Error::from(missing));
         assert!(
