@@ -100,7 +100,7 @@ impl Silence {
                 _ => return,
             };
             if !seen.load(SeqCst) {
-                eprintln!("tofu: {name} does not answer: {why}");
+                tofu_ui::tell!("tofu: {name} does not answer: {why}");
             }
         };
         // Without a thread, no message is printed.

@@ -292,7 +292,7 @@ impl Own {
         command.stdout(Stdio::piped());
         let child = command.spawn().context("cannot start a process for the machine")?;
         if !args.json {
-            eprintln!("tofu: starting a machine {shape} of Linux nodes for this run");
+            tofu_ui::tell!("tofu: starting a machine {shape} of Linux nodes for this run");
         }
         Ok((Self { child, started: Instant::now(), talks: !args.json }, name))
     }
@@ -325,7 +325,7 @@ impl Own {
                     if event["event"] == "ready" {
                         if self.talks {
                             let seconds = self.started.elapsed().as_secs_f64();
-                            eprintln!("tofu: ready after {seconds:.1} s");
+                            tofu_ui::tell!("tofu: ready after {seconds:.1} s");
                         }
                         return Ok(Ok(self));
                     }

@@ -12,6 +12,7 @@ mod logging;
 use std::env;
 use std::io;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
@@ -22,15 +23,18 @@ use commands::{
     trace, up, view,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use signal_hook::consts::SIGXFSZ;
 use tofu_supervisor::janitor::InternalCommand;
-use tofu_ui::exit;
+use tofu_ui::{exit, tell};
 
 fn main() -> ExitCode {
-    // Those that this process was started with are for no other, except for a program that a tofu
-    // has passed some to.
-    if std::env::args_os().nth(1).is_none_or(|command| command != InternalCommand::NAME) {
+    // The descriptors that this process was started with are for no other.
+    if !becomes_another() {
         tofu_sandbox::keep_from_children(&[]);
     }
+    // A file above the limit of `ulimit -f` is an error of its writer, and ends nothing else. A
+    // handler, as a signal that is ignored would be so in programs that are started, too.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
@@ -80,9 +84,22 @@ fn main() -> ExitCode {
         // As in `tofu topo | head`. What was to be done may not have been done.
         Err(error) if is_broken_pipe(&error) && is_unread() => ExitCode::from(exit::UNREAD),
         Err(error) => {
-            eprintln!("tofu: {}", in_one_line(&error));
+            tell!("tofu: {}", in_one_line(&error));
             ExitCode::from(exit::BAD_INPUT)
         }
+    }
+}
+
+/// Whether this process is about to become a program that its caller has passed descriptors to: by
+/// `tofu internal`, `tofu image qemu` or `tofu image chromium`.
+fn becomes_another() -> bool {
+    let mut words = env::args_os().skip(1);
+    match words.next() {
+        Some(command) if command == InternalCommand::NAME => true,
+        Some(command) if command == "image" => {
+            words.next().is_some_and(|program| program == "qemu" || program == "chromium")
+        }
+        _ => false,
     }
 }
 
@@ -114,12 +131,17 @@ fn is_unread() -> bool {
 /// Prints help as it is, and errors about the command line in one line.
 fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // Nothing is left to do if even help cannot be printed.
-        let _ = error.print();
-        return ExitCode::from(if error.use_stderr() { exit::BAD_INPUT } else { 0 });
+        return match error.print() {
+            Ok(()) => ExitCode::from(if error.use_stderr() { exit::BAD_INPUT } else { 0 }),
+            Err(_) if is_unread() => ExitCode::from(exit::UNREAD),
+            Err(error) => {
+                tell!("tofu: {error}");
+                ExitCode::from(exit::BAD_INPUT)
+            }
+        };
     }
     let args = env::args_os().filter_map(|arg| arg.into_string().ok()).collect::<Vec<_>>();
-    eprintln!("tofu: {}", usage_line(error, &args));
+    tell!("tofu: {}", usage_line(error, &args));
     ExitCode::from(exit::BAD_INPUT)
 }
 

@@ -17,4 +17,6 @@ pub use progress::{ImageProgress, is_interrupted};
 pub use style::Style;
 pub use table::{table, terminal_width};
 pub use text::printable;
+#[doc(hidden)]
+pub use text::tell_line;
 pub use toml_file::{FileError, FileLine, TomlFile};

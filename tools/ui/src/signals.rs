@@ -91,7 +91,7 @@ pub fn after(time: Duration, then: impl FnOnce() + Send + 'static) {
 /// Ends this process, which has not ended by itself in time after a signal.
 fn late(signal: i32, grace: Duration) -> ! {
     let seconds = grace.as_secs_f64();
-    eprintln!("tofu: not ended {seconds} s after signal {signal}; ending without cleaning up");
+    crate::tell!("tofu: not ended {seconds} s after signal {signal}; ending without cleaning up");
     std::process::exit(exit::of_signal(signal).into())
 }
 

@@ -43,7 +43,7 @@ impl Metrics {
         let cannot = || format!("cannot serve metrics on {address}");
         let listener = TcpListener::bind(address).with_context(cannot)?;
         let at = listener.local_addr().with_context(cannot)?;
-        eprintln!("tofu: metrics at http://{at}{PATH}");
+        tofu_ui::tell!("tofu: metrics at http://{at}{PATH}");
         if !address.ip().is_loopback() {
             log::warn!(
                 "metrics: {address} is not of this host alone: others can read the counters"

@@ -136,7 +136,7 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<u8> {
                     Some(path) => format!("cannot write {}", path.display()),
                 })?;
                 if !begun && !args.json {
-                    eprintln!("capturing at {at}; Ctrl-C ends it");
+                    tofu_ui::tell!("capturing at {at}; Ctrl-C ends it");
                 }
                 begun = true;
             }
@@ -161,12 +161,12 @@ fn report(summary: &CaptureSummary, as_json: bool, to_stderr: bool) -> io::Resul
     if as_json {
         let line = json!({ "packets": packets, "dropped": dropped, "seconds": seconds });
         if to_stderr {
-            eprintln!("{line}");
+            tofu_ui::tell!("{line}");
         } else {
             writeln!(io::stdout(), "{line}")?;
         }
     } else {
-        eprintln!("{packets} packets, {dropped} dropped for want of room, in {seconds:.1} s");
+        tofu_ui::tell!("{packets} packets, {dropped} dropped for want of room, in {seconds:.1} s");
     }
     Ok(())
 }

@@ -42,7 +42,7 @@ pub(crate) fn run(args: &ConsoleArgs) -> anyhow::Result<u8> {
     let Reply::Console { mut replay } = connection.answer()? else { bail!("not an answer") };
     let terminal = io::stdin().is_terminal();
     if terminal {
-        eprintln!("console of {}; Ctrl-] leaves", found.node.name);
+        tofu_ui::tell!("console of {}; Ctrl-] leaves", found.node.name);
     }
     let raw = if terminal { Some(Arc::new(Raw::enter()?)) } else { None };
     let restored = raw.clone().map(|raw| {
@@ -81,7 +81,7 @@ pub(crate) fn run(args: &ConsoleArgs) -> anyhow::Result<u8> {
     }
     raw.inspect(|raw| raw.leave());
     if terminal {
-        eprintln!();
+        tofu_ui::tell!("");
     }
     Ok(0)
 }

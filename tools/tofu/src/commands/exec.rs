@@ -144,7 +144,9 @@ impl Ends {
             raw.leave();
         }
         let grace = grace.as_secs_f64();
-        eprintln!("tofu: the command has not ended {grace} s after signal {signal}; killing it");
+        tofu_ui::tell!(
+            "tofu: the command has not ended {grace} s after signal {signal}; killing it"
+        );
         self.now(exit::of_signal(signal))
     }
 }
@@ -187,7 +189,7 @@ fn run_on(node: &str, mut exec: Exec, args: &ExecArgs) -> anyhow::Result<u8> {
         return Ok(EXIT_TIMEOUT);
     }
     if let Status::NotRun { why, .. } = &status {
-        eprintln!("tofu: node {node}: {}", printable(why));
+        tofu_ui::tell!("tofu: node {node}: {}", printable(why));
     }
     Ok(status.exit_code())
 }

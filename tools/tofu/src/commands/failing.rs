@@ -146,7 +146,7 @@ fn wait(control: &Path, nodes: &[u32], up: bool) -> anyhow::Result<()> {
     loop {
         let machine = match info(control) {
             Err(_) if !up && !control.exists() => {
-                eprintln!("tofu: the machine has ended, as none of its guests runs any more");
+                tofu_ui::tell!("tofu: the machine has ended, as none of its guests runs any more");
                 return Ok(());
             }
             answer => answer?,

@@ -97,7 +97,7 @@ pub(crate) fn run(args: &GdbArgs) -> anyhow::Result<u8> {
             true
         }
         Err(error) => {
-            eprintln!("tofu: no names of functions: {error:#}");
+            tofu_ui::tell!("tofu: no names of functions: {error:#}");
             false
         }
     };

@@ -59,7 +59,7 @@ impl JoinArgs {
         let mut waits_for = None;
         joining.with_timeout(timeout).meet(&mut |part, address| {
             if !quiet && waits_for.replace(part) != Some(part) {
-                eprintln!("tofu: part {own} at {at} waits for part {part} at {address}");
+                tofu_ui::tell!("tofu: part {own} at {at} waits for part {part} at {address}");
             }
         })
     }

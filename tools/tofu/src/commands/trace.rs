@@ -184,7 +184,7 @@ pub(crate) fn run(args: &TraceArgs) -> anyhow::Result<u8> {
     })?;
     let mut flight = args.last.map(|Timeout(last)| Flight::new(last));
     let dead = flight.as_ref().map(|_| flight::watch(&control, &connection)).transpose()?;
-    eprintln!("tracing; Ctrl-C ends it");
+    tofu_ui::tell!("tracing; Ctrl-C ends it");
     let mut wrong = None;
     let ended = loop {
         match (connection.answer(), &mut flight) {
@@ -205,7 +205,7 @@ pub(crate) fn run(args: &TraceArgs) -> anyhow::Result<u8> {
     };
     let Some(flight) = flight else {
         output.finish().with_context(cannot)?;
-        eprintln!("{}", words(&ended?));
+        tofu_ui::tell!("{}", words(&ended?));
         return Ok(0);
     };
     let (commands, interrupts) = flight.finish();
@@ -213,11 +213,11 @@ pub(crate) fn run(args: &TraceArgs) -> anyhow::Result<u8> {
     output.finish().with_context(cannot)?;
     let dead = dead.and_then(|dead| lock(&dead).take());
     for what in dead.iter().chain(&wrong) {
-        eprintln!("{}", printable(what));
+        tofu_ui::tell!("{}", printable(what));
     }
     // The end of the machine is one of the awaited events.
     let seen = ended.map_or_else(|error| error.to_string(), |summary| words(&summary));
-    eprintln!("the last {} commands are written; {seen}", commands.len());
+    tofu_ui::tell!("the last {} commands are written; {seen}", commands.len());
     Ok(0)
 }
 

@@ -89,7 +89,7 @@ pub(crate) fn run(args: &ViewArgs) -> anyhow::Result<u8> {
             Ok(seen) => seen,
             // What was seen stays on the page.
             Err(_) if rundir::has_ended(&control) => {
-                eprintln!("tofu: the machine has ended; Ctrl-C ends the page");
+                tofu_ui::tell!("tofu: the machine has ended; Ctrl-C ends the page");
                 scene.end();
                 break;
             }
@@ -98,7 +98,7 @@ pub(crate) fn run(args: &ViewArgs) -> anyhow::Result<u8> {
         if let Some(file) = &mut recorder
             && let Err(error) = file.write(&frame)
         {
-            eprintln!("tofu: {error:#}; nothing more is recorded");
+            tofu_ui::tell!("tofu: {error:#}; nothing more is recorded");
             recorder = None;
         }
         before = now;

@@ -48,6 +48,29 @@ fn output_that_is_not_read_is_no_success() {
     place.is_clean();
 }
 
+/// The exit code of a command that a shell starts.
+fn by_shell(place: &Place, script: &str, args: &[&str]) -> Option<i32> {
+    let tofu = place.command(args);
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "sh"]).arg(tofu.get_program()).args(tofu.get_args());
+    command.envs(tofu.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.output().unwrap().status.code()
+}
+
+#[test]
+fn output_without_room_is_an_error_and_no_panic() {
+    let place = Place::new();
+    for args in [&["--help"][..], &["--version"], &["help", "up"], &["topo"]] {
+        assert_eq!(by_shell(&place, "exec \"$@\" >/dev/full", args), Some(2), "{args:?}");
+    }
+    for args in [&["topo", "--shape", "none"][..], &["nothing"]] {
+        assert_eq!(by_shell(&place, "exec \"$@\" 2>/dev/full", args), Some(2), "{args:?}");
+    }
+    let picture = place.path().join("picture.svg");
+    let args = ["topo", "--shape", "half-rack", "--svg", picture.to_str().unwrap()];
+    assert_eq!(by_shell(&place, "ulimit -f 1; exec \"$@\"", &args), Some(2));
+}
+
 #[test]
 fn a_detached_machine_keeps_nothing_of_its_caller() {
     let place = Place::new();

@@ -289,7 +289,11 @@ fn inspects(place: &Place) {
         (&["1", "tni/9"], "the node has no tni; did you mean device/tni? There are index"),
         (&["1", "index/x"], "index has no parts, and so no x"),
         (&["0", "--diff", file], "the file is about node 1, not 0"),
-        (&["1", "--diff", "/dev/null"], "is not what tofu inspect --json prints"),
+        (
+            &["1", "--diff", "/dev/null"],
+            "cannot read /dev/null: it is a device; give a regular file",
+        ),
+        (&["1", "--diff", "/proc/version"], "is not what tofu inspect --json prints"),
         (&["1", "--translate", "0", "0:0"], "a TNI and a CQ, such as 0/3"),
         (&["1", "--translate", "9/0", "0:0"], "the device has no TNI 9 CQ 0"),
         (&["1", "--translate", "0/0", "99999999:0"], "there are no such STags or offsets"),

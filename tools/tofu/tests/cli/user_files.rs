@@ -85,7 +85,11 @@ fn all_commands_refuse_the_same_machine_files() {
     let place = Place::new();
     let node = "[[node]]\nat = [1, 0, 0, 0, 0, 0]\n";
     let twice = format!("shape = \"2x1x1x1x1x1\"\n{node}{node}");
+    let link = "[[link]]\nat = [0, 0, 0, 0, 0, 0]\nport = \"X+\"\ndown = true\n";
+    let far = "[[link]]\nat = [1, 0, 0, 0, 0, 0]\nport = \"X-\"\ndown = false\n";
+    let ends = format!("shape = \"3x1x1x1x1x1\"\n{link}{far}");
     let cases = [
+        (ends, "machine.toml:8: port = \"X-\" is not allowed"),
         (node.to_owned(), "machine.toml:2: at = [1, 0, 0, 0, 0, 0] is not allowed"),
         (twice, "machine.toml:5: at = [1, 0, 0, 0, 0, 0] is not allowed"),
         ("[[link]]\nat = [0, 0, 0, 0, 0, 0]\nport = \"X+\"\ndown = true\n".into(), "\"X+\" is not"),
@@ -132,7 +136,7 @@ fn a_check_starts_and_writes_nothing() {
     let capture = place.path().join("capture");
     let capture_of = format!("0={}", capture.display());
     let said = place.run(&["up", "--check", "-c", &file, "--capture", &capture_of]).ok();
-    assert_eq!(said, "machine 2x1x1x1x1x1: 2 nodes, 1 link; 2 guests, 32 MiB\n");
+    assert_eq!(said, "machine 2x1x1x1x1x1: 2 nodes, 2 links; 2 guests, 32 MiB\n");
     assert!(!capture.exists());
     let said = place.run(&["up", "--check", "--json", "-c", &file]).ok();
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();

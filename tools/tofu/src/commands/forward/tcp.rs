@@ -24,7 +24,7 @@ pub(super) fn serve(listener: &TcpListener, way: &Arc<Way>) {
             Ok(client) => client,
             Err(error) => {
                 // Probably there are no descriptors left, which become free when connections end.
-                eprintln!("tofu: no connection can be taken: {error}");
+                tofu_ui::tell!("tofu: no connection can be taken: {error}");
                 thread::sleep(BUSY);
                 continue;
             }

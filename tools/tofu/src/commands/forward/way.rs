@@ -37,7 +37,7 @@ impl Way {
         let mut said = lock(&self.said);
         let again = said.as_ref().is_some_and(|(last, at)| last == line && at.elapsed() < QUIET);
         if !again {
-            eprintln!("{line}");
+            tofu_ui::tell!("{line}");
             *said = Some((line.to_owned(), Instant::now()));
         }
     }

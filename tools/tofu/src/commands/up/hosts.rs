@@ -241,7 +241,7 @@ pub(crate) fn run(
 /// Shows a line of a part.
 fn show(json: bool, part: usize, host: &Host, out: bool, line: &str) -> io::Result<()> {
     if !out {
-        eprintln!("{}: {}", printable(&host.name), printable(line));
+        tofu_ui::tell!("{}: {}", printable(&host.name), printable(line));
         return Ok(());
     }
     let mut to = io::stdout().lock();

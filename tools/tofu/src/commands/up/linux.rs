@@ -51,7 +51,7 @@ pub(crate) fn check(plan: &Plan, args: &MachineArgs) -> anyhow::Result<()> {
         bail!("--net: a machine in parts has no Ethernet among all of its nodes; leave it out");
     }
     if args.linux.detach && !plan.stays_up() {
-        bail!("--detach is for nodes that stay up, and all of these run a program and end");
+        bail!("--detach: every Linux node runs a program to its end; leave --guest out");
     }
     plan.archs().into_iter().try_for_each(|arch| Kit::check(plan, arch, &args.linux))
 }

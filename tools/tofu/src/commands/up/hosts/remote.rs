@@ -164,7 +164,7 @@ impl Machine<'_> {
     fn copy(&self, host: &Host, to: &str) -> anyhow::Result<()> {
         let mut file = File::open(&self.command)?;
         let mib = file.metadata()?.len() >> 20;
-        eprintln!("tofu: {}: copies the command, {mib} MiB", self.place(host));
+        tofu_ui::tell!("tofu: {}: copies the command, {mib} MiB", self.place(host));
         let to = quoted(to);
         let script = format!(
             "set -eu; umask 077; mkdir -p \"$(dirname {to})\"; cat > {to}.$$; chmod 700 {to}.$$; \
@@ -178,7 +178,7 @@ impl Machine<'_> {
         if self.run(host, &image.looked_for(), |_| Ok(()))?.trim() == "there" {
             return Ok(());
         }
-        eprintln!("tofu: {}: copies {}", self.place(host), image.words());
+        tofu_ui::tell!("tofu: {}: copies {}", self.place(host), image.words());
         self.run(host, &image.unpacked(), |stdin| image.pack(stdin)).map(drop)
     }
 
