@@ -36,7 +36,7 @@ static void reset(void)
 }
 
 /* Whether a line of /sys/kernel/debug/tofu/health begins like that. */
-static int health(const char *start)
+static int health_has(const char *start)
 {
 	FILE *file = fopen("/sys/kernel/debug/tofu/health", "r");
 	char line[256];
@@ -88,7 +88,7 @@ int main(void)
 	CHECK(read(q.fd, &word, 8) == 8 && word == 0, "the queue works");
 	CHECK(read(bch, &word, 8) == 8 && word == 0, "the channel works");
 	CHECK(add_memory(&q, from, PAGE, -1, 0) != -1, "memory of the queue");
-	CHECK(health("tni0cq1 LOST") != 1, "health: nothing is lost");
+	CHECK(health_has("tni0cq1 LOST") != 1, "health: nothing is lost");
 
 	/* The second one finds the queue ended already. */
 	for (int i = 0; i < 2; i++) {
@@ -100,8 +100,8 @@ int main(void)
 		CHECK(add_memory(&q, to, PAGE, -1, 0) == -1 && errno == EIO, "ALLOC_STAG");
 		FAILS(read(bch, &word, 8), EIO, "read of the channel");
 		FAILS(ioctl(bch, TOF_IOCTL_ENABLE_BCH, &enable), EIO, "ENABLE_BCH");
-		CHECK(health("tni0cq1 LOST") && health("tni0bch2 LOST"), "health: what is lost");
-		CHECK(health("state degraded"), "health: degraded");
+		CHECK(health_has("tni0cq1 LOST") && health_has("tni0bch2 LOST"), "health: what is lost");
+		CHECK(health_has("state degraded"), "health: degraded");
 	}
 	CHECK(open_node(0, 1) == -1 && errno == EBUSY, "a lost queue is open still");
 	WORKS(ioctl(idle.fd, TOF_IOCTL_INIT_CQ, &init_idle), "a queue that was not set up yet");
@@ -117,7 +117,7 @@ int main(void)
 	to_at = add_memory(&q, to, PAGE, -1, 0);
 	CHECK(put(&q, me, 0, to_at, from_at, PAGE) == 0 && !memcmp(from, to, PAGE),
 	      "a Put of the queue that was opened again");
-	CHECK(health("tni0cq1 LOST") != 1, "health: nothing is lost any more");
+	CHECK(health_has("tni0cq1 LOST") != 1, "health: nothing is lost any more");
 	close_queue(&q);
 	close_queue(&idle);
 	close(bch);

@@ -206,6 +206,7 @@ pub fn pack_folder(
                 let mut header = tar::Header::new_gnu();
                 header.set_entry_type(tar::EntryType::Symlink);
                 header.set_size(0);
+                header.set_mode(0o777);
                 archive.append_link(&mut header, &path, to)?;
             }
             Source::Folder => folder(&mut archive, &path)?,

@@ -237,7 +237,11 @@ impl Arrived {
         // A trailing slash would ask for a folder.
         let path = path.components().as_path();
         let (folder, name) = (folder_of(scratch, path)?, Path::new(name_of(path)?));
-        let mode = Mode::from_raw_mode(entry.header().mode()? & 0o777);
+        // A link has none.
+        let mode = match kind.is_symlink() {
+            true => Mode::empty(),
+            false => Mode::from_raw_mode(entry.header().mode()? & 0o777),
+        };
         if kind.is_dir() {
             match rustix::fs::mkdirat(&folder, name, Mode::RWXU) {
                 Err(Errno::EXIST) => drop(open_folder(&folder, name)?),

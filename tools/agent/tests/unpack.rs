@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use tar::EntryType;
-use tofu_agent::files;
+use tofu_agent::files::{self, Source};
 use tofu_agent::unpack::{Folder, Place, unpack, unpack_alone};
 
 /// What is asked for in these tests.
@@ -38,6 +38,26 @@ fn archive(entries: &[(EntryType, &str, &str)]) -> Vec<u8> {
         archive.append(&header, data.as_bytes()).unwrap();
     }
     archive.into_inner().unwrap()
+}
+
+/// A job's folder has entries of every kind.
+#[test]
+fn made_folders_arrive_as_they_are() {
+    let home = Home::new();
+    let contents = [
+        ("program".into(), Source::File(0o755, b"run".to_vec())),
+        ("link".into(), Source::Link("program".into())),
+        ("empty".into(), Source::Folder),
+        ("keys".into(), Source::Path(home.at("dir/.ssh/authorized_keys"))),
+    ];
+    let mut archive = Vec::new();
+    assert_eq!(files::pack_folder("job", &contents, &mut archive).unwrap(), 0);
+    unpack_alone(&archive[..], &home.at("out/job")).unwrap();
+    assert_eq!(fs::read(home.at("out/job/link")).unwrap(), b"run");
+    let mode = fs::metadata(home.at("out/job/program")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o755);
+    assert!(home.at("out/job/empty").is_dir());
+    assert_eq!(fs::read(home.at("out/job/keys")).unwrap(), b"mine");
 }
 
 const FILE: EntryType = EntryType::Regular;
