@@ -28,7 +28,7 @@ pub(crate) const fn table_pages(bytes: usize) -> usize {
 
 impl Charge {
     /// Charges so many pages to the user who opened a file. All users together have half of the
-    /// node's memory, one of them fifteen sixteenths of that; and not more than RLIMIT_MEMLOCK,
+    /// node's memory, one of them 63 of 64 parts of that; and not more than RLIMIT_MEMLOCK,
     /// which counts what a user has in all processes. The latter two are not for CAP_IPC_LOCK.
     ///
     /// # Errors
@@ -39,7 +39,7 @@ impl Charge {
         let limit = unsafe { shim::tofu_shim_total_pages() } / 2;
         take(&device.charged, pages, limit)?;
         // SAFETY: the opener has a reference.
-        let code = unsafe { shim::tofu_shim_charge(opener.cred(), pages, limit / 16 * 15) };
+        let code = unsafe { shim::tofu_shim_charge(opener.cred(), pages, limit / 64 * 63) };
         if let Err(error) = kernel::error::to_result(code) {
             device.charged.fetch_sub(pages, Relaxed);
             return Err(error);

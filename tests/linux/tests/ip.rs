@@ -211,7 +211,10 @@ fn networks(net: &Net) {
                   nft 'add chain nat post { type nat hook postrouting priority 100; }' && \
                   nft add rule nat post oifname tofu0 masquerade";
     net.shell(0, behind);
-    assert!(answers(0, &format!("ip netns exec behind {PING} 10.1.0.1")), "NAT behind veth");
+    // The first packet may be lost while the kernel fetches modules of NAT.
+    wait_for("NAT behind veth", MOMENT, || {
+        answers(0, &format!("ip netns exec behind {PING} 10.1.0.1"))
+    });
     net.shell(0, "nft delete table nat; ip netns del behind");
 
     net.shell(0, "tc qdisc add dev tofu0 root netem loss 100%");

@@ -17,13 +17,13 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Half of the node's memory for all users, fifteen sixteenths of that for one, and not more
+    /// Half of the node's memory for all users, 63 of 64 parts of that for one, and not more
     /// than RLIMIT_MEMLOCK of the process that asks.
     pub(crate) fn of(pid: i32) -> Self {
         let about = sysinfo();
         let all = about.totalram.saturating_mul(about.mem_unit.into()) / 2;
         let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
-        Self { all, user: (all / 16 * 15).min(locked(&limits)) }
+        Self { all, user: (all / 64 * 63).min(locked(&limits)) }
     }
 
     /// Whether `more` may be taken where so much is taken by all users, and by this one.
