@@ -123,9 +123,6 @@ macro_rules! kvm {
 /// KVM_IRQFD, KVM_IOEVENTFD.
 const KVM_DEVICES: &[Entry] = kvm![0x46, 0x49, 0x61, 0x67, 0x6a, 0x76, 0x79];
 
-/// KVM_IRQ_LINE: what is typed at the console of our own monitor interrupts the guest.
-const KVM_TYPED: &[Entry] = kvm![0x61];
-
 /// What a vCPU's thread asks of its vCPU: KVM_RUN, registers (GET and SET of REGS, SREGS, MSRS,
 /// FPU, LAPIC, MP_STATE, VCPU_EVENTS, DEBUGREGS, XSAVE, XCRS, SREGS2), KVM_INTERRUPT,
 /// KVM_SET_CPUID2 and its GET, KVM_NMI, KVM_TRANSLATE, KVM_SET_GUEST_DEBUG, KVM_GET_TSC_KHZ,
@@ -279,8 +276,9 @@ fn allowed(role: Role) -> Vec<&'static [Entry]> {
         Role::Engine => lists.extend([EVENTS, older::EVENTS, ENGINE, KVM_DEVICES]),
         Role::Virtio => lists.extend([EVENTS, older::EVENTS, VIRTIO]),
         Role::VfioUser => lists.extend([EVENTS, older::EVENTS, ENGINE, VFIO_USER]),
+        // What is typed interrupts the guest, and the last thread may take down its VM's devices.
         Role::Reader => {
-            lists.extend([EVENTS, older::EVENTS, VIRTIO, READER, older::READER, KVM_TYPED]);
+            lists.extend([EVENTS, older::EVENTS, VIRTIO, READER, older::READER, KVM_DEVICES]);
         }
         Role::Cable => lists.extend([EVENTS, older::EVENTS, ENGINE, KVM_DEVICES, CABLE]),
         Role::Main => lists.extend([EVENTS, older::EVENTS, ENGINE, VFIO_USER, MAIN, older::MAIN]),
