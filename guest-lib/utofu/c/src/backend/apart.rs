@@ -1,6 +1,7 @@
 //! A device that `tofud` shares among processes of users who are not root. The device isolates
 //! them, so each process has rings and notices of its own, and asks for everything else.
 
+use std::fs;
 use std::sync::Arc;
 
 use tofu_abi::irq::BgsIrqs;
@@ -21,6 +22,11 @@ use super::outside::{OutsideBarrier, OutsideChannel, OutsideQueue, RingQueue};
 /// After this many polls that found nothing, check whether `tofud` still exists.
 const POLLS_WITHOUT_QUESTION: u32 = 1 << 13;
 const QUEUE: &str = "control queue";
+/// Memory of a node in KiB below which message receive queues have [`SMALL_MRQ_SIZE`].
+const SMALL_NODE_KIB: u64 = 1 << 20;
+/// Their size code there: 32768 notices, which take 1 MiB. `tofud` limits what a user has of a
+/// node's memory, and queues of 4 MiB for each of six interfaces leave little of a small one.
+const SMALL_MRQ_SIZE: u8 = 2;
 
 /// A process's share of the device.
 pub(super) struct ApartProvider {
@@ -47,6 +53,17 @@ fn open_error(what: &'static str, number: u8, error: BrokerError) -> Error {
     }
 }
 
+/// The size code of message receive queues on this node.
+fn mrq_size() -> u8 {
+    let about = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = about.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let total = total.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    match total {
+        Some(0..SMALL_NODE_KIB) => SMALL_MRQ_SIZE,
+        _ => MRQ_SIZE,
+    }
+}
+
 impl Provider for ApartProvider {
     type Queue = RingQueue<BrokerQueue>;
     type Channel = DriverChannel<OutsideBarrier<ApartChannel>>;
@@ -62,7 +79,7 @@ impl Provider for ApartProvider {
     fn open(&self, queue: &OpenQueue) -> Result<Self::Queue, Error> {
         let &OpenQueue { tni, cq, stags, session } = queue;
         let claim = self.claims.claim(tni, cq)?;
-        let opened = self.device.open((tni, cq), stags, MRQ_SIZE, session);
+        let opened = self.device.open((tni, cq), stags, mrq_size(), session);
         let queue = opened.map_err(|error| open_error(QUEUE, cq.get(), error))?;
         let broker = Arc::clone(self.device.broker());
         Ok(RingQueue::new(BrokerQueue { queue, broker, _claim: claim }))
