@@ -5,6 +5,7 @@ mod broker;
 mod gates;
 mod inproc;
 mod local;
+mod notices;
 mod outside;
 mod tof;
 mod vfio;

@@ -1,7 +1,6 @@
 //! A device that `tofud` shares among processes of users who are not root. The device isolates
 //! them, so each process has rings and notices of its own, and asks for everything else.
 
-use std::fs;
 use std::sync::Arc;
 
 use tofu_abi::irq::BgsIrqs;
@@ -16,17 +15,13 @@ use tofu_vfio::broker::{
     ShareError,
 };
 
-use super::broker::{Claims, MRQ_SIZE, Taken, broker_error};
+use super::broker::{Claims, Taken, broker_error};
+use super::notices::mrq_size;
 use super::outside::{OutsideBarrier, OutsideChannel, OutsideQueue, RingQueue};
 
 /// After this many polls that found nothing, check whether `tofud` still exists.
 const POLLS_WITHOUT_QUESTION: u32 = 1 << 13;
 const QUEUE: &str = "control queue";
-/// Memory of a node in KiB below which message receive queues have [`SMALL_MRQ_SIZE`].
-const SMALL_NODE_KIB: u64 = 1 << 20;
-/// Their size code there: 32768 notices, which take 1 MiB. `tofud` limits what a user has of a
-/// node's memory, and queues of 4 MiB for each of six interfaces leave little of a small one.
-const SMALL_MRQ_SIZE: u8 = 2;
 
 /// A process's share of the device.
 pub(super) struct ApartProvider {
@@ -43,24 +38,13 @@ impl ApartProvider {
 fn open_error(what: &'static str, number: u8, error: BrokerError) -> Error {
     let number = u64::from(number);
     match error {
-        BrokerError::Refused { why: Refusal::NoneLeft, .. } => {
-            Error::with_value(Code::OutOfMemory, what, number, "no memory left that can be pinned")
+        BrokerError::Refused { why: Refusal::NoneLeft, text } => {
+            Error::with_text(Code::OutOfMemory, what, Some(number), text)
         }
         BrokerError::Refused { why: Refusal::InUse, .. } => {
             Error::with_value(Code::NotAvailable, what, number, "another process has it")
         }
         error => Error::with_text(Code::Fatal, what, Some(number), error.to_string()),
-    }
-}
-
-/// The size code of message receive queues on this node.
-fn mrq_size() -> u8 {
-    let about = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = about.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let total = total.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    match total {
-        Some(0..SMALL_NODE_KIB) => SMALL_MRQ_SIZE,
-        _ => MRQ_SIZE,
     }
 }
 

@@ -7,9 +7,6 @@ use tofu_utofu::{ClaimQueue, Code, DeviceShare, Error};
 use tofu_vfio::broker::wire::Refusal;
 use tofu_vfio::broker::{Broker, BrokerError};
 
-/// Size code of message receive queues, as on real systems: 131072 notices.
-pub(super) const MRQ_SIZE: u8 = 3;
-
 /// Converts a refusal of `tofud` to an error of the library.
 pub(super) fn broker_error(what: &'static str, error: BrokerError) -> Error {
     let code = match error {

@@ -19,12 +19,11 @@ use tofu_utofu::{
 };
 
 use super::gates::{LockGate, LockedGates};
+use super::notices::mrq_size;
 use super::outside::{OutsideBarrier, OutsideChannel, OutsideQueue, RingQueue};
 use crate::environment;
 use crate::provider::{AnyProvider, any};
 
-/// Size code of message receive queues, as on real systems: 131072 notices.
-const MRQ_SIZE: u8 = 3;
 /// After this many polls that found nothing, the kernel is asked whether the queue still works.
 const POLLS_WITHOUT_QUESTION: u32 = 1 << 10;
 /// The subjects of errors.
@@ -195,7 +194,7 @@ impl Provider for TofProvider {
     fn open(&self, queue: &OpenQueue) -> Result<Self::Queue, Error> {
         let &OpenQueue { tni, cq, session, .. } = queue;
         let claim = self.claim(tni, cq)?;
-        let config = QueueConfig { tni, cq, toq_size: 0, mrq_size: MRQ_SIZE, session };
+        let config = QueueConfig { tni, cq, toq_size: 0, mrq_size: mrq_size(), session };
         let queue =
             ControlQueue::open(&config).map_err(|error| open_error(QUEUE, cq.into(), error))?;
         Ok(RingQueue::new(TofQueue { queue, blank: None, _claim: claim }))

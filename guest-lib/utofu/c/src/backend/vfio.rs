@@ -13,7 +13,8 @@ use tofu_vfio::pci::Bus;
 use tofu_vfio::{Bdf, MapError, MappedPlatform, Tenure, UserMemory, VfioPlatform};
 
 use super::apart::ApartProvider;
-use super::broker::{Claims, MRQ_SIZE, broker_error};
+use super::broker::{Claims, broker_error};
+use super::notices::MRQ_SIZE;
 use crate::environment;
 use crate::provider::{AnyProvider, any};
 
