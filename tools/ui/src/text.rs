@@ -15,8 +15,9 @@ pub fn printable(text: &str) -> String {
         .collect()
 }
 
-/// Writes a line to standard error, like `eprintln!`, but without a panic if that is full or closed:
-/// a message that cannot be shown must not end what runs.
+/// Writes a line to standard error, like `eprintln!`, but without a panic if it cannot be written.
+///
+/// A message that cannot be shown must not end what runs.
 #[macro_export]
 macro_rules! tell {
     ($($text:tt)*) => { $crate::tell_line(format_args!($($text)*)) };
