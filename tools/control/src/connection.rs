@@ -60,8 +60,11 @@ impl Connection {
             ),
             _ => bail!("not an answer"),
         }
+        // A machine that has no room for another command says so, and reads no request.
+        if let Err(error) = connection.say(request) {
+            return Err(connection.answer().err().unwrap_or(error));
+        }
         connection.out.set_read_timeout(None)?;
-        connection.say(request)?;
         Ok(connection)
     }
 

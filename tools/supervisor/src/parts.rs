@@ -95,8 +95,8 @@ pub struct Others {
     mesh: Arc<Mesh>,
     left: Arc<AtomicBool>,
     /// Requests of other parts, for the thread that serves them.
-    visits: Sender<Visit>,
-    visitors: Arc<Mutex<Option<Receiver<Visit>>>>,
+    visits: Sender<(PartId, Visit)>,
+    visitors: Arc<Mutex<Option<Receiver<(PartId, Visit)>>>>,
 }
 
 impl Others {
@@ -127,7 +127,7 @@ impl Others {
     }
 
     /// Returns the receiver of requests from other parts, the first time it is called.
-    pub(crate) fn visitors(&self) -> Option<Receiver<Visit>> {
+    pub(crate) fn visitors(&self) -> Option<Receiver<(PartId, Visit)>> {
         lock(&self.visitors).take()
     }
 
@@ -186,7 +186,7 @@ struct Inbox {
     gone: Mutex<HashSet<PartId>>,
     /// Whether this part has left.
     left: Arc<AtomicBool>,
-    visits: Sender<Visit>,
+    visits: Sender<(PartId, Visit)>,
     /// Whether the machine has been told to end.
     down: AtomicBool,
 }
@@ -236,9 +236,9 @@ impl Receive for Inbox {
         }
     }
 
-    fn visit(&self, _from: PartId, visit: Visit) {
+    fn visit(&self, from: PartId, visit: Visit) {
         // If nobody serves visits, or too many wait, this one is closed.
-        let _ = self.visits.send(visit);
+        let _ = self.visits.send((from, visit));
     }
 }
 

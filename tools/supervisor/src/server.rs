@@ -15,6 +15,7 @@ mod registers;
 mod reply;
 mod trace;
 
+use std::collections::HashMap;
 use std::io::{BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -31,7 +32,7 @@ use tofu_abi::Coords;
 use tofu_agent::wire::{FromProgram, MAX_PROGRAMS};
 use tofu_control::lines::{LineError, LineReader, MAX_REQUEST};
 use tofu_control::protocol::{NodeKind, Reply, Request, VERSION};
-use tofu_fabric::NodeId;
+use tofu_fabric::{NodeId, PartId};
 use tofu_gateway::{Connected, Connector};
 use tofu_sync::queue::RecvTimeoutError;
 
@@ -46,7 +47,8 @@ use reply::say;
 
 pub use metrics::Metrics;
 
-/// The most connections at the same time, besides one for each program that nodes can run.
+/// The most connections of commands on this host, and of each other part, besides one for each
+/// program that nodes can run.
 const MOST_CLIENTS: usize = 512;
 /// How long another part may take to send the request for which it has opened a stream.
 const FIRST_REQUEST: Duration = Duration::from_secs(10);
@@ -65,7 +67,7 @@ pub fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {
     let cannot = || format!("cannot make the control socket {}", socket.display());
     let listener = UnixListener::bind(socket).with_context(cannot)?;
     let clients = Clients::default();
-    serve_visitors(registry, &clients)?;
+    serve_visitors(registry)?;
     let registry = Arc::clone(registry);
     let accept = move || {
         for client in listener.incoming() {
@@ -101,7 +103,8 @@ pub fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The connections that are served, all of which share it.
+/// The connections of this host or of one other part, all of which share it. Each has a number of
+/// its own, so that a part that opens many takes none from others.
 #[derive(Clone, Default)]
 struct Clients(Arc<()>);
 
@@ -114,14 +117,16 @@ impl Clients {
 }
 
 /// Serves the requests of other parts, until the process ends.
-fn serve_visitors(registry: &Arc<Registry>, clients: &Clients) -> anyhow::Result<()> {
+fn serve_visitors(registry: &Arc<Registry>) -> anyhow::Result<()> {
     let Some(visits) = registry.rest().and_then(|rest| rest.others.visitors()) else {
         return Ok(());
     };
-    let (registry, clients) = (Arc::clone(registry), clients.clone());
+    let registry = Arc::clone(registry);
     let serve = move || {
-        for visit in visits.iter() {
+        let mut clients = HashMap::<PartId, Clients>::new();
+        for (from, visit) in visits.iter() {
             // A visit that is dropped is closed.
+            let clients = clients.entry(from).or_default();
             let Some(counted) = clients.another(&registry) else { continue };
             let registry = Arc::clone(&registry);
             let run = move || {

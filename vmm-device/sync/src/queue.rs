@@ -31,6 +31,13 @@ impl<T: Item> Item for Arc<T> {
     }
 }
 
+/// An item and whom it is from.
+impl<F: Copy, T: Item> Item for (F, T) {
+    fn bytes(&self) -> usize {
+        self.1.bytes()
+    }
+}
+
 /// The rule for an item that a queue has no room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenFull {
