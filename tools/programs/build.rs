@@ -78,6 +78,9 @@ fn main() {
     let target = shared.join("guests");
     let mut build = cargo(&guests);
     build.args(["build", "--release", "--locked", "--target-dir"]).arg(&target);
+    // Line tables would be most of the command. The names of functions stay, for backtraces.
+    build.env("CARGO_PROFILE_RELEASE_DEBUG", "none");
+    build.env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
     run(build, "the guest programs in tools/guests do not build");
     let bare = programs(
         &guests,

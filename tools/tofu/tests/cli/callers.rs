@@ -58,6 +58,15 @@ fn by_shell(place: &Place, script: &str, args: &[&str]) -> Option<i32> {
 }
 
 #[test]
+fn small_address_space_suffices() {
+    let place = Place::new();
+    let limited = r#"ulimit -v 100000; exec "$@""#;
+    for args in [&["--version"][..], &["up", "--help"], &["topo"]] {
+        assert_eq!(by_shell(&place, limited, args), Some(0), "{args:?}");
+    }
+}
+
+#[test]
 fn output_without_room_is_an_error_and_no_panic() {
     let place = Place::new();
     for args in [&["--help"][..], &["--version"], &["help", "up"], &["topo"]] {
