@@ -12,10 +12,11 @@ use serde::Serialize;
 use tofu_image::Arch;
 use tofu_linux_nodes::lan::Ethernet;
 use tofu_linux_nodes::outfits::{Monitors, Outfits};
+use tofu_linux_nodes::progress::ImageProgress;
 use tofu_supervisor::options::{LinuxArgs, MachineArgs};
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::units::{Driver, Timeout};
-use tofu_ui::{ImageProgress, Style};
+use tofu_ui::Style;
 
 use crate::figures::Latency;
 use crate::linux::{Lab, SHAPE};

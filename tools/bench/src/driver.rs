@@ -14,10 +14,11 @@ use serde::{Deserialize, Serialize};
 use tofu_image::{Arch, Cache, Kernel, Spec};
 use tofu_linux_nodes::kit::tools;
 use tofu_linux_nodes::lan::Ethernet;
+use tofu_linux_nodes::progress::ImageProgress;
 use tofu_supervisor::guest::{Guest, GuestName};
 use tofu_supervisor::options::{LinuxArgs, MachineArgs};
 use tofu_supervisor::units::{ImageName, MemorySize};
-use tofu_ui::{ImageProgress, Style};
+use tofu_ui::Style;
 
 use crate::ip::{Aims, BRIDGE, Figures, Side, tofu0};
 use crate::linux::{self, Guests, Lab, PEER, Ratio, Say};

@@ -17,6 +17,7 @@ use tofu_linux_nodes::host::LinuxHost;
 use tofu_linux_nodes::kit::tools;
 use tofu_linux_nodes::lan::Ethernet;
 use tofu_linux_nodes::outfits::{Monitors, Outfits};
+use tofu_linux_nodes::progress::ImageProgress;
 use tofu_machine::Doorbells;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event;
@@ -29,7 +30,7 @@ use tofu_supervisor::programs;
 use tofu_supervisor::registry::Registry;
 use tofu_supervisor::runner::{self, Backend, Machines, Running};
 use tofu_supervisor::units::{Doorbell, Driver, ImageName, MemorySize};
-use tofu_ui::{ImageProgress, Style};
+use tofu_ui::Style;
 
 use crate::figures::Latency;
 use crate::foreign;

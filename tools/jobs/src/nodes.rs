@@ -17,7 +17,8 @@ use tofu_control::protocol::{EventInfo, EventKind, Reply, Request};
 use tofu_control::{Connection, RemoteProgram, node_name};
 use tofu_image::{Phase, Progress};
 use tofu_jtofu::Mapinfo;
-use tofu_ui::{ImageProgress, Style, exit};
+use tofu_linux_nodes::progress::{ImageProgress, is_interrupted};
+use tofu_ui::{Style, exit};
 
 use crate::args::RunArgs;
 use crate::bring::{self, Destination, Origin};
@@ -152,7 +153,7 @@ impl<'a> Preparing<'a> {
 
     /// Returns the exit code if an error was caused by a signal.
     fn stopped(&self, error: anyhow::Error) -> anyhow::Result<u8> {
-        match self.control.signal().filter(|_| tofu_ui::is_interrupted(&error)) {
+        match self.control.signal().filter(|_| is_interrupted(&error)) {
             Some(signal) => Ok(exit::of_signal(signal)),
             None => Err(error),
         }

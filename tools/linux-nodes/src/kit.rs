@@ -107,7 +107,7 @@ impl Kit {
                                 return Ok(kit);
                             }
                         }
-                        Err(error) if tofu_ui::is_interrupted(&error) => return Err(error),
+                        Err(error) if crate::progress::is_interrupted(&error) => return Err(error),
                         // Machines that have worked without the driver must continue to do so.
                         Err(error) => log::warn!("without the kernel driver: {error:#}"),
                     },

@@ -12,5 +12,6 @@ mod monitor;
 mod node;
 pub mod outfits;
 mod own;
+pub mod progress;
 pub mod qemu;
 mod setup;

@@ -11,8 +11,9 @@ use tofu_image::{Arch, Cache, Image, Spec, has_arm64_gcc};
 use tofu_jobs::libraries;
 use tofu_jobs::libraries::mpi_image;
 use tofu_linux_nodes::kit::tools_for;
+use tofu_linux_nodes::progress::{ImageProgress, is_interrupted};
 use tofu_supervisor::units::ImageName;
-use tofu_ui::{ImageProgress, Style, exit, is_interrupted, signals};
+use tofu_ui::{Style, exit, signals};
 
 /// Write headers, libraries, pkg-config files and examples for C programs to a folder
 ///

@@ -11,6 +11,7 @@ use tofu_control::rundir::RunDir;
 use tofu_linux_nodes::host::LinuxHost;
 use tofu_linux_nodes::kit::Kit;
 use tofu_linux_nodes::outfits::{Monitors, Outfits};
+use tofu_linux_nodes::progress::{ImageProgress, is_interrupted};
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::{self, Event};
 use tofu_supervisor::gateway::GatewaySetup;
@@ -19,7 +20,7 @@ use tofu_supervisor::options::{MachineArgs, Net};
 use tofu_supervisor::parts::Others;
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::runner::Machines;
-use tofu_ui::{ImageProgress, Style, exit, is_interrupted, signals};
+use tofu_ui::{Style, exit, signals};
 
 use crate::commands::up::detach;
 use crate::commands::up::screen::Screen;
