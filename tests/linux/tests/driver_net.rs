@@ -208,6 +208,23 @@ fn survives_resets(place: &Place) {
     }
 }
 
+/// Nodes that suspend themselves, of either driver, are woken by `tofu resume`.
+fn wakes_up(place: &Place) {
+    let suspend = "(sleep 0.3; echo mem >/sys/power/state) >/dev/null 2>&1 &";
+    for node in [1, 2] {
+        let state = || place.node(node)["state"].as_str().unwrap_or_default().to_owned();
+        place.shell(node, suspend);
+        wait_for("the node suspends", MOMENT, || state() == "not answering");
+        place.run(&["resume", &node.to_string()]).ok();
+        assert_eq!(state(), "ready", "node {node}");
+        let said = place.shell(node, "dmesg");
+        assert!(said.contains("PM: suspend exit"), "{said}");
+        wait_for("a carrier", MOMENT, || has_carrier(place, node));
+        answers(place, 0, node, 20_000);
+        streams(place, node, 0, 2);
+    }
+}
+
 #[test]
 fn the_interface_of_the_driver() {
     let Some(place) = driver::place("the_interface_of_the_driver") else { return };
@@ -380,6 +397,7 @@ fn the_interface_of_the_driver() {
 
     keeps_its_addresses(&place);
     survives_resets(&place);
+    wakes_up(&place);
 
     // The driver is loaded and unloaded in the middle of traffic, and works afterwards.
     let script = "modprobe tofu; for i in 1 2 3 4 5; do \

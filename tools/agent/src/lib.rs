@@ -3,8 +3,8 @@
 //!
 //! [`wire`] has the messages and how they are framed, [`session`] the guest's side, [`files`] packs
 //! files as archives, and [`unpack`] unpacks them. The host's side is the command's. [`pmi`] lets
-//! MPI programs find each other, [`terminal`] gives a program a terminal, and [`user`] a user of
-//! its own.
+//! MPI programs find each other, [`terminal`] gives a program a terminal, [`user`] a user of its
+//! own, and [`wakeup`] reconnects a node that was suspended.
 //!
 //! # Trust
 //!
@@ -24,4 +24,5 @@ pub mod session;
 pub mod terminal;
 pub mod unpack;
 pub mod user;
+pub mod wakeup;
 pub mod wire;

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Resource, Rlimit, setrlimit};
-use tofu_agent::{files, pmi, session, terminal, unpack, user};
+use tofu_agent::{files, pmi, session, terminal, unpack, user, wakeup};
 
 /// The port that the host gives its nodes.
 const PORT: &str = "/dev/virtio-ports/org.tofu.agent";
@@ -93,6 +93,11 @@ fn serve(path: &Path) -> io::Result<()> {
     let _ = setrlimit(Resource::Memlock, unlimited);
     loop {
         let (input, output) = open(path)?;
+        if input.may_return
+            && let Err(error) = wakeup::watch(path, &output)
+        {
+            eprintln!("a node that was suspended may not answer again: {error}");
+        }
         match session::serve(input, output) {
             Ok(()) => return Ok(()),
             Err(error) => eprintln!("{}: {error}", path.display()),

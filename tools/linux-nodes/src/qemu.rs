@@ -115,6 +115,11 @@ fn arguments(setup: &VmSetup, passed: &mut Passed) -> anyhow::Result<Vec<OsStrin
     // A guest that resets itself has ended, for example after a kernel panic.
     add(&["-no-reboot"]);
     let arch = setup.kit.arch;
+    if arch == Arch::X86_64 {
+        // To wake up from S3 resets the machine, and QEMU then loads the kernel again, over the
+        // one that is to continue. Without it, guests suspend to idle, and keep their state.
+        add(&["-global", "ICH9-LPC.disable_s3=1", "-global", "ICH9-LPC.disable_s4=1"]);
+    }
     let machine = match arch {
         Arch::X86_64 => "q35,kernel-irqchip=split,graphics=off",
         Arch::Arm64 => "virt,gic-version=3",

@@ -1,6 +1,6 @@
 //! `tofu gdb`: a debugger for the kernel of a node under QEMU.
 
-pub(super) mod monitor;
+mod monitor;
 mod symbols;
 
 use std::ffi::OsString;

@@ -1,17 +1,14 @@
 //! `tofu restart`, `pause` and `resume`.
 
-use std::path::Path;
+use std::io::Write;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
-use tofu_abi::Coords;
+use tofu_control::protocol::MachineInfo;
 use tofu_control::protocol::Request;
-use tofu_control::rundir::node_file;
-use tofu_control::{Connection, find_node, info};
-
-use crate::commands::gdb::monitor::Monitor;
+use tofu_control::{Connection, find_node, info, ping};
 
 /// Restart the virtual machine of a Linux node
 ///
@@ -34,7 +31,10 @@ pub(crate) struct PauseArgs {
     pub(crate) node: String,
 }
 
-/// Let the processors of a node continue after `tofu pause`
+/// Let the processors of a node continue after `tofu pause`, or wake a node
+///
+/// A node that has suspended itself (`echo mem > /sys/power/state`) does not answer. It is woken by
+/// a line feed on its console.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ResumeArgs {
     /// Node, as for `tofu exec`
@@ -42,24 +42,32 @@ pub(crate) struct ResumeArgs {
     pub(crate) node: String,
 }
 
+/// How often a node that does not answer within [`PING`](tofu_control::PING) is woken.
+const WAKE_UPS: u32 = 5;
+
 /// Runs `tofu pause` (`on`) or `tofu resume` and returns the exit code.
 pub(crate) fn hold(node: &str, on: bool) -> anyhow::Result<u8> {
     let found = find_node(node)?;
-    let node = found.node.index;
-    let request = if on { Request::Pause { node } } else { Request::Resume { node } };
+    let index = found.node.index;
+    let request = if on { Request::Pause { node: index } } else { Request::Resume { node: index } };
     Connection::open(&found.control, &request)?.answer()?;
-    let monitor =
-        found.control.with_file_name(node_file("qmp", Coords::from_array(found.node.at), "sock"));
-    // A part's own host has its QEMUs. The guest of one that is woken does not come back, but ends.
-    if !on && found.node.vmm == "qemu" && monitor.exists() && is_suspended(&monitor) {
-        bail!("node {node}: it has suspended itself; `tofu restart {node}` starts it anew");
+    if on {
+        return Ok(0);
     }
-    Ok(0)
+    for _ in 0..WAKE_UPS {
+        if state_of(index, ping(&found.control)?).as_deref() != Some("not answering") {
+            return Ok(0);
+        }
+        let mut console = Connection::open(&found.control, &Request::Console { node: index })?;
+        console.answer()?;
+        console.stream()?.write_all(b"\n").context("the machine has ended")?;
+    }
+    bail!("node {node} does not answer; `tofu console {node}` shows why")
 }
 
-fn is_suspended(monitor: &Path) -> bool {
-    // It may be busy with somebody else.
-    Monitor::connect(monitor).and_then(|mut monitor| monitor.is_suspended()).unwrap_or(false)
+/// The state of a node, as in `tofu ps`.
+fn state_of(node: u32, machine: MachineInfo) -> Option<String> {
+    machine.nodes.into_iter().find(|info| info.index == node).map(|info| info.state)
 }
 
 /// Runs `tofu restart` and returns the exit code.
@@ -69,9 +77,7 @@ pub(crate) fn restart(args: &RestartArgs) -> anyhow::Result<u8> {
     Connection::open(&found.control, &Request::Restart { node })?.answer()?;
     // Waits until it can be used, or has failed for good.
     loop {
-        let nodes = info(&found.control)?.nodes;
-        let now = nodes.iter().find(|info| info.index == node).map(|info| info.state.as_str());
-        match now {
+        match state_of(node, info(&found.control)?).as_deref() {
             Some("ready") => return Ok(0),
             Some("off") | None => {
                 bail!("node {} did not come up again; `tofu console {0}` shows why", args.node)

@@ -17,14 +17,14 @@ const ANSWER: Duration = Duration::from_secs(30);
 const LONGEST: u64 = 1 << 20;
 
 /// A connection to the monitor.
-pub(in crate::commands) struct Monitor {
+pub(super) struct Monitor {
     out: UnixStream,
     input: BufReader<UnixStream>,
 }
 
 impl Monitor {
     /// Connects, if nobody else has.
-    pub(in crate::commands) fn connect(socket: &Path) -> anyhow::Result<Self> {
+    pub(super) fn connect(socket: &Path) -> anyhow::Result<Self> {
         let out = UnixStream::connect(socket).context("QEMU's monitor does not answer")?;
         out.set_read_timeout(Some(ANSWER))?;
         let mut monitor = Self { input: BufReader::new(out.try_clone()?), out };
@@ -100,12 +100,6 @@ impl Monitor {
     pub(super) fn is_running(&mut self) -> anyhow::Result<bool> {
         let status = self.command(&json!({ "execute": "query-status" }))?;
         Ok(status["running"] == true)
-    }
-
-    /// Whether the node's machine has suspended itself.
-    pub(in crate::commands) fn is_suspended(&mut self) -> anyhow::Result<bool> {
-        let status = self.command(&json!({ "execute": "query-status" }))?;
-        Ok(status["status"] == "suspended")
     }
 
     /// Has them run.
