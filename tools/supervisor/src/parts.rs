@@ -86,6 +86,9 @@ pub fn fingerprint(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// A request of another part.
+type From = (PartId, Visit);
+
 /// Bytes of requests of other parts that wait to be served.
 const MOST_VISITS: usize = 64 << 10;
 
@@ -95,8 +98,8 @@ pub struct Others {
     mesh: Arc<Mesh>,
     left: Arc<AtomicBool>,
     /// Requests of other parts, for the thread that serves them.
-    visits: Sender<(PartId, Visit)>,
-    visitors: Arc<Mutex<Option<Receiver<(PartId, Visit)>>>>,
+    visits: Sender<From>,
+    visitors: Arc<Mutex<Option<Receiver<From>>>>,
 }
 
 impl Others {
@@ -127,7 +130,7 @@ impl Others {
     }
 
     /// Returns the receiver of requests from other parts, the first time it is called.
-    pub(crate) fn visitors(&self) -> Option<Receiver<(PartId, Visit)>> {
+    pub(crate) fn visitors(&self) -> Option<Receiver<From>> {
         lock(&self.visitors).take()
     }
 
@@ -186,7 +189,7 @@ struct Inbox {
     gone: Mutex<HashSet<PartId>>,
     /// Whether this part has left.
     left: Arc<AtomicBool>,
-    visits: Sender<(PartId, Visit)>,
+    visits: Sender<From>,
     /// Whether the machine has been told to end.
     down: AtomicBool,
 }
