@@ -2,7 +2,7 @@
 //! to and popped from.
 
 #[allow(unreachable_pub)]
-#[path = "../../vmm-device/fabric/examples/load/mod.rs"]
+#[path = "../../vmm-device/netmodel/examples/load/mod.rs"]
 mod load;
 
 use std::collections::VecDeque;
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use load::{Pattern, Traffic};
-use tofu_fabric::Shape;
-use tofu_fabric::network::{Network, Options, Ps};
+use tofu_fabric::{Ps, Shape};
 use tofu_links::Parameters;
+use tofu_netmodel::{Network, Options};
 
 const MICROSECOND: Ps = 1_000_000;
 

@@ -20,15 +20,15 @@ use tofu_abi::{Coords, CqId, Doorbell, Rcode, StagOffset, TniId};
 use tofu_driver::{
     Access, Completion, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Stag, Target,
 };
-use tofu_fabric::network::{LinkErrors, Options};
 use tofu_fabric::{
-    Carrier, Deliver, DiscardReason, Fabric, NodeId, Packet, Port, PortCounters, Shape, Timing,
-    Wires, XbCounters,
+    Carrier, Deliver, DiscardReason, Fabric, LinkErrors, NodeId, Packet, Port, PortCounters, Shape,
+    Timing, Wires, XbCounters,
 };
 use tofu_icc::{Body, CommandTiming, Config, Host, Icc, Net, SharedPages, discard_rcode};
 use tofu_inproc::{Arena, Backend, Buffer, InProcess, Interrupts};
 use tofu_links::Parameters;
 use tofu_machine::{Links, MachineConfig};
+use tofu_netmodel::HostBus;
 use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};
 
 /// Where a node's memory starts.
@@ -352,15 +352,15 @@ impl Cluster {
     fn build(shape: &str, size: usize, polled: bool, generation: Generation, links: Links) -> Self {
         let shape: Shape = shape.parse().unwrap();
         let parameters = Parameters::of(generation);
-        let fabric = match links {
-            Links::Direct => Fabric::new(shape),
+        let wires = match links {
+            Links::Direct => Wires::new(Fabric::new(shape), Timing::of(parameters)),
             Links::Modelled => {
-                let options = Options { backlog: u32::MAX, ..Options::default() };
-                Fabric::modelled(shape, parameters, &options).unwrap()
+                let bus = CommandTiming::of(generation).bus_bytes_per_s;
+                let data = Body::payload_bytes;
+                let bus = bus.map(|bytes_per_s| HostBus { bytes_per_s, data });
+                tofu_netmodel::wires(shape, parameters, bus).unwrap()
             }
         };
-        let fabric = Arc::new(fabric);
-        let bus = CommandTiming::of(generation).bus();
         let pages: Vec<_> = (0..if polled { shape.nodes() } else { 0 })
             .map(|_| {
                 let region = MmapRegion::new(SharedPages::SIZE).unwrap();
@@ -369,8 +369,8 @@ impl Cluster {
             .collect();
         let world = Arc::new(World {
             pages,
-            wires: Wires::with_bus(Arc::clone(&fabric), Timing::of(parameters), bus),
-            fabric,
+            fabric: Arc::clone(wires.fabric()),
+            wires,
             nodes: OnceLock::new(),
             doorbells: Mutex::default(),
             now: AtomicU64::new(0),

@@ -6,7 +6,7 @@ use tofu_abi::generation::Description;
 use tofu_abi::queue::MrqEntry;
 use tofu_abi::{Path, Rcode};
 use tofu_driver::Order;
-use tofu_fabric::network::LinkErrors;
+use tofu_fabric::LinkErrors;
 use tofu_links::{ErrorRate, MAX_LANES, Parameters, Slicing};
 use tofu_machine::Links;
 use tofu_tests::{Cluster, Endpoint, config, description, generation, pattern};

@@ -5,8 +5,8 @@ use std::io::{self, ErrorKind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use tofu_fabric::PartId;
-use tofu_fabric::network::Exchange;
 use tofu_machine::{MAX_MESSAGE, Transport};
+use tofu_netmodel::Exchange;
 use tofu_sync::lock;
 
 use crate::mesh::{Mesh, News, Receive};

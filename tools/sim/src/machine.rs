@@ -14,15 +14,15 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use anyhow::Context;
 use tofu_abi::{Coords, Doorbell, TniId};
 use tofu_driver::Device;
-use tofu_fabric::network::{Arbiter, Message, Network, Options, Ps, Refused, Sink};
 use tofu_fabric::{
-    BusLine, Class, DiscardReason, GAP_BYTES, NodeId, Packet, Port, PortCounters, Shape, TNIS,
+    Class, DiscardReason, GAP_BYTES, NodeId, Packet, Port, PortCounters, Ps, Shape, TNIS,
     XbCounters,
 };
 use tofu_icc::{Body, CommandTiming, Config, Host, Icc, Net, discard_rcode};
 use tofu_inproc::{Arena, Backend, InProcess, Interrupts};
 use tofu_links::Parameters;
 use tofu_machine::Generation;
+use tofu_netmodel::{Arbiter, BusLine, Message, Network, Options, Refused, Sink};
 use tofu_sync::lock;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 

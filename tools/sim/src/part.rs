@@ -1,6 +1,6 @@
 //! Scenarios over several processes.
 
-use tofu_fabric::network::{Exchange, Share};
+use tofu_netmodel::{Exchange, Share};
 
 /// One part of a scenario, which this process runs, with its connection to the others.
 pub struct Part {

@@ -10,10 +10,10 @@ use anyhow::{Context, anyhow};
 use serde::{Deserialize, Serialize};
 use tofu_abi::Coords;
 use tofu_abi::topology::{NodeId, Port, Shape};
-use tofu_fabric::network::{Arbiter, LinkErrors, Network, Options, Ps};
-use tofu_fabric::{Link, Scheduler};
+use tofu_fabric::{Link, LinkErrors, Ps, Scheduler};
 use tofu_links::{ErrorRate, Parameters};
 use tofu_machine::{Generation, Interconnect};
+use tofu_netmodel::{Arbiter, Network, Options};
 use tofu_ui::{FileError, TomlFile};
 use toml::Spanned;
 

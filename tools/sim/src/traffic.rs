@@ -10,9 +10,9 @@ use tofu_abi::desc::MAX_MTU;
 use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_abi::{Coords, Path, TniId};
 use tofu_fabric::chance::{self, below, mix, scramble};
-use tofu_fabric::network::{LinkErrors, Message, Network, Options, Ps, Share, Sink};
-use tofu_fabric::{Class, DiscardReason, Way};
+use tofu_fabric::{Class, DiscardReason, LinkErrors, Ps, Way};
 use tofu_links::Parameters;
+use tofu_netmodel::{Message, Network, Options, Share, Sink};
 
 /// Bytes of the routing header in front of a TLP.
 const ROUTING_HEADER: u16 = tofu_abi::frame::ROUTING_HEADER_SIZE as u16;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use tofu_fabric::network::{BadErrors, LinkErrors};
+use tofu_fabric::{BadErrors, LinkErrors};
 use tofu_links::{ErrorRate, MAX_LANES};
 
 /// A rate from 0 to 1.

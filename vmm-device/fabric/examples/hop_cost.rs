@@ -56,10 +56,8 @@ fn cost(carrier: &dyn Carrier<u64>, dst: Coords) -> f64 {
 
 fn main() {
     let shape = Shape::new([8, 8, 8, 2, 3, 2]).expect("within limits");
-    let fabric = || Arc::new(Fabric::new(shape));
-    let direct = Direct::new(fabric(), Timing::TOFUD);
-    let (wires, tapped) =
-        (Wires::new(fabric(), Timing::TOFUD), Wires::new(fabric(), Timing::TOFUD));
+    let direct = Direct::new(Arc::new(Fabric::new(shape)), Timing::TOFUD);
+    let [wires, tapped] = [(); 2].map(|()| Wires::new(Fabric::new(shape), Timing::TOFUD));
     tapped.set_tap(Some(Arc::new(Idle)));
     println!("{:24}{:>10}{:>10}{:>10}", "ns", "direct", "wires", "tapped");
     for (name, dst) in [

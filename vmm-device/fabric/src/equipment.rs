@@ -38,8 +38,9 @@ pub(crate) struct Held<B> {
     pub(crate) packet: Packet<B>,
 }
 
-/// The tap and the faults, if any, and packets that faults hold back.
-pub(crate) struct Equipped<'a, B> {
+/// The tap and the faults, if any, and packets that faults hold back: what a carrier shows packets
+/// to on their way.
+pub struct Equipped<'a, B> {
     pub(crate) tap: Option<&'a dyn Tap<B>>,
     pub(crate) faults: Option<&'a Faults<B>>,
     pub(crate) held: &'a HeldBack<B>,
@@ -48,20 +49,20 @@ pub(crate) struct Equipped<'a, B> {
 }
 
 impl<B> Equipped<'_, B> {
-    pub(crate) fn observe(
-        &self,
-        node: NodeId,
-        point: TapPoint,
-        direction: Direction,
-        packet: &Packet<B>,
-    ) {
+    /// Whether anything sees or changes packets on links.
+    pub const fn sees_links(&self) -> bool {
+        self.tap.is_some() || self.faults.is_some()
+    }
+
+    /// Shows the tap a packet at a point of a node.
+    pub fn observe(&self, node: NodeId, point: TapPoint, direction: Direction, packet: &Packet<B>) {
         if let Some(tap) = self.tap {
             tap.observe(Observation { node, point, direction, vc: None, link: None }, packet);
         }
     }
 
     /// Shows the tap a packet on a link, or one of its frames, and returns its fate.
-    pub(crate) fn cross(&self, hop: Hop, link: Option<OnLink>, packet: &mut Packet<B>) -> Fate {
+    pub fn cross(&self, hop: Hop, link: Option<OnLink>, packet: &mut Packet<B>) -> Fate {
         let [out, into] = ends(hop, link);
         if let Some(tap) = self.tap {
             tap.observe(out, packet);
@@ -74,14 +75,14 @@ impl<B> Equipped<'_, B> {
     }
 
     /// Shows the tap a frame that has no fate of its own, as it is resent or was bad before.
-    pub(crate) fn pass(&self, hop: Hop, link: OnLink, packet: &Packet<B>) {
+    pub fn pass(&self, hop: Hop, link: OnLink, packet: &Packet<B>) {
         if let Some(tap) = self.tap {
             ends(hop, Some(link)).into_iter().for_each(|end| tap.observe(end, packet));
         }
     }
 
     /// Likewise for a frame without a TLP.
-    pub(crate) fn said(&self, hop: Hop, link: OnLink, dllp: Dllp) {
+    pub fn said(&self, hop: Hop, link: OnLink, dllp: Dllp) {
         if let Some(tap) = self.tap {
             let [out, into] = ends(hop, Some(link)).map(|end| Observation { vc: None, ..end });
             tap.observe_dllp(out, hop.to, dllp);
@@ -97,8 +98,13 @@ impl<B> Equipped<'_, B> {
         out.arrived(node, packet);
     }
 
+    /// Duplicates a packet, if possible.
+    pub fn duplicate(&self, packet: &Packet<B>) -> Option<Packet<B>> {
+        self.faults?.duplicate(packet)
+    }
+
     /// Hands a packet to its target, where `held` others are to overtake it.
-    pub(crate) fn arrive(
+    pub fn arrive(
         &self,
         at: NodeId,
         packet: Packet<B>,
@@ -132,6 +138,12 @@ impl<B> Equipped<'_, B> {
     }
 }
 
+impl<B> std::fmt::Debug for Equipped<'_, B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Equipped").field("sees_links", &self.sees_links()).finish_non_exhaustive()
+    }
+}
+
 impl<B> Observer<B> for Equipped<'_, B> {
     fn entered(&mut self, node: NodeId, packet: &Packet<B>) {
         self.observe(node, TapPoint::Tni(packet.src_tni.get()), Direction::Out, packet);
@@ -156,7 +168,7 @@ impl<B> Observer<B> for Equipped<'_, B> {
     }
 
     fn duplicate(&mut self, packet: &Packet<B>) -> Option<Packet<B>> {
-        self.faults?.duplicate(packet)
+        Equipped::duplicate(self, packet)
     }
 
     fn lost(&mut self, at: NodeId, port: Option<Port>, reason: DiscardReason, packet: &Packet<B>) {

@@ -10,11 +10,9 @@ use tofu_sync::lock;
 use tofu_links::Parameters;
 
 use crate::counters::{PortCounters, XbCounters, XbCycles};
-use crate::link::{NoSuchLink, NoSuchNode};
-use crate::network::{BadErrors, BadOption, LinkErrors, Network, Options, Ps};
+use crate::link::{BadErrors, LinkErrors, NoSuchLink, NoSuchNode};
 use crate::part::{PartId, Parts};
-use crate::shared::SharedNetwork;
-use crate::{Hop, Link, NodeId, Port, Shape, TNIS};
+use crate::{Hop, Link, ModelledLinks, NodeId, Port, Ps, Shape, TNIS};
 
 /// Bytes that a crossbar moves in a cycle: TofuD's data path has 128 bits (TofuD paper).
 const XB_BYTES_PER_CYCLE: u64 = 16;
@@ -44,8 +42,8 @@ pub struct Fabric {
     nodes: Box<[NodeState]>,
     /// Held while the two ends of a link change together, or all links of a node.
     link_change: Mutex<()>,
-    /// The network, if links are modelled. It then counts instead of the nodes.
-    network: Option<SharedNetwork>,
+    /// The links themselves, if they are modelled. They then count instead of the nodes.
+    modelled: Option<Arc<dyn ModelledLinks>>,
     /// The part in this process, if the machine is in parts. Of the nodes of other parts, only
     /// links to this part count.
     own: Option<Own>,
@@ -139,7 +137,7 @@ impl Fabric {
     /// Creates the fabric of a machine of this shape, with all links up and all counters 0.
     pub fn new(shape: Shape) -> Self {
         let nodes = (0..shape.nodes()).map(|_| NodeState::default()).collect();
-        Self { shape, nodes, link_change: Mutex::new(()), network: None, own: None }
+        Self { shape, nodes, link_change: Mutex::new(()), modelled: None, own: None }
     }
 
     /// Creates the fabric of one part of a machine and of its links to other parts. Returns `None`
@@ -169,27 +167,14 @@ impl Fabric {
         own.parts.of(node).filter(|part| *part != own.id)
     }
 
-    /// Creates the fabric of a machine whose links are modelled: packets take time on them.
-    ///
-    /// # Errors
-    /// [`BadOption`] as [`Network::new`].
-    pub fn modelled(
-        shape: Shape,
-        parameters: &Parameters,
-        options: &Options,
-    ) -> Result<Self, BadOption> {
-        let network = Some(SharedNetwork::new(Network::new(shape, parameters, options)?));
-        Ok(Self { network, ..Self::new(shape) })
-    }
-
-    /// The network, if links are modelled.
-    pub(crate) const fn network(&self) -> Option<&SharedNetwork> {
-        self.network.as_ref()
+    /// Creates the fabric of a machine over links in modelled time.
+    pub(crate) fn modelled(shape: Shape, links: Arc<dyn ModelledLinks>) -> Self {
+        Self { modelled: Some(links), ..Self::new(shape) }
     }
 
     /// The time that modelled links have reached, in picoseconds; `None` for direct ones.
     pub fn modelled_ps(&self) -> Option<Ps> {
-        self.network.as_ref().map(|network| network.visit().now())
+        self.modelled.as_ref().map(|links| links.now())
     }
 
     /// The machine's shape.
@@ -281,8 +266,8 @@ impl Fabric {
             let of_node = end.dead.load(Relaxed) || end.absent.load(Relaxed);
             of_node || end.cut.load(Relaxed) & bit != 0
         });
-        if let Some(network) = &self.network {
-            network.visit().set_link(node, port, !down)?;
+        if let Some(links) = &self.modelled {
+            links.set_link(node, port, !down)?;
         }
         let far = self.shape.neighbor(node, port).ok_or(NoSuchLink { node, port })?;
         let beyond = [node, far]
@@ -306,31 +291,28 @@ impl Fabric {
         port: Port,
         errors: &LinkErrors,
     ) -> Result<(), ErrorsRefused> {
-        let network = self.network.as_ref().ok_or(ErrorsRefused::Direct)?;
-        let far = self.shape.neighbor(node, port).ok_or(NoSuchLink { node, port });
-        let mut network = network.visit();
-        network.set_errors(node, port, errors)?;
-        Ok(network.set_errors(far.map_err(BadErrors::from)?, port.opposite(), errors)?)
+        let links = self.modelled.as_ref().ok_or(ErrorsRefused::Direct)?;
+        Ok(links.set_errors(node, port, errors)?)
     }
 
-    /// Models all links of these nodes in full, if links are modelled: see [`Network::look_at`].
+    /// Models all links of these nodes in full, if links are modelled: see
+    /// [`ModelledLinks::look_at`].
     pub(crate) fn look_at(&self, nodes: &BTreeSet<NodeId>) {
-        if let Some(network) = &self.network {
-            network.visit().look_at(nodes);
+        if let Some(links) = &self.modelled {
+            links.look_at(nodes);
         }
     }
 
     /// The parameters of the links, if they are modelled.
     pub fn parameters(&self) -> Option<Parameters> {
-        self.network.as_ref().map(|network| *network.visit().parameters())
+        self.modelled.as_ref().map(|links| links.parameters())
     }
 
     /// Whether the link at a port is up; `None` if there is no link.
     pub fn link_up(&self, node: Coords, port: Port) -> Option<bool> {
         let [(near, bit), _] = self.ends(node, port)?;
-        if let Some(network) = &self.network {
-            // It may have gone down by itself.
-            return network.visit().link_up(node, port);
+        if let Some(links) = &self.modelled {
+            return links.link_up(node, port);
         }
         Some(near.down.load(Relaxed) & bit == 0)
     }
@@ -344,8 +326,8 @@ impl Fabric {
     /// What a port has counted; `None` if the machine has no such node. A port without
     /// a link counts nothing.
     pub fn port_counters(&self, node: NodeId, port: Port) -> Option<PortCounters> {
-        if let Some(network) = &self.network {
-            return network.visit().port_counters(node, port);
+        if let Some(links) = &self.modelled {
+            return links.port_counters(node, port);
         }
         let near = self.nodes.get(node.index())?;
         let mut counters = PortCounters::default();
@@ -377,8 +359,8 @@ impl Fabric {
 
     /// What a node's crossbar has counted; `None` if the machine has no such node.
     pub fn xb_counters(&self, node: NodeId) -> Option<XbCounters> {
-        if let Some(network) = &self.network {
-            return network.visit().xb_counters(node);
+        if let Some(links) = &self.modelled {
+            return links.xb_counters(node);
         }
         let tx = self.nodes.get(node.index())?.tx.get();
         let cycles = |bytes: &AtomicU64| XbCycles {

@@ -133,11 +133,13 @@ pub(crate) struct Counters {
 
 /// The fate of a packet on a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Fate {
-    pub(crate) lost: bool,
-    pub(crate) duplicated: bool,
+pub struct Fate {
+    /// It is gone.
+    pub lost: bool,
+    /// It is to be sent twice.
+    pub duplicated: bool,
     /// How many others are to overtake it.
-    pub(crate) held: Option<u32>,
+    pub held: Option<u32>,
 }
 
 fn link_index(hop: Hop) -> usize {

@@ -1,6 +1,7 @@
 //! The Tofu network between interconnect controllers: a 6D mesh/torus of nodes,
 //! the route of a packet through it, the links with their state and counters, and
-//! the carriers that take packets from one node to another.
+//! the carriers that take packets from one node to another. Links on which packets take time are in
+//! the crate `tofu-netmodel`.
 //!
 //! This crate knows neither registers nor virtual machines. A device hands a
 //! [`Packet`] to a [`Carrier`] and is called back through [`Deliver`] where the
@@ -11,7 +12,6 @@
 //! IEEE CLUSTER 2018; *ours* marks what neither settles.
 #![forbid(unsafe_code)]
 
-mod bus;
 mod capacity;
 mod carrier;
 pub mod chance;
@@ -21,28 +21,27 @@ mod fabric;
 mod faults;
 mod link;
 mod modelled;
-pub mod network;
 mod packet;
 mod part;
 mod routing;
-mod shared;
 mod tap;
 mod wires;
 
-pub use bus::{BusLine, HostBus};
 pub use capacity::{axes_of, bisection_links, links_between};
 pub use carrier::{Cables, Carrier, Crossing, Deliver, Direct, Stray, Timing};
 pub use counters::{PortCounters, XbCounters, XbCycles};
+pub use equipment::Equipped;
 pub use fabric::{ErrorsRefused, Fabric};
-pub use faults::{Disturb, FaultCounters, FaultPlan, Ppm, REORDER_DEPTH, Rates};
-pub use link::{Link, NoSuchLink, NoSuchNode};
-pub use modelled::Progress;
+pub use faults::{Disturb, Fate, FaultCounters, FaultPlan, Ppm, REORDER_DEPTH, Rates};
+pub use link::{BadErrors, Link, LinkErrors, NoSuchLink, NoSuchNode};
+pub use modelled::ModelledLinks;
 pub use packet::{Class, DiscardReason, GAP_BYTES, Packet, SENDERS, Way};
 pub use part::{BadParts, Block, PartId, Parts};
-pub use routing::{Hop, Route, RouteError, Scheduler};
+pub use routing::{Hop, Route, RouteError, Scheduler, is_date_line};
 pub use tap::{Direction, Observation, OnLink, Tap, TapPoint};
 pub use tofu_abi::topology::{Axis, NodeId, Port, Shape, ShapeError};
-pub use wires::Wires;
+pub use tofu_links::Ps;
+pub use wires::{ModelledCarrier, Progress, Wires};
 
 use tofu_abi::regs::NUM_TNI;
 

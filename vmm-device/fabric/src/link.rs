@@ -2,6 +2,7 @@
 
 use tofu_abi::Coords;
 use tofu_abi::topology::{Port, Shape};
+use tofu_links::{ErrorRate, MAX_LANES};
 
 /// A link between two nodes, in no particular direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,3 +49,36 @@ pub struct NoSuchLink {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the machine has no node {0}")]
 pub struct NoSuchNode(pub Coords);
+
+/// Errors of a direction of a link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkErrors {
+    /// Bit error rate of each lane.
+    pub rates: [ErrorRate; MAX_LANES],
+    /// Dead lanes, as bits.
+    pub dead: u8,
+    /// Loss rate of data-link-layer packets about this direction.
+    pub dllp_loss: ErrorRate,
+}
+
+/// Why link errors are refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadErrors {
+    /// There is no such link.
+    #[error(transparent)]
+    Link(#[from] NoSuchLink),
+    /// The generation's links have fewer lanes.
+    #[error("lane {lane} does not exist: links have 0 to {}", .lanes - 1)]
+    Lane {
+        /// The lane asked for.
+        lane: u8,
+        /// How many there are.
+        lanes: u8,
+    },
+    /// With so many dead lanes a link moves nothing.
+    #[error("a link of {name} moves nothing with these lanes dead")]
+    Dead {
+        /// The generation.
+        name: &'static str,
+    },
+}

@@ -136,8 +136,7 @@ impl<B> Packet<B> {
         TniId::new(self.dst_tni).unwrap_or(TniId::ALL[TniId::ALL.len() - 1])
     }
 
-    /// Bytes of each TLP but the last, and of the last one, without routing headers, as a
-    /// [`Message`](crate::network::Message) has them.
+    /// Bytes of each TLP but the last, and of the last one, without routing headers.
     pub fn tlp_sizes(&self) -> (u16, u16) {
         let before = u64::from(self.tlps.saturating_sub(1)) * u64::from(self.tlp_bytes);
         let tlp = |bytes: u64| {

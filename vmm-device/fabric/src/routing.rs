@@ -28,20 +28,15 @@ pub enum Scheduler {
     /// Also for the last hop on the axis, by one-hop look-ahead.
     #[default]
     LookAhead,
-    /// Only for the last hop on the axis, which is not enough.
-    #[cfg(test)]
-    LookAheadAlone,
 }
 
 impl Scheduler {
     /// Whether a hop on X, Y or Z takes the second channel.
     #[inline]
-    pub(crate) const fn second(self, crossed: bool, last: bool) -> bool {
+    pub const fn second(self, crossed: bool, last: bool) -> bool {
         match self {
             Self::DateLine => crossed,
             Self::LookAhead => crossed || last,
-            #[cfg(test)]
-            Self::LookAheadAlone => last,
         }
     }
 }
@@ -165,7 +160,8 @@ impl<'a> Route<'a> {
     }
 
     /// The legs not yet begun.
-    pub(crate) fn legs(&self) -> Legs<'a> {
+    #[inline]
+    pub fn legs(&self) -> Legs<'a> {
         self.legs.clone()
     }
 
@@ -178,7 +174,7 @@ impl<'a> Route<'a> {
 
 /// Whether a hop from this coordinate of an axis crosses the ring's date line.
 #[inline]
-pub(crate) const fn is_date_line(shape: &Shape, axis: Axis, plus: bool, from: u8) -> bool {
+pub const fn is_date_line(shape: &Shape, axis: Axis, plus: bool, from: u8) -> bool {
     from == if plus { shape.len(axis) - 1 } else { 0 }
 }
 

@@ -11,22 +11,53 @@ use tofu_sync::{lock, read, write};
 use crate::carrier::{Cables, Crossing, Stray};
 use crate::equipment::{Equipped, HeldBack};
 use crate::faults::Faults;
-use crate::modelled::{Modelled, Progress};
-use crate::network::Ps;
+use crate::modelled::ModelledLinks;
 use crate::part::PartId;
 use crate::{
-    Carrier, Deliver, Direct, Disturb, Fabric, FaultCounters, FaultPlan, HostBus, NoSuchLink,
-    NodeId, Packet, Tap, Timing,
+    Carrier, Deliver, Direct, Disturb, Fabric, FaultCounters, FaultPlan, NoSuchLink, NodeId,
+    Packet, Ps, Shape, Tap, Timing,
 };
+
+/// Takes packets over links in modelled time. It has no clock: its driver says until when it runs.
+pub trait ModelledCarrier<B>: Send + Sync {
+    /// Whether a TNI accepts another request.
+    fn has_room(&self, node: NodeId, tni: TniId) -> bool;
+
+    /// Accepts a packet. It sets out at the next turn.
+    fn inject(&self, packet: Packet<B>);
+
+    /// Whether packets have come in since the last turn.
+    fn has_mail(&self) -> bool;
+
+    /// Runs until `limit`, or for one turn, and accepts what was sent. `equipped` sees each packet
+    /// at every point of its way.
+    fn turn(&self, limit: Ps, equipped: &Equipped<'_, B>, out: &mut dyn Deliver<B>) -> Progress;
+
+    /// Likewise up to the next event, for drivers without a clock.
+    fn step(&self, equipped: &Equipped<'_, B>, out: &mut dyn Deliver<B>) -> Progress;
+
+    /// Drops all packets, as nobody drives it any more.
+    fn abandon(&self);
+}
+
+/// How far links in modelled time have run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Time on the links, in picoseconds.
+    pub now: Ps,
+    /// When the next event is due, `now` if packets have come in meanwhile; `None` if nothing is in
+    /// flight.
+    pub next: Option<Ps>,
+}
 
 /// A carrier whose packets a [`Tap`] can observe and faults can disturb.
 ///
-/// Over links that are [modelled](Fabric::modelled), packets take time, and somebody has to drive
-/// the network by [`Wires::turn`]. Over others it is a [`Direct`] carrier; without tap and faults
-/// that costs a packet one relaxed load.
+/// Over links that are [modelled](Wires::modelled), packets take time, and somebody has to drive
+/// them by [`Wires::turn`]. Over others it is a [`Direct`] carrier; without tap and faults that
+/// costs a packet one relaxed load.
 pub struct Wires<B> {
     direct: Direct,
-    modelled: Option<Modelled<B>>,
+    modelled: Option<Box<dyn ModelledCarrier<B>>>,
     /// Whether packets do not just go the direct way: there is a tap, faults or cables, or links
     /// are modelled.
     observed: AtomicBool,
@@ -63,16 +94,27 @@ impl<B> fmt::Debug for Wires<B> {
 
 impl<B> Wires<B> {
     /// Creates wires over these links, without tap and faults.
-    pub fn new(fabric: Arc<Fabric>, timing: Timing) -> Self {
-        Self::with_bus(fabric, timing, None)
+    pub fn new(fabric: Fabric, timing: Timing) -> Self {
+        Self::with_carrier(fabric, timing, None)
     }
 
-    /// Likewise for nodes whose data also takes time and turns on this bus. That applies to
-    /// modelled links only, as direct ones delay nothing.
-    pub fn with_bus(fabric: Arc<Fabric>, timing: Timing, bus: Option<HostBus<B>>) -> Self {
-        let modelled = Modelled::new(Arc::clone(&fabric), bus);
+    /// Creates wires over links in modelled time, which this carrier takes packets over.
+    pub fn modelled(
+        shape: Shape,
+        links: Arc<dyn ModelledLinks>,
+        carrier: Box<dyn ModelledCarrier<B>>,
+    ) -> Self {
+        let timing = Timing::of(&links.parameters());
+        Self::with_carrier(Fabric::modelled(shape, links), timing, Some(carrier))
+    }
+
+    fn with_carrier(
+        fabric: Fabric,
+        timing: Timing,
+        modelled: Option<Box<dyn ModelledCarrier<B>>>,
+    ) -> Self {
         Self {
-            direct: Direct::new(fabric, timing),
+            direct: Direct::new(Arc::new(fabric), timing),
             observed: AtomicBool::new(modelled.is_some()),
             modelled,
             equipment: RwLock::new(Equipment { tap: None, faults: None, cables: None }),
@@ -181,18 +223,18 @@ impl<B> Wires<B> {
     /// was sent. Returns `None` if links are not modelled.
     pub fn turn(&self, limit: Ps, out: &mut dyn Deliver<B>) -> Option<Progress> {
         let modelled = self.modelled.as_ref()?;
-        modelled.turn(limit, &self.equipment().with(&self.held), out)
+        Some(modelled.turn(limit, &self.equipment().with(&self.held), out))
     }
 
     /// Likewise until the next event has happened, whenever that is.
     pub fn step(&self, out: &mut dyn Deliver<B>) -> Option<Progress> {
         let modelled = self.modelled.as_ref()?;
-        modelled.step(&self.equipment().with(&self.held), out)
+        Some(modelled.step(&self.equipment().with(&self.held), out))
     }
 
     /// Whether packets wait for the next turn of modelled links.
     pub fn has_mail(&self) -> bool {
-        self.modelled.as_ref().is_some_and(Modelled::has_mail)
+        self.modelled.as_ref().is_some_and(|modelled| modelled.has_mail())
     }
 
     /// Drops all packets in modelled links, which nobody drives any more.

@@ -7,7 +7,6 @@
 
 use tofu_abi::desc::{Header1, source_type};
 use tofu_abi::generation::{Description, Generation, MemoryGroups};
-use tofu_fabric::HostBus;
 
 use crate::tlp::{Body, Payload};
 
@@ -101,11 +100,6 @@ impl CommandTiming {
             Generation::Fx100 => Self::TOFU2,
             Generation::Fugaku => Self::TOFUD,
         }
-    }
-
-    /// The bus between memory and interfaces, for links over which packets take time.
-    pub fn bus(&self) -> Option<HostBus<Body>> {
-        self.bus_bytes_per_s.map(|bytes_per_s| HostBus { bytes_per_s, data: Body::payload_bytes })
     }
 
     /// How much longer it takes at an end whose process has this control queue.

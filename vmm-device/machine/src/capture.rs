@@ -394,7 +394,7 @@ mod tests {
 
     impl Net {
         fn new() -> Self {
-            let wires = Arc::new(Wires::new(Arc::new(Fabric::new(Shape::UNIT)), Timing::TOFUD));
+            let wires = Arc::new(Wires::new(Fabric::new(Shape::UNIT), Timing::TOFUD));
             Self { hub: Hub::new(&wires), wires }
         }
 

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use tofu_abi::Generation;
 use tofu_fabric::{NodeId, PartId, Port, Shape, Timing, axes_of, bisection_links, links_between};
-use tofu_icc::CommandTiming;
+use tofu_icc::{Body, CommandTiming};
 use tofu_links::Parameters;
+use tofu_netmodel::HostBus;
 
 use crate::cables::Transport;
 
@@ -83,6 +84,12 @@ impl MachineConfig {
     /// Timing of the commands.
     pub const fn commands(&self) -> CommandTiming {
         CommandTiming::of(self.generation)
+    }
+
+    /// The bus between memory and interfaces, if it slows modelled links down.
+    pub(crate) fn bus(&self) -> Option<HostBus<Body>> {
+        let bus = self.commands().bus_bytes_per_s;
+        bus.map(|bytes_per_s| HostBus { bytes_per_s, data: Body::payload_bytes })
     }
 }
 

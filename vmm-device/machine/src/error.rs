@@ -40,7 +40,7 @@ pub enum Error {
     },
     /// The options of modelled links are not valid.
     #[error("links: {0}")]
-    Links(#[from] tofu_fabric::network::BadOption),
+    Links(#[from] tofu_netmodel::BadOption),
     /// The endpoint could not be built.
     #[error("PCI endpoint: {0}")]
     Pci(#[from] tofu_pci::Error),

@@ -30,7 +30,6 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use tofu_abi::{Coords, TniId};
-use tofu_fabric::network::Options;
 use tofu_fabric::{Fabric, NodeId, PartId, Parts, Port, Wires};
 use tofu_icc::{Body, DmaMemory};
 use tofu_sync::lock;
@@ -207,20 +206,18 @@ impl Machine {
             Ok::<_, Error>((parts, part))
         });
         let part = part.transpose()?;
-        let fabric = match (config.links, &part) {
+        let wires = match (config.links, &part) {
             (Links::Direct, Some((parts, Part { count, own, .. }))) => {
                 let fabric = Fabric::of_part(Arc::clone(parts), *own);
-                fabric.ok_or(Error::NoSuchPart { part: *own, count: *count })?
+                let fabric = fabric.ok_or(Error::NoSuchPart { part: *own, count: *count })?;
+                Wires::new(fabric, config.timing())
             }
-            (Links::Direct, None) => Fabric::new(config.shape),
+            (Links::Direct, None) => Wires::new(Fabric::new(config.shape), config.timing()),
             (Links::Modelled, Some(_)) => return Err(Error::ModelledParts),
             (Links::Modelled, None) => {
-                // The carrier has a bound of its own.
-                let options = Options { backlog: u32::MAX, ..Options::default() };
-                Fabric::modelled(config.shape, config.parameters(), &options)?
+                tofu_netmodel::wires(config.shape, config.parameters(), config.bus())?
             }
         };
-        let fabric = Arc::new(fabric);
         let cables = part.map(|(parts, Part { own, transport, .. })| {
             Arc::new(Cables::new(parts, own, transport))
         });
@@ -229,7 +226,7 @@ impl Machine {
             .map(|index| Engine::new(index).map(Arc::new))
             .collect::<Result<_, _>>()?;
         let shared = Shared {
-            wires: Arc::new(Wires::with_bus(fabric, config.timing(), config.commands().bus())),
+            wires: Arc::new(wires),
             nodes: (0..nodes).map(|_| OnceLock::new()).collect(),
             engines,
             courier: Courier::new(),

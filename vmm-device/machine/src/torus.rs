@@ -148,7 +148,7 @@ impl Torus {
             return Err(Error::NotThreeAxes(shape));
         }
         let shared = TorusShared {
-            wires: Arc::new(Wires::new(Arc::new(Fabric::new(shape)), TORUS_TIMING)),
+            wires: Arc::new(Wires::new(Fabric::new(shape), TORUS_TIMING)),
             nodes: (0..shape.nodes()).map(|_| OnceLock::new()).collect(),
             clock,
             ready: Mutex::default(),

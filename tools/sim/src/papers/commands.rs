@@ -3,8 +3,7 @@
 use anyhow::Context;
 use tofu_abi::{Coords, TniId};
 use tofu_driver::Order;
-use tofu_fabric::Shape;
-use tofu_fabric::network::Ps;
+use tofu_fabric::{Ps, Shape};
 use tofu_machine::Generation;
 
 use super::end::{End, PIGGYBACK};

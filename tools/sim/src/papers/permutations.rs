@@ -7,8 +7,8 @@ use anyhow::{anyhow, ensure};
 use tofu_abi::TniId;
 use tofu_driver::Order;
 use tofu_fabric::Shape;
-use tofu_fabric::network::Arbiter;
 use tofu_machine::Generation;
+use tofu_netmodel::Arbiter;
 
 use super::end::End;
 use super::results::{Extent, Results};

@@ -1,10 +1,10 @@
 //! The throughput of a node's crossbar over its X, Y and Z links under full load, by scheduler.
 
 use tofu_abi::{Coords, Path, TniId};
-use tofu_fabric::network::{Message, Network, Options, Ps, Sink};
-use tofu_fabric::{Class, DiscardReason, Hop, NodeId, OnLink, Port, Scheduler, Shape, Way};
+use tofu_fabric::{Class, DiscardReason, Hop, NodeId, OnLink, Port, Ps, Scheduler, Shape, Way};
 use tofu_links::Parameters;
 use tofu_machine::Generation;
+use tofu_netmodel::{Message, Network, Options, Sink};
 
 use super::results::{Extent, Results};
 use crate::plot::{Curves, Line};

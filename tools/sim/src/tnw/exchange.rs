@@ -8,8 +8,7 @@ use anyhow::{Context, bail, ensure};
 use tofu_abi::Coords;
 use tofu_abi::tnw::{Channel, Link, Status};
 use tofu_driver::{DmaBuffer, Platform};
-use tofu_fabric::network::Ps;
-use tofu_fabric::{Ppm, Shape};
+use tofu_fabric::{Ppm, Ps, Shape};
 use tofu_inproc::{Buffer, InProcess};
 use tofu_tnw::{Stream, Ticket};
 

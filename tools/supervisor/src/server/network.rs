@@ -3,8 +3,7 @@
 use anyhow::{Context, anyhow, bail};
 use tofu_abi::Coords;
 use tofu_control::protocol::{EventKind, FaultReport, LinkEnd, NodeKind, Reply};
-use tofu_fabric::network::LinkErrors;
-use tofu_fabric::{NodeId, Port, Shape};
+use tofu_fabric::{LinkErrors, NodeId, Port, Shape};
 
 use crate::faults::FaultSpec;
 use crate::link_errors::LinkErrorSpec;

@@ -7,7 +7,8 @@ use tofu_fabric::{
     Route, Shape, Timing, Way,
 };
 
-use crate::common::{self, Log, any_journey, shape};
+use crate::common::{self, Log};
+use crate::shapes::{any_journey, shape};
 
 fn direct(shape: Shape) -> Direct {
     Direct::new(Arc::new(Fabric::new(shape)), Timing::TOFUD)

@@ -11,7 +11,8 @@ use proptest::prelude::*;
 use tofu_abi::{Coords, Path};
 use tofu_fabric::{Axis, Class, Port, Route, Shape};
 
-use crate::common::{Step, any_journey, is_xyz, shape, tori_and_meshes, trace};
+use crate::common::{Step, is_xyz, trace};
+use crate::shapes::{any_journey, shape, tori_and_meshes};
 
 const VCS: usize = 4;
 /// Vertices of a node: one for each port and channel by which packets leave, and one for its

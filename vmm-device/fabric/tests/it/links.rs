@@ -2,7 +2,7 @@ use std::collections::HashSet;
 
 use tofu_fabric::{Axis, Link, Port};
 
-use crate::common::{shape, tori_and_meshes};
+use crate::shapes::{shape, tori_and_meshes};
 
 #[test]
 fn a_torus_of_two_has_two_links_and_a_mesh_of_two_one() {

@@ -4,7 +4,7 @@ mod carrier;
 mod common;
 mod deadlock;
 mod links;
-mod network;
 mod parts;
 mod routing;
+mod shapes;
 mod wires;

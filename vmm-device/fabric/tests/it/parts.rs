@@ -10,7 +10,8 @@ use tofu_fabric::{
     Packet, PartId, Parts, Port, Ppm, Rates, Shape, Stray, Timing, Way, Wires,
 };
 
-use crate::common::{self, Log, any_coords, shape};
+use crate::common::{self, Log};
+use crate::shapes::{any_coords, shape};
 
 /// A body that can be duplicated and damaged.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,7 +65,7 @@ impl Machine {
         let post = Arc::new(Post::default());
         let wires = parts.all().map(|from| {
             let fabric = Fabric::of_part(Arc::clone(&parts), from).unwrap();
-            let wires = Wires::new(Arc::new(fabric), Timing::TOFUD);
+            let wires = Wires::new(fabric, Timing::TOFUD);
             wires.set_cables(Some(Arc::new(Outbox { post: Arc::clone(&post), from })));
             wires
         });
@@ -107,7 +108,7 @@ fn packet(class: Class, src: Coords, dst: Coords, path: Path, number: u32) -> Pa
 }
 
 fn whole(shape: Shape) -> Wires<Letter> {
-    Wires::new(Arc::new(Fabric::new(shape)), Timing::TOFUD)
+    Wires::new(Fabric::new(shape), Timing::TOFUD)
 }
 
 fn sorted(mut log: Log<Letter>) -> Log<Letter> {

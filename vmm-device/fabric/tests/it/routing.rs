@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use tofu_abi::{Coords, Path};
 use tofu_fabric::{Axis, Class, NodeId, Port, Route, RouteError, Shape};
 
-use crate::common::{any_journey, is_xyz, shape, tori_and_meshes, trace};
+use crate::common::{is_xyz, trace};
+use crate::shapes::{any_journey, shape, tori_and_meshes};
 
 /// Hops from `from` to every node over links of some axes only, by a breadth-first search of the
 /// graph; `None` for nodes that these links do not reach.

@@ -3,15 +3,15 @@
 use std::sync::{Arc, Mutex};
 
 use tofu_abi::{Coords, TniId};
-use tofu_fabric::network::{LinkErrors, Options};
 use tofu_fabric::{
-    Carrier, Class, Deliver, Direction, DiscardReason, Disturb, Fabric, FaultPlan, NodeId,
-    Observation, Packet, Port, Ppm, REORDER_DEPTH, Rates, Tap, TapPoint, Timing, Wires,
+    Carrier, Class, Deliver, Direction, DiscardReason, Disturb, Fabric, FaultPlan, LinkErrors,
+    NodeId, Observation, Packet, Port, Ppm, REORDER_DEPTH, Rates, Tap, TapPoint, Timing, Wires,
 };
 
 use tofu_links::{ErrorRate, Parameters};
 
-use crate::common::{self, shape};
+use crate::common;
+use crate::shapes::shape;
 
 /// A body that records what was done to it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -75,7 +75,7 @@ fn node(x: u8) -> Coords {
 
 fn wires() -> Wires<Letter> {
     let shape = shape([5, 1, 1, 1, 1, 1]).with_torus([false; 3]);
-    Wires::new(Arc::new(Fabric::new(shape)), Timing::TOFUD)
+    Wires::new(Fabric::new(shape), Timing::TOFUD)
 }
 
 fn packet(class: Class, from: u8, to: u8, number: u32) -> Packet<Letter> {
@@ -280,8 +280,7 @@ fn a_tap_observes_every_point_of_the_way() {
 /// The same five nodes on modelled links.
 fn modelled() -> Wires<Letter> {
     let shape = shape([5, 1, 1, 1, 1, 1]).with_torus([false; 3]);
-    let fabric = Fabric::modelled(shape, &Parameters::TOFUD, &Options::default()).unwrap();
-    Wires::new(Arc::new(fabric), Timing::TOFUD)
+    tofu_netmodel::wires(shape, &Parameters::TOFUD, None).unwrap()
 }
 
 /// Sends packets 0 to `count` - 1 over modelled links, each once there is room, and drives these

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 
 use tofu_abi::TniId;
 use tofu_abi::topology::{NodeId, Port};
+use tofu_fabric::{Class, Hop, Ps, Scheduler};
 use tofu_links::{Counters, Parameters};
 
 use super::agenda::{self, Agenda, NEVER, Window};
@@ -23,14 +24,11 @@ use super::frame::{
     class_of,
 };
 use super::mail::{Credit, Notice, Outlet, Said};
-use super::message::Ps;
 use super::slot::{
     CameIn, Counts, REPLAY, RING, Returned, Sending, Slot, UNWATCHED, pop, push, slot,
 };
 use super::steps::{Channel, Step, Steps};
 use super::watched::{Receiving, Sending as WatchedSending};
-use crate::packet::Class;
-use crate::routing::{Hop, Scheduler};
 
 /// TNIs of a node.
 const TNIS: usize = SLOTS - PORTS;

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use tofu_abi::TniId;
 use tofu_abi::topology::{NodeId, Port};
+use tofu_fabric::{Class, LinkErrors, Ps};
 use tofu_links::{Counters, Receiver};
 
 use super::agenda::{self, NEVER, Posted, Window};
@@ -16,12 +17,10 @@ use super::arena::{Arena, NONE};
 use super::crossbar::QUEUES;
 use super::frame::{DOOMED, Far, Frame, PORTS, SLOTS, class_queue};
 use super::mail::{Credit, Mail, Outlet};
-use super::message::Ps;
 use super::node::{Costs, Node, Queued, Shared};
 use super::parts::Totals;
 use super::slot::{CameIn, Counts, REPLAY, Sending, Slot, UNWATCHED, slot};
-use super::watched::{LinkErrors, Receiving, Sending as WatchedSending, seed_of};
-use crate::packet::Class;
+use super::watched::{Receiving, Sending as WatchedSending, seed_of};
 
 /// Consecutive nodes, and their events.
 #[derive(Debug)]

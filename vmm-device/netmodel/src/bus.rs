@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::network::Ps;
+use tofu_fabric::Ps;
 
 /// The bus of every node of a machine.
 pub struct HostBus<B> {

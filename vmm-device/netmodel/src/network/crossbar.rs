@@ -4,10 +4,10 @@
 //! that wait without looking at each.
 
 use tofu_abi::topology::Port;
+use tofu_fabric::Ps;
 
 use super::agenda::NEVER;
 use super::frame::{PORTS, SLOTS};
-use super::message::Ps;
 
 /// Queues of an input: virtual channels of a port, classes of a TNI.
 pub(super) const QUEUES: usize = 4;

@@ -10,15 +10,14 @@ use std::{fmt, io};
 
 use tofu_abi::TniId;
 use tofu_abi::topology::{NodeId, Port};
+use tofu_fabric::{Ps, TNIS};
 use tofu_links::{Dllp, Seq, VCS};
 
 use super::agenda::NEVER;
 use super::broken::Which;
 use super::frame::{Far, Frame, PORTS, SLOTS};
 use super::mail::{Credit, Mail, Notice, Said, Told};
-use super::message::Ps;
 use super::steps::Steps;
-use crate::TNIS;
 
 /// Exchanges messages between the parts of a network.
 pub trait Exchange: fmt::Debug + Send {

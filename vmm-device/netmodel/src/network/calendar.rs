@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::message::Ps;
+use tofu_fabric::Ps;
 
 /// A bucket is `1 << SHIFT` picoseconds wide.
 const SHIFT: u32 = 10;

@@ -1,8 +1,8 @@
 //! A modelled network that is kept busy, for what measures it.
 
 use tofu_abi::{Coords, TniId};
-use tofu_fabric::network::{Message, Network, Ps, Sink};
-use tofu_fabric::{DiscardReason, NodeId, Port, Shape};
+use tofu_fabric::{DiscardReason, NodeId, Port, Ps, Shape};
+use tofu_netmodel::{Message, Network, Sink};
 
 /// TNIs of a node that send.
 const TNIS: usize = 4;

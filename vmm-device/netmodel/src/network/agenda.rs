@@ -3,9 +3,10 @@
 //! Timers are kept until they expire. Messages between nodes are sorted one window at a time, when
 //! it opens. While a node runs, its next event is the least of a few numbers.
 
+use tofu_fabric::Ps;
+
 use super::arena::NONE;
 use super::frame::{PORTS, SLOTS};
-use super::message::Ps;
 
 /// A time that never comes.
 pub(super) const NEVER: Ps = Ps::MAX;

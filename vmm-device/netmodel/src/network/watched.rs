@@ -1,24 +1,12 @@
 //! Directions of links on which something may go wrong.
 
 use tofu_abi::topology::{NodeId, Port};
+use tofu_fabric::chance::mix;
 use tofu_links::{
-    Check, Counters, Dllp, ErrorRate, Lanes, MAX_LANES, NEVER, Parameters, Receiver, Sender, Seq,
-    VCS, WINDOW,
+    Check, Counters, Dllp, ErrorRate, Lanes, NEVER, Parameters, Receiver, Sender, Seq, VCS, WINDOW,
 };
 
 use super::frame::{Frame, SLOTS};
-use crate::chance::mix;
-
-/// Errors of a direction of a link.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LinkErrors {
-    /// Bit error rate of each lane.
-    pub rates: [ErrorRate; MAX_LANES],
-    /// Dead lanes, as bits.
-    pub dead: u8,
-    /// Loss rate of data-link-layer packets about this direction.
-    pub dllp_loss: ErrorRate,
-}
 
 /// The random seed of the direction of a link out of a port.
 pub(super) const fn seed_of(seed: u64, node: NodeId, port: Port) -> u64 {

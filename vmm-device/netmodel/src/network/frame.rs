@@ -2,11 +2,10 @@
 
 use tofu_abi::TniId;
 use tofu_abi::topology::Port;
+use tofu_fabric::{Class, Ps};
 use tofu_links::{Check, Seq};
 
-use super::message::Ps;
 use super::steps::Steps;
-use crate::packet::Class;
 
 /// Slots of a crossbar: ports, then TNIs.
 pub(super) const SLOTS: usize = 16;

@@ -1,6 +1,6 @@
 //! Keeps a modelled network busy for a while and prints what a hop of a TLP costs.
 //!
-//! `cargo run --release -p tofu-fabric --example network_load -- SHAPE PATTERN MICROSECONDS
+//! `cargo run --release -p tofu-netmodel --example network_load -- SHAPE PATTERN MICROSECONDS
 //! [THREADS]`, where PATTERN is uniform, neighbour or stream. Under `valgrind --tool=callgrind` it
 //! says how many instructions a hop takes. What it prints first is a fingerprint of all that
 //! arrived and when, which no optimisation may change.
@@ -11,9 +11,9 @@ mod load;
 use std::time::Instant;
 
 use load::{Pattern, Traffic};
-use tofu_fabric::Shape;
-use tofu_fabric::network::{Network, Options, Ps};
+use tofu_fabric::{Ps, Shape};
 use tofu_links::Parameters;
+use tofu_netmodel::{Network, Options};
 
 const MICROSECOND: Ps = 1_000_000;
 

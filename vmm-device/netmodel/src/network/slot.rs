@@ -1,10 +1,11 @@
 //! What a node keeps and counts for each port and TNI.
 
+use tofu_fabric::Ps;
+
 use super::agenda::NEVER;
 use super::arena::{Arena, NONE};
 use super::crossbar::{QUEUES, Queues, Turns, bits};
 use super::frame::{Far, SLOTS};
-use super::message::Ps;
 
 /// Index of the replay buffer's credit in [`Output::credit`].
 pub(super) const REPLAY: usize = QUEUES;

@@ -2,6 +2,7 @@
 
 use tofu_abi::TniId;
 use tofu_abi::topology::{NodeId, Port};
+use tofu_fabric::{Class, Hop, OnLink, Ps};
 use tofu_links::Dllp;
 
 use super::agenda::NEVER;
@@ -9,10 +10,6 @@ use super::arena::Arena;
 use super::broken::Which;
 use super::calendar::{Calendar, Event};
 use super::frame::{Far, Frame, PORTS};
-use super::message::Ps;
-use crate::packet::Class;
-use crate::routing::Hop;
-use crate::tap::OnLink;
 
 /// Credit on its way back to the output of a slot.
 #[derive(Clone, Copy, Debug)]

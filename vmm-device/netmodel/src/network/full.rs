@@ -1,16 +1,15 @@
 //! Links of a node whose data link layer is modelled in full, as something goes wrong on them or
 //! somebody observes them.
 
+use tofu_fabric::{OnLink, Ps};
 use tofu_links::{Check, Dllp, Effect, Reason, Seq, Timeout, Verdict};
 
 use super::agenda::NEVER;
 use super::crossbar::{QUEUES, Queues, Turn, bits};
 use super::frame::{DOOMED, Frame, PORTS, SLOTS, UNMARKED, off_wire, on_wire};
 use super::mail::{Notice, Outlet, Said};
-use super::message::Ps;
 use super::node::{Node, Shared};
 use super::slot::{Output, Slot, slot};
-use crate::tap::OnLink;
 
 /// Bytes at the beginning of a frame that are needed to send it on.
 const HEADER_BYTES: u64 = 16;

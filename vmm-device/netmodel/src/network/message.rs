@@ -3,14 +3,8 @@
 use tofu_abi::frame::TLP_MAX;
 use tofu_abi::topology::{NodeId, Port};
 use tofu_abi::{Coords, Path, TniId};
+use tofu_fabric::{Class, DiscardReason, Hop, OnLink, Packet, Ps, RouteError, Way};
 use tofu_links::Dllp;
-
-use crate::packet::{Class, DiscardReason, Way};
-use crate::routing::{Hop, RouteError};
-use crate::tap::OnLink;
-
-/// A time or a duration in picoseconds.
-pub type Ps = u64;
 
 /// The longest TLP: 1920 bytes of payload behind 64 bytes of header.
 pub const LONGEST_TLP: u16 = TLP_MAX as u16;
@@ -69,6 +63,27 @@ impl Message {
             bus: 0,
             ready_at: 0,
             token: 0,
+        }
+    }
+
+    /// The burst of a packet, with neither gap nor bus.
+    pub fn of<B>(packet: &Packet<B>, ready_at: Ps, token: u64) -> Self {
+        let (full, last) = packet.tlp_sizes();
+        Self {
+            src: packet.src,
+            src_tni: packet.src_tni,
+            dst: packet.dst,
+            dst_tni: packet.entry(),
+            path: packet.path,
+            way: packet.way,
+            class: packet.class,
+            tlps: packet.tlps.max(1),
+            full,
+            last,
+            gap: 0,
+            bus: 0,
+            ready_at,
+            token,
         }
     }
 }

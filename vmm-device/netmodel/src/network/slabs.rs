@@ -15,6 +15,7 @@ use std::thread::{self, JoinHandle};
 
 use tofu_abi::TniId;
 use tofu_abi::topology::{NodeId, Port, Shape};
+use tofu_fabric::{Class, DiscardReason, LinkErrors, Ps};
 use tofu_links::{Counters, Parameters, Receiver as LinkReceiver, Seq};
 
 use super::agenda::NEVER;
@@ -22,14 +23,13 @@ use super::broken::Broken;
 use super::engine::Engine;
 use super::frame::{Far, SLOTS};
 use super::mail::{Mail, Notice, Notices, Outlet, Told};
-use super::message::{Ps, Sink};
+use super::message::Sink;
 use super::node::{Costs, Queued};
 use super::parts::{
     Layout, Next, Others, Share, Totals, far_of, far_words, receiver_of, receiver_words,
 };
 use super::slot::{CameIn, Sending};
-use super::watched::{LinkErrors, Receiving};
-use crate::packet::{Class, DiscardReason};
+use super::watched::Receiving;
 
 /// Most nodes of an engine: their state is a few hundred kilobytes, which fits in caches.
 const NODES: u32 = 48;

@@ -8,17 +8,17 @@ use std::{io, thread};
 use proptest::prelude::*;
 use tofu_abi::{Coords, Path, TniId};
 use tofu_fabric::chance::{below, mix};
-use tofu_fabric::network::{
-    BadOption, Exchange, LONGEST_TLP, LinkErrors, MOST_THREADS, Message, Network, Options, Ps,
-    Refused, Share, Sink, Totals,
-};
 use tofu_fabric::{
-    Axis, Class, DiscardReason, Hop, Link, NodeId, OnLink, Port, PortCounters, Route, Scheduler,
-    Shape, Way,
+    Axis, Class, DiscardReason, Hop, Link, LinkErrors, NodeId, OnLink, Port, PortCounters, Ps,
+    Route, Scheduler, Shape, Way,
 };
 use tofu_links::{Check, Dllp, ErrorRate, MAX_LANES, Parameters};
+use tofu_netmodel::{
+    BadOption, Exchange, LONGEST_TLP, MOST_THREADS, Message, Network, Options, Refused, Share,
+    Sink, Totals,
+};
 
-use crate::common::{any_journey, shape, tori_and_meshes};
+use crate::shapes::{any_journey, shape, tori_and_meshes};
 
 /// The fates of messages.
 #[derive(Debug, Default, PartialEq, Eq)]
