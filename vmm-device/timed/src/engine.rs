@@ -1,0 +1,268 @@
+//! The event engine.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use tofu_abi::topology::{NodeId, Port, Shape};
+use tofu_abi::{Coords, Doorbell, Generation, TniId};
+use tofu_fabric::{Packet, PortCounters, Ps, TNIS, XbCounters};
+use tofu_icc::{Body, CommandTiming, Config, Host, Icc, Net, discard_rcode};
+use tofu_links::Parameters;
+use tofu_netmodel::{Arbiter, BadOption, Network, Options};
+use tofu_parts::DmaMemory;
+use tofu_sync::lock;
+
+use crate::state::{Due, InFlight, Loss, State, TLPS_AHEAD};
+
+/// An MSI-X message of a node's controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interrupt {
+    /// When it is sent.
+    pub at: Ps,
+    /// The node.
+    pub node: NodeId,
+    /// Its vector (see [`tofu_abi::irq::vector`]).
+    pub vector: u16,
+}
+
+/// A machine of controllers in modelled time.
+///
+/// Any thread may call it, but the results are the same in each run only if the calls are in the
+/// same order.
+pub struct EventEngine {
+    shape: Shape,
+    timing: CommandTiming,
+    nodes: Vec<Arc<Icc>>,
+    state: Mutex<State>,
+    now: AtomicU64,
+    /// When the modelled times that devices count start.
+    epoch: AtomicU64,
+    /// When the last packet arrived.
+    arrival: AtomicU64,
+    interrupt: Box<dyn Fn(Interrupt) + Send + Sync>,
+}
+
+impl fmt::Debug for EventEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { shape, now, .. } = self;
+        f.debug_struct("EventEngine")
+            .field("shape", shape)
+            .field("now", now)
+            .finish_non_exhaustive()
+    }
+}
+
+impl EventEngine {
+    /// Creates the controllers of a machine, which reach these memories, node by node. `interrupt`
+    /// is called for each MSI-X message, in the thread that executes its event; it must not call
+    /// back.
+    ///
+    /// # Errors
+    /// [`BadOption`] as [`Network::new`].
+    pub fn new(
+        generation: Generation,
+        shape: Shape,
+        arbiter: Arbiter,
+        memories: impl IntoIterator<Item = Arc<dyn DmaMemory>>,
+        interrupt: Box<dyn Fn(Interrupt) + Send + Sync>,
+    ) -> Result<Arc<Self>, BadOption> {
+        let timing = CommandTiming::of(generation);
+        let options = Options { arbiter, backlog: TLPS_AHEAD, ..Options::default() };
+        let network = Network::new(shape, Parameters::of(generation), &options)?;
+        Ok(Arc::new_cyclic(|engine| {
+            let nodes = (0..).map(NodeId).zip(shape.iter().zip(memories));
+            let nodes = nodes.map(|(node, (coords, memory))| {
+                let host = NodeHost { engine: Weak::clone(engine), node };
+                Arc::new(Icc::new(Config::of(generation, coords), Arc::new(host), memory))
+            });
+            Self {
+                shape,
+                timing,
+                nodes: nodes.collect(),
+                state: Mutex::new(State::new(network, timing)),
+                now: AtomicU64::new(0),
+                epoch: AtomicU64::new(0),
+                arrival: AtomicU64::new(0),
+                interrupt,
+            }
+        }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// The time that the machine has reached.
+    pub fn now(&self) -> Ps {
+        self.now.load(SeqCst)
+    }
+
+    /// A node's controller. An access to its registers happens now: [`EventEngine::run_until`] its
+    /// time first.
+    pub fn icc(&self, node: NodeId) -> Option<&Arc<Icc>> {
+        self.nodes.get(node.index())
+    }
+
+    /// Makes the modelled times that devices count start from now.
+    pub fn begin_epoch(&self) {
+        self.epoch.store(self.now(), SeqCst);
+    }
+
+    /// When the last packet arrived. `now` may be later, because timers run after it.
+    pub fn last_arrival(&self) -> Ps {
+        self.arrival.load(SeqCst)
+    }
+
+    /// Rings a doorbell of a node at a time, or now if that has passed. Events of the same time
+    /// happen in the order in which they were scheduled, so callers sort doorbells of several nodes
+    /// by time and node.
+    pub fn doorbell(&self, node: NodeId, tni: TniId, bell: Doorbell, at: Ps) {
+        if self.icc(node).is_some() {
+            self.state().push(at.max(self.now()), Due::Doorbell(node, tni, bell));
+        }
+    }
+
+    /// The lookahead: the least time from anything at a node to an effect at another.
+    pub fn lookahead(&self) -> Ps {
+        self.state().network.parameters().hop_ps()
+    }
+
+    /// The earliest time at which anything may happen to a node: neither its memory nor its
+    /// registers change before, and it sends no interrupt. `None` if that takes another doorbell
+    /// first.
+    pub fn next(&self, node: NodeId) -> Option<Ps> {
+        self.state().next_of(node)
+    }
+
+    /// Executes all events up to and including `until`, which is then the time. A time that has
+    /// passed changes nothing.
+    pub fn run_until(&self, until: Ps) {
+        while self.step_until(until) {}
+        self.now.fetch_max(until, SeqCst);
+    }
+
+    /// Executes the next event, whenever that is. Returns false if there is none.
+    pub fn step(&self) -> bool {
+        self.step_until(Ps::MAX)
+    }
+
+    fn step_until(&self, limit: Ps) -> bool {
+        let due = {
+            let mut state = self.state();
+            let (now, due) = state.next(limit);
+            self.now.fetch_max(now, SeqCst);
+            due
+        };
+        let Some(due) = due else { return false };
+        match due {
+            Due::Doorbell(node, tni, bell) => {
+                if self.nodes[node.index()].run_queue(tni, bell, &mut Wire { engine: self }) {
+                    self.state().push(self.now(), due);
+                }
+            }
+            Due::Room(interface) => {
+                self.nodes[interface / TNIS].room(TniId::ALL[interface % TNIS]);
+            }
+            Due::Arrive(index) => {
+                let arrived = self.state().take(index);
+                if let Some(InFlight { packet, lost, .. }) = arrived {
+                    self.arrive(packet, lost);
+                }
+            }
+            Due::Expire(node) => self.nodes[node.index()].expire(self.now() / 1000),
+        }
+        true
+    }
+
+    /// Hands a packet to its target, or reports its loss.
+    fn arrive(&self, mut packet: Packet<Body>, lost: Option<Loss>) {
+        if let Some(how) = lost {
+            self.lose(&packet, how);
+            return;
+        }
+        let Some(node) = self.shape.node_id(packet.dst) else { return };
+        let arrived = self.now() - self.timing.deliver(&packet.body);
+        packet.model_ps = arrived.saturating_sub(self.epoch.load(SeqCst));
+        self.arrival.store(self.now(), SeqCst);
+        self.nodes[node.index()].arrive(packet, &mut Wire { engine: self });
+    }
+
+    /// Reports the loss of a packet to the router that lost it, and to the node that sent it.
+    fn lose(&self, packet: &Packet<Body>, (node, port, reason): Loss) {
+        if let Some(icc) = self.icc(node) {
+            icc.router_event(port, reason);
+        }
+        if let Some(source) = self.shape.node_id(packet.src) {
+            let now_ns = self.now() / 1000;
+            self.nodes[source.index()].undeliverable(packet, discard_rcode(reason), now_ns);
+        }
+    }
+}
+
+/// The network as a device sees it.
+struct Wire<'a> {
+    engine: &'a EventEngine,
+}
+
+impl Net for Wire<'_> {
+    fn has_room(&self, node: Coords, tni: TniId) -> bool {
+        let Some(node) = self.engine.shape.node_id(node) else { return false };
+        self.engine.state().has_room(node, tni, self.engine.now())
+    }
+
+    fn inject(&mut self, packet: Packet<Body>) {
+        let (now, epoch) = (self.engine.now(), self.engine.epoch.load(SeqCst));
+        self.engine.state().inject(packet, now, epoch);
+    }
+
+    fn progress(&mut self) {}
+
+    fn now_ns(&self) -> u64 {
+        self.engine.now() / 1000
+    }
+}
+
+/// The host as a device sees it. A device outlives its engine only while it is being dropped.
+struct NodeHost {
+    engine: Weak<EventEngine>,
+    node: NodeId,
+}
+
+impl NodeHost {
+    fn with<T: Default>(&self, f: impl FnOnce(&EventEngine) -> T) -> T {
+        self.engine.upgrade().map(|engine| f(&engine)).unwrap_or_default()
+    }
+}
+
+impl Host for NodeHost {
+    fn interrupt(&self, vector: u16) {
+        let node = self.node;
+        self.with(|engine| (engine.interrupt)(Interrupt { at: engine.now(), node, vector }));
+    }
+
+    fn doorbell(&self, tni: TniId, doorbell: Doorbell) {
+        self.with(|engine| engine.doorbell(self.node, tni, doorbell, engine.now()));
+    }
+
+    fn queue_enabled(&self, _: TniId, _: Doorbell, _: bool) {}
+
+    fn timer(&self, deadline_ns: u64) {
+        let at = deadline_ns.saturating_mul(1000);
+        self.with(|engine| engine.state().push(at, Due::Expire(self.node)));
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.with(|engine| engine.now() / 1000)
+    }
+
+    fn port_counters(&self, port: Port) -> PortCounters {
+        self.with(|engine| {
+            engine.state().network.port_counters(self.node, port).unwrap_or_default()
+        })
+    }
+
+    fn xb_counters(&self) -> XbCounters {
+        self.with(|engine| engine.state().network.xb_counters(self.node).unwrap_or_default())
+    }
+}

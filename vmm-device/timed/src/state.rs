@@ -1,0 +1,364 @@
+//! What is under way: scheduled events, and packets in interfaces and in the network.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use tofu_abi::topology::{NodeId, Port};
+use tofu_abi::{Doorbell, TniId};
+use tofu_fabric::{Class, DiscardReason, GAP_BYTES, Packet, Ps, TNIS};
+use tofu_icc::{Body, CommandTiming};
+use tofu_netmodel::{BusLine, Message, Network, Refused, Sink};
+
+/// TLPs of a class that an interface reads ahead of the network (*ours*: enough to hide the latency
+/// of memory).
+pub(crate) const TLPS_AHEAD: u32 = 16;
+/// Commands whose data an interface reads at the same time.
+const COMMANDS_AHEAD: usize = 2;
+
+/// A scheduled event.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Due {
+    /// A doorbell of a node has rung.
+    Doorbell(NodeId, TniId, Doorbell),
+    /// An interface can take another command.
+    Room(usize),
+    /// A packet is in memory, or has been lost.
+    Arrive(usize),
+    /// A node's timer expires.
+    Expire(NodeId),
+}
+
+/// Where and why a TLP was lost.
+pub(crate) type Loss = (NodeId, Option<Port>, DiscardReason);
+
+/// A packet on its way.
+pub(crate) struct InFlight {
+    pub(crate) packet: Packet<Body>,
+    /// Sizes of all TLPs but the last, and of the last one, in bytes without routing headers.
+    sizes: (u16, u16),
+    /// TLPs that have arrived at the target or have been lost.
+    arrived: u32,
+    /// Where and why the first TLP was lost.
+    pub(crate) lost: Option<Loss>,
+    /// How long its interface sends no other TLP of this kind after each of its TLPs.
+    gap: Ps,
+}
+
+/// A packet whose TLPs an interface is sending.
+struct Job {
+    packet: usize,
+    ready_at: Ps,
+    sent: u32,
+}
+
+/// The state of an interface.
+#[derive(Default)]
+struct Interface {
+    /// When it can start the next command.
+    command_free: Ps,
+    /// Requests and answers with TLPs still to be read from memory.
+    jobs: [VecDeque<Job>; 2],
+    /// TLPs of either kind that have been handed to the network and have not left.
+    ahead: [u32; 2],
+    /// Whether the last TLP asked for a gap, and when the latest gap ends.
+    pauses: [bool; 2],
+    quiet: [Ps; 2],
+}
+
+/// The mutable state.
+pub(crate) struct State {
+    pub(crate) network: Network,
+    timing: CommandTiming,
+    /// Scheduled events, by time and then in the order in which they were scheduled.
+    due: BTreeMap<(Ps, u64), Due>,
+    serial: u64,
+    /// The interfaces of all nodes, node by node.
+    interfaces: Vec<Interface>,
+    buses: Vec<BusLine>,
+    packets: Vec<Option<InFlight>>,
+    free: Vec<usize>,
+}
+
+/// Answers and requests have separate queues.
+const fn lane(class: Class) -> usize {
+    matches!(class, Class::Response) as usize
+}
+
+/// Returns how many of a packet's `bytes` of data are in TLP `index`.
+fn data_of(packet: &InFlight, index: u32, bytes: u64) -> u64 {
+    let tlps = u64::from(packet.packet.tlps.max(1));
+    let each = bytes.div_ceil(tlps);
+    each.min(bytes.saturating_sub(each * u64::from(index)))
+}
+
+impl State {
+    /// Nothing is under way.
+    pub(crate) fn new(network: Network, timing: CommandTiming) -> Self {
+        let nodes = network.shape().nodes() as usize;
+        Self {
+            network,
+            timing,
+            due: BTreeMap::new(),
+            serial: 0,
+            interfaces: (0..nodes * TNIS).map(|_| Interface::default()).collect(),
+            buses: vec![BusLine::default(); nodes],
+            packets: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    pub(crate) fn push(&mut self, at: Ps, due: Due) {
+        self.serial += 1;
+        self.due.insert((at, self.serial), due);
+    }
+
+    fn insert(&mut self, packet: InFlight) -> usize {
+        match self.free.pop() {
+            Some(index) => {
+                self.packets[index] = Some(packet);
+                index
+            }
+            None => {
+                self.packets.push(Some(packet));
+                self.packets.len() - 1
+            }
+        }
+    }
+
+    /// Takes the next event until `limit`, and returns the time that this takes the machine to. The
+    /// network runs until then.
+    pub(crate) fn next(&mut self, limit: Ps) -> (Ps, Option<Due>) {
+        let mut now = 0;
+        loop {
+            let due = self.due.first_key_value().map(|((at, _), _)| *at);
+            let network = self.network.next_event().filter(|at| *at <= limit);
+            match (due, network) {
+                (due, Some(at)) if due.is_none_or(|due| at < due) => {
+                    let mut tidings = Tidings::default();
+                    self.network.run_until(at, &mut tidings);
+                    now = at;
+                    self.hear(tidings);
+                }
+                (Some(at), _) if at <= limit => {
+                    return (at, self.due.pop_first().map(|(_, due)| due));
+                }
+                _ => return (now, None),
+            }
+        }
+    }
+
+    /// Before when nothing that is under way can have an effect at a node; `None` if nothing ever
+    /// will. What happens elsewhere needs a hop to get there, but a frame in the network may be at
+    /// its last.
+    pub(crate) fn next_of(&mut self, node: NodeId) -> Option<Ps> {
+        let hop = self.network.parameters().hop_ps();
+        let (mut own, mut other) = (None, None);
+        for ((at, _), due) in &self.due {
+            if self.concerns(due, node) {
+                own = Some(*at);
+                break;
+            }
+            other.get_or_insert(at.saturating_add(hop));
+        }
+        [own, other, self.network.next_event()].into_iter().flatten().min()
+    }
+
+    /// Whether an event has an effect at a node itself.
+    fn concerns(&self, due: &Due, node: NodeId) -> bool {
+        match *due {
+            Due::Doorbell(at, ..) | Due::Expire(at) => at == node,
+            Due::Room(interface) => interface / TNIS == node.index(),
+            Due::Arrive(index) => {
+                let Some(Some(flight)) = self.packets.get(index) else { return false };
+                let InFlight { packet, lost, .. } = flight;
+                let at = |end| self.network.shape().node_id(end) == Some(node);
+                lost.map_or_else(|| at(packet.dst), |(by, ..)| by == node || at(packet.src))
+            }
+        }
+    }
+
+    pub(crate) fn take(&mut self, index: usize) -> Option<InFlight> {
+        let taken = self.packets.get_mut(index)?.take()?;
+        self.free.push(index);
+        Some(taken)
+    }
+
+    /// Hands TLPs of an interface to the network, as far ahead as allowed.
+    fn feed(&mut self, interface: usize, now: Ps) {
+        for lane in [1, 0] {
+            loop {
+                let unit = &mut self.interfaces[interface];
+                let ahead = unit.ahead[lane];
+                let Some(job) = unit.jobs[lane].front_mut() else { break };
+                let (index, sent) = (job.packet, job.sent);
+                let Some(flight) = &self.packets[index] else { break };
+                // A gap begins when the previous TLP has left.
+                let spaced = flight.gap > 0 || unit.pauses[lane];
+                if ahead >= TLPS_AHEAD || spaced && ahead > 0 {
+                    break;
+                }
+                unit.pauses[lane] = flight.gap > 0;
+                let packet = &flight.packet;
+                let ends = sent + 1 == packet.tlps.max(1);
+                let size = if ends { flight.sizes.1 } else { flight.sizes.0 };
+                let mut ready_at = job.ready_at.max(unit.quiet[lane]);
+                if let Some(rate) = self.timing.bus_bytes_per_s {
+                    let read = data_of(flight, sent, packet.body.payload_bytes().0);
+                    let (_, end) = self.buses[interface / TNIS].read(rate, now, read);
+                    ready_at = ready_at.max(end);
+                }
+                let token = (index as u64) << 1 | lane as u64;
+                let message = Message {
+                    tlps: 1,
+                    full: size,
+                    last: size,
+                    ..Message::of(packet, ready_at, token)
+                };
+                job.sent += 1;
+                if ends {
+                    unit.jobs[lane].pop_front();
+                }
+                let taken = self.network.inject(&message);
+                if taken.is_ok() {
+                    unit.ahead[lane] += 1;
+                }
+                if ends && lane == 0 {
+                    self.push(now, Due::Room(interface));
+                }
+                if let Err(refused) = taken {
+                    self.refuse(index, now, &refused);
+                }
+            }
+        }
+    }
+
+    /// Handles a TLP for which the network has no route.
+    fn refuse(&mut self, index: usize, now: Ps, refused: &Refused) {
+        let (port, reason) = refused.fate();
+        let Some(flight) = &self.packets[index] else { return };
+        let node = self.network.shape().node_id(flight.packet.src).unwrap_or(NodeId::NOWHERE);
+        self.lost(now, index, (node, port, reason));
+    }
+
+    /// Records that a TLP was lost, and its packet with it. The loss is reported once all other
+    /// TLPs have arrived or been lost.
+    fn lost(&mut self, at: Ps, index: usize, how: Loss) {
+        let Some(Some(flight)) = self.packets.get_mut(index) else { return };
+        flight.lost.get_or_insert(how);
+        self.arrived(at, index);
+    }
+
+    /// Counts a TLP of a packet that is no longer on its way.
+    fn arrived(&mut self, at: Ps, index: usize) {
+        let Some(Some(flight)) = self.packets.get_mut(index) else { return };
+        flight.arrived += 1;
+        if flight.arrived == flight.packet.tlps.max(1) {
+            self.push(at, Due::Arrive(index));
+        }
+    }
+
+    /// Handles the arrival of a TLP at its target: its data goes over the bus.
+    fn delivered(&mut self, at: Ps, node: NodeId, index: usize) {
+        let Some(Some(flight)) = self.packets.get_mut(index) else { return };
+        let mut in_memory = at;
+        if let Some(rate) = self.timing.bus_bytes_per_s {
+            let written = data_of(flight, flight.arrived, flight.packet.body.payload_bytes().1);
+            in_memory = self.buses[node.index()].write(rate, at, written, written);
+        }
+        let deliver = self.timing.deliver(&flight.packet.body);
+        self.arrived(in_memory + deliver, index);
+    }
+    fn hear(&mut self, tidings: Tidings) {
+        for (at, told) in tidings.0 {
+            match told {
+                Told::Left(node, tni, token) => {
+                    let interface = node.index() * TNIS + tni.index();
+                    let (index, lane) = ((token >> 1) as usize, (token & 1) as usize);
+                    let flight = self.packets.get(index).and_then(Option::as_ref);
+                    let gap = flight.map_or(0, |flight| flight.gap);
+                    let unit = &mut self.interfaces[interface];
+                    unit.ahead[lane] -= 1;
+                    unit.quiet[lane] = at + gap;
+                    self.feed(interface, at);
+                }
+                Told::Delivered(node, token) => {
+                    self.delivered(at, node, (token >> 1) as usize);
+                }
+                Told::Lost(node, port, reason, token) => {
+                    self.lost(at, (token >> 1) as usize, (node, port, reason));
+                }
+            }
+        }
+    }
+
+    /// Gives an interface a packet to send. Modelled times that devices count start at `epoch`.
+    pub(crate) fn inject(&mut self, packet: Packet<Body>, now: Ps, epoch: Ps) {
+        let Some(node) = self.network.shape().node_id(packet.src) else { return };
+        let interface = node.index() * TNIS + packet.src_tni.index();
+        let mut begins = false;
+        let gap = self.network.parameters().bytes_on_link_ps(u64::from(packet.gap) * GAP_BYTES);
+        // A request's time counts from its command. That of an answer or signal counts from the
+        // epoch, like that of the packet that caused it.
+        let ready_at = match &packet.body {
+            Body::Put { request, .. } | Body::Get { request } | Body::Armw { request, .. } => {
+                begins = request.position == 0;
+                now + packet.model_ps
+            }
+            Body::Frame { .. } => {
+                begins = true;
+                now + packet.model_ps
+            }
+            _ => now.max(epoch + packet.model_ps),
+        };
+        let lane = lane(packet.class);
+        let sizes = packet.tlp_sizes();
+        let packet = self.insert(InFlight { packet, sizes, arrived: 0, lost: None, gap });
+        let unit = &mut self.interfaces[interface];
+        unit.jobs[lane].push_back(Job { packet, ready_at, sent: 0 });
+        if begins {
+            unit.command_free = now.max(unit.command_free) + self.timing.command_ps;
+            let free = unit.command_free;
+            self.push(free, Due::Room(interface));
+        }
+        self.feed(interface, now);
+    }
+    /// Whether an interface can take another command.
+    pub(crate) fn has_room(&self, node: NodeId, tni: TniId, now: Ps) -> bool {
+        let unit = &self.interfaces[node.index() * TNIS + tni.index()];
+        unit.command_free <= now && unit.jobs[0].len() < COMMANDS_AHEAD
+    }
+}
+
+/// A report of the network.
+enum Told {
+    Delivered(NodeId, u64),
+    Left(NodeId, TniId, u64),
+    Lost(NodeId, Option<Port>, DiscardReason, u64),
+}
+
+#[derive(Default)]
+struct Tidings(Vec<(Ps, Told)>);
+
+impl Sink for Tidings {
+    fn delivered(&mut self, at: Ps, node: NodeId, _: TniId, token: u64) {
+        self.0.push((at, Told::Delivered(node, token)));
+    }
+
+    fn left(&mut self, at: Ps, node: NodeId, tni: TniId, token: u64) {
+        self.0.push((at, Told::Left(node, tni, token)));
+    }
+
+    fn lost(
+        &mut self,
+        at: Ps,
+        node: NodeId,
+        port: Option<Port>,
+        reason: DiscardReason,
+        token: u64,
+    ) {
+        self.0.push((at, Told::Lost(node, port, reason, token)));
+    }
+
+    fn wants_hops(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,139 @@
+//! The event engine as those who keep the clocks of nodes use it.
+
+use std::sync::{Arc, Mutex};
+
+use tofu_abi::topology::{NodeId, Shape};
+use tofu_abi::{CqId, Doorbell, Generation, TniId};
+use tofu_driver::{Device, PacketConfig, PacketTarget, Packets};
+use tofu_fabric::Ps;
+use tofu_icc::Icc;
+use tofu_inproc::{Arena, Backend, InProcess, Interrupts};
+use tofu_netmodel::Arbiter;
+use tofu_timed::{EventEngine, Interrupt};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+const TNI: TniId = TniId::ALL[0];
+const NODES: [NodeId; 2] = [NodeId(0), NodeId(1)];
+/// How long an idle driver waits between two looks.
+const IDLE_PS: Ps = 1_000_000;
+
+struct Node(Arc<EventEngine>, NodeId);
+
+impl Node {
+    fn icc(&self) -> &Icc {
+        self.0.icc(self.1).expect("a node of the machine")
+    }
+}
+
+impl Backend for Node {
+    fn bar_read(&self, offset: u64, data: &mut [u8]) {
+        self.icc().bar_read(offset, data);
+    }
+
+    fn bar_write(&self, offset: u64, data: &[u8]) {
+        self.icc().bar_write(offset, data);
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.0.now() / 1000
+    }
+
+    fn pump(&self) -> bool {
+        self.0.run_until(self.0.now() + IDLE_PS);
+        true
+    }
+}
+
+/// Two neighbours, their packet queues, and the interrupts that they have sent.
+struct Machine {
+    engine: Arc<EventEngine>,
+    ends: [Packets<InProcess>; 2],
+    to: PacketTarget,
+    sent: Arc<Mutex<Vec<Interrupt>>>,
+}
+
+fn machine() -> Machine {
+    let shape: Shape = "1x1x1x2x1x1".parse().unwrap();
+    let range = (GuestAddress(0x1000), 4 << 20);
+    let memories = NODES.map(|_| GuestMemoryMmap::<()>::from_ranges(&[range]).unwrap());
+    let sent = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&sent);
+    let engine = EventEngine::new(
+        Generation::Fugaku,
+        shape,
+        Arbiter::InTurn,
+        memories.iter().map(|memory| Arc::new(memory.clone()) as _),
+        Box::new(move |interrupt| log.lock().unwrap().push(interrupt)),
+    );
+    let engine = engine.unwrap();
+    let ends = NODES.map(|node| {
+        let backend = Node(Arc::clone(&engine), node);
+        backend.icc().set_bus_master(true);
+        let arena = Arena::new(memories[node.index()].clone()).unwrap();
+        let platform = InProcess::new(Arc::new(backend), arena, Arc::new(Interrupts::default()));
+        let device = Device::probe(platform).unwrap();
+        Packets::open(&device, &PacketConfig::new(TNI)).unwrap()
+    });
+    let [from, to] = [0, 1].map(|node: u32| shape.coords(NodeId(node)).unwrap());
+    Machine { engine, ends, to: PacketTarget::straight(from, to, TNI), sent }
+}
+
+/// Sends packets to a node that sleeps, and runs the machine in such quanta. Returns the
+/// interrupts, by the time since the first packet.
+fn interrupts(quantum: Ps) -> Vec<(Ps, NodeId)> {
+    let Machine { engine, ends: [mut a, mut b], to, sent } = machine();
+    sent.lock().unwrap().clear();
+    let start = engine.now();
+    for round in 0..3 {
+        assert!(!b.prepare_sleep());
+        a.send(&to, &[&[round; 100]], 0).unwrap();
+        let end = start + (u64::from(round) + 1) * 10_000_000;
+        while engine.now() < end {
+            let (before, next) = (sent.lock().unwrap().len(), engine.next(NODES[1]));
+            engine.run_until(end.min(engine.now() + quantum));
+            for interrupt in &sent.lock().unwrap()[before..] {
+                assert!(next.is_some_and(|next| next <= interrupt.at), "{next:?} {interrupt:?}");
+            }
+        }
+        assert_eq!(engine.now(), end);
+        b.end_sleep();
+        assert!(b.recv(&mut [0; 2048]).is_some());
+    }
+    let sent = sent.lock().unwrap();
+    sent.iter().map(|interrupt| (interrupt.at - start, interrupt.node)).collect()
+}
+
+#[test]
+fn quanta_do_not_change_the_times_of_interrupts() {
+    let whole = interrupts(Ps::MAX / 2);
+    let of_target = whole.iter().filter(|(_, node)| *node == NODES[1]);
+    let times: Vec<_> = of_target.map(|(at, _)| at % 10_000_000).collect();
+    assert_eq!(times.len(), 3, "{whole:?}");
+    // A hop takes 0.49 us at least.
+    assert!(times.iter().all(|at| (490_000..2_000_000).contains(at)), "{times:?}");
+    assert!(times.windows(2).all(|pair| pair[0] == pair[1]), "{times:?}");
+    for quantum in [100_000, 490_000, 1_234_567] {
+        assert_eq!(interrupts(quantum), whole, "{quantum}");
+    }
+}
+
+#[test]
+fn doorbells_ring_at_their_times() {
+    let engine = machine().engine;
+    let bell = Doorbell::Cq(CqId::ALL[0]);
+    while engine.step() {}
+    let now = engine.now();
+    engine.doorbell(NODES[1], TNI, bell, now + 5000);
+    engine.doorbell(NodeId(2), TNI, bell, now + 1000);
+    let elsewhere = now + 5000 + engine.lookahead();
+    assert_eq!(NODES.map(|node| engine.next(node)), [Some(elsewhere), Some(now + 5000)]);
+    engine.run_until(now + 4999);
+    assert_eq!((engine.now(), engine.next(NODES[1])), (now + 4999, Some(now + 5000)));
+    engine.run_until(now + 5000);
+    assert_eq!((engine.now(), engine.next(NODES[1])), (now + 5000, None));
+    // The past is now, and time does not go back.
+    engine.doorbell(NODES[0], TNI, bell, 0);
+    assert_eq!(engine.next(NODES[0]), Some(now + 5000));
+    engine.run_until(now);
+    assert_eq!((engine.now(), engine.step()), (now + 5000, true));
+}
