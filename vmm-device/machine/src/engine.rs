@@ -1,24 +1,21 @@
 //! Engine threads: they run queues, poll doorbells, and keep the deadlines of their nodes.
 
-use std::collections::VecDeque;
 use std::hint::spin_loop;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
-use tofu_abi::{Doorbell, TniId};
-use tofu_fabric::NodeId;
 use tofu_icc::Net;
 use tofu_sync::lock;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::timerfd::TimerFd;
 
-use crate::error::Error;
+use crate::inbox::{Change, Inbox, QueueId};
 use crate::node::Node;
 use crate::pump::{Pump, RELEASES};
 use crate::shared::Shared;
-use crate::wakeup::{Sleep, Watching};
+use crate::wakeup::Watching;
 
 /// How long a page is still polled at intervals after its doorbell last rang, in nanoseconds. Then
 /// it is protected. The time is long enough for a vCPU that the host has descheduled to finish the
@@ -38,178 +35,75 @@ const QUEUES_PER_TURN: usize = 16;
 /// A turn that has taken longer than this, in nanoseconds, runs no further queue.
 const TURN_NS: u64 = 200_000;
 
-/// A queue of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct QueueId {
-    node: NodeId,
-    tni: TniId,
-    bell: Doorbell,
-}
-
 /// An engine, which does the work of some of a machine's nodes.
-pub(crate) struct Engine {
-    index: usize,
-    wake: EventFd,
-    sleep: Sleep,
-    pending: Mutex<VecDeque<QueueId>>,
-    nodes: Mutex<Vec<Arc<Node>>>,
-    /// Changes of the queues whose shared pages are watched.
-    watch_changes: Mutex<Vec<(QueueId, Watching)>>,
-    watch_changed: AtomicBool,
-    /// Doorbell descriptors to start or to stop listening to.
-    changes: Mutex<Vec<Change>>,
-    changed: AtomicBool,
-    /// Earliest deadline of the engine's nodes.
-    deadline: AtomicU64,
+#[derive(Clone, Copy)]
+pub(crate) struct Engine<'a> {
+    pub(crate) shared: &'a Shared,
+    pub(crate) inbox: &'a Inbox,
 }
 
-enum Change {
-    Listen(QueueId, u64, Arc<EventFd>),
-    Ignore(Arc<EventFd>),
-}
-
-impl Engine {
-    pub(crate) fn new(index: usize) -> Result<Self, Error> {
-        let wake = EventFd::new(EFD_NONBLOCK).map_err(Error::host("creating an eventfd"))?;
-        Ok(Self {
-            index,
-            wake,
-            sleep: Sleep::new(),
-            pending: Mutex::new(VecDeque::new()),
-            nodes: Mutex::new(Vec::new()),
-            watch_changes: Mutex::new(Vec::new()),
-            watch_changed: AtomicBool::new(false),
-            changes: Mutex::new(Vec::new()),
-            changed: AtomicBool::new(false),
-            deadline: AtomicU64::new(u64::MAX),
-        })
-    }
-
-    pub(crate) fn index(&self) -> usize {
-        self.index
-    }
-
-    /// Makes the engine responsible for a node.
-    pub(crate) fn adopt(&self, node: Arc<Node>) {
-        lock(&self.nodes).push(node);
-    }
-
-    /// Ends the engine's sleep.
-    pub(crate) fn wake(&self) {
-        if self.sleep.end() {
-            self.signal();
-        }
-    }
-
-    fn signal(&self) {
-        // Fails only when the counter is full, and then the engine wakes up anyway.
-        let _ = self.wake.write(1);
-    }
-
-    /// Queues a control queue or channel.
-    pub(crate) fn enqueue(&self, node: NodeId, tni: TniId, bell: Doorbell) {
-        lock(&self.pending).push_back(QueueId { node, tni, bell });
-        self.wake();
-    }
-
-    /// Calls [`tofu_icc::Icc::expire`] of the engine's nodes at `deadline_ns`.
-    pub(crate) fn want(&self, deadline_ns: u64) {
-        if deadline_ns < self.deadline.fetch_min(deadline_ns, SeqCst) {
-            self.wake();
-        }
-    }
-
-    /// Runs a queue whenever `event` is signalled during this life of the queue.
-    pub(crate) fn listen(
-        &self,
-        (node, tni, bell): (NodeId, TniId, Doorbell),
-        life: u64,
-        event: Arc<EventFd>,
-    ) {
-        self.change(Change::Listen(QueueId { node, tni, bell }, life, event));
-    }
-
-    /// Stops listening to `event`.
-    pub(crate) fn ignore(&self, event: Arc<EventFd>) {
-        self.change(Change::Ignore(event));
-    }
-
-    fn change(&self, change: Change) {
-        lock(&self.changes).push(change);
-        self.changed.store(true, SeqCst);
-        // The engine may be waiting for its old set of descriptors at this moment.
-        self.sleep.over();
-        self.signal();
-    }
-
-    /// Starts or stops polling the shared page of a queue.
-    pub(crate) fn watch(&self, node: NodeId, tni: TniId, bell: Doorbell, what: Watching) {
-        lock(&self.watch_changes).push((QueueId { node, tni, bell }, what));
-        self.watch_changed.store(true, SeqCst);
-        self.wake();
-    }
-
+impl Engine<'_> {
     /// Runs queued work and work that is due. Returns whether there was any.
-    pub(crate) fn turn(&self, shared: &Shared) -> bool {
-        let mut pump = Pump::new(shared);
+    pub(crate) fn turn(&self) -> bool {
+        let mut pump = Pump::new(self.shared);
         let start = pump.now_ns();
         let mut worked = false;
         // A queue with more work goes to the end, behind the queues that wait.
-        let waiting = lock(&self.pending).len().min(QUEUES_PER_TURN);
+        let waiting = lock(&self.inbox.pending).len().min(QUEUES_PER_TURN);
         for _ in 0..waiting {
             // Running a queue reads the clock, so this costs nothing.
             if pump.now_ns().saturating_sub(start) > TURN_NS {
                 break;
             }
-            let Some(queue) = lock(&self.pending).pop_front() else {
+            let Some(queue) = lock(&self.inbox.pending).pop_front() else {
                 break;
             };
             worked = true;
-            if let Some(node) = shared.node(queue.node)
-                && node.run(queue.tni, queue.bell, &mut pump)
+            if let Some(node) = self.shared.node(queue.node)
+                && pump.run(node, queue.tni, queue.bell)
             {
-                lock(&self.pending).push_back(queue);
+                lock(&self.inbox.pending).push_back(queue);
             }
         }
-        if self.deadline.load(SeqCst) <= pump.now_ns() {
+        if self.inbox.deadline.load(SeqCst) <= pump.now_ns() {
             self.expire(&mut pump);
         }
         worked
     }
 
     fn expire(&self, pump: &mut Pump<'_>) {
-        self.deadline.store(u64::MAX, SeqCst);
-        if self.index == RELEASES {
+        self.inbox.deadline.store(u64::MAX, SeqCst);
+        if self.inbox.index() == RELEASES {
             pump.release();
         }
-        for node in lock(&self.nodes).iter() {
+        for node in lock(&self.inbox.nodes).iter().filter_map(|node| self.shared.node(*node)) {
             node.icc().expire(pump.now_ns());
-            self.deadline.fetch_min(node.icc().next_deadline(), SeqCst);
+            self.inbox.deadline.fetch_min(node.icc().next_deadline(), SeqCst);
         }
     }
 
     /// The engine's thread.
-    pub(crate) fn run(self: Arc<Self>, shared: &Shared) {
-        if let Err(error) = self.serve(shared) {
-            log::error!("engine {}: {error}", self.index);
+    pub(crate) fn run(self) {
+        if let Err(error) = self.serve() {
+            log::error!("engine {}: {error}", self.inbox.index());
         }
     }
 
-    fn serve(self: &Arc<Self>, shared: &Shared) -> Result<(), String> {
+    fn serve(self) -> Result<(), String> {
+        let Self { shared, inbox } = self;
         let timer = TimerFd::new().map_err(|error| error.to_string())?;
         let timer = Arc::new(Mutex::new(timer));
-        let mut sources = EventManager::<Sources>::new().map_err(|error| error.to_string())?;
-        let subscriber =
-            Sources { engine: Arc::clone(self), timer: Arc::clone(&timer), queues: Vec::new() };
+        let mut sources = EventManager::<Sources<'_>>::new().map_err(|error| error.to_string())?;
+        let subscriber = Sources { engine: self, timer: Arc::clone(&timer), queues: Vec::new() };
         sources.add_subscriber(subscriber);
         let mut watch = WatchedPages::new(shared);
         let mut turns = 0u32;
         while !shared.stopping.load(SeqCst) {
-            watch.update(self);
-            let mut worked = self.turn(shared);
-            worked |= watch.poll(self);
+            watch.update(inbox);
+            let mut worked = self.turn();
+            worked |= watch.poll(inbox);
             turns = turns.wrapping_add(1);
-            if self.changed.load(SeqCst) || turns.is_multiple_of(TURNS_PER_LOOK) {
+            if inbox.changed.load(SeqCst) || turns.is_multiple_of(TURNS_PER_LOOK) {
                 look(&mut sources, 0)?;
             }
             if worked {
@@ -221,12 +115,12 @@ impl Engine {
                 spin_loop();
                 continue;
             }
-            self.sleep.announce();
+            inbox.sleep.announce();
             // Work that arrived before the flag was set has not woken the engine.
-            let deadline = self.deadline.load(SeqCst).min(next_look.unwrap_or(u64::MAX));
-            let idle = lock(&self.pending).is_empty()
+            let deadline = inbox.deadline.load(SeqCst).min(next_look.unwrap_or(u64::MAX));
+            let idle = lock(&inbox.pending).is_empty()
                 && deadline > now
-                && !self.watch_changed.load(SeqCst)
+                && !inbox.watch_changed.load(SeqCst)
                 && !shared.stopping.load(SeqCst);
             if idle {
                 if deadline != u64::MAX {
@@ -235,20 +129,20 @@ impl Engine {
                 }
                 look(&mut sources, -1)?;
             }
-            self.sleep.over();
+            inbox.sleep.over();
         }
         Ok(())
     }
 }
 
 /// Handles the events that are pending. With a timeout of -1 it waits for at least one.
-fn look(sources: &mut EventManager<Sources>, timeout_ms: i32) -> Result<(), String> {
+fn look(sources: &mut EventManager<Sources<'_>>, timeout_ms: i32) -> Result<(), String> {
     sources.run_with_timeout(timeout_ms).map(drop).map_err(|error| error.to_string())
 }
 
 /// Event sources of an engine: its wake-up event, its timer, and trapped doorbells.
-struct Sources {
-    engine: Arc<Engine>,
+struct Sources<'a> {
+    engine: Engine<'a>,
     timer: Arc<Mutex<TimerFd>>,
     queues: Vec<Option<TrappedDoorbell>>,
 }
@@ -267,11 +161,11 @@ const WAKE: u32 = 0;
 const TIMER: u32 = 1;
 const FIRST_QUEUE: u32 = 2;
 
-impl Sources {
+impl Sources<'_> {
     /// Applies the requested changes of the descriptors to listen to.
     fn apply_changes(&mut self, ops: &mut EventOps<'_>) {
-        self.engine.changed.store(false, SeqCst);
-        let changes: Vec<Change> = lock(&self.engine.changes).drain(..).collect();
+        self.engine.inbox.changed.store(false, SeqCst);
+        let changes: Vec<Change> = lock(&self.engine.inbox.changes).drain(..).collect();
         for change in changes {
             match change {
                 Change::Listen(queue, life, event) => self.listen(queue, life, event, ops),
@@ -281,10 +175,7 @@ impl Sources {
     }
 
     fn listen(&mut self, queue: QueueId, life: u64, event: Arc<EventFd>, ops: &mut EventOps<'_>) {
-        let node = lock(&self.engine.nodes).iter().find(|node| node.id() == queue.node).cloned();
-        let Some(node) = node else {
-            return;
-        };
+        let Some(node) = self.engine.shared.node(queue.node).cloned() else { return };
         let free = self.queues.iter().position(Option::is_none).unwrap_or(self.queues.len());
         let token = FIRST_QUEUE + free as u32;
         // Edge-triggered, so that a descriptor never needs to be read: reading one that another
@@ -312,16 +203,16 @@ impl Sources {
     }
 }
 
-impl MutEventSubscriber for Sources {
+impl MutEventSubscriber for Sources<'_> {
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
         match events.data() {
             WAKE => {
-                let _ = self.engine.wake.read();
+                let _ = self.engine.inbox.wake.read();
                 self.apply_changes(ops);
             }
             TIMER => {
                 if let Err(error) = lock(&self.timer).wait() {
-                    log::error!("engine {}: timer: {error}", self.engine.index);
+                    log::error!("engine {}: timer: {error}", self.engine.inbox.index());
                 }
             }
             token => {
@@ -329,7 +220,7 @@ impl MutEventSubscriber for Sources {
                 if let Some(Some(TrappedDoorbell { queue, life, node, .. })) = place
                     && node.rang(queue.tni, queue.bell, Some(*life))
                 {
-                    lock(&self.engine.pending).push_back(*queue);
+                    lock(&self.engine.inbox.pending).push_back(*queue);
                 }
             }
         }
@@ -338,10 +229,10 @@ impl MutEventSubscriber for Sources {
     fn init(&mut self, ops: &mut EventOps<'_>) {
         let timer = lock(&self.timer);
         let added = ops
-            .add(Events::with_data(&self.engine.wake, WAKE, EventSet::IN))
+            .add(Events::with_data(&self.engine.inbox.wake, WAKE, EventSet::IN))
             .and_then(|()| ops.add(Events::with_data(&*timer, TIMER, EventSet::IN)));
         if let Err(error) = added {
-            log::error!("engine {}: {error}", self.engine.index);
+            log::error!("engine {}: {error}", self.engine.inbox.index());
         }
     }
 }
@@ -376,11 +267,11 @@ impl<'a> WatchedPages<'a> {
     }
 
     /// Applies the requested changes of the pages to watch.
-    fn update(&mut self, engine: &Engine) {
-        if !engine.watch_changed.swap(false, SeqCst) {
+    fn update(&mut self, inbox: &Inbox) {
+        if !inbox.watch_changed.swap(false, SeqCst) {
             return;
         }
-        let changes: Vec<_> = lock(&engine.watch_changes).drain(..).collect();
+        let changes: Vec<_> = lock(&inbox.watch_changes).drain(..).collect();
         for (queue, what) in changes {
             let now = self.shared.now_ns();
             let known = self.pages.iter_mut().find(|page| page.queue == queue);
@@ -400,7 +291,7 @@ impl<'a> WatchedPages<'a> {
     }
 
     /// Polls all pages that are not protected. Returns whether any doorbell rang.
-    fn poll(&mut self, engine: &Engine) -> bool {
+    fn poll(&mut self, inbox: &Inbox) -> bool {
         if self.pages.iter().all(|page| page.protected) {
             return false;
         }
@@ -410,10 +301,10 @@ impl<'a> WatchedPages<'a> {
         for page in self.pages.iter_mut().filter(|page| !page.protected) {
             let now = pump.now_ns();
             let late = now.saturating_sub(start) > TURN_NS;
-            let mut rang = page.poll(engine, &mut pump, late);
+            let mut rang = page.poll(inbox, &mut pump, late);
             if !rang && now.saturating_sub(page.rang_at) > NAPS_NS && page.protect() {
                 // Takes a doorbell that rang before the page was protected.
-                rang = page.poll(engine, &mut pump, late);
+                rang = page.poll(inbox, &mut pump, late);
             }
             if rang {
                 page.rang_at = now;
@@ -434,11 +325,11 @@ impl WatchedPage {
     }
 
     /// Runs the queue if its doorbell rang. If it is `late`, the queue is only enqueued.
-    fn poll(&self, engine: &Engine, pump: &mut Pump<'_>, late: bool) -> bool {
+    fn poll(&self, inbox: &Inbox, pump: &mut Pump<'_>, late: bool) -> bool {
         let QueueId { node, tni, bell } = self.queue;
         let rang = self.node.icc().poll_doorbell(tni, bell);
-        if rang && self.node.rang(tni, bell, None) && (late || self.node.run(tni, bell, pump)) {
-            engine.enqueue(node, tni, bell);
+        if rang && self.node.rang(tni, bell, None) && (late || pump.run(&self.node, tni, bell)) {
+            inbox.enqueue(node, tni, bell);
         }
         rang
     }
@@ -451,10 +342,9 @@ impl WatchedPage {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use tofu_abi::CqId;
     use tofu_abi::regs::{CqsReg, Register, TniReg};
-    use tofu_abi::{Coords, pci};
-    use tofu_fabric::Shape;
+    use tofu_abi::{Coords, CqId, TniId, pci};
+    use tofu_fabric::{NodeId, Shape};
     use tofu_pci::{PciFunction, regs};
     use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion};
 
@@ -510,21 +400,22 @@ mod tests {
             1,
         );
 
-        let engine = machine.shared.engine_of(node.id());
-        let mut sources = EventManager::<Sources>::new().unwrap();
+        let inbox = machine.shared.engine_of(node.id());
+        let engine = Engine { shared: &machine.shared, inbox };
+        let mut sources = EventManager::<Sources<'_>>::new().unwrap();
         let timer = Arc::new(Mutex::new(TimerFd::new().unwrap()));
-        sources.add_subscriber(Sources { engine: Arc::clone(engine), timer, queues: Vec::new() });
+        sources.add_subscriber(Sources { engine, timer, queues: Vec::new() });
         look(&mut sources, 0).unwrap();
         for _ in 0..3 {
             lock(&events.0)[0].write(1).unwrap();
             look(&mut sources, 0).unwrap();
-            assert_eq!(lock(&engine.pending).len(), 1);
+            assert_eq!(lock(&inbox.pending).len(), 1);
         }
         machine.run_turn();
-        assert_eq!(lock(&engine.pending).len(), 0);
+        assert_eq!(lock(&inbox.pending).len(), 0);
         lock(&events.0)[0].write(1).unwrap();
         look(&mut sources, 0).unwrap();
-        assert_eq!(lock(&engine.pending).len(), 1);
+        assert_eq!(lock(&inbox.pending).len(), 1);
 
         // The engine does not listen to a doorbell of a disabled queue.
         write(
@@ -541,13 +432,13 @@ mod tests {
     fn a_turn_does_not_run_all_queues_of_a_busy_node() {
         let shape: Shape = "1x1x1x2x1x1".parse().unwrap();
         let machine = Machine::new(MachineConfig::new(shape)).unwrap();
-        let engine = &machine.shared.engines[0];
+        let inbox = &machine.shared.engines[0];
         for cq in CqId::ALL {
             for tni in TniId::ALL {
-                engine.enqueue(NodeId(0), tni, cq.into());
+                inbox.enqueue(NodeId(0), tni, cq.into());
             }
         }
-        assert!(engine.turn(&machine.shared));
-        assert_eq!(lock(&engine.pending).len(), 72 - QUEUES_PER_TURN);
+        assert!(Engine { shared: &machine.shared, inbox }.turn());
+        assert_eq!(lock(&inbox.pending).len(), 72 - QUEUES_PER_TURN);
     }
 }

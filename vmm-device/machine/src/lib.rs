@@ -11,9 +11,12 @@
 
 mod cables;
 pub mod capture;
+mod clock;
 mod config;
+mod courier;
 mod engine;
 mod error;
+mod inbox;
 mod interconnect;
 mod links;
 mod node;
@@ -36,9 +39,12 @@ use tofu_sync::lock;
 
 use crate::cables::Cables;
 use crate::capture::{Capture, CaptureConfig, Hub};
+use crate::clock::Clock;
+use crate::courier::Courier;
 use crate::engine::Engine;
-use crate::links::Courier;
-use crate::shared::{Clock, Shared};
+use crate::inbox::Inbox;
+use crate::node::Parent;
+use crate::shared::Shared;
 use crate::trace::{Recorder, Trace};
 
 pub use crate::cables::{CableCounters, MAX_MESSAGE, Refused, Transport};
@@ -223,7 +229,7 @@ impl Machine {
         });
         let nodes = config.shape.nodes() as usize;
         let engines = (0..config.engines.max(1))
-            .map(|index| Engine::new(index).map(Arc::new))
+            .map(|index| Inbox::new(index).map(Arc::new))
             .collect::<Result<_, _>>()?;
         let shared = Shared {
             wires: Arc::new(wires),
@@ -293,10 +299,14 @@ impl Machine {
         parts.pages = parts.pages.filter(|_| self.config.doorbells == Doorbells::Polled);
         let id = self.config.shape.node_id(coords).ok_or(Error::NoSuchNode(coords))?;
         let place = self.shared.nodes.get(id.index()).ok_or(Error::NoSuchNode(coords))?;
-        let node = Node::new(id, coords, &self.shared, &self.config, parts)?;
+        let Shared { recorder, .. } = &*self.shared;
+        let machine = Arc::downgrade(&self.shared) as Weak<dyn Parent>;
+        let inbox = self.shared.engine_of(id);
+        let (inbox, recorder) = (Arc::clone(inbox), Arc::clone(recorder));
+        let node = Node::new(id, coords, machine, inbox, recorder, &self.config, parts)?;
         place.set(Arc::clone(&node)).map_err(|_| Error::NodeExists(coords))?;
         node.icc().set_traced(self.shared.recorder.is_on());
-        self.shared.engine_of(id).adopt(Arc::clone(&node));
+        self.shared.engine_of(id).adopt(id);
         Ok(node)
     }
 
@@ -340,13 +350,12 @@ impl Machine {
             threads.push(thread);
             Ok(())
         };
-        for engine in &self.shared.engines {
-            let engine = Arc::clone(engine);
-            let name = format!("engine{}", engine.index());
-            spawn(name, Box::new(move |shared| engine.run(shared)))?;
+        for inbox in &self.shared.engines {
+            let (name, inbox) = (format!("engine{}", inbox.index()), Arc::clone(inbox));
+            spawn(name, Box::new(move |shared| Engine { shared, inbox: &inbox }.run()))?;
         }
         if self.shared.wires.is_modelled() {
-            spawn("links".to_owned(), Box::new(|shared| shared.courier.run(shared)))?;
+            spawn("links".to_owned(), Box::new(links::run))?;
         }
         Ok(())
     }
@@ -381,8 +390,8 @@ impl Machine {
     /// whether there was any pending work.
     pub fn run_turn(&self) -> bool {
         let mut any = false;
-        for engine in &self.shared.engines {
-            any |= engine.turn(&self.shared);
+        for inbox in &self.shared.engines {
+            any |= Engine { shared: &self.shared, inbox }.turn();
         }
         let progress = links::turn(&self.shared);
         any | progress.is_some_and(|progress| progress.next.is_some())
@@ -391,9 +400,7 @@ impl Machine {
 
     /// Advances a manual clock. Has no effect on a machine that uses the host's clock.
     pub fn advance(&self, ns: u64) {
-        if let Clock::Manual(now) = &self.shared.clock {
-            now.fetch_add(ns, SeqCst);
-        }
+        self.shared.clock.advance(ns);
     }
 }
 

@@ -20,8 +20,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::config::{Doorbells, MachineConfig};
 use crate::error::Error;
-use crate::pump::Pump;
-use crate::shared::Shared;
+use crate::inbox::Inbox;
 use crate::trace::{Recorder, What};
 use crate::wakeup::{Queued, Watching};
 
@@ -98,6 +97,19 @@ impl NodeParts {
     }
 }
 
+/// The machine of a node, as the node needs it. What drives a machine is above its nodes.
+pub(crate) trait Parent: Send + Sync {
+    /// Time on the machine's clock, in nanoseconds.
+    fn now_ns(&self) -> u64;
+
+    /// The links.
+    fn fabric(&self) -> &Arc<Fabric>;
+
+    /// Runs a queue of a node for one turn, in this thread. It must be marked as enqueued. Returns
+    /// whether it must be enqueued for another turn.
+    fn run(&self, node: &Node, tni: TniId, bell: Doorbell) -> bool;
+}
+
 /// A node of a machine.
 pub struct Node {
     id: NodeId,
@@ -116,7 +128,9 @@ struct Bell {
 /// The surroundings of a node's device.
 struct NodeHost {
     id: NodeId,
-    shared: Weak<Shared>,
+    machine: Weak<dyn Parent>,
+    /// The inbox of the node's engine.
+    inbox: Arc<Inbox>,
     recorder: Arc<Recorder>,
     endpoint: Endpoint,
     pages: Option<SharedPages>,
@@ -133,15 +147,18 @@ impl Node {
     pub(crate) fn new(
         id: NodeId,
         coords: Coords,
-        shared: &Arc<Shared>,
+        machine: Weak<dyn Parent>,
+        inbox: Arc<Inbox>,
+        recorder: Arc<Recorder>,
         config: &MachineConfig,
         parts: NodeParts,
     ) -> Result<Arc<Self>, Error> {
         let NodeParts { memory, pages, backend, posted_writes_ns } = parts;
         let host = Arc::new(NodeHost {
             id,
-            shared: Arc::downgrade(shared),
-            recorder: Arc::clone(&shared.recorder),
+            machine,
+            inbox,
+            recorder,
             endpoint: endpoint(config.generation, coords)?,
             pages: pages.clone(),
             backend,
@@ -216,19 +233,12 @@ impl Node {
     /// one. Returns whether the caller must enqueue or run the queue. It need not if the queue is
     /// already enqueued or that life is over.
     pub(crate) fn rang(&self, tni: TniId, bell: Doorbell, life: Option<u64>) -> bool {
-        self.host.waiting[bell_index(tni, bell)].enter(life)
+        self.waiting(tni, bell).enter(life)
     }
 
-    /// Runs a queue for one turn; returns whether it must be enqueued for another. The queue must
-    /// be marked as enqueued: see [`Node::rang`]. A doorbell that rang before the queue was last
-    /// enabled has no effect.
-    pub(crate) fn run(&self, tni: TniId, bell: Doorbell, pump: &mut Pump<'_>) -> bool {
-        let waiting = &self.host.waiting[bell_index(tni, bell)];
-        if !waiting.leave() {
-            return false;
-        }
-        pump.refresh();
-        self.icc.run_queue(tni, bell, pump) && waiting.enter(None)
+    /// Whether a queue is enqueued at its engine.
+    pub(crate) fn waiting(&self, tni: TniId, bell: Doorbell) -> &Queued {
+        &self.host.waiting[bell_index(tni, bell)]
     }
 
     /// Write-protects the page of a queue, so that it is not polled any more. Returns false if that
@@ -251,9 +261,8 @@ impl Node {
             mem::take(&mut inline.rung)
         });
         for (tni, bell) in rung.drain(..) {
-            let Some(shared) = self.host.shared.upgrade() else { break };
-            let mut pump = Pump::new(&shared);
-            if self.run(tni, bell, &mut pump) {
+            let Some(machine) = self.host.machine.upgrade() else { break };
+            if machine.run(self, tni, bell) {
                 self.host.enqueue(tni, bell);
             }
         }
@@ -269,8 +278,8 @@ impl Inspect for Node {
             tree.add("doorbells", &Said(format_args!("{:?}", self.doorbells())));
             tree.add("pci", &host.endpoint);
             tree.add("device", icc);
-            if let Some(shared) = host.shared.upgrade() {
-                let fabric = shared.fabric();
+            if let Some(machine) = host.machine.upgrade() {
+                let fabric = machine.fabric();
                 // Only an existing node is asked for.
                 tree.add("router_up", &fabric.node_up(*coords).unwrap_or_default());
                 let links = |tree: &mut Tree<'_>| links(tree, fabric, *coords);
@@ -331,9 +340,7 @@ impl NodeHost {
 
     /// Queues a control queue or channel at its engine.
     fn enqueue(&self, tni: TniId, bell: Doorbell) {
-        if let Some(shared) = self.shared.upgrade() {
-            shared.engine_of(self.id).enqueue(self.id, tni, bell);
-        }
+        self.inbox.enqueue(self.id, tni, bell);
     }
 
     fn attach(&self, tni: TniId, bell: Doorbell) -> Result<(), String> {
@@ -344,15 +351,11 @@ impl NodeHost {
         };
         let page = bell.page(tni);
         if let Some(pages) = &self.pages {
-            let Some(shared) = self.shared.upgrade() else {
-                return Ok(());
-            };
-            let (engine, id) = (Arc::clone(shared.engine_of(self.id)), self.id);
+            let (inbox, id) = (Arc::clone(&self.inbox), self.id);
             let at = pages.offset_of(tni, bell);
-            let watcher = Arc::clone(&engine);
-            let written = Box::new(move || watcher.watch(id, tni, bell, Watching::Lifted));
+            let written = Box::new(move || inbox.watch(id, tni, bell, Watching::Lifted));
             backend.attach_page(page, pages.region(), at, written)?;
-            engine.watch(self.id, tni, bell, Watching::Start);
+            self.inbox.watch(self.id, tni, bell, Watching::Start);
             return Ok(());
         }
         let Doorbell::Cq(cq) = bell else {
@@ -368,21 +371,16 @@ impl NodeHost {
         // Another thread may have exported the queue's descriptor meanwhile. That one is used.
         let own = Bell { event, exported: false };
         let event = Arc::clone(&lock(&self.events).entry((tni, cq)).or_insert(own).event);
-        if let Some(shared) = self.shared.upgrade() {
-            shared.engine_of(self.id).listen((self.id, tni, bell), life, event);
-        }
+        self.inbox.listen((self.id, tni, bell), life, event);
         Ok(())
     }
 
     fn detach(&self, tni: TniId, bell: Doorbell) {
-        let (Some(backend), Some(shared)) = (&self.backend, self.shared.upgrade()) else {
-            return;
-        };
-        let engine = shared.engine_of(self.id);
+        let Some(backend) = &self.backend else { return };
         let page = bell.page(tni);
         if self.pages.is_some() {
             backend.detach(page);
-            engine.watch(self.id, tni, bell, Watching::Stop);
+            self.inbox.watch(self.id, tni, bell, Watching::Stop);
             return;
         }
         let Doorbell::Cq(cq) = bell else { return };
@@ -398,7 +396,7 @@ impl NodeHost {
             event
         };
         backend.detach(page + CqReg::FetchStart.offset());
-        engine.ignore(event);
+        self.inbox.ignore(event);
     }
 }
 
@@ -413,7 +411,7 @@ impl Host for NodeHost {
     }
 
     fn explain(&self, subject: &Subject, why: &str) {
-        if let Some(at) = self.shared.upgrade().and_then(|s| s.fabric().shape().coords(self.id)) {
+        if let Some(at) = self.machine.upgrade().and_then(|m| m.fabric().shape().coords(self.id)) {
             self.recorder.explain(at, subject, why);
         }
     }
@@ -452,26 +450,24 @@ impl Host for NodeHost {
     }
 
     fn timer(&self, deadline_ns: u64) {
-        if let Some(shared) = self.shared.upgrade() {
-            shared.engine_of(self.id).want(deadline_ns);
-        }
+        self.inbox.want(deadline_ns);
     }
 
     fn now_ns(&self) -> u64 {
-        self.shared.upgrade().map_or(0, |shared| shared.now_ns())
+        self.machine.upgrade().map_or(0, |machine| machine.now_ns())
     }
 
     fn port_counters(&self, port: Port) -> PortCounters {
-        self.shared
+        self.machine
             .upgrade()
-            .and_then(|shared| shared.fabric().port_counters(self.id, port))
+            .and_then(|machine| machine.fabric().port_counters(self.id, port))
             .unwrap_or_default()
     }
 
     fn xb_counters(&self) -> XbCounters {
-        self.shared
+        self.machine
             .upgrade()
-            .and_then(|shared| shared.fabric().xb_counters(self.id))
+            .and_then(|machine| machine.fabric().xb_counters(self.id))
             .unwrap_or_default()
     }
 }

@@ -3,12 +3,16 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::mem;
+use std::sync::Arc;
 
-use tofu_abi::{Coords, Rcode, TniId};
-use tofu_fabric::{Carrier, Deliver, DiscardReason, NodeId, Packet, PartId, Port, Progress};
+use tofu_abi::{Coords, Doorbell, Rcode, TniId};
+use tofu_fabric::{
+    Carrier, Deliver, DiscardReason, Fabric, NodeId, Packet, PartId, Port, Progress,
+};
 use tofu_icc::{Body, Icc, Net, discard_rcode};
 
 use crate::cables::{Incoming, Refused};
+use crate::node::{Node, Parent};
 use crate::shared::Shared;
 
 /// How long a fault holds back a packet that no other packet overtakes, in nanoseconds.
@@ -80,9 +84,30 @@ impl<'a> Pump<'a> {
         self.progress();
     }
 
-    /// Reads the clock.
-    pub(crate) fn refresh(&mut self) {
+    /// Runs a queue for one turn; returns whether it must be enqueued for another. The queue must
+    /// be marked as enqueued: see [`Node::rang`]. A doorbell that rang before the queue was last
+    /// enabled has no effect.
+    pub(crate) fn run(&mut self, node: &Node, tni: TniId, bell: Doorbell) -> bool {
+        let waiting = node.waiting(tni, bell);
+        if !waiting.leave() {
+            return false;
+        }
         self.now_ns = self.shared.now_ns();
+        node.icc().run_queue(tni, bell, self) && waiting.enter(None)
+    }
+}
+
+impl Parent for Shared {
+    fn now_ns(&self) -> u64 {
+        self.now_ns()
+    }
+
+    fn fabric(&self) -> &Arc<Fabric> {
+        self.fabric()
+    }
+
+    fn run(&self, node: &Node, tni: TniId, bell: Doorbell) -> bool {
+        Pump::new(self).run(node, tni, bell)
     }
 }
 

@@ -1,36 +1,25 @@
 //! The state that all parts of a machine share.
-//!
-//! Cycle: `super::node`, because a node reaches the others by what is here.
-//! Cycle: `super::engine`, because an engine reaches the nodes by what is here.
-//! Cycle: `super::links`, because the thread of the links does so, too.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use tofu_fabric::{Fabric, NodeId, Wires};
 use tofu_icc::Body;
 
 use crate::cables::Cables;
+use crate::clock::Clock;
 use crate::config::LinkFailed;
-use crate::engine::Engine;
-use crate::links::Courier;
+use crate::courier::Courier;
+use crate::inbox::Inbox;
 use crate::node::Node;
 use crate::trace::Recorder;
-
-/// The machine's clock.
-#[derive(Debug)]
-pub(crate) enum Clock {
-    Host(Instant),
-    /// Advances only by [`crate::Machine::advance`].
-    Manual(AtomicU64),
-}
 
 /// The state that all parts of a machine share.
 pub(crate) struct Shared {
     pub(crate) wires: Arc<Wires<Body>>,
     pub(crate) nodes: Vec<OnceLock<Arc<Node>>>,
-    pub(crate) engines: Vec<Arc<Engine>>,
+    /// What each engine is to do.
+    pub(crate) engines: Vec<Arc<Inbox>>,
     /// Drives the links, if they are modelled.
     pub(crate) courier: Courier,
     /// The cables to the parts in other processes, if the machine is divided into parts.
@@ -45,12 +34,10 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn now_ns(&self) -> u64 {
-        match &self.clock {
-            Clock::Host(start) => {
-                let host_ns = start.elapsed().as_nanos() as u64;
-                if self.wires.is_modelled() { self.courier.clock(host_ns) } else { host_ns }
-            }
-            Clock::Manual(now) => now.load(SeqCst),
+        let now_ns = self.clock.now_ns();
+        match self.clock {
+            Clock::Host(_) if self.wires.is_modelled() => self.courier.clock(now_ns),
+            _ => now_ns,
         }
     }
 
@@ -62,7 +49,7 @@ impl Shared {
         self.nodes.get(id.index())?.get()
     }
 
-    pub(crate) fn engine_of(&self, id: NodeId) -> &Arc<Engine> {
+    pub(crate) fn engine_of(&self, id: NodeId) -> &Arc<Inbox> {
         &self.engines[id.index() % self.engines.len()]
     }
 }

@@ -28,10 +28,10 @@ use tofu_sync::lock;
 use tofu_tnw_device::{Config, Host, MAX_RUN, NEVER, Net, Nwp, SharedWindows, Unit};
 
 use crate::capture::{Capture, CaptureConfig, Hub};
+use crate::clock::Clock;
 use crate::config::Doorbells;
 use crate::error::Error;
 use crate::interconnect::Interconnect;
-use crate::shared::Clock;
 use crate::windows::{HasNwp, TorusParts, Watched, WindowBackend};
 
 /// Number of turns that a write to a device gives to ready devices, on its vCPU's time: to the
@@ -305,9 +305,7 @@ impl Torus {
 
     /// Advances a manual clock. Has no effect on a machine that uses the host's clock.
     pub fn advance(&self, ns: u64) {
-        if let Clock::Manual(now) = &self.shared.clock {
-            now.fetch_add(ns, SeqCst);
-        }
+        self.shared.clock.advance(ns);
     }
 }
 
@@ -319,10 +317,7 @@ impl Drop for Torus {
 
 impl TorusShared {
     fn now_ns(&self) -> u64 {
-        match &self.clock {
-            Clock::Host(start) => start.elapsed().as_nanos() as u64,
-            Clock::Manual(now) => now.load(SeqCst),
-        }
+        self.clock.now_ns()
     }
 
     fn enqueue(&self, id: NodeId) {

@@ -1,0 +1,29 @@
+//! The clock of a machine.
+
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Instant;
+
+/// The machine's clock.
+#[derive(Debug)]
+pub(crate) enum Clock {
+    Host(Instant),
+    /// Advances only by [`Clock::advance`].
+    Manual(AtomicU64),
+}
+
+impl Clock {
+    /// The time since the machine began, in nanoseconds.
+    pub(crate) fn now_ns(&self) -> u64 {
+        match self {
+            Self::Host(start) => start.elapsed().as_nanos() as u64,
+            Self::Manual(now) => now.load(SeqCst),
+        }
+    }
+
+    /// Advances a manual clock. The host's goes on by itself.
+    pub(crate) fn advance(&self, ns: u64) {
+        if let Self::Manual(now) = self {
+            now.fetch_add(ns, SeqCst);
+        }
+    }
+}
