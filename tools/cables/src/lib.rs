@@ -17,11 +17,9 @@ mod link;
 mod mesh;
 mod peer;
 mod pulse;
-mod rounds;
 mod streams;
 
 pub use crate::door::Joining;
 pub use crate::hello::{Hello, PartStatus};
 pub use crate::mesh::{Mesh, News, PeerInfo, Receive};
-pub use crate::rounds::Rounds;
 pub use crate::streams::Visit;

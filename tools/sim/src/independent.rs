@@ -232,7 +232,7 @@ fn a_second_simulator_comes_to_the_same() {
                  arrivals = \"poisson\"\nload = [0.1, 0.3, 0.5, 0.7, 0.9]\n\
                  warm_up = \"40us\"\ntime = \"80us\""
             );
-            let ours = Scenario::parse("test", &text).unwrap().run(1, None).unwrap();
+            let ours = Scenario::parse("test", &text).unwrap().run(1).unwrap();
             for (n, (offered, rate, us)) in ours.rates().enumerate() {
                 let (packets, us_2) = Torus::run(len, look_ahead, offered * 1e3 / 1024.0);
                 let rate_2 = packets * 1024.0 / 1e3;

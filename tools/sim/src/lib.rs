@@ -5,7 +5,6 @@
 mod independent;
 mod machine;
 mod papers;
-mod part;
 mod plot;
 mod scenario;
 mod tnw;
@@ -18,7 +17,6 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use serde::Serialize;
 
-pub use part::{Common, Meet, Part};
 use plot::Curves;
 
 /// Run a network in modelled time, without guests
@@ -64,38 +62,25 @@ Examples:
   tofu sim torus                   latency against load and saturation, 8x8x8
   tofu sim my.toml --json          your own scenario
   tofu sim k --threads 2           on two processors
-  tofu sim k --part 0/2 --join demo
-                                   in two processes, with `--part 1/2`, on a host or two
   tofu sim tnw                     messages over three links of TNW at once";
 
-/// Runs `tofu sim`. With `meet`, runs one part of a scenario: the results are those of all parts,
-/// and part 0 prints them.
+/// Runs `tofu sim` and returns the exit code.
 ///
 /// # Errors
 ///
-/// If `args` names nothing that exists, a result cannot be written, a model fails, or another part
-/// is lost.
-pub fn run(args: &SimArgs, meet: Option<Box<Meet<'_>>>) -> anyhow::Result<u8> {
-    let whole = |what: &str| format!("--part is for scenarios of Tofu's links, and not for {what}");
+/// If `args` names nothing that exists, a result cannot be written, or a model fails.
+pub fn run(args: &SimArgs) -> anyhow::Result<u8> {
     if args.what == "papers" {
-        ensure!(meet.is_none(), whole("papers"));
         let report = papers::Report::measure(papers::Extent::new(args.full))?;
         return args.print(&report, report.curves(), &report.text());
     }
     ensure!(!args.full, "--full is for papers: a scenario says how many messages there are");
     let text = scenario::text_of(&args.what)?;
     if tnw::scenario::is_of_tnw(&text) {
-        ensure!(meet.is_none(), whole("TNW"));
         let report = tnw::scenario::Scenario::parse(&args.what, &text)?.run()?;
         return args.print(&report, &report.curves(), &report.text());
     }
-    let scenario = scenario::Scenario::parse(&args.what, &text)?;
-    let common = Common { text: &text, threads: args.threads };
-    let part = meet.map(|meet| meet(&common)).transpose()?;
-    let report = scenario.run(args.threads, part.as_ref())?;
-    if part.is_some_and(|part| part.own != 0) {
-        return Ok(0);
-    }
+    let report = scenario::Scenario::parse(&args.what, &text)?.run(args.threads)?;
     args.print(&report, &report.curves(), &report.text())
 }
 

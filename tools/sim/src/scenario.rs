@@ -17,7 +17,6 @@ use tofu_netmodel::{Arbiter, Network, Options};
 use tofu_ui::{FileError, TomlFile};
 use toml::Spanned;
 
-use crate::part::Part;
 use crate::plot::{Curves, Line};
 use crate::traffic::{Arrivals, Limits, Load, MOST_WALKED, Outcome, Pattern, Rails, Traffic};
 
@@ -384,15 +383,14 @@ impl Scenario {
         Ok(Self { name: name.to_owned(), title, network, points })
     }
 
-    /// Runs every point, or this process's part of every point.
-    pub(crate) fn run(&self, threads: u32, part: Option<&Part>) -> anyhow::Result<Report> {
+    /// Runs every point.
+    pub(crate) fn run(&self, threads: u32) -> anyhow::Result<Report> {
         let rows = self.points.iter().map(|(traffic, limits)| {
             let offered_gbytes_per_s = match traffic.load {
                 Load::Rate { kbytes, .. } => Some(kbytes as f64 / 1e6),
                 Load::Count(_) => None,
             };
-            let outcome =
-                traffic.run(threads, part.map(Part::share)).with_context(|| self.name.clone())?;
+            let outcome = traffic.run(threads).with_context(|| self.name.clone())?;
             Ok(Row {
                 size: traffic.size,
                 link_bytes: traffic.frames().bytes,
@@ -743,7 +741,7 @@ mod tests {
     use super::*;
 
     fn outcomes(text: &str) -> Vec<Outcome> {
-        let report = Scenario::parse("test", text).unwrap().run(1, None).unwrap();
+        let report = Scenario::parse("test", text).unwrap().run(1).unwrap();
         report.rows.into_iter().map(|row| row.outcome).collect()
     }
 
@@ -767,7 +765,7 @@ mod tests {
             let mut scenario = Scenario::parse(name, text).unwrap();
             scenario.points.truncate(1);
             assert_eq!(scenario.points.len(), 1, "{name}");
-            let report = scenario.run(1, None).unwrap();
+            let report = scenario.run(1).unwrap();
             let outcome = &report.rows[0].outcome;
             assert!(outcome.delivered > 0 && outcome.lost == 0, "{name}: {outcome:?}");
         }
@@ -830,7 +828,7 @@ mod tests {
                 "shape = \"{shape}\"\ngeneration = \"k\"\npattern = \"uniform\"\nsize = 1024\n\
                  answers = false\nload = [0.1, 0.3, 1, 2]\nwarm_up = \"40us\"\ntime = \"80us\""
             );
-            let report = Scenario::parse("test", &text).unwrap().run(1, None).unwrap();
+            let report = Scenario::parse("test", &text).unwrap().run(1).unwrap();
             let bound = report.rows[0].bound_gbytes_per_s.unwrap();
             let part = |row: &Row| row.outcome.gbytes_per_s / bound;
             let parts: Vec<_> = report.rows.iter().map(part).collect();
@@ -999,7 +997,7 @@ mod tests {
     fn a_report_has_a_table_and_curves() {
         let text = "shape = \"unit\"\npattern = \"uniform\"\nsize = [8, 64]\nrate = [0.5, 1]\n\
                     time = \"2us\"";
-        let report = Scenario::parse("test", text).unwrap().run(1, None).unwrap();
+        let report = Scenario::parse("test", text).unwrap().run(1).unwrap();
         let table = report.text();
         assert!(table.starts_with("uniform on unit (TofuD), 12 nodes send\n"), "{table}");
         assert_eq!(table.lines().count(), 3 + 1 + 4 + 4, "{table}");

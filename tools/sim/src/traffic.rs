@@ -12,7 +12,7 @@ use tofu_abi::{Coords, Path, TniId};
 use tofu_fabric::chance::{self, below, mix, scramble};
 use tofu_fabric::{Class, DiscardReason, LinkErrors, Ps, Way};
 use tofu_links::Parameters;
-use tofu_netmodel::{Message, Network, Options, Share, Sink};
+use tofu_netmodel::{Message, Network, Options, Sink};
 
 /// Bytes of the routing header in front of a TLP.
 const ROUTING_HEADER: u16 = tofu_abi::frame::ROUTING_HEADER_SIZE as u16;
@@ -394,14 +394,13 @@ struct Run<'a> {
 }
 
 impl Traffic {
-    /// Runs the traffic, or one part of it, on this many threads. With `share`, other processes run
-    /// the other parts.
+    /// Runs the traffic on this many threads.
     ///
     /// # Errors
-    /// If a link that is to be down does not exist, the network stalls, or another part is lost.
-    pub(crate) fn run(&self, threads: u32, share: Option<Share>) -> anyhow::Result<Outcome> {
+    /// If a link that is to be down does not exist, or the network stalls.
+    pub(crate) fn run(&self, threads: u32) -> anyhow::Result<Outcome> {
         let options = Options { threads, ..self.options.clone() };
-        let mut network = Network::of_part(self.shape, &self.links, &options, share)?;
+        let mut network = Network::new(self.shape, &self.links, &options)?;
         for &(node, port) in &self.down {
             network.set_link(node, port, false)?;
         }
@@ -444,13 +443,8 @@ impl Traffic {
         for i in 0..run.senders.len() {
             run.senders[i].due = run.interval(i);
         }
-        let gone = run.go();
-        let outcome = run.outcome();
-        // Any other error is a consequence of this one.
-        match run.network.take_failure() {
-            Some(failure) => Err(failure.into()),
-            None => gone.map(|()| outcome),
-        }
+        run.go()?;
+        Ok(run.outcome())
     }
 }
 

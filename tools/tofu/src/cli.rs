@@ -29,7 +29,6 @@ use crate::commands::ps::PsArgs;
 use crate::commands::regs::RegsArgs;
 use crate::commands::sdk::SdkArgs;
 use crate::commands::serve::ServeArgs;
-use crate::commands::sim::SimCommand;
 use crate::commands::stats::StatsArgs;
 use crate::commands::top::TopArgs;
 use crate::commands::topo::TopoArgs;
@@ -114,7 +113,7 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     Topo(TopoArgs),
     Map(MapArgs),
-    Sim(SimCommand),
+    Sim(tofu_sim::SimArgs),
     Bench(BenchArgs),
     #[command(subcommand)]
     Guest(GuestCommand),

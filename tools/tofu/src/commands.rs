@@ -27,7 +27,6 @@ pub(crate) mod regs;
 mod running;
 pub(crate) mod sdk;
 pub(crate) mod serve;
-pub(crate) mod sim;
 pub(crate) mod slurm;
 pub(crate) mod stats;
 mod svg;

@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         Command::Gdb(args) => gdb::run(args),
         Command::Topo(args) => topo::run(args),
         Command::Map(args) => map::run(args),
-        Command::Sim(args) => commands::sim::run(args),
+        Command::Sim(args) => tofu_sim::run(args),
         Command::Bench(args) => tofu_bench::run(args),
         Command::Guest(command) => guest::run(command),
         Command::Run(args) => tofu_jobs::run(args),

@@ -208,7 +208,7 @@ impl<B: Send> ModelledCarrier<B> for Modelled<B> {
         let mut under_way = lock(&self.under_way);
         let mut network = self.network.drive();
         let mut witness = Witness { carrier: self, under_way: &mut under_way, equipped, out };
-        let until = match witness.next(&mut network) {
+        let until = match witness.next(&network) {
             // While nothing happens, the network gets any distance at once.
             Some(next) if next <= limit => limit.min(next.max(network.now() + TURN_PS)),
             _ => limit,
@@ -219,13 +219,13 @@ impl<B: Send> ModelledCarrier<B> for Modelled<B> {
         for packet in mail {
             witness.enter(&mut network, packet);
         }
-        Progress { now: network.now(), next: witness.next(&mut network) }
+        Progress { now: network.now(), next: witness.next(&network) }
     }
 
     fn step(&self, equipped: &Equipped<'_, B>, out: &mut dyn Deliver<B>) -> Progress {
         let limit = {
             let landing = lock(&self.under_way).next_landing();
-            let mut network = self.network.drive();
+            let network = self.network.drive();
             let next = network.next_event().into_iter().chain(landing).min();
             next.unwrap_or_else(|| network.now())
         };
@@ -252,7 +252,7 @@ struct Witness<'a, B> {
 
 impl<B> Witness<'_, B> {
     /// When the next event is due.
-    fn next(&self, network: &mut Network) -> Option<Ps> {
+    fn next(&self, network: &Network) -> Option<Ps> {
         network.next_event().into_iter().chain(self.under_way.next_landing()).min()
     }
 

@@ -21,6 +21,5 @@ mod shared;
 pub use bus::{BusLine, HostBus};
 pub use carrier::wires;
 pub use network::{
-    Arbiter, BadOption, Exchange, LONGEST_TLP, MOST_THREADS, Message, Network, Options, Refused,
-    Share, Sink, Totals,
+    Arbiter, BadOption, LONGEST_TLP, MOST_THREADS, Message, Network, Options, Refused, Sink, Totals,
 };

@@ -11,14 +11,12 @@ mod full;
 mod mail;
 mod message;
 mod node;
-mod parts;
 mod slabs;
 mod slot;
 mod steps;
 mod watched;
 
 use std::collections::BTreeSet;
-use std::io;
 
 use tofu_abi::frame::ROUTING_HEADER_SIZE;
 use tofu_abi::topology::{NodeId, Port, Shape};
@@ -29,8 +27,8 @@ use tofu_fabric::{
 };
 use tofu_links::{ErrorRate, Lanes, Parameters};
 
+pub use engine::Totals;
 pub use message::{LONGEST_TLP, Message, Refused, Sink};
-pub use parts::{Exchange, Share, Totals};
 
 use node::{Costs, Queued};
 use slabs::Slabs;
@@ -127,34 +125,6 @@ impl Network {
         parameters: &Parameters,
         options: &Options,
     ) -> Result<Self, BadOption> {
-        Self::of_part(shape, parameters, options, None)
-    }
-
-    /// One part of a network whose other parts are run by other processes.
-    ///
-    /// All parts need the same options and the same calls in the same order: messages injected,
-    /// link settings, and times to run to. Each run waits for all parts. Each part then learns of
-    /// messages what a single process would, to the last bit. Link errors may be set only before
-    /// anything runs. Counters, and the hops reported to a [`Sink`], cover the nodes of this part,
-    /// except for [`Self::totals`]. Nodes are dealt out to parts by number.
-    ///
-    /// # Errors
-    /// As [`Self::new`], or if the share does not fit a machine of this size.
-    pub fn of_part(
-        shape: Shape,
-        parameters: &Parameters,
-        options: &Options,
-        share: Option<Share>,
-    ) -> Result<Self, BadOption> {
-        if let Some(&Share { own, of, .. }) = share.as_ref() {
-            let bad = |name, value, least, most| BadOption { name, value, least, most };
-            if !(1..=shape.nodes()).contains(&of) {
-                return Err(bad("parts", of, 1, shape.nodes()));
-            }
-            if own >= of {
-                return Err(bad("part", own, 0, of - 1));
-            }
-        }
         let row = u32::from(parameters.row);
         let longest = u32::from(parameters.rows(ROUTING_HEADER + LONGEST_TLP)) * row;
         let rows = |name, value: u32| {
@@ -191,7 +161,7 @@ impl Network {
             replay_limits: unacknowledged > u64::from(replay_bytes),
         };
         let Options { seed, threads, .. } = *options;
-        let slabs = Slabs::new(&costs, &shape, seed, threads, share, |node, port| {
+        let slabs = Slabs::new(&costs, &shape, seed, threads, |node, port| {
             let from = shape.coords(node)?;
             let to = shape.neighbor(from, port)?;
             let (axis, direction) = (port.axis(), port.direction());
@@ -220,17 +190,12 @@ impl Network {
     }
 
     /// When the next event is due; `None` if there is none.
-    pub fn next_event(&mut self) -> Option<Ps> {
+    pub fn next_event(&self) -> Option<Ps> {
         self.slabs.next_at()
     }
 
-    /// Why a network in parts has stopped, if another part is gone. Returned only once.
-    pub fn take_failure(&mut self) -> Option<io::Error> {
-        self.slabs.take_failure()
-    }
-
-    /// What was counted on all links, in all parts.
-    pub fn totals(&mut self) -> Totals {
+    /// What was counted on all links.
+    pub fn totals(&self) -> Totals {
         self.slabs.totals()
     }
 

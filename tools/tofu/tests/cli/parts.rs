@@ -1,7 +1,6 @@
 //! Machines in parts: `tofu hosts init`, `tofu up --part`.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
@@ -595,73 +594,6 @@ fn a_part_that_comes_back_hears_what_commands_have_set() {
         assert_eq!(part.end(LONGEST).code, Some(130));
     }
     place.is_clean();
-}
-
-#[test]
-fn a_scenario_over_parts_has_the_results_of_one_process() {
-    let hosts = Hosts::of::<3>();
-    let scenario = hosts.place.path().join("mine.toml");
-    // Rates and sizes, links that are down, have errors, or fail for good.
-    let text = "shape = \"3x1x1x2x3x2\"\npattern = \"uniform\"\nsize = [8, 4096]\n\
-                rate = [1, 8]\ntime = \"10us\"\n\
-                [[down]]\nat = [0, 0, 0, 0, 0, 0]\nport = \"X+\"\n\
-                [[errors]]\nber = 1e-5\ndllp_loss = 0.01\n\
-                [[errors]]\nat = [1, 0, 0, 1, 1, 1]\nport = \"X-\"\nber = 1\n";
-    fs::write(&scenario, text).unwrap();
-    let scenario = scenario.to_str().unwrap();
-    let start = |part: &str, args: &[&str]| {
-        let mut command = hosts.place.command(&["sim", scenario, "--json", "--join"]);
-        command.args([&hosts.dir("demo"), "--part", part]).args(args);
-        Running::start(command, b"")
-    };
-    let one = hosts.place.run(&["sim", scenario, "--json"]).ok();
-    for threads in ["1", "2"] {
-        let parts = ["0/3", "1/3", "2/3"].map(|part| start(part, &["--threads", threads]));
-        let [first, second, third] = parts.map(|part| part.end(LONGEST));
-        assert_eq!(first.ok(), one);
-        for other in [second, third] {
-            assert_eq!((other.code, &other.out[..]), (Some(0), ""), "{}", other.err);
-        }
-    }
-
-    let parts = [start("0/3", &[]), start("1/3", &["--threads", "2"])];
-    for said in parts.map(|part| part.end(LONGEST)) {
-        let expected = "part 0/3 has --threads 1, part 1/3 has --threads 2";
-        let other = "part 1/3 has --threads 2, part 0/3 has --threads 1";
-        assert!(said.err.contains(expected) || said.err.contains(other), "{}", said.err);
-    }
-    for what in ["papers", "tnw"] {
-        let mut command = hosts.place.command(&["sim", what, "--part", "0/3", "--join"]);
-        command.arg(hosts.dir("demo"));
-        let error = hosts.place.run_command(command).error();
-        assert!(error.contains("--part is for scenarios of Tofu's links"), "{error}");
-    }
-}
-
-/// Each part waits for all others, so one that is gone ends them.
-#[test]
-fn a_part_of_a_scenario_that_is_killed_ends_the_others() {
-    let hosts = Hosts::new();
-    let start = |part: &str| {
-        let mut command = hosts.place.command(&["sim", "k", "--part", part, "--join"]);
-        command.arg(hosts.dir("demo"));
-        Running::start(command, b"")
-    };
-    let [first, second] = ["0/2", "1/2"].map(start);
-    // Those who have met have threads for their cables.
-    wait_for("both parts run", || {
-        [&first, &second].into_iter().all(|part| {
-            let threads = fs::read_dir(format!("/proc/{}/task", part.id())).unwrap().flatten();
-            let mut names =
-                threads.filter_map(|of| fs::read_to_string(of.path().join("comm")).ok());
-            names.any(|name| name.trim() == "cables")
-        })
-    });
-    kill(second.id());
-    let said = first.end(LONGEST);
-    assert_eq!(said.code, Some(2), "{}{}", said.out, said.err);
-    assert!(said.err.contains("k: part 1 is lost: its process has ended"), "{}", said.err);
-    second.end(LONGEST);
 }
 
 /// Hosts that are cut off: two parts in network namespaces, joined by a pair of interfaces.

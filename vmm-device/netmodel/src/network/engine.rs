@@ -18,9 +18,33 @@ use super::crossbar::QUEUES;
 use super::frame::{DOOMED, Far, Frame, PORTS, SLOTS, class_queue};
 use super::mail::{Credit, Mail, Outlet};
 use super::node::{Costs, Node, Queued, Shared};
-use super::parts::Totals;
 use super::slot::{CameIn, Counts, REPLAY, Sending, Slot, UNWATCHED, slot};
 use super::watched::{Receiving, Sending as WatchedSending, seed_of};
+
+/// What a network has counted on all of its links.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// How many times a frame was sent over a link.
+    pub hops: u64,
+    /// Bytes of routing headers and TLPs that the busiest direction of a link has carried.
+    pub busiest_bytes: u64,
+    /// Frames with a wrong link CRC.
+    pub lcrc_errors: u64,
+    /// How often a sender repeated frames for lack of an acknowledgement.
+    pub ack_timeouts: u64,
+}
+
+impl Totals {
+    /// Combines the totals of two sets of links.
+    pub(super) fn and(self, other: Self) -> Self {
+        Self {
+            hops: self.hops + other.hops,
+            busiest_bytes: self.busiest_bytes.max(other.busiest_bytes),
+            lcrc_errors: self.lcrc_errors + other.lcrc_errors,
+            ack_timeouts: self.ack_timeouts + other.ack_timeouts,
+        }
+    }
+}
 
 /// Consecutive nodes, and their events.
 #[derive(Debug)]

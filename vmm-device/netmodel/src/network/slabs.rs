@@ -4,8 +4,6 @@
 //! later one. Engines can therefore run through a window in any order and on any thread, with the
 //! same result to the last bit. This is faster even with one thread, as an engine's nodes stay in
 //! the caches of the processor until all their work is done.
-//!
-//! Slabs may belong to several processes: see [`parts`](super::parts).
 
 use std::collections::BTreeSet;
 use std::num::NonZero;
@@ -15,19 +13,16 @@ use std::thread::{self, JoinHandle};
 
 use tofu_abi::TniId;
 use tofu_abi::topology::{NodeId, Port, Shape};
-use tofu_fabric::{Class, DiscardReason, LinkErrors, Ps};
-use tofu_links::{Counters, Parameters, Receiver as LinkReceiver, Seq};
+use tofu_fabric::{DiscardReason, LinkErrors, Ps};
+use tofu_links::{Counters, Parameters, Receiver as LinkReceiver};
 
 use super::agenda::NEVER;
 use super::broken::Broken;
-use super::engine::Engine;
+use super::engine::{Engine, Totals};
 use super::frame::{Far, SLOTS};
 use super::mail::{Mail, Notice, Notices, Outlet, Told};
 use super::message::Sink;
 use super::node::{Costs, Queued};
-use super::parts::{
-    Layout, Next, Others, Share, Totals, far_of, far_words, receiver_of, receiver_words,
-};
 use super::slot::{CameIn, Sending};
 use super::watched::Receiving;
 
@@ -182,16 +177,11 @@ impl Drop for Worker {
 #[derive(Debug)]
 pub(super) struct Slabs {
     parameters: Parameters,
-    seed: u64,
     /// Nodes of an engine, and engines of a slab.
     nodes: u32,
     engines: usize,
-    /// The slabs of this process, and the number of the first of them.
     slabs: Vec<Slab>,
-    first: usize,
     workers: Vec<Worker>,
-    /// The other processes.
-    others: Option<Others>,
     /// The end of the open window, and the index of its mailbox.
     end: Ps,
     mail: usize,
@@ -215,39 +205,30 @@ impl Slabs {
     /// Creates the nodes. `neighbor` returns, for each port of each node, the node at the other
     /// end, if there is a link, and whether the link closes a ring.
     ///
-    /// Starts fewer threads than asked for if the system allows no more. With a `share`, only the
-    /// nodes of that part have state here; a part may have none.
+    /// Starts fewer threads than asked for if the system allows no more.
     pub(super) fn new(
         costs: &Costs,
         shape: &Shape,
         seed: u64,
         threads: u32,
-        share: Option<Share>,
         neighbor: impl Fn(NodeId, Port) -> Option<(NodeId, bool)>,
     ) -> Self {
         let total = shape.nodes();
-        let (own, parts) = share.as_ref().map_or((0, 1), |share| (share.own, share.of));
-        let threads = threads.min(total.div_ceil(parts));
+        let threads = threads.min(total);
         // A polling thread keeps others from working if there are too few processors.
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
         let looks = if threads as usize <= processors { LOOKS } else { 0 };
         let workers: Vec<_> = (1..threads).map_while(|_| Worker::new(looks).ok()).collect();
-        // All parts must divide the machine in the same way, however many threads each got.
-        let of_part = match share {
-            None => workers.len() + 1,
-            Some(_) => threads as usize,
-        };
-        let slabs = parts as usize * of_part;
+        let slabs = workers.len() + 1;
         let nodes = total.div_ceil(slabs as u32).clamp(1, NODES);
         let count = total.div_ceil(nodes) as usize;
         let engines = count.div_ceil(slabs);
-        let first_slab = own as usize * of_part;
         let far = |(node, closes): (NodeId, bool), port: Port| {
             let slot = (node.0 % nodes) as usize * SLOTS + port.opposite().index();
             (node, Far { engine: node.0 / nodes, slot: slot as u16 }, closes)
         };
         let mut slabs = Vec::new();
-        for first in (0..count).step_by(engines).skip(first_slab).take(of_part) {
+        for first in (0..count).step_by(engines) {
             let of_slab = first..count.min(first + engines);
             let mut away = BTreeSet::new();
             let engines = of_slab.clone().map(|engine| {
@@ -275,16 +256,12 @@ impl Slabs {
                 busy: 0,
             });
         }
-        let layout = Layout { total, nodes, engines: (engines * of_part) as u32 };
         Self {
             parameters: costs.parameters,
-            seed,
             nodes,
             engines,
             slabs,
-            first: first_slab,
             workers,
-            others: share.map(|share| Others::new(share, layout)),
             end: 0,
             mail: 0,
             next_at: NEVER,
@@ -308,25 +285,14 @@ impl Slabs {
         (engine / self.engines, engine % self.engines, node.0 % self.nodes)
     }
 
-    /// Returns `None` if the node belongs to another part.
     fn engine(&self, node: NodeId) -> Option<(&Engine, u32)> {
         let (slab, engine, node) = self.place(node);
-        let slab = self.slabs.get(slab.checked_sub(self.first)?)?;
-        Some((slab.engines.get(engine)?, node))
+        Some((self.slabs.get(slab)?.engines.get(engine)?, node))
     }
 
     fn engine_mut(&mut self, node: NodeId) -> Option<(&mut Engine, u32)> {
         let (slab, engine, node) = self.place(node);
-        Some((self.slab_mut(slab)?.engines.get_mut(engine)?, node))
-    }
-
-    fn slab_mut(&mut self, slab: usize) -> Option<&mut Slab> {
-        self.slabs.get_mut(slab.checked_sub(self.first)?)
-    }
-
-    /// Why the network has stopped, if another part is gone.
-    pub(super) fn take_failure(&mut self) -> Option<std::io::Error> {
-        self.others.as_mut()?.take_failure()
+        Some((self.slabs.get_mut(slab)?.engines.get_mut(engine)?, node))
     }
 
     fn all(&self) -> impl Iterator<Item = &Engine> {
@@ -368,25 +334,16 @@ impl Slabs {
         self.all().map(|engine| engine.bytes() + size_of::<Engine>()).sum::<usize>()
             + self.all_mail().map(|mail| mail.bytes() + size_of::<Mail>()).sum::<usize>()
             + self.slabs.iter().map(|slab| slab.notices.bytes()).sum::<usize>()
-            + self.others.as_ref().map_or(0, Others::bytes)
             + self.broken.bytes()
     }
 
-    /// What was counted on the links of all parts.
-    pub(super) fn totals(&mut self) -> Totals {
-        let own = self.all().map(Engine::totals).fold(Totals::default(), Totals::and);
-        match &mut self.others {
-            Some(others) => others.totals(own),
-            None => own,
-        }
+    /// The counts of all links.
+    pub(super) fn totals(&self) -> Totals {
+        self.all().map(Engine::totals).fold(Totals::default(), Totals::and)
     }
 
     pub(super) fn backlog(&self, node: NodeId, tni: TniId) -> Option<u32> {
-        match (self.engine(node), &self.others) {
-            (Some((engine, node)), _) => Some(engine.backlog(node, tni)),
-            (None, Some(others)) => others.backlog_of(node, tni),
-            (None, None) => None,
-        }
+        self.engine(node).map(|(engine, node)| engine.backlog(node, tni))
     }
 
     pub(super) fn set_down(&mut self, now: Ps, node: NodeId, port: Port, down: bool) {
@@ -400,15 +357,12 @@ impl Slabs {
         self.engine(node).is_none_or(|(engine, node)| engine.is_down(node, port))
     }
 
-    /// When the next notice is due in any part.
+    /// When the next notice is due.
     fn notices_at(&self) -> Ps {
-        match &self.others {
-            Some(others) => others.next.notices_at,
-            None => self.slabs.iter().map(|slab| slab.notices.next_at()).fold(NEVER, Ps::min),
-        }
+        self.slabs.iter().map(|slab| slab.notices.next_at()).fold(NEVER, Ps::min)
     }
 
-    pub(super) fn next_at(&mut self) -> Option<Ps> {
+    pub(super) fn next_at(&self) -> Option<Ps> {
         let mut next_at = self.next_at.min(self.notices_at());
         if self.credits_at < next_at {
             for slab in &self.slabs {
@@ -417,9 +371,6 @@ impl Slabs {
                     let mails = std::iter::once(mail).chain(came);
                     next_at = mails.map(|mail| engine.waited_for(mail)).fold(next_at, Ps::min);
                 }
-            }
-            if let Some(others) = &mut self.others {
-                next_at = others.least(next_at);
             }
         }
         (next_at != NEVER).then_some(next_at)
@@ -430,15 +381,10 @@ impl Slabs {
         self.next_at = self.next_at.min(message.ready_at.max(now));
         if let Some((engine, node)) = self.engine_mut(node) {
             engine.inject(now, node, tni, message);
-        } else if message.class != Class::Response
-            && let Some(backlog) = self.others.as_mut().and_then(|all| all.backlog(node, tni))
-        {
-            *backlog += 1;
         }
     }
 
-    /// Sets the errors of the direction of a link out of a port to another node. The direction may
-    /// have had none before.
+    /// Sets the errors of the direction of a link out of a port to another node.
     pub(super) fn set_errors(
         &mut self,
         now: Ps,
@@ -448,17 +394,10 @@ impl Slabs {
     ) {
         let (slab, engine, local) = self.place(node);
         let mail = 1 - self.mail;
-        let new = if let Some(slab) = self.slab_mut(slab) {
-            slab.take_credits(mail, engine);
-            let Some(engine_of) = slab.engines.get_mut(engine) else { return };
-            engine_of.set_errors(now, local, port, errors)
-        } else {
-            // The other part does the same, and nothing has been sent yet.
-            let known =
-                self.engine(to).and_then(|(engine, to)| engine.watched_in(to, port.opposite()));
-            let erring = *errors != LinkErrors::default() && known.is_none();
-            erring.then(|| Receiving::of_idle(&self.parameters, self.seed, node, port))
-        };
+        let Some(slab) = self.slabs.get_mut(slab) else { return };
+        slab.take_credits(mail, engine);
+        let Some(engine_of) = slab.engines.get_mut(engine) else { return };
+        let new = engine_of.set_errors(now, local, port, errors);
         self.watch_behind(now, (node, port), to, new);
         if let Some((engine, node)) = self.engine_mut(to) {
             engine.set_errors_behind(node, port.opposite(), errors);
@@ -475,7 +414,7 @@ impl Slabs {
     ) {
         let (slab, engine, local) = self.place(node);
         let mail = 1 - self.mail;
-        let Some(slab) = self.slab_mut(slab) else { return };
+        let Some(slab) = self.slabs.get_mut(slab) else { return };
         slab.take_credits(mail, engine);
         let Some(engine_of) = slab.engines.get_mut(engine) else { return };
         let new = engine_of.look_at(now, local, port, look);
@@ -540,11 +479,6 @@ impl Slabs {
     pub(super) fn run_until(&mut self, until: Ps, sink: &mut impl Sink) {
         let hop_ps = self.parameters.hop_ps();
         let mut opens = None;
-        // Another part is gone, so its results are missing.
-        if self.others.as_ref().is_some_and(Others::has_failed) {
-            (self.next_at, self.credits_at) = (NEVER, NEVER);
-            return;
-        }
         loop {
             let last = until.min(self.end.saturating_sub(1));
             if opens.is_some() || self.next_at <= last {
@@ -581,41 +515,36 @@ impl Slabs {
     fn fail_links(&mut self, sink: &mut impl Sink) {
         let now = self.end;
         for (node, port) in std::mem::take(&mut self.failed) {
-            let engine = self.engine(node);
-            // The failure may have been reported twice.
-            let far = engine.and_then(|(engine, node)| engine.failed_link(node, port));
-            let far = self.known(far.map(far_words));
-            let layout = self.others.as_ref().map(Others::layout);
-            let Some(far) = far.and_then(|words| far_of(words, layout)) else { continue };
-            let to = NodeId(far.engine * self.nodes + u32::from(far.slot) / SLOTS as u32);
-            let slot = usize::from(far.slot);
-            let receiver = self.engine_mut(to).and_then(|(engine, _)| engine.receiver_mut(slot));
-            let stands = receiver.map(|at| receiver_words(at.expected(), at.freed_rows()));
-            let Some((expected, freed)) = self.known(stands).map(receiver_of) else { continue };
-            let mut receiver = LinkReceiver::at(&self.parameters, expected, freed);
-            let (slab, engine, local) = self.place(node);
-            let mail = 1 - self.mail;
-            let begins =
-                self.slab_mut(slab).and_then(|Slab { engines, mail: mails, notices, .. }| {
-                    let mut out = Outlet { mail: &mut mails[mail], notices, hops: false };
-                    engines.get_mut(engine)?.fail(now, local, port, &mut receiver, &mut out);
-                    Some([receiver.expected().get().into()])
-                });
-            let Some([begins]) = self.known(begins) else { continue };
-            if let Some((engine, _)) = self.engine_mut(to)
-                && let Some(there) = engine.receiver_mut(slot)
-            {
-                there.restart_at(Seq::new(begins as u16));
+            if let Some(to) = self.fail_link(now, node, port) {
+                self.set_down(now, to, port.opposite(), true);
+                sink.failed(now, node, port);
             }
-            self.set_down(now, to, port.opposite(), true);
-            sink.failed(now, node, port);
         }
+    }
+
+    /// Takes down the sending side of a link, and returns the node at the other end. `None` if it
+    /// is down: a failure may be reported twice.
+    fn fail_link(&mut self, now: Ps, node: NodeId, port: Port) -> Option<NodeId> {
+        let (engine, local) = self.engine(node)?;
+        let far = engine.failed_link(local, port)?;
+        let to = NodeId(far.engine * self.nodes + u32::from(far.slot) / SLOTS as u32);
+        let slot = usize::from(far.slot);
+        let there = self.engine_mut(to)?.0.receiver_mut(slot)?;
+        let (expected, freed) = (there.expected(), there.freed_rows());
+        // Sender and receiver may be in one engine, so the sender gets a copy of the receiver.
+        let mut receiver = LinkReceiver::at(&self.parameters, expected, freed);
+        let (slab, engine, local) = self.place(node);
+        let Slab { engines, mail, notices, .. } = self.slabs.get_mut(slab)?;
+        let mut out = Outlet { mail: &mut mail[1 - self.mail], notices, hops: false };
+        engines.get_mut(engine)?.fail(now, local, port, &mut receiver, &mut out);
+        self.engine_mut(to)?.0.receiver_mut(slot)?.restart_at(receiver.expected());
+        Some(to)
     }
 
     /// Forgets lost messages that have no frames in flight.
     fn forget_broken(&mut self) {
         let ended = self.broken.ended();
-        let mut stay = vec![0; ended.len().div_ceil(u64::BITS as usize)];
+        let mut stay = vec![0u64; ended.len().div_ceil(u64::BITS as usize)];
         let posted = self.all_mail().flat_map(|mail| &mail.frames).map(|(_, frame)| frame.token);
         // Links that have just failed have lost frames that were not reported yet.
         let untold = self.slabs.iter().flat_map(|slab| slab.notices.lost());
@@ -624,20 +553,9 @@ impl Slabs {
                 stay[n / u64::BITS as usize] |= 1 << (n % u64::BITS as usize);
             }
         }
-        if let Some(others) = &mut self.others {
-            others.any(&mut stay);
-        }
         let stays = |n: usize| stay[n / u64::BITS as usize] >> (n % u64::BITS as usize) & 1 != 0;
         let gone = ended.iter().enumerate().filter(|(n, _)| !stays(*n));
         self.broken.forget(gone.map(|(_, token)| *token));
-    }
-
-    /// Shares with all parts what only one of them knows.
-    fn known<const N: usize>(&mut self, own: Option<[u64; N]>) -> Option<[u64; N]> {
-        match &mut self.others {
-            Some(others) => others.known(own),
-            None => own,
-        }
     }
 
     /// Runs all slabs through a stretch of a window, and exchanges what they sent each other.
@@ -669,52 +587,20 @@ impl Slabs {
         self.exchange(1 - stretch.mail);
     }
 
-    /// Passes mail for the next window between slabs and between parts.
+    /// Passes mail for the next window between slabs.
     fn exchange(&mut self, next: usize) {
-        let Self { slabs, others, engines, first, .. } = self;
-        if slabs.len() == 1 && others.is_none() {
-            return;
-        }
-        if let Some(others) = others {
-            let notices = slabs.iter().map(|slab| slab.notices.next_at());
-            let own = Next {
-                next_at: self.next_at,
-                credits_at: self.credits_at,
-                notices_at: notices.fold(NEVER, Ps::min),
-            };
-            let told: Vec<_> = slabs.iter().map(|slab| &slab.notices.due[..]).collect();
-            others.begin(own, &told);
-        }
+        let Self { slabs, engines, .. } = self;
         for from in 0..slabs.len() {
             for n in 0..slabs[from].away.len() {
                 let engine = slabs[from].away[n];
                 if slabs[from].mail[next][engine].is_empty() {
                     continue;
                 }
-                let to = (engine / *engines).checked_sub(*first).filter(|to| *to < slabs.len());
-                match (to, &mut *others) {
-                    (Some(to), _) => {
-                        let empty = slabs[to].spare.pop().unwrap_or_else(Mail::new);
-                        let sent = std::mem::replace(&mut slabs[from].mail[next][engine], empty);
-                        slabs[to].came[engine % *engines].push(sent);
-                    }
-                    (None, Some(others)) => {
-                        others.post(engine as u32, &mut slabs[from].mail[next][engine]);
-                    }
-                    (None, None) => {}
-                }
+                let to = engine / *engines;
+                let empty = slabs[to].spare.pop().unwrap_or_else(Mail::new);
+                let sent = std::mem::replace(&mut slabs[from].mail[next][engine], empty);
+                slabs[to].came[engine % *engines].push(sent);
             }
-        }
-        if let Some(others) = others {
-            slabs.iter_mut().for_each(|slab| others.spare.append(&mut slab.spare));
-            others.end(self.end, |engine, mail| {
-                let slab = (engine as usize / *engines).checked_sub(*first);
-                let slab = slab.and_then(|slab| slabs.get_mut(slab));
-                if let Some(came) = slab.and_then(|s| s.came.get_mut(engine as usize % *engines)) {
-                    came.push(mail);
-                }
-            });
-            (self.next_at, self.credits_at) = (others.next.next_at, others.next.credits_at);
         }
     }
 
@@ -732,25 +618,20 @@ impl Slabs {
     fn left(&mut self, node: NodeId, tni: TniId) {
         if let Some((engine, node)) = self.engine_mut(node) {
             engine.left(node, tni);
-        } else if let Some(backlog) = self.others.as_mut().and_then(|all| all.backlog(node, tni)) {
-            *backlog = backlog.saturating_sub(1);
         }
     }
 
     /// Reports what has happened, in order of time.
     fn tell(&mut self, sink: &mut impl Sink) {
         let tells = |slab: &Slab| !slab.notices.due.is_empty();
-        if self.others.is_none() && !self.slabs.iter().any(tells) {
+        if !self.slabs.iter().any(tells) {
             return;
         }
         let mut told = std::mem::take(&mut self.told);
         for slab in &mut self.slabs {
             told.append(&mut slab.notices.due);
         }
-        if let Some(others) = &mut self.others {
-            told.append(&mut others.told);
-        }
-        if self.slabs.len() > 1 || self.others.is_some() {
+        if self.slabs.len() > 1 {
             told.sort_by_key(Told::order);
         }
         for told in told.drain(..) {

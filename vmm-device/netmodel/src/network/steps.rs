@@ -77,21 +77,6 @@ impl Steps {
         Self { abc: port.index() as u8, xyz: [vc as i8, 1, 0], flags: ONE_HOP }
     }
 
-    /// Encodes the steps for another part of the network.
-    pub(super) const fn to_bytes(self) -> [u8; 5] {
-        let [x, y, z] = self.xyz;
-        [self.abc, x as u8, y as u8, z as u8, self.flags]
-    }
-
-    /// Inverse of [`to_bytes`](Self::to_bytes). `None` if no frame has such steps.
-    pub(super) const fn from_bytes([abc, x, y, z, flags]: [u8; 5]) -> Option<Self> {
-        let one_hop = flags & ONE_HOP != 0;
-        if one_hop && (abc as usize >= Port::COUNT || x > 3) {
-            return None;
-        }
-        Some(Self { abc, xyz: [x as i8, y as i8, z as i8], flags })
-    }
-
     /// The next hop; `None` at the target.
     #[inline]
     pub(super) fn next(&self) -> Option<Step> {

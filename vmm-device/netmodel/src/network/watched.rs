@@ -6,7 +6,7 @@ use tofu_links::{
     Check, Counters, Dllp, ErrorRate, Lanes, NEVER, Parameters, Receiver, Sender, Seq, VCS, WINDOW,
 };
 
-use super::frame::{Frame, SLOTS};
+use super::frame::SLOTS;
 
 /// The random seed of the direction of a link out of a port.
 pub(super) const fn seed_of(seed: u64, node: NodeId, port: Port) -> u64 {
@@ -193,12 +193,6 @@ impl Receiving {
             stat: 0,
             counted: [0; VCS],
         }
-    }
-
-    /// Creates the receiver of an unused link whose sender is in another part.
-    pub(super) fn of_idle(parameters: &Parameters, seed: u64, node: NodeId, port: Port) -> Self {
-        let seed = seed_of(seed, node, port);
-        Self::new(parameters, &Sending::<Frame>::new(parameters, [0; 4], 0, seed, 0))
     }
 
     /// Takes the next DLLP that the receiver has to send, and draws whether it is lost.

@@ -2,8 +2,6 @@
 //! and the buffers, and take the time of the links and crossbars.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::{io, thread};
 
 use proptest::prelude::*;
 use tofu_abi::{Coords, Path, TniId};
@@ -14,8 +12,7 @@ use tofu_fabric::{
 };
 use tofu_links::{Check, Dllp, ErrorRate, MAX_LANES, Parameters};
 use tofu_netmodel::{
-    BadOption, Exchange, LONGEST_TLP, MOST_THREADS, Message, Network, Options, Refused, Share,
-    Sink, Totals,
+    BadOption, LONGEST_TLP, MOST_THREADS, Message, Network, Options, Refused, Sink, Totals,
 };
 
 use crate::shapes::{any_journey, shape, tori_and_meshes};
@@ -992,12 +989,12 @@ fn any_number_of_threads_does_the_same() {
     ] {
         let wrong = std::array::from_fn(|lane| rate(if lane == 0 { 3e-5 } else { 0.0 }));
         let errors = LinkErrors { rates: wrong, dead: 0, dllp_loss: rate(0.05) };
-        let run = |threads| {
+        let run = |threads, early| {
             let options = Options { scheduler, threads, ..Options::default() };
             let network = Network::new(shape(lengths), &parameters, &options);
-            troubled_load(network.expect("the options are possible"), &errors, false)
+            troubled_load(network.expect("the options are possible"), &errors, early)
         };
-        let one = run(1);
+        let one = run(1, false);
         let (log, counters, ..) = &one;
         assert!(!log.delivered.is_empty() && !log.hops.is_empty());
         // On two nodes there is too little traffic.
@@ -1007,139 +1004,13 @@ fn any_number_of_threads_does_the_same() {
             assert!(counters.iter().any(|port| port.ack_timeouts > 0), "{lengths:?}");
         }
         for threads in [2, 3, 7] {
-            assert!(one == run(threads), "{lengths:?}: {threads} threads");
+            assert!(one == run(threads, false), "{lengths:?}: {threads} threads");
         }
-    }
-}
-
-/// Threads that are parts of a network: a channel to each other part, and one from it.
-#[derive(Debug)]
-struct Threads {
-    own: usize,
-    to: Vec<Sender<Vec<u8>>>,
-    from: Vec<Receiver<Vec<u8>>>,
-    /// Rounds before it fails.
-    rounds: u64,
-}
-
-impl Threads {
-    fn new(parts: usize) -> Vec<Self> {
-        let none = |own| Self { own, to: Vec::new(), from: Vec::new(), rounds: u64::MAX };
-        let mut all: Vec<_> = (0..parts).map(none).collect();
-        for from in 0..parts {
-            for to in 0..parts {
-                let (sender, receiver) = channel();
-                all[from].to.push(sender);
-                all[to].from.push(receiver);
-            }
-        }
-        all
-    }
-}
-
-impl Exchange for Threads {
-    fn round(&mut self, messages: &mut [Vec<u8>]) -> io::Result<()> {
-        let others: Vec<_> = (0..self.to.len()).filter(|part| *part != self.own).collect();
-        self.rounds -= 1;
-        if self.rounds == 0 {
-            return Err(io::Error::other("it is over"));
-        }
-        for &part in &others {
-            let message = std::mem::take(&mut messages[part]);
-            self.to[part].send(message).map_err(io::Error::other)?;
-        }
-        for part in others {
-            messages[part] = self.from[part].recv().map_err(io::Error::other)?;
-        }
-        Ok(())
-    }
-}
-
-/// What happens in a network in parts is the same to the last bit, whatever is between them.
-#[test]
-fn any_number_of_parts_does_the_same() {
-    for (lengths, parameters, parts, threads) in [
-        ([3, 2, 2, 2, 3, 2], Parameters::TOFUD, 2, 1),
-        ([4, 3, 2, 2, 3, 1], Parameters::TOFU, 3, 2),
-        ([5, 1, 1, 2, 1, 2], Parameters::TOFU2, 4, 1),
-        ([2, 1, 1, 2, 2, 1], Parameters::TOFU, 8, 1),
-    ] {
-        let wrong = std::array::from_fn(|lane| rate(if lane == 0 { 3e-5 } else { 0.0 }));
-        let errors = LinkErrors { rates: wrong, dead: 0, dllp_loss: rate(0.05) };
-        let options = Options { threads, ..Options::default() };
-        let run = |share| {
-            let network = Network::of_part(shape(lengths), &parameters, &options, share);
-            troubled_load(network.expect("the options are possible"), &errors, true)
-        };
-        let (mut log, _, next, totals) = run(None);
-        assert!(!log.failed.is_empty() && totals.ack_timeouts > 0, "{totals:?}");
-        log.hops.sort_unstable_by_key(|(at, hop, token)| (*at, hop.from, hop.port, *token));
-        let all: Vec<_> = thread::scope(|scope| {
-            let of = parts as u32;
-            let threads = (0..).zip(Threads::new(parts)).map(|(own, exchange)| {
-                let share = Share { own, of, exchange: Box::new(exchange) };
-                scope.spawn(move || run(Some(share)))
-            });
-            let threads: Vec<_> = threads.collect();
-            threads.into_iter().map(|thread| thread.join().expect("it ends")).collect()
-        });
-        let mut hops = Vec::new();
-        for (its, _, its_next, its_totals) in all {
-            assert!(its.delivered == log.delivered && its.left == log.left, "{lengths:?}");
-            assert!(its.lost == log.lost && its.failed == log.failed, "{lengths:?}");
-            assert!(its_next == next, "{lengths:?}");
-            assert_eq!(its_totals, totals);
-            hops.extend(its.hops);
-        }
-        hops.sort_unstable_by_key(|(at, hop, token)| (*at, hop.from, hop.port, *token));
-        assert!(hops == log.hops, "{lengths:?}");
-    }
-}
-
-/// A part that is gone, or says nonsense, ends the network, and no part waits for ever.
-#[test]
-fn a_network_without_one_of_its_parts_comes_to_an_end() {
-    let shape = shape([4, 1, 1, 2, 1, 1]);
-    let run = |share| {
-        let network = Network::of_part(shape, &Parameters::TOFU, &Options::default(), Some(share));
-        let mut network = network.expect("the options are possible");
-        for (token, from) in (0..).zip(shape.iter()) {
-            let to = Coords { x: 3 - from.x, ..from };
-            network.inject(&Message { tlps: 100, ..message(from, to, token) }).expect("room");
-        }
-        network.run_until(Ps::MAX, &mut Log::default());
-        assert_eq!(network.next_event(), None);
-        network.take_failure().map(|failure| failure.to_string())
-    };
-    // Two do it; one of them ends early, or does not say what it should.
-    let [first, mut second] = <[Threads; 2]>::try_from(Threads::new(2)).expect("two");
-    second.rounds = 20;
-    let failures = thread::scope(|scope| {
-        let parts = [(0, first), (1, second)].map(|(own, exchange)| {
-            scope.spawn(move || run(Share { own, of: 2, exchange: Box::new(exchange) }))
-        });
-        parts.map(|part| part.join().expect("it ends"))
-    });
-    assert!(failures.iter().all(Option::is_some), "{failures:?}");
-
-    let [first, mut second] = <[Threads; 2]>::try_from(Threads::new(2)).expect("two");
-    let part = thread::spawn(move || {
-        let mut random = Random(7);
-        for len in [0, 1, 24, 27, 28, 60, 300] {
-            let mut messages = vec![(0..len).map(|_| random.below(256) as u8).collect(), vec![]];
-            if second.round(&mut messages).is_err() {
-                break;
-            }
-        }
-    });
-    let failure = run(Share { own: 0, of: 2, exchange: Box::new(first) });
-    assert_eq!(failure.as_deref(), Some("part 1 says of the network what cannot be"));
-    part.join().expect("it ends");
-    for (own, of) in [(0, 0), (2, 2), (0, 17)] {
-        let [exchange] = <[Threads; 1]>::try_from(Threads::new(1)).expect("one");
-        let share = Share { own, of, exchange: Box::new(exchange) };
-        let options = Options::default();
-        assert!(Network::of_part(shape, &Parameters::TOFU, &options, Some(share)).is_err());
+        // With errors from the beginning, links fail for good.
+        let one = run(1, true);
+        let (log, _, _, totals) = &one;
+        assert!(!log.failed.is_empty() && totals.ack_timeouts > 0, "{lengths:?}: {totals:?}");
+        assert!(one == run(3, true), "{lengths:?}: 3 threads, failing links");
     }
 }
 
