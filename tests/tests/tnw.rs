@@ -533,7 +533,18 @@ fn an_engine_that_is_told_of_windows_of_threads() {
 }
 
 fn threads_that_send(doorbells: Doorbells, attach: Attach) {
-    let torus = Torus::new(Shape::new([2, 2, 1, 1, 1, 1]).unwrap()).unwrap();
+    threads_that_send_beside(1, doorbells, attach);
+}
+
+#[test]
+fn engines_that_share_nodes_keep_order() {
+    threads_that_send_beside(3, Doorbells::Polled, InProcess::attach_sharing_nwp);
+    threads_that_send_beside(2, Doorbells::Trapped, InProcess::attach_nwp);
+}
+
+fn threads_that_send_beside(engines: usize, doorbells: Doorbells, attach: Attach) {
+    let shape = Shape::new([2, 2, 1, 1, 1, 1]).unwrap();
+    let torus = Torus::with_engines(shape, engines).unwrap();
     torus.set_doorbells(doorbells);
     torus.start().unwrap();
     let world = World::of(torus, attach);

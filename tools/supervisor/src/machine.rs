@@ -29,7 +29,7 @@ impl AnyMachine {
     pub fn network(&self) -> AnyNetwork {
         match self {
             Self::Tofu(machine) => AnyNetwork::Tofu(machine.network().clone()),
-            Self::Tnw(torus) => AnyNetwork::Tnw(torus.network()),
+            Self::Tnw(torus) => AnyNetwork::Tnw(torus.network().clone()),
         }
     }
 
@@ -55,8 +55,8 @@ impl AnyNetwork {
     /// Returns the kind of its devices.
     pub const fn interconnect(&self) -> Interconnect {
         match self {
-            Self::Tofu(network) => Interconnect::Tofu(network.generation()),
-            Self::Tnw(_) => Interconnect::Tnw,
+            Self::Tofu(network) => network.interconnect(),
+            Self::Tnw(network) => network.interconnect(),
         }
     }
 

@@ -13,7 +13,8 @@ use tofu_fabric::{FaultPlan, NodeId};
 use tofu_gateway::IoNode;
 use tofu_machine::capture::CaptureConfig;
 use tofu_machine::{
-    Doorbells, Generation, Links, Machine, MachineConfig, Part, Surroundings, Torus,
+    Doorbells, Drive, Generation, Links, Machine, MachineConfig, MachineOf, Part, Surroundings,
+    Torus,
 };
 use tofu_sandbox::Role;
 use tofu_vmm::Hypervisor;
@@ -115,28 +116,21 @@ pub fn machine(
     }
     let config = MachineConfig { links, doorbells, engines, ..config };
     let machine = Machine::within(config, surroundings)?;
+    started(machine, network, confinement)
+}
+
+/// Takes links of a machine down and starts its engines.
+fn started<D: Drive>(
+    machine: MachineOf<D>,
+    network: &Network,
+    confinement: &Confinement,
+) -> anyhow::Result<MachineOf<D>> {
     for &(at, port) in &network.links_down {
         machine.fabric().set_link(at, port, false)?;
     }
     let first = confinement.hook(Role::Engine);
     machine.start_with(move || first())?;
     Ok(machine)
-}
-
-/// Builds a machine of TNW like [`machine`].
-fn torus(
-    network: &Network,
-    doorbells: Doorbells,
-    confinement: &Confinement,
-) -> anyhow::Result<Torus> {
-    let torus = Torus::new(network.shape)?;
-    torus.set_doorbells(doorbells);
-    for &(at, port) in &network.links_down {
-        torus.wires().fabric().set_link(at, port, false)?;
-    }
-    let first = confinement.hook(Role::Engine);
-    torus.start_with(move || first())?;
-    Ok(torus)
 }
 
 /// Builds a machine of any kind like [`machine`].
@@ -157,13 +151,17 @@ fn any_machine(
         Interconnect::Tnw if links != Links::Direct => {
             bail!("a machine of TNW cannot have modelled links");
         }
-        Interconnect::Tnw => AnyMachine::Tnw(Arc::new(torus(network, doorbells, confinement)?)),
+        Interconnect::Tnw => {
+            let torus = Torus::with_engines(network.shape, engines)?;
+            torus.set_doorbells(doorbells);
+            AnyMachine::Tnw(Arc::new(started(torus, network, confinement)?))
+        }
     })
 }
 
 /// Builds a machine of any kind without nodes, with running engines, the network's links down and
 /// these faults, and its registry. `events` receives the machine's events. A machine of TNW has
-/// direct links and one engine.
+/// direct links.
 ///
 /// # Errors
 ///

@@ -289,11 +289,18 @@ impl Recorded for Unit {
 }
 
 /// All captures of a machine, for any type of packet body.
-trait Captures: Send + Sync {
+pub(crate) trait Captures: Send + Sync {
+    /// Starts a capture.
+    fn begin(self: Arc<Self>, config: CaptureConfig) -> Capture;
+
     fn remove(self: Arc<Self>, gone: &Arc<Active>);
 }
 
 impl<B: Recorded> Captures for Hub<B> {
+    fn begin(self: Arc<Self>, config: CaptureConfig) -> Capture {
+        self.start(config)
+    }
+
     fn remove(self: Arc<Self>, gone: &Arc<Active>) {
         self.change(|all| all.retain(|active| !Arc::ptr_eq(active, gone)));
     }

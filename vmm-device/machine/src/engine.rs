@@ -6,21 +6,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
-use tofu_icc::Net;
 use tofu_sync::lock;
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::timerfd::TimerFd;
 
-use crate::inbox::{Change, Inbox, QueueId};
-use crate::node::Node;
-use crate::pump::{Pump, RELEASES};
-use crate::shared::Shared;
+use crate::drive::{Drive, View};
+use crate::inbox::{Change, Inbox, Piece};
+use crate::shared::{RELEASES, Shared};
 use crate::wakeup::Watching;
 
-/// How long a page is still polled at intervals after its doorbell last rang, in nanoseconds. Then
-/// it is protected. The time is long enough for a vCPU that the host has descheduled to finish the
-/// write for which the protection was lifted.
-const NAPS_NS: u64 = 20_000_000;
 /// The shortest and the longest interval between two polls, in nanoseconds.
 const NAP_NS: (u64, u64) = (20_000, 1_000_000);
 /// If a page cannot be protected and has been quiet for the first of these times, it is polled at
@@ -36,49 +30,60 @@ const QUEUES_PER_TURN: usize = 16;
 const TURN_NS: u64 = 200_000;
 
 /// An engine, which does the work of some of a machine's nodes.
-#[derive(Clone, Copy)]
-pub(crate) struct Engine<'a> {
-    pub(crate) shared: &'a Shared,
-    pub(crate) inbox: &'a Inbox,
+pub(crate) struct Engine<'a, D: Drive> {
+    pub(crate) shared: &'a Shared<D>,
+    pub(crate) inbox: &'a Inbox<D::Work>,
 }
 
-impl Engine<'_> {
-    /// Runs queued work and work that is due. Returns whether there was any.
+impl<D: Drive> Clone for Engine<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D: Drive> Copy for Engine<'_, D> {}
+
+impl<D: Drive> Engine<'_, D> {
+    /// Does queued work and work that is due. Returns whether there was any queued.
     pub(crate) fn turn(&self) -> bool {
-        let mut pump = Pump::new(self.shared);
-        let start = pump.now_ns();
-        let mut worked = false;
+        let mut view = D::view(self.shared);
+        if self.inbox.deadline.load(SeqCst) <= view.now_ns() {
+            self.expire(&mut view);
+        }
         // A queue with more work goes to the end, behind the queues that wait.
         let waiting = lock(&self.inbox.pending).len().min(QUEUES_PER_TURN);
-        for _ in 0..waiting {
+        self.work(&mut view, waiting)
+    }
+
+    /// Does up to `most` pieces of queued work. Returns whether there was any.
+    pub(crate) fn work(&self, view: &mut D::View<'_>, most: usize) -> bool {
+        let start = view.now_ns();
+        let mut worked = false;
+        for _ in 0..most {
             // Running a queue reads the clock, so this costs nothing.
-            if pump.now_ns().saturating_sub(start) > TURN_NS {
+            if view.now_ns().saturating_sub(start) > TURN_NS {
                 break;
             }
-            let Some(queue) = lock(&self.inbox.pending).pop_front() else {
+            let Some(piece) = lock(&self.inbox.pending).pop_front() else {
                 break;
             };
             worked = true;
-            if let Some(node) = self.shared.node(queue.node)
-                && pump.run(node, queue.tni, queue.bell)
+            if let Some(node) = self.shared.node(piece.node)
+                && view.run(node, piece.work)
             {
-                lock(&self.inbox.pending).push_back(queue);
+                lock(&self.inbox.pending).push_back(piece);
             }
-        }
-        if self.inbox.deadline.load(SeqCst) <= pump.now_ns() {
-            self.expire(&mut pump);
         }
         worked
     }
 
-    fn expire(&self, pump: &mut Pump<'_>) {
+    fn expire(&self, view: &mut D::View<'_>) {
         self.inbox.deadline.store(u64::MAX, SeqCst);
         if self.inbox.index() == RELEASES {
-            pump.release();
+            view.release();
         }
         for node in lock(&self.inbox.nodes).iter().filter_map(|node| self.shared.node(*node)) {
-            node.icc().expire(pump.now_ns());
-            self.inbox.deadline.fetch_min(node.icc().next_deadline(), SeqCst);
+            self.inbox.deadline.fetch_min(view.expire(node), SeqCst);
         }
     }
 
@@ -93,7 +98,8 @@ impl Engine<'_> {
         let Self { shared, inbox } = self;
         let timer = TimerFd::new().map_err(|error| error.to_string())?;
         let timer = Arc::new(Mutex::new(timer));
-        let mut sources = EventManager::<Sources<'_>>::new().map_err(|error| error.to_string())?;
+        let mut sources =
+            EventManager::<Sources<'_, D>>::new().map_err(|error| error.to_string())?;
         let subscriber = Sources { engine: self, timer: Arc::clone(&timer), queues: Vec::new() };
         sources.add_subscriber(subscriber);
         let mut watch = WatchedPages::new(shared);
@@ -131,29 +137,33 @@ impl Engine<'_> {
             }
             inbox.sleep.over();
         }
+        watch.pages.iter().for_each(|page| D::unwatch(&page.node, page.queue.work));
         Ok(())
     }
 }
 
 /// Handles the events that are pending. With a timeout of -1 it waits for at least one.
-fn look(sources: &mut EventManager<Sources<'_>>, timeout_ms: i32) -> Result<(), String> {
+fn look<D: Drive>(
+    sources: &mut EventManager<Sources<'_, D>>,
+    timeout_ms: i32,
+) -> Result<(), String> {
     sources.run_with_timeout(timeout_ms).map(drop).map_err(|error| error.to_string())
 }
 
 /// Event sources of an engine: its wake-up event, its timer, and trapped doorbells.
-struct Sources<'a> {
-    engine: Engine<'a>,
+struct Sources<'a, D: Drive> {
+    engine: Engine<'a, D>,
     timer: Arc<Mutex<TimerFd>>,
-    queues: Vec<Option<TrappedDoorbell>>,
+    queues: Vec<Option<TrappedDoorbell<D>>>,
 }
 
 /// A trapped doorbell.
-struct TrappedDoorbell {
-    queue: QueueId,
+struct TrappedDoorbell<D: Drive> {
+    queue: Piece<D::Work>,
     /// The life of the queue that the doorbell belongs to. It may have ended when the doorbell is
     /// noticed.
     life: u64,
-    node: Arc<Node>,
+    node: Arc<D::Node>,
     event: Arc<EventFd>,
 }
 
@@ -161,11 +171,11 @@ const WAKE: u32 = 0;
 const TIMER: u32 = 1;
 const FIRST_QUEUE: u32 = 2;
 
-impl Sources<'_> {
+impl<D: Drive> Sources<'_, D> {
     /// Applies the requested changes of the descriptors to listen to.
     fn apply_changes(&mut self, ops: &mut EventOps<'_>) {
         self.engine.inbox.changed.store(false, SeqCst);
-        let changes: Vec<Change> = lock(&self.engine.inbox.changes).drain(..).collect();
+        let changes: Vec<Change<D::Work>> = lock(&self.engine.inbox.changes).drain(..).collect();
         for change in changes {
             match change {
                 Change::Listen(queue, life, event) => self.listen(queue, life, event, ops),
@@ -174,7 +184,13 @@ impl Sources<'_> {
         }
     }
 
-    fn listen(&mut self, queue: QueueId, life: u64, event: Arc<EventFd>, ops: &mut EventOps<'_>) {
+    fn listen(
+        &mut self,
+        queue: Piece<D::Work>,
+        life: u64,
+        event: Arc<EventFd>,
+        ops: &mut EventOps<'_>,
+    ) {
         let Some(node) = self.engine.shared.node(queue.node).cloned() else { return };
         let free = self.queues.iter().position(Option::is_none).unwrap_or(self.queues.len());
         let token = FIRST_QUEUE + free as u32;
@@ -203,7 +219,7 @@ impl Sources<'_> {
     }
 }
 
-impl MutEventSubscriber for Sources<'_> {
+impl<D: Drive> MutEventSubscriber for Sources<'_, D> {
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
         match events.data() {
             WAKE => {
@@ -218,7 +234,7 @@ impl MutEventSubscriber for Sources<'_> {
             token => {
                 let place = self.queues.get((token - FIRST_QUEUE) as usize);
                 if let Some(Some(TrappedDoorbell { queue, life, node, .. })) = place
-                    && node.rang(queue.tni, queue.bell, Some(*life))
+                    && D::rang(node, queue.work, Some(*life))
                 {
                     lock(&self.engine.inbox.pending).push_back(*queue);
                 }
@@ -242,21 +258,21 @@ impl MutEventSubscriber for Sources<'_> {
 /// A page is polled continuously after its doorbell rang, then ever less often. A page that has
 /// been quiet for long is write-protected, so it need not be polled until the guest writes to it
 /// again.
-struct WatchedPages<'a> {
-    shared: &'a Shared,
-    pages: Vec<WatchedPage>,
+struct WatchedPages<'a, D: Drive> {
+    shared: &'a Shared<D>,
+    pages: Vec<WatchedPage<D>>,
 }
 
-struct WatchedPage {
-    queue: QueueId,
-    node: Arc<Node>,
+struct WatchedPage<D: Drive> {
+    queue: Piece<D::Work>,
+    node: Arc<D::Node>,
     protected: bool,
     /// When its doorbell last rang, in nanoseconds.
     rang_at: u64,
 }
 
-impl<'a> WatchedPages<'a> {
-    const fn new(shared: &'a Shared) -> Self {
+impl<'a, D: Drive> WatchedPages<'a, D> {
+    const fn new(shared: &'a Shared<D>) -> Self {
         Self { shared, pages: Vec::new() }
     }
 
@@ -267,7 +283,7 @@ impl<'a> WatchedPages<'a> {
     }
 
     /// Applies the requested changes of the pages to watch.
-    fn update(&mut self, inbox: &Inbox) {
+    fn update(&mut self, inbox: &Inbox<D::Work>) {
         if !inbox.watch_changed.swap(false, SeqCst) {
             return;
         }
@@ -278,11 +294,13 @@ impl<'a> WatchedPages<'a> {
             match (what, known, self.shared.node(queue.node)) {
                 (Watching::Stop, _, _) => self.pages.retain(|page| page.queue != queue),
                 (_, Some(page), _) => {
+                    D::watch(&page.node, queue.work);
                     page.protected = false;
                     page.rang_at = now;
                 }
                 (Watching::Start, None, Some(node)) => {
                     let node = Arc::clone(node);
+                    D::watch(&node, queue.work);
                     self.pages.push(WatchedPage { queue, node, protected: false, rang_at: now });
                 }
                 _ => {}
@@ -291,20 +309,20 @@ impl<'a> WatchedPages<'a> {
     }
 
     /// Polls all pages that are not protected. Returns whether any doorbell rang.
-    fn poll(&mut self, inbox: &Inbox) -> bool {
+    fn poll(&mut self, inbox: &Inbox<D::Work>) -> bool {
         if self.pages.iter().all(|page| page.protected) {
             return false;
         }
-        let mut pump = Pump::new(self.shared);
-        let start = pump.now_ns();
+        let mut view = D::view(self.shared);
+        let start = view.now_ns();
         let mut any = false;
         for page in self.pages.iter_mut().filter(|page| !page.protected) {
-            let now = pump.now_ns();
+            let now = view.now_ns();
             let late = now.saturating_sub(start) > TURN_NS;
-            let mut rang = page.poll(inbox, &mut pump, late);
-            if !rang && now.saturating_sub(page.rang_at) > NAPS_NS && page.protect() {
+            let mut rang = page.poll(inbox, &mut view, late);
+            if !rang && now.saturating_sub(page.rang_at) > D::POLLED_NS && page.protect() {
                 // Takes a doorbell that rang before the page was protected.
-                rang = page.poll(inbox, &mut pump, late);
+                rang = page.poll(inbox, &mut view, late);
             }
             if rang {
                 page.rang_at = now;
@@ -315,7 +333,7 @@ impl<'a> WatchedPages<'a> {
     }
 }
 
-impl WatchedPage {
+impl<D: Drive> WatchedPage<D> {
     fn next_look(&self, now: u64, spin_ns: u64) -> u64 {
         match now.saturating_sub(self.rang_at) {
             quiet if quiet < spin_ns => now,
@@ -325,17 +343,17 @@ impl WatchedPage {
     }
 
     /// Runs the queue if its doorbell rang. If it is `late`, the queue is only enqueued.
-    fn poll(&self, inbox: &Inbox, pump: &mut Pump<'_>, late: bool) -> bool {
-        let QueueId { node, tni, bell } = self.queue;
-        let rang = self.node.icc().poll_doorbell(tni, bell);
-        if rang && self.node.rang(tni, bell, None) && (late || pump.run(&self.node, tni, bell)) {
-            inbox.enqueue(node, tni, bell);
+    fn poll(&self, inbox: &Inbox<D::Work>, view: &mut D::View<'_>, late: bool) -> bool {
+        let Piece { node, work } = self.queue;
+        let rang = D::poll(&self.node, work);
+        if rang && D::rang(&self.node, work, None) && (late || view.run(&self.node, work)) {
+            inbox.enqueue(node, work);
         }
         rang
     }
 
     fn protect(&mut self) -> bool {
-        self.protected = self.node.protect(self.queue.tni, self.queue.bell);
+        self.protected = D::doze(&self.node, self.queue.work);
         self.protected
     }
 }
@@ -349,6 +367,7 @@ mod tests {
     use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion};
 
     use super::*;
+    use crate::node::Node;
     use crate::{DoorbellBackend, Machine, MachineConfig};
 
     /// Keeps the events of doorbells.
@@ -402,7 +421,7 @@ mod tests {
 
         let inbox = machine.shared.engine_of(node.id());
         let engine = Engine { shared: &machine.shared, inbox };
-        let mut sources = EventManager::<Sources<'_>>::new().unwrap();
+        let mut sources = EventManager::<Sources<'_, _>>::new().unwrap();
         let timer = Arc::new(Mutex::new(TimerFd::new().unwrap()));
         sources.add_subscriber(Sources { engine, timer, queues: Vec::new() });
         look(&mut sources, 0).unwrap();
@@ -435,7 +454,7 @@ mod tests {
         let inbox = &machine.shared.engines[0];
         for cq in CqId::ALL {
             for tni in TniId::ALL {
-                inbox.enqueue(NodeId(0), tni, cq.into());
+                inbox.enqueue(NodeId(0), (tni, cq.into()));
             }
         }
         assert!(Engine { shared: &machine.shared, inbox }.turn());

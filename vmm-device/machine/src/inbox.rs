@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-use tofu_abi::{Doorbell, TniId};
 use tofu_fabric::NodeId;
 use tofu_sync::lock;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -13,39 +12,40 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use crate::error::Error;
 use crate::wakeup::{Sleep, Watching};
 
-/// A queue of a node.
+/// A piece of the work of a node, or a page of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct QueueId {
+pub(crate) struct Piece<W> {
     pub(crate) node: NodeId,
-    pub(crate) tni: TniId,
-    pub(crate) bell: Doorbell,
+    pub(crate) work: W,
 }
 
 /// What an engine is to do. Any thread may add to it.
-pub(crate) struct Inbox {
+#[derive(Debug)]
+pub(crate) struct Inbox<W> {
     index: usize,
     pub(crate) wake: EventFd,
     pub(crate) sleep: Sleep,
-    pub(crate) pending: Mutex<VecDeque<QueueId>>,
+    pub(crate) pending: Mutex<VecDeque<Piece<W>>>,
     /// The nodes whose work this is.
     pub(crate) nodes: Mutex<Vec<NodeId>>,
     /// Changes of the queues whose shared pages are watched.
-    pub(crate) watch_changes: Mutex<Vec<(QueueId, Watching)>>,
+    pub(crate) watch_changes: Mutex<Vec<(Piece<W>, Watching)>>,
     pub(crate) watch_changed: AtomicBool,
     /// Doorbell descriptors to start or to stop listening to.
-    pub(crate) changes: Mutex<Vec<Change>>,
+    pub(crate) changes: Mutex<Vec<Change<W>>>,
     pub(crate) changed: AtomicBool,
     /// Earliest deadline of the engine's nodes.
     pub(crate) deadline: AtomicU64,
 }
 
 /// A change of the doorbell descriptors that an engine listens to.
-pub(crate) enum Change {
-    Listen(QueueId, u64, Arc<EventFd>),
+#[derive(Debug)]
+pub(crate) enum Change<W> {
+    Listen(Piece<W>, u64, Arc<EventFd>),
     Ignore(Arc<EventFd>),
 }
 
-impl Inbox {
+impl<W: PartialEq> Inbox<W> {
     pub(crate) fn new(index: usize) -> Result<Self, Error> {
         let wake = EventFd::new(EFD_NONBLOCK).map_err(Error::host("creating an eventfd"))?;
         Ok(Self {
@@ -83,27 +83,22 @@ impl Inbox {
         let _ = self.wake.write(1);
     }
 
-    /// Queues a control queue or channel.
-    pub(crate) fn enqueue(&self, node: NodeId, tni: TniId, bell: Doorbell) {
-        lock(&self.pending).push_back(QueueId { node, tni, bell });
+    /// Queues a piece of work.
+    pub(crate) fn enqueue(&self, node: NodeId, work: W) {
+        lock(&self.pending).push_back(Piece { node, work });
         self.wake();
     }
 
-    /// Calls [`tofu_icc::Icc::expire`] of the engine's nodes at `deadline_ns`.
+    /// Does what is due at the engine's nodes at `deadline_ns`.
     pub(crate) fn want(&self, deadline_ns: u64) {
         if deadline_ns < self.deadline.fetch_min(deadline_ns, SeqCst) {
             self.wake();
         }
     }
 
-    /// Runs a queue whenever `event` is signalled during this life of the queue.
-    pub(crate) fn listen(
-        &self,
-        (node, tni, bell): (NodeId, TniId, Doorbell),
-        life: u64,
-        event: Arc<EventFd>,
-    ) {
-        self.change(Change::Listen(QueueId { node, tni, bell }, life, event));
+    /// Does a piece of work whenever `event` is signalled during this life of its queue.
+    pub(crate) fn listen(&self, node: NodeId, work: W, life: u64, event: Arc<EventFd>) {
+        self.change(Change::Listen(Piece { node, work }, life, event));
     }
 
     /// Stops listening to `event`.
@@ -111,7 +106,7 @@ impl Inbox {
         self.change(Change::Ignore(event));
     }
 
-    fn change(&self, change: Change) {
+    fn change(&self, change: Change<W>) {
         lock(&self.changes).push(change);
         self.changed.store(true, SeqCst);
         // The engine may be waiting for its old set of descriptors at this moment.
@@ -119,9 +114,18 @@ impl Inbox {
         self.signal();
     }
 
-    /// Starts or stops polling the shared page of a queue.
-    pub(crate) fn watch(&self, node: NodeId, tni: TniId, bell: Doorbell, what: Watching) {
-        lock(&self.watch_changes).push((QueueId { node, tni, bell }, what));
+    /// Starts or stops polling a page.
+    pub(crate) fn watch(&self, node: NodeId, page: W, what: Watching) {
+        let page = Piece { node, work: page };
+        {
+            let mut changes = lock(&self.watch_changes);
+            let latest = changes.iter().rev().find(|(known, _)| *known == page);
+            // A guest may cause the same one often.
+            if latest.is_some_and(|(_, latest)| *latest == what) {
+                return;
+            }
+            changes.push((page, what));
+        }
         self.watch_changed.store(true, SeqCst);
         self.wake();
     }

@@ -14,6 +14,8 @@ pub mod capture;
 mod clock;
 mod config;
 mod courier;
+mod device;
+mod drive;
 mod engine;
 mod error;
 mod inbox;
@@ -27,23 +29,22 @@ pub mod trace;
 mod wakeup;
 mod windows;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use tofu_abi::{Coords, TniId};
 use tofu_fabric::{Fabric, NodeId, PartId, Parts, Port, Wires};
-use tofu_icc::{Body, DmaMemory};
+use tofu_icc::{DmaMemory, Icc};
 use tofu_sync::lock;
 
 use crate::cables::Cables;
-use crate::capture::{Capture, CaptureConfig, Hub};
+use crate::capture::{Capture, CaptureConfig, Captures, Hub, Recorded};
 use crate::clock::Clock;
-use crate::courier::Courier;
 use crate::engine::Engine;
-use crate::inbox::Inbox;
 use crate::node::Parent;
+use crate::pump::TofuShared;
 use crate::shared::Shared;
 use crate::trace::{Recorder, Trace};
 
@@ -51,40 +52,61 @@ pub use crate::cables::{CableCounters, MAX_MESSAGE, Refused, Transport};
 pub use crate::config::{
     Capacity, Doorbells, LinkFailed, Links, MachineConfig, Part, Surroundings,
 };
+pub use crate::device::Device;
+pub use crate::drive::{Drive, View};
 pub use crate::error::Error;
 pub use crate::interconnect::Interconnect;
 pub use crate::node::{DoorbellBackend, Node, NodeParts};
 pub use crate::pump::Pump;
-pub use crate::torus::{TORUS_TIMING, Torus, TorusNetwork, TorusNode};
+pub use crate::torus::{TORUS_TIMING, TorusNode};
 pub use crate::windows::{TorusParts, WindowBackend};
 pub use tofu_abi::Generation;
 pub use tofu_tnw_device::{Nwp, SharedWindows, register_fields};
 
 /// The network of a machine, for code that observes or disturbs it. It may outlive the machine.
-#[derive(Clone)]
-pub struct Network {
-    wires: Arc<Wires<Body>>,
-    captures: Arc<Hub<Body>>,
-    machine: Weak<Shared>,
-    generation: Generation,
+pub struct NetworkOf<D: Device> {
+    wires: Arc<Wires<D::Body>>,
+    captures: Arc<dyn Captures>,
+    machine: Weak<Shared<D>>,
+    interconnect: Interconnect,
 }
 
-impl Network {
+/// The network of a machine of Tofu.
+pub type Network = NetworkOf<Icc>;
+/// The network of a machine of TNW.
+pub type TorusNetwork = NetworkOf<tofu_tnw_device::Nwp>;
+
+impl<D: Device> Clone for NetworkOf<D> {
+    fn clone(&self) -> Self {
+        let Self { wires, captures, machine, interconnect } = self;
+        let (wires, captures) = (Arc::clone(wires), Arc::clone(captures));
+        Self { wires, captures, machine: Weak::clone(machine), interconnect: *interconnect }
+    }
+}
+
+impl<D: Device> NetworkOf<D> {
     /// The links, and their faults.
-    pub const fn wires(&self) -> &Arc<Wires<Body>> {
+    pub const fn wires(&self) -> &Arc<Wires<D::Body>> {
         &self.wires
     }
 
-    /// The machine's generation.
-    pub const fn generation(&self) -> Generation {
-        self.generation
+    /// The kind of the machine's devices.
+    pub const fn interconnect(&self) -> Interconnect {
+        self.interconnect
     }
 
-    /// The device of a node; `None` if none was added or the machine has been dropped.
-    pub fn node(&self, id: NodeId) -> Option<Arc<Node>> {
+    /// A node; `None` if no device was added or the machine has been dropped.
+    pub fn node(&self, id: NodeId) -> Option<Arc<D::Node>> {
         self.machine.upgrade()?.node(id).cloned()
     }
 
+    /// Starts to record the packets that pass the given interfaces of a node.
+    pub fn capture(&self, config: CaptureConfig) -> Capture {
+        Arc::clone(&self.captures).begin(config.of(self.interconnect))
+    }
+}
+
+impl Network {
     /// The parts of the machine and the part in this process; `None` if all of it is in this
     /// process.
     pub fn part(&self) -> Option<(&Arc<Parts>, PartId)> {
@@ -126,7 +148,7 @@ impl Network {
     /// effect.
     pub fn receive(&self, from: PartId, message: &[u8]) -> Result<(), Refused> {
         let Some(shared) = self.machine.upgrade() else { return Ok(()) };
-        let Some(cables) = &shared.cables else { return Err(Refused::Kind) };
+        let Some(cables) = &shared.extra.cables else { return Err(Refused::Kind) };
         let taken = cables.take(from, message).and_then(|incoming| {
             let mut pump = Pump::new(&shared);
             pump.take_from_cable(from, incoming)
@@ -138,40 +160,43 @@ impl Network {
     /// Tells all interfaces that the transport accepts requests again.
     pub fn room(&self) {
         let Some(shared) = self.machine.upgrade() else { return };
-        for node in shared.nodes.iter().filter_map(OnceLock::get) {
+        for node in shared.nodes() {
             TniId::ALL.into_iter().for_each(|tni| node.icc().room(tni));
         }
     }
 
     /// Traffic counters of the cables to and from a part; `None` if there are no cables.
     pub fn cables(&self, part: PartId) -> Option<CableCounters> {
-        self.machine.upgrade()?.cables.as_ref()?.counters(part)
-    }
-
-    /// Starts to record the packets that pass the given interfaces of a node.
-    pub fn capture(&self, config: CaptureConfig) -> Capture {
-        self.captures.start(config.of(Interconnect::Tofu(self.generation)))
+        self.machine.upgrade()?.extra.cables.as_ref()?.counters(part)
     }
 
     /// Starts to trace all commands; `None` if the machine has gone.
     pub fn trace(&self) -> Option<Trace> {
         let machine = Weak::clone(&self.machine);
         let switch = move |on: bool| {
-            let shared = machine.upgrade();
-            let nodes = shared.iter().flat_map(|shared| &shared.nodes).filter_map(OnceLock::get);
-            nodes.for_each(|node| node.icc().set_traced(on));
+            if let Some(shared) = machine.upgrade() {
+                shared.nodes().for_each(|node| node.icc().set_traced(on));
+            }
         };
-        Some(self.machine.upgrade()?.recorder.begin(Box::new(switch)))
+        Some(self.machine.upgrade()?.extra.recorder.begin(Box::new(switch)))
     }
 }
 
 /// A machine. Dropping it stops its engines.
-pub struct Machine {
-    shared: Arc<Shared>,
-    config: MachineConfig,
-    network: Network,
+pub struct MachineOf<D: Drive> {
+    shared: Arc<Shared<D>>,
+    network: NetworkOf<D>,
+    config: D::Config,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
+
+/// The body of a thread of a machine.
+type Run<D> = Box<dyn FnOnce(&Shared<D>) + Send>;
+
+/// A machine of Tofu.
+pub type Machine = MachineOf<Icc>;
+/// A machine of TNW.
+pub type Torus = MachineOf<tofu_tnw_device::Nwp>;
 
 impl Machine {
     /// A machine without devices and with its engines at rest.
@@ -227,58 +252,19 @@ impl Machine {
         let cables = part.map(|(parts, Part { own, transport, .. })| {
             Arc::new(Cables::new(parts, own, transport))
         });
-        let nodes = config.shape.nodes() as usize;
-        let engines = (0..config.engines.max(1))
-            .map(|index| Inbox::new(index).map(Arc::new))
-            .collect::<Result<_, _>>()?;
-        let shared = Shared {
-            wires: Arc::new(wires),
-            nodes: (0..nodes).map(|_| OnceLock::new()).collect(),
-            engines,
-            courier: Courier::new(),
-            cables,
-            clock,
-            spin_ns: config.spin_ns,
-            stopping: AtomicBool::new(false),
-            link_failed: surroundings.link_failed,
-            recorder: Arc::new(Recorder::new()),
-        };
-        let shared = Arc::new(shared);
-        let network = Network {
-            captures: Hub::new(&shared.wires),
-            wires: shared.wires.clone(),
-            machine: Arc::downgrade(&shared),
-            generation: config.generation,
-        };
-        if let Some(cables) = &shared.cables {
-            shared.wires.set_cables(Some(Arc::clone(cables) as _));
+        if let Some(cables) = &cables {
+            wires.set_cables(Some(Arc::clone(cables) as _));
         }
+        let extra = TofuShared { cables, recorder: Arc::new(Recorder::new()) };
+        let engines = (config.engines, config.spin_ns);
+        let shared = Shared::new(wires, clock, engines, surroundings.link_failed, extra)?;
+        let machine = Self::of(shared, Interconnect::Tofu(config.generation), config);
+        let network = &machine.network;
         if let Some((parts, own)) = network.part() {
             let others: Vec<_> = parts.all().filter(|part| *part != own).collect();
             others.into_iter().for_each(|part| network.part_went(part));
         }
-        let threads = Mutex::new(Vec::new());
-        Ok(Self { shared, config, network, threads })
-    }
-
-    /// The configuration of the machine.
-    pub fn config(&self) -> &MachineConfig {
-        &self.config
-    }
-
-    /// The links between the nodes.
-    pub fn fabric(&self) -> &Arc<Fabric> {
-        self.shared.fabric()
-    }
-
-    /// The network, which any thread may inspect and change.
-    pub const fn network(&self) -> &Network {
-        &self.network
-    }
-
-    /// Time on the machine's clock, in nanoseconds.
-    pub fn now_ns(&self) -> u64 {
-        self.shared.now_ns()
+        Ok(machine)
     }
 
     /// Adds a device at `coords`, with DMA to `memory`.
@@ -297,22 +283,59 @@ impl Machine {
     /// As [`Machine::add_node`].
     pub fn add_node_of(&self, coords: Coords, mut parts: NodeParts) -> Result<Arc<Node>, Error> {
         parts.pages = parts.pages.filter(|_| self.config.doorbells == Doorbells::Polled);
-        let id = self.config.shape.node_id(coords).ok_or(Error::NoSuchNode(coords))?;
-        let place = self.shared.nodes.get(id.index()).ok_or(Error::NoSuchNode(coords))?;
-        let Shared { recorder, .. } = &*self.shared;
-        let machine = Arc::downgrade(&self.shared) as Weak<dyn Parent>;
-        let inbox = self.shared.engine_of(id);
-        let (inbox, recorder) = (Arc::clone(inbox), Arc::clone(recorder));
-        let node = Node::new(id, coords, machine, inbox, recorder, &self.config, parts)?;
-        place.set(Arc::clone(&node)).map_err(|_| Error::NodeExists(coords))?;
-        node.icc().set_traced(self.shared.recorder.is_on());
-        self.shared.engine_of(id).adopt(id);
+        let recorder = &self.shared.extra.recorder;
+        let node = self.shared.add(coords, |id, inbox| {
+            let machine = Arc::downgrade(&self.shared) as Weak<dyn Parent>;
+            Node::new(id, coords, machine, inbox, Arc::clone(recorder), &self.config, parts)
+        })?;
+        node.icc().set_traced(recorder.is_on());
         Ok(node)
+    }
+}
+
+impl<D: Drive> MachineOf<D> {
+    fn of(shared: Shared<D>, interconnect: Interconnect, config: D::Config) -> Self
+    where
+        D::Body: Recorded,
+    {
+        let shared = Arc::new(shared);
+        let network = NetworkOf {
+            captures: Hub::new(&shared.wires),
+            wires: Arc::clone(&shared.wires),
+            machine: Arc::downgrade(&shared),
+            interconnect,
+        };
+        Self { shared, network, config, threads: Mutex::new(Vec::new()) }
+    }
+
+    /// The configuration of the machine.
+    pub const fn config(&self) -> &D::Config {
+        &self.config
+    }
+
+    /// The links between the nodes.
+    pub fn fabric(&self) -> &Arc<Fabric> {
+        self.shared.fabric()
+    }
+
+    /// The links: up or down, their counters, their faults.
+    pub fn wires(&self) -> &Wires<D::Body> {
+        &self.shared.wires
+    }
+
+    /// The network, which any thread may inspect and change.
+    pub const fn network(&self) -> &NetworkOf<D> {
+        &self.network
+    }
+
+    /// Time on the machine's clock, in nanoseconds.
+    pub fn now_ns(&self) -> u64 {
+        self.shared.now_ns()
     }
 
     /// The device at `coords`; `None` if none was added.
-    pub fn node(&self, coords: Coords) -> Option<&Arc<Node>> {
-        self.shared.node(self.config.shape.node_id(coords)?)
+    pub fn node(&self, coords: Coords) -> Option<&Arc<D::Node>> {
+        self.shared.node(self.fabric().shape().node_id(coords)?)
     }
 
     /// Starts the engine threads, and the thread of the links if the links are modelled.
@@ -338,26 +361,29 @@ impl Machine {
         if !threads.is_empty() {
             return Ok(());
         }
-        let mut spawn = |name: String, run: Box<dyn FnOnce(&Shared) + Send>| -> Result<(), Error> {
+        let mut spawn = |name: String, run: Run<D>| {
             let (shared, first) = (Arc::clone(&self.shared), first.clone());
-            let thread = std::thread::Builder::new()
-                .name(name)
-                .spawn(move || {
-                    first();
-                    run(&shared);
-                })
-                .map_err(Error::host("starting an engine thread"))?;
-            threads.push(thread);
-            Ok(())
+            let thread = std::thread::Builder::new().name(name).spawn(move || {
+                first();
+                run(&shared);
+            });
+            threads.push(thread.map_err(Error::host("starting an engine thread"))?);
+            Ok::<_, Error>(())
         };
         for inbox in &self.shared.engines {
             let (name, inbox) = (format!("engine{}", inbox.index()), Arc::clone(inbox));
             spawn(name, Box::new(move |shared| Engine { shared, inbox: &inbox }.run()))?;
         }
+        self.shared.running.store(true, SeqCst);
         if self.shared.wires.is_modelled() {
-            spawn("links".to_owned(), Box::new(links::run))?;
+            spawn("links".to_owned(), Box::new(links::run::<D>))?;
         }
         Ok(())
+    }
+
+    /// Whether the machine has engine threads.
+    pub fn has_engine(&self) -> bool {
+        self.shared.running.load(SeqCst)
     }
 
     /// Stops the engine threads after their current work.
@@ -393,9 +419,8 @@ impl Machine {
         for inbox in &self.shared.engines {
             any |= Engine { shared: &self.shared, inbox }.turn();
         }
-        let progress = links::turn(&self.shared);
-        any | progress.is_some_and(|progress| progress.next.is_some())
-            | self.shared.wires.has_mail()
+        let Some(progress) = links::turn(&self.shared) else { return any };
+        any | progress.next.is_some() | self.shared.wires.has_mail()
     }
 
     /// Advances a manual clock. Has no effect on a machine that uses the host's clock.
@@ -404,7 +429,7 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+impl<D: Drive> Drop for MachineOf<D> {
     fn drop(&mut self) {
         self.stop();
     }

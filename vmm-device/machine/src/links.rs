@@ -14,7 +14,7 @@ use tofu_fabric::Progress;
 
 use crate::clock::Clock;
 use crate::courier::PS_PER_NS;
-use crate::pump::Pump;
+use crate::drive::{Drive, View};
 use crate::shared::Shared;
 
 /// The thread spins if the next event is at most this far away, in nanoseconds.
@@ -23,18 +23,18 @@ const SPIN_NS: u64 = 500;
 const SLEEP_NS: u64 = 100_000;
 
 /// One turn of the network, in this thread. `None` if links are not modelled.
-pub(crate) fn turn(shared: &Shared) -> Option<Progress> {
+pub(crate) fn turn<D: Drive>(shared: &Shared<D>) -> Option<Progress> {
     if !shared.wires.is_modelled() {
         return None;
     }
-    let mut pump = Pump::new(shared);
+    let mut view = D::view(shared);
     let Clock::Host(_) = &shared.clock else {
         // Time advances only in the network.
-        return pump.turn(None);
+        return view.turn(None);
     };
     let host_ns = shared.clock.now_ns();
     let limit_ns = shared.courier.clock(host_ns);
-    let progress = pump.turn(Some(limit_ns * PS_PER_NS))?;
+    let progress = view.turn(Some(limit_ns * PS_PER_NS))?;
     shared.courier.turned(host_ns, limit_ns, progress);
     // A packet sent meanwhile has set a bound, which `turned` has replaced.
     if shared.wires.has_mail() {
@@ -49,7 +49,7 @@ fn quiet(progress: Progress, now_ns: u64) -> Option<u64> {
 }
 
 /// The body of the thread.
-pub(crate) fn run(shared: &Shared) {
+pub(crate) fn run<D: Drive>(shared: &Shared<D>) {
     shared.courier.begin();
     let mut busy_at = 0;
     while !shared.stopping.load(SeqCst) {

@@ -130,7 +130,7 @@ struct NodeHost {
     id: NodeId,
     machine: Weak<dyn Parent>,
     /// The inbox of the node's engine.
-    inbox: Arc<Inbox>,
+    inbox: Arc<Inbox<(TniId, Doorbell)>>,
     recorder: Arc<Recorder>,
     endpoint: Endpoint,
     pages: Option<SharedPages>,
@@ -148,11 +148,11 @@ impl Node {
         id: NodeId,
         coords: Coords,
         machine: Weak<dyn Parent>,
-        inbox: Arc<Inbox>,
+        inbox: Arc<Inbox<(TniId, Doorbell)>>,
         recorder: Arc<Recorder>,
         config: &MachineConfig,
         parts: NodeParts,
-    ) -> Result<Arc<Self>, Error> {
+    ) -> Result<Self, Error> {
         let NodeParts { memory, pages, backend, posted_writes_ns } = parts;
         let host = Arc::new(NodeHost {
             id,
@@ -174,7 +174,7 @@ impl Node {
             ..Config::of(config.generation, coords)
         };
         let icc = Icc::new(icc_config, Arc::clone(&host) as Arc<dyn Host>, memory);
-        Ok(Arc::new(Self { id, coords, icc, host }))
+        Ok(Self { id, coords, icc, host })
     }
 
     /// The index of the node in its machine.
@@ -227,13 +227,6 @@ impl Node {
     /// new ones. To be called after a reset.
     pub fn renew_doorbell_events(&self) {
         lock(&self.host.events).retain(|_, bell| !bell.exported);
-    }
-
-    /// Notes that a queue's doorbell rang, in the given life or, if none is given, in the current
-    /// one. Returns whether the caller must enqueue or run the queue. It need not if the queue is
-    /// already enqueued or that life is over.
-    pub(crate) fn rang(&self, tni: TniId, bell: Doorbell, life: Option<u64>) -> bool {
-        self.waiting(tni, bell).enter(life)
     }
 
     /// Whether a queue is enqueued at its engine.
@@ -340,7 +333,7 @@ impl NodeHost {
 
     /// Queues a control queue or channel at its engine.
     fn enqueue(&self, tni: TniId, bell: Doorbell) {
-        self.inbox.enqueue(self.id, tni, bell);
+        self.inbox.enqueue(self.id, (tni, bell));
     }
 
     fn attach(&self, tni: TniId, bell: Doorbell) -> Result<(), String> {
@@ -353,9 +346,9 @@ impl NodeHost {
         if let Some(pages) = &self.pages {
             let (inbox, id) = (Arc::clone(&self.inbox), self.id);
             let at = pages.offset_of(tni, bell);
-            let written = Box::new(move || inbox.watch(id, tni, bell, Watching::Lifted));
+            let written = Box::new(move || inbox.watch(id, (tni, bell), Watching::Lifted));
             backend.attach_page(page, pages.region(), at, written)?;
-            self.inbox.watch(self.id, tni, bell, Watching::Start);
+            self.inbox.watch(self.id, (tni, bell), Watching::Start);
             return Ok(());
         }
         let Doorbell::Cq(cq) = bell else {
@@ -371,7 +364,7 @@ impl NodeHost {
         // Another thread may have exported the queue's descriptor meanwhile. That one is used.
         let own = Bell { event, exported: false };
         let event = Arc::clone(&lock(&self.events).entry((tni, cq)).or_insert(own).event);
-        self.inbox.listen((self.id, tni, bell), life, event);
+        self.inbox.listen(self.id, (tni, bell), life, event);
         Ok(())
     }
 
@@ -380,7 +373,7 @@ impl NodeHost {
         let page = bell.page(tni);
         if self.pages.is_some() {
             backend.detach(page);
-            self.inbox.watch(self.id, tni, bell, Watching::Stop);
+            self.inbox.watch(self.id, (tni, bell), Watching::Stop);
             return;
         }
         let Doorbell::Cq(cq) = bell else { return };

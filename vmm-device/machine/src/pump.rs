@@ -7,18 +7,20 @@ use std::sync::Arc;
 
 use tofu_abi::{Coords, Doorbell, Rcode, TniId};
 use tofu_fabric::{
-    Carrier, Deliver, DiscardReason, Fabric, NodeId, Packet, PartId, Port, Progress,
+    Carrier, Deliver, DiscardReason, Fabric, NodeId, Packet, PartId, Port, Progress, Ps,
 };
 use tofu_icc::{Body, Icc, Net, discard_rcode};
 
-use crate::cables::{Incoming, Refused};
+use crate::cables::{Cables, Incoming, Refused};
+use crate::config::MachineConfig;
+use crate::device::Device;
+use crate::drive::{Drive, View};
 use crate::node::{Node, Parent};
-use crate::shared::Shared;
+use crate::shared::{RELEASES, Shared};
+use crate::trace::Recorder;
 
 /// How long a fault holds back a packet that no other packet overtakes, in nanoseconds.
 const HOLD_NS: u64 = 1_000_000;
-/// The engine that releases such packets.
-pub(crate) const RELEASES: usize = 0;
 
 /// Maximum capacity of the memory that a thread keeps for the arrivals of its next view.
 const KEPT: usize = 64;
@@ -33,7 +35,7 @@ thread_local! {
 /// An injected packet is queued and not handled by its target at once, so that no device is ever
 /// called from within another one.
 pub struct Pump<'a> {
-    shared: &'a Shared,
+    shared: &'a Shared<Icc>,
     arrivals: VecDeque<Arrival>,
     now_ns: u64,
 }
@@ -46,20 +48,8 @@ enum Arrival {
 }
 
 impl<'a> Pump<'a> {
-    pub(crate) fn new(shared: &'a Shared) -> Self {
+    pub(crate) fn new(shared: &'a Shared<Icc>) -> Self {
         Self { shared, arrivals: ARRIVALS.take(), now_ns: shared.now_ns() }
-    }
-
-    /// Runs modelled links until `limit`, in picoseconds, or for a while. Without a limit it runs
-    /// them up to the next event. Then it handles arrivals.
-    pub(crate) fn turn(&mut self, limit: Option<u64>) -> Option<Progress> {
-        let shared = self.shared;
-        let progress = match limit {
-            Some(limit) => shared.wires.turn(limit, self),
-            None => shared.wires.step(self),
-        };
-        self.progress();
-        progress
     }
 
     /// Handles a message that has come over a cable.
@@ -76,18 +66,54 @@ impl<'a> Pump<'a> {
         self.progress();
         Ok(())
     }
+}
 
-    /// Releases packets that a fault holds back.
-    pub(crate) fn release(&mut self) {
-        let shared = self.shared;
-        shared.wires.release(self);
-        self.progress();
+/// What the nodes of a machine of Tofu share, beside what those of any machine do.
+pub struct TofuShared {
+    /// The cables to the parts in other processes, if the machine is divided into parts.
+    pub(crate) cables: Option<Arc<Cables>>,
+    pub(crate) recorder: Arc<Recorder>,
+}
+
+impl Device for Icc {
+    type Body = Body;
+    type Work = (TniId, Doorbell);
+    type Node = Node;
+    type Config = MachineConfig;
+    type Extra = TofuShared;
+}
+
+impl Drive for Icc {
+    /// A page is then protected. The time is long enough for a vCPU that the host has descheduled
+    /// to finish the write for which the protection was lifted.
+    const POLLED_NS: u64 = 20_000_000;
+
+    type View<'a> = Pump<'a>;
+
+    fn view(shared: &Shared<Self>) -> Pump<'_> {
+        Pump::new(shared)
     }
 
-    /// Runs a queue for one turn; returns whether it must be enqueued for another. The queue must
-    /// be marked as enqueued: see [`Node::rang`]. A doorbell that rang before the queue was last
-    /// enabled has no effect.
-    pub(crate) fn run(&mut self, node: &Node, tni: TniId, bell: Doorbell) -> bool {
+    fn rang(node: &Node, (tni, bell): (TniId, Doorbell), life: Option<u64>) -> bool {
+        node.waiting(tni, bell).enter(life)
+    }
+
+    fn poll(node: &Node, (tni, bell): (TniId, Doorbell)) -> bool {
+        node.icc().poll_doorbell(tni, bell)
+    }
+
+    fn doze(node: &Node, (tni, bell): (TniId, Doorbell)) -> bool {
+        node.protect(tni, bell)
+    }
+}
+
+impl View<Icc> for Pump<'_> {
+    fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// A doorbell that rang before the queue was last enabled has no effect.
+    fn run(&mut self, node: &Node, (tni, bell): (TniId, Doorbell)) -> bool {
         let waiting = node.waiting(tni, bell);
         if !waiting.leave() {
             return false;
@@ -95,9 +121,30 @@ impl<'a> Pump<'a> {
         self.now_ns = self.shared.now_ns();
         node.icc().run_queue(tni, bell, self) && waiting.enter(None)
     }
+
+    fn expire(&mut self, node: &Node) -> u64 {
+        node.icc().expire(self.now_ns);
+        node.icc().next_deadline()
+    }
+
+    fn release(&mut self) {
+        let shared = self.shared;
+        shared.wires.release(self);
+        self.progress();
+    }
+
+    fn turn(&mut self, limit: Option<Ps>) -> Option<Progress> {
+        let shared = self.shared;
+        let progress = match limit {
+            Some(limit) => shared.wires.turn(limit, self),
+            None => shared.wires.step(self),
+        };
+        self.progress();
+        progress
+    }
 }
 
-impl Parent for Shared {
+impl Parent for Shared<Icc> {
     fn now_ns(&self) -> u64 {
         self.now_ns()
     }
@@ -107,7 +154,7 @@ impl Parent for Shared {
     }
 
     fn run(&self, node: &Node, tni: TniId, bell: Doorbell) -> bool {
-        Pump::new(self).run(node, tni, bell)
+        Pump::new(self).run(node, (tni, bell))
     }
 }
 
@@ -161,7 +208,7 @@ impl Deliver<Body> for Pump<'_> {
 
 impl Net for Pump<'_> {
     fn has_room(&self, node: Coords, tni: TniId) -> bool {
-        let cables = self.shared.cables.as_ref();
+        let cables = self.shared.extra.cables.as_ref();
         self.shared.wires.has_room(node, tni) && cables.is_none_or(|cables| cables.has_room())
     }
 
@@ -241,7 +288,7 @@ impl Pump<'_> {
         }
         let fabric = self.shared.fabric();
         let part = fabric.shape().node_id(packet.src).and_then(|node| fabric.elsewhere(node));
-        if let (Some(cables), Some(part)) = (&self.shared.cables, part) {
+        if let (Some(cables), Some(part)) = (&self.shared.extra.cables, part) {
             cables.report(part, code, packet);
         }
     }

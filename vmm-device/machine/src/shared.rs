@@ -3,36 +3,62 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
+use tofu_abi::Coords;
 use tofu_fabric::{Fabric, NodeId, Wires};
-use tofu_icc::Body;
 
-use crate::cables::Cables;
 use crate::clock::Clock;
 use crate::config::LinkFailed;
 use crate::courier::Courier;
+use crate::device::Device;
+use crate::error::Error;
 use crate::inbox::Inbox;
-use crate::node::Node;
-use crate::trace::Recorder;
+
+/// The engine that releases packets that faults hold back.
+pub(crate) const RELEASES: usize = 0;
 
 /// The state that all parts of a machine share.
-pub(crate) struct Shared {
-    pub(crate) wires: Arc<Wires<Body>>,
-    pub(crate) nodes: Vec<OnceLock<Arc<Node>>>,
+pub struct Shared<D: Device> {
+    pub(crate) wires: Arc<Wires<D::Body>>,
+    pub(crate) nodes: Vec<OnceLock<Arc<D::Node>>>,
     /// What each engine is to do.
-    pub(crate) engines: Vec<Arc<Inbox>>,
+    pub(crate) engines: Vec<Arc<Inbox<D::Work>>>,
     /// Drives the links, if they are modelled.
     pub(crate) courier: Courier,
-    /// The cables to the parts in other processes, if the machine is divided into parts.
-    pub(crate) cables: Option<Arc<Cables>>,
     pub(crate) clock: Clock,
+    /// How long a page is polled without pause after it last had something new, in nanoseconds.
     pub(crate) spin_ns: u64,
+    /// Whether there are engine threads.
+    pub(crate) running: AtomicBool,
     pub(crate) stopping: AtomicBool,
     /// Is told when a modelled link has failed.
     pub(crate) link_failed: Option<LinkFailed>,
-    pub(crate) recorder: Arc<Recorder>,
+    pub(crate) extra: D::Extra,
 }
 
-impl Shared {
+impl<D: Device> Shared<D> {
+    pub(crate) fn new(
+        wires: Wires<D::Body>,
+        clock: Clock,
+        (engines, spin_ns): (usize, u64),
+        link_failed: Option<LinkFailed>,
+        extra: D::Extra,
+    ) -> Result<Self, Error> {
+        let nodes = wires.fabric().shape().nodes();
+        let engines = (0..engines.max(1)).map(|index| Inbox::new(index).map(Arc::new));
+        Ok(Self {
+            engines: engines.collect::<Result<_, _>>()?,
+            nodes: (0..nodes).map(|_| OnceLock::new()).collect(),
+            wires: Arc::new(wires),
+            courier: Courier::new(),
+            clock,
+            spin_ns,
+            running: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            link_failed,
+            extra,
+        })
+    }
+
     pub(crate) fn now_ns(&self) -> u64 {
         let now_ns = self.clock.now_ns();
         match self.clock {
@@ -45,11 +71,30 @@ impl Shared {
         self.wires.fabric()
     }
 
-    pub(crate) fn node(&self, id: NodeId) -> Option<&Arc<Node>> {
+    pub(crate) fn node(&self, id: NodeId) -> Option<&Arc<D::Node>> {
         self.nodes.get(id.index())?.get()
     }
 
-    pub(crate) fn engine_of(&self, id: NodeId) -> &Arc<Inbox> {
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = &Arc<D::Node>> {
+        self.nodes.iter().filter_map(OnceLock::get)
+    }
+
+    pub(crate) fn engine_of(&self, id: NodeId) -> &Arc<Inbox<D::Work>> {
         &self.engines[id.index() % self.engines.len()]
+    }
+
+    /// Adds a node at coordinates, which is made from its number and its engine's inbox.
+    pub(crate) fn add(
+        &self,
+        coords: Coords,
+        make: impl FnOnce(NodeId, Arc<Inbox<D::Work>>) -> Result<D::Node, Error>,
+    ) -> Result<Arc<D::Node>, Error> {
+        let id = self.fabric().shape().node_id(coords).ok_or(Error::NoSuchNode(coords))?;
+        let place = self.nodes.get(id.index()).ok_or(Error::NoSuchNode(coords))?;
+        let inbox = self.engine_of(id);
+        let node = Arc::new(make(id, Arc::clone(inbox))?);
+        place.set(Arc::clone(&node)).map_err(|_| Error::NodeExists(coords))?;
+        inbox.adopt(id);
+        Ok(node)
     }
 }

@@ -1,0 +1,59 @@
+//! How a thread drives the devices of a machine.
+
+use tofu_fabric::{Progress, Ps};
+
+use crate::device::Device;
+use crate::shared::Shared;
+
+/// A kind of device that engines can drive.
+pub trait Drive: Device {
+    /// How long an engine polls a page after it last had something new, in nanoseconds.
+    const POLLED_NS: u64;
+
+    /// A thread's view of a machine.
+    type View<'a>: View<Self>;
+
+    /// A view of this machine.
+    fn view(shared: &Shared<Self>) -> Self::View<'_>;
+
+    /// Notes that there is work, in the given life of a queue or, if none is given, in the current
+    /// one. Returns whether the caller must enqueue or do it.
+    fn rang(node: &Self::Node, work: Self::Work, life: Option<u64>) -> bool;
+
+    /// Whether a page has something new. It is then taken.
+    fn poll(node: &Self::Node, page: Self::Work) -> bool;
+
+    /// Makes the guest tell when it next writes to a page, which is not polled until then. Returns
+    /// false if it cannot, or has something new.
+    fn doze(node: &Self::Node, page: Self::Work) -> bool;
+
+    /// A page is polled again, or for the first time. Its guest need not tell.
+    fn watch(node: &Self::Node, page: Self::Work) {
+        let _ = (node, page);
+    }
+
+    /// No engine polls a page any more.
+    fn unwatch(node: &Self::Node, page: Self::Work) {
+        let _ = (node, page);
+    }
+}
+
+/// A thread's view of a machine, in which it does the work of nodes.
+pub trait View<D: Device> {
+    /// The machine's time when it was last read, in nanoseconds.
+    fn now_ns(&self) -> u64;
+
+    /// Does a piece of work, which must be marked as enqueued, for one turn. Returns whether it
+    /// must be enqueued for another.
+    fn run(&mut self, node: &D::Node, work: D::Work) -> bool;
+
+    /// Does what is due by now at a node. Returns its next deadline.
+    fn expire(&mut self, node: &D::Node) -> u64;
+
+    /// Releases packets that a fault holds back.
+    fn release(&mut self);
+
+    /// Runs modelled links until `limit`, in picoseconds, or for a while. Without a limit it runs
+    /// them up to the next event. Then it handles arrivals.
+    fn turn(&mut self, limit: Option<Ps>) -> Option<Progress>;
+}
