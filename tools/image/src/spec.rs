@@ -226,7 +226,7 @@ impl Program {
     ///
     /// # Errors
     /// If `name` is not a file name, or `mode` has other bits than 07777.
-    pub fn with_mode(name: &str, bytes: Vec<u8>, mode: u32) -> Result<Self> {
+    pub(crate) fn with_mode(name: &str, bytes: Vec<u8>, mode: u32) -> Result<Self> {
         check_name("program name", name)?;
         if mode & !0o7777 != 0 {
             return Err(Error::Invalid {

@@ -285,7 +285,7 @@ impl Plan {
     }
 
     /// Returns the gateway, whichever part has it.
-    pub fn any_gateway(&self) -> Option<NodeId> {
+    pub(crate) fn any_gateway(&self) -> Option<NodeId> {
         let elsewhere = self.elsewhere.iter().find(|(_, role)| matches!(role, Role::Gateway));
         self.gateway().or(elsewhere.map(|(id, _)| *id))
     }

@@ -144,7 +144,7 @@ impl Registry {
     /// # Errors
     ///
     /// If the machine is not in parts.
-    pub fn with_others(
+    pub(crate) fn with_others(
         self,
         others: Option<Others>,
         gateway: Option<NodeId>,

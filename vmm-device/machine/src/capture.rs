@@ -23,10 +23,7 @@ use tofu_tnw_device::Unit;
 
 use crate::interconnect::Interconnect;
 
-pub use record::{
-    HEADER_SIZE, LINK_SIZE, LinkPart, MessagePart, PacketKind, RecordHeader, SNAPLEN, TnwPart,
-    VERSION,
-};
+pub use record::{HEADER_SIZE, LinkPart, MessagePart, PacketKind, RecordHeader, TnwPart, VERSION};
 
 /// Number of interfaces of a node at which packets are seen: its TNIs, then its ports, in the order
 /// of their numbers.
@@ -88,7 +85,7 @@ impl CaptureConfig {
             node,
             interfaces: (1 << INTERFACES) - 1,
             kinds: u32::MAX,
-            snaplen: SNAPLEN,
+            snaplen: record::SNAPLEN,
             backlog: 8 << 20,
         }
     }

@@ -17,37 +17,37 @@ pub mod regs {
     /// Revision ID, 8 bits; the 24-bit class code follows it.
     pub const REVISION_ID: u16 = 0x08;
     /// Cache line size, 8 bits; has no effect on PCI Express.
-    pub const CACHE_LINE_SIZE: u16 = 0x0c;
+    pub(crate) const CACHE_LINE_SIZE: u16 = 0x0c;
     /// First of six 32-bit base address registers.
     pub const BAR0: u16 = 0x10;
     /// Subsystem vendor ID, 16 bits.
-    pub const SUBSYSTEM_VENDOR_ID: u16 = 0x2c;
+    pub(crate) const SUBSYSTEM_VENDOR_ID: u16 = 0x2c;
     /// Subsystem ID, 16 bits.
-    pub const SUBSYSTEM_ID: u16 = 0x2e;
+    pub(crate) const SUBSYSTEM_ID: u16 = 0x2e;
     /// Offset of the first capability, 8 bits.
     pub const CAPABILITIES: u16 = 0x34;
     /// Interrupt line, 8 bits of scratch for software.
-    pub const INTERRUPT_LINE: u16 = 0x3c;
+    pub(crate) const INTERRUPT_LINE: u16 = 0x3c;
     /// First extended capability.
-    pub const EXTENDED_CAPABILITIES: u16 = 0x100;
+    pub(crate) const EXTENDED_CAPABILITIES: u16 = 0x100;
 
     /// Command: respond to memory accesses.
     pub const COMMAND_MEMORY: u16 = 1 << 1;
     /// Command: may issue memory requests and MSIs.
     pub const COMMAND_BUS_MASTER: u16 = 1 << 2;
     /// Command: parity error response.
-    pub const COMMAND_PARITY: u16 = 1 << 6;
+    pub(crate) const COMMAND_PARITY: u16 = 1 << 6;
     /// Command: SERR# enable.
-    pub const COMMAND_SERR: u16 = 1 << 8;
+    pub(crate) const COMMAND_SERR: u16 = 1 << 8;
     /// Command: INTx disable.
-    pub const COMMAND_INTX_DISABLE: u16 = 1 << 10;
+    pub(crate) const COMMAND_INTX_DISABLE: u16 = 1 << 10;
     /// Status: the function has a capability list.
     pub const STATUS_CAPABILITIES: u16 = 1 << 4;
     /// Status: the error bits, each cleared by writing one.
-    pub const STATUS_ERRORS: u16 = 0xf900;
+    pub(crate) const STATUS_ERRORS: u16 = 0xf900;
 
     /// Capability ID of Power Management.
-    pub const CAP_POWER_MANAGEMENT: u8 = 0x01;
+    pub(crate) const CAP_POWER_MANAGEMENT: u8 = 0x01;
     /// Capability ID of a vendor-specific capability; a function may have several.
     pub const CAP_VENDOR: u8 = 0x09;
     /// Capability ID of PCI Express.
@@ -58,9 +58,9 @@ pub mod regs {
     /// MSI-X message control, relative to the capability, 16 bits.
     pub const MSIX_CONTROL: u16 = 0x02;
     /// MSI-X table BAR and offset, relative to the capability, 32 bits.
-    pub const MSIX_TABLE: u16 = 0x04;
+    pub(crate) const MSIX_TABLE: u16 = 0x04;
     /// MSI-X pending bit array BAR and offset, relative to the capability, 32 bits.
-    pub const MSIX_PBA: u16 = 0x08;
+    pub(crate) const MSIX_PBA: u16 = 0x08;
     /// MSI-X message control: MSI-X enable.
     pub const MSIX_ENABLE: u16 = 1 << 15;
     /// MSI-X message control: function mask.
@@ -124,12 +124,12 @@ impl ConfigSpace {
     }
 
     /// Marks the bits set in `mask` read-write and all others of those bytes not.
-    pub fn set_writable(&mut self, offset: u16, mask: &[u8]) {
+    pub(crate) fn set_writable(&mut self, offset: u16, mask: &[u8]) {
         fill(&mut self.writable, offset, mask);
     }
 
     /// Marks the bits set in `mask` RW1C and all others of those bytes not.
-    pub fn set_write_one_clears(&mut self, offset: u16, mask: &[u8]) {
+    pub(crate) fn set_write_one_clears(&mut self, offset: u16, mask: &[u8]) {
         fill(&mut self.write_one_clears, offset, mask);
     }
 }

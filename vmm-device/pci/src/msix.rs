@@ -7,7 +7,7 @@ use tofu_inspect::{Hex, Inspect, Visit};
 use tofu_sync::{lock, read, write};
 
 /// The most vectors an MSI-X table can have.
-pub const MAX_VECTORS: u16 = 2048;
+pub(crate) const MAX_VECTORS: u16 = 2048;
 
 const ENTRY_SIZE: u64 = 16;
 
@@ -94,12 +94,12 @@ impl MsixTable {
     }
 
     /// Size of the table in bytes.
-    pub fn table_size(&self) -> u64 {
+    pub(crate) fn table_size(&self) -> u64 {
         u64::from(self.len()) * ENTRY_SIZE
     }
 
     /// Size of the pending bit array in bytes: one bit a vector, whole qwords.
-    pub fn pba_size(&self) -> u64 {
+    pub(crate) fn pba_size(&self) -> u64 {
         u64::from(self.len()).div_ceil(64) * 8
     }
 
@@ -164,7 +164,7 @@ impl MsixTable {
 
     /// Reads the table. Aligned 4- and 8-byte accesses inside it are defined by
     /// the specification; anything else reads as ones.
-    pub fn table_read(&self, offset: u64, data: &mut [u8]) {
+    pub(crate) fn table_read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
         if !self.covers(self.table_size(), offset, data.len()) {
             return;
@@ -202,7 +202,7 @@ impl MsixTable {
 
     /// Reads the pending bit array; same rules as the table. Writes have no
     /// effect, so there is no method for them.
-    pub fn pba_read(&self, offset: u64, data: &mut [u8]) {
+    pub(crate) fn pba_read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
         if !self.covers(self.pba_size(), offset, data.len()) {
             return;

@@ -142,7 +142,7 @@ impl LinkEnd {
     }
 
     /// Whether the other end may know of this life.
-    pub const fn has_spoken(&self) -> bool {
+    pub(crate) const fn has_spoken(&self) -> bool {
         self.spoken
     }
 
@@ -162,7 +162,7 @@ impl LinkEnd {
     }
 
     /// Whether arriving packets are discarded until RESTART.
-    pub const fn is_discarding(&self) -> bool {
+    pub(crate) const fn is_discarding(&self) -> bool {
         self.rx.discarding
     }
 

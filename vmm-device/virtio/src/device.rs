@@ -94,7 +94,7 @@ impl<'a> Io<'a> {
     }
 
     /// Whether driver and device have agreed on these features.
-    pub fn negotiated(&self, features: u64) -> bool {
+    pub(crate) fn negotiated(&self, features: u64) -> bool {
         self.features & features == features
     }
 

@@ -3,7 +3,7 @@
 /// PCI vendor of all virtio devices (1.2, 4.1.2).
 pub const VENDOR_ID: u16 = 0x1af4;
 /// PCI device ID of virtio device 0; the device's number is added (1.2, 4.1.2).
-pub const DEVICE_ID_BASE: u16 = 0x1040;
+pub(crate) const DEVICE_ID_BASE: u16 = 0x1040;
 
 /// Kinds of devices (1.2, 5).
 pub mod kind {
@@ -12,7 +12,7 @@ pub mod kind {
     /// Console.
     pub const CONSOLE: u16 = 3;
     /// Entropy source.
-    pub const RNG: u16 = 4;
+    pub(crate) const RNG: u16 = 4;
     /// IOMMU.
     pub const IOMMU: u16 = 23;
 }
@@ -98,7 +98,7 @@ pub const NO_VECTOR: u16 = 0xffff;
 /// Interrupt status: a queue has something (1.2, 4.1.4.5).
 pub const ISR_QUEUE: u8 = 1;
 /// Interrupt status: the configuration or the status has changed.
-pub const ISR_CONFIG: u8 = 2;
+pub(crate) const ISR_CONFIG: u8 = 2;
 
 /// The BAR of the transport's registers (ours): 32-bit, 16 KiB.
 pub const REGISTER_BAR: u8 = 0;
@@ -109,11 +109,11 @@ pub const REGISTER_BAR_SIZE: u64 = 0x4000;
 /// The common configuration in [`REGISTER_BAR`]. Each part has a page of its own.
 pub const COMMON_AT: u64 = 0x0000;
 /// The interrupt status in [`REGISTER_BAR`].
-pub const ISR_AT: u64 = 0x1000;
+pub(crate) const ISR_AT: u64 = 0x1000;
 /// The device configuration in [`REGISTER_BAR`].
-pub const DEVICE_AT: u64 = 0x2000;
+pub(crate) const DEVICE_AT: u64 = 0x2000;
 /// The notification register in [`REGISTER_BAR`]: one for all queues, as the
 /// device looks at all of them whenever it is woken.
 pub const NOTIFY_AT: u64 = 0x3000;
 /// Size of the notification register in bytes.
-pub const NOTIFY_SIZE: u64 = 4;
+pub(crate) const NOTIFY_SIZE: u64 = 4;

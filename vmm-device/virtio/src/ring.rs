@@ -170,7 +170,7 @@ impl Chain {
 
     /// The memory of `len` bytes from the `from`th readable one on, part by part; fewer if the
     /// chain ends before. A part outside of memory is an error, and not the last item.
-    pub fn read_slices<'a>(
+    pub(crate) fn read_slices<'a>(
         &'a self,
         memory: &'a DeviceMemory,
         from: u64,
@@ -180,7 +180,7 @@ impl Chain {
     }
 
     /// The same for those that the device writes.
-    pub fn write_slices<'a>(
+    pub(crate) fn write_slices<'a>(
         &'a self,
         memory: &'a DeviceMemory,
         from: u64,

@@ -29,7 +29,7 @@ pub struct Registers {
 
 impl Registers {
     /// Names of [`Registers::general`].
-    pub const GENERAL_NAMES: [&'static str; 16] = [
+    pub(crate) const GENERAL_NAMES: [&'static str; 16] = [
         "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12",
         "r13", "r14", "r15",
     ];

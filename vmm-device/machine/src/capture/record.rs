@@ -20,9 +20,9 @@ pub const VERSION: u8 = 1;
 /// Size of the header, in bytes.
 pub const HEADER_SIZE: usize = 56;
 /// Size of the additional header of a frame on a modelled link, in bytes.
-pub const LINK_SIZE: usize = 24;
+pub(crate) const LINK_SIZE: usize = 24;
 /// Size of a record with the largest frame, in bytes.
-pub const SNAPLEN: usize = HEADER_SIZE + LINK_SIZE + FRAME_MAX;
+pub(crate) const SNAPLEN: usize = HEADER_SIZE + LINK_SIZE + FRAME_MAX;
 
 /// Added to the kind in TLP headers that were made for the record. Kinds of packet buffers are
 /// less.
