@@ -12,7 +12,7 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use tofu_abi::table::PageSize;
 use tofu_abi::{CqId, Rcode, StagOffset, TniId};
-use tofu_cables::{Hello, Joining, Mesh, News, PartStatus, Receive, hosts};
+use tofu_cables::{Hello, Joining, Mesh, PartEvent, PartStatus, Receive, hosts};
 use tofu_driver::{Access, Cq, CqConfig, Device, MemoryRange, Order, Platform, Target};
 use tofu_fabric::{PartId, Shape};
 use tofu_inproc::InProcess;
@@ -57,7 +57,7 @@ impl Receive for Echo {
 
     fn room(&self) {}
 
-    fn news(&self, _: News) {}
+    fn event(&self, _: PartEvent) {}
 }
 
 /// Tells of answers.
@@ -71,7 +71,7 @@ impl Receive for Answers {
 
     fn room(&self) {}
 
-    fn news(&self, _: News) {}
+    fn event(&self, _: PartEvent) {}
 }
 
 /// Two ends of the transport, and a channel that announces answers.
@@ -110,11 +110,11 @@ impl Receive for Inwards {
         self.0.room();
     }
 
-    fn news(&self, news: News) {
-        match news {
-            News::Went(part, _) => self.0.part_went(part),
-            News::Status(part, PartStatus::Here) => self.0.part_came(part),
-            News::Status(..) => {}
+    fn event(&self, event: PartEvent) {
+        match event {
+            PartEvent::Went(part, _) => self.0.part_went(part),
+            PartEvent::Status(part, PartStatus::Here) => self.0.part_came(part),
+            PartEvent::Status(..) => {}
         }
     }
 }

@@ -30,7 +30,8 @@ pub mod vars {
     pub const PER_NODE: &str = "JTOFU_MAPINFO_PPN";
     /// Total number of processes. Default: as many as fit.
     pub const PROCESSES: &str = "JTOFU_MAPINFO_PROC";
-    /// The path of a file with [`news`](crate::news) of dead links, instead of this node's own.
+    /// The path of a file with [`dead_links`](crate::dead_links) of dead links, instead of this
+    /// node's own.
     pub const LINKS: &str = "TOFU_LINKS";
 }
 

@@ -8,20 +8,20 @@
 
 #![forbid(unsafe_code)]
 
+mod axis_embedding;
 mod env;
 mod jobs;
+mod link_state;
 mod map;
 mod mapinfo;
-mod news;
 mod route;
-mod strand;
 mod system;
 
 pub use env::{EnvError, from_env, from_vars, vars};
 pub use jobs::{JobError, Jobs};
+pub use link_state::dead_links;
 pub use map::{AxisMap, LogicalShape, LogicalShapeError, MapError, RankMap};
 pub use mapinfo::{Job, Mapinfo, MapinfoError};
-pub use news::news;
 pub use route::{PathTo, RouteError};
 pub use system::{System, SystemError};
 pub use tofu_abi::{Coords, Path};

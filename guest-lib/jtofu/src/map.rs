@@ -9,12 +9,12 @@ use tofu_abi::topology::{Axis, Shape};
 use tofu_abi::{Coords, decimal};
 
 use crate::System;
-use crate::strand::{GridPoint, StrandPlan};
+use crate::axis_embedding::{GridPoint, StrandPlan};
 
 /// The most nodes of a machine, and so the longest axis of a job.
 const MAX_NODES: u32 = Shape::LARGEST.nodes();
-/// How many strands of each kind, length and choice of axes are combined with others, for jobs of
-/// one, two and three axes. With more axes, there are more combinations.
+/// How many embeddings of each kind, length and choice of axes are combined with others, for jobs
+/// of one, two and three axes. With more axes, there are more combinations.
 const PLANS_USED: [usize; 3] = [16, 4, 2];
 /// Places in the machine that are tried for each folding of the axes, and in total. These limits
 /// matter only when nodes have failed: without failures the first try succeeds.
@@ -177,8 +177,8 @@ pub struct RankMap {
     nodes: Vec<Coords>,
 }
 
-/// The places of a strand, if it can be laid.
-type Strand = Option<Rc<Vec<GridPoint>>>;
+/// The places of an embedding, if it can be laid.
+type AxisEmbedding = Option<Rc<Vec<GridPoint>>>;
 
 /// A way to fold all axes of the job.
 #[derive(Clone, Copy)]
@@ -397,7 +397,7 @@ fn foldings(system: &System, shape: LogicalShape, closed: bool) -> Vec<Folding> 
 fn lay(system: &System, shape: LogicalShape, foldings: &[Folding]) -> Option<RankMap> {
     let (mut tries, mut work) = (0, 0);
     // Strands without holes occur in many foldings.
-    let mut known: HashMap<StrandPlan, Strand> = HashMap::new();
+    let mut known: HashMap<StrandPlan, AxisEmbedding> = HashMap::new();
     for folding in foldings {
         let lens = folding.lens();
         let whole = folding.plans.map(|plan| {
@@ -444,7 +444,7 @@ fn holes(
     folding: &Folding,
     turn: usize,
     failed: &[GridPoint],
-    strands: &[Strand; 3],
+    strands: &[AxisEmbedding; 3],
 ) -> HashSet<GridPoint> {
     let on = |place: &GridPoint, axes: u8| {
         let mut part = *place;

@@ -20,4 +20,4 @@ mod server;
 pub mod wire;
 
 pub use crate::client::{Ask, Failure, Fetch, Poll, Settings, Task};
-pub use crate::server::{Boot, Content, Counters, Fault, News, Server};
+pub use crate::server::{Boot, BootEvent, Content, Counters, Fault, Server};

@@ -80,7 +80,7 @@ pub enum Fault {
 
 /// Something about a node that people may want to see.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum BootEvent {
     /// It begins to boot.
     Begun(Coords),
     /// It was given so much of a file, in percent, for the first time.
@@ -154,7 +154,7 @@ impl Server {
     }
 
     /// Takes a message from a node.
-    pub fn receive(&mut self, from: Coords, bytes: &[u8]) -> Option<News> {
+    pub fn receive(&mut self, from: Coords, bytes: &[u8]) -> Option<BootEvent> {
         let Ok((envelope, message)) = parse(bytes) else {
             self.counters.malformed += 1;
             return None;
@@ -180,7 +180,7 @@ impl Server {
                     if queued {
                         self.turns.retain(|node| *node != from);
                     }
-                    news = Some(News::Begun(from));
+                    news = Some(BootEvent::Begun(from));
                 }
                 Work::Offer
             }
@@ -196,7 +196,7 @@ impl Server {
                     if percent > before && client.session == envelope.session {
                         client.percent[file] = percent;
                         let role = boot.manifest.files[file].role;
-                        news = Some(News::Progress(from, role, percent));
+                        news = Some(BootEvent::Progress(from, role, percent));
                     }
                     Work::Read(range)
                 }
@@ -205,8 +205,8 @@ impl Server {
             Message::Report(state, text) => {
                 if !core::mem::replace(&mut client.reported, true) {
                     news = Some(match state {
-                        BootState::Starting => News::Starting(from),
-                        BootState::Failed => News::Failed(from, text.to_string()),
+                        BootState::Starting => BootEvent::Starting(from),
+                        BootState::Failed => BootEvent::Failed(from, text.to_string()),
                     });
                 }
                 Work::Ack

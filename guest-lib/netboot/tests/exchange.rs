@@ -9,7 +9,9 @@ use tofu_abi::Coords;
 use tofu_netboot::wire::{
     self, BLOCK, BootState, FileRole, ImageKind, Manifest, Message, Range, Reason,
 };
-use tofu_netboot::{Ask, Boot, Content, Failure, Fault, Fetch, News, Poll, Server, Settings, Task};
+use tofu_netboot::{
+    Ask, Boot, BootEvent, Content, Failure, Fault, Fetch, Poll, Server, Settings, Task,
+};
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
@@ -72,7 +74,7 @@ struct World {
     dice: Dice,
     way: Sent,
     sent: u64,
-    news: Vec<News>,
+    news: Vec<BootEvent>,
 }
 
 impl World {
@@ -186,18 +188,18 @@ fn a_boot_is_told_from_its_begin_to_its_end() {
     }
     let me = node(0);
     let expected = [
-        News::Begun(me),
-        News::Progress(me, FileRole::Kernel, 33),
-        News::Progress(me, FileRole::Kernel, 66),
-        News::Progress(me, FileRole::Kernel, 100),
-        News::Progress(me, FileRole::Initrd, 100),
-        News::Starting(me),
+        BootEvent::Begun(me),
+        BootEvent::Progress(me, FileRole::Kernel, 33),
+        BootEvent::Progress(me, FileRole::Kernel, 66),
+        BootEvent::Progress(me, FileRole::Kernel, 100),
+        BootEvent::Progress(me, FileRole::Initrd, 100),
+        BootEvent::Starting(me),
     ];
     assert_eq!(world.news, expected);
     // It boots again, in another session.
     let mut again = Ask::manifest(settings(2), world.now_ns);
     world.run(me, &mut again).unwrap();
-    assert_eq!(world.news.last(), Some(&News::Begun(me)));
+    assert_eq!(world.news.last(), Some(&BootEvent::Begun(me)));
 }
 
 #[test]

@@ -15,17 +15,17 @@
 //! and, through the device, all memory that the others have mapped. VFIO cannot isolate them. So
 //! only root's processes share it this way. Processes of other users get rings and notices of their
 //! own queues and channels, as memory files. For everything else they ask the broker
-//! ([`wire::ApartRequest`]), which opens queues, writes tables and registers, and maps memory
-//! ([`ApartDevice`]).
+//! ([`wire::IsolatedRequest`]), which opens queues, writes tables and registers, and maps memory
+//! ([`IsolatedDevice`]).
 //!
 //! [`Broker`] is the process's side, [`SharedPlatform`] the resulting platform. The messages are in
 //! [`wire`]. [`VfioPlatform`](crate::VfioPlatform) has what the broker needs from this crate: its
 //! terms, addresses to grant, and revoking them.
 
-mod apart;
 mod client;
-pub(crate) mod foreign;
+mod isolated;
 mod own;
+pub(crate) mod shared_space;
 mod stop;
 pub mod wire;
 
@@ -33,8 +33,10 @@ use std::path::PathBuf;
 
 use crate::bdf::Bdf;
 
-pub use apart::{ApartChannel, ApartDevice, ApartQueue, BrokerPage, Joined, Part, RegisterError};
 pub use client::{Broker, BrokerError, Shared, SharedPlatform};
+pub use isolated::{
+    BrokerPage, IsolatedChannel, IsolatedDevice, IsolatedQueue, Joined, Part, RegisterError,
+};
 pub use own::ShareError;
 
 /// The right to have a device alone, where a broker would otherwise give it to the node's network.

@@ -17,7 +17,7 @@ use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioIommufd, VfioOps};
 
 use crate::bar::{Layout, Region};
 use crate::bdf::Bdf;
-use crate::broker::foreign::{unmap_in_container, unmap_in_ioas};
+use crate::broker::shared_space::{unmap_in_container, unmap_in_ioas};
 use crate::broker::wire::{SpaceKind, Terms};
 use crate::broker::{Reservation, socket_path};
 use crate::dma::{Pool, Right, Space};

@@ -54,8 +54,8 @@ fn netboot() {
 }
 
 #[test]
-fn news() {
-    replay("news", tofu_fuzz::news::run);
+fn link_state() {
+    replay("link_state", tofu_fuzz::link_state::run);
 }
 
 #[test]

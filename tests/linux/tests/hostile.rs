@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use rustix::process::Signal;
 use tofu_agent::wire::{FromGuest, FromProgram, Output, encode};
-use tofu_cables::{Mesh, News, PartStatus, Receive};
+use tofu_cables::{Mesh, PartEvent, PartStatus, Receive};
 use tofu_fabric::PartId;
 use tofu_linux_tests::sdk::has_compiler;
 use tofu_linux_tests::{Image, MOMENT, Place, Running, signal, wait_for};
@@ -313,7 +313,7 @@ struct Deaf;
 impl Receive for Deaf {
     fn message(&self, _: PartId, _: &[u8]) {}
     fn room(&self) {}
-    fn news(&self, _: News) {}
+    fn event(&self, _: PartEvent) {}
 }
 
 #[test]

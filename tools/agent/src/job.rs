@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tofu_sync::lock;
 
 use crate::credit::Credit;
-use crate::foreign;
+use crate::cross_arch;
 use crate::port::Reports;
 use crate::terminal::{self, Terminal};
 use crate::wire::{Exec, FromProgram, MAX_DATA, Output, Program, Status, WINDOW, WindowSize};
@@ -79,7 +79,7 @@ impl Job {
         let pipe = |wanted| if wanted { Stdio::piped() } else { Stdio::null() };
         command.stdin(pipe(exec.stdin && terminal.is_none()));
         command.stdout(pipe(terminal.is_none())).stderr(pipe(terminal.is_none()));
-        let spawned = foreign::check(&command).and_then(|()| command.spawn());
+        let spawned = cross_arch::check(&command).and_then(|()| command.spawn());
         let child = spawned.map_err(|error| {
             (error.kind() == io::ErrorKind::NotFound, format!("cannot run {name}: {error}"))
         })?;

@@ -15,8 +15,8 @@
 #![forbid(unsafe_code)]
 
 pub mod credit;
+mod cross_arch;
 pub mod files;
-mod foreign;
 mod job;
 pub mod pmi;
 mod port;

@@ -7,7 +7,7 @@ use std::process::Command;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-use crate::foreign;
+use crate::cross_arch;
 use crate::wire::WindowSize;
 
 /// The word that makes the agent [`become_program`].
@@ -67,7 +67,7 @@ pub fn become_program(path: &str, words: &[&str]) -> io::Error {
         return error;
     }
     match words.split_first() {
-        Some((name, args)) => foreign::exec(Command::new(name).args(args)),
+        Some((name, args)) => cross_arch::exec(Command::new(name).args(args)),
         None => io::ErrorKind::InvalidInput.into(),
     }
 }

@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::foreign;
+use crate::cross_arch;
 
 /// The word that makes the agent [`become_program`].
 pub const WORD: &str = "as";
@@ -40,5 +40,5 @@ pub fn become_program(user: &str, words: &[&str]) -> io::Error {
         // Setting the user also drops root's other groups.
         command.uid(user).gid(user);
     }
-    foreign::exec(&mut command)
+    cross_arch::exec(&mut command)
 }

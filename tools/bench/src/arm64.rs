@@ -11,8 +11,8 @@ use std::time::Duration;
 use serde::Serialize;
 use tofu_image::Arch;
 use tofu_linux_nodes::lan::Ethernet;
-use tofu_linux_nodes::outfits::{Monitors, Outfits};
 use tofu_linux_nodes::progress::ImageProgress;
+use tofu_linux_nodes::runtimes::{Monitors, Runtimes};
 use tofu_supervisor::options::{LinuxArgs, MachineArgs};
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::units::{Driver, Timeout};
@@ -83,7 +83,7 @@ fn prepare() -> anyhow::Result<()> {
         ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
     for arch in Arch::ALL {
         let args = machine(arch, SHAPE)?;
-        Outfits::prepare(&Plan::new(&args)?, &args.linux, &Monitors::qemu(), &progress)?;
+        Runtimes::prepare(&Plan::new(&args)?, &args.linux, &Monitors::qemu(), &progress)?;
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use tofu_image::{Arch, Cache, Kernel, Spec};
-use tofu_linux_nodes::kit::tools;
+use tofu_linux_nodes::boot_files::tools;
 use tofu_linux_nodes::lan::Ethernet;
 use tofu_linux_nodes::progress::ImageProgress;
 use tofu_supervisor::guest::{Guest, GuestName};

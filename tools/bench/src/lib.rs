@@ -9,12 +9,12 @@ mod barrier;
 mod baseline;
 mod driver;
 mod figures;
-mod foreign;
 mod ip;
 mod linux;
 mod machine;
 mod netboot;
 mod tnw;
+mod tool_output;
 mod veth;
 
 use std::fmt;

@@ -13,28 +13,28 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use tofu_agent::wire::{Exec, Output, Program, Status};
 use tofu_image::{Cache, Silent, Spec};
+use tofu_linux_nodes::boot_files::tools;
 use tofu_linux_nodes::host::LinuxHost;
-use tofu_linux_nodes::kit::tools;
 use tofu_linux_nodes::lan::Ethernet;
-use tofu_linux_nodes::outfits::{Monitors, Outfits};
 use tofu_linux_nodes::progress::ImageProgress;
+use tofu_linux_nodes::runtimes::{Monitors, Runtimes};
 use tofu_machine::Doorbells;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event;
 use tofu_supervisor::guest::Guest;
-use tofu_supervisor::named::Named;
 use tofu_supervisor::node::AgentNode;
 use tofu_supervisor::options::{LinuxArgs, MachineArgs};
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::programs;
 use tofu_supervisor::registry::Registry;
 use tofu_supervisor::runner::{self, Backend, Machines, Running};
+use tofu_supervisor::session::Session;
 use tofu_supervisor::units::{Doorbell, Driver, ImageName, MemorySize};
 use tofu_ui::Style;
 
 use crate::figures::Latency;
-use crate::foreign;
 use crate::machine::up;
+use crate::tool_output;
 
 /// The image with the third-party programs to compare with.
 const IMAGE: &str = "bench";
@@ -172,7 +172,7 @@ pub(crate) fn prepare() -> anyhow::Result<()> {
     let progress =
         ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
     let (args, _) = modes()?;
-    Outfits::prepare(&Plan::new(&args)?, &args.linux, &Monitors::qemu(), &progress)?;
+    Runtimes::prepare(&Plan::new(&args)?, &args.linux, &Monitors::qemu(), &progress)?;
     let cache = Cache::from_env()?;
     let has_all = |with: &[String]| PACKAGES.iter().all(|name| with.iter().any(|w| w == name));
     let known = cache.find(IMAGE).ok().flatten();
@@ -245,7 +245,7 @@ pub(crate) struct Lab {
     // Dropped in this order: guests end before the values that own their files.
     _running: Box<dyn Running>,
     pub(crate) guests: Guests,
-    _named: Named,
+    _session: Session,
     pub(crate) monitor: String,
     pub(crate) ready: Duration,
 }
@@ -255,15 +255,15 @@ impl Lab {
     pub(crate) fn start(args: &MachineArgs, lan: Ethernet) -> anyhow::Result<Self> {
         let start = Instant::now();
         let plan = Plan::new(args)?;
-        let outfits = Outfits::prepare(&plan, &args.linux, &Monitors::qemu(), &Silent)?;
-        let monitor = outfits.first.runs_on();
-        let mut named = Named::new(&plan, args)?;
+        let runtime = Runtimes::prepare(&plan, &args.linux, &Monitors::qemu(), &Silent)?;
+        let monitor = runtime.first.runs_on();
+        let mut session = Session::new(&plan, args)?;
         let (sender, _events) = event::events();
-        let registry = named.serve(&plan, sender.clone())?;
+        let registry = session.serve(&plan, sender.clone())?;
         let host = LinuxHost {
-            outfits,
-            dir: named.dir.path().to_owned(),
-            group: named.janitor.group(),
+            runtime,
+            dir: session.dir.path().to_owned(),
+            group: session.janitor.group(),
             boot_timeout: args.linux.boot_timeout.0,
             lan,
             registry: Arc::clone(&registry),
@@ -277,7 +277,7 @@ impl Lab {
         let running = machines.start(&plan, sender)?;
         let ready = start.elapsed();
         let guests = Guests(registry);
-        Ok(Self { _running: running, guests, _named: named, monitor, ready })
+        Ok(Self { _running: running, guests, _session: session, monitor, ready })
     }
 }
 
@@ -410,7 +410,7 @@ impl Guests {
     /// Measures round trips from node 0 by ICMP.
     pub(crate) fn ping(&self, what: &str, options: &str, peer: &str) -> anyhow::Result<Latency> {
         let output = self.must(0, &format!("ping {options} {peer}"))?;
-        let mut times = foreign::ping(&output);
+        let mut times = tool_output::ping(&output);
         times.sort_by(f64::total_cmp);
         let at = |percent: usize| {
             times.get(times.len() * percent / 100).copied().context("ping: no answers")
@@ -436,7 +436,7 @@ impl Guests {
         let before = processor_s();
         let output = self.client("iperf3 -s -1", &client)?;
         let after = processor_s();
-        let mib_per_s = foreign::iperf(&output).context("iperf3: no result")?;
+        let mib_per_s = tool_output::iperf(&output).context("iperf3: no result")?;
         let spent_s = before.zip(after).map(|(before, after)| after - before);
         let processor_ms_per_mib =
             spent_s.map(|spent_s| 1e3 * spent_s / (mib_per_s * f64::from(seconds)));
@@ -456,7 +456,7 @@ impl Guests {
         let count = if quick { 100 } else { 1000 };
         let server = format!("ib_write_lat -F -d rxe0 -s 8 -n {count}");
         let output = self.client(&server, &format!("{server} {PEER}"))?;
-        let times = foreign::write_latency(&output, 8).context("ib_write_lat: no result")?;
+        let times = tool_output::write_latency(&output, 8).context("ib_write_lat: no result")?;
         let [min_us, p50_us, p99_us] = times;
         Ok(Latency { what: "rxe, ib_write_lat, one way".into(), bytes: 8, min_us, p50_us, p99_us })
     }
@@ -467,7 +467,7 @@ impl Guests {
         let server = format!("ib_write_bw -F -d rxe0 -s {bytes} -n {} -t 16", total / bytes);
         let output = self.client(&server, &format!("{server} {PEER}"))?;
         let mib_per_s =
-            foreign::write_throughput(&output, bytes).context("ib_write_bw: no result")?;
+            tool_output::write_throughput(&output, bytes).context("ib_write_bw: no result")?;
         Ok(Throughput::new(RXE, Some(bytes), mib_per_s))
     }
 }

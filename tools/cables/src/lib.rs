@@ -10,16 +10,16 @@
 
 #![deny(unsafe_code)]
 
-mod door;
+mod handshake;
 mod hello;
 pub mod hosts;
+mod keepalive;
 mod link;
 mod mesh;
 mod peer;
-mod pulse;
 mod streams;
 
-pub use crate::door::Joining;
+pub use crate::handshake::Joining;
 pub use crate::hello::{Hello, PartStatus};
-pub use crate::mesh::{Mesh, News, PeerInfo, Receive};
+pub use crate::mesh::{Mesh, PartEvent, PeerInfo, Receive};
 pub use crate::streams::Visit;

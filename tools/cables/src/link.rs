@@ -18,7 +18,7 @@ use tofu_abi::codes;
 use tofu_machine::MAX_MESSAGE;
 use tofu_sync::lock;
 
-use crate::pulse::Acks;
+use crate::keepalive::Acks;
 
 /// No more requests are accepted while this many bytes wait for the socket.
 const ENOUGH: u64 = 4 << 20;

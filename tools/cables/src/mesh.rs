@@ -12,11 +12,11 @@ use tofu_fabric::PartId;
 use tofu_machine::Transport;
 use tofu_sync::{lock, read, write};
 
-use crate::door::{Joining, Verdict, taken};
+use crate::handshake::{Joining, Verdict, taken};
 use crate::hello::{Hello, PartStatus};
+use crate::keepalive::{Dead, HOLD, Keepalive, SILENCE, Signs};
 use crate::link::FrameKind;
 use crate::peer::{Frame, Met, Peer};
-use crate::pulse::{Dead, HOLD, Pulse, SILENCE, Signs};
 use crate::streams::Visit;
 
 /// About the most bytes of a part's frames that wait here until the part has taken answers. Beyond
@@ -25,7 +25,7 @@ const MOST_DEFERRED: usize = 64 << 20;
 
 /// Events of other parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum PartEvent {
     /// A part has gone, for this reason.
     Went(PartId, String),
     /// A part has reported its status. A part that was gone sends [`PartStatus::Here`] when it
@@ -69,7 +69,7 @@ pub trait Receive: Send + Sync {
     fn room(&self);
 
     /// Handles an event of a part.
-    fn news(&self, news: News);
+    fn event(&self, event: PartEvent);
 
     /// Serves a stream that a part has opened. This must be done on a thread of its own; a stream
     /// that is dropped is closed.
@@ -231,17 +231,17 @@ impl Mesh {
     /// Sends keep-alives, and checks whether the other parts are still alive.
     fn look_after(&self) {
         let timeout = self.joining.timeout;
-        let mut pulses: Vec<_> = self.places.iter().map(|_| (None, Pulse::default())).collect();
+        let mut pulses: Vec<_> = self.places.iter().map(|_| (None, Keepalive::default())).collect();
         let mut last = Instant::now();
         while !self.left.load(SeqCst) {
-            thread::sleep(Pulse::beat(timeout));
+            thread::sleep(Keepalive::beat(timeout));
             let after = last.elapsed();
             last = Instant::now();
             for (part, peer) in self.present() {
-                let (whose, pulse) = &mut pulses[part.index()];
+                let (whose, keepalive) = &mut pulses[part.index()];
                 // Another process holds the part now.
                 if *whose != Some(Arc::as_ptr(&peer)) {
-                    (*whose, *pulse) = (Some(Arc::as_ptr(&peer)), Pulse::default());
+                    (*whose, *keepalive) = (Some(Arc::as_ptr(&peer)), Keepalive::default());
                 }
                 let signs = Signs {
                     received: peer.received.swap(false, SeqCst),
@@ -249,7 +249,7 @@ impl Mesh {
                     holds: peer.holds.load(SeqCst),
                     acks: peer.link.acks().unwrap_or_default(),
                 };
-                if let Some(why) = pulse.look(after, signs, timeout) {
+                if let Some(why) = keepalive.look(after, signs, timeout) {
                     let _ = peer.dead.set(why);
                     peer.link.close();
                 }
@@ -355,7 +355,7 @@ impl Inbox {
                 Ok(PartStatus::Here) if self.here => {}
                 Ok(status) => {
                     self.here |= status == PartStatus::Here;
-                    to.news(News::Status(part, status));
+                    to.event(PartEvent::Status(part, status));
                 }
                 Err(_) if self.unknown => {}
                 Err(error) => {
@@ -421,7 +421,7 @@ impl Mesh {
         }
         peer.streams.end();
         // Before another process can take the part.
-        to.news(News::Went(part, went(&why, peer.dead.get())));
+        to.event(PartEvent::Went(part, went(&why, peer.dead.get())));
         peer.gone.store(true, SeqCst);
         peer.link.leave();
         self.let_go(part);

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use tofu_fabric::PartId;
 
 use crate::hello::Hello;
+use crate::keepalive::Dead;
 use crate::link::{FrameKind, Link};
-use crate::pulse::Dead;
 use crate::streams::Streams;
 
 /// A connection to another part after the greetings.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tofu_abi::table::PageSize;
 use tofu_abi::{CqId, Rcode, StagOffset, TniId};
-use tofu_cables::{Hello, Joining, Mesh, News, PartStatus, Receive, hosts};
+use tofu_cables::{Hello, Joining, Mesh, PartEvent, PartStatus, Receive, hosts};
 use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
 use tofu_fabric::{PartId, Shape};
 use tofu_inproc::{Buffer, InProcess};
@@ -73,7 +73,7 @@ fn join_again(dir: &Path, own: Hello) -> Joining {
 #[derive(Default)]
 struct Inbox {
     messages: Mutex<Vec<(PartId, Vec<u8>)>>,
-    news: Mutex<Vec<News>>,
+    event: Mutex<Vec<PartEvent>>,
     changed: Condvar,
 }
 
@@ -85,8 +85,8 @@ impl Receive for Inbox {
 
     fn room(&self) {}
 
-    fn news(&self, news: News) {
-        self.news.lock().unwrap().push(news);
+    fn event(&self, event: PartEvent) {
+        self.event.lock().unwrap().push(event);
         self.changed.notify_all();
     }
 }
@@ -107,19 +107,19 @@ impl Inbox {
     }
 
     /// Waits for the next event of another part, except for its first announcement.
-    fn next_news(&self) -> News {
-        let news = self.news.lock().unwrap();
-        let none = |news: &mut Vec<_>| news.is_empty();
-        let (mut news, _) = self.changed.wait_timeout_while(news, PATIENCE, none).unwrap();
-        assert!(!news.is_empty(), "nothing happens");
-        news.remove(0)
+    fn next_news(&self) -> PartEvent {
+        let event = self.event.lock().unwrap();
+        let none = |event: &mut Vec<_>| event.is_empty();
+        let (mut event, _) = self.changed.wait_timeout_while(event, PATIENCE, none).unwrap();
+        assert!(!event.is_empty(), "nothing happens");
+        event.remove(0)
     }
 
     /// Waits until `count` others have announced themselves.
     fn wait_for_all(&self, count: usize) {
         for _ in 0..count {
-            let news = self.next_news();
-            assert!(matches!(news, News::Status(_, PartStatus::Here)), "{news:?}");
+            let event = self.next_news();
+            assert!(matches!(event, PartEvent::Status(_, PartStatus::Here)), "{event:?}");
         }
     }
 }
@@ -169,7 +169,7 @@ fn messages_of_all_pairs_arrive_once_and_in_order() {
     }
     inboxes[0].wait_for_all(2);
     meshes[1].tell(PartStatus::Ended { failed: 2 });
-    let expected = News::Status(PartId(1), PartStatus::Ended { failed: 2 });
+    let expected = PartEvent::Status(PartId(1), PartStatus::Ended { failed: 2 });
     assert_eq!(inboxes[0].next_news(), expected);
 }
 
@@ -182,8 +182,8 @@ fn a_part_that_leaves_is_seen_and_reached_no_more() {
     inboxes[1].wait_for_messages(1);
     inboxes[0].wait_for_all(1);
     meshes[1].leave();
-    let news = inboxes[0].next_news();
-    assert_eq!(news, News::Went(PartId(1), "its process has ended".to_owned()));
+    let event = inboxes[0].next_news();
+    assert_eq!(event, PartEvent::Went(PartId(1), "its process has ended".to_owned()));
     while meshes[0].send(PartId(1), vec![1]) {
         thread::yield_now();
     }
@@ -205,8 +205,8 @@ fn a_part_that_says_something_and_leaves_is_heard() {
             meshes[1].tell(ended);
             meshes[1].leave();
         });
-        assert_eq!(inboxes[0].next_news(), News::Status(PartId(1), ended));
-        let went = News::Went(PartId(1), "its process has ended".to_owned());
+        assert_eq!(inboxes[0].next_news(), PartEvent::Status(PartId(1), ended));
+        let went = PartEvent::Went(PartId(1), "its process has ended".to_owned());
         assert_eq!(inboxes[0].next_news(), went);
     }
 }
@@ -224,8 +224,8 @@ fn any_part_may_come_back_and_hears_how_the_others_are() {
         let (own, others) = (PartId(part), [0, 1, 2].into_iter().filter(|other| *other != part));
         meshes[own.index()].leave();
         for other in others.clone() {
-            let news = inboxes[other as usize].next_news();
-            assert_eq!(news, News::Went(own, "its process has ended".to_owned()));
+            let event = inboxes[other as usize].next_news();
+            assert_eq!(event, PartEvent::Went(own, "its process has ended".to_owned()));
         }
         meshes[own.index()] = Arc::clone(&meshes[usize::from((part + 1) % PARTS)]);
         let joining = join_again(&dir, hello(part, PARTS.into()));
@@ -233,8 +233,8 @@ fn any_part_may_come_back_and_hears_how_the_others_are() {
         meshes[own.index()] = Arc::clone(&again);
         inboxes[own.index()] = Inbox::of(&again);
         for other in others.clone() {
-            let news = inboxes[other as usize].next_news();
-            assert_eq!(news, News::Status(own, PartStatus::Here));
+            let event = inboxes[other as usize].next_news();
+            assert_eq!(event, PartEvent::Status(own, PartStatus::Here));
             assert!(meshes[other as usize].send(own, vec![other as u8]));
             assert!(again.send(PartId(other), vec![9]));
             inboxes[other as usize].wait_for_messages(1);
@@ -245,7 +245,7 @@ fn any_part_may_come_back_and_hears_how_the_others_are() {
         inboxes[own.index()].wait_for_all(2);
     }
     meshes[0].tell(PartStatus::Ended { failed: 0 });
-    let ended = News::Status(PartId(0), PartStatus::Ended { failed: 0 });
+    let ended = PartEvent::Status(PartId(0), PartStatus::Ended { failed: 0 });
     for inbox in &inboxes[1..] {
         assert_eq!(inbox.next_news(), ended);
     }
@@ -369,12 +369,12 @@ fn those_who_say_nothing_hold_up_nobody() {
     // Silent connections do not disturb a part that comes back later either.
     let _flood = silent(100);
     second.leave();
-    assert!(matches!(inboxes[0].next_news(), News::Went(PartId(1), _)));
+    assert!(matches!(inboxes[0].next_news(), PartEvent::Went(PartId(1), _)));
     drop(second);
     let again = join_again(&dir, hello(1, 2));
     let again = Arc::new(again.meet(&mut |_, _| ()).unwrap());
     let _inbox = Inbox::of(&again);
-    assert_eq!(inboxes[0].next_news(), News::Status(PartId(1), PartStatus::Here));
+    assert_eq!(inboxes[0].next_news(), PartEvent::Status(PartId(1), PartStatus::Here));
 }
 
 /// Takes no messages before it is opened.
@@ -401,8 +401,8 @@ impl Receive for Gate {
 
     fn room(&self) {}
 
-    fn news(&self, news: News) {
-        self.inbox.news(news);
+    fn event(&self, event: PartEvent) {
+        self.inbox.event(event);
     }
 }
 
@@ -428,9 +428,9 @@ fn little_is_kept_for_a_part_that_takes_nothing_and_those_who_ask_are_held_back(
     };
     let passed = (0..).find(|number| !pass_on(*number)).unwrap();
     let bytes = passed as usize * PIECE;
-    let news = second.news.lock().unwrap();
-    assert!((64 << 20..160 << 20).contains(&bytes) && news.is_empty(), "{bytes}, {news:?}");
-    drop(news);
+    let event = second.event.lock().unwrap();
+    assert!((64 << 20..160 << 20).contains(&bytes) && event.is_empty(), "{bytes}, {event:?}");
+    drop(event);
     while meshes[0].has_room() {
         thread::yield_now();
     }
@@ -449,7 +449,7 @@ fn little_is_kept_for_a_part_that_takes_nothing_and_those_who_ask_are_held_back(
         thread::yield_now();
     }
     assert!(pass_on(0));
-    assert!(first.news.lock().unwrap().is_empty() && second.news.lock().unwrap().is_empty());
+    assert!(first.event.lock().unwrap().is_empty() && second.event.lock().unwrap().is_empty());
 }
 
 /// Passes messages of other parts to a machine. One of these parts may send anything.
@@ -465,11 +465,11 @@ impl Receive for Inwards {
         self.0.room();
     }
 
-    fn news(&self, news: News) {
-        match news {
-            News::Went(part, _) => self.0.part_went(part),
-            News::Status(part, PartStatus::Here) => self.0.part_came(part),
-            News::Status(..) => {}
+    fn event(&self, event: PartEvent) {
+        match event {
+            PartEvent::Went(part, _) => self.0.part_went(part),
+            PartEvent::Status(part, PartStatus::Here) => self.0.part_came(part),
+            PartEvent::Status(..) => {}
         }
     }
 }

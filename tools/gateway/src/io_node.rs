@@ -18,7 +18,7 @@ use tofu_machine::Machine;
 use tofu_pci::MsiSink;
 use tofu_sync::lock;
 
-use crate::honest::is_honest;
+use crate::antispoof::is_honest;
 
 /// Network interface of all nodes' links.
 const TNI: TniId = TniId::ALL[0];

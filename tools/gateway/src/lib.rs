@@ -12,8 +12,8 @@
 //! Whatever nodes send, nothing here panics, blocks, or takes memory without bound.
 #![deny(unsafe_code)]
 
+mod antispoof;
 mod datagrams;
-mod honest;
 mod io_node;
 mod prefix;
 mod stack;

@@ -15,7 +15,7 @@ use tofu_image::{Arch, Progress};
 
 use crate::args::{Libs, RunArgs};
 use crate::libraries::Closure;
-use crate::{elf, foreign, libraries};
+use crate::{cross_arch, elf, libraries};
 
 /// The most that is copied to nodes of a file or folder, in bytes.
 const MAX_COPY: u64 = 256 << 20;
@@ -132,7 +132,7 @@ impl Bundle {
                 (libraries::find_arm64(progress)?.0, None)
             }
             (Some(Arch::Arm64), Some(loader)) => {
-                let found = foreign::closure(&loader, path, progress);
+                let found = cross_arch::closure(&loader, path, progress);
                 let (ours, closure) = found.map_err(explain)?;
                 (ours, Some(closure))
             }

@@ -6,11 +6,11 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod bring;
 mod bundle;
+mod cross_arch;
 mod elf;
-mod everywhere;
-mod foreign;
+mod exec_all;
+mod fetch_outputs;
 mod job;
 mod lease;
 pub mod libraries;
@@ -21,8 +21,8 @@ mod place;
 mod user;
 
 pub use args::{Libs, RunArgs, Variable};
-pub use bring::complain;
-pub use everywhere::{Silence, run_on_all};
+pub use exec_all::{Silence, run_on_all};
+pub use fetch_outputs::complain;
 pub use job::write;
 
 /// Runs `tofu run` and returns the exit code.

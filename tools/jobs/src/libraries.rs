@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use tofu_image::{Arch, Progress, Sysroot};
-use tofu_linux_nodes::kit;
+use tofu_linux_nodes::boot_files;
 
 /// Returns the default image for MPI programs of an architecture.
 pub fn mpi_image(arch: Arch) -> &'static str {
@@ -70,7 +70,7 @@ pub fn find() -> anyhow::Result<Vec<PathBuf>> {
 ///
 /// If there are none, or they are for another architecture.
 pub fn find_arm64(progress: &dyn Progress) -> anyhow::Result<(Vec<PathBuf>, Sysroot)> {
-    let (folder, sysroot) = kit::arm64_libraries(progress)?;
+    let (folder, sysroot) = boot_files::arm64_libraries(progress)?;
     let found = LIBRARIES.map(|name| folder.join(name));
     for library in &found {
         let shown = || format!("library for arm64 {}", library.display());

@@ -55,7 +55,7 @@ use tofu_sync::queue::Receiver;
 use tofu_vfio_user::Backing;
 
 use crate::args::RunArgs;
-use crate::bring::Destination;
+use crate::fetch_outputs::Destination;
 use crate::job::{self, Control, Event, Label, Options, OutputTaker, Rank, Teller};
 use crate::place::{Placement, Wanted, lay};
 use crate::{elf, libraries};

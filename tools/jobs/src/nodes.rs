@@ -21,8 +21,8 @@ use tofu_linux_nodes::progress::{ImageProgress, is_interrupted};
 use tofu_ui::{Style, exit};
 
 use crate::args::RunArgs;
-use crate::bring::{self, Destination, Origin};
 use crate::bundle::Bundle;
+use crate::fetch_outputs::{self, Destination, Origin};
 use crate::job::{self, Control, EXIT_TIMEOUT, Event, Label, Options, OutputTaker, Rank, Teller};
 use crate::lease::{Got, Lease};
 use crate::machine::{Found, Machine};
@@ -279,7 +279,7 @@ impl Start<'_> {
             Some(destination) => {
                 let mut from = site.origins(&self.placement);
                 from.retain(|origin| left(&origin.node));
-                bring::bring(destination, &site.folder(), &from, self.args.json)
+                fetch_outputs::bring(destination, &site.folder(), &from, self.args.json)
             }
             None => Ok(()),
         };

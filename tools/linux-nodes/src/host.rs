@@ -26,15 +26,15 @@ use tofu_vfio_user::Backing;
 use crate::lan::{self, Ethernet, Lan};
 use crate::monitor::MonitorKind;
 use crate::node::{Common, LinuxNode};
-use crate::outfits::{MonitorChoice, Outfit, Outfits};
 use crate::own::{LatestMemory, Own};
 use crate::qemu;
+use crate::runtimes::{MonitorChoice, Runtime, Runtimes};
 use crate::setup::VmSetup;
 
 /// What Linux nodes need, apart from the plan.
 pub struct LinuxHost {
     /// What they boot, and the monitor that runs them.
-    pub outfits: Outfits,
+    pub runtime: Runtimes,
     /// Folder for sockets and logs.
     pub dir: PathBuf,
     /// Process group of the janitor.
@@ -51,7 +51,7 @@ pub struct LinuxHost {
 
 impl LinuxBackend for LinuxHost {
     fn boot_files(&self, plan: &Plan) -> LinuxFiles<'_> {
-        let Outfit { kit, kvm, .. } = self.outfits.of(Arch::default());
+        let Runtime { boot_files, kvm, .. } = self.runtime.of(Arch::default());
         let has_lan = !matches!(self.lan, Ethernet::None);
         let lines = plan.netbooted_linux().map(|(id, linux)| {
             // Nodes of other parts have no place in the Ethernet.
@@ -59,7 +59,11 @@ impl LinuxBackend for LinuxHost {
             let line = self.command_line(plan, plan.coords(id), linux, index.map(lan::ip));
             (id, qemu::with_clock(line, *kvm))
         });
-        LinuxFiles { kernel: &kit.kernel, initrd: &kit.initrd, command_lines: lines.collect() }
+        LinuxFiles {
+            kernel: &boot_files.kernel,
+            initrd: &boot_files.initrd,
+            command_lines: lines.collect(),
+        }
     }
 
     fn start(
@@ -76,7 +80,7 @@ impl LinuxBackend for LinuxHost {
         for (index, (id, linux)) in plan.linux().enumerate() {
             let at = plan.coords(id);
             let socket = self.dir.join(node_file("node", at, "sock"));
-            let Outfit { kit, monitor, kvm } = self.outfits.of(linux.arch);
+            let Runtime { boot_files, monitor, kvm } = self.runtime.of(linux.arch);
             let kind = match monitor {
                 MonitorChoice::Qemu(qemu) => {
                     served.push(Served::at_path(
@@ -106,7 +110,7 @@ impl LinuxBackend for LinuxHost {
                 }
             };
             let setup = VmSetup {
-                kit: Arc::clone(kit),
+                boot_files: Arc::clone(boot_files),
                 name: node_name(at),
                 memory: linux.memory,
                 arm_cpu: plan.cpu,
@@ -176,9 +180,9 @@ impl LinuxHost {
     ) -> String {
         let machine = command_line::machine(plan, "tofu.");
         let ip = ip.map(|ip| format!("tofu.ip={ip} ")).unwrap_or_default();
-        let kit = &self.outfits.of(linux.arch).kit;
-        let driver = if kit.without_driver { "module_blacklist=tofu " } else { "" };
-        let own = match kit.arch {
+        let boot_files = &self.runtime.of(linux.arch).boot_files;
+        let driver = if boot_files.without_driver { "module_blacklist=tofu " } else { "" };
+        let own = match boot_files.arch {
             Arch::X86_64 => format!("console=ttyS0 {TCG_ARGUMENTS} intel_iommu=on"),
             Arch::Arm64 => "console=ttyAMA0".to_owned(),
         };

@@ -5,13 +5,13 @@
 #![forbid(unsafe_code)]
 
 mod arm64;
+pub mod boot_files;
 pub mod host;
-pub mod kit;
 pub mod lan;
 mod monitor;
 mod node;
-pub mod outfits;
 mod own;
 pub mod progress;
 pub mod qemu;
+pub mod runtimes;
 mod setup;

@@ -310,7 +310,7 @@ impl AgentNode for LinuxNode {
     }
 
     fn arch(&self) -> Arch {
-        self.setup.kit.arch
+        self.setup.boot_files.arch
     }
 
     fn status(&self) -> NodeStatus {

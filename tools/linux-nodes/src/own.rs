@@ -118,13 +118,13 @@ fn connect(vm: &Vm, endpoint: &Endpoint) {
 
 /// Starts a virtual machine.
 pub(crate) fn start(own: &Own, setup: &VmSetup) -> anyhow::Result<Started> {
-    let kit = &setup.kit;
+    let boot_files = &setup.boot_files;
     let read = |path: &std::path::Path| {
         tofu_input::read(path, tofu_input::BOOT)
             .with_context(|| format!("cannot read {}", path.display()))
     };
     let (kernel, initrd, command_line) = match &setup.firmware {
-        None => (read(&kit.kernel)?, Some(read(&kit.initrd)?), &setup.command_line),
+        None => (read(&boot_files.kernel)?, Some(read(&boot_files.initrd)?), &setup.command_line),
         Some(firmware) => (read(&firmware.file)?, None, &firmware.command_line),
     };
     let config = VmConfig {
@@ -152,7 +152,7 @@ pub(crate) fn start(own: &Own, setup: &VmSetup) -> anyhow::Result<Started> {
     add(&vm, "agent", ports, first())?;
     let iommu = add(&vm, "iommu", iommu, first())?;
     add(&vm, "rng", Rng::new(), first())?;
-    if let Some(root) = &kit.root {
+    if let Some(root) = &boot_files.root {
         let id = "tofu-root".to_owned();
         let disk = Block::open(&BlockConfig { path: root.clone(), read_only: true, id })?;
         add(&vm, "root", disk, first())?;

@@ -114,7 +114,7 @@ fn arguments(setup: &VmSetup, passed: &mut Passed) -> anyhow::Result<Vec<OsStrin
     add(&["-name", &setup.name, "-nodefaults", "-no-user-config", "-display", "none"]);
     // A guest that resets itself has ended, for example after a kernel panic.
     add(&["-no-reboot"]);
-    let arch = setup.kit.arch;
+    let arch = setup.boot_files.arch;
     if arch == Arch::X86_64 {
         // To wake up from S3 resets the machine, and QEMU then loads the kernel again, over the
         // one that is to continue. Without it, guests suspend to idle, and keep their state.
@@ -157,8 +157,8 @@ fn arguments(setup: &VmSetup, passed: &mut Passed) -> anyhow::Result<Vec<OsStrin
         add(&["-device", &format!("virtio-net-pci,netdev=lan,mac={mac},romfile=")]);
     }
     add(&["-device", &device_argument(&setup.device)]);
-    let kit = &setup.kit;
-    if let Some(root) = &kit.root {
+    let boot_files = &setup.boot_files;
+    if let Some(root) = &boot_files.root {
         let fd = passed.open(root)?;
         add(&["-add-fd", &format!("fd={fd},set=1")]);
         add(&["-drive", "if=none,id=root,format=raw,readonly=on,file=/dev/fdset/1"]);
@@ -176,8 +176,8 @@ fn arguments(setup: &VmSetup, passed: &mut Passed) -> anyhow::Result<Vec<OsStrin
     let line = setup.command_line.clone();
     let line = if arch == Arch::X86_64 { with_clock(line, setup.kvm) } else { line };
     add(&["-append", &line]);
-    args.extend(["-kernel".into(), passed.file(&kit.kernel)?.into()]);
-    args.extend(["-initrd".into(), passed.file(&kit.initrd)?.into()]);
+    args.extend(["-kernel".into(), passed.file(&boot_files.kernel)?.into()]);
+    args.extend(["-initrd".into(), passed.file(&boot_files.initrd)?.into()]);
     Ok(args)
 }
 

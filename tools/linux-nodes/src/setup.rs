@@ -7,14 +7,14 @@ use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::netboot::Firmware;
 use tofu_supervisor::units::{ArmCpu, MemorySize};
 
-use crate::kit::Kit;
+use crate::boot_files::BootFiles;
 use crate::lan::LanPort;
 
 /// The configuration of a node's virtual machine.
 #[derive(Clone, Debug)]
 pub struct VmSetup {
     /// Kernel, initrd and root.
-    pub(crate) kit: Arc<Kit>,
+    pub(crate) boot_files: Arc<BootFiles>,
     /// Name of the monitor's process.
     pub(crate) name: String,
     /// Guest memory.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 pub use tofu_cables::Joining;
-use tofu_cables::{Hello, Mesh, News, PartStatus, PeerInfo, Receive, Visit};
+use tofu_cables::{Hello, Mesh, PartEvent, PartStatus, PeerInfo, Receive, Visit};
 use tofu_fabric::{NodeId, PartId};
 use tofu_machine::{Machine, Network, Transport};
 use tofu_sandbox::Role;
@@ -212,30 +212,30 @@ impl Receive for Inbox {
         self.network.room();
     }
 
-    fn news(&self, news: News) {
-        match news {
-            News::Went(part, why) => {
+    fn event(&self, event: PartEvent) {
+        match event {
+            PartEvent::Went(part, why) => {
                 self.network.part_went(part);
                 lock(&self.gone).insert(part);
                 self.tell(Event::PartWent(part, why));
             }
-            News::Status(part, PartStatus::Here) => {
+            PartEvent::Status(part, PartStatus::Here) => {
                 if lock(&self.gone).remove(&part) {
                     self.network.part_came(part);
                     lock(&self.ended).remove(&part);
                     self.tell(Event::PartCame(part));
                 }
             }
-            News::Status(part, PartStatus::Ended { failed }) => {
+            PartEvent::Status(part, PartStatus::Ended { failed }) => {
                 if lock(&self.ended).insert(part) {
                     self.tell(Event::PartEnded(part, failed));
                 }
             }
             // One event is enough.
-            News::Status(_, PartStatus::Down) if !self.down.swap(true, SeqCst) => {
+            PartEvent::Status(_, PartStatus::Down) if !self.down.swap(true, SeqCst) => {
                 self.tell(Event::Down);
             }
-            News::Status(_, PartStatus::Down) => {}
+            PartEvent::Status(_, PartStatus::Down) => {}
         }
     }
 

@@ -18,7 +18,7 @@ use tofu_vfio::broker::wire::{Refusal, Terms};
 use tofu_vfio::pci::{Bus, KERNEL_DRIVER};
 use tofu_vfio::{Bdf, VfioPlatform};
 
-use crate::apart::{Part, VfioPart};
+use crate::isolated::{Part, VfioPart};
 use crate::lease::Refused;
 
 /// Queues and channels of the kernel's own driver.

@@ -7,14 +7,14 @@
 //! themselves can open it while no process shares it.
 #![forbid(unsafe_code)]
 
-mod apart;
 mod device;
+mod isolated;
 mod lease;
 mod limits;
 mod server;
 mod throttle;
 
-pub use apart::{NewMemory, NewQueue, Part, Registers};
 pub use device::{SharedDevice, Source, Vfio, VfioSource};
+pub use isolated::{NewMemory, NewQueue, Part, Registers};
 pub use lease::{ClientId, Leases, Refused};
 pub use server::{MAX_CLIENTS, Server, listen};

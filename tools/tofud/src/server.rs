@@ -16,12 +16,12 @@ use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 use tofu_abi::{BgId, TniId};
 use tofu_driver::Gate;
 use tofu_vfio::broker::wire::{
-    Answer, ApartRequest, Channel, GateLinks, Page, Queue, Refusal, Request, VERSION,
+    Answer, Channel, GateLinks, IsolatedRequest, Page, Queue, Refusal, Request, VERSION,
     receive_with_fds, send,
 };
 
-use crate::apart::{NewMemory, NewQueue, Part, Registers};
 use crate::device::{SharedDevice, Source};
+use crate::isolated::{NewMemory, NewQueue, Part, Registers};
 use crate::lease::{ClientId, Leases, Refused};
 use crate::limits::Limits;
 use crate::throttle::Throttle;
@@ -344,7 +344,7 @@ impl<S: Source> Server<S> {
                 self.open(true)?;
                 let cq = self.leases.join(id, pid, place)?;
                 if user != self.trusted {
-                    return self.set_apart(id, user, cq);
+                    return self.isolate(id, user, cq);
                 }
                 self.enter(id, Role::Program)?;
                 Ok(Handled::Welcome(cq))
@@ -384,7 +384,7 @@ impl<S: Source> Server<S> {
                 self.leases.give_gates(id, tni, gates)?;
                 Ok(Handled::Silent)
             }
-            Request::Apart(ref request) => self.apart(id, request, fds),
+            Request::Isolated(ref request) => self.isolated(id, request, fds),
             Request::Addresses { .. } if user != self.trusted => {
                 Err(wrong("it has no address space"))
             }
@@ -400,7 +400,7 @@ impl<S: Source> Server<S> {
     }
 
     /// Makes a process that has its queues an isolated one.
-    fn set_apart(&mut self, id: ClientId, user: u32, cq: Option<u8>) -> Result<Handled, Refused> {
+    fn isolate(&mut self, id: ClientId, user: u32, cq: Option<u8>) -> Result<Handled, Refused> {
         let part = self.device.as_ref().and_then(|device| {
             let about = (device.node(), device.generation().register());
             Some((device.part(user)?, about))
@@ -416,14 +416,14 @@ impl<S: Source> Server<S> {
         client.part = Some(part);
         client.role = Role::Program;
         log::info!("process {} of user {user} uses the device, apart from others", client.pid);
-        Ok(Handled::Answer(Answer::Apart { node, generation, cq }))
+        Ok(Handled::Answer(Answer::Isolated { node, generation, cq }))
     }
 
     /// Handles a request of an isolated process.
-    fn apart(
+    fn isolated(
         &mut self,
         id: ClientId,
-        request: &ApartRequest,
+        request: &IsolatedRequest,
         fds: &[OwnedFd],
     ) -> Result<Handled, Refused> {
         let wrong = |text: &str| Refused::new(Refusal::Wrong, text);
@@ -460,16 +460,16 @@ impl<S: Source> Server<S> {
         let done = Handled::Answer(Answer::Done);
         let value = |value| Handled::Answer(Answer::Value(value));
         Ok(match *request {
-            ApartRequest::OpenQueue { queue: of, stags, mrq_size, session } => {
+            IsolatedRequest::OpenQueue { queue: of, stags, mrq_size, session } => {
                 let new = NewQueue { queue: queue(of)?, stags, mrq_size, session };
                 fits(new.cost())?;
                 Handled::Memory(part.open_queue(&new)?)
             }
-            ApartRequest::CloseQueue { queue: of } => {
+            IsolatedRequest::CloseQueue { queue: of } => {
                 part.close_queue(queue(of)?)?;
                 done
             }
-            ApartRequest::Register {
+            IsolatedRequest::Register {
                 queue: of,
                 stag,
                 offset,
@@ -485,11 +485,11 @@ impl<S: Source> Server<S> {
                 part.register(&new)?;
                 done
             }
-            ApartRequest::Deregister { queue: of, stag } => {
+            IsolatedRequest::Deregister { queue: of, stag } => {
                 part.deregister(queue(of)?, stag)?;
                 done
             }
-            ApartRequest::OpenChannel { channel: of, ref gates } => {
+            IsolatedRequest::OpenChannel { channel: of, ref gates } => {
                 let channel = channel(of)?;
                 let gates: Option<Vec<Gate>> = gates.iter().map(GateLinks::gate).collect();
                 let gates = gates.ok_or_else(|| wrong("there is no such barrier gate"))?;
@@ -498,16 +498,16 @@ impl<S: Source> Server<S> {
                 }
                 Handled::Memory(part.open_channel(channel, &gates)?)
             }
-            ApartRequest::CloseChannel { channel: of } => {
+            IsolatedRequest::CloseChannel { channel: of } => {
                 part.close_channel(channel(of)?)?;
                 done
             }
-            ApartRequest::Exceptions { channel: of } => value(part.exceptions(channel(of)?)?),
-            ApartRequest::Write { page: of, offset, value } => {
+            IsolatedRequest::Exceptions { channel: of } => value(part.exceptions(channel(of)?)?),
+            IsolatedRequest::Write { page: of, offset, value } => {
                 part.write(page(of)?, offset, value)?;
                 Handled::Silent
             }
-            ApartRequest::Read { page: of, offset } => value(part.read(page(of)?, offset)?),
+            IsolatedRequest::Read { page: of, offset } => value(part.read(page(of)?, offset)?),
         })
     }
 

@@ -14,7 +14,7 @@ use tofu_abi::{BchId, BgId, CqId, TniId};
 use tofu_driver::{Gate, Platform};
 use tofu_vfio::Layout;
 use tofu_vfio::broker::wire::{
-    Answer, ApartRequest, Channel, GateLinks, Page, Queue, Refusal, Request, SpaceKind, Terms,
+    Answer, Channel, GateLinks, IsolatedRequest, Page, Queue, Refusal, Request, SpaceKind, Terms,
     VERSION, receive_with_fds, send,
 };
 use tofu_vfio::broker::{Broker, BrokerError};
@@ -439,15 +439,15 @@ fn those_who_make_no_sense_are_shown_out() {
 }
 
 /// An isolated process, with its queue, which is open, and gates of TNI 0.
-fn apart(test: &mut Test) -> (OwnedFd, Queue, u64) {
+fn isolated(test: &mut Test) -> (OwnedFd, Queue, u64) {
     let socket = test.connect();
     let cq = match test.ask(&socket, &hello(None)) {
-        Some(Answer::Apart { node: 0, cq: Some(cq), .. }) => cq,
+        Some(Answer::Isolated { node: 0, cq: Some(cq), .. }) => cq,
         other => panic!("{other:?}"),
     };
     let queue = Queue { tni: 2, cq };
-    let open = ApartRequest::OpenQueue { queue, stags: 8, mrq_size: 0, session: false };
-    assert_eq!(test.ask(&socket, &Request::Apart(open)), Some(Answer::Memory));
+    let open = IsolatedRequest::OpenQueue { queue, stags: 8, mrq_size: 0, session: false };
+    assert_eq!(test.ask(&socket, &Request::Isolated(open)), Some(Answer::Memory));
     match test.ask(&socket, &Request::TakeGates { tni: 0, relays: 1 }) {
         Some(Answer::Gates { gates }) => (socket, queue, gates),
         other => panic!("{other:?}"),
@@ -457,9 +457,9 @@ fn apart(test: &mut Test) -> (OwnedFd, Queue, u64) {
 #[test]
 fn one_that_is_kept_apart_cannot_have_all_memory() {
     let mut test = Test::of_others();
-    let (socket, queue, _) = apart(&mut test);
+    let (socket, queue, _) = isolated(&mut test);
     let file = memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
-    let register = |len| ApartRequest::Register {
+    let register = |len| IsolatedRequest::Register {
         queue,
         stag: 3,
         offset: 0,
@@ -469,9 +469,10 @@ fn one_that_is_kept_apart_cannot_have_all_memory() {
         runs: vec![(0, len)],
     };
     let ask =
-        |test: &mut Test, what| test.ask_with(&socket, &Request::Apart(what), &[file.as_fd()]);
+        |test: &mut Test, what| test.ask_with(&socket, &Request::Isolated(what), &[file.as_fd()]);
     assert_eq!(why(ask(&mut test, register(1 << 60))), Refusal::NoneLeft);
-    let open = |stags, mrq_size| ApartRequest::OpenQueue { queue, stags, mrq_size, session: false };
+    let open =
+        |stags, mrq_size| IsolatedRequest::OpenQueue { queue, stags, mrq_size, session: false };
     assert_eq!(why(ask(&mut test, open(u32::MAX, 0))), Refusal::NoneLeft);
     test.fake.state().taken = 1 << 60;
     assert_eq!(why(ask(&mut test, register(4096))), Refusal::NoneLeft);
@@ -483,24 +484,25 @@ fn one_that_is_kept_apart_cannot_have_all_memory() {
 #[test]
 fn one_that_is_kept_apart_has_what_is_its_own() {
     let mut test = Test::of_others();
-    let (socket, queue, gates) = apart(&mut test);
+    let (socket, queue, gates) = isolated(&mut test);
     assert_eq!(test.fake.state().group, u64::from(getuid().as_raw()));
     let file = memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
     let runs = vec![(0, 4096)];
     let (offset, address, len, read_only) = (0, 0, 4096, false);
-    let register = ApartRequest::Register { queue, stag: 3, offset, address, len, read_only, runs };
-    let registered = test.ask_with(&socket, &Request::Apart(register), &[file.as_fd()]);
+    let register =
+        IsolatedRequest::Register { queue, stag: 3, offset, address, len, read_only, runs };
+    let registered = test.ask_with(&socket, &Request::Isolated(register), &[file.as_fd()]);
     assert_eq!(registered, Some(Answer::Done));
     let page = Page::Queue(queue);
-    let write = ApartRequest::Write { page, offset: 0x40, value: 9 };
-    send(socket.as_fd(), &Request::Apart(write), &[]).unwrap();
-    let read = ApartRequest::Read { page, offset: 0x48 };
-    assert_eq!(test.ask(&socket, &Request::Apart(read)), Some(Answer::Value(0x48)));
+    let write = IsolatedRequest::Write { page, offset: 0x40, value: 9 };
+    send(socket.as_fd(), &Request::Isolated(write), &[]).unwrap();
+    let read = IsolatedRequest::Read { page, offset: 0x48 };
+    assert_eq!(test.ask(&socket, &Request::Isolated(read)), Some(Answer::Value(0x48)));
     let own = BgId::ALL.into_iter().filter(|bg| gates >> bg.get() & 1 != 0);
     let own = own.map(|bg| GateLinks::from(&Gate::new(TniId::ALL[0], bg))).collect();
     let channel = Channel { tni: 0, bch: gates.trailing_zeros() as u8 };
-    let open = ApartRequest::OpenChannel { channel, gates: own };
-    assert_eq!(test.ask(&socket, &Request::Apart(open)), Some(Answer::Memory));
+    let open = IsolatedRequest::OpenChannel { channel, gates: own };
+    assert_eq!(test.ask(&socket, &Request::Isolated(open)), Some(Answer::Memory));
     let expected = [
         format!("(\"open\", 2, {})", queue.cq),
         "(\"register\", 3, [(0, 4096)])".into(),
@@ -518,42 +520,43 @@ fn one_that_is_kept_apart_has_what_is_its_own() {
 #[test]
 fn one_that_is_kept_apart_has_nothing_of_others() {
     let mut test = Test::of_others();
-    let (_victim, its, gates) = apart(&mut test);
+    let (_victim, its, gates) = isolated(&mut test);
     let channel = Channel { tni: 0, bch: gates.trailing_zeros() as u8 };
     let before = test.fake.state().done.len();
     let attempts = |own: u8| {
         let gate = |bg: u8| GateLinks::from(&Gate::new(TniId::ALL[0], BgId::ALL[usize::from(bg)]));
         let runs = vec![(0, 4096)];
         let (stag, offset, address, len, read_only) = (1, 0, 0, 4096, false);
-        let open = |queue| ApartRequest::OpenQueue { queue, stags: 8, mrq_size: 0, session: false };
+        let open =
+            |queue| IsolatedRequest::OpenQueue { queue, stags: 8, mrq_size: 0, session: false };
         vec![
             open(its),
             open(Queue { tni: 0, cq: 11 }),
             open(Queue { tni: 9, cq: 0 }),
-            ApartRequest::CloseQueue { queue: its },
-            ApartRequest::Register { queue: its, stag, offset, address, len, read_only, runs },
-            ApartRequest::Deregister { queue: its, stag: 3 },
-            ApartRequest::Write { page: Page::Queue(its), offset: 0x40, value: 1 },
-            ApartRequest::Read { page: Page::Queue(its), offset: 0x40 },
-            ApartRequest::Write { page: Page::Channel(channel), offset: 0x840, value: 1 },
-            ApartRequest::OpenChannel { channel, gates: vec![gate(channel.bch)] },
-            ApartRequest::OpenChannel {
+            IsolatedRequest::CloseQueue { queue: its },
+            IsolatedRequest::Register { queue: its, stag, offset, address, len, read_only, runs },
+            IsolatedRequest::Deregister { queue: its, stag: 3 },
+            IsolatedRequest::Write { page: Page::Queue(its), offset: 0x40, value: 1 },
+            IsolatedRequest::Read { page: Page::Queue(its), offset: 0x40 },
+            IsolatedRequest::Write { page: Page::Channel(channel), offset: 0x840, value: 1 },
+            IsolatedRequest::OpenChannel { channel, gates: vec![gate(channel.bch)] },
+            IsolatedRequest::OpenChannel {
                 channel: Channel { tni: 0, bch: own },
                 gates: vec![gate(own), gate((63 - gates.leading_zeros()) as u8)],
             },
-            ApartRequest::OpenChannel {
+            IsolatedRequest::OpenChannel {
                 channel: Channel { tni: 0, bch: own },
                 gates: vec![GateLinks { bg: 200, ..gate(own) }],
             },
-            ApartRequest::CloseChannel { channel },
-            ApartRequest::Exceptions { channel },
+            IsolatedRequest::CloseChannel { channel },
+            IsolatedRequest::Exceptions { channel },
         ]
     };
     for attempt in 0..attempts(0).len() {
-        let (socket, _, own) = apart(&mut test);
+        let (socket, _, own) = isolated(&mut test);
         let made = test.fake.state().done.len();
         let request = attempts(own.trailing_zeros() as u8).swap_remove(attempt);
-        let answer = test.ask(&socket, &Request::Apart(request.clone()));
+        let answer = test.ask(&socket, &Request::Isolated(request.clone()));
         assert_eq!(why(answer), Refusal::Wrong, "{request:?}");
         assert_eq!(test.ask(&socket, &hello(None)), None, "{request:?}");
         assert_eq!(test.fake.state().done.len(), made, "{request:?}");
@@ -564,13 +567,13 @@ fn one_that_is_kept_apart_has_nothing_of_others() {
         let socket = test.connect();
         assert_eq!(why(test.ask(&socket, &request)), Refusal::NoDevice);
     }
-    let (socket, ..) = apart(&mut test);
+    let (socket, ..) = isolated(&mut test);
     assert_eq!(why(test.ask(&socket, &Request::Addresses { size: 1 })), Refusal::Wrong);
     // Nor do trusted processes get anything through tofud.
     let mut test = Test::new();
     let (socket, ..) = test.join(None);
-    let request = ApartRequest::CloseQueue { queue: Queue { tni: 0, cq: 0 } };
-    assert_eq!(why(test.ask(&socket, &Request::Apart(request))), Refusal::Wrong);
+    let request = IsolatedRequest::CloseQueue { queue: Queue { tni: 0, cq: 0 } };
+    assert_eq!(why(test.ask(&socket, &Request::Isolated(request))), Refusal::Wrong);
 }
 
 #[test]

@@ -30,7 +30,7 @@ use crate::memory::DmaError;
 use crate::notice::Peer;
 use crate::observe::violations::RegisterName;
 use crate::tlp::{Body, Signal, wire_bytes};
-use tofu_parts::RegisterWrite;
+use tofu_dma::RegisterWrite;
 
 impl Icc {
     /// The gates of an interface that has any, whose registers are about to be written.

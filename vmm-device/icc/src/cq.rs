@@ -23,7 +23,7 @@ use crate::observe::violations::QueueName;
 use crate::page::{DIRECT, PIGGYBACK, Page, SharedPages};
 use crate::translate::Tables;
 use crate::transmit::Transmit;
-use tofu_parts::RegisterWrite;
+use tofu_dma::RegisterWrite;
 
 /// How long a write to ENABLE waits for bursts in flight before it gives up on them. A burst takes
 /// as long as a memory copy, so this is only reached when the host hardly runs at all. Then it is

@@ -29,7 +29,7 @@ use crate::page::SharedPages;
 use crate::timing::CommandTiming;
 use crate::tlp::Body;
 use crate::tni::Tni;
-use tofu_parts::Plain;
+use tofu_dma::Plain;
 
 /// What a device is made from.
 #[derive(Clone, Debug)]

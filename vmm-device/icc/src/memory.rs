@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-pub use tofu_parts::{Access, DmaError, DmaMemory, DmaResult, Visit};
+pub use tofu_dma::{Access, DmaError, DmaMemory, DmaResult, Visit};
 
 /// A contiguous run of bus addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

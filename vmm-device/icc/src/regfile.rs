@@ -12,7 +12,7 @@ use crate::cq::Cq;
 use crate::device::Icc;
 use crate::observe::violations::{QueueName, RegisterName, is_read_only};
 use crate::page::DIRECT;
-use tofu_parts::{RegisterWrite, aligned};
+use tofu_dma::{RegisterWrite, aligned};
 
 impl Icc {
     /// A read of `data.len()` bytes at `offset` of BAR0.

@@ -14,12 +14,12 @@ use tofu_abi::tnw::{
 };
 use tofu_abi::topology::Axis;
 use tofu_abi::{Coords, Path, TniId, pci};
+use tofu_dma::DmaMemory;
 use tofu_fabric::{
     Carrier, Class, Deliver, DiscardReason, Fabric, NodeId, Packet, Port, Progress, Ps, Shape,
     Timing, Way, Wires,
 };
 use tofu_inspect::{Inspect, Visit};
-use tofu_parts::DmaMemory;
 use tofu_pci::{Bar, Endpoint, EndpointDevice, Identity, LinkSpeed};
 use tofu_tnw_device::{Config, Host, MAX_RUN, Net, Nwp, SharedWindows, Unit};
 

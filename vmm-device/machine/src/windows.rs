@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tofu_parts::DmaMemory;
+use tofu_dma::DmaMemory;
 use tofu_tnw_device::SharedWindows;
 use vm_memory::MmapRegion;
 

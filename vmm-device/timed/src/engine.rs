@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_abi::{Coords, Doorbell, Generation, TniId};
+use tofu_dma::DmaMemory;
 use tofu_fabric::{Packet, PortCounters, Ps, TNIS, XbCounters};
 use tofu_icc::{Body, CommandTiming, Config, Host, Icc, Net, discard_rcode};
 use tofu_links::Parameters;
 use tofu_netmodel::{Arbiter, BadOption, Network, Options};
-use tofu_parts::DmaMemory;
 use tofu_sync::lock;
 
 use crate::state::{Due, InFlight, Loss, State, TLPS_AHEAD};

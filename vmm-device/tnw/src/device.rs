@@ -10,7 +10,7 @@ use tofu_abi::tnw::{
     WINDOW_BAR, WINDOW_PLACES, WINDOW_SIZE, WindowPlace, vector,
 };
 use tofu_abi::topology::Shape;
-use tofu_parts::{Access, DmaMemory};
+use tofu_dma::{Access, DmaMemory};
 use tofu_sync::lock;
 
 use crate::host::{Host, Net};

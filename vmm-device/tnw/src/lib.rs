@@ -7,7 +7,7 @@
 //!
 //! The device ([`Nwp`]) is a state machine over register accesses, stores to its windows, arrivals
 //! over links, and time. It knows neither KVM nor a machine: guest memory
-//! ([`DmaMemory`](tofu_parts::DmaMemory)), interrupts and clock ([`Host`]) and links ([`Net`]) are
+//! ([`DmaMemory`](tofu_dma::DmaMemory)), interrupts and clock ([`Host`]) and links ([`Net`]) are
 //! passed to it. All methods take `&self` and may be called from any thread.
 //!
 //! Inside the device a link has three parts that do not depend on each other: the protocol

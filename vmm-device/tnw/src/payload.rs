@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use tofu_abi::tnw::PACKET_DATA;
-use tofu_parts::{Access, DmaMemory, DmaResult};
+use tofu_dma::{Access, DmaMemory, DmaResult};
 use tofu_sync::lock;
 
 /// Memory that packets refer to. It is read until [`Payload::keep`] and not after that, so its

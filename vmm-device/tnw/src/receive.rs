@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 use tofu_abi::tnw::{
     CREDIT_QUEUE, MAX_MESSAGE, Notification, PACKET_DATA, RECEPTION_FIFO, Status, packets,
 };
+use tofu_dma::DmaMemory;
 use tofu_inspect::inspect;
-use tofu_parts::DmaMemory;
 
 use crate::unit::Data;
 

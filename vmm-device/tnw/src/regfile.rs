@@ -9,7 +9,7 @@ use tofu_abi::tnw::{
     NwpReg, Register, Start,
 };
 use tofu_abi::topology::Axis;
-use tofu_parts::{RegisterWrite, aligned};
+use tofu_dma::{RegisterWrite, aligned};
 
 use crate::device::{LinkState, Nwp};
 use crate::shared::SharedWindows;

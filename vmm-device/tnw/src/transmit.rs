@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use tofu_abi::tnw::{Channel, MAX_MESSAGE, NGET_QUEUE, PACKET_DATA, Status, packets};
+use tofu_dma::{Access, DmaMemory};
 use tofu_inspect::inspect;
-use tofu_parts::{Access, DmaMemory};
 
 use crate::payload::Borrowed;
 use crate::receive::{Done, Request};

@@ -8,7 +8,7 @@ mod state;
 use std::ffi::{c_int, c_uint, c_void};
 use std::slice;
 
-use tofu_jtofu::{Coords, Jobs, Mapinfo, Path, PathTo, RouteError, System, news};
+use tofu_jtofu::{Coords, Jobs, Mapinfo, Path, PathTo, RouteError, System, dead_links};
 
 use crate::code::{Code, run};
 use crate::pointer::{Out, OutList, read};
@@ -270,11 +270,11 @@ type Paths = fn(&System, Coords, Coords) -> Result<Vec<PathTo>, RouteError>;
 /// Returns the paths to a node that avoid links known to be dead now, or, if there are none, the
 /// paths of the machine as it was when the job started.
 fn paths_now(paths: Paths, to: Coords) -> Result<Vec<PathTo>, Code> {
-    let news = news();
+    let dead = dead_links();
     state::read(|jobs| {
         let find = |system: &System| paths(system, jobs.place(), to).map_err(Code::invalid);
         let system = jobs.system();
-        let now = news.map(|text| system.clone().with_news(&text));
+        let now = dead.map(|text| system.clone().without_dead_links(&text));
         let found = now.map_or(Ok(Vec::new()), |now| find(&now))?;
         if found.is_empty() { find(system) } else { Ok(found) }
     })

@@ -1,9 +1,9 @@
 //! The source of the process's device, chosen by environment variables that the manual lists.
 
-mod apart;
 mod broker;
 mod gates;
 mod inproc;
+mod isolated;
 mod local;
 mod notices;
 mod outside;

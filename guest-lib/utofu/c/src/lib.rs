@@ -10,7 +10,7 @@ mod backend;
 mod call;
 mod environment;
 mod handle;
-mod news;
+mod link_state;
 mod process;
 mod provider;
 

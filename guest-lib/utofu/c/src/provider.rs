@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tofu_abi::{BchId, Coords, Generation, TniId};
 use tofu_utofu::{Channel, Error, OpenQueue, Provider, Queue, VbgSetting};
 
-use crate::news;
+use crate::link_state;
 
 /// A control queue of any kind.
 type AnyQueue = Box<dyn Queue + Send>;
@@ -62,7 +62,7 @@ where
         bch: BchId,
         gates: &[VbgSetting],
     ) -> Result<AnyChannel, Error> {
-        let gates = news::signals(self.0.coords(), gates);
+        let gates = link_state::signals(self.0.coords(), gates);
         Ok(Box::new(self.0.open_channel(tni, bch, &gates)?))
     }
 

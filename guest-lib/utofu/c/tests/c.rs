@@ -50,10 +50,10 @@ const PAIR: [(&str, &str); 2] = [("TOFU_PROVIDER", "inproc"), ("TOFU_SHAPE", "1x
 #[test]
 fn paths_go_round_links_that_the_node_knows_to_be_dead() {
     let Some(program) = build(&C, &test_source("news.c")) else { return };
-    let news = tempfile::NamedTempFile::new().unwrap();
-    let path = news.path().to_str().unwrap();
+    let dead = tempfile::NamedTempFile::new().unwrap();
+    let path = dead.path().to_str().unwrap();
     let run = |text: &str, avoid: &str| {
-        fs::write(news.path(), text).unwrap();
+        fs::write(dead.path(), text).unwrap();
         let ring = "1x1x1x1x3x1";
         program.run(
             &[],

@@ -15,7 +15,7 @@ use tofu_abi::irq::vector;
 use tofu_abi::regs::BAR0_SIZE;
 use tofu_abi::{CqId, TniId};
 
-use super::foreign::ForeignSpace;
+use super::shared_space::SharedSpace;
 use super::wire::{Answer, Refusal, Request, VERSION, receive_with_fds, send};
 use crate::bar::Region;
 use crate::dma::{MoreAddresses, Pool, Space};
@@ -190,7 +190,7 @@ impl Broker {
         let registers = Region::new(Arc::new(device), &terms.registers)
             .map_err(|source| BrokerError::System { what: "mapping the registers", source })?;
         let info = Info { page: terms.page, ranges: vec![(start, start + (len - 1))] };
-        let ops = Arc::new(ForeignSpace::new(terms.space, space));
+        let ops = Arc::new(SharedSpace::new(terms.space, space));
         let memory = Pool::new(Space::part(ops, &info, Arc::clone(&self) as _));
         Ok(SharedPlatform::new(registers, memory, Shared { interrupt, broker: self, cq: own }))
     }

@@ -31,7 +31,7 @@ pub const MAX_FDS: usize = 3;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     /// To use the device. The first message, answered by [`Answer::Welcome`], or by
-    /// [`Answer::Apart`] if the process is another user's than the broker, which is root's.
+    /// [`Answer::Isolated`] if the process is another user's than the broker, which is root's.
     Hello {
         /// The process's [`VERSION`].
         version: u16,
@@ -80,14 +80,14 @@ pub enum Request {
         size: u64,
     },
     /// What a process asks for that the broker keeps apart from others.
-    Apart(ApartRequest),
+    Isolated(IsolatedRequest),
 }
 
 /// Requests of a process that has neither the device nor its address space, but rings, notices and
 /// pages of registers of its own queues and channels. Requests about another process's queue or
 /// channel are [`Refusal::Wrong`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ApartRequest {
+pub enum IsolatedRequest {
     /// Opens a control queue that is its own. Answered by [`Answer::Memory`]: its rings, in whole
     /// pages each, in the order of TOQ, TCQ and MRQ.
     OpenQueue {
@@ -280,8 +280,8 @@ pub enum Answer {
         /// The control queue of each interface that is its own, if it did not know its place.
         cq: Option<u8>,
     },
-    /// The process may use the device by way of the broker, see [`ApartRequest`].
-    Apart {
+    /// The process may use the device by way of the broker, see [`IsolatedRequest`].
+    Isolated {
         /// The node, as the register NODE_ADDRESS has it.
         node: u64,
         /// The device's generation, as the register GENERATION has it.

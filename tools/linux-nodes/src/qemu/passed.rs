@@ -98,7 +98,7 @@ impl Passed {
         let mut folders: Vec<PathBuf> = Vec::new();
         if let Some(root) = &qemu.root {
             let there = place(self.add(locate(root)?));
-            qemu = qemu.reached_by(&there, setup.kit.arch);
+            qemu = qemu.reached_by(&there, setup.boot_files.arch);
             folders.push(there);
         } else {
             let program = fs::canonicalize(&qemu.program).unwrap_or(qemu.program.clone());

@@ -8,7 +8,7 @@ use tofu_fabric::NodeId;
 use tofu_gateway::{Out, Tenant};
 use tofu_ipotofu::addr;
 use tofu_netboot::wire::ETHERTYPE;
-use tofu_netboot::{News, Server};
+use tofu_netboot::{BootEvent, Server};
 
 use crate::event::{BootStage, Event, EventSender};
 
@@ -29,12 +29,12 @@ impl BootServer {
         Self { server, ids, events }
     }
 
-    fn tell(&self, news: News) {
+    fn tell(&self, news: BootEvent) {
         let (node, stage) = match news {
-            News::Begun(node) => (node, BootStage::Begun),
-            News::Progress(node, role, percent) => (node, BootStage::Fetching(role, percent)),
-            News::Starting(node) => (node, BootStage::Starting),
-            News::Failed(node, why) => (node, BootStage::Failed(why)),
+            BootEvent::Begun(node) => (node, BootStage::Begun),
+            BootEvent::Progress(node, role, percent) => (node, BootStage::Fetching(role, percent)),
+            BootEvent::Starting(node) => (node, BootStage::Starting),
+            BootEvent::Failed(node, why) => (node, BootStage::Failed(why)),
         };
         if let Some(id) = self.ids.get(&node) {
             self.events.send(Event::Netboot(*id, stage));

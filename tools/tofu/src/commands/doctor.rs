@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 use tofu_image::{Arch, Cache};
-use tofu_linux_nodes::kit as linux;
+use tofu_linux_nodes::boot_files as linux;
 use tofu_sandbox::Support;
 use tofu_supervisor::units::MemorySize;
 use tofu_vmm::{HostSupport, Virtualisation};

@@ -11,7 +11,7 @@ use anyhow::Context;
 use clap::Subcommand;
 use serde_json::json;
 use tofu_image::{Arch, Cache, Image, Kernel, Made, Module, Program, Spec};
-use tofu_linux_nodes::kit::tools_for;
+use tofu_linux_nodes::boot_files::tools_for;
 use tofu_linux_nodes::progress::{ImageProgress, is_interrupted};
 use tofu_supervisor::units::ImageName;
 use tofu_ui::{Style, exit, signals};

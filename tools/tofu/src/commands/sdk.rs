@@ -10,7 +10,7 @@ use clap::Args;
 use tofu_image::{Arch, Cache, Image, Spec, has_arm64_gcc};
 use tofu_jobs::libraries;
 use tofu_jobs::libraries::mpi_image;
-use tofu_linux_nodes::kit::tools_for;
+use tofu_linux_nodes::boot_files::tools_for;
 use tofu_linux_nodes::progress::{ImageProgress, is_interrupted};
 use tofu_supervisor::units::ImageName;
 use tofu_ui::{Style, exit, signals};

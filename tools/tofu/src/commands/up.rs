@@ -16,11 +16,11 @@ use clap::{Args, Parser};
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::{self, Event};
 use tofu_supervisor::gateway::GatewaySetup;
-use tofu_supervisor::named::Named;
 use tofu_supervisor::options::MachineArgs;
 use tofu_supervisor::parts::{self, Joining, Others};
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::runner::Machines;
+use tofu_supervisor::session::Session;
 use tofu_supervisor::units::{PartOf, Timeout};
 use tofu_ui::{Style, signals};
 
@@ -155,28 +155,28 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     };
     let mut parent = args.linux.detached.then(detach::Parent::new).transpose()?;
     let start = Instant::now();
-    let mut named = Named::new(&plan, &args)?;
+    let mut session = Session::new(&plan, &args)?;
     // Before there are other threads, which it would not reach.
-    let confinement = Confinement::of_guests(&[named.dir.base()], args.sandbox.off)?;
+    let confinement = Confinement::of_guests(&[session.dir.base()], args.sandbox.off)?;
     let (sender, events) = event::events();
     let signal_sender = sender.clone();
     let _signals = signals::forward(signals::CLEANING, move |signal| {
         signal_sender.send(Event::Signal(signal));
     })?;
     let mut out = detach::output(args.linux.detached);
-    let name = named.dir.name().clone();
+    let name = session.dir.name().clone();
     let mut screen = Screen::new(&mut *out, Style::detect(json), &plan, name.as_str())?;
     let mut machines = Machines::bare(confinement);
-    machines.registry = Some(named.serve_part(&plan, sender.clone(), others.clone())?);
+    machines.registry = Some(session.serve_part(&plan, sender.clone(), others.clone())?);
     machines.others = others;
-    machines.gateway = named.gateway.take();
+    machines.gateway = session.gateway.take();
     let hints = machines.gateway.as_ref().map(GatewaySetup::hints);
     let mut started = |screen: &mut Screen<'_>| {
         if hints.is_some() || parent.is_some() {
             let hints = hints.as_deref().unwrap_or_default();
-            screen.ready(named.dir.name().as_str(), start.elapsed(), hints)?;
+            screen.ready(session.dir.name().as_str(), start.elapsed(), hints)?;
         }
-        parent.as_mut().map_or(Ok(()), |parent| parent.leave(&named.dir.path().join("log")))
+        parent.as_mut().map_or(Ok(()), |parent| parent.leave(&session.dir.path().join("log")))
     };
     watch(&plan, grace, &machines, sender, &events, &mut screen, &mut started)
 }

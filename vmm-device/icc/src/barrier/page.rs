@@ -8,7 +8,7 @@ use tofu_abi::regs::BchReg;
 use tofu_abi::{BchId, TniId};
 
 use crate::page::{PageRegisters, SharedPages};
-use tofu_parts::RegisterWrite;
+use tofu_dma::RegisterWrite;
 
 const START: u64 = BchReady(0).with_start(true).0;
 const STATE: u64 = BchReady(0).with_state(true).0;

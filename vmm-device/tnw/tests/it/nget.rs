@@ -11,8 +11,8 @@ use tofu_abi::tnw::{
     REGISTER_BAR, Register, Start,
 };
 use tofu_abi::topology::Shape;
+use tofu_dma::{Access, DmaMemory, DmaResult, Visit};
 use tofu_fabric::Disturb;
-use tofu_parts::{Access, DmaMemory, DmaResult, Visit};
 use tofu_tnw_device::{Config, Host, Net, Nwp, Unit};
 use vm_memory::{GuestAddress, GuestMemoryMmap, VolatileSlice};
 

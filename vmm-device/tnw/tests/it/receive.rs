@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tofu_abi::tnw::{CREDIT_QUEUE, Channel, PACKET_DATA, RECEPTION_FIFO, Status, packets};
-use tofu_parts::DmaMemory;
+use tofu_dma::DmaMemory;
 use tofu_tnw_device::{Data, Receive, Request};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 

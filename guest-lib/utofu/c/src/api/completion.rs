@@ -6,7 +6,7 @@ use tofu_abi::Rcode;
 use tofu_utofu::{Code, Error, flags};
 
 use crate::call::{Out, call};
-use crate::{handle, news};
+use crate::{handle, link_state};
 
 /// `struct utofu_mrq_notice`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,7 +39,7 @@ fn check(result: Rcode, code: impl FnOnce() -> Code) -> Result<(), Error> {
 #[cold]
 fn failed(code: Code, result: Rcode) -> Error {
     if matches!(result, Rcode::LINK_DOWN | Rcode::TIMEOUT) {
-        news::refresh();
+        link_state::refresh();
     }
     let what = "command ended with result";
     Error::with_value(code, what, result.raw().into(), result.describe())

@@ -10,7 +10,7 @@ use tofu_utofu::error::null;
 use tofu_utofu::{Code, Command, Error};
 
 use crate::call::{Out, call};
-use crate::{handle, news};
+use crate::{handle, link_state};
 
 /// The most descriptors in one call of `utofu_post_toq`: those of the largest transmit queue.
 const MAX_DESCRIPTORS: usize = 1 << 21;
@@ -122,7 +122,7 @@ macro_rules! commands {
             cbdata: *mut c_void,
         ) -> c_int {
             call(stringify!($post), || {
-                let to = news::detour(rmt_vcq_id, flags, || handle::node(vcq_hdl));
+                let to = link_state::detour(rmt_vcq_id, flags, || handle::node(vcq_hdl));
                 let $posting = Posting::new(to, edata, flags)?;
                 // SAFETY: guaranteed by the caller.
                 let batch: Batch = unsafe { $batch };
@@ -150,7 +150,7 @@ macro_rules! commands {
             desc_size: *mut usize,
         ) -> c_int {
             call(stringify!($prepare), || {
-                let to = news::detour(rmt_vcq_id, flags, || handle::node(vcq_hdl));
+                let to = link_state::detour(rmt_vcq_id, flags, || handle::node(vcq_hdl));
                 let $posting = Posting::new(to, edata, flags)?;
                 // SAFETY: guaranteed by the caller.
                 let batch: Batch = unsafe { $batch };

@@ -7,7 +7,7 @@ use tofu_utofu::Error;
 use tofu_utofu::ids::{PATH_COORD_NULL, VcqId};
 
 use crate::call::{Out, bytes, call};
-use crate::{news, process};
+use crate::{link_state, process};
 
 /// Reads a path. Returns `None` for the default path.
 ///
@@ -40,10 +40,10 @@ pub unsafe extern "C" fn utofu_set_vcq_id_path(vcq_id: *mut u64, path_coords: *m
         let id = VcqId::check(out.get())?;
         let path = match path {
             Some(path) => {
-                news::choose(id.coords(), path);
+                link_state::choose(id.coords(), path);
                 path
             }
-            None => news::path(id.coords(), Path::new(0, 0, 0), process::here),
+            None => link_state::path(id.coords(), Path::new(0, 0, 0), process::here),
         };
         out.set(id.with_path(Some(path))?.0);
         Ok(())

@@ -6,7 +6,7 @@ use tofu_abi::Coords;
 use tofu_utofu::ids::{VcqId, check_cmp_id, check_tni};
 
 use crate::call::{Out, bytes, call};
-use crate::{handle, news, process};
+use crate::{handle, link_state, process};
 
 unsafe fn create(
     function: &'static str,
@@ -22,7 +22,7 @@ unsafe fn create(
         cmp_id.map(check_cmp_id).transpose()?;
         let (process, index) = process::current()?;
         let vcq = process.create_vcq(tni_id, cmp_id, flags)?;
-        news::refresh();
+        link_state::refresh();
         out.set(handle::give(vcq, index)?);
         Ok(())
     })
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn utofu_construct_vcq_id(
         let (coords, out) = unsafe { (bytes(coords, "coords")?, Out::new(vcq_id, "vcq_id")?) };
         let node = Coords::from_array(coords);
         let id = VcqId::construct(node, tni_id, cq_id, cmp_id)?;
-        let path = news::path(node, node.default_path(), process::here);
+        let path = link_state::path(node, node.default_path(), process::here);
         out.set(id.with_path(Some(path))?.0);
         Ok(())
     })

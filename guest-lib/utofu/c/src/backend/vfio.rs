@@ -12,8 +12,8 @@ use tofu_vfio::broker::{Broker, Joined, socket_path};
 use tofu_vfio::pci::Bus;
 use tofu_vfio::{Bdf, MapError, MappedPlatform, Tenure, UserMemory, VfioPlatform};
 
-use super::apart::ApartProvider;
 use super::broker::{Claims, broker_error};
+use super::isolated::IsolatedProvider;
 use super::notices::MRQ_SIZE;
 use crate::environment;
 use crate::provider::{AnyProvider, any};
@@ -79,10 +79,10 @@ impl Vfio {
         let joined = Arc::clone(&broker).join_any(rank);
         let platform = match joined.map_err(|error| broker_error(WHAT, error))? {
             Joined::Shared(platform) => platform,
-            Joined::Apart(device) => {
+            Joined::Isolated(device) => {
                 let share = share_of(device.generation(), device.cq())?;
                 let claims = Claims::new(broker, share.clone());
-                let provider = any(Arc::new(ApartProvider::new(device, claims)));
+                let provider = any(Arc::new(IsolatedProvider::new(device, claims)));
                 return Ok(Self { provider, share });
             }
         };

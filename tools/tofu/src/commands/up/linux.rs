@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use tofu_control::rundir::RunDir;
+use tofu_linux_nodes::boot_files::BootFiles;
 use tofu_linux_nodes::host::LinuxHost;
-use tofu_linux_nodes::kit::Kit;
-use tofu_linux_nodes::outfits::{Monitors, Outfits};
 use tofu_linux_nodes::progress::{ImageProgress, is_interrupted};
+use tofu_linux_nodes::runtimes::{Monitors, Runtimes};
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::{self, Event};
 use tofu_supervisor::gateway::GatewaySetup;
-use tofu_supervisor::named::Named;
 use tofu_supervisor::options::{MachineArgs, Net};
 use tofu_supervisor::parts::Others;
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::runner::Machines;
+use tofu_supervisor::session::Session;
 use tofu_ui::{Style, exit, signals};
 
 use crate::commands::up::detach;
@@ -54,7 +54,7 @@ pub(crate) fn check(plan: &Plan, args: &MachineArgs) -> anyhow::Result<()> {
     if args.linux.detach && !plan.stays_up() {
         bail!("--detach: every Linux node runs a program to its end; leave --guest out");
     }
-    plan.archs().into_iter().try_for_each(|arch| Kit::check(plan, arch, &args.linux))
+    plan.archs().into_iter().try_for_each(|arch| BootFiles::check(plan, arch, &args.linux))
 }
 
 /// Runs `tofu up` and returns the exit code. `meet` waits for the other parts of the machine, if it
@@ -81,15 +81,15 @@ pub(crate) fn run(
         signal_sender.send(Event::Signal(signal));
     })?;
     let style = Style::detect(json);
-    let outfits = {
+    let runtime = {
         let progress = ImageProgress::new(Arc::clone(&cancelled), style.progress);
-        match Outfits::prepare(plan, &args.linux, &monitors, &progress) {
+        match Runtimes::prepare(plan, &args.linux, &monitors, &progress) {
             Ok(prepared) => prepared,
             Err(error) if is_interrupted(&error) => return Ok(exit::INTERRUPTED),
             Err(error) => return Err(error),
         }
     };
-    if let (Some(hint), false) = (outfits.hint(), json) {
+    if let (Some(hint), false) = (runtime.hint(), json) {
         // Whether or not there is a reader.
         let _ = writeln!(io::stderr(), "tofu: image: {hint}");
     }
@@ -103,15 +103,15 @@ pub(crate) fn run(
     let others = meet(&mut args)?;
     waits.store(false, SeqCst);
     let args = &args;
-    let mut named = Named::new(plan, args)?;
-    let registry = named.serve_part(plan, sender.clone(), others.clone())?;
-    let gateway = named.gateway.take();
-    let dir = &named.dir;
+    let mut session = Session::new(plan, args)?;
+    let registry = session.serve_part(plan, sender.clone(), others.clone())?;
+    let gateway = session.gateway.take();
+    let dir = &session.dir;
     let confinement = Confinement::of_programs(&[dir.base()], args.sandbox.off)?;
     let host = LinuxHost {
-        outfits,
+        runtime,
         dir: dir.path().to_owned(),
-        group: named.janitor.group(),
+        group: session.janitor.group(),
         boot_timeout: args.linux.boot_timeout.0,
         lan: args.linux.net.into(),
         registry: Arc::clone(&registry),

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::Context;
 use sha2::{Digest, Sha256};
 use tofu_image::{Cache, Manifest, hex};
-use tofu_linux_nodes::kit;
+use tofu_linux_nodes::boot_files;
 use tofu_supervisor::options::LinuxArgs;
 use tofu_supervisor::plan::Plan;
 
@@ -45,7 +45,7 @@ impl Image {
         }
         let mut images = Vec::new();
         for arch in plan.archs() {
-            let name = kit::present_default(plan, arch, args)?;
+            let name = boot_files::present_default(plan, arch, args)?;
             images.extend(name.map(|name| Self::find(&name, false)).transpose()?.flatten());
         }
         Ok(images)

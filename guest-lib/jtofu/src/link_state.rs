@@ -12,14 +12,14 @@ use tofu_abi::topology::{Port, Shape};
 use crate::System;
 use crate::env::vars;
 
-/// The default places of the news: those of the kernel driver, and of `tofu-net`.
+/// The default places of the dead links: those of the kernel driver, and of `tofu-net`.
 const PLACES: [&str; 2] = ["/proc/tofu/links", "/run/tofu/links"];
 /// The longest file that is read, in bytes: twice as many as a node keeps.
 const MAX_FILE: u64 = 1 << 17;
 
-/// Returns the news of this node, if there are any. They come from the file that `TOFU_LINKS`
+/// Returns the dead links of this node, if there are any. They come from the file that `TOFU_LINKS`
 /// names, or from the first of those that the kernel driver and `tofu-net` write.
-pub fn news() -> Option<String> {
+pub fn dead_links() -> Option<String> {
     let read = |path: &str| tofu_input::read_text(Path::new(path), MAX_FILE).ok();
     match env::var(vars::LINKS) {
         Ok(path) => read(&path),
@@ -27,7 +27,7 @@ pub fn news() -> Option<String> {
     }
 }
 
-/// Returns the machine that the news are about, without any failures.
+/// Returns the machine that the dead links are of, without any failures.
 fn machine(text: &str) -> Option<System> {
     let mut words = text.lines().next()?.strip_prefix("shape ")?.split(' ');
     let shape: Shape = words.next()?.parse().ok()?;
@@ -49,16 +49,16 @@ fn links<'a>(shape: &'a Shape, line: &'a str) -> impl Iterator<Item = (Coords, C
 }
 
 impl System {
-    /// Returns the machine that [`news`] describe, without the dead links. Invalid lines are
+    /// Returns the machine that [`dead_links`] describe, without the dead links. Invalid lines are
     /// skipped. Returns `None` if the line of the machine is invalid.
-    pub fn from_news(text: &str) -> Option<Self> {
-        machine(text).map(|system| system.with_news(text))
+    pub fn from_dead_links(text: &str) -> Option<Self> {
+        machine(text).map(|system| system.without_dead_links(text))
     }
 
-    /// Removes the links that [`news`] report dead from the machine. Lines that are invalid or
-    /// about another machine are skipped.
+    /// Removes the links that [`dead_links`] report dead from the machine. Lines that are invalid
+    /// or about another machine are skipped.
     #[must_use]
-    pub fn with_news(self, text: &str) -> Self {
+    pub fn without_dead_links(self, text: &str) -> Self {
         let shape = *self.shape();
         if machine(text).is_none_or(|other| *other.shape() != shape) {
             return self;
@@ -73,15 +73,15 @@ impl System {
 mod tests {
     use super::*;
 
-    const NEWS: &str = "shape 4x1x1x2x3x2 torus xyz\n1 0 0 0 2 1 X- B+\n0 0 0 0 0 0 A\n";
+    const DEAD_LINKS: &str = "shape 4x1x1x2x3x2 torus xyz\n1 0 0 0 2 1 X- B+\n0 0 0 0 0 0 A\n";
 
     fn node(x: u8, a: u8, b: u8, c: u8) -> Coords {
         Coords::new(x, 0, 0, a, b, c)
     }
 
     #[test]
-    fn news_are_links_of_one_machine() {
-        let system = System::from_news(NEWS).unwrap();
+    fn dead_links_are_links_of_one_machine() {
+        let system = System::from_dead_links(DEAD_LINKS).unwrap();
         let down = [
             (node(0, 0, 0, 0), node(0, 1, 0, 0)),
             (node(0, 0, 2, 1), node(1, 0, 2, 1)),
@@ -89,21 +89,21 @@ mod tests {
         ];
         assert_eq!(system.links_down(), down);
         let whole: System = "4x1x1x2x3x2".parse().unwrap();
-        assert_eq!(whole.clone().with_news(NEWS), system);
+        assert_eq!(whole.clone().without_dead_links(DEAD_LINKS), system);
         let other: System = "3x1x1x2x3x2".parse().unwrap();
-        assert_eq!(other.clone().with_news(NEWS), other);
-        let mesh = NEWS.replace("torus xyz", "torus ");
-        assert_eq!(whole.clone().with_news(&mesh), whole, "X is a ring");
-        assert!(System::from_news(&mesh).is_some());
+        assert_eq!(other.clone().without_dead_links(DEAD_LINKS), other);
+        let mesh = DEAD_LINKS.replace("torus xyz", "torus ");
+        assert_eq!(whole.clone().without_dead_links(&mesh), whole, "X is a ring");
+        assert!(System::from_dead_links(&mesh).is_some());
     }
 
     #[test]
     fn what_makes_no_sense_is_left_out() {
         for text in ["", "\n", "1 0 0 0 2 1 X-\n", "shape 9x9 torus x", "shape 4x1x1x2x3x2"] {
-            assert_eq!(System::from_news(text), None, "{text:?}");
+            assert_eq!(System::from_dead_links(text), None, "{text:?}");
         }
         for line in ["1 0 0 X-", "9 0 0 0 0 0 A", "1 0 0 0 2 1 Q", "1 0 0 0 2 1 Y+", "-", ""] {
-            let system = System::from_news(&format!("shape 4x1x1x2x3x2 torus x\n{line}\n"));
+            let system = System::from_dead_links(&format!("shape 4x1x1x2x3x2 torus x\n{line}\n"));
             assert_eq!(system.unwrap().links_down(), [], "{line:?}");
         }
     }

@@ -20,7 +20,7 @@ use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 use super::client::{Broker, BrokerError, SharedPlatform, queue_number};
 use super::own::{OwnMemory, ShareError};
 use super::wire::{
-    Answer, ApartRequest, Channel, GateLinks, Page, Queue, Refusal, Request, VERSION,
+    Answer, Channel, GateLinks, IsolatedRequest, Page, Queue, Refusal, Request, VERSION,
 };
 use crate::memfd::page_size;
 
@@ -30,7 +30,7 @@ pub enum Joined {
     /// It has the device's registers and address space, as all others have who trust each other.
     Shared(SharedPlatform),
     /// It has what is its own.
-    Apart(ApartDevice),
+    Isolated(IsolatedDevice),
 }
 
 impl Broker {
@@ -43,12 +43,12 @@ impl Broker {
     pub fn join_any(self: Arc<Self>, place: Option<(u16, u16)>) -> Result<Joined, BrokerError> {
         let (answer, fds) = self.ask(&Request::Hello { version: VERSION, place })?;
         match answer {
-            Answer::Apart { node, generation, cq } => {
+            Answer::Isolated { node, generation, cq } => {
                 let generation = Generation::from_register(generation);
                 let generation = generation.ok_or(BrokerError::Answer)?;
                 let cq = queue_number(cq)?;
                 let coords = NodeAddress(node).coords();
-                Ok(Joined::Apart(ApartDevice::new(self, coords, generation, cq)))
+                Ok(Joined::Isolated(IsolatedDevice::new(self, coords, generation, cq)))
             }
             answer => self.welcomed(answer, fds, None).map(Joined::Shared),
         }
@@ -60,7 +60,7 @@ const TOQ_SIZE: u8 = 0;
 
 /// A device that this process uses by way of a broker which keeps it apart from others.
 #[derive(Debug)]
-pub struct ApartDevice {
+pub struct IsolatedDevice {
     broker: Arc<Broker>,
     coords: Coords,
     generation: Generation,
@@ -79,7 +79,7 @@ pub enum RegisterError {
     Broker(BrokerError),
 }
 
-impl ApartDevice {
+impl IsolatedDevice {
     fn new(broker: Arc<Broker>, coords: Coords, generation: Generation, cq: Option<CqId>) -> Self {
         Self { broker, coords, generation, cq, memory: Arc::default() }
     }
@@ -117,11 +117,11 @@ impl ApartDevice {
         stags: u32,
         mrq_size: u8,
         session: bool,
-    ) -> Result<ApartQueue, BrokerError> {
+    ) -> Result<IsolatedQueue, BrokerError> {
         let queue = Queue::from(queue);
         let entries = |code: u8| queue_entries(code.into()).ok_or(BrokerError::Answer);
         let (orders, notices) = (entries(TOQ_SIZE)?, entries(mrq_size)?);
-        let request = ApartRequest::OpenQueue { queue, stags, mrq_size, session };
+        let request = IsolatedRequest::OpenQueue { queue, stags, mrq_size, session };
         let file = self.memory_of(request)?;
         let page = BrokerPage { broker: Arc::clone(&self.broker), page: Page::Queue(queue) };
         let cut = Cut::default();
@@ -130,7 +130,7 @@ impl ApartDevice {
         });
         let rings = rings.map_err(|_| cannot_map())?;
         let rings = Rings::new(rings, page);
-        Ok(ApartQueue { rings, queue, broker: self.broker.clone(), memory: self.memory.clone() })
+        Ok(IsolatedQueue { rings, queue, broker: self.broker.clone(), memory: self.memory.clone() })
     }
 
     /// Opens a barrier channel with gates of this process's. The broker ignores the group, subnet
@@ -144,7 +144,7 @@ impl ApartDevice {
         config: &ChannelConfig,
         profile: Profile,
         gates: &[Gate],
-    ) -> Result<Result<ApartChannel, BrokerError>, ChannelError> {
+    ) -> Result<Result<IsolatedChannel, BrokerError>, ChannelError> {
         config.check(profile, gates)?;
         Ok(self.open_checked((config.tni, config.bch), profile, gates))
     }
@@ -154,18 +154,18 @@ impl ApartDevice {
         channel: (TniId, BchId),
         profile: Profile,
         gates: &[Gate],
-    ) -> Result<ApartChannel, BrokerError> {
+    ) -> Result<IsolatedChannel, BrokerError> {
         let channel = Channel::from(channel);
         let gates = gates.iter().map(GateLinks::from).collect();
-        let file = self.memory_of(ApartRequest::OpenChannel { channel, gates })?;
+        let file = self.memory_of(IsolatedRequest::OpenChannel { channel, gates })?;
         let notices = Cut::default().next(&file, NOTICE_SIZE).map_err(|_| cannot_map())?;
         let page = BrokerPage { broker: Arc::clone(&self.broker), page: Page::Channel(channel) };
         let rounds = Rounds::new(notices, page, profile, 0);
-        Ok(ApartChannel { rounds, channel, broker: Arc::clone(&self.broker) })
+        Ok(IsolatedChannel { rounds, channel, broker: Arc::clone(&self.broker) })
     }
 
-    fn memory_of(&self, request: ApartRequest) -> Result<OwnedFd, BrokerError> {
-        match self.broker.ask(&Request::Apart(request))? {
+    fn memory_of(&self, request: IsolatedRequest) -> Result<OwnedFd, BrokerError> {
+        match self.broker.ask(&Request::Isolated(request))? {
             (Answer::Memory, mut fds) => fds.pop().ok_or(BrokerError::Answer),
             _ => Err(BrokerError::Answer),
         }
@@ -224,8 +224,8 @@ pub struct BrokerPage {
 impl UserPage for BrokerPage {
     /// A register that cannot be read reads as ones.
     fn read(&self, offset: u64) -> u64 {
-        let request = ApartRequest::Read { page: self.page, offset: offset as u16 };
-        match self.broker.ask(&Request::Apart(request)) {
+        let request = IsolatedRequest::Read { page: self.page, offset: offset as u16 };
+        match self.broker.ask(&Request::Isolated(request)) {
             Ok((Answer::Value(value), _)) => value,
             _ => u64::MAX,
         }
@@ -233,13 +233,13 @@ impl UserPage for BrokerPage {
 
     fn write(&self, offset: u64, value: u64) {
         // A message comes after all that was written to memory before: it is a system call.
-        let request = ApartRequest::Write { page: self.page, offset: offset as u16, value };
-        self.broker.tell(&Request::Apart(request));
+        let request = IsolatedRequest::Write { page: self.page, offset: offset as u16, value };
+        self.broker.tell(&Request::Isolated(request));
     }
 }
 
-fn done(broker: &Broker, request: ApartRequest) -> Result<(), BrokerError> {
-    match broker.ask(&Request::Apart(request))? {
+fn done(broker: &Broker, request: IsolatedRequest) -> Result<(), BrokerError> {
+    match broker.ask(&Request::Isolated(request))? {
         (Answer::Done, _) => Ok(()),
         _ => Err(BrokerError::Answer),
     }
@@ -247,14 +247,14 @@ fn done(broker: &Broker, request: ApartRequest) -> Result<(), BrokerError> {
 
 /// A control queue of a process that is kept apart. Dropping it closes it.
 #[derive(Debug)]
-pub struct ApartQueue {
+pub struct IsolatedQueue {
     rings: Rings<Part, BrokerPage>,
     queue: Queue,
     broker: Arc<Broker>,
     memory: Arc<OwnMemory>,
 }
 
-impl ApartQueue {
+impl IsolatedQueue {
     /// The rings, to post to and to poll.
     pub const fn rings(&self) -> &Rings<Part, BrokerPage> {
         &self.rings
@@ -280,7 +280,7 @@ impl ApartQueue {
     ///
     /// # Safety
     ///
-    /// Until [`ApartQueue::deregister`], or until the queue is closed, the process treats the
+    /// Until [`IsolatedQueue::deregister`], or until the queue is closed, the process treats the
     /// memory as memory that others may change at any time.
     #[allow(unsafe_code)]
     pub unsafe fn register(
@@ -293,7 +293,7 @@ impl ApartQueue {
         // SAFETY: as promised to this function.
         let shared = unsafe { self.memory.share(addr, len, read_only) };
         let (file, runs) = shared.map_err(RegisterError::Share)?;
-        let request = Request::Apart(ApartRequest::Register {
+        let request = Request::Isolated(IsolatedRequest::Register {
             queue: self.queue,
             stag,
             offset,
@@ -315,13 +315,13 @@ impl ApartQueue {
     ///
     /// If the broker or the device does not do it.
     pub fn deregister(&self, stag: u32) -> Result<(), BrokerError> {
-        done(&self.broker, ApartRequest::Deregister { queue: self.queue, stag })
+        done(&self.broker, IsolatedRequest::Deregister { queue: self.queue, stag })
     }
 }
 
-impl Drop for ApartQueue {
+impl Drop for IsolatedQueue {
     fn drop(&mut self) {
-        let closed = done(&self.broker, ApartRequest::CloseQueue { queue: self.queue });
+        let closed = done(&self.broker, IsolatedRequest::CloseQueue { queue: self.queue });
         // A broker that is gone has closed it.
         if let Err(error @ BrokerError::Refused { why: Refusal::InUse, .. }) = closed {
             log::error!("{error}");
@@ -331,13 +331,13 @@ impl Drop for ApartQueue {
 
 /// A barrier channel of a process that is kept apart. Dropping it closes it.
 #[derive(Debug)]
-pub struct ApartChannel {
+pub struct IsolatedChannel {
     rounds: Rounds<Part, BrokerPage>,
     channel: Channel,
     broker: Arc<Broker>,
 }
 
-impl ApartChannel {
+impl IsolatedChannel {
     /// The rounds, to start and to poll.
     pub const fn rounds_mut(&mut self) -> &mut Rounds<Part, BrokerPage> {
         &mut self.rounds
@@ -346,8 +346,8 @@ impl ApartChannel {
     /// Exceptions of the channel's gates, and none if the broker has gone; `None` if the device has
     /// lost the channel, by a reset.
     pub fn exceptions(&self) -> Option<BgsIrqs> {
-        let request = ApartRequest::Exceptions { channel: self.channel };
-        match self.broker.ask(&Request::Apart(request)) {
+        let request = IsolatedRequest::Exceptions { channel: self.channel };
+        match self.broker.ask(&Request::Isolated(request)) {
             Ok((Answer::Value(value), _)) => Some(BgsIrqs::from_raw(value)),
             Err(BrokerError::Refused { .. }) => None,
             _ => Some(BgsIrqs::NONE),
@@ -355,9 +355,9 @@ impl ApartChannel {
     }
 }
 
-impl Drop for ApartChannel {
+impl Drop for IsolatedChannel {
     fn drop(&mut self) {
-        let closed = done(&self.broker, ApartRequest::CloseChannel { channel: self.channel });
+        let closed = done(&self.broker, IsolatedRequest::CloseChannel { channel: self.channel });
         if let Err(error @ BrokerError::Refused { why: Refusal::InUse, .. }) = closed {
             log::error!("{error}");
         }

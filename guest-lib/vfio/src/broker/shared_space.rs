@@ -25,12 +25,12 @@ ioctl_io_nr!(VFIO_IOMMU_MAP_DMA, VFIO_TYPE.into(), VFIO_BASE + 13);
 ioctl_io_nr!(VFIO_IOMMU_UNMAP_DMA, VFIO_TYPE.into(), VFIO_BASE + 14);
 
 /// An address space that is not this process's own. What this process maps there is its memory.
-pub(crate) enum ForeignSpace {
+pub(crate) enum SharedSpace {
     Container(OwnedFd),
     Iommufd { iommufd: IommuFd, ioas: u32 },
 }
 
-impl ForeignSpace {
+impl SharedSpace {
     pub(crate) fn new(kind: SpaceKind, fd: OwnedFd) -> Self {
         match kind {
             SpaceKind::Container => Self::Container(fd),
@@ -87,7 +87,7 @@ pub(crate) fn unmap_in_ioas(
     Ok(unmap.length)
 }
 
-impl VfioOps for ForeignSpace {
+impl VfioOps for SharedSpace {
     unsafe fn vfio_dma_map(&self, iova: u64, size: usize, from: *mut u8) -> Result<(), VfioError> {
         match self {
             Self::Container(container) => {

@@ -11,8 +11,8 @@ use tofu_utofu::{
 };
 use tofu_vfio::broker::wire::Refusal;
 use tofu_vfio::broker::{
-    ApartChannel, ApartDevice, ApartQueue, Broker, BrokerError, BrokerPage, Part, RegisterError,
-    ShareError,
+    Broker, BrokerError, BrokerPage, IsolatedChannel, IsolatedDevice, IsolatedQueue, Part,
+    RegisterError, ShareError,
 };
 
 use super::broker::{Claims, Taken, broker_error};
@@ -24,13 +24,13 @@ const POLLS_WITHOUT_QUESTION: u32 = 1 << 13;
 const QUEUE: &str = "control queue";
 
 /// A process's share of the device.
-pub(super) struct ApartProvider {
-    device: ApartDevice,
+pub(super) struct IsolatedProvider {
+    device: IsolatedDevice,
     claims: Claims,
 }
 
-impl ApartProvider {
-    pub(super) fn new(device: ApartDevice, claims: Claims) -> Self {
+impl IsolatedProvider {
+    pub(super) fn new(device: IsolatedDevice, claims: Claims) -> Self {
         Self { device, claims }
     }
 }
@@ -48,9 +48,9 @@ fn open_error(what: &'static str, number: u8, error: BrokerError) -> Error {
     }
 }
 
-impl Provider for ApartProvider {
+impl Provider for IsolatedProvider {
     type Queue = RingQueue<BrokerQueue>;
-    type Channel = DriverChannel<OutsideBarrier<ApartChannel>>;
+    type Channel = DriverChannel<OutsideBarrier<IsolatedChannel>>;
 
     fn coords(&self) -> Coords {
         self.device.coords()
@@ -95,7 +95,7 @@ impl Provider for ApartProvider {
     }
 }
 
-impl OutsideChannel for ApartChannel {
+impl OutsideChannel for IsolatedChannel {
     type Memory = Part;
     type Page = BrokerPage;
 
@@ -112,7 +112,7 @@ impl OutsideChannel for ApartChannel {
 /// A control queue whose STags `tofud` manages.
 pub(super) struct BrokerQueue {
     // First, so that the device uses nothing when the rest is dropped.
-    queue: ApartQueue,
+    queue: IsolatedQueue,
     broker: Arc<Broker>,
     _claim: Option<Taken>,
 }

@@ -1,8 +1,8 @@
 //! One axis of a job's torus: a line or ring of places in the grid that some of the machine's axes
 //! span, in which each place is a neighbour of the previous one.
 //!
-//! A place has all six coordinates, with 0 for other axes. The product of the strands of all axes
-//! of a job is its map.
+//! A place has all six coordinates, with 0 for other axes. The product of the embeddings of all
+//! axes of a job is its map.
 
 use std::collections::{HashMap, HashSet};
 use std::mem;
@@ -19,7 +19,7 @@ const SEARCH_STEPS: u32 = 30_000;
 /// Places between bad rows from which a ribbon is tried.
 const RIBBON_STARTS: usize = 64;
 
-/// How a strand is laid through its grid.
+/// How an embedding is laid through its grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Lay {
     /// A ring through all places.
@@ -33,15 +33,15 @@ enum Lay {
     Search,
 }
 
-/// A way to lay a strand of some length.
+/// A way to lay an embedding of some length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StrandPlan {
-    /// Lengths of the grid, with 1 for axes that the strand does not use.
+    /// Lengths of the grid, with 1 for axes that the embedding does not use.
     pub(crate) lens: [u8; 6],
     /// Whether the last place will be a neighbour of the first.
     pub(crate) closed: bool,
     lay: Lay,
-    /// Number of places of the strand.
+    /// Number of places of the embedding.
     len: u32,
 }
 
@@ -50,18 +50,18 @@ impl StrandPlan {
         volume(&self.lens)
     }
 
-    /// Returns how many places of the grid the strand leaves out.
+    /// Returns how many places of the grid the embedding leaves out.
     pub(crate) fn waste(&self) -> u32 {
         self.volume() - self.len
     }
 
-    /// Returns the number of places along X, Y and Z, by which the strand multiplies the number of
-    /// units.
+    /// Returns the number of places along X, Y and Z, by which the embedding multiplies the number
+    /// of units.
     pub(crate) fn units(&self) -> u32 {
         self.lens[..3].iter().map(|n| u32::from(*n)).product()
     }
 
-    /// Returns the work of laying the strand, in places.
+    /// Returns the work of laying the embedding, in places.
     pub(crate) fn work(&self) -> usize {
         match self.lay {
             Lay::Search => SEARCH_STEPS as usize,
@@ -69,8 +69,8 @@ impl StrandPlan {
         }
     }
 
-    /// Returns ways to lay a strand of `len` places through a grid of exactly these axes (one bit
-    /// each), best first, with a limit for each kind.
+    /// Returns ways to lay an embedding of `len` places through a grid of exactly these axes (one
+    /// bit each), best first, with a limit for each kind.
     pub(crate) fn all(system: &System, axes: u8, len: u32, most_of_each: usize) -> Vec<Self> {
         let mut plans = Vec::new();
         let axes: Vec<usize> = (0..6).filter(|axis| axes & 1 << axis != 0).collect();
@@ -136,7 +136,8 @@ impl StrandPlan {
         plans
     }
 
-    /// Returns the places of the strand, none of which is a hole, or `None` if it cannot be laid.
+    /// Returns the places of the embedding, none of which is a hole, or `None` if it cannot be
+    /// laid.
     pub(crate) fn places(
         &self,
         system: &System,
@@ -159,7 +160,7 @@ impl StrandPlan {
         parts.into_iter().find(|part| part.len() >= len).map(|part| part[..len].to_vec())
     }
 
-    /// Lays the strand there and back along two parallel lines.
+    /// Lays the embedding there and back along two parallel lines.
     fn ladder(&self, column: usize, holes: &HashSet<GridPoint>) -> Option<Vec<GridPoint>> {
         let rows = snake(&with(self.lens, column, 1));
         let whole =
@@ -392,11 +393,11 @@ fn ring(system: &System, lens: &[u8; 6]) -> Option<Vec<GridPoint>> {
 
 /// Decides how a ring of `len` places passes through rows of three, some of which lack one place.
 ///
-/// Between two rows the ring has two strands, so one of three places is left free there. The result
-/// has the free place between each row and the next, for as many rows as the ring has, and which
-/// rows it passes whole. If a row is passed whole, the free places before and after it differ. If
-/// it is passed without one place, that place is free before and after. The first and the last row
-/// have only one neighbour, so either is possible.
+/// Between two rows the ring has two strands, so one of three places is left free there. The
+/// result has the free place between each row and the next, for as many rows as the ring has, and
+/// which rows it passes whole. If a row is passed whole, the free places before and after it
+/// differ. If it is passed without one place, that place is free before and after. The first and
+/// the last row have only one neighbour, so either is possible.
 fn exits(gaps: &[Option<u8>], len: u32) -> Option<(Vec<u8>, Vec<bool>)> {
     if len < 2 {
         return None;

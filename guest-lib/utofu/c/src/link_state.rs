@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use tofu_abi::{Coords, Path};
-use tofu_jtofu::{PathTo, System, news};
+use tofu_jtofu::{PathTo, System, dead_links};
 use tofu_sync::lock;
 use tofu_utofu::VbgSetting;
 use tofu_utofu::ids::{VbgId, VcqId};
@@ -42,7 +42,7 @@ fn system() -> Option<System> {
     if env::var_os(AVOID).is_some_and(|value| value == "0") {
         return None;
     }
-    let system = news().and_then(|text| System::from_news(&text))?;
+    let system = dead_links().and_then(|text| System::from_dead_links(&text))?;
     (!system.links_down().is_empty()).then_some(system)
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn signals(from: Coords, gates: &[VbgSetting]) -> Vec<VbgSetting> {
 }
 
 impl Known {
-    /// Reads the news again if they are older than `fresh`.
+    /// Reads the dead links again if they are older than `fresh`.
     fn look(&mut self, fresh: Duration) {
         if self.read.is_some_and(|read| read.elapsed() < fresh) {
             return;
@@ -97,7 +97,7 @@ impl Known {
     }
 }
 
-/// Reads news of dead links that commands may have to avoid. Called when a VCQ is created, and when
+/// Reads dead links that commands may have to avoid. Called when a VCQ is created, and when
 /// a command has met a dead link.
 #[cold]
 pub(crate) fn refresh() {

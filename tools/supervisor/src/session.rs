@@ -14,7 +14,7 @@ use crate::registry::Registry;
 use crate::server::{self, Metrics};
 
 /// A machine's name: its run directory, with the janitor for it.
-pub struct Named {
+pub struct Session {
     // In this order: the janitor removes the directory as long as its name is taken.
     /// Cleans up after the machine.
     pub janitor: Janitor,
@@ -26,7 +26,7 @@ pub struct Named {
     metrics: Option<Metrics>,
 }
 
-impl Named {
+impl Session {
     /// Takes the name from the options, and sets up what the gateway needs on the host.
     ///
     /// # Errors
@@ -49,11 +49,11 @@ impl Named {
         self.serve_part(plan, events, None)
     }
 
-    /// Serves one part of a machine like [`Named::serve`], with the given other parts.
+    /// Serves one part of a machine like [`Session::serve`], with the given other parts.
     ///
     /// # Errors
     ///
-    /// As [`Named::serve`].
+    /// As [`Session::serve`].
     pub fn serve_part(
         &mut self,
         plan: &Plan,

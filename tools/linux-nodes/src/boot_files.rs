@@ -31,7 +31,7 @@ const OFFERED: &str = "driver-offered";
 
 /// Files and programs that Linux nodes need.
 #[derive(Clone, Debug)]
-pub struct Kit {
+pub struct BootFiles {
     /// The architecture that it is for.
     pub(crate) arch: Arch,
     /// The kernel: an ELF file with a PVH note, or a bzImage; for arm64 an Image.
@@ -46,9 +46,10 @@ pub struct Kit {
     pub hint: Option<String>,
 }
 
-impl Kit {
-    /// Prepares the requested kit for nodes of this architecture. Missing parts are fetched or
-    /// made. `kvm` tells whether the host's hardware runs the guests, and `qemu` whether QEMU does.
+impl BootFiles {
+    /// Prepares the requested boot files for nodes of this architecture. Missing parts are fetched
+    /// or made. `kvm` tells whether the host's hardware runs the guests, and `qemu` whether QEMU
+    /// does.
     ///
     /// # Errors
     ///
@@ -67,9 +68,9 @@ impl Kit {
         let without_driver = plan.driver == Driver::Vfio;
         if let (Some(kernel), Some(initrd)) = (&args.kernel, &args.initrd) {
             let (kernel, initrd) = (kernel.clone(), initrd.clone());
-            let kit = Self { arch, kernel, initrd, root: None, without_driver, hint: None };
-            kit.check_memory(plan)?;
-            return Ok(kit);
+            let boot_files = Self { arch, kernel, initrd, root: None, without_driver, hint: None };
+            boot_files.check_memory(plan)?;
+            return Ok(boot_files);
         }
         let of = |image: Image| {
             // Under emulation, a bzImage takes long to unpack itself. With hardware virtualisation
@@ -78,7 +79,7 @@ impl Kit {
             let own = packed.unwrap_or(image.kernel_elf);
             // An initrd has modules only for its own kernel. A kernel from elsewhere may have
             // everything built in.
-            let kit = Self {
+            let boot_files = Self {
                 arch,
                 kernel: args.kernel.clone().unwrap_or(own),
                 root: image.root.filter(|_| args.initrd.is_none()),
@@ -94,7 +95,7 @@ impl Kit {
                     image.name
                 );
             }
-            kit.check_memory(plan).map(|()| kit)
+            boot_files.check_memory(plan).map(|()| boot_files)
         };
         let mut hint = None;
         let named = match (plan.driver, requested_image(plan, arch, &cache)?) {
@@ -103,8 +104,8 @@ impl Kit {
                     Some(name) => match find_image(&cache, arch, Some(&name), progress) {
                         // Nodes with too little memory for it get the other, smaller kernel.
                         Ok(image) => {
-                            if let Ok(kit) = of(image) {
-                                return Ok(kit);
+                            if let Ok(boot_files) = of(image) {
+                                return Ok(boot_files);
                             }
                         }
                         Err(error) if crate::progress::is_interrupted(&error) => return Err(error),
@@ -117,8 +118,8 @@ impl Kit {
             }
             (_, name) => name,
         };
-        let kit = find_image(&cache, arch, named.as_deref(), progress).and_then(&of)?;
-        Ok(Self { hint, ..kit })
+        let boot_files = find_image(&cache, arch, named.as_deref(), progress).and_then(&of)?;
+        Ok(Self { hint, ..boot_files })
     }
 
     /// Checks the request as far as possible before anything is fetched or made, so that mistakes

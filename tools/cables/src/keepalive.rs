@@ -93,7 +93,7 @@ pub(crate) struct Signs {
 
 /// The observations of another part so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Pulse {
+pub(crate) struct Keepalive {
     /// How long data was unacknowledged, as seen at the checks of this process.
     missing: Duration,
     /// Time in which this process ran and received nothing.
@@ -104,7 +104,7 @@ pub(crate) struct Pulse {
     held: Duration,
 }
 
-impl Pulse {
+impl Keepalive {
     /// Interval between checks, and between keep-alives: a fifth of the time after which a part
     /// that is cut off is considered dead.
     pub(crate) fn beat(timeout: Duration) -> Duration {
@@ -160,11 +160,11 @@ mod tests {
 
     #[test]
     fn a_host_that_acknowledges_nothing_is_dead_in_time() {
-        let (mut pulse, beat) = (Pulse::default(), Pulse::beat(TIMEOUT));
+        let (mut keepalive, beat) = (Keepalive::default(), Keepalive::beat(TIMEOUT));
         let found = (1..).find_map(|beats: u32| {
             let last = beat * beats;
             let acks = Acks { missing: true, last };
-            pulse.look(beat, signs(false, acks), TIMEOUT).map(|why| (why, last))
+            keepalive.look(beat, signs(false, acks), TIMEOUT).map(|why| (why, last))
         });
         let (why, after) = found.unwrap();
         assert_eq!(why, Dead::CutOff);
@@ -173,43 +173,43 @@ mod tests {
 
     #[test]
     fn who_was_not_scheduled_takes_nobody_for_dead() {
-        let mut pulse = Pulse::default();
-        let beat = Pulse::beat(TIMEOUT);
+        let mut keepalive = Keepalive::default();
+        let beat = Keepalive::beat(TIMEOUT);
         for _ in 0..1000 {
             // The process wakes up after a minute, and another thread has just sent data.
-            let look = pulse.look(60 * TIMEOUT, signs(true, acks(true, 60_000)), TIMEOUT);
+            let look = keepalive.look(60 * TIMEOUT, signs(true, acks(true, 60_000)), TIMEOUT);
             assert_eq!(look, None);
-            assert_eq!(pulse.look(beat, signs(true, acks(false, 1)), TIMEOUT), None);
+            assert_eq!(keepalive.look(beat, signs(true, acks(false, 1)), TIMEOUT), None);
         }
     }
 
     #[test]
     fn a_process_may_stand_still_for_long_if_its_host_answers() {
-        let mut pulse = Pulse::default();
-        let beat = Pulse::beat(TIMEOUT);
+        let mut keepalive = Keepalive::default();
+        let beat = Keepalive::beat(TIMEOUT);
         let beats =
-            (1..).find(|_| pulse.look(beat, signs(false, acks(false, 5)), TIMEOUT).is_some());
+            (1..).find(|_| keepalive.look(beat, signs(false, acks(false, 5)), TIMEOUT).is_some());
         assert_eq!(beat * beats.unwrap(), SILENCE);
         // A minute in which this process was stopped counts as two beats.
-        let mut pulse = Pulse::default();
-        assert_eq!(pulse.look(60 * TIMEOUT, signs(false, acks(false, 5)), TIMEOUT), None);
-        assert_eq!(pulse.silent, 2 * beat);
+        let mut keepalive = Keepalive::default();
+        assert_eq!(keepalive.look(60 * TIMEOUT, signs(false, acks(false, 5)), TIMEOUT), None);
+        assert_eq!(keepalive.silent, 2 * beat);
     }
 
     #[test]
     fn who_takes_nothing_or_lets_nobody_send_is_dead_in_the_end() {
-        let (beat, well) = (Pulse::beat(TIMEOUT), signs(true, acks(false, 5)));
+        let (beat, well) = (Keepalive::beat(TIMEOUT), signs(true, acks(false, 5)));
         for (signs, why, after) in [
             (Signs { full: true, ..well }, Dead::Full, SILENCE),
             (Signs { holds: true, ..well }, Dead::Holds, HOLD),
         ] {
-            let mut pulse = Pulse::default();
+            let mut keepalive = Keepalive::default();
             // After a break it begins again.
             for _ in 0..100 {
-                assert_eq!(pulse.look(beat, signs, TIMEOUT), None);
+                assert_eq!(keepalive.look(beat, signs, TIMEOUT), None);
             }
-            assert_eq!(pulse.look(beat, well, TIMEOUT), None);
-            let mut looks = (1..).map(|beats: u32| (beats, pulse.look(beat, signs, TIMEOUT)));
+            assert_eq!(keepalive.look(beat, well, TIMEOUT), None);
+            let mut looks = (1..).map(|beats: u32| (beats, keepalive.look(beat, signs, TIMEOUT)));
             let (beats, found) = looks.find(|(_, found)| found.is_some()).unwrap();
             assert_eq!((found, beat * beats), (Some(why), after));
         }

@@ -9,7 +9,7 @@ use tofu_supervisor::options::{LinuxArgs, Net, Vmm};
 use tofu_supervisor::plan::Plan;
 use tofu_vmm::{Hypervisor, LinuxSupport};
 
-use crate::kit::{self, Kit, kvm_runs_linux};
+use crate::boot_files::{self, BootFiles, kvm_runs_linux};
 
 /// The monitor of a machine's Linux nodes.
 #[derive(Clone)]
@@ -21,16 +21,16 @@ pub enum MonitorChoice {
 }
 
 /// What nodes of one architecture need.
-pub struct Outfit {
+pub struct Runtime {
     /// What they boot.
-    pub kit: Arc<Kit>,
+    pub boot_files: Arc<BootFiles>,
     /// The monitor that runs them.
     pub monitor: MonitorChoice,
     /// Whether the host's hardware runs the guests.
     pub kvm: bool,
 }
 
-impl Outfit {
+impl Runtime {
     /// Describes in a few words what runs the nodes.
     pub fn runs_on(&self) -> String {
         match &self.monitor {
@@ -43,15 +43,15 @@ impl Outfit {
     }
 }
 
-/// An [`Outfit`] for each architecture in a machine.
-pub struct Outfits {
-    /// The outfit of the first architecture.
-    pub first: Outfit,
-    /// The outfit of the other architecture, in a machine with both.
-    pub second: Option<Outfit>,
+/// A [`Runtime`] for each architecture in a machine.
+pub struct Runtimes {
+    /// The runtime of the first architecture.
+    pub first: Runtime,
+    /// The runtime of the other architecture, in a machine with both.
+    pub second: Option<Runtime>,
 }
 
-impl Outfits {
+impl Runtimes {
     /// Prepares the files that the plan's nodes boot, with the monitors of [`Monitors::choose`].
     /// What is missing is fetched or made.
     ///
@@ -65,25 +65,25 @@ impl Outfits {
         progress: &dyn Progress,
     ) -> anyhow::Result<Self> {
         let archs = plan.archs();
-        archs.iter().try_for_each(|arch| Kit::check(plan, *arch, args))?;
-        let outfit = |arch| -> anyhow::Result<Outfit> {
+        archs.iter().try_for_each(|arch| BootFiles::check(plan, *arch, args))?;
+        let runtime = |arch| -> anyhow::Result<Runtime> {
             // The hardware runs this host's processors only. Others are emulated.
             let kvm = arch == Arch::X86_64 && kvm_runs_linux(monitors.support);
             let monitor = match (arch, &monitors.own) {
                 (Arch::X86_64, Some(own)) => MonitorChoice::Own(Arc::clone(own)),
-                (arch, _) => MonitorChoice::Qemu(kit::qemu(arch, progress)?),
+                (arch, _) => MonitorChoice::Qemu(boot_files::qemu(arch, progress)?),
             };
             let qemu = matches!(monitor, MonitorChoice::Qemu(_));
-            let kit = Kit::prepare(plan, arch, args, kvm, qemu, progress)?;
-            Ok(Outfit { kit: Arc::new(kit), monitor, kvm })
+            let boot_files = BootFiles::prepare(plan, arch, args, kvm, qemu, progress)?;
+            Ok(Runtime { boot_files: Arc::new(boot_files), monitor, kvm })
         };
-        let first = outfit(archs.first().copied().unwrap_or_default())?;
-        let second = archs.get(1).copied().map(outfit).transpose()?;
+        let first = runtime(archs.first().copied().unwrap_or_default())?;
+        let second = archs.get(1).copied().map(runtime).transpose()?;
         Ok(Self { first, second })
     }
 
-    pub(crate) fn of(&self, arch: Arch) -> &Outfit {
-        self.second.as_ref().filter(|second| second.kit.arch == arch).unwrap_or(&self.first)
+    pub(crate) fn of(&self, arch: Arch) -> &Runtime {
+        self.second.as_ref().filter(|second| second.boot_files.arch == arch).unwrap_or(&self.first)
     }
 
     /// Returns a hint for the user about other images.
@@ -91,7 +91,7 @@ impl Outfits {
         [Some(&self.first), self.second.as_ref()]
             .into_iter()
             .flatten()
-            .find_map(|outfit| outfit.kit.hint.as_deref())
+            .find_map(|runtime| runtime.boot_files.hint.as_deref())
     }
 }
 

@@ -26,9 +26,9 @@ use tofu_fabric::PartId;
 
 use crate::hello::{Greeting, Hello, shown};
 use crate::hosts::{Credentials, server_name};
+use crate::keepalive::Keepalive;
 use crate::link::{FrameKind, Link};
 use crate::peer::{Frame, Met, Peer};
-use crate::pulse::Pulse;
 
 /// How long the exchange of greetings on a new connection may take.
 const GREETING: Duration = Duration::from_secs(10);
@@ -374,7 +374,7 @@ impl Joining {
             }
             if beat <= Instant::now() {
                 // Parts that already run expect keep-alives.
-                beat = Instant::now() + Pulse::beat(self.timeout);
+                beat = Instant::now() + Keepalive::beat(self.timeout);
                 for peer in peers.iter().flatten() {
                     peer.link.send(FrameKind::Alive, &[]);
                 }
