@@ -193,7 +193,7 @@ pub(crate) fn modes() -> anyhow::Result<(MachineArgs, Doorbell)> {
     };
     let plan = Plan::new(&args)?;
     let cores = thread::available_parallelism().map_or(1, |n| n.get());
-    let engines = runner::engines(plan.engines, cores);
+    let engines = runner::engines(plan.engines, plan.interconnect, cores);
     Ok(match runner::doorbells(plan.doorbell, plan.vms().count(), cores, engines) {
         Doorbells::Trapped => (args, Doorbell::Polled),
         Doorbells::Polled => (args, Doorbell::Trapped),

@@ -327,7 +327,7 @@ impl LocalMachine {
         job: Teller,
     ) -> anyhow::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, |n| n.get());
-        let engines = runner::engines(None, cores);
+        let engines = runner::engines(None, kind.0, cores);
         // An engine that polls doorbells all the time needs a core of its own.
         let doorbells = match cores > ranks as usize + engines {
             true => Doorbells::Polled,

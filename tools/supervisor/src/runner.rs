@@ -185,8 +185,13 @@ pub fn registered_machine(
 }
 
 /// Returns how many engines a machine gets.
-pub fn engines(wanted: Option<Engines>, cores: usize) -> usize {
-    wanted.map_or(cores.min(MOST_ENGINES), |engines| engines.0.get() as usize)
+pub fn engines(wanted: Option<Engines>, interconnect: Interconnect, cores: usize) -> usize {
+    let most = match interconnect {
+        Interconnect::Tofu(_) => MOST_ENGINES,
+        // Those who write do most of the work, and neighbours of one engine do it at once.
+        Interconnect::Tnw => 1,
+    };
+    wanted.map_or(cores.min(most), |engines| engines.0.get() as usize)
 }
 
 impl Backend for Machines {
@@ -194,7 +199,7 @@ impl Backend for Machines {
         let any_bare = plan.bare().next().is_some();
         let hypervisor = any_bare.then(Hypervisor::open).transpose()?;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let engines = engines(plan.engines, cores);
+        let engines = engines(plan.engines, plan.interconnect, cores);
         let doorbells = doorbells(plan.doorbell, plan.vms().count(), cores, engines);
         let (network, confinement) = (&plan.network, &self.confinement);
         let kind = (plan.interconnect, plan.links);

@@ -45,14 +45,13 @@ impl<D: Drive> Copy for Engine<'_, D> {}
 
 impl<D: Drive> Engine<'_, D> {
     /// Does queued work and work that is due. Returns whether there was any queued.
-    pub(crate) fn turn(&self) -> bool {
-        let mut view = D::view(self.shared);
+    pub(crate) fn turn(&self, view: &mut D::View<'_>) -> bool {
         if self.inbox.deadline.load(SeqCst) <= view.now_ns() {
-            self.expire(&mut view);
+            self.expire(view);
         }
         // A queue with more work goes to the end, behind the queues that wait.
         let waiting = lock(&self.inbox.pending).len().min(QUEUES_PER_TURN);
-        self.work(&mut view, waiting)
+        self.work(view, waiting)
     }
 
     /// Does up to `most` pieces of queued work. Returns whether there was any.
@@ -106,8 +105,9 @@ impl<D: Drive> Engine<'_, D> {
         let mut turns = 0u32;
         while !shared.stopping.load(SeqCst) {
             watch.update(inbox);
-            let mut worked = self.turn();
-            worked |= watch.poll(inbox);
+            // Both read the clock by it, which an engine that polls does more often than all else.
+            let mut view = D::view(shared);
+            let worked = self.turn(&mut view) | watch.poll(inbox, &mut view);
             turns = turns.wrapping_add(1);
             if inbox.changed.load(SeqCst) || turns.is_multiple_of(TURNS_PER_LOOK) {
                 look(&mut sources, 0)?;
@@ -115,12 +115,12 @@ impl<D: Drive> Engine<'_, D> {
             if worked {
                 continue;
             }
-            let now = shared.now_ns();
-            let next_look = watch.next_look(now);
-            if next_look.is_some_and(|at| at <= now) {
+            let next_look = watch.next_look(view.now_ns());
+            if next_look.is_some_and(|at| at <= view.now_ns()) {
                 spin_loop();
                 continue;
             }
+            let now = shared.now_ns();
             inbox.sleep.announce();
             // Work that arrived before the flag was set has not woken the engine.
             let deadline = inbox.deadline.load(SeqCst).min(next_look.unwrap_or(u64::MAX));
@@ -309,20 +309,19 @@ impl<'a, D: Drive> WatchedPages<'a, D> {
     }
 
     /// Polls all pages that are not protected. Returns whether any doorbell rang.
-    fn poll(&mut self, inbox: &Inbox<D::Work>) -> bool {
+    fn poll(&mut self, inbox: &Inbox<D::Work>, view: &mut D::View<'_>) -> bool {
         if self.pages.iter().all(|page| page.protected) {
             return false;
         }
-        let mut view = D::view(self.shared);
         let start = view.now_ns();
         let mut any = false;
         for page in self.pages.iter_mut().filter(|page| !page.protected) {
             let now = view.now_ns();
             let late = now.saturating_sub(start) > TURN_NS;
-            let mut rang = page.poll(inbox, &mut view, late);
+            let mut rang = page.poll(inbox, view, late);
             if !rang && now.saturating_sub(page.rang_at) > D::POLLED_NS && page.protect() {
                 // Takes a doorbell that rang before the page was protected.
-                rang = page.poll(inbox, &mut view, late);
+                rang = page.poll(inbox, view, late);
             }
             if rang {
                 page.rang_at = now;
@@ -363,6 +362,7 @@ mod tests {
     use tofu_abi::regs::{CqsReg, Register, TniReg};
     use tofu_abi::{Coords, CqId, TniId, pci};
     use tofu_fabric::{NodeId, Shape};
+    use tofu_icc::Icc;
     use tofu_pci::{PciFunction, regs};
     use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion};
 
@@ -457,7 +457,8 @@ mod tests {
                 inbox.enqueue(NodeId(0), (tni, cq.into()));
             }
         }
-        assert!(Engine { shared: &machine.shared, inbox }.turn());
+        let mut view = Icc::view(&machine.shared);
+        assert!(Engine { shared: &machine.shared, inbox }.turn(&mut view));
         assert_eq!(lock(&inbox.pending).len(), 72 - QUEUES_PER_TURN);
     }
 }

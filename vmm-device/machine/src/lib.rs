@@ -417,7 +417,7 @@ impl<D: Drive> MachineOf<D> {
     pub fn run_turn(&self) -> bool {
         let mut any = false;
         for inbox in &self.shared.engines {
-            any |= Engine { shared: &self.shared, inbox }.turn();
+            any |= Engine { shared: &self.shared, inbox }.turn(&mut D::view(&self.shared));
         }
         let Some(progress) = links::turn(&self.shared) else { return any };
         any | progress.next.is_some() | self.shared.wires.has_mail()

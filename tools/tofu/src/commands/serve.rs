@@ -118,7 +118,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let metrics = plan.metrics.map(server::Metrics::bind).transpose()?;
     let confinement = Confinement::of_programs(&[dir.base(), folder.as_path()], args.sandbox.off)?;
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let engines = runner::engines(plan.engines, cores);
+    let engines = runner::engines(plan.engines, plan.interconnect, cores);
     let kind = (plan.interconnect, plan.links);
     let doorbells = runner::doorbells(plan.doorbell, sockets.len(), cores, engines);
     let network = (&plan.network, plan.faults.clone());
