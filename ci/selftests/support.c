@@ -1,7 +1,7 @@
 /*
  * Linked to the kernel's VFIO selftests, whose own source stays as it is.
  *
- * They use an IOMMU by way of /dev/iommu unless told otherwise, and only some can be told. Debian's
+ * They use an IOMMU through /dev/iommu unless told otherwise, and only some can be told. Debian's
  * kernels come without it (CONFIG_IOMMUFD), so VFIO_SELFTESTS_IOMMU names another way, such as
  * vfio_type1v2_iommu.
  *

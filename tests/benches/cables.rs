@@ -66,7 +66,7 @@ struct Answers(Mutex<Sender<()>>);
 impl Receive for Answers {
     fn message(&self, _: PartId, _: &[u8]) {
         // The bench may be over.
-        let _ = self.0.lock().expect("nobody panics with it").send(());
+        let _ = self.0.lock().expect("not poisoned").send(());
     }
 
     fn room(&self) {}

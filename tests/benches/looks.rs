@@ -47,7 +47,7 @@ fn main() {
     let (looks, looked_ns) = (looks.into_inner(), looked_ns.into_inner());
     println!("{looks} looks, {:.0} us each", looked_ns as f64 / looks.max(1) as f64 / 1e3);
     println!("a Put of 8 bytes, us    median    99 %   99.9 %   longest");
-    for (name, times) in ["nobody looks", "somebody looks"].iter().zip(&mut times) {
+    for (name, times) in ["unobserved", "observed"].iter().zip(&mut times) {
         times.sort_unstable();
         let at = |part: f64| times[(times.len() as f64 * part) as usize] as f64 / 1e3;
         let longest = times.last().copied().unwrap_or(0) as f64 / 1e3;

@@ -55,7 +55,7 @@ fn a_queue_shows_what_waits_and_what_is_under_way() {
     let bytes = number(&block, "page_size") * number(&block, "pages");
     let length = u64::from_str_radix(&text(at(&of_buffer, "length"))[2..], 16).unwrap();
     assert!(length > 0 && length <= bytes, "{of_buffer:?} {block:?}");
-    // Requests by name; nobody has used the gates.
+    // Requests by name; the gates are unused.
     let masked = see(cluster.icc(0), "tni/0/interrupts/masked");
     assert!(!text(&masked).contains(['{', '"']), "{masked:?}");
     assert_eq!(parts(&see(cluster.icc(0), "tni/0/channel")), []);
@@ -276,7 +276,7 @@ fn a_failure_has_its_reason_at_the_end_where_the_fault_is() {
     let [command, _, why] = last(1, "refused");
     assert!(command.contains("Put of 8 bytes from node (0,0,0,0,0,0) TNI 0 CQ 0"), "{command}");
     assert!(why.contains("steering entry 77"), "{why}");
-    // A queue that nobody has opened.
+    // A queue that is not open.
     let order = Order::put(b.target(), StagOffset::new(CqId::ALL[1], 0, 0), a.at(0), 8);
     assert_eq!(a.end_of(&order), Rcode::CQ_DISABLED);
     assert_eq!(last(1, "refused")[2], "ENABLE of the control queue is 0");

@@ -152,10 +152,10 @@ fn who_asks_in_memory_gets_one_interrupt() {
     write(&a, CqsReg::InterruptArmIpa, word.device_addr());
     let order = Order::nop().interrupt();
     a.run(&order);
-    assert_eq!((fired(&a), read(&a, CqsReg::Irr)), (false, 0), "nobody has asked");
+    assert_eq!((fired(&a), read(&a, CqsReg::Irr)), (false, 0), "not asked for");
     ask();
     a.run(&Order::nop());
-    assert_eq!((fired(&a), asked()), (false, true), "of this one nobody is told");
+    assert_eq!((fired(&a), asked()), (false, true), "this one is not reported");
     a.run(&order);
     assert_eq!((fired(&a), asked(), read(&a, CqsReg::Irr)), (true, false, 0));
     a.run(&order);

@@ -131,7 +131,7 @@ impl Rcode {
         if self.0 > 0x10 && self.0 <= 0x1f { Self(self.0 + Self::REMOTE) } else { self }
     }
 
-    /// The same fault as whoever owns the address sees it: the inverse of [`Rcode::remote`].
+    /// The same fault as the owner of the address sees it: the inverse of [`Rcode::remote`].
     #[must_use]
     pub const fn local(self) -> Self {
         if self.is_remote_address() { Self(self.0 - Self::REMOTE) } else { self }

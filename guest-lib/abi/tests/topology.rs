@@ -101,9 +101,9 @@ fn a_refused_shape_is_named_with_what_is_allowed() {
     let error = Shape::new([1, 40, 1, 2, 3, 2]).unwrap_err();
     assert_eq!(error, ShapeError::Length { axis: Axis::Y, len: 40 });
     assert_eq!(error.to_string(), "axis Y has length 40, but may have 1 to 32");
-    let long = "2x2x4x2x3x2 and more that nobody reads".parse::<Shape>().unwrap_err();
+    let long = "2x2x4x2x3x2 and more that is not read".parse::<Shape>().unwrap_err();
     assert!(
-        long.to_string().starts_with("shape \"2x2x4x2x3x2 and more that nobody\"..."),
+        long.to_string().starts_with("shape \"2x2x4x2x3x2 and more that is not re\"..."),
         "{long}"
     );
 }

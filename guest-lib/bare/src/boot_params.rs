@@ -89,7 +89,7 @@ pub(crate) fn heap() -> Range<usize> {
 
 /// Where the heap of a loader is: at the end of RAM. `None` if this program is none.
 pub(crate) fn loader_heap() -> Option<Range<usize>> {
-    // SAFETY: the linker writes it; nobody else does.
+    // SAFETY: only the linker writes it.
     let size = unsafe { loader_heap_size };
     let Range { start, end } = heap();
     (size > 0).then(|| end.saturating_sub(size).max(start)..end)

@@ -7,7 +7,7 @@ const PORT_EXIT: u16 = 0xf4;
 
 /// Exit code after a panic.
 pub const EXIT_PANIC: i32 = 101;
-/// Exit code after an exception that nobody handles.
+/// Exit code after an unhandled exception.
 pub const EXIT_EXCEPTION: i32 = 102;
 
 /// Ends the program with `code`, 0 for success. Prints what has not been sent

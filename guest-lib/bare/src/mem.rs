@@ -93,13 +93,13 @@ pub(crate) fn map_page_0() {
 unsafe fn next(table: *mut u64, index: u64) -> Option<*mut u64> {
     // SAFETY: promised by the caller; the index stays inside.
     let entry = unsafe { table.add((index & 511) as usize) };
-    // SAFETY: likewise.
+    // SAFETY: the entry lies in the table, see above.
     let value = unsafe { entry.read_volatile() };
     if value & PRESENT != 0 {
         return Some((value & ADDRESS) as *mut u64);
     }
     let made = dma_alloc(4096, 4096)?.as_ptr();
-    // SAFETY: likewise.
+    // SAFETY: the entry lies in the table, see above.
     unsafe { entry.write_volatile(made as u64 | USER_TABLE) };
     Some(made.cast())
 }

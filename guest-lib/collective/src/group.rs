@@ -114,12 +114,12 @@ impl<'c, P: Provider + ?Sized> Group<'c, P> {
             let group = Self { context, rank: config.rank, members, algorithm, nanoseconds, gates };
             let all = gather(&mine)?;
             if all.chunks(most).any(|member| member.first() == Some(&VbgId::NULL.0)) {
-                // Somebody has not enough; what this member has is freed with the group.
+                // A member has not enough; what this one has is freed with the group.
                 continue;
             }
             let linked = group
                 .link(&plan, |at| VbgId(all[at.member as usize * most + usize::from(at.gate)]));
-            // Signals to gates that are not linked yet would be lost, so nobody goes on before.
+            // Signals to gates that are not linked yet would be lost, so all members wait for it.
             let all = gather(&[linked.is_ok().into()])?;
             linked?;
             return match all.iter().position(|ok| *ok == 0) {

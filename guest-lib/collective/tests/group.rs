@@ -108,7 +108,7 @@ fn several_groups_at_once_on_shared_nodes() {
         );
         let again = again.unwrap();
         assert_eq!(again.gates()[0].tni(), 5);
-        // Rounds of both under way.
+        // Rounds of both in progress.
         context.barrier(all.gates()[0], 0).unwrap();
         use_it(&again);
         while context.poll_barrier(all.gates()[0], 0).is_err() {}

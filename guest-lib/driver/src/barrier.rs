@@ -572,7 +572,7 @@ impl<P: Platform> Channel<P> {
     ///
     /// # Panics
     ///
-    /// If a round is under way or `count` is too large.
+    /// If a round is in progress or `count` is too large.
     pub fn run(
         &mut self,
         op: Op,

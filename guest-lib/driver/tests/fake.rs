@@ -289,7 +289,7 @@ fn a_device_that_cannot_be_asked_for_interrupts_is_told_of() {
     let device = Device::probe(fake.clone()).unwrap();
     let mut config = CqConfig::new(TNI, CQ);
     config.interrupts = CqsIrqs::NONE;
-    drop(Cq::open(&device, &config).expect("nobody asks for any"));
+    drop(Cq::open(&device, &config).expect("none is asked for"));
     config.interrupts = CqsIrqs::MRQ_WRITE_ACKNOWLEDGE;
     let error = Cq::open(&device, &config).unwrap_err();
     assert_eq!(error, OpenError::OldDevice("INTERRUPT_ARM_IPA"));

@@ -270,7 +270,7 @@ impl<S: Storage> Health<S> {
     }
 
     /// Whether links that are known to be dead cut a node off from this one, alone or with a few
-    /// others, such as those of a failed board: nobody reports the links between them.
+    /// others, such as those of a failed board: no node reports the links between them.
     pub fn is_cut_off(&self, node: Coords, now_ns: u64) -> bool {
         if self.is_quiet(now_ns) {
             return false;

@@ -72,7 +72,7 @@ pub enum Destination {
     /// A group of nodes, or all.
     Group,
     /// No node has this address, or only the sender.
-    Nobody(Mac),
+    Unknown(Mac),
     /// The frame has no Ethernet header.
     Runt,
 }
@@ -115,7 +115,7 @@ impl LocalNode {
         match self.other(mac) {
             _ if addr::is_multicast(mac) => Destination::Group,
             Some(node) => Destination::Node(node),
-            None => Destination::Nobody(mac),
+            None => Destination::Unknown(mac),
         }
     }
 

@@ -15,7 +15,7 @@ use crate::wire::Capabilities;
 pub(crate) const NODES: usize = 1024;
 pub(crate) const SET: usize = 4;
 /// A key that belongs to no node.
-const NOBODY: u32 = u32::MAX;
+const NONE: u32 = u32::MAX;
 
 /// The key of a node, and the index at which its set begins.
 pub(crate) fn set_of(node: Coords) -> (u32, usize) {
@@ -41,7 +41,7 @@ pub(crate) struct NodeTable<S: Storage, V: Copy + Default + core::fmt::Debug> {
 
 impl<S: Storage, V: Copy + Default + core::fmt::Debug> NodeTable<S, V> {
     pub(crate) fn new() -> Result<Self, S::Error> {
-        let nothing = Known { key: NOBODY, since_ns: 0, value: V::default() };
+        let nothing = Known { key: NONE, since_ns: 0, value: V::default() };
         Ok(Self { places: S::places(NODES, || nothing)? })
     }
 
@@ -68,7 +68,7 @@ impl<S: Storage, V: Copy + Default + core::fmt::Debug> NodeTable<S, V> {
         let set = &mut self.places[at..at + SET];
         let age = |known: &Known<V>| match known.key {
             known if known == key => (0, 0),
-            NOBODY => (1, 0),
+            NONE => (1, 0),
             _ => (2, known.since_ns),
         };
         if let Some(place) = set.iter_mut().min_by_key(|known| age(known)) {
@@ -79,7 +79,7 @@ impl<S: Storage, V: Copy + Default + core::fmt::Debug> NodeTable<S, V> {
     pub(crate) fn forget(&mut self, node: Coords) {
         let (key, at) = set_of(node);
         if let Some(known) = self.places[at..at + SET].iter_mut().find(|known| known.key == key) {
-            known.key = NOBODY;
+            known.key = NONE;
         }
     }
 }
@@ -113,8 +113,8 @@ impl<S: Storage> Peers<S> {
     ///
     /// If there is no memory.
     pub fn new() -> Result<Self, S::Error> {
-        let nobody = || Peer { said: AtomicU64::new(0), since_ns: AtomicU64::new(0) };
-        Ok(Self(S::places(NODES, nobody)?))
+        let absent = || Peer { said: AtomicU64::new(0), since_ns: AtomicU64::new(0) };
+        Ok(Self(S::places(NODES, absent)?))
     }
 
     fn set(&self, node: Coords) -> (u64, &[Peer]) {

@@ -93,7 +93,7 @@ impl Ports {
     }
 
     /// Whether a test is due: at each call if a port is known or suspected to be down, otherwise
-    /// now and then.
+    /// at every few calls.
     fn is_time(&mut self) -> bool {
         self.beats = self.beats.saturating_add(1);
         if self.asked != 0 {

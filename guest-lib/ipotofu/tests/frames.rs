@@ -62,7 +62,7 @@ fn arrive(core: &mut Core, packet: &Flying) -> (Option<Vec<u8>>, Vec<Flying>) {
         Event::Whole(metadata, part) if metadata.is_empty() => Some(body[part].to_vec()),
         Event::Assembled(metadata, frame) if metadata.is_empty() => Some(frame),
         Event::Whole(..) | Event::Assembled(..) | Event::Acknowledged(..) => {
-            panic!("nobody has asked for that")
+            panic!("that was not asked for")
         }
         Event::Nothing => None,
     };

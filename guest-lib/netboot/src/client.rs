@@ -203,7 +203,7 @@ pub struct Fetch<'a> {
     window: usize,
     /// Answers since the window last grew.
     credit: usize,
-    /// The window shrinks once for all that was under way at a time.
+    /// The window shrinks once for everything in flight at a time.
     shrunk_at: u32,
     rtt_ns: Option<(u64, u64)>,
     backoff: u32,

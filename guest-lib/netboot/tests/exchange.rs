@@ -228,8 +228,8 @@ fn a_server_that_falls_silent_is_given_up() {
     assert!(waited >= PATIENCE_NS && asked < 400, "{asked} messages in {waited} ns");
     // And one that is not there at all.
     let mut ask = Ask::manifest(settings(1), world.now_ns);
-    let nobody = world.run(node(1), &mut ask);
-    assert!(matches!(nobody, Err(Failure::Refused(why)) if why.contains("nothing to boot")));
+    let refused = world.run(node(1), &mut ask);
+    assert!(matches!(refused, Err(Failure::Refused(why)) if why.contains("nothing to boot")));
     world.weather.lost = 1.0;
     let before = world.sent;
     let mut ask = Ask::manifest(settings(1), world.now_ns);

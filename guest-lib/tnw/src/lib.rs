@@ -625,7 +625,7 @@ impl<P: Platform> Drop for Stream<'_, P> {
     fn drop(&mut self) {
         self.cancel();
         self.write(ChannelReg::TxReport, 0);
-        // Writes may be under way still; a read comes after them.
+        // Writes may be in flight still; a read comes after them.
         self.read(ChannelReg::TxReport);
     }
 }

@@ -11,8 +11,8 @@ pub enum OpenError {
     /// Another process has it.
     #[error("another process has it")]
     Busy,
-    /// It is a channel, and somebody else has one of its gates.
-    #[error("somebody else has one of its gates")]
+    /// It is a channel, and another process has one of its gates.
+    #[error("another process has one of its gates")]
     GateBusy,
     /// Not this user's.
     #[error("this user may not have it")]

@@ -64,7 +64,7 @@ impl Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        // SAFETY: mapped in `map`, and nobody has pointers to it.
+        // SAFETY: mapped in `map`, and there are no pointers to it.
         unsafe { libc::munmap(self.0.as_ptr().cast(), SIZE) };
     }
 }

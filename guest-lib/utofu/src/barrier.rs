@@ -353,7 +353,7 @@ impl<P: Provider + ?Sized> Context<P> {
     ) -> Result<(), Error> {
         self.with_start(id, flags, |start| {
             if start.round.is_some() {
-                let hint = "a barrier or reduction is under way: poll until it is over";
+                let hint = "a barrier or reduction is in progress: poll until it completes";
                 return Err(Error::with_value(Code::Busy, "VBG ID", id.0, hint));
             }
             let count = match round {

@@ -75,7 +75,7 @@ pub trait ClaimQueue {
     ///
     /// # Errors
     ///
-    /// [`Code::OutOfResource`] if there is nobody to ask.
+    /// [`Code::OutOfResource`] if there is no broker to ask.
     fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error>;
 
     /// Returns barrier gates.
@@ -343,7 +343,7 @@ pub trait DriverBarrier {
     /// a reset.
     fn exceptions(&self) -> Option<BgsIrqs>;
 
-    /// Called by a thread that has polled in vain for some microseconds.
+    /// Called by a thread whose polls have found nothing for some microseconds.
     fn yield_processor(&self) {}
 
     /// Closes the channel.
@@ -457,7 +457,7 @@ pub struct DriverQueue<P: Platform, M: MapUser<P>, C = ()> {
     registered: BTreeMap<u32, (Stag, M::Mapping)>,
     idle: IdlePolls,
     is_lost: bool,
-    // Last, when nobody uses the queue any more.
+    // Last, when the queue is not used any more.
     _claim: C,
 }
 

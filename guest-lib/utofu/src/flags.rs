@@ -12,7 +12,7 @@ pub const VCQ_SESSION_MODE: u64 = 1 << 2;
 /// VBG: several threads use it at the same time.
 pub const VBG_THREAD_SAFE: u64 = 1 << 0;
 
-/// Registered memory: peers may read it, nobody may write it.
+/// Registered memory: peers may read it, but not write it.
 pub const REG_MEM_READ_ONLY: u64 = 1 << 0;
 
 /// Command: the last bytes of a Put become visible after all others.

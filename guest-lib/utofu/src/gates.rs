@@ -323,6 +323,6 @@ mod tests {
         let links = [null, null, null, far.0];
         assert_eq!(code(id.0, links, [0, 3, 0]), Err(Code::InvalidPath));
         assert_eq!(code(id.0, links, [0xff, 3, 9]).unwrap().path, None);
-        assert_eq!(code(id.0, [null; 4], [9, 9, 9]).unwrap().path, None, "nobody goes there");
+        assert_eq!(code(id.0, [null; 4], [9, 9, 9]).unwrap().path, None, "no path leads there");
     }
 }

@@ -56,7 +56,7 @@ pub trait Provider {
     ///
     /// # Errors
     ///
-    /// [`Code::OutOfResource`] if there is nobody to ask.
+    /// [`Code::OutOfResource`] if there is no broker to ask.
     fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error>;
 
     /// Returns gates that no longer belong to a channel.
@@ -133,7 +133,7 @@ pub struct Registration {
     pub stag: u32,
     /// Offset that the first byte is to have, which equals the address modulo 256.
     pub offset: u64,
-    /// Whether nobody may write to it.
+    /// Whether it is read-only for peers.
     pub read_only: bool,
 }
 

@@ -294,7 +294,7 @@ impl<Q: Queue> OpenState<Q> {
         self.unseen += 1;
     }
 
-    /// Reads notices now and then: the device writes one for each command, wanted or not, even for
+    /// Reads notices occasionally: the device writes one for each command, wanted or not, even for
     /// programs that never poll for them.
     #[inline(always)]
     fn look_for_notices(&mut self) {
@@ -460,7 +460,7 @@ impl<Q: Queue> OpenState<Q> {
         None
     }
 
-    /// Returns the VCQ that a notice is for, or `None` if it is for nobody.
+    /// Returns the VCQ that a notice is for, or `None` if it is for none.
     #[inline(always)]
     fn addressee(&self, entry: &Entry) -> Option<u8> {
         if entry.notice.kind.is_local() {

@@ -35,6 +35,6 @@ bitfield! {
 pub(crate) struct Mark {
     /// An extra value that no VCQ of the queue has.
     pub(crate) sender: u8,
-    /// The program's byte, which nobody else sees.
+    /// The program's byte, which is not used otherwise.
     pub(crate) number: u8,
 }

@@ -149,9 +149,9 @@ fn failures_have_their_codes_at_the_initiator_only() {
     check("remote never, Get", &|| get(local, never), Success, MrqRmtStadd);
     let odd = Posting::new(b.id().0, 0, ALL).unwrap().armw(2, 1, 8, remote.0 + 4).unwrap();
     check("odd address", &|| a.post(&odd, 0).unwrap(), Success, MrqRmtStadd);
-    let nobody = b.id().with_cq(5);
+    let absent = b.id().with_cq(5);
     let to_nobody = || {
-        a.put(&Transfer { peer: nobody, local, remote, length: 8, edata: 0, flags: ALL }, 0)
+        a.put(&Transfer { peer: absent, local, remote, length: 8, edata: 0, flags: ALL }, 0)
             .unwrap()
     };
     check("no such queue", &to_nobody, Success, MrqPeer);

@@ -166,7 +166,7 @@ fn ends(seen: &mut Seen, a: &Vcq<LocalProvider>, b: &Vcq<LocalProvider>) {
     let (all, flags) = (Packets::default(), TCQ_NOTICE | LOCAL_MRQ_NOTICE);
     let to = Posting::new(b.id().0, 0, flags).unwrap();
     let far = VcqId::construct(Coords::new(9, 0, 0, 0, 0, 0), 0, 0, 0).unwrap();
-    let nobody = Posting::new(far.0, 0, flags).unwrap();
+    let absent = Posting::new(far.0, 0, flags).unwrap();
     let long = Posting::new(b.id().0, 256, flags).unwrap();
     let mut spoiled = to.put(lcl, rmt, 8, all).unwrap().prepared()[0];
     spoiled.0[0] |= 255 << 16;
@@ -178,7 +178,7 @@ fn ends(seen: &mut Seen, a: &Vcq<LocalProvider>, b: &Vcq<LocalProvider>) {
         (to.get(lcl, never, 8, all), Code::Success, Some(Code::MrqRmtStadd)),
         (to.put(lcl, rmt + 4090, 8, all), Code::Success, Some(Code::MrqRmtLength)),
         (to.put(lcl, their_constant, 8, all), Code::Success, Some(Code::MrqRmtMemory)),
-        (nobody.put(lcl, rmt, 8, all), Code::Success, Some(Code::MrqPeer)),
+        (absent.put(lcl, rmt, 8, all), Code::Success, Some(Code::MrqPeer)),
         (long.put(lcl, rmt, 8, all), Code::TcqLength, None),
         (Ok(spoiled), Code::TcqDesc, None),
     ] {

@@ -83,7 +83,7 @@ unsafe impl Sync for Area {}
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: mapped by `Area::map`, and nobody has pointers to it.
+        // SAFETY: mapped by `Area::map`, and there are no pointers to it.
         let unmapped = unsafe { munmap(self.memory.as_ptr().cast(), self.len) };
         if let Err(error) = unmapped {
             log::error!("unmapping registers: {error}");

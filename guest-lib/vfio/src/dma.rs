@@ -70,7 +70,7 @@ pub enum MapError {
 
 /// A source of device addresses for when those of a process are used up.
 pub(crate) trait MoreAddresses: Send + Sync {
-    /// Start and length of a range of at least `size` addresses that nobody else has.
+    /// Start and length of a range of at least `size` addresses that is not in use.
     fn more(&self, size: u64) -> Option<(u64, u64)>;
 }
 
@@ -192,7 +192,7 @@ fn map_error(error: VfioError, address: usize, len: usize) -> MapError {
 /// A range of device addresses that leads to memory, until it is dropped.
 pub(crate) struct Mapping {
     space: Arc<Space>,
-    /// All addresses that nobody else gets meanwhile: start and length.
+    /// All addresses that are reserved meanwhile: start and length.
     taken: (u64, u64),
     addr: u64,
     len: usize,
@@ -272,7 +272,7 @@ impl Chunk {
         Ok(Self { memory, start: 0, mapping, free: Mutex::default() })
     }
 
-    /// The `len` bytes from `offset` on. Nobody else gets them, now or later.
+    /// The `len` bytes from `offset` on. They are not given out again.
     pub(crate) fn part(self: &Arc<Self>, offset: usize, len: usize) -> Buffer {
         let addr = self.mapping.addr + offset as u64;
         Buffer { chunk: Arc::clone(self), addr, taken: 0, len }
@@ -281,7 +281,7 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        // Memory that the device might still reach must never become somebody else's.
+        // Memory that the device might still reach must never be reused.
         if self.mapping.unmap() {
             // SAFETY: not used after this; a chunk is dropped once.
             #[allow(unsafe_code)]

@@ -83,7 +83,7 @@ pub enum Error {
     Busy(Bdf),
     /// The kernel keeps the registers for the process that uses the device.
     #[error(
-        "{0} is in use, and the kernel shows its registers to nobody else; boot it with \
+        "{0} is in use, and the kernel shows its registers to no other process; boot it with \
          iomem=relaxed to look at them meanwhile"
     )]
     InUse(Bdf),

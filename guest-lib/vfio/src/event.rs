@@ -24,7 +24,7 @@ impl MutEventSubscriber for Handler {
     }
 
     fn process(&mut self, _events: Events, _ops: &mut EventOps<'_>) {
-        // Somebody else may have been faster.
+        // Another reader may have been faster.
         if self.event.read().is_ok() {
             (self.call)();
         }

@@ -134,7 +134,7 @@ impl Pages {
         for &(start, run) in runs {
             let flags = MapFlags::SHARED | MapFlags::FIXED;
             // SAFETY: runs are as long as the mapping together, as the caller has made sure, and
-            // nobody uses that yet.
+            // that is not used yet.
             unsafe {
                 let place = memory.as_ptr().add(at).cast();
                 mmap(place, run as usize, all, flags, file.as_fd(), start)?;
@@ -147,7 +147,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped in `map`, and nobody has pointers to it.
+        // SAFETY: mapped in `map`, and there are no pointers to it.
         let unmapped = unsafe { munmap(self.0.as_ptr().cast(), self.1) };
         if let Err(error) = unmapped {
             log::error!("unmapping memory of a process: {error}");

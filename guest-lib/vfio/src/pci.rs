@@ -314,7 +314,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// A sysfs in a folder. Drivers in it do nothing, as nobody reads what is written to files.
+    /// A sysfs in a folder. Drivers in it do nothing, as writes to its files have no effect.
     struct Fake {
         folder: tempfile::TempDir,
     }

@@ -127,7 +127,7 @@ impl VfioPlatform {
         let found = bus.find(bdf)?;
         match found.driver.as_deref() {
             Some(VFIO_PCI) => {}
-            // Nobody's device may be taken without asking.
+            // No device may be taken without asking.
             None => bus.bind(found.bdf)?,
             Some(driver) => {
                 return Err(Error::Driver { bdf: found.bdf, driver: driver.to_owned() });
@@ -360,7 +360,7 @@ impl VfioPlatform {
 
 /// How long to wait before the next attempt.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How long a broker may take to give a device up that nobody uses any more.
+/// How long a broker may take to give up a device that is not used any more.
 const LEAVING: Duration = Duration::from_secs(1);
 /// How long the node's network may take to let go of a device, on a busy computer.
 const HANDOVER: Duration = Duration::from_secs(10);

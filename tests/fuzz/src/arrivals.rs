@@ -174,7 +174,7 @@ impl Bench {
             }
             _ => {
                 let packet = self.packet(u)?;
-                // Nobody but a peer out of order names an interface that no node has.
+                // Only a peer out of order names an interface that no node has.
                 let answered = packet.body.is_request() && TniId::new(packet.dst_tni).is_some();
                 let mut net = Void { now_ns: self.now(), sent: Vec::new() };
                 self.icc.arrive(packet, &mut net);

@@ -40,7 +40,7 @@ impl Transport for Void {
     fn send(&self, to: PartId, message: Vec<u8>) -> bool {
         assert_eq!(to, PEER, "to a part that there is");
         assert!(message.len() <= MAX_MESSAGE, "{} bytes", message.len());
-        self.0.lock().expect("nobody panics with it").push((to, message));
+        self.0.lock().expect("not poisoned").push((to, message));
         true
     }
 }
@@ -68,7 +68,7 @@ pub fn run(data: &[u8]) {
         }
         let Ok(message) = message(&mut u) else { break };
         let taken = machine.network().receive(PEER, &message);
-        let answers = std::mem::take(&mut *void.0.lock().expect("nobody panics with it"));
+        let answers = std::mem::take(&mut *void.0.lock().expect("not poisoned"));
         assert!(answers.len() <= 1, "{} answers to one message", answers.len());
         assert!(taken.is_ok() || answers.is_empty(), "an answer to what was refused");
     }

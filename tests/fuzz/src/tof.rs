@@ -105,7 +105,7 @@ fn enable_bch(u: &mut Unstructured<'_>, description: &Description) -> Result<()>
     let subnet = CqsMode(u.arbitrary()?);
     let number = |u: &mut Unstructured<'_>| -> Result<i32> {
         let byte: u8 = u.arbitrary()?;
-        // Now and then one that is far away.
+        // Occasionally one that is far away.
         Ok(if byte == 0x80 { u.arbitrary()? } else { i32::from(byte as i8) })
     };
     let addr = |u: &mut Unstructured<'_>| -> Result<Addr> {

@@ -81,7 +81,7 @@ fn pair() -> (OwnedFd, OwnedFd) {
 }
 
 fn play(u: &mut Unstructured<'_>) -> Result<()> {
-    // Nobody connects to it: processes are added.
+    // It gets no connections: processes are added.
     let (listener, _other) = pair();
     let mut server = Server::new(listener, Fake);
     let mut processes: [Option<OwnedFd>; PROCESSES] = Default::default();
@@ -110,6 +110,6 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
     for _ in 0..2 * PROCESSES {
         let _ = server.turn(Some(&Timespec::default()));
     }
-    assert_eq!(server.users(), 0, "the device is used by nobody");
+    assert_eq!(server.users(), 0, "the device is unused");
     Ok(())
 }

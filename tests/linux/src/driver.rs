@@ -195,7 +195,7 @@ impl Nodes {
         assert!(out.contains("ok 2 1000003 bytes as sent"), "{out}");
     }
 
-    /// A program that somebody else could have written, between two nodes and on one.
+    /// A program that uses the public API only, between two nodes and on one.
     #[track_caller]
     pub fn foreign_program(&self) {
         // The last two queues that are not the kernel's.

@@ -572,7 +572,7 @@ fn janitor_now(machine: u64) -> Option<u64> {
 pub fn wait_for(what: &str, time: Duration, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + time;
     while !condition() {
-        assert!(Instant::now() < end, "waited in vain: {what}");
+        assert!(Instant::now() < end, "timed out waiting for {what}");
         thread::sleep(Duration::from_millis(50));
     }
 }

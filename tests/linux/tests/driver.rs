@@ -176,7 +176,7 @@ fn utofu_perf(nodes: &Nodes) {
     }
 }
 
-/// Loading and unloading, also while queues are open and mapped and Puts are under way; `times`
+/// Loading and unloading, also while queues are open and mapped and Puts are in flight; `times`
 /// times in all, half of them on each node, because both mostly wait.
 fn comes_and_goes(nodes: &Nodes, times: u32) {
     let start = Instant::now();

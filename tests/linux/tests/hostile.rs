@@ -1,5 +1,5 @@
 //! Hostile peers of the process that runs a machine. Each does without end what it can do: a node's
-//! agent, a console, clients of the control socket, output that nobody reads, a part, a QEMU. None
+//! agent, a console, clients of the control socket, unread output, a part, a QEMU. None
 //! of them may take memory without bound or keep answers from others.
 
 use std::io::{Read, Write};
@@ -189,7 +189,7 @@ fn guests(machine: &Machine<'_>) {
     let console = r#"{"request":"console","node":0}"#;
     let viewers: Vec<_> = (0..50).map(|_| machine.client(console)).collect();
     thread::sleep(WHILE);
-    machine.is_well("consoles that nobody reads");
+    machine.is_well("unread consoles");
     drop(viewers);
     machine.restart();
 }
@@ -239,7 +239,7 @@ fn no_peer_costs_a_machine_its_memory_or_its_answers() {
     place.up(&["--name", "held"]);
     std::fs::write(place.file("big"), vec![7; 8 << 20]).unwrap();
     let machine = Machine::new(&place, "held");
-    machine.is_well("nobody");
+    machine.is_well("no peer");
     clients(&machine);
     guests(&machine);
     agents(&machine);
@@ -257,7 +257,7 @@ fn program(place: &Place) -> PathBuf {
     program
 }
 
-/// Starts a machine whose output nobody reads.
+/// Starts a machine whose output is not read.
 fn up_unread(mut command: Command) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().unwrap()
@@ -279,7 +279,7 @@ fn output_that_nobody_reads_holds_up_its_guest() {
     });
     let machine = Machine::new(&place, "unread");
     thread::sleep(WHILE);
-    machine.is_well("output that nobody reads");
+    machine.is_well("unread output");
     signal(machine.pid, Signal::TERM);
     wait_for("it ends", MOMENT, || up.try_wait().unwrap().is_some());
     assert_eq!(up.wait().unwrap().code(), Some(143));

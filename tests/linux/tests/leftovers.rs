@@ -12,7 +12,7 @@ fn machine(place: &Place) -> u64 {
 fn of_a_machine_that_is_killed() {
     let Some(place) = Place::new("of_a_machine_that_is_killed", Image::Default) else { return };
     place.up(&[]);
-    // With a command under way, which must end as well.
+    // With a command in flight, which must end as well.
     let command = place.start(&["exec", "0", "--", "sleep", "1000"]);
     kill(machine(&place));
     let said = command.end(MOMENT);

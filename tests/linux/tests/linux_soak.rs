@@ -62,7 +62,7 @@ impl<'a> Load<'a> {
         Self { begin: Box::new(begin), check: Box::new(check), running, times: 0 }
     }
 
-    /// Waits for its end, if it is under way.
+    /// Waits for its end, if it runs.
     fn end(&mut self) {
         let said: Vec<_> = self.running.drain(..).map(|running| running.end(LONG).ok()).collect();
         if !said.is_empty() {

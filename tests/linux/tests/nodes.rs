@@ -34,7 +34,7 @@ fn sent(place: &Place, node: &str) -> u64 {
     counters["TNI 0"]["NUM_SEND_TLP"].as_u64().unwrap_or(0)
 }
 
-/// Node 0 sends to node 1 without end; returns the two programs when that is under way.
+/// Node 0 sends to node 1 without end; returns the two programs when they run.
 #[track_caller]
 fn traffic(place: &Place) -> [Running; 2] {
     // Minutes of 8 bytes each.
@@ -78,7 +78,8 @@ fn two_nodes() {
     place.is_clean();
 }
 
-/// A program that waits for others says so. A program that waits in vain ends, or can be ended.
+/// A program that waits for others says so. A program whose wait never succeeds ends, or can be
+/// ended.
 fn no_silent_waits(place: &Place) {
     // A program whose peers do not run. The time must suffice for it to begin on a busy host.
     let waits = place.run(&["exec", "--timeout", "12", "0", "--", "allpairs"]);

@@ -215,7 +215,7 @@ fn runs(pid: &str) -> bool {
 fn wait_for(condition: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(10);
     while !condition() {
-        assert!(Instant::now() < end, "waited in vain");
+        assert!(Instant::now() < end, "timed out");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -64,7 +64,7 @@ const FILE: EntryType = EntryType::Regular;
 const FOLDER: EntryType = EntryType::Directory;
 const LINK: EntryType = EntryType::Symlink;
 
-/// A folder `home` of a user, with a file that nobody may change, and a folder `dir` in it, which
+/// A folder `home` of a user, with a file that must not change, and a folder `dir` in it, which
 /// copies go to.
 struct Home(tempfile::TempDir);
 

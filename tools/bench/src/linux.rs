@@ -490,7 +490,7 @@ fn succeeded(
 const TO_COMPLETION: &str = "Put to completion, spinning";
 const ONE_WAY_IRQ: &str = "Put one way, by interrupt";
 const ONE_WAY_POLL: &str = "Put one way, spinning";
-const STREAM: &str = "Put, many under way";
+const STREAM: &str = "Put, many in flight";
 const RXE: &str = "rxe, ib_write_bw";
 
 /// A row in the output of one of our programs.

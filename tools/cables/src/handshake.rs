@@ -156,7 +156,9 @@ impl Greet {
         let part = PartId(other.part);
         let known = part.0 != own.part && self.link.with(|connection| is_of(connection, part));
         let fault = match self.with {
-            _ if !known => Some(format!("whoever says it is part {part} has another certificate")),
+            _ if !known => {
+                Some(format!("a peer that claims to be part {part} has another certificate"))
+            }
             Ok(wanted) if wanted != part => Some("that is the address of another part".to_owned()),
             _ => None,
         };

@@ -299,7 +299,7 @@ fn went(error: &io::Error, dead: Option<&Dead>) -> String {
             format!("its process has taken nothing for {} s", SILENCE.as_secs())
         }
         (_, Some(Dead::Holds)) => {
-            format!("its process has let nobody send for {} s", HOLD.as_secs())
+            format!("its process has let no part send for {} s", HOLD.as_secs())
         }
         (
             io::ErrorKind::UnexpectedEof

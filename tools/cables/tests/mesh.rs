@@ -348,7 +348,7 @@ fn a_part_cannot_say_that_it_is_another_one() {
     }
     let liar = Joining::new(&liars, hello(2, 3)).unwrap();
     let error = liar.meet(&mut |_, _| ()).err().unwrap().to_string();
-    assert_eq!(error, "whoever says it is part 2 has another certificate");
+    assert_eq!(error, "a peer that claims to be part 2 has another certificate");
     assert!(!first.is_finished());
 }
 

@@ -204,7 +204,7 @@ fn who_stalls_holds_up_nobody() {
     let mut sent = 0;
     while let Ok(n) = (&unresponsive).write(&[1; 65536]) {
         sent += n;
-        assert!(sent < 64 << 20, "somebody takes it all");
+        assert!(sent < 64 << 20, "all of it is read");
     }
     // A client that sends without end, and never reads the answers.
     let stalled = world.open(1, ECHO);
@@ -293,8 +293,8 @@ fn flows_end_with_their_clients() {
         stream.write_all(&framed(b"anybody?")).unwrap();
     }
     let mut stream = datagrams(&world, 1, ECHO);
-    stream.write_all(&framed(b"somebody?")).unwrap();
-    assert_eq!(next(&stream), b"somebody?");
+    stream.write_all(&framed(b"anyone?")).unwrap();
+    assert_eq!(next(&stream), b"anyone?");
     // This many at a time.
     let mut open: Vec<_> = Vec::new();
     let why = loop {

@@ -1,7 +1,7 @@
 //! The cache: a user's folder with images, the parts that they share, and apt's own files.
 //!
 //! ```text
-//! lock                 held by whoever builds or removes
+//! lock                 held by the process that builds or removes
 //! apt/                 apt's configuration, lists and fetched packages; apt-arm64/ those for
 //!                      guests with such processors
 //! parts/KEY/           a kernel, busybox, a root file system, QEMU; shared by images

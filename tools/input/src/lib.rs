@@ -132,7 +132,7 @@ mod tests {
         let name = "; give a regular file of at most 1 MiB";
         assert_eq!(why(folder.path(), LIST), format!("it is a folder{name}"));
         assert_eq!(why(Path::new("/dev/zero"), LIST), format!("it is a device{name}"));
-        // Nobody writes to it, and its reader would wait.
+        // It may have no writer, and its reader would wait.
         rustix::fs::mkfifoat(rustix::fs::CWD, at("pipe"), Mode::RWXU).unwrap();
         assert_eq!(why(&at("pipe"), LIST), format!("it is a pipe{name}"));
         let _socket = UnixListener::bind(at("socket")).unwrap();

@@ -156,7 +156,9 @@ impl Control {
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
                 // Cannot happen, because `self` has a sender.
-                Err(RecvTimeoutError::Disconnected) => bail!("nobody watches the ranks"),
+                Err(RecvTimeoutError::Disconnected) => {
+                    bail!("internal error: the rank event channel is closed")
+                }
             }
         }
     }

@@ -55,7 +55,7 @@ impl MonitorKind {
                     .name("stderr".into())
                     .spawn(move || {
                         first();
-                        // If nobody waits any more, nobody wants to know.
+                        // Without a waiter the result is not needed.
                         let _ = sender.send(last_error(errors));
                     })
                     .context("no threads left")?;

@@ -268,7 +268,7 @@ impl Link {
             FromProgram::Credit(bytes) => take(&mut entry.input, *bytes as usize),
             FromProgram::Ended(_) => true,
         };
-        // Nobody has a use for more of a program that was killed.
+        // The rest of a killed program's output is not needed.
         if allowed || entry.sink.is_none() {
             let ended = matches!(what, FromProgram::Ended(_));
             entry.tell(what);

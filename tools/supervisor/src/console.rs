@@ -210,7 +210,7 @@ mod tests {
         let size = |path| std::fs::metadata(path).unwrap().len();
         assert!(size(log.clone()) <= MAX_LOG + 4096);
         assert!(size(log.with_extension("log.1")) <= MAX_LOG + 4096);
-        // Nobody is there to read it.
+        // There is no reader.
         console.type_in(b"lost").unwrap();
     }
 }

@@ -78,7 +78,7 @@ pub struct EventSender(Sender<Event>);
 
 impl EventSender {
     /// Sends an event. Output of a guest waits for room, so the reader of the output holds up the
-    /// guest. Progress that nobody sees is dropped. All other events arrive.
+    /// guest. Progress without a reader is dropped. All other events arrive.
     pub fn send(&self, event: Event) {
         // The receiver is gone only when the run is over.
         let _ = match event {
@@ -109,7 +109,7 @@ mod tests {
     fn only_output_waits_for_its_reader() {
         let (sender, events) = events();
         let line = || Event::Line(NodeId(0), "x".repeat(1000));
-        // Nobody reads, so output is refused instead of waiting.
+        // There is no reader, so output is refused instead of waiting.
         events.release();
         (0..10_000).for_each(|_| sender.send(line()));
         (0..1000).for_each(|_| sender.send(Event::Netboot(NodeId(0), BootStage::Begun)));

@@ -1,5 +1,5 @@
 //! What the host writes to a guest. A guest may stop reading at any time, so a thread of its own
-//! writes, and nobody else waits for the guest.
+//! writes, and no other thread waits for the guest.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;

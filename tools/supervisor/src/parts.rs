@@ -240,7 +240,7 @@ impl Receive for Inbox {
     }
 
     fn visit(&self, from: PartId, visit: Visit) {
-        // If nobody serves visits, or too many wait, this one is closed.
+        // If visits are not served, or too many wait, this one is closed.
         let _ = self.visits.send((from, visit));
     }
 }

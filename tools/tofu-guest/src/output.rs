@@ -23,7 +23,7 @@ impl Output {
         let mut out = io::stdout().lock();
         let written = if self.json { writeln!(out, "{value}") } else { text(&mut out) };
         match written.and_then(|()| out.flush()) {
-            // Whoever reads has seen enough.
+            // The reader has seen enough.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             other => Ok(other?),
         }

@@ -244,7 +244,7 @@ impl Daemon {
             let is_time = looked.elapsed() >= LOOK;
             if is_time {
                 if link.packets().read(TniReg::PrqPa) == 0 {
-                    return Ok(Ended::Lost("somebody has reset it"));
+                    return Ok(Ended::Lost("it was reset"));
                 }
                 // The kernel forgets it when the interface is taken down.
                 if let Some(gateway) = self.settings.gateway
@@ -349,7 +349,7 @@ impl Daemon {
         })
     }
 
-    /// Tells whoever has asked.
+    /// Answers the client.
     fn tell(&self, state: &Value) {
         // A client that does not take it at once gets nothing. The text fits into the socket's
         // buffer if it is written at once. Formatted straight into the socket, it would be a

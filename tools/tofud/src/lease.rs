@@ -31,7 +31,7 @@ impl Refused {
 /// The owner of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
-    Nobody,
+    Free,
     Client {
         id: ClientId,
         /// Its process id, for people.
@@ -49,7 +49,7 @@ impl Owner {
     /// Checks that it is free; it is `what` of a TNI.
     fn check(self, what: impl fmt::Display, tni: TniId) -> Result<(), Refused> {
         let text = match self {
-            Self::Nobody => return Ok(()),
+            Self::Free => return Ok(()),
             Self::Client { pid, .. } => format!("{what} of TNI {tni} is in use by process {pid}"),
             Self::Stuck => format!("{what} of TNI {tni} does not stop"),
         };
@@ -82,7 +82,7 @@ impl Leases {
     pub fn new(generation: Generation) -> Self {
         Self {
             generation,
-            queues: [[Owner::Nobody; NUM_CQ]; NUM_TNI],
+            queues: [[Owner::Free; NUM_CQ]; NUM_TNI],
             gates: GatePool::new(generation),
             gates_of: BTreeMap::new(),
             gates_stuck: false,
@@ -126,7 +126,7 @@ impl Leases {
     }
 
     fn is_free(&self, tni: TniId, cq: CqId) -> bool {
-        self.queues[tni.index()][cq.index()] == Owner::Nobody
+        self.queues[tni.index()][cq.index()] == Owner::Free
     }
 
     /// Gives a process its queues: those of its place (its number, and the number of processes on
@@ -225,7 +225,7 @@ impl Leases {
             let text = format!("control queue {cq} of TNI {tni} is not this process's");
             return Err(Refused::new(Refusal::Wrong, text));
         }
-        *owner = Owner::Nobody;
+        *owner = Owner::Free;
         Ok(())
     }
 
@@ -293,7 +293,7 @@ impl Leases {
         let kernel = self.kernel_cq();
         let packets = self.packets_of(id).into_iter().map(|tni| (tni, kernel));
         for (tni, cq) in self.of(id).into_iter().chain(packets) {
-            let end = if stuck.contains(&(tni, cq)) { Owner::Stuck } else { Owner::Nobody };
+            let end = if stuck.contains(&(tni, cq)) { Owner::Stuck } else { Owner::Free };
             *self.owner(tni, cq) = end;
         }
     }

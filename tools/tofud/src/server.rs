@@ -610,14 +610,14 @@ impl<S: Source> Server<S> {
         if !gates_stopped {
             log::error!(
                 "the device does not let go of barrier gates of process {pid}; its memory stays \
-                 mapped until nobody uses the device"
+                 mapped until the device is unused"
             );
             return;
         }
         if !stuck.is_empty() {
             log::error!(
                 "the device does not let go of {} control queues of process {pid}; its memory \
-                 stays mapped until nobody uses the device",
+                 stays mapped until the device is unused",
                 stuck.len()
             );
             return;

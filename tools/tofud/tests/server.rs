@@ -291,7 +291,7 @@ fn the_device_is_open_while_somebody_uses_it() {
     let mut test = Test::new();
     let silent = test.connect();
     test.settle();
-    assert_eq!(test.fake.state().open, 0, "nobody has asked for it");
+    assert_eq!(test.fake.state().open, 0, "it was not asked for");
     let (one, (start, len), cq) = test.join(None);
     assert_eq!((start, cq), (0, Some(0)));
     let (other, second, cq) = test.join(None);
@@ -358,10 +358,10 @@ fn a_place_that_is_taken_or_none_is_refused() {
 #[test]
 fn a_device_that_cannot_be_opened_is_tried_again_for_the_next_one() {
     let mut test = Test::new();
-    test.fake.state().refuse = Some("somebody has it");
+    test.fake.state().refuse = Some("it is in use");
     let socket = test.connect();
     let answer = test.ask(&socket, &hello(None));
-    let text = "somebody has it".to_owned();
+    let text = "it is in use".to_owned();
     assert_eq!(answer, Some(Answer::Refused { why: Refusal::NoDevice, text }));
     test.fake.state().refuse = None;
     assert!(matches!(test.ask(&socket, &hello(None)), Some(Answer::Welcome { .. })));
@@ -676,7 +676,7 @@ fn what_the_kernels_driver_has_is_lent() {
     assert_eq!(why(test.ask(&other, &alone())), Refusal::InUse);
     drop(other);
     test.settle();
-    assert!(!test.fake.state().is_kernels, "whoever was refused has nothing to give back");
+    assert!(!test.fake.state().is_kernels, "a refused client has nothing to give back");
     drop(program);
     test.settle();
     assert!(test.fake.state().is_kernels);

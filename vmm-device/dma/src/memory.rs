@@ -71,7 +71,7 @@ pub trait DmaMemory: Send + Sync {
     fn access(&self, addr: u64, len: usize, access: Access, f: &mut Visit<'_>) -> DmaResult;
 
     /// The range as one slice, if its memory is contiguous in this process and stays where it is
-    /// for as long as `self` is borrowed. Whoever gets `None` uses [`DmaMemory::access`].
+    /// for as long as `self` is borrowed. A caller that gets `None` uses [`DmaMemory::access`].
     #[inline(always)]
     fn slice(&self, _addr: u64, _len: usize) -> Option<VolatileSlice<'_>> {
         None

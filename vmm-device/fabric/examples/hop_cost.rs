@@ -1,5 +1,5 @@
 //! Prints what a packet within its node costs, and each further hop, in nanoseconds of wall time:
-//! with the direct carrier, with wires that nobody looks at, and with a tap that does nothing.
+//! with the direct carrier, with unobserved wires, and with a tap that does nothing.
 //!
 //! `cargo run --release -p tofu-fabric --example hop_cost`
 

@@ -11,7 +11,7 @@ pub const fn scramble(n: u64) -> u64 {
     n ^ n >> 31
 }
 
-/// Likewise for any number: what SplitMix64 draws from the state `n`.
+/// The same for any number: what SplitMix64 draws from the state `n`.
 pub const fn mix(n: u64) -> u64 {
     scramble(n.wrapping_add(STEP))
 }

@@ -81,7 +81,7 @@ impl<B> Equipped<'_, B> {
         }
     }
 
-    /// Likewise for a frame without a TLP.
+    /// The same for a frame without a TLP.
     pub fn said(&self, hop: Hop, link: OnLink, dllp: Dllp) {
         if let Some(tap) = self.tap {
             let [out, into] = ends(hop, Some(link)).map(|end| Observation { vc: None, ..end });

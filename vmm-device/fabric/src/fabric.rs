@@ -407,7 +407,7 @@ impl Fabric {
         Passage::Crossed
     }
 
-    /// Likewise for a link that is down or leads to another part of the machine.
+    /// The same for a link that is down or leads to another part of the machine.
     #[cold]
     fn send_over_special(&self, hop: Hop, system: bool, tlps: u32, bytes: u64) -> Passage {
         let node = &self.nodes[hop.from.index()];

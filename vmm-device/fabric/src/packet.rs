@@ -65,7 +65,7 @@ pub const SENDERS: usize = 16;
 /// Routing and counting cost once for the burst; a carrier that needs single TLPs may
 /// split it. Apart from the body all fields are plain data without references, so a
 /// carrier to another process can send them as they are; whether the body can be sent
-/// is for whoever chooses `B` (it may refer to the sender's memory where all nodes are
+/// is up to the choice of `B` (it may refer to the sender's memory where all nodes are
 /// in one process).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet<B> {

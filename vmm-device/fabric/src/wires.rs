@@ -33,10 +33,10 @@ pub trait ModelledCarrier<B>: Send + Sync {
     /// at every point of its way.
     fn turn(&self, limit: Ps, equipped: &Equipped<'_, B>, out: &mut dyn Deliver<B>) -> Progress;
 
-    /// Likewise up to the next event, for drivers without a clock.
+    /// The same up to the next event, for drivers without a clock.
     fn step(&self, equipped: &Equipped<'_, B>, out: &mut dyn Deliver<B>) -> Progress;
 
-    /// Drops all packets, as nobody drives it any more.
+    /// Drops all packets, as it is not driven any more.
     fn abandon(&self);
 }
 
@@ -52,7 +52,7 @@ pub struct Progress {
 
 /// A carrier whose packets a [`Tap`] can observe and faults can disturb.
 ///
-/// Over links that are [modelled](Wires::modelled), packets take time, and somebody has to drive
+/// Over links that are [modelled](Wires::modelled), packets take time, and a thread has to drive
 /// them by [`Wires::turn`]. Over others it is a [`Direct`] carrier; without tap and faults that
 /// costs a packet one relaxed load.
 pub struct Wires<B> {
@@ -226,7 +226,7 @@ impl<B> Wires<B> {
         Some(modelled.turn(limit, &self.equipment().with(&self.held), out))
     }
 
-    /// Likewise until the next event has happened, whenever that is.
+    /// The same until the next event has happened, at any time.
     pub fn step(&self, out: &mut dyn Deliver<B>) -> Option<Progress> {
         let modelled = self.modelled.as_ref()?;
         Some(modelled.step(&self.equipment().with(&self.held), out))
@@ -237,7 +237,7 @@ impl<B> Wires<B> {
         self.modelled.as_ref().is_some_and(|modelled| modelled.has_mail())
     }
 
-    /// Drops all packets in modelled links, which nobody drives any more.
+    /// Drops all packets in modelled links, which are not driven any more.
     pub fn abandon(&self) {
         if let Some(modelled) = &self.modelled {
             modelled.abandon();

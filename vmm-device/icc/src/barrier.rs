@@ -197,7 +197,7 @@ impl Icc {
             } else if gates.start(bch, BchReady(word), page.input(), effects)
                 && let Some(irq) = unit.irq(bch.gate())
             {
-                // Saves whoever starts a round from doing it: the page of a channel has no IRC.
+                // Callers that start a round need not do it: the page of a channel has no IRC.
                 irq.clear_pending(BgsIrqs::ACKNOWLEDGES.raw());
             }
             unit.publish(gates, bch);

@@ -191,7 +191,7 @@ impl Cq {
         !self.mode().session() || self.session.load(SeqCst) > 0
     }
 
-    /// Notes that a descriptor was taken. Only whoever runs the queue takes descriptors.
+    /// Notes that a descriptor was taken. Only the thread that runs the queue takes descriptors.
     pub(crate) fn use_session_step(&self) {
         if self.mode().session() {
             let _ = self.session.fetch_update(SeqCst, SeqCst, |steps| steps.checked_sub(1));
@@ -373,7 +373,7 @@ impl Cq {
         let start = Instant::now();
         while self.tables.flush_busy() {
             if start.elapsed() > QUIESCE_LIMIT {
-                log::warn!("TNI {} CQ {}: a transfer is still under way", self.tni, self.id);
+                log::warn!("TNI {} CQ {}: a transfer is still in flight", self.tni, self.id);
                 break;
             }
             std::thread::yield_now();

@@ -7,7 +7,7 @@ use tofu_sync::{AtomicU32, Mutex, MutexGuard};
 
 const IDLE: u32 = 0;
 const RUNNING: u32 = 1;
-/// Somebody asked since the running turn began.
+/// Another turn was requested since the running one began.
 const ASKED: u32 = 2;
 
 /// State that threads process in turns. The thread that asks first takes the turn.
@@ -64,7 +64,7 @@ mod tests {
         let more = work.run(|turns| {
             *turns += 1;
             if *turns < 3 {
-                assert!(!work.run(|_| unreachable!("somebody is at work")));
+                assert!(!work.run(|_| unreachable!("another thread is at work")));
             }
             false
         });

@@ -504,7 +504,7 @@ impl Icc {
         self.answered(&answered);
     }
 
-    /// Counts an answer to a command of this node. Answers that nobody asked for are ignored.
+    /// Counts an answer to a command of this node. Unsolicited answers are ignored.
     pub(crate) fn answered(&self, answered: &Answered) {
         let Answered { tni, from, kind, answer, at, old, model_ps, now_ns } = answered;
         let queue = self.queue(*tni, answer.tag.cq);

@@ -164,7 +164,7 @@ impl Icc {
         }
         let mut receiving = self.receiving(unit, now_ns);
         let (queues, writer) = receiving.parts();
-        // Checked with the lock held: whoever turns one of them off waits for it.
+        // Checked with the lock held: the caller that turns one of them off waits for it.
         let taken = unit.enabled() && self.dma_enabled() && queues.take(code, own, bytes, writer);
         if !taken {
             unit.add(discards, 1);

@@ -40,7 +40,7 @@ impl SharedPages {
         (region.len() >= Self::SIZE).then_some(Self { region, layout: Layout::Packed })
     }
 
-    /// Likewise with each page at its offset in BAR0, for a `region` of a file that another process
+    /// The same with each page at its offset in BAR0, for a `region` of a file that another process
     /// maps. It must be at least [`SharedPages::SIZE_AS_IN_BAR`] bytes long, most of which are
     /// never touched.
     pub fn as_in_bar(region: Arc<MmapRegion<()>>) -> Option<Self> {

@@ -328,14 +328,14 @@ pub enum Body {
         /// The value before the change.
         old: u64,
     },
-    /// A raw or system packet, which nobody answers.
+    /// A raw or system packet, which has no answer.
     Frame {
         /// The command, so that its sender can be told if the network loses the packet.
         tag: Tag,
         /// The frame, see [`tofu_abi::frame`].
         frame: Box<[u8]>,
     },
-    /// A barrier gate's signal, which nobody answers.
+    /// A barrier gate's signal, which has no answer.
     Signal(Signal),
 }
 

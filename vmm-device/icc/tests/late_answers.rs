@@ -172,7 +172,7 @@ fn transfer(command: Command, header2: Header2, length: u32) -> Descriptor {
 
 /// Hands the oldest packet to a node.
 fn deliver(to: &Node, net: &mut Slow) {
-    let packet = net.sent.pop_front().expect("a packet under way");
+    let packet = net.sent.pop_front().expect("a packet in flight");
     to.icc.arrive(packet, net);
 }
 
@@ -188,7 +188,7 @@ fn an_answer_to_the_queues_former_owner_is_nothing_to_the_next() {
     a.posted = 0;
     a.post(&transfer(Command::Put, Header2(0), 8), &mut net);
     a.icc.arrive(late, &mut net);
-    assert_eq!(a.completion(0), None, "nobody has answered this command yet");
+    assert_eq!(a.completion(0), None, "this command has no answer yet");
     deliver(&b, &mut net);
     deliver(&a, &mut net);
     assert_eq!(a.completion(0).unwrap().rcode(), Rcode::SUCCESS);

@@ -24,7 +24,8 @@ const MAX_NAMES: usize = 512;
 
 /// State that can be looked at.
 pub trait Inspect {
-    /// Shows it. What is behind a lock is copied, or has few parts, so that nobody waits for long.
+    /// Shows it. What is behind a lock is copied, or has few parts, so that no thread waits for
+    /// long.
     fn inspect(&self, visit: Visit<'_>);
 }
 
@@ -174,7 +175,7 @@ impl Tree<'_> {
         self.add_with(name, |visit| what.inspect(visit));
     }
 
-    /// Shows a part by this, which is not called unless somebody wants to see it.
+    /// Shows a part by this, which is not called unless a client asks for it.
     pub fn add_with(&mut self, name: impl fmt::Display, show: impl FnOnce(Visit<'_>)) {
         let name = name.to_string();
         let mut value = Value::None;

@@ -45,7 +45,7 @@ pub struct Parameters {
     pub head: u8,
     /// Bytes behind the TLP, including the place of a DLLP and the check sequence.
     pub tail: u8,
-    /// Likewise for a frame that is sent whole on each lane.
+    /// The same for a frame that is sent whole on each lane.
     pub tail_whole: u8,
     /// Bytes between two frames.
     pub gap: u8,

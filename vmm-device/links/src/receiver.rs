@@ -132,7 +132,7 @@ impl Receiver {
         }
     }
 
-    /// Likewise at this end only, where `next` is the sender's next frame.
+    /// The same at this end only, where `next` is the sender's next frame.
     pub const fn restart_at(&mut self, next: Seq) {
         self.expected = next;
         (self.due, self.refuse_at) = (0, 0);

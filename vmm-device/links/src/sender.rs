@@ -6,8 +6,8 @@ use crate::{Counters, Dllp, NEVER, Parameters, Ps, Rows, Seq, VCS};
 /// buffer holds.
 pub const WINDOW: usize = 64;
 
-/// How often in a row frames may be resent, or credit requested, in vain (*ours*): after more
-/// attempts the link goes down.
+/// How often in a row frames may be resent, or credit requested, without an answer (*ours*): after
+/// more attempts the link goes down.
 pub(crate) const MOST_ATTEMPTS: u16 = 256;
 
 /// Most credit returns that are known ahead. Further ones are merged.

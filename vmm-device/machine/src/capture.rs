@@ -384,9 +384,9 @@ mod tests {
     use tofu_icc::Tag;
 
     /// Targets without a device.
-    struct Nobody;
+    struct Unused;
 
-    impl Deliver<Body> for Nobody {
+    impl Deliver<Body> for Unused {
         fn arrived(&mut self, _: NodeId, _: Packet<Body>) {}
         fn discarded(&mut self, _: NodeId, _: Option<Port>, _: DiscardReason, _: Packet<Body>) {}
     }
@@ -409,7 +409,7 @@ mod tests {
             let body = Body::Frame { tag, frame: vec![0xa5; 104].into() };
             let packet = Packet::shortest(Class::System, src, dst, body);
             let packet = Packet { src_tni: TniId::ALL[2], dst_tni: 3, ..packet };
-            self.wires.inject(packet, &mut Nobody);
+            self.wires.inject(packet, &mut Unused);
         }
     }
 

@@ -40,7 +40,7 @@ use crate::windows::{TorusParts, WindowBackend};
 /// device, to its neighbour, to the device again for the answer, and one more. The engine does the
 /// rest.
 const TURNS_PER_WRITE: usize = 4;
-/// Likewise in a machine without an engine.
+/// The same in a machine without an engine.
 const TURNS_PER_ROUND: usize = 256;
 /// How long a fault holds back a unit that no other unit overtakes, in nanoseconds.
 const HOLD_NS: u64 = 1_000_000;
@@ -138,7 +138,7 @@ impl Torus {
         Self::with_engines(shape, 1)
     }
 
-    /// Likewise with so many engines, which share the nodes.
+    /// The same with this many engines, which share the nodes.
     ///
     /// # Errors
     ///

@@ -204,7 +204,7 @@ mod loom_tests {
             let news = doze(set_bell, || mark.load(Acquire) != 0);
             assert!(!news || data.load(Relaxed) == 7, "a mark without its data");
             let told = guest.join().unwrap();
-            assert!(news || told, "a mark that nobody knows of");
+            assert!(news || told, "an unknown mark");
         });
     }
 

@@ -82,7 +82,7 @@ struct InFlight<B> {
 struct Traveller<B> {
     packet: Packet<B>,
     since: Ps,
-    /// A fault has taken part of it: its frames go on, and nobody sees them.
+    /// A fault has taken part of it: its frames continue, and no observer sees them.
     swallowed: bool,
     /// The duplicate that a fault has made of it.
     double: Option<Box<Packet<B>>>,
@@ -397,7 +397,7 @@ impl<B> Sink for Witness<'_, B> {
 
     fn again(&mut self, _: Ps, hop: &Hop, bytes: u32, token: u64, link: OnLink) {
         let Some(place) = self.under_way.place(token) else { return };
-        // If a fault has taken the packet, nobody has seen its first frame either.
+        // If a fault has taken the packet, no observer has seen its first frame either.
         let seen = place.traveller.as_mut().filter(|traveller| !traveller.swallowed);
         let Some(traveller) = seen else { return };
         let packet = &mut traveller.packet;

@@ -205,7 +205,7 @@ impl Network {
     }
 
     /// How many directions of links have their data link layer modelled in full: those on which
-    /// something goes wrong or recently did, and those that somebody observes.
+    /// something goes wrong or recently did, and those that are observed.
     pub fn in_full(&self) -> usize {
         self.slabs.in_full()
     }

@@ -66,7 +66,7 @@ impl Vector {
 ///
 /// [`trigger`](MsixTable::trigger) may race with table writes and control
 /// changes from other threads: each vector has a lock of its own, and an
-/// interrupt is either delivered or found pending by whoever unmasks.
+/// interrupt is either delivered or found pending on unmasking.
 pub struct MsixTable {
     /// ENABLE and FUNCTION_MASK. Stored before the vectors are visited, read with
     /// a vector's lock held.

@@ -95,7 +95,7 @@ const REFUSED: &[Entry] = &[
     (libc::SYS_ioctl, &[Is(1, libc::TCGETS)]),
 ];
 
-/// Where links lead; refused in the same way to whoever has no use for it.
+/// Reading links; refused with an error to roles that do not need it.
 const LINKS: &[Entry] = &[(libc::SYS_readlinkat, &[])];
 
 /// Waiting for several things.

@@ -68,7 +68,7 @@ extern "C" fn violated(_: libc::c_int, info: *const libc::siginfo_t, _: *mut lib
         line.text(hint);
     }
     line.text("\n");
-    // SAFETY: the buffer is as long as said. Whoever reads standard error may be gone.
+    // SAFETY: the buffer has this length. The reader of standard error may be gone.
     unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.len) };
     // SAFETY: ends the process, without running anything.
     unsafe { libc::_exit(EXIT_VIOLATION) };

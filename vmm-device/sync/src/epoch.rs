@@ -188,7 +188,7 @@ mod loom_tests {
                 model.taken_away.store(1, Relaxed);
             }
             thread.join().unwrap();
-            assert!(!model.epochs.busy(), "a flush has not ended though nothing is under way");
+            assert!(!model.epochs.busy(), "a flush has not ended though nothing is in flight");
         });
     }
 

@@ -71,7 +71,7 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
                 unsafe { &*new }
             }
             Err(other) => {
-                // SAFETY: nobody else has it.
+                // SAFETY: there is no other reference.
                 drop(unsafe { Box::from_raw(new) });
                 // SAFETY: as above.
                 unsafe { &*other }
@@ -105,7 +105,7 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
         match self.place.compare_exchange(null_mut(), new.cast(), order.0, order.1) {
             Ok(_) => new.cast(),
             Err(other) => {
-                // SAFETY: nobody else has it.
+                // SAFETY: there is no other reference.
                 let _ = unsafe { munmap(new, SIZE) };
                 other
             }

@@ -146,7 +146,7 @@ impl<T: Item> Sender<T> {
     ///
     /// # Errors
     ///
-    /// The item, if it was refused or nobody receives any more.
+    /// The item, if it was refused or the receiver is gone.
     pub fn send(&self, item: T) -> Result<(), TrySendError<T>> {
         self.add(item, Some(self.0.when_full))
     }
@@ -165,7 +165,7 @@ impl<T: Item> Sender<T> {
     ///
     /// # Errors
     ///
-    /// The item, if nobody receives any more or the reserve is used up.
+    /// The item, if the receiver is gone or the reserve is used up.
     pub fn force(&self, item: T) -> Result<(), TrySendError<T>> {
         self.add(item, None)
     }
@@ -184,7 +184,8 @@ impl<T: Item> Sender<T> {
         self.force(item)
     }
 
-    /// Returns whether nothing is accepted any more, because nobody receives or the queue was full.
+    /// Returns whether nothing is accepted any more, because the receiver is gone or the queue was
+    /// full.
     pub fn is_closed(&self) -> bool {
         lock(&self.0.state).closed
     }

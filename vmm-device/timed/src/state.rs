@@ -1,4 +1,4 @@
-//! What is under way: scheduled events, and packets in interfaces and in the network.
+//! The state in flight: scheduled events, and packets in interfaces and in the network.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -91,7 +91,7 @@ fn data_of(packet: &InFlight, index: u32, bytes: u64) -> u64 {
 }
 
 impl State {
-    /// Nothing is under way.
+    /// Nothing is in flight.
     pub(crate) fn new(network: Network, timing: CommandTiming) -> Self {
         let nodes = network.shape().nodes() as usize;
         Self {
@@ -146,7 +146,7 @@ impl State {
         }
     }
 
-    /// Before when nothing that is under way can have an effect at a node; `None` if nothing ever
+    /// Before when nothing that is in flight can have an effect at a node; `None` if nothing ever
     /// will. What happens elsewhere needs a hop to get there, but a frame in the network may be at
     /// its last.
     pub(crate) fn next_of(&mut self, node: NodeId) -> Option<Ps> {

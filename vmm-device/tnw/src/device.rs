@@ -220,7 +220,7 @@ impl Nwp {
 
     fn renew(&self, link: Link, module: &LinkModule) {
         let mut state = lock(&module.state);
-        // The memory of units under way must not be read after this.
+        // The memory of units in flight must not be read after this.
         state.end.keep();
         let life = state.end.life();
         // A life that no neighbour has seen can be reused. Otherwise a driver that keeps resetting

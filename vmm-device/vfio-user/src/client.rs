@@ -75,7 +75,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// If nobody answers, or the server has another protocol.
+    /// If there is no answer, or the server has another protocol.
     pub fn new(socket: UnixStream, descriptors: usize) -> Result<Self, ClientError> {
         let client = Self(Mutex::new(Stream { socket, next_id: 0 }));
         let capabilities = serde_json::json!({ "capabilities": {

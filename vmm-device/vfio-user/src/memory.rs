@@ -378,7 +378,7 @@ impl ClientMemory {
             drop(taken);
             thread::yield_now();
         }
-        // Transfers are bounded, and wait for nobody.
+        // Transfers are bounded, and never wait.
         self.transfers.drain();
         result.map(|_| unmapped)
     }
@@ -551,7 +551,7 @@ impl JointMemory {
         &self.clients
     }
 
-    /// The client with this address. What goes beyond its addresses is nobody's memory.
+    /// The client with this address. Addresses beyond its own belong to no client.
     fn of(&self, addr: u64, len: usize) -> Result<&ClientMemory, DmaError> {
         let found = self.clients.iter().find(|client| client.window.contains(&addr));
         found.map(AsRef::as_ref).ok_or(DmaError { addr, len })
@@ -572,7 +572,7 @@ impl DmaMemory for JointMemory {
     }
 }
 
-/// A transfer under way.
+/// A transfer in flight.
 struct Transfer<'a> {
     transfers: &'a Epochs,
     generation: u64,

@@ -43,10 +43,10 @@ impl ClientFile {
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
         let mut file = lock(&self.file);
         // SAFETY: the range is just the one that `region` has mapped and keeps mapped as long as
-        // `self` lives, so nothing else is overwritten; it stays readable and writable. Whoever
-        // accesses it meanwhile does so with volatile or atomic accesses, as it is shared with
-        // other processes anyway, and finds the old memory or the new. The new file is as long as
-        // the range and sealed, so no access faults.
+        // `self` lives, so nothing else is overwritten; it stays readable and writable. Other
+        // threads use volatile or atomic accesses, as it is shared with other processes anyway, and
+        // find the old memory or the new. The new file is as long as the range and sealed, so no
+        // access faults.
         unsafe {
             mmap(self.region.as_ptr().cast(), size, rights, flags | MapFlags::FIXED, &new, 0)
         }?;
@@ -166,7 +166,7 @@ impl Mappable {
     }
 }
 
-/// A memory file whose size nobody can change: who cut it off would end this process.
+/// A memory file of a sealed size: a client that truncated it would end this process.
 fn memory_file(size: usize) -> io::Result<OwnedFd> {
     let file = memfd_create("tofu-pages", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, size as u64)?;

@@ -28,7 +28,7 @@ const KEPT: usize = 2;
 /// access mode checking").
 pub(crate) struct ClientProcess {
     pid: Pid,
-    /// Becomes readable when the process ends. A pid alone may be somebody else's by then.
+    /// Becomes readable when the process ends. A pid alone may be another process's by then.
     pidfd: OwnedFd,
     /// An atomic command reads and writes: nothing else of this server's may write in between.
     updates: RwLock<()>,

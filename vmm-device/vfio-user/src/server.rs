@@ -311,7 +311,7 @@ impl Server {
         }
         let mut since = None;
         loop {
-            // Most of the time there is nobody, or `run` takes him.
+            // Most of the time there is none, or `run` takes it.
             let waits = match poll(&mut [PollFd::new(listener, PollFlags::IN)], None) {
                 Ok(_) | Err(Errno::INTR) => self.attached_since().is_some(),
                 Err(error) => return Err(Error::Accept(error.into())),
@@ -342,7 +342,7 @@ impl Server {
             "node {}: a client was turned away, as another one is attached to the device",
             self.device.coords()
         );
-        // Nobody waits for one who says nothing.
+        // A silent client is not waited for.
         if client.set_read_timeout(Some(FIRST_MESSAGE)).is_err() {
             return;
         }
@@ -682,7 +682,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Tells the user, once, of memory that the device will not reach: the guest waits in vain.
+    /// Reports, once, memory that the device cannot reach: the guest would wait for ever.
     fn tell_of_memory(&mut self, command: u16, errno: Errno) {
         if command != command::DMA_MAP || std::mem::replace(&mut self.told, true) {
             return;
@@ -813,7 +813,7 @@ fn dma_map(server: &Server, mut body: Fields<'_>, mut fds: Vec<OwnedFd>) -> Resu
     if flags & !both != 0 || flags & both == 0 || fds.len() > 1 {
         return Err(Errno::INVAL);
     }
-    // ROMs and devices' memory come without a descriptor, too, and nobody misses them.
+    // ROMs and devices' memory come without a descriptor, too, and are not needed.
     let ordinary = request.address <= ORDINARY_MEMORY
         && request.address.saturating_add(request.size) > ORDINARY_MEMORY;
     if fds.is_empty() && ordinary && server.memory.backing() != Backing::Process {

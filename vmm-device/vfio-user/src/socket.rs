@@ -1,4 +1,4 @@
-//! Sockets in the file system. A stale one, on which nobody listens any more, is replaced.
+//! Sockets in the file system. A stale one, without a listener, is replaced.
 
 use std::fs::{File, symlink_metadata};
 use std::io;
@@ -17,7 +17,7 @@ const NAME_MAX: usize = 107;
 /// Why a socket cannot be made.
 #[derive(Debug, Error)]
 pub enum SocketError {
-    /// Somebody listens to it.
+    /// A process listens to it.
     #[error("socket {} is in use by another tofu serve", .0.display())]
     InUse(PathBuf),
     /// There is something else of that name.
@@ -73,7 +73,7 @@ impl Drop for BoundSocket {
     }
 }
 
-/// Listens on a socket at `path`. A socket file that nobody listens to, as a killed process leaves
+/// Listens on a socket at `path`. A socket file without a listener, as a killed process leaves
 /// it behind, is replaced.
 ///
 /// # Errors

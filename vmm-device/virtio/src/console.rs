@@ -297,7 +297,7 @@ impl Port {
 
     /// From the host to the guest.
     fn receive(&mut self, queue: usize, io: &mut Io<'_>) -> Result<Work, Broken> {
-        // To a port that nobody has opened nothing is sent: its driver would throw it away.
+        // Nothing is sent to a closed port: its driver would throw it away.
         for _ in 0..TURN {
             if !self.guest_open {
                 return Ok(Work::Done);

@@ -115,7 +115,7 @@ impl Ring {
     }
 }
 
-/// One buffer of a chain. Nobody has checked that it lies in memory.
+/// One buffer of a chain. It may lie outside memory.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     start: GuestAddress,

@@ -64,7 +64,7 @@ impl<S: Storage> Outbound<S> {
         }
         match to {
             Destination::Runt => return Err(Unsent::Runt),
-            Destination::Nobody(mac) => {
+            Destination::Unknown(mac) => {
                 self.count().no_such_node += 1;
                 return Err(Unsent::NoSuchNode(mac));
             }

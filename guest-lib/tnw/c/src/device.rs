@@ -40,7 +40,7 @@ fn opened() -> &'static Own<Opened> {
     OPENED.get_or_init(Opened::default)
 }
 
-/// A node that nobody else in this process opens as long as this lives.
+/// A node that is not opened again in this process as long as this lives.
 struct Claim(u32);
 
 impl Claim {

@@ -51,7 +51,7 @@ fn a_program_without_a_device_is_told_what_to_do() {
     for (env, why) in [
         (&[("TOFU_DEVICE", "ffff:ff:1f.7")][..], "TOFU_PROVIDER=inproc"),
         (&[("TOFU_DEVICE", "nonsense")], "TOFU_DEVICE"),
-        (&[("TOFU_PROVIDER", "nobody")], "TOFU_PROVIDER is not"),
+        (&[("TOFU_PROVIDER", "unknown")], "TOFU_PROVIDER is not"),
         (&[("TOFU_PROVIDER", "local")], "TOFU_LOCAL_SOCKET is not set"),
         (&[PAIR[0], ("TOFU_SHAPE", "2x2")], "TOFU_SHAPE is not three lengths"),
         (&[PAIR[0], ("TOFU_SHAPE", "unit")], "TOFU_SHAPE is not three lengths"),

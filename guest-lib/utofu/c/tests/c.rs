@@ -248,7 +248,7 @@ fn a_program_without_a_device_is_told_what_to_do() {
     if let Some(output) = build_and_run(&test_source("nodevice.c"), &wrong) {
         assert!(output.starts_with("-7 ") && output.contains("UTOFU_SPLIT_PUTS"), "{output}");
     }
-    let wrong = [("TOFU_PROVIDER", "nobody")];
+    let wrong = [("TOFU_PROVIDER", "unknown")];
     if let Some(output) = build_and_run(&test_source("nodevice.c"), &wrong) {
         assert!(output.starts_with("-7 ") && output.contains("TOFU_PROVIDER"), "{output}");
     }

@@ -143,7 +143,7 @@ impl Vcq {
     }
 
     /// Takes the notice of a Put of this VCQ, if it is there. Those of others are dropped, so this
-    /// is for a VCQ that nobody sends to yet.
+    /// is for a VCQ that no peer sends to yet.
     ///
     /// # Errors
     ///
@@ -177,11 +177,11 @@ impl Registrar {
         Ok(Self(handle))
     }
 
-    /// Registers memory until [`Registrar::deregister`]. Nobody is told where it is.
+    /// Registers memory until [`Registrar::deregister`]. No peer knows where it is.
     pub(crate) fn register(&self, memory: &mut [u8]) -> Result<u64> {
         let mut stadd = 0;
         let start = memory.as_mut_ptr().cast::<c_void>();
-        // SAFETY: the memory is there, and no peer knows of it, so nobody changes it.
+        // SAFETY: the memory is there, and no peer knows of it, so it does not change.
         ok(unsafe { c::utofu_reg_mem(self.0, start, memory.len(), 0, &raw mut stadd) })?;
         Ok(stadd)
     }

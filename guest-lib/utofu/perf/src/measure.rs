@@ -14,7 +14,7 @@ use crate::api::{self, LOCAL_NOTICE, Peer, REMOTE_NOTICE, STRONG_ORDER, TCQ_NOTI
 pub(crate) const MEMORY: usize = 32 << 20;
 /// Largest message.
 pub(crate) const MAX_SIZE: usize = (1 << 24) - 1;
-/// Commands under way on each interface.
+/// Commands in flight on each interface.
 pub(crate) const WINDOW: usize = 32;
 /// How long the other side may take to get ready, and to answer.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -187,7 +187,7 @@ impl Side {
         Ok(Row::new(test, size, 1, messages).times(&histogram, 1000.0))
     }
 
-    /// Bytes per second with many messages under way on some interfaces, one way or both.
+    /// Bytes per second with many messages in flight on some interfaces, one way or both.
     pub(crate) fn bandwidth(
         &self,
         size: usize,
@@ -246,7 +246,7 @@ impl Side {
         let mut left: VecDeque<usize> = (0..tnis).collect();
         while let Some(tni) = left.pop_front() {
             if under_way[tni] > 0 {
-                let on = || format!("on TNI {tni}, {} of {posted} under way", under_way[tni]);
+                let on = || format!("on TNI {tni}, {} of {posted} in flight", under_way[tni]);
                 complete(&self.vcqs[tni]).with_context(on)?;
                 under_way[tni] -= 1;
                 rate.ended();
@@ -258,7 +258,7 @@ impl Side {
 }
 
 /// How many messages end in a second: the median of short slices of time, because on a busy host
-/// others take the processor for a while now and then.
+/// other processes take the processor for a while.
 pub(crate) struct Rate {
     start: Instant,
     ended: u64,
@@ -311,7 +311,7 @@ fn send(vcq: &Vcq, peer: Peer, size: usize, edata: u64) -> Result<()> {
     let flags = REMOTE_NOTICE | STRONG_ORDER;
     let posted =
         if size == 8 { vcq.put8(peer, edata, flags)? } else { vcq.put(peer, size, edata, flags)? };
-    if posted { Ok(()) } else { bail!("the queue is full with one message under way") }
+    if posted { Ok(()) } else { bail!("the queue is full with one message in flight") }
 }
 
 /// Waits for the end of the next command.

@@ -58,7 +58,7 @@ impl Broker {
 /// Size code of transmit queues.
 const TOQ_SIZE: u8 = 0;
 
-/// A device that this process uses by way of a broker which keeps it apart from others.
+/// A device that this process uses through a broker, isolated from other users' processes.
 #[derive(Debug)]
 pub struct IsolatedDevice {
     broker: Arc<Broker>,

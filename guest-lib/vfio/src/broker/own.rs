@@ -270,7 +270,7 @@ unsafe fn move_all(file: &OwnedFd, pieces: &[Piece]) -> Result<(), ShareError> {
         for &(copy, start, len, rights, offset) in &moves {
             let flags = MapFlags::SHARED | MapFlags::FIXED;
             // SAFETY: both are mapped, and `len` bytes long. The new pages hold what the old ones
-            // held, and nobody can have changed those: no other thread runs.
+            // held, and those have not changed: no other thread runs.
             let moved = unsafe {
                 copy_nonoverlapping(start as *const u8, copy as *mut u8, len);
                 mmap(start as *mut _, len, rights, flags, file.as_fd(), offset)
@@ -289,7 +289,7 @@ unsafe fn move_all(file: &OwnedFd, pieces: &[Piece]) -> Result<(), ShareError> {
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     for (copy, _, len, ..) in moves {
-        // SAFETY: mapped above, and nobody has pointers to it.
+        // SAFETY: mapped above, and there are no pointers to it.
         let _ = unsafe { munmap(copy as *mut _, len) };
     }
     moved
@@ -411,7 +411,7 @@ mod tests {
         let blocks = || fstat(&lock(&memory.0).as_ref().unwrap().file).unwrap().st_blocks * 512;
         for _ in 0..6 {
             let large = vec![1u8; 32 << 20];
-            // SAFETY: memory of this test's, which nobody looks at.
+            // SAFETY: memory of this test's, which is not read.
             unsafe { memory.share(large.as_ptr() as usize, large.len(), true).unwrap() };
         }
         assert!(blocks() < 128 << 20, "{}", blocks());

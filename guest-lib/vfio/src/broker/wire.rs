@@ -118,7 +118,7 @@ pub enum IsolatedRequest {
         address: u64,
         /// Bytes.
         len: u64,
-        /// Nobody may write to it.
+        /// It is read-only for peers.
         read_only: bool,
         /// Start and length in the file, in whole pages, of the pages that hold the memory.
         runs: Vec<(u64, u64)>,
@@ -280,7 +280,7 @@ pub enum Answer {
         /// The control queue of each interface that is its own, if it did not know its place.
         cq: Option<u8>,
     },
-    /// The process may use the device by way of the broker, see [`IsolatedRequest`].
+    /// The process may use the device through the broker, see [`IsolatedRequest`].
     Isolated {
         /// The node, as the register NODE_ADDRESS has it.
         node: u64,
@@ -473,7 +473,7 @@ mod tests {
         send(one.as_fd(), &Answer::Taken, &[passed.as_fd()]).unwrap();
         drop(passed);
         assert_eq!(receive(other.as_fd()).unwrap(), Some(Answer::Taken));
-        assert!(receive::<u32>(kept.as_fd()).unwrap().is_none(), "nobody has the other end");
+        assert!(receive::<u32>(kept.as_fd()).unwrap().is_none(), "the other end is closed");
     }
 
     #[test]

@@ -94,7 +94,7 @@ impl Vandal {
         }
         let offset = self.random.below(ARENA as u64 - RING);
         let cache_injection = self.random.below(2) << 63;
-        // Now and then not aligned.
+        // Occasionally not aligned.
         let offset = if self.random.one_in(8) { offset } else { offset & !31 };
         (self.arena.device_addr() + offset) | cache_injection
     }

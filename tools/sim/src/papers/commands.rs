@@ -289,6 +289,6 @@ mod tests {
         ends[0].cq.post_and_ring(&put, 0).unwrap();
         model.run(|| Ok(ends[1].has(8, 7).then_some(()))).unwrap();
         while model.step() {}
-        assert!(model.run(|| Ok(None::<()>)).is_err(), "nothing is under way");
+        assert!(model.run(|| Ok(None::<()>)).is_err(), "nothing is in flight");
     }
 }

@@ -117,7 +117,7 @@ impl Exchange {
             program.go_on(&model)?;
         }
         while programs.iter().any(|program| program.left > 0) {
-            match model.step().context("nothing is under way, and messages are missing")? {
+            match model.step().context("nothing is in flight, and messages are missing")? {
                 Event::Device => {}
                 Event::Program(number) => programs[number].go_on(&model)?,
                 Event::Memory(node) => {

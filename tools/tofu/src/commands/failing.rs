@@ -18,7 +18,7 @@ use tofu_ui::table;
 /// Make nodes of a running machine fail, or repair them
 ///
 /// The router of a node that is down does not work: all of its links are down, and packets to it or
-/// through it are lost, and counted by the last port before it. Commands under way end as they do
+/// through it are lost, and counted by the last port before it. Commands in flight end as they do
 /// when a link goes down. The node's guest ends with it, unless --keep-guests is given, and boots
 /// again when the node is repaired.
 #[derive(Debug, Clone, Subcommand)]

@@ -40,8 +40,8 @@ enum HostsCommand {
     /// Create the folder of a machine in parts, with the parts' addresses, keys and certificates
     ///
     /// Each part has a key and a certificate in it. Copy parts.toml, authority.pem and the folder
-    /// part-I to the host of part I; whoever has these files can act as that part. Then start each
-    /// part with `tofu up --part I/N --join DIR`.
+    /// part-I to the host of part I; any holder of these files can act as that part. Then start
+    /// each part with `tofu up --part I/N --join DIR`.
     #[command(after_help = EXAMPLES)]
     Init(InitArgs),
 }

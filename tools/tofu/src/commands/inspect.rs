@@ -17,7 +17,7 @@ use tofu_ui::printable;
 /// Show the live state of a node's device as a tree
 ///
 /// The host reads the state without the guest, which keeps running: PCI configuration and MSI-X,
-/// network interfaces, control queues with the commands under way and the waiting ones, tables,
+/// network interfaces, control queues with the commands in flight and the waiting ones, tables,
 /// barrier gates and channels, packet queues, interrupts, ports. Each queue is shown at one moment;
 /// the moments of two queues may differ.
 #[derive(Debug, Clone, Args)]
@@ -72,7 +72,7 @@ const EXAMPLES: &str = "\
 Examples:
   tofu inspect 0 --depth 3
   tofu inspect 0 device/tni/0/cq/3
-      a control queue: registers, rings, commands under way and waiting, tables
+      a control queue: registers, rings, commands in flight and waiting, tables
   tofu inspect 0 device/tni/0 --json > before
   tofu inspect 0 --diff before
       what has changed since

@@ -57,7 +57,7 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Writes a file that nobody else may read.
+/// Writes a file that only its user may read.
 fn write(file: &Path, text: &str) {
     fs::write(file, text).unwrap();
     fs::set_permissions(file, Permissions::from_mode(0o700)).unwrap();

@@ -57,7 +57,7 @@ impl Rough {
         let mut rough = Self { names, trouble: Arc::clone(&trouble), relay: None };
         let mut ends = Vec::new();
         for (n, name) in rough.names.iter().enumerate() {
-            // Its name here is nobody else's; in its namespace it is `cable`.
+            // Its name here is unique; in its namespace it is `cable`.
             let here = format!("tofu{id}{n}");
             let tap = tofu_tap::open().and_then(|tap| {
                 tofu_tap::attach(&tap, &here, 0)?;

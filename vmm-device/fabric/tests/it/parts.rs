@@ -153,7 +153,7 @@ proptest! {
             let Some(index) = (index as usize).checked_rem(links.len()) else { break };
             let Link { from, port, to, .. } = links[index];
             whole.fabric().set_link(from, port, false).unwrap();
-            // Whoever has one of the ends.
+            // The parts that have one of the ends.
             for end in [from, to] {
                 machine.at(end).fabric().set_link(from, port, false).unwrap();
             }

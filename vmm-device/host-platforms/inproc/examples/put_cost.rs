@@ -1,7 +1,7 @@
-//! Runs a number of Puts, one after the other, for whoever counts their instructions.
+//! Runs a number of Puts, one after the other, so that their instructions can be counted.
 //!
 //! `valgrind --tool=callgrind target/release/examples/put_cost put 8 1000`, and again with 21000.
-//! `traced` has them with a trace that nobody reads, `piggyback` has data in the descriptor, and
+//! `traced` has them with a trace that is not read, `piggyback` has data in the descriptor, and
 //! `modelled` goes over modelled links. A third number is how many Puts share a doorbell.
 
 use tofu_inproc::{Pair, PairError};

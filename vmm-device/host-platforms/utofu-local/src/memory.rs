@@ -148,7 +148,7 @@ impl DmaMemory for NodeMemory {
         let at = self.find_mapped(addr, len, access).ok_or(DmaError { addr, len })?;
         // SAFETY: the process keeps the memory mapped until the mapping is dropped. That is done
         // only after its steering tag was disabled and the device's translation cache flushed,
-        // which waits for accesses under way; the lock need not be held during this one. The
+        // which waits for accesses in flight; the lock need not be held during this one. The
         // process treats the memory as volatile, as `map` asks of it.
         f(unsafe { VolatileSlice::new(at as *mut u8, len) });
         Ok(())
@@ -217,7 +217,7 @@ mod tests {
         let refused = unsafe { NodeMemory::map(&memory, 8, 1 << 20) };
         assert_eq!(refused.map(|_| ()).unwrap_err().code(), Code::InvalidAddress);
         #[allow(unsafe_code)]
-        // SAFETY: nobody writes to it, which is what is tested.
+        // SAFETY: it is not written to, which is what is tested.
         let mapping = unsafe { NodeMemory::map(&memory, CONSTANT.as_ptr() as usize, 8).unwrap() };
         let mut bytes = [0; 8];
         memory.read(mapping.device_addr(), &mut bytes).unwrap();

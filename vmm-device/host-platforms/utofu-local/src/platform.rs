@@ -17,11 +17,11 @@ pub struct LocalPlatform {
     node: Arc<Node>,
     rings: Arena,
     memory: Arc<NodeMemory>,
-    /// The machine has no threads: it goes on when somebody waits for it.
+    /// The machine has no threads: it advances when a caller waits for it.
     stepped: bool,
 }
 
-/// Time that passes while somebody waits for a machine without threads, in nanoseconds.
+/// Time that passes while a caller waits for a machine without threads, in nanoseconds.
 const STEP_NS: u64 = 1000;
 
 impl LocalPlatform {

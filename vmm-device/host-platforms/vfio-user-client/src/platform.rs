@@ -46,7 +46,7 @@ const GRANULE: u64 = 1 << 16;
 /// Why there is no device.
 #[derive(Debug, Error)]
 pub enum ConnectError {
-    /// Nobody listens there, or may not be talked to.
+    /// There is no listener, or access is denied.
     #[error("{socket}: {source}")]
     Socket {
         /// The socket.

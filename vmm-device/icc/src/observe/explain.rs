@@ -333,7 +333,7 @@ pub(crate) fn stags(tree: &mut Tree<'_>, tables: &Tables, memory: &dyn DmaMemory
     }
 }
 
-/// Likewise for its memory block table.
+/// The same for its memory block table.
 pub(crate) fn blocks(tree: &mut Tree<'_>, tables: &Tables, memory: &dyn DmaMemory) {
     for (index, raw, pages) in Table::memory_block(tables, memory).entries() {
         let entry = MemoryBlock(raw);

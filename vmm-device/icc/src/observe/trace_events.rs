@@ -1,7 +1,7 @@
 //! Steps of commands, as the device reports them to its host.
 //!
-//! The device has no clock and keeps no trace. While somebody traces, it reports the steps of each
-//! command to its [`Host`](crate::Host), which notes the time of each. While nobody does, a step
+//! The device has no clock and keeps no trace. While a trace runs, it reports the steps of each
+//! command to its [`Host`](crate::Host), which notes the time of each. Without a trace, a step
 //! costs one relaxed load.
 
 use tofu_abi::desc::{Header1, Header2};

@@ -118,7 +118,7 @@ impl Agenda {
         self.set(output % SLOTS, at)
     }
 
-    /// Likewise for a TNI.
+    /// The same for a TNI.
     pub(super) const fn kick(&mut self, tni: usize, at: Ps) -> bool {
         self.set(KICKS + tni % TNIS, at)
     }

@@ -361,7 +361,7 @@ impl Engine {
         receiving
     }
 
-    /// Likewise when somebody starts or stops observing the direction.
+    /// The same when an observer of the direction starts or stops.
     pub(super) fn look_at(
         &mut self,
         now: Ps,
@@ -456,7 +456,7 @@ impl Engine {
         self.queued(slot).any(|frame| frame.flags & DOOMED != 0)
     }
 
-    /// Likewise for a sender: from now on the times of returning credits are computed ahead.
+    /// The same for a sender: from now on the times of returning credits are computed ahead.
     pub(super) fn forget_sending(
         &mut self,
         now: Ps,
@@ -509,7 +509,7 @@ impl Engine {
         now.map(|link| link.sent).or_else(|| self.shared.past_sent.get(&(here as u32)).copied())
     }
 
-    /// Likewise for the incoming direction.
+    /// The same for the incoming direction.
     pub(super) fn watched_in(&self, node: u32, port: Port) -> Option<Counters> {
         let here = slot(node, port.index());
         let now = self.shared.receiving.get(self.at(here).input.watched as usize);

@@ -1,5 +1,5 @@
 //! Links of a node whose data link layer is modelled in full, as something goes wrong on them or
-//! somebody observes them.
+//! they are observed.
 
 use tofu_fabric::{OnLink, Ps};
 use tofu_links::{Check, Dllp, Effect, Reason, Seq, Timeout, Verdict};

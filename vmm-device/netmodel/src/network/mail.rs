@@ -1,4 +1,4 @@
-//! What nodes send each other, and what they report to whoever runs the network.
+//! Mail between nodes, and their reports to the caller that runs the network.
 
 use tofu_abi::TniId;
 use tofu_abi::topology::{NodeId, Port};

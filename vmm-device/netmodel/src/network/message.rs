@@ -100,7 +100,8 @@ pub trait Sink {
     /// Nothing more is reported of it, except that the rest has left its TNI.
     fn lost(&mut self, at: Ps, node: NodeId, port: Option<Port>, reason: DiscardReason, token: u64);
 
-    /// A link has failed at the port of a node that sent over it in vain. It is down from now on.
+    /// A link has failed at the port of a node whose frames did not get through. It is down from
+    /// now on.
     fn failed(&mut self, at: Ps, node: NodeId, port: Port) {
         let _ = (at, node, port);
     }
@@ -126,7 +127,7 @@ pub trait Sink {
         let _ = (at, hop, class, bytes, token, link);
     }
 
-    /// Likewise for a frame that is resent, or that was found bad before.
+    /// The same for a frame that is resent, or that was found bad before.
     fn again(&mut self, at: Ps, hop: &Hop, bytes: u32, token: u64, link: OnLink) {
         let _ = (at, hop, bytes, token, link);
     }

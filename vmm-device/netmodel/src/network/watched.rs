@@ -58,7 +58,7 @@ pub(super) struct Sending<Frame> {
     pub(super) slot: u32,
     /// Whether anything may go wrong.
     pub(super) erring: bool,
-    /// Whether somebody observes it.
+    /// Whether it is observed.
     pub(super) looked_at: bool,
 }
 
@@ -97,7 +97,7 @@ impl<Frame: Copy> Sending<Frame> {
         }
     }
 
-    /// Whether its full state is no longer needed: nothing goes wrong or recently did, nobody
+    /// Whether its full state is no longer needed: nothing goes wrong or recently did, no client
     /// observes it, and nothing waits for an acknowledgement.
     pub(super) fn is_clean(&self) -> bool {
         !self.erring

@@ -17,9 +17,9 @@ use tofu_tnw_device::{Config, Host, Net, Nwp, Unit};
 use vm_memory::{GuestAddress, GuestMemoryMmap, VolatileSlice};
 
 /// A host that drops notifications and in which no time passes.
-struct Nobody;
+struct Unused;
 
-impl Host for Nobody {
+impl Host for Unused {
     fn interrupt(&self, _: u16) {}
     fn work(&self) {}
     fn timer(&self, _: u64) {}
@@ -102,7 +102,7 @@ impl Pair {
         let nodes = [0, 1].map(|x| {
             let coords = Coords::new(x, 0, 0, 0, 0, 0);
             let config = Config { coords, shape, life: 1, windows: None };
-            let nwp = Nwp::new(config, Arc::new(Nobody), Arc::clone(&memory[usize::from(x)]) as _);
+            let nwp = Nwp::new(config, Arc::new(Unused), Arc::clone(&memory[usize::from(x)]) as _);
             nwp.set_bus_master(true);
             let enable = Control(0).with_enable(true).0.to_le_bytes();
             nwp.bar_write(REGISTER_BAR, Register::Nwp(NwpReg::Control).offset(), &enable);

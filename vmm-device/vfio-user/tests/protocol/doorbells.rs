@@ -232,7 +232,7 @@ fn the_next_client_has_pages_of_its_own() {
     assert_eq!(word(counter).load(SeqCst), 0);
     word(fetch_start(3)).store(1, SeqCst);
     looped.put(2);
-    assert_eq!(word(fetch_start(3)).load(SeqCst), 1, "nobody has taken it");
+    assert_eq!(word(fetch_start(3)).load(SeqCst), 1, "it was not taken");
     drop(looped);
     thread.join().unwrap().unwrap();
 }
@@ -302,7 +302,7 @@ fn a_doorbell_rings_by_its_event_descriptor() {
             let mut bytes = [0; 8];
             rustix::io::read(&bell, &mut bytes).map(|_| u64::from_ne_bytes(bytes))
         };
-        assert_eq!(rings(), Ok(20), "what was before is gone, the rest nobody reads");
+        assert_eq!(rings(), Ok(20), "what was before is gone, the rest is not read");
         // When the queue is enabled again, it has the same descriptor, and ignores earlier rings:
         // entries that are still in the transmit queue are not sent again.
         rustix::io::write(&bell, &9u64.to_ne_bytes()).unwrap();

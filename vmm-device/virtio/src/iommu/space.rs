@@ -252,7 +252,7 @@ impl Space {
             return Err(Failure::Range);
         }
         drop(state);
-        // Nobody else changes mappings: requests are served one after the other.
+        // Mappings do not change meanwhile: requests are served one after the other.
         while self.take(domain, (first, last)) {}
         self.uses.drain();
         Ok(())

@@ -229,7 +229,7 @@ fn a_slow_host_holds_up_the_guest() {
             done += 1;
         }
     }
-    assert!(sent < BUFFERS_SENT, "the device has swallowed {total} bytes that nobody took");
+    assert!(sent < BUFFERS_SENT, "the device has swallowed {total} bytes that were not taken");
     let start = Instant::now();
     let reader = thread::spawn(move || read(&mut ours, total));
     while done < BUFFERS_SENT {

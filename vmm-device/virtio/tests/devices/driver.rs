@@ -41,7 +41,7 @@ pub(crate) fn virtio(device: impl Device + 'static) -> Virtio {
 pub(crate) fn wait(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < PATIENCE, "waited in vain: {what}");
+        assert!(start.elapsed() < PATIENCE, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_micros(200));
     }
 }

@@ -207,7 +207,7 @@ fn an_endpoint_reaches_what_is_mapped_for_it_and_nothing_else() {
     assert_eq!(driver.detach(4, 16), OK);
     assert_eq!(find(&two, 0x3000, 8, Read), None);
     assert_eq!(driver.detach(3, 8), OK);
-    assert_eq!(driver.unmap(3, (0, u64::MAX)), NOENT, "nobody is left in the domain");
+    assert_eq!(driver.unmap(3, (0, u64::MAX)), NOENT, "the domain is empty");
     assert_eq!(iommu.mappings(), 0);
 }
 
@@ -254,7 +254,7 @@ fn requests_that_cannot_be_change_nothing() {
         ("domain of a number too high", words(1, &[DOMAIN_LAST + 1, 8, 0, 0]), RANGE),
         ("another kind of domain", words(1, &[1, 8, 1, 0]), INVAL),
         ("detach from another domain", words(2, &[2, 8, 0, 0]), INVAL),
-        ("detach nobody", words(2, &[1, 9, 0, 0]), NOENT),
+        ("detach no endpoint", words(2, &[1, 9, 0, 0]), NOENT),
         ("map in no domain", map(2, page, 0, READ), NOENT),
         ("backwards", map(1, (0x2000, 0x1000), 0, READ), INVAL),
         ("start not aligned", map(1, (0x1001, 0x1fff), 0, READ), RANGE),

@@ -100,7 +100,7 @@ fn fadt(facs: u64, dsdt: u64) -> impl Aml {
         .firmware_ctrl_32(facs as u32)
         .flag(Flags::Wbinvd)
         .flag(Flags::ProcC1)
-        // Neither button is there, and the clock wakes nobody.
+        // There are no buttons, and the clock is no wakeup source.
         .flag(Flags::PwrButton)
         .flag(Flags::SlpButton)
         .flag(Flags::FixRtc)

@@ -82,7 +82,7 @@ pub(crate) fn for_vcpu(template: &CpuId, id: u8, count: u8) -> Result<CpuId, Err
     let (id, count) = (u32::from(id), u32::from(count.max(1)));
     let id_bits = count.next_power_of_two().trailing_zeros();
     let last_id = (1 << id_bits) - 1;
-    // How many share a cache, less one: all of them the last level, nobody others.
+    // How many share a cache, less one: all of them the last level, none the others.
     let sharing = |cache: u32| if cache >> 5 & 7 >= 3 { last_id } else { 0 };
     cpuid.retain(|entry| !matches!(entry.function, TOPOLOGY | TOPOLOGY_V2));
     for entry in cpuid.as_mut_slice() {

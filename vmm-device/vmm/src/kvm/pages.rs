@@ -32,7 +32,7 @@ pub(crate) fn memory_file(name: &CStr, size: u64) -> Result<File, Error> {
     if fd < 0 {
         return Err(failed(io::Error::last_os_error()));
     }
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: a new descriptor without another owner.
     let file = unsafe { File::from_raw_fd(fd) };
     match file.set_len(size) {
         Ok(()) => Ok(file),
@@ -75,7 +75,7 @@ pub(crate) fn empty(memory: &GuestMemory) -> Result<(), Error> {
         if region.file_offset().is_some() {
             return Err(Error::State("shared with another process"));
         }
-        // SAFETY: the mapping is alive, private and anonymous. Nobody has references into guest
+        // SAFETY: the mapping is alive, private and anonymous. There are no references into guest
         // memory: guests and devices may write to it at any time.
         let result =
             unsafe { libc::madvise(region.as_ptr().cast(), region.size(), libc::MADV_DONTNEED) };

@@ -74,7 +74,7 @@ impl SerialPort {
     pub(crate) fn write(&mut self, offset: u8, data: &[u8]) {
         for &byte in data {
             // Only raising the interrupt line can fail, which costs the guest that interrupt and
-            // affects nobody else.
+            // affects no other guest.
             let _ = self.serial.write(offset, byte);
         }
         // The guest may have left loop mode.

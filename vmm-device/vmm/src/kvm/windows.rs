@@ -139,7 +139,7 @@ impl Windows {
     /// When the guest writes to the page while [`Windows::set_read_only`] protects
     /// it, the protection of all watched pages of the VM is lifted (KVM does not
     /// tell which page it was), `written` of each is called on the vCPU's thread,
-    /// and only then the guest's write takes place: whoever `written` wakes has
+    /// and only then the guest's write takes place: the thread that `written` wakes has
     /// to look for it for a while. Where KVM emulates the writing instruction, as
     /// it does with guest kernels on PVM, the write reaches the function as a BAR
     /// write instead and leaves page and protection as they are.

@@ -200,7 +200,7 @@ pub extern "C" fn tofu_coll_barrier(group: usize) -> c_int {
 ///
 /// # Safety
 ///
-/// `data` is null or points to `count` aligned values that nobody else uses.
+/// `data` is null or points to `count` aligned values that are not used elsewhere.
 unsafe fn values<'a, T>(data: *mut T, count: usize) -> Result<&'a mut [T], Error> {
     if data.is_null() {
         return Err(null("data"));

@@ -260,7 +260,7 @@ const TRIES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(5);
 
 impl TofQueue {
-    /// Makes the kernel assign an STag to a page that nobody uses.
+    /// Makes the kernel assign an STag to an unused page.
     fn park(&mut self, stag: u32) -> Result<(), Error> {
         if self.blank.is_none() {
             let hint = "no memory left";
@@ -270,7 +270,7 @@ impl TofQueue {
         let Some(blank) = &self.blank else { return Ok(()) };
         let addr = blank.device_addr() as usize;
         let read_only = stag & 1 != 0;
-        // SAFETY: the page is mapped as long as the queue is open, and nobody looks at it.
+        // SAFETY: the page is mapped as long as the queue is open, and it is not read.
         let parked = unsafe { self.queue.register(addr, 1, None, read_only) };
         parked.map(drop).map_err(register_error)
     }

@@ -80,7 +80,7 @@ impl Pair {
 
     fn set(&self, at: u64, len: usize, byte: impl Fn(usize) -> u8) {
         for i in 0..len {
-            // SAFETY: within the memory, which nobody refers to.
+            // SAFETY: within the memory, which has no references.
             unsafe { self.memory.add(at as usize + i).write_volatile(byte(i)) };
         }
     }

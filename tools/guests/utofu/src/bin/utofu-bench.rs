@@ -32,7 +32,7 @@ const SIZE: usize = 4 << 20;
 const SIZES: [usize; 5] = [8, 64, 1024, 16_384, 262_144];
 /// Bytes of messages whose bandwidth is measured.
 const LARGE: usize = 262_144;
-/// Commands under way on each interface.
+/// Commands in flight on each interface.
 const WINDOW: u64 = 32;
 /// How long anything may take, in nanoseconds.
 const PATIENCE_NS: u64 = 60_000_000_000;

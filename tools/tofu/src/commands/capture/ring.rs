@@ -65,7 +65,7 @@ impl Ring {
         while self.most.is_some_and(|most| self.files.len() > most) {
             let oldest = self.files.pop_front().unwrap_or_default();
             match fs::remove_file(&oldest) {
-                // Somebody else may have removed it.
+                // Another process may have removed it.
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }

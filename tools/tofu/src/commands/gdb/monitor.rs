@@ -23,13 +23,13 @@ pub(super) struct Monitor {
 }
 
 impl Monitor {
-    /// Connects, if nobody else has.
+    /// Connects, if there is no other client.
     pub(super) fn connect(socket: &Path) -> anyhow::Result<Self> {
         let out = UnixStream::connect(socket).context("QEMU's monitor does not answer")?;
         out.set_read_timeout(Some(ANSWER))?;
         let mut monitor = Self { input: BufReader::new(out.try_clone()?), out };
         // It greets whom it listens to.
-        monitor.line().context("QEMU's monitor is busy with somebody else")?;
+        monitor.line().context("QEMU's monitor is busy with another client")?;
         monitor.command(&json!({ "execute": "qmp_capabilities" }))?;
         Ok(monitor)
     }

@@ -207,7 +207,7 @@ fn the_ends_of_all_addresses_are_no_surprise() {
         let error = endpoint.begin().translate(at, len, Permissions::Read, &mut |_, _| ());
         assert!(error.is_err(), "{at:#x}, {len}");
     }
-    // Nothing is an access that nobody refuses.
+    // An empty access is always allowed.
     endpoint.begin().translate(u64::MAX, 0, Permissions::Read, &mut |_, _| panic!()).unwrap();
     assert_eq!(space.attach(0, DOMAIN_LAST + 1, false), Err(Failure::Range));
     space.unmap(7, all).unwrap();
@@ -234,7 +234,7 @@ fn mappings_are_bounded() {
     assert_eq!(space.map(0, one_more, 0, Permissions::Read), Err(Failure::NoEntry));
 }
 
-/// A call that takes access away returns when nobody has it any more.
+/// A call that takes access away returns when there are no users left.
 #[test]
 fn taking_away_waits_for_accesses() {
     let changes: [fn(&Space); 5] = [

@@ -38,7 +38,7 @@ fn run() -> Result<(), pci::Error> {
     msix.enable();
     let Some(idle) = irq::alloc_vector() else { return Err(pci::Error::NoMsix) };
     // SAFETY: registers of the test function, which does no DMA, and memory
-    // that nobody else uses.
+    // that is not used otherwise.
     unsafe {
         measure("ring 3: read the time stamp counter", 10_000, || {
             black_box(time::ticks());

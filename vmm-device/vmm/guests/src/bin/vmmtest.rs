@@ -74,9 +74,9 @@ fn page_fault() -> i32 {
 /// A write through a null pointer, to a member of what it should point to.
 #[inline(never)]
 fn null() -> i32 {
-    let nobody = black_box(core::ptr::null_mut::<[u64; 8]>());
+    let null = black_box(core::ptr::null_mut::<[u64; 8]>());
     // SAFETY: the page is not mapped, so nothing is written; the program ends there.
-    unsafe { (&raw mut (*nobody)[2]).write_volatile(7) };
+    unsafe { (&raw mut (*null)[2]).write_volatile(7) };
     0
 }
 
