@@ -50,7 +50,7 @@ struct ProcFile {
 /// All files. Dropping it takes them away: it waits for calls that are under way, and releases
 /// what is open.
 pub(crate) struct Files {
-    root: NonNull<ProcEntry>,
+    root: Folder,
     // Boxes, because /proc has their addresses.
     files: KVec<KBox<ProcFile>>,
 }
@@ -65,13 +65,13 @@ impl Files {
     ///
     /// `EEXIST` if there is a /proc/tofu: a node has one controller. `ENOMEM`.
     pub(crate) fn new(opened: &Arc<Opened>) -> Result<Self> {
-        let root = folder(c"tofu", core::ptr::null_mut()).map_err(|_| EEXIST)?;
+        let root = Folder::new(c"tofu", None).map_err(|_| EEXIST)?;
         // From here on an error takes away what there is.
         let mut files = Self {
             root,
             files: KVec::new(),
         };
-        let dev = folder(c"dev", root.as_ptr())?.as_ptr();
+        let dev = Folder::new(c"dev", Some(root))?;
         let mut add = |folder, name: &CStr, mode, kind| {
             let file = ProcFile {
                 opened: opened.clone(),
@@ -79,12 +79,12 @@ impl Files {
             };
             files.add(folder, name, mode, file)
         };
-        add(root.as_ptr(), c"position", 0o666, FileKind::Position)?;
+        add(root, c"position", 0o666, FileKind::Position)?;
         add(dev, c"control", 0o600, FileKind::Control)?;
         add(dev, c"info", 0o666, FileKind::Info)?;
         let description = opened.device.description();
-        add(root.as_ptr(), c"generation", 0o444, FileKind::Generation)?;
-        add(root.as_ptr(), c"links", 0o444, FileKind::Links)?;
+        add(root, c"generation", 0o444, FileKind::Generation)?;
+        add(root, c"links", 0o444, FileKind::Links)?;
         let kernel_cq = description.kernel_cq();
         for id in QueueId::of(description).filter(|id| id.cq != kernel_cq) {
             let name = CString::try_from_fmt(fmt!("{id}"))?;
@@ -99,7 +99,7 @@ impl Files {
 
     fn add(
         &mut self,
-        folder: *mut ProcEntry,
+        folder: Folder,
         name: &CStr,
         mode: bindings::umode_t,
         file: ProcFile,
@@ -108,6 +108,7 @@ impl Files {
         let raw = core::ptr::from_ref(&*file).cast_mut().cast();
         // It has to be there before /proc has it.
         self.files.push(file, GFP_KERNEL)?;
+        let folder = folder.0.as_ptr();
         // SAFETY: `folder` is an entry of ours; the file's data stay until the entry is removed.
         let entry = unsafe { shim::tofu_shim_proc_file(name.as_char_ptr(), mode, folder, raw) };
         if entry.is_null() {
@@ -120,13 +121,21 @@ impl Files {
 impl Drop for Files {
     fn drop(&mut self) {
         // SAFETY: made in `new`. Afterwards nobody is in our functions, so that the data may go.
-        unsafe { shim::tofu_shim_proc_remove(self.root.as_ptr()) };
+        unsafe { shim::tofu_shim_proc_remove(self.root.0.as_ptr()) };
     }
 }
 
-fn folder(name: &CStr, parent: *mut ProcEntry) -> Result<NonNull<ProcEntry>> {
-    // SAFETY: `parent` is null or an entry of ours.
-    NonNull::new(unsafe { shim::tofu_shim_proc_folder(name.as_char_ptr(), parent) }).ok_or(ENOMEM)
+/// A folder of `/proc` that [`Files`] removes when it goes.
+#[derive(Clone, Copy)]
+struct Folder(NonNull<ProcEntry>);
+
+impl Folder {
+    fn new(name: &CStr, parent: Option<Self>) -> Result<Self> {
+        let parent = parent.map_or(core::ptr::null_mut(), |parent| parent.0.as_ptr());
+        // SAFETY: the name is a string, and `parent` null or an entry of ours.
+        let entry = unsafe { shim::tofu_shim_proc_folder(name.as_char_ptr(), parent) };
+        NonNull::new(entry).map(Self).ok_or(ENOMEM)
+    }
 }
 
 fn code(result: Result) -> c_int {
@@ -198,7 +207,7 @@ unsafe extern "C" fn tofu_rs_release(file: *mut c_void, data: *mut c_void) {
             file.opened.close_queue(&queue);
         }
         FileKind::Bch(..) => {
-            // SAFETY: likewise.
+            // SAFETY: made by `into_raw` when the file was opened; nobody uses it any more.
             let channel = unsafe { Arc::from_raw(data.cast::<Bch>()) };
             file.opened.close_channel(&channel);
         }
@@ -225,7 +234,7 @@ unsafe extern "C" fn tofu_rs_ioctl(
         FileKind::Info => control::info_ioctl(&file.opened, cmd, arg),
         // SAFETY: the caller's promise.
         FileKind::Cq(..) => Arc::from(unsafe { cq_of(data) }).ioctl(cmd, arg),
-        // SAFETY: likewise.
+        // SAFETY: the caller's promise: `data` is of a channel's file.
         FileKind::Bch(..) => unsafe { bch_of(data) }.ioctl(cmd, arg),
     };
     code(result) as c_long
@@ -256,7 +265,7 @@ unsafe extern "C" fn tofu_rs_read(
         FileKind::Cq(..) => unsafe { cq_of(data) }
             .check()
             .and_then(|()| put_word(buf as usize, len, 0)),
-        // SAFETY: likewise.
+        // SAFETY: the caller's promise: `data` is of a channel's file.
         FileKind::Bch(..) => unsafe { bch_of(data) }
             .exceptions()
             .and_then(|exceptions| put_word(buf as usize, len, exceptions.raw())),
@@ -294,7 +303,8 @@ unsafe extern "C" fn tofu_rs_mmap(
                 return code(if write {
                     Err(EACCES)
                 } else {
-                    cq.map_table(vma, len)
+                    // SAFETY: the caller's promise: `vma` is being set up, and has `len` bytes.
+                    unsafe { cq.map_table(vma, len) }
                 });
             }
             cq.page_phys()

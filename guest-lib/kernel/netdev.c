@@ -111,12 +111,12 @@ struct tofu_queue {
 	/* Looks after what is on its way out while nothing comes in. */
 	struct timer_list timer;
 	/* Has what waits for a frame looked at when it has waited long enough. */
-	struct hrtimer nap;
+	struct hrtimer hrtimer;
 };
 
 struct tofu_net {
 	/* Looks after the state of the ports. */
-	struct timer_list beat;
+	struct timer_list service;
 	/* The queues are open: the interface is up, and its device is not being reset. */
 	bool open;
 	unsigned int count;
@@ -129,7 +129,7 @@ static struct netdev_queue *tx_queue(struct tofu_queue *queue)
 }
 
 /* How often what is on its way out is looked after. */
-#define TOFU_LOOK (HZ / 100 ? HZ / 100 : 1)
+#define TOFU_POLL_JIFFIES (HZ / 100 ? HZ / 100 : 1)
 /* A frame that is longer than this is not contiguous in memory. */
 #define TOFU_LINEAR 2000
 /* Bytes of the longest packet that is sent as one. */
@@ -162,27 +162,27 @@ static void net_timer(struct timer_list *timer)
 	napi_schedule(&queue->napi);
 }
 
-static enum hrtimer_restart net_nap(struct hrtimer *timer)
+static enum hrtimer_restart net_hrtimer(struct hrtimer *timer)
 {
-	struct tofu_queue *queue = container_of(timer, struct tofu_queue, nap);
+	struct tofu_queue *queue = container_of(timer, struct tofu_queue, hrtimer);
 
 	napi_schedule(&queue->napi);
 	return HRTIMER_NORESTART;
 }
 
-static void net_beat(struct timer_list *timer)
+static void net_service(struct timer_list *timer)
 {
-	struct tofu_net *net = timer_container_of(net, timer, beat);
+	struct tofu_net *net = timer_container_of(net, timer, service);
 
-	tofu_rs_net_beat(net->queues[0].link, &net->queues[0]);
-	mod_timer(&net->beat, jiffies + round_jiffies_relative(HZ));
+	tofu_rs_net_service(net->queues[0].link, &net->queues[0]);
+	mod_timer(&net->service, jiffies + round_jiffies_relative(HZ));
 }
 
 static void close_queue(struct tofu_queue *queue)
 {
 	napi_disable(&queue->napi);
 	timer_delete_sync(&queue->timer);
-	hrtimer_cancel(&queue->nap);
+	hrtimer_cancel(&queue->hrtimer);
 	tofu_rs_net_stop(queue->link);
 }
 
@@ -203,7 +203,7 @@ static int net_open(struct net_device *dev)
 	}
 	net->open = true;
 	netif_tx_start_all_queues(dev);
-	mod_timer(&net->beat, jiffies);
+	mod_timer(&net->service, jiffies);
 	/* What has come before polling was allowed raises no interrupt any more. */
 	local_bh_disable();
 	for (i = 0; i < net->count; i++)
@@ -222,7 +222,7 @@ static int net_stop(struct net_device *dev)
 	net->open = false;
 	netif_carrier_off(dev);
 	netif_tx_disable(dev);
-	timer_delete_sync(&net->beat);
+	timer_delete_sync(&net->service);
 	for (i = 0; i < net->count; i++)
 		close_queue(&net->queues[i]);
 	return 0;
@@ -251,7 +251,7 @@ static void net_tx_timeout(struct net_device *dev, unsigned int number)
 {
 	struct tofu_net *net = netdev_priv(dev);
 
-	netdev_warn(dev, "what was sent does not leave\n");
+	netdev_warn(dev, "TX timeout on queue %u\n", number);
 	napi_schedule(&net->queues[number].napi);
 }
 
@@ -412,7 +412,7 @@ struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *er
 	dev->gso_max_size = clamp(longest, GSO_LEGACY_MAX_SIZE, TOFU_LONGEST);
 	dev->gso_ipv4_max_size = dev->gso_max_size;
 	netif_set_tso_max_segs(dev, 200);
-	timer_setup(&net->beat, net_beat, 0);
+	timer_setup(&net->service, net_service, 0);
 	for (unsigned int i = 0; i < n; i++) {
 		struct tofu_queue *queue = &net->queues[i];
 
@@ -421,7 +421,7 @@ struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *er
 		queue->number = i;
 		netif_napi_add(dev, &queue->napi, net_poll);
 		timer_setup(&queue->timer, net_timer, 0);
-		hrtimer_setup(&queue->nap, net_nap, CLOCK_MONOTONIC, HRTIMER_MODE_REL_SOFT);
+		hrtimer_setup(&queue->hrtimer, net_hrtimer, CLOCK_MONOTONIC, HRTIMER_MODE_REL_SOFT);
 	}
 	netif_carrier_off(dev);
 	*error = register_netdev(dev);
@@ -463,38 +463,38 @@ int tofu_shim_net_attach(struct net_device *dev)
 	return error;
 }
 
-void tofu_shim_net_schedule(struct tofu_queue *queue)
+void tofu_shim_schedule_napi(struct tofu_queue *queue)
 {
 	napi_schedule(&queue->napi);
 }
 
-void tofu_shim_net_look_again(struct tofu_queue *queue)
+void tofu_shim_start_timer(struct tofu_queue *queue)
 {
 	if (!timer_pending(&queue->timer))
-		mod_timer(&queue->timer, jiffies + TOFU_LOOK);
+		mod_timer(&queue->timer, jiffies + TOFU_POLL_JIFFIES);
 }
 
-void tofu_shim_net_nap(struct tofu_queue *queue, u64 nanoseconds)
+void tofu_shim_start_hrtimer(struct tofu_queue *queue, u64 nanoseconds)
 {
-	hrtimer_start(&queue->nap, ns_to_ktime(nanoseconds), HRTIMER_MODE_REL_SOFT);
+	hrtimer_start(&queue->hrtimer, ns_to_ktime(nanoseconds), HRTIMER_MODE_REL_SOFT);
 }
 
-void tofu_shim_net_hold(struct tofu_queue *queue)
+void tofu_shim_stop_queue(struct tofu_queue *queue)
 {
 	netif_tx_stop_queue(tx_queue(queue));
 }
 
-void tofu_shim_net_go_on(struct tofu_queue *queue)
+void tofu_shim_wake_queue(struct tofu_queue *queue)
 {
 	netif_tx_wake_queue(tx_queue(queue));
 }
 
-bool tofu_shim_net_is_held(struct tofu_queue *queue)
+bool tofu_shim_queue_stopped(struct tofu_queue *queue)
 {
 	return netif_tx_queue_stopped(tx_queue(queue));
 }
 
-void tofu_shim_net_carrier(struct tofu_queue *queue, bool on)
+void tofu_shim_set_carrier(struct tofu_queue *queue, bool on)
 {
 	if (on)
 		netif_carrier_on(queue->dev);
@@ -502,9 +502,9 @@ void tofu_shim_net_carrier(struct tofu_queue *queue, bool on)
 		netif_carrier_off(queue->dev);
 }
 
-void tofu_shim_quiet(bool on)
+void tofu_shim_local_bh(bool off)
 {
-	if (on)
+	if (off)
 		local_bh_disable();
 	else
 		local_bh_enable();
@@ -539,56 +539,59 @@ bool tofu_shim_skb_offload(const struct sk_buff *skb, struct tofu_offload *offlo
 	return true;
 }
 
-/* Puts a list in the place of the first frame of another one, if it is a list. */
-static bool replace_skb(struct sk_buff **skb, struct sk_buff *list)
+/*
+ * Does what is left to do with a frame, and consumes it. A list of complete ones; NULL, and the
+ * frame is gone, if that is not possible.
+ */
+struct sk_buff *tofu_shim_skb_complete(struct sk_buff *skb)
 {
-	struct sk_buff *last = list;
+	struct sk_buff *list;
 
+	if (!skb_is_gso(skb)) {
+		if (!skb_checksum_help(skb))
+			return skb;
+		goto drop;
+	}
+	list = skb_gso_segment(skb, NETIF_F_SG);
 	if (IS_ERR_OR_NULL(list))
-		return false;
-	while (last->next)
-		last = last->next;
-	last->next = (*skb)->next;
-	consume_skb(*skb);
-	*skb = list;
-	return true;
+		goto drop;
+	consume_skb(skb);
+	/* One that still has something to be done would be completed for ever. */
+	if (list->ip_summed != CHECKSUM_PARTIAL && !skb_is_gso(list))
+		return list;
+	kfree_skb_list(list);
+	return NULL;
+drop:
+	dev_kfree_skb_any(skb);
+	return NULL;
 }
 
 /*
- * Does what is left to do with the first frame of a list: it becomes several complete ones. If that
- * is not possible, false, and the frame is as it was.
+ * Cuts a frame of TCP into a list of several of less than 64 KiB, with which the same is left to
+ * do, and consumes it. NULL, and the frame is as it was, if that is not possible.
  */
-bool tofu_shim_skb_complete(struct sk_buff **skb)
-{
-	if (skb_is_gso(*skb))
-		return replace_skb(skb, skb_gso_segment(*skb, NETIF_F_SG));
-	return (*skb)->ip_summed != CHECKSUM_PARTIAL || !skb_checksum_help(*skb);
-}
-
-/*
- * Cuts the first frame of a list, of TCP, into several of less than 64 KiB, with which the same is
- * left to do. If that is not possible, false, and the frame is as it was.
- */
-bool tofu_shim_skb_cut(struct sk_buff **skb)
+struct sk_buff *tofu_shim_skb_gso_segment(struct sk_buff *skb)
 {
 	struct sk_buff *list, *segment;
 	unsigned int type;
 	u16 size;
 
 	/* A packet that is one segment has a type, too. */
-	if (!skb_is_gso(*skb) || !skb_is_gso_tcp(*skb))
-		return false;
+	if (!skb_is_gso(skb) || !skb_is_gso_tcp(skb))
+		return NULL;
 	/* What is written here is not the stack's any more. */
-	if (skb_unclone(*skb, GFP_ATOMIC))
-		return false;
-	type = skb_shinfo(*skb)->gso_type;
-	size = skb_shinfo(*skb)->gso_size;
+	if (skb_unclone(skb, GFP_ATOMIC))
+		return NULL;
+	type = skb_shinfo(skb)->gso_type;
+	size = skb_shinfo(skb)->gso_size;
 	if (size > TOFU_SEGMENT / 2)
-		return false;
-	skb_shinfo(*skb)->gso_size = rounddown(TOFU_SEGMENT, size);
-	list = skb_gso_segment(*skb, NETIF_F_SG | NETIF_F_HW_CSUM);
-	skb_shinfo(*skb)->gso_size = size;
-	for (segment = IS_ERR(list) ? NULL : list; segment; segment = segment->next) {
+		return NULL;
+	skb_shinfo(skb)->gso_size = rounddown(TOFU_SEGMENT, size);
+	list = skb_gso_segment(skb, NETIF_F_SG | NETIF_F_HW_CSUM);
+	skb_shinfo(skb)->gso_size = size;
+	if (IS_ERR_OR_NULL(list))
+		return NULL;
+	for (segment = list; segment; segment = segment->next) {
 		unsigned int data = segment->len - skb_tcp_all_headers(segment);
 
 		if (data <= size)
@@ -597,7 +600,8 @@ bool tofu_shim_skb_cut(struct sk_buff **skb)
 		skb_shinfo(segment)->gso_size = size;
 		skb_shinfo(segment)->gso_segs = DIV_ROUND_UP(data, size);
 	}
-	return replace_skb(skb, list);
+	consume_skb(skb);
+	return list;
 }
 
 /* Takes the first one off a list, and returns the rest. */
@@ -609,17 +613,25 @@ struct sk_buff *tofu_shim_skb_next(struct sk_buff *skb)
 	return next;
 }
 
+/* Puts frames, or none, behind those of a list. */
+void tofu_shim_skb_append(struct sk_buff *list, struct sk_buff *rest)
+{
+	while (list->next)
+		list = list->next;
+	list->next = rest;
+}
+
 /* Counts a frame that was sent, or could not be. */
-void tofu_shim_skb_count(struct tofu_queue *queue, const struct sk_buff *skb, bool sent)
+void tofu_shim_count_tx(struct tofu_queue *queue, u32 len, bool sent)
 {
 	if (sent)
-		dev_sw_netstats_tx_add(queue->dev, 1, skb->len);
+		dev_sw_netstats_tx_add(queue->dev, 1, len);
 	else
 		dev_core_stats_tx_dropped_inc(queue->dev);
 }
 
-/* A frame that was sent is done with. */
-void tofu_shim_skb_done(struct sk_buff *skb)
+/* Frees a frame that was sent. */
+void tofu_shim_consume_skb(struct sk_buff *skb)
 {
 	dev_consume_skb_any(skb);
 }

@@ -53,7 +53,7 @@ struct tofu_queue;
 /* Of a queue. All but _open, _stop and _coalesce are called with software interrupts off. */
 int tofu_rs_net_open(void *link, struct tofu_queue *queue);
 void tofu_rs_net_stop(void *link);
-/* Takes the frame, or returns false and has the queue held. */
+/* Takes the frame, or returns false and stops the queue. */
 bool tofu_rs_net_xmit(void *link, struct tofu_queue *queue, struct sk_buff *skb, bool more);
 int tofu_rs_net_poll(void *link, struct tofu_queue *queue, int budget);
 /*
@@ -69,23 +69,24 @@ int tofu_rs_net_counter_count(void);
 /* Of an interface, with the link of its first queue. */
 u16 tofu_rs_net_select(void *link, const struct sk_buff *skb, u16 chosen);
 /* Every second. */
-void tofu_rs_net_beat(void *link, struct tofu_queue *queue);
+void tofu_rs_net_service(void *link, struct tofu_queue *queue);
 ssize_t tofu_rs_net_show(void *link, int what, char *buf, size_t size);
 
 struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *error);
 void tofu_shim_net_remove(struct net_device *dev);
 void tofu_shim_net_detach(struct net_device *dev);
 int tofu_shim_net_attach(struct net_device *dev);
-void tofu_shim_net_schedule(struct tofu_queue *queue);
-void tofu_shim_net_look_again(struct tofu_queue *queue);
-void tofu_shim_net_nap(struct tofu_queue *queue, u64 nanoseconds);
-void tofu_shim_net_hold(struct tofu_queue *queue);
-void tofu_shim_net_go_on(struct tofu_queue *queue);
-bool tofu_shim_net_is_held(struct tofu_queue *queue);
-void tofu_shim_net_carrier(struct tofu_queue *queue, bool on);
+void tofu_shim_schedule_napi(struct tofu_queue *queue);
+void tofu_shim_start_timer(struct tofu_queue *queue);
+void tofu_shim_start_hrtimer(struct tofu_queue *queue, u64 nanoseconds);
+void tofu_shim_stop_queue(struct tofu_queue *queue);
+void tofu_shim_wake_queue(struct tofu_queue *queue);
+bool tofu_shim_queue_stopped(struct tofu_queue *queue);
+void tofu_shim_set_carrier(struct tofu_queue *queue, bool on);
+void tofu_shim_count_tx(struct tofu_queue *queue, u32 len, bool sent);
 
 /* Turns software interrupts off and on, on this processor. */
-void tofu_shim_quiet(bool on);
+void tofu_shim_local_bh(bool off);
 
 /* Parameters of the module. */
 const char *tofu_shim_param_shape(void);
@@ -98,11 +99,11 @@ u32 tofu_shim_param_queues(void);
 u32 tofu_shim_skb_len(const struct sk_buff *skb);
 int tofu_shim_skb_read(const struct sk_buff *skb, u32 at, void *to, u32 len);
 bool tofu_shim_skb_offload(const struct sk_buff *skb, struct tofu_offload *offload);
-bool tofu_shim_skb_complete(struct sk_buff **skb);
-bool tofu_shim_skb_cut(struct sk_buff **skb);
+struct sk_buff *tofu_shim_skb_complete(struct sk_buff *skb);
+struct sk_buff *tofu_shim_skb_gso_segment(struct sk_buff *skb);
 struct sk_buff *tofu_shim_skb_next(struct sk_buff *skb);
-void tofu_shim_skb_count(struct tofu_queue *queue, const struct sk_buff *skb, bool sent);
-void tofu_shim_skb_done(struct sk_buff *skb);
+void tofu_shim_skb_append(struct sk_buff *list, struct sk_buff *rest);
+void tofu_shim_consume_skb(struct sk_buff *skb);
 void tofu_shim_skb_orphan(struct sk_buff *skb);
 bool tofu_shim_is_direct(struct device *dev);
 u32 tofu_shim_skb_head(const struct sk_buff *skb);

@@ -5,9 +5,8 @@
 //! The engine is the crate `tofu_ipotofu`; what is here gives it the kernel's memory, queues and
 //! frames. netdev.c forwards what the kernel asks of an interface.
 //!
-//! A module uses only those that are named before it here: `frame` is the kernel's frames,
-//! `ethtool` the counters, `tx` and `rx` are the two directions, `link` both of a queue,
-//! `interface` is what the kernel sees.
+//! A module uses only those that are named before it here: `ethtool` is the counters, `tx` and `rx`
+//! are the two directions, `link` both of a queue, `interface` is what the kernel sees.
 //!
 //! An interface has one to three queues, each a `Link` over a TNI of its own. The first one is
 //! what every node has; frames to one node may go by the others if that node listens there, too.
@@ -16,7 +15,6 @@
 //! when it sends and polls, and by netdev.c for all others.
 
 mod ethtool;
-mod frame;
 mod interface;
 mod link;
 mod rx;

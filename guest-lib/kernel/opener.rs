@@ -22,7 +22,7 @@ pub(crate) struct Opener {
 
 // SAFETY: a `struct pid` is reference counted and used under RCU by any thread.
 unsafe impl Send for Opener {}
-// SAFETY: as above.
+// SAFETY: what a shared reference allows, to check and to signal, any thread may do.
 unsafe impl Sync for Opener {}
 
 /// What the caller may get a signal for.
@@ -49,7 +49,7 @@ impl Opener {
             // SAFETY: no requirements; the reference is ours.
             pid: unsafe { shim::tofu_shim_current_pid() },
             mm,
-            // SAFETY: as above: we give our reference away.
+            // SAFETY: the credentials are there, with a reference of ours, which we give away.
             cred: unsafe { ARef::from_raw(cred) },
         })
     }

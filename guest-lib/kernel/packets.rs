@@ -528,7 +528,8 @@ impl Receiver {
         let entry = self.next()?;
         dma_mb(Read);
         let (from, payload) = self.packet(&entry)?;
-        // SAFETY: as in `take`.
+        // SAFETY: the device has given the buffer back, and does not write it before it is posted
+        // again, for which `take` needs `self` alone.
         Some(look(from, unsafe { &*payload }))
     }
 

@@ -177,13 +177,13 @@ impl Pinned {
         }
         let linked = done * PAGE as usize;
         if result.is_ok() {
-            // SAFETY: as above.
+            // SAFETY: exactly this was linked, in what was allocated.
             result = kernel::error::to_result(unsafe {
                 bindings::dma_iova_sync(dev, &mut state, lead, linked)
             });
         }
         if let Err(error) = result {
-            Self::unmap_range(dev, &mut state, lead, linked, direction);
+            Self::unmap_range(&self.device, &mut state, lead, linked, direction);
             return Err(error);
         }
         self.map = Map::Range { state, lead };
@@ -191,12 +191,13 @@ impl Pinned {
     }
 
     fn unmap_range(
-        dev: *mut bindings::device,
+        device: &Device,
         state: &mut bindings::dma_iova_state,
         lead: usize,
         linked: usize,
         direction: bindings::dma_data_direction,
     ) {
+        let dev = device.raw();
         // SAFETY: exactly this was linked, and the device uses it no more.
         unsafe {
             if linked > 0 {
@@ -320,7 +321,7 @@ impl Drop for Pinned {
         let len = self.pages.len() * PAGE as usize;
         match core::mem::replace(&mut self.map, Map::Pages(KVVec::new())) {
             Map::Range { mut state, lead } => {
-                Self::unmap_range(self.device.raw(), &mut state, lead, len, direction);
+                Self::unmap_range(&self.device, &mut state, lead, len, direction);
             }
             Map::Pages(addrs) => self.unmap_pages(&addrs),
         }

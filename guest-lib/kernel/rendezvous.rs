@@ -21,7 +21,8 @@ use tofu_ipotofu::rendezvous::{REST_MAX, SLOTS};
 
 use crate::device::Device;
 use crate::dma::Table;
-use crate::shim::{self, DmaRun, ReadAreas, SkBuff};
+use crate::shim::{self, DmaRun, ReadAreas};
+use crate::skb::{SentSkb, Skb};
 
 /// Bytes of pages that are contiguous, in which frames lie.
 pub(crate) const CHUNK: usize = shim::CHUNK;
@@ -82,8 +83,16 @@ impl Chunk {
         })
     }
 
-    pub(crate) fn page(&self) -> *mut bindings::page {
-        self.page
+    /// Has `len` bytes from `at` on be the next ones of a frame, or a copy of them. What the stack
+    /// has of the chunk lasts until it frees the frame. False without memory for a copy.
+    pub(crate) fn add_to(&self, skb: &mut Skb, at: usize, len: usize, copy: bool) -> bool {
+        if at.checked_add(len).is_none_or(|end| end > CHUNK) {
+            return false;
+        }
+        // SAFETY: the range is in the pages, as was checked. The device has forgotten them, and
+        // the pool does not reuse them before the stack has put its references. A frame has room
+        // for all chunks of the longest.
+        unsafe { skb.add_frag(self.page, at, len, copy) }
     }
 
     fn run(&self, len: usize) -> DmaRun {
@@ -250,19 +259,9 @@ pub(crate) enum Shared {
 
 /// A frame of the stack's that the device reads where it is.
 pub(crate) struct MappedSkb {
-    skb: *mut SkBuff,
+    skb: SentSkb,
     runs: Runs,
     count: usize,
-}
-
-// SAFETY: a frame belongs to whoever has it, on any processor.
-unsafe impl Send for MappedSkb {}
-
-impl Drop for MappedSkb {
-    fn drop(&mut self) {
-        // SAFETY: the frame is ours, and the device does not read it any more.
-        unsafe { shim::tofu_shim_skb_done(self.skb) };
-    }
 }
 
 /// The memory in which frames of the stack's are, as far as the device may read it.
@@ -281,11 +280,11 @@ impl Areas {
 
     /// Where the device reads the bytes of a frame from `at` on, which is in parts; nowhere if it
     /// cannot.
-    fn find(&mut self, skb: *const SkBuff, at: usize, runs: &mut Runs) -> usize {
-        // SAFETY: the caller has the frame, and there is room for so many parts.
-        let count =
-            unsafe { shim::tofu_shim_areas_find(self.0, skb, at as u32, runs.as_mut_ptr()) };
-        count as usize
+    fn find(&mut self, skb: &Skb, at: usize, runs: &mut Runs) -> usize {
+        let (skb, runs) = (skb.as_ptr(), runs.as_mut_ptr());
+        // SAFETY: the areas are ours, and the frame and `runs` are borrowed during the call; C
+        // writes `MAX_RUNS` parts at most, and there is room for as many.
+        unsafe { shim::tofu_shim_areas_find(self.0, skb, at as u32, runs) as usize }
     }
 }
 
@@ -368,13 +367,21 @@ impl RendezvousMemory {
     }
 
     /// Has the device read the bytes of a frame of the stack's from `at` on where they are, and
-    /// exactly them, if it can. The frame becomes ours then.
-    pub(crate) fn map(&mut self, skb: *mut SkBuff, at: usize) -> Option<MappedSkb> {
+    /// exactly them.
+    ///
+    /// # Errors
+    ///
+    /// The frame, if the device cannot.
+    pub(crate) fn map(&mut self, skb: Skb, at: usize) -> Result<MappedSkb, Skb> {
         let mut runs = Runs::default();
-        let count = self.areas.as_mut()?.find(skb, at, &mut runs);
-        let mapped = runs.get(..count).filter(|mapped| !mapped.is_empty())?;
-        // Not before it is certain, as to drop it frees the frame.
-        is_one_range(mapped).then(|| MappedSkb { skb, runs, count })
+        let areas = self.areas.as_mut();
+        let count = areas.map_or(0, |areas| areas.find(&skb, at, &mut runs));
+        let mapped = runs.get(..count).unwrap_or_default();
+        if mapped.is_empty() || !is_one_range(mapped) {
+            return Err(skb);
+        }
+        let skb = SentSkb::new(skb);
+        Ok(MappedSkb { skb, runs, count })
     }
 
     /// Chunks for a copy of so many bytes; `None` if there is no memory for them.
@@ -439,8 +446,7 @@ impl RendezvousMemory {
     /// Has the stack send on instead of a slot's frame, which nobody needs any more.
     pub(crate) fn orphan(&self, slot: usize) {
         if let Some(Some((_, Shared::Skb(mapped)))) = self.shared.get(slot) {
-            // SAFETY: the frame is ours.
-            unsafe { shim::tofu_shim_skb_orphan(mapped.skb) };
+            mapped.skb.orphan();
         }
     }
 

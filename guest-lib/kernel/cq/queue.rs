@@ -336,7 +336,11 @@ impl Cq {
     /// # Errors
     ///
     /// `EPERM` before INIT_CQ, `EINVAL` for more than there is.
-    pub(crate) fn map_table(&self, vma: *mut bindings::vm_area_struct, len: u64) -> Result {
+    ///
+    /// # Safety
+    ///
+    /// `vma` must be an area of `len` bytes that the kernel is setting up.
+    pub(crate) unsafe fn map_table(&self, vma: *mut bindings::vm_area_struct, len: u64) -> Result {
         self.opener.check()?;
         // Not while the lock is held: page tables are allocated, which may wait for somebody who
         // unmaps memory, who may wait for the lock.
@@ -344,7 +348,7 @@ impl Cq {
             let shared = self.shared.lock();
             shared.tables.as_ref().ok_or(EPERM)?.user().clone()
         };
-        // SAFETY: the kernel hands us an area that is being set up.
+        // SAFETY: the area is being set up and has `len` bytes, by this function's contract.
         unsafe { table.map(vma, len) }
     }
 

@@ -136,7 +136,8 @@ pub(super) struct UserTable {
 
 // SAFETY: the table belongs to this object, and is written under the lock of `Tables`.
 unsafe impl Send for UserTable {}
-// SAFETY: as above; whoever else has a reference only maps it into a process.
+// SAFETY: `set` is called under the lock of `Tables` alone; others that have a reference only map
+// the table into a process.
 unsafe impl Sync for UserTable {}
 
 impl UserTable {

@@ -3,6 +3,8 @@
 //! What the kernel knows of an interface, and what netdev.c calls.
 
 use core::fmt::Write;
+use core::mem::ManuallyDrop;
+use core::ptr::NonNull;
 
 use kernel::ffi::{c_char, c_int, c_void};
 use kernel::prelude::*;
@@ -21,6 +23,8 @@ use super::link::{Link, Place, Quiet};
 use crate::device::Device;
 use crate::engine::{Health, Peers};
 use crate::shim::{self, NetDevice, NetQueue, NetSetup, SkBuff};
+use crate::skb::Skb;
+use crate::tx_queue::TxQueue;
 
 /// Queues of an interface at most.
 const MAX_QUEUES: usize = 3;
@@ -92,9 +96,9 @@ pub(crate) struct Interface {
     _links: KVec<Arc<Link>>,
 }
 
-// SAFETY: the interface is only taken away, by whoever has this.
+// SAFETY: an interface may be removed by any thread.
 unsafe impl Send for Interface {}
-// SAFETY: as above.
+// SAFETY: what a shared reference allows, detach and attach, takes the RTNL.
 unsafe impl Sync for Interface {}
 
 impl Drop for Interface {
@@ -117,7 +121,7 @@ impl Interface {
     ///
     /// Those of [`Link::open`].
     pub(crate) fn attach(&self) -> Result {
-        // SAFETY: as above.
+        // SAFETY: the interface is there.
         kernel::error::to_result(unsafe { shim::tofu_shim_net_attach(self.dev) })
     }
 }
@@ -126,11 +130,15 @@ impl Interface {
 pub(crate) type Interfaces = [Option<Interface>; MAX_INTERFACES as usize];
 
 /// Text of a parameter.
-fn parameter<'a>(text: *const c_char) -> Option<&'a str> {
+///
+/// # Safety
+///
+/// `text` must be null, or a string that lasts as long as the module.
+unsafe fn parameter(text: *const c_char) -> Option<&'static str> {
     if text.is_null() {
         return None;
     }
-    // SAFETY: parameters are strings that stay.
+    // SAFETY: it is a string that lasts, by this function's contract.
     unsafe { CStr::from_char_ptr(text) }.to_str().ok()
 }
 
@@ -146,7 +154,7 @@ struct Parameters {
 
 impl Parameters {
     fn read() -> Self {
-        // SAFETY: parameters are there before any device is.
+        // SAFETY: parameters are set before any device is probed, and are read-only: they last.
         unsafe {
             Self {
                 shape: parameter(shim::tofu_shim_param_shape()),
@@ -332,78 +340,144 @@ fn interface(
 ///
 /// # Safety
 ///
-/// `link` is of an [`Interface`] that is there.
+/// `link` must be one that [`interface`] has given to netdev.c, of an interface that is there.
 unsafe fn link_of<'a>(link: *mut c_void) -> &'a Link {
-    // SAFETY: see above.
+    // SAFETY: it came from an `Arc` of a `Link`, which the interface keeps.
     unsafe { &*link.cast::<Link>() }
 }
 
 /// Brings a queue up.
+///
+/// # Safety
+///
+/// `link` must be as for [`link_of`], and `queue` its queue. [`tofu_rs_net_stop`] must be called
+/// before the interface is freed.
 #[no_mangle]
-extern "C" fn tofu_rs_net_open(link: *mut c_void, queue: *mut NetQueue) -> c_int {
-    // SAFETY: the link of an interface is an `Arc`, which that keeps; this is one more reference.
+unsafe extern "C" fn tofu_rs_net_open(link: *mut c_void, queue: NonNull<NetQueue>) -> c_int {
+    // SAFETY: it came from an `Arc`, which the interface keeps. This is one more reference.
     let link = unsafe {
-        let borrowed = core::mem::ManuallyDrop::new(Arc::from_raw(link.cast::<Link>()));
+        let borrowed = ManuallyDrop::new(Arc::from_raw(link.cast::<Link>()));
         Arc::clone(&borrowed)
     };
-    link.open(queue).map_or_else(Error::to_errno, |()| 0)
+    // SAFETY: the caller stops the link before the queue's interface is freed, and that is when
+    // `open` ends to use it.
+    let opened = unsafe { link.open(TxQueue::from_raw(queue)) };
+    opened.map_or_else(Error::to_errno, |()| 0)
 }
 
 /// Takes a queue down.
+///
+/// # Safety
+///
+/// `link` must be as for [`link_of`].
 #[no_mangle]
-extern "C" fn tofu_rs_net_stop(link: *mut c_void) {
-    // SAFETY: netdev.c passes the link of its interface.
+unsafe extern "C" fn tofu_rs_net_stop(link: *mut c_void) {
+    // SAFETY: `link` is as it must be, by this function's contract.
     unsafe { link_of(link) }.stop();
 }
 
 /// Sends a frame. False if it has to wait and is still the caller's.
+///
+/// # Safety
+///
+/// `link` must be as for [`link_of`], `queue` its queue, and `skb` a frame that the stack sends by
+/// it.
 #[no_mangle]
-extern "C" fn tofu_rs_net_xmit(
+unsafe extern "C" fn tofu_rs_net_xmit(
     link: *mut c_void,
-    queue: *mut NetQueue,
-    skb: *mut SkBuff,
+    queue: NonNull<NetQueue>,
+    skb: NonNull<SkBuff>,
     more: bool,
 ) -> bool {
-    // SAFETY: as above.
-    unsafe { link_of(link) }.xmit(queue, skb, more)
+    // SAFETY: `link` and `queue` are of an interface that is there during this call. The stack
+    // gives the frame, which is on no list, away unless this returns false.
+    let (link, queue, skb) =
+        unsafe { (link_of(link), TxQueue::from_raw(queue), Skb::from_raw(skb)) };
+    match link.xmit(queue, skb, more) {
+        Ok(()) => true,
+        Err(skb) => {
+            skb.into_raw();
+            false
+        }
+    }
 }
 
 /// The queue for a frame. `link` is that of the first one.
+///
+/// # Safety
+///
+/// `link` must be as for [`link_of`], and `skb` a frame that stays during the call.
 #[no_mangle]
-extern "C" fn tofu_rs_net_select(link: *mut c_void, skb: *const SkBuff, chosen: u16) -> u16 {
-    // SAFETY: as above.
-    unsafe { link_of(link) }.select(skb, chosen)
+unsafe extern "C" fn tofu_rs_net_select(
+    link: *mut c_void,
+    skb: NonNull<SkBuff>,
+    chosen: u16,
+) -> u16 {
+    // SAFETY: `link` is as it must be. The frame is only looked at while the stack keeps it: it is
+    // not freed, as its `Skb` is not dropped.
+    let (link, skb) = unsafe { (link_of(link), ManuallyDrop::new(Skb::from_raw(skb))) };
+    link.select(&skb, chosen)
 }
 
 /// Receives.
+///
+/// # Safety
+///
+/// `link` must be as for [`link_of`], and `queue` its queue.
 #[no_mangle]
-extern "C" fn tofu_rs_net_poll(link: *mut c_void, queue: *mut NetQueue, budget: c_int) -> c_int {
-    // SAFETY: as above.
-    unsafe { link_of(link) }.poll(queue, budget)
+unsafe extern "C" fn tofu_rs_net_poll(
+    link: *mut c_void,
+    queue: NonNull<NetQueue>,
+    budget: c_int,
+) -> c_int {
+    // SAFETY: `link` and `queue` are of an interface that is there during this call.
+    let (link, queue) = unsafe { (link_of(link), TxQueue::from_raw(queue)) };
+    link.poll(queue, budget)
 }
 
 /// Looks after what takes no packet to change.
+///
+/// # Safety
+///
+/// `link` must be as for [`link_of`], and `queue` its queue.
 #[no_mangle]
-extern "C" fn tofu_rs_net_beat(link: *mut c_void, queue: *mut NetQueue) {
-    // SAFETY: as above.
-    unsafe { link_of(link) }.beat(queue);
+unsafe extern "C" fn tofu_rs_net_service(link: *mut c_void, queue: NonNull<NetQueue>) {
+    // SAFETY: `link` and `queue` are of an interface that is there during this call.
+    let (link, queue) = unsafe { (link_of(link), TxQueue::from_raw(queue)) };
+    link.service(queue);
 }
 
 /// Ends a poll, and if that was the last one for now, waits for the next interrupt.
+///
+/// # Safety
+///
+/// `link` must be as for [`link_of`], and `queue` its queue.
 #[no_mangle]
-extern "C" fn tofu_rs_net_polled(link: *mut c_void, queue: *mut NetQueue, idle: bool) -> bool {
-    // SAFETY: as above.
-    unsafe { link_of(link) }.polled(queue, idle)
+unsafe extern "C" fn tofu_rs_net_polled(
+    link: *mut c_void,
+    queue: NonNull<NetQueue>,
+    idle: bool,
+) -> bool {
+    // SAFETY: `link` and `queue` are of an interface that is there during this call.
+    let (link, queue) = unsafe { (link_of(link), TxQueue::from_raw(queue)) };
+    link.polled(queue, idle)
 }
 
 /// Adds what was done.
+///
+/// # Safety
+///
+/// `link` must be as for [`link_of`], and `values` an array of `n`.
 #[no_mangle]
-extern "C" fn tofu_rs_net_counters(link: *mut c_void, values: *mut u64, n: c_int) {
-    // SAFETY: as above, and there are so many values.
-    unsafe {
-        let values = core::slice::from_raw_parts_mut(values, n as usize);
-        link_of(link).counters(values);
-    }
+unsafe extern "C" fn tofu_rs_net_counters(link: *mut c_void, values: *mut u64, n: c_int) {
+    // SAFETY: `link` is as it must be, and there are `n` values that nothing else uses meanwhile.
+    let (link, values) = unsafe {
+        (
+            link_of(link),
+            core::slice::from_raw_parts_mut(values, n as usize),
+        )
+    };
+    link.counters(values);
 }
 
 /// How many counters there are.
@@ -420,14 +494,18 @@ extern "C" fn tofu_rs_net_counter_name(n: c_int) -> *const c_char {
 }
 
 /// A line about the interface; its length.
+///
+/// # Safety
+///
+/// `link` must be as for [`link_of`], and `buf` have `size` bytes.
 #[no_mangle]
-extern "C" fn tofu_rs_net_show(
+unsafe extern "C" fn tofu_rs_net_show(
     link: *mut c_void,
     what: c_int,
     buf: *mut c_char,
     size: usize,
 ) -> isize {
-    // SAFETY: as above, and the buffer has that size.
+    // SAFETY: `link` is as it must be, and the buffer has that size and nothing else uses it.
     let (link, buf) = unsafe {
         (
             link_of(link),
@@ -442,14 +520,18 @@ extern "C" fn tofu_rs_net_show(
 }
 
 /// Reads or sets how long interrupts are held back.
+///
+/// # Safety
+///
+/// `link` must be as for [`link_of`], and both values be there, for the caller alone.
 #[no_mangle]
-extern "C" fn tofu_rs_net_coalesce(
+unsafe extern "C" fn tofu_rs_net_coalesce(
     link: *mut c_void,
     usecs: *mut u32,
     frames: *mut u32,
     set: bool,
 ) {
-    // SAFETY: as above, and both values are there.
+    // SAFETY: `link` is as it must be, and nothing else uses the values during this call.
     let (link, usecs, frames) = unsafe { (link_of(link), &mut *usecs, &mut *frames) };
     if !set {
         *usecs = link.coalesce_us.load(Relaxed);

@@ -7,6 +7,7 @@ use kernel::irq::{self as kirq, IrqReturn};
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel::sync::{new_mutex, new_spinlock, Arc, Mutex, SpinLock};
+use kernel::types::NotThreadSafe;
 
 use tofu_abi::irq::vector;
 use tofu_abi::TniId;
@@ -18,7 +19,9 @@ use super::tx::{self, Tx};
 use crate::device::Device;
 use crate::engine::{now_ns, Health, Peers};
 use crate::packets::{Receiver, Sender};
-use crate::shim::{self, NetQueue, SkBuff};
+use crate::shim;
+use crate::skb::Skb;
+use crate::tx_queue::TxQueue;
 
 /// The interrupts of an interface that is up.
 struct Irqs {
@@ -28,20 +31,14 @@ struct Irqs {
 
 /// All that an interrupt does is to have the interface polled.
 struct Handler {
-    queue: *mut NetQueue,
+    queue: TxQueue<'static>,
     link: Arc<Link>,
 }
-
-// SAFETY: the interface may be notified from any processor.
-unsafe impl Send for Handler {}
-// SAFETY: as above.
-unsafe impl Sync for Handler {}
 
 impl kirq::Handler for Handler {
     fn handle(&self) -> IrqReturn {
         self.link.interrupts.add(1, Relaxed);
-        // SAFETY: the interrupt is given back before the interface goes.
-        unsafe { shim::tofu_shim_net_schedule(self.queue) };
+        self.queue.schedule_napi();
         IrqReturn::Handled
     }
 }
@@ -116,7 +113,12 @@ impl Link {
         )
     }
 
-    pub(super) fn open(self: &Arc<Self>, queue: *mut NetQueue) -> Result {
+    /// Opens the queues of the TNI.
+    ///
+    /// # Safety
+    ///
+    /// [`Self::stop`] must be called before the interface of `queue` is freed.
+    pub(super) unsafe fn open(self: &Arc<Self>, queue: TxQueue<'static>) -> Result {
         let sender = Sender::open(&self.device, self.tni)?;
         let receiver = Receiver::open(&self.device, self.tni)?;
         receiver.coalesce(
@@ -146,8 +148,7 @@ impl Link {
         rx.receiver = Some(receiver);
         let mut tx = self.tx.lock();
         tx.start(sender, now_ns());
-        // SAFETY: the interface is coming up.
-        unsafe { shim::tofu_shim_net_carrier(queue, tx.outbound.ports().carrier()) };
+        queue.set_carrier(tx.outbound.ports().carrier());
         Ok(())
     }
 
@@ -167,13 +168,13 @@ impl Link {
         drop(sender);
     }
 
-    /// Sends a frame of the stack's, or drops it. False if it has to wait.
-    pub(super) fn xmit(&self, queue: *mut NetQueue, skb: *mut SkBuff, more: bool) -> bool {
+    /// See [`Tx::xmit`].
+    pub(super) fn xmit(&self, queue: TxQueue<'_>, skb: Skb, more: bool) -> Result<(), Skb> {
         self.tx.lock().xmit(&self.peers, queue, skb, more)
     }
 
     /// The queue for a frame for which the stack has chosen one.
-    pub(super) fn select(&self, skb: *const SkBuff, chosen: u16) -> u16 {
+    pub(super) fn select(&self, skb: &Skb, chosen: u16) -> u16 {
         tx::select(&self.node, &self.peers, skb, chosen)
     }
 
@@ -187,7 +188,7 @@ impl Link {
     }
 
     /// Receives up to `budget` packets. Returns how many.
-    pub(super) fn poll(&self, queue: *mut NetQueue, budget: c_int) -> c_int {
+    pub(super) fn poll(&self, queue: TxQueue<'_>, budget: c_int) -> c_int {
         let now = now_ns();
         // What comes while this looks need not interrupt it.
         if let Some(receiver) = self.rx.lock().receiver.as_ref() {
@@ -200,8 +201,7 @@ impl Link {
             match step {
                 Step::Idle => break,
                 Step::Wait(nanoseconds) => {
-                    // SAFETY: the interface is up.
-                    unsafe { shim::tofu_shim_net_nap(queue, nanoseconds) };
+                    queue.start_hrtimer(nanoseconds);
                     break;
                 }
                 Step::Done => {}
@@ -229,7 +229,7 @@ impl Link {
     /// Ends a poll: tells the device of what was posted, by this side and by the stack. What nobody
     /// waits for comes after that. If that was the last one for now, the next packet is to raise an
     /// interrupt. Returns whether there is something to be done now.
-    pub(super) fn polled(&self, queue: *mut NetQueue, idle: bool) -> bool {
+    pub(super) fn polled(&self, queue: TxQueue<'_>, idle: bool) -> bool {
         let now = now_ns();
         let mut tx = self.tx.lock();
         tx.uncork();
@@ -240,35 +240,31 @@ impl Link {
         let goes_on = tx.goes_on(&self.peers, now);
         drop(tx);
         if let Some(on) = carrier {
-            // SAFETY: the interface is up.
-            unsafe { shim::tofu_shim_net_carrier(queue, on) };
+            queue.set_carrier(on);
         }
-        // SAFETY: the interface is up.
-        if goes_on && unsafe { shim::tofu_shim_net_is_held(queue) } {
-            // SAFETY: as above.
-            unsafe { shim::tofu_shim_net_go_on(queue) };
+        if goes_on && queue.is_stopped() {
+            queue.wake_queue();
         }
         idle && self.rearm(queue, now)
     }
 
     /// Is called every second while the interface is up.
-    pub(super) fn beat(&self, queue: *mut NetQueue) {
+    pub(super) fn service(&self, queue: TxQueue<'_>) {
         // One link answers for the node.
         let suspect = self.reports && self.device.has_met_dead_link();
         let mut tx = self.tx.lock();
         if suspect {
             tx.outbound.ports_mut().suspect();
         }
-        let look_again = tx.look_at_ports();
+        let timer = tx.look_at_ports();
         drop(tx);
-        if look_again {
-            // SAFETY: the interface is up.
-            unsafe { shim::tofu_shim_net_look_again(queue) };
+        if timer {
+            queue.start_timer();
         }
     }
 
     /// Has the next packet raise an interrupt. Returns whether there is something to be done now.
-    fn rearm(&self, queue: *mut NetQueue, now: u64) -> bool {
+    fn rearm(&self, queue: TxQueue<'_>, now: u64) -> bool {
         let rx = self.rx.lock();
         let ready = rx.receiver.as_ref().is_some_and(Receiver::rearm);
         // What waits for a frame is looked at when that comes, or when it has waited long enough.
@@ -284,8 +280,7 @@ impl Link {
         let settled = tx.is_settled() && !fetching;
         let ready = ready || tx.gets.are_due(now);
         if !settled {
-            // SAFETY: the interface is up.
-            unsafe { shim::tofu_shim_net_look_again(queue) };
+            queue.start_timer();
         }
         ready
     }
@@ -307,19 +302,19 @@ impl Link {
 }
 
 /// Software interrupts are off on this processor as long as this lives.
-pub(super) struct Quiet(());
+pub(super) struct Quiet(NotThreadSafe);
 
 impl Quiet {
     pub(super) fn new() -> Self {
-        // SAFETY: turned on again by `drop`, on the same processor.
-        unsafe { shim::tofu_shim_quiet(true) };
-        Self(())
+        // SAFETY: it may be nested; `drop` turns them on again, on the same processor.
+        unsafe { shim::tofu_shim_local_bh(true) };
+        Self(NotThreadSafe)
     }
 }
 
 impl Drop for Quiet {
     fn drop(&mut self) {
-        // SAFETY: as in `new`.
-        unsafe { shim::tofu_shim_quiet(false) };
+        // SAFETY: `new` turned them off, on this processor as a guard is not moved to another.
+        unsafe { shim::tofu_shim_local_bh(false) };
     }
 }

@@ -13,12 +13,13 @@ use tofu_ipotofu::rendezvous::{self, Fetches, Message, Request, SLOTS};
 use tofu_ipotofu::wire::{Fragment, HEADER_SIZE};
 use tofu_ipotofu::{Arrival, Counters, Event, FrameBuffer, Inbound, Limits};
 
-use super::frame::Frame;
 use super::tx::Tx;
 use crate::engine::{now_ns, Health, KernelMemory, Peers};
 use crate::packets::Receiver;
 use crate::rendezvous::{Chunks, RendezvousMemory};
-use crate::shim::{self, NetQueue};
+use crate::shim;
+use crate::skb::Skb;
+use crate::tx_queue::TxQueue;
 
 /// The receiving side.
 pub(super) struct Rx {
@@ -44,12 +45,12 @@ pub(super) enum Step {
     /// Something was done.
     Done,
     /// A frame has come, and what is left to do with it.
-    Frame(Frame, Metadata),
+    Frame(Skb, Metadata),
 }
 
 pub(super) struct RxState {
-    pub(super) inbound: Inbound<KernelMemory, Frame>,
-    pub(super) fetches: Fetches<KernelMemory, Option<Frame>>,
+    pub(super) inbound: Inbound<KernelMemory, Skb>,
+    pub(super) fetches: Fetches<KernelMemory, Option<Skb>>,
     /// Frames that were fetched, to memory that nobody else can write to any more.
     private: KVVec<Fetched>,
 }
@@ -74,7 +75,7 @@ impl Rx {
     }
 
     /// Takes the next frame that was fetched, or the next packet.
-    pub(super) fn step(&mut self, sides: &Sides<'_>, queue: *mut NetQueue, now: u64) -> Step {
+    pub(super) fn step(&mut self, sides: &Sides<'_>, queue: TxQueue<'_>, now: u64) -> Step {
         if let Some(step) = self.state.take_fetched(sides, queue, now) {
             return step;
         }
@@ -106,11 +107,11 @@ impl RxState {
     fn receive(
         &mut self,
         sides: &Sides<'_>,
-        queue: *mut NetQueue,
+        queue: TxQueue<'_>,
         from: Coords,
         payload: &[u8],
         now: u64,
-    ) -> Option<(Frame, Metadata)> {
+    ) -> Option<(Skb, Metadata)> {
         let (header, body) = payload.split_at(HEADER_SIZE.min(payload.len()));
         let packet = match self.inbound.sort(from, header, body, sides.health, now)? {
             Arrival::Message => {
@@ -131,7 +132,7 @@ impl RxState {
                 repr.kind as u8,
             )
         };
-        let make = |len| Frame::new(queue, len);
+        let make = |len| Skb::new(queue, len);
         let mut tx = None;
         let send = &mut |fragment: &Fragment<'_>| {
             let tx = tx.get_or_insert_with(|| sides.tx.lock());
@@ -144,7 +145,7 @@ impl RxState {
         match event {
             Event::Whole(metadata, part) => {
                 let whole = packet.body.get(part)?;
-                let Some(mut frame) = Frame::new(queue, whole.len()) else {
+                let Some(mut frame) = Skb::new(queue, whole.len()) else {
                     self.inbound.count().no_memory += 1;
                     return None;
                 };
@@ -163,7 +164,7 @@ impl RxState {
     fn take_message(
         &mut self,
         sides: &Sides<'_>,
-        queue: *mut NetQueue,
+        queue: TxQueue<'_>,
         (from, header, body): (Coords, &[u8], &[u8]),
         now: u64,
     ) {
@@ -184,7 +185,7 @@ impl RxState {
             Message::Request(request) => {
                 let head = request.head_in(body);
                 // Without memory for it the frame is lost when it was fetched.
-                let head = Frame::new(queue, head.len())
+                let head = Skb::new(queue, head.len())
                     .and_then(|mut frame| frame.write(0, head).then_some(frame))
                     .filter(|_| request.is_split());
                 let queue = &mut tx.queue(now);
@@ -196,7 +197,7 @@ impl RxState {
     }
 
     /// Takes the next frame that was fetched, if one was.
-    fn take_fetched(&mut self, sides: &Sides<'_>, queue: *mut NetQueue, now: u64) -> Option<Step> {
+    fn take_fetched(&mut self, sides: &Sides<'_>, queue: TxQueue<'_>, now: u64) -> Option<Step> {
         if self.private.is_empty() {
             if !self.fetches.are_under_way() {
                 return None;
@@ -273,18 +274,18 @@ impl RxState {
 struct Fetched {
     request: Request,
     /// The head of the frame, if that is not where the rest is.
-    head: Option<Frame>,
+    head: Option<Skb>,
     chunks: Chunks,
 }
 
 /// A frame out of its parts, or copies of them, if it is the one that was meant.
 fn assemble(
     request: &Request,
-    head: Option<Frame>,
+    head: Option<Skb>,
     (chunks, copy): (&mut Chunks, bool),
-    queue: *mut NetQueue,
+    queue: TxQueue<'_>,
     counters: &mut Counters,
-) -> Option<Frame> {
+) -> Option<Skb> {
     let len = request.len as usize;
     let (head, skip) = if request.is_split() {
         (head, 0)
@@ -299,7 +300,7 @@ fn assemble(
         // The stack wants the headers apart.
         let skip = HEAD.min(len);
         let first = chunks.parts().next();
-        let head = Frame::new(queue, skip).filter(|_| first.is_some());
+        let head = Skb::new(queue, skip).filter(|_| first.is_some());
         let head = head.and_then(|mut head| {
             let (_, _, chunk) = first?;
             head.write(0, &chunk.bytes()[..skip]).then_some(head)
@@ -312,7 +313,7 @@ fn assemble(
     };
     for (at, len, chunk) in chunks.parts() {
         let from = skip.saturating_sub(at).min(len);
-        if from < len && !frame.add(chunk, from, len - from, copy) {
+        if from < len && !chunk.add_to(&mut frame, from, len - from, copy) {
             counters.no_memory += 1;
             return None;
         }

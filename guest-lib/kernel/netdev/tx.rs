@@ -4,29 +4,30 @@
 //!
 //! A module uses only those that are named before it here:
 //!
-//! - `skb`: frames of the stack's
 //! - `gets`: Gets of frames of other nodes
 //! - this one: [`Tx`]
 //! - `rendezvous`: long frames, which are fetched
 //! - `poll`, `xmit`: what a poll and the stack ask for
 
+use core::ops::Range;
+
 use kernel::prelude::*;
 use kernel::sync::Arc;
 
 use tofu_abi::{Coords, TniId};
-use tofu_ipotofu::neighbor::LocalNode;
+use tofu_ipotofu::neighbor::{Destination, LocalNode};
 use tofu_ipotofu::rendezvous::Requests;
-use tofu_ipotofu::wire::{Capabilities, Fragment};
-use tofu_ipotofu::{Outbound, PacketQueue, Sending};
+use tofu_ipotofu::wire::{Capabilities, Fragment, Sum};
+use tofu_ipotofu::{Outbound, Outgoing, PacketQueue, Sending};
 
 use super::ethtool::QueueCounters;
 use crate::engine::{now_ns, Health, KernelMemory};
 use crate::packets::{Reaped, Sender};
+use crate::skb::Skb;
 
 mod gets;
 mod poll;
 mod rendezvous;
-mod skb;
 mod xmit;
 
 pub(super) use xmit::select;
@@ -35,6 +36,39 @@ use gets::Gets;
 
 /// Beats, of a second, between two looks at the ports while all is well.
 const QUIET_BEATS: u32 = 5;
+
+/// Where a frame goes.
+fn destination(skb: &Skb, node: &LocalNode) -> Destination {
+    node.destination(skb.len(), |mac| skb.read(0, mac))
+}
+
+impl Outgoing<Sender> for Skb {
+    fn size(&self) -> usize {
+        self.len()
+    }
+
+    fn read(&self, at: usize, to: &mut [u8]) -> bool {
+        Skb::read(self, at, to)
+    }
+
+    fn copy(
+        &self,
+        part: Range<usize>,
+        queue: &mut Sender,
+        (buffer, to): (&u16, usize),
+        sum: Option<&mut Sum>,
+    ) -> bool {
+        let payload = queue.payload(*buffer);
+        let Some(place) = payload.and_then(|all| all.get_mut(to..to + part.len())) else {
+            return false;
+        };
+        let copied = Skb::read(self, part.start, place);
+        if let Some(sum) = sum {
+            sum.add(place);
+        }
+        copied
+    }
+}
 
 /// The sending side.
 pub(super) struct Tx {

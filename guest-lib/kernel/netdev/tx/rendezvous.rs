@@ -7,42 +7,87 @@ use tofu_ipotofu::offload::{Metadata, HEAD};
 use tofu_ipotofu::rendezvous::{Message, Rendezvous, Request, Room, HEAD_MAX, MIN_FRAME, SLOTS};
 use tofu_ipotofu::Offer;
 
-use super::skb::{Fate, Skb};
-use super::Tx;
+use super::{destination, Tx};
 use crate::engine::Peers;
-use crate::netdev::frame::{read, read_and_sum};
 use crate::packets::Sender;
 use crate::rendezvous::{Chunks, MappedSkb, RendezvousMemory, Shared};
-use crate::shim::{self, SkBuff};
+use crate::skb::{SentSkb, Skb};
 
 /// How many frames wait at most to be taken back together, and for how long at least, in
 /// nanoseconds. As many others can be under way.
 const MAX_ENDED: usize = SLOTS / 2;
 const ENDED_NS: u64 = 5_000_000;
 
+/// What a node is told of a frame, and what it may fetch.
+struct Lent {
+    /// Bytes at the front that it is sent.
+    head: usize,
+    /// The checksum of what it fetches, if it is to check that.
+    sum: u32,
+    shared: Shared,
+    /// The frame, if what it fetches is a copy.
+    copied: Option<SentSkb>,
+}
+
+impl Lent {
+    /// A frame where it is, or else a copy of it. Splits it if the node takes such frames.
+    fn new(
+        memory: &mut RendezvousMemory,
+        mut skb: Skb,
+        metadata: &Metadata,
+        split: bool,
+    ) -> Result<Self, Skb> {
+        let (mut head, mut summed) = (0, Some(metadata));
+        if split {
+            (head, summed) = (HEAD, None);
+            skb = match map(memory, skb) {
+                Ok((head, mapped)) => {
+                    return Ok(Self {
+                        head,
+                        sum: 0,
+                        shared: Shared::Skb(mapped),
+                        copied: None,
+                    })
+                }
+                Err(skb) => skb,
+            };
+        }
+        let copied = memory.chunks(skb.len() - head).and_then(|mut chunks| {
+            let sum = copy(&skb, head, &mut chunks, summed)?;
+            Some((sum, Shared::Copy(chunks)))
+        });
+        let Some((sum, shared)) = copied else {
+            return Err(skb);
+        };
+        Ok(Self {
+            head,
+            sum,
+            shared,
+            copied: Some(SentSkb::new(skb)),
+        })
+    }
+}
+
 /// Has a frame be fetched from where it is, if that is possible, but for so many bytes of its head.
-fn map(memory: &mut RendezvousMemory, frame: &Skb) -> Option<(usize, MappedSkb)> {
-    // SAFETY: the frame is ours.
-    let head = unsafe { shim::tofu_shim_skb_head(frame.raw) } as usize;
-    let fits = (1..=HEAD_MAX.min(frame.len - 1)).contains(&head);
-    let mapped = fits.then(|| memory.map(frame.raw.cast_mut(), head))??;
-    Some((head, mapped))
+fn map(memory: &mut RendezvousMemory, skb: Skb) -> Result<(usize, MappedSkb), Skb> {
+    let head = skb.head_len();
+    if !(1..=HEAD_MAX.min(skb.len() - 1)).contains(&head) {
+        return Err(skb);
+    }
+    Ok((head, memory.map(skb, head)?))
 }
 
 /// Copies the bytes of a frame from `at` on. With metadata it also sums these and the copy up.
-fn copy(frame: &Skb, at: usize, to: &mut Chunks, summed: Option<&Metadata>) -> Option<u32> {
-    let Some(metadata) = summed else {
-        let mut parts = to.parts();
-        let copied =
-            parts.all(|(n, len, chunk)| read(frame.raw, at + n, &mut chunk.bytes()[..len]));
-        return copied.then_some(0);
-    };
-    let mut sum = Request::summed(&metadata.emit());
-    let mut parts = to.parts();
-    let copied = parts.all(|(n, len, chunk)| {
-        read_and_sum(frame.raw, at + n, &mut chunk.bytes()[..len], &mut sum)
+fn copy(skb: &Skb, at: usize, to: &mut Chunks, summed: Option<&Metadata>) -> Option<u32> {
+    let mut sum = summed.map(|metadata| Request::summed(&metadata.emit()));
+    let copied = to.parts().all(|(n, len, chunk)| {
+        let place = chunk.bytes().get_mut(..len);
+        place.is_some_and(|place| match &mut sum {
+            Some(sum) => skb.read_and_sum(at + n, place, sum),
+            None => skb.read(at + n, place),
+        })
     });
-    copied.then(|| sum.finish())
+    copied.then(|| sum.map_or(0, |sum| sum.finish()))
 }
 
 /// The sending side, as a rendezvous uses it.
@@ -86,10 +131,9 @@ impl Tx {
     }
 
     /// Whether a frame has to wait until an earlier one to the same node was fetched.
-    pub(super) fn must_wait(&mut self, peers: &Peers, skb: *const SkBuff, now: u64) -> bool {
-        let frame = Skb::new(skb);
-        let to = match frame.len {
-            MIN_FRAME.. => frame.destination(self.outbound.node()).node(),
+    pub(super) fn must_wait(&mut self, peers: &Peers, skb: &Skb, now: u64) -> bool {
+        let to = match skb.len() {
+            MIN_FRAME.. => destination(skb, self.outbound.node()).node(),
             _ => None,
         };
         self.blocked = to.filter(|to| self.room_at(peers, *to, now) == Room::Busy);
@@ -108,64 +152,65 @@ impl Tx {
         blocked
     }
 
-    /// Requests a node to fetch a frame. `None` if it is to be sent.
-    pub(super) fn request(
+    /// A slot by which a node may fetch a frame; `None` if it is to be sent.
+    fn slot_for(
         &mut self,
         peers: &Peers,
         to: Coords,
-        frame: Skb,
+        len: usize,
         metadata: &Metadata,
         now: u64,
-    ) -> Option<Fate> {
-        if frame.len < MIN_FRAME {
+    ) -> Option<(usize, bool)> {
+        if len < MIN_FRAME {
             return None;
         }
         let Room::Slot(slot) = self.room_at(peers, to, now) else {
             return None;
         };
         let split = peers.get(to, now).split;
-        let (head, summed) = match split {
-            true => (HEAD, None),
-            false => (0, Some(metadata)),
-        };
-        if !self.outbound.may_be_fetched(metadata, frame.len, split) || self.room() == 0 {
-            return None;
-        }
-        if self
-            .rendezvous()
-            .is_some_and(|memory| !memory.is_free(slot))
-        {
+        let may = self.outbound.may_be_fetched(metadata, len, split) && self.room() > 0;
+        if may && !self.rendezvous()?.is_free(slot) {
             self.unshare();
         }
+        may.then_some((slot, split))
+    }
+
+    /// Requests a node to fetch a frame. Returns the frame if a copy of it is fetched.
+    ///
+    /// # Errors
+    ///
+    /// The frame, if it is to be sent.
+    pub(super) fn request(
+        &mut self,
+        peers: &Peers,
+        to: Coords,
+        skb: Skb,
+        metadata: &Metadata,
+        now: u64,
+    ) -> Result<Option<SentSkb>, Skb> {
+        let len = skb.len();
+        let Some((slot, split)) = self.slot_for(peers, to, len, metadata, now) else {
+            return Err(skb);
+        };
         // Before the frame is mapped: then it is the device's, and all has to succeed.
         let mut bytes = [0; HEAD_MAX];
-        let most = if split { HEAD_MAX.min(frame.len) } else { 0 };
-        if !read(frame.raw, 0, bytes.get_mut(..most)?) {
-            return None;
+        let most = if split { HEAD_MAX.min(len) } else { 0 };
+        if !skb.read(0, bytes.get_mut(..most).unwrap_or_default()) {
+            return Err(skb);
         }
         let generation = self.requests.generation(slot);
-        let memory = self.rendezvous().filter(|memory| memory.is_free(slot))?;
-        let mapped = match split {
-            true => map(memory, &frame),
-            false => None,
+        let Some(memory) = self.rendezvous().filter(|memory| memory.is_free(slot)) else {
+            return Err(skb);
         };
-        let (head, sum, shared, fate) = match mapped {
-            Some((head, mapped)) => (head, 0, Shared::Skb(mapped), Fate::Kept),
-            None => {
-                let mut chunks = memory.chunks(frame.len - head)?;
-                let sum = copy(&frame, head, &mut chunks, summed)?;
-                (head, sum, Shared::Copy(chunks), Fate::Sent)
-            }
-        };
-        let place = memory.share(slot, generation, shared);
+        let lent = Lent::new(memory, skb, metadata, split)?;
         let offer = Offer {
             metadata,
             // Neither a mapped frame's head nor that of a copy is longer.
-            head: bytes.get(..head).unwrap_or_default(),
-            len: frame.len - head,
-            sum,
+            head: bytes.get(..lent.head).unwrap_or_default(),
+            len: len - lent.head,
+            sum: lent.sum,
             slot,
-            place,
+            place: memory.share(slot, generation, lent.shared),
         };
         if let Some(sender) = self.sender.as_mut() {
             let requests = &mut self.requests;
@@ -174,7 +219,7 @@ impl Tx {
         let same = self.untold == 0 || self.untold_to == Some(to);
         self.untold_to = same.then_some(to);
         self.untold += 1;
-        Some(fate)
+        Ok(lent.copied)
     }
 
     /// The memory for rendezvous, if there is some.
