@@ -108,7 +108,10 @@ pub(crate) unsafe fn copy(from: *const u64, to: &mut [u8], at: usize, sum: &mut 
     if !rest.is_empty() {
         // SAFETY: by the function's own contract.
         let value = unsafe { from.add(whole).read_volatile() };
-        rest.copy_from_slice(&value.to_ne_bytes()[..rest.len()]);
+        // There are fewer than a qword has.
+        rest.iter_mut()
+            .zip(value.to_ne_bytes())
+            .for_each(|(to, byte)| *to = byte);
         sum.add_at(at + 8 * whole, rest);
     }
 }

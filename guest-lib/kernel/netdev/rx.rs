@@ -292,7 +292,7 @@ fn assemble(
     } else {
         let mut sum = Request::summed(&request.metadata);
         for (at, len, chunk) in chunks.parts() {
-            sum.add_at(at, &chunk.bytes()[..len]);
+            sum.add_at(at, chunk.bytes().get(..len).unwrap_or_default());
         }
         if !request.is_intact(sum, counters) {
             return None;
@@ -303,7 +303,8 @@ fn assemble(
         let head = Skb::new(queue, skip).filter(|_| first.is_some());
         let head = head.and_then(|mut head| {
             let (_, _, chunk) = first?;
-            head.write(0, &chunk.bytes()[..skip]).then_some(head)
+            let written = head.write(0, chunk.bytes().get(..skip)?);
+            written.then_some(head)
         });
         (head, skip)
     };
