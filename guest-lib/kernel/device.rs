@@ -98,15 +98,7 @@ impl Device {
             dev_err!(pdev, "no answer from the device\n");
             return Err(ENODEV);
         }
-        let raw = at((), TofuReg::Generation, &bar).read_val();
-        let generation = Generation::from_register(raw).ok_or_else(|| {
-            dev_err!(
-                pdev,
-                "a generation that this driver does not know: {:#x}\n",
-                raw
-            );
-            ENODEV
-        })?;
+        let generation = Self::read_generation(bound, &bar)?;
         // All of them at once: the kernel's Rust bindings have no way to add one later.
         let count = u32::from(irq::vector::COUNT);
         let vectors = bound
@@ -202,6 +194,21 @@ impl Device {
     pub(crate) fn wait_for_reset(&self) -> Result {
         let delay = Delta::from_micros(1000);
         read_poll_timeout(|| Ok(self.epoch()), Result::is_ok, delay, PATIENCE).map(drop)
+    }
+
+    fn read_generation(
+        pdev: &pci::Device<kernel::device::Bound>,
+        bar: &pci::Bar<'static, BAR_BYTES>,
+    ) -> Result<Generation> {
+        let raw = at((), TofuReg::Generation, bar).read_val();
+        Generation::from_register(raw).ok_or_else(|| {
+            dev_err!(
+                pdev,
+                "a generation that this driver does not know: {:#x}\n",
+                raw
+            );
+            ENODEV
+        })
     }
 
     /// The PCI function, for the kernel.

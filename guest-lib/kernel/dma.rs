@@ -60,6 +60,8 @@ impl Table {
 
     /// Stores one qword, ordered after all earlier stores. Beyond the table nothing is stored.
     pub(crate) fn store(&self, index: usize, value: u64) {
+        // The device may act on a qword with an enable bit as soon as it has it: all that this one
+        // refers to is there before.
         dma_mb(Write);
         if let Ok(qword) = self.qword(index) {
             qword.write_val(value.to_le());

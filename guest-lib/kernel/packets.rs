@@ -76,6 +76,21 @@ struct SendMemory {
     rendezvous: Option<RendezvousMemory>,
 }
 
+impl SendMemory {
+    fn rings(&self) -> CqRings {
+        CqRings {
+            toq: self.toq.addr(),
+            toq_size: PacketQueues::SIZE_CODE,
+            tcq: self.tcq.addr(),
+            mrq: self.mrq.addr(),
+            mrq_size: PacketQueues::SIZE_CODE,
+            mrq_mask: PacketQueues::MRQ_MASK,
+            tcq_coalescing_ns: 0,
+            mrq_coalescing_ns: 0,
+        }
+    }
+}
+
 /// The sending side.
 pub(crate) struct Sender {
     device: Arc<Device>,
@@ -112,16 +127,7 @@ impl Sender {
                 "no memory for rendezvous: frames go in fragments\n"
             );
         }
-        let rings = CqRings {
-            toq: memory.toq.addr(),
-            toq_size: PacketQueues::SIZE_CODE,
-            tcq: memory.tcq.addr(),
-            mrq: memory.mrq.addr(),
-            mrq_size: PacketQueues::SIZE_CODE,
-            mrq_mask: PacketQueues::MRQ_MASK,
-            tcq_coalescing_ns: 0,
-            mrq_coalescing_ns: 0,
-        };
+        let rings = memory.rings();
         let settings = [
             (
                 CqsReg::Mode,
@@ -285,6 +291,7 @@ impl Sender {
         if word0.flip() != self.notices.flip() {
             return None;
         }
+        // The device writes the word with the flip bit last: the rest is read after it.
         dma_mb(Read);
         let slot = MrqWord1(memory.mrq.load(at + 1)).edata();
         self.notices.advance();
@@ -376,6 +383,8 @@ fn knows(device: &Device, register: &str, kept: u64) -> Result {
 /// afterwards: the device looks at the word when it has written an entry.
 fn arm(queue: &Table) {
     queue.store(ARM, 1);
+    // A later load must not pass the store: else an entry that is written in between would be
+    // seen by neither the driver nor, as armed, the device.
     dma_mb(Full);
 }
 
@@ -526,6 +535,7 @@ impl Receiver {
     /// What `look` says of the next packet, which stays where it is.
     pub(crate) fn peek<R>(&self, look: impl FnOnce(Coords, &[u8]) -> R) -> Option<R> {
         let entry = self.next()?;
+        // The device writes the packet before its entry: it is read after that.
         dma_mb(Read);
         let (from, payload) = self.packet(&entry)?;
         // SAFETY: the device has given the buffer back, and does not write it before it is posted
@@ -540,6 +550,7 @@ impl Receiver {
         take: impl FnOnce(Coords, &[u8]) -> Option<R>,
     ) -> Option<Option<R>> {
         let entry = self.next()?;
+        // The device writes the packet before its entry: it is read after that.
         dma_mb(Read);
         let consumed = self.queues.advance();
         let taken = self.packet(&entry).and_then(|(from, payload)| {

@@ -108,6 +108,23 @@ fn health(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(f, "peer_exceptions {}", device.peer_faults())?;
     writeln!(f, "resets {}", device.resets())?;
     opened.write_lost(f)?;
+    exceptions(device, f)?;
+    for port in Port::ALL {
+        let is_set = |request| links.intersects(TnrIrqs::of(port, request));
+        let mut set = PORT_REQUESTS
+            .iter()
+            .filter_map(|(request, name)| is_set(*request).then_some(*name))
+            .peekable();
+        if set.peek().is_some() {
+            write!(f, "port{}", port.index() + 1)?;
+            names(f, set)?;
+        }
+    }
+    Ok(())
+}
+
+/// What TNIs and queues have reported, and which TNIs have stopped.
+fn exceptions(device: &Device, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for tni in device.description().tni_ids() {
         if has_stopped(device, tni) {
             writeln!(f, "tni{tni} stopped")?;
@@ -123,17 +140,6 @@ fn health(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !exceptions.is_empty() {
             write!(f, "{id}")?;
             names(f, exceptions.names())?;
-        }
-    }
-    for port in Port::ALL {
-        let is_set = |request| links.intersects(TnrIrqs::of(port, request));
-        let mut set = PORT_REQUESTS
-            .iter()
-            .filter_map(|(request, name)| is_set(*request).then_some(*name))
-            .peekable();
-        if set.peek().is_some() {
-            write!(f, "port{}", port.index() + 1)?;
-            names(f, set)?;
         }
     }
     Ok(())
