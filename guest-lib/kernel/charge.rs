@@ -35,8 +35,7 @@ impl Charge {
     ///
     /// `ENOMEM`.
     pub(crate) fn new(device: &Arc<Device>, opener: &Arc<Opener>, pages: usize) -> Result<Self> {
-        // SAFETY: no requirements.
-        let limit = unsafe { shim::tofu_shim_total_pages() } / 2;
+        let limit = shim::tofu_shim_total_pages() / 2;
         take(&device.charged, pages, limit)?;
         // SAFETY: the opener has a reference.
         let code = unsafe { shim::tofu_shim_charge(opener.cred(), pages, limit / 64 * 63) };

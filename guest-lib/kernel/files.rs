@@ -174,7 +174,7 @@ unsafe fn bch_of<'a>(data: *mut c_void) -> ArcBorrow<'a, Bch> {
 /// `file` must be the file's data, `data` room for the open file's.
 #[no_mangle]
 unsafe extern "C" fn tofu_rs_open(file: *mut c_void, data: *mut *mut c_void) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `file` is the data of a file of ours, in a call for it.
     let file = unsafe { proc_file(file) };
     let opened = match file.kind {
         FileKind::Cq(id) => file
@@ -188,7 +188,7 @@ unsafe extern "C" fn tofu_rs_open(file: *mut c_void, data: *mut *mut c_void) -> 
         _ => Ok(core::ptr::null()),
     };
     code(opened.map(|raw: *const c_void| {
-        // SAFETY: the caller's promise.
+        // SAFETY: `data` is room for the data of the open file, by this function's contract.
         unsafe { *data = raw.cast_mut() };
     }))
 }
@@ -198,7 +198,7 @@ unsafe extern "C" fn tofu_rs_open(file: *mut c_void, data: *mut *mut c_void) -> 
 /// `file` must be the file's data, `data` what `tofu_rs_open` left; called once.
 #[no_mangle]
 unsafe extern "C" fn tofu_rs_release(file: *mut c_void, data: *mut c_void) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `file` is the data of a file of ours, in a call for it.
     let file = unsafe { proc_file(file) };
     match file.kind {
         FileKind::Cq(_) => {
@@ -225,16 +225,16 @@ unsafe extern "C" fn tofu_rs_ioctl(
     cmd: u32,
     arg: c_ulong,
 ) -> c_long {
-    // SAFETY: the caller's promise.
+    // SAFETY: `file` is the data of a file of ours, in a call for it.
     let file = unsafe { proc_file(file) };
     let arg = arg as u64;
     let result = match file.kind {
         FileKind::Position | FileKind::Generation | FileKind::Links => Err(ENOTTY),
         FileKind::Control => control::ioctl(&file.opened, cmd, arg),
         FileKind::Info => control::info_ioctl(&file.opened, cmd, arg),
-        // SAFETY: the caller's promise.
+        // SAFETY: `data` is what `tofu_rs_open` left for this file, which is a queue's.
         FileKind::Cq(..) => Arc::from(unsafe { cq_of(data) }).ioctl(cmd, arg),
-        // SAFETY: the caller's promise: `data` is of a channel's file.
+        // SAFETY: `data` is what `tofu_rs_open` left for this file, which is a channel's.
         FileKind::Bch(..) => unsafe { bch_of(data) }.ioctl(cmd, arg),
     };
     code(result) as c_long
@@ -252,7 +252,7 @@ unsafe extern "C" fn tofu_rs_read(
     len: usize,
     pos: *mut bindings::loff_t,
 ) -> isize {
-    // SAFETY: the caller's promise.
+    // SAFETY: `file` is the data of a file of ours, in a call for it, and `pos` its position.
     let (file, pos) = unsafe { (proc_file(file), &mut *pos) };
     let read = match file.kind {
         FileKind::Position => file.read_position(buf as usize, len, pos),
@@ -261,11 +261,11 @@ unsafe extern "C" fn tofu_rs_read(
                 .and_then(|text| put_text(text.to_bytes(), buf as usize, len, pos))
         }
         FileKind::Links => file.read_links(buf as usize, len, pos),
-        // SAFETY: the caller's promise.
+        // SAFETY: `data` is what `tofu_rs_open` left for this file, which is a queue's.
         FileKind::Cq(..) => unsafe { cq_of(data) }
             .check()
             .and_then(|()| put_word(buf as usize, len, 0)),
-        // SAFETY: the caller's promise: `data` is of a channel's file.
+        // SAFETY: `data` is what `tofu_rs_open` left for this file, which is a channel's.
         FileKind::Bch(..) => unsafe { bch_of(data) }
             .exceptions()
             .and_then(|exceptions| put_word(buf as usize, len, exceptions.raw())),
@@ -291,25 +291,25 @@ unsafe extern "C" fn tofu_rs_mmap(
     shared: bool,
     write: bool,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `file` is the data of a file of ours, in a call for it.
     let kind = unsafe { proc_file(file) }.kind;
     let (offset, len) = (offset as u64, len as u64);
     let page = match kind {
         FileKind::Cq(..) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: `data` is what `tofu_rs_open` left for this file, which is a queue's.
             let cq = unsafe { cq_of(data) };
             if (offset == PAGE || offset == FOREIGN_PAGE) && shared {
                 // The table is the kernel's.
                 return code(if write {
                     Err(EACCES)
                 } else {
-                    // SAFETY: the caller's promise: `vma` is being set up, and has `len` bytes.
+                    // SAFETY: `vma` is being set up, and has `len` bytes.
                     unsafe { cq.map_table(vma, len) }
                 });
             }
             cq.page_phys()
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: `data` is what `tofu_rs_open` left for this file, which is a channel's.
         FileKind::Bch(..) => unsafe { bch_of(data) }.page_phys(),
         _ => Err(ENODEV),
     };
@@ -321,7 +321,7 @@ unsafe extern "C" fn tofu_rs_mmap(
     if offset != 0 || len > FOREIGN_PAGE || !shared {
         return EINVAL.to_errno();
     }
-    // SAFETY: the caller's promise, and the page is one that processes may have.
+    // SAFETY: `vma` is being set up, and the page is one that processes may have.
     unsafe { shim::tofu_shim_map_registers(vma, page, len as usize) }
 }
 

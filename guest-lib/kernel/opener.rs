@@ -42,12 +42,10 @@ impl Opener {
     /// `EPERM` for a kernel thread.
     pub(crate) fn current() -> Result<Self> {
         let mm = current_mm()?;
-        // SAFETY: no requirements; the reference is ours.
-        let cred = unsafe { shim::tofu_shim_current_cred() };
+        let cred = shim::tofu_shim_current_cred();
         let cred = NonNull::new(cred.cast_mut().cast()).ok_or(EPERM)?;
         Ok(Self {
-            // SAFETY: no requirements; the reference is ours.
-            pid: unsafe { shim::tofu_shim_current_pid() },
+            pid: shim::tofu_shim_current_pid(),
             mm,
             // SAFETY: the credentials are there, with a reference of ours, which we give away.
             cred: unsafe { ARef::from_raw(cred) },

@@ -277,8 +277,7 @@ impl Sender {
         if self.posted == 0 {
             return;
         }
-        // SAFETY: no requirements.
-        unsafe { shim::tofu_shim_trace_doorbell(self.id.tni, self.id.cq, self.posted) };
+        shim::tofu_shim_trace_doorbell(self.id.tni, self.id.cq, self.posted);
         self.posted = 0;
         self.device.write(self.id, CqReg::FetchStart, 1);
     }
@@ -343,8 +342,7 @@ impl Sender {
         }
         self.reap.advance();
         let QueueId { tni, cq } = self.id;
-        // SAFETY: no requirements.
-        unsafe { shim::tofu_shim_trace_completion(tni, cq, slot, entry.rcode()) };
+        shim::tofu_shim_trace_completion(tni, cq, slot, entry.rcode());
         let posted = self.commands.get(slot as usize).copied().flatten()?;
         Some((posted, entry.rcode()))
     }

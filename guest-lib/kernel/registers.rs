@@ -49,7 +49,8 @@ macro_rules! registers {
             }
         };
 
-        // SAFETY: the assertion above.
+        // SAFETY: the assertion checks that each register of the unit with the highest address
+        // is aligned and lies in the BAR.
         unsafe impl Register for $reg {
             type Unit = $unit_type;
 
@@ -90,7 +91,7 @@ const fn port_block(port: Port) -> u64 {
 const _: () = assert!(lies_in_bar(regs::tofu(TofuReg::TniVms(LAST_TNI, u8::MAX))));
 const _: () = assert!(lies_in_bar(regs::tofu(TofuReg::TniMsiBase(LAST_TNI))));
 
-// SAFETY: the assertions above.
+// SAFETY: the assertions check that those with the highest addresses are aligned and in the BAR.
 unsafe impl Register for TofuReg {
     type Unit = ();
 

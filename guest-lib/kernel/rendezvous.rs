@@ -183,8 +183,7 @@ struct Pool {
 
 impl Pool {
     fn new(device: &Arc<Device>) -> Result<Self> {
-        // SAFETY: no requirements.
-        let memory = unsafe { shim::tofu_shim_total_pages() } as usize * kernel::page::PAGE_SIZE;
+        let memory = shim::tofu_shim_total_pages() as usize * kernel::page::PAGE_SIZE;
         let size = (memory / POOL_SHARE / CHUNK).clamp(POOL_MIN, POOL_MAX);
         Ok(Self {
             device: device.clone(),

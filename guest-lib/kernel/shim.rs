@@ -66,7 +66,8 @@ pub(crate) struct DmaRun {
 
 // The structs that C alone looks into have fields without size in some configurations.
 #[allow(improper_ctypes)]
-extern "C" {
+// They are as shim.c and netdev.c define them. Those that are safe take values alone.
+unsafe extern "C" {
     pub(crate) fn tofu_shim_proc_folder(
         name: *const c_char,
         parent: *mut ProcEntry,
@@ -88,12 +89,12 @@ extern "C" {
         vma: *mut bindings::vm_area_struct,
         table: *mut c_void,
     ) -> c_int;
-    pub(crate) fn tofu_shim_table_alloc(len: c_ulong) -> *mut c_void;
+    pub(crate) safe fn tofu_shim_table_alloc(len: c_ulong) -> *mut c_void;
     pub(crate) fn tofu_shim_table_free(table: *mut c_void);
 
     pub(crate) fn tofu_shim_page_phys(page: *mut bindings::page) -> bindings::phys_addr_t;
     pub(crate) fn tofu_shim_page_address(page: *mut bindings::page) -> *mut c_void;
-    pub(crate) fn tofu_shim_total_pages() -> c_ulong;
+    pub(crate) safe fn tofu_shim_total_pages() -> c_ulong;
     pub(crate) fn tofu_shim_charge(
         cred: *const bindings::cred,
         pages: c_ulong,
@@ -102,12 +103,17 @@ extern "C" {
     pub(crate) fn tofu_shim_uncharge(cred: *const bindings::cred, pages: c_ulong);
     pub(crate) fn tofu_shim_pinned_account(mm: *mut bindings::mm_struct, pages: c_long);
 
-    pub(crate) fn tofu_shim_current_pid() -> *mut bindings::pid;
-    pub(crate) fn tofu_shim_current_cred() -> *const bindings::cred;
+    pub(crate) safe fn tofu_shim_current_pid() -> *mut bindings::pid;
+    pub(crate) safe fn tofu_shim_current_cred() -> *const bindings::cred;
     pub(crate) fn tofu_shim_is_current_cred(cred: *const bindings::cred) -> bool;
     pub(crate) fn tofu_shim_watch_resets(pdev: *mut bindings::pci_dev, data: *mut c_void);
     pub(crate) fn tofu_shim_unwatch_resets();
-    pub(crate) fn tofu_shim_trace_gate_fault(tni: TniId, bg: BgId, channel: u32, requests: u64);
+    pub(crate) safe fn tofu_shim_trace_gate_fault(
+        tni: TniId,
+        bg: BgId,
+        channel: u32,
+        requests: u64,
+    );
     pub(crate) fn tofu_shim_signal(
         pid: *mut bindings::pid,
         mm: *const bindings::mm_struct,
@@ -132,12 +138,12 @@ extern "C" {
     pub(crate) fn tofu_shim_set_carrier(queue: *mut NetQueue, on: bool);
     pub(crate) fn tofu_shim_count_tx(queue: *mut NetQueue, len: u32, sent: bool);
     pub(crate) fn tofu_shim_local_bh(off: bool);
-    pub(crate) fn tofu_shim_param_shape() -> *const c_char;
-    pub(crate) fn tofu_shim_param_torus() -> *const c_char;
-    pub(crate) fn tofu_shim_param_machine() -> u32;
-    pub(crate) fn tofu_shim_param_mtu() -> u32;
-    pub(crate) fn tofu_shim_param_interfaces() -> u32;
-    pub(crate) fn tofu_shim_param_queues() -> u32;
+    pub(crate) safe fn tofu_shim_param_shape() -> *const c_char;
+    pub(crate) safe fn tofu_shim_param_torus() -> *const c_char;
+    pub(crate) safe fn tofu_shim_param_machine() -> u32;
+    pub(crate) safe fn tofu_shim_param_mtu() -> u32;
+    pub(crate) safe fn tofu_shim_param_interfaces() -> u32;
+    pub(crate) safe fn tofu_shim_param_queues() -> u32;
     pub(crate) fn tofu_shim_skb_len(skb: *const SkBuff) -> u32;
     pub(crate) fn tofu_shim_skb_read(
         skb: *const SkBuff,
@@ -200,9 +206,9 @@ extern "C" {
         offload: *const Fields,
     ) -> bool;
     pub(crate) fn tofu_shim_skb_answer(queue: *mut NetQueue, frame: *const c_void, len: u32);
-    pub(crate) fn tofu_shim_trace_doorbell(tni: TniId, cq: CqId, orders: u32);
-    pub(crate) fn tofu_shim_trace_completion(tni: TniId, cq: CqId, slot: u32, rcode: Rcode);
-    pub(crate) fn tofu_shim_trace_packet(
+    pub(crate) safe fn tofu_shim_trace_doorbell(tni: TniId, cq: CqId, orders: u32);
+    pub(crate) safe fn tofu_shim_trace_completion(tni: TniId, cq: CqId, slot: u32, rcode: Rcode);
+    pub(crate) safe fn tofu_shim_trace_packet(
         tni: TniId,
         origin: u32,
         id: u32,
@@ -210,5 +216,5 @@ extern "C" {
         length: u16,
         kind: u8,
     );
-    pub(crate) fn tofu_shim_trace_fault(tni: TniId, cq: CqId, requests: u64);
+    pub(crate) safe fn tofu_shim_trace_fault(tni: TniId, cq: CqId, requests: u64);
 }

@@ -103,8 +103,7 @@ impl kirq::Handler for Handler {
                 .store(self.seen.load(Relaxed) | pending.raw(), Relaxed);
             let GateId { tni, bg } = gate;
             let channel = self.si_int as u32;
-            // SAFETY: no requirements.
-            unsafe { shim::tofu_shim_trace_gate_fault(tni, bg, channel, pending.raw()) };
+            shim::tofu_shim_trace_gate_fault(tni, bg, channel, pending.raw());
             self.signal.tell(CODES, pending, self.si_int);
             result = IrqReturn::Handled;
         }

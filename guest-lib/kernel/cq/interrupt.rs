@@ -71,8 +71,7 @@ impl kirq::Handler for Handler {
             self.device.write(self.id, CqsReg::Imr, masked.raw());
         }
         let QueueId { tni, cq } = self.id;
-        // SAFETY: no requirements.
-        unsafe { shim::tofu_shim_trace_fault(tni, cq, pending.raw()) };
+        shim::tofu_shim_trace_fault(tni, cq, pending.raw());
         dev_dbg!(
             self.device.pdev(),
             "{}: exceptions {:?}\n",

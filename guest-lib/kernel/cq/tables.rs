@@ -143,8 +143,7 @@ unsafe impl Sync for UserTable {}
 impl UserTable {
     fn new(stags: usize) -> Result<Self> {
         let qwords = stags * 2;
-        // SAFETY: no requirements.
-        let table = unsafe { shim::tofu_shim_table_alloc(qwords * 8) };
+        let table = shim::tofu_shim_table_alloc(qwords * 8);
         if table.is_null() {
             return Err(ENOMEM);
         }
@@ -176,8 +175,8 @@ impl UserTable {
         if len > self.qwords as u64 * 8 {
             return Err(EINVAL);
         }
-        // SAFETY: the caller's promise; the table is user memory of the kernel's, and pages that
-        // are mapped stay until they are unmapped.
+        // SAFETY: `vma` has `len` bytes and is being set up. The table has as many, of memory that
+        // users may have mapped; pages that are mapped stay until they are unmapped.
         kernel::error::to_result(unsafe { shim::tofu_shim_map_table(vma, self.table.cast()) })
     }
 }

@@ -154,16 +154,16 @@ struct Parameters {
 
 impl Parameters {
     fn read() -> Self {
+        let (shape, torus) = (shim::tofu_shim_param_shape(), shim::tofu_shim_param_torus());
         // SAFETY: parameters are set before any device is probed, and are read-only: they last.
-        unsafe {
-            Self {
-                shape: parameter(shim::tofu_shim_param_shape()),
-                torus: parameter(shim::tofu_shim_param_torus()),
-                machine: shim::tofu_shim_param_machine(),
-                mtu: shim::tofu_shim_param_mtu(),
-                interfaces: shim::tofu_shim_param_interfaces(),
-                queues: shim::tofu_shim_param_queues(),
-            }
+        let (shape, torus) = unsafe { (parameter(shape), parameter(torus)) };
+        Self {
+            shape,
+            torus,
+            machine: shim::tofu_shim_param_machine(),
+            mtu: shim::tofu_shim_param_mtu(),
+            interfaces: shim::tofu_shim_param_interfaces(),
+            queues: shim::tofu_shim_param_queues(),
         }
     }
 

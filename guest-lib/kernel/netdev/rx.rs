@@ -121,17 +121,14 @@ impl RxState {
             Arrival::Frame(packet) => packet,
         };
         let repr = &packet.repr;
-        // SAFETY: no requirements.
-        unsafe {
-            shim::tofu_shim_trace_packet(
-                sides.tni,
-                addr::pack(repr.origin),
-                repr.id,
-                repr.offset,
-                repr.length,
-                repr.kind as u8,
-            )
-        };
+        shim::tofu_shim_trace_packet(
+            sides.tni,
+            addr::pack(repr.origin),
+            repr.id,
+            repr.offset,
+            repr.length,
+            repr.kind as u8,
+        );
         let make = |len| Skb::new(queue, len);
         let mut tx = None;
         let send = &mut |fragment: &Fragment<'_>| {
@@ -179,8 +176,7 @@ impl RxState {
             Message::Request(request) => (request.id, request.len as u16, 4),
             Message::Done { id, .. } => (*id, 0, 5),
         };
-        // SAFETY: no requirements.
-        unsafe { shim::tofu_shim_trace_packet(sides.tni, addr::pack(from), id, 0, len, kind) };
+        shim::tofu_shim_trace_packet(sides.tni, addr::pack(from), id, 0, len, kind);
         match message {
             Message::Request(request) => {
                 let head = request.head_in(body);

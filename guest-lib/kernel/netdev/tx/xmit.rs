@@ -166,7 +166,8 @@ impl Tx {
     }
 
     /// Whether what was posted can wait for more: only requests are, and enough are in flight to
-    /// that node that a completion, and so a poll, is imminent. There is one in 10 ms at the latest. A node that does not answer holds up its own frames only.
+    /// that node that a completion, and so a poll, is imminent. There is one in 10 ms at the
+    /// latest. A node that does not answer holds up its own frames only.
     fn can_wait(&self) -> bool {
         let posted = self.sender.as_ref().map_or(0, Sender::posted);
         let Some(to) = self.untold_to else {
