@@ -225,87 +225,87 @@ fn wakes_up(place: &Place) {
     }
 }
 
-#[test]
-fn the_interface_of_the_driver() {
-    let Some(place) = driver::place("the_interface_of_the_driver") else { return };
-    let config = place.file("machine.toml");
-    fs::write(&config, MACHINE.replace("CHECKS", CHECKS)).unwrap();
-    place.up(&["--config", &config, "--image", &image()]);
-    driver::programs(&place, &["net"], &["0", "2"]);
-
+/// Each node's interface is of the expected kind and has its address.
+fn have_addresses(place: &Place) {
     for (node, address) in ADDRESSES.iter().enumerate() {
         let ours = place.shell(node, "[ -d /sys/class/net/tofu0/tofu ] && echo yes; true");
         assert_eq!(ours == "yes\n", DRIVER.contains(&node), "node {node}: {ours}");
         let said = place.shell(node, "ip address show tofu0");
         assert!(said.contains(&format!("inet {address}/14")), "{said}");
     }
-    // Sizes within one fragment, at its end, and of many fragments, between all combinations of the
-    // two kinds of nodes.
+}
+
+/// Sizes within one fragment, at its end, and of many fragments, between all combinations of the
+/// two kinds of nodes.
+fn carry_all_sizes(place: &Place) {
     for (from, to) in [(0, 1), (1, 0), (0, 2)] {
         for bytes in [0, 1, 1472, 1473, 1910, 1911, 20_000, 65_000] {
-            answers(&place, from, to, bytes);
+            answers(place, from, to, bytes);
         }
-        streams(&place, from, to, 8);
+        streams(place, from, to, 8);
     }
-    queues_are_used(&place);
-    unread(&place);
-    longer_frames(&place);
-    // Long frames are fetched instead of sent, by nodes of both kinds from nodes of both kinds. TCP
-    // may send short segments on a slow host, so the test uses echoes.
+}
+
+/// Long frames are fetched instead of sent, by nodes of both kinds from nodes of both kinds. TCP
+/// may send short segments on a slow host, so the test uses echoes.
+fn fetch_long_frames(place: &Place) {
     for mtu in [65_521, 1500] {
         for node in 0..ADDRESSES.len() {
             place.shell(node, &format!("ip link set tofu0 mtu {mtu}"));
         }
         for (from, to) in [(0, 1), (1, 0), (0, 2)] {
-            answers(&place, from, to, 30_000);
+            answers(place, from, to, 30_000);
         }
     }
     for node in DRIVER {
-        assert!(counter(&place, node, "rendezvous_received") > 0, "node {node}");
+        assert!(counter(place, node, "rendezvous_received") > 0, "node {node}");
     }
-    assert!(counter(&place, 0, "rendezvous_sent") > 0);
+    assert!(counter(place, 0, "rendezvous_sent") > 0);
     let said: Value = place.shell(1, "tofu-net stats --json").parse().unwrap();
     assert!(
         said["counters"]["rendezvous_received"].as_u64().is_some_and(|count| count > 0),
         "{said}"
     );
     assert!(said["counters"]["rendezvous_sent"].as_u64().is_some_and(|count| count > 0), "{said}");
-    assert_eq!(nodes_that_answer(&place, 0), 3);
-    assert_eq!(nodes_that_answer(&place, 1), 3);
-    assert!(counter(&place, 0, "relayed") + counter(&place, 2, "relayed") == 0);
+    assert_eq!(nodes_that_answer(place, 0), 3);
+    assert_eq!(nodes_that_answer(place, 1), 3);
+    assert!(counter(place, 0, "relayed") + counter(place, 2, "relayed") == 0);
+}
 
-    // The interface itself, by its C test, which leaves it as it was.
-    passes(&place, "0", &["/tmp/net", "test"]);
-
-    // A frame as long as it can be.
+/// Frames as long as they can be; requests that lapsed are the only exceptions.
+fn carry_the_longest_frames(place: &Place) {
     for node in DRIVER {
         place.shell(node, "ip link set tofu0 mtu 65521");
     }
-    answers(&place, 0, 2, 65_400);
-    streams(&place, 2, 0, 8);
+    answers(place, 0, 2, 65_400);
+    streams(place, 2, 0, 8);
 
     // On a busy host a request may lapse before its frame is fetched, which is an exception then.
-    let lapsed = counter(&place, 0, "rendezvous_timed_out");
+    let lapsed = counter(place, 0, "rendezvous_timed_out");
     let health = place.shell(0, "cat /sys/kernel/debug/tofu/health");
     assert!(lapsed > 0 || health.starts_with("state ok\n"), "{health}");
+}
 
-    // Links lose packets: requests that get lost time out, and data by TCP arrives unchanged.
+/// Links lose packets: requests that get lost time out, and data by TCP arrives unchanged.
+fn survive_lost_packets(place: &Place) {
     place.run(&["fault", "set", "loss=1%,seed=7"]).ok();
-    streams(&place, 0, 2, 2);
-    streams(&place, 1, 0, 2);
+    streams(place, 0, 2, 2);
+    streams(place, 1, 0, 2);
     place.run(&["fault", "set", "loss=5%,seed=7"]).ok();
     wait_for("a request that times out", PATIENCE, || {
         place.shell(0, "ping -c 10 -A -W 1 -s 10000 10.2.0.1; true");
-        counter(&place, 0, "rendezvous_timed_out") > 0
+        counter(place, 0, "rendezvous_timed_out") > 0
     });
     place.run(&["fault", "off"]).ok();
-    let before = counter(&place, 2, "rendezvous_received");
+    let before = counter(place, 2, "rendezvous_received");
     wait_for("requests again", MOMENT, || {
-        answers(&place, 0, 2, 30_000);
-        counter(&place, 2, "rendezvous_received") > before
+        answers(place, 0, 2, 30_000);
+        counter(place, 2, "rendezvous_received") > before
     });
+}
 
-    // Frames go around a link that is down, and are lost when there is no way.
+/// Frames go around a link that is down, and are lost when there is no way.
+fn go_around_a_dead_link(place: &Place) {
     place.run(&["link", "down", "0", "2"]).ok();
     // A Get has one way only. A node that cannot fetch refuses the request, and the next frames are
     // sent to it.
@@ -314,10 +314,10 @@ fn the_interface_of_the_driver() {
         said.contains(" 0% packet loss")
     });
     // The first request failed, or the answer to it.
-    assert!(counter(&place, 0, "rendezvous_failed") + counter(&place, 2, "rendezvous_failed") > 0);
+    assert!(counter(place, 0, "rendezvous_failed") + counter(place, 2, "rendezvous_failed") > 0);
     // The driver may have noticed before.
-    assert!(counter(&place, 0, "rerouted") + counter(&place, 0, "avoided") > 0);
-    assert_eq!(nodes_that_answer(&place, 0), 3);
+    assert!(counter(place, 0, "rerouted") + counter(place, 0, "avoided") > 0);
+    assert_eq!(nodes_that_answer(place, 0), 3);
     // Node 1, which takes no part in it, is told, and records it for programs.
     wait_for("news of the link at node 1", PATIENCE, || {
         let said = place.shell(1, "cat /run/tofu/links");
@@ -325,15 +325,17 @@ fn the_interface_of_the_driver() {
     });
     // Node 1 becomes unreachable, and node 0 still reaches node 2.
     place.run(&["link", "up", "0", "2"]).ok();
-    wait_for("both ports", MOMENT, || ports(&place, 0) == "X- up\nX+ up\n");
+    wait_for("both ports", MOMENT, || ports(place, 0) == "X- up\nX+ up\n");
+}
 
-    // A node fails: ports, health and the nodes' news agree on it.
+/// A node fails: ports, health and the nodes' news agree on it.
+fn report_a_failed_node(place: &Place) {
     let links = |node| place.shell(node, "cat /proc/tofu/links");
     let well = "shape 3x1x1x1x1x1 torus x\n";
     wait_for("no news", PATIENCE, || DRIVER.iter().all(|node| links(*node) == well));
     place.run(&["node", "down", "1", "--keep-guests"]).ok();
     for (node, down) in [(0, "X- up\nX+ down\n"), (2, "X- down\nX+ up\n")] {
-        wait_for("a port that is down", MOMENT, || ports(&place, node) == down);
+        wait_for("a port that is down", MOMENT, || ports(place, node) == down);
         wait_for("the other's news", PATIENCE, || {
             sorted(&links(node)) == ["0 0 0 0 0 0 X+", "2 0 0 0 0 0 X-", well.trim_end()]
         });
@@ -342,38 +344,43 @@ fn the_interface_of_the_driver() {
         let health = place.shell(node, "cat /sys/kernel/debug/tofu/health");
         assert!(health.contains(port), "{health}");
     }
-    answers(&place, 0, 2, 56);
+    answers(place, 0, 2, 56);
     place.run(&["node", "up", "1"]).ok();
-    wait_for("both ports", MOMENT, || ports(&place, 0) == "X- up\nX+ up\n");
+    wait_for("both ports", MOMENT, || ports(place, 0) == "X- up\nX+ up\n");
     wait_for("no news", PATIENCE, || DRIVER.iter().all(|node| links(*node) == well));
     wait_for("no news at node 1", PATIENCE, || place.shell(1, "cat /run/tofu/links") == well);
-    answers(&place, 0, 1, 56);
+    answers(place, 0, 1, 56);
+}
 
+/// A node without working links loses its frames, and its carrier with the last link.
+fn lose_their_carrier(place: &Place) {
     for ends in [["1", "0"], ["1", "2"]] {
         place.run(&[&["link", "down"], &ends[..]].concat()).ok();
     }
     let said = place.shell(0, "ping -c 1 -W 1 10.1.0.1; true");
     assert!(said.contains("100% packet loss"), "{said}");
-    assert!(counter(&place, 0, "lost") > 0);
-    wait_for("a port that is down", MOMENT, || ports(&place, 0) == "X- up\nX+ down\n");
-    assert!(has_carrier(&place, 0));
+    assert!(counter(place, 0, "lost") > 0);
+    wait_for("a port that is down", MOMENT, || ports(place, 0) == "X- up\nX+ down\n");
+    assert!(has_carrier(place, 0));
 
     // Without any link there is no carrier; with one link the carrier is back.
     place.run(&["link", "down", "0", "2"]).ok();
-    wait_for("no carrier", MOMENT, || !has_carrier(&place, 0));
-    assert_eq!(ports(&place, 0), "X- down\nX+ down\n");
+    wait_for("no carrier", MOMENT, || !has_carrier(place, 0));
+    assert_eq!(ports(place, 0), "X- down\nX+ down\n");
     let said = place.shell(0, "ip link show tofu0; /tmp/net link");
     assert!(said.contains("NO-CARRIER") && said.ends_with("\nno link\n"), "{said}");
     place.run(&["link", "up", "0", "1"]).ok();
-    wait_for("a carrier", MOMENT, || has_carrier(&place, 0));
+    wait_for("a carrier", MOMENT, || has_carrier(place, 0));
     assert_eq!(place.shell(0, "/tmp/net link"), "link\n");
     for ends in [["0", "2"], ["1", "2"]] {
         place.run(&[&["link", "up"], &ends[..]].concat()).ok();
     }
-    wait_for("all ports", MOMENT, || ports(&place, 0) == "X- up\nX+ up\n");
-    answers(&place, 0, 2, 56);
+    wait_for("all ports", MOMENT, || ports(place, 0) == "X- up\nX+ up\n");
+    answers(place, 0, 2, 56);
+}
 
-    // What can be seen of it.
+/// Health, queues and trace events.
+fn show_their_state(place: &Place) {
     let health = place.shell(0, "cat /sys/kernel/debug/tofu/health");
     assert!(health.starts_with("state degraded\n") && health.contains("PORT_ERROR"), "{health}");
     let queues = place.shell(0, "cat /sys/kernel/debug/tofu/queues");
@@ -394,12 +401,10 @@ fn the_interface_of_the_driver() {
     {
         assert!(event.iter().any(|name| trace.contains(name)), "no {event:?}: {trace}");
     }
+}
 
-    keeps_its_addresses(&place);
-    survives_resets(&place);
-    wakes_up(&place);
-
-    // The driver is loaded and unloaded in the middle of traffic, and works afterwards.
+/// The driver is loaded and unloaded in the middle of traffic, and works afterwards.
+fn survive_reloads(place: &Place) {
     let script = "modprobe tofu; for i in 1 2 3 4 5; do \
                       (ping -A -i 0 -s 20000 10.2.0.1 >/dev/null 2>&1 &) ; \
                       (nc 10.2.0.1 9 </dev/zero >/dev/null 2>&1 &) ; sleep 0.3; \
@@ -408,8 +413,38 @@ fn the_interface_of_the_driver() {
                   done; true";
     place.shell(0, script);
     wait_for("tofu0", MOMENT, || place.shell(0, "ip address show tofu0").contains("inet 10."));
-    answers(&place, 0, 2, 20_000);
-    answers(&place, 0, 1, 20_000);
+    answers(place, 0, 2, 20_000);
+    answers(place, 0, 1, 20_000);
+}
+
+#[test]
+fn the_interface_of_the_driver() {
+    let Some(place) = driver::place("the_interface_of_the_driver") else { return };
+    let config = place.file("machine.toml");
+    fs::write(&config, MACHINE.replace("CHECKS", CHECKS)).unwrap();
+    place.up(&["--config", &config, "--image", &image()]);
+    driver::programs(&place, &["net"], &["0", "2"]);
+
+    have_addresses(&place);
+    carry_all_sizes(&place);
+    queues_are_used(&place);
+    unread(&place);
+    longer_frames(&place);
+    fetch_long_frames(&place);
+    // The interface itself, by its C test, which leaves it as it was.
+    passes(&place, "0", &["/tmp/net", "test"]);
+
+    carry_the_longest_frames(&place);
+    survive_lost_packets(&place);
+    go_around_a_dead_link(&place);
+    report_a_failed_node(&place);
+    lose_their_carrier(&place);
+    show_their_state(&place);
+    keeps_its_addresses(&place);
+    survives_resets(&place);
+    wakes_up(&place);
+
+    survive_reloads(&place);
     for node in DRIVER {
         is_well(&place, &node.to_string());
         checks_its_heap(&place, &node.to_string());
