@@ -31,14 +31,9 @@ const DEFAULT_TNW_GUEST: &str = "tnw-allpairs";
 
 impl Network {
     /// Builds the network of a machine file, or of an empty one, overridden by the command line.
-    pub fn new(args: &ShapeArgs) -> Result<(Self, MachineFile), PlanError> {
-        Self::new_or(args, None, shape_of)
-    }
-
-    /// Builds a network like [`Network::new`]. `interconnect` may give the kind of device, and
-    /// `default` gives the shape if none is given. If the file does not name an interconnect, it
-    /// becomes that of the shape.
-    fn new_or(
+    /// `interconnect` may give the kind of device, and `default` gives the shape if none is given.
+    /// If the file does not name an interconnect, it becomes that of the shape.
+    fn new(
         args: &ShapeArgs,
         interconnect: Option<Interconnect>,
         default: impl FnOnce(Interconnect) -> Shape,
@@ -70,7 +65,7 @@ impl Plan {
     /// and a `[[node]]` of the file overrides both.
     pub fn new(args: &MachineArgs) -> Result<Self, PlanError> {
         let default = |interconnect| default_shape(args, interconnect);
-        let (network, file) = Network::new_or(&args.shape, args.generation, default)?;
+        let (network, file) = Network::new(&args.shape, args.generation, default)?;
         let shape = network.shape;
         let devices = Self::devices(args, network, &file)?;
         let interconnect = devices.interconnect;
@@ -131,14 +126,24 @@ impl Plan {
 
     /// Builds the plan for `tofu serve`: a machine of devices whose guests others start.
     pub fn served(args: &MachineArgs) -> Result<Self, PlanError> {
-        let (network, file) = Network::new_or(&args.shape, args.generation, shape_of)?;
+        let (plan, file) = Self::without_guests(args)?;
         // A file may be shared with `tofu up`.
         if let Some((place, field)) = &file.of_guests {
             log::warn!("{place}: {field} has no effect here: `tofu serve` starts no guests");
         }
         // Not `auto`, because only the monitors know how much of the host's processors they leave.
         let doorbell = args.doorbell.or(file.doorbell).unwrap_or(Doorbell::Trapped);
-        Ok(Self { doorbell, ..Self::devices(args, network, &file)? })
+        Ok(Self { doorbell, ..plan })
+    }
+
+    /// Builds the plan of a machine that a command only describes, such as `tofu topo`.
+    pub fn described(args: &MachineArgs) -> Result<Self, PlanError> {
+        Ok(Self::without_guests(args)?.0)
+    }
+
+    fn without_guests(args: &MachineArgs) -> Result<(Self, MachineFile), PlanError> {
+        let (network, file) = Network::new(&args.shape, args.generation, shape_of)?;
+        Ok((Self::devices(args, network, &file)?, file))
     }
 
     /// Builds the plan of a machine whose nodes have no guests.
@@ -749,11 +754,10 @@ mod tests {
         assert!(network.is_down(Coords::new(0, 0, 0, 0, 2, 0), Port::BPlus));
         assert!(!network.is_down(Coords::new(0, 0, 0, 0, 2, 0), Port::BMinus));
         let up = Case::new(&link.replace("true", "false"));
-        let network = Network::new(&ShapeArgs {
-            config: Some(up.folder.path().join("m.toml")),
-            ..ShapeArgs::default()
-        });
-        assert!(network.unwrap().0.links_down.is_empty());
+        let config = Some(up.folder.path().join("m.toml"));
+        let shape = ShapeArgs { config, ..ShapeArgs::default() };
+        let plan = Plan::described(&MachineArgs { shape, ..MachineArgs::default() });
+        assert!(plan.unwrap().network.links_down.is_empty());
     }
 
     #[test]

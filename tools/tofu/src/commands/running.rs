@@ -5,8 +5,8 @@ use clap::Args;
 use tofu_control::protocol::{JobInfo, Reply, Request};
 use tofu_control::{MachineName, ask, find_machine, info};
 use tofu_machine::{Generation, Interconnect};
-use tofu_supervisor::options::ShapeArgs;
-use tofu_supervisor::plan::Network;
+use tofu_supervisor::options::{MachineArgs, ShapeArgs};
+use tofu_supervisor::plan::{Network, Plan};
 
 /// Which machine is described.
 #[derive(Debug, Clone, Args)]
@@ -31,22 +31,26 @@ pub(crate) struct Described {
 impl MachineOrShape {
     /// Its network.
     pub(crate) fn network(&self) -> anyhow::Result<Network> {
-        Ok(self.describe()?.network)
+        Ok(self.describe(None)?.network)
     }
 
-    /// What is known of it.
-    pub(crate) fn describe(&self) -> anyhow::Result<Described> {
+    /// What is known of it. `generation` takes precedence over that of the machine.
+    pub(crate) fn describe(&self, generation: Option<Generation>) -> anyhow::Result<Described> {
         let Some(name) = &self.machine else {
-            let (network, file) = Network::new(&self.shape)?;
-            let generation = file.interconnect.and_then(Interconnect::tofu);
-            return Ok(Described { network, generation, jobs: Vec::new() });
+            let plan = Plan::described(&MachineArgs {
+                shape: self.shape.clone(),
+                generation: generation.map(Interconnect::Tofu),
+                ..MachineArgs::default()
+            })?;
+            let generation = plan.interconnect.tofu();
+            return Ok(Described { network: plan.network, generation, jobs: Vec::new() });
         };
         let (_, control) = find_machine(name.as_ref())?;
         let info = info(&control)?;
         let shape = info.shape()?;
         let Reply::Links { down } = ask(&control, &Request::Links)? else { bail!("not an answer") };
         let links_down = down.iter().filter_map(|end| end.find(&shape)).collect();
-        let generation = info.generation();
+        let generation = generation.or_else(|| info.generation());
         Ok(Described {
             network: Network { shape, links_down, part: None },
             generation,

@@ -61,8 +61,7 @@ const LISTED_NODES: u32 = 204;
 impl TopoArgs {
     /// What is known of the machine, with the generation that is asked for.
     fn described(&self) -> anyhow::Result<Described> {
-        let machine = self.machine.describe()?;
-        Ok(Described { generation: self.generation.or(machine.generation), ..machine })
+        self.machine.describe(self.generation)
     }
 }
 

@@ -94,14 +94,12 @@ fn all_commands_refuse_the_same_machine_files() {
         (twice, "machine.toml:5: at = [1, 0, 0, 0, 0, 0] is not allowed"),
         ("[[link]]\nat = [0, 0, 0, 0, 0, 0]\nport = \"X+\"\ndown = true\n".into(), "\"X+\" is not"),
         ("generation = \"tnw\"\nshape = \"unit\"\n".into(), "TNW has the axes X, Y and Z only"),
+        ("generation = \"tnw\"\nio_nodes = true\n".into(), "TNW cannot have I/O nodes"),
+        ("generation = \"tnw\"\nlinks = \"modelled\"\n".into(), "TNW cannot have modelled links"),
     ];
     for (text, expected) in cases {
         let file = machine_file(&place, &text);
-        for command in [&["up", "--check"][..], &["up"], &["serve"], &["topo"]] {
-            // A picture of links has no kind of device.
-            if command[0] == "topo" && text.contains("tnw") {
-                continue;
-            }
+        for command in [&["up", "--check"][..], &["up"], &["serve"], &["topo"], &["map"]] {
             let error = place.run(&[command, &["-c", &file]].concat()).error();
             assert!(error.contains(expected), "{command:?}: {error}");
         }
