@@ -3,6 +3,7 @@
 use tofu_fabric::{NodeId, PartId};
 use tofu_netboot::wire::FileRole;
 use tofu_sync::queue::{self, Item, Receiver, Sender, WhenFull};
+use tofu_ui::signals;
 
 use crate::backtrace::Frame;
 
@@ -86,6 +87,16 @@ impl EventSender {
             Event::Netboot(..) => self.0.try_send(event),
             event => self.0.force(event),
         };
+    }
+
+    /// Sends the first SIGINT or SIGTERM of this process as an event, while the result lives.
+    ///
+    /// # Errors
+    ///
+    /// As of [`signals::forward`].
+    pub fn forward_signals(&self) -> anyhow::Result<signals::Forwarding> {
+        let sender = self.clone();
+        signals::forward(signals::CLEANING, move |signal| sender.send(Event::Signal(signal)))
     }
 }
 

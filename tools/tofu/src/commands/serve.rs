@@ -18,7 +18,7 @@ use tofu_supervisor::plan::Plan;
 use tofu_supervisor::served::Served;
 use tofu_supervisor::units::{Doorbell, Engines, Interconnect, MemorySize, MetricsAddress};
 use tofu_supervisor::{command_line, runner, server};
-use tofu_ui::{exit, signals};
+use tofu_ui::exit;
 use tofu_vfio_user::Backing;
 
 /// Serve the devices of a machine to other virtual machine monitors
@@ -101,10 +101,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
         bail!("the shape {shape} has {} nodes; at most {MOST} can be served", shape.nodes());
     }
     let (sender, events) = event::events();
-    let signal_sender = sender.clone();
-    let _signals = signals::forward(signals::CLEANING, move |signal| {
-        signal_sender.send(Event::Signal(signal));
-    })?;
+    let _signals = sender.forward_signals()?;
     let dir = RunDir::create(args.name.as_ref())?;
     let folder = args.socket_dir.clone().unwrap_or_else(|| dir.path().to_owned());
     // A client may be started from another folder.

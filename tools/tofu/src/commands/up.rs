@@ -14,7 +14,7 @@ use std::time::Instant;
 use anyhow::{anyhow, bail};
 use clap::{Args, Parser};
 use tofu_supervisor::confine::Confinement;
-use tofu_supervisor::event::{self, Event};
+use tofu_supervisor::event;
 use tofu_supervisor::gateway::GatewaySetup;
 use tofu_supervisor::options::MachineArgs;
 use tofu_supervisor::parts::{self, Joining, Others};
@@ -22,7 +22,7 @@ use tofu_supervisor::plan::Plan;
 use tofu_supervisor::runner::Machines;
 use tofu_supervisor::session::Session;
 use tofu_supervisor::units::{PartOf, Timeout};
-use tofu_ui::{Style, signals};
+use tofu_ui::Style;
 
 use self::screen::Screen;
 use self::watch::watch;
@@ -159,10 +159,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     // Before there are other threads, which it would not reach.
     let confinement = Confinement::of_guests(&[session.dir.base()], args.sandbox.off)?;
     let (sender, events) = event::events();
-    let signal_sender = sender.clone();
-    let _signals = signals::forward(signals::CLEANING, move |signal| {
-        signal_sender.send(Event::Signal(signal));
-    })?;
+    let _signals = sender.forward_signals()?;
     let mut out = detach::output(args.linux.detached);
     let name = session.dir.name().clone();
     let mut screen = Screen::new(&mut *out, Style::detect(json), &plan, name.as_str())?;
