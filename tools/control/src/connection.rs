@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use tofu_abi::Coords;
-use tofu_fabric::Shape;
+use tofu_abi::topology::Shape;
 
 use crate::lines::{LineError, LineReader, MAX_REPLY, encode};
 use crate::name::{MachineName, NodeName};

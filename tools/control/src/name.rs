@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::Serialize;
+use tofu_abi::topology::{NodeId, Shape};
 use tofu_abi::{Coords, decimal};
-use tofu_fabric::{NodeId, Shape};
 
 use crate::protocol::NodeInfo;
 

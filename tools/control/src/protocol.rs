@@ -6,10 +6,11 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use tofu_abi::Coords;
 use tofu_abi::Generation;
+use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_agent::wire::{self, Exec, FromProgram, ToProgram};
 use tofu_arch::Arch;
-use tofu_fabric::{Link, NodeId, Port, Shape};
 use tofu_inspect::Value;
 use tofu_sync::queue::Item;
 
@@ -613,13 +614,13 @@ pub struct LinkEnd {
 }
 
 impl LinkEnd {
-    /// Returns the end at which a link of a machine of this shape begins.
-    pub fn of(shape: &Shape, link: &Link) -> Option<Self> {
-        Some(Self { node: shape.node_id(link.from)?.0, port: link.port.to_string() })
+    /// Returns the end of a link at a port of a node, in a machine of this shape.
+    pub fn at(shape: &Shape, from: Coords, port: Port) -> Option<Self> {
+        Some(Self { node: shape.node_id(from)?.0, port: port.to_string() })
     }
 
     /// Returns the node and the port, if both exist.
-    pub fn find(&self, shape: &Shape) -> Option<(tofu_abi::Coords, Port)> {
+    pub fn find(&self, shape: &Shape) -> Option<(Coords, Port)> {
         let port = Port::from_name(&self.port)?;
         Some((shape.coords(NodeId(self.node))?, port))
     }

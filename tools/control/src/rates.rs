@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::bail;
 use tofu_abi::regs::{CqReg, PortReg, TniReg};
 use tofu_abi::tnw::{ChannelReg, LinkReg};
-use tofu_fabric::Port;
+use tofu_abi::topology::Port;
 
 use crate::protocol::{MachineInfo, Reply, Request};
 use crate::{Counters, NodeCounters, ask, info};

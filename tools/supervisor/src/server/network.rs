@@ -96,7 +96,7 @@ pub(super) fn set_link_errors(
 pub(super) fn links(registry: &Registry) -> anyhow::Result<Reply> {
     let fabric = running(registry)?.fabric();
     let down = fabric.links().filter(|(_, up)| !up);
-    let ends = down.filter_map(|(link, _)| LinkEnd::of(fabric.shape(), &link));
+    let ends = down.filter_map(|(link, _)| LinkEnd::at(fabric.shape(), link.from, link.port));
     Ok(Reply::Links { down: ends.collect() })
 }
 

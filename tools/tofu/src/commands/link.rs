@@ -133,7 +133,7 @@ fn list(name: Option<&MachineName>, only_down: bool, as_json: bool) -> anyhow::R
     let shape = shape(&control)?;
     let Reply::Links { down } = ask(&control, &Request::Links)? else { bail!("not an answer") };
     let links = Link::all(&shape).map(|link| {
-        let up = !LinkEnd::of(&shape, &link).is_some_and(|end| down.contains(&end));
+        let up = !LinkEnd::at(&shape, link.from, link.port).is_some_and(|end| down.contains(&end));
         (link, up)
     });
     let mut out = io::stdout().lock();
