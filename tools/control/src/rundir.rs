@@ -241,8 +241,13 @@ fn creating(base: &Path) -> anyhow::Result<File> {
     file.with_context(|| format!("cannot lock {}", path.display()))
 }
 
-/// Returns the folder of all run directories, and makes it if it does not exist.
-fn base() -> anyhow::Result<PathBuf> {
+/// Returns the folder of all run directories, which only this user can enter, and makes it if it
+/// does not exist.
+///
+/// # Errors
+///
+/// If it cannot be made, or belongs to another user.
+pub fn base() -> anyhow::Result<PathBuf> {
     // An empty variable counts as unset, as the XDG Base Directory Specification requires.
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
     let uid = rustix::process::getuid().as_raw();

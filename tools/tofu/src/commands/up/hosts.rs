@@ -18,6 +18,7 @@ use std::thread;
 use anyhow::{Context, anyhow, bail, ensure};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use tofu_control::rundir;
 use tofu_fabric::{PartId, Parts};
 use tofu_image::hex;
 use tofu_supervisor::options::MachineArgs;
@@ -165,7 +166,7 @@ pub(crate) fn run(
     let hash = Sha256::digest(file_of(&command)?);
     let machine = Machine {
         file,
-        certificates: std::env::temp_dir().join(format!("tofu-hosts-{}", std::process::id())),
+        certificates: rundir::base()?.join(format!(".hosts-{}", std::process::id())),
         hash: hex(&hash[..16]),
         command,
         config: config.transpose()?.map(String::into_bytes),
