@@ -27,8 +27,8 @@ use crate::ids::{GateId, GateSet, QueueId};
 use crate::registers::{Register, BAR_BYTES};
 use crate::users::Users;
 
-/// How long the driver waits for the device, as the public driver does. The answer usually comes at
-/// once.
+/// The time for which the driver waits for the device, as the public driver does. The answer
+/// usually comes at once.
 const PATIENCE: Delta = Delta::from_millis(3000);
 /// The shortest time between two messages of what other nodes cause.
 const LOG_INTERVAL_NS: u64 = 5_000_000_000;

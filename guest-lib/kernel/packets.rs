@@ -32,7 +32,7 @@ pub(crate) const OUT: u16 = 512;
 pub(crate) const ENOUGH: usize = 400;
 /// Packet buffers to receive to.
 const IN: u16 = PacketQueues::MAX_BUFFERS;
-/// How many entries each queue has.
+/// The number of entries each queue has.
 const ENTRIES: u32 = PacketQueues::ENTRIES;
 /// Qwords of a buffer, and of a descriptor.
 const BUFFER_QWORDS: usize = PACKET_BUFFER_SIZE / 8;
@@ -42,8 +42,8 @@ const ARM: usize = ENTRIES as usize;
 /// Qwords of a notice, and after how many of them the device hears how far they were read.
 const NOTICE_QWORDS: usize = MRQ_ENTRY_SIZE / 8;
 const NOTICES: u64 = ENTRIES as u64 / 4;
-/// How often the device is asked whether it has forgotten something: a burst that is under way
-/// takes microseconds, and each question about as long.
+/// The number of times the device is asked whether it has forgotten something: a burst that is
+/// under way takes microseconds, and each question about as long.
 const FLUSH_LOOKS: u32 = 10_000;
 
 /// A command under way.

@@ -141,7 +141,7 @@ impl Pinned {
         unsafe { shim::tofu_shim_page_phys(*page) }
     }
 
-    /// How many pages from `index` on are physically contiguous.
+    /// The number of pages from `index` on that are physically contiguous.
     fn run(&self, index: usize) -> usize {
         let first = self.phys(index);
         let mut n = 1;

@@ -304,7 +304,7 @@ pub(crate) struct RendezvousMemory {
     pool: Pool,
     /// By slots.
     shared: KVVec<Option<(u32, Shared)>>,
-    /// How many slots there are that others may read.
+    /// The number of slots that others may read.
     shared_count: usize,
     fetched: KVVec<Option<Chunks>>,
     /// The device reaches all memory where it is: to map it costs nothing.

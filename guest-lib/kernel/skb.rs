@@ -113,8 +113,8 @@ impl Skb {
         true
     }
 
-    /// How many bytes of it a node must be sent, so that it may fetch the rest from where it is. 0
-    /// if that cannot be.
+    /// The number of bytes of it a node must be sent, so that it may fetch the rest from where it
+    /// is. 0 if that cannot be.
     pub(crate) fn head_len(&self) -> usize {
         // SAFETY: the frame is ours.
         unsafe { shim::tofu_shim_skb_head(self.raw.as_ptr()) as usize }

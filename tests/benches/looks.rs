@@ -1,5 +1,5 @@
-//! How long a guest's Put waits for `tofu inspect`: Puts with and without a thread that inspects
-//! the whole device again and again, in turn.
+//! The time for which a guest's Put waits for `tofu inspect`: Puts with and without a thread that
+//! inspects the whole device again and again, in turn.
 //!
 //! On a host with other work, the longest times are those in which the scheduler had preempted the
 //! thread. They occur without inspection, too.

@@ -35,7 +35,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};
 const MEMORY_BASE: u64 = 0x10_0000;
 /// Time that passes with each poll of a test, in nanoseconds.
 const TICK_NS: u64 = 1000;
-/// How long tests wait on the cluster's clock: longer than a device waits for an answer.
+/// The time for which tests wait on the cluster's clock: longer than a device waits for an answer.
 pub const PATIENCE_NS: u64 = 2_000_000_000;
 
 /// How packets go over links in tests that do not depend on it: as the environment variable

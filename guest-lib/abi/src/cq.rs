@@ -20,8 +20,8 @@ pub struct CqRings {
     pub mrq_size: u8,
     /// MRQ_MASK: if bit n is set, notices with the code n are not written.
     pub mrq_mask: u64,
-    /// How long the device may collect entries of the transmit complete queue before it writes
-    /// them, in nanoseconds.
+    /// The time for which the device may collect entries of the transmit complete queue before it
+    /// writes them, in nanoseconds.
     pub tcq_coalescing_ns: u64,
     /// The same for the message receive queue.
     pub mrq_coalescing_ns: u64,

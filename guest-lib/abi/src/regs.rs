@@ -97,7 +97,7 @@ registers! {
         DirectDescriptor7 = 0x38, "TOQ_DIRECT_DESCRIPTOR7",
         /// Doorbell: the TNI fetches transmit order queue entries until it meets a blank one.
         FetchStart = 0x40, "TOQ_FETCH_START",
-        /// How many message receive queue entries the driver has consumed since the CQ was
+        /// The number of message receive queue entries the driver has consumed since the CQ was
         /// enabled. Ours: the device looks at the low log2(entries) + 1 bits.
         MrqFullPointer = 0x48, "MRQ_FULL_POINTER",
         /// First qword of the piggyback buffer.
@@ -288,8 +288,8 @@ registers! {
         /// Ours: address of the word by which the driver asks for PRQ_WRITE_ACKNOWLEDGE
         /// interrupts, as [`CqsReg::InterruptArmIpa`]; 0 for none.
         PrqInterruptArmPa = 0xf8, "PRQ_INTERRUPT_ARM_PA",
-        /// How many packet receive entries the driver has consumed since PRQ_PA was written. Ours:
-        /// the device looks at the low log2(entries) + 1 bits.
+        /// The number of packet receive entries the driver has consumed since PRQ_PA was written.
+        /// Ours: the device looks at the low log2(entries) + 1 bits.
         PrqFullPointer = 0x100, "PRQ_FULL_POINTER",
         /// Address of the packet buffer queue. Ours: a write restarts the queue, with the size
         /// that PBQ_SIZE has then; 0 turns it off.

@@ -251,7 +251,7 @@ impl EnableBch {
     /// Alignment of the notice area.
     const NOTICE_ALIGN: u64 = 256;
 
-    /// How many gates there are; `None` if a field is out of range.
+    /// The number of gates; `None` if a field is out of range.
     pub fn gates(&self, description: &Description) -> Option<usize> {
         let barrier = &description.barrier;
         let most = i32::from(barrier.tnis) * i32::from(barrier.gates);
@@ -367,7 +367,7 @@ impl RegUser {
 }
 
 impl NotifyLinkdown {
-    /// How many items there are; `None` if there are too many (ours).
+    /// The number of items; `None` if there are too many (ours).
     pub fn count(&self) -> Option<u64> {
         u64::try_from(self.num).ok().filter(|num| *num <= 4096)
     }

@@ -49,7 +49,7 @@ pub fn alloc_vector() -> Option<Vector> {
     Some(Vector(number))
 }
 
-/// How many interrupts of `vector` have come so far.
+/// The number of interrupts of `vector` that have come so far.
 pub fn count(vector: Vector) -> u64 {
     // SAFETY: in bounds by type; changed by interrupts, so read as volatile.
     unsafe { (&raw const irq_counts[usize::from(vector.0)]).read_volatile() }

@@ -27,7 +27,7 @@ const PCIE_DEVICE: u8 = 4;
 const PCIE_CONTROL: u8 = 8;
 const RESET_CAPABLE: u32 = 1 << 28;
 const INITIATE_RESET: u32 = 1 << 15;
-/// How often a device that is being reset is looked at.
+/// The number of checks of a device that is being reset.
 const RESET_TRIES: usize = 100_000;
 const MSIX_ENABLE: u32 = 1 << 31;
 const MSIX_FUNCTION_MASK: u32 = 1 << 30;
@@ -203,7 +203,7 @@ pub struct Msix {
 }
 
 impl Msix {
-    /// How many vectors there are.
+    /// The number of vectors.
     pub fn vectors(&self) -> u16 {
         self.vectors
     }

@@ -21,7 +21,7 @@ use crate::{irq, mmio, pci, time};
 /// Waits as long as this, an hour, are without a time limit.
 const LONG_NS: u64 = 3_600_000_000_000;
 
-/// Why the device cannot be used.
+/// The reason why the device cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Error {
     /// There is no TofuD device on bus 0.

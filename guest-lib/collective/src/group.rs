@@ -38,7 +38,7 @@ pub struct GroupConfig {
     pub tni: TniId,
 }
 
-/// Why a group cannot be made.
+/// The reason why a group cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum GroupError<E> {
     /// The members cannot tell each other things.

@@ -37,7 +37,7 @@ pub struct ChannelConfig {
     pub subnet: CqsMode,
     /// Requests to unmask. With none the channel is only polled.
     pub interrupts: BgsIrqs,
-    /// How long [`Channel::wait`] polls before it sleeps, in nanoseconds.
+    /// The time for which [`Channel::wait`] polls before it sleeps, in nanoseconds.
     pub spin_ns: u64,
     /// Longest sleep of [`Channel::wait`], in nanoseconds. All channels of an interface share one
     /// interrupt, so another channel's wait may consume it. This bounds the resulting delay. A
@@ -168,7 +168,7 @@ impl Gate {
     }
 }
 
-/// Why a channel cannot be opened.
+/// The reason why a channel cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ChannelError {
     /// The device has no such channel.
@@ -291,7 +291,7 @@ const EXCEPTIONS: [(BgsIrqs, &str); 7] = [
     (BgsIrqs::DMA_COMPLETION_EXCEPTION, "notice not writable"),
 ];
 
-/// Why a wait failed.
+/// The reason why a wait failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ChannelWaitError {
     /// No round was started.

@@ -48,7 +48,7 @@ pub struct CqConfig {
     pub mrq_interrupt_mask: u64,
     /// Requests to unmask. With none the queue is only polled.
     pub interrupts: CqsIrqs,
-    /// How long [`Cq::wait`] polls before it sleeps, in nanoseconds.
+    /// The time for which [`Cq::wait`] polls before it sleeps, in nanoseconds.
     pub spin_ns: u64,
 }
 
@@ -76,7 +76,7 @@ impl CqConfig {
     }
 }
 
-/// Why a control queue cannot be opened.
+/// The reason why a control queue cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum OpenError {
     /// The device has no such queue.
@@ -135,7 +135,7 @@ pub struct CqException {
     pub status: CqsStatus,
 }
 
-/// Why a wait failed.
+/// The reason why a wait failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum WaitError {
     /// Nothing arrived in time.

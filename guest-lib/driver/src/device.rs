@@ -16,7 +16,7 @@ use tofu_abi::{BgId, Coords, CqId, TniId};
 
 use crate::platform::{Platform, UserPage};
 
-/// How long a register may take to reflect a command: 3 s, as in the public kernel driver.
+/// The time limit for a register to reflect a command: 3 s, as in the public kernel driver.
 pub(crate) const REGISTER_TIMEOUT_NS: u64 = 3_000_000_000;
 
 /// The texts of the requests in a set, separated by commas.
@@ -40,7 +40,7 @@ pub struct TimedOut {
     pub value: u64,
 }
 
-/// Why a device or one of its network interfaces cannot be used.
+/// The reason why a device or one of its network interfaces cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DeviceError {
     /// NODE_ADDRESS has a value that no ICC has: there is no device behind BAR0, or its memory

@@ -41,7 +41,7 @@ pub struct PacketConfig {
     pub interrupt_count: u64,
     /// Whether to sleep until the TNI's interrupt. If not, waiting is polling.
     pub interrupts: bool,
-    /// How long [`Packets::wait`] polls before it sleeps, in nanoseconds.
+    /// The time for which [`Packets::wait`] polls before it sleeps, in nanoseconds.
     pub spin_ns: u64,
     /// Size of the memory that control queues of the same group may read by Get, in bytes, see
     /// [`Packets::share`]; 0 for none.
@@ -82,7 +82,7 @@ const NO_BUFFER: u16 = u16::MAX;
 /// Requests that wake a sleeping thread.
 const WAKING: TniIrqs = TniIrqs::PRQ_WRITE_ACKNOWLEDGE;
 
-/// Why the packet interface cannot be opened.
+/// The reason why the packet interface cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PacketError {
     /// The number of buffers is 0 or above 1024.
@@ -108,7 +108,7 @@ pub enum PacketError {
     Stag(StagError),
 }
 
-/// Why a packet is not sent.
+/// The reason why a packet is not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SendError {
     /// All buffers are in use. Try again after [`Packets::poll_sent`] has returned one.

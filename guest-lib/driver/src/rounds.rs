@@ -14,7 +14,7 @@ use tofu_abi::regs::BchReg;
 
 use crate::platform::{DmaBuffer, UserPage};
 
-/// Why a round cannot be started.
+/// The reason why a round cannot be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum StartError {
     /// The last round has not ended, or its result was not taken.

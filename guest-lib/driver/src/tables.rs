@@ -80,7 +80,7 @@ impl Stag {
     }
 }
 
-/// Why memory cannot be registered or unregistered.
+/// The reason why memory cannot be registered or unregistered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum StagError {
     /// All STags are in use.

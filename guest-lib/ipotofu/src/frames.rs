@@ -70,7 +70,7 @@ impl Config {
     }
 }
 
-/// Why a frame is not sent.
+/// The reason why a frame is not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SendError {
     /// It is shorter than an Ethernet header.

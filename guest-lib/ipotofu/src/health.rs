@@ -20,10 +20,11 @@ use crate::wire::{HEADER_SIZE, Header, VERSION};
 const REPORT: u8 = VERSION << 4 | 7;
 /// Ports of a node, as a mask.
 const ALL_PORTS: u16 = (1 << Port::COUNT) - 1;
-/// How long a report is believed, in nanoseconds. The time is long enough for two lost reports.
+/// The time for which a report is believed, in nanoseconds. The time is long enough for two lost
+/// reports.
 pub const REPORT_NS: u64 = 35_000_000_000;
-/// How often a node with dead ports repeats its report, in nanoseconds, because other nodes may
-/// have been started meanwhile.
+/// The interval at which a node with dead ports repeats its report, in nanoseconds, because other
+/// nodes may have been started meanwhile.
 const REFRESH_NS: u64 = 10_000_000_000;
 /// Minimum time between two reports of a node, in nanoseconds, however often links change.
 const CHANGE_NS: u64 = 1_000_000_000;
@@ -32,7 +33,7 @@ const BURST: u32 = 32;
 const BURST_NS: u64 = 5_000_000;
 /// The most nodes that dead links may cut off together: twice a board of the K computer.
 const ISLAND: usize = 8;
-/// How often a node reports that all its ports work again.
+/// The number of reports of a node that all its ports work again.
 const FAREWELLS: u8 = 2;
 
 /// A node's report of its ports.

@@ -31,14 +31,14 @@ use crate::storage::Heap;
 use crate::tree;
 use crate::wire::{FRAGMENT_MAX, HEADER_SIZE, Words};
 
-/// How long a wait polls for packets in flight before it sleeps, and the longest sleep while there
-/// are any, both in nanoseconds.
+/// The time for which a wait polls for packets in flight before it sleeps, and the longest sleep
+/// while there are any, both in nanoseconds.
 const SETTLE_NS: u64 = 5_000;
 const NAP_NS: u64 = 10_000_000;
-/// How often the node's ports are tested while there is a reason to, in nanoseconds.
+/// The interval at which the node's ports are tested while there is a reason to, in nanoseconds.
 const BEAT_NS: u64 = 1_000_000_000;
 
-/// Why a link cannot be opened, or a frame not be sent.
+/// The reason why a link cannot be opened, or a frame not be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum LinkError {
     /// The node is not in the machine.
@@ -131,8 +131,8 @@ impl<P: Platform> Rendezvous for Out<'_, P> {
     }
 }
 
-/// How long a call polls for frames that are being fetched, and the longest sleep while there are
-/// any, both in nanoseconds.
+/// The time for which a call polls for frames that are being fetched, and the longest sleep while
+/// there are any, both in nanoseconds.
 const FETCH_LOOK_NS: u64 = 50_000;
 const FETCH_NAP_NS: u64 = 200_000;
 

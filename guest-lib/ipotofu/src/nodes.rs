@@ -84,8 +84,8 @@ impl<S: Storage, V: Copy + Default + core::fmt::Debug> NodeTable<S, V> {
     }
 }
 
-/// How long a node's announced capabilities are believed, in nanoseconds. The software there may be
-/// replaced.
+/// The time for which a node's announced capabilities are believed, in nanoseconds. The software
+/// there may be replaced.
 pub const CAPABILITIES_NS: u64 = 2_000_000_000;
 
 /// A node and its capabilities: the key plus one, above 8 bits of capabilities.

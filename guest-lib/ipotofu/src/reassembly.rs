@@ -9,7 +9,7 @@ use crate::offload::METADATA_SIZE;
 use crate::storage::Storage;
 use crate::wire::{PacketKind, Repr, Sum};
 
-/// How long a frame may take from its first fragment to its last, in nanoseconds.
+/// The time limit for a frame from its first fragment to its last, in nanoseconds.
 const LIFETIME_NS: u64 = 1_000_000_000;
 /// The most incomplete frames of one node, so that no node blocks the frames of others.
 const PER_ORIGIN: usize = 8;

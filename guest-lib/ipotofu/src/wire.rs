@@ -150,7 +150,7 @@ impl Capabilities {
     }
 }
 
-/// Why a header is invalid.
+/// The reason why a header is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
     /// The packet is too short for the header, or for the fragment that the header announces.

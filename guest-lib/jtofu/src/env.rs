@@ -38,7 +38,7 @@ pub mod vars {
 /// The largest file that is accepted as a mapinfo, in bytes.
 const MAX_FILE: u64 = 64 << 20;
 
-/// Why the environment describes no mapinfo.
+/// The reason why the environment describes no mapinfo.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvError {
     /// No variable is set.
@@ -49,7 +49,7 @@ pub enum EnvError {
     File {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// The problem, in words.
         error: io::Error,
     },
     /// The mapinfo itself is invalid.
@@ -57,7 +57,7 @@ pub enum EnvError {
     Mapinfo {
         /// The variable.
         name: &'static str,
-        /// What is wrong with it.
+        /// The problem, in words.
         error: MapinfoError,
     },
     /// A shape is invalid.
@@ -65,7 +65,7 @@ pub enum EnvError {
     Shape {
         /// The variable.
         name: &'static str,
-        /// What is wrong with it.
+        /// The problem, in words.
         error: LogicalShapeError,
     },
     /// The machine is invalid.
@@ -73,7 +73,7 @@ pub enum EnvError {
     System {
         /// The variable.
         name: &'static str,
-        /// What is wrong with it.
+        /// The problem, in words.
         error: SystemError,
     },
     /// Another value is invalid.
@@ -83,13 +83,13 @@ pub enum EnvError {
         name: &'static str,
         /// Its value.
         value: String,
-        /// What is allowed.
+        /// The allowed values.
         allowed: &'static str,
     },
     /// The job does not fit into the machine.
     #[error("{}: {error}", vars::NODE)]
     Map {
-        /// What is wrong with it.
+        /// The problem, in words.
         #[from]
         error: MapError,
     },

@@ -6,7 +6,7 @@ use tofu_abi::Coords;
 
 use crate::{Job, Mapinfo, PathTo, RouteError, System};
 
-/// Why a job is refused.
+/// The reason why a job is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
     /// The process's rank is not one of its job.

@@ -13,8 +13,8 @@ use crate::axis_embedding::{GridPoint, StrandPlan};
 
 /// The most nodes of a machine, and so the longest axis of a job.
 const MAX_NODES: u32 = Shape::LARGEST.nodes();
-/// How many embeddings of each kind, length and choice of axes are combined with others, for jobs
-/// of one, two and three axes. With more axes, there are more combinations.
+/// The number of embeddings of each kind, length and choice of axes that are combined, for
+/// jobs of one, two and three axes. With more axes, there are more combinations.
 const PLANS_USED: [usize; 3] = [16, 4, 2];
 /// Places in the machine that are tried for each folding of the axes, and in total. These limits
 /// matter only when nodes have failed: without failures the first try succeeds.
@@ -101,7 +101,7 @@ impl FromStr for LogicalShape {
     }
 }
 
-/// Why there is no map.
+/// The reason why there is no map.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
     /// The machine has fewer working nodes than the job has places.

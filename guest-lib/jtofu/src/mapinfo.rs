@@ -14,7 +14,7 @@ const VERSION: u64 = 1;
 /// Programs have arrays of that length.
 const MAX_PER_NODE: u32 = 48;
 
-/// Why a job or a text is rejected.
+/// The reason why a job or a text is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum MapinfoError {
     /// The text is not JSON, or a field is missing, unknown or of the wrong kind.

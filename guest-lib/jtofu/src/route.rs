@@ -3,7 +3,7 @@
 use tofu_abi::{Coords, Path};
 
 use crate::System;
-/// Why there are no paths.
+/// The reason why there are no paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
     /// The machine does not have the node.

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use tofu_abi::Coords;
 use tofu_abi::topology::{Axis, Shape, ShapeError};
 
-/// Why a description of a machine is rejected.
+/// The reason why a description of a machine is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SystemError {
     /// The machine's shape is invalid.

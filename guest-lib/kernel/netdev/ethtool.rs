@@ -57,7 +57,7 @@ const REGISTERS: [(&CStr, TniReg); 7] = [
     (c"tni_discard_system_tlp", TniReg::RxNumDiscardSystemTlp),
 ];
 
-/// How many counters there are.
+/// The number of counters.
 pub(super) const COUNT: usize = Counters::COUNT + QueueCounters::NAMES.len() + REGISTERS.len();
 
 /// Their names.

@@ -167,7 +167,7 @@ impl Parameters {
         }
     }
 
-    /// How many interfaces are asked for.
+    /// The number of interfaces that are asked for.
     fn interfaces(&self, device: &Device) -> usize {
         if self.interfaces > MAX_INTERFACES {
             dev_warn!(
@@ -179,7 +179,7 @@ impl Parameters {
         self.interfaces as usize
     }
 
-    /// How many queues each interface has.
+    /// The number of queues each interface has.
     fn queues(&self, device: &Device) -> u8 {
         // Each has a TNI of its own, and either interface half of them.
         let tnis = u32::from(device.description().tnis);
@@ -480,7 +480,7 @@ unsafe extern "C" fn tofu_rs_net_counters(link: *mut c_void, values: *mut u64, n
     link.counters(values);
 }
 
-/// How many counters there are.
+/// The number of counters.
 #[no_mangle]
 extern "C" fn tofu_rs_net_counter_count() -> c_int {
     ethtool::COUNT as c_int

@@ -50,7 +50,7 @@ pub(super) struct Place {
     pub(super) tni: TniId,
     /// The number of its queue, from 0 on.
     pub(super) number: u8,
-    /// How many queues the interface has.
+    /// The number of queues the interface has.
     pub(super) queues: u8,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Link {
     device: Arc<Device>,
     pub(super) node: LocalNode,
     pub(super) tni: TniId,
-    /// How many queues the interface has.
+    /// The number of queues the interface has.
     pub(super) queues: u8,
     #[pin]
     pub(super) tx: SpinLock<Tx>,

@@ -35,11 +35,11 @@ const RTO_START_NS: u64 = 200_000_000;
 pub struct Settings {
     /// A number that this boot has and others, of this node too, most likely do not.
     pub session: u32,
-    /// How long a server may be silent, in nanoseconds.
+    /// The longest silence of a server, in nanoseconds.
     pub patience_ns: u64,
 }
 
-/// Why nothing is booted.
+/// The reason why nothing is booted.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Failure {
     /// The server has not answered for so long, in nanoseconds.
@@ -274,7 +274,7 @@ impl<'a> Fetch<'a> {
         start..(start + units.count as usize * UNIT).min(self.buf.len())
     }
 
-    /// How long an answer may take.
+    /// The time limit for an answer.
     fn timeout_ns(&self) -> u64 {
         let base = self.rtt_ns.map_or(RTO_START_NS, |(mean, spread)| mean + 4 * spread);
         (base.max(RTO_MIN_NS) << self.backoff.min(8)).min(RTO_MAX_NS)

@@ -135,7 +135,7 @@ struct E820Entry {
     kind: U32,
 }
 
-/// Why an image cannot be started.
+/// The reason why an image cannot be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ImageError {
     /// Not an image of the kind that the manifest says.

@@ -91,7 +91,7 @@ mod kind {
     pub(super) const REFUSED: u8 = 7;
 }
 
-/// Why bytes are no message.
+/// The reason why bytes are no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Malformed {
     /// Shorter than it says.
@@ -222,7 +222,7 @@ codes! {
 }
 
 codes! {
-    /// Why a server refuses.
+    /// The reason why a server refuses.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Reason {
         /// It has nothing to boot for this node.

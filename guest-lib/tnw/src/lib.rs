@@ -53,7 +53,8 @@ pub use tofu_abi::tnw::{Channel, Link, LinkCounters, Status};
 pub const STORE: usize = tnw::MAX_STORE;
 /// Notification words of a stream: for all credits and Ngets that the device takes.
 const WORDS: usize = tnw::CREDIT_QUEUE + tnw::NGET_QUEUE;
-/// How long a stream sleeps at most: another one of its link may have taken its interrupt.
+/// The time for which a stream sleeps at most: another one of its link may have taken its
+/// interrupt.
 const LONGEST_SLEEP_NS: u64 = 1_000_000;
 const PACKET: u64 = PACKET_DATA as u64;
 
@@ -88,7 +89,7 @@ pub enum ProbeError {
     NotTnw(u64),
 }
 
-/// Why a channel cannot be used.
+/// The reason why a channel cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum OpenError {
     /// Nothing is at the other end of the link.
@@ -99,7 +100,7 @@ pub enum OpenError {
     Memory(#[from] DmaError),
 }
 
-/// Why a credit or an Nget was not posted.
+/// The reason why a credit or an Nget was not posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PostError {
     /// As many wait as the device takes.
@@ -117,7 +118,7 @@ pub enum PostError {
     },
 }
 
-/// Why a send did not end.
+/// The reason why a send did not end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SendError {
     /// The message has no bytes, or more than 8 MiB.

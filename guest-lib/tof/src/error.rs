@@ -4,7 +4,7 @@ use std::io;
 
 use tofu_driver::{ChannelError, DmaError};
 
-/// Why a queue or channel cannot be had.
+/// The reason why a queue or channel cannot be had.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -52,7 +52,7 @@ impl From<io::Error> for OpenError {
     }
 }
 
-/// Why memory cannot be registered.
+/// The reason why memory cannot be registered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {

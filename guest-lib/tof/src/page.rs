@@ -24,7 +24,7 @@ impl Page {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's answer.
     pub(crate) fn map(file: BorrowedFd<'_>) -> io::Result<Self> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let fd = file.as_raw_fd();

@@ -25,7 +25,7 @@ unsafe fn call<T>(file: BorrowedFd<'_>, request: u32, argument: &mut T) -> io::R
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The kernel's answer.
 ///
 /// # Safety
 ///
@@ -41,7 +41,7 @@ pub(crate) unsafe fn init_cq(file: BorrowedFd<'_>, mut init: InitCq) -> io::Resu
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The kernel's answer.
 ///
 /// # Safety
 ///
@@ -78,7 +78,7 @@ pub(crate) fn free_stag(file: BorrowedFd<'_>, stag: u32) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The kernel's answer.
 ///
 /// # Safety
 ///
@@ -100,7 +100,7 @@ pub(crate) unsafe fn enable_bch(
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The kernel's answer.
 pub(crate) fn register_user(
     file: BorrowedFd<'_>,
     (uid, gpid): (u32, u32),
@@ -119,7 +119,7 @@ pub(crate) fn register_user(
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The kernel's answer.
 pub(crate) fn set_rt_signal(file: BorrowedFd<'_>, number: i32) -> io::Result<()> {
     let mut number = number;
     // SAFETY: the kernel reads the number.

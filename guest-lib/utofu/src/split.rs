@@ -18,7 +18,8 @@ use crate::wire::Mark;
 const PART: u32 = 16 << 10;
 /// Bytes of the end, which waits for the parts: those of the longest packet.
 const END: u32 = 1920;
-/// How often to look for notices of parts after their completions, before they count as lost.
+/// The number of times to look for notices of parts after their completions, before they count as
+/// lost.
 const PATIENCE: u32 = 1 << 16;
 
 /// How a long Put is split.

@@ -26,7 +26,7 @@ pub(crate) struct Memory {
 #[derive(Debug)]
 struct Registered {
     memory: Memory,
-    /// How many times it is registered.
+    /// The number of times it is registered.
     uses: u32,
 }
 

@@ -25,7 +25,7 @@ pub(crate) const GRANULE: usize = 64 << 10;
 /// Buffers from this size on get memory of their own.
 const LARGE: usize = 512 << 10;
 
-/// Why memory cannot be mapped for the device.
+/// The reason why memory cannot be mapped for the device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapError {
@@ -45,7 +45,7 @@ pub enum MapError {
     Memory {
         /// Bytes asked for.
         size: usize,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The memory may not be pinned.

@@ -1,4 +1,4 @@
-//! Why the device cannot be used, with a hint at what to do.
+//! The reason why the device cannot be used, with a hint at what to do.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use vfio_ioctls::VfioError;
 
 use crate::bdf::{BadAddress, Bdf};
 
-/// Why the device cannot be used.
+/// The reason why the device cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -61,9 +61,9 @@ pub enum Error {
     Bind {
         /// Address of the device.
         bdf: Bdf,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// `vfio-pci` did not take the device.
@@ -134,9 +134,9 @@ pub enum Error {
     /// The system refused something else.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -358,11 +358,11 @@ impl VfioPlatform {
     }
 }
 
-/// How long to wait before the next attempt.
+/// The time to wait before the next attempt.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How long a broker may take to give up a device that is not used any more.
+/// The time limit for a broker to give up a device that is not used any more.
 const LEAVING: Duration = Duration::from_secs(1);
-/// How long the node's network may take to let go of a device, on a busy computer.
+/// The time limit for the node's network to let go of a device, on a busy computer.
 const HANDOVER: Duration = Duration::from_secs(10);
 /// Device addresses are granted to other processes in multiples of this many bytes.
 const GRANT_UNIT: u64 = 1 << 30;

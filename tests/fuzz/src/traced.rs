@@ -17,7 +17,7 @@ pub struct Traced {
     pub shape: Shape,
     /// Steps, in order.
     pub records: Vec<Record>,
-    /// Why commands have failed.
+    /// The reason why commands have failed.
     pub reasons: Vec<Reason>,
     /// Commands of all nodes that the devices have counted as ended.
     pub ended: u64,

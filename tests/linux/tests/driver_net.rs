@@ -63,7 +63,7 @@ fn unread(place: &Place) {
     wait_for("the last bytes", MOMENT, || place.shell(2, "md5sum </tmp/got") == sent);
 }
 
-/// How many nodes answer a ping to all of them.
+/// The number of nodes that answer a ping to all of them.
 #[track_caller]
 fn nodes_that_answer(place: &Place, from: usize) -> usize {
     let said = place.shell(from, "ping -6 -c 2 -i 0.2 -W 3 ff02::1%tofu0; true");

@@ -25,7 +25,7 @@ use tofu_supervisor::plan::Plan;
 /// The most memory that the process of a machine of two nodes may ever take, in KiB. About 120 MiB
 /// of these are for its start.
 const CEILING: u64 = 200 << 10;
-/// How long each peer goes on.
+/// The time for which each peer goes on.
 const WHILE: Duration = Duration::from_secs(3);
 /// The most threads of the process while no client is hostile.
 const THREADS: u64 = 64;

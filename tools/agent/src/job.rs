@@ -21,8 +21,8 @@ use crate::port::Reports;
 use crate::terminal::{self, Terminal};
 use crate::wire::{Exec, FromProgram, MAX_DATA, Output, Program, Status, WINDOW, WindowSize};
 
-/// How often output is polled once the program itself has ended, because its children may hold its
-/// output open for ever.
+/// The number of times output is polled once the program itself has ended, because its children may
+/// hold its output open for ever.
 const AFTER_THE_END: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// The agent's own program.

@@ -12,7 +12,8 @@ use std::{fs, io, thread};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// How long a port may be without a host. At boot, the host says very soon that it is there.
+/// The time for which a port may be without a host. At boot, the host says very soon that it is
+/// there.
 const WITHOUT_HOST: Duration = Duration::from_secs(3);
 /// The folder of the ports' driver.
 const DRIVER: &str = "/sys/bus/virtio/drivers/virtio_console";

@@ -39,7 +39,7 @@ pub const WINDOW: u32 = 256 << 10;
 /// Programs that run at the same time in a session.
 pub const MAX_PROGRAMS: usize = 64;
 
-/// Why there is no message.
+/// The reason why there is no message.
 #[derive(Debug, Error)]
 pub enum WireError {
     /// The stream is broken.

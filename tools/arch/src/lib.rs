@@ -86,7 +86,7 @@ impl fmt::Display for Arch {
 }
 
 impl FromStr for Arch {
-    /// What is allowed.
+    /// The allowed values.
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {

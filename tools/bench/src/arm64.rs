@@ -22,7 +22,7 @@ use crate::figures::Latency;
 use crate::linux::{Lab, SHAPE};
 use crate::machine::up;
 
-/// How long all nodes together may take. On a busy host, each of a dozen emulated nodes gets a
+/// The time limit for all nodes together. On a busy host, each of a dozen emulated nodes gets a
 /// small share of a processor.
 const ALL_READY: Duration = Duration::from_secs(600);
 
@@ -36,7 +36,7 @@ pub(crate) struct Beside {
     pub(crate) unit: &'static str,
     pub(crate) x86_64: f64,
     pub(crate) arm64: f64,
-    /// How many times longer it takes with Fugaku's processor.
+    /// The factor by which it takes longer with Fugaku's processor.
     pub(crate) times: f64,
 }
 

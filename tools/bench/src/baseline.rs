@@ -26,7 +26,7 @@ const RUNG: usize = 0x00;
 const MINE: usize = 0x40;
 const ECHO: usize = 0x80;
 
-/// How long the guest may take.
+/// The time limit for the guest.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The minimum, median and 99th percentile of round trips, in nanoseconds.

@@ -38,7 +38,7 @@ const AIMS_OF_LONG_FRAMES: Aims = Aims { throughput: 1.3, ..AIMS };
 const AIMS_OF_DAEMON: Aims = Aims { throughput: 0.6, ..AIMS };
 /// The peer's address on the torus, for either node.
 const PEERS: [&str; 2] = ["1,0,0,0,0,0", "0,0,0,0,0,0"];
-/// How long a uTofu program may look for its device after a change of drivers.
+/// The time for which a uTofu program may look for its device after a change of drivers.
 const COMES_UP: Duration = Duration::from_secs(20);
 
 /// Limits the size that TCP hands over at once to 64 KiB, as with virtio-net, or to 256 KiB (BIG

@@ -41,7 +41,7 @@ ip tuntap add dev $tap mode tap vnet_hdr
 ip link set $tap master br0 up
 done
 ip link set br0 up";
-/// How long `tofu0` may take to come up after its node, and how often to check.
+/// The time limit for `tofu0` to come up after its node, and how often to check.
 const COMES_UP: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(200);
 

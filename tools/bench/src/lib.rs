@@ -35,7 +35,7 @@ use crate::figures::{Latency, latency, quantiles};
 use crate::machine::{PATIENCE, run_machine, up};
 pub use args::{BenchArgs, BenchPart};
 
-/// How long each figure is measured.
+/// The time for which each figure is measured.
 const FULL: Duration = Duration::from_millis(300);
 const QUICK: Duration = Duration::from_millis(30);
 /// Sizes of Puts in this process, in bytes.
@@ -128,7 +128,7 @@ struct Rate {
 #[derive(Debug, Serialize)]
 struct Modelled {
     bytes: u32,
-    /// How many Puts share a doorbell.
+    /// The number of Puts that share a doorbell.
     at_once: usize,
     /// Time of one Put, or of its share.
     p50_ns: u64,
@@ -143,7 +143,7 @@ struct Modelled {
 struct OfGeneration {
     generation: &'static str,
     bytes: u32,
-    /// How many Puts share a doorbell.
+    /// The number of Puts that share a doorbell.
     at_once: usize,
     /// Time of one Put, or of its share.
     p50_ns: u64,

@@ -45,9 +45,9 @@ pub(crate) const SHAPE: &str = "2x1x1x1x1x1";
 const MEMORY: MemorySize = MemorySize(512 << 20);
 /// Address of node 1 in the Ethernet.
 pub(crate) const PEER: &str = "10.84.0.2";
-/// How long a program in a guest may take, in seconds.
+/// The time limit for a program in a guest, in seconds.
 const PATIENCE_S: u32 = 60;
-/// How long a client tries to reach its server, and how often.
+/// The time for which a client tries to reach its server, and how often.
 const CONNECT: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_millis(300);
 /// Sizes whose throughput is compared, in bytes.
@@ -91,7 +91,7 @@ pub(crate) struct Throughput {
     pub(crate) processor_ms_per_mib: Option<f64>,
 }
 
-/// How many times better than the other side ours is.
+/// The factor by which ours is better than the other side.
 #[derive(Debug, Serialize)]
 pub(crate) struct Ratio {
     pub(crate) what: String,

@@ -8,7 +8,7 @@ use tofu_supervisor::options::{MachineArgs, SandboxArgs, ShapeArgs};
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::runner::{Backend, Machines};
 
-/// How long a machine may take to run a guest program to its end.
+/// The time limit for a machine to run a guest program to its end.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The output of a machine's guests, and how long it ran.

@@ -13,7 +13,7 @@ use tofu_supervisor::units::{BootFrom, Driver, MemorySize, Timeout};
 use crate::linux::Lab;
 use crate::machine::{PATIENCE, run_machine, up};
 
-/// How long all nodes together may take. On a busy host, each of a dozen emulated nodes gets a
+/// The time limit for all nodes together. On a busy host, each of a dozen emulated nodes gets a
 /// small share of a processor.
 const ALL_READY: Duration = Duration::from_secs(300);
 

@@ -28,7 +28,7 @@ const CHUNK: usize = 16 << 10;
 const PING_BYTES: usize = 56;
 /// How long nothing may arrive before it fails.
 const QUIET: Duration = Duration::from_secs(10);
-/// How long to sleep at most. Frames come sooner, unless a wake-up was missed.
+/// The time to sleep at most. Frames come sooner, unless a wake-up was missed.
 const NAP: smoltcp::time::Duration = smoltcp::time::Duration::from_millis(50);
 
 /// A network namespace with interfaces of its own, so that nothing on the host is changed. Dropping

@@ -30,7 +30,7 @@ use crate::keepalive::Keepalive;
 use crate::link::{FrameKind, Link};
 use crate::peer::{Frame, Met, Peer};
 
-/// How long the exchange of greetings on a new connection may take.
+/// The time limit for the exchange of greetings on a new connection.
 const GREETING: Duration = Duration::from_secs(10);
 /// Pause before another attempt to connect to a part.
 const RETRY: Duration = Duration::from_millis(100);
@@ -38,7 +38,8 @@ const RETRY: Duration = Duration::from_millis(100);
 const RETRY_TURNED: Duration = Duration::from_secs(1);
 /// The same for a part with a higher number, which is expected to connect by itself.
 const RETRY_HIGHER: Duration = Duration::from_secs(2);
-/// How long a part that is reported as taken is claimed again: its holder may just have ended.
+/// The time for which a part that is reported as taken is claimed again: its holder may just have
+/// ended.
 const CLAIM: Duration = Duration::from_secs(5);
 /// The most connections that may exchange greetings at a time. A further one replaces the oldest.
 const MOST_GREETING: usize = 64;
@@ -59,7 +60,7 @@ pub struct Joining {
     pub(crate) timeout: Duration,
 }
 
-/// Why a connection is not used.
+/// The reason why a connection is not used.
 enum Turned {
     /// It is not from a part, or failed.
     Away(anyhow::Error),

@@ -65,7 +65,7 @@ impl Acks {
     }
 }
 
-/// Why a part is considered dead.
+/// The reason why a part is considered dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dead {
     /// Its host acknowledges no data.
@@ -94,7 +94,7 @@ pub(crate) struct Signs {
 /// The observations of another part so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Keepalive {
-    /// How long data was unacknowledged, as seen at the checks of this process.
+    /// The time for which data was unacknowledged, as seen at the checks of this process.
     missing: Duration,
     /// Time in which this process ran and received nothing.
     silent: Duration,

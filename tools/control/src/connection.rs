@@ -14,12 +14,12 @@ use crate::name::{MachineName, NodeName};
 use crate::protocol::{MachineInfo, NodeInfo, Reply, Request, VERSION};
 use crate::rundir;
 
-/// How long a machine may take to answer questions whose answer it knows at once.
+/// The time limit for a machine to answer questions whose answer it knows at once.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How long the agents of Linux nodes may take to answer a ping.
+/// The time limit for the agents of Linux nodes to answer a ping.
 pub const PING: Duration = Duration::from_secs(2);
-/// How long the agent of a Linux node may answer nothing before a program there is given up, unless
-/// the request says otherwise.
+/// The time for which the agent of a Linux node may answer nothing before a program there is given
+/// up, unless the request says otherwise.
 pub const SILENCE: Duration = Duration::from_secs(30);
 
 /// A connection to a machine.

@@ -14,7 +14,7 @@ pub(crate) const MAX_REPLY: usize = 64 << 20;
 /// The memory that a reader keeps for further lines, in bytes.
 const KEPT: usize = 64 << 10;
 
-/// Why there is no message.
+/// The reason why there is no message.
 #[derive(Debug, Error)]
 pub enum LineError {
     /// The stream is broken.

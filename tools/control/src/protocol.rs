@@ -177,7 +177,8 @@ pub struct TracedCommand {
     pub result: String,
     /// Result code in its TCQ entry.
     pub sent: u8,
-    /// Why it has failed, in words. At most 20 commands a second of each node are explained.
+    /// The reason why it has failed, in words. At most 20 commands a second of each node are
+    /// explained.
     pub why: Option<String>,
 }
 
@@ -246,11 +247,11 @@ pub struct TraceSummary {
     pub open: u64,
     /// Steps that were overwritten before they could be read.
     pub lost: u64,
-    /// How long it took.
+    /// The time it took.
     pub seconds: f64,
 }
 
-/// What to look at.
+/// The target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InspectRequest {
@@ -296,7 +297,7 @@ pub struct TranslateRequest {
     pub stag: u32,
     /// The offset in it, in bytes.
     pub offset: u64,
-    /// How many bytes, up to the length of a message.
+    /// The number of bytes, up to the length of a message.
     #[serde(default = "TranslateRequest::length")]
     pub length: u32,
     /// Whether to translate as for a write.
@@ -319,7 +320,7 @@ pub struct ExecRequest {
     /// The program.
     #[serde(flatten)]
     pub exec: Exec,
-    /// How long the node's agent may answer nothing before the program is given up, in
+    /// The time for which the node's agent may answer nothing before the program is given up, in
     /// milliseconds; by default 30 s.
     #[serde(default)]
     pub silence_ms: Option<u64>,
@@ -687,7 +688,7 @@ pub struct CaptureSummary {
     pub packets: u64,
     /// Packets that passed the filter, but were dropped for lack of room.
     pub dropped: u64,
-    /// How long it took.
+    /// The time it took.
     pub seconds: f64,
 }
 

@@ -16,7 +16,7 @@ use tofu_abi::Coords;
 
 use crate::name::MachineName;
 
-/// How many machines may have a default name.
+/// The number of machines that may have a default name.
 const MOST_DEFAULT_NAMES: u32 = 99;
 
 const LOCK: &str = "lock";

@@ -29,8 +29,8 @@ const MEMORY: usize = 16 << 20;
 const BUFFERS: u16 = 1024;
 /// Frames that are received before tenants get their turn.
 const TURN: usize = 256;
-/// How long the thread sleeps while packets are on their way out, because nothing wakes it up when
-/// a packet has met a dead link and must be sent another way.
+/// The time for which the thread sleeps while packets are on their way out, because nothing wakes
+/// it up when a packet has met a dead link and must be sent another way.
 const NAP: Duration = Duration::from_millis(1);
 
 /// The settings of the machine's network.
@@ -56,7 +56,7 @@ impl Config {
     }
 }
 
-/// Why an I/O node cannot be had.
+/// The reason why an I/O node cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum IoNodeError {
     /// It cannot be added to the machine.

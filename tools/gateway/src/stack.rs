@@ -32,20 +32,20 @@ const UDP_HEADERS: u16 = 20 + 8;
 const BUFFER: usize = 128 << 10;
 /// Frames that wait for the stack; more are lost.
 const MOST_FRAMES: usize = 1024;
-/// How long a node may take to answer a connection.
+/// The time limit for a node to answer a connection.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long an open connection may leave data unacknowledged.
+/// The time for which an open connection may leave data unacknowledged.
 const STALL: Duration = Duration::from_secs(60);
-/// How often an idle connection is checked.
+/// The interval at which an idle connection is checked.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
-/// How long a connection whose client has gone may take to end.
+/// The time limit for a connection whose client has gone to end.
 const LINGER: Duration = Duration::from_secs(60);
 /// Longer than the stack itself takes to give up.
 const ANSWER: Duration = Duration::from_secs(7);
 /// First port of those that connections are made from (RFC 6335).
 const FIRST_PORT: u16 = 49152;
 
-/// Why there is no connection to a node.
+/// The reason why there is no connection to a node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
     /// Nothing listens at the port.

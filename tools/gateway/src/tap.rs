@@ -12,7 +12,7 @@ use crate::io_node::{Out, Tenant, watched};
 /// Frames that are taken from the kernel before other tenants get their turn.
 const TURN: usize = 256;
 
-/// Why there is no interface.
+/// The reason why there is no interface.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
     /// The name cannot be one.
@@ -29,7 +29,7 @@ pub enum TapError {
     Host {
         /// The interface.
         name: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }

@@ -15,7 +15,7 @@ use crate::{Comm, Error, GPID, NodePlatform, SPIN_NS, TELL_NS, TNI, fail, tell};
 
 /// Start and end gate, and the channel, of all nodes.
 const BCH: BchId = BchId::ALL[0];
-/// How long a round may take, in nanoseconds, before a node is asked whether it still works.
+/// The time limit for a round, in nanoseconds, before a node is asked whether it still works.
 const ROUND_NS: u64 = 10_000_000_000;
 
 /// The nodes' barrier gates, linked.

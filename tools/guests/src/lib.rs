@@ -68,10 +68,11 @@ fn arrivals(rank: u32) -> u64 {
     8 + 8 * u64::from(rank)
 }
 
-/// How long to poll before sleeping, in nanoseconds: about what a wake-up costs.
+/// The time to poll before sleeping, in nanoseconds: about what a wake-up costs.
 const SPIN_NS: u64 = 5_000;
-/// How often an unlimited wait checks whether its queue still works, in nanoseconds. Without an
-/// operating system only the program itself can reset the device, and a timer costs time.
+/// The interval at which an unlimited wait checks whether its queue still works, in nanoseconds.
+/// Without an operating system only the program itself can reset the device, and a timer costs
+/// time.
 const PATROL_NS: u64 = if cfg!(feature = "linux") { 2_000_000_000 } else { u64::MAX };
 /// Pause before a command to a node that is not up yet is tried again, in nanoseconds. It
 /// doubles up to the longest.
@@ -80,7 +81,7 @@ const RETRY_MAX_NS: u64 = 16_000_000;
 /// After this time in nanoseconds a program reports that it waits for others, and again whenever
 /// that time has doubled.
 pub(crate) const TELL_NS: u64 = 3_000_000_000;
-/// How long a node may take to come up, in nanoseconds.
+/// The time limit for a node to come up, in nanoseconds.
 const START_NS: u64 = 60_000_000_000;
 
 /// Commands in flight at most in [`Comm::run_all`].
@@ -308,7 +309,7 @@ impl Comm {
         &self.places.shape
     }
 
-    /// How many nodes run programs.
+    /// The number of nodes that run programs.
     pub fn nodes(&self) -> u32 {
         self.nodes
     }

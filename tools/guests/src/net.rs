@@ -24,8 +24,8 @@ use crate::{Comm, Error, NodePlatform, Numbering, SPIN_NS, Setup, fail, now_ns, 
 
 /// TNI of all nodes' links.
 const TNI: TniId = TniId::ALL[0];
-/// How often the stack is given the other nodes' addresses, in nanoseconds: it forgets addresses
-/// that it has not used for a minute, and asks for at most one address per second.
+/// The interval at which the stack is given the other nodes' addresses, in nanoseconds: it forgets
+/// addresses that it has not used for a minute, and asks for at most one address per second.
 const INTRODUCE_NS: u64 = 20_000_000_000;
 /// The longest sleep, in nanoseconds.
 const NAP_NS: u64 = 1_000_000_000;
@@ -122,7 +122,7 @@ impl Net {
         })
     }
 
-    /// How many nodes run programs.
+    /// The number of nodes that run programs.
     pub fn nodes(&self) -> u32 {
         self.nodes
     }
@@ -166,7 +166,7 @@ impl Net {
         Instant::from_micros((now_ns() / 1000) as i64)
     }
 
-    /// How many nodes are introduced to the stack, itself among them.
+    /// The number of nodes that are introduced to the stack, itself among them.
     fn known(&self) -> u32 {
         self.nodes + u32::from(self.places.gateway().is_some())
     }

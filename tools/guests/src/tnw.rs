@@ -10,9 +10,9 @@ use tofu_tnw::{Channel, Link, Nwp, Outcome, Status, Stream, Ticket};
 
 use crate::{Error, NodeBuffer, NodePlatform, fail, option};
 
-/// How long a neighbour may take, in nanoseconds: it may not have booted yet.
+/// The time limit for a neighbour, in nanoseconds: it may not have booted yet.
 pub const PATIENCE_NS: u64 = 50_000_000_000;
-/// How long to wait for neighbours at the end, in nanoseconds. The last answer of one that has
+/// The time to wait for neighbours at the end, in nanoseconds. The last answer of one that has
 /// ended before may be lost.
 const LEAVING_NS: u64 = 5_000_000_000;
 

@@ -13,7 +13,7 @@ const MAX_HEAD: usize = 8 << 10;
 const MAX_FIELDS: usize = 64;
 /// Most bytes of a request's body.
 const MAX_BODY: usize = 4 << 10;
-/// How long a client may take in all.
+/// The time limit for a client in all.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long, and how many bytes, a client may keep sending once it has its answer.
 const LINGER: Duration = Duration::from_secs(1);
@@ -63,7 +63,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// What was asked for.
+    /// The request.
     pub fn good(kind: &'static str, body: impl Into<Vec<u8>>) -> Self {
         Self { status: "200 OK", kind, fields: "".into(), body: body.into() }
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why an image, a kernel or QEMU is not available.
+/// The reason why an image, a kernel or QEMU is not available.
 ///
 /// The text of each is one line: what failed, with which value, and what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -19,7 +19,7 @@ pub enum Error {
         what: &'static str,
         /// With which file.
         path: PathBuf,
-        /// Why it failed.
+        /// The reason why it failed.
         source: io::Error,
     },
     /// The file system of the cache is full.
@@ -38,7 +38,7 @@ pub enum Error {
         tool: String,
         /// What it is needed for.
         purpose: &'static str,
-        /// What to do.
+        /// The action.
         remedy: &'static str,
     },
     /// No Debian mirror is known.
@@ -97,7 +97,7 @@ pub enum Error {
     Kernel {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem, in words.
         reason: String,
     },
     /// A kernel package lacks a module.
@@ -121,7 +121,7 @@ pub enum Error {
     Module {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem, in words.
         reason: String,
     },
     /// A name or value is not allowed.
@@ -131,7 +131,7 @@ pub enum Error {
         what: &'static str,
         /// The value.
         value: String,
-        /// What is allowed.
+        /// The allowed values.
         allowed: &'static str,
     },
     /// A manifest cannot be understood.
@@ -142,7 +142,7 @@ pub enum Error {
     Manifest {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem, in words.
         reason: String,
     },
     /// There is no image of that name.
@@ -161,7 +161,7 @@ pub enum Error {
     Qemu {
         /// The program.
         program: PathBuf,
-        /// What is wrong with it.
+        /// The problem, in words.
         reason: String,
     },
     /// The caller asked to stop.

@@ -141,7 +141,7 @@ struct Known {
     version: String,
     /// Whether it has `-sandbox`.
     sandbox: bool,
-    /// Why it cannot be used.
+    /// The reason why it cannot be used.
     problem: Option<String>,
 }
 

@@ -77,7 +77,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "TIME")]
     pub(crate) timeout: Option<Timeout>,
 
-    /// How long the other ranks may continue when one has failed, and how long ranks may take to
+    /// The time limit for the other ranks may continue when one has failed, and how long ranks to
     /// end when asked to
     #[arg(long, value_name = "TIME", default_value = "2s")]
     pub(crate) grace: Timeout,

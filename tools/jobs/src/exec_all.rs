@@ -14,7 +14,7 @@ use tofu_control::{RemoteProgram, info};
 
 use crate::job::{self, Control, Label, Options, OutputTaker, Rank, Style};
 
-/// How long a program may be silent before its node is suspected of not answering.
+/// The longest silence of a program before its node is suspected of not answering.
 const SILENCE: Duration = Duration::from_secs(3);
 
 /// Runs a command on these nodes at the same time, and begins each line of output with the node.

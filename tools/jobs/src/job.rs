@@ -23,9 +23,9 @@ use crate::args::RunArgs;
 pub(crate) const EXIT_TIMEOUT: u8 = 124;
 /// The exit code after a node is lost, which is that of ranks that did not run to their ends.
 const EXIT_LOST: u8 = 126;
-/// How long a killed rank may take to die.
+/// The time limit for a killed rank to die.
 const DEATH: Duration = Duration::from_secs(5);
-/// How long nodes may take to be tidied up after a signal.
+/// The time limit for nodes to be tidied up after a signal.
 const TIDYING: Duration = Duration::from_secs(5);
 /// A line is shown in chunks of this size, in bytes.
 const MAX_LINE: usize = 64 << 10;
@@ -84,7 +84,7 @@ const MOST_WAITING: usize = 1 << 20;
 pub(crate) struct Control {
     sender: Sender<Told>,
     events: Receiver<Told>,
-    /// How often the ranks were started before.
+    /// The number of times the ranks were started before.
     start: Cell<u32>,
     /// The first signal that has come, or 0.
     signal: Arc<AtomicI32>,
@@ -174,8 +174,8 @@ impl Control {
 pub(crate) struct Options {
     /// The time after which the job is ended.
     pub(crate) timeout: Option<Duration>,
-    /// How long ranks may keep running after another rank has failed, and after they were asked to
-    /// end.
+    /// The time for which ranks may keep running after another rank has failed, and after they were
+    /// asked to end.
     pub(crate) grace: Duration,
     pub(crate) style: Style,
     /// Whether rank 0 gets our standard input.

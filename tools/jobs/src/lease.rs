@@ -19,11 +19,11 @@ use crate::job::{self, Control};
 use crate::machine::Machine;
 use crate::place::{self, Fit, Wanted};
 
-/// How often a waiting job checks for Ctrl-C.
+/// The interval at which a waiting job checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long other jobs may have their turn before the user is told.
+/// The time for which other jobs may have their turn before the user is told.
 const TURN: Duration = Duration::from_millis(500);
-/// How long a machine may take to answer when the answer involves no turn.
+/// The time limit for a machine to answer when the answer involves no turn.
 const ANSWER: Duration = Duration::from_secs(30);
 
 /// The result of a request for nodes.

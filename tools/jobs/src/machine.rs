@@ -24,11 +24,11 @@ use crate::job::Control;
 use crate::libraries;
 use crate::place::Wanted;
 
-/// How long a machine may take to boot, on a busy host.
+/// The time limit for a machine to boot, on a busy host.
 const BOOT: &str = "180s";
-/// How long a machine may take to end.
+/// The time limit for a machine to end.
 const END: Duration = Duration::from_secs(20);
-/// How long a machine may take to notice that a node has gone, and how often it is asked.
+/// The time limit for a machine to notice that a node has gone, and how often it is asked.
 const LOSS: Duration = Duration::from_secs(5);
 const LOSS_STEP: Duration = Duration::from_millis(250);
 /// The memory of a node for MPI programs, which need more.

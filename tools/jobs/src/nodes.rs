@@ -43,7 +43,7 @@ const GROUP: &str = "TOFU_GROUP";
 const SUBNET: &str = "TOFU_SUBNET";
 /// How much output of our programs on a node is read, in bytes.
 const MAX_SAID: usize = 2000;
-/// How long the process manager may take to report its address.
+/// The time limit for the process manager to report its address.
 const MANAGER: Duration = Duration::from_secs(30);
 
 /// Prepares a node before any program of the job runs. Where the kernel driver or `tofud` gives
@@ -246,7 +246,7 @@ struct Start<'a> {
     destination: Option<&'a Destination>,
     /// The job's number in its machine.
     number: u32,
-    /// How often it was started before.
+    /// The number of times it was started before.
     restart: u32,
     placement: Placement,
 }

@@ -26,7 +26,7 @@ const COMPILER: &str = "aarch64-linux-gnu-gcc";
 /// Packages of this workspace with libraries for users' programs.
 const LIBRARY_PACKAGES: [&str; 3] = ["tofu-utofu-c", "tofu-jtofu-c", "tofu-tnw-c"];
 
-/// Why there are no programs.
+/// The reason why there are no programs.
 pub(crate) const NONE: &str = "no programs for arm64 nodes beside this command: run it in a \
                                checkout of its sources, where they are built, or name a folder \
                                with them by TOFU_ARM64_PROGRAMS";

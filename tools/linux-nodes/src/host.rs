@@ -39,7 +39,7 @@ pub struct LinuxHost {
     pub dir: PathBuf,
     /// Process group of the janitor.
     pub group: i32,
-    /// How long a node may take to boot.
+    /// The time limit for a node to boot.
     pub boot_timeout: Duration,
     /// The Ethernet of the nodes.
     pub lan: Ethernet,

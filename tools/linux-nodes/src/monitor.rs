@@ -196,7 +196,7 @@ impl Monitor {
     }
 }
 
-/// How long the error messages of a QEMU that has ended are waited for.
+/// The time for which the error messages of a QEMU that has ended are waited for.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 const SWITCHED_OFF: &str = "the guest has switched itself off";
 

@@ -24,11 +24,11 @@ use crate::setup::VmSetup;
 const LEAST_STARTS: usize = 2;
 /// Lines of the console that an error shows.
 const LAST_LINES: usize = 8;
-/// How often a booting node is checked.
+/// The interval at which a booting node is checked.
 const OFTEN: Duration = Duration::from_millis(20);
-/// How often a ready node is checked. Its end is noticed without that.
+/// The interval at which a ready node is checked. Its end is noticed without that.
 const SELDOM: Duration = Duration::from_secs(3600);
-/// How long a monitor may take to end when told to.
+/// The time limit for a monitor to end when told to.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a node is doing.
@@ -64,7 +64,7 @@ fn kill(state: &State, force: bool) {
 
 /// The settings that all nodes of a machine share.
 pub(crate) struct Common {
-    /// How long a node may take to boot.
+    /// The time limit for a node to boot.
     pub(crate) boot_timeout: Duration,
     /// The receiver of events.
     pub(crate) events: EventSender,
@@ -98,7 +98,7 @@ struct State {
     /// Ends its virtual machine, if there is one.
     killer: Option<Killer>,
     since: Instant,
-    /// Why it is off, in one line.
+    /// The reason why it is off, in one line.
     why: String,
     /// Whether a virtual machine should be started.
     start: bool,
@@ -106,7 +106,7 @@ struct State {
     again: bool,
     /// Whether it has ever been ready.
     was_ready: bool,
-    /// Why its virtual machine was ended on request, if it was.
+    /// The reason why its virtual machine was ended on request, if it was.
     ended: Option<&'static str>,
     /// Whether the node is to stop for good.
     stop: bool,

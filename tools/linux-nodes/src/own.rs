@@ -25,7 +25,7 @@ use crate::setup::VmSetup;
 
 /// The name of the agent's port.
 const AGENT_PORT: &str = "org.tofu.agent";
-/// How long input waits for a guest that does not read it.
+/// The time for which input waits for a guest that does not read it.
 const TYPING: Duration = Duration::from_millis(20);
 
 /// A node under our own monitor, with everything that outlives its virtual machines.

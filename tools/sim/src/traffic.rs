@@ -18,9 +18,9 @@ use tofu_netmodel::{Message, Network, Options, Sink};
 const ROUTING_HEADER: u16 = tofu_abi::frame::ROUTING_HEADER_SIZE as u16;
 /// Payload of the longest TLP.
 const MTU: u64 = MAX_MTU as u64;
-/// How long a target takes to answer a message (*ours*: about as long as TofuD takes to write it).
+/// The time a target takes to answer a message (*ours*: about as long as TofuD takes to write it).
 const ANSWER: Ps = 100_000;
-/// How long the network runs before nodes are served again. No answer is sent sooner.
+/// The time for which the network runs before nodes are served again. No answer is sent sooner.
 const STEP: Ps = ANSWER;
 /// If nothing arrives for this long although messages are on their way, nothing will.
 const PATIENCE: Ps = 10_000_000_000;
@@ -55,7 +55,7 @@ pub(crate) enum Load {
     Rate { kbytes: u64, warm_up: Ps, time: Ps },
 }
 
-/// How long nodes that send at a rate wait between two messages.
+/// The time for which nodes that send at a rate wait between two messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Arrivals {
     /// A uniformly distributed time of up to twice the mean.
@@ -154,7 +154,7 @@ pub(crate) struct Outcome {
     pub(crate) busiest_gbytes_per_s: f64,
     /// Frames with a wrong link CRC.
     pub(crate) lcrc_errors: u64,
-    /// How often a sender repeated frames because no acknowledgement came.
+    /// The number of times a sender repeated frames because no acknowledgement came.
     pub(crate) ack_timeouts: u64,
 }
 
@@ -379,7 +379,7 @@ struct Run<'a> {
     senders: Vec<Sender>,
     open: Vec<Open>,
     free: Vec<usize>,
-    /// How many parts and answers have been sent, which makes tokens unique.
+    /// The number of parts and answers sent, which makes tokens unique.
     serial: u32,
     /// Messages on their way, without answers.
     under_way: u64,

@@ -25,9 +25,9 @@ const MOST_OUT: usize = MAX_PROGRAMS * WINDOW as usize;
 /// The most bytes of a program's messages that wait for its client before they are merged. Then
 /// they take no more than the windows of its streams in addition.
 const MOST_IN: usize = WINDOW as usize;
-/// How often the agent of a program that sends nothing is pinged.
+/// The interval at which the agent of a program that sends nothing is pinged.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often an agent that starts again and again is reported.
+/// The interval at which an agent that starts again and again is reported.
 const READY_AGAIN: Duration = Duration::from_secs(1);
 
 /// A node's agent, in the node's current virtual machine.

@@ -17,7 +17,7 @@ use tofu_abi::Coords;
 use tofu_control::protocol::{CaptureLimits, CaptureSummary};
 use tofu_machine::capture::Capture;
 
-/// How often a capture without packets flushes its data and checks whether it must end.
+/// The interval at which a capture without packets flushes its data and checks whether it must end.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Writes captured packets to `out` until a limit is reached or `stop` is set, then the counters of

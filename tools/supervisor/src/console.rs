@@ -20,7 +20,7 @@ const TAIL: usize = 64 << 10;
 const BEHIND: usize = 1 << 20;
 /// Bytes of input that wait for a guest that does not read its console.
 const TYPED: usize = 64 << 10;
-/// How long input waits for such a guest.
+/// The time for which input waits for such a guest.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of output that are kept in one piece.
 const PIECE: usize = 4 << 10;

@@ -59,7 +59,7 @@ impl fmt::Display for GuestName {
     }
 }
 
-/// Why a guest program cannot be run.
+/// The reason why a guest program cannot be run.
 #[expect(missing_docs, reason = "the message says what fields are")]
 #[derive(Debug, thiserror::Error)]
 pub enum GuestError {

@@ -51,7 +51,7 @@ pub struct ProgramLimits {
     /// The first user that it may become
     #[arg(long, requires = "users")]
     user: Option<u32>,
-    /// How many users there are for it
+    /// The number of users for it
     #[arg(long)]
     users: Option<u32>,
     /// A group that it needs for a device

@@ -70,7 +70,7 @@ pub struct NodeStatus {
     pub vmm: &'static str,
     /// The process of its monitor, if that is a process of its own.
     pub pid: Option<u32>,
-    /// How long it has been in this state.
+    /// The time for which it has been in this state.
     pub since: Duration,
 }
 

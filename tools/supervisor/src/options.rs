@@ -335,7 +335,8 @@ pub struct BootArgs {
     #[arg(long, value_name = "NODE")]
     pub boot_server: Option<NodeAt>,
 
-    /// How long a node waits for an answer from the boot server before it gives up [default: 10s]
+    /// The time for which a node waits for an answer from the boot server before it gives up
+    /// [default: 10s]
     #[arg(long, value_name = "TIME")]
     pub boot_patience: Option<Timeout>,
 

@@ -142,7 +142,7 @@ impl Role {
 pub struct ServerPlan {
     /// Its node.
     pub(crate) at: NodeId,
-    /// How long nodes wait for it, in milliseconds.
+    /// The time for which nodes wait for it, in milliseconds.
     pub(crate) patience_ms: u64,
     /// What it does wrong, for tests.
     pub(crate) fault: Fault,

@@ -99,7 +99,7 @@ pub(crate) trait SmallGuests: Send + Sync {
     fn power(&self, node: NodeId, on: bool) -> anyhow::Result<()>;
 }
 
-/// How long followers may take to pass on the end of the machine.
+/// The time limit for followers to pass on the end of the machine.
 const LAST_WORD: Duration = Duration::from_millis(500);
 /// Bytes of events by which a follower may lag behind.
 const FOLLOWERS_QUEUE: usize = 4 << 20;

@@ -97,8 +97,8 @@ impl Machines {
     }
 }
 
-/// How long commands of a machine in parts wait for an answer *(ours)*. Some hosts may be busier
-/// than others, and a cable that loses packets retransmits them for a while.
+/// The time for which commands of a machine in parts wait for an answer *(ours)*. Some hosts may be
+/// busier than others, and a cable that loses packets retransmits them for a while.
 const PARTS_TIMEOUT_NS: u64 = 10_000_000_000;
 
 /// Builds a machine without nodes, with running engines and the plan's links down.

@@ -50,7 +50,7 @@ pub use metrics::Metrics;
 /// The most connections of commands on this host, and of each other part, besides one for each
 /// program that nodes can run.
 const MOST_CLIENTS: usize = 512;
-/// How long another part may take to send the request for which it has opened a stream.
+/// The time limit for another part to send the request for which it has opened a stream.
 const FIRST_REQUEST: Duration = Duration::from_secs(10);
 
 /// Where a request comes from.
@@ -327,7 +327,7 @@ fn serve_program(
     result
 }
 
-/// How often a console checks whether its viewer is still there.
+/// The interval at which a console checks whether its viewer is still there.
 const LOOK: Duration = Duration::from_millis(200);
 
 fn serve_console(

@@ -55,7 +55,7 @@ impl fmt::Display for MemorySize {
     }
 }
 
-/// How long a run may take: 1 ms to 24 h.
+/// The time limit for a run: 1 ms to 24 h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeout(pub Duration);
 

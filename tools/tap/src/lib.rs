@@ -16,7 +16,7 @@ pub const NAME_MAX: usize = libc::IFNAMSIZ - 1;
 ///
 /// # Errors
 ///
-/// What the kernel returns.
+/// The kernel's answer.
 pub fn open() -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(DEVICE)
@@ -27,7 +27,7 @@ pub fn open() -> io::Result<File> {
 ///
 /// # Errors
 ///
-/// What the kernel returns.
+/// The kernel's answer.
 #[expect(unsafe_code, reason = "the kernel has no other way to make an interface")]
 pub fn attach(tun: &File, name: &str, flags: c_int) -> io::Result<()> {
     const TUNSETIFF: Opcode = libc::TUNSETIFF as Opcode;

@@ -17,7 +17,7 @@ use tofu_vfio::{Bdf, Buffer, VfioPlatform};
 
 use crate::output::Output;
 
-/// How long a command or an interrupt may take, in nanoseconds.
+/// The time limit for a command or an interrupt, in nanoseconds.
 const PATIENCE_NS: u64 = 5_000_000_000;
 /// Bytes of a message: more than two TLPs, and an odd number.
 const LEN: usize = 4001;

@@ -27,7 +27,7 @@ use crate::{AddressPlan, Tap};
 
 /// Pause before the device is requested again.
 const RETRY: Duration = Duration::from_millis(200);
-/// How often the device is checked, in case it was reset.
+/// The interval at which the device is checked, in case it was reset.
 const LOOK: Duration = Duration::from_secs(1);
 /// Turns without a sleep after which other descriptors are polled once.
 const TURNS: u32 = 16;
@@ -60,7 +60,7 @@ pub struct Settings {
     pub links: PathBuf,
 }
 
-/// Why a session has ended.
+/// The reason why a session has ended.
 enum Ended {
     /// The daemon is to end.
     Stop,

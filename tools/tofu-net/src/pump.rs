@@ -17,10 +17,10 @@ use crate::tap::Aside;
 
 /// Frames each way that are moved before anything else is handled.
 const BATCH: usize = 64;
-/// How long a sleep is while packets are on their way out. Nothing announces their end, and a
-/// packet that meets a dead link must be sent another way.
+/// The time for which a sleep is while packets are on their way out. Nothing announces their end,
+/// and a packet that meets a dead link must be sent another way.
 const NAP: Duration = Duration::from_millis(10);
-/// How long a sleep is while there is no room to send, or something is being fetched.
+/// The time for which a sleep is while there is no room to send, or something is being fetched.
 const CRAMPED: Duration = Duration::from_micros(200);
 
 /// The frames that were moved since the beginning.

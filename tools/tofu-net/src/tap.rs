@@ -31,9 +31,9 @@ pub enum TapError {
     Interface {
         /// The interface.
         name: String,
-        /// What was asked for.
+        /// The request.
         what: &'static str,
-        /// What the kernel says.
+        /// The kernel's answer.
         source: io::Error,
     },
 }

@@ -25,7 +25,7 @@ use crate::lease::Refused;
 const QUEUES: &str = "/proc/tofu/dev";
 /// The files of VFIO's groups.
 const VFIO: &str = "/dev/vfio";
-/// How often it is checked whether a device is in use.
+/// The interval at which it is checked whether a device is in use.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Opens the device when the first process comes.

@@ -96,7 +96,7 @@ pub trait Part {
     ///
     /// # Errors
     ///
-    /// Why it cannot be opened.
+    /// The reason why it cannot be opened.
     fn open_queue(&mut self, new: &NewQueue) -> Result<OwnedFd, Refused>;
 
     /// Closes a queue.
@@ -110,7 +110,7 @@ pub trait Part {
     ///
     /// # Errors
     ///
-    /// Why that is impossible.
+    /// The reason why that is impossible.
     fn register(&mut self, new: &NewMemory<'_>) -> Result<(), Refused>;
 
     /// Deregisters memory.
@@ -124,7 +124,7 @@ pub trait Part {
     ///
     /// # Errors
     ///
-    /// Why it cannot be opened.
+    /// The reason why it cannot be opened.
     fn open_channel(&mut self, channel: (TniId, BchId), gates: &[Gate])
     -> Result<OwnedFd, Refused>;
 

@@ -13,7 +13,7 @@ use tofu_vfio::broker::wire::{Queue, Refusal};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
 
-/// Why a process's request is refused.
+/// The reason why a process's request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// The kind of reason.

@@ -58,7 +58,7 @@ impl Fake {
         self.0.lock().unwrap()
     }
 
-    /// How often the device was opened and released.
+    /// The number of times the device was opened and released.
     fn counts(&self) -> (u32, u32) {
         let state = self.state();
         (state.open, state.closed)

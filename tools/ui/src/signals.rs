@@ -22,7 +22,7 @@ pub struct Forwarding {
 /// first count as the same.
 pub const SAME: Duration = Duration::from_millis(500);
 
-/// How long a command may take to end after a signal if it has nothing to clean up.
+/// The time limit for a command to end after a signal if it has nothing to clean up.
 pub const GRACE: Duration = Duration::from_secs(5);
 /// The same if it has machines, nodes or files to clean up.
 pub const CLEANING: Duration = Duration::from_secs(10);

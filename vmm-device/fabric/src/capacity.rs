@@ -1,4 +1,4 @@
-//! What the links of a machine can carry, found by counting them.
+//! The capacity of a machine's links, found by counting them.
 
 use tofu_abi::topology::{Axis, Shape};
 

@@ -81,7 +81,7 @@ pub trait Cables<B>: Send + Sync {
     fn send(&self, to: PartId, crossing: Crossing<B>) -> Option<Crossing<B>>;
 }
 
-/// Why a packet from another part is refused: a correct part never sends one like it.
+/// The reason why a packet from another part is refused: a correct part never sends one like it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stray {
     /// The machine is not in parts.

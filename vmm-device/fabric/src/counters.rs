@@ -1,4 +1,4 @@
-//! What ports and crossbars count, by the names of the register map.
+//! Counters of ports and crossbars, by the names of the register map.
 
 use crate::{Port, TNIS};
 
@@ -82,8 +82,8 @@ pub struct XbCycles {
 /// what comes into the crossbar from there is ours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XbCounters {
-    /// What each TNI sent.
+    /// The packets that each TNI sent.
     pub tni: [XbCycles; TNIS],
-    /// What each port received.
+    /// The packets that each port received.
     pub port: [XbCycles; Port::COUNT],
 }

@@ -1,4 +1,4 @@
-//! What packets meet on their way besides links: a tap, faults, and cables to other parts.
+//! Hooks on the packet path besides links: a tap, faults, and cables to other parts.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -15,7 +15,7 @@ use crate::{
     TapPoint,
 };
 
-/// What is observed at both ends of a hop.
+/// An observation at both ends of a hop.
 fn ends(hop: Hop, link: Option<OnLink>) -> [Observation; 2] {
     let near = (hop.from, hop.port, Direction::Out);
     let far = (hop.to, hop.port.opposite(), Direction::In);

@@ -17,7 +17,7 @@ use crate::{Hop, Link, ModelledLinks, NodeId, Port, Ps, Shape, TNIS};
 /// Bytes that a crossbar moves in a cycle: TofuD's data path has 128 bits (TofuD paper).
 const XB_BYTES_PER_CYCLE: u64 = 16;
 
-/// Why link errors are refused.
+/// The reason why link errors are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ErrorsRefused {
     /// Direct links have no bits that could be wrong.
@@ -85,14 +85,14 @@ struct NodeState {
     tx: OnceLock<Box<NodeTx>>,
 }
 
-/// What a node sent.
+/// The packets that a node sent.
 #[derive(Debug, Default)]
 struct NodeTx {
     ports: [PortTx; Port::COUNT],
     tnis: TniTx,
 }
 
-/// What a port sent. What the other end received is the same, so it is not counted
+/// The packets that a port sent. The other end received the same, so it is not counted
 /// again: an atomic addition is the greater part of the cost of a hop.
 ///
 /// A cache line each, since different threads send through different ports.
@@ -211,7 +211,7 @@ impl Fabric {
     /// whatever [`Fabric::set_link`] says; afterwards each is as last set. Returns whether that
     /// changes anything.
     ///
-    /// What the node sends to itself crosses no link and still arrives (ours).
+    /// A packet to the node itself crosses no link and still arrives (ours).
     ///
     /// # Errors
     /// [`NoSuchNode`] if the machine has no such node.
@@ -323,7 +323,7 @@ impl Fabric {
             .map(|link| (link, self.link_up(link.from, link.port).unwrap_or_default()))
     }
 
-    /// What a port has counted; `None` if the machine has no such node. A port without
+    /// The counters of a port; `None` if the machine has no such node. A port without
     /// a link counts nothing.
     pub fn port_counters(&self, node: NodeId, port: Port) -> Option<PortCounters> {
         if let Some(links) = &self.modelled {
@@ -357,7 +357,7 @@ impl Fabric {
         self.nodes[self.shape.node_id(far)?.index()].sent(port.opposite())
     }
 
-    /// What a node's crossbar has counted; `None` if the machine has no such node.
+    /// The counters of a node's crossbar; `None` if the machine has no such node.
     pub fn xb_counters(&self, node: NodeId) -> Option<XbCounters> {
         if let Some(links) = &self.modelled {
             return links.xb_counters(node);
@@ -431,7 +431,7 @@ impl Fabric {
 mod tests {
     use super::*;
 
-    /// What the documentation of [`Fabric`] promises.
+    /// The promises of the documentation of [`Fabric`].
     #[test]
     fn a_node_takes_no_more_memory_than_said() {
         assert!(size_of::<NodeState>() <= 24);

@@ -1,6 +1,6 @@
 //! Faults injected on links.
 //!
-//! What happens to a packet on a link follows from the seed, the link, the direction and the number
+//! The fate of a packet on a link follows from the seed, the link, the direction and the number
 //! of packets before it. A run whose packets come in the same order therefore has the same faults.
 
 use std::collections::BTreeMap;
@@ -54,7 +54,7 @@ pub struct Rates {
     pub undetected: Ppm,
 }
 
-/// How many packets can overtake one that is held back.
+/// The number of packets that can overtake one that is held back.
 pub const REORDER_DEPTH: u32 = 8;
 
 impl Rates {
@@ -83,7 +83,7 @@ pub struct FaultPlan {
     pub commands: bool,
 }
 
-/// How often faults happened.
+/// The number of times faults happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounters {
     /// Packets lost.
@@ -98,7 +98,7 @@ pub struct FaultCounters {
     pub undetected: u64,
 }
 
-/// What faults can do to the contents of packets.
+/// Faults in the contents of packets.
 pub trait Disturb: Sized {
     /// Returns a copy, as if it had been sent twice; `None` if it cannot be copied.
     fn duplicate(&self) -> Option<Self>;

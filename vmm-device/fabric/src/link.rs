@@ -61,7 +61,7 @@ pub struct LinkErrors {
     pub dllp_loss: ErrorRate,
 }
 
-/// Why link errors are refused.
+/// The reason why link errors are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadErrors {
     /// There is no such link.
@@ -72,7 +72,7 @@ pub enum BadErrors {
     Lane {
         /// The lane asked for.
         lane: u8,
-        /// How many there are.
+        /// Their number.
         lanes: u8,
     },
     /// With so many dead lanes a link moves nothing.

@@ -37,9 +37,9 @@ pub trait ModelledLinks: fmt::Debug + Send + Sync {
     /// Models all links of these nodes in full, so that a tap sees each frame on them.
     fn look_at(&self, nodes: &BTreeSet<NodeId>);
 
-    /// What a port has counted; `None` if the machine has no such node.
+    /// The counters of a port; `None` if the machine has no such node.
     fn port_counters(&self, node: NodeId, port: Port) -> Option<PortCounters>;
 
-    /// What a node's crossbar has counted; `None` if the machine has no such node.
+    /// The counters of a node's crossbar; `None` if the machine has no such node.
     fn xb_counters(&self, node: NodeId) -> Option<XbCounters>;
 }

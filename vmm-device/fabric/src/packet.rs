@@ -91,8 +91,8 @@ pub struct Packet<B> {
     pub bytes: u64,
     /// Bytes of each TLP but the last, with its routing header.
     pub tlp_bytes: u32,
-    /// How long the TNI pauses after each of the TLPs, in [`GAP_BYTES`]. This has no effect over
-    /// direct links.
+    /// The time for which the TNI pauses after each of the TLPs, in [`GAP_BYTES`]. This has no
+    /// effect over direct links.
     pub gap: u8,
     /// Which of the TNI's senders this is from, 0 to [`SENDERS`] - 1. Each sends one command after
     /// another.
@@ -103,7 +103,7 @@ pub struct Packet<B> {
     /// Modelled time since the command began, in picoseconds, without that of earlier packets. The
     /// carrier adds theirs and the time on the way.
     pub model_ps: u64,
-    /// What the packet carries. The network does not interpret it.
+    /// The payload. The network does not interpret it.
     pub body: B,
 }
 
@@ -147,7 +147,7 @@ impl<B> Packet<B> {
     }
 }
 
-/// Why a packet was lost.
+/// The reason why a packet was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DiscardReason {

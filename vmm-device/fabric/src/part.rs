@@ -100,7 +100,7 @@ impl Parts {
         &self.shape
     }
 
-    /// How many there are.
+    /// Their number.
     pub const fn count(&self) -> usize {
         self.blocks.len()
     }

@@ -41,7 +41,7 @@ impl Scheduler {
     }
 }
 
-/// Why there is no route.
+/// The reason why there is no route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
     /// The machine does not have the source.

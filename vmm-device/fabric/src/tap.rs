@@ -37,7 +37,7 @@ pub struct OnLink {
     pub stat: u8,
     /// Lanes on which it is corrupted, as bits.
     pub spoilt: u8,
-    /// What the receiver finds.
+    /// The receiver's verdict.
     pub check: Check,
     /// It has been sent before.
     pub again: bool,

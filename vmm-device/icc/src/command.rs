@@ -24,7 +24,7 @@ pub(crate) enum CommandKind {
     Frame,
 }
 
-/// What the commands that send something have in common.
+/// Fields common to all commands that send something.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
     pub(crate) kind: CommandKind,
@@ -70,7 +70,7 @@ pub(crate) struct PacketCommand {
     pub(crate) message: Message,
 }
 
-/// What a descriptor asks for.
+/// A parsed descriptor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Action {
     Nop,
@@ -84,7 +84,7 @@ pub(crate) enum Action {
     Packet(PacketCommand),
 }
 
-/// What a descriptor of a queue with these rights asks for, or why it is refused.
+/// Parses a descriptor of a queue with these rights, or returns why it is refused.
 #[inline]
 pub(crate) fn parse(
     descriptor: &Descriptor,

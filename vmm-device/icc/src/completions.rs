@@ -92,9 +92,9 @@ pub(crate) enum Side {
 /// Commands that have failed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Failures {
-    /// What the target has refused.
+    /// Commands that the target has refused.
     pub(crate) refused: u64,
-    /// What has not reached the target, or whose answer has not come.
+    /// Commands that have not reached the target, or have no answer.
     pub(crate) lost: u64,
     /// The last one that has failed, wherever.
     pub(crate) last: Option<Failed>,
@@ -110,7 +110,7 @@ pub(crate) struct Failed {
     pub(crate) generation: u32,
 }
 
-/// What the queue's registers say about the writing of notices, read when one is written.
+/// The settings for notices in the queue's registers, read when one is written.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Policy {
     pub(crate) mrq_mask: u64,
@@ -121,7 +121,8 @@ pub(crate) struct Policy {
     pub(crate) interrupt_mask: u64,
     /// Whether commands that fail ask for an interrupt, too.
     pub(crate) failures: bool,
-    /// How long a full queue waits for a FULL_POINTER that may be on its way, in nanoseconds.
+    /// The time for which a full queue waits for a FULL_POINTER that may be on its way, in
+    /// nanoseconds.
     pub(crate) patience_ns: u64,
 }
 
@@ -245,7 +246,7 @@ impl Completions {
         }
     }
 
-    /// What has failed since the last call.
+    /// The failures since the last call.
     pub(crate) fn take_failures(&mut self) -> Failures {
         std::mem::take(&mut self.failures)
     }

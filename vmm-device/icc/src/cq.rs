@@ -25,7 +25,7 @@ use crate::translate::Tables;
 use crate::transmit::Transmit;
 use tofu_dma::RegisterWrite;
 
-/// How long a write to ENABLE waits for bursts in flight before it gives up on them. A burst takes
+/// The time a write to ENABLE waits for bursts in flight before it gives up on them. A burst takes
 /// as long as a memory copy, so this is only reached when the host hardly runs at all. Then it is
 /// better that the guest waits than that its memory is written after the queue was reported
 /// disabled.
@@ -63,7 +63,7 @@ fn is_double(word0: u64) -> bool {
 /// The direct descriptor register of a queue.
 #[derive(Debug, Default)]
 pub(crate) struct DirectRegister {
-    /// What was written so far, by trapped writes.
+    /// The value so far, by trapped writes.
     words: [u64; 8],
     /// Which halves of the words were written: bits 2n and 2n + 1 for word n.
     written: u16,

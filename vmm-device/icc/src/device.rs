@@ -31,17 +31,17 @@ use crate::tlp::Body;
 use crate::tni::Tni;
 use tofu_dma::Plain;
 
-/// What a device is made from.
+/// The configuration of a device.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Place of the node in the machine.
     pub coords: Coords,
-    /// How long a command waits for an answer before it ends with
+    /// The time for which a command waits for an answer before it ends with
     /// [`TIMEOUT`](tofu_abi::Rcode::TIMEOUT), in nanoseconds.
     pub timeout_ns: u64,
     /// Modelled time of its commands: everything but the network.
     pub timing: CommandTiming,
-    /// What kind of controller it is.
+    /// The kind of controller.
     pub generation: Generation,
     /// Pages that the guest maps, for polled doorbells; without them doorbells are trapped.
     pub pages: Option<SharedPages>,
@@ -382,12 +382,12 @@ impl Icc {
         Arc::clone(&self.memory)
     }
 
-    /// What kind of controller it is.
+    /// The kind of controller.
     pub const fn generation(&self) -> Generation {
         self.config.generation
     }
 
-    /// What its generation has.
+    /// The description of its generation.
     pub const fn description(&self) -> &'static Description {
         self.config.generation.description()
     }
@@ -410,7 +410,7 @@ impl Icc {
         self.config.timing.issue(header, body)
     }
 
-    /// What commands of the node cost.
+    /// The costs of the node's commands.
     pub const fn timing(&self) -> &CommandTiming {
         &self.config.timing
     }

@@ -1,10 +1,10 @@
-//! Why a command fails.
+//! The reason why a command fails.
 
 use tofu_abi::Rcode;
 use tofu_abi::irq::CqsIrqs;
 
-/// Why a command is refused or an address could not be translated: the result code as seen by
-/// the queue that owns the address, and the interrupt request that goes with it.
+/// The reason why a command is refused or an address could not be translated: the result code as
+/// seen by the queue that owns the address, and the interrupt request that goes with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) rcode: Rcode,

@@ -1,4 +1,4 @@
-//! What the device needs from its surroundings.
+//! The device's interface to its host.
 
 use tofu_abi::{Coords, Doorbell, TniId};
 use tofu_fabric::{Packet, Port, PortCounters, XbCounters};
@@ -42,8 +42,8 @@ pub trait Host: Send + Sync {
         let _ = event;
     }
 
-    /// Why a command of any node has failed at this one. If many fail, not all are reported. Called
-    /// only while [`Icc::set_traced`](crate::Icc::set_traced) is on.
+    /// The reason why a command of any node has failed at this one. If many fail, not all are
+    /// reported. Called only while [`Icc::set_traced`](crate::Icc::set_traced) is on.
     fn explain(&self, subject: &Subject, why: &str) {
         let _ = (subject, why);
     }

@@ -233,7 +233,7 @@ mod loom_tests {
         gates: Mutex<Gates>,
     }
 
-    /// What the lock of an interface's gates protects, and the notice.
+    /// The state under the lock of an interface's gates, and the notice.
     #[derive(Default)]
     struct Gates {
         started: bool,

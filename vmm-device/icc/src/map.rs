@@ -53,7 +53,7 @@ pub struct RegisterNow {
     pub name: &'static str,
     /// The register.
     pub register: Register,
-    /// What a read returns.
+    /// The value of a read.
     pub value: u64,
 }
 

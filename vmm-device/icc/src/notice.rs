@@ -42,7 +42,7 @@ impl Notice {
     }
 }
 
-/// What a notice of the initiator reports.
+/// The events of a notice at the initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoticeEvent {
     /// A TLP that is not the last one of its message was answered.

@@ -218,7 +218,7 @@ impl Icc {
         Ok((queue, pin))
     }
 
-    /// Why a request was refused, in words.
+    /// The reason why a request was refused, in words.
     pub(crate) fn why_refused(
         &self,
         incoming: &Incoming<'_>,

@@ -1,4 +1,4 @@
-//! What commands cost at the two ends, in modelled time: everything but the network.
+//! Costs of commands at the two ends, in modelled time: everything but the network.
 //!
 //! The sources are Table III and section V.B of the TofuD paper, and Table 2 and Figure 6 of IEEE
 //! Micro 2012. A Put of 8 bytes to a neighbour takes [`issue_ps`](CommandTiming::issue_ps), a hop,
@@ -10,7 +10,7 @@ use tofu_abi::generation::{Description, Generation, MemoryGroups};
 
 use crate::tlp::{Body, Payload};
 
-/// What the commands of a generation cost at the two ends.
+/// Costs of a generation's commands at the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommandTiming {
     /// From a command in the interface to its first TLP in the crossbar, in picoseconds.
@@ -27,7 +27,8 @@ pub struct CommandTiming {
     /// How much longer it takes at each end if its process is in a memory group far from the
     /// interface, in picoseconds.
     pub far_ps: u64,
-    /// How long a command keeps the interface from beginning the next one, in picoseconds.
+    /// The time for which a command keeps the interface from beginning the next one, in
+    /// picoseconds.
     pub command_ps: u64,
     /// Bytes a second of data on the bus between memory and interfaces, in either direction, if
     /// that is less than the interfaces can send.
@@ -92,7 +93,7 @@ impl CommandTiming {
         ..Self::TOFU2
     };
 
-    /// What the commands of a generation cost.
+    /// The costs of a generation's commands.
     pub const fn of(generation: Generation) -> Self {
         match generation {
             Generation::K => Self::TOFU,

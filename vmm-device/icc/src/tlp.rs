@@ -281,7 +281,7 @@ impl Payload {
     }
 }
 
-/// What a packet carries.
+/// The payload of a packet.
 #[derive(Debug)]
 pub enum Body {
     /// Data to be written at the target.
@@ -300,7 +300,7 @@ pub enum Body {
     Armw {
         /// The command.
         request: Request,
-        /// What to do.
+        /// The action.
         op: ArmwOp,
         /// The operand; for a compare-and-swap the new value.
         operand: u64,
@@ -309,12 +309,12 @@ pub enum Body {
     },
     /// Answer to a Put.
     PutAck {
-        /// How it ended.
+        /// Its end.
         answer: Answer,
     },
     /// Answer to a Get.
     GetData {
-        /// How it ended.
+        /// Its end.
         answer: Answer,
         /// The data, `answer.done` bytes.
         payload: Payload,
@@ -323,7 +323,7 @@ pub enum Body {
     },
     /// Answer to an atomic command.
     ArmwAck {
-        /// How it ended.
+        /// Its end.
         answer: Answer,
         /// The value before the change.
         old: u64,

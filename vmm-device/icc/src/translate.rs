@@ -24,7 +24,7 @@ pub(crate) struct Translation {
     pub(crate) segments: Segments,
     /// Bytes that could be translated.
     pub(crate) len: u32,
-    /// Why the rest could not.
+    /// The reason why the rest could not.
     pub(crate) fault: Option<Fault>,
 }
 

@@ -19,7 +19,7 @@ pub const MAX_WIRE: usize = 256 + BURST_BYTES as usize;
 /// Most TLPs of a burst: each has a byte, or it is the only one.
 const MAX_TLPS: u32 = BURST_BYTES;
 
-/// Why bytes are not a packet.
+/// The reason why bytes are not a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// They end too early.

@@ -98,7 +98,7 @@ impl Device {
     }
 }
 
-/// What the relay waits for.
+/// The signals that the relay waits for.
 fn signal() -> Signal {
     let value: Box<Value> = Box::new([3; 15]);
     let op = Op::Sum.into();

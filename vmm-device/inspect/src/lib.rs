@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What is left of a tree where the depth of a [`Query`] ends.
+/// The placeholder of a tree below the depth of a [`Query`].
 pub const CUT: &str = "...";
 
 /// Names at one place that a [`Missing`] tells at most.
@@ -45,7 +45,7 @@ pub enum Value {
     Tree(Vec<(String, Value)>),
 }
 
-/// What to look at.
+/// The target.
 #[derive(Clone, Copy, Debug)]
 pub struct Query<'a> {
     /// Names that lead to it, outermost first; capitals do not matter.
@@ -56,7 +56,7 @@ pub struct Query<'a> {
     pub limit: usize,
 }
 
-/// What was seen.
+/// The result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// How it looks.
@@ -162,7 +162,7 @@ pub struct Tree<'a> {
     at: usize,
     depth: usize,
     state: &'a mut State,
-    /// What the path leads to.
+    /// The target of the path.
     found: Option<Value>,
     parts: Vec<(String, Value)>,
     /// Names beside the path.

@@ -1,8 +1,8 @@
-//! What happened on a link.
+//! Counters of a link.
 
 use crate::VCS;
 
-/// What one end of a link has counted as a sender and as a receiver.
+/// The counters of one end of a link as a sender and as a receiver.
 ///
 /// A [`Sender`](crate::Sender) and a [`Receiver`](crate::Receiver) count what they see. Their
 /// driver counts the rest: bytes, waiting, and frames dropped because their link is down.

@@ -1,4 +1,4 @@
-//! What the two ends of a link tell each other.
+//! Data-link-layer packets between the two ends of a link.
 
 use crate::VCS;
 

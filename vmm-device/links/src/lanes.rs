@@ -87,7 +87,7 @@ impl Lanes {
         }
     }
 
-    /// How many lanes there are.
+    /// The number of lanes.
     pub const fn count(&self) -> u8 {
         self.all.count_ones() as u8
     }

@@ -58,7 +58,7 @@ pub struct Parameters {
     pub link_ps: Ps,
     /// Time through the crossbar of a node.
     pub switch_ps: Ps,
-    /// How long a sender waits for an acknowledgement, or for credit, before it acts.
+    /// The time for which a sender waits for an acknowledgement, or for credit, before it acts.
     pub timeout_ps: Ps,
 }
 
@@ -221,13 +221,13 @@ impl Parameters {
         bytes.saturating_mul(1_000_000_000_000 / self.link_kbytes() as u64) / 1000
     }
 
-    /// How long a frame occupies its link: the time of [`wire_bytes`](Self::wire_bytes).
+    /// The time for which a frame occupies its link: the time of [`wire_bytes`](Self::wire_bytes).
     #[inline]
     pub const fn wire_ps(&self, frame: u16) -> Ps {
         self.bytes_ps(self.wire_bytes(frame), self.lanes)
     }
 
-    /// How long a frame occupies its link with that many lanes.
+    /// The time for which a frame occupies its link with that many lanes.
     ///
     /// [`Slicing::Dynamic`] takes the time of one lane for a frame that is sent whole on each.
     /// Returns `None` if nothing is sent: with no lane, or with one of Tofu's lanes gone.

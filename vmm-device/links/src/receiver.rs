@@ -2,7 +2,7 @@
 
 use crate::{Counters, Dllp, Parameters, Ps, Rows, Sender, Seq, VCS};
 
-/// What became of a frame on the wire.
+/// The fate of a frame on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Check {
     /// It is intact.
@@ -13,7 +13,7 @@ pub enum Check {
     Bad,
 }
 
-/// What a receiver does with a frame.
+/// A receiver's verdict on a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It accepts the frame.

@@ -13,7 +13,7 @@ pub(crate) const MOST_ATTEMPTS: u16 = 256;
 /// Most credit returns that are known ahead. Further ones are merged.
 const RETURNS: usize = 16;
 
-/// What a frame waits for.
+/// The reason for which a frame waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// Earlier frames are being resent.
@@ -27,7 +27,7 @@ pub enum Reason {
 /// A frame cannot be sent now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
-    /// What it waits for.
+    /// The reason for waiting.
     pub reason: Reason,
     /// When it will have that at the latest, as far as known; [`NEVER`] if it depends on a DLLP
     /// that may come, or on what is still to happen at the other end.
@@ -49,7 +49,7 @@ pub enum Effect {
     Polled,
 }
 
-/// What a timeout requires.
+/// The action on a timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timeout {
     /// Frames must be resent: [`Sender::resend`].
@@ -82,7 +82,7 @@ pub struct Sender {
     room: u16,
     /// Rows sent into each queue since the link came up, modulo 2^16.
     used: [u16; VCS],
-    /// What `used` may reach: the rows that have left the queue, plus its size.
+    /// The limit of `used`: the rows that have left the queue, plus its size.
     limit: [u16; VCS],
     /// Rows of one queue.
     queue: u16,
@@ -218,7 +218,7 @@ impl Sender {
         }
     }
 
-    /// What a frame that does not fit waits for.
+    /// The reason for which a frame that does not fit waits.
     #[cold]
     fn wait(&self, vc: u8, rows: Rows) -> Wait {
         let mut wait = Wait { reason: Reason::Credit, until: 0 };
@@ -452,7 +452,7 @@ impl Sender {
         }
     }
 
-    /// What to do after nothing has arrived for too long. It may be called at any time.
+    /// The action after nothing has arrived for too long. It may be called at any time.
     pub fn timeout(&mut self, now: Ps, counters: &mut Counters) -> Option<Timeout> {
         self.settle(now);
         if self.oldest == self.next {

@@ -41,7 +41,7 @@ const TLP_MAX: usize = 64 * TLP_UNIT;
 /// Bytes of the longest slice, with preamble and gap.
 pub const MAX_SLICE: usize = PREAMBLE.len() + ROUTING_HEADER_SIZE + TLP_MAX + 4 * ROW + GAP.len();
 
-/// What a link sends as a frame.
+/// The contents of a frame of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkFrame<'a> {
     /// The routing header, with the link's fields.
@@ -54,7 +54,7 @@ pub struct LinkFrame<'a> {
     pub nullified: bool,
 }
 
-/// Why bytes are not a slice, or slices not a frame.
+/// The reason why bytes are not a slice, or slices not a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// A slice does not begin or end as slices do.

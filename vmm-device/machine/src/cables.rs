@@ -45,7 +45,7 @@ pub const MAX_MESSAGE: usize = 2 + wire::MAX_WIRE;
 const PACKET: u8 = 1;
 const UNDELIVERED: u8 = 2;
 
-/// Why a message from another part is refused. No honest part sends such a message.
+/// The reason why a message from another part is refused. No honest part sends such a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// Its kind is unknown.

@@ -45,10 +45,10 @@ pub struct MachineConfig {
     pub doorbells: Doorbells,
     /// Number of engines that share the nodes; at least one.
     pub engines: usize,
-    /// How long a command waits for an answer, in nanoseconds.
+    /// The time for which a command waits for an answer, in nanoseconds.
     pub timeout_ns: u64,
-    /// How long an engine without work polls a doorbell continuously before it polls less and less
-    /// often, in nanoseconds.
+    /// The time for which an engine without work polls a doorbell continuously before it polls less
+    /// and less often, in nanoseconds.
     pub spin_ns: u64,
 }
 
@@ -93,7 +93,7 @@ impl MachineConfig {
     }
 }
 
-/// What a machine is connected to outside.
+/// Connections of a machine to the outside.
 #[derive(Default)]
 pub struct Surroundings {
     /// The part of the machine in this process; `None` if the whole machine is in it.

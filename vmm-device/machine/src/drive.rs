@@ -7,7 +7,7 @@ use crate::shared::Shared;
 
 /// A kind of device that engines can drive.
 pub trait Drive: Device {
-    /// How long an engine polls a page after it last had something new, in nanoseconds.
+    /// The time for which an engine polls a page after it last had something new, in nanoseconds.
     const POLLED_NS: u64;
 
     /// A thread's view of a machine.

@@ -4,7 +4,7 @@ use thiserror::Error;
 use tofu_abi::Coords;
 use tofu_abi::topology::Shape;
 
-/// Why a node or a machine cannot be created.
+/// The reason why a node or a machine cannot be created.
 #[derive(Debug, Error)]
 pub enum Error {
     /// The coordinates are not in the machine.

@@ -1,4 +1,4 @@
-//! What is handed to an engine: queues to run, deadlines to keep, doorbells to listen to or to
+//! Work for an engine: queues to run, deadlines to keep, doorbells to listen to or to
 //! poll.
 
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ pub(crate) struct Piece<W> {
     pub(crate) work: W,
 }
 
-/// What an engine is to do. Any thread may add to it.
+/// The work of an engine. Any thread may add to it.
 #[derive(Debug)]
 pub(crate) struct Inbox<W> {
     index: usize,

@@ -19,7 +19,7 @@ use crate::node::{Node, Parent};
 use crate::shared::{RELEASES, Shared};
 use crate::trace::Recorder;
 
-/// How long a fault holds back a packet that no other packet overtakes, in nanoseconds.
+/// The time for which a fault holds back a packet that no other packet overtakes, in nanoseconds.
 const HOLD_NS: u64 = 1_000_000;
 
 /// Maximum capacity of the memory that a thread keeps for the arrivals of its next view.
@@ -68,7 +68,7 @@ impl<'a> Pump<'a> {
     }
 }
 
-/// What the nodes of a machine of Tofu share, beside what those of any machine do.
+/// State that the nodes of a Tofu machine share, beside that of any machine.
 pub struct TofuShared {
     /// The cables to the parts in other processes, if the machine is divided into parts.
     pub(crate) cables: Option<Arc<Cables>>,

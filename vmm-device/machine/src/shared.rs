@@ -20,12 +20,13 @@ pub(crate) const RELEASES: usize = 0;
 pub struct Shared<D: Device> {
     pub(crate) wires: Arc<Wires<D::Body>>,
     pub(crate) nodes: Vec<OnceLock<Arc<D::Node>>>,
-    /// What each engine is to do.
+    /// The work of each engine.
     pub(crate) engines: Vec<Arc<Inbox<D::Work>>>,
     /// Drives the links, if they are modelled.
     pub(crate) courier: Courier,
     pub(crate) clock: Clock,
-    /// How long a page is polled without pause after it last had something new, in nanoseconds.
+    /// The time for which a page is polled without pause after it last had something new, in
+    /// nanoseconds.
     pub(crate) spin_ns: u64,
     /// Whether there are engine threads.
     pub(crate) running: AtomicBool,

@@ -42,12 +42,13 @@ use crate::windows::{TorusParts, WindowBackend};
 const TURNS_PER_WRITE: usize = 4;
 /// The same in a machine without an engine.
 const TURNS_PER_ROUND: usize = 256;
-/// How long a fault holds back a unit that no other unit overtakes, in nanoseconds.
+/// The time for which a fault holds back a unit that no other unit overtakes, in nanoseconds.
 const HOLD_NS: u64 = 1_000_000;
 
 /// Packets that go over a link together while a capture or faults inspect them.
 const RUN_OBSERVED: u16 = 64;
-/// How long an engine polls a shared window after it last had something new, in nanoseconds.
+/// The time for which an engine polls a shared window after it last had something new, in
+/// nanoseconds.
 const SPIN_NS: u64 = 50_000;
 
 /// Timing of the links: 0.6 us from processor to processor including the packet's own time, and 128
@@ -76,7 +77,7 @@ struct NwpHost {
     warned: AtomicBool,
 }
 
-/// What the nodes of a machine of TNW share, beside what those of any machine do.
+/// State that the nodes of a TNW machine share, beside that of any machine.
 pub struct TnwShared {
     /// Whether engines poll shared windows.
     polled: AtomicBool,

@@ -61,7 +61,7 @@ pub enum What {
     },
 }
 
-/// Why a command has failed.
+/// The reason why a command has failed.
 #[derive(Clone, Debug)]
 pub struct Reason {
     /// The command.

@@ -14,7 +14,7 @@ pub struct HostBus<B> {
 }
 
 impl<B> HostBus<B> {
-    /// How long the bus is busy with that many bytes.
+    /// The time for which the bus is busy with that many bytes.
     pub fn time_ps(&self, bytes: u64) -> Ps {
         bus_ps(self.bytes_per_s, bytes)
     }

@@ -45,7 +45,7 @@ struct Modelled<B> {
     shape: Shape,
     network: Arc<SharedNetwork>,
     bus: Option<HostBus<B>>,
-    /// What was sent since the last turn.
+    /// Packets injected since the last turn.
     inbox: Mutex<Vec<Packet<B>>>,
     under_way: Mutex<UnderWay<B>>,
     /// Requests that each TNI holds, node by node.
@@ -256,7 +256,7 @@ impl<B> Witness<'_, B> {
         network.next_event().into_iter().chain(self.under_way.next_landing()).min()
     }
 
-    /// How long each TLP of a packet occupies the bus of the node that sends it.
+    /// The time for which each TLP of a packet occupies the bus of the node that sends it.
     fn read_ps(&self, packet: &Packet<B>) -> Ps {
         let Some(bus) = &self.carrier.bus else { return 0 };
         bus.time_ps((bus.data)(&packet.body).0 / u64::from(packet.tlps.max(1)))

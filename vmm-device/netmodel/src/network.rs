@@ -65,7 +65,7 @@ pub struct Options {
     pub replay_bytes: Option<u32>,
     /// Seed of random link errors.
     pub seed: u64,
-    /// How many requests and system messages a TNI holds until their last frame has left.
+    /// The number of requests and system messages a TNI holds until their last frame has left.
     pub backlog: u32,
     /// Threads that run the network. Results do not depend on it.
     pub threads: u32,
@@ -194,18 +194,18 @@ impl Network {
         self.slabs.next_at()
     }
 
-    /// What was counted on all links.
+    /// The counts of all links.
     pub fn totals(&self) -> Totals {
         self.slabs.totals()
     }
 
-    /// How many times a frame was sent over a link.
+    /// The number of times a frame was sent over a link.
     pub fn hops(&self) -> u64 {
         self.slabs.hops()
     }
 
-    /// How many directions of links have their data link layer modelled in full: those on which
-    /// something goes wrong or recently did, and those that are observed.
+    /// The number of directions of links with their data link layer modelled in full: those on
+    /// which something goes wrong or recently did, and those that are observed.
     pub fn in_full(&self) -> usize {
         self.slabs.in_full()
     }
@@ -354,7 +354,7 @@ impl Network {
         Some((near, far))
     }
 
-    /// What a port has counted; `None` if the machine has no such node.
+    /// The counters of a port; `None` if the machine has no such node.
     pub fn port_counters(&self, node: NodeId, port: Port) -> Option<PortCounters> {
         let at = self.shape.coords(node)?;
         let sending = self.slabs.sending(node, port);
@@ -403,7 +403,7 @@ impl Network {
         Some(counters)
     }
 
-    /// What a node's crossbar has counted; `None` if the machine has no such node.
+    /// The counters of a node's crossbar; `None` if the machine has no such node.
     pub fn xb_counters(&self, node: NodeId) -> Option<XbCounters> {
         self.shape.coords(node)?;
         let cycle = self.parameters().cycle_ps();

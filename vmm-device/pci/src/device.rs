@@ -1,4 +1,4 @@
-//! What makes a function of a device behind an endpoint.
+//! The trait that makes a function of a device behind an endpoint.
 
 use crate::endpoint::Endpoint;
 use crate::function::{BAR_COUNT, BarRange, PciFunction};

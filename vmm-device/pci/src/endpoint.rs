@@ -96,7 +96,7 @@ pub enum LinkSpeed {
     Gen3 = 3,
 }
 
-/// Why an endpoint cannot be built as asked.
+/// The reason why an endpoint cannot be built as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// No such BAR, or a 64-bit one has no register left for its upper half.
@@ -124,7 +124,7 @@ pub enum Error {
     CapabilitySpace(usize),
 }
 
-/// What a configuration write did that a device may have to act on. State can
+/// Effects of a configuration write that a device may have to act on. State can
 /// also be asked for at any time from the [`Endpoint`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Changes {

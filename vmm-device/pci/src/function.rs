@@ -1,4 +1,4 @@
-//! What a bus sees of a function.
+//! A bus's view of a function.
 
 use crate::config::regs;
 

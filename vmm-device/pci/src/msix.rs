@@ -37,7 +37,7 @@ pub(crate) struct Vector {
     data: u32,
     pub(crate) masked: bool,
     pub(crate) pending: bool,
-    /// What was last passed to the sink.
+    /// The last message to the sink.
     reported: Option<(u64, u32)>,
 }
 

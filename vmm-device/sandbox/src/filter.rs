@@ -37,7 +37,7 @@ const NO_EXEC: &[Condition] = &[Bits(2, libc::PROT_EXEC as u64, 0)];
 /// Opening for nothing but reading.
 const READ_ONLY: u64 = (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64;
 
-/// What the run-time library needs in every thread, and what is harmless.
+/// System calls of the run-time library in every thread, and harmless ones.
 pub(crate) const EVERYWHERE: &[Entry] = &[
     (libc::SYS_read, &[]),
     (libc::SYS_write, &[]),
@@ -118,12 +118,12 @@ macro_rules! kvm {
     };
 }
 
-/// What devices do to their VM when a guest enables a queue, moves a BAR, or unmasks an
+/// Requests of devices to their VM when a guest enables a queue, moves a BAR, or unmasks an
 /// interrupt: KVM_SET_USER_MEMORY_REGION (and 2), KVM_IRQ_LINE (and STATUS), KVM_SET_GSI_ROUTING,
 /// KVM_IRQFD, KVM_IOEVENTFD.
 const KVM_DEVICES: &[Entry] = kvm![0x46, 0x49, 0x61, 0x67, 0x6a, 0x76, 0x79];
 
-/// What a vCPU's thread asks of its vCPU: KVM_RUN, registers (GET and SET of REGS, SREGS, MSRS,
+/// Requests of a vCPU's thread to its vCPU: KVM_RUN, registers (GET and SET of REGS, SREGS, MSRS,
 /// FPU, LAPIC, MP_STATE, VCPU_EVENTS, DEBUGREGS, XSAVE, XCRS, SREGS2), KVM_INTERRUPT,
 /// KVM_SET_CPUID2 and its GET, KVM_NMI, KVM_TRANSLATE, KVM_SET_GUEST_DEBUG, KVM_GET_TSC_KHZ,
 /// KVM_KVMCLOCK_CTRL, KVM_GET_CLOCK.
@@ -257,7 +257,7 @@ const MAIN: &[Entry] = &[
     (libc::SYS_ioctl, &[Bits(1, 0xff00, KVM_TYPE)]),
 ];
 
-/// What is answered with EACCES.
+/// System calls that fail with EACCES.
 fn refused(role: Role) -> Vec<&'static [Entry]> {
     match role {
         Role::Main => vec![NONE],
@@ -267,7 +267,7 @@ fn refused(role: Role) -> Vec<&'static [Entry]> {
     }
 }
 
-/// What does not end the process.
+/// System calls that do not end the process.
 fn allowed(role: Role) -> Vec<&'static [Entry]> {
     let mut lists =
         vec![EVERYWHERE, older::EVERYWHERE, REFUSED, older::REFUSED, LINKS, older::LINKS];

@@ -1,4 +1,4 @@
-//! What the threads of a monitor may ask of the host.
+//! Sandboxes for the threads of a monitor.
 //!
 //! Code that a guest can reach is written so that it cannot be taken over. This crate
 //! limits the damage if that happens all the same, by two means of the kernel's:
@@ -40,12 +40,12 @@ pub use crate::policy::{Access, EXIT_VIOLATION, Error, Policy, Role};
 pub use crate::program::{User, answer_connect, confine_program, hold_connects};
 pub use crate::support::Support;
 
-/// What of a sandbox is in effect for the process.
+/// The parts of a sandbox that are in effect for the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entered {
     /// Files are restricted.
     pub files: bool,
-    /// What the kernel lacks, if anything, in one line each.
+    /// Missing features of the kernel, in one line each.
     pub missing: Vec<String>,
 }
 

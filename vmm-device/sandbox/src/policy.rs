@@ -1,4 +1,4 @@
-//! What threads and the process may do, and the errors of restricting them.
+//! Policies for threads and the process, and the errors of applying them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use thiserror::Error;
 /// Exit status of a process that was ended for a system call: 128 + SIGSYS.
 pub const EXIT_VIOLATION: i32 = 128 + libc::SIGSYS;
 
-/// What a thread is for, which decides on its system calls.
+/// The role of a thread, which decides on its system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Runs a vCPU and serves its exits.
@@ -70,7 +70,7 @@ pub enum Access {
     Execute,
 }
 
-/// What a sandbox allows.
+/// A sandbox's policy.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
     pub(crate) paths: Vec<(PathBuf, Access)>,
@@ -120,7 +120,7 @@ impl Policy {
         }
     }
 
-    /// What to tell a user whose process was ended: how to report it or to go without, at most
+    /// A hint for a user whose process was ended: how to report it or to go without, at most
     /// 200 bytes on one line.
     #[must_use]
     pub fn with_hint(mut self, hint: &str) -> Self {
@@ -129,7 +129,7 @@ impl Policy {
     }
 }
 
-/// Why a sandbox cannot be had or entered.
+/// The reason why a sandbox cannot be had or entered.
 #[derive(Debug, Error)]
 pub enum Error {
     /// A path of the policy cannot be opened.
@@ -137,7 +137,7 @@ pub enum Error {
     Path {
         /// The path.
         path: PathBuf,
-        /// What the host said.
+        /// The host's error.
         source: io::Error,
     },
     /// A filter could not be made or installed.
@@ -145,7 +145,7 @@ pub enum Error {
     Filter {
         /// Whose filter.
         role: &'static str,
-        /// What was said.
+        /// The message.
         reason: String,
     },
     /// Landlock refused.

@@ -29,8 +29,8 @@ pub struct User {
     pub group: Option<u32>,
 }
 
-/// What monitors such as QEMU call besides [`filter::EVERYWHERE`] and the lists of roles. Memory
-/// with code is theirs to make, because they translate guests' code.
+/// System calls of monitors such as QEMU besides [`filter::EVERYWHERE`] and the lists of roles.
+/// Memory with code is theirs to make, because they translate guests' code.
 const CALLS: &[Entry] = &[
     (libc::SYS_execve, &[]),
     (libc::SYS_clone, &[Bits(0, libc::CLONE_THREAD as u64, libc::CLONE_THREAD as u64)]),
@@ -170,7 +170,7 @@ const OLDER: &[Entry] = &[];
 /// system calls to those of a monitor; others fail with EPERM. It keeps no capability. With `user`
 /// it becomes that user.
 ///
-/// What the kernel lacks is left out ([`Support`]).
+/// Features that the kernel lacks are left out ([`Support`]).
 ///
 /// # Errors
 /// [`Error::Path`], [`Error::Files`], [`Error::Filter`], or [`Error::User`] if it cannot become

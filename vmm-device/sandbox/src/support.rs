@@ -1,4 +1,4 @@
-//! What the running kernel offers.
+//! Features of the running kernel.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -9,7 +9,7 @@ pub(crate) const ABI_ALL_THREADS: u32 = 8;
 /// `LANDLOCK_CREATE_RULESET_VERSION` of linux/landlock.h.
 const CREATE_RULESET_VERSION: libc::c_long = 1;
 
-/// What the running kernel offers for a sandbox; what it lacks comes with the reason.
+/// Features of the running kernel for a sandbox; missing ones come with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Support {
     /// System call filters.
@@ -24,7 +24,7 @@ impl Support {
         Self { seccomp: seccomp(), landlock: landlock() }
     }
 
-    /// What a kernel with Landlock still lacks, in one line each.
+    /// Missing features of a kernel with Landlock, in one line each.
     pub fn landlock_gaps(&self) -> Vec<String> {
         let Ok(abi) = self.landlock else { return Vec::new() };
         // By ABI: linux/landlock.h of each version.

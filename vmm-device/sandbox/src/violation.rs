@@ -1,4 +1,4 @@
-//! What happens upon a system call that is not allowed: one line, and the end.
+//! The handling of a system call that is not allowed: one line, and the end.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;

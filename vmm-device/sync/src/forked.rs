@@ -1,4 +1,4 @@
-//! What a process has, and a child that it forks has not.
+//! State of a process that a forked child does not have.
 #![allow(unsafe_code, reason = "memory that the kernel clears in a child")]
 
 use std::ptr::null_mut;

@@ -57,7 +57,7 @@ pub enum WhenFull {
 /// Capacity from which an empty queue gives its memory back, in items.
 const KEPT: usize = 64;
 
-/// How many times its bytes a queue holds for [`Sender::force`].
+/// A multiple of its bytes that a queue holds for [`Sender::force`].
 pub const RESERVE: usize = 8;
 
 struct Shared<T> {

@@ -39,7 +39,7 @@ pub(crate) struct InFlight {
     arrived: u32,
     /// Where and why the first TLP was lost.
     pub(crate) lost: Option<Loss>,
-    /// How long its interface sends no other TLP of this kind after each of its TLPs.
+    /// The time for which its interface sends no other TLP of this kind after each of its TLPs.
     gap: Ps,
 }
 

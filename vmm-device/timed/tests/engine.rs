@@ -14,7 +14,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 const TNI: TniId = TniId::ALL[0];
 const NODES: [NodeId; 2] = [NodeId(0), NodeId(1)];
-/// How long an idle driver waits between two looks.
+/// The time for which an idle driver waits between two looks.
 const IDLE_PS: Ps = 1_000_000;
 
 struct Node(Arc<EventEngine>, NodeId);

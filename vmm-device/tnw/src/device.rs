@@ -102,7 +102,7 @@ pub(crate) struct Page {
     pub(crate) refused: u64,
 }
 
-/// What a link module's lock protects.
+/// The state under a link module's lock.
 pub(crate) struct LinkState {
     pub(crate) end: LinkEnd,
     pub(crate) tx: [Transmit; CHANNELS],

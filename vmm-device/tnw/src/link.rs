@@ -23,8 +23,8 @@ use crate::unit::{Check, Control, ControlKind, Data, Session, Unit};
 pub const TX_BUFFER: u16 = 1024;
 const _: () = assert!(TX_BUFFER < SEQUENCES / 2);
 
-/// How long an end first waits for feedback, in nanoseconds (ours). Each wait without feedback
-/// doubles the next one.
+/// The time for which an end first waits for feedback, in nanoseconds (ours). Each wait without
+/// feedback doubles the next one.
 pub const TIMEOUT_NS: u64 = 10_000_000;
 /// The longest wait, as a power of two of [`TIMEOUT_NS`].
 const MOST_DOUBLINGS: u32 = 6;

@@ -17,7 +17,7 @@ use crate::unit::MAX_RUN;
 
 const RING: usize = WINDOW_RING as usize;
 
-/// Why a store was dropped.
+/// The reason why a store was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreError {
     /// It crosses the end of the ring.

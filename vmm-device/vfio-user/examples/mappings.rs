@@ -1,4 +1,4 @@
-//! What page-wise mappings cost: how fast a client's maps are taken and given up, and the
+//! The cost of page-wise mappings: how fast a client's maps are taken and given up, and the
 //! bandwidth of Puts through them, against one range and against pages that lie side by side.
 //!
 //! ```text

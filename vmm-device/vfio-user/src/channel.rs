@@ -18,7 +18,7 @@ use crate::wire::{HEADER_SIZE, Header, MAX_BODY, MAX_FDS, MAX_SENT_FDS};
 /// Bytes that are read at once, of one message or several: far more than a register access has.
 const BUFFER: usize = 1024;
 
-/// Why no more messages can be had from a client.
+/// The reason why no more messages can be had from a client.
 #[derive(Debug, Error)]
 pub enum ChannelError {
     /// The socket does not work.

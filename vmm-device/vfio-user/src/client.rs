@@ -16,7 +16,7 @@ use crate::wire::{
     irq, put, put_long, region,
 };
 
-/// Why a server does not do what a client wants.
+/// The reason why a server does not do what a client wants.
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// There is no connection, or not any more.
@@ -261,7 +261,7 @@ impl Client {
     }
 }
 
-/// What REGION_READ and REGION_WRITE begin with.
+/// The header of REGION_READ and REGION_WRITE.
 fn access(region: u32, offset: u64, len: usize) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&offset.to_ne_bytes());

@@ -29,7 +29,7 @@ const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 /// Ranges that are taken away without letting transfers look up addresses in between.
 const RANGES_PER_LOCK: usize = 256;
 
-/// What a client's memory may be made of.
+/// Policies for the files of a client's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backing {
     /// Memory files of ordinary pages that are sealed against shrinking, or can be and then are.
@@ -136,7 +136,7 @@ impl MappedPlace {
     }
 }
 
-/// What a client lets the device do to a range.
+/// The device's rights to a range of a client's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rights {
     pub(crate) read: bool,
@@ -188,7 +188,7 @@ impl MappedRun {
     }
 }
 
-/// What a client asks to be mapped.
+/// A client's request to map memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MapRequest {
     pub(crate) address: u64,
@@ -235,7 +235,7 @@ impl ClientMemory {
         }
     }
 
-    /// What a client's memory may be made of.
+    /// Policies for the files of a client's memory.
     pub(crate) fn backing(&self) -> Backing {
         self.backing
     }

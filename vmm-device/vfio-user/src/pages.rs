@@ -24,7 +24,7 @@ use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 /// that a client which has left but keeps its mapping reaches nothing of the next client's.
 struct ClientFile {
     region: Arc<MmapRegion<()>>,
-    /// What is mapped there now.
+    /// The current mapping.
     file: Mutex<Arc<OwnedFd>>,
 }
 
@@ -119,7 +119,7 @@ impl WindowBackend for ClientWindows {
     }
 }
 
-/// What a client can map of a device. An offset in the file is one in its BAR.
+/// The pages of a device that a client can map. An offset in the file is one in its BAR.
 #[derive(Clone)]
 pub(crate) enum Mappable {
     Pages(Arc<ClientPages>),
@@ -135,7 +135,7 @@ impl Mappable {
         }
     }
 
-    /// What can be mapped of that, in bytes: first and size of each part.
+    /// The areas of it that can be mapped, in bytes: first and size of each.
     pub(crate) fn areas(&self) -> Vec<(u64, u64)> {
         match self {
             Self::Pages(_) => (0..NUM_TNI * Doorbell::COUNT)

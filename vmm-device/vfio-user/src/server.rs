@@ -41,21 +41,21 @@ use crate::wire::{
 
 /// The longest description of a client's capabilities, in bytes.
 const MAX_CAPABILITIES: usize = 64 << 10;
-/// How long a client may wait for another one to leave before it is turned away. A client that
-/// restarts connects before its former connection has been cleaned up.
+/// The time for which a client may wait for another one to leave before it is turned away. A client
+/// that restarts connects before its former connection has been cleaned up.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How often those who wait are looked at.
+/// The interval at which those who wait are looked at.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long a client that is turned away has for its first message.
+/// The time for which a client that is turned away has for its first message.
 const FIRST_MESSAGE: Duration = Duration::from_secs(1);
 /// An address at which every PC has memory, and neither a ROM nor a device's.
 const ORDINARY_MEMORY: u64 = 1 << 20;
-/// How long to wait when the host has no descriptors for a client.
+/// The time to wait when the host has no descriptors for a client.
 const SHORT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
 /// Capabilities that a function can have in the first 256 bytes of configuration space.
 const MAX_PCI_CAPABILITIES: usize = 48;
 
-/// Why a client or all clients cannot be served.
+/// The reason why a client or all clients cannot be served.
 #[derive(Debug, Error)]
 pub enum Error {
     /// No more clients can be accepted.
@@ -96,7 +96,7 @@ pub struct Server {
 
 type OnChange = Arc<dyn Fn(bool) + Send + Sync>;
 
-/// Why memory of a client cannot be reached, for the user.
+/// The reason why memory of a client cannot be reached, for the user.
 fn why_unreachable(backing: Backing, errno: Errno) -> &'static str {
     match backing {
         Backing::Process => "its process has unmapped it, or may not write it",
@@ -111,7 +111,7 @@ fn why_unreachable(backing: Backing, errno: Errno) -> &'static str {
     }
 }
 
-/// What [`Server::stop`] has to shut down.
+/// The sockets that [`Server::stop`] has to shut down.
 #[derive(Default)]
 struct Sockets {
     stopped: bool,
@@ -650,7 +650,7 @@ struct Session<'a> {
     /// The reply under construction, and the descriptors that go with it.
     reply: Vec<u8>,
     fds: Vec<SentFd>,
-    /// How many descriptors the client takes with a message.
+    /// The number of descriptors the client takes with a message.
     takes_fds: usize,
     /// The user knows that memory cannot be reached.
     told: bool,
@@ -773,7 +773,7 @@ impl Session<'_> {
     }
 }
 
-/// What a client says about itself. The server sends only as much data as it is asked for.
+/// The capabilities of a client. The server sends only as much data as it is asked for.
 #[derive(Deserialize)]
 struct ClientVersion {
     #[serde(default)]
@@ -789,7 +789,7 @@ struct ClientCapabilities {
 
 /// Returns how many descriptors the client takes with a message.
 fn check_capabilities(data: &[u8]) -> Result<usize, Errno> {
-    /// What the protocol says if the client does not.
+    /// The protocol's defaults.
     const DEFAULT_FDS: u64 = 1;
     if data.is_empty() {
         return Ok(DEFAULT_FDS as usize);

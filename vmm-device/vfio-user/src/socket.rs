@@ -14,7 +14,7 @@ use thiserror::Error;
 /// The longest name of a socket, in bytes: what fits in `sun_path`, see unix(7).
 const NAME_MAX: usize = 107;
 
-/// Why a socket cannot be made.
+/// The reason why a socket cannot be made.
 #[derive(Debug, Error)]
 pub enum SocketError {
     /// A process listens to it.
@@ -35,7 +35,7 @@ pub enum SocketError {
     Host {
         /// The socket.
         path: PathBuf,
-        /// What the host said.
+        /// The host's error.
         source: io::Error,
     },
 }

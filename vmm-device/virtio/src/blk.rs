@@ -47,7 +47,7 @@ const S_UNSUPP: u8 = 2;
 const HEADER: u64 = 16;
 const ID_LEN: usize = 20;
 
-/// What a block device is made from.
+/// The configuration of a block device.
 #[derive(Clone, Debug)]
 pub struct BlockConfig {
     /// A raw image or a block device of the host's. Its length in whole sectors is the capacity.
@@ -178,7 +178,7 @@ impl Block {
     }
 }
 
-/// Why a request failed.
+/// The reason why a request failed.
 enum Failure {
     /// It asked for something that cannot be.
     Guest,

@@ -45,7 +45,7 @@ const CONSOLE_PORT: u16 = 4;
 const PORT_OPEN: u16 = 6;
 const PORT_NAME: u16 = 7;
 
-/// What a port of a console is made from.
+/// The configuration of a console's port.
 #[derive(Debug, Default)]
 pub struct PortConfig {
     /// The name by which a guest finds it: Linux makes it /dev/virtio-ports/NAME where udev
@@ -70,10 +70,10 @@ pub struct Console {
 #[derive(Clone)]
 pub struct PortHandle(Arc<Shared>);
 
-/// What a port and its handles share.
+/// State that a port and its handles share.
 #[derive(Default)]
 struct Shared {
-    /// What the port is to be connected to from now on, if that has changed.
+    /// The new connection of the port, if that has changed.
     change: Mutex<Option<Option<Arc<UnixStream>>>>,
     changed: AtomicBool,
     connected: AtomicBool,

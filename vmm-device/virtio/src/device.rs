@@ -10,7 +10,7 @@ use crate::DeviceMemory;
 use crate::ring::{Broken, Chain, Ring};
 use crate::shared::Core;
 
-/// What the registers of a device say.
+/// The registers of a device.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// Number of the device (1.2, 5); see [`crate::regs::kind`].
@@ -55,7 +55,7 @@ pub trait ConfigFields: Send + Sync {
 /// [`Device::reset`], which may run on a vCPU's while that thread is between two
 /// turns.
 pub trait Device: Send {
-    /// What its registers say.
+    /// Its registers.
     fn identity(&self) -> Identity;
 
     /// Gets what ends its sleep, before anything else. For devices that have a host's side.

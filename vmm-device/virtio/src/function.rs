@@ -28,7 +28,7 @@ const WINDOW_DATA: u16 = 16;
 /// Runs first on a device's thread; for giving up rights, say.
 pub type ThreadStart = Arc<dyn Fn() + Send + Sync>;
 
-/// What is the same for all kinds of devices.
+/// State that all kinds of devices have.
 #[derive(Clone, Default)]
 pub struct Options {
     /// Names the device in the log and its thread, whose name keeps the first 15 bytes.
@@ -46,7 +46,7 @@ pub struct Virtio {
     config: Vec<u8>,
     /// The fields of it that can change.
     fields: Option<Arc<dyn ConfigFields>>,
-    /// What the device offers.
+    /// The features that the device offers.
     features: u64,
     /// Entries of each queue at most.
     queue_sizes: Vec<u16>,
@@ -56,7 +56,7 @@ pub struct Virtio {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the driver has written to the common configuration.
+/// The driver's settings in the common configuration.
 struct Registers {
     device_feature_select: u32,
     driver_feature_select: u32,

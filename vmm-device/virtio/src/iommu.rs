@@ -111,7 +111,7 @@ impl Iommu {
         Endpoint { space: Arc::clone(&self.space), number }
     }
 
-    /// How many mappings there are in all domains; at most [`MAX_MAPPINGS`].
+    /// The number of mappings in all domains; at most [`MAX_MAPPINGS`].
     pub fn mappings(&self) -> usize {
         self.space.mapped()
     }

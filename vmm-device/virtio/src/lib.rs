@@ -57,7 +57,7 @@ pub trait Doorbells {
     fn attach(&self, bar: u8, offset: u64, event: EventFd) -> Result<(), String>;
 }
 
-/// Why a device cannot be had.
+/// The reason why a device cannot be had.
 #[derive(Debug, Error)]
 pub enum Error {
     /// The image of a block device cannot be used.
@@ -65,7 +65,7 @@ pub enum Error {
     Image {
         /// The image.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem, in words.
         reason: String,
     },
     /// The ports of a console are not as they can be.
@@ -77,9 +77,9 @@ pub enum Error {
     /// The host has no threads or descriptors left.
     #[error("{what}: {source}")]
     Host {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// What the host said.
+        /// The host's error.
         source: io::Error,
     },
 }

@@ -16,7 +16,7 @@ const AVAIL_NO_INTERRUPT: u16 = 1;
 #[error("{0}")]
 pub struct Broken(pub &'static str);
 
-/// What a driver has said about a queue.
+/// A driver's settings of a queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct QueueSettings {
     /// Entries; a power of two.

@@ -1,4 +1,4 @@
-//! What the registers and the device's thread share.
+//! State that the registers and the device's thread share.
 //!
 //! Cycle: `super::device`, because this owns the device, and the device reaches its rings and the
 //! transport by what is here.
@@ -35,7 +35,7 @@ pub(crate) struct Core {
     active: Mutex<Active>,
 }
 
-/// What a turn of the thread works with.
+/// The context of a turn of the thread.
 struct Active {
     device: Box<dyn Device>,
     /// From DRIVER_OK to reset.
@@ -191,7 +191,7 @@ impl Core {
         }
     }
 
-    /// What the device waits for.
+    /// The events that the device waits for.
     pub(crate) fn interests(&self) -> Vec<Interest> {
         let mut interests = Vec::new();
         let active = lock(&self.active);

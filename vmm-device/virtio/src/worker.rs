@@ -25,7 +25,7 @@ fn serve(core: &Arc<Core>) -> Result<(), event_manager::Error> {
     Ok(())
 }
 
-/// What the thread sleeps on: the call that wakes it, and what the device wants.
+/// The events that the thread sleeps on: the call that wakes it, and the device's own.
 struct Sources {
     core: Arc<Core>,
     /// Holding them keeps their numbers from being used for something else.

@@ -1,6 +1,6 @@
-//! What a VM is made of and what it boots, as plain data.
+//! The configuration of a VM and of its boot, as plain data.
 
-/// What a VM is made of.
+/// The configuration of a VM.
 #[derive(Clone, Debug)]
 pub struct VmConfig {
     /// Names the VM in the log and its thread, whose name keeps the first 15

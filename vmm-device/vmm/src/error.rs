@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use vmm_sys_util::errno;
 
-/// Why a VM could not be made or controlled. Each message is one line and says
+/// The reason why a VM could not be made or controlled. Each message is one line and says
 /// how to fix it where the user can.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -38,7 +38,7 @@ pub enum Error {
     OpenKvm {
         /// The device node.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: errno::Error,
     },
     /// KVM speaks another API than version 12, the only one in use since 2007.
@@ -52,7 +52,7 @@ pub enum Error {
     Kvm {
         /// The call.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: errno::Error,
     },
     /// The guest memory size is not possible.
@@ -72,7 +72,7 @@ pub enum Error {
     Memory {
         /// The size asked for, in bytes.
         size: u64,
-        /// What the host said.
+        /// The host's error.
         reason: String,
     },
     /// The image cannot be booted.
@@ -107,13 +107,13 @@ pub enum Error {
     /// A page or doorbell was attached at a bad place.
     #[error("cannot attach {what} at offset {offset:#x} of BAR {bar}: {reason}")]
     Attach {
-        /// What was to be attached.
+        /// The device to attach.
         what: &'static str,
         /// BAR index.
         bar: u8,
         /// Offset in the BAR in bytes.
         offset: u64,
-        /// What is wrong.
+        /// The problem, in words.
         reason: &'static str,
     },
     /// A call out of order, such as starting a VM twice.
@@ -122,14 +122,14 @@ pub enum Error {
     /// A host resource other than KVM: threads, files, memory.
     #[error("{what}: {source}")]
     Host {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// What the host said.
+        /// The host's error.
         source: std::io::Error,
     },
 }
 
-/// Why a kernel cannot be booted.
+/// The reason why a kernel cannot be booted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
@@ -144,7 +144,7 @@ pub enum KernelError {
     Truncated {
         /// Size of the image in bytes.
         size: usize,
-        /// What is cut off.
+        /// The truncated part.
         part: &'static str,
     },
     /// An ELF file that is not an x86-64 one.
@@ -205,7 +205,7 @@ pub enum KernelError {
     CommandLine {
         /// Its length in bytes, additions for this host included.
         len: usize,
-        /// What the kernel allows, in bytes.
+        /// The kernel's limit, in bytes.
         max: usize,
     },
 }

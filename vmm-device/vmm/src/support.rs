@@ -66,7 +66,7 @@ pub struct HostSupport {
     pub irqchip: bool,
     /// `KVM_RUN` can be asked to return at once.
     pub immediate_exit: bool,
-    /// Why KVM cannot be used and how to fix it, one line; `None` if it can.
+    /// The reason why KVM cannot be used and how to fix it, one line; `None` if it can.
     pub problem: Option<String>,
 }
 

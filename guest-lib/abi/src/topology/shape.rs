@@ -65,7 +65,7 @@ impl fmt::Debug for Excerpt {
     }
 }
 
-/// Why a shape is refused.
+/// The reason why a shape is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShapeError {
     /// An axis is shorter than 1 or longer than the node address allows.

@@ -12,7 +12,7 @@ use crate::storage::Storage;
 use crate::tree;
 use crate::wire::{HEADER_SIZE, MAX_FRAGMENTS, PacketKind, Repr, Sum};
 
-/// Why a frame is not sent.
+/// The reason why a frame is not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unsent {
     /// It has no Ethernet header.

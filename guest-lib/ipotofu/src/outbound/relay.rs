@@ -9,7 +9,7 @@ use crate::storage::Storage;
 use crate::tree;
 use crate::wire::{FragmentKey, HEADER_SIZE, PACKET_MAX, Repr};
 
-/// How long the acknowledgement of a broadcast may take before the broadcast is routed around the
+/// The time limit for the acknowledgement of a broadcast before the broadcast is routed around the
 /// node, and how long the node then counts as unresponsive, both in nanoseconds.
 const ACKNOWLEDGE_NS: u64 = 100_000_000;
 const UNRESPONSIVE_NS: u64 = 10_000_000_000;

@@ -11,7 +11,7 @@ use crate::nodes::NodeTable;
 use crate::routes::route;
 use crate::storage::Storage;
 
-/// How long a detour is used before the first route is tried again, in nanoseconds.
+/// The time for which a detour is used before the first route is tried again, in nanoseconds.
 const DETOUR_NS: u64 = 1_000_000_000;
 
 /// The routes to other nodes.

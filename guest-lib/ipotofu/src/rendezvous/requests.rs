@@ -7,7 +7,7 @@ use crate::counters::Counters;
 use crate::nodes::{NodeTable, Peers};
 use crate::storage::Storage;
 
-/// How long an unanswered request lasts, in nanoseconds.
+/// The time for which an unanswered request lasts, in nanoseconds.
 const ANSWER_NS: u64 = 250_000_000;
 /// How long no requests are sent to a node that could not fetch a frame, in nanoseconds.
 const BACK_OFF_REFUSED_NS: u64 = 10_000_000_000;

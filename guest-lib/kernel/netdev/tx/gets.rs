@@ -9,7 +9,7 @@ use tofu_ipotofu::rendezvous::SLOTS;
 
 /// Frames that are taken together.
 const BATCH: usize = 4;
-/// How long a frame that was fetched waits at most for others, in nanoseconds.
+/// The time for which a frame that was fetched waits at most for others, in nanoseconds.
 const WAIT_NS: u64 = 500_000;
 
 /// The Gets of a queue.

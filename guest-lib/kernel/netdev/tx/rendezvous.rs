@@ -13,7 +13,7 @@ use crate::packets::Sender;
 use crate::rendezvous::{Chunks, MappedSkb, RendezvousMemory, Shared};
 use crate::skb::{SentSkb, Skb};
 
-/// How many frames wait at most to be taken back together, and for how long at least, in
+/// The number of frames that wait at most to be taken back together, and for how long at least, in
 /// nanoseconds. As many others can be under way.
 const MAX_ENDED: usize = SLOTS / 2;
 const ENDED_NS: u64 = 5_000_000;

@@ -54,7 +54,7 @@ codes! {
     Internal = -38, c"a bug of this library";
 }
 
-/// Why a call has failed.
+/// The reason why a call has failed.
 #[derive(Clone, Debug)]
 pub(crate) struct Error {
     pub(crate) code: Code,

@@ -20,7 +20,7 @@ use tofu_tnw::{Link, LinkCounters};
 use crate::device::{LinkChannel, find, link, open, take};
 use crate::error::{Code, Error, call, write_last};
 
-/// How long `tnwClose` waits for neighbours to take what was sent.
+/// The time for which `tnwClose` waits for neighbours to take what was sent.
 const CLOSE_NS: u64 = 10_000_000_000;
 const NS_PER_US: u64 = 1000;
 /// `enum tnwScheme`.

@@ -10,7 +10,7 @@ use tofu_utofu::{DriverProvider, Error, MapUser, Mapped};
 /// What a [`Context`](tofu_utofu::Context) of a bare guest is made from.
 pub type BareProvider = DriverProvider<BarePlatform, GuestMemory>;
 
-/// Why the device cannot be used.
+/// The reason why the device cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum OpenError {
     /// It was not found.

@@ -14,7 +14,7 @@ use tofu_utofu::ids::{VbgId, VcqId};
 
 /// The variable that, if it is 0, makes default paths ignore dead links.
 const AVOID: &str = "UTOFU_AVOID_DEAD_LINKS";
-/// How long commands use what was read.
+/// The time for which commands use what was read.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// What commands know about dead links.

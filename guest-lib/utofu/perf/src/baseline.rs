@@ -71,7 +71,8 @@ pub(crate) fn word(time: Duration) -> Result<Row> {
     })
 }
 
-/// How many threads want a processor, on average over the last minute, if the system tells.
+/// The number of threads that want a processor, on average over the last minute, if the system
+/// tells.
 pub(crate) fn load() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/loadavg").ok()?;
     text.split_whitespace().next()?.parse().ok()

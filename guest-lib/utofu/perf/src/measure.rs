@@ -16,7 +16,7 @@ pub(crate) const MEMORY: usize = 32 << 20;
 pub(crate) const MAX_SIZE: usize = (1 << 24) - 1;
 /// Commands in flight on each interface.
 pub(crate) const WINDOW: usize = 32;
-/// How long the other side may take to get ready, and to answer.
+/// The time limit for the other side to get ready, and to answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Looks that find nothing after which others may have the processor.
@@ -257,8 +257,8 @@ impl Side {
     }
 }
 
-/// How many messages end in a second: the median of short slices of time, because on a busy host
-/// other processes take the processor for a while.
+/// The number of messages that end in a second: the median of short slices of time, because on a
+/// busy host other processes take the processor for a while.
 pub(crate) struct Rate {
     start: Instant,
     ended: u64,

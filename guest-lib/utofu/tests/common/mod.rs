@@ -9,7 +9,7 @@ use tofu_utofu::ids::Stadd;
 use tofu_utofu::{Completion, Context, DeviceShare, Notice, Vcq};
 use tofu_utofu_local::{Generation, LocalMachine, LocalProvider};
 
-/// How long a test waits for the device.
+/// The time for which a test waits for the device.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// One process on each of the two nodes of a machine.

@@ -24,13 +24,14 @@ use crate::irq;
 use crate::lock::lock;
 use crate::mapped::{MappedPlatform, Tenure};
 
-/// How long the broker may take to answer. It never takes that long, unless it is stopped or the
+/// The time limit for the broker to answer. It never takes that long, unless it is stopped or the
 /// device is broken.
 const ANSWER: Duration = Duration::from_secs(20);
-/// How long a broker that has gone is waited for, as one that was killed is started again.
+/// The time for which a broker that has gone is waited for, as one that was killed is started
+/// again.
 const RESTART: Duration = Duration::from_secs(3);
 
-/// Why a broker does not do what it was asked for.
+/// The reason why a broker does not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BrokerError {
@@ -51,9 +52,9 @@ pub enum BrokerError {
     /// The device cannot be used in this process.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

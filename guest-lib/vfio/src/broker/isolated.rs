@@ -68,7 +68,7 @@ pub struct IsolatedDevice {
     memory: Arc<OwnMemory>,
 }
 
-/// Why memory cannot be registered.
+/// The reason why memory cannot be registered.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
     /// The process's memory cannot be shared with the device.

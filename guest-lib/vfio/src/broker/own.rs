@@ -29,7 +29,7 @@ const BELOW: usize = 64 << 10;
 /// Stack of the thread that moves pages, in bytes.
 const STACK: usize = 256 << 10;
 
-/// Why memory cannot be shared with the device.
+/// The reason why memory cannot be shared with the device.
 #[derive(Debug, thiserror::Error)]
 pub enum ShareError {
     /// It is not mapped, not all of it, or may not be read or written.

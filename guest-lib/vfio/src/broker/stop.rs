@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, RawDir, SeekFrom, open, seek};
 
-/// How long a thread may take to stop.
+/// The time limit for a thread to stop.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Threads that have stopped.
@@ -25,7 +25,7 @@ static ROUND: AtomicU32 = AtomicU32::new(0);
 /// One at a time.
 static STOPPING: Mutex<()> = Mutex::new(());
 
-/// Why threads cannot be stopped.
+/// The reason why threads cannot be stopped.
 pub(super) enum StopError {
     /// One does not, as it blocks this signal.
     Thread(i32),

@@ -22,11 +22,11 @@ tofu_guests::entry!(httpd);
 const PORT: u16 = 80;
 /// Connections that a node serves at a time.
 const SERVERS: usize = 16;
-/// How long a node may take to come up, a page to arrive, and the others to fetch theirs, in
+/// The time limit for a node to come up, a page to arrive, and the others to fetch theirs, in
 /// nanoseconds.
 const START_NS: u64 = 60_000_000_000;
 const PAGE_NS: u64 = 20_000_000_000;
-/// How long to wait for the ends of connections: the last acknowledgement may have been lost, and
+/// The time to wait for the ends of connections: the last acknowledgement may have been lost, and
 /// its sender may be gone.
 const END_NS: u64 = 2_000_000_000;
 /// With `again=1`: how long a connection may take, and a page, before it is another node's turn. A

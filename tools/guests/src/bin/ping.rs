@@ -22,7 +22,7 @@ tofu_guests::entry!(ping);
 /// The port of the broadcast.
 const PORT: u16 = 7777;
 const DONE: &[u8] = b"done";
-/// How long a node may take to come up, how long it waits to be told that all is done, how long
+/// The time limit for a node to come up, how long it waits to be told that all is done, how long
 /// an answer may take once it is up, and when a node that is not up is asked again; in nanoseconds.
 const START_NS: u64 = 60_000_000_000;
 const DONE_NS: u64 = 300_000_000_000;

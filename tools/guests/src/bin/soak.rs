@@ -34,7 +34,7 @@ const SOURCE: u64 = 0;
 const BACK: u64 = SLOT;
 const DONE: u64 = 2 * SLOT;
 const PLACES: u64 = 3 * SLOT;
-/// How long a command may take at most, in nanoseconds: far longer than the device waits for an
+/// The time limit for a command at most, in nanoseconds: far longer than the device waits for an
 /// answer, on a host that has much else to do.
 const PATIENCE_NS: u64 = 120_000_000_000;
 const SECOND: u64 = 1_000_000_000;

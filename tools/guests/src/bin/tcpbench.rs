@@ -17,7 +17,7 @@ use tofu_guests::{Error, Hundredths, Table, fail, now_ns, number, percentile, pr
 tofu_guests::entry!(tcpbench);
 
 const PORT: u16 = 5201;
-/// How long the other node may take to come up, and the longest time in which nothing may arrive,
+/// The time limit for the other node to come up, and the longest time in which nothing may arrive,
 /// in nanoseconds.
 const START_NS: u64 = 60_000_000_000;
 const QUIET_NS: u64 = 20_000_000_000;

@@ -213,7 +213,7 @@ impl Block {
 
 /// The blocks in a direction of the lattice: neighbours in a ring, or this one alone.
 struct Ring<'a> {
-    /// How many there are, and which this is.
+    /// Their number, and which this is.
     count: usize,
     index: usize,
     lanes: Option<Lanes<'a>>,

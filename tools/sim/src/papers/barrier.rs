@@ -17,7 +17,7 @@ use crate::plot::{Curves, Line};
 
 /// Memory of a node of a model in bytes, for the notices of its channels.
 const MEMORY: usize = 64 << 10;
-/// How long a round of a model may take, in nanoseconds of host time.
+/// The time limit for a round of a model, in nanoseconds of host time.
 const ROUND_NS: u64 = 10_000_000_000;
 /// Rounds of a model. Only the last one counts.
 const ROUNDS: usize = 2;

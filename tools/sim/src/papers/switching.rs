@@ -24,7 +24,7 @@ const TLP_UNIT: u16 = 32;
 /// The first of the seeds, whose results are in the curves.
 const SEED: u64 = 1;
 
-/// How long the links were busy in each interval, node by node.
+/// The time for which the links were busy in each interval, node by node.
 struct Busy {
     interval: Ps,
     links: &'static Parameters,

@@ -17,9 +17,9 @@ pub(super) struct Value {
     /// How far ours may be off, relative to the published value.
     pub(super) tolerance: f64,
     pub(super) kind: Kind,
-    /// Why it is of this kind; empty if it follows.
+    /// The reason why it is of this kind; empty if it follows.
     pub(super) basis: &'static str,
-    /// Why it is not met, at least with some seeds; empty if it is.
+    /// The reason why it is not met, at least with some seeds; empty if it is.
     pub(super) reason: &'static str,
     /// What to know of it even if it is met.
     pub(super) note: &'static str,

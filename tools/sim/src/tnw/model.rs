@@ -35,9 +35,9 @@ const BUS_BYTES_PER_S: u64 = 3_200_000_000;
 pub(super) const TRANSFER_PS: Ps = 200_000;
 /// The latency of PCI Express alone.
 const WAY_PS: Ps = TRANSFER_PS - PACKET_ON_BUS_PS;
-/// How long a packet's data occupies the bus.
+/// The time for which a packet's data occupies the bus.
 const PACKET_ON_BUS_PS: Ps = PACKET_DATA as Ps * 1_000_000_000_000 / BUS_BYTES_PER_S;
-/// How long a link is busy with a packet.
+/// The time for which a link is busy with a packet.
 const PACKET_PS: Ps = TORUS_TIMING.transit_ps(0, PACKET_SIZE as u64);
 /// Packets of an Nget that are fetched at once: those of the longest read of PCI Express (*ours*).
 const FETCH: u16 = (4096 / PACKET_DATA) as u16;

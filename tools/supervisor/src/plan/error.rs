@@ -1,4 +1,4 @@
-//! Why there is no plan.
+//! The reason why there is no plan.
 
 use tofu_abi::Coords;
 use tofu_fabric::{BadParts, PartId, Shape};
@@ -7,7 +7,7 @@ use tofu_ui::FileError;
 use crate::guest::GuestError;
 use crate::units::MemorySize;
 
-/// Why there is no plan.
+/// The reason why there is no plan.
 #[expect(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {

@@ -17,15 +17,15 @@ use super::parts::OF_JOBS;
 use super::reply::{has_left, say};
 use crate::registry::{Registry, Rest};
 
-/// How often to check for parts that have come back, and whether a follower without events is still
-/// there.
+/// The interval at which to check for parts that have come back, and whether a follower without
+/// events is still there.
 const LOOK: Duration = Duration::from_millis(500);
 /// The most bytes of events of other parts that wait for a follower. The parts hold back any beyond
 /// that.
 const ELSEWHERE: usize = 256 << 10;
 /// The most characters of a text of another part.
 const LONGEST: usize = 4 << 10;
-/// How often to check for events of other parts.
+/// The interval at which to check for events of other parts.
 const MERGE: Duration = Duration::from_millis(50);
 
 /// Follows the events of other parts.

@@ -15,7 +15,7 @@ use crate::registry::{AnyNode, Registry};
 
 /// The most names in a path.
 const MAX_PATH: usize = 32;
-/// How many names an error lists.
+/// The number of names an error lists.
 const NAMES: usize = 12;
 
 /// Inspects a node.

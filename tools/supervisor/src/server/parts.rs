@@ -16,8 +16,8 @@ use tofu_ui::printable;
 use super::{answers, network};
 use crate::registry::{Registry, Rest};
 
-/// How long other parts may take to answer questions whose answer they know at once. A client waits
-/// longer than this.
+/// The time limit for other parts to answer questions whose answer they know at once. A client
+/// waits longer than this.
 const ANSWER: Duration = Duration::from_secs(4);
 /// The part that keeps the jobs of all parts.
 pub(super) const OF_JOBS: PartId = PartId(0);

@@ -16,7 +16,7 @@ use super::reply::{has_enough, say};
 use crate::registry::Registry;
 use crate::trace::{Assembler, Ended, Selection};
 
-/// How often the rings are emptied.
+/// The interval at which the rings are emptied.
 const LOOK: Duration = Duration::from_millis(5);
 /// The most commands in one message, so that no line is too long.
 const CHUNK: usize = 256;

@@ -31,7 +31,7 @@ pub(crate) struct ConsoleArgs {
 
 /// Ctrl-].
 const ESCAPE: u8 = 0x1d;
-/// How long to wait for output after the end of input that is not from a terminal.
+/// The time to wait for output after the end of input that is not from a terminal.
 const AFTERWARDS: Duration = Duration::from_millis(500);
 
 /// Runs `tofu console` and returns the exit code.

@@ -22,7 +22,7 @@ pub(crate) struct DownArgs {
     pub(crate) all: bool,
 }
 
-/// How long it may take to end.
+/// The time limit for it to end.
 const END: Duration = Duration::from_secs(20);
 
 /// Runs `tofu down` and returns the exit code.

@@ -52,7 +52,7 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "TIME")]
     pub(crate) timeout: Option<Timeout>,
 
-    /// How long a command may take to end when asked to by a signal or --timeout; with --all, also
+    /// The time limit for a command to end when asked to by a signal or --timeout; with --all, also
     /// how long the other commands may continue when one has failed
     #[arg(long, value_name = "TIME", default_value = "5s")]
     pub(crate) grace: Timeout,
@@ -65,7 +65,7 @@ pub(crate) struct ExecArgs {
     pub(crate) command: Vec<String>,
 }
 
-/// How long a node may be silent.
+/// The longest silence of a node.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct SilenceArgs {
     /// Give up if the node answers nothing for this long; a command that is merely silent may run

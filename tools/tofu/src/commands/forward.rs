@@ -61,7 +61,7 @@ Examples:
   tofu forward --udp 5353:0:53 8053:0:53           UDP and TCP
   tofu forward --json 0:3:80                       prints which port it chose";
 
-/// How often it is checked whether the machine still exists.
+/// The interval at which it is checked whether the machine still exists.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// One of the user's wishes.

@@ -42,7 +42,7 @@ pub(crate) struct ResumeArgs {
     pub(crate) node: String,
 }
 
-/// How often a node that does not answer within [`PING`](tofu_control::PING) is woken.
+/// The number of times a node that does not answer within [`PING`](tofu_control::PING) is woken.
 const WAKE_UPS: u32 = 5;
 
 /// Runs `tofu pause` (`on`) or `tofu resume` and returns the exit code.

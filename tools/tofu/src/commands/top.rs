@@ -38,7 +38,7 @@ pub(crate) struct TopArgs {
     pub(crate) sort: Sort,
 }
 
-/// How often keys and signals are checked.
+/// The interval at which keys and signals are checked.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Runs `tofu top` and returns the exit code.

@@ -42,7 +42,7 @@ pub(crate) struct UpArgs {
     #[arg(long, display_order = 10)]
     pub(crate) json: bool,
 
-    /// How long the other guests may continue when one has failed
+    /// The time for which the other guests may continue when one has failed
     #[arg(long, value_name = "TIME", default_value = "2s", display_order = 9)]
     pub(crate) grace: Timeout,
 

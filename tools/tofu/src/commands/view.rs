@@ -58,7 +58,7 @@ Examples:
 
 /// Shortest time between two looks.
 const SHORTEST: Duration = Duration::from_millis(100);
-/// How often signals are looked at.
+/// The interval at which signals are looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Runs `tofu view` and returns the exit code.

@@ -23,7 +23,7 @@ pub(crate) struct Capture {
     pub(crate) dropped: u64,
 }
 
-/// How many packets there are of each interface and kind.
+/// The number of packets of each interface and kind.
 pub(crate) fn counts_of(capture: &Capture) -> BTreeMap<(u32, u8), usize> {
     let mut counts = BTreeMap::new();
     for (interface, bytes) in &capture.packets {

@@ -1,4 +1,4 @@
-//! What a trace costs a Put: Puts with and without one by turns, in one run.
+//! The cost of a trace for a Put: Puts with and without one by turns, in one run.
 //!
 //! `trace_cost [BYTES [TURNS]]` prints the medians of batches, in nanoseconds a Put, and their
 //! ratio. The trace is read meanwhile, as `tofu trace` does. The time is the processor's that the

@@ -16,7 +16,7 @@ const MEMORY_BASE: u64 = 0x1000;
 /// Bytes of an entry of the MSI-X table.
 const MSIX_ENTRY_SIZE: u64 = 16;
 
-/// Why a node cannot be added.
+/// The reason why a node cannot be added.
 #[derive(Debug, Error)]
 pub enum AttachError {
     /// The host has no memory.
@@ -24,7 +24,7 @@ pub enum AttachError {
     Memory {
         /// Bytes asked for.
         size: usize,
-        /// What the host said.
+        /// The host's error.
         source: vm_memory::mmap::FromRangesError,
     },
     /// The host has no memory for windows.

@@ -18,7 +18,7 @@ use crate::{AttachError, Buffer, InProcess};
 /// Memory of each node, in bytes: its buffer of [`Pair::BUFFER`] bytes, queues and tables.
 const MEMORY: usize = 64 << 20;
 
-/// Why a pair cannot be made or used.
+/// The reason why a pair cannot be made or used.
 #[derive(Debug, Error)]
 pub enum PairError {
     /// The machine could not be built.

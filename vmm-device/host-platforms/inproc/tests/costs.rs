@@ -24,7 +24,7 @@ const MEASURED: [(u32, f64); 1] = [(8, 17_140.0)];
 /// By how much it may be more.
 const MARGIN: f64 = 0.03;
 
-/// How many instructions more a traced one takes: four records, each with a look at the
+/// The number of additional instructions of a traced one: four records, each with a look at the
 /// processor's counter.
 const TRACED: f64 = 1_560.0;
 /// By how much that may be more: it is a difference, so what is inlined weighs more.
@@ -36,7 +36,7 @@ const FRAMES: [(u32, f64); 2] = [(60, 21_170.0), (9014, 337_500.0)];
 /// Tells the test to do something else instead.
 const ASKED: &str = "TOFU_COST";
 
-/// What this program does for Valgrind.
+/// This program's modes under Valgrind.
 #[derive(Clone, Copy)]
 enum What {
     Put,
@@ -48,8 +48,8 @@ impl What {
     const ALL: [Self; 3] = [Self::Put, Self::TracedPut, Self::Frame];
 }
 
-/// What a tool of Valgrind counts for so many Puts or frames of so many bytes, after these words of
-/// what it prints.
+/// The count of a tool of Valgrind for so many Puts or frames of so many bytes, after these words
+/// of what it prints.
 fn count(tool: &[&str], words: &str, what: What, [bytes, times]: [u32; 2]) -> u64 {
     let itself = std::env::current_exe().expect("a program knows where it is");
     let output = Command::new("valgrind")

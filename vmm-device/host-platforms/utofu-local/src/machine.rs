@@ -24,7 +24,7 @@ const MRQ_SIZE: u8 = 2;
 /// Gives out the control queues of a node of a [`LocalMachine`].
 pub type LocalProvider = DriverProvider<LocalPlatform, LocalMemory>;
 
-/// Why a machine or a node cannot be had.
+/// The reason why a machine or a node cannot be had.
 #[derive(Debug, Error)]
 pub enum LocalError {
     /// The host has no memory.

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
-/// What the process may do with memory of its own.
+/// The process's rights to memory of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rights {
     /// It is not there, all of it or a part, or may not even be read.
@@ -14,7 +14,7 @@ pub enum Rights {
     ReadWrite,
 }
 
-/// What this process may do with `len` bytes at `addr`. Everything, if the kernel does not tell.
+/// This process's rights to `len` bytes at `addr`. Everything, if the kernel does not tell.
 pub fn rights(addr: usize, len: usize) -> Rights {
     File::open("/proc/self/maps")
         .map_or(Rights::ReadWrite, |maps| rights_in(BufReader::new(maps), addr, len))

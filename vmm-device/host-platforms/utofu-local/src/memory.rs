@@ -1,5 +1,5 @@
-//! What a node in this process reaches by DMA: its queues and tables, and the memory that the
-//! process has mapped for it.
+//! Memory that a node in this process reaches by DMA: its queues and tables, and the memory that
+//! the process has mapped for it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock, RwLockWriteGuard};

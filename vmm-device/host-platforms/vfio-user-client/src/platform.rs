@@ -43,7 +43,7 @@ const QUEUE_PART: u64 = 4;
 /// Mappings share no granule of this size, so that a steering tag never reaches another one.
 const GRANULE: u64 = 1 << 16;
 
-/// Why there is no device.
+/// The reason why there is no device.
 #[derive(Debug, Error)]
 pub enum ConnectError {
     /// There is no listener, or access is denied.
@@ -51,7 +51,7 @@ pub enum ConnectError {
     Socket {
         /// The socket.
         socket: String,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// The server does not do what it should.
@@ -62,7 +62,7 @@ pub enum ConnectError {
     Memory(io::Error),
 }
 
-/// Why memory cannot be mapped for the device.
+/// The reason why memory cannot be mapped for the device.
 #[derive(Debug, Error)]
 pub enum MapError {
     /// The device has no addresses for so much.
@@ -227,7 +227,7 @@ impl Addresses {
 /// Memory of this process that the device reaches until this is dropped.
 pub struct Mapping {
     addresses: Arc<Addresses>,
-    /// What it has of the device's addresses: the first, and how many.
+    /// Its range of the device's addresses: the first, and how many.
     granule: (u64, u64),
     address: u64,
     /// Bytes, 0 if it is not mapped yet.

@@ -18,7 +18,7 @@ use tofu_inspect::inspect;
 
 use super::schedule::{END_PS, RELAY_PS, START_OVERLAP_PS, START_PS, Schedule};
 
-/// What a gate tells the next one.
+/// The signal of a gate to the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Content {
     pub(super) bseq: u32,

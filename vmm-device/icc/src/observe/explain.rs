@@ -1,4 +1,4 @@
-//! Why commands fail, in words: which entry of which table, which bit, which rule.
+//! The reason why commands fail, in words: which entry of which table, which bit, which rule.
 //!
 //! Tables are read anew, bypassing the cache, so the explanation reflects their present content.
 
@@ -19,7 +19,7 @@ use crate::memory::{Access, DmaMemory};
 use crate::observe::format::{Address, Code};
 use crate::translate::Tables;
 
-/// Why an address was refused with `rcode`, as far as the tables tell now.
+/// The reason why an address was refused with `rcode`, as far as the tables tell now.
 pub(crate) fn address(
     queue: &Cq,
     memory: &dyn DmaMemory,
@@ -40,7 +40,7 @@ pub(crate) fn address(
     }
 }
 
-/// Why a command that was begun has failed.
+/// The reason why a command that was begun has failed.
 pub(crate) fn failure(
     queue: &Cq,
     memory: &dyn DmaMemory,
@@ -67,7 +67,7 @@ pub(crate) fn failure(
     }
 }
 
-/// Why a descriptor was refused.
+/// The reason why a descriptor was refused.
 pub(crate) fn refusal(
     descriptor: &Descriptor,
     mode: CqsMode,
@@ -135,7 +135,7 @@ pub(crate) struct Walk {
     page: Option<Entry<PageEntry>>,
     /// Where the first byte is.
     memory: Option<u64>,
-    /// What the device would answer, and why.
+    /// The device's answer, and the reason.
     end: Result<(), (Rcode, String)>,
 }
 

@@ -44,17 +44,17 @@ pub enum Event {
         slot: u32,
         /// First header.
         header1: Header1,
-        /// How it has ended.
+        /// Its end.
         rcode: Rcode,
     },
     /// A request has been served at this node, its target, or a frame was received. A frame may
     /// come after its command has ended.
     Served {
-        /// What [`Host::stamp`](crate::Host::stamp) returned when it came; 0 for short ones.
+        /// The [`Host::stamp`](crate::Host::stamp) of its arrival; 0 for short ones.
         since: u64,
         /// Interface that it came to.
         tni: TniId,
-        /// Who sent it.
+        /// The sender.
         from: Coords,
         /// Interface that sent it.
         from_tni: TniId,
@@ -64,7 +64,7 @@ pub enum Event {
         position: u32,
         /// Bytes that were read or written; 0 for a frame that was discarded.
         done: u32,
-        /// How it has ended.
+        /// Its end.
         rcode: Rcode,
     },
     /// An answer to a command of this node has come, and it is not the last.
@@ -87,9 +87,9 @@ pub enum Event {
         tni: TniId,
         /// The command.
         tag: Tag,
-        /// What its notice reports.
+        /// The result in its notice.
         rcode: Rcode,
-        /// What its TCQ entry reports.
+        /// The result in its TCQ entry.
         sent: Rcode,
     },
 }

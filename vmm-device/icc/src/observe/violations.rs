@@ -25,7 +25,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 #[derive(Debug, Default)]
 pub(crate) struct Violations(Mutex<Lately>);
 
-/// How many lines were written in this second.
+/// The number of lines that were written in this second.
 #[derive(Debug, Default)]
 pub(crate) struct Lately {
     since_ns: u64,

@@ -36,7 +36,7 @@ impl Ring {
     }
 }
 
-/// What the interface's registers say about the packet queues.
+/// The packet queues as set in the interface's registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PacketPolicy {
     /// Entries that the driver has consumed.

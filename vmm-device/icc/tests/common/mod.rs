@@ -22,13 +22,13 @@ pub(crate) struct Quiet {
     pub(crate) interrupts: Mutex<Vec<u16>>,
     /// Queues that were enabled or disabled.
     pub(crate) enabled: Mutex<Vec<bool>>,
-    /// How long it takes to enable one.
+    /// The time it takes to enable one.
     pub(crate) enabling: Duration,
-    /// How many it has begun to enable.
+    /// The number that it has begun to enable.
     pub(crate) begun: AtomicU32,
-    /// What its clock shows.
+    /// The time of its clock.
     pub(crate) now: u64,
-    /// What each port has counted.
+    /// The counters of each port.
     pub(crate) port: PortCounters,
 }
 

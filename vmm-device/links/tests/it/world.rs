@@ -6,7 +6,7 @@ use tofu_links::{
     Check, Counters, Dllp, NEVER, Parameters, Ps, Receiver, Rows, Sender, Timeout, Verdict, WINDOW,
 };
 
-/// What happens to something on a wire.
+/// The fate of a transmission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// It arrives.
@@ -31,7 +31,7 @@ enum Forward {
     Poll,
 }
 
-/// How long a frame stays in a queue behind the link.
+/// The time for which a frame stays in a queue behind the link.
 const STAY: Ps = 150_000;
 const FRAME: Ps = 100_000;
 const DLLP: Ps = 10_000;

@@ -10,7 +10,7 @@ const TNIS: usize = 4;
 /// TLPs of a long message: those of a burst of a device.
 const STREAM_TLPS: u32 = 137;
 
-/// Who sends to whom.
+/// The traffic pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// Everyone to anyone.

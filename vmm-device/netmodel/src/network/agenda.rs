@@ -213,7 +213,7 @@ struct Arrival {
 pub(super) struct Window {
     start: Ps,
     end: Ps,
-    /// What is posted for after this window, and when the first of it arrives.
+    /// Mail for after this window, and when the first of it arrives.
     later: Vec<Posted>,
     soonest: Ps,
     /// Arrivals in this window, and for each node the first that was not handled yet.

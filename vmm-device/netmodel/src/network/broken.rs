@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// How many messages are remembered before it is worth checking whose frames are all gone.
+/// The number of messages that are remembered before it is worth checking whose frames are all
+/// gone.
 const FEW: usize = 64;
 
 /// Which frame of its message was lost.

@@ -21,16 +21,16 @@ use super::node::{Costs, Node, Queued, Shared};
 use super::slot::{CameIn, Counts, REPLAY, Sending, Slot, UNWATCHED, slot};
 use super::watched::{Receiving, Sending as WatchedSending, seed_of};
 
-/// What a network has counted on all of its links.
+/// The counters of a network on all of its links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// How many times a frame was sent over a link.
+    /// The number of times a frame was sent over a link.
     pub hops: u64,
     /// Bytes of routing headers and TLPs that the busiest direction of a link has carried.
     pub busiest_bytes: u64,
     /// Frames with a wrong link CRC.
     pub lcrc_errors: u64,
-    /// How often a sender repeated frames for lack of an acknowledgement.
+    /// The number of times a sender repeated frames for lack of an acknowledgement.
     pub ack_timeouts: u64,
 }
 
@@ -115,7 +115,7 @@ impl Engine {
         self.shared.hops
     }
 
-    /// What was counted here.
+    /// The counts of this engine.
     pub(super) fn totals(&self) -> Totals {
         let Shared { counts, sending, receiving, past_sent, past_received, hops, .. } =
             &self.shared;
@@ -133,12 +133,12 @@ impl Engine {
         }
     }
 
-    /// How many outgoing directions have their full state here.
+    /// The number of outgoing directions that have their full state here.
     pub(super) const fn in_full(&self) -> usize {
         self.shared.sending.len()
     }
 
-    /// What has come into a slot of a node.
+    /// The arrivals in a slot of a node.
     pub(super) fn came_in(&self, node: u32, n: usize) -> CameIn {
         self.nodes[node as usize].came_in(&self.shared, n)
     }
@@ -502,7 +502,7 @@ impl Engine {
         }
     }
 
-    /// What a port has counted of its outgoing direction while that was modelled in full.
+    /// The counters of a port of its outgoing direction while that was modelled in full.
     pub(super) fn watched(&self, node: u32, port: Port) -> Option<Counters> {
         let here = slot(node, port.index());
         let now = self.shared.sending.get(self.at(here).output.watched as usize);

@@ -27,7 +27,7 @@ pub(super) struct Frame {
     pub(super) arrived: Ps,
     /// The next in the queue. On a watched link, what the other end needs to know: [`on_wire`].
     pub(super) next: u32,
-    /// How long it occupies a link.
+    /// The time for which it occupies a link.
     pub(super) wire: u32,
     /// Bytes of routing header and TLP.
     pub(super) bytes: u16,

@@ -27,7 +27,7 @@ pub(super) struct Said {
     pub(super) counted: bool,
 }
 
-/// What was sent to nodes of an engine in one window of time, and arrives in a later one. What one
+/// Mail to nodes of an engine, sent in one window of time, that arrives in a later one. What one
 /// port sends to another stays in order.
 #[derive(Debug)]
 pub(super) struct Mail {
@@ -62,7 +62,7 @@ impl Mail {
     }
 }
 
-/// What is reported of messages and links.
+/// A report about a message or a link.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Notice {
     /// The last frame of a message has arrived at a TNI.
@@ -137,9 +137,9 @@ pub(super) struct Notices {
     /// When the first notice in `ahead` is due.
     ahead_at: Ps,
     bodies: Arena<Notice>,
-    /// What has happened, by node.
+    /// Events so far, by node.
     now: Vec<Told>,
-    /// What is to be reported, in order.
+    /// Events to report, in order.
     pub(super) due: Vec<Told>,
 }
 

@@ -1,4 +1,4 @@
-//! What goes into the modelled network and what comes out of it.
+//! Messages into the modelled network, and its reports.
 
 use tofu_abi::frame::TLP_MAX;
 use tofu_abi::topology::{NodeId, Port};
@@ -33,10 +33,10 @@ pub struct Message {
     pub full: u16,
     /// Bytes of the last TLP, without the routing header.
     pub last: u16,
-    /// How long the TNI sends nothing of this class after each TLP.
+    /// The time for which the TNI sends nothing of this class after each TLP.
     pub gap: Ps,
-    /// How long the bus to the sending node's memory is busy with the data of each TLP. All TNIs of
-    /// a node share it, and none sends its next TLP before the data has been read.
+    /// The time for which the bus to the sending node's memory is busy with the data of each TLP.
+    /// All TNIs of a node share it, and none sends its next TLP before the data has been read.
     pub bus: Ps,
     /// The earliest time at which the TNI begins to send.
     pub ready_at: Ps,
@@ -138,7 +138,7 @@ pub trait Sink {
     }
 }
 
-/// Why a message is refused.
+/// The reason why a message is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The TNI has as many messages to send as it can hold.

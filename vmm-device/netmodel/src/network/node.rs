@@ -64,7 +64,7 @@ pub(super) struct Tni {
     pub(super) backlog: u32,
 }
 
-/// What engines need to know about links.
+/// The settings of links for engines.
 #[derive(Clone, Debug)]
 pub(super) struct Costs {
     pub(super) parameters: Parameters,
@@ -95,7 +95,7 @@ pub(super) struct Node {
     pub(super) tnis: [Tni; TNIS],
 }
 
-/// What the nodes of an engine have in common.
+/// State that the nodes of an engine share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) costs: Costs,
@@ -136,7 +136,7 @@ impl Node {
         }
     }
 
-    /// What has come into a slot.
+    /// The arrivals in a slot.
     pub(super) fn came_in(&self, shared: &Shared, n: usize) -> CameIn {
         let (input, counts) = (&self.slots[n].input, &shared.counts[slot(self.place, n)]);
         CameIn {
@@ -148,7 +148,7 @@ impl Node {
         }
     }
 
-    /// What a port has counted as a sender.
+    /// The counters of a port as a sender.
     pub(super) fn sending(&self, shared: &Shared, n: usize) -> Sending {
         let (output, counts) = (&self.slots[n].output, &shared.counts[slot(self.place, n)]);
         Sending {

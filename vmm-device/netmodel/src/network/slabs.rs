@@ -28,10 +28,10 @@ use super::watched::Receiving;
 
 /// Most nodes of an engine: their state is a few hundred kilobytes, which fits in caches.
 const NODES: u32 = 48;
-/// How many nodes must be busy in a window to make waking threads worthwhile.
+/// The number of nodes that must be busy in a window to make waking threads worthwhile.
 const WORTH_IT: usize = 32;
-/// How often a thread polls for work, or for finished work, before it sleeps: for some tens of
-/// microseconds, as long as a window that is barely worthwhile.
+/// The number of times a thread polls for work, or for finished work, before it sleeps: for some
+/// tens of microseconds, as long as a window that is barely worthwhile.
 const LOOKS: u32 = 1000;
 /// Polls between two yields of the processor.
 const LOOKS_AT_ONCE: u32 = 100;
@@ -188,8 +188,8 @@ pub(super) struct Slabs {
     /// When the next event other than notices and credits is due, and when the next credit is.
     next_at: Ps,
     credits_at: Ps,
-    /// How many nodes were busy in the window so far and in the one before, and up to when the
-    /// window has run.
+    /// The number of nodes that were busy in the window so far and in the one before, and up to
+    /// when the window has run.
     busy: usize,
     busy_before: usize,
     done: Ps,
@@ -311,7 +311,7 @@ impl Slabs {
         self.all().map(Engine::in_full).sum()
     }
 
-    /// What has come into a slot of a node that exists.
+    /// The arrivals in a slot of a node that exists.
     pub(super) fn came_in(&self, node: NodeId, n: usize) -> CameIn {
         self.engine(node).map(|(engine, node)| engine.came_in(node, n)).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! What a node keeps and counts for each port and TNI.
+//! The state and the counters of a node's ports and TNIs.
 
 use tofu_fabric::Ps;
 
@@ -214,7 +214,8 @@ pub(super) struct Counts {
     pub(super) discarded_system: u64,
     /// Frames that were marked as bad here while they were sent.
     pub(super) marked: u64,
-    /// How long a frame lacked nothing but credit, by channel, and since when one does now.
+    /// The time for which a frame lacked nothing but credit, by channel, and since when one does
+    /// now.
     pub(super) zero_credit: [Ps; QUEUES],
     pub(super) zero_since: [Ps; QUEUES],
 }
@@ -254,18 +255,18 @@ impl Counts {
     }
 }
 
-/// What has come into a slot.
+/// The arrivals in a slot.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CameIn {
     pub(super) frames: u64,
     pub(super) bytes: u64,
     pub(super) system: u64,
     pub(super) nullified: u64,
-    /// How long frames waited while the crossbar took in nothing.
+    /// The time frames waited while the crossbar took in nothing.
     pub(super) wait: Ps,
 }
 
-/// What a port has counted as a sender, apart from what the other end counts on arrival.
+/// The counters of a port as a sender, apart from what the other end counts on arrival.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sending {
     /// Frames that had arrived as a whole before they left.

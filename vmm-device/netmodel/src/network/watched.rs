@@ -14,7 +14,7 @@ pub(super) const fn seed_of(seed: u64, node: NodeId, port: Port) -> u64 {
     seed ^ slot << 32
 }
 
-/// What is left to chance at one end.
+/// The random errors of one end.
 #[derive(Debug)]
 pub(super) struct Chance {
     /// Loss rate of DLLPs that this end sends about the direction.
@@ -48,7 +48,7 @@ pub(super) struct Sending<Frame> {
     pub(super) sender: Sender,
     pub(super) lanes: Lanes,
     pub(super) chance: Chance,
-    /// What this end has counted, and what the lanes count for the other end.
+    /// The counters of this end, and what the lanes count for the other end.
     pub(super) sent: Counters,
     /// The frames that may have to be resent, by sequence number.
     kept: Box<[Option<Frame>; WINDOW]>,

@@ -497,7 +497,7 @@ fn rate(rate: f64) -> ErrorRate {
     ErrorRate::new(rate).expect("a rate")
 }
 
-/// What all ports counted together.
+/// The sum of all ports' counters.
 fn all_counters(network: &Network) -> Vec<PortCounters> {
     let nodes = (0..network.shape().nodes()).map(NodeId);
     nodes
@@ -1014,7 +1014,7 @@ fn any_number_of_threads_does_the_same() {
     }
 }
 
-/// What is sent over a link arrives at its other end, and what comes in goes out.
+/// Frames sent over a link arrive at its other end, and frames that come in go out.
 #[test]
 fn counters_add_up() {
     let shape = shape([2, 3, 2, 2, 3, 2]);

@@ -1,4 +1,4 @@
-//! What each endpoint can reach: domains, their mappings, and the endpoints attached to them.
+//! The address spaces of endpoints: domains, their mappings, and the endpoints attached to them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -31,7 +31,7 @@ const FAULTS_WAITING: usize = 64;
 const FAULTS_PER_PERIOD: u32 = 100;
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Why a request failed: the status that its driver gets (1.2, 5.13.6). 0 is success.
+/// The reason why a request failed: the status that its driver gets (1.2, 5.13.6). 0 is success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     /// Not known, or not agreed upon.
@@ -56,7 +56,7 @@ pub struct Unmapped {
     pub address: u64,
 }
 
-/// Why an access was refused, as it is reported to the driver (1.2, 5.13.6.10).
+/// The reason why an access was refused, as it is reported to the driver (1.2, 5.13.6.10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reason {
     /// The endpoint is attached to nothing.
@@ -74,7 +74,7 @@ pub(super) struct Fault {
     pub(super) access: Permissions,
 }
 
-/// What the driver and the endpoints share.
+/// State that the driver and the endpoints share.
 pub(super) struct Space {
     /// Not held while endpoints use what they have looked up, because such an access may lead from
     /// one machine's memory to another's and back.
@@ -98,7 +98,7 @@ struct State {
 /// A domain lives as long as an endpoint is attached to it.
 struct Domain {
     attached: usize,
-    /// What is mapped, by first address; none if everything is where it is.
+    /// The mappings by first address; none if addresses are not translated.
     mappings: Option<BTreeMap<u64, Mapping>>,
 }
 
@@ -320,7 +320,7 @@ impl Space {
 }
 
 impl State {
-    /// What is mapped in a domain that maps at all.
+    /// The mappings of a domain that translates addresses.
     fn mappings(&mut self, domain: u32) -> Result<&mut BTreeMap<u64, Mapping>, Failure> {
         let domain = self.domains.get_mut(&domain).ok_or(Failure::NoEntry)?;
         domain.mappings.as_mut().ok_or(Failure::Invalid)

@@ -25,7 +25,7 @@ const PCI_PORTS_END: u16 = layout::PORT_PCI_DATA + 4;
 pub(crate) struct Bus {
     pub(crate) pci: PciHost,
     serial: Mutex<SerialPort>,
-    /// What only Linux guests have.
+    /// Devices that only Linux guests have.
     platform: OnceLock<Platform>,
     memory: GuestMemory,
     name: String,

@@ -9,7 +9,7 @@ use tofu_sync::{lock, wait, wait_timeout};
 use super::kick::Kicker;
 use crate::outcome::{Outcome, Registers};
 
-/// What the owner of the VM wants its vCPUs to do.
+/// The state that the owner of the VM wants its vCPUs to be in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RunRequest {
     Run,

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long it is watched: long against the time that reading a clock takes.
+/// The time it is watched: long against the time that reading a clock takes.
 const WATCH: Duration = Duration::from_millis(25);
 /// Looks at both clocks, of which the one counts that was disturbed least.
 const LOOKS: usize = 20;

@@ -38,7 +38,7 @@ const MEMORY_MIN: u64 = 2 << 20;
 const TSS_ADDRESS: usize = 0xfffb_d000;
 /// Address space, not memory: pages are taken as the stack grows.
 const THREAD_STACK: usize = 256 << 10;
-/// How long a vCPU may take to answer [`Vm::pause`] and [`Vm::registers`]. It
+/// The time limit for a vCPU to answer [`Vm::pause`] and [`Vm::registers`]. It
 /// answers within microseconds unless a device keeps it or the host is
 /// overloaded.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

@@ -41,7 +41,7 @@ pub struct Windows {
 struct State {
     bars: [Option<BarRange>; BAR_COUNT],
     attached: Vec<Attached>,
-    /// How often a watched page's protection has been lifted.
+    /// The number of times a watched page's protection has been lifted.
     lifts: u64,
 }
 

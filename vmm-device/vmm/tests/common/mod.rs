@@ -57,7 +57,7 @@ pub struct TestFunction {
     writes: Mutex<Vec<(u64, u64)>>,
     /// Writes to the watched page while it was protected.
     pub woken: Arc<AtomicU64>,
-    /// How long each change of the page's protection took.
+    /// The time each change of the page's protection took.
     pub flips_ns: Mutex<Vec<u64>>,
 }
 

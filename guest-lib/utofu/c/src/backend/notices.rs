@@ -1,4 +1,4 @@
-//! How many notices a queue holds until they are polled.
+//! The number of notices a queue holds until they are polled.
 
 use std::fs;
 

@@ -29,7 +29,7 @@ const INBOX: u64 = 4096;
 const OUTBOX: u64 = SIZE as u64 / 2;
 /// Reduces to the sum.
 const SUM: u32 = 7;
-/// How long the other node may take, in nanoseconds.
+/// The time limit for the other node, in nanoseconds.
 const PATIENCE_NS: u64 = 30_000_000_000;
 
 tofu_guests::entry!(all);

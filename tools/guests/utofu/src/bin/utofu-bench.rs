@@ -34,10 +34,10 @@ const SIZES: [usize; 5] = [8, 64, 1024, 16_384, 262_144];
 const LARGE: usize = 262_144;
 /// Commands in flight on each interface.
 const WINDOW: u64 = 32;
-/// How long anything may take, in nanoseconds.
+/// The time limit for anything, in nanoseconds.
 const PATIENCE_NS: u64 = 60_000_000_000;
 
-/// How long the other node polls for messages before it sleeps, in nanoseconds.
+/// The time for which the other node polls for messages before it sleeps, in nanoseconds.
 const SPIN_NS: u64 = 1_000_000;
 
 /// What a message is for, as edata.

@@ -17,7 +17,7 @@ use tofu_utofu::{Code, Notice, Vcq};
 use tofu_utofu_bare::BareProvider;
 
 const MAILBOX: u32 = 1;
-/// How long the next node may take to get ready, in nanoseconds.
+/// The time limit for the next node to get ready, in nanoseconds.
 const PATIENCE_NS: u64 = 30_000_000_000;
 
 tofu_guests::entry!(ring);

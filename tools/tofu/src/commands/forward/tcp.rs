@@ -14,7 +14,7 @@ use tofu_abi::Coords;
 
 use super::way::{MOST, Way};
 
-/// How long to wait when the host has no descriptors left.
+/// The time to wait when the host has no descriptors left.
 const BUSY: Duration = Duration::from_millis(500);
 
 /// Serves a port until the process ends.

@@ -15,7 +15,7 @@ use tofu_sync::lock;
 
 use super::way::{MOST, Way};
 
-/// How long an unused stream of a client is kept.
+/// The time for which an unused stream of a client is kept.
 const IDLE: Duration = Duration::from_secs(60);
 
 /// The way of a client's datagrams.

@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 
-/// How long QEMU may take to answer.
+/// The time limit for QEMU to answer.
 const ANSWER: Duration = Duration::from_secs(30);
 /// Longest answer, in bytes.
 const LONGEST: u64 = 1 << 20;

@@ -312,7 +312,8 @@ impl Listening {
         Answer { fields: answer.fields + GUARD, ..answer }
     }
 
-    /// Why a request is not from our page, because another site may send a browser here, too.
+    /// The reason why a request is not from our page, because another site may send a browser here,
+    /// too.
     fn refusal(&self, request: &Request) -> Option<&'static str> {
         let port = self.at.port();
         let ours = [format!("127.0.0.1:{port}"), format!("localhost:{port}")];

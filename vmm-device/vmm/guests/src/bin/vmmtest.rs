@@ -124,7 +124,7 @@ fn reset() -> i32 {
     }
 }
 
-/// What Linux does last, on a machine with ACPI: sleep type 5 and the sleep bit.
+/// Linux's last action on a machine with ACPI: sleep type 5 and the sleep bit.
 fn power_off() -> i32 {
     // SAFETY: ends the machine.
     unsafe {
