@@ -103,7 +103,7 @@ fn a_refused_shape_is_named_with_what_is_allowed() {
     assert_eq!(error.to_string(), "axis Y has length 40, but may have 1 to 32");
     let long = "2x2x4x2x3x2 and more that is not read".parse::<Shape>().unwrap_err();
     assert!(
-        long.to_string().starts_with("shape \"2x2x4x2x3x2 and more that is not re\"..."),
+        long.to_string().starts_with("shape \"2x2x4x2x3x2 and more that is not\"..."),
         "{long}"
     );
 }

@@ -157,7 +157,7 @@ impl<'c, P: Provider + ?Sized> Group<'c, P> {
         self.members
     }
 
-    /// How the gates are linked.
+    /// The links of the gates.
     pub fn algorithm(&self) -> Algorithm {
         self.algorithm
     }

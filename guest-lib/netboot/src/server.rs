@@ -66,7 +66,7 @@ impl Boot {
     }
 }
 
-/// What a server does wrong, for tests.
+/// Faults of a server, for tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fault {
     /// Nothing.

@@ -37,7 +37,7 @@ const BLOCK: u64 = 512;
 /// The name of the archive's file or folder in the scratch folder.
 const TOP: &str = "top";
 
-/// What becomes of an archive's file or folder.
+/// The destination of an archive's file or folder.
 #[derive(Clone, Copy, Debug)]
 pub enum Place<'a> {
     /// It gets this name. A folder is merged into an existing one.
@@ -163,7 +163,7 @@ fn open_folder(folder: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
     open(folder, path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
 }
 
-/// What an archive has brought.
+/// The unpacked entries of an archive.
 #[derive(Default)]
 struct Arrived {
     /// Folders with their modes, by their paths below the archive's top. A read-only folder could

@@ -77,7 +77,7 @@ impl Host {
         self.say(&ToGuest::Exec { id, exec: Exec { program, args, env, stdin } });
     }
 
-    /// What a program says first, without the end of the line.
+    /// The first line of a program, without its end.
     fn first_output(&mut self) -> String {
         loop {
             if let FromGuest::From { what: FromProgram::Output(_, bytes), .. } = self.hear() {

@@ -11,7 +11,7 @@ use tar::EntryType;
 use tofu_agent::files::{self, Source};
 use tofu_agent::unpack::{Folder, Place, unpack, unpack_alone};
 
-/// What is asked for in these tests.
+/// The name that these tests ask for.
 const NAME: &str = "asked";
 
 fn pack(path: &Path) -> Vec<u8> {
@@ -86,7 +86,7 @@ impl Home {
         unpack(archive, &self.at("dir"), OsStr::new(NAME))
     }
 
-    /// What is in `dir` besides what was there at first.
+    /// New entries of `dir`.
     fn check(&self, context: &str) -> Vec<String> {
         let keys = fs::read_to_string(self.at("dir/.ssh/authorized_keys")).unwrap();
         assert_eq!(keys, "mine", "{context}");
@@ -236,7 +236,7 @@ fn alone_goes_into_no_folder_and_through_no_link() {
     assert_eq!(home.check("alone"), ["job"]);
 }
 
-/// What a sender without an end sends: a start, and then the same for ever.
+/// An endless archive: a start, and then the same for ever.
 struct Endless {
     start: Vec<u8>,
     again: Vec<u8>,

@@ -99,7 +99,7 @@ pub(crate) struct Ratio {
     pub(crate) target: Option<f64>,
 }
 
-/// What is called with each line of results.
+/// The callback for each line of results.
 pub(crate) type Say<'a> = dyn FnMut(&dyn fmt::Display) -> io::Result<()> + 'a;
 
 /// Runs the benchmark.

@@ -24,9 +24,9 @@ const PORT: u16 = 5201;
 /// Sizes of a TCP socket's buffers, and of each write, in bytes, as in the guests.
 const TCP_BUFFER: usize = 64 << 10;
 const CHUNK: usize = 16 << 10;
-/// What `ping` sends by default, in bytes.
+/// The default payload of `ping`, in bytes.
 const PING_BYTES: usize = 56;
-/// How long nothing may arrive before it fails.
+/// The longest silence before it fails.
 const QUIET: Duration = Duration::from_secs(10);
 /// The time to sleep at most. Frames come sooner, unless a wake-up was missed.
 const NAP: smoltcp::time::Duration = smoltcp::time::Duration::from_millis(50);

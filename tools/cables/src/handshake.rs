@@ -1,4 +1,4 @@
-//! How parts meet: at the start of a machine, and when one comes back.
+//! The handshake of parts: at the start of a machine, and when one comes back.
 //!
 //! A part that starts connects to the parts with lower numbers, which wait for it. Parts that
 //! already run have dropped the right to open connections, so a part that comes back connects to

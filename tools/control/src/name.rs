@@ -1,4 +1,4 @@
-//! How users name machines and their nodes.
+//! Names of machines and nodes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -91,7 +91,7 @@ pub fn node_name(at: Coords) -> String {
     format!("t-{}", at.separated('-'))
 }
 
-/// How a node can be called.
+/// A name of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeName {
     /// By its number.

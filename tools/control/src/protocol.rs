@@ -120,7 +120,7 @@ pub enum Request {
     Trace(TraceRequest),
 }
 
-/// What to trace. An empty list means everything.
+/// A trace's filter. An empty list means everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TraceRequest {
@@ -460,7 +460,7 @@ impl MachineInfo {
     }
 }
 
-/// What uses a node's device.
+/// The user of a node's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeKind {
@@ -497,7 +497,7 @@ pub struct NodeInfo {
     pub part: Option<u16>,
     /// Name, such as `t-0-0-0-0-0-0`.
     pub name: String,
-    /// What uses its device.
+    /// The user of its device.
     pub kind: NodeKind,
     /// For Linux: `waiting` (for its turn to boot), `booting`, `ready`, `not answering` or `off`.
     /// For small guests: `running` or `ended`. For both: `paused`. For served devices: `waiting`
@@ -534,7 +534,7 @@ impl NodeInfo {
 pub struct JobInfo {
     /// Its number, which the machine gives to no other job.
     pub job: u32,
-    /// What it runs.
+    /// Its program.
     pub command: String,
     /// The process that asked for it.
     pub pid: Option<u32>,
@@ -643,7 +643,7 @@ pub struct RegisterValue {
     pub fields: Vec<(String, String)>,
 }
 
-/// What to capture.
+/// A capture's filter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CaptureRequest {
@@ -701,7 +701,7 @@ pub struct EventInfo {
     pub node: Option<u32>,
     /// The node's coordinates.
     pub at: Option<[u8; 6]>,
-    /// What has happened.
+    /// The event.
     #[serde(flatten)]
     pub what: EventKind,
 }
@@ -721,7 +721,7 @@ impl Item for EventInfo {
     }
 }
 
-/// What has happened.
+/// The event.
 #[expect(missing_docs, reason = "fields are what their names say")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]

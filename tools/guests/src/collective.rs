@@ -102,7 +102,7 @@ impl Gates {
         Ok(Self { channel, choice, profile })
     }
 
-    /// How the gates are linked.
+    /// The links of the gates.
     pub fn choice(&self) -> &Choice {
         &self.choice
     }

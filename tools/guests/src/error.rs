@@ -3,7 +3,7 @@
 use alloc::string::{String, ToString};
 use core::fmt;
 
-/// What went wrong, in words.
+/// The problem, in words.
 #[derive(Debug)]
 pub struct Error(String);
 

@@ -33,7 +33,7 @@ pub fn leave(nwp: &Nwp<NodePlatform>) {
     nwp.flush(LEAVING_NS);
 }
 
-/// How a message is sent.
+/// The way a message is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     /// By stores.

@@ -22,20 +22,20 @@ const MAX_DRAIN: usize = 64 << 10;
 /// Text without any marks.
 pub const TEXT: &str = "text/plain; charset=utf-8";
 
-/// What a client asks for.
+/// A client's request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// `GET`, `HEAD`, `POST` and so on, as the client sent it.
     pub method: String,
     /// The path, without the query after a question mark.
     pub path: String,
-    /// What follows the question mark.
+    /// The query, after the question mark.
     pub query: String,
     /// The host, with its port, that the client believes to be connected to.
     pub host: Option<String>,
     /// The page from which a browser sends the request.
     pub origin: Option<String>,
-    /// What came with it, at most 4 KiB.
+    /// The body, at most 4 KiB.
     pub body: Vec<u8>,
 }
 
@@ -49,7 +49,7 @@ impl Request {
     }
 }
 
-/// What a client gets.
+/// An answer to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// Number and words.

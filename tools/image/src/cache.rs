@@ -51,7 +51,7 @@ pub struct Image {
     /// A raw ext4 disk image, to be attached read-only as a virtio block device. Several guests may
     /// share it.
     pub root: Option<PathBuf>,
-    /// What it was made from.
+    /// Its specification.
     pub manifest: Manifest,
 }
 

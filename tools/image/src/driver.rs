@@ -258,7 +258,7 @@ impl DriverFor {
     }
 }
 
-/// What a build root is made for.
+/// The purpose of a build root.
 struct Target {
     wanted: DriverFor,
     /// One of Debian's kernels; `None` if the root builds its own.

@@ -15,7 +15,7 @@ pub enum Error {
     /// A file operation failed.
     #[error("cannot {what} {}: {source}", path.display())]
     Io {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         what: &'static str,
         /// With which file.
         path: PathBuf,
@@ -28,7 +28,7 @@ pub enum Error {
         path.display()
     )]
     DiskFull {
-        /// What was being written.
+        /// The file being written.
         path: PathBuf,
     },
     /// A program of the host is missing.
@@ -36,7 +36,7 @@ pub enum Error {
     NoTool {
         /// The program.
         tool: String,
-        /// What it is needed for.
+        /// Its purpose.
         purpose: &'static str,
         /// The action.
         remedy: &'static str,
@@ -87,7 +87,7 @@ pub enum Error {
     Child {
         /// The program.
         program: String,
-        /// What it was meant to do.
+        /// Its purpose.
         purpose: &'static str,
         /// Its last output.
         reason: String,
@@ -113,7 +113,7 @@ pub enum Error {
     Stock {
         /// The kernel.
         release: String,
-        /// What does not match, and what to do.
+        /// The mismatch, and what to do.
         reason: String,
     },
     /// A module file cannot be read.
@@ -127,7 +127,7 @@ pub enum Error {
     /// A name or value is not allowed.
     #[error("{what} {value:?}: {allowed}")]
     Invalid {
-        /// What the value is for.
+        /// The purpose of the value.
         what: &'static str,
         /// The value.
         value: String,
@@ -153,7 +153,7 @@ pub enum Error {
     NotInImage {
         /// The root file system.
         image: PathBuf,
-        /// What was looked for.
+        /// The item that was looked for.
         path: String,
     },
     /// The QEMU that the user named cannot be used.

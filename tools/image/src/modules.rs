@@ -38,7 +38,7 @@ pub(crate) struct Tree {
     built_in: Vec<String>,
 }
 
-/// How the file of a module is put into an image.
+/// The form of a module's file in an image.
 #[derive(Clone, Copy)]
 enum Form {
     Plain,

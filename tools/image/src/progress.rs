@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What a build is doing.
+/// The phase of a build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Phase {

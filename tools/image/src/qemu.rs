@@ -131,7 +131,7 @@ fn parse_version(text: &str) -> Option<(String, (u32, u32))> {
     Some((version.to_owned(), pair))
 }
 
-/// What is known of a host's program. It is stored, because asking the program takes a tenth of a
+/// Properties of a host's program. They are stored, because asking the program takes a tenth of a
 /// second.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Known {

@@ -68,7 +68,7 @@ enum Room {
     ForScripts,
 }
 
-/// How the packages' scripts can be run on this host.
+/// The way to run packages' scripts on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RootAccess {
     /// As root, in namespaces of their own.

@@ -13,7 +13,7 @@ use crate::progress::Progress;
 
 /// The time limit for programs other than compilers.
 const TIME_LIMIT: Duration = Duration::from_secs(3600);
-/// How much of a child's output is kept, in bytes. apt's list of some thousand packages fits.
+/// Bytes of a child's output that are kept. apt's list of some thousand packages fits.
 const OUTPUT_LIMIT: usize = 16 << 20;
 
 /// Finds the program `name` in `PATH`, or in the folders of system programs, which an ordinary

@@ -63,7 +63,7 @@ pub(crate) struct Set {
     pub(crate) archive: Vec<u8>,
 }
 
-/// How the program is started, with names relative to the job's folder.
+/// The start of the program, with names relative to the job's folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Start {
     /// A program of the node.

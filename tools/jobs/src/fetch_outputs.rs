@@ -16,7 +16,7 @@ use crate::bundle::WORK;
 use crate::job;
 use crate::user::as_user;
 
-/// How much of a node's error message is shown, in bytes.
+/// Bytes of a node's error message that are shown.
 const MAX_COMPLAINT: usize = 2000;
 
 /// Where the files go.

@@ -169,7 +169,7 @@ impl Control {
     }
 }
 
-/// How a job is watched.
+/// Options of watching a job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     /// The time after which the job is ended.
@@ -180,11 +180,11 @@ pub(crate) struct Options {
     pub(crate) style: Style,
     /// Whether rank 0 gets our standard input.
     pub(crate) input: bool,
-    /// What messages call a rank.
+    /// The name of a rank in messages.
     pub(crate) noun: &'static str,
 }
 
-/// How a rank is named.
+/// Names of ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct Label {
     /// In messages.
@@ -216,7 +216,7 @@ impl Options {
     }
 }
 
-/// How output is shown.
+/// Options of output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
     Prefixed,

@@ -228,7 +228,7 @@ impl Drop for Lease {
     }
 }
 
-/// What a waiting job receives.
+/// A message to a waiting job.
 enum Next {
     Reply(Reply),
     Signal(i32),

@@ -41,7 +41,7 @@ const RESTART: &str = "TOFU_RESTART";
 const GROUP: &str = "TOFU_GROUP";
 /// The variable that tells them their subnet.
 const SUBNET: &str = "TOFU_SUBNET";
-/// How much output of our programs on a node is read, in bytes.
+/// Bytes of output of our programs on a node that are read.
 const MAX_SAID: usize = 2000;
 /// The time limit for the process manager to report its address.
 const MANAGER: Duration = Duration::from_secs(30);

@@ -31,9 +31,9 @@ use crate::qemu;
 use crate::runtimes::{MonitorChoice, Runtime, Runtimes};
 use crate::setup::VmSetup;
 
-/// What Linux nodes need, apart from the plan.
+/// Resources of Linux nodes, apart from the plan.
 pub struct LinuxHost {
-    /// What they boot, and the monitor that runs them.
+    /// Their boot files, and the monitor that runs them.
     pub runtime: Runtimes,
     /// Folder for sockets and logs.
     pub dir: PathBuf,

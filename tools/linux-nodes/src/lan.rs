@@ -28,7 +28,7 @@ const MOST_ADDRESSES: usize = 4096;
 
 type Mac = [u8; 6];
 
-/// What kind of Ethernet a machine's Linux nodes have.
+/// The kind of Ethernet of a machine's Linux nodes.
 #[derive(Clone, Debug)]
 pub enum Ethernet {
     /// None.

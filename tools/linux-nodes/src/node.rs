@@ -31,7 +31,7 @@ const SELDOM: Duration = Duration::from_secs(3600);
 /// The time limit for a monitor to end when told to.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What a node is doing.
+/// The state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Waits for its turn to start.

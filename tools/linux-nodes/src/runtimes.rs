@@ -1,4 +1,4 @@
-//! What the Linux nodes of a machine need, for each kind of processor in it: the files that they
+//! Resources of a machine's Linux nodes, for each kind of processor in it: the files that they
 //! boot, and the monitor that runs them.
 
 use std::sync::Arc;
@@ -20,9 +20,9 @@ pub enum MonitorChoice {
     Qemu(Arc<Qemu>),
 }
 
-/// What nodes of one architecture need.
+/// Resources of nodes of one architecture.
 pub struct Runtime {
-    /// What they boot.
+    /// Their boot files.
     pub boot_files: Arc<BootFiles>,
     /// The monitor that runs them.
     pub monitor: MonitorChoice,
@@ -53,7 +53,7 @@ pub struct Runtimes {
 
 impl Runtimes {
     /// Prepares the files that the plan's nodes boot, with the monitors of [`Monitors::choose`].
-    /// What is missing is fetched or made.
+    /// Missing files are fetched or made.
     ///
     /// # Errors
     ///

@@ -8,7 +8,7 @@
 /// A program for nodes that is part of `tofu`.
 #[derive(Debug)]
 pub struct Shipped {
-    /// What the user calls it.
+    /// Its name.
     pub name: &'static str,
     /// One line about it.
     pub summary: &'static str,

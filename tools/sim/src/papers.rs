@@ -33,7 +33,7 @@ struct Compared {
     difference: f64,
     /// Whether ours is within the tolerance, with all seeds; only of values that follow.
     met: Option<bool>,
-    /// What other seeds give, if it depends on one.
+    /// The values of other seeds, if it depends on one.
     seeds: Option<Spread>,
     /// Whether ours is within the tolerance, with all seeds, whatever its kind.
     #[serde(skip)]

@@ -99,7 +99,7 @@ const fn exponential(random: u64, mean: u64) -> Ps {
     time as u64
 }
 
-/// How a message is sent.
+/// The way a message is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Rails {
     /// Through one TNI.

@@ -35,10 +35,10 @@ pub struct MachineFile {
     pub interconnect: Option<Interconnect>,
     /// Whether a node fails with its guest.
     pub(crate) fail_with_guest: bool,
-    /// How packets cross links.
+    /// The carrier of packets over links.
     pub link_mode: Option<LinkMode>,
     pub(crate) settings: Settings,
-    /// How doorbells reach the devices.
+    /// The kind of doorbells.
     pub doorbell: Option<Doorbell>,
     pub(crate) timeout: Option<Timeout>,
     /// Engine threads.

@@ -38,7 +38,7 @@ pub enum Event {
     PartEnded(PartId, u32),
 }
 
-/// How a guest ended.
+/// The end of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It exited with this code.

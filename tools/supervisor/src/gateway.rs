@@ -122,7 +122,7 @@ impl Gateway {
     }
 }
 
-/// How a gateway is reached, and its counters.
+/// The addresses of a gateway, and its counters.
 #[derive(Clone)]
 pub struct GatewayInfo {
     /// Its node.

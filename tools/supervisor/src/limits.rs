@@ -1,4 +1,4 @@
-//! What a program that serves a guest, such as QEMU, is limited to.
+//! Limits of a program that serves a guest, such as QEMU.
 //!
 //! The process that becomes the program enters the limits before it starts it
 //! ([`crate::janitor::wrapped`]). So a program that a guest has taken over is confined whether or
@@ -26,7 +26,7 @@ const FIRST_USER: u32 = 0x6f00_0000;
 const USERS: u32 = 1 << 22;
 /// The user `nobody`, where no other is mapped.
 const NOBODY: u32 = 65534;
-/// What of the environment a program gets: what its loader and its messages need.
+/// Environment variables that a program gets: those of its loader and its messages.
 const ENVIRONMENT: [&str; 6] = ["PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "HOME"];
 
 /// Limits of a program.

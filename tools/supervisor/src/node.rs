@@ -61,7 +61,7 @@ pub trait AgentNode: Send + Sync {
     fn stop(&self);
 }
 
-/// What a node is doing.
+/// The state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeStatus {
     /// The state, as one word.

@@ -311,7 +311,7 @@ pub(crate) enum TapWhen {
     Off,
 }
 
-/// What a server does wrong, for tests.
+/// Faults of a server, for tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BootFault {
     /// Changes a byte of each file
@@ -346,7 +346,7 @@ pub struct BootArgs {
 }
 
 impl BootArgs {
-    /// What the boot server does wrong.
+    /// Faults of the boot server.
     pub(crate) fn fault(&self) -> Fault {
         match self.boot_fault {
             None => Fault::None,

@@ -38,13 +38,13 @@ pub struct Network {
 pub struct Plan {
     /// The fabric.
     pub network: Network,
-    /// How doorbells reach the devices.
+    /// The kind of doorbells.
     pub doorbell: Doorbell,
     /// The time after which guests that still run count as hanging.
     pub timeout: Timeout,
     /// The interconnect of the nodes.
     pub interconnect: Interconnect,
-    /// How packets cross links.
+    /// The carrier of packets over links.
     pub links: Links,
     /// Engine threads; `None` leaves the number to the machine.
     pub engines: Option<Engines>,
@@ -66,7 +66,7 @@ pub struct Plan {
     pub end_with_part: bool,
     /// Faults on its links.
     pub faults: Option<FaultPlan>,
-    /// What to capture, from the start of the machine on.
+    /// A capture from the start of the machine on.
     pub captures: Vec<ToFile>,
     /// All nodes in the order of their numbers. Those of other parts are stubs here.
     pub nodes: Vec<NodePlan>,
@@ -90,11 +90,11 @@ pub struct IpPlan {
 pub struct NodePlan {
     /// Where it is.
     pub coords: Coords,
-    /// What uses its device.
+    /// The user of its device.
     pub role: Role,
 }
 
-/// What uses a node's device.
+/// The user of a node's device.
 #[derive(Clone, Debug)]
 pub enum Role {
     /// No guest: the device only forwards packets.
@@ -144,7 +144,7 @@ pub struct ServerPlan {
     pub(crate) at: NodeId,
     /// The time for which nodes wait for it, in milliseconds.
     pub(crate) patience_ms: u64,
-    /// What it does wrong, for tests.
+    /// Its faults, for tests.
     pub(crate) fault: Fault,
 }
 

@@ -76,7 +76,7 @@ pub(crate) struct Rest {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OtherNode {
     pub(crate) kind: NodeKind,
-    /// What it is doing, as one word.
+    /// Its state, as one word.
     pub(crate) state: &'static str,
     /// The time at which that state began.
     pub(crate) since: Instant,

@@ -223,7 +223,7 @@ impl FromStr for GuestArgs {
     }
 }
 
-/// How doorbell writes reach the device.
+/// The way doorbell writes reach the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Doorbell {
@@ -266,7 +266,7 @@ pub fn generation(name: &str) -> Result<Generation, &'static str> {
     Generation::from_name(name).ok_or(Generation::NAMES)
 }
 
-/// How packets go over the links of a machine.
+/// The way packets go over the links of a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LinkMode {
     /// At once, without buffers
@@ -304,7 +304,7 @@ impl FromStr for LinkMode {
     }
 }
 
-/// Who has the device in Linux nodes.
+/// The owner of the device in Linux nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Driver {
     /// The kernel driver where an image that has it is there, VFIO otherwise

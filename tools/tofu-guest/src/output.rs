@@ -1,4 +1,4 @@
-//! How the results of commands are printed.
+//! Output of commands' results.
 
 use std::io::{self, Write};
 

@@ -36,10 +36,10 @@ macro_rules! ensure {
     };
 }
 
-/// What a check found.
+/// The result of a check.
 struct Finding {
     check: String,
-    /// What was done, or what went wrong.
+    /// The result, in words.
     result: Result<String, String>,
     time: Duration,
 }

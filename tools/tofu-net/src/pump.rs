@@ -35,7 +35,7 @@ pub struct Counters {
     pub sleeps: u64,
 }
 
-/// What has ended a sleep.
+/// The end of a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// There is something to move, or the time is over.
@@ -81,7 +81,7 @@ impl Default for Pump {
 }
 
 impl Pump {
-    /// What was done so far.
+    /// The counts so far.
     pub fn counters(&self) -> Counters {
         self.counters
     }

@@ -17,7 +17,7 @@ use tofu_tap::{DEVICE, NAME_MAX};
 
 use crate::AddressPlan;
 
-/// What went wrong with the interface.
+/// An error of the interface.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
     /// The name is empty or too long.

@@ -11,7 +11,7 @@ use log::{LevelFilter, Record};
 use serde_json::json;
 use tofu_ui::printable;
 
-/// What a line of the log looks like.
+/// The format of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// Time, level and target in brackets, then the text

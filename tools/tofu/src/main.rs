@@ -157,7 +157,7 @@ fn usage_line(error: &clap::Error, args: &[String]) -> String {
     format!("{}{hint}; see --help", line.strip_prefix("error: ").unwrap_or(&line))
 }
 
-/// What was probably meant, where the options of the command tell.
+/// A suggestion from the options of the command.
 fn hint(error: &clap::Error, args: &[String]) -> Option<String> {
     let all = Cli::command();
     let command = args.iter().skip(1).find_map(|arg| all.find_subcommand(arg))?;

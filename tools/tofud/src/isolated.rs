@@ -21,9 +21,9 @@ use crate::lease::Refused;
 /// The most registrations of a process at a time: each is an IOMMU mapping, of which the kernel
 /// permits 65535 for a device.
 const MAX_REGISTRATIONS: usize = 8192;
-/// What a steering tag takes: an entry in each of two tables, and what is noted of it.
+/// The memory of a steering tag: an entry in each of two tables, and what is noted of it.
 const STAG_BYTES: u64 = 64;
-/// What a registration takes besides its pages: a table of one page at least, and objects.
+/// The memory of a registration besides its pages: a table of one page at least, and objects.
 const REGISTRATION_BYTES: u64 = 8192;
 
 /// A queue to be opened.
@@ -216,7 +216,7 @@ fn none_left(error: impl std::fmt::Display) -> Refused {
     Refused::new(Refusal::NoneLeft, error.to_string())
 }
 
-/// What went wrong with a process's memory.
+/// An error of a process's memory.
 fn map_error(error: MapError) -> Refused {
     match error {
         MapError::Range { .. } => wrong(error.to_string()),

@@ -7,7 +7,7 @@ use tofu_vfio::broker::wire::Refusal;
 
 use crate::lease::Refused;
 
-/// What users may have, in bytes.
+/// Limits of users, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// All of them together.

@@ -74,7 +74,7 @@ struct Client {
     addresses: Vec<(u64, u64)>,
 }
 
-/// What a client has to do with the device.
+/// The role of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     /// Nothing, because it has not sent anything.

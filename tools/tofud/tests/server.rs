@@ -25,7 +25,7 @@ use tofud::{
 
 const UNIT: u64 = 1 << 30;
 
-/// What was asked of the device.
+/// The requests to the device.
 #[derive(Default)]
 struct State {
     open: u32,
@@ -43,7 +43,7 @@ struct State {
     is_kernels: bool,
     /// A process that uses that driver.
     user: bool,
-    /// What such processes have of the node's memory, in bytes.
+    /// The node's memory that such processes have, in bytes.
     taken: u64,
     /// The group of the last isolated process, and the operations for such processes.
     group: u64,

@@ -1,6 +1,6 @@
-//! What the user may have meant.
+//! Suggestions for misspelt names.
 
-/// How similar two names must be, from 0 to 1, for one to be suggested for the other.
+/// The similarity from which one name is suggested for another, from 0 to 1.
 const ALIKE: f64 = 0.75;
 
 /// The name that is most similar to `word`, if any is.

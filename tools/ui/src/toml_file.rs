@@ -12,7 +12,7 @@ use toml::Spanned;
 
 use crate::nearest;
 
-/// What is wrong with a file.
+/// An error in a file.
 #[expect(missing_docs, reason = "the message says what fields are")]
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {

@@ -21,7 +21,7 @@ pub enum Doorbells {
     Polled,
 }
 
-/// How packets go over the links of a machine.
+/// The way packets go over the links of a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Links {
     /// At once: links have no buffers and cost no time.

@@ -110,7 +110,7 @@ fn allreduce(comm: &mut Comm) -> Result<(), Error> {
     comm.barrier()
 }
 
-/// What node `rank` sends in a round.
+/// The message of node `rank` in a round.
 fn data_of(rank: u32, round: u64, bytes: &mut [u8]) {
     fill_pattern(round << 32 | u64::from(rank), bytes);
 }

@@ -28,7 +28,7 @@ const TNI: TniId = TniId::ALL[0];
 const ARP: [u8; 2] = [0x08, 0x06];
 const IPV4: [u8; 2] = [0x08, 0x00];
 const BROADCAST: [u8; 6] = [0xff; 6];
-/// What the messages announce.
+/// The announced contents of the messages.
 const SAYS: Capabilities =
     Capabilities { offload: true, rendezvous: true, split: false, more_queues: 0 };
 

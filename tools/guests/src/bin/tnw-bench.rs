@@ -34,7 +34,7 @@ const SHORTEST: usize = 128;
 /// The longest messages, that `max=` may ask for.
 const LIMIT: u64 = 1 << 20;
 
-/// What is to be measured.
+/// The measurement.
 struct Run {
     count: u64,
     /// The longest messages, by [`How`].

@@ -173,7 +173,7 @@ impl Block {
         places.collect()
     }
 
-    /// What goes to a side, as bytes.
+    /// The message to a side, as bytes.
     fn pack(&self, side: Side) -> Vec<u8> {
         let places = self.edge(side, false);
         places.into_iter().flat_map(|at| self.now[at].to_le_bytes()).collect()

@@ -159,7 +159,7 @@ fn source(header: &[u8]) -> Option<(Mac, u16)> {
     Some(([a, b, c, d, e, f], u16::from_be_bytes([high, low])))
 }
 
-/// What is ready to be started.
+/// A system that is ready to be started.
 struct Loaded {
     layout: image::Layout,
     initrd: Range<u64>,

@@ -16,7 +16,7 @@ use crate::setup::VmSetup;
 
 /// The first descriptor of a file in QEMU.
 const FIRST: i32 = 10;
-/// What every program reads of the host, and the devices that it uses.
+/// Files of the host that every program reads, and the devices that it uses.
 const RUNTIME: [&str; 9] = [
     "/proc/self",
     "/proc/meminfo",

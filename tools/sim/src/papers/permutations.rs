@@ -33,7 +33,7 @@ const PAPER: usize = 1000;
 /// The first of the seeds, whose results are in the curves.
 const SEED: u64 = 9;
 
-/// What is measured, and how.
+/// A measurement.
 #[derive(Clone, Copy)]
 struct Run {
     /// Units on Z that send. They are adjacent, like those of a job.

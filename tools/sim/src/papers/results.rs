@@ -1,4 +1,4 @@
-//! How much is run, and the model's results, which become the report.
+//! The extent of a run, and the model's results, which become the report.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use crate::plot::Curves;
 /// Seeds with which values that depend on chance are run.
 pub(super) const SEEDS: u64 = 10;
 
-/// How much is run.
+/// The extent of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     pub(super) seeds: u64,

@@ -14,18 +14,18 @@ pub(super) struct Value {
     pub(super) what: &'static str,
     pub(super) unit: &'static str,
     pub(super) published: Published,
-    /// How far ours may be off, relative to the published value.
+    /// The tolerance, relative to the published value.
     pub(super) tolerance: f64,
     pub(super) kind: Kind,
     /// The reason why it is of this kind; empty if it follows.
     pub(super) basis: &'static str,
     /// The reason why it is not met, at least with some seeds; empty if it is.
     pub(super) reason: &'static str,
-    /// What to know of it even if it is met.
+    /// A remark, shown even if it is met.
     pub(super) note: &'static str,
 }
 
-/// How our value comes about.
+/// The origin of our value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) enum Kind {
     /// It is a parameter of the model, or a sum of such.

@@ -19,7 +19,7 @@ const WORDS: usize = 64 << 10;
 /// Alignment of messages.
 const ALIGNMENT: usize = 4096;
 
-/// How a node sends messages.
+/// The way a node sends messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scheme {
     /// Stores to a window; the device puts the data in order.

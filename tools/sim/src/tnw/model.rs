@@ -46,7 +46,7 @@ const MEMORY_BASE: u64 = 0x1000;
 /// Time that passes when no event is scheduled.
 const IDLE_PS: Ps = 1_000_000;
 
-/// What a step has changed.
+/// The effects of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     /// Something in a device or on its way to one.

@@ -192,7 +192,7 @@ impl Plan {
     }
 }
 
-/// What is asked for single nodes.
+/// Options of single nodes.
 struct Asked<'a> {
     gateway: Option<NodeId>,
     /// The settings of nodes in the file.

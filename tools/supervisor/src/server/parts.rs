@@ -22,7 +22,7 @@ const ANSWER: Duration = Duration::from_secs(4);
 /// The part that keeps the jobs of all parts.
 pub(super) const OF_JOBS: PartId = PartId(0);
 
-/// How a request is carried out.
+/// The way a request is carried out.
 pub(super) enum Way {
     /// By this part.
     Here,

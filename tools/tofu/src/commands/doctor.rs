@@ -25,7 +25,7 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: bool,
 }
 
-/// How a finding affects running machines.
+/// The effect of a finding on running machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Level {
@@ -63,20 +63,20 @@ struct Report {
     findings: Vec<Finding>,
 }
 
-/// What there is for Linux nodes.
+/// The resources for Linux nodes.
 #[derive(Debug, Clone, Serialize)]
 struct LinuxReport {
     /// Linux nodes can run, if necessary after something was fetched.
     can_run: bool,
     /// The monitor that runs them: `tofu`, our own monitor, or `qemu-tcg`.
     vmm: &'static str,
-    /// What our own monitor can do with Linux here.
+    /// The support of Linux in our own monitor here.
     own_monitor: tofu_vmm::LinuxSupport,
     /// Version of the QEMU there is.
     qemu: Option<String>,
     /// Nodes with Fugaku's processor can run, if necessary after something was fetched or built.
     arm64: bool,
-    /// What there is for them.
+    /// Their resources.
     about_arm64: String,
     /// Names of the images.
     images: Vec<String>,

@@ -120,7 +120,7 @@ pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<u8> {
     run_on(node, exec, args)
 }
 
-/// What ends a command from here.
+/// An event that ends a command from here.
 #[derive(Default)]
 struct Ends {
     /// Its time was over.

@@ -79,7 +79,7 @@ Examples:
   tofu inspect 0 --translate 0/3 0x2:0x100 --length 4096 --write
       the entries of the tables, and the result code with its reason";
 
-/// What --json prints.
+/// The output of --json.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Snapshot {
     /// Number of the node.
@@ -157,7 +157,7 @@ fn read(file: &Path) -> anyhow::Result<Snapshot> {
         .with_context(|| format!("{} is not what tofu inspect --json prints", file.display()))
 }
 
-/// What `--translate` asks for.
+/// The address of `--translate`.
 fn translation(
     node: u32,
     words: &[String],

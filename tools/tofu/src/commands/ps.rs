@@ -141,7 +141,7 @@ fn print(out: &mut dyn Write, name: &str, machine: &MachineInfo) -> io::Result<(
     Ok(())
 }
 
-/// What a job has.
+/// The resources of a job.
 fn has(job: &JobInfo) -> String {
     match (&job.nodes[..], job.alone) {
         ([], _) => "-".to_owned(),

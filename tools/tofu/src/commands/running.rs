@@ -20,7 +20,7 @@ pub(crate) struct MachineOrShape {
     pub(crate) machine: Option<Option<MachineName>>,
 }
 
-/// What is known of a machine.
+/// Properties of a machine.
 pub(crate) struct Described {
     pub(crate) network: Network,
     pub(crate) generation: Option<Generation>,
@@ -34,7 +34,7 @@ impl MachineOrShape {
         Ok(self.describe(None)?.network)
     }
 
-    /// What is known of it. `generation` takes precedence over that of the machine.
+    /// Its properties. `generation` takes precedence over that of the machine.
     pub(crate) fn describe(&self, generation: Option<Generation>) -> anyhow::Result<Described> {
         let Some(name) = &self.machine else {
             let plan = Plan::described(&MachineArgs {

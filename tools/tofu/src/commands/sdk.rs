@@ -71,7 +71,7 @@ const MPICC: &str = include_str!("sdk/mpicc.sh");
 
 /// The properties of a script that compiles MPI programs.
 struct Compiler {
-    /// What it is called.
+    /// Its name.
     names: &'static [&'static str],
     /// Its further names where the nodes have Fugaku's processor, which are those of Fujitsu's
     /// compilers.

@@ -29,7 +29,7 @@ const RADIUS: i32 = 16;
 const STEP_A: (i32, i32) = (112, 0);
 const STEP_B: (i32, i32) = (0, 78);
 const STEP_C: (i32, i32) = (56, -32);
-/// How far the control points of the closing link of B lie to the left: four
+/// The distance of the control points of the closing link of B to the left: four
 /// thirds of how far it swings out, past the node in between but not the next
 /// ones.
 const SWING: i32 = 36;

@@ -80,7 +80,7 @@ pub(crate) fn run(args: &TopArgs) -> anyhow::Result<u8> {
     }
 }
 
-/// What is typed within this time.
+/// The time within which keys belong together.
 fn typed(keys: &mut Keys, wait: Duration) -> anyhow::Result<Vec<Key>> {
     let stdin = io::stdin();
     let time = Timespec::try_from(wait)?;

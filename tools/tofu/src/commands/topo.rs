@@ -59,7 +59,7 @@ const JOBS: usize = 5;
 const LISTED_NODES: u32 = 204;
 
 impl TopoArgs {
-    /// What is known of the machine, with the generation that is asked for.
+    /// The machine's properties, with the requested generation.
     fn described(&self) -> anyhow::Result<Described> {
         self.machine.describe(self.generation)
     }
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &TopoArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// How the links of an axis join its nodes.
+/// The topology of an axis.
 fn closing(network: &Network, axis: Axis) -> &'static str {
     match (network.shape.len(axis), network.shape.wraps(axis)) {
         (1, _) => "no links",

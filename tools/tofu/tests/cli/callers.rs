@@ -1,4 +1,4 @@
-//! What a command does to whom has called it: the descriptors that it keeps, and what it returns
+//! Effects of a command on its caller: the descriptors that it keeps, and what it returns
 //! if its output is not read.
 
 use std::fs;

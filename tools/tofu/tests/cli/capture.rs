@@ -82,7 +82,7 @@ fn dissector() -> PathBuf {
 }
 
 impl Tshark {
-    /// What it prints of a capture.
+    /// Its output for a capture.
     fn run(&self, file: &Path, args: &[&str]) -> String {
         let script = format!("lua_script:{}", dissector().display());
         let fixed = ["image", "tshark", "--", "-n", "-X", &script, "-r", file.to_str().unwrap()];

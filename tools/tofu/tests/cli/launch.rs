@@ -61,7 +61,7 @@ impl Hosts {
         self.with(command)
     }
 
-    /// What hosts have in their caches.
+    /// The contents of the hosts' caches.
     fn caches(&self, host: &str) -> Vec<String> {
         let found = fs::read_dir(self.place.path().join("caches").join(host).join("tofu")).unwrap();
         found.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()

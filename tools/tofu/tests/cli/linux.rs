@@ -143,7 +143,7 @@ fn bz_image() -> Vec<u8> {
     file
 }
 
-/// What a stand-in for QEMU is allowed to do, and which user it is.
+/// The rights of a stand-in for QEMU, and its user.
 fn stand_in(place: &Place, more: &[&str]) -> String {
     let file = |name: &str| place.path().join(name);
     fs::write(file("kernel"), bz_image()).unwrap();

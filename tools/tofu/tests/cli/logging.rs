@@ -1,4 +1,4 @@
-//! What log lines look like from outside.
+//! The format of log lines, from outside.
 
 use serde_json::Value;
 

@@ -27,7 +27,7 @@ const FRAME: usize = 2048;
 /// Frames that wait each way, at most.
 const QUEUE: usize = 1000;
 
-/// What a network does to frames, each way.
+/// The faults of a network, each way.
 #[derive(Default)]
 struct Trouble {
     delay_us: AtomicU64,

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::tofu::Place;
 
-/// What bash offers after some words, with the printed script.
+/// The completions of bash after some words, with the printed script.
 fn offered(place: &Place, words: &[&str]) -> Vec<String> {
     let script = place.run(&["completions", "bash"]).ok();
     let file = place.path().join("tofu.bash");

@@ -19,7 +19,7 @@ struct Terminal {
     theirs: File,
     before: Termios,
     output: Receiver<Vec<u8>>,
-    /// What has come so far.
+    /// The output so far.
     seen: Vec<u8>,
     child: Child,
 }

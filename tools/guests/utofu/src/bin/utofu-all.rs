@@ -1,5 +1,5 @@
-//! What uTofu can do, between the two nodes of each pair: both do all of it to each other, and each
-//! checks what it finds. Features that the nodes' generation lacks must be refused.
+//! All operations of uTofu, between the two nodes of each pair: both apply them to each other, and
+//! each checks what it finds. Features that the nodes' generation lacks must be refused.
 #![no_std]
 #![no_main]
 

@@ -40,7 +40,7 @@ const PATIENCE_NS: u64 = 60_000_000_000;
 /// The time for which the other node polls for messages before it sleeps, in nanoseconds.
 const SPIN_NS: u64 = 1_000_000;
 
-/// What a message is for, as edata.
+/// The purpose of a message, as edata.
 const HELLO: u64 = 1;
 const ECHO: u64 = 2;
 const END: u64 = 3;

@@ -52,7 +52,7 @@ pub(super) struct Keys {
 const LONGEST: usize = 8;
 
 impl Keys {
-    /// What these bytes say.
+    /// The keys in these bytes.
     pub(super) fn of(&mut self, bytes: &[u8]) -> Vec<Key> {
         let mut keys = Vec::new();
         for &byte in bytes {
@@ -148,7 +148,7 @@ impl Row {
     }
 }
 
-/// What of the machine is shown.
+/// The part of the machine that is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Page {
     Nodes,
@@ -157,7 +157,7 @@ enum Page {
     Node(u32),
 }
 
-/// What is on the screen.
+/// The contents of the screen.
 #[derive(Debug)]
 pub(super) struct View {
     name: String,

@@ -16,7 +16,7 @@ use tofu_sync::lock;
 /// The most commands and interrupts that are kept, about 500 MB.
 const MOST: usize = 1 << 20;
 
-/// What has ended within a time.
+/// The ends of commands within a time.
 #[derive(Debug)]
 pub(super) struct Flight {
     last_ns: u64,
@@ -113,7 +113,7 @@ pub(super) fn watch(
     Ok(found)
 }
 
-/// How a guest has died, if it has.
+/// The end of a guest, if it has died.
 fn death(event: &EventInfo) -> Option<String> {
     let node = event.node?;
     match &event.what {

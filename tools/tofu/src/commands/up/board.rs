@@ -17,7 +17,7 @@ struct BootingNode {
 
 /// The nodes that boot.
 pub(crate) struct Board {
-    /// How many are to boot.
+    /// The number of nodes to boot.
     wanted: usize,
     nodes: HashMap<NodeId, BootingNode>,
     /// Since the first one has begun.
@@ -25,7 +25,7 @@ pub(crate) struct Board {
     times: Vec<Duration>,
 }
 
-/// What is worth a line.
+/// An event that gets a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
     /// So many percent of a file.

@@ -13,7 +13,7 @@ use tofu_ui::{Style, printable, terminal_width};
 
 use crate::commands::up::board::{self, Line};
 
-/// How a node's run ended, in the words of the result table.
+/// The end of a node's run, in the words of the result table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeResult {
     pub(crate) coords: Coords,

@@ -16,7 +16,7 @@ use tofu_ui::{exit, printable};
 use crate::commands::up::board::Board;
 use crate::commands::up::screen::{NodeResult, Screen};
 
-/// What became of a VM so far.
+/// The state of a VM.
 struct Progress {
     result: Option<NodeResult>,
     last_line: String,

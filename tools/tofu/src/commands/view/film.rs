@@ -32,7 +32,7 @@ pub(super) struct Stage {
     pub(super) generation: String,
 }
 
-/// What was seen at one look.
+/// A snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Frame {
     /// Since the machine's start.

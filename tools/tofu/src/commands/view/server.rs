@@ -42,7 +42,7 @@ const GUARD: &str = "Content-Security-Policy: default-src 'none'; script-src 'se
                      Cache-Control: no-store\r\n";
 const FORBIDDEN: &str = "403 Forbidden";
 
-/// What there is to see.
+/// The pages.
 #[derive(Debug)]
 pub(super) struct Scene {
     film: Film,
@@ -196,7 +196,7 @@ impl Scene {
     }
 }
 
-/// What buttons ask for.
+/// The requests of buttons.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "act", rename_all = "snake_case", deny_unknown_fields)]
 enum Act {

@@ -10,7 +10,7 @@ const PORT: u16 = 7700;
 pub(super) struct Host {
     /// Its number, from 1.
     pub(super) line: usize,
-    /// What ssh(1) is told.
+    /// The arguments of ssh(1).
     pub(super) name: String,
     /// Where its part listens.
     pub(super) address: String,

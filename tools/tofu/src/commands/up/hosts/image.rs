@@ -65,7 +65,7 @@ impl Image {
         Ok(Some(Self { name, folder, files, hash, size, named }))
     }
 
-    /// What is copied, for users.
+    /// The name of the copied item.
     pub(super) fn words(&self) -> String {
         format!("the image {}, {} MiB", self.name, self.size >> 20)
     }

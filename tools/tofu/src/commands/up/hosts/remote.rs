@@ -1,4 +1,4 @@
-//! What is done on other hosts: sessions of ssh(1) that give each what its part of a machine needs,
+//! Work on other hosts: sessions of ssh(1) that give each what its part of a machine needs,
 //! and start the part.
 
 use std::fs::{self, File};
@@ -33,7 +33,7 @@ fn session(host: &Host, script: &str) -> Command {
     command
 }
 
-/// What a host has received of the machine.
+/// The parts of the machine that a host has received.
 pub(super) struct Prepared {
     /// The folder there of this machine.
     dir: String,
@@ -41,7 +41,7 @@ pub(super) struct Prepared {
     tofu: String,
 }
 
-/// What all hosts are told.
+/// Properties of the machine for all hosts.
 pub(super) struct Machine<'a> {
     /// The file with the hosts.
     pub(super) file: &'a Path,
