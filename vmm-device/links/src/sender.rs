@@ -8,7 +8,7 @@ pub const WINDOW: usize = 64;
 
 /// How often in a row frames may be resent, or credit requested, without an answer (*ours*): after
 /// more attempts the link goes down.
-pub(crate) const MOST_ATTEMPTS: u16 = 256;
+pub const MOST_ATTEMPTS: u16 = 256;
 
 /// Most credit returns that are known ahead. Further ones are merged.
 const RETURNS: usize = 16;

@@ -27,4 +27,4 @@ pub use config::{CONFIG_SPACE_SIZE, ConfigSpace, regs};
 pub use device::EndpointDevice;
 pub use endpoint::{Bar, BarKind, Changes, Endpoint, Error, Identity, LinkSpeed};
 pub use function::{BAR_COUNT, BarInfo, BarRange, PciFunction, size_bars};
-pub use msix::{MsiSink, MsixTable};
+pub use msix::{MAX_VECTORS, MsiSink, MsixTable};

@@ -7,7 +7,7 @@ use tofu_inspect::{Hex, Inspect, Visit};
 use tofu_sync::{lock, read, write};
 
 /// The most vectors an MSI-X table can have.
-pub(crate) const MAX_VECTORS: u16 = 2048;
+pub const MAX_VECTORS: u16 = 2048;
 
 const ENTRY_SIZE: u64 = 16;
 

@@ -20,7 +20,7 @@ use crate::regs::kind;
 use crate::ring::{Broken, Chain};
 
 /// Ports of a console at most (ours).
-pub(crate) const MAX_PORTS: usize = 16;
+pub const MAX_PORTS: usize = 16;
 /// Bytes in a port's name at most (ours).
 const NAME_MAX: usize = 64;
 

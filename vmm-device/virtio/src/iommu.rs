@@ -15,7 +15,9 @@ use std::sync::Arc;
 use vm_memory::Permissions;
 use vmm_sys_util::eventfd::EventFd;
 
-pub use self::space::{Access, DOMAIN_LAST, Endpoint, INPUT_LAST, MSI_WINDOW, PAGE, Unmapped};
+pub use self::space::{
+    Access, DOMAIN_LAST, Endpoint, INPUT_LAST, MAX_MAPPINGS, MSI_WINDOW, PAGE, Unmapped,
+};
 use self::space::{Failure, Fault, Space};
 use crate::device::{ConfigFields, Device, Identity, Io, Work};
 use crate::regs::kind;

@@ -36,7 +36,7 @@ use thiserror::Error;
 use vmm_sys_util::eventfd::EventFd;
 
 pub use crate::blk::{Block, BlockConfig, MAX_REQUEST, SECTOR};
-pub use crate::console::{Console, PortConfig, PortHandle};
+pub use crate::console::{Console, MAX_PORTS, PortConfig, PortHandle};
 pub use crate::device::{ConfigFields, Device, Identity, Interest, Io, Work};
 pub use crate::function::{Options, ThreadStart, Virtio};
 pub use crate::memory::DeviceMemory;

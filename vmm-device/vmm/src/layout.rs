@@ -14,16 +14,16 @@
 /// End of the RAM below 4 GiB, and start of [`MMIO32_START`]'s window.
 pub const LOW_RAM_END: u64 = 0xc000_0000;
 /// First address of BARs that must live below 4 GiB.
-pub(crate) const MMIO32_START: u64 = 0xc000_0000;
+pub const MMIO32_START: u64 = 0xc000_0000;
 /// End of the window at [`MMIO32_START`].
-pub(crate) const MMIO32_END: u64 = 0xe000_0000;
+pub const MMIO32_END: u64 = 0xe000_0000;
 /// PCI Express configuration space: 4 KiB a function, 8 functions a device, 32
 /// devices a bus. Only bus 0 has devices.
 pub const ECAM_START: u64 = 0xe000_0000;
 /// Size of the configuration space window: 256 buses of 1 MiB.
-pub(crate) const ECAM_SIZE: u64 = 0x1000_0000;
+pub const ECAM_SIZE: u64 = 0x1000_0000;
 /// RAM that does not fit below [`LOW_RAM_END`] continues here.
-pub(crate) const HIGH_RAM_START: u64 = 0x1_0000_0000;
+pub const HIGH_RAM_START: u64 = 0x1_0000_0000;
 /// First address of 64-bit prefetchable BARs on hosts with at least 37 physical
 /// address bits; half of the address space on others.
 pub const MMIO64_START: u64 = 0x10_0000_0000;
@@ -34,14 +34,14 @@ pub const BOOT_GDT: u64 = 0x500;
 pub const BOOT_IDT: u64 = 0x520;
 /// PVH start information, its list of modules and its memory map (Linux by the
 /// PVH entry only).
-pub(crate) const PVH_START_INFO: u64 = 0x6000;
+pub const PVH_START_INFO: u64 = 0x6000;
 /// Linux boot parameters ("zero page"), 4 KiB; its address is in RSI at entry.
 pub const ZERO_PAGE: u64 = 0x7000;
 /// Boot page tables: PML4, PDPT and four page directories, 4 KiB each. After them comes the boot
 /// stack.
 pub const BOOT_PAGE_TABLES: u64 = 0x9000;
 /// RSP at entry, from which the boot stack grows down.
-pub(crate) const BOOT_STACK_TOP: u64 = 0x1_8000;
+pub const BOOT_STACK_TOP: u64 = 0x1_8000;
 /// Command line, NUL-terminated.
 pub const COMMAND_LINE: u64 = 0x2_0000;
 /// Longest command line in bytes without its NUL: Linux on x86 takes 2048
@@ -49,48 +49,48 @@ pub const COMMAND_LINE: u64 = 0x2_0000;
 pub const COMMAND_LINE_MAX: usize = 2047;
 /// Conventional memory ends here: BIOS data and the VGA window follow, which
 /// the memory map leaves out.
-pub(crate) const LOW_MEMORY_END: u64 = 0x9_fc00;
+pub const LOW_MEMORY_END: u64 = 0x9_fc00;
 /// ACPI tables (Linux guests that asked for them), beginning with the RSDP; in
 /// the area where a PC's firmware keeps it, which the memory map reserves.
-pub(crate) const ACPI_START: u64 = 0xe_0000;
+pub const ACPI_START: u64 = 0xe_0000;
 /// End of the room for ACPI tables.
-pub(crate) const ACPI_END: u64 = 0x10_0000;
+pub const ACPI_END: u64 = 0x10_0000;
 /// Images are loaded from here on; programs must not ask for less.
 pub const IMAGE_START: u64 = 0x10_0000;
 
 /// I/O APIC, in KVM.
-pub(crate) const IOAPIC_START: u32 = 0xfec0_0000;
+pub const IOAPIC_START: u32 = 0xfec0_0000;
 /// Local APIC, in KVM.
-pub(crate) const LAPIC_START: u32 = 0xfee0_0000;
+pub const LAPIC_START: u32 = 0xfee0_0000;
 /// Most vCPUs of a VM.
-pub(crate) const VCPUS_MAX: u8 = 16;
+pub const VCPUS_MAX: u8 = 16;
 
 /// First port of the 16550 serial port ("COM1"), 8 ports.
-pub(crate) const PORT_SERIAL: u16 = 0x3f8;
+pub const PORT_SERIAL: u16 = 0x3f8;
 /// Interrupt line of the serial port.
-pub(crate) const SERIAL_IRQ: u32 = 4;
+pub const SERIAL_IRQ: u32 = 4;
 /// i8042 keyboard controller command port: writing `0xfe` resets the machine.
-pub(crate) const PORT_I8042: u16 = 0x64;
+pub const PORT_I8042: u16 = 0x64;
 /// PCI configuration address, 32 bits.
-pub(crate) const PORT_PCI_ADDRESS: u16 = 0xcf8;
+pub const PORT_PCI_ADDRESS: u16 = 0xcf8;
 /// PCI configuration data, 4 ports.
-pub(crate) const PORT_PCI_DATA: u16 = 0xcfc;
+pub const PORT_PCI_DATA: u16 = 0xcfc;
 /// Reset control register, 8 bits: a write with bit 2 set resets the machine.
 /// Linux guests only.
-pub(crate) const PORT_RESET: u16 = 0xcf9;
+pub const PORT_RESET: u16 = 0xcf9;
 /// Real-time clock and its CMOS memory: index here, data in the next port. Linux
 /// guests only.
-pub(crate) const PORT_CMOS: u16 = 0x70;
+pub const PORT_CMOS: u16 = 0x70;
 /// ACPI PM1 status and enable registers, 16 bits each. These and the next two are
 /// there for Linux guests with ACPI only.
-pub(crate) const PORT_PM1_EVENT: u16 = 0x600;
+pub const PORT_PM1_EVENT: u16 = 0x600;
 /// ACPI PM1 control register, 16 bits: sleep type 5 with the sleep bit powers
 /// off.
-pub(crate) const PORT_PM1_CONTROL: u16 = 0x604;
+pub const PORT_PM1_CONTROL: u16 = 0x604;
 /// ACPI power management timer: 24 bits, 3.579545 MHz.
-pub(crate) const PORT_PM_TIMER: u16 = 0x608;
+pub const PORT_PM_TIMER: u16 = 0x608;
 /// Interrupt line for ACPI events, of which there are none.
-pub(crate) const SCI_IRQ: u32 = 9;
+pub const SCI_IRQ: u32 = 9;
 /// A 32-bit write here ends the VM with the written value as its exit code
 /// (ours; QEMU's isa-debug-exit sits on the same port).
 pub const PORT_EXIT: u16 = 0xf4;
@@ -100,4 +100,4 @@ pub const PORT_EXIT: u16 = 0xf4;
 /// port takes one a byte.
 pub const PORT_PRINT: u16 = 0xf8;
 /// Most bytes that one write to [`PORT_PRINT`] prints; the rest is cut off.
-pub(crate) const PRINT_MAX: u32 = 1024;
+pub const PRINT_MAX: u32 = 1024;

@@ -12,7 +12,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// Mappings of all domains together (ours), of about 60 bytes each in this process: 4 GiB in pages
 /// that are mapped one by one.
-pub(crate) const MAX_MAPPINGS: usize = 1 << 20;
+pub const MAX_MAPPINGS: usize = 1 << 20;
 /// The granularity of mappings in bytes.
 pub const PAGE: u64 = 4096;
 /// The last address that a domain can map (ours): 48 bits, as most IOMMUs of PCs have them.
