@@ -17,4 +17,4 @@ pub use table::{table, terminal_width};
 pub use text::printable;
 #[doc(hidden)]
 pub use text::tell_line;
-pub use toml_file::{FileError, FileLine, TomlFile};
+pub use toml_file::{FieldLines, FileError, FileLine, TomlFile, not_allowed};

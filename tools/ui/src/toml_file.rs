@@ -3,12 +3,15 @@
 //! Every error is one line that names the file, the line, the field, its value and what is allowed
 //! there.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use serde::de::DeserializeOwned;
+use serde::de::{self, DeserializeOwned};
 use toml::Spanned;
+use toml::de::{DeTable, DeValue};
 
 use crate::nearest;
 
@@ -24,11 +27,23 @@ pub enum FileError {
     Toml { place: FileLine, message: String },
     /// A value that is not allowed.
     #[error("{place}: {field} = {} is not allowed; {field} is {allowed}", one_line(value))]
-    Value { place: FileLine, field: &'static str, value: String, allowed: String },
+    Value { place: FileLine, field: Cow<'static, str>, value: String, allowed: String },
 }
 
+/// Begins the message of an error that [`not_allowed`] made. The parser passes messages on.
+const NOT_ALLOWED: char = '\u{1}';
+
+/// The error of a type whose `Deserialize` meets a value that is not `allowed`.
+/// [`TomlFile::parse`] makes a [`FileError::Value`] of it.
+pub fn not_allowed<E: de::Error>(allowed: impl fmt::Display) -> E {
+    E::custom(format_args!("{NOT_ALLOWED}{allowed}"))
+}
+
+/// The lines in which the fields of a table are.
+pub type FieldLines = BTreeMap<String, FileLine>;
+
 /// A line of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileLine {
     /// The file.
     pub path: PathBuf,
@@ -93,8 +108,43 @@ impl<'a> TomlFile<'a> {
         FileLine { path: self.path.to_owned(), line }
     }
 
+    /// The lines of the fields outside tables, and those of each table in the array `rows`.
+    pub fn lines(&self, rows: &[&str]) -> (FieldLines, Vec<Vec<FieldLines>>) {
+        // Errors are those of `parse`.
+        let Ok(file) = DeTable::parse(self.text) else { return Default::default() };
+        let of_table = |table: &DeTable<'_>| {
+            let lines = table.iter().map(|(key, value)| {
+                let line = self.place(key.span().start..value.span().end);
+                (key.get_ref().to_string(), line)
+            });
+            lines.collect::<FieldLines>()
+        };
+        let of_rows = |name: &&str| match file.get_ref().get(*name).map(Spanned::get_ref) {
+            Some(DeValue::Array(rows)) => {
+                let tables = rows.iter().filter_map(|row| row.get_ref().as_table());
+                tables.map(of_table).collect()
+            }
+            _ => Vec::new(),
+        };
+        (of_table(file.get_ref()), rows.iter().map(of_rows).collect())
+    }
+
+    /// The name of the field whose value begins at this place.
+    fn field_before(&self, value: usize) -> &'a str {
+        let before = self.text.get(..value).unwrap_or("").trim_end();
+        let before = before.strip_suffix('=').unwrap_or(before).trim_end();
+        let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+        &before[before.trim_end_matches(is_name).len()..]
+    }
+
     fn toml_error(&self, error: &toml::de::Error) -> FileError {
-        let place = self.place(error.span().unwrap_or(0..0));
+        let span = error.span().unwrap_or(0..0);
+        let place = self.place(span.clone());
+        if let Some(allowed) = error.message().strip_prefix(NOT_ALLOWED) {
+            let field = self.field_before(span.start).to_owned().into();
+            let value = self.text.get(span).unwrap_or("").to_owned();
+            return FileError::Value { place, field, value, allowed: allowed.to_owned() };
+        }
         // The line itself names field and value, which the parser's message may not.
         let line = self.text.lines().nth(place.line - 1).unwrap_or("").trim();
         let meant = unknown_field(error.message())
@@ -118,7 +168,7 @@ impl<'a> TomlFile<'a> {
     ) -> FileError {
         FileError::Value {
             place: self.place(value.span()),
-            field,
+            field: field.into(),
             value: format!("{:?}", value.get_ref()),
             allowed: allowed.into(),
         }
