@@ -11,16 +11,15 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
 use rustix::process::Signal;
 use tofu_agent::wire::{FromGuest, FromProgram, Output, encode};
 use tofu_cables::{Mesh, PartEvent, PartStatus, Receive};
 use tofu_fabric::PartId;
 use tofu_linux_tests::sdk::has_compiler;
 use tofu_linux_tests::{Image, MOMENT, Place, Running, signal, wait_for};
-use tofu_supervisor::options::MachineArgs;
+use tofu_spec::MachineSpec;
+use tofu_spec::plan::Plan;
 use tofu_supervisor::parts;
-use tofu_supervisor::plan::Plan;
 
 /// The most memory that the process of a machine of two nodes may ever take, in KiB. About 120 MiB
 /// of these are for its start.
@@ -327,8 +326,9 @@ fn a_part_with_a_thousand_streams_costs_little() {
     let options = ["--linux", "--shape", "2x1x1x1x1x1"];
     let part = [&["up", "--part", "0/2", "--join", &hosts, "--name", "parted"], &options[..]];
     let _up = place.start(&part.concat());
-    let args = MachineArgs::parse_from([&["tofu"], &options[..]].concat());
-    let same = parts::in_common(&Plan::new(&args).unwrap());
+    let (shape, linux) = ("2x1x1x1x1x1".parse().ok(), Some(true));
+    let spec = MachineSpec { shape, linux, ..MachineSpec::default() };
+    let same = parts::in_common(&Plan::new(&spec).unwrap());
     let own = "1/2".parse().unwrap();
     let joining = parts::join(Path::new(&hosts), "parted", same, own).unwrap();
     let mesh: Arc<Mesh> = Arc::new(joining.meet(&mut |_, _| {}).unwrap());

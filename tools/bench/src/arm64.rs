@@ -13,14 +13,14 @@ use tofu_image::Arch;
 use tofu_linux_nodes::lan::Ethernet;
 use tofu_linux_nodes::progress::ImageProgress;
 use tofu_linux_nodes::runtimes::{Monitors, Runtimes};
-use tofu_supervisor::options::{LinuxArgs, MachineArgs};
-use tofu_supervisor::plan::Plan;
-use tofu_supervisor::units::{Driver, Timeout};
+use tofu_spec::MachineSpec;
+use tofu_spec::plan::Plan;
+use tofu_spec::units::{Driver, Timeout};
 use tofu_ui::Style;
 
 use crate::figures::Latency;
 use crate::linux::{Lab, SHAPE};
-use crate::machine::up;
+use crate::machine::empty;
 
 /// The time limit for all nodes together. On a busy host, each of a dozen emulated nodes gets a
 /// small share of a processor.
@@ -66,15 +66,14 @@ impl fmt::Display for Beside {
     }
 }
 
-fn machine(arch: Arch, shape: &str) -> anyhow::Result<MachineArgs> {
-    let linux = LinuxArgs {
-        linux: true,
+fn machine(arch: Arch, shape: &str) -> anyhow::Result<MachineSpec> {
+    Ok(MachineSpec {
+        linux: Some(true),
         arch: Some(arch),
         driver: Some(Driver::Vfio),
-        boot_timeout: Timeout(ALL_READY),
-        ..LinuxArgs::default()
-    };
-    Ok(MachineArgs { guest: None, linux, ..up(shape, "")? })
+        boot_timeout: Some(Timeout(ALL_READY)),
+        ..empty(shape)?
+    })
 }
 
 /// Fetches or makes everything that is missing in the cache.
@@ -82,8 +81,7 @@ fn prepare() -> anyhow::Result<()> {
     let progress =
         ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
     for arch in Arch::ALL {
-        let args = machine(arch, SHAPE)?;
-        Runtimes::prepare(&Plan::new(&args)?, &args.linux, &Monitors::qemu(), &progress)?;
+        Runtimes::prepare(&Plan::new(&machine(arch, SHAPE)?)?, &Monitors::qemu(), &progress)?;
     }
     Ok(())
 }

@@ -4,8 +4,8 @@ use std::fmt::{self, Write};
 
 use anyhow::bail;
 use serde::Serialize;
-use tofu_supervisor::options::MachineArgs;
-use tofu_supervisor::units::{Doorbell, GuestArgs};
+use tofu_spec::MachineSpec;
+use tofu_spec::units::{Doorbell, GuestArgs};
 
 use crate::machine::{PATIENCE, run_machine, up};
 
@@ -64,7 +64,7 @@ fn ratio(rounds: &[Round], bytes: u64) -> Option<f64> {
 
 fn among_guests(doorbell: Doorbell, quick: bool) -> anyhow::Result<Vec<Round>> {
     let rounds = if quick { 100 } else { 1000 };
-    let args = MachineArgs {
+    let args = MachineSpec {
         args: Some(GuestArgs(format!("rounds={rounds}"))),
         doorbell: Some(doorbell),
         ..up("unit", "barrier")?

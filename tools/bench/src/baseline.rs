@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tofu_pci::{Bar, Endpoint, EndpointDevice, Identity, LinkSpeed};
-use tofu_supervisor::guest::{Guest, GuestName};
+use tofu_spec::guest::{Guest, GuestName};
 use tofu_vmm::{Hypervisor, Outcome, Vm, VmConfig};
 use vm_memory::{MmapRegion, VolatileMemory};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};

@@ -15,9 +15,9 @@ use tofu_image::{Arch, Cache, Kernel, Spec};
 use tofu_linux_nodes::boot_files::tools;
 use tofu_linux_nodes::lan::Ethernet;
 use tofu_linux_nodes::progress::ImageProgress;
-use tofu_supervisor::guest::{Guest, GuestName};
-use tofu_supervisor::options::{LinuxArgs, MachineArgs};
-use tofu_supervisor::units::{ImageName, MemorySize};
+use tofu_spec::MachineSpec;
+use tofu_spec::guest::{Guest, GuestName};
+use tofu_spec::units::{ImageName, MemorySize};
 use tofu_ui::Style;
 
 use crate::ip::{Aims, BRIDGE, Figures, Side, tofu0};
@@ -161,7 +161,7 @@ pub(crate) fn measure(
 }
 
 /// Makes the image if it does not exist, and returns the machine that boots it.
-fn prepare() -> anyhow::Result<MachineArgs> {
+fn prepare() -> anyhow::Result<MachineSpec> {
     linux::prepare()?;
     let cache = Cache::from_env()?;
     let kernel = Kernel::DriverCloud;
@@ -174,11 +174,7 @@ fn prepare() -> anyhow::Result<MachineArgs> {
     cache.build(&spec.with(PACKAGES)?, &progress)?;
     let (args, _) = linux::modes()?;
     let image = IMAGE.parse::<ImageName>().ok();
-    Ok(MachineArgs {
-        memory: Some(MEMORY),
-        linux: LinuxArgs { image, driver: None, ..args.linux },
-        ..args
-    })
+    Ok(MachineSpec { memory: Some(MEMORY), image, driver: None, ..args })
 }
 
 /// Runs a script on both nodes at the same time.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde::Serialize;
 use tofu_linux_nodes::lan::Ethernet;
-use tofu_supervisor::options::MachineArgs;
-use tofu_supervisor::units::GuestArgs;
+use tofu_spec::MachineSpec;
+use tofu_spec::units::GuestArgs;
 
 use crate::figures::{Latency, latency};
 use crate::linux::{self, Guests, Lab, Ratio, Say, Throughput};
@@ -305,7 +305,7 @@ impl Ip {
 
 /// Returns the lines of a guest that runs on two neighbouring nodes.
 fn guest(name: &str, args: &str) -> anyhow::Result<Vec<String>> {
-    let args = MachineArgs { args: Some(GuestArgs(args.to_owned())), ..up("1x1x1x2x1x1", name)? };
+    let args = MachineSpec { args: Some(GuestArgs(args.to_owned())), ..up("1x1x1x2x1x1", name)? };
     let run = run_machine(&args, PATIENCE)?;
     if !run.ok {
         bail!("the guest {name} failed");

@@ -3,7 +3,6 @@
 
 #![forbid(unsafe_code)]
 
-mod args;
 mod arm64;
 mod barrier;
 mod baseline;
@@ -13,6 +12,7 @@ mod ip;
 mod linux;
 mod machine;
 mod netboot;
+mod options;
 mod tnw;
 mod tool_output;
 mod veth;
@@ -28,12 +28,12 @@ use serde::Serialize;
 use tofu_abi::desc::MAX_MESSAGE;
 use tofu_inproc::Pair;
 use tofu_machine::{Generation, Links};
-use tofu_supervisor::options::MachineArgs;
-use tofu_supervisor::units::{Doorbell, GuestArgs};
+use tofu_spec::MachineSpec;
+use tofu_spec::units::{Doorbell, GuestArgs};
 
 use crate::figures::{Latency, latency, quantiles};
 use crate::machine::{PATIENCE, run_machine, up};
-pub use args::{BenchArgs, BenchPart};
+pub use options::{BenchPart, Options};
 
 /// The time for which each figure is measured.
 const FULL: Duration = Duration::from_millis(300);
@@ -75,7 +75,7 @@ impl Report {
     /// for.
     fn unless_skipped<T>(
         &mut self,
-        args: &BenchArgs,
+        args: &Options,
         part: &str,
         measured: anyhow::Result<T>,
         say: &mut dyn FnMut(&dyn fmt::Display) -> io::Result<()>,
@@ -169,7 +169,7 @@ struct MachineRun {
 /// # Errors
 ///
 /// One line for the user.
-pub fn run(args: &BenchArgs) -> anyhow::Result<u8> {
+pub fn run(args: &Options) -> anyhow::Result<u8> {
     let time = if args.quick { QUICK } else { FULL };
     let wanted = |part| args.only.is_none_or(|only| only == part);
     let mut report = Report { host: host(), ..Report::default() };
@@ -410,7 +410,7 @@ impl Bench {
 /// completion with a guest that spins, `pingpong` one way between guests that sleep.
 fn between_guests(guest: &str, doorbell: Doorbell, quick: bool) -> anyhow::Result<Vec<Latency>> {
     let count = if quick { 100 } else { 1000 };
-    let args = MachineArgs {
+    let args = MachineSpec {
         args: Some(GuestArgs(format!("count={count}"))),
         doorbell: Some(doorbell),
         ..up("1x1x1x2x1x1", guest)?
@@ -429,7 +429,7 @@ fn between_guests(guest: &str, doorbell: Doorbell, quick: bool) -> anyhow::Resul
 
 fn machine_run(shape: &str, guest: &str) -> anyhow::Result<MachineRun> {
     let args = up(shape, guest)?;
-    let nodes = args.shape.shape.map_or(0, |shape| shape.nodes());
+    let nodes = args.shape.map_or(0, |shape| shape.nodes());
     let run = run_machine(&args, PATIENCE)?;
     if !run.ok {
         bail!("{guest} on {shape} failed");

@@ -19,21 +19,20 @@ use tofu_linux_nodes::lan::Ethernet;
 use tofu_linux_nodes::progress::ImageProgress;
 use tofu_linux_nodes::runtimes::{Monitors, Runtimes};
 use tofu_machine::Doorbells;
-use tofu_supervisor::confine::Confinement;
+use tofu_spec::MachineSpec;
+use tofu_spec::guest::Guest;
+use tofu_spec::plan::Plan;
+use tofu_spec::units::{Doorbell, Driver, ImageName, MemorySize};
 use tofu_supervisor::event;
-use tofu_supervisor::guest::Guest;
 use tofu_supervisor::node::AgentNode;
-use tofu_supervisor::options::{LinuxArgs, MachineArgs};
-use tofu_supervisor::plan::Plan;
 use tofu_supervisor::programs;
 use tofu_supervisor::registry::Registry;
-use tofu_supervisor::runner::{self, Backend, Machines, Running};
-use tofu_supervisor::session::Session;
-use tofu_supervisor::units::{Doorbell, Driver, ImageName, MemorySize};
+use tofu_supervisor::runner::{self, Backend, Running};
+use tofu_supervisor::session::{Rights, Session};
 use tofu_ui::Style;
 
 use crate::figures::Latency;
-use crate::machine::up;
+use crate::machine::empty;
 use crate::tool_output;
 
 /// The image with the third-party programs to compare with.
@@ -110,7 +109,7 @@ pub(crate) fn measure(quick: bool, say: &mut Say<'_>) -> anyhow::Result<Linux> {
     let (args, other) = modes()?;
 
     // Like `tofu up --linux`, except for the doorbell mode, which is decided later.
-    let lab = Lab::start(&MachineArgs { doorbell: Some(other), ..args.clone() }, Ethernet::None)?;
+    let lab = Lab::start(&MachineSpec { doorbell: Some(other), ..args.clone() }, Ethernet::None)?;
     this.monitor.clone_from(&lab.monitor);
     this.ready_s = Some(lab.ready.as_secs_f64());
     say(&format_args!("{}", lab.monitor))?;
@@ -172,7 +171,7 @@ pub(crate) fn prepare() -> anyhow::Result<()> {
     let progress =
         ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
     let (args, _) = modes()?;
-    Runtimes::prepare(&Plan::new(&args)?, &args.linux, &Monitors::qemu(), &progress)?;
+    Runtimes::prepare(&Plan::new(&args)?, &Monitors::qemu(), &progress)?;
     let cache = Cache::from_env()?;
     let has_all = |with: &[String]| PACKAGES.iter().all(|name| with.iter().any(|w| w == name));
     let known = cache.find(IMAGE).ok().flatten();
@@ -185,12 +184,9 @@ pub(crate) fn prepare() -> anyhow::Result<()> {
 }
 
 /// Returns the machine, and the doorbell mode that `auto` does not choose for it.
-pub(crate) fn modes() -> anyhow::Result<(MachineArgs, Doorbell)> {
-    let args = MachineArgs {
-        guest: None,
-        linux: LinuxArgs { linux: true, driver: Some(Driver::Vfio), ..LinuxArgs::default() },
-        ..up(SHAPE, "")?
-    };
+pub(crate) fn modes() -> anyhow::Result<(MachineSpec, Doorbell)> {
+    let driver = Some(Driver::Vfio);
+    let args = MachineSpec { linux: Some(true), driver, ..empty(SHAPE)? };
     let plan = Plan::new(&args)?;
     let cores = thread::available_parallelism().map_or(1, |n| n.get());
     let engines = runner::engines(plan.engines, plan.interconnect, cores);
@@ -201,9 +197,9 @@ pub(crate) fn modes() -> anyhow::Result<(MachineArgs, Doorbell)> {
 }
 
 /// Returns the machine with the image that has the programs to compare with.
-pub(crate) fn with_image(args: MachineArgs) -> MachineArgs {
+pub(crate) fn with_image(spec: MachineSpec) -> MachineSpec {
     let image = IMAGE.parse::<ImageName>().ok();
-    MachineArgs { memory: Some(MEMORY), linux: LinuxArgs { image, ..args.linux }, ..args }
+    MachineSpec { memory: Some(MEMORY), image, ..spec }
 }
 
 /// Returns the load average of the last minute.
@@ -252,31 +248,18 @@ pub(crate) struct Lab {
 
 impl Lab {
     /// Starts the machine as `tofu up` does, and waits until both nodes are ready.
-    pub(crate) fn start(args: &MachineArgs, lan: Ethernet) -> anyhow::Result<Self> {
+    pub(crate) fn start(spec: &MachineSpec, lan: Ethernet) -> anyhow::Result<Self> {
         let start = Instant::now();
-        let plan = Plan::new(args)?;
-        let runtime = Runtimes::prepare(&plan, &args.linux, &Monitors::qemu(), &Silent)?;
+        let plan = Plan::new(spec)?;
+        let runtime = Runtimes::prepare(&plan, &Monitors::qemu(), &Silent)?;
         let monitor = runtime.first.runs_on();
-        let mut session = Session::new(&plan, args)?;
         let (sender, _events) = event::events();
-        let registry = session.serve(&plan, sender.clone())?;
-        let host = LinuxHost {
-            runtime,
-            dir: session.dir.path().to_owned(),
-            group: session.janitor.group(),
-            boot_timeout: args.linux.boot_timeout.0,
-            lan,
-            registry: Arc::clone(&registry),
-            confinement: Confinement::default(),
-        };
-        let machines = Machines {
-            linux: Some(Box::new(host)),
-            registry: Some(Arc::clone(&registry)),
-            ..Machines::bare(Confinement::default())
-        };
-        let running = machines.start(&plan, sender)?;
+        let mut session = Session::start(&plan, Rights::Programs(None), sender.clone(), None)?;
+        let mut host = LinuxHost::new(&plan, &session, runtime);
+        host.lan = lan;
+        let running = session.machines(Some(Box::new(host))).start(&plan, sender)?;
         let ready = start.elapsed();
-        let guests = Guests(registry);
+        let guests = Guests(Arc::clone(&session.registry));
         Ok(Self { _running: running, guests, _session: session, monitor, ready })
     }
 }

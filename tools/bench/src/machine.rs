@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use tofu_spec::MachineSpec;
+use tofu_spec::guest::GuestName;
+use tofu_spec::plan::Plan;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::{self, Event, Outcome};
-use tofu_supervisor::options::{MachineArgs, SandboxArgs, ShapeArgs};
-use tofu_supervisor::plan::Plan;
 use tofu_supervisor::runner::{Backend, Machines};
 
 /// The time limit for a machine to run a guest program to its end.
@@ -21,8 +22,8 @@ pub(crate) struct Run {
     pub(crate) ok: bool,
 }
 
-pub(crate) fn run_machine(args: &MachineArgs, limit: Duration) -> anyhow::Result<Run> {
-    let plan = Plan::new(args)?;
+pub(crate) fn run_machine(spec: &MachineSpec, limit: Duration) -> anyhow::Result<Run> {
+    let plan = Plan::new(spec)?;
     let count = plan.vms().count();
     let (sender, events) = event::events();
     let before = resident_kib();
@@ -61,12 +62,13 @@ fn resident_kib() -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim().parse().ok()
 }
 
-/// Returns the arguments of a machine of this shape whose nodes run a shipped guest.
-pub(crate) fn up(shape: &str, guest: &str) -> anyhow::Result<MachineArgs> {
-    Ok(MachineArgs {
-        shape: ShapeArgs { shape: Some(shape.parse()?), ..ShapeArgs::default() },
-        sandbox: SandboxArgs { off: true },
-        guest: Some(guest.to_owned()),
-        ..MachineArgs::default()
-    })
+/// Returns the machine of this shape whose nodes run a shipped guest, without a sandbox.
+pub(crate) fn up(shape: &str, guest: &str) -> anyhow::Result<MachineSpec> {
+    Ok(MachineSpec { guest: Some(GuestName::named(guest)?), ..empty(shape)? })
+}
+
+/// Returns the machine of this shape of which nothing else is said, without a sandbox.
+pub(crate) fn empty(shape: &str) -> anyhow::Result<MachineSpec> {
+    let shape = Some(shape.parse()?);
+    Ok(MachineSpec { shape, no_sandbox: Some(true), ..MachineSpec::default() })
 }

@@ -7,11 +7,12 @@ use std::time::Duration;
 use anyhow::bail;
 use serde::Serialize;
 use tofu_linux_nodes::lan::Ethernet;
-use tofu_supervisor::options::{BootArgs, LinuxArgs, MachineArgs};
-use tofu_supervisor::units::{BootFrom, Driver, MemorySize, Timeout};
+use tofu_spec::MachineSpec;
+use tofu_spec::guest::GuestName;
+use tofu_spec::units::{BootFrom, Driver, MemorySize, Timeout};
 
 use crate::linux::Lab;
-use crate::machine::{PATIENCE, run_machine, up};
+use crate::machine::{PATIENCE, empty, run_machine};
 
 /// The time limit for all nodes together. On a busy host, each of a dozen emulated nodes gets a
 /// small share of a processor.
@@ -43,16 +44,17 @@ impl fmt::Display for Boot {
 }
 
 /// Returns a machine of `nodes` nodes and a boot server in a row.
-fn row(nodes: u32, guest: &str, from: BootFrom) -> anyhow::Result<MachineArgs> {
-    let boot = BootArgs { boot: Some(from), ..BootArgs::default() };
+fn row(nodes: u32, from: BootFrom) -> anyhow::Result<MachineSpec> {
     // In the machine without a boot server, the server's node runs nothing, either.
-    Ok(MachineArgs { nodes: Some(nodes), boot, ..up(&format!("{}x1x1x1x1x1", nodes + 1), guest)? })
+    let row = empty(&format!("{}x1x1x1x1x1", nodes + 1))?;
+    Ok(MachineSpec { nodes: Some(nodes), boot: Some(from), ..row })
 }
 
 /// Boots bare guests that say hello.
 pub(crate) fn bare(nodes: u32) -> anyhow::Result<Boot> {
     let seconds = |from| {
-        let run = run_machine(&row(nodes, "hello", from)?, PATIENCE)?;
+        let guest = Some(GuestName::named("hello")?);
+        let run = run_machine(&MachineSpec { guest, ..row(nodes, from)? }, PATIENCE)?;
         if !run.ok {
             bail!("the guest hello failed");
         }
@@ -65,19 +67,14 @@ pub(crate) fn bare(nodes: u32) -> anyhow::Result<Boot> {
 /// Boots Linux nodes with the default image.
 pub(crate) fn linux(nodes: u32) -> anyhow::Result<Boot> {
     let seconds = |from| {
-        let boot_timeout = Timeout(ALL_READY);
-        let args = MachineArgs {
-            guest: None,
+        let spec = MachineSpec {
+            linux: Some(true),
+            driver: Some(Driver::Vfio),
             memory: Some(MemorySize(256 << 20)),
-            linux: LinuxArgs {
-                linux: true,
-                driver: Some(Driver::Vfio),
-                boot_timeout,
-                ..LinuxArgs::default()
-            },
-            ..row(nodes, "", from)?
+            boot_timeout: Some(Timeout(ALL_READY)),
+            ..row(nodes, from)?
         };
-        anyhow::Ok(Lab::start(&args, Ethernet::None)?.ready.as_secs_f64())
+        anyhow::Ok(Lab::start(&spec, Ethernet::None)?.ready.as_secs_f64())
     };
     let (monitor_s, torus_s) = (seconds(BootFrom::Monitor)?, seconds(BootFrom::Tofu)?);
     Ok(Boot { what: "Linux nodes, until ready".to_owned(), nodes, monitor_s, torus_s })

@@ -13,8 +13,8 @@ use sha2::{Digest, Sha256};
 use tofu_agent::files::{self, Source};
 use tofu_image::{Arch, Progress};
 
-use crate::args::{Libs, RunArgs};
 use crate::libraries::Closure;
+use crate::spec::{JobSpec, Libs};
 use crate::{cross_arch, elf, libraries};
 
 /// The most that is copied to nodes of a file or folder, in bytes.
@@ -81,9 +81,9 @@ impl Bundle {
     /// # Errors
     ///
     /// If a file does not exist or cannot run on nodes.
-    pub(crate) fn new(args: &RunArgs, progress: &dyn Progress) -> anyhow::Result<Self> {
-        let Some((program, words)) = args.program.split_first() else { bail!("no program named") };
-        let work = match &args.cwd {
+    pub(crate) fn new(spec: &JobSpec, progress: &dyn Progress) -> anyhow::Result<Self> {
+        let Some((program, words)) = spec.program.split_first() else { bail!("no program named") };
+        let work = match &spec.cwd {
             Some(folder) => {
                 check_size("--cwd", folder)?;
                 Source::Path(folder.clone())
@@ -91,7 +91,7 @@ impl Bundle {
             None => Source::Folder,
         };
         let mut contents: Files = vec![(WORK.into(), work)];
-        for path in &args.copy {
+        for path in &spec.copy {
             let name =
                 files::name_of(path).with_context(|| format!("--copy {}", path.display()))?;
             check_size("--copy", path)?;
@@ -107,7 +107,7 @@ impl Bundle {
             arch,
         };
         if !program.contains('/') && !matches!(program.as_str(), "." | "..") {
-            if args.libs == Libs::Host {
+            if spec.libs == Libs::Host {
                 bail!(
                     "--libs host: {program} is a program of the nodes; write ./{program} for a file"
                 );
@@ -117,8 +117,8 @@ impl Bundle {
         }
         let path = Path::new(program);
         let (bytes, loader) = read(path)?;
-        let about_mpi = elf::about_mpi(program, &bytes, args.mpi);
-        let without_mpi = elf::without_mpi(program, &bytes).filter(|_| !args.mpi);
+        let about_mpi = elf::about_mpi(program, &bytes, spec.mpi);
+        let without_mpi = elf::without_mpi(program, &bytes).filter(|_| !spec.mpi);
         let explain = |error: anyhow::Error| match without_mpi {
             Some(why) => error.context(why),
             None => error,
@@ -128,7 +128,7 @@ impl Bundle {
         contents.push((Path::new(BIN).join(&name), Source::File(0o755, bytes)));
         let (ours, closure) = match (arch, loader) {
             // The nodes' own libraries are used, for example for MPI.
-            (Some(Arch::Arm64), Some(_)) if args.libs.are_the_nodes(args.mpi) => {
+            (Some(Arch::Arm64), Some(_)) if spec.libs.are_the_nodes(spec.mpi) => {
                 (libraries::find_arm64(progress)?.0, None)
             }
             (Some(Arch::Arm64), Some(loader)) => {
@@ -140,7 +140,7 @@ impl Bundle {
             (Some(Arch::Arm64), None) => (Vec::new(), None),
             (_, loader) => {
                 let ours = libraries::find()?;
-                let closure = loader.map(|loader| closure(&loader, path, &ours, args));
+                let closure = loader.map(|loader| closure(&loader, path, &ours, spec));
                 (ours, closure.transpose().map_err(explain)?.flatten())
             }
         };
@@ -316,10 +316,10 @@ fn closure(
     loader: &Path,
     program: &Path,
     ours: &[PathBuf],
-    args: &RunArgs,
+    spec: &JobSpec,
 ) -> anyhow::Result<Option<Closure>> {
-    let wanted = args.libs;
-    if wanted.are_the_nodes(args.mpi) {
+    let wanted = spec.libs;
+    if wanted.are_the_nodes(spec.mpi) {
         return Ok(None);
     }
     if !loader.exists() {

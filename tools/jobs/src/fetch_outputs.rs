@@ -11,9 +11,9 @@ use tofu_agent::unpack::{Folder, Place};
 use tofu_agent::wire::{Output, Status};
 use tofu_control::RemoteProgram;
 
-use crate::args::RunArgs;
 use crate::bundle::WORK;
 use crate::job;
+use crate::spec::JobSpec;
 use crate::user::as_user;
 
 /// Bytes of a node's error message that are shown.
@@ -35,14 +35,14 @@ impl Destination {
     /// # Errors
     ///
     /// If the folder cannot be made, or does not exist.
-    pub(crate) fn new(args: &RunArgs) -> anyhow::Result<Option<Self>> {
+    pub(crate) fn new(spec: &JobSpec) -> anyhow::Result<Option<Self>> {
         let absolute = |path: &PathBuf| std::path::absolute(path).map_err(anyhow::Error::from);
-        if let Some(out) = &args.out {
+        if let Some(out) = &spec.out {
             let cannot = || format!("--out {}: cannot make it", out.display());
             fs::create_dir_all(out).with_context(cannot)?;
             return Ok(Some(Self::ByNode(absolute(out)?)));
         }
-        let Some(folder) = &args.cwd else { return Ok(None) };
+        let Some(folder) = &spec.cwd else { return Ok(None) };
         fs::read_dir(folder)
             .with_context(|| format!("--cwd {}: cannot read it", folder.display()))?;
         Ok(Some(Self::Shared(absolute(folder)?)))

@@ -17,7 +17,7 @@ use tofu_sync::queue::{Item, Receiver, RecvTimeoutError, Sender, WhenFull, queue
 use tofu_ui::exit;
 use tofu_ui::signals::{self, Forwarding};
 
-use crate::args::RunArgs;
+use crate::spec::JobSpec;
 
 /// The exit code after `--timeout`, as of timeout(1).
 pub(crate) const EXIT_TIMEOUT: u8 = 124;
@@ -205,14 +205,14 @@ impl Label {
 }
 
 impl Options {
-    pub(crate) fn new(args: &RunArgs) -> Self {
-        let style = match (args.json, args.no_prefix) {
+    pub(crate) fn new(spec: &JobSpec) -> Self {
+        let style = match (spec.json, spec.no_prefix) {
             (true, _) => Style::Json,
             (_, true) => Style::Plain,
             _ => Style::Prefixed,
         };
-        let timeout = args.timeout.map(|timeout| timeout.0);
-        Self { timeout, grace: args.grace.0, style, input: true, noun: "rank" }
+        let timeout = spec.timeout.map(|timeout| timeout.0);
+        Self { timeout, grace: spec.grace.0, style, input: true, noun: "rank" }
     }
 }
 

@@ -14,10 +14,10 @@ use tofu_control::lines::encode;
 use tofu_control::protocol::{JobInfo, JobState, Reply, Request};
 use tofu_jtofu::Job;
 
-use crate::args::RunArgs;
 use crate::job::{self, Control};
 use crate::machine::Machine;
 use crate::place::{self, Fit, Wanted};
+use crate::spec::JobSpec;
 
 /// The interval at which a waiting job checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
@@ -52,13 +52,13 @@ impl Lease {
     /// If the job would not fit even if it were the only one, or if it would have to wait and must
     /// not.
     pub(crate) fn take(
-        args: &RunArgs,
+        spec: &JobSpec,
         wanted: Wanted,
         machine: &mut Machine,
         control: &Control,
     ) -> anyhow::Result<Got> {
-        let mut lease = Self::enter(machine, &args.program.join(" "))?;
-        let mut waiting = Waiting { json: args.json, since: Instant::now(), said: None };
+        let mut lease = Self::enter(machine, &spec.program.join(" "))?;
+        let mut waiting = Waiting { json: spec.json, since: Instant::now(), said: None };
         // How many jobs are before this one, unless that has been reported already.
         let mut queued = None;
         loop {
@@ -66,7 +66,7 @@ impl Lease {
                 Next::Signal(signal) => return Ok(Got::Signal(signal)),
                 Next::Late => {
                     let before = queued.take().unwrap_or_default();
-                    if args.no_wait {
+                    if spec.no_wait {
                         bail!("{} before this one wait for nodes", jobs(before));
                     }
                     waiting.queued(before)?;
@@ -80,7 +80,7 @@ impl Lease {
                             waiting.over(lease.number)?;
                             return Ok(Got::Nodes(lease, job));
                         }
-                        Err(why) if args.no_wait => bail!(why),
+                        Err(why) if spec.no_wait => bail!(why),
                         Err(why) => waiting.until_free(&why)?,
                     }
                     lease.say(&Request::Wait)?;

@@ -5,7 +5,6 @@
 
 #![forbid(unsafe_code)]
 
-mod args;
 mod bundle;
 mod cross_arch;
 mod elf;
@@ -18,21 +17,22 @@ mod local;
 mod machine;
 mod nodes;
 mod place;
+mod spec;
 mod user;
 
-pub use args::{Libs, RunArgs, Variable};
 pub use exec_all::{Silence, run_on_all};
 pub use fetch_outputs::complain;
 pub use job::write;
+pub use spec::{JobShape, JobSpec, Libs, Variable};
 
 /// Runs `tofu run` and returns the exit code.
 ///
 /// # Errors
 ///
 /// One line for the user.
-pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
-    if args.local {
-        return local::run(args);
+pub fn run(spec: &JobSpec) -> anyhow::Result<u8> {
+    if spec.local {
+        return local::run(spec);
     }
-    nodes::run(args)
+    nodes::run(spec)
 }

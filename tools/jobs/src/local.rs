@@ -36,28 +36,28 @@ use tofu_agent::pmi;
 use tofu_agent::wire::{Output, Status};
 use tofu_control::MachineName;
 use tofu_control::node_name;
-use tofu_control::rundir::RunDir;
 use tofu_fabric::Shape;
 use tofu_image::Arch;
 use tofu_jtofu::{Mapinfo, System};
-use tofu_machine::{Doorbells, Links};
+use tofu_spec::MachineSpec;
+use tofu_spec::plan::Plan;
+use tofu_spec::units::{Doorbell, Interconnect, LinkMode};
 use tofu_supervisor::confine::Confinement;
-use tofu_supervisor::event::{self, Event as MachineEvent};
-use tofu_supervisor::janitor::{self, Janitor};
+use tofu_supervisor::event::{self, Event as MachineEvent, EventSender};
+use tofu_supervisor::janitor;
 use tofu_supervisor::machine::AnyMachine;
-use tofu_supervisor::plan::Network;
 use tofu_supervisor::registry::Registry;
+use tofu_supervisor::runner::{self, Backend, Running};
 use tofu_supervisor::served::Served;
-use tofu_supervisor::units::Interconnect;
-use tofu_supervisor::{runner, server};
+use tofu_supervisor::session::{Rights, Session};
 use tofu_sync::lock;
 use tofu_sync::queue::Receiver;
 use tofu_vfio_user::Backing;
 
-use crate::args::RunArgs;
 use crate::fetch_outputs::Destination;
 use crate::job::{self, Control, Event, Label, Options, OutputTaker, Rank, Teller};
 use crate::place::{Placement, Wanted, lay};
+use crate::spec::JobSpec;
 use crate::{elf, libraries};
 
 /// The most ranks. Each takes threads and descriptors here, in addition to its process.
@@ -69,47 +69,47 @@ const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 const CHUNK: usize = 64 << 10;
 
 /// Runs the job and returns the exit code.
-pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
-    if !args.copy.is_empty() {
+pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
+    if !spec.copy.is_empty() {
         bail!("--copy is for ranks on nodes; with --local they run in this folder");
     }
-    let wanted = Wanted::new(args)?;
+    let wanted = Wanted::new(spec)?;
     let wanted = Wanted { ppn: wanted.ppn.or(Some(1)), ..wanted };
-    let (shape, placement) = find_machine(args.machine_shape()?, wanted)?;
+    let (shape, placement) = find_machine(spec.machine_shape()?, wanted)?;
     let ranks = placement.info.job.processes();
-    let program = Program::new(&args.program)?;
-    let destination = Destination::new(args)?;
+    let program = Program::new(&spec.program)?;
+    let destination = Destination::new(spec)?;
     let file = tofu_input::read(&program.path, tofu_input::PROGRAM).ok();
     let arch = file.as_deref().and_then(Arch::of_elf);
     if let (Some(arch), Some(host)) = (arch, Arch::own())
         && arch != host
     {
-        bail!("cannot run {}: it is for {arch}, and this host is {host}", args.program[0]);
+        bail!("cannot run {}: it is for {arch}, and this host is {host}", spec.program[0]);
     }
-    let about_mpi = file.and_then(|file| elf::about_mpi(&args.program[0], &file, args.mpi));
+    let about_mpi = file.and_then(|file| elf::about_mpi(&spec.program[0], &file, spec.mpi));
     if let Some(about) = about_mpi.filter(|_| ranks > 1) {
-        job::warn(args.json, &about)?;
+        job::warn(spec.json, &about)?;
     }
     // Ctrl-C is handled from here on.
-    let control = Control::new(args.grace.0)?;
+    let control = Control::new(spec.grace.0)?;
     allow_descriptors(ranks);
-    let dir = RunDir::create(Some(&MachineName::of_this_run()))?;
-    let janitor = Janitor::start(&dir, &[])?;
-    let links = args.links.unwrap_or_default();
-    let kind = (wanted.interconnect, links.links());
-    let mut host = LocalMachine::start(kind, shape, ranks, &dir, control.teller())?;
-    let manager = args.mpi.then(|| serve_mpi(&placement, control.teller())).transpose()?;
+    let plan = plan(shape, wanted.interconnect, spec.links, ranks)?;
+    let (sender, events) = event::events();
+    let mut session = Session::start(&plan, Rights::Programs(None), sender.clone(), None)?;
+    let mut host = LocalMachine::start(&plan, &mut session, sender)?;
+    follow(&session.registry, events, control.teller())?;
+    let manager = spec.mpi.then(|| serve_mpi(&placement, control.teller())).transpose()?;
     let own: Vec<(OsString, OsString)> =
-        args.env.iter().map(|var| (var.name.clone().into(), var.value.clone().into())).collect();
+        spec.env.iter().map(|var| (var.name.clone().into(), var.value.clone().into())).collect();
     let map = placement.info.to_json();
     if map.len() > MOST_IN_VARIABLE {
         bail!("-n {ranks}: the map of so many ranks is too long for a variable");
     }
     let libraries = library_path()?;
     let labels = Label::of_ranks(ranks, |rank| format!("at {}", placement.node(rank)));
-    let code = job::run(&control, Options::new(args), labels, &mut |rank| {
+    let code = job::run(&control, Options::new(spec), labels, &mut |rank| {
         let (socket, locks) = host.serve(rank, &placement)?;
-        let mut command = janitor::wrapped(janitor.group(), &program.path)?;
+        let mut command = janitor::wrapped(session.janitor.group(), &program.path)?;
         command.args(&program.args);
         if let Some(destination) = &destination {
             let folder = destination.folder(&node_name(placement.node(rank)));
@@ -129,9 +129,34 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
         Process::start(command, rank == 0).map(|process| Arc::new(process) as Arc<dyn Rank>)
     });
     // All processes that the ranks have started end with the janitor.
-    drop(janitor);
+    drop(session);
     drop(host);
     code
+}
+
+/// Plans a machine whose devices the ranks drive.
+fn plan(
+    shape: Shape,
+    interconnect: Interconnect,
+    links: Option<LinkMode>,
+    ranks: u32,
+) -> anyhow::Result<Plan> {
+    let cores = thread::available_parallelism().map_or(1, |n| n.get());
+    let engines = runner::engines(None, interconnect, cores);
+    // An engine that polls doorbells all the time needs a core of its own.
+    let doorbell = match cores > ranks as usize + engines {
+        true => Doorbell::Polled,
+        false => Doorbell::Trapped,
+    };
+    Ok(Plan::served(&MachineSpec {
+        shape: Some(shape),
+        generation: Some(interconnect),
+        links,
+        doorbell: Some(doorbell),
+        name: Some(MachineName::of_this_run()),
+        no_sandbox: Some(true),
+        ..MachineSpec::default()
+    })?)
 }
 
 /// Serves the ranks of an MPI job as their process manager until this process ends. Returns its
@@ -287,14 +312,13 @@ struct LocalNode {
     locks: OwnedFd,
 }
 
-/// Serves the machine's control socket, for `tofu stats`, `tofu link` and similar commands.
-fn serve_control(
+/// Passes the machine's events to its registry. `job` gets an event if a command wants the machine
+/// to end.
+fn follow(
     registry: &Arc<Registry>,
     events: Receiver<MachineEvent>,
-    dir: &RunDir,
     job: Teller,
 ) -> anyhow::Result<()> {
-    server::serve(&dir.control(), registry)?;
     let known = Arc::clone(registry);
     let run = move || {
         while let Ok(event) = events.recv() {
@@ -311,44 +335,21 @@ fn serve_control(
 /// The machine, with the nodes that it serves.
 struct LocalMachine {
     nodes: HashMap<Coords, LocalNode>,
-    machine: AnyMachine,
+    running: Box<dyn Running>,
     registry: Arc<Registry>,
     /// The prefix of sockets' names.
     name: String,
 }
 
 impl LocalMachine {
-    /// Starts the machine. `job` gets an event if a command wants the machine to end.
-    fn start(
-        kind: (Interconnect, Links),
-        shape: Shape,
-        ranks: u32,
-        dir: &RunDir,
-        job: Teller,
-    ) -> anyhow::Result<Self> {
-        let cores = thread::available_parallelism().map_or(1, |n| n.get());
-        let engines = runner::engines(None, kind.0, cores);
-        // An engine that polls doorbells all the time needs a core of its own.
-        let doorbells = match cores > ranks as usize + engines {
-            true => Doorbells::Polled,
-            false => Doorbells::Trapped,
-        };
-        let (network, confinement) =
-            (Network { shape, links_down: Default::default(), part: None }, Confinement::default());
-        let (sender, events) = event::events();
-        let (machine, registry) = runner::registered_machine(
-            (&network, None),
-            kind,
-            doorbells,
-            engines,
-            &confinement,
-            sender,
-        )?;
-        serve_control(&registry, events, dir, job)?;
+    /// Starts the machine.
+    fn start(plan: &Plan, session: &mut Session, events: EventSender) -> anyhow::Result<Self> {
+        let running = session.machines(None).start(plan, events)?;
+        let registry = Arc::clone(&session.registry);
         // A random name that no other process can have taken.
         let random = RandomState::new().hash_one(std::process::id());
         let name = format!("tofu-run-{}-{random:016x}", std::process::id());
-        Ok(Self { nodes: HashMap::new(), machine, registry, name })
+        Ok(Self { nodes: HashMap::new(), running, registry, name })
     }
 
     /// Serves a rank's node. Returns the rank's socket and the node's locks, in the form that its
@@ -384,7 +385,8 @@ impl LocalMachine {
         ranks: u32,
         mut listeners: Vec<UnixListener>,
     ) -> anyhow::Result<Vec<Served>> {
-        let (machine, confinement) = (&self.machine, Confinement::default());
+        let machine = self.running.machine().context("no machine")?;
+        let confinement = Confinement::default();
         let served = match machine {
             AnyMachine::Tofu(machine) if ranks > 1 => {
                 let clients = (u16::try_from(ranks)?, listeners);
@@ -405,7 +407,7 @@ impl LocalMachine {
 impl Drop for LocalMachine {
     fn drop(&mut self) {
         self.nodes.clear();
-        self.machine.stop();
+        self.running.stop();
     }
 }
 

@@ -15,14 +15,14 @@ use tofu_control::{MachineName, find_machine, info, present};
 use tofu_fabric::{NodeId, Shape};
 use tofu_image::Arch;
 use tofu_jtofu::{Job, System};
+use tofu_spec::units::{ImageName, Interconnect};
 use tofu_supervisor::janitor;
-use tofu_supervisor::units::{ImageName, Interconnect};
 use tofu_ui::exit;
 
-use crate::args::RunArgs;
 use crate::job::Control;
 use crate::libraries;
 use crate::place::Wanted;
+use crate::spec::JobSpec;
 
 /// The time limit for a machine to boot, on a busy host.
 const BOOT: &str = "180s";
@@ -75,19 +75,19 @@ impl Machine {
     ///
     /// If no machine is suitable, or a new one does not start.
     pub(crate) fn find(
-        args: &RunArgs,
+        spec: &JobSpec,
         wanted: Wanted,
         arch: Option<Arch>,
         control: &Control,
     ) -> anyhow::Result<Found> {
         // Options for a new machine imply starting one.
-        let made = args.machine_shape()?.is_some()
-            || args.generation.is_some()
-            || args.image.is_some()
-            || args.driver.is_some()
-            || args.links.is_some();
-        if args.machine.is_some() {
-            let found = find_machine(args.machine.as_ref())?;
+        let made = spec.machine_shape()?.is_some()
+            || spec.generation.is_some()
+            || spec.image.is_some()
+            || spec.driver.is_some()
+            || spec.links.is_some();
+        if spec.machine.is_some() {
+            let found = find_machine(spec.machine.as_ref())?;
             return Self::running(found, arch, None).map(Found::machine);
         }
         let mut there = Vec::new();
@@ -107,7 +107,7 @@ impl Machine {
         }
         match there.len() {
             0 => {
-                let (own, name) = Own::start(args, wanted, arch.unwrap_or_default())?;
+                let (own, name) = Own::start(spec, wanted, arch.unwrap_or_default())?;
                 match own.wait(control)? {
                     Ok(own) => {
                         let found = find_machine(Some(&name))?;
@@ -248,8 +248,8 @@ struct Own {
 
 impl Own {
     /// Starts a machine with enough nodes.
-    fn start(args: &RunArgs, wanted: Wanted, arch: Arch) -> anyhow::Result<(Self, MachineName)> {
-        let shape = match args.machine_shape()? {
+    fn start(spec: &JobSpec, wanted: Wanted, arch: Arch) -> anyhow::Result<(Self, MachineName)> {
+        let shape = match spec.machine_shape()? {
             Some(shape) => shape,
             None => wanted.as_machine()?,
         };
@@ -261,9 +261,9 @@ impl Own {
         if io {
             command.arg("--io-nodes");
         }
-        let default = args.mpi.then_some(libraries::mpi_image(arch));
-        if let Some(image) = args.image.as_ref().map(ImageName::as_str).or(default) {
-            if tofu_image::Cache::from_env()?.find(image)?.is_none() && args.image.is_none() {
+        let default = spec.mpi.then_some(libraries::mpi_image(arch));
+        if let Some(image) = spec.image.as_ref().map(ImageName::as_str).or(default) {
+            if tofu_image::Cache::from_env()?.find(image)?.is_none() && spec.image.is_none() {
                 let of = match arch {
                     Arch::X86_64 => String::new(),
                     Arch::Arm64 => format!(" --arch {arch}"),
@@ -274,27 +274,27 @@ impl Own {
             }
             command.args(["--image", image]);
         }
-        if let Some(generation) = args.generation {
+        if let Some(generation) = spec.generation {
             command.args(["--generation", generation.name()]);
         }
         if arch != Arch::default() {
             command.args(["--arch", arch.name()]);
         }
-        if let Some(driver) = args.driver {
+        if let Some(driver) = spec.driver {
             command.args(["--driver", driver.name()]);
         }
-        if let Some(links) = args.links {
+        if let Some(links) = spec.links {
             command.args(["--links", links.name()]);
         }
-        if args.mpi {
+        if spec.mpi {
             command.args(["--net", "lan", "--memory", MPI_MEMORY]);
         }
         command.stdout(Stdio::piped());
         let child = command.spawn().context("cannot start a process for the machine")?;
-        if !args.json {
+        if !spec.json {
             tofu_ui::tell!("tofu: starting a machine {shape} of Linux nodes for this run");
         }
-        Ok((Self { child, started: Instant::now(), talks: !args.json }, name))
+        Ok((Self { child, started: Instant::now(), talks: !spec.json }, name))
     }
 
     /// Waits until all nodes are ready. Returns an exit code if that fails.

@@ -20,13 +20,13 @@ use tofu_jtofu::Mapinfo;
 use tofu_linux_nodes::progress::{ImageProgress, is_interrupted};
 use tofu_ui::{Style, exit};
 
-use crate::args::RunArgs;
 use crate::bundle::Bundle;
 use crate::fetch_outputs::{self, Destination, Origin};
 use crate::job::{self, Control, EXIT_TIMEOUT, Event, Label, Options, OutputTaker, Rank, Teller};
 use crate::lease::{Got, Lease};
 use crate::machine::{Found, Machine};
 use crate::place::{Placement, Wanted};
+use crate::spec::JobSpec;
 use crate::user::as_user;
 
 /// The folder for jobs' folders on a node.
@@ -115,22 +115,22 @@ rm -rf "/tmp/$1" "$2/.$1"-*
 "#;
 
 /// Runs the job and returns the exit code.
-pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
-    let control = Control::new(args.grace.0)?;
+pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
+    let control = Control::new(spec.grace.0)?;
     // User errors are found before anything is started.
-    let wanted = Wanted::new(args)?;
+    let wanted = Wanted::new(spec)?;
     let preparing = Preparing::new(&control);
-    let mut bundle = match Bundle::new(args, &preparing) {
+    let mut bundle = match Bundle::new(spec, &preparing) {
         Ok(bundle) => bundle,
         Err(error) => return preparing.stopped(error),
     };
-    let destination = Destination::new(args)?;
-    let mut machine = match Machine::find(args, wanted, bundle.arch(), &control)? {
+    let destination = Destination::new(spec)?;
+    let mut machine = match Machine::find(spec, wanted, bundle.arch(), &control)? {
         Found::Machine(machine) => machine,
         Found::Over(code) => return Ok(code),
     };
     let result = match bundle.fit(machine.arch, &preparing) {
-        Ok(()) => on_machine(args, wanted, (&bundle, destination.as_ref()), &mut machine, &control),
+        Ok(()) => on_machine(spec, wanted, (&bundle, destination.as_ref()), &mut machine, &control),
         Err(error) => preparing.stopped(error),
     };
     let ended = machine.end();
@@ -178,41 +178,41 @@ impl Progress for Preparing<'_> {
 }
 
 fn on_machine(
-    args: &RunArgs,
+    spec: &JobSpec,
     wanted: Wanted,
     (bundle, destination): (&Bundle, Option<&Destination>),
     machine: &mut Machine,
     control: &Control,
 ) -> anyhow::Result<u8> {
     let name = machine.name.clone();
-    let got = Lease::take(args, wanted, machine, control);
+    let got = Lease::take(spec, wanted, machine, control);
     // The lease is held until the nodes have been cleaned up.
     let (mut lease, mut job) = match got.with_context(|| format!("machine {name}"))? {
         Got::Nodes(lease, job) => (lease, job),
         Got::Signal(signal) => return Ok(exit::of_signal(signal)),
     };
     if let Some(about) = bundle.about_mpi().filter(|_| job.processes() > 1) {
-        job::warn(args.json, about)?;
+        job::warn(spec.json, about)?;
     }
     for restart in 0.. {
         let info = Mapinfo { system: machine.system.clone(), job: (*job).clone() };
         let (number, placement) = (lease.number(), Placement { info });
-        let start = Start { args, bundle, destination, number, restart, placement };
+        let start = Start { spec, bundle, destination, number, restart, placement };
         let (result, lost) = start.run(machine, control);
         let result = match result {
             Ok(code) if code == 0 || code == EXIT_TIMEOUT => return Ok(code),
-            result if args.restart == 0 || control.signal().is_some() => return result,
+            result if spec.restart == 0 || control.signal().is_some() => return result,
             result => result,
         };
         let say = |why: &str| {
             let value = json!({ "event": "not_restarted", "detail": why });
-            job::note(args.json, &format!("the job is not restarted: {why}"), &value)
+            job::note(spec.json, &format!("the job is not restarted: {why}"), &value)
         };
         if lost.is_empty() {
             say("its nodes work, so that it has failed by itself")?;
             return result;
         }
-        if restart == args.restart {
+        if restart == spec.restart {
             let times = if restart == 1 { "once".into() } else { format!("{restart} times") };
             say(&format!("it was restarted {times}, and --restart allows no more"))?;
             return result;
@@ -226,14 +226,14 @@ fn on_machine(
         };
         control.again();
         let nodes = if lost.len() == 1 { "1 node".into() } else { format!("{} nodes", lost.len()) };
-        let (number, most, shape) = (restart + 1, args.restart, again.shape());
+        let (number, most, shape) = (restart + 1, spec.restart, again.shape());
         let text =
             format!("{nodes} lost, restart {number} of {most}: {} goes on as {shape}", job.shape());
         let value = json!({
             "event": "restart", "number": number, "of": most, "shape": shape.to_string(),
             "lost": lost, "ranks": again.processes(),
         });
-        job::note(args.json, &text, &value)?;
+        job::note(spec.json, &text, &value)?;
         job = again;
     }
     bail!("a job has an end")
@@ -241,7 +241,7 @@ fn on_machine(
 
 /// One start of a job, which may be started again.
 struct Start<'a> {
-    args: &'a RunArgs,
+    spec: &'a JobSpec,
     bundle: &'a Bundle,
     destination: Option<&'a Destination>,
     /// The job's number in its machine.
@@ -261,11 +261,11 @@ impl Start<'_> {
             Err(error) => return (Err(error), Vec::new()),
         };
         let name = job_name(self.number);
-        let user = if self.args.root { 0 } else { Group::JOBS | self.number };
+        let user = if self.spec.root { 0 } else { Group::JOBS | self.number };
         let site = Site { machine, nodes: nodes.clone(), name: name.clone(), user };
         let result = site.put(self.number, self.bundle, &self.placement);
         let result = result.and_then(|()| site.start(self, control));
-        let may_restart = self.args.restart > 0 && !matches!(result, Ok(0 | EXIT_TIMEOUT));
+        let may_restart = self.spec.restart > 0 && !matches!(result, Ok(0 | EXIT_TIMEOUT));
         let lost = match may_restart && control.signal().is_none() {
             true => machine.lost(&self.placement.info.job),
             false => Vec::new(),
@@ -279,7 +279,7 @@ impl Start<'_> {
             Some(destination) => {
                 let mut from = site.origins(&self.placement);
                 from.retain(|origin| left(&origin.node));
-                fetch_outputs::bring(destination, &site.folder(), &from, self.args.json)
+                fetch_outputs::bring(destination, &site.folder(), &from, self.spec.json)
             }
             None => Ok(()),
         };
@@ -430,15 +430,15 @@ impl Site<'_> {
 
     /// Starts the ranks and watches them.
     fn start(&self, start: &Start<'_>, control: &Control) -> anyhow::Result<u8> {
-        let Start { args, bundle, placement, .. } = start;
+        let Start { spec, bundle, placement, .. } = start;
         let job = &placement.info.job;
         let socket = &self.machine.control;
         // These stay alive as long as the ranks.
-        let _watch = match args.restart {
+        let _watch = match spec.restart {
             0 => None,
             _ => Some(NodeWatch::start(socket, &self.nodes, control.teller())?),
         };
-        let manager = match args.mpi {
+        let manager = match spec.mpi {
             true => Some(Manager::start(self, placement, control.teller())?),
             false => None,
         };
@@ -457,7 +457,7 @@ impl Site<'_> {
         .into_iter()
         .chain(bundle.variables(&folder))
         .collect();
-        let given = args.variables();
+        let given = spec.variables();
         let mut start = |rank| -> anyhow::Result<Arc<dyn Rank>> {
             let mpi =
                 manager.as_ref().map(|manager| placement.mpi_variables(rank, &manager.address));
@@ -474,7 +474,7 @@ impl Site<'_> {
         };
         let place = |rank| format!("on node {}", placement.node(rank));
         let labels = Label::of_ranks(job.processes(), place);
-        let code = job::run(control, Options::new(args), labels, &mut start);
+        let code = job::run(control, Options::new(spec), labels, &mut start);
         if let Some(manager) = manager {
             manager.end();
         }

@@ -4,9 +4,9 @@ use anyhow::{Context, bail};
 use tofu_abi::topology::Shape;
 use tofu_abi::{Coords, Subnet};
 use tofu_jtofu::{Job, LogicalShape, Mapinfo, RankMap, System};
-use tofu_supervisor::units::Interconnect;
+use tofu_spec::units::Interconnect;
 
-use crate::args::{RunArgs, as_machine};
+use crate::spec::{JobSpec, as_machine};
 
 /// The numbers that the user asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,13 +26,13 @@ impl Wanted {
     /// # Errors
     ///
     /// If numbers are out of range, or contradict each other.
-    pub(crate) fn new(args: &RunArgs) -> anyhow::Result<Self> {
-        let interconnect = args.generation.unwrap_or_default();
-        let torus = args.torus();
+    pub(crate) fn new(spec: &JobSpec) -> anyhow::Result<Self> {
+        let interconnect = spec.generation.unwrap_or_default();
+        let torus = spec.torus();
         let wanted = Self {
-            ranks: args.ranks,
-            map: args.map.or(torus),
-            ppn: args.ppn,
+            ranks: spec.ranks,
+            map: spec.map.or(torus),
+            ppn: spec.ppn,
             alone: torus.is_some(),
             interconnect,
         };

@@ -8,9 +8,8 @@ use anyhow::{Context, bail};
 use rustix::fs::{MemfdFlags, memfd_create};
 use tofu_image::{Arch, Cache, Image, Progress, Qemu, Spec, Sysroot};
 use tofu_programs::{LINUX, Shipped};
-use tofu_supervisor::options::LinuxArgs;
-use tofu_supervisor::plan::Plan;
-use tofu_supervisor::units::{ArmCpu, Driver, ImageName, MemorySize};
+use tofu_spec::plan::Plan;
+use tofu_spec::units::{ArmCpu, Driver, ImageName, MemorySize};
 use tofu_vmm::LinuxSupport;
 
 use crate::arm64;
@@ -58,15 +57,15 @@ impl BootFiles {
     pub(crate) fn prepare(
         plan: &Plan,
         arch: Arch,
-        args: &LinuxArgs,
         kvm: bool,
         qemu: bool,
         progress: &dyn Progress,
     ) -> anyhow::Result<Self> {
-        Self::check(plan, arch, args)?;
+        Self::check(plan, arch)?;
         let cache = Cache::from_env()?;
-        let without_driver = plan.driver == Driver::Vfio;
-        if let (Some(kernel), Some(initrd)) = (&args.kernel, &args.initrd) {
+        let asked = &plan.on_linux;
+        let without_driver = asked.driver == Driver::Vfio;
+        if let (Some(kernel), Some(initrd)) = (&asked.kernel, &asked.initrd) {
             let (kernel, initrd) = (kernel.clone(), initrd.clone());
             let boot_files = Self { arch, kernel, initrd, root: None, without_driver, hint: None };
             boot_files.check_memory(plan)?;
@@ -81,14 +80,14 @@ impl BootFiles {
             // everything built in.
             let boot_files = Self {
                 arch,
-                kernel: args.kernel.clone().unwrap_or(own),
-                root: image.root.filter(|_| args.initrd.is_none()),
-                initrd: args.initrd.clone().unwrap_or(image.initrd),
+                kernel: asked.kernel.clone().unwrap_or(own),
+                root: image.root.filter(|_| asked.initrd.is_none()),
+                initrd: asked.initrd.clone().unwrap_or(image.initrd),
                 without_driver,
                 hint: None,
             };
             let pages = image.manifest.spec().is_ok_and(|spec| spec.has_pages_of_16k());
-            if pages && args.kernel.is_none() && plan.cpu == ArmCpu::A64fx {
+            if pages && asked.kernel.is_none() && asked.cpu == ArmCpu::A64fx {
                 bail!(
                     "image {}: its kernel has pages of 16 KiB, which the A64FX has not; add \
                      --cpu max",
@@ -98,8 +97,8 @@ impl BootFiles {
             boot_files.check_memory(plan).map(|()| boot_files)
         };
         let mut hint = None;
-        let named = match (plan.driver, requested_image(plan, arch, &cache)?) {
-            (Driver::Auto, None) if qemu && takes_driver(plan, arch, args) => {
+        let named = match (asked.driver, requested_image(plan, arch, &cache)?) {
+            (Driver::Auto, None) if qemu && takes_driver(plan, arch) => {
                 match driver_image(&cache, arch, |image| cache.has_driver_ready(image)) {
                     Some(name) => match find_image(&cache, arch, Some(&name), progress) {
                         // Nodes with too little memory for it get the other, smaller kernel.
@@ -128,20 +127,21 @@ impl BootFiles {
     /// # Errors
     ///
     /// If a file or an image does not exist or is of the wrong kind, or options exclude each other.
-    pub fn check(plan: &Plan, arch: Arch, args: &LinuxArgs) -> anyhow::Result<()> {
+    pub fn check(plan: &Plan, arch: Arch) -> anyhow::Result<()> {
+        let asked = &plan.on_linux;
         let mixed = plan.archs().len() > 1;
-        let own = [(args.kernel.is_some(), "--kernel"), (args.initrd.is_some(), "--initrd")];
+        let own = [(asked.kernel.is_some(), "--kernel"), (asked.initrd.is_some(), "--initrd")];
         if let Some((_, option)) = own.into_iter().find(|(given, _)| mixed && *given) {
             bail!("{option}: nodes have processors of two kinds, and it is for one; leave it out");
         }
-        if let Some(path) = &args.kernel {
+        if let Some(path) = &asked.kernel {
             check_kernel(arch, path)?;
         }
-        if let Some(path) = &args.initrd {
+        if let Some(path) = &asked.initrd {
             check_initrd(path)?;
         }
-        if args.kernel.is_some() && args.initrd.is_some() {
-            if plan.driver == Driver::Tofu {
+        if asked.kernel.is_some() && asked.initrd.is_some() {
+            if asked.driver == Driver::Tofu {
                 bail!("--driver tofu: with --kernel and --initrd, nodes have the drivers of these");
             }
             return Ok(());
@@ -294,18 +294,15 @@ fn driver_image(cache: &Cache, arch: Arch, fits: impl Fn(&Image) -> bool) -> Opt
 /// # Errors
 ///
 /// If the cache cannot be read.
-pub fn present_default(
-    plan: &Plan,
-    arch: Arch,
-    args: &LinuxArgs,
-) -> anyhow::Result<Option<String>> {
-    if args.kernel.is_some() && args.initrd.is_some() {
+pub fn present_default(plan: &Plan, arch: Arch) -> anyhow::Result<Option<String>> {
+    let asked = &plan.on_linux;
+    if asked.kernel.is_some() && asked.initrd.is_some() {
         return Ok(None);
     }
     let cache = Cache::from_env()?;
-    let with_driver = match plan.driver {
+    let with_driver = match asked.driver {
         Driver::Tofu => return Ok(driver_image(&cache, arch, |_| true)),
-        Driver::Auto => takes_driver(plan, arch, args),
+        Driver::Auto => takes_driver(plan, arch),
         Driver::Vfio => false,
     };
     let ready = || driver_image(&cache, arch, |image| cache.has_driver_ready(image));
@@ -318,8 +315,9 @@ pub fn present_default(
 /// Returns whether nodes use a kernel with the driver, if there is one, without being asked to.
 /// Programs that run to their end want the device for themselves, and a kernel of the user's has no
 /// module of ours.
-fn takes_driver(plan: &Plan, arch: Arch, args: &LinuxArgs) -> bool {
-    arch == Arch::default() && plan.stays_up() && args.kernel.is_none() && args.initrd.is_none()
+fn takes_driver(plan: &Plan, arch: Arch) -> bool {
+    let own = &plan.on_linux;
+    arch == Arch::default() && plan.stays_up() && own.kernel.is_none() && own.initrd.is_none()
 }
 
 /// Returns the command that makes an image with the driver.
@@ -385,14 +383,14 @@ const fn default_image(arch: Arch) -> &'static str {
 /// Returns the image that nodes of this architecture must boot: the named one, or one with the
 /// driver if that is requested.
 fn requested_image(plan: &Plan, arch: Arch, cache: &Cache) -> anyhow::Result<Option<String>> {
-    let named = match plan.image.as_ref().map(ImageName::as_str) {
+    let named = match plan.on_linux.image.as_ref().map(ImageName::as_str) {
         // In a machine with both architectures, the image applies to the nodes that it is for.
         Some(name) if plan.archs().len() > 1 => {
             cache.find(name)?.is_none_or(|image| image.manifest.arch == arch).then_some(name)
         }
         image => image,
     };
-    match (plan.driver, named) {
+    match (plan.on_linux.driver, named) {
         (Driver::Tofu, Some(name)) => check_driver(cache, arch, name)?,
         (Driver::Tofu, None) => {
             let there = driver_image(cache, arch, |_| true).with_context(|| {

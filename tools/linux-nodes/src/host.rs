@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
@@ -11,16 +10,17 @@ use tofu_control::node_name;
 use tofu_control::rundir::node_file;
 use tofu_image::{Arch, BOOT_ARGUMENTS, TCG_ARGUMENTS};
 use tofu_pci::{EndpointDevice, PciFunction};
+use tofu_spec::plan::{LinuxPlan, Plan};
+use tofu_spec::units::BootFrom;
 use tofu_supervisor::command_line;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::EventSender;
 use tofu_supervisor::machine::AnyMachine;
 use tofu_supervisor::netboot::{self, LinuxFiles};
 use tofu_supervisor::node::{AgentNode, LinuxBackend};
-use tofu_supervisor::plan::{LinuxPlan, Plan};
 use tofu_supervisor::registry::Registry;
 use tofu_supervisor::served::Served;
-use tofu_supervisor::units::BootFrom;
+use tofu_supervisor::session::Session;
 use tofu_vfio_user::Backing;
 
 use crate::lan::{self, Ethernet, Lan};
@@ -34,19 +34,31 @@ use crate::setup::VmSetup;
 /// Resources of Linux nodes, apart from the plan.
 pub struct LinuxHost {
     /// Their boot files, and the monitor that runs them.
-    pub runtime: Runtimes,
+    runtime: Runtimes,
     /// Folder for sockets and logs.
-    pub dir: PathBuf,
+    dir: PathBuf,
     /// Process group of the janitor.
-    pub group: i32,
-    /// The time limit for a node to boot.
-    pub boot_timeout: Duration,
+    group: i32,
     /// The Ethernet of the nodes.
     pub lan: Ethernet,
     /// Where they are registered.
-    pub registry: Arc<Registry>,
+    registry: Arc<Registry>,
     /// The rights that its threads give up.
-    pub confinement: Confinement,
+    confinement: Confinement,
+}
+
+impl LinuxHost {
+    /// Starts nodes in a session, with the plan's Ethernet.
+    pub fn new(plan: &Plan, session: &Session, runtime: Runtimes) -> Self {
+        Self {
+            runtime,
+            dir: session.dir.path().to_owned(),
+            group: session.janitor.group(),
+            lan: plan.on_linux.net.into(),
+            registry: Arc::clone(&session.registry),
+            confinement: session.confinement.clone(),
+        }
+    }
 }
 
 impl LinuxBackend for LinuxHost {
@@ -72,7 +84,7 @@ impl LinuxBackend for LinuxHost {
         plan: &Plan,
         events: &EventSender,
     ) -> anyhow::Result<Box<dyn Send>> {
-        let common = Common::new(self.boot_timeout, events.clone());
+        let common = Common::new(plan.on_linux.boot_timeout.0, events.clone());
         let common = Arc::new(common);
         let lan = self.lan.join(plan.linux().count(), &self.confinement)?;
         let firmware = netboot::firmware(plan, &self.dir)?;
@@ -113,7 +125,7 @@ impl LinuxBackend for LinuxHost {
                 boot_files: Arc::clone(boot_files),
                 name: node_name(at),
                 memory: linux.memory,
-                arm_cpu: plan.cpu,
+                arm_cpu: plan.on_linux.cpu,
                 cpus: linux.cpus.0,
                 command_line: self.command_line(
                     plan,

@@ -18,8 +18,8 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
 use tofu_sandbox::Role;
+use tofu_spec::units::Net;
 use tofu_supervisor::confine::Confinement;
-use tofu_supervisor::options::Net;
 
 /// The longest frame that is forwarded, in bytes. Virtio has no longer ones.
 const MAX_FRAME: usize = 65_536 + 64;

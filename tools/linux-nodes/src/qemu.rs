@@ -15,8 +15,8 @@ use std::process::Child;
 use anyhow::Context;
 use command_fds::CommandFdExt;
 use tofu_image::{Arch, Qemu};
+use tofu_spec::units::MemorySize;
 use tofu_supervisor::janitor;
-use tofu_supervisor::units::MemorySize;
 
 use crate::lan::{End, LanPort};
 use crate::qemu::passed::Passed;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use tofu_image::{Arch, Progress, Qemu};
-use tofu_supervisor::options::{LinuxArgs, Net, Vmm};
-use tofu_supervisor::plan::Plan;
+use tofu_spec::plan::{OnLinux, Plan};
+use tofu_spec::units::{Net, Vmm};
 use tofu_vmm::{Hypervisor, LinuxSupport};
 
 use crate::boot_files::{self, BootFiles, kvm_runs_linux};
@@ -60,12 +60,11 @@ impl Runtimes {
     /// If the options do not fit to the plan, or something cannot be fetched or made.
     pub fn prepare(
         plan: &Plan,
-        args: &LinuxArgs,
         monitors: &Monitors,
         progress: &dyn Progress,
     ) -> anyhow::Result<Self> {
         let archs = plan.archs();
-        archs.iter().try_for_each(|arch| BootFiles::check(plan, *arch, args))?;
+        archs.iter().try_for_each(|arch| BootFiles::check(plan, *arch))?;
         let runtime = |arch| -> anyhow::Result<Runtime> {
             // The hardware runs this host's processors only. Others are emulated.
             let kvm = arch == Arch::X86_64 && kvm_runs_linux(monitors.support);
@@ -74,7 +73,7 @@ impl Runtimes {
                 (arch, _) => MonitorChoice::Qemu(boot_files::qemu(arch, progress)?),
             };
             let qemu = matches!(monitor, MonitorChoice::Qemu(_));
-            let boot_files = BootFiles::prepare(plan, arch, args, kvm, qemu, progress)?;
+            let boot_files = BootFiles::prepare(plan, arch, kvm, qemu, progress)?;
             Ok(Runtime { boot_files: Arc::new(boot_files), monitor, kvm })
         };
         let first = runtime(archs.first().copied().unwrap_or_default())?;
@@ -110,9 +109,9 @@ impl Monitors {
     /// # Errors
     ///
     /// If it is requested and cannot run the nodes.
-    pub fn choose(plan: &Plan, args: &LinuxArgs) -> anyhow::Result<Self> {
+    pub fn choose(plan: &Plan) -> anyhow::Result<Self> {
         let support = tofu_vmm::probe().linux();
-        let own = match plan.archs().contains(&Arch::X86_64) && is_own(args, support)? {
+        let own = match plan.archs().contains(&Arch::X86_64) && is_own(&plan.on_linux, support)? {
             true => Some(Arc::new(Hypervisor::open()?)),
             false => None,
         };
@@ -126,9 +125,9 @@ impl Monitors {
 }
 
 /// Whether our own monitor is to run x86-64 nodes.
-fn is_own(args: &LinuxArgs, support: LinuxSupport) -> anyhow::Result<bool> {
-    let with_net = args.net != Net::None;
-    match args.vmm {
+fn is_own(nodes: &OnLinux, support: LinuxSupport) -> anyhow::Result<bool> {
+    let with_net = nodes.net != Net::None;
+    match nodes.vmm {
         Vmm::Qemu => return Ok(false),
         Vmm::Auto => return Ok(support == LinuxSupport::Full && !with_net),
         Vmm::Tofu if with_net => {

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tofu_spec::units::{ArmCpu, MemorySize};
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::netboot::Firmware;
-use tofu_supervisor::units::{ArmCpu, MemorySize};
 
 use crate::boot_files::BootFiles;
 use crate::lan::LanPort;

@@ -14,62 +14,31 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
-use clap::Args;
 use serde::Serialize;
 
 use plot::Curves;
 
-/// Run a network in modelled time, without guests
-///
-/// `tofu sim papers` prints values that papers have published about the Tofu interconnects and TNW,
-/// next to those of this model. With a scenario, which says who sends what to whom, the results of
-/// its run are printed.
-#[derive(Debug, Clone, Args)]
-#[command(after_help = EXAMPLES)]
-pub struct SimArgs {
-    /// papers, a scenario file, or one of the scenarios torus, uniform, permutation, rails,
-    /// neighbour, transpose, hotspot, errors, k and tnw
-    #[arg(value_name = "WHAT")]
-    what: String,
-
-    /// With papers: as many messages as the papers have, which takes many minutes
-    #[arg(long)]
-    full: bool,
-
-    /// Print the results as JSON
-    #[arg(long)]
-    json: bool,
-
-    /// Threads that run the network of a scenario; the results do not depend on their number
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 1,
-        value_parser = clap::value_parser!(u32).range(1..=64)
-    )]
-    threads: u32,
-
-    /// Write the curves to this file, as SVG
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+/// What `tofu sim` is asked for.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// `papers`, a scenario file, or the name of a scenario.
+    pub what: String,
+    /// Whether there are as many messages as the papers have.
+    pub full: bool,
+    /// Whether the results are printed as JSON.
+    pub json: bool,
+    /// Threads that run the network of a scenario. The results do not depend on their number.
+    pub threads: u32,
+    /// Where the curves are written, as SVG.
+    pub svg: Option<PathBuf>,
 }
-
-const EXAMPLES: &str = "\
-Examples:
-  tofu sim papers                  each published value beside ours
-  tofu sim papers --svg papers.svg
-  tofu sim uniform                 latency against load, half a rack
-  tofu sim torus                   latency against load and saturation, 8x8x8
-  tofu sim my.toml --json          your own scenario
-  tofu sim k --threads 2           on two processors
-  tofu sim tnw                     messages over three links of TNW at once";
 
 /// Runs `tofu sim` and returns the exit code.
 ///
 /// # Errors
 ///
 /// If `args` names nothing that exists, a result cannot be written, or a model fails.
-pub fn run(args: &SimArgs) -> anyhow::Result<u8> {
+pub fn run(args: &Options) -> anyhow::Result<u8> {
     if args.what == "papers" {
         let report = papers::Report::measure(papers::Extent::new(args.full))?;
         return args.print(&report, report.curves(), &report.text());
@@ -84,7 +53,7 @@ pub fn run(args: &SimArgs) -> anyhow::Result<u8> {
     args.print(&report, &report.curves(), &report.text())
 }
 
-impl SimArgs {
+impl Options {
     fn print(&self, report: &impl Serialize, curves: &[Curves], text: &str) -> anyhow::Result<u8> {
         if let Some(path) = &self.svg {
             let picture = plot::svg(curves)?;

@@ -7,8 +7,8 @@ use tofu_fabric::{Axis, Shape};
 use tofu_gateway::addr;
 
 use crate::gateway;
-use crate::plan::{Plan, ServerPlan, VmPlan};
-use crate::units::{IpNumber, Mtu};
+use tofu_spec::plan::{Plan, ServerPlan, VmPlan};
+use tofu_spec::units::{IpNumber, Mtu};
 
 /// Returns the command line of a guest: the machine, and the user's additions.
 pub(crate) fn guest(plan: &Plan, vm: &VmPlan) -> String {

@@ -9,7 +9,7 @@ pub(crate) mod nat;
 
 use std::sync::{Arc, Mutex};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use tofu_abi::Coords;
 use tofu_control::rundir::RunDir;
 use tofu_gateway::{
@@ -20,9 +20,9 @@ use tofu_sandbox::Role;
 use tofu_sync::lock;
 
 use crate::confine::Confinement;
-use crate::options::{GatewayArgs, TapWhen};
-use crate::plan::Plan;
 pub(crate) use host::resolver;
+use tofu_spec::plan::Plan;
+use tofu_spec::units::TapWhen;
 
 /// The part of a gateway that is ready before the machine exists.
 pub struct GatewaySetup {
@@ -43,16 +43,13 @@ impl GatewaySetup {
     /// # Errors
     ///
     /// One line on what the host lacks, or what conflicts with the machine's addresses.
-    pub fn new(plan: &Plan, args: &GatewayArgs, dir: &RunDir) -> anyhow::Result<Option<Self>> {
+    pub fn new(plan: &Plan, dir: &RunDir) -> anyhow::Result<Option<Self>> {
         let Some(at) = plan.gateway().map(|id| plan.coords(id)) else { return Ok(None) };
         let config = config(plan);
-        let wanted = match args.tap {
-            TapWhen::Off if args.nat => {
-                bail!("--nat is by the host's network interface; leave --tap off out")
-            }
+        let wanted = match plan.ip.tap {
             TapWhen::Off => false,
             TapWhen::On => true,
-            TapWhen::Auto => host::may_make_interfaces() || args.nat,
+            TapWhen::Auto => host::may_make_interfaces() || plan.ip.nat,
         };
         let tap = wanted.then(|| host::interface(dir.name().as_str(), &config, at)).transpose()?;
         let interface = tap.as_ref().map(|tap| tap.name().to_owned());

@@ -29,9 +29,9 @@ use crate::command_line;
 use crate::confine::Confinement;
 use crate::event::{Event, EventSender, Outcome};
 use crate::machine::AnyMachine;
-use crate::plan::{Plan, VmPlan};
 use crate::registry::{Registry, SmallGuests};
-use crate::units::BootFrom;
+use tofu_spec::plan::{Plan, VmPlan};
+use tofu_spec::units::BootFrom;
 
 /// Starts the small guests of a machine, also again after they have ended, and keeps them.
 pub(crate) struct Guests {

@@ -5,59 +5,55 @@
 //! group, to which all virtual machine monitors of the machine belong. If the janitor itself is
 //! gone, the kernel kills each monitor together with the thread that started it ([`wrapped`]).
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, bail};
-use clap::Subcommand;
 use rustix::process::{Pid, Signal, kill_process_group};
+use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tofu_control::rundir::{self, RunDir};
 
 use crate::gateway::nat;
 use crate::limits::ProgramLimits;
 
-/// Processes that tofu starts for itself
-#[derive(Debug, Clone, Subcommand)]
-pub enum InternalCommand {
-    /// Remove a machine's files when standard input ends; standard output is its lock file
-    Janitor {
-        /// Undo the address translation of this name
-        #[arg(long)]
-        nat: Option<String>,
-        /// The run directory
-        dir: PathBuf,
-        /// Other files
-        files: Vec<PathBuf>,
-    },
-    /// Become a program that dies with its parent
-    Child {
-        /// What the program is limited to
-        #[command(flatten)]
-        limits: ProgramLimits,
-        /// Process id of the parent
-        parent: u32,
-        /// The program and its arguments
-        #[arg(last = true)]
-        program: Vec<OsString>,
-    },
-}
+/// The command by which this program starts itself as another process: `internal TASK [PROGRAM
+/// ARGUMENTS]`. The task is JSON.
+pub const INTERNAL: &str = "internal";
 
-impl InternalCommand {
-    /// The subcommand's name on the command line.
-    pub const NAME: &str = "internal";
+/// The task of a process that this program starts for itself.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Task {
+    /// Remove a machine's files when standard input ends. Standard output is its lock file.
+    Janitor {
+        /// Undo the address translation of this name.
+        nat: Option<String>,
+        /// The run directory. Paths are as the host has them, which need not be text.
+        dir: OsString,
+    },
+    /// Become a program that dies with its parent.
+    Child {
+        /// What the program is limited to.
+        limits: ProgramLimits,
+        /// Process id of the parent.
+        parent: u32,
+    },
 }
 
 /// Sent to the janitor after an orderly end: the files have been removed, and any that exist now
-/// belong to others.
+/// belong to others. No absolute path is like it.
 const ORDERLY: &[u8] = b"done";
+/// Ends each message to the janitor. No path has it.
+const END: u8 = 0;
 
 /// The janitor process. Dropping this makes it clean up.
 pub struct Janitor {
@@ -68,18 +64,10 @@ pub struct Janitor {
 }
 
 impl Janitor {
-    /// Starts the janitor for a run directory and some other files.
-    pub fn start(dir: &RunDir, files: &[PathBuf]) -> anyhow::Result<Self> {
-        Self::start_with(dir, files, None)
-    }
-
-    /// Starts the janitor like [`Janitor::start`]. It also removes the address translation of the
-    /// table `nat`.
-    pub fn start_with(dir: &RunDir, files: &[PathBuf], nat: Option<&str>) -> anyhow::Result<Self> {
-        let mut command = own_command()?;
-        command.arg("janitor");
-        command.args(nat.iter().flat_map(|nat| ["--nat", nat]));
-        command.arg(dir.path()).args(files);
+    /// Starts the janitor for a run directory, and for the address translation of the table `nat`.
+    pub fn start(dir: &RunDir, nat: Option<&str>) -> anyhow::Result<Self> {
+        let nat = nat.map(str::to_owned);
+        let mut command = own_command(&Task::Janitor { nat, dir: dir.path().into() })?;
         let mark = dir.mark();
         command.stdout(mark.with_context(|| format!("cannot open {}", dir.path().display()))?);
         Self::spawn(command)
@@ -93,6 +81,17 @@ impl Janitor {
         let mut child = child.context("cannot start the process that tidies up")?;
         let (group, pipe) = (child.id() as i32, child.stdin.take());
         Ok(Self { child, pipe, group })
+    }
+
+    /// Has the janitor remove this file, too, if this process does not end in order.
+    ///
+    /// # Errors
+    ///
+    /// If the janitor has ended.
+    pub fn remove_file(&mut self, path: &Path) -> io::Result<()> {
+        let pipe = self.pipe.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        pipe.write_all(path.as_os_str().as_bytes())?;
+        pipe.write_all(&[END])
     }
 
     /// Returns the process group that the janitor kills in the end.
@@ -112,12 +111,12 @@ impl Drop for Janitor {
     }
 }
 
-/// Returns a command that runs the hidden subcommand of this program.
-fn own_command() -> anyhow::Result<Command> {
+/// Returns a command that runs this program for a task.
+fn own_command(task: &Task) -> anyhow::Result<Command> {
     // /proc/self/exe works even if the file has been replaced in the meantime, for example by a new
     // build.
     let mut command = Command::new("/proc/self/exe");
-    command.arg0("tofu").arg(InternalCommand::NAME).env_remove("RUST_LOG");
+    command.arg0("tofu").arg(INTERNAL).arg(serde_json::to_string(task)?).env_remove("RUST_LOG");
     Ok(command)
 }
 
@@ -129,34 +128,40 @@ pub fn wrapped(group: i32, program: &Path) -> anyhow::Result<Command> {
 /// Returns the same with limits, for a program that serves a guest. If it is confined, standard
 /// input must be a socket ([`ProgramLimits`]).
 pub fn wrapped_with(group: i32, program: &Path, limits: &ProgramLimits) -> anyhow::Result<Command> {
-    let mut command = own_command()?;
-    command.arg("child").args(limits.arguments());
-    command.arg(std::process::id().to_string()).arg("--").arg(program);
+    let (limits, parent) = (limits.clone(), std::process::id());
+    let mut command = own_command(&Task::Child { limits, parent })?;
+    command.arg("--").arg(program);
     command.process_group(group).stdin(Stdio::null());
     Ok(command)
 }
 
-/// Runs a hidden subcommand.
-pub fn run(command: &InternalCommand) -> anyhow::Result<u8> {
-    match command {
-        InternalCommand::Janitor { nat, dir, files } => tidy(dir, nat.as_deref(), files),
-        InternalCommand::Child { limits, parent, program } => {
-            become_child(limits, *parent, program)
-        }
+/// Runs this program for a task, with the arguments behind it.
+///
+/// # Errors
+///
+/// If the task is none, or cannot be done.
+pub fn run(task: &str, program: &[OsString]) -> anyhow::Result<u8> {
+    match serde_json::from_str(task).context("not a task of this version")? {
+        Task::Janitor { nat, dir } => tidy(Path::new(&dir), nat.as_deref()),
+        Task::Child { limits, parent } => become_child(&limits, parent, program),
     }
 }
 
-fn tidy(dir: &Path, table: Option<&str>, files: &[PathBuf]) -> anyhow::Result<u8> {
+fn tidy(dir: &Path, table: Option<&str>) -> anyhow::Result<u8> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
     let mut said = Vec::new();
     // A read error means the same as the end of the stream.
     let _ = io::stdin().read_to_end(&mut said);
-    if said != ORDERLY {
-        for file in files {
-            // It may not have been made yet.
-            let _ = fs::remove_file(file);
+    let (files, last) = match said.iter().rposition(|byte| *byte == END) {
+        Some(end) => (&said[..end], &said[end + 1..]),
+        None => (&[][..], &said[..]),
+    };
+    if last != ORDERLY {
+        for file in files.split(|byte| *byte == END) {
+            // It may have been removed already.
+            let _ = fs::remove_file(OsStr::from_bytes(file));
         }
     }
     if let (Some(table), Some(base)) = (table, dir.parent()) {

@@ -9,14 +9,13 @@ use std::fs::{self, File};
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::Context;
-use clap::Args;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, capabilities};
+use serde::{Deserialize, Serialize};
 use tofu_sandbox::{Access, Policy, User, confine_program, hold_connects, keep_from_children};
 
 /// The first user of a range that systems leave unassigned; a program's process id is added, so
@@ -30,32 +29,22 @@ const NOBODY: u32 = 65534;
 const ENVIRONMENT: [&str; 6] = ["PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "HOME"];
 
 /// Limits of a program.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ProgramLimits {
-    /// Confine the program; standard input is a socket that takes the descriptor by which its
-    /// connect(2) is answered
-    #[arg(long)]
+    /// Whether the program is confined; standard input is a socket that takes the descriptor by
+    /// which its connect(2) is answered.
     confine: bool,
-    /// A descriptor that it is passed
-    #[arg(long)]
+    /// The descriptors that it is passed.
     keep: Vec<i32>,
-    /// A file or folder that it may read and run
-    #[arg(long)]
-    execute: Vec<PathBuf>,
-    /// A file or folder that it may read
-    #[arg(long)]
-    read: Vec<PathBuf>,
-    /// A device that it may use
-    #[arg(long)]
-    device: Vec<PathBuf>,
-    /// The first user that it may become
-    #[arg(long, requires = "users")]
-    user: Option<u32>,
-    /// The number of users for it
-    #[arg(long)]
-    users: Option<u32>,
-    /// A group that it needs for a device
-    #[arg(long)]
+    /// Files and folders that it may read and run.
+    execute: Vec<OsString>,
+    /// Files and folders that it may read.
+    read: Vec<OsString>,
+    /// Devices that it may use.
+    device: Vec<OsString>,
+    /// The first user that it may become, and the number of users for it.
+    users: Option<(u32, u32)>,
+    /// A group that it needs for a device.
     group: Option<u32>,
 }
 
@@ -70,8 +59,7 @@ impl ProgramLimits {
                 None
             }
         };
-        let (user, users) = users.unzip();
-        Self { confine: true, user, users, ..Self::default() }
+        Self { confine: true, users, ..Self::default() }
     }
 
     /// Passes a descriptor. Others do not reach the program.
@@ -80,17 +68,17 @@ impl ProgramLimits {
     }
 
     /// Allows reading and running a file, or those of a folder, if it exists.
-    pub fn execute(&mut self, path: impl Into<PathBuf>) {
+    pub fn execute(&mut self, path: impl Into<OsString>) {
         self.execute.push(path.into());
     }
 
     /// Allows reading a file, or those of a folder, if it exists.
-    pub fn read(&mut self, path: impl Into<PathBuf>) {
+    pub fn read(&mut self, path: impl Into<OsString>) {
         self.read.push(path.into());
     }
 
     /// Allows the use of a device, if it exists.
-    pub fn device(&mut self, path: impl Into<PathBuf>) {
+    pub fn device(&mut self, path: impl Into<OsString>) {
         self.device.push(path.into());
     }
 
@@ -101,26 +89,7 @@ impl ProgramLimits {
 
     /// Returns whether the program becomes another user.
     pub fn changes_user(&self) -> bool {
-        self.user.is_some()
-    }
-
-    /// Returns the arguments that have [`crate::janitor::wrapped`]'s process enter the limits.
-    pub(crate) fn arguments(&self) -> Vec<OsString> {
-        let mut args: Vec<OsString> = Vec::new();
-        if self.confine {
-            args.push("--confine".into());
-        }
-        args.extend(self.keep.iter().flat_map(|fd| ["--keep".into(), fd.to_string().into()]));
-        let paths =
-            [("--execute", &self.execute), ("--read", &self.read), ("--device", &self.device)];
-        for (option, paths) in paths {
-            args.extend(paths.iter().flat_map(|path| [option.into(), path.clone().into()]));
-        }
-        let numbers = [("--user", self.user), ("--users", self.users), ("--group", self.group)];
-        for (option, number) in numbers {
-            args.extend(number.iter().flat_map(|n| [option.into(), n.to_string().into()]));
-        }
-        args
+        self.users.is_some()
     }
 
     /// Enters the limits, for good. `command` is going to replace this process.
@@ -135,7 +104,7 @@ impl ProgramLimits {
         }));
         // Without this the program must reach its socket by itself, as its starter's user.
         let held = self.hold_connects()?;
-        let user = self.user.zip(self.users).filter(|_| held).map(|(first, users)| User {
+        let user = self.users.filter(|_| held).map(|(first, users)| User {
             id: first + std::process::id() % users,
             group: self.group,
         });

@@ -24,8 +24,8 @@ use self::tenant::BootServer;
 use crate::command_line;
 use crate::confine::Confinement;
 use crate::event::EventSender;
-use crate::plan::Plan;
-use crate::units::BootFrom;
+use tofu_spec::plan::Plan;
+use tofu_spec::units::BootFrom;
 
 /// Our firmware as a file, for other virtual machine monitors.
 #[derive(Clone, Debug)]

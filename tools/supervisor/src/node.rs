@@ -13,7 +13,7 @@ use crate::console::Console;
 use crate::event::EventSender;
 use crate::machine::AnyMachine;
 use crate::netboot::LinuxFiles;
-use crate::plan::Plan;
+use tofu_spec::plan::Plan;
 
 /// A node with a console, whose guest has an agent that runs programs there.
 pub trait AgentNode: Send + Sync {

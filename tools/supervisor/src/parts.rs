@@ -21,8 +21,8 @@ use tofu_sync::queue::{Receiver, Sender, WhenFull, queue};
 use crate::command_line;
 use crate::confine::Confinement;
 use crate::event::{Event, EventSender};
-use crate::plan::Plan;
-use crate::units::PartOf;
+use tofu_spec::plan::Plan;
+use tofu_spec::units::PartOf;
 
 /// Takes the address of a part. `dir` is the folder of `tofu hosts init`. `machine` is a name that
 /// all parts must give, and `same` the other settings that they must share ([`in_common`]).

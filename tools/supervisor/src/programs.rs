@@ -9,8 +9,8 @@ use tofu_agent::wire::{Exec, FromProgram, MAX_DATA, Output, Program, Status, ToP
 
 use crate::agent::Agent;
 use crate::event::{Event, EventSender, Outcome};
-use crate::guest::Guest;
 use crate::node::AgentNode;
+use tofu_spec::guest::Guest;
 
 /// The folder of a guest that programs are copied to.
 const FOLDER: &str = "/tmp";

@@ -24,10 +24,10 @@ use crate::jobs::Jobs;
 use crate::machine::AnyNetwork;
 use crate::node::AgentNode;
 use crate::parts::Others;
-use crate::plan::Network;
 use crate::served::Served;
 use crate::settings::Settings;
-use crate::units::PartOf;
+use tofu_spec::plan::Network;
+use tofu_spec::units::PartOf;
 
 /// The state of a machine, for the threads that serve `tofu ps` and similar commands.
 pub struct Registry {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 
 use anyhow::{Context, bail};
 use tofu_control::protocol::NodeKind;
-use tofu_fabric::{FaultPlan, NodeId};
+use tofu_fabric::NodeId;
 use tofu_gateway::IoNode;
 use tofu_machine::capture::CaptureConfig;
 use tofu_machine::{
@@ -28,10 +28,10 @@ use crate::guests::Guests;
 use crate::machine::AnyMachine;
 use crate::node::LinuxBackend;
 use crate::parts::Others;
-use crate::plan::{Network, Plan};
 use crate::registry::{Registry, SmallGuests};
-use crate::units::{Doorbell, Engines, Interconnect, PartOf};
 use crate::{netboot, programs};
+use tofu_spec::plan::{Network, Plan};
+use tofu_spec::units::{Doorbell, Engines, Interconnect, PartOf};
 
 /// A running machine. Dropping it stops it, joins its threads and frees everything.
 pub trait Running: Send {
@@ -47,6 +47,11 @@ pub trait Running: Send {
 
     /// Returns the resident memory of the guests in KiB, if it is known.
     fn guest_resident_kib(&self) -> Option<u64> {
+        None
+    }
+
+    /// Returns the machine, to which devices for others can be added.
+    fn machine(&self) -> Option<&AnyMachine> {
         None
     }
 
@@ -84,6 +89,8 @@ pub struct Machines {
     pub registry: Option<Arc<Registry>>,
     /// Connects it to the host.
     pub gateway: Option<GatewaySetup>,
+    /// Captures from its start on.
+    pub captures: Vec<ToFile>,
     /// Its other parts, if it is in parts.
     pub others: Option<Others>,
     /// The rights that its threads give up.
@@ -93,7 +100,8 @@ pub struct Machines {
 impl Machines {
     /// Runs machines of small guests only, without a registry.
     pub fn bare(confinement: Confinement) -> Self {
-        Self { linux: None, registry: None, gateway: None, others: None, confinement }
+        let (linux, registry, gateway, others) = (None, None, None, None);
+        Self { linux, registry, gateway, captures: Vec::new(), others, confinement }
     }
 }
 
@@ -102,7 +110,7 @@ impl Machines {
 const PARTS_TIMEOUT_NS: u64 = 10_000_000_000;
 
 /// Builds a machine without nodes, with running engines and the plan's links down.
-pub fn machine(
+fn machine(
     network: &Network,
     (generation, links): (Generation, Links),
     doorbells: Doorbells,
@@ -159,31 +167,6 @@ fn any_machine(
     })
 }
 
-/// Builds a machine of any kind without nodes, with running engines, the network's links down and
-/// these faults, and its registry. `events` receives the machine's events. A machine of TNW has
-/// direct links.
-///
-/// # Errors
-///
-/// If a machine of TNW is to have modelled links or more than three axes, or the host has no
-/// threads left.
-pub fn registered_machine(
-    (network, faults): (&Network, Option<FaultPlan>),
-    kind: (Interconnect, Links),
-    doorbells: Doorbells,
-    engines: usize,
-    confinement: &Confinement,
-    events: EventSender,
-) -> anyhow::Result<(AnyMachine, Arc<Registry>)> {
-    let registry = Arc::new(Registry::new(network, events));
-    let surroundings =
-        Surroundings { link_failed: Some(registry.link_failed()), ..Surroundings::default() };
-    let machine = any_machine(network, kind, doorbells, engines, confinement, surroundings)?;
-    machine.network().set_faults(faults)?;
-    registry.built(machine.network(), None)?;
-    Ok((machine, registry))
-}
-
 /// Returns how many engines a machine gets.
 pub fn engines(wanted: Option<Engines>, interconnect: Interconnect, cores: usize) -> usize {
     let most = match interconnect {
@@ -200,7 +183,10 @@ impl Backend for Machines {
         let hypervisor = any_bare.then(Hypervisor::open).transpose()?;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let engines = engines(plan.engines, plan.interconnect, cores);
-        let doorbells = doorbells(plan.doorbell, plan.vms().count(), cores, engines);
+        // Others start the guests of a machine without any.
+        let guests = Some(plan.vms().count()).filter(|vms| *vms > 0);
+        let guests = guests.unwrap_or(plan.nodes.len());
+        let doorbells = doorbells(plan.doorbell, guests, cores, engines);
         let (network, confinement) = (&plan.network, &self.confinement);
         let kind = (plan.interconnect, plan.links);
         let part = match (network.part, &self.others) {
@@ -214,7 +200,7 @@ impl Backend for Machines {
         let surroundings = Surroundings { part, link_failed };
         let machine = any_machine(network, kind, doorbells, engines, confinement, surroundings)?;
         machine.network().set_faults(plan.faults.clone())?;
-        let captures = captures(&machine, plan)?;
+        let captures = self.start_captures(&machine, plan)?;
         let guests = hypervisor.map(|hypervisor| {
             Arc::new(Guests {
                 hypervisor,
@@ -292,13 +278,18 @@ impl Backend for Machines {
     }
 }
 
-/// Starts the captures of a plan.
-fn captures(machine: &AnyMachine, plan: &Plan) -> anyhow::Result<Vec<FileCapture>> {
-    let start = |to: &ToFile| {
-        let node = plan.network.shape.node_id(to.at).context("no such node")?;
-        FileCapture::start(machine.network().capture(CaptureConfig::new(node)), to)
-    };
-    plan.captures.iter().map(start).collect()
+impl Machines {
+    fn start_captures(
+        &self,
+        machine: &AnyMachine,
+        plan: &Plan,
+    ) -> anyhow::Result<Vec<FileCapture>> {
+        let start = |to: &ToFile| {
+            let node = plan.network.shape.node_id(to.at).context("no such node")?;
+            FileCapture::start(machine.network().capture(CaptureConfig::new(node)), to)
+        };
+        self.captures.iter().map(start).collect()
+    }
 }
 
 /// The most engines of a machine unless the user says otherwise. More would compete for the same
@@ -329,6 +320,10 @@ struct Local {
 }
 
 impl Running for Local {
+    fn machine(&self) -> Option<&AnyMachine> {
+        Some(&self.machine)
+    }
+
     fn registers(&self, node: NodeId) -> Option<String> {
         self.guests.as_ref()?.registers(node).map(|registers| registers.to_string())
     }

@@ -1,70 +1,108 @@
-//! The parts of a machine that other processes can use.
+//! A machine with a name, which other processes can use while it runs.
 
+use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::Context;
 use tofu_control::rundir::RunDir;
+use tofu_spec::plan::{CapturePlan, Plan};
 
+use crate::capture::ToFile;
+use crate::confine::Confinement;
 use crate::event::EventSender;
 use crate::gateway::{self, GatewaySetup};
 use crate::janitor::Janitor;
-use crate::options::MachineArgs;
+use crate::node::LinuxBackend;
 use crate::parts::Others;
-use crate::plan::Plan;
 use crate::registry::Registry;
+use crate::runner::Machines;
 use crate::server::{self, Metrics};
 
-/// A machine's name: its run directory, with the janitor for it.
+/// Rights on the host that the process of a machine keeps, unless the plan is without a sandbox.
+#[derive(Clone, Copy, Debug)]
+pub enum Rights<'a> {
+    /// To run small guests.
+    Guests,
+    /// To start programs, such as QEMU, and to write in this folder besides its own.
+    Programs(Option<&'a Path>),
+}
+
+/// A machine's name with what belongs to it: the run directory, the janitor for it, the control
+/// socket, and what has been set up on the host. Dropping it gives all of that up.
 pub struct Session {
     // In this order: the janitor removes the directory as long as its name is taken.
     /// Cleans up after the machine.
     pub janitor: Janitor,
     /// The run directory.
     pub dir: RunDir,
-    /// Connects the machine to the host.
-    pub gateway: Option<GatewaySetup>,
-    /// Where metrics are served. Bound before the process gives up the right to bind ports.
-    metrics: Option<Metrics>,
+    /// The state of the machine, which the control socket serves.
+    pub registry: Arc<Registry>,
+    /// The rights that the machine's threads give up.
+    pub confinement: Confinement,
+    /// Hints for the user on how to reach the machine from the host, as lines; `None` if it has no
+    /// gateway here.
+    pub gateway_hints: Option<Vec<String>>,
+    gateway: Option<GatewaySetup>,
+    captures: Vec<ToFile>,
+    others: Option<Others>,
 }
 
 impl Session {
-    /// Takes the name from the options, and sets up what the gateway needs on the host.
+    /// Takes the plan's name, sets up on the host what needs rights, gives up the rights, and
+    /// serves the control socket. `events` receives the machine's events. `others` are the other
+    /// parts of a machine in parts.
+    ///
+    /// Threads that exist before keep their rights.
     ///
     /// # Errors
     ///
     /// If the name is taken, or the host lacks something.
-    pub fn new(plan: &Plan, args: &MachineArgs) -> anyhow::Result<Self> {
-        let dir = RunDir::create(args.linux.name.as_ref())?;
-        let janitor = Janitor::start_with(&dir, &[], gateway::table(plan, &dir).as_deref())?;
-        let gateway = GatewaySetup::new(plan, &args.ip, &dir)?;
-        let metrics = plan.metrics.map(Metrics::bind).transpose()?;
-        Ok(Self { janitor, dir, gateway, metrics })
-    }
-
-    /// Serves the machine's control socket. `events` receives the machine's events.
-    ///
-    /// # Errors
-    ///
-    /// If the host has no threads or descriptors left.
-    pub fn serve(&mut self, plan: &Plan, events: EventSender) -> anyhow::Result<Arc<Registry>> {
-        self.serve_part(plan, events, None)
-    }
-
-    /// Serves one part of a machine like [`Session::serve`], with the given other parts.
-    ///
-    /// # Errors
-    ///
-    /// As [`Session::serve`].
-    pub fn serve_part(
-        &mut self,
+    pub fn start(
         plan: &Plan,
+        rights: Rights<'_>,
         events: EventSender,
         others: Option<Others>,
-    ) -> anyhow::Result<Arc<Registry>> {
+    ) -> anyhow::Result<Self> {
+        let dir = RunDir::create(plan.name.as_ref())?;
+        let janitor = Janitor::start(&dir, gateway::table(plan, &dir).as_deref())?;
+        let gateway = GatewaySetup::new(plan, &dir)?;
+        let metrics = plan.metrics.map(Metrics::bind).transpose()?;
+        let captures = plan.captures.iter().map(ToFile::create).collect::<Result<_, _>>()?;
+        let confinement = match rights {
+            Rights::Guests => Confinement::of_guests(&[dir.base()], !plan.sandbox)?,
+            Rights::Programs(folder) => {
+                let folders: Vec<&Path> = [dir.base()].into_iter().chain(folder).collect();
+                Confinement::of_programs(&folders, !plan.sandbox)?
+            }
+        };
         let registry =
-            Registry::new(&plan.network, events).with_others(others, plan.any_gateway())?;
+            Registry::new(&plan.network, events).with_others(others.clone(), plan.any_gateway())?;
         let registry = Arc::new(registry.fail_with_guest(plan.fail_with_guest));
-        server::serve(&self.dir.control(), &registry)?;
-        self.metrics.take().map_or(Ok(()), |metrics| metrics.serve(&registry))?;
-        Ok(registry)
+        server::serve(&dir.control(), &registry)?;
+        metrics.map_or(Ok(()), |metrics| metrics.serve(&registry))?;
+        let gateway_hints = gateway.as_ref().map(GatewaySetup::hints);
+        Ok(Self { janitor, dir, registry, confinement, gateway_hints, gateway, captures, others })
+    }
+
+    /// Returns what starts the machine, once; `linux` starts its Linux nodes.
+    pub fn machines(&mut self, linux: Option<Box<dyn LinuxBackend>>) -> Machines {
+        Machines {
+            linux,
+            registry: Some(Arc::clone(&self.registry)),
+            gateway: self.gateway.take(),
+            captures: std::mem::take(&mut self.captures),
+            others: self.others.take(),
+            confinement: self.confinement.clone(),
+        }
+    }
+}
+
+impl ToFile {
+    fn create(plan: &CapturePlan) -> anyhow::Result<Self> {
+        let path = plan.path.clone();
+        let file = File::create(&path)
+            .with_context(|| format!("--capture: cannot write {}", path.display()))?;
+        Ok(Self { at: plan.at, path, file: Arc::new(file) })
     }
 }

@@ -1,9 +1,12 @@
 //! The command line.
 
+use std::ffi::OsString;
+
 use clap::{Parser, Subcommand};
-use tofu_bench::BenchArgs;
-use tofu_jobs::RunArgs;
-use tofu_supervisor::janitor::InternalCommand;
+
+use crate::commands::bench::BenchArgs;
+use crate::commands::run::RunArgs;
+use crate::commands::sim::SimArgs;
 
 use crate::commands::capture::CaptureArgs;
 use crate::commands::completions::CompletionsArgs;
@@ -113,14 +116,21 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     Topo(TopoArgs),
     Map(MapArgs),
-    Sim(tofu_sim::SimArgs),
+    Sim(SimArgs),
     Bench(BenchArgs),
     #[command(subcommand)]
     Guest(GuestCommand),
     Completions(CompletionsArgs),
     Man(ManArgs),
-    #[command(subcommand, hide = true)]
-    Internal(InternalCommand),
+    /// Processes that tofu starts for itself
+    #[command(hide = true)]
+    Internal {
+        /// What the process does
+        task: String,
+        /// The program that it becomes, and its arguments
+        #[arg(last = true)]
+        program: Vec<OsString>,
+    },
 }
 
 #[cfg(test)]

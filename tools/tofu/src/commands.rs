@@ -1,5 +1,6 @@
 //! The commands, one in each module.
 
+pub(crate) mod bench;
 pub(crate) mod capture;
 pub(crate) mod completions;
 pub(crate) mod console;
@@ -24,9 +25,11 @@ pub(crate) mod map;
 pub(crate) mod node;
 pub(crate) mod ps;
 pub(crate) mod regs;
+pub(crate) mod run;
 mod running;
 pub(crate) mod sdk;
 pub(crate) mod serve;
+pub(crate) mod sim;
 pub(crate) mod slurm;
 pub(crate) mod stats;
 mod svg;

@@ -8,6 +8,7 @@
 mod cli;
 mod commands;
 mod logging;
+mod options;
 
 use std::env;
 use std::io;
@@ -18,13 +19,13 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use commands::{
-    capture, completions, console, cp, doctor, down, events, exec, failing, fault, forward, gdb,
-    guest, hosts, image, inspect, link, manual, map, node, ps, regs, sdk, serve, stats, top, topo,
-    trace, up, view,
+    bench, capture, completions, console, cp, doctor, down, events, exec, failing, fault, forward,
+    gdb, guest, hosts, image, inspect, link, manual, map, node, ps, regs, run, sdk, serve, sim,
+    stats, top, topo, trace, up, view,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::SIGXFSZ;
-use tofu_supervisor::janitor::InternalCommand;
+use tofu_supervisor::janitor;
 use tofu_ui::{exit, tell};
 
 fn main() -> ExitCode {
@@ -46,10 +47,10 @@ fn main() -> ExitCode {
         Command::Gdb(args) => gdb::run(args),
         Command::Topo(args) => topo::run(args),
         Command::Map(args) => map::run(args),
-        Command::Sim(args) => tofu_sim::run(args),
-        Command::Bench(args) => tofu_bench::run(args),
+        Command::Sim(args) => sim::run(args),
+        Command::Bench(args) => bench::run(args),
         Command::Guest(command) => guest::run(command),
-        Command::Run(args) => tofu_jobs::run(args),
+        Command::Run(args) => run::run(args),
         Command::Sdk(args) => sdk::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Ps(args) => ps::run(args),
@@ -77,7 +78,7 @@ fn main() -> ExitCode {
         Command::Image(command) => image::run(command),
         Command::Completions(args) => completions::run(args, &Cli::command()),
         Command::Man(args) => manual::run(args, Cli::command()),
-        Command::Internal(command) => tofu_supervisor::janitor::run(command),
+        Command::Internal { task, program } => janitor::run(task, program),
     };
     match result {
         Ok(code) => ExitCode::from(code),
@@ -95,7 +96,7 @@ fn main() -> ExitCode {
 fn becomes_another() -> bool {
     let mut words = env::args_os().skip(1);
     match words.next() {
-        Some(command) if command == InternalCommand::NAME => true,
+        Some(command) if command == janitor::INTERNAL => true,
         Some(command) if command == "image" => {
             words.next().is_some_and(|program| program == "qemu" || program == "chromium")
         }

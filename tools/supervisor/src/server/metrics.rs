@@ -19,7 +19,7 @@ use tofu_http::{Answer, Request};
 use super::answers::info;
 use super::counters;
 use crate::registry::Registry;
-use crate::units::MetricsAddress;
+use tofu_spec::units::MetricsAddress;
 
 /// The only page.
 const PATH: &str = "/metrics";

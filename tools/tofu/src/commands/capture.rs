@@ -13,10 +13,10 @@ use clap::Args;
 use serde_json::json;
 use tofu_control::protocol::{CaptureLimits, CaptureRequest, CaptureSummary, Reply, Request};
 use tofu_control::{Connection, locate, node_number};
+use tofu_spec::units::MemorySize;
 use tofu_supervisor::capture::file::WholeBlocks;
 use tofu_supervisor::capture::select::{CapturePoints, PacketKinds};
 use tofu_supervisor::capture::text::TextLines;
-use tofu_supervisor::units::MemorySize;
 use tofu_ui::signals;
 
 use self::ring::Ring;

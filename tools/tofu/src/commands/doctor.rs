@@ -8,7 +8,7 @@ use serde::Serialize;
 use tofu_image::{Arch, Cache};
 use tofu_linux_nodes::boot_files as linux;
 use tofu_sandbox::Support;
-use tofu_supervisor::units::MemorySize;
+use tofu_spec::units::MemorySize;
 use tofu_vmm::{HostSupport, Virtualisation};
 
 use crate::commands::host;

@@ -16,7 +16,7 @@ use tofu_agent::wire::{Exec, Program, Status, ToProgram, WindowSize};
 use tofu_control::protocol::NodeInfo;
 use tofu_control::{Found, MachineName, RemoteProgram, find_machine, find_node, info};
 use tofu_jobs::{Silence, run_on_all};
-use tofu_supervisor::units::Timeout;
+use tofu_spec::units::Timeout;
 use tofu_ui::signals::{self, SAME};
 use tofu_ui::{exit, printable};
 

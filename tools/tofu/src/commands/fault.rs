@@ -7,7 +7,7 @@ use clap::Subcommand;
 use serde_json::json;
 use tofu_control::protocol::{FaultReport, Reply, Request};
 use tofu_control::{MachineName, ask, find_machine};
-use tofu_supervisor::faults::FaultSpec;
+use tofu_spec::faults::FaultSpec;
 
 /// Lose, duplicate, reorder or damage packets on the links of a running machine
 ///

@@ -13,7 +13,7 @@ use serde_json::json;
 use tofu_image::{Arch, Cache, Image, Kernel, Made, Module, Program, Spec};
 use tofu_linux_nodes::boot_files::tools_for;
 use tofu_linux_nodes::progress::{ImageProgress, is_interrupted};
-use tofu_supervisor::units::ImageName;
+use tofu_spec::units::ImageName;
 use tofu_ui::{Style, exit, signals};
 
 /// Make, list and remove images for Linux nodes

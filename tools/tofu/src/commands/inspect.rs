@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tofu_control::protocol::{InspectRequest, Reply, Request, TranslateRequest};
 use tofu_control::{ask, locate, node_number};
 use tofu_inspect::Value;
-use tofu_supervisor::units::Timeout;
+use tofu_spec::units::Timeout;
 use tofu_ui::printable;
 
 /// Show the live state of a node's device as a tree

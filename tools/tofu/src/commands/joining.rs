@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::Args;
 use tofu_cables::{Joining, Mesh};
-use tofu_supervisor::units::{PartOf, Timeout};
+use tofu_spec::units::{PartOf, Timeout};
 
 use crate::commands::slurm;
 

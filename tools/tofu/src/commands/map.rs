@@ -11,7 +11,7 @@ use clap::Args;
 use tofu_abi::Coords;
 use tofu_control::NodeAt;
 use tofu_jtofu::{Job, LogicalShape, Mapinfo, RankMap, System};
-use tofu_supervisor::plan::Network;
+use tofu_spec::plan::Network;
 
 use crate::commands::running::MachineOrShape;
 
@@ -174,8 +174,8 @@ fn text(network: &Network, info: &Mapinfo, map: &RankMap) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::ShapeArgs;
     use tofu_fabric::Port;
-    use tofu_supervisor::options::ShapeArgs;
 
     fn args(map: &str) -> MapArgs {
         MapArgs {

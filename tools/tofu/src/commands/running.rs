@@ -5,8 +5,10 @@ use clap::Args;
 use tofu_control::protocol::{JobInfo, Reply, Request};
 use tofu_control::{MachineName, ask, find_machine, info};
 use tofu_machine::{Generation, Interconnect};
-use tofu_supervisor::options::{MachineArgs, ShapeArgs};
-use tofu_supervisor::plan::{Network, Plan};
+use tofu_spec::MachineSpec;
+use tofu_spec::plan::{Network, Plan};
+
+use crate::options::ShapeArgs;
 
 /// Which machine is described.
 #[derive(Debug, Clone, Args)]
@@ -37,11 +39,11 @@ impl MachineOrShape {
     /// Its properties. `generation` takes precedence over that of the machine.
     pub(crate) fn describe(&self, generation: Option<Generation>) -> anyhow::Result<Described> {
         let Some(name) = &self.machine else {
-            let plan = Plan::described(&MachineArgs {
-                shape: self.shape.clone(),
+            let options = MachineSpec {
                 generation: generation.map(Interconnect::Tofu),
-                ..MachineArgs::default()
-            })?;
+                ..MachineSpec::default()
+            };
+            let plan = Plan::new(&self.shape.over_file(options)?)?;
             let generation = plan.interconnect.tofu();
             return Ok(Described { network: plan.network, generation, jobs: Vec::new() });
         };

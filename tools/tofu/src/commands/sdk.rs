@@ -12,7 +12,7 @@ use tofu_jobs::libraries;
 use tofu_jobs::libraries::mpi_image;
 use tofu_linux_nodes::boot_files::tools_for;
 use tofu_linux_nodes::progress::{ImageProgress, is_interrupted};
-use tofu_supervisor::units::ImageName;
+use tofu_spec::units::ImageName;
 use tofu_ui::{Style, exit, signals};
 
 /// Write headers, libraries, pkg-config files and examples for C programs to a folder

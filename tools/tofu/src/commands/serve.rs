@@ -3,23 +3,26 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Parser;
 use serde_json::json;
 use tofu_abi::Coords;
 use tofu_control::MachineName;
 use tofu_control::rundir::{RunDir, node_file};
+use tofu_fabric::NodeId;
 use tofu_linux_nodes::qemu;
-use tofu_supervisor::confine::Confinement;
+use tofu_spec::MachineSpec;
+use tofu_spec::plan::Plan;
+use tofu_spec::units::{Doorbell, Engines, Interconnect, MemorySize, MetricsAddress};
+use tofu_supervisor::command_line;
 use tofu_supervisor::event::{self, Event};
-use tofu_supervisor::janitor::Janitor;
-use tofu_supervisor::options::{MachineArgs, SandboxArgs, ShapeArgs};
-use tofu_supervisor::plan::Plan;
+use tofu_supervisor::runner::Backend;
 use tofu_supervisor::served::Served;
-use tofu_supervisor::units::{Doorbell, Engines, Interconnect, MemorySize, MetricsAddress};
-use tofu_supervisor::{command_line, runner, server};
+use tofu_supervisor::session::{Rights, Session};
 use tofu_ui::exit;
 use tofu_vfio_user::Backing;
+
+use crate::options::{SandboxArgs, ShapeArgs, choice};
 
 /// Serve the devices of a machine to other virtual machine monitors
 ///
@@ -48,7 +51,7 @@ pub(crate) struct ServeArgs {
     /// How doorbells reach the devices, as for `tofu up` [default: trapped]
     ///
     /// When polled, the doorbells of Tofu and the windows of TNW are memory that monitors map.
-    #[arg(long, value_name = "MODE")]
+    #[arg(long, value_name = "MODE", value_parser = choice::<Doorbell>())]
     pub(crate) doorbell: Option<Doorbell>,
 
     /// Number of engine threads that move data, 1 to 256 [default: from the host's cores]
@@ -86,60 +89,64 @@ const SHOWN: usize = 12;
 /// Nodes of a machine: each takes a thread and descriptors.
 const MOST: u32 = 1024;
 
+impl ServeArgs {
+    fn plan(&self) -> anyhow::Result<Plan> {
+        let options = MachineSpec {
+            generation: self.generation,
+            doorbell: self.doorbell,
+            engines: self.engines,
+            metrics: self.metrics,
+            name: self.name.clone(),
+            no_sandbox: self.sandbox.off.then_some(true),
+            ..MachineSpec::default()
+        };
+        let plan = Plan::served(&self.shape.over_file(options)?)?;
+        let shape = plan.network.shape;
+        if shape.nodes() > MOST {
+            bail!("the shape {shape} has {} nodes; at most {MOST} can be served", shape.nodes());
+        }
+        Ok(plan)
+    }
+
+    /// The folder for the sockets, if it is not the machine's own. A client may be started from
+    /// another folder than this process.
+    fn folder(&self) -> anyhow::Result<Option<PathBuf>> {
+        let folder = self.socket_dir.as_ref().map(std::path::absolute).transpose()?;
+        match &folder {
+            Some(folder) if !folder.is_dir() => {
+                bail!("--socket-dir {}: there is no such folder", folder.display())
+            }
+            _ => Ok(folder),
+        }
+    }
+}
+
 /// Runs `tofu serve` and returns the exit code.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
-    let plan = Plan::served(&MachineArgs {
-        shape: args.shape.clone(),
-        generation: args.generation,
-        doorbell: args.doorbell,
-        engines: args.engines,
-        metrics: args.metrics,
-        ..MachineArgs::default()
-    })?;
-    let shape = plan.network.shape;
-    if shape.nodes() > MOST {
-        bail!("the shape {shape} has {} nodes; at most {MOST} can be served", shape.nodes());
-    }
+    let (plan, own_folder) = (args.plan()?, args.folder()?);
     let (sender, events) = event::events();
     let _signals = sender.forward_signals()?;
-    let dir = RunDir::create(args.name.as_ref())?;
-    let folder = args.socket_dir.clone().unwrap_or_else(|| dir.path().to_owned());
-    // A client may be started from another folder.
-    let folder = std::path::absolute(&folder)?;
-    if !folder.is_dir() {
-        bail!("--socket-dir {}: there is no such folder", folder.display());
-    }
-    let sockets: Vec<PathBuf> =
-        shape.iter().map(|at| folder.join(node_file("node", at, "sock"))).collect();
-    // Before the sandbox, because a confined process cannot bind ports.
-    let metrics = plan.metrics.map(server::Metrics::bind).transpose()?;
-    let confinement = Confinement::of_programs(&[dir.base(), folder.as_path()], args.sandbox.off)?;
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let engines = runner::engines(plan.engines, plan.interconnect, cores);
-    let kind = (plan.interconnect, plan.links);
-    let doorbells = runner::doorbells(plan.doorbell, sockets.len(), cores, engines);
-    let network = (&plan.network, plan.faults.clone());
-    let (machine, registry) =
-        runner::registered_machine(network, kind, doorbells, engines, &confinement, sender)?;
+    let rights = Rights::Programs(own_folder.as_deref());
+    let mut session = Session::start(&plan, rights, sender.clone(), None)?;
+    let backend = session.machines(None);
+    let mut running = backend.start(&plan, sender)?;
+    let machine = running.machine().context("no machine")?;
+    let folder = own_folder.as_deref().unwrap_or(session.dir.path()).to_owned();
     let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };
-    let mut served = Vec::new();
-    for (at, socket) in shape.iter().zip(&sockets) {
-        let device = Served::at_path(&machine, at, socket, backing, &confinement)?;
-        if let Some(id) = shape.node_id(at) {
-            registry.with_served(id, std::slice::from_ref(&device));
-        }
+    let (mut served, mut sockets) = (Vec::new(), Vec::new());
+    for (id, at) in (0..).map(NodeId).zip(plan.network.shape.iter()) {
+        let socket = folder.join(node_file("node", at, "sock"));
+        let device = Served::at_path(machine, at, &socket, backing, &session.confinement)?;
+        session.registry.with_served(id, std::slice::from_ref(&device));
         served.push(device);
+        // Not before, because another process's socket there does not concern the janitor.
+        session.janitor.remove_file(&socket)?;
+        sockets.push((at, socket));
     }
-    // Only now, because other processes' sockets in that folder do not concern it.
-    let ours: &[PathBuf] = if args.socket_dir.is_some() { &sockets } else { &[] };
-    let _janitor = Janitor::start(&dir, ours)?;
-    server::serve(&dir.control(), &registry)?;
-    metrics.map_or(Ok(()), |metrics| metrics.serve(&registry))?;
-    let served_at: Vec<_> = shape.iter().zip(sockets).collect();
-    print(args, &plan, &dir, &served_at, &folder)?;
+    print(args, &plan, &session.dir, &sockets, &folder)?;
     let code = loop {
         let event = events.recv()?;
-        registry.on_event(&event);
+        backend.on_event(&event);
         match event {
             Event::Signal(signal) => break exit::of_signal(signal),
             Event::Down => break 0,
@@ -147,7 +154,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
         }
     };
     drop(served);
-    machine.stop();
+    running.stop();
     Ok(code)
 }
 

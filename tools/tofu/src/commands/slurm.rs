@@ -3,7 +3,7 @@
 use anyhow::{Context, bail, ensure};
 use tofu_abi::decimal;
 use tofu_fabric::{PartId, Parts};
-use tofu_supervisor::units::PartOf;
+use tofu_spec::units::PartOf;
 
 /// Variables of the environment, by name.
 pub(crate) type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;

@@ -17,7 +17,7 @@ use tofu_control::{
     parse_node, place, rundir, shape,
 };
 use tofu_fabric::{NodeId, Port, Shape};
-use tofu_supervisor::units::Timeout;
+use tofu_spec::units::Timeout;
 use tofu_ui::table;
 
 /// Show the counters of the devices of a running machine

@@ -11,7 +11,7 @@ use std::fmt::{self, Write};
 use tofu_abi::Coords;
 use tofu_control::protocol::JobInfo;
 use tofu_fabric::{Axis, Link};
-use tofu_supervisor::plan::Network;
+use tofu_spec::plan::Network;
 
 /// Pictures of larger machines are not readable.
 const MAX_NODES: u32 = 3072;

@@ -13,7 +13,7 @@ use ratatui_core::terminal::Terminal;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tofu_control::rates::Look;
 use tofu_control::{MachineName, find_machine, rundir};
-use tofu_supervisor::units::Timeout;
+use tofu_spec::units::Timeout;
 use tofu_ui::{exit, signals};
 
 use self::screen::Screen;

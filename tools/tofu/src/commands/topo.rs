@@ -11,8 +11,8 @@ use tofu_abi::Coords;
 use tofu_control::protocol::JobInfo;
 use tofu_fabric::{Axis, Link, Port, Shape};
 use tofu_machine::{Capacity, Generation};
-use tofu_supervisor::plan::Network;
-use tofu_supervisor::units::generation;
+use tofu_spec::plan::Network;
+use tofu_spec::units::generation;
 
 use crate::commands::running::{Described, MachineOrShape};
 use crate::commands::svg;

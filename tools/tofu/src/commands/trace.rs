@@ -18,7 +18,7 @@ use tofu_control::protocol::{
     CaptureLimits, Reply, Request, TraceRequest, TraceSummary, TracedCommand, TracedInterrupt,
 };
 use tofu_control::{Connection, find_machine, locate, node_number};
-use tofu_supervisor::units::Timeout;
+use tofu_spec::units::Timeout;
 use tofu_sync::lock;
 use tofu_ui::{printable, signals};
 

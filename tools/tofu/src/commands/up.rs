@@ -13,21 +13,20 @@ use std::time::Instant;
 
 use anyhow::{anyhow, bail};
 use clap::{Args, Parser};
-use tofu_supervisor::confine::Confinement;
+use tofu_linux_nodes::host::LinuxHost;
+use tofu_spec::plan::Plan;
+use tofu_spec::units::{PartOf, Timeout};
 use tofu_supervisor::event;
-use tofu_supervisor::gateway::GatewaySetup;
-use tofu_supervisor::options::MachineArgs;
+use tofu_supervisor::node::LinuxBackend;
 use tofu_supervisor::parts::{self, Joining, Others};
-use tofu_supervisor::plan::Plan;
-use tofu_supervisor::runner::Machines;
-use tofu_supervisor::session::Session;
-use tofu_supervisor::units::{PartOf, Timeout};
-use tofu_ui::Style;
+use tofu_supervisor::session::{Rights, Session};
+use tofu_ui::{Style, exit};
 
 use self::screen::Screen;
 use self::watch::watch;
 use crate::commands::host;
 use crate::commands::joining::JoinArgs;
+use crate::options::{LinuxArgs, MachineArgs};
 
 /// Boot a machine and run a guest program on every node
 ///
@@ -115,81 +114,95 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     if let Some(file) = &args.parts.hosts {
         return hosts::run(file, &args.machine, args.json, args.check);
     }
-    let (json, grace, only_check) = (args.json, args.grace.0, args.check);
-    let args_of_parts = &args.parts;
-    let args = &MachineArgs { only_check, ..args.machine.clone() };
-    let mut plan = Plan::new(args)?;
-    let mut same = Vec::new();
-    if let Some((own, _)) = args_of_parts.join.asked() {
-        same = parts::in_common(&plan);
+    let mut plan = Plan::new(&args.machine.spec()?)?;
+    let joined = args.parts.join.asked();
+    let same = joined.map(|_| parts::in_common(&plan)).unwrap_or_default();
+    if let Some((own, _)) = joined {
         plan = plan.cut(own)?;
-        plan.end_with_part = args_of_parts.end_with_part;
+        plan.end_with_part = args.parts.end_with_part;
     }
+    let LinuxArgs { detach, detached, .. } = args.machine.linux;
     check_memory(&plan, host::memory_available())?;
-    let is_linux = plan.linux().next().is_some();
-    match is_linux {
-        true => linux::check(&plan, args)?,
-        false => linux::refuse_options(args)?,
+    linux::check(&plan, detach)?;
+    if args.check {
+        return check::describe(&plan, args.json);
     }
-    if only_check {
-        return check::describe(&plan, json);
+    if detach && !detached {
+        return detach::run(args.machine.shape.config.as_deref());
     }
-    if args.linux.detach && !args.linux.detached {
-        return detach::run(args.shape.config.as_deref());
-    }
-    if is_linux {
-        return linux::run(&plan, args, (json, grace), |args| {
-            let Some((own, dir)) = args_of_parts.join.asked() else { return Ok(None) };
-            let joining = join(args, own, dir, same)?;
-            Ok(Some(Others::new(args_of_parts.join.meet(joining, own, json)?)))
-        });
-    }
-    let mut args = args.clone();
-    // Before anything needs cleaning up: a signal just ends the process.
-    let others = match args_of_parts.join.asked() {
-        Some((own, dir)) => {
-            let joining = join(&mut args, own, dir, same)?;
-            Some(Others::new(args_of_parts.join.meet(joining, own, json)?))
-        }
+    let meet = |plan: &mut Plan| {
+        let Some((own, dir)) = joined else { return Ok(None) };
+        let mesh = args.parts.join.meet(join(plan, own, dir, same)?, own, args.json)?;
+        anyhow::Ok(Some(Others::new(mesh)))
+    };
+    let (start, style) = (Instant::now(), Style::detect(args.json));
+    let (sender, events) = event::events();
+    let mut parent = detached.then(detach::Parent::new).transpose()?;
+    let signals = match plan.linux().next() {
+        Some(_) => Some(linux::Signals::new(sender.clone())?),
         None => None,
     };
-    let mut parent = args.linux.detached.then(detach::Parent::new).transpose()?;
-    let start = Instant::now();
-    let mut session = Session::new(&plan, &args)?;
-    // Before there are other threads, which it would not reach.
-    let confinement = Confinement::of_guests(&[session.dir.base()], args.sandbox.off)?;
-    let (sender, events) = event::events();
-    let _signals = sender.forward_signals()?;
-    let mut out = detach::output(args.linux.detached);
-    let name = session.dir.name().clone();
-    let mut screen = Screen::new(&mut *out, Style::detect(json), &plan, name.as_str())?;
-    let mut machines = Machines::bare(confinement);
-    machines.registry = Some(session.serve_part(&plan, sender.clone(), others.clone())?);
-    machines.others = others;
-    machines.gateway = session.gateway.take();
-    let hints = machines.gateway.as_ref().map(GatewaySetup::hints);
-    let mut started = |screen: &mut Screen<'_>| {
-        if hints.is_some() || parent.is_some() {
-            let hints = hints.as_deref().unwrap_or_default();
-            screen.ready(session.dir.name().as_str(), start.elapsed(), hints)?;
+    let (runtimes, others) = match &signals {
+        Some(signals) => {
+            let runtimes = signals.prepare(&plan, style)?;
+            if runtimes.is_none() {
+                return Ok(exit::INTERRUPTED);
+            }
+            // Once the images are ready, because parts that have met do not wait long for each
+            // other's devices.
+            (runtimes, signals.while_idle(|| meet(&mut plan))?)
         }
-        parent.as_mut().map_or(Ok(()), |parent| parent.leave(&session.dir.path().join("log")))
+        None => (None, meet(&mut plan)?),
     };
-    watch(&plan, grace, &machines, sender, &events, &mut screen, &mut started)
+    let rights = if signals.is_some() { Rights::Programs(None) } else { Rights::Guests };
+    let mut session = Session::start(&plan, rights, sender.clone(), others)?;
+    // Small guests run in this process, whose threads must all come after the sandbox. Until then
+    // a signal just ends the process, and the janitor tidies up.
+    let _forwarding = match signals {
+        Some(_) => None,
+        None => Some(sender.forward_signals()?),
+    };
+    let linux = runtimes.map(|runtimes| -> Box<dyn LinuxBackend> {
+        Box::new(LinuxHost::new(&plan, &session, runtimes))
+    });
+    let backend = session.machines(linux);
+    let mut out = detach::output(detached);
+    let mut screen = Screen::new(&mut *out, style, &plan, session.dir.name().as_str())?;
+    let (name, log) = (session.dir.name().as_str(), session.dir.path().join("log"));
+    let mut started = |screen: &mut Screen<'_>| {
+        if let Some(hints) = hints(&plan, &session, detached) {
+            screen.ready(name, start.elapsed(), &hints)?;
+        }
+        parent.as_mut().map_or(Ok(()), |parent| parent.leave(&log))
+    };
+    watch(&plan, args.grace.0, &backend, sender, &events, &mut screen, &mut started)
+}
+
+/// Hints for the user about a machine that is ready. `None` if it ends with its programs, and
+/// nothing of this host waits for it.
+fn hints(plan: &Plan, session: &Session, detached: bool) -> Option<Vec<String>> {
+    let gateway = session.gateway_hints.clone();
+    match plan.linux().next() {
+        Some(_) if plan.stays_up() => {
+            Some(linux::hints(&session.dir, detached, &gateway.unwrap_or_default()))
+        }
+        Some(_) => None,
+        None => gateway.or(detached.then(Vec::new)),
+    }
 }
 
 /// Takes the address of a part. This process is called `NAME-partI` from then on, because parts may
 /// share a host.
 fn join(
-    args: &mut MachineArgs,
+    plan: &mut Plan,
     own: PartOf,
     dir: &Path,
     same: Vec<(String, String)>,
 ) -> anyhow::Result<Joining> {
-    let machine = args.linux.name.take().unwrap_or_default();
+    let machine = plan.name.take().unwrap_or_default();
     let name = machine.of_part(own.part.0);
     let why = |allowed| anyhow!("the name of part {} of {machine}: {allowed}", own.part);
-    args.linux.name = Some(name.map_err(why)?);
+    plan.name = Some(name.map_err(why)?);
     parts::join(dir, machine.as_str(), same, own)
 }
 

@@ -15,7 +15,7 @@ use anyhow::Context;
 use clap::{Args, value_parser};
 use tofu_control::rates::Look;
 use tofu_control::{MachineName, find_machine, rundir};
-use tofu_supervisor::units::Timeout;
+use tofu_spec::units::Timeout;
 use tofu_ui::{exit, signals};
 
 use self::film::{Film, Recorder};

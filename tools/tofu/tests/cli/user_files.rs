@@ -112,8 +112,7 @@ fn served_devices_have_what_the_machine_file_says() {
     let place = Place::new();
     let file = machine_file(
         &place,
-        // What is about guests does not matter to devices that others use.
-        "guest = \"hello\"\nshape = \"2x1x1x1x1x1\"\nip_number = 3\nmtu = 9000\n\
+        "shape = \"2x1x1x1x1x1\"\nip_number = 3\nmtu = 9000\n\
          faults = \"loss=1%\"\n\
          [[link]]\nat = [0, 0, 0, 0, 0, 0]\nport = \"X+\"\ndown = false\nfaults = \"loss=7%\"\n",
     );
@@ -125,6 +124,24 @@ fn served_devices_have_what_the_machine_file_says() {
     assert!(faults.contains("loss=1%"), "{faults}");
     place.run(&["down"]).ok();
     assert_eq!(machine.wait(), Some(0));
+    let file = machine_file(&place, "shape = \"2x1x1x1x1x1\"\nguest = \"hello\"\n");
+    let error = place.run(&["serve", "-c", &file]).error();
+    assert!(error.contains(":2: guest has no effect here, where no guests are started"), "{error}");
+}
+
+#[test]
+fn a_described_machine_is_the_one_that_would_start() {
+    let place = Place::new();
+    let file = machine_file(&place, "linux = true\narch = \"x86-64\"\n");
+    for command in [&["topo", "-c", &file][..], &["up", "--check", "-c", &file]] {
+        let said = place.run(command).ok();
+        assert!(said.starts_with("machine 2x1x1x1x1x1: 2 nodes"), "{command:?}: {said}");
+    }
+    let file = machine_file(&place, "shape = \"2x1x1x1x1x1\"\nmemory = \"2MiB\"\n");
+    for command in [&["topo", "-c", &file][..], &["map", "-c", &file], &["up", "-c", &file]] {
+        let error = place.run(command).error();
+        assert!(error.contains(":2: 2MiB of memory are too little"), "{command:?}: {error}");
+    }
 }
 
 #[test]

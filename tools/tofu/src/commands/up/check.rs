@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use serde_json::json;
-use tofu_supervisor::plan::Plan;
+use tofu_spec::plan::Plan;
 
 /// Describes a machine that can be started.
 pub(crate) fn describe(plan: &Plan, json: bool) -> anyhow::Result<u8> {

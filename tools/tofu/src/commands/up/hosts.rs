@@ -21,11 +21,12 @@ use sha2::{Digest, Sha256};
 use tofu_control::rundir;
 use tofu_fabric::{PartId, Parts};
 use tofu_image::hex;
-use tofu_supervisor::options::MachineArgs;
-use tofu_supervisor::plan::Plan;
-use tofu_supervisor::units::PartOf;
+use tofu_spec::plan::Plan;
+use tofu_spec::units::PartOf;
 use tofu_sync::queue::{Item, Sender, WhenFull, queue};
 use tofu_ui::{TomlFile, exit, printable, signals};
+
+use crate::options::MachineArgs;
 
 use self::file::Host;
 use self::image::Image;
@@ -149,8 +150,8 @@ pub(crate) fn run(
     ensure!(of > 0, "{}: no hosts; a line is [USER@]HOST [ADDRESS:PORT [PATH]]", file.display());
     ensure!(of <= Parts::MOST, "{}: {of} hosts: there are {} at most", file.display(), Parts::MOST);
     // Errors of the machine are reported before any host is contacted.
-    let plan = Plan::new(args)?;
-    let images = Image::of(&plan, &args.linux)?;
+    let plan = Plan::new(&args.spec()?)?;
+    let images = Image::of(&plan)?;
     if only_check {
         plan.clone().cut(PartOf { part: PartId(0), of })?;
         return super::check::describe(&plan, json);

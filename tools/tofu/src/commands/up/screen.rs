@@ -7,7 +7,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use tofu_abi::Coords;
-use tofu_supervisor::plan::Plan;
+use tofu_spec::plan::Plan;
 use tofu_ui::terminal::plain;
 use tofu_ui::{Style, printable, terminal_width};
 

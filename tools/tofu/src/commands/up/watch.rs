@@ -6,9 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tofu_fabric::{NodeId, PartId};
+use tofu_spec::plan::Plan;
 use tofu_supervisor::backtrace::Frame;
 use tofu_supervisor::event::{BootStage, Event, EventSender, Outcome};
-use tofu_supervisor::plan::Plan;
 use tofu_supervisor::runner::{Backend, Running};
 use tofu_sync::queue::{Receiver, RecvTimeoutError};
 use tofu_ui::{exit, printable};
@@ -444,10 +444,11 @@ pub(super) mod tests {
     use std::borrow::Cow;
     use std::sync::Arc;
     use tofu_fabric::Shape;
+    use tofu_spec::MachineSpec;
+    use tofu_spec::guest::Guest;
+    use tofu_spec::plan::{NodePlan, Role, VmPlan};
+    use tofu_spec::units::{BootFrom, MemorySize, Timeout};
     use tofu_supervisor::event;
-    use tofu_supervisor::guest::Guest;
-    use tofu_supervisor::plan::{IpPlan, Network, NodePlan, Role, VmPlan};
-    use tofu_supervisor::units::{BootFrom, Doorbell, Driver, MemorySize, Timeout};
     use tofu_ui::Style;
 
     pub(crate) fn plan(shape: &str, vms: usize, timeout: Duration) -> Plan {
@@ -463,26 +464,9 @@ pub(super) mod tests {
             let role = if id < vms { Role::Bare(vm.clone()) } else { Role::Stub };
             NodePlan { coords, role }
         });
-        Plan {
-            boot_server: None,
-            nodes: nodes.collect(),
-            network: Network { shape, links_down: Default::default(), part: None },
-            doorbell: Doorbell::Auto,
-            timeout: Timeout(timeout),
-            interconnect: Default::default(),
-            links: Default::default(),
-            metrics: None,
-            engines: None,
-            image: None,
-            driver: Driver::default(),
-            cpu: Default::default(),
-            ip: IpPlan::default(),
-            fail_with_guest: false,
-            end_with_part: false,
-            faults: None,
-            captures: Vec::new(),
-            elsewhere: Vec::new(),
-        }
+        let devices = Plan::served(&MachineSpec { shape: Some(shape), ..MachineSpec::default() });
+        let (nodes, timeout) = (nodes.collect(), Timeout(timeout));
+        Plan { nodes, timeout, ..devices.unwrap() }
     }
 
     /// A machine whose guests do nothing by themselves; the test sends their events.

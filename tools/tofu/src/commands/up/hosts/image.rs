@@ -8,8 +8,7 @@ use anyhow::Context;
 use sha2::{Digest, Sha256};
 use tofu_image::{Cache, Manifest, hex};
 use tofu_linux_nodes::boot_files;
-use tofu_supervisor::options::LinuxArgs;
-use tofu_supervisor::plan::Plan;
+use tofu_spec::plan::Plan;
 
 /// The user's cache, as a shell has it.
 const CACHE: &str = "${TOFU_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tofu}";
@@ -36,16 +35,16 @@ impl Image {
     /// # Errors
     ///
     /// If one is damaged.
-    pub(super) fn of(plan: &Plan, args: &LinuxArgs) -> anyhow::Result<Vec<Self>> {
+    pub(super) fn of(plan: &Plan) -> anyhow::Result<Vec<Self>> {
         if plan.linux().next().is_none() {
             return Ok(Vec::new());
         }
-        if let Some(name) = &plan.image {
+        if let Some(name) = &plan.on_linux.image {
             return Ok(Self::find(name.as_str(), true)?.into_iter().collect());
         }
         let mut images = Vec::new();
         for arch in plan.archs() {
-            let name = boot_files::present_default(plan, arch, args)?;
+            let name = boot_files::present_default(plan, arch)?;
             images.extend(name.map(|name| Self::find(&name, false)).transpose()?.flatten());
         }
         Ok(images)

@@ -5,19 +5,19 @@ mod error;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::path::PathBuf;
 
 use tofu_abi::Coords;
+use tofu_arch::Arch;
+use tofu_control::MachineName;
 use tofu_fabric::{FaultPlan, Link, NodeId, Parts, Port, Shape};
-use tofu_image::Arch;
 use tofu_machine::Links;
 use tofu_netboot::Fault;
 
-use crate::capture::ToFile;
 use crate::guest::Guest;
-use crate::options::BootArgs;
 use crate::units::{
     ArmCpu, BootFrom, Cpus, Doorbell, Driver, Engines, ImageName, Interconnect, IpNumber,
-    MemorySize, MetricsAddress, Mtu, PartOf, Timeout,
+    MemorySize, MetricsAddress, Mtu, Net, PartOf, TapWhen, Timeout, Vmm,
 };
 
 pub use error::PlanError;
@@ -50,12 +50,12 @@ pub struct Plan {
     pub engines: Option<Engines>,
     /// Where metrics are served, if at all.
     pub metrics: Option<MetricsAddress>,
-    /// The image of Linux nodes, if one is named.
-    pub image: Option<ImageName>,
-    /// Which driver owns the device in Linux nodes.
-    pub driver: Driver,
-    /// The processor model of arm64 nodes.
-    pub cpu: ArmCpu,
+    /// The machine's name, if it is given.
+    pub name: Option<MachineName>,
+    /// Whether its threads give up rights on the host.
+    pub sandbox: bool,
+    /// Settings of all Linux nodes.
+    pub on_linux: OnLinux,
     /// The boot server, if nodes boot over the torus.
     pub boot_server: Option<ServerPlan>,
     /// Settings of IP over Tofu.
@@ -66,23 +66,55 @@ pub struct Plan {
     pub end_with_part: bool,
     /// Faults on its links.
     pub faults: Option<FaultPlan>,
-    /// A capture from the start of the machine on.
-    pub captures: Vec<ToFile>,
+    /// Captures from the start of the machine on.
+    pub captures: Vec<CapturePlan>,
     /// All nodes in the order of their numbers. Those of other parts are stubs here.
     pub nodes: Vec<NodePlan>,
     /// The roles of nodes in other parts.
     pub elsewhere: Vec<(NodeId, Role)>,
 }
 
+/// The settings of all Linux nodes of a [`Plan`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OnLinux {
+    /// The monitor that runs them.
+    pub vmm: Vmm,
+    /// The image, if one is named.
+    pub image: Option<ImageName>,
+    /// A kernel instead of the image's.
+    pub kernel: Option<PathBuf>,
+    /// An initrd instead of the image's.
+    pub initrd: Option<PathBuf>,
+    /// Which driver owns the device.
+    pub driver: Driver,
+    /// The processor model of arm64 nodes.
+    pub cpu: ArmCpu,
+    /// The Ethernet between them.
+    pub net: Net,
+    /// The time within which one must be ready.
+    pub boot_timeout: Timeout,
+}
+
+/// A capture of the packets of a node into a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CapturePlan {
+    /// The node.
+    pub at: Coords,
+    /// The file.
+    pub path: PathBuf,
+}
+
 /// The settings of IP over Tofu on all nodes of a [`Plan`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IpPlan {
     /// The machine's number, which is a part of its addresses.
-    pub(crate) number: IpNumber,
+    pub number: IpNumber,
     /// Largest IP packet.
-    pub(crate) mtu: Mtu,
+    pub mtu: Mtu,
     /// Whether nodes can reach the networks of the host.
-    pub(crate) nat: bool,
+    pub nat: bool,
+    /// Whether the host has an interface to the gateway.
+    pub tap: TapWhen,
 }
 
 /// A node of a [`Plan`].
@@ -141,36 +173,34 @@ impl Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerPlan {
     /// Its node.
-    pub(crate) at: NodeId,
+    pub at: NodeId,
     /// The time for which nodes wait for it, in milliseconds.
-    pub(crate) patience_ms: u64,
+    pub patience_ms: u64,
     /// Its faults, for tests.
-    pub(crate) fault: Fault,
+    pub fault: Fault,
 }
+
+/// The time for which nodes wait for a boot server unless the user says otherwise.
+const DEFAULT_PATIENCE_MS: u64 = 10_000;
 
 impl ServerPlan {
-    /// Creates a server at this node, with these options.
-    pub fn new(at: NodeId, args: &BootArgs) -> Self {
-        let patience = args.boot_patience.map_or(DEFAULT_PATIENCE_MS, |patience| {
-            u64::try_from(patience.0.as_millis()).unwrap_or(u64::MAX)
-        });
-        Self { at, patience_ms: patience, fault: args.fault() }
+    /// Creates a server at this node, which makes no mistakes.
+    pub fn new(at: NodeId) -> Self {
+        Self { at, patience_ms: DEFAULT_PATIENCE_MS, fault: Fault::None }
     }
 }
-
-const DEFAULT_PATIENCE_MS: u64 = 10_000;
 
 /// A Linux guest of a [`Plan`].
 #[derive(Clone, Debug)]
 pub struct LinuxPlan {
     /// The program to run there; without one the node stays up.
-    pub(crate) guest: Option<Guest>,
+    pub guest: Option<Guest>,
     /// Guest memory.
     pub memory: MemorySize,
     /// Virtual processors.
     pub cpus: Cpus,
     /// Arguments of the program.
-    pub(crate) args: String,
+    pub args: String,
     /// The user's additions to the kernel's command line.
     pub append: String,
     /// Where the kernel comes from.
@@ -237,7 +267,10 @@ impl Plan {
             (self.links != Links::Direct, "modelled links"),
         ];
         error::refuse(lacks, PlanError::InParts)?;
-        for ToFile { at, .. } in &self.captures {
+        if self.on_linux.net != Net::None {
+            return Err(PlanError::NetInParts);
+        }
+        for CapturePlan { at, .. } in &self.captures {
             let part = self.network.shape.node_id(*at).and_then(|id| parts.of(id));
             if let Some(part) = part.filter(|part| *part != own.part) {
                 return Err(PlanError::CaptureElsewhere { at: *at, part });
@@ -285,13 +318,13 @@ impl Plan {
     }
 
     /// Returns the gateway, whichever part has it.
-    pub(crate) fn any_gateway(&self) -> Option<NodeId> {
+    pub fn any_gateway(&self) -> Option<NodeId> {
         let elsewhere = self.elsewhere.iter().find(|(_, role)| matches!(role, Role::Gateway));
         self.gateway().or(elsewhere.map(|(id, _)| *id))
     }
 
     /// Returns the boot server if it is in this part.
-    pub(crate) fn own_boot_server(&self) -> Option<ServerPlan> {
+    pub fn own_boot_server(&self) -> Option<ServerPlan> {
         let elsewhere = |server: &ServerPlan| {
             let PartOf { part, of } = self.network.part?;
             Some(Parts::new(self.network.shape, of).ok()?.of(server.at) != Some(part))
@@ -300,7 +333,7 @@ impl Plan {
     }
 
     /// Returns the small guests of all parts that boot over the torus.
-    pub(crate) fn netbooted_bare(&self) -> impl Iterator<Item = (NodeId, &VmPlan)> {
+    pub fn netbooted_bare(&self) -> impl Iterator<Item = (NodeId, &VmPlan)> {
         self.all_roles().filter_map(|(id, role)| match role {
             Role::Bare(vm) if vm.boot == BootFrom::Tofu => Some((id, vm)),
             _ => None,
@@ -326,7 +359,7 @@ impl Plan {
 
     /// Returns the number of virtual machines in all parts of the machine, without those at I/O
     /// nodes.
-    pub(crate) fn compute_vms(&self) -> usize {
+    pub fn compute_vms(&self) -> usize {
         let shape = &self.network.shape;
         let counts = |id: NodeId| !shape.is_io_node(self.coords(id));
         self.all_roles().filter(|(id, role)| role.vm().is_some() && counts(*id)).count()

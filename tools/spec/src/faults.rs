@@ -8,10 +8,12 @@ use tofu_fabric::{FaultPlan, Ppm, Rates};
 /// Faults for a whole machine or a link, such as `loss=1%,duplicate=0.5%,seed=7`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultSpec {
-    pub(crate) rates: Rates,
-    pub(crate) seed: u64,
+    /// The rates.
+    pub rates: Rates,
+    /// Where the random numbers begin.
+    pub seed: u64,
     /// Whether commands can be lost, too.
-    pub(crate) commands: bool,
+    pub commands: bool,
 }
 
 impl FaultSpec {
@@ -20,7 +22,7 @@ impl FaultSpec {
          commands, such as \"loss=1%,duplicate=0.5%,seed=7\"";
 
     /// Returns the plan that has these faults on all links.
-    pub(crate) fn plan(&self) -> FaultPlan {
+    pub fn plan(&self) -> FaultPlan {
         let Self { rates, seed, commands } = *self;
         FaultPlan { seed, everywhere: rates, links: Vec::new(), commands }
     }

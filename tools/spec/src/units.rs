@@ -6,14 +6,69 @@ use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tofu_abi::decimal;
 use tofu_fabric::{PartId, Parts};
 use tofu_ipotofu::Config;
 use tofu_machine::{Generation, Links};
+use tofu_ui::not_allowed;
+
+use crate::faults::FaultSpec;
 
 pub use tofu_machine::Interconnect;
+
+/// A type whose values are a few words, on the command line and in machine files.
+pub trait Choice: Copy + FromStr<Err = &'static str> + 'static {
+    /// The values, with their words, and what they mean for users.
+    const ALL: &'static [(Self, &'static str, &'static str)];
+}
+
+/// Defines a [`Choice`](crate::units::Choice): its name, the default, the text that lists the
+/// allowed values, and the values with their words.
+#[macro_export]
+macro_rules! choices {
+    (
+        #[doc = $about:literal]
+        $name:ident, $default:ident, $allowed:literal:
+        $(#[doc = $help:literal] $value:ident = $word:literal,)+
+    ) => {
+        #[doc = $about]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name {
+            $(#[doc = $help] $value,)+
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self::$default
+            }
+        }
+
+        impl $crate::units::Choice for $name {
+            const ALL: &'static [(Self, &'static str, &'static str)] =
+                &[$((Self::$value, $word, $help)),+];
+        }
+
+        impl $name {
+            /// Returns the word for it.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$value => $word,)+
+                }
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = &'static str;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                let all = <Self as $crate::units::Choice>::ALL;
+                let named = all.iter().find(|(_, word, _)| *word == text);
+                named.map(|(value, ..)| *value).ok_or($allowed)
+            }
+        }
+    };
+}
 
 /// Guest memory of a node in bytes: 2 MiB to 1 TiB in whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -62,7 +117,8 @@ pub struct Timeout(pub Duration);
 impl Timeout {
     /// The timeout unless the user says otherwise.
     pub const DEFAULT: Self = Self(Duration::from_secs(60));
-    pub(crate) const LONGEST: Self = Self(Duration::from_secs(24 * 3600));
+    /// The longest one.
+    pub const LONGEST: Self = Self(Duration::from_secs(24 * 3600));
     pub(crate) const ALLOWED: &str =
         "a whole number of seconds, or with ms, s, m or h, such as \"30s\", from 1ms to 24h";
 }
@@ -223,38 +279,111 @@ impl FromStr for GuestArgs {
     }
 }
 
-/// The way doorbell writes reach the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Doorbell {
+choices! {
+    /// The way doorbell writes reach the device.
+    Doorbell, Auto, "\"trapped\", \"polled\" or \"auto\"":
     /// Each doorbell write leaves the guest; engines sleep until one comes
-    Trapped,
+    Trapped = "trapped",
     /// Doorbells are shared memory that engines watch; nothing leaves the guest
-    Polled,
+    Polled = "polled",
     /// Whatever suits this host and the number of nodes
-    #[default]
-    Auto,
+    Auto = "auto",
 }
 
-impl Doorbell {
-    pub(crate) const ALLOWED: &str = "\"trapped\", \"polled\" or \"auto\"";
+impl Serialize for Doorbell {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.name())
+    }
+}
 
-    /// Returns the name on the command line.
-    pub const fn name(self) -> &'static str {
+choices! {
+    /// The way packets go over the links of a machine.
+    LinkMode, Direct, "\"direct\" or \"modelled\"":
+    /// At once, without buffers
+    Direct = "direct",
+    /// As frames with credits, in modelled time
+    Modelled = "modelled",
+}
+
+impl LinkMode {
+    /// Returns the link model of a machine.
+    pub const fn links(self) -> Links {
         match self {
-            Self::Trapped => "trapped",
-            Self::Polled => "polled",
-            Self::Auto => "auto",
+            Self::Direct => Links::Direct,
+            Self::Modelled => Links::Modelled,
         }
     }
 }
 
-impl FromStr for Doorbell {
-    type Err = &'static str;
+choices! {
+    /// The owner of the device in Linux nodes.
+    Driver, Auto, "\"tofu\", \"vfio\" or \"auto\"":
+    /// The kernel driver where an image that has it is there, VFIO otherwise
+    Auto = "auto",
+    /// The kernel driver, tofu.ko
+    Tofu = "tofu",
+    /// Programs, by VFIO
+    Vfio = "vfio",
+}
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        ValueEnum::from_str(text, false).map_err(|_| Self::ALLOWED)
-    }
+choices! {
+    /// Which of QEMU's processors a node for 64-bit Arm has.
+    ArmCpu, A64fx, "\"a64fx\" or \"max\"":
+    /// Fugaku's, with SVE of 512 bits
+    A64fx = "a64fx",
+    /// All that QEMU has
+    Max = "max",
+}
+
+choices! {
+    /// Where a node's guest or kernel comes from.
+    BootFrom, Monitor, "\"monitor\" or \"tofu\"":
+    /// The machine monitor puts it into the node's memory
+    Monitor = "monitor",
+    /// The node fetches it from a boot server, over the torus
+    Tofu = "tofu",
+}
+
+choices! {
+    /// A monitor for Linux nodes.
+    Vmm, Auto, "\"auto\", \"tofu\" or \"qemu\"":
+    /// Our own, with hardware virtualisation and without --net; otherwise QEMU
+    Auto = "auto",
+    /// Our own; needs hardware virtualisation
+    Tofu = "tofu",
+    /// QEMU; emulates the processor where there is no hardware virtualisation
+    Qemu = "qemu",
+}
+
+choices! {
+    /// A network between Linux nodes besides Tofu.
+    Net, None, "\"none\" or \"lan\"":
+    /// None
+    None = "none",
+    /// All Linux nodes are on one Ethernet
+    Lan = "lan",
+}
+
+choices! {
+    /// Whether there is an interface on the host.
+    TapWhen, Auto, "\"auto\", \"on\" or \"off\"":
+    /// If this process has CAP_NET_ADMIN
+    Auto = "auto",
+    /// Always; it is an error if it cannot be created
+    On = "on",
+    /// Never
+    Off = "off",
+}
+
+choices! {
+    /// Faults of a boot server, for tests.
+    BootFault, None, "\"none\", \"corrupt\" or \"silent\"":
+    /// None
+    None = "none",
+    /// Changes a byte of each file
+    Corrupt = "corrupt",
+    /// Answers no more half-way
+    Silent = "silent",
 }
 
 /// Returns the generation of Tofu of this name.
@@ -266,124 +395,9 @@ pub fn generation(name: &str) -> Result<Generation, &'static str> {
     Generation::from_name(name).ok_or(Generation::NAMES)
 }
 
-/// The way packets go over the links of a machine.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum LinkMode {
-    /// At once, without buffers
-    #[default]
-    Direct,
-    /// As frames with credits, in modelled time
-    Modelled,
-}
-
-impl LinkMode {
-    pub(crate) const ALLOWED: &str = "\"direct\" or \"modelled\"";
-
-    /// Returns the name, as in `--links`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Direct => "direct",
-            Self::Modelled => "modelled",
-        }
-    }
-
-    /// Returns the link model of a machine.
-    pub const fn links(self) -> Links {
-        match self {
-            Self::Direct => Links::Direct,
-            Self::Modelled => Links::Modelled,
-        }
-    }
-}
-
-impl FromStr for LinkMode {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        ValueEnum::from_str(text, false).map_err(|_| Self::ALLOWED)
-    }
-}
-
-/// The owner of the device in Linux nodes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Driver {
-    /// The kernel driver where an image that has it is there, VFIO otherwise
-    #[default]
-    Auto,
-    /// The kernel driver, tofu.ko
-    Tofu,
-    /// Programs, by VFIO
-    Vfio,
-}
-
-impl Driver {
-    /// Returns the name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Tofu => "tofu",
-            Self::Vfio => "vfio",
-        }
-    }
-}
-
-impl FromStr for Driver {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        ValueEnum::from_str(text, false).map_err(|_| "\"tofu\", \"vfio\" or \"auto\"")
-    }
-}
-
-/// Which of QEMU's processors a node for 64-bit Arm has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum ArmCpu {
-    /// Fugaku's, with SVE of 512 bits
-    #[default]
-    A64fx,
-    /// All that QEMU has
-    Max,
-}
-
-impl ArmCpu {
-    /// Returns QEMU's name for it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::A64fx => "a64fx",
-            Self::Max => "max",
-        }
-    }
-}
-
-impl FromStr for ArmCpu {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        ValueEnum::from_str(text, false).map_err(|_| "\"a64fx\" or \"max\"")
-    }
-}
-
-/// Where a node's guest or kernel comes from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum BootFrom {
-    /// The machine monitor puts it into the node's memory
-    #[default]
-    Monitor,
-    /// The node fetches it from a boot server, over the torus
-    Tofu,
-}
-
-impl FromStr for BootFrom {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        ValueEnum::from_str(text, false).map_err(|_| "\"monitor\" or \"tofu\"")
-    }
-}
-
 /// Number of a machine in IP addresses: 0 to 7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) struct IpNumber(pub(crate) u8);
+pub struct IpNumber(pub u8);
 
 impl IpNumber {
     pub(crate) const ALLOWED: &str = "a whole number from 0 to 7";
@@ -402,7 +416,7 @@ impl TryFrom<i64> for IpNumber {
 
 /// Largest IP packet between nodes, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mtu(pub(crate) u16);
+pub struct Mtu(pub u16);
 
 impl Mtu {
     pub(crate) const ALLOWED: &str = "a whole number of bytes from 1280 to 65521";
@@ -442,6 +456,80 @@ macro_rules! from_number {
 }
 
 from_number!(Engines, Cpus, IpNumber, Mtu);
+
+/// Implements reading from a machine file, where a value is of this TOML type.
+macro_rules! in_files {
+    ($($unit:ty: $written:ty),* $(,)?) => { $(
+        impl<'de> Deserialize<'de> for $unit {
+            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                let written = <$written>::deserialize(from)?;
+                Self::from_file(&written).map_err(not_allowed)
+            }
+        }
+    )* };
+}
+
+/// A value in a machine file: text, a number, or either.
+trait Written<T> {
+    type Allowed: fmt::Display;
+
+    fn from_file(written: &T) -> Result<Self, Self::Allowed>
+    where
+        Self: Sized;
+}
+
+impl<T: FromStr<Err: fmt::Display>> Written<String> for T {
+    type Allowed = T::Err;
+
+    fn from_file(written: &String) -> Result<Self, Self::Allowed> {
+        written.parse()
+    }
+}
+
+impl<T: TryFrom<i64, Error: fmt::Display>> Written<i64> for T {
+    type Allowed = T::Error;
+
+    fn from_file(written: &i64) -> Result<Self, Self::Allowed> {
+        (*written).try_into()
+    }
+}
+
+/// A duration in a machine file: text with a unit, or a number of seconds.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a text such as \"30s\", or a number of seconds")]
+enum TextOrSeconds {
+    Text(String),
+    Seconds(i64),
+}
+
+impl Written<TextOrSeconds> for Timeout {
+    type Allowed = &'static str;
+
+    fn from_file(written: &TextOrSeconds) -> Result<Self, Self::Allowed> {
+        match written {
+            TextOrSeconds::Text(text) => text.parse(),
+            TextOrSeconds::Seconds(seconds) => (*seconds).try_into(),
+        }
+    }
+}
+
+in_files! {
+    ArmCpu: String,
+    BootFrom: String,
+    Cpus: i64,
+    Doorbell: String,
+    Driver: String,
+    Engines: i64,
+    FaultSpec: String,
+    GuestArgs: String,
+    ImageName: String,
+    IpNumber: i64,
+    LinkMode: String,
+    MemorySize: String,
+    MetricsAddress: String,
+    Mtu: i64,
+    Timeout: TextOrSeconds,
+}
 
 #[cfg(test)]
 mod tests {

@@ -6,9 +6,10 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 
-use tofu_image::Arch;
+use tofu_arch::Arch;
 use tofu_programs::{BARE, LINUX, for_bare, for_linux};
 
 /// Reads a program. Returns its name, for people, and the contents of its file. Refuses a file of
@@ -31,22 +32,44 @@ pub enum GuestName {
 
 impl GuestName {
     /// Returns the program that `text` names: a shipped guest, or a path, which contains a `/` or
-    /// ends in `.elf`. A relative path starts at `folder`.
-    pub(crate) fn find(text: &str, folder: &Path) -> Option<Self> {
+    /// ends in `.elf`.
+    fn find(text: &str) -> Option<Self> {
         if BARE.iter().chain(LINUX).any(|shipped| shipped.name == text) {
             return Some(Self::Shipped(text.to_owned()));
         }
         let is_path = text.contains('/') || text.ends_with(".elf");
-        is_path.then(|| Self::File(folder.join(text)))
+        is_path.then(|| Self::File(text.into()))
     }
 
-    /// Describes the allowed values.
-    pub(crate) fn allowed() -> String {
-        let names: Vec<_> = BARE.iter().map(|shipped| shipped.name).collect();
-        format!(
-            "one of {} or the path of an ELF file (with a / or ending in .elf)",
-            names.join(", ")
-        )
+    /// Finds a program that the user names on a command line.
+    ///
+    /// # Errors
+    ///
+    /// If no shipped guest has that name, with the most similar one.
+    pub fn named(text: &str) -> Result<Self, GuestError> {
+        Self::find(text).ok_or_else(|| GuestError::Unknown { name: text.to_owned() })
+    }
+
+    /// Makes a relative path start at `folder`.
+    pub(crate) fn start_at(&mut self, folder: &Path) {
+        if let Self::File(path) = self {
+            *path = folder.join(&*path);
+        }
+    }
+}
+
+impl FromStr for GuestName {
+    /// The allowed values.
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::find(text).ok_or_else(|| {
+            let names: Vec<_> = BARE.iter().map(|shipped| shipped.name).collect();
+            format!(
+                "one of {} or the path of an ELF file (with a / or ending in .elf)",
+                names.join(", ")
+            )
+        })
     }
 }
 
@@ -203,12 +226,16 @@ mod tests {
 
     #[test]
     fn names_and_paths_are_told_apart() {
-        let here = Path::new("here");
-        assert_eq!(GuestName::find("hello", here), Some(GuestName::Shipped("hello".into())));
-        assert_eq!(GuestName::find("./hello", here), Some(GuestName::File("here/./hello".into())));
-        assert_eq!(GuestName::find("my.elf", here), Some(GuestName::File("here/my.elf".into())));
-        assert_eq!(GuestName::find("/a/b", here), Some(GuestName::File("/a/b".into())));
-        assert_eq!(GuestName::find("helo", here), None);
+        let find = |text: &str| {
+            let mut guest: GuestName = text.parse().ok()?;
+            guest.start_at(Path::new("here"));
+            Some(guest)
+        };
+        assert_eq!(find("hello"), Some(GuestName::Shipped("hello".into())));
+        assert_eq!(find("./hello"), Some(GuestName::File("here/./hello".into())));
+        assert_eq!(find("my.elf"), Some(GuestName::File("here/my.elf".into())));
+        assert_eq!(find("/a/b"), Some(GuestName::File("/a/b".into())));
+        assert_eq!(find("helo"), None);
     }
 
     #[test]

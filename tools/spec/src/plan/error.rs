@@ -2,7 +2,7 @@
 
 use tofu_abi::Coords;
 use tofu_fabric::{BadParts, PartId, Shape};
-use tofu_ui::FileError;
+use tofu_ui::{FileError, FileLine};
 
 use crate::guest::GuestError;
 use crate::units::MemorySize;
@@ -15,6 +15,18 @@ pub enum PlanError {
     Config(#[from] FileError),
     #[error(transparent)]
     Guest(#[from] GuestError),
+    #[error("{place}: {why}")]
+    InFile { place: FileLine, why: Box<Self> },
+    #[error("{0} is for machines with Linux nodes; add --linux")]
+    NeedsLinux(String),
+    #[error("{0} has no effect here, where no guests are started; leave it out")]
+    NoGuests(String),
+    #[error("{field} = {value} is not allowed; {field} is {allowed}")]
+    Value { field: &'static str, value: String, allowed: String },
+    #[error("--nat is by the host's network interface; leave --tap off out")]
+    NatWithoutTap,
+    #[error("--net: a machine in parts has no Ethernet among all of its nodes; leave it out")]
+    NetInParts,
     #[error(
         "{memory} of memory are too little for a Linux node; give {} or more",
         MemorySize::LINUX_LEAST
@@ -82,5 +94,15 @@ pub(super) fn refuse<const N: usize>(
     match lacks.into_iter().find(|(asked, _)| *asked) {
         Some((_, what)) => Err(why(what)),
         None => Ok(()),
+    }
+}
+
+impl PlanError {
+    /// Says in which line of a machine file the cause is, if it is in one.
+    pub(super) fn at(self, place: Option<FileLine>) -> Self {
+        match place {
+            Some(place) => Self::InFile { place, why: Box::new(self) },
+            None => self,
+        }
     }
 }

@@ -1,0 +1,43 @@
+//! What `tofu bench` is asked for.
+
+use std::path::PathBuf;
+
+use tofu_spec::choices;
+
+/// What is measured, and what is done with the figures.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// The only part that is measured.
+    pub only: Option<BenchPart>,
+    /// Whether it is measured briefly, and without large machines.
+    pub quick: bool,
+    /// Whether the figures are printed as JSON.
+    pub json: bool,
+    /// `utofu-perf`, linked statically, to measure uTofu.
+    pub utofu_perf: Option<PathBuf>,
+    /// Where a picture of the barriers' figures is written, as SVG.
+    pub plot: Option<PathBuf>,
+}
+
+choices! {
+    /// A part of `tofu bench`.
+    BenchPart, Put, "a part of the benchmark":
+    /// Puts in this process by size, and commands a second, against a memory copy
+    Put = "put",
+    /// Messages of TNW in this process by size, against Puts of Tofu and memory copies
+    Tnw = "tnw",
+    /// Latency between two guests in each doorbell mode
+    Guests = "guests",
+    /// Barriers and sums of twelve guests, by gates and by Puts
+    Barrier = "barrier",
+    /// Machines of 1 to 192 nodes from start to end, and their memory
+    Boot = "boot",
+    /// Two Linux nodes, against an Ethernet and soft RoCE between the same guests
+    Linux = "linux",
+    /// Linux nodes with Fugaku's processor, against x86 ones: until they are ready, and Puts
+    Arm64 = "arm64",
+    /// IP between two nodes, against virtio-net on a bridge, and TCP/IP stacks on a veth pair
+    Ip = "ip",
+    #[doc = "The kernel driver, against VFIO and tofu-net on the same device, and virtio-net; needs its kernel (tofu image build --kernel driver-cloud)"]
+    Driver = "driver",
+}

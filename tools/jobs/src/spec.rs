@@ -1,0 +1,193 @@
+//! What is asked of a job.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::{Context, bail};
+use tofu_control::MachineName;
+use tofu_fabric::Shape;
+use tofu_jtofu::LogicalShape;
+use tofu_spec::choices;
+use tofu_spec::units::{Driver, ImageName, Interconnect, LinkMode, Timeout};
+
+/// The prefix of uTofu's settings.
+const SETTINGS: &str = "UTOFU_";
+
+/// What is asked of a job.
+#[derive(Debug, Clone)]
+pub struct JobSpec {
+    /// Number of ranks. One for each node if it is not given.
+    pub ranks: Option<u32>,
+    /// Torus of nodes for the job.
+    pub map: Option<LogicalShape>,
+    /// Ranks on each node. As few as possible if it is not given.
+    pub ppn: Option<u32>,
+    /// The machine that the job runs on. None is started then.
+    pub machine: Option<MachineName>,
+    /// Whether the ranks are processes on this host, in a machine without guests.
+    pub local: bool,
+    /// Whether the program uses MPI, by PMI-1.
+    pub mpi: bool,
+    /// Variables for the ranks.
+    pub env: Vec<Variable>,
+    /// Files and folders to copy to the ranks' working folder.
+    pub copy: Vec<PathBuf>,
+    /// Where what ranks wrote in their working folder is copied to.
+    pub out: Option<PathBuf>,
+    /// The working folder, which nodes get a copy of. Changes by ranks are copied back.
+    pub cwd: Option<PathBuf>,
+    /// Whose libraries the program runs with.
+    pub libs: Libs,
+    /// The time after which the job is ended.
+    pub timeout: Option<Timeout>,
+    /// The time for which other ranks may continue when one has failed, and that ranks have to end.
+    pub grace: Timeout,
+    /// How often the job is started again, on nodes that are left, if it has lost nodes.
+    pub restart: u32,
+    /// Whether ranks run as root.
+    pub root: bool,
+    /// Whether ranks' output is printed without the rank in front.
+    pub no_prefix: bool,
+    /// Whether JSON objects are printed.
+    pub json: bool,
+    /// The torus of nodes for the job, or the shape of a machine that is started for it.
+    pub shape: Option<JobShape>,
+    /// Whether the job fails if there are no free nodes.
+    pub no_wait: bool,
+    /// The interconnect of a machine that is started for the job.
+    pub generation: Option<Interconnect>,
+    /// The image of a machine that is started for the job.
+    pub image: Option<ImageName>,
+    /// The owner of the device in a machine that is started for the job.
+    pub driver: Option<Driver>,
+    /// The carrier of packets in a machine that is started for the job.
+    pub links: Option<LinkMode>,
+    /// The program and its arguments. A name with a / is a file of this host, any other a program
+    /// of the nodes.
+    pub program: Vec<String>,
+}
+
+impl JobSpec {
+    /// Returns the variables that ranks inherit from this command's environment, and those that the
+    /// user names, which take precedence.
+    pub(crate) fn variables(&self) -> Vec<(String, String)> {
+        let text = |(name, value): (OsString, OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        let settings = std::env::vars_os().filter_map(text);
+        let mut variables: BTreeMap<_, _> =
+            settings.filter(|(name, _)| name.starts_with(SETTINGS)).collect();
+        variables.extend(self.env.iter().map(|own| (own.name.clone(), own.value.clone())));
+        variables.into_iter().collect()
+    }
+
+    /// Returns the torus that the job gets exclusively.
+    pub(crate) fn torus(&self) -> Option<LogicalShape> {
+        match self.shape {
+            Some(JobShape::Torus(torus)) if self.map.is_none() && !self.local => Some(torus),
+            _ => None,
+        }
+    }
+
+    /// Returns the shape of a machine that is started for the run, if the user has named one.
+    ///
+    /// # Errors
+    ///
+    /// If no machine has that shape, or none may be started.
+    pub(crate) fn machine_shape(&self) -> anyhow::Result<Option<Shape>> {
+        let shape = match self.shape {
+            None => return Ok(None),
+            Some(JobShape::Torus(_)) if self.torus().is_some() => return Ok(None),
+            Some(JobShape::Torus(torus)) => as_machine(torus)?,
+            Some(JobShape::Machine(shape)) => shape,
+        };
+        if let Some(name) = &self.machine {
+            bail!(
+                "--shape {shape} is the shape of a new machine, but --machine {name} is running; \
+                 for a torus of its nodes give --shape one to three lengths, without --map"
+            );
+        }
+        Ok(Some(shape))
+    }
+}
+
+/// The shape of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobShape {
+    /// One to three lengths, for the job's torus.
+    Torus(LogicalShape),
+    /// Six lengths or a name, for a machine that is started for the run.
+    Machine(Shape),
+}
+
+impl FromStr for JobShape {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Ok(torus) = text.parse() {
+            return Ok(Self::Torus(torus));
+        }
+        let allowed = "one to three lengths of a torus for the job, such as 12, 4x3 or 3x4x2, six \
+                       lengths of a machine, or a machine's name, such as unit";
+        text.parse().map(Self::Machine).map_err(|error| format!("{error}; --shape is {allowed}"))
+    }
+}
+
+/// Returns the shape of a machine for a torus: the torus itself as X, Y and Z, so that every map
+/// fits.
+///
+/// # Errors
+///
+/// If an axis is too long for a machine.
+pub(crate) fn as_machine(torus: LogicalShape) -> anyhow::Result<Shape> {
+    let mut lens = [1; 6];
+    for (len, wanted) in lens.iter_mut().zip(torus.lens()) {
+        *len = u8::try_from(*wanted).unwrap_or(u8::MAX);
+    }
+    let shape = Shape::new(lens).ok();
+    shape.with_context(|| format!("a machine cannot be made for {torus}; name one with --shape"))
+}
+
+/// A variable of the ranks' environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Variable {
+    pub(crate) name: String,
+    pub(crate) value: String,
+}
+
+impl FromStr for Variable {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (name, value) = match text.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (text, std::env::var(text).ok()),
+        };
+        if name.is_empty() || name.contains('\0') {
+            return Err("a variable is NAME=VALUE, or NAME alone".to_owned());
+        }
+        let value = value.ok_or_else(|| format!("{name} has no value here; give NAME=VALUE"))?;
+        Ok(Self { name: name.to_owned(), value })
+    }
+}
+
+choices! {
+    /// Whose libraries a program runs with.
+    Libs, Auto, "\"auto\", \"host\" or \"node\"":
+    /// This host's if it has them all, else the nodes'
+    Auto = "auto",
+    /// This host's, which are copied with the program
+    Host = "host",
+    /// The nodes'
+    Node = "node",
+}
+
+impl Libs {
+    /// Returns whether the nodes' own libraries are used in any case. `mpi` tells whether it is an
+    /// MPI program: the image's MPI needs the image's libraries.
+    pub(crate) fn are_the_nodes(self, mpi: bool) -> bool {
+        self == Self::Node || self == Self::Auto && mpi
+    }
+}

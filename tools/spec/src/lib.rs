@@ -1,0 +1,17 @@
+//! What is asked of a machine, and the checked plan that it makes.
+//!
+//! A [`MachineSpec`] comes from a machine file ([`MachineSpec::parse`]), from options of a command,
+//! or from code. [`MachineSpec::over`] merges two of them. [`plan::Plan::new`] checks it: every
+//! mistake of a user ends there, before anything has started. What runs machines takes plans.
+
+#![forbid(unsafe_code)]
+
+pub mod faults;
+mod file;
+pub mod guest;
+pub mod plan;
+mod spec;
+pub mod units;
+
+pub use file::{LinkSpec, NodeSpec};
+pub use spec::{GatewayAt, GuestSpec, Lines, MachineSpec, Torus};

@@ -1,0 +1,293 @@
+//! The specification of a machine.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use tofu_abi::Coords;
+use tofu_arch::Arch;
+use tofu_control::MachineName;
+use tofu_fabric::Shape;
+use tofu_ui::FieldLines;
+
+use crate::faults::FaultSpec;
+use crate::file::{LinkSpec, NodeSpec, coords, shape, text};
+use crate::guest::GuestName;
+use crate::units::{
+    ArmCpu, BootFault, BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName,
+    Interconnect, IpNumber, LinkMode, MemorySize, MetricsAddress, Mtu, Net, TapWhen, Timeout, Vmm,
+};
+
+/// What is asked of a machine. `None` leaves a setting to a specification below this one
+/// ([`MachineSpec::over`]), or else to the default.
+///
+/// The fields up to `link` are those of machine files, which the manual describes.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineSpec {
+    /// The lengths of its axes.
+    #[serde(default, deserialize_with = "shape")]
+    pub shape: Option<Shape>,
+    /// Which axes close into rings.
+    #[serde(default)]
+    pub torus: Torus,
+    /// Whether nodes with Z = 0 are I/O nodes.
+    pub io_nodes: Option<bool>,
+    /// The kind of its devices.
+    #[serde(default, deserialize_with = "text")]
+    pub generation: Option<Interconnect>,
+    /// The carrier of packets over links.
+    pub links: Option<LinkMode>,
+    /// Whether a node fails when its guest crashes or its virtual machine dies.
+    pub fail_with_guest: Option<bool>,
+    /// The guest program of each node.
+    #[serde(default, deserialize_with = "text")]
+    pub guest: Option<GuestName>,
+    /// Guest memory.
+    pub memory: Option<MemorySize>,
+    /// The user's part of guests' command lines.
+    pub args: Option<GuestArgs>,
+    /// How doorbells reach the devices.
+    pub doorbell: Option<Doorbell>,
+    /// The time after which guests that still run are stopped.
+    pub timeout: Option<Timeout>,
+    /// Engine threads.
+    pub engines: Option<Engines>,
+    /// Where metrics are served, if at all.
+    pub metrics: Option<MetricsAddress>,
+    /// Whether guests are Linux.
+    pub linux: Option<bool>,
+    /// Virtual processors of Linux nodes.
+    pub cpus: Option<Cpus>,
+    /// Additions to the kernel command line of Linux nodes.
+    pub append: Option<GuestArgs>,
+    /// The image of Linux nodes.
+    pub image: Option<ImageName>,
+    /// The owner of the device in Linux nodes.
+    pub driver: Option<Driver>,
+    /// The architecture of Linux nodes.
+    #[serde(default, deserialize_with = "text")]
+    pub arch: Option<Arch>,
+    /// The processor model of arm64 nodes.
+    pub cpu: Option<ArmCpu>,
+    /// Where guests and kernels come from.
+    pub boot: Option<BootFrom>,
+    /// The node of the boot server.
+    #[serde(default, deserialize_with = "coords")]
+    pub boot_server: Option<Coords>,
+    /// The machine's number in IP addresses.
+    pub ip_number: Option<IpNumber>,
+    /// The largest IP packet between nodes.
+    pub mtu: Option<Mtu>,
+    /// Faults on all links.
+    pub faults: Option<FaultSpec>,
+    /// Settings of single nodes.
+    #[serde(default)]
+    pub node: Vec<NodeSpec>,
+    /// Settings of single links.
+    #[serde(default)]
+    pub link: Vec<LinkSpec>,
+
+    /// The number of nodes that have guests, the first ones.
+    #[serde(skip)]
+    pub nodes: Option<u32>,
+    /// The node that connects the machine to the host.
+    #[serde(skip)]
+    pub gateway: Option<GatewayAt>,
+    /// Whether the host has a network interface to the gateway.
+    #[serde(skip)]
+    pub tap: Option<TapWhen>,
+    /// Whether nodes reach the host's networks.
+    #[serde(skip)]
+    pub nat: Option<bool>,
+    /// The time for which nodes wait for an answer of the boot server.
+    #[serde(skip)]
+    pub boot_patience: Option<Timeout>,
+    /// Mistakes of the boot server.
+    #[serde(skip)]
+    pub boot_fault: Option<BootFault>,
+    /// Captures into files, as `NODE=FILE`.
+    #[serde(skip)]
+    pub captures: Vec<String>,
+    /// The monitor of Linux nodes.
+    #[serde(skip)]
+    pub vmm: Option<Vmm>,
+    /// A kernel for Linux nodes instead of the image's.
+    #[serde(skip)]
+    pub kernel: Option<PathBuf>,
+    /// An initrd for Linux nodes instead of the image's.
+    #[serde(skip)]
+    pub initrd: Option<PathBuf>,
+    /// Ethernet between Linux nodes.
+    #[serde(skip)]
+    pub net: Option<Net>,
+    /// The time within which a Linux node must be ready.
+    #[serde(skip)]
+    pub boot_timeout: Option<Timeout>,
+    /// The machine's name.
+    #[serde(skip)]
+    pub name: Option<MachineName>,
+    /// Whether the machine's threads keep their rights on the host.
+    #[serde(skip)]
+    pub no_sandbox: Option<bool>,
+
+    /// The lines of the fields that a machine file has set.
+    #[serde(skip)]
+    pub lines: Lines,
+}
+
+/// The lines of the fields that a machine file has set.
+#[derive(Clone, Debug, Default)]
+pub struct Lines(pub(crate) FieldLines);
+
+/// Where a value was written is no part of it.
+impl PartialEq for Lines {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+/// Which of the axes X, Y and Z close into rings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are the axes")]
+pub struct Torus {
+    pub x: Option<bool>,
+    pub y: Option<bool>,
+    pub z: Option<bool>,
+}
+
+/// The place of a gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GatewayAt {
+    /// The first I/O node without a guest.
+    IoNode,
+    /// This node.
+    Node(Coords),
+}
+
+/// What is asked of the guest of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GuestSpec {
+    /// The program.
+    pub guest: Option<GuestName>,
+    /// Its memory.
+    pub memory: Option<MemorySize>,
+    /// The user's part of its command line.
+    pub args: Option<GuestArgs>,
+    /// Whether it is Linux.
+    pub linux: Option<bool>,
+    /// Virtual processors, with Linux.
+    pub cpus: Option<Cpus>,
+    /// Additions to the kernel command line, with Linux.
+    pub append: Option<GuestArgs>,
+    /// The source of the guest or kernel.
+    pub boot: Option<BootFrom>,
+    /// The architecture, with Linux.
+    pub arch: Option<Arch>,
+}
+
+/// Which commands a field is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// All that make a machine.
+    Machine,
+    /// Those that start guests.
+    Guests,
+    /// Those that start Linux guests.
+    Linux,
+}
+
+/// A field that has a value.
+pub(crate) struct Given {
+    /// Its name.
+    pub(crate) field: &'static str,
+    /// What it is for.
+    pub(crate) of: Use,
+}
+
+/// Defines what is done with all fields alike, but for lists: how they are merged, and which of
+/// them have values.
+macro_rules! fields {
+    ($spec:ident { $($field:ident: $of:ident),* $(,)? } $({ $($list:ident),* })?) => {
+        impl $spec {
+            /// Returns this specification with what it leaves open from another one.
+            pub(crate) fn merged(self, lower: Self) -> Self {
+                Self {
+                    $($field: self.$field.or(lower.$field),)*
+                    $($($list: self.$list.merged(lower.$list),)*)?
+                }
+            }
+
+            /// Returns the fields that have a value.
+            pub(crate) fn given(&self) -> impl Iterator<Item = Given> {
+                [$(self.$field.is_some().then_some(Given {
+                    field: stringify!($field),
+                    of: Use::$of,
+                })),*].into_iter().flatten()
+            }
+        }
+    };
+}
+
+/// Merging of what is not an `Option`.
+trait Merge {
+    fn merged(self, lower: Self) -> Self;
+}
+
+impl<T> Merge for Vec<T> {
+    fn merged(mut self, mut lower: Self) -> Self {
+        self.append(&mut lower);
+        self
+    }
+}
+
+impl Merge for Torus {
+    fn merged(self, lower: Self) -> Self {
+        Self { x: self.x.or(lower.x), y: self.y.or(lower.y), z: self.z.or(lower.z) }
+    }
+}
+
+impl Merge for Lines {
+    fn merged(mut self, mut lower: Self) -> Self {
+        self.0.append(&mut lower.0);
+        self
+    }
+}
+
+fields! {
+    GuestSpec {
+        guest: Guests, memory: Guests, args: Guests, linux: Guests, cpus: Linux, append: Linux,
+        boot: Guests, arch: Linux,
+    }
+}
+
+fields! {
+    MachineSpec {
+        shape: Machine, io_nodes: Machine, generation: Machine, links: Machine,
+        fail_with_guest: Guests, guest: Guests, memory: Guests, args: Guests, doorbell: Machine,
+        timeout: Guests, engines: Machine, metrics: Machine, linux: Guests, cpus: Linux,
+        append: Linux, image: Linux, driver: Linux, arch: Linux, cpu: Linux, boot: Guests,
+        boot_server: Guests, ip_number: Machine, mtu: Machine, faults: Machine, nodes: Guests,
+        gateway: Guests, tap: Guests, nat: Guests, boot_patience: Guests, boot_fault: Guests,
+        vmm: Guests, kernel: Linux, initrd: Linux, net: Linux, boot_timeout: Guests,
+        name: Machine, no_sandbox: Machine,
+    } { torus, node, link, captures, lines }
+}
+
+impl MachineSpec {
+    /// Returns this specification with what it leaves open from another one, such as that of a
+    /// machine file below that of options.
+    pub fn over(self, mut lower: Self) -> Self {
+        for given in self.given() {
+            lower.lines.0.remove(given.field);
+        }
+        self.merged(lower)
+    }
+
+    /// Returns what is asked of the guests of nodes without settings of their own.
+    pub(crate) fn guests(&self) -> GuestSpec {
+        let Self { memory, linux, cpus, boot, arch, .. } = *self;
+        let (guest, args) = (self.guest.clone(), self.args.clone());
+        GuestSpec { guest, memory, args, linux, cpus, append: self.append.clone(), boot, arch }
+    }
+}

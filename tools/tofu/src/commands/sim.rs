@@ -1,0 +1,57 @@
+//! `tofu sim`: networks in modelled time, without guests.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tofu_sim::Options;
+
+/// Run a network in modelled time, without guests
+///
+/// `tofu sim papers` prints values that papers have published about the Tofu interconnects and TNW,
+/// next to those of this model. With a scenario, which says who sends what to whom, the results of
+/// its run are printed.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct SimArgs {
+    /// papers, a scenario file, or one of the scenarios torus, uniform, permutation, rails,
+    /// neighbour, transpose, hotspot, errors, k and tnw
+    #[arg(value_name = "WHAT")]
+    what: String,
+
+    /// With papers: as many messages as the papers have, which takes many minutes
+    #[arg(long)]
+    full: bool,
+
+    /// Print the results as JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Threads that run the network of a scenario; the results do not depend on their number
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=64)
+    )]
+    threads: u32,
+
+    /// Write the curves to this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tofu sim papers                  each published value beside ours
+  tofu sim papers --svg papers.svg
+  tofu sim uniform                 latency against load, half a rack
+  tofu sim torus                   latency against load and saturation, 8x8x8
+  tofu sim my.toml --json          your own scenario
+  tofu sim k --threads 2           on two processors
+  tofu sim tnw                     messages over three links of TNW at once";
+
+/// Runs `tofu sim` and returns the exit code.
+pub(crate) fn run(args: &SimArgs) -> anyhow::Result<u8> {
+    let SimArgs { what, full, json, threads, svg } = args.clone();
+    tofu_sim::run(&Options { what, full, json, threads, svg })
+}
