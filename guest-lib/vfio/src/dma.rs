@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, Weak};
 
 use tofu_abi::table::IPA_BITS;
 use tofu_driver::{DmaBuffer, DmaError, VolatileBuffer};
+use tofu_process::lock;
 use vfio_ioctls::{VfioDevice, VfioError, VfioOps};
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::iommu::Info;
-use crate::lock::lock;
 use tofu_driver::FreeList;
 
 /// Size and alignment of the memory that small buffers are cut from: a huge page, which the IOMMU

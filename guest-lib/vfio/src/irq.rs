@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tofu_abi::irq::vector;
+use tofu_process::lock;
 use vfio_bindings::bindings::vfio::{
     VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_PCI_MSIX_IRQ_INDEX,
 };
 use vfio_ioctls::VfioDevice;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
-
-use crate::lock::lock;
 
 /// Longer than this and a sleep is without end: the kernel's clock has no more seconds.
 const LONG_NS: u64 = i64::MAX as u64;

@@ -39,7 +39,6 @@ mod file;
 mod inherited;
 mod iommu;
 mod irq;
-mod lock;
 mod mapped;
 mod memfd;
 pub mod pci;

@@ -12,6 +12,7 @@ use iommufd_ioctls::{IommuFd, IommufdError};
 use tofu_abi::pci::REGISTER_BAR;
 use tofu_abi::regs::BAR0_SIZE;
 use tofu_abi::tnw;
+use tofu_process::lock;
 use vfio_bindings::bindings::vfio::{VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_REQ_IRQ_INDEX};
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioIommufd, VfioOps};
 
@@ -25,7 +26,6 @@ use crate::error::Error;
 use crate::event::EventLoop;
 use crate::iommu::Info;
 use crate::irq::{Interrupts, borrow, new_event};
-use crate::lock::lock;
 use crate::mapped::{MappedPlatform, Tenure};
 use crate::pci::{Bus, PciDevice, VFIO_PCI};
 

@@ -3,26 +3,22 @@
 //! These are the standard library's types. With `--cfg loom` they are loom's, and tests in that
 //! configuration try every order in which threads can run. Modules that loom checks take their
 //! atomics from here; other modules need not. The crate also has queues that hold a bounded amount,
-//! a clock that is cheaper to read than a lock is to take, and values that a forked child does not
-//! inherit.
+//! and a clock that is cheaper to read than a lock is to take.
 #![deny(unsafe_code)]
 
 mod epoch;
-mod forked;
 #[cfg(not(loom))]
 pub mod queue;
 mod ticks;
-mod unpoisoned;
 
 pub use crate::epoch::Epochs;
-pub use crate::forked::{Own, PerProcess};
 pub use crate::ticks::Ticks;
 #[cfg(not(loom))]
 pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 #[cfg(not(loom))]
 pub use std::sync::{Mutex, MutexGuard};
 
-pub use crate::unpoisoned::{lock, read, wait, wait_timeout, write};
+pub use tofu_process::{lock, read, wait, wait_timeout, write};
 
 #[cfg(loom)]
 pub use checked::{AtomicBool, AtomicU32, AtomicU64};

@@ -9,7 +9,7 @@ use tofu_abi::Coords;
 use tofu_abi::topology::{NodeId, Shape};
 use tofu_inproc::InProcess;
 use tofu_machine::Torus;
-use tofu_sync::lock;
+use tofu_process::lock;
 use tofu_vfio::VfioPlatform;
 use tofu_vfio_user_client::SocketPlatform;
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use tofu_abi::tnw::{CHANNELS, LINKS};
 use tofu_driver::{Platform, VolatileBuffer};
-use tofu_sync::{Own, PerProcess, lock};
+use tofu_process::{Own, PerProcess, lock};
 use tofu_tnw::{Channel, Link, Nwp, OpenError, PostError, Stream, Ticket};
 
 use crate::backend::{self, Backend};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tofu_abi::{Coords, Path};
 use tofu_jtofu::{PathTo, System, dead_links};
-use tofu_sync::lock;
+use tofu_process::lock;
 use tofu_utofu::VbgSetting;
 use tofu_utofu::ids::{VbgId, VcqId};
 

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::sync::OnceLock;
 
 use tofu_abi::{Coords, Generation};
-use tofu_sync::PerProcess;
+use tofu_process::PerProcess;
 use tofu_utofu::{Code, Context, Error};
 
 use crate::backend::{self, Backend};

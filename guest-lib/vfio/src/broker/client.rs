@@ -14,6 +14,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use tofu_abi::irq::vector;
 use tofu_abi::regs::BAR0_SIZE;
 use tofu_abi::{CqId, TniId};
+use tofu_process::lock;
 
 use super::shared_space::SharedSpace;
 use super::wire::{Answer, Refusal, Request, VERSION, receive_with_fds, send};
@@ -21,7 +22,6 @@ use crate::bar::Region;
 use crate::dma::{MoreAddresses, Pool, Space};
 use crate::iommu::Info;
 use crate::irq;
-use crate::lock::lock;
 use crate::mapped::{MappedPlatform, Tenure};
 
 /// The time limit for the broker to answer. It never takes that long, unless it is stopped or the

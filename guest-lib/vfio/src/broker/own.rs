@@ -16,9 +16,9 @@ use std::thread;
 use rustix::fs::{FallocateFlags, fallocate, fstat, ftruncate};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use tofu_process::lock;
 
 use super::stop::{self, StopError};
-use crate::lock::lock;
 use crate::memfd::{new_file, page_size};
 
 /// Bytes of the file after which pages are given back that the process has unmapped.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use tofu_abi::reduce::Op;
 use tofu_collective::plan::{Algorithm, GroupShape, NoChoice};
 use tofu_collective::{Exchange, Group, GroupConfig, GroupError};
-use tofu_sync::{PerProcess, lock};
+use tofu_process::{PerProcess, lock};
 use tofu_utofu::error::null;
 use tofu_utofu::ids::check_tni;
 use tofu_utofu::{Code, Error};

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Mutex;
 
 use tofu_abi::{BgId, Generation, TniId};
-use tofu_sync::lock;
+use tofu_process::lock;
 use tofu_utofu::{Error, GatePool, gates_in};
 
 /// Locks gates.
