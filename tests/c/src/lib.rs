@@ -45,13 +45,19 @@ pub fn run(command: &mut Command) -> String {
 /// The names that a shared library exports, whose soname must be its file's name; `None` without
 /// binutils.
 pub fn exported(test: &str, library: &str) -> Option<BTreeSet<String>> {
+    let symbols = symbols(test, library)?;
+    let dynamic = run(Command::new("readelf").arg("-d").arg(libraries().join(library)));
+    assert!(dynamic.contains(&format!("soname: [{library}]")), "{dynamic}");
+    Some(symbols)
+}
+
+/// The names that a shared library exports; `None` without binutils.
+pub fn symbols(test: &str, library: &str) -> Option<BTreeSet<String>> {
     if !have("nm") || !have("readelf") {
         eprintln!("SKIP {test}: no binutils");
         return None;
     }
     let path = libraries().join(library);
-    let dynamic = run(Command::new("readelf").arg("-d").arg(&path));
-    assert!(dynamic.contains(&format!("soname: [{library}]")), "{dynamic}");
     let symbols = run(Command::new("nm").args(["-D", "--defined-only"]).arg(&path));
     let names = symbols.lines().filter_map(|line| line.split_whitespace().nth(2));
     Some(names.filter(|name| *name != "rust_eh_personality").map(str::to_owned).collect())
@@ -64,7 +70,8 @@ pub struct Installed {
 }
 
 impl Installed {
-    /// Installs some of the libraries `utofu`, `jtofu` and `tnw`.
+    /// Installs some of the libraries `utofu`, `jtofu` and `tnw`; with `utofu` and `tnw` the
+    /// devices that they load on a host.
     pub fn new(names: &[&str]) -> Self {
         let root = tempfile::tempdir().unwrap();
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../guest-lib/utofu/install");
@@ -133,6 +140,11 @@ impl Program {
             .args(["-x", "none"])
             .args(installed.flags()));
         Some(Self { installed, path })
+    }
+
+    /// The folder with its libraries.
+    pub fn libraries(&self) -> PathBuf {
+        self.installed.path().join("lib")
     }
 
     /// The command that runs it with these environment variables, for at most five minutes.

@@ -17,6 +17,6 @@ mod platform;
 
 pub use machine::{LocalError, LocalMachine, LocalProvider};
 pub use maps::{Rights, rights};
-pub use memory::Mapping;
+pub use memory::{MapError, Mapping};
 pub use platform::{LocalMemory, LocalPlatform};
 pub use tofu_machine::Generation;

@@ -85,6 +85,22 @@ impl LocalMachine {
         &self.machine
     }
 
+    /// The platform of the device of the node at `coords`, which must be the only one.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such node, it has a device already, or the host has no memory left.
+    pub fn platform(&self, coords: Coords) -> Result<LocalPlatform, LocalError> {
+        let rings = GuestMemoryMmap::from_ranges(&[(GuestAddress(RING_BASE), RING_MEMORY)])?;
+        let arena = Arena::new(rings.clone()).expect("the memory has a region");
+        let memory = Arc::new(NodeMemory::new(rings));
+        let node = self.machine.add_node(coords, Arc::clone(&memory) as _)?;
+        let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
+        node.config_write(regs::COMMAND, &command.to_le_bytes());
+        let machine = Arc::clone(&self.machine);
+        Ok(LocalPlatform::new(machine, node, arena, memory, self.stepped))
+    }
+
     /// The source of queues for processes on the node at `coords`.
     ///
     /// # Errors
@@ -95,15 +111,7 @@ impl LocalMachine {
         if let Some(node) = nodes.get(&coords) {
             return Ok(Arc::clone(node));
         }
-        let rings = GuestMemoryMmap::from_ranges(&[(GuestAddress(RING_BASE), RING_MEMORY)])?;
-        let arena = Arena::new(rings.clone()).expect("the memory has a region");
-        let memory = Arc::new(NodeMemory::new(rings));
-        let node = self.machine.add_node(coords, Arc::clone(&memory) as _)?;
-        let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
-        node.config_write(regs::COMMAND, &command.to_le_bytes());
-        let machine = Arc::clone(&self.machine);
-        let platform = LocalPlatform::new(machine, node, arena, memory, self.stepped);
-        let device = Device::probe(platform)?;
+        let device = Device::probe(self.platform(coords)?)?;
         let provider = Arc::new(DriverProvider::new(device, LocalMemory, MRQ_SIZE, 0));
         nodes.insert(coords, Arc::clone(&provider));
         Ok(provider)

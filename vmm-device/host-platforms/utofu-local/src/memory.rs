@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock, RwLockWriteGuard};
 
+use thiserror::Error;
 use tofu_icc::{Access, DmaError, DmaMemory, DmaResult, Visit};
 use tofu_sync::{read, write};
-use tofu_utofu::{Code, Error};
 use vm_memory::{GuestMemoryMmap, VolatileSlice};
 
 use crate::maps::{self, Rights};
@@ -46,6 +46,17 @@ struct Range {
 pub struct Mapping {
     memory: Arc<NodeMemory>,
     device_addr: u64,
+}
+
+/// The reason why memory cannot be mapped for the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum MapError {
+    /// The process has no such memory.
+    #[error("it is not mapped, not all of it, or may not be read")]
+    NoMemory,
+    /// The device has no addresses for it.
+    #[error("the device has no addresses left for it")]
+    NoAddresses,
 }
 
 impl Mapping {
@@ -98,23 +109,21 @@ impl NodeMemory {
     /// Until the mapping is dropped, the memory stays mapped, and the process treats it as memory
     /// that others may change at any time.
     #[allow(unsafe_code)]
-    pub(crate) unsafe fn map(this: &Arc<Self>, addr: usize, len: usize) -> Result<Mapping, Error> {
+    pub(crate) unsafe fn map(
+        this: &Arc<Self>,
+        addr: usize,
+        len: usize,
+    ) -> Result<Mapping, MapError> {
         let writable = match maps::rights(addr, len) {
-            Rights::None => {
-                let hint = "it is not mapped, not all of it, or may not be read";
-                let what = "memory to be registered, at";
-                return Err(Error::with_value(Code::InvalidAddress, what, addr as u64, hint));
-            }
+            Rights::None => return Err(MapError::NoMemory),
             Rights::Read => false,
             Rights::ReadWrite => true,
         };
-        let hint = "the device's address space has no room for it";
-        let full = || Error::with_value(Code::OutOfResource, "memory of size", len as u64, hint);
         let phase = addr as u64 % GRANULE;
         let size =
             (len as u64).checked_add(phase).and_then(|n| n.checked_next_multiple_of(GRANULE));
         let mut mappings = this.mappings_mut();
-        let granule = mappings.find(size.ok_or_else(full)?).ok_or_else(full)?;
+        let granule = size.and_then(|size| mappings.find(size)).ok_or(MapError::NoAddresses)?;
         let device_addr = granule + phase;
         mappings.next = (device_addr + len as u64).next_multiple_of(GRANULE);
         mappings.ranges.insert(device_addr, Range { addr, len, writable });
@@ -215,7 +224,7 @@ mod tests {
         #[allow(unsafe_code)]
         // SAFETY: it is refused.
         let refused = unsafe { NodeMemory::map(&memory, 8, 1 << 20) };
-        assert_eq!(refused.map(|_| ()).unwrap_err().code(), Code::InvalidAddress);
+        assert_eq!(refused.map(|_| ()).unwrap_err(), MapError::NoMemory);
         #[allow(unsafe_code)]
         // SAFETY: it is not written to, which is what is tested.
         let mapping = unsafe { NodeMemory::map(&memory, CONSTANT.as_ptr() as usize, 8).unwrap() };

@@ -7,9 +7,9 @@ use tofu_driver::{DmaError, IrqError, Platform};
 use tofu_inproc::{Arena, Buffer};
 use tofu_machine::{Machine, Node};
 use tofu_pci::PciFunction;
-use tofu_utofu::{Error, MapUser, Mapped};
+use tofu_utofu::{Code, Error, MapUser, Mapped};
 
-use crate::memory::{Mapping, NodeMemory};
+use crate::memory::{MapError, Mapping, NodeMemory};
 
 /// The driver's platform for a node of a [`LocalMachine`](crate::LocalMachine).
 pub struct LocalPlatform {
@@ -33,6 +33,23 @@ impl LocalPlatform {
         stepped: bool,
     ) -> Self {
         Self { machine, node, rings, memory, stepped }
+    }
+
+    /// Lets the device access `len` bytes of the process's memory at `addr`. What the process may
+    /// only read is not written.
+    ///
+    /// # Errors
+    ///
+    /// See [`MapError`].
+    ///
+    /// # Safety
+    ///
+    /// Until the mapping is dropped, the memory stays mapped, and the process treats it as memory
+    /// that others may change at any time.
+    #[allow(unsafe_code)]
+    pub unsafe fn map(&self, addr: usize, len: usize) -> Result<Mapping, MapError> {
+        // SAFETY: as promised to this function.
+        unsafe { NodeMemory::map(&self.memory, addr, len) }
     }
 }
 
@@ -91,7 +108,13 @@ impl MapUser<LocalPlatform> for LocalMemory {
         len: usize,
     ) -> Result<Mapped<Mapping>, Error> {
         // SAFETY: as promised to this function.
-        let mapping = unsafe { NodeMemory::map(&platform.memory, addr, len)? };
+        let mapping = unsafe { platform.map(addr, len) }.map_err(|error| {
+            let (code, what, value) = match error {
+                MapError::NoMemory => (Code::InvalidAddress, "memory to be registered, at", addr),
+                MapError::NoAddresses => (Code::OutOfResource, "memory of size", len),
+            };
+            Error::with_text(code, what, Some(value as u64), error.to_string())
+        })?;
         let device_addr = mapping.device_addr();
         Ok(Mapped { mapping, device_addr, isolated: true })
     }
