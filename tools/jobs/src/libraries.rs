@@ -17,6 +17,8 @@ pub fn mpi_image(arch: Arch) -> &'static str {
 
 /// Our libraries that programs are linked with.
 const LIBRARIES: [&str; 3] = ["libtofucom.so", "libtofutop.so", "libtnw.so"];
+/// The devices of a host, which our libraries load there: no part of what nodes get.
+const LOCAL: &str = "libtofulocal.so";
 /// The variable that names a folder with them.
 const FOLDER: &str = "TOFU_LIBRARIES";
 
@@ -35,13 +37,26 @@ pub fn name(path: &Path) -> anyhow::Result<&str> {
     name.with_context(|| format!("{}: not a file's name that nodes can have", path.display()))
 }
 
-/// Finds our libraries: beside this program, as cargo leaves them, or in `../lib` relative to it,
-/// as after an installation. The environment can name another folder.
+/// Finds our libraries that programs are linked with: beside this program, as cargo leaves them, or
+/// in `../lib` relative to it, as after an installation. The environment can name another folder.
 ///
 /// # Errors
 ///
 /// If they do not exist.
 pub fn find() -> anyhow::Result<Vec<PathBuf>> {
+    find_all(&LIBRARIES)
+}
+
+/// Finds, in the same places, the library that the others load on this host.
+///
+/// # Errors
+///
+/// If it does not exist.
+pub fn find_local() -> anyhow::Result<Vec<PathBuf>> {
+    find_all(&[LOCAL])
+}
+
+fn find_all(names: &[&str]) -> anyhow::Result<Vec<PathBuf>> {
     let own = std::env::current_exe().context("cannot tell where this program is")?;
     let folders = match std::env::var_os(FOLDER).filter(|value| !value.is_empty()) {
         Some(folder) => vec![PathBuf::from(folder)],
@@ -50,17 +65,19 @@ pub fn find() -> anyhow::Result<Vec<PathBuf>> {
             vec![beside.to_owned(), beside.join("../lib")]
         }
     };
-    let all = |folder: &PathBuf| LIBRARIES.map(|name| folder.join(name));
+    let all = |folder: &PathBuf| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>();
     let found = folders.iter().map(all).find(|paths| paths.iter().all(|path| path.is_file()));
-    match (found, folders.first()) {
-        (Some(found), _) => Ok(found.into()),
-        (None, folder) => bail!(
-            "{} are not in {}: `cargo build --release -p tofu-utofu-c -p tofu-jtofu-c -p \
-             tofu-tnw-c` makes them, {FOLDER} names another folder",
-            LIBRARIES.join(", "),
-            folder.map_or(Path::new("."), PathBuf::as_path).display()
-        ),
-    }
+    found.with_context(|| {
+        format!(
+            "{} not in {}: `cargo build --release -p tofu-utofu-c -p tofu-jtofu-c -p tofu-tnw-c \
+             -p tofu-local` makes all libraries, {FOLDER} names another folder",
+            match names {
+                [name] => format!("{name} is"),
+                names => format!("{} are", names.join(", ")),
+            },
+            folders.first().map_or(Path::new("."), PathBuf::as_path).display()
+        )
+    })
 }
 
 /// Finds our libraries for arm64 nodes, and the other libraries of their programs. They are built

@@ -19,6 +19,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
+use tofu_hosted::Library;
 
 use crate::measure::{MAX_SIZE, Row, Side};
 use crate::overhead::{Overhead, Way};
@@ -96,6 +97,8 @@ struct Report {
 
 fn main() -> Result<()> {
     let mut args = Args::parse();
+    // As a static program, for nodes, it could not load them.
+    Library::provide(&tofulocal::TABLE);
     if let Some(size) = args.sizes.iter().find(|size| **size == 0 || **size > MAX_SIZE) {
         bail!("--sizes: {size} is not 1 to {MAX_SIZE}");
     }

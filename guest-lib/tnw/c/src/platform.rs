@@ -1,41 +1,40 @@
 //! A platform whose kind is chosen at run time.
 
+use std::sync::Arc;
+
 use tofu_driver::{DmaError, IrqError, Platform, VolatileBuffer};
-use tofu_inproc::InProcess;
+use tofu_hosted::HostPlatform;
 use tofu_tnw::{STORE, Windows};
 use tofu_vfio::VfioPlatform;
-use tofu_vfio_user_client::SocketPlatform;
 use vm_memory::VolatileSlice;
 
 /// Where a network processor is.
 pub(crate) enum AnyPlatform {
-    /// In a machine in this process.
-    InProcess(InProcess),
-    /// In another process of this host.
-    Served(Box<SocketPlatform>),
+    /// In this process, or in another one of this host.
+    Hosted(Arc<HostPlatform>),
     /// In this computer.
     Vfio(Box<VfioPlatform>),
 }
 
 /// Memory that it reaches.
 pub(crate) enum AnyBuffer {
-    /// Of the first two kinds.
-    Host(tofu_inproc::Buffer),
-    /// Of the third.
+    /// Of the first kind.
+    Hosted(tofu_hosted::Buffer),
+    /// Of the second.
     Vfio(tofu_vfio::Buffer),
 }
 
 impl VolatileBuffer for AnyBuffer {
     fn addr(&self) -> u64 {
         match self {
-            Self::Host(buffer) => buffer.addr(),
+            Self::Hosted(buffer) => buffer.addr(),
             Self::Vfio(buffer) => buffer.addr(),
         }
     }
 
     fn memory(&self) -> VolatileSlice<'_> {
         match self {
-            Self::Host(buffer) => buffer.memory(),
+            Self::Hosted(buffer) => buffer.memory(),
             Self::Vfio(buffer) => buffer.memory(),
         }
     }
@@ -45,8 +44,7 @@ impl VolatileBuffer for AnyBuffer {
 macro_rules! each {
     ($self:ident, $platform:ident => $what:expr) => {
         match $self {
-            AnyPlatform::InProcess($platform) => $what,
-            AnyPlatform::Served($platform) => $what,
+            AnyPlatform::Hosted($platform) => $what,
             AnyPlatform::Vfio($platform) => $what,
         }
     };
@@ -65,8 +63,7 @@ impl Platform for AnyPlatform {
 
     fn alloc_dma(&self, size: usize, align: usize) -> Result<AnyBuffer, DmaError> {
         match self {
-            Self::InProcess(platform) => platform.alloc_dma(size, align).map(AnyBuffer::Host),
-            Self::Served(platform) => platform.alloc_dma(size, align).map(AnyBuffer::Host),
+            Self::Hosted(platform) => platform.alloc_dma(size, align).map(AnyBuffer::Hosted),
             Self::Vfio(platform) => platform.alloc_dma(size, align).map(AnyBuffer::Vfio),
         }
     }

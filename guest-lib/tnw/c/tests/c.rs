@@ -62,6 +62,20 @@ fn a_program_without_a_device_is_told_what_to_do() {
 }
 
 #[test]
+fn devices_of_the_host_are_in_a_library_of_their_own() {
+    let Some(program) = build("nodevice.c") else { return };
+    fs::remove_file(program.libraries().join("libtofulocal.so")).unwrap();
+    for provider in ["inproc", "local"] {
+        let env = [("TOFU_PROVIDER", provider), ("TOFU_LOCAL_SOCKET", "@nothing")];
+        let said = program.run(&[], &env);
+        assert!(said.starts_with("-35 tnwOpen: "), "{said}");
+        let folder = program.libraries();
+        assert!(said.contains("libtofulocal.so is needed"), "{said}");
+        assert!(said.contains(folder.to_str().unwrap()), "{said}");
+    }
+}
+
+#[test]
 fn the_header_is_good_c99_and_cpp() {
     let header = Path::new(HERE).join("include/tnw.h");
     for (compiler, language, standard) in [("gcc", "c", "-std=c99"), ("g++", "c++", "-std=c++98")] {

@@ -254,6 +254,48 @@ fn a_program_without_a_device_is_told_what_to_do() {
     }
 }
 
+#[test]
+fn devices_of_the_host_are_in_a_library_of_their_own() {
+    let Some(program) = build(&C, &test_source("nodevice.c")) else { return };
+    let file = program.libraries().join("libtofulocal.so");
+    let said = || program.run(&[], &PAIR);
+    // A library of another version, and one that is no library of tofu.
+    let foreign = |source: &str| {
+        let c = file.with_extension("c");
+        fs::write(&c, source).unwrap();
+        run(Command::new(C[0]).args(["-shared", "-fPIC", "-o"]).arg(&file).arg(&c));
+    };
+    let wrong = |expected: &str| {
+        let said = said();
+        assert!(said.starts_with("-7 utofu_create_vcq: UTOFU_ERR_NOT_AVAILABLE: "), "{said}");
+        assert!(said.contains(file.to_str().unwrap()) && said.contains(expected), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    };
+    fs::remove_file(&file).unwrap();
+    foreign("static unsigned version = 77; void *tofu_local_table(void) { return &version; }");
+    wrong("has version 77 of its functions");
+    foreign("int other;");
+    wrong("it has no table of functions");
+    fs::write(&file, "no library").unwrap();
+    wrong("does not load");
+
+    fs::remove_file(&file).unwrap();
+    let said = said();
+    assert!(said.starts_with("-7 "), "{said}");
+    for expected in [
+        "libtofulocal.so is needed",
+        program.libraries().to_str().unwrap(),
+        "tofu sdk",
+        "cargo build --release -p tofu-local",
+    ] {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    assert_eq!(said.lines().count(), 1, "{said}");
+    // What asks for no such device does not need it.
+    let said = program.run(&[], &[("TOFU_DEVICE", "ffff:ff:1f.7")]);
+    assert!(said.contains("TOFU_PROVIDER=inproc"), "{said}");
+}
+
 /// The expected output of `generation.c` for a generation.
 fn said_of(generation: Generation) -> String {
     let Description { version, tnis, barrier, piggyback, .. } = *generation.description();

@@ -218,13 +218,16 @@ fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
         bail!("{prefix}: pkg-config files cannot name folders with blanks; choose another folder");
     }
     let mpi = args.mpi.then(|| mpi_source(args, progress)).transpose()?;
-    let (libraries, sysroot) = match args.arch {
+    let (mut libraries, sysroot) = match args.arch {
         Arch::X86_64 => (libraries::find()?, None),
         Arch::Arm64 => {
             let (found, sysroot) = libraries::find_arm64(progress)?;
             (found, Some(sysroot))
         }
     };
+    if args.arch == Arch::host() {
+        libraries.extend(libraries::find_local()?);
+    }
     let (include, lib) = (dir.join("include"), dir.join("lib"));
     let (pkgconfig, cmake) = (lib.join("pkgconfig"), lib.join("cmake/tofu"));
     for folder in [&include, &pkgconfig, &cmake] {

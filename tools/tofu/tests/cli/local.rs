@@ -319,6 +319,23 @@ fn the_sdk_has_examples() {
     let ring = sdk.join("examples/ring");
     let expected = ["0: rank 0 of 2: hello from rank 1", "1: rank 1 of 2: hello from rank 0"];
     assert_eq!(jobs.lines(&["-n", "2", ring.to_str().unwrap()]), expected);
+
+    // Ranks load their nodes' devices from there, and say so if they cannot.
+    let local = sdk.join("lib/libtofulocal.so");
+    let start = || {
+        let mut command = jobs.command(&["-n", "2", ring.to_str().unwrap()]);
+        // Cargo's has the library, too.
+        command.env("TOFU_LIBRARIES", sdk.join("lib")).env_remove("LD_LIBRARY_PATH");
+        jobs.place.run_command(command)
+    };
+    start().ok();
+    std::fs::remove_file(&local).unwrap();
+    let said = start();
+    assert!(said.err.contains("libtofulocal.so is needed"), "{said:?}");
+    let mut write = jobs.place.command(&["sdk", jobs.programs.path().to_str().unwrap()]);
+    write.env("TOFU_LIBRARIES", sdk.join("lib"));
+    let error = jobs.place.run_command(write).error();
+    assert!(error.contains("libtofulocal.so is not in"), "{error}");
 }
 
 /// The same for TNW: processes whose nodes are neighbours on a torus of three axes.

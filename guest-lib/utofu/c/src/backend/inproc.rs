@@ -1,13 +1,16 @@
 //! A machine in this process, for programs that communicate with themselves.
 
+use std::collections::HashMap;
 use std::env;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use tofu_abi::Coords;
 use tofu_abi::topology::Shape;
+use tofu_abi::{Coords, Generation};
+use tofu_hosted::{HostMachine, Interconnect};
+use tofu_process::lock;
 use tofu_utofu::{Code, DeviceShare, Error};
-use tofu_utofu_local::{Generation, LocalMachine};
 
+use super::hosted;
 use crate::environment;
 use crate::provider::{AnyProvider, any};
 
@@ -15,9 +18,11 @@ use crate::provider::{AnyProvider, any};
 const DEFAULT: Shape = Shape::UNIT;
 
 pub(crate) struct InProcess {
-    machine: LocalMachine,
+    machine: HostMachine,
     generation: Generation,
     nodes: Vec<Coords>,
+    /// Those that are attached.
+    attached: Mutex<HashMap<Coords, Arc<AnyProvider>>>,
     processes_per_node: u16,
 }
 
@@ -40,10 +45,10 @@ impl InProcess {
             })?,
         };
         DeviceShare::of(generation, 0, processes_per_node)?;
-        let machine = LocalMachine::of(generation, shape).map_err(|_| {
-            Error::new(Code::OutOfResource, "machine", "the host has no threads or descriptors")
-        })?;
-        Ok(Self { machine, generation, nodes: shape.iter().collect(), processes_per_node })
+        let machine = hosted::load()?.start(shape, Interconnect::Tofu(generation));
+        let machine = machine.map_err(|why| hosted::refused("machine", None, why))?;
+        let (nodes, attached) = (shape.iter().collect(), Mutex::default());
+        Ok(Self { machine, generation, nodes, attached, processes_per_node })
     }
 
     pub(crate) fn processes(&self) -> usize {
@@ -58,10 +63,14 @@ impl InProcess {
         let hint = "there is no such process";
         let none = Error::with_value(Code::NotAvailable, "process", index as u64, hint);
         let &coords = self.nodes.get(index / per_node).ok_or(none)?;
-        let node = self
-            .machine
-            .node(coords)
-            .map_err(|_| Error::new(Code::OutOfMemory, "node", "the host has no memory for it"))?;
-        Ok((any(node), share))
+        let mut attached = lock(&self.attached);
+        if let Some(node) = attached.get(&coords) {
+            return Ok((Arc::clone(node), share));
+        }
+        let platform = self.machine.attach(coords);
+        let platform = platform.map_err(|why| hosted::refused("node", None, why))?;
+        let node = any(Arc::new(hosted::provider(platform)?));
+        attached.insert(coords, Arc::clone(&node));
+        Ok((node, share))
     }
 }

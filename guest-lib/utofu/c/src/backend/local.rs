@@ -6,13 +6,12 @@ use std::io;
 use std::sync::Arc;
 
 use tofu_abi::{BgId, CqId, Generation, TniId};
-use tofu_driver::Device;
+use tofu_hosted::Library;
 use tofu_tof::{Claim, Locks};
-use tofu_utofu::{ClaimQueue, Code, DeviceShare, DriverProvider, Error, MapUser, Mapped};
-use tofu_utofu_local::{Rights, rights};
-use tofu_vfio_user_client::{ConnectError, MapError, Mapping, SocketPlatform};
+use tofu_utofu::{ClaimQueue, Code, DeviceShare, Error, Provider as _};
 
 use super::gates::{LockGate, LockedGates};
+use super::hosted;
 use crate::environment;
 use crate::provider::{AnyProvider, any};
 
@@ -22,11 +21,10 @@ const SOCKET: &str = "TOFU_LOCAL_SOCKET";
 /// The variable with a file whose locks record which barrier gates belong to which of the processes
 /// that share a node.
 const LOCKS: &str = "TOFU_LOCAL_LOCKS";
-/// Size code of message receive queues: 32768 notices.
-const MRQ_SIZE: u8 = 2;
 
 /// Nodes that are served, or this process's share of one. There are several only in tests.
 pub(crate) struct Served {
+    library: Library,
     sockets: Vec<String>,
     /// The index of this process among those of its node, and their number.
     rank: (u16, u16),
@@ -41,7 +39,8 @@ impl Served {
         })?;
         let number = environment::number;
         let rank = (number("TOFU_LOCAL_RANK", 0)?, number("TOFU_PPN", 1)?);
-        Ok(Self { sockets: sockets.split(',').map(str::to_owned).collect(), rank })
+        let sockets = sockets.split(',').map(str::to_owned).collect();
+        Ok(Self { library: hosted::load()?, sockets, rank })
     }
 
     pub(crate) fn processes(&self) -> usize {
@@ -54,12 +53,11 @@ impl Served {
         let none = Error::with_value(Code::NotAvailable, "process", index as u64, hint);
         let socket = self.sockets.get(index).ok_or(none)?;
         let (index, processes) = self.rank;
-        let platform = SocketPlatform::connect_shared(socket, index, processes);
-        let device = Device::probe(platform.map_err(connect_error)?)
-            .map_err(|_| Error::new(Code::Fatal, "Tofu device", "it does not answer"))?;
-        let generation = device.generation();
+        let platform = self.library.connect(socket, index, processes);
+        let platform = platform.map_err(|why| hosted::refused("Tofu device", None, why))?;
+        let provider = hosted::provider(platform)?;
+        let generation = provider.generation();
         let share = DeviceShare::of(generation, index, processes)?;
-        let provider = DriverProvider::new(device, Memory, MRQ_SIZE, 0);
         let provider = match processes {
             1 => any(Arc::new(provider)),
             _ => any(Arc::new(provider.with_claims(Claims::open(generation)?))),
@@ -115,55 +113,5 @@ impl ClaimQueue for Claims {
 
     fn give_gates(&self, tni: TniId, gates: u64) {
         self.gates.give(&self.locks, tni, gates);
-    }
-}
-
-fn connect_error(error: ConnectError) -> Error {
-    let code = match &error {
-        ConnectError::Memory(_) => Code::OutOfMemory,
-        _ => Code::NotAvailable,
-    };
-    Error::with_text(code, "Tofu device", None, error.to_string())
-}
-
-/// The memory of this process.
-#[derive(Clone, Copy)]
-struct Memory;
-
-impl MapUser<SocketPlatform> for Memory {
-    type Mapping = Mapping;
-
-    unsafe fn map_user(
-        &self,
-        platform: &SocketPlatform,
-        addr: usize,
-        len: usize,
-    ) -> Result<Mapped<Mapping>, Error> {
-        let writable = match rights(addr, len) {
-            Rights::None => return Err(map_error(MapError::NoMemory)),
-            Rights::Read => false,
-            Rights::ReadWrite => true,
-        };
-        let mapping = platform.map(addr, len, writable).map_err(map_error)?;
-        let device_addr = mapping.device_addr();
-        Ok(Mapped { mapping, device_addr, isolated: true })
-    }
-}
-
-fn map_error(error: MapError) -> Error {
-    let what = "memory to be registered";
-    match &error {
-        MapError::NoAddresses(_) => {
-            Error::new(Code::OutOfResource, what, "the device has no addresses left for it")
-        }
-        MapError::NoMemory => {
-            let hint = "it is not mapped, not all of it, or may not be read";
-            Error::new(Code::InvalidAddress, what, hint)
-        }
-        MapError::NotAllowed => {
-            let hint = "`tofu run` may not reach this process's memory: the host restricts ptrace";
-            Error::new(Code::NotAvailable, what, hint)
-        }
-        MapError::Server(_) => Error::new(Code::Fatal, what, "`tofu run` does not answer"),
     }
 }
