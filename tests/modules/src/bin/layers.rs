@@ -1,9 +1,13 @@
-//! Draws the crates of the workspace by layer, from the output of `cargo metadata`.
+//! Draws the crates of the workspace by layer, from the output of `cargo metadata`, and finds those
+//! that build on crates which they must not contain.
 //!
 //! ```text
 //! cargo run -p tofu-modules --bin layers            # writes docs/src/pictures/crates.svg
 //! cargo run -p tofu-modules --bin layers -- --check # fails if that file is not up to date
 //! ```
+//!
+//! Both fail if a crate of `guest-lib` builds on one of `vmm-device`, directly or indirectly: what
+//! runs in a guest contains no device.
 //!
 //! A crate is one row above the highest crate that it builds on. A line is drawn only if no longer
 //! way leads to the same crate. Dependencies of tests and of build scripts are left out.
@@ -30,12 +34,15 @@ const FOLDERS: [(&str, &str); 4] = [
     ("tests", "#e6e0ea"),
 ];
 
+/// A folder whose crates build on none of another one.
+const APART: (&str, &str) = ("guest-lib", "vmm-device");
+
 /// Crates by name.
 type Crates = BTreeMap<String, Crate>;
 
 struct Crate {
-    /// The colour of its folder.
-    colour: &'static str,
+    /// The first folder of its path, and its colour.
+    folder: (&'static str, &'static str),
     uses: BTreeSet<String>,
 }
 
@@ -47,6 +54,11 @@ fn main() -> anyhow::Result<ExitCode> {
     anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata = serde_json::from_slice(&output.stdout)?;
     let crates = crates(&metadata)?;
+    let wrong = forbidden(&crates);
+    if !wrong.is_empty() {
+        wrong.iter().for_each(|line| println!("{line}"));
+        return Ok(ExitCode::FAILURE);
+    }
     let picture = drawn(&crates, &rows(&crates));
     if std::env::args().nth(1).as_deref() != Some("--check") {
         fs::write(PICTURE, picture).context(PICTURE)?;
@@ -66,13 +78,31 @@ fn crates(metadata: &Value) -> anyhow::Result<Crates> {
     let read = |package: &Value| {
         let manifest = Path::new(package["manifest_path"].as_str().unwrap_or_default());
         let folder = manifest.strip_prefix(root).unwrap_or(manifest);
-        let colour = FOLDERS.iter().find(|(first, _)| folder.starts_with(first));
+        let folder = FOLDERS.iter().find(|(first, _)| folder.starts_with(first));
         let all = package["dependencies"].as_array().into_iter().flatten();
         let built_on = all.filter(|dependency| dependency["kind"].is_null()).map(name);
         let uses = built_on.filter(|name| names.contains(name)).collect();
-        (name(package), Crate { colour: colour.map_or("#ffffff", |(_, colour)| *colour), uses })
+        (name(package), Crate { folder: folder.copied().unwrap_or(("", "#ffffff")), uses })
     };
     Ok(packages.iter().map(read).collect())
+}
+
+/// The crates that build on those of a folder which they must be apart from, each with a way that
+/// leads there.
+fn forbidden(crates: &Crates) -> Vec<String> {
+    let (here, there) = APART;
+    let ours = crates.iter().filter(|(_, known)| known.folder.0 == here);
+    let ways = ours.filter_map(|(name, _)| way(crates, name, there));
+    ways.map(|way| format!("{here} builds on {there}: {}", way.join(" -> "))).collect()
+}
+
+/// A way from a crate to one of a folder.
+fn way<'a>(crates: &'a Crates, from: &'a str, folder: &str) -> Option<Vec<&'a str>> {
+    if crates[from].folder.0 == folder {
+        return Some(vec![from]);
+    }
+    let rest = crates[from].uses.iter().find_map(|used| way(crates, used, folder))?;
+    Some([vec![from], rest].concat())
 }
 
 /// Rows of crates, the lowest first, each in an order that keeps lines short.
@@ -130,7 +160,7 @@ fn drawn(crates: &Crates, rows: &[Vec<&str>]) -> String {
     }
     let mut lines = String::new();
     let mut boxes = String::new();
-    for (name, Crate { colour, uses }) in crates {
+    for (name, Crate { folder: (_, colour), uses }) in crates {
         let (x, y) = places[name.as_str()];
         for used in uses {
             if uses.iter().any(|other| other != used && reaches(crates, other, used)) {
@@ -165,4 +195,45 @@ fn boxed((x, y): (usize, usize), colour: &str, text: &str) -> String {
         x + BOX.0 / 2,
         y + BOX.1 - 8
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Crates with their folders, what they build on, and what their tests do.
+    fn workspace(all: &[(&str, &str, &[&str], &[&str])]) -> Crates {
+        let dependency = |kind| move |name: &&str| json!({"name": name, "kind": kind});
+        let packages = all.iter().map(|(name, folder, uses, tests)| {
+            let uses = uses.iter().map(dependency(Value::Null));
+            let all: Vec<_> = uses.chain(tests.iter().map(dependency(json!("dev")))).collect();
+            let manifest = format!("/tree/{folder}/{name}/Cargo.toml");
+            json!({"name": name, "manifest_path": manifest, "dependencies": all})
+        });
+        let packages: Vec<_> = packages.collect();
+        crates(&json!({"packages": packages, "workspace_root": "/tree"})).unwrap()
+    }
+
+    #[test]
+    fn guests_contain_no_devices() {
+        let good = workspace(&[
+            ("driver", "guest-lib", &["other"], &["device"]),
+            ("other", "tools", &[], &["device"]),
+            ("device", "vmm-device", &["driver"], &[]),
+        ]);
+        assert!(forbidden(&good).is_empty());
+        let bad = workspace(&[
+            ("a", "guest-lib", &["b"], &[]),
+            ("b", "tools", &["c"], &[]),
+            ("c", "vmm-device/host-platforms", &[], &[]),
+            ("d", "guest-lib/utofu", &["c"], &[]),
+        ]);
+        let lines = [
+            "guest-lib builds on vmm-device: a -> b -> c",
+            "guest-lib builds on vmm-device: d -> c",
+        ];
+        assert_eq!(forbidden(&bad), lines);
+    }
 }
