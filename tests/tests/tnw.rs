@@ -13,7 +13,7 @@ use tofu_abi::topology::Shape;
 use tofu_driver::{DmaBuffer, Platform};
 use tofu_fabric::{FaultPlan, Ppm, Rates};
 use tofu_inproc::{AttachError, Buffer, InProcess};
-use tofu_machine::{Doorbells, Torus};
+use tofu_machine::{Doorbells, Links, Torus, TorusConfig};
 use tofu_pci::PciFunction;
 use tofu_tnw::{
     Channel, Link, Nwp, OpenError, Outcome, PostError, SendError, Status, Stream, Ticket,
@@ -34,17 +34,18 @@ struct World {
 
 impl World {
     fn new(x: u8, y: u8, z: u8) -> Self {
-        Self::over(Torus::with_manual_clock(Shape::new([x, y, z, 1, 1, 1]).unwrap()).unwrap())
+        Self::with(Links::Direct, [x, y, z], InProcess::attach_nwp)
     }
 
     /// The same with devices whose windows can be memory.
     fn sharing(x: u8, y: u8, z: u8) -> Self {
-        let torus = Torus::with_manual_clock(Shape::new([x, y, z, 1, 1, 1]).unwrap()).unwrap();
-        Self::of(torus, InProcess::attach_sharing_nwp)
+        Self::with(Links::Direct, [x, y, z], InProcess::attach_sharing_nwp)
     }
 
-    fn over(torus: Torus) -> Self {
-        Self::of(torus, InProcess::attach_nwp)
+    fn with(links: Links, [x, y, z]: [u8; 3], attach: Attach) -> Self {
+        let shape = Shape::new([x, y, z, 1, 1, 1]).unwrap();
+        let config = TorusConfig { links, ..TorusConfig::new(shape) };
+        Self::of(Torus::with_manual_clock(config).unwrap(), attach)
     }
 
     fn of(torus: Torus, attach: Attach) -> Self {
@@ -104,7 +105,15 @@ const fn ok(length: usize) -> Outcome {
 
 #[test]
 fn every_neighbour_on_every_channel_by_stores_and_by_fetching() {
-    let world = World::new(4, 2, 3);
+    every_neighbour(&World::new(4, 2, 3));
+}
+
+#[test]
+fn modelled_links_reach_every_neighbour_on_every_channel() {
+    every_neighbour(&World::with(Links::Modelled, [4, 2, 3], InProcess::attach_nwp));
+}
+
+fn every_neighbour(world: &World) {
     let shape = *world.torus.wires().fabric().shape();
     for coords in shape.iter() {
         let node = world.node(coords);
@@ -150,6 +159,13 @@ fn long_messages_of_any_length_arrive_whole() {
 #[test]
 fn long_messages_arrive_whole_by_windows_that_are_memory() {
     long_messages(&World::sharing(2, 1, 1), true);
+}
+
+#[test]
+fn modelled_links_carry_long_messages_whole() {
+    let shape = [2, 1, 1];
+    long_messages(&World::with(Links::Modelled, shape, InProcess::attach_nwp), false);
+    long_messages(&World::with(Links::Modelled, shape, InProcess::attach_sharing_nwp), true);
 }
 
 fn long_messages(world: &World, shared: bool) {
@@ -243,7 +259,12 @@ fn errors_on_the_links_change_nothing_but_counters() {
 
 #[test]
 fn a_link_that_is_down_holds_messages_until_it_is_up() {
-    let world = World::new(3, 1, 1);
+    for links in [Links::Direct, Links::Modelled] {
+        link_down_and_up(&World::with(links, [3, 1, 1], InProcess::attach_nwp));
+    }
+}
+
+fn link_down_and_up(world: &World) {
     let [near, far] = world.pair();
     let fabric = world.torus.wires().fabric();
     fabric.set_link(near.coords(), X_PLUS.port(), false).unwrap();
@@ -533,18 +554,24 @@ fn an_engine_that_is_told_of_windows_of_threads() {
 }
 
 fn threads_that_send(doorbells: Doorbells, attach: Attach) {
-    threads_that_send_beside(1, doorbells, attach);
+    threads_that_send_beside(1, Links::Direct, doorbells, attach);
 }
 
 #[test]
 fn engines_that_share_nodes_keep_order() {
-    threads_that_send_beside(3, Doorbells::Polled, InProcess::attach_sharing_nwp);
-    threads_that_send_beside(2, Doorbells::Trapped, InProcess::attach_nwp);
+    let shared = InProcess::attach_sharing_nwp;
+    threads_that_send_beside(3, Links::Direct, Doorbells::Polled, shared);
+    threads_that_send_beside(2, Links::Direct, Doorbells::Trapped, InProcess::attach_nwp);
 }
 
-fn threads_that_send_beside(engines: usize, doorbells: Doorbells, attach: Attach) {
+#[test]
+fn modelled_links_keep_order_between_threads() {
+    threads_that_send_beside(2, Links::Modelled, Doorbells::Trapped, InProcess::attach_nwp);
+}
+
+fn threads_that_send_beside(engines: usize, links: Links, doorbells: Doorbells, attach: Attach) {
     let shape = Shape::new([2, 2, 1, 1, 1, 1]).unwrap();
-    let torus = Torus::with_engines(shape, engines).unwrap();
+    let torus = Torus::new(TorusConfig { shape, links, engines }).unwrap();
     torus.set_doorbells(doorbells);
     torus.start().unwrap();
     let world = World::of(torus, attach);
@@ -593,9 +620,11 @@ proptest! {
         order in prop::collection::vec(0..3usize, 0..100),
         parts in [0..150_000u32, 0..150_000, 0..100_000, 0..100_000],
         seed in any::<u64>(),
-        shared in any::<bool>(),
+        [shared, modelled] in any::<[bool; 2]>(),
     ) {
-        let world = if shared { World::sharing(2, 1, 1) } else { World::new(2, 1, 1) };
+        let attach = if shared { InProcess::attach_sharing_nwp } else { InProcess::attach_nwp };
+        let links = if modelled { Links::Modelled } else { Links::Direct };
+        let world = World::with(links, [2, 1, 1], attach);
         let [near, far] = world.pair();
         let [loss, corrupt, duplicate, reorder] = parts.map(|parts| Ppm::new(parts).unwrap());
         let everywhere = Rates { loss, corrupt, duplicate, reorder, ..Rates::NONE };

@@ -16,7 +16,7 @@ use tofu_abi::tnw::{
 use tofu_driver::{DmaBuffer, Platform};
 use tofu_fabric::{FaultPlan, Ppm, Rates, Shape};
 use tofu_inproc::InProcess;
-use tofu_machine::{Torus, TorusNode};
+use tofu_machine::{Torus, TorusConfig, TorusNode};
 use tofu_pci::{PciFunction, regs};
 use tofu_tnw::{Nwp, Status, Windows};
 use tofu_tnw_device::{CONTROL_SIZE, Unit};
@@ -129,7 +129,7 @@ pub fn arrivals(data: &[u8]) {
 
 fn run_actions(data: &[u8], actions: &[Action]) {
     let shape = Shape::new([4, 1, 1, 1, 1, 1]).expect("a shape").with_torus([false; 3]);
-    let torus = Arc::new(Torus::with_manual_clock(shape).expect("three axes"));
+    let torus = Arc::new(Torus::with_manual_clock(TorusConfig::new(shape)).expect("three axes"));
     let attach = |coords| InProcess::attach_sharing_nwp(&torus, coords, MEMORY).expect("memory");
     let platforms: Vec<_> = shape.iter().map(attach).collect();
     let nodes = shape.iter().filter_map(|coords| torus.node(coords).cloned()).collect();

@@ -14,7 +14,7 @@ use tofu_gateway::IoNode;
 use tofu_machine::capture::CaptureConfig;
 use tofu_machine::{
     Doorbells, Drive, Generation, Links, Machine, MachineConfig, MachineOf, Part, Surroundings,
-    Torus,
+    Torus, TorusConfig,
 };
 use tofu_sandbox::Role;
 use tofu_vmm::Hypervisor;
@@ -156,11 +156,9 @@ fn any_machine(
             let machine = machine(network, kind, doorbells, engines, confinement, surroundings)?;
             AnyMachine::Tofu(Arc::new(machine))
         }
-        Interconnect::Tnw if links != Links::Direct => {
-            bail!("a machine of TNW cannot have modelled links");
-        }
         Interconnect::Tnw => {
-            let torus = Torus::with_engines(network.shape, engines)?;
+            let config = TorusConfig { shape: network.shape, links, engines };
+            let torus = Torus::within(config, surroundings)?;
             torus.set_doorbells(doorbells);
             AnyMachine::Tnw(Arc::new(started(torus, network, confinement)?))
         }

@@ -447,8 +447,10 @@ mod tests {
         assert_eq!(plan.vms().count(), 16);
         assert!(case.error(&["--shape", "unit"]).contains("three lengths"));
         for (args, what) in [
-            (&["--links", "modelled"][..], "modelled links"),
-            (&["--linux", "--arch", "x86-64", "--boot", "tofu"], "nodes that boot over the torus"),
+            (
+                &["--linux", "--arch", "x86-64", "--boot", "tofu"][..],
+                "nodes that boot over the torus",
+            ),
             (&["--driver", "tofu"], "the kernel driver, which is Tofu's (--driver tofu)"),
             (&["--gateway", "0,0,0,0,0,0"], "a gateway"),
             (&["--boot", "tofu"], "nodes that boot over the torus"),

@@ -58,7 +58,7 @@ pub use crate::error::Error;
 pub use crate::interconnect::Interconnect;
 pub use crate::node::{DoorbellBackend, Node, NodeParts};
 pub use crate::pump::Pump;
-pub use crate::torus::{TORUS_TIMING, TorusNode};
+pub use crate::torus::{TORUS_TIMING, TorusConfig, TorusNode};
 pub use crate::windows::{TorusParts, WindowBackend};
 pub use tofu_abi::Generation;
 pub use tofu_tnw_device::{Nwp, SharedWindows, register_fields};

@@ -189,11 +189,7 @@ impl Deliver<Body> for Pump<'_> {
     }
 
     fn link_failed(&mut self, node: NodeId, port: Port) {
-        let at = self.shared.fabric().shape().coords(node).unwrap_or_default();
-        log::warn!("{at} port {}: nothing gets through the link; it is down now", port.name());
-        if let Some(tell) = &self.shared.link_failed {
-            tell(node, port);
-        }
+        self.shared.link_failed(node, port);
     }
 
     fn room(&mut self, node: NodeId, tni: TniId) {

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use tofu_abi::Coords;
-use tofu_fabric::{Fabric, NodeId, Wires};
+use tofu_fabric::{Fabric, NodeId, Port, Wires};
 
 use crate::clock::Clock;
 use crate::config::LinkFailed;
@@ -65,6 +65,15 @@ impl<D: Device> Shared<D> {
         match self.clock {
             Clock::Host(_) if self.wires.is_modelled() => self.courier.clock(now_ns),
             _ => now_ns,
+        }
+    }
+
+    /// Reports that a modelled link has failed.
+    pub(crate) fn link_failed(&self, node: NodeId, port: Port) {
+        let at = self.fabric().shape().coords(node).unwrap_or_default();
+        log::warn!("{at} port {}: nothing gets through the link; it is down now", port.name());
+        if let Some(tell) = &self.link_failed {
+            tell(node, port);
         }
     }
 

@@ -20,12 +20,13 @@ use tofu_fabric::{
     Timing, Way, Wires,
 };
 use tofu_inspect::{Inspect, Visit};
+use tofu_links::Parameters;
 use tofu_pci::{Bar, Endpoint, EndpointDevice, Identity, LinkSpeed};
 use tofu_tnw_device::{Config, Host, MAX_RUN, Net, Nwp, SharedWindows, Unit};
 
 use crate::Torus;
 use crate::clock::Clock;
-use crate::config::Doorbells;
+use crate::config::{Doorbells, Links as ModeOfLinks, Surroundings};
 use crate::device::Device;
 use crate::drive::{Drive, View};
 use crate::engine::Engine;
@@ -47,6 +48,8 @@ const HOLD_NS: u64 = 1_000_000;
 
 /// Packets that go over a link together while a capture or faults inspect them.
 const RUN_OBSERVED: u16 = 64;
+/// Packets that go over a modelled link together. They arrive when the last of them does.
+const RUN_MODELLED: u16 = 8;
 /// The time for which an engine polls a shared window after it last had something new, in
 /// nanoseconds.
 const SPIN_NS: u64 = 50_000;
@@ -83,12 +86,30 @@ pub struct TnwShared {
     polled: AtomicBool,
 }
 
+/// The configuration of a machine of TNW.
+#[derive(Clone, Copy, Debug)]
+pub struct TorusConfig {
+    /// The box of nodes. A, B and C must be of length 1.
+    pub shape: Shape,
+    /// How packets go over the links.
+    pub links: ModeOfLinks,
+    /// Number of engines that share the nodes; at least one.
+    pub engines: usize,
+}
+
+impl TorusConfig {
+    /// A machine of this shape, with direct links and one engine.
+    pub const fn new(shape: Shape) -> Self {
+        Self { shape, links: ModeOfLinks::Direct, engines: 1 }
+    }
+}
+
 impl Device for Nwp {
     type Body = Unit;
     /// The work of a device, or one of its windows.
     type Work = Option<(Link, Channel)>;
     type Node = TorusNode;
-    type Config = ();
+    type Config = TorusConfig;
     type Extra = TnwShared;
 }
 
@@ -129,23 +150,23 @@ impl Drive for Nwp {
 }
 
 impl Torus {
-    /// Creates a machine of this shape without devices, with one engine. A, B and C must be of
-    /// length 1.
+    /// Creates a machine without devices.
     ///
     /// # Errors
     ///
-    /// [`Error::NotThreeAxes`] for other shapes.
-    pub fn new(shape: Shape) -> Result<Self, Error> {
-        Self::with_engines(shape, 1)
+    /// [`Error::NotThreeAxes`] for other shapes, and [`Error::Host`] if the host has no descriptors
+    /// left.
+    pub fn new(config: TorusConfig) -> Result<Self, Error> {
+        Self::within(config, Surroundings::default())
     }
 
-    /// The same with this many engines, which share the nodes.
+    /// Creates a machine with these surroundings.
     ///
     /// # Errors
     ///
     /// As [`Torus::new`].
-    pub fn with_engines(shape: Shape, engines: usize) -> Result<Self, Error> {
-        Self::with_clock(shape, engines, Clock::Host(Instant::now()))
+    pub fn within(config: TorusConfig, surroundings: Surroundings) -> Result<Self, Error> {
+        Self::with_clock(config, surroundings, Clock::Host(Instant::now()))
     }
 
     /// Like [`Torus::new`], but time advances only by [`Torus::advance`].
@@ -153,18 +174,27 @@ impl Torus {
     /// # Errors
     ///
     /// As [`Torus::new`].
-    pub fn with_manual_clock(shape: Shape) -> Result<Self, Error> {
-        Self::with_clock(shape, 1, Clock::Manual(AtomicU64::new(0)))
+    pub fn with_manual_clock(config: TorusConfig) -> Result<Self, Error> {
+        Self::with_clock(config, Surroundings::default(), Clock::Manual(AtomicU64::new(0)))
     }
 
-    fn with_clock(shape: Shape, engines: usize, clock: Clock) -> Result<Self, Error> {
+    fn with_clock(
+        config: TorusConfig,
+        surroundings: Surroundings,
+        clock: Clock,
+    ) -> Result<Self, Error> {
+        let TorusConfig { shape, links, engines } = config;
         if [Axis::A, Axis::B, Axis::C].into_iter().any(|axis| shape.len(axis) != 1) {
             return Err(Error::NotThreeAxes(shape));
         }
-        let wires = Wires::new(Fabric::new(shape), TORUS_TIMING);
+        let wires = match links {
+            ModeOfLinks::Direct => Wires::new(Fabric::new(shape), TORUS_TIMING),
+            ModeOfLinks::Modelled => tofu_netmodel::wires(shape, &Parameters::TNW, None)?,
+        };
         let extra = TnwShared { polled: AtomicBool::new(false) };
-        let shared = Shared::new(wires, clock, (engines, SPIN_NS), None, extra)?;
-        Ok(Self::of(shared, Interconnect::Tnw, ()))
+        let link_failed = surroundings.link_failed;
+        let shared = Shared::new(wires, clock, (engines, SPIN_NS), link_failed, extra)?;
+        Ok(Self::of(shared, Interconnect::Tnw, config))
     }
 
     /// Adds a device at `coords`, with DMA to `memory`.
@@ -246,11 +276,13 @@ impl View<Nwp> for Outward<'_> {
         if !node.host.queued.leave() {
             return false;
         }
-        node.nwp.run(&mut Links { shared: self.shared, node }) && node.host.queued.enter(None)
+        let Self { shared, now_ns } = *self;
+        node.nwp.run(&mut Links { shared, node, now_ns }) && node.host.queued.enter(None)
     }
 
     fn expire(&mut self, node: &TorusNode) -> u64 {
-        node.nwp.expire(self.now_ns, &mut Links { shared: self.shared, node });
+        let Self { shared, now_ns } = *self;
+        node.nwp.expire(now_ns, &mut Links { shared, node, now_ns });
         node.nwp.next_deadline()
     }
 
@@ -271,25 +303,41 @@ impl View<Nwp> for Outward<'_> {
 struct Links<'a> {
     shared: &'a Shared<Nwp>,
     node: &'a TorusNode,
+    now_ns: u64,
+}
+
+/// The interface of the fabric's that a link's units enter by. On modelled links, those of one
+/// interface take turns.
+const fn interface(link: Link) -> TniId {
+    TniId::ALL[link.index()]
 }
 
 impl Net for Links<'_> {
-    fn room(&self, _: Link) -> u16 {
-        if self.shared.wires.is_observed() { RUN_OBSERVED } else { MAX_RUN }
+    fn room(&self, link: Link) -> u16 {
+        let wires = &self.shared.wires;
+        match wires.is_modelled() {
+            true if wires.has_room(self.node.coords, interface(link)) => RUN_MODELLED,
+            true => 0,
+            false if wires.is_observed() => RUN_OBSERVED,
+            false => MAX_RUN,
+        }
     }
 
     fn by_reference(&self) -> bool {
-        !self.shared.wires.is_observed()
+        !self.shared.wires.is_observed() && !self.shared.wires.is_modelled()
     }
 
     fn send(&mut self, link: Link, unit: Unit) {
+        let modelled = self.shared.wires.is_modelled();
         let vc = match &unit {
+            // Frames of one channel keep their order, as all units of a link of TNW must.
+            _ if modelled => 0,
             Unit::Data(data) => data.channel().index() as u8,
             Unit::Control(_) => 0,
         };
         let packet = Packet {
             src: self.node.coords,
-            src_tni: TniId::ALL[0],
+            src_tni: if modelled { interface(link) } else { TniId::ALL[0] },
             // The fabric determines the target.
             dst: self.node.coords,
             dst_tni: 0,
@@ -308,6 +356,9 @@ impl Net for Links<'_> {
             body: unit,
         };
         self.shared.wires.inject(packet, &mut Inward { shared: self.shared });
+        if modelled {
+            self.shared.courier.sent(self.now_ns);
+        }
     }
 }
 
@@ -326,6 +377,17 @@ impl Deliver<Unit> for Inward<'_> {
 
     // The link's protocol detects the loss.
     fn discarded(&mut self, _: NodeId, _: Option<Port>, _: DiscardReason, _: Packet<Unit>) {}
+
+    fn room(&mut self, node: NodeId, tni: TniId) {
+        let link = Link::ALL.into_iter().find(|link| interface(*link) == tni);
+        if let (Some(node), Some(link)) = (self.shared.node(node), link) {
+            node.nwp.room(link);
+        }
+    }
+
+    fn link_failed(&mut self, node: NodeId, port: Port) {
+        self.shared.link_failed(node, port);
+    }
 
     fn held(&mut self) {
         let deadline = self.shared.now_ns().saturating_add(HOLD_NS);
@@ -458,7 +520,8 @@ mod tests {
     use vm_memory::{GuestAddress, GuestMemoryMmap};
 
     fn function() -> Function {
-        let torus = Torus::new(Shape::new([2, 1, 1, 1, 1, 1]).unwrap()).unwrap();
+        let shape = Shape::new([2, 1, 1, 1, 1, 1]).unwrap();
+        let torus = Torus::new(TorusConfig::new(shape)).unwrap();
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap();
         let node = torus.add_node(Coords::default(), Arc::new(memory)).unwrap();
         Function(torus, node)
@@ -502,6 +565,6 @@ mod tests {
 
     #[test]
     fn a_shape_of_six_axes_is_refused() {
-        assert!(matches!(Torus::new(Shape::UNIT), Err(Error::NotThreeAxes(_))));
+        assert!(matches!(Torus::new(TorusConfig::new(Shape::UNIT)), Err(Error::NotThreeAxes(_))));
     }
 }

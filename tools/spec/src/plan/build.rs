@@ -17,8 +17,8 @@ use crate::file::{LinkSpec, NodeSpec};
 use crate::guest::{Guest, GuestError, GuestName};
 use crate::spec::{GatewayAt, GuestSpec, Lines, MachineSpec, Use};
 use crate::units::{
-    BootFault, BootFrom, Cpus, Doorbell, Driver, GuestArgs, Interconnect, LinkMode, MemorySize,
-    TapWhen, Timeout, Vmm,
+    BootFault, BootFrom, Cpus, Doorbell, Driver, GuestArgs, Interconnect, MemorySize, TapWhen,
+    Timeout, Vmm,
 };
 
 /// The guest program that runs by default.
@@ -129,11 +129,7 @@ impl Plan {
             if [Axis::A, Axis::B, Axis::C].into_iter().any(|axis| shape.len(axis) != 1) {
                 return Err(PlanError::TnwShape(shape));
             }
-            let lacks = [
-                (shape.has_io_nodes(), "I/O nodes"),
-                (link_mode != LinkMode::Direct, "modelled links"),
-            ];
-            refuse(lacks, PlanError::Tnw)?;
+            refuse([(shape.has_io_nodes(), "I/O nodes")], PlanError::Tnw)?;
         }
         Ok(Self {
             network,

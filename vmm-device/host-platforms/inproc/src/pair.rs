@@ -10,7 +10,7 @@ use tofu_driver::{
     Access, Cq, CqConfig, Device, DeviceError, DmaBuffer, DmaError, Full, MemoryRange, OpenError,
     Order, Platform, StagError, Target,
 };
-use tofu_machine::{Generation, Links, Machine, MachineConfig, Torus};
+use tofu_machine::{Generation, Links, Machine, MachineConfig, Torus, TorusConfig};
 use tofu_tnw::{Nwp, ProbeError};
 
 use crate::{AttachError, Buffer, InProcess};
@@ -62,7 +62,7 @@ pub enum PairError {
 /// If the host has no memory left.
 pub fn nwp_pair(size: usize) -> Result<[Nwp<InProcess>; 2], PairError> {
     let shape = Shape::new([2, 1, 1, 1, 1, 1]).map_err(|_| PairError::Lost)?;
-    let torus = Arc::new(Torus::new(shape)?);
+    let torus = Arc::new(Torus::new(TorusConfig::new(shape))?);
     let node = |coords| -> Result<_, PairError> {
         Ok(Nwp::probe(InProcess::attach_nwp(&torus, coords, size)?)?)
     };

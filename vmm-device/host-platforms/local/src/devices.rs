@@ -8,7 +8,7 @@ use tofu_driver::{DmaError, IrqError, Platform};
 use tofu_hosted::Refused;
 use tofu_hosted::table::{Kind, Start};
 use tofu_inproc::{AttachError, Buffer, InProcess};
-use tofu_machine::{Error as MachineError, Torus};
+use tofu_machine::{Error as MachineError, Torus, TorusConfig};
 use tofu_tnw::{STORE, Windows};
 use tofu_utofu_local::{
     LocalError, LocalMachine, LocalPlatform, MapError as LocalMapError, Rights, rights,
@@ -29,7 +29,7 @@ impl Machine {
         let unknown = |what| Refused::new(Kind::Unavailable, what);
         let shape = what.shape().ok_or_else(|| unknown("no machine has this shape"))?;
         if what.interconnect == Start::TNW {
-            let torus = Torus::new(shape).map_err(|error| no_machine(&error))?;
+            let torus = Torus::new(TorusConfig::new(shape)).map_err(|error| no_machine(&error))?;
             torus.start().map_err(|error| no_machine(&error))?;
             return Ok(Self::Tnw(Arc::new(torus)));
         }

@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use tofu_abi::Coords;
 use tofu_abi::tnw::{self, ChannelReg, Features, NwpReg, Register};
 use tofu_driver::{DmaBuffer, Platform};
-use tofu_machine::{Doorbells, Torus};
+use tofu_machine::{Doorbells, Torus, TorusConfig};
 use tofu_tnw::{Channel, Link, Nwp, Outcome, Status, Windows};
 use tofu_vfio_user::{Backing, ClientMemory, ClientWindows, Limits, Server};
 use tofu_vfio_user_client::SocketPlatform;
@@ -28,7 +28,7 @@ struct Served {
 
 impl Served {
     fn new(doorbells: Doorbells, memory: bool) -> Self {
-        let torus = Torus::new("2x1x1".parse().unwrap()).unwrap();
+        let torus = Torus::new(TorusConfig::new("2x1x1".parse().unwrap())).unwrap();
         torus.set_doorbells(doorbells);
         torus.start().unwrap();
         let server = |x| {

@@ -183,6 +183,22 @@ fn a_frame_takes_the_time_of_its_hops_and_its_length_once() {
     }
 }
 
+/// A packet of TNW: 0.6 us from processor to processor (section 4 of its paper).
+#[test]
+fn a_packet_of_tnw_takes_what_the_paper_says() {
+    let shape = shape([2, 2, 2, 1, 1, 1]);
+    let options = Options::default();
+    let mut network = Network::new(shape, &Parameters::TNW, &options).expect("defaults");
+    let mut log = Log::default();
+    let way = Way::Hop { port: Port::XPlus, vc: 0, nullified: false };
+    let to = Coords::new(1, 0, 0, 0, 0, 0);
+    let message = Message { way, full: 136, last: 136, ..message(Coords::default(), to, 7) };
+    network.inject(&message).expect("there is room");
+    network.run_until(Ps::MAX, &mut log);
+    let node = shape.node_id(to).expect("a node");
+    assert_eq!(log.delivered, [(600_000, node, TniId::ALL[0], 7)]);
+}
+
 /// From every node to every other, through an idle network of each generation: exactly the hops,
 /// and the frame's length once.
 #[test]
