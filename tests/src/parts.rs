@@ -4,9 +4,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use tofu_fabric::{PartId, Shape};
+use tofu_abi::Coords;
+use tofu_fabric::PartId;
+use tofu_icc::Icc;
 use tofu_inproc::InProcess;
-use tofu_machine::{Links, Machine, MachineConfig, Part, Surroundings, Transport};
+use tofu_machine::{
+    Drive, Links, Machine, MachineConfig, MachineOf, Part, Surroundings, Transport,
+};
 
 type Mail = (PartId, Vec<u8>);
 
@@ -25,29 +29,35 @@ impl Transport for Outbox {
     }
 }
 
-/// A machine in parts.
-pub struct InParts {
-    machines: Vec<Arc<Machine>>,
+/// A machine in parts, with devices of a kind.
+pub struct InParts<D: Drive = Icc> {
+    machines: Vec<Arc<MachineOf<D>>>,
     cut: Arc<Mutex<bool>>,
 }
 
 impl InParts {
     /// A machine as described by `config`, in this number of parts, whose engines and cables run.
     pub fn new(config: &MachineConfig, parts: u32) -> Self {
-        let cut = Arc::new(Mutex::new(false));
         if parts == 1 {
             let machine = Arc::new(Machine::new(config.clone()).unwrap());
             machine.start().unwrap();
-            return Self { machines: vec![machine], cut };
+            return Self { machines: vec![machine], cut: Arc::default() };
         }
+        let config = MachineConfig { links: Links::Direct, ..config.clone() };
+        Self::of(parts, |surroundings| Machine::within(config.clone(), surroundings).unwrap())
+    }
+}
+
+impl<D: Drive> InParts<D> {
+    /// A machine in this number of parts, each of which is built by `build`.
+    pub fn of(parts: u32, build: impl Fn(Surroundings) -> MachineOf<D>) -> Self {
+        let cut = Arc::new(Mutex::new(false));
         let (boxes, mail): (Vec<_>, Vec<_>) = (0..parts).map(|_| channel::<Mail>()).unzip();
         let part = |own: u16| {
             let own = PartId(own);
             let transport = Arc::new(Outbox { own, boxes: boxes.clone(), cut: Arc::clone(&cut) });
             let part = Some(Part { count: parts, own, transport });
-            let config = MachineConfig { links: Links::Direct, ..config.clone() };
-            let surroundings = Surroundings { part, ..Surroundings::default() };
-            Arc::new(Machine::within(config, surroundings).unwrap())
+            Arc::new(build(Surroundings { part, ..Surroundings::default() }))
         };
         let machines: Vec<_> = (0..parts as u16).map(part).collect();
         machines.iter().zip(mail).for_each(|(machine, mail)| deliver(machine, mail));
@@ -58,20 +68,16 @@ impl InParts {
     }
 
     /// Its parts.
-    pub fn machines(&self) -> &[Arc<Machine>] {
+    pub fn machines(&self) -> &[Arc<MachineOf<D>>] {
         &self.machines
     }
 
-    /// Puts a device with `size` bytes of memory at each node.
-    pub fn attach(&self, size: usize) -> Vec<InProcess> {
-        let shape: Shape = self.machines[0].config().shape;
-        let of = |node| {
-            let id = shape.node_id(node).unwrap();
-            let parts = self.machines[0].network().part();
-            parts.map_or(0, |(parts, _)| parts.of(id).unwrap().index())
-        };
-        let attach = |node| InProcess::attach(&self.machines[of(node)], node, size).unwrap();
-        shape.iter().map(attach).collect()
+    /// The part with a node.
+    pub fn with(&self, node: Coords) -> &Arc<MachineOf<D>> {
+        let first = &self.machines[0];
+        let id = first.fabric().shape().node_id(node).unwrap();
+        let part = first.network().part().map_or(0, |(parts, _)| parts.of(id).unwrap().index());
+        &self.machines[part]
     }
 
     /// From now on nothing gets through the cables, which no part has noticed yet.
@@ -80,8 +86,16 @@ impl InParts {
     }
 }
 
+impl InParts {
+    /// Puts a device with `size` bytes of memory at each node.
+    pub fn attach(&self, size: usize) -> Vec<InProcess> {
+        let shape = self.machines[0].config().shape;
+        shape.iter().map(|node| InProcess::attach(self.with(node), node, size).unwrap()).collect()
+    }
+}
+
 /// Delivers a part's mail from a thread of its own. All parts are present.
-fn deliver(machine: &Machine, mail: Receiver<Mail>) {
+fn deliver<D: Drive>(machine: &MachineOf<D>, mail: Receiver<Mail>) {
     let network = machine.network().clone();
     let parts = network.part().map(|(parts, _)| parts.all().collect::<Vec<_>>());
     parts.into_iter().flatten().for_each(|part| network.part_came(part));

@@ -11,10 +11,11 @@ use tofu_abi::tnw::{
 };
 use tofu_abi::topology::Shape;
 use tofu_driver::{DmaBuffer, Platform};
-use tofu_fabric::{FaultPlan, Ppm, Rates};
+use tofu_fabric::{FaultPlan, PartId, Ppm, Rates};
 use tofu_inproc::{AttachError, Buffer, InProcess};
 use tofu_machine::{Doorbells, Links, Torus, TorusConfig};
 use tofu_pci::PciFunction;
+use tofu_tests::parts::InParts;
 use tofu_tnw::{
     Channel, Link, Nwp, OpenError, Outcome, PostError, SendError, Status, Stream, Ticket,
 };
@@ -606,6 +607,59 @@ fn threads_that_send_beside(engines: usize, links: Links, doorbells: Doorbells, 
         let resent: u64 = Link::ALL.map(|link| node.link_counters(link).nacks_sent).iter().sum();
         assert_eq!(resent, 0, "what goes over a link stays in order");
     }
+}
+
+/// Messages of all lengths in both directions between all neighbours of a machine in two
+/// parts.
+#[test]
+fn parts_exchange_messages_over_cables() {
+    let shape = Shape::new([4, 2, 1, 1, 1, 1]).unwrap();
+    let config = TorusConfig::new(shape);
+    let parts = InParts::of(2, |surroundings| Torus::within(config, surroundings).unwrap());
+    let attach = |at| InProcess::attach_nwp(parts.with(at), at, MEMORY).unwrap();
+    let nodes: Vec<_> = shape.iter().map(|at| Nwp::probe(attach(at)).unwrap()).collect();
+    let node = |at: Coords| &nodes[shape.node_id(at).unwrap().index()];
+    std::thread::scope(|scope| {
+        for at in shape.iter() {
+            for link in [X_MINUS, X_PLUS, Link::ALL[3]] {
+                let far = shape.neighbor(at, link.port()).unwrap();
+                let channel = Channel::ALL[link.index()];
+                let node = &node;
+                scope.spawn(move || {
+                    let mut stream = node(at).open(link, channel).unwrap();
+                    for n in 0..20 {
+                        stream.send(&message(1 + n * 500, n), LONG_NS).unwrap();
+                    }
+                    let source = buffer(node(at), &message(200_000, 99));
+                    let fetched = stream.send_from(&source, 0, 200_000).unwrap();
+                    assert_eq!(stream.wait(fetched, LONG_NS), Ok(ok(200_000)));
+                });
+                scope.spawn(move || {
+                    let mut sink = node(far).open(link.opposite(), channel).unwrap();
+                    let got = buffer(node(far), &vec![0; 200_000]);
+                    for (n, len) in (0..20).map(|n| (n, 1 + n * 500)).chain([(99, 200_000)]) {
+                        let credit = sink.credit(&got, 0, len).unwrap();
+                        assert_eq!(sink.wait(credit, LONG_NS), Ok(ok(len)));
+                        assert_eq!(bytes(&got)[..len], message(len, n));
+                    }
+                });
+            }
+        }
+    });
+    let counters = parts.machines()[0].network().cables(PartId(1)).unwrap();
+    assert!(counters.sent > 0 && counters.received > 0 && counters.refused == 0, "{counters:?}");
+}
+
+#[test]
+fn no_unit_comes_over_a_cable_that_no_part_sends() {
+    let shape = Shape::new([2, 2, 1, 1, 1, 1]).unwrap();
+    let config = TorusConfig::new(shape);
+    let parts = InParts::of(2, |surroundings| Torus::within(config, surroundings).unwrap());
+    let network = parts.machines()[0].network();
+    for message in [&[][..], &[9], &[1], &[1; 60], &[1; 400], &[2, 0, 0]] {
+        assert!(network.receive(PartId(1), message).is_err(), "{message:?}");
+    }
+    assert_eq!(network.cables(PartId(1)).unwrap().refused, 6);
 }
 
 proptest! {

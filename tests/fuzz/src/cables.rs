@@ -13,10 +13,14 @@ use tofu_driver::{
     Access, Channel, ChannelConfig, Cq, CqConfig, Device, Gate, MemoryRange, PacketConfig, Packets,
     Platform,
 };
+use tofu_fabric::wire;
 use tofu_fabric::{Class, Crossing, NodeId, Packet, PartId, Port, Shape, Way};
-use tofu_icc::{Answer, Body, Payload, Request, Signal, Tag, wire};
+use tofu_icc::{Answer, Body, Payload, Request, Signal, Tag};
 use tofu_inproc::InProcess;
-use tofu_machine::{MAX_MESSAGE, Machine, MachineConfig, Part, Surroundings, Transport};
+use tofu_machine::{
+    MAX_MESSAGE, Machine, MachineConfig, Part, Surroundings, Torus, TorusConfig, Transport,
+};
+use tofu_tnw::Nwp;
 
 use crate::world::generation;
 
@@ -79,6 +83,65 @@ pub fn run(data: &[u8]) {
     let up = machine.fabric().links().filter(|(_, up)| *up).count();
     assert_eq!(up, machine.fabric().links().count());
     assert!(machine.fabric().port_counters(NodeId(0), Port::A).is_some());
+}
+
+/// Runs one input of messages to a part of a machine of TNW, whose first device is enabled. Its
+/// links lead to the other part.
+pub fn tnw(data: &[u8]) {
+    let mut u = Unstructured::new(data);
+    let void = Arc::new(Void::default());
+    let part = Part { count: 2, own: PartId(0), transport: Arc::clone(&void) as _ };
+    let surroundings = Surroundings { part: Some(part), ..Surroundings::default() };
+    let shape: Shape = "2x2x1".parse().expect("it is a shape");
+    let torus = Torus::within(TorusConfig::new(shape), surroundings);
+    let torus = Arc::new(torus.expect("the host has descriptors"));
+    torus.network().part_came(PEER);
+    let platform = InProcess::attach_nwp(&torus, Coords::default(), MEMORY);
+    let nwp = Nwp::probe(platform.expect("the node is free")).expect("there is one");
+    torus.run_pending();
+    for _ in 0..MAX_MESSAGES {
+        if u.is_empty() {
+            break;
+        }
+        let Ok(message) = unit(&mut u) else { break };
+        let _ = torus.network().receive(PEER, &message);
+        torus.run_pending();
+        void.0.lock().expect("not poisoned").clear();
+    }
+    let counters = torus.network().cables(PEER).expect("there are cables");
+    assert!(counters.refused <= counters.received);
+    assert_eq!(nwp.coords(), Coords::default());
+}
+
+/// A unit that comes over a cable, with any content, more often one that a part could send.
+fn unit(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
+    let kind = u.int_in_range(0..=2)?;
+    if u.ratio(1, 8)? {
+        let len = u.int_in_range(0..=400)?;
+        return Ok([&[kind], u.bytes(len.min(u.len()))?].concat());
+    }
+    let port = Port::ALL[u.choose_index(Port::COUNT)?];
+    let mut message = vec![kind];
+    // Links crossed, held back, flags, source with interface, target with interface, path.
+    message.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0, 0]);
+    message.extend_from_slice(&[1, u.int_in_range(0..=2)?, 0, 0, 0, 0, 0]);
+    message.extend_from_slice(&[0; 7 + 3]);
+    message.extend_from_slice(&[2, port.index() as u8, u.int_in_range(0..=8)?, 0]);
+    message.extend_from_slice(&[0, 0]);
+    let packets: u8 = u.int_in_range(0..=3)?;
+    for number in [u32::from(packets.max(1)), 136, 0] {
+        message.extend_from_slice(&number.to_le_bytes());
+    }
+    message.extend_from_slice(&[0; 16]);
+    if packets == 0 {
+        message.push(1);
+        message.extend_from_slice(&u.arbitrary::<[u8; 32]>()?);
+    } else {
+        message.push(0);
+        message.extend_from_slice(&u.arbitrary::<[u8; 8]>()?);
+        message.resize(message.len() + usize::from(packets) * 128, u.arbitrary()?);
+    }
+    Ok(message)
 }
 
 /// What packets may be for.

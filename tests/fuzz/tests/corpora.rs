@@ -74,6 +74,11 @@ fn tnw_arrivals() {
 }
 
 #[test]
+fn tnw_cables() {
+    replay("tnw_cables", tofu_fuzz::cables::tnw);
+}
+
+#[test]
 fn tnw_credits() {
     replay("tnw_credits", tofu_fuzz::tnw::credits);
 }

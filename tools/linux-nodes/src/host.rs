@@ -9,7 +9,6 @@ use tofu_abi::Coords;
 use tofu_control::node_name;
 use tofu_control::rundir::node_file;
 use tofu_image::{Arch, BOOT_ARGUMENTS, TCG_ARGUMENTS};
-use tofu_pci::{EndpointDevice, PciFunction};
 use tofu_spec::plan::{LinuxPlan, Plan};
 use tofu_spec::units::BootFrom;
 use tofu_supervisor::command_line;
@@ -106,17 +105,7 @@ impl LinuxBackend for LinuxHost {
                 }
                 MonitorChoice::Own(hypervisor) => {
                     let memory = Arc::new(LatestMemory::default());
-                    let (device, function): (Arc<dyn EndpointDevice>, Arc<dyn PciFunction>) =
-                        match machine {
-                            AnyMachine::Tofu(machine) => {
-                                let node = machine.add_node(at, Arc::clone(&memory) as _)?;
-                                (Arc::clone(&node) as _, node)
-                            }
-                            AnyMachine::Tnw(torus) => {
-                                let node = torus.add_node(at, Arc::clone(&memory) as _)?;
-                                (Arc::clone(&node) as _, node)
-                            }
-                        };
+                    let (device, function) = machine.add_node(at, Arc::clone(&memory) as _)?;
                     let hypervisor = Arc::clone(hypervisor);
                     MonitorKind::Own(Own { hypervisor, device, function, memory })
                 }

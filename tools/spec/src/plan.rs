@@ -262,10 +262,7 @@ impl Plan {
     /// do not support.
     pub fn cut(mut self, own: PartOf) -> Result<Self, PlanError> {
         let parts = Parts::new(self.network.shape, own.of)?;
-        let lacks = [
-            (self.interconnect == Interconnect::Tnw, "the torus network of TNW"),
-            (self.links != Links::Direct, "modelled links"),
-        ];
+        let lacks = [(self.links != Links::Direct, "modelled links")];
         error::refuse(lacks, PlanError::InParts)?;
         if self.on_linux.net != Net::None {
             return Err(PlanError::NetInParts);

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use tofu_fabric::{Fabric, FaultCounters, FaultPlan, NoSuchLink};
-use tofu_machine::capture::{Capture, CaptureConfig};
-use tofu_machine::trace::Trace;
-use tofu_machine::{Interconnect, Machine, Network, Torus, TorusNetwork};
+use tofu_abi::Coords;
+use tofu_icc::DmaMemory;
+use tofu_machine::{AnyNetwork, Machine, Torus};
+use tofu_pci::{EndpointDevice, PciFunction};
 
 /// A machine and its devices. Clones refer to the same machine.
 #[derive(Clone)]
@@ -15,6 +15,9 @@ pub enum AnyMachine {
     /// A machine of TNW.
     Tnw(Arc<Torus>),
 }
+
+/// A node that was added: its device behind the endpoint, and as a function of a bus.
+pub type AddedNode = (Arc<dyn EndpointDevice>, Arc<dyn PciFunction>);
 
 impl AnyMachine {
     /// Returns the machine if it is one of Tofu.
@@ -26,11 +29,33 @@ impl AnyMachine {
     }
 
     /// Returns the part of it that can be read and changed from anywhere.
-    pub fn network(&self) -> AnyNetwork {
+    pub fn network(&self) -> Arc<dyn AnyNetwork> {
         match self {
-            Self::Tofu(machine) => AnyNetwork::Tofu(machine.network().clone()),
-            Self::Tnw(torus) => AnyNetwork::Tnw(torus.network().clone()),
+            Self::Tofu(machine) => Arc::new(machine.network().clone()),
+            Self::Tnw(torus) => Arc::new(torus.network().clone()),
         }
+    }
+
+    /// Adds a device at `coords`, with DMA to `memory` and without shared pages.
+    ///
+    /// # Errors
+    ///
+    /// If the node is taken or does not exist, or the host has no memory left.
+    pub fn add_node(
+        &self,
+        coords: Coords,
+        memory: Arc<dyn DmaMemory>,
+    ) -> Result<AddedNode, tofu_machine::Error> {
+        Ok(match self {
+            Self::Tofu(machine) => {
+                let node = machine.add_node(coords, memory)?;
+                (Arc::clone(&node) as _, node)
+            }
+            Self::Tnw(torus) => {
+                let node = torus.add_node(coords, memory)?;
+                (Arc::clone(&node) as _, node)
+            }
+        })
     }
 
     /// Stops its engines.
@@ -38,70 +63,6 @@ impl AnyMachine {
         match self {
             Self::Tofu(machine) => machine.stop(),
             Self::Tnw(torus) => torus.stop(),
-        }
-    }
-}
-
-/// The network of a machine, for reading and changing it. It may outlive the machine.
-#[derive(Clone)]
-pub enum AnyNetwork {
-    /// The network of a generation of Tofu.
-    Tofu(Network),
-    /// The network of TNW.
-    Tnw(TorusNetwork),
-}
-
-impl AnyNetwork {
-    /// Returns the kind of its devices.
-    pub const fn interconnect(&self) -> Interconnect {
-        match self {
-            Self::Tofu(network) => network.interconnect(),
-            Self::Tnw(network) => network.interconnect(),
-        }
-    }
-
-    /// Returns its links.
-    pub fn fabric(&self) -> &Arc<Fabric> {
-        match self {
-            Self::Tofu(network) => network.wires().fabric(),
-            Self::Tnw(network) => network.wires().fabric(),
-        }
-    }
-
-    /// Sets the faults from now on, or removes them.
-    ///
-    /// # Errors
-    ///
-    /// If a named link does not exist. In that case nothing changes.
-    pub fn set_faults(&self, plan: Option<FaultPlan>) -> Result<(), NoSuchLink> {
-        match self {
-            Self::Tofu(network) => network.wires().set_faults(plan),
-            Self::Tnw(network) => network.wires().set_faults(plan),
-        }
-    }
-
-    /// Returns the current faults, and how often they have happened since they were set.
-    pub fn faults(&self) -> Option<(FaultPlan, FaultCounters)> {
-        match self {
-            Self::Tofu(network) => network.wires().faults(),
-            Self::Tnw(network) => network.wires().faults(),
-        }
-    }
-
-    /// Records the packets of a node from now on, at those interfaces that it has.
-    pub fn capture(&self, config: CaptureConfig) -> Capture {
-        match self {
-            Self::Tofu(network) => network.capture(config),
-            Self::Tnw(network) => network.capture(config),
-        }
-    }
-
-    /// Traces all commands from now on. Returns `None` if the machine has gone, or is of TNW, which
-    /// has no such commands.
-    pub(crate) fn trace(&self) -> Option<Trace> {
-        match self {
-            Self::Tofu(network) => network.trace(),
-            Self::Tnw(_) => None,
         }
     }
 }

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 pub use tofu_cables::Joining;
 use tofu_cables::{Hello, Mesh, PartEvent, PartStatus, PeerInfo, Receive, Visit};
 use tofu_fabric::{NodeId, PartId};
-use tofu_machine::{Machine, Network, Transport};
+use tofu_machine::{AnyNetwork, Transport};
 use tofu_sandbox::Role;
 use tofu_sync::lock;
 use tofu_sync::queue::{Receiver, Sender, WhenFull, queue};
@@ -147,16 +147,15 @@ impl Others {
     /// Connects the network to them, before it has any nodes.
     pub(crate) fn connect(
         &self,
-        machine: &Machine,
+        network: Arc<dyn AnyNetwork>,
         events: &EventSender,
         confinement: &Confinement,
     ) -> io::Result<()> {
-        let network = machine.network();
         for part in network.part().into_iter().flat_map(|(parts, _)| parts.all()) {
             network.part_came(part);
         }
         let inbox: Arc<dyn Receive> = Arc::new(Inbox {
-            network: network.clone(),
+            network,
             events: events.clone(),
             ended: Mutex::default(),
             gone: Mutex::default(),
@@ -181,7 +180,7 @@ impl Others {
 
 /// Handles the messages of other parts.
 struct Inbox {
-    network: Network,
+    network: Arc<dyn AnyNetwork>,
     events: EventSender,
     /// Parts that have reported their end. Further reports are ignored.
     ended: Mutex<HashSet<PartId>>,

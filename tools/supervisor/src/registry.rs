@@ -11,7 +11,7 @@ use tofu_abi::Coords;
 use tofu_control::protocol::{EventInfo, EventKind, JobInfo, NodeKind};
 use tofu_fabric::{NodeId, PartId, Parts};
 use tofu_gateway::{Connector, LinkStats};
-use tofu_machine::{LinkFailed, Node, TorusNode};
+use tofu_machine::{AnyNetwork, AnyNode, LinkFailed};
 use tofu_sync::lock;
 use tofu_sync::queue::{Receiver, Sender, WhenFull, queue};
 use tofu_ui::printable;
@@ -21,7 +21,6 @@ use tofu_vmm::Holder;
 use crate::event::{BootStage, Event, EventSender, Outcome};
 use crate::gateway::GatewayInfo;
 use crate::jobs::Jobs;
-use crate::machine::AnyNetwork;
 use crate::node::AgentNode;
 use crate::parts::Others;
 use crate::served::Served;
@@ -82,12 +81,6 @@ pub(crate) struct OtherNode {
     pub(crate) since: Instant,
 }
 
-/// The device of a node.
-pub(crate) enum AnyNode {
-    Tofu(Arc<Node>),
-    Tnw(Arc<TorusNode>),
-}
-
 /// Ends small guests, and starts them again.
 pub(crate) trait SmallGuests: Send + Sync {
     /// Ends the guest of a node if it has a small one, or starts it again if it was ended in this
@@ -109,7 +102,7 @@ const MOST_OBSERVERS: usize = 16;
 
 /// A machine that has been built.
 struct Built {
-    network: AnyNetwork,
+    network: Arc<dyn AnyNetwork>,
     gateway: Option<GatewayInfo>,
 }
 
@@ -203,13 +196,10 @@ impl Registry {
     /// # Errors
     ///
     /// One line for the user, if the machine does not exist or has no such node.
-    pub(crate) fn device(&self, id: NodeId) -> anyhow::Result<Option<AnyNode>> {
+    pub(crate) fn device(&self, id: NodeId) -> anyhow::Result<Option<Arc<dyn AnyNode>>> {
         let machine = self.running().context("the machine has not started yet")?;
         self.place(id)?;
-        Ok(match machine {
-            AnyNetwork::Tofu(machine) => machine.node(id).map(AnyNode::Tofu),
-            AnyNetwork::Tnw(torus) => torus.node(id).map(AnyNode::Tnw),
-        })
+        Ok(machine.node(id))
     }
 
     /// Returns the connector of the machine's gateway, if one runs.
@@ -229,8 +219,8 @@ impl Registry {
     }
 
     /// Returns the network of a machine that has been built.
-    pub(crate) fn running(&self) -> Option<&AnyNetwork> {
-        self.built.get().map(|built| &built.network)
+    pub(crate) fn running(&self) -> Option<&dyn AnyNetwork> {
+        self.built.get().map(|built| &*built.network)
     }
 
     /// Returns what its machine is to tell when a modelled link has failed.
@@ -249,7 +239,11 @@ impl Registry {
     /// # Errors
     ///
     /// If one is registered already.
-    pub fn built(&self, network: AnyNetwork, gateway: Option<GatewayInfo>) -> anyhow::Result<()> {
+    pub fn built(
+        &self,
+        network: Arc<dyn AnyNetwork>,
+        gateway: Option<GatewayInfo>,
+    ) -> anyhow::Result<()> {
         if self.built.set(Built { network, gateway }).is_err() {
             bail!("a machine can be started once only");
         }

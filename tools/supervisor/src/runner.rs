@@ -233,8 +233,8 @@ impl Backend for Machines {
         }
         // As soon as they are connected, they may send this part settings that commands have
         // changed.
-        if let (Some(others), Some(machine)) = (&self.others, running.machine.tofu()) {
-            others.connect(machine, &events, confinement)?;
+        if let Some(others) = &self.others {
+            others.connect(running.machine.network(), &events, confinement)?;
         }
         if let Some(machine) = running.machine.tofu() {
             let files = self.linux.as_ref().map(|host| host.boot_files(plan));

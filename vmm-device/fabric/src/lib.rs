@@ -25,6 +25,7 @@ mod packet;
 mod part;
 mod routing;
 mod tap;
+pub mod wire;
 mod wires;
 
 pub use capacity::{axes_of, bisection_links, links_between};

@@ -47,7 +47,7 @@ mod tni;
 mod translate;
 mod transmit;
 mod waiting;
-pub mod wire;
+mod wire;
 
 pub use crate::barrier::gates::BarrierTime;
 pub use crate::device::{Config, Icc};

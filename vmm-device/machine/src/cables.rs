@@ -1,7 +1,7 @@
 //! Cables to the parts of a machine that are in other processes.
 //!
 //! Packets travel over a [`Transport`] as messages: a byte that gives the kind of message, and the
-//! packet as bytes ([`tofu_icc::wire`]). A peer's message is checked here, by the fabric, and by
+//! packet as bytes ([`tofu_fabric::wire`]). A peer's message is checked here, by the fabric, and by
 //! the device that it is for. A message that does not pass is counted and dropped, and this part
 //! continues.
 
@@ -9,9 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use tofu_abi::Rcode;
+use tofu_fabric::wire::{self, Malformed, Wire};
 use tofu_fabric::{Class, Crossing, NodeId, Packet, PartId, Parts, Route, Stray, Way};
-use tofu_icc::Body;
-use tofu_icc::wire::{self, Malformed};
 
 /// Takes messages to other parts.
 ///
@@ -33,14 +32,14 @@ pub trait Transport: Send + Sync {
     fn hold_back(&self, _whose: PartId, _to: PartId) {}
 
     /// Whether the transport accepts more requests. If not, it must call
-    /// [`Network::room`](crate::Network::room) when it accepts them again.
+    /// [`NetworkOf::room`](crate::NetworkOf::room) when it accepts them again.
     fn has_room(&self) -> bool {
         true
     }
 }
 
 /// Maximum size of a message, in bytes.
-pub const MAX_MESSAGE: usize = 2 + wire::MAX_WIRE;
+pub const MAX_MESSAGE: usize = 2 + wire::most_bytes::<tofu_icc::Body>();
 
 const PACKET: u8 = 1;
 const UNDELIVERED: u8 = 2;
@@ -104,10 +103,11 @@ struct Whose {
 }
 
 /// A parsed message from another part.
-pub(crate) enum Incoming {
-    Packet(Crossing<Body>),
+pub enum Incoming<B> {
+    /// A packet.
+    Packet(Crossing<B>),
     /// A packet of a node here was not delivered.
-    Undelivered(Rcode, Packet<Body>),
+    Undelivered(Rcode, Packet<B>),
 }
 
 impl Cables {
@@ -150,7 +150,7 @@ impl Cables {
         sent
     }
 
-    fn whose(&self, packet: &Packet<Body>) -> Whose {
+    fn whose<B>(&self, packet: &Packet<B>) -> Whose {
         let of = |at| {
             let node = self.parts.shape().node_id(at);
             node.and_then(|node| self.parts.of(node)).unwrap_or(self.own)
@@ -164,7 +164,7 @@ impl Cables {
     }
 
     /// Reports an undelivered packet to the part of the node that sent it.
-    pub(crate) fn report(&self, to: PartId, rcode: Rcode, packet: Packet<Body>) {
+    pub(crate) fn report<B: Wire>(&self, to: PartId, rcode: Rcode, packet: Packet<B>) {
         let Packet { model_ps, body, .. } = packet;
         let packet = Packet { model_ps, body: body.without_data(), ..packet };
         let crossing = Crossing { packet, hops: 0, held: None, duplicated: false };
@@ -177,13 +177,17 @@ impl Cables {
     }
 
     /// Parses a message from a part, and checks that this part may send it.
-    pub(crate) fn take(&self, from: PartId, message: &[u8]) -> Result<Incoming, Refused> {
+    pub(crate) fn take<B: Wire>(
+        &self,
+        from: PartId,
+        message: &[u8],
+    ) -> Result<Incoming<B>, Refused> {
         let (kind, rest) = message.split_first().ok_or(Refused::Kind)?;
         match *kind {
             PACKET => Ok(Incoming::Packet(wire::decode(rest)?)),
             UNDELIVERED => {
                 let (rcode, rest) = rest.split_first().ok_or(Malformed::Short)?;
-                let (rcode, packet) = (Rcode::new(*rcode), wire::decode(rest)?.packet);
+                let (rcode, packet) = (Rcode::new(*rcode), wire::decode::<B>(rest)?.packet);
                 let known = [Rcode::LINK_DOWN, Rcode::TARGET_DMA_OFF].contains(&rcode);
                 if !known || !self.went_through(from, &packet) {
                     return Err(Refused::Report);
@@ -195,7 +199,7 @@ impl Cables {
     }
 
     /// Whether a packet is from a node here and its route leads through `part`.
-    fn went_through(&self, part: PartId, packet: &Packet<Body>) -> bool {
+    fn went_through<B>(&self, part: PartId, packet: &Packet<B>) -> bool {
         let shape = self.parts.shape();
         let Packet { src, dst, path, class, .. } = *packet;
         let Some(source) = shape.node_id(src) else { return false };
@@ -232,8 +236,8 @@ impl Cables {
     }
 }
 
-impl tofu_fabric::Cables<Body> for Cables {
-    fn send(&self, to: PartId, crossing: Crossing<Body>) -> Option<Crossing<Body>> {
+impl<B: Wire + Send + Sync> tofu_fabric::Cables<B> for Cables {
+    fn send(&self, to: PartId, crossing: Crossing<B>) -> Option<Crossing<B>> {
         let mut message = Vec::with_capacity(512);
         message.push(PACKET);
         if wire::encode(&crossing, &mut message).is_err() {

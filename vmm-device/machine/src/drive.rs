@@ -1,9 +1,14 @@
 //! How a thread drives the devices of a machine.
 
-use tofu_fabric::{Progress, Ps};
+use std::sync::Arc;
+
+use tofu_fabric::{PartId, Progress, Ps};
+
+use crate::cables::{Incoming, Refused};
 
 use crate::device::Device;
 use crate::shared::Shared;
+use crate::trace::Recorder;
 
 /// A kind of device that engines can drive.
 pub trait Drive: Device {
@@ -15,6 +20,20 @@ pub trait Drive: Device {
 
     /// A view of this machine.
     fn view(shared: &Shared<Self>) -> Self::View<'_>;
+
+    /// Notes that a node may send requests again, to anything.
+    fn room(node: &Self::Node);
+
+    /// What traces of commands are recorded by, if the devices have commands.
+    fn recorder(extra: &Self::Extra) -> Option<&Arc<Recorder>> {
+        let _ = extra;
+        None
+    }
+
+    /// Switches on or off that a node's device reports what happens to commands.
+    fn set_traced(node: &Self::Node, on: bool) {
+        let _ = (node, on);
+    }
 
     /// Notes that there is work, in the given life of a queue or, if none is given, in the current
     /// one. Returns whether the caller must enqueue or do it.
@@ -52,6 +71,13 @@ pub trait View<D: Device> {
 
     /// Releases packets that a fault holds back.
     fn release(&mut self);
+
+    /// Handles a message that has come over a cable.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] if no honest part sends it.
+    fn take(&mut self, from: PartId, incoming: Incoming<D::Body>) -> Result<(), Refused>;
 
     /// Runs modelled links until `limit`, in picoseconds, or for a while. Without a limit it runs
     /// them up to the next event. Then it handles arrivals.

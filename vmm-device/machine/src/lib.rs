@@ -9,6 +9,7 @@
 //! [`Machine::run_pending`] do the work. All of them drive devices through the same [`Pump`].
 #![forbid(unsafe_code)]
 
+mod any;
 mod cables;
 pub mod capture;
 mod clock;
@@ -34,12 +35,13 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use tofu_abi::{Coords, TniId};
-use tofu_fabric::{Fabric, NodeId, PartId, Parts, Port, Wires};
+use tofu_abi::Coords;
+use tofu_fabric::{Fabric, NodeId, PartId, Parts, Port, Shape, Timing, Wires};
 use tofu_icc::{DmaMemory, Icc};
+use tofu_links::Parameters;
+use tofu_netmodel::HostBus;
 use tofu_sync::lock;
 
-use crate::cables::Cables;
 use crate::capture::{Capture, CaptureConfig, Captures, Hub, Recorded};
 use crate::clock::Clock;
 use crate::engine::Engine;
@@ -48,7 +50,8 @@ use crate::pump::TofuShared;
 use crate::shared::Shared;
 use crate::trace::{Recorder, Trace};
 
-pub use crate::cables::{CableCounters, MAX_MESSAGE, Refused, Transport};
+pub use crate::any::{AnyNetwork, AnyNode};
+pub use crate::cables::{CableCounters, Incoming, MAX_MESSAGE, Refused, Transport};
 pub use crate::config::{
     Capacity, Doorbells, LinkFailed, Links, MachineConfig, Part, Surroundings,
 };
@@ -106,7 +109,7 @@ impl<D: Device> NetworkOf<D> {
     }
 }
 
-impl Network {
+impl<D: Drive> NetworkOf<D> {
     /// The parts of the machine and the part in this process; `None` if all of it is in this
     /// process.
     pub fn part(&self) -> Option<(&Arc<Parts>, PartId)> {
@@ -148,37 +151,36 @@ impl Network {
     /// effect.
     pub fn receive(&self, from: PartId, message: &[u8]) -> Result<(), Refused> {
         let Some(shared) = self.machine.upgrade() else { return Ok(()) };
-        let Some(cables) = &shared.extra.cables else { return Err(Refused::Kind) };
-        let taken = cables.take(from, message).and_then(|incoming| {
-            let mut pump = Pump::new(&shared);
-            pump.take_from_cable(from, incoming)
-        });
+        let Some(cables) = &shared.cables else { return Err(Refused::Kind) };
+        let incoming = cables.take(from, message);
+        let taken = incoming.and_then(|incoming| D::view(&shared).take(from, incoming));
         cables.count(from, message.len(), &taken);
         taken
     }
 
-    /// Tells all interfaces that the transport accepts requests again.
+    /// Tells all nodes that the transport accepts requests again.
     pub fn room(&self) {
-        let Some(shared) = self.machine.upgrade() else { return };
-        for node in shared.nodes() {
-            TniId::ALL.into_iter().for_each(|tni| node.icc().room(tni));
+        if let Some(shared) = self.machine.upgrade() {
+            shared.nodes().for_each(|node| D::room(node));
         }
     }
 
     /// Traffic counters of the cables to and from a part; `None` if there are no cables.
     pub fn cables(&self, part: PartId) -> Option<CableCounters> {
-        self.machine.upgrade()?.extra.cables.as_ref()?.counters(part)
+        self.machine.upgrade()?.cables.as_ref()?.counters(part)
     }
 
-    /// Starts to trace all commands; `None` if the machine has gone.
+    /// Starts to trace all commands; `None` if the machine has gone, or its devices have no
+    /// commands.
     pub fn trace(&self) -> Option<Trace> {
-        let machine = Weak::clone(&self.machine);
+        let shared = self.machine.upgrade()?;
+        let (recorder, machine) = (D::recorder(&shared.extra)?, Weak::clone(&self.machine));
         let switch = move |on: bool| {
             if let Some(shared) = machine.upgrade() {
-                shared.nodes().for_each(|node| node.icc().set_traced(on));
+                shared.nodes().for_each(|node| D::set_traced(node, on));
             }
         };
-        Some(self.machine.upgrade()?.extra.recorder.begin(Box::new(switch)))
+        Some(recorder.begin(Box::new(switch)))
     }
 }
 
@@ -232,39 +234,17 @@ impl Machine {
         surroundings: Surroundings,
         clock: Clock,
     ) -> Result<Self, Error> {
-        let part = surroundings.part.map(|part| {
-            let parts = Arc::new(Parts::new(config.shape, part.count)?);
-            Ok::<_, Error>((parts, part))
-        });
-        let part = part.transpose()?;
-        let wires = match (config.links, &part) {
-            (Links::Direct, Some((parts, Part { count, own, .. }))) => {
-                let fabric = Fabric::of_part(Arc::clone(parts), *own);
-                let fabric = fabric.ok_or(Error::NoSuchPart { part: *own, count: *count })?;
-                Wires::new(fabric, config.timing())
-            }
-            (Links::Direct, None) => Wires::new(Fabric::new(config.shape), config.timing()),
-            (Links::Modelled, Some(_)) => return Err(Error::ModelledParts),
-            (Links::Modelled, None) => {
-                tofu_netmodel::wires(config.shape, config.parameters(), config.bus())?
-            }
+        let wiring = Wiring {
+            shape: config.shape,
+            links: config.links,
+            timing: config.timing(),
+            parameters: config.parameters(),
+            bus: config.bus(),
         };
-        let cables = part.map(|(parts, Part { own, transport, .. })| {
-            Arc::new(Cables::new(parts, own, transport))
-        });
-        if let Some(cables) = &cables {
-            wires.set_cables(Some(Arc::clone(cables) as _));
-        }
-        let extra = TofuShared { cables, recorder: Arc::new(Recorder::new()) };
+        let extra = TofuShared { recorder: Arc::new(Recorder::new()) };
         let engines = (config.engines, config.spin_ns);
-        let shared = Shared::new(wires, clock, engines, surroundings.link_failed, extra)?;
-        let machine = Self::of(shared, Interconnect::Tofu(config.generation), config);
-        let network = &machine.network;
-        if let Some((parts, own)) = network.part() {
-            let others: Vec<_> = parts.all().filter(|part| *part != own).collect();
-            others.into_iter().for_each(|part| network.part_went(part));
-        }
-        Ok(machine)
+        let interconnect = Interconnect::Tofu(config.generation);
+        Self::wired(wiring, clock, engines, surroundings, (extra, interconnect, config))
     }
 
     /// Adds a device at `coords`, with DMA to `memory`.
@@ -293,19 +273,61 @@ impl Machine {
     }
 }
 
+/// The links of a machine.
+struct Wiring<B> {
+    shape: Shape,
+    links: Links,
+    /// What direct links take.
+    timing: Timing,
+    /// What modelled links are like.
+    parameters: &'static Parameters,
+    /// The bus between memory and interfaces, if it slows modelled links down.
+    bus: Option<HostBus<B>>,
+}
+
+impl<B: Send + 'static> Wiring<B> {
+    fn wires(self, part: Option<&Part>) -> Result<Wires<B>, Error> {
+        let Self { shape, links, timing, parameters, bus } = self;
+        Ok(match (links, part) {
+            (Links::Direct, Some(Part { count, own, .. })) => {
+                let fabric = Fabric::of_part(Arc::new(Parts::new(shape, *count)?), *own);
+                let fabric = fabric.ok_or(Error::NoSuchPart { part: *own, count: *count })?;
+                Wires::new(fabric, timing)
+            }
+            (Links::Direct, None) => Wires::new(Fabric::new(shape), timing),
+            (Links::Modelled, Some(_)) => return Err(Error::ModelledParts),
+            (Links::Modelled, None) => tofu_netmodel::wires(shape, parameters, bus)?,
+        })
+    }
+}
+
 impl<D: Drive> MachineOf<D> {
-    fn of(shared: Shared<D>, interconnect: Interconnect, config: D::Config) -> Self
+    /// A machine of these links, without devices. `kind` is what its devices share, what they are,
+    /// and how they are configured.
+    fn wired(
+        wiring: Wiring<D::Body>,
+        clock: Clock,
+        engines: (usize, u64),
+        surroundings: Surroundings,
+        kind: (D::Extra, Interconnect, D::Config),
+    ) -> Result<Self, Error>
     where
         D::Body: Recorded,
     {
-        let shared = Arc::new(shared);
+        let wires = wiring.wires(surroundings.part.as_ref())?;
+        let (extra, interconnect, config) = kind;
+        let shared = Arc::new(Shared::new(wires, clock, engines, surroundings, extra)?);
         let network = NetworkOf {
             captures: Hub::new(&shared.wires),
             wires: Arc::clone(&shared.wires),
             machine: Arc::downgrade(&shared),
             interconnect,
         };
-        Self { shared, network, config, threads: Mutex::new(Vec::new()) }
+        if let Some((parts, own)) = network.part() {
+            let others: Vec<_> = parts.all().filter(|part| *part != own).collect();
+            others.into_iter().for_each(|part| network.part_went(part));
+        }
+        Ok(Self { shared, network, config, threads: Mutex::new(Vec::new()) })
     }
 
     /// The configuration of the machine.

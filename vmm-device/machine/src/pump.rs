@@ -11,7 +11,7 @@ use tofu_fabric::{
 };
 use tofu_icc::{Body, Icc, Net, discard_rcode};
 
-use crate::cables::{Cables, Incoming, Refused};
+use crate::cables::{Incoming, Refused};
 use crate::config::MachineConfig;
 use crate::device::Device;
 use crate::drive::{Drive, View};
@@ -51,27 +51,10 @@ impl<'a> Pump<'a> {
     pub(crate) fn new(shared: &'a Shared<Icc>) -> Self {
         Self { shared, arrivals: ARRIVALS.take(), now_ns: shared.now_ns() }
     }
-
-    /// Handles a message that has come over a cable.
-    pub(crate) fn take_from_cable(
-        &mut self,
-        from: PartId,
-        incoming: Incoming,
-    ) -> Result<(), Refused> {
-        let shared = self.shared;
-        match incoming {
-            Incoming::Packet(crossing) => shared.wires.receive(from, crossing, self)?,
-            Incoming::Undelivered(code, packet) => self.undeliverable(code, packet),
-        }
-        self.progress();
-        Ok(())
-    }
 }
 
 /// State that the nodes of a Tofu machine share, beside that of any machine.
 pub struct TofuShared {
-    /// The cables to the parts in other processes, if the machine is divided into parts.
-    pub(crate) cables: Option<Arc<Cables>>,
     pub(crate) recorder: Arc<Recorder>,
 }
 
@@ -92,6 +75,18 @@ impl Drive for Icc {
 
     fn view(shared: &Shared<Self>) -> Pump<'_> {
         Pump::new(shared)
+    }
+
+    fn room(node: &Node) {
+        TniId::ALL.into_iter().for_each(|tni| node.icc().room(tni));
+    }
+
+    fn recorder(extra: &TofuShared) -> Option<&Arc<Recorder>> {
+        Some(&extra.recorder)
+    }
+
+    fn set_traced(node: &Node, on: bool) {
+        node.icc().set_traced(on);
     }
 
     fn rang(node: &Node, (tni, bell): (TniId, Doorbell), life: Option<u64>) -> bool {
@@ -131,6 +126,16 @@ impl View<Icc> for Pump<'_> {
         let shared = self.shared;
         shared.wires.release(self);
         self.progress();
+    }
+
+    fn take(&mut self, from: PartId, incoming: Incoming<Body>) -> Result<(), Refused> {
+        let shared = self.shared;
+        match incoming {
+            Incoming::Packet(crossing) => shared.wires.receive(from, crossing, self)?,
+            Incoming::Undelivered(code, packet) => self.undeliverable(code, packet),
+        }
+        self.progress();
+        Ok(())
     }
 
     fn turn(&mut self, limit: Option<Ps>) -> Option<Progress> {
@@ -204,8 +209,7 @@ impl Deliver<Body> for Pump<'_> {
 
 impl Net for Pump<'_> {
     fn has_room(&self, node: Coords, tni: TniId) -> bool {
-        let cables = self.shared.extra.cables.as_ref();
-        self.shared.wires.has_room(node, tni) && cables.is_none_or(|cables| cables.has_room())
+        self.shared.has_room(node, tni)
     }
 
     fn tells_of_frames(&self) -> bool {
@@ -284,7 +288,7 @@ impl Pump<'_> {
         }
         let fabric = self.shared.fabric();
         let part = fabric.shape().node_id(packet.src).and_then(|node| fabric.elsewhere(node));
-        if let (Some(cables), Some(part)) = (&self.shared.extra.cables, part) {
+        if let (Some(cables), Some(part)) = (&self.shared.cables, part) {
             cables.report(part, code, packet);
         }
     }

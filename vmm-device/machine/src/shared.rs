@@ -3,11 +3,12 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
-use tofu_abi::Coords;
+use tofu_abi::{Coords, TniId};
 use tofu_fabric::{Fabric, NodeId, Port, Wires};
 
+use crate::cables::Cables;
 use crate::clock::Clock;
-use crate::config::LinkFailed;
+use crate::config::{LinkFailed, Surroundings};
 use crate::courier::Courier;
 use crate::device::Device;
 use crate::error::Error;
@@ -19,6 +20,8 @@ pub(crate) const RELEASES: usize = 0;
 /// The state that all parts of a machine share.
 pub struct Shared<D: Device> {
     pub(crate) wires: Arc<Wires<D::Body>>,
+    /// The cables to the parts in other processes, if the machine is divided into parts.
+    pub(crate) cables: Option<Arc<Cables>>,
     pub(crate) nodes: Vec<OnceLock<Arc<D::Node>>>,
     /// The work of each engine.
     pub(crate) engines: Vec<Arc<Inbox<D::Work>>>,
@@ -41,15 +44,22 @@ impl<D: Device> Shared<D> {
         wires: Wires<D::Body>,
         clock: Clock,
         (engines, spin_ns): (usize, u64),
-        link_failed: Option<LinkFailed>,
+        surroundings: Surroundings,
         extra: D::Extra,
     ) -> Result<Self, Error> {
+        let Surroundings { part, link_failed } = surroundings;
+        let cables = part.zip(wires.fabric().part()).map(|(part, (parts, own))| {
+            let cables = Arc::new(Cables::new(Arc::clone(parts), own, part.transport));
+            wires.set_cables(Some(Arc::clone(&cables) as _));
+            cables
+        });
         let nodes = wires.fabric().shape().nodes();
         let engines = (0..engines.max(1)).map(|index| Inbox::new(index).map(Arc::new));
         Ok(Self {
             engines: engines.collect::<Result<_, _>>()?,
             nodes: (0..nodes).map(|_| OnceLock::new()).collect(),
             wires: Arc::new(wires),
+            cables,
             courier: Courier::new(),
             clock,
             spin_ns,
@@ -66,6 +76,12 @@ impl<D: Device> Shared<D> {
             Clock::Host(_) if self.wires.is_modelled() => self.courier.clock(now_ns),
             _ => now_ns,
         }
+    }
+
+    /// Whether an interface of a node may send another request.
+    pub(crate) fn has_room(&self, node: Coords, tni: TniId) -> bool {
+        let cables = self.cables.as_ref();
+        self.wires.has_room(node, tni) && cables.is_none_or(|cables| cables.has_room())
     }
 
     /// Reports that a modelled link has failed.

@@ -16,15 +16,15 @@ use tofu_abi::topology::Axis;
 use tofu_abi::{Coords, Path, TniId, pci};
 use tofu_dma::DmaMemory;
 use tofu_fabric::{
-    Carrier, Class, Deliver, DiscardReason, Fabric, NodeId, Packet, Port, Progress, Ps, Shape,
-    Timing, Way, Wires,
+    Carrier, Class, Deliver, DiscardReason, NodeId, Packet, PartId, Port, Progress, Ps, Shape,
+    Timing, Way,
 };
 use tofu_inspect::{Inspect, Visit};
 use tofu_links::Parameters;
 use tofu_pci::{Bar, Endpoint, EndpointDevice, Identity, LinkSpeed};
 use tofu_tnw_device::{Config, Host, MAX_RUN, Net, Nwp, SharedWindows, Unit};
 
-use crate::Torus;
+use crate::cables::{Incoming, Refused};
 use crate::clock::Clock;
 use crate::config::{Doorbells, Links as ModeOfLinks, Surroundings};
 use crate::device::Device;
@@ -36,6 +36,7 @@ use crate::interconnect::Interconnect;
 use crate::shared::{RELEASES, Shared};
 use crate::wakeup::{Queued, Watching, doze};
 use crate::windows::{TorusParts, WindowBackend};
+use crate::{Torus, Wiring};
 
 /// Number of turns that a write to a device gives to ready devices, on its vCPU's time: to the
 /// device, to its neighbour, to the device again for the answer, and one more. The engine does the
@@ -46,7 +47,8 @@ const TURNS_PER_ROUND: usize = 256;
 /// The time for which a fault holds back a unit that no other unit overtakes, in nanoseconds.
 const HOLD_NS: u64 = 1_000_000;
 
-/// Packets that go over a link together while a capture or faults inspect them.
+/// Packets that go over a link together while a capture or faults inspect them, and in a machine
+/// in parts.
 const RUN_OBSERVED: u16 = 64;
 /// Packets that go over a modelled link together. They arrive when the last of them does.
 const RUN_MODELLED: u16 = 8;
@@ -122,6 +124,10 @@ impl Drive for Nwp {
         Outward { shared, now_ns: shared.now_ns() }
     }
 
+    fn room(node: &TorusNode) {
+        Link::ALL.into_iter().for_each(|link| node.nwp.room(link));
+    }
+
     fn rang(node: &TorusNode, work: Self::Work, life: Option<u64>) -> bool {
         // What is taken from a window becomes work of the device.
         work.is_none() && node.host.queued.enter(life)
@@ -187,14 +193,11 @@ impl Torus {
         if [Axis::A, Axis::B, Axis::C].into_iter().any(|axis| shape.len(axis) != 1) {
             return Err(Error::NotThreeAxes(shape));
         }
-        let wires = match links {
-            ModeOfLinks::Direct => Wires::new(Fabric::new(shape), TORUS_TIMING),
-            ModeOfLinks::Modelled => tofu_netmodel::wires(shape, &Parameters::TNW, None)?,
-        };
+        let (timing, parameters) = (TORUS_TIMING, &Parameters::TNW);
+        let wiring = Wiring { shape, links, timing, parameters, bus: None };
         let extra = TnwShared { polled: AtomicBool::new(false) };
-        let link_failed = surroundings.link_failed;
-        let shared = Shared::new(wires, clock, (engines, SPIN_NS), link_failed, extra)?;
-        Ok(Self::of(shared, Interconnect::Tnw, config))
+        let kind = (extra, Interconnect::Tnw, config);
+        Self::wired(wiring, clock, (engines, SPIN_NS), surroundings, kind)
     }
 
     /// Adds a device at `coords`, with DMA to `memory`.
@@ -290,6 +293,15 @@ impl View<Nwp> for Outward<'_> {
         self.shared.wires.release(&mut Inward { shared: self.shared });
     }
 
+    fn take(&mut self, from: PartId, incoming: Incoming<Unit>) -> Result<(), Refused> {
+        // The link's protocol finds out about lost units.
+        if let Incoming::Packet(crossing) = incoming {
+            let mut inward = Inward { shared: self.shared };
+            self.shared.wires.receive(from, crossing, &mut inward)?;
+        }
+        Ok(())
+    }
+
     fn turn(&mut self, limit: Option<Ps>) -> Option<Progress> {
         let mut inward = Inward { shared: self.shared };
         match limit {
@@ -316,15 +328,16 @@ impl Net for Links<'_> {
     fn room(&self, link: Link) -> u16 {
         let wires = &self.shared.wires;
         match wires.is_modelled() {
-            true if wires.has_room(self.node.coords, interface(link)) => RUN_MODELLED,
-            true => 0,
-            false if wires.is_observed() => RUN_OBSERVED,
+            _ if !self.shared.has_room(self.node.coords, interface(link)) => 0,
+            true => RUN_MODELLED,
+            false if wires.is_observed() || self.shared.cables.is_some() => RUN_OBSERVED,
             false => MAX_RUN,
         }
     }
 
     fn by_reference(&self) -> bool {
-        !self.shared.wires.is_observed() && !self.shared.wires.is_modelled()
+        let wires = &self.shared.wires;
+        !wires.is_observed() && !wires.is_modelled() && self.shared.cables.is_none()
     }
 
     fn send(&mut self, link: Link, unit: Unit) {

@@ -90,7 +90,7 @@ impl Drop for Own {
 }
 
 /// Stores the events that nodes report.
-pub(crate) struct Recorder {
+pub struct Recorder {
     /// Tells the recorder from others in this process; not 0.
     id: u64,
     on: AtomicBool,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tofu_abi::tnw::{
     CHANNELS, Channel, Header, PACKET_DATA, PACKET_SIZE, RECEPTION_FIFO, SEQUENCES,
 };
-use tofu_fabric::Disturb;
+use tofu_fabric::wire::{Malformed, Reader, Vanished, Wire, Writer};
+use tofu_fabric::{Class, Disturb};
 
 use crate::payload::{Borrowed, Payload};
 
@@ -290,6 +291,63 @@ impl Unit {
     }
 }
 
+/// First bytes of units on cables.
+const DATA: u8 = 0;
+const CONTROL: u8 = 1;
+
+/// Units on cables between processes *(ours)*: a run of packets goes as one, with one check
+/// sequence, which the receiver verifies.
+impl Wire for Unit {
+    const MOST_BYTES: usize = 9 + MAX_RUN as usize * PACKET_DATA;
+    const MOST_TLPS: u32 = MAX_RUN as u32;
+    const CHANNELS: u8 = CHANNELS as u8;
+
+    fn class(&self) -> Class {
+        Class::System
+    }
+
+    fn write(&self, to: &mut Writer<'_>) -> Result<(), Vanished> {
+        match self {
+            Self::Data(data) => {
+                let crc = match data.check {
+                    Check::Fits => data.crc(data.session),
+                    Check::Sent(crc) => crc,
+                };
+                to.u8(DATA);
+                to.u32(data.header.0 as u32);
+                to.u32(crc);
+                to.bytes(data.payload());
+            }
+            Self::Control(control) => {
+                to.u8(CONTROL);
+                to.bytes(&control.to_wire());
+            }
+        }
+        Ok(())
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let unit = match from.u8()? {
+            DATA => {
+                let (header, check) = (Header(from.u32()?.into()), Check::Sent(from.u32()?));
+                let bytes = from.rest(usize::from(MAX_RUN) * PACKET_DATA, "length of the data")?;
+                let whole = !bytes.is_empty() && bytes.len().is_multiple_of(PACKET_DATA);
+                let payload = whole.then(|| Payload::of(bytes.into()));
+                let session = Session { from: 0, to: 0 };
+                payload.map(|payload| Self::Data(Data { header, session, check, payload }))
+            }
+            CONTROL => Self::from_wire(&from.array::<CONTROL_SIZE>()?),
+            _ => return Err(Malformed::Field("kind")),
+        };
+        unit.ok_or(Malformed::Field("unit"))
+    }
+
+    /// Nobody is told of a lost unit: the link's protocol finds out.
+    fn without_data(self) -> Self {
+        self
+    }
+}
+
 impl Disturb for Unit {
     fn duplicate(&self) -> Option<Self> {
         Some(self.clone())
@@ -330,6 +388,10 @@ impl Disturb for Unit {
 
 #[cfg(test)]
 mod tests {
+    use tofu_abi::{Coords, Path, TniId};
+    use tofu_fabric::wire::{decode, encode, most_bytes};
+    use tofu_fabric::{Crossing, Packet, Port, Way};
+
     use super::*;
 
     const SESSION: Session = Session { from: 3, to: 5 };
@@ -355,6 +417,66 @@ mod tests {
             assert_eq!(data.is_last(), index == 2);
             assert_eq!(data.payload(), [index as u8; PACKET_DATA]);
         }
+    }
+
+    #[test]
+    fn units_survive_cables() {
+        let crossing = |body: Unit| {
+            let (src, way) =
+                (Coords::default(), Way::Hop { port: Port::ZPlus, vc: 7, nullified: false });
+            let packet = Packet {
+                src,
+                src_tni: TniId::ALL[0],
+                dst: src,
+                dst_tni: 0,
+                path: Path::default(),
+                way,
+                class: body.class(),
+                system: false,
+                tlps: body.packets(),
+                bytes: body.wire_bytes(),
+                tlp_bytes: PACKET_SIZE as u32,
+                gap: 0,
+                sender: 7,
+                before: 0,
+                model_ps: 0,
+                body,
+            };
+            Crossing { packet, hops: 1, held: None, duplicated: false }
+        };
+        let mut damaged = Unit::Data(run(2));
+        assert!(damaged.damage(77 << 8, false));
+        for (unit, fits) in [(Unit::Data(run(3)), true), (damaged, false)] {
+            let mut bytes = Vec::new();
+            encode(&crossing(unit.clone()), &mut bytes).unwrap();
+            assert!(bytes.len() <= most_bytes::<Unit>());
+            let found = decode::<Unit>(&bytes).unwrap();
+            let (Unit::Data(sent), Unit::Data(got)) = (&unit, &found.packet.body) else {
+                panic!("data")
+            };
+            assert_eq!((got.header, got.payload()), (sent.header, sent.payload()));
+            assert_eq!(got.fits(SESSION), fits);
+            assert!(!got.fits(Session { from: 3, to: 4 }), "of another life");
+            for cut in [1, PACKET_DATA, bytes.len()] {
+                let shorter = decode::<Unit>(&bytes[..bytes.len() - cut]);
+                let whole = cut == PACKET_DATA;
+                assert_eq!(shorter.is_ok(), whole, "without {cut} bytes");
+            }
+        }
+        let control = Control {
+            kind: ControlKind::Hello,
+            session: SESSION,
+            sequence: 5,
+            limits: [7; CHANNELS],
+            check: Check::Fits,
+        };
+        let mut bytes = Vec::new();
+        encode(&crossing(Unit::Control(control)), &mut bytes).unwrap();
+        let found = decode::<Unit>(&bytes).unwrap();
+        let Unit::Control(read) = found.packet.body else { panic!("a command") };
+        assert!(read.fits() && Control { check: Check::Fits, ..read } == control);
+        bytes.push(0);
+        assert_eq!(decode::<Unit>(&bytes), Err(Malformed::Long));
     }
 
     #[test]

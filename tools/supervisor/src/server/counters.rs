@@ -9,9 +9,10 @@ use tofu_control::{
 };
 use tofu_fabric::NodeId;
 use tofu_gateway::LinkCounters;
-use tofu_machine::{Node, Nwp};
+use tofu_icc::Icc;
+use tofu_machine::Nwp;
 
-use crate::registry::{AnyNode, Registry};
+use crate::registry::Registry;
 
 /// The counters in a control queue's page.
 const QUEUE: [CqReg; 4] =
@@ -24,9 +25,9 @@ const QUEUE: [CqReg; 4] =
 /// One line for the user, if the machine does not exist or has no such node.
 pub(super) fn of(registry: &Registry, id: NodeId) -> anyhow::Result<Option<NodeCounters>> {
     let ip = registry.gateway_link(registry.place(id)?).map(|stats| ip(&stats.now()));
-    Ok(registry.device(id)?.map(|node| match node {
-        AnyNode::Tofu(node) => NodeCounters { ip, ..of_device(&node) },
-        AnyNode::Tnw(node) => of_nwp(node.nwp()),
+    Ok(registry.device(id)?.and_then(|node| match node.icc() {
+        Some(icc) => Some(NodeCounters { ip, ..of_device(icc) }),
+        None => node.nwp().map(of_nwp),
     }))
 }
 
@@ -65,19 +66,19 @@ fn of_nwp(nwp: &Nwp) -> NodeCounters {
     }
 }
 
-fn of_device(node: &Node) -> NodeCounters {
+fn of_device(icc: &Icc) -> NodeCounters {
     let read = |register: Register| {
         let mut data = [0; 8];
-        node.icc().bar_read(register.offset(), &mut data);
+        icc.bar_read(register.offset(), &mut data);
         u64::from_le_bytes(data)
     };
-    let description = node.icc().description();
+    let description = icc.description();
     let tnis = description.tni_ids();
     let counted = |reg: &&TniReg| reg.offset() >= TniReg::SendCount.offset();
     let of_tni = |tni| {
         let regs = TniReg::ALL.iter().filter(counted);
         let regs = regs.map(|&reg| (reg.name().to_owned(), read(Register::Tni { tni, reg })));
-        let failed = node.icc().failed_commands(tni);
+        let failed = icc.failed_commands(tni);
         let failed = [(COMMANDS_REFUSED, failed.refused), (COMMANDS_LOST, failed.lost)];
         regs.chain(failed.map(|(name, value)| (name.to_owned(), value))).collect()
     };
@@ -100,7 +101,7 @@ fn of_device(node: &Node) -> NodeCounters {
         ports: Port::ALL.into_iter().map(of_port).collect(),
         queues: queues.filter(|queue| enabled(queue) != 0).map(of_queue).collect(),
         ip: None,
-        under_way: node.icc().commands_under_way(),
+        under_way: icc.commands_under_way(),
         ..NodeCounters::default()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::iter;
 
-use anyhow::{anyhow, bail};
+use anyhow::{Context, anyhow, bail};
 use tofu_abi::desc::MAX_MESSAGE;
 use tofu_abi::{CqId, StagOffset, TniId};
 use tofu_control::protocol::{InspectRequest, Reply, TranslateRequest};
@@ -11,7 +11,7 @@ use tofu_icc::Access;
 use tofu_inspect::{Inspect, Missing, Query, Seen, look};
 use tofu_ui::{did_you_mean, printable};
 
-use crate::registry::{AnyNode, Registry};
+use crate::registry::Registry;
 
 /// The most names in a path.
 const MAX_PATH: usize = 32;
@@ -33,10 +33,7 @@ pub(super) fn look_at(registry: &Registry, ask: &InspectRequest) -> anyhow::Resu
     }
     let limit = ask.limit.min(InspectRequest::MOST) as usize;
     let query = Query { path: &path, depth: ask.depth as usize, limit };
-    let what: &dyn Inspect = match &node {
-        AnyNode::Tofu(node) => &**node,
-        AnyNode::Tnw(node) => &**node,
-    };
+    let what: &dyn Inspect = &*node;
     let Seen { value, complete } = look(what, &query).map_err(|missing| {
         let inside = inside(what, &path, &missing);
         absent(&path, &missing, inside.as_deref())
@@ -89,12 +86,10 @@ fn absent(path: &[&str], missing: &Missing, inside: Option<&str>) -> anyhow::Err
 /// Walks the tables of a control queue.
 pub(super) fn translate(registry: &Registry, ask: &TranslateRequest) -> anyhow::Result<Reply> {
     let TranslateRequest { node, tni, cq, stag, offset, length, write } = *ask;
-    let node = match registry.device(NodeId(node))? {
-        Some(AnyNode::Tofu(node)) => node,
-        Some(AnyNode::Tnw(_)) => bail!("devices of TNW have no steering tables"),
-        None => return Ok(Reply::Inspection { tree: None, complete: true }),
+    let Some(node) = registry.device(NodeId(node))? else {
+        return Ok(Reply::Inspection { tree: None, complete: true });
     };
-    let icc = node.icc();
+    let icc = node.icc().context("devices of TNW have no steering tables")?;
     let queue = TniId::new(tni).zip(CqId::new(cq));
     if length > MAX_MESSAGE {
         bail!("{length} bytes; a message has {MAX_MESSAGE} at most");

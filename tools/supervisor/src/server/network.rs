@@ -4,13 +4,13 @@ use anyhow::{Context, anyhow, bail};
 use tofu_abi::Coords;
 use tofu_control::protocol::{EventKind, FaultReport, LinkEnd, NodeKind, Reply};
 use tofu_fabric::{LinkErrors, NodeId, Port, Shape};
+use tofu_machine::AnyNetwork;
 
 use crate::link_errors::LinkErrorSpec;
-use crate::machine::AnyNetwork;
 use crate::registry::Registry;
 use tofu_spec::faults::FaultSpec;
 
-fn running(registry: &Registry) -> anyhow::Result<&AnyNetwork> {
+fn running(registry: &Registry) -> anyhow::Result<&dyn AnyNetwork> {
     registry.running().context("the machine has not started yet")
 }
 

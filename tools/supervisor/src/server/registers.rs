@@ -9,7 +9,7 @@ use tofu_fabric::NodeId;
 use tofu_icc::{Icc, RegisterNow, Unit};
 use tofu_machine::{Nwp, register_fields};
 
-use crate::registry::{AnyNode, Registry};
+use crate::registry::Registry;
 
 /// Returns the registers of a node's device, or `None` if it has no device.
 ///
@@ -17,9 +17,9 @@ use crate::registry::{AnyNode, Registry};
 ///
 /// One line for the user, if the machine does not exist or has no such node.
 pub(super) fn of(registry: &Registry, id: NodeId) -> anyhow::Result<Option<Vec<RegisterValue>>> {
-    Ok(registry.device(id)?.map(|node| match node {
-        AnyNode::Tofu(node) => of_icc(node.icc()),
-        AnyNode::Tnw(node) => of_nwp(node.nwp()),
+    Ok(registry.device(id)?.and_then(|node| match node.icc() {
+        Some(icc) => Some(of_icc(icc)),
+        None => node.nwp().map(of_nwp),
     }))
 }
 

@@ -1,0 +1,116 @@
+//! Networks and nodes with devices of any kind, for those who look at them or disturb them.
+
+use std::sync::Arc;
+
+use tofu_fabric::{Fabric, FaultCounters, FaultPlan, NoSuchLink, NodeId, PartId, Parts};
+use tofu_icc::Icc;
+use tofu_inspect::Inspect;
+use tofu_pci::EndpointDevice;
+use tofu_tnw_device::Nwp;
+
+use crate::NetworkOf;
+use crate::cables::{CableCounters, Refused};
+use crate::capture::{Capture, CaptureConfig};
+use crate::drive::Drive;
+use crate::interconnect::Interconnect;
+use crate::node::Node;
+use crate::torus::TorusNode;
+use crate::trace::Trace;
+
+/// A node with a device of any kind.
+pub trait AnyNode: EndpointDevice + Inspect + Send + Sync {
+    /// Returns the device if it is a controller of Tofu.
+    fn icc(&self) -> Option<&Icc> {
+        None
+    }
+
+    /// Returns the device if it is a network processor of TNW.
+    fn nwp(&self) -> Option<&Nwp> {
+        None
+    }
+}
+
+impl AnyNode for Node {
+    fn icc(&self) -> Option<&Icc> {
+        Some(self.icc())
+    }
+}
+
+impl AnyNode for TorusNode {
+    fn nwp(&self) -> Option<&Nwp> {
+        Some(self.nwp())
+    }
+}
+
+/// The network of a machine with devices of any kind, for reading and changing it. It may outlive
+/// the machine. The methods are those of [`NetworkOf`] and of its wires.
+#[expect(missing_docs, clippy::missing_errors_doc, reason = "they are those of NetworkOf")]
+pub trait AnyNetwork: Send + Sync {
+    fn interconnect(&self) -> Interconnect;
+    fn fabric(&self) -> &Arc<Fabric>;
+    fn set_faults(&self, plan: Option<FaultPlan>) -> Result<(), NoSuchLink>;
+    fn faults(&self) -> Option<(FaultPlan, FaultCounters)>;
+    fn capture(&self, config: CaptureConfig) -> Capture;
+    fn trace(&self) -> Option<Trace>;
+    fn node(&self, id: NodeId) -> Option<Arc<dyn AnyNode>>;
+    fn part(&self) -> Option<(&Arc<Parts>, PartId)>;
+    fn part_came(&self, part: PartId);
+    fn part_went(&self, part: PartId);
+    fn receive(&self, from: PartId, message: &[u8]) -> Result<(), Refused>;
+    fn room(&self);
+    fn cables(&self, part: PartId) -> Option<CableCounters>;
+}
+
+impl<D: Drive<Node: AnyNode>> AnyNetwork for NetworkOf<D> {
+    fn interconnect(&self) -> Interconnect {
+        self.interconnect()
+    }
+
+    fn fabric(&self) -> &Arc<Fabric> {
+        self.wires().fabric()
+    }
+
+    fn set_faults(&self, plan: Option<FaultPlan>) -> Result<(), NoSuchLink> {
+        self.wires().set_faults(plan)
+    }
+
+    fn faults(&self) -> Option<(FaultPlan, FaultCounters)> {
+        self.wires().faults()
+    }
+
+    fn capture(&self, config: CaptureConfig) -> Capture {
+        self.capture(config)
+    }
+
+    fn trace(&self) -> Option<Trace> {
+        self.trace()
+    }
+
+    fn node(&self, id: NodeId) -> Option<Arc<dyn AnyNode>> {
+        self.node(id).map(|node| node as _)
+    }
+
+    fn part(&self) -> Option<(&Arc<Parts>, PartId)> {
+        self.part()
+    }
+
+    fn part_came(&self, part: PartId) {
+        self.part_came(part);
+    }
+
+    fn part_went(&self, part: PartId) {
+        self.part_went(part);
+    }
+
+    fn receive(&self, from: PartId, message: &[u8]) -> Result<(), Refused> {
+        self.receive(from, message)
+    }
+
+    fn room(&self) {
+        self.room();
+    }
+
+    fn cables(&self, part: PartId) -> Option<CableCounters> {
+        self.cables(part)
+    }
+}
