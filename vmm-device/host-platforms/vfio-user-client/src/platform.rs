@@ -1,6 +1,6 @@
 //! The platform: one device, attached.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -101,7 +101,7 @@ pub struct SocketPlatform {
     pages: Option<Pages>,
     /// Injection windows of TNW, where they are memory.
     windows: Option<Pages>,
-    bells: HashMap<u64, OwnedFd>,
+    bells: BTreeMap<u64, OwnedFd>,
     interrupts: Interrupts,
     start: Instant,
 }
