@@ -293,37 +293,7 @@ impl Scenario {
             .or_else(|| Interconnect::of_shape(&named).tofu())
             .unwrap_or_default();
         let links = *Parameters::of(generation);
-        let options = Options {
-            scheduler: file
-                .checked("scheduler", &raw.scheduler, |name| match name.as_str() {
-                    LOOK_AHEAD => Ok(Scheduler::LookAhead),
-                    DATE_LINE => Ok(Scheduler::DateLine),
-                    _ => Err("\"look-ahead\" or \"date-line\""),
-                })?
-                .unwrap_or_default(),
-            arbiter: file
-                .checked("arbiter", &raw.arbiter, |name| match name.as_str() {
-                    IN_TURN => Ok(Arbiter::InTurn),
-                    STRAIGHT_FIRST => Ok(Arbiter::StraightFirst),
-                    _ => Err("\"in-turn\" or \"straight-first\""),
-                })?
-                .unwrap_or_default(),
-            seed: raw.seed.unwrap_or(1),
-            queue_bytes: raw.queue_bytes.as_ref().map(|bytes| *bytes.get_ref()),
-            replay_bytes: raw.replay_bytes.as_ref().map(|bytes| *bytes.get_ref()),
-            ..Options::default()
-        };
-        // The network decides whether buffers are large enough. A single unit suffices to ask it.
-        for (field, bytes) in
-            [("queue_bytes", &raw.queue_bytes), ("replay_bytes", &raw.replay_bytes)]
-        {
-            let Some(bytes) = bytes else { continue };
-            let refused = Network::new(Shape::UNIT, &links, &options).err();
-            if let Some(bad) = refused.filter(|bad| bad.name == field) {
-                let allowed = format!("{} to {}", bad.least, bad.most);
-                return Err(file.value_error(field, bytes, allowed).into());
-            }
-        }
+        let options = raw.options(&file, &links)?;
         let pattern = raw.pattern(&file, &shape)?;
         let sizes = raw.sizes(&file)?;
         let loads = raw.loads(&file, generation)?;
@@ -357,10 +327,24 @@ impl Scenario {
                 .map_or(tnis, |number| number as u8),
             answers: raw.answers.unwrap_or(true),
         };
+        let points = Self::points(name, &traffic, &sizes, &loads)?;
+        let generation = generation.description().interconnect;
+        let title = format!("{} on {} ({generation})", raw.pattern.get_ref(), raw.shape.get_ref());
+        let network = Described::new(&traffic);
+        Ok(Self { name: name.to_owned(), title, network, points })
+    }
+
+    /// A point for each size and load, with the limits that follow from the routes.
+    fn points(
+        name: &str,
+        traffic: &Traffic,
+        sizes: &[u64],
+        loads: &[Offered],
+    ) -> anyhow::Result<Vec<(Traffic, Option<Limits>)>> {
         let mut points = Vec::new();
-        for &size in &sizes {
+        for &size in sizes {
             let limits = Traffic { size, ..traffic.clone() }.limits();
-            for load in &loads {
+            for load in loads {
                 let load = match (load, limits) {
                     (Offered::Load(load), _) => *load,
                     (Offered::Part { part, warm_up, time }, Some(limits)) => {
@@ -377,10 +361,7 @@ impl Scenario {
                 points.push((Traffic { size, load, ..traffic.clone() }, limits));
             }
         }
-        let generation = generation.description().interconnect;
-        let title = format!("{} on {} ({generation})", raw.pattern.get_ref(), raw.shape.get_ref());
-        let network = Described::new(&traffic);
-        Ok(Self { name: name.to_owned(), title, network, points })
+        Ok(points)
     }
 
     /// Runs every point.
@@ -416,6 +397,42 @@ impl Scenario {
 }
 
 impl Raw {
+    /// The options of the network, which it has confirmed.
+    fn options(&self, file: &TomlFile<'_>, links: &Parameters) -> anyhow::Result<Options> {
+        let options = Options {
+            scheduler: file
+                .checked("scheduler", &self.scheduler, |name| match name.as_str() {
+                    LOOK_AHEAD => Ok(Scheduler::LookAhead),
+                    DATE_LINE => Ok(Scheduler::DateLine),
+                    _ => Err("\"look-ahead\" or \"date-line\""),
+                })?
+                .unwrap_or_default(),
+            arbiter: file
+                .checked("arbiter", &self.arbiter, |name| match name.as_str() {
+                    IN_TURN => Ok(Arbiter::InTurn),
+                    STRAIGHT_FIRST => Ok(Arbiter::StraightFirst),
+                    _ => Err("\"in-turn\" or \"straight-first\""),
+                })?
+                .unwrap_or_default(),
+            seed: self.seed.unwrap_or(1),
+            queue_bytes: self.queue_bytes.as_ref().map(|bytes| *bytes.get_ref()),
+            replay_bytes: self.replay_bytes.as_ref().map(|bytes| *bytes.get_ref()),
+            ..Options::default()
+        };
+        // The network decides whether buffers are large enough. A single unit suffices to ask it.
+        for (field, bytes) in
+            [("queue_bytes", &self.queue_bytes), ("replay_bytes", &self.replay_bytes)]
+        {
+            let Some(bytes) = bytes else { continue };
+            let refused = Network::new(Shape::UNIT, links, &options).err();
+            if let Some(bad) = refused.filter(|bad| bad.name == field) {
+                let allowed = format!("{} to {}", bad.least, bad.most);
+                return Err(file.value_error(field, bytes, allowed).into());
+            }
+        }
+        Ok(options)
+    }
+
     fn sizes(&self, file: &TomlFile<'_>) -> Result<Vec<u64>, FileError> {
         let sizes = self.size.get_ref().all().iter();
         // A rate in bytes says nothing about messages without any.
@@ -903,74 +920,68 @@ mod tests {
         assert!(Scenario::parse("sim.md", example).is_ok());
     }
 
+    /// A part of a good scenario, its replacement, and a part of the message.
+    const BAD: &[(&str, &str, &str)] = &[
+        ("\"unit\"", "\"9x9\"", "s.toml:1: shape = \"9x9\" is not allowed; shape is \"unit\""),
+        ("\"uniform\"", "\"hot\"", "s.toml:2: pattern = \"hot\" is not allowed; pattern is"),
+        ("size = 8", "size = -1", "s.toml:3: size = -1 is not allowed; size is 0 to 16777216"),
+        ("size = 8", "size = [8, -1]", "s.toml:3: size = [8, -1] is not allowed"),
+        (
+            "size = 8\ncount = 1",
+            "size = [8, 0]\nrate = 1\ntime = \"1us\"",
+            "s.toml:3: size = [8, 0] is not allowed; size is 1 to 16777216 bytes with rate or",
+        ),
+        (
+            "size = 8\ncount = 1",
+            "size = 0\nload = 1\ntime = \"1us\"",
+            "s.toml:3: size = 0 is not allowed; size is 1 to 16777216 bytes with rate or load",
+        ),
+        ("count = 1", "count = 0", "s.toml:4: count = 0 is not allowed; count is 1 to"),
+        ("count = 1", "", "s.toml: one of count, rate and load is needed"),
+        ("count = 1", "rate = 2.5", "s.toml: time is missing, which rate needs"),
+        ("count = 1", "rate = 100\ntime = \"1us\"", "s.toml:4: rate = 100.0 is not allowed"),
+        ("count = 1", "load = 5\ntime = \"1us\"", "s.toml:4: load = 5.0 is not allowed; load is"),
+        ("count = 1", "load = 1", "s.toml: time is missing, which load needs"),
+        (
+            "pattern = \"uniform\"\nsize = 8\ncount = 1",
+            "pattern = \"transpose\"\nsize = 8\nload = 1\ntime = \"1us\"",
+            "s.toml: load needs pattern \"uniform\" or \"permutations\", 2 to 2048",
+        ),
+        (
+            "count = 1",
+            "count = 1\narbiter = \"x\"",
+            "s.toml:5: arbiter = \"x\" is not allowed; arbiter is \"in-turn\" or",
+        ),
+        ("count = 1", "rate = 1\ntime = \"1\"", "s.toml:5: time = \"1\" is not allowed"),
+        (
+            "count = 1",
+            "count = 1\narrivals = \"x\"",
+            "s.toml:5: arrivals = \"x\" is not allowed; arrivals is \"even\" or \"poisson\"",
+        ),
+        ("\"uniform\"", "\"hotspot\"", "hot is missing, which pattern = \"hotspot\" needs"),
+        ("\"fugaku\"", "\"tofud\"", "s.toml:5: generation = \"tofud\" is not allowed"),
+        ("\"fugaku\"", "\"k\"\ntnis = 5", "s.toml:6: tnis = 5 is not allowed; tnis is 1 to 4"),
+        ("count", "cuont", "s.toml:4: cuont = 1: did you mean count? unknown field `cuont`"),
+        ("count = 1", "count = 1\nqueue_bytes = 1", "s.toml:5: queue_bytes = 1 is not allowed"),
+        ("count = 1", "count = 1\nhot = [0,0,0,0,0,0]", "hot is for pattern = \"hotspot\" only"),
+        ("size = 8", "size = \"x\"", "s.toml:3: size = \"x\": "),
+        (
+            "\"fugaku\"",
+            "\"fugaku\"\n[[down]]\nat = [0,0,0,0,0,0]\nport = \"X+\"",
+            "s.toml:8: port = \"X+\" is not allowed; port is a port of (0,0,0,0,0,0) with",
+        ),
+        (
+            "\"fugaku\"",
+            "\"fugaku\"\n[[down]]\nat = [5,0,0,0,0,0]\nport = \"A\"",
+            "s.toml:7: at = [5, 0, 0, 0, 0, 0] is not allowed; at is [x, y, z, a, b, c]",
+        ),
+    ];
+
     #[test]
     fn bad_values_are_named_with_what_is_allowed() {
         const GOOD: &str =
             "shape = \"unit\"\npattern = \"uniform\"\nsize = 8\ncount = 1\ngeneration = \"fugaku\"";
         assert!(Scenario::parse("test", GOOD).is_ok());
-        let changed = [
-            ("\"unit\"", "\"9x9\"", "s.toml:1: shape = \"9x9\" is not allowed; shape is \"unit\""),
-            ("\"uniform\"", "\"hot\"", "s.toml:2: pattern = \"hot\" is not allowed; pattern is"),
-            ("size = 8", "size = -1", "s.toml:3: size = -1 is not allowed; size is 0 to 16777216"),
-            ("size = 8", "size = [8, -1]", "s.toml:3: size = [8, -1] is not allowed"),
-            (
-                "size = 8\ncount = 1",
-                "size = [8, 0]\nrate = 1\ntime = \"1us\"",
-                "s.toml:3: size = [8, 0] is not allowed; size is 1 to 16777216 bytes with rate or",
-            ),
-            (
-                "size = 8\ncount = 1",
-                "size = 0\nload = 1\ntime = \"1us\"",
-                "s.toml:3: size = 0 is not allowed; size is 1 to 16777216 bytes with rate or load",
-            ),
-            ("count = 1", "count = 0", "s.toml:4: count = 0 is not allowed; count is 1 to"),
-            ("count = 1", "", "s.toml: one of count, rate and load is needed"),
-            ("count = 1", "rate = 2.5", "s.toml: time is missing, which rate needs"),
-            ("count = 1", "rate = 100\ntime = \"1us\"", "s.toml:4: rate = 100.0 is not allowed"),
-            (
-                "count = 1",
-                "load = 5\ntime = \"1us\"",
-                "s.toml:4: load = 5.0 is not allowed; load is",
-            ),
-            ("count = 1", "load = 1", "s.toml: time is missing, which load needs"),
-            (
-                "pattern = \"uniform\"\nsize = 8\ncount = 1",
-                "pattern = \"transpose\"\nsize = 8\nload = 1\ntime = \"1us\"",
-                "s.toml: load needs pattern \"uniform\" or \"permutations\", 2 to 2048",
-            ),
-            (
-                "count = 1",
-                "count = 1\narbiter = \"x\"",
-                "s.toml:5: arbiter = \"x\" is not allowed; arbiter is \"in-turn\" or",
-            ),
-            ("count = 1", "rate = 1\ntime = \"1\"", "s.toml:5: time = \"1\" is not allowed"),
-            (
-                "count = 1",
-                "count = 1\narrivals = \"x\"",
-                "s.toml:5: arrivals = \"x\" is not allowed; arrivals is \"even\" or \"poisson\"",
-            ),
-            ("\"uniform\"", "\"hotspot\"", "hot is missing, which pattern = \"hotspot\" needs"),
-            ("\"fugaku\"", "\"tofud\"", "s.toml:5: generation = \"tofud\" is not allowed"),
-            ("\"fugaku\"", "\"k\"\ntnis = 5", "s.toml:6: tnis = 5 is not allowed; tnis is 1 to 4"),
-            ("count", "cuont", "s.toml:4: cuont = 1: did you mean count? unknown field `cuont`"),
-            ("count = 1", "count = 1\nqueue_bytes = 1", "s.toml:5: queue_bytes = 1 is not allowed"),
-            (
-                "count = 1",
-                "count = 1\nhot = [0,0,0,0,0,0]",
-                "hot is for pattern = \"hotspot\" only",
-            ),
-            ("size = 8", "size = \"x\"", "s.toml:3: size = \"x\": "),
-            (
-                "\"fugaku\"",
-                "\"fugaku\"\n[[down]]\nat = [0,0,0,0,0,0]\nport = \"X+\"",
-                "s.toml:8: port = \"X+\" is not allowed; port is a port of (0,0,0,0,0,0) with",
-            ),
-            (
-                "\"fugaku\"",
-                "\"fugaku\"\n[[down]]\nat = [5,0,0,0,0,0]\nport = \"A\"",
-                "s.toml:7: at = [5, 0, 0, 0, 0, 0] is not allowed; at is [x, y, z, a, b, c]",
-            ),
-        ];
         let errors = [
             ("ber = 2", "s.toml:7: ber = 2.0 is not allowed; ber is 0 to 1"),
             ("lane = 2", "s.toml:7: lane = 2 is not allowed; lane is 0 to 1, the lanes of TofuD"),
@@ -979,7 +990,7 @@ mod tests {
         let errors =
             errors.map(|(error, expected)| (format!("\"fugaku\"\n[[errors]]\n{error}"), expected));
         let errors = errors.iter().map(|(to, expected)| ("\"fugaku\"", to.as_str(), *expected));
-        for (from, to, expected) in changed.into_iter().chain(errors) {
+        for (from, to, expected) in BAD.iter().copied().chain(errors) {
             let text = GOOD.replacen(from, to, 1);
             let error = Scenario::parse("s.toml", &text).err();
             let error = error.unwrap_or_else(|| panic!("{to} is allowed")).to_string();
