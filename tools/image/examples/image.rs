@@ -27,43 +27,65 @@ impl Progress for Lines {
     }
 }
 
+/// The command line behind the action.
+#[derive(Default)]
+struct Options {
+    name: Option<String>,
+    with: Vec<String>,
+    mirror: Option<String>,
+    programs: Vec<Program>,
+    modules: Vec<String>,
+    kernel: Kernel,
+    refresh: bool,
+    backports: bool,
+}
+
+impl Options {
+    fn parse(mut arguments: impl Iterator<Item = String>) -> anyhow::Result<Self> {
+        let mut options = Self::default();
+        while let Some(argument) = arguments.next() {
+            let mut value =
+                || arguments.next().with_context(|| format!("{argument} needs a value"));
+            match argument.as_str() {
+                "--name" => options.name = Some(value()?),
+                "--kernel" => options.kernel = value()?.parse()?,
+                "--with" => options.with.extend(value()?.split(',').map(str::to_owned)),
+                "--modules" => options.modules.extend(value()?.split(',').map(str::to_owned)),
+                "--mirror" => options.mirror = Some(value()?),
+                "--refresh" => options.refresh = true,
+                "--backports" => options.backports = true,
+                "--program" => {
+                    let path = value()?;
+                    let name = Path::new(&path).file_name().unwrap_or_default().to_string_lossy();
+                    let bytes = std::fs::read(&path).context(path.clone())?;
+                    options.programs.push(Program::new(&name, bytes)?);
+                }
+                other if !other.starts_with('-') => options.name = Some(other.into()),
+                other => bail!("unknown option {other}"),
+            }
+        }
+        Ok(options)
+    }
+}
+
 fn main() -> anyhow::Result<()> {
     env_logger::init();
     let mut arguments = std::env::args().skip(1);
     let action = arguments.next().unwrap_or_default();
-    let (mut name, mut with, mut mirror) = (None, Vec::new(), None);
-    let mut programs = Vec::new();
-    let mut modules = Vec::new();
-    let mut kernel = Kernel::Auto;
-    let mut refresh = false;
-    let mut backports = false;
-    while let Some(argument) = arguments.next() {
-        let mut value = || arguments.next().with_context(|| format!("{argument} needs a value"));
-        match argument.as_str() {
-            "--name" => name = Some(value()?),
-            "--kernel" => kernel = value()?.parse()?,
-            "--with" => with.extend(value()?.split(',').map(str::to_owned)),
-            "--modules" => modules.extend(value()?.split(',').map(str::to_owned)),
-            "--mirror" => mirror = Some(value()?),
-            "--refresh" => refresh = true,
-            "--backports" => backports = true,
-            "--program" => {
-                let path = value()?;
-                let name = Path::new(&path).file_name().unwrap_or_default().to_string_lossy();
-                programs.push(Program::new(&name, std::fs::read(&path).context(path.clone())?)?);
-            }
-            other if !other.starts_with('-') => name = Some(other.into()),
-            other => bail!("unknown option {other}"),
-        }
-    }
-    let cache = Cache::from_env()?.mirror(mirror);
+    let options = Options::parse(arguments)?;
+    let cache = Cache::from_env()?.mirror(options.mirror);
     let progress = Lines::default();
     let began = Instant::now();
     match action.as_str() {
         "build" => {
-            let name = name.unwrap_or_else(|| Spec::name_for(Arch::default(), &with));
-            let spec = Spec::new(&name)?.kernel(kernel).with(&with)?.modules(&modules)?;
-            let image = cache.build(&spec.programs(programs).refresh(refresh), &progress)?;
+            let name =
+                options.name.unwrap_or_else(|| Spec::name_for(Arch::default(), &options.with));
+            let spec = Spec::new(&name)?
+                .kernel(options.kernel)
+                .with(&options.with)?
+                .modules(&options.modules)?;
+            let image = cache
+                .build(&spec.programs(options.programs).refresh(options.refresh), &progress)?;
             println!("{}", image.kernel_elf.display());
             println!("{}", image.initrd.display());
             if let Some(root) = image.root {
@@ -77,15 +99,15 @@ fn main() -> anyhow::Result<()> {
                 println!("{} {} {} bytes {with}", image.name, manifest.kernel, manifest.size());
             }
         }
-        "rm" => cache.remove(&name.context("rm needs a name")?, &progress)?,
+        "rm" => cache.remove(&options.name.context("rm needs a name")?, &progress)?,
         "qemu" => {
             let qemu = cache.qemu(None, &progress)?;
             println!("{} {:?} {:?}", qemu.version, qemu.origin, qemu.command());
         }
         "fetch" => {
-            let packages = name.context("fetch needs packages")?;
+            let packages = options.name.context("fetch needs packages")?;
             let packages: Vec<&str> = packages.split(',').collect();
-            println!("{}", cache.packages(&packages, backports, &progress)?.display());
+            println!("{}", cache.packages(&packages, options.backports, &progress)?.display());
         }
         "arm64-compilers" => println!("{}", cache.arm64_compilers(&progress)?.display()),
         other => bail!("unknown action {other:?}: build, ls, rm, qemu, fetch or arm64-compilers"),

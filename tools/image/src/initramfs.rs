@@ -76,29 +76,35 @@ pub(crate) fn build_with(
     archive.file("etc/tofu/modules", 0o644, list.as_bytes())?;
 
     if !modules.is_empty() {
-        let base = format!("lib/modules/{release}");
-        archive.folder(&base, 0o755)?;
-        let mut made = Vec::new();
-        for module in modules {
-            for (at, _) in module.path.match_indices('/') {
-                let folder = &module.path[..at];
-                if !made.contains(&folder) {
-                    archive.folder(&format!("{base}/{folder}"), 0o755)?;
-                    made.push(folder);
-                }
-            }
-            archive.file(&format!("{base}/{}", module.path), 0o644, &module.bytes)?;
-        }
-        let dependencies = modules::dependency_file(modules);
-        archive.file(&format!("{base}/modules.dep"), 0o644, dependencies.as_bytes())?;
-        let aliases = modules::alias_file(modules);
-        archive.file(&format!("{base}/modules.alias"), 0o644, aliases.as_bytes())?;
+        add_modules(&mut archive, release, modules)?;
     }
     for program in programs {
         let path = format!("usr/local/bin/{}", program.name);
         archive.file(&path, program.mode, &program.bytes)?;
     }
     archive.finish()
+}
+
+/// Adds modules of the kernel `release`, with the folders that they are in.
+fn add_modules(archive: &mut Archive, release: &str, modules: &[Module]) -> Result<()> {
+    let base = format!("lib/modules/{release}");
+    archive.folder(&base, 0o755)?;
+    let mut made = Vec::new();
+    for module in modules {
+        for (at, _) in module.path.match_indices('/') {
+            let folder = &module.path[..at];
+            if !made.contains(&folder) {
+                archive.folder(&format!("{base}/{folder}"), 0o755)?;
+                made.push(folder);
+            }
+        }
+        archive.file(&format!("{base}/{}", module.path), 0o644, &module.bytes)?;
+    }
+    let dependencies = modules::dependency_file(modules);
+    archive.file(&format!("{base}/modules.dep"), 0o644, dependencies.as_bytes())?;
+    let aliases = modules::alias_file(modules);
+    archive.file(&format!("{base}/modules.alias"), 0o644, aliases.as_bytes())?;
+    Ok(())
 }
 
 #[cfg(test)]

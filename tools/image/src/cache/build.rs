@@ -13,7 +13,7 @@ use crate::arch::{self, Arch};
 use crate::error::{Error, IoContext, Result};
 use crate::hash::hex;
 use crate::manifest::{self, Manifest};
-use crate::modules::Tree;
+use crate::modules::{Module, Tree};
 use crate::progress::{Phase, Progress};
 use crate::qemu::Qemu;
 use crate::root::Guest;
@@ -165,11 +165,7 @@ impl Cache {
             take(part, &key, &["root.ext4"])?;
         }
         let driver = spec.driver();
-        let debian = match (&kernel, driver) {
-            (Kernel::File(_), _) => None,
-            (_, Some(wanted)) => wanted.flavour.debian(),
-            (named, None) => Some(named.clone()),
-        };
+        let debian = debian_kernel(&kernel, driver);
         if let Some(named) = debian {
             // With a driver, the kernel has been fetched again before the driver's build root was
             // made.
@@ -196,31 +192,17 @@ impl Cache {
         let busybox = self.part_folder(&key).join("busybox");
 
         progress.update(Phase::Initramfs, 0, 1);
-        let mut modules = Vec::new();
-        let mut load: Vec<&str> = Vec::new();
-        if let Some(tree) = tree {
-            let mut first = loads(spec.arch, driver);
-            first.retain(|name| tree.has_file(name) || !ARM64.contains(name));
-            let mut names = first.clone();
-            names.extend(spec.extra_modules());
-            let optional = DEVICES.iter().chain(&OWN).chain(spec.optional_modules());
-            let for_root = if spec.with.is_empty() { &[][..] } else { &ROOT[..] };
-            names.extend(optional.chain(for_root).copied().filter(|name| tree.has(name)));
-            let more = if spec.has_net_modules() { tree.within(&NET) } else { Vec::new() };
-            modules = tree.closure_with(&names, &more)?;
-            load.extend(first);
-            load.extend(spec.loaded_modules());
-        }
+        let (modules, load) = match &tree {
+            Some(tree) => modules_of(tree, spec)?,
+            None => Default::default(),
+        };
         let busybox = fs::read(&busybox).on("read", &busybox)?;
         let archive = initramfs::build(&busybox, &release, &modules, &load, &spec.programs)?;
         let initrd = new.join("initrd");
         fs::write(&initrd, archive).on("write", &initrd)?;
         manifest.add_file(new, "initrd")?;
         manifest.kernel = own_release.unwrap_or(release);
-        manifest.arch = spec.arch;
-        manifest.with.clone_from(&spec.with);
-        manifest.asked_kernel = spec.kernel.to_string();
-        manifest.modules.clone_from(&spec.modules);
+        describe(manifest, spec);
         progress.update(Phase::Initramfs, 1, 1);
         Ok(())
     }
@@ -428,6 +410,37 @@ impl Spec {
         }
         hex(&hash.finalize())
     }
+}
+
+/// Notes in the manifest what the image was made for.
+fn describe(manifest: &mut Manifest, spec: &Spec) {
+    manifest.arch = spec.arch;
+    manifest.with.clone_from(&spec.with);
+    manifest.asked_kernel = spec.kernel.to_string();
+    manifest.modules.clone_from(&spec.modules);
+}
+
+/// The kernel of Debian's that an image has, if it has one.
+fn debian_kernel(kernel: &Kernel, driver: Option<DriverFor>) -> Option<Kernel> {
+    match (kernel, driver) {
+        (Kernel::File(_), _) => None,
+        (_, Some(wanted)) => wanted.flavour.debian(),
+        (named, None) => Some(named.clone()),
+    }
+}
+
+/// The modules that go into an initramfs, and the names of those that its `init` loads.
+fn modules_of<'a>(tree: &Tree, spec: &'a Spec) -> Result<(Vec<Module>, Vec<&'a str>)> {
+    let mut load: Vec<&str> = loads(spec.arch, spec.driver());
+    load.retain(|name| tree.has_file(name) || !ARM64.contains(name));
+    let mut names = load.clone();
+    names.extend(spec.extra_modules());
+    let optional = DEVICES.iter().chain(&OWN).chain(spec.optional_modules());
+    let for_root = if spec.with.is_empty() { &[][..] } else { &ROOT[..] };
+    names.extend(optional.chain(for_root).copied().filter(|name| tree.has(name)));
+    let more = if spec.has_net_modules() { tree.within(&NET) } else { Vec::new() };
+    load.extend(spec.loaded_modules());
+    Ok((tree.closure_with(&names, &more)?, load))
 }
 
 /// Returns the modules that a guest loads at boot. The kernels built here for the driver have VFIO
