@@ -13,7 +13,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, socket_with,
 };
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
-use tofu_abi::{BgId, TniId};
+use tofu_abi::{BchId, BgId, CqId, TniId};
 use tofu_driver::Gate;
 use tofu_vfio::broker::wire::{
     Answer, Channel, GateLinks, IsolatedRequest, Page, Queue, Refusal, Request, VERSION,
@@ -320,7 +320,6 @@ impl<S: Source> Server<S> {
         fds: &[OwnedFd],
     ) -> Result<Handled, Refused> {
         let wrong = |text: &str| Refused::new(Refusal::Wrong, text);
-        let none = || Refused::new(Refusal::NoneLeft, "no device addresses are left");
         let client = self.clients.get(&id).ok_or_else(|| wrong("who is that?"))?;
         let (pid, role, user) = (client.pid, client.role, client.user);
         match *request {
@@ -364,39 +363,50 @@ impl<S: Source> Server<S> {
             _ if !matches!(role, Role::Program | Role::Network(_)) => {
                 Err(wrong("its first message is not a greeting"))
             }
-            Request::Take(queue) => {
-                let (tni, cq) = self.leases.queue(queue)?;
-                self.leases.take(id, pid, tni, cq)?;
-                Ok(Handled::Answer(Answer::Taken))
-            }
-            Request::Give(queue) => {
-                let (tni, cq) = self.leases.queue(queue)?;
-                self.leases.give(id, tni, cq)?;
-                Ok(Handled::Silent)
-            }
-            Request::TakeGates { tni, relays } => {
-                let tni = self.leases.unit(tni)?;
-                let gates = self.leases.take_gates(id, tni, relays)?;
-                Ok(Handled::Answer(Answer::Gates { gates }))
-            }
-            Request::GiveGates { tni, gates } => {
-                let tni = self.leases.unit(tni)?;
-                self.leases.give_gates(id, tni, gates)?;
-                Ok(Handled::Silent)
-            }
+            Request::Take(queue) => self.take(id, pid, queue),
+            Request::Give(queue) => self.give(id, queue),
+            Request::TakeGates { tni, relays } => self.take_gates(id, tni, relays),
+            Request::GiveGates { tni, gates } => self.give_gates(id, tni, gates),
             Request::Isolated(ref request) => self.isolated(id, request, fds),
             Request::Addresses { .. } if user != self.trusted => {
                 Err(wrong("it has no address space"))
             }
-            Request::Addresses { size } => {
-                let device = self.device.as_ref().ok_or_else(none)?;
-                let (start, len) = device.grant_addresses(size).ok_or_else(none)?;
-                if let Some(client) = self.clients.get_mut(&id) {
-                    client.addresses.push((start, len));
-                }
-                Ok(Handled::Answer(Answer::Addresses { start, len }))
-            }
+            Request::Addresses { size } => self.grant_addresses(id, size),
         }
+    }
+
+    fn take(&mut self, id: ClientId, pid: i32, queue: Queue) -> Result<Handled, Refused> {
+        let (tni, cq) = self.leases.queue(queue)?;
+        self.leases.take(id, pid, tni, cq)?;
+        Ok(Handled::Answer(Answer::Taken))
+    }
+
+    fn give(&mut self, id: ClientId, queue: Queue) -> Result<Handled, Refused> {
+        let (tni, cq) = self.leases.queue(queue)?;
+        self.leases.give(id, tni, cq)?;
+        Ok(Handled::Silent)
+    }
+
+    fn take_gates(&mut self, id: ClientId, tni: u8, relays: u8) -> Result<Handled, Refused> {
+        let tni = self.leases.unit(tni)?;
+        let gates = self.leases.take_gates(id, tni, relays)?;
+        Ok(Handled::Answer(Answer::Gates { gates }))
+    }
+
+    fn give_gates(&mut self, id: ClientId, tni: u8, gates: u64) -> Result<Handled, Refused> {
+        let tni = self.leases.unit(tni)?;
+        self.leases.give_gates(id, tni, gates)?;
+        Ok(Handled::Silent)
+    }
+
+    fn grant_addresses(&mut self, id: ClientId, size: u64) -> Result<Handled, Refused> {
+        let granted = self.device.as_ref().and_then(|device| device.grant_addresses(size));
+        let (start, len) = granted
+            .ok_or_else(|| Refused::new(Refusal::NoneLeft, "no device addresses are left"))?;
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.addresses.push((start, len));
+        }
+        Ok(Handled::Answer(Answer::Addresses { start, len }))
     }
 
     /// Makes a process that has its queues an isolated one.
@@ -419,6 +429,18 @@ impl<S: Source> Server<S> {
         Ok(Handled::Answer(Answer::Isolated { node, generation, cq }))
     }
 
+    /// The memory that isolated processes have: all of them, and those of the process's user.
+    fn taken(&self, id: ClientId) -> (u64, u64) {
+        let taken = |by: &dyn Fn(&Client) -> bool| -> u64 {
+            let clients = self.clients.values().filter(|client| by(client));
+            clients.flat_map(|client| &client.part).map(|part| part.taken()).sum()
+        };
+        match self.clients.get(&id) {
+            Some(own) => (taken(&|_| true), taken(&|client| client.user == own.user)),
+            None => (0, 0),
+        }
+    }
+
     /// Handles a request of an isolated process.
     fn isolated(
         &mut self,
@@ -428,31 +450,13 @@ impl<S: Source> Server<S> {
     ) -> Result<Handled, Refused> {
         let wrong = |text: &str| Refused::new(Refusal::Wrong, text);
         let leases = &self.leases;
-        let queue = |queue: Queue| {
-            let queue = leases.queue(queue)?;
-            let own = leases.has(id, queue);
-            own.then_some(queue).ok_or_else(|| wrong("the control queue is not this process's"))
+        let queue = |queue| own_queue(leases, id, queue);
+        let channel = |channel| own_channel(leases, id, channel);
+        let page = |page| match page {
+            Page::Queue(of) => queue(of).map(Registers::Queue),
+            Page::Channel(of) => channel(of).map(Registers::Channel),
         };
-        let gates_of = leases.gates_of(id);
-        let has_gate = |tni: TniId, bg: BgId| gates_of[tni.index()] >> bg.get() & 1 != 0;
-        let channel = |channel: Channel| {
-            let channel = channel.ids().filter(|(tni, bch)| has_gate(*tni, bch.gate()));
-            channel.ok_or_else(|| wrong("the barrier channel is not this process's"))
-        };
-        let page = |page| {
-            Ok(match page {
-                Page::Queue(of) => Registers::Queue(queue(of)?),
-                Page::Channel(of) => Registers::Channel(channel(of)?),
-            })
-        };
-        let taken = |by: &dyn Fn(&Client) -> bool| -> u64 {
-            let clients = self.clients.values().filter(|client| by(client));
-            clients.flat_map(|client| &client.part).map(|part| part.taken()).sum()
-        };
-        let (all, user) = match self.clients.get(&id) {
-            Some(own) => (taken(&|_| true), taken(&|client| client.user == own.user)),
-            None => (0, 0),
-        };
+        let (all, user) = self.taken(id);
         let client = self.clients.get_mut(&id);
         let client = client.and_then(|client| Some((client.pid, client.part.as_mut()?)));
         let (pid, part) = client.ok_or_else(|| wrong("it has the device itself"))?;
@@ -491,12 +495,7 @@ impl<S: Source> Server<S> {
             }
             IsolatedRequest::OpenChannel { channel: of, ref gates } => {
                 let channel = channel(of)?;
-                let gates: Option<Vec<Gate>> = gates.iter().map(GateLinks::gate).collect();
-                let gates = gates.ok_or_else(|| wrong("there is no such barrier gate"))?;
-                if !gates.iter().all(|gate| has_gate(gate.tni, gate.bg)) {
-                    return Err(wrong("barrier gates are not this process's"));
-                }
-                Handled::Memory(part.open_channel(channel, &gates)?)
+                Handled::Memory(part.open_channel(channel, &own_gates(leases, id, gates)?)?)
             }
             IsolatedRequest::CloseChannel { channel: of } => {
                 part.close_channel(channel(of)?)?;
@@ -671,4 +670,32 @@ fn joined(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
         }
     }
     result
+}
+
+/// A control queue that the process has.
+fn own_queue(leases: &Leases, id: ClientId, queue: Queue) -> Result<(TniId, CqId), Refused> {
+    let queue = leases.queue(queue)?;
+    let own = leases.has(id, queue).then_some(queue);
+    own.ok_or_else(|| Refused::new(Refusal::Wrong, "the control queue is not this process's"))
+}
+
+fn has_gate(leases: &Leases, id: ClientId, (tni, bg): (TniId, BgId)) -> bool {
+    leases.gates_of(id)[tni.index()] >> bg.get() & 1 != 0
+}
+
+/// A barrier channel whose start gate the process has.
+fn own_channel(leases: &Leases, id: ClientId, channel: Channel) -> Result<(TniId, BchId), Refused> {
+    let own = channel.ids().filter(|(tni, bch)| has_gate(leases, id, (*tni, bch.gate())));
+    own.ok_or_else(|| Refused::new(Refusal::Wrong, "the barrier channel is not this process's"))
+}
+
+/// Links of gates, all of which the process has.
+fn own_gates(leases: &Leases, id: ClientId, gates: &[GateLinks]) -> Result<Vec<Gate>, Refused> {
+    let gates: Option<Vec<Gate>> = gates.iter().map(GateLinks::gate).collect();
+    let gates =
+        gates.ok_or_else(|| Refused::new(Refusal::Wrong, "there is no such barrier gate"))?;
+    if !gates.iter().all(|gate| has_gate(leases, id, (gate.tni, gate.bg))) {
+        return Err(Refused::new(Refusal::Wrong, "barrier gates are not this process's"));
+    }
+    Ok(gates)
 }
