@@ -119,6 +119,11 @@ impl ChannelConfig {
                 }
             }
         }
+        Self::check_fires(profile, gates)
+    }
+
+    /// Checks that every gate can fire.
+    fn check_fires(profile: Profile, gates: &[Gate]) -> Result<(), ChannelError> {
         // Local links are one to one, so each gate has a chain of gates before it. It fires if that
         // chain begins at the start gate, or with a gate that waits only for other nodes.
         for gate in gates {

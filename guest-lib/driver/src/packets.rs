@@ -190,6 +190,33 @@ struct Memory<D> {
     fetch: Option<D>,
 }
 
+impl<D: DmaBuffer> Memory<D> {
+    /// Allocates the memory of an interface.
+    fn new<P: Platform<Dma = D>>(platform: &P, config: &PacketConfig) -> Result<Self, PacketError> {
+        let entries = PacketQueues::ENTRIES as usize;
+        let alloc = |count: usize, size: usize, align: usize| {
+            platform.alloc_dma(count * size, align).map_err(PacketError::Memory)
+        };
+        // Other nodes see whole pages.
+        let (table, page) = (TABLE_ALIGN as usize, SHARED_PAGE.bytes() as usize);
+        let (rx_buffers, tx_buffers) = (config.rx_buffers.into(), config.tx_buffers.into());
+        let memory = Self {
+            pbq: alloc(entries, PBQ_ENTRY_SIZE, table)?,
+            prq: alloc(entries, PRQ_ENTRY_SIZE, table)?,
+            arm: Arm::new(platform).map_err(PacketError::Memory)?,
+            rx: alloc(rx_buffers, PACKET_BUFFER_SIZE, PACKET_BUFFER_SIZE)?,
+            tx: alloc(tx_buffers, PACKET_BUFFER_SIZE, PACKET_BUFFER_SIZE)?,
+            share: (config.share > 0).then(|| alloc(config.share, 1, page)).transpose()?,
+            fetch: (config.fetch > 0).then(|| alloc(config.fetch, 1, page)).transpose()?,
+        };
+        let end = memory.rx.device_addr().saturating_add(memory.rx.len() as u64);
+        if end > 1 << 40 {
+            return Err(PacketError::Address(end));
+        }
+        Ok(memory)
+    }
+}
+
 /// The open packet interface of a TNI.
 ///
 /// Dropping it closes it.
@@ -236,26 +263,7 @@ impl<P: Platform> Packets<P> {
         };
         let cq = Cq::open(device, &cq_config).map_err(PacketError::Queue)?;
         let platform = device.platform();
-        let entries = PacketQueues::ENTRIES as usize;
-        let alloc = |count: usize, size: usize, align: usize| {
-            platform.alloc_dma(count * size, align).map_err(PacketError::Memory)
-        };
-        // Other nodes see whole pages.
-        let (table, page) = (TABLE_ALIGN as usize, SHARED_PAGE.bytes() as usize);
-        let (rx_buffers, tx_buffers) = (config.rx_buffers.into(), config.tx_buffers.into());
-        let memory = Memory {
-            pbq: alloc(entries, PBQ_ENTRY_SIZE, table)?,
-            prq: alloc(entries, PRQ_ENTRY_SIZE, table)?,
-            arm: Arm::new(platform).map_err(PacketError::Memory)?,
-            rx: alloc(rx_buffers, PACKET_BUFFER_SIZE, PACKET_BUFFER_SIZE)?,
-            tx: alloc(tx_buffers, PACKET_BUFFER_SIZE, PACKET_BUFFER_SIZE)?,
-            share: (config.share > 0).then(|| alloc(config.share, 1, page)).transpose()?,
-            fetch: (config.fetch > 0).then(|| alloc(config.fetch, 1, page)).transpose()?,
-        };
-        let end = memory.rx.device_addr().saturating_add(memory.rx.len() as u64);
-        if end > 1 << 40 {
-            return Err(PacketError::Address(end));
-        }
+        let memory = Memory::new(platform, config)?;
         let queues = PacketQueues::new(memory.rx.device_addr(), config.rx_buffers);
         if config.interrupts {
             platform.irq_enable(vector::tni(config.tni)).map_err(PacketError::Interrupt)?;
@@ -277,20 +285,10 @@ impl<P: Platform> Packets<P> {
         let memory = Arc::clone(&packets.memory);
         packets.share = packets.register(memory.share.as_ref(), Access::ReadOnly)?;
         packets.fetch = packets.register(memory.fetch.as_ref(), Access::ReadWrite)?;
-        for buffer in 0..rx_buffers {
+        for buffer in 0..usize::from(config.rx_buffers) {
             packets.post_receive_buffer(buffer * PACKET_BUFFER_SIZE);
         }
-        packets.write(TniReg::PrqInterruptCoalescingTimer, config.interrupt_ns);
-        packets.write(TniReg::PrqInterruptCoalescingCount, config.interrupt_count);
-        let (pbq, prq) = (memory.pbq.device_addr(), memory.prq.device_addr());
-        for (reg, value) in PacketQueues::registers(config.mask, pbq, prq) {
-            packets.write(reg, value);
-        }
-        packets.write(TniReg::PrqInterruptArmPa, memory.arm.addr());
-        if packets.read(TniReg::PrqInterruptArmPa) != memory.arm.addr() {
-            let name = TniReg::PrqInterruptArmPa.name();
-            return Err(PacketError::Queue(OpenError::OldDevice(name)));
-        }
+        packets.set_registers(config)?;
         let tni = device.tni(config.tni);
         tni.irq().reset(if config.interrupts { WAKING } else { TniIrqs::NONE });
         if config.interrupts {
@@ -299,6 +297,23 @@ impl<P: Platform> Packets<P> {
         }
         tni.enable().map_err(PacketError::Device)?;
         Ok(packets)
+    }
+
+    /// Sets the registers of the packet queues.
+    fn set_registers(&self, config: &PacketConfig) -> Result<(), PacketError> {
+        let memory = &self.memory;
+        self.write(TniReg::PrqInterruptCoalescingTimer, config.interrupt_ns);
+        self.write(TniReg::PrqInterruptCoalescingCount, config.interrupt_count);
+        let (pbq, prq) = (memory.pbq.device_addr(), memory.prq.device_addr());
+        for (reg, value) in PacketQueues::registers(config.mask, pbq, prq) {
+            self.write(reg, value);
+        }
+        self.write(TniReg::PrqInterruptArmPa, memory.arm.addr());
+        if self.read(TniReg::PrqInterruptArmPa) != memory.arm.addr() {
+            let name = TniReg::PrqInterruptArmPa.name();
+            return Err(PacketError::Queue(OpenError::OldDevice(name)));
+        }
+        Ok(())
     }
 
     fn register(
