@@ -298,19 +298,8 @@ impl RawJob {
             let allowed = format!("a box within the machine {}", system.shape());
             return Err(field("job.extent", format!("{:?}", self.extent), allowed));
         }
-        let nodes: Vec<_> = self.nodes.into_iter().map(Coords::from_array).collect();
-        for node in &nodes {
-            let shape = system.shape();
-            let inside = |axis: Axis| {
-                let (first, extent) = (self.reference[axis.index()], self.extent[axis.index()]);
-                shape.steps_up(axis, first, node[axis]) < extent
-            };
-            let inside = shape.contains(*node) && Axis::ALL.into_iter().all(inside);
-            if !inside {
-                let allowed = "nodes within the box of job.reference and job.extent";
-                return Err(field("a node of job.nodes", node, allowed));
-            }
-        }
+        let nodes: Vec<_> = self.nodes.iter().copied().map(Coords::from_array).collect();
+        self.check_nodes(system, &nodes)?;
         let ranks = match self.ranks {
             Some(ranks) if ranks.len() as u64 != self.processes => {
                 let allowed = format!("{}, one for each process", self.processes);
@@ -337,6 +326,23 @@ impl RawJob {
             return Err(field("the number of processes on a node", ranks.len(), allowed));
         }
         Ok(job)
+    }
+
+    /// Checks that the nodes are within the job's box.
+    fn check_nodes(&self, system: &System, nodes: &[Coords]) -> Result<(), MapinfoError> {
+        for node in nodes {
+            let shape = system.shape();
+            let inside = |axis: Axis| {
+                let (first, extent) = (self.reference[axis.index()], self.extent[axis.index()]);
+                shape.steps_up(axis, first, node[axis]) < extent
+            };
+            let inside = shape.contains(*node) && Axis::ALL.into_iter().all(inside);
+            if !inside {
+                let allowed = "nodes within the box of job.reference and job.extent";
+                return Err(field("a node of job.nodes", node, allowed));
+            }
+        }
+        Ok(())
     }
 }
 

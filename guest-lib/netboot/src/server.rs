@@ -160,13 +160,7 @@ impl Server {
             return None;
         };
         let Some(boot) = self.boots.get(&from) else {
-            if matches!(message, Message::Discover | Message::Read(_)) {
-                if self.strangers.len() < MAX_STRANGERS {
-                    self.strangers.push_back((from, envelope));
-                } else {
-                    self.counters.dropped += 1;
-                }
-            }
+            self.refuse(from, envelope, &message);
             return None;
         };
         let client = self.clients.entry(from).or_default();
@@ -217,15 +211,32 @@ impl Server {
                 return None;
             }
         };
+        self.queue(from, envelope, work);
+        news
+    }
+
+    /// Queues work for a node, unless the node has too much of it already.
+    fn queue(&mut self, from: Coords, envelope: Envelope, work: Work) {
+        let client = self.clients.entry(from).or_default();
         if client.queue.len() >= MAX_QUEUE {
             self.counters.dropped += 1;
-            return news;
+            return;
         }
         if client.queue.is_empty() {
             self.turns.push_back(from);
         }
         client.queue.push_back((envelope, work));
-        news
+    }
+
+    /// Queues a refusal for a node that has nothing to boot, if it asks for something.
+    fn refuse(&mut self, from: Coords, envelope: Envelope, message: &Message<'_>) {
+        if matches!(message, Message::Discover | Message::Read(_)) {
+            if self.strangers.len() < MAX_STRANGERS {
+                self.strangers.push_back((from, envelope));
+            } else {
+                self.counters.dropped += 1;
+            }
+        }
     }
 
     /// The next answer, and for which node.

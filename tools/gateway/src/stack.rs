@@ -488,52 +488,55 @@ impl Stream {
                 }
                 false
             }
-            State::Spliced(client) => {
-                let client = &*client;
-                let mut moved = false;
-                let wants_in = events.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
-                while wants_in && !self.input_ended && socket.can_send() {
-                    match socket.send(|buffer| receive(client, buffer)) {
-                        Ok(Ok(0)) => {
-                            self.input_ended = true;
-                            socket.close();
-                            moved = true;
-                        }
-                        Ok(Ok(_)) => moved = true,
-                        Ok(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
-                        Ok(Err(_)) | Err(_) => {
-                            self.abort(socket);
-                            return true;
-                        }
-                    }
-                }
-                self.blocked = false;
-                while socket.can_recv() {
-                    match socket.recv(|buffer| send(client, buffer)) {
-                        Ok(Ok(_)) => moved = true,
-                        Ok(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {
-                            self.blocked = true;
-                            break;
-                        }
-                        Ok(Err(_)) | Err(_) => {
-                            self.abort(socket);
-                            return true;
-                        }
-                    }
-                }
-                // The node has sent everything, and all of it was passed on.
-                if !socket.may_recv() && !socket.can_recv() && !self.output_ended {
-                    self.output_ended = true;
-                    // The client may have gone, which reading will show.
-                    let _ = client.shutdown(std::net::Shutdown::Write);
-                }
-                if self.input_ended && self.output_ended {
-                    self.state = State::Ending { until: Instant::now() + LINGER };
+            State::Spliced(_) => self.splice(socket, events),
+        }
+    }
+
+    /// Moves bytes between a client and its node; returns true if the stack then has work to do.
+    fn splice(&mut self, socket: &mut tcp::Socket<'_>, events: PollFlags) -> bool {
+        let State::Spliced(client) = &self.state else { return false };
+        let mut moved = false;
+        let wants_in = events.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
+        while wants_in && !self.input_ended && socket.can_send() {
+            match socket.send(|buffer| receive(client, buffer)) {
+                Ok(Ok(0)) => {
+                    self.input_ended = true;
+                    socket.close();
                     moved = true;
                 }
-                moved
+                Ok(Ok(_)) => moved = true,
+                Ok(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Ok(Err(_)) | Err(_) => {
+                    self.abort(socket);
+                    return true;
+                }
             }
         }
+        self.blocked = false;
+        while socket.can_recv() {
+            match socket.recv(|buffer| send(client, buffer)) {
+                Ok(Ok(_)) => moved = true,
+                Ok(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.blocked = true;
+                    break;
+                }
+                Ok(Err(_)) | Err(_) => {
+                    self.abort(socket);
+                    return true;
+                }
+            }
+        }
+        // The node has sent everything, and all of it was passed on.
+        if !socket.may_recv() && !socket.can_recv() && !self.output_ended {
+            self.output_ended = true;
+            // The client may have gone, which reading will show.
+            let _ = client.shutdown(std::net::Shutdown::Write);
+        }
+        if self.input_ended && self.output_ended {
+            self.state = State::Ending { until: Instant::now() + LINGER };
+            moved = true;
+        }
+        moved
     }
 
     fn abort(&mut self, socket: &mut tcp::Socket<'_>) {
