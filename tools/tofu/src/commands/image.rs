@@ -162,13 +162,7 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
             let kernel = if *kernel_driver { Kernel::Driver } else { kernel.parse()? };
             let name = match name {
                 Some(name) => name.as_str().to_owned(),
-                None if kernel.has_driver() && with.is_empty() => {
-                    Spec::name_with(&kernel.to_string(), *arch)
-                }
-                None if kernel.has_driver() => {
-                    format!("{kernel}+{}", Spec::name_for(*arch, with))
-                }
-                None => Spec::name_for(*arch, with),
+                None => default_name(&kernel, *arch, with),
             };
             let spec = Spec::new(&name)?.arch(*arch).kernel(kernel).refresh(*refresh);
             // Before programs are built for it.
@@ -183,28 +177,25 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
             let kernel = if *debug { Kernel::DriverDebug } else { kernel.parse()? };
             let module = Module::new(folder).base(base.clone()).kernel(&kernel, *arch)?;
             let to = out.as_ref().unwrap_or(folder);
-            module
-                .arguments(args.iter().cloned())
-                .make(&cache, to, &progress)
-                .map_err(Into::into)
-                .and_then(|made| tell(&made, &progress))
+            let made = module.arguments(args.iter().cloned()).make(&cache, to, &progress);
+            made.map_err(Into::into).and_then(|made| tell(&made, &progress))
         }
         ImageCommand::Programs { arch, folder } => {
             tools_for(*arch, &progress).and_then(|programs| write(&programs, folder))
         }
-        ImageCommand::Qemu { args } => cache
-            .qemu(None, &progress)
-            .map_err(Into::into)
-            .and_then(|qemu| become_program(qemu.command(), args, &progress)),
+        ImageCommand::Qemu { args } => {
+            let qemu = cache.qemu(None, &progress).map_err(Into::into);
+            qemu.and_then(|qemu| become_program(qemu.command(), args, &progress))
+        }
         ImageCommand::Tshark { fetched, args } => {
             let tshark =
                 if *fetched { cache.fetched_tshark(&progress) } else { cache.tshark(&progress) };
             tshark.map_err(Into::into).and_then(|command| become_program(command, args, &progress))
         }
-        ImageCommand::Chromium { args } => cache
-            .chromium(&progress)
-            .map_err(Into::into)
-            .and_then(|command| become_program(command, args, &progress)),
+        ImageCommand::Chromium { args } => {
+            let chromium = cache.chromium(&progress).map_err(Into::into);
+            chromium.and_then(|command| become_program(command, args, &progress))
+        }
         ImageCommand::Ls { json } => list(&cache, *json),
         ImageCommand::Rm { name } => cache.remove(name.as_str(), &progress).map_err(Into::into),
     };
@@ -212,6 +203,17 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
         Ok(()) => Ok(0),
         Err(error) if is_interrupted(&error) => Ok(exit::INTERRUPTED),
         Err(error) => Err(error),
+    }
+}
+
+/// The name of an image that has none of the user's.
+fn default_name(kernel: &Kernel, arch: Arch, with: &[String]) -> String {
+    if !kernel.has_driver() {
+        Spec::name_for(arch, with)
+    } else if with.is_empty() {
+        Spec::name_with(&kernel.to_string(), arch)
+    } else {
+        format!("{kernel}+{}", Spec::name_for(arch, with))
     }
 }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::net::Shutdown;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -138,19 +138,7 @@ impl Output {
 
 /// Runs `tofu trace` and returns the exit code.
 pub(crate) fn run(args: &TraceArgs) -> anyhow::Result<u8> {
-    let mut controls = BTreeMap::new();
-    let mut nodes = Vec::new();
-    for node in &args.nodes {
-        let (control, shape, at) = locate(node)?;
-        nodes.push(node_number(&shape, at)?);
-        controls.insert(control, ());
-    }
-    let mut controls = controls.into_keys();
-    let control = match (controls.next(), controls.next()) {
-        (Some(control), None) => control,
-        (None, _) => find_machine(None)?.1,
-        (Some(_), Some(_)) => bail!("the nodes are of several machines; trace one at a time"),
-    };
+    let (control, nodes) = traced(args)?;
     let request = Request::Trace(TraceRequest {
         nodes,
         queues: args.queue.clone(),
@@ -167,16 +155,7 @@ pub(crate) fn run(args: &TraceArgs) -> anyhow::Result<u8> {
         Some(path) => format!("cannot write {}", path.display()),
         None => "standard output".to_owned(),
     };
-    let out: Box<dyn Write> = match path {
-        Some(path) => Box::new(BufWriter::new(File::create(path).with_context(cannot)?)),
-        None => Box::new(BufWriter::new(io::stdout())),
-    };
-    let mut output = match (&args.write, args.json) {
-        _ if args.svg.is_some() => Output::Picture(Picture::default(), out),
-        (None, false) => Output::Text(out),
-        (None, true) => Output::Json(out),
-        (Some(_), _) => Output::File(Perfetto::new(out).with_context(cannot)?),
-    };
+    let mut output = open_output(args, path).with_context(cannot)?;
     let stream = connection.stream()?;
     let _signals = signals::forward(signals::GRACE, move |_| {
         // The machine then sends what it has and reports the end.
@@ -219,6 +198,38 @@ pub(crate) fn run(args: &TraceArgs) -> anyhow::Result<u8> {
     let seen = ended.map_or_else(|error| error.to_string(), |summary| words(&summary));
     tofu_ui::tell!("the last {} commands are written; {seen}", commands.len());
     Ok(0)
+}
+
+/// Opens the output that the options ask for, at `path` or on standard output.
+fn open_output(args: &TraceArgs, path: Option<&Path>) -> io::Result<Output> {
+    let out: Box<dyn Write> = match path {
+        Some(path) => Box::new(BufWriter::new(File::create(path)?)),
+        None => Box::new(BufWriter::new(io::stdout())),
+    };
+    Ok(match (&args.write, args.json) {
+        _ if args.svg.is_some() => Output::Picture(Picture::default(), out),
+        (None, false) => Output::Text(out),
+        (None, true) => Output::Json(out),
+        (Some(_), _) => Output::File(Perfetto::new(out)?),
+    })
+}
+
+/// The machine to trace, and the numbers of the named nodes.
+fn traced(args: &TraceArgs) -> anyhow::Result<(PathBuf, Vec<u32>)> {
+    let mut controls = BTreeMap::new();
+    let mut nodes = Vec::new();
+    for node in &args.nodes {
+        let (control, shape, at) = locate(node)?;
+        nodes.push(node_number(&shape, at)?);
+        controls.insert(control, ());
+    }
+    let mut controls = controls.into_keys();
+    let control = match (controls.next(), controls.next()) {
+        (Some(control), None) => control,
+        (None, _) => find_machine(None)?.1,
+        (Some(_), Some(_)) => bail!("the nodes are of several machines; trace one at a time"),
+    };
+    Ok((control, nodes))
 }
 
 fn words(summary: &TraceSummary) -> String {

@@ -13,7 +13,7 @@ use std::io::{self, Write};
 
 use serde_json::{Value, json};
 use tofu_abi::regs::Register;
-use tofu_control::protocol::{TracedCommand, TracedInterrupt};
+use tofu_control::protocol::{TracedCommand, TracedInterrupt, TracedPart};
 
 /// The first number of threads that serve requests, and the number of the thread of interrupts.
 const SERVERS: u32 = 1 << 20;
@@ -113,25 +113,33 @@ impl<W: Write> Perfetto<W> {
             way(self, "there", there, hops)?;
         }
         for part in &command.parts {
-            let at = SERVERS + part.thread;
-            self.name(part.node, at, || format!("serves (thread {})", part.thread))?;
-            let verb = match (packet, part.done) {
-                (false, _) => "serve",
-                (true, 0) => "discard",
-                (true, _) => "receive",
-            };
-            let name = format!("{verb} {} of node {node}", command.command);
-            let (begin_ns, end_ns) = (part.begin_ns, part.end_ns);
-            let args = json!({ "from": node, "tni": tni, "cq": cq, "tag": tag,
-                "position": part.position, "done": part.done, "rcode": part.rcode,
-                "why": command.why });
-            let category = "serve";
-            let span =
-                Span { name: &name, category, node: part.node, thread: at, begin_ns, end_ns, args };
-            self.span(&span)?;
+            let at = self.served(command, part)?;
+            let begin_ns = part.begin_ns;
             self.flow((node, thread, within(begin_ns)), (part.node, at, begin_ns))?;
         }
         if packet { Ok(()) } else { way(self, "back: answer, TCQ entry, notice", back, json!({})) }
+    }
+
+    /// Writes a part of a command's work, and returns the thread that did it.
+    fn served(&mut self, command: &TracedCommand, part: &TracedPart) -> io::Result<u32> {
+        let TracedCommand { node, tni, cq, tag, .. } = command;
+        let at = SERVERS + part.thread;
+        self.name(part.node, at, || format!("serves (thread {})", part.thread))?;
+        let verb = match (command.is_packet(), part.done) {
+            (false, _) => "serve",
+            (true, 0) => "discard",
+            (true, _) => "receive",
+        };
+        let name = format!("{verb} {} of node {node}", command.command);
+        let (begin_ns, end_ns) = (part.begin_ns, part.end_ns);
+        let args = json!({ "from": node, "tni": tni, "cq": cq, "tag": tag,
+            "position": part.position, "done": part.done, "rcode": part.rcode,
+            "why": command.why });
+        let category = "serve";
+        let span =
+            Span { name: &name, category, node: part.node, thread: at, begin_ns, end_ns, args };
+        self.span(&span)?;
+        Ok(at)
     }
 
     /// Writes an interrupt, up to the guest's next access.
