@@ -393,11 +393,7 @@ fn devices_say_what_they_have_counted() {
         counted(&stats(&["0"]), 0, "ports", "NUM_TX_DISCARD_SYSTEM_TLP") > 0
     });
     place.run(&["link", "up", "0", "A"]).ok();
-    // For people: a line for each device, and the increase in some time.
-    let text = place.run(&["stats"]).ok();
-    assert!(text.starts_with("index ") && text.lines().count() == 5, "{text}");
-    let text = place.run(&["stats", "0"]).ok();
-    assert!(text.contains("TNI 0\n") && text.contains("port A, to (0,0,0,1,0,0)"), "{text}");
+    check_text(&place);
     let mut watch = place.command(&["stats", "0", "--watch", "50ms", "--json"]);
     let mut watch = watch.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
@@ -417,6 +413,14 @@ fn devices_say_what_they_have_counted() {
     assert_eq!(watch.wait().unwrap().code(), Some(0));
     let error = place.run(&["stats", "--watch", "0s"]).error();
     assert!(error.contains("a whole number of seconds, or with ms"), "{error}");
+}
+
+/// For people: a line for each device.
+fn check_text(place: &Place) {
+    let text = place.run(&["stats"]).ok();
+    assert!(text.starts_with("index ") && text.lines().count() == 5, "{text}");
+    let text = place.run(&["stats", "0"]).ok();
+    assert!(text.contains("TNI 0\n") && text.contains("port A, to (0,0,0,1,0,0)"), "{text}");
 }
 
 #[test]

@@ -103,22 +103,7 @@ fn a_stranger_asks_by_plain_text() {
     let place = Place::new();
     let (mut process, _) = place.start(&["serve", "--shape", "2x1x1x1x1x1", "--json"]);
     let mut stranger = Stranger::connect(&place, "tofu");
-    // Mistakes cost an answer, not the connection.
-    for (line, expected) in [
-        ("hello\n", "not a request: expected value"),
-        ("{\"request\":\"dance\"}\n", "unknown variant `dance`, expected one of `info`"),
-        ("{\"request\":\"pause\",\"nod\":0}\n", "unknown field `nod`"),
-        ("{\"request\":\"pause\",\"node\":0}\n", "the node has no virtual machine"),
-        ("{\"request\":\"counters\",\"node\":2}\n", "the machine 2x1x1x1x1x1 has no node 2"),
-        ("{\"request\":\"exec\",\"node\":0,\"args\":[\"true\"]}\n", "not a Linux node"),
-        ("{\"request\":\"set_link\",\"node\":0,\"port\":\"Q\",\"up\":true}\n", "no port Q; ports"),
-        ("{\"request\":\"capture\",\"node\":0,\"on\":[\"tni6\"]}\n", "on: places are tni, tni0"),
-    ] {
-        stranger.say(line);
-        let answer = stranger.hear().unwrap();
-        let why = answer["why"].as_str().unwrap_or_default();
-        assert!(answer["reply"] == "error" && why.contains(expected), "{line}: {answer}");
-    }
+    mistakes(&mut stranger);
     let mut follower = Stranger::connect(&place, "tofu");
     follower.done(&json!({"request": "events"}));
     // Several requests in one write, and empty lines.
@@ -172,6 +157,25 @@ fn a_stranger_asks_by_plain_text() {
     assert_eq!(follower.hear().unwrap()["event"], "down");
     assert_eq!(process.wait(), Some(0));
     place.is_clean();
+}
+
+/// Mistakes cost an answer, not the connection.
+fn mistakes(stranger: &mut Stranger) {
+    for (line, expected) in [
+        ("hello\n", "not a request: expected value"),
+        ("{\"request\":\"dance\"}\n", "unknown variant `dance`, expected one of `info`"),
+        ("{\"request\":\"pause\",\"nod\":0}\n", "unknown field `nod`"),
+        ("{\"request\":\"pause\",\"node\":0}\n", "the node has no virtual machine"),
+        ("{\"request\":\"counters\",\"node\":2}\n", "the machine 2x1x1x1x1x1 has no node 2"),
+        ("{\"request\":\"exec\",\"node\":0,\"args\":[\"true\"]}\n", "not a Linux node"),
+        ("{\"request\":\"set_link\",\"node\":0,\"port\":\"Q\",\"up\":true}\n", "no port Q; ports"),
+        ("{\"request\":\"capture\",\"node\":0,\"on\":[\"tni6\"]}\n", "on: places are tni, tni0"),
+    ] {
+        stranger.say(line);
+        let answer = stranger.hear().unwrap();
+        let why = answer["why"].as_str().unwrap_or_default();
+        assert!(answer["reply"] == "error" && why.contains(expected), "{line}: {answer}");
+    }
 }
 
 #[test]

@@ -309,8 +309,23 @@ fn manifests_for_kubernetes_fit_together() {
         assert!(volumes.iter().any(|volume| volume["name"] == mount["name"]), "{mount}");
     }
 
-    // The secret has each file of `tofu hosts init`, and the script writes it.
     let place = Place::new();
+    check_secret(&place, parts, volumes);
+
+    // The container's command line is valid, with a shape that can be divided in this way.
+    let line = container["args"][0].as_str().unwrap();
+    assert!(
+        line.contains("tofu up --part \"${HOSTNAME##*-}/$PARTS\" --join /hosts $MACHINE"),
+        "{line}"
+    );
+    let mut up = place.command(&["up", "--part", &format!("0/{parts}"), "--join", "none"]);
+    up.args(env("MACHINE").split(' '));
+    let error = place.run_command(up).error();
+    assert!(error.contains("parts.toml; `tofu hosts init` makes it"), "{error}");
+}
+
+/// The secret has each file of `tofu hosts init`, and the script writes it.
+fn check_secret(place: &Place, parts: u64, volumes: &[Value]) {
     let dir = place.path().join("demo");
     let dir = dir.to_str().unwrap();
     let addresses: Vec<_> = (0..parts).map(|part| format!("tofu-{part}.tofu:7700")).collect();
@@ -334,17 +349,6 @@ fn manifests_for_kubernetes_fit_together() {
         let base64 = Running::start(coder(), coded.as_bytes()).end(LONGEST);
         assert_eq!(base64.ok().into_bytes(), file, "{item}");
     }
-
-    // The container's command line is valid, with a shape that can be divided in this way.
-    let line = container["args"][0].as_str().unwrap();
-    assert!(
-        line.contains("tofu up --part \"${HOSTNAME##*-}/$PARTS\" --join /hosts $MACHINE"),
-        "{line}"
-    );
-    let mut up = place.command(&["up", "--part", &format!("0/{parts}"), "--join", "none"]);
-    up.args(env("MACHINE").split(' '));
-    let error = place.run_command(up).error();
-    assert!(error.contains("parts.toml; `tofu hosts init` makes it"), "{error}");
 }
 
 /// A program that decodes base64.

@@ -56,27 +56,8 @@ fn a_machine_from_up_to_down() {
     let nodes = ps[0]["nodes"].as_array().unwrap();
     assert!(nodes.iter().all(|node| node["state"] == "ready" && node["vmm"] == "qemu"), "{ps}");
 
-    // A program's streams, code and input, under each name of a node.
-    let said = place.run(&["exec", "0", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]);
-    assert_eq!((said.out.as_str(), said.err.as_str(), said.code), ("out\n", "err\n", Some(7)));
-    for node in ["1", "1,0,0,0,0,0", "t-1-0-0-0-0-0", "one/1"] {
-        assert_eq!(place.run(&["exec", node, "--", "hostname"]).ok(), "t-1-0-0-0-0-0\n");
-    }
     let bytes: Vec<u8> = (0..1_000_000u32).map(|n| (n * 7 / 3) as u8).collect();
-    let said =
-        place.run_with(&["exec", "0", "--", "sh", "-c", "cat > /tmp/in; wc -c < /tmp/in"], &bytes);
-    assert_eq!(said.ok().trim(), "1000000");
-    let said = place.run(&["exec", "0", "--", "nosuch"]);
-    assert_eq!(said.code, Some(127));
-    assert!(said.err.starts_with("tofu: node 0: cannot run nosuch: "), "{}", said.err);
-    let error = place.run(&["exec", "2", "--", "true"]).error();
-    assert!(error.contains("node 2: the machine one has no such node"), "{error}");
-    let said = place.run(&["exec", "--all", "--", "sh", "-c", "cat /proc/cmdline; exit 3"]);
-    assert_eq!(said.code, Some(3));
-    let mut lines: Vec<_> = said.out.lines().collect();
-    lines.sort_unstable();
-    assert!(lines[0].starts_with("(0,0,0,0,0,0) ") && lines[0].contains("tofu.nodes=2"));
-    assert!(lines[1].starts_with("(1,0,0,0,0,0) ") && lines[1].contains("tofu.name=t-1-0"));
+    programs(&place, &bytes);
 
     // The device, and the other node over the Ethernet.
     let devices = place.run(&["exec", "1", "--", "sh", "-c", "cat /sys/bus/pci/devices/*/vendor"]);
@@ -130,6 +111,29 @@ fn a_machine_from_up_to_down() {
 
     place.run(&["down", "one"]).ok();
     place.is_clean();
+}
+
+/// A program's streams, code and input, under each name of a node.
+fn programs(place: &Place, bytes: &[u8]) {
+    let said = place.run(&["exec", "0", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]);
+    assert_eq!((said.out.as_str(), said.err.as_str(), said.code), ("out\n", "err\n", Some(7)));
+    for node in ["1", "1,0,0,0,0,0", "t-1-0-0-0-0-0", "one/1"] {
+        assert_eq!(place.run(&["exec", node, "--", "hostname"]).ok(), "t-1-0-0-0-0-0\n");
+    }
+    let said =
+        place.run_with(&["exec", "0", "--", "sh", "-c", "cat > /tmp/in; wc -c < /tmp/in"], bytes);
+    assert_eq!(said.ok().trim(), "1000000");
+    let said = place.run(&["exec", "0", "--", "nosuch"]);
+    assert_eq!(said.code, Some(127));
+    assert!(said.err.starts_with("tofu: node 0: cannot run nosuch: "), "{}", said.err);
+    let error = place.run(&["exec", "2", "--", "true"]).error();
+    assert!(error.contains("node 2: the machine one has no such node"), "{error}");
+    let said = place.run(&["exec", "--all", "--", "sh", "-c", "cat /proc/cmdline; exit 3"]);
+    assert_eq!(said.code, Some(3));
+    let mut lines: Vec<_> = said.out.lines().collect();
+    lines.sort_unstable();
+    assert!(lines[0].starts_with("(0,0,0,0,0,0) ") && lines[0].contains("tofu.nodes=2"));
+    assert!(lines[1].starts_with("(1,0,0,0,0,0) ") && lines[1].contains("tofu.name=t-1-0"));
 }
 
 /// The content of a file that passes for a kernel.

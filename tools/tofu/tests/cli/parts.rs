@@ -275,30 +275,9 @@ fn commands_are_for_the_whole_machine_from_any_part() {
     let args = ["--args", "rounds=1000000000", "--grace", "700s"];
     let [first, second] = ["0/2", "1/2"].map(|part| hosts.start(part, &args));
     hosts.wait_for_guests();
-    // Either part tells of the nodes of both, each once.
     let mut events = ["tofu-part0", "tofu-part1"]
         .map(|part| Running::start(place.command(&["events", "--json", part]), b""));
-    // They follow from their first line on, which is one of this node's.
-    for follower in &mut events {
-        while follower.line_so_far().is_none() {
-            place.run(&["pause", "0"]).ok();
-            place.run(&["resume", "0"]).ok();
-        }
-    }
-    // Nothing else is to happen on the links.
-    for node in ["0", "1", "2", "3"] {
-        place.run(&["pause", node]).ok();
-    }
-    for follower in &mut events {
-        let mut paused = BTreeSet::new();
-        while paused.len() < 3 {
-            let event: Value = serde_json::from_str(&follower.line()).unwrap();
-            let node = event["node"].as_u64();
-            if event["event"] == "paused" && node != Some(0) {
-                assert!(paused.insert(node), "{event} again");
-            }
-        }
-    }
+    events_of_all(place, &mut events);
 
     let ps = &place.ps()[0];
     assert_eq!(ps["name"], "tofu");
@@ -320,34 +299,7 @@ fn commands_are_for_the_whole_machine_from_any_part() {
     let registers = place.run(&["regs", "2"]).ok();
     assert!(registers.contains("NODE_ADDRESS"), "{registers}");
 
-    let down = || {
-        let of = |name| {
-            let listed = place.run(&["link", "ls", "--down", "--json", name]).ok();
-            let links: Value = serde_json::from_str(&listed).unwrap();
-            links.as_array().unwrap().len()
-        };
-        let [one, two] = ["tofu-part0", "tofu-part1"].map(of);
-        assert_eq!(one, two);
-        one
-    };
-    assert_eq!(down(), 0);
-    // Within the other part, between both, and back.
-    for (args, expected) in [
-        (["link", "down", "tofu-part0/2", "3"], 1),
-        (["link", "down", "tofu-part1/1", "2"], 2),
-        (["link", "up", "tofu-part0/2", "3"], 1),
-        (["link", "up", "tofu-part0/2", "1"], 0),
-    ] {
-        place.run(&args).ok();
-        assert_eq!(down(), expected, "{args:?}");
-    }
-    for (args, expected) in [
-        (&["node", "down", "--keep-guests", "tofu-part0/3", "tofu-part0/0"][..], 3),
-        (&["node", "up", "tofu-part1/0", "tofu-part1/3"], 0),
-    ] {
-        place.run(args).ok();
-        assert_eq!(down(), expected, "{args:?}");
-    }
+    links_of_all(place);
     place.run(&["fault", "set", "loss=1%", "tofu-part0"]).ok();
     let faults = place.run(&["fault", "show", "tofu-part1"]).ok();
     assert!(faults.contains("loss=1%"), "{faults}");
@@ -372,6 +324,62 @@ fn commands_are_for_the_whole_machine_from_any_part() {
         assert!(said.out.contains("going down"), "{}", said.out);
     }
     place.is_clean();
+}
+
+/// Links and nodes go down from any part: within the other part, between both, and back.
+fn links_of_all(place: &Place) {
+    let down = || {
+        let of = |name| {
+            let listed = place.run(&["link", "ls", "--down", "--json", name]).ok();
+            let links: Value = serde_json::from_str(&listed).unwrap();
+            links.as_array().unwrap().len()
+        };
+        let [one, two] = ["tofu-part0", "tofu-part1"].map(of);
+        assert_eq!(one, two);
+        one
+    };
+    assert_eq!(down(), 0);
+    for (args, expected) in [
+        (["link", "down", "tofu-part0/2", "3"], 1),
+        (["link", "down", "tofu-part1/1", "2"], 2),
+        (["link", "up", "tofu-part0/2", "3"], 1),
+        (["link", "up", "tofu-part0/2", "1"], 0),
+    ] {
+        place.run(&args).ok();
+        assert_eq!(down(), expected, "{args:?}");
+    }
+    for (args, expected) in [
+        (&["node", "down", "--keep-guests", "tofu-part0/3", "tofu-part0/0"][..], 3),
+        (&["node", "up", "tofu-part1/0", "tofu-part1/3"], 0),
+    ] {
+        place.run(args).ok();
+        assert_eq!(down(), expected, "{args:?}");
+    }
+}
+
+/// Either part tells of the nodes of both, each once. Pauses all nodes.
+fn events_of_all(place: &Place, events: &mut [Running; 2]) {
+    // They follow from their first line on, which is one of this node's.
+    for follower in &mut *events {
+        while follower.line_so_far().is_none() {
+            place.run(&["pause", "0"]).ok();
+            place.run(&["resume", "0"]).ok();
+        }
+    }
+    // Nothing else is to happen on the links.
+    for node in ["0", "1", "2", "3"] {
+        place.run(&["pause", node]).ok();
+    }
+    for follower in events {
+        let mut paused = BTreeSet::new();
+        while paused.len() < 3 {
+            let event: Value = serde_json::from_str(&follower.line()).unwrap();
+            let node = event["node"].as_u64();
+            if event["event"] == "paused" && node != Some(0) {
+                assert!(paused.insert(node), "{event} again");
+            }
+        }
+    }
 }
 
 #[test]

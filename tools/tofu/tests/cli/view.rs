@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, ChildStdout, Stdio};
 
 use serde_json::{Value, json};
@@ -112,21 +113,7 @@ fn the_page_is_for_those_who_have_its_address() {
     }
     assert_eq!(links_down(&place), 0, "and nothing has changed");
 
-    for (path, body, status, expected) in [
-        ("nothing", "", "404", "there is no such page"),
-        ("route?from=0&to=12", "", "409", "there is no node 12"),
-        ("route?from=0", "", "409", "to is missing"),
-        ("inspect?node=x", "", "409", "node=x: not a number"),
-        ("inspect?node=0&path=nowhere", "", "409", "nowhere"),
-        ("act", "[]", "409", "not an act"),
-        ("act", r#"{"act":"link","node":0,"port":"Q","up":true}"#, "409", "Q"),
-        ("act", r#"{"act":"node","node":99,"up":true}"#, "409", "99"),
-    ] {
-        let method = if path == "act" { "POST" } else { "GET" };
-        let answer = view.ask(method, &format!("/{token}/{path}"), &ours, body);
-        let refused = answer.starts_with(&format!("HTTP/1.1 {status} "));
-        assert!(refused && answer.contains(expected), "{path}: {answer}");
-    }
+    refuses_bad_requests(&view, &token, &ours);
     let hops = &view.json("route?from=0&to=11")["hops"];
     assert_eq!(hops.as_array().unwrap().len(), 3, "{hops}");
     assert_eq!(hops[2]["to"], 11, "{hops}");
@@ -140,6 +127,25 @@ fn the_page_is_for_those_who_have_its_address() {
     wait_for("its end", || view.json("frames?since=0")["ended"] == true);
     interrupt(view.child.id().into());
     assert_eq!(view.child.wait().unwrap().code(), Some(130));
+}
+
+/// Requests with the right token that make no sense have a status and a reason.
+fn refuses_bad_requests(view: &View, token: &str, ours: &str) {
+    for (path, body, status, expected) in [
+        ("nothing", "", "404", "there is no such page"),
+        ("route?from=0&to=12", "", "409", "there is no node 12"),
+        ("route?from=0", "", "409", "to is missing"),
+        ("inspect?node=x", "", "409", "node=x: not a number"),
+        ("inspect?node=0&path=nowhere", "", "409", "nowhere"),
+        ("act", "[]", "409", "not an act"),
+        ("act", r#"{"act":"link","node":0,"port":"Q","up":true}"#, "409", "Q"),
+        ("act", r#"{"act":"node","node":99,"up":true}"#, "409", "99"),
+    ] {
+        let method = if path == "act" { "POST" } else { "GET" };
+        let answer = view.ask(method, &format!("/{token}/{path}"), ours, body);
+        let refused = answer.starts_with(&format!("HTTP/1.1 {status} "));
+        assert!(refused && answer.contains(expected), "{path}: {answer}");
+    }
 }
 
 #[test]
@@ -209,7 +215,12 @@ fn what_is_clicked_happens_in_the_machine() {
     place.run(&["down"]).ok();
     browser.wait_for("document.getElementById('news').textContent === 'The machine has ended.'");
     drop(view);
-    let replay = View::start(&place, &["--replay", film.to_str().unwrap()]);
+    replays(&place, &mut browser, &film);
+}
+
+/// A recording shows the history, and changes nothing.
+fn replays(place: &Place, browser: &mut Browser, film: &Path) {
+    let replay = View::start(place, &["--replay", film.to_str().unwrap()]);
     browser.open(&replay.address());
     browser.wait_for("tofu.scene.replay && tofu.film.frames.length > 3");
     browser.wait_for("document.querySelector('#node-actions button').disabled");
