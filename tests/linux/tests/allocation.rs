@@ -48,6 +48,11 @@ fn jobs_have_nodes_of_their_own_or_wait() {
     place.is_clean();
 }
 
+/// The error of a job that does not start.
+fn refused(place: &Place, options: &[&str]) -> String {
+    place.run(&[&["run"], options, &["hostname"]].concat()).error()
+}
+
 fn nodes_are_taken_in_turn(place: &Place) {
     let mut one = start(place, &["--shape", "2"]);
     let mut two = start(place, &["--shape", "2x1"]);
@@ -70,15 +75,13 @@ fn nodes_are_taken_in_turn(place: &Place) {
 
     // Jobs that do not want to wait, with nodes for themselves or not, and jobs that would wait for
     // ever.
-    let refused =
-        |options: &[&str]| place.run(&[&["run"], options, &["hostname"]].concat()).error();
-    let error = refused(&["--no-wait", "--shape", "2"]);
+    let error = refused(place, &["--no-wait", "--shape", "2"]);
     assert!(error.contains("the job needs 2 nodes, and 0 are free; job "), "{error}");
-    let error = refused(&["--no-wait"]);
+    let error = refused(place, &["--no-wait"]);
     assert!(error.contains("and 0 are free"), "{error}");
-    let error = refused(&["--shape", "3x2"]);
+    let error = refused(place, &["--shape", "3x2"]);
     assert!(error.contains("a map of 3x2 needs 6 nodes"), "{error}");
-    let error = refused(&["--machine", "four", "--shape", "unit"]);
+    let error = refused(place, &["--machine", "four", "--shape", "unit"]);
     assert!(error.contains("--machine four is running"), "{error}");
 
     // First come, first served. A job that leaves the queue does not hold up the others.
@@ -90,7 +93,7 @@ fn nodes_are_taken_in_turn(place: &Place) {
     let waiting = wait_for_jobs(place, 4);
     let states: Vec<_> = waiting.iter().map(|job| &job["state"]).collect();
     assert_eq!(states, ["running", "running", "queued", "queued"]);
-    let error = refused(&["--no-wait", "--shape", "1"]);
+    let error = refused(place, &["--no-wait", "--shape", "1"]);
     assert!(error.contains("2 jobs before this one wait for nodes"), "{error}");
     let mut leaves = start(place, &["--json", "--shape", "2"]);
     let why = event(&mut leaves, "queued")["text"].clone();
@@ -111,7 +114,11 @@ fn nodes_are_taken_in_turn(place: &Place) {
     event(&mut patient, "nodes");
     patient.end(PATIENCE).ok();
     wait_for_jobs(place, 0);
-    // Jobs share nodes, and run at once, only where there are not enough for each.
+    nodes_are_shared(place);
+}
+
+/// Jobs share nodes, and run at once, only where there are not enough for each.
+fn nodes_are_shared(place: &Place) {
     let half = [(); 2].map(|()| {
         let mut job = start(place, &["-n", "2"]);
         job.line();
@@ -122,7 +129,7 @@ fn nodes_are_taken_in_turn(place: &Place) {
     assert!(!nodes[0].as_array().unwrap().iter().any(shared), "{nodes:?}");
     let out = place.run(&["run", "--no-wait", "-n", "4", "hostname"]).ok();
     assert_eq!(out.lines().count(), 4, "{out}");
-    let error = refused(&["--no-wait", "--shape", "1"]);
+    let error = refused(place, &["--no-wait", "--shape", "1"]);
     assert!(error.contains("(sh -c echo on; sleep 600) has 2 nodes, job "), "{error}");
     for job in half {
         interrupt(job.id());

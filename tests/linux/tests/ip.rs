@@ -167,20 +167,22 @@ fn find(counters: &Value, name: &str) -> u64 {
     search(counters, name).unwrap_or_else(|| panic!("no counter {name}: {counters}"))
 }
 
-/// Networks that send with the node's own hardware address work over the interface. A macvlan has
-/// one of its own, so its frames are dropped where they arrive, and counted there.
+/// Tells if all of a node's pings are answered.
+fn answers(net: &Net, node: usize, ping: &str) -> bool {
+    net.shell(node, &format!("{ping}; true")).contains(" 0% packet loss")
+}
+
+/// The command that makes an interface of some kind above `tofu0`, in a network namespace.
+fn inside(kind: &str, me: usize) -> String {
+    format!(
+        "ip netns add inside; ip link add in0 link tofu0 type {kind} && \
+         ip link set in0 netns inside && \
+         ip -n inside addr add 192.168.9.{me}/24 dev in0 && ip -n inside link set in0 up"
+    )
+}
+
+/// Networks that send with the node's own hardware address work over the interface.
 fn networks(net: &Net) {
-    let answers = |node: usize, ping: &str| {
-        let said = net.shell(node, &format!("{ping}; true"));
-        said.contains(" 0% packet loss")
-    };
-    let inside = |kind: &str, me: usize| {
-        format!(
-            "ip netns add inside; ip link add in0 link tofu0 type {kind} && \
-             ip link set in0 netns inside && \
-             ip -n inside addr add 192.168.9.{me}/24 dev in0 && ip -n inside link set in0 up"
-        )
-    };
     for me in 0..2 {
         let peer = 1 - me;
         net.shell(
@@ -195,10 +197,10 @@ fn networks(net: &Net) {
         net.shell(me, &inside("ipvlan mode l2", me));
     }
     const PING: &str = "ping -c 2 -i 0.2 -w 10 -q";
-    assert!(answers(0, &format!("{PING} 192.168.5.1")), "VLAN");
-    assert!(answers(0, &format!("{PING} -s 20000 192.168.5.1")), "VLAN, long frames");
-    assert!(answers(0, &format!("{PING} 192.168.7.1")), "VXLAN");
-    assert!(answers(0, &format!("ip netns exec inside {PING} 192.168.9.1")), "ipvlan");
+    assert!(answers(net, 0, &format!("{PING} 192.168.5.1")), "VLAN");
+    assert!(answers(net, 0, &format!("{PING} -s 20000 192.168.5.1")), "VLAN, long frames");
+    assert!(answers(net, 0, &format!("{PING} 192.168.7.1")), "VXLAN");
+    assert!(answers(net, 0, &format!("ip netns exec inside {PING} 192.168.9.1")), "ipvlan");
     for me in 0..2 {
         net.shell(me, "ip link del v5; ip link del vx; ip netns del inside");
     }
@@ -213,17 +215,23 @@ fn networks(net: &Net) {
     net.shell(0, behind);
     // The first packet may be lost while the kernel fetches modules of NAT.
     wait_for("NAT behind veth", MOMENT, || {
-        answers(0, &format!("ip netns exec behind {PING} 10.1.0.1"))
+        answers(net, 0, &format!("ip netns exec behind {PING} 10.1.0.1"))
     });
     net.shell(0, "nft delete table nat; ip netns del behind");
 
     net.shell(0, "tc qdisc add dev tofu0 root netem loss 100%");
-    assert!(!answers(0, "ping -c 1 -W 1 -q 10.1.0.1"), "netem loses all");
+    assert!(!answers(net, 0, "ping -c 1 -W 1 -q 10.1.0.1"), "netem loses all");
     net.shell(0, "tc qdisc del dev tofu0 root");
     for module in ["bridge", "bonding", "wireguard", "geneve", "vrf"] {
         net.shell(0, &format!("modprobe {module}"));
     }
 
+    macvlan(net);
+}
+
+/// A macvlan has its own hardware address, so its frames are dropped where they arrive, and
+/// counted there.
+fn macvlan(net: &Net) {
     let spoofed = || {
         let said: Value = net.shell(1, "tofu-net stats --json").parse().unwrap();
         find(&said, "spoofed")
@@ -234,7 +242,7 @@ fn networks(net: &Net) {
             net.place.exec(&me.to_string(), &["sh", "-c", &inside("macvlan", me)]).code == Some(0)
         });
     }
-    assert!(!answers(0, "ip netns exec inside ping -c 2 -W 1 -q 192.168.9.1"), "macvlan");
+    assert!(!answers(net, 0, "ip netns exec inside ping -c 2 -W 1 -q 192.168.9.1"), "macvlan");
     assert!(spoofed() > before);
     for me in 0..2 {
         net.shell(me, "ip netns del inside");

@@ -115,26 +115,7 @@ fn jobs_and_their_ends(job: &Job) {
     assert_eq!(sorted(&out), (0..4).map(line).collect::<Vec<_>>());
     libraries_stay(job);
 
-    // Who they are.
-    let environment = ["--env", "GIVEN=x y", "./ranks", "environment"];
-    let said = job.run(&[&["-n", "3"], environment.as_slice()].concat());
-    assert_eq!(sorted(&said.err), ["0: also", "1: also", "2: also"], "{said:?}");
-    let expected = ["0: 0 3 0 2 x y map", "1: 1 3 1 2 x y map", "2: 2 3 0 2 x y map"];
-    assert_eq!(sorted(&said.ok()), expected);
-    let said = job.run(&[&["--no-prefix"], environment.as_slice()].concat());
-    assert_eq!(sorted(&said.ok()), ["0 2 0 1 x y map", "1 2 0 1 x y map"]);
-    // Settings of uTofu are passed on, unless others are named; no other variables are.
-    let script = "echo $UTOFU_SPLIT_PUTS$UTOFU_AVOID_DEAD_LINKS$GIVEN";
-    let args = ["run", "-n", "1", "--env", "UTOFU_SPLIT_PUTS=7", "--", "sh", "-c", script];
-    let mut command = job.command(&args);
-    command.envs([("UTOFU_SPLIT_PUTS", "1"), ("UTOFU_AVOID_DEAD_LINKS", "0"), ("GIVEN", "2")]);
-    assert_eq!(Running::start(command, b"").end(PATIENCE).ok(), "0: 70\n");
-    let out = job.run(&[&["--json", "--map", "2", "--ppn", "1"], environment.as_slice()].concat());
-    let out = out.ok();
-    let events: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let of = |kind: &str| events.iter().filter(|event| event["event"] == kind).count();
-    assert_eq!((of("line"), of("ended"), of("summary")), (4, 2, 1), "{out}");
-    assert_eq!(events.last().unwrap()["code"], 0, "{out}");
+    environments(job);
 
     // Input goes to the first rank. A last line need not end with a newline.
     let said = job.start(&["run", "./ranks", "input"], b"one\ntwo\n").end(PATIENCE);
@@ -152,47 +133,9 @@ fn jobs_and_their_ends(job: &Job) {
     assert_eq!(sorted(&out), ["0: 0 -x what was copied", "1: 1 -x what was copied"]);
     assert_eq!(sorted(&job.run(&["hostname"]).ok()), ["0: t-0-0-0-0-0-0", "1: t-1-0-0-0-0-0"]);
 
-    // Files that ranks write are copied back: by node, or to the folder that is also theirs.
-    let write = "mkdir -p deep; echo $TOFU_RANK > deep/$TOFU_RANK; echo old >> data";
-    job.run(&["-n", "3", "--copy", "data", "--out", "out", "--", "sh", "-c", write]).ok();
-    let read = |path: &str| fs::read_to_string(job.place.path().join(path)).unwrap_or_default();
-    assert_eq!(read("out/t-0-0-0-0-0-0/deep/0"), "0\n");
-    assert_eq!(read("out/t-0-0-0-0-0-0/deep/1"), "1\n");
-    assert_eq!(read("out/t-1-0-0-0-0-0/deep/2"), "2\n");
-    assert_eq!(read("out/t-1-0-0-0-0-0/data"), "what was copied\nold\n");
-    let shared = job.place.path().join("shared");
-    fs::create_dir(&shared).unwrap();
-    fs::write(shared.join("given"), "given\n").unwrap();
-    let before = fs::metadata(shared.join("given")).unwrap().modified().unwrap();
-    let make = "cat given; echo $TOFU_RANK > of-$TOFU_RANK; exit 3";
-    let said = job.run(&["-n", "2", "--cwd", "shared", "--grace", "5s", "--", "sh", "-c", make]);
-    assert_eq!((said.code, said.out.matches("given").count()), (Some(3), 2), "{said:?}");
-    assert_eq!((read("shared/of-0"), read("shared/of-1")), ("0\n".into(), "1\n".into()));
-    // Unchanged files are left alone.
-    let after = fs::metadata(shared.join("given")).unwrap().modified().unwrap();
-    assert_eq!(before, after);
-    let said = job.run(&["-n", "2", "--cwd", "shared", "--", "sh", "-c", "cat of-*; date > now"]);
-    let several = "tofu: now was written on several nodes; the last one's is kept\n";
-    assert_eq!(said.err, several, "{said:?}");
-    assert_eq!(sorted(&said.ok()), ["0: 0", "0: 1", "1: 0", "1: 1"]);
+    files_come_back(job);
 
-    // The first rank that fails decides the exit code. The others are ended, by force if necessary.
-    let said = job.run(&["--grace", "100ms", "./ranks", "code"]);
-    assert_eq!(said.code, Some(7), "{said:?}");
-    assert!(
-        said.err.starts_with("tofu: rank 1 on node (1,0,0,0,0,0) has failed with exit code 7\n")
-    );
-    let said = job.run(&["--grace", "100ms", "./ranks", "signal"]);
-    assert_eq!(said.code, Some(128 + 11), "{said:?}");
-    assert!(said.err.contains("rank 1 on node (1,0,0,0,0,0) was ended by signal 11 (SIGSEGV)\n"));
-    let said = job.run(&["--grace", "100ms", "./ranks", "stubborn"]);
-    assert_eq!(said.code, Some(3), "{said:?}");
-    let said = job.run(&["nosuch"]);
-    assert_eq!(said.code, Some(127), "{said:?}");
-    let said = job.run(&["--timeout", "500ms", "./ranks", "wait"]);
-    assert_eq!(said.code, Some(124), "{said:?}");
-    assert!(said.err.contains("2 ranks still run after 0.5 s"), "{said:?}");
-    job.nodes_are_clean();
+    failures(job);
 
     // Ctrl-C also ends children that have left their rank's process group.
     let mut running = job.start(&["run", "./ranks", "wait"], b"");
@@ -226,6 +169,75 @@ fn jobs_and_their_ends(job: &Job) {
     let expected = "rank 1 on node (1,0,0,0,0,0) has not run to its end: the node has stopped\n";
     assert!(said.err.contains(expected), "{said:?}");
     assert_eq!(sorted(&job.run(&["-n", "2", "./ring"]).ok()).len(), 2);
+}
+
+/// The first rank that fails decides the exit code. The others are ended, by force if necessary.
+fn failures(job: &Job) {
+    let said = job.run(&["--grace", "100ms", "./ranks", "code"]);
+    assert_eq!(said.code, Some(7), "{said:?}");
+    assert!(
+        said.err.starts_with("tofu: rank 1 on node (1,0,0,0,0,0) has failed with exit code 7\n")
+    );
+    let said = job.run(&["--grace", "100ms", "./ranks", "signal"]);
+    assert_eq!(said.code, Some(128 + 11), "{said:?}");
+    assert!(said.err.contains("rank 1 on node (1,0,0,0,0,0) was ended by signal 11 (SIGSEGV)\n"));
+    let said = job.run(&["--grace", "100ms", "./ranks", "stubborn"]);
+    assert_eq!(said.code, Some(3), "{said:?}");
+    let said = job.run(&["nosuch"]);
+    assert_eq!(said.code, Some(127), "{said:?}");
+    let said = job.run(&["--timeout", "500ms", "./ranks", "wait"]);
+    assert_eq!(said.code, Some(124), "{said:?}");
+    assert!(said.err.contains("2 ranks still run after 0.5 s"), "{said:?}");
+    job.nodes_are_clean();
+}
+
+/// Files that ranks write are copied back: by node, or to the folder that is also theirs.
+fn files_come_back(job: &Job) {
+    let write = "mkdir -p deep; echo $TOFU_RANK > deep/$TOFU_RANK; echo old >> data";
+    job.run(&["-n", "3", "--copy", "data", "--out", "out", "--", "sh", "-c", write]).ok();
+    let read = |path: &str| fs::read_to_string(job.place.path().join(path)).unwrap_or_default();
+    assert_eq!(read("out/t-0-0-0-0-0-0/deep/0"), "0\n");
+    assert_eq!(read("out/t-0-0-0-0-0-0/deep/1"), "1\n");
+    assert_eq!(read("out/t-1-0-0-0-0-0/deep/2"), "2\n");
+    assert_eq!(read("out/t-1-0-0-0-0-0/data"), "what was copied\nold\n");
+    let shared = job.place.path().join("shared");
+    fs::create_dir(&shared).unwrap();
+    fs::write(shared.join("given"), "given\n").unwrap();
+    let before = fs::metadata(shared.join("given")).unwrap().modified().unwrap();
+    let make = "cat given; echo $TOFU_RANK > of-$TOFU_RANK; exit 3";
+    let said = job.run(&["-n", "2", "--cwd", "shared", "--grace", "5s", "--", "sh", "-c", make]);
+    assert_eq!((said.code, said.out.matches("given").count()), (Some(3), 2), "{said:?}");
+    assert_eq!((read("shared/of-0"), read("shared/of-1")), ("0\n".into(), "1\n".into()));
+    // Unchanged files are left alone.
+    let after = fs::metadata(shared.join("given")).unwrap().modified().unwrap();
+    assert_eq!(before, after);
+    let said = job.run(&["-n", "2", "--cwd", "shared", "--", "sh", "-c", "cat of-*; date > now"]);
+    let several = "tofu: now was written on several nodes; the last one's is kept\n";
+    assert_eq!(said.err, several, "{said:?}");
+    assert_eq!(sorted(&said.ok()), ["0: 0", "0: 1", "1: 0", "1: 1"]);
+}
+
+/// Ranks know who they are, and have the variables that the job names.
+fn environments(job: &Job) {
+    let environment = ["--env", "GIVEN=x y", "./ranks", "environment"];
+    let said = job.run(&[&["-n", "3"], environment.as_slice()].concat());
+    assert_eq!(sorted(&said.err), ["0: also", "1: also", "2: also"], "{said:?}");
+    let expected = ["0: 0 3 0 2 x y map", "1: 1 3 1 2 x y map", "2: 2 3 0 2 x y map"];
+    assert_eq!(sorted(&said.ok()), expected);
+    let said = job.run(&[&["--no-prefix"], environment.as_slice()].concat());
+    assert_eq!(sorted(&said.ok()), ["0 2 0 1 x y map", "1 2 0 1 x y map"]);
+    // Settings of uTofu are passed on, unless others are named; no other variables are.
+    let script = "echo $UTOFU_SPLIT_PUTS$UTOFU_AVOID_DEAD_LINKS$GIVEN";
+    let args = ["run", "-n", "1", "--env", "UTOFU_SPLIT_PUTS=7", "--", "sh", "-c", script];
+    let mut command = job.command(&args);
+    command.envs([("UTOFU_SPLIT_PUTS", "1"), ("UTOFU_AVOID_DEAD_LINKS", "0"), ("GIVEN", "2")]);
+    assert_eq!(Running::start(command, b"").end(PATIENCE).ok(), "0: 70\n");
+    let out = job.run(&[&["--json", "--map", "2", "--ppn", "1"], environment.as_slice()].concat());
+    let out = out.ok();
+    let events: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |kind: &str| events.iter().filter(|event| event["event"] == kind).count();
+    assert_eq!((of("line"), of("ended"), of("summary")), (4, 2, 1), "{out}");
+    assert_eq!(events.last().unwrap()["code"], 0, "{out}");
 }
 
 /// Libraries that a job has copied stay for the next one, until jobs bring others. Two of these

@@ -163,7 +163,11 @@ fn soak(net: &Net, sdk: &Sdk, (seed, rounds): (u64, u32), with_mpi: bool) {
     let said = puts.end(LONG).ok();
     assert_eq!(said.lines().filter(|line| line.ends_with(" 0 wrong")).count(), 3, "{said}");
     eprintln!("seed {seed}: {:?} loads; {said}", loads.iter().map(|l| l.times).collect::<Vec<_>>());
-    // What was lost was lost on links that were down, and nothing else was wrong with it.
+    check_counters(net, seed);
+}
+
+/// What was lost was lost on links that were down, and nothing else was wrong with it.
+fn check_counters(net: &Net, seed: u64) {
     let counters = LINUX.map(|node| net.counters(node)["counters"].clone());
     let count = |of: &serde_json::Value, name: &str| of[name].as_u64().unwrap();
     for of in &counters {
