@@ -158,19 +158,23 @@ impl Vandal {
             }
             // A frame to be fetched from memory that does not exist, or the end of a request that
             // was never made.
-            9 => {
-                let len = self.random.below(1 << 16) as u32;
-                let head = self.random.choose(&[0, 1, 14, 400, 600]);
-                let place = StagOffset(self.random.next());
-                let (metadata, sum) = ([0; METADATA_SIZE], self.random.next() as u32);
-                let request = Request { origin: self.me, id, head, len, sum, metadata, place };
-                let done = Message::Done { id, refused: self.random.below(8) == 0 };
-                let message = self.random.choose(&[Message::Request(request), done]);
-                let (header, body) = message.emit(self.me, SAYS);
-                [&header[..], &body, &vec![0; head.into()]].concat()
-            }
+            9 => self.rendezvous(id),
             _ => data,
         }
+    }
+
+    /// A request for a frame in memory that does not exist, or the end of a request that was never
+    /// made.
+    fn rendezvous(&mut self, id: u32) -> Vec<u8> {
+        let len = self.random.below(1 << 16) as u32;
+        let head = self.random.choose(&[0, 1, 14, 400, 600]);
+        let place = StagOffset(self.random.next());
+        let (metadata, sum) = ([0; METADATA_SIZE], self.random.next() as u32);
+        let request = Request { origin: self.me, id, head, len, sum, metadata, place };
+        let done = Message::Done { id, refused: self.random.below(8) == 0 };
+        let message = self.random.choose(&[Message::Request(request), done]);
+        let (header, body) = message.emit(self.me, SAYS);
+        [&header[..], &body, &vec![0; head.into()]].concat()
     }
 
     /// A correct ARP question for an address that no node has, in a broadcast.

@@ -6,6 +6,8 @@
 
 extern crate alloc;
 
+use alloc::format;
+use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -28,6 +30,16 @@ fn contents(from: Coords, link: Link, channel: Channel, round: u64, which: usize
     let mut bytes = vec![0; LENGTHS[which]];
     fill_pattern(place << 24 | stream << 8 | round << 1 | which as u64, &mut bytes);
     bytes
+}
+
+/// Checks that a message has arrived whole in `sink`.
+fn check(outcome: Option<Outcome>, sink: &impl DmaBuffer, expected: &[u8]) -> Result<(), String> {
+    if outcome != Some(Outcome { status: Status::Ok, length: expected.len() as u32 }) {
+        return Err(format!("{outcome:?}"));
+    }
+    let mut got = vec![0; expected.len()];
+    sink.read(0, &mut got);
+    if got == expected { Ok(()) } else { Err("wrong data".into()) }
 }
 
 fn allpairs() -> Result<(), Error> {
@@ -64,16 +76,10 @@ fn allpairs() -> Result<(), Error> {
                 let link = stream.link();
                 let from = shape.neighbor(nwp.coords(), link.port()).unwrap_or_default();
                 for (which, (sink, credit)) in credits.drain(..).enumerate() {
-                    let outcome = stream.wait(credit, PATIENCE_NS);
-                    let expected = Outcome { status: Status::Ok, length: LENGTHS[which] as u32 };
-                    if outcome != Ok(expected) {
-                        return Err(fail!("message {which} of {link:?} {channel:?}: {outcome:?}"));
-                    }
-                    let mut got = vec![0; LENGTHS[which]];
-                    sink.read(0, &mut got);
-                    if got != contents(from, link.opposite(), channel, round, which) {
-                        return Err(fail!("message {which} of {link:?} {channel:?} is wrong"));
-                    }
+                    let outcome = stream.wait(credit, PATIENCE_NS).ok();
+                    let expected = contents(from, link.opposite(), channel, round, which);
+                    check(outcome, &sink, &expected)
+                        .map_err(|what| fail!("message {which} of {link:?} {channel:?}: {what}"))?;
                 }
                 if stream.wait(ticket, PATIENCE_NS).is_err() {
                     return Err(fail!("what was sent over {link:?} {channel:?} was not fetched"));

@@ -406,16 +406,7 @@ fn lbm() -> Result<(), Error> {
     }
     let verify = number("verify", 1)? != 0;
     if verify {
-        let mut whole = Block::new(lattice, (0, 0), lattice)?;
-        let mut alone = [true, false].map(|_| Ring { count: 1, index: 0, lanes: None, how });
-        for _ in 0..steps {
-            step(&mut whole, &mut alone)?;
-        }
-        compare(&block, &whole)?;
-        let expected = whole.checksum(lattice);
-        if checksum != expected {
-            return Err(fail!("the checksum is {checksum:016x}, on one node {expected:016x}"));
-        }
+        verify_alone(&block, lattice, (steps, how), checksum)?;
     }
     if nwp.coords() == Coords::default() {
         let said = if verify { "as on one node to the last bit" } else { "not verified" };
@@ -432,5 +423,25 @@ fn lbm() -> Result<(), Error> {
     }
     drop(rings);
     leave(&nwp);
+    Ok(())
+}
+
+/// Computes the same on this node alone, and compares the block and the checksum.
+fn verify_alone(
+    block: &Block,
+    lattice: (usize, usize),
+    (steps, how): (u64, How),
+    checksum: u64,
+) -> Result<(), Error> {
+    let mut whole = Block::new(lattice, (0, 0), lattice)?;
+    let mut alone = [true, false].map(|_| Ring { count: 1, index: 0, lanes: None, how });
+    for _ in 0..steps {
+        step(&mut whole, &mut alone)?;
+    }
+    compare(block, &whole)?;
+    let expected = whole.checksum(lattice);
+    if checksum != expected {
+        return Err(fail!("the checksum is {checksum:016x}, on one node {expected:016x}"));
+    }
     Ok(())
 }
