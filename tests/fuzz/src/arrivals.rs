@@ -160,17 +160,7 @@ impl Bench {
             }
             // What the guest writes to its page meanwhile.
             5 => {
-                let Some(pages) = &self.pages else { return Ok(()) };
-                let at = SharedPages::page_offset(TNI, CQ.into()) + 8 * u.int_in_range(0..=17)?;
-                if let Ok(word) = pages.get_atomic_ref::<AtomicU64>(at) {
-                    word.store(u.arbitrary()?, SeqCst);
-                }
-                if self.icc.poll_doorbell(TNI, CQ.into()) {
-                    let mut net = Void { now_ns: self.now(), sent: Vec::new() };
-                    self.icc.run_queue(TNI, CQ.into(), &mut net);
-                    self.requests.extend(net.sent);
-                }
-                self.icc.payload_bytes();
+                self.write_page(u)?;
             }
             _ => {
                 let packet = self.packet(u)?;
@@ -197,30 +187,25 @@ impl Bench {
         Ok(())
     }
 
+    /// The guest writes to its page of doorbells, if it has one.
+    fn write_page(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
+        let Some(pages) = &self.pages else { return Ok(()) };
+        let at = SharedPages::page_offset(TNI, CQ.into()) + 8 * u.int_in_range(0..=17)?;
+        if let Ok(word) = pages.get_atomic_ref::<AtomicU64>(at) {
+            word.store(u.arbitrary()?, SeqCst);
+        }
+        if self.icc.poll_doorbell(TNI, CQ.into()) {
+            let mut net = Void { now_ns: self.now(), sent: Vec::new() };
+            self.icc.run_queue(TNI, CQ.into(), &mut net);
+            self.requests.extend(net.sent);
+        }
+        self.icc.payload_bytes();
+        Ok(())
+    }
+
     /// A packet, often one that answers a command of the device.
     fn packet(&self, u: &mut Unstructured<'_>) -> Result<Packet<Body>> {
-        let mut tag = Tag {
-            cq: CqId::ALL[u.int_in_range(0..=1)?],
-            index: u.int_in_range(0..=2)?,
-            generation: u.int_in_range(0..=2)?,
-        };
-        if u.ratio(1, 16)? {
-            let cq = CqId::ALL[usize::from(u.arbitrary::<u8>()?) % NUM_CQ];
-            tag = Tag { cq, index: u.arbitrary()?, generation: u.arbitrary()? };
-        }
-        let mut position = number(u)?;
-        let mut length = number(u)?;
-        if !self.requests.is_empty() && u.ratio(3, 4)? {
-            let sent = &self.requests[u.choose_index(self.requests.len())?];
-            if let Some((sent, _)) = sent.body.tag() {
-                tag = sent;
-            }
-            if let (Body::Put { request, .. } | Body::Get { request }, true) =
-                (&sent.body, u.arbitrary()?)
-            {
-                (position, length) = (request.position, request.length);
-            }
-        }
+        let (tag, position, length) = self.tag(u)?;
         let request = Request {
             tag,
             gpid: u64::from(u.ratio(1, 16)?),
@@ -275,6 +260,33 @@ impl Bench {
             model_ps: u.arbitrary()?,
             body,
         })
+    }
+
+    /// A tag, a position and a length, often of a command that the device has sent.
+    fn tag(&self, u: &mut Unstructured<'_>) -> Result<(Tag, u32, u32)> {
+        let mut tag = Tag {
+            cq: CqId::ALL[u.int_in_range(0..=1)?],
+            index: u.int_in_range(0..=2)?,
+            generation: u.int_in_range(0..=2)?,
+        };
+        if u.ratio(1, 16)? {
+            let cq = CqId::ALL[usize::from(u.arbitrary::<u8>()?) % NUM_CQ];
+            tag = Tag { cq, index: u.arbitrary()?, generation: u.arbitrary()? };
+        }
+        let mut position = number(u)?;
+        let mut length = number(u)?;
+        if !self.requests.is_empty() && u.ratio(3, 4)? {
+            let sent = &self.requests[u.choose_index(self.requests.len())?];
+            if let Some((sent, _)) = sent.body.tag() {
+                tag = sent;
+            }
+            if let (Body::Put { request, .. } | Body::Get { request }, true) =
+                (&sent.body, u.arbitrary()?)
+            {
+                (position, length) = (request.position, request.length);
+            }
+        }
+        Ok((tag, position, length))
     }
 }
 

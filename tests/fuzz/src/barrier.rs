@@ -116,25 +116,7 @@ fn act(world: &World, areas: &mut [Vec<Range<u64>>; 2], u: &mut Unstructured<'_>
     match choice & 0xf {
         // A gate with links, all at once.
         0..=4 => {
-            world.write(node, bgs(tni, bg, BgsReg::Enable), 0);
-            let mask = SignalMask(u.int_in_range(0..=15)? << 60);
-            let local = LocalLink(0).with_recv(gate(u)?).with_send(gate(u)?);
-            let remote = RemoteLink(0)
-                .with_recv(address(u)?.place().0 as u32)
-                .with_send(address(u)?.0 as u32);
-            let number = GpidBseq(0)
-                .with_gpid(if u.ratio(7, 8)? { 1 } else { u.arbitrary()? })
-                .with_bseq(if u.ratio(7, 8)? { 0 } else { u.arbitrary()? });
-            for (reg, value) in [
-                (BgsReg::SignalMask, mask.0),
-                (BgsReg::LocalLink, local.0),
-                (BgsReg::RemoteLink, remote.0),
-                (BgsReg::GpidBseq, number.0),
-                (BgsReg::BchMask, 0),
-                (BgsReg::Enable, 1),
-            ] {
-                world.write(node, bgs(tni, bg, reg), value);
-            }
+            links(world, node, (tni, bg), u)?;
             notices(world, areas, node, tni, bg, NOTICES);
         }
         5..=8 => {
@@ -176,6 +158,34 @@ fn act(world: &World, areas: &mut [Vec<Range<u64>>; 2], u: &mut Unstructured<'_>
             world.write(node, register, u64::from(!u.ratio(1, 2)?));
         }
         _ => world.run(4),
+    }
+    Ok(())
+}
+
+/// Disables a gate, sets its links, and enables it.
+fn links(
+    world: &World,
+    node: usize,
+    (tni, bg): (TniId, BgId),
+    u: &mut Unstructured<'_>,
+) -> Result<()> {
+    world.write(node, bgs(tni, bg, BgsReg::Enable), 0);
+    let mask = SignalMask(u.int_in_range(0..=15)? << 60);
+    let local = LocalLink(0).with_recv(gate(u)?).with_send(gate(u)?);
+    let remote =
+        RemoteLink(0).with_recv(address(u)?.place().0 as u32).with_send(address(u)?.0 as u32);
+    let number = GpidBseq(0)
+        .with_gpid(if u.ratio(7, 8)? { 1 } else { u.arbitrary()? })
+        .with_bseq(if u.ratio(7, 8)? { 0 } else { u.arbitrary()? });
+    for (reg, value) in [
+        (BgsReg::SignalMask, mask.0),
+        (BgsReg::LocalLink, local.0),
+        (BgsReg::RemoteLink, remote.0),
+        (BgsReg::GpidBseq, number.0),
+        (BgsReg::BchMask, 0),
+        (BgsReg::Enable, 1),
+    ] {
+        world.write(node, bgs(tni, bg, reg), value);
     }
     Ok(())
 }

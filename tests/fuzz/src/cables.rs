@@ -205,16 +205,6 @@ fn crossing(u: &mut Unstructured<'_>) -> Result<Crossing<Body>> {
     };
     let length = u.int_in_range(0..=4096)?;
     let gpid = if u.ratio(1, 8)? { u.arbitrary::<u8>()?.into() } else { GPID };
-    let place = |u: &mut Unstructured<'_>| -> Result<StagOffset> {
-        if u.ratio(1, 4)? {
-            return Ok(StagOffset(u.arbitrary()?));
-        }
-        Ok(StagOffset::new(
-            CqId::ALL[usize::from(u.int_in_range(0..=1_u8)?)],
-            u.int_in_range(0..=1)?,
-            u.arbitrary::<u16>()?.into(),
-        ))
-    };
     let request = Request {
         tag,
         gpid,
@@ -227,6 +217,34 @@ fn crossing(u: &mut Unstructured<'_>) -> Result<Crossing<Body>> {
         total: u.arbitrary()?,
         mtu: u.arbitrary()?,
     };
+    let body = body(request, u)?;
+    let way = way(u)?;
+    let packet = Packet {
+        src: coords(u)?,
+        src_tni: *u.choose(&TniId::ALL)?,
+        dst: coords(u)?,
+        dst_tni: u.arbitrary()?,
+        path: coords(u)?.default_path(),
+        way,
+        class: Class::Request,
+        system: false,
+        tlps: u.int_in_range(1..=200)?,
+        bytes: u.arbitrary()?,
+        tlp_bytes: u.arbitrary()?,
+        gap: u.arbitrary()?,
+        sender: u.int_in_range(0..=15)?,
+        before: u.arbitrary()?,
+        model_ps: u.arbitrary()?,
+        body,
+    };
+    let hops = if u.ratio(1, 8)? { u.arbitrary()? } else { u.int_in_range(0..=5)? };
+    let held = if u.ratio(1, 8)? { Some(u.arbitrary()?) } else { None };
+    Ok(Crossing { packet, hops, held, duplicated: u.arbitrary()? })
+}
+
+/// One of the bodies that cross cables.
+fn body(request: Request, u: &mut Unstructured<'_>) -> Result<Body> {
+    let Request { tag, gpid, length, .. } = request;
     let rcode = Rcode::new(u.arbitrary()?);
     let answer = Answer { tag, position: 0, length, done: length, rcode, request_ps: 1 };
     let payload = Payload::Bytes(vec![0x5a; length as usize].into());
@@ -250,6 +268,22 @@ fn crossing(u: &mut Unstructured<'_>) -> Result<Crossing<Body>> {
         6 => Body::Frame { tag, frame: vec![0; length.min(1992) as usize].into() },
         _ => Body::ArmwAck { answer, old: 3 },
     };
+    Ok(body)
+}
+
+/// A place in memory, more often one that may exist.
+fn place(u: &mut Unstructured<'_>) -> Result<StagOffset> {
+    if u.ratio(1, 4)? {
+        return Ok(StagOffset(u.arbitrary()?));
+    }
+    Ok(StagOffset::new(
+        CqId::ALL[usize::from(u.int_in_range(0..=1_u8)?)],
+        u.int_in_range(0..=1)?,
+        u.arbitrary::<u16>()?.into(),
+    ))
+}
+
+fn way(u: &mut Unstructured<'_>) -> Result<Way> {
     let way = match u.int_in_range(0..=5)? {
         0 => Way::Distances(u.arbitrary()?),
         1 => {
@@ -258,25 +292,5 @@ fn crossing(u: &mut Unstructured<'_>) -> Result<Crossing<Body>> {
         }
         _ => Way::Shortest,
     };
-    let packet = Packet {
-        src: coords(u)?,
-        src_tni: *u.choose(&TniId::ALL)?,
-        dst: coords(u)?,
-        dst_tni: u.arbitrary()?,
-        path: coords(u)?.default_path(),
-        way,
-        class: Class::Request,
-        system: false,
-        tlps: u.int_in_range(1..=200)?,
-        bytes: u.arbitrary()?,
-        tlp_bytes: u.arbitrary()?,
-        gap: u.arbitrary()?,
-        sender: u.int_in_range(0..=15)?,
-        before: u.arbitrary()?,
-        model_ps: u.arbitrary()?,
-        body,
-    };
-    let hops = if u.ratio(1, 8)? { u.arbitrary()? } else { u.int_in_range(0..=5)? };
-    let held = if u.ratio(1, 8)? { Some(u.arbitrary()?) } else { None };
-    Ok(Crossing { packet, hops, held, duplicated: u.arbitrary()? })
+    Ok(way)
 }

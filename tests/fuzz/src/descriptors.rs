@@ -58,6 +58,31 @@ pub fn traced(data: &[u8]) -> Traced {
     traced
 }
 
+/// The registers of a queue that may be written while it is enabled.
+const CQS_REGS: [CqsReg; 10] = [
+    CqsReg::TcqDescriptorCoalescingTimer,
+    CqsReg::MrqDescriptorCoalescingTimer,
+    CqsReg::MrqInterruptCoalescingTimer,
+    CqsReg::MrqInterruptCoalescingCount,
+    CqsReg::MrqMask,
+    CqsReg::MrqInterruptMask,
+    CqsReg::FetchStop,
+    CqsReg::CacheFlush,
+    CqsReg::Imc,
+    CqsReg::Irc,
+];
+
+/// The registers of an interface that may be written while it is enabled.
+const TNI_REGS: [TniReg; 7] = [
+    TniReg::PrqFullPointer,
+    TniReg::PrqMask,
+    TniReg::PrqEntryCoalescingTimer,
+    TniReg::PrqInterruptCoalescingTimer,
+    TniReg::PrqInterruptCoalescingCount,
+    TniReg::Imc,
+    TniReg::Irc,
+];
+
 fn act(world: &World, posted: &mut u64, u: &mut Unstructured<'_>) -> Result<()> {
     let choice: u8 = u.arbitrary()?;
     match choice & 0xf {
@@ -89,18 +114,7 @@ fn act(world: &World, posted: &mut u64, u: &mut Unstructured<'_>) -> Result<()> 
             world.write_cq(0, reg, u.arbitrary()?);
         }
         9 => {
-            let reg = *u.choose(&[
-                CqsReg::TcqDescriptorCoalescingTimer,
-                CqsReg::MrqDescriptorCoalescingTimer,
-                CqsReg::MrqInterruptCoalescingTimer,
-                CqsReg::MrqInterruptCoalescingCount,
-                CqsReg::MrqMask,
-                CqsReg::MrqInterruptMask,
-                CqsReg::FetchStop,
-                CqsReg::CacheFlush,
-                CqsReg::Imc,
-                CqsReg::Irc,
-            ])?;
+            let reg = *u.choose(&CQS_REGS)?;
             let value: u16 = u.arbitrary()?;
             world.write_cqs(usize::from(choice >> 7), reg, value.into());
         }
@@ -108,15 +122,7 @@ fn act(world: &World, posted: &mut u64, u: &mut Unstructured<'_>) -> Result<()> 
         11 => world.machine.advance(u.arbitrary::<u32>()?.into()),
         12 => world.write_cq(0, CqReg::FetchStart, 1),
         13 => {
-            let reg = *u.choose(&[
-                TniReg::PrqFullPointer,
-                TniReg::PrqMask,
-                TniReg::PrqEntryCoalescingTimer,
-                TniReg::PrqInterruptCoalescingTimer,
-                TniReg::PrqInterruptCoalescingCount,
-                TniReg::Imc,
-                TniReg::Irc,
-            ])?;
+            let reg = *u.choose(&TNI_REGS)?;
             let value: u16 = u.arbitrary()?;
             let node = usize::from(choice >> 7);
             world.write(node, Register::Tni { tni: TNI, reg }, value.into());

@@ -109,6 +109,71 @@ fn receive(
 ) -> Result<()> {
     let (me, from) = (core.me(), node(shape, u)?);
     let origin = if u.ratio(3, 4)? { from } else { node(shape, u)? };
+    let header = some_header(origin, u)?;
+    let len = if u.ratio(7, 8)? { FRAGMENT_MAX } else { u.int_in_range(0..=FRAGMENT_MAX)? };
+    let mut body = vec![0; len];
+    let some = u.len().min(20);
+    for (byte, value) in body.iter_mut().zip(u.bytes(some)?) {
+        *byte = *value;
+    }
+    if len >= 14 + METADATA_SIZE && u.ratio(3, 4)? {
+        let to = if u.arbitrary()? { addr::BROADCAST } else { addr::mac(me) };
+        let at = if header[0] & 0xf == PacketKind::Offloaded as u8 { METADATA_SIZE } else { 0 };
+        body[at..at + 6].copy_from_slice(&to);
+        body[at + 6..at + 12].copy_from_slice(&addr::mac(origin));
+    }
+    if let Some(message) = Message::parse(from, &header, &body) {
+        // A message that is accepted is one that a node could have sent.
+        let (again, rest) = message.emit(from, Capabilities::of(&header));
+        let head = match &message {
+            Message::Request(request) => request.head_in(&body),
+            Message::Done { .. } => &[],
+        };
+        let rest = [&rest, head].concat();
+        assert!(rendezvous::is_message(&header), "no message of this kind");
+        assert_eq!(Message::parse(from, &again, &rest), Some(message));
+    }
+    let mut queue = TestQueue::default();
+    let event = core.receive(&mut queue, from, (&header, &body), now_ns);
+    check_relayed(shape, (me, from), &queue);
+    lose(core, &mut queue, u)?;
+    let (metadata, frame) = match event {
+        Event::Nothing | Event::Acknowledged(..) => return Ok(()),
+        Event::Whole(metadata, part) => (metadata, body[part].to_vec()),
+        Event::Assembled(metadata, frame) => (metadata, frame),
+    };
+    let offload = core.config().offload;
+    if header[0] & 0xf == PacketKind::Offloaded as u8 {
+        assert!(offload, "a frame that this node does not take");
+        complete(&metadata, &frame);
+    } else {
+        assert!(metadata.is_empty(), "metadata of a frame that has none");
+    }
+    assert!(frame.len() <= max || offload, "longer than the MTU");
+    let mut source = [0; 6];
+    source.copy_from_slice(&frame[6..12]);
+    let source = addr::node_of_mac(source).expect("a node's address");
+    assert!(source == from || tree::is_ancestor(shape, source, from, me), "spoofed");
+    assert!(frame[..6] == addr::mac(me) || frame[0] & 1 != 0, "misdirected");
+    Ok(())
+}
+
+/// For a packet `from` another node, a node sends to its children or acknowledges to the sender.
+fn check_relayed(shape: &Shape, (me, from): (Coords, Coords), queue: &TestQueue) {
+    for posted in &queue.posted {
+        let (repr, to) = (check(shape, &posted.payload), posted.tag().to);
+        let right = if repr.kind == PacketKind::Acknowledgement {
+            to == from
+        } else {
+            tree::parent(shape, repr.origin, to) == Some(me)
+        };
+        assert!(right, "{:?} to {to}, which is not a child", repr.kind);
+    }
+    assert!(queue.posted.len() <= 11, "relayed {} times", queue.posted.len());
+}
+
+/// A header, more often a plausible one.
+fn some_header(origin: Coords, u: &mut Unstructured<'_>) -> Result<[u8; HEADER_SIZE]> {
     let mut header = [0; HEADER_SIZE];
     if u.ratio(1, 4)? {
         u.fill_buffer(&mut header)?;
@@ -135,61 +200,7 @@ fn receive(
         };
         header = repr.emit();
     }
-    let len = if u.ratio(7, 8)? { FRAGMENT_MAX } else { u.int_in_range(0..=FRAGMENT_MAX)? };
-    let mut body = vec![0; len];
-    let some = u.len().min(20);
-    for (byte, value) in body.iter_mut().zip(u.bytes(some)?) {
-        *byte = *value;
-    }
-    if len >= 14 + METADATA_SIZE && u.ratio(3, 4)? {
-        let to = if u.arbitrary()? { addr::BROADCAST } else { addr::mac(me) };
-        let at = if header[0] & 0xf == PacketKind::Offloaded as u8 { METADATA_SIZE } else { 0 };
-        body[at..at + 6].copy_from_slice(&to);
-        body[at + 6..at + 12].copy_from_slice(&addr::mac(origin));
-    }
-    if let Some(message) = Message::parse(from, &header, &body) {
-        // A message that is accepted is one that a node could have sent.
-        let (again, rest) = message.emit(from, Capabilities::of(&header));
-        let head = match &message {
-            Message::Request(request) => request.head_in(&body),
-            Message::Done { .. } => &[],
-        };
-        let rest = [&rest, head].concat();
-        assert!(rendezvous::is_message(&header), "no message of this kind");
-        assert_eq!(Message::parse(from, &again, &rest), Some(message));
-    }
-    let mut queue = TestQueue::default();
-    let event = core.receive(&mut queue, from, (&header, &body), now_ns);
-    for posted in &queue.posted {
-        let (repr, to) = (check(shape, &posted.payload), posted.tag().to);
-        let right = if repr.kind == PacketKind::Acknowledgement {
-            to == from
-        } else {
-            tree::parent(shape, repr.origin, to) == Some(me)
-        };
-        assert!(right, "{:?} to {to}, which is not a child", repr.kind);
-    }
-    assert!(queue.posted.len() <= 11, "relayed {} times", queue.posted.len());
-    lose(core, &mut queue, u)?;
-    let (metadata, frame) = match event {
-        Event::Nothing | Event::Acknowledged(..) => return Ok(()),
-        Event::Whole(metadata, part) => (metadata, body[part].to_vec()),
-        Event::Assembled(metadata, frame) => (metadata, frame),
-    };
-    let offload = core.config().offload;
-    if header[0] & 0xf == PacketKind::Offloaded as u8 {
-        assert!(offload, "a frame that this node does not take");
-        complete(&metadata, &frame);
-    } else {
-        assert!(metadata.is_empty(), "metadata of a frame that has none");
-    }
-    assert!(frame.len() <= max || offload, "longer than the MTU");
-    let mut source = [0; 6];
-    source.copy_from_slice(&frame[6..12]);
-    let source = addr::node_of_mac(source).expect("a node's address");
-    assert!(source == from || tree::is_ancestor(shape, source, from, me), "spoofed");
-    assert!(frame[..6] == addr::mac(me) || frame[0] & 1 != 0, "misdirected");
-    Ok(())
+    Ok(header)
 }
 
 /// A frame that was received can be completed: into frames no longer than it is, and not too many.

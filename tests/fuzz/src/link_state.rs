@@ -45,16 +45,7 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
                 *spoken.entry(me).or_default() |= own;
             }
             1 => {
-                let mut told = 0;
-                reporter.step(&health, now_ns, |to, header| {
-                    assert!(to != me && shape.contains(to));
-                    assert!(
-                        Report::parse(me, header).is_some() && Report::parse(to, header).is_none()
-                    );
-                    told += 1;
-                    told % 7 != 0
-                });
-                assert!(told <= 32, "{told} nodes told in one go");
+                step(&mut reporter, &health, (&shape, me), now_ns);
             }
             2 => {
                 let to = node(&shape, u)?;
@@ -87,6 +78,23 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Reports go to other nodes of the machine, few at a time; every seventh cannot be sent.
+fn step(
+    reporter: &mut Reporter,
+    health: &Health<Heap>,
+    (shape, me): (&Shape, Coords),
+    now_ns: u64,
+) {
+    let mut told = 0;
+    reporter.step(health, now_ns, |to, header| {
+        assert!(to != me && shape.contains(to));
+        assert!(Report::parse(me, header).is_some() && Report::parse(to, header).is_none());
+        told += 1;
+        told % 7 != 0
+    });
+    assert!(told <= 32, "{told} nodes told in one go");
 }
 
 /// A packet is tried at most twice on each way, whatever is known.

@@ -118,6 +118,19 @@ fn entry(u: &mut Unstructured<'_>) -> Result<u64> {
     })
 }
 
+/// Runs a command; returns its TCQ entry, and where queues may have been written.
+fn run_command(world: &World, posted: u64, words: &Descriptor) -> (TcqEntry, Vec<Range<u64>>) {
+    let slot = TOQ + posted * DESC_SIZE as u64;
+    world.memory[0].write(slot, &words.with_flip(true).to_bytes());
+    world.write_cq(0, CqReg::FetchStart, 1);
+    world.run(64);
+    let answer = TCQ + posted * TCQ_ENTRY_SIZE as u64;
+    let done = TcqEntry(world.memory[0].word(answer));
+    assert!(done.flip(), "a command has not completed");
+    let entry = answer..answer + TCQ_ENTRY_SIZE as u64;
+    (done, vec![slot..slot + DESC_SIZE as u64, entry, MRQ_RANGE])
+}
+
 /// Posts one command, and checks its effect against the tables. Returns whether it has a notice:
 /// all commands have one, except those that the generation does not support.
 fn command(
@@ -128,13 +141,8 @@ fn command(
 ) -> Result<bool> {
     let command = *u.choose(&[Command::Put, Command::Get, Command::AtomicReadModifyWrite])?;
     let length = match (command, u.ratio(1, 4)?) {
-        (Command::AtomicReadModifyWrite, four) => {
-            if four {
-                4
-            } else {
-                8
-            }
-        }
+        (Command::AtomicReadModifyWrite, true) => 4,
+        (Command::AtomicReadModifyWrite, false) => 8,
         (_, true) => u.int_in_range(0..=MAX_LENGTH)?,
         (_, false) => u.int_in_range(0..=4500)?,
     };
@@ -162,19 +170,9 @@ fn command(
     );
 
     let words = Descriptor::transfer(command, header1, Header2(0), remote, local, length);
-    let slot = TOQ + posted * DESC_SIZE as u64;
-    world.memory[0].write(slot, &words.with_flip(true).to_bytes());
-    world.write_cq(0, CqReg::FetchStart, 1);
-    world.run(64);
-
-    let answer = TCQ + posted * TCQ_ENTRY_SIZE as u64;
-    let done = TcqEntry(world.memory[0].word(answer));
-    assert!(done.flip(), "a command has not completed");
+    let (done, written) = run_command(world, posted, &words);
     let refused = atomic && !generation().description().atomics;
-    let mut allowed = [
-        vec![slot..slot + DESC_SIZE as u64, answer..answer + TCQ_ENTRY_SIZE as u64, MRQ_RANGE],
-        vec![],
-    ];
+    let mut allowed = [written, vec![]];
     if refused {
         assert_eq!(done.rcode(), Rcode::UNSUPPORTED_COMMAND);
     } else if writes_remote {

@@ -214,25 +214,7 @@ impl World {
                 node.bar_write(REGISTER_BAR, register(u)?.offset(), &value[..len]);
             }
             A::Request => {
-                let channel = channel(u)?;
-                let length = u.int_in_range(0..=3000u64)?;
-                let address = BASE + u64::from(u.arbitrary::<u32>()?) % (MEMORY as u64 + 0x1000);
-                let first = match u.arbitrary()? {
-                    true => ChannelReg::CreditAddress,
-                    _ => ChannelReg::NgetAddress,
-                };
-                let mut data = [0; 32];
-                let notify = BASE + (address & 0xff8);
-                for (place, word) in data.as_chunks_mut().0.iter_mut().zip([
-                    address,
-                    length,
-                    notify,
-                    u64::from(choice & 0x40) << 57,
-                ]) {
-                    *place = word.to_le_bytes();
-                }
-                let at = Register::Channel(link, channel, first).offset();
-                node.bar_write(REGISTER_BAR, at, &data);
+                self.request(u, which, choice)?;
             }
             A::Cancel => {
                 let at = Register::Channel(link, channel(u)?, ChannelReg::Cancel).offset();
@@ -245,14 +227,7 @@ impl World {
                 node.bar_write(REGISTER_BAR, at, &shared.to_le_bytes());
             }
             A::Packets => {
-                let channel = channel(u)?;
-                let tail = Register::Channel(link, channel, ChannelReg::TxTail);
-                let next = node.nwp().read_register(tail) / PACKET_DATA as u64 + 1;
-                for number in next..next + u.int_in_range(0..=130)? {
-                    let place = (number - 1) as usize % WINDOW_PLACES;
-                    let mark = Mark(0).with_number(number).with_last(choice & 0x40 != 0);
-                    platform.publish(window(link, channel) + mark_offset(place), mark.0);
-                }
+                self.packets(u, which, choice & 0x40 != 0)?;
             }
             A::Scribble => {
                 let (channel, at) = (channel(u)?, u.int_in_range(0..=WINDOW_SIZE / 8 - 1)? * 8);
@@ -263,24 +238,10 @@ impl World {
                 node.bar_write(REGISTER_BAR, at, &1u64.to_le_bytes());
             }
             A::Store => {
-                let place = WindowPlace {
-                    link,
-                    channel: channel(u)?,
-                    at: u.int_in_range(0..=7)? * 64 % WINDOW_RING,
-                    last: choice & 0x40 != 0,
-                };
-                node.bar_write(WINDOW_BAR, place.offset(), &[choice; 64]);
+                self.store(u, which, choice)?;
             }
             A::Raw => {
-                let (bar, size) = match choice & 0x40 {
-                    0 => (REGISTER_BAR, REGISTER_BAR_SIZE),
-                    _ => (WINDOW_BAR, WINDOW_BAR_SIZE),
-                };
-                let offset = u64::from(u.arbitrary::<u32>()?) % (size + 128);
-                let len = u.int_in_range(0..=80)?;
-                node.bar_write(bar, offset, u.bytes(len)?);
-                let mut data = vec![0; len];
-                node.bar_read(bar, offset, &mut data);
+                raw(node, choice & 0x40 != 0, u)?;
             }
             A::Time => self.torus.advance(u64::from(u.arbitrary::<u32>()?)),
             A::Arrival => {
@@ -290,17 +251,7 @@ impl World {
                 }
             }
             A::Faults => {
-                let rates = Rates {
-                    loss: chance(u)?,
-                    corrupt: chance(u)?,
-                    duplicate: chance(u)?,
-                    reorder: chance(u)?,
-                    undetected: Ppm::NEVER,
-                };
-                // Not on the bystanders' link.
-                let links = vec![(self.nodes[0].coords(), X_PLUS.port(), rates)];
-                let plan = FaultPlan { seed: u.arbitrary()?, links, ..FaultPlan::default() };
-                let _ = self.torus.wires().set_faults(Some(plan));
+                self.faults(u)?;
             }
             A::Link => {
                 let up = choice & 0x40 == 0;
@@ -308,19 +259,108 @@ impl World {
                 let _ = self.torus.wires().fabric().set_link(at, X_PLUS.port(), up);
             }
             A::Config => {
-                let value: u32 = u.arbitrary()?;
-                match choice & 0x40 {
-                    0 => node.config_write(u.int_in_range(0..=0x1ff)?, &value.to_le_bytes()),
-                    _ => {
-                        let control = Control(0).with_reset(true).with_enable(true).0;
-                        let at = Register::Nwp(NwpReg::Control).offset();
-                        node.bar_write(REGISTER_BAR, at, &control.to_le_bytes());
-                    }
-                }
+                configure(node, choice & 0x40 != 0, u)?;
             }
         }
         Ok(())
     }
+
+    /// Stores into a window.
+    fn store(&self, u: &mut Unstructured<'_>, which: usize, choice: u8) -> Result<()> {
+        let (node, link) = (&self.nodes[which], X_PLUS_OR_MINUS[which]);
+        let place = WindowPlace {
+            link,
+            channel: channel(u)?,
+            at: u.int_in_range(0..=7)? * 64 % WINDOW_RING,
+            last: choice & 0x40 != 0,
+        };
+        node.bar_write(WINDOW_BAR, place.offset(), &[choice; 64]);
+        Ok(())
+    }
+
+    /// Has the link between the first two nodes lose, damage, double and reorder packets.
+    fn faults(&self, u: &mut Unstructured<'_>) -> Result<()> {
+        let rates = Rates {
+            loss: chance(u)?,
+            corrupt: chance(u)?,
+            duplicate: chance(u)?,
+            reorder: chance(u)?,
+            undetected: Ppm::NEVER,
+        };
+        // Not on the bystanders' link.
+        let links = vec![(self.nodes[0].coords(), X_PLUS.port(), rates)];
+        let plan = FaultPlan { seed: u.arbitrary()?, links, ..FaultPlan::default() };
+        let _ = self.torus.wires().set_faults(Some(plan));
+        Ok(())
+    }
+
+    /// Puts packets into a channel's window, as a program that sends does.
+    fn packets(&self, u: &mut Unstructured<'_>, which: usize, last: bool) -> Result<()> {
+        let (node, link) = (&self.nodes[which], X_PLUS_OR_MINUS[which]);
+        let channel = channel(u)?;
+        let tail = Register::Channel(link, channel, ChannelReg::TxTail);
+        let next = node.nwp().read_register(tail) / PACKET_DATA as u64 + 1;
+        for number in next..next + u.int_in_range(0..=130)? {
+            let place = (number - 1) as usize % WINDOW_PLACES;
+            let mark = Mark(0).with_number(number).with_last(last);
+            self.platforms[which].publish(window(link, channel) + mark_offset(place), mark.0);
+        }
+        Ok(())
+    }
+
+    /// Writes the registers of a credit or an NGET, which it gives back with an interrupt if `choice`
+    /// says so.
+    fn request(&self, u: &mut Unstructured<'_>, which: usize, choice: u8) -> Result<()> {
+        let (node, link) = (&self.nodes[which], X_PLUS_OR_MINUS[which]);
+        let channel = channel(u)?;
+        let length = u.int_in_range(0..=3000u64)?;
+        let address = BASE + u64::from(u.arbitrary::<u32>()?) % (MEMORY as u64 + 0x1000);
+        let first = match u.arbitrary()? {
+            true => ChannelReg::CreditAddress,
+            _ => ChannelReg::NgetAddress,
+        };
+        let mut data = [0; 32];
+        let notify = BASE + (address & 0xff8);
+        for (place, word) in data.as_chunks_mut().0.iter_mut().zip([
+            address,
+            length,
+            notify,
+            u64::from(choice & 0x40) << 57,
+        ]) {
+            *place = word.to_le_bytes();
+        }
+        let at = Register::Channel(link, channel, first).offset();
+        node.bar_write(REGISTER_BAR, at, &data);
+        Ok(())
+    }
+}
+
+/// Writes and reads any bytes of a BAR, and behind it.
+fn raw(node: &TorusNode, windows: bool, u: &mut Unstructured<'_>) -> Result<()> {
+    let (bar, size) = match windows {
+        false => (REGISTER_BAR, REGISTER_BAR_SIZE),
+        true => (WINDOW_BAR, WINDOW_BAR_SIZE),
+    };
+    let offset = u64::from(u.arbitrary::<u32>()?) % (size + 128);
+    let len = u.int_in_range(0..=80)?;
+    node.bar_write(bar, offset, u.bytes(len)?);
+    let mut data = vec![0; len];
+    node.bar_read(bar, offset, &mut data);
+    Ok(())
+}
+
+/// Writes into configuration space, or resets the device by its register.
+fn configure(node: &TorusNode, reset: bool, u: &mut Unstructured<'_>) -> Result<()> {
+    let value: u32 = u.arbitrary()?;
+    match reset {
+        false => node.config_write(u.int_in_range(0..=0x1ff)?, &value.to_le_bytes()),
+        true => {
+            let control = Control(0).with_reset(true).with_enable(true).0;
+            let at = Register::Nwp(NwpReg::Control).offset();
+            node.bar_write(REGISTER_BAR, at, &control.to_le_bytes());
+        }
+    }
+    Ok(())
 }
 
 /// The links of the first node and of the second one that lead to each other.

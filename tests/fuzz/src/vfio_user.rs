@@ -275,17 +275,7 @@ fn act(
         2 => 1,
         _ => u.int_in_range(0..=FDS)?,
     };
-    let files = &world.files;
-    let mut fds = Vec::with_capacity(count);
-    for _ in 0..count {
-        fds.push(match u.int_in_range(0..=5)? {
-            0 | 1 => files.sealed.as_fd(),
-            2 => files.read_only.as_fd(),
-            3 => files.event.as_fd(),
-            4 => files.socket.as_fd(),
-            _ => shrinking.as_fd(),
-        });
-    }
+    let fds = some_files(&world.files, &shrinking, count, u)?;
     let mut bytes = match choice & 15 {
         0 => {
             let len = u.int_in_range(1..=BODY)?;
@@ -315,18 +305,7 @@ fn act(
         }
         10..=12 => access(u)?,
         13 => message(13, &[]),
-        14 => {
-            let count = u.int_in_range(0..=4u64)?;
-            let mut body =
-                [count, count, u64::MAX, u.arbitrary()?][u.choose_index(4)?].to_ne_bytes().to_vec();
-            for _ in 0..count {
-                let (region, offset) = place(u)?;
-                body.extend(offset.to_ne_bytes());
-                body.extend(words(&[region, u.int_in_range(0..=9)?]));
-                body.extend(u.arbitrary::<u64>()?.to_ne_bytes());
-            }
-            message(15, &body)
-        }
+        14 => write_multiple(u)?,
         _ => {
             let _ = client.shutdown(Shutdown::Write);
             return Ok(false);
@@ -344,6 +323,40 @@ fn act(
     // Possibly while the server maps it.
     let _ = ftruncate(&shrinking, 0);
     Ok(answers.drain(client) && there)
+}
+
+/// Descriptors to send along.
+fn some_files<'a>(
+    files: &'a Files,
+    shrinking: &'a File,
+    count: usize,
+    u: &mut Unstructured<'_>,
+) -> Result<Vec<BorrowedFd<'a>>> {
+    let mut fds = Vec::with_capacity(count);
+    for _ in 0..count {
+        fds.push(match u.int_in_range(0..=5)? {
+            0 | 1 => files.sealed.as_fd(),
+            2 => files.read_only.as_fd(),
+            3 => files.event.as_fd(),
+            4 => files.socket.as_fd(),
+            _ => shrinking.as_fd(),
+        });
+    }
+    Ok(fds)
+}
+
+/// A message with several writes in one.
+fn write_multiple(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
+    let count = u.int_in_range(0..=4u64)?;
+    let mut body =
+        [count, count, u64::MAX, u.arbitrary()?][u.choose_index(4)?].to_ne_bytes().to_vec();
+    for _ in 0..count {
+        let (region, offset) = place(u)?;
+        body.extend(offset.to_ne_bytes());
+        body.extend(words(&[region, u.int_in_range(0..=9)?]));
+        body.extend(u.arbitrary::<u64>()?.to_ne_bytes());
+    }
+    Ok(message(15, &body))
 }
 
 fn map(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
