@@ -169,7 +169,15 @@ fn failures_have_their_codes_at_the_initiator_only() {
     put(mine_ro, remote, 8);
     assert_eq!((completion(&a).status(), notice(&a).status()), (Code::Success, Code::Success));
     notice(&b);
+}
 
+#[test]
+fn notice_data_spills_over_into_the_length() {
+    let pair = pair();
+    let a = pair.contexts[0].create_vcq(0, None, 0).unwrap();
+    let b = pair.contexts[1].create_vcq(0, None, 0).unwrap();
+    let (mine, theirs) = (Memory::new(4096), Memory::new(4096));
+    let (local, remote) = (mine.register(&a, 0), theirs.register(&b, 0));
     // On real systems, notice data of more than one byte spills over into the length.
     a.put(
         &Transfer { peer: b.id(), local, remote, length: 8, edata: u64::MAX, flags: TCQ_NOTICE },
@@ -177,7 +185,7 @@ fn failures_have_their_codes_at_the_initiator_only() {
     )
     .unwrap();
     let done = completion(&a);
-    assert_eq!((done.cbdata, done.status()), (5, TcqLength));
+    assert_eq!((done.cbdata, done.status()), (5, Code::TcqLength));
 }
 
 #[test]

@@ -146,6 +146,49 @@ fn told(notice: &Notice) -> Told {
     (n.kind as u8, n.vcq_id.0, n.edata, n.rmt_value, lcl, n.rmt_stadd, n.status())
 }
 
+impl CommandKind {
+    /// The notices at the sender and at the target.
+    fn notices(&self) -> (NoticeKind, NoticeKind) {
+        match self {
+            Self::Get { .. } => (NoticeKind::LclGet, NoticeKind::RmtGet),
+            Self::Armw { .. } | Self::Swap { .. } => (NoticeKind::LclArmw, NoticeKind::RmtArmw),
+            _ => (NoticeKind::LclPut, NoticeKind::RmtPut),
+        }
+    }
+}
+
+/// The value that an atomic command writes, and the command.
+fn atomic(
+    kind: &CommandKind,
+    old: u64,
+    to: &Posting,
+    remote: u64,
+) -> (u64, Result<Command, tofu_utofu::Error>) {
+    match *kind {
+        CommandKind::Armw { op, value, wide } => {
+            let value = if wide { value } else { value & 0xffff_ffff };
+            let new = match op {
+                1 => value,
+                2 => old.wrapping_add(value),
+                3 => old ^ value,
+                4 => old & value,
+                _ => old | value,
+            };
+            (new, to.armw(op, value, if wide { 8 } else { 4 }, remote))
+        }
+        CommandKind::Swap { new, right, wide } => {
+            let expected = if right { old } else { !old };
+            let command = if wide {
+                to.cswap8(expected, new, remote)
+            } else {
+                to.cswap4(expected as u32, new as u32, remote)
+            };
+            (if right { new } else { old }, command)
+        }
+        _ => unreachable!("not atomic"),
+    }
+}
+
 struct World {
     _machine: LocalMachine,
     vcqs: Vec<Vcq<LocalProvider>>,
@@ -209,13 +252,7 @@ impl World {
             | if op.delay { DELAY_START } else { 0 };
         let to = Posting::new(peer.0, edata.into(), flags).unwrap();
         let [reads, writes] = op.footprint();
-        let (lcl_kind, rmt_kind) = match op.kind {
-            CommandKind::Get { .. } => (NoticeKind::LclGet, NoticeKind::RmtGet),
-            CommandKind::Armw { .. } | CommandKind::Swap { .. } => {
-                (NoticeKind::LclArmw, NoticeKind::RmtArmw)
-            }
-            _ => (NoticeKind::LclPut, NoticeKind::RmtPut),
-        };
+        let (lcl_kind, rmt_kind) = op.kind.notices();
         let ok = Code::Success;
         // Old value, own end, other end, status.
         let mut due = (0, 0, rmt, ok);
@@ -239,32 +276,9 @@ impl World {
             }
             CommandKind::Armw { wide, .. } | CommandKind::Swap { wide, .. } => {
                 let len = if wide { 8 } else { 4 };
-                let mask = if wide { u64::MAX } else { 0xffff_ffff };
                 let old = self.word(writes.node, writes.start, len);
                 due.0 = old;
-                let (new, command) = match op.kind {
-                    CommandKind::Armw { op, value, .. } => {
-                        let value = value & mask;
-                        let new = match op {
-                            1 => value,
-                            2 => old.wrapping_add(value),
-                            3 => old ^ value,
-                            4 => old & value,
-                            _ => old | value,
-                        };
-                        (new, to.armw(op, value, len as u32, rmt))
-                    }
-                    CommandKind::Swap { new, right, .. } => {
-                        let expected = if right { old } else { !old & mask };
-                        let command = if wide {
-                            to.cswap8(expected, new, rmt)
-                        } else {
-                            to.cswap4(expected as u32, new as u32, rmt)
-                        };
-                        (if right { new } else { old }, command)
-                    }
-                    _ => unreachable!("outer match"),
-                };
+                let (new, command) = atomic(&op.kind, old, &to, rmt);
                 self.model[writes.node][writes.start..writes.start + len]
                     .copy_from_slice(&new.to_le_bytes()[..len]);
                 command

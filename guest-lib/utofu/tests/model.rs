@@ -12,7 +12,8 @@ use tofu_utofu::flags::{
     STRONG_ORDER, TCQ_NOTICE,
 };
 use tofu_utofu::ids::Stadd;
-use tofu_utofu::{Code, Command, NoticeKind, Transfer};
+use tofu_utofu::{Code, Command, NoticeKind, Transfer, Vcq};
+use tofu_utofu_local::LocalProvider;
 
 const ALL: u64 = TCQ_NOTICE | LOCAL_MRQ_NOTICE | REMOTE_MRQ_NOTICE;
 /// Bytes of each memory in the model.
@@ -73,32 +74,37 @@ type Told = (Code, Option<u64>);
 /// Stands for the error of whichever side is found at fault first.
 const EITHER_LENGTH: Code = Code::TcqLength;
 
+fn copy(from: &[u8], at: usize, to: &mut [u8], to_at: usize, len: usize) {
+    to[to_at..to_at + len].copy_from_slice(&from[at..at + len]);
+}
+
+/// The error of a transfer that is too long for the memory on either side.
+fn ends(local: usize, remote: usize, len: usize) -> Option<Code> {
+    match (local + len > SIZE, remote + len > SIZE) {
+        (false, false) => None,
+        (true, false) => Some(Code::MrqLclLength),
+        (false, true) => Some(Code::MrqRmtLength),
+        (true, true) => Some(EITHER_LENGTH),
+    }
+}
+
+/// Applies an atomic command to a word.
+fn atomic(theirs: &mut [u8], at: usize, wide: bool, f: &dyn Fn(u64) -> u64) -> Told {
+    let len = if wide { 8 } else { 4 };
+    // In the order of the device, which can find both faults in one command.
+    if at + len > SIZE {
+        return (Code::MrqRmtLength, None);
+    }
+    if !at.is_multiple_of(len) {
+        return (Code::MrqRmtStadd, None);
+    }
+    let old = word(theirs, at, len);
+    set_word(theirs, at, len, f(old));
+    (Code::Success, Some(old))
+}
+
 /// Applies an operation to the model; returns the reports of each of its commands.
 fn apply(op: &Op, mine: &mut [u8], theirs: &mut [u8]) -> Vec<Told> {
-    let copy = |from: &[u8], at: usize, to: &mut [u8], to_at: usize, len: usize| {
-        to[to_at..to_at + len].copy_from_slice(&from[at..at + len]);
-    };
-    let ends = |local: usize, remote: usize, len: usize| -> Option<Code> {
-        match (local + len > SIZE, remote + len > SIZE) {
-            (false, false) => None,
-            (true, false) => Some(Code::MrqLclLength),
-            (false, true) => Some(Code::MrqRmtLength),
-            (true, true) => Some(EITHER_LENGTH),
-        }
-    };
-    let atomic = |theirs: &mut [u8], at: usize, wide: bool, f: &dyn Fn(u64) -> u64| {
-        let len = if wide { 8 } else { 4 };
-        // In the order of the device, which can find both faults in one command.
-        if at + len > SIZE {
-            return (Code::MrqRmtLength, None);
-        }
-        if !at.is_multiple_of(len) {
-            return (Code::MrqRmtStadd, None);
-        }
-        let old = word(theirs, at, len);
-        set_word(theirs, at, len, f(old));
-        (Code::Success, Some(old))
-    };
     match *op {
         Op::Put { from, to, len, .. } => {
             let failed = ends(from, to, len);
@@ -155,6 +161,77 @@ fn apply(op: &Op, mine: &mut [u8], theirs: &mut [u8]) -> Vec<Told> {
     }
 }
 
+/// The command of an operation between these addresses. `theirs` is the target's memory.
+fn command(op: &Op, to: &Posting, [lcl, rmt]: [u64; 2], theirs: &[u8]) -> Command {
+    let old = |at: usize, wide: bool| {
+        let len = if wide { 8 } else { 4 };
+        if at + len <= SIZE { word(theirs, at, len) } else { 0 }
+    };
+    match *op {
+        Op::Put { from, to: at, len, mtu } => {
+            let packets = Packets::new(mtu, 1).unwrap();
+            to.put(lcl + from as u64, rmt + at as u64, len, packets)
+        }
+        Op::Get { from, to: at, len } => {
+            to.get(lcl + at as u64, rmt + from as u64, len, Packets::default())
+        }
+        Op::Blocks { from, to: at, len, .. } => {
+            to.put(lcl + from as u64, rmt + at as u64, len, Packets::default())
+        }
+        Op::Piggyback { to: at, ref data } => to.put_piggyback(data, rmt + at as u64),
+        Op::Piggyback8 { to: at, value, len } => to.put_piggyback8(value, len, rmt + at as u64),
+        Op::Armw { op, at, value, wide } => {
+            let (value, size) = if wide { (value, 8) } else { (value & 0xffff_ffff, 4) };
+            to.armw(op, value, size, rmt + at as u64)
+        }
+        Op::Swap { at, old_is_right, new, wide } => {
+            let old = if old_is_right { old(at, wide) } else { !old(at, wide) };
+            if wide {
+                to.cswap8(old, new, rmt + at as u64)
+            } else {
+                to.cswap4(old as u32, new as u32, rmt + at as u64)
+            }
+        }
+        Op::Nop => Command::nop(TCQ_NOTICE),
+    }
+    .unwrap()
+}
+
+/// Checks the notices of a command at both ends, and its completion `done`.
+fn check_report(
+    [a, b]: [&Vcq<LocalProvider>; 2],
+    (op, edata): (&Op, u64),
+    (status, value): Told,
+    done: Code,
+) -> Result<(), TestCaseError> {
+    // The completion also reports data that this end could not send or take.
+    if status != EITHER_LENGTH {
+        let here = status == Code::MrqLclLength;
+        prop_assert_eq!(done != Code::Success, here, "{:?}", op);
+    }
+    if matches!(op, Op::Nop) {
+        return Ok(());
+    }
+    let local = notice(a);
+    if status == EITHER_LENGTH {
+        let codes = [Code::MrqLclLength, Code::MrqRmtLength];
+        prop_assert!(codes.contains(&local.status()), "{:?}", op);
+    } else {
+        prop_assert_eq!(local.status(), status, "{:?}", op);
+    }
+    prop_assert_eq!((local.vcq_id, u64::from(local.edata)), (b.id(), edata));
+    if let Some(value) = value {
+        prop_assert_eq!((local.kind, local.rmt_value), (NoticeKind::LclArmw, value));
+    }
+    if status == Code::Success {
+        let remote = notice(b);
+        prop_assert!(!remote.kind.is_local());
+        prop_assert_eq!((remote.vcq_id, u64::from(remote.edata)), (a.id(), edata));
+        prop_assert_eq!(remote.rmt_stadd, local.rmt_stadd);
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 24,
@@ -188,40 +265,7 @@ proptest! {
                 .fold(ALL, |flags, (_, flag)| flags | flag);
             let edata = number as u64 & 0xff;
             let to = Posting::new(b.id().0, edata, extra).unwrap();
-            let old = |at: usize, wide: bool| {
-                let len = if wide { 8 } else { 4 };
-                if at + len <= SIZE { word(&model[1], at, len) } else { 0 }
-            };
-            let command = match *op {
-                Op::Put { from, to: at, len, mtu } => {
-                    let packets = Packets::new(mtu, 1).unwrap();
-                    to.put(lcl + from as u64, rmt + at as u64, len, packets)
-                }
-                Op::Get { from, to: at, len } => {
-                    to.get(lcl + at as u64, rmt + from as u64, len, Packets::default())
-                }
-                Op::Blocks { from, to: at, len, .. } => {
-                    to.put(lcl + from as u64, rmt + at as u64, len, Packets::default())
-                }
-                Op::Piggyback { to: at, ref data } => to.put_piggyback(data, rmt + at as u64),
-                Op::Piggyback8 { to: at, value, len } => {
-                    to.put_piggyback8(value, len, rmt + at as u64)
-                }
-                Op::Armw { op, at, value, wide } => {
-                    let (value, size) = if wide { (value, 8) } else { (value & 0xffff_ffff, 4) };
-                    to.armw(op, value, size, rmt + at as u64)
-                }
-                Op::Swap { at, old_is_right, new, wide } => {
-                    let old = if old_is_right { old(at, wide) } else { !old(at, wide) };
-                    if wide {
-                        to.cswap8(old, new, rmt + at as u64)
-                    } else {
-                        to.cswap4(old as u32, new as u32, rmt + at as u64)
-                    }
-                }
-                Op::Nop => Command::nop(TCQ_NOTICE),
-            }
-            .unwrap();
+            let command = command(op, &to, [lcl, rmt], &model[1]);
             match *op {
                 Op::Blocks { stride, blocks, .. } => {
                     a.post_blocks(&command, stride, blocks, number).unwrap();
@@ -232,31 +276,7 @@ proptest! {
             for (status, value) in apply(op, mine, theirs) {
                 let done = completion(&a);
                 prop_assert_eq!(done.cbdata, number);
-                // The completion also reports data that this end could not send or take.
-                if status != EITHER_LENGTH {
-                    let here = status == Code::MrqLclLength;
-                    prop_assert_eq!(done.status() != Code::Success, here, "{:?}", op);
-                }
-                if matches!(op, Op::Nop) {
-                    continue;
-                }
-                let local = notice(&a);
-                if status == EITHER_LENGTH {
-                    let codes = [Code::MrqLclLength, Code::MrqRmtLength];
-                    prop_assert!(codes.contains(&local.status()), "{:?}", op);
-                } else {
-                    prop_assert_eq!(local.status(), status, "{:?}", op);
-                }
-                prop_assert_eq!((local.vcq_id, u64::from(local.edata)), (b.id(), edata));
-                if let Some(value) = value {
-                    prop_assert_eq!((local.kind, local.rmt_value), (NoticeKind::LclArmw, value));
-                }
-                if status == Code::Success {
-                    let remote = notice(&b);
-                    prop_assert!(!remote.kind.is_local());
-                    prop_assert_eq!((remote.vcq_id, u64::from(remote.edata)), (a.id(), edata));
-                    prop_assert_eq!(remote.rmt_stadd, local.rmt_stadd);
-                }
+                check_report([&a, &b], (op, edata), (status, value), done.status())?;
             }
             // A Get that fails on this side has been read on the other. The effects of a failed
             // message of several packets are not defined.

@@ -69,15 +69,25 @@ fn commands_wait_for_steps_and_use_one_for_each_descriptor() {
     quiet();
     a.post(&step(1).armw(2, 1, 8, rmt.0).unwrap(), 0).unwrap();
     assert_eq!((completion(&a).status(), completion(&session).cbdata), (Code::Success, 3));
+}
 
-    // Steps can be there first.
-    assert_eq!(put(step(15), rmt.0), Code::Success);
+#[test]
+fn steps_wait_for_commands() {
+    let pair = pair();
+    let a = pair.contexts[0].create_vcq(0, None, 0).unwrap();
+    let session = pair.contexts[1].create_vcq(0, Some(0), VCQ_SESSION_MODE).unwrap();
+    let theirs = Memory::new(4096);
+    let rmt = theirs.register(&session, 0);
+    let steps = Posting::new(session.id().0, 0, TCQ_NOTICE | sps(15)).unwrap();
+    a.post(&steps.put_piggyback8(7, 1, rmt.0).unwrap(), 0).unwrap();
+    assert_eq!(completion(&a).status(), Code::Success);
     for cbdata in 0..15 {
         session.post(&Command::nop(TCQ_NOTICE).unwrap(), cbdata).unwrap();
         assert_eq!(completion(&session).cbdata, cbdata);
     }
     session.post(&Command::nop(TCQ_NOTICE).unwrap(), 99).unwrap();
-    quiet();
+    thread::sleep(Duration::from_millis(10));
+    assert_eq!(session.unread_tcq(), 0);
     // Waiting commands are dropped with the VCQ, and a new session starts without steps.
     drop(session);
     let session = pair.contexts[1].create_vcq(0, Some(1), VCQ_SESSION_MODE).unwrap();
