@@ -105,9 +105,35 @@ struct Expected {
     old: Option<u64>,
 }
 
+impl Expected {
+    /// The result of a command that copies `length` bytes, with its notices at both ends.
+    fn copied((notice, halfway): (MrqId, MrqId), length: usize, mtu: usize) -> Self {
+        Self {
+            rcode: Rcode::SUCCESS,
+            length,
+            notice: Some(notice),
+            halfway: Some(halfway),
+            tlps: length.div_ceil(mtu).max(1),
+            old: None,
+        }
+    }
+}
+
+/// The value that an atomic command writes.
+fn combine(op: ArmwOp, old: u64, x: u64) -> u64 {
+    match op {
+        ArmwOp::Swap => x,
+        ArmwOp::Add => old.wrapping_add(x),
+        ArmwOp::Xor => old ^ x,
+        ArmwOp::And => old & x,
+        ArmwOp::Or => old | x,
+        ArmwOp::CompareAndSwap => unreachable!("a case of its own"),
+    }
+}
+
 /// Applies the command's effect to `memory`, and returns its order.
 fn model(s: &Step, ends: &[Endpoint], memory: &mut [Vec<u8>]) -> (Order, Expected) {
-    let (from, to) = (&ends[s.from], &ends[s.to]);
+    let to = &ends[s.to];
     let target = to.target();
     let mtu = if s.mtu == 0 { MAX_MTU } else { s.mtu } as usize;
     let mut remote = s.remote;
@@ -135,66 +161,27 @@ fn model(s: &Step, ends: &[Endpoint], memory: &mut [Vec<u8>]) -> (Order, Expecte
             old: Some(old),
         };
     };
-    let apply = |op, old: u64, x: u64| match op {
-        ArmwOp::Swap => x,
-        ArmwOp::Add => old.wrapping_add(x),
-        ArmwOp::Xor => old ^ x,
-        ArmwOp::And => old & x,
-        ArmwOp::Or => old | x,
-        ArmwOp::CompareAndSwap => unreachable!("a case of its own"),
-    };
     let order = match s.what {
         What::Nop => Order::nop(),
         What::Put | What::Get => {
-            let len = s.len.min(MEMORY - remote).min(MEMORY - s.local);
-            let put = matches!(s.what, What::Put);
-            let (src, src_at, dst, dst_at) =
-                if put { (s.from, s.local, s.to, remote) } else { (s.to, remote, s.from, s.local) };
-            // Within one memory, bursts are copied one after another: the result of an overlap
-            // would depend on their size, so overlaps are avoided.
-            let overlaps = src == dst && src_at.abs_diff(dst_at) < len;
-            let len = if overlaps { src_at.abs_diff(dst_at) } else { len };
-            let data = memory[src][src_at..src_at + len].to_vec();
-            memory[dst][dst_at..dst_at + len].copy_from_slice(&data);
-            let ids = if put {
-                (MrqId::PutLast, MrqId::PutLastHalfway)
-            } else {
-                (MrqId::GetLast, MrqId::GetLastHalfway)
-            };
-            let tlps = len.div_ceil(mtu).max(1);
-            expected = Expected {
-                rcode,
-                length: len,
-                notice: Some(ids.0),
-                halfway: Some(ids.1),
-                tlps,
-                old: None,
-            };
-            let make = if put { Order::put } else { Order::get };
-            let (remote, local) = (to.at(remote as u64), from.at(s.local as u64));
-            make(target, remote, local, len as u32).mtu(s.mtu)
+            let (order, result) = transfer(s, ends, mtu, memory);
+            expected = result;
+            order
         }
         What::Piggyback => {
             let len = 1 + s.len % 32;
             remote = remote.min(MEMORY - len);
             let data = pattern(s.edata.into(), len);
             memory[s.to][remote..remote + len].copy_from_slice(&data);
-            expected = Expected {
-                rcode,
-                length: len,
-                notice: Some(MrqId::PutLast),
-                halfway: Some(MrqId::PutLastHalfway),
-                tlps: len.div_ceil(mtu),
-                old: None,
-            };
+            expected = Expected::copied((MrqId::PutLast, MrqId::PutLastHalfway), len, mtu);
             Order::put_piggyback(target, to.at(remote as u64), &data).unwrap().mtu(s.mtu)
         }
         What::Armw4(op, x) => {
-            atomic(&mut remote, 4, &|old| apply(op, old, x.into()));
+            atomic(&mut remote, 4, &|old| combine(op, old, x.into()));
             Order::armw4(target, op, to.at(remote as u64), x)
         }
         What::Armw8(op, x) => {
-            atomic(&mut remote, 8, &|old| apply(op, old, x));
+            atomic(&mut remote, 8, &|old| combine(op, old, x));
             Order::armw8(target, op, to.at(remote as u64), x)
         }
         What::Cswap4(cmp, new) => {
@@ -207,6 +194,29 @@ fn model(s: &Step, ends: &[Endpoint], memory: &mut [Vec<u8>]) -> (Order, Expecte
         }
     };
     (order, expected)
+}
+
+/// Applies a Put or a Get.
+fn transfer(s: &Step, ends: &[Endpoint], mtu: usize, memory: &mut [Vec<u8>]) -> (Order, Expected) {
+    let (from, to, remote) = (&ends[s.from], &ends[s.to], s.remote);
+    let len = s.len.min(MEMORY - remote).min(MEMORY - s.local);
+    let put = matches!(s.what, What::Put);
+    let (src, src_at, dst, dst_at) =
+        if put { (s.from, s.local, s.to, remote) } else { (s.to, remote, s.from, s.local) };
+    // Within one memory, bursts are copied one after another: the result of an overlap
+    // would depend on their size, so overlaps are avoided.
+    let overlaps = src == dst && src_at.abs_diff(dst_at) < len;
+    let len = if overlaps { src_at.abs_diff(dst_at) } else { len };
+    let data = memory[src][src_at..src_at + len].to_vec();
+    memory[dst][dst_at..dst_at + len].copy_from_slice(&data);
+    let ids = if put {
+        (MrqId::PutLast, MrqId::PutLastHalfway)
+    } else {
+        (MrqId::GetLast, MrqId::GetLastHalfway)
+    };
+    let make = if put { Order::put } else { Order::get };
+    let (remote, local) = (to.at(remote as u64), from.at(s.local as u64));
+    (make(to.target(), remote, local, len as u32).mtu(s.mtu), Expected::copied(ids, len, mtu))
 }
 
 fn decorate(s: &Step, mut order: Order) -> Order {

@@ -75,6 +75,32 @@ fn is_quiet(buffer: &Buffer) -> bool {
     })
 }
 
+/// Sends to a disturbed node and to another one, whose memory is `theirs`, until it is to stop.
+fn disturbed(
+    cq: &mut Cq<InProcess>,
+    [own, theirs]: [&Buffer; 2],
+    [victim, bystander]: [Target; 2],
+    stop: &AtomicBool,
+) {
+    let mut n = 0u64;
+    while !stop.load(Ordering::Relaxed) {
+        n += 1;
+        let data = pattern(n, SIZE);
+        own.write(0, &data);
+        let order = Order::put(victim, at(0), at(0), SIZE as u32).remote_notice();
+        assert_ne!(run(cq, &order), Rcode::TIMEOUT, "refused, but not unanswered");
+        let order = Order::get(victim, at(0), at(0), SIZE as u32).remote_notice();
+        assert_ne!(run(cq, &order), Rcode::TIMEOUT, "refused, but not unanswered");
+        // What happens to one neighbour does not affect the other.
+        own.write(0, &data);
+        let order = Order::put(bystander, at(0), at(0), SIZE as u32);
+        assert_eq!(run(cq, &order), Rcode::SUCCESS);
+        let mut found = vec![0; SIZE];
+        theirs.read(0, &mut found);
+        assert!(found == data, "round {n}");
+    }
+}
+
 /// Node 1 is disturbed in one way after another while node 0 sends to it and to node 2, and node 1
 /// sends itself.
 fn upset(rounds: u32, what: impl Fn(u32, &Node, &Device<InProcess>) + Sync) {
@@ -99,23 +125,7 @@ fn upset(rounds: u32, what: impl Fn(u32, &Node, &Device<InProcess>) + Sync) {
         let sender = s.spawn(|| {
             let mut cq = open(&devices[0], &buffers[0]);
             let _target = open(&devices[2], &buffers[2]);
-            let mut n = 0u64;
-            while !stop.load(Ordering::Relaxed) {
-                n += 1;
-                let data = pattern(n, SIZE);
-                buffers[0].write(0, &data);
-                let order = Order::put(victim, at(0), at(0), SIZE as u32).remote_notice();
-                assert_ne!(run(&mut cq, &order), Rcode::TIMEOUT, "refused, but not unanswered");
-                let order = Order::get(victim, at(0), at(0), SIZE as u32).remote_notice();
-                assert_ne!(run(&mut cq, &order), Rcode::TIMEOUT, "refused, but not unanswered");
-                // What happens to one neighbour does not affect the other.
-                buffers[0].write(0, &data);
-                let order = Order::put(bystander, at(0), at(0), SIZE as u32);
-                assert_eq!(run(&mut cq, &order), Rcode::SUCCESS);
-                let mut found = vec![0; SIZE];
-                buffers[2].read(0, &mut found);
-                assert!(found == data, "round {n}");
-            }
+            disturbed(&mut cq, [&buffers[0], &buffers[2]], [victim, bystander], &stop);
         });
         for round in 0..rounds {
             let device = start(nodes[1], &platforms[1]);

@@ -99,70 +99,59 @@ type Fault = (&'static str, fn(&Handmade), Rcode, CqsIrqs);
 
 const FAR: u64 = 0xff_0000_0000;
 
-fn faults() -> Vec<Fault> {
-    const MB: CqsIrqs = CqsIrqs::MB_READ_EXCEPTION;
-    const PAYLOAD_READ_EXCEPTION: CqsIrqs = CqsIrqs::PAYLOAD_READ_EXCEPTION;
-    const ST: CqsIrqs = CqsIrqs::STEERING_READ_EXCEPTION;
-    vec![
-        (
-            "table off",
-            |h| h.set(CqsReg::SteeringTableEnable, 0),
-            Rcode::STEERING_TABLE_DISABLED,
-            ST,
-        ),
-        ("table short", |h| h.set(CqsReg::SteeringTableSize, 5), Rcode::STAG_RANGE, ST),
-        ("table gone", |h| h.set(CqsReg::SteeringTableIpa, FAR), Rcode::STEERING_UNREADABLE, ST),
-        (
-            "table at the end",
-            |h| h.set(CqsReg::SteeringTableIpa, u64::MAX - 80),
-            Rcode::STEERING_UNREADABLE,
-            ST,
-        ),
-        (
-            "entry off",
-            |h| h.steering(Handmade::good_steering().with_enable(false), 1 << 14),
-            Rcode::STAG_DISABLED,
-            ST,
-        ),
-        ("entry short", |h| h.steering(Handmade::good_steering(), 0x1007), Rcode::OFFSET_RANGE, ST),
-        (
-            "blocks off",
-            |h| h.set(CqsReg::MemoryBlockTableEnable, 0),
-            Rcode::MEMORY_BLOCK_TABLE_DISABLED,
-            MB,
-        ),
-        ("blocks short", |h| h.set(CqsReg::MemoryBlockTableSize, 9), Rcode::MEMORY_BLOCK_RANGE, MB),
-        (
-            "blocks gone",
-            |h| h.set(CqsReg::MemoryBlockTableIpa, FAR),
-            Rcode::MEMORY_BLOCK_UNREADABLE,
-            MB,
-        ),
-        (
-            "block off",
-            |h| h.block(h.good_block().with_enable(false), PAGES),
-            Rcode::MEMORY_BLOCK_DISABLED,
-            MB,
-        ),
-        ("page size 3", |h| h.block(h.good_block().with_ps(3), PAGES), Rcode::BAD_PAGE_SIZE, MB),
-        ("page size 6", |h| h.block(h.good_block().with_ps(6), PAGES), Rcode::BAD_PAGE_SIZE, MB),
-        ("page size 7", |h| h.block(h.good_block().with_ps(7), PAGES), Rcode::BAD_PAGE_SIZE, MB),
-        ("block short", |h| h.block(h.good_block(), 1), Rcode::PAGE_RANGE, MB),
-        (
-            "pages gone",
-            |h| h.block(h.good_block().with_ipa(FAR), PAGES),
-            Rcode::PAGE_UNREADABLE,
-            MB,
-        ),
-        ("page off", |h| h.page(1, h.good_page(1).with_enable(false)), Rcode::PAGE_DISABLED, MB),
-        (
-            "page gone",
-            |h| h.page(1, PageEntry(0).with_enable(true).with_ipa(FAR)),
-            Rcode::PAYLOAD_ACCESS,
-            PAYLOAD_READ_EXCEPTION,
-        ),
-    ]
-}
+const MB: CqsIrqs = CqsIrqs::MB_READ_EXCEPTION;
+const PAYLOAD_READ_EXCEPTION: CqsIrqs = CqsIrqs::PAYLOAD_READ_EXCEPTION;
+const ST: CqsIrqs = CqsIrqs::STEERING_READ_EXCEPTION;
+
+const FAULTS: &[Fault] = &[
+    ("table off", |h| h.set(CqsReg::SteeringTableEnable, 0), Rcode::STEERING_TABLE_DISABLED, ST),
+    ("table short", |h| h.set(CqsReg::SteeringTableSize, 5), Rcode::STAG_RANGE, ST),
+    ("table gone", |h| h.set(CqsReg::SteeringTableIpa, FAR), Rcode::STEERING_UNREADABLE, ST),
+    (
+        "table at the end",
+        |h| h.set(CqsReg::SteeringTableIpa, u64::MAX - 80),
+        Rcode::STEERING_UNREADABLE,
+        ST,
+    ),
+    (
+        "entry off",
+        |h| h.steering(Handmade::good_steering().with_enable(false), 1 << 14),
+        Rcode::STAG_DISABLED,
+        ST,
+    ),
+    ("entry short", |h| h.steering(Handmade::good_steering(), 0x1007), Rcode::OFFSET_RANGE, ST),
+    (
+        "blocks off",
+        |h| h.set(CqsReg::MemoryBlockTableEnable, 0),
+        Rcode::MEMORY_BLOCK_TABLE_DISABLED,
+        MB,
+    ),
+    ("blocks short", |h| h.set(CqsReg::MemoryBlockTableSize, 9), Rcode::MEMORY_BLOCK_RANGE, MB),
+    (
+        "blocks gone",
+        |h| h.set(CqsReg::MemoryBlockTableIpa, FAR),
+        Rcode::MEMORY_BLOCK_UNREADABLE,
+        MB,
+    ),
+    (
+        "block off",
+        |h| h.block(h.good_block().with_enable(false), PAGES),
+        Rcode::MEMORY_BLOCK_DISABLED,
+        MB,
+    ),
+    ("page size 3", |h| h.block(h.good_block().with_ps(3), PAGES), Rcode::BAD_PAGE_SIZE, MB),
+    ("page size 6", |h| h.block(h.good_block().with_ps(6), PAGES), Rcode::BAD_PAGE_SIZE, MB),
+    ("page size 7", |h| h.block(h.good_block().with_ps(7), PAGES), Rcode::BAD_PAGE_SIZE, MB),
+    ("block short", |h| h.block(h.good_block(), 1), Rcode::PAGE_RANGE, MB),
+    ("pages gone", |h| h.block(h.good_block().with_ipa(FAR), PAGES), Rcode::PAGE_UNREADABLE, MB),
+    ("page off", |h| h.page(1, h.good_page(1).with_enable(false)), Rcode::PAGE_DISABLED, MB),
+    (
+        "page gone",
+        |h| h.page(1, PageEntry(0).with_enable(true).with_ipa(FAR)),
+        Rcode::PAYLOAD_ACCESS,
+        PAYLOAD_READ_EXCEPTION,
+    ),
+];
 
 /// The result of a walk through the tables of TNI 0 CQ 0, and the reason.
 fn walk(cluster: &Cluster, rank: u32, at: StagOffset, length: u32, access: Use) -> [String; 2] {
@@ -194,7 +183,7 @@ fn a_fault_at_the_initiator_is_told_to_it_alone() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = Handmade::new(&cluster, 0);
     let mut b = cluster.endpoint(1, 0, 0);
-    for (name, damage, code, exception) in faults() {
+    for &(name, damage, code, exception) in FAULTS {
         damage(&a);
         assert_walk(&walk(&cluster, 0, a.at(0x1000), 8, Use::Read), code, name);
         let put = Order::put(b.target(), b.at(0), a.at(0x1000), 8).remote_notice();
@@ -235,7 +224,7 @@ fn a_fault_at_the_target_is_told_to_both() {
             MrqId::ArmwHalfway,
         ),
     ];
-    for (name, damage, code, exception) in faults() {
+    for &(name, damage, code, exception) in FAULTS {
         let code = code.remote();
         let kinds = if description().atomics { 3 } else { 2 };
         for (order, error, halfway) in orders.into_iter().take(kinds) {

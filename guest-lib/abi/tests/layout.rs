@@ -215,41 +215,7 @@ fn every_block_has_the_public_offsets_and_names() {
 fn golden_map() -> Vec<(u64, Register)> {
     let mut map = Vec::new();
     for tni in TniId::ALL {
-        let t = u64::from(tni.get()) * 0x100_0000;
-        for cq in CqId::ALL {
-            let page = t + u64::from(cq.get()) * 0x1_0000;
-            for (reg, (offset, _)) in CqReg::ALL.iter().zip(CQ) {
-                map.push((page + offset, Register::Cq { tni, cq, reg: *reg }));
-            }
-            for (reg, (offset, _)) in CqsReg::ALL.iter().zip(CQS) {
-                map.push((0x40_0000 + page + offset, Register::Cqs { tni, cq, reg: *reg }));
-            }
-        }
-        for bch in BchId::ALL {
-            let page = 0xe0_0000 + t + u64::from(bch.get()) * 0x1_0000;
-            for (reg, (offset, _)) in BchReg::ALL.iter().zip(BCH) {
-                map.push((page + offset, Register::Bch { tni, bch, reg: *reg }));
-            }
-        }
-        for bg in BgId::ALL {
-            let page = 0x80_0000 + t + u64::from(bg.get()) * 0x1_0000;
-            for (reg, (offset, name)) in BgsReg::ALL.iter().zip(BGS) {
-                // The 15 data qwords have a variant of their own; barrier channels exist only for
-                // the gates 0 to 15.
-                if !name.starts_with("DATA_") && (bg.get() < 16 || *offset < 0x800) {
-                    map.push((page + offset, Register::Bgs { tni, bg, reg: *reg }));
-                }
-            }
-            for (buffer, first) in [(0, 0x108), (1, 0x188)] {
-                for qword in 0..15u8 {
-                    let reg = Register::BgsData { tni, bg, buffer, qword };
-                    map.push((page + first + u64::from(qword) * 8, reg));
-                }
-            }
-        }
-        for (reg, (offset, _)) in TniReg::ALL.iter().zip(TNI) {
-            map.push((0xc0_0000 + t + offset, Register::Tni { tni, reg: *reg }));
-        }
+        golden_interface(tni, &mut map);
     }
     for (base, port) in (0x600_0000..).step_by(0x1000).zip(Port::ALL) {
         for (reg, (offset, _)) in PortReg::ALL.iter().zip(PORT) {
@@ -260,6 +226,52 @@ fn golden_map() -> Vec<(u64, Register)> {
     for (reg, (offset, _)) in XbReg::ALL.iter().zip(XB) {
         map.push((0x600_f000 + offset, Register::Xb(*reg)));
     }
+    golden_bridge(&mut map);
+    map.sort_by_key(|(address, _)| *address);
+    map
+}
+
+/// The registers of a network interface, with those of its queues, channels and gates.
+fn golden_interface(tni: TniId, map: &mut Vec<(u64, Register)>) {
+    let t = u64::from(tni.get()) * 0x100_0000;
+    for cq in CqId::ALL {
+        let page = t + u64::from(cq.get()) * 0x1_0000;
+        for (reg, (offset, _)) in CqReg::ALL.iter().zip(CQ) {
+            map.push((page + offset, Register::Cq { tni, cq, reg: *reg }));
+        }
+        for (reg, (offset, _)) in CqsReg::ALL.iter().zip(CQS) {
+            map.push((0x40_0000 + page + offset, Register::Cqs { tni, cq, reg: *reg }));
+        }
+    }
+    for bch in BchId::ALL {
+        let page = 0xe0_0000 + t + u64::from(bch.get()) * 0x1_0000;
+        for (reg, (offset, _)) in BchReg::ALL.iter().zip(BCH) {
+            map.push((page + offset, Register::Bch { tni, bch, reg: *reg }));
+        }
+    }
+    for bg in BgId::ALL {
+        let page = 0x80_0000 + t + u64::from(bg.get()) * 0x1_0000;
+        for (reg, (offset, name)) in BgsReg::ALL.iter().zip(BGS) {
+            // The 15 data qwords have a variant of their own; barrier channels exist only for
+            // the gates 0 to 15.
+            if !name.starts_with("DATA_") && (bg.get() < 16 || *offset < 0x800) {
+                map.push((page + offset, Register::Bgs { tni, bg, reg: *reg }));
+            }
+        }
+        for (buffer, first) in [(0, 0x108), (1, 0x188)] {
+            for qword in 0..15u8 {
+                let reg = Register::BgsData { tni, bg, buffer, qword };
+                map.push((page + first + u64::from(qword) * 8, reg));
+            }
+        }
+    }
+    for (reg, (offset, _)) in TniReg::ALL.iter().zip(TNI) {
+        map.push((0xc0_0000 + t + offset, Register::Tni { tni, reg: *reg }));
+    }
+}
+
+/// The registers that the node has once.
+fn golden_bridge(map: &mut Vec<(u64, Register)>) {
     let tofu = [
         (0x00, TofuReg::NodeAddress),
         (0x08, TofuReg::PortSetting),
@@ -289,8 +301,6 @@ fn golden_map() -> Vec<(u64, Register)> {
         map.push((base + 0x1b0, Register::Tofu(TofuReg::TniVmsBg32(tni))));
         map.push((base + 0x1c0, Register::Tofu(TofuReg::TniMsiBase(tni))));
     }
-    map.sort_by_key(|(address, _)| *address);
-    map
 }
 
 #[test]
@@ -319,134 +329,136 @@ fn unaligned_offsets_decode_to_nothing() {
 
 type Fields = &'static [(&'static str, u32, u32)];
 
+/// The fields of each structure, and where the public documents have them.
+const GOLDEN_FIELDS: &[(Fields, Fields)] = &[
+    (
+        CqsStatus::FIELDS,
+        &[
+            ("next_descriptor_offset_units", 5, 29),
+            ("session_offset", 32, 56),
+            ("session_offset_overflow", 57, 57),
+            ("session_dead", 58, 58),
+            ("cq_enable", 59, 59),
+            ("cache_flush_busy", 60, 60),
+            ("blank_entry_flip_bit", 61, 61),
+            ("descriptor_fetch_stop", 62, 62),
+            ("descriptor_process_stop", 63, 63),
+        ],
+    ),
+    (
+        CqsMode::FIELDS,
+        &[
+            ("lz", 0, 5),
+            ("sz", 6, 11),
+            ("nz", 12, 17),
+            ("ly", 18, 23),
+            ("sy", 24, 29),
+            ("ny", 30, 35),
+            ("lx", 36, 41),
+            ("sx", 42, 47),
+            ("nx", 48, 53),
+            // Ours, in a bit that has no public meaning.
+            ("failures", 59, 59),
+            ("session", 60, 60),
+            ("trp1_enable", 61, 61),
+            ("trp2_enable", 62, 62),
+            ("system", 63, 63),
+        ],
+    ),
+    (
+        NodeAddress::FIELDS,
+        &[("c", 4, 4), ("b", 5, 6), ("a", 7, 7), ("z", 8, 12), ("y", 13, 17), ("x", 18, 22)],
+    ),
+    (
+        Header1::FIELDS,
+        &[
+            ("interrupt", 0, 0),
+            ("source_type", 5, 6),
+            ("flip", 7, 7),
+            ("command", 8, 15),
+            ("mtu", 16, 23),
+            ("op", 20, 23),
+            ("e", 23, 23),
+            ("sps", 24, 27),
+            ("pa", 28, 28),
+            ("pb", 29, 30),
+            ("pc", 31, 31),
+            ("rx", 32, 39),
+            ("ry", 40, 47),
+            ("rz", 48, 55),
+            ("ra", 56, 56),
+            ("rb", 57, 58),
+            ("rc", 59, 59),
+            ("ri", 61, 63),
+            ("port", 56, 60),
+            ("vc", 62, 63),
+        ],
+    ),
+    (
+        Header2::FIELDS,
+        &[
+            ("gap", 0, 7),
+            ("strong_order", 8, 8),
+            ("packet_response", 9, 9),
+            ("remote_notice", 10, 10),
+            ("padding", 11, 11),
+            ("cache_injection", 13, 13),
+            ("edata", 16, 31),
+            ("length", 32, 55),
+            ("piggyback_length", 32, 37),
+            ("packet_length", 32, 43),
+        ],
+    ),
+    (StagOffset::FIELDS, &[("offset", 0, 39), ("stag", 40, 57), ("cqid", 58, 63)]),
+    (
+        TcqEntry::FIELDS,
+        &[("counter_unmatch", 5, 5), ("flip", 7, 7), ("rcode", 8, 15), ("length", 32, 55)],
+    ),
+    (
+        MrqWord0::FIELDS,
+        &[
+            ("flip", 7, 7),
+            ("id", 8, 15),
+            ("rcode", 16, 23),
+            ("pa", 28, 28),
+            ("pb", 29, 30),
+            ("pc", 31, 31),
+            ("x", 32, 39),
+            ("y", 40, 47),
+            ("z", 48, 55),
+            ("a", 56, 56),
+            ("b", 57, 58),
+            ("c", 59, 59),
+            ("i", 61, 63),
+        ],
+    ),
+    (
+        MrqWord1::FIELDS,
+        &[("initial", 12, 12), ("edata", 16, 31), ("length", 32, 42), ("op", 32, 35)],
+    ),
+    (PbqEntry::FIELDS, &[("f", 7, 7), ("pa_units", 11, 39)]),
+    (
+        PrqEntry::FIELDS,
+        &[
+            ("rcode", 0, 6),
+            ("f", 7, 7),
+            ("pa_units", 11, 39),
+            ("w", 48, 48),
+            ("l", 54, 54),
+            ("e", 55, 55),
+        ],
+    ),
+    (
+        Steering::FIELDS,
+        &[("readonly", 6, 6), ("enable", 7, 7), ("mbva_units", 8, 39), ("mbid", 48, 63)],
+    ),
+    (MemoryBlock::FIELDS, &[("ps", 0, 2), ("enable", 7, 7), ("ipa_units", 8, 39)]),
+    (PageEntry::FIELDS, &[("enable", 7, 7), ("ipa_units", 12, 39)]),
+];
+
 #[test]
 fn fields_have_the_public_bit_positions() {
-    let golden: &[(Fields, Fields)] = &[
-        (
-            CqsStatus::FIELDS,
-            &[
-                ("next_descriptor_offset_units", 5, 29),
-                ("session_offset", 32, 56),
-                ("session_offset_overflow", 57, 57),
-                ("session_dead", 58, 58),
-                ("cq_enable", 59, 59),
-                ("cache_flush_busy", 60, 60),
-                ("blank_entry_flip_bit", 61, 61),
-                ("descriptor_fetch_stop", 62, 62),
-                ("descriptor_process_stop", 63, 63),
-            ],
-        ),
-        (
-            CqsMode::FIELDS,
-            &[
-                ("lz", 0, 5),
-                ("sz", 6, 11),
-                ("nz", 12, 17),
-                ("ly", 18, 23),
-                ("sy", 24, 29),
-                ("ny", 30, 35),
-                ("lx", 36, 41),
-                ("sx", 42, 47),
-                ("nx", 48, 53),
-                // Ours, in a bit that has no public meaning.
-                ("failures", 59, 59),
-                ("session", 60, 60),
-                ("trp1_enable", 61, 61),
-                ("trp2_enable", 62, 62),
-                ("system", 63, 63),
-            ],
-        ),
-        (
-            NodeAddress::FIELDS,
-            &[("c", 4, 4), ("b", 5, 6), ("a", 7, 7), ("z", 8, 12), ("y", 13, 17), ("x", 18, 22)],
-        ),
-        (
-            Header1::FIELDS,
-            &[
-                ("interrupt", 0, 0),
-                ("source_type", 5, 6),
-                ("flip", 7, 7),
-                ("command", 8, 15),
-                ("mtu", 16, 23),
-                ("op", 20, 23),
-                ("e", 23, 23),
-                ("sps", 24, 27),
-                ("pa", 28, 28),
-                ("pb", 29, 30),
-                ("pc", 31, 31),
-                ("rx", 32, 39),
-                ("ry", 40, 47),
-                ("rz", 48, 55),
-                ("ra", 56, 56),
-                ("rb", 57, 58),
-                ("rc", 59, 59),
-                ("ri", 61, 63),
-                ("port", 56, 60),
-                ("vc", 62, 63),
-            ],
-        ),
-        (
-            Header2::FIELDS,
-            &[
-                ("gap", 0, 7),
-                ("strong_order", 8, 8),
-                ("packet_response", 9, 9),
-                ("remote_notice", 10, 10),
-                ("padding", 11, 11),
-                ("cache_injection", 13, 13),
-                ("edata", 16, 31),
-                ("length", 32, 55),
-                ("piggyback_length", 32, 37),
-                ("packet_length", 32, 43),
-            ],
-        ),
-        (StagOffset::FIELDS, &[("offset", 0, 39), ("stag", 40, 57), ("cqid", 58, 63)]),
-        (
-            TcqEntry::FIELDS,
-            &[("counter_unmatch", 5, 5), ("flip", 7, 7), ("rcode", 8, 15), ("length", 32, 55)],
-        ),
-        (
-            MrqWord0::FIELDS,
-            &[
-                ("flip", 7, 7),
-                ("id", 8, 15),
-                ("rcode", 16, 23),
-                ("pa", 28, 28),
-                ("pb", 29, 30),
-                ("pc", 31, 31),
-                ("x", 32, 39),
-                ("y", 40, 47),
-                ("z", 48, 55),
-                ("a", 56, 56),
-                ("b", 57, 58),
-                ("c", 59, 59),
-                ("i", 61, 63),
-            ],
-        ),
-        (
-            MrqWord1::FIELDS,
-            &[("initial", 12, 12), ("edata", 16, 31), ("length", 32, 42), ("op", 32, 35)],
-        ),
-        (PbqEntry::FIELDS, &[("f", 7, 7), ("pa_units", 11, 39)]),
-        (
-            PrqEntry::FIELDS,
-            &[
-                ("rcode", 0, 6),
-                ("f", 7, 7),
-                ("pa_units", 11, 39),
-                ("w", 48, 48),
-                ("l", 54, 54),
-                ("e", 55, 55),
-            ],
-        ),
-        (
-            Steering::FIELDS,
-            &[("readonly", 6, 6), ("enable", 7, 7), ("mbva_units", 8, 39), ("mbid", 48, 63)],
-        ),
-        (MemoryBlock::FIELDS, &[("ps", 0, 2), ("enable", 7, 7), ("ipa_units", 8, 39)]),
-        (PageEntry::FIELDS, &[("enable", 7, 7), ("ipa_units", 12, 39)]),
-    ];
-    for (got, expected) in golden {
+    for (got, expected) in GOLDEN_FIELDS {
         assert_eq!(got, expected);
     }
 }

@@ -77,19 +77,29 @@ fn the_driver_says_what_is_wrong_with_links() {
     assert_eq!(check(&good[..1]), one_way);
     let error = ChannelError::NoSource { tni: tni_id(), bg: first };
     assert_eq!(check(&[self_linked(), gate(tni(), relay)]), error);
-    // Two relays that wait for each other.
-    let mut loop_of_two = [self_linked(), gate(tni(), relay), gate(tni(), RELAYS[1])];
-    for (n, other) in [(1, RELAYS[1]), (2, relay)] {
-        loop_of_two[n].src_local = bg(other);
-        loop_of_two[n].dst_local = bg(other);
+    for gates in [&loop_of_two()[..], &loop_of_one()] {
+        assert_eq!(check(gates), ChannelError::NeverFires { tni: tni_id(), bg: first });
     }
-    assert_eq!(check(&loop_of_two), ChannelError::NeverFires { tni: tni_id(), bg: first });
-    let mut loop_of_one = [self_linked(), gate(tni(), relay)];
-    loop_of_one[1].src_local = bg(relay);
-    loop_of_one[1].dst_local = bg(relay);
-    assert_eq!(check(&loop_of_one), ChannelError::NeverFires { tni: tni_id(), bg: first });
     // After all of that, correct settings work.
     Group::new(&cluster, 4, doubling).barrier();
+}
+
+/// Two relays that wait for each other.
+fn loop_of_two() -> [Gate; 3] {
+    let mut gates = [self_linked(), gate(tni(), RELAYS[0]), gate(tni(), RELAYS[1])];
+    for (n, other) in [(1, RELAYS[1]), (2, RELAYS[0])] {
+        gates[n].src_local = bg(other);
+        gates[n].dst_local = bg(other);
+    }
+    gates
+}
+
+/// A relay that waits for itself.
+fn loop_of_one() -> [Gate; 2] {
+    let mut gates = [self_linked(), gate(tni(), RELAYS[0])];
+    gates[1].src_local = bg(RELAYS[0]);
+    gates[1].dst_local = bg(RELAYS[0]);
+    gates
 }
 
 /// A start/end gate whose rounds end at once.
