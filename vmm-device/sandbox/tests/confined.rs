@@ -128,33 +128,17 @@ fn attempt(what: &str, mut pair: (UnixStream, UnixStream), fd: &EventFd, mut fil
         "stat a file" => refused(fs::metadata("/etc/passwd").map(drop)),
         "open for writing" => drop(OpenOptions::new().append(true).open("/dev/null")),
         "events" => {
-            let epoll = Epoll::new().unwrap();
-            let event = vmm_sys_util::epoll::EpollEvent::new(vmm_sys_util::epoll::EventSet::IN, 7);
-            use std::os::fd::AsRawFd;
-            epoll.ctl(vmm_sys_util::epoll::ControlOperation::Add, fd.as_raw_fd(), event).unwrap();
-            fd.write(1).unwrap();
-            let mut events = [vmm_sys_util::epoll::EpollEvent::default()];
-            assert_eq!(epoll.wait(-1, &mut events).unwrap(), 1);
-            let mut timer = TimerFd::new().unwrap();
-            timer.reset(Duration::from_millis(1), None).unwrap();
-            timer.wait().unwrap();
+            events(fd);
         }
         "image" => {
-            use std::io::{Seek, SeekFrom};
-            file.write_all(&[1; 4096]).unwrap();
-            file.seek(SeekFrom::Start(0)).unwrap();
-            file.read_exact(&mut [0; 4096]).unwrap();
-            file.sync_data().unwrap();
+            image(&mut file);
         }
         "stream" => {
             pair.0.write_all(b"x").unwrap();
             pair.1.read_exact(&mut [0]).unwrap();
         }
         "kick" => {
-            extern "C" fn ignore(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
-            register_signal_handler(SIGRTMIN(), ignore).unwrap();
-            // SAFETY: the thread is this one.
-            unsafe { libc::pthread_kill(libc::pthread_self(), SIGRTMIN()) };
+            kick();
         }
         "KVM_RUN" => no_fd(kvm(0x80)),
         "KVM_SIGNAL_MSI" => no_fd(kvm(0xa5)),
@@ -163,10 +147,7 @@ fn attempt(what: &str, mut pair: (UnixStream, UnixStream), fd: &EventFd, mut fil
         "TIOCSTI" => no_fd(call(libc::SYS_ioctl, [999, libc::TIOCSTI as usize, 0])),
         "read a link" => drop(fs::read_link("/proc/self/fd/0").unwrap()),
         "poll" => {
-            use std::os::fd::AsRawFd;
-            let mut ready = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-            // SAFETY: one descriptor, as said.
-            assert_eq!(unsafe { libc::poll(&raw mut ready, 1, 0) }, 1);
+            poll(fd);
         }
         "accept4" => no_fd(call(libc::SYS_accept4, [999, 0, 0])),
         "recvmsg" => no_fd(call(libc::SYS_recvmsg, [999, 0, 0])),
@@ -194,6 +175,45 @@ fn attempt(what: &str, mut pair: (UnixStream, UnixStream), fd: &EventFd, mut fil
         }
         other => unreachable!("{other}"),
     }
+}
+
+/// Interrupts its own thread, as a virtual processor is.
+fn kick() {
+    extern "C" fn ignore(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+    register_signal_handler(SIGRTMIN(), ignore).unwrap();
+    // SAFETY: the thread is this one.
+    unsafe { libc::pthread_kill(libc::pthread_self(), SIGRTMIN()) };
+}
+
+/// Asks if an event can be signalled.
+fn poll(fd: &EventFd) {
+    use std::os::fd::AsRawFd;
+    let mut ready = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one descriptor, as said.
+    assert_eq!(unsafe { libc::poll(&raw mut ready, 1, 0) }, 1);
+}
+
+/// Writes, reads and syncs the file of a disk.
+fn image(file: &mut File) {
+    use std::io::{Seek, SeekFrom};
+    file.write_all(&[1; 4096]).unwrap();
+    file.seek(SeekFrom::Start(0)).unwrap();
+    file.read_exact(&mut [0; 4096]).unwrap();
+    file.sync_data().unwrap();
+}
+
+/// Waits for an event and for a timer.
+fn events(fd: &EventFd) {
+    let epoll = Epoll::new().unwrap();
+    let event = vmm_sys_util::epoll::EpollEvent::new(vmm_sys_util::epoll::EventSet::IN, 7);
+    use std::os::fd::AsRawFd;
+    epoll.ctl(vmm_sys_util::epoll::ControlOperation::Add, fd.as_raw_fd(), event).unwrap();
+    fd.write(1).unwrap();
+    let mut events = [vmm_sys_util::epoll::EpollEvent::default()];
+    assert_eq!(epoll.wait(-1, &mut events).unwrap(), 1);
+    let mut timer = TimerFd::new().unwrap();
+    timer.reset(Duration::from_millis(1), None).unwrap();
+    timer.wait().unwrap();
 }
 
 /// The work of any thread: memory, locks, time, events, output, log lines.

@@ -74,27 +74,7 @@ fn measure(name: &str, pages: u64, scattered: bool, page_wise: bool) {
     let mapping = start.elapsed();
     let ranges = host.memories[0].mapped_ranges();
 
-    let device = Device::probe(remote).unwrap();
-    device.tni(TniId::ALL[0]).enable().unwrap();
-    let mut cq = Cq::open(&device, &CqConfig::new(TniId::ALL[0], CqId::ALL[0])).unwrap();
-    let range = MemoryRange { addr: AT, len: pages * PAGE };
-    let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None).unwrap();
-    let to = Target::new(host.servers[0].coords(), TniId::ALL[0]);
-    let half = pages / 2 * PAGE;
-    let put = |cq: &mut Cq<Remote>, from: StagOffset, to_offset: StagOffset| {
-        cq.post_and_ring(&Order::put(to, to_offset, from, LEN), 0).unwrap();
-        assert!(cq.wait_tcq(20_000_000_000).unwrap().is_success());
-    };
-    let mut best = Duration::MAX;
-    for _ in 0..5 {
-        let start = Instant::now();
-        for i in 0..64 {
-            let at = u64::from(LEN) * i % half;
-            put(&mut cq, stag.at(at), stag.at(half + at));
-        }
-        best = best.min(start.elapsed());
-    }
-    let bandwidth = 64.0 * f64::from(LEN) / best.as_secs_f64() / f64::from(1 << 20);
+    let (cq, bandwidth) = put_all(&host, remote, pages);
 
     // How long a look-up has to wait while ranges are given up.
     let memory = Arc::clone(&host.memories[0]);
@@ -122,6 +102,32 @@ fn measure(name: &str, pages: u64, scattered: bool, page_wise: bool) {
          look-ups meanwhile {longest:.2?} at most",
         mapping / if page_wise { pages as u32 } else { 1 },
     );
-    drop((cq, device));
+    drop(cq);
     thread.join().unwrap().unwrap();
+}
+
+/// Puts within the mapped pages; returns the queue, and MiB/s.
+fn put_all(host: &Host, remote: Remote, pages: u64) -> (Cq<Remote>, f64) {
+    let device = Device::probe(remote).unwrap();
+    device.tni(TniId::ALL[0]).enable().unwrap();
+    let mut cq = Cq::open(&device, &CqConfig::new(TniId::ALL[0], CqId::ALL[0])).unwrap();
+    let range = MemoryRange { addr: AT, len: pages * PAGE };
+    let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None).unwrap();
+    let to = Target::new(host.servers[0].coords(), TniId::ALL[0]);
+    let half = pages / 2 * PAGE;
+    let put = |cq: &mut Cq<Remote>, from: StagOffset, to_offset: StagOffset| {
+        cq.post_and_ring(&Order::put(to, to_offset, from, LEN), 0).unwrap();
+        assert!(cq.wait_tcq(20_000_000_000).unwrap().is_success());
+    };
+    let mut best = Duration::MAX;
+    for _ in 0..5 {
+        let start = Instant::now();
+        for i in 0..64 {
+            let at = u64::from(LEN) * i % half;
+            put(&mut cq, stag.at(at), stag.at(half + at));
+        }
+        best = best.min(start.elapsed());
+    }
+    let bandwidth = 64.0 * f64::from(LEN) / best.as_secs_f64() / f64::from(1 << 20);
+    (cq, bandwidth)
 }

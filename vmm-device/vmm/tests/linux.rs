@@ -302,6 +302,59 @@ fn linux_finds_the_machine_through_acpi() {
 
     let mmio64 = 1u64 << kvm.physical_address_bits().clamp(34, 46);
     let high_end = 0x1_0000_0000 + 64 * MIB - 1;
+    check_tables(&linux, mmio64, high_end, bar0, bar2);
+    check_complaints(&linux);
+    for function in 1..=3 {
+        let group = format!("0000:00:0{function}.0: Adding to iommu group");
+        assert!(!linux.has(&group), "{group}");
+    }
+    check_rings(&iommu, &behind, &beside, high_end);
+    assert_eq!(bar64(&*function), bar0);
+    assert_eq!(config_word(&*function, control - 2) >> 31, 0, "MSI-X found");
+    match kvm.virtualisation() {
+        // Its first system call fails, and `panic=-1` resets the machine: through
+        // the reset register of the FADT.
+        Virtualisation::Pvm => assert_eq!(linux.end(), Outcome::Reset),
+        _ => assert_eq!(linux.end(), Outcome::PoweredOff),
+    }
+    assert!((Duration::from_millis(1)..BOOT_TIME).contains(&took), "{took:?}");
+}
+
+/// The ring of the disk behind the IOMMU is mapped, at an address where there is no memory.
+fn check_rings(iommu: &Iommu, behind: &Virtio, beside: &Virtio, high_end: u64) {
+    assert!(iommu.mappings() > 0);
+    let is_memory = |address: u64| {
+        let high = 0x1_0000_0000..=high_end;
+        (1..layout::LOW_RAM_END).contains(&address) || high.contains(&address)
+    };
+    let ring = |disk: &Virtio| {
+        let mut bytes = [0; 8];
+        disk.bar_read(REGISTER_BAR, COMMON_AT + virtio_common::QUEUE_DESC, &mut bytes);
+        u64::from_le_bytes(bytes)
+    };
+    assert!(ring(behind) != 0 && !is_memory(ring(behind)), "{:#x}", ring(behind));
+    assert!(is_memory(ring(beside)), "{:#x}", ring(beside));
+}
+
+/// Linux has nothing to complain about.
+fn check_complaints(linux: &Linux) {
+    let complaints = [
+        "no compatible bridge window",
+        "can't claim",
+        "BUG:",
+        "WARNING:",
+        "Firmware Bug",
+        "virtio_iommu: ",
+        "I/O error",
+    ];
+    for complaint in complaints {
+        assert!(!linux.has(complaint), "{complaint}: {}", linux.expect(complaint));
+    }
+}
+
+/// Linux prints what it finds in the firmware tables: memory up to `high_end`, windows up to
+/// `mmio64`, and the test function with these BARs.
+fn check_tables(linux: &Linux, mmio64: u64, high_end: u64, bar0: u64, bar2: u32) {
     linux.printed(&[
         // Memory on both sides of the hole.
         &format!("BIOS-e820: [mem 0x0000000100000000-{high_end:#018x}] usable"),
@@ -344,44 +397,6 @@ fn linux_finds_the_machine_through_acpi() {
         " vda: vda1",
         " vdb: vdb1",
     ]);
-    let complaints = [
-        "no compatible bridge window",
-        "can't claim",
-        "BUG:",
-        "WARNING:",
-        "Firmware Bug",
-        "virtio_iommu: ",
-        "I/O error",
-    ];
-    for complaint in complaints {
-        assert!(!linux.has(complaint), "{complaint}: {}", linux.expect(complaint));
-    }
-    for function in 1..=3 {
-        let group = format!("0000:00:0{function}.0: Adding to iommu group");
-        assert!(!linux.has(&group), "{group}");
-    }
-    // The ring is mapped, at an address where there is no memory.
-    assert!(iommu.mappings() > 0);
-    let is_memory = |address: u64| {
-        let high = 0x1_0000_0000..=high_end;
-        (1..layout::LOW_RAM_END).contains(&address) || high.contains(&address)
-    };
-    let ring = |disk: &Virtio| {
-        let mut bytes = [0; 8];
-        disk.bar_read(REGISTER_BAR, COMMON_AT + virtio_common::QUEUE_DESC, &mut bytes);
-        u64::from_le_bytes(bytes)
-    };
-    assert!(ring(&behind) != 0 && !is_memory(ring(&behind)), "{:#x}", ring(&behind));
-    assert!(is_memory(ring(&beside)), "{:#x}", ring(&beside));
-    assert_eq!(bar64(&*function), bar0);
-    assert_eq!(config_word(&*function, control - 2) >> 31, 0, "MSI-X found");
-    match kvm.virtualisation() {
-        // Its first system call fails, and `panic=-1` resets the machine: through
-        // the reset register of the FADT.
-        Virtualisation::Pvm => assert_eq!(linux.end(), Outcome::Reset),
-        _ => assert_eq!(linux.end(), Outcome::PoweredOff),
-    }
-    assert!((Duration::from_millis(1)..BOOT_TIME).contains(&took), "{took:?}");
 }
 
 fn mmio64_start(end: u64) -> u64 {

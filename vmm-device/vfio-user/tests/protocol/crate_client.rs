@@ -39,31 +39,36 @@ struct UserDevice {
     start: Instant,
 }
 
+/// Walks the list of capabilities, and returns where MSI-X is.
+fn find_msix(client: &mut vfio_user::Client) -> u16 {
+    let mut read = |at: u16| {
+        let mut bytes = [0; 4];
+        client.region_read(CONFIG, at.into(), &mut bytes).unwrap();
+        u32::from_le_bytes(bytes)
+    };
+    assert_eq!(read(regs::VENDOR_ID) as u16, tofu_abi::pci::VENDOR_ID);
+    let mut at = read(regs::CAPABILITIES) as u16 & 0xff;
+    let mut found = Vec::new();
+    let mut msix = 0;
+    while at != 0 {
+        let capability = read(at);
+        found.push(capability as u8);
+        if capability as u8 == regs::CAP_MSIX {
+            msix = at;
+        }
+        at = capability as u16 >> 8;
+    }
+    assert!(found.len() == 3 && msix != 0, "{found:x?}");
+    msix
+}
+
 impl UserDevice {
     fn attach(path: &Path, polled: bool) -> Self {
         let mut client = vfio_user::Client::new(path).unwrap();
         // It returns the opposite of the server's answer, so Cloud Hypervisor does not call it.
         assert!(!client.resettable());
         client.reset().unwrap();
-        // Capabilities.
-        let mut read = |at: u16| {
-            let mut bytes = [0; 4];
-            client.region_read(CONFIG, at.into(), &mut bytes).unwrap();
-            u32::from_le_bytes(bytes)
-        };
-        assert_eq!(read(regs::VENDOR_ID) as u16, tofu_abi::pci::VENDOR_ID);
-        let mut at = read(regs::CAPABILITIES) as u16 & 0xff;
-        let mut found = Vec::new();
-        let mut msix = 0;
-        while at != 0 {
-            let capability = read(at);
-            found.push(capability as u8);
-            if capability as u8 == regs::CAP_MSIX {
-                msix = at;
-            }
-            at = capability as u16 >> 8;
-        }
-        assert!(found.len() == 3 && msix != 0, "{found:x?}");
+        let msix = find_msix(&mut client);
         let vectors = client.get_irq_info(MSIX).unwrap().count as usize;
         assert_eq!(vectors, usize::from(vector::COUNT));
         assert_eq!(client.get_irq_info(0).unwrap().count, 0, "no INTx");

@@ -268,26 +268,7 @@ fn a_doorbell_rings_by_its_event_descriptor() {
     for _ in 0..2 {
         let (mut client, thread) = host.connect(0);
         client.negotiate_for(200);
-        let needed = 16 + 40 * QUEUES as u32;
-        let (short, fds) = client.call_for_fds(GET_REGION_IO_FDS, &words(&[16, 0, 0, 0]));
-        assert_eq!(short, words(&[needed, 0, 0, QUEUES as u32]));
-        assert!(fds.is_empty());
-        let (answer, mut fds) = client.call_for_fds(GET_REGION_IO_FDS, &words(&[needed, 0, 0, 0]));
-        assert_eq!((answer.len(), fds.len()), (needed as usize, QUEUES));
-        let mut places = Vec::new();
-        for (number, part) in answer[16..].chunks(40).enumerate() {
-            // Any size, an eventfd, any value.
-            assert_eq!(long(part, 8), 0);
-            assert_eq!(word(part, 16), number as u32);
-            assert_eq!(part[20..], [0; 20]);
-            places.push(long(part, 0));
-        }
-        let mut expected = queue_pages();
-        let mut sorted: Vec<u64> =
-            places.iter().map(|place| place - CqReg::FetchStart.offset()).collect();
-        sorted.sort_unstable();
-        expected.sort_unstable();
-        assert_eq!(sorted, expected);
+        let (places, mut fds) = all_doorbells(&mut client);
         // It rang before there was a queue.
         let mine = places.iter().position(|&place| place == fetch_start(3)).unwrap();
         let bell = fds.swap_remove(mine);
@@ -329,6 +310,32 @@ fn a_doorbell_rings_by_its_event_descriptor() {
         drop(looped);
         thread.join().unwrap().unwrap();
     }
+}
+
+/// Asks for the descriptors of all doorbells, which are described as expected; returns where they
+/// are, too.
+fn all_doorbells(client: &mut Client) -> (Vec<u64>, Vec<std::os::fd::OwnedFd>) {
+    let needed = 16 + 40 * QUEUES as u32;
+    let (short, fds) = client.call_for_fds(GET_REGION_IO_FDS, &words(&[16, 0, 0, 0]));
+    assert_eq!(short, words(&[needed, 0, 0, QUEUES as u32]));
+    assert!(fds.is_empty());
+    let (answer, fds) = client.call_for_fds(GET_REGION_IO_FDS, &words(&[needed, 0, 0, 0]));
+    assert_eq!((answer.len(), fds.len()), (needed as usize, QUEUES));
+    let mut places = Vec::new();
+    for (number, part) in answer[16..].chunks(40).enumerate() {
+        // Any size, an eventfd, any value.
+        assert_eq!(long(part, 8), 0);
+        assert_eq!(word(part, 16), number as u32);
+        assert_eq!(part[20..], [0; 20]);
+        places.push(long(part, 0));
+    }
+    let mut expected = queue_pages();
+    let mut sorted: Vec<u64> =
+        places.iter().map(|place| place - CqReg::FetchStart.offset()).collect();
+    sorted.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(sorted, expected);
+    (places, fds)
 }
 
 #[test]
