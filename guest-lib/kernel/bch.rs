@@ -23,7 +23,7 @@ mod interrupt;
 
 use gate::Gate;
 
-/// What ENABLE_BCH made.
+/// The channel that ENABLE_BCH made.
 struct Enabled {
     irqs: KVec<interrupt::Registration>,
     _notice: Pinned,
@@ -80,7 +80,7 @@ impl Bch {
         self.id
     }
 
-    /// Whether the channel is enabled, but a reset of the device has ended that.
+    /// Returns true if the channel is enabled, but a reset of the device has ended that.
     pub(crate) fn is_lost(&self) -> bool {
         let epoch = self.epoch.load(Relaxed);
         epoch != NO_EPOCH && !self.device.is_in(epoch)

@@ -80,7 +80,7 @@ impl Device {
             unsafe { &*core::ptr::from_ref(bound) };
         // An earlier driver may have left it in any state. The reset keeps the configuration space.
         // A function that the kernel cannot reset is taken as it is.
-        // SAFETY: nobody uses the device yet, and the kernel holds its lock during probe.
+        // SAFETY: the device is not in use yet, and the kernel holds its lock during probe.
         unsafe { bindings::pci_reset_function_locked(Self::raw_pci(bound)) };
 
         let number = tofu_abi::pci::REGISTER_BAR.into();
@@ -136,7 +136,7 @@ impl Device {
         }
     }
 
-    /// The time between two resets that it is, so that whoever sets something up can find out
+    /// The time between two resets that it is, so that a caller that sets something up can find out
     /// whether the device has lost it.
     ///
     /// # Errors
@@ -151,12 +151,12 @@ impl Device {
         }
     }
 
-    /// Whether the device still has what was set up in that epoch.
+    /// Returns true if the device still has what was set up in that epoch.
     pub(crate) fn is_in(&self, epoch: u64) -> bool {
         self.epoch.load(Relaxed) == epoch
     }
 
-    /// Resets of the function since the driver was loaded, those under way included.
+    /// Resets of the function since the driver was loaded, those in progress included.
     pub(crate) fn resets(&self) -> u64 {
         self.epoch.load(Relaxed).div_ceil(2)
     }
@@ -237,7 +237,7 @@ impl Device {
         self.health.lock().clone()
     }
 
-    /// Has a network interface's knowledge of dead links, or nobody's any more.
+    /// Sets the link state of the network interface; none if there is no interface any more.
     pub(crate) fn set_health(&self, health: Option<Arc<Health>>) {
         *self.health.lock() = health;
     }
@@ -252,7 +252,7 @@ impl Device {
         self.generation
     }
 
-    /// What devices of its generation have.
+    /// The description of the device's generation.
     pub(crate) fn description(&self) -> &'static Description {
         self.generation.description()
     }
@@ -339,8 +339,8 @@ impl Device {
         (taken | pending) & TnrIrqs::ALL
     }
 
-    /// Whether a packet, of whichever node, could not leave through a port of this one since that
-    /// was asked last: the link is dead. For one caller at a time.
+    /// Returns true if a packet, of whichever node, could not leave through a port of this one
+    /// since that was asked last: the link is dead. For one caller at a time.
     pub(crate) fn has_met_dead_link(&self) -> bool {
         let pending = TnrIrqs::from_raw(self.read((), TofuReg::TnrIrr));
         // All ones come from a device that is gone.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the engine of the network interfaces needs of the kernel besides queues and frames: memory
-//! and a clock; and what it knows that others want to know.
+//! The kernel's services for the engine of the network interfaces, besides queues and frames:
+//! memory and a clock; and what it knows that others want to know.
 
 use core::fmt::Debug;
 
@@ -34,7 +34,7 @@ impl Storage for KernelMemory {
     }
 }
 
-/// What other nodes have said of themselves, to whichever queue.
+/// The capabilities that other nodes have announced, on any queue.
 pub(crate) type Peers = tofu_ipotofu::Peers<KernelMemory>;
 
 /// Which links are known to be dead.

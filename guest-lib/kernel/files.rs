@@ -29,7 +29,7 @@ use crate::uapi;
 const FOREIGN_PAGE: u64 = 1 << 16;
 const _: () = assert!(FOREIGN_PAGE == PAGE_STRIDE);
 
-/// What a file is for.
+/// The purpose of a file.
 #[derive(Clone, Copy)]
 enum FileKind {
     Position,
@@ -47,7 +47,7 @@ struct ProcFile {
     kind: FileKind,
 }
 
-/// All files. Dropping it takes them away: it waits for calls that are under way, and releases
+/// All files. Dropping it takes them away: it waits for calls in progress, and releases
 /// what is open.
 pub(crate) struct Files {
     root: Folder,
@@ -120,7 +120,7 @@ impl Files {
 
 impl Drop for Files {
     fn drop(&mut self) {
-        // SAFETY: made in `new`. Afterwards nobody is in our functions, so that the data may go.
+        // SAFETY: made in `new`. Afterwards no call is in our functions, so that the data may go.
         unsafe { shim::tofu_shim_proc_remove(self.root.0.as_ptr()) };
     }
 }
@@ -202,12 +202,12 @@ unsafe extern "C" fn tofu_rs_release(file: *mut c_void, data: *mut c_void) {
     let file = unsafe { proc_file(file) };
     match file.kind {
         FileKind::Cq(_) => {
-            // SAFETY: made by `into_raw` when the file was opened; nobody uses it any more.
+            // SAFETY: made by `into_raw` when the file was opened; it is not in use any more.
             let queue = unsafe { Arc::from_raw(data.cast::<Cq>()) };
             file.opened.close_queue(&queue);
         }
         FileKind::Bch(..) => {
-            // SAFETY: made by `into_raw` when the file was opened; nobody uses it any more.
+            // SAFETY: made by `into_raw` when the file was opened; it is not in use any more.
             let channel = unsafe { Arc::from_raw(data.cast::<Bch>()) };
             file.opened.close_channel(&channel);
         }
@@ -317,7 +317,7 @@ unsafe extern "C" fn tofu_rs_mmap(
         Ok(page) => page,
         Err(error) => return error.to_errno(),
     };
-    // What is behind is somebody else's.
+    // The rest of the page is another user's.
     if offset != 0 || len > FOREIGN_PAGE || !shared {
         return EINVAL.to_errno();
     }
@@ -353,7 +353,7 @@ impl Write for Text {
 }
 
 impl ProcFile {
-    /// What is known of dead links. Empty if there is no network interface, which is what learns of
+    /// Reads the known dead links. Empty if there is no network interface, which is what learns of
     /// them.
     fn read_links(&self, buf: usize, len: usize, pos: &mut i64) -> Result<usize> {
         let mut text = Text(KVVec::new());

@@ -35,7 +35,7 @@ impl QueueId {
         TniId::ALL.into_iter().flat_map(queues)
     }
 
-    /// What `si_int` says of it.
+    /// The value of `si_int`.
     pub(crate) fn si_int(self) -> i32 {
         i32::from(self.tni.get()) << 8 | i32::from(self.cq.get())
     }
@@ -47,7 +47,7 @@ impl Display for QueueId {
     }
 }
 
-// The kernel's macros have a trait of their own.
+// The kernel's macros have their own trait.
 impl fmt::Display for QueueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Display::fmt(self, f)
@@ -83,7 +83,7 @@ impl ChannelId {
         TniId::ALL.into_iter().flat_map(channels)
     }
 
-    /// What `si_int` says of it.
+    /// The value of `si_int`.
     pub(crate) fn si_int(self) -> i32 {
         i32::from(self.tni.get()) << 8 | i32::from(self.bch.get())
     }
@@ -123,7 +123,7 @@ impl GateSet {
         self.0.get(tni.index()).copied().unwrap_or(0)
     }
 
-    /// Whether the gate is one of them.
+    /// Returns true if the gate is one of them.
     pub(crate) fn has(&self, gate: GateId) -> bool {
         self.mask(gate.tni) >> gate.bg.get() & 1 != 0
     }
@@ -144,7 +144,7 @@ impl GateSet {
         }
     }
 
-    /// Whether there are gates of this TNI.
+    /// Returns true if there are gates of this TNI.
     pub(crate) fn has_some_of(&self, tni: TniId) -> bool {
         self.mask(tni) != 0
     }

@@ -8,7 +8,7 @@
 //! A module uses only those that are named before it here: `ethtool` is the counters, `tx` and `rx`
 //! are the two directions, `link` both of a queue, `interface` is what the kernel sees.
 //!
-//! An interface has one to three queues, each a `Link` over a TNI of its own. The first one is
+//! An interface has one to three queues, each a `Link` over its own TNI. The first one is
 //! what every node has; frames to one node may go by the others if that node listens there, too.
 //!
 //! Two locks of each, `rx` before `tx`. Both are taken with software interrupts off, by the stack

@@ -84,7 +84,7 @@ impl Opened {
         self.channels.lock().iter().for_each(|open| open.lose());
     }
 
-    /// Whether some that the device has lost are open still.
+    /// Returns true if some that the device has lost are open still.
     pub(crate) fn has_lost(&self) -> bool {
         self.queues.lock().iter().any(|open| open.is_lost())
             || self.channels.lock().iter().any(|open| open.is_lost())

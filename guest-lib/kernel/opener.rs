@@ -25,7 +25,7 @@ unsafe impl Send for Opener {}
 // SAFETY: what a shared reference allows, to check and to signal, any thread may do.
 unsafe impl Sync for Opener {}
 
-/// What the caller may get a signal for.
+/// The cases in which the caller may get a signal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Delivery {
     /// In any case.

@@ -42,11 +42,11 @@ const ARM: usize = ENTRIES as usize;
 /// Qwords of a notice, and after how many of them the device hears how far they were read.
 const NOTICE_QWORDS: usize = MRQ_ENTRY_SIZE / 8;
 const NOTICES: u64 = ENTRIES as u64 / 4;
-/// The number of times the device is asked whether it has forgotten something: a burst that is
-/// under way takes microseconds, and each question about as long.
+/// The number of times the device is asked whether it has forgotten something: a burst in
+/// flight takes microseconds, and each question about as long.
 const FLUSH_LOOKS: u32 = 10_000;
 
-/// A command under way.
+/// A command in flight.
 #[derive(Clone, Copy)]
 enum Posted {
     /// A packet in a buffer, with so many bytes of payload.
@@ -67,7 +67,7 @@ pub(crate) enum Reaped {
     Fetch(u8, Rcode),
 }
 
-/// What the device reads and writes to send.
+/// The memory that the device reads and writes to send.
 struct SendMemory {
     toq: Table,
     tcq: Table,
@@ -177,7 +177,7 @@ impl Sender {
         let at = usize::from(buffer) * PACKET_BUFFER_SIZE + HEADER_SIZE;
         let bytes = self.memory.as_ref()?.frames.bytes(at, SYSTEM_PAYLOAD_MAX)?;
         // SAFETY: the memory lives as long as `self`. The device reads a buffer that was posted
-        // and does not write it; nobody else has it.
+        // and does not write it; it is not shared.
         Some(unsafe { &mut *bytes })
     }
 
@@ -199,7 +199,7 @@ impl Sender {
         self.posted += 1;
     }
 
-    /// Whether there is memory for rendezvous.
+    /// Returns true if there is memory for rendezvous.
     pub(crate) fn has_rendezvous(&self) -> bool {
         self.memory.as_ref().is_some_and(|m| m.rendezvous.is_some())
     }
@@ -364,7 +364,7 @@ impl Sender {
 }
 
 /// Looks whether the device has kept what was written to a register for asking. One that does not
-/// know it would send interrupts that nobody clears: none after the first.
+/// know it would send interrupts that are not cleared: none after the first.
 fn knows(device: &Device, register: &str, kept: u64) -> Result {
     if kept != 0 {
         return Ok(());
@@ -430,7 +430,8 @@ impl PacketQueue for Sender {
             return false;
         };
         let frame = memory.frames.addr() + u64::from(buffer) * PACKET_BUFFER_SIZE as u64;
-        // Whoever is held must hear of room as soon as there is some: at the ends of frames.
+        // A queue that is stopped must hear of room as soon as there is some: at the ends of
+        // frames.
         let ask = self.room() < ENOUGH && usize::from(len) < SYSTEM_PAYLOAD_MAX;
         let posted = Posted::Packet {
             purpose,
@@ -514,7 +515,7 @@ impl Receiver {
         self.queues.is_written(entry).then_some(entry)
     }
 
-    /// Whether there is something to take.
+    /// Returns true if there is something to take.
     pub(crate) fn is_ready(&self) -> bool {
         self.next().is_some()
     }
@@ -530,7 +531,7 @@ impl Receiver {
         Some((header.source(), payload))
     }
 
-    /// What `look` says of the next packet, which stays where it is.
+    /// Applies `look` to the next packet, which stays where it is.
     pub(crate) fn peek<R>(&self, look: impl FnOnce(Coords, &[u8]) -> R) -> Option<R> {
         let entry = self.next()?;
         // The device writes the packet before its entry: it is read after that.

@@ -22,7 +22,7 @@ pub(crate) const DEVICE_PAGE: u64 = PageSize::Size4K.bytes();
 // An address that is aligned to the device's larger pages begins one of ours.
 const _: () = assert!(PAGE % DEVICE_PAGE == 0 && PageSize::Size64K.bytes() % PAGE == 0);
 
-/// How pages are mapped for the device.
+/// The access with which pages are mapped for the device.
 enum Map {
     /// One range of device addresses: there is an IOMMU. The pages begin `lead` bytes into it.
     Range {
@@ -260,7 +260,7 @@ impl Pinned {
             .flat_map(move |index| parts.clone().map(move |part| self.addr(index) + part))
     }
 
-    /// Whether the device sees the pages as one range.
+    /// Returns true if the device sees the pages as one range.
     pub(crate) fn is_contiguous(&self) -> bool {
         match &self.map {
             Map::Range { .. } => true,

@@ -22,7 +22,7 @@ pub(crate) const BAR_BYTES: usize = BAR0_SIZE as usize;
 /// All 8 bytes from `offset` on must lie in BAR 0, whatever the unit, and `offset` must be a
 /// multiple of 8.
 pub(crate) unsafe trait Register: Copy {
-    /// What has such a register.
+    /// The owner of such a register.
     type Unit: Copy;
 
     /// Where it is in BAR 0.

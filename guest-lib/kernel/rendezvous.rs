@@ -3,9 +3,9 @@
 //! Memory for the frames of a rendezvous: what other nodes may fetch, and what is fetched from
 //! them.
 //!
-//! A page is in the page table of the kernel's queue only as long as a frame is under way. When a
+//! A page is in the page table of the kernel's queue only as long as a frame is in transfer. When a
 //! frame is there its pages are taken out, and the device is made to forget them ([`Sender`] does
-//! so), before anybody looks at it: then nobody else can write to them.
+//! so), before the frame is read: then no other node can write to them.
 //!
 //! [`Sender`]: crate::packets::Sender
 
@@ -35,7 +35,7 @@ const CHUNKS: usize = REST_MAX / CHUNK;
 const POOL_MIN: usize = 192;
 const POOL_MAX: usize = 1024;
 const POOL_SHARE: usize = 64;
-/// How many of these are looked at for one that is free.
+/// The number of these that are searched for a free one.
 const LOOKS: usize = 4;
 /// Chunks that are kept besides them, to fetch to what is then copied.
 const SPARE: usize = 64;
@@ -68,7 +68,7 @@ pub(crate) struct Chunk {
     addr: u64,
 }
 
-// SAFETY: pages belong to whoever has them, on any processor.
+// SAFETY: pages belong to their holder, on any processor.
 unsafe impl Send for Chunk {}
 
 impl Chunk {
@@ -102,7 +102,7 @@ impl Chunk {
         }
     }
 
-    /// Whether nobody else has a reference to the pages.
+    /// Returns true if this is the only reference to the pages.
     fn is_free(&self) -> bool {
         // SAFETY: we have one.
         unsafe { shim::tofu_shim_chunk_is_free(self.page) }
@@ -194,7 +194,7 @@ impl Pool {
         })
     }
 
-    /// Whether the ring has room for the chunks of so many bytes.
+    /// Returns true if the ring has room for the chunks of so many bytes.
     fn has_room_for(&self, len: usize) -> bool {
         self.count + len.div_ceil(CHUNK) <= self.ring.len()
     }
@@ -246,7 +246,7 @@ impl Pool {
     }
 }
 
-/// What others may read, until it is dropped.
+/// The memory that others may read, until it is dropped.
 // Chunks are not much smaller, which clippy does not see.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum Shared {
@@ -266,7 +266,7 @@ pub(crate) struct MappedSkb {
 /// The memory in which frames of the stack's are, as far as the device may read it.
 struct Areas(*mut ReadAreas);
 
-// SAFETY: they belong to whoever has them, on any processor.
+// SAFETY: they belong to their holder, on any processor.
 unsafe impl Send for Areas {}
 
 impl Areas {
@@ -354,7 +354,7 @@ impl RendezvousMemory {
         Ok(this)
     }
 
-    /// What to tell the device of the tables.
+    /// The place of the tables, for the device.
     pub(crate) fn registers(&self) -> [(CqsReg, u64); 6] {
         let tables = StagTables {
             blocks: self.blocks.addr(),
@@ -432,17 +432,17 @@ impl RendezvousMemory {
         self.place(stag, 0)
     }
 
-    /// Whether others read nothing.
+    /// Returns true if others read nothing.
     pub(crate) fn shares_nothing(&self) -> bool {
         self.shared_count == 0
     }
 
-    /// Whether others read nothing by a slot.
+    /// Returns true if others read nothing by a slot.
     pub(crate) fn is_free(&self, slot: usize) -> bool {
         self.shared.get(slot).is_some_and(Option::is_none)
     }
 
-    /// Has the stack send on instead of a slot's frame, which nobody needs any more.
+    /// Releases a slot's frame, which is not needed any more, so that the stack sends on.
     pub(crate) fn orphan(&self, slot: usize) {
         if let Some(Some((_, Shared::Skb(mapped)))) = self.shared.get(slot) {
             mapped.skb.orphan();
@@ -502,7 +502,8 @@ impl RendezvousMemory {
         chunks.sync(false);
     }
 
-    /// Whether the stack may have these chunks, so that none has to be unmapped for want of room.
+    /// Returns true if the stack may have these chunks, so that none has to be unmapped for want of
+    /// room.
     pub(crate) fn may_pass_on(&self, chunks: &Chunks) -> bool {
         self.direct || self.pool.has_room_for(chunks.len)
     }
@@ -517,7 +518,8 @@ impl RendezvousMemory {
     }
 }
 
-/// Whether parts follow each other in whole pages, and the first one begins where an STag can.
+/// Returns true if parts follow each other in whole pages, and the first one begins where an STag
+/// can.
 fn is_one_range(runs: &[DmaRun]) -> bool {
     let page = PAGE as u64;
     let begins = |(n, run): (usize, &DmaRun)| match n {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Exceptions of queues and channels: signals that tell their process, and what is told of those
-//! that other nodes can cause.
+//! Exceptions of queues and channels: signals to their process, and counts of those that
+//! other nodes can cause.
 
 use kernel::bindings;
 use kernel::fmt;
@@ -15,7 +15,7 @@ use crate::device::Device;
 use crate::opener::{Delivery, Opener};
 use crate::uapi;
 
-/// Who can cause an exception.
+/// The causes of an exception.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// The process alone, by a wrong use.
@@ -45,10 +45,10 @@ fn fold<S: IrqSet>(codes: impl Iterator<Item = &'static (S, i32, Cause)>) -> S {
 }
 
 /// Exceptions of a queue or channel that other nodes can cause, after which it asks for no more
-/// interrupts of that kind: nobody can keep a processor busy, or fill a process's signals.
+/// interrupts of that kind: no node can keep a processor busy, or fill a process's signals.
 const MAX_OF_PEERS: u32 = 1000;
 
-/// Who gets signals, and which.
+/// The receivers of signals, and their signals.
 pub(crate) struct Signal {
     opener: Arc<Opener>,
     /// 0: none was chosen.

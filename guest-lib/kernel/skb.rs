@@ -65,8 +65,8 @@ impl Skb {
         self.len
     }
 
-    /// What the stack has left to do with it. `None` if nothing, a kind of [`u8::MAX`] if that
-    /// cannot be told.
+    /// The checksum and segmentation that the frame still needs. `None` if nothing, a kind of
+    /// [`u8::MAX`] if that cannot be told.
     pub(crate) fn offload(&self) -> Option<Fields> {
         let mut offload = Fields::default();
         // SAFETY: the frame is ours, and `offload` has the layout of `struct tofu_offload`.
@@ -152,7 +152,7 @@ impl Skb {
     ///
     /// # Safety
     ///
-    /// `page` must be compound pages that have these bytes, and to which nobody writes as long as
+    /// `page` must be compound pages that have these bytes, and that are not written to as long as
     /// the stack refers to them. The frame must have room for one more fragment.
     pub(crate) unsafe fn add_frag(
         &mut self,

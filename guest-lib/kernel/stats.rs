@@ -123,7 +123,7 @@ fn health(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-/// What TNIs and queues have reported, and which TNIs have stopped.
+/// Prints exceptions of TNIs and queues, and which TNIs have stopped.
 fn exceptions(device: &Device, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for tni in device.description().tni_ids() {
         if has_stopped(device, tni) {

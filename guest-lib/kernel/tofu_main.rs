@@ -91,8 +91,8 @@ kernel::pci_device_table!(
 
 struct TofuDriver;
 
-/// What lives from probe to unbind. Fields are dropped in order: first the interfaces and files,
-/// after which nobody uses the device.
+/// The state from probe to unbind. Fields are dropped in order: first the interfaces and files,
+/// after which the device is not in use.
 struct Bound {
     _net: reset::Watch,
     _stats: Option<stats::Files>,

@@ -45,7 +45,7 @@ impl TxQueue<'_> {
         unsafe { shim::tofu_shim_wake_queue(self.as_raw()) };
     }
 
-    /// Whether it is stopped.
+    /// Returns true if it is stopped.
     pub(crate) fn is_stopped(self) -> bool {
         // SAFETY: the queue is there, as `self` is.
         unsafe { shim::tofu_shim_queue_stopped(self.as_raw()) }

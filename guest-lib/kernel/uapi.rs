@@ -55,7 +55,7 @@ fn at(addr: u64, len: usize) -> UserSlice {
 pub(crate) fn get<T: Plain>(addr: u64) -> Result<T> {
     let mut value = MaybeUninit::<T>::uninit();
     let bytes = value.as_mut_ptr().cast::<MaybeUninit<u8>>();
-    // SAFETY: the value has so many bytes, and nobody else has it.
+    // SAFETY: the value has so many bytes, and it is not shared.
     let bytes = unsafe { core::slice::from_raw_parts_mut(bytes, size_of::<T>()) };
     at(addr, size_of::<T>()).reader().read_raw(bytes)?;
     // SAFETY: all bytes were written, and any are a value.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How the driver learns that memory of a process is unmapped, or its process gone.
+//! Notifications of the driver that memory of a process is unmapped, or its process gone.
 
 use kernel::bindings;
 use kernel::mm::Mm;
@@ -15,11 +15,11 @@ use kernel::types::Opaque;
 pub(crate) enum UsedMemory {
     /// One of the queue's rings.
     Ring,
-    /// What is registered by this STag.
+    /// The registration under this STag.
     Stag(u32),
 }
 
-/// Who uses memory of a process.
+/// The users of memory of a process.
 pub(crate) trait MemoryUser: Send + Sync {
     /// The memory is unmapped, or its process has gone. When this returns, the device uses it no
     /// more. The kernel calls this with locks of the process's memory held: no memory may be
@@ -87,7 +87,7 @@ impl UnmapNotifier {
         )
     }
 
-    /// Whether the process's page table still has the pages that were there at first.
+    /// Returns true if the process's page table still has the pages that were there at first.
     pub(crate) fn is_untouched(&self) -> bool {
         !self.touched.load(Relaxed)
     }

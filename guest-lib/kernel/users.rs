@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who may use what: the group process id, subnet and queues of each user.
+//! The rights of users: the group process id, subnet and queues of each.
 
 use kernel::prelude::*;
 
@@ -17,7 +17,7 @@ pub(crate) const fn cq_mask(description: &Description) -> u64 {
     (1 << description.user_cqs()) - 1
 }
 
-/// What a user may do.
+/// The rights of a user.
 #[derive(Clone, Copy)]
 pub(crate) struct Rights {
     /// Only queues of the same group talk to each other.
@@ -31,7 +31,7 @@ pub(crate) struct Rights {
 }
 
 impl Rights {
-    /// Whether the user may have the queue.
+    /// Returns true if the user may have the queue.
     pub(crate) fn allow_queue(&self, id: QueueId) -> bool {
         let mask = self.cqs.get(id.tni.index()).copied().unwrap_or(0);
         mask >> id.cq.get() & 1 != 0

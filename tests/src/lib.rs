@@ -38,7 +38,7 @@ const TICK_NS: u64 = 1000;
 /// The time for which tests wait on the cluster's clock: longer than a device waits for an answer.
 pub const PATIENCE_NS: u64 = 2_000_000_000;
 
-/// How packets go over links in tests that do not depend on it: as the environment variable
+/// The carrier for tests that do not depend on it: as the environment variable
 /// `TOFU_TEST_LINKS` says, directly if it is not set.
 ///
 /// # Panics
@@ -86,7 +86,7 @@ pub fn machine(shape: Shape) -> MachineConfig {
     MachineConfig { links: links(), ..MachineConfig::of(generation(), shape) }
 }
 
-/// What all nodes of a cluster share.
+/// The state that all nodes of a cluster share.
 struct World {
     fabric: Arc<Fabric>,
     wires: Wires<Body>,
@@ -241,7 +241,7 @@ impl Deliver<Body> for Wire<'_> {
     }
 }
 
-/// What a device sees of its cluster.
+/// A device's view of its cluster.
 struct Surroundings {
     world: Weak<World>,
     node: usize,
@@ -435,7 +435,7 @@ impl Cluster {
         Endpoint::new(self, rank, &config(tni, cq), size)
     }
 
-    /// Like [`Cluster::endpoint`], with settings of its own.
+    /// Like [`Cluster::endpoint`], with its own settings.
     pub fn endpoint_with(&self, rank: u32, config: &CqConfig) -> Endpoint {
         Endpoint::new(self, rank, config, 64 << 10)
     }
@@ -462,7 +462,7 @@ impl Cluster {
         self.world.fabric.set_node(self.device(rank).coords(), up).unwrap();
     }
 
-    /// What the crossbar of node `rank` has counted.
+    /// The counters of the crossbar of node `rank`.
     pub fn xb_counters(&self, rank: u32) -> XbCounters {
         self.world.fabric.xb_counters(NodeId(rank)).unwrap()
     }
@@ -473,7 +473,7 @@ impl Cluster {
         self.world.fabric.set_link_errors(self.device(rank).coords(), port, errors).unwrap();
     }
 
-    /// What a port of node `rank` has counted.
+    /// The counters of a port of node `rank`.
     pub fn port_counters(&self, rank: u32, port: usize) -> PortCounters {
         self.world.fabric.port_counters(NodeId(rank), Port::from_index(port).unwrap()).unwrap()
     }
@@ -505,7 +505,7 @@ impl Cluster {
     }
 }
 
-/// How to open a queue of an interface: [`tni`] and [`cq`] of these numbers.
+/// The settings of a queue of an interface: [`tni`] and [`cq`] of these numbers.
 pub fn config(tni: u8, cq: u8) -> CqConfig {
     CqConfig::new(self::tni(tni), self::cq(cq))
 }
@@ -522,7 +522,7 @@ pub struct Endpoint {
     pub cq: Cq<InProcess>,
     /// The memory, aligned to 64 KiB.
     pub buffer: Buffer,
-    /// What it is registered as.
+    /// The STag of the memory.
     pub stag: Stag,
 }
 

@@ -14,7 +14,7 @@ use tofu_machine::{
 
 type Mail = (PartId, Vec<u8>);
 
-/// What leaves a part.
+/// A message that leaves a part.
 struct Outbox {
     own: PartId,
     boxes: Vec<Sender<Mail>>,
@@ -94,7 +94,7 @@ impl InParts {
     }
 }
 
-/// Delivers a part's mail from a thread of its own. All parts are present.
+/// Delivers a part's mail from its own thread. All parts are present.
 fn deliver<D: Drive>(machine: &MachineOf<D>, mail: Receiver<Mail>) {
     let network = machine.network().clone();
     let parts = network.part().map(|(parts, _)| parts.all().collect::<Vec<_>>());

@@ -33,7 +33,7 @@ fn config() -> CqConfig {
     tofu_tests::config(2, 3)
 }
 
-/// Whether the queue's interrupt message was sent since the last call.
+/// Returns true if the queue's interrupt message was sent since the last call.
 fn fired(end: &Endpoint) -> bool {
     let index = vector::cq(end.cq.tni(), end.cq.cq());
     // With a timeout of 0, `irq_wait` only polls.

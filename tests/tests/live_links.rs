@@ -1,4 +1,4 @@
-//! A machine with threads of its own on modelled links with many errors. All commands that several
+//! A machine with its own threads on modelled links with many errors. All commands that several
 //! queues at both ends post at once are carried out, and carried out once.
 
 use std::sync::Arc;

@@ -98,9 +98,9 @@ struct Expected {
     length: usize,
     /// At the initiator, the last notice.
     notice: Option<MrqId>,
-    /// At the target, if it is told.
+    /// At the target, if it gets one.
     halfway: Option<MrqId>,
-    /// TLPs, which have a notice of their own if the command asks for that.
+    /// TLPs, which have their own notice if the command asks for that.
     tlps: usize,
     old: Option<u64>,
 }

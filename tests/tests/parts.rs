@@ -54,7 +54,7 @@ fn to(end: &End) -> Target {
 }
 
 impl End {
-    /// How a command ends.
+    /// The result of a command.
     fn run(&mut self, order: &Order) -> Rcode {
         self.cq.post_and_ring(order, 0).unwrap();
         let start = Instant::now();

@@ -288,9 +288,9 @@ fn whatever_fails_and_comes_back_nothing_is_wrong_lost_untold_or_hangs() {
     }
 }
 
-/// What GET_PORT_STAT of the kernel driver reads, of a node whose router has failed and of its
-/// neighbours: the counters exist, and packets that met the dead ports are in them and nowhere
-/// else.
+/// The values that GET_PORT_STAT of the kernel driver reads, of a node whose router has failed and
+/// of its neighbours: the counters exist, and packets that met the dead ports are in them and
+/// nowhere else.
 #[test]
 fn registers_of_ports_are_there_after_a_node_has_failed() {
     let mut soak = Soak::new(7);

@@ -533,7 +533,7 @@ fn interrupts_come_if_asked_for() {
     stream.send(&[2; 128], LONG_NS).unwrap();
     assert!(far.platform().irq_wait(irq, 0));
     assert_eq!(sink.wait(loud, LONG_NS), Ok(ok(128)));
-    // Errors have a vector of their own.
+    // Errors have their own vector.
     assert!(!near.platform().irq_wait(vector::ERROR, 0));
     near.platform().bar0_read64(0x7000);
     assert!(near.platform().irq_wait(vector::ERROR, 0));

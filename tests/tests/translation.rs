@@ -94,7 +94,7 @@ impl Handmade {
     }
 }
 
-/// What to break, the code of the answer and the exception that accompanies it.
+/// The damage, the code of the answer and the exception that accompanies it.
 type Fault = (&'static str, fn(&Handmade), Rcode, CqsIrqs);
 
 const FAR: u64 = 0xff_0000_0000;

@@ -1,7 +1,7 @@
 //! Builds the programs for nodes and embeds them.
 //!
 //! Those of tools/guests run without an operating system. They are a workspace of their own (no
-//! std, panic = "abort"), so they get a cargo of their own. Those for Linux nodes are packages of
+//! std, panic = "abort"), so they get their own cargo. Those for Linux nodes are packages of
 //! this workspace, but linked statically, because there may be nothing else in a guest: another
 //! cargo builds all of them. Both build in the folder `programs` of the target folder, which all
 //! profiles share: the programs are the same for all. The first sentence of its documentation

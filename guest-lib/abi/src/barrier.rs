@@ -43,17 +43,17 @@ impl Profile {
         }
     }
 
-    /// Whether there is such a gate.
+    /// Returns true if there is such a gate.
     pub const fn has_gate(&self, tni: TniId, bg: BgId) -> bool {
         tni.get() < self.tnis && bg.get() < self.gates
     }
 
-    /// Whether there is such a channel.
+    /// Returns true if there is such a channel.
     pub const fn has_channel(&self, tni: TniId, bch: BchId) -> bool {
         tni.get() < self.tnis && bch.get() < self.channels
     }
 
-    /// Whether there is such a gate, and it is a start/end gate: that of a channel.
+    /// Returns true if there is such a gate, and it is a start/end gate: that of a channel.
     pub const fn has_start_gate(&self, tni: TniId, bg: BgId) -> bool {
         match bg.channel() {
             Some(bch) => self.has_channel(tni, bch),
@@ -61,7 +61,7 @@ impl Profile {
         }
     }
 
-    /// Whether there is such a gate on some node.
+    /// Returns true if there is such a gate on some node.
     pub const fn has_address(&self, address: BgAddress) -> bool {
         match (TniId::new(address.tni()), BgId::new(address.bg())) {
             (Some(tni), Some(bg)) => self.has_gate(tni, bg) && address.b() < 3,

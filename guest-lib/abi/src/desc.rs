@@ -295,7 +295,7 @@ impl Descriptor {
 
     /// A packet command, by `command`, for `length` bytes at the device address `pa`.
     ///
-    /// What `header1` tells beside the command is in [`Header1`]; what must lie at `pa`, in
+    /// `header1` has the fields besides the command, see [`Header1`]; what must lie at `pa` is in
     /// [`crate::frame`].
     pub const fn packet(command: Command, header1: Header1, length: u16, pa: u64) -> Self {
         Self([

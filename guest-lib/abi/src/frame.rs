@@ -52,7 +52,7 @@ pub const fn frame_around(bytes: usize) -> usize {
     ROUTING_HEADER_SIZE + if tlp < TLP_MIN { TLP_MIN } else { tlp }
 }
 
-/// Whether a frame can have so many bytes.
+/// Returns true if a frame can have so many bytes.
 pub const fn is_frame_size(bytes: usize) -> bool {
     bytes >= FRAME_MIN && bytes <= FRAME_MAX && (bytes - ROUTING_HEADER_SIZE) % TLP_UNIT == 0
 }
@@ -121,7 +121,7 @@ impl RoutingHeader {
 bitfield! {
     /// The first qword of the TLP.
     pub struct TlpHeader {
-        /// What it is, see [`TlpKind`].
+        /// The kind of TLP, see [`TlpKind`].
         kind / with_kind: u8 @ 0..=7,
         /// Bytes of payload.
         length / with_length: u16 @ 8..=19,
@@ -167,14 +167,14 @@ impl TlpHeader {
 pub enum TlpKind {
     /// A system packet.
     System = 1,
-    /// What a device reports to its own node; never sent. Its payload is a [`Report`].
+    /// A device's report to its own node; never sent. Its payload is a [`Report`].
     Report = 2,
 }
 
-/// What a device reports of a request of another node that it refused.
+/// A device's report of a request of another node that it refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// What the other node was answered, see [`Rcode`].
+    /// The answer that the other node got, see [`Rcode`].
     pub rcode: Rcode,
     /// Control queue of the initiator.
     pub source_cq: u8,

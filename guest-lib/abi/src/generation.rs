@@ -89,7 +89,8 @@ pub struct MemoryGroups {
 }
 
 impl MemoryGroups {
-    /// Whether the process with a control queue is in a group that is far from the interfaces.
+    /// Returns true if the process with a control queue is in a group that is far from the
+    /// interfaces.
     ///
     /// *Ours*: processes are dealt to the groups in turn, in the order of their control queues, the
     /// near ones first.
@@ -102,7 +103,7 @@ impl MemoryGroups {
     }
 }
 
-/// What a generation has.
+/// The properties of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Description {
     /// Its name in machine files and on command lines.
@@ -127,13 +128,13 @@ pub struct Description {
     pub barrier: Profile,
     /// Barrier channels of an interface that the system keeps for itself: the last ones.
     pub system_channels: u8,
-    /// Whether there are atomic commands (ARMW).
+    /// True if there are atomic commands (ARMW).
     pub atomics: bool,
     /// Bytes of data that descriptors bring along at most.
     pub piggyback: u8,
-    /// Whether control queues can be in session mode.
+    /// True if control queues can be in session mode.
     pub session_mode: bool,
-    /// Whether targets can put data into their caches.
+    /// True if targets can put data into their caches.
     pub cache_injection: bool,
     /// Parts of a global address.
     pub address: AddressBits,
@@ -143,7 +144,7 @@ pub struct Description {
     pub clock_khz: u32,
     /// Link ports of a node.
     pub ports: u8,
-    /// What each link is like.
+    /// The properties of each link.
     pub link: Link,
     /// Bytes a second of data on the bus between memory and interfaces, in either direction, if
     /// that is less than the interfaces can send.
@@ -260,7 +261,7 @@ impl Generation {
     /// TofuD, because those name interconnects and not machines.
     pub const NAMES: &str = "\"k\" or \"fx10\" (Tofu), \"fx100\" (Tofu2) or \"fugaku\" (TofuD)";
 
-    /// What it has.
+    /// Its properties.
     #[inline]
     pub const fn description(self) -> &'static Description {
         match self {
@@ -281,7 +282,7 @@ impl Generation {
         Self::ALL.into_iter().filter(move |generation| generation.description().device_id == id)
     }
 
-    /// What the register GENERATION of its devices reads (ours): the PCI device id, and above it
+    /// The value of the register GENERATION of its devices (ours): the PCI device id, and above it
     /// the place among those with the same id.
     pub const fn register(self) -> u64 {
         let place = matches!(self, Self::Fx10) as u64;
@@ -316,7 +317,8 @@ impl Generation {
     }
 }
 
-/// Whether a PCI function with this vendor and device id is a controller of some generation.
+/// Returns true if a PCI function with this vendor and device id is a controller of some
+/// generation.
 pub fn is_tofu((vendor, device): (u16, u16)) -> bool {
     vendor == VENDOR_ID && Generation::with_device_id(device).next().is_some()
 }
@@ -355,19 +357,19 @@ impl Description {
         core::array::from_fn(|tni| if tni < usize::from(barrier.tnis) { mask } else { 0 })
     }
 
-    /// Whether nodes have this network interface.
+    /// Returns true if nodes have this network interface.
     #[inline]
     pub const fn has_tni(&self, tni: TniId) -> bool {
         tni.get() < self.tnis
     }
 
-    /// Whether interfaces have this control queue.
+    /// Returns true if interfaces have this control queue.
     #[inline]
     pub const fn has_cq(&self, cq: CqId) -> bool {
         cq.get() < self.cqs
     }
 
-    /// Whether nodes have this barrier gate.
+    /// Returns true if nodes have this barrier gate.
     #[inline]
     pub const fn has_gate(&self, tni: TniId, bg: BgId) -> bool {
         self.barrier.has_gate(tni, bg)
@@ -383,7 +385,8 @@ impl Description {
         CqId::ALL.into_iter().take(self.cqs.into())
     }
 
-    /// Whether a device has this register. What it does not have reads 0 and ignores writes.
+    /// Returns true if a device has this register. What it does not have reads 0 and ignores
+    /// writes.
     #[inline]
     pub const fn has_register(&self, register: Register) -> bool {
         match register {
@@ -410,7 +413,7 @@ impl Description {
         }
     }
 
-    /// Whether there is this command.
+    /// Returns true if there is this command.
     #[inline]
     pub const fn has_command(&self, command: Command) -> bool {
         match command {

@@ -75,13 +75,13 @@ macro_rules! irq_sets {
                 self.0
             }
 
-            /// Whether there is no request.
+            /// Returns true if there is no request.
             #[inline]
             pub const fn is_empty(self) -> bool {
                 self.0 == 0
             }
 
-            /// Whether the sets have a request in common.
+            /// Returns true if the sets have a request in common.
             #[inline]
             pub const fn intersects(self, other: Self) -> bool {
                 self.0 & other.0 != 0
@@ -232,7 +232,7 @@ impl BgsIrqs {
     pub const EXCEPTIONS: Self = Self::ALL.without(Self::ACKNOWLEDGES);
 }
 
-/// What a link port can request.
+/// The interrupt requests of a link port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PortRequest {

@@ -131,7 +131,7 @@ impl PacketQueues {
         self.receive.slot() as usize
     }
 
-    /// Whether that slot, which has this content, was written.
+    /// Returns true if that slot, which has this content, was written.
     #[inline]
     pub const fn is_written(&self, entry: PrqEntry) -> bool {
         entry.f() == self.receive.flip()

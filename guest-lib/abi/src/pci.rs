@@ -1,4 +1,4 @@
-//! How the device shows up on PCI Express (ours: real TofuD sits on the processor's own
+//! The device on PCI Express (ours: real TofuD sits on the processor's own
 //! bus, at physical address 0x4000_0000).
 
 /// Vendor id (Fujitsu).

@@ -81,7 +81,7 @@ bitfield! {
         counter_unmatch / with_counter_unmatch: bool @ 5..=5,
         /// Flip bit.
         flip / with_flip: bool @ 7..=7,
-        /// How the command ended, see [`Rcode`].
+        /// The result of the command, see [`Rcode`].
         rcode / with_rcode: Rcode @ 8..=15,
         /// Bytes of the message.
         length / with_length: u32 @ 32..=55,
@@ -93,9 +93,9 @@ bitfield! {
     pub struct MrqWord0 {
         /// Flip bit.
         flip / with_flip: bool @ 7..=7,
-        /// What happened, see [`MrqId`].
+        /// The event, see [`MrqId`].
         id / with_id: u8 @ 8..=15,
-        /// How it ended, see [`Rcode`].
+        /// The result, see [`Rcode`].
         rcode / with_rcode: Rcode @ 16..=23,
         /// Path: A coordinate.
         pa / with_pa: u8 @ 28..=28,
@@ -154,7 +154,7 @@ bitfield! {
 }
 
 codes! {
-    /// What an MRQ entry tells. *Halfway* ids are seen at the target, the others at the initiator.
+    /// The kind of an MRQ entry. *Halfway* ids are seen at the target, the others at the initiator.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum MrqId {
         /// This node's memory was changed by an atomic command.
@@ -203,7 +203,7 @@ impl MrqId {
         mask
     }
 
-    /// Whether the notice is for a command of another node's queue.
+    /// Returns true if the notice is for a command of another node's queue.
     pub const fn is_halfway(self) -> bool {
         matches!(
             self,
@@ -215,8 +215,9 @@ impl MrqId {
         )
     }
 
-    /// Whether the notice is for the end of a command of the queue that it is in. Every command
-    /// that was sent has exactly one such notice, except raw and system packets, which have none.
+    /// Returns true if the notice is for the end of a command of the queue that it is in. Every
+    /// command that was sent has exactly one such notice, except raw and system packets, which have
+    /// none.
     pub const fn ends_own_command(self) -> bool {
         matches!(
             self,
@@ -251,7 +252,7 @@ impl MrqEntry {
         MrqWord1(self.0[1])
     }
 
-    /// What the entry tells, if its id is a known one.
+    /// The kind of the entry, if its id is a known one.
     pub fn id(&self) -> Option<MrqId> {
         MrqId::from_code(self.word0().id())
     }
@@ -285,7 +286,7 @@ bitfield! {
 bitfield! {
     /// A packet receive queue (PRQ) entry.
     pub struct PrqEntry {
-        /// What was received, see [`PrqRcode`].
+        /// The kind of the received packet, see [`PrqRcode`].
         rcode / with_rcode: u8 @ 0..=6,
         /// Flip bit.
         f / with_f: bool @ 7..=7,
@@ -319,14 +320,14 @@ impl PrqEntry {
         self.pa_units() << PACKET_BUFFER_SHIFT
     }
 
-    /// What was received, if the code is a known one.
+    /// The kind of the received packet, if the code is a known one.
     pub fn kind(self) -> Option<PrqRcode> {
         PrqRcode::from_code(self.rcode())
     }
 }
 
 codes! {
-    /// What a PRQ entry is about. The names are public; what exactly leads to which is ours.
+    /// The subject of a PRQ entry. The names are public; what exactly leads to which is ours.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum PrqRcode {
         /// A TLP of no known kind.

@@ -1,7 +1,7 @@
 //! Result codes of TCQ and MRQ entries.
 //!
 //! Public are 0, success, and 0x10, steering table disabled. All others are ours: each failure has
-//! a code of its own, so that a driver can tell what went wrong. A command that fails at its
+//! its own code, so that a driver can tell what went wrong. A command that fails at its
 //! initiator has the code in its TCQ entry and, unless it was refused before anything was sent, in
 //! its MRQ entry. A command that its target refuses, or that gets lost, has the code only in the
 //! MRQ entry: the TCQ entry of a command that was sent reports success. Raw and system packets have
@@ -118,7 +118,7 @@ impl Rcode {
         self.0
     }
 
-    /// Whether the command did what it should.
+    /// Returns true if the command did what it should.
     #[inline]
     pub const fn is_success(self) -> bool {
         self.0 == Self::SUCCESS.0
@@ -137,18 +137,18 @@ impl Rcode {
         if self.is_remote_address() { Self(self.0 - Self::REMOTE) } else { self }
     }
 
-    /// Whether the code reports an address at fault at the target.
+    /// Returns true if the code reports an address at fault at the target.
     pub const fn is_remote_address(self) -> bool {
         self.0 > 0x10 + Self::REMOTE && self.0 <= 0x1f + Self::REMOTE
     }
 
-    /// Whether this code in a TCQ entry says that the command was refused before anything was sent.
-    /// Then it has no notice.
+    /// Returns true if this code in a TCQ entry says that the command was refused before anything
+    /// was sent. Then it has no notice.
     pub const fn is_refused_unsent(self) -> bool {
         !self.is_success() && self.0 < Self::STEERING_TABLE_DISABLED.0
     }
 
-    /// Whether the code reports a fault of the command or memory on the initiator's side.
+    /// Returns true if the code reports a fault of the command or memory on the initiator's side.
     ///
     /// [`Rcode::STEERING_TABLE_DISABLED`] counts as local: the code alone does not tell.
     pub const fn is_local(self) -> bool {

@@ -819,7 +819,7 @@ bitfield! {
 }
 
 impl CqsMode {
-    /// Whether a node at (`x`, `y`, `z`) lies in the queue's subnet.
+    /// Returns true if a node at (`x`, `y`, `z`) lies in the queue's subnet.
     pub const fn subnet_allows(self, x: u8, y: u8, z: u8) -> bool {
         subnet_contains(self.nx(), self.sx(), self.lx(), x)
             && subnet_contains(self.ny(), self.sy(), self.ly(), y)
@@ -827,7 +827,7 @@ impl CqsMode {
     }
 }
 
-/// Whether coordinate `p` lies in the partition that starts at `s` and is `l` long on a
+/// Returns true if coordinate `p` lies in the partition that starts at `s` and is `l` long on a
 /// ring of `n`.
 ///
 /// As the public kernel driver checks it, except that a queue whose `n` is 0 as well

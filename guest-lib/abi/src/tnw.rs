@@ -47,7 +47,7 @@ pub const fn mark_offset(place: usize) -> u64 {
     WINDOW_RING + 8 * (place % WINDOW_PLACES) as u64
 }
 /// Of a window that is shared memory: a word that the device sets to 1 if TX_BELL must be written
-/// when there is something new, and to 0 while the device polls. It is on a cache line of its own.
+/// when there is something new, and to 0 while the device polls. It is on its own cache line.
 pub const BELL_OFFSET: u64 = WINDOW_RING + 8 * WINDOW_PLACES as u64;
 /// The longest store to a window: a buffer of a processor that combines writes (section 2.1).
 pub const MAX_STORE: usize = 64;
@@ -145,14 +145,14 @@ registers! {
         Control = 0x18, "CONTROL",
         /// Links that lead to a neighbour, by number.
         Present = 0x20, "PRESENT",
-        /// What went wrong, see [`Errors`]. Writing ones clears.
+        /// Errors that have occurred, see [`Errors`]. Writing ones clears.
         Errors = 0x28, "ERRORS",
         /// Stores to windows of links that do not exist, of sizes that no store has, across the
         /// end of a window, or while the device is disabled. All of these were dropped.
         StrayStores = 0x30, "STRAY_STORES",
         /// Accesses to registers that are not there or not of 4 or 8 bytes.
         BadAccesses = 0x38, "BAD_ACCESSES",
-        /// What the device can do, see [`Features`].
+        /// Abilities of the device, see [`Features`].
         Features = 0x40, "FEATURES",
     }
 }
@@ -203,7 +203,7 @@ macro_rules! link_counters {
         }
 
         impl LinkCounters {
-            /// What `read` reads.
+            /// The value that `read` reads.
             pub fn read(read: impl Fn(LinkReg) -> u64) -> Self {
                 Self { $($field: read(LinkReg::$reg),)* }
             }
@@ -279,7 +279,7 @@ registers! {
         Orphans = 0x90, "ORPHANS",
         /// Credits and Ngets that were refused.
         Refused = 0x98, "REFUSED",
-        /// What the window is, see [`Mode`].
+        /// The kind of window, see [`Mode`].
         TxMode = 0xa0, "TX_MODE",
         /// Of a window that is shared memory: written when something is new in it and the device
         /// does not poll. Reads 0.
@@ -348,7 +348,7 @@ pub struct WindowPlace {
     pub channel: Channel,
     /// Offset in the channel's ring of [`WINDOW_RING`] bytes.
     pub at: u64,
-    /// Whether the packet is the last one of its message.
+    /// True if the packet is the last one of its message.
     pub last: bool,
 }
 
@@ -450,7 +450,7 @@ bitfield! {
 }
 
 bitfield! {
-    /// What is written to CREDIT_START and NGET_START.
+    /// The value that is written to CREDIT_START and NGET_START.
     pub struct Start {
         /// Comes back in the notification word.
         tag / with_tag: u32 @ 0..=22,
@@ -460,12 +460,12 @@ bitfield! {
 }
 
 bitfield! {
-    /// What is written to CANCEL. A message that has begun ends with a packet of zeros.
+    /// The value that is written to CANCEL. A message that has begun ends with a packet of zeros.
     pub struct Cancel {
         /// All credits and Ngets end, including those in use. When the write is over the device no
         /// longer touches their memory.
         requests / with_requests: bool @ 0..=0,
-        /// What was stored to the window and not sent is thrown away. TX_HEAD becomes TX_TAIL.
+        /// Discards data that was stored to the window and not sent. TX_HEAD becomes TX_TAIL.
         window / with_window: bool @ 1..=1,
     }
 }
@@ -503,7 +503,7 @@ bitfield! {
 /// Sequence numbers of packets.
 pub const SEQUENCES: u16 = 1 << 12;
 
-/// How a credit or Nget ended.
+/// The result of a credit or Nget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Status {
@@ -549,7 +549,7 @@ impl Status {
         if (raw as usize) < Self::ALL.len() { Some(Self::ALL[raw as usize]) } else { None }
     }
 
-    /// What it means, for a message.
+    /// Its meaning for a message.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Ok => "done",

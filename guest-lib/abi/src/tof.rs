@@ -171,7 +171,7 @@ impl AllocStag {
     }
 }
 
-/// What an STag stands for: pages of the process, and how they are mapped.
+/// The memory behind an STag: pages of the process, and how they are mapped.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
     /// First byte that the process asked for.
@@ -206,7 +206,7 @@ impl Span {
         self.read_only
     }
 
-    /// Whether the public interface has one STag for both: it counts in pages of 64 KiB.
+    /// Returns true if the public interface has one STag for both: it counts in pages of 64 KiB.
     pub fn serves(&self, other: &Self) -> bool {
         let properties = |span: &Self| (span.base, span.large, span.read_only);
         properties(self) == properties(other)
@@ -237,7 +237,7 @@ impl Span {
         if is_range { self.start & !(self.range_page().bytes() - 1) } else { self.base }
     }
 
-    /// What the process reads of the STag in its translation table; `large` says whether the device
+    /// The word of the process's translation table for the STag; `large` says whether the device
     /// has large pages.
     pub const fn user_entry(&self, large: bool) -> u64 {
         let units = (self.end - self.base).div_ceil(BASE_ALIGN);
@@ -412,7 +412,7 @@ impl LoadRegister {
     }
 }
 
-/// What LOAD_RESOURCE reads.
+/// The value that LOAD_RESOURCE reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// A ring of a queue.

@@ -252,7 +252,7 @@ fn golden_interface(tni: TniId, map: &mut Vec<(u64, Register)>) {
     for bg in BgId::ALL {
         let page = 0x80_0000 + t + u64::from(bg.get()) * 0x1_0000;
         for (reg, (offset, name)) in BgsReg::ALL.iter().zip(BGS) {
-            // The 15 data qwords have a variant of their own; barrier channels exist only for
+            // The 15 data qwords have their own variant; barrier channels exist only for
             // the gates 0 to 15.
             if !name.starts_with("DATA_") && (bg.get() < 16 || *offset < 0x800) {
                 map.push((page + offset, Register::Bgs { tni, bg, reg: *reg }));

@@ -140,7 +140,7 @@ pub(crate) fn convert_start_info() {
     }
 }
 
-/// Whether a PVH loader has started this program.
+/// Returns true if a PVH loader has started this program.
 pub(crate) fn is_pvh() -> bool {
     // SAFETY: written by the boot stub, before anything else.
     unsafe { pvh_info != 0 }

@@ -9,7 +9,7 @@ unsafe impl Sync for Line {}
 
 static LINE: Line = Line(Cell::new(""));
 
-/// What the VMM passed as kernel command line; empty if that is not UTF-8.
+/// The kernel command line from the VMM; empty if that is not UTF-8.
 pub fn command_line() -> &'static str {
     LINE.0.get()
 }

@@ -45,7 +45,7 @@ const NAMES: [&str; 22] = [
     "control protection",
 ];
 
-/// Entered from ring 0 on a stack of its own, interrupts off.
+/// Entered from ring 0 on its own stack, interrupts off.
 #[unsafe(no_mangle)]
 extern "C" fn report_exception() -> ! {
     // SAFETY: ring 0 filled it in before it came here, and nothing changes it.

@@ -42,7 +42,7 @@ pub struct Device {
     device: u16,
 }
 
-/// What is wrong with a device.
+/// The reason why a device cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Error {
     /// There is no memory BAR of that index, or it has no address.
@@ -146,7 +146,7 @@ impl Device {
         Ok(Msix { device: *self, capability, control, vectors, table: base + offset as usize })
     }
 
-    /// What the device may do on the bus: its command register.
+    /// The rights of the device on the bus: its command register.
     pub fn command(&self) -> u16 {
         self.config_read(COMMAND) as u16
     }

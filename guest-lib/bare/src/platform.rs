@@ -40,7 +40,7 @@ pub enum Error {
 #[derive(Debug)]
 pub struct BarePlatform {
     device: pci::Device,
-    /// What the device was allowed to do before.
+    /// The rights that the device had before.
     command: u16,
     registers: usize,
     /// Bytes of them.
@@ -220,7 +220,7 @@ impl Windows for BarePlatform {
     }
 }
 
-/// Whether there is a word at an offset of the windows.
+/// Returns true if there is a word at an offset of the windows.
 const fn is_word(offset: u64) -> bool {
     offset.is_multiple_of(8) && offset < WINDOW_BAR_SIZE
 }

@@ -11,9 +11,9 @@ use tofu_utofu::{Code, Context, Error, Provider, VbgSetting};
 
 use crate::plan::{Algorithm, Choice, Costs, GateOf, GroupShape, NoChoice, Plan, choices};
 
-/// How members tell each other things while a group is made: by MPI, by files, by Puts.
+/// The exchange among members while a group is made: by MPI, by files, by Puts.
 pub trait Exchange {
-    /// What can go wrong.
+    /// The error of an exchange.
     type Error;
 
     /// Every member contributes the same number of values, and gets those of all members, by rank.

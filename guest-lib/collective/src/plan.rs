@@ -1,4 +1,4 @@
-//! How gates are linked: from the members of a group to the links of each member's gates.
+//! Plans of linked gates: from the members of a group to the links of each member's gates.
 //!
 //! A gate has at most two inputs, one from a gate of the same member and one from a gate of another
 //! member, and at most two outputs of the same kinds. Gate 0 of each member is its start and end
@@ -41,7 +41,7 @@ pub struct Links {
     pub dst_remote: Option<GateOf>,
 }
 
-/// How the gates of all members are linked.
+/// A way to link the gates of all members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     members: Vec<Vec<Links>>,
@@ -170,7 +170,7 @@ impl GroupShape {
 /// More members than this are not planned for.
 pub const MAX_MEMBERS: u32 = 1 << 20;
 
-/// What cannot be planned.
+/// The reason why a group cannot be planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("a group of {members} members: there are 1 to {MAX_MEMBERS}")]
 pub struct BadGroup {
@@ -188,7 +188,7 @@ impl Algorithm {
         Self::DoubleRing,
     ];
 
-    /// How a group's gates are linked.
+    /// The way a group's gates are linked.
     ///
     /// # Errors
     ///
@@ -511,7 +511,7 @@ pub struct Choice {
     pub algorithm: Algorithm,
     /// The links.
     pub plan: Plan,
-    /// What a round takes by the costs, in nanoseconds.
+    /// The time of a round by the costs, in nanoseconds.
     pub nanoseconds: u32,
 }
 

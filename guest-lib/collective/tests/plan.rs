@@ -64,7 +64,7 @@ impl Machine {
         }
     }
 
-    /// Whether a member may start its next round.
+    /// Returns true if a member may start its next round.
     fn may_start(&self, member: usize) -> bool {
         let started = self.started[member];
         started == self.results[member].len() && started < self.inputs[member].len()

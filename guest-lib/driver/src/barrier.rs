@@ -330,7 +330,7 @@ pub struct Channel<P: Platform> {
     nap_ns: u64,
     rounds: Rounds<P::Dma, DevicePage<P>>,
     gates: Vec<(TniId, BgId)>,
-    /// Whether the acknowledges have been cleared without an interrupt since. Then the end of the
+    /// True if the acknowledges have been cleared without an interrupt since. Then the end of the
     /// round raises an interrupt.
     armed: bool,
     open: bool,
@@ -481,7 +481,7 @@ impl<P: Platform> Channel<P> {
         self.rounds.bseq()
     }
 
-    /// Whether a round has been started whose outcome has not been taken yet.
+    /// Returns true if a round has been started whose outcome has not been taken yet.
     pub fn is_running(&self) -> bool {
         self.rounds.is_running()
     }
@@ -600,8 +600,8 @@ impl<P: Platform> Channel<P> {
         self.gates.iter().map(pending).fold(BgsIrqs::NONE, BgsIrqs::union) & BgsIrqs::EXCEPTIONS
     }
 
-    /// Whether the channel's gates are enabled, as they are until it is closed or the device is
-    /// reset.
+    /// Returns true if the channel's gates are enabled, as they are until it is closed or the
+    /// device is reset.
     pub fn is_enabled(&self) -> bool {
         let state = |&(tni, bg): &(TniId, BgId)| bgs_page(tni, bg) + BgsReg::State.offset();
         let platform = self.device().platform();

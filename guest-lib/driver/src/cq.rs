@@ -487,7 +487,7 @@ impl<P: Platform> Cq<P> {
         self.rings.acknowledge_mrq();
     }
 
-    /// Whether [`Cq::poll_tcq`] or [`Cq::poll_mrq`] would return an entry.
+    /// Returns true if [`Cq::poll_tcq`] or [`Cq::poll_mrq`] would return an entry.
     pub fn is_ready(&self) -> bool {
         self.rings.is_ready()
     }

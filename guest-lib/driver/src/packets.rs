@@ -130,7 +130,7 @@ pub struct Sent {
 }
 
 impl Sent {
-    /// Whether the network has accepted the packet.
+    /// Returns true if the network has accepted the packet.
     pub const fn is_success(&self) -> bool {
         self.rcode.is_success()
     }
@@ -544,7 +544,7 @@ impl<P: Platform> Packets<P> {
         self.fetched.pop_front()
     }
 
-    /// Whether [`Packets::poll_fetched`] would return a result.
+    /// Returns true if [`Packets::poll_fetched`] would return a result.
     pub fn has_fetched(&self) -> bool {
         !self.fetched.is_empty()
     }
@@ -560,7 +560,7 @@ impl<P: Platform> Packets<P> {
         self.queues.is_written(entry).then_some(entry)
     }
 
-    /// Whether [`Packets::recv`] would return a packet.
+    /// Returns true if [`Packets::recv`] would return a packet.
     pub fn is_ready(&self) -> bool {
         self.next().is_some()
     }

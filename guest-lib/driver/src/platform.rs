@@ -79,7 +79,7 @@ pub trait DmaBuffer {
     /// Size in bytes.
     fn len(&self) -> usize;
 
-    /// Whether the buffer has no bytes.
+    /// Returns true if the buffer has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -34,7 +34,7 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Whether the command succeeded.
+    /// Returns true if the command succeeded.
     pub const fn is_success(&self) -> bool {
         self.rcode.is_success()
     }
@@ -47,7 +47,7 @@ pub type Notice = MrqEntry;
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     cookie: u64,
-    /// Whether the completion of the command belongs to a later slot.
+    /// True if the completion of the command belongs to a later slot.
     silent: bool,
 }
 
@@ -319,7 +319,7 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
         self.memory.toq.store_u64(self.slot(count) * DESC_SIZE, header.0, Ordering::Release);
     }
 
-    /// Whether all commands before `count` are complete, reaped or not.
+    /// Returns true if all commands before `count` are complete, reaped or not.
     fn is_complete(&self, count: u64) -> bool {
         if self.reap.count() >= count {
             return true;
@@ -384,7 +384,7 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
         self.page.write(CqReg::MrqFullPointer.offset(), self.full_pointer);
     }
 
-    /// Whether [`Rings::poll_tcq`] or [`Rings::poll_mrq`] would return an entry.
+    /// Returns true if [`Rings::poll_tcq`] or [`Rings::poll_mrq`] would return an entry.
     pub fn is_ready(&self) -> bool {
         self.tcq_ready() || self.load_mrq().is_some()
     }

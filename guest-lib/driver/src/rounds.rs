@@ -82,7 +82,7 @@ impl<D: DmaBuffer, G: UserPage> Rounds<D, G> {
         self.bseq
     }
 
-    /// Whether a round has been started whose outcome has not been taken yet.
+    /// Returns true if a round has been started whose outcome has not been taken yet.
     pub const fn is_running(&self) -> bool {
         self.running
     }

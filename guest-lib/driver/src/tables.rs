@@ -69,7 +69,7 @@ impl Stag {
         self.len
     }
 
-    /// Whether no memory is registered. This is never the case for an STag made by a queue.
+    /// Returns true if no memory is registered. This is never the case for an STag made by a queue.
     pub const fn is_empty(self) -> bool {
         self.len == 0
     }
@@ -281,7 +281,7 @@ pub(crate) struct Memory<'a> {
     pub(crate) ranges: &'a [MemoryRange],
     /// The size of its pages.
     pub(crate) page: PageSize,
-    /// What peers may do with it.
+    /// The access that peers have.
     pub(crate) access: Access,
 }
 

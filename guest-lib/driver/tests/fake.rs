@@ -82,9 +82,9 @@ struct State {
     fired: bool,
     /// Called during the next sleep.
     on_sleep: Option<fn(&mut State)>,
-    /// Whether STATUS keeps CQ_ENABLE and CACHE_FLUSH_BUSY whatever is written.
+    /// True if STATUS keeps CQ_ENABLE and CACHE_FLUSH_BUSY whatever is written.
     stuck: bool,
-    /// Whether the device lacks the register by which interrupts are requested.
+    /// True if the device lacks the register by which interrupts are requested.
     old: bool,
 }
 

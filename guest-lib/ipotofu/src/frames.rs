@@ -35,12 +35,12 @@ pub struct Config {
     pub mtu: u16,
     /// Number of frames in several fragments that can be received at a time.
     pub reassemblies: usize,
-    /// Whether this node accepts offloaded frames, see [`crate::offload`].
+    /// True if this node accepts offloaded frames, see [`crate::offload`].
     pub offload: bool,
-    /// Whether broadcasts of this node are acknowledged hop by hop, so that they are routed around
+    /// True if broadcasts of this node are acknowledged hop by hop, so that they are routed around
     /// nodes that have a device but do not listen.
     pub acknowledge: bool,
-    /// Whether this node fetches long frames of others, and lets nodes that do the same fetch its
+    /// True if this node fetches long frames of others, and lets nodes that do the same fetch its
     /// own, see [`crate::rendezvous`]. It needs [`Config::offload`].
     pub rendezvous: bool,
 }
@@ -165,7 +165,7 @@ impl Core {
         self.outbound.last_loss()
     }
 
-    /// Whether nothing has to be done after some time.
+    /// Returns true if nothing has to be done after some time.
     pub(crate) fn is_settled(&self) -> bool {
         self.outbound.is_settled()
     }
@@ -196,7 +196,7 @@ impl Core {
         self.replies.pop_front()
     }
 
-    /// Whether [`Core::take_reply`] would return an answer.
+    /// Returns true if [`Core::take_reply`] would return an answer.
     pub fn has_reply(&self) -> bool {
         !self.replies.is_empty()
     }

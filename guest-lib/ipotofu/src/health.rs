@@ -48,7 +48,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether a packet with this header is a report.
+    /// Returns true if a packet with this header is a report.
     pub fn is_report(header: &[u8]) -> bool {
         header.first() == Some(&REPORT)
     }
@@ -239,7 +239,7 @@ impl<S: Storage> Health<S> {
         }
     }
 
-    /// Whether no dead link is known.
+    /// Returns true if no dead link is known.
     pub fn is_quiet(&self, now_ns: u64) -> bool {
         self.own() == 0 && self.until_ns.load(Ordering::Relaxed) <= now_ns
     }
@@ -253,7 +253,7 @@ impl<S: Storage> Health<S> {
         said | self.noted.dead(node, now_ns, u64::MAX)
     }
 
-    /// Whether the link of a node's port was reported dead at either end.
+    /// Returns true if the link of a node's port was reported dead at either end.
     pub fn is_dead(&self, node: Coords, port: Port, now_ns: u64) -> bool {
         let is_set = |mask: u16, port: Port| mask >> port.index() & 1 != 0;
         is_set(self.said_of(node, now_ns), port)
@@ -270,8 +270,8 @@ impl<S: Storage> Health<S> {
         dead.fold(0, |mask, port| mask | 1 << port.index())
     }
 
-    /// Whether links that are known to be dead cut a node off from this one, alone or with a few
-    /// others, such as those of a failed board: no node reports the links between them.
+    /// Returns true if links that are known to be dead cut a node off from this one, alone or with
+    /// a few others, such as those of a failed board: no node reports the links between them.
     pub fn is_cut_off(&self, node: Coords, now_ns: u64) -> bool {
         if self.is_quiet(now_ns) {
             return false;
@@ -299,7 +299,7 @@ impl<S: Storage> Health<S> {
         node != self.me
     }
 
-    /// Whether no link on a packet's route from this node is known to be dead.
+    /// Returns true if no link on a packet's route from this node is known to be dead.
     pub fn is_clear(&self, target: &PacketTarget, now_ns: u64) -> bool {
         self.is_quiet(now_ns)
             || self.walk(self.me, target.node, target.path, Some(target.distances), now_ns)
@@ -407,12 +407,12 @@ impl Reporter {
         }
     }
 
-    /// Whether no reports are to be sent right now.
+    /// Returns true if no reports are to be sent right now.
     pub fn is_settled(&self) -> bool {
         self.next == NodeId::NOWHERE
     }
 
-    /// Whether there is nothing to report as long as no port of this node is dead, so that
+    /// Returns true if there is nothing to report as long as no port of this node is dead, so that
     /// [`Reporter::step`] need not be called.
     pub fn is_silent(&self) -> bool {
         self.is_settled() && self.report.dead == 0 && self.farewells == 0

@@ -24,9 +24,9 @@ const MAX_OBSERVED: usize = 256;
 pub struct Limits {
     /// Maximum size of a complete frame, in bytes.
     pub frame: usize,
-    /// Whether offloaded frames, which may have any length, are accepted.
+    /// True if offloaded frames, which may have any length, are accepted.
     pub offload: bool,
-    /// Whether broadcasts are accepted.
+    /// True if broadcasts are accepted.
     pub broadcasts: bool,
     /// Number of frames in several fragments that can be received at a time.
     pub reassemblies: usize,
@@ -48,7 +48,7 @@ pub struct Incoming<'a> {
     pub body: &'a [u8],
 }
 
-/// What a packet contains.
+/// The content of a packet.
 #[derive(Clone, Copy, Debug)]
 pub enum Arrival<'a> {
     /// A message about frames that are fetched, see [`Inbound::message`].
@@ -237,7 +237,7 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
         }
     }
 
-    /// Whether `from` may relay broadcasts of `origin` to this node: it must be on the way.
+    /// Returns true if `from` may relay broadcasts of `origin` to this node: it must be on the way.
     fn may_relay(&self, from: Coords, origin: Coords) -> bool {
         self.limits.broadcasts
             && origin != self.me

@@ -477,7 +477,7 @@ impl<P: Platform> Link<P> {
         None
     }
 
-    /// Whether this node is fetching frames.
+    /// Returns true if this node is fetching frames.
     pub fn is_fetching(&self) -> bool {
         self.fetches.are_under_way()
     }
@@ -488,7 +488,7 @@ impl<P: Platform> Link<P> {
         self.core.introduce(node)
     }
 
-    /// Whether a frame of any length could be sent now.
+    /// Returns true if a frame of any length could be sent now.
     pub fn has_room(&mut self) -> bool {
         let needed = self.config().max_frame().div_ceil(FRAGMENT_MAX);
         if self.packets.free() < needed {
@@ -686,7 +686,7 @@ impl<P: Platform> Link<P> {
         }
     }
 
-    /// Whether the next packet must wait for frames of its origin that are being fetched.
+    /// Returns true if the next packet must wait for frames of its origin that are being fetched.
     fn next_waits(&mut self) -> bool {
         let Self { packets, fetches, .. } = self;
         let next = || {
@@ -714,12 +714,12 @@ impl<P: Platform> Link<P> {
         true
     }
 
-    /// Whether there may be something to receive.
+    /// Returns true if there may be something to receive.
     pub fn is_ready(&self) -> bool {
         self.core.has_reply() || self.packets.is_ready() || self.packets.has_fetched()
     }
 
-    /// Whether nothing in flight needs [`Link::flush`] from time to time.
+    /// Returns true if nothing in flight needs [`Link::flush`] from time to time.
     pub fn is_settled(&self) -> bool {
         self.packets.under_way() == 0 && self.core.is_settled() && !self.is_fetching()
     }

@@ -53,7 +53,7 @@ impl Reply {
     }
 }
 
-/// How a multicast frame is handled.
+/// The treatment of a multicast frame.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
     /// This is the answer. The query need not be sent.
@@ -167,7 +167,7 @@ impl LocalNode {
         let Ok(node) = self.owner(addr::node_of_ipv6(self.machine, target))? else {
             return Some(Answer::Silence);
         };
-        // A node that asks without an address of its own checks whether it may use this one.
+        // A node that asks without its own address checks whether it may use this one.
         let probe = source == [0; 16];
         let (to, to_mac, flags) = if probe {
             (ALL_NODES, ALL_NODES_MAC, OVERRIDE)

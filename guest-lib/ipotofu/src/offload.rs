@@ -69,7 +69,7 @@ pub struct Metadata {
     pub segments: Segments,
     /// Size of the payload of each segment but the last, in bytes.
     pub size: u16,
-    /// Whether the connection uses explicit congestion notification: only the first segment has
+    /// True if the connection uses explicit congestion notification: only the first segment has
     /// CWR.
     pub ecn: bool,
 }
@@ -79,7 +79,7 @@ pub struct Metadata {
 pub struct BadMetadata;
 
 impl Metadata {
-    /// Whether nothing is left to do.
+    /// Returns true if nothing is left to do.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

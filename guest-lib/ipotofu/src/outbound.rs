@@ -26,24 +26,24 @@ pub use queue::{Ended, Outgoing, PacketQueue, Purpose, Tag};
 use relay::Relay;
 use ways::Ways;
 
-/// How a node sends.
+/// The settings for sending.
 #[derive(Clone, Copy, Debug)]
 pub struct Sending {
     /// The node.
     pub node: LocalNode,
     /// The TNI that it sends by, and those of the other nodes that receive it.
     pub tni: TniId,
-    /// What it announces of itself.
+    /// The abilities that it announces.
     pub says: Capabilities,
     /// Size of the longest frame without offload metadata, in bytes.
     pub max_frame: usize,
-    /// Whether its broadcasts are acknowledged hop by hop.
+    /// True if its broadcasts are acknowledged hop by hop.
     pub acknowledge: bool,
-    /// Whether it reports its dead ports to other nodes.
+    /// True if it reports its dead ports to other nodes.
     pub reports: bool,
     /// When it tests its ports, see [`Ports::new`].
     pub quiet_beats: u32,
-    /// Whether it tests its ports at first.
+    /// True if it tests its ports at first.
     pub suspect: bool,
 }
 
@@ -112,7 +112,7 @@ impl<S: Storage> Outbound<S> {
         &self.sending.node
     }
 
-    /// What this node announces of itself.
+    /// The abilities that this node announces.
     pub fn says(&self) -> Capabilities {
         self.sending.says
     }
@@ -152,7 +152,7 @@ impl<S: Storage> Outbound<S> {
         self.last_loss = Some(rcode);
     }
 
-    /// Whether nothing needs [`Outbound::expire`] and [`Outbound::report`] soon.
+    /// Returns true if nothing needs [`Outbound::expire`] and [`Outbound::report`] soon.
     pub fn is_settled(&self) -> bool {
         self.relay.is_settled() && self.reporter.as_ref().is_none_or(Reporter::is_settled)
     }
@@ -304,7 +304,7 @@ impl Sending {
     }
 }
 
-/// Whether at least half of a queue's buffers are free.
+/// Returns true if at least half of a queue's buffers are free.
 fn has_half(queue: &impl PacketQueue) -> bool {
     queue.room() > queue.size() / 2
 }

@@ -33,7 +33,7 @@ pub struct Ports {
     ports: [PortState; Port::COUNT],
     /// Ports with a test packet in flight, one bit each.
     asked: u16,
-    /// Whether a packet has met a dead link since the last test.
+    /// True if a packet has met a dead link since the last test.
     suspect: bool,
     /// Calls of [`Ports::look`] since the last test, and the number after which a test is due
     /// anyway.
@@ -54,7 +54,7 @@ impl Ports {
         Self { ports, asked: 0, suspect, beats: 0, quiet_beats, carrier }
     }
 
-    /// Whether any link worked at the last test.
+    /// Returns true if any link worked at the last test.
     pub fn carrier(&self) -> bool {
         self.carrier
     }
@@ -92,8 +92,8 @@ impl Ports {
         self.ports.iter().rev().fold(0, |mask, state| mask << 1 | down(state))
     }
 
-    /// Whether a test is due: at each call if a port is known or suspected to be down, otherwise
-    /// at every few calls.
+    /// Returns true if a test is due: at each call if a port is known or suspected to be down,
+    /// otherwise at every few calls.
     fn is_time(&mut self) -> bool {
         self.beats = self.beats.saturating_add(1);
         if self.asked != 0 {

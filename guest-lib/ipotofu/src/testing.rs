@@ -13,7 +13,7 @@ use crate::outbound::{PacketQueue, Purpose, Tag};
 pub struct Posted {
     /// Where it goes.
     pub target: PacketTarget,
-    /// What it is sent for.
+    /// Its purpose.
     pub purpose: Purpose,
     /// Its payload.
     pub payload: Vec<u8>,

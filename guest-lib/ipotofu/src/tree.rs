@@ -74,7 +74,7 @@ pub fn parent(shape: &Shape, origin: Coords, node: Coords) -> Option<Coords> {
     Some(parent)
 }
 
-/// Whether `node` is on the way from `origin` to `to`, or is `origin`.
+/// Returns true if `node` is on the way from `origin` to `to`, or is `origin`.
 pub fn is_ancestor(shape: &Shape, origin: Coords, node: Coords, to: Coords) -> bool {
     let mut at = to;
     for _ in 0..MAX_DEPTH {

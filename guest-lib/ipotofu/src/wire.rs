@@ -201,7 +201,7 @@ impl<'a> Packet<'a> {
         PacketKind::from_code(self.header.version_kind & 0xf)
     }
 
-    /// Whether the sender accepts [`PacketKind::Offloaded`].
+    /// Returns true if the sender accepts [`PacketKind::Offloaded`].
     pub fn takes_offloaded(&self) -> bool {
         self.header.flags & TAKES_OFFLOADED != 0
     }
@@ -217,9 +217,9 @@ impl<'a> Packet<'a> {
 pub struct Repr {
     /// The kind of the packet.
     pub kind: PacketKind,
-    /// Whether the origin of the frame accepts [`PacketKind::Offloaded`].
+    /// True if the origin of the frame accepts [`PacketKind::Offloaded`].
     pub takes_offloaded: bool,
-    /// Whether it is a broadcast that asks for [`PacketKind::Acknowledgement`].
+    /// True if it is a broadcast that asks for [`PacketKind::Acknowledgement`].
     pub acknowledge: bool,
     /// Size of the whole frame and its metadata, in bytes.
     pub total: u16,
@@ -265,7 +265,7 @@ impl Repr {
         Self::parse(&Packet::new_checked(header).ok()?, body.len()).ok()
     }
 
-    /// Whether the lengths are valid: each fragment but the last has the maximum size.
+    /// Returns true if the lengths are valid: each fragment but the last has the maximum size.
     fn is_consistent(&self) -> bool {
         let (total, offset) = (usize::from(self.total), usize::from(self.offset));
         if self.kind == PacketKind::Acknowledgement {
@@ -279,7 +279,7 @@ impl Repr {
             && (self.sum == 0 || !self.is_whole() || self.kind == PacketKind::Offloaded)
     }
 
-    /// Whether the fragment is the whole frame.
+    /// Returns true if the fragment is the whole frame.
     pub const fn is_whole(&self) -> bool {
         self.length == self.total
     }
@@ -304,8 +304,8 @@ impl Repr {
         FragmentKey { origin: self.origin, id: self.id, offset: self.offset }
     }
 
-    /// Whether frames of this kind and total length have a sum. An offloaded frame has no checksum
-    /// of its own that would detect damage.
+    /// Returns true if frames of this kind and total length have a sum. An offloaded frame has no
+    /// checksum of its own that would detect damage.
     pub fn is_summed(kind: PacketKind, total: usize) -> bool {
         total > FRAGMENT_MAX || kind == PacketKind::Offloaded
     }
@@ -380,7 +380,7 @@ pub struct FragmentKey {
 pub struct Fragment<'a> {
     /// The node that it goes to next.
     pub to: Coords,
-    /// Whether it is part of a broadcast.
+    /// True if it is part of a broadcast.
     pub broadcast: bool,
     /// Its header.
     pub header: [u8; HEADER_SIZE],

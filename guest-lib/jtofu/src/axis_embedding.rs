@@ -19,7 +19,7 @@ const SEARCH_STEPS: u32 = 30_000;
 /// Places between bad rows from which a ribbon is tried.
 const RIBBON_STARTS: usize = 64;
 
-/// How an embedding is laid through its grid.
+/// The layout of an embedding in a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Lay {
     /// A ring through all places.
@@ -38,7 +38,7 @@ enum Lay {
 pub(crate) struct StrandPlan {
     /// Lengths of the grid, with 1 for axes that the embedding does not use.
     pub(crate) lens: [u8; 6],
-    /// Whether the last place will be a neighbour of the first.
+    /// True if the last place will be a neighbour of the first.
     pub(crate) closed: bool,
     lay: Lay,
     /// Number of places of the embedding.
@@ -339,7 +339,7 @@ fn snake(lens: &[u8; 6]) -> Vec<GridPoint> {
     line
 }
 
-/// How a ring passes through all places of a grid.
+/// The order in which a ring visits all places of a grid.
 enum Column {
     /// This is the only axis, and it is closed by itself.
     Alone(usize),
@@ -420,8 +420,8 @@ fn exits(gaps: &[Option<u8>], len: u32) -> Option<(Vec<u8>, Vec<bool>)> {
 /// Decides this for exactly these rows, with `spare` places to be left out in addition to the gaps.
 fn exits_of(gaps: &[Option<u8>], spare: usize) -> Option<(Vec<u8>, Vec<bool>)> {
     const SPARE: usize = 6;
-    /// How a state was reached: the free place before, the spare count before, and whether the row
-    /// is whole.
+    /// The predecessor of a state: the free place before, the spare count before, and whether the
+    /// row is whole.
     type From = Option<(u8, u8, bool)>;
     let mut steps: Vec<[[From; SPARE]; 3]> = Vec::with_capacity(gaps.len());
     for (row, gap) in gaps.iter().enumerate() {

@@ -110,7 +110,7 @@ pub enum MapError {
         shape.nodes(), hint(.smaller)
     )]
     TooFew {
-        /// What the job asked for.
+        /// The request of the job.
         shape: LogicalShape,
         /// Shape of the machine.
         machine: Shape,
@@ -127,13 +127,13 @@ pub enum MapError {
         hint(.smaller)
     )]
     None {
-        /// What the job asked for.
+        /// The request of the job.
         shape: LogicalShape,
         /// Shape of the machine.
         machine: Shape,
-        /// Whether nodes or links have failed.
+        /// True if nodes or links have failed.
         failures: bool,
-        /// Whether open axes were refused.
+        /// True if open axes were refused.
         closed: bool,
         /// A shape with one axis shorter that fits.
         smaller: Option<LogicalShape>,
@@ -149,7 +149,7 @@ fn hint(smaller: &Option<LogicalShape>) -> String {
 pub struct AxisMap {
     /// Length in nodes.
     pub len: u32,
-    /// Whether its last node is a neighbour of its first.
+    /// True if its last node is a neighbour of its first.
     pub closed: bool,
     /// The axes of the machine that it is folded from, and how much of each it spans.
     pub folded: Vec<(Axis, u8)>,
@@ -208,7 +208,7 @@ impl Folding {
 }
 
 impl RankMap {
-    /// Finds nodes for a job: each place of its torus gets a node of its own, and neighbours are
+    /// Finds nodes for a job: each place of its torus gets its own node, and neighbours are
     /// one hop apart. Failed nodes and links are not used.
     ///
     /// Each axis of the job is folded from axes of the machine, into a ring if possible. Maps with

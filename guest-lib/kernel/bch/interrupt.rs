@@ -98,7 +98,7 @@ impl kirq::Handler for Handler {
             if !masked.is_empty() {
                 self.device.write(gate, BgsReg::Imr, masked.raw());
             }
-            // Nobody else writes it.
+            // It is written only here.
             self.seen
                 .store(self.seen.load(Relaxed) | pending.raw(), Relaxed);
             let GateId { tni, bg } = gate;

@@ -25,7 +25,7 @@ const CODES: Codes<CqsIrqs> = &[
 /// A queue's interrupt. Dropping it waits for a handler that runs.
 pub(super) type Registration = Pin<KBox<kirq::Registration<'static, Handler>>>;
 
-/// What handles the interrupt.
+/// The handler of the interrupt.
 pub(super) struct Handler {
     device: Arc<Device>,
     id: QueueId,

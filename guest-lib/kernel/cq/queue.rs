@@ -30,7 +30,7 @@ use super::ring::Ring;
 use super::stag::Stag;
 use super::tables::Tables;
 
-/// What INIT_CQ made.
+/// The queue that INIT_CQ made.
 pub(super) struct Open {
     irq: Option<interrupt::Registration>,
     /// TOQ, TCQ, MRQ.
@@ -40,10 +40,10 @@ pub(super) struct Open {
     pub(super) end: u32,
 }
 
-/// What the lock of the same name guards.
+/// The data that the lock of the same name guards.
 pub(super) struct Shared {
     pub(super) tables: Option<Tables>,
-    /// Whether the device works for the queue.
+    /// True if the device works for the queue.
     pub(super) enabled: bool,
     /// A ring was unmapped: the queue has stopped for good.
     pub(super) ring_gone: bool,
@@ -146,7 +146,7 @@ impl Cq {
         }
     }
 
-    /// Whether a reset of the device has ended the queue.
+    /// Returns true if a reset of the device has ended the queue.
     pub(crate) fn is_lost(&self) -> bool {
         let epoch = self.epoch.load(Relaxed);
         epoch != NO_EPOCH && !self.device.is_in(epoch)
@@ -265,7 +265,7 @@ impl Cq {
     /// Turns the queue on, of which the device was told in that epoch.
     fn start(&self, tables: Tables, epoch: u64) -> Result {
         let mut shared = self.shared.lock();
-        // Whoever begins a reset takes the lock after it has ended the epoch.
+        // The beginning of a reset takes the lock after it has ended the epoch.
         if !self.device.is_in(epoch) {
             return Err(EIO);
         }
@@ -305,7 +305,7 @@ impl Cq {
                 return stopped;
             }
         }
-        // A reset ends all that the device does. Whoever prepares it may want the lock.
+        // A reset ends all that the device does. Its preparation may want the lock.
         self.device.wait_for_reset().is_ok()
     }
 
@@ -342,8 +342,8 @@ impl Cq {
     /// `vma` must be an area of `len` bytes that the kernel is setting up.
     pub(crate) unsafe fn map_table(&self, vma: *mut bindings::vm_area_struct, len: u64) -> Result {
         self.opener.check()?;
-        // Not while the lock is held: page tables are allocated, which may wait for somebody who
-        // unmaps memory, who may wait for the lock.
+        // Not while the lock is held: page tables are allocated, which may wait for a thread that
+        // unmaps memory, which may wait for the lock.
         let table = {
             let shared = self.shared.lock();
             shared.tables.as_ref().ok_or(EPERM)?.user().clone()

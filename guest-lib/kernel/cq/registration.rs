@@ -101,7 +101,7 @@ impl Cq {
         let mut shared = self.shared.lock();
         let tables = shared.tables.as_mut().ok_or(EPERM)?;
         if tables.state(number) != StagState::Pending {
-            // The STag's notifier goes next, and waits for whoever has the lock.
+            // The STag's notifier goes next, and waits for the holder of the lock.
             drop(shared);
             return Err(EFAULT);
         }
@@ -174,7 +174,7 @@ impl Cq {
                 }
             }
             if let Some(tables) = shared.tables.as_mut() {
-                // Nobody else gives them out while `state` is locked.
+                // They are not given out by others while `state` is locked.
                 stags
                     .iter()
                     .for_each(|stag| tables.set_state(*stag, StagState::Free));

@@ -112,12 +112,13 @@ impl Stag {
         })
     }
 
-    /// Whether this STag can be given out for `span` too, whose pages are the process's still.
+    /// Returns true if this STag can be given out for `span` too, whose pages are the process's
+    /// still.
     pub(super) fn serves(&self, span: &Span) -> bool {
         self.span.serves(span) && self.notifier.is_untouched()
     }
 
-    /// What the device's tables and the process's say of it.
+    /// The state of the STag in the device's tables and in the process's.
     pub(super) fn entry(&self) -> StagEntry {
         let (_, end) = self.span.range();
         let mbva = self.span.origin(self.number) - self.pages.first;

@@ -16,7 +16,7 @@ use crate::opener::Opener;
 use crate::shim;
 use crate::uapi::SPECIAL_STAGS;
 
-/// How things stand with an STag.
+/// The state of an STag.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum StagState {
     Free,
@@ -38,7 +38,7 @@ pub(super) struct StagEntry {
     pub(super) steering: Steering,
     /// Bytes of the STag's address space.
     pub(super) bytes: u64,
-    /// What the process reads: see [`UserTable`].
+    /// The table that the process reads: see [`UserTable`].
     pub(super) user: u64,
 }
 

@@ -7,7 +7,7 @@ use kernel::str::CStr;
 use tofu_abi::regs::TniReg;
 use tofu_ipotofu::Counters;
 
-/// What a queue counts besides the engine, [`Counters`].
+/// Counters of a queue in addition to those of the engine, [`Counters`].
 #[derive(Clone, Copy, Default)]
 pub(super) struct QueueCounters {
     /// Frames dropped because there was no room for them.

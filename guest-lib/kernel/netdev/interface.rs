@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the kernel knows of an interface, and what netdev.c calls.
+//! The kernel's view of an interface, and the functions that netdev.c calls.
 
 use core::fmt::Write;
 use core::mem::ManuallyDrop;
@@ -28,9 +28,9 @@ use crate::tx_queue::TxQueue;
 
 /// Queues of an interface at most.
 const MAX_QUEUES: usize = 3;
-/// Interfaces at most. Each has a TNI of its own, from 0 on.
+/// Interfaces at most. Each has its own TNI, from 0 on.
 const MAX_INTERFACES: u32 = 2;
-/// What the number of the machine is more by in the addresses of the second interface.
+/// Added to the number of the machine in the addresses of the second interface.
 const SECOND_MACHINE: u8 = 4;
 
 /// The TNI of a queue of the interface whose first queue has TNI `first`: those of both interfaces
@@ -142,7 +142,7 @@ unsafe fn parameter(text: *const c_char) -> Option<&'static str> {
     unsafe { CStr::from_char_ptr(text) }.to_str().ok()
 }
 
-/// What the module's parameters say, unchecked.
+/// The module's parameters, unchecked.
 struct Parameters {
     shape: Option<&'static str>,
     torus: Option<&'static str>,
@@ -181,7 +181,7 @@ impl Parameters {
 
     /// The number of queues each interface has.
     fn queues(&self, device: &Device) -> u8 {
-        // Each has a TNI of its own, and either interface half of them.
+        // Each has its own TNI, and either interface half of them.
         let tnis = u32::from(device.description().tnis);
         let most = (tnis / MAX_INTERFACES).min(MAX_QUEUES as u32);
         if !(1..=most).contains(&self.queues) {
@@ -191,7 +191,7 @@ impl Parameters {
     }
 }
 
-/// What the interfaces of a node are made from.
+/// The data that the interfaces of a node are made from.
 struct Settings {
     shape: Shape,
     /// Number of the machine in the addresses of the first interface.
@@ -202,7 +202,8 @@ struct Settings {
 }
 
 impl Settings {
-    /// What the module's parameters ask for. `None` if there can be no interface, which is logged.
+    /// The configuration from the module's parameters. `None` if there can be no interface, which
+    /// is logged.
     fn read(device: &Device) -> Option<Self> {
         let parameters = Parameters::read();
         let Some(text) = parameters.shape else {
@@ -256,7 +257,7 @@ fn parse_shape(device: &Device, text: &str, torus: Option<&str>) -> Option<Shape
     Some(torus.map_or(shape, |axes| shape.with_torus_letters(axes)))
 }
 
-/// What is known of dead links at first: that there are none.
+/// The initial state of the links: none is dead.
 fn new_health(device: &Device, shape: Shape) -> Result<Arc<Health>> {
     let health = Health::new(shape, device.coords())?;
     Ok(Arc::new(health, GFP_KERNEL)?)

@@ -71,7 +71,7 @@ pub(super) struct Link {
     interrupts: Atomic<u64>,
     peers: Arc<Peers>,
     health: Arc<Health>,
-    /// Whether it is the one by which nodes tell each other of dead links.
+    /// True if it is the one by which nodes tell each other of dead links.
     reports: bool,
     pub(super) coalesce_us: Atomic<u32>,
     pub(super) coalesce_packets: Atomic<u32>,
@@ -226,9 +226,9 @@ impl Link {
         done
     }
 
-    /// Ends a poll: tells the device of what was posted, by this side and by the stack. What nobody
-    /// waits for comes after that. If that was the last one for now, the next packet is to raise an
-    /// interrupt. Returns whether there is something to be done now.
+    /// Ends a poll: rings the doorbell for what was posted, by this side and by the stack. Work
+    /// that no other node waits for comes after that. If that was the last one for now, the next
+    /// packet is to raise an interrupt. Returns whether there is something to be done now.
     pub(super) fn polled(&self, queue: TxQueue<'_>, idle: bool) -> bool {
         let now = now_ns();
         let mut tx = self.tx.lock();

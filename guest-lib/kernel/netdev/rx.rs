@@ -27,16 +27,16 @@ pub(super) struct Rx {
     pub(super) state: RxState,
 }
 
-/// What the receiving side needs besides itself.
+/// The state that the receiving side shares with the others.
 pub(super) struct Sides<'a> {
     pub(super) tni: TniId,
     pub(super) tx: &'a SpinLock<Tx>,
     pub(super) peers: &'a Peers,
-    /// What reports change, if this is the queue that takes them.
+    /// The link state that reports change, if this is the queue that takes them.
     pub(super) health: Option<&'a Health>,
 }
 
-/// What became of a look for something to receive.
+/// The result of looking for received packets.
 pub(super) enum Step {
     /// There is nothing.
     Idle,
@@ -44,14 +44,14 @@ pub(super) enum Step {
     Wait(u64),
     /// Something was done.
     Done,
-    /// A frame has come, and what is left to do with it.
+    /// A frame has arrived, with its checksum and segmentation to be done.
     Frame(Skb, Metadata),
 }
 
 pub(super) struct RxState {
     pub(super) inbound: Inbound<KernelMemory, Skb>,
     pub(super) fetches: Fetches<KernelMemory, Option<Skb>>,
-    /// Frames that were fetched, to memory that nobody else can write to any more.
+    /// Frames that were fetched, to memory that no other node can write to.
     private: KVVec<Fetched>,
 }
 
@@ -103,7 +103,7 @@ impl RxState {
         self.private.clear();
     }
 
-    /// Takes a packet. Returns a frame that it completes, with what is left to do with it.
+    /// Takes a packet. Returns the frame that it completes, with the metadata of the frame.
     fn receive(
         &mut self,
         sides: &Sides<'_>,
@@ -229,7 +229,7 @@ impl RxState {
     }
 
     /// Takes all frames that were fetched, and has the device forget where they are: from then on
-    /// nobody else can write there.
+    /// no other node can write there.
     fn take_all(&mut self, tx: &mut Tx, now: u64) {
         let Self {
             inbound,

@@ -82,7 +82,7 @@ pub(super) struct Tx {
     ended: Option<u64>,
     /// The processor that polls.
     corked: Option<u32>,
-    /// It has received one packet at most: whoever sent it may wait for the answer.
+    /// It has received one packet at most: its sender may wait for the answer.
     lone: bool,
     /// Requests that were posted, and the device not told of; and the node that all of them are
     /// for, if they are for one.
@@ -130,7 +130,7 @@ impl Tx {
         })
     }
 
-    /// Starts over, with nothing under way.
+    /// Starts over, with nothing in flight.
     pub(super) fn start(&mut self, sender: Sender, now: u64) {
         self.outbound.restart(sender.has_rendezvous(), now);
         self.sender = Some(sender);
@@ -156,8 +156,8 @@ impl Tx {
         }
     }
 
-    /// Whether nothing is on its way that has to be looked after. A packet that is lost raises an
-    /// interrupt.
+    /// Returns true if nothing is on its way that has to be looked after. A packet that is lost
+    /// raises an interrupt.
     pub(super) fn is_settled(&self) -> bool {
         self.outbound.is_settled()
             && self.blocked.is_none()

@@ -30,7 +30,7 @@ const RTO_MIN_NS: u64 = 20_000_000;
 const RTO_MAX_NS: u64 = 500_000_000;
 const RTO_START_NS: u64 = 200_000_000;
 
-/// How a node boots.
+/// The settings of a boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// A number that this boot has and others, of this node too, most likely do not.
@@ -50,12 +50,12 @@ pub enum Failure {
     /// The server refuses, in its own words.
     #[error("the boot server refuses: {0}")]
     Refused(String),
-    /// What was fetched is not what the manifest says.
+    /// The fetched bytes differ from the manifest.
     #[error("the {0} has another SHA-256 than the boot server announced, and is not started")]
     WrongHash(FileRole),
 }
 
-/// What is to be done next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Poll {
     /// Send this to the server, and ask again.
@@ -70,13 +70,13 @@ pub enum Poll {
 
 /// Something that a node does with a server.
 pub trait Task {
-    /// What to do now.
+    /// The next step now.
     fn poll(&mut self, now_ns: u64) -> Poll;
 
     /// Takes a message. What is none, or not the answer to anything asked, is ignored.
     fn receive(&mut self, bytes: &[u8], now_ns: u64);
 
-    /// Whether there is an answer, or all of a file.
+    /// Returns true if there is an answer, or all of a file.
     fn is_done(&self) -> bool;
 }
 
@@ -93,7 +93,7 @@ pub struct Ask {
 }
 
 impl Ask {
-    /// What is there to boot?
+    /// Asks what there is to boot.
     pub fn manifest(settings: Settings, now_ns: u64) -> Self {
         Self::new(settings, 0, &Message::Discover, now_ns)
     }
@@ -255,7 +255,7 @@ impl<'a> Fetch<'a> {
         })
     }
 
-    /// How much is there, in percent.
+    /// The fetched part, in percent.
     pub fn percent(&self) -> u8 {
         (u64::from(self.done) * 100 / u64::from(self.units.max(1))) as u8
     }
@@ -293,7 +293,7 @@ impl<'a> Fetch<'a> {
         self.shrunk_at = self.tag;
     }
 
-    /// What to ask for next, and whether it was asked for before.
+    /// The next range to ask for, and whether it was asked for before.
     fn choose(&mut self) -> Option<(Units, bool)> {
         while let Some(Units { first, count }) = self.lost.pop_front() {
             let end = first + count;

@@ -161,7 +161,7 @@ pub enum ImageError {
         start: u64,
         /// Address behind the last one.
         end: u64,
-        /// What the loader has to give.
+        /// The space that the loader needs.
         room: (u64, u64),
     },
     /// Less memory than the files need, in bytes.
@@ -194,10 +194,10 @@ pub struct Segment {
     pub memory: Range<u64>,
 }
 
-/// How an image is started.
+/// The way an image is started.
 #[derive(Clone, Debug)]
 pub struct Layout {
-    /// What goes where: no two of them overlap.
+    /// The places of the parts: no two of them overlap.
     pub segments: Vec<Segment>,
     /// Where it is entered.
     pub entry: u64,
@@ -341,7 +341,7 @@ fn plan_bzimage(image: &[u8], room: &Range<u64>) -> Result<Layout, ImageError> {
     Ok(Layout { segments, entry: start + ENTRY_64, kind: ImageKind::Linux, header: Some(*header) })
 }
 
-/// What an image is handed besides its place.
+/// The data that an image gets besides its place.
 #[derive(Clone, Debug)]
 pub struct Handed<'a> {
     /// Start, size and type (of the E820 BIOS call) of all memory; what is beyond

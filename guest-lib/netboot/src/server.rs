@@ -20,7 +20,7 @@ const MAX_STRANGERS: usize = 64;
 /// A file that is served; nodes that boot the same share it.
 pub type Content = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// What a node boots.
+/// The files that a node boots.
 #[derive(Clone)]
 pub struct Boot {
     manifest: Manifest,
@@ -91,7 +91,7 @@ pub enum BootEvent {
     Failed(Coords, String),
 }
 
-/// What was done, since the beginning.
+/// Counts since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Messages that are none.
@@ -113,7 +113,7 @@ enum Work {
     Refuse(Reason),
 }
 
-/// What is known of a node that boots.
+/// The state of a node that boots.
 #[derive(Default)]
 struct Client {
     session: u32,
@@ -148,7 +148,7 @@ impl Server {
         self.boots.insert(node, boot);
     }
 
-    /// What was done.
+    /// Counts since the beginning.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -273,7 +273,7 @@ impl Server {
         Some((node, bytes))
     }
 
-    /// Whether [`Server::answer`] has something.
+    /// Returns true if [`Server::answer`] has something.
     pub fn has_work(&self) -> bool {
         !self.turns.is_empty() || !self.strangers.is_empty()
     }

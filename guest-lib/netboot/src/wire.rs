@@ -109,7 +109,7 @@ pub enum Malformed {
 }
 
 codes! {
-    /// What kind of thing is to be started.
+    /// The kind of image to start.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum ImageKind {
         /// A small guest: an ELF file, entered as the machine monitor enters it.
@@ -120,7 +120,7 @@ codes! {
 }
 
 codes! {
-    /// What a file is for.
+    /// The purpose of a file.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum FileRole {
         /// The guest or kernel.
@@ -142,7 +142,7 @@ impl fmt::Display for FileRole {
 /// A file of a manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileInfo {
-    /// What it is for.
+    /// Its purpose.
     pub role: FileRole,
     /// Bytes, 1 to [`MAX_FILE`].
     pub size: u64,
@@ -150,12 +150,12 @@ pub struct FileInfo {
     pub sha256: Hash,
 }
 
-/// What a node is to boot.
+/// The files that a node is to boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     /// Tells it from those that the server has had before, so that blocks of two are not mixed.
     pub id: u32,
-    /// What is to be started.
+    /// The kind of image to start.
     pub kind: ImageKind,
     /// Its files: a kernel, and for Linux perhaps an initrd.
     pub files: Vec<FileInfo>,
@@ -170,8 +170,8 @@ impl Manifest {
         found.map(|(index, file)| (index, *file))
     }
 
-    /// Whether it can be sent and booted: files of an allowed size, a kernel first, no two of one
-    /// role, a guest without initrd.
+    /// Returns true if it can be sent and booted: files of an allowed size, a kernel first, no two
+    /// of one role, a guest without initrd.
     pub fn is_valid(&self) -> bool {
         let sizes = self.files.iter().all(|file| (1..=MAX_FILE).contains(&file.size));
         let roles = match (self.kind, self.files.as_slice()) {
@@ -211,7 +211,7 @@ impl Range {
 }
 
 codes! {
-    /// How far a node is.
+    /// The progress of a node.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum BootState {
         /// All files are there and have the right hash: what was fetched is started now.
@@ -253,7 +253,7 @@ pub enum Message<'a> {
     Refused(Reason, &'a str),
 }
 
-/// What every message carries.
+/// The header that every message has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
     /// A number that the node draws when it starts to boot; answers have that of the question.

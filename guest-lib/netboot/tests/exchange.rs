@@ -51,7 +51,7 @@ impl Dice {
 /// Bytes of a message that one packet carries.
 const PACKET: usize = 1900;
 
-/// How bad a network is: the probability of each fault of a message, 0 to 1.
+/// The quality of a network: the probability of each fault of a message, 0 to 1.
 #[derive(Clone, Copy, Debug, Default)]
 struct Weather {
     lost: f64,

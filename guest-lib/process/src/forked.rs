@@ -18,7 +18,7 @@ const SIZE: usize = 1 << 16;
 pub struct PerProcess<T> {
     /// The memory that a child finds cleared.
     place: AtomicPtr<AtomicPtr<Own<T>>>,
-    /// How many have been made, by this process and those that it descends from.
+    /// The number of values made, by this process and those that it descends from.
     made: AtomicU32,
 }
 

@@ -64,8 +64,8 @@ pub trait Windows {
     /// pieces and later than stores that come after, but before a register that is written after.
     fn store(&self, offset: u64, data: &[u8; STORE]);
 
-    /// Whether windows can be memory here that the device polls: if so, the methods below do what
-    /// they say.
+    /// Returns true if windows can be memory here that the device polls: if so, the methods below
+    /// do what they say.
     fn can_share(&self) -> bool {
         false
     }
@@ -124,7 +124,7 @@ pub enum SendError {
     /// The message has no bytes, or more than 8 MiB.
     #[error("a message of {0} bytes: 1 to 8 MiB can be sent")]
     Length(usize),
-    /// The neighbour took no more. The message goes on with what is sent next.
+    /// The neighbour took no more. The message continues with what is sent next.
     #[error("the neighbour took no more than {0} bytes")]
     Stalled(usize),
 }
@@ -189,7 +189,7 @@ impl<P: Platform> Nwp<P> {
         self.shape
     }
 
-    /// Whether a link leads to a neighbour.
+    /// Returns true if a link leads to a neighbour.
     pub const fn is_present(&self, link: Link) -> bool {
         self.present & 1 << link.index() != 0
     }
@@ -203,17 +203,17 @@ impl<P: Platform> Nwp<P> {
         self.platform.bar0_write64(register.offset(), value);
     }
 
-    /// How a link is.
+    /// The state of a link.
     pub fn link_status(&self, link: Link) -> LinkStatus {
         LinkStatus(self.read(Register::Link(link, LinkReg::Status)))
     }
 
-    /// What a link has counted.
+    /// The counters of a link.
     pub fn link_counters(&self, link: Link) -> LinkCounters {
         LinkCounters::read(|reg| self.read(Register::Link(link, reg)))
     }
 
-    /// Whether nothing that was sent is still in the device: the neighbours have it all.
+    /// Returns true if nothing that was sent is still in the device: the neighbours have it all.
     fn is_flushed(&self) -> bool {
         let links = Link::ALL.into_iter().filter(|link| self.is_present(*link));
         links.into_iter().all(|link| {
@@ -275,7 +275,7 @@ impl<P: Platform> Nwp<P> {
     }
 }
 
-/// How a credit or an Nget ended.
+/// The result of a credit or an Nget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Whether all went well.
@@ -312,7 +312,7 @@ pub struct Stream<'a, P: Platform> {
     tail: u64,
     /// Whether the window is memory that the device looks at, once that is known.
     shared: Option<bool>,
-    /// What the registers of credits and of Ngets hold, so that they need not be written again.
+    /// The values of the registers of credits and of Ngets, so that they need not be written again.
     written: [[Option<u64>; 3]; 2],
 }
 
@@ -438,7 +438,7 @@ impl<P: Platform> Stream<'_, P> {
         Ok(Ticket { slot: slot as u8, credit, tag: self.tag })
     }
 
-    /// How a credit or Nget has ended.
+    /// The result of a credit or Nget.
     ///
     /// # Errors
     ///
@@ -560,8 +560,8 @@ impl<P: Platform + Windows> Stream<'_, P> {
         }
     }
 
-    /// Whether the window is memory that the device polls. It becomes that when it is first used,
-    /// if device and platform support it.
+    /// Returns true if the window is memory that the device polls. It becomes that when it is first
+    /// used, if device and platform support it.
     fn is_shared(&mut self) -> bool {
         if let Some(shared) = self.shared {
             return shared;
@@ -622,7 +622,7 @@ impl<P: Platform + Windows> Stream<'_, P> {
 }
 
 impl<P: Platform> Drop for Stream<'_, P> {
-    /// The device is to forget the stream's memory. What was sent goes on its way.
+    /// The device is to forget the stream's memory. Packets that were sent still arrive.
     fn drop(&mut self) {
         self.cancel();
         self.write(ChannelReg::TxReport, 0);

@@ -51,7 +51,7 @@ impl BarrierChannel {
         Ok(Self { rounds: Rounds::new(notices, page, profile, bseq) })
     }
 
-    /// What is started and polled.
+    /// The rounds to start and poll.
     pub const fn rounds_mut(&mut self) -> &mut Rounds<Buffer, PageFile> {
         &mut self.rounds
     }

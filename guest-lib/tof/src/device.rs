@@ -22,7 +22,7 @@ pub struct TofDevice {
 }
 
 impl TofDevice {
-    /// Whether there is a kernel driver.
+    /// Returns true if there is a kernel driver.
     pub fn is_there() -> bool {
         Path::new(FILES).join("position").exists()
     }
@@ -62,7 +62,7 @@ impl TofDevice {
     ///
     /// # Errors
     ///
-    /// What the driver says: it has room for 1024 such users.
+    /// The driver's error: it has room for 1024 such users.
     pub fn limit_user(&self, user: u32, subnet: Option<Subnet>) -> io::Result<()> {
         let control = File::options().write(true).open(Path::new(FILES).join("dev/control"))?;
         let description = self.generation.description();

@@ -42,8 +42,8 @@ impl PageFile {
         Ok(u64::from_ne_bytes(word))
     }
 
-    /// Whether the device has lost the queue or channel. A driver that is older than this library
-    /// does not say.
+    /// Returns true if the device has lost the queue or channel. A driver that is older than this
+    /// library does not say.
     pub(crate) fn is_lost(&self) -> bool {
         self.word().is_err_and(|error| error.raw_os_error() == Some(libc::EIO))
     }

@@ -18,7 +18,7 @@ const QUEUES: usize = NUM_TNI * NUM_CQ;
 #[derive(Debug)]
 pub struct Locks(File);
 
-/// What a lock is about.
+/// The object of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// A control queue.
@@ -73,7 +73,7 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// What the kernel says, of a system without locks.
+    /// The kernel's error on a system without locks.
     pub fn take(&self, claim: Claim) -> io::Result<bool> {
         match self.set(libc::F_WRLCK, claim) {
             Ok(()) => Ok(true),

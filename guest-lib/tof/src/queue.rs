@@ -12,7 +12,7 @@ use crate::error::{OpenError, RegisterError};
 use crate::file::PageFile;
 use crate::uapi;
 
-/// How to open a control queue.
+/// The settings of a control queue.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueConfig {
     /// Network interface.
@@ -68,12 +68,12 @@ impl ControlQueue {
         Ok(Self { rings: Rings::new(memory, page) })
     }
 
-    /// What is posted to and polled.
+    /// The rings to post to and poll.
     pub const fn rings(&self) -> &Rings<Buffer, PageFile> {
         &self.rings
     }
 
-    /// What is posted to and polled.
+    /// The rings to post to and poll.
     pub const fn rings_mut(&mut self) -> &mut Rings<Buffer, PageFile> {
         &mut self.rings
     }
@@ -104,7 +104,7 @@ impl ControlQueue {
         Ok(unsafe { uapi::alloc_stag(file, addr, len, wanted, read_only)? })
     }
 
-    /// Whether the device still has the queue. It loses it if it is reset.
+    /// Returns true if the device still has the queue. It loses it if it is reset.
     pub fn works(&self) -> bool {
         !self.rings.page().is_lost()
     }

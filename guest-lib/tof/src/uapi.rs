@@ -66,7 +66,7 @@ pub(crate) unsafe fn alloc_stag(
 ///
 /// # Errors
 ///
-/// What the kernel says: `ENOENT` if the kernel has done so already.
+/// The kernel's error: `ENOENT` if the kernel has done so already.
 pub(crate) fn free_stag(file: BorrowedFd<'_>, stag: u32) -> io::Result<()> {
     let mut stags = [stag as i32];
     let mut a = FreeStags { num: 1, stags: stags.as_mut_ptr() as u64, ..FreeStags::default() };

@@ -262,7 +262,7 @@ impl Posting {
     }
 }
 
-/// How a message is divided into packets.
+/// The division of a message into packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Packets {
     mtu: u8,

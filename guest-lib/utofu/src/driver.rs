@@ -31,7 +31,7 @@ pub struct Mapped<M> {
     pub mapping: M,
     /// Address of the first byte for the device. The memory is contiguous there.
     pub device_addr: u64,
-    /// Whether nothing else is mapped in the 64 KiB before it.
+    /// True if nothing else is mapped in the 64 KiB before it.
     pub isolated: bool,
 }
 
@@ -444,7 +444,7 @@ impl<B: DriverBarrier> Channel for DriverChannel<B> {
     }
 
     fn close(self: Box<Self>) -> Result<(), Error> {
-        let hint = "the device does not let go of it";
+        let hint = "the device does not release it";
         self.channel.close().map_err(|_| Error::new(Code::Fatal, "barrier channel", hint))
     }
 }
@@ -547,7 +547,7 @@ impl<P: Platform, M: MapUser<P>, C> Queue for DriverQueue<P, M, C> {
         if self.cq.unregister(taken).is_err() {
             // The device may still use the memory, so it stays mapped for good.
             core::mem::forget(mapping);
-            let hint = "the device does not let go of the memory";
+            let hint = "the device does not release the memory";
             return Err(Error::with_value(Code::Fatal, "steering tag", stag.into(), hint));
         }
         Ok(())

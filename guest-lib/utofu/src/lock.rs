@@ -3,7 +3,7 @@
 
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 
-/// What a thread does while it waits for the lock.
+/// The action of a thread while it waits for the lock.
 #[derive(Debug)]
 pub(crate) struct Patience;
 

@@ -7,7 +7,7 @@ use crate::error::Code;
 use crate::ids::{VcqId, path_id};
 use crate::wire::Edata;
 
-/// What a notice is about.
+/// The kind of a notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum NoticeKind {
@@ -35,10 +35,10 @@ impl NoticeKind {
 /// A notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// What it is about.
+    /// The kind of the notice.
     pub kind: NoticeKind,
-    /// How the command ended, see [`Rcode`](tofu_abi::Rcode). Always success for commands of other
-    /// processes.
+    /// The result of the command, see [`Rcode`](tofu_abi::Rcode). Always success for commands of
+    /// other processes.
     pub rcode: Rcode,
     /// The VCQ at the other end.
     pub vcq_id: VcqId,
@@ -72,7 +72,7 @@ pub(crate) struct Entry {
     pub(crate) target: u8,
     /// Steering tag of the target's memory.
     pub(crate) stag: u32,
-    /// Whether the sender wants a notice.
+    /// True if the sender wants a notice.
     pub(crate) wanted: bool,
 }
 

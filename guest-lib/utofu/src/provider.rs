@@ -23,7 +23,7 @@ pub struct OpenQueue {
     pub cq: CqId,
     /// Number of steering tags.
     pub stags: u32,
-    /// Whether commands start as the session advances.
+    /// True if commands start as the session advances.
     pub session: bool,
 }
 
@@ -133,7 +133,7 @@ pub struct Registration {
     pub stag: u32,
     /// Offset that the first byte is to have, which equals the address modulo 256.
     pub offset: u64,
-    /// Whether it is read-only for peers.
+    /// True if it is read-only for peers.
     pub read_only: bool,
 }
 
@@ -167,8 +167,8 @@ pub trait Queue {
     /// Returns the next notice.
     fn poll_notice(&mut self) -> Option<MrqEntry>;
 
-    /// Whether the device has lost the queue, by a reset. Polls that find nothing find that out
-    /// after a while.
+    /// Returns true if the device has lost the queue, by a reset. Polls that find nothing find that
+    /// out after a while.
     fn is_lost(&self) -> bool;
 
     /// Lets the device access memory.

@@ -25,7 +25,7 @@ const MAX_WAITING: usize = 1 << 17;
 pub struct Completion {
     /// The value that the command was posted with.
     pub cbdata: usize,
-    /// How it ended, see [`Rcode`](tofu_abi::Rcode).
+    /// The result, see [`Rcode`](tofu_abi::Rcode).
     pub rcode: Rcode,
 }
 
@@ -36,14 +36,14 @@ impl Completion {
     }
 }
 
-/// What is kept of a command until its completion is taken.
+/// The data kept of a command until its completion is taken.
 #[derive(Clone, Copy, Debug)]
 struct Posted {
     cbdata: usize,
     extra: u8,
-    /// Whether the completion is to be reported.
+    /// True if the completion is to be reported.
     told: bool,
-    /// Whether it is a part of a Put, which only the library knows.
+    /// True if it is a part of a Put, which only the library knows.
     part: bool,
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct OpenState<Q> {
     /// Commands to such targets since both kinds exist, until their notices arrive, which have only
     /// the lower three bits.
     ambiguous: VecDeque<Ambiguous>,
-    /// Whether commands start as the session advances. The library must not add its own commands
+    /// True if commands start as the session advances. The library must not add its own commands
     /// then.
     session: bool,
     /// A Put whose parts are on their way, the VCQ that posted it, and the value that it was posted
@@ -108,7 +108,7 @@ pub(crate) struct OpenState<Q> {
     whole_only: BTreeSet<Coords>,
 }
 
-/// What identifies a command's notice.
+/// The key of a command's notice.
 #[derive(Clone, Copy, Debug)]
 struct Ambiguous {
     /// Node, interface, control queue and whole extra value.

@@ -49,7 +49,7 @@ pub struct DeviceShare {
     cqs: Range<u8>,
     /// The first of the queues.
     first: u8,
-    /// Whether queues other than the first may belong to other processes.
+    /// True if queues other than the first may belong to other processes.
     shared: bool,
 }
 

@@ -22,7 +22,7 @@ const END: u32 = 1920;
 /// lost.
 const PATIENCE: u32 = 1 << 16;
 
-/// How a long Put is split.
+/// The plan for splitting a long Put.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
     whole: Command,

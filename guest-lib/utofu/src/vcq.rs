@@ -40,7 +40,7 @@ pub struct SharedQueue<P: Provider + ?Sized> {
     provider: Arc<P>,
     tni: TniId,
     cq: CqId,
-    /// Whether the device has atomic commands.
+    /// True if the device has atomic commands.
     atomics: bool,
     /// The size from which Puts are sent in parts, over several paths.
     split_from: u32,
@@ -77,7 +77,7 @@ pub(crate) struct VcqKind {
     /// 8 + component ID.
     pub(crate) extra: Option<u8>,
     pub(crate) exclusive: bool,
-    /// Whether commands start as the session advances. Such a VCQ shares its queue with no other.
+    /// True if commands start as the session advances. Such a VCQ shares its queue with no other.
     pub(crate) session: bool,
 }
 
@@ -228,8 +228,8 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
     pub fn post(&self, ticket: Ticket, command: &Command, cbdata: usize) -> Result<(), Error> {
         self.check_command(command)?;
         if command.put_length().is_some_and(|length| length >= self.split_from)
-            // A program that is told of the end of a Put polls for it, which lets the library make
-            // progress.
+            // A program that asks for the completion of a Put polls for it, which lets the library
+            // make progress.
             && (command.tcq_notice() || command.local_notice())
             && !command.is_delayed()
         {

@@ -30,7 +30,7 @@ bitfield! {
     }
 }
 
-/// What identifies the notices of parts.
+/// The key of the notices of parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     /// An extra value that no VCQ of the queue has.

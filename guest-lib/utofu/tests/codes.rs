@@ -1,4 +1,4 @@
-//! Causes every code that the Rust API can return; the C side has a table of its own.
+//! Causes every code that the Rust API can return; the C side has its own table.
 
 mod common;
 
@@ -14,7 +14,7 @@ use tofu_utofu::ids::{Stadd, VbgId, VcqId};
 use tofu_utofu::{Code, Command, Context, DeviceShare, Error, Vcq};
 use tofu_utofu_local::{Generation, LocalMachine, LocalProvider};
 
-/// Codes of barriers, which have a test of their own; codes that only C functions return; codes for
+/// Codes of barriers, which have their own test; codes that only C functions return; codes for
 /// which there is always a more exact one; and codes that no test can cause at will.
 const ELSEWHERE: [Code; 14] = [
     Code::NotCompleted,
@@ -33,7 +33,7 @@ const ELSEWHERE: [Code; 14] = [
     Code::Fatal,
 ];
 
-/// What has been returned so far.
+/// The codes returned so far.
 struct Seen(HashSet<Code>);
 
 impl Seen {

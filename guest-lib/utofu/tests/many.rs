@@ -101,7 +101,7 @@ impl Bytes {
 }
 
 impl Op {
-    /// What it reads and what it writes.
+    /// The bytes that it reads, and those that it writes.
     fn footprint(&self) -> [Bytes; 2] {
         let bytes = |side: usize, len| {
             let node = VCQS[[self.from, self.to][side]].0;
@@ -134,7 +134,7 @@ fn compatible(ops: Vec<Op>) -> Vec<Op> {
     kept
 }
 
-/// What is compared of a notice.
+/// The compared parts of a notice.
 type Told = (u8, u64, u8, u64, u64, u64, Code);
 
 fn told(notice: &Notice) -> Told {

@@ -292,7 +292,7 @@ proptest! {
     }
 }
 
-/// Whether a part of the operation may have been carried out although it fails.
+/// Returns true if a part of the operation may have been carried out although it fails.
 fn apply_failed(op: &Op) -> bool {
     match *op {
         Op::Put { from, to, len, .. } | Op::Get { from, to, len } => from.max(to) + len > SIZE,

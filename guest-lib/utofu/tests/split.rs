@@ -67,7 +67,7 @@ impl World {
     }
 }
 
-/// What both ends can see of a Put.
+/// The effects of a Put that both ends can see.
 #[derive(Debug, PartialEq)]
 struct Told {
     completions: Vec<Completion>,
@@ -209,7 +209,7 @@ fn nobody_is_told_before_all_data_is_there() {
     }
 }
 
-/// What is posted after a Put arrives after it, as over one path.
+/// A command that is posted after a Put arrives after it, as over one path.
 #[test]
 fn later_commands_do_not_overtake() {
     let world = World::new(TO, 2000);

@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-/// Whether this host has a program, which must know `--version`.
+/// Returns true if this host has a program, which must know `--version`.
 pub fn have(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
 }
@@ -22,7 +22,7 @@ pub fn libraries() -> PathBuf {
     env::current_exe().unwrap().parent().unwrap().to_owned()
 }
 
-/// What a program has printed: its output, then its errors.
+/// The text that a program has printed: its output, then its errors.
 pub fn text(output: &Output) -> String {
     let of = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     of(&output.stdout) + &of(&output.stderr)

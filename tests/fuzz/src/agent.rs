@@ -1,4 +1,4 @@
-//! What a node's agent and the host send each other: any bytes in either direction.
+//! Messages between a node's agent and the host: any bytes in either direction.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -37,7 +37,7 @@ fn read<T: Serialize + DeserializeOwned + PartialEq>(data: &[u8]) -> Vec<T> {
     }
 }
 
-/// What a client would get of messages that wait for it: merged, but complete.
+/// The messages that a client would get from those that wait for it: merged, but complete.
 fn wait_for_a_client(messages: Vec<FromGuest>) {
     let (sender, receiver) = queue(QUEUE, WhenFull::Merge);
     let mut sent = Sum::default();
@@ -52,7 +52,7 @@ fn wait_for_a_client(messages: Vec<FromGuest>) {
     assert_eq!(sent, got);
 }
 
-/// What messages say in all.
+/// The content of messages in all.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Sum {
     out: [Vec<u8>; 2],

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use tofu_agent::unpack::{unpack, unpack_alone};
 
-/// What the receiver calls an archive's file or folder.
+/// The receiver's name for an archive's file or folder.
 const NAME: &str = "name";
 const CANARY: &[u8] = b"untouched";
 

@@ -144,7 +144,7 @@ fn unit(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     Ok(message)
 }
 
-/// What packets may be for.
+/// Opens queues and gates that packets may be for.
 fn open(device: &Device<InProcess>) -> impl Sized + use<'_> {
     const WORKS: &str = "there is memory for it";
     device.tni(TNI).enable().expect(WORKS);

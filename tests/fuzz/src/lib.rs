@@ -1,4 +1,4 @@
-//! What the fuzz targets do, apart from the engine that feeds them.
+//! The work of the fuzz targets, apart from the engine that feeds them.
 //!
 //! Each target turns bytes into what a guest or a peer may do to a device, and panics when the
 //! device breaks a promise: it answers and keeps working, it changes no memory that it was not told

@@ -1,4 +1,4 @@
-//! What a trace records of the commands of an input.
+//! The trace of the commands of an input.
 
 use std::collections::HashMap;
 

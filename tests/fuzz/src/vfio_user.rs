@@ -35,7 +35,7 @@ const TURNS: usize = 4;
 
 const VERSION: &[u8] = b"\0\0\x01\0{\"capabilities\":{\"max_msg_fds\":80}}\0";
 
-/// Two nodes: one for the input's client, and a bystander with a client of its own.
+/// Two nodes: one for the input's client, and a bystander with its own client.
 struct World {
     machine: Machine,
     server: Arc<Server>,
@@ -46,7 +46,7 @@ struct World {
     _other: UnixStream,
 }
 
-/// What a client can send along.
+/// Descriptors that a client can send.
 struct Files {
     sealed: File,
     read_only: File,
@@ -101,7 +101,7 @@ fn memory_file() -> File {
     File::from(file)
 }
 
-/// Serves a client on a thread of its own.
+/// Serves a client on its own thread.
 fn serve(server: &Arc<Server>) -> (UnixStream, std::thread::JoinHandle<()>) {
     let (ours, theirs) = UnixStream::pair().expect("the host has descriptors");
     let server = Arc::clone(server);

@@ -229,7 +229,7 @@ pub(crate) struct World {
     bystanders: Bystanders,
 }
 
-/// What has happened to nodes 2 and 3.
+/// The events of nodes 2 and 3.
 struct Bystanders {
     posted: u64,
     before: [Snapshot; 2],

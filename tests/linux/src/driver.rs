@@ -38,7 +38,7 @@ pub fn image() -> String {
 }
 
 /// Words for the command line of a node's kernel that make it check its heap: freed memory is
-/// poisoned and cleared, objects have red zones, and some of them have a page of their own.
+/// poisoned and cleared, objects have red zones, and some of them have their own page.
 /// Debian's kernel supports all of that.
 pub const CHECKS: &str = "slab_debug=FZP init_on_free=1 kfence.sample_interval=10";
 
@@ -162,7 +162,7 @@ impl Nodes {
         Self { place, sdk, generation: Generation::Fugaku }
     }
 
-    /// What /proc/tofu says of a node's place, as words.
+    /// The node's place in /proc/tofu, as words.
     #[track_caller]
     pub fn position(&self, node: &str) -> Vec<String> {
         let text = self.place.exec(node, &["cat", "/proc/tofu/position"]).ok();

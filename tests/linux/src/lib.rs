@@ -1,7 +1,7 @@
 //! Runs the built `tofu` command for tests of machines with Linux nodes.
 //!
 //! The command is the one that the environment variable `TOFU` names, else the release build in
-//! cargo's target folder. A test runs in a [`Place`]: a run directory of its own, and the processor
+//! cargo's target folder. A test runs in a [`Place`]: its own run directory, and the processor
 //! for itself, because guests are emulated on most hosts. [`Place::new`] skips a test that this
 //! host cannot run, with a line `SKIP test: reason`.
 #![forbid(unsafe_code)]
@@ -31,7 +31,7 @@ pub const PATIENCE: Duration = Duration::from_secs(150);
 /// Longest time for something that takes a moment, on a busy host.
 pub const MOMENT: Duration = Duration::from_secs(30);
 
-/// How lines about the making of images begin.
+/// The beginning of lines about the making of images.
 const PROGRESS: &str = "tofu: image: ";
 
 /// One machine at a time.
@@ -46,7 +46,7 @@ pub struct Place {
 /// An image that a test needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Image {
-    /// What `tofu up --linux` takes.
+    /// The image that `tofu up --linux` takes by default.
     Default,
     /// Debian's newest kernel, which the kernel's own tests need, and lspci.
     Newest,
@@ -445,7 +445,7 @@ impl Running {
         self.child.id().into()
     }
 
-    /// Whether it still runs.
+    /// Returns true if it still runs.
     pub fn runs(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }

@@ -121,7 +121,7 @@ pub fn within(namespace: &str, command: &Command) -> Command {
     inside
 }
 
-/// Whether the host has a program for address translation.
+/// Returns true if the host has a program for address translation.
 pub fn can_translate() -> bool {
     have("nft") || have("iptables")
 }

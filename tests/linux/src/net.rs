@@ -224,7 +224,7 @@ impl Net {
     }
 }
 
-/// Whether tests of minutes are wanted.
+/// Returns true if tests of minutes are wanted.
 pub fn long(test: &str) -> bool {
     let long = std::env::var_os("TOFU_LONG").is_some();
     if !long {

@@ -12,10 +12,10 @@ use crate::{MOMENT, Place, Running, Said, skip};
 /// Longest time for the image that MPI's headers come from, where it has to be fetched.
 const IMAGE: Duration = Duration::from_secs(600);
 
-/// What programs and libraries for other processors take to be built on a busy host, at most.
+/// The time limit for building programs and libraries for other processors on a busy host.
 pub const BUILD: Duration = Duration::from_secs(1200);
 
-/// Whether there are a compiler and `strip`; after it was said if not.
+/// Returns true if there are a compiler and `strip`; after it was said if not.
 pub fn has_compiler(test: &str) -> bool {
     let found = have("gcc") && have("strip");
     if !found {
@@ -29,7 +29,7 @@ pub fn has_compiler(test: &str) -> bool {
 pub struct Sdk {
     folder: PathBuf,
     libraries: PathBuf,
-    /// What compiles, and its options.
+    /// The compiler and its options.
     compiler: (PathBuf, &'static [&'static str]),
 }
 
@@ -82,7 +82,7 @@ impl Sdk {
         self.folder.join("sdk")
     }
 
-    /// What compiles C for the nodes.
+    /// The C compiler for the nodes.
     pub fn compiler(&self) -> &Path {
         &self.compiler.0
     }
@@ -179,7 +179,7 @@ impl Sdk {
 }
 
 impl Said {
-    /// Whether it failed because Debian's packages are not available here.
+    /// Returns true if it failed because Debian's packages are not available here.
     pub fn lacks_packages(&self) -> bool {
         self.code == Some(2) && (self.err.contains("mirror") || self.err.contains("cannot find"))
     }

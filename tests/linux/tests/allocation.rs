@@ -6,7 +6,7 @@ use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, interrupt, kill,
 /// A job's program that says so when it runs, and then does nothing.
 const SLEEP: [&str; 4] = ["--", "sh", "-c", "echo on; sleep 600"];
 
-/// A job with nodes of its own.
+/// A job with its own nodes.
 fn start(place: &Place, options: &[&str]) -> Running {
     place.start(&[&["run", "--grace", "100ms"], options, &SLEEP].concat())
 }

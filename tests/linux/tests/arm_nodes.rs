@@ -144,8 +144,8 @@ fn the_driver(test: &str, (kernel, cpu, kib): (&str, &str, u32)) {
     nodes.place.is_clean();
 }
 
-/// What users have around nodes with Fugaku's processor: a gateway with forwards, captures, files,
-/// a console, and a restart.
+/// The features that users need around nodes with Fugaku's processor: a gateway with forwards,
+/// captures, files, a console, and a restart.
 #[test]
 fn all_around_fugakus_processor() {
     const TEST: &str = "all_around_fugakus_processor";

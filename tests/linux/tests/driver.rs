@@ -136,7 +136,7 @@ fn utofu_barriers(nodes: &Nodes) {
 }
 
 /// A process whose device is reset is told so by its next polls, and starts over; tofu0 does so by
-/// itself. A forked child has queues of its own.
+/// itself. A forked child has its own queues.
 fn utofu_resets_and_forks(nodes: &Nodes) {
     let waits = nodes.sdk.command(&nodes.place, &["run", "-n", "2", "./barriers", "reset"]);
     let mut waits = Running::start(waits, b"");

@@ -171,7 +171,7 @@ fn keeps_its_addresses(place: &Place) {
     }
 }
 
-/// Resets of the function, by anyone: the interface goes on, up or down, under load or not.
+/// Resets of the function, by anyone: the interface continues, up or down, under load or not.
 fn survives_resets(place: &Place) {
     const RESET: &str = "reset() { for f in /sys/bus/pci/drivers/tofu/*/reset; do \
                          echo 1 >$f || exit 1; done; }; reset";
@@ -318,7 +318,7 @@ fn go_around_a_dead_link(place: &Place) {
     // The driver may have noticed before.
     assert!(counter(place, 0, "rerouted") + counter(place, 0, "avoided") > 0);
     assert_eq!(nodes_that_answer(place, 0), 3);
-    // Node 1, which takes no part in it, is told, and records it for programs.
+    // Node 1, which takes no part in it, gets the report, and records it for programs.
     wait_for("news of the link at node 1", PATIENCE, || {
         let said = place.shell(1, "cat /run/tofu/links");
         said.contains("\n0 0 0 0 0 0 X-\n") && said.contains("\n2 0 0 0 0 0 X+\n")

@@ -24,7 +24,7 @@ use tofu_supervisor::parts;
 /// The most memory that the process of a machine of two nodes may ever take, in KiB. About 120 MiB
 /// of these are for its start.
 const CEILING: u64 = 200 << 10;
-/// The time for which each peer goes on.
+/// The time for which each peer continues.
 const WHILE: Duration = Duration::from_secs(3);
 /// The most threads of the process while no client is hostile.
 const THREADS: u64 = 64;

@@ -316,7 +316,7 @@ fn mpi_and_utofu_in_one_program() {
         let out = job.run(&["--mpi", "-n", ranks, "./mpi_put"]).ok();
         assert_eq!(out, format!("0: {ranks} ranks have put {numbers} numbers, 0 wrong\n"));
     }
-    // Without --mpi each rank is alone, and the user is told why.
+    // Without --mpi each rank is alone, and a message says why.
     let said = job.run(&["-n", "2", "./mpi_put"]);
     assert_eq!(said.err.matches("is linked with libmpich.so.12, and there is no --mpi").count(), 1);
     let said = job.run(&["--mpi", "-n", "4", "./mpi_abort"]);

@@ -1,4 +1,4 @@
-//! Jobs that share nodes, each as a user of its own. None reaches what belongs to another, whatever
+//! Jobs that share nodes, each as a separate user. None reaches what belongs to another, whatever
 //! it writes, with the kernel driver as well as with VFIO, where `tofud` keeps them apart.
 
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
@@ -144,7 +144,7 @@ fn over(place: &Place, on: bool) {
     place.exec_all(&[if on { "touch" } else { "rm" }, "/tmp/over"]);
 }
 
-/// Each job runs as a user of its own on all of its nodes, unless told otherwise.
+/// Each job runs as a separate user on all of its nodes, unless told otherwise.
 fn users_are_jobs(place: &Place, sdk: &Sdk) {
     let user = |options: &[&str]| {
         let run = [&["run", "--no-prefix"], options, &["--", "sh", "-c", "touch new && id -u"]];

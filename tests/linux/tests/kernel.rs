@@ -201,7 +201,7 @@ fn a_served_device_and_what_lspci_says_of_it() {
     kill(guest.id());
     drop(guest);
 
-    // Another one, with the device behind a port of its own, as in a real machine.
+    // Another one, with the device behind its own port, as in a real machine.
     let port = "-device pcie-root-port,id=rp0,chassis=1,slot=1";
     let behind = line.replace(iommu, &format!("{iommu} {port}"));
     let mut guest = client.boot(&behind.replace("{\"driver\":", "{\"bus\":\"rp0\",\"driver\":"));

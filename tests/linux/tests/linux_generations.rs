@@ -108,7 +108,7 @@ impl Jobs<'_> {
         }
     }
 
-    /// Several ranks on each node, up to the most that have queues of their own, and one too many.
+    /// Several ranks on each node, up to the most that have their own queues, and one too many.
     fn ranks(&self) {
         self.compile("../../guest-lib/utofu/examples/run/ring.c");
         let line =
@@ -170,7 +170,7 @@ fn answers(place: &Place, from: &str, to: &str) {
     assert!(said.contains(" 0% packet loss"), "{said}");
 }
 
-/// What a node without the driver sees of its device, as the kernel and the tools have it.
+/// The device as a node without the driver sees it, by the kernel and the tools.
 #[track_caller]
 fn device(place: &Place, node: &str, generation: Generation) {
     let Description { device_id, tnis, cqs, .. } = *generation.description();
@@ -214,7 +214,7 @@ fn the_driver(place: &Place, generation: Generation) {
     let kernel = description.kernel_cq();
     let queues = shell("cat /sys/kernel/debug/tofu/queues");
     assert!(queues.starts_with(&format!("tni0cq{kernel} owner kernel")), "{queues}");
-    // Each queue of the interface has a TNI of its own, every other one.
+    // Each queue of the interface has its own TNI, every other one.
     let second = format!("\ntni2cq{kernel} owner kernel");
     assert!(queues.contains(&second) && !queues.contains("tni4"), "{queues}");
     let log = shell("dmesg");

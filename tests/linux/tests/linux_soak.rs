@@ -15,7 +15,7 @@ use tofu_linux_tests::{Place, Running};
 
 use schedule::{Change, Down, Random};
 
-/// Linux nodes on the ring of B, each on a board of its own. All others pass packets on.
+/// Linux nodes on the ring of B, each on its own board. All others pass packets on.
 const LINUX: [usize; 3] = [0, 2, 4];
 /// Changes before all is repaired.
 const CHANGES: u32 = 30;
@@ -166,7 +166,7 @@ fn soak(net: &Net, sdk: &Sdk, (seed, rounds): (u64, u32), with_mpi: bool) {
     check_counters(net, seed);
 }
 
-/// What was lost was lost on links that were down, and nothing else was wrong with it.
+/// Packets were lost only on links that were down, and nothing else was wrong.
 fn check_counters(net: &Net, seed: u64) {
     let counters = LINUX.map(|node| net.counters(node)["counters"].clone());
     let count = |of: &serde_json::Value, name: &str| of[name].as_u64().unwrap();

@@ -7,7 +7,7 @@ use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, interrupt, wait_
 
 const NODES: usize = 2;
 
-/// What the kernel and the tools show of a node's device. It is not shared, and no IP interface is
+/// The device of a node by the kernel and the tools. It is not shared, and no IP interface is
 /// on it.
 fn device(place: &Place, node: usize) {
     let name = node.to_string();
@@ -111,7 +111,7 @@ fn jobs(place: &Place) {
     assert!(error.contains("a node has 1 to 1 ranks (TNW)"), "{error}");
 }
 
-/// What windows can be, from the bits of FEATURES.
+/// The kinds of windows, from the bits of FEATURES.
 #[track_caller]
 fn features(place: &Place) -> String {
     let registers = place.exec("0", &["tofu-guest", "regs", "--json"]).json();

@@ -27,7 +27,7 @@ fn self_test(place: &Place, node: &str) {
     assert_eq!(result["ok"], true, "{result}");
 }
 
-/// What a node's TNI 0 has sent; nothing if no program has the device.
+/// The packets that a node's TNI 0 has sent; nothing if no program has the device.
 fn sent(place: &Place, node: &str) -> u64 {
     let said = place.exec(node, &["tofu-guest", "counters", "--json"]);
     let counters: Value = serde_json::from_str(&said.out).unwrap_or_default();

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tofu_linux_tests::namespace::Namespace;
 use tofu_linux_tests::{Image, MOMENT, Place, Running, interrupt, tofu};
 
-/// How a command runs that does not end by itself, or cannot run here.
+/// The treatment of a command that does not end by itself, or cannot run here.
 #[derive(Clone, Copy)]
 enum How {
     /// It is a machine: the commands after it wait for this text, and Ctrl-C ends it at the end of
@@ -60,7 +60,7 @@ const OTHERWISE: [(&str, &str, How); 14] = [
 ];
 const README: &str = "README.md";
 const QUICK_START: &str = "docs/src/user/quick-start.md";
-/// What a machine says once its nodes are up.
+/// The output of a machine once its nodes are up.
 const READY: &str = "is ready";
 
 /// The tree.

@@ -45,7 +45,7 @@ fn main() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(bad)))
 }
 
-/// What is wrong with a crate.
+/// A finding in a crate.
 fn complaints(crate_: &source::Crate, tree: &Path) -> Vec<String> {
     let mut graph = graph::Graph::of(crate_);
     let mut complaints = Vec::new();

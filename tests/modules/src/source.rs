@@ -20,7 +20,7 @@ pub(crate) struct Crate {
     pub(crate) modules: Vec<Module>,
 }
 
-/// A module, in a file of its own or between braces.
+/// A module, in its own file or between braces.
 #[derive(Default)]
 pub(crate) struct Module {
     pub(crate) file: PathBuf,
@@ -46,13 +46,13 @@ pub(crate) struct Module {
 pub(crate) struct Import {
     pub(crate) name: String,
     pub(crate) path: Names,
-    /// Whether it re-exports the item: then the import alone is no use here.
+    /// True if it re-exports the item: then the import alone is no use here.
     pub(crate) exported: bool,
 }
 
 impl Crate {
-    /// What comments explain: the files of the module and of the other one; no other one if the
-    /// comment names none.
+    /// The imports that comments explain: the files of the module and of the other one; no other
+    /// one if the comment names none.
     pub(crate) fn explained(&self) -> Vec<(PathBuf, Option<PathBuf>)> {
         let mut all = Vec::new();
         for (at, module) in self.modules.iter().enumerate() {
@@ -224,7 +224,7 @@ fn names_in(tokens: TokenStream, names: &mut BTreeSet<String>) {
     }
 }
 
-/// Whether something is compiled for tests only.
+/// Returns true if something is compiled for tests only.
 fn for_tests(attributes: &[Attribute]) -> bool {
     fn names_test(tokens: TokenStream) -> bool {
         let mut negated = false;

@@ -4,7 +4,7 @@ use std::fs;
 
 use super::{complaints, source};
 
-/// What is wrong with a crate of these files.
+/// The findings in a crate of these files.
 fn wrong(files: &[(&str, &str)]) -> Vec<String> {
     let folder = tempfile::tempdir().expect("there is room for a few files");
     for (name, text) in files {

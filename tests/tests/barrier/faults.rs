@@ -15,7 +15,7 @@ use crate::group::{
 
 const SHORT_NS: u64 = 10_000_000;
 
-/// What a gate of the groups' interface reports.
+/// The exceptions that a gate of the groups' interface reports.
 fn pending(cluster: &Cluster, rank: u32, bg: u8) -> BgsIrqs {
     let irr = cluster.device(rank).read(gate_register(bg, BgsReg::Irr));
     BgsIrqs::from_raw(irr) & BgsIrqs::EXCEPTIONS

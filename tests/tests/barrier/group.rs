@@ -51,7 +51,7 @@ pub(crate) fn bg(number: u8) -> Option<BgId> {
     Some(BgId::new(number).unwrap())
 }
 
-/// How to open a channel of group 0.
+/// The settings of a channel of group 0.
 pub(crate) fn channel_config(tni: u8, bch: u8) -> ChannelConfig {
     ChannelConfig::new(TniId::new(tni).unwrap(), BchId::new(bch).unwrap())
 }

@@ -244,7 +244,7 @@ fn all_gates_and_channels_work_at_once() {
         let channels = (0..2)
             .map(|rank| {
                 let mut gates = ring(&members, rank as usize);
-                // Each group has relays of its own.
+                // Each group has its own relays.
                 renumber(&mut gates, |bg| {
                     if bg == bch { bg } else { channels + 2 * bch + (bg - RELAYS[0]) }
                 });

@@ -1,4 +1,4 @@
-//! A machine with engine threads, whose nodes synchronise from threads of their own.
+//! A machine with engine threads, whose nodes synchronise from their own threads.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

@@ -16,7 +16,7 @@ pub(crate) enum Change {
     Board(u32, bool),
 }
 
-/// What is down in a machine.
+/// The links and nodes that are down in a machine.
 pub(crate) struct Down {
     shape: Shape,
     /// Lengths of a board.
@@ -56,7 +56,7 @@ impl Down {
         self.shape.node_id(at).unwrap().0
     }
 
-    /// What repairs everything.
+    /// The changes that repair everything.
     pub(crate) fn repairs(&self) -> Vec<Change> {
         let links = self.links.iter().map(|link| Change::Link(*link, true));
         links.chain(self.nodes.iter().map(|node| Change::Node(*node, true))).collect()

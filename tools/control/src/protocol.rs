@@ -241,7 +241,7 @@ pub struct TracedInterrupt {
 pub struct TraceSummary {
     /// Commands that were sent to the client.
     pub commands: u64,
-    /// How many of them failed.
+    /// The number of them that failed.
     pub failed: u64,
     /// Commands that had begun and had not ended.
     pub open: u64,
@@ -382,7 +382,7 @@ pub struct MachineInfo {
     pub shape: String,
     /// Which of X, Y and Z wrap around.
     pub torus: [bool; 3],
-    /// Whether its nodes with Z = 0 are I/O nodes.
+    /// True if its nodes with Z = 0 are I/O nodes.
     #[serde(default)]
     pub io_nodes: bool,
     /// The name of its generation, or `tnw`, once its devices exist.
@@ -508,7 +508,7 @@ pub struct NodeInfo {
     /// The architecture of a Linux node: `x86-64` or `arm64`.
     #[serde(default)]
     pub arch: Option<String>,
-    /// Whether its router has failed, so that all of its links are down.
+    /// True if its router has failed, so that all of its links are down.
     #[serde(default)]
     pub down: bool,
     /// Process of its monitor.
@@ -542,7 +542,7 @@ pub struct JobInfo {
     pub state: JobState,
     /// The torus that it has, such as `4x3`.
     pub shape: Option<String>,
-    /// Whether no other job may use its nodes.
+    /// True if no other job may use its nodes.
     pub alone: bool,
     /// Numbers of its nodes, in the job's order.
     pub nodes: Vec<u32>,
@@ -591,7 +591,7 @@ impl fmt::Display for JobState {
 pub struct FaultReport {
     /// Faults on all links, as text.
     pub faults: String,
-    /// Links with faults of their own.
+    /// Links with their own faults.
     pub links: u32,
     /// Packets that were dropped.
     pub lost: u64,

@@ -14,8 +14,8 @@ use tofu_ipotofu::addr;
 const ICMPV6: u8 = 58;
 const ADVERTISEMENT: u8 = 136;
 
-/// Whether the frame's claims about addresses of machine `machine` are true. Addresses outside of
-/// the machine and incomplete headers are not checked.
+/// Returns true if the frame's claims about addresses of machine `machine` are true. Addresses
+/// outside of the machine and incomplete headers are not checked.
 pub(crate) fn is_honest(frame: &[u8], machine: u8) -> bool {
     let Ok(ethernet) = EthernetFrame::new_checked(frame) else { return true };
     let from = ethernet.src_addr().0;

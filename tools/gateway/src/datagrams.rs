@@ -31,7 +31,7 @@ pub(crate) struct Flow {
     node: IpEndpoint,
     /// Longest datagram that fits into a packet.
     most: usize,
-    /// Whether the client has sent something; before that there are no answers.
+    /// True if the client has sent something; before that there are no answers.
     spoken: bool,
     /// Input from the client that is not complete.
     input: Vec<u8>,

@@ -1,4 +1,4 @@
-//! The link of a node that this process drives, on a thread of its own.
+//! The link of a node that this process drives, on its own thread.
 
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
@@ -101,8 +101,8 @@ pub struct Out<'a> {
 }
 
 impl Out<'_> {
-    /// Whether a frame of any length could be sent now. If not, its tenants' `work` is called again
-    /// within about a millisecond.
+    /// Returns true if a frame of any length could be sent now. If not, its tenants' `work` is
+    /// called again within about a millisecond.
     pub fn has_room(&mut self) -> bool {
         self.link.has_room()
     }

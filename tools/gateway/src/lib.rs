@@ -1,7 +1,7 @@
 //! I/O nodes: nodes of a machine that have no guest, but are driven by this process, and join the
 //! machine's network to the host.
 //!
-//! An [`IoNode`] is the link of such a node on a thread of its own. Its purpose is decided by the
+//! An [`IoNode`] is the link of such a node on its own thread. Its purpose is decided by the
 //! [`Tenant`]s on top of it:
 //!
 //! - [`Stack`], a TCP/IP stack in this process, for connections to nodes without any rights on

@@ -544,7 +544,7 @@ impl Stream {
         self.state = State::Ending { until: Instant::now() };
     }
 
-    /// Whether nothing is left to be done for it.
+    /// Returns true if nothing is left to be done for it.
     fn is_over(&self, socket: &tcp::Socket<'_>) -> bool {
         // An aborted connection must still send its last packet as long as it has a remote end.
         let closed = match socket.state() {

@@ -125,7 +125,7 @@ impl Gates {
         self.run(Op::Barrier, &Input::default(), 0).map(drop)
     }
 
-    /// Whether there is [`Op::MaxLoc`], which reduces two integers at once.
+    /// Returns true if there is [`Op::MaxLoc`], which reduces two integers at once.
     pub fn have_pairs(&self) -> bool {
         self.profile.integers >= 2
     }

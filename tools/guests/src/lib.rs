@@ -350,7 +350,7 @@ impl Comm {
         Target::new(self.places.coords(rank).expect("a node of the machine"), TNI)
     }
 
-    /// Whether the device has atomic commands.
+    /// Returns true if the device has atomic commands.
     pub fn has_atomics(&self) -> bool {
         self.cq.device().description().atomics
     }
@@ -373,7 +373,7 @@ impl Comm {
         let (mut pause, mut told) = (RETRY_NS, false);
         loop {
             self.cq.post_and_ring(order, 0)?;
-            // Every command but NOP ends with a notice of its own; others may come between.
+            // Every command but NOP ends with its own notice; others may come between.
             let notice = loop {
                 let notice = self.wait(Cq::wait_mrq)?;
                 if notice.id().is_some_and(MrqId::ends_own_command) {
@@ -512,7 +512,7 @@ impl Comm {
         self.wait_until_or_tell(PATROL_NS, done, |_, out| out.push_str("another node"))
     }
 
-    /// The same; if it takes long, the user is told, with the text that `whom` writes. It wakes up
+    /// The same; if it takes long, a message says so, with the text that `whom` writes. It wakes up
     /// to check the time after `patrol` nanoseconds at the latest, unless that is the greatest
     /// value.
     fn wait_until_or_tell(
@@ -620,8 +620,8 @@ impl Comm {
     }
 }
 
-/// Whether a command with this result may work later because its target is still starting. Its
-/// queue may also be that of the job before, until the broker has taken it back.
+/// Returns true if a command with this result may work later because its target is still starting.
+/// Its queue may also be that of the job before, until the broker has taken it back.
 fn is_not_up(code: Rcode) -> bool {
     const STAG_DISABLED: Rcode = Rcode::STAG_DISABLED.remote();
     matches!(

@@ -15,7 +15,7 @@ const MAX_FIELDS: usize = 64;
 const MAX_BODY: usize = 4 << 10;
 /// The time limit for a client in all.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long, and how many bytes, a client may keep sending once it has its answer.
+/// Limits, in time and bytes, of what a client may keep sending once it has its answer.
 const LINGER: Duration = Duration::from_secs(1);
 const MAX_DRAIN: usize = 64 << 10;
 

@@ -32,7 +32,7 @@ pub(crate) const WORK: &str = ".work-";
 pub(crate) const COMPILER_LOCK: &str = "driver-lock";
 /// The prefix of the names of parts that [`Cache::packages`] makes.
 const PACKAGES: &str = "packages-";
-/// The time to wait for a lock before the user is told which one it is.
+/// The time to wait for a lock before a message says which one it is.
 const TELL_AFTER: Duration = Duration::from_secs(1);
 const NEW: &str = ".new-";
 const OLD: &str = ".old-";

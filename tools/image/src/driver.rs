@@ -1,4 +1,4 @@
-//! The kernel driver, tofu.ko, built from its sources by Debian's compilers in a root of their own,
+//! The kernel driver, tofu.ko, built from its sources by Debian's compilers in their own root,
 //! either for a kernel with Rust that is built there as well, or for one of Debian's own kernels.
 //!
 //! There are two parts in the cache: the build root with what modules are compiled against, which
@@ -406,7 +406,7 @@ fn take_root(cache: &Cache, wanted: DriverFor) -> Result<(Target, PathBuf)> {
 /// The result of making a [`Module`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Made {
-    /// Whether make succeeded.
+    /// True if make succeeded.
     pub ok: bool,
     /// The output of make and the compiler.
     pub said: String,

@@ -70,7 +70,7 @@ pub struct Qemu {
     pub version: String,
     /// Where it comes from.
     pub origin: Origin,
-    /// Whether it can give up system calls by itself (`-sandbox`).
+    /// True if it can give up system calls by itself (`-sandbox`).
     pub sandbox: bool,
     /// The folder with the program, its loader and its libraries, if it is in the cache.
     pub root: Option<PathBuf>,
@@ -139,7 +139,7 @@ struct Known {
     size: u64,
     modified: i64,
     version: String,
-    /// Whether it has `-sandbox`.
+    /// True if it has `-sandbox`.
     sandbox: bool,
     /// The reason why it cannot be used.
     problem: Option<String>,

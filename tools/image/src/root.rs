@@ -71,7 +71,7 @@ enum Room {
 /// The way to run packages' scripts on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RootAccess {
-    /// As root, in namespaces of their own.
+    /// As root, in their own namespaces.
     Root,
     /// As root with chroot only, as in a container that may not mount.
     Chroot,

@@ -124,7 +124,7 @@ pub(crate) fn run_for(
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // It gets a group of its own, so that all of its children can be ended with it.
+        // It gets its own group, so that all of its children can be ended with it.
         .process_group(0);
     let child = command.spawn().on("run", Path::new(&program))?;
     let mut group = Group(child);

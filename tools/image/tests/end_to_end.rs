@@ -48,7 +48,7 @@ impl Drop for Guard {
     }
 }
 
-/// Whether `error` means that this host or its network cannot run the test.
+/// Returns true if `error` means that this host or its network cannot run the test.
 fn skipped(name: &str, error: &Error) -> bool {
     let host = matches!(
         error,

@@ -35,7 +35,7 @@ struct Compared {
     met: Option<bool>,
     /// The values of other seeds, if it depends on one.
     seeds: Option<Spread>,
-    /// Whether ours is within the tolerance, with all seeds, whatever its kind.
+    /// True if ours is within the tolerance, with all seeds, whatever its kind.
     #[serde(skip)]
     agrees: bool,
 }

@@ -128,7 +128,7 @@ pub(crate) struct Traffic {
     pub(crate) rails: Rails,
     /// The number of TNIs that a node's messages use in turn.
     pub(crate) tnis: u8,
-    /// Whether targets answer each message, like a Put.
+    /// True if targets answer each message, like a Put.
     pub(crate) answers: bool,
 }
 

@@ -91,8 +91,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether this process is about to become a program that its caller has passed descriptors to: by
-/// `tofu internal`, `tofu image qemu` or `tofu image chromium`.
+/// Returns true if this process is about to become a program that its caller has passed descriptors
+/// to: by `tofu internal`, `tofu image qemu` or `tofu image chromium`.
 fn becomes_another() -> bool {
     let mut words = env::args_os().skip(1);
     match words.next() {
@@ -121,7 +121,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Whether the reader of standard output has gone. Sockets break, too.
+/// Returns true if the reader of standard output has gone. Sockets break, too.
 fn is_unread() -> bool {
     let out = io::stdout();
     let mut polled = [PollFd::new(&out, PollFlags::OUT)];

@@ -120,7 +120,7 @@ impl Leases {
         &mut self.queues[tni.index()][cq.index()]
     }
 
-    /// Whether a queue is a process's.
+    /// Returns true if a queue is a process's.
     pub fn has(&self, id: ClientId, (tni, cq): (TniId, CqId)) -> bool {
         self.queues[tni.index()][cq.index()].is(id)
     }
@@ -198,7 +198,7 @@ impl Leases {
         all.filter(|tni| self.queues[tni.index()][kernel].is(id)).collect()
     }
 
-    /// Whether there is a queue or a gate that does not stop.
+    /// Returns true if there is a queue or a gate that does not stop.
     pub fn any_stuck(&self) -> bool {
         self.gates_stuck || self.queues.iter().flatten().any(|owner| *owner == Owner::Stuck)
     }

@@ -145,7 +145,7 @@ impl<S: Source> Server<S> {
         found.map(|(id, _)| *id).collect()
     }
 
-    /// Whether the device is open.
+    /// Returns true if the device is open.
     pub fn has_device(&self) -> bool {
         self.device.is_some()
     }
@@ -608,14 +608,14 @@ impl<S: Source> Server<S> {
         self.leases.end_gates(id, gates_stopped);
         if !gates_stopped {
             log::error!(
-                "the device does not let go of barrier gates of process {pid}; its memory stays \
+                "the device does not release barrier gates of process {pid}; its memory stays \
                  mapped until the device is unused"
             );
             return;
         }
         if !stuck.is_empty() {
             log::error!(
-                "the device does not let go of {} control queues of process {pid}; its memory \
+                "the device does not release {} control queues of process {pid}; its memory \
                  stays mapped until the device is unused",
                 stuck.len()
             );

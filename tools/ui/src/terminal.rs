@@ -1,6 +1,6 @@
 //! Adapts guests' console output to the user's terminal.
 //!
-//! A console is a stream for a terminal of its own. Firmware resets that terminal, clears it and
+//! A console is a stream for a separate terminal. Firmware resets that terminal, clears it and
 //! turns its wrapping off; shells ask it where the cursor is. A user who attaches has another one,
 //! with a screen that does not belong to the guest and that is used afterwards.
 

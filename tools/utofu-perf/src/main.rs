@@ -28,7 +28,7 @@ use crate::overhead::{Overhead, Way};
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// What to measure [default: everything except registration and overhead]
+    /// Tests to run [default: everything except registration and overhead]
     #[arg(value_enum)]
     tests: Vec<Test>,
     /// Bytes of messages, separated by commas, up to 16777215.
@@ -82,7 +82,7 @@ enum Test {
     Rate,
     /// Registering and deregistering memory of 4 KiB to 1 GiB; only if it is named.
     Registration,
-    /// What the library adds to posting by hand.
+    /// The cost of the library compared to posting by hand.
     Overhead,
 }
 

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Looks that find nothing after which others may have the processor.
 const LOOKS: u32 = 256;
 
-/// What a message is for.
+/// The purpose of a message.
 const ECHO: u64 = 1;
 const ANSWER: u64 = 2;
 const END: u64 = 3;
@@ -37,7 +37,7 @@ pub(crate) struct Side {
 /// A measured value.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
-    /// What was measured.
+    /// The result of a measurement.
     pub(crate) test: &'static str,
     /// Bytes of a message.
     pub(crate) size: usize,
@@ -263,7 +263,7 @@ pub(crate) struct Rate {
     start: Instant,
     ended: u64,
     slices: Vec<f64>,
-    /// What had ended at the last tick, and ticks since something new has.
+    /// The completions up to the last tick, and the ticks since something new has completed.
     seen: u64,
     looks: u32,
 }
@@ -319,7 +319,7 @@ fn complete(vcq: &Vcq) -> Result<()> {
     wait("completion of a command", || Ok(vcq.poll_tcq()?.then_some(())))
 }
 
-/// How far a measurement had come.
+/// The progress of a measurement.
 fn after(messages: u64) -> String {
     format!("after {messages} messages")
 }

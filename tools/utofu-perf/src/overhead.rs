@@ -1,6 +1,6 @@
-//! What the library adds to posting by hand: the same commands through the driver's queue alone,
-//! through the Rust API, and through the C functions, on a machine in this process. All three poll
-//! for the completion, then for the notice, and poll equally often.
+//! The cost of the library compared to posting by hand: the same commands through the driver's
+//! queue alone, through the Rust API, and through the C functions, on a machine in this process.
+//! All three poll for the completion, then for the notice, and poll equally often.
 
 use std::hint::black_box;
 use std::ptr;

@@ -29,7 +29,7 @@ pub trait Inspect {
     fn inspect(&self, visit: Visit<'_>);
 }
 
-/// How something looks.
+/// The description of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
     /// Nothing is there.
@@ -59,7 +59,7 @@ pub struct Query<'a> {
 /// The result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// How it looks.
+    /// The description of this value.
     pub value: Value,
     /// Nothing was left out because of the limit.
     pub complete: bool,

@@ -65,7 +65,7 @@ impl Vector {
 /// An MSI-X table with its pending bits.
 ///
 /// [`trigger`](MsixTable::trigger) may race with table writes and control
-/// changes from other threads: each vector has a lock of its own, and an
+/// changes from other threads: each vector has its own lock, and an
 /// interrupt is either delivered or found pending on unmasking.
 pub struct MsixTable {
     /// ENABLE and FUNCTION_MASK. Stored before the vectors are visited, read with

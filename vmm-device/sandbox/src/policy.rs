@@ -55,7 +55,7 @@ impl Role {
     }
 }
 
-/// How a path may be used after [`crate::Sandbox::enter_process`].
+/// The access to a path after [`crate::Sandbox::enter_process`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Read a file, or everything below a folder.

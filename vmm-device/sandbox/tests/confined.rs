@@ -61,7 +61,7 @@ fn dies(role: Role, what: &str, call: &str, number: libc::c_long) {
     assert!(errors.ends_with(&line), "{what}: {errors}");
 }
 
-/// Whether this host can run test `name`.
+/// Returns true if this host can run test `name`.
 fn filters(name: &str) -> bool {
     let support = Support::probe().seccomp;
     if let Err(reason) = &support {
@@ -387,7 +387,7 @@ fn files(what: &str, folder: &Path) {
         .allow_if_present(folder.join("none"), Access::Read)
         .allow_runtime();
     let sandbox = Sandbox::new(policy).unwrap();
-    // The test harness has threads of its own, which existed before.
+    // The test harness has its own threads, which existed before.
     let others = AtomicBool::new(false);
     let (sender, receiver) = mpsc::channel::<()>();
     thread::scope(|scope| {

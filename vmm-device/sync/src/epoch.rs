@@ -22,7 +22,7 @@ pub struct Epochs {
 struct Flush {
     /// The generation whose uses are still awaited.
     draining: Option<u64>,
-    /// Whether another flush was requested meanwhile.
+    /// True if another flush was requested meanwhile.
     again: bool,
 }
 
@@ -73,7 +73,7 @@ impl Epochs {
         }
     }
 
-    /// Whether a use from before the last flush has not ended.
+    /// Returns true if a use from before the last flush has not ended.
     pub fn busy(&self) -> bool {
         let mut flush = self.lock();
         self.advance(&mut flush);

@@ -115,7 +115,7 @@ impl<T: Item> State<T> {
         Some(item)
     }
 
-    /// Whether an item of this cost fits. Any fits into an empty queue.
+    /// Returns true if an item of this cost fits. Any fits into an empty queue.
     fn has_room(&self, cost: usize, most: usize) -> bool {
         self.items.is_empty() || self.bytes + cost <= most
     }

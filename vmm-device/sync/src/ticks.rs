@@ -8,7 +8,7 @@ use std::time::Instant;
 /// [`Instant`].
 #[derive(Clone, Copy, Debug)]
 pub struct Ticks {
-    /// Whether the clock is the processor's counter.
+    /// True if the clock is the processor's counter.
     counter: bool,
     /// The time of its creation, by both clocks.
     start: Instant,
@@ -56,7 +56,7 @@ fn counted() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Whether the counter has the same rate in all states of the processor (invariant TSC).
+/// Returns true if the counter has the same rate in all states of the processor (invariant TSC).
 #[cfg(target_arch = "x86_64")]
 fn is_constant() -> bool {
     use core::arch::x86_64::__cpuid;

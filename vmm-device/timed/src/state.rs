@@ -162,7 +162,7 @@ impl State {
         [own, other, self.network.next_event()].into_iter().flatten().min()
     }
 
-    /// Whether an event has an effect at a node itself.
+    /// Returns true if an event has an effect at a node itself.
     fn concerns(&self, due: &Due, node: NodeId) -> bool {
         match *due {
             Due::Doorbell(at, ..) | Due::Expire(at) => at == node,
@@ -321,7 +321,7 @@ impl State {
         }
         self.feed(interface, now);
     }
-    /// Whether an interface can take another command.
+    /// Returns true if an interface can take another command.
     pub(crate) fn has_room(&self, node: NodeId, tni: TniId, now: Ps) -> bool {
         let unit = &self.interfaces[node.index() * TNIS + tni.index()];
         unit.command_free <= now && unit.jobs[0].len() < COMMANDS_AHEAD

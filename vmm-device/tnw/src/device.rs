@@ -54,7 +54,8 @@ pub struct Nwp {
     pub(crate) stray_stores: AtomicU64,
     pub(crate) bad_accesses: AtomicU64,
     pub(crate) links: [LinkModule; LINKS],
-    /// Held while windows become memory or registers, so that the host is told in the same order.
+    /// Held while windows become memory or registers, so that the host is notified in the same
+    /// order.
     modes: Mutex<()>,
 }
 
@@ -64,7 +65,7 @@ pub(crate) struct LinkModule {
     /// Units that have arrived and were not processed yet.
     inbox: Mutex<VecDeque<Unit>>,
     state: Mutex<LinkState>,
-    /// Whether the link has work.
+    /// True if the link has work.
     pending: AtomicBool,
     /// A copy of [`LinkEnd::deadline`].
     deadline: AtomicU64,
@@ -108,7 +109,7 @@ pub(crate) struct LinkState {
     pub(crate) tx: [Transmit; CHANNELS],
     pub(crate) rx: [Receive; CHANNELS],
     pub(crate) pages: [Page; CHANNELS],
-    /// Whether the neighbour is still to be told that the link begins a life.
+    /// True if the neighbour is still to be told that the link begins a life.
     greet: bool,
     /// The channel that is the first to send, and the channel that is the first to be moved.
     next_tx: usize,
@@ -188,7 +189,7 @@ impl Nwp {
         }
     }
 
-    /// Whether a link leads to a neighbour.
+    /// Returns true if a link leads to a neighbour.
     pub const fn leads_somewhere(&self, link: Link) -> bool {
         self.links[link.index()].present
     }
@@ -396,7 +397,7 @@ impl Nwp {
         }
     }
 
-    /// Whether a shared window has a new packet. Takes no lock.
+    /// Returns true if a shared window has a new packet. Takes no lock.
     pub fn window_rings(&self, link: Link, channel: Channel) -> bool {
         let Some(windows) = &self.config.windows else { return false };
         let number = self.links[link.index()].marks[channel.index()].load(Relaxed);

@@ -42,9 +42,9 @@ pub trait Net {
         MAX_RUN
     }
 
-    /// Whether packets stay in this process, where they are soon processed. Packets of an Nget then
-    /// refer to its memory and are copied once. An implementation that loses, repeats or records
-    /// packets should return false.
+    /// Returns true if packets stay in this process, where they are soon processed. Packets of an
+    /// Nget then refer to its memory and are copied once. An implementation that loses, repeats or
+    /// records packets should return false.
     fn by_reference(&self) -> bool {
         false
     }

@@ -54,7 +54,7 @@ pub enum Arrival {
 #[derive(Debug)]
 pub struct LinkEnd {
     life: u16,
-    /// Whether anything was sent in this life.
+    /// True if anything was sent in this life.
     spoken: bool,
     peer: Option<u16>,
     tx: Sending,
@@ -89,7 +89,7 @@ struct Sending {
 struct Receiving {
     /// Sequence number of the next packet.
     expected: u16,
-    /// Whether packets are discarded until RESTART.
+    /// True if packets are discarded until RESTART.
     discarding: bool,
     /// Packets of each channel accepted in this session.
     accepted: Room,
@@ -117,7 +117,7 @@ inspect!(Sending {
 
 inspect!(Receiving { expected, discarding, accepted as debug, announced as debug, owed as debug });
 
-/// How far `a` is ahead of `b`, modulo [`SEQUENCES`].
+/// The distance of `a` ahead of `b`, modulo [`SEQUENCES`].
 const fn ahead(a: u16, b: u16) -> u16 {
     a.wrapping_sub(b) % SEQUENCES
 }
@@ -141,7 +141,7 @@ impl LinkEnd {
         self.life
     }
 
-    /// Whether the other end may know of this life.
+    /// Returns true if the other end may know of this life.
     pub(crate) const fn has_spoken(&self) -> bool {
         self.spoken
     }
@@ -151,22 +151,22 @@ impl LinkEnd {
         &self.counters
     }
 
-    /// Whether the other end has answered in this life.
+    /// Returns true if the other end has answered in this life.
     pub const fn is_answered(&self) -> bool {
         self.peer.is_some()
     }
 
-    /// Whether packets are being retransmitted.
+    /// Returns true if packets are being retransmitted.
     pub const fn is_resending(&self) -> bool {
         self.tx.resending
     }
 
-    /// Whether arriving packets are discarded until RESTART.
+    /// Returns true if arriving packets are discarded until RESTART.
     pub(crate) const fn is_discarding(&self) -> bool {
         self.rx.discarding
     }
 
-    /// Whether the other end has not answered for a long time.
+    /// Returns true if the other end has not answered for a long time.
     pub const fn is_silent(&self) -> bool {
         self.tx.unanswered >= SILENCE
     }
@@ -263,13 +263,13 @@ impl LinkEnd {
         }
     }
 
-    /// Whether feedback is still to be sent to the other end.
+    /// Returns true if feedback is still to be sent to the other end.
     pub(crate) const fn owes(&self) -> bool {
         self.rx.owed.is_some()
     }
 
     /// Answers, with the room that the reception FIFOs have now. The other end gets the pending
-    /// feedback, one for everything that has arrived, or is told of the room if it may be waiting
+    /// feedback, one for everything that has arrived, or gets the room if it may be waiting
     /// for it.
     pub fn answer(&mut self, room: &Room, out: &mut dyn FnMut(Unit)) {
         if self.peer.is_none() {

@@ -26,7 +26,7 @@ pub struct Request {
     pub notify: u64,
     /// Returned in the notification word.
     pub tag: u32,
-    /// Whether an interrupt follows.
+    /// True if an interrupt follows.
     pub interrupt: bool,
 }
 
@@ -62,7 +62,7 @@ enum Item {
     Cut,
 }
 
-/// How far a message has been moved.
+/// The progress of moving a message.
 #[derive(Clone, Copy, Debug)]
 struct Moving {
     packets: u64,
@@ -82,7 +82,7 @@ pub struct Receive {
     credits: VecDeque<Request>,
     /// Progress of the first credit, if it is in use.
     moving: Option<Moving>,
-    /// Whether the credit of the message that is leaving the FIFO was cancelled.
+    /// True if the credit of the message that is leaving the FIFO was cancelled.
     skipping: bool,
     /// Number of messages moved to memory.
     pub(crate) messages: u64,
@@ -118,7 +118,7 @@ impl Receive {
         self.credits.len()
     }
 
-    /// Whether any packet can be moved.
+    /// Returns true if any packet can be moved.
     pub fn matches(&self) -> bool {
         match self.fifo.front() {
             Some(Item::Run(..)) => self.skipping || !self.credits.is_empty(),

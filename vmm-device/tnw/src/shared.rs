@@ -23,7 +23,7 @@ use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
 #[derive(Clone, Debug)]
 pub struct SharedWindows {
     region: Arc<MmapRegion<()>>,
-    /// Whether stores always go to this memory, so that windows cannot be registers.
+    /// True if stores always go to this memory, so that windows cannot be registers.
     only: bool,
 }
 
@@ -44,7 +44,7 @@ impl SharedWindows {
         Self { only: true, ..self }
     }
 
-    /// Whether windows cannot be registers.
+    /// Returns true if windows cannot be registers.
     pub(crate) const fn is_only(&self) -> bool {
         self.only
     }

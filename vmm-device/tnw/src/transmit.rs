@@ -140,7 +140,7 @@ impl Transmit {
         self.ngets.len() + self.pending.len()
     }
 
-    /// Whether there is something to send. Without `dma`, Ngets wait.
+    /// Returns true if there is something to send. Without `dma`, Ngets wait.
     pub(crate) fn is_ready(&self, dma: bool) -> bool {
         self.next_source(dma).is_some()
     }

@@ -95,7 +95,7 @@ impl Data {
         self.header.offset()
     }
 
-    /// Whether the run ends its message.
+    /// Returns true if the run ends its message.
     pub fn is_last(&self) -> bool {
         self.header.last()
     }

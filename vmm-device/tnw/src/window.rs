@@ -31,7 +31,7 @@ pub enum StoreError {
 pub struct Taken {
     /// Their data.
     pub data: Arc<[u8]>,
-    /// Whether the last of them ends its message.
+    /// True if the last of them ends its message.
     pub last: bool,
 }
 

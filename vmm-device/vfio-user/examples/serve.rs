@@ -1,4 +1,4 @@
-//! Serves the nodes of a small machine, each on a socket of its own, to QEMU or Cloud Hypervisor:
+//! Serves the nodes of a small machine, each on its own socket, to QEMU or Cloud Hypervisor:
 //!
 //! ```text
 //! cargo run -p tofu-vfio-user --example serve -- FOLDER [--polled]

@@ -62,7 +62,7 @@ impl Channel {
         Self { socket, body: Vec::new(), buffer, start: 0, end: 0, fds: None }
     }
 
-    /// Whether bytes of the next message were read already.
+    /// Returns true if bytes of the next message were read already.
     pub(crate) fn has_read_ahead(&self) -> bool {
         self.start < self.end
     }

@@ -51,7 +51,7 @@ impl Device {
         }
     }
 
-    /// How its doorbells are served; `None` if it has none.
+    /// The way its doorbells are served; `None` if it has none.
     pub(crate) fn doorbells(&self) -> Option<Doorbells> {
         self.tofu().map(|node| node.doorbells())
     }

@@ -33,7 +33,7 @@ const RANGES_PER_LOCK: usize = 256;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backing {
     /// Memory files of ordinary pages that are sealed against shrinking, or can be and then are.
-    /// QEMU's `memory-backend-memfd` is of this kind unless it is told otherwise.
+    /// QEMU's `memory-backend-memfd` is of this kind unless configured otherwise.
     #[default]
     Sealed,
     /// Any file that can be mapped. A client that shrinks its file, or promises huge pages that
@@ -52,7 +52,7 @@ pub enum Backing {
     Process,
 }
 
-/// How much a client may map.
+/// The limits of a client's mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Ranges of addresses that are not contiguous, of about 60 bytes each in this process. A
@@ -122,7 +122,7 @@ impl MappedPlace {
         }
     }
 
-    /// Whether `next` is where this one is after `size` bytes.
+    /// Returns true if `next` is where this one is after `size` bytes.
     fn goes_on_in(&self, next: &Self, size: u64) -> bool {
         match (self, next) {
             (Self::File(a, at), Self::File(b, next)) => {
@@ -204,8 +204,8 @@ impl Range {
         Self { last: self.last, rights: self.rights, place }
     }
 
-    /// Whether `next`, which begins `size` bytes behind the start of this range and at its end,
-    /// continues the same memory.
+    /// Returns true if `next`, which begins `size` bytes behind the start of this range and at its
+    /// end, continues the same memory.
     fn goes_on_in(&self, next: &Self, size: u64) -> bool {
         self.rights == next.rights
             && match (&self.place, &next.place) {
@@ -249,7 +249,7 @@ impl ClientMemory {
         lock(&self.process).clone()
     }
 
-    /// How much a client may map.
+    /// The limits of a client's mappings.
     pub fn limits(&self) -> Limits {
         self.limits
     }

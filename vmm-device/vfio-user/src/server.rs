@@ -606,8 +606,9 @@ fn for_natural_accesses(
     }
 }
 
-/// How late a client's register writes may be, in nanoseconds. QEMU does not wait for the answer to
-/// a write, and a busy host may keep a thread of either process from running for that long.
+/// The delay that a client's register writes may have, in nanoseconds. QEMU does not wait for the
+/// answer to a write, and a busy host may keep a thread of either process from running for that
+/// long.
 const POSTED_WRITES_NS: u64 = 100_000_000;
 
 /// Doorbells that ring without any work of this process: the client signals their event

@@ -16,7 +16,7 @@ pub(crate) const MAX_FDS: usize = 16;
 pub(crate) const MAX_SENT_FDS: usize = 72;
 /// The protocol's version, major and minor.
 pub(crate) const VERSION: (u16, u16) = (0, 1);
-/// The most ranges that a client is told it may map, which is the protocol's default: QEMU refuses
+/// The number of ranges that a client may map, which is the protocol's default: QEMU refuses
 /// a server that allows more, though it does map more itself for a guest with a vIOMMU.
 pub(crate) const MAX_MAPS_TOLD: usize = 65_535;
 /// Ranges of DMA memory are multiples of this, in bytes.
@@ -136,7 +136,7 @@ impl Header {
         bytes
     }
 
-    /// How a command ended that this is the answer to; `None` if it is none.
+    /// The result of the command that this is the answer to; `None` if it is none.
     pub(crate) fn outcome(self) -> Option<Result<(), Errno>> {
         if self.flags & TYPE != REPLY {
             return None;

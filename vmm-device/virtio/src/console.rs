@@ -97,13 +97,13 @@ impl PortHandle {
         self.change(None);
     }
 
-    /// Whether the port has a stream. It loses it when the other end closes.
+    /// Returns true if the port has a stream. It loses it when the other end closes.
     pub fn connected(&self) -> bool {
         self.0.connected.load(SeqCst)
     }
 
-    /// Whether a program in the guest has opened the port; always true for a console without
-    /// control messages, once its driver runs.
+    /// Returns true if a program in the guest has opened the port; always true for a console
+    /// without control messages, once its driver runs.
     pub fn guest_open(&self) -> bool {
         self.0.guest_open.load(SeqCst)
     }
@@ -137,7 +137,7 @@ struct Port {
     open: bool,
 }
 
-/// How far a transfer came.
+/// The progress of a transfer.
 enum Moved {
     /// So many bytes.
     Some(u64),
@@ -440,7 +440,7 @@ impl Device for Console {
         for (id, port) in
             self.ports.iter_mut().enumerate().take(if controlled { MAX_PORTS } else { 1 })
         {
-            // In this order, so that output goes on when input finds the other end closed.
+            // In this order, so that output continues when input finds the other end closed.
             note(port.receive(first_queue(id), io)?);
             note(port.transmit(first_queue(id) + 1, io)?);
         }

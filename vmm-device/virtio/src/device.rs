@@ -93,7 +93,7 @@ impl<'a> Io<'a> {
         &self.core.memory
     }
 
-    /// Whether driver and device have agreed on these features.
+    /// Returns true if driver and device have agreed on these features.
     pub(crate) fn negotiated(&self, features: u64) -> bool {
         self.features & features == features
     }

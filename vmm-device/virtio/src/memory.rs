@@ -48,7 +48,7 @@ impl DeviceMemory {
         true
     }
 
-    /// Whether addresses are translated.
+    /// Returns true if addresses are translated.
     pub(crate) fn is_translated(&self) -> bool {
         self.endpoint.is_some()
     }

@@ -106,7 +106,7 @@ pub const REGISTER_BAR: u8 = 0;
 pub const MSIX_BAR: u8 = 1;
 /// Size of [`REGISTER_BAR`] in bytes.
 pub const REGISTER_BAR_SIZE: u64 = 0x4000;
-/// The common configuration in [`REGISTER_BAR`]. Each part has a page of its own.
+/// The common configuration in [`REGISTER_BAR`]. Each part has its own page.
 pub const COMMON_AT: u64 = 0x0000;
 /// The interrupt status in [`REGISTER_BAR`].
 pub(crate) const ISR_AT: u64 = 0x1000;

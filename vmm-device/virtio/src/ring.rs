@@ -30,7 +30,7 @@ pub(crate) struct QueueSettings {
 /// A queue in use.
 pub(crate) struct Ring {
     queue: Queue,
-    /// Whether the driver was asked to notify when it adds something.
+    /// True if the driver was asked to notify when it adds something.
     armed: bool,
     /// The memory of a chain that was completed, for the next one.
     spare: Vec<Segment>,

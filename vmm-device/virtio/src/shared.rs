@@ -28,7 +28,7 @@ pub(crate) struct Core {
     /// MSI-X vectors: of configuration changes, and of each queue.
     pub(crate) config_vector: AtomicU16,
     pub(crate) queue_vectors: Vec<AtomicU16>,
-    /// Someone waits for the thread to let go of the rings.
+    /// A caller waits for the thread to release the rings.
     yielding: AtomicBool,
     stopping: AtomicBool,
     complained: AtomicBool,
@@ -123,8 +123,8 @@ impl Core {
         log::log!(level, "{}: {what}", self.name);
     }
 
-    /// Whether the rings may be accessed: no thread waits for the device to yield them, and the
-    /// function may access memory at all.
+    /// Returns true if the rings may be accessed: no thread waits for the device to yield them, and
+    /// the function may access memory at all.
     pub(crate) fn may_work(&self) -> bool {
         !self.yielding.load(SeqCst) && !self.stopping() && self.endpoint.bus_master()
     }

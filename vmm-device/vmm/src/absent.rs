@@ -46,7 +46,7 @@ impl Hypervisor {
         Err(Error::OtherHost)
     }
 
-    /// How guests run on this host.
+    /// The virtualisation of guests on this host.
     pub fn virtualisation(&self) -> Virtualisation {
         match self.0 {}
     }

@@ -51,7 +51,7 @@ pub struct LinuxBoot<'a> {
     /// The kernel's command line, at most [`crate::layout::COMMAND_LINE_MAX`] bytes and what
     /// the kernel allows.
     pub command_line: &'a str,
-    /// Whether the guest gets ACPI tables. Without them a kernel finds neither CPUs
+    /// True if the guest gets ACPI tables. Without them a kernel finds neither CPUs
     /// beside the first nor the ECAM window, and cannot power off.
     pub acpi: bool,
     /// Where to enter the kernel.
@@ -60,7 +60,7 @@ pub struct LinuxBoot<'a> {
     pub viot: Option<Viot<'a>>,
 }
 
-/// How a kernel is entered.
+/// The protocol by which a kernel is entered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KernelEntry {
     /// By what the image is: a bzImage in 64-bit mode; an ELF file by its PVH note

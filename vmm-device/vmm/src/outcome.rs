@@ -1,4 +1,4 @@
-//! How a VM can end, and where its vCPUs were then.
+//! Outcomes of VMs, and where their vCPUs were then.
 
 use std::fmt;
 
@@ -50,7 +50,7 @@ impl fmt::Display for Registers {
 /// A VM that could not go on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Fault {
-    /// What KVM said, in words.
+    /// KVM's report, in words.
     pub reason: String,
     /// Which vCPU.
     pub vcpu: u8,
@@ -64,7 +64,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// How a VM ended.
+/// The end of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Outcome {
     /// The guest wrote this code to [`crate::layout::PORT_EXIT`].

@@ -1,8 +1,8 @@
-//! What a host can do, as plain data.
+//! The abilities of a host, as plain data.
 
 use serde::Serialize;
 
-/// How KVM runs guests on a host.
+/// The virtualisation that KVM uses on a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Virtualisation {
@@ -14,7 +14,7 @@ pub enum Virtualisation {
     None,
 }
 
-/// What of Linux can run as a guest of this monitor.
+/// The kinds of Linux that can run as guests of this monitor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LinuxSupport {
@@ -48,7 +48,7 @@ pub struct HostSupport {
     pub present: bool,
     /// `/dev/kvm` could be opened.
     pub openable: bool,
-    /// How guests run.
+    /// The virtualisation of guests.
     pub virtualisation: Virtualisation,
     /// KVM's API version; 12 is what everybody has.
     pub api_version: Option<i32>,
@@ -89,7 +89,7 @@ impl HostSupport {
         }
     }
 
-    /// What of Linux can run here under this monitor.
+    /// The kinds of Linux that can run here under this monitor.
     pub fn linux(&self) -> LinuxSupport {
         match self.virtualisation {
             _ if self.problem.is_some() => LinuxSupport::None,

@@ -1,4 +1,4 @@
-//! Many VMs in one process, and what they leave behind. This is a program of its own because it
+//! Many VMs in one process, and what they leave behind. This is a separate program because it
 //! counts the process's threads and descriptors.
 
 mod common;

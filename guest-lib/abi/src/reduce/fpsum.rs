@@ -225,7 +225,7 @@ impl Sum320 {
         value[i * 5..][..5].copy_from_slice(&qwords);
     }
 
-    /// What a gate makes of two numbers.
+    /// The result of a gate for two numbers.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         let (greater, other) =

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What all doubles, and sums of them, are multiples of: 2^-1074.
+/// All doubles, and sums of them, are multiples of this: 2^-1074.
 fn exact(x: f64) -> BigInt {
     let bits = x.to_bits();
     let biased = (bits >> 52 & 0x7ff) as u32;

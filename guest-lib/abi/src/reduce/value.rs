@@ -11,7 +11,7 @@ pub const MAX_UTOFU_INTEGERS: usize = 6;
 /// Doubles that can be summed at once.
 pub const MAX_DOUBLES: usize = 3;
 
-/// What a barrier channel takes.
+/// The operand of a barrier channel.
 pub type Input = [u64; INPUT_QWORDS];
-/// What gates pass on, and what a barrier channel returns.
+/// The value that gates pass on, and that a barrier channel returns.
 pub type Value = [u64; VALUE_QWORDS];

@@ -52,7 +52,7 @@ impl Excerpt {
 }
 
 impl fmt::Display for Excerpt {
-    /// The text in quotation marks, its control characters escaped; dots show that it goes on.
+    /// The text in quotation marks, its control characters escaped; dots show that it continues.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = core::str::from_utf8(&self.bytes[..self.len]).unwrap_or_default();
         write!(f, "{text:?}{}", if self.whole { "" } else { "..." })
@@ -122,9 +122,9 @@ impl core::error::Error for ShapeError {}
 pub struct Shape {
     len: [u8; 6],
     wraps: [bool; 6],
-    /// What a step along the axis adds to the node's number.
+    /// The number that a step along the axis adds to the node's number.
     stride: [u32; 6],
-    /// Whether the nodes with Z = 0 are I/O nodes.
+    /// True if the nodes with Z = 0 are I/O nodes.
     io: bool,
 }
 
@@ -212,7 +212,7 @@ impl Shape {
         self.len
     }
 
-    /// Whether the axis has links from its last coordinate back to its first.
+    /// Returns true if the axis has links from its last coordinate back to its first.
     ///
     /// Never so for an axis of length 1.
     #[inline]
@@ -226,12 +226,12 @@ impl Shape {
         [x, y, z]
     }
 
-    /// Whether the nodes with Z = 0 are I/O nodes.
+    /// Returns true if the nodes with Z = 0 are I/O nodes.
     pub const fn has_io_nodes(&self) -> bool {
         self.io
     }
 
-    /// Whether the machine has an I/O node at these coordinates.
+    /// Returns true if the machine has an I/O node at these coordinates.
     pub fn is_io_node(&self, at: Coords) -> bool {
         self.io && at[Axis::Z] == 0 && self.contains(at)
     }
@@ -254,13 +254,13 @@ impl Shape {
         self.stride[0] * self.len[0] as u32
     }
 
-    /// What one step along `axis` adds to a node's number.
+    /// The number that one step along `axis` adds to a node's number.
     #[inline]
     pub const fn stride(&self, axis: Axis) -> u32 {
         self.stride[axis.index()]
     }
 
-    /// Whether the machine has a node at these coordinates.
+    /// Returns true if the machine has a node at these coordinates.
     #[inline]
     pub const fn contains(&self, coords: Coords) -> bool {
         let coords = coords.to_array();
@@ -274,7 +274,7 @@ impl Shape {
         true
     }
 
-    /// Whether the machine has the A, B, C coordinates that the path goes through.
+    /// Returns true if the machine has the A, B, C coordinates that the path goes through.
     #[inline]
     pub const fn contains_path(&self, path: Path) -> bool {
         path.a < self.len(Axis::A) && path.b < self.len(Axis::B) && path.c < self.len(Axis::C)
@@ -438,7 +438,7 @@ impl Shape {
         })
     }
 
-    /// Whether a link joins two nodes.
+    /// Returns true if a link joins two nodes.
     pub fn adjacent(&self, one: Coords, other: Coords) -> bool {
         self.contains(one) && self.contains(other) && self.distance(one, other) == 1
     }

@@ -206,8 +206,8 @@ impl<S: Storage> Outbound<S> {
         Ok(())
     }
 
-    /// Whether a frame of `len` bytes can be offered to a node that fetches frames: all of it, or
-    /// all but a head, which goes with the request.
+    /// Returns true if a frame of `len` bytes can be offered to a node that fetches frames: all of
+    /// it, or all but a head, which goes with the request.
     pub fn may_be_fetched(&self, metadata: &Metadata, len: usize, split: bool) -> bool {
         let fits = match split {
             true => len.saturating_sub(HEAD) <= REST_MAX,

@@ -9,18 +9,18 @@ use tofu_abi::{Coords, PacketTarget, Rcode};
 use crate::addr;
 use crate::wire::Sum;
 
-/// What its sender must know about a packet if it is lost.
+/// The data that its sender needs about a packet if it is lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tag {
     /// The node that the packet goes to.
     pub to: Coords,
     /// Number of its route, see [`route`](crate::routes::route).
     pub attempt: u8,
-    /// Whether the packet is part of a broadcast.
+    /// True if the packet is part of a broadcast.
     pub broadcast: bool,
-    /// Whether it is a [`Report`](crate::Report), whose loss does not matter.
+    /// True if it is a [`Report`](crate::Report), whose loss does not matter.
     pub report: bool,
-    /// Whether routes before the first one tried were skipped. They then come last.
+    /// True if routes before the first one tried were skipped. They then come last.
     pub wraps: bool,
 }
 
@@ -54,7 +54,7 @@ impl Tag {
     }
 }
 
-/// What a packet is sent for.
+/// The purpose of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// A packet for another node.
@@ -86,9 +86,9 @@ impl Purpose {
 /// A packet whose sending has ended. It is still in its buffer.
 #[derive(Debug)]
 pub struct Ended<B> {
-    /// What it was sent for.
+    /// Its purpose.
     pub purpose: Purpose,
-    /// How its sending has ended.
+    /// The result of sending it.
     pub rcode: Rcode,
     /// Its buffer.
     pub buffer: B,

@@ -22,7 +22,7 @@ const MAX_PENDING: usize = tree::MAX_DEPTH * tree::MAX_CHILDREN;
 /// A fragment of a broadcast whose acknowledgement is awaited.
 #[derive(Debug)]
 struct Awaited {
-    /// Whether it was not acknowledged yet.
+    /// True if it was not acknowledged yet.
     open: bool,
     to: Coords,
     key: FragmentKey,
@@ -70,7 +70,7 @@ impl<S: Storage> Relay<S> {
         self.count = 0;
     }
 
-    /// Whether no fragment waits to be acknowledged.
+    /// Returns true if no fragment waits to be acknowledged.
     pub(super) fn is_settled(&self) -> bool {
         self.count == 0
     }

@@ -80,20 +80,21 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         self.held_ns = None;
     }
 
-    /// Whether any frame is being fetched.
+    /// Returns true if any frame is being fetched.
     pub const fn are_under_way(&self) -> bool {
         self.under_way > 0
     }
 
-    /// Whether any frame of a node is being fetched.
+    /// Returns true if any frame of a node is being fetched.
     pub fn are_under_way_from(&self, node: Coords) -> bool {
         self.are_under_way()
             && self.slots.iter().flatten().any(|(request, _)| request.origin == node)
     }
 
-    /// How much longer the next packet must wait, in nanoseconds, so that it does not overtake
-    /// frames of its origin that are being fetched. `next` returns the node that the packet comes
-    /// from, and whether that is its origin, see [`is_from_origin`](super::is_from_origin).
+    /// The time for which the next packet must still wait, in nanoseconds, so that it does not
+    /// overtake frames of its origin that are being fetched. `next` returns the node that the
+    /// packet comes from, and whether that is its origin, see
+    /// [`is_from_origin`](super::is_from_origin).
     pub fn hold(
         &mut self,
         next: impl FnOnce() -> Option<(Coords, bool)>,
@@ -114,7 +115,7 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         Some(left_ns)
     }
 
-    /// Whether the next packet had to wait when [`Fetches::hold`] was called last.
+    /// Returns true if the next packet had to wait when [`Fetches::hold`] was called last.
     pub const fn is_holding(&self) -> bool {
         self.held_ns.is_some()
     }
@@ -175,7 +176,7 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         }
     }
 
-    /// Handles a frame that could not be fetched. Its origin is told to send the next ones.
+    /// Handles a frame that could not be fetched. Its origin is asked to send the next ones.
     fn fail(&mut self, slot: usize, queue: &mut impl Rendezvous, counters: &mut Counters) {
         let Some((request, _)) = self.take(slot) else { return };
         counters.rendezvous_failed += 1;

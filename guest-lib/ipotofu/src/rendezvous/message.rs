@@ -42,7 +42,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Whether the head of the frame is in the request.
+    /// Returns true if the head of the frame is in the request.
     pub const fn is_split(&self) -> bool {
         self.head > 0
     }
@@ -55,7 +55,7 @@ impl Request {
         sum
     }
 
-    /// Whether the frame that was fetched has this sum. If not, it is counted as damaged.
+    /// Returns true if the frame that was fetched has this sum. If not, it is counted as damaged.
     pub fn is_intact(&self, sum: Sum, counters: &mut Counters) -> bool {
         let intact = sum.finish() == self.sum;
         counters.damaged += u64::from(!intact);
@@ -78,17 +78,17 @@ pub enum Message {
     Done {
         /// Id of the last frame that is no longer needed.
         id: u32,
-        /// Whether that frame could not be fetched.
+        /// True if that frame could not be fetched.
         refused: bool,
     },
 }
 
-/// Whether a packet with this header is a message of this module.
+/// Returns true if a packet with this header is a message of this module.
 pub fn is_message(header: &[u8]) -> bool {
     header.first().is_some_and(|first| [REQUEST, DONE, SPLIT].contains(first))
 }
 
-/// Whether a packet with this header comes directly from its origin, if it is not forged.
+/// Returns true if a packet with this header comes directly from its origin, if it is not forged.
 pub fn is_from_origin(header: &[u8]) -> bool {
     let direct = [PacketKind::Unicast, PacketKind::Offloaded];
     header.first().is_some_and(|first| direct.map(|kind| VERSION << 4 | kind as u8).contains(first))

@@ -9,12 +9,12 @@ use crate::storage::Storage;
 
 /// The time for which an unanswered request lasts, in nanoseconds.
 const ANSWER_NS: u64 = 250_000_000;
-/// How long no requests are sent to a node that could not fetch a frame, in nanoseconds.
+/// The time without requests to a node that could not fetch a frame, in nanoseconds.
 const BACK_OFF_REFUSED_NS: u64 = 10_000_000_000;
-/// How long no requests are sent to a node that has not answered in time, in nanoseconds.
+/// The time without requests to a node that has not answered in time, in nanoseconds.
 const BACK_OFF_TIMED_OUT_NS: u64 = 1_000_000_000;
 
-/// How a frame for a node can be sent.
+/// The way a frame for a node can be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
     /// It can be fetched from this slot.
@@ -92,12 +92,12 @@ impl<S: Storage> Requests<S> {
         }
     }
 
-    /// Whether any frame may still be fetched.
+    /// Returns true if any frame may still be fetched.
     pub const fn are_under_way(&self) -> bool {
         self.count > 0
     }
 
-    /// Whether the frame in a slot may still be fetched.
+    /// Returns true if the frame in a slot may still be fetched.
     pub fn is_under_way(&self, slot: usize) -> bool {
         self.slots.get(slot).is_some_and(|slot| slot.under_way.is_some())
     }
@@ -148,7 +148,7 @@ impl<S: Storage> Requests<S> {
         self.free().next_back()
     }
 
-    /// Whether a slot is free.
+    /// Returns true if a slot is free.
     pub fn is_free(&self, slot: usize) -> bool {
         self.slots.get(slot).is_some_and(|slot| slot.under_way.is_none())
     }

@@ -8,7 +8,7 @@ use crate::code::Code;
 
 struct State {
     jobs: Jobs,
-    /// How many more times `jtofu_initialize` was called than `jtofu_finalize`.
+    /// The calls of `jtofu_initialize` less those of `jtofu_finalize`.
     uses: u32,
 }
 

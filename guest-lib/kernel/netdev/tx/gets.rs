@@ -16,7 +16,7 @@ const WAIT_NS: u64 = 500_000;
 pub(in crate::netdev) struct Gets {
     /// Those that have not ended.
     under_way: usize,
-    /// Whether some were posted, and the device not told of them.
+    /// True if some were posted, and the device not told of them.
     untold: bool,
     /// Slots for which one has ended, and how, in the order of the commands.
     ended: KVVec<(u8, Rcode)>,
@@ -61,18 +61,18 @@ impl Gets {
         let _ = self.ended.push_within_capacity((slot, rcode));
     }
 
-    /// Whether there are some that have not ended.
+    /// Returns true if there are some that have not ended.
     pub(super) fn are_under_way(&self) -> bool {
         self.under_way > 0
     }
 
-    /// Whether some were posted, and the device not told of them.
+    /// Returns true if some were posted, and the device not told of them.
     pub(in crate::netdev) fn are_untold(&self) -> bool {
         self.untold
     }
 
-    /// Whether what was fetched is to be taken now. That means to ask the device, so several are
-    /// taken together: unless they have waited for long, or nothing else is on its way.
+    /// Returns true if what was fetched is to be taken now. That means to ask the device, so
+    /// several are taken together: unless they have waited for long, or nothing else is on its way.
     pub(in crate::netdev) fn are_due(&self, now: u64) -> bool {
         let count = self.ended.len();
         let late = || now.saturating_sub(self.since) >= WAIT_NS;

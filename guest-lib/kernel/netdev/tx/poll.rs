@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a poll has to do with sending.
+//! The sending part of a poll.
 
 use kernel::cpu::CpuId;
 use kernel::ffi::c_int;
@@ -10,8 +10,8 @@ use crate::engine::{now_ns, Peers};
 use crate::packets::ENOUGH;
 
 impl Tx {
-    /// Begins a poll by this processor: of what it posts until [`Self::uncork`] the device is told
-    /// together, answers of the stack to what the poll brings among it.
+    /// Begins a poll by this processor: the doorbell rings once, at [`Self::uncork`], for all that
+    /// it posts, including answers of the stack to what the poll brings.
     pub(in crate::netdev) fn begin_poll(&mut self, now: u64) {
         if let Some(sender) = self.sender.as_ref() {
             sender.disarm();
@@ -24,8 +24,8 @@ impl Tx {
         self.counters.polls += 1;
     }
 
-    /// The poll has received `count` packets, which the stack is about to get. Of its first answer
-    /// to a lone one the device is told at once.
+    /// The poll has received `count` packets, which the stack is about to get. The doorbell
+    /// rings at once for its first answer to a lone one.
     pub(in crate::netdev) fn received(&mut self, count: c_int) {
         self.lone = count <= 1;
     }
@@ -37,7 +37,7 @@ impl Tx {
         self.flush();
     }
 
-    /// Whether this processor polls.
+    /// Returns true if this processor polls.
     pub(super) fn is_corked(&self) -> bool {
         self.corked == Some(CpuId::current().as_u32())
     }
@@ -53,7 +53,7 @@ impl Tx {
     }
 
     /// Tests the ports if it is time, and reports dead ones. To be called every second. Returns
-    /// whether that goes on.
+    /// whether that continues.
     pub(in crate::netdev) fn look_at_ports(&mut self) -> bool {
         let Some(sender) = self.sender.as_mut() else {
             return false;
@@ -64,7 +64,7 @@ impl Tx {
         asked || due
     }
 
-    /// Whether the stack may go on, should it have been held.
+    /// Returns true if the stack may go on, should it have been held.
     pub(in crate::netdev) fn goes_on(&mut self, peers: &Peers, now: u64) -> bool {
         self.room() >= ENOUGH && !self.is_blocked(peers, now)
     }

@@ -14,11 +14,11 @@ use crate::rendezvous::{Chunks, MappedSkb, RendezvousMemory, Shared};
 use crate::skb::{SentSkb, Skb};
 
 /// The number of frames that wait at most to be taken back together, and for how long at least, in
-/// nanoseconds. As many others can be under way.
+/// nanoseconds. As many others can be in flight.
 const MAX_ENDED: usize = SLOTS / 2;
 const ENDED_NS: u64 = 5_000_000;
 
-/// What a node is told of a frame, and what it may fetch.
+/// The part of a frame that is sent to a node, and the pages that the node may fetch.
 struct Lent {
     /// Bytes at the front that it is sent.
     head: usize,
@@ -130,7 +130,7 @@ impl Tx {
         }
     }
 
-    /// Whether a frame has to wait until an earlier one to the same node was fetched.
+    /// Returns true if a frame has to wait until an earlier one to the same node was fetched.
     pub(super) fn must_wait(&mut self, peers: &Peers, skb: &Skb, now: u64) -> bool {
         let to = match skb.len() {
             MIN_FRAME.. => destination(skb, self.outbound.node()).node(),
@@ -140,7 +140,7 @@ impl Tx {
         self.blocked.is_some()
     }
 
-    /// Whether the stack still has to wait for a slot.
+    /// Returns true if the stack still has to wait for a slot.
     pub(super) fn is_blocked(&mut self, peers: &Peers, now: u64) -> bool {
         let Some(to) = self.blocked else {
             return false;
@@ -227,7 +227,7 @@ impl Tx {
         self.sender.as_mut()?.rendezvous()
     }
 
-    /// Whether the stack may have what was fetched, instead of a copy.
+    /// Returns true if the stack may have what was fetched, instead of a copy.
     pub(in crate::netdev) fn may_pass_on(&mut self, chunks: &Chunks) -> bool {
         let may = self.rendezvous().is_some_and(|m| m.may_pass_on(chunks));
         self.counters.copied += u64::from(!may);

@@ -158,16 +158,16 @@ impl Tx {
         self.is_sent(sent)
     }
 
-    /// Whether a frame was sent. If there was no room for it, it is counted.
+    /// Returns true if a frame was sent. If there was no room for it, it is counted.
     fn is_sent<T>(&mut self, sent: Result<T, Unsent>) -> bool {
         let unsent = sent.err();
         self.counters.full += u64::from(unsent == Some(Unsent::Full));
         unsent.is_none()
     }
 
-    /// Whether what was posted can wait for more: only requests are, and enough are in flight to
-    /// that node that a completion, and so a poll, is imminent. There is one in 10 ms at the
-    /// latest. A node that does not answer holds up its own frames only.
+    /// Returns true if the doorbell can wait for more packets: only requests are posted, and enough
+    /// are in flight to that node that a completion, and so a poll, is imminent. There is one in 10
+    /// ms at the latest. A node that does not answer holds up its own frames only.
     fn can_wait(&self) -> bool {
         let posted = self.sender.as_ref().map_or(0, Sender::posted);
         let Some(to) = self.untold_to else {

@@ -7,7 +7,7 @@ use tofu_bare::platform::{BarePlatform, Error as BareError};
 use tofu_driver::{Device, DeviceError};
 use tofu_utofu::{DriverProvider, Error, MapUser, Mapped};
 
-/// What a [`Context`](tofu_utofu::Context) of a bare guest is made from.
+/// The provider of a [`Context`](tofu_utofu::Context) in a bare guest.
 pub type BareProvider = DriverProvider<BarePlatform, GuestMemory>;
 
 /// The reason why the device cannot be used.

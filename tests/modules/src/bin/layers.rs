@@ -141,7 +141,7 @@ fn layer<'a>(crates: &'a Crates, name: &'a str, known: &mut BTreeMap<&'a str, us
     layer
 }
 
-/// Whether a crate builds on another one, directly or indirectly.
+/// Returns true if a crate builds on another one, directly or indirectly.
 fn reaches(crates: &Crates, from: &str, to: &str) -> bool {
     crates[from].uses.iter().any(|used| used == to || reaches(crates, used, to))
 }

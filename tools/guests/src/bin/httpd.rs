@@ -147,14 +147,14 @@ impl Server {
         }
     }
 
-    /// Whether clients have acknowledged everything that was sent to them.
+    /// Returns true if clients have acknowledged everything that was sent to them.
     fn is_taken(&self, net: &Net) -> bool {
         self.connections
             .iter()
             .all(|connection| net.sockets.get::<tcp::Socket>(connection.handle).send_queue() == 0)
     }
 
-    /// Whether no connection is open.
+    /// Returns true if no connection is open.
     fn is_idle(&self, net: &Net) -> bool {
         self.connections.iter().all(|connection| {
             let state = net.sockets.get::<tcp::Socket>(connection.handle).state();

@@ -136,7 +136,7 @@ fn throughput(run: &Run, seed: u64, full: bool) -> anyhow::Result<Vec<f64>> {
     Ok(rates)
 }
 
-/// Runs each run with each seed on a machine of its own, as many at a time as there are processors.
+/// Runs each run with each seed on its own machine, as many at a time as there are processors.
 /// Returns their curves, in percent of what is expected.
 fn all(extent: Extent) -> anyhow::Result<Vec<Vec<Line>>> {
     // With all messages, one takes ten minutes of a processor.

@@ -12,7 +12,7 @@ pub(super) const SEEDS: u64 = 10;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     pub(super) seeds: u64,
-    /// Whether there are as many messages as in the papers.
+    /// True if there are as many messages as in the papers.
     pub(super) full: bool,
 }
 

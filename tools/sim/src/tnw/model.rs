@@ -157,7 +157,7 @@ enum Due {
 }
 
 struct NodeState {
-    /// Whether a [`Due::Run`] is scheduled.
+    /// True if a [`Due::Run`] is scheduled.
     queued: bool,
     /// The earliest [`Due::Expire`].
     timer: Ps,

@@ -24,7 +24,7 @@ use crate::commands::exec::SilenceArgs;
 #[derive(Debug, Clone, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CpArgs {
-    /// What to copy: PATH or NODE:PATH
+    /// Source and destination: PATH or NODE:PATH
     #[arg(value_name = "SRC")]
     pub(crate) from: String,
 

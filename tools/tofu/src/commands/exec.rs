@@ -252,7 +252,7 @@ fn forward_signals(
     Ok(())
 }
 
-/// Sends a message to a program on a thread of its own: the machine may not read, and the next
+/// Sends a message to a program on its own thread: the machine may not read, and the next
 /// signal must still be seen.
 fn say(program: &RemoteProgram, what: ToProgram) {
     let program = program.clone();

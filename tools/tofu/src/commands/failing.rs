@@ -120,7 +120,7 @@ fn find(
     Ok((control, machine, at.collect::<anyhow::Result<_>>()?))
 }
 
-/// Lengths of a board of a machine. Each node of TNW is a board of its own.
+/// Lengths of a board of a machine. Each node of TNW is its own board.
 fn lengths(machine: &MachineInfo) -> [u8; 6] {
     machine.generation().map_or([1; 6], |generation| generation.description().board)
 }
@@ -165,7 +165,7 @@ fn wait(control: &Path, nodes: &[u32], up: bool) -> anyhow::Result<()> {
     }
 }
 
-/// Whether a node's guest has not ended yet, or is not ready yet.
+/// Returns true if a node's guest has not ended yet, or is not ready yet.
 fn is_changing(node: &NodeInfo, up: bool) -> bool {
     match node.kind {
         NodeKind::Linux if up => matches!(node.state.as_str(), "waiting" | "booting"),

@@ -81,7 +81,7 @@ pub(crate) enum ImageCommand {
         /// Kernel: driver-cloud, driver-generic, driver, driver-debug or driver-16k
         #[arg(long, value_name = "KERNEL", default_value = "driver-cloud")]
         kernel: String,
-        /// What the processors of the nodes are: x86-64 or arm64
+        /// The processors of the nodes: x86-64 or arm64
         #[arg(long, value_name = "ARCH", default_value_t = Arch::host())]
         arch: Arch,
         /// The same as --kernel driver-debug

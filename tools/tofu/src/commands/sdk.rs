@@ -18,7 +18,7 @@ use tofu_ui::{Style, exit, signals};
 /// Write headers, libraries, pkg-config files and examples for C programs to a folder
 ///
 /// The folder gets include, lib, lib/pkgconfig, and examples with a Makefile; the examples for TNW
-/// are in a folder of their own. Run the compiled programs with `tofu run`, which brings its own
+/// are in their own folder. Run the compiled programs with `tofu run`, which brings its own
 /// copy of the libraries.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]

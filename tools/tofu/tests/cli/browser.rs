@@ -128,8 +128,8 @@ impl Browser {
         self.command("Emulation.setEmulatedMedia", json!({ "features": features }));
     }
 
-    /// What takes the focus and has no name or, of buttons, the name of another one: a screen
-    /// reader could not tell what it is. In the head of a table it is told that it is there.
+    /// Elements that take the focus and have no name or, of buttons, the name of another one: a
+    /// screen reader could not tell what it is. In the head of a table it is told that it is there.
     pub(crate) fn nameless(&mut self) -> Vec<String> {
         let tree = self.command("Accessibility.getFullAXTree", json!({}));
         let tree = tree["nodes"].as_array().unwrap();

@@ -12,7 +12,7 @@ use tofu_linux_tests::{interrupt, kill, skip};
 
 use crate::tofu::{PATIENCE, Place, Process, wait_for};
 
-/// Whether this host can run small guests; if not, says so.
+/// Returns true if this host can run small guests; if not, says so.
 fn can_run(place: &Place, test: &str) -> bool {
     let doctor: Value = serde_json::from_str(&place.run(&["doctor", "--json"]).out).unwrap();
     let can = doctor["can_run"] == true;

@@ -23,7 +23,7 @@ fn vmmtest() -> PathBuf {
     target.join("release/vmmtest")
 }
 
-/// Whether a line names the function and a line of its source.
+/// Returns true if a line names the function and a line of its source.
 fn names(line: &str, function: &str) -> bool {
     line.contains("    at 0x")
         && line.contains(&format!(" {function} ("))

@@ -15,7 +15,7 @@ use tofu_sandbox::Support;
 
 use crate::tofu::{Place, wait_for};
 
-/// Whether Linux nodes can run without anything being fetched first; if not, prints that.
+/// Returns true if Linux nodes can run without anything being fetched first; if not, prints that.
 fn can_run(place: &Place, test: &str) -> bool {
     let doctor = place.run(&["doctor", "--json"]);
     let doctor: Value = serde_json::from_str(&doctor.out).unwrap_or_default();

@@ -262,7 +262,7 @@ fn ranks_of_mpi_find_each_other() {
     };
     let said = jobs.lines(&["--mpi", "-n", "5", "--ppn", "2", &program]);
     assert_eq!(said, (0..5).map(line).collect::<Vec<_>>());
-    // If it is linked with a library of that name, the user is told what --mpi is for.
+    // If it is linked with a library of that name, a message says what --mpi is for.
     let folder = jobs.programs.path();
     let library = ["-shared", "-x", "c", "/dev/null", "-Wl,-soname,libmpich.so.12", "-o"];
     let mut gcc = Command::new("gcc");

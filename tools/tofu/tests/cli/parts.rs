@@ -52,7 +52,7 @@ impl Hosts {
 
     /// The command of a part, with a folder of this name.
     pub(crate) fn command(&self, folder: &str, part: &str, args: &[&str]) -> Command {
-        // The tests have limits of their own.
+        // The tests have their own limits.
         let mut command = self.place.command(&["up", "--timeout", "24h", "--join"]);
         command.args([&self.dir(folder), "--part", part]).args(args);
         command
@@ -529,7 +529,7 @@ fn a_tcp_stream_outlives_the_parts_on_its_way() {
         };
         // Far more than retransmissions to a node that does not answer.
         let enough = sent() + 3000;
-        wait_for(&format!("the stream goes on {when}"), || sent() > enough);
+        wait_for(&format!("the stream continues {when}"), || sent() > enough);
     };
     goes_on("at first");
     for part in (0..6).filter(|part| ![near, far].contains(part)) {

@@ -1,4 +1,4 @@
-//! Runs the command with a run directory of its own.
+//! Runs the command with its own run directory.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -60,7 +60,7 @@ impl Place {
         Process::start(self.command(args))
     }
 
-    /// Whether small guests run on this host; if not, prints that.
+    /// Returns true if small guests run on this host; if not, prints that.
     pub(crate) fn can_boot(&self, test: &str) -> bool {
         let runs = self.run(&["doctor"]).code == Some(0);
         if !runs {

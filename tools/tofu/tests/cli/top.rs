@@ -1,4 +1,4 @@
-//! `tofu top` on a terminal of its own.
+//! `tofu top` on its own terminal.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};

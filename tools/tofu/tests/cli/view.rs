@@ -52,7 +52,7 @@ impl View {
         String::from_utf8_lossy(&answer).into_owned()
     }
 
-    /// JSON of a page of its own.
+    /// JSON of a separate page.
     fn json(&self, path: &str) -> Value {
         let fields = format!("Host: {}\r\n", self.host);
         let answer = self.ask("GET", &format!("/{}/{path}", self.token), &fields, "");

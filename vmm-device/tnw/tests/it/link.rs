@@ -204,7 +204,7 @@ impl World {
     }
 }
 
-/// Packets with contents of their own.
+/// Packets with their own contents.
 fn data(channel: Channel, packets: u8, first: u8) -> Data {
     let bytes = (0..packets).flat_map(|n| [first.wrapping_add(n); PACKET_DATA]);
     let payload: Arc<[u8]> = bytes.collect();

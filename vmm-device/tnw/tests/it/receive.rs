@@ -1,4 +1,4 @@
-//! How messages and credits are matched.
+//! The matching of messages and credits.
 
 use std::sync::Arc;
 

@@ -258,7 +258,7 @@ fn answers_that_nobody_reads() {
     assert!(matches!(error, Err(Error::Channel(ChannelError::Socket(_)))), "{error:?}");
 }
 
-/// Sends bytes with a descriptor and leaves; the server must let go of the client.
+/// Sends bytes with a descriptor and leaves; the server must release the client.
 fn run_stream(host: &Host, bytes: &[u8], negotiate: bool) {
     let (mut client, thread) = if negotiate { host.attach(0) } else { host.connect(0) };
     let file = sealed(1 << 16);

@@ -133,7 +133,7 @@ fn pages_that_continue_each_other_are_one_range() {
     let whole = (PAGES * PAGE) as usize;
     memory.access(BASE, whole, Access::Read, &mut |_| pieces += 1).unwrap();
     assert_eq!(pieces, 1);
-    // Adjacent, but at another place in the file or with other rights: a range of its own.
+    // Adjacent, but at another place in the file or with other rights: a separate range.
     client.try_map(Some(&file), [0, BASE + PAGES * PAGE, PAGE]).unwrap();
     assert_eq!(memory.mapped_ranges(), 2);
     client.try_unmap(BASE + PAGES * PAGE, PAGE).unwrap();

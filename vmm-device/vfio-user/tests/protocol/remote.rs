@@ -26,7 +26,7 @@ pub(crate) struct Remote {
     pub(crate) pages: Option<MmapRegion<()>>,
     /// Doorbells that need no message, by offset in BAR0.
     pub(crate) bells: HashMap<u64, OwnedFd>,
-    /// Whether an interrupt has arrived that woke the driver.
+    /// True if an interrupt has arrived that woke the driver.
     pub(crate) woken: AtomicBool,
 }
 

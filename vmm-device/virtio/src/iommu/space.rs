@@ -86,7 +86,7 @@ pub(super) struct Space {
 }
 
 struct State {
-    /// Whether endpoints that are attached to nothing reach all of memory.
+    /// True if endpoints that are attached to nothing reach all of memory.
     bypass: bool,
     /// The domain of each.
     endpoints: BTreeMap<u32, Option<u32>>,
@@ -160,7 +160,7 @@ impl Space {
         self.read().bypass
     }
 
-    /// When this returns, no access goes on that only the former setting allowed.
+    /// When this returns, no access is in progress that only the former setting allowed.
     pub(super) fn set_bypass(&self, bypass: bool) {
         self.write().bypass = bypass;
         self.uses.drain();
@@ -403,7 +403,7 @@ impl std::fmt::Debug for Endpoint {
     }
 }
 
-/// An access that goes on. See [`Endpoint::begin`].
+/// An access in progress. See [`Endpoint::begin`].
 #[derive(Debug)]
 pub struct Access<'a> {
     endpoint: &'a Endpoint,

@@ -190,7 +190,7 @@ fn requests_that_cannot_be_fail_alone() {
         assert_eq!(disk.request(kind, 0, &[], false), (UNSUPP, 1), "{kind}");
     }
     assert_eq!(disk.request(IN, 0, &[], false), (OK, 1), "nothing is possible");
-    assert_eq!(disk.request(IN, 0, &[sector(true)], false), (OK, 513), "it goes on");
+    assert_eq!(disk.request(IN, 0, &[sector(true)], false), (OK, 513), "it continues");
     assert_eq!(fs::read(image.path()).unwrap(), before);
 }
 

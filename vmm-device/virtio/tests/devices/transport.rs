@@ -251,5 +251,5 @@ fn the_thread_starts_with_what_was_asked_for_and_ends_with_the_function() {
     wait("the thread", || seen.lock().unwrap().is_some());
     assert_eq!(seen.lock().unwrap().as_deref(), Some("a name longer t"));
     drop(function);
-    assert_eq!(Arc::strong_count(&seen), 1, "the thread has let go of everything");
+    assert_eq!(Arc::strong_count(&seen), 1, "the thread has released everything");
 }

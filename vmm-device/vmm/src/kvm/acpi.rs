@@ -127,7 +127,7 @@ fn fadt(facs: u64, dsdt: u64) -> impl Aml {
 }
 
 /// Interrupt controllers. Interrupt 0, the timer's, is input 0 of the I/O APIC, as
-/// KVM has it, so only the SCI needs a word of its own.
+/// KVM has it, so only the SCI needs its own word.
 fn madt(vcpus: u8) -> Sdt {
     const FIXED_PART: u32 = 44;
     const LAPIC_AT: usize = 36;

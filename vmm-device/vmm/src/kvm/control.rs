@@ -29,7 +29,7 @@ struct VcpuState {
     phase: VcpuPhase,
     registers_wanted: bool,
     registers: Option<Registers>,
-    /// What they were when it ended the VM.
+    /// Their values when it ended the VM.
     last: Option<Registers>,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Control {
     kickers: Vec<Kicker>,
 }
 
-/// What a vCPU thread does next.
+/// The next step of a vCPU thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Run,

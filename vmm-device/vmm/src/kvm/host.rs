@@ -36,7 +36,7 @@ impl Hypervisor {
         Ok(Self { kvm, cpuid, virtualisation, physical_address_bits })
     }
 
-    /// How guests run on this host.
+    /// The virtualisation of guests on this host.
     pub fn virtualisation(&self) -> Virtualisation {
         self.virtualisation
     }
@@ -46,7 +46,7 @@ impl Hypervisor {
         self.physical_address_bits
     }
 
-    /// What a Linux guest's command line needs on this host, before its own: KVM on
+    /// The parameters that a Linux guest's command line needs on this host, before its own: KVM on
     /// PVM cannot emulate XSAVE, SMAP's CLAC and STAC (308) and POPCNT (151), has no
     /// timers precise enough for the kernel's checks and calibrations, and has no
     /// use for mitigations.

@@ -339,7 +339,7 @@ fn start_info(memory: &GuestMemory, initrd: &Range<u64>, rsdp: u64) -> BootParam
     params
 }
 
-/// Whether all of `start..end` is RAM in one piece.
+/// Returns true if all of `start..end` is RAM in one piece.
 fn is_ram(memory: &GuestMemory, start: u64, end: u64) -> bool {
     memory.iter().any(|region| {
         let first = region.start_addr().raw_value();

@@ -94,7 +94,7 @@ impl PciHost {
         Ok(slot)
     }
 
-    /// What is attached to the BARs of the function in `slot`.
+    /// The attachments of the BARs of the function in `slot`.
     pub(crate) fn windows(&self, slot: Slot) -> Option<&Windows> {
         self.occupant(slot).map(|occupant| &occupant.windows)
     }

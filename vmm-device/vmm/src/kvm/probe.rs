@@ -1,4 +1,4 @@
-//! What this host can do.
+//! The abilities of this host.
 
 use std::path::{Path, PathBuf};
 
@@ -66,7 +66,7 @@ pub(crate) fn require(kvm: &Kvm) -> Result<(), Error> {
     Ok(())
 }
 
-/// How KVM runs guests, from the CPU's flags and the modules loaded (those built
+/// The virtualisation that KVM uses, from the CPU's flags and the modules loaded (those built
 /// into the kernel have the same folders).
 pub(crate) fn virtualisation() -> Virtualisation {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

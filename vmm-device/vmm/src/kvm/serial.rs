@@ -25,7 +25,7 @@ const INPUT_MAX: usize = 4 << 10;
 /// A 16550 whose output is collected into lines.
 pub(crate) struct SerialPort {
     serial: Serial<IrqLine, NoEvents, Lines>,
-    /// What did not fit into the port's FIFO yet.
+    /// Bytes that did not fit into the port's FIFO yet.
     input: VecDeque<u8>,
 }
 

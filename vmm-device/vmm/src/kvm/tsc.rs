@@ -1,4 +1,4 @@
-//! How fast the processor's time stamp counter counts.
+//! The frequency of the processor's time stamp counter.
 
 use std::sync::OnceLock;
 use std::thread;

@@ -211,7 +211,7 @@ impl Vm {
         self.bus.pci.add(function, windows)
     }
 
-    /// What is to be attached to the BARs of a function that is not on the bus yet.
+    /// The attachments for the BARs of a function that is not on the bus yet.
     pub fn new_windows(&self) -> Windows {
         Windows::new(self.vm.clone(), self.slots.clone())
     }
@@ -222,7 +222,7 @@ impl Vm {
         Arc::new(FunctionMsi::new(self.routes.clone()))
     }
 
-    /// What is attached to the BARs of the function in `slot`.
+    /// The attachments of the BARs of the function in `slot`.
     pub fn windows(&self, slot: Slot) -> Option<Windows> {
         self.bus.pci.windows(slot).cloned()
     }

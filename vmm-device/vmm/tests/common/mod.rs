@@ -189,7 +189,7 @@ pub fn guest(name: &str) -> Vec<u8> {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let folder = BUILT.get_or_init(|| {
         let sources = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("guests");
-        // Beside the program that runs this, in a folder of its own so that it
+        // Beside the program that runs this, in its own folder so that it
         // never waits for a lock that another build holds.
         let this = std::env::current_exe().unwrap();
         let target = this.ancestors().nth(2).unwrap().join("vmm-guests");

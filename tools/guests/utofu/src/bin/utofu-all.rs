@@ -110,7 +110,7 @@ impl Pair {
         }
     }
 
-    /// Whether a command that this generation does not have is refused.
+    /// Returns true if a command that this generation does not have is refused.
     fn is_refused(&self, command: &Command) -> bool {
         let posted = self.vcqs[0].post(command, 9);
         posted.is_err_and(|error| error.code() == Code::NotSupported)

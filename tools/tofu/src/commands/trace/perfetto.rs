@@ -231,7 +231,7 @@ mod tests {
     /// Spans of the threads of a file, each by begin, and the longer one first.
     type Threads = BTreeMap<(u64, u64), Vec<(i64, i64)>>;
 
-    /// Whether any two spans of a thread are either nested or disjoint.
+    /// Returns true if any two spans of a thread are either nested or disjoint.
     fn nest(threads: &mut Threads) -> bool {
         threads.values_mut().all(|spans| {
             spans.sort_by_key(|(begin, end)| (*begin, -end));

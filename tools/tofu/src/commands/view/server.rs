@@ -368,7 +368,7 @@ impl Listening {
     }
 }
 
-/// Whether two texts are the same, in a time that does not reveal where they differ.
+/// Returns true if two texts are the same, in a time that does not reveal where they differ.
 fn same(one: &str, other: &str) -> bool {
     let differ = one.bytes().zip(other.bytes()).fold(0, |differ, (a, b)| differ | (a ^ b));
     one.len() == other.len() && differ == 0

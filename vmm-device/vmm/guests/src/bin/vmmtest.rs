@@ -341,7 +341,7 @@ fn device() -> Result<i32, pci::Error> {
         // The host sees these without an exit, and we see its word.
         println!("page {:#x}", mmio::read64(bar + PAGE + 8));
         mmio::write64(bar + PAGE, 0x1234);
-        // Marks where the host protects the page, then lets go of it again.
+        // Marks where the host protects the page, then releases it again.
         mmio::write64(bar + 0x18, 1);
         mmio::write64(bar + PAGE + 16, 0x5678);
         println!("protected {:#x}", mmio::read64(bar + PAGE + 16));

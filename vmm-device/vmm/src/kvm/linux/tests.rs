@@ -300,7 +300,7 @@ fn initrds_and_command_lines_have_limits() {
     assert_eq!(refused(&memory, &boot), KernelError::CommandLine { len, max });
 }
 
-/// What holds of every image that is accepted.
+/// Properties of every image that is accepted.
 fn check(memory: &GuestMemory, boot: &LinuxBoot<'_>) {
     if let Ok(entry) = boot_with(memory, boot) {
         let address = entry.registers().rip;
