@@ -51,7 +51,7 @@ fn get_moves_the_bytes_the_other_way() {
 }
 
 #[test]
-fn messages_without_data_complete_and_are_noticed() {
+fn empty_messages_complete_with_notices() {
     let (_cluster, mut a, mut b) = pair();
     a.fill(0, &[1; 16]);
     let put = Order::put(b.target(), b.at(0), a.at(0), 0).remote_notice();
@@ -81,7 +81,7 @@ fn piggyback_puts_carry_up_to_32_bytes() {
 }
 
 #[test]
-fn piggyback_data_may_come_from_the_registers() {
+fn piggyback_data_comes_from_registers() {
     let (cluster, mut a, b) = pair();
     let words = [0x11, 0x22, 0x33u64];
     let regs = [CqReg::PiggybackBuffer0, CqReg::PiggybackBuffer1, CqReg::PiggybackBuffer2];
@@ -95,7 +95,7 @@ fn piggyback_data_may_come_from_the_registers() {
 }
 
 #[test]
-fn atomics_change_8_bytes_and_return_the_old_value() {
+fn atomics_change_8_bytes_and_return_old() {
     if !description().atomics {
         return;
     }
@@ -122,7 +122,7 @@ fn atomics_change_8_bytes_and_return_the_old_value() {
 }
 
 #[test]
-fn atomics_change_4_bytes_and_leave_their_neighbours() {
+fn atomics_change_4_bytes_and_no_neighbours() {
     if !description().atomics {
         return;
     }
@@ -145,7 +145,7 @@ fn atomics_change_4_bytes_and_leave_their_neighbours() {
 }
 
 #[test]
-fn compare_and_swap_changes_only_what_it_expects() {
+fn compare_and_swap_needs_expected_value() {
     if !description().atomics {
         return;
     }
@@ -190,7 +190,7 @@ fn notices_tell_both_ends_about_each_other() {
 }
 
 #[test]
-fn without_the_remote_notice_flag_the_target_is_not_told() {
+fn target_without_notice_flag_gets_none() {
     let (_cluster, mut a, mut b) = pair();
     a.run(&Order::put(b.target(), b.at(0), a.at(0), 8));
     a.run(&Order::get(b.target(), b.at(0), a.at(0), 8));
@@ -211,7 +211,7 @@ fn without_the_remote_notice_flag_the_target_is_not_told() {
 }
 
 #[test]
-fn packet_response_gives_a_notice_for_every_tlp() {
+fn packet_response_notifies_for_every_tlp() {
     let (_cluster, mut a, mut b) = pair();
     let put = Order::put(b.target(), b.at(0), a.at(0), 1000).mtu(400);
     a.run(&put.packet_response().remote_notice());
@@ -237,7 +237,7 @@ fn packet_response_gives_a_notice_for_every_tlp() {
 }
 
 #[test]
-fn the_mtu_cuts_messages_into_tlps() {
+fn mtu_cuts_messages_into_tlps() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let b = cluster.endpoint(1, 0, 0);
@@ -301,7 +301,7 @@ fn every_path_arrives_and_is_reported() {
 }
 
 #[test]
-fn a_queue_can_talk_to_itself_and_to_other_tnis_of_its_node() {
+fn queue_reaches_itself_and_its_nodes_tnis() {
     let cluster = Cluster::new("1x1x1x2x3x2");
     let mut a = cluster.endpoint(4, 0, 0);
     let tnis = 1..description().tnis;
@@ -321,7 +321,7 @@ fn a_queue_can_talk_to_itself_and_to_other_tnis_of_its_node() {
 }
 
 #[test]
-fn overlapping_self_puts_stay_in_their_range() {
+fn overlapping_self_puts_stay_in_range() {
     let cluster = Cluster::new("1x1x1x1x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     a.fill(0, &[9; 256]);
@@ -332,7 +332,7 @@ fn overlapping_self_puts_stay_in_their_range() {
 }
 
 #[test]
-fn the_longest_message_moves_at_odd_alignment() {
+fn longest_message_moves_at_odd_alignment() {
     let cluster = Cluster::with_memory("1x1x1x2x1x1", 80 << 20);
     let len = MAX_MESSAGE as usize;
     let mut a = cluster.endpoint_of(0, 0, 0, len + 4096);
@@ -362,7 +362,7 @@ fn payload_bytes_are_counted_at_both_ends() {
 }
 
 #[test]
-fn completions_come_with_their_cookies_in_the_order_of_posting() {
+fn completions_come_in_posting_order() {
     let (_cluster, mut a, b) = pair();
     for i in 0..200u64 {
         a.cq.post(&Order::put(b.target(), b.at(i), a.at(i), 1 + i as u32), i).unwrap();
@@ -375,7 +375,7 @@ fn completions_come_with_their_cookies_in_the_order_of_posting() {
 }
 
 #[test]
-fn commands_that_do_not_exist_or_are_not_permitted_are_refused() {
+fn forbidden_commands_are_refused() {
     let (cluster, mut a, b) = pair();
     let with = |command: u8| {
         let header = Header1(0).with_command(command).with_target(b.node).with_ri(b.tni.get());
@@ -447,7 +447,7 @@ fn piggyback_len(order: Order, len: u8) -> Order {
 }
 
 #[test]
-fn nodes_and_paths_outside_the_machine_are_refused() {
+fn nodes_and_paths_outside_are_refused() {
     let (_cluster, mut a, b) = pair();
     for node in [
         Coords::new(1, 0, 0, 0, 0, 0),
@@ -464,7 +464,7 @@ fn nodes_and_paths_outside_the_machine_are_refused() {
 }
 
 #[test]
-fn an_atomic_address_must_be_aligned() {
+fn atomic_address_must_be_aligned() {
     if !description().atomics {
         return;
     }

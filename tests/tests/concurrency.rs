@@ -77,7 +77,7 @@ fn reap(cq: &mut Cq<InProcess>, n: usize) {
 }
 
 #[test]
-fn atomics_of_all_nodes_and_interfaces_add_up() {
+fn concurrent_atomics_add_up() {
     if !description().atomics {
         return;
     }
@@ -163,7 +163,7 @@ fn compare_and_swap_makes_a_lock() {
 }
 
 #[test]
-fn a_strongly_ordered_put_shows_its_last_word_last() {
+fn ordered_put_shows_its_last_word_last() {
     const COUNT: u64 = 3000;
     const LEN: usize = 1000;
     let devices = machine("1x1x1x2x1x1", 1);
@@ -201,7 +201,7 @@ fn a_strongly_ordered_put_shows_its_last_word_last() {
 }
 
 #[test]
-fn a_notice_is_never_seen_before_its_data() {
+fn notice_never_precedes_its_data() {
     const COUNT: usize = 400;
     let devices = machine("1x1x1x2x1x1", 2);
     let (mut source, memory) =
@@ -240,7 +240,7 @@ fn a_notice_is_never_seen_before_its_data() {
 /// Commands are written while the device reads those before them, each of two descriptors; what it
 /// has read of one it must not have read too early.
 #[test]
-fn commands_are_read_as_they_were_posted_meanwhile() {
+fn commands_are_read_as_posted() {
     const COUNT: usize = 6000;
     const SLOTS: usize = 1500;
     let devices = machine("1x1x1x2x1x1", 2);
@@ -276,7 +276,7 @@ fn commands_are_read_as_they_were_posted_meanwhile() {
 /// Tables are written while the device looks into them, for memory that others have used before;
 /// and who sees the notice of a command's end sees its data, without another word between the two.
 #[test]
-fn tables_and_data_are_there_when_they_are_promised() {
+fn promised_tables_and_data_are_there() {
     const COUNT: u64 = 400;
     const LEN: usize = 2048;
     let devices = machine("1x1x1x2x1x1", 2);
@@ -343,7 +343,7 @@ fn every_wait_is_woken() {
 }
 
 #[test]
-fn queues_may_close_while_others_send_to_them() {
+fn queues_close_while_others_send() {
     let devices = machine("1x1x1x2x1x1", 2);
     let stop = AtomicBool::new(false);
     let to = Target::new(devices[1].coords(), TniId::ALL[0]);

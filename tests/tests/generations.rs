@@ -21,7 +21,7 @@ fn each(test: impl Fn(Generation, &Cluster)) {
 }
 
 #[test]
-fn a_driver_finds_out_the_generation() {
+fn driver_finds_the_generation() {
     each(|generation, cluster| {
         let device = cluster.device(0);
         assert_eq!(device.generation(), generation);
@@ -33,7 +33,7 @@ fn a_driver_finds_out_the_generation() {
 }
 
 #[test]
-fn units_of_other_generations_have_no_registers() {
+fn absent_units_have_no_registers() {
     each(|generation, cluster| {
         let (device, description) = (cluster.device(0), generation.description());
         let mut queues = 0;
@@ -63,7 +63,7 @@ fn units_of_other_generations_have_no_registers() {
 }
 
 #[test]
-fn the_driver_opens_no_queue_that_there_is_not() {
+fn driver_opens_no_absent_queue() {
     each(|generation, cluster| {
         let device = cluster.device(0);
         for tni in TniId::ALL {
@@ -158,7 +158,7 @@ fn session_mode_came_with_tofu2() {
 }
 
 #[test]
-fn a_session_dies_with_its_queue() {
+fn session_dies_with_its_queue() {
     each(|generation, cluster| {
         if !generation.description().session_mode {
             return;
@@ -187,7 +187,7 @@ fn a_session_dies_with_its_queue() {
 }
 
 #[test]
-fn the_kernels_queue_sends_system_packets() {
+fn kernels_queue_sends_system_packets() {
     each(|generation, cluster| {
         let tni = TniId::ALL[usize::from(generation.description().tnis) - 1];
         let open = |rank| Packets::open(cluster.device(rank), &PacketConfig::new(tni)).unwrap();
@@ -199,7 +199,7 @@ fn the_kernels_queue_sends_system_packets() {
 }
 
 #[test]
-fn every_gate_behind_the_channels_is_a_relay() {
+fn gates_behind_the_channels_are_relays() {
     each(|generation, cluster| {
         let barrier::Profile { tnis, channels, gates, .. } = generation.description().barrier;
         let (device, tni) = (cluster.device(0), TniId::ALL[usize::from(tnis) - 1]);
@@ -225,7 +225,7 @@ fn every_gate_behind_the_channels_is_a_relay() {
 }
 
 #[test]
-fn a_channel_takes_as_many_elements_as_its_generation() {
+fn channel_takes_its_generations_elements() {
     each(|generation, cluster| {
         let barrier::Profile { tnis, integers, doubles, .. } = generation.description().barrier;
         let device = cluster.device(0);
@@ -260,7 +260,7 @@ fn clocks_are_the_generations() {
 }
 
 #[test]
-fn queues_that_were_open_can_be_opened_again() {
+fn closed_queues_can_be_reopened() {
     each(|_, cluster| {
         for _ in 0..3 {
             drop(cluster.endpoint_with(0, &config(3, 2)));

@@ -41,7 +41,7 @@ fn assert_fits(queue: &Value) {
 }
 
 #[test]
-fn a_queue_shows_what_waits_and_what_is_under_way() {
+fn queue_shows_waiting_and_running_commands() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let b = cluster.endpoint(1, 0, 0);
@@ -250,7 +250,7 @@ fn drive(cq: &mut Cq<InProcess>, to: Target, commands: usize) {
 }
 
 #[test]
-fn a_failure_has_its_reason_at_the_end_where_the_fault_is() {
+fn failure_has_its_reason_at_the_fault() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let b = cluster.endpoint(1, 0, 0);
@@ -288,7 +288,7 @@ fn a_failure_has_its_reason_at_the_end_where_the_fault_is() {
 }
 
 #[test]
-fn a_guest_whose_commands_all_fail_fills_nothing() {
+fn failing_commands_fill_nothing() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let b = cluster.endpoint(1, 0, 0);
@@ -302,7 +302,7 @@ fn a_guest_whose_commands_all_fail_fills_nothing() {
 }
 
 #[test]
-fn the_manual_has_every_code() {
+fn manual_lists_every_code() {
     let page = include_str!("../../docs/src/user/failing-commands.md");
     for (code, name, _) in Rcode::ALL.iter().filter(|(code, ..)| !code.is_success()) {
         assert!(page.contains(&format!("{:#04x} `{name}`", code.raw())), "{code:?}");

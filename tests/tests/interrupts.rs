@@ -49,7 +49,7 @@ fn read(end: &Endpoint, reg: CqsReg) -> u64 {
 }
 
 #[test]
-fn a_completion_interrupts_if_its_order_asks_for_it() {
+fn completion_interrupts_on_request() {
     let (_cluster, mut a, _b) = pair(&config());
     a.run(&Order::nop());
     assert_eq!((fired(&a), read(&a, CqsReg::Irr)), (false, 0));
@@ -58,7 +58,7 @@ fn a_completion_interrupts_if_its_order_asks_for_it() {
 }
 
 #[test]
-fn a_message_is_sent_when_a_request_is_new() {
+fn message_is_sent_for_a_new_request() {
     let (_cluster, mut a, _b) = pair(&config());
     let order = Order::nop().interrupt();
     a.run(&order);
@@ -72,7 +72,7 @@ fn a_message_is_sent_when_a_request_is_new() {
 }
 
 #[test]
-fn a_masked_request_fires_when_it_is_unmasked() {
+fn masked_request_fires_on_unmask() {
     let (_cluster, mut a, _b) = pair(&config());
     write(&a, CqsReg::Imr, TCQ_WRITE_ACKNOWLEDGE);
     assert_ne!(read(&a, CqsReg::Imr) & TCQ_WRITE_ACKNOWLEDGE, 0);
@@ -88,7 +88,7 @@ fn a_masked_request_fires_when_it_is_unmasked() {
 }
 
 #[test]
-fn commands_that_fail_interrupt_if_the_queue_is_told_so() {
+fn failed_commands_interrupt_on_request() {
     let refused = |mode: CqsMode| {
         let (_cluster, mut a, b) = pair(&CqConfig { mode, ..config() });
         a.run(&Order::put(b.target(), b.at(0), a.at(0), 8));
@@ -114,7 +114,7 @@ fn notices_interrupt_at_both_ends() {
 }
 
 #[test]
-fn notices_may_be_kept_from_interrupting_by_their_id() {
+fn notices_are_kept_from_interrupting_by_id() {
     let quiet = CqConfig { mrq_interrupt_mask: 1 << MrqId::PutLast as u64, ..config() };
     let (_cluster, mut a, b) = pair(&quiet);
     a.run(&Order::put(b.target(), b.at(0), a.at(0), 8));
@@ -125,7 +125,7 @@ fn notices_may_be_kept_from_interrupting_by_their_id() {
 }
 
 #[test]
-fn an_interrupt_may_wait_for_more_notices_or_for_time() {
+fn interrupt_is_coalesced_by_count_or_time() {
     let hold = 1_000_000;
     let lazy = CqConfig { mrq_interrupt_count: 4, mrq_interrupt_ns: hold, ..config() };
     let (cluster, mut a, b) = pair(&lazy);
@@ -175,7 +175,7 @@ fn who_asks_in_memory_gets_one_interrupt() {
 }
 
 #[test]
-fn a_word_that_is_no_memory_is_an_exception() {
+fn word_outside_memory_is_an_exception() {
     let (cluster, mut a, _b) = pair(&config());
     for addr in [cluster.memory_end(0) + 64, a.at(0).0 | 4] {
         write(&a, CqsReg::InterruptArmIpa, addr);
@@ -186,7 +186,7 @@ fn a_word_that_is_no_memory_is_an_exception() {
 }
 
 #[test]
-fn a_wait_ends_with_a_notice_of_another_node() {
+fn wait_ends_with_another_nodes_notice() {
     let (_cluster, mut a, mut b) = asking_pair(&config());
     assert_eq!(a.cq.wait(1_000_000), Err(WaitError::TimedOut));
     for n in 0..100u16 {
@@ -201,7 +201,7 @@ fn a_wait_ends_with_a_notice_of_another_node() {
 }
 
 #[test]
-fn a_wait_reports_exceptions() {
+fn wait_reports_exceptions() {
     let (_cluster, mut a, b) = asking_pair(&config());
     let order = Order::put(b.target(), b.at(0), a.at(0).with_stag(9), 8);
     a.cq.post_and_ring(&order, 0).unwrap();
@@ -214,7 +214,7 @@ fn a_wait_reports_exceptions() {
 }
 
 #[test]
-fn a_closed_queue_is_silent() {
+fn closed_queue_is_silent() {
     let (cluster, a, mut b) = pair(&config());
     let to = a.target();
     let at = a.at(0);

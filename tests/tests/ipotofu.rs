@@ -97,7 +97,7 @@ fn frames_of_all_lengths_arrive() {
 }
 
 #[test]
-fn a_full_link_says_so_and_recovers() {
+fn full_link_reports_it_and_recovers() {
     let text = "1x1x1x2x1x1";
     let cluster = Cluster::new(text);
     let mut nodes = open_all(&cluster, text, 1500);
@@ -159,7 +159,7 @@ fn introduce<P: Platform>(cluster: &Cluster, nodes: &mut [Link<P>]) {
 }
 
 #[test]
-fn long_frames_are_fetched_in_order_and_places_come_back() {
+fn long_frames_are_fetched_in_order() {
     let text = "1x1x1x2x1x1";
     let cluster = Cluster::with_memory(text, FETCHING);
     let mut nodes = fetching(&cluster, text);
@@ -304,7 +304,7 @@ impl DmaBuffer for CountingBuffer {
 }
 
 #[test]
-fn a_placed_frame_is_not_copied_on_its_way() {
+fn placed_frame_is_not_copied_in_transit() {
     let text = "1x1x1x2x1x1";
     let cluster = Cluster::with_memory(text, FETCHING);
     let copied = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
@@ -369,7 +369,7 @@ fn settle_two<P: Platform>(cluster: &Cluster, nodes: &mut [Link<P>]) {
 }
 
 #[test]
-fn a_place_is_of_one_link_and_for_long_frames_to_those_that_fetch() {
+fn place_is_of_one_link_for_long_frames() {
     let text = "1x1x1x2x1x1";
     let cluster = Cluster::with_memory(text, FETCHING);
     let mut nodes = fetching(&cluster, text);
@@ -402,7 +402,7 @@ fn a_place_is_of_one_link_and_for_long_frames_to_those_that_fetch() {
 }
 
 #[test]
-fn frames_that_cannot_be_fetched_are_lost_and_the_next_ones_sent() {
+fn unfetchable_frames_are_skipped() {
     let text = "1x1x1x2x1x1";
     let cluster = Cluster::with_memory(text, FETCHING);
     let mut nodes = fetching(&cluster, text);
@@ -432,7 +432,7 @@ fn frames_that_cannot_be_fetched_are_lost_and_the_next_ones_sent() {
 }
 
 #[test]
-fn nobody_else_can_read_or_write_where_frames_are_fetched() {
+fn fetched_memory_is_private_to_its_pair() {
     let text = "3x1x1x1x1x1";
     let cluster = Cluster::with_memory(text, FETCHING);
     let mut nodes = fetching(&cluster, text);
@@ -459,7 +459,7 @@ fn nobody_else_can_read_or_write_where_frames_are_fetched() {
 }
 
 #[test]
-fn a_sleeper_gets_frames_and_replies() {
+fn sleeper_gets_frames_and_replies() {
     let text = "1x1x1x2x1x1";
     let cluster = Cluster::new(text);
     let mut nodes = open_all(&cluster, text, 1500);
@@ -473,7 +473,7 @@ fn a_sleeper_gets_frames_and_replies() {
 }
 
 #[test]
-fn broadcasts_go_around_nodes_that_do_not_listen() {
+fn broadcasts_pass_around_deaf_nodes() {
     // In a ring of four, node 2 is behind node 1, which has a device and no link.
     let text = "4x1x1x1x1x1";
     let cluster = Cluster::new(text);
@@ -553,7 +553,7 @@ fn frames_go_round_dead_links() {
 }
 
 #[test]
-fn news_of_a_dead_board_reach_all_nodes_and_frames_go_round_it() {
+fn dead_board_is_reported_and_avoided() {
     let text = "2x1x1x2x3x2";
     let shape: Shape = text.parse().unwrap();
     let cluster = Cluster::new(text);
@@ -611,7 +611,7 @@ fn news_of_a_dead_board_reach_all_nodes_and_frames_go_round_it() {
 }
 
 #[test]
-fn the_node_at_which_a_programs_packet_is_lost_tells_all_others() {
+fn node_that_loses_a_packet_reports_it() {
     let text = "2x1x1x2x3x2";
     let shape: Shape = text.parse().unwrap();
     let cluster = Cluster::new(text);
@@ -677,7 +677,7 @@ proptest! {
     /// Whatever a third node sends, frames between two nodes that fetch from each other are
     /// correct, and the two keep working.
     #[test]
-    fn a_hostile_node_does_not_keep_others_from_fetching(
+    fn hostile_node_does_not_block_fetches(
         packets in proptest::collection::vec((hostile(), any::<bool>()), 1..60),
     ) {
         let text = "3x1x1x1x1x1";
@@ -717,7 +717,7 @@ proptest! {
 
     /// Whatever links are down, as long as no node is cut off, each node gets one copy.
     #[test]
-    fn broadcasts_reach_each_node_once_with_links_down(
+    fn broadcasts_reach_nodes_with_links_down(
         down in proptest::collection::vec((0u32..12, 0usize..4), 0..6),
         origin in 0usize..12,
         len in prop_oneof![Just(60usize), Just(3000)],
@@ -746,7 +746,7 @@ proptest! {
 }
 
 #[test]
-fn a_broadcast_passes_over_nodes_that_are_not_there() {
+fn broadcast_skips_absent_nodes() {
     let text = "3x1x1x2x3x2";
     let shape: Shape = text.parse().unwrap();
     let machine = Arc::new(Machine::new(tofu_tests::machine(text.parse().unwrap())).unwrap());

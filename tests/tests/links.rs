@@ -12,7 +12,7 @@ use tofu_driver::{CqConfig, Order, Platform};
 use tofu_tests::{Cluster, Endpoint, config, description};
 
 #[test]
-fn a_link_that_is_down_ends_commands_and_raises_a_port_error() {
+fn downed_link_is_a_command_and_port_error() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let mut b = cluster.endpoint(1, 0, 0);
@@ -48,7 +48,7 @@ fn a_link_that_is_down_ends_commands_and_raises_a_port_error() {
 }
 
 #[test]
-fn all_that_a_device_says_of_a_board_that_fails_agrees() {
+fn failed_boards_reports_agree() {
     let cluster = Cluster::new("1x1x1x2x3x2");
     let shape: Shape = "1x1x1x2x3x2".parse().unwrap();
     let all: Vec<_> = shape.iter().collect();
@@ -98,7 +98,7 @@ fn another_path_goes_around_a_dead_link() {
 }
 
 #[test]
-fn a_request_lost_halfway_is_an_error_at_the_initiator() {
+fn request_lost_halfway_is_an_error() {
     // 0 - 1 - 2 along X, a mesh: the second link is down.
     let cluster = Cluster::new("3x1x1x1x1x1");
     cluster.set_link(1, 5, false);
@@ -113,7 +113,7 @@ fn a_request_lost_halfway_is_an_error_at_the_initiator() {
 }
 
 #[test]
-fn an_interface_that_is_off_refuses_what_arrives() {
+fn disabled_interface_refuses_arrivals() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let b = cluster.endpoint(1, 2, 0);
@@ -127,7 +127,7 @@ fn an_interface_that_is_off_refuses_what_arrives() {
 }
 
 #[test]
-fn an_interface_that_is_off_sends_nothing_until_it_is_on() {
+fn disabled_interface_sends_after_enabling() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     cluster.device(0).tni(TniId::ALL[0]).disable().unwrap();
@@ -140,7 +140,7 @@ fn an_interface_that_is_off_sends_nothing_until_it_is_on() {
 }
 
 #[test]
-fn queues_that_do_not_exist_or_are_closed_refuse() {
+fn absent_or_closed_queues_refuse() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let b = cluster.endpoint(1, 0, 0);
@@ -158,7 +158,7 @@ fn queues_that_do_not_exist_or_are_closed_refuse() {
 }
 
 #[test]
-fn queues_of_different_processes_do_not_talk() {
+fn queues_of_different_processes_are_apart() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let open = |rank, cq, gpid| cluster.endpoint_with(rank, &CqConfig { gpid, ..config(0, cq) });
     let mut a = open(0, 0, 5);

@@ -180,7 +180,7 @@ fn run(seed: u64) {
 }
 
 #[test]
-fn whatever_goes_wrong_on_a_link_everything_is_done_once() {
+fn link_faults_complete_everything_once() {
     let long = std::env::var_os("TOFU_LONG").is_some();
     (0..if long { 300 } else { 2 }).for_each(run);
 }
@@ -188,7 +188,7 @@ fn whatever_goes_wrong_on_a_link_everything_is_done_once() {
 /// The clock on which commands time out waits for the threads that drive the links, however long
 /// the host delays these.
 #[test]
-fn no_command_times_out_because_the_links_got_no_processor() {
+fn busy_host_times_no_command_out() {
     let shape: Shape = SHAPE.parse().unwrap();
     let timeout_ns = 100_000_000;
     let config = MachineConfig {
@@ -217,7 +217,7 @@ fn no_command_times_out_because_the_links_got_no_processor() {
 /// Each frame of an answer tells the position of its data in the message, whatever padding was
 /// added on the link.
 #[test]
-fn frames_of_padded_answers_say_where_their_data_is() {
+fn padded_answers_frames_locate_their_data() {
     let shape: Shape = SHAPE.parse().unwrap();
     let config = MachineConfig { links: Links::Modelled, ..MachineConfig::of(generation(), shape) };
     let machine = Arc::new(Machine::new(config).unwrap());

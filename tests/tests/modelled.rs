@@ -165,7 +165,7 @@ proptest! {
     })]
 
     #[test]
-    fn the_same_commands_have_the_same_effect(
+    fn same_commands_have_the_same_effect(
         steps in prop::collection::vec(step(), 1..COMMANDS),
         down in prop::collection::vec((0..NODES, port()), 0..3),
         wrong in prop::collection::vec(wrong(), 0..12),
@@ -182,7 +182,7 @@ proptest! {
 
 /// More commands than any interface holds, from all queues to one node.
 #[test]
-fn all_queues_get_through_where_all_send_to_one() {
+fn all_queues_progress_to_one_target() {
     let cluster = Cluster::with_links(SHAPE, 4 << 20, Links::Modelled);
     let sink = cluster.endpoint(0, 0, 0);
     let mut ends: Vec<_> = (1..NODES as u32)

@@ -135,7 +135,7 @@ fn raw(from: &Endpoint, to: Coords, length: usize) -> Order {
 }
 
 #[test]
-fn a_system_packet_arrives_whole_and_names_its_sender() {
+fn system_packet_arrives_with_its_sender() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let (mut a, mut b) = (open(&cluster, 0), open(&cluster, 1));
     let there = straight(&cluster, 0, 1);
@@ -164,7 +164,7 @@ fn a_system_packet_arrives_whole_and_names_its_sender() {
 }
 
 #[test]
-fn the_buffer_holds_the_frame_as_it_was_on_the_link() {
+fn buffer_holds_the_frame_as_on_the_link() {
     let cluster = Cluster::new("3x1x1x2x1x1");
     let mut queues = Queues::new(&cluster, 4, 8);
     let mut a = open(&cluster, 0);
@@ -210,7 +210,7 @@ fn distances_lead_to_the_node_that_they_say() {
 }
 
 #[test]
-fn a_packet_that_meets_a_dead_link_is_reported() {
+fn packet_on_a_dead_link_is_reported() {
     let cluster = Cluster::new("3x1x1x1x1x1");
     let (mut a, mut b) = (open(&cluster, 0), open(&cluster, 2));
     let down = PacketTarget { distances: [-1, 0, 0], ..straight(&cluster, 0, 0) };
@@ -303,7 +303,7 @@ fn raw_packets_go_as_they_are() {
 }
 
 #[test]
-fn raw_packets_go_through_the_port_that_they_name() {
+fn raw_packets_leave_by_the_named_port() {
     let cluster = Cluster::new("3x1x1x1x1x1");
     let mut queue = kernel_queue(&cluster, 0);
     let mut queues = Queues::new(&cluster, 2, 8);
@@ -335,7 +335,7 @@ fn raw_packets_go_through_the_port_that_they_name() {
 }
 
 #[test]
-fn underflow_overflow_and_bad_buffers_are_told_apart() {
+fn receive_errors_are_told_apart() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = open(&cluster, 0);
     let there = straight(&cluster, 0, 1);
@@ -436,7 +436,7 @@ fn exceptions_of_others_are_reported() {
 }
 
 #[test]
-fn entries_and_interrupts_are_held_back_as_told() {
+fn entries_and_interrupts_are_coalesced() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = open(&cluster, 0);
     let there = straight(&cluster, 0, 1);
@@ -492,7 +492,7 @@ fn entries_and_interrupts_are_held_back_as_told() {
 }
 
 #[test]
-fn nothing_is_received_without_bus_mastering_or_with_the_tni_off() {
+fn disabled_tni_or_bus_receives_nothing() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let (mut a, mut b) = (open(&cluster, 0), open(&cluster, 1));
     let there = straight(&cluster, 0, 1);
@@ -535,7 +535,7 @@ fn system_packets_pass_rdma_that_is_stuck() {
 }
 
 #[test]
-fn a_sleeper_is_woken_by_each_packet() {
+fn sleeper_wakes_for_each_packet() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let (mut a, mut b) = (open(&cluster, 0), open(&cluster, 1));
     assert!(!b.wait(10_000), "nothing to wait for");
@@ -548,7 +548,7 @@ fn a_sleeper_is_woken_by_each_packet() {
 }
 
 #[test]
-fn the_senders_buffers_come_back() {
+fn senders_buffers_come_back() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let config = PacketConfig { tx_buffers: 3, ..PacketConfig::new(TniId::ALL[0]) };
     let mut a = Packets::open(cluster.device(0), &config).unwrap();

@@ -158,7 +158,7 @@ fn sessions_go_on_by_puts_of_other_parts() {
 }
 
 #[test]
-fn what_is_refused_or_not_there_has_the_codes_of_one_machine() {
+fn refusals_have_the_codes_of_one_machine() {
     let run = |parts| {
         let mut ends = ends(&unit(parts));
         let own = to(&ends[0]);
@@ -201,7 +201,7 @@ fn system_packets_go_over_cables() {
 }
 
 #[test]
-fn a_part_that_is_cut_off_ends_commands_and_may_come_back() {
+fn cut_off_part_ends_commands() {
     let parts = unit(2);
     let mut ends = ends(&parts);
     let far = to(&ends[11]);
@@ -222,7 +222,7 @@ fn a_part_that_is_cut_off_ends_commands_and_may_come_back() {
 }
 
 #[test]
-fn what_no_part_sends_is_counted_and_dropped() {
+fn impossible_messages_are_dropped() {
     let parts = unit(2);
     let network = parts.machines()[0].network();
     let peer = PartId(1);

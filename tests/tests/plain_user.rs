@@ -176,7 +176,7 @@ fn two(engines: usize) -> (Process, Process) {
 }
 
 #[test]
-fn puts_by_the_book_until_the_message_queue_overflows() {
+fn puts_work_until_the_mrq_overflows() {
     let (mut a, mut b) = two(2);
     let overflow = |p: &Process| {
         CqsIrqs::from_raw(p.read(Process::cqs(CqsReg::Irr))).intersects(CqsIrqs::MRQ_OVERFLOW)
@@ -206,7 +206,7 @@ fn puts_by_the_book_until_the_message_queue_overflows() {
 }
 
 #[test]
-fn own_completion_comes_before_the_answer_to_it() {
+fn own_completion_precedes_the_answer() {
     for engines in [1, 2, 3] {
         let (mut a, mut b) = two(engines);
         // Half of the ring each: an exchange has two notices on either side.

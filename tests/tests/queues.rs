@@ -70,7 +70,7 @@ fn rings_go_around_several_times() {
 }
 
 #[test]
-fn a_full_queue_is_worked_off_by_one_doorbell() {
+fn full_queue_is_worked_off_by_one_doorbell() {
     for (_cluster, mut a, b) in both_ways() {
         for lap in 0..3 {
             for n in 0..ENTRIES {
@@ -87,7 +87,7 @@ fn a_full_queue_is_worked_off_by_one_doorbell() {
 }
 
 #[test]
-fn without_a_doorbell_nothing_starts_and_a_needless_one_is_harmless() {
+fn only_a_doorbell_starts_commands() {
     for (cluster, mut a, _b) in both_ways() {
         a.cq.post(&Order::nop(), 1).unwrap();
         cluster.settle();
@@ -103,7 +103,7 @@ fn without_a_doorbell_nothing_starts_and_a_needless_one_is_harmless() {
 }
 
 #[test]
-fn a_full_message_queue_overflows_and_goes_on_when_there_is_room() {
+fn full_mrq_overflows_and_then_recovers() {
     for (cluster, mut a, mut b) in both_ways() {
         let order = piggyback(0, &b).remote_notice();
         for i in 0..ENTRIES {
@@ -131,7 +131,7 @@ fn a_full_message_queue_overflows_and_goes_on_when_there_is_room() {
 }
 
 #[test]
-fn the_full_pointer_is_what_makes_room() {
+fn full_pointer_makes_room() {
     for (_cluster, mut a, mut b) in both_ways() {
         let order = piggyback(0, &b).remote_notice();
         let fill = |a: &mut Endpoint, n: u64| {
@@ -166,7 +166,7 @@ fn notices_can_be_discarded() {
 }
 
 #[test]
-fn held_back_entries_come_by_time_or_by_the_line() {
+fn held_entries_come_by_time_or_line() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let hold = 1_000_000;
     let config = CqConfig {
@@ -259,7 +259,7 @@ fn direct_descriptors_of_one_and_two() {
 }
 
 #[test]
-fn a_direct_descriptor_waits_for_what_was_posted_before() {
+fn direct_descriptor_waits_for_posted_ones() {
     for (cluster, mut a, b) in both_ways() {
         for n in 0..10u64 {
             a.cq.post(&piggyback(n, &b).remote_notice(), n).unwrap();
@@ -285,7 +285,7 @@ fn write_direct(end: &Endpoint, words: &[u64]) {
 }
 
 #[test]
-fn a_misused_direct_descriptor_register_stops_the_queue() {
+fn misused_direct_register_stops_the_queue() {
     let (cluster, mut a, _b) = pair();
     // A blank entry is where a direct descriptor may go, but not without its source type.
     write_direct(&a, &[0, 0, 0, 0]);
@@ -307,7 +307,7 @@ fn a_misused_direct_descriptor_register_stops_the_queue() {
 }
 
 #[test]
-fn a_queue_entry_with_a_source_type_that_does_not_exist_stops_the_queue() {
+fn unknown_source_type_stops_the_queue() {
     let (cluster, mut a, _b) = pair();
     let bad = Descriptor([Header1(0).with_source_type(2).0, 0, 0, 0]);
     a.cq.post_and_ring(&Order::raw(&[bad]), 0).unwrap();
@@ -321,7 +321,7 @@ fn a_queue_entry_with_a_source_type_that_does_not_exist_stops_the_queue() {
 }
 
 #[test]
-fn fetch_stop_holds_the_queue_and_lets_it_go_on() {
+fn fetch_stop_holds_and_releases_the_queue() {
     let (cluster, mut a, b) = pair();
     set(&a, CqsReg::FetchStop, 1);
     assert!(a.cq.status().descriptor_fetch_stop());
@@ -334,7 +334,7 @@ fn fetch_stop_holds_the_queue_and_lets_it_go_on() {
 }
 
 #[test]
-fn an_answer_that_never_comes_is_a_timeout() {
+fn missing_answer_is_a_timeout() {
     let (cluster, mut a, b) = pair();
     cluster.lose_answers(true);
     assert_eq!(a.end_of(&piggyback(4, &b)), Rcode::TIMEOUT);
@@ -416,7 +416,7 @@ fn queues_outside_of_memory_are_exceptions() {
 }
 
 #[test]
-fn sizes_and_addresses_that_cannot_be_do_not_enable_a_queue() {
+fn bad_sizes_and_addresses_do_not_enable() {
     for (reg, value) in [
         (CqsReg::ToqSize, 6),
         (CqsReg::MrqSize, u64::MAX),
@@ -447,7 +447,7 @@ fn piggyback_buffers_belong_to_their_queue() {
 }
 
 #[test]
-fn strong_order_moves_every_byte_of_any_length() {
+fn strong_order_moves_every_byte() {
     let (_cluster, mut a, b) = pair();
     for len in [1, 7, 8, 9, 15, 16, 17, 1919, 1920, 1921, 30000] {
         b.buffer.fill(0);
@@ -460,7 +460,7 @@ fn strong_order_moves_every_byte_of_any_length() {
 }
 
 #[test]
-fn a_blank_entry_of_the_last_lap_is_not_taken_for_a_new_one() {
+fn old_blank_entry_is_not_taken_for_new() {
     for (cluster, mut a, _b) in both_ways() {
         for n in 0..ENTRIES + 3 {
             a.cq.post_and_ring(&Order::nop(), n).unwrap();

@@ -154,17 +154,17 @@ fn upset(rounds: u32, what: impl Fn(u32, &Node, &Device<InProcess>) + Sync) {
 }
 
 #[test]
-fn a_reset_node_writes_nothing_more() {
+fn reset_node_writes_nothing_more() {
     upset(60, |_, node, _| node.reset());
 }
 
 #[test]
-fn a_node_without_bus_mastering_writes_nothing_more() {
+fn node_without_bus_master_writes_nothing() {
     upset(60, |_, node, _| set_bus_master(node, false));
 }
 
 #[test]
-fn two_processors_may_enable_and_disable_a_queue_at_once() {
+fn two_processors_toggle_a_queue_at_once() {
     upset(30, |round, node, _| {
         let enable =
             Register::Cqs { tni: TniId::ALL[0], cq: CqId::ALL[0], reg: CqsReg::Enable }.offset();

@@ -281,7 +281,7 @@ fn run(seed: u64) {
 
 /// `TOFU_LONG` takes 20 minutes of a processor.
 #[test]
-fn whatever_fails_and_comes_back_nothing_is_wrong_lost_untold_or_hangs() {
+fn failures_and_repairs_lose_nothing() {
     let long = std::env::var_os("TOFU_LONG").is_some();
     for seed in 0..if long { 5000 } else { 3 } {
         run(seed);
@@ -292,7 +292,7 @@ fn whatever_fails_and_comes_back_nothing_is_wrong_lost_untold_or_hangs() {
 /// of its neighbours: the counters exist, and packets that met the dead ports are in them and
 /// nowhere else.
 #[test]
-fn registers_of_ports_are_there_after_a_node_has_failed() {
+fn port_registers_survive_a_node_failure() {
     let mut soak = Soak::new(7);
     let dead = 17;
     let read = |soak: &Soak, rank: u32, port: Port, reg| {

@@ -105,7 +105,7 @@ const fn ok(length: usize) -> Outcome {
 }
 
 #[test]
-fn every_neighbour_on_every_channel_by_stores_and_by_fetching() {
+fn neighbours_exchange_on_every_channel() {
     every_neighbour(&World::new(4, 2, 3));
 }
 
@@ -158,7 +158,7 @@ fn long_messages_of_any_length_arrive_whole() {
 }
 
 #[test]
-fn long_messages_arrive_whole_by_windows_that_are_memory() {
+fn long_messages_arrive_by_shared_windows() {
     long_messages(&World::sharing(2, 1, 1), true);
 }
 
@@ -195,7 +195,7 @@ fn long_messages(world: &World, shared: bool) {
 }
 
 #[test]
-fn a_channel_without_credits_stalls_its_sender_and_nobody_else() {
+fn channel_without_credits_stalls_alone() {
     let world = World::new(2, 1, 1);
     let [near, far] = world.pair();
     let mut stuck = near.open(X_PLUS, Channel::ALL[0]).unwrap();
@@ -222,7 +222,7 @@ fn a_channel_without_credits_stalls_its_sender_and_nobody_else() {
 }
 
 #[test]
-fn errors_on_the_links_change_nothing_but_counters() {
+fn link_errors_change_only_counters() {
     let world = World::new(2, 2, 1);
     let rate = |parts| Ppm::new(parts).unwrap();
     let everywhere = Rates {
@@ -259,7 +259,7 @@ fn errors_on_the_links_change_nothing_but_counters() {
 }
 
 #[test]
-fn a_link_that_is_down_holds_messages_until_it_is_up() {
+fn downed_link_holds_messages() {
     for links in [Links::Direct, Links::Modelled] {
         link_down_and_up(&World::with(links, [3, 1, 1], InProcess::attach_nwp));
     }
@@ -298,7 +298,7 @@ fn link_down_and_up(world: &World) {
 /// Packets that wait for a link do not reference their memory, which may change once the Nget is
 /// over.
 #[test]
-fn a_fetched_message_that_waits_for_its_link_is_kept() {
+fn fetched_message_is_kept_for_its_link() {
     let world = World::new(2, 1, 1);
     let [near, far] = world.pair();
     let mut stream = near.open(X_PLUS, Channel::ALL[1]).unwrap();
@@ -320,7 +320,7 @@ fn a_fetched_message_that_waits_for_its_link_is_kept() {
 }
 
 #[test]
-fn a_neighbour_that_is_reset_cuts_its_messages_and_comes_back() {
+fn reset_neighbour_cuts_its_messages() {
     let world = World::new(2, 1, 1);
     let [near, far] = world.pair();
     let mut sink = far.open(X_MINUS, Channel::ALL[2]).unwrap();
@@ -378,7 +378,7 @@ fn lengths_that_do_not_agree_are_told() {
 /// Requests that are posted directly by registers end with this status; other channels are not
 /// affected.
 #[test]
-fn what_cannot_be_posted_is_refused_with_a_status() {
+fn impossible_posts_are_refused_by_status() {
     let world = World::new(2, 1, 1);
     let [near, far] = world.pair();
     let words = buffer(near, &[0; 8]);
@@ -435,7 +435,7 @@ fn what_cannot_be_posted_is_refused_with_a_status() {
 }
 
 #[test]
-fn credits_that_are_never_matched_can_be_taken_back() {
+fn unmatched_credits_can_be_cancelled() {
     let world = World::new(2, 1, 1);
     let [near, far] = world.pair();
     let mut sink = far.open(X_MINUS, Channel::ALL[0]).unwrap();
@@ -455,7 +455,7 @@ fn credits_that_are_never_matched_can_be_taken_back() {
 }
 
 #[test]
-fn an_nget_whose_message_has_begun_can_be_taken_back() {
+fn begun_nget_can_be_cancelled() {
     let world = World::new(2, 1, 1);
     let [near, far] = world.pair();
     let mut stream = near.open(X_PLUS, Channel::ALL[0]).unwrap();
@@ -540,17 +540,17 @@ fn interrupts_come_if_asked_for() {
 }
 
 #[test]
-fn an_engine_and_threads_that_send_at_once() {
+fn engine_and_threads_send_at_once() {
     threads_that_send(Doorbells::Trapped, InProcess::attach_nwp);
 }
 
 #[test]
-fn an_engine_that_looks_at_windows_of_threads() {
+fn engine_polls_windows_of_threads() {
     threads_that_send(Doorbells::Polled, InProcess::attach_sharing_nwp);
 }
 
 #[test]
-fn an_engine_that_is_told_of_windows_of_threads() {
+fn engine_is_notified_of_threads_windows() {
     threads_that_send(Doorbells::Trapped, InProcess::attach_sharing_nwp);
 }
 
@@ -669,7 +669,7 @@ proptest! {
     /// registers or by windows that are memory, over links that lose, damage, repeat and reorder:
     /// the same bytes, in the same order.
     #[test]
-    fn any_interleaving_over_any_bad_link_gives_the_same_bytes(
+    fn interleavings_keep_the_bytes(
         lengths in prop::collection::vec((0..3usize, 1..2000usize), 1..8),
         order in prop::collection::vec(0..3usize, 0..100),
         parts in [0..150_000u32, 0..150_000, 0..100_000, 0..100_000],

@@ -96,7 +96,7 @@ fn events(records: &[Record], node: u32) -> impl Iterator<Item = Event> + '_ {
 }
 
 #[test]
-fn a_put_has_its_steps_and_a_refused_one_its_reason() {
+fn put_has_steps_and_a_refused_one_a_reason() {
     let mut two = Two::new();
     two.put(0, 8);
     let mut trace = two.machine.network().trace().unwrap();

@@ -179,7 +179,7 @@ fn restore(h: &Handmade) {
 }
 
 #[test]
-fn a_fault_at_the_initiator_is_told_to_it_alone() {
+fn initiators_fault_is_reported_there_alone() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = Handmade::new(&cluster, 0);
     let mut b = cluster.endpoint(1, 0, 0);
@@ -202,7 +202,7 @@ fn a_fault_at_the_initiator_is_told_to_it_alone() {
 }
 
 #[test]
-fn a_fault_at_the_target_is_told_to_both() {
+fn targets_fault_is_reported_to_both() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let mut b = Handmade::new(&cluster, 1);
@@ -253,7 +253,7 @@ fn a_fault_at_the_target_is_told_to_both() {
 }
 
 #[test]
-fn of_a_message_that_fails_whole_tlps_land_and_nothing_of_the_others() {
+fn failed_message_lands_in_whole_tlps() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let mut b = Handmade::new(&cluster, 1);
@@ -279,7 +279,7 @@ fn of_a_message_that_fails_whole_tlps_land_and_nothing_of_the_others() {
 }
 
 #[test]
-fn read_only_memory_can_be_read_and_not_written() {
+fn read_only_memory_is_not_written() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let mut b = cluster.endpoint(1, 0, 0);
@@ -305,7 +305,7 @@ fn read_only_memory_can_be_read_and_not_written() {
 }
 
 #[test]
-fn offset_and_length_are_checked_to_the_byte() {
+fn offset_and_length_are_checked_by_byte() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let b = Handmade::new(&cluster, 1);
@@ -331,7 +331,7 @@ fn offset_and_length_are_checked_to_the_byte() {
 }
 
 #[test]
-fn the_start_of_the_address_space_is_in_units_of_256() {
+fn start_address_is_in_units_of_256() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let b = Handmade::new(&cluster, 1);
@@ -344,7 +344,7 @@ fn the_start_of_the_address_space_is_in_units_of_256() {
 }
 
 #[test]
-fn every_page_size_works_with_pages_in_any_order() {
+fn page_sizes_work_in_any_order() {
     let cluster = Cluster::with_memory("1x1x1x2x1x1", 16 << 20);
     let mut a = cluster.endpoint(0, 0, 0);
     let mut b = cluster.endpoint(1, 0, 0);
@@ -369,7 +369,7 @@ fn every_page_size_works_with_pages_in_any_order() {
 }
 
 #[test]
-fn huge_pages_reach_as_far_as_there_is_memory() {
+fn huge_pages_reach_to_the_memorys_end() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let mut b = cluster.endpoint(1, 0, 0);
@@ -386,7 +386,7 @@ fn huge_pages_reach_as_far_as_there_is_memory() {
 }
 
 #[test]
-fn a_piece_that_leaves_the_memory_is_no_memory() {
+fn piece_beyond_memory_is_no_memory() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let mut b = cluster.endpoint(1, 0, 0);
@@ -400,7 +400,7 @@ fn a_piece_that_leaves_the_memory_is_no_memory() {
 }
 
 #[test]
-fn an_unregistered_stag_is_disabled_at_once() {
+fn unregistered_stag_is_disabled_at_once() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let mut b = cluster.endpoint(1, 0, 0);
@@ -415,7 +415,7 @@ fn an_unregistered_stag_is_disabled_at_once() {
 }
 
 #[test]
-fn tables_may_be_cached_until_they_are_flushed() {
+fn tables_are_cached_until_flushed() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let b = Handmade::new(&cluster, 1);
@@ -429,7 +429,7 @@ fn tables_may_be_cached_until_they_are_flushed() {
 }
 
 #[test]
-fn a_memory_block_may_be_shared_and_stags_may_be_large() {
+fn stags_share_blocks_and_may_be_large() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let b = cluster
@@ -445,7 +445,7 @@ fn a_memory_block_may_be_shared_and_stags_may_be_large() {
 }
 
 #[test]
-fn a_page_table_may_be_its_own_page() {
+fn page_table_may_be_its_own_page() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let b = Handmade::new(&cluster, 1);

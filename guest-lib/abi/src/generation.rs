@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_has_registers_of_its_units() {
+    fn registers_exist_for_the_devices_units() {
         let of = |generation: Generation| {
             let description = generation.description();
             let registers = (0..crate::regs::BAR0_SIZE / 8).filter_map(|n| Register::decode(8 * n));

@@ -597,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_have_offsets_of_their_own_in_the_bar() {
+    fn registers_have_distinct_bar_offsets() {
         let mut last = None;
         for register in all() {
             let offset = register.offset();

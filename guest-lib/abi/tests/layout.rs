@@ -201,7 +201,7 @@ macro_rules! check_block {
 }
 
 #[test]
-fn every_block_has_the_public_offsets_and_names() {
+fn blocks_have_public_offsets_and_names() {
     check_block!(CqReg, CQ);
     check_block!(BchReg, BCH);
     check_block!(CqsReg, CQS);
@@ -304,7 +304,7 @@ fn golden_bridge(map: &mut Vec<(u64, Register)>) {
 }
 
 #[test]
-fn registers_decode_exactly_where_the_map_has_them() {
+fn registers_decode_only_at_mapped_offsets() {
     let map = golden_map();
     let mut expected = map.iter().peekable();
     // Every aligned offset of the 256 MiB, so that nothing shows up twice or in a gap.
@@ -544,7 +544,7 @@ fn msix_vectors_do_not_overlap() {
 }
 
 #[test]
-fn commands_operators_and_notice_ids_have_the_public_codes() {
+fn codes_match_the_public_documents() {
     let commands = [0x00, 0x01, 0x02, 0x03, 0x04, 0x05, 0x0e, 0x10, 0x11, 0x12, 0x13];
     assert_eq!(Command::ALL.map(|c| c as u8), commands);
     assert_eq!(ArmwOp::ALL.map(|op| op as u8), [0, 1, 2, 3, 4, 5]);
@@ -741,7 +741,7 @@ fn subnets_are_the_smallest_boxes() {
 
 proptest! {
     #[test]
-    fn a_subnet_has_all_nodes_that_it_is_around(
+    fn subnet_contains_the_nodes_around_it(
         size in (1..=32u8, 1..=32u8, 1..=32u8),
         torus: [bool; 3],
         seeds in proptest::collection::vec(any::<[u8; 3]>(), 1..5),

@@ -81,7 +81,7 @@ fn io_nodes_are_those_with_z_0() {
 }
 
 #[test]
-fn a_refused_shape_is_named_with_what_is_allowed() {
+fn refused_shape_names_the_allowed_values() {
     for (text, hint) in [
         ("33x1x1x2x3x2", "axis X may have length 1 to 32"),
         ("1x1x0x2x3x2", "axis Z may have length 1 to 32"),
@@ -125,7 +125,7 @@ fn tori_are_named_by_letters() {
 }
 
 #[test]
-fn node_numbers_run_without_gaps_with_c_fastest() {
+fn node_numbers_are_dense_with_c_fastest() {
     let shape = shape([2, 1, 3, 2, 3, 2]);
     let all: Vec<Coords> = shape.iter().collect();
     assert_eq!(all.len(), shape.nodes() as usize);
@@ -140,7 +140,7 @@ fn node_numbers_run_without_gaps_with_c_fastest() {
 }
 
 #[test]
-fn a_torus_of_two_has_two_links_and_a_mesh_of_two_one() {
+fn torus_of_two_has_two_links_and_mesh_one() {
     let (zero, one) = (Coords::default(), Coords::new(1, 0, 0, 0, 0, 0));
     let torus = shape([2, 1, 1, 1, 1, 1]);
     for port in [Port::XMinus, Port::XPlus] {
@@ -154,7 +154,7 @@ fn a_torus_of_two_has_two_links_and_a_mesh_of_two_one() {
 }
 
 #[test]
-fn b_is_a_ring_of_three_and_a_mesh_when_cut_down() {
+fn b_axis_is_ring_of_three_or_cut_mesh() {
     let node = |b| Coords::new(0, 0, 0, 0, b, 0);
     let ring = shape([1, 1, 1, 1, 3, 1]);
     assert_eq!(ring.neighbor(node(2), Port::BPlus), Some(node(0)));
@@ -166,7 +166,7 @@ fn b_is_a_ring_of_three_and_a_mesh_when_cut_down() {
 
 proptest! {
     #[test]
-    fn a_link_leads_there_and_back(
+    fn link_leads_there_and_back(
         (shape, node) in any_shape().prop_flat_map(|shape| (Just(shape), any_coords(&shape))),
     ) {
         for port in Port::ALL {
@@ -212,7 +212,7 @@ proptest! {
     }
 
     #[test]
-    fn the_way_is_the_shorter_one_round_and_leads_there((shape, [from, to, _]) in any_nodes()) {
+    fn route_takes_the_shorter_way((shape, [from, to, _]) in any_nodes()) {
         for axis in Axis::ALL {
             let (from, to) = (from[axis], to[axis]);
             let hops = shape.way(axis, from, to);
@@ -227,7 +227,7 @@ proptest! {
     }
 
     #[test]
-    fn legs_have_the_order_of_the_papers_and_lead_to_the_target(
+    fn legs_follow_the_papers_order(
         (shape, [from, to, via]) in any_nodes(),
     ) {
         let path = via.default_path();
@@ -247,7 +247,7 @@ proptest! {
     }
 
     #[test]
-    fn the_distance_is_symmetric_and_that_of_the_default_path(
+    fn distance_is_that_of_the_default_path(
         (shape, [from, to, via]) in any_nodes(),
     ) {
         let distance = shape.distance(from, to);
@@ -264,7 +264,7 @@ proptest! {
     }
 
     #[test]
-    fn coordinates_outside_of_the_machine_never_panic(
+    fn coordinates_outside_never_panic(
         shape in any_shape(),
         raw in any::<[[u8; 6]; 3]>(),
         hops: i8,

@@ -117,7 +117,7 @@ fn several_groups_at_once_on_shared_nodes() {
 }
 
 #[test]
-fn with_few_gates_left_another_algorithm_is_taken() {
+fn few_gates_left_select_another_algorithm() {
     processes(12, 1, |rank, context, board| {
         let best = Group::new(context, &config(rank, [12, 1, 1]), board).unwrap();
         let most = best.gates().len();

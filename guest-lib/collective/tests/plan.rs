@@ -243,7 +243,7 @@ fn check_plan(plan: &Plan, name: &str, op: Op, rounds: usize, choose: impl FnMut
 }
 
 #[test]
-fn every_operation_with_1_to_48_members_and_all_algorithms() {
+fn operations_work_for_1_to_48_members() {
     for members in 1..=48 {
         for algorithm in ALGORITHMS {
             for op in Op::ALL {
@@ -267,7 +267,7 @@ fn boxes_of_1_to_48_members() {
 }
 
 #[test]
-fn nobody_is_done_before_everybody_has_started() {
+fn no_member_ends_before_all_have_started() {
     for members in [2, 3, 12, 13, 48] {
         for algorithm in ALGORITHMS {
             let plan = algorithm.plan(GroupShape::line(members)).unwrap();
@@ -284,7 +284,7 @@ fn nobody_is_done_before_everybody_has_started() {
 }
 
 #[test]
-fn dissemination_is_a_barrier_and_right_where_values_may_come_twice() {
+fn dissemination_is_barrier_and_idempotent() {
     for members in 1..=48 {
         for parts in [1, 2, 3, 5, 6, 7, 48] {
             let plan = disseminate(members, parts).unwrap();
@@ -306,7 +306,7 @@ fn dissemination_is_a_barrier_and_right_where_values_may_come_twice() {
 }
 
 #[test]
-fn a_value_goes_through_relays_in_series() {
+fn value_passes_relays_in_series() {
     for relays in 0..5 {
         let plan = in_series(relays);
         check_links(&plan);
@@ -365,7 +365,7 @@ fn gates_are_as_few_as_the_papers_say() {
 }
 
 #[test]
-fn a_member_alone_has_one_gate() {
+fn lone_member_has_one_gate() {
     for algorithm in ALGORITHMS {
         let plan = algorithm.plan(GroupShape::line(1)).unwrap();
         let own = Links { src_local: Some(0), dst_local: Some(0), ..Links::default() };
@@ -385,7 +385,7 @@ fn groups_that_do_not_exist() {
 }
 
 #[test]
-fn the_quickest_algorithm_is_chosen_that_gates_suffice_for() {
+fn quickest_algorithm_that_fits_is_chosen() {
     let far = |_, _| 1;
     let choice = choose(GroupShape::line(16), 33, Costs::TOFUD, far).unwrap();
     assert_eq!(choice.algorithm, Algorithm::RecursiveDoubling3d, "in one dimension the same");

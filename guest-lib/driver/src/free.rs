@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_range_that_fits_is_cut() {
+    fn first_fitting_range_is_cut() {
         let mut free = list(&[(0x1000, 0x1000), (0x8000, 0x10_0000)]);
         assert_eq!(free.take(0x2000, 0x1000, 0), Some(0x8000));
         assert_eq!(free.take(0x1000, 0x1000, 0), Some(0x1000));
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_phase_is_kept() {
+    fn phase_is_kept() {
         let mut free = list(&[(0x1000, 1 << 30)]);
         let at = free.take(0x30_0000, 0x20_0000, 0x3000).unwrap();
         assert_eq!(at % 0x20_0000, 0x3000);

@@ -225,7 +225,7 @@ fn notify(fake: &Fake, count: u64) {
 }
 
 #[test]
-fn probe_reads_the_coordinates_and_refuses_what_is_no_device() {
+fn probe_refuses_other_devices() {
     let fake = Fake::new();
     assert_eq!(Device::probe(fake.clone()).unwrap().coords(), NODE);
     let address = Register::Tofu(TofuReg::NodeAddress).offset();
@@ -235,7 +235,7 @@ fn probe_reads_the_coordinates_and_refuses_what_is_no_device() {
 }
 
 #[test]
-fn a_tni_is_enabled_and_disabled() {
+fn tni_enables_and_disables() {
     let device = Device::probe(Fake::new()).unwrap();
     device.tni(TNI).enable().unwrap();
     let state = Register::Tni { tni: TNI, reg: TniReg::State };
@@ -245,7 +245,7 @@ fn a_tni_is_enabled_and_disabled() {
 }
 
 #[test]
-fn open_sets_everything_up_before_it_enables() {
+fn open_sets_up_before_it_enables() {
     let (fake, cq) = open();
     let writes = fake.take_writes();
     assert_eq!(writes.last(), Some(&(cqs_reg(CqsReg::Enable), 1)));
@@ -283,7 +283,7 @@ fn open_refuses_what_cannot_be() {
 }
 
 #[test]
-fn a_device_that_cannot_be_asked_for_interrupts_is_told_of() {
+fn missing_interrupt_word_is_reported() {
     let fake = Fake::new();
     fake.with(|s| s.old = true);
     let device = Device::probe(fake.clone()).unwrap();
@@ -298,7 +298,7 @@ fn a_device_that_cannot_be_asked_for_interrupts_is_told_of() {
 }
 
 #[test]
-fn a_queue_that_does_not_stop_keeps_its_memory() {
+fn unstoppable_queue_keeps_its_memory() {
     let (fake, cq) = open();
     let toq = fake.memory_at(CqsReg::ToqIpa);
     let owners = Arc::strong_count(&toq.words);
@@ -314,7 +314,7 @@ fn a_queue_that_does_not_stop_keeps_its_memory() {
 }
 
 #[test]
-fn queues_that_nobody_looks_after_are_stopped() {
+fn unowned_queues_are_stopped() {
     let (fake, cq) = open();
     let device = cq.device().clone();
     // The previous owner has ended without closing the queue.
@@ -427,7 +427,7 @@ fn memory_must_be_made_of_pages() {
 }
 
 #[test]
-fn posting_fills_the_ring_over_laps_and_stops_when_full() {
+fn posting_stops_when_the_ring_is_full() {
     let (fake, mut cq) = open();
     let toq = fake.memory_at(CqsReg::ToqIpa);
     let mut posted = 0u64;
@@ -455,7 +455,7 @@ fn posting_fills_the_ring_over_laps_and_stops_when_full() {
 }
 
 #[test]
-fn delayed_commands_stay_hidden_until_the_next_one() {
+fn delayed_commands_wait_for_the_next() {
     let (fake, mut cq) = open();
     let toq = fake.memory_at(CqsReg::ToqIpa);
     let two =
@@ -475,7 +475,7 @@ fn delayed_commands_stay_hidden_until_the_next_one() {
 }
 
 #[test]
-fn a_command_of_two_descriptors_needs_two_slots_and_completes_once() {
+fn two_descriptor_command_completes_once() {
     let (fake, mut cq) = open();
     let order =
         Order::cswap8(Target::new(NODE, TniId::ALL[1]), StagOffset::new(CqId::ALL[0], 1, 8), 3, 4);
@@ -505,7 +505,7 @@ fn a_command_of_two_descriptors_needs_two_slots_and_completes_once() {
 }
 
 #[test]
-fn direct_descriptors_keep_their_place_in_the_queue() {
+fn direct_descriptors_keep_their_place() {
     let (fake, mut cq) = open();
     let toq = fake.memory_at(CqsReg::ToqIpa);
     cq.post(&Order::nop(), 0).unwrap();
@@ -542,7 +542,7 @@ fn direct_descriptors_keep_their_place_in_the_queue() {
 }
 
 #[test]
-fn notices_are_taken_in_order_and_acknowledged_by_quarters() {
+fn notices_are_acknowledged_by_quarters() {
     let (fake, mut cq) = open();
     fake.take_writes();
     for count in 0..2048 * 3u64 {
@@ -578,7 +578,7 @@ fn notice_while_asleep(state: &mut State) {
 }
 
 #[test]
-fn a_wait_ends_with_a_notice_an_exception_or_the_time() {
+fn wait_ends_by_notice_exception_or_timeout() {
     let (fake, mut cq) = open();
     fake.take_writes();
     fake.with(|s| s.reads = 0);
@@ -608,7 +608,7 @@ fn a_wait_ends_with_a_notice_an_exception_or_the_time() {
 }
 
 #[test]
-fn a_queue_without_interrupts_polls() {
+fn queue_without_interrupts_polls() {
     let fake = Fake::new();
     let device = Device::probe(fake.clone()).unwrap();
     let config = CqConfig { interrupts: CqsIrqs::NONE, ..CqConfig::new(TNI, CQ) };

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn every_node_has_its_own_addresses_and_is_found_by_them() {
+    fn nodes_are_found_by_their_addresses() {
         for number in 0..PACKED_MAX {
             let Some(node) = unpack(number) else {
                 assert_eq!(number >> 1 & 3, 3, "only B has values that it does not take");

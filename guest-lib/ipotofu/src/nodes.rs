@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_lasts_for_its_time_and_the_latest_of_a_set_stay() {
+    fn entries_expire_and_latest_of_a_set_stay() {
         let Ok(mut table) = NodeTable::<Heap, u8>::new();
         for (n, node) in nodes().enumerate() {
             table.set(node, n as u64, n as u8);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_believed_for_two_seconds_and_until_they_say_otherwise() {
+    fn nodes_are_believed_for_two_seconds() {
         let Ok(peers) = Peers::<Heap>::new();
         let says = Capabilities { offload: true, rendezvous: false, split: true, more_queues: 2 };
         let node = Coords::new(1, 2, 3, 1, 2, 1);

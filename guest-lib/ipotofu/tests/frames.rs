@@ -98,7 +98,7 @@ fn listens(more_queues: u8) -> Capabilities {
 }
 
 #[test]
-fn further_tnis_are_told_and_change_nothing_else() {
+fn further_tnis_are_announced_only() {
     let repr = Repr {
         kind: PacketKind::Unicast,
         takes_offloaded: true,
@@ -123,7 +123,7 @@ fn further_tnis_are_told_and_change_nothing_else() {
 }
 
 #[test]
-fn the_header_is_that_of_the_manual() {
+fn header_matches_the_manual() {
     let repr = Repr {
         kind: PacketKind::Broadcast,
         takes_offloaded: false,
@@ -147,7 +147,7 @@ fn the_header_is_that_of_the_manual() {
 }
 
 #[test]
-fn sums_do_not_depend_on_how_words_are_added() {
+fn sums_ignore_the_order_of_words() {
     assert_eq!(sum(&[]), u32::MAX);
     assert_eq!(sum(&[0; 7]), u32::MAX);
     assert_eq!(sum(&[1, 0, 0, 0, 2]), 3);
@@ -188,7 +188,7 @@ fn any_byte() -> impl Strategy<Value = u8> {
 }
 
 #[test]
-fn questions_for_nodes_are_answered_and_others_go_out() {
+fn neighbour_requests_are_answered_locally() {
     let shape = shape("1x1x1x2x3x2");
     let (me, other) = (Coords::new(0, 0, 0, 0, 1, 0), Coords::new(0, 0, 0, 1, 2, 1));
     let mut core = core_of(config(shape, 1500), me);
@@ -348,7 +348,7 @@ impl PartialEq for Flying {
 }
 
 #[test]
-fn fragments_of_frames_that_never_end_take_no_room() {
+fn unfinished_fragments_release_their_room() {
     let shape = shape("1x1x1x2x3x2");
     let node = |rank| shape.coords(NodeId(rank)).unwrap();
     let mut target = core_of(config(shape, 9000), node(0));
@@ -485,7 +485,7 @@ proptest! {
     /// Each node of any machine gets a broadcast once. Nodes relay it one hop, and never to
     /// themselves.
     #[test]
-    fn a_broadcast_reaches_each_node_once(
+    fn broadcast_reaches_each_node_once(
         len in (1..=4u8, 1..=3u8, 1..=3u8, 1..=2u8, 1..=3u8, 1..=2u8),
         torus in "x?y?z?",
         origin in any::<u32>(),

@@ -90,7 +90,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn soon_all_nodes_know_all_dead_links_and_no_others(
+    fn all_nodes_learn_exactly_the_dead_links(
         shape in shape(),
         links in prop::collection::vec((any::<u32>(), 0..10usize), 0..6),
     ) {
@@ -117,7 +117,7 @@ proptest! {
 
     /// Reports that no node sent have no effect, and neither have reports about other nodes.
     #[test]
-    fn a_node_speaks_for_itself_only(
+    fn node_reports_for_itself_only(
         shape in shape(),
         (from, me) in any::<(u32, u32)>(),
         header in any::<[u8; 20]>(),
@@ -144,7 +144,7 @@ proptest! {
 
     /// A route without dead links is taken if there is one; otherwise all routes are tried.
     #[test]
-    fn packets_go_round_what_is_known_to_be_dead_and_try_every_way(
+    fn packets_avoid_dead_links(
         shape in shape(),
         (from, to) in any::<(u32, u32)>(),
         links in prop::collection::vec((any::<u32>(), 0..10usize), 0..8),
@@ -229,7 +229,7 @@ proptest! {
 }
 
 #[test]
-fn reports_last_for_their_time_and_late_ones_change_nothing() {
+fn reports_expire_and_late_ones_are_ignored() {
     let shape: Shape = "1x1x1x2x3x2".parse().unwrap();
     let (me, other) = (Coords::default(), Coords::new(0, 0, 0, 1, 0, 0));
     let known = health(shape, me);
@@ -254,7 +254,7 @@ fn reports_last_for_their_time_and_late_ones_change_nothing() {
 }
 
 #[test]
-fn a_node_reports_when_its_ports_change_and_not_more_often_than_is_good() {
+fn node_reports_changed_ports_rate_limited() {
     let shape: Shape = "1x1x1x2x3x2".parse().unwrap();
     let known = health(shape, Coords::default());
     let mut reporter = Reporter::new(Coords::default(), 0);

@@ -141,7 +141,7 @@ proptest! {
 }
 
 #[test]
-fn a_checksum_alone_is_completed() {
+fn lone_checksum_is_completed() {
     for v6 in [false, true] {
         let (metadata, one) = frame(v6, 6, 0x10, b"odd");
         let all = complete(&metadata, &one).unwrap();
@@ -224,7 +224,7 @@ fn plain(core: &mut Core, to: Coords) -> Vec<Flying> {
 }
 
 #[test]
-fn they_go_to_nodes_that_say_that_they_take_them() {
+fn offloaded_frames_go_to_capable_nodes() {
     let (mut one, mut other) = (node(ONE, true), node(OTHER, true));
     let (metadata, whole) = frame(false, 6, 0x18, &bytes(60000));
     let metadata = Metadata { segments: Segments::Tcp4, size: 1448, ..metadata };
@@ -259,7 +259,7 @@ fn they_go_to_nodes_that_say_that_they_take_them() {
 }
 
 #[test]
-fn a_hostile_neighbour_gets_nothing_through() {
+fn hostile_neighbour_gets_nothing_through() {
     let (mut one, mut other) = (node(ONE, true), node(OTHER, true));
     let hello = plain(&mut other, ONE);
     arrive(&mut one, OTHER, &hello, 0);

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_alone_is_a_machine_of_that_shape() {
+    fn shape_alone_is_a_machine() {
         let info = with(&[(vars::NODE, "2x3x2")]).unwrap();
         assert_eq!(info.system.shape().lengths(), [2, 3, 2, 1, 1, 1]);
         for (index, node) in (0..).zip(info.job.nodes()) {
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapinfo_comes_first_and_then_a_file() {
+    fn mapinfo_precedes_a_file() {
         let info = with(&[(vars::NODE, "3")]).unwrap();
         let text = info.to_json();
         assert_eq!(with(&[(vars::MAPINFO, &text), (vars::NODE, "2")]).unwrap(), info);

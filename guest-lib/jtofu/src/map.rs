@@ -615,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_holds_all_tori_that_its_size_allows() {
+    fn unit_holds_all_tori_of_its_size() {
         for shape in ["12", "4x3", "3x4", "6x2", "2x6", "2x3x2", "3x2x2", "1x12", "12x1x1", "1"] {
             let map = find(&unit(), shape).unwrap();
             check(&unit(), &map);
@@ -627,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn the_torus_of_the_papers() {
+    fn papers_torus_is_found() {
         // 8x12x6 with each axis folded from one of X, Y, Z and one of A, B, C, and then with a
         // failed node: the axis with B is one shorter.
         let system = system([4, 4, 3, 2, 3, 2], [false; 3]);
@@ -643,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_goes_on_without_a_dead_board() {
+    fn job_avoids_a_dead_board() {
         let whole = system([4, 4, 3, 2, 3, 2], [false; 3]);
         let degraded = |system: &System, shape: &str| {
             RankMap::find_degraded(system, shape.parse().unwrap(), true)
@@ -672,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_of_large_machines() {
+    fn large_machines_are_used_whole() {
         for (size, shape) in [
             ([24, 18, 16, 2, 3, 2], "48x36x48"),
             ([24, 18, 16, 2, 3, 2], "48x1728"),
@@ -790,7 +790,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_down_is_not_used() {
+    fn downed_link_is_not_used() {
         let zero = Coords::default();
         for other in [Coords::new(0, 0, 0, 1, 0, 0), Coords::new(0, 0, 0, 0, 1, 0)] {
             let system = unit().with_links_down([(zero, other)]).unwrap();
@@ -801,7 +801,7 @@ mod tests {
     }
 
     #[test]
-    fn open_axes_are_a_last_resort_and_can_be_refused() {
+    fn open_axes_are_last_and_refusable() {
         let row = system([5, 1, 1, 1, 1, 1], [false; 3]);
         let map = find(&row, "5").unwrap();
         check(&row, &map);

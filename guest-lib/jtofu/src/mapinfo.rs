@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_form_gives_the_same_back() {
+    fn text_form_round_trips() {
         let failed = Coords::new(0, 0, 0, 1, 1, 1);
         let link = (Coords::default(), Coords::new(0, 0, 0, 0, 2, 0));
         let system: System = "1x1x2x2x3x2".parse().unwrap();

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_neighbour_is_passed_by() {
+    fn route_avoids_a_failed_neighbour() {
         let row = system([4, 1, 1, 2, 3, 2], [false; 3]);
         let (from, to) = (Coords::default(), Coords::new(2, 0, 0, 0, 0, 0));
         let between = Coords::new(1, 0, 0, 0, 0, 0);

@@ -175,7 +175,7 @@ fn files_of_all_lengths_arrive() {
 }
 
 #[test]
-fn a_boot_is_told_from_its_begin_to_its_end() {
+fn boot_is_reported_from_begin_to_end() {
     let (kernel, initrd) = (bytes(3 * BLOCK), bytes(BLOCK / 2));
     let mut world = world(&kernel, Some(&initrd), Weather::default(), Fault::None);
     let manifest = world.manifest(node(0)).unwrap();
@@ -213,7 +213,7 @@ fn changed_bytes_are_not_taken() {
 }
 
 #[test]
-fn a_server_that_falls_silent_is_given_up() {
+fn silent_server_times_out() {
     let kernel = bytes(100 * BLOCK);
     let mut world = world(&kernel, None, Weather::default(), Fault::Silent(50));
     let manifest = world.manifest(node(0)).unwrap();
@@ -240,7 +240,7 @@ fn a_server_that_falls_silent_is_given_up() {
 /// As on a way of seven links each of which loses one packet in twenty: a block of 9 packets
 /// arrives once in 24 times, and the question for it two times in three.
 #[test]
-fn a_file_comes_over_links_that_lose_many_packets() {
+fn file_arrives_over_lossy_links() {
     let kernel = bytes(40 * BLOCK + 17);
     let weather = Weather { packets_lost: 0.3, ..Weather::default() };
     let mut world = world(&kernel, None, weather, Fault::default());
@@ -277,7 +277,7 @@ fn blocks_of_other_files_are_refused() {
 
 /// Found by fuzzing: blocks that an answer left out were never asked for again.
 #[test]
-fn what_an_answer_leaves_out_is_asked_for_again() {
+fn missing_parts_are_asked_for_again() {
     let kernel = bytes(3 * BLOCK + 17);
     let manifest = boot(&kernel, None).manifest().clone();
     let mut buf = vec![0; kernel.len()];

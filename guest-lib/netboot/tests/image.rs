@@ -47,7 +47,7 @@ fn bzimage(code: usize, init_size: u32) -> Vec<u8> {
 }
 
 #[test]
-fn an_elf_file_goes_where_it_says() {
+fn elf_file_loads_at_its_addresses() {
     let image = elf(0x40_0010, &[(0x40_0000, 32, 32), (0x50_0000, 8, 4096)]);
     let layout = plan(ImageKind::Guest, &image, &ROOM).unwrap();
     assert_eq!(layout.entry, 0x40_0010);
@@ -89,7 +89,7 @@ fn what_is_no_program_for_here_is_refused() {
 }
 
 #[test]
-fn a_bzimage_goes_where_it_prefers() {
+fn bzimage_loads_at_its_preferred_address() {
     let image = bzimage(1000, 0x1_0000);
     let layout = plan(ImageKind::Linux, &image, &ROOM).unwrap();
     assert_eq!(layout.entry, 0x40_0200);
@@ -113,7 +113,7 @@ fn a_bzimage_goes_where_it_prefers() {
 }
 
 #[test]
-fn files_are_kept_apart_at_the_end_of_memory() {
+fn files_are_placed_apart_at_memory_end() {
     let found = places(&ROOM, 0x1001, 0x2000).unwrap();
     assert_eq!(found.initrd, 0xff_e000..0x100_0000);
     assert_eq!(found.kernel, 0xff_c000..0xff_d001);
@@ -135,7 +135,7 @@ fn u32_at(page: &[u8; ZERO_PAGE_SIZE], at: usize) -> u32 {
 }
 
 #[test]
-fn the_boot_parameters_say_where_everything_is() {
+fn boot_parameters_give_all_places() {
     let map = [(0, 0x9_fc00, 1), (0x10_0000, 0xf0_0000, 1), (0xe000_0000, 0x1000_0000, 2)];
     let handed = Handed {
         memory_map: &map,

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_without_links_has_none() {
+    fn gate_without_links_has_none() {
         let setting = setting(&Gate::new(TniId::ALL[0], BgId::ALL[3]));
         let links =
             [setting.source_lgate, setting.source_rgate, setting.dest_lgate, setting.dest_rgate];

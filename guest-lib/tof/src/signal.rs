@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_process_lives_on() {
+    fn process_survives_the_signal() {
         let number = ignored().unwrap();
         assert!(number >= 32);
         assert_eq!(ignored(), Some(number));

@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn a_put_is_the_golden_words() {
+    fn put_matches_the_golden_words() {
         let flags = 0x1_c12d | flags::sps(5) | flags::path(1);
         assert!(Posting::new(id(), 0, flags).is_err(), "bit 16 is no flag");
         let flags = flags & !0x1_0000;
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn piggyback_and_compare_and_swap_take_two_descriptors_when_they_must() {
+    fn double_descriptors_are_used_if_needed() {
         let posting = Posting::new(id(), 0, 0).unwrap();
         let data: [u8; 32] = core::array::from_fn(|i| i as u8);
         for len in 0..=32 {
@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_prepared_is_taken_and_nothing_else() {
+    fn only_prepared_commands_are_taken() {
         let posting = Posting::new(id(), 1, flags::TCQ_NOTICE | flags::sps(15)).unwrap();
         let commands = [
             Command::nop(flags::TCQ_NOTICE).unwrap(),

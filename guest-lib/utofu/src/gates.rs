@@ -217,7 +217,7 @@ mod tests {
     const CHANNELS: u64 = first(NUM_BCH);
 
     #[test]
-    fn earlier_generations_have_their_gates_on_one_interface() {
+    fn earlier_generations_use_one_tnis_gates() {
         let mut pool = GatePool::new(Generation::K);
         for tni in &TniId::ALL[1..] {
             assert_eq!(pool.take(*tni, 0), None);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_belong_to_the_channel_that_local_links_lead_to() {
+    fn gates_belong_to_their_linked_channel() {
         let (start, up, down, other) = (gate(2, 3), gate(2, 16), gate(2, 17), gate(4, 3));
         let settings = [
             VbgSetting { src_local: Some(start), ..VbgSetting::new(up) },

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_processor_is_offered_after_many_polls_in_vain() {
+    fn processor_yields_after_many_empty_polls() {
         let (mut idle, mut yields) = (IdlePolls::default(), 0);
         for _ in 0..POLLS_IN_VAIN - 1 {
             assert_eq!(idle.note(None::<u8>, || yields += 1), None);

@@ -390,7 +390,7 @@ mod tests {
         }
 
         #[test]
-        fn a_path_number_leads_to_its_path(node in node(), a in 0u8..2, b in 0u8..3, c in 0u8..2) {
+        fn path_number_leads_to_its_path(node in node(), a in 0u8..2, b in 0u8..3, c in 0u8..2) {
             let path = Path::new(a, b, c);
             let id = VcqId::construct(node, 0, 0, 0).unwrap();
             for id in [id, id.with_path(None).unwrap(), id.with_path(Some(path)).unwrap()] {

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_holder_at_a_time_also_when_it_takes_long() {
+    fn lock_has_one_holder_at_a_time() {
         const THREADS: usize = 4;
         const TURNS: usize = 20_000;
         // The counts are not atomic: simultaneous turns would lose some.

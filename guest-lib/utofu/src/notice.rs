@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unwanted_entries_are_those_of_own_commands_without_the_flag() {
+    fn unwanted_entries_lack_the_notice_flag() {
         use tofu_abi::queue::{MrqWord0, MrqWord1};
         for id in MrqId::ALL {
             for wanted in [false, true] {

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_was_not_counted_has_one_queue_and_the_hope_for_others() {
+    fn uncounted_process_gets_one_queue() {
         let share = DeviceShare::of_queue(FUGAKU, CqId::ALL[4]).unwrap();
         assert!(share.tnis().eq(TniId::ALL));
         let cqs: Vec<u8> = share.cqs().map(CqId::get).collect();
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_two_queues_of_tofu_are_chosen_in_order() {
+    fn tofu_queues_are_chosen_in_order() {
         let mut free: BTreeSet<u8> = (0..3).collect();
         let mut choose = || {
             let cq = DeviceShare::choose_queue(Generation::K, |cq| free.contains(&cq.get()))?;

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_memory_has_the_same_tag() {
+    fn same_memory_has_the_same_tag() {
         let mut stags = Stags::new();
         let (stadd, new) = stags.add(memory(0x1000, false)).unwrap();
         assert!(new);

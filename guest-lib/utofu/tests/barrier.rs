@@ -84,7 +84,7 @@ fn two_nodes_meet_and_reduce() {
 }
 
 #[test]
-fn different_operations_are_a_mismatch_and_the_next_round_is_good() {
+fn mismatched_operations_spoil_one_round() {
     let Pair { contexts, .. } = pair();
     let [one, other] = &contexts;
     let [a, b] = linked(&contexts, 0);
@@ -99,7 +99,7 @@ fn different_operations_are_a_mismatch_and_the_next_round_is_good() {
 }
 
 #[test]
-fn after_a_round_that_does_not_end_gates_are_linked_anew() {
+fn unfinished_round_relinks_the_gates() {
     let Pair { contexts, .. } = pair();
     let [one, other] = &contexts;
     // The process that does not take part has done several rounds, one or none.
@@ -262,7 +262,7 @@ fn gates_run_out_and_nothing_is_taken_then() {
 }
 
 #[test]
-fn channels_close_when_a_gate_is_freed_in_any_order() {
+fn channels_close_when_any_gate_is_freed() {
     let Pair { contexts, .. } = pair();
     let one = &contexts[0];
     for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2], [1, 2, 0]] {

@@ -15,7 +15,7 @@ use tofu_utofu::{Code, Command, Context, DeviceShare, NoticeKind, Transfer};
 const ALL: u64 = TCQ_NOTICE | LOCAL_MRQ_NOTICE | REMOTE_MRQ_NOTICE;
 
 #[test]
-fn a_put_arrives_and_both_ends_are_told() {
+fn put_arrives_and_notifies_both_ends() {
     let pair = pair();
     let vcqs = [&pair.contexts[0], &pair.contexts[1]].map(|c| c.create_vcq(2, None, 0).unwrap());
     let memories = [Memory::aligned(5000, 0x1234), Memory::aligned(6000, 0xff01)];
@@ -48,7 +48,7 @@ fn a_put_arrives_and_both_ends_are_told() {
 }
 
 #[test]
-fn gets_atomics_and_piggyback_do_what_they_say() {
+fn gets_atomics_and_piggyback_take_effect() {
     let pair = pair();
     let a = pair.contexts[0].create_vcq(0, Some(3), 0).unwrap();
     let b = pair.contexts[1].create_vcq(5, Some(7), 0).unwrap();
@@ -110,7 +110,7 @@ fn gets_atomics_and_piggyback_do_what_they_say() {
 }
 
 #[test]
-fn failures_have_their_codes_at_the_initiator_only() {
+fn failures_are_coded_at_the_initiator_only() {
     let pair = pair();
     let a = pair.contexts[0].create_vcq(0, None, 0).unwrap();
     let b = pair.contexts[1].create_vcq(0, None, 0).unwrap();
@@ -244,7 +244,7 @@ fn blocks_are_puts_of_their_own() {
 }
 
 #[test]
-fn a_full_queue_is_busy_until_completions_are_taken() {
+fn full_queue_is_busy_until_polled() {
     let pair = pair();
     let a = pair.contexts[0].create_vcq(0, None, 0).unwrap();
     let nop = Command::nop(TCQ_NOTICE).unwrap();
@@ -266,7 +266,7 @@ fn a_full_queue_is_busy_until_completions_are_taken() {
 }
 
 #[test]
-fn vcqs_of_a_process_share_a_queue_and_are_told_apart() {
+fn vcqs_share_a_queue_and_stay_distinct() {
     let pair = pair();
     let [c, d] = &pair.contexts;
     let senders: Vec<_> =
@@ -337,7 +337,7 @@ fn vcqs_run_out_as_documented() {
 }
 
 #[test]
-fn processes_of_a_node_have_queues_of_their_own() {
+fn processes_of_a_node_have_separate_queues() {
     let pair = pair();
     let node = pair.contexts[0].provider();
     let processes: Vec<_> =

@@ -10,7 +10,7 @@ use congestion::congestion;
 /// takes: the interface is as busy as before, and no packet waits for credit, or behind one that
 /// does.
 #[test]
-fn a_gap_relieves_a_congested_receiver() {
+fn gap_relieves_a_congested_receiver() {
     let (fast, spaced) = (congestion(0), congestion(64));
     assert!(fast.zero_credit > 10 * spaced.zero_credit.max(1), "{fast:?} {spaced:?}");
     assert!(fast.short_ps > 2 * spaced.short_ps, "{fast:?} {spaced:?}");

@@ -365,7 +365,7 @@ proptest! {
 }
 
 #[test]
-fn a_notice_names_the_vcq_that_the_command_was_for_whichever_came_first() {
+fn notice_names_its_vcq_in_any_order() {
     for order in [[6, 1], [1, 6]] {
         // Extra values 0 and 8: the notice of the device has only the lower three bits.
         let world = World::new([0; NODES]);

@@ -304,7 +304,7 @@ fn apply_failed(op: &Op) -> bool {
 }
 
 #[test]
-fn a_million_commands_over_many_laps_arrive_in_order_and_once() {
+fn million_commands_arrive_once_in_order() {
     const COMMANDS: u64 = 1_000_000;
     let pair = pair();
     let a = pair.contexts[0].create_vcq(0, None, 0).unwrap();
@@ -359,7 +359,7 @@ fn a_million_commands_over_many_laps_arrive_in_order_and_once() {
 }
 
 #[test]
-fn odd_sizes_and_places_up_to_the_largest_message() {
+fn odd_sizes_and_places_work_up_to_the_most() {
     let pair = pair();
     let a = pair.contexts[0].create_vcq(0, None, 0).unwrap();
     let b = pair.contexts[1].create_vcq(5, None, 0).unwrap();
@@ -407,7 +407,7 @@ fn odd_sizes_and_places_up_to_the_largest_message() {
 }
 
 #[test]
-fn what_is_deregistered_or_freed_is_out_of_reach_at_once() {
+fn deregistered_memory_is_out_of_reach() {
     let pair = pair();
     let a = pair.contexts[0].create_vcq(0, None, 0).unwrap();
     let source = Memory::new(64);

@@ -11,7 +11,7 @@ use tofu_utofu::flags::{LOCAL_MRQ_NOTICE, REMOTE_MRQ_NOTICE, TCQ_NOTICE, VCQ_SES
 use tofu_utofu::{Code, Command, Transfer};
 
 #[test]
-fn commands_wait_for_steps_and_use_one_for_each_descriptor() {
+fn commands_wait_for_a_step_per_descriptor() {
     let pair = pair();
     let a = pair.contexts[0].create_vcq(0, None, 0).unwrap();
     let other = pair.contexts[1].create_vcq(0, None, 0).unwrap();
@@ -97,7 +97,7 @@ fn steps_wait_for_commands() {
 }
 
 #[test]
-fn a_chain_of_sessions_runs_by_itself() {
+fn session_chain_runs_by_itself() {
     const LEN: usize = 300_000;
     let pair = pair();
     let first = pair.contexts[0].create_vcq(0, None, 0).unwrap();

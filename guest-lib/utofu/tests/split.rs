@@ -129,7 +129,7 @@ fn put(to: Coords, split_from: u32, length: usize, flags: u64) -> (Told, bool, V
 }
 
 #[test]
-fn both_ends_are_told_the_same_as_of_a_whole_put() {
+fn split_put_notifies_like_a_whole_one() {
     for flags in 0..8 {
         let flags = [TCQ_NOTICE, LOCAL_MRQ_NOTICE, REMOTE_MRQ_NOTICE]
             .into_iter()
@@ -175,7 +175,7 @@ fn as_many_paths_as_a_b_and_c_say() {
 
 /// A path that the program has chosen is kept.
 #[test]
-fn a_chosen_path_is_kept() {
+fn chosen_path_is_kept() {
     let world = World::new(TO, 2000);
     let ends = Ends::new(&world);
     let mut transfer = ends.transfer(SIZE, ALL);
@@ -246,7 +246,7 @@ fn later_commands_do_not_overtake() {
 /// If a part meets a dead link, the whole Put is sent over its own path, and that path's result
 /// counts.
 #[test]
-fn a_lost_part_makes_the_put_go_whole() {
+fn lost_part_resends_the_put_whole() {
     let world = World::new(TO, 2000);
     let fabric = Arc::clone(world.machine.machine().fabric());
     let ends = Ends::new(&world);
@@ -306,7 +306,7 @@ fn faults_are_those_of_a_whole_put() {
 
 /// Posting reports a full queue as for whole Puts, and all posted Puts are reported.
 #[test]
-fn a_full_queue_is_full_and_empties() {
+fn full_queue_fills_and_empties() {
     let world = World::new(TO, 2000);
     let ends = Ends::new(&world);
     let mut posted = 0;
@@ -333,7 +333,7 @@ fn a_full_queue_is_full_and_empties() {
 
 /// A VCQ that is freed at once has sent everything that was posted.
 #[test]
-fn a_freed_vcq_has_sent_all() {
+fn freed_vcq_has_sent_all() {
     let shape = Shape::new([2, 1, 1, 2, 3, 2]).unwrap();
     let machine = LocalMachine::new(shape).unwrap();
     let [from, to] = [FROM, TO].map(|node| {

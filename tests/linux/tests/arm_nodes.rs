@@ -96,21 +96,21 @@ fn long(test: &str) -> Option<Place> {
 
 /// The kernel driver in a kernel of Debian's.
 #[test]
-fn the_driver_with_pages_of_4_kib() {
-    the_driver("the_driver_with_pages_of_4_kib", ("driver-cloud", "a64fx", 4));
+fn driver_works_with_4_kib_pages() {
+    the_driver("driver_works_with_4_kib_pages", ("driver-cloud", "a64fx", 4));
 }
 
 /// In another one. The A64FX has no such pages.
 #[test]
-fn the_driver_with_pages_of_16_kib() {
-    the_driver("the_driver_with_pages_of_16_kib", ("driver-16k", "max", 16));
+fn driver_works_with_16_kib_pages() {
+    the_driver("driver_works_with_16_kib_pages", ("driver-16k", "max", 16));
 }
 
 /// With pages as Fugaku's kernel has them, in a kernel that is built here if it is not there, which
 /// takes long.
 #[test]
-fn the_driver_with_pages_of_64_kib() {
-    the_driver("the_driver_with_pages_of_64_kib", ("driver", "a64fx", 64));
+fn driver_works_with_64_kib_pages() {
+    the_driver("driver_works_with_64_kib_pages", ("driver", "a64fx", 64));
 }
 
 /// The driver's own tests, and all that nodes do with it, by a kernel whose pages have this size.

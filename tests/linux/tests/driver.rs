@@ -263,21 +263,21 @@ fn nodes_get_the_driver_by_themselves() {
 
 /// Programs in C and C++ can include the header and nothing else.
 #[test]
-fn the_header_stands_alone() {
+fn header_compiles_alone() {
     let header = "../../guest-lib/kernel/include/uapi/tof.h";
     for (compiler, language, standard) in [("gcc", "c", "-std=c99"), ("g++", "c++", "-std=c++11")] {
         let flags = ["-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x"];
         if have(compiler) {
             run(Command::new(compiler).arg(standard).args(flags).args([language, header]));
         } else {
-            skip("the_header_stands_alone", &format!("there is no {compiler}"));
+            skip("header_compiles_alone", &format!("there is no {compiler}"));
         }
     }
 }
 
 #[test]
-fn the_driver_and_its_tests() {
-    const TEST: &str = "the_driver_and_its_tests";
+fn driver_passes_its_tests() {
+    const TEST: &str = "driver_passes_its_tests";
     let Some(nodes) = Nodes::boot(TEST, Generation::Fugaku) else { return };
     assert_ne!(nodes.position("0"), nodes.position("1"));
     assert_eq!(nodes.position("0").len(), 6);

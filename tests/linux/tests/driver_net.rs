@@ -418,8 +418,8 @@ fn survive_reloads(place: &Place) {
 }
 
 #[test]
-fn the_interface_of_the_driver() {
-    let Some(place) = driver::place("the_interface_of_the_driver") else { return };
+fn driver_interface_works() {
+    let Some(place) = driver::place("driver_interface_works") else { return };
     let config = place.file("machine.toml");
     fs::write(&config, MACHINE.replace("CHECKS", CHECKS)).unwrap();
     place.up(&["--config", &config, "--image", &image()]);

@@ -35,16 +35,16 @@ fn serve(place: &Place, file: &str) {
 }
 
 #[test]
-fn the_host_and_the_world() {
-    const TEST: &str = "the_host_and_the_world";
+fn host_and_world_are_reached() {
+    const TEST: &str = "host_and_world_are_reached";
     if let Some(place) = Place::new(TEST, Image::Default) {
         are_reached(TEST, &place, &["--driver", "vfio"]);
     }
 }
 
 #[test]
-fn the_host_and_the_world_by_the_kernels_driver() {
-    const TEST: &str = "the_host_and_the_world_by_the_kernels_driver";
+fn host_and_world_are_reached_by_the_driver() {
+    const TEST: &str = "host_and_world_are_reached_by_the_driver";
     if let Some(place) = driver::place(TEST) {
         are_reached(TEST, &place, &["--driver", "tofu", "--image", &driver::image()]);
     }

@@ -232,8 +232,8 @@ fn clients(machine: &Machine<'_>) {
 }
 
 #[test]
-fn no_peer_costs_a_machine_its_memory_or_its_answers() {
-    const TEST: &str = "no_peer_costs_a_machine_its_memory_or_its_answers";
+fn hostile_peers_cost_bounded_memory() {
+    const TEST: &str = "hostile_peers_cost_bounded_memory";
     let Some(place) = Place::new(TEST, Image::Default) else { return };
     place.up(&["--name", "held"]);
     std::fs::write(place.file("big"), vec![7; 8 << 20]).unwrap();
@@ -263,8 +263,8 @@ fn up_unread(mut command: Command) -> Child {
 }
 
 #[test]
-fn output_that_nobody_reads_holds_up_its_guest() {
-    const TEST: &str = "output_that_nobody_reads_holds_up_its_guest";
+fn unread_output_holds_up_its_guest() {
+    const TEST: &str = "unread_output_holds_up_its_guest";
     let Some(place) = Place::new(TEST, Image::Default) else { return };
     if !has_compiler(TEST) {
         return;
@@ -286,8 +286,8 @@ fn output_that_nobody_reads_holds_up_its_guest() {
 }
 
 #[test]
-fn a_qemu_that_writes_without_end_costs_nothing() {
-    const TEST: &str = "a_qemu_that_writes_without_end_costs_nothing";
+fn endless_qemu_output_costs_nothing() {
+    const TEST: &str = "endless_qemu_output_costs_nothing";
     let Some(place) = Place::new(TEST, Image::Default) else { return };
     if !has_compiler(TEST) {
         return;
@@ -316,8 +316,8 @@ impl Receive for Deaf {
 }
 
 #[test]
-fn a_part_with_a_thousand_streams_costs_little() {
-    const TEST: &str = "a_part_with_a_thousand_streams_costs_little";
+fn thousand_streams_of_a_part_cost_little() {
+    const TEST: &str = "thousand_streams_of_a_part_cost_little";
     let Some(place) = Place::new(TEST, Image::Default) else { return };
     let free = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     let addresses = free.map(|free| free.local_addr().unwrap().to_string());

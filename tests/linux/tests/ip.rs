@@ -348,8 +348,8 @@ fn twelve_nodes_for_long() {
 /// Two Linux nodes of a unit, whose default path leads over boards 1 and 4, and back over 3 and 0:
 /// each of the boards that is neither's fails and is repaired while they exchange data.
 #[test]
-fn streams_survive_any_single_board_for_long() {
-    const TEST: &str = "streams_survive_any_single_board_for_long";
+fn streams_survive_each_boards_failure() {
+    const TEST: &str = "streams_survive_each_boards_failure";
     if !long(TEST) {
         return;
     }

@@ -265,8 +265,8 @@ fn libraries_stay(job: &Job) {
 }
 
 #[test]
-fn a_machine_for_the_time_of_a_run() {
-    const TEST: &str = "a_machine_for_the_time_of_a_run";
+fn run_makes_its_own_machine() {
+    const TEST: &str = "run_makes_its_own_machine";
     if !has_compiler(TEST) {
         return;
     }

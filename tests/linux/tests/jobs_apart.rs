@@ -10,8 +10,8 @@ const USERS: u32 = 1 << 30;
 const SHAPE: &str = "2x1x1x1x1x1";
 
 #[test]
-fn jobs_on_the_same_nodes_do_not_reach_each_other() {
-    const TEST: &str = "jobs_on_the_same_nodes_do_not_reach_each_other";
+fn jobs_on_shared_nodes_are_isolated() {
+    const TEST: &str = "jobs_on_shared_nodes_are_isolated";
     if !has_compiler(TEST) {
         return;
     }
@@ -22,8 +22,8 @@ fn jobs_on_the_same_nodes_do_not_reach_each_other() {
 }
 
 #[test]
-fn jobs_with_vfio_on_the_same_nodes_do_not_reach_each_other() {
-    const TEST: &str = "jobs_with_vfio_on_the_same_nodes_do_not_reach_each_other";
+fn vfio_jobs_on_shared_nodes_are_isolated() {
+    const TEST: &str = "vfio_jobs_on_shared_nodes_are_isolated";
     if !has_compiler(TEST) {
         return;
     }

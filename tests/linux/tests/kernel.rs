@@ -155,8 +155,8 @@ impl Client<'_> {
 }
 
 #[test]
-fn a_served_device_and_what_lspci_says_of_it() {
-    const TEST: &str = "a_served_device_and_what_lspci_says_of_it";
+fn lspci_describes_a_served_device() {
+    const TEST: &str = "lspci_describes_a_served_device";
     let Some(place) = Place::new(TEST, Image::Newest) else { return };
     let images = place.run(&["image", "ls", "--json"]).json();
     let image = images.as_array().unwrap().iter().find(|image| image["name"] == "tofu-tests");

@@ -44,8 +44,8 @@ fn of_a_machine_whose_janitor_is_killed() {
 }
 
 #[test]
-fn of_a_machine_that_is_stopped_while_it_boots() {
-    const TEST: &str = "of_a_machine_that_is_stopped_while_it_boots";
+fn machine_stopped_at_boot_leaves_nothing() {
+    const TEST: &str = "machine_stopped_at_boot_leaves_nothing";
     let Some(place) = Place::new(TEST, Image::Default) else { return };
     for by_force in [false, true] {
         let process = place.start(&["up", "--linux", "--json"]);

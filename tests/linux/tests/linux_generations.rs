@@ -326,8 +326,8 @@ fn on_all(place: &Place, sdk: &Sdk, generation: Generation) {
 
 /// A machine that exists for one run has the requested generation, with MPI, too.
 #[test]
-fn a_run_on_a_machine_of_its_own() {
-    const TEST: &str = "a_run_on_a_machine_of_its_own";
+fn run_makes_a_machine_per_generation() {
+    const TEST: &str = "run_makes_a_machine_per_generation";
     if !long(TEST) || !has_compiler(TEST) {
         return;
     }

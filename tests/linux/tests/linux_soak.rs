@@ -82,8 +82,8 @@ impl<'a> Load<'a> {
 }
 
 #[test]
-fn linux_nodes_lose_nothing_untold_whatever_fails_and_comes_back() {
-    const TEST: &str = "linux_nodes_lose_nothing_untold_whatever_fails_and_comes_back";
+fn linux_nodes_lose_nothing_unreported() {
+    const TEST: &str = "linux_nodes_lose_nothing_unreported";
     if !long(TEST) {
         return;
     }

@@ -40,8 +40,8 @@ fn ip(place: &Place) {
 }
 
 #[test]
-fn what_goes_wrong_on_a_link_is_seen_in_its_counters_alone() {
-    const TEST: &str = "what_goes_wrong_on_a_link_is_seen_in_its_counters_alone";
+fn link_errors_show_only_in_their_counters() {
+    const TEST: &str = "link_errors_show_only_in_their_counters";
     if !has_compiler(TEST) {
         return;
     }

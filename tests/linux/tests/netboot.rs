@@ -36,8 +36,8 @@ fn linux_comes_over_the_torus() {
 
 /// A kernel that differs from the one that the server has announced is not started.
 #[test]
-fn a_changed_kernel_is_not_started() {
-    let Some(place) = Place::new("a_changed_kernel_is_not_started", Image::Default) else { return };
+fn changed_kernel_is_not_started() {
+    let Some(place) = Place::new("changed_kernel_is_not_started", Image::Default) else { return };
     let said = place.run(&["up", "--linux", "--boot", "tofu", "--boot-fault", "corrupt"]);
     let error = said.error();
     assert!(error.contains("the kernel has another SHA-256"), "{error}");

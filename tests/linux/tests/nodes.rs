@@ -255,8 +255,8 @@ fn linux_and_bare_nodes_on_one_torus() {
 }
 
 #[test]
-fn a_monitor_is_killed_in_mid_traffic() {
-    const TEST: &str = "a_monitor_is_killed_in_mid_traffic";
+fn monitor_is_killed_in_mid_traffic() {
+    const TEST: &str = "monitor_is_killed_in_mid_traffic";
     let Some(place) = Place::new(TEST, Image::Default) else { return };
     place.up(&["--shape", "3x1x1x1x1x1", "--driver", "vfio", "--fail-with-guest"]);
     place.all_pairs(3, 1);

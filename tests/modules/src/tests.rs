@@ -20,13 +20,13 @@ fn wrong(files: &[(&str, &str)]) -> Vec<String> {
 const CHILD: &str = "use crate::Of; pub fn make(_: Of) {}";
 
 #[test]
-fn declaring_and_exporting_a_child_is_no_use_of_it() {
+fn exporting_a_child_is_no_use() {
     let root = "mod child; pub use child::make; pub struct Of;";
     assert_eq!(wrong(&[("lib.rs", root), ("child.rs", CHILD)]), [""; 0]);
 }
 
 #[test]
-fn what_is_exported_and_used_as_well_is_a_use() {
+fn export_with_use_is_a_use() {
     let root = "mod child; pub use child::make; pub struct Of; fn f() { make(Of) }";
     let found = wrong(&[("lib.rs", root), ("child.rs", CHILD)]);
     let cycle = "a cycle of 2 modules\n    child.rs -> lib.rs: Of\n    lib.rs -> child.rs: make";
@@ -34,7 +34,7 @@ fn what_is_exported_and_used_as_well_is_a_use() {
 }
 
 #[test]
-fn a_path_through_an_export_leads_to_where_the_item_is_defined() {
+fn path_through_export_leads_to_definition() {
     let root = "mod a; mod b; pub use a::A; pub use b::*;";
     let found = wrong(&[
         ("lib.rs", root),
@@ -47,7 +47,7 @@ fn a_path_through_an_export_leads_to_where_the_item_is_defined() {
 }
 
 #[test]
-fn a_module_that_is_imported_by_name_counts_when_it_is_used() {
+fn module_import_counts_when_used() {
     let root = "mod a; mod b;";
     let a = ("a.rs", "use crate::b; pub fn a() { b::b() }");
     let cycle = "a cycle of 2 modules\n    a.rs -> b.rs: b\n    b.rs -> a.rs: a";
@@ -74,7 +74,7 @@ fn tests_do_not_count() {
 }
 
 #[test]
-fn a_cycle_may_be_explained() {
+fn cycle_may_be_explained() {
     let root = "mod a; mod b;";
     let b = ("b.rs", "pub fn b() { crate::a::a() }");
     let explained = "//! Cycle: `crate::b`, because they call each other.\n

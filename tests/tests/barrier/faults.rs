@@ -26,7 +26,7 @@ fn info(cluster: &Cluster, rank: u32, bg: u8, reg: BgsReg) -> BgAddress {
 }
 
 #[test]
-fn a_member_that_never_comes_leaves_the_others_to_their_timeouts() {
+fn absent_member_times_out_the_others() {
     let cluster = Cluster::new("1x1x1x2x3x2");
     let mut group = Group::with(&cluster, 12, tree, &config(7, 100));
     group.barrier();
@@ -51,7 +51,7 @@ fn a_member_that_never_comes_leaves_the_others_to_their_timeouts() {
 }
 
 #[test]
-fn a_late_signal_of_a_former_set_up_is_told_from_the_present_one() {
+fn signal_of_former_setup_is_told_apart() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let members = members(&cluster, 2, tni(), BCH);
     let open = |rank: usize, bseq| {
@@ -71,7 +71,7 @@ fn a_late_signal_of_a_former_set_up_is_told_from_the_present_one() {
 }
 
 #[test]
-fn different_operations_end_the_round_everywhere_with_an_error() {
+fn mismatched_operations_end_with_an_error() {
     let cluster = Cluster::new("1x1x1x2x3x2");
     for odd_one in 0..12 {
         let mut group = Group::new(&cluster, 12, tree);
@@ -98,7 +98,7 @@ fn different_operations_end_the_round_everywhere_with_an_error() {
 }
 
 #[test]
-fn a_signal_lost_at_a_dead_link_is_an_error_of_the_port() {
+fn signal_on_dead_link_is_a_port_error() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     cluster.device(0).tnr_irq().reset(TnrIrqs::ALL);
     let mut group = Group::new(&cluster, 2, doubling);
@@ -115,7 +115,7 @@ fn a_signal_lost_at_a_dead_link_is_an_error_of_the_port() {
 }
 
 #[test]
-fn a_gate_of_a_node_that_does_not_exist_cannot_be_signalled() {
+fn absent_nodes_gate_cannot_be_signalled() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let nowhere = BgAddress(0).with_x(9).with_bg(BCH);
     let own = Gate {
@@ -130,7 +130,7 @@ fn a_gate_of_a_node_that_does_not_exist_cannot_be_signalled() {
 }
 
 #[test]
-fn a_signal_of_another_group_is_refused() {
+fn other_groups_signal_is_refused() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let members = members(&cluster, 2, tni(), BCH);
     let mut channels = [0usize, 1].map(|rank| {
@@ -154,7 +154,7 @@ fn a_signal_of_another_group_is_refused() {
 
 /// A node's gate sends to a gate that waits for another one, or for none, or is not enabled.
 #[test]
-fn a_signal_of_a_stranger_changes_nothing() {
+fn strangers_signal_changes_nothing() {
     let cluster = Cluster::new("1x1x1x2x3x2");
     let mut group = Group::with(&cluster, 4, doubling, &config(7, 0));
     let stranger = gate_at(cluster.device(9).coords(), tni(), 5);
@@ -191,7 +191,7 @@ fn a_signal_of_a_stranger_changes_nothing() {
 }
 
 #[test]
-fn an_interface_that_is_off_takes_no_part() {
+fn disabled_interface_takes_no_part() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut group = Group::new(&cluster, 2, doubling);
     cluster.device(1).tni(tni_id()).disable().unwrap();
@@ -208,7 +208,7 @@ fn an_interface_that_is_off_takes_no_part() {
 }
 
 #[test]
-fn a_masked_channel_ignores_and_counts() {
+fn masked_channel_ignores_and_counts() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut group = Group::new(&cluster, 2, doubling);
     let register = |reg| gate_register(BCH, reg);
@@ -225,7 +225,7 @@ fn a_masked_channel_ignores_and_counts() {
 }
 
 #[test]
-fn a_notice_address_outside_of_memory_is_an_exception() {
+fn bad_notice_address_is_an_exception() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut group = Group::new(&cluster, 2, doubling);
     let register = gate_register(BCH, BgsReg::BchNoticeIpa);
@@ -249,7 +249,7 @@ fn a_notice_address_outside_of_memory_is_an_exception() {
 }
 
 #[test]
-fn an_operation_that_there_is_not_is_an_error_of_the_start_gate() {
+fn unknown_operation_is_a_start_gate_error() {
     let cluster = Cluster::new("1x1x1x1x1x1");
     let own = Gate { src_local: bg(BCH), dst_local: bg(BCH), ..gate(tni(), BCH) };
     let mut channel = Channel::open(cluster.device(0), &config(0, 0), &[own]).unwrap();
@@ -274,7 +274,7 @@ fn an_operation_that_there_is_not_is_an_error_of_the_start_gate() {
 
 /// Gates in a circle, one of which begins a round: the signal comes round once and no further.
 #[test]
-fn a_circle_of_gates_does_not_run_for_ever() {
+fn gate_circle_does_not_run_for_ever() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let register = |bg, reg| gate_register(bg, reg);
     let here = |bg: u8| gate_at(cluster.device(0).coords(), tni(), bg).0;
@@ -303,7 +303,7 @@ fn a_circle_of_gates_does_not_run_for_ever() {
 }
 
 #[test]
-fn a_reset_forgets_gates_and_channels() {
+fn reset_forgets_gates_and_channels() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut group = Group::new(&cluster, 2, doubling);
     group.start(Op::Barrier, &[[0; 8]; 2], 0);

@@ -47,13 +47,13 @@ fn every_operation(cluster: &Cluster, sizes: &[u32]) {
 }
 
 #[test]
-fn every_operation_of_up_to_48_nodes_by_every_algorithm() {
+fn operations_work_on_48_nodes_by_algorithm() {
     let sizes: Vec<u32> = (1..=48).collect();
     every_operation(&Cluster::new("2x2x1x2x3x2"), &sizes);
 }
 
 #[test]
-fn the_same_with_pages_that_driver_and_device_share() {
+fn operations_work_with_shared_pages() {
     every_operation(&Cluster::polled("1x1x1x2x3x2"), &[1, 2, 4, 7, 12]);
 }
 
@@ -119,7 +119,7 @@ fn elements_beyond_the_count_are_nothing() {
 }
 
 #[test]
-fn a_hundred_thousand_barriers_of_twelve_nodes() {
+fn twelve_nodes_do_100_000_barriers() {
     let cluster = Cluster::new("1x1x1x2x3x2");
     // Across the wrap of the sequence numbers.
     let mut group = Group::with(&cluster, 12, tree, &config(1, 0xff_ff00));
@@ -174,7 +174,7 @@ fn gates_work_without_their_drivers() {
 }
 
 #[test]
-fn a_fast_node_may_be_a_round_ahead() {
+fn fast_node_may_be_a_round_ahead() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut group = Group::new(&cluster, 2, doubling);
     let number = |n: u64| [reduce::integers(&[n]).unwrap(); 2];
@@ -296,7 +296,7 @@ fn members_may_be_on_the_same_node() {
 }
 
 #[test]
-fn the_end_of_a_round_is_an_interrupt_if_it_is_unmasked() {
+fn round_end_interrupts_if_unmasked() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut group = Group::new(&cluster, 2, doubling);
     let fired = |rank| cluster.device(rank).platform().irq_wait(vector::bg(tni_id()), 0);
@@ -365,7 +365,7 @@ fn timing() -> Timing {
 /// 0.29 us of each channel's 0.48 us do not overlap with other channels on the interface, and
 /// neither do relay gates.
 #[test]
-fn modelled_time_of_channels_of_one_interface_adds_up() {
+fn channels_of_one_tni_add_modelled_time() {
     // A signal within the node takes the time of its 104 bytes.
     let signal = timing().transit_ps(0, 104);
     for n in [1u64, 2, 4] {
@@ -399,7 +399,7 @@ fn modelled_time_of_channels_of_one_interface_adds_up() {
 }
 
 #[test]
-fn a_notice_has_the_half_that_its_round_chooses() {
+fn notice_has_the_half_of_its_round() {
     let cluster = Cluster::new("1x1x1x1x1x1");
     let area = cluster.alloc(0, 512, 256);
     let mut own = gate(tni(), BCH);

@@ -13,7 +13,7 @@ use crate::group::{
 /// Signals go over cables, and results are those of a machine in one piece to the last bit: the
 /// order in which values meet is that of the gates, wherever they are.
 #[test]
-fn every_operation_over_parts_has_the_bits_of_one_machine() {
+fn parts_compute_the_bits_of_one_machine() {
     let shape = "1x1x1x2x3x2".parse().unwrap();
     let parts = InParts::new(&MachineConfig { engines: 2, ..tofu_tests::machine(shape) }, 6);
     let devices: Vec<_> = parts

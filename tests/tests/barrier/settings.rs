@@ -22,7 +22,7 @@ fn refused(cluster: &Cluster, config: &ChannelConfig, gates: &[Gate]) -> Channel
 }
 
 #[test]
-fn the_driver_says_what_is_wrong_with_links() {
+fn driver_reports_bad_links() {
     let cluster = Cluster::new("1x1x1x2x3x2");
     let members = members(&cluster, 4, tni(), BCH);
     let good = doubling(&members, 0);
@@ -108,7 +108,7 @@ fn self_linked() -> Gate {
 }
 
 #[test]
-fn gates_belong_to_one_channel_until_it_is_closed() {
+fn gates_belong_to_one_open_channel() {
     let cluster = Cluster::new("1x1x1x2x3x2");
     let group = Group::new(&cluster, 12, tree);
     let gates = tree(&group.members, 0);
@@ -155,7 +155,7 @@ fn enable(device: &Device<InProcess>, bg: u8, links: [u64; 4]) -> (u64, BgsIrqs)
 }
 
 #[test]
-fn the_device_refuses_links_to_gates_that_there_are_not() {
+fn device_refuses_links_to_absent_gates() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let device = cluster.device(0);
     let peer = gate_at(cluster.device(1).coords(), profile().tnis - 1, 20).0;
@@ -194,7 +194,7 @@ fn the_device_refuses_links_to_gates_that_there_are_not() {
 }
 
 #[test]
-fn settings_of_an_enabled_gate_stay_what_they_are() {
+fn enabled_gates_settings_are_fixed() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut group = Group::new(&cluster, 2, doubling);
     let device = cluster.device(0);

@@ -40,14 +40,14 @@ fn devices(parts: u32) -> (InParts, Vec<Device<InProcess>>) {
 /// Three groups of the same nodes, each with another algorithm, with two threads for each node:
 /// they run rounds at the same time, and the host decides how late threads are.
 #[test]
-fn threads_of_all_nodes_go_through_the_same_rounds() {
+fn threads_of_all_nodes_share_rounds() {
     let (_machine, devices) = devices(1);
     rounds(&devices, ROUNDS);
 }
 
 /// The same across cables, to the last bit.
 #[test]
-fn nodes_of_all_parts_go_through_the_same_rounds() {
+fn nodes_of_all_parts_share_rounds() {
     let (_machine, devices) = devices(3);
     rounds(&devices, ROUNDS / 3);
 }
@@ -55,7 +55,7 @@ fn nodes_of_all_parts_go_through_the_same_rounds() {
 /// Inspected under load, gates and channels are consistent with each other and with earlier
 /// inspections.
 #[test]
-fn gates_and_channels_under_load_fit_together() {
+fn loaded_gates_stay_consistent() {
     let (machine, devices) = devices(1);
     let machine = &machine.machines()[0];
     let node = |rank: usize| machine.node(devices[rank].coords()).unwrap();

@@ -78,7 +78,7 @@ fn sums(channels: &mut [Channel<InProcess>], rounds: u64) {
 }
 
 #[test]
-fn links_repeat_what_they_lose_so_signals_come_once() {
+fn lossy_links_deliver_signals_once() {
     let wired = Wired::new();
     let half = percent(50);
     let everything =
@@ -104,7 +104,7 @@ fn signals_that_come_twice_count_once() {
 }
 
 #[test]
-fn after_a_lost_signal_the_group_is_set_up_again() {
+fn lost_signal_lets_the_group_restart() {
     let wired = Wired::new();
     let mut bseq = 0;
     for loss in [percent(1), percent(20), Ppm::ALWAYS] {

@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_the_name_by_now_keeps_its_directory() {
+    fn present_owner_keeps_its_directory() {
         let base = tempfile::tempdir().unwrap();
         let name = MachineName::default();
         let create = || RunDir::create_in(base.path(), &name).unwrap();
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_too_long_is_one_line() {
+    fn long_path_is_reported_in_one_line() {
         let base = tempfile::tempdir().unwrap();
         let long = base.path().join("x".repeat(80));
         fs::create_dir(&long).unwrap();
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lock_may_be_free_a_moment_after_the_sockets() {
+    fn lock_is_released_after_the_sockets() {
         let dir = tempfile::tempdir().unwrap();
         let name = MachineName::default();
         let machine = RunDir::create_in(dir.path(), &name).unwrap().unwrap();

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_has_the_smallest_network() {
+    fn machine_gets_the_smallest_network() {
         for (shape, machine, expected) in [
             ("1x1x1x1x1x1", 0, "10.0.0.0/30"),
             ("2x1x1x1x1x1", 0, "10.0.0.0/15"),

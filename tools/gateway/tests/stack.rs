@@ -221,7 +221,7 @@ fn who_stalls_holds_up_nobody() {
 }
 
 #[test]
-fn clients_that_vanish_leave_room_for_others() {
+fn vanished_clients_leave_room() {
     let world = World::new(false);
     // More than a server or a stack has places for.
     for n in 0..300u32 {

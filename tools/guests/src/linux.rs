@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_programs_own_options_come_first() {
+    fn programs_own_options_come_first() {
         let line = CommandLine {
             words: ["count=3", "count=4", "max=", "tofu.x=1"].map(str::to_owned).into(),
             kernel: "console=ttyS0 tofu.shape=2x1x1x1x1x1 tofu.count=9 quiet shape=no\n".into(),

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_or_too_much_is_refused() {
+    fn non_requests_and_excess_are_refused() {
         let many = "a: b\r\n".repeat(MAX_FIELDS + 1);
         for bytes in [
             b"\x16\x03\x01\x00\xff".to_vec(),

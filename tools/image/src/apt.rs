@@ -488,7 +488,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_seen_before_apt_writes_to_it() {
+    fn full_disk_is_seen_before_apt_writes() {
         let folder = tempfile::tempdir().unwrap();
         must_have_room(folder.path(), 0).unwrap();
         let error = must_have_room(folder.path(), u64::MAX).unwrap_err().to_string();

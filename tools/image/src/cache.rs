@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_image_is_named_and_can_be_removed() {
+    fn damaged_image_is_named_and_removable() {
         let (_folder, cache) = cache();
         put(&cache, "a", &[]);
         fs::write(cache.image_folder("a").join("initrd"), "short").unwrap();
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_build_leaves_the_old_folder_and_no_other() {
+    fn failed_build_leaves_the_old_folder_only() {
         let (_folder, cache) = cache();
         put(&cache, "a", &[]);
         let result = make_folder(&cache.image_folder("a"), "a", "g", |new, _| {
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_folder_takes_the_place_of_the_old() {
+    fn new_folder_replaces_the_old() {
         let (_folder, cache) = cache();
         put(&cache, "a", &["old"]);
         put(&cache, "a", &["new"]);
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn one_builder_waits_for_another_and_can_be_stopped() {
+    fn builder_waits_for_another_and_can_stop() {
         struct Stop;
         impl Progress for Stop {
             fn update(&self, phase: Phase, _: u64, _: u64) {
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_of_the_users_is_checked_first() {
+    fn users_kernel_is_checked_first() {
         let (folder, cache) = cache();
         cache
             .make_part("busybox", false, |new, manifest| {

@@ -156,9 +156,9 @@ mod tests {
     }
 
     #[test]
-    fn the_hosts_cpio_agrees() {
+    fn hosts_cpio_agrees() {
         if crate::run::find("cpio").is_none() {
-            eprintln!("SKIP the_hosts_cpio_agrees: no cpio on this host");
+            eprintln!("SKIP hosts_cpio_agrees: no cpio on this host");
             return;
         }
         let mut archive = Archive::new();

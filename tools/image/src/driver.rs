@@ -736,7 +736,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kernel_of_debian_has_its_own_build_root() {
+    fn debian_kernels_have_separate_build_roots() {
         let on = |flavour, arch| DriverFor { flavour, arch };
         let key = |flavour, release: &str, version: &str| {
             let arch = if release.ends_with("amd64") { Arch::X86_64 } else { Arch::Arm64 };

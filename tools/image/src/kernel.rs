@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zstd_kernel_is_unpacked() {
+    fn zstd_kernel_is_unpacked() {
         let elf = tiny_elf(true);
         let mut packed = ruzstd::encoding::compress_to_vec(
             elf.as_slice(),

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn disabled_files_and_other_distributions_are_ignored() {
+    fn disabled_and_foreign_sources_are_ignored() {
         let debian = "deb http://a.example/debian trixie main\n";
         assert_eq!(host(&[("sources.list.d/x.list.disabled", debian)]), Vec::<String>::new());
         let node = "Types: deb\nURIs: https://n.example/node\nSuites: nodistro\nComponents: main\n";

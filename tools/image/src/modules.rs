@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_of_a_folder_are_found_and_stay_as_they_are() {
+    fn modules_of_a_folder_are_found_unchanged() {
         let (folder, tree) = tree(
             &[
                 ("net/bridge/bridge.ko", &["depends=stp"]),

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_one_that_does_not_do_is_refused_in_one_line() {
+    fn unfit_named_qemu_is_refused_in_one_line() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path().join("cache"));
         let refusal = |text: &str| {
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_one_that_does_is_asked_once() {
+    fn fit_named_qemu_is_asked_once() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path().join("cache"));
         let count = folder.path().join("count");

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_named() {
+    fn full_disk_is_named() {
         let mut sh = command(Path::new("/bin/sh"));
         sh.args(["-c", "echo 'tar: x: Cannot write: No space left on device' >&2; exit 1"]);
         let error = must(sh, "unpacking", Path::new("/cache/x"), &Silent).unwrap_err();
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn cancelling_ends_the_child_and_its_children() {
+    fn cancelling_ends_child_and_grandchildren() {
         let folder = tempfile::tempdir().unwrap();
         let pids = folder.path().join("pids");
         let mut sh = command(Path::new("/bin/sh"));

@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_not_for_a_processor_is_refused() {
+    fn options_absent_for_arch_are_refused() {
         let of = |arch, kernel| Spec::new("a").unwrap().arch(arch).kernel(kernel).check_arch();
         let refused = |arch, kernel| of(arch, kernel).unwrap_err().to_string();
         for name in Kernel::NAMES {

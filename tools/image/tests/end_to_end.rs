@@ -180,14 +180,14 @@ impl Drop for Guest {
 }
 
 #[test]
-fn an_image_is_built_found_and_boots_to_a_shell() {
+fn image_is_built_found_and_boots() {
     let _guard = Guard::new();
     let script = b"#!/bin/sh\necho hello from $(hostname)\n".to_vec();
     let spec = || {
         let program = Program::new("greet", script.clone()).unwrap();
         Spec::new("default").unwrap().programs([program])
     };
-    let Some(image) = built("an_image_is_built_found_and_boots_to_a_shell", &spec()) else {
+    let Some(image) = built("image_is_built_found_and_boots", &spec()) else {
         return;
     };
     let kind = |path: &Path| inspect_kernel(path, &fs::read(path).unwrap()).unwrap();
@@ -235,14 +235,14 @@ fn an_image_is_built_found_and_boots_to_a_shell() {
 }
 
 #[test]
-fn a_debian_root_has_its_packages_set_up() {
+fn debian_root_has_its_packages_set_up() {
     let _guard = Guard::new();
     let spec = Spec::new("tools").unwrap().with(["iperf3", "mawk"]).unwrap();
-    let Some(image) = built("a_debian_root_has_its_packages_set_up", &spec) else { return };
+    let Some(image) = built("debian_root_has_its_packages_set_up", &spec) else { return };
     assert_eq!(image.manifest.with, ["iperf3", "mawk"]);
     assert!(image.manifest.packages.contains_key("libiperf0"), "what it depends on is there, too");
     if !image.manifest.notes.is_empty() {
-        eprintln!("SKIP a_debian_root_has_its_packages_set_up: {:?}", image.manifest.notes);
+        eprintln!("SKIP debian_root_has_its_packages_set_up: {:?}", image.manifest.notes);
         return;
     }
     let Some(mut guest) = Guest::boot(&image, "tofu.name=1-1-1-0-0-0") else { return };
@@ -264,7 +264,7 @@ fn a_debian_root_has_its_packages_set_up() {
 }
 
 #[test]
-fn an_interrupted_download_is_taken_up() {
+fn interrupted_download_is_resumed() {
     struct StopAt(RefCell<u64>, u64);
     impl Progress for StopAt {
         fn update(&self, phase: Phase, done: u64, _: u64) {
@@ -282,11 +282,11 @@ fn an_interrupted_download_is_taken_up() {
     let stop = StopAt(RefCell::new(0), 1);
     match cache.packages(&packages, false, &stop) {
         Err(Error::Interrupted) => {}
-        Err(error) if skipped("an_interrupted_download_is_taken_up", &error) => return,
+        Err(error) if skipped("interrupted_download_is_resumed", &error) => return,
         Err(error) => panic!("{error}"),
         // A fast mirror may be done before we check.
         Ok(_) => {
-            eprintln!("SKIP an_interrupted_download_is_taken_up: it was done at once");
+            eprintln!("SKIP interrupted_download_is_resumed: it was done at once");
             return;
         }
     }
@@ -338,8 +338,8 @@ fn inner_build() {
 }
 
 #[test]
-fn a_host_without_apt_is_told_what_to_install() {
-    let name = "a_host_without_apt_is_told_what_to_install";
+fn host_without_apt_names_what_to_install() {
+    let name = "host_without_apt_names_what_to_install";
     if Command::new("apt-get").arg("--version").output().is_err() {
         eprintln!("SKIP {name}: it has none to hide");
         return;
@@ -350,8 +350,8 @@ fn a_host_without_apt_is_told_what_to_install() {
 }
 
 #[test]
-fn a_full_disk_is_named_and_nothing_half_is_left() {
-    let name = "a_full_disk_is_named_and_nothing_half_is_left";
+fn full_disk_leaves_nothing_half_done() {
+    let name = "full_disk_leaves_nothing_half_done";
     // Room for the lists of packages and the download, not for the kernel.
     let Some(said) = in_namespace(name, "mount -t tmpfs -o size=120m none \"$FOLDER\"") else {
         return;
@@ -365,13 +365,13 @@ fn a_full_disk_is_named_and_nothing_half_is_left() {
 }
 
 #[test]
-fn a_mirror_that_does_not_answer_is_named() {
+fn silent_mirror_is_named() {
     let folder = tempfile::tempdir().unwrap();
     // Port 9 of this host (discard), which is not served.
     let cache = Cache::at(folder.path()).mirror(Some("http://127.0.0.1:9/debian".into()));
     let error = cache.build(&Spec::new("default").unwrap(), &Silent).unwrap_err();
     if matches!(error, Error::NoTool { .. } | Error::NoKeyring) {
-        eprintln!("SKIP a_mirror_that_does_not_answer_is_named: {error}");
+        eprintln!("SKIP silent_mirror_is_named: {error}");
         return;
     }
     let text = error.to_string();

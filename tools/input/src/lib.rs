@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn only_regular_files_of_limited_size_are_read() {
+    fn only_bounded_regular_files_are_read() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         let name = "; give a regular file of at most 1 MiB";

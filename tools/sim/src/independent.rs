@@ -223,7 +223,7 @@ impl Torus {
 
 /// Compares the latency far from saturation, and the throughput at and beyond it.
 #[test]
-fn a_second_simulator_comes_to_the_same() {
+fn second_simulator_agrees() {
     for (shape, len) in [("8x8x1x1x1x1", [8, 8, 1]), ("4x4x4x1x1x1", [4, 4, 4])] {
         for (scheduler, look_ahead) in [("date-line", false), ("look-ahead", true)] {
             let text = format!(

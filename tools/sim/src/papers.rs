@@ -220,21 +220,21 @@ mod tests {
     const SEEDED: [&str; 2] = [values::FIGURE_8, values::FIGURE_9];
 
     #[test]
-    fn values_that_are_met_stay_so_and_others_say_why() {
+    fn met_values_stay_and_others_have_reasons() {
         check(ONE);
     }
 
     /// `ci/test --tier papers` runs this.
     #[test]
     #[ignore = "takes minutes"]
-    fn values_that_are_met_are_so_with_all_seeds() {
+    fn met_values_hold_with_all_seeds() {
         check(Extent::new(false));
     }
 
     /// `ci/test --tier papers` runs this.
     #[test]
     #[ignore = "takes many minutes"]
-    fn values_are_compared_with_as_many_messages_as_the_papers_have() {
+    fn values_hold_with_the_papers_messages() {
         let text = check(Extent::new(true));
         println!("{text}");
     }
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_a_seed_can_turn_show_their_spread() {
+    fn seed_dependent_values_show_their_spread() {
         let value = VALUES.iter().find(|value| value.name == "random-4").unwrap();
         let row = |all: &[f64]| Compared::new(value, all).unwrap();
         let some = row(&[60.0, 50.0, 58.0]);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_comes_to_the_same_each_time() {
+    fn model_is_deterministic() {
         let run = || {
             let mut results = Results::default();
             commands::measure(&mut results, ONE).unwrap();
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique_and_tolerances_those_of_tables_and_curves() {
+    fn names_are_unique_and_tolerances_known() {
         for (i, value) in VALUES.iter().enumerate() {
             assert!(VALUES[..i].iter().all(|other| other.name != value.name), "{}", value.name);
             assert!((0.0..=0.1).contains(&value.tolerance), "{}", value.name);

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_picture_has_every_line() {
+    fn picture_has_every_line() {
         let line =
             |name: &str| Line { name: name.to_owned(), points: vec![(1.0, 2.0), (8.0, 3.0)] };
         let lines = vec![line("ping"), line("pong")];

@@ -791,7 +791,7 @@ mod tests {
     /// With every pattern on a small machine, all messages arrive, and a second run gives the same
     /// result.
     #[test]
-    fn what_is_sent_arrives_in_the_same_time_again() {
+    fn sent_messages_arrive_at_the_same_times() {
         let more = [
             ("uniform", ""),
             ("permutation", ""),
@@ -818,7 +818,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_pair_is_as_fast_as_its_link() {
+    fn lone_pair_reaches_link_speed() {
         let text = "shape = \"1x1x1x2x1x1\"\ngeneration = \"k\"\npattern = \"pairs\"\n\
                     pairs = [[[0,0,0,0,0,0], [0,0,0,1,0,0]]]\nsize = 192000\ncount = 50";
         let outcome = &outcomes(text)[0];
@@ -839,7 +839,7 @@ mod tests {
     /// On several tori, all traffic arrives while links have room, no more ever arrives than a full
     /// link permits, and saturation leaves a good part of that.
     #[test]
-    fn uniform_traffic_saturates_below_the_bound_of_its_routes() {
+    fn uniform_traffic_saturates_below_bound() {
         for shape in ["8x1x1x1x1x1", "16x1x1x1x1x1", "8x8x1x1x1x1", "4x4x4x1x1x1"] {
             let text = format!(
                 "shape = \"{shape}\"\ngeneration = \"k\"\npattern = \"uniform\"\nsize = 1024\n\
@@ -868,7 +868,7 @@ mod tests {
 
     /// Long rings gain from serving straight traffic first, and nothing else changes.
     #[test]
-    fn an_arbiter_can_be_chosen() {
+    fn arbiter_can_be_chosen() {
         let run = |arbiter| {
             let text = format!(
                 "shape = \"16x1x1x1x1x1\"\npattern = \"uniform\"\nsize = 1024\ncount = 300\n\
@@ -913,7 +913,7 @@ mod tests {
 
     /// The example in the manual can be run.
     #[test]
-    fn the_manual_has_a_scenario() {
+    fn manuals_scenario_parses() {
         let manual = include_str!("../../../docs/src/user/sim.md");
         let (_, example) = manual.split_once("```toml\n").unwrap();
         let (example, _) = example.split_once("```").unwrap();
@@ -978,7 +978,7 @@ mod tests {
     ];
 
     #[test]
-    fn bad_values_are_named_with_what_is_allowed() {
+    fn bad_values_name_the_allowed_ones() {
         const GOOD: &str =
             "shape = \"unit\"\npattern = \"uniform\"\nsize = 8\ncount = 1\ngeneration = \"fugaku\"";
         assert!(Scenario::parse("test", GOOD).is_ok());
@@ -999,13 +999,13 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_scenario_is_told() {
+    fn misspelt_scenario_gets_a_suggestion() {
         let error = text_of("unifrom").err().unwrap().to_string();
         assert!(error.contains("did you mean uniform?"), "{error}");
     }
 
     #[test]
-    fn a_report_has_a_table_and_curves() {
+    fn report_has_table_and_curves() {
         let text = "shape = \"unit\"\npattern = \"uniform\"\nsize = [8, 64]\nrate = [0.5, 1]\n\
                     time = \"2us\"";
         let report = Scenario::parse("test", text).unwrap().run(1).unwrap();

@@ -704,7 +704,7 @@ mod tests {
 
     /// IEEE Micro 2012: four parts, two or one.
     #[test]
-    fn a_message_has_as_many_parts_as_a_b_and_c_say() {
+    fn message_has_parts_by_a_b_and_c() {
         let from = Coords::new(0, 0, 0, 0, 0, 0);
         for (to, parts) in [([0, 0, 0], 1), ([1, 0, 0], 2), ([1, 2, 0], 2), ([1, 1, 1], 4)] {
             let [a, b, c] = to;
@@ -719,7 +719,7 @@ mod tests {
     /// With dimension-order routes on a ring of even length, the nearer half and the opposite node
     /// are reached towards higher coordinates.
     #[test]
-    fn the_bound_of_tori_is_what_arithmetic_says() {
+    fn tori_bound_matches_arithmetic() {
         let links = Parameters::of(tofu_abi::Generation::K);
         for lengths in [[4, 1, 1], [8, 1, 1], [16, 1, 1], [8, 8, 1], [4, 4, 4], [8, 4, 2]] {
             let [x, y, z] = lengths;
@@ -763,7 +763,7 @@ mod tests {
     /// In a Poisson process, the times between messages have a standard deviation equal to their
     /// mean. Each time is as far from 0 as the logarithm says.
     #[test]
-    fn arrivals_have_the_mean_and_the_spread_of_their_kind() {
+    fn arrivals_have_their_kinds_distribution() {
         for (arrivals, spread) in [(Arrivals::Even, 1.0 / 3.0), (Arrivals::Poisson, 1.0)] {
             let all: Vec<_> =
                 (1..100_000).map(|n| arrivals.interval(1_000_000, mix(n)) as f64 / 1e6).collect();

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use tofu_tap::{DEVICE, attach, open};
 
 #[test]
-fn an_interface_lives_as_long_as_its_descriptor() {
+fn interface_lives_with_its_descriptor() {
     let name = format!("tap{}", std::process::id() % 1_000_000);
     let place = Path::new("/sys/class/net").join(&name);
     let Ok(tun) = open() else { return eprintln!("skipped: {DEVICE} cannot be opened") };

@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn the_network_is_as_small_as_the_machine_allows() {
+    fn network_is_the_smallest_for_the_machine() {
         // One node, with room for the gateway's side; a unit; two nodes on X; and the largest
         // machine.
         assert_eq!(plan("1x1x1x1x1x1", 0).ipv4_prefix, 30);
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn every_node_is_in_the_network_and_another_machine_is_not() {
+    fn network_has_all_nodes_and_no_others() {
         for text in ["1x1x1x2x3x2", "3x2x2x2x3x2", "2x1x1x1x1x1", "1x5x1x1x1x1"] {
             let shape: Shape = text.parse().unwrap();
             let all: Vec<_> = (0..shape.nodes()).map(|rank| plan(text, rank)).collect();

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_writes_control_characters_or_lines_of_his_own() {
+    fn log_lines_are_escaped_and_single() {
         let text = "says \"no\"\n[2026 ERROR x] \u{1b}[31m\u{9b}2J\u{7f}</script>";
         let line = |text: std::fmt::Arguments<'_>| {
             let record = Record::builder().level(Level::Warn).target("device").args(text).build();

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_nobody_counted_have_a_queue_on_each_interface() {
+    fn uncounted_processes_have_queues_per_tni() {
         let mut leases = Leases::default();
         let mut seen = Vec::new();
         for n in 0..11 {
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_queue_and_those_of_other_generations_are_no_processs() {
+    fn kernels_queues_are_no_processs() {
         for generation in Generation::ALL {
             let leases = Leases::new(generation);
             let description = generation.description();
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_that_do_not_stop_are_not_given_again() {
+    fn unstoppable_queues_are_not_given_again() {
         let mut leases = Leases::default();
         assert_eq!(join(&mut leases, 1, None), Ok(Some(0)));
         leases.end(id(1), &[(TniId::ALL[2], CqId::ALL[0])]);

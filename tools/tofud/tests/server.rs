@@ -287,7 +287,7 @@ fn why(answer: Option<Answer>) -> Refusal {
 }
 
 #[test]
-fn the_device_is_open_while_somebody_uses_it() {
+fn device_is_open_while_in_use() {
     let mut test = Test::new();
     let silent = test.connect();
     test.settle();
@@ -342,7 +342,7 @@ fn addresses_and_queues_are_had_on_demand() {
 }
 
 #[test]
-fn a_place_that_is_taken_or_none_is_refused() {
+fn taken_or_invalid_place_is_refused() {
     let mut test = Test::new();
     let (_one, _, cq) = test.join(Some((1, 2)));
     assert_eq!(cq, None);
@@ -356,7 +356,7 @@ fn a_place_that_is_taken_or_none_is_refused() {
 }
 
 #[test]
-fn a_device_that_cannot_be_opened_is_tried_again_for_the_next_one() {
+fn failed_open_is_retried_for_the_next() {
     let mut test = Test::new();
     test.fake.state().refuse = Some("it is in use");
     let socket = test.connect();
@@ -381,7 +381,7 @@ fn what_does_not_stop_is_nobodys() {
 }
 
 #[test]
-fn barrier_gates_are_stopped_before_others_have_them() {
+fn gates_are_stopped_before_reuse() {
     let mut test = Test::new();
     let (one, ..) = test.join(None);
     let (other, ..) = test.join(None);
@@ -455,7 +455,7 @@ fn isolated(test: &mut Test) -> (OwnedFd, Queue, u64) {
 }
 
 #[test]
-fn one_that_is_kept_apart_cannot_have_all_memory() {
+fn isolated_process_memory_is_limited() {
     let mut test = Test::of_others();
     let (socket, queue, _) = isolated(&mut test);
     let file = memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
@@ -482,7 +482,7 @@ fn one_that_is_kept_apart_cannot_have_all_memory() {
 }
 
 #[test]
-fn one_that_is_kept_apart_has_what_is_its_own() {
+fn isolated_process_has_its_own() {
     let mut test = Test::of_others();
     let (socket, queue, gates) = isolated(&mut test);
     assert_eq!(test.fake.state().group, u64::from(getuid().as_raw()));
@@ -518,7 +518,7 @@ fn one_that_is_kept_apart_has_what_is_its_own() {
 }
 
 #[test]
-fn one_that_is_kept_apart_has_nothing_of_others() {
+fn isolated_process_has_nothing_of_others() {
     let mut test = Test::of_others();
     let (_victim, its, gates) = isolated(&mut test);
     let channel = Channel { tni: 0, bch: gates.trailing_zeros() as u8 };
@@ -577,7 +577,7 @@ fn one_that_is_kept_apart_has_nothing_of_others() {
 }
 
 #[test]
-fn a_user_who_is_kept_apart_cannot_have_all_connections() {
+fn isolated_users_connections_are_limited() {
     let mut test = Test::of_others();
     let sockets: Vec<_> = (0..MAX_CLIENTS).map(|_| test.connect()).collect();
     let heard = |socket: &&OwnedFd| {
@@ -615,7 +615,7 @@ fn those_who_say_nothing_make_room() {
 }
 
 #[test]
-fn a_process_drives_the_device_by_itself() {
+fn process_drives_the_device_by_itself() {
     let mut test = Test::new();
     let socket = test.connect();
     // The library's side waits.
@@ -641,7 +641,7 @@ fn a_process_drives_the_device_by_itself() {
 }
 
 #[test]
-fn a_socket_is_replaced_by_the_next_broker() {
+fn socket_is_replaced_by_the_next_broker() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("device.sock");
     assert!(Broker::connect(&path).unwrap().is_none());
@@ -690,7 +690,7 @@ fn what_the_kernels_driver_has_is_lent() {
 }
 
 #[test]
-fn the_network_shares_the_device_with_programs() {
+fn network_shares_the_device_with_programs() {
     let mut test = Test::new();
     let network = test.connect();
     send(network.as_fd(), &packets(2), &[]).unwrap();
@@ -721,7 +721,7 @@ fn the_network_shares_the_device_with_programs() {
 }
 
 #[test]
-fn the_network_gives_way_to_whoever_wants_the_device_alone() {
+fn network_yields_to_exclusive_use() {
     let mut test = Test::new();
     let network = test.connect();
     assert!(matches!(test.ask(&network, &packets(0)), Some(Answer::Welcome { .. })));
@@ -749,7 +749,7 @@ fn the_network_gives_way_to_whoever_wants_the_device_alone() {
 }
 
 #[test]
-fn the_network_binds_a_device_once_only() {
+fn network_binds_a_device_once() {
     let mut test = Test::new();
     let network = test.connect();
     test.ask(&network, &packets(0)).unwrap();
@@ -767,7 +767,7 @@ fn the_network_binds_a_device_once_only() {
 }
 
 #[test]
-fn what_only_a_reset_mends_is_not_kept_by_the_network() {
+fn network_drops_device_that_needs_reset() {
     let mut test = Test::new();
     let network = test.connect();
     test.ask(&network, &packets(0)).unwrap();

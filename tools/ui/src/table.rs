@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_terminal_is_not_overrun() {
+    fn narrow_terminal_is_not_overrun() {
         let text = example(Some(30));
         assert!(text.lines().all(|line| line.chars().count() <= 30), "{text}");
         // One is in the head.

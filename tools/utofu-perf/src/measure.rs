@@ -352,7 +352,7 @@ mod tests {
     /// However late the answering side comes to what it is for: it used to greet, too, and took
     /// the first message for nothing.
     #[test]
-    fn a_message_is_answered_that_was_there_before() {
+    fn earlier_message_is_answered() {
         crate::own_machine();
         let coords = [0, 1].map(|process| {
             api::select(process).unwrap();

@@ -79,7 +79,7 @@ fn every_test_gives_its_numbers() {
 }
 
 #[test]
-fn commands_can_be_posted_in_each_way_without_measuring() {
+fn commands_post_each_way_without_measuring() {
     for way in ["hand", "rust", "c"] {
         let output = utofu_perf(&["--repeat", way, "100"]);
         let error = String::from_utf8_lossy(&output.stderr);

@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_has_what_the_types_say() {
+    fn tree_has_what_the_types_describe() {
         let seen = see(&root(1), &[], 9, 99).unwrap();
         let leaf = vec![("base".to_owned(), text("0x0")), ("on".to_owned(), Value::Flag(true))];
         let tree = vec![
@@ -441,13 +441,13 @@ mod tests {
     }
 
     #[test]
-    fn a_path_leads_to_a_part_and_capitals_do_not_matter() {
+    fn path_ignores_case() {
         assert_eq!(see(&root(3), &["Leaves", "2", "BASE"], 9, 1).unwrap().value, text("0x200"));
         assert_eq!(see(&root(3), &["leaves"], 0, 9).unwrap().value, text(CUT));
     }
 
     #[test]
-    fn a_path_that_does_not_exist_tells_what_does() {
+    fn unknown_path_lists_known_ones() {
         let missing = see(&root(2), &["leaves", "2"], 9, 9).unwrap_err();
         assert_eq!(missing, Missing { at: 1, names: vec!["0".into(), "1".into()] });
         let missing = see(&root(2), &["name", "x"], 9, 9).unwrap_err();
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_is_no_larger_than_the_limit() {
+    fn tree_is_limited_in_size() {
         for limit in [1, 2, 10, 100] {
             let seen = see(&root(1000), &[], 9, limit).unwrap();
             assert_eq!((size(&seen.value), seen.complete), (limit, false));

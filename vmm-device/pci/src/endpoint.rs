@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_at_the_top_does_not_wrap() {
+    fn bar_at_the_top_does_not_wrap() {
         let function = tofud();
         command(&function, regs::COMMAND_MEMORY);
         function.config_write(regs::BAR0, &[0xff; 8]);
@@ -676,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn d3hot_stops_decoding_and_keeps_the_registers() {
+    fn d3hot_stops_decoding_and_keeps_registers() {
         let function = tofud();
         let on = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
         command(&function, on);
@@ -731,7 +731,7 @@ mod tests {
     }
 
     #[test]
-    fn vendor_capabilities_are_listed_and_writable_where_told() {
+    fn vendor_capabilities_are_partly_writable() {
         let function = with_vendor_capabilities();
         let listed = testing::capabilities(&function);
         assert_eq!(

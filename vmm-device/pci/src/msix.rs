@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_vector_delivers_at_once() {
+    fn open_vector_delivers_at_once() {
         let (table, sink) = table(3);
         table.set_control(true, false);
         program(&table, 2, 0xfee0_0000, 0x41, false);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_masked_vector_is_latched_once_and_delivered_on_unmask() {
+    fn masked_vector_is_delivered_on_unmask() {
         let (table, sink) = table(70);
         table.set_control(true, false);
         program(&table, 69, 0xfee0_0000, 7, true);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_function_mask_covers_all_vectors() {
+    fn function_mask_covers_all_vectors() {
         let (table, sink) = table(2);
         table.set_control(true, true);
         program(&table, 0, 0xfee0_0000, 1, false);

@@ -522,8 +522,8 @@ fn parent() -> usize {
 }
 
 #[test]
-fn a_program_that_serves_a_guest_reaches_nothing_else() {
-    let name = "a_program_that_serves_a_guest_reaches_nothing_else";
+fn serving_program_reaches_nothing_else() {
+    let name = "serving_program_reaches_nothing_else";
     if let Err(reason) = Support::probe().landlock {
         eprintln!("SKIP {name}: {reason}");
         return;
@@ -561,7 +561,7 @@ fn files_stay_closed() {
 }
 
 #[test]
-fn a_path_that_is_not_there_is_an_error() {
+fn missing_path_is_an_error() {
     let policy = Policy::new().allow("/no/such/path", Access::Read);
     let error = Sandbox::new(policy).err().expect("refused");
     assert!(matches!(&error, Error::Path { path, .. } if path == Path::new("/no/such/path")));

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flush_waits_for_older_uses_only() {
+    fn flush_waits_for_older_uses_only() {
         let epochs = Epochs::new();
         let old = epochs.enter();
         epochs.flush();
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_during_a_flush_is_not_lost() {
+    fn flush_during_a_flush_is_not_lost() {
         let epochs = Epochs::new();
         let first = epochs.enter();
         epochs.flush();
@@ -193,7 +193,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_a_flush_is_not_done_while_an_older_use_lives() {
+    fn loom_flush_waits_for_older_uses() {
         model(1, 1);
     }
 

@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_merges_items_of_a_kind() {
+    fn full_queue_merges_items_of_a_kind() {
         let (sender, receiver) = queue(of(4, 1), WhenFull::Merge);
         for _ in 0..1000 {
             let _ = sender.send(Word::Count(1));
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_waits_for_room_until_the_receiver_lets_go() {
+    fn sender_waits_until_the_receiver_ends() {
         let (sender, receiver) = queue(of(2, 1), WhenFull::Wait);
         thread::scope(|scope| {
             let sending = scope.spawn(|| (0..10).filter(|_| sender.send(text(1)).is_ok()).count());
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_queue_takes_no_memory() {
+    fn empty_queue_takes_no_memory() {
         let (sender, receiver) = queue(of(1000, 1), WhenFull::Wait);
         assert_eq!(lock(&receiver.0.state).items.capacity(), 0);
         (0..1000).for_each(|_| sender.send(text(1)).unwrap());

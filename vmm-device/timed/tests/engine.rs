@@ -104,7 +104,7 @@ fn interrupts(quantum: Ps) -> Vec<(Ps, NodeId)> {
 }
 
 #[test]
-fn quanta_do_not_change_the_times_of_interrupts() {
+fn quanta_keep_the_times_of_interrupts() {
     let whole = interrupts(Ps::MAX / 2);
     let of_target = whole.iter().filter(|(_, node)| *node == NODES[1]);
     let times: Vec<_> = of_target.map(|(at, _)| at % 10_000_000).collect();

@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_its_packets_one_after_the_other() {
+    fn run_equals_its_packets_in_sequence() {
         let packets: Vec<_> = run(3).to_wire().collect();
         assert_eq!(packets.len(), 3);
         for (index, bytes) in (0..3).zip(packets) {
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_seen_unless_it_is_to_be_undetected() {
+    fn damage_is_seen_unless_undetected() {
         for random in 0..100 {
             let mut unit = Unit::Data(run(2));
             assert!(unit.damage(random << 3, false));

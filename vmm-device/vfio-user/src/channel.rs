@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_come_together_are_told_apart() {
+    fn joined_messages_are_told_apart() {
         let (mut client, server) = UnixStream::pair().unwrap();
         let mut channel = Channel::new(server);
         let lengths = [0, 8, BUFFER - HEADER_SIZE, 3 * BUFFER, 24, BUFFER];

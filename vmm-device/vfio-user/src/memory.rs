@@ -642,7 +642,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_of_a_node_have_addresses_of_their_own() {
+    fn clients_have_separate_addresses() {
         assert_eq!(client_window(0, 1), 0..=(1 << IPA_BITS) - 1);
         for count in [2, 3, 4, 36] {
             let windows: Vec<_> = (0..count).map(|index| client_window(index, count)).collect();

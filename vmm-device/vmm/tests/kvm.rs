@@ -82,7 +82,7 @@ impl Guest {
 }
 
 #[test]
-fn a_guest_prints_and_exits() {
+fn guest_prints_and_exits() {
     let kvm = kvm!();
     let lines = Guest::succeeds(&kvm, "test=hello who=node7");
     let expected = [
@@ -96,14 +96,14 @@ fn a_guest_prints_and_exits() {
 }
 
 #[test]
-fn the_exit_code_is_the_guests() {
+fn exit_code_is_the_guests() {
     let kvm = kvm!();
     assert_eq!(Guest::run(&kvm, "test=exit code=258").0, Outcome::Exited(258));
     assert_eq!(Guest::run(&kvm, "test=exit code=-1").0, Outcome::Exited(u32::MAX));
 }
 
 #[test]
-fn panics_and_exceptions_are_reported_by_the_guest() {
+fn guest_reports_panics_and_exceptions() {
     let kvm = kvm!();
     let (outcome, lines) = Guest::run(&kvm, "test=panic");
     assert_eq!(outcome, Outcome::Exited(101));
@@ -130,7 +130,7 @@ fn panics_and_exceptions_are_reported_by_the_guest() {
 }
 
 #[test]
-fn a_triple_fault_is_reported_with_registers() {
+fn triple_fault_is_reported_with_registers() {
     let kvm = kvm!();
     let (outcome, _) = Guest::run(&kvm, "test=triple-fault");
     let Outcome::TripleFault(fault) = &outcome else { panic!("{outcome:?}") };
@@ -139,7 +139,7 @@ fn a_triple_fault_is_reported_with_registers() {
 }
 
 #[test]
-fn what_kvm_cannot_emulate_ends_only_that_vm() {
+fn unemulated_access_ends_only_that_vm() {
     let kvm = kvm!();
     let other = Guest::new(&kvm);
     other.start("test=sleep");
@@ -160,14 +160,14 @@ fn what_kvm_cannot_emulate_ends_only_that_vm() {
 }
 
 #[test]
-fn a_reset_is_reported() {
+fn reset_is_reported() {
     let kvm = kvm!();
     assert_eq!(Guest::run(&kvm, "test=reset").0, Outcome::Reset);
 }
 
 /// One that was stopped, or has ended, is followed by another around the same memory.
 #[test]
-fn a_vm_takes_the_place_of_a_former_one() {
+fn vm_replaces_a_former_one() {
     let kvm = kvm!();
     let former = Guest::new(&kvm);
     former.start("test=sleep");
@@ -219,7 +219,7 @@ fn hanging_guests_show_registers_and_stop() {
 }
 
 #[test]
-fn a_paused_guest_stands_still() {
+fn paused_guest_stands_still() {
     let kvm = kvm!();
     let guest = Guest::new(&kvm);
     guest.start("test=hang");
@@ -256,7 +256,7 @@ fn nothing_reads_as_ones() {
 }
 
 #[test]
-fn the_ports_of_a_pc_work() {
+fn pc_ports_work() {
     let kvm = kvm!();
     let lines = Guest::succeeds(&kvm, "test=ports");
     let expected = [
@@ -272,7 +272,7 @@ fn the_ports_of_a_pc_work() {
 /// Registers, MSI-X through irqfds, a doorbell through an ioeventfd, a shared
 /// page with write protection, and all of that after the guest moved the BAR.
 #[test]
-fn a_device_works_in_all_its_ways() {
+fn device_works_in_all_ways() {
     let kvm = kvm!();
     let guest = Guest::new(&kvm);
     let (function, slot) = TestFunction::plug(&guest.vm);
@@ -294,7 +294,7 @@ fn a_device_works_in_all_its_ways() {
 /// The same with a watched page: a write to it while it was protected was noticed, and reached the
 /// page.
 #[test]
-fn a_watched_page_notices_a_write() {
+fn watched_page_notices_a_write() {
     let kvm = kvm!();
     let guest = Guest::new(&kvm);
     let (function, _) = TestFunction::plug_watched(&guest.vm).unwrap();
@@ -368,7 +368,7 @@ fn drive(guest: &Guest, function: &Arc<TestFunction>) -> Vec<(u64, u64)> {
 
 /// However early the stop is, it is neither lost nor late.
 #[test]
-fn a_stop_right_after_the_start_works() {
+fn stop_right_after_start_works() {
     let kvm = kvm!();
     for round in 0..30 {
         let guest = Guest::new(&kvm);
@@ -398,7 +398,7 @@ impl PciFunction for Broken {
 }
 
 #[test]
-fn a_panicking_device_ends_its_own_vm_only() {
+fn panicking_device_ends_only_its_vm() {
     let kvm = kvm!();
     let guest = Guest::new(&kvm);
     let function = Arc::new(Broken(false.into()));
@@ -438,7 +438,7 @@ fn impossible_memory_sizes_are_refused() {
 }
 
 #[test]
-fn the_end_is_announced_once_with_all_output() {
+fn end_is_announced_once_with_all_output() {
     let kvm = kvm!();
     let guest = Guest::new(&kvm);
     guest.vm.boot(&common::guest("vmmtest"), "test=hello").unwrap();

@@ -405,8 +405,8 @@ fn mmio64_start(end: u64) -> u64 {
 
 /// Without tables Linux finds what a PC always had, and moves a BAR that is at an impossible place.
 #[test]
-fn linux_without_acpi_finds_the_bus_and_places_a_bar() {
-    let test = "linux_without_acpi_finds_the_bus_and_places_a_bar";
+fn linux_without_acpi_places_a_bar() {
+    let test = "linux_without_acpi_places_a_bar";
     let (Some(kvm), Some(folder)) = (hypervisor(test), kernel_folder(test)) else { return };
     let _turn = turn();
     let config = VmConfig {
@@ -456,8 +456,8 @@ fn linux_without_acpi_finds_the_bus_and_places_a_bar() {
 
 /// User space: what PVM cannot run.
 #[test]
-fn linux_runs_its_init_program_and_powers_off() {
-    let test = "linux_runs_its_init_program_and_powers_off";
+fn linux_runs_init_and_powers_off() {
+    let test = "linux_runs_init_and_powers_off";
     let Some(kvm) = hypervisor(test) else { return };
     let support = probe().linux();
     if support != LinuxSupport::Full {
@@ -529,8 +529,8 @@ fn small_guest(kvm: &Hypervisor, vcpus: u8, test: &str, acpi: bool) -> Linux {
 }
 
 #[test]
-fn a_power_off_is_reported() {
-    let Some(kvm) = hypervisor("a_power_off_is_reported") else { return };
+fn power_off_is_reported() {
+    let Some(kvm) = hypervisor("power_off_is_reported") else { return };
     // The second vCPU waits to be started, and leaves with the first one.
     let linux = small_guest(&kvm, 2, "power-off", true);
     linux.vm.start(|_| ()).unwrap();
@@ -538,8 +538,8 @@ fn a_power_off_is_reported() {
 }
 
 #[test]
-fn input_reaches_the_serial_port_whatever_its_size() {
-    let Some(kvm) = hypervisor("input_reaches_the_serial_port_whatever_its_size") else { return };
+fn serial_input_of_any_size_arrives() {
+    let Some(kvm) = hypervisor("serial_input_of_any_size_arrives") else { return };
     let linux = small_guest(&kvm, 1, "echo", false);
     let raw = Arc::new(Mutex::new(Vec::new()));
     let sink = raw.clone();
@@ -585,8 +585,8 @@ fn impossible_numbers_of_vcpus_are_refused() {
 }
 
 #[test]
-fn a_kernel_that_cannot_be_booted_leaves_the_vm_bootable() {
-    let Some(kvm) = hypervisor("a_kernel_that_cannot_be_booted_leaves_the_vm_bootable") else {
+fn unbootable_kernel_leaves_the_vm_bootable() {
+    let Some(kvm) = hypervisor("unbootable_kernel_leaves_the_vm_bootable") else {
         return;
     };
     let linux = Linux::new(&kvm, &VmConfig::default());
@@ -618,8 +618,8 @@ fn each_vcpu_thread_starts_with_the_hook() {
 }
 
 #[test]
-fn vcpus_that_wait_to_be_started_pause_and_stop_too() {
-    let Some(kvm) = hypervisor("vcpus_that_wait_to_be_started_pause_and_stop_too") else { return };
+fn waiting_vcpus_pause_and_stop() {
+    let Some(kvm) = hypervisor("waiting_vcpus_pause_and_stop") else { return };
     let linux = small_guest(&kvm, 3, "hang", true);
     linux.vm.start(|_| ()).unwrap();
     linux.expect("spinning");

@@ -243,7 +243,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn a_double_comes_back(x in double()) {
+    fn double_round_trips(x in double()) {
         let expected = if x == 0.0 { 0.0 } else { x };
         prop_assert_eq!(sum(&[x]).to_bits(), expected.to_bits());
     }
@@ -306,7 +306,7 @@ proptest! {
     }
 
     #[test]
-    fn every_operation_is_associative_and_commutative_on_any_bits(
+    fn operations_associate_and_commute(
         op in prop::sample::select(Op::ALL.to_vec()),
         a: Value, b: Value, c: Value,
     ) {

@@ -258,7 +258,7 @@ mod tests {
     use crate::storage::Heap;
 
     #[test]
-    fn what_is_fetched_is_answered_up_to_the_last_one() {
+    fn fetches_are_answered_up_to_the_last() {
         let Ok(mut fetches) = Fetches::<Heap, u32>::new();
         for id in (0..WAITING_PER_NODE as u32 + 3).map(|n| (u32::MAX - 2).wrapping_add(n)) {
             let fits = fetches.add(request(id), id);
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_to_many_nodes_do_not_wait_for_more() {
+    fn answers_to_many_nodes_do_not_wait() {
         let Ok(mut fetches) = Fetches::<Heap>::new();
         let nodes = (0..OWED_NODES as u8).map(|n| Coords::new(n, 0, 0, 0, 0, 0));
         for (n, origin) in nodes.enumerate() {

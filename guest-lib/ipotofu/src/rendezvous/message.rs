@@ -232,7 +232,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_head_is_behind_the_body_and_neither_it_nor_the_rest_is_longer_than_it_may_be() {
+    fn head_lies_behind_body_within_bounds() {
         let head: Vec<u8> = (0..HEAD_MAX).map(|n| n as u8).collect();
         for (of_head, len, right) in [
             (ETHERNET_HEADER, 1, true),

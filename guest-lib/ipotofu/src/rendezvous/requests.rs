@@ -201,7 +201,7 @@ mod tests {
     const NODE: Coords = Coords::new(1, 2, 3, 0, 1, 1);
 
     #[test]
-    fn requests_are_bounded_for_each_node_and_in_all() {
+    fn requests_are_bounded_per_node_and_in_all() {
         let (Ok(peers), Ok(mut requests)) = (Peers::new(), Requests::<Heap>::new());
         let mut counters = Counters::default();
         let node = |n: u8| Coords::new(n, 0, 0, 0, 0, 0);
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_do_not_answer_or_cannot_are_left_alone_for_a_while() {
+    fn unresponsive_nodes_are_skipped() {
         let (Ok(peers), Ok(mut requests)) = (Peers::new(), Requests::<Heap>::new());
         let mut counters = Counters::default();
         learn(&peers, NODE, 1);

@@ -8,7 +8,7 @@ use tofu_c_tests::{Program, exported, text};
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
 #[test]
-fn a_c_program_uses_every_function() {
+fn c_program_uses_every_function() {
     let c = ["gcc", "-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror"];
     let source = Path::new(HERE).join("tests/jtofu.c");
     let Some(program) = Program::build(&c, &source, &["jtofu"]) else { return };
@@ -36,7 +36,7 @@ fn a_c_program_uses_every_function() {
 }
 
 #[test]
-fn the_header_is_good_for_c99_and_cxx() {
+fn header_compiles_as_c99_and_cxx() {
     let source = "#include <jtofu.h>\nint main(void) { return jtofu_finalize() != -5; }\n";
     let folder = tempfile::tempdir().unwrap();
     for (compiler, standard, suffix) in [("gcc", "-std=c99", "c"), ("g++", "-std=c++11", "cc")] {
@@ -50,8 +50,8 @@ fn the_header_is_good_for_c99_and_cxx() {
 }
 
 #[test]
-fn the_library_has_its_name_and_just_its_functions() {
-    let test = "the_library_has_its_name_and_just_its_functions";
+fn library_exports_exactly_its_functions() {
+    let test = "library_exports_exactly_its_functions";
     let Some(exported) = exported(test, "libtofutop.so") else { return };
     let expected = [
         "jtofu_add_job",

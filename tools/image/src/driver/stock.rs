@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_of_another_version_is_refused() {
+    fn kernel_of_another_version_is_refused() {
         assert_eq!(Stock::of(&part(RELEASE)).unwrap().version, "7.3.4-1~bpo13+1");
         for other in ["7.4.1+deb13-amd64", "7.30.1+deb13-amd64", "6.12.107+deb13-amd64"] {
             let error = Stock::of(&part(other)).unwrap_err().to_string();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn source_and_headers_have_to_be_the_kernels() {
+    fn source_and_headers_match_the_kernel() {
         let stock = Stock::of(&part(RELEASE)).unwrap();
         let good = "7.3.4-1~bpo13+1";
         let names = [

@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folded_axes_have_neighbours_one_hop_apart() {
+    fn folded_axes_have_adjacent_neighbours() {
         for length in [2, 3] {
             let places: Vec<_> = (0..12).map(|i| folded(i, length)).collect();
             for pair in places.windows(2) {

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_leaves_the_link_idle_between_frames() {
+    fn gap_idles_the_link_between_frames() {
         let put =
             |gap| move |ends: &[End; 2]| ends[0].put(&ends[1], 1 << 20, 1, 0).unwrap().gap(gap);
         let (full, half) = (time(put(0), 1), time(put(64), 1));
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_put_to_nowhere_ends() {
+    fn put_to_nowhere_ends() {
         let (model, mut ends) = pair(Generation::Fugaku).unwrap();
         let nowhere = Target::new(Coords::new(5, 0, 0, 0, 0, 0), ends[1].cq.tni());
         let order = Order::put(nowhere, ends[1].stag.at(0), ends[0].stag.at(0), 1 << 16);

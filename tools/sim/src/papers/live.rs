@@ -92,7 +92,7 @@ fn one_frame_takes_what_it_takes_here() {
 
 /// The later ones of eight bursts wait behind the earlier ones. That wait counts only once.
 #[test]
-fn a_long_message_takes_what_it_takes_here() {
+fn long_message_takes_its_modelled_time() {
     // Table V of the TofuD paper.
     for (generation, paper) in Generation::ALL.into_iter().zip([4.76, 4.76, 11.46, 6.35]) {
         let put = of_both(generation, put(LONG));
@@ -106,13 +106,13 @@ fn a_long_message_takes_what_it_takes_here() {
 
 /// The interface has no room for so many bursts at once.
 #[test]
-fn a_message_that_waits_for_room_takes_what_it_takes_here() {
+fn waiting_message_takes_its_modelled_time() {
     let answered = both(|ends| put(20 * 256 * 64)(ends).mtu(64).packet_response());
     assert!(answered.answers > 16, "{} bursts", answered.answers);
 }
 
 #[test]
-fn a_gap_spaces_out_a_machines_frames() {
+fn gap_spaces_a_machines_frames() {
     let with = |gap| both(move |ends| put(LONG)(ends).gap(gap));
     let (full, half) = (with(0), with(64));
     // 64 units of 32 bytes are about as long as a frame of 2064 bytes.
@@ -123,7 +123,7 @@ fn a_gap_spaces_out_a_machines_frames() {
 /// All interfaces of a node send at once, each to another neighbour: Table IV of the TofuD paper.
 /// The buses of the K computer and FX10 carry less than their links.
 #[test]
-fn a_node_injects_what_links_and_bus_have() {
+fn node_injects_at_link_and_bus_rate() {
     let within = [14.5..15.0, 17.0..17.6, 45.0..46.0, 37.5..38.2];
     for (generation, within) in Generation::ALL.into_iter().zip(within) {
         let machine = machine(generation, Shape::new([3, 3, 3, 1, 1, 1]).unwrap());

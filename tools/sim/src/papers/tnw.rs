@@ -57,7 +57,7 @@ mod tests {
 
     /// The manual has this table, and values for some other sizes.
     #[test]
-    fn the_manual_has_what_the_model_comes_to() {
+    fn manual_has_the_models_values() {
         let manual = include_str!("../../../../docs/src/reference/tnw.md");
         let (_, time) = manual.split_once("## Time").unwrap();
         let run = |scheme, size| Exchange::of_a_node(1, scheme, size).unwrap().run().unwrap();

@@ -286,7 +286,7 @@ mod tests {
 
     /// The time is the sum of the paper's parts, except for the small writes of a transfer.
     #[test]
-    fn a_packet_takes_its_parts() {
+    fn packet_takes_the_sum_of_its_parts() {
         // Software, store, link, write.
         let pput = run(1, Scheme::Pput, 128).message_ps;
         assert!((1_700_000.0..1_705_000.0).contains(&pput), "{pput}");
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_comes_to_the_same_each_time() {
+    fn model_is_deterministic() {
         for (_, scheme) in Scheme::ALL {
             let exchange = Exchange::of_a_node(3, scheme, 3000).unwrap();
             let noisy = Exchange { errors: Ppm::new(20_000).unwrap(), ..exchange.clone() };

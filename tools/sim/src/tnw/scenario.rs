@@ -202,7 +202,7 @@ mod tests {
     const SHIPPED: &str = include_str!("../../scenarios/tnw.toml");
 
     #[test]
-    fn the_shipped_one_runs_and_has_a_table_and_curves() {
+    fn shipped_scenario_has_table_and_curves() {
         assert!(is_of_tnw(SHIPPED));
         let report = Scenario::parse("tnw", SHIPPED).unwrap().run().unwrap();
         let text = report.text();
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_are_named_with_what_is_allowed() {
+    fn bad_values_name_the_allowed_ones() {
         let changed = [
             ("\"2x2x2\"", "\"9x9x9\"", "s.toml:4: shape = \"9x9x9\" is not allowed; shape is"),
             ("\"2x2x2\"", "\"2x1x1x2x1x1\"", "s.toml:4: shape = \"2x1x1x2x1x1\" is not allowed"),

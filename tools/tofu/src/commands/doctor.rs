@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_found_or_named_with_their_packages() {
+    fn programs_are_found_or_named_with_package() {
         let none = programs(|_| None);
         assert!(none.iter().all(|finding| finding.level == Level::Note));
         let text = |what| &none.iter().find(|finding| finding.what == what).unwrap().text;

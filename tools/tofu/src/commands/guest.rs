@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_crate_is_complete_and_never_overwrites() {
+    fn new_crate_is_complete() {
         let folder = tempfile::tempdir().unwrap();
         let tree = folder.path().join("tree \"quoted\"");
         let dir = folder.path().join("mine");

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn small_trees_take_one_line_and_guests_steer_no_terminal() {
+    fn small_trees_are_one_line_and_escaped() {
         let value = tree(
             r#"{"ring":{"slot":3,"flip":true},"none":null,"empty":{},
                 "words":{"a":"two words","b":1},

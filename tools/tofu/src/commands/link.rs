@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_has_several_names() {
+    fn link_has_several_names() {
         let shape = Shape::UNIT;
         let at = Coords::default();
         for text in ["B+", "b+", "0,0,0,0,1,0", "t-0-0-0-0-1-0", "2"] {

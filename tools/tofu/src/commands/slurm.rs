@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_is_a_part() {
+    fn task_is_a_part() {
         assert_eq!(part_of(&[("SLURM_PROCID", "3"), ("SLURM_NTASKS", "4")]), "3/4");
         for (set, why) in [
             (&[][..], "SLURM_PROCID is not set"),

@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_do_not_overlap_and_lie_in_the_picture() {
+    fn nodes_lie_apart_within_the_picture() {
         for shape in SHAPES {
             let network = network(shape, true);
             let picture = Picture::new(&network);

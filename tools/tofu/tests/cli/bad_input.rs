@@ -67,7 +67,7 @@ fn files_of_the_wrong_kind() {
 }
 
 #[test]
-fn a_qemu_that_is_none() {
+fn invalid_qemu_is_refused() {
     let place = Place::new();
     let cache = tempfile::tempdir().unwrap();
     let mut command = place.command(&["up", "--linux"]);
@@ -100,7 +100,7 @@ fn images_that_are_not_there() {
 }
 
 #[test]
-fn a_run_directory_that_does_not_exist() {
+fn missing_run_directory_is_refused() {
     let place = Place::new();
     for command in [&["ps"][..], &["up"], &["serve"]] {
         let mut command = place.command(command);
@@ -112,7 +112,7 @@ fn a_run_directory_that_does_not_exist() {
 }
 
 #[test]
-fn a_run_directory_that_is_not_ours() {
+fn foreign_run_directory_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let place = Place::new();
     let base = place.path().join("tofu");

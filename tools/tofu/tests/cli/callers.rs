@@ -67,7 +67,7 @@ fn small_address_space_suffices() {
 }
 
 #[test]
-fn output_without_room_is_an_error_and_no_panic() {
+fn output_without_room_is_an_error() {
     let place = Place::new();
     for args in [&["--help"][..], &["--version"], &["help", "up"], &["topo"]] {
         assert_eq!(by_shell(&place, "exec \"$@\" >/dev/full", args), Some(2), "{args:?}");
@@ -81,9 +81,9 @@ fn output_without_room_is_an_error_and_no_panic() {
 }
 
 #[test]
-fn a_detached_machine_keeps_nothing_of_its_caller() {
+fn detached_machine_keeps_nothing_of_caller() {
     let place = Place::new();
-    if !place.can_boot("a_detached_machine_keeps_nothing_of_its_caller") {
+    if !place.can_boot("detached_machine_keeps_nothing_of_caller") {
         return;
     }
     // Two descriptors more than a program expects: a file, and a pipe that is its output, too.

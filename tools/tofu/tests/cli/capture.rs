@@ -118,9 +118,9 @@ fn ping(place: &Place, extra: &[&str]) -> PathBuf {
 }
 
 #[test]
-fn a_run_is_captured_from_start_to_end() {
+fn run_is_captured_from_start_to_end() {
     let place = Place::new();
-    if !place.can_boot("a_run_is_captured_from_start_to_end") {
+    if !place.can_boot("run_is_captured_from_start_to_end") {
         return;
     }
     let path = ping(&place, &[]);
@@ -137,7 +137,7 @@ fn a_run_is_captured_from_start_to_end() {
     assert_eq!(counts, [(0, capture.packets.len() / 2), (6, capture.packets.len() / 2)]);
     assert_eq!((capture.received, capture.dropped), (capture.packets.len() as u64, 0));
 
-    let Some(tshark) = tshark_for("a_run_is_captured_from_start_to_end, the dissector") else {
+    let Some(tshark) = tshark_for("run_is_captured_from_start_to_end, the dissector") else {
         return;
     };
     let names = ["tofu.src", "tofu.dst", "ip.src", "ip.dst", "tofu.place", "tofu.vc"];
@@ -264,7 +264,7 @@ fn begin(place: &Place, args: &[&str]) -> Child {
 }
 
 #[test]
-fn captures_end_as_asked_and_leave_good_files() {
+fn captures_end_as_asked_with_valid_files() {
     let place = Place::new();
     let (mut machine, _) = place.start(&["serve", "--shape", "unit", "--json"]);
     let path = place.path().join("quiet.pcapng");
@@ -288,9 +288,9 @@ fn captures_end_as_asked_and_leave_good_files() {
 }
 
 #[test]
-fn a_running_machine_is_captured() {
+fn running_machine_is_captured() {
     let place = Place::new();
-    if !place.can_boot("a_running_machine_is_captured") {
+    if !place.can_boot("running_machine_is_captured") {
         return;
     }
     let up = ["up", "--name", "ping", "--shape", "1x1x1x2x1x1", "--json", "--guest", "ping"];
@@ -444,9 +444,9 @@ fn faults_are_set_shown_and_counted() {
 
 /// A node of the K computer has four TNIs, and records are marked with the generation.
 #[test]
-fn a_capture_is_of_its_generation() {
+fn capture_has_its_generation() {
     let place = Place::new();
-    if !place.can_boot("a_capture_is_of_its_generation") {
+    if !place.can_boot("capture_has_its_generation") {
         return;
     }
     let file = place.path().join("k.toml");
@@ -459,7 +459,7 @@ fn a_capture_is_of_its_generation() {
     assert_eq!([&capture.names[3], &capture.names[4]], ["tni3", "port-A"]);
     assert!(!capture.packets.is_empty());
     assert!(capture.packets.iter().all(|(_, bytes)| bytes[35] == 1), "the K computer's number");
-    let Some(tshark) = tshark_for("a_capture_is_of_its_generation") else { return };
+    let Some(tshark) = tshark_for("capture_has_its_generation") else { return };
     let machines = tshark.fields(&path, "tofu.machine == 1", &["tofu.machine"]);
     assert_eq!(machines.len(), capture.packets.len());
     assert!(tshark.fields(&path, "tofu.absent", &["tofu.machine"]).is_empty());

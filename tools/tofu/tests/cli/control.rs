@@ -71,7 +71,7 @@ fn names<T: serde::de::DeserializeOwned>(tag: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_manual_has_every_message_and_every_example_is_one() {
+fn manual_has_every_message_with_an_example() {
     for example in examples("-> ") {
         let request: Request = serde_json::from_value(example.clone())
             .unwrap_or_else(|error| panic!("{example}: {error}"));
@@ -99,7 +99,7 @@ fn the_manual_has_every_message_and_every_example_is_one() {
 }
 
 #[test]
-fn a_stranger_asks_by_plain_text() {
+fn plain_text_client_gets_answers() {
     let place = Place::new();
     let (mut process, _) = place.start(&["serve", "--shape", "2x1x1x1x1x1", "--json"]);
     let mut stranger = Stranger::connect(&place, "tofu");
@@ -179,7 +179,7 @@ fn mistakes(stranger: &mut Stranger) {
 }
 
 #[test]
-fn jobs_take_nodes_in_the_order_in_which_they_come() {
+fn jobs_take_nodes_in_arrival_order() {
     let place = Place::new();
     let (mut process, _) = place.start(&["serve", "--shape", "2x2x1x1x1x1", "--json"]);
     let mut follower = Stranger::connect(&place, "tofu");

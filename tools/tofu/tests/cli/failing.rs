@@ -28,7 +28,7 @@ fn links_down(place: &Place) -> usize {
 }
 
 #[test]
-fn boards_of_served_devices_go_down_and_come_back_with_their_links() {
+fn served_boards_fail_and_return_with_links() {
     let place = Place::new();
     let (mut machine, _) = place.start(&["serve", "--json", "--shape", "1x1x1x2x3x2"]);
     let boards = place.run(&["board", "ls"]).ok();
@@ -108,9 +108,9 @@ fn tcp_streams_survive_any_single_board() {
 }
 
 #[test]
-fn small_guests_end_with_their_board_unless_they_are_kept() {
+fn small_guests_end_with_their_board() {
     let place = Place::new();
-    if !place.can_boot("small_guests_end_with_their_board_unless_they_are_kept") {
+    if !place.can_boot("small_guests_end_with_their_board") {
         return;
     }
     // Boards of the K computer have four nodes.
@@ -167,9 +167,9 @@ fn crashing() -> Vec<u8> {
 }
 
 #[test]
-fn a_node_fails_with_its_guest_and_the_others_go_on() {
+fn failed_node_leaves_the_others_running() {
     let place = Place::new();
-    if !place.can_boot("a_node_fails_with_its_guest_and_the_others_go_on") {
+    if !place.can_boot("failed_node_leaves_the_others_running") {
         return;
     }
     std::fs::write(place.path().join("crash.elf"), crashing()).unwrap();
@@ -257,9 +257,9 @@ fn soak(place: &Place, name: &str, seed: u64, changes: u32) {
 
 /// `TOFU_LONG` takes about an hour, half of the machines having 48 nodes.
 #[test]
-fn small_guests_lose_nothing_untold_whatever_fails_and_comes_back() {
+fn small_guests_lose_nothing_unreported() {
     let place = Place::new();
-    if !place.can_boot("small_guests_lose_nothing_untold_whatever_fails_and_comes_back") {
+    if !place.can_boot("small_guests_lose_nothing_unreported") {
         return;
     }
     match std::env::var_os("TOFU_LONG") {

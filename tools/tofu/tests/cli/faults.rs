@@ -46,9 +46,9 @@ fn what_no_device_sees_the_guests_find() {
 }
 
 #[test]
-fn guests_say_whom_they_wait_for_and_end_soon_after_one_has_failed() {
+fn guests_name_the_awaited_and_end_soon() {
     let place = Place::new();
-    if !place.can_boot("guests_say_whom_they_wait_for_and_end_soon_after_one_has_failed") {
+    if !place.can_boot("guests_name_the_awaited_and_end_soon") {
         return;
     }
     let file = place.path().join("machine.toml");

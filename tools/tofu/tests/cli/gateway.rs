@@ -153,8 +153,8 @@ fn is_page_of(page: &[u8], node: u32) {
 }
 
 #[test]
-fn ports_of_bare_nodes_are_ports_of_the_host() {
-    const TEST: &str = "ports_of_bare_nodes_are_ports_of_the_host";
+fn bare_nodes_ports_are_reachable_from_host() {
+    const TEST: &str = "bare_nodes_ports_are_reachable_from_host";
     let place = Place::new();
     if !can_run(&place, TEST) {
         return;
@@ -213,8 +213,8 @@ fn ports_of_bare_nodes_are_ports_of_the_host() {
 }
 
 #[test]
-fn a_machine_that_is_killed_leaves_nothing() {
-    const TEST: &str = "a_machine_that_is_killed_leaves_nothing";
+fn killed_machine_leaves_nothing() {
+    const TEST: &str = "killed_machine_leaves_nothing";
     let place = Place::new();
     if !can_run(&place, TEST) {
         return;
@@ -259,8 +259,8 @@ fn wrong_gateways_are_explained() {
 }
 
 #[test]
-fn the_host_has_an_interface() {
-    const TEST: &str = "the_host_has_an_interface";
+fn host_gets_an_interface() {
+    const TEST: &str = "host_gets_an_interface";
     let place = Place::new();
     if !can_run(&place, TEST) {
         return;

@@ -31,9 +31,9 @@ fn names(line: &str, function: &str) -> bool {
 }
 
 #[test]
-fn a_guest_that_cannot_go_on_or_hangs_says_in_which_function() {
+fn stuck_guest_names_its_function() {
     let place = Place::new();
-    if !place.can_boot("a_guest_that_cannot_go_on_or_hangs_says_in_which_function") {
+    if !place.can_boot("stuck_guest_names_its_function") {
         return;
     }
     let guest = vmmtest();
@@ -98,9 +98,9 @@ fn checksum(out: &str) -> &str {
 }
 
 #[test]
-fn a_fluid_on_sixteen_nodes_is_that_on_one() {
+fn fluid_on_16_nodes_equals_that_on_one() {
     let place = Place::new();
-    if !place.can_boot("a_fluid_on_sixteen_nodes_is_that_on_one") {
+    if !place.can_boot("fluid_on_16_nodes_equals_that_on_one") {
         return;
     }
     let run = |shape: &str, args: &str| {

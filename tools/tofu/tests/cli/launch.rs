@@ -76,9 +76,9 @@ fn write_program(file: &Path, text: &str) {
 const TOFU: &str = env!("CARGO_BIN_EXE_tofu");
 
 #[test]
-fn hosts_get_the_command_and_their_part_by_ssh() {
+fn hosts_get_command_and_part_by_ssh() {
     let hosts = Hosts::new("ssh", SSH);
-    if !hosts.place.can_boot("hosts_get_the_command_and_their_part_by_ssh") {
+    if !hosts.place.can_boot("hosts_get_command_and_part_by_ssh") {
         return;
     }
     let [first, second] = free_addresses();
@@ -167,7 +167,7 @@ fn hosts_get_the_image_that_is_named_once() {
 }
 
 #[test]
-fn what_is_wrong_with_a_host_is_said_with_its_line() {
+fn bad_host_is_reported_with_its_line() {
     let hosts = Hosts::new("ssh", SSH);
     let refused = |file: &str, args: &[&str], expected: &[&str]| {
         let error = hosts.place.run_command(hosts.up(file, args)).error();

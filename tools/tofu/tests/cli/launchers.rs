@@ -247,8 +247,8 @@ fn slurm_starts_parts_by_its_daemons() {
 }
 
 #[test]
-fn manifests_are_what_kubernetes_schemas_say() {
-    const TEST: &str = "manifests_are_what_kubernetes_schemas_say";
+fn manifests_match_kubernetes_schemas() {
+    const TEST: &str = "manifests_match_kubernetes_schemas";
     let Some([validate]) = installed(TEST, ["kubernetes-validate"]) else { return };
     let list: Value = serde_json::from_str(include_str!("../../../kubernetes/tofu.json")).unwrap();
     let place = Place::new();

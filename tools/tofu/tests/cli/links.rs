@@ -29,9 +29,9 @@ fn shipped_guests_run_on_modelled_links() {
 }
 
 #[test]
-fn faults_and_errors_together_are_survived_on_modelled_links() {
+fn modelled_links_survive_faults_and_errors() {
     let place = Place::new();
-    if !place.can_boot("faults_and_errors_together_are_survived_on_modelled_links") {
+    if !place.can_boot("modelled_links_survive_faults_and_errors") {
         return;
     }
     let up = ["up", "--links", "modelled", "--shape", "1x1x1x2x1x1", "--json", "--timeout", "120s"];
@@ -44,9 +44,9 @@ fn faults_and_errors_together_are_survived_on_modelled_links() {
 }
 
 #[test]
-fn a_link_that_fails_is_an_event() {
+fn failed_link_is_an_event() {
     let place = Place::new();
-    if !place.can_boot("a_link_that_fails_is_an_event") {
+    if !place.can_boot("failed_link_is_an_event") {
         return;
     }
     let up = ["up", "--links", "modelled", "--shape", "1x1x1x2x1x1", "--json", "--timeout", "300s"];
@@ -92,7 +92,7 @@ fn links_are_direct_or_modelled() {
 }
 
 #[test]
-fn links_have_errors_where_they_are_modelled() {
+fn modelled_links_can_have_errors() {
     let place = Place::new();
     let file = place.path().join("machine.toml");
     std::fs::write(&file, "shape = \"1x1x1x2x1x1\"\nlinks = \"modelled\"\n").unwrap();

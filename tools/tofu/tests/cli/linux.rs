@@ -37,9 +37,9 @@ fn pid(value: &Value) -> u64 {
 }
 
 #[test]
-fn a_machine_from_up_to_down() {
+fn machine_works_from_up_to_down() {
     let place = Place::new();
-    if !can_run(&place, "a_machine_from_up_to_down") {
+    if !can_run(&place, "machine_works_from_up_to_down") {
         return;
     }
     // The least memory that is allowed is enough.
@@ -172,8 +172,8 @@ fn stand_in(place: &Place, more: &[&str]) -> String {
 
 /// Whatever QEMU does, it reaches nothing of the host's and of the user's.
 #[test]
-fn a_qemu_that_was_taken_over() {
-    let test = "a_qemu_that_was_taken_over";
+fn replaced_qemu_is_noticed() {
+    let test = "replaced_qemu_is_noticed";
     let place = Place::new();
     if !have("cc") {
         eprintln!("SKIP {test}: no cc");
@@ -235,9 +235,9 @@ fn ctrl_c_while_it_boots() {
 }
 
 #[test]
-fn a_node_that_does_not_come_up() {
+fn node_that_does_not_boot_is_reported() {
     let place = Place::new();
-    if !can_run(&place, "a_node_that_does_not_come_up") {
+    if !can_run(&place, "node_that_does_not_boot_is_reported") {
         return;
     }
     // A kernel that panics, and says so.

@@ -167,7 +167,7 @@ fn examples_run_as_processes() {
 /// The tests of the C API need two processes, in the sense of uTofu, in one program: rank 0 gets
 /// rank 1's node, too.
 #[test]
-fn the_c_api_does_the_same_over_a_socket() {
+fn c_api_works_over_a_socket() {
     let jobs = Jobs::new();
     let both = r#"test $TOFU_RANK = 1 && exit
         TOFU_LOCAL_SOCKET=$TOFU_LOCAL_SOCKET,${TOFU_LOCAL_SOCKET%-0}-1 exec "$0""#;
@@ -179,28 +179,28 @@ fn the_c_api_does_the_same_over_a_socket() {
 }
 
 #[test]
-fn memory_is_reached_wherever_a_process_has_it() {
+fn memory_is_reached_anywhere_in_a_process() {
     let jobs = Jobs::new();
     let Some(program) = jobs.own("memory.c") else { return };
     assert_eq!(jobs.lines(&["-n", "2", &program]), ["1: after the fork"]);
 }
 
 #[test]
-fn words_are_not_torn_and_atomic_commands_lose_nothing() {
+fn words_are_whole_and_atomics_exact() {
     let jobs = Jobs::new();
     let Some(program) = jobs.own("words.c") else { return };
     assert_eq!(jobs.lines(&["-n", "4", &program]), ["0: sum 9000 of 9000, no torn word"]);
 }
 
 #[test]
-fn a_put_that_comes_too_early_is_dropped_and_no_fault_of_its_sender() {
+fn early_put_is_dropped_without_a_fault() {
     let jobs = Jobs::new();
     let Some(program) = jobs.own("early.c") else { return };
     assert_eq!(jobs.lines(&["-n", "2", &program]), ["0: 50 early Puts", "0: answered"]);
 }
 
 #[test]
-fn a_rank_that_is_killed_hurts_no_other() {
+fn killed_rank_hurts_no_other() {
     let jobs = Jobs::new();
     let Some(program) = jobs.own("dies.c") else { return };
     let said = jobs.run(&["-n", "3", "--grace", "60s", &program]);
@@ -211,7 +211,7 @@ fn a_rank_that_is_killed_hurts_no_other() {
 
 /// A child has no node of its own, and does not wait for its parent's.
 #[test]
-fn a_rank_that_forks_keeps_its_queue() {
+fn forked_rank_keeps_its_queue() {
     let jobs = Jobs::new();
     let Some(program) = jobs.own("fork.c") else { return };
     for ppn in ["1", "2"] {
@@ -244,7 +244,7 @@ fn ranks_share_nodes() {
 }
 
 #[test]
-fn a_rank_that_is_killed_leaves_its_node_to_the_others() {
+fn killed_rank_leaves_its_node_usable() {
     let jobs = Jobs::new();
     let Some(program) = jobs.own("shared.c") else { return };
     let said = jobs.run(&["-n", "4", "--ppn", "2", "--grace", "60s", &program]);
@@ -306,9 +306,9 @@ fn ranks_work_where_they_are_told_to() {
 
 /// The files that `tofu sdk` writes are enough to compile its examples and run them.
 #[test]
-fn the_sdk_has_examples() {
+fn sdk_has_examples() {
     if !have("make") || !have("gcc") {
-        eprintln!("SKIP the_sdk_has_examples: no make, or no gcc");
+        eprintln!("SKIP sdk_has_examples: no make, or no gcc");
         return;
     }
     let jobs = Jobs::new();
@@ -340,9 +340,9 @@ fn the_sdk_has_examples() {
 
 /// The same for TNW: processes whose nodes are neighbours on a torus of three axes.
 #[test]
-fn the_sdk_has_examples_for_tnw() {
+fn sdk_has_examples_for_tnw() {
     if !have("make") || !have("gcc") {
-        eprintln!("SKIP the_sdk_has_examples_for_tnw: no make, or no gcc");
+        eprintln!("SKIP sdk_has_examples_for_tnw: no make, or no gcc");
         return;
     }
     let jobs = Jobs::new();
@@ -410,7 +410,7 @@ fn python_needs_no_more_than_the_library() {
 }
 
 #[test]
-fn ranks_know_who_they_are_and_rank_0_has_the_input() {
+fn ranks_have_numbers_and_rank_0_the_input() {
     let jobs = Jobs::new();
     let script = "echo $TOFU_RANK of $TOFU_SIZE, $TOFU_PPN on a node, $MINE; cat";
     let args = ["run", "--local", "-n", "2", "--env", "MINE=mine", "--", "sh", "-c", script];
@@ -466,7 +466,7 @@ fn nothing_is_left_however_a_job_ends() {
 
 /// The only remaining way to a neighbour is the longer one around the ring.
 #[test]
-fn barriers_and_reductions_go_round_links_that_the_node_knows_to_be_dead() {
+fn barriers_and_reductions_avoid_dead_links() {
     let jobs = Jobs::new();
     let Some(program) = jobs.own("detour.c") else { return };
     let folder = jobs.programs.path();

@@ -21,9 +21,9 @@ fn up(place: &Place, args: &[&str]) -> Said {
 }
 
 #[test]
-fn a_unit_boots_and_works_together() {
+fn unit_boots_over_the_network() {
     let place = Place::new();
-    if !place.can_boot("a_unit_boots_and_works_together") {
+    if !place.can_boot("unit_boots_over_the_network") {
         return;
     }
     // 12 nodes at once, and the server on one more.
@@ -100,9 +100,9 @@ fn nodes_boot_over_bad_links() {
 }
 
 #[test]
-fn a_guest_finds_what_it_finds_otherwise() {
+fn netbooted_guest_finds_the_usual() {
     let place = Place::new();
-    if !place.can_boot("a_guest_finds_what_it_finds_otherwise") {
+    if !place.can_boot("netbooted_guest_finds_the_usual") {
         return;
     }
     // `puts` takes interrupts, a clock and arguments.

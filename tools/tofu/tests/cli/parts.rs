@@ -135,9 +135,9 @@ fn nodes_of_all_parts_boot_over_the_torus() {
 }
 
 #[test]
-fn a_gateway_reaches_nodes_of_all_parts_from_any_of_them() {
+fn gateway_reaches_all_parts_from_any() {
     let hosts = Hosts::new();
-    if !hosts.place.can_boot("a_gateway_reaches_nodes_of_all_parts_from_any_of_them") {
+    if !hosts.place.can_boot("gateway_reaches_all_parts_from_any") {
         return;
     }
     let guest = ["--guest", "httpd", "--args", "forever=1 count=0 size=64"];
@@ -177,7 +177,7 @@ fn a_gateway_reaches_nodes_of_all_parts_from_any_of_them() {
 }
 
 #[test]
-fn what_is_no_part_of_the_machine_is_refused() {
+fn stranger_part_is_refused() {
     let hosts = Hosts::new();
     let refused = |part, args: &[&str], expected: &str| {
         let error = hosts.place.run_command(hosts.command("demo", part, args)).error();
@@ -203,9 +203,9 @@ fn what_is_no_part_of_the_machine_is_refused() {
 }
 
 #[test]
-fn strangers_and_second_claimants_are_turned_away() {
+fn strangers_and_claimants_are_refused() {
     let hosts = Hosts::new();
-    if !hosts.place.can_boot("strangers_and_second_claimants_are_turned_away") {
+    if !hosts.place.can_boot("strangers_and_claimants_are_refused") {
         return;
     }
     let first = hosts.start("0/2", &[]);
@@ -233,7 +233,7 @@ fn strangers_and_second_claimants_are_turned_away() {
 }
 
 #[test]
-fn parts_of_different_machines_refuse_each_other() {
+fn parts_of_different_machines_are_refused() {
     let hosts = Hosts::new();
     let first = hosts.start("0/2", &[]);
     let other = hosts.command("demo", "1/2", &["--shape", "2x2x1x1x1x1"]);
@@ -247,9 +247,9 @@ fn parts_of_different_machines_refuse_each_other() {
 }
 
 #[test]
-fn a_part_that_is_killed_ends_the_others() {
+fn killed_part_ends_the_others() {
     let hosts = Hosts::new();
-    if !hosts.place.can_boot("a_part_that_is_killed_ends_the_others") {
+    if !hosts.place.can_boot("killed_part_ends_the_others") {
         return;
     }
     let args = ["--args", "rounds=1000000000", "--end-with-part"];
@@ -266,10 +266,10 @@ fn a_part_that_is_killed_ends_the_others() {
 }
 
 #[test]
-fn commands_are_for_the_whole_machine_from_any_part() {
+fn commands_reach_the_machine_from_any_part() {
     let hosts = Hosts::new();
     let place = &hosts.place;
-    if !place.can_boot("commands_are_for_the_whole_machine_from_any_part") {
+    if !place.can_boot("commands_reach_the_machine_from_any_part") {
         return;
     }
     let args = ["--args", "rounds=1000000000", "--grace", "700s"];
@@ -406,9 +406,9 @@ pub(crate) fn wait_for_line(part: &mut Running, what: &str) {
 }
 
 #[test]
-fn a_part_that_is_killed_comes_back() {
+fn killed_part_comes_back() {
     let hosts = Hosts::new();
-    if !hosts.place.can_boot("a_part_that_is_killed_comes_back") {
+    if !hosts.place.can_boot("killed_part_comes_back") {
         return;
     }
     // Each node fetches pages of all others, and then serves its own for ever.
@@ -449,9 +449,9 @@ fn wait_for_all_pages(part: &mut Running) {
 
 /// Three rounds; 1000 with `TOFU_LONG`, or as many as `TOFU_ROUNDS` says.
 #[test]
-fn any_part_may_be_killed_at_any_time_under_load() {
+fn loaded_parts_may_be_killed_any_time() {
     let hosts = Hosts::of::<3>();
-    if !hosts.place.can_boot("any_part_may_be_killed_at_any_time_under_load") {
+    if !hosts.place.can_boot("loaded_parts_may_be_killed_any_time") {
         return;
     }
     let rounds = match (std::env::var("TOFU_ROUNDS"), std::env::var_os("TOFU_LONG")) {
@@ -505,9 +505,9 @@ fn any_part_may_be_killed_at_any_time_under_load() {
 /// Each part but the two with the ends of a TCP stream is ended and started again, one after
 /// another: the stream takes other ways.
 #[test]
-fn a_tcp_stream_outlives_the_parts_on_its_way() {
+fn tcp_stream_outlives_parts_on_its_path() {
     let hosts = Hosts::of::<6>();
-    if !hosts.place.can_boot("a_tcp_stream_outlives_the_parts_on_its_way") {
+    if !hosts.place.can_boot("tcp_stream_outlives_parts_on_its_path") {
         return;
     }
     // Guests of the other nodes have nothing to do, and their parts wait for the two.
@@ -549,10 +549,10 @@ fn a_tcp_stream_outlives_the_parts_on_its_way() {
 }
 
 #[test]
-fn a_part_that_comes_back_hears_what_commands_have_set() {
+fn returning_part_learns_former_commands() {
     let hosts = Hosts::new();
     let place = &hosts.place;
-    if !place.can_boot("a_part_that_comes_back_hears_what_commands_have_set") {
+    if !place.can_boot("returning_part_learns_former_commands") {
         return;
     }
     let args = ["--guest", "httpd", "--args", "forever=1 count=0"];
@@ -652,9 +652,9 @@ pub(crate) fn ip(args: &[&str]) -> bool {
 }
 
 #[test]
-fn a_host_that_is_cut_off_is_seen_and_one_that_stands_still_is_not() {
+fn cut_off_host_is_lost_but_stopped_one_not() {
     let mut hosts = Hosts::new();
-    let test = "a_host_that_is_cut_off_is_seen_and_one_that_stands_still_is_not";
+    let test = "cut_off_host_is_lost_but_stopped_one_not";
     if !hosts.place.can_boot(test) {
         return;
     }

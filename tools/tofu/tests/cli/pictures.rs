@@ -6,7 +6,7 @@ use crate::tofu::{Place, artefact};
 use crate::trace::putting;
 
 #[test]
-fn the_manual_has_the_unit_as_the_command_draws_it() {
+fn manual_has_the_drawn_unit() {
     let place = Place::new();
     let file = artefact("unit.svg");
     place.run(&["topo", "--svg", file.to_str().unwrap()]).ok();
@@ -15,9 +15,9 @@ fn the_manual_has_the_unit_as_the_command_draws_it() {
 }
 
 #[test]
-fn a_trace_is_drawn() {
+fn trace_is_drawn() {
     let place = Place::new();
-    if !place.can_boot("a_trace_is_drawn") {
+    if !place.can_boot("trace_is_drawn") {
         return;
     }
     let _machine = putting(&place);

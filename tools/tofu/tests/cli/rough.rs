@@ -153,9 +153,8 @@ fn carry(ends: [File; 2], trouble: &Trouble) {
 }
 
 #[test]
-fn parts_go_on_over_a_network_that_delays_and_loses_frames_until_it_falls_apart() {
-    const TEST: &str =
-        "parts_go_on_over_a_network_that_delays_and_loses_frames_until_it_falls_apart";
+fn parts_survive_delay_and_loss_until_cut() {
+    const TEST: &str = "parts_survive_delay_and_loss_until_cut";
     let mut hosts = Hosts::new();
     if !hosts.place.can_boot(TEST) {
         return;

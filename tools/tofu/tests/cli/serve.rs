@@ -175,7 +175,7 @@ fn ids(machine: &serde_json::Value) -> u32 {
 }
 
 #[test]
-fn devices_are_of_the_generation_that_is_asked_for() {
+fn devices_have_the_requested_generation() {
     let place = Place::new();
     let file = place.path().join("machine.toml");
     std::fs::write(&file, "generation = \"fx100\"\n").unwrap();
@@ -213,7 +213,7 @@ fn devices_are_of_the_generation_that_is_asked_for() {
 }
 
 #[test]
-fn monitors_map_doorbells_and_windows_that_are_polled() {
+fn monitors_map_doorbells_and_windows() {
     let place = Place::new();
     let file = place.path().join("machine.toml");
     std::fs::write(&file, "doorbell = \"polled\"\n").unwrap();
@@ -296,7 +296,7 @@ fn clients_that_would_wait_in_vain_are_told() {
 }
 
 #[test]
-fn metrics_are_served_where_somebody_asks_for_them() {
+fn metrics_are_served_on_request() {
     let place = Place::new();
     // A port that was free a moment ago.
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

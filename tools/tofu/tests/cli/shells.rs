@@ -24,7 +24,7 @@ fn offered(place: &Place, words: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn bash_completes_commands_options_and_values() {
+fn bash_completes_options_and_values() {
     let place = Place::new();
     assert!(offered(&place, &["tofu", "ex"]).contains(&"exec".to_owned()));
     assert!(offered(&place, &["tofu", "up", "--sh"]).contains(&"--shape".to_owned()));

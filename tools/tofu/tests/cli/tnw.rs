@@ -15,9 +15,9 @@ fn of_links(stats: &Value, node: usize, name: &str) -> u64 {
 }
 
 #[test]
-fn a_machine_of_tnw_is_seen_from_outside() {
+fn tnw_machine_is_seen_from_outside() {
     let place = Place::new();
-    if !place.can_boot("a_machine_of_tnw_is_seen_from_outside") {
+    if !place.can_boot("tnw_machine_is_seen_from_outside") {
         return;
     }
     let rounds = ["--args", "rounds=300000", "--timeout", "600s"];

@@ -108,7 +108,7 @@ fn shown(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_machine_is_seen_on_a_terminal_that_is_given_back() {
+fn top_shows_a_machine_and_resets_terminal() {
     let place = Place::new();
     let error = place.run(&["top"]).error();
     assert!(error.contains("tofu top is for terminals"), "{error}");

@@ -39,9 +39,9 @@ fn spans(events: &[Value]) -> BTreeMap<(u64, u64), Vec<Span>> {
 }
 
 #[test]
-fn a_running_machine_is_traced() {
+fn running_machine_is_traced() {
     let place = Place::new();
-    if !place.can_boot("a_running_machine_is_traced") {
+    if !place.can_boot("running_machine_is_traced") {
         return;
     }
     let mut machine = putting(&place);
@@ -109,9 +109,9 @@ fn a_running_machine_is_traced() {
 }
 
 #[test]
-fn a_flight_recorder_has_what_was_before_the_first_failure() {
+fn flight_recorder_keeps_the_first_failure() {
     let place = Place::new();
-    if !place.can_boot("a_flight_recorder_has_what_was_before_the_first_failure") {
+    if !place.can_boot("flight_recorder_keeps_the_first_failure") {
         return;
     }
     let _machine = putting(&place);

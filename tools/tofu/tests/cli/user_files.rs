@@ -28,7 +28,7 @@ const READERS: [&str; 15] = [
 ];
 
 #[test]
-fn only_regular_files_of_limited_size_are_read() {
+fn only_bounded_regular_files_are_read() {
     let place = Place::new();
     let at = |name: &str| place.path().join(name).into_os_string().into_string().unwrap();
     mkfifoat(CWD, at("pipe"), Mode::RWXU).unwrap();
@@ -58,7 +58,7 @@ fn only_regular_files_of_limited_size_are_read() {
 }
 
 #[test]
-fn a_machine_file_comes_from_standard_input() {
+fn machine_file_comes_from_standard_input() {
     let place = Place::new();
     let file = b"shape = \"3x1x1x1x1x1\"\n";
     let said = place.run_with(&["topo", "-c", "-"], file).ok();
@@ -81,7 +81,7 @@ fn machine_file(place: &Place, text: &str) -> String {
 }
 
 #[test]
-fn all_commands_refuse_the_same_machine_files() {
+fn commands_refuse_the_same_machine_files() {
     let place = Place::new();
     let node = "[[node]]\nat = [1, 0, 0, 0, 0, 0]\n";
     let twice = format!("shape = \"2x1x1x1x1x1\"\n{node}{node}");
@@ -108,7 +108,7 @@ fn all_commands_refuse_the_same_machine_files() {
 }
 
 #[test]
-fn served_devices_have_what_the_machine_file_says() {
+fn served_devices_follow_the_machine_file() {
     let place = Place::new();
     let file = machine_file(
         &place,
@@ -145,7 +145,7 @@ fn a_described_machine_is_the_one_that_would_start() {
 }
 
 #[test]
-fn a_check_starts_and_writes_nothing() {
+fn check_starts_and_writes_nothing() {
     let place = Place::new();
     let file = machine_file(&place, "shape = \"2x1x1x1x1x1\"\n");
     let capture = place.path().join("capture");

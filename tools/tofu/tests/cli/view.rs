@@ -74,7 +74,7 @@ fn links_down(place: &Place) -> usize {
 }
 
 #[test]
-fn the_page_is_for_those_who_have_its_address() {
+fn page_needs_its_secret_address() {
     let place = Place::new();
     let (mut machine, _) = place.start(&["serve", "--json", "--shape", "1x1x1x2x3x2"]);
     place.wait_for_machine();
@@ -314,7 +314,7 @@ fn names_are_text_and_no_markup() {
 }
 
 #[test]
-fn recordings_that_are_none_are_refused_by_line() {
+fn invalid_recordings_are_refused_by_line() {
     let place = Place::new();
     let file = place.path().join("film");
     let good = film("m", "running");

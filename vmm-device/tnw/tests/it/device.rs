@@ -110,7 +110,7 @@ impl Pair {
 }
 
 #[test]
-fn an_answer_that_nobody_has_looked_at_is_an_answer() {
+fn unread_answer_counts_as_answer() {
     let pair = Pair::new();
     pair.store(window(X_PLUS, Channel::ALL[0]));
     pair.run(0);
@@ -176,7 +176,7 @@ fn put(windows: &SharedWindows, number: u64, last: bool) {
 }
 
 #[test]
-fn a_window_is_memory_from_one_write_to_the_next() {
+fn window_is_memory_between_writes() {
     let (pair, windows) = shared();
     let at = window(X_PLUS, CHANNEL);
     // The guest must notify the device until the window is polled.
@@ -227,7 +227,7 @@ fn a_window_is_memory_from_one_write_to_the_next() {
 }
 
 #[test]
-fn a_window_that_cannot_be_memory_is_none() {
+fn unfit_window_is_refused() {
     let pair = Pair::new();
     assert_eq!(pair.nodes[0].read_register(Register::Nwp(NwpReg::Features)), 0);
     pair.write(ChannelReg::TxMode, 1);

@@ -253,7 +253,7 @@ proptest! {
 
     /// A channel from which no packets are taken fills up and stalls alone.
     #[test]
-    fn a_full_channel_stalls_no_other(
+    fn full_channel_stalls_no_other(
         to_b in fates(),
         to_a in fates(),
         from_a in sends(),
@@ -283,7 +283,7 @@ proptest! {
 
     /// After a reset of one end, everything that either end sends from then on arrives.
     #[test]
-    fn a_reset_ends_nothing_but_what_it_forgets(
+    fn reset_ends_only_its_own(
         to_b in fates(),
         to_a in fates(),
         before in sends(),
@@ -326,7 +326,7 @@ proptest! {
 }
 
 #[test]
-fn without_errors_nothing_is_sent_twice_or_refused() {
+fn faultless_link_repeats_nothing() {
     let mut world = World::new(Vec::new(), Vec::new());
     let sends: Sends = (0..200).map(|n| (n % CHANNELS, 8)).collect();
     let sent = queue(&mut world.a, &sends);
@@ -339,7 +339,7 @@ fn without_errors_nothing_is_sent_twice_or_refused() {
 }
 
 #[test]
-fn an_error_brings_a_nack_a_restart_and_everything_again() {
+fn error_brings_nack_restart_and_resend() {
     // First the initial HELLO, RESTART and ACK, then data.
     let mut world = World::new(Vec::new(), Vec::new());
     world.run();
@@ -356,7 +356,7 @@ fn an_error_brings_a_nack_a_restart_and_everything_again() {
 }
 
 #[test]
-fn who_gets_no_answer_asks_less_and_less_often_and_says_so() {
+fn unanswered_sender_backs_off_and_reports() {
     let mut node = Node::new(1);
     node.to_send[0].push_back(data(Channel::ALL[0], 1, 0));
     let (mut now, mut nowhere) = (0, Wire::default());
@@ -375,7 +375,7 @@ fn who_gets_no_answer_asks_less_and_less_often_and_says_so() {
 }
 
 #[test]
-fn of_a_run_that_came_in_part_the_rest_is_sent_again() {
+fn rest_of_a_partial_run_is_resent() {
     let mut world = World::new(Vec::new(), Vec::new());
     world.run();
     world.to_b.fates = [Fate::Part(3)].into();
@@ -394,7 +394,7 @@ fn of_a_run_that_came_in_part_the_rest_is_sent_again() {
 }
 
 #[test]
-fn who_had_to_wait_for_room_does_not_wait_longer_for_an_answer() {
+fn stalled_sender_keeps_its_timeout() {
     let mut world = World::new(Vec::new(), Vec::new());
     world.run();
     (world.a.stuck[0], world.b.stuck[0]) = (true, true);
@@ -428,7 +428,7 @@ fn who_had_to_wait_for_room_does_not_wait_longer_for_an_answer() {
 }
 
 #[test]
-fn no_more_is_under_way_than_the_buffer_holds() {
+fn in_flight_packets_fit_the_buffer() {
     let mut world = World::new(Vec::new(), Vec::new());
     world.run();
     world.to_b.fates = vec![Fate::Lost; 4096].into();

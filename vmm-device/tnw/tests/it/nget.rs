@@ -175,7 +175,7 @@ impl Pair {
 const LEN: usize = 1 << 20;
 
 #[test]
-fn a_message_that_is_waited_for_is_copied_once() {
+fn awaited_message_is_copied_once() {
     for len in [1, 127, 128, 5000, LEN - 1, LEN] {
         let mut pair = Pair::new(true);
         let sent = pair.fill(len, 3);
@@ -195,7 +195,7 @@ fn a_message_that_is_waited_for_is_copied_once() {
 }
 
 #[test]
-fn a_link_that_lends_nothing_has_bytes() {
+fn lending_nothing_copies_bytes() {
     let mut pair = Pair::new(false);
     let sent = pair.fill(LEN, 4);
     pair.credit(LEN as u64);
@@ -346,7 +346,7 @@ proptest! {
 
 /// Without an answer, memory can be reused after the first timeout.
 #[test]
-fn an_nget_is_over_though_nobody_answers() {
+fn nget_ends_without_an_answer() {
     let pair = Pair::new(true);
     pair.fill(1000, 9);
     pair.nget(1000);

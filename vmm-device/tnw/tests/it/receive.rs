@@ -96,7 +96,7 @@ proptest! {
 }
 
 #[test]
-fn memory_that_is_gone_is_told_and_the_next_message_goes_on() {
+fn lost_memory_spares_the_next_message() {
     let memory = memory();
     let mut receive = Receive::default();
     receive.add(credit(1 << 40, 256, 1)).unwrap();
@@ -110,7 +110,7 @@ fn memory_that_is_gone_is_told_and_the_next_message_goes_on() {
 }
 
 #[test]
-fn a_message_that_is_cut_ends_its_credit_and_the_rest_of_it_is_dropped() {
+fn cut_message_ends_its_credit() {
     let memory = memory();
     let mut receive = Receive::default();
     receive.add(credit(0x2000, 1024, 1)).unwrap();
@@ -130,7 +130,7 @@ fn a_message_that_is_cut_ends_its_credit_and_the_rest_of_it_is_dropped() {
 }
 
 #[test]
-fn a_credit_that_is_cancelled_takes_the_rest_of_its_message_with_it() {
+fn cancelled_credit_takes_the_messages_rest() {
     let memory = memory();
     let mut receive = Receive::default();
     receive.add(credit(0x2000, 1024, 1)).unwrap();

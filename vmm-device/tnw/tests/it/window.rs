@@ -121,7 +121,7 @@ fn what_is_stored_already_is_not_changed() {
 }
 
 #[test]
-fn what_is_cleared_is_gone_and_the_ring_goes_on_behind_it() {
+fn cleared_data_is_gone_and_ring_continues() {
     let mut window = Window::new();
     for at in [0, 64, 128, 256] {
         window.store(at, &[1; 64], true).unwrap();

@@ -16,7 +16,7 @@ use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, P
 use tofu_inproc::Buffer;
 
 #[test]
-fn a_put_between_two_clients() {
+fn put_works_between_two_clients() {
     const LEN: usize = 100_000;
     let host = Host::sealed();
     let coords = host.servers[1].coords();
@@ -109,7 +109,7 @@ fn what_a_client_finds() {
 }
 
 #[test]
-fn posted_writes_are_done_in_order_and_resets_undo_them() {
+fn posted_writes_are_ordered_and_reset() {
     let host = Host::sealed();
     let (mut client, _thread) = host.attach(0);
     for line in 0..=255 {
@@ -126,7 +126,7 @@ fn posted_writes_are_done_in_order_and_resets_undo_them() {
 }
 
 #[test]
-fn interrupts_wait_for_their_eventfd_and_follow_a_new_one() {
+fn interrupts_follow_a_new_eventfd() {
     let host = Host::sealed();
     let (mut client, thread) = host.attach(0);
     let endpoint = host.servers[0].node().unwrap().endpoint();
@@ -174,7 +174,7 @@ fn interrupts_wait_for_their_eventfd_and_follow_a_new_one() {
 }
 
 #[test]
-fn clients_come_and_go_until_the_server_is_stopped() {
+fn clients_come_and_go_until_server_stops() {
     let host = Host::sealed();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
@@ -243,7 +243,7 @@ impl End {
 /// Node 0's client dies in the middle of its Puts to node 1, then node 1's in the middle of those
 /// to it. The survivor keeps working, and the next client finds everything in order.
 #[test]
-fn clients_that_die_in_the_middle_of_traffic_harm_nobody() {
+fn clients_killed_in_traffic_harm_no_other() {
     let host = Host::sealed();
     let directory = tempfile::tempdir().unwrap();
     // One server is run in each of the two ways.

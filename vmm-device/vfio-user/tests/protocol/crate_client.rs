@@ -213,11 +213,11 @@ fn drive(host: &Host, polled: bool) {
 }
 
 #[test]
-fn cloud_hypervisors_client_with_trapped_doorbells() {
+fn cloud_hypervisor_traps_doorbells() {
     drive(&Host::new(Backing::Any, Limits::DEFAULT), false);
 }
 
 #[test]
-fn cloud_hypervisors_client_with_polled_doorbells() {
+fn cloud_hypervisor_polls_doorbells() {
     drive(&Host::polled_with(Backing::Any), true);
 }

@@ -123,7 +123,7 @@ impl Looped {
 }
 
 #[test]
-fn a_doorbell_in_a_mapped_page_is_heard_however_long_it_was_quiet() {
+fn mapped_doorbell_is_heard_after_quiet() {
     let host = Host::polled();
     let (client, thread) = host.attach(0);
     let mut looped = Looped::mapped(&host, client);
@@ -143,7 +143,7 @@ fn a_doorbell_in_a_mapped_page_is_heard_however_long_it_was_quiet() {
 
 /// A barrier channel whose rounds are started in a mapped page, and by messages.
 #[test]
-fn a_barrier_is_started_in_a_mapped_page_however_long_it_was_quiet() {
+fn mapped_barrier_starts_after_quiet() {
     for polled in [true, false] {
         let host = if polled { Host::polled() } else { Host::sealed() };
         let (mut client, thread) = host.attach(0);
@@ -178,7 +178,7 @@ fn a_barrier_is_started_in_a_mapped_page_however_long_it_was_quiet() {
 }
 
 #[test]
-fn a_page_of_a_disabled_queue_is_memory_without_consequences() {
+fn disabled_queues_page_is_plain_memory() {
     let host = Host::polled();
     let (mut client, thread) = host.attach(0);
     let mut remote = Remote::new({
@@ -218,7 +218,7 @@ fn a_page_of_a_disabled_queue_is_memory_without_consequences() {
 }
 
 #[test]
-fn the_next_client_has_pages_of_its_own() {
+fn next_client_has_separate_pages() {
     let host = Host::polled();
     let (mut client, thread) = host.attach(0);
     let kept = map_pages(&mut client);
@@ -238,7 +238,7 @@ fn the_next_client_has_pages_of_its_own() {
 }
 
 #[test]
-fn nothing_can_be_mapped_without_polled_doorbells_or_a_place_for_the_descriptor() {
+fn mapping_needs_polling_and_a_descriptor() {
     let ask = words(&[WHOLE, 0, 0, 0, 0, 0, 0, 0]);
     let (mut trapped, _thread) = Host::sealed().attach(0);
     let (info, fds) = trapped.call_for_fds(GET_REGION_INFO, &ask);
@@ -262,7 +262,7 @@ fn nothing_can_be_mapped_without_polled_doorbells_or_a_place_for_the_descriptor(
 }
 
 #[test]
-fn a_doorbell_rings_by_its_event_descriptor() {
+fn doorbell_rings_by_its_event_descriptor() {
     let host = Host::sealed();
     let mut former: Vec<std::os::fd::OwnedFd> = Vec::new();
     for _ in 0..2 {
@@ -339,7 +339,7 @@ fn all_doorbells(client: &mut Client) -> (Vec<u64>, Vec<std::os::fd::OwnedFd>) {
 }
 
 #[test]
-fn event_descriptors_go_to_as_many_queues_as_the_client_takes() {
+fn event_descriptors_fit_the_clients_limit() {
     let host = Host::sealed();
     let (mut client, thread) = host.connect(0);
     client.negotiate_for(8);

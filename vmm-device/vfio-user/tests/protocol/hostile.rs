@@ -53,7 +53,7 @@ fn wrong_versions_are_refused() {
 }
 
 #[test]
-fn messages_of_impossible_sizes_end_the_connection() {
+fn impossible_sizes_end_the_connection() {
     let host = Host::sealed();
     for size in [0, 15, (1 << 20) + 33, u32::MAX] {
         let (mut client, thread) = host.attach(0);
@@ -73,7 +73,7 @@ fn messages_of_impossible_sizes_end_the_connection() {
 }
 
 #[test]
-fn messages_that_break_off_end_the_connection() {
+fn broken_messages_end_the_connection() {
     let host = Host::sealed();
     let mut message = header(1, REGION_WRITE, 40, 0);
     message.extend(access(CONFIG, 4, 8));
@@ -194,7 +194,7 @@ fn memory_that_cannot_be_had_is_refused() {
 }
 
 #[test]
-fn interrupts_that_cannot_be_had_are_refused() {
+fn unavailable_interrupts_are_refused() {
     let host = Host::sealed();
     let (mut client, thread) = host.attach(0);
     let event = Event::new();

@@ -71,7 +71,7 @@ fn ranges_that_touch_are_one_for_the_device() {
 }
 
 #[test]
-fn unmapping_waits_for_the_transfers_that_use_a_range() {
+fn unmapping_waits_for_transfers_in_range() {
     let host = Host::sealed();
     let (mut client, _thread) = host.attach(0);
     let file = sealed(8192);
@@ -118,7 +118,7 @@ fn limits_are_kept_and_given_back() {
 }
 
 #[test]
-fn pages_that_continue_each_other_are_one_range() {
+fn adjacent_pages_are_one_range() {
     const PAGES: u64 = 1000;
     let host = Host::sealed();
     let (mut client, thread) = host.attach(0);
@@ -155,7 +155,7 @@ fn pages_that_continue_each_other_are_one_range() {
 }
 
 #[test]
-fn cutting_a_range_makes_no_more_ranges_than_are_allowed() {
+fn cutting_keeps_within_the_range_limit() {
     let host = Host::new(Backing::Sealed, Limits { ranges: 2, ..Limits::DEFAULT });
     let (mut client, _thread) = host.attach(0);
     let file = sealed(8 * PAGE);
@@ -172,7 +172,7 @@ fn cutting_a_range_makes_no_more_ranges_than_are_allowed() {
 }
 
 #[test]
-fn a_range_is_memory_only_for_what_it_is_mapped_for() {
+fn range_allows_only_its_mapped_access() {
     let host = Host::sealed();
     let (mut client, _thread) = host.attach(0);
     let file = sealed(3 * PAGE);

@@ -11,7 +11,7 @@ fn error_of(path: &Path) -> String {
 }
 
 #[test]
-fn a_dead_socket_is_replaced_and_a_living_one_is_not() {
+fn only_a_dead_socket_is_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("node");
     // What a killed process leaves behind.

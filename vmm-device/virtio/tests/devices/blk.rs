@@ -195,7 +195,7 @@ fn requests_that_cannot_be_fail_alone() {
 }
 
 #[test]
-fn a_driver_that_keeps_to_the_limits_is_served() {
+fn compliant_driver_is_served() {
     let image = image(MAX_REQUEST / 512);
     let mut disk = Disk::new(image.path(), true, feature::INDIRECT_DESC);
     let size_max = u32::from_le_bytes(disk.guest.read(cap::DEVICE, 8));
@@ -207,7 +207,7 @@ fn a_driver_that_keeps_to_the_limits_is_served() {
 }
 
 #[test]
-fn the_serial_number_is_told() {
+fn serial_number_is_reported() {
     let image = image(1);
     let mut disk = Disk::new(image.path(), true, 0);
     assert_eq!(disk.request(GET_ID, 0, &[from_device(BUFFERS, 20)], false), (OK, 21));
@@ -228,7 +228,7 @@ fn read_only_is_read_only() {
 }
 
 #[test]
-fn an_image_has_one_writer_or_many_readers() {
+fn image_has_one_writer_or_many_readers() {
     let image = image(8);
     let reader = open(image.path(), true).unwrap();
     let another = open(image.path(), true).unwrap();
@@ -266,7 +266,7 @@ fn bad_images_are_refused_in_one_line() {
 
 /// An image that shrinks while it is in use fails requests, and nothing else.
 #[test]
-fn a_truncated_image_is_an_error_of_the_request() {
+fn truncated_image_fails_the_request() {
     let image = image(64);
     let mut disk = Disk::new(image.path(), true, 0);
     image.as_file().set_len(512).unwrap();

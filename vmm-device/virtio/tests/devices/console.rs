@@ -94,7 +94,7 @@ fn read(stream: &mut UnixStream, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_terminal_speaks_both_ways() {
+fn terminal_works_both_ways() {
     let (mut ours, device) = pair();
     let (console, handle) = plain(Some(device));
     let guest = Guest::new(console);
@@ -118,7 +118,7 @@ fn a_terminal_speaks_both_ways() {
 }
 
 #[test]
-fn a_named_port_introduces_itself() {
+fn named_port_introduces_itself() {
     let (mut ours, device) = pair();
     let (console, handles) = with_agent([None, Some(device)]);
     let guest = Guest::new(console);
@@ -172,7 +172,7 @@ fn a_named_port_introduces_itself() {
 
 /// A driver without MULTIPORT gets the first port.
 #[test]
-fn a_simple_driver_has_a_terminal() {
+fn simple_driver_has_a_terminal() {
     let (mut ours, device) = pair();
     let (console, _handles) = with_agent([Some(device), None]);
     let guest = Guest::new(console);
@@ -198,7 +198,7 @@ fn byte(i: usize) -> u8 {
 
 /// The guest writes more than the stream takes: it is held up, and nothing is lost.
 #[test]
-fn a_slow_host_holds_up_the_guest() {
+fn slow_host_holds_up_the_guest() {
     const BUFFERS_SENT: usize = 1024;
     let (mut ours, device) = pair();
     let (console, _handles) = with_agent([None, Some(device)]);
@@ -248,7 +248,7 @@ fn a_slow_host_holds_up_the_guest() {
 
 /// The host writes more than the guest has buffers for: it is held up, and nothing is lost.
 #[test]
-fn a_slow_guest_holds_up_the_host() {
+fn slow_guest_holds_up_the_host() {
     const TOTAL: usize = 4 << 20;
     let (mut ours, device) = pair();
     let (console, _handles) = with_agent([None, Some(device)]);
@@ -297,7 +297,7 @@ fn a_slow_guest_holds_up_the_host() {
 
 /// Data that was written before the other end closed still arrives.
 #[test]
-fn the_last_words_arrive() {
+fn last_words_arrive() {
     let (mut ours, device) = pair();
     let (console, _handle) = plain(Some(device));
     let guest = Guest::new(console);

@@ -90,7 +90,7 @@ fn tables_that_cannot_be() {
 }
 
 #[test]
-fn an_available_index_that_runs_ahead() {
+fn available_index_runs_ahead() {
     refuses("more than the queue holds", |guest, queue| {
         guest.memory.write_obj(9u16, GuestAddress(queue.avail + 2)).unwrap();
     });

@@ -146,7 +146,7 @@ fn find(
 }
 
 #[test]
-fn the_function_says_what_it_is_and_can() {
+fn function_describes_itself() {
     let guest = Guest::new(Iommu::new());
     let identity: [u8; 4] = {
         use tofu_pci::PciFunction;
@@ -166,7 +166,7 @@ fn the_function_says_what_it_is_and_can() {
 }
 
 #[test]
-fn an_endpoint_reaches_what_is_mapped_for_it_and_nothing_else() {
+fn endpoint_reaches_only_its_mappings() {
     use Permissions::{Read, ReadWrite, Write};
     let iommu = Iommu::new();
     let (one, two) = (iommu.endpoint(8), iommu.endpoint(16));
@@ -212,7 +212,7 @@ fn an_endpoint_reaches_what_is_mapped_for_it_and_nothing_else() {
 }
 
 #[test]
-fn a_probe_tells_of_the_window_for_interrupts() {
+fn probe_reports_the_interrupt_window() {
     let iommu = Iommu::new();
     iommu.endpoint(8);
     let mut driver = Driver::new(&iommu, ALL);
@@ -287,7 +287,7 @@ fn requests_that_cannot_be_change_nothing() {
 }
 
 #[test]
-fn features_that_were_not_agreed_upon_do_not_work() {
+fn features_not_negotiated_do_not_work() {
     let iommu = Iommu::new();
     iommu.endpoint(8);
     let mut driver = Driver::new(&iommu, F_INPUT_RANGE);
@@ -299,7 +299,7 @@ fn features_that_were_not_agreed_upon_do_not_work() {
 }
 
 #[test]
-fn a_reset_detaches_all_and_keeps_bypass() {
+fn reset_detaches_all_and_keeps_bypass() {
     let iommu = Iommu::new();
     let endpoint = iommu.endpoint(8);
     for bypass in [1, 0] {
@@ -370,7 +370,7 @@ fn garbage_is_answered() {
 
 /// A device behind the IOMMU: its rings and buffers are at the addresses that the driver mapped.
 #[test]
-fn a_disk_behind_it_works_through_mappings() {
+fn disk_behind_iommu_works_through_mappings() {
     // Far above all memory.
     const AT: u64 = 1 << 40;
     let folder = tempfile::tempdir().unwrap();
@@ -440,7 +440,7 @@ fn a_disk_behind_it_works_through_mappings() {
 }
 
 #[test]
-fn a_ring_that_is_not_mapped_is_refused() {
+fn unmapped_ring_is_refused() {
     let iommu = Iommu::new();
     let endpoint = iommu.endpoint(8);
     let mut driver = Driver::new(&iommu, ALL);
@@ -460,7 +460,7 @@ fn a_ring_that_is_not_mapped_is_refused() {
 
 /// As a device other than a virtio device uses it.
 #[test]
-fn an_access_is_to_all_of_a_range_or_to_nothing() {
+fn access_covers_a_whole_range_or_nothing() {
     let iommu = Iommu::new();
     let endpoint = iommu.endpoint(8);
     let mut driver = Driver::new(&iommu, ALL);

@@ -28,7 +28,7 @@ fn random_bytes_come_and_differ() {
 }
 
 #[test]
-fn a_request_is_bounded() {
+fn request_is_bounded() {
     let guest = Guest::new(Rng::new());
     let mut queues = guest.start(feature::EVENT_IDX, 1, 8);
     // Most of it lies outside of memory, which the device cannot reach.

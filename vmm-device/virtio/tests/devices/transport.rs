@@ -12,7 +12,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::driver::{BUFFERS, Guest, from_device, wait};
 
 #[test]
-fn a_driver_finds_what_the_specification_says() {
+fn driver_finds_the_specified_layout() {
     let guest = Guest::new(Rng::new());
     let mut ids = [0; 4];
     guest.function.config_read(0, &mut ids);
@@ -79,7 +79,7 @@ fn queue_registers_keep_what_can_be() {
 }
 
 #[test]
-fn the_window_reaches_the_registers() {
+fn window_reaches_the_registers() {
     let guest = Guest::new(Rng::new());
     let point = |bar: u8, offset: u64, len: u32| {
         guest.function.config_write(guest.window + 4, &[bar]);
@@ -128,7 +128,7 @@ impl Doorbells for Recorder {
 }
 
 #[test]
-fn an_attached_doorbell_does_what_a_write_does() {
+fn attached_doorbell_acts_like_a_write() {
     let guest = Guest::new(Rng::new());
     let recorder = Recorder::default();
     guest.function.attach_doorbell(&recorder).unwrap();
@@ -157,7 +157,7 @@ fn without_msix_the_interrupt_status_tells() {
 }
 
 #[test]
-fn a_driver_that_wants_no_interrupts_gets_none() {
+fn driver_can_refuse_interrupts() {
     let guest = Guest::new(Rng::new());
     let mut queues = guest.start(0, 1, 8);
     let flags = vm_memory::GuestAddress(queues[0].avail);
@@ -169,7 +169,7 @@ fn a_driver_that_wants_no_interrupts_gets_none() {
 }
 
 #[test]
-fn without_bus_mastering_memory_is_left_alone() {
+fn disabled_bus_mastering_spares_memory() {
     let guest = Guest::new(Rng::new());
     let mut queues = guest.start(0, 1, 8);
     guest.function.config_write(pci::COMMAND, &pci::COMMAND_MEMORY.to_le_bytes());
@@ -237,7 +237,7 @@ fn resets_under_load() {
 }
 
 #[test]
-fn the_thread_starts_with_what_was_asked_for_and_ends_with_the_function() {
+fn thread_follows_the_functions_life() {
     let seen = Arc::new(Mutex::new(None));
     let start: tofu_virtio::ThreadStart = {
         let seen = Arc::clone(&seen);

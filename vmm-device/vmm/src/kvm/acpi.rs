@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_fit_their_place_with_the_most_vcpus_and_functions() {
+    fn tables_fit_with_most_vcpus_and_functions() {
         let slots: Vec<_> = (1..32).map(Slot).collect();
         let all = Viot { iommu: slots[0], behind: &slots };
         let size = tables(layout::VCPUS_MAX, MMIO64, Some(all)).len() as u64;
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fadt_names_the_ports_that_the_machine_has() {
+    fn fadt_names_the_machines_ports() {
         let tables = tables(1, MMIO64, None);
         let fadt = find(&tables, b"FACP");
         assert_eq!(word(fadt, 40), quad(fadt, 140), "both pointers name the DSDT");
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn the_madt_names_each_vcpu_once() {
+    fn madt_names_each_vcpu_once() {
         for vcpus in [1, 2, 16] {
             let tables = tables(vcpus, MMIO64, None);
             let madt = find(&tables, b"APIC");
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mcfg_names_the_ecam_window() {
+    fn mcfg_names_the_ecam_window() {
         let tables = tables(1, MMIO64, None);
         let mcfg = find(&tables, b"MCFG");
         assert_eq!(mcfg.len(), 44 + 16);
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn the_viot_names_the_iommu_and_what_is_behind_it() {
+    fn viot_names_the_iommu_and_its_devices() {
         let slots = [4, 1, 9].map(Slot);
         // It cannot be behind itself.
         let tables = tables(1, MMIO64, Some(Viot { iommu: slots[1], behind: &slots }));
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dsdt_describes_the_windows_of_the_host_bridge() {
+    fn dsdt_describes_the_bridge_windows() {
         let tables = tables(3, MMIO64, None);
         let dsdt = find(&tables, b"DSDT");
         let position = |bytes: &[u8]| dsdt.windows(bytes.len()).position(|at| at == bytes);

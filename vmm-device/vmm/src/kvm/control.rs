@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_outcome_counts_and_the_last_vcpu_gets_it() {
+    fn first_outcome_counts_for_the_last_vcpu() {
         let control = Control::new(2);
         control.begin();
         assert!(control.wait(Duration::ZERO).is_none());

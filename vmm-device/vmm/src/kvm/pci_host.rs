@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ecam_addresses_split_into_function_and_register() {
+    fn ecam_addresses_split_into_parts() {
         let base = layout::ECAM_START;
         assert_eq!(ecam(base - 1), None);
         assert_eq!(ecam(base), Some((Some(Slot(0)), 0)));

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_tells_the_time_and_keeps_memory() {
+    fn clock_tells_time_and_keeps_memory() {
         let platform = Platform::new(false);
         assert_eq!(cmos(&platform, 0x0d), 0x80);
         assert_eq!(cmos(&platform, 0x0a) & 0x80, 0, "no update in progress");
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn sleep_type_5_powers_off_and_other_types_do_not() {
+    fn only_sleep_type_5_powers_off() {
         let platform = Platform::new(true);
         let write = |value: u16| platform.write(layout::PORT_PM1_CONTROL, &value.to_le_bytes());
         assert_eq!(write(5 << 10), Ok(None));
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn the_timer_counts_at_its_rate_and_wraps() {
+    fn timer_counts_at_its_rate_and_wraps() {
         assert_eq!(Power::timer(Duration::from_secs(1)), 3_579_545);
         assert_eq!(Power::timer(Duration::from_secs(5)), (5 * 3_579_545) & 0xff_ffff);
         let platform = Platform::new(true);

@@ -87,7 +87,7 @@ mod tests {
     use crate::support::LinuxSupport;
 
     #[test]
-    fn linux_runs_where_kvm_is_usable_and_of_a_known_kind() {
+    fn linux_runs_on_usable_known_kvm() {
         let host = |virtualisation, problem: Option<&str>| HostSupport {
             virtualisation,
             problem: problem.map(str::to_owned),

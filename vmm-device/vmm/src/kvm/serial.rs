@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn output_is_cut_at_line_ends_and_at_the_limit() {
+    fn output_is_cut_at_line_ends_and_limit() {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let sink = {
             let seen = seen.clone();

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_counter_counts_as_fast_each_time() {
+    fn counter_speed_is_stable() {
         let khz = host_tsc_khz().expect("a counter");
         // From the slowest to the fastest that processors have.
         assert!((100_000..10_000_000).contains(&khz), "{khz}");

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn each_file_begins_with_the_head_and_the_oldest_go() {
+    fn files_begin_with_the_head_and_oldest_go() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("node0.pcapng");
         let head = [block(HEAD[0], &[1; 16]), block(1, &[2; 8]), block(1, &[3; 8])].concat();
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_is_longer_than_a_file_has_one() {
+    fn oversized_block_gets_its_own_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("all");
         let mut ring = Ring::new(&path, 10, None).unwrap();

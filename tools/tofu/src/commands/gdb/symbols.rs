@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_its_symbols_at_their_addresses() {
+    fn file_has_symbols_at_their_addresses() {
         let list = "ffffffff81000000 T _text\nffffffffc0401010 t tofu_xmit\t[tofu]\n";
         let file = elf(list.as_bytes(), Arch::X86_64).unwrap();
         let table_at = (HEADER + 4 * SECTION) as usize;

@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_listed_with_what_happened_in_a_second() {
+    fn nodes_are_listed_with_their_last_second() {
         let lines = shown(&view(4), 80, 24);
         assert_eq!(lines[0], "tofu: 4x1x1x1x1x1 fugaku, up 12 s, 1 links down");
         assert!(lines[1].contains("cmd/s   sent/s   recv/s   err/s waiting"), "{lines:?}");
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn every_size_of_terminal_will_do_and_no_control_characters_get_out() {
+    fn any_terminal_size_works_escaped() {
         let mut view = view(768);
         for _ in 0..800 {
             view.key(Key::Down);

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_seconds_are_kept_up_to_the_first_failure() {
+    fn recorder_keeps_the_last_seconds() {
         let mut flight = Flight::new(Duration::from_nanos(1000));
         assert_eq!(flight.take((1..30).map(|n| command(n * 100, 0)).collect(), Vec::new()), None);
         let what = flight.take(vec![command(3000, 0), command(3100, 0x33)], Vec::new()).unwrap();

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn traces_of_the_fuzz_corpora_are_good_files() {
+    fn corpora_traces_are_valid_files() {
         for (target, traced) in [
             ("descriptors", tofu_fuzz::descriptors::traced as fn(&[u8]) -> Traced),
             ("tables", tofu_fuzz::tables::traced),

@@ -253,7 +253,7 @@ mod tests {
     use crate::commands::trace::text::example;
 
     #[test]
-    fn a_picture_has_no_markup_and_no_control_characters_of_others() {
+    fn picture_escapes_markup_and_controls() {
         let mut picture = Picture::default();
         let why = Some("</title><script>\u{1b}[31m&\"".to_owned());
         picture.command(&TracedCommand { why, rcode: 0x33, ..example() });

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_a_line_without_anything_that_steers_a_terminal() {
+    fn command_is_one_escaped_line() {
         let mut out = Vec::new();
         command(&mut out, &example()).unwrap();
         let out = String::from_utf8(out).unwrap();

@@ -156,7 +156,7 @@ fn endpoint(space: &Arc<Space>, number: u32) -> Endpoint {
 proptest! {
     /// Answers and addresses are those of the model.
     #[test]
-    fn the_table_is_like_its_model(steps in prop::collection::vec(step(), 1..80)) {
+    fn table_matches_its_model(steps in prop::collection::vec(step(), 1..80)) {
         let space = space();
         let mut model = Model { bypass: true, ..Model::default() };
         for step in steps {
@@ -184,7 +184,7 @@ proptest! {
 }
 
 #[test]
-fn the_ends_of_all_addresses_are_no_surprise() {
+fn address_space_ends_are_handled() {
     let space = space();
     space.attach(0, 7, false).unwrap();
     let all = (0, u64::MAX);

@@ -113,7 +113,7 @@ fn e820(memory: &GuestMemory) -> Vec<(u64, u64, u64)> {
 }
 
 #[test]
-fn an_elf_kernel_is_entered_in_64_bit_mode_with_a_zero_page() {
+fn elf_kernel_enters_64_bit_mode() {
     let memory = memory(64 * MIB);
     let kernel = elf(0x100_0010, &[(0x100_0000, &[0xaa; 100], 2 * MIB)], None);
     let boot = LinuxBoot {
@@ -138,7 +138,7 @@ fn an_elf_kernel_is_entered_in_64_bit_mode_with_a_zero_page() {
 }
 
 #[test]
-fn a_pvh_note_leads_to_the_pvh_entry() {
+fn pvh_note_leads_to_the_pvh_entry() {
     let memory = memory(4096 * MIB);
     let kernel = elf(0x100_0000, &[(0x100_0000, &[0xaa; 64], 4096)], Some(0x100_0020));
     let boot = LinuxBoot {
@@ -177,7 +177,7 @@ fn a_pvh_note_leads_to_the_pvh_entry() {
 }
 
 #[test]
-fn a_bzimage_keeps_its_header_and_is_entered_behind_its_start() {
+fn bzimage_is_entered_behind_its_start() {
     let memory = memory(64 * MIB);
     let kernel = bzimage(&[0x55; 8000]);
     let boot =
@@ -194,7 +194,7 @@ fn a_bzimage_keeps_its_header_and_is_entered_behind_its_start() {
 }
 
 #[test]
-fn the_memory_map_covers_all_memory_and_nothing_else() {
+fn memory_map_covers_exactly_all_memory() {
     let kernel = elf(0x10_0000, &[(0x10_0000, &[0; 64], 64)], None);
     for size in [2 * MIB, 192 * MIB, 3072 * MIB, 3072 * MIB + 4096, 8192 * MIB] {
         let memory = memory(size);
@@ -313,7 +313,7 @@ fn check(memory: &GuestMemory, boot: &LinuxBoot<'_>) {
 
 proptest! {
     #[test]
-    fn no_image_makes_the_loader_panic_or_overwrite_boot_data(
+    fn no_image_breaks_loader_or_boot_data(
         kind in 0..3usize,
         changes in prop::collection::vec((0..1200usize, any::<u8>()), 0..12),
         wide in prop::option::of((0..600usize, any::<u64>())),
