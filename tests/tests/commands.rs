@@ -94,6 +94,17 @@ fn piggyback_data_comes_from_registers() {
     assert_eq!(b.words(0, 4), [0x0707_0707, 0x11, 0x22, 0x33]);
 }
 
+/// The operations, and what they make of `old` and `x`. The low 4 bytes hold for words of 4 bytes.
+fn results(old: u64, x: u64) -> [(ArmwOp, u64); 5] {
+    [
+        (ArmwOp::Swap, x),
+        (ArmwOp::Add, old.wrapping_add(x)),
+        (ArmwOp::Xor, old ^ x),
+        (ArmwOp::And, old & x),
+        (ArmwOp::Or, old | x),
+    ]
+}
+
 #[test]
 fn atomics_change_8_bytes_and_return_old() {
     if !description().atomics {
@@ -102,14 +113,7 @@ fn atomics_change_8_bytes_and_return_old() {
     let (_cluster, mut a, b) = pair();
     let old = 0xffff_ffff_ffff_fff0u64;
     let x = 0x1234_5678_9abc_def0u64;
-    let cases = [
-        (ArmwOp::Swap, x),
-        (ArmwOp::Add, old.wrapping_add(x)),
-        (ArmwOp::Xor, old ^ x),
-        (ArmwOp::And, old & x),
-        (ArmwOp::Or, old | x),
-    ];
-    for (op, new) in cases {
+    for (op, new) in results(old, x) {
         b.set_word(8, old);
         let done = a.run(&Order::armw8(b.target(), op, b.at(8), x));
         assert_eq!((done.rcode, done.length), (Rcode::SUCCESS, 8));
@@ -129,17 +133,10 @@ fn atomics_change_4_bytes_and_no_neighbours() {
     let (_cluster, mut a, b) = pair();
     let old = 0xffff_fff0u32;
     let x = 0x89ab_cdefu32;
-    let cases = [
-        (ArmwOp::Swap, x),
-        (ArmwOp::Add, old.wrapping_add(x)),
-        (ArmwOp::Xor, old ^ x),
-        (ArmwOp::And, old & x),
-        (ArmwOp::Or, old | x),
-    ];
-    for (op, new) in cases {
+    for (op, new) in results(old.into(), x.into()) {
         b.set_word(8, u64::from(old) << 32 | 0x5555);
         assert_eq!(a.run(&Order::armw4(b.target(), op, b.at(12), x)).rcode, Rcode::SUCCESS);
-        assert_eq!(b.words(1, 2), [u64::from(new) << 32 | 0x5555, 0], "{op:?}");
+        assert_eq!(b.words(1, 2), [new << 32 | 0x5555, 0], "{op:?}");
         assert_eq!(a.notices()[0].old_value(), u64::from(old));
     }
 }

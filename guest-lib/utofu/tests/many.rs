@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{Memory, wait};
+use common::{Memory, armw, wait, word};
 use proptest::prelude::*;
 use tofu_abi::Coords;
 use tofu_abi::topology::Shape;
@@ -167,14 +167,7 @@ fn atomic(
     match *kind {
         CommandKind::Armw { op, value, wide } => {
             let value = if wide { value } else { value & 0xffff_ffff };
-            let new = match op {
-                1 => value,
-                2 => old.wrapping_add(value),
-                3 => old ^ value,
-                4 => old & value,
-                _ => old | value,
-            };
-            (new, to.armw(op, value, if wide { 8 } else { 4 }, remote))
+            (armw(op, old, value), to.armw(op, value, if wide { 8 } else { 4 }, remote))
         }
         CommandKind::Swap { new, right, wide } => {
             let expected = if right { old } else { !old };
@@ -233,11 +226,6 @@ impl World {
         Self { _machine: machine, vcqs, memories, model, stadds }
     }
 
-    /// A word of a node's memory in the model.
-    fn word(&self, node: usize, at: usize, len: usize) -> u64 {
-        self.model[node][at..at + len].iter().rev().fold(0, |n, &b| n << 8 | u64::from(b))
-    }
-
     /// Makes the command of an operation, applies it to the model, and returns the notices that are
     /// due at the sender and at the target.
     fn prepare(&mut self, op: &Op, edata: u8) -> (Command, Told, Option<Told>) {
@@ -276,7 +264,7 @@ impl World {
             }
             CommandKind::Armw { wide, .. } | CommandKind::Swap { wide, .. } => {
                 let len = if wide { 8 } else { 4 };
-                let old = self.word(writes.node, writes.start, len);
+                let old = word(&self.model[writes.node], writes.start, len);
                 due.0 = old;
                 let (new, command) = atomic(&op.kind, old, &to, rmt);
                 self.model[writes.node][writes.start..writes.start + len]

@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::VecDeque;
 
-use common::{Memory, completion, notice, pair, wait};
+use common::{Memory, armw, completion, notice, pair, wait, word};
 use proptest::prelude::*;
 use tofu_utofu::command::{MAX_PUTGET_SIZE, Packets, Posting};
 use tofu_utofu::flags::{
@@ -57,11 +57,6 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(at, old_is_right, new, wide)| Op::Swap { at, old_is_right, new, wide }),
         Just(Op::Nop),
     ]
-}
-
-/// A word of the model's memory.
-fn word(memory: &[u8], at: usize, len: usize) -> u64 {
-    memory[at..at + len].iter().rev().fold(0, |n, &b| n << 8 | u64::from(b))
 }
 
 fn set_word(memory: &mut [u8], at: usize, len: usize, value: u64) {
@@ -145,14 +140,7 @@ fn apply(op: &Op, mine: &mut [u8], theirs: &mut [u8]) -> Vec<Told> {
             vec![(if fits { Code::Success } else { Code::MrqRmtLength }, None)]
         }
         Op::Armw { op, at, value, wide } => {
-            let f = |old: u64| match op {
-                1 => value,
-                2 => old.wrapping_add(value),
-                3 => old ^ value,
-                4 => old & value,
-                _ => old | value,
-            };
-            vec![atomic(theirs, at, wide, &f)]
+            vec![atomic(theirs, at, wide, &|old| armw(op, old, value))]
         }
         Op::Swap { at, old_is_right, new, wide } => {
             vec![atomic(theirs, at, wide, &|old| if old_is_right { new } else { old })]

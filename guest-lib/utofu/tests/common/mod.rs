@@ -96,3 +96,19 @@ pub fn completion(vcq: &Vcq<LocalProvider>) -> Completion {
 pub fn notice(vcq: &Vcq<LocalProvider>) -> Notice {
     wait("notice", || vcq.poll_mrq())
 }
+
+/// The value that the atomic operation `op` writes where there was `old`.
+pub fn armw(op: u32, old: u64, value: u64) -> u64 {
+    match op {
+        1 => value,
+        2 => old.wrapping_add(value),
+        3 => old ^ value,
+        4 => old & value,
+        _ => old | value,
+    }
+}
+
+/// A word of a model's memory.
+pub fn word(memory: &[u8], at: usize, len: usize) -> u64 {
+    memory[at..at + len].iter().rev().fold(0, |n, &b| n << 8 | u64::from(b))
+}
