@@ -127,28 +127,20 @@ fn attempt(what: &str, mut pair: (UnixStream, UnixStream), fd: &EventFd, mut fil
         "read a file" => refused(fs::read("/etc/passwd").map(drop)),
         "stat a file" => refused(fs::metadata("/etc/passwd").map(drop)),
         "open for writing" => drop(OpenOptions::new().append(true).open("/dev/null")),
-        "events" => {
-            events(fd);
-        }
-        "image" => {
-            image(&mut file);
-        }
+        "events" => events(fd),
+        "image" => image(&mut file),
         "stream" => {
             pair.0.write_all(b"x").unwrap();
             pair.1.read_exact(&mut [0]).unwrap();
         }
-        "kick" => {
-            kick();
-        }
+        "kick" => kick(),
         "KVM_RUN" => no_fd(kvm(0x80)),
         "KVM_SIGNAL_MSI" => no_fd(kvm(0xa5)),
         "KVM_SET_USER_MEMORY_REGION" => no_fd(kvm(0x46)),
         "KVM_CREATE_VM" => no_fd(kvm(0x01)),
         "TIOCSTI" => no_fd(call(libc::SYS_ioctl, [999, libc::TIOCSTI as usize, 0])),
         "read a link" => drop(fs::read_link("/proc/self/fd/0").unwrap()),
-        "poll" => {
-            poll(fd);
-        }
+        "poll" => poll(fd),
         "accept4" => no_fd(call(libc::SYS_accept4, [999, 0, 0])),
         "recvmsg" => no_fd(call(libc::SYS_recvmsg, [999, 0, 0])),
         "execve" => drop(call(libc::SYS_execve, [0, 0, 0])),

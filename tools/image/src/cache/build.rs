@@ -165,8 +165,7 @@ impl Cache {
             take(part, &key, &["root.ext4"])?;
         }
         let driver = spec.driver();
-        let debian = debian_kernel(&kernel, driver);
-        if let Some(named) = debian {
+        if let Some(named) = debian_kernel(&kernel, driver) {
             // With a driver, the kernel has been fetched again before the driver's build root was
             // made.
             let refresh = spec.refresh && driver.is_none();
@@ -192,10 +191,8 @@ impl Cache {
         let busybox = self.part_folder(&key).join("busybox");
 
         progress.update(Phase::Initramfs, 0, 1);
-        let (modules, load) = match &tree {
-            Some(tree) => modules_of(tree, spec)?,
-            None => Default::default(),
-        };
+        let found = tree.as_ref().map(|tree| modules_of(tree, spec)).transpose()?;
+        let (modules, load) = found.unwrap_or_default();
         let busybox = fs::read(&busybox).on("read", &busybox)?;
         let archive = initramfs::build(&busybox, &release, &modules, &load, &spec.programs)?;
         let initrd = new.join("initrd");
