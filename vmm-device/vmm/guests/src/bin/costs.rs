@@ -37,8 +37,15 @@ fn run() -> Result<(), pci::Error> {
     msix.set(1, thread)?;
     msix.enable();
     let Some(idle) = irq::alloc_vector() else { return Err(pci::Error::NoMsix) };
-    // SAFETY: registers of the test function, which does no DMA, and memory
-    // that is not used otherwise.
+    exits(bar);
+    interrupts(bar, [inline, thread, idle]);
+    protection(bar);
+    translations(bar)
+}
+
+/// Exits to the monitor and within the guest.
+fn exits(bar: usize) {
+    // SAFETY: registers of the test function, which does no DMA.
     unsafe {
         measure("ring 3: read the time stamp counter", 10_000, || {
             black_box(time::ticks());
@@ -56,6 +63,13 @@ fn run() -> Result<(), pci::Error> {
         measure("print a line of 64 bytes", 10, || {
             println!("{:<63}", "|");
         });
+    }
+}
+
+/// Interrupts by MSI, from the processor's own thread and from another one, and waiting for none.
+fn interrupts(bar: usize, [inline, thread, idle]: [irq::Vector; 3]) {
+    // SAFETY: registers of the test function, which does no DMA.
+    unsafe {
         measure("MSI out of an MMIO write, spinning in ring 3", 200, || {
             let seen = irq::count(inline);
             mmio::write64(bar + TRIGGER, 0);
@@ -80,6 +94,13 @@ fn run() -> Result<(), pci::Error> {
         measure("wait with a time limit of 100 us", 100, || {
             irq::wait(idle, 0, Some(100_000));
         });
+    }
+}
+
+/// Accesses to a page that is read-only at times.
+fn protection(bar: usize) {
+    // SAFETY: registers of the test function, which does no DMA.
+    unsafe {
         mmio::write64(bar + PROTECT, 1);
         measure("write to a read-only shared page", 200, || mmio::write64(bar + PAGE, 1));
         measure("write-protect a shared page and write to it", 100, || {
@@ -94,8 +115,14 @@ fn run() -> Result<(), pci::Error> {
             mmio::write64(bar + PROTECT, 1);
             mmio::write64(bar + PROTECT, 0);
         });
-        // What a change of memory slots costs beyond itself: all translations of
-        // the VM are made anew.
+    }
+}
+
+/// The cost of a change of memory slots beyond itself: all translations of the VM are made anew.
+fn translations(bar: usize) -> Result<(), pci::Error> {
+    // SAFETY: registers of the test function, which does no DMA, and memory that is not used
+    // otherwise.
+    unsafe {
         let memory = tofu_bare::dma_alloc(4 << 20, 4096).ok_or(pci::Error::NoMemory)?;
         let touch = || {
             for page in 0..1024 {
