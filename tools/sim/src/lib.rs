@@ -23,9 +23,9 @@ use plot::Curves;
 pub struct Options {
     /// `papers`, a scenario file, or the name of a scenario.
     pub what: String,
-    /// Whether there are as many messages as the papers have.
+    /// True if there are as many messages as the papers have.
     pub full: bool,
-    /// Whether the results are printed as JSON.
+    /// True if the results are printed as JSON.
     pub json: bool,
     /// Threads that run the network of a scenario. The results do not depend on their number.
     pub threads: u32,

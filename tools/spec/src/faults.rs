@@ -12,7 +12,7 @@ pub struct FaultSpec {
     pub rates: Rates,
     /// Where the random numbers begin.
     pub seed: u64,
-    /// Whether commands can be lost, too.
+    /// True if commands can be lost, too.
     pub commands: bool,
 }
 

@@ -39,7 +39,7 @@ pub struct NodeSpec {
     boot: Option<BootFrom>,
     #[serde(default, deserialize_with = "text")]
     arch: Option<Arch>,
-    /// Whether it has no guest, but connects the machine to the host.
+    /// True if it has no guest, but connects the machine to the host.
     #[serde(default)]
     pub gateway: bool,
     /// Accepted only to report that it belongs to the machine.
@@ -67,7 +67,7 @@ pub struct LinkSpec {
     /// The port there.
     #[serde(deserialize_with = "port")]
     pub port: Port,
-    /// Whether it starts down.
+    /// True if it starts down.
     pub down: bool,
     /// Its own faults, instead of those on all links.
     pub faults: Option<FaultSpec>,

@@ -52,7 +52,7 @@ pub struct Plan {
     pub metrics: Option<MetricsAddress>,
     /// The machine's name, if it is given.
     pub name: Option<MachineName>,
-    /// Whether its threads give up rights on the host.
+    /// True if its threads give up rights on the host.
     pub sandbox: bool,
     /// Settings of all Linux nodes.
     pub on_linux: OnLinux,
@@ -60,9 +60,9 @@ pub struct Plan {
     pub boot_server: Option<ServerPlan>,
     /// Settings of IP over Tofu.
     pub ip: IpPlan,
-    /// Whether a node fails when its guest crashes or its virtual machine dies.
+    /// True if a node fails when its guest crashes or its virtual machine dies.
     pub fail_with_guest: bool,
-    /// Whether the guests of this part are stopped when another part is lost.
+    /// True if the guests of this part are stopped when another part is lost.
     pub end_with_part: bool,
     /// Faults on its links.
     pub faults: Option<FaultPlan>,
@@ -111,7 +111,7 @@ pub struct IpPlan {
     pub number: IpNumber,
     /// Largest IP packet.
     pub mtu: Mtu,
-    /// Whether nodes can reach the networks of the host.
+    /// True if nodes can reach the networks of the host.
     pub nat: bool,
     /// Whether the host has an interface to the gateway.
     pub tap: TapWhen,

@@ -282,7 +282,7 @@ impl<'a> Places<'a> {
         Ok(this)
     }
 
-    /// Whether a guest is asked for this very node.
+    /// Returns true if a guest is asked for this very node.
     fn has_guest(&self, id: NodeId) -> bool {
         self.own.get(&id).is_some_and(|own| own.guest() != GuestSpec::default())
     }
@@ -321,7 +321,7 @@ fn nodes(
     Ok(nodes)
 }
 
-/// Whether any node boots over the torus, or any of this architecture does.
+/// Returns true if any node boots over the torus, or any of this architecture does.
 fn any_netbooted(nodes: &[NodePlan], arch: Option<Arch>) -> bool {
     let of_arch = |role: &Role| arch.is_none() || role.arch() == arch;
     nodes.iter().any(|node| of_arch(&node.role) && node.role.is_netbooted())
