@@ -1,17 +1,17 @@
-//! What `tofu bench` is asked for.
+//! Options of `tofu bench`.
 
 use std::path::PathBuf;
 
 use tofu_spec::choices;
 
-/// What is measured, and what is done with the figures.
+/// Options of `tofu bench`.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The only part that is measured.
     pub only: Option<BenchPart>,
-    /// Whether it is measured briefly, and without large machines.
+    /// True if it is measured briefly, and without large machines.
     pub quick: bool,
-    /// Whether the figures are printed as JSON.
+    /// True if the figures are printed as JSON.
     pub json: bool,
     /// `utofu-perf`, linked statically, to measure uTofu.
     pub utofu_perf: Option<PathBuf>,

@@ -1,4 +1,4 @@
-//! What is asked of a job.
+//! Specifications of jobs.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,7 +15,7 @@ use tofu_spec::units::{Driver, ImageName, Interconnect, LinkMode, Timeout};
 /// The prefix of uTofu's settings.
 const SETTINGS: &str = "UTOFU_";
 
-/// What is asked of a job.
+/// A specification of a job.
 #[derive(Debug, Clone)]
 pub struct JobSpec {
     /// Number of ranks. One for each node if it is not given.
@@ -26,9 +26,9 @@ pub struct JobSpec {
     pub ppn: Option<u32>,
     /// The machine that the job runs on. None is started then.
     pub machine: Option<MachineName>,
-    /// Whether the ranks are processes on this host, in a machine without guests.
+    /// True if the ranks are processes on this host, in a machine without guests.
     pub local: bool,
-    /// Whether the program uses MPI, by PMI-1.
+    /// True if the program uses MPI, by PMI-1.
     pub mpi: bool,
     /// Variables for the ranks.
     pub env: Vec<Variable>,
@@ -44,17 +44,18 @@ pub struct JobSpec {
     pub timeout: Option<Timeout>,
     /// The time for which other ranks may continue when one has failed, and that ranks have to end.
     pub grace: Timeout,
-    /// How often the job is started again, on nodes that are left, if it has lost nodes.
+    /// The number of times that the job is started again, on nodes that are left, if it has lost
+    /// nodes.
     pub restart: u32,
-    /// Whether ranks run as root.
+    /// True if ranks run as root.
     pub root: bool,
-    /// Whether ranks' output is printed without the rank in front.
+    /// True if ranks' output is printed without the rank in front.
     pub no_prefix: bool,
-    /// Whether JSON objects are printed.
+    /// True if JSON objects are printed.
     pub json: bool,
     /// The torus of nodes for the job, or the shape of a machine that is started for it.
     pub shape: Option<JobShape>,
-    /// Whether the job fails if there are no free nodes.
+    /// True if the job fails if there are no free nodes.
     pub no_wait: bool,
     /// The interconnect of a machine that is started for the job.
     pub generation: Option<Interconnect>,

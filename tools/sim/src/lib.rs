@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use plot::Curves;
 
-/// What `tofu sim` is asked for.
+/// Options of `tofu sim`.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// `papers`, a scenario file, or the name of a scenario.

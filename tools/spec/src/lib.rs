@@ -1,4 +1,4 @@
-//! What is asked of a machine, and the checked plan that it makes.
+//! Specifications of machines, and the checked plans that they make.
 //!
 //! A [`MachineSpec`] comes from a machine file ([`MachineSpec::parse`]), from options of a command,
 //! or from code. [`MachineSpec::over`] merges two of them. [`plan::Plan::new`] checks it: every

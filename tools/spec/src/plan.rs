@@ -113,7 +113,7 @@ pub struct IpPlan {
     pub mtu: Mtu,
     /// True if nodes can reach the networks of the host.
     pub nat: bool,
-    /// Whether the host has an interface to the gateway.
+    /// True if the host has an interface to the gateway.
     pub tap: TapWhen,
 }
 

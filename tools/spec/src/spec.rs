@@ -17,7 +17,7 @@ use crate::units::{
     Interconnect, IpNumber, LinkMode, MemorySize, MetricsAddress, Mtu, Net, TapWhen, Timeout, Vmm,
 };
 
-/// What is asked of a machine. `None` leaves a setting to a specification below this one
+/// A specification of a machine. `None` leaves a setting to a specification below this one
 /// ([`MachineSpec::over`]), or else to the default.
 ///
 /// The fields up to `link` are those of machine files, which the manual describes.
@@ -30,14 +30,14 @@ pub struct MachineSpec {
     /// Which axes close into rings.
     #[serde(default)]
     pub torus: Torus,
-    /// Whether nodes with Z = 0 are I/O nodes.
+    /// True if nodes with Z = 0 are I/O nodes.
     pub io_nodes: Option<bool>,
     /// The kind of its devices.
     #[serde(default, deserialize_with = "text")]
     pub generation: Option<Interconnect>,
     /// The carrier of packets over links.
     pub links: Option<LinkMode>,
-    /// Whether a node fails when its guest crashes or its virtual machine dies.
+    /// True if a node fails when its guest crashes or its virtual machine dies.
     pub fail_with_guest: Option<bool>,
     /// The guest program of each node.
     #[serde(default, deserialize_with = "text")]
@@ -46,7 +46,7 @@ pub struct MachineSpec {
     pub memory: Option<MemorySize>,
     /// The user's part of guests' command lines.
     pub args: Option<GuestArgs>,
-    /// How doorbells reach the devices.
+    /// The way doorbells reach the devices.
     pub doorbell: Option<Doorbell>,
     /// The time after which guests that still run are stopped.
     pub timeout: Option<Timeout>,
@@ -54,7 +54,7 @@ pub struct MachineSpec {
     pub engines: Option<Engines>,
     /// Where metrics are served, if at all.
     pub metrics: Option<MetricsAddress>,
-    /// Whether guests are Linux.
+    /// True if guests are Linux.
     pub linux: Option<bool>,
     /// Virtual processors of Linux nodes.
     pub cpus: Option<Cpus>,
@@ -93,10 +93,10 @@ pub struct MachineSpec {
     /// The node that connects the machine to the host.
     #[serde(skip)]
     pub gateway: Option<GatewayAt>,
-    /// Whether the host has a network interface to the gateway.
+    /// True if the host has a network interface to the gateway.
     #[serde(skip)]
     pub tap: Option<TapWhen>,
-    /// Whether nodes reach the host's networks.
+    /// True if nodes reach the host's networks.
     #[serde(skip)]
     pub nat: Option<bool>,
     /// The time for which nodes wait for an answer of the boot server.
@@ -126,7 +126,7 @@ pub struct MachineSpec {
     /// The machine's name.
     #[serde(skip)]
     pub name: Option<MachineName>,
-    /// Whether the machine's threads keep their rights on the host.
+    /// True if the machine's threads keep their rights on the host.
     #[serde(skip)]
     pub no_sandbox: Option<bool>,
 
@@ -165,7 +165,7 @@ pub enum GatewayAt {
     Node(Coords),
 }
 
-/// What is asked of the guest of a node.
+/// A specification of a node's guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuestSpec {
     /// The program.
@@ -174,7 +174,7 @@ pub struct GuestSpec {
     pub memory: Option<MemorySize>,
     /// The user's part of its command line.
     pub args: Option<GuestArgs>,
-    /// Whether it is Linux.
+    /// True if it is Linux.
     pub linux: Option<bool>,
     /// Virtual processors, with Linux.
     pub cpus: Option<Cpus>,
@@ -201,7 +201,7 @@ pub(crate) enum Use {
 pub(crate) struct Given {
     /// Its name.
     pub(crate) field: &'static str,
-    /// What it is for.
+    /// Its use.
     pub(crate) of: Use,
 }
 

@@ -365,7 +365,7 @@ choices! {
 }
 
 choices! {
-    /// Whether there is an interface on the host.
+    /// True if there is an interface on the host.
     TapWhen, Auto, "\"auto\", \"on\" or \"off\"":
     /// If this process has CAP_NET_ADMIN
     Auto = "auto",

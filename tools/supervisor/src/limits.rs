@@ -31,7 +31,7 @@ const ENVIRONMENT: [&str; 6] = ["PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH
 /// Limits of a program.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ProgramLimits {
-    /// Whether the program is confined; standard input is a socket that takes the descriptor by
+    /// True if the program is confined; standard input is a socket that takes the descriptor by
     /// which its connect(2) is answered.
     confine: bool,
     /// The descriptors that it is passed.
@@ -161,7 +161,7 @@ fn own_users() -> Result<Option<(u32, u32)>, String> {
         .ok_or_else(|| "this user namespace has no other user".into())
 }
 
-/// Whether a user namespace's map has all of these ids.
+/// True if a user namespace's map has all of these ids.
 fn is_mapped(map: &str, first: u32, count: u32) -> bool {
     map.lines().any(|line| {
         let numbers: Vec<u64> = line.split_whitespace().filter_map(|n| n.parse().ok()).collect();

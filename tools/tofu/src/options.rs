@@ -31,7 +31,7 @@ pub(crate) struct MachineArgs {
     #[command(flatten)]
     pub(crate) shape: ShapeArgs,
 
-    /// Whether its threads give up rights.
+    /// True if its threads give up rights.
     #[command(flatten)]
     pub(crate) sandbox: SandboxArgs,
 
@@ -163,7 +163,7 @@ pub(crate) struct ShapeArgs {
     pub(crate) stdin: Option<PathBuf>,
 }
 
-/// Whether the machine's threads give up rights.
+/// True if the machine's threads give up rights.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct SandboxArgs {
     /// Turn the sandbox off
@@ -265,7 +265,7 @@ pub(crate) struct GatewayArgs {
     #[arg(long, value_name = "NODE", num_args = 0..=1)]
     pub(crate) gateway: Option<Option<NodeAt>>,
 
-    /// Whether the host gets a network interface to the gateway
+    /// True if the host gets a network interface to the gateway
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = choice::<TapWhen>())]
     pub(crate) tap: TapWhen,
 

@@ -174,7 +174,7 @@ impl Reader<'_> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// Whether nothing is left.
+    /// True if nothing is left.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

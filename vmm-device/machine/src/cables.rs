@@ -31,7 +31,7 @@ pub trait Transport: Send + Sync {
     /// `whose` must send no more of them for a while.
     fn hold_back(&self, _whose: PartId, _to: PartId) {}
 
-    /// Whether the transport accepts more requests. If not, it must call
+    /// True if the transport accepts more requests. If not, it must call
     /// [`NetworkOf::room`](crate::NetworkOf::room) when it accepts them again.
     fn has_room(&self) -> bool {
         true
@@ -98,7 +98,7 @@ pub(crate) struct Cables {
 struct Whose {
     /// The part whose request it is, or whose request it answers.
     asked: PartId,
-    /// Whether the message is not from a node here.
+    /// True if the message is not from a node here.
     through: bool,
 }
 
@@ -198,7 +198,7 @@ impl Cables {
         }
     }
 
-    /// Whether a packet is from a node here and its route leads through `part`.
+    /// True if a packet is from a node here and its route leads through `part`.
     fn went_through<B>(&self, part: PartId, packet: &Packet<B>) -> bool {
         let shape = self.parts.shape();
         let Packet { src, dst, path, class, .. } = *packet;

@@ -24,7 +24,7 @@ pub trait Drive: Device {
     /// Notes that a node may send requests again, to anything.
     fn room(node: &Self::Node);
 
-    /// What traces of commands are recorded by, if the devices have commands.
+    /// The recorder of traces of commands, if the devices have commands.
     fn recorder(extra: &Self::Extra) -> Option<&Arc<Recorder>> {
         let _ = extra;
         None
@@ -39,7 +39,7 @@ pub trait Drive: Device {
     /// one. Returns whether the caller must enqueue or do it.
     fn rang(node: &Self::Node, work: Self::Work, life: Option<u64>) -> bool;
 
-    /// Whether a page has something new. It is then taken.
+    /// True if a page has something new. It is then taken.
     fn poll(node: &Self::Node, page: Self::Work) -> bool;
 
     /// Makes the guest tell when it next writes to a page, which is not polled until then. Returns

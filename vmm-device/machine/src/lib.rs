@@ -277,9 +277,9 @@ impl Machine {
 struct Wiring<B> {
     shape: Shape,
     links: Links,
-    /// What direct links take.
+    /// The time that direct links take.
     timing: Timing,
-    /// What modelled links are like.
+    /// The parameters of modelled links.
     parameters: &'static Parameters,
     /// The bus between memory and interfaces, if it slows modelled links down.
     bus: Option<HostBus<B>>,
@@ -403,7 +403,7 @@ impl<D: Drive> MachineOf<D> {
         Ok(())
     }
 
-    /// Whether the machine has engine threads.
+    /// True if the machine has engine threads.
     pub fn has_engine(&self) -> bool {
         self.shared.running.load(SeqCst)
     }

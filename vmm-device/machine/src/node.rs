@@ -53,7 +53,7 @@ pub trait DoorbellBackend: Send + Sync {
     /// protection stays.
     fn protect_page(&self, offset: u64);
 
-    /// Whether [`DoorbellBackend::protect_page`] works. If not, because another process has mapped
+    /// True if [`DoorbellBackend::protect_page`] works. If not, because another process has mapped
     /// the pages, engines keep polling quiet pages, ever less often.
     fn can_protect(&self) -> bool {
         true
@@ -72,7 +72,7 @@ thread_local! {
 /// Doorbells that rang during a trapped write of a thread. The thread runs them itself after the
 /// write. Their memory stays allocated for the thread's next write.
 struct Inline {
-    /// Whether the thread is within a trapped write.
+    /// True if the thread is within a trapped write.
     writes: bool,
     rung: Vec<(TniId, Doorbell)>,
 }
@@ -121,7 +121,7 @@ pub struct Node {
 /// The event descriptor of a trapped doorbell.
 struct Bell {
     event: Arc<EventFd>,
-    /// Whether the event was handed out. It then outlives the queue.
+    /// True if the event was handed out. It then outlives the queue.
     exported: bool,
 }
 
@@ -139,7 +139,7 @@ struct NodeHost {
     events: Mutex<HashMap<(TniId, CqId), Bell>>,
     /// Queues that wait for their engine, so that each waits only once.
     waiting: Vec<Queued>,
-    /// Whether it was logged that a doorbell could not be attached.
+    /// True if it was logged that a doorbell could not be attached.
     warned: AtomicBool,
 }
 
@@ -229,7 +229,7 @@ impl Node {
         lock(&self.host.events).retain(|_, bell| !bell.exported);
     }
 
-    /// Whether a queue is enqueued at its engine.
+    /// True if a queue is enqueued at its engine.
     pub(crate) fn waiting(&self, tni: TniId, bell: Doorbell) -> &Queued {
         &self.host.waiting[bell_index(tni, bell)]
     }

@@ -31,7 +31,7 @@ pub struct Shared<D: Device> {
     /// The time for which a page is polled without pause after it last had something new, in
     /// nanoseconds.
     pub(crate) spin_ns: u64,
-    /// Whether there are engine threads.
+    /// True if there are engine threads.
     pub(crate) running: AtomicBool,
     pub(crate) stopping: AtomicBool,
     /// Is told when a modelled link has failed.
@@ -78,7 +78,7 @@ impl<D: Device> Shared<D> {
         }
     }
 
-    /// Whether an interface of a node may send another request.
+    /// True if an interface of a node may send another request.
     pub(crate) fn has_room(&self, node: Coords, tni: TniId) -> bool {
         let cables = self.cables.as_ref();
         self.wires.has_room(node, tni) && cables.is_none_or(|cables| cables.has_room())

@@ -74,17 +74,17 @@ struct NwpHost {
     /// The inbox of the node's engine.
     inbox: Arc<Inbox<Option<(Link, Channel)>>>,
     endpoint: Endpoint,
-    /// Whether the device is enqueued at its engine.
+    /// True if the device is enqueued at its engine.
     queued: Queued,
     windows: Option<SharedWindows>,
     backend: Option<Arc<dyn WindowBackend>>,
-    /// Whether it was logged that a window could not be attached.
+    /// True if it was logged that a window could not be attached.
     warned: AtomicBool,
 }
 
 /// State that the nodes of a TNW machine share, beside that of any machine.
 pub struct TnwShared {
-    /// Whether engines poll shared windows.
+    /// True if engines poll shared windows.
     polled: AtomicBool,
 }
 
@@ -93,7 +93,7 @@ pub struct TnwShared {
 pub struct TorusConfig {
     /// The box of nodes. A, B and C must be of length 1.
     pub shape: Shape,
-    /// How packets go over the links.
+    /// The way packets go over the links.
     pub links: ModeOfLinks,
     /// Number of engines that share the nodes; at least one.
     pub engines: usize,

@@ -56,7 +56,7 @@ pub enum What {
     Access {
         /// Offset in BAR0, in bytes.
         offset: u64,
-        /// Whether it was a write.
+        /// True if it was a write.
         write: bool,
     },
 }

@@ -59,7 +59,7 @@ pub(crate) enum Watching {
     Stop,
 }
 
-/// Whether a queue is enqueued at its engine, so that it is never enqueued twice, and for which of
+/// True if a queue is enqueued at its engine, so that it is never enqueued twice, and for which of
 /// its lives: a queue that is enabled again does not serve earlier doorbells.
 #[derive(Debug)]
 pub(crate) struct Queued(AtomicU64);

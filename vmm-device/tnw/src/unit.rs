@@ -342,7 +342,7 @@ impl Wire for Unit {
         unit.ok_or(Malformed::Field("unit"))
     }
 
-    /// Nobody is told of a lost unit: the link's protocol finds out.
+    /// The link's protocol notices a lost unit, so nothing reports one.
     fn without_data(self) -> Self {
         self
     }

@@ -259,7 +259,7 @@ fn check_arm64(spec: &MachineSpec, nodes: &[NodePlan]) -> Result<(), PlanError> 
 /// The nodes with a role of their own.
 struct Places<'a> {
     gateway: Option<NodeId>,
-    /// What a machine file says of nodes.
+    /// The settings of nodes in a machine file.
     own: HashMap<NodeId, &'a NodeSpec>,
 }
 

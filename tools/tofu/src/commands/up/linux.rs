@@ -26,7 +26,7 @@ pub(crate) fn check(plan: &Plan, detach: bool) -> anyhow::Result<()> {
 /// Signals of a command that first fetches and makes files, which may take minutes.
 pub(crate) struct Signals {
     cancelled: Arc<AtomicBool>,
-    /// Whether there is nothing to tidy up, so that a signal ends the process at once.
+    /// True if there is nothing to tidy up, so that a signal ends the process at once.
     idle: Arc<AtomicBool>,
     _forwarding: Forwarding,
 }
