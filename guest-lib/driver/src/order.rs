@@ -72,7 +72,7 @@ impl Order {
 
     /// Sends a system packet. Its `payload` bytes begin 16 bytes after the device address `frame`
     /// (see [`tofu_abi::frame`]). The queue needs MODE.SYSTEM for it.
-    pub fn system_packet(to: &PacketTarget, frame: u64, payload: u16) -> Self {
+    pub(crate) fn system_packet(to: &PacketTarget, frame: u64, payload: u16) -> Self {
         Self::single(to.descriptor(frame, payload, false))
     }
 

@@ -3,14 +3,14 @@
 use crate::error::{Code, Error};
 
 /// VCQ: several threads use it at the same time.
-pub const VCQ_THREAD_SAFE: u64 = 1 << 0;
+pub(crate) const VCQ_THREAD_SAFE: u64 = 1 << 0;
 /// VCQ: it shares its control queue with no other.
 pub const VCQ_EXCLUSIVE: u64 = 1 << 1;
 /// VCQ: its commands start when a peer tells them to.
 pub const VCQ_SESSION_MODE: u64 = 1 << 2;
 
 /// VBG: several threads use it at the same time.
-pub const VBG_THREAD_SAFE: u64 = 1 << 0;
+pub(crate) const VBG_THREAD_SAFE: u64 = 1 << 0;
 
 /// Registered memory: peers may read it, but not write it.
 pub const REG_MEM_READ_ONLY: u64 = 1 << 0;

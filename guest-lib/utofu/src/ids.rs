@@ -173,7 +173,7 @@ pub(crate) fn check_path(path: Path) -> Result<u8, Error> {
 /// # Errors
 ///
 /// [`Code::InvalidCoords`] if none could.
-pub fn check_coords(node: Coords) -> Result<Coords, Error> {
+pub(crate) fn check_coords(node: Coords) -> Result<Coords, Error> {
     let xyz = node.x <= MAX_XYZ && node.y <= MAX_XYZ && node.z <= MAX_XYZ;
     if xyz && node.a < 2 && node.b < 3 && node.c < 2 {
         return Ok(node);

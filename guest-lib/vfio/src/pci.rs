@@ -12,7 +12,7 @@ use crate::bdf::Bdf;
 use crate::error::Error;
 
 /// The kernel's driver that gives devices to processes.
-pub const VFIO_PCI: &str = "vfio-pci";
+pub(crate) const VFIO_PCI: &str = "vfio-pci";
 /// The kernel's own driver for Tofu devices, `tofu.ko`.
 pub const KERNEL_DRIVER: &str = "tofu";
 
@@ -123,7 +123,7 @@ impl Bus {
     /// # Errors
     ///
     /// If there is none, or the device there is another one.
-    pub fn find_tnw(&self, bdf: Option<Bdf>) -> Result<PciDevice, Error> {
+    pub(crate) fn find_tnw(&self, bdf: Option<Bdf>) -> Result<PciDevice, Error> {
         let Some(bdf) = bdf else {
             return self.tnw_devices()?.into_iter().next().ok_or(Error::NoNwp);
         };

@@ -38,6 +38,6 @@ choices! {
     Arm64 = "arm64",
     /// IP between two nodes, against virtio-net on a bridge, and TCP/IP stacks on a veth pair
     Ip = "ip",
-    #[doc = "The kernel driver, against VFIO and tofu-net on the same device, and virtio-net; needs its kernel (tofu image build --kernel driver-cloud)"]
+    /// The kernel driver, against VFIO, tofu-net and virtio-net; needs its kernel (tofu image)
     Driver = "driver",
 }

@@ -45,7 +45,7 @@ impl MachineName {
 
     /// Returns the name of the machine of which this is a part, `NAME-partI`, or else this name.
     #[must_use]
-    pub fn of_whole(&self) -> Self {
+    pub(crate) fn of_whole(&self) -> Self {
         let whole =
             self.0.rsplit_once(OF_A_PART).filter(|(_, part)| decimal::<u16>(part).is_some());
         whole.map_or_else(|| self.clone(), |(whole, _)| Self(whole.to_owned()))

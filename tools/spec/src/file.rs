@@ -1,86 +1,11 @@
 //! The machine file: TOML, read into a [`MachineSpec`].
 
-use std::fmt;
 use std::path::Path;
-use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer};
-use tofu_abi::Coords;
-use tofu_arch::Arch;
-use tofu_fabric::{Port, Shape};
-use tofu_ui::{FieldLines, FileError, FileLine, TomlFile, not_allowed};
+use tofu_ui::{FieldLines, FileError, TomlFile};
 
-use crate::faults::FaultSpec;
-use crate::guest::GuestName;
-use crate::spec::{GuestSpec, Lines, MachineSpec};
-use crate::units::{BootFrom, Cpus, GuestArgs, Interconnect, MemorySize};
-
-const SHAPE_ALLOWED: &str = "\"unit\", \"shelf\", \"half-rack\", \"rack\", \"k-racks\", \"k\", \
-     six lengths XxYxZxAxBxC such as \"2x2x4x2x3x2\" (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3) or \
-     three, XxYxZ";
-const COORDS_ALLOWED: &str = "[x, y, z, a, b, c], whole numbers from 0 to [31, 31, 31, 1, 2, 1]";
-const PORT_ALLOWED: &str =
-    "one of \"A\", \"C\", \"B-\", \"B+\", \"X-\", \"X+\", \"Y-\", \"Y+\", \"Z-\", \"Z+\"";
-
-/// A `[[node]]`: settings of the node at these coordinates.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NodeSpec {
-    /// The node.
-    #[serde(deserialize_with = "at")]
-    pub at: Coords,
-    #[serde(default, deserialize_with = "text")]
-    guest: Option<GuestName>,
-    memory: Option<MemorySize>,
-    args: Option<GuestArgs>,
-    linux: Option<bool>,
-    cpus: Option<Cpus>,
-    append: Option<GuestArgs>,
-    boot: Option<BootFrom>,
-    #[serde(default, deserialize_with = "text")]
-    arch: Option<Arch>,
-    /// True if it has no guest, but connects the machine to the host.
-    #[serde(default)]
-    pub gateway: bool,
-    /// Accepted only to report that it belongs to the machine.
-    generation: Option<String>,
-    #[serde(skip)]
-    pub(crate) lines: Lines,
-}
-
-impl NodeSpec {
-    /// Returns what is asked of its guest.
-    pub(crate) fn guest(&self) -> GuestSpec {
-        let Self { memory, linux, cpus, boot, arch, .. } = *self;
-        let (guest, args) = (self.guest.clone(), self.args.clone());
-        GuestSpec { guest, memory, args, linux, cpus, append: self.append.clone(), boot, arch }
-    }
-}
-
-/// A `[[link]]`: a link, whether it starts down, and its faults.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LinkSpec {
-    /// The node at one of its ends.
-    #[serde(deserialize_with = "at")]
-    pub at: Coords,
-    /// The port there.
-    #[serde(deserialize_with = "port")]
-    pub port: Port,
-    /// True if it starts down.
-    pub down: bool,
-    /// Its own faults, instead of those on all links.
-    pub faults: Option<FaultSpec>,
-    #[serde(skip)]
-    pub(crate) lines: Lines,
-}
-
-impl Lines {
-    /// Returns the line of a field, if a file has set it.
-    pub(crate) fn of(&self, field: &str) -> Option<FileLine> {
-        self.0.get(field).cloned()
-    }
-}
+use crate::spec::{Lines, MachineSpec};
+use crate::units::Interconnect;
 
 impl MachineSpec {
     /// Reads a machine file, or standard input if the path is `-`.
@@ -130,74 +55,19 @@ impl MachineSpec {
     }
 }
 
-impl NodeSpec {
-    /// Refuses fields that exclude each other. `generation` is that of the machine.
-    fn check(&self, generation: &str) -> Result<(), FileError> {
-        let wrong = |field: &'static str, value: String, allowed: String| FileError::Value {
-            place: self.lines.of(field).unwrap_or_default(),
-            field: field.into(),
-            value,
-            allowed,
-        };
-        if let Some(own) = &self.generation {
-            let allowed = format!(
-                "for the machine as a whole, whose nodes are all of one (here {generation}); leave \
-                 it out of [[node]]"
-            );
-            return Err(wrong("generation", format!("\"{own}\""), allowed));
-        }
-        match self.guest().given().next() {
-            Some(given) if self.gateway => {
-                let allowed =
-                    format!("for a node without a guest; leave out {} there", given.field);
-                Err(wrong("gateway", "true".into(), allowed))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-/// Reads a field that is text.
-pub(crate) fn text<'de, T, D>(from: D) -> Result<Option<T>, D::Error>
-where
-    T: FromStr<Err: fmt::Display>,
-    D: Deserializer<'de>,
-{
-    String::deserialize(from)?.parse().map(Some).map_err(not_allowed)
-}
-
-/// Reads a shape.
-pub(crate) fn shape<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Shape>, D::Error> {
-    let shape = String::deserialize(from)?.parse();
-    shape.map(Some).or(Err(not_allowed(SHAPE_ALLOWED)))
-}
-
-fn port<'de, D: Deserializer<'de>>(from: D) -> Result<Port, D::Error> {
-    let name = String::deserialize(from)?;
-    Port::from_name(&name).ok_or_else(|| not_allowed(PORT_ALLOWED))
-}
-
-fn at<'de, D: Deserializer<'de>>(from: D) -> Result<Coords, D::Error> {
-    let numbers = Vec::<i64>::deserialize(from)?;
-    let bytes = <[i64; 6]>::try_from(numbers).ok();
-    let bytes = bytes.map(|all| all.map(|c| u8::try_from(c).unwrap_or(u8::MAX)));
-    let coords = bytes.map(Coords::from_array).filter(|at| Shape::LARGEST.contains(*at));
-    coords.ok_or_else(|| not_allowed(COORDS_ALLOWED))
-}
-
-/// Reads the coordinates of a node.
-pub(crate) fn coords<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Coords>, D::Error> {
-    at(from).map(Some)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use tofu_abi::Coords;
+    use tofu_arch::Arch;
+    use tofu_fabric::Port;
     use tofu_machine::Generation;
+    use tofu_ui::FileLine;
 
     use super::*;
+    use crate::guest::GuestName;
     use crate::spec::Torus;
-    use crate::units::{ArmCpu, Doorbell, Driver, LinkMode};
+    use crate::units::{ArmCpu, BootFrom, Cpus, Doorbell, Driver, GuestArgs, LinkMode, MemorySize};
 
     fn parse(text: &str) -> Result<MachineSpec, FileError> {
         MachineSpec::parse(Path::new("m.toml"), text)

@@ -10,8 +10,8 @@ pub mod faults;
 mod file;
 pub mod guest;
 pub mod plan;
+mod read;
 mod spec;
 pub mod units;
 
-pub use file::{LinkSpec, NodeSpec};
-pub use spec::{GatewayAt, GuestSpec, Lines, MachineSpec, Torus};
+pub use spec::{GatewayAt, GuestSpec, Lines, LinkSpec, MachineSpec, NodeSpec, Torus};

@@ -6,12 +6,12 @@ use serde::Deserialize;
 use tofu_abi::Coords;
 use tofu_arch::Arch;
 use tofu_control::MachineName;
-use tofu_fabric::Shape;
-use tofu_ui::FieldLines;
+use tofu_fabric::{Port, Shape};
+use tofu_ui::{FieldLines, FileError, FileLine};
 
 use crate::faults::FaultSpec;
-use crate::file::{LinkSpec, NodeSpec, coords, shape, text};
 use crate::guest::GuestName;
+use crate::read::{at, coords, port, shape, text};
 use crate::units::{
     ArmCpu, BootFault, BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName,
     Interconnect, IpNumber, LinkMode, MemorySize, MetricsAddress, Mtu, Net, TapWhen, Timeout, Vmm,
@@ -186,6 +186,66 @@ pub struct GuestSpec {
     pub arch: Option<Arch>,
 }
 
+/// A `[[node]]`: settings of the node at these coordinates.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeSpec {
+    /// The node.
+    #[serde(deserialize_with = "at")]
+    pub at: Coords,
+    #[serde(default, deserialize_with = "text")]
+    pub(crate) guest: Option<GuestName>,
+    pub(crate) memory: Option<MemorySize>,
+    pub(crate) args: Option<GuestArgs>,
+    pub(crate) linux: Option<bool>,
+    pub(crate) cpus: Option<Cpus>,
+    pub(crate) append: Option<GuestArgs>,
+    pub(crate) boot: Option<BootFrom>,
+    #[serde(default, deserialize_with = "text")]
+    pub(crate) arch: Option<Arch>,
+    /// True if it has no guest, but connects the machine to the host.
+    #[serde(default)]
+    pub gateway: bool,
+    /// Accepted only to report that it belongs to the machine.
+    pub(crate) generation: Option<String>,
+    #[serde(skip)]
+    pub(crate) lines: Lines,
+}
+
+impl NodeSpec {
+    /// Returns what is asked of its guest.
+    pub(crate) fn guest(&self) -> GuestSpec {
+        let Self { memory, linux, cpus, boot, arch, .. } = *self;
+        let (guest, args) = (self.guest.clone(), self.args.clone());
+        GuestSpec { guest, memory, args, linux, cpus, append: self.append.clone(), boot, arch }
+    }
+}
+
+/// A `[[link]]`: a link, whether it starts down, and its faults.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkSpec {
+    /// The node at one of its ends.
+    #[serde(deserialize_with = "at")]
+    pub at: Coords,
+    /// The port there.
+    #[serde(deserialize_with = "port")]
+    pub port: Port,
+    /// True if it starts down.
+    pub down: bool,
+    /// Its own faults, instead of those on all links.
+    pub faults: Option<FaultSpec>,
+    #[serde(skip)]
+    pub(crate) lines: Lines,
+}
+
+impl Lines {
+    /// Returns the line of a field, if a file has set it.
+    pub(crate) fn of(&self, field: &str) -> Option<FileLine> {
+        self.0.get(field).cloned()
+    }
+}
+
 /// Which commands a field is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
@@ -289,5 +349,32 @@ impl MachineSpec {
         let Self { memory, linux, cpus, boot, arch, .. } = *self;
         let (guest, args) = (self.guest.clone(), self.args.clone());
         GuestSpec { guest, memory, args, linux, cpus, append: self.append.clone(), boot, arch }
+    }
+}
+
+impl NodeSpec {
+    /// Refuses fields that exclude each other. `generation` is that of the machine.
+    pub(crate) fn check(&self, generation: &str) -> Result<(), FileError> {
+        let wrong = |field: &'static str, value: String, allowed: String| FileError::Value {
+            place: self.lines.of(field).unwrap_or_default(),
+            field: field.into(),
+            value,
+            allowed,
+        };
+        if let Some(own) = &self.generation {
+            let allowed = format!(
+                "for the machine as a whole, whose nodes are all of one (here {generation}); leave \
+                 it out of [[node]]"
+            );
+            return Err(wrong("generation", format!("\"{own}\""), allowed));
+        }
+        match self.guest().given().next() {
+            Some(given) if self.gateway => {
+                let allowed =
+                    format!("for a node without a guest; leave out {} there", given.field);
+                Err(wrong("gateway", "true".into(), allowed))
+            }
+            _ => Ok(()),
+        }
     }
 }

@@ -25,7 +25,7 @@ impl Confinement {
     /// # Errors
     ///
     /// If the kernel supports sandboxing and refuses it.
-    pub fn of_guests(folders: &[&Path], switched_off: bool) -> anyhow::Result<Self> {
+    pub(crate) fn of_guests(folders: &[&Path], switched_off: bool) -> anyhow::Result<Self> {
         let mut policy = Policy::new().allow_runtime().allow_if_present("/dev/kvm", Access::Device);
         for folder in folders {
             policy = policy.allow(*folder, Access::Folder);
@@ -39,7 +39,7 @@ impl Confinement {
     /// # Errors
     ///
     /// As [`Confinement::of_guests`].
-    pub fn of_programs(folders: &[&Path], switched_off: bool) -> anyhow::Result<Self> {
+    pub(crate) fn of_programs(folders: &[&Path], switched_off: bool) -> anyhow::Result<Self> {
         let mut policy = Policy::new().allow("/", Access::Execute).allow("/dev", Access::Device);
         for folder in folders {
             policy = policy.allow(*folder, Access::Folder);

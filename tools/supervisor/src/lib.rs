@@ -1,7 +1,7 @@
 //! Runs a machine in a process: plans it, starts and stops its nodes, and serves requests of other
 //! processes while it runs.
 //!
-//! A command makes a [`plan::Plan`] of [`options`] and a machine file, starts it with a
+//! A command makes a [`Plan`](tofu_spec::plan::Plan), starts it in a [`session::Session`] with a
 //! [`runner::Backend`], and sees everything else as [`event::Event`]s.
 
 #![forbid(unsafe_code)]

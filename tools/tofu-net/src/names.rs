@@ -17,7 +17,7 @@ const MAX_NODES: u32 = 4096;
 ///
 /// A node's name no longer stands for 127.0.0.1 and the like, because other nodes would get that
 /// address.
-pub fn with_nodes(text: &str, shape: Shape, machine: u8) -> String {
+pub(crate) fn with_nodes(text: &str, shape: Shape, machine: u8) -> String {
     let mut result = String::new();
     let mut ours = false;
     for line in text.lines() {

@@ -113,7 +113,7 @@ impl Tap {
     /// # Errors
     ///
     /// See [`TapError`].
-    pub fn add_default_route(&self, gateway: Ipv4Addr) -> Result<(), TapError> {
+    pub(crate) fn add_default_route(&self, gateway: Ipv4Addr) -> Result<(), TapError> {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None);
         let added = socket

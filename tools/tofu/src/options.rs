@@ -90,7 +90,8 @@ pub(crate) struct MachineArgs {
     /// Over modelled links, queues wait for room, and the counters of links and crossbars work.
     /// Modelled time advances with the host's time, or more slowly if the host cannot keep up.
     /// [default: direct]
-    #[arg(long, value_name = "LINKS", value_parser = choice::<LinkMode>(), hide_possible_values = true)]
+    #[arg(long, value_name = "LINKS", value_parser = choice::<LinkMode>())]
+    #[arg(hide_possible_values = true)]
     pub(crate) links: Option<LinkMode>,
 
     /// Make a node fail when its guest crashes or its virtual machine dies
@@ -217,7 +218,8 @@ pub(crate) struct LinuxArgs {
     /// machines that stay up and run under QEMU, if there is such an image, and otherwise like
     /// `vfio`. With --image, `tofu` requires the driver in that image, and `vfio` keeps the driver
     /// away from the device. [default: auto]
-    #[arg(long, value_name = "DRIVER", value_parser = choice::<Driver>(), hide_possible_values = true)]
+    #[arg(long, value_name = "DRIVER", value_parser = choice::<Driver>())]
+    #[arg(hide_possible_values = true)]
     pub(crate) driver: Option<Driver>,
 
     /// Kernel to boot instead of the image's: a bzImage or vmlinux

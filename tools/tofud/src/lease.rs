@@ -184,7 +184,12 @@ impl Leases {
     /// # Errors
     ///
     /// [`Refusal::InUse`] if it is not free.
-    pub fn take_packets(&mut self, id: ClientId, pid: i32, tni: TniId) -> Result<(), Refused> {
+    pub(crate) fn take_packets(
+        &mut self,
+        id: ClientId,
+        pid: i32,
+        tni: TniId,
+    ) -> Result<(), Refused> {
         let owner = self.owner(tni, self.kernel_cq());
         owner.check("the packet interface", tni)?;
         *owner = Owner::Client { id, pid };
@@ -192,14 +197,14 @@ impl Leases {
     }
 
     /// The TNIs whose packet interface belongs to a process.
-    pub fn packets_of(&self, id: ClientId) -> Vec<TniId> {
+    pub(crate) fn packets_of(&self, id: ClientId) -> Vec<TniId> {
         let all = TniId::ALL.into_iter();
         let kernel = self.kernel_cq().index();
         all.filter(|tni| self.queues[tni.index()][kernel].is(id)).collect()
     }
 
     /// Returns true if there is a queue or a gate that does not stop.
-    pub fn any_stuck(&self) -> bool {
+    pub(crate) fn any_stuck(&self) -> bool {
         self.gates_stuck || self.queues.iter().flatten().any(|owner| *owner == Owner::Stuck)
     }
 
@@ -263,13 +268,13 @@ impl Leases {
     }
 
     /// The gates of a process, by interface.
-    pub fn gates_of(&self, id: ClientId) -> [u64; NUM_TNI] {
+    pub(crate) fn gates_of(&self, id: ClientId) -> [u64; NUM_TNI] {
         self.gates_of.get(&id).copied().unwrap_or_default()
     }
 
     /// Ends the leases of a process's gates. Gates that do not stop are given to no process until
     /// the device is released.
-    pub fn end_gates(&mut self, id: ClientId, stopped: bool) {
+    pub(crate) fn end_gates(&mut self, id: ClientId, stopped: bool) {
         let gates = self.gates_of.remove(&id).unwrap_or_default();
         if !stopped {
             self.gates_stuck = true;

@@ -1,8 +1,8 @@
 //! Packets as bytes, for cables between processes.
 //!
-//! Numbers are little-endian. A packet's body writes and reads itself ([`Wire`]). Whatever no device
-//! could have sent is refused, by its size, by the ids in it, or by a class that does not match its
-//! content. The fabric and the target decide what an accepted packet may do.
+//! Numbers are little-endian. A packet's body writes and reads itself ([`Wire`]). Whatever no
+//! device could have sent is refused, by its size, by the ids in it, or by a class that does not
+//! match its content. The fabric and the target decide what an accepted packet may do.
 
 use tofu_abi::{Coords, Path, TniId};
 

@@ -151,9 +151,9 @@ impl Parameters {
     /// XAUI with a bit rate of 10 Gbit/s: 4 lanes of 2.5 Gbit/s, which send 8 bits as 10. The logic
     /// has 32 bits at 250 MHz. A packet of 128 bytes of data has 8 more, and the link moves 0.91
     /// GB/s of data. Of the 0.6 us from processor to processor 0.24 are the transceivers' (section
-    /// 4), and 0.14 the packet's own. *Ours*: a row more for each packet, which makes the 0.91 GB/s;
-    /// the switch's share of the rest; and replay, credits and timeout of the model's links, which
-    /// are large enough never to delay TNW's own protocol.
+    /// 4), and 0.14 the packet's own. *Ours*: a row more for each packet, which makes the 0.91
+    /// GB/s; the switch's share of the rest; and replay, credits and timeout of the model's links,
+    /// which are large enough never to delay TNW's own protocol.
     pub const TNW: Self = Self {
         name: "TNW",
         slicing: Slicing::Striped,

@@ -13,9 +13,8 @@ use super::error::{PlanError, refuse};
 use super::{
     CapturePlan, IpPlan, LinuxPlan, Network, NodePlan, OnLinux, Plan, Role, ServerPlan, VmPlan,
 };
-use crate::file::{LinkSpec, NodeSpec};
 use crate::guest::{Guest, GuestError, GuestName};
-use crate::spec::{GatewayAt, GuestSpec, Lines, MachineSpec, Use};
+use crate::spec::{GatewayAt, GuestSpec, Lines, LinkSpec, MachineSpec, NodeSpec, Use};
 use crate::units::{
     BootFault, BootFrom, Cpus, Doorbell, Driver, GuestArgs, Interconnect, MemorySize, TapWhen,
     Timeout, Vmm,
