@@ -144,7 +144,7 @@ fn interrupt_is_coalesced_by_count_or_time() {
 }
 
 #[test]
-fn who_asks_in_memory_gets_one_interrupt() {
+fn request_in_memory_gets_one_interrupt() {
     let (cluster, mut a, mut b) = pair(&config());
     let word = cluster.alloc(0, 8, 8);
     let ask = || word.store_u64(0, 1, Ordering::Release);

@@ -306,7 +306,7 @@ fn frames_that_cannot_go_are_refused() {
 }
 
 #[test]
-fn who_lies_about_the_sender_is_not_taken() {
+fn frames_with_a_false_sender_are_dropped() {
     let shape = shape("1x1x1x2x3x2");
     let node = |rank| shape.coords(NodeId(rank)).unwrap();
     let mut victim = core_of(config(shape, 1500), node(5));
@@ -402,7 +402,7 @@ proptest! {
 
     /// Packets are lost, repeated, reordered and changed. Each received frame was sent.
     #[test]
-    fn nothing_is_received_that_was_not_sent(
+    fn receivers_get_only_sent_frames(
         lengths in proptest::collection::vec(60usize..9015, 1..12),
         mix in proptest::collection::vec((any::<u16>(), 0u8..20, any::<u16>(), 1u8..), 1..120),
     ) {

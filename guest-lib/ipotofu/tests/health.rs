@@ -294,7 +294,7 @@ fn node_reports_changed_ports_rate_limited() {
 }
 
 #[test]
-fn nobody_is_told_who_cannot_be_reached() {
+fn unreachable_nodes_get_no_reports() {
     let shape: Shape = "3x1x1x1x1x1".parse().unwrap();
     let at = |x| Coords::new(x, 0, 0, 0, 0, 0);
     let known = health(shape, at(0));

@@ -116,7 +116,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_said_comes_back(checksum: Option<(u16, u16)>, kind in 0..3, size: u16, ecn: bool) {
+    fn metadata_round_trips(checksum: Option<(u16, u16)>, kind in 0..3, size: u16, ecn: bool) {
         let segments = [Segments::One, Segments::Tcp4, Segments::Tcp6][kind as usize];
         let metadata = match segments {
             Segments::One => Metadata { checksum, ..Metadata::default() },
@@ -127,7 +127,7 @@ proptest! {
 
     /// Any metadata of any frame are refused, or handled within bounds.
     #[test]
-    fn nothing_that_is_said_does_harm(
+    fn arbitrary_metadata_never_panics(
         said: [u8; METADATA_SIZE],
         frame in prop::collection::vec(any::<u8>(), 0..300),
     ) {
@@ -156,7 +156,7 @@ fn lone_checksum_is_completed() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn unfit_metadata_is_refused() {
     let (metadata, one) = frame(false, 6, 0x10, &bytes(3000));
     let cut = Metadata { segments: Segments::Tcp4, size: 1000, ..metadata };
     assert_eq!(cut.check(&one), Ok(Some(54)));

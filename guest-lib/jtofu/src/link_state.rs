@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_left_out() {
+    fn invalid_entries_are_left_out() {
         for text in ["", "\n", "1 0 0 0 2 1 X-\n", "shape 9x9 torus x", "shape 4x1x1x2x3x2"] {
             assert_eq!(System::from_dead_links(text), None, "{text:?}");
         }

@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_is_refused() {
+    fn inconsistent_mapinfo_is_refused() {
         let good = mapinfo(1, 12).to_json();
         for text in ["", "{}", "null", "[1]", &good[1..], &good[..good.len() - 1]] {
             let error = Mapinfo::from_json(text).unwrap_err();

@@ -364,7 +364,7 @@ proptest! {
 
     /// Unless the network loses everything, the right files arrive, whatever else it does.
     #[test]
-    fn what_arrives_is_right(
+    fn fetched_files_are_intact(
         seed: u64,
         len in 1usize..60 * BLOCK,
         lost in 0.0..0.3f64,

@@ -57,7 +57,7 @@ fn elf_file_loads_at_its_addresses() {
 }
 
 #[test]
-fn what_is_no_program_for_here_is_refused() {
+fn foreign_images_are_refused() {
     let good = || elf(0x40_0000, &[(0x40_0000, 32, 32)]);
     let change = |at: usize, value: u8| {
         let mut image = good();
@@ -176,7 +176,7 @@ proptest! {
     /// Whatever the file, everything that would be written lies within the room, comes from the
     /// file, and is written once.
     #[test]
-    fn nothing_is_placed_outside(
+    fn segments_lie_within_memory(
         changes in proptest::collection::vec((0usize..300, any::<u8>()), 0..12),
         bz: bool,
     ) {

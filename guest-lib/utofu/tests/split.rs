@@ -187,7 +187,7 @@ fn chosen_path_is_kept() {
 }
 
 #[test]
-fn nobody_is_told_before_all_data_is_there() {
+fn notices_follow_all_data() {
     let world = World::new(TO, 2000);
     let ends = Ends::new(&world);
     for round in 0..2 {

@@ -228,7 +228,7 @@ fn lspci_describes_a_served_device() {
 }
 
 #[test]
-fn what_is_normalised() {
+fn kernel_messages_are_normalised() {
     let raw = "lspci: Unable\n01:00.0 Class 0280: X (rev 01)\n\tIOMMU group: 4\n\tRegion 0: Memory \
                at e0000000 (64-bit)\n\tPhysical Slot: 1-2\n\n";
     let expected = "SLOT Class 0280: X (rev 01)\n\tIOMMU group: N\n\tRegion 0: Memory at ADDRESS \
@@ -237,7 +237,7 @@ fn what_is_normalised() {
 }
 
 #[test]
-fn how_cases_are_read() {
+fn case_results_are_parsed() {
     let output = "TAP version 13\n1..3\n#  RUN  a.b ...\n#   OK  a.b\nok 1 a.b\n# not ok\n\
                   not ok 2 a.c\nok 3 a.d # SKIP no\nok 4 # SKIP x\n";
     let found = cases(output);

@@ -9,8 +9,8 @@ fn machine(place: &Place) -> u64 {
 }
 
 #[test]
-fn of_a_machine_that_is_killed() {
-    let Some(place) = Place::new("of_a_machine_that_is_killed", Image::Default) else { return };
+fn killed_machine_leaves_nothing() {
+    let Some(place) = Place::new("killed_machine_leaves_nothing", Image::Default) else { return };
     place.up(&[]);
     // With a command in flight, which must end as well.
     let command = place.start(&["exec", "0", "--", "sleep", "1000"]);
@@ -21,8 +21,8 @@ fn of_a_machine_that_is_killed() {
 }
 
 #[test]
-fn of_a_machine_whose_janitor_is_killed() {
-    const TEST: &str = "of_a_machine_whose_janitor_is_killed";
+fn killed_janitor_leaves_nothing() {
+    const TEST: &str = "killed_janitor_leaves_nothing";
     let Some(place) = Place::new(TEST, Image::Default) else { return };
     place.up(&[]);
     let first = machine(&place);

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_added() {
+    fn increase_is_the_difference() {
         let before = NodeCounters {
             tnis: vec![counters([1, 5])],
             queues: vec![queue(11, [4, 4])],

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_speaks_for_another_by_arp() {
+    fn arp_for_other_nodes_is_dropped() {
         let (one, two) = (addr::ipv4(0, ONE), addr::ipv4(0, TWO));
         assert!(arp(ONE, ONE, one));
         assert!(!arp(ONE, ONE, two));
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_sends_from_addresses_of_others() {
+    fn foreign_source_addresses_are_dropped() {
         let v4 = |from, source: [u8; 4]| {
             let start = [0x45, 0, 0, 20, 0, 0, 0, 0, 64, 17, 0, 0];
             is_honest(&frame(from, 0x0800, &[&start[..], &source, &[10, 0, 0, 1]].concat()), 0)
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_header_is_for_others_to_judge() {
+    fn truncated_headers_are_passed() {
         for kind in [0x0800, 0x86dd, 0x88b5] {
             assert!(is_honest(&frame(ONE, kind, &[0x45]), 0));
         }

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_with_the_client() {
+    fn stream_ends_with_its_client() {
         let (mut flow, client, mut socket) = flow();
         assert!(!flow.advance(&mut socket, PollFlags::empty()).unwrap());
         drop(client);

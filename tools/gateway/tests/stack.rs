@@ -196,7 +196,7 @@ fn many_connections_at_once() {
 }
 
 #[test]
-fn who_stalls_holds_up_nobody() {
+fn stalled_stream_delays_no_other() {
     let world = World::new(false);
     // A node that does not read what this client sends without end.
     let unresponsive = world.open(1, STALL);
@@ -310,7 +310,7 @@ fn flows_end_with_their_clients() {
 }
 
 #[test]
-fn nobody_there() {
+fn failed_connections_have_reasons() {
     let world = World::new(false);
     let refused = world.connector.connect(world.at(1), 12345).unwrap_err();
     assert_eq!(refused, ConnectError::Refused(12345));

@@ -126,7 +126,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_can_be_read(
+        fn archive_round_trips(
             files in prop::collection::vec(
                 ("[a-z]{1,20}", 0u32..0o10000, prop::collection::vec(any::<u8>(), 0..50)), 0..10)
         ) {

@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_can_be_read() {
+    fn manifest_round_trips() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("initrd"), b"abc").unwrap();
         let mut manifest = Manifest::new("default", "f00");
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_is_known() {
+    fn manifest_keeps_the_request() {
         let mut manifest = Manifest::new("bench", "");
         assert_eq!(manifest.spec().unwrap(), Spec::new("bench").unwrap());
         manifest.asked_kernel = "generic".into();

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_needed_comes_first_and_once() {
+    fn dependencies_come_first_and_once() {
         let (_folder, tree) = tree(
             &[
                 ("vfio-pci.ko", &["depends=vfio-pci-core,vfio", "alias=pci:x"]),

@@ -131,10 +131,10 @@ fn makefile(numbers: &str) -> String {
 }
 
 #[test]
-fn what_does_not_fit_is_named() {
+fn mismatched_build_folder_is_named() {
     for program in ["tar", "xz"] {
         if Command::new(program).arg("--version").output().is_err() {
-            eprintln!("SKIP what_does_not_fit_is_named: there is no {program}");
+            eprintln!("SKIP mismatched_build_folder_is_named: there is no {program}");
             return;
         }
     }

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_an_empty_picture() {
+    fn no_curves_make_an_empty_picture() {
         assert!(svg(&[]).unwrap().starts_with("<svg"));
     }
 }

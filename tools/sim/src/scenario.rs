@@ -882,7 +882,7 @@ mod tests {
     }
 
     #[test]
-    fn what_meets_a_dead_link_is_lost() {
+    fn packets_on_a_dead_link_are_lost() {
         let text = "shape = \"1x1x1x2x1x1\"\npattern = \"uniform\"\nsize = 8\ncount = 5\n\
                     [[down]]\nat = [0,0,0,0,0,0]\nport = \"A\"";
         let outcome = &outcomes(text)[0];

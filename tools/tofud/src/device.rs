@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn who_uses_the_kernels_driver_is_found() {
+    fn users_of_the_kernels_driver_are_found() {
         let folder = tempfile::tempdir().unwrap();
         let open = |pid: &str, fd: &str, file: &str| {
             let fds = folder.path().join(pid).join("fd");

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_be_locked_is_read() {
+    fn memory_lock_limit_is_read() {
         let text = "Max processes             95951    95951    processes\n\
                     Max locked memory         8388608  unlimited  bytes\n";
         assert_eq!(locked(text), 8 << 20);

@@ -368,7 +368,7 @@ fn failed_open_is_retried_for_the_next() {
 }
 
 #[test]
-fn what_does_not_stop_is_nobodys() {
+fn unstoppable_queue_is_given_to_no_process() {
     let mut test = Test::new();
     let (_other, ..) = test.join(Some((1, 2)));
     let (one, ..) = test.join(None);
@@ -404,7 +404,7 @@ fn gates_are_stopped_before_reuse() {
 }
 
 #[test]
-fn those_who_make_no_sense_are_shown_out() {
+fn malformed_requests_end_the_connection() {
     let mut test = Test::new();
     let (good, ..) = test.join(None);
     let requests: [&[Request]; 6] = [
@@ -588,7 +588,7 @@ fn isolated_users_connections_are_limited() {
 }
 
 #[test]
-fn one_that_does_not_listen_holds_up_nobody() {
+fn deaf_client_delays_no_other() {
     let mut test = Test::new();
     let (unresponsive, ..) = test.join(None);
     let mut sent = 0;
@@ -603,7 +603,7 @@ fn one_that_does_not_listen_holds_up_nobody() {
 }
 
 #[test]
-fn those_who_say_nothing_make_room() {
+fn silent_clients_make_room() {
     let mut test = Test::new();
     let (good, ..) = test.join(None);
     let silent: Vec<_> = (0..3 * MAX_CLIENTS).map(|_| test.connect()).collect();
@@ -662,7 +662,7 @@ fn alone() -> Request {
 }
 
 #[test]
-fn what_the_kernels_driver_has_is_lent() {
+fn kernels_device_is_lent() {
     let mut test = Test::new();
     test.fake.state().is_kernels = true;
     test.fake.state().user = true;

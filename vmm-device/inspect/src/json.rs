@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tree_is_refused() {
+    fn malformed_tree_is_refused() {
         for json in ["[1]", "-1", "1.5", "{\"a\":[]}"] {
             assert!(serde_json::from_str::<Value>(json).is_err(), "{json}");
         }

@@ -290,8 +290,8 @@ fn files_are_refused_without_ado() {
 }
 
 #[test]
-fn what_leads_out_ends_the_process() {
-    if !filters("what_leads_out_ends_the_process") {
+fn forbidden_calls_end_the_process() {
+    if !filters("forbidden_calls_end_the_process") {
         return;
     }
     for role in Role::ALL {

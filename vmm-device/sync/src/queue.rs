@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn no_rule_lets_a_queue_grow() {
+    fn full_queue_never_grows() {
         let soon = Duration::from_millis(1);
         let rules = [WhenFull::WaitFor(soon), WhenFull::DropOldest, WhenFull::Close];
         for rule in rules {
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_the_rest_void_replaces_it() {
+    fn superseding_item_replaces_the_rest() {
         let (sender, receiver) = queue(of(2, 1), WhenFull::WaitFor(Duration::ZERO));
         while sender.send(text(1)).is_ok() {}
         sender.replace(text(9)).unwrap();

@@ -254,7 +254,7 @@ mod tests {
     use crate::support::LinuxSupport;
 
     #[test]
-    fn nothing_runs_here_and_it_is_said_why() {
+    fn absent_monitor_says_why() {
         let support = probe();
         assert_eq!(support.linux(), LinuxSupport::None);
         let problem = support.problem.unwrap();

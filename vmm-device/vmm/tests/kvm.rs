@@ -250,7 +250,7 @@ fn memory_and_time_work() {
 }
 
 #[test]
-fn nothing_reads_as_ones() {
+fn absent_devices_read_as_ones() {
     let kvm = kvm!();
     Guest::succeeds(&kvm, "test=stray");
 }

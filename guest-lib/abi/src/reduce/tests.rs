@@ -116,7 +116,7 @@ fn cancellation_leaves_what_is_small() {
 }
 
 #[test]
-fn what_is_not_an_ordinary_number() {
+fn special_values_have_defined_results() {
     let (max, min, inf, nan) = (f64::MAX, f64::MIN_POSITIVE, f64::INFINITY, f64::NAN);
     let least = f64::from_bits(1);
     let cases: &[(&[f64], f64)] = &[
@@ -288,7 +288,7 @@ proptest! {
     }
 
     #[test]
-    fn what_does_not_count_is_small(numbers in prop::collection::vec(double(), 1..40)) {
+    fn error_of_a_sum_is_small(numbers in prop::collection::vec(double(), 1..40)) {
         let all: BigInt = numbers.iter().map(|x| exact(*x)).sum();
         let counted = sum(&numbers);
         if counted.abs() >= f64::MAX {

@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn what_linux_needs_is_named() {
+    fn missing_linux_needs_are_named() {
         let report = LinuxReport {
             can_run: false,
             vmm: "qemu-tcg",

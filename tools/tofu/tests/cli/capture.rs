@@ -318,7 +318,7 @@ fn running_machine_is_captured() {
 }
 
 #[test]
-fn what_cannot_be_captured_is_refused() {
+fn impossible_captures_are_refused() {
     let place = Place::new();
     let error = place.run(&["capture", "0", "-w", "x"]).error();
     assert!(error.contains("no machine is running"), "{error}");

@@ -246,9 +246,9 @@ fn jobs_take_nodes_in_arrival_order() {
 }
 
 #[test]
-fn who_follows_a_machine_hears_of_its_end() {
+fn followers_hear_of_the_machines_end() {
     let place = Place::new();
-    if !place.can_boot("who_follows_a_machine_hears_of_its_end") {
+    if !place.can_boot("followers_hear_of_the_machines_end") {
         return;
     }
     // It ends by itself, when all guests have.

@@ -34,9 +34,9 @@ fn all_faults_together_are_survived() {
 }
 
 #[test]
-fn what_no_device_sees_the_guests_find() {
+fn guests_find_undetected_damage() {
     let place = Place::new();
-    if !place.can_boot("what_no_device_sees_the_guests_find") {
+    if !place.can_boot("guests_find_undetected_damage") {
         return;
     }
     // Without checks of its own, the stack hands damaged data to the program, which compares it.

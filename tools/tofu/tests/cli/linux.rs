@@ -196,9 +196,9 @@ fn replaced_qemu_is_noticed() {
 }
 
 #[test]
-fn whoever_is_killed_nothing_is_left() {
+fn killed_processes_leave_nothing() {
     let place = Place::new();
-    if !can_run(&place, "whoever_is_killed_nothing_is_left") {
+    if !can_run(&place, "killed_processes_leave_nothing") {
         return;
     }
     // The machine's process.

@@ -425,7 +425,7 @@ fn ranks_have_numbers_and_rank_0_the_input() {
 }
 
 #[test]
-fn nothing_is_left_however_a_job_ends() {
+fn ended_job_leaves_nothing() {
     let jobs = Jobs::new();
     let marker = jobs.place.path().join("marker");
     std::fs::write(&marker, "").unwrap();

@@ -129,9 +129,9 @@ fn netbooted_guest_finds_the_usual() {
 }
 
 #[test]
-fn what_cannot_be_booted_is_not() {
+fn unbootable_images_are_refused() {
     let place = Place::new();
-    if !place.can_boot("what_cannot_be_booted_is_not") {
+    if !place.can_boot("unbootable_images_are_refused") {
         return;
     }
     let pair = ["--shape", "2x1x1x1x1x1", "--guest", "hello"];

@@ -139,7 +139,7 @@ fn flight_recorder_keeps_the_first_failure() {
 }
 
 #[test]
-fn what_cannot_be_traced_is_refused() {
+fn impossible_traces_are_refused() {
     let place = Place::new();
     let error = place.run(&["trace", "-w", "x"]).error();
     assert!(error.contains("no machine is running"), "{error}");

@@ -149,8 +149,8 @@ fn refuses_bad_requests(view: &View, token: &str, ours: &str) {
 }
 
 #[test]
-fn what_is_clicked_happens_in_the_machine() {
-    let test = "what_is_clicked_happens_in_the_machine";
+fn clicks_take_effect_in_the_machine() {
+    let test = "clicks_take_effect_in_the_machine";
     let place = Place::new();
     let Some(mut browser) = Browser::start(test, &place) else { return };
     let (_machine, _) = place.start(&["serve", "--json", "--shape", "1x1x1x2x3x2"]);

@@ -232,7 +232,7 @@ proptest! {
 
     /// Whatever the wires do, everything arrives once and in order, on every channel.
     #[test]
-    fn nothing_is_lost_or_out_of_order(
+    fn link_keeps_all_in_order(
         to_b in fates(),
         to_a in fates(),
         from_a in sends(),

@@ -106,7 +106,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_stored_already_is_not_changed() {
+fn stored_data_is_not_changed() {
     let mut window = Window::new();
     window.store(0, &[1; 64], false).unwrap();
     assert_eq!(window.store(63, &[2; 2], false), Err(StoreError::Overlap));

@@ -71,7 +71,7 @@ fn put_works_between_two_clients() {
 }
 
 #[test]
-fn what_a_client_finds() {
+fn client_finds_the_device() {
     let host = Host::sealed();
     let (mut client, thread) = host.connect(0);
     let version = client.negotiate();

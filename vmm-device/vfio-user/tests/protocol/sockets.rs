@@ -35,7 +35,7 @@ fn only_a_dead_socket_is_replaced() {
 }
 
 #[test]
-fn what_is_not_ours_is_left_alone() {
+fn foreign_files_are_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
     std::fs::write(&path, "content").unwrap();

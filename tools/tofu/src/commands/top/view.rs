@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_paused_stands_still() {
+    fn paused_view_stands_still() {
         let mut view = view(2);
         let before = shown(&view, 80, 24)[2..].to_vec();
         view.key(Key::Char('p'));

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_counted() {
+    fn commands_without_room_are_counted() {
         let mut picture = Picture::default();
         assert!(picture.draw().contains("0 commands<"));
         for n in 0..500 {
