@@ -520,7 +520,7 @@ int tofu_shim_skb_read(const struct sk_buff *skb, u32 at, void *to, u32 len)
 	return skb_copy_bits(skb, at, to, len);
 }
 
-/* Whether something is left to do with a frame, and what; a type of ~0 if that cannot be told. */
+/* The checksum and segmentation that a frame still needs, if any; a type of ~0 if unknown. */
 bool tofu_shim_skb_offload(const struct sk_buff *skb, struct tofu_offload *offload)
 {
 	struct virtio_net_hdr hdr;

@@ -26,7 +26,7 @@ use crate::ids::QueueId;
 use crate::rendezvous::RendezvousMemory;
 use crate::shim;
 
-/// Packets that can be on their way out.
+/// Packets that can be in flight.
 pub(crate) const OUT: u16 = 512;
 /// Those that wait for room are woken when there is room for so many packets.
 pub(crate) const ENOUGH: usize = 400;

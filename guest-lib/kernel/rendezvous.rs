@@ -461,7 +461,7 @@ impl RendezvousMemory {
         }
     }
 
-    /// Lets go of a frame that the device has forgotten.
+    /// Releases a frame that the device has forgotten.
     pub(crate) fn free(&mut self, slot: usize) {
         let taken = self.shared.get_mut(slot).and_then(Option::take);
         self.shared_count -= usize::from(taken.is_some());

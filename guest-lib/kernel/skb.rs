@@ -66,7 +66,7 @@ impl Skb {
     }
 
     /// The checksum and segmentation that the frame still needs. `None` if nothing, a kind of
-    /// [`u8::MAX`] if that cannot be told.
+    /// [`u8::MAX`] if that is unknown.
     pub(crate) fn offload(&self) -> Option<Fields> {
         let mut offload = Fields::default();
         // SAFETY: the frame is ours, and `offload` has the layout of `struct tofu_offload`.

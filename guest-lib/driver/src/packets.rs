@@ -112,7 +112,7 @@ pub enum PacketError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SendError {
     /// All buffers are in use. Try again after [`Packets::poll_sent`] has returned one.
-    #[error("all packet buffers are on their way out")]
+    #[error("all packet buffers are in use")]
     Full,
     /// The payload is longer than [`SYSTEM_PAYLOAD_MAX`] bytes.
     #[error("a system packet carries {SYSTEM_PAYLOAD_MAX} bytes at most, not {0}")]

@@ -91,7 +91,7 @@ pub enum SendError {
     )]
     NoSuchNode(Mac),
     /// Too many packets are in flight. Try again when there is room.
-    #[error("too many packets are on their way out")]
+    #[error("transmit queue full")]
     Full,
 }
 

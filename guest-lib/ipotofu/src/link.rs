@@ -54,13 +54,13 @@ pub enum LinkError {
     #[error(transparent)]
     Open(PacketError),
     /// Too many packets are in flight. Try again after [`Link::wait_room`].
-    #[error("too many packets are on their way out")]
+    #[error("transmit queue full")]
     Full,
     /// The frame cannot be sent.
     #[error(transparent)]
     Frame(SendError),
     /// The offload metadata do not match the frame.
-    #[error("checksum or segments do not fit to the frame")]
+    #[error("checksum or segment metadata does not match the frame")]
     Metadata,
 }
 

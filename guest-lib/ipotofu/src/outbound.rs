@@ -219,7 +219,7 @@ impl<S: Storage> Outbound<S> {
         !reporter.is_settled()
     }
 
-    /// Handles a packet whose sending has ended. A lost one is sent again by another route. If
+    /// Handles a transmit completion. A lost packet is sent again by another route. If
     /// there is none, a broadcast goes to the nodes that the target would have relayed it to.
     pub fn ended<Q: PacketQueue>(&mut self, queue: &mut Q, ended: Ended<Q::Buffer>, now_ns: u64) {
         let Ended { purpose, rcode, buffer, len } = ended;

@@ -29,7 +29,7 @@ const MEMORY: usize = 16 << 20;
 const BUFFERS: u16 = 1024;
 /// Frames that are received before tenants get their turn.
 const TURN: usize = 256;
-/// The time for which the thread sleeps while packets are on their way out, because nothing wakes
+/// The time for which the thread sleeps while packets are in flight, because nothing wakes
 /// it up when a packet has met a dead link and must be sent another way.
 const NAP: Duration = Duration::from_millis(1);
 

@@ -17,7 +17,7 @@ use crate::tap::Aside;
 
 /// Frames each way that are moved before anything else is handled.
 const BATCH: usize = 64;
-/// The time for which a sleep is while packets are on their way out. Nothing announces their end,
+/// The time for which a sleep is while packets are in flight. Nothing announces their end,
 /// and a packet that meets a dead link must be sent another way.
 const NAP: Duration = Duration::from_millis(10);
 /// The time for which a sleep is while there is no room to send, or something is being fetched.

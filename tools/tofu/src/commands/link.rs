@@ -21,8 +21,7 @@ pub(crate) enum LinkCommand {
     Down(LinkArgs),
     /// Bring the link between two neighbours up again
     Up(LinkArgs),
-    /// Make bits, lanes and acknowledgements of a modelled link fail, or, with no option, work
-    /// again
+    /// Inject bit errors, lane failures or lost ACKs on a modelled link; with no option, clear them
     ///
     /// The errors are in both directions. The machine must have links = "modelled". Guests lose no
     /// data, because frames are sent again or on the other lanes; counters of ports show the

@@ -8,8 +8,8 @@ use tofu_sim::Options;
 /// Run a network in modelled time, without guests
 ///
 /// `tofu sim papers` prints values that papers have published about the Tofu interconnects and TNW,
-/// next to those of this model. With a scenario, which says who sends what to whom, the results of
-/// its run are printed.
+/// next to those of this model. Given a scenario (a traffic pattern), it runs that and
+/// prints the results.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SimArgs {
