@@ -308,8 +308,8 @@ impl World {
         Ok(())
     }
 
-    /// Writes the registers of a credit or an Nget, which it returns, with an interrupt if `choice`
-    /// says so.
+    /// Writes the registers of a credit or an NGET, which it gives back with an interrupt if
+    /// `choice` says so.
     fn request(&self, u: &mut Unstructured<'_>, which: usize, choice: u8) -> Result<()> {
         let (node, link) = (&self.nodes[which], X_PLUS_OR_MINUS[which]);
         let channel = channel(u)?;
