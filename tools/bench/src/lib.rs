@@ -71,6 +71,87 @@ struct Report {
 }
 
 impl Report {
+    /// Puts in this process: of TofuD, over modelled links, and of other generations.
+    fn measure_puts(&mut self, time: Duration, say: &mut linux::Say<'_>) -> anyhow::Result<()> {
+        say(&"\nPut in this process, one thread, against a memory copy between the same buffers")?;
+        say(&Put::header())?;
+        let mut pair = Bench::new()?;
+        for bytes in SIZES {
+            let put = pair.put(bytes, time)?;
+            say(&put)?;
+            self.put.push(put);
+        }
+        let rate = pair.rate(time)?;
+        say(&rate)?;
+        self.rate = Some(rate);
+        say(&"\nThe same over modelled links, against direct ones")?;
+        say(&Modelled::header())?;
+        let mut modelled = Pair::over(Links::Modelled)?;
+        for (bytes, at_once) in [(8, 1), (8, 1024), (1 << 20, 1), (1 << 20, 16)] {
+            let modelled = pair.modelled(&mut modelled, (bytes, at_once), time)?;
+            say(&modelled)?;
+            self.modelled.push(modelled);
+        }
+        say(&"\nThe same between devices of other generations, against TofuD's")?;
+        say(&OfGeneration::header())?;
+        for generation in Generation::ALL {
+            let mut other = Pair::of(generation, Links::Direct)?;
+            for (bytes, at_once) in [(8, 1), (8, 1024), (1 << 20, 1)] {
+                let [p50_ns, tofud_p50_ns] = pair.beside(&mut other, (bytes, at_once), time)?;
+                let ratio = p50_ns as f64 / tofud_p50_ns.max(1) as f64;
+                let generation = generation.name();
+                let row = OfGeneration { generation, bytes, at_once, p50_ns, tofud_p50_ns, ratio };
+                say(&row)?;
+                self.generations.push(row);
+            }
+        }
+        Ok(())
+    }
+
+    /// Messages between guests.
+    fn measure_guests(&mut self, quick: bool, say: &mut linux::Say<'_>) -> anyhow::Result<()> {
+        say(&"\nFrom guest to guest, against a guest and a host thread with no device between")?;
+        say(&Latency::header())?;
+        let baseline = baseline::measure(if quick { 100 } else { 1000 })?;
+        for bare in [
+            Latency::bare("bare cache line, guest and host spin", baseline.spin),
+            Latency::bare("bare ioeventfd, guest spins", baseline.ring),
+        ] {
+            say(&bare)?;
+            self.bare.push(bare);
+        }
+        for guest in ["puts", "pingpong"] {
+            for doorbell in [Doorbell::Trapped, Doorbell::Polled] {
+                for latency in between_guests(guest, doorbell, quick)? {
+                    say(&latency)?;
+                    self.guests.push(latency);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Machines from the command to the end of the last guest.
+    fn measure_machines(&mut self, quick: bool, say: &mut linux::Say<'_>) -> anyhow::Result<()> {
+        say(&"\nMachines from the command to the end of the last guest")?;
+        say(&MachineRun::header())?;
+        let shapes = ["1x1x1x1x1x1", "unit", "shelf", "half-rack"];
+        let count = if quick { 2 } else { shapes.len() };
+        for shape in &shapes[..count] {
+            for guest in ["hello", "ring", "allpairs"] {
+                // The number of pairs grows with the square of the nodes, and the guest is meant
+                // for one unit.
+                if guest == "allpairs" && *shape != "unit" {
+                    continue;
+                }
+                let run = machine_run(shape, guest)?;
+                say(&run)?;
+                self.machines.push(run);
+            }
+        }
+        Ok(())
+    }
+
     /// Records why a part could not be measured, or returns the error if no other part was asked
     /// for.
     fn unless_skipped<T>(
@@ -180,62 +261,14 @@ pub fn run(args: &Options) -> anyhow::Result<u8> {
     };
     say(&report.host)?;
     if wanted(BenchPart::Put) {
-        say(&"\nPut in this process, one thread, against a memory copy between the same buffers")?;
-        say(&Put::header())?;
-        let mut pair = Bench::new()?;
-        for bytes in SIZES {
-            let put = pair.put(bytes, time)?;
-            say(&put)?;
-            report.put.push(put);
-        }
-        let rate = pair.rate(time)?;
-        say(&rate)?;
-        report.rate = Some(rate);
-        say(&"\nThe same over modelled links, against direct ones")?;
-        say(&Modelled::header())?;
-        let mut modelled = Pair::over(Links::Modelled)?;
-        for (bytes, at_once) in [(8, 1), (8, 1024), (1 << 20, 1), (1 << 20, 16)] {
-            let modelled = pair.modelled(&mut modelled, (bytes, at_once), time)?;
-            say(&modelled)?;
-            report.modelled.push(modelled);
-        }
-        say(&"\nThe same between devices of other generations, against TofuD's")?;
-        say(&OfGeneration::header())?;
-        for generation in Generation::ALL {
-            let mut other = Pair::of(generation, Links::Direct)?;
-            for (bytes, at_once) in [(8, 1), (8, 1024), (1 << 20, 1)] {
-                let [p50_ns, tofud_p50_ns] = pair.beside(&mut other, (bytes, at_once), time)?;
-                let ratio = p50_ns as f64 / tofud_p50_ns.max(1) as f64;
-                let generation = generation.name();
-                let row = OfGeneration { generation, bytes, at_once, p50_ns, tofud_p50_ns, ratio };
-                say(&row)?;
-                report.generations.push(row);
-            }
-        }
+        report.measure_puts(time, &mut say)?;
     }
     if wanted(BenchPart::Tnw) {
         say(&"\nMessages of TNW in this process, one thread, against Puts of Tofu and copies")?;
         report.tnw = tnw::measure(time, &mut say)?;
     }
     if wanted(BenchPart::Guests) {
-        say(&"\nFrom guest to guest, against a guest and a host thread with no device between")?;
-        say(&Latency::header())?;
-        let baseline = baseline::measure(if args.quick { 100 } else { 1000 })?;
-        for bare in [
-            Latency::bare("bare cache line, guest and host spin", baseline.spin),
-            Latency::bare("bare ioeventfd, guest spins", baseline.ring),
-        ] {
-            say(&bare)?;
-            report.bare.push(bare);
-        }
-        for guest in ["puts", "pingpong"] {
-            for doorbell in [Doorbell::Trapped, Doorbell::Polled] {
-                for latency in between_guests(guest, doorbell, args.quick)? {
-                    say(&latency)?;
-                    report.guests.push(latency);
-                }
-            }
-        }
+        report.measure_guests(args.quick, &mut say)?;
     }
     if wanted(BenchPart::Barrier) {
         let barriers = barrier::measure(args.quick, &mut say)?;
@@ -246,22 +279,7 @@ pub fn run(args: &Options) -> anyhow::Result<u8> {
         report.barriers = Some(barriers);
     }
     if wanted(BenchPart::Boot) {
-        say(&"\nMachines from the command to the end of the last guest")?;
-        say(&MachineRun::header())?;
-        let shapes = ["1x1x1x1x1x1", "unit", "shelf", "half-rack"];
-        let count = if args.quick { 2 } else { shapes.len() };
-        for shape in &shapes[..count] {
-            for guest in ["hello", "ring", "allpairs"] {
-                // The number of pairs grows with the square of the nodes, and the guest is meant
-                // for one unit.
-                if guest == "allpairs" && *shape != "unit" {
-                    continue;
-                }
-                let run = machine_run(shape, guest)?;
-                say(&run)?;
-                report.machines.push(run);
-            }
-        }
+        report.measure_machines(args.quick, &mut say)?;
     }
     if wanted(BenchPart::Linux) {
         say(&"\nFrom Linux to Linux, against an Ethernet and soft RoCE between the same guests")?;
