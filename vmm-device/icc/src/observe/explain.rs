@@ -177,33 +177,7 @@ impl Walk {
         if !entry.enable() {
             return Err((Rcode::STAG_DISABLED, disabled("steering", stag, address, raw)));
         }
-        let block = Table::memory_block(tables, memory);
-        let mbid = u64::from(entry.mbid());
-        let (address, raw, pages) = block.entry(
-            mbid,
-            (
-                Rcode::MEMORY_BLOCK_TABLE_DISABLED,
-                Rcode::MEMORY_BLOCK_RANGE,
-                Rcode::MEMORY_BLOCK_UNREADABLE,
-            ),
-        )?;
-        let block = MemoryBlock(raw);
-        self.block = Some(Entry { index: mbid, address, value: block });
-        self.pages = Some(pages);
-        if !block.enable() {
-            return Err((
-                Rcode::MEMORY_BLOCK_DISABLED,
-                disabled("memory block", mbid, address, raw),
-            ));
-        }
-        let Some(size) = PageSize::from_code(block.ps()) else {
-            let why = format!(
-                "memory block entry {mbid} at {address:#x} is {raw:#x}: its page size (bits 2:0) \
-                 is {}, which is reserved",
-                block.ps()
-            );
-            return Err((Rcode::BAD_PAGE_SIZE, why));
-        };
+        let (block, size, pages) = self.walk_block(tables, memory, entry)?;
         if self.access.writes() && entry.readonly() {
             let why = format!(
                 "steering entry {stag} is {:#x}: readonly (bit 6) is 1, and this is a write",
@@ -231,6 +205,44 @@ impl Walk {
             return Err((Rcode::OFFSET_RANGE, beyond));
         }
         Ok(())
+    }
+
+    /// Looks at the memory block of a steering entry; returns it with the size and number of its
+    /// pages.
+    fn walk_block(
+        &mut self,
+        tables: &Tables,
+        memory: &dyn DmaMemory,
+        entry: Steering,
+    ) -> Result<(MemoryBlock, PageSize, u64), (Rcode, String)> {
+        let block = Table::memory_block(tables, memory);
+        let mbid = u64::from(entry.mbid());
+        let (address, raw, pages) = block.entry(
+            mbid,
+            (
+                Rcode::MEMORY_BLOCK_TABLE_DISABLED,
+                Rcode::MEMORY_BLOCK_RANGE,
+                Rcode::MEMORY_BLOCK_UNREADABLE,
+            ),
+        )?;
+        let block = MemoryBlock(raw);
+        self.block = Some(Entry { index: mbid, address, value: block });
+        self.pages = Some(pages);
+        if !block.enable() {
+            return Err((
+                Rcode::MEMORY_BLOCK_DISABLED,
+                disabled("memory block", mbid, address, raw),
+            ));
+        }
+        let Some(size) = PageSize::from_code(block.ps()) else {
+            let why = format!(
+                "memory block entry {mbid} at {address:#x} is {raw:#x}: its page size (bits 2:0) \
+                 is {}, which is reserved",
+                block.ps()
+            );
+            return Err((Rcode::BAD_PAGE_SIZE, why));
+        };
+        Ok((block, size, pages))
     }
 
     /// Walks through one page, for `n` bytes from `start` in the memory block on.
