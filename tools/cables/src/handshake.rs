@@ -285,6 +285,15 @@ struct Wanted {
     taken: Option<Instant>,
 }
 
+/// Gives a part that was met its place, unless the part has one already.
+fn seat(peers: &mut [Option<Peer>], met: Met) {
+    let Some(place) = peers.get_mut(usize::from(met.said.part)) else { return };
+    match place.as_ref().is_none_or(|peer| peer.link.has_ended()) {
+        true => *place = Some(Peer::new(met)),
+        false => met.link.leave(),
+    }
+}
+
 impl Joining {
     /// Reads a part's files from the folder, and binds its address.
     ///
@@ -398,13 +407,7 @@ impl Joining {
                 came.push(met);
                 None
             });
-            for met in came {
-                let Some(place) = peers.get_mut(usize::from(met.said.part)) else { continue };
-                match place.as_ref().is_none_or(|peer| peer.link.has_ended()) {
-                    true => *place = Some(Peer::new(met)),
-                    false => met.link.leave(),
-                }
-            }
+            came.into_iter().for_each(|met| seat(&mut peers, met));
             for (with, why) in turned {
                 self.turn(with, why, &mut wanted, &mut hall)?;
             }
