@@ -74,6 +74,24 @@ enum Start {
     Loader { loader: String, file: String },
 }
 
+/// The working folder, with the files that are copied to it.
+fn working_folder(spec: &JobSpec) -> anyhow::Result<Files> {
+    let work = match &spec.cwd {
+        Some(folder) => {
+            check_size("--cwd", folder)?;
+            Source::Path(folder.clone())
+        }
+        None => Source::Folder,
+    };
+    let mut contents: Files = vec![(WORK.into(), work)];
+    for path in &spec.copy {
+        let name = files::name_of(path).with_context(|| format!("--copy {}", path.display()))?;
+        check_size("--copy", path)?;
+        contents.push((Path::new(WORK).join(name), Source::Path(path.clone())));
+    }
+    Ok(contents)
+}
+
 impl Bundle {
     /// Creates the bundle that `args` asks for. Libraries for another architecture than the host's
     /// are built and fetched if necessary.
@@ -83,20 +101,7 @@ impl Bundle {
     /// If a file does not exist or cannot run on nodes.
     pub(crate) fn new(spec: &JobSpec, progress: &dyn Progress) -> anyhow::Result<Self> {
         let Some((program, words)) = spec.program.split_first() else { bail!("no program named") };
-        let work = match &spec.cwd {
-            Some(folder) => {
-                check_size("--cwd", folder)?;
-                Source::Path(folder.clone())
-            }
-            None => Source::Folder,
-        };
-        let mut contents: Files = vec![(WORK.into(), work)];
-        for path in &spec.copy {
-            let name =
-                files::name_of(path).with_context(|| format!("--copy {}", path.display()))?;
-            check_size("--copy", path)?;
-            contents.push((Path::new(WORK).join(name), Source::Path(path.clone())));
-        }
+        let mut contents = working_folder(spec)?;
         let bundle = |start, contents, arch| Self {
             contents,
             libraries: None,

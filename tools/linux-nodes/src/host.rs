@@ -94,34 +94,20 @@ impl LinuxBackend for LinuxHost {
             let Runtime { boot_files, monitor, kvm } = self.runtime.of(linux.arch);
             let kind = match monitor {
                 MonitorChoice::Qemu(qemu) => {
-                    served.push(Served::at_path(
-                        machine,
-                        at,
-                        &socket,
-                        Backing::Sealed,
-                        &self.confinement,
-                    )?);
+                    let sealed = Backing::Sealed;
+                    served.push(Served::at_path(machine, at, &socket, sealed, &self.confinement)?);
                     MonitorKind::Qemu { group: self.group, qemu: Arc::clone(qemu) }
                 }
-                MonitorChoice::Own(hypervisor) => {
-                    let memory = Arc::new(LatestMemory::default());
-                    let (device, function) = machine.add_node(at, Arc::clone(&memory) as _)?;
-                    let hypervisor = Arc::clone(hypervisor);
-                    MonitorKind::Own(Own { hypervisor, device, function, memory })
-                }
+                MonitorChoice::Own(hypervisor) => own(machine, at, Arc::clone(hypervisor))?,
             };
+            let ip = lan.as_ref().map(|_| lan::ip(index));
             let setup = VmSetup {
                 boot_files: Arc::clone(boot_files),
                 name: node_name(at),
                 memory: linux.memory,
                 arm_cpu: plan.on_linux.cpu,
                 cpus: linux.cpus.0,
-                command_line: self.command_line(
-                    plan,
-                    at,
-                    linux,
-                    lan.as_ref().map(|_| lan::ip(index)),
-                ),
+                command_line: self.command_line(plan, at, linux, ip),
                 device: socket,
                 qmp: self.dir.join(node_file("qmp", at, "sock")),
                 firmware: firmware.clone().filter(|_| linux.boot == BootFrom::Tofu),
@@ -134,19 +120,20 @@ impl LinuxBackend for LinuxHost {
         }
         let mut this = LinuxNodes { nodes, supervisors: Vec::new(), _served: served, _lan: lan };
         self.registry.with_linux(this.nodes.iter().map(|node| Arc::clone(node) as _).collect())?;
-        for node in &this.nodes {
-            let supervised = Arc::clone(node);
-            let thread = thread::Builder::new().name(node_name(node.at()));
-            let thread = thread.spawn(move || supervised.supervise());
-            this.supervisors.push(thread.context("no threads left")?);
-        }
-        for node in &this.nodes {
-            if let Err(why) = node.wait_ready() {
-                bail!("node {}: {why}", node.at());
-            }
-        }
+        this.supervise()?;
         Ok(Box::new(this))
     }
+}
+
+/// A node with a virtual machine of our own monitor, which needs no socket.
+fn own(
+    machine: &AnyMachine,
+    at: Coords,
+    hypervisor: Arc<tofu_vmm::Hypervisor>,
+) -> anyhow::Result<MonitorKind> {
+    let memory = Arc::new(LatestMemory::default());
+    let (device, function) = machine.add_node(at, Arc::clone(&memory) as _)?;
+    Ok(MonitorKind::Own(Own { hypervisor, device, function, memory }))
 }
 
 /// The Linux nodes of a machine. Dropping it ends them.
@@ -156,6 +143,24 @@ struct LinuxNodes {
     // Dropped after the virtual machines, which use them.
     _served: Vec<Served>,
     _lan: Option<Lan>,
+}
+
+impl LinuxNodes {
+    /// Starts the nodes, each with a thread that supervises it, and waits until all are ready.
+    fn supervise(&mut self) -> anyhow::Result<()> {
+        for node in &self.nodes {
+            let supervised = Arc::clone(node);
+            let thread = thread::Builder::new().name(node_name(node.at()));
+            let thread = thread.spawn(move || supervised.supervise());
+            self.supervisors.push(thread.context("no threads left")?);
+        }
+        for node in &self.nodes {
+            if let Err(why) = node.wait_ready() {
+                bail!("node {}: {why}", node.at());
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Drop for LinuxNodes {

@@ -158,6 +158,23 @@ pub(crate) fn start(own: &Own, setup: &VmSetup) -> anyhow::Result<Started> {
         add(&vm, "root", disk, first())?;
     }
 
+    let console = serial_console(&vm, setup)?;
+    vm.boot_linux(&LinuxBoot {
+        kernel: &kernel,
+        initrd: initrd.as_deref(),
+        command_line,
+        acpi: true,
+        entry: KernelEntry::Auto,
+        viot: Some(Viot { iommu, behind: &[device] }),
+    })?;
+    let first = setup.confinement.hook(Role::Vcpu);
+    vm.on_thread_start(move |_| first());
+    vm.start(|_| {})?;
+    Ok(Started { vm: Arc::new(vm), console, agent })
+}
+
+/// Connects the serial port to a stream: output to it, and a thread that types what comes from it.
+fn serial_console(vm: &Vm, setup: &VmSetup) -> anyhow::Result<UnixStream> {
     let (console, there) = UnixStream::pair().context("no sockets left")?;
     let mut typed = there.try_clone()?;
     // This runs on the vCPU's thread, which may call write but not send. Our reader never blocks.
@@ -187,18 +204,7 @@ pub(crate) fn start(own: &Own, setup: &VmSetup) -> anyhow::Result<Started> {
             }
         })
         .context("no threads left")?;
-    vm.boot_linux(&LinuxBoot {
-        kernel: &kernel,
-        initrd: initrd.as_deref(),
-        command_line,
-        acpi: true,
-        entry: KernelEntry::Auto,
-        viot: Some(Viot { iommu, behind: &[device] }),
-    })?;
-    let first = setup.confinement.hook(Role::Vcpu);
-    vm.on_thread_start(move |_| first());
-    vm.start(|_| {})?;
-    Ok(Started { vm: Arc::new(vm), console, agent })
+    Ok(console)
 }
 
 /// Reclaims everything that a virtual machine held of its node.

@@ -108,18 +108,11 @@ pub fn memory_arguments(memory: MemorySize, machine: &str) -> [String; 6] {
     ]
 }
 
-fn arguments(setup: &VmSetup, passed: &mut Passed) -> anyhow::Result<Vec<OsString>> {
+/// The machine with its memory and processors.
+fn processor_arguments(setup: &VmSetup) -> Vec<OsString> {
+    let arch = setup.boot_files.arch;
     let mut args: Vec<OsString> = Vec::new();
     let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
-    add(&["-name", &setup.name, "-nodefaults", "-no-user-config", "-display", "none"]);
-    // A guest that resets itself has ended, for example after a kernel panic.
-    add(&["-no-reboot"]);
-    let arch = setup.boot_files.arch;
-    if arch == Arch::X86_64 {
-        // To wake up from S3 resets the machine, and QEMU then loads the kernel again, over the
-        // one that is to continue. Without it, guests suspend to idle, and keep their state.
-        add(&["-global", "ICH9-LPC.disable_s3=1", "-global", "ICH9-LPC.disable_s4=1"]);
-    }
     let machine = match arch {
         Arch::X86_64 => "q35,kernel-irqchip=split,graphics=off",
         Arch::Arm64 => "virt,gic-version=3",
@@ -136,6 +129,21 @@ fn arguments(setup: &VmSetup, passed: &mut Passed) -> anyhow::Result<Vec<OsStrin
         }
     }
     add(&["-smp", &setup.cpus.to_string()]);
+    args
+}
+
+fn arguments(setup: &VmSetup, passed: &mut Passed) -> anyhow::Result<Vec<OsString>> {
+    let mut args = processor_arguments(setup);
+    let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
+    add(&["-name", &setup.name, "-nodefaults", "-no-user-config", "-display", "none"]);
+    // A guest that resets itself has ended, for example after a kernel panic.
+    add(&["-no-reboot"]);
+    let arch = setup.boot_files.arch;
+    if arch == Arch::X86_64 {
+        // To wake up from S3 resets the machine, and QEMU then loads the kernel again, over the
+        // one that is to continue. Without it, guests suspend to idle, and keep their state.
+        add(&["-global", "ICH9-LPC.disable_s3=1", "-global", "ICH9-LPC.disable_s4=1"]);
+    }
     // QEMU's SMMUv3 does not report mappings, so arm64 gets the virtio IOMMU.
     add(match arch {
         Arch::X86_64 => &["-device", "intel-iommu,caching-mode=on"],
