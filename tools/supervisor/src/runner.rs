@@ -187,15 +187,7 @@ impl Backend for Machines {
         let doorbells = doorbells(plan.doorbell, guests, cores, engines);
         let (network, confinement) = (&plan.network, &self.confinement);
         let kind = (plan.interconnect, plan.links);
-        let part = match (network.part, &self.others) {
-            (Some(PartOf { part: own, of: count }), Some(others)) => {
-                Some(Part { count, own, transport: others.transport() })
-            }
-            (Some(_), None) => bail!("a part of a machine needs the others"),
-            (None, _) => None,
-        };
-        let link_failed = self.registry.as_ref().map(Registry::link_failed);
-        let surroundings = Surroundings { part, link_failed };
+        let surroundings = self.surroundings(network)?;
         let machine = any_machine(network, kind, doorbells, engines, confinement, surroundings)?;
         machine.network().set_faults(plan.faults.clone())?;
         let captures = self.start_captures(&machine, plan)?;
@@ -245,21 +237,7 @@ impl Backend for Machines {
         if let Some(host) = &self.linux {
             running.linux = Some(host.start(&running.machine, plan, &events)?);
         }
-        if let Some(guests) = &running.guests {
-            if let Some(registry) = registry {
-                let guests: Weak<dyn SmallGuests> = Arc::downgrade(guests) as _;
-                registry.with_guests(guests)?;
-            }
-            for (id, _) in plan.bare() {
-                guests.boot(id).with_context(|| format!("node {}", plan.coords(id)))?;
-            }
-        }
-        for node in registry.iter().flat_map(|registry| registry.linux()) {
-            let linux = plan.linux().find(|(id, _)| *id == node.id());
-            if let Some((linux, guest)) = linux.and_then(|(_, l)| Some((l, l.guest.as_ref()?))) {
-                programs::start(node, guest, &linux.args, &events)?;
-            }
-        }
+        self.start_programs(&running, plan, &events)?;
         Ok(Box::new(running))
     }
 
@@ -277,6 +255,45 @@ impl Backend for Machines {
 }
 
 impl Machines {
+    /// The part that this process runs, if the machine is divided, and who hears of failed links.
+    fn surroundings(&self, network: &Network) -> anyhow::Result<Surroundings> {
+        let part = match (network.part, &self.others) {
+            (Some(PartOf { part: own, of: count }), Some(others)) => {
+                Some(Part { count, own, transport: others.transport() })
+            }
+            (Some(_), None) => bail!("a part of a machine needs the others"),
+            (None, _) => None,
+        };
+        let link_failed = self.registry.as_ref().map(Registry::link_failed);
+        Ok(Surroundings { part, link_failed })
+    }
+
+    /// Boots small guests, and starts the programs of Linux nodes.
+    fn start_programs(
+        &self,
+        running: &Local,
+        plan: &Plan,
+        events: &EventSender,
+    ) -> anyhow::Result<()> {
+        let registry = self.registry.as_ref();
+        if let Some(guests) = &running.guests {
+            if let Some(registry) = registry {
+                let guests: Weak<dyn SmallGuests> = Arc::downgrade(guests) as _;
+                registry.with_guests(guests)?;
+            }
+            for (id, _) in plan.bare() {
+                guests.boot(id).with_context(|| format!("node {}", plan.coords(id)))?;
+            }
+        }
+        for node in registry.iter().flat_map(|registry| registry.linux()) {
+            let linux = plan.linux().find(|(id, _)| *id == node.id());
+            if let Some((linux, guest)) = linux.and_then(|(_, l)| Some((l, l.guest.as_ref()?))) {
+                programs::start(node, guest, &linux.args, events)?;
+            }
+        }
+        Ok(())
+    }
+
     fn start_captures(
         &self,
         machine: &AnyMachine,

@@ -92,23 +92,23 @@ pub(super) fn gateway(registry: &Registry) -> anyhow::Result<&Connector> {
     )
 }
 
+/// The nodes whose agents do not answer in time, although they should.
+fn silent(registry: &Registry, linux: &[Arc<dyn AgentNode>]) -> Vec<NodeId> {
+    let asked =
+        |node: &&Arc<dyn AgentNode>| node.status().state == "ready" && !registry.is_held(node.id());
+    let asked: Vec<_> = linux.iter().filter(asked).collect();
+    let pings: Vec<_> = asked.iter().map(|node| node.agent().ping()).collect();
+    let until = Instant::now() + PING;
+    let late = asked.iter().zip(pings).filter(|(node, ping)| !node.agent().answers(*ping, until));
+    late.map(|(node, _)| node.id()).collect()
+}
+
 /// Describes the machine, or this part of it.
 pub(super) fn info(registry: &Registry, ping: bool) -> MachineInfo {
     let shape = &registry.network.shape;
     let part = registry.rest().map(|rest| rest.own.0);
     let linux = registry.linux();
-    let mut silent = Vec::new();
-    if ping {
-        let asked = |node: &&Arc<dyn AgentNode>| {
-            node.status().state == "ready" && !registry.is_held(node.id())
-        };
-        let asked: Vec<_> = linux.iter().filter(asked).collect();
-        let pings: Vec<_> = asked.iter().map(|node| node.agent().ping()).collect();
-        let until = Instant::now() + PING;
-        let late =
-            asked.iter().zip(pings).filter(|(node, ping)| !node.agent().answers(*ping, until));
-        silent = late.map(|(node, _)| node.id()).collect();
-    }
+    let silent = if ping { silent(registry, &linux) } else { Vec::new() };
     let mut nodes: Vec<NodeInfo> = linux
         .iter()
         .map(|node| {
@@ -134,26 +134,7 @@ pub(super) fn info(registry: &Registry, ping: bool) -> MachineInfo {
             }
         })
         .collect();
-    for (id, other) in registry.others() {
-        let Some(at) = shape.coords(id) else { continue };
-        let state = match other.state {
-            "running" if registry.is_held(id) => "paused",
-            state => state,
-        };
-        nodes.push(NodeInfo {
-            index: id.0,
-            at: at.to_array(),
-            part,
-            name: node_name(at),
-            kind: other.kind,
-            state: state.into(),
-            vmm: if other.kind == NodeKind::Bare { "tofu" } else { "none" }.into(),
-            arch: None,
-            down: network::is_down(registry, at),
-            pid: None,
-            seconds: other.since.elapsed().as_secs_f64(),
-        });
-    }
+    nodes.extend(others(registry, part));
     nodes.sort_by_key(|node| node.index);
     let mut archs: Vec<_> = linux.iter().map(|node| node.arch().name()).collect();
     archs.dedup();
@@ -170,6 +151,31 @@ pub(super) fn info(registry: &Registry, ping: bool) -> MachineInfo {
         jobs: registry.jobs.list(),
         parts: registry.rest().map(own_part).into_iter().collect(),
     }
+}
+
+/// Describes the nodes without Linux.
+fn others(registry: &Registry, part: Option<u16>) -> Vec<NodeInfo> {
+    let described = registry.others().into_iter().filter_map(|(id, other)| {
+        let at = registry.network.shape.coords(id)?;
+        let state = match other.state {
+            "running" if registry.is_held(id) => "paused",
+            state => state,
+        };
+        Some(NodeInfo {
+            index: id.0,
+            at: at.to_array(),
+            part,
+            name: node_name(at),
+            kind: other.kind,
+            state: state.into(),
+            vmm: if other.kind == NodeKind::Bare { "tofu" } else { "none" }.into(),
+            arch: None,
+            down: network::is_down(registry, at),
+            pid: None,
+            seconds: other.since.elapsed().as_secs_f64(),
+        })
+    });
+    described.collect()
 }
 
 /// Describes this part, as in descriptions of the machine.

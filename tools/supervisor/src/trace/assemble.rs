@@ -147,33 +147,7 @@ impl Assembler {
                 command.length = length;
                 command.tlps = tlps(header1, length, header2.padding());
                 let address = (remote.cqid(), remote.stag(), remote.offset());
-                let address = (!is_packet(code)).then_some(address);
-                let from = self.shape.coords(NodeId(node)).unwrap_or_default();
-                let (to, path) = (header1.target(), header1.path());
-                // The header of a system packet has distances in place of X, Y and Z.
-                let way = if is_system_packet(code) {
-                    let hops = header1.distances();
-                    Route::by_distances(&self.shape, from, to, hops, path, Class::System)
-                } else {
-                    let route = Route::new(&self.shape, from, to, path, Class::Request);
-                    route.map(|route| (to, route))
-                };
-                let at = match &way {
-                    Ok((at, _)) => Some(*at),
-                    Err(_) => (!is_system_packet(code)).then_some(to),
-                };
-                let number = at.and_then(|at| self.shape.node_id(at)).map(|to| to.0);
-                let tni = header1.ri();
-                command.to =
-                    at.map(|at| TracedTarget { node: number, at: at.to_array(), tni, address });
-                if let Ok((_, route)) = way {
-                    command.hops = route.map(|hop| hop.port.to_string()).collect();
-                }
-                // Only the port of such a packet determines where it goes.
-                if code == Command::TransmitRawPacket2 as u8 {
-                    command.to = None;
-                    command.hops.clear();
-                }
+                self.route(&mut command, node, header1, address);
                 self.open.insert(place, (tag.generation, code, command));
             }
             Event::AtOnce { tni, cq, slot, header1, rcode } => {
@@ -216,6 +190,43 @@ impl Assembler {
                     }
                 }
             }
+        }
+    }
+
+    /// Notes where a command's packets go, and to which address there.
+    fn route(
+        &self,
+        command: &mut TracedCommand,
+        node: u32,
+        header1: Header1,
+        address: (u8, u32, u64),
+    ) {
+        let code = header1.command();
+        let address = (!is_packet(code)).then_some(address);
+        let from = self.shape.coords(NodeId(node)).unwrap_or_default();
+        let (to, path) = (header1.target(), header1.path());
+        // The header of a system packet has distances in place of X, Y and Z.
+        let way = if is_system_packet(code) {
+            let hops = header1.distances();
+            Route::by_distances(&self.shape, from, to, hops, path, Class::System)
+        } else {
+            let route = Route::new(&self.shape, from, to, path, Class::Request);
+            route.map(|route| (to, route))
+        };
+        let at = match &way {
+            Ok((at, _)) => Some(*at),
+            Err(_) => (!is_system_packet(code)).then_some(to),
+        };
+        let number = at.and_then(|at| self.shape.node_id(at)).map(|to| to.0);
+        let tni = header1.ri();
+        command.to = at.map(|at| TracedTarget { node: number, at: at.to_array(), tni, address });
+        if let Ok((_, route)) = way {
+            command.hops = route.map(|hop| hop.port.to_string()).collect();
+        }
+        // Only the port of such a packet determines where it goes.
+        if code == Command::TransmitRawPacket2 as u8 {
+            command.to = None;
+            command.hops.clear();
         }
     }
 
