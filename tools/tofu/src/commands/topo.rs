@@ -132,6 +132,23 @@ fn built(generation: Generation, shape: &Shape) -> String {
     line
 }
 
+/// The header of the table of nodes.
+fn header(machine: &Described, ports: &[Port], (width, column): (usize, usize)) -> String {
+    let mut text = format!("\nnode  {:width$}", "coordinates");
+    if machine.network.shape.has_io_nodes() {
+        let _ = write!(text, "  {:KIND$}", "kind");
+    }
+    if !machine.jobs.is_empty() {
+        let _ = write!(text, "  {:JOBS$}", "job");
+    }
+    for port in ports {
+        let _ = write!(text, "  {:column$}", port.to_string());
+    }
+    text.truncate(text.trim_end().len());
+    text.push('\n');
+    text
+}
+
 fn text(machine: &Described, capacity: Option<(Generation, Capacity)>, runs: bool) -> String {
     let network = &machine.network;
     let shape = &network.shape;
@@ -159,19 +176,8 @@ fn text(machine: &Described, capacity: Option<(Generation, Capacity)>, runs: boo
     let used = |port: &Port| shape.iter().any(|at| shape.neighbor(at, *port).is_some());
     let ports: Vec<Port> = Port::ALL.into_iter().filter(used).collect();
     let width = shape.iter().map(|at| at.to_string().len()).max().unwrap_or(0);
-    let _ = write!(text, "\nnode  {:width$}", "coordinates");
     let column = width.max(6) + 1;
-    if shape.has_io_nodes() {
-        let _ = write!(text, "  {:KIND$}", "kind");
-    }
-    if !machine.jobs.is_empty() {
-        let _ = write!(text, "  {:JOBS$}", "job");
-    }
-    for port in &ports {
-        let _ = write!(text, "  {:column$}", port.to_string());
-    }
-    text.truncate(text.trim_end().len());
-    text.push('\n');
+    text += &header(machine, &ports, (width, column));
     for (id, at) in (0..).zip(shape.iter()) {
         let mut row = format!("{id:>4}  {:pad$}", at.to_string(), pad = width.max(11));
         if shape.has_io_nodes() {

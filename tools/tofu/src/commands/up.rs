@@ -158,10 +158,8 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     let mut session = Session::start(&plan, rights, sender.clone(), others)?;
     // Small guests run in this process, whose threads must all come after the sandbox. Until then
     // a signal just ends the process, and the janitor tidies up.
-    let _forwarding = match signals {
-        Some(_) => None,
-        None => Some(sender.forward_signals()?),
-    };
+    let forward = signals.is_none().then(|| sender.forward_signals());
+    let _forwarding = forward.transpose()?;
     let linux = runtimes.map(|runtimes| -> Box<dyn LinuxBackend> {
         Box::new(LinuxHost::new(&plan, &session, runtimes))
     });

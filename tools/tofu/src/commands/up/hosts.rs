@@ -23,7 +23,7 @@ use tofu_fabric::{PartId, Parts};
 use tofu_image::hex;
 use tofu_spec::plan::Plan;
 use tofu_spec::units::PartOf;
-use tofu_sync::queue::{Item, Sender, WhenFull, queue};
+use tofu_sync::queue::{Item, Receiver, Sender, WhenFull, queue};
 use tofu_ui::{TomlFile, exit, printable, signals};
 
 use crate::options::MachineArgs;
@@ -198,6 +198,20 @@ pub(crate) fn run(
         follow(part.into(), &mut child, &sender)?;
         parts.push(Part { child, met: false, last_word: String::new(), code: None });
     }
+    let signal = follow_parts(&mut parts, &hosts, &news, json)?;
+    if let Some(signal) = signal {
+        return Ok(exit::of_signal(signal));
+    }
+    outcome(&machine, &hosts, &parts)
+}
+
+/// Follows the parts until all have ended; returns a signal that came.
+fn follow_parts(
+    parts: &mut [Part],
+    hosts: &[Host],
+    news: &Receiver<News>,
+    json: bool,
+) -> anyhow::Result<Option<i32>> {
     let mut signal = None;
     while parts.iter().any(|part| part.code.is_none()) {
         match news.recv()? {
@@ -223,10 +237,12 @@ pub(crate) fn run(
             }
         }
     }
-    if let Some(signal) = signal {
-        return Ok(exit::of_signal(signal));
-    }
-    let failed = hosts.iter().zip(&parts).find(|(_, part)| {
+    Ok(signal)
+}
+
+/// The exit code of all parts; an error if one has not run as a part of the machine.
+fn outcome(machine: &Machine<'_>, hosts: &[Host], parts: &[Part]) -> anyhow::Result<u8> {
+    let failed = hosts.iter().zip(parts).find(|(_, part)| {
         part.code.is_some_and(|code| code != 0 && code != i32::from(exit::FAILED) && code < 128)
             || part.code == Some(SSH_FAILED)
     });

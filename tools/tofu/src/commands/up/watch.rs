@@ -259,16 +259,7 @@ impl MachineWatch<'_, '_> {
                 Ok(())
             }
             Event::Frame(node, frame) => self.frame(node, &frame),
-            Event::Ended(node, outcome) => {
-                let (kind, code, detail) = match outcome {
-                    Outcome::Exited(code) => ("exited", Some(code), String::new()),
-                    Outcome::Reset => ("reset", None, String::new()),
-                    Outcome::Fault(what) => ("fault", None, printable(&what)),
-                    Outcome::Stopped if self.is_to_end() => ("stopped", None, String::new()),
-                    Outcome::Stopped => ("stopped", None, "its node was taken down".to_owned()),
-                };
-                self.end(node, kind, code, detail)
-            }
+            Event::Ended(node, outcome) => self.ended(node, outcome),
             Event::Signal(number) if self.signal.is_none() => {
                 self.signal = Some(number);
                 self.screen.note("interrupted, stopping the guests")
@@ -287,15 +278,7 @@ impl MachineWatch<'_, '_> {
             Event::PartWent(part, why) => match self.others.insert(part, false) {
                 // Its guests had ended before.
                 Some(false) | None => Ok(()),
-                Some(true) => {
-                    let note =
-                        format!("part {part} is lost: {}; its links are down", printable(&why));
-                    if self.plan.end_with_part {
-                        return self.part_failed(part, &note);
-                    }
-                    self.lost.insert(part);
-                    self.screen.note(&note)
-                }
+                Some(true) => self.part_went(part, &why),
             },
             Event::PartCame(part) => {
                 self.others.insert(part, true);
@@ -312,6 +295,28 @@ impl MachineWatch<'_, '_> {
             },
             Event::Signal(_) | Event::Down | Event::Died(..) | Event::Started => Ok(()),
         }
+    }
+
+    /// Handles the loss of a part whose guests had not ended.
+    fn part_went(&mut self, part: PartId, why: &str) -> io::Result<()> {
+        let note = format!("part {part} is lost: {}; its links are down", printable(why));
+        if self.plan.end_with_part {
+            return self.part_failed(part, &note);
+        }
+        self.lost.insert(part);
+        self.screen.note(&note)
+    }
+
+    /// Handles the end of a guest.
+    fn ended(&mut self, node: NodeId, outcome: Outcome) -> io::Result<()> {
+        let (kind, code, detail) = match outcome {
+            Outcome::Exited(code) => ("exited", Some(code), String::new()),
+            Outcome::Reset => ("reset", None, String::new()),
+            Outcome::Fault(what) => ("fault", None, printable(&what)),
+            Outcome::Stopped if self.is_to_end() => ("stopped", None, String::new()),
+            Outcome::Stopped => ("stopped", None, "its node was taken down".to_owned()),
+        };
+        self.end(node, kind, code, detail)
     }
 
     /// Shows a function on a guest's stack, below the guest's output.
