@@ -105,10 +105,8 @@ mod tests {
         );
     }
 
-    #[test]
-    fn everything_at_once() {
-        let file = parse(
-            r#"
+    /// A file that sets all fields.
+    const EVERYTHING: &str = r#"
             shape = "2x1x1x2x3x2"
             torus = { x = false, z = true }
             generation = "fx100"
@@ -148,9 +146,11 @@ mod tests {
             port = "B+"
             down = true
             faults = "loss=100%"
-            "#,
-        )
-        .unwrap();
+            "#;
+
+    #[test]
+    fn everything_at_once() {
+        let file = parse(EVERYTHING).unwrap();
         assert_eq!(file.shape, "2x1x1x2x3x2".parse().ok());
         assert_eq!(file.torus, Torus { x: Some(false), y: None, z: Some(true) });
         assert_eq!(file.guest, Some(GuestName::Shipped("hello".into())));
@@ -198,66 +198,59 @@ mod tests {
         assert_eq!(file.guest, Some(GuestName::File("some/./my.elf".into())));
     }
 
+    /// Files with a bad value, and a part of the message.
+    const BAD: &[(&str, &str)] = &[
+        ("shape = \"3x3\"", "m.toml:1: shape = \"3x3\" is not allowed; shape is \"unit\", "),
+        ("shape = \"33x1x1x2x3x2\"", "shape = \"33x1x1x2x3x2\" is not allowed"),
+        ("shape = \"1x1x1x3x3x2\"", "A, C 1 to 2"),
+        ("\nmemory = \"16MB\"", "m.toml:2: memory = \"16MB\" is not allowed; memory is a whole"),
+        ("memory = \"1KiB\"", "from 2MiB"),
+        ("guest = \"nope\"", "guest = \"nope\" is not allowed; guest is "),
+        ("args = \"a\\nb\"", "args = \"a\\nb\" is not allowed; args is at most 1024"),
+        ("doorbell = \"loud\"", "doorbell = \"loud\" is not allowed; doorbell is \"trapped\""),
+        ("timeout = 0", "timeout = 0 is not allowed; timeout is a whole"),
+        ("timeout = \"soon\"", "timeout = \"soon\" is not allowed; timeout is a whole"),
+        ("engines = 0", "engines = 0 is not allowed; engines is a whole number of threads"),
+        ("engines = -9223372036854775808", "engines = -9223372036854775808 is not"),
+        (
+            "metrics = \"9400\"",
+            "metrics = \"9400\" is not allowed; metrics is an IP address and a port",
+        ),
+        ("boot = \"disk\"", "boot = \"disk\" is not allowed; boot is \"monitor\" or \"tofu\""),
+        ("boot_server = [1]", "boot_server = [1] is not allowed; boot_server is [x, y, z"),
+        ("cpus = 17", "cpus = 17 is not allowed; cpus is a whole number of processors"),
+        ("driver = \"rxe\"", "driver = \"rxe\" is not allowed; driver is \"tofu\", \"vfio\""),
+        ("arch = \"sparc\"", "arch = \"sparc\" is not allowed; arch is \"x86-64\" or \"arm64\""),
+        ("cpu = \"a64\"", "cpu = \"a64\" is not allowed; cpu is \"a64fx\" or \"max\""),
+        ("image = \"a/b\"", "image = \"a/b\" is not allowed; image is 1 to 64 letters"),
+        ("faults = \"loss=2\"", "faults = \"loss=2\" is not allowed; faults is a list of loss"),
+        ("append = \"a\\nb\"", "append = \"a\\nb\" is not allowed; append is at most 1024"),
+        (
+            "links = \"slow\"",
+            "links = \"slow\" is not allowed; links is \"direct\" or \"modelled\"",
+        ),
+        ("generation = \"tofu2\"", "generation = \"tofu2\" is not allowed; generation is \"k\" or"),
+        (
+            "generation = \"k\"\n[[node]]\nat = [0, 0, 0, 0, 0, 0]\ngeneration = \"fx100\"",
+            "m.toml:4: generation = \"fx100\" is not allowed; generation is for the machine as \
+             a whole, whose nodes are all of one (here k)",
+        ),
+        (
+            "[[node]]\nat = [0, 0, 0, 0, 0]",
+            "m.toml:2: at = [0, 0, 0, 0, 0] is not allowed; at is [x",
+        ),
+        ("[[node]]\nat = [0, 0, 0, 0, 0, 32]", "whole numbers from 0 to [31, 31, 31, 1, 2, 1]"),
+        ("[[node]]\nat = [0, 0, 0, 0, 0, -1]", "at = [0, 0, 0, 0, 0, -1]"),
+        ("[[node]]\nat = [0, 0, 0, 0, 0, 0]\nmemory = \"x\"", "m.toml:3: memory = \"x\""),
+        (
+            "[[link]]\nat = [0, 0, 0, 0, 0, 0]\nport = \"D\"\ndown = true",
+            "m.toml:3: port = \"D\" is not allowed; port is one of \"A\", \"C\", \"B-\"",
+        ),
+    ];
+
     #[test]
     fn bad_values_are_named() {
-        let cases = [
-            ("shape = \"3x3\"", "m.toml:1: shape = \"3x3\" is not allowed; shape is \"unit\", "),
-            ("shape = \"33x1x1x2x3x2\"", "shape = \"33x1x1x2x3x2\" is not allowed"),
-            ("shape = \"1x1x1x3x3x2\"", "A, C 1 to 2"),
-            (
-                "\nmemory = \"16MB\"",
-                "m.toml:2: memory = \"16MB\" is not allowed; memory is a whole",
-            ),
-            ("memory = \"1KiB\"", "from 2MiB"),
-            ("guest = \"nope\"", "guest = \"nope\" is not allowed; guest is "),
-            ("args = \"a\\nb\"", "args = \"a\\nb\" is not allowed; args is at most 1024"),
-            ("doorbell = \"loud\"", "doorbell = \"loud\" is not allowed; doorbell is \"trapped\""),
-            ("timeout = 0", "timeout = 0 is not allowed; timeout is a whole"),
-            ("timeout = \"soon\"", "timeout = \"soon\" is not allowed; timeout is a whole"),
-            ("engines = 0", "engines = 0 is not allowed; engines is a whole number of threads"),
-            ("engines = -9223372036854775808", "engines = -9223372036854775808 is not"),
-            (
-                "metrics = \"9400\"",
-                "metrics = \"9400\" is not allowed; metrics is an IP address and a port",
-            ),
-            ("boot = \"disk\"", "boot = \"disk\" is not allowed; boot is \"monitor\" or \"tofu\""),
-            ("boot_server = [1]", "boot_server = [1] is not allowed; boot_server is [x, y, z"),
-            ("cpus = 17", "cpus = 17 is not allowed; cpus is a whole number of processors"),
-            ("driver = \"rxe\"", "driver = \"rxe\" is not allowed; driver is \"tofu\", \"vfio\""),
-            (
-                "arch = \"sparc\"",
-                "arch = \"sparc\" is not allowed; arch is \"x86-64\" or \"arm64\"",
-            ),
-            ("cpu = \"a64\"", "cpu = \"a64\" is not allowed; cpu is \"a64fx\" or \"max\""),
-            ("image = \"a/b\"", "image = \"a/b\" is not allowed; image is 1 to 64 letters"),
-            ("faults = \"loss=2\"", "faults = \"loss=2\" is not allowed; faults is a list of loss"),
-            ("append = \"a\\nb\"", "append = \"a\\nb\" is not allowed; append is at most 1024"),
-            (
-                "links = \"slow\"",
-                "links = \"slow\" is not allowed; links is \"direct\" or \"modelled\"",
-            ),
-            (
-                "generation = \"tofu2\"",
-                "generation = \"tofu2\" is not allowed; generation is \"k\" or",
-            ),
-            (
-                "generation = \"k\"\n[[node]]\nat = [0, 0, 0, 0, 0, 0]\ngeneration = \"fx100\"",
-                "m.toml:4: generation = \"fx100\" is not allowed; generation is for the machine as \
-                 a whole, whose nodes are all of one (here k)",
-            ),
-            (
-                "[[node]]\nat = [0, 0, 0, 0, 0]",
-                "m.toml:2: at = [0, 0, 0, 0, 0] is not allowed; at is [x",
-            ),
-            ("[[node]]\nat = [0, 0, 0, 0, 0, 32]", "whole numbers from 0 to [31, 31, 31, 1, 2, 1]"),
-            ("[[node]]\nat = [0, 0, 0, 0, 0, -1]", "at = [0, 0, 0, 0, 0, -1]"),
-            ("[[node]]\nat = [0, 0, 0, 0, 0, 0]\nmemory = \"x\"", "m.toml:3: memory = \"x\""),
-            (
-                "[[link]]\nat = [0, 0, 0, 0, 0, 0]\nport = \"D\"\ndown = true",
-                "m.toml:3: port = \"D\" is not allowed; port is one of \"A\", \"C\", \"B-\"",
-            ),
-        ];
-        for (text, expected) in cases {
+        for (text, expected) in BAD {
             let message = error(text);
             assert!(message.contains(expected), "{text}: {message}");
         }
