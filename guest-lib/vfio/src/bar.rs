@@ -178,7 +178,7 @@ impl Region {
         self.size
     }
 
-    /// Whether all of the region is mapped.
+    /// Returns true if all of the region is mapped.
     pub(crate) fn is_mapped(&self) -> bool {
         self.areas.iter().map(|area| area.len as u64).sum::<u64>() == self.size
     }

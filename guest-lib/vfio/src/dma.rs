@@ -470,7 +470,7 @@ impl UserMemory {
         self.len
     }
 
-    /// Whether there are no bytes, which is never the case.
+    /// Returns true if there are no bytes, which is never the case.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -17,7 +17,7 @@ pub enum Error {
     /// There is nothing at the address given.
     #[error("there is no PCI device {0}")]
     NoSuchDevice(Bdf),
-    /// What is at the address given is something else.
+    /// The device at the address given is another one.
     #[error(
         "PCI device {bdf} is {vendor:04x}:{device:04x}, not a Tofu device (10cf:1cc1, 1cc2 or 1ccd)"
     )]
@@ -32,7 +32,7 @@ pub enum Error {
     /// There is no network processor of TNW.
     #[error("no TNW device (PCI 10cf:1cce): is the machine one of TNW?")]
     NoNwp,
-    /// What is at the address given is something else.
+    /// The device at the address given is another one.
     #[error("PCI device {bdf} is {vendor:04x}:{device:04x}, not a TNW device (10cf:1cce)")]
     NotTnw {
         /// Address of the device.
@@ -128,7 +128,7 @@ pub enum Error {
     Vfio {
         /// Address of the device.
         bdf: Bdf,
-        /// What it said.
+        /// The text that it said.
         source: VfioError,
     },
     /// The system refused something else.

@@ -10,7 +10,7 @@ use event_manager::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
-/// What to call upon an eventfd.
+/// The callback upon an eventfd.
 struct Handler {
     event: EventFd,
     call: Box<dyn FnMut() + Send>,

@@ -1,4 +1,4 @@
-//! What the IOMMU in front of the device can do: its page sizes, and the addresses that can be
+//! The abilities of the IOMMU in front of the device: its page sizes, and the addresses that can be
 //! mapped. The kernel's interface wrapped by vfio-ioctls does not have this part.
 #![allow(unsafe_code)]
 

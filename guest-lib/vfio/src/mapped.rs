@@ -11,7 +11,7 @@ use tofu_tnw::{STORE, Windows};
 use crate::bar::Region;
 use crate::dma::{Buffer, MapError, Pool, UserMemory};
 
-/// How a process came by a device, which says what interrupts it has.
+/// The way a process came by a device, which says what interrupts it has.
 pub trait Tenure: fmt::Debug {
     /// See [`Platform::irq_enable`].
     ///

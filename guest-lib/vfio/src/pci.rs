@@ -273,12 +273,12 @@ pub struct PciDevice {
 }
 
 impl PciDevice {
-    /// Whether it is a Tofu controller.
+    /// Returns true if it is a Tofu controller.
     pub fn is_tofu(&self) -> bool {
         is_tofu((self.vendor, self.device))
     }
 
-    /// Whether it is a network processor of TNW.
+    /// Returns true if it is a network processor of TNW.
     pub fn is_tnw(&self) -> bool {
         (self.vendor, self.device) == (VENDOR_ID, DEVICE_TNW)
     }

@@ -221,7 +221,7 @@ impl VfioPlatform {
         self.tenure.bdf
     }
 
-    /// Whether all registers are mapped, so that no access to one is a system call.
+    /// Returns true if all registers are mapped, so that no access to one is a system call.
     pub fn is_mapped(&self) -> bool {
         self.registers.is_mapped()
     }
@@ -232,8 +232,8 @@ impl VfioPlatform {
         enable(&self.tenure.device);
     }
 
-    /// What another process needs to use the device as well: its terms, and the descriptors of the
-    /// device and its address space.
+    /// The needs of another process that uses the device as well: its terms, and the descriptors of
+    /// the device and its address space.
     ///
     /// # Errors
     ///
@@ -367,7 +367,7 @@ const HANDOVER: Duration = Duration::from_secs(10);
 /// Device addresses are granted to other processes in multiples of this many bytes.
 const GRANT_UNIT: u64 = 1 << 30;
 
-/// What gives the device its address space.
+/// The provider of the device's address space.
 enum AddressSpace<'a> {
     Container(&'a VfioContainer),
     Iommufd(&'a VfioIommufd),
@@ -409,7 +409,7 @@ fn patiently(mut open: impl FnMut() -> Result<Opened, VfioError>) -> Result<Open
     }
 }
 
-/// What an error of VFIO's means to a user.
+/// The meaning of an error of VFIO's to a user.
 fn explain(bdf: Bdf, group: u32, file: &Path, error: VfioError) -> Error {
     use io::ErrorKind::{NotFound, PermissionDenied, ResourceBusy};
     const EPERM: i32 = 1;

@@ -18,7 +18,7 @@ const DRIVER: &str = "/proc/tofu/dev";
 /// the device through VFIO, which only root may use.
 const BROKERS: &str = "/run/tofu";
 
-/// Whether users other than root can have the device.
+/// Returns true if users other than root can have the device.
 fn is_for_users() -> bool {
     let is_socket = |entry: fs::DirEntry| entry.path().extension().is_some_and(|it| it == "sock");
     Path::new(DRIVER).exists()

@@ -87,7 +87,7 @@ pub struct Exec {
     /// Variables besides the agent's own.
     #[serde(default)]
     pub env: Vec<(String, String)>,
-    /// Whether it will get standard input; otherwise that is empty.
+    /// True if it will get standard input; otherwise that is empty.
     #[serde(default)]
     pub stdin: bool,
 }
@@ -112,7 +112,7 @@ pub enum Status {
     Signal(i32),
     /// It could not be run: whether the program is missing, and the reason in one line.
     NotRun {
-        /// Whether the reason is that there is no such program.
+        /// True if the reason is that there is no such program.
         missing: bool,
         /// One line.
         why: String,
@@ -146,14 +146,14 @@ pub enum ToGuest {
     Exec {
         /// Chosen by the host, not in use.
         id: u32,
-        /// What to run.
+        /// The program to run.
         exec: Exec,
     },
     /// Something about a program.
     To {
         /// Which.
         id: u32,
-        /// What.
+        /// The part.
         what: ToProgram,
     },
     /// Asks whether the agent is alive. Answered by [`FromGuest::Pong`] at once.
@@ -194,7 +194,7 @@ pub enum FromGuest {
     From {
         /// Which.
         id: u32,
-        /// What.
+        /// The part.
         what: FromProgram,
     },
     /// The answer to [`ToGuest::Ping`].

@@ -20,7 +20,7 @@ pub(crate) struct Barriers {
 #[derive(Debug, Serialize)]
 struct Round {
     doorbells: &'static str,
-    /// Whether barrier gates are used, rather than Puts.
+    /// True if barrier gates are used, rather than Puts.
     gates: bool,
     /// Size of the sum; 0 for a barrier.
     bytes: u64,

@@ -18,7 +18,7 @@ pub(crate) struct Run {
     pub(crate) took: Duration,
     /// Memory of this process beyond that of the guests when the last guest had started, in KiB.
     pub(crate) beyond_kib: Option<f64>,
-    /// Whether each guest exited with code 0.
+    /// True if each guest exited with code 0.
     pub(crate) ok: bool,
 }
 

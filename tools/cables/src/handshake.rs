@@ -88,7 +88,7 @@ pub(crate) enum Verdict {
 /// A connection whose ends exchange greetings.
 struct Greet {
     link: Link,
-    /// Whether this part has introduced itself.
+    /// True if this part has introduced itself.
     begun: bool,
     since: Instant,
     /// The part that this one connected to, or the address of the end that connected.
@@ -236,7 +236,7 @@ impl Hall {
         }
     }
 
-    /// Whether a connection to a part that this process opened is in its greeting.
+    /// Returns true if a connection to a part that this process opened is in its greeting.
     fn looks_for(&self, part: PartId) -> bool {
         self.greets.iter().any(|greet| greet.with == Ok(part))
     }
@@ -531,7 +531,7 @@ fn configurations(of: &Credentials) -> anyhow::Result<(Arc<ServerConfig>, Arc<Cl
     Ok((Arc::new(server), Arc::new(client)))
 }
 
-/// Whether the other end's certificate is that of a part.
+/// Returns true if the other end's certificate is that of a part.
 fn is_of(connection: &Connection, part: PartId) -> bool {
     let first = connection.peer_certificates().and_then(<[CertificateDer<'_>]>::first);
     let parsed = first.and_then(|certificate| ParsedCertificate::try_from(certificate).ok());

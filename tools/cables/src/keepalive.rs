@@ -25,7 +25,7 @@ pub(crate) const HOLD: Duration = Duration::from_secs(60);
 /// The kernel's knowledge of the data that it has sent over a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Acks {
-    /// Whether data is unacknowledged although the other end has room for it.
+    /// True if data is unacknowledged although the other end has room for it.
     pub(crate) missing: bool,
     /// Time since the last acknowledgement.
     pub(crate) last: Duration,
@@ -81,11 +81,11 @@ pub(crate) enum Dead {
 /// The observations of another part at one check.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Signs {
-    /// Whether anything was received from it.
+    /// True if anything was received from it.
     pub(crate) received: bool,
-    /// Whether data waits for it, and it has taken none.
+    /// True if data waits for it, and it has taken none.
     pub(crate) full: bool,
-    /// Whether it has asked this part to send no requests.
+    /// True if it has asked this part to send no requests.
     pub(crate) holds: bool,
     /// The state of its acknowledgements, as this host's kernel reports it.
     pub(crate) acks: Acks,

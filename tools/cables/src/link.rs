@@ -65,12 +65,12 @@ pub(crate) struct Link {
     tls: Mutex<Tls>,
     /// Number of bytes that wait for the socket; not 0 while there are any.
     waiting: AtomicU64,
-    /// Whether there was no room for requests, and new room has not been reported yet.
+    /// True if there was no room for requests, and new room has not been reported yet.
     crowded: AtomicBool,
-    /// Whether the socket has taken data since this was last checked.
+    /// True if the socket has taken data since this was last checked.
     taken: AtomicBool,
     closed: AtomicBool,
-    /// Whether the socket takes no more data, because the other end is gone. Data that it sent
+    /// True if the socket takes no more data, because the other end is gone. Data that it sent
     /// before, such as the message that it leaves, can still be received.
     unread: AtomicBool,
 }
@@ -143,7 +143,8 @@ impl Link {
         PollFd::new(&self.socket, events)
     }
 
-    /// Whether the other end has closed the connection, even if data that it sent before is unread.
+    /// Returns true if the other end has closed the connection, even if data that it sent before is
+    /// unread.
     pub(crate) fn has_ended(&self) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         let ready = poll(&mut fds, Some(&Timespec::default()));
@@ -221,22 +222,22 @@ impl Link {
         !self.unread.load(SeqCst)
     }
 
-    /// Whether more requests are accepted.
+    /// Returns true if more requests are accepted.
     pub(crate) fn has_room(&self) -> bool {
         self.waiting.load(SeqCst) < ENOUGH
     }
 
-    /// Whether requests of the other end are served now.
+    /// Returns true if requests of the other end are served now.
     pub(crate) fn is_served(&self) -> bool {
         self.waiting.load(SeqCst) < MUCH
     }
 
-    /// Whether messages of other parts are passed on now.
+    /// Returns true if messages of other parts are passed on now.
     pub(crate) fn passes_on(&self) -> bool {
         self.waiting.load(SeqCst) < MOST_PASSED_ON
     }
 
-    /// Whether bytes wait, and the other end has taken none since the last call.
+    /// Returns true if bytes wait, and the other end has taken none since the last call.
     pub(crate) fn stands_still(&self) -> bool {
         !self.taken.swap(false, SeqCst) && self.waiting.load(SeqCst) > 0
     }

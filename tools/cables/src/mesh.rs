@@ -85,7 +85,7 @@ pub struct PeerInfo {
     pub address: String,
     /// Its process ID.
     pub pid: u32,
-    /// Whether it has gone.
+    /// True if it has gone.
     pub gone: bool,
 }
 

@@ -28,9 +28,9 @@ pub(crate) struct Peer {
     pub(crate) at: String,
     /// Frames that came together with its greeting.
     pub(crate) early: Mutex<Vec<Frame>>,
-    /// Whether anything was received from it since the last check.
+    /// True if anything was received from it since the last check.
     pub(crate) received: AtomicBool,
-    /// Whether it has asked this part to send no requests.
+    /// True if it has asked this part to send no requests.
     pub(crate) holds: AtomicBool,
     /// The part because of which it was asked to send no requests, if it was.
     pub(crate) held: Mutex<Option<PartId>>,

@@ -48,7 +48,7 @@ codes! {
 /// A stream, among those with the same part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
-    /// Whether this end has opened it.
+    /// True if this end has opened it.
     ours: bool,
     number: u32,
 }
@@ -85,19 +85,19 @@ struct Stream {
 struct State {
     /// Received bytes that are still to be passed to this process.
     inbox: Vec<u8>,
-    /// Whether all data has arrived.
+    /// True if all data has arrived.
     ended: bool,
     /// Number of bytes that may be sent.
     credit: u32,
-    /// Whether the stream is closed.
+    /// True if the stream is closed.
     closed: bool,
-    /// Whether the other part has been told that no more data comes.
+    /// True if the other part has been told that no more data comes.
     sent: bool,
-    /// Whether the other end has stopped reading.
+    /// True if the other end has stopped reading.
     unread: bool,
-    /// Whether this process gets no more: it has everything, or has stopped reading.
+    /// True if this process gets no more: it has everything, or has stopped reading.
     given: bool,
-    /// Whether this process has stopped reading.
+    /// True if this process has stopped reading.
     deaf: bool,
 }
 

@@ -178,7 +178,7 @@ pub(crate) struct Options {
     /// asked to end.
     pub(crate) grace: Duration,
     pub(crate) style: Style,
-    /// Whether rank 0 gets our standard input.
+    /// True if rank 0 gets our standard input.
     pub(crate) input: bool,
     /// The name of a rank in messages.
     pub(crate) noun: &'static str,

@@ -242,7 +242,7 @@ fn system(machine: &MachineInfo) -> anyhow::Result<(Shape, System)> {
 struct Own {
     child: Child,
     started: Instant,
-    /// Whether progress is printed for the user.
+    /// True if progress is printed for the user.
     talks: bool,
 }
 

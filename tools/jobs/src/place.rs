@@ -14,7 +14,7 @@ pub(crate) struct Wanted {
     pub(crate) ranks: Option<u32>,
     pub(crate) map: Option<LogicalShape>,
     pub(crate) ppn: Option<u32>,
-    /// Whether no other job may use its nodes. Its map is then a torus if the machine has one.
+    /// True if no other job may use its nodes. Its map is then a torus if the machine has one.
     pub(crate) alone: bool,
     /// The interconnect of the machine.
     pub(crate) interconnect: Interconnect,

@@ -39,7 +39,7 @@ pub struct BootFiles {
     pub(crate) initrd: PathBuf,
     /// A file system image with more programs, read-only.
     pub(crate) root: Option<PathBuf>,
-    /// Whether the kernel must leave the device to programs, whatever drivers it has.
+    /// True if the kernel must leave the device to programs, whatever drivers it has.
     pub(crate) without_driver: bool,
     /// A hint for the user about other images.
     pub hint: Option<String>,

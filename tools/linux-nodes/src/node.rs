@@ -100,15 +100,15 @@ struct State {
     since: Instant,
     /// The reason why it is off, in one line.
     why: String,
-    /// Whether a virtual machine should be started.
+    /// True if a virtual machine should be started.
     start: bool,
-    /// Whether a virtual machine has been started before.
+    /// True if a virtual machine has been started before.
     again: bool,
-    /// Whether it has ever been ready.
+    /// True if it has ever been ready.
     was_ready: bool,
     /// The reason why its virtual machine was ended on request, if it was.
     ended: Option<&'static str>,
-    /// Whether the node is to stop for good.
+    /// True if the node is to stop for good.
     stop: bool,
 }
 

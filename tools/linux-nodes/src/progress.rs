@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tofu_image::{Phase, Progress};
 use tofu_sync::lock;
 
-/// Whether the user has stopped it.
+/// Returns true if the user has stopped it.
 pub fn is_interrupted(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(tofu_image::Error::Interrupted))
 }

@@ -26,7 +26,7 @@ pub struct Runtime {
     pub boot_files: Arc<BootFiles>,
     /// The monitor that runs them.
     pub monitor: MonitorChoice,
-    /// Whether the host's hardware runs the guests.
+    /// True if the host's hardware runs the guests.
     pub kvm: bool,
 }
 

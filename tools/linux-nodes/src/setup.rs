@@ -33,7 +33,7 @@ pub struct VmSetup {
     pub(crate) qmp: PathBuf,
     /// Its place in the Ethernet of the nodes.
     pub(crate) lan: Option<LanPort>,
-    /// Whether the host's hardware runs the guest.
+    /// True if the host's hardware runs the guest.
     pub(crate) kvm: bool,
     /// The rights that the threads which serve the guest in this process give up.
     pub(crate) confinement: Confinement,

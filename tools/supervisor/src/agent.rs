@@ -44,7 +44,7 @@ struct Pings {
     answered: u64,
     /// The time of the last one, or since when the node's processors run again.
     since: Instant,
-    /// Whether the node's processors are stopped on request.
+    /// True if the node's processors are stopped on request.
     held: bool,
 }
 
@@ -58,7 +58,7 @@ impl Default for Pings {
 struct Link {
     out: Option<Outlet>,
     session: u64,
-    /// Whether the guest has answered in this session.
+    /// True if the guest has answered in this session.
     ready: bool,
     /// The last time at which a guest has answered.
     since: Option<Instant>,

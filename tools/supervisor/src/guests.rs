@@ -49,7 +49,7 @@ pub(crate) struct Guests {
 #[derive(Default)]
 pub(crate) struct All {
     guests: HashMap<NodeId, SmallGuest>,
-    /// Whether no more may be started.
+    /// True if no more may be started.
     stopped: bool,
 }
 
@@ -58,7 +58,7 @@ struct SmallGuest {
     vm: Vm,
     image: Image,
     device: Arc<Device>,
-    /// Whether it was ended together with its node.
+    /// True if it was ended together with its node.
     taken_down: bool,
 }
 

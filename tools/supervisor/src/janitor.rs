@@ -42,7 +42,7 @@ enum Task {
     },
     /// Become a program that dies with its parent.
     Child {
-        /// What the program is limited to.
+        /// The limits of the program.
         limits: ProgramLimits,
         /// Process id of the parent.
         parent: u32,

@@ -47,7 +47,7 @@ struct Job {
 pub(crate) struct Held {
     /// Numbers of nodes.
     pub(crate) nodes: Vec<u32>,
-    /// Whether no other job may use them.
+    /// True if no other job may use them.
     pub(crate) alone: bool,
     /// The torus that they form for the job, as text.
     pub(crate) shape: Option<String>,

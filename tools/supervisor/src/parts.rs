@@ -189,7 +189,7 @@ struct Inbox {
     /// Whether this part has left.
     left: Arc<AtomicBool>,
     visits: Sender<From>,
-    /// Whether the machine has been told to end.
+    /// True if the machine has been told to end.
     down: AtomicBool,
 }
 

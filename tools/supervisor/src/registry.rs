@@ -54,7 +54,7 @@ pub struct Registry {
     /// Each capture and trace of a client holds a clone.
     observing: Arc<()>,
     cancelled: AtomicBool,
-    /// Whether a node fails with its guest.
+    /// True if a node fails with its guest.
     fail_with_guest: bool,
     /// The other parts of the machine, if it is in parts.
     rest: Option<Rest>,

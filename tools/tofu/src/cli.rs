@@ -125,7 +125,7 @@ pub(crate) enum Command {
     /// Processes that tofu starts for itself
     #[command(hide = true)]
     Internal {
-        /// What the process does
+        /// The action of the process
         task: String,
         /// The program that it becomes, and its arguments
         #[arg(last = true)]

@@ -70,7 +70,7 @@ pub(crate) struct MachineArgs {
     #[arg(long, value_name = "TIME")]
     pub(crate) timeout: Option<Timeout>,
 
-    /// How doorbells reach the devices [default: auto]
+    /// The delivery of doorbells to the devices [default: auto]
     #[arg(long, value_name = "MODE", value_parser = choice::<Doorbell>())]
     pub(crate) doorbell: Option<Doorbell>,
 
@@ -84,8 +84,8 @@ pub(crate) struct MachineArgs {
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) metrics: Option<MetricsAddress>,
 
-    /// How packets cross links: at once (direct), or as frames with credits in modelled time
-    /// (modelled)
+    /// The transport of packets over links: at once (direct), or as frames with credits in modelled
+    /// time (modelled)
     ///
     /// Over modelled links, queues wait for room, and the counters of links and crossbars work.
     /// Modelled time advances with the host's time, or more slowly if the host cannot keep up.
@@ -159,7 +159,7 @@ pub(crate) struct ShapeArgs {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// What standard input had, for the process that runs a detached machine
+    /// The former standard input, for the process that runs a detached machine
     #[arg(long, value_name = "FILE", hide = true)]
     pub(crate) stdin: Option<PathBuf>,
 }
@@ -211,7 +211,7 @@ pub(crate) struct LinuxArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) image: Option<ImageName>,
 
-    /// Who owns the device in the nodes: the kernel driver (tofu), programs (vfio), or auto
+    /// The owner of the device in the nodes: the kernel driver (tofu), programs (vfio), or auto
     ///
     /// `tofu` boots the first image that exists of driver-cloud, driver-generic and driver. `vfio`
     /// boots the image default, which is made if it does not exist. `auto` acts like `tofu` in
@@ -255,7 +255,7 @@ pub(crate) struct LinuxArgs {
     pub(crate) detached: bool,
 }
 
-/// How the machine's network is joined to the host.
+/// The connection of the machine's network to the host.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "IP over Tofu")]
 pub(crate) struct GatewayArgs {
@@ -267,7 +267,7 @@ pub(crate) struct GatewayArgs {
     #[arg(long, value_name = "NODE", num_args = 0..=1)]
     pub(crate) gateway: Option<Option<NodeAt>>,
 
-    /// True if the host gets a network interface to the gateway
+    /// Give the host a network interface to the gateway
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = choice::<TapWhen>())]
     pub(crate) tap: TapWhen,
 

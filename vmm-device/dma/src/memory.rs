@@ -36,12 +36,12 @@ pub enum Access {
 }
 
 impl Access {
-    /// Whether the access reads the memory.
+    /// Returns true if the access reads the memory.
     pub const fn reads(self) -> bool {
         matches!(self, Self::Read | Self::Update)
     }
 
-    /// Whether the access changes the memory.
+    /// Returns true if the access changes the memory.
     pub const fn writes(self) -> bool {
         matches!(self, Self::Write | Self::Update)
     }
@@ -57,7 +57,7 @@ pub type Visit<'a> = dyn FnMut(VolatileSlice<'_>) + 'a;
 ///
 /// An address that is mapped, but not for the requested kind of access, counts as no memory.
 pub trait DmaMemory: Send + Sync {
-    /// Whether the whole range is memory that the device may access in this way.
+    /// Returns true if the whole range is memory that the device may access in this way.
     fn contains(&self, addr: u64, len: usize, access: Access) -> bool;
 
     /// Calls `f` with the slices of the range, in order. `f` must not do more with them than

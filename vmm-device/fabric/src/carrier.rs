@@ -66,7 +66,7 @@ pub struct Crossing<B> {
     pub packet: Packet<B>,
     /// Links that it has crossed, including that of the cable.
     pub hops: u32,
-    /// How many others are to overtake it at its target, because of a fault.
+    /// The number of others that are to overtake it at its target, because of a fault.
     pub held: Option<u32>,
     /// A fault has duplicated it, or made it as a duplicate: it is not duplicated again.
     pub duplicated: bool,

@@ -49,7 +49,7 @@ pub struct Equipped<'a, B> {
 }
 
 impl<B> Equipped<'_, B> {
-    /// Whether anything sees or changes packets on links.
+    /// Returns true if anything sees or changes packets on links.
     pub const fn sees_links(&self) -> bool {
         self.tap.is_some() || self.faults.is_some()
     }

@@ -31,13 +31,13 @@ impl Ppm {
         self.0
     }
 
-    /// Whether it happens, given a random number.
+    /// Returns true if it happens, given a random number.
     const fn hits(self, random: u64) -> bool {
         (((random >> 32) * 1_000_000) >> 32) < self.0 as u64
     }
 }
 
-/// How likely each fault is for a packet on a link.
+/// The probability of each fault of a packet on a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
     /// It is lost without a report.
@@ -138,7 +138,7 @@ pub struct Fate {
     pub lost: bool,
     /// It is to be sent twice.
     pub duplicated: bool,
-    /// How many others are to overtake it.
+    /// The number of others that are to overtake it.
     pub held: Option<u32>,
 }
 

@@ -13,7 +13,7 @@ pub struct Link {
     pub port: Port,
     /// The other end.
     pub to: Coords,
-    /// Whether the link closes its axis into a ring, from the last coordinate to the first.
+    /// True if the link closes its axis into a ring, from the last coordinate to the first.
     pub wrap: bool,
 }
 

@@ -83,7 +83,7 @@ pub struct Packet<B> {
     pub way: Way,
     /// Request, response or neither.
     pub class: Class,
-    /// Whether these are system TLPs, which have counters of their own.
+    /// True if these are system TLPs, which have counters of their own.
     pub system: bool,
     /// Number of TLPs.
     pub tlps: u32,

@@ -62,7 +62,7 @@ pub struct BadParts {
     pub parts: u32,
 }
 
-/// How a machine is cut into parts: boxes of nodes, in a grid.
+/// The division of a machine into parts: boxes of nodes, in a grid.
 ///
 /// Each axis is cut into stretches such that the largest part is as small as possible and, among
 /// such cuts, has as few links to others as possible (*ours*). Parts are numbered as nodes are:

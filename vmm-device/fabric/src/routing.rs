@@ -20,7 +20,8 @@ pub struct Hop {
     pub vc: u8,
 }
 
-/// How a packet on X, Y and Z changes to its class's second virtual channel (IEEE Micro 2012).
+/// The rule by which a packet on X, Y and Z changes to its class's second virtual channel (IEEE
+/// Micro 2012).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Scheduler {
     /// From the hop that crosses the date line onwards.
@@ -31,7 +32,7 @@ pub enum Scheduler {
 }
 
 impl Scheduler {
-    /// Whether a hop on X, Y or Z takes the second channel.
+    /// Returns true if a hop on X, Y or Z takes the second channel.
     #[inline]
     pub const fn second(self, crossed: bool, last: bool) -> bool {
         match self {
@@ -172,7 +173,7 @@ impl<'a> Route<'a> {
     }
 }
 
-/// Whether a hop from this coordinate of an axis crosses the ring's date line.
+/// Returns true if a hop from this coordinate of an axis crosses the ring's date line.
 #[inline]
 pub const fn is_date_line(shape: &Shape, axis: Axis, plus: bool, from: u8) -> bool {
     from == if plus { shape.len(axis) - 1 } else { 0 }

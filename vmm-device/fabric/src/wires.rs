@@ -20,13 +20,13 @@ use crate::{
 
 /// Takes packets over links in modelled time. It has no clock: its driver says until when it runs.
 pub trait ModelledCarrier<B>: Send + Sync {
-    /// Whether a TNI accepts another request.
+    /// Returns true if a TNI accepts another request.
     fn has_room(&self, node: NodeId, tni: TniId) -> bool;
 
     /// Accepts a packet. It sets out at the next turn.
     fn inject(&self, packet: Packet<B>);
 
-    /// Whether packets have come in since the last turn.
+    /// Returns true if packets have come in since the last turn.
     fn has_mail(&self) -> bool;
 
     /// Runs until `limit`, or for one turn, and accepts what was sent. `equipped` sees each packet
@@ -40,7 +40,7 @@ pub trait ModelledCarrier<B>: Send + Sync {
     fn abandon(&self);
 }
 
-/// How far links in modelled time have run.
+/// The time up to which links in modelled time have run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Time on the links, in picoseconds.
@@ -58,7 +58,7 @@ pub struct Progress {
 pub struct Wires<B> {
     direct: Direct,
     modelled: Option<Box<dyn ModelledCarrier<B>>>,
-    /// Whether packets do not just go the direct way: there is a tap, faults or cables, or links
+    /// True if packets do not just go the direct way: there is a tap, faults or cables, or links
     /// are modelled.
     observed: AtomicBool,
     equipment: RwLock<Equipment<B>>,
@@ -197,21 +197,21 @@ impl<B> Wires<B> {
         }
     }
 
-    /// Whether something sees or changes packets on their way: tap, faults, cables or modelled
-    /// links.
+    /// Returns true if something sees or changes packets on their way: tap, faults, cables or
+    /// modelled links.
     #[inline]
     pub fn is_observed(&self) -> bool {
         self.observed.load(Relaxed)
     }
 
-    /// Whether packets take time.
+    /// Returns true if packets take time.
     #[inline]
     pub const fn is_modelled(&self) -> bool {
         self.modelled.is_some()
     }
 
-    /// Whether a TNI of a node accepts another request. If not, [`Deliver::room`] tells when it
-    /// does.
+    /// Returns true if a TNI of a node accepts another request. If not, [`Deliver::room`] tells
+    /// when it does.
     #[inline]
     pub fn has_room(&self, node: Coords, tni: TniId) -> bool {
         let Some(modelled) = &self.modelled else { return true };
@@ -232,7 +232,7 @@ impl<B> Wires<B> {
         Some(modelled.step(&self.equipment().with(&self.held), out))
     }
 
-    /// Whether packets wait for the next turn of modelled links.
+    /// Returns true if packets wait for the next turn of modelled links.
     pub fn has_mail(&self) -> bool {
         self.modelled.as_ref().is_some_and(|modelled| modelled.has_mail())
     }

@@ -67,7 +67,7 @@ impl Icc {
         }
     }
 
-    /// Whether a barrier channel is in use: not masked.
+    /// Returns true if a barrier channel is in use: not masked.
     pub(crate) fn channel_in_use(&self, tni: TniId, bch: BchId) -> bool {
         self.barrier.get(tni).is_some_and(|unit| !lock(&unit.gates).masked(bch))
     }
@@ -172,7 +172,7 @@ impl Icc {
         }
     }
 
-    /// Whether a channel's shared page asks for a round to be started.
+    /// Returns true if a channel's shared page asks for a round to be started.
     pub(crate) fn poll_channel(&self, tni: TniId, bch: BchId) -> bool {
         let unit = self.barrier.get(tni);
         unit.and_then(|unit| unit.page(bch)).is_some_and(ChannelPage::poll)

@@ -90,7 +90,7 @@ impl HeldInterrupt {
         false
     }
 
-    /// Whether the interrupt is due by now; if so, it is no longer held back.
+    /// Returns true if the interrupt is due by now; if so, it is no longer held back.
     pub(crate) fn expire(&mut self, now_ns: u64) -> bool {
         let due = self.until <= now_ns;
         if due {

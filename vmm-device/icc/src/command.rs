@@ -50,7 +50,7 @@ impl fmt::Display for Message {
     }
 }
 
-/// How a packet goes out.
+/// The way a packet is sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PacketRoute {
     /// A system packet, by distances.

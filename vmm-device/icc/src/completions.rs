@@ -62,7 +62,7 @@ inspect!(Outstanding {
     sequence,
 });
 
-/// How a part of a command has ended, or all of it.
+/// The result of a part of a command, or of all of it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct End {
     pub(crate) rcode: Rcode,
@@ -119,7 +119,7 @@ pub(crate) struct Policy {
     pub(crate) interrupt_hold_ns: u64,
     pub(crate) interrupt_count: u64,
     pub(crate) interrupt_mask: u64,
-    /// Whether commands that fail ask for an interrupt, too.
+    /// True if commands that fail ask for an interrupt, too.
     pub(crate) failures: bool,
     /// The time for which a full queue waits for a FULL_POINTER that may be on its way, in
     /// nanoseconds.
@@ -152,8 +152,8 @@ impl Outstanding {
         self.sequence as u32
     }
 
-    /// Whether an answer can be one to this command: it is of the right kind, comes from the
-    /// command's target, and is about a part of its message.
+    /// Returns true if an answer can be one to this command: it is of the right kind, comes from
+    /// the command's target, and is about a part of its message.
     pub(crate) fn expects(&self, from: Peer, kind: CommandKind, answer: &Answer) -> bool {
         let end = answer.position.checked_add(answer.length);
         self.message.kind == kind
@@ -251,7 +251,7 @@ impl Completions {
         std::mem::take(&mut self.failures)
     }
 
-    /// Whether another command can be started.
+    /// Returns true if another command can be started.
     pub(crate) fn has_room(&self) -> bool {
         !self.free.is_empty() || self.window.len() < WINDOW
     }
@@ -266,7 +266,7 @@ impl Completions {
         self.window.len() - self.free.len()
     }
 
-    /// Whether any command is outstanding.
+    /// Returns true if any command is outstanding.
     pub(crate) fn busy(&self) -> bool {
         self.under_way() > 0
     }

@@ -55,7 +55,7 @@ impl DirectCommand {
     }
 }
 
-/// Whether a command with this first qword fills all eight direct descriptor registers.
+/// Returns true if a command with this first qword fills all eight direct descriptor registers.
 fn is_double(word0: u64) -> bool {
     Descriptor([word0, 0, 0, 0]).header1().command() == Command::WritePiggybackBuffer as u8
 }
@@ -175,18 +175,18 @@ impl Cq {
         self.plain[reg.offset() as usize / 8].load(SeqCst)
     }
 
-    /// Whether the queue may take another descriptor.
+    /// Returns true if the queue may take another descriptor.
     pub(crate) fn may_fetch(&self) -> bool {
         self.enabled() && !self.fetch_stop.load(SeqCst) && !self.process_stop.load(SeqCst)
     }
 
-    /// Whether a command that was begun may go on.
+    /// Returns true if a command that was begun may go on.
     pub(crate) fn may_process(&self) -> bool {
         self.enabled() && !self.process_stop.load(SeqCst)
     }
 
-    /// Whether the queue's session allows it to take another descriptor: always, if it is not in
-    /// session mode.
+    /// Returns true if the queue's session allows it to take another descriptor: always, if it is
+    /// not in session mode.
     pub(crate) fn session_may_start(&self) -> bool {
         !self.mode().session() || self.session.load(SeqCst) > 0
     }
@@ -198,8 +198,8 @@ impl Cq {
         }
     }
 
-    /// Whether the queue is in session mode and an exception has stopped it, so its session has
-    /// ended.
+    /// Returns true if the queue is in session mode and an exception has stopped it, so its session
+    /// has ended.
     fn session_dead(&self) -> bool {
         self.enabled() && self.mode().session() && self.process_stop.load(SeqCst)
     }
@@ -385,7 +385,7 @@ impl Cq {
         lock(&self.completions)
     }
 
-    /// Whether another command can be started.
+    /// Returns true if another command can be started.
     pub(crate) fn has_room(&self) -> bool {
         self.lock_completions().as_ref().is_some_and(Completions::has_room)
     }
@@ -473,8 +473,8 @@ impl Cq {
         }
     }
 
-    /// Whether the guest rang the doorbell in its shared page, or wrote a direct descriptor there
-    /// that the queue may take. A descriptor that has to wait must not keep engines awake.
+    /// Returns true if the guest rang the doorbell in its shared page, or wrote a direct descriptor
+    /// there that the queue may take. A descriptor that has to wait must not keep engines awake.
     pub(crate) fn poll_doorbell(&self) -> bool {
         let fetch = self.page.reg(CqReg::FetchStart);
         let rung =
@@ -542,7 +542,7 @@ impl Cq {
         }
     }
 
-    /// Whether a queue entry with this source_type keeps a place for a direct descriptor.
+    /// Returns true if a queue entry with this source_type keeps a place for a direct descriptor.
     pub(crate) fn is_placeholder(source: u8) -> bool {
         source == source_type::DIRECT
     }

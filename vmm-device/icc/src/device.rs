@@ -48,7 +48,7 @@ pub struct Config {
     /// The value of an unwritten word of the direct descriptor register in a shared page: any value
     /// that a guest is unlikely to write. Give each node a random one of its own.
     pub blank: u64,
-    /// How much later than the guest's stores to memory its register writes may arrive, in
+    /// The delay of the guest's register writes behind its stores to memory, in
     /// nanoseconds; 0 if the guest waits for each. On PCI Express none is late: a device that reads
     /// a descriptor has received the register writes before it. For this long a full MRQ waits for
     /// a FULL_POINTER that may be on its way.
@@ -208,7 +208,8 @@ impl Icc {
         }
     }
 
-    /// Whether the control queue with this doorbell is enabled, or the barrier channel in use.
+    /// Returns true if the control queue with this doorbell is enabled, or the barrier channel in
+    /// use.
     pub fn queue_is_enabled(&self, tni: TniId, doorbell: Doorbell) -> bool {
         match doorbell {
             Doorbell::Cq(cq) => self.queue(tni, cq).enabled(),

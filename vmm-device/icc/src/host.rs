@@ -56,13 +56,13 @@ pub trait Host: Send + Sync {
 
 /// The network as seen by a thread that drives devices.
 pub trait Net {
-    /// Whether a node's interface may send another request. If not,
+    /// Returns true if a node's interface may send another request. If not,
     /// [`Icc::room`](crate::Icc::room) must be called when it may again. Answers and signals of
     /// gates do not ask.
     fn has_room(&self, node: Coords, tni: TniId) -> bool;
 
-    /// Whether [`Icc::frame_passed`](crate::Icc::frame_passed) is called for raw and system packets
-    /// that arrive. If not, their commands end when the network has taken them.
+    /// Returns true if [`Icc::frame_passed`](crate::Icc::frame_passed) is called for raw and system
+    /// packets that arrive. If not, their commands end when the network has taken them.
     fn tells_of_frames(&self) -> bool {
         false
     }

@@ -139,7 +139,8 @@ impl Icc {
         }
     }
 
-    /// Whether the network takes a request of the queue. If not, the queue is rung when it does.
+    /// Returns true if the network takes a request of the queue. If not, the queue is rung when it
+    /// does.
     fn may_send(&self, queue: &Cq, transmit: &mut Transmit, net: &dyn Net) -> bool {
         let has_room = || net.has_room(self.coords(), queue.tni);
         if has_room() {

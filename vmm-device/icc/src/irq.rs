@@ -118,7 +118,7 @@ impl<S: IrqSet> Inspect for IrqUnit<S> {
 pub(crate) struct Arm(pub(crate) u64);
 
 impl Arm {
-    /// Whether there is such a word; otherwise requests are kept in IRR.
+    /// Returns true if there is such a word; otherwise requests are kept in IRR.
     pub(crate) const fn is_used(self) -> bool {
         self.0 != 0
     }

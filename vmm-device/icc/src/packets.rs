@@ -31,7 +31,7 @@ use crate::tni::Tni;
 /// Something for the packet receive queue, and the counter for it if there is no place.
 struct Delivery<'a> {
     code: PrqRcode,
-    /// Whether the device wrote it itself.
+    /// True if the device wrote it itself.
     own: bool,
     bytes: &'a [u8],
     discards: TniReg,
@@ -239,7 +239,8 @@ impl Drop for Consequences<'_> {
     }
 }
 
-/// How a request that was answered with `rcode` appears in the packet receive queue, if at all.
+/// The code with which a request that was answered with `rcode` appears in the packet receive
+/// queue, if at all.
 fn exception_code(rcode: Rcode, request: &Request) -> Option<PrqRcode> {
     Some(match rcode.local() {
         Rcode::SUCCESS | Rcode::TNI_DISABLED | Rcode::TARGET_DMA_OFF => return None,

@@ -89,7 +89,7 @@ impl<const N: usize> PageRegisters<N> {
         }
     }
 
-    /// Whether the guest can write the page without an exit.
+    /// Returns true if the guest can write the page without an exit.
     pub(crate) fn is_shared(&self) -> bool {
         self.shared.is_some()
     }
@@ -129,7 +129,7 @@ impl Page {
         Self(PageRegisters::new(tni, cq.into(), shared))
     }
 
-    /// Whether the guest can write the page without an exit.
+    /// Returns true if the guest can write the page without an exit.
     pub(crate) fn is_shared(&self) -> bool {
         self.0.is_shared()
     }

@@ -57,7 +57,7 @@ impl Incoming<'_> {
         Answer { tag, position, length, done, rcode, request_ps: self.model_ps }
     }
 
-    /// Whether the message ends with this burst.
+    /// Returns true if the message ends with this burst.
     fn is_last(&self) -> bool {
         self.request.position.saturating_add(self.request.length) == self.request.total
     }

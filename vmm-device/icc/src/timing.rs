@@ -20,11 +20,11 @@ pub struct CommandTiming {
     /// An access to main memory, in picoseconds: for a descriptor that is fetched, for data that is
     /// read, and for data that is not put into the target's cache.
     pub memory_ps: u64,
-    /// Whether targets can put data into their caches.
+    /// True if targets can put data into their caches.
     pub cache_injection: bool,
     /// Memory groups (CMGs) of a node.
     pub groups: MemoryGroups,
-    /// How much longer it takes at each end if its process is in a memory group far from the
+    /// The additional time at each end if its process is in a memory group far from the
     /// interface, in picoseconds.
     pub far_ps: u64,
     /// The time for which a command keeps the interface from beginning the next one, in
@@ -103,7 +103,7 @@ impl CommandTiming {
         }
     }
 
-    /// How much longer it takes at an end whose process has this control queue.
+    /// The additional time at an end whose process has this control queue.
     const fn far(&self, cq: u8) -> u64 {
         if self.groups.is_far(cq) { self.far_ps } else { 0 }
     }

@@ -1,6 +1,6 @@
 //! Transport layer packets, by which TNIs communicate.
 //!
-//! How a TLP is laid out on the wire is not public, so its fields are ours; sizes are
+//! The layout of a TLP on the wire is not public, so its fields are ours; sizes are
 //! those of the TofuD frame format ([`wire_bytes`]). A [`Body`] stands for a burst of
 //! consecutive TLPs of one command.
 
@@ -105,7 +105,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Whether the TLPs have a size that a device gives them.
+    /// Returns true if the TLPs have a size that a device gives them.
     pub(crate) fn has_legal_mtu(&self) -> bool {
         self.mtu > 0 && self.mtu <= MAX_MTU && self.mtu.is_multiple_of(MTU_UNIT)
     }
@@ -115,8 +115,8 @@ impl Request {
         self.mtu.clamp(1, MAX_MTU)
     }
 
-    /// Whether the sizes are ones that a device sends. A peer that sends others could make the
-    /// target work or allocate without bound.
+    /// Returns true if the sizes are ones that a device sends. A peer that sends others could make
+    /// the target work or allocate without bound.
     pub(crate) fn is_legal(&self) -> bool {
         let notices = self.length.div_ceil(self.mtu.max(1));
         self.has_legal_mtu()
@@ -127,7 +127,7 @@ impl Request {
     }
 }
 
-/// How a request ended at the target.
+/// The result of a request at the target.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
     /// The initiator's command.
@@ -171,7 +171,7 @@ impl Signal {
         }
     }
 
-    /// Whether it is one that a gate sends.
+    /// Returns true if it is one that a gate sends.
     pub(crate) fn is_legal(&self) -> bool {
         let op = self.op.op();
         let without_value = op == Some(Op::Barrier) || self.op == OpType::ERROR;
@@ -340,7 +340,7 @@ pub enum Body {
 }
 
 impl Body {
-    /// Whether its target answers it.
+    /// Returns true if its target answers it.
     pub fn is_request(&self) -> bool {
         matches!(self, Self::Put { .. } | Self::Get { .. } | Self::Armw { .. })
     }

@@ -165,7 +165,7 @@ impl Tables {
         self.epochs.flush();
     }
 
-    /// Whether a flush is still waiting for bursts in flight.
+    /// Returns true if a flush is still waiting for bursts in flight.
     pub(crate) fn flush_busy(&self) -> bool {
         self.epochs.busy()
     }

@@ -256,7 +256,7 @@ fn full_pointer(node: &Node, value: u64) {
     node.write(Register::Cq { tni, cq, reg: CqReg::MrqFullPointer }, value);
 }
 
-/// Whether a node has lost notices for lack of room.
+/// Returns true if a node has lost notices for lack of room.
 fn overflow(node: &Node) -> bool {
     let mut irr = [0; 8];
     node.icc.bar_read(cqs(CqsReg::Irr).offset(), &mut irr);

@@ -37,7 +37,7 @@ impl Seq {
         Self::new(self.0.wrapping_sub(1))
     }
 
-    /// How far this number is ahead of `from`, counting upwards.
+    /// The distance of this number ahead of `from`, counting upwards.
     #[inline]
     pub const fn after(self, from: Self) -> u16 {
         self.0.wrapping_sub(from.0) & Self::MASK

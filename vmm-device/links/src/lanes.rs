@@ -5,7 +5,7 @@ use crate::{Check, Counters, Parameters, Slicing};
 /// Most lanes of any link.
 pub const MAX_LANES: usize = 8;
 
-/// How likely a bit is flipped, in units of 2^-64.
+/// The probability that a bit is flipped, in units of 2^-64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ErrorRate(u64);
 
@@ -19,7 +19,7 @@ impl ErrorRate {
         (0.0..=1.0).contains(&rate).then_some(Self((rate * 18_446_744_073_709_551_616.0) as u64))
     }
 
-    /// Whether any of that many bits is wrong, given a random number.
+    /// Returns true if any of that many bits is wrong, given a random number.
     pub fn spoils(self, bits: u32, random: u64) -> bool {
         if self.0 == 0 {
             return false;
@@ -107,13 +107,13 @@ impl Lanes {
         self.quiet &= bit == 0;
     }
 
-    /// Whether everything sent arrives intact, and recently did.
+    /// Returns true if everything sent arrives intact, and recently did.
     pub const fn is_quiet(&self) -> bool {
         self.quiet
     }
 
-    /// Whether anything can be sent: not if all lanes are dead where one is enough, or any lane is
-    /// dead where all are needed.
+    /// Returns true if anything can be sent: not if all lanes are dead where one is enough, or any
+    /// lane is dead where all are needed.
     pub const fn works(&self) -> bool {
         match self.slicing {
             Slicing::Striped => self.dead == 0,
@@ -139,7 +139,7 @@ impl Lanes {
         (0..).zip(self.spoilt).fold(0, |bits, (lane, seen)| bits | ((seen & 1) as u8) << lane)
     }
 
-    /// Whether the lanes are as if nothing had ever gone wrong.
+    /// Returns true if the lanes are as if nothing had ever gone wrong.
     pub const fn is_as_new(&self) -> bool {
         self.quiet && self.given_up == 0
     }

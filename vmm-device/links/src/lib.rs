@@ -1,9 +1,9 @@
 //! The data link layer of the three generations of Tofu, as pure state machines.
 //!
 //! A link has two directions, each with a [`Sender`] at one end and a [`Receiver`] at the other.
-//! What they tell each other goes the other way, as [`Dllp`]s. They are told what happens and when,
-//! and return what to do: they have no clock, no threads, and no memory but their own. Time is in
-//! picoseconds ([`Ps`]) from any origin.
+//! Their messages to each other go the other way, as [`Dllp`]s. They are told what happens and
+//! when, and return what to do: they have no clock, no threads, and no memory but their own. Time
+//! is in picoseconds ([`Ps`]) from any origin.
 //!
 //! [`Parameters`] describe the links of a generation.
 //!

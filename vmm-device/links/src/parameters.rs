@@ -11,7 +11,7 @@ pub type Ps = u64;
 /// [`Parameters::row`] bytes.
 pub type Rows = u8;
 
-/// How a frame is laid out on the lanes of its link.
+/// The layout of a frame on the lanes of its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Slicing {
     /// Over all lanes, none of which may fail (Tofu).
@@ -28,7 +28,7 @@ pub enum Slicing {
 pub struct Parameters {
     /// The interconnect's name.
     pub name: &'static str,
-    /// How frames are laid on lanes.
+    /// The layout of frames on lanes.
     pub slicing: Slicing,
     /// Lanes of one direction.
     pub lanes: u8,

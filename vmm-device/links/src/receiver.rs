@@ -143,7 +143,7 @@ impl Receiver {
         self.freed
     }
 
-    /// Whether a DLLP is due.
+    /// Returns true if a DLLP is due.
     pub const fn is_due(&self) -> bool {
         self.due != 0
     }

@@ -6,8 +6,8 @@ use crate::{Counters, Dllp, NEVER, Parameters, Ps, Rows, Seq, VCS};
 /// buffer holds.
 pub const WINDOW: usize = 64;
 
-/// How often in a row frames may be resent, or credit requested, without an answer (*ours*): after
-/// more attempts the link goes down.
+/// The number of times in a row that frames may be resent, or credit requested, without an answer
+/// (*ours*): after more attempts the link goes down.
 pub const MOST_ATTEMPTS: u16 = 256;
 
 /// Most credit returns that are known ahead. Further ones are merged.
@@ -419,7 +419,7 @@ impl Sender {
         }
     }
 
-    /// Whether so many attempts failed that the link must go down: [`MOST_ATTEMPTS`].
+    /// Returns true if so many attempts failed that the link must go down: [`MOST_ATTEMPTS`].
     pub const fn has_failed(&self) -> bool {
         self.replays > MOST_ATTEMPTS || self.polls > MOST_ATTEMPTS
     }

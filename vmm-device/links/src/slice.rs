@@ -131,7 +131,7 @@ impl Writer<'_> {
 }
 
 impl LinkFrame<'_> {
-    /// Whether the routing header says how long the TLP is.
+    /// Returns true if the routing header says how long the TLP is.
     pub fn is_valid(&self) -> bool {
         self.tlp.len() == tlp_size(self.routing)
     }

@@ -10,7 +10,7 @@ use tofu_netmodel::HostBus;
 
 use crate::cables::Transport;
 
-/// How doorbells arrive at the devices of a machine. The guest cannot see the difference.
+/// The delivery of doorbells to the devices of a machine. The guest cannot see the difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doorbells {
     /// By an exit or an ioeventfd. Engines sleep until then.
@@ -36,12 +36,12 @@ pub enum Links {
 pub struct MachineConfig {
     /// The box of nodes.
     pub shape: Shape,
-    /// How packets go over the links.
+    /// The transport of packets over the links.
     pub links: Links,
     /// The machine's generation: the features of its controllers, and the cost of their links and
     /// commands.
     pub generation: Generation,
-    /// How doorbells arrive.
+    /// The delivery of doorbells.
     pub doorbells: Doorbells,
     /// Number of engines that share the nodes; at least one.
     pub engines: usize,

@@ -12,8 +12,9 @@ use crate::wakeup::Sleep;
 
 pub(crate) const PS_PER_NS: u64 = 1000;
 
-/// How far the machine's clock may be ahead of links with packets in flight, in nanoseconds. A host
-/// with few runnable threads delays a thread for less, and commands time out after much longer.
+/// The lead that the machine's clock may have over links with packets in flight, in nanoseconds. A
+/// host with few runnable threads delays a thread for less, and commands time out after much
+/// longer.
 pub(crate) const AHEAD_NS: u64 = 5_000_000;
 
 /// The thread of the links of a machine, if they are modelled.
@@ -21,7 +22,7 @@ pub(crate) const AHEAD_NS: u64 = 5_000_000;
 pub(crate) struct Courier {
     sleep: Sleep,
     thread: OnceLock<Thread>,
-    /// How far the machine's clock is behind the host's, in nanoseconds.
+    /// The lag of the machine's clock behind the host's, in nanoseconds.
     behind: AtomicU64,
     /// The latest time that the clock has shown, in nanoseconds.
     latest_ns: AtomicU64,

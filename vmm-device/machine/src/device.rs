@@ -14,7 +14,7 @@ pub trait Device: Sized + 'static {
     type Work: Copy + Debug + PartialEq + Send + Sync + 'static;
     /// A node with such a device.
     type Node: Send + Sync + 'static;
-    /// How a machine with such devices is configured.
+    /// The configuration of a machine with such devices.
     type Config;
     /// Further state that the nodes of a machine share.
     type Extra: Send + Sync + 'static;

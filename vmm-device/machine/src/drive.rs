@@ -1,4 +1,4 @@
-//! How a thread drives the devices of a machine.
+//! The driving of a machine's devices by a thread.
 
 use std::sync::Arc;
 

@@ -85,7 +85,7 @@ pub struct NodeParts {
     pub pages: Option<SharedPages>,
     /// Services of the VMM for doorbells that need no exit.
     pub backend: Option<Arc<dyn DoorbellBackend>>,
-    /// How much later than the guest's stores to memory its register writes may arrive, in
+    /// The delay of the guest's register writes behind its stores to memory, in
     /// nanoseconds; 0 if the guest waits for each.
     pub posted_writes_ns: u64,
 }
@@ -197,7 +197,7 @@ impl Node {
         &self.host.endpoint
     }
 
-    /// How the node's doorbells arrive: polled only if it was made with shared pages.
+    /// The delivery of the node's doorbells: polled only if it was made with shared pages.
     pub fn doorbells(&self) -> Doorbells {
         if self.host.pages.is_some() { Doorbells::Polled } else { Doorbells::Trapped }
     }

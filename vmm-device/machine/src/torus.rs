@@ -244,7 +244,7 @@ impl Torus {
         self.shared.extra.polled.store(doorbells == Doorbells::Polled, SeqCst);
     }
 
-    /// How doorbells arrive, as set by [`Torus::set_doorbells`].
+    /// The delivery of doorbells, as set by [`Torus::set_doorbells`].
     pub fn doorbells(&self) -> Doorbells {
         match self.shared.extra.polled.load(SeqCst) {
             true => Doorbells::Polled,

@@ -1,4 +1,4 @@
-//! How work reaches an engine that sleeps, or a queue that is already enqueued.
+//! The ways in which work reaches an engine that sleeps, or a queue that is already enqueued.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
 

@@ -19,8 +19,8 @@ use crate::shared::SharedNetwork;
 
 /// Most requests that a TNI holds. More would only make each of them wait longer.
 const MOST_REQUESTS: u32 = 16;
-/// How far the network runs in one turn, in picoseconds: others may wait for it that long, and a
-/// packet for its turn.
+/// The time that the network runs in one turn, in picoseconds: others may wait for it that long,
+/// and a packet for its turn.
 const TURN_PS: Ps = 2_000_000;
 
 /// Creates wires over modelled links of a machine, without tap and faults. Data of nodes also takes
@@ -73,9 +73,9 @@ struct InFlight<B> {
     token: u64,
     /// `None` once its fate is known.
     traveller: Option<Traveller<B>>,
-    /// Whether some of it is still at its TNI.
+    /// True if some of it is still at its TNI.
     at_tni: bool,
-    /// Whether it takes room there.
+    /// True if it takes room there.
     request: bool,
 }
 
@@ -86,7 +86,7 @@ struct Traveller<B> {
     swallowed: bool,
     /// The duplicate that a fault has made of it.
     double: Option<Box<Packet<B>>>,
-    /// How many others are to overtake it at its target.
+    /// The number of others that are to overtake it at its target.
     held: Option<u32>,
 }
 

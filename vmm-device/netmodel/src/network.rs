@@ -41,7 +41,8 @@ const ROUTING_HEADER: u16 = ROUTING_HEADER_SIZE as u16;
 /// Most threads that a network may have.
 pub const MOST_THREADS: u32 = 64;
 
-/// How an output of a crossbar arbitrates (*ours*, both: how the chip chooses is not published).
+/// The arbitration of an output of a crossbar (*ours*, both: how the chip chooses is not
+/// published).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arbiter {
     /// Round robin: first among the crossbar's parts, then among the inputs of a part.
@@ -55,9 +56,9 @@ pub enum Arbiter {
 /// Options of a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How virtual channels are chosen on X, Y and Z.
+    /// The choice of virtual channels on X, Y and Z.
     pub scheduler: Scheduler,
-    /// How outputs arbitrate.
+    /// The arbitration of outputs.
     pub arbiter: Arbiter,
     /// Bytes of each receive queue; what the links have if `None`.
     pub queue_bytes: Option<u32>,
@@ -210,8 +211,8 @@ impl Network {
         self.slabs.in_full()
     }
 
-    /// Whether no message is at a TNI, no frame is in a queue or on a link, and none may have to be
-    /// resent.
+    /// Returns true if no message is at a TNI, no frame is in a queue or on a link, and none may
+    /// have to be resent.
     pub fn is_idle(&self) -> bool {
         self.slabs.is_idle()
     }
@@ -221,7 +222,8 @@ impl Network {
         self.slabs.bytes()
     }
 
-    /// How many more requests and system messages a TNI accepts. It always accepts responses.
+    /// The number of requests and system messages that a TNI still accepts. It always accepts
+    /// responses.
     ///
     /// 0 if there is no such node.
     pub fn room(&self, node: NodeId, tni: TniId) -> u32 {

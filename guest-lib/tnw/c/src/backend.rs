@@ -83,7 +83,7 @@ fn refused(why: Refused) -> Error {
     Error::new(code, why.text)
 }
 
-/// What the environment asks for, also for a child of a process that has used it.
+/// The settings from the environment, also for a child of a process that has used them.
 pub(crate) fn choose(is_child: bool) -> Result<Backend, Error> {
     let variable = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     let bad = |why| Err(Error::new(Code::NotAvailable, why));

@@ -26,7 +26,7 @@ const GENERATION: u32 = 20;
 /// Devices by handle.
 type Devices = Mutex<Vec<Option<Arc<Device>>>>;
 
-/// What this process has opened. What its parent has opened is its parent's.
+/// The devices that this process has opened. Those that its parent has opened are its parent's.
 #[derive(Default)]
 struct Opened {
     devices: Devices,
@@ -122,7 +122,7 @@ struct OpenLane {
 struct Waiting {
     serial: u64,
     ticket: Ticket,
-    /// What the device uses.
+    /// The memory that the device uses.
     _memory: Arc<AnyBuffer>,
 }
 
@@ -188,7 +188,7 @@ fn place(handle: i32) -> Result<(&'static Devices, usize), Error> {
     }
 }
 
-/// What is open with this handle.
+/// The device that is open with this handle.
 pub(crate) fn find(handle: i32) -> Result<Arc<Device>, Error> {
     let (devices, at) = place(handle)?;
     let device = lock(devices).get(at).cloned().flatten();
@@ -308,7 +308,7 @@ impl Device {
         if *looks < SPINS { platform.relax() } else { platform.yield_processor() }
     }
 
-    /// How a request has ended, and with how many bytes; `None` if it has not.
+    /// The result of a request, and its number of bytes; `None` if it has not ended.
     pub(crate) fn test(&self, request: u64) -> Result<Option<(Code, usize)>, Error> {
         let unknown = || Error::from(Code::InvalidRequest);
         let index = (request & ((1 << SERIAL) - 1)) as usize;

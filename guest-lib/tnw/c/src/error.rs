@@ -17,7 +17,7 @@ macro_rules! codes {
         }
 
         impl Code {
-            /// What a number means.
+            /// The meaning of a number.
             pub(crate) fn text(number: c_int) -> &'static CStr {
                 match number {
                     $($value => $text,)*

@@ -17,14 +17,14 @@ const AVOID: &str = "UTOFU_AVOID_DEAD_LINKS";
 /// The time for which commands use what was read.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// What commands know about dead links.
+/// The state of links that commands use.
 static KNOWN: Mutex<Known> = Mutex::new(Known {
     read: None,
     system: None,
     detours: BTreeMap::new(),
     chosen: BTreeSet::new(),
 });
-/// Whether any link is known to be dead. If not, commands need not check any further.
+/// True if any link is known to be dead. If not, commands need not check any further.
 static ANY: AtomicBool = AtomicBool::new(false);
 
 struct Known {

@@ -363,7 +363,7 @@ fn any_calls_of_earlier_generations_crash_nothing() {
     }
 }
 
-/// What an example needs beyond the features of all generations.
+/// The features that an example needs beyond those of all generations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Needs {
     Nothing,

@@ -230,7 +230,7 @@ impl Broker {
         self.tell(&Request::GiveGates { tni: tni.get(), gates });
     }
 
-    /// Whether the broker has ended the connection.
+    /// Returns true if the broker has ended the connection.
     pub fn is_gone(&self) -> bool {
         let place = lock(&self.socket);
         let Some(socket) = &*place else { return true };
@@ -349,7 +349,7 @@ impl Tenure for Shared {
 }
 
 impl SharedPlatform {
-    /// Who shares the device.
+    /// The connection to the process that shares the device.
     pub fn broker(&self) -> &Arc<Broker> {
         &self.tenure.broker
     }

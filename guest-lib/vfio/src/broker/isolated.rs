@@ -24,7 +24,7 @@ use super::wire::{
 };
 use crate::memfd::page_size;
 
-/// How a process uses a device that a broker shares.
+/// The way a process uses a device that a broker shares.
 #[derive(Debug)]
 pub enum Joined {
     /// It has the device's registers and address space, as all others have who trust each other.
@@ -265,7 +265,7 @@ impl IsolatedQueue {
         &mut self.rings
     }
 
-    /// Whether the device still has the queue. It loses it if it is reset.
+    /// Returns true if the device still has the queue. It loses it if it is reset.
     pub fn works(&self) -> bool {
         self.rings.page().read(CqReg::RxPayloadByte.offset()) != u64::MAX
     }

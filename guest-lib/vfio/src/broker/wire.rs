@@ -27,7 +27,7 @@ pub const MAX_MESSAGE: usize = 8192;
 /// Descriptors in a message at most: the device, its address space, and an interrupt.
 pub const MAX_FDS: usize = 3;
 
-/// What a process asks for.
+/// A request of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     /// To use the device. The first message, answered by [`Answer::Welcome`], or by
@@ -79,7 +79,7 @@ pub enum Request {
         /// Bytes.
         size: u64,
     },
-    /// What a process asks for that the broker keeps apart from others.
+    /// A request of a process that the broker keeps apart from others.
     Isolated(IsolatedRequest),
 }
 
@@ -143,7 +143,7 @@ pub enum IsolatedRequest {
         /// The channel.
         channel: Channel,
     },
-    /// What its gates report. Answered by [`Answer::Value`].
+    /// Reads the exceptions of its gates. Answered by [`Answer::Value`].
     Exceptions {
         /// The channel.
         channel: Channel,
@@ -154,7 +154,7 @@ pub enum IsolatedRequest {
         page: Page,
         /// Offset in it in bytes.
         offset: u16,
-        /// What is written.
+        /// The value that is written.
         value: u64,
     },
     /// Reads a register. Answered by [`Answer::Value`].
@@ -267,13 +267,13 @@ impl GateLinks {
     }
 }
 
-/// What the broker answers.
+/// An answer of the broker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     /// The process may use the device. Comes with descriptors of the device and of its address
     /// space, and with whatever else was asked for.
     Welcome {
-        /// What it needs to know of the device.
+        /// The terms on which it uses the device.
         terms: Terms,
         /// Device addresses that are its own: start and length in bytes.
         addresses: (u64, u64),
@@ -336,7 +336,7 @@ pub enum Refusal {
     Wrong,
 }
 
-/// What a process needs to know to use a device that the broker has opened.
+/// The terms on which a process uses a device that the broker has opened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terms {
     /// The place of its registers.

@@ -139,7 +139,7 @@ fn locate(path: &Path) -> anyhow::Result<OwnedFd> {
         .with_context(|| format!("cannot open {}", path.display()))
 }
 
-/// Whether every user can enter the folders above a file.
+/// Returns true if every user can enter the folders above a file.
 fn is_open_to_all(file: &Path) -> bool {
     let enter = |folder: &Path| {
         fs::metadata(folder).is_ok_and(|folder| folder.permissions().mode() & 0o001 != 0)

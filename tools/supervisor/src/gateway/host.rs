@@ -18,7 +18,7 @@ const CAP_NET_ADMIN: u32 = 12;
 /// choosing another number does not avoid it.
 const ALL_MACHINES: u8 = 10;
 
-/// Whether this process has CAP_NET_ADMIN and the kernel has TAP interfaces.
+/// Returns true if this process has CAP_NET_ADMIN and the kernel has TAP interfaces.
 pub(super) fn may_make_interfaces() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));

@@ -17,8 +17,8 @@ const INTERRUPTS: usize = 16;
 /// The most reasons that wait for their commands.
 const REASONS: usize = 4096;
 
-/// How long after its end a packet may still be seen at its target. A packet ends as soon as the
-/// network has taken it.
+/// The time after its end for which a packet may still be seen at its target. A packet ends as soon
+/// as the network has taken it.
 const ON_ITS_WAY_NS: u64 = 100_000_000;
 /// The most packets kept on their way. The oldest are dropped first.
 const PACKETS: usize = 4096;

@@ -115,7 +115,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME", conflicts_with = "machine")]
     image: Option<ImageName>,
 
-    /// Who owns the device in the nodes of a machine that is started for the run: tofu, vfio or
+    /// The owner of the device in the nodes of a machine that is started for the run: tofu, vfio or
     /// auto, as for `tofu up`
     #[arg(
         long,
@@ -126,8 +126,8 @@ pub(crate) struct RunArgs {
     )]
     driver: Option<Driver>,
 
-    /// How packets cross links in a machine that is started for the run: direct or modelled, as for
-    /// `tofu up` [default: direct]
+    /// The transport of packets over links in a machine that is started for the run: direct or
+    /// modelled, as for `tofu up` [default: direct]
     #[arg(
         long,
         value_name = "LINKS",

@@ -60,7 +60,7 @@ impl MachineOrShape {
         })
     }
 
-    /// Whether it runs.
+    /// Returns true if it runs.
     pub(crate) fn runs(&self) -> bool {
         self.machine.is_some()
     }

@@ -48,7 +48,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) socket_dir: Option<PathBuf>,
 
-    /// How doorbells reach the devices, as for `tofu up` [default: trapped]
+    /// The delivery of doorbells to the devices, as for `tofu up` [default: trapped]
     ///
     /// When polled, the doorbells of Tofu and the windows of TNW are memory that monitors map.
     #[arg(long, value_name = "MODE", value_parser = choice::<Doorbell>())]

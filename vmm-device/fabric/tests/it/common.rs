@@ -37,7 +37,7 @@ impl<T> Deliver<T> for Log<T> {
     }
 }
 
-/// Whether this is one of the scalable axes.
+/// Returns true if this is one of the scalable axes.
 pub(crate) fn is_xyz(axis: Axis) -> bool {
     matches!(axis, Axis::X | Axis::Y | Axis::Z)
 }

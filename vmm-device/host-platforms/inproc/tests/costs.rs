@@ -91,7 +91,7 @@ fn says(program: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Whether instructions can be counted here. If not, says that the test is skipped.
+/// Returns true if instructions can be counted here. If not, says that the test is skipped.
 fn counts(test: &str) -> bool {
     let compiler = says("rustc").unwrap_or_default();
     let why = if !cfg!(target_arch = "x86_64") {

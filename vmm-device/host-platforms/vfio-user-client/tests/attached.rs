@@ -114,7 +114,8 @@ fn exchange(doorbells: Doorbells, queue: u8) {
     assert_eq!(target[0].load(SeqCst), 7);
 }
 
-/// Whether a server can reach into processes here. Emulators of single programs lack the calls.
+/// Returns true if a server can reach into processes here. Emulators of single programs lack the
+/// calls.
 fn is_reached(test: &str) -> bool {
     let mut served = Served::new(Doorbells::Trapped);
     let refused = served.attach(A, Backing::Process).platform().map(page(), 8, true).map(drop);

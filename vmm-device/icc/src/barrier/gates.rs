@@ -115,7 +115,8 @@ impl Gate {
         &mut self.buffers[bseq as usize & 1]
     }
 
-    /// Whether all signals of the present round have come. A gate that waits for none never fires.
+    /// Returns true if all signals of the present round have come. A gate that waits for none never
+    /// fires.
     fn is_complete(&self) -> bool {
         let state = self.buffers[self.bseq() as usize & 1].state;
         let (local, remote) = (!self.mask.sig_recv(), !self.mask.tlp_recv());

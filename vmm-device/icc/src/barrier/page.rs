@@ -48,7 +48,7 @@ impl ChannelPage {
         reg == BchReg::Ready && self.poll()
     }
 
-    /// Whether a round is to be started.
+    /// Returns true if a round is to be started.
     pub(super) fn poll(&self) -> bool {
         self.reg(BchReg::Ready).load(Ordering::Acquire) & START != 0
     }

@@ -1,4 +1,4 @@
-//! How values of the register map are shown for debugging.
+//! The format of values of the register map for debugging.
 
 use tofu_abi::desc::Descriptor;
 use tofu_abi::irq::IrqSet;

@@ -77,7 +77,7 @@ pub enum Event {
         position: u32,
         /// Bytes of it that were read or written.
         done: u32,
-        /// How that part has ended.
+        /// The result of that part.
         rcode: Rcode,
     },
     /// A command of this node has ended: its TCQ entry and notice are written, or held back by a

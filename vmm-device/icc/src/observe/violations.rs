@@ -63,7 +63,7 @@ impl Violations {
     }
 }
 
-/// Whether the log takes such lines.
+/// Returns true if the log takes such lines.
 pub(crate) fn are_told() -> bool {
     log::log_enabled!(target: LOG_TARGET, Debug)
 }
@@ -96,7 +96,7 @@ impl fmt::Display for RegisterName {
     }
 }
 
-/// Whether writes to a register have no effect, whatever is written and whenever.
+/// Returns true if writes to a register have no effect, whatever is written and whenever.
 pub(crate) fn is_read_only(register: Register) -> bool {
     match register {
         Register::Cq { reg, .. } => {

@@ -73,7 +73,7 @@ impl Outgoing {
         }
     }
 
-    /// Whether its TLP is a system TLP.
+    /// Returns true if its TLP is a system TLP.
     pub(crate) fn is_system(&self) -> bool {
         is_system(&self.frame)
     }
@@ -136,12 +136,12 @@ pub(crate) fn tlp_header(frame: &[u8]) -> TlpHeader {
     TlpHeader(qword(frame, ROUTING_HEADER_SIZE))
 }
 
-/// Whether the TLP in a frame is a system TLP.
+/// Returns true if the TLP in a frame is a system TLP.
 pub(crate) fn is_system(frame: &[u8]) -> bool {
     tlp_header(frame).kind() == TlpKind::System as u8
 }
 
-/// Whether a frame is as long as it says; no link lets any other through.
+/// Returns true if a frame is as long as it says; no link lets any other through.
 pub(crate) fn is_whole(frame: &[u8]) -> bool {
     is_frame_size(frame.len()) && routing_of(frame).tlp_size() + ROUTING_HEADER_SIZE == frame.len()
 }

@@ -107,7 +107,7 @@ impl PacketQueues {
         *self = Self { buffers: self.buffers, receive: Ring::new(base, size), ..Self::default() };
     }
 
-    /// Whether the receive queue is set up.
+    /// Returns true if the receive queue is set up.
     pub(crate) const fn receives(&self) -> bool {
         self.receive.is_some()
     }
@@ -180,7 +180,7 @@ impl PacketQueues {
         }
     }
 
-    /// Whether entries that were held back must be written by now.
+    /// Returns true if entries that were held back must be written by now.
     pub(crate) const fn is_due(&self, now_ns: u64) -> bool {
         self.held.until() <= now_ns
     }

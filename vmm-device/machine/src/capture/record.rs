@@ -122,7 +122,7 @@ pub struct RecordHeader {
     pub vc: Option<u8>,
     /// The kind of packet.
     pub kind: PacketKind,
-    /// Whether the packet was marked as bad on its way.
+    /// True if the packet was marked as bad on its way.
     pub nullified: bool,
     /// The sending node and its TNI.
     pub source: (Coords, u8),
@@ -178,9 +178,9 @@ impl TnwPart {
 pub struct LinkPart {
     /// The sequence number.
     pub seq: u16,
-    /// Whether the frame has been sent before.
+    /// True if the frame has been sent before.
     pub again: bool,
-    /// Whether the receiver found the frame damaged. A damaged data-link-layer packet is lost.
+    /// True if the receiver found the frame damaged. A damaged data-link-layer packet is lost.
     pub damaged: bool,
     /// Lanes on which the frame was corrupted, one bit each.
     pub spoilt: u8,

@@ -23,7 +23,7 @@ pub(super) struct Ring {
     records: Box<[RecordWords]>,
     /// Number of records written so far.
     head: AtomicU64,
-    /// Whether a thread writes here.
+    /// True if a thread writes here.
     taken: AtomicBool,
 }
 

@@ -22,7 +22,7 @@ pub(super) enum Which {
 pub(super) struct Broken {
     /// Whether the last frame is lost, too. A whole message with that token is then another one.
     tokens: BTreeMap<u64, bool>,
-    /// How many may be remembered before the next check.
+    /// The number that may be remembered before the next check.
     limit: usize,
 }
 
@@ -52,7 +52,7 @@ impl Broken {
         }
     }
 
-    /// Whether it is time to check whose frames are all gone.
+    /// Returns true if it is time to check whose frames are all gone.
     pub(super) fn is_full(&self) -> bool {
         self.tokens.len() >= self.limit
     }

@@ -143,13 +143,13 @@ impl Engine {
         self.nodes[node as usize].came_in(&self.shared, n)
     }
 
-    /// What a port of a node has counted as a sender.
+    /// The counters of a port of a node as a sender.
     pub(super) fn sending(&self, node: u32, port: Port) -> Sending {
         self.nodes[node as usize].sending(&self.shared, port.index())
     }
 
-    /// Whether no message is at a TNI, no frame is in a queue or on a link, and none may have to be
-    /// resent.
+    /// Returns true if no message is at a TNI, no frame is in a queue or on a link, and none may
+    /// have to be resent.
     pub(super) fn is_idle(&self) -> bool {
         let sure = |link: &WatchedSending<Frame>| link.sender.unacknowledged() == 0;
         self.shared.frames.len() == 0
@@ -408,7 +408,7 @@ impl Engine {
         (link.is_clean() && !on_the_wire).then_some(input.far)
     }
 
-    /// Whether a direction out of a port is modelled in full, but without a lasting reason.
+    /// Returns true if a direction out of a port is modelled in full, but without a lasting reason.
     pub(super) fn may_become_clean(&self, node: u32, port: Port) -> bool {
         let watched = self.nodes[node as usize].slots[port.index()].output.watched;
         let link = self.shared.sending.get(watched as usize);
@@ -451,7 +451,7 @@ impl Engine {
         std::iter::successors(frame(head), move |before| frame(before.next))
     }
 
-    /// Whether a frame that was found bad is in a queue of a slot.
+    /// Returns true if a frame that was found bad is in a queue of a slot.
     fn has_doomed(&self, slot: usize) -> bool {
         self.queued(slot).any(|frame| frame.flags & DOOMED != 0)
     }

@@ -154,7 +154,7 @@ impl Notices {
         }
     }
 
-    /// Whether nothing is to be reported up to and including `until`.
+    /// Returns true if nothing is to be reported up to and including `until`.
     #[inline]
     pub(super) fn is_quiet(&self, until: Ps) -> bool {
         self.ahead_at > until && self.now.is_empty() && self.due.is_empty()
@@ -200,7 +200,7 @@ pub(super) struct Outlet<'a> {
     /// By engine.
     pub(super) mail: &'a mut [Mail],
     pub(super) notices: &'a mut Notices,
-    /// Whether hops are reported.
+    /// True if hops are reported.
     pub(super) hops: bool,
 }
 

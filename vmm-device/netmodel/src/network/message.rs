@@ -106,8 +106,8 @@ pub trait Sink {
         let _ = (at, node, port);
     }
 
-    /// Whether [`Self::hop`] and the methods below are to be called. The network is faster without
-    /// them.
+    /// Returns true if [`Self::hop`] and the methods below are to be called. The network is faster
+    /// without them.
     fn wants_hops(&self) -> bool {
         true
     }

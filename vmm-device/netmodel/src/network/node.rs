@@ -69,7 +69,7 @@ pub(super) struct Tni {
 pub(super) struct Costs {
     pub(super) parameters: Parameters,
     pub(super) scheduler: Scheduler,
-    /// Whether frames that go straight on along their axis leave first.
+    /// True if frames that go straight on along their axis leave first.
     pub(super) straight_first: bool,
     /// Rows of a receive queue.
     pub(super) queue: u16,
@@ -77,7 +77,7 @@ pub(super) struct Costs {
     pub(super) longest: u16,
     /// Rows of a replay buffer.
     pub(super) replay: u16,
-    /// Whether a replay buffer can ever be too small, given how long acknowledgements take.
+    /// True if a replay buffer can ever be too small, given how long acknowledgements take.
     pub(super) replay_limits: bool,
 }
 
@@ -111,7 +111,7 @@ pub(super) struct Shared {
     pub(super) returned: Arena<Returned>,
     pub(super) sending: Vec<WatchedSending<Frame>>,
     pub(super) receiving: Vec<Receiving>,
-    /// What directions no longer modelled in full have counted, by slot.
+    /// The counters of directions no longer modelled in full, by slot.
     pub(super) past_sent: BTreeMap<u32, Counters>,
     pub(super) past_received: BTreeMap<u32, Counters>,
     pub(super) dllps: Arena<Said>,

@@ -125,7 +125,7 @@ impl Slab {
 struct Worker {
     jobs: Option<Sender<(Slab, Stretch)>>,
     done: Receiver<Slab>,
-    /// How often either side polls before it sleeps.
+    /// The number of polls by either side before it sleeps.
     looks: u32,
     thread: Option<JoinHandle<()>>,
 }
@@ -316,13 +316,13 @@ impl Slabs {
         self.engine(node).map(|(engine, node)| engine.came_in(node, n)).unwrap_or_default()
     }
 
-    /// What a port of a node that exists has counted as a sender.
+    /// The counters of a port of a node that exists, as a sender.
     pub(super) fn sending(&self, node: NodeId, port: Port) -> Sending {
         self.engine(node).map(|(engine, node)| engine.sending(node, port)).unwrap_or_default()
     }
 
-    /// Whether no message is at a TNI, no frame is in a queue or on a link, and none may have to be
-    /// resent.
+    /// Returns true if no message is at a TNI, no frame is in a queue or on a link, and none may
+    /// have to be resent.
     pub(super) fn is_idle(&self) -> bool {
         self.all().all(Engine::is_idle)
             && self.all_mail().all(|mail| mail.frames.is_empty())
@@ -604,7 +604,8 @@ impl Slabs {
         }
     }
 
-    /// Whether a stretch of a window is enough work for threads, judging by the window before.
+    /// Returns true if a stretch of a window is enough work for threads, judging by the window
+    /// before.
     fn is_worth_it(&self, stretch: &Stretch) -> bool {
         if stretch.opens.is_some() {
             // There is mail to sort, too.

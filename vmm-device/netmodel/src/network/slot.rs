@@ -158,7 +158,7 @@ impl Output {
         self.channels[1] &= others;
     }
 
-    /// Whether a frame is known to have room at the other end and in the replay buffer.
+    /// Returns true if a frame is known to have room at the other end and in the replay buffer.
     #[inline]
     pub(super) const fn has_room(&self, vc: usize, rows: u16) -> bool {
         self.credit[vc % QUEUES] >= rows && self.credit[REPLAY] >= rows

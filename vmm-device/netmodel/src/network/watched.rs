@@ -56,9 +56,9 @@ pub(super) struct Sending<Frame> {
     pub(super) timer_at: u64,
     /// The slot of the port that sends.
     pub(super) slot: u32,
-    /// Whether anything may go wrong.
+    /// True if anything may go wrong.
     pub(super) erring: bool,
-    /// Whether it is observed.
+    /// True if it is observed.
     pub(super) looked_at: bool,
 }
 
@@ -97,8 +97,8 @@ impl<Frame: Copy> Sending<Frame> {
         }
     }
 
-    /// Whether its full state is no longer needed: nothing goes wrong or recently did, no client
-    /// observes it, and nothing waits for an acknowledgement.
+    /// Returns true if its full state is no longer needed: nothing goes wrong or recently did, no
+    /// client observes it, and nothing waits for an acknowledgement.
     pub(super) fn is_clean(&self) -> bool {
         !self.erring
             && !self.looked_at
@@ -157,7 +157,7 @@ impl<Frame: Copy> Sending<Frame> {
         lost
     }
 
-    /// Whether there are frames to be resent.
+    /// Returns true if there are frames to be resent.
     pub(super) fn replays(&mut self, now: u64) -> bool {
         let wait = self.sender.may_send(0, 0, now);
         matches!(wait, Err(wait) if wait.reason == tofu_links::Reason::Replay)

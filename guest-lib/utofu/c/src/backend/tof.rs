@@ -254,8 +254,8 @@ struct TofQueue {
     _claim: Option<QueueClaim>,
 }
 
-/// How often, and at which interval, the kernel is asked whether it has freed the STag of unmapped
-/// memory, which takes it a moment.
+/// The number of times, and the interval, at which the kernel is asked whether it has freed the
+/// STag of unmapped memory, which takes it a moment.
 const TRIES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(5);
 

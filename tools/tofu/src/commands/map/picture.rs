@@ -66,7 +66,7 @@ impl Picture<'_> {
         self.out.push('\n');
     }
 
-    /// Whether the job's one axis is drawn back and forth.
+    /// Returns true if the job's one axis is drawn back and forth.
     fn folded(&self) -> bool {
         self.map.shape().lens().len() == 1 && self.map.shape().nodes() > 2 * ROW
     }

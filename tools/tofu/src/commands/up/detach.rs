@@ -68,8 +68,8 @@ fn keep(path: &Path) -> anyhow::Result<File> {
     Ok(file)
 }
 
-/// Whether the process keeps running: a process that ends closes all its files a moment before it
-/// can be waited for.
+/// Returns true if the process keeps running: a process that ends closes all its files a moment
+/// before it can be waited for.
 fn parent_pipe_only_closed(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     let state = stat.ok().and_then(|stat| stat.rsplit_once(") ")?.1.chars().next());

@@ -1,4 +1,4 @@
-//! What `tofu up` prepares for Linux nodes before it starts them.
+//! Preparations of `tofu up` for Linux nodes before it starts them.
 
 use std::io::{self, Write};
 use std::process;

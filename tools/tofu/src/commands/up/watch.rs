@@ -196,7 +196,7 @@ impl MachineWatch<'_, '_> {
         Ok(())
     }
 
-    /// Whether guests still run, here or in other parts.
+    /// Returns true if guests still run, here or in other parts.
     fn is_under_way(&self) -> bool {
         self.running > 0 || self.others.values().any(|runs| *runs)
     }
@@ -229,12 +229,12 @@ impl MachineWatch<'_, '_> {
         self.screen.note(note)
     }
 
-    /// Whether another part has failed, or is missing at the end.
+    /// Returns true if another part has failed, or is missing at the end.
     fn have_others_failed(&self) -> bool {
         self.others_failed || !self.lost.is_empty()
     }
 
-    /// Whether the machine was asked to end now.
+    /// Returns true if the machine was asked to end now.
     fn is_to_end(&self) -> bool {
         self.signal.is_some() || self.down
     }

@@ -23,7 +23,7 @@ pub(super) struct Image {
     hash: String,
     /// Bytes of all files.
     size: u64,
-    /// Whether the user has named it. A host that has another one of a default image's name keeps
+    /// True if the user has named it. A host that has another one of a default image's name keeps
     /// that, and renews it by itself.
     named: bool,
 }
