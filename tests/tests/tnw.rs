@@ -110,7 +110,7 @@ fn neighbours_exchange_on_every_channel() {
 }
 
 #[test]
-fn modelled_links_reach_every_neighbour_on_every_channel() {
+fn modelled_links_reach_every_neighbour() {
     every_neighbour(&World::with(Links::Modelled, [4, 2, 3], InProcess::attach_nwp));
 }
 
@@ -566,7 +566,7 @@ fn engines_that_share_nodes_keep_order() {
 }
 
 #[test]
-fn modelled_links_keep_order_between_threads() {
+fn modelled_links_keep_the_order_of_threads() {
     threads_that_send_beside(2, Links::Modelled, Doorbells::Trapped, InProcess::attach_nwp);
 }
 
@@ -651,7 +651,7 @@ fn parts_exchange_messages_over_cables() {
 }
 
 #[test]
-fn no_unit_comes_over_a_cable_that_no_part_sends() {
+fn cables_refuse_units_that_no_part_sends() {
     let shape = Shape::new([2, 2, 1, 1, 1, 1]).unwrap();
     let config = TorusConfig::new(shape);
     let parts = InParts::of(2, |surroundings| Torus::within(config, surroundings).unwrap());

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_folder_is_that_of_this_code() {
+    fn folder_is_that_of_this_code() {
         let own = env::current_exe().unwrap();
         assert_eq!(own_folder().as_deref(), own.parent());
     }

@@ -221,7 +221,7 @@ mod tests {
 
     /// Sizes that change need another [`VERSION`], and so does any other change.
     #[test]
-    fn the_layout_is_that_of_the_version() {
+    fn layout_matches_the_version() {
         assert_eq!(VERSION, 1);
         assert_eq!(size_of::<Table>(), 16 * size_of::<usize>());
         assert_eq!((size_of::<Start>(), size_of::<Failure>()), (11, 512));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_keep_their_kind_and_as_much_text_as_there_is_room_for() {
+    fn failures_keep_their_kind_and_some_text() {
         let failure = Failure::new(Kind::Address, "none");
         assert_eq!((failure.kind(), failure.text().as_str()), (Kind::Address, "none"));
         let long = "é".repeat(300);

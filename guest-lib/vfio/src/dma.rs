@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_had_is_an_error() {
+    fn unavailable_memory_is_an_error() {
         let (pool, fake) = pool();
         let error = DmaError { size: 1 << 45, align: 8 };
         assert_eq!(pool.alloc(1 << 45, 8).map(drop), Err(error));
@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_the_device_keeps_is_never_given_away() {
+    fn memory_kept_by_the_device_is_not_reused() {
         let (pool, fake) = pool_of(Fake { refuse_unmap: true, ..Fake::default() });
         let buffer = pool.alloc(CHUNK, 8).unwrap();
         let addr = buffer.device_addr();
@@ -642,7 +642,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_avoid_holes_and_fit_into_tables() {
+    fn addresses_avoid_holes_and_fit_tables() {
         let info = Info { page: 4096, ranges: vec![(0, 0x1_0fff), (0x3_0800, u64::MAX)] };
         let mut free = free_addresses(&info);
         assert_eq!(free.take(0x1_0000, 4096, 0), Some(0x1000));
@@ -657,7 +657,7 @@ mod tests {
     }
 
     #[test]
-    fn user_memory_is_mapped_by_pages_and_shared() {
+    fn user_memory_is_shared_by_pages() {
         let (pool, fake) = pool();
         let memory: Vec<AtomicU8> = (0..100_000).map(|_| AtomicU8::new(0)).collect();
         let at = |i: usize| memory[i..].as_ptr() as u64;
@@ -682,7 +682,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_in_front_of_user_memory_but_its_page() {
+    fn user_memory_exposes_only_its_page() {
         const STEP: u64 = GRANULE as u64;
         let (pool, _fake) = pool();
         let memory: Vec<AtomicU8> = (0..400_000).map(|_| AtomicU8::new(0)).collect();
@@ -716,7 +716,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_grows_when_it_is_used_up() {
+    fn exhausted_part_grows() {
         struct More(Mutex<Vec<u64>>);
         impl MoreAddresses for More {
             fn more(&self, size: u64) -> Option<(u64, u64)> {

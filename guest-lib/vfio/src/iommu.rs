@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn without_capabilities_interrupts_are_left_out() {
+    fn absent_capabilities_mean_no_interrupts() {
         let found = info(1, 1 << 16, &[1, 0, 1, 0, 0, 0, 1, 0]);
         assert_eq!(found, Info { page: 1 << 16, ranges: DEFAULT_RANGES.to_vec() });
         assert_eq!(info(1, 0, &[]).page, DEFAULT_PAGE);

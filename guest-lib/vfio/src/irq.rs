@@ -155,7 +155,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn a_wait_takes_what_came_before_and_ends_in_time() {
+    fn wait_takes_earlier_interrupts_and_ends() {
         let event = new_event().unwrap();
         assert!(!wait(borrow(&event), 0));
         event.write(3).unwrap();
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_without_end_is_woken() {
+    fn endless_wait_is_woken() {
         let event = Arc::new(new_event().unwrap());
         let waker = Arc::clone(&event);
         let thread = std::thread::spawn(move || {

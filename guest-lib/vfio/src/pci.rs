@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_system_without_pci_has_no_devices() {
+    fn system_without_pci_has_no_devices() {
         let folder = tempfile::tempdir().unwrap();
         assert!(Bus::at(folder.path()).tofu_devices().unwrap().is_empty());
     }
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_taken_from_another_driver_and_given_back() {
+    fn device_is_unbound_and_given_back() {
         let fake = Fake::new();
         fake.driver("vfio-pci");
         fake.device("0000:00:02.0", TOFU, Some("tofu"));
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_does_not_answer_is_made_to() {
+    fn silent_device_is_reset() {
         let fake = Fake::new();
         let path = fake.device("0000:00:02.0", TOFU, None);
         let device = fake.bus().find(None).unwrap();
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_sleeps_is_woken_for_a_while() {
+    fn sleeping_device_is_woken_for_a_while() {
         let fake = Fake::new();
         let path = fake.device("0000:00:02.0", TOFU, None);
         fs::create_dir(path.join("power")).unwrap();

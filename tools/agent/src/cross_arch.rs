@@ -60,7 +60,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn programs_for_other_processors_are_told_from_ones_own() {
+    fn programs_for_other_processors_are_known() {
         let folder = tempfile::tempdir().unwrap();
         let put = |name: &str, bytes: &[u8]| {
             let path = folder.path().join(name);

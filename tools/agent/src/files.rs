@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn files_without_a_size_are_read_to_their_end() {
+    fn files_without_a_size_are_read_whole() {
         let folder = tempfile::tempdir().unwrap();
         let to = folder.path().join("version");
         assert_eq!(fs::metadata("/proc/version").unwrap().len(), 0);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_grows_or_shrinks_on_the_way_breaks_no_archive() {
+    fn changing_file_breaks_no_archive() {
         let folder = tempfile::tempdir().unwrap();
         let (path, to) = (folder.path().join("file"), folder.path().join("copy"));
         for length in [10, READ_FIRST, READ_FIRST + 1, 3 * READ_FIRST + 17] {

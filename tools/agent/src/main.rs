@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_network_behind_an_interface() {
+    fn network_behind_an_interface_is_found() {
         let line = |name: &str, network: [u8; 4], gateway: [u8; 4]| {
             let [network, gateway] = [network, gateway].map(u32::from_ne_bytes);
             let line = format!("{name}\t{network:08X}\t{gateway:08X}\t0001\t0\t0\t0\tC0FFFFFF\t0");

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_exchange_what_they_put_behind_a_barrier() {
+    fn ranks_exchange_values_behind_a_barrier() {
         let (port, aborts) = start(2);
         let mut ranks = [Client::new(port, "0"), Client::new(port, "1")];
         for (number, rank) in ranks.iter_mut().enumerate() {
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_shown_the_door_and_ranks_served_on() {
+    fn strangers_are_refused_and_ranks_served() {
         let (port, _aborts) = start(1);
         assert_eq!(Client::new(port, "1").hear(), "");
         assert_eq!(Client::new(port, "x").hear(), "");

@@ -147,7 +147,7 @@ fn input_is_read_to_its_end() {
 }
 
 #[test]
-fn a_slow_reader_stalls_nobody_else() {
+fn slow_reader_stalls_no_other() {
     let mut host = Host::new();
     host.exec(1, &["sh", "-c", "head -c 2000000 /dev/zero"], false);
     // Without a grant, no more than its window arrives.
@@ -169,7 +169,7 @@ fn a_slow_reader_stalls_nobody_else() {
 }
 
 #[test]
-fn programs_run_at_the_same_time_up_to_a_limit() {
+fn programs_run_at_once_up_to_a_limit() {
     let mut host = Host::new();
     let count = MAX_PROGRAMS as u32;
     for id in 0..count {
@@ -221,7 +221,7 @@ fn wait_for(condition: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_child_that_keeps_the_output_does_not_hold_up_the_end() {
+fn child_with_the_output_delays_no_end() {
     let mut host = Host::new();
     let start = Instant::now();
     let (out, _, status) = host.run(&["sh", "-c", "echo word; sleep 30 &"]);
@@ -230,7 +230,7 @@ fn a_child_that_keeps_the_output_does_not_hold_up_the_end() {
 }
 
 #[test]
-fn a_new_session_ends_the_programs_of_the_old_one() {
+fn new_session_ends_the_old_ones_programs() {
     let mut host = Host::new();
     host.exec(1, &["sh", "-c", "echo $$; exec sleep 1000"], false);
     let pid = host.first_output();
@@ -243,7 +243,7 @@ fn a_new_session_ends_the_programs_of_the_old_one() {
 }
 
 #[test]
-fn a_host_that_sends_too_much_loses_that_program_only() {
+fn excess_input_costs_only_its_program() {
     let mut host = Host::new();
     host.exec(1, &["sleep", "1000"], true);
     for _ in 0..WINDOW as usize / MAX_DATA * 4 {
@@ -280,7 +280,7 @@ fn files_move_as_archives() {
 }
 
 #[test]
-fn a_file_with_holes_arrives_whole() {
+fn file_with_holes_arrives_whole() {
     use std::os::unix::fs::FileExt;
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("holes"), folder.path().join("copy"));
@@ -294,7 +294,7 @@ fn a_file_with_holes_arrives_whole() {
 }
 
 #[test]
-fn the_agent_ends_with_its_socket_and_takes_its_programs_along() {
+fn agent_ends_with_its_socket_and_programs() {
     let mut host = Host::new();
     host.exec(1, &["sh", "-c", "echo $$; exec sleep 1000"], false);
     let pid = host.first_output();

@@ -99,7 +99,7 @@ impl Home {
 }
 
 #[test]
-fn a_copy_has_the_name_that_was_asked_for() {
+fn copy_has_the_requested_name() {
     let home = Home::new();
     let file = archive(&[(FOLDER, ".ssh", ""), (FILE, ".ssh/authorized_keys", "evil")]);
     home.unpack(&file).unwrap();
@@ -120,7 +120,7 @@ fn a_copy_has_the_name_that_was_asked_for() {
 }
 
 #[test]
-fn nothing_but_one_file_or_folder_is_taken() {
+fn only_one_file_or_folder_is_taken() {
     let cases: &[&[(EntryType, &str, &str)]] = &[
         &[],
         &[(LINK, "x", "../out")],
@@ -205,7 +205,7 @@ impl<F: FnOnce()> Read for Before<'_, F> {
 }
 
 #[test]
-fn a_folder_that_is_replaced_meanwhile_leads_nowhere() {
+fn replaced_folder_leads_nowhere() {
     let home = Home::new();
     let replace = || {
         fs::rename(home.at("dir"), home.at("moved")).unwrap();
@@ -219,7 +219,7 @@ fn a_folder_that_is_replaced_meanwhile_leads_nowhere() {
 }
 
 #[test]
-fn alone_goes_into_no_folder_and_through_no_link() {
+fn lone_file_follows_no_folder_or_link() {
     let home = Home::new();
     let folder = archive(&[(FOLDER, "x", ""), (FILE, "x/bad", "evil")]);
     let to = home.at("dir/job");
@@ -260,7 +260,7 @@ impl Read for Endless {
 }
 
 #[test]
-fn what_has_no_end_is_refused() {
+fn endless_archives_are_refused() {
     let header = |kind, path: &str, size| {
         let mut header = tar::Header::new_gnu();
         header.set_entry_type(kind);
@@ -360,7 +360,7 @@ proptest! {
 
 /// A sender that stops early leaves nothing, also between two entries.
 #[test]
-fn a_truncated_archive_changes_nothing() {
+fn truncated_archive_changes_nothing() {
     let home = Home::new();
     let whole = archive(&[(FOLDER, "x", ""), (FILE, "x/file", "text"), (FILE, "x/more", "text")]);
     for length in [0, 1, 511, 512, 513, 1024, 1536, 2560, 3000] {

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_picture_has_every_round() {
+    fn picture_has_every_round() {
         let guests = vec![Round::of("polled", " 1 8 3.25 4 5.5").unwrap()];
         let svg = svg(&Barriers { guests });
         assert!(svg.contains("8-byte sum by gates, polled") && svg.ends_with("</svg>\n"), "{svg}");

@@ -351,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_guests_print_is_understood() {
+    fn guest_output_is_parsed() {
         assert_eq!(tcpbench("     123.45      67.80      10.00     20.50"), Some([123.45, 67.8]));
         assert_eq!(tcpbench(" MiB/s out  MiB/s in     p50 us     p99 us"), None);
         assert_eq!(tcpbench("received and sent 8388608 bytes"), None);
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn sides_are_compared_so_that_more_is_better() {
+    fn ratios_are_better_if_greater() {
         let mut ip = Figures::default();
         let side = |ping, streams: [f64; 2], processor| Side {
             round_trips: vec![ping],

@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_time_is_that_of_processes_whatever_their_names() {
+    fn processor_time_is_summed_by_process() {
         let stat = "77 (CPU 0) (x) S 42 77 77 0 -1 4194560 9 0 0 0 150 50 7 8 20 0 6 0 100 0";
         assert_eq!(parent_and_ticks(stat), Some((42, 200)));
         assert_eq!(parent_and_ticks("77 (x) S 42"), None);
@@ -583,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_compared_with_those_of_the_same_size() {
+    fn figures_are_compared_by_size() {
         let mut linux = Linux {
             latency: vec![
                 latency(TO_COMPLETION, 8, 5.0),

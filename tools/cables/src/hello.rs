@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_differs_is_named_with_both_parts() {
+    fn differences_name_both_parts() {
         let same = |shape: &str| vec![("shape".to_owned(), shape.to_owned())];
         let own = Hello::new("here", (0, 2), same("1x1x1x2x3x2"));
         let other = Hello { part: 1, pid: 7, ..own.clone() };

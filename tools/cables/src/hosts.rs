@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_has_files_that_only_their_owner_reads() {
+    fn parts_files_are_readable_by_their_owner() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().join("hosts");

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_acknowledges_nothing_is_dead_in_time() {
+    fn silent_host_is_dead_in_time() {
         let (mut keepalive, beat) = (Keepalive::default(), Keepalive::beat(TIMEOUT));
         let found = (1..).find_map(|beats: u32| {
             let last = beat * beats;
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_not_scheduled_takes_nobody_for_dead() {
+    fn unscheduled_part_takes_no_other_for_dead() {
         let mut keepalive = Keepalive::default();
         let beat = Keepalive::beat(TIMEOUT);
         for _ in 0..1000 {
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_may_stand_still_for_long_if_its_host_answers() {
+    fn stopped_process_on_a_live_host_lives() {
         let mut keepalive = Keepalive::default();
         let beat = Keepalive::beat(TIMEOUT);
         let beats =
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_nothing_or_lets_nobody_send_is_dead_in_the_end() {
+    fn stuck_peer_is_dead_in_the_end() {
         let (beat, well) = (Keepalive::beat(TIMEOUT), signs(true, acks(false, 5)));
         for (signs, why, after) in [
             (Signs { full: true, ..well }, Dead::Full, SILENCE),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_says_what_was_acknowledged() {
+    fn kernel_reports_acknowledged_bytes() {
         use std::io::{Read, Write};
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

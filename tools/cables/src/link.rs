@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_ends_the_connection() {
+    fn malformed_frame_ends_the_connection() {
         for bad in [[255, 255, 255, 255, 1], [0, 0, 0, 0, 9]] {
             assert!(cut(&mut bad.to_vec(), &mut Vec::new()).is_err());
         }

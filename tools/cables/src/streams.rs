@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn all_streams_of_a_part_are_served_by_one_thread() {
+    fn one_thread_serves_all_streams_of_a_part() {
         let streams = Streams::new(Box::new(|_| true));
         let body = |number: u32, word: u8, data: &[u8]| {
             [&number.to_le_bytes()[..], &[OPENER | word], data].concat()
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_goes_ends_its_streams() {
+    fn departed_part_ends_its_streams() {
         let near = echo();
         let mut stream = near.open().unwrap();
         near.end();
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_honest_part_sends_ends_at_most_its_stream() {
+    fn malformed_data_ends_only_its_stream() {
         let sent: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
         let note = Arc::clone(&sent);
         let streams = Streams::new(Box::new(move |body| {

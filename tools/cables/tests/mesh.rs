@@ -131,7 +131,7 @@ fn start<R: Receive + 'static>(mesh: &Arc<Mesh>, to: &Arc<R>) {
 }
 
 #[test]
-fn messages_of_all_pairs_arrive_once_and_in_order() {
+fn messages_of_all_pairs_arrive_in_order() {
     const COUNT: u32 = 300;
     let (_folder, dir) = folder(3);
     let meshes = all(&dir, 3);
@@ -174,7 +174,7 @@ fn messages_of_all_pairs_arrive_once_and_in_order() {
 }
 
 #[test]
-fn a_part_that_leaves_is_seen_and_reached_no_more() {
+fn departed_part_is_unreachable() {
     let (_folder, dir) = folder(2);
     let meshes = all(&dir, 2);
     let inboxes: Vec<_> = meshes.iter().map(Inbox::of).collect();
@@ -192,7 +192,7 @@ fn a_part_that_leaves_is_seen_and_reached_no_more() {
 
 /// The last message of a part is received, although others send to it while it leaves.
 #[test]
-fn a_part_that_says_something_and_leaves_is_heard() {
+fn last_message_of_a_leaving_part_is_heard() {
     let ended = PartStatus::Ended { failed: 3 };
     for _ in 0..20 {
         let (_folder, dir) = folder(2);
@@ -212,7 +212,7 @@ fn a_part_that_says_something_and_leaves_is_heard() {
 }
 
 #[test]
-fn any_part_may_come_back_and_hears_how_the_others_are() {
+fn returning_part_learns_the_others_state() {
     const PARTS: u16 = 3;
     let (_folder, dir) = folder(PARTS.into());
     let mut meshes = all(&dir, PARTS);
@@ -252,7 +252,7 @@ fn any_part_may_come_back_and_hears_how_the_others_are() {
 }
 
 #[test]
-fn a_part_is_held_by_one_process() {
+fn part_is_held_by_one_process() {
     let (_folder, dir) = folder(2);
     let _holder = Joining::new(&dir, hello(0, 2)).unwrap();
     let error = Joining::new(&dir, hello(0, 2)).err().unwrap().to_string();
@@ -281,7 +281,7 @@ fn a_part_is_held_by_one_process() {
 }
 
 #[test]
-fn parts_that_do_not_fit_refuse_each_other_in_one_line_each() {
+fn unfit_parts_refuse_each_other() {
     let (_folder, dir) = folder(2);
     let own = hello(0, 2);
     let other = hello(1, 2);
@@ -334,7 +334,7 @@ fn strangers_are_turned_away() {
 }
 
 #[test]
-fn a_part_cannot_say_that_it_is_another_one() {
+fn part_cannot_claim_another_number() {
     let (_folder, dir) = folder(3);
     let joining = Joining::new(&dir, hello(0, 3)).unwrap();
     let first = thread::spawn(move || joining.meet(&mut |_, _| ()));
@@ -353,7 +353,7 @@ fn a_part_cannot_say_that_it_is_another_one() {
 }
 
 #[test]
-fn those_who_say_nothing_hold_up_nobody() {
+fn silent_connections_delay_no_other() {
     let (_folder, dir) = folder(2);
     let first = Joining::new(&dir, hello(0, 2)).unwrap();
     let address = first.address().to_owned();
@@ -407,7 +407,7 @@ impl Receive for Gate {
 }
 
 #[test]
-fn little_is_kept_for_a_part_that_takes_nothing_and_those_who_ask_are_held_back() {
+fn stuck_part_holds_back_its_senders() {
     const PIECE: usize = 64 << 10;
     let (_folder, dir) = folder(3);
     let meshes = all(&dir, 3);
@@ -547,7 +547,7 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn machines_put_into_each_other_until_one_of_them_goes() {
+fn machines_put_until_one_of_them_goes() {
     const LEN: usize = 700_000;
     let (_folder, dir) = folder(2);
     let meshes = all(&dir, 2);
@@ -574,7 +574,7 @@ fn machines_put_into_each_other_until_one_of_them_goes() {
 /// Whatever a part with the right certificate sends, the others keep communicating, and an honest
 /// part may replace it.
 #[test]
-fn a_part_that_sends_anything_is_no_trouble_to_the_others() {
+fn hostile_part_leaves_the_others_working() {
     let (_folder, dir) = folder(3);
     let mut meshes = all(&dir, 3);
     let shape: Shape = "3x1x1x1x1x1".parse().unwrap();
@@ -650,7 +650,7 @@ fn over(rough: Rough) -> (TempDir, Vec<Arc<Mesh>>, Relay) {
 }
 
 #[test]
-fn what_goes_through_a_part_to_a_slow_cable_arrives() {
+fn transit_to_a_slow_cable_arrives() {
     const LEN: usize = 1 << 20;
     // About 8 MB/s.
     let rough = Rough { delay: Duration::from_millis(20), piece: Duration::from_millis(2) };

@@ -420,7 +420,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_loader_lists() {
+    fn loaders_list_is_parsed() {
         let text = "\tlinux-vdso.so.1 (0x00007ffc)\n\
                     \tlibtofucom.so => /a b/libtofucom.so (0x00007f1)\n\
                     \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f2)\n\

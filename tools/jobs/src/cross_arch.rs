@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_are_found_in_order_and_those_of_others_passed_over() {
+    fn libraries_are_found_in_order() {
         let folder = tempfile::tempdir().unwrap();
         let at = |path: &str| folder.path().join(path);
         put(&at("program"), Arch::Arm64);

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_linked() {
+    fn linked_libraries_are_listed() {
         let own = std::fs::read("/proc/self/exe").unwrap();
         assert!(needed(&own).unwrap().contains(&"libc.so.6".to_owned()));
         assert_eq!(about_mpi("own", &own, false), None);

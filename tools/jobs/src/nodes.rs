@@ -667,7 +667,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn what_the_process_manager_says() {
+    fn process_manager_output_is_parsed() {
         let (addresses, got_addresses) = mpsc::sync_channel(1);
         let control = Control::new(Duration::ZERO).unwrap();
         let events = control.teller();

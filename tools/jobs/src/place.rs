@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_go_to_nodes_first_and_share_them_then() {
+    fn ranks_spread_over_nodes_then_share() {
         let cases = [
             (wanted(None, None, None), 12, 1, "12"),
             (wanted(Some(3), None, None), 3, 1, "3"),
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn who_shares_a_node() {
+    fn nodes_are_shared_by_rule() {
         assert_eq!(mapping(2, 1), "(vector,(0,2,1))");
         assert_eq!(mapping(4, 2), "(vector,(0,2,2))");
         assert_eq!(mapping(5, 2), "(vector,(0,2,2),(2,1,1))");
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_goes_on_with_what_is_left() {
+    fn job_continues_with_the_remaining_nodes() {
         let dead = [Coords::default(), Coords::new(0, 0, 0, 0, 0, 1)];
         let left = unit().with_failed(dead).unwrap();
         let goes_on = |wanted: Wanted| {
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_told() {
+    fn excess_ranks_are_reported() {
         let cases = [
             (wanted(Some(0), None, None), "one rank or more"),
             (wanted(None, None, Some(37)), "1 to 36 ranks"),

@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_and_initrds_are_told_from_other_files() {
+    fn kernels_and_initrds_are_recognised() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let one_line = |error: anyhow::Error| {

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_learns() {
+    fn switch_learns() {
         let lan = Lan::new(3, &Confinement::default()).unwrap();
         let frame = |to: u8, from: u8| [[to; 6].as_slice(), &[from; 6], b"hello"].concat();
         let post = |node: usize, frame: &[u8]| {

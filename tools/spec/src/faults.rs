@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_fault_is_refused() {
+    fn malformed_faults_are_refused() {
         let cases = [
             "",
             "loss",

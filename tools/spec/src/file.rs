@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_field_is_told_its_nearest() {
+    fn misspelt_field_gets_a_suggestion() {
         let message = error("shpae = \"unit\"\n");
         let expected = "m.toml:1: shpae = \"unit\": did you mean shape? unknown field `shpae`, \
                         expected one of `shape`, `torus`";
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_has_no_guest() {
+    fn gateway_has_no_guest() {
         let message =
             error("[[node]]\nat = [0, 0, 0, 0, 0, 0]\ngateway = true\nguest = \"hello\"\n");
         let expected = "m.toml:3: gateway = true is not allowed; gateway is for a node without a \
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_file_sets_nothing() {
+    fn empty_file_sets_nothing() {
         assert_eq!(parse("").unwrap(), MachineSpec::default());
     }
 
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_machine_file_is_named() {
+    fn malformed_file_is_named() {
         let cases = [
             (
                 "shap = \"unit\"",

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_for_linux_are_static_and_tools_are_among_them() {
+    fn linux_programs_are_static_tools_included() {
         for program in LINUX {
             assert_eq!(wants_dynamic_linker(program.image), Some(false), "{}", program.name);
             assert!(!program.summary.is_empty(), "{} has no description", program.name);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_boot_is_said_in_one_line() {
+    fn unbootable_file_is_named_in_one_line() {
         let folder = tempfile::tempdir().unwrap();
         let load = |name: &str, bytes: &[u8]| {
             let path = folder.path().join(name);

@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_sends_more_than_it_may_is_cut_off() {
+    fn agent_over_its_limit_is_cut_off() {
         let guest = Guest::new();
         let (_handle, mut messages) = guest.exec(LONG).split();
         guest.say(&from(0, FromProgram::Credit(1)));
@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_reads_nothing_holds_up_nobody() {
+    fn deaf_guest_holds_up_no_other() {
         let guest = Guest::new();
         let (handle, mut messages) = guest.exec(Duration::from_millis(1)).split();
         let piece = vec![0; tofu_agent::wire::MAX_DATA];
@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn only_programs_that_have_started_wait_for_a_paused_node() {
+    fn only_started_programs_wait_for_a_pause() {
         let guest = Guest::new();
         let (_handle, started) = guest.exec(Duration::from_millis(1)).split();
         guest.say(&FromGuest::Pong);

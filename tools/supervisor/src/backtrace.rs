@@ -174,13 +174,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_of_what_is_no_program() {
+    fn non_programs_have_no_functions() {
         assert_eq!(frames(b"", &memory(), &Registers::default()), []);
         assert_eq!(frames(b"\x7fELF but no more", &memory(), &Registers::default()), []);
     }
 
     #[test]
-    fn a_walk_ends_whatever_memory_says() {
+    fn walk_ends_with_any_memory() {
         // This test is itself a program, though not one that the guest runs.
         let image = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let program = Program::parse(&image).unwrap();

@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_lines_say_why() {
+    fn last_lines_give_the_reason() {
         let text = "one\r\n\r\ntwo\x1b[6n\nthree";
         assert_eq!(last_lines(text, 2), ["two", "three"]);
         let panic = "a\nb\n[ 1.0] Kernel panic - not syncing\nCall Trace:\n more\n";
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_console_keeps_a_bounded_tail_and_log() {
+    fn console_keeps_a_bounded_tail_and_log() {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("console.log");
         let console = Console::new(log.clone());

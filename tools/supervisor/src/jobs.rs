@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_takes_first() {
+    fn first_job_takes_first() {
         let jobs = Jobs::default();
         let [one, two, three] = [(); 3].map(|()| enter(&jobs));
         assert_eq!([one, two, three].map(|job| jobs.before(job)), [Some(0), Some(1), Some(2)]);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_one_jobs_or_those_of_all_that_share() {
+    fn nodes_are_exclusive_or_shared() {
         let jobs = Jobs::default();
         let [one, two, three] = [(); 3].map(|()| enter(&jobs));
         jobs.take(one, nodes(&[0, 1], false)).unwrap();
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_keeps_fewer_of_its_nodes_without_a_turn() {
+    fn job_keeps_fewer_nodes_without_a_turn() {
         let jobs = Jobs::default();
         let one = enter(&jobs);
         jobs.take(one, nodes(&[0, 1, 2], true)).unwrap();

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_error_rate_is_refused() {
+    fn malformed_error_rates_are_refused() {
         for text in ["", "ber", "ber=2", "ber=-1", "ber=nan", "lane=256", "lane=x", "loss=0.1"] {
             assert_eq!(text.parse::<LinkErrorSpec>(), Err(LinkErrorSpec::ALLOWED), "{text}");
         }

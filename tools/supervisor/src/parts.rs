@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nodes_have_is_said_in_few_words() {
+    fn nodes_are_summarised_in_few_words() {
         let of = |values: &[&str]| of_all(values.iter().map(|&value| value.to_owned()));
         assert_eq!(of(&[]), "");
         assert_eq!(of(&["ring", "ring"]), "ring");

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_set_is_told_once_and_as_it_was_set_last() {
+    fn settings_are_sent_once_as_set_last() {
         let shape: Shape = "4x1x1x2x1x1".parse().unwrap();
         let at = |node| shape.coords(NodeId(node)).unwrap();
         let mut set = Settings::default();

@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_of_tnw_have_three_axes_and_what_works_on_them() {
+    fn tnw_machines_have_three_axes() {
         let case = Case::new("generation = \"tnw\"\nguest = \"one.elf\"");
         let plan = case.plan(&[]).unwrap();
         assert_eq!(plan.interconnect, Interconnect::Tnw);
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn command_line_beats_file_and_node_beats_both() {
+    fn command_line_beats_file_and_node_both() {
         let case = Case::new(
             r#"
             shape = "2x1x1x1x1x1"
@@ -529,14 +529,14 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_of_the_nodes_are_stubs() {
+    fn remaining_nodes_are_stubs() {
         let plan = Case::new("guest = \"one.elf\"").plan(&["--nodes", "2"]).unwrap();
         assert_eq!(plan.nodes.len(), 12);
         assert_eq!(plan.vms().map(|id| id.0).collect::<Vec<_>>(), [0, 1]);
     }
 
     #[test]
-    fn a_boot_server_has_a_node_of_its_own() {
+    fn boot_server_has_a_separate_node() {
         let case = Case::new("guest = \"one.elf\"");
         let server = |plan: &Plan| plan.boot_server.map(|server| plan.coords(server.at));
         assert_eq!(server(&case.plan(&[]).unwrap()), None);
@@ -557,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn io_nodes_have_no_guests_but_the_gateway_and_the_boot_server() {
+    fn io_nodes_have_only_service_guests() {
         let case = Case::new("shape = \"1x1x3x1x1x2\"\nio_nodes = true\nguest = \"one.elf\"");
         let vms = |plan: &Plan| plan.vms().map(|id| id.0).collect::<Vec<_>>();
         let server = |plan: &Plan| plan.boot_server.map(|server| server.at.0);
@@ -590,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn an_io_node_may_be_given_a_guest() {
+    fn io_node_may_be_given_a_guest() {
         let file = r#"
             shape = "1x1x2x1x1x2"
             guest = "one.elf"
@@ -681,7 +681,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_down_from_both_ends() {
+    fn link_is_down_from_both_ends() {
         let link = "[[link]]\nat = [0, 0, 0, 0, 0, 0]\nport = \"B-\"\ndown = true";
         let plan = Case::new(&format!("guest = \"one.elf\"\n{link}")).plan(&[]).unwrap();
         let network = plan.network;
@@ -693,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_shape_does_not_have_is_named() {
+    fn absent_places_are_named() {
         let node = "[[node]]\nat = [0, 0, 0, 0, 2, 0]\n";
         let message = Case::new(node).error(&["--shape", "1x1x1x2x1x1"]);
         assert!(message.contains("m.toml:2: at = [0, 0, 0, 0, 2, 0] is not allowed"), "{message}");
@@ -719,7 +719,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_of_the_file_are_at_its_line_unless_an_option_made_them() {
+    fn mistakes_name_their_line_or_option() {
         let file = "shape = \"2x1x1x1x1x1\"\nlinux = true\narch = \"x86-64\"\nmemory = \"64MiB\"";
         let case = Case::new(file);
         let message = case.error(&[]);
@@ -746,7 +746,7 @@ mod tests {
     }
 
     #[test]
-    fn served_machines_have_nothing_about_guests() {
+    fn served_machines_refuse_guest_settings() {
         let served = |text: &str| Plan::served(&MachineSpec::parse(Path::new("m.toml"), text)?);
         let plan = served("shape = \"2x1x1x1x1x1\"\nfaults = \"loss=1%\"\nmtu = 9000").unwrap();
         assert_eq!((plan.nodes.len(), plan.doorbell), (2, Doorbell::Trapped));

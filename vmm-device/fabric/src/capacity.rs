@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_middle_of_the_narrowest_axis_is_cut() {
+    fn narrowest_axis_is_cut_in_the_middle() {
         // Twelve nodes: six links on A or C.
         assert_eq!(bisection_links(&axes_of(&Shape::UNIT)), 12);
         assert_eq!(bisection_links(&[(1, false)]), 0);

@@ -433,7 +433,7 @@ mod tests {
 
     /// The promises of the documentation of [`Fabric`].
     #[test]
-    fn a_node_takes_no_more_memory_than_said() {
+    fn node_takes_bounded_memory() {
         assert!(size_of::<NodeState>() <= 24);
         assert!(size_of::<NodeTx>() <= 710);
     }

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn every_node_is_of_one_part_and_parts_are_boxes_of_like_size() {
+    fn parts_are_boxes_of_similar_size() {
         let shapes = ["unit", "shelf", "half-rack", "rack", "5x3x7x1x1x1", "3x1x1x1x1x1", "k"];
         for shape in shapes {
             for count in [1, 2, 3, 4, 5, 7, 8, 12] {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_axis_is_cut() {
+    fn longest_axis_is_cut() {
         let parts = parts("4x1x1x1x1x1", 2).unwrap();
         let of = |x| parts.of(NodeId(x));
         assert_eq!([0, 1, 2, 3].map(of), [0, 0, 1, 1].map(|part| Some(PartId(part))));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_cut_is_refused() {
+    fn uncuttable_shapes_are_refused() {
         for (shape, count) in [("unit", 0), ("unit", 5), ("unit", 13), ("k", 5000)] {
             let error = parts(shape, count).unwrap_err().to_string();
             assert!(error.contains(&format!("cannot be cut into {count} parts")), "{error}");

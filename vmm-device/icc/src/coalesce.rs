@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_wait_for_a_line_or_for_the_first_one_to_be_due() {
+    fn entries_wait_for_a_line_or_a_deadline() {
         let mut held = Held::new(64);
         assert!(held.push(0, 0, 100), "nothing holds it back");
         held.release().clear();
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn interrupts_wait_for_enough_entries_or_for_the_first_one_to_be_due() {
+    fn interrupts_wait_for_count_or_deadline() {
         let mut interrupt = HeldInterrupt::NONE;
         assert!(interrupt.add(1, 0, 0, 100) && interrupt.add(1, 1, 0, 100));
         assert!(!interrupt.add(2, 4, 0, 100) && interrupt.until() == u64::MAX);

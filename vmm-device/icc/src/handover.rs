@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn asking_from_within_a_turn_brings_another_one() {
+    fn request_within_a_turn_brings_another() {
         let work = Handover::new(0);
         let more = work.run(|turns| {
             *turns += 1;
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_with_more_to_do_lets_others_in() {
+    fn turn_with_more_to_do_yields() {
         let work = Handover::new(());
         assert!(work.run(|()| true));
         assert!(!work.run(|()| false));
@@ -129,17 +129,17 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_doorbells_during_a_turn_are_not_lost() {
+    fn loom_doorbells_during_a_turn_are_kept() {
         doorbells_are_not_lost(3);
     }
 
     #[test]
-    fn loom_doorbells_are_not_lost_when_turns_are_short() {
+    fn loom_doorbells_of_short_turns_are_kept() {
         doorbells_are_not_lost(1);
     }
 
     #[test]
-    fn loom_a_doorbell_while_the_state_is_locked_is_not_lost() {
+    fn loom_doorbell_under_the_lock_is_kept() {
         loom::model(|| {
             let model = Arc::new(Model {
                 entries: [Plain::new(0), Plain::new(0)],

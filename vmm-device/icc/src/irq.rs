@@ -211,12 +211,12 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_a_request_while_it_is_unmasked_is_announced() {
+    fn loom_unmasked_request_is_announced() {
         model(|m| m.unit.clear_mask(&m.host, REQUEST.raw()));
     }
 
     #[test]
-    fn loom_a_request_after_an_older_one_was_cleared_is_announced() {
+    fn loom_request_after_clearing_is_announced() {
         model(|m| {
             m.unit.clear_mask(&m.host, REQUEST.raw());
             m.unit.set_mask(1);
@@ -263,7 +263,7 @@ mod loom_tests {
     /// The driver's `Channel::wait`, while the request for the end of the round before comes late.
     /// A lost interrupt is a deadlock, which loom finds.
     #[test]
-    fn loom_who_waits_for_the_end_of_a_round_wakes_up() {
+    fn loom_waiter_for_a_round_wakes_up() {
         // Three threads: every order with up to three preemptions, as loom advises.
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);

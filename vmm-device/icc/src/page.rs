@@ -181,7 +181,7 @@ mod tests {
 
     /// Of a control queue, and of a barrier channel.
     #[test]
-    fn a_page_that_is_cleared_has_nothing_of_its_former_user() {
+    fn cleared_page_has_nothing_of_its_user() {
         let pages = SharedPages::new(Arc::new(MmapRegion::new(SharedPages::SIZE).unwrap()));
         let pages = pages.unwrap();
         for doorbell in [Doorbell::from(CqId::ALL[3]), Doorbell::from(BchId::ALL[2])] {

@@ -177,7 +177,7 @@ mod tests {
     use crate::tlp::{Request, Tag};
 
     #[test]
-    fn ends_hops_and_frames_are_the_latencies_of_table_3() {
+    fn latencies_are_those_of_table_3() {
         // Hop and frame of 104 bytes, in nanoseconds.
         let network = [100 + 26, 300 + 15, 100 + 26];
         let put = [CommandTiming::TOFU, CommandTiming::TOFU2, CommandTiming::TOFUD]
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn far_memory_groups_take_longer_at_their_end() {
+    fn far_memory_groups_take_longer() {
         let header = Header1(0).with_source_type(source_type::DIRECT);
         let put = put_of(true);
         for (timing, far) in [(CommandTiming::TOFUD, 25_000), (CommandTiming::TOFU2, 0)] {

@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_served_comes_last_the_next_time() {
+    fn served_queue_comes_last_next() {
         let waiting = Waiting::new();
         for (served, order) in [(3, [0, 3, 11]), (11, [11, 0, 3]), (0, [0, 3, 11])] {
             [0, 3, 11].into_iter().for_each(|n| waiting.enter(CqId::ALL[n]));

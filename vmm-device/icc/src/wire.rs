@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_too_long_is_refused() {
+    fn truncated_or_long_packets_are_refused() {
         for body in bodies() {
             let open = matches!(
                 body,

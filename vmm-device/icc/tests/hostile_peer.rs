@@ -121,7 +121,7 @@ fn answer(packet: &mut Packet<Body>) -> &mut Answer {
 }
 
 #[test]
-fn answers_that_nobody_waits_for_are_ignored() {
+fn unexpected_answers_are_ignored() {
     assert!(ends_with(|_| ()), "the right answer");
     // The place in a notice would be beyond the message, and beyond 32 bits.
     assert!(!ends_with(|p| answer(p).position = u32::MAX));
@@ -139,7 +139,7 @@ fn answers_that_nobody_waits_for_are_ignored() {
 }
 
 #[test]
-fn counters_that_a_guest_scribbles_over_can_be_summed_up() {
+fn scribbled_counters_can_be_summed() {
     use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
     use tofu_icc::SharedPages;
     use vm_memory::{MmapRegion, VolatileMemory};

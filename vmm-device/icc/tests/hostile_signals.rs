@@ -106,7 +106,7 @@ fn signal() -> Signal {
 }
 
 #[test]
-fn a_relay_passes_on_what_it_waits_for_once_for_each_round() {
+fn relay_passes_on_once_per_round() {
     let mut device = Device::new();
     assert_eq!(device.arrive(0, signal()), 1);
     let Body::Signal(sent) = &device.net.0[0].body else { panic!("a signal") };
@@ -125,7 +125,7 @@ fn a_relay_passes_on_what_it_waits_for_once_for_each_round() {
 }
 
 #[test]
-fn a_duplicate_while_the_gate_waits_changes_nothing() {
+fn duplicate_at_a_waiting_gate_is_ignored() {
     let mut device = Device::new();
     device.start();
     let end = Signal { source: BgId::ALL[9], target: END, ..signal() };
@@ -147,7 +147,7 @@ fn a_duplicate_while_the_gate_waits_changes_nothing() {
 }
 
 #[test]
-fn signals_that_no_gate_sends_are_counted_and_dropped() {
+fn impossible_signals_are_counted() {
     let mut device = Device::new();
     let unknown = Register::Tni { tni: TniId::ALL[0], reg: TniReg::RxNumUnknownTlp };
     let illegal = [
@@ -176,7 +176,7 @@ fn signals_that_no_gate_sends_are_counted_and_dropped() {
 }
 
 #[test]
-fn an_error_goes_on_as_an_error() {
+fn error_stays_an_error() {
     let mut device = Device::new();
     let error = Signal { op: OpType::ERROR, value: None, ..signal() };
     assert_eq!(device.arrive(0, error.clone()), 1);
@@ -192,7 +192,7 @@ fn an_error_goes_on_as_an_error() {
 }
 
 #[test]
-fn a_flood_of_signals_is_work_for_each_and_no_more() {
+fn signal_flood_costs_each_signal_once() {
     let mut device = Device::new();
     for n in 0..100_000 {
         device.arrive(0, Signal { bseq: n % 24, ..signal() });

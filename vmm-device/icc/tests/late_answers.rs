@@ -177,7 +177,7 @@ fn deliver(to: &Node, net: &mut Slow) {
 }
 
 #[test]
-fn an_answer_to_the_queues_former_owner_is_nothing_to_the_next() {
+fn late_answer_spares_the_next_owner() {
     let (mut a, b, mut net) = pair();
     a.post(&transfer(Command::Put, Header2(0), 8), &mut net);
     deliver(&b, &mut net);
@@ -195,7 +195,7 @@ fn an_answer_to_the_queues_former_owner_is_nothing_to_the_next() {
 }
 
 #[test]
-fn data_that_comes_while_bus_mastering_is_off_is_not_written() {
+fn data_without_bus_master_is_not_written() {
     let (mut a, b, mut net) = pair();
     b.memory.store(DATA, 77).unwrap();
     a.post(&transfer(Command::Get, Header2(0), 8), &mut net);
@@ -212,7 +212,7 @@ fn data_that_comes_while_bus_mastering_is_off_is_not_written() {
 }
 
 #[test]
-fn a_completion_while_bus_mastering_is_off_is_kept() {
+fn completion_without_bus_mastering_is_kept() {
     let (mut a, b, mut net) = pair();
     a.post(&transfer(Command::Put, Header2(0), 8), &mut net);
     deliver(&b, &mut net);
@@ -225,7 +225,7 @@ fn a_completion_while_bus_mastering_is_off_is_kept() {
 }
 
 #[test]
-fn a_queue_does_not_keep_what_it_may_not_write_once_it_is_disabled() {
+fn disabled_queue_drops_held_writes() {
     let (mut a, b, mut net) = pair();
     a.post(&transfer(Command::Put, Header2(0), 8), &mut net);
     deliver(&b, &mut net);
@@ -238,7 +238,7 @@ fn a_queue_does_not_keep_what_it_may_not_write_once_it_is_disabled() {
 }
 
 #[test]
-fn a_notice_that_is_held_back_has_a_deadline_whoever_brought_it() {
+fn held_notice_has_a_deadline() {
     let (mut a, b, mut net) = pair();
     a.write(cqs(CqsReg::MrqDescriptorCoalescingTimer), 500);
     a.post(&transfer(Command::Put, Header2(0), 8), &mut net);
@@ -266,7 +266,7 @@ fn overflow(node: &Node) -> bool {
 /// Where register writes may arrive late, a full queue waits for a FULL_POINTER for that long, and
 /// loses nothing if it comes.
 #[test]
-fn a_full_queue_waits_for_a_full_pointer_that_may_be_on_its_way() {
+fn full_queue_waits_for_a_late_full_pointer() {
     const PATIENCE: u64 = 600_000;
     for (posted_writes_ns, waits) in [(PATIENCE, true), (0, false)] {
         let config = Config { timeout_ns: u64::MAX, posted_writes_ns, ..Config::tofud(NODES[0]) };
@@ -306,7 +306,7 @@ fn a_full_queue_waits_for_a_full_pointer_that_may_be_on_its_way() {
 }
 
 #[test]
-fn a_command_that_gets_on_is_not_given_up() {
+fn progressing_command_is_not_given_up() {
     let (mut a, b, mut net) = pair();
     // Sixteen bursts, and less than the timeout between two answers.
     a.post(&transfer(Command::Put, Header2(0), 0x10_0000), &mut net);
@@ -347,7 +347,7 @@ fn notices_stay_in_order_however_many_wait() {
 
 /// Of more notices than may wait for room, the newest are lost. The others come when there is room.
 #[test]
-fn a_full_queue_loses_only_the_notices_beyond_those_that_may_wait() {
+fn full_queue_loses_only_excess_notices() {
     const WAIT: u16 = 4096;
     let late = Config { posted_writes_ns: TIMEOUT, ..Config::tofud(NODES[1]) };
     let (mut a, b) = (Node::new(NODES[0]), Node::of(late, Quiet::default()));
@@ -369,7 +369,7 @@ fn a_full_queue_loses_only_the_notices_beyond_those_that_may_wait() {
 }
 
 #[test]
-fn the_host_hears_of_a_queues_life_in_its_order() {
+fn host_hears_of_queues_in_order() {
     let node =
         Node::with(NODES[0], Quiet { enabling: Duration::from_millis(50), ..Quiet::default() });
     node.write(cqs(CqsReg::Enable), 0);
@@ -385,7 +385,7 @@ fn the_host_hears_of_a_queues_life_in_its_order() {
 }
 
 #[test]
-fn a_direct_descriptor_rings_only_when_it_is_whole_and_may_go() {
+fn direct_descriptor_rings_only_when_whole() {
     let region = Arc::new(MmapRegion::new(SharedPages::SIZE).unwrap());
     let config = Config { pages: SharedPages::new(Arc::clone(&region)), ..Config::tofud(NODES[0]) };
     let blank = config.blank;
@@ -419,7 +419,7 @@ fn a_direct_descriptor_rings_only_when_it_is_whole_and_may_go() {
 }
 
 #[test]
-fn a_counter_of_cycles_counts_for_longer_than_any_uptime() {
+fn cycle_counter_outlasts_any_uptime() {
     let host = Quiet { now: u64::MAX - 1, ..Quiet::default() };
     let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
     let icc = Icc::new(Config::tofud(NODES[0]), Arc::new(host), Arc::new(memory));
@@ -432,7 +432,7 @@ fn a_counter_of_cycles_counts_for_longer_than_any_uptime() {
 
 /// The most extreme timers and sizes.
 #[test]
-fn the_greatest_settings_overflow_nothing() {
+fn greatest_settings_overflow_nothing() {
     let (mut a, b, mut net) = pair();
     for reg in [
         CqsReg::TcqDescriptorCoalescingTimer,
@@ -462,7 +462,7 @@ fn the_greatest_settings_overflow_nothing() {
 }
 
 #[test]
-fn a_write_of_the_upper_half_of_stq_enable_leaves_the_dumps_as_they_are() {
+fn stq_enables_upper_half_keeps_the_dumps() {
     let node = Node::new(NODES[0]);
     let xb = Register::Xb;
     node.write(xb(XbReg::StqPa), DATA);

@@ -93,7 +93,7 @@ fn assert_reset(device: &Device, registers: &[Register]) {
 }
 
 #[test]
-fn every_register_has_its_reset_value_and_gets_it_back() {
+fn registers_have_and_regain_reset_values() {
     let registers = registers();
     // 6 TNIs of 12 CQs, at most 64 gates and 16 channels; 10 ports; XB; TOFU.
     let gates = BgsReg::ALL.len() - 4 + 30;
@@ -169,7 +169,7 @@ fn counters_and_states_cannot_be_written() {
 }
 
 #[test]
-fn a_register_has_two_halves() {
+fn register_has_two_halves() {
     let device = Device::new();
     for register in [
         Register::Cqs { tni: TniId::ALL[3], cq: CqId::ALL[7], reg: CqsReg::ToqIpa },
@@ -197,7 +197,7 @@ fn a_register_has_two_halves() {
 }
 
 #[test]
-fn other_sizes_have_no_effect_and_are_counted() {
+fn other_sizes_are_counted_without_effect() {
     let device = Device::new();
     let register = Register::Cqs { tni: TniId::ALL[0], cq: CqId::ALL[0], reg: CqsReg::ToqIpa };
     device.write(register, 0x1234);
@@ -257,7 +257,7 @@ fn masks_are_set_and_cleared_bit_by_bit() {
 }
 
 #[test]
-fn a_pending_request_is_announced_when_it_is_unmasked_and_not_twice() {
+fn pending_request_is_announced_once() {
     let device = Device::new();
     let cqs = |reg| Register::Cqs { tni: TniId::ALL[2], cq: CqId::ALL[5], reg };
     // A queue size that does not exist.

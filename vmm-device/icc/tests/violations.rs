@@ -52,7 +52,7 @@ fn cqs(reg: CqsReg) -> Register {
 }
 
 #[test]
-fn register_and_rule_are_told_and_only_some_lines_a_second() {
+fn violations_name_register_and_rule() {
     log::set_logger(&KEEPER).unwrap();
     log::set_max_level(LevelFilter::Debug);
     let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap();

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is_a_dllp() {
+    fn other_words_are_no_dllp() {
         for bytes in
             [[0, 0, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0x10], [3, 4, 0, 0], [4, 0, 1, 0], [5; 4]]
         {

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_dies_costs_tofud_a_few_frames_and_half_of_its_rate() {
+    fn dead_lane_costs_frames_and_half_the_rate() {
         let mut direction = Direction::new(Parameters::TOFUD);
         assert_eq!((direction.send(1000), direction.0.width()), (1000, 2));
         direction.0.set_dead(1, true);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_with_errors_is_used_again_when_it_is_better() {
+    fn recovered_lane_is_used_again() {
         let mut direction = Direction::new(Parameters::TOFUD);
         direction.0.set_rate(0, ErrorRate::new(1e-4).expect("it is a rate"));
         let arrived = direction.send(10_000);

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_have_the_sizes_that_the_manual_says() {
+    fn frames_have_the_manuals_sizes() {
         assert_eq!(Parameters::TOFU.wire_bytes(FRAME), 2016);
         assert_eq!(Parameters::TOFU2.wire_bytes(FRAME), 2080);
         assert_eq!(Parameters::TOFUD.wire_bytes(FRAME), 2064);
@@ -333,14 +333,14 @@ mod tests {
 
     /// Section 2.2 of the paper, for packets of 136 bytes.
     #[test]
-    fn packets_of_tnw_are_as_fast_as_in_the_paper() {
+    fn tnw_packets_are_as_fast_as_in_the_paper() {
         assert_eq!(Parameters::TNW.link_kbytes(), 1_000_000);
         let ours = 128 * 1_000_000 / Parameters::TNW.wire_ps(8 + 136);
         assert_eq!(ours, 914, "MB/s");
     }
 
     #[test]
-    fn a_hop_takes_what_publications_say() {
+    fn hop_takes_the_published_time() {
         assert_eq!(Parameters::ALL.map(|p| p.hop_ps()), [100_000, 300_000, 100_000]);
     }
 
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_of_the_longest_frames_fit_as_a_link_has_under_way() {
+    fn longest_frames_fill_a_link() {
         for (p, expected) in Parameters::ALL.into_iter().zip([4, 8, 4]) {
             let frames = p.queue_bytes / (u32::from(p.rows(FRAME)) * u32::from(p.row));
             assert_eq!(frames, expected, "{}", p.name);

@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_is_laid_out_as_in_the_figures() {
+    fn slice_follows_the_figures() {
         let tlp = tlp(3);
         let routing = RoutingHeader(0).with_tlp_units(2).with_vc(2).with_seq(0xabc);
         let dllp = Some(Dllp::Ack(Seq::new(0x123)));

@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_sees_its_own_places() {
+    fn node_sees_its_own_places() {
         let net = Net::new();
         let captures = [0, 1, 2].map(|node| net.hub.start(CaptureConfig::new(NodeId(node))));
         net.send();
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_sleeps_loses_packets_which_are_counted() {
+    fn sleeping_reader_counts_lost_packets() {
         let net = Net::new();
         let config = CaptureConfig { backlog: 4096, ..CaptureConfig::new(NodeId(0)) };
         let capture = net.hub.start(config);

@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_is_queued_once_however_often_its_doorbell_rings() {
+    fn queue_is_queued_once_for_many_doorbells() {
         let shape: Shape = "1x1x1x2x1x1".parse().unwrap();
         let machine = Machine::new(MachineConfig::new(shape)).unwrap();
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap();
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_does_not_run_all_queues_of_a_busy_node() {
+    fn turn_leaves_queues_of_a_busy_node() {
         let shape: Shape = "1x1x1x2x1x1".parse().unwrap();
         let machine = Machine::new(MachineConfig::new(shape)).unwrap();
         let inbox = &machine.shared.engines[0];

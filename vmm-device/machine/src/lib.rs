@@ -463,7 +463,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     #[test]
-    fn every_engine_thread_calls_what_it_was_given_first() {
+    fn engine_threads_call_their_hook_first() {
         let shape = "unit".parse().unwrap();
         let machine = Machine::new(MachineConfig { engines: 3, ..MachineConfig::new(shape) });
         let machine = machine.unwrap();

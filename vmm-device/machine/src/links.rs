@@ -111,14 +111,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_late_is_made_up_without_waiting() {
+    fn late_time_is_made_up_without_waiting() {
         // There is time enough for all events, as soon as the thread runs.
         assert_eq!(on_a_busy_host(300, 4000 * US).0, 1);
         assert!(on_a_busy_host(20_000, 100 * US).0 < 250);
     }
 
     #[test]
-    fn the_clock_waits_for_the_links() {
+    fn clock_waits_for_the_links() {
         for away_ns in [US, 1000 * US, 1_000_000 * US] {
             let (_, late) = on_a_busy_host(1000, away_ns);
             assert!(late <= AHEAD_NS + US, "{away_ns} ns: {late}");

@@ -564,7 +564,7 @@ mod tests {
     tofu_pci::testing::law_tests!(function);
 
     #[test]
-    fn it_has_two_bars_of_its_own_and_that_of_msi_x() {
+    fn device_has_its_bars_and_msi_x() {
         let bars = tofu_pci::size_bars(&function());
         let sizes = bars.iter().map(|bar| (bar.index, bar.size, bar.prefetchable));
         let sizes: Vec<_> = sizes.filter(|(index, ..)| *index != pci::MSIX_BAR).collect();
@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_of_six_axes_is_refused() {
+    fn shape_of_six_axes_is_refused() {
         assert!(matches!(Torus::new(TorusConfig::new(Shape::UNIT)), Err(Error::NotThreeAxes(_))));
     }
 }

@@ -210,7 +210,7 @@ mod loom_tests {
 
     /// A doorbell of a life that ends, a doorbell of the next life, and an engine between them.
     #[test]
-    fn loom_a_doorbell_is_served_in_its_own_life_only() {
+    fn loom_doorbell_is_served_in_its_life_only() {
         struct Queue {
             queued: Queued,
             line: Mutex<u32>,
@@ -257,7 +257,7 @@ mod loom_tests {
 
     /// Two doorbells and an engine that takes the queue's turns.
     #[test]
-    fn loom_doorbells_queue_it_once_and_are_served() {
+    fn loom_doorbells_queue_once_and_are_served() {
         struct Queue {
             queued: Queued,
             line: Mutex<u32>,

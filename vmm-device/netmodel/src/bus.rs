@@ -78,7 +78,7 @@ mod tests {
     const RATE: u64 = 10_000_000_000;
 
     #[test]
-    fn data_waits_for_data_before_it_in_the_same_direction() {
+    fn data_waits_for_earlier_data() {
         let mut bus = BusLine::default();
         assert_eq!(bus.read(RATE, 500, 100), (500, 10_500));
         assert_eq!(bus.read(RATE, 600, 100), (10_500, 20_500));
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn data_is_written_while_more_of_it_comes_in() {
+    fn data_is_written_while_more_arrives() {
         let mut bus = BusLine::default();
         // Ten pieces of 100 bytes each, of which nine are in memory when the last one comes.
         assert_eq!(bus.write(RATE, 200_000, 1000, 100), 210_000);

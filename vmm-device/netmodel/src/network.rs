@@ -459,7 +459,7 @@ mod tests {
 
     /// Checks that a deadlock shows in the model.
     #[test]
-    fn a_scheduler_that_ignores_the_date_line_locks_up() {
+    fn scheduler_without_date_line_locks_up() {
         for scheduler in [Scheduler::DateLine, Scheduler::LookAhead] {
             let options = Options { scheduler, ..Options::default() };
             assert_eq!(around_a_ring(options), (36, true));

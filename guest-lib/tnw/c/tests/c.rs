@@ -19,8 +19,8 @@ fn build(name: &str) -> Option<Program> {
 }
 
 #[test]
-fn the_library_has_its_name_and_just_its_functions() {
-    let test = "the_library_has_its_name_and_just_its_functions";
+fn library_exports_exactly_its_functions() {
+    let test = "library_exports_exactly_its_functions";
     let Some(exported) = exported(test, "libtnw.so") else { return };
     let header = fs::read_to_string(Path::new(HERE).join("include/tnw.h")).unwrap();
     let declared = header.lines().filter_map(|line| {
@@ -46,7 +46,7 @@ fn threads_share_nodes_and_channels() {
 }
 
 #[test]
-fn a_program_without_a_device_is_told_what_to_do() {
+fn missing_device_is_reported_with_advice() {
     let Some(program) = build("nodevice.c") else { return };
     for (env, why) in [
         (&[("TOFU_DEVICE", "ffff:ff:1f.7")][..], "TOFU_PROVIDER=inproc"),
@@ -62,7 +62,7 @@ fn a_program_without_a_device_is_told_what_to_do() {
 }
 
 #[test]
-fn devices_of_the_host_are_in_a_library_of_their_own() {
+fn host_devices_are_in_a_separate_library() {
     let Some(program) = build("nodevice.c") else { return };
     fs::remove_file(program.libraries().join("libtofulocal.so")).unwrap();
     for provider in ["inproc", "local"] {
@@ -76,11 +76,11 @@ fn devices_of_the_host_are_in_a_library_of_their_own() {
 }
 
 #[test]
-fn the_header_is_good_c99_and_cpp() {
+fn header_compiles_as_c99_and_cpp() {
     let header = Path::new(HERE).join("include/tnw.h");
     for (compiler, language, standard) in [("gcc", "c", "-std=c99"), ("g++", "c++", "-std=c++98")] {
         if !have(compiler) {
-            eprintln!("SKIP the_header_is_good_c99_and_cpp: no {compiler}");
+            eprintln!("SKIP header_compiles_as_c99_and_cpp: no {compiler}");
             continue;
         }
         run(Command::new(compiler)

@@ -48,7 +48,7 @@ fn test_source(name: &str) -> PathBuf {
 const PAIR: [(&str, &str); 2] = [("TOFU_PROVIDER", "inproc"), ("TOFU_SHAPE", "1x1x1x2x1x1")];
 
 #[test]
-fn paths_go_round_links_that_the_node_knows_to_be_dead() {
+fn paths_avoid_known_dead_links() {
     let Some(program) = build(&C, &test_source("news.c")) else { return };
     let dead = tempfile::NamedTempFile::new().unwrap();
     let path = dead.path().to_str().unwrap();
@@ -83,7 +83,7 @@ fn paths_go_round_links_that_the_node_knows_to_be_dead() {
 }
 
 #[test]
-fn values_layouts_and_symbols_are_those_that_programs_rely_on() {
+fn values_layouts_and_symbols_are_stable() {
     for compiler in [&C[..], &CPP] {
         if let Some(output) = build_and_run_with(compiler, &test_source("abi.c"), &[], &[]) {
             assert_eq!(output, "66 functions\n");
@@ -92,8 +92,8 @@ fn values_layouts_and_symbols_are_those_that_programs_rely_on() {
 }
 
 #[test]
-fn the_library_has_its_name_and_just_its_functions() {
-    let test = "the_library_has_its_name_and_just_its_functions";
+fn library_exports_exactly_its_functions() {
+    let test = "library_exports_exactly_its_functions";
     let Some(exported) = exported(test, "libtofucom.so") else { return };
     // The functions of the headers, and the three that are not in any.
     let header = |name| fs::read_to_string(Path::new(HERE).join("include").join(name)).unwrap();
@@ -131,7 +131,7 @@ fn documented_codes() -> BTreeSet<(String, String)> {
 }
 
 #[test]
-fn every_function_returns_the_codes_of_the_manual_and_says_why() {
+fn functions_return_the_manuals_codes() {
     let source = test_source("codes.c");
     let Some(mut output) = build_and_run(&source, &PAIR) else {
         return;
@@ -164,14 +164,14 @@ fn every_function_does_what_it_says() {
 }
 
 #[test]
-fn null_and_garbage_are_refused_by_every_function() {
+fn functions_refuse_null_and_garbage() {
     if let Some(output) = build_and_run(&test_source("garbage.c"), &PAIR) {
         assert_eq!(output, "ok\n");
     }
 }
 
 #[test]
-fn any_calls_at_all_crash_nothing_and_return_the_codes_of_the_manual() {
+fn arbitrary_calls_return_codes_only() {
     let source = test_source("anything.c");
     let Some(output) = build_and_run_with(&C, &source, &["60000"], &PAIR) else {
         return;
@@ -197,7 +197,7 @@ fn random_commands_do_what_a_model_does() {
 }
 
 #[test]
-fn programs_run_as_ever_while_their_puts_go_in_parts() {
+fn programs_run_while_their_puts_are_split() {
     let example = |name: &str| Path::new(HERE).join("../examples/c").join(name);
     let env = [PAIR[0], ("TOFU_SHAPE", "1x1x1x2x3x2"), ("UTOFU_SPLIT_PUTS", "9600")];
     for (name, line) in [("sizes.c", "22 sizes"), ("split.c", "40000000 bytes in 3 pieces")] {
@@ -216,7 +216,7 @@ fn groups_synchronise_and_reduce() {
 }
 
 #[test]
-fn a_forked_child_has_nothing_of_its_parents() {
+fn forked_child_has_nothing_of_its_parent() {
     if let Some(output) = build_and_run(&test_source("fork.c"), &PAIR) {
         assert_eq!(output, "ok\n");
     }
@@ -230,7 +230,7 @@ fn threads_share_a_vcq() {
 }
 
 #[test]
-fn a_program_without_a_device_is_told_what_to_do() {
+fn missing_device_is_reported_with_advice() {
     let output = build_and_run(&test_source("nodevice.c"), &[("TOFU_DEVICE", "ffff:ff:1f.7")]);
     if let Some(output) = output {
         assert!(output.starts_with("-7 utofu_create_vcq: UTOFU_ERR_NOT_AVAILABLE"), "{output}");
@@ -255,7 +255,7 @@ fn a_program_without_a_device_is_told_what_to_do() {
 }
 
 #[test]
-fn devices_of_the_host_are_in_a_library_of_their_own() {
+fn host_devices_are_in_a_separate_library() {
     let Some(program) = build(&C, &test_source("nodevice.c")) else { return };
     let file = program.libraries().join("libtofulocal.so");
     let said = || program.run(&[], &PAIR);
@@ -343,7 +343,7 @@ fn said_of(generation: Generation) -> String {
 }
 
 #[test]
-fn interfaces_are_those_of_the_generation_and_what_it_lacks_is_refused() {
+fn interfaces_follow_their_generation() {
     let Some(program) = build(&C, &test_source("generation.c")) else { return };
     for generation in Generation::ALL {
         let env = [&PAIR[..], &[("TOFU_GENERATION", generation.name())]].concat();
@@ -352,7 +352,7 @@ fn interfaces_are_those_of_the_generation_and_what_it_lacks_is_refused() {
 }
 
 #[test]
-fn any_calls_of_earlier_generations_crash_nothing() {
+fn earlier_generations_survive_any_calls() {
     let Some(program) = build(&C, &test_source("anything.c")) else { return };
     for generation in Generation::ALL.into_iter().filter(|of| *of != Generation::Fugaku) {
         let env = [&PAIR[..], &[("TOFU_GENERATION", generation.name())]].concat();
@@ -441,7 +441,7 @@ fn examples_print_what_the_manual_says() {
 }
 
 #[test]
-fn a_job_finds_its_neighbours() {
+fn job_finds_its_neighbours() {
     let source = Path::new(HERE).join("../examples/c/torus.c");
     let env = [
         PAIR[0],
@@ -457,9 +457,9 @@ fn a_job_finds_its_neighbours() {
 }
 
 #[test]
-fn the_python_of_the_manual_runs() {
+fn manuals_python_runs() {
     if !have("python3") {
-        eprintln!("SKIP the_python_of_the_manual_runs: no python3");
+        eprintln!("SKIP manuals_python_runs: no python3");
         return;
     }
     let manual = Path::new(HERE).join("../../../docs/src/user/utofu.md");
@@ -474,11 +474,11 @@ fn the_python_of_the_manual_runs() {
 }
 
 #[test]
-fn the_header_is_good_c99_and_cpp() {
+fn header_compiles_as_c99_and_cpp() {
     let headers = Path::new(HERE).join("include");
     for (compiler, language) in [("gcc", "c"), ("g++", "c++")] {
         if !have(compiler) {
-            eprintln!("SKIP the_header_is_good_c99_and_cpp: no {compiler}");
+            eprintln!("SKIP header_compiles_as_c99_and_cpp: no {compiler}");
             continue;
         }
         let standard = if language == "c" { "-std=c99" } else { "-std=c++98" };

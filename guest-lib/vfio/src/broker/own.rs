@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_all_kinds_is_in_the_file_afterwards() {
+    fn memory_of_all_kinds_moves_to_the_file() {
         static VARIABLE: AtomicU64 = AtomicU64::new(0x1234_5678_9abc_def0);
         let memory = OwnMemory::default();
         let heap: Vec<AtomicU64> = (0..5000).map(AtomicU64::new).collect();
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_none_or_another_files_is_refused() {
+    fn memory_of_other_files_is_refused() {
         let memory = OwnMemory::default();
         // SAFETY: refused before anything is accessed.
         let share = |addr, len, ro| unsafe { memory.share(addr, len, ro) };

@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_refused() {
+    fn oversized_messages_are_refused() {
         let (one, other) = pair();
         let text = "x".repeat(MAX_MESSAGE);
         let answer = Answer::Refused { why: Refusal::Wrong, text };

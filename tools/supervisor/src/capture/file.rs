@@ -252,7 +252,7 @@ mod tests {
 
     /// The dissector's table equals that of the descriptions.
     #[test]
-    fn the_dissector_knows_the_generations() {
+    fn dissector_knows_the_generations() {
         let dissector = include_str!("../../../wireshark/tofu.lua");
         let table = dissector.split_once("local GENERATIONS = {\n").unwrap().1;
         let table = table.split_once("\n}").unwrap().0;
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_blocks_come_through_whatever_the_pieces() {
+    fn whole_blocks_come_through_in_any_pieces() {
         let bytes = Arc::new(example());
         for size in [1, 3, 100, 4096] {
             let mut out = Vec::new();

@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_is_named_after_the_machine() {
+    fn table_is_named_after_the_machine() {
         assert_eq!(table("tofu-2"), "tofu-tofu-2");
         assert_eq!(table(&"x".repeat(32)).len(), CHAIN_MAX);
         let rules = ruleset("tofu-a", "a", "10.0.0.0/26".parse().unwrap());

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_of_a_metric_stand_together_and_labels_are_quoted() {
+    fn samples_are_grouped_and_labels_quoted() {
         let mut samples = Samples::default();
         let counters: Counters = [("NUM_SEND_TLP".to_owned(), 5), ("A B".to_owned(), 1)].into();
         for n in ["0", "1\"\\\n"] {

@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_may_arrive_before_and_after_their_end_or_not_at_all() {
+    fn packets_arrive_before_or_after_their_end() {
         let mut assembler = Assembler::new("2x1x1x1x1x1".parse().unwrap());
         let mut ended = Ended::default();
         let [begun, end] = sent(1000, 0);

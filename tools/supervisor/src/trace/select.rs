@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_allowed_is_said() {
+    fn forbidden_selections_are_reported() {
         for (request, expected) in [
             (request(&["6"], &[], &[]), "queue \"6\": a queue is TNI/CQ"),
             (request(&["0/12"], &[], &[]), "queue \"12\": a queue is TNI/CQ"),

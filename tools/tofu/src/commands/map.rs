@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_in_words() {
+    fn job_is_described_in_words() {
         let network = network("unit");
         let (info, map) = lay(&network, &MapArgs { ppn: 2, ..args("4x3") }).unwrap();
         let text = text(&network, &info, &map);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_a_mapinfo_and_pictures_show_every_node_and_hop() {
+    fn json_is_a_mapinfo_and_pictures_are_whole() {
         for (shape, job) in [("unit", "12"), ("unit", "2x3x2"), ("half-rack", "8x12x2")] {
             let (info, map) = lay(&network(shape), &args(job)).unwrap();
             assert_eq!(Mapinfo::from_json(&info.to_json()).unwrap(), info);

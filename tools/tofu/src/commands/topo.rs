@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_in_words() {
+    fn unit_is_described_in_words() {
         let text = text(&machine("unit"), None, false);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "machine 1x1x1x2x3x2: 12 nodes, 24 links, 1 down");
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_links_can_carry_is_in_the_second_line() {
+    fn link_capacity_is_in_the_second_line() {
         let k = Network { shape: "k".parse().unwrap(), links_down: Default::default(), part: None };
         let capacity = Capacity::of(Generation::K, &k.shape);
         let text = text(&described(k), Some((Generation::K, capacity)), false);

@@ -130,7 +130,7 @@ fn served_devices_follow_the_machine_file() {
 }
 
 #[test]
-fn a_described_machine_is_the_one_that_would_start() {
+fn described_machine_is_the_started_one() {
     let place = Place::new();
     let file = machine_file(&place, "linux = true\narch = \"x86-64\"\n");
     for command in [&["topo", "-c", &file][..], &["up", "--check", "-c", &file]] {

@@ -100,7 +100,7 @@ fn order() -> Order {
 
 /// A device that polls its ring finds nothing or the whole command, even without a doorbell.
 #[test]
-fn loom_a_command_is_seen_whole_or_not_at_all() {
+fn loom_command_is_seen_whole_or_not_at_all() {
     loom::model(|| {
         let (mut rings, [orders, ..]) = rings();
         let device = thread::spawn(move || {
@@ -146,7 +146,7 @@ fn loom_data_is_there_before_its_completion() {
 
 /// A thread that sees a notice sees all of it, and the data that it announces.
 #[test]
-fn loom_a_notice_is_whole_and_behind_its_data() {
+fn loom_notice_is_whole_and_after_its_data() {
     loom::model(|| {
         let (mut rings, [.., notices]) = rings();
         let entry = [MrqWord0(0).with_flip(true).0, 2, 3, 4];

@@ -25,7 +25,7 @@ fn node(x: u8) -> Coords {
 }
 
 #[test]
-fn a_burst_arrives_and_is_counted_at_both_ends_of_each_link() {
+fn burst_is_counted_at_both_ends_of_links() {
     let carrier = direct(shape([5, 1, 1, 1, 1, 1]));
     let mut log = Log::default();
     carrier.inject(packet(node(0), node(2)), &mut log);
@@ -77,7 +77,7 @@ fn system_tlps_are_counted_apart() {
 }
 
 #[test]
-fn a_dead_link_loses_packets_in_both_directions_until_it_is_back() {
+fn dead_link_loses_packets_both_ways() {
     let carrier = direct(shape([5, 1, 1, 1, 1, 1]));
     let fabric = carrier.fabric();
     fabric.set_link(node(1), Port::XPlus, false).unwrap();
@@ -131,7 +131,7 @@ fn another_path_goes_round_a_dead_link() {
 }
 
 #[test]
-fn what_has_no_route_is_lost_at_its_source() {
+fn unroutable_packet_is_lost_at_its_source() {
     let carrier = direct(shape([2, 1, 1, 2, 1, 1]));
     let outside = node(2);
     let mut log = Log::default();
@@ -152,7 +152,7 @@ fn what_has_no_route_is_lost_at_its_source() {
 }
 
 #[test]
-fn a_packet_to_its_own_node_uses_no_port() {
+fn packet_to_its_own_node_uses_no_port() {
     let carrier = direct(Shape::UNIT);
     let src = Coords::new(0, 0, 0, 1, 2, 1);
     let id = Shape::UNIT.node_id(src).unwrap();
@@ -172,7 +172,7 @@ fn a_packet_to_its_own_node_uses_no_port() {
 }
 
 #[test]
-fn crossbars_count_what_comes_in_by_interface_and_port() {
+fn crossbars_count_by_interface_and_port() {
     let carrier = direct(shape([3, 1, 1, 1, 1, 1]));
     let mut log = Log::default();
     carrier.inject(Packet { bytes: 1_600, ..packet(node(0), node(1)) }, &mut log);
@@ -209,7 +209,7 @@ fn modelled_time_saturates() {
 }
 
 #[test]
-fn threads_share_a_fabric_without_losing_counts() {
+fn threads_share_a_fabric_and_its_counts() {
     const THREADS: u8 = 4;
     const PACKETS: u32 = 2_000;
     let carrier = direct(shape([8, 1, 1, 1, 1, 1]));
@@ -243,7 +243,7 @@ fn threads_share_a_fabric_without_losing_counts() {
 }
 
 #[test]
-fn the_largest_machine_is_cheap_until_used() {
+fn largest_machine_is_cheap_until_used() {
     let largest = shape([32, 32, 32, 2, 3, 2]);
     let carrier = direct(largest);
     let mut log = Log::default();
@@ -256,7 +256,7 @@ fn the_largest_machine_is_cheap_until_used() {
 
 proptest! {
     #[test]
-    fn each_packet_is_told_of_once_and_every_hop_counts(
+    fn packets_are_reported_once_with_all_hops(
         (shape, src, dst, path) in any_journey(),
         raw in any::<[u8; 6]>(),
     ) {
@@ -319,7 +319,7 @@ fn distances_do_not_lead_out_of_a_mesh() {
 }
 
 #[test]
-fn a_hop_goes_through_its_port_and_counts_bad_frames() {
+fn hop_uses_its_port_and_counts_bad_frames() {
     let carrier = direct(shape([3, 1, 1, 1, 1, 1]));
     let send = |port, nullified| {
         let way = Way::Hop { port, vc: 3, nullified };
@@ -347,7 +347,7 @@ fn a_hop_goes_through_its_port_and_counts_bad_frames() {
 }
 
 #[test]
-fn links_of_a_failed_router_are_down_and_come_back_as_they_were() {
+fn failed_routers_links_recover_unchanged() {
     let carrier = direct(shape([5, 1, 1, 1, 1, 1]));
     let fabric = carrier.fabric();
     let down = || {

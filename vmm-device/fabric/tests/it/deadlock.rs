@@ -128,7 +128,7 @@ fn no_cycle_in_any_xyz_box_up_to_5x5x5() {
 }
 
 #[test]
-fn no_cycle_in_any_abc_block_with_xyz_up_to_2x2x2() {
+fn small_abc_blocks_have_no_cycle() {
     for abc in 0..12 {
         let (a, b, c) = (1 + abc % 2, 1 + abc / 4, 1 + abc / 2 % 2);
         for xyz in 0..8 {
@@ -272,7 +272,7 @@ fn ranks_rise_along_every_leg_of_every_axis() {
 proptest! {
     /// With this, no leg depends on another: an axis behaves in any machine as it did alone.
     #[test]
-    fn each_leg_of_xyz_is_as_on_a_machine_of_that_axis_alone(
+    fn xyz_legs_are_as_on_a_single_axis(
         (shape, from, to, path) in any_journey(),
     ) {
         let class = Class::Request;

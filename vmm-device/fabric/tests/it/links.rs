@@ -5,7 +5,7 @@ use tofu_fabric::{Axis, Link, Port};
 use crate::shapes::{shape, tori_and_meshes};
 
 #[test]
-fn a_torus_of_two_has_two_links_and_a_mesh_of_two_one() {
+fn torus_of_two_has_two_links_and_mesh_one() {
     let torus = shape([2, 1, 1, 1, 1, 1]);
     assert_eq!(Link::all(&torus).map(|link| link.wrap).collect::<Vec<_>>(), [false, true]);
     let mesh = torus.with_torus([false; 3]);

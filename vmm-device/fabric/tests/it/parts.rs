@@ -265,7 +265,7 @@ fn line(parts: u32) -> Machine {
 }
 
 #[test]
-fn a_packet_goes_through_parts_that_are_neither_its_source_nor_its_target() {
+fn packet_passes_through_other_parts() {
     let machine = line(3);
     let mut log = Log::default();
     machine.send(packet(Class::Request, node(0), node(5), Path::new(0, 0, 0), 7), &mut log);
@@ -277,7 +277,7 @@ fn a_packet_goes_through_parts_that_are_neither_its_source_nor_its_target() {
 }
 
 #[test]
-fn a_link_between_parts_is_down_if_either_says_so() {
+fn link_between_parts_is_down_by_either() {
     for near in [1, 2] {
         let machine = line(3);
         let own = machine.at(node(near)).fabric();
@@ -292,7 +292,7 @@ fn a_link_between_parts_is_down_if_either_says_so() {
 }
 
 #[test]
-fn a_part_that_is_gone_is_a_region_of_dead_links() {
+fn lost_part_is_a_region_of_dead_links() {
     let machine = line(3);
     machine.post.dead.lock().unwrap().push(PartId(1));
     let mut log = Log::default();
@@ -304,7 +304,7 @@ fn a_part_that_is_gone_is_a_region_of_dead_links() {
 }
 
 #[test]
-fn faults_strike_once_on_a_cable_and_make_one_double() {
+fn faults_strike_once_on_a_cable() {
     let machine = line(3);
     let twice = Rates { duplicate: Ppm::ALWAYS, ..Rates::NONE };
     let plan = FaultPlan { everywhere: twice, ..FaultPlan::default() };
@@ -329,7 +329,7 @@ fn faults_strike_once_on_a_cable_and_make_one_double() {
 }
 
 #[test]
-fn a_machine_in_one_piece_takes_nothing_from_cables() {
+fn undivided_machine_takes_nothing_by_cable() {
     let wires = whole(shape([2, 1, 1, 1, 1, 1]));
     let packet = packet(Class::Request, node(0), node(1), Path::new(0, 0, 0), 7);
     let crossing = Crossing { packet, hops: 1, held: None, duplicated: false };

@@ -64,7 +64,7 @@ fn check_against_search(shape: &Shape) {
 }
 
 #[test]
-fn small_machines_agree_with_breadth_first_search() {
+fn small_machines_match_a_search() {
     for len in [
         [1, 1, 1, 2, 3, 2],
         [1, 1, 4, 2, 3, 2],
@@ -81,7 +81,7 @@ fn small_machines_agree_with_breadth_first_search() {
 }
 
 #[test]
-fn long_axes_agree_with_breadth_first_search() {
+fn long_axes_match_breadth_first_search() {
     for n in [2, 3, 16, 31, 32] {
         for len in [[n, 1, 1, 1, 1, 1], [1, n, 1, 1, 1, 1], [1, 1, n, 1, 1, 1]] {
             for shape in tori_and_meshes(len) {
@@ -103,7 +103,7 @@ fn ties_go_towards_higher_coordinates() {
 }
 
 #[test]
-fn a_route_has_the_order_and_channels_of_the_papers() {
+fn route_follows_the_papers() {
     // By hand: one hop on each leg, then a leg of three hops over the date line.
     let shape = shape([4, 4, 7, 2, 3, 2]);
     let from = Coords::new(0, 3, 5, 0, 0, 0);
@@ -135,7 +135,7 @@ fn a_route_has_the_order_and_channels_of_the_papers() {
 }
 
 #[test]
-fn a_packet_to_its_own_node_stays_unless_its_path_leads_away() {
+fn packet_to_itself_stays_by_default() {
     let shape = Shape::UNIT;
     for node in shape.iter() {
         for path in shape.paths() {
@@ -146,7 +146,7 @@ fn a_packet_to_its_own_node_stays_unless_its_path_leads_away() {
 }
 
 #[test]
-fn what_is_not_in_the_machine_has_no_route() {
+fn places_outside_have_no_route() {
     let shape = shape([2, 1, 1, 2, 1, 1]);
     let (inside, outside) = (Coords::default(), Coords::new(2, 0, 0, 0, 0, 0));
     let route = |from, to, path| Route::new(&shape, from, to, path, Class::Request).err();
@@ -160,7 +160,7 @@ fn what_is_not_in_the_machine_has_no_route() {
 
 proptest! {
     #[test]
-    fn any_route_arrives_by_the_shortest_way_of_each_axis(
+    fn routes_are_shortest_on_each_axis(
         (shape, from, to, path) in any_journey(),
     ) {
         let mut steps = Vec::new();

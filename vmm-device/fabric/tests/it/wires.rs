@@ -125,7 +125,7 @@ fn every_rate_holds_on_every_link() {
 }
 
 #[test]
-fn a_packet_is_duplicated_once() {
+fn packet_is_duplicated_once() {
     let wires = with(Rates { duplicate: Ppm::ALWAYS, ..Rates::NONE });
     let log = send(&wires, Class::System, 4, 3);
     assert_eq!(log.numbers(), [0, 0, 1, 1, 2, 2]);
@@ -136,7 +136,7 @@ fn a_packet_is_duplicated_once() {
 }
 
 #[test]
-fn packets_are_overtaken_by_a_few_others_and_none_gets_lost() {
+fn packets_are_overtaken_and_not_lost() {
     let wires = with(Rates { reorder: percent(20), ..Rates::NONE });
     let mut log = send(&wires, Class::System, 1, 1_000);
     wires.release(&mut log);
@@ -155,7 +155,7 @@ fn packets_are_overtaken_by_a_few_others_and_none_gets_lost() {
 }
 
 #[test]
-fn the_last_packet_waits_for_release_and_for_no_other_target() {
+fn last_packet_waits_for_release_only() {
     let wires = with(Rates { reorder: Ppm::ALWAYS, ..Rates::NONE });
     let mut log = send(&wires, Class::System, 1, 1);
     assert_eq!((log.arrived.len(), log.held), (0, 1));
@@ -189,7 +189,7 @@ fn commands_are_left_alone_unless_asked_for() {
 }
 
 #[test]
-fn the_same_seed_has_the_same_faults() {
+fn same_seed_has_the_same_faults() {
     let run = |seed| {
         let wires = wires();
         let rates = Rates { loss: percent(10), duplicate: percent(10), ..Rates::NONE };
@@ -237,7 +237,7 @@ impl Tap<Letter> for Recorder {
 }
 
 #[test]
-fn a_tap_observes_every_point_of_the_way() {
+fn tap_observes_every_point_of_the_path() {
     use Direction::{In, Lost, Out};
     let (plus, minus) = (TapPoint::Port(Port::XPlus), TapPoint::Port(Port::XMinus));
     let wires = wires();
@@ -314,7 +314,7 @@ fn spoil(wires: &Wires<Letter>) {
 /// Which packets are damaged, lost and duplicated follows from seed, link and number, however links
 /// work.
 #[test]
-fn modelled_links_with_errors_have_the_faults_of_direct_ones() {
+fn modelled_errors_match_direct_faults() {
     let plan = |everywhere, links| FaultPlan { seed: 3, everywhere, links, commands: false };
     let damage = Rates { corrupt: percent(10), undetected: percent(5), ..Rates::NONE };
     let lossy = plan(Rates { loss: percent(10), ..damage }, Vec::new());
@@ -348,7 +348,7 @@ fn modelled_links_with_errors_have_the_faults_of_direct_ones() {
 }
 
 #[test]
-fn modelled_links_hold_packets_back_and_lose_commands() {
+fn modelled_links_delay_and_lose_packets() {
     let wires = modelled();
     let everywhere = Rates { reorder: percent(20), ..Rates::NONE };
     wires.set_faults(Some(FaultPlan { everywhere, ..FaultPlan::default() })).unwrap();

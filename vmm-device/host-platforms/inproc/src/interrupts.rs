@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_early_interrupt_is_remembered_once() {
+    fn early_interrupt_is_remembered_once() {
         let interrupts = Interrupts::default();
         interrupts.fire(70);
         interrupts.fire(70);
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_is_woken() {
+    fn waiter_is_woken() {
         let interrupts = Interrupts::default();
         std::thread::scope(|s| {
             let waiter = s.spawn(|| interrupts.wait(3, Duration::from_secs(60)));

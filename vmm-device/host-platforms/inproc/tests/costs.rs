@@ -153,8 +153,8 @@ fn frames(bytes: u32, times: u32) {
 }
 
 #[test]
-fn a_put_over_direct_links_allocates_nothing() {
-    let test = "a_put_over_direct_links_allocates_nothing";
+fn direct_put_allocates_nothing() {
+    let test = "direct_put_allocates_nothing";
     if let Err(why) = valgrind() {
         eprintln!("SKIP {test}: {why}");
         return;
@@ -173,8 +173,8 @@ fn is_no_more(what: &str, bytes: u32, each: f64, measured: f64) {
 }
 
 #[test]
-fn a_put_over_direct_links_costs_no_more() {
-    if !counts("a_put_over_direct_links_costs_no_more") {
+fn direct_put_costs_no_more() {
+    if !counts("direct_put_costs_no_more") {
         return;
     }
     for (bytes, measured) in MEASURED {
@@ -187,8 +187,8 @@ fn a_put_over_direct_links_costs_no_more() {
 }
 
 #[test]
-fn a_frame_of_ip_costs_no_more() {
-    if !counts("a_frame_of_ip_costs_no_more") {
+fn ip_frame_costs_no_more() {
+    if !counts("ip_frame_costs_no_more") {
         return;
     }
     for (bytes, measured) in FRAMES {

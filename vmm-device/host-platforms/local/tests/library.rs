@@ -19,14 +19,14 @@ fn library() -> Library {
 }
 
 #[test]
-fn the_library_exports_its_table_alone() {
-    let test = "the_library_exports_its_table_alone";
+fn library_exports_only_its_table() {
+    let test = "library_exports_only_its_table";
     let Some(exported) = tofu_c_tests::symbols(test, "libtofulocal.so") else { return };
     assert_eq!(exported, BTreeSet::from(["tofu_local_table".to_owned()]));
 }
 
 #[test]
-fn devices_have_registers_memory_and_a_clock() {
+fn devices_have_registers_memory_and_clock() {
     let machine = library().start("2x1x1".parse().unwrap(), TOFU).unwrap();
     let at = Coords::from_array([1, 0, 0, 0, 0, 0]);
     let platform = machine.attach(at).unwrap();
@@ -58,7 +58,7 @@ fn devices_have_registers_memory_and_a_clock() {
 }
 
 #[test]
-fn memory_of_the_process_is_mapped_if_it_is_there() {
+fn process_memory_is_mapped_if_present() {
     let machine = library().start("1x1x1".parse().unwrap(), TOFU).unwrap();
     let platform = machine.attach(Coords::default()).unwrap();
     let bytes = vec![0u8; 100_000].leak();
@@ -73,7 +73,7 @@ fn memory_of_the_process_is_mapped_if_it_is_there() {
 }
 
 #[test]
-fn network_processors_have_windows_and_interrupts() {
+fn network_processors_have_windows() {
     let shape: Shape = "2x1x1".parse().unwrap();
     let machine = library().start(shape, Interconnect::Tnw).unwrap();
     let nodes = [0, 1].map(|node| {
@@ -99,7 +99,7 @@ fn network_processors_have_windows_and_interrupts() {
 }
 
 #[test]
-fn what_is_not_there_is_refused_with_the_reason() {
+fn absent_things_are_refused_with_reasons() {
     let library = library();
     let refused = library.start(Shape::UNIT, Interconnect::Tnw).unwrap_err();
     assert_eq!(refused.kind, Kind::Unavailable, "{refused}");

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_of_this_process() {
+    fn kernel_lists_this_processs_maps() {
         static TEXT: &str = "may only be read";
         let heap = vec![0u8; 10_000];
         assert_eq!(rights(heap.as_ptr() as usize, heap.len()), Rights::ReadWrite);

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn mapped_memory_is_there_byte_for_byte_until_the_mapping_is_dropped() {
+    fn mapped_memory_lasts_with_its_mapping() {
         let memory = memory();
         let mut bytes = vec![0; 100];
         let address = bytes.as_ptr() as u64;
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn loans_share_no_granule_and_addresses_come_back() {
+    fn loans_share_no_granule_and_are_returned() {
         let memory = memory();
         let mut bytes = vec![0; 3 * GRANULE as usize];
         let mappings: Vec<_> = bytes.chunks_mut(1000).map(|part| map(&memory, part)).collect();
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_there_is_refused_and_constants_are_not_written() {
+    fn absent_memory_and_constants_are_refused() {
         static CONSTANT: [u8; 8] = [3; 8];
         let memory = memory();
         #[allow(unsafe_code)]

@@ -137,8 +137,8 @@ fn doorbells_are_events_pages_or_messages() {
 }
 
 #[test]
-fn memory_is_mapped_only_if_it_is_there_and_the_server_reaches_into_processes() {
-    const TEST: &str = "memory_is_mapped_only_if_it_is_there_and_the_server_reaches_into_processes";
+fn server_maps_present_memory_of_processes() {
+    const TEST: &str = "server_maps_present_memory_of_processes";
     if !is_reached(TEST) {
         return;
     }
@@ -166,7 +166,7 @@ fn memory_is_mapped_only_if_it_is_there_and_the_server_reaches_into_processes() 
 }
 
 #[test]
-fn a_server_that_goes_is_no_crash() {
+fn lost_server_is_no_crash() {
     let mut served = Served::new(Doorbells::Trapped);
     let a = served.attach(A, Backing::Process);
     let cq = open(&a, 0);

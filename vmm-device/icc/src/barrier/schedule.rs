@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_are_filled_and_a_new_round_begins_at_nothing() {
+    fn gaps_are_filled_and_rounds_start_anew() {
         let mut s = Schedule::default();
         assert_eq!(s.take(1, 10, 5), 15);
         assert_eq!(s.take(1, 20, 5), 25);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_keeps_few_spans_however_many_are_taken() {
+    fn round_keeps_few_spans() {
         let mut s = Schedule::default();
         for i in 0..1000 {
             assert_eq!(s.take(1, 10 * i, 5), 10 * i + 5);

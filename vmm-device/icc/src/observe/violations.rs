@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_lines_a_second_and_the_rest_is_counted() {
+    fn lines_are_limited_and_the_rest_counted() {
         let mut lately = Lately::default();
         let told = (0..1000).filter(|n| lately.take(SECOND_NS + n).is_some()).count();
         assert_eq!(told, LINES as usize);

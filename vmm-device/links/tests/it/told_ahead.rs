@@ -11,7 +11,7 @@ fn sender() -> (Sender, Counters) {
 }
 
 #[test]
-fn credit_that_is_known_to_come_is_waited_for() {
+fn expected_credit_is_waited_for() {
     let (mut sender, mut counters) = sender();
     for n in 0..4 {
         assert_eq!(sender.may_send(1, ROWS, n), Ok(()));
@@ -31,7 +31,7 @@ fn credit_that_is_known_to_come_is_waited_for() {
 }
 
 #[test]
-fn the_replay_buffer_is_waited_for() {
+fn replay_buffer_is_waited_for() {
     let (mut sender, mut counters) = sender();
     for n in 0..4 {
         assert_eq!(sender.may_send(n as u8, ROWS, n), Ok(()));
@@ -71,7 +71,7 @@ fn no_return_is_lost_if_there_are_many() {
 
 /// As when errors begin on a link that had none.
 #[test]
-fn a_receiver_may_take_over_at_any_time() {
+fn receiver_may_take_over_at_any_time() {
     let (mut sender, mut counters) = sender();
     for _ in 0..3 {
         sender.send(0, ROWS, 0, 40, &mut counters);

@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_whole_or_lost_whoever_is_faster() {
+    fn records_are_whole_or_lost() {
         const RECORDS: u64 = 200_000;
         let ring = Ring::new(64);
         let (mut read, mut lost, mut cursor) = (0, 0, 0);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_packed_is_unpacked() {
+    fn records_round_trip() {
         let tag = Tag { cq: CqId::ALL[11], index: 63, generation: u32::MAX };
         let (tni, rcode) = (TniId::ALL[5], Rcode::STAG_DISABLED);
         let from = Coords::new(1, 2, 3, 1, 2, 1);

@@ -161,7 +161,7 @@ fn saturate_with(
 }
 
 #[test]
-fn a_frame_takes_the_time_of_its_hops_and_its_length_once() {
+fn frame_takes_its_hops_and_length_once() {
     let shape = shape([4, 4, 4, 2, 3, 2]);
     for parameters in Parameters::ALL {
         for (dst, hops) in
@@ -185,7 +185,7 @@ fn a_frame_takes_the_time_of_its_hops_and_its_length_once() {
 
 /// A packet of TNW: 0.6 us from processor to processor (section 4 of its paper).
 #[test]
-fn a_packet_of_tnw_takes_what_the_paper_says() {
+fn tnw_packet_takes_the_papers_time() {
     let shape = shape([2, 2, 2, 1, 1, 1]);
     let options = Options::default();
     let mut network = Network::new(shape, &Parameters::TNW, &options).expect("defaults");
@@ -202,7 +202,7 @@ fn a_packet_of_tnw_takes_what_the_paper_says() {
 /// From every node to every other, through an idle network of each generation: exactly the hops,
 /// and the frame's length once.
 #[test]
-fn an_idle_network_takes_hops_times_latency() {
+fn idle_network_takes_hops_times_latency() {
     for len in [[4, 3, 2, 2, 3, 2], [8, 8, 1, 1, 1, 1], [16, 1, 1, 1, 1, 1]] {
         for parameters in Parameters::ALL {
             let shape = shape(len);
@@ -224,7 +224,7 @@ fn an_idle_network_takes_hops_times_latency() {
 }
 
 #[test]
-fn a_message_moves_at_the_speed_of_its_link() {
+fn message_moves_at_link_speed() {
     // Tofu2's queues are too short for its hop: a sender waits for credit.
     for parameters in [Parameters::TOFU, Parameters::TOFUD] {
         let mut network =
@@ -240,7 +240,7 @@ fn a_message_moves_at_the_speed_of_its_link() {
 }
 
 #[test]
-fn a_gap_spaces_frames_out() {
+fn gap_spaces_frames_out() {
     let mut network = network(Shape::UNIT, &Options::default());
     let mut log = Log::default();
     let dst = Coords { a: 1, ..Coords::default() };
@@ -255,7 +255,7 @@ fn a_gap_spaces_frames_out() {
 
 /// Data of the next frame is read while one leaves.
 #[test]
-fn a_bus_spaces_frames_out_if_it_is_slower_than_the_link() {
+fn slow_bus_spaces_frames_out() {
     let wire = Parameters::TOFU.wire_ps(LONGEST_TLP + 8);
     for bus in [wire / 3, wire - 1, wire, wire + 1, 2 * wire] {
         let mut network = network(Shape::UNIT, &Options::default());
@@ -273,7 +273,7 @@ fn a_bus_spaces_frames_out_if_it_is_slower_than_the_link() {
 }
 
 #[test]
-fn two_messages_to_one_target_share_its_link() {
+fn two_messages_share_their_targets_link() {
     let shape = shape([3, 1, 1, 1, 1, 1]);
     let mut network = network(shape, &Options::default());
     let mut log = Log::default();
@@ -295,7 +295,7 @@ fn two_messages_to_one_target_share_its_link() {
 }
 
 #[test]
-fn a_tni_takes_so_many_requests_and_any_number_of_responses() {
+fn tni_limits_requests_and_not_responses() {
     let mut network = network(Shape::UNIT, &Options { backlog: 2, ..Options::default() });
     let mut log = Log::default();
     let one = message(Coords::default(), Coords { b: 1, ..Coords::default() }, 0);
@@ -319,7 +319,7 @@ fn a_tni_takes_so_many_requests_and_any_number_of_responses() {
 }
 
 #[test]
-fn what_meets_a_dead_link_is_lost_once() {
+fn packet_on_a_dead_link_is_lost_once() {
     let shape = shape([4, 1, 1, 1, 1, 1]);
     let mut network = network(shape, &Options::default());
     let mut log = Log::default();
@@ -350,7 +350,7 @@ fn what_meets_a_dead_link_is_lost_once() {
 
 /// Two links of a message's way go down while its first frame is between them.
 #[test]
-fn what_loses_frames_at_two_nodes_is_lost_once() {
+fn frames_lost_at_two_nodes_are_lost_once() {
     let shape = shape([8, 1, 1, 1, 1, 1]);
     let end = Coords { x: 4, ..Coords::default() };
     let before_end = Coords { x: 3, ..Coords::default() };
@@ -388,7 +388,7 @@ fn what_loses_frames_at_two_nodes_is_lost_once() {
 /// Links go down and come up under load, by command and because nothing gets through, so messages
 /// lose frames at several nodes. Each of them arrives or is lost, once.
 #[test]
-fn what_flapping_links_lose_is_lost_once() {
+fn flapping_links_lose_packets_once() {
     let shape = shape([3, 2, 1, 2, 3, 2]);
     let bad = LinkErrors { rates: [rate(1.0); MAX_LANES], ..LinkErrors::default() };
     // Seed 232 fails a link in the window in which lost messages are forgotten.
@@ -440,7 +440,7 @@ fn what_flapping_links_lose_is_lost_once() {
 }
 
 #[test]
-fn a_raw_frame_takes_one_hop() {
+fn raw_frame_takes_one_hop() {
     let mut network = network(Shape::UNIT, &Options::default());
     let mut log = Log::default();
     let way = Way::Hop { port: Port::BMinus, vc: 3, nullified: true };
@@ -464,7 +464,7 @@ fn a_raw_frame_takes_one_hop() {
 }
 
 #[test]
-fn what_is_impossible_is_refused() {
+fn impossible_messages_are_refused() {
     for threads in [0, MOST_THREADS + 1] {
         let options = Options { threads, ..Options::default() };
         let refused = Network::new(Shape::UNIT, &Parameters::TOFU, &options).err();
@@ -563,7 +563,7 @@ fn errors_lose_nothing_and_change_no_order() {
 }
 
 #[test]
-fn a_dead_lane_slows_a_link_down_and_loses_nothing() {
+fn dead_lane_slows_a_link_without_loss() {
     let rates = [ErrorRate::NEVER; MAX_LANES];
     for (parameters, dead) in [(Parameters::TOFUD, 2), (Parameters::TOFU2, 1)] {
         let mut times = Vec::new();
@@ -606,7 +606,7 @@ fn over_a_bad_link(network: &mut Network, errors: &LinkErrors) -> Log {
 }
 
 #[test]
-fn a_link_on_which_nothing_gets_through_goes_down() {
+fn hopeless_link_goes_down() {
     let (node, port) = (Coords::default(), Port::XPlus);
     let nothing = LinkErrors { rates: [rate(1.0); MAX_LANES], ..LinkErrors::default() };
     let unresponsive = LinkErrors { dllp_loss: rate(1.0), ..LinkErrors::default() };
@@ -735,7 +735,7 @@ impl Sink for Looks {
 /// Frames of an observed node are reported with all that its link does with them, and no others.
 /// There are as many reports as its counters say.
 #[test]
-fn what_a_link_does_is_told_of_nodes_that_are_looked_at() {
+fn observed_nodes_hear_of_their_links() {
     let shape = shape([4, 1, 1, 1, 1, 1]).with_torus([false; 3]);
     let options = Options::default();
     let mut network = Network::new(shape, &Parameters::TOFUD, &options).expect("defaults");
@@ -789,7 +789,7 @@ fn what_a_link_does_is_told_of_nodes_that_are_looked_at() {
 /// An observer of links changes no counter, whenever it begins and ends: each frame has an ACK, and
 /// its room is given back. That holds as long as no frame waits until its sender asks for credit.
 #[test]
-fn who_looks_changes_no_counter() {
+fn observing_does_not_change_counters() {
     let shape = shape([4, 1, 1, 1, 1, 1]);
     for parameters in Parameters::ALL {
         let mut network = Network::new(shape, &parameters, &Options::default()).expect("defaults");
@@ -848,7 +848,7 @@ fn shapes_to_48_nodes() -> impl Iterator<Item = Shape> {
 }
 
 #[test]
-fn nothing_locks_up_with_buffers_of_one_frame() {
+fn single_frame_buffers_do_not_lock_up() {
     let mut shapes = 0;
     for shape in shapes_to_48_nodes() {
         for scheduler in [Scheduler::DateLine, Scheduler::LookAhead] {
@@ -897,7 +897,7 @@ fn uniform_load(shape: Shape, scheduler: Scheduler) -> f64 {
 
 /// Half of all traffic crosses the middle, over two links for each ring.
 #[test]
-fn uniform_traffic_stays_below_the_bound_of_the_bisection() {
+fn uniform_traffic_stays_below_its_bound() {
     for len in [[8, 1, 1, 1, 1, 1], [16, 1, 1, 1, 1, 1], [8, 8, 1, 1, 1, 1], [8, 4, 4, 1, 1, 1]] {
         let bound = 8.0 / f64::from(len[0]);
         let [date_line, look_ahead] = [Scheduler::DateLine, Scheduler::LookAhead]
@@ -912,7 +912,7 @@ fn uniform_traffic_stays_below_the_bound_of_the_bisection() {
 }
 
 #[test]
-fn the_same_again_is_the_same() {
+fn same_run_has_the_same_result() {
     let shape = shape([3, 2, 2, 2, 3, 2]);
     let (log, network) = saturate(shape, &Options::default(), 50, 3);
     let (again, network_again) = saturate(shape, &Options::default(), 50, 3);

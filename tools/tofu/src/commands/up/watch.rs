@@ -550,7 +550,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_part_waits_for_the_others() {
+    fn part_waits_for_the_others() {
         let coming = vec![ended(0, 0), Event::PartEnded(PartId(1), 0)];
         let (code, text) = run(&half(LONG), TEXT, coming, &[]);
         assert_eq!(code, 0, "{text}");
@@ -565,7 +565,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_part_that_fails_ends_the_others() {
+    fn failed_part_ends_the_others() {
         let gone = Event::PartWent(PartId(1), "its process has ended".into());
         let ending = Plan { end_with_part: true, ..half(LONG) };
         let (code, text) = run(&ending, TEXT, vec![gone.clone()], &[0]);
@@ -583,7 +583,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_part_that_is_lost_may_come_back() {
+    fn lost_part_may_come_back() {
         let gone = Event::PartWent(PartId(1), "its process has ended".into());
         let (came, done) = (Event::PartCame(PartId(1)), Event::PartEnded(PartId(1), 0));
         let coming = vec![gone.clone(), came, ended(0, 0), done];
@@ -607,7 +607,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_reset_is_a_failure() {
+    fn reset_is_a_failure() {
         let plan = plan("1x1x1x1x1x1", 1, LONG);
         let (code, text) = run(&plan, TEXT, vec![Event::Ended(NodeId(0), Outcome::Reset)], &[]);
         assert_eq!(code, 1);
@@ -615,7 +615,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_hang_is_reported_with_registers() {
+    fn hang_is_reported_with_registers() {
         let plan = plan("unit", 4, SHORT);
         let (code, text) = run(&plan, TEXT, vec![ended(0, 0), ended(1, 0)], &[2, 3]);
         assert_eq!(code, 1);
@@ -626,7 +626,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_others_do_not_outlast_a_failure_for_long() {
+    fn others_end_soon_after_a_failure() {
         let plan = plan("unit", 4, LONG);
         let (code, text) = run(&plan, TEXT, vec![ended(0, 0), ended(1, 3)], &[2, 3]);
         assert_eq!(code, 1);
@@ -636,7 +636,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_others_go_on_without_a_node_that_was_taken_down() {
+    fn others_continue_without_a_downed_node() {
         let plan = plan("unit", 3, Duration::from_millis(60));
         let down = Event::Ended(NodeId(1), Outcome::Stopped);
         let coming = vec![ended(0, 0), down.clone(), Event::Rebooted(NodeId(1))];
@@ -656,7 +656,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_signal_stops_everything() {
+    fn signal_stops_everything() {
         let plan = plan("unit", 2, LONG);
         let (code, text) = run(&plan, TEXT, vec![ended(0, 0), Event::Signal(2)], &[1]);
         assert_eq!(code, 130);
@@ -666,7 +666,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn guests_of_a_machine_that_is_taken_down_have_not_failed() {
+    fn guests_taken_down_have_not_failed() {
         let (of_three, down) = (plan("unit", 3, LONG), Event::Down);
         let (code, text) = run(&of_three, TEXT, vec![down.clone()], &[0, 1, 2]);
         assert_eq!(code, 0, "{text}");
@@ -682,7 +682,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_machine_that_falls_silent_is_a_failure() {
+    fn silent_machine_is_a_failure() {
         struct Gone;
         impl Running for Gone {
             fn registers(&self, _: NodeId) -> Option<String> {
@@ -707,7 +707,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_host_that_cannot_run_it_is_an_error() {
+    fn unable_host_is_an_error() {
         struct Unable;
         impl Backend for Unable {
             fn start(&self, _: &Plan, _: EventSender) -> anyhow::Result<Box<dyn Running>> {

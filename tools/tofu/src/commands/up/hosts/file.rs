@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_a_host() {
+    fn line_is_a_host() {
         let hosts = read("# all\nnode1\n\nme@node2 10.0.0.2:7000 # comment\nn3 n3:1 /opt/tofu\n");
         let host = |line, name: &str, address: &str, tofu: Option<&str>| {
             let (name, address) = (name.to_owned(), address.to_owned());

@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_comes_through_a_shell() {
+    fn word_survives_a_shell() {
         assert_eq!(quoted("it's"), r"'it'\''s'");
     }
 }
