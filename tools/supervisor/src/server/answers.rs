@@ -108,7 +108,7 @@ pub(super) fn info(registry: &Registry, ping: bool) -> MachineInfo {
     let shape = &registry.network.shape;
     let part = registry.rest().map(|rest| rest.own.0);
     let linux = registry.linux();
-    let silent = if ping { silent(registry, &linux) } else { Vec::new() };
+    let silent = if ping { silent(registry, linux) } else { Vec::new() };
     let mut nodes: Vec<NodeInfo> = linux
         .iter()
         .map(|node| {
