@@ -388,7 +388,6 @@ fn sdk_has_examples_for_tnw() {
     }
     for (args, why) in [
         (&["--ppn", "2"][..], "--ppn 2: a node has 1 to 1 ranks (TNW)"),
-        (&["--links", "modelled"], "cannot have modelled links"),
         (&["--shape", "unit"], "TNW"),
     ] {
         let args = [&["--generation", "tnw", "-n", "2"], args, &["true"]].concat();

@@ -189,7 +189,6 @@ fn stranger_part_is_refused() {
     refused("0/5", &[], "the shape 1x1x1x2x3x2 cannot be cut into 5 parts");
     refused("0/2", &["--linux", "--net", "lan"], "--net: a machine in parts has no Ethernet");
     refused("0/2", &["--links", "modelled"], "a machine in parts cannot have modelled links");
-    refused("0/2", &["--generation", "tnw"], "cannot have the torus network of TNW");
     let elsewhere = format!("3={}", hosts.dir("x.pcapng"));
     refused("0/2", &[&shape[..], &["--capture", &elsewhere]].concat(), "it is in part 1");
     let error = hosts.place.run(&["up", "--part", "0/2"]).error();

@@ -95,7 +95,6 @@ fn commands_refuse_the_same_machine_files() {
         ("[[link]]\nat = [0, 0, 0, 0, 0, 0]\nport = \"X+\"\ndown = true\n".into(), "\"X+\" is not"),
         ("generation = \"tnw\"\nshape = \"unit\"\n".into(), "TNW has the axes X, Y and Z only"),
         ("generation = \"tnw\"\nio_nodes = true\n".into(), "TNW cannot have I/O nodes"),
-        ("generation = \"tnw\"\nlinks = \"modelled\"\n".into(), "TNW cannot have modelled links"),
     ];
     for (text, expected) in cases {
         let file = machine_file(&place, &text);
