@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use thiserror::Error;
+use tofu_abi::desc::ArmwOp;
 use tofu_abi::table::PageSize;
 use tofu_abi::topology::Shape;
 use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId};
@@ -146,6 +147,16 @@ impl Pair {
     /// A Put of `bytes` bytes, at most [`Pair::BUFFER`], from one buffer to the other.
     pub fn put(&self, bytes: u32) -> Order {
         Order::put(self.to, self.remote, self.local, bytes)
+    }
+
+    /// A Get of `bytes` bytes, at most [`Pair::BUFFER`], from the other buffer.
+    pub fn get(&self, bytes: u32) -> Order {
+        Order::get(self.to, self.remote, self.local, bytes)
+    }
+
+    /// An atomic addition to 8 bytes of the other buffer.
+    pub fn add(&self) -> Order {
+        Order::armw8(self.to, ArmwOp::Add, self.remote, 1)
     }
 
     /// A Put of 8 bytes that come with the command.
