@@ -1,5 +1,6 @@
 //! Engine threads: they run queues, poll doorbells, and keep the deadlines of their nodes.
 
+use std::collections::HashMap;
 use std::hint::spin_loop;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
@@ -99,7 +100,7 @@ impl<D: Drive> Engine<'_, D> {
         let timer = Arc::new(Mutex::new(timer));
         let mut sources =
             EventManager::<Sources<'_, D>>::new().map_err(|error| error.to_string())?;
-        let subscriber = Sources { engine: self, timer: Arc::clone(&timer), queues: Vec::new() };
+        let subscriber = Sources::new(self, Arc::clone(&timer));
         sources.add_subscriber(subscriber);
         let mut watch = WatchedPages::new(shared);
         let mut turns = 0u32;
@@ -154,7 +155,11 @@ fn look<D: Drive>(
 struct Sources<'a, D: Drive> {
     engine: Engine<'a, D>,
     timer: Arc<Mutex<TimerFd>>,
-    queues: Vec<Option<TrappedDoorbell<D>>>,
+    /// The doorbells by the tokens of their descriptors.
+    queues: HashMap<u32, TrappedDoorbell<D>>,
+    /// The token of the next one. A token is not used again soon: events that were pending when a
+    /// queue was disabled may come after it was enabled again, and belong to its former life.
+    next: u32,
 }
 
 /// A trapped doorbell.
@@ -171,7 +176,22 @@ const WAKE: u32 = 0;
 const TIMER: u32 = 1;
 const FIRST_QUEUE: u32 = 2;
 
-impl<D: Drive> Sources<'_, D> {
+impl<'a, D: Drive> Sources<'a, D> {
+    fn new(engine: Engine<'a, D>, timer: Arc<Mutex<TimerFd>>) -> Self {
+        Self { engine, timer, queues: HashMap::new(), next: FIRST_QUEUE }
+    }
+
+    /// Returns a token that no doorbell has.
+    fn token(&mut self) -> u32 {
+        loop {
+            let token = self.next;
+            self.next = token.checked_add(1).unwrap_or(FIRST_QUEUE);
+            if !self.queues.contains_key(&token) {
+                return token;
+            }
+        }
+    }
+
     /// Applies the requested changes of the descriptors to listen to.
     fn apply_changes(&mut self, ops: &mut EventOps<'_>) {
         self.engine.inbox.changed.store(false, SeqCst);
@@ -192,8 +212,7 @@ impl<D: Drive> Sources<'_, D> {
         ops: &mut EventOps<'_>,
     ) {
         let Some(node) = self.engine.shared.node(queue.node).cloned() else { return };
-        let free = self.queues.iter().position(Option::is_none).unwrap_or(self.queues.len());
-        let token = FIRST_QUEUE + free as u32;
+        let token = self.token();
         // Edge-triggered, so that a descriptor never needs to be read: reading one that another
         // process shares could block.
         let edges = EventSet::IN | EventSet::EDGE_TRIGGERED;
@@ -201,19 +220,13 @@ impl<D: Drive> Sources<'_, D> {
             log::error!("listening to a doorbell of node {}: {error}", queue.node);
             return;
         }
-        if free == self.queues.len() {
-            self.queues.push(None);
-        }
-        self.queues[free] = Some(TrappedDoorbell { queue, life, node, event });
+        self.queues.insert(token, TrappedDoorbell { queue, life, node, event });
     }
 
     fn ignore(&mut self, event: &Arc<EventFd>, ops: &mut EventOps<'_>) {
-        for place in &mut self.queues {
-            if place.as_ref().is_some_and(|known| Arc::ptr_eq(&known.event, event)) {
-                *place = None;
-                if let Err(error) = ops.remove(Events::empty(&**event)) {
-                    log::error!("ending to listen to a doorbell: {error}");
-                }
+        for _ in self.queues.extract_if(|_, known| Arc::ptr_eq(&known.event, event)) {
+            if let Err(error) = ops.remove(Events::empty(&**event)) {
+                log::error!("ending to listen to a doorbell: {error}");
             }
         }
     }
@@ -232,8 +245,7 @@ impl<D: Drive> MutEventSubscriber for Sources<'_, D> {
                 }
             }
             token => {
-                let place = self.queues.get((token - FIRST_QUEUE) as usize);
-                if let Some(Some(TrappedDoorbell { queue, life, node, .. })) = place
+                if let Some(TrappedDoorbell { queue, life, node, .. }) = self.queues.get(&token)
                     && D::rang(node, queue.work, Some(*life))
                 {
                     lock(&self.engine.inbox.pending).push_back(*queue);
@@ -423,7 +435,7 @@ mod tests {
         let engine = Engine { shared: &machine.shared, inbox };
         let mut sources = EventManager::<Sources<'_, _>>::new().unwrap();
         let timer = Arc::new(Mutex::new(TimerFd::new().unwrap()));
-        sources.add_subscriber(Sources { engine, timer, queues: Vec::new() });
+        sources.add_subscriber(Sources::new(engine, timer));
         look(&mut sources, 0).unwrap();
         for _ in 0..3 {
             lock(&events.0)[0].write(1).unwrap();
