@@ -8,20 +8,12 @@ use crate::spec::{Lines, MachineSpec};
 use crate::units::Interconnect;
 
 impl MachineSpec {
-    /// Reads a machine file, or standard input if the path is `-`.
+    /// Reads the machine file, or standard input, that is called `path`, from `copy`, which may be
+    /// the same.
     ///
     /// # Errors
     ///
     /// One line on what is wrong, and where.
-    pub fn read(path: &Path) -> Result<Self, FileError> {
-        Self::read_as(path, path)
-    }
-
-    /// Reads a machine file like [`MachineSpec::read`], from a copy of what is called `path`.
-    ///
-    /// # Errors
-    ///
-    /// As [`MachineSpec::read`].
     pub fn read_as(path: &Path, copy: &Path) -> Result<Self, FileError> {
         Self::parse(path, &TomlFile::read(copy, "machine file")?)
     }
@@ -30,7 +22,7 @@ impl MachineSpec {
     ///
     /// # Errors
     ///
-    /// As [`MachineSpec::read`].
+    /// As [`MachineSpec::read_as`].
     pub fn parse(path: &Path, text: &str) -> Result<Self, FileError> {
         let source = TomlFile::new(path, text);
         let mut spec: Self = source.parse()?;

@@ -186,6 +186,22 @@ pub struct GuestSpec {
     pub arch: Option<Arch>,
 }
 
+/// Makes a [`GuestSpec`] of the fields of the same names.
+macro_rules! guest_spec {
+    ($of:expr) => {
+        GuestSpec {
+            guest: $of.guest.clone(),
+            memory: $of.memory,
+            args: $of.args.clone(),
+            linux: $of.linux,
+            cpus: $of.cpus,
+            append: $of.append.clone(),
+            boot: $of.boot,
+            arch: $of.arch,
+        }
+    };
+}
+
 /// A `[[node]]`: settings of the node at these coordinates.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -215,9 +231,7 @@ pub struct NodeSpec {
 impl NodeSpec {
     /// Returns what is asked of its guest.
     pub(crate) fn guest(&self) -> GuestSpec {
-        let Self { memory, linux, cpus, boot, arch, .. } = *self;
-        let (guest, args) = (self.guest.clone(), self.args.clone());
-        GuestSpec { guest, memory, args, linux, cpus, append: self.append.clone(), boot, arch }
+        guest_spec!(self)
     }
 }
 
@@ -346,9 +360,7 @@ impl MachineSpec {
 
     /// Returns what is asked of the guests of nodes without settings of their own.
     pub(crate) fn guests(&self) -> GuestSpec {
-        let Self { memory, linux, cpus, boot, arch, .. } = *self;
-        let (guest, args) = (self.guest.clone(), self.args.clone());
-        GuestSpec { guest, memory, args, linux, cpus, append: self.append.clone(), boot, arch }
+        guest_spec!(self)
     }
 }
 

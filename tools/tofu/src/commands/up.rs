@@ -109,18 +109,25 @@ A machine file:
   port = \"B+\"
   down = true";
 
+impl UpArgs {
+    /// Plans the machine, or the part of it that is asked for. Returns also the settings that all
+    /// parts must share.
+    fn plan(&self) -> anyhow::Result<(Plan, Vec<(String, String)>)> {
+        let plan = Plan::new(&self.machine.spec()?)?;
+        let Some((own, _)) = self.parts.join.asked() else { return Ok((plan, Vec::new())) };
+        let same = parts::in_common(&plan);
+        let plan = Plan { end_with_part: self.parts.end_with_part, ..plan.cut(own)? };
+        Ok((plan, same))
+    }
+}
+
 /// Runs `tofu up` and returns the exit code.
 pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     if let Some(file) = &args.parts.hosts {
         return hosts::run(file, &args.machine, args.json, args.check);
     }
-    let mut plan = Plan::new(&args.machine.spec()?)?;
+    let (mut plan, same) = args.plan()?;
     let joined = args.parts.join.asked();
-    let same = joined.map(|_| parts::in_common(&plan)).unwrap_or_default();
-    if let Some((own, _)) = joined {
-        plan = plan.cut(own)?;
-        plan.end_with_part = args.parts.end_with_part;
-    }
     let LinuxArgs { detach, detached, .. } = args.machine.linux;
     check_memory(&plan, host::memory_available())?;
     linux::check(&plan, detach)?;
@@ -150,7 +157,10 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
             }
             // Once the images are ready, because parts that have met do not wait long for each
             // other's devices.
-            (runtimes, signals.while_idle(|| meet(&mut plan))?)
+            let Some(others) = signals.while_idle(|| meet(&mut plan)) else {
+                return Ok(exit::INTERRUPTED);
+            };
+            (runtimes, others?)
         }
         None => (None, meet(&mut plan)?),
     };

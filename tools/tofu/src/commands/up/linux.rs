@@ -58,13 +58,15 @@ impl Signals {
             // Whether or not there is a reader.
             let _ = writeln!(io::stderr(), "tofu: image: {hint}");
         }
-        Ok(Some(runtimes).filter(|_| !self.cancelled.load(SeqCst)))
+        Ok(Some(runtimes))
     }
 
-    /// Does something that may wait long, such as for the other parts of a machine.
-    pub(crate) fn while_idle<T>(&self, wait: impl FnOnce() -> T) -> T {
+    /// Does something that may wait long, such as for the other parts of a machine. Returns `None`
+    /// if a signal came before.
+    pub(crate) fn while_idle<T>(&self, wait: impl FnOnce() -> T) -> Option<T> {
         self.idle.store(true, SeqCst);
-        let result = wait();
+        // After that, so that a signal either is seen here or ends the process.
+        let result = (!self.cancelled.load(SeqCst)).then(wait);
         self.idle.store(false, SeqCst);
         result
     }
