@@ -6,8 +6,9 @@
 //!                      guests with such processors
 //! parts/KEY/           a kernel, busybox, a root file system, QEMU; shared by images
 //! images/NAME/         manifest.toml, vmlinux, vmlinuz, initrd, root.ext4
+//! templates/KEY/       manifest.toml, memory, state, clock: a node to be cloned
 //! ```
-//! A folder below `parts` and `images` is made beside its place and renamed when it is complete.
+//! A folder below `parts`, `images` and `templates` is made beside its place and renamed when it is complete.
 
 mod build;
 
@@ -293,6 +294,7 @@ impl Cache {
             for arch in Arch::ALL {
                 remove_folder(&self.apt_folder(arch))?;
             }
+            remove_folder(&self.folder.join("templates"))?;
         }
         Ok(())
     }
@@ -300,7 +302,7 @@ impl Cache {
 
 /// Makes `folder` from the files that `fill` puts into a new folder, with a manifest. `folder` does
 /// not change until everything is complete, and nothing is left behind on failure.
-fn make_folder(
+pub(crate) fn make_folder(
     folder: &Path,
     name: &str,
     fingerprint: &str,

@@ -52,6 +52,7 @@ mod qemu;
 mod root;
 mod run;
 mod spec;
+mod template;
 mod tshark;
 
 pub use arch::Arch;
@@ -68,3 +69,4 @@ pub use manifest::{FileInfo, Manifest, Package};
 pub use progress::{Phase, Progress, Silent};
 pub use qemu::{MINIMUM as QEMU_MINIMUM, Origin as QemuOrigin, Qemu};
 pub use spec::{Kernel, Program, Spec};
+pub use template::{Template, TemplateKey};

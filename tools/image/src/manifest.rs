@@ -27,12 +27,12 @@ pub struct Package {
     pub sha256: String,
 }
 
-/// A file of an image.
+/// A file of an image or a template.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileInfo {
     /// Size in bytes.
     pub size: u64,
-    /// SHA-256 of its content, in hexadecimal digits.
+    /// SHA-256 of its content, in hexadecimal digits; empty for the files of a template.
     pub sha256: String,
 }
 

@@ -399,6 +399,11 @@ impl Spec {
         self.kernel.has_driver()
     }
 
+    /// Returns whether its kernel is one of Debian's, which can do whatever Debian's can.
+    pub fn has_debian_kernel(&self) -> bool {
+        !matches!(self.kernel, Kernel::Driver | Kernel::DriverDebug | Kernel::File(_))
+    }
+
     /// Returns whether its kernel has pages of 16 KiB, which not all processors support.
     pub fn has_pages_of_16k(&self) -> bool {
         use Kernel::{Driver16K, Pages16K, Pages16KBackports};
