@@ -22,8 +22,9 @@ use tofu_driver::FreeList;
 pub(crate) const CHUNK: usize = 2 << 20;
 /// Memory of the process's own shares no granule of this size of the device's addresses.
 pub(crate) const GRANULE: usize = 64 << 10;
-/// Buffers from this size on get memory of their own.
-const LARGE: usize = 512 << 10;
+/// Buffers from this size on get memory of their own. Smaller ones share huge pages: an emulated
+/// IOMMU takes a message, and some 50 us, for each entry.
+const LARGE: usize = CHUNK;
 
 /// The reason why memory cannot be mapped for the device.
 #[derive(Debug, thiserror::Error)]
