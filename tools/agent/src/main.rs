@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Resource, Rlimit, setrlimit};
-use tofu_agent::{files, pmi, session, terminal, unpack, user, wakeup};
+use tofu_agent::{files, pmi, session, startup, terminal, unpack, user, wakeup};
 
 /// The port that the host gives its nodes.
 const PORT: &str = "/dev/virtio-ports/org.tofu.agent";
@@ -59,7 +59,10 @@ fn main() -> ExitCode {
         [user::WORD, number, ref words @ ..] => {
             return not_run(words, &user::become_program(number, words));
         }
-        [] => serve(Path::new(PORT)),
+        [] => {
+            startup::wait();
+            serve(Path::new(PORT))
+        }
         [port] if !port.starts_with('-') => serve(Path::new(port)),
         _ => {
             eprintln!(

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use tofu_sync::lock;
 
+use crate::identity;
 use crate::job::Job;
 use crate::port::{Port, Reports};
 use crate::wire::{
@@ -52,6 +53,10 @@ fn take(message: ToGuest, port: &Arc<Port>, jobs: &Jobs) {
         }
         ToGuest::Ping => port.say(&FromGuest::Pong),
         ToGuest::Exec { id, exec } => start(id, exec, port, jobs),
+        ToGuest::Identify(identity) => {
+            let done = identity::assume(&identity).map_err(|error| error.to_string());
+            port.say(&FromGuest::Identified(done));
+        }
         ToGuest::To { id, what } => {
             let job = lock(jobs).get(&id).cloned();
             let Some(job) = job else { return };

@@ -12,6 +12,9 @@
 //! same number, and ends all programs of an earlier session. Messages before the right `Welcome`
 //! are from an earlier session and are ignored.
 //!
+//! A node that is a clone of another one is sent [`ToGuest::Identify`] before anything else. It
+//! answers [`FromGuest::Identified`] when programs can run.
+//!
 //! # Flow control
 //!
 //! Each stream has at most [`WINDOW`] bytes in flight: the sender may send that much at first, and
@@ -29,7 +32,7 @@ use thiserror::Error;
 use tofu_sync::queue::Item;
 
 /// Version of the messages. Both sides must have the same one.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Most bytes of a stream in a message.
 pub const MAX_DATA: usize = 32 << 10;
 /// Most bytes of a frame without its zero.
@@ -158,6 +161,21 @@ pub enum ToGuest {
     },
     /// Asks whether the agent is alive. Answered by [`FromGuest::Pong`] at once.
     Ping,
+    /// Makes a clone of a node the node that it is to be.
+    Identify(Identity),
+}
+
+/// The properties in which a node differs from the one that it is a clone of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Its name.
+    pub host: String,
+    /// The command line with which its kernel would have been booted.
+    pub command_line: String,
+    /// The time, in nanoseconds since 1970 UTC.
+    pub time_ns: u64,
+    /// Random bytes, for the kernel's generator.
+    pub seed: [u8; 32],
 }
 
 /// The host's messages to a program. Those to a program that has ended are ignored.
@@ -199,6 +217,9 @@ pub enum FromGuest {
     },
     /// The answer to [`ToGuest::Ping`].
     Pong,
+    /// The answer to [`ToGuest::Identify`]: the node is ready; or else the reason why it is not, in
+    /// one line.
+    Identified(Result<(), String>),
 }
 
 /// The guest's messages about a program.

@@ -254,7 +254,8 @@ impl Lab {
         let runtime = Runtimes::prepare(&plan, &Monitors::qemu(), &Silent)?;
         let monitor = runtime.first.runs_on();
         let (sender, _events) = event::events();
-        let mut session = Session::start(&plan, Rights::Programs(None), sender.clone(), None)?;
+        let rights = Rights::Programs(&runtime.writes());
+        let mut session = Session::start(&plan, rights, sender.clone(), None)?;
         let mut host = LinuxHost::new(&plan, &session, runtime);
         host.lan = lan;
         let running = session.machines(Some(Box::new(host))).start(&plan, sender)?;

@@ -95,7 +95,7 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
     allow_descriptors(ranks);
     let plan = plan(shape, wanted.interconnect, spec.links, ranks)?;
     let (sender, events) = event::events();
-    let mut session = Session::start(&plan, Rights::Programs(None), sender.clone(), None)?;
+    let mut session = Session::start(&plan, Rights::Programs(&[]), sender.clone(), None)?;
     let mut host = LocalMachine::start(&plan, &mut session, sender)?;
     follow(&session.registry, events, control.teller())?;
     let manager = spec.mpi.then(|| serve_mpi(&placement, control.teller())).transpose()?;

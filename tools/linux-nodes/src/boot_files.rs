@@ -41,6 +41,9 @@ pub struct BootFiles {
     pub(crate) root: Option<PathBuf>,
     /// True if the kernel must leave the device to programs, whatever drivers it has.
     pub(crate) without_driver: bool,
+    /// True if nodes with them can be clones: their kernel takes devices that are plugged in, and
+    /// their init is ours.
+    pub(crate) can_clone: bool,
     /// A hint for the user about other images.
     pub hint: Option<String>,
 }
@@ -67,7 +70,15 @@ impl BootFiles {
         let without_driver = asked.driver == Driver::Vfio;
         if let (Some(kernel), Some(initrd)) = (&asked.kernel, &asked.initrd) {
             let (kernel, initrd) = (kernel.clone(), initrd.clone());
-            let boot_files = Self { arch, kernel, initrd, root: None, without_driver, hint: None };
+            let boot_files = Self {
+                arch,
+                kernel,
+                initrd,
+                root: None,
+                without_driver,
+                can_clone: false,
+                hint: None,
+            };
             boot_files.check_memory(plan)?;
             return Ok(boot_files);
         }
@@ -78,8 +89,12 @@ impl BootFiles {
             let own = packed.unwrap_or(image.kernel_elf);
             // An initrd has modules only for its own kernel. A kernel from elsewhere may have
             // everything built in.
+            let can_clone = asked.kernel.is_none()
+                && asked.initrd.is_none()
+                && image.manifest.spec().is_ok_and(|spec| spec.has_debian_kernel());
             let boot_files = Self {
                 arch,
+                can_clone,
                 kernel: asked.kernel.clone().unwrap_or(own),
                 root: image.root.filter(|_| asked.initrd.is_none()),
                 initrd: asked.initrd.clone().unwrap_or(image.initrd),

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use tofu_abi::Coords;
 use tofu_control::node_name;
 use tofu_control::rundir::node_file;
-use tofu_image::{Arch, BOOT_ARGUMENTS, TCG_ARGUMENTS};
+use tofu_image::{Arch, BOOT_ARGUMENTS, Cache, TCG_ARGUMENTS};
 use tofu_spec::plan::{LinuxPlan, Plan};
 use tofu_spec::units::BootFrom;
 use tofu_supervisor::command_line;
@@ -29,6 +29,7 @@ use crate::own::{LatestMemory, Own};
 use crate::qemu;
 use crate::runtimes::{MonitorChoice, Runtime, Runtimes};
 use crate::setup::VmSetup;
+use crate::template;
 
 /// Resources of Linux nodes, apart from the plan.
 pub struct LinuxHost {
@@ -68,7 +69,8 @@ impl LinuxBackend for LinuxHost {
             // Nodes of other parts have no place in the Ethernet.
             let index = plan.linux().position(|(own, _)| own == id).filter(|_| has_lan);
             let line = self.command_line(plan, plan.coords(id), linux, index.map(lan::ip));
-            (id, qemu::with_clock(line, *kvm))
+            let clock = if *kvm { None } else { tofu_vmm::host_tsc_khz() };
+            (id, qemu::with_clock(line, clock))
         });
         LinuxFiles {
             kernel: &boot_files.kernel,
@@ -83,7 +85,7 @@ impl LinuxBackend for LinuxHost {
         plan: &Plan,
         events: &EventSender,
     ) -> anyhow::Result<Box<dyn Send>> {
-        let common = Common::new(plan.on_linux.boot_timeout.0, events.clone());
+        let common = Common::new(plan.on_linux.boot_timeout.0, events.clone(), Cache::from_env()?);
         let common = Arc::new(common);
         let lan = self.lan.join(plan.linux().count(), &self.confinement)?;
         let firmware = netboot::firmware(plan, &self.dir)?;
@@ -101,6 +103,11 @@ impl LinuxBackend for LinuxHost {
                 MonitorChoice::Own(hypervisor) => own(machine, at, Arc::clone(hypervisor))?,
             };
             let ip = lan.as_ref().map(|_| lan::ip(index));
+            // Only these were tried. A node with an Ethernet has its address there from its init.
+            let can_clone = boot_files.can_clone
+                && linux.arch == Arch::X86_64
+                && linux.boot == BootFrom::Monitor
+                && !(*kvm || lan.is_some() || plan.on_linux.cold);
             let setup = VmSetup {
                 boot_files: Arc::clone(boot_files),
                 name: node_name(at),
@@ -108,6 +115,7 @@ impl LinuxBackend for LinuxHost {
                 arm_cpu: plan.on_linux.cpu,
                 cpus: linux.cpus.0,
                 command_line: self.command_line(plan, at, linux, ip),
+                template: can_clone.then(|| self.template_line(linux)),
                 device: socket,
                 qmp: self.dir.join(node_file("qmp", at, "sock")),
                 firmware: firmware.clone().filter(|_| linux.boot == BootFrom::Tofu),
@@ -186,17 +194,29 @@ impl LinuxHost {
     ) -> String {
         let machine = command_line::machine(plan, "tofu.");
         let ip = ip.map(|ip| format!("tofu.ip={ip} ")).unwrap_or_default();
+        self.line_with(linux, &format!("tofu.name={} {machine} {ip}", node_name(at)))
+    }
+
+    /// Returns the command line of the kernel of a node that is going to be cloned.
+    fn template_line(&self, linux: &LinuxPlan) -> String {
+        self.line_with(linux, template::WORD)
+    }
+
+    /// Returns a kernel's command line with words about the node.
+    fn line_with(&self, linux: &LinuxPlan, node: &str) -> String {
         let boot_files = &self.runtime.of(linux.arch).boot_files;
         let driver = if boot_files.without_driver { "module_blacklist=tofu " } else { "" };
         let own = match boot_files.arch {
-            Arch::X86_64 => format!("console=ttyS0 {TCG_ARGUMENTS} intel_iommu=on"),
+            // The addresses that the root port needs are in a region that QEMU reserves.
+            Arch::X86_64 => {
+                format!("console=ttyS0 {TCG_ARGUMENTS} intel_iommu=on pci=no_e820")
+            }
             Arch::Arm64 => "console=ttyAMA0".to_owned(),
         };
         let words = format!(
             "{own} {BOOT_ARGUMENTS} \
-             vfio_iommu_type1.allow_unsafe_interrupts=1 iomem=relaxed {driver}tofu.name={} \
-             {machine} {ip}{}",
-            node_name(at),
+             vfio_iommu_type1.allow_unsafe_interrupts=1 iomem=relaxed {driver}{} {}",
+            node.trim_end(),
             linux.append
         );
         words.trim_end().to_owned()

@@ -15,3 +15,4 @@ pub mod progress;
 pub mod qemu;
 pub mod runtimes;
 mod setup;
+mod template;

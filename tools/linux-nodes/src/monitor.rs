@@ -1,6 +1,7 @@
 //! A running virtual machine, under either of the monitors.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader, Read};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -20,7 +21,7 @@ use tofu_sandbox::Role;
 use tofu_vmm::{Outcome, Vm};
 
 use crate::own::{self, Own};
-use crate::qemu;
+use crate::qemu::{self, Boot};
 use crate::setup::VmSetup;
 
 /// The monitor of a node's virtual machines.
@@ -40,13 +41,12 @@ impl MonitorKind {
         }
     }
 
-    /// Starts a virtual machine. Returns it with our ends of its console and of its agent's port.
-    /// It may die with the calling thread.
-    pub(crate) fn start(&self, setup: &VmSetup) -> anyhow::Result<(Monitor, [UnixStream; 2])> {
+    /// Starts a virtual machine. It may die with the calling thread.
+    pub(crate) fn start(&self, setup: &VmSetup, boot: Boot<'_>) -> anyhow::Result<Running> {
         match self {
             Self::Qemu { group, qemu } => {
                 let (errors, stderr) = std::io::pipe().context("no pipes left")?;
-                let started = qemu::start(qemu, setup, *group, stderr.into())?;
+                let started = qemu::start(qemu, setup, boot, *group, stderr.into())?;
                 let watched = pidfd_open(Pid::from_child(&started.child), PidfdFlags::empty());
                 let first = setup.confinement.hook(Role::Reader);
                 // For a single message.
@@ -64,13 +64,15 @@ impl MonitorKind {
                     watched: watched.context("cannot watch QEMU's process")?,
                     errors: last,
                 };
-                Ok((monitor, [started.console, started.agent]))
+                let (ends, memory) = ([started.console, started.agent], Some(started.memory));
+                Ok(Running { monitor, ends, memory })
             }
             Self::Own(own) => {
                 let started = own::start(own, setup)?;
                 let ends = [started.console, started.agent];
                 let streams = [ends[0].try_clone()?, ends[1].try_clone()?];
-                Ok((Monitor::Own { vm: started.vm, streams }, ends))
+                let monitor = Monitor::Own { vm: started.vm, streams };
+                Ok(Running { monitor, ends, memory: None })
             }
         }
     }
@@ -81,6 +83,15 @@ impl MonitorKind {
             own::end(own);
         }
     }
+}
+
+/// A virtual machine that was started.
+pub(crate) struct Running {
+    pub(crate) monitor: Monitor,
+    /// Our ends of its console and of its agent's port.
+    pub(crate) ends: [UnixStream; 2],
+    /// Its memory, if that is shared.
+    pub(crate) memory: Option<File>,
 }
 
 /// A running virtual machine.

@@ -8,16 +8,18 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use tofu_abi::Coords;
 use tofu_fabric::NodeId;
-use tofu_image::Arch;
+use tofu_image::{Arch, Cache, Template};
 use tofu_sandbox::Role;
-use tofu_supervisor::agent::Agent;
+use tofu_supervisor::agent::{Agent, CloneStart};
 use tofu_supervisor::console::Console;
 use tofu_supervisor::event::{Event, EventSender};
 use tofu_supervisor::node::{AgentNode, NodeStatus};
 use tofu_sync::{lock, wait};
 
-use crate::monitor::{Killer, Monitor, MonitorKind};
+use crate::monitor::{Killer, Monitor, MonitorKind, Running};
+use crate::qemu::{self, Boot};
 use crate::setup::VmSetup;
+use crate::template::{self, Maker, Templates};
 
 /// The least number of nodes that start at the same time. More than there are cores would only slow
 /// each other down.
@@ -68,15 +70,18 @@ pub(crate) struct Common {
     pub(crate) boot_timeout: Duration,
     /// The receiver of events.
     pub(crate) events: EventSender,
+    /// The templates of those that are clones.
+    templates: Templates,
     starts: Mutex<usize>,
     start_free: Condvar,
 }
 
 impl Common {
-    pub(crate) fn new(boot_timeout: Duration, events: EventSender) -> Self {
+    pub(crate) fn new(boot_timeout: Duration, events: EventSender, cache: Cache) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let starts = Mutex::new(cores.max(LEAST_STARTS));
-        Self { boot_timeout, events, starts, start_free: Condvar::new() }
+        let starts = Mutex::new(cores.max(LEAST_STARTS) * 2);
+        let templates = Templates::new(cache);
+        Self { boot_timeout, events, templates, starts, start_free: Condvar::new() }
     }
 }
 
@@ -104,12 +109,21 @@ struct State {
     start: bool,
     /// True if a virtual machine has been started before.
     again: bool,
+    /// True if it has failed to become ready as a clone.
+    cold: bool,
     /// True if it has ever been ready.
     was_ready: bool,
     /// The reason why its virtual machine was ended on request, if it was.
     ended: Option<&'static str>,
     /// True if the node is to stop for good.
     stop: bool,
+}
+
+impl State {
+    /// Returns true if no virtual machine is to be started any more, or another one.
+    fn is_unwanted(&self) -> bool {
+        self.stop || self.start || self.ended.is_some()
+    }
 }
 
 impl LinuxNode {
@@ -128,6 +142,7 @@ impl LinuxNode {
             why: String::new(),
             start: true,
             again: false,
+            cold: false,
             was_ready: false,
             ended: None,
             stop: false,
@@ -224,19 +239,9 @@ impl LinuxNode {
             state.stop || !state.start
         };
         let turn = Turn::take(&self.common, cancelled);
-        let ((monitor, [console, agent]), again) = {
-            // The lock is held so that a machine that is about to start is not missed by a stop.
-            let mut state = self.state();
-            if state.stop || !state.start {
-                return Ok("stopped".into());
-            }
-            state.start = false;
-            let started = self.kind.start(&self.setup)?;
-            state.killer = Some(started.0.killer());
-            (state.phase, state.since) = (Phase::Booting, Instant::now());
-            self.changed.notify_all();
-            (started, std::mem::replace(&mut state.again, true))
-        };
+        let Some(started) = self.start()? else { return Ok("stopped".into()) };
+        let (Running { monitor, ends: [console, agent], .. }, is_clone) = started;
+        let again = std::mem::replace(&mut self.state().again, true);
         let why = thread::scope(|scope| {
             let first = self.setup.confinement.hook(Role::Reader);
             let (of_console, of_agent) = (Arc::clone(&first), first);
@@ -246,7 +251,12 @@ impl LinuxNode {
             });
             scope.spawn(move || {
                 of_agent();
-                self.agent.follow(agent, &self.setup.name, || {
+                let clone = CloneStart {
+                    identity: &|| template::identity(&self.setup),
+                    failed: &|why| self.boot_instead(why),
+                };
+                let clone = is_clone.then_some(&clone);
+                self.agent.follow(agent, &self.setup.name, clone, || {
                     self.set(Phase::Ready);
                     let event = if again { Event::Rebooted } else { Event::Booted };
                     self.send(event(self.id));
@@ -257,6 +267,9 @@ impl LinuxNode {
             // Once a process has been reaped, its number may belong to another one.
             self.state().killer = None;
             let words = monitor.finish();
+            if is_clone && matches!(end, Ok(End::Exit)) {
+                self.boot_instead(&words);
+            }
             Ok(match end? {
                 End::Timeout => format!(
                     "did not come up within {} s{}",
@@ -269,6 +282,100 @@ impl LinuxNode {
         });
         self.kind.clean_up();
         why
+    }
+
+    /// Starts a virtual machine, as a clone if it can be one. Returns it, and whether it is one;
+    /// `None` if the node is to stop.
+    fn start(&self) -> anyhow::Result<Option<(Running, bool)>> {
+        let template = self.template();
+        {
+            let mut state = self.state();
+            if state.stop || !state.start {
+                return Ok(None);
+            }
+            state.start = false;
+        }
+        if let Some(template) = template {
+            match self.start_clone(&template) {
+                Ok(started) => return Ok(started.map(|started| (started, true))),
+                Err(error) if !self.state().is_unwanted() => {
+                    log::warn!("{}: no clone, it boots: {error:#}", self.setup.name);
+                }
+                Err(_) => return Ok(None),
+            }
+        }
+        Ok(self.start_by(Boot::Cold)?.map(|started| (started, false)))
+    }
+
+    fn start_clone(&self, template: &Template) -> anyhow::Result<Option<Running>> {
+        let Some(started) = self.start_by(Boot::Clone(template))? else { return Ok(None) };
+        match qemu::resume(&self.setup, template) {
+            Ok(()) => Ok(Some(started)),
+            Err(error) => {
+                self.state().killer = None;
+                Err(error.context(started.monitor.finish()))
+            }
+        }
+    }
+
+    /// Ends a clone that has not become ready, and has the node boot from its kernel.
+    fn boot_instead(&self, why: &str) {
+        let mut state = self.state();
+        if state.phase == Phase::Ready || state.is_unwanted() {
+            return;
+        }
+        log::warn!("{}: no clone, it boots: {why}", self.setup.name);
+        (state.start, state.cold, state.again) = (true, true, state.was_ready);
+        kill(&state, true);
+    }
+
+    /// Starts a virtual machine this way; `None` if the node is to stop.
+    fn start_by(&self, boot: Boot<'_>) -> anyhow::Result<Option<Running>> {
+        // The lock is held so that a machine that is about to start is not missed by a stop.
+        let mut state = self.state();
+        if state.is_unwanted() {
+            return Ok(None);
+        }
+        let started = self.kind.start(&self.setup, boot)?;
+        state.killer = Some(started.monitor.killer());
+        (state.phase, state.since) = (Phase::Booting, Instant::now());
+        self.changed.notify_all();
+        Ok(Some(started))
+    }
+
+    /// Returns the template of which this node can be a clone. It is made if necessary.
+    fn template(&self) -> Option<Template> {
+        let MonitorKind::Qemu { qemu, .. } = &self.kind else { return None };
+        if self.state().cold {
+            return None;
+        }
+        let command_line = self.setup.template.clone()?;
+        let setup = VmSetup {
+            name: "template".into(),
+            command_line,
+            qmp: self.setup.qmp.with_extension("template"),
+            ..self.setup.clone()
+        };
+        let is_stopped = || {
+            let state = self.state();
+            state.stop || !state.start
+        };
+        let started = |killer| {
+            let mut state = self.state();
+            state.killer = killer;
+            if state.stop || !state.start {
+                kill(&state, true);
+            }
+        };
+        let maker = Maker {
+            kind: &self.kind,
+            setup,
+            log: self.console.log().with_extension("template.log"),
+            limit: self.common.boot_timeout,
+            is_stopped: &is_stopped,
+            started: &started,
+        };
+        self.common.templates.get(qemu, &maker)
     }
 
     fn last_lines(&self) -> String {

@@ -4,17 +4,22 @@
 
 mod connect;
 mod passed;
+mod qmp;
 
 use std::ffi::OsString;
-use std::fs;
-use std::os::fd::OwnedFd;
+use std::fs::{self, File};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Child;
+use std::thread;
+use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use command_fds::CommandFdExt;
-use tofu_image::{Arch, Qemu};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use serde_json::{Value, json};
+use tofu_image::{Arch, Qemu, Template, TemplateKey};
 use tofu_spec::units::MemorySize;
 use tofu_supervisor::janitor;
 
@@ -22,21 +27,51 @@ use crate::lan::{End, LanPort};
 use crate::qemu::passed::Passed;
 use crate::setup::VmSetup;
 
+pub use qmp::Qmp;
+
 /// Descriptor numbers in QEMU.
 const CONSOLE: i32 = 3;
 const AGENT: i32 = 4;
 const LAN: i32 = 5;
 const MONITOR: i32 = 6;
+const MEMORY: i32 = 7;
+
+/// The port that the device of an x86-64 node is plugged into. Its windows hold the BARs of every
+/// generation.
+const ROOT_PORT: &str = "pcie-root-port,id=tofu-port,pref64-reserve=1G,mem-reserve=4M";
+const PORT: &str = "tofu-port";
+/// The capability that leaves memory out of a saved state.
+const WITHOUT_MEMORY: &str = "x-ignore-shared";
+/// The pause between two questions whether a state is saved or loaded.
+const SOON: Duration = Duration::from_millis(2);
+
+/// The start of a virtual machine.
+#[derive(Clone, Copy)]
+pub(crate) enum Boot<'a> {
+    /// With its device, from its kernel.
+    Cold,
+    /// Without a device, from its kernel, to be saved.
+    Template,
+    /// From a saved state; [`resume`] has it run.
+    Clone(&'a Template),
+}
 
 /// A running QEMU, with our ends of its console and of its agent's port.
-pub struct Started {
+pub(crate) struct Started {
     pub(crate) child: Child,
     pub(crate) console: UnixStream,
     pub(crate) agent: UnixStream,
+    pub(crate) memory: File,
 }
 
 /// Starts QEMU in the janitor's group. It dies with the calling thread.
-pub fn start(qemu: &Qemu, setup: &VmSetup, group: i32, stderr: OwnedFd) -> anyhow::Result<Started> {
+pub(crate) fn start(
+    qemu: &Qemu,
+    setup: &VmSetup,
+    boot: Boot<'_>,
+    group: i32,
+    stderr: OwnedFd,
+) -> anyhow::Result<Started> {
     let (console, console_there) = UnixStream::pair().context("no sockets left")?;
     let (agent, agent_there) = UnixStream::pair().context("no sockets left")?;
     let limits = setup.confinement.of_program();
@@ -47,8 +82,11 @@ pub fn start(qemu: &Qemu, setup: &VmSetup, group: i32, stderr: OwnedFd) -> anyho
         passed.at(LAN, lan.try_clone()?);
     }
     passed.at(MONITOR, listen(&setup.qmp)?);
+    let memory = memory(setup.memory, boot)?;
+    passed.at(MEMORY, memory.try_clone()?);
     let qemu = passed.program(qemu, setup)?;
-    let arguments = arguments(setup, &mut passed)?;
+    let clock = if setup.kvm { None } else { tofu_vmm::host_tsc_khz() };
+    let arguments = arguments(setup, boot, clock, &mut passed)?;
     let is_confined = passed.limits.is_some();
     let mut limits = passed.limits.unwrap_or_default();
     passed.mappings.iter().for_each(|mapping| limits.keep(mapping.child_fd));
@@ -75,7 +113,83 @@ pub fn start(qemu: &Qemu, setup: &VmSetup, group: i32, stderr: OwnedFd) -> anyho
     command.fd_mappings(passed.mappings).context("cannot pass descriptors to QEMU")?;
     let child =
         command.spawn().with_context(|| format!("cannot run {}", qemu.program.display()))?;
-    Ok(Started { child, console, agent })
+    Ok(Started { child, console, agent, memory })
+}
+
+/// The memory of a guest. It is ours, so that a clone's can be filled and a template's saved.
+fn memory(size: MemorySize, boot: Boot<'_>) -> anyhow::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memory = File::from(memfd_create("tofu-ram", flags).context("no shared memory")?);
+    ftruncate(&memory, size.0)?;
+    if let Boot::Clone(template) = boot {
+        template.copy_memory(&memory)?;
+    }
+    // The device's server takes no memory that could become smaller under it.
+    fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(memory)
+}
+
+/// Returns the key of the template of which a virtual machine can be a clone.
+pub(crate) fn template_key(qemu: &Qemu, setup: &VmSetup) -> anyhow::Result<TemplateKey> {
+    let mut passed = Passed::new(None);
+    // Without the clock, whose frequency is measured and so never quite the same.
+    let mut words = arguments(setup, Boot::Template, None, &mut passed)?;
+    words.push(qemu.version.clone().into());
+    let files = &setup.boot_files;
+    let files = [&files.kernel, &files.initrd, &qemu.program].into_iter().chain(&files.root);
+    let words = words.iter().map(OsString::as_os_str);
+    Ok(TemplateKey::new(words, files.map(|path| path.as_path()))?)
+}
+
+/// Stops a virtual machine that was started with [`Boot::Template`], and saves the state of its
+/// devices.
+pub(crate) fn save(setup: &VmSetup) -> anyhow::Result<File> {
+    let state = File::from(memfd_create("tofu-state", MemfdFlags::CLOEXEC)?);
+    let mut monitor = Qmp::connect(&setup.qmp)?;
+    monitor.command("stop", json!({}))?;
+    // QEMU opens it for writing, and wants a descriptor that can do no more.
+    let there = format!("/proc/self/fd/{}", state.as_raw_fd());
+    let written = File::options().write(true).open(there).context("cannot open the state")?;
+    let uri = prepare(&mut monitor, &written)?;
+    monitor.command("migrate", uri)?;
+    wait_for_state(&mut monitor)?;
+    Ok(state)
+}
+
+/// Loads the state of a virtual machine that was started with [`Boot::Clone`], plugs its device in
+/// and has it run.
+pub(crate) fn resume(setup: &VmSetup, template: &Template) -> anyhow::Result<()> {
+    let mut monitor = Qmp::connect(&setup.qmp)?;
+    let uri = prepare(&mut monitor, &template.state()?)?;
+    monitor.command("migrate-incoming", uri)?;
+    wait_for_state(&mut monitor)?;
+    monitor.command("device_add", device(&setup.device, Some(PORT)))?;
+    monitor.command("cont", json!({}))?;
+    Ok(())
+}
+
+/// Prepares the saving or loading of a state without the memory; returns the arguments of the
+/// command for it.
+fn prepare(monitor: &mut Qmp, state: &File) -> anyhow::Result<Value> {
+    let capabilities = json!([{ "capability": WITHOUT_MEMORY, "state": true }]);
+    monitor.command("migrate-set-capabilities", json!({ "capabilities": capabilities }))?;
+    let path = monitor.add(state.as_fd())?;
+    Ok(json!({ "uri": format!("file:{path}") }))
+}
+
+/// Waits until a state has been saved or loaded.
+fn wait_for_state(monitor: &mut Qmp) -> anyhow::Result<()> {
+    loop {
+        let migration = monitor.command("query-migrate", json!({}))?;
+        match migration["status"].as_str() {
+            Some("completed") => return Ok(()),
+            Some("failed" | "cancelled") => {
+                let why = migration["error-desc"].as_str().unwrap_or("it does not say why");
+                bail!("QEMU cannot save or load the state: {why}");
+            }
+            _ => thread::sleep(SOON),
+        }
+    }
 }
 
 /// Listens for connections to QEMU's own control socket, which QEMU cannot make itself.
@@ -87,11 +201,19 @@ fn listen(path: &Path) -> anyhow::Result<UnixListener> {
 
 /// Returns the argument that attaches a device to any QEMU, as for `tofu serve`.
 pub fn device_argument(socket: &Path) -> String {
+    device(socket, None).to_string()
+}
+
+/// The description of a device, which is plugged into a port or the root bus.
+fn device(socket: &Path, port: Option<&str>) -> Value {
     let socket = socket.display().to_string();
-    serde_json::json!({
+    let mut device = json!({
         "driver": "vfio-user-pci", "socket": { "type": "unix", "path": socket },
-    })
-    .to_string()
+    });
+    if let Some(port) = port {
+        device["bus"] = port.into();
+    }
+    device
 }
 
 /// Returns the machine and memory options that a device needs, because a client shares its memory
@@ -117,7 +239,12 @@ fn processor_arguments(setup: &VmSetup) -> Vec<OsString> {
         Arch::X86_64 => "q35,kernel-irqchip=split,graphics=off",
         Arch::Arm64 => "virt,gic-version=3",
     };
-    add(&memory_arguments(setup.memory, machine).each_ref().map(String::as_str));
+    let memory = format!(
+        "memory-backend-file,id=ram,size={},share=on,mem-path=/proc/self/fd/{MEMORY}",
+        setup.memory.0
+    );
+    add(&["-machine", &format!("{machine},memory-backend=ram"), "-object", &memory]);
+    add(&["-m", &format!("{}K", setup.memory.0 >> 10)]);
     match (arch, setup.kvm) {
         (Arch::X86_64, true) => add(&["-accel", "kvm", "-cpu", "host"]),
         // With ERMS, guests copy with `rep movsb`, which is emulated byte by byte.
@@ -132,7 +259,12 @@ fn processor_arguments(setup: &VmSetup) -> Vec<OsString> {
     args
 }
 
-fn arguments(setup: &VmSetup, passed: &mut Passed) -> anyhow::Result<Vec<OsString>> {
+fn arguments(
+    setup: &VmSetup,
+    boot: Boot<'_>,
+    clock: Option<u32>,
+    passed: &mut Passed,
+) -> anyhow::Result<Vec<OsString>> {
     let mut args = processor_arguments(setup);
     let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
     add(&["-name", &setup.name, "-nodefaults", "-no-user-config", "-display", "none"]);
@@ -164,7 +296,16 @@ fn arguments(setup: &VmSetup, passed: &mut Passed) -> anyhow::Result<Vec<OsStrin
         add(&["-netdev", &backend]);
         add(&["-device", &format!("virtio-net-pci,netdev=lan,mac={mac},romfile=")]);
     }
-    add(&["-device", &device_argument(&setup.device)]);
+    // A clone's device is plugged in. For the same addresses, all have it behind the port.
+    let port = (arch == Arch::X86_64).then_some(PORT);
+    if port.is_some() {
+        add(&["-device", ROOT_PORT, "-device", "vmgenid,guid=auto"]);
+    }
+    match boot {
+        Boot::Cold => add(&["-device", &device(&setup.device, port).to_string()]),
+        Boot::Template => {}
+        Boot::Clone(_) => add(&["-incoming", "defer", "-S"]),
+    }
     let boot_files = &setup.boot_files;
     if let Some(root) = &boot_files.root {
         let fd = passed.open(root)?;
@@ -175,25 +316,24 @@ fn arguments(setup: &VmSetup, passed: &mut Passed) -> anyhow::Result<Vec<OsStrin
     if let Some(firmware) = &setup.firmware {
         // The firmware ends QEMU through this device if it cannot boot anything.
         add(&["-device", "isa-debug-exit,iobase=0xf4,iosize=4"]);
-        let clock = tofu_vmm::host_tsc_khz().filter(|_| !setup.kvm);
         let clock = clock.map(|khz| format!(" tsc_khz={khz}")).unwrap_or_default();
         add(&["-append", &format!("{}{clock}", firmware.command_line)]);
         args.extend(["-kernel".into(), passed.file(&firmware.file)?.into()]);
         return Ok(args);
     }
     let line = setup.command_line.clone();
-    let line = if arch == Arch::X86_64 { with_clock(line, setup.kvm) } else { line };
+    let line = if arch == Arch::X86_64 { with_clock(line, clock) } else { line };
     add(&["-append", &line]);
     args.extend(["-kernel".into(), passed.file(&boot_files.kernel)?.into()]);
     args.extend(["-initrd".into(), passed.file(&boot_files.initrd)?.into()]);
     Ok(args)
 }
 
-/// Adds the frequency of the time stamp counter to a kernel's command line if the processor is
-/// emulated. The emulated counter is the host's. On a busy host, the kernel would measure it
+/// Adds the frequency of the time stamp counter to the command line of the kernel of an emulated
+/// processor. The emulated counter is the host's. On a busy host, the kernel would measure it
 /// against timers that are late, and its clock would run several times too fast.
-pub(crate) fn with_clock(mut command_line: String, kvm: bool) -> String {
-    if let Some(khz) = tofu_vmm::host_tsc_khz().filter(|_| !kvm) {
+pub(crate) fn with_clock(mut command_line: String, khz: Option<u32>) -> String {
+    if let Some(khz) = khz {
         command_line.insert_str(0, &format!("tsc_early_khz={khz} "));
     }
     command_line

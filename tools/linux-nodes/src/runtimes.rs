@@ -1,10 +1,11 @@
 //! Resources of a machine's Linux nodes, for each kind of processor in it: the files that they
 //! boot, and the monitor that runs them.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::bail;
-use tofu_image::{Arch, Progress, Qemu};
+use tofu_image::{Arch, Cache, Progress, Qemu};
 use tofu_spec::plan::{OnLinux, Plan};
 use tofu_spec::units::{Net, Vmm};
 use tofu_vmm::{Hypervisor, LinuxSupport};
@@ -49,6 +50,8 @@ pub struct Runtimes {
     pub first: Runtime,
     /// The runtime of the other architecture, in a machine with both.
     pub second: Option<Runtime>,
+    /// The folder in which templates of nodes are made; `None` if there can be none.
+    templates: Option<PathBuf>,
 }
 
 impl Runtimes {
@@ -78,7 +81,14 @@ impl Runtimes {
         };
         let first = runtime(archs.first().copied().unwrap_or_default())?;
         let second = archs.get(1).copied().map(runtime).transpose()?;
-        Ok(Self { first, second })
+        let templates = Cache::from_env()?.templates();
+        let templates = templates.map_err(|error| log::info!("no clones: {error}")).ok();
+        Ok(Self { first, second, templates })
+    }
+
+    /// Returns the folders that starting the nodes writes to, besides the machine's own.
+    pub fn writes(&self) -> Vec<&Path> {
+        self.templates.as_deref().into_iter().collect()
     }
 
     pub(crate) fn of(&self, arch: Arch) -> &Runtime {

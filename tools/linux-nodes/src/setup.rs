@@ -12,7 +12,7 @@ use crate::lan::LanPort;
 
 /// The configuration of a node's virtual machine.
 #[derive(Clone, Debug)]
-pub struct VmSetup {
+pub(crate) struct VmSetup {
     /// Kernel, initrd and root.
     pub(crate) boot_files: Arc<BootFiles>,
     /// Name of the monitor's process.
@@ -25,6 +25,8 @@ pub struct VmSetup {
     pub(crate) cpus: u32,
     /// Command line of the kernel.
     pub(crate) command_line: String,
+    /// Command line of the kernel of its template, which has no name; `None` if it is no clone.
+    pub(crate) template: Option<String>,
     /// The firmware to start with instead of the kernel, which the firmware fetches.
     pub(crate) firmware: Option<Firmware>,
     /// The socket that serves the node's device.

@@ -93,6 +93,8 @@ pub struct OnLinux {
     pub net: Net,
     /// The time within which one must be ready.
     pub boot_timeout: Timeout,
+    /// True if all boot from their kernel, rather than as clones of a node that has booted.
+    pub cold: bool,
 }
 
 /// A capture of the packets of a node into a file.

@@ -123,6 +123,9 @@ pub struct MachineSpec {
     /// The time within which a Linux node must be ready.
     #[serde(skip)]
     pub boot_timeout: Option<Timeout>,
+    /// True if Linux nodes boot from their kernel, rather than as clones of one that has booted.
+    #[serde(skip)]
+    pub cold: Option<bool>,
     /// The machine's name.
     #[serde(skip)]
     pub name: Option<MachineName>,
@@ -344,7 +347,7 @@ fields! {
         boot_server: Guests, ip_number: Machine, mtu: Machine, faults: Machine, nodes: Guests,
         gateway: Guests, tap: Guests, nat: Guests, boot_patience: Guests, boot_fault: Guests,
         vmm: Guests, kernel: Linux, initrd: Linux, net: Linux, boot_timeout: Guests,
-        name: Machine, no_sandbox: Machine,
+        cold: Linux, name: Machine, no_sandbox: Machine,
     } { torus, node, link, captures, lines }
 }
 

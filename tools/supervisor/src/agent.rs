@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tofu_agent::wire::{
-    Exec, FrameReader, FromGuest, FromProgram, MAX_PROGRAMS, Output, Status, ToGuest, ToProgram,
-    VERSION, WINDOW, WireError, encode,
+    Exec, FrameReader, FromGuest, FromProgram, Identity, MAX_PROGRAMS, Output, Program, Status,
+    ToGuest, ToProgram, VERSION, WINDOW, WireError, encode,
 };
 use tofu_control::SILENCE;
 use tofu_sync::queue::{Receiver, RecvTimeoutError, Sender, WhenFull, queue};
@@ -54,6 +54,14 @@ impl Default for Pings {
     }
 }
 
+/// The start of a node that is a clone of another one.
+pub struct CloneStart<'a> {
+    /// Returns the identity that the guest is to assume.
+    pub identity: &'a dyn Fn() -> Identity,
+    /// Called with the reason, in one line, if the guest does not become ready.
+    pub failed: &'a dyn Fn(&str),
+}
+
 #[derive(Default)]
 struct Link {
     out: Option<Outlet>,
@@ -78,8 +86,14 @@ struct Entry {
 
 impl Agent {
     /// Communicates with the agent of a virtual machine until the virtual machine ends. Calls
-    /// `ready` when an agent has answered.
-    pub fn follow(&self, stream: UnixStream, name: &str, ready: impl Fn()) {
+    /// `ready` when an agent has answered; in a clone, when the guest has assumed its identity.
+    pub fn follow(
+        &self,
+        stream: UnixStream,
+        name: &str,
+        clone: Option<&CloneStart<'_>>,
+        ready: impl Fn(),
+    ) {
         let out = stream.try_clone().map_err(anyhow::Error::from);
         match out.and_then(|out| Outlet::new(out, MOST_OUT, Duration::ZERO)) {
             Ok(out) => lock(&self.link).out = Some(out),
@@ -91,7 +105,7 @@ impl Agent {
         let mut reader = FrameReader::new(stream);
         loop {
             match reader.receive() {
-                Ok(Some(message)) => self.take(message, name, &ready),
+                Ok(Some(message)) => self.take(message, name, clone, &ready),
                 Ok(None) | Err(WireError::Io(_)) => break,
                 // Anything in the guest may write to the port.
                 Err(error) => log::debug!("{name}: from the agent: {error}"),
@@ -120,12 +134,39 @@ impl Agent {
         }
     }
 
-    fn take(&self, message: FromGuest, name: &str, ready: &dyn Fn()) {
+    fn take(
+        &self,
+        message: FromGuest,
+        name: &str,
+        clone: Option<&CloneStart<'_>>,
+        ready: &dyn Fn(),
+    ) {
         match message {
             FromGuest::Awake => self.greet(name),
             FromGuest::Welcome { version, session } => {
-                if lock(&self.link).welcome(version, session, name) {
+                let mut link = lock(&self.link);
+                if !link.welcome(version, session, name) {
+                    return;
+                }
+                if let Some(clone) = clone {
+                    return link.identify((clone.identity)(), name);
+                }
+                let is_news = link.begin();
+                drop(link);
+                if is_news {
                     ready();
+                }
+            }
+            FromGuest::Identified(Ok(())) => {
+                if clone.is_some() && lock(&self.link).begin() {
+                    ready();
+                }
+            }
+            FromGuest::Identified(Err(why)) => {
+                if let Some(clone) = clone
+                    && lock(&self.link).is_seldom()
+                {
+                    (clone.failed)(&tofu_ui::printable(&why));
                 }
             }
             FromGuest::Pong => self.forget_pings(),
@@ -197,6 +238,27 @@ impl Agent {
     }
 }
 
+impl Agent {
+    /// Runs a program to its end, without input and output.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be run, or fails.
+    pub fn run(self: &Arc<Self>, args: &[&str]) -> anyhow::Result<()> {
+        let args = args.iter().map(|&word| word.to_owned()).collect();
+        let exec = Exec { program: Program::Named, args, env: Vec::new(), stdin: false };
+        let (_handle, mut messages) = self.exec(exec, None)?.split();
+        loop {
+            match messages.next() {
+                Some(FromProgram::Ended(Status::Code(0))) => return Ok(()),
+                Some(FromProgram::Ended(status)) => bail!("a program failed: {status:?}"),
+                Some(_) => {}
+                None => bail!("the node has stopped"),
+            }
+        }
+    }
+}
+
 impl Link {
     fn out(&self) -> anyhow::Result<&Outlet> {
         self.out.as_ref().context("the node has stopped")
@@ -206,23 +268,38 @@ impl Link {
         self.out()?.send(encode(message)?)
     }
 
-    /// Handles the answer to a greeting; returns whether the node is ready again.
+    /// Handles the answer to a greeting; returns whether the guest can be used.
     fn welcome(&mut self, version: u16, session: u64, name: &str) -> bool {
         if session != self.session || self.ready {
             return false;
         }
+        if version != VERSION && self.is_seldom() {
+            log::warn!(
+                "{name}: its agent speaks version {version}, this command version {VERSION}; \
+                 build the image anew with `tofu image build`"
+            );
+        }
+        version == VERSION
+    }
+
+    /// Tells a clone which node it is.
+    fn identify(&self, identity: Identity, name: &str) {
+        if let Err(error) = self.send(&ToGuest::Identify(identity)) {
+            log::debug!("{name}: agent: {error:#}");
+        }
+    }
+
+    /// Notes that programs can run; returns whether that is to be reported.
+    fn begin(&mut self) -> bool {
+        let was_ready = std::mem::replace(&mut self.ready, true);
+        !was_ready && self.is_seldom()
+    }
+
+    /// Returns whether the last time at which a guest has answered is long enough ago to report
+    /// another one.
+    fn is_seldom(&mut self) -> bool {
         let often = self.since.is_some_and(|since| since.elapsed() < READY_AGAIN);
         self.since = Some(Instant::now());
-        if version != VERSION {
-            if !often {
-                log::warn!(
-                    "{name}: its agent speaks version {version}, this command version {VERSION}; \
-                     build the image anew with `tofu image build`"
-                );
-            }
-            return false;
-        }
-        self.ready = true;
         !often
     }
 
@@ -451,7 +528,7 @@ mod tests {
             let (ours, theirs) = UnixStream::pair().unwrap();
             let agent: Arc<Agent> = Arc::default();
             let followed = Arc::clone(&agent);
-            let follows = thread::spawn(move || followed.follow(ours, "test", || {}));
+            let follows = thread::spawn(move || followed.follow(ours, "test", None, || {}));
             let this = Self { agent, stream: theirs, follows: Some(follows) };
             let mut reader = FrameReader::new(&this.stream);
             let Ok(Some(ToGuest::Hello { session, .. })) = reader.receive() else { panic!() };

@@ -66,6 +66,11 @@ impl Console {
         Self { inner: Mutex::new(Inner { tail, viewers, input: None, log }) }
     }
 
+    /// Returns the path of its log.
+    pub fn log(&self) -> PathBuf {
+        self.lock().log.path.clone()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         lock(&self.inner)
     }

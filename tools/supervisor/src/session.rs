@@ -24,8 +24,8 @@ use crate::server::{self, Metrics};
 pub enum Rights<'a> {
     /// To run small guests.
     Guests,
-    /// To start programs, such as QEMU, and to write in this folder besides its own.
-    Programs(Option<&'a Path>),
+    /// To start programs, such as QEMU, and to write in these folders besides its own.
+    Programs(&'a [&'a Path]),
 }
 
 /// A machine's name with what belongs to it: the run directory, the janitor for it, the control
@@ -71,8 +71,9 @@ impl Session {
         let captures = plan.captures.iter().map(ToFile::create).collect::<Result<_, _>>()?;
         let confinement = match rights {
             Rights::Guests => Confinement::of_guests(&[dir.base()], !plan.sandbox)?,
-            Rights::Programs(folder) => {
-                let folders: Vec<&Path> = [dir.base()].into_iter().chain(folder).collect();
+            Rights::Programs(folders) => {
+                let own = [dir.base()].into_iter();
+                let folders: Vec<&Path> = own.chain(folders.iter().copied()).collect();
                 Confinement::of_programs(&folders, !plan.sandbox)?
             }
         };

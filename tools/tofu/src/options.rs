@@ -242,6 +242,14 @@ pub(crate) struct LinuxArgs {
     #[arg(long, value_name = "TIME", default_value = "60s")]
     pub(crate) boot_timeout: Timeout,
 
+    /// Boot each node from its kernel, instead of cloning a node that has booted
+    ///
+    /// The node to clone is booted at the first use of an image with these options, and kept in the
+    /// cache. Nodes of other processors than the host's, with --net or with --boot tofu, and those
+    /// that the host's hardware runs, always boot.
+    #[arg(long)]
+    pub(crate) cold: bool,
+
     /// Name of the machine [default: tofu, tofu-2, ...]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<MachineName>,
@@ -372,6 +380,7 @@ impl MachineArgs {
             initrd: linux.initrd.clone(),
             net: Some(linux.net).filter(|net| *net != Net::None),
             boot_timeout: Some(linux.boot_timeout),
+            cold: linux.cold.then_some(true),
             name: linux.name.clone(),
             no_sandbox: sandbox.off.then_some(true),
             ..MachineSpec::default()

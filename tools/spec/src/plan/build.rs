@@ -91,6 +91,7 @@ impl Plan {
                 cpu: spec.cpu.unwrap_or_default(),
                 net: spec.net.unwrap_or_default(),
                 boot_timeout: spec.boot_timeout.unwrap_or_default(),
+                cold: spec.cold.unwrap_or(false),
             },
             captures: captures(spec, &shape)?,
             nodes,

@@ -1,7 +1,7 @@
 //! `tofu serve`: the devices of a machine, for virtual machine monitors that are not ours.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Parser;
@@ -126,8 +126,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let (plan, own_folder) = (args.plan()?, args.folder()?);
     let (sender, events) = event::events();
     let _signals = sender.forward_signals()?;
-    let rights = Rights::Programs(own_folder.as_deref());
-    let mut session = Session::start(&plan, rights, sender.clone(), None)?;
+    let folders: Vec<&Path> = own_folder.as_deref().into_iter().collect();
+    let mut session = Session::start(&plan, Rights::Programs(&folders), sender.clone(), None)?;
     let backend = session.machines(None);
     let mut running = backend.start(&plan, sender)?;
     let machine = running.machine().context("no machine")?;

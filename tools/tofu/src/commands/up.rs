@@ -14,6 +14,7 @@ use std::time::Instant;
 use anyhow::{anyhow, bail};
 use clap::{Args, Parser};
 use tofu_linux_nodes::host::LinuxHost;
+use tofu_linux_nodes::runtimes::Runtimes;
 use tofu_spec::plan::Plan;
 use tofu_spec::units::{PartOf, Timeout};
 use tofu_supervisor::event;
@@ -164,7 +165,8 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
         }
         None => (None, meet(&mut plan)?),
     };
-    let rights = if signals.is_some() { Rights::Programs(None) } else { Rights::Guests };
+    let folders = runtimes.as_ref().map(Runtimes::writes);
+    let rights = folders.as_deref().map_or(Rights::Guests, Rights::Programs);
     let mut session = Session::start(&plan, rights, sender.clone(), others)?;
     // Small guests run in this process, whose threads must all come after the sandbox. Until then
     // a signal just ends the process, and the janitor tidies up.

@@ -1,0 +1,199 @@
+//! Templates of nodes: made from a node that boots without a device and without a name.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, bail};
+use rustix::rand::{GetRandomFlags, getrandom};
+use tofu_agent::wire::Identity;
+use tofu_image::{Cache, Phase, Progress, Qemu, Template, TemplateKey};
+use tofu_sandbox::Role;
+use tofu_supervisor::agent::Agent;
+use tofu_supervisor::console::Console;
+use tofu_sync::lock;
+
+use crate::monitor::{Killer, Monitor, MonitorKind, Running};
+use crate::qemu::{self, Boot};
+use crate::setup::VmSetup;
+
+/// The word by which our init knows that its node is going to be cloned.
+pub(crate) const WORD: &str = "tofu.template";
+/// Frees memory that the kernel can read again, and fills what is free with zeros, which a template
+/// does not keep. The most recently used of it is taken first, so that not all has to be.
+const PREPARE: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; \
+                       dd if=/dev/zero of=/dev/shm/zeros bs=1M count=256 2>/dev/null; \
+                       rm -f /dev/shm/zeros";
+/// The interval at which a booting template is checked.
+const OFTEN: Duration = Duration::from_millis(20);
+
+/// The templates of a machine's nodes, made when the first node needs them.
+pub(crate) struct Templates {
+    cache: Cache,
+    /// Those that are known; `None` for one that cannot be made.
+    known: Mutex<BTreeMap<String, Option<Template>>>,
+}
+
+/// The node that makes a template.
+pub(crate) struct Maker<'a> {
+    /// The monitor of its virtual machines.
+    pub(crate) kind: &'a MonitorKind,
+    /// What it would boot as a template.
+    pub(crate) setup: VmSetup,
+    /// The log of the template's console.
+    pub(crate) log: PathBuf,
+    /// The time limit.
+    pub(crate) limit: Duration,
+    /// True if the node is to stop.
+    pub(crate) is_stopped: &'a dyn Fn() -> bool,
+    /// Notes what ends the virtual machine that runs for it.
+    pub(crate) started: &'a dyn Fn(Option<Killer>),
+}
+
+impl Templates {
+    pub(crate) fn new(cache: Cache) -> Self {
+        Self { cache, known: Mutex::default() }
+    }
+
+    /// Returns the template of which a node can be a clone, which is made if there is none; `None`
+    /// if that is not possible, which is logged once.
+    pub(crate) fn get(&self, qemu: &Qemu, maker: &Maker<'_>) -> Option<Template> {
+        // Other nodes wait meanwhile.
+        let mut known = lock(&self.known);
+        let key = qemu::template_key(qemu, &maker.setup)
+            .map_err(|error| log::warn!("no clones, nodes boot: {error:#}"))
+            .ok()?;
+        if let Some(template) = known.get(key.as_str()) {
+            return template.clone();
+        }
+        let template = match self.find_or_make(&key, maker) {
+            Ok(template) => Some(template),
+            Err(_) if (maker.is_stopped)() => return None,
+            Err(error) => {
+                log::warn!("no clones, nodes boot: {error:#}");
+                None
+            }
+        };
+        known.insert(key.as_str().to_owned(), template.clone());
+        template
+    }
+
+    fn find_or_make(&self, key: &TemplateKey, maker: &Maker<'_>) -> anyhow::Result<Template> {
+        let find = || -> anyhow::Result<_> {
+            Ok(self
+                .cache
+                .template(key)
+                .map_err(whole)?
+                .filter(|template| has_clock(template.clock)))
+        };
+        if let Some(template) = find()? {
+            return Ok(template);
+        }
+        let _lock = self.cache.lock_templates(&Waiting(maker.is_stopped)).map_err(whole)?;
+        if let Some(template) = find()? {
+            return Ok(template);
+        }
+        log::info!("making a template of node {}", maker.setup.name);
+        let begin = Instant::now();
+        let template = maker.make(&self.cache, key)?;
+        log::info!("made a template in {:.1} s", begin.elapsed().as_secs_f64());
+        Ok(template)
+    }
+}
+
+/// An error of the cache, whose text has its cause already.
+fn whole(error: tofu_image::Error) -> anyhow::Error {
+    anyhow::Error::msg(error.to_string())
+}
+
+/// Returns true if the host's time stamp counter has this frequency in kHz, but for what was
+/// measured wrong.
+fn has_clock(khz: u32) -> bool {
+    tofu_vmm::host_tsc_khz().unwrap_or(0).abs_diff(khz) <= khz / 1000
+}
+
+impl Maker<'_> {
+    fn make(&self, cache: &Cache, key: &TemplateKey) -> anyhow::Result<Template> {
+        let Running { monitor, ends, memory } = self.kind.start(&self.setup, Boot::Template)?;
+        let [console, agent] = ends;
+        let memory = memory.context("its monitor does not share memory")?;
+        (self.started)(Some(monitor.killer()));
+        let saved = thread::scope(|scope| {
+            let Self { setup, .. } = self;
+            let first = setup.confinement.hook(Role::Reader);
+            let of_agent = Arc::clone(&first);
+            let (shown, programs) = (Arc::new(Console::new(self.log.clone())), Arc::default());
+            let (follower, followed) = (Arc::clone(&shown), Arc::<Agent>::clone(&programs));
+            scope.spawn(move || {
+                first();
+                follower.follow(console);
+            });
+            // For a single message.
+            let (sender, ready) = mpsc::sync_channel(1);
+            scope.spawn(move || {
+                of_agent();
+                followed.follow(agent, &setup.name, None, || {
+                    let _ = sender.try_send(());
+                });
+            });
+            let saved = self.wait(&monitor, &ready).and_then(|()| {
+                programs.run(&["sh", "-c", PREPARE]).context("preparing it")?;
+                qemu::save(&self.setup)
+            });
+            let saved = saved.map_err(|error| match shown.last_lines(1).pop() {
+                Some(line) => error.context(format!("the last line of its console: {line}")),
+                None => error,
+            });
+            (self.started)(None);
+            monitor.finish();
+            saved
+        });
+        let khz = tofu_vmm::host_tsc_khz().unwrap_or(0);
+        cache.save_template(key, (&memory, &saved?), khz).map_err(whole)
+    }
+
+    /// Waits until the guest is ready.
+    fn wait(&self, monitor: &Monitor, ready: &mpsc::Receiver<()>) -> anyhow::Result<()> {
+        let deadline = Instant::now() + self.limit;
+        while ready.try_recv().is_err() {
+            if monitor.wait(OFTEN)? {
+                bail!("the virtual machine of a template has ended");
+            }
+            if Instant::now() > deadline {
+                bail!("a template did not come up within {} s", self.limit.as_secs_f64());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Waits for another process that makes a template, until the node is to stop.
+struct Waiting<'a>(&'a dyn Fn() -> bool);
+
+impl Progress for Waiting<'_> {
+    fn update(&self, _: Phase, _: u64, _: u64) {}
+
+    fn note(&self, text: &str) {
+        log::info!("{text}");
+    }
+
+    fn cancelled(&self) -> bool {
+        (self.0)()
+    }
+}
+
+/// The identity of a clone that is to be this node.
+pub(crate) fn identity(setup: &VmSetup) -> Identity {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut seed = [0; 32];
+    // It only adds to what the guest has from its virtio device.
+    let _ = getrandom(&mut seed, GetRandomFlags::empty());
+    Identity {
+        host: setup.name.clone(),
+        command_line: qemu::with_clock(setup.command_line.clone(), tofu_vmm::host_tsc_khz()),
+        time_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
+        seed,
+    }
+}
