@@ -1,6 +1,7 @@
 //! A running virtual machine, under either of the monitors.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader, Read};
 use std::net::Shutdown;
@@ -18,11 +19,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use tofu_image::Qemu;
 use tofu_sandbox::Role;
+use tofu_supervisor::console::Console;
 use tofu_vmm::{Outcome, Vm};
 
 use crate::own::{self, Own};
 use crate::qemu::{self, Boot};
 use crate::setup::VmSetup;
+
+/// Lines of the console that an error shows.
+const LAST_LINES: usize = 8;
 
 /// The monitor of a node's virtual machines.
 pub(crate) enum MonitorKind {
@@ -84,6 +89,41 @@ impl MonitorKind {
         }
     }
 }
+
+/// The end of a virtual machine that was waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// It has ended.
+    Exit,
+    /// Its guest has not become ready in time.
+    Timeout,
+}
+
+/// The reason why a guest has not become ready, in one line.
+#[derive(Debug)]
+pub(crate) struct NotReady(String);
+
+impl NotReady {
+    /// Of a virtual machine that has ended as `words` say, or has missed its time `limit`.
+    pub(crate) fn new(end: &End, words: &str, limit: Duration, console: &Console) -> Self {
+        let what = match end {
+            End::Timeout => format!("did not come up within {} s", limit.as_secs_f64()),
+            End::Exit => words.to_owned(),
+        };
+        Self(match console.last_lines(LAST_LINES) {
+            lines if lines.is_empty() => format!("{what}; its console is empty"),
+            lines => format!("{what}; the last lines of its console: {}", lines.join(" | ")),
+        })
+    }
+}
+
+impl fmt::Display for NotReady {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NotReady {}
 
 /// A virtual machine that was started.
 pub(crate) struct Running {

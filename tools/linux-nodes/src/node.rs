@@ -16,7 +16,7 @@ use tofu_supervisor::event::{Event, EventSender};
 use tofu_supervisor::node::{AgentNode, NodeStatus};
 use tofu_sync::{lock, wait};
 
-use crate::monitor::{Killer, Monitor, MonitorKind, Running};
+use crate::monitor::{End, Killer, Monitor, MonitorKind, NotReady, Running};
 use crate::qemu::{self, Boot};
 use crate::setup::VmSetup;
 use crate::template::{self, Maker, Templates};
@@ -24,8 +24,6 @@ use crate::template::{self, Maker, Templates};
 /// The least number of nodes that start at the same time. More than there are cores would only slow
 /// each other down.
 const LEAST_STARTS: usize = 2;
-/// Lines of the console that an error shows.
-const LAST_LINES: usize = 8;
 /// The interval at which a booting node is checked.
 const OFTEN: Duration = Duration::from_millis(20);
 /// The interval at which a ready node is checked. Its end is noticed without that.
@@ -271,13 +269,11 @@ impl LinuxNode {
                 self.boot_instead(&words);
             }
             Ok(match end? {
-                End::Timeout => format!(
-                    "did not come up within {} s{}",
-                    self.common.boot_timeout.as_secs_f64(),
-                    self.last_lines()
-                ),
                 End::Exit if was_ready => words,
-                End::Exit => format!("{words}{}", self.last_lines()),
+                end => {
+                    let limit = self.common.boot_timeout;
+                    NotReady::new(&end, &words, limit, &self.console).to_string()
+                }
             })
         });
         self.kind.clean_up();
@@ -287,7 +283,7 @@ impl LinuxNode {
     /// Starts a virtual machine, as a clone if it can be one. Returns it, and whether it is one;
     /// `None` if the node is to stop.
     fn start(&self) -> anyhow::Result<Option<(Running, bool)>> {
-        let template = self.template();
+        let template = self.template()?;
         {
             let mut state = self.state();
             if state.stop || !state.start {
@@ -344,12 +340,10 @@ impl LinuxNode {
     }
 
     /// Returns the template of which this node can be a clone. It is made if necessary.
-    fn template(&self) -> Option<Template> {
-        let MonitorKind::Qemu { qemu, .. } = &self.kind else { return None };
-        if self.state().cold {
-            return None;
-        }
-        let command_line = self.setup.template.clone()?;
+    fn template(&self) -> Result<Option<Template>, NotReady> {
+        let MonitorKind::Qemu { qemu, .. } = &self.kind else { return Ok(None) };
+        let template = self.setup.template.clone().filter(|_| !self.state().cold);
+        let Some(command_line) = template else { return Ok(None) };
         let setup = VmSetup {
             name: "template".into(),
             command_line,
@@ -376,13 +370,6 @@ impl LinuxNode {
             started: &started,
         };
         self.common.templates.get(qemu, &maker)
-    }
-
-    fn last_lines(&self) -> String {
-        match self.console.last_lines(LAST_LINES) {
-            lines if lines.is_empty() => "; its console is empty".into(),
-            lines => format!("; the last lines of its console: {}", lines.join(" | ")),
-        }
     }
 
     /// Waits for a virtual machine to end, or to miss its time limit to get ready. Gives `turn`
@@ -505,11 +492,6 @@ impl AgentNode for LinuxNode {
         drop(state);
         self.wake();
     }
-}
-
-enum End {
-    Exit,
-    Timeout,
 }
 
 /// The right to start a virtual machine.

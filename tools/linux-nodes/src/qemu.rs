@@ -296,8 +296,9 @@ fn arguments(
         add(&["-netdev", &backend]);
         add(&["-device", &format!("virtio-net-pci,netdev=lan,mac={mac},romfile=")]);
     }
-    // A clone's device is plugged in. For the same addresses, all have it behind the port.
-    let port = (arch == Arch::X86_64).then_some(PORT);
+    // A clone's device is plugged in. For the same addresses, all have it behind the port, except
+    // where the firmware looks for it, which knows no other bus than the root.
+    let port = (arch == Arch::X86_64 && setup.firmware.is_none()).then_some(PORT);
     if port.is_some() {
         add(&["-device", ROOT_PORT, "-device", "vmgenid,guid=auto"]);
     }

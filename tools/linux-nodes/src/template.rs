@@ -1,12 +1,13 @@
 //! Templates of nodes: made from a node that boots without a device and without a name.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use rustix::rand::{GetRandomFlags, getrandom};
 use tofu_agent::wire::Identity;
 use tofu_image::{Cache, Phase, Progress, Qemu, Template, TemplateKey};
@@ -15,7 +16,7 @@ use tofu_supervisor::agent::Agent;
 use tofu_supervisor::console::Console;
 use tofu_sync::lock;
 
-use crate::monitor::{Killer, Monitor, MonitorKind, Running};
+use crate::monitor::{End, Killer, Monitor, MonitorKind, NotReady, Running};
 use crate::qemu::{self, Boot};
 use crate::setup::VmSetup;
 
@@ -59,25 +60,34 @@ impl Templates {
 
     /// Returns the template of which a node can be a clone, which is made if there is none; `None`
     /// if that is not possible, which is logged once.
-    pub(crate) fn get(&self, qemu: &Qemu, maker: &Maker<'_>) -> Option<Template> {
+    ///
+    /// # Errors
+    ///
+    /// [`NotReady`] if the guest does not boot: the node would not, either.
+    pub(crate) fn get(&self, qemu: &Qemu, maker: &Maker<'_>) -> Result<Option<Template>, NotReady> {
         // Other nodes wait meanwhile.
         let mut known = lock(&self.known);
-        let key = qemu::template_key(qemu, &maker.setup)
-            .map_err(|error| log::warn!("no clones, nodes boot: {error:#}"))
-            .ok()?;
+        let key = match qemu::template_key(qemu, &maker.setup) {
+            Ok(key) => key,
+            Err(error) => {
+                log::warn!("no clones, nodes boot: {error:#}");
+                return Ok(None);
+            }
+        };
         if let Some(template) = known.get(key.as_str()) {
-            return template.clone();
+            return Ok(template.clone());
         }
         let template = match self.find_or_make(&key, maker) {
             Ok(template) => Some(template),
-            Err(_) if (maker.is_stopped)() => return None,
+            Err(_) if (maker.is_stopped)() => return Ok(None),
             Err(error) => {
+                let error = error.downcast::<NotReady>().map_or_else(Ok, Err)?;
                 log::warn!("no clones, nodes boot: {error:#}");
                 None
             }
         };
         known.insert(key.as_str().to_owned(), template.clone());
-        template
+        Ok(template)
     }
 
     fn find_or_make(&self, key: &TemplateKey, maker: &Maker<'_>) -> anyhow::Result<Template> {
@@ -138,34 +148,40 @@ impl Maker<'_> {
                     let _ = sender.try_send(());
                 });
             });
-            let saved = self.wait(&monitor, &ready).and_then(|()| {
-                programs.run(&["sh", "-c", PREPARE]).context("preparing it")?;
-                qemu::save(&self.setup)
-            });
-            let saved = saved.map_err(|error| match shown.last_lines(1).pop() {
-                Some(line) => error.context(format!("the last line of its console: {line}")),
-                None => error,
-            });
+            let end = self.wait(&monitor, &ready);
+            let saved = match end {
+                Ok(None) => programs
+                    .run(&["sh", "-c", PREPARE])
+                    .context("preparing a template")
+                    .and_then(|()| qemu::save(&self.setup)),
+                _ => Err(anyhow::anyhow!("no template")),
+            };
             (self.started)(None);
-            monitor.finish();
+            let words = monitor.finish();
+            let saved = match end? {
+                None => saved,
+                Some(end) => Err(NotReady::new(&end, &words, self.limit, &shown).into()),
+            };
+            // It may not exist yet.
+            let _ = fs::remove_file(&self.setup.qmp);
             saved
         });
         let khz = tofu_vmm::host_tsc_khz().unwrap_or(0);
         cache.save_template(key, (&memory, &saved?), khz).map_err(whole)
     }
 
-    /// Waits until the guest is ready.
-    fn wait(&self, monitor: &Monitor, ready: &mpsc::Receiver<()>) -> anyhow::Result<()> {
+    /// Waits until the guest is ready, or has ended, or its time is over.
+    fn wait(&self, monitor: &Monitor, ready: &mpsc::Receiver<()>) -> anyhow::Result<Option<End>> {
         let deadline = Instant::now() + self.limit;
         while ready.try_recv().is_err() {
             if monitor.wait(OFTEN)? {
-                bail!("the virtual machine of a template has ended");
+                return Ok(Some(End::Exit));
             }
             if Instant::now() > deadline {
-                bail!("a template did not come up within {} s", self.limit.as_secs_f64());
+                return Ok(Some(End::Timeout));
             }
         }
-        Ok(())
+        Ok(None)
     }
 }
 
