@@ -71,6 +71,8 @@ fn machine(arch: Arch, shape: &str) -> anyhow::Result<MachineSpec> {
         linux: Some(true),
         arch: Some(arch),
         driver: Some(Driver::Vfio),
+        // Those with Fugaku's processor cannot be clones.
+        cold: Some(true),
         boot_timeout: Some(Timeout(ALL_READY)),
         ..empty(shape)?
     })

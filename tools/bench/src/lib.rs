@@ -6,6 +6,7 @@
 mod arm64;
 mod barrier;
 mod baseline;
+mod clones;
 mod driver;
 mod figures;
 mod ip;
@@ -61,6 +62,8 @@ struct Report {
     guests: Vec<Latency>,
     machines: Vec<MachineRun>,
     barriers: Option<barrier::Barriers>,
+    /// Linux nodes that are clones, compared with nodes that boot.
+    clones: Option<clones::Clones>,
     linux: Option<linux::Linux>,
     /// Nodes with Fugaku's processor compared with x86 ones.
     arm64: Option<Vec<arm64::Beside>>,
@@ -280,6 +283,11 @@ pub fn run(args: &Options) -> anyhow::Result<u8> {
     }
     if wanted(BenchPart::Boot) {
         report.measure_machines(args.quick, &mut say)?;
+    }
+    if wanted(BenchPart::Clones) {
+        say(&"\nLinux nodes until they are ready: clones, against nodes that boot")?;
+        let measured = clones::measure(args.quick, &mut say);
+        report.clones = report.unless_skipped(args, "clones", measured, &mut say)?;
     }
     if wanted(BenchPart::Linux) {
         say(&"\nFrom Linux to Linux, against an Ethernet and soft RoCE between the same guests")?;

@@ -216,7 +216,7 @@ pub(crate) fn load_since(before: Option<f64>, say: &mut Say<'_>) -> io::Result<O
 
 /// Returns the processor time of this process and its children in seconds. These are the machine
 /// and the monitors of its nodes.
-fn processor_s() -> Option<f64> {
+pub(crate) fn processor_s() -> Option<f64> {
     let me = std::process::id();
     let ticks = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| {
         let pid: u32 = entry.file_name().to_str()?.parse().ok()?;

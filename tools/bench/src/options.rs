@@ -32,6 +32,8 @@ choices! {
     Barrier = "barrier",
     /// Machines of 1 to 192 nodes from start to end, and their memory
     Boot = "boot",
+    /// Linux nodes until they are ready: clones, against nodes that boot
+    Clones = "clones",
     /// Two Linux nodes, against an Ethernet and soft RoCE between the same guests
     Linux = "linux",
     /// Linux nodes with Fugaku's processor, against x86 ones: until they are ready, and Puts
